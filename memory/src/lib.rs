@@ -1,0 +1,1 @@
+//! Pinned memory pool: arenas, size classes, PinnedBuf, Bytes out.

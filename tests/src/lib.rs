@@ -1,0 +1,1 @@
+//! Conformance, interop, fault and guest tests.

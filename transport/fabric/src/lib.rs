@@ -1,0 +1,1 @@
+//! The Fabric boundary, shaped like verbs, and its providers: verbs and sim.
