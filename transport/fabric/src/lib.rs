@@ -1,1 +1,57 @@
-//! The Fabric boundary, shaped like verbs, and its providers: verbs and sim.
+//! The fabric boundary of tonic-rdma: the verbs model in safe Rust, and its providers.
+//!
+//! A [`Fabric`] is one device that can carry connections. It registers memory (through a
+//! [`Registrar`](tonic_rdma_memory::Registrar) that a [`Pool`](tonic_rdma_memory::Pool) is built on), it
+//! [listens](Fabric::listen) and [connects](Fabric::connect), and what comes out is a [`Link`]: a connected, reliable
+//! queue pair with its completion queue, its connection-manager id and its control block.
+//!
+//! # Map
+//!
+//! | module | what |
+//! |---|---|
+//! | [`link`] | the [`Link`] trait, [`Work`], [`Completion`], [`LinkConfig`], [`Caps`], [`PeerInfo`] |
+//! | [`error`] | [`FabricError`], [`ConnectError`], [`LinkError`]: whose fault, which verb, what to do |
+//! | [`device`] | [`DeviceInfo`]: what a device says about itself |
+//! | [`any`] | [`Fabric`], [`Listener`], [`Incoming`], [`AnyLink`]: one type over all providers |
+//! | [`sim`] | an in-process network with a seed and faults, for tests without hardware |
+//! | `verbs` | rdma-core, loaded at run time: InfiniBand, RoCE and iWARP (Linux, feature `verbs`) |
+//!
+//! # The control block
+//!
+//! Every link owns one block of registered memory, taken from the pool with
+//! [`Pool::control`](tonic_rdma_memory::Pool::control) when the link is made and returned when it is dropped:
+//!
+//! ```text
+//! | RECV ring: recv_slots x slot_size | SEND slots: send_slots x slot_size | staging: staging bytes |
+//!                                     |<------------------- block_mut() ------------------------->|
+//! ```
+//!
+//! The RECV ring belongs to the device; a slot is read with [`Link::recv_slot`] between its
+//! [`Completion::Received`] and [`Link::repost`]. The rest is the driver's: it writes through
+//! [`Link::block_mut`] and names offsets into that part in [`Work`]. A range named by work that was queued must not be
+//! written again before a [`Completion::Sent`] covers that work. Breaking this sends the wrong bytes; it is not
+//! undefined behaviour.
+//!
+//! # Order
+//!
+//! Work completes in the order in which it was queued, so `Sent { id }` stands for that id and every earlier one. The
+//! peer sees WRITEs and SENDs in the same order: when it has received a SEND, the bytes of every WRITE before it have
+//! landed (R4).
+//!
+//! # Runtime
+//!
+//! The verbs provider registers file descriptors with tokio and bounds waits with tokio's timer, so everything here is
+//! called from within a tokio runtime with both drivers enabled. No threads are started.
+
+pub mod any;
+pub mod device;
+pub mod error;
+pub mod link;
+pub mod sim;
+#[cfg(all(target_os = "linux", feature = "verbs"))]
+pub mod verbs;
+
+pub use any::{AnyLink, Connected, Fabric, Incoming, Listener};
+pub use device::{DeviceInfo, LinkLayer, PortInfo, PortState, Transport};
+pub use error::{ConnectError, ConnectStep, FabricError, LinkError, Verb};
+pub use link::{Caps, Completion, Link, LinkConfig, MAX_PRIVATE_DATA, PeerInfo, Work, WriteSource};

@@ -1,0 +1,333 @@
+//! One type over all providers.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tonic_rdma_memory::{Pool, Registrar};
+
+use crate::device::DeviceInfo;
+use crate::error::{ConnectError, FabricError, LinkError};
+use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Work};
+use crate::sim::{SimDevice, SimIncoming, SimLink, SimListener};
+#[cfg(all(target_os = "linux", feature = "verbs"))]
+use crate::verbs::{VerbsDevice, VerbsIncoming, VerbsLink, VerbsListener};
+
+macro_rules! each {
+    ($enum:ident, $value:expr, $x:ident => $body:expr) => {
+        match $value {
+            #[cfg(all(target_os = "linux", feature = "verbs"))]
+            $enum::Verbs($x) => $body,
+            $enum::Sim($x) => $body,
+        }
+    };
+}
+
+/// One device that can carry connections. Cheap to clone; the device is closed with the last clone, link, listener and
+/// registration.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Fabric {
+    /// A device of rdma-core.
+    #[cfg(all(target_os = "linux", feature = "verbs"))]
+    Verbs(VerbsDevice),
+    /// A device of an in-process network.
+    Sim(SimDevice),
+}
+
+/// A connection that stands, with what the accepting side said.
+#[derive(Debug)]
+pub struct Connected {
+    /// The link. The connecting side sends first (R3).
+    pub link: AnyLink,
+    /// The private data of the accept. InfiniBand and RoCE pad it with zeros to a fixed length (196 bytes less header),
+    /// iWARP gives it as it was: a format in it needs a length of its own.
+    pub private_data: Vec<u8>,
+}
+
+impl Fabric {
+    /// All RDMA devices of this host, usable or not, in the order of their names.
+    ///
+    /// # Errors
+    /// [`FabricError::Platform`], [`FabricError::NoLibrary`], or the connection manager is missing. No device at all is
+    /// an empty list.
+    pub fn devices() -> Result<Vec<DeviceInfo>, FabricError> {
+        #[cfg(all(target_os = "linux", feature = "verbs"))]
+        return crate::verbs::devices();
+        #[cfg(not(all(target_os = "linux", feature = "verbs")))]
+        Err(FabricError::Platform)
+    }
+
+    /// This host's IP addresses that lie on RDMA devices, with the device's name; `only` narrows it to one device.
+    ///
+    /// # Errors
+    /// As [`devices`](Fabric::devices).
+    pub fn local_addresses(only: Option<&str>) -> Result<Vec<(IpAddr, String)>, FabricError> {
+        #[cfg(all(target_os = "linux", feature = "verbs"))]
+        return crate::verbs::local_addresses(only);
+        #[cfg(not(all(target_os = "linux", feature = "verbs")))]
+        {
+            let _ = only;
+            Err(FabricError::Platform)
+        }
+    }
+
+    /// Opens an RDMA device by name, or the first usable one. It must have an active port and an IP address, and it must
+    /// give a queue pair: one is created, and destroyed again, as proof. Opening a device twice gives the same one.
+    ///
+    /// # Errors
+    /// Each thing that may be missing has an error of its own.
+    pub fn open(name: Option<&str>) -> Result<Fabric, FabricError> {
+        #[cfg(all(target_os = "linux", feature = "verbs"))]
+        return VerbsDevice::open(name).map(Fabric::Verbs);
+        #[cfg(not(all(target_os = "linux", feature = "verbs")))]
+        {
+            let _ = name;
+            Err(FabricError::Platform)
+        }
+    }
+
+    /// Opens the RDMA device that a local IP address lies on, with the checks of [`open`](Fabric::open).
+    ///
+    /// # Errors
+    /// [`FabricError::NotOnRdma`], and those of [`open`](Fabric::open).
+    pub fn at(local: IpAddr) -> Result<Fabric, FabricError> {
+        #[cfg(all(target_os = "linux", feature = "verbs"))]
+        return VerbsDevice::at(local).map(Fabric::Verbs);
+        #[cfg(not(all(target_os = "linux", feature = "verbs")))]
+        {
+            let _ = local;
+            Err(FabricError::Platform)
+        }
+    }
+
+    /// Opens the RDMA device through which the route to a peer leaves, with the checks of [`open`](Fabric::open).
+    /// Nothing is sent to the peer but address resolution. Cancel safe.
+    ///
+    /// # Errors
+    /// [`ConnectError::NotOnRdma`] and [`ConnectError::NoRoute`]; [`ConnectError::OtherDevice`] when it is not `only`.
+    pub async fn toward(
+        peer: SocketAddr,
+        only: Option<&str>,
+        timeout: Duration,
+    ) -> Result<Fabric, ConnectError> {
+        #[cfg(all(target_os = "linux", feature = "verbs"))]
+        return VerbsDevice::toward(peer, only, timeout)
+            .await
+            .map(Fabric::Verbs);
+        #[cfg(not(all(target_os = "linux", feature = "verbs")))]
+        {
+            let _ = (peer, only, timeout);
+            Err(FabricError::Platform.into())
+        }
+    }
+
+    /// `"verbs"` or `"sim"`.
+    pub fn provider(&self) -> &'static str {
+        match self {
+            #[cfg(all(target_os = "linux", feature = "verbs"))]
+            Fabric::Verbs(_) => "verbs",
+            Fabric::Sim(_) => "sim",
+        }
+    }
+
+    /// The device's name.
+    pub fn name(&self) -> &str {
+        each!(Fabric, self, d => d.name())
+    }
+
+    /// What the device says about itself now.
+    pub fn info(&self) -> Result<DeviceInfo, FabricError> {
+        each!(Fabric, self, d => d.info())
+    }
+
+    /// This host's addresses that lie on the device: what a server offers, and what a listener may be bound to.
+    pub fn addresses(&self) -> Result<Vec<IpAddr>, FabricError> {
+        each!(Fabric, self, d => d.addresses())
+    }
+
+    /// Registers memory with this device. A pool built on it works with links of this device only.
+    pub fn registrar(&self) -> Arc<dyn Registrar> {
+        each!(Fabric, self, d => d.registrar())
+    }
+
+    /// Listens on an address of this device, or on all of them (`0.0.0.0`, `[::]`). Port 0 takes a free one;
+    /// [`Listener::local_addr`] tells. On iWARP the port is one of TCP's: it must not be in use by a TCP listener.
+    ///
+    /// # Errors
+    /// The address is in use, does not lie on the device, or the device failed.
+    pub fn listen(&self, addr: SocketAddr) -> Result<Listener, FabricError> {
+        match self {
+            #[cfg(all(target_os = "linux", feature = "verbs"))]
+            Fabric::Verbs(d) => d.listen(addr).map(Listener::Verbs),
+            Fabric::Sim(d) => d.listen(addr).map(Listener::Sim),
+        }
+    }
+
+    /// Connects to a listener. `pool` must be built on this device's [registrar](Fabric::registrar); the control block
+    /// comes out of its control budget. `private_data`: at most [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes.
+    ///
+    /// Cancel safe: dropping the future ends the attempt and frees everything. It ends by itself after `timeout`.
+    pub async fn connect(
+        &self,
+        addr: SocketAddr,
+        config: &LinkConfig,
+        pool: &Pool,
+        private_data: &[u8],
+        timeout: Duration,
+    ) -> Result<Connected, ConnectError> {
+        match self {
+            #[cfg(all(target_os = "linux", feature = "verbs"))]
+            Fabric::Verbs(d) => {
+                let (link, private_data) =
+                    d.connect(addr, config, pool, private_data, timeout).await?;
+                Ok(Connected {
+                    link: AnyLink::Verbs(link),
+                    private_data,
+                })
+            }
+            Fabric::Sim(d) => {
+                let (link, private_data) =
+                    d.connect(addr, config, pool, private_data, timeout).await?;
+                Ok(Connected {
+                    link: AnyLink::Sim(link),
+                    private_data,
+                })
+            }
+        }
+    }
+}
+
+/// Takes connect requests. Dropping it stops listening; requests not yet taken are rejected.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Listener {
+    /// Of rdma-core.
+    #[cfg(all(target_os = "linux", feature = "verbs"))]
+    Verbs(VerbsListener),
+    /// In process.
+    Sim(SimListener),
+}
+
+impl Listener {
+    /// The address, with the port that was taken.
+    pub fn local_addr(&self) -> SocketAddr {
+        each!(Listener, self, l => l.local_addr())
+    }
+
+    /// Waits for the next connect request. Cancel safe: a request is not lost.
+    ///
+    /// # Errors
+    /// The listener is dead (its device was removed, say). A peer cannot cause that.
+    pub async fn accept(&mut self) -> Result<Incoming, FabricError> {
+        match self {
+            #[cfg(all(target_os = "linux", feature = "verbs"))]
+            Listener::Verbs(l) => l.accept().await.map(Incoming::Verbs),
+            Listener::Sim(l) => l.accept().await.map(Incoming::Sim),
+        }
+    }
+}
+
+/// A connect request, to be accepted or rejected. Dropping it rejects it without private data.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Incoming {
+    /// Of rdma-core.
+    #[cfg(all(target_os = "linux", feature = "verbs"))]
+    Verbs(VerbsIncoming),
+    /// In process.
+    Sim(SimIncoming),
+}
+
+impl Incoming {
+    /// What the peer said: untrusted. InfiniBand and RoCE pad it with zeros to 56 bytes, iWARP does not.
+    pub fn private_data(&self) -> &[u8] {
+        each!(Incoming, self, i => i.private_data())
+    }
+
+    /// The peer's address. Its port means nothing on InfiniBand and RoCE.
+    pub fn peer_addr(&self) -> SocketAddr {
+        each!(Incoming, self, i => i.peer_addr())
+    }
+
+    /// This end's address.
+    pub fn local_addr(&self) -> SocketAddr {
+        each!(Incoming, self, i => i.local_addr())
+    }
+
+    /// Posts RECVs, accepts, and waits until the connection stands, for `timeout` at most. Cancel safe: dropping the
+    /// future ends the connection.
+    pub async fn accept(
+        self,
+        config: &LinkConfig,
+        pool: &Pool,
+        private_data: &[u8],
+        timeout: Duration,
+    ) -> Result<AnyLink, ConnectError> {
+        match self {
+            #[cfg(all(target_os = "linux", feature = "verbs"))]
+            Incoming::Verbs(i) => i
+                .accept(config, pool, private_data, timeout)
+                .await
+                .map(AnyLink::Verbs),
+            Incoming::Sim(i) => i
+                .accept(config, pool, private_data, timeout)
+                .await
+                .map(AnyLink::Sim),
+        }
+    }
+
+    /// Says no. Private data beyond [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) is cut off.
+    pub fn reject(self, private_data: &[u8]) {
+        each!(Incoming, self, i => i.reject(private_data))
+    }
+}
+
+/// A [`Link`] of any provider.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum AnyLink {
+    /// Of rdma-core.
+    #[cfg(all(target_os = "linux", feature = "verbs"))]
+    Verbs(VerbsLink),
+    /// In process.
+    Sim(SimLink),
+}
+
+impl Link for AnyLink {
+    fn caps(&self) -> &Caps {
+        each!(AnyLink, self, l => l.caps())
+    }
+    fn peer(&self) -> &PeerInfo {
+        each!(AnyLink, self, l => l.peer())
+    }
+    fn send_room(&self) -> usize {
+        each!(AnyLink, self, l => l.send_room())
+    }
+    fn block_mut(&mut self) -> &mut [u8] {
+        each!(AnyLink, self, l => l.block_mut())
+    }
+    fn queue(&mut self, id: u64, work: Work, signal: bool) -> Result<(), LinkError> {
+        each!(AnyLink, self, l => l.queue(id, work, signal))
+    }
+    fn ring(&mut self) -> Result<(), LinkError> {
+        each!(AnyLink, self, l => l.ring())
+    }
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        out: &mut Vec<Completion>,
+    ) -> Poll<Result<(), LinkError>> {
+        each!(AnyLink, self, l => l.poll(cx, out))
+    }
+    fn recv_slot(&self, slot: u32, len: u32) -> &[u8] {
+        each!(AnyLink, self, l => l.recv_slot(slot, len))
+    }
+    fn repost(&mut self, slot: u32) -> Result<(), LinkError> {
+        each!(AnyLink, self, l => l.repost(slot))
+    }
+    fn disconnect(&mut self) {
+        each!(AnyLink, self, l => l.disconnect())
+    }
+}

@@ -1,0 +1,120 @@
+//! What a device says about itself.
+
+use std::fmt;
+use std::net::IpAddr;
+
+/// The wire protocol of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Transport {
+    /// InfiniBand.
+    InfiniBand,
+    /// RDMA over Converged Ethernet, v1 or v2; also Soft-RoCE.
+    RoCE,
+    /// iWARP; also Soft-iWARP. Shares TCP's port space and has no immediate data.
+    IWarp,
+    /// The in-process provider.
+    Sim,
+    /// Something that rdma-core has no name for here.
+    Unknown,
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Transport::InfiniBand => "InfiniBand",
+            Transport::RoCE => "RoCE",
+            Transport::IWarp => "iWARP",
+            Transport::Sim => "sim",
+            Transport::Unknown => "unknown transport",
+        })
+    }
+}
+
+/// What carries a port's packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LinkLayer {
+    /// InfiniBand.
+    InfiniBand,
+    /// Ethernet.
+    Ethernet,
+    /// The device did not say (iWARP devices may not).
+    Unspecified,
+}
+
+/// A port's state. Only an active port carries connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum PortState {
+    /// No link.
+    Down,
+    /// Link up, not configured (InfiniBand: the subnet manager has not been here).
+    Init,
+    /// Configured, not yet active.
+    Armed,
+    /// Ready.
+    Active,
+    /// Ready, in an error-deferring state.
+    ActiveDefer,
+    /// Nothing known.
+    Unknown,
+}
+
+impl PortState {
+    /// True when the port can carry connections.
+    pub fn is_active(self) -> bool {
+        matches!(self, PortState::Active | PortState::ActiveDefer)
+    }
+}
+
+impl fmt::Display for PortState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            PortState::Down => "down",
+            PortState::Init => "init",
+            PortState::Armed => "armed",
+            PortState::Active => "active",
+            PortState::ActiveDefer => "active-defer",
+            PortState::Unknown => "unknown",
+        })
+    }
+}
+
+/// One port of a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PortInfo {
+    /// Number, from 1.
+    pub number: u8,
+    /// State.
+    pub state: PortState,
+    /// Link layer.
+    pub link_layer: LinkLayer,
+    /// Active path MTU in bytes, 0 if unknown.
+    pub mtu: u32,
+    /// Longest message in bytes.
+    pub max_msg: u32,
+    /// The GIDs in the port's table that are not zero, in the form of IPv6 addresses (a RoCE v2 GID of an IPv4 address
+    /// is that address, mapped).
+    pub gids: Vec<std::net::Ipv6Addr>,
+}
+
+/// One device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// Name, as `rdma link` shows it (`mlx5_0`, `rxe0`).
+    pub name: String,
+    /// Wire protocol.
+    pub transport: Transport,
+    /// Ports.
+    pub ports: Vec<PortInfo>,
+    /// This host's IP addresses that rdma_cm finds on the device. Without one it cannot be used here.
+    pub addresses: Vec<IpAddr>,
+}
+
+impl DeviceInfo {
+    /// True when a port is active and an address leads to the device.
+    pub fn is_usable(&self) -> bool {
+        !self.addresses.is_empty() && self.ports.iter().any(|p| p.state.is_active())
+    }
+}

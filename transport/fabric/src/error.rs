@@ -1,0 +1,324 @@
+//! Errors: whose fault, which verb, and what to do.
+//!
+//! - [`FabricError`]: a device cannot be used, or not for this. Nothing was connected.
+//! - [`ConnectError`]: one connection did not come about.
+//! - [`LinkError`]: a connection that stood is dead (or [misused](LinkError::Misuse)).
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tonic_rdma_memory::PoolError;
+
+use crate::device::PortState;
+use crate::link::PeerInfo;
+
+/// A call of the verbs or the connection manager, by the name that its manual page has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Verb {
+    /// SEND.
+    Send,
+    /// RDMA WRITE.
+    Write,
+    /// RECV.
+    Recv,
+    /// A SEND or a WRITE, it is not known which.
+    SendOrWrite,
+    /// Any other, by its C name.
+    Call(&'static str),
+}
+
+impl fmt::Display for Verb {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Verb::Send => "SEND",
+            Verb::Write => "RDMA WRITE",
+            Verb::Recv => "RECV",
+            Verb::SendOrWrite => "SEND or RDMA WRITE",
+            Verb::Call(name) => name,
+        })
+    }
+}
+
+/// A device cannot be used, or not for what was asked.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum FabricError {
+    /// RDMA exists on Linux only, and only with the feature `verbs`.
+    #[error(
+        "no RDMA on this platform: this build has no verbs provider (it needs Linux and the feature `verbs`)"
+    )]
+    Platform,
+    /// rdma-core is not installed.
+    #[error(
+        "{name} cannot be loaded: {dlerror}; install rdma-core (Debian: ibverbs-providers and librdmacm1)"
+    )]
+    NoLibrary {
+        /// The shared object that was looked for.
+        name: &'static str,
+        /// What the dynamic linker says.
+        dlerror: String,
+    },
+    /// There is no device at all.
+    #[error("no RDMA device on this host (`rdma link` would list it)")]
+    NoDevice,
+    /// The kernel has no RDMA connection manager for user space.
+    #[error(
+        "the connection manager cannot be used: {source}; /dev/infiniband/rdma_cm must exist (modprobe rdma_ucm) and be accessible"
+    )]
+    NoConnectionManager {
+        /// Why.
+        source: Arc<io::Error>,
+    },
+    /// No device by the wanted name.
+    #[error("no RDMA device is called {name:?}; this host has: {}", found.join(", "))]
+    NoSuchDevice {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        found: Vec<String>,
+    },
+    /// A device without an active port.
+    #[error(
+        "no port of RDMA device {device} is active (it is {state}): check cable, switch or `ip link`"
+    )]
+    NoActivePort {
+        /// Device.
+        device: String,
+        /// State of its first port.
+        state: PortState,
+    },
+    /// A device that no local IP address leads to.
+    #[error(
+        "no IP address of this host lies on RDMA device {device}: give its network interface an address"
+    )]
+    NoAddress {
+        /// Device.
+        device: String,
+    },
+    /// A local address that does not lie on an RDMA device.
+    #[error("address {addr} does not lie on an RDMA device")]
+    NotOnRdma {
+        /// The address.
+        addr: IpAddr,
+    },
+    /// A listed device that gives no queue pair.
+    #[error(
+        "RDMA device {device} refuses a queue pair ({verb}: {source}): it is listed but cannot be used by this process"
+    )]
+    QueuePairRefused {
+        /// Device.
+        device: String,
+        /// The call that failed.
+        verb: Verb,
+        /// Why.
+        source: Arc<io::Error>,
+    },
+    /// A call failed.
+    #[error("{verb} failed on {device}: {source}")]
+    Verb {
+        /// The call.
+        verb: Verb,
+        /// Device, or `"any device"`.
+        device: String,
+        /// Why.
+        source: Arc<io::Error>,
+    },
+    /// An address is in use by another listener.
+    #[error("RDMA address {addr} is in use")]
+    AddressInUse {
+        /// The address.
+        addr: SocketAddr,
+    },
+    /// The device was removed from the host.
+    #[error("RDMA device {device} was removed")]
+    DeviceRemoved {
+        /// Device.
+        device: String,
+    },
+}
+
+/// The step of a connection's making that was under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ConnectStep {
+    /// Address to device.
+    ResolveAddress,
+    /// Device to path.
+    ResolveRoute,
+    /// Connect request sent, no answer yet.
+    Connect,
+    /// Accepted, not yet established.
+    Accept,
+}
+
+impl fmt::Display for ConnectStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ConnectStep::ResolveAddress => "resolving the address",
+            ConnectStep::ResolveRoute => "resolving the route",
+            ConnectStep::Connect => "waiting for the answer to the connect request",
+            ConnectStep::Accept => "waiting for the accepted connection to stand",
+        })
+    }
+}
+
+/// A connection did not come about. Everything that was made for it has been freed.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// Time ran out. The address may not answer, or packets get lost.
+    #[error("RDMA connection to {addr} timed out after {} ms while {step}", after.as_millis())]
+    Timeout {
+        /// The peer.
+        addr: SocketAddr,
+        /// What was under way.
+        step: ConnectStep,
+        /// The limit.
+        after: Duration,
+    },
+    /// No route to the address, or it does not answer address resolution.
+    #[error("no RDMA route to {addr} ({step}: {source})")]
+    NoRoute {
+        /// The peer.
+        addr: SocketAddr,
+        /// What failed.
+        step: ConnectStep,
+        /// Why.
+        source: Arc<io::Error>,
+    },
+    /// The route to the address leaves through an interface without RDMA.
+    #[error("the route to {addr} does not leave through an RDMA device")]
+    NotOnRdma {
+        /// The peer.
+        addr: SocketAddr,
+    },
+    /// The route to the address leaves through another device than the one to be used.
+    #[error("the route to {addr} leaves through RDMA device {routed}, not {wanted}")]
+    OtherDevice {
+        /// The peer.
+        addr: SocketAddr,
+        /// The device to be used.
+        wanted: String,
+        /// The device of the route.
+        routed: String,
+    },
+    /// Nobody listens on the peer's port.
+    #[error("nobody listens for RDMA connections on {addr}")]
+    Refused {
+        /// The peer.
+        addr: SocketAddr,
+    },
+    /// The peer's program said no.
+    #[error("{addr} rejected the RDMA connection")]
+    Rejected {
+        /// The peer.
+        addr: SocketAddr,
+        /// What it said; the network may have padded it with zeros.
+        private_data: Vec<u8>,
+    },
+    /// The peer went away while the connection was being made.
+    #[error("the peer {addr} gave up the connection while {step}")]
+    PeerGone {
+        /// The peer.
+        addr: SocketAddr,
+        /// What was under way.
+        step: ConnectStep,
+    },
+    /// More than [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes of private data.
+    #[error("private data of {len} bytes: at most 56 fit into an RDMA connect request")]
+    PrivateDataTooLong {
+        /// Bytes that were given.
+        len: usize,
+    },
+    /// The link configuration makes no sense, or goes past the device.
+    #[error("link configuration: {0}")]
+    Config(String),
+    /// No memory for the control block.
+    #[error("no memory for the connection's control block: {0}")]
+    Memory(Arc<PoolError>),
+    /// The device failed.
+    #[error(transparent)]
+    Fabric(#[from] FabricError),
+}
+
+/// A link is dead, except for [`Misuse`](LinkError::Misuse).
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum LinkError {
+    /// A work request failed (R7).
+    #[error("{verb} to {peer} failed: {status} (status {code}, vendor error {vendor_err:#x})")]
+    Completion {
+        /// Which kind of work.
+        verb: Verb,
+        /// The completion status in words.
+        status: String,
+        /// The completion status, `enum ibv_wc_status`.
+        code: u32,
+        /// The vendor's own code.
+        vendor_err: u32,
+        /// The peer.
+        peer: Box<PeerInfo>,
+    },
+    /// The device refused a call.
+    #[error("{verb} failed on {}, connection to {peer}: {source}", peer.device)]
+    Device {
+        /// The call.
+        verb: Verb,
+        /// Why.
+        source: Arc<io::Error>,
+        /// The peer.
+        peer: Box<PeerInfo>,
+    },
+    /// The peer closed the connection, died, or its device ended it.
+    #[error("{peer} closed the RDMA connection")]
+    Disconnected {
+        /// The peer.
+        peer: Box<PeerInfo>,
+    },
+    /// This end called [`Link::disconnect`](crate::Link::disconnect).
+    #[error("the RDMA connection to {peer} was closed here")]
+    Closed {
+        /// The peer.
+        peer: Box<PeerInfo>,
+    },
+    /// The device was removed from the host.
+    #[error("RDMA device {} was removed, connection to {peer}", peer.device)]
+    DeviceRemoved {
+        /// The peer.
+        peer: Box<PeerInfo>,
+    },
+    /// The caller broke the rules of [`Link`](crate::Link). The link lives.
+    #[error("misuse of the link to {peer}: {what}")]
+    Misuse {
+        /// How.
+        what: String,
+        /// The peer.
+        peer: Box<PeerInfo>,
+    },
+}
+
+impl LinkError {
+    /// The two ends.
+    pub fn peer(&self) -> &PeerInfo {
+        match self {
+            LinkError::Completion { peer, .. }
+            | LinkError::Device { peer, .. }
+            | LinkError::Disconnected { peer }
+            | LinkError::Closed { peer }
+            | LinkError::DeviceRemoved { peer }
+            | LinkError::Misuse { peer, .. } => peer,
+        }
+    }
+
+    /// True when the connection ended without a fault being seen: closed by either end.
+    pub fn is_clean(&self) -> bool {
+        matches!(
+            self,
+            LinkError::Disconnected { .. } | LinkError::Closed { .. }
+        )
+    }
+}

@@ -1,0 +1,273 @@
+//! The connected queue pair: what a driver posts, what it gets back, and within which limits.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::task::{Context, Poll};
+
+use tonic_rdma_memory::{PinnedBuf, PinnedBytes};
+
+use crate::error::LinkError;
+
+/// The most private data, in bytes, that a connect request, an accept or a reject may carry.
+///
+/// 56 is what is left of InfiniBand's 92 bytes after the IP addressing header of rdma_cm; iWARP allows more.
+pub const MAX_PRIVATE_DATA: usize = 56;
+
+/// The size of a connection: its slots, its staging and its queues. Both ends choose their own, but a SEND must fit the
+/// peer's `slot_size`, and a peer may have no more SENDs under way than this end has `recv_slots` (R2).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LinkConfig {
+    /// RECVs posted from before the connection is made until it ends. At least 1. Default 64.
+    pub recv_slots: u32,
+    /// Bytes in one RECV slot, and in one SEND slot. A multiple of 64. Default 1024.
+    pub slot_size: u32,
+    /// SEND slots in the block. At least 1. Default 64.
+    pub send_slots: u32,
+    /// Bytes of staging behind the SEND slots. Default 256 KiB.
+    pub staging: usize,
+    /// Work requests that may be under way at once (SEND and WRITE together). At least 4. Devices may grant more.
+    /// Default 128.
+    pub send_queue: u32,
+    /// Longest payload, in bytes, that is asked to travel inside the work request itself. The device may grant less;
+    /// [`Caps::max_inline`] tells. Default 256.
+    pub inline: u32,
+}
+
+impl Default for LinkConfig {
+    fn default() -> Self {
+        LinkConfig {
+            recv_slots: 64,
+            slot_size: 1024,
+            send_slots: 64,
+            staging: 256 * 1024,
+            send_queue: 128,
+            inline: 256,
+        }
+    }
+}
+
+impl LinkConfig {
+    /// Bytes of the RECV ring.
+    pub fn recv_bytes(&self) -> usize {
+        self.recv_slots as usize * self.slot_size as usize
+    }
+
+    /// Bytes that [`Link::block_mut`] gives: SEND slots, then staging.
+    pub fn block_bytes(&self) -> usize {
+        self.send_slots as usize * self.slot_size as usize + self.staging
+    }
+
+    /// Bytes of the whole control block: what one connection takes from the pool's control budget.
+    pub fn control_bytes(&self) -> usize {
+        self.recv_bytes() + self.block_bytes()
+    }
+
+    /// Says what is wrong with the numbers, if anything.
+    pub fn check(&self) -> Result<(), String> {
+        if self.recv_slots == 0 || self.recv_slots > 1 << 16 {
+            return Err(format!(
+                "recv_slots is {}, must be 1 to 65536",
+                self.recv_slots
+            ));
+        }
+        if self.send_slots == 0 || self.send_slots > 1 << 16 {
+            return Err(format!(
+                "send_slots is {}, must be 1 to 65536",
+                self.send_slots
+            ));
+        }
+        if self.slot_size == 0 || !self.slot_size.is_multiple_of(64) || self.slot_size > 1 << 20 {
+            return Err(format!(
+                "slot_size is {}, must be a multiple of 64 up to 1 MiB",
+                self.slot_size
+            ));
+        }
+        if self.staging > 1 << 30 {
+            return Err(format!(
+                "staging is {} bytes, must be at most 1 GiB",
+                self.staging
+            ));
+        }
+        if !(4..=1 << 15).contains(&self.send_queue) {
+            return Err(format!(
+                "send_queue is {}, must be 4 to 32768",
+                self.send_queue
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// What a link can do; fixed for its life.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Caps {
+    /// Payloads up to this many bytes travel inside the work request (Soft-RoCE: up to 512, Soft-iWARP: 64). For
+    /// information: the link decides by itself.
+    pub max_inline: usize,
+    /// Work requests that may be under way at once.
+    pub send_queue: usize,
+    /// RECVs that are posted.
+    pub recv_queue: usize,
+    /// Longest single message, in bytes, that the device carries. SENDs are limited further by the peer's slot size.
+    pub max_msg: usize,
+}
+
+/// The two ends of a link, for messages and connect-info.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerInfo {
+    /// `"verbs"` or `"sim"`.
+    pub provider: &'static str,
+    /// The local device, as `rdma link` names it.
+    pub device: String,
+    /// This end's address and RDMA port.
+    pub local: SocketAddr,
+    /// The peer's address and RDMA port.
+    pub remote: SocketAddr,
+}
+
+impl fmt::Display for PeerInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} on {}", self.remote, self.device)
+    }
+}
+
+/// Where the bytes of a WRITE come from. The link keeps the source alive until the work is done or its queue pair is
+/// destroyed, whatever becomes of the caller (R10).
+#[derive(Debug)]
+pub enum WriteSource {
+    /// Frozen pool memory.
+    Bytes(PinnedBytes),
+    /// The filled part of a pool buffer.
+    Buf(PinnedBuf),
+    /// `len` bytes at `offset` of [`Link::block_mut`].
+    Staged {
+        /// Bytes from the start of the block.
+        offset: usize,
+        /// Bytes.
+        len: usize,
+    },
+}
+
+impl WriteSource {
+    /// Bytes that will be written.
+    pub fn len(&self) -> usize {
+        match self {
+            WriteSource::Bytes(b) => b.len(),
+            WriteSource::Buf(b) => b.len(),
+            WriteSource::Staged { len, .. } => *len,
+        }
+    }
+
+    /// True when nothing would be written.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// One work request.
+#[derive(Debug)]
+pub enum Work {
+    /// SEND of `len` bytes at `offset` of [`Link::block_mut`]. Takes one of the peer's RECVs: the caller must hold a
+    /// credit for it (R2).
+    Send {
+        /// Bytes from the start of the block.
+        offset: usize,
+        /// Bytes; at most the peer's slot size.
+        len: usize,
+    },
+    /// RDMA WRITE into memory that the peer granted. The peer is not told; a SEND behind it does that (R3, R4).
+    Write {
+        /// The bytes; at most [`Caps::max_msg`].
+        src: WriteSource,
+        /// The peer's virtual address.
+        remote_addr: u64,
+        /// The peer's key for that memory.
+        rkey: u32,
+    },
+}
+
+/// What [`Link::poll`] reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Completion {
+    /// The work with this id, and all work queued before it, is done: its memory may be used again.
+    Sent {
+        /// The id given to [`Link::queue`].
+        id: u64,
+    },
+    /// A message of `len` bytes lies in RECV slot `slot`, until [`Link::repost`].
+    Received {
+        /// `0 .. recv_slots`.
+        slot: u32,
+        /// Bytes; at most `slot_size`.
+        len: u32,
+    },
+}
+
+/// A connected, reliable queue pair.
+///
+/// Dropping it destroys the queue pair first, and only then frees the memory of work that was under way (R9, R10). Drop
+/// neither blocks on the network nor panics. A link has one owner; it is polled by one task at a time.
+pub trait Link: Send + 'static {
+    /// The limits that the device granted.
+    fn caps(&self) -> &Caps;
+
+    /// Both ends, for messages.
+    fn peer(&self) -> &PeerInfo;
+
+    /// Places free in the send queue now. 0 is back-pressure, not an error: more come with completions (R5). Work that
+    /// waits for [`ring`](Link::ring) counts as under way.
+    fn send_room(&self) -> usize;
+
+    /// SEND slots and staging, [`LinkConfig::block_bytes`] long. See the [crate docs](crate#the-control-block) for who
+    /// may write where, and when.
+    fn block_mut(&mut self) -> &mut [u8];
+
+    /// Queues one work request. The device sees nothing of it before [`ring`](Link::ring).
+    ///
+    /// `id` comes back in [`Completion::Sent`]; ids need not be unique or ordered, the link keeps the order itself.
+    ///
+    /// With `signal`, the completion of this very request is reported. Otherwise the link chooses, so that
+    /// - of every `min(send_queue / 4, send_slots / 4, 16)` consecutive requests (at least 1) one is reported,
+    /// - the last request of a batch is reported when the batch, or unreported work before it, holds memory outside the
+    ///   SEND slots (pool memory or staging): an idle connection keeps no payload.
+    ///
+    /// So only completions of a few SEND slots can stay unreported for long, and never more than a quarter of them.
+    ///
+    /// # Errors
+    /// [`LinkError::Misuse`] when there is no [room](Link::send_room) or a range lies outside the block: a bug of the
+    /// caller, nothing was queued and the link lives on. Any other error: the link is dead.
+    fn queue(&mut self, id: u64, work: Work, signal: bool) -> Result<(), LinkError>;
+
+    /// Hands all queued work to the device in one batch. Does nothing when none is queued.
+    ///
+    /// # Errors
+    /// The device refused work; the link is dead.
+    fn ring(&mut self) -> Result<(), LinkError>;
+
+    /// Drains connection events and completions into `out` (R6).
+    ///
+    /// `Ready(Ok(()))`: something was pushed into `out` (a bounded number, at most 256 per call); act on it and call
+    /// again. `Pending`: nothing was pushed, events and completions are drained, the queue is armed and the waker
+    /// registered. `Ready(Err(_))`: the link is dead; completions that came before the error are in `out`, and every
+    /// later call gives the same error.
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        out: &mut Vec<Completion>,
+    ) -> Poll<Result<(), LinkError>>;
+
+    /// The received bytes of a slot, between its [`Completion::Received`] and [`repost`](Link::repost). Empty for a slot
+    /// that is posted, and no longer than what was received.
+    fn recv_slot(&self, slot: u32, len: u32) -> &[u8];
+
+    /// Gives a slot back to the device. Must come before the credit for it is given to the peer (R1).
+    ///
+    /// # Errors
+    /// [`LinkError::Misuse`] for a slot that is posted already; otherwise the link is dead.
+    fn repost(&mut self, slot: u32) -> Result<(), LinkError>;
+
+    /// Starts an orderly end: the peer sees a disconnect, work under way is flushed, and [`poll`](Link::poll) ends with
+    /// [`LinkError::Closed`]. Wait for the [`Completion::Sent`] of the last SEND first if it must arrive. Calling it
+    /// again does nothing.
+    fn disconnect(&mut self);
+}
