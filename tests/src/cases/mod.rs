@@ -1,0 +1,43 @@
+//! The cases, one module per idea.
+
+use crate::{fabric::Fabric, harness::Bed};
+use std::{future::Future, pin::Pin};
+
+/// Declares `CASES` of a module.
+macro_rules! cases {
+    ($($name:ident),+ $(,)?) => {
+        /// The cases of this module.
+        pub(crate) const CASES: &[(&str, super::Run, Option<&[crate::fabric::Fabric]>)] =
+            &[$((stringify!($name), |bed| Box::pin($name(bed)), None)),+];
+    };
+}
+
+mod calls;
+
+/// A case's function.
+pub type Run = for<'a> fn(&'a Bed) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+
+/// A case.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// `MODULE::FUNCTION`
+    pub name: String,
+    /// Runs it.
+    pub run: Run,
+    /// The fabrics it is for; `None`: every one.
+    pub only: Option<&'static [Fabric]>,
+}
+
+/// Every case.
+pub fn all() -> Vec<Case> {
+    [("calls", calls::CASES)]
+        .into_iter()
+        .flat_map(|(module, cases)| {
+            cases.iter().map(move |(name, run, only)| Case {
+                name: format!("{module}::{name}"),
+                run: *run,
+                only: *only,
+            })
+        })
+        .collect()
+}

@@ -1,0 +1,60 @@
+//! The fabrics a case can run over, and which of them this process runs.
+
+use std::{fmt, net::IpAddr};
+
+/// What carries the calls of a case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Fabric {
+    /// tonic's own client and server over TCP: the reference.
+    Stock,
+}
+
+impl Fabric {
+    /// The fabrics that run without an RDMA device.
+    pub const NATIVE: &[Fabric] = &[Fabric::Stock];
+
+    fn from_name(name: &str) -> Option<Fabric> {
+        match name {
+            "stock" => Some(Fabric::Stock),
+            _ => None,
+        }
+    }
+
+    /// The fabrics named in `TONIC_RDMA_TEST_FABRIC` (separated by commas); without it, [`Fabric::NATIVE`].
+    ///
+    /// # Errors
+    /// A name that is not a fabric's.
+    pub fn chosen() -> Result<Vec<Fabric>, String> {
+        let Some(names) = std::env::var_os("TONIC_RDMA_TEST_FABRIC") else {
+            return Ok(Self::NATIVE.to_vec());
+        };
+        let names = names.to_string_lossy();
+        names
+            .split(',')
+            .map(|name| {
+                Fabric::from_name(name.trim()).ok_or_else(|| {
+                    format!("TONIC_RDMA_TEST_FABRIC={names}: {name:?} is not one of stock, tcp, sim, verbs")
+                })
+            })
+            .collect()
+    }
+}
+
+impl fmt::Display for Fabric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Fabric::Stock => "stock",
+        })
+    }
+}
+
+/// The address that servers bind: `GUEST_ADDR`, an address on the RDMA device; else loopback.
+///
+/// # Errors
+/// `GUEST_ADDR` is not an IP address.
+pub fn bind_ip() -> Result<IpAddr, String> {
+    match std::env::var("GUEST_ADDR") {
+        Ok(text) => text.parse().map_err(|e| format!("GUEST_ADDR={text}: {e}")),
+        Err(_) => Ok(IpAddr::from([127, 0, 0, 1])),
+    }
+}

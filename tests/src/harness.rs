@@ -1,0 +1,145 @@
+//! A server and its clients over one fabric.
+
+use crate::{
+    channel::{AnyChannel, BoxError},
+    fabric::{Fabric, bind_ip},
+    paths::PathLog,
+    pb::conformance_client::ConformanceClient,
+    probe::Probe,
+    service::Scripted,
+};
+use std::{future::Future, net::SocketAddr};
+use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
+use tonic::transport::server::TcpIncoming;
+
+/// A client of the scripted service over any fabric.
+pub type Client = ConformanceClient<AnyChannel>;
+
+/// One case over one fabric.
+#[derive(Debug)]
+pub struct Bed {
+    fabric: Fabric,
+    probe: Probe,
+    log: PathLog,
+}
+
+impl Bed {
+    /// A bed for a case over `fabric`.
+    pub fn new(fabric: Fabric) -> Self {
+        Self { fabric, probe: Probe::default(), log: PathLog::default() }
+    }
+
+    /// What carries the calls.
+    pub fn fabric(&self) -> Fabric {
+        self.fabric
+    }
+
+    /// Where the handlers report.
+    pub fn probe(&self) -> &Probe {
+        &self.probe
+    }
+
+    /// The paths that calls took.
+    pub fn log(&self) -> &PathLog {
+        &self.log
+    }
+
+    /// A bound socket, not yet served.
+    pub async fn listen(&self) -> Listening {
+        self.listen_at(SocketAddr::new(bind_ip().unwrap(), 0)).await
+    }
+
+    /// Likewise, at an address.
+    pub async fn listen_at(&self, addr: SocketAddr) -> Listening {
+        let listener = TcpListener::bind(addr).await.unwrap();
+        Listening {
+            addr: listener.local_addr().unwrap(),
+            incoming: TcpIncoming::from(listener).with_nodelay(Some(true)),
+        }
+    }
+
+    /// A server of the scripted service alone.
+    pub async fn server(&self) -> Server {
+        serve!(self, |server| server.add_service(Scripted::server(&self.probe)))
+    }
+
+    /// A client of `server` with no limits on message sizes.
+    pub async fn client(&self, server: &Server) -> Client {
+        client_of(connect!(self, server))
+    }
+
+    /// A server and a client of it.
+    pub async fn pair(&self) -> (Server, Client) {
+        let server = self.server().await;
+        let client = self.client(&server).await;
+        (server, client)
+    }
+
+    /// Fails unless every call took the path that the case is about.
+    pub fn check_paths(&self) {
+        let entries = self.log.entries();
+        assert!(!entries.is_empty(), "the case made no call");
+    }
+}
+
+/// A client with no limits on message sizes.
+pub fn client_of(channel: AnyChannel) -> Client {
+    ConformanceClient::new(channel)
+        .max_decoding_message_size(usize::MAX)
+        .max_encoding_message_size(usize::MAX)
+}
+
+/// A bound socket, not yet served.
+#[derive(Debug)]
+pub struct Listening {
+    /// Where clients connect.
+    pub addr: SocketAddr,
+    /// What the server accepts from.
+    pub incoming: TcpIncoming,
+}
+
+/// A running server. Dropping it ends it at once.
+#[derive(Debug)]
+pub struct Server {
+    addr: SocketAddr,
+    stop: Option<oneshot::Sender<()>>,
+    task: JoinHandle<Result<(), BoxError>>,
+}
+
+impl Server {
+    /// Runs `serving`, which ends gracefully once the sender is used or dropped.
+    pub fn spawn<F, E>(addr: SocketAddr, stop: oneshot::Sender<()>, serving: F) -> Self
+    where
+        F: Future<Output = Result<(), E>> + Send + 'static,
+        E: Into<BoxError>,
+    {
+        let task = tokio::spawn(async move { serving.await.map_err(Into::into) });
+        Self { addr, stop: Some(stop), task }
+    }
+
+    /// Where clients connect.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// The same as a URI.
+    pub fn uri(&self) -> String {
+        format!("http://{}", self.addr)
+    }
+
+    /// Asks for a graceful end.
+    pub fn stop(&mut self) {
+        self.stop.take();
+    }
+
+    /// Waits until the server has ended.
+    pub async fn ended(mut self) {
+        (&mut self.task).await.unwrap().unwrap();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}

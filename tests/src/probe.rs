@@ -1,0 +1,97 @@
+//! Events and gates by which a test and the handlers in the same process meet, without sleeps.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+};
+use tokio::sync::{Notify, Semaphore};
+
+/// Counts named events and holds named gates. Clones share both.
+#[derive(Clone, Debug, Default)]
+pub struct Probe {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    events: Mutex<HashMap<String, u64>>,
+    changed: Notify,
+    gates: Mutex<HashMap<String, Arc<Semaphore>>>,
+}
+
+impl Probe {
+    /// Records that `event` happened once more.
+    pub fn report(&self, event: impl Into<String>) {
+        *self.inner.events.lock().unwrap().entry(event.into()).or_default() += 1;
+        self.inner.changed.notify_waiters();
+    }
+
+    /// How often `event` happened.
+    pub fn count(&self, event: &str) -> u64 {
+        self.inner.events.lock().unwrap().get(event).copied().unwrap_or(0)
+    }
+
+    /// Waits until `event` has happened once.
+    pub async fn seen(&self, event: &str) {
+        self.seen_times(event, 1).await;
+    }
+
+    /// Waits until `event` has happened `times` times.
+    pub async fn seen_times(&self, event: &str, times: u64) {
+        loop {
+            let changed = self.inner.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if self.count(event) >= times {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    fn gate(&self, name: &str) -> Arc<Semaphore> {
+        let mut gates = self.inner.gates.lock().unwrap();
+        let gate = gates.entry(name.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(0)));
+        Arc::clone(gate)
+    }
+
+    /// Opens a gate for good: whoever waits, now or later, goes on.
+    pub fn open(&self, name: &str) {
+        self.gate(name).close();
+    }
+
+    /// Reports `gate:NAME` and waits until the gate is open.
+    pub async fn pass(&self, name: &str) {
+        let gate = self.gate(name);
+        self.report(format!("gate:{name}"));
+        // An error is the closed semaphore: the open gate.
+        let _ = gate.acquire().await;
+    }
+
+    /// A guard that reports `dropped:ID` when it is dropped, unless [`Guard::finish`] came first.
+    pub fn guard(&self, id: &str) -> Guard {
+        Guard { probe: self.clone(), id: id.to_owned(), finished: false }
+    }
+}
+
+/// Reports how what holds it ended: `finished:ID` or `dropped:ID`.
+#[derive(Debug)]
+pub struct Guard {
+    probe: Probe,
+    id: String,
+    finished: bool,
+}
+
+impl Guard {
+    /// The call came to its end by itself.
+    pub fn finish(&mut self) {
+        self.finished = true;
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let how = if self.finished { "finished" } else { "dropped" };
+        self.probe.report(format!("{how}:{}", self.id));
+    }
+}

@@ -1,0 +1,72 @@
+//! Runs the cases as tests, with a limit on how long one may hang.
+
+use crate::{
+    cases::{self, Case},
+    fabric::Fabric,
+    harness::Bed,
+};
+use libtest_mimic::{Failed, Trial};
+use std::{any::Any, sync::mpsc, thread, time::Duration};
+
+/// After this long a case counts as hung. Cases take milliseconds to a few seconds; the guest and
+/// a busy machine are slow, and only a case that would never end may meet this.
+const HANG: Duration = Duration::from_secs(120);
+
+/// One trial for each case and fabric that this process runs, named `FABRIC::MODULE::CASE`.
+///
+/// # Errors
+/// The environment names a fabric that does not exist.
+pub fn trials() -> Result<Vec<Trial>, String> {
+    let mut trials = Vec::new();
+    for fabric in Fabric::chosen()? {
+        for case in cases::all() {
+            if case.only.is_none_or(|only| only.contains(&fabric)) {
+                trials.push(Trial::test(format!("{fabric}::{}", case.name), move || run(case, fabric)));
+            }
+        }
+    }
+    Ok(trials)
+}
+
+fn run(case: Case, fabric: Fabric) -> Result<(), Failed> {
+    let name = format!("{fabric}::{}", case.name);
+    let (done, result) = mpsc::channel();
+    let thread = thread::Builder::new()
+        .name(name.clone())
+        .spawn(move || {
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(2)
+                .thread_name(name)
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(async {
+                let bed = Bed::new(fabric);
+                (case.run)(&bed).await;
+                bed.check_paths();
+            });
+            // What a failed case left running ends with its runtime, without waiting for it.
+            runtime.shutdown_background();
+            // The receiver is gone when the case took too long.
+            let _ = done.send(());
+        })
+        .unwrap();
+    match result.recv_timeout(HANG) {
+        Ok(()) => Ok(()),
+        Err(mpsc::RecvTimeoutError::Timeout) => {
+            Err(format!("hangs: not done after {} s", HANG.as_secs()).into())
+        }
+        Err(mpsc::RecvTimeoutError::Disconnected) => match thread.join() {
+            Ok(()) => Err("the case ended without a result".into()),
+            Err(panic) => Err(text_of(panic.as_ref()).into()),
+        },
+    }
+}
+
+fn text_of(panic: &(dyn Any + Send)) -> String {
+    panic
+        .downcast_ref::<String>()
+        .cloned()
+        .or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()))
+        .unwrap_or_else(|| "a panic without a text".to_owned())
+}
