@@ -1,0 +1,42 @@
+# What a person types. Everything here also works by hand: see README.md and tests/README.md.
+CARGO ?= cargo
+export CARGO
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test test-native test-rdma kernel fmt clippy docs clean packages
+
+help: ## list these targets
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
+
+packages:
+	@scripts/install-packages build
+
+build: packages ## compile the workspace, optimised
+	$(CARGO) build --workspace --release
+
+demo: packages ## send about 1 GiB of files to a server process and back, compare, and report the path taken
+	$(CARGO) run --release -p rpc-demo -- demo
+
+test: test-native test-rdma ## run all tests, on this machine and in the guest
+
+test-native: packages ## run the tests that need no RDMA device
+	$(CARGO) test --workspace
+
+test-rdma: ## run the tests over real verbs, in a guest kernel with Soft-RoCE and Soft-iWARP
+	tests/guest/suite
+
+kernel: ## build the guest kernel, if it is not in the cache, and print its path
+	@scripts/install-packages test
+	@tests/guest/kernel
+
+fmt: ## format the code
+	$(CARGO) fmt --all
+
+clippy: packages ## lint; a warning is an error
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+
+docs: packages ## build the API documentation; a warning is an error
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
+
+clean: ## remove what cargo built (the guest kernel stays in the user's cache)
+	$(CARGO) clean
