@@ -1,1 +1,47 @@
-//! The connection as a sans-IO state machine: frames, credits, streams, bulk transfers, timers.
+//! The connection of tonic-rdma as a state machine apart from IO.
+//!
+//! Two peers hold one [`Connection`] each. It is fed received messages, time and landing memory, and
+//! hands out descriptors: which bytes to SEND, which to WRITE where. It owns no socket, no clock, no
+//! memory region and no source of randomness, so that the same inputs always give the same outputs, and
+//! it never copies payload except into the small control messages that it composes.
+//!
+//! # Map
+//!
+//! | module | what |
+//! |---|---|
+//! | [`hello`] | the private data of connect and accept: version, ticket, settings |
+//! | [`frame`] | the wire format of control messages, byte by byte |
+//! | [`headers`] | header blocks |
+//! | [`error`] | what a peer can do wrong, by name |
+//! | [`Config`] | limits and sizes |
+//! | [`Connection`] | credits, streams, windows, bulk transfers, drain, heartbeat |
+//!
+//! # How a driver uses it
+//!
+//! 1. [`Connection::client`] or [`Connection::server`] once hellos have been exchanged.
+//! 2. For every completed RECV: repost the slot, then [`Connection::receive`] (R1).
+//! 3. Take [`Connection::poll_event`] until it is empty; feed streams, answer
+//!    [`Connection::poll_landing`] with memory.
+//! 4. Take [`Connection::poll_transmit`] until it is empty or the send queue is full, and post what it
+//!    returns in that order (R4).
+//! 5. Call [`Connection::handle_timeout`] at [`Connection::next_timeout`].
+//!
+//! After an error from [`Connection::receive`] the driver sends what [`Connection::poll_transmit`] still
+//! returns (one CLOSE frame that names the breach) and disconnects.
+
+mod config;
+mod conn;
+pub mod error;
+pub mod frame;
+pub mod headers;
+pub mod hello;
+mod ids;
+
+pub use config::{Config, ConfigError};
+pub use conn::{
+    Connection, Event, Flow, GrantMemory, LandingWant, Pending, Room, SendError, Side, Stats, Transmit,
+    WantKey, Write,
+};
+pub use error::{Breach, CloseCode};
+pub use hello::{Accept, Hello, Reject, Settings};
+pub use ids::{GrantId, ResetCode, StreamId};

@@ -1,0 +1,120 @@
+//! Limits and sizes of a connection.
+
+use std::time::Duration;
+
+use crate::hello::Settings;
+
+/// Limits and sizes of one side of a connection. What the peer has to know of them travels in the hello.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Bytes of one control slot: the longest SEND. 512 to 32,768; default 8,192.
+    pub slot_size: u32,
+    /// RECV slots, which are the credits that the peer starts with. 4 to 4,096; default 32.
+    pub recv_slots: u16,
+    /// Streams that the peer may have open at once. Default 1,024.
+    pub max_streams: u32,
+    /// Bytes that a stream may hold unread without having asked (eager data and standing grants).
+    /// Default 2 MiB.
+    pub stream_window: u32,
+    /// Bytes that are granted or unread at once for one stream that asked for memory. A message no longer
+    /// than this lands in one piece when memory allows. Default 8 MiB.
+    pub bulk_window: u32,
+    /// The longest piece of a body, so the longest message, in bytes. Default 256 MiB.
+    pub max_message: u64,
+    /// The longest header block in bytes. Default 65,536.
+    pub max_header_block: u32,
+    /// Standing grants that are kept with a peer that sends bulk. 0 turns them off; default 4, at most 64.
+    pub standing_grants: u8,
+    /// The longest standing grant in bytes. Default 1 MiB + 64 KiB (a 1 MiB message and what surrounds it).
+    pub standing_max: u32,
+    /// The longest single WRITE in bytes; longer transfers are cut so that streams take turns.
+    /// Default 256 KiB.
+    pub write_chunk: u32,
+    /// A peer that says nothing for this long, though asked by PING, is dead. Default 5 s.
+    pub dead_peer: Duration,
+    /// Standing grants are recalled after this long without bulk. Default 10 s.
+    pub idle_recall: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            slot_size: 8 * 1024,
+            recv_slots: 32,
+            max_streams: 1024,
+            stream_window: 2 << 20,
+            bulk_window: 8 << 20,
+            max_message: 256 << 20,
+            max_header_block: 64 * 1024,
+            standing_grants: 4,
+            standing_max: (1 << 20) + (64 << 10),
+            write_chunk: 256 << 10,
+            dead_peer: Duration::from_secs(5),
+            idle_recall: Duration::from_secs(10),
+        }
+    }
+}
+
+/// A setting outside its range.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name} is {value}, must be {allowed}")]
+pub struct ConfigError {
+    name: &'static str,
+    value: u64,
+    allowed: &'static str,
+}
+
+impl Config {
+    /// Checks every setting against its range.
+    ///
+    /// # Errors
+    /// The first setting outside its range, by name.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let rule = |ok: bool, name, value: u64, allowed| {
+            if ok { Ok(()) } else { Err(ConfigError { name, value, allowed }) }
+        };
+        rule((512..=32_768).contains(&self.slot_size), "slot_size", self.slot_size.into(), "512 to 32768")?;
+        rule((4..=4096).contains(&self.recv_slots), "recv_slots", self.recv_slots.into(), "4 to 4096")?;
+        rule(self.max_streams > 0, "max_streams", self.max_streams.into(), "at least 1")?;
+        rule(self.stream_window >= 4096, "stream_window", self.stream_window.into(), "at least 4096")?;
+        rule(self.bulk_window >= 4096, "bulk_window", self.bulk_window.into(), "at least 4096")?;
+        rule((1..=1 << 40).contains(&self.max_message), "max_message", self.max_message, "1 to 2^40")?;
+        rule(
+            (1024..=65_536).contains(&self.max_header_block),
+            "max_header_block",
+            self.max_header_block.into(),
+            "1024 to 65536",
+        )?;
+        rule(self.standing_grants <= 64, "standing_grants", self.standing_grants.into(), "0 to 64")?;
+        rule(self.write_chunk >= 4096, "write_chunk", self.write_chunk.into(), "at least 4096")?;
+        rule(
+            self.dead_peer >= Duration::from_millis(10),
+            "dead_peer (ms)",
+            self.dead_peer.as_millis() as u64,
+            "at least 10",
+        )
+    }
+
+    /// What of this the peer is told in the hello.
+    pub fn settings(&self) -> Settings {
+        Settings {
+            recv_slots: self.recv_slots,
+            slot_size: self.slot_size,
+            max_streams: self.max_streams,
+            stream_window: self.stream_window,
+            max_message: self.max_message,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn default_is_in_range_and_errors_name_the_setting() {
+        Config::default().check().unwrap();
+        let bad = Config { slot_size: 100, ..Config::default() };
+        assert_eq!(bad.check().unwrap_err().to_string(), "slot_size is 100, must be 512 to 32768");
+    }
+}

@@ -1,0 +1,123 @@
+//! Memory that the peer has granted: binding it to what is to be sent, giving back what is not needed.
+
+use super::Connection;
+use super::landing::MAX_REQUESTS;
+use super::stream::{Bulk, Out, PeerGrant, SendHalf};
+use crate::error::Breach;
+use crate::frame::Frame;
+use crate::ids::{GrantId, StreamId};
+
+/// Standing grants that are accepted from a peer.
+const MAX_STANDING: usize = 64;
+/// Transfers of a stream for which memory is sought at once.
+const LOOK_AHEAD: usize = 4;
+
+const _: () = assert!(LOOK_AHEAD <= MAX_REQUESTS);
+
+impl Connection {
+    /// Binds memory to the transfers at the head of the queue, or asks for it. Eager data in front stops it:
+    /// a standing grant takes its bytes from the window, and what stands in front must get its share first.
+    pub(super) fn prepare_bulk(&mut self, key: usize) {
+        let stream = &mut self.streams[key];
+        let mut asked = false;
+        for out in stream.out.iter_mut().take(LOOK_AHEAD) {
+            let bulk = match out {
+                Out::Headers { .. } => continue,
+                Out::Eager { .. } => break,
+                Out::Bulk(bulk) => bulk,
+            };
+            if bulk.prepared {
+                continue;
+            }
+            bulk.prepared = true;
+            match take_standing(&mut self.standing, bulk.len, stream.send_window) {
+                Some(grant) => {
+                    stream.send_window -= bulk.len as u32;
+                    bulk.granted = bulk.len;
+                    bulk.grants.push_back(grant);
+                }
+                None => {
+                    stream.requests.push_back(bulk.len);
+                    asked = true;
+                }
+            }
+        }
+        if asked {
+            self.mark_send(key);
+        }
+        self.mark_write(key);
+    }
+
+    pub(super) fn on_grant(&mut self, stream: u32, grant: PeerGrant) -> Result<(), Breach> {
+        let id = grant.id;
+        let bad = |why| Err(Breach::BadGrant { grant: id, why });
+        if grant.len == 0 {
+            return bad("no bytes");
+        }
+        if grant.addr.checked_add(grant.len.into()).is_none() {
+            return bad("reaches past the end of the address space");
+        }
+        if !self.peer_grants.insert(id.0) {
+            return bad("its id is in use");
+        }
+        if stream == 0 {
+            if self.standing.len() >= MAX_STANDING {
+                return bad("too many standing grants");
+            }
+            self.standing.push(grant);
+            return Ok(());
+        }
+        if stream > self.last_stream {
+            return Err(Breach::UnknownStream { frame: "GRANT", stream: StreamId(stream) });
+        }
+        let Some(&key) = self.ids.get(&stream) else {
+            // It crossed our RESET.
+            self.abort_grant(id);
+            return Ok(());
+        };
+        let entry = &mut self.streams[key];
+        if entry.send == SendHalf::Reset {
+            self.abort_grant(id);
+            return Ok(());
+        }
+        let waiting = entry.out.iter_mut().find_map(|out| match out {
+            Out::Bulk(bulk) if bulk.prepared && bulk.granted < bulk.len => Some(bulk),
+            _ => None,
+        });
+        match waiting {
+            Some(bulk) if u64::from(grant.len) <= bulk.len - bulk.granted => bind(bulk, grant),
+            Some(_) => return bad("more than was asked for"),
+            None => return bad("nothing was asked for"),
+        }
+        self.mark_write(key);
+        Ok(())
+    }
+
+    /// The peer wants a standing grant back. One that is in use ends with its DONE.
+    pub(super) fn on_recall(&mut self, id: u32) {
+        if let Some(at) = self.standing.iter().position(|g| g.id.0 == id) {
+            let grant = self.standing.swap_remove(at);
+            self.abort_grant(grant.id);
+        }
+    }
+
+    pub(super) fn abort_grant(&mut self, id: GrantId) {
+        self.peer_grants.remove(&id.0);
+        self.control.push_back(Frame::Abort { id: id.0 });
+    }
+}
+
+fn bind(bulk: &mut Bulk, grant: PeerGrant) {
+    bulk.granted += u64::from(grant.len);
+    bulk.grants.push_back(grant);
+}
+
+/// The shortest standing grant that holds the whole transfer, if the window does too.
+fn take_standing(standing: &mut Vec<PeerGrant>, len: u64, window: u32) -> Option<PeerGrant> {
+    if len > u64::from(window) {
+        return None;
+    }
+    let (at, _) =
+        standing.iter().enumerate().filter(|(_, g)| u64::from(g.len) >= len).min_by_key(|(_, g)| g.len)?;
+    Some(standing.swap_remove(at))
+}

@@ -1,0 +1,281 @@
+//! Memory granted to the peer: who wants some, what is out, standing grants.
+
+use std::time::{Duration, Instant};
+
+use slab::Slab;
+
+use super::stream::RecvHalf;
+use super::{Connection, Event, Flow, GrantMemory, LandingWant, Phase, WantKey};
+use crate::config::Config;
+use crate::error::Breach;
+use crate::frame::Frame;
+use crate::ids::{GrantId, StreamId};
+
+/// Requests that a stream may have open at once.
+pub(super) const MAX_REQUESTS: usize = 8;
+/// Shortest piece that a request is answered with, unless the rest is shorter.
+const MIN_PIECE: u32 = 16 * 1024;
+/// Lengths are rounded up to whole granules of landing memory.
+const GRANULE: u32 = 4096;
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Grant {
+    /// 0: standing.
+    pub(super) stream: u32,
+    pub(super) memory: usize,
+    pub(super) len: u32,
+    recalled: bool,
+}
+
+/// All grants that the peer holds.
+#[derive(Debug)]
+pub(super) struct Grants {
+    out: Slab<Grant>,
+    standing: usize,
+    /// Peer sends bulk, so standing grants are kept with it.
+    active: bool,
+    recent: [u32; 8],
+    next_recent: usize,
+    last_bulk: Instant,
+    max_standing: usize,
+    standing_max: u32,
+    idle_recall: Duration,
+}
+
+impl Grants {
+    pub(super) fn new(config: &Config, now: Instant) -> Self {
+        Grants {
+            out: Slab::new(),
+            standing: 0,
+            active: false,
+            recent: [0; 8],
+            next_recent: 0,
+            last_bulk: now,
+            max_standing: config.standing_grants.into(),
+            standing_max: config.standing_max,
+            idle_recall: config.idle_recall,
+        }
+    }
+
+    pub(super) fn outstanding(&self) -> usize {
+        self.out.len()
+    }
+
+    pub(super) fn recall_deadline(&self) -> Option<Instant> {
+        (self.active && self.standing > 0).then(|| self.last_bulk + self.idle_recall)
+    }
+
+    /// Learns the length of a transfer. Standing grants follow the longest of the last eight.
+    fn learn(&mut self, len: u64, now: Instant) {
+        self.last_bulk = now;
+        let Ok(len) = u32::try_from(len) else { return };
+        if len <= self.standing_max {
+            self.recent[self.next_recent] = len;
+            self.next_recent = (self.next_recent + 1) % self.recent.len();
+            self.active = self.max_standing > 0;
+        }
+    }
+
+    fn standing_len(&self) -> u32 {
+        self.recent.iter().max().copied().unwrap_or(0).next_multiple_of(GRANULE)
+    }
+
+    fn wants_standing(&self) -> bool {
+        self.active && self.standing < self.max_standing
+    }
+}
+
+impl Connection {
+    /// Landing memory that is wanted now. Answer with [`Connection::provide_landing`]; if there is none, ask
+    /// again when some comes free. The same want is returned until it is answered.
+    pub fn poll_landing(&mut self) -> Option<LandingWant> {
+        if matches!(self.phase, Phase::Closing | Phase::Closed) {
+            return None;
+        }
+        while let Some(&key) = self.landing_queue.front() {
+            match self.stream_want(key) {
+                Some(want) => return Some(want),
+                None => {
+                    self.landing_queue.pop_front();
+                    self.streams[key].in_landing_queue = false;
+                }
+            }
+        }
+        let want = self.grants.standing_len();
+        (self.grants.wants_standing() && want > 0).then_some(LandingWant {
+            key: WantKey::Standing,
+            want,
+            min: want,
+        })
+    }
+
+    fn stream_want(&self, key: usize) -> Option<LandingWant> {
+        let stream = &self.streams[key];
+        let want = *stream.wants.front()?;
+        let window = u64::from(self.config.bulk_window);
+        let free = window.saturating_sub(stream.held);
+        // Large pieces are worth waiting for: the reader frees the rest of the window.
+        if free < want.min(window / 2) {
+            return None;
+        }
+        let want = want.min(free) as u32;
+        Some(LandingWant { key: WantKey::Stream(StreamId(stream.id)), want, min: want.min(MIN_PIECE) })
+    }
+
+    /// Grants memory for what [`Connection::poll_landing`] wanted. Memory that turns out not to be wanted
+    /// any more comes back as [`Event::Returned`].
+    pub fn provide_landing(&mut self, key: WantKey, memory: GrantMemory) {
+        let stream = match key {
+            WantKey::Standing if self.grants.wants_standing() => 0,
+            WantKey::Stream(id) if self.book_grant(id, memory.len) => id.0,
+            _ => {
+                self.events.push_back(Event::Returned { memory: memory.key });
+                return;
+            }
+        };
+        let grant = Grant { stream, memory: memory.key, len: memory.len, recalled: false };
+        let id = self.grants.out.insert(grant) as u32;
+        if stream == 0 {
+            self.grants.standing += 1;
+        }
+        self.stats.grants_given += 1;
+        let GrantMemory { addr, rkey, len, .. } = memory;
+        self.control.push_back(Frame::Grant { stream, id, rkey, len, addr });
+    }
+
+    fn book_grant(&mut self, id: StreamId, len: u32) -> bool {
+        let Some(&key) = self.ids.get(&id.0) else { return false };
+        let stream = &mut self.streams[key];
+        let Some(want) = stream.wants.front_mut() else { return false };
+        if u64::from(len) > *want {
+            return false;
+        }
+        *want -= u64::from(len);
+        if *want == 0 {
+            stream.wants.pop_front();
+        }
+        stream.held += u64::from(len);
+        if stream.in_landing_queue {
+            // Others first, before this one's next piece.
+            self.landing_queue.retain(|k| *k != key);
+            self.landing_queue.push_back(key);
+        }
+        true
+    }
+
+    pub(super) fn queue_for_landing(&mut self, key: usize) {
+        let stream = &mut self.streams[key];
+        if !stream.in_landing_queue && !stream.wants.is_empty() {
+            stream.in_landing_queue = true;
+            self.landing_queue.push_back(key);
+        }
+    }
+
+    pub(super) fn on_request(&mut self, key: usize, len: u64, now: Instant) -> Result<(), Breach> {
+        let limit = self.config.max_message;
+        let stream = &mut self.streams[key];
+        let id = StreamId(stream.id);
+        if len == 0 || len > limit {
+            return Err(Breach::RequestLength { stream: id, len, limit });
+        }
+        if stream.recv == RecvHalf::Discarding {
+            return Ok(());
+        }
+        if stream.wants.len() >= MAX_REQUESTS {
+            return Err(Breach::TooManyRequests(id, MAX_REQUESTS));
+        }
+        stream.wants.push_back(len);
+        self.queue_for_landing(key);
+        self.grants.learn(len, now);
+        self.replace_short_standing();
+        Ok(())
+    }
+
+    /// The peer had to ask though it holds standing grants: they are too short. One is exchanged.
+    fn replace_short_standing(&mut self) {
+        let want = self.grants.standing_len();
+        let short = self.grants.out.iter_mut().find(|(_, g)| g.stream == 0 && !g.recalled && g.len < want);
+        if let Some((id, grant)) = short {
+            grant.recalled = true;
+            self.control.push_back(Frame::Recall { id: id as u32 });
+        }
+    }
+
+    /// Asks for all standing grants back, because nothing has come for long or memory is short elsewhere.
+    /// They are kept again when bulk comes.
+    pub fn recall_standing(&mut self) {
+        self.grants.active = false;
+        self.grants.recent = [0; 8];
+        for (id, grant) in self.grants.out.iter_mut().filter(|(_, g)| g.stream == 0 && !g.recalled) {
+            grant.recalled = true;
+            self.control.push_back(Frame::Recall { id: id as u32 });
+        }
+    }
+
+    fn take_grant(&mut self, frame: &'static str, id: u32) -> Result<Grant, Breach> {
+        let grant = self
+            .grants
+            .out
+            .try_remove(id as usize)
+            .ok_or(Breach::UnknownGrant { frame, grant: GrantId(id) })?;
+        if grant.stream == 0 {
+            self.grants.standing -= 1;
+        }
+        Ok(grant)
+    }
+
+    pub(super) fn on_abort(&mut self, id: u32) -> Result<(), Breach> {
+        let grant = self.take_grant("ABORT", id)?;
+        self.events.push_back(Event::Returned { memory: grant.memory });
+        if let Some(&key) = self.ids.get(&grant.stream) {
+            let stream = &mut self.streams[key];
+            stream.held = stream.held.saturating_sub(grant.len.into());
+            self.queue_for_landing(key);
+        }
+        Ok(())
+    }
+
+    pub(super) fn on_done(
+        &mut self,
+        key: usize,
+        id: u32,
+        len: u32,
+        end: bool,
+        now: Instant,
+    ) -> Result<(), Breach> {
+        let grant = self.take_grant("DONE", id)?;
+        let stream = &mut self.streams[key];
+        let stream_id = StreamId(stream.id);
+        let checked = if len == 0 || len > grant.len {
+            Err(Breach::DoneLength { grant: GrantId(id), len, granted: grant.len })
+        } else if grant.stream != 0 && grant.stream != stream.id {
+            Err(Breach::DoneStream { grant: GrantId(id), stream: stream_id })
+        } else if grant.stream == 0 && len > stream.recv_window {
+            Err(Breach::Window { stream: stream_id, len, window: stream.recv_window })
+        } else {
+            Ok(())
+        };
+        if let Err(breach) = checked {
+            self.events.push_back(Event::Returned { memory: grant.memory });
+            return Err(breach);
+        }
+        self.stats.write_received += u64::from(len);
+        let flow = if grant.stream == 0 {
+            stream.recv_window -= len;
+            self.grants.learn(len.into(), now);
+            Flow::Window
+        } else {
+            // A last piece may be shorter than its grant.
+            stream.held -= u64::from(grant.len - len).min(stream.held);
+            self.grants.last_bulk = now;
+            Flow::Bulk
+        };
+        let memory = grant.memory;
+        if self.streams[key].recv == RecvHalf::Discarding {
+            self.events.push_back(Event::Returned { memory });
+        } else {
+            self.events.push_back(Event::Landed { stream: stream_id, memory, len, flow, end });
+        }
+        Ok(())
+    }
+}

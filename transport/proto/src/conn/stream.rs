@@ -1,0 +1,182 @@
+//! One stream: two halves, what waits to be sent, and windows.
+//!
+//! The sending half:
+//!
+//! | from | END queued | END emitted | reset by this side | RESET from the peer |
+//! |---|---|---|---|---|
+//! | Open | Ending | | Reset | Reset |
+//! | Ending | | Ended | Reset | Reset |
+//! | Ended | | | Ended | Ended |
+//! | Reset | | | Reset | Reset |
+//!
+//! The receiving half:
+//!
+//! | from | first header block | END | RESET from the peer | reset by this side |
+//! |---|---|---|---|---|
+//! | Headers | Body | Ended | Reset | Discarding |
+//! | Body | (trailers: END) | Ended | Reset | Discarding |
+//! | Discarding | Discarding | Ended | Reset | Discarding |
+//! | Ended | breach | breach | Ended | Ended |
+//! | Reset | breach | breach | Reset | Reset |
+//!
+//! A side that has reset a stream keeps it in Discarding until the peer has ended its half too: every
+//! RESET is answered, by END or RESET. So a closed stream has no frames on the way, and a frame for one
+//! is a breach and not a race.
+
+use std::collections::VecDeque;
+
+use bytes::{Bytes, BytesMut};
+
+use crate::ids::GrantId;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SendHalf {
+    Open,
+    Ending,
+    Ended,
+    Reset,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RecvHalf {
+    Headers,
+    Body,
+    Discarding,
+    Ended,
+    Reset,
+}
+
+impl SendHalf {
+    pub(super) fn is_done(self) -> bool {
+        matches!(self, SendHalf::Ended | SendHalf::Reset)
+    }
+
+    pub(super) fn accepts(self) -> bool {
+        self == SendHalf::Open
+    }
+}
+
+impl RecvHalf {
+    pub(super) fn is_done(self) -> bool {
+        matches!(self, RecvHalf::Ended | RecvHalf::Reset)
+    }
+
+    pub(super) fn reset_by_us(self) -> Self {
+        if self.is_done() { self } else { RecvHalf::Discarding }
+    }
+}
+
+/// Landing memory of the peer, as granted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PeerGrant {
+    pub(super) id: GrantId,
+    pub(super) rkey: u32,
+    pub(super) len: u32,
+    pub(super) addr: u64,
+    /// Bytes for which a WRITE has been handed out.
+    pub(super) used: u32,
+}
+
+/// A piece of a body that goes by WRITE.
+#[derive(Debug)]
+pub(super) struct Bulk {
+    pub(super) bytes: Bytes,
+    pub(super) pinned: bool,
+    pub(super) end: bool,
+    /// Memory has been bound or asked for.
+    pub(super) prepared: bool,
+    /// Bytes of grants received for it.
+    pub(super) granted: u64,
+    pub(super) len: u64,
+    pub(super) grants: VecDeque<PeerGrant>,
+}
+
+/// What waits to be sent on a stream, in order.
+#[derive(Debug)]
+pub(super) enum Out {
+    Headers { block: Bytes, end: bool },
+    Eager { bytes: Bytes, end: bool },
+    Bulk(Bulk),
+}
+
+/// A DONE that follows its WRITE.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Announce {
+    pub(super) grant: GrantId,
+    pub(super) len: u32,
+    pub(super) end: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Stream {
+    pub(super) id: u32,
+    pub(super) send: SendHalf,
+    pub(super) recv: RecvHalf,
+
+    pub(super) out: VecDeque<Out>,
+    pub(super) announce: VecDeque<Announce>,
+    pub(super) requests: VecDeque<u64>,
+    /// Body bytes in `out`.
+    pub(super) queued: usize,
+    /// `queued` has reached the mark and the driver waits for room.
+    pub(super) full: bool,
+    /// The peer may know of the stream.
+    pub(super) transmitted: bool,
+    pub(super) send_window: u32,
+
+    pub(super) recv_window: u32,
+    /// Bytes read by the application that the peer has not been told of.
+    pub(super) unreported: u32,
+    pub(super) block: BytesMut,
+    /// Transfers that the peer has asked memory for.
+    pub(super) wants: VecDeque<u64>,
+    /// Bytes granted on request or landed and not read.
+    pub(super) held: u64,
+
+    pub(super) in_send_ready: bool,
+    pub(super) in_write_ready: bool,
+    pub(super) in_landing_queue: bool,
+}
+
+impl Stream {
+    pub(super) fn new(id: u32, recv: RecvHalf, send_window: u32, recv_window: u32) -> Self {
+        Stream {
+            id,
+            send: SendHalf::Open,
+            recv,
+            out: VecDeque::new(),
+            announce: VecDeque::new(),
+            requests: VecDeque::new(),
+            queued: 0,
+            full: false,
+            transmitted: false,
+            send_window,
+            recv_window,
+            unreported: 0,
+            block: BytesMut::new(),
+            wants: VecDeque::new(),
+            held: 0,
+            in_send_ready: false,
+            in_write_ready: false,
+            in_landing_queue: false,
+        }
+    }
+
+    /// The head of the queue waits for WRITEs and has memory for them.
+    pub(super) fn can_write(&self) -> bool {
+        matches!(self.out.front(), Some(Out::Bulk(bulk)) if !bulk.grants.is_empty())
+    }
+
+    /// Empties the sending half; returns the grants that must be aborted.
+    pub(super) fn drop_output(&mut self) -> Vec<GrantId> {
+        let mut grants: Vec<GrantId> = self.announce.drain(..).map(|a| a.grant).collect();
+        for out in self.out.drain(..) {
+            if let Out::Bulk(bulk) = out {
+                grants.extend(bulk.grants.iter().map(|g| g.id));
+            }
+        }
+        self.requests.clear();
+        self.queued = 0;
+        grants
+    }
+}

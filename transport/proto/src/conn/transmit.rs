@@ -1,0 +1,239 @@
+//! Messages and WRITEs out.
+
+use bytes::Bytes;
+
+use super::stream::{Announce, Out, RecvHalf, SendHalf};
+use super::{Connection, Phase, Room, Side, Transmit, Write};
+use crate::frame::{Composer, FRAME_HEADER, Frame};
+use crate::ids::ResetCode;
+
+/// A piece shorter than this is not split off a longer one: it waits for the next message or more room.
+const MIN_SPLIT: usize = 256;
+/// The same for WRITEs.
+const MIN_WRITE: usize = 16 * 1024;
+
+#[derive(PartialEq, Eq)]
+enum Composed {
+    /// The stream has nothing more for a message now.
+    Idle,
+    /// The message is full.
+    Full,
+}
+
+impl Connection {
+    /// The next work to post. `slot` is a free SEND slot, if there is one; a returned [`Transmit::Send`] has
+    /// filled its beginning. WRITEs respect `room`. None: nothing to do, or no room or credit for it.
+    pub fn poll_transmit(&mut self, slot: Option<&mut [u8]>, room: Room) -> Option<Transmit> {
+        if self.phase == Phase::Closed {
+            return None;
+        }
+        // In turns, so that neither small messages nor bulk starve (R13).
+        if self.wrote_last {
+            if let Some(len) = slot.and_then(|slot| self.compose(slot)) {
+                self.wrote_last = false;
+                return Some(Transmit::Send(len));
+            }
+            return self.next_write(room).map(Transmit::Write);
+        }
+        if let Some(write) = self.next_write(room) {
+            self.wrote_last = true;
+            return Some(Transmit::Write(write));
+        }
+        slot.and_then(|slot| self.compose(slot)).map(Transmit::Send)
+    }
+
+    /// Whether anything waits to be sent, apart from returned credits.
+    pub(super) fn has_output(&self) -> bool {
+        !self.control.is_empty() || !self.send_ready.is_empty() || !self.write_ready.is_empty()
+    }
+
+    fn compose(&mut self, slot: &mut [u8]) -> Option<usize> {
+        let greeting = self.side == Side::Client && !self.greeted;
+        let wanted =
+            greeting || !self.control.is_empty() || !self.send_ready.is_empty() || self.credits.return_due();
+        if !wanted || (self.side == Side::Server && !self.greeted) {
+            return None;
+        }
+        if !self.credits.may_send() {
+            self.stats.credit_waits += 1;
+            return None;
+        }
+        let limit = slot.len().min(self.peer.slot_size as usize);
+        let mut message = Composer::new(&mut slot[..limit]);
+        while let Some(frame) = self.control.front() {
+            if !message.add(frame) {
+                break;
+            }
+            self.control.pop_front();
+        }
+        if self.control.is_empty() {
+            self.compose_streams(&mut message);
+        }
+        if message.is_empty() && !greeting && !self.credits.return_due() {
+            // Only streams that wait for a window.
+            return None;
+        }
+        self.greeted = true;
+        if self.phase == Phase::Closing && self.control.is_empty() {
+            self.phase = Phase::Closed;
+        }
+        self.stats.messages_sent += 1;
+        Some(message.finish(self.credits.sent()))
+    }
+
+    fn compose_streams(&mut self, message: &mut Composer<'_>) {
+        while let Some(&key) = self.send_ready.front() {
+            let composed = self.compose_stream(key, message);
+            if !self.streams.contains(key) || self.send_ready.front() != Some(&key) {
+                // It ended, and was removed from the queue with the rest of it.
+                continue;
+            }
+            if composed == Composed::Full {
+                // Ids reach the peer in order: a stream keeps its place until it has begun.
+                if self.streams[key].transmitted {
+                    self.send_ready.rotate_left(1);
+                }
+                return;
+            }
+            self.send_ready.pop_front();
+            self.streams[key].in_send_ready = false;
+            self.mark_write(key);
+        }
+    }
+
+    fn compose_stream(&mut self, key: usize, message: &mut Composer<'_>) -> Composed {
+        loop {
+            let stream = &mut self.streams[key];
+            let id = stream.id;
+            if let Some(&Announce { grant, len, end }) = stream.announce.front() {
+                if !message.add(&Frame::Done { stream: id, end, id: grant.0, len }) {
+                    return Composed::Full;
+                }
+                stream.announce.pop_front();
+                self.peer_grants.remove(&grant.0);
+                if end {
+                    self.ended(key);
+                    return Composed::Idle;
+                }
+                continue;
+            }
+            if stream.transmitted
+                && let Some(&len) = stream.requests.front()
+            {
+                if !message.add(&Frame::Request { stream: id, len }) {
+                    return Composed::Full;
+                }
+                stream.requests.pop_front();
+                continue;
+            }
+            let Some(room) = message.room().checked_sub(FRAME_HEADER) else { return Composed::Full };
+            let ended = match stream.out.front_mut() {
+                None | Some(Out::Bulk(_)) => return Composed::Idle,
+                Some(Out::Headers { block, end }) => {
+                    if room < block.len().min(MIN_SPLIT) {
+                        return Composed::Full;
+                    }
+                    let piece = block.split_to(block.len().min(room));
+                    let more = !block.is_empty();
+                    let end = *end;
+                    message.add(&Frame::Headers { stream: id, end, more, block: piece });
+                    stream.transmitted = true;
+                    if more {
+                        return Composed::Full;
+                    }
+                    stream.out.pop_front();
+                    end
+                }
+                Some(Out::Eager { bytes, end }) => {
+                    let allowed = bytes.len().min(stream.send_window as usize);
+                    if allowed == 0 && !bytes.is_empty() {
+                        return Composed::Idle;
+                    }
+                    if room < allowed.min(MIN_SPLIT) {
+                        return Composed::Full;
+                    }
+                    let piece = bytes.split_to(allowed.min(room));
+                    let len = piece.len();
+                    let last = bytes.is_empty();
+                    let end = *end && last;
+                    message.add(&Frame::Data { stream: id, end, data: piece });
+                    stream.send_window -= len as u32;
+                    if last {
+                        stream.out.pop_front();
+                    }
+                    self.stats.eager_sent += len as u64;
+                    self.sent_bytes(key, len);
+                    end
+                }
+            };
+            if ended {
+                self.ended(key);
+                return Composed::Idle;
+            }
+            self.prepare_bulk(key);
+        }
+    }
+
+    /// END has been emitted.
+    fn ended(&mut self, key: usize) {
+        let stream = &mut self.streams[key];
+        stream.send = SendHalf::Ended;
+        if self.side == Side::Server && !stream.recv.is_done() && stream.recv != RecvHalf::Discarding {
+            // The response is complete; what the client still sends is not wanted.
+            stream.recv = RecvHalf::Discarding;
+            stream.wants.clear();
+            let code = ResetCode::NO_ERROR.0;
+            let id = stream.id;
+            self.control.push_back(Frame::Reset { stream: id, code });
+        }
+        self.remove_if_done(key);
+    }
+
+    fn next_write(&mut self, room: Room) -> Option<Write> {
+        while let Some(&key) = self.write_ready.front() {
+            if !self.streams[key].can_write() {
+                self.write_ready.pop_front();
+                self.streams[key].in_write_ready = false;
+                continue;
+            }
+            return self.write(key, room);
+        }
+        None
+    }
+
+    fn write(&mut self, key: usize, room: Room) -> Option<Write> {
+        let chunk = self.config.write_chunk as usize;
+        let stream = &mut self.streams[key];
+        let Some(Out::Bulk(bulk)) = stream.out.front_mut() else { return None };
+        let grant = bulk.grants.front_mut()?;
+        let wanted = bulk.bytes.len().min((grant.len - grant.used) as usize).min(chunk);
+        let allowed = if bulk.pinned { room.write } else { room.write.min(room.staging) };
+        let len = wanted.min(allowed);
+        if len < wanted.min(MIN_WRITE) {
+            return None;
+        }
+        let src: Bytes = bulk.bytes.split_to(len);
+        let write =
+            Write { src, pinned: bulk.pinned, addr: grant.addr + u64::from(grant.used), rkey: grant.rkey };
+        grant.used += len as u32;
+        let finished = bulk.bytes.is_empty();
+        if finished || grant.used == grant.len {
+            let announce = Announce { grant: grant.id, len: grant.used, end: finished && bulk.end };
+            stream.announce.push_back(announce);
+            bulk.grants.pop_front();
+        }
+        if finished {
+            stream.out.pop_front();
+        }
+        self.stats.writes += 1;
+        self.stats.write_sent += len as u64;
+        // The next stream's turn.
+        self.write_ready.rotate_left(1);
+        self.sent_bytes(key, len);
+        if finished {
+            self.prepare_bulk(key);
+        }
+        self.mark_send(key);
+        Some(write)
+    }
+}

@@ -1,0 +1,235 @@
+//! What a peer can do wrong, by name.
+
+use crate::ids::{GrantId, StreamId};
+
+/// A breach of the protocol by the peer. The connection closes; nothing else happens (R15).
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Breach {
+    /// A control message is too short, too long, or its length field differs from what was received.
+    #[error("control message of {received} bytes says it has {stated}")]
+    MessageLength {
+        /// Bytes that arrived.
+        received: usize,
+        /// The message's own length field.
+        stated: usize,
+    },
+    /// A reserved field is not zero.
+    #[error("reserved field of the {0} is not zero")]
+    Reserved(&'static str),
+    /// A frame reaches over the end of its message.
+    #[error("{frame} frame of {stated} bytes in a message with {left} bytes left")]
+    FrameLength {
+        /// Name of the frame.
+        frame: &'static str,
+        /// Its length field.
+        stated: usize,
+        /// What is left of the message.
+        left: usize,
+    },
+    /// The payload of a frame does not have the length that its type prescribes.
+    #[error("{frame} frame with a payload of {got} bytes")]
+    PayloadLength {
+        /// Name of the frame.
+        frame: &'static str,
+        /// Payload bytes.
+        got: usize,
+    },
+    /// A frame type that this version does not know.
+    #[error("unknown frame type {0}")]
+    UnknownFrame(u8),
+    /// A flag that this frame does not have.
+    #[error("{frame} frame with unknown flags {flags:#04x}")]
+    UnknownFlags {
+        /// Name of the frame.
+        frame: &'static str,
+        /// The flags.
+        flags: u8,
+    },
+    /// A frame that only the other side may send.
+    #[error("{0} frame from the wrong side")]
+    WrongSide(&'static str),
+    /// A SEND arrived though the peer had no credit left.
+    #[error("SEND without credit")]
+    NoCredit,
+    /// The peer returned more credits than were spent.
+    #[error("{returned} credits returned, {spent} spent")]
+    CreditOverflow {
+        /// Credits in the message.
+        returned: u32,
+        /// Credits that were outstanding.
+        spent: u32,
+    },
+    /// A frame names a stream that was never opened.
+    #[error("{frame} frame for {stream}, which was never opened")]
+    UnknownStream {
+        /// Name of the frame.
+        frame: &'static str,
+        /// The stream.
+        stream: StreamId,
+    },
+    /// A frame names a stream whose sending side has ended.
+    #[error("{frame} frame for {stream}, which the sender had closed")]
+    ClosedStream {
+        /// Name of the frame.
+        frame: &'static str,
+        /// The stream.
+        stream: StreamId,
+    },
+    /// A frame that stands on the connection names a stream, or the other way round.
+    #[error("{frame} frame with stream id {id}")]
+    StreamField {
+        /// Name of the frame.
+        frame: &'static str,
+        /// The id.
+        id: u32,
+    },
+    /// A new stream's id is not above all earlier ones.
+    #[error("new {stream} after stream {last}")]
+    StreamOrder {
+        /// The new stream.
+        stream: StreamId,
+        /// The highest id so far.
+        last: u32,
+    },
+    /// More streams are open than the settings allow.
+    #[error("more than {0} streams open")]
+    TooManyStreams(u32),
+    /// A stream was opened after the peer had acknowledged GOAWAY.
+    #[error("{0} opened after GOAWAY was acknowledged")]
+    OpenedAfterGoAway(StreamId),
+    /// A header block is longer than allowed.
+    #[error("header block of {stream} is longer than {limit} bytes")]
+    HeaderBlock {
+        /// The stream.
+        stream: StreamId,
+        /// The limit in bytes.
+        limit: u32,
+    },
+    /// Header frames in an order that no call has.
+    #[error("{frame} frame for {stream} out of order")]
+    FrameOrder {
+        /// Name of the frame.
+        frame: &'static str,
+        /// The stream.
+        stream: StreamId,
+    },
+    /// A header block that cannot be decoded.
+    #[error("malformed header block: {0}")]
+    Headers(&'static str),
+    /// More data than the stream's window holds.
+    #[error("{len} bytes for {stream} with a window of {window}")]
+    Window {
+        /// The stream.
+        stream: StreamId,
+        /// Bytes of the frame.
+        len: u32,
+        /// Window left.
+        window: u32,
+    },
+    /// A window grew past 2^31 - 1 bytes, or by nothing.
+    #[error("window of {0} grew by {1} bytes")]
+    WindowUpdate(StreamId, u32),
+    /// A transfer longer than the longest message.
+    #[error("request for {len} bytes on {stream}, the limit is {limit}")]
+    RequestLength {
+        /// The stream.
+        stream: StreamId,
+        /// Bytes asked for.
+        len: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// More requests are open on a stream than allowed.
+    #[error("more than {1} requests open on {0}")]
+    TooManyRequests(StreamId, usize),
+    /// DONE or ABORT or RECALL names a grant that is not outstanding.
+    #[error("{frame} frame for {grant}, which is not outstanding")]
+    UnknownGrant {
+        /// Name of the frame.
+        frame: &'static str,
+        /// The grant.
+        grant: GrantId,
+    },
+    /// DONE with more bytes than were granted, or none.
+    #[error("DONE with {len} bytes for {grant} of {granted}")]
+    DoneLength {
+        /// The grant.
+        grant: GrantId,
+        /// Bytes stated.
+        len: u32,
+        /// Bytes granted.
+        granted: u32,
+    },
+    /// DONE names another stream than the grant was given to.
+    #[error("DONE of {grant} for {stream}, which it was not granted to")]
+    DoneStream {
+        /// The grant.
+        grant: GrantId,
+        /// The stream.
+        stream: StreamId,
+    },
+    /// A grant of nothing, past the end of the address space, not asked for, or with an id in use.
+    #[error("impossible {grant}: {why}")]
+    BadGrant {
+        /// The grant.
+        grant: GrantId,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// The peer asks for more answers than this side is ready to keep.
+    #[error("more than {0} answers asked for and not collected")]
+    Flood(usize),
+    /// A PONG that answers no PING of ours.
+    #[error("PONG that answers no PING")]
+    UnexpectedPong,
+}
+
+/// Why a connection closes, as it travels in CLOSE and GOAWAY frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CloseCode {
+    /// Nothing is wrong.
+    Ok,
+    /// The peer broke the protocol.
+    Breach,
+    /// The sender failed inside.
+    Internal,
+    /// The sender has no resources for the connection.
+    Resources,
+    /// A code that this version does not know.
+    Other(u32),
+}
+
+impl CloseCode {
+    pub(crate) fn to_wire(self) -> u32 {
+        match self {
+            CloseCode::Ok => 0,
+            CloseCode::Breach => 1,
+            CloseCode::Internal => 2,
+            CloseCode::Resources => 3,
+            CloseCode::Other(code) => code,
+        }
+    }
+
+    pub(crate) fn from_wire(code: u32) -> Self {
+        match code {
+            0 => CloseCode::Ok,
+            1 => CloseCode::Breach,
+            2 => CloseCode::Internal,
+            3 => CloseCode::Resources,
+            other => CloseCode::Other(other),
+        }
+    }
+}
+
+impl std::fmt::Display for CloseCode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            CloseCode::Ok => f.write_str("ok"),
+            CloseCode::Breach => f.write_str("protocol breach"),
+            CloseCode::Internal => f.write_str("internal error"),
+            CloseCode::Resources => f.write_str("out of resources"),
+            CloseCode::Other(code) => write!(f, "close code {code}"),
+        }
+    }
+}

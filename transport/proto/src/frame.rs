@@ -1,0 +1,413 @@
+//! The wire format of control messages.
+//!
+//! One SEND carries one message: a header and any number of frames. All integers are little-endian.
+//!
+//! Message header, 8 bytes:
+//!
+//! | offset | bytes | field |
+//! |---|---|---|
+//! | 0 | 2 | credits returned: RECV slots that the sender has reposted since its last message |
+//! | 2 | 2 | reserved, 0 |
+//! | 4 | 4 | length of the message in bytes, header included |
+//!
+//! Frame header, 8 bytes, then the payload:
+//!
+//! | offset | bytes | field |
+//! |---|---|---|
+//! | 0 | 1 | type |
+//! | 1 | 1 | flags |
+//! | 2 | 2 | bytes of payload |
+//! | 4 | 4 | stream id, 0 for the connection |
+//!
+//! | type | name | stream | payload | flags |
+//! |---|---|---|---|---|
+//! | 1 | HEADERS | yes | a piece of a header block ([`crate::headers`]) | END 1: the sender's half ends here; MORE 2: the block goes on in the next HEADERS of the stream |
+//! | 2 | DATA | yes | bytes of the body | END 1 |
+//! | 3 | WINDOW | yes | increment (4) | |
+//! | 4 | RESET | yes | reset code (4) | |
+//! | 5 | REQUEST | yes | bytes wanted (8) | |
+//! | 6 | GRANT | yes, or 0 for a standing grant | grant id (4), rkey (4), length (4), reserved (4), address (8) | |
+//! | 7 | DONE | yes | grant id (4), bytes written (4) | END 1 |
+//! | 8 | ABORT | 0 | grant id (4) | |
+//! | 9 | RECALL | 0 | grant id (4) | |
+//! | 10 | PING | 0 | token (8) | ACK 1 |
+//! | 11 | GOAWAY | 0 | close code (4), text | ACK 1 |
+//! | 12 | CLOSE | 0 | close code (4), text | |
+
+use bytes::{Buf, Bytes};
+
+use crate::error::Breach;
+
+/// Bytes of a message header.
+pub const MESSAGE_HEADER: usize = 8;
+/// Bytes of a frame header.
+pub const FRAME_HEADER: usize = 8;
+/// The sender's half of the stream ends with this frame.
+pub const END: u8 = 1;
+/// The header block goes on in the next HEADERS frame of the stream.
+pub const MORE: u8 = 2;
+/// Answers a PING or a GOAWAY.
+pub const ACK: u8 = 1;
+/// The longest text of a GOAWAY or CLOSE, in bytes.
+pub const MAX_TEXT: usize = 240;
+
+/// A frame as received. Payloads are slices of the message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are those of the table above")]
+pub enum Frame {
+    Headers { stream: u32, end: bool, more: bool, block: Bytes },
+    Data { stream: u32, end: bool, data: Bytes },
+    Window { stream: u32, increment: u32 },
+    Reset { stream: u32, code: u32 },
+    Request { stream: u32, len: u64 },
+    Grant { stream: u32, id: u32, rkey: u32, len: u32, addr: u64 },
+    Done { stream: u32, end: bool, id: u32, len: u32 },
+    Abort { id: u32 },
+    Recall { id: u32 },
+    Ping { ack: bool, token: u64 },
+    GoAway { ack: bool, code: u32, text: Bytes },
+    Close { code: u32, text: Bytes },
+}
+
+impl Frame {
+    /// The frame's name in messages.
+    pub fn name(&self) -> &'static str {
+        kind_name(self.kind())
+    }
+
+    fn kind(&self) -> u8 {
+        match self {
+            Frame::Headers { .. } => 1,
+            Frame::Data { .. } => 2,
+            Frame::Window { .. } => 3,
+            Frame::Reset { .. } => 4,
+            Frame::Request { .. } => 5,
+            Frame::Grant { .. } => 6,
+            Frame::Done { .. } => 7,
+            Frame::Abort { .. } => 8,
+            Frame::Recall { .. } => 9,
+            Frame::Ping { .. } => 10,
+            Frame::GoAway { .. } => 11,
+            Frame::Close { .. } => 12,
+        }
+    }
+
+    /// Bytes of the frame on the wire, its header included.
+    pub fn wire_len(&self) -> usize {
+        FRAME_HEADER
+            + match self {
+                Frame::Headers { block, .. } => block.len(),
+                Frame::Data { data, .. } => data.len(),
+                Frame::Window { .. } | Frame::Reset { .. } | Frame::Abort { .. } | Frame::Recall { .. } => 4,
+                Frame::Request { .. } | Frame::Done { .. } | Frame::Ping { .. } => 8,
+                Frame::Grant { .. } => 24,
+                Frame::GoAway { text, .. } | Frame::Close { text, .. } => 4 + text.len(),
+            }
+    }
+}
+
+fn kind_name(kind: u8) -> &'static str {
+    const NAMES: [&str; 13] = [
+        "?", "HEADERS", "DATA", "WINDOW", "RESET", "REQUEST", "GRANT", "DONE", "ABORT", "RECALL", "PING",
+        "GOAWAY", "CLOSE",
+    ];
+    NAMES.get(usize::from(kind)).copied().unwrap_or("unknown")
+}
+
+/// Composes one message in a SEND slot.
+#[derive(Debug)]
+pub struct Composer<'a> {
+    slot: &'a mut [u8],
+    len: usize,
+}
+
+impl<'a> Composer<'a> {
+    /// Starts a message. The slot has at least 512 bytes ([`crate::Config::check`]).
+    pub fn new(slot: &'a mut [u8]) -> Self {
+        debug_assert!(slot.len() >= MESSAGE_HEADER);
+        Composer { slot, len: MESSAGE_HEADER }
+    }
+
+    /// Bytes left for frames, their headers included.
+    pub fn room(&self) -> usize {
+        self.slot.len() - self.len
+    }
+
+    /// Whether no frame has been added.
+    pub fn is_empty(&self) -> bool {
+        self.len == MESSAGE_HEADER
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        self.slot[self.len..self.len + bytes.len()].copy_from_slice(bytes);
+        self.len += bytes.len();
+    }
+
+    fn header(&mut self, kind: u8, flags: u8, len: usize, stream: u32) {
+        let mut head = [kind, flags, 0, 0, 0, 0, 0, 0];
+        head[2..4].copy_from_slice(&(len as u16).to_le_bytes());
+        head[4..].copy_from_slice(&stream.to_le_bytes());
+        self.put(&head);
+    }
+
+    /// Adds a frame; false, and nothing added, if it does not fit.
+    pub fn add(&mut self, frame: &Frame) -> bool {
+        let wire = frame.wire_len();
+        if wire > self.room() {
+            return false;
+        }
+        let (kind, len) = (frame.kind(), wire - FRAME_HEADER);
+        match frame {
+            Frame::Headers { stream, end, more, block } => {
+                self.header(kind, u8::from(*end) * END | u8::from(*more) * MORE, len, *stream);
+                self.put(block);
+            }
+            Frame::Data { stream, end, data } => {
+                self.header(kind, u8::from(*end) * END, len, *stream);
+                self.put(data);
+            }
+            Frame::Window { stream, increment: word } | Frame::Reset { stream, code: word } => {
+                self.header(kind, 0, len, *stream);
+                self.put(&word.to_le_bytes());
+            }
+            Frame::Request { stream, len: wanted } => {
+                self.header(kind, 0, len, *stream);
+                self.put(&wanted.to_le_bytes());
+            }
+            Frame::Grant { stream, id, rkey, len: granted, addr } => {
+                self.header(kind, 0, len, *stream);
+                for word in [*id, *rkey, *granted, 0] {
+                    self.put(&word.to_le_bytes());
+                }
+                self.put(&addr.to_le_bytes());
+            }
+            Frame::Done { stream, end, id, len: written } => {
+                self.header(kind, u8::from(*end) * END, len, *stream);
+                self.put(&id.to_le_bytes());
+                self.put(&written.to_le_bytes());
+            }
+            Frame::Abort { id } | Frame::Recall { id } => {
+                self.header(kind, 0, len, 0);
+                self.put(&id.to_le_bytes());
+            }
+            Frame::Ping { ack, token } => {
+                self.header(kind, u8::from(*ack) * ACK, len, 0);
+                self.put(&token.to_le_bytes());
+            }
+            Frame::GoAway { ack, code, text } => {
+                self.header(kind, u8::from(*ack) * ACK, len, 0);
+                self.put(&code.to_le_bytes());
+                self.put(text);
+            }
+            Frame::Close { code, text } => {
+                self.header(kind, 0, len, 0);
+                self.put(&code.to_le_bytes());
+                self.put(text);
+            }
+        }
+        true
+    }
+
+    /// Writes the message header; returns the length of the message.
+    pub fn finish(self, credits: u16) -> usize {
+        self.slot[..2].copy_from_slice(&credits.to_le_bytes());
+        self.slot[2..4].fill(0);
+        self.slot[4..8].copy_from_slice(&(self.len as u32).to_le_bytes());
+        self.len
+    }
+}
+
+/// Reads the frames of one received message.
+#[derive(Debug)]
+pub struct Reader {
+    /// Credits that the message returns.
+    pub credits: u16,
+    rest: Bytes,
+}
+
+impl Reader {
+    /// Checks the message header.
+    ///
+    /// # Errors
+    /// [`Breach::MessageLength`], [`Breach::Reserved`].
+    pub fn new(mut message: Bytes) -> Result<Self, Breach> {
+        let received = message.len();
+        if received < MESSAGE_HEADER {
+            return Err(Breach::MessageLength { received, stated: MESSAGE_HEADER });
+        }
+        let credits = message.get_u16_le();
+        if message.get_u16_le() != 0 {
+            return Err(Breach::Reserved("message header"));
+        }
+        let stated = message.get_u32_le() as usize;
+        if stated != received {
+            return Err(Breach::MessageLength { received, stated });
+        }
+        Ok(Reader { credits, rest: message })
+    }
+
+    /// The next frame, checked as far as a frame can be by itself.
+    ///
+    /// # Errors
+    /// What is wrong with the frame; nothing after it is read.
+    pub fn next_frame(&mut self) -> Result<Option<Frame>, Breach> {
+        if self.rest.is_empty() {
+            return Ok(None);
+        }
+        if self.rest.len() < FRAME_HEADER {
+            return Err(Breach::FrameLength { frame: "?", stated: FRAME_HEADER, left: self.rest.len() });
+        }
+        let kind = self.rest.get_u8();
+        let flags = self.rest.get_u8();
+        let len = usize::from(self.rest.get_u16_le());
+        let stream = self.rest.get_u32_le();
+        let frame = kind_name(kind);
+        if kind == 0 || kind > 12 {
+            return Err(Breach::UnknownFrame(kind));
+        }
+        if len > self.rest.len() {
+            return Err(Breach::FrameLength { frame, stated: len, left: self.rest.len() });
+        }
+        let allowed = match kind {
+            1 => END | MORE,
+            2 | 7 => END,
+            10 | 11 => ACK,
+            _ => 0,
+        };
+        if flags & !allowed != 0 {
+            return Err(Breach::UnknownFlags { frame, flags });
+        }
+        let on_stream = matches!(kind, 1..=5 | 7);
+        if kind != 6 && on_stream != (stream != 0) {
+            return Err(Breach::StreamField { frame, id: stream });
+        }
+        let mut p = self.rest.split_to(len);
+        let exact = match kind {
+            3 | 4 | 8 | 9 => Some(4),
+            5 | 7 | 10 => Some(8),
+            6 => Some(24),
+            11 | 12 if len < 4 || len > 4 + MAX_TEXT => Some(4),
+            _ => None,
+        };
+        if exact.is_some_and(|exact| exact != len) {
+            return Err(Breach::PayloadLength { frame, got: len });
+        }
+        let end = flags & END != 0;
+        Ok(Some(match kind {
+            1 => Frame::Headers { stream, end, more: flags & MORE != 0, block: p },
+            2 => Frame::Data { stream, end, data: p },
+            3 => Frame::Window { stream, increment: p.get_u32_le() },
+            4 => Frame::Reset { stream, code: p.get_u32_le() },
+            5 => Frame::Request { stream, len: p.get_u64_le() },
+            6 => {
+                let (id, rkey, len, reserved) =
+                    (p.get_u32_le(), p.get_u32_le(), p.get_u32_le(), p.get_u32_le());
+                if reserved != 0 {
+                    return Err(Breach::Reserved("GRANT frame"));
+                }
+                Frame::Grant { stream, id, rkey, len, addr: p.get_u64_le() }
+            }
+            7 => Frame::Done { stream, end, id: p.get_u32_le(), len: p.get_u32_le() },
+            8 => Frame::Abort { id: p.get_u32_le() },
+            9 => Frame::Recall { id: p.get_u32_le() },
+            10 => Frame::Ping { ack: flags & ACK != 0, token: p.get_u64_le() },
+            11 => Frame::GoAway { ack: flags & ACK != 0, code: p.get_u32_le(), text: p },
+            _ => Frame::Close { code: p.get_u32_le(), text: p },
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn every_frame() -> Vec<Frame> {
+        let text = Bytes::from_static(b"text");
+        vec![
+            Frame::Headers { stream: 1, end: false, more: true, block: text.clone() },
+            Frame::Data { stream: 1, end: true, data: text.clone() },
+            Frame::Window { stream: 1, increment: 9 },
+            Frame::Reset { stream: 1, code: 8 },
+            Frame::Request { stream: 1, len: 1 << 40 },
+            Frame::Grant { stream: 0, id: 1, rkey: 2, len: 3, addr: 1 << 50 },
+            Frame::Done { stream: 1, end: true, id: 1, len: 3 },
+            Frame::Abort { id: 1 },
+            Frame::Recall { id: 1 },
+            Frame::Ping { ack: true, token: 7 },
+            Frame::GoAway { ack: false, code: 0, text: text.clone() },
+            Frame::Close { code: 1, text },
+        ]
+    }
+
+    fn compose(frames: &[Frame]) -> Vec<u8> {
+        let mut slot = vec![0xff; 4096];
+        let mut c = Composer::new(&mut slot);
+        for f in frames {
+            assert!(c.add(f));
+        }
+        let len = c.finish(5);
+        slot.truncate(len);
+        slot
+    }
+
+    fn read(message: Vec<u8>) -> Result<Vec<Frame>, Breach> {
+        let mut r = Reader::new(message.into())?;
+        let mut out = Vec::new();
+        while let Some(f) = r.next_frame()? {
+            out.push(f);
+        }
+        Ok(out)
+    }
+
+    #[test]
+    fn frames_round_trip() {
+        let frames = every_frame();
+        assert_eq!(read(compose(&frames)).unwrap(), frames);
+    }
+
+    #[test]
+    fn truncation_is_always_found() {
+        let full = compose(&every_frame());
+        for len in 0..full.len() {
+            assert!(read(full[..len].to_vec()).is_err(), "{len}");
+        }
+    }
+
+    #[test]
+    fn single_bytes_changed_never_panic() {
+        let full = compose(&every_frame());
+        for at in 0..full.len() {
+            for value in [0, 1, 2, 0x7f, 0x80, 0xff] {
+                let mut message = full.clone();
+                message[at] = value;
+                let _ = read(message);
+            }
+        }
+    }
+
+    #[test]
+    fn breaches_are_named() {
+        let mut m = compose(&[Frame::Abort { id: 1 }]);
+        m[8] = 13;
+        assert_eq!(read(m).unwrap_err(), Breach::UnknownFrame(13));
+        let mut m = compose(&[Frame::Abort { id: 1 }]);
+        m[9] = 1;
+        assert_eq!(read(m).unwrap_err(), Breach::UnknownFlags { frame: "ABORT", flags: 1 });
+        let mut m = compose(&[Frame::Abort { id: 1 }]);
+        m[10] = 200;
+        assert_eq!(read(m).unwrap_err(), Breach::FrameLength { frame: "ABORT", stated: 200, left: 4 });
+        let mut m = compose(&[Frame::Abort { id: 1 }]);
+        m[12] = 3;
+        assert_eq!(read(m).unwrap_err(), Breach::StreamField { frame: "ABORT", id: 3 });
+    }
+
+    #[test]
+    fn a_full_slot_refuses_and_stays_whole() {
+        let mut slot = [0; 64];
+        let mut c = Composer::new(&mut slot);
+        assert!(c.add(&Frame::Ping { ack: false, token: 1 }));
+        assert!(!c.add(&Frame::Data { stream: 1, end: false, data: Bytes::from(vec![0; 64]) }));
+        let len = c.finish(0);
+        assert_eq!(read(slot[..len].to_vec()).unwrap().len(), 1);
+    }
+}

@@ -1,0 +1,361 @@
+//! The private data of connect, accept and reject.
+//!
+//! rdma_cm carries at most 56 bytes with a connect request on InfiniBand and RoCE (rdma_connect(3)) and
+//! pads what it delivers, so every message has its own length. All integers are little-endian.
+//!
+//! Hello (client to server), 56 bytes:
+//!
+//! | offset | bytes | field |
+//! |---|---|---|
+//! | 0 | 4 | magic `tRDM` |
+//! | 4 | 1 | length of the message: 56 |
+//! | 5 | 1 | kind: 1 hello, 2 accept, 3 reject |
+//! | 6 | 1 | lowest version spoken |
+//! | 7 | 1 | highest version spoken |
+//! | 8 | 16 | ticket |
+//! | 24 | 2 | RECV slots: the credits that the other side starts with |
+//! | 26 | 2 | reserved, 0 |
+//! | 28 | 4 | bytes of a RECV slot |
+//! | 32 | 4 | streams that the other side may open at once |
+//! | 36 | 4 | stream window in bytes |
+//! | 40 | 8 | longest message in bytes |
+//! | 48 | 8 | reserved, 0 |
+//!
+//! Accept (server to client) is the same with kind 2, both version bytes holding the version chosen, and
+//! a ticket of zeros. Reject, 16 bytes: magic, length 16, kind 3, the versions that the server speaks,
+//! the code (4), reserved (4).
+//!
+//! # Version negotiation
+//!
+//! The client states the lowest and highest version it speaks; the server takes the highest that both
+//! speak, or rejects with [`Reject::Version`] and its own range. A version may only redefine what
+//! follows the version bytes, so that any two versions can at least disagree in an orderly way.
+
+/// The lowest protocol version that this crate speaks.
+pub const VERSION_MIN: u8 = 1;
+/// The highest protocol version that this crate speaks.
+pub const VERSION_MAX: u8 = 1;
+/// Bytes of a hello and of an accept.
+pub const HELLO_LEN: usize = 56;
+/// Bytes of a reject.
+pub const REJECT_LEN: usize = 16;
+
+const MAGIC: [u8; 4] = *b"tRDM";
+
+/// What one side tells the other about itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// RECV slots posted: credits that the peer starts with.
+    pub recv_slots: u16,
+    /// Bytes of a RECV slot: the longest SEND.
+    pub slot_size: u32,
+    /// Streams that the peer may have open at once.
+    pub max_streams: u32,
+    /// Bytes that a stream may hold unread without having asked.
+    pub stream_window: u32,
+    /// Longest message in bytes.
+    pub max_message: u64,
+}
+
+/// The client's side of connection set-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// Lowest version that the client speaks.
+    pub version_min: u8,
+    /// Highest version that the client speaks.
+    pub version_max: u8,
+    /// The one-time ticket from the Offer.
+    pub ticket: [u8; 16],
+    /// The client's settings.
+    pub settings: Settings,
+}
+
+/// The server's answer when it accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Accept {
+    /// The version that both speak from now on.
+    pub version: u8,
+    /// The server's settings.
+    pub settings: Settings,
+}
+
+/// The server's answer when it refuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Reject {
+    /// No version is spoken by both.
+    #[error("no common protocol version: the server speaks {min} to {max}")]
+    Version {
+        /// Lowest version of the server.
+        min: u8,
+        /// Highest version of the server.
+        max: u8,
+    },
+    /// The ticket is unknown, used or expired.
+    #[error("the ticket was not accepted (wrong, used or expired)")]
+    Ticket,
+    /// The server has no memory or places left for the connection.
+    #[error("the server has no resources for another connection")]
+    Resources,
+    /// The server is shutting down.
+    #[error("the server is shutting down")]
+    ShuttingDown,
+    /// The hello was not understood.
+    #[error("the server did not understand the hello")]
+    Malformed,
+    /// A code that this version does not know.
+    #[error("rejected with code {0}")]
+    Other(u32),
+}
+
+/// Private data that is not a valid hello, accept or reject.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HelloError {
+    /// Not this protocol at all.
+    #[error("private data of another protocol (no tonic-rdma magic in {0} bytes)")]
+    Magic(usize),
+    /// Cut short, or with a length that its kind does not have.
+    #[error("private data of {received} bytes states a length of {stated}")]
+    Length {
+        /// Bytes received.
+        received: usize,
+        /// Length stated.
+        stated: usize,
+    },
+    /// Not the kind that was expected.
+    #[error("private data of kind {0} where another was expected")]
+    Kind(u8),
+    /// No version in common.
+    #[error("peer speaks protocol versions {min} to {max}, this side {VERSION_MIN} to {VERSION_MAX}")]
+    Version {
+        /// Lowest version of the peer.
+        min: u8,
+        /// Highest version of the peer.
+        max: u8,
+    },
+    /// A setting outside its range.
+    #[error("peer's {name} is {value}")]
+    Setting {
+        /// Name of the setting.
+        name: &'static str,
+        /// Its value.
+        value: u64,
+    },
+}
+
+const KIND_HELLO: u8 = 1;
+const KIND_ACCEPT: u8 = 2;
+const KIND_REJECT: u8 = 3;
+
+fn le<const N: usize>(data: &[u8], at: usize) -> [u8; N] {
+    let mut out = [0; N];
+    if let Some(src) = data.get(at..at + N) {
+        out.copy_from_slice(src);
+    }
+    out
+}
+
+fn prefix(data: &[u8], kind: u8, len: usize) -> Result<&[u8], HelloError> {
+    if data.get(..4) != Some(&MAGIC) {
+        return Err(HelloError::Magic(data.len()));
+    }
+    let stated = data.get(4).copied().unwrap_or(0) as usize;
+    if data.len() < 8 || stated < 8 || data.len() < stated {
+        return Err(HelloError::Length { received: data.len(), stated });
+    }
+    if data[5] != kind {
+        return Err(HelloError::Kind(data[5]));
+    }
+    let (min, max) = (data[6], data[7]);
+    // A reject states the server's versions, which may well have none in common with ours.
+    if kind != KIND_REJECT && (min > max || min > VERSION_MAX || max < VERSION_MIN) {
+        return Err(HelloError::Version { min, max });
+    }
+    if stated != len {
+        return Err(HelloError::Length { received: data.len(), stated });
+    }
+    Ok(&data[..len])
+}
+
+fn put(kind: u8, min: u8, max: u8, ticket: &[u8; 16], s: &Settings) -> [u8; HELLO_LEN] {
+    let mut out = [0; HELLO_LEN];
+    out[..4].copy_from_slice(&MAGIC);
+    out[4] = HELLO_LEN as u8;
+    out[5] = kind;
+    out[6] = min;
+    out[7] = max;
+    out[8..24].copy_from_slice(ticket);
+    out[24..26].copy_from_slice(&s.recv_slots.to_le_bytes());
+    out[28..32].copy_from_slice(&s.slot_size.to_le_bytes());
+    out[32..36].copy_from_slice(&s.max_streams.to_le_bytes());
+    out[36..40].copy_from_slice(&s.stream_window.to_le_bytes());
+    out[40..48].copy_from_slice(&s.max_message.to_le_bytes());
+    out
+}
+
+fn settings(data: &[u8]) -> Result<Settings, HelloError> {
+    let s = Settings {
+        recv_slots: u16::from_le_bytes(le(data, 24)),
+        slot_size: u32::from_le_bytes(le(data, 28)),
+        max_streams: u32::from_le_bytes(le(data, 32)),
+        stream_window: u32::from_le_bytes(le(data, 36)),
+        max_message: u64::from_le_bytes(le(data, 40)),
+    };
+    let rule =
+        |ok: bool, name, value: u64| if ok { Ok(()) } else { Err(HelloError::Setting { name, value }) };
+    rule(data[26..28] == [0, 0] && data[48..56] == [0; 8], "reserved field", 1)?;
+    rule((4..=4096).contains(&s.recv_slots), "recv_slots", s.recv_slots.into())?;
+    rule((512..=32_768).contains(&s.slot_size), "slot_size", s.slot_size.into())?;
+    rule(
+        s.stream_window >= 4096 && s.stream_window <= i32::MAX as u32,
+        "stream_window",
+        s.stream_window.into(),
+    )?;
+    rule(s.max_message > 0, "max_message", s.max_message)?;
+    Ok(s)
+}
+
+impl Hello {
+    /// A hello of this crate's versions.
+    pub fn new(ticket: [u8; 16], settings: Settings) -> Self {
+        Hello { version_min: VERSION_MIN, version_max: VERSION_MAX, ticket, settings }
+    }
+
+    /// The bytes for the private data of connect.
+    pub fn encode(&self) -> [u8; HELLO_LEN] {
+        put(KIND_HELLO, self.version_min, self.version_max, &self.ticket, &self.settings)
+    }
+
+    /// Reads a hello from private data, which may be padded.
+    ///
+    /// # Errors
+    /// What is wrong with it, by name.
+    pub fn decode(data: &[u8]) -> Result<Self, HelloError> {
+        let data = prefix(data, KIND_HELLO, HELLO_LEN)?;
+        Ok(Hello {
+            version_min: data[6],
+            version_max: data[7],
+            ticket: le(data, 8),
+            settings: settings(data)?,
+        })
+    }
+
+    /// The highest version that both speak.
+    pub fn version(&self) -> u8 {
+        self.version_max.min(VERSION_MAX)
+    }
+}
+
+impl Accept {
+    /// The bytes for the private data of accept.
+    pub fn encode(&self) -> [u8; HELLO_LEN] {
+        put(KIND_ACCEPT, self.version, self.version, &[0; 16], &self.settings)
+    }
+
+    /// Reads an accept from private data, which may be padded.
+    ///
+    /// # Errors
+    /// What is wrong with it, by name.
+    pub fn decode(data: &[u8]) -> Result<Self, HelloError> {
+        let data = prefix(data, KIND_ACCEPT, HELLO_LEN)?;
+        if data[6] != data[7] {
+            return Err(HelloError::Version { min: data[6], max: data[7] });
+        }
+        Ok(Accept { version: data[6], settings: settings(data)? })
+    }
+}
+
+impl Reject {
+    /// The bytes for the private data of reject.
+    pub fn encode(&self) -> [u8; REJECT_LEN] {
+        let code: u32 = match *self {
+            Reject::Version { .. } => 1,
+            Reject::Ticket => 2,
+            Reject::Resources => 3,
+            Reject::ShuttingDown => 4,
+            Reject::Malformed => 5,
+            Reject::Other(code) => code,
+        };
+        let mut out = [0; REJECT_LEN];
+        out[..4].copy_from_slice(&MAGIC);
+        out[4] = REJECT_LEN as u8;
+        out[5] = KIND_REJECT;
+        out[6] = VERSION_MIN;
+        out[7] = VERSION_MAX;
+        out[8..12].copy_from_slice(&code.to_le_bytes());
+        out
+    }
+
+    /// Reads a reject from private data, which may be padded.
+    ///
+    /// # Errors
+    /// What is wrong with it, by name.
+    pub fn decode(data: &[u8]) -> Result<Self, HelloError> {
+        let data = prefix(data, KIND_REJECT, REJECT_LEN)?;
+        Ok(match u32::from_le_bytes(le(data, 8)) {
+            1 => Reject::Version { min: data[6], max: data[7] },
+            2 => Reject::Ticket,
+            3 => Reject::Resources,
+            4 => Reject::ShuttingDown,
+            5 => Reject::Malformed,
+            code => Reject::Other(code),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Config;
+
+    fn hello() -> Hello {
+        Hello::new([7; 16], Config::default().settings())
+    }
+
+    #[test]
+    fn round_trips_with_padding() {
+        let mut data = hello().encode().to_vec();
+        data.extend([0; 40]);
+        assert_eq!(Hello::decode(&data).unwrap(), hello());
+        let accept = Accept { version: 1, settings: hello().settings };
+        assert_eq!(Accept::decode(&accept.encode()).unwrap(), accept);
+        for reject in
+            [Reject::Ticket, Reject::Resources, Reject::ShuttingDown, Reject::Malformed, Reject::Other(99)]
+        {
+            assert_eq!(Reject::decode(&reject.encode()).unwrap(), reject);
+        }
+    }
+
+    #[test]
+    fn every_truncation_is_an_error() {
+        let data = hello().encode();
+        for len in 0..data.len() {
+            assert!(Hello::decode(&data[..len]).is_err(), "{len}");
+        }
+    }
+
+    #[test]
+    fn names_what_is_wrong() {
+        let mut data = hello().encode();
+        data[0] = b'x';
+        assert!(matches!(Hello::decode(&data), Err(HelloError::Magic(56))));
+        let mut data = hello().encode();
+        (data[6], data[7]) = (9, 12);
+        assert_eq!(
+            Hello::decode(&data).unwrap_err().to_string(),
+            "peer speaks protocol versions 9 to 12, this side 1 to 1"
+        );
+        let mut data = hello().encode();
+        data[28..32].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert_eq!(Hello::decode(&data).unwrap_err().to_string(), "peer's slot_size is 4294967295");
+        let mut data = hello().encode();
+        data[50] = 1;
+        assert!(Hello::decode(&data).is_err());
+        assert!(matches!(Accept::decode(&hello().encode()), Err(HelloError::Kind(1))));
+    }
+
+    #[test]
+    fn a_newer_client_that_still_speaks_ours_is_understood() {
+        let data = Hello { version_max: 200, ..hello() }.encode();
+        assert_eq!(Hello::decode(&data).unwrap().version(), VERSION_MAX);
+    }
+}

@@ -1,0 +1,68 @@
+//! Newtypes for what travels as a bare number.
+
+use std::fmt;
+
+/// Identifies a stream. Streams are opened by the client, with ids that only grow, from 1.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct StreamId(pub(crate) u32);
+
+impl StreamId {
+    /// The number on the wire.
+    pub fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl fmt::Display for StreamId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "stream {}", self.0)
+    }
+}
+
+/// Identifies one grant of landing memory, from GRANT to its DONE or ABORT.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct GrantId(pub(crate) u32);
+
+impl GrantId {
+    /// The number on the wire.
+    pub fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl fmt::Display for GrantId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "grant {}", self.0)
+    }
+}
+
+/// Why a stream was reset. The numbers are those of HTTP/2 (RFC 9113 section 7) where it has one, so
+/// that gRPC's mapping of reset codes to status codes applies unchanged.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ResetCode(pub u32);
+
+impl ResetCode {
+    /// The stream ended well, the peer need not send the rest.
+    pub const NO_ERROR: ResetCode = ResetCode(0x0);
+    /// The sender of the reset failed inside.
+    pub const INTERNAL: ResetCode = ResetCode(0x2);
+    /// The stream was refused before anything was done for it: safe to retry.
+    pub const REFUSED: ResetCode = ResetCode(0x7);
+    /// The call is not wanted any more.
+    pub const CANCEL: ResetCode = ResetCode(0x8);
+    /// The peer asks for calm: too much of something.
+    pub const ENHANCE_YOUR_CALM: ResetCode = ResetCode(0xb);
+}
+
+impl fmt::Display for ResetCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            ResetCode::NO_ERROR => f.write_str("no error"),
+            ResetCode::INTERNAL => f.write_str("internal error"),
+            ResetCode::REFUSED => f.write_str("refused"),
+            ResetCode::CANCEL => f.write_str("cancelled"),
+            ResetCode::ENHANCE_YOUR_CALM => f.write_str("too much asked for"),
+            ResetCode(code) => write!(f, "reset code {code}"),
+        }
+    }
+}
