@@ -31,6 +31,14 @@ impl Probe {
         self.inner.events.lock().unwrap().get(event).copied().unwrap_or(0)
     }
 
+    /// Every event with its count, for the report of a case that hangs.
+    pub fn events(&self) -> Vec<String> {
+        let events = self.inner.events.lock().unwrap();
+        let mut lines: Vec<_> = events.iter().map(|(e, n)| format!("{e} x{n}")).collect();
+        lines.sort();
+        lines
+    }
+
     /// Waits until `event` has happened once.
     pub async fn seen(&self, event: &str) {
         self.seen_times(event, 1).await;
@@ -74,7 +82,7 @@ impl Probe {
     }
 }
 
-/// Reports how what holds it ended: `finished:ID` or `dropped:ID`.
+/// Reports how what holds it ended: `finished:ID` or `dropped:ID`, and `ended:ID` for both.
 #[derive(Debug)]
 pub struct Guard {
     probe: Probe,
@@ -93,5 +101,6 @@ impl Drop for Guard {
     fn drop(&mut self) {
         let how = if self.finished { "finished" } else { "dropped" };
         self.probe.report(format!("{how}:{}", self.id));
+        self.probe.report(format!("ended:{}", self.id));
     }
 }

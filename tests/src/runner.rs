@@ -6,31 +6,50 @@ use crate::{
     harness::Bed,
 };
 use libtest_mimic::{Failed, Trial};
-use std::{any::Any, sync::mpsc, thread, time::Duration};
+use std::{
+    any::Any,
+    sync::{Arc, mpsc},
+    thread,
+    time::Duration,
+};
 
-/// After this long a case counts as hung. Cases take milliseconds to a few seconds; the guest and
-/// a busy machine are slow, and only a case that would never end may meet this.
-const HANG: Duration = Duration::from_secs(120);
+/// After this many seconds a case counts as hung, unless `TONIC_RDMA_TEST_HANG` says otherwise. Cases
+/// take milliseconds to a few seconds; the guest and a busy machine are slow, and only a case that
+/// would never end may meet this.
+const HANG: u64 = 120;
+
+fn hang_limit() -> Result<Duration, String> {
+    match std::env::var("TONIC_RDMA_TEST_HANG") {
+        Ok(text) => text
+            .parse()
+            .map(Duration::from_secs)
+            .map_err(|e| format!("TONIC_RDMA_TEST_HANG={text}: {e}; it takes whole seconds")),
+        Err(_) => Ok(Duration::from_secs(HANG)),
+    }
+}
 
 /// One trial for each case and fabric that this process runs, named `FABRIC::MODULE::CASE`.
 ///
 /// # Errors
-/// The environment names a fabric that does not exist.
+/// The environment names a fabric that does not exist, or a limit that is not a number.
 pub fn trials() -> Result<Vec<Trial>, String> {
+    let hang = hang_limit()?;
     let mut trials = Vec::new();
     for fabric in Fabric::chosen()? {
         for case in cases::all() {
             if case.only.is_none_or(|only| only.contains(&fabric)) {
-                trials.push(Trial::test(format!("{fabric}::{}", case.name), move || run(case, fabric)));
+                trials.push(Trial::test(format!("{fabric}::{}", case.name), move || run(case, fabric, hang)));
             }
         }
     }
     Ok(trials)
 }
 
-fn run(case: Case, fabric: Fabric) -> Result<(), Failed> {
+fn run(case: Case, fabric: Fabric, hang: Duration) -> Result<(), Failed> {
     let name = format!("{fabric}::{}", case.name);
     let (done, result) = mpsc::channel();
+    let bed = Arc::new(Bed::new(fabric));
+    let probe = bed.probe().clone();
     let thread = thread::Builder::new()
         .name(name.clone())
         .spawn(move || {
@@ -41,7 +60,6 @@ fn run(case: Case, fabric: Fabric) -> Result<(), Failed> {
                 .build()
                 .unwrap();
             runtime.block_on(async {
-                let bed = Bed::new(fabric);
                 (case.run)(&bed).await;
                 bed.check_paths();
             });
@@ -51,10 +69,11 @@ fn run(case: Case, fabric: Fabric) -> Result<(), Failed> {
             let _ = done.send(());
         })
         .unwrap();
-    match result.recv_timeout(HANG) {
+    match result.recv_timeout(hang) {
         Ok(()) => Ok(()),
         Err(mpsc::RecvTimeoutError::Timeout) => {
-            Err(format!("hangs: not done after {} s", HANG.as_secs()).into())
+            let events = probe.events().join("\n  ");
+            Err(format!("hangs: not done after {} s; events:\n  {events}", hang.as_secs()).into())
         }
         Err(mpsc::RecvTimeoutError::Disconnected) => match thread.join() {
             Ok(()) => Err("the case ended without a result".into()),

@@ -13,6 +13,10 @@ macro_rules! cases {
 }
 
 mod calls;
+mod cancel;
+mod deadlines;
+mod metadata;
+mod status;
 
 /// A case's function.
 pub type Run = for<'a> fn(&'a Bed) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
@@ -30,14 +34,20 @@ pub struct Case {
 
 /// Every case.
 pub fn all() -> Vec<Case> {
-    [("calls", calls::CASES)]
-        .into_iter()
-        .flat_map(|(module, cases)| {
-            cases.iter().map(move |(name, run, only)| Case {
-                name: format!("{module}::{name}"),
-                run: *run,
-                only: *only,
-            })
+    [
+        ("calls", calls::CASES),
+        ("cancel", cancel::CASES),
+        ("deadlines", deadlines::CASES),
+        ("metadata", metadata::CASES),
+        ("status", status::CASES),
+    ]
+    .into_iter()
+    .flat_map(|(module, cases)| {
+        cases.iter().map(move |(name, run, only)| Case {
+            name: format!("{module}::{name}"),
+            run: *run,
+            only: *only,
         })
-        .collect()
+    })
+    .collect()
 }
