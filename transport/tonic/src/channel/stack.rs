@@ -1,0 +1,37 @@
+//! What stands above the choice of the path and so acts on every call exactly once: time limit,
+//! concurrency limit, rate limit; in tonic's order.
+
+use super::select::{CallFuture, Select};
+use crate::{endpoint::Settings, grpc_timeout::GrpcTimeout};
+use http::Request;
+use tonic::body::Body;
+use tower::{
+    ServiceBuilder,
+    buffer::Buffer,
+    limit::{ConcurrencyLimit, ConcurrencyLimitLayer, RateLimit, rate::Rate},
+    util::Either,
+};
+
+/// tonic's default, in calls.
+const BUFFER_SIZE: usize = 1024;
+
+type Rated = Either<Buffer<Request<Body>, CallFuture>, Select>;
+pub(crate) type Stack = GrpcTimeout<Either<ConcurrencyLimit<Rated>, Rated>>;
+
+pub(crate) fn build(select: Select, settings: &Settings) -> Stack {
+    let rated = match settings.rate_limit {
+        // RateLimit cannot be cloned, hence the queue.
+        Some((calls, per)) => {
+            let limited = RateLimit::new(select, Rate::new(calls, per));
+            let size = settings.buffer_size.unwrap_or(BUFFER_SIZE);
+            let (buffer, worker) = Buffer::pair(limited, size);
+            settings.executor.spawn(worker);
+            Either::Left(buffer)
+        }
+        None => Either::Right(select),
+    };
+    ServiceBuilder::new()
+        .layer_fn(|s| GrpcTimeout::new(s, settings.timeout))
+        .option_layer(settings.concurrency_limit.map(ConcurrencyLimitLayer::new))
+        .service(rated)
+}

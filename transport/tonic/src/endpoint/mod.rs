@@ -1,0 +1,321 @@
+//! Where to connect to, and how.
+
+mod tcp;
+
+use crate::{
+    channel::Channel,
+    error::Error,
+    executor::SharedExec,
+    policy::{EnvSettings, Policy},
+};
+use bytes::Bytes;
+use http::{HeaderValue, Uri};
+use std::{fmt, str::FromStr, time::Duration};
+
+/// How long [`Endpoint::connect`] waits for the fast path by default.
+pub(crate) const FAST_PATH_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Channel builder, with the names of [`tonic::transport::Endpoint`].
+///
+/// The address is that of the server's TCP port. Each builder method says whether it concerns
+/// calls on both paths or the TCP side alone.
+///
+/// ```no_run
+/// use tonic_rdma::Endpoint;
+/// # async fn run() -> Result<(), tonic_rdma::Error> {
+/// let channel = Endpoint::from_static("http://10.0.0.1:50051").connect().await?;
+/// println!("connected by {}", channel.path());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Endpoint {
+    /// The TCP side. User agent and origin are set on it as well, the limits are not.
+    pub(crate) tcp: tonic::transport::Endpoint,
+    pub(crate) shared: Settings,
+}
+
+/// What concerns both paths.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Settings {
+    pub(crate) origin: Option<Uri>,
+    pub(crate) user_agent: Option<HeaderValue>,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) concurrency_limit: Option<usize>,
+    pub(crate) rate_limit: Option<(u64, Duration)>,
+    pub(crate) buffer_size: Option<usize>,
+    pub(crate) executor: SharedExec,
+    pub(crate) policy: Policy,
+    pub(crate) fast_path_timeout: Option<Duration>,
+}
+
+impl Endpoint {
+    #[doc(hidden)]
+    pub fn new<D>(dst: D) -> Result<Self, Error>
+    where
+        D: TryInto<Self>,
+        D::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let this: Self = dst.try_into().map_err(|e| Error::call(e.into()))?;
+        // tonic's own `new` adds TLS with the enabled roots to an https address.
+        Ok(Self { tcp: tonic::transport::Endpoint::new(this.tcp)?, ..this })
+    }
+
+    /// Convert an `Endpoint` from a static string.
+    ///
+    /// # Panics
+    ///
+    /// If the argument is an invalid URI.
+    ///
+    /// ```
+    /// # use tonic_rdma::Endpoint;
+    /// Endpoint::from_static("https://example.com");
+    /// ```
+    pub fn from_static(s: &'static str) -> Self {
+        tonic::transport::Endpoint::from_static(s).into()
+    }
+
+    /// Convert an `Endpoint` from shared bytes.
+    ///
+    /// ```
+    /// # use tonic_rdma::Endpoint;
+    /// Endpoint::from_shared("https://example.com".to_string()).unwrap();
+    /// ```
+    pub fn from_shared(s: impl Into<Bytes>) -> Result<Self, Error> {
+        Ok(tonic::transport::Endpoint::from_shared(s)?.into())
+    }
+
+    /// Set a custom user-agent header (both paths).
+    ///
+    /// On TCP tonic appends its own, `tonic/x.y.z`; on the fast path `tonic-rdma/x.y.z` is
+    /// appended.
+    ///
+    /// ```
+    /// # use tonic_rdma::Endpoint;
+    /// let endpoint = Endpoint::from_static("https://example.com").user_agent("Greeter").unwrap();
+    /// ```
+    pub fn user_agent<T>(mut self, user_agent: T) -> Result<Self, Error>
+    where
+        T: TryInto<HeaderValue>,
+    {
+        let value: HeaderValue = user_agent.try_into().map_err(|_| Error::InvalidUserAgent)?;
+        self.tcp = self.tcp.user_agent(value.clone())?;
+        self.shared.user_agent = Some(value);
+        Ok(self)
+    }
+
+    /// Set a custom origin: scheme and authority that calls carry (both paths).
+    pub fn origin(mut self, origin: Uri) -> Self {
+        self.tcp = self.tcp.origin(origin.clone());
+        self.shared.origin = Some(origin);
+        self
+    }
+
+    /// Limit the time of each call until its response headers come (both paths).
+    ///
+    /// The shorter of this and the request's `grpc-timeout` counts. The server is not told of
+    /// this one; for that use [`tonic::Request::set_timeout`]. A call whose time is up ends with
+    /// CANCELLED, "Timeout expired", as in tonic.
+    ///
+    /// ```
+    /// # use tonic_rdma::Endpoint;
+    /// # use std::time::Duration;
+    /// Endpoint::from_static("https://example.com").timeout(Duration::from_secs(5));
+    /// ```
+    pub fn timeout(mut self, dur: Duration) -> Self {
+        self.shared.timeout = Some(dur);
+        self
+    }
+
+    /// Limit the calls that run at a time, over both paths together. Further calls wait.
+    ///
+    /// As in tonic a call counts until its response headers come, and all clones of a channel
+    /// share the limit.
+    pub fn concurrency_limit(mut self, limit: usize) -> Self {
+        self.shared.concurrency_limit = Some(limit);
+        self
+    }
+
+    /// Limit the rate at which calls begin, over both paths together. Further calls wait.
+    ///
+    /// Only with this set do calls pass through a queue and a task of their own
+    /// ([`buffer_size`](Endpoint::buffer_size)), which costs each call a task switch.
+    ///
+    /// ```
+    /// # use tonic_rdma::Endpoint;
+    /// # use std::time::Duration;
+    /// Endpoint::from_static("https://example.com").rate_limit(32, Duration::from_secs(1));
+    /// ```
+    pub fn rate_limit(mut self, limit: u64, duration: Duration) -> Self {
+        self.shared.rate_limit = Some((limit, duration));
+        self
+    }
+
+    /// Length of the queues in front of the TCP connection and of the rate limit, in calls.
+    ///
+    /// Default is 1024.
+    pub fn buffer_size(mut self, sz: impl Into<Option<usize>>) -> Self {
+        let sz = sz.into();
+        self.tcp = self.tcp.buffer_size(sz);
+        self.shared.buffer_size = sz;
+        self
+    }
+
+    /// Set the executor of background tasks: HTTP/2, and the fast path's manager.
+    ///
+    /// Uses `tokio::spawn` by default.
+    pub fn executor<E>(mut self, executor: E) -> Self
+    where
+        E: hyper::rt::Executor<std::pin::Pin<Box<dyn Future<Output = ()> + Send>>> + Send + Sync + 'static,
+    {
+        self.shared.executor = SharedExec::new(executor);
+        self.tcp = self.tcp.executor(self.shared.executor.clone());
+        self
+    }
+
+    /// Whether to use the fast path. Default is [`Policy::Auto`].
+    ///
+    /// The environment variable `TONIC_RDMA`, where it is set, wins over this.
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.shared.policy = policy;
+        self
+    }
+
+    /// With `true`: fail rather than send calls over TCP; the same as
+    /// [`policy`](Endpoint::policy)`(Policy::Require)`. With `false`: `Policy::Auto`.
+    ///
+    /// [`connect`](Endpoint::connect) then waits for the fast path and fails with
+    /// [`Error::RdmaRequired`] and the [`Reason`](crate::Reason). On a channel from
+    /// [`connect_lazy`](Endpoint::connect_lazy) calls wait up to
+    /// [`fast_path_timeout`](Endpoint::fast_path_timeout) and then fail with UNAVAILABLE and the
+    /// reason. The TCP connection is made all the same: the fast path is found over it.
+    pub fn require_rdma(self, require: bool) -> Self {
+        self.policy(if require { Policy::Require } else { Policy::Auto })
+    }
+
+    /// How long [`connect`](Endpoint::connect) waits for the fast path once TCP is connected.
+    /// When it runs out, the channel starts on TCP and moves when the fast path comes up.
+    ///
+    /// Default is one second.
+    pub fn fast_path_timeout(mut self, timeout: Duration) -> Self {
+        self.shared.fast_path_timeout = Some(timeout);
+        self
+    }
+
+    /// Connect, and decide the path.
+    ///
+    /// Resolves when TCP is connected and the path is decided, at the latest
+    /// [`fast_path_timeout`](Endpoint::fast_path_timeout) after the TCP connection is up.
+    /// Dropping the future ends what it has begun.
+    ///
+    /// # Errors
+    ///
+    /// The TCP connection cannot be made ([`Error::Transport`]), an environment variable is bad
+    /// ([`Error::Environment`]), or RDMA is required and cannot be had ([`Error::RdmaRequired`]).
+    pub async fn connect(&self) -> Result<Channel, Error> {
+        let env = EnvSettings::read()?;
+        let tcp = self.tcp.connect().await?;
+        Channel::establish(tcp, self, env).await
+    }
+
+    /// Create a channel that connects at its first call. That call goes over TCP, and the channel
+    /// moves to the fast path when it is up.
+    ///
+    /// A bad environment variable fails every call with UNAVAILABLE and a message that names it.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime, unless an [`executor`](Endpoint::executor) was set.
+    pub fn connect_lazy(&self) -> Channel {
+        Channel::lazy(self.tcp.connect_lazy(), self, EnvSettings::read())
+    }
+
+    /// Connect with a connector of your own for the TCP side, such as a Unix socket or a proxy.
+    ///
+    /// The Offer travels over it like any call, so the fast path is used where the server offers
+    /// one that can be reached; add `.policy(Policy::Off)` to keep calls on the connector.
+    /// [`connect_timeout`](Endpoint::connect_timeout) applies to the connector.
+    pub async fn connect_with_connector<C>(&self, connector: C) -> Result<Channel, Error>
+    where
+        C: tower::Service<Uri> + Send + 'static,
+        C::Response: hyper::rt::Read + hyper::rt::Write + Send + Unpin,
+        C::Future: Send,
+        Box<dyn std::error::Error + Send + Sync>: From<C::Error> + Send,
+    {
+        let env = EnvSettings::read()?;
+        let tcp = self.tcp.connect_with_connector(connector).await?;
+        Channel::establish(tcp, self, env).await
+    }
+
+    /// As [`connect_with_connector`](Endpoint::connect_with_connector), but connects at the first
+    /// call, as [`connect_lazy`](Endpoint::connect_lazy).
+    pub fn connect_with_connector_lazy<C>(&self, connector: C) -> Channel
+    where
+        C: tower::Service<Uri> + Send + 'static,
+        C::Response: hyper::rt::Read + hyper::rt::Write + Send + Unpin,
+        C::Future: Send,
+        Box<dyn std::error::Error + Send + Sync>: From<C::Error> + Send,
+    {
+        Channel::lazy(self.tcp.connect_with_connector_lazy(connector), self, EnvSettings::read())
+    }
+
+    /// Get the endpoint uri.
+    pub fn uri(&self) -> &Uri {
+        self.tcp.uri()
+    }
+}
+
+impl From<tonic::transport::Endpoint> for Endpoint {
+    /// Takes over the TCP side's settings. Timeout, limits and user agent set on `tcp` apply on
+    /// the TCP path only; set them on the result instead.
+    fn from(tcp: tonic::transport::Endpoint) -> Self {
+        Self { tcp, shared: Settings::default() }
+    }
+}
+
+impl From<Uri> for Endpoint {
+    fn from(uri: Uri) -> Self {
+        tonic::transport::Endpoint::from(uri).into()
+    }
+}
+
+impl TryFrom<Bytes> for Endpoint {
+    type Error = Error;
+
+    fn try_from(t: Bytes) -> Result<Self, Self::Error> {
+        Self::from_shared(t)
+    }
+}
+
+impl TryFrom<String> for Endpoint {
+    type Error = Error;
+
+    fn try_from(t: String) -> Result<Self, Self::Error> {
+        Self::from_shared(t.into_bytes())
+    }
+}
+
+impl TryFrom<&'static str> for Endpoint {
+    type Error = Error;
+
+    fn try_from(t: &'static str) -> Result<Self, Self::Error> {
+        Self::from_shared(t.as_bytes())
+    }
+}
+
+impl FromStr for Endpoint {
+    type Err = Error;
+
+    fn from_str(s: &str) -> Result<Self, Self::Err> {
+        Self::try_from(s.to_string())
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint")
+            .field("uri", self.uri())
+            .field("policy", &self.shared.policy)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,162 @@
+//! Builder methods of the TCP side, handed on to tonic's endpoint. None of them touches the fast
+//! path, which has flow control, keep-alive and limits of its own.
+
+use super::Endpoint;
+#[cfg(feature = "_tls-any")]
+use crate::error::Error;
+use std::{net::IpAddr, time::Duration};
+
+impl Endpoint {
+    fn with_tcp(mut self, f: impl FnOnce(tonic::transport::Endpoint) -> tonic::transport::Endpoint) -> Self {
+        self.tcp = f(self.tcp);
+        self
+    }
+
+    /// Limit the time of making the TCP connection (TCP side). Default is no limit.
+    ///
+    /// The fast path's own limit is [`fast_path_timeout`](Endpoint::fast_path_timeout).
+    pub fn connect_timeout(self, dur: Duration) -> Self {
+        self.with_tcp(|e| e.connect_timeout(dur))
+    }
+
+    /// Idle time before TCP keep-alive probes are sent; `None`, the default, sends none (TCP
+    /// side).
+    pub fn tcp_keepalive(self, tcp_keepalive: Option<Duration>) -> Self {
+        self.with_tcp(|e| e.tcp_keepalive(tcp_keepalive))
+    }
+
+    /// Time between TCP keep-alive probes; `None` is the system's (TCP side).
+    pub fn tcp_keepalive_interval(self, interval: Option<Duration>) -> Self {
+        self.with_tcp(|e| e.tcp_keepalive_interval(interval))
+    }
+
+    /// Number of TCP keep-alive probes before the connection is given up; `None` is the system's
+    /// (TCP side).
+    pub fn tcp_keepalive_retries(self, retries: Option<u32>) -> Self {
+        self.with_tcp(|e| e.tcp_keepalive_retries(retries))
+    }
+
+    /// Set `TCP_NODELAY`. On by default (TCP side).
+    pub fn tcp_nodelay(self, enabled: bool) -> Self {
+        self.with_tcp(|e| e.tcp_nodelay(enabled))
+    }
+
+    /// HTTP/2 flow control window of a stream, in bytes. Default is 65,535 (TCP side).
+    pub fn initial_stream_window_size(self, sz: impl Into<Option<u32>>) -> Self {
+        self.with_tcp(|e| e.initial_stream_window_size(sz))
+    }
+
+    /// HTTP/2 flow control window of the connection, in bytes. Default is 65,535 (TCP side).
+    pub fn initial_connection_window_size(self, sz: impl Into<Option<u32>>) -> Self {
+        self.with_tcp(|e| e.initial_connection_window_size(sz))
+    }
+
+    /// Interval of HTTP/2 keep-alive pings (TCP side).
+    pub fn http2_keep_alive_interval(self, interval: Duration) -> Self {
+        self.with_tcp(|e| e.http2_keep_alive_interval(interval))
+    }
+
+    /// Time to wait for the answer to an HTTP/2 keep-alive ping (TCP side).
+    pub fn keep_alive_timeout(self, duration: Duration) -> Self {
+        self.with_tcp(|e| e.keep_alive_timeout(duration))
+    }
+
+    /// Whether HTTP/2 keep-alive pings are sent while no call runs (TCP side).
+    pub fn keep_alive_while_idle(self, enabled: bool) -> Self {
+        self.with_tcp(|e| e.keep_alive_while_idle(enabled))
+    }
+
+    /// Whether HTTP/2 adapts its flow control window (TCP side).
+    pub fn http2_adaptive_window(self, enabled: bool) -> Self {
+        self.with_tcp(|e| e.http2_adaptive_window(enabled))
+    }
+
+    /// HTTP/2 header table size, in bytes. Default is 4,096 (TCP side).
+    pub fn http2_header_table_size(self, size: u32) -> Self {
+        self.with_tcp(|e| e.http2_header_table_size(size))
+    }
+
+    /// Largest header block accepted over HTTP/2, in bytes. Default is hyper's, 16 KiB (TCP
+    /// side; on the fast path it is 64 KiB).
+    pub fn http2_max_header_list_size(self, size: u32) -> Self {
+        self.with_tcp(|e| e.http2_max_header_list_size(size))
+    }
+
+    /// Number of locally reset HTTP/2 streams that are remembered (TCP side).
+    #[must_use]
+    pub fn http2_max_concurrent_reset_streams(self, max: usize) -> Self {
+        self.with_tcp(|e| e.http2_max_concurrent_reset_streams(max))
+    }
+
+    /// How long a locally reset HTTP/2 stream is remembered (TCP side).
+    #[must_use]
+    pub fn http2_reset_stream_duration(self, duration: Duration) -> Self {
+        self.with_tcp(|e| e.http2_reset_stream_duration(duration))
+    }
+
+    /// Number of local error resets before HTTP/2 closes the connection; `None` is no limit (TCP
+    /// side).
+    #[must_use]
+    pub fn http2_max_local_error_reset_streams(self, max: impl Into<Option<usize>>) -> Self {
+        self.with_tcp(|e| e.http2_max_local_error_reset_streams(max))
+    }
+
+    /// Largest HTTP/2 frame, in bytes; `None` leaves the default (TCP side).
+    #[must_use]
+    pub fn max_frame_size(self, frame_size: impl Into<Option<u32>>) -> Self {
+        self.with_tcp(|e| e.max_frame_size(frame_size))
+    }
+
+    /// The local IP address to connect from (TCP side; on the fast path the route decides).
+    pub fn local_address(self, addr: Option<IpAddr>) -> Self {
+        self.with_tcp(|e| e.local_address(addr))
+    }
+
+    /// Configures TLS (TCP side).
+    ///
+    /// The fast path carries no TLS: it is open to those only who got a ticket over the TLS
+    /// connection, and its bytes are as private as the RDMA network is.
+    #[cfg(feature = "_tls-any")]
+    pub fn tls_config(mut self, tls_config: tonic::transport::ClientTlsConfig) -> Result<Self, Error> {
+        self.tcp = self.tcp.tls_config(tls_config)?;
+        Ok(self)
+    }
+
+    /// Configures TLS with a verifier of your own for the server's certificate (TCP side).
+    ///
+    /// **Warning:** a verifier that accepts too much disables the check of who the server is.
+    #[cfg(feature = "_tls-any")]
+    pub fn tls_config_with_verifier(
+        mut self,
+        tls_config: tonic::transport::ClientTlsConfig,
+        verifier: std::sync::Arc<dyn tokio_rustls::rustls::client::danger::ServerCertVerifier>,
+    ) -> Result<Self, Error> {
+        self.tcp = self.tcp.tls_config_with_verifier(tls_config, verifier)?;
+        Ok(self)
+    }
+
+    /// Get the value of `TCP_NODELAY` (TCP side).
+    pub fn get_tcp_nodelay(&self) -> bool {
+        self.tcp.get_tcp_nodelay()
+    }
+
+    /// Get the TCP connect timeout (TCP side).
+    pub fn get_connect_timeout(&self) -> Option<Duration> {
+        self.tcp.get_connect_timeout()
+    }
+
+    /// Get the idle time before TCP keep-alive probes (TCP side).
+    pub fn get_tcp_keepalive(&self) -> Option<Duration> {
+        self.tcp.get_tcp_keepalive()
+    }
+
+    /// Get the time between TCP keep-alive probes (TCP side).
+    pub fn get_tcp_keepalive_interval(&self) -> Option<Duration> {
+        self.tcp.get_tcp_keepalive_interval()
+    }
+
+    /// Get the number of TCP keep-alive probes (TCP side).
+    pub fn get_tcp_keepalive_retries(&self) -> Option<u32> {
+        self.tcp.get_tcp_keepalive_retries()
+    }
+}

@@ -1,0 +1,141 @@
+//! The error of connecting, serving and calling.
+
+use crate::{policy::EnvError, reason::Reason};
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// What can go wrong with an [`Endpoint`](crate::Endpoint), a [`Channel`](crate::Channel) or a
+/// [`Server`](crate::Server).
+///
+/// [`tonic::Status::from_error`] finds the gRPC status in it as it does in tonic's own transport
+/// error: a connection that cannot be made is UNAVAILABLE, an expired timeout CANCELLED, a fast
+/// path that is required and missing UNAVAILABLE with the [`Reason`].
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// From the TCP side: building an endpoint, connecting, TLS, HTTP/2.
+    #[error("transport error")]
+    Transport(#[source] tonic::transport::Error),
+    /// The value given to [`user_agent`](crate::Endpoint::user_agent) is no header value.
+    #[error("user agent is not a valid header value")]
+    InvalidUserAgent,
+    /// The server's TCP address cannot be bound.
+    #[error("cannot listen on {addr}")]
+    Bind {
+        /// The address.
+        addr: std::net::SocketAddr,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// An environment variable holds what it must not. At a call it is UNAVAILABLE.
+    #[error("bad environment")]
+    Environment(#[source] EnvironmentError),
+    /// RDMA is required ([`require_rdma`](crate::Endpoint::require_rdma), `TONIC_RDMA=require`)
+    /// and cannot be had.
+    #[error("RDMA is required and cannot be had")]
+    RdmaRequired(#[source] RdmaRequired),
+    /// A call failed before its response headers came: the fast path was lost under it, the time
+    /// set with [`timeout`](crate::Endpoint::timeout) ran out, or the channel's own machinery is
+    /// gone.
+    #[error("call failed")]
+    Call(#[source] BoxError),
+}
+
+impl Error {
+    pub(crate) fn required(reason: Reason) -> Self {
+        let status = tonic::Status::unavailable(format!("RDMA is required: {reason}"));
+        Self::RdmaRequired(RdmaRequired { reason, status })
+    }
+
+    pub(crate) fn bind(addr: std::net::SocketAddr) -> impl FnOnce(std::io::Error) -> Self {
+        move |source| Self::Bind { addr, source }
+    }
+
+    pub(crate) fn call(e: BoxError) -> Self {
+        // What our own stack passes through is not wrapped twice.
+        match e.downcast::<Error>() {
+            Ok(e) => *e,
+            Err(e) => match e.downcast::<tonic::transport::Error>() {
+                Ok(e) => Self::Transport(*e),
+                Err(e) => Self::Call(e),
+            },
+        }
+    }
+
+    /// Why the fast path could not be had, where that is the cause.
+    pub fn reason(&self) -> Option<&Reason> {
+        match self {
+            Self::RdmaRequired(e) => Some(&e.reason),
+            _ => None,
+        }
+    }
+}
+
+impl From<tonic::transport::Error> for Error {
+    fn from(e: tonic::transport::Error) -> Self {
+        Self::Transport(e)
+    }
+}
+
+impl From<EnvError> for Error {
+    fn from(env: EnvError) -> Self {
+        let status = tonic::Status::unavailable(env.to_string());
+        Self::Environment(EnvironmentError { env, status })
+    }
+}
+
+/// The cause in [`Error::RdmaRequired`].
+#[derive(Debug, thiserror::Error)]
+#[error("{reason}; {cure}", cure = .reason.cure())]
+pub struct RdmaRequired {
+    reason: Reason,
+    // What Status::from_error finds.
+    #[source]
+    status: tonic::Status,
+}
+
+/// The cause in [`Error::Environment`].
+#[derive(Debug, thiserror::Error)]
+#[error("{env}")]
+pub struct EnvironmentError {
+    env: EnvError,
+    #[source]
+    status: tonic::Status,
+}
+
+impl EnvironmentError {
+    /// Variable, value and what is allowed.
+    pub fn env(&self) -> &EnvError {
+        &self.env
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reason::ReasonCode;
+    use tonic::{Code, Status};
+
+    #[test]
+    fn statuses_are_found_as_in_tonics_own_error() {
+        let required = Error::required(Reason::new(ReasonCode::NoDevice, "none"));
+        assert_eq!(required.reason().map(Reason::code), Some(ReasonCode::NoDevice));
+        let status = Status::from_error(Box::new(required));
+        assert_eq!(status.code(), Code::Unavailable);
+        assert!(status.message().contains("no-device: none"));
+
+        let timeout = Error::call(Box::new(tonic::TimeoutExpired(())));
+        let status = Status::from_error(Box::new(timeout));
+        assert_eq!(status.code(), Code::Cancelled);
+        assert_eq!(status.message(), "Timeout expired");
+
+        let lost = Error::call(Box::new(Status::unavailable("link lost")));
+        assert_eq!(Status::from_error(Box::new(lost)).code(), Code::Unavailable);
+    }
+
+    #[test]
+    fn our_own_error_is_not_wrapped_twice() {
+        let inner = Error::required(Reason::new(ReasonCode::Policy, ""));
+        assert!(matches!(Error::call(Box::new(inner)), Error::RdmaRequired(_)));
+    }
+}

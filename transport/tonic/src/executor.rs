@@ -1,0 +1,39 @@
+//! Where background tasks run.
+
+use hyper::rt::Executor;
+use std::{fmt, future::Future, pin::Pin, sync::Arc};
+
+type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// A shared executor; tokio's current runtime unless the user sets another.
+#[derive(Clone, Default)]
+pub(crate) struct SharedExec(Option<Arc<dyn Executor<Task> + Send + Sync>>);
+
+impl SharedExec {
+    pub(crate) fn new(executor: impl Executor<Task> + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(executor)))
+    }
+
+    /// Starts `task`. Panics outside a tokio runtime when no executor was set, as tonic does.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        match &self.0 {
+            Some(executor) => executor.execute(Box::pin(task)),
+            None => drop(tokio::spawn(task)),
+        }
+    }
+}
+
+impl Executor<Task> for SharedExec {
+    fn execute(&self, task: Task) {
+        self.spawn(task);
+    }
+}
+
+impl fmt::Debug for SharedExec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            Some(_) => "SharedExec(custom)",
+            None => "SharedExec(tokio)",
+        })
+    }
+}

@@ -1,0 +1,161 @@
+//! The time a call may take until its response headers: the shorter of the `grpc-timeout` header
+//! and the configured one, with the error that tonic's transport gives.
+
+use http::{HeaderMap, Request};
+use pin_project_lite::pin_project;
+use std::{
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+use tokio::time::Sleep;
+use tonic::TimeoutExpired;
+use tower::Service;
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+const GRPC_TIMEOUT: &str = "grpc-timeout";
+
+/// Fails calls whose time is up. A header that does not parse counts as absent, as in tonic.
+#[derive(Debug, Clone)]
+pub(crate) struct GrpcTimeout<S> {
+    inner: S,
+    configured: Option<Duration>,
+}
+
+impl<S> GrpcTimeout<S> {
+    pub(crate) fn new(inner: S, configured: Option<Duration>) -> Self {
+        Self { inner, configured }
+    }
+}
+
+impl<S, B> Service<Request<B>> for GrpcTimeout<S>
+where
+    S: Service<Request<B>>,
+    S::Error: Into<BoxError>,
+{
+    type Response = S::Response;
+    type Error = BoxError;
+    type Future = TimeoutFuture<S::Future>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.inner.poll_ready(cx).map_err(Into::into)
+    }
+
+    fn call(&mut self, req: Request<B>) -> Self::Future {
+        let limit = match (parse(req.headers()), self.configured) {
+            (Some(header), Some(configured)) => Some(header.min(configured)),
+            (header, configured) => header.or(configured),
+        };
+        TimeoutFuture { inner: self.inner.call(req), sleep: limit.map(tokio::time::sleep) }
+    }
+}
+
+pin_project! {
+    /// The call, or [`TimeoutExpired`].
+    #[derive(Debug)]
+    pub(crate) struct TimeoutFuture<F> {
+        #[pin]
+        inner: F,
+        #[pin]
+        sleep: Option<Sleep>,
+    }
+}
+
+impl<F, T, E> Future for TimeoutFuture<F>
+where
+    F: Future<Output = Result<T, E>>,
+    E: Into<BoxError>,
+{
+    type Output = Result<T, BoxError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        if let Poll::Ready(done) = this.inner.poll(cx) {
+            return Poll::Ready(done.map_err(Into::into));
+        }
+        match this.sleep.as_pin_mut() {
+            Some(sleep) => sleep.poll(cx).map(|()| Err(TimeoutExpired(()).into())),
+            None => Poll::Pending,
+        }
+    }
+}
+
+/// `TimeoutValue TimeoutUnit` of the gRPC specification: at most eight digits and one letter.
+fn parse(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get(GRPC_TIMEOUT)?.to_str().ok()?;
+    let unit = text.chars().last()?;
+    let digits = text.strip_suffix(unit)?;
+    if digits.len() > 8 || !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    let value: u64 = digits.parse().ok()?;
+    Some(match unit {
+        'H' => Duration::from_secs(value * 3600),
+        'M' => Duration::from_secs(value * 60),
+        'S' => Duration::from_secs(value),
+        'm' => Duration::from_millis(value),
+        'u' => Duration::from_micros(value),
+        'n' => Duration::from_nanos(value),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::HeaderValue;
+    use tower::ServiceExt;
+
+    fn parsed(value: &'static str) -> Option<Duration> {
+        let mut headers = HeaderMap::new();
+        headers.insert(GRPC_TIMEOUT, HeaderValue::from_static(value));
+        parse(&headers)
+    }
+
+    #[test]
+    fn units_and_limits_of_the_header() {
+        assert_eq!(parsed("3H"), Some(Duration::from_secs(3 * 3600)));
+        assert_eq!(parsed("1M"), Some(Duration::from_secs(60)));
+        assert_eq!(parsed("42S"), Some(Duration::from_secs(42)));
+        assert_eq!(parsed("13m"), Some(Duration::from_millis(13)));
+        assert_eq!(parsed("2u"), Some(Duration::from_micros(2)));
+        assert_eq!(parsed("82n"), Some(Duration::from_nanos(82)));
+        assert_eq!(parsed("99999999H"), Some(Duration::from_secs(99_999_999 * 3600)));
+        for bad in ["", "H", "1", "82f", "123456789H", "+1S", "1 S", "oneH"] {
+            assert_eq!(parsed(bad), None, "{bad:?}");
+        }
+        assert_eq!(parse(&HeaderMap::new()), None);
+    }
+
+    async fn outcome(header: Option<&str>, configured: Option<Duration>) -> Option<Duration> {
+        let start = tokio::time::Instant::now();
+        let never = tower::service_fn(|_: Request<()>| async {
+            tokio::time::sleep(Duration::from_secs(1000)).await;
+            Ok::<_, BoxError>(())
+        });
+        let mut req = Request::new(());
+        if let Some(header) = header {
+            req.headers_mut().insert(GRPC_TIMEOUT, header.parse().unwrap());
+        }
+        match GrpcTimeout::new(never, configured).oneshot(req).await {
+            Ok(()) => None,
+            Err(e) => {
+                assert!(e.is::<TimeoutExpired>());
+                Some(start.elapsed())
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_shorter_of_the_two_wins() {
+        let s = Duration::from_secs;
+        assert_eq!(outcome(None, None).await, None);
+        assert_eq!(outcome(Some("3S"), None).await, Some(s(3)));
+        assert_eq!(outcome(None, Some(s(4))).await, Some(s(4)));
+        assert_eq!(outcome(Some("3S"), Some(s(4))).await, Some(s(3)));
+        assert_eq!(outcome(Some("5S"), Some(s(4))).await, Some(s(4)));
+        assert_eq!(outcome(Some("junk"), Some(s(4))).await, Some(s(4)));
+    }
+}

@@ -1,0 +1,236 @@
+//! Why a channel or a server is not on the fast path.
+
+use std::fmt;
+
+/// The kind of cause, stable enough to match on and to alert on.
+///
+/// Every decision for TCP carries one of these, is logged once with its cure, and can be asked
+/// for with [`Channel::path`](crate::Channel::path). [`as_str`](ReasonCode::as_str) is the form
+/// that appears in logs and on the wire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ReasonCode {
+    /// Switched off: `TONIC_RDMA=off`, [`Policy::Off`](crate::Policy::Off), or a build without
+    /// the feature `verbs`.
+    Policy,
+    /// The server does not know `tonic_rdma.v1.Bootstrap/Offer`: a stock gRPC server, or a proxy
+    /// in between.
+    PeerNotCapable,
+    /// libibverbs or librdmacm cannot be loaded.
+    NoRdmaCore,
+    /// No RDMA device, or not the one that `TONIC_RDMA_DEVICE` names.
+    NoDevice,
+    /// Devices are there, but no port of theirs is active.
+    NoActivePort,
+    /// The address in question does not belong to an RDMA device.
+    NotOnRdmaDevice,
+    /// RLIMIT_MEMLOCK is too low to pin the smallest useful pool.
+    Memlock,
+    /// The device is listed but refuses to make a queue pair.
+    QueuePairRefused,
+    /// No route to the peer's RDMA address.
+    NoRoute,
+    /// The fast path was not up within its time.
+    HandshakeTimeout,
+    /// The peer refused the Offer, the ticket or the connection.
+    HandshakeRejected,
+    /// The two sides have no version of the control protocol in common.
+    VersionMismatch,
+    /// The fast path was up and broke.
+    LinkLost,
+    /// No pinned memory left for another connection.
+    PoolExhausted,
+    /// RDMA is not to be had on this operating system.
+    Platform,
+    /// The fast path is being set up; calls go over TCP meanwhile.
+    Pending,
+    /// The peer closed the fast path in good order, to shut down or to rebalance.
+    GoAway,
+}
+
+impl ReasonCode {
+    /// Every code.
+    pub const ALL: [ReasonCode; 17] = [
+        Self::Policy,
+        Self::PeerNotCapable,
+        Self::NoRdmaCore,
+        Self::NoDevice,
+        Self::NoActivePort,
+        Self::NotOnRdmaDevice,
+        Self::Memlock,
+        Self::QueuePairRefused,
+        Self::NoRoute,
+        Self::HandshakeTimeout,
+        Self::HandshakeRejected,
+        Self::VersionMismatch,
+        Self::LinkLost,
+        Self::PoolExhausted,
+        Self::Platform,
+        Self::Pending,
+        Self::GoAway,
+    ];
+
+    /// The code as it is logged and sent, for example `no-device`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Policy => "policy",
+            Self::PeerNotCapable => "peer-not-capable",
+            Self::NoRdmaCore => "no-rdma-core",
+            Self::NoDevice => "no-device",
+            Self::NoActivePort => "no-active-port",
+            Self::NotOnRdmaDevice => "not-on-rdma-device",
+            Self::Memlock => "memlock",
+            Self::QueuePairRefused => "queue-pair-refused",
+            Self::NoRoute => "no-route",
+            Self::HandshakeTimeout => "handshake-timeout",
+            Self::HandshakeRejected => "handshake-rejected",
+            Self::VersionMismatch => "version-mismatch",
+            Self::LinkLost => "link-lost",
+            Self::PoolExhausted => "pool-exhausted",
+            Self::Platform => "platform",
+            Self::Pending => "pending",
+            Self::GoAway => "go-away",
+        }
+    }
+
+    /// The code of that name, if there is one.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|code| code.as_str() == name)
+    }
+
+    /// What to do about it, in one sentence.
+    pub fn cure(self) -> &'static str {
+        match self {
+            Self::Policy => {
+                "unset TONIC_RDMA (or set it to `auto`), use Policy::Auto, and build with the \
+                 feature `verbs`"
+            }
+            Self::PeerNotCapable => {
+                "serve with tonic_rdma::Server, and let /tonic_rdma.v1.Bootstrap/Offer pass \
+                 through proxies"
+            }
+            Self::NoRdmaCore => "install rdma-core (libibverbs1, librdmacm1, ibverbs-providers)",
+            Self::NoDevice => {
+                "check `rdma link` (Soft-RoCE: `rdma link add rxe0 type rxe netdev eth0`), that \
+                 /dev/infiniband is visible in the container, and TONIC_RDMA_DEVICE"
+            }
+            Self::NoActivePort => "bring the network interface of the RDMA device up",
+            Self::NotOnRdmaDevice => "use an address of an interface that has an RDMA device",
+            Self::Memlock => {
+                "raise the limit: `ulimit -l`, LimitMEMLOCK= in the systemd unit, or `--ulimit \
+                 memlock=` for the container"
+            }
+            Self::QueuePairRefused => {
+                "check the device's limits and permissions (/dev/infiniband/uverbs*, rdma cgroup)"
+            }
+            Self::NoRoute => "check routing and firewall between the two RDMA addresses",
+            Self::HandshakeTimeout => {
+                "look at the server's log; raise Endpoint::fast_path_timeout if it is only slow"
+            }
+            Self::HandshakeRejected => "look at the server's log for the cause",
+            Self::VersionMismatch => "upgrade the older of the two sides",
+            Self::LinkLost => "nothing: the channel tries again by itself",
+            Self::PoolExhausted => "give the pool more memory (PoolConfig), or close connections",
+            Self::Platform => "run on Linux",
+            Self::Pending => "nothing: wait for Channel::path_changed",
+            Self::GoAway => "nothing: the channel tries again by itself",
+        }
+    }
+}
+
+impl fmt::Display for ReasonCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Which of the two ends a [`Reason`] speaks of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Side {
+    /// This process.
+    Local,
+    /// The other end of the connection; it said so in its answer to the Offer, or in its
+    /// rejection of the connection.
+    Peer,
+}
+
+/// Why TCP and not the fast path: a code, and the particulars.
+///
+/// Displays as `memlock: needed 2359296 bytes, limit 65536`, with `peer: ` in front where the
+/// other end is the cause. It is an error type, so that
+/// [`require_rdma`](crate::Endpoint::require_rdma) can hand it out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reason {
+    code: ReasonCode,
+    side: Side,
+    detail: String,
+}
+
+impl Reason {
+    /// A reason of this end.
+    pub fn new(code: ReasonCode, detail: impl Into<String>) -> Self {
+        Self { code, side: Side::Local, detail: detail.into() }
+    }
+
+    /// A reason that the other end gave.
+    pub fn from_peer(code: ReasonCode, detail: impl Into<String>) -> Self {
+        Self { code, side: Side::Peer, detail: detail.into() }
+    }
+
+    /// The kind of cause.
+    pub fn code(&self) -> ReasonCode {
+        self.code
+    }
+
+    /// Whose cause it is.
+    pub fn side(&self) -> Side {
+        self.side
+    }
+
+    /// The particulars: numbers, addresses, names.
+    pub fn detail(&self) -> &str {
+        &self.detail
+    }
+
+    /// What to do about it.
+    pub fn cure(&self) -> &'static str {
+        self.code.cure()
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.side == Side::Peer {
+            f.write_str("peer: ")?;
+        }
+        f.write_str(self.code.as_str())?;
+        if !self.detail.is_empty() {
+            write!(f, ": {}", self.detail)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Reason {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_has_a_name_of_its_own_that_reads_back() {
+        for code in ReasonCode::ALL {
+            assert_eq!(ReasonCode::from_name(code.as_str()), Some(code));
+            assert!(!code.cure().is_empty());
+        }
+        assert_eq!(ReasonCode::from_name("Memlock"), None);
+    }
+
+    #[test]
+    fn display_names_side_code_and_detail() {
+        let local = Reason::new(ReasonCode::Memlock, "needed 2, limit 1");
+        assert_eq!(local.to_string(), "memlock: needed 2, limit 1");
+        let peer = Reason::from_peer(ReasonCode::NoDevice, "");
+        assert_eq!(peer.to_string(), "peer: no-device");
+    }
+}

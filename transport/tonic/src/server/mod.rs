@@ -1,0 +1,247 @@
+//! The server: builder and router with the names of [`tonic::transport::Server`].
+
+mod router;
+mod tcp;
+
+pub use router::Router;
+
+use crate::policy::Policy;
+use axum::response::IntoResponse;
+use http::Request;
+use std::{convert::Infallible, fmt, net::SocketAddr, sync::Arc, time::Duration};
+use tonic::{body::Body, server::NamedService, service::Routes, transport::server::TcpIncoming};
+use tower::{
+    Service, ServiceBuilder,
+    layer::util::{Identity, Stack},
+};
+
+type TraceFn = Arc<dyn Fn(&Request<()>) -> tracing::Span + Send + Sync>;
+
+/// Server builder, with the names of [`tonic::transport::Server`].
+///
+/// Serves gRPC over TCP, as tonic does, and beside it the fast path, to clients that ask for it
+/// over their TCP connection. Each builder method says whether it concerns calls on both paths or
+/// the TCP side alone.
+///
+/// ```no_run
+/// use tonic_rdma::Server;
+/// # use tonic::service::Routes;
+/// # async fn run(routes: Routes) -> Result<(), Box<dyn std::error::Error>> {
+/// Server::builder()
+///     .add_routes(routes)
+///     .serve("[::]:50051".parse()?)
+///     .await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Server<L = Identity> {
+    /// The TCP side. Everything it needs is set on it.
+    tcp: tonic::transport::Server,
+    layers: ServiceBuilder<L>,
+    shared: Settings,
+}
+
+/// What the fast path needs to know as well, and what binding the TCP port needs.
+#[derive(Clone, Default)]
+pub(crate) struct Settings {
+    trace_fn: Option<TraceFn>,
+    concurrency_limit: Option<usize>,
+    load_shed: bool,
+    timeout: Option<Duration>,
+    max_concurrent_streams: Option<u32>,
+    max_connection_age: Option<Duration>,
+    max_connection_age_grace: Option<Duration>,
+    policy: Policy,
+    tcp_nodelay_off: bool,
+    tcp_keepalive: Option<Duration>,
+    tcp_keepalive_interval: Option<Duration>,
+    tcp_keepalive_retries: Option<u32>,
+}
+
+impl Server {
+    /// Create a new server builder that can configure a [`Server`].
+    pub fn builder() -> Self {
+        Self::default()
+    }
+}
+
+impl Default for Server {
+    fn default() -> Self {
+        Self {
+            tcp: tonic::transport::Server::builder(),
+            layers: ServiceBuilder::new(),
+            shared: Settings::default(),
+        }
+    }
+}
+
+impl<L> Server<L> {
+    fn with_tcp(mut self, f: impl FnOnce(tonic::transport::Server) -> tonic::transport::Server) -> Self {
+        self.tcp = f(self.tcp);
+        self
+    }
+
+    /// Set the concurrency limit of each connection, of each TCP and of each fast-path
+    /// connection by itself (both paths).
+    #[must_use]
+    pub fn concurrency_limit_per_connection(mut self, limit: usize) -> Self {
+        self.shared.concurrency_limit = Some(limit);
+        self.with_tcp(|s| s.concurrency_limit_per_connection(limit))
+    }
+
+    /// Answer RESOURCE_EXHAUSTED at once where the service is not ready, instead of queueing.
+    /// Off by default (both paths).
+    #[must_use]
+    pub fn load_shed(mut self, load_shed: bool) -> Self {
+        self.shared.load_shed = load_shed;
+        self.with_tcp(|s| s.load_shed(load_shed))
+    }
+
+    /// Limit the time of all request handlers until their response headers; the shorter of this
+    /// and the request's `grpc-timeout` counts (both paths).
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.shared.timeout = Some(timeout);
+        self.with_tcp(|s| s.timeout(timeout))
+    }
+
+    /// Limit the calls that a connection carries at a time. The client holds further ones back
+    /// (both paths).
+    ///
+    /// Default on TCP is no limit; on the fast path 4096.
+    #[must_use]
+    pub fn max_concurrent_streams(mut self, max: impl Into<Option<u32>>) -> Self {
+        let max = max.into();
+        self.shared.max_concurrent_streams = max;
+        self.with_tcp(|s| s.max_concurrent_streams(max))
+    }
+
+    /// Drain a connection that is older than this; calls that run go on, new ones are sent over a
+    /// new connection. Default is no limit (both paths).
+    #[must_use]
+    pub fn max_connection_age(mut self, age: Duration) -> Self {
+        self.shared.max_connection_age = Some(age);
+        self.with_tcp(|s| s.max_connection_age(age))
+    }
+
+    /// Close a connection for good this long after
+    /// [`max_connection_age`](Server::max_connection_age), without which it has no effect.
+    /// Default is no limit (both paths).
+    #[must_use]
+    pub fn max_connection_age_grace(mut self, grace: Duration) -> Self {
+        self.shared.max_connection_age_grace = Some(grace);
+        self.with_tcp(|s| s.max_connection_age_grace(grace))
+    }
+
+    /// Intercept inbound headers and add a [`tracing::Span`] to each response future (both
+    /// paths).
+    #[must_use]
+    pub fn trace_fn<F>(mut self, f: F) -> Self
+    where
+        F: Fn(&Request<()>) -> tracing::Span + Send + Sync + 'static,
+    {
+        let f: TraceFn = Arc::new(f);
+        self.shared.trace_fn = Some(f.clone());
+        self.with_tcp(|s| s.trace_fn(move |req| f(req)))
+    }
+
+    /// Whether to offer the fast path. Default is [`Policy::Auto`].
+    ///
+    /// With [`Policy::Require`] serving fails at its start where the fast path cannot be offered.
+    /// The environment variable `TONIC_RDMA`, where it is set, wins over this.
+    #[must_use]
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.shared.policy = policy;
+        self
+    }
+
+    /// Set the [`tower::Layer`] that all services will be wrapped in (both paths).
+    ///
+    /// The layered service is built once and cloned for every connection of either path, so that
+    /// a layer with shared state sees every call. The Offer, by which a client asks for the fast
+    /// path, passes through it too: a layer that wants credentials wants them there as well
+    /// ([`Endpoint::offer_metadata`](crate::Endpoint::offer_metadata)).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tonic::{Request, Status, service::InterceptorLayer};
+    /// use tonic_rdma::Server;
+    /// use tower::ServiceBuilder;
+    ///
+    /// fn check(request: Request<()>) -> Result<Request<()>, Status> {
+    ///     match request.metadata().get("authorization") {
+    ///         Some(t) if t == "Bearer secret" => Ok(request),
+    ///         _ => Err(Status::unauthenticated("no valid token")),
+    ///     }
+    /// }
+    ///
+    /// let layer = ServiceBuilder::new()
+    ///     .load_shed()
+    ///     .timeout(Duration::from_secs(30))
+    ///     .layer(InterceptorLayer::new(check))
+    ///     .into_inner();
+    /// Server::builder().layer(layer);
+    /// ```
+    pub fn layer<NewLayer>(self, new_layer: NewLayer) -> Server<Stack<NewLayer, L>> {
+        Server { tcp: self.tcp, layers: self.layers.layer(new_layer), shared: self.shared }
+    }
+
+    /// Create a router with the `S` typed service as the first service.
+    ///
+    /// This will clone the `Server` builder and create a router that will
+    /// route around different services.
+    pub fn add_service<S>(&mut self, svc: S) -> Router<L>
+    where
+        S: Service<Request<Body>, Error = Infallible> + NamedService + Clone + Send + Sync + 'static,
+        S::Response: IntoResponse,
+        S::Future: Send + 'static,
+        L: Clone,
+    {
+        Router::new(self.clone(), Routes::new(svc))
+    }
+
+    /// Create a router with the optional `S` typed service as the first service.
+    ///
+    /// This will clone the `Server` builder and create a router that will
+    /// route around different services.
+    ///
+    /// # Note
+    /// Even when the argument given is `None` this will capture *all* requests to this service name.
+    /// As a result, one cannot use this to toggle between two identically named implementations.
+    pub fn add_optional_service<S>(&mut self, svc: Option<S>) -> Router<L>
+    where
+        S: Service<Request<Body>, Error = Infallible> + NamedService + Clone + Send + Sync + 'static,
+        S::Response: IntoResponse,
+        S::Future: Send + 'static,
+        L: Clone,
+    {
+        Router::new(self.clone(), svc.map(Routes::new).unwrap_or_default())
+    }
+
+    /// Create a router with given [`Routes`].
+    ///
+    /// This will clone the `Server` builder and create a router that will
+    /// route around different services that were already added to the provided `routes`.
+    pub fn add_routes(&mut self, routes: Routes) -> Router<L>
+    where
+        L: Clone,
+    {
+        Router::new(self.clone(), routes)
+    }
+
+    fn bind(&self, addr: SocketAddr) -> std::io::Result<TcpIncoming> {
+        let shared = &self.shared;
+        Ok(TcpIncoming::bind(addr)?
+            .with_nodelay(Some(!shared.tcp_nodelay_off))
+            .with_keepalive(shared.tcp_keepalive)
+            .with_keepalive_interval(shared.tcp_keepalive_interval)
+            .with_keepalive_retries(shared.tcp_keepalive_retries))
+    }
+}
+
+impl<L> fmt::Debug for Server<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").field("policy", &self.shared.policy).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,139 @@
+//! The router: services, and the ways to serve them.
+
+use super::Server;
+use crate::error::Error;
+use axum::response::IntoResponse;
+use bytes::Bytes;
+use futures_core::Stream;
+use http::{Request, Response};
+use std::{convert::Infallible, future::Future, net::SocketAddr};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tonic::{body::Body, server::NamedService, service::Routes, transport::server::Connected};
+use tower::{Layer, Service, layer::util::Identity};
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Services by name, to be served over both paths.
+#[derive(Clone, Debug)]
+pub struct Router<L = Identity> {
+    server: Server<L>,
+    routes: Routes,
+}
+
+impl<L> Router<L> {
+    pub(super) fn new(server: Server<L>, routes: Routes) -> Self {
+        Self { server, routes }
+    }
+
+    /// Add a new service to this router.
+    #[must_use]
+    pub fn add_service<S>(mut self, svc: S) -> Self
+    where
+        S: Service<Request<Body>, Error = Infallible> + NamedService + Clone + Send + Sync + 'static,
+        S::Response: IntoResponse,
+        S::Future: Send + 'static,
+    {
+        self.routes = self.routes.add_service(svc);
+        self
+    }
+
+    /// Add a new optional service to this router.
+    ///
+    /// # Note
+    /// Even when the argument given is `None` this will capture *all* requests to this service name.
+    /// As a result, one cannot use this to toggle between two identically named implementations.
+    #[must_use]
+    pub fn add_optional_service<S>(self, svc: Option<S>) -> Self
+    where
+        S: Service<Request<Body>, Error = Infallible> + NamedService + Clone + Send + Sync + 'static,
+        S::Response: IntoResponse,
+        S::Future: Send + 'static,
+    {
+        match svc {
+            Some(svc) => self.add_service(svc),
+            None => self,
+        }
+    }
+
+    /// Serve on `addr`, until the process ends or the future is dropped.
+    ///
+    /// # Errors
+    ///
+    /// The address cannot be bound, an environment variable is bad, or RDMA is required and
+    /// cannot be had.
+    pub async fn serve<ResBody>(self, addr: SocketAddr) -> Result<(), Error>
+    where
+        L: Layer<Routes> + Clone,
+        L::Service: Service<Request<Body>, Response = Response<ResBody>> + Clone + Send + 'static,
+        <<L as Layer<Routes>>::Service as Service<Request<Body>>>::Future: Send,
+        <<L as Layer<Routes>>::Service as Service<Request<Body>>>::Error: Into<BoxError> + Send,
+        ResBody: http_body::Body<Data = Bytes> + Send + 'static,
+        ResBody::Error: Into<BoxError>,
+    {
+        let incoming = self.server.bind(addr).map_err(Error::bind(addr))?;
+        self.serve_with_incoming(incoming).await
+    }
+
+    /// Serve on `addr` until `signal` completes, then end in good order: nothing new is accepted,
+    /// calls that run are finished, on both paths.
+    pub async fn serve_with_shutdown<F: Future<Output = ()>, ResBody>(
+        self,
+        addr: SocketAddr,
+        signal: F,
+    ) -> Result<(), Error>
+    where
+        L: Layer<Routes>,
+        L::Service: Service<Request<Body>, Response = Response<ResBody>> + Clone + Send + 'static,
+        <<L as Layer<Routes>>::Service as Service<Request<Body>>>::Future: Send,
+        <<L as Layer<Routes>>::Service as Service<Request<Body>>>::Error: Into<BoxError> + Send,
+        ResBody: http_body::Body<Data = Bytes> + Send + 'static,
+        ResBody::Error: Into<BoxError>,
+    {
+        let incoming = self.server.bind(addr).map_err(Error::bind(addr))?;
+        self.serve_with_incoming_shutdown(incoming, signal).await
+    }
+
+    /// Serve the connections that `incoming` yields on the TCP side.
+    ///
+    /// This method discards any provided TCP configuration, as in tonic.
+    pub async fn serve_with_incoming<I, IO, IE, ResBody>(self, incoming: I) -> Result<(), Error>
+    where
+        I: Stream<Item = Result<IO, IE>>,
+        IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+        IE: Into<BoxError>,
+        L: Layer<Routes>,
+        L::Service: Service<Request<Body>, Response = Response<ResBody>> + Clone + Send + 'static,
+        <<L as Layer<Routes>>::Service as Service<Request<Body>>>::Future: Send,
+        <<L as Layer<Routes>>::Service as Service<Request<Body>>>::Error: Into<BoxError> + Send,
+        ResBody: http_body::Body<Data = Bytes> + Send + 'static,
+        ResBody::Error: Into<BoxError>,
+    {
+        let layered = self.server.layers.service(self.routes.prepare());
+        self.server.tcp.serve_with_incoming(layered, incoming).await?;
+        Ok(())
+    }
+
+    /// As [`serve_with_incoming`](Router::serve_with_incoming), and end in good order when
+    /// `signal` completes.
+    pub async fn serve_with_incoming_shutdown<I, IO, IE, F, ResBody>(
+        self,
+        incoming: I,
+        signal: F,
+    ) -> Result<(), Error>
+    where
+        I: Stream<Item = Result<IO, IE>>,
+        IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+        IE: Into<BoxError>,
+        F: Future<Output = ()>,
+        L: Layer<Routes>,
+        L::Service: Service<Request<Body>, Response = Response<ResBody>> + Clone + Send + 'static,
+        <<L as Layer<Routes>>::Service as Service<Request<Body>>>::Future: Send,
+        <<L as Layer<Routes>>::Service as Service<Request<Body>>>::Error: Into<BoxError> + Send,
+        ResBody: http_body::Body<Data = Bytes> + Send + 'static,
+        ResBody::Error: Into<BoxError>,
+    {
+        let layered = self.server.layers.service(self.routes.prepare());
+        self.server.tcp.serve_with_incoming_shutdown(layered, incoming, signal).await?;
+        Ok(())
+    }
+}

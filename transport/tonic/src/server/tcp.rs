@@ -1,0 +1,115 @@
+//! Builder methods of the TCP side, handed on to tonic's server. None of them touches the fast
+//! path, which has flow control, keep-alive and limits of its own.
+
+use super::Server;
+#[cfg(feature = "_tls-any")]
+use crate::error::Error;
+use std::time::Duration;
+
+impl<L> Server<L> {
+    /// Configure TLS for this server (TCP side).
+    ///
+    /// The fast path carries no TLS: it is open to those only who got a ticket over a TLS
+    /// connection that this configuration accepted, and its bytes are as private as the RDMA
+    /// network is.
+    #[cfg(feature = "_tls-any")]
+    pub fn tls_config(mut self, tls_config: tonic::transport::ServerTlsConfig) -> Result<Self, Error> {
+        self.tcp = self.tcp.tls_config(tls_config)?;
+        Ok(self)
+    }
+
+    /// HTTP/2 flow control window of a stream, in bytes. Default is 65,535 (TCP side).
+    #[must_use]
+    pub fn initial_stream_window_size(self, sz: impl Into<Option<u32>>) -> Self {
+        self.with_tcp(|s| s.initial_stream_window_size(sz))
+    }
+
+    /// HTTP/2 flow control window of a connection, in bytes. Default is 65,535 (TCP side).
+    #[must_use]
+    pub fn initial_connection_window_size(self, sz: impl Into<Option<u32>>) -> Self {
+        self.with_tcp(|s| s.initial_connection_window_size(sz))
+    }
+
+    /// Interval of HTTP/2 keep-alive pings; `None`, the default, sends none (TCP side).
+    #[must_use]
+    pub fn http2_keepalive_interval(self, interval: Option<Duration>) -> Self {
+        self.with_tcp(|s| s.http2_keepalive_interval(interval))
+    }
+
+    /// Time to wait for the answer to an HTTP/2 keep-alive ping. Default is 20 seconds (TCP
+    /// side).
+    #[must_use]
+    pub fn http2_keepalive_timeout(self, timeout: Option<Duration>) -> Self {
+        self.with_tcp(|s| s.http2_keepalive_timeout(timeout))
+    }
+
+    /// Whether HTTP/2 adapts its flow control window. Default is no (TCP side).
+    #[must_use]
+    pub fn http2_adaptive_window(self, enabled: Option<bool>) -> Self {
+        self.with_tcp(|s| s.http2_adaptive_window(enabled))
+    }
+
+    /// Number of pending reset HTTP/2 streams before a GOAWAY; `None` is h2's default (TCP side).
+    #[must_use]
+    pub fn http2_max_pending_accept_reset_streams(self, max: Option<usize>) -> Self {
+        self.with_tcp(|s| s.http2_max_pending_accept_reset_streams(max))
+    }
+
+    /// Number of locally reset HTTP/2 streams before a GOAWAY; `None` is hyper's default (TCP
+    /// side).
+    #[must_use]
+    pub fn http2_max_local_error_reset_streams(self, max: Option<usize>) -> Self {
+        self.with_tcp(|s| s.http2_max_local_error_reset_streams(max))
+    }
+
+    /// Idle time before TCP keep-alive probes are sent; `None`, the default, sends none (TCP
+    /// side). Ignored when serving an incoming stream.
+    #[must_use]
+    pub fn tcp_keepalive(mut self, tcp_keepalive: Option<Duration>) -> Self {
+        self.shared.tcp_keepalive = tcp_keepalive;
+        self
+    }
+
+    /// Time between TCP keep-alive probes; `None` is the system's (TCP side). Ignored when
+    /// serving an incoming stream.
+    #[must_use]
+    pub fn tcp_keepalive_interval(mut self, interval: Option<Duration>) -> Self {
+        self.shared.tcp_keepalive_interval = interval;
+        self
+    }
+
+    /// Number of TCP keep-alive probes before a connection is given up; `None` is the system's
+    /// (TCP side). Ignored when serving an incoming stream.
+    #[must_use]
+    pub fn tcp_keepalive_retries(mut self, retries: Option<u32>) -> Self {
+        self.shared.tcp_keepalive_retries = retries;
+        self
+    }
+
+    /// Set `TCP_NODELAY` on accepted connections. On by default (TCP side). Ignored when serving
+    /// an incoming stream.
+    #[must_use]
+    pub fn tcp_nodelay(mut self, enabled: bool) -> Self {
+        self.shared.tcp_nodelay_off = !enabled;
+        self
+    }
+
+    /// Largest header block accepted over HTTP/2, in bytes. Default is hyper's, 16 KiB (TCP
+    /// side; on the fast path it is 64 KiB).
+    #[must_use]
+    pub fn http2_max_header_list_size(self, max: impl Into<Option<u32>>) -> Self {
+        self.with_tcp(|s| s.http2_max_header_list_size(max))
+    }
+
+    /// Largest HTTP/2 frame, in bytes; `None` leaves the default (TCP side).
+    #[must_use]
+    pub fn max_frame_size(self, frame_size: impl Into<Option<u32>>) -> Self {
+        self.with_tcp(|s| s.max_frame_size(frame_size))
+    }
+
+    /// Accept HTTP/1 requests, for grpc-web. Default is no (TCP side).
+    #[must_use]
+    pub fn accept_http1(self, accept_http1: bool) -> Self {
+        self.with_tcp(|s| s.accept_http1(accept_http1))
+    }
+}
