@@ -113,9 +113,7 @@ impl Fabric {
         timeout: Duration,
     ) -> Result<Fabric, ConnectError> {
         #[cfg(all(target_os = "linux", feature = "verbs"))]
-        return VerbsDevice::toward(peer, only, timeout)
-            .await
-            .map(Fabric::Verbs);
+        return VerbsDevice::toward(peer, only, timeout).await.map(Fabric::Verbs);
         #[cfg(not(all(target_os = "linux", feature = "verbs")))]
         {
             let _ = (peer, only, timeout);
@@ -180,20 +178,12 @@ impl Fabric {
         match self {
             #[cfg(all(target_os = "linux", feature = "verbs"))]
             Fabric::Verbs(d) => {
-                let (link, private_data) =
-                    d.connect(addr, config, pool, private_data, timeout).await?;
-                Ok(Connected {
-                    link: AnyLink::Verbs(link),
-                    private_data,
-                })
+                let (link, private_data) = d.connect(addr, config, pool, private_data, timeout).await?;
+                Ok(Connected { link: AnyLink::Verbs(link), private_data })
             }
             Fabric::Sim(d) => {
-                let (link, private_data) =
-                    d.connect(addr, config, pool, private_data, timeout).await?;
-                Ok(Connected {
-                    link: AnyLink::Sim(link),
-                    private_data,
-                })
+                let (link, private_data) = d.connect(addr, config, pool, private_data, timeout).await?;
+                Ok(Connected { link: AnyLink::Sim(link), private_data })
             }
         }
     }
@@ -267,14 +257,8 @@ impl Incoming {
     ) -> Result<AnyLink, ConnectError> {
         match self {
             #[cfg(all(target_os = "linux", feature = "verbs"))]
-            Incoming::Verbs(i) => i
-                .accept(config, pool, private_data, timeout)
-                .await
-                .map(AnyLink::Verbs),
-            Incoming::Sim(i) => i
-                .accept(config, pool, private_data, timeout)
-                .await
-                .map(AnyLink::Sim),
+            Incoming::Verbs(i) => i.accept(config, pool, private_data, timeout).await.map(AnyLink::Verbs),
+            Incoming::Sim(i) => i.accept(config, pool, private_data, timeout).await.map(AnyLink::Sim),
         }
     }
 
@@ -314,11 +298,7 @@ impl Link for AnyLink {
     fn ring(&mut self) -> Result<(), LinkError> {
         each!(AnyLink, self, l => l.ring())
     }
-    fn poll(
-        &mut self,
-        cx: &mut Context<'_>,
-        out: &mut Vec<Completion>,
-    ) -> Poll<Result<(), LinkError>> {
+    fn poll(&mut self, cx: &mut Context<'_>, out: &mut Vec<Completion>) -> Poll<Result<(), LinkError>> {
         each!(AnyLink, self, l => l.poll(cx, out))
     }
     fn recv_slot(&self, slot: u32, len: u32) -> &[u8] {

@@ -82,9 +82,7 @@ pub enum FabricError {
         found: Vec<String>,
     },
     /// A device without an active port.
-    #[error(
-        "no port of RDMA device {device} is active (it is {state}): check cable, switch or `ip link`"
-    )]
+    #[error("no port of RDMA device {device} is active (it is {state}): check cable, switch or `ip link`")]
     NoActivePort {
         /// Device.
         device: String,
@@ -92,9 +90,7 @@ pub enum FabricError {
         state: PortState,
     },
     /// A device that no local IP address leads to.
-    #[error(
-        "no IP address of this host lies on RDMA device {device}: give its network interface an address"
-    )]
+    #[error("no IP address of this host lies on RDMA device {device}: give its network interface an address")]
     NoAddress {
         /// Device.
         device: String,
@@ -316,9 +312,6 @@ impl LinkError {
 
     /// True when the connection ended without a fault being seen: closed by either end.
     pub fn is_clean(&self) -> bool {
-        matches!(
-            self,
-            LinkError::Disconnected { .. } | LinkError::Closed { .. }
-        )
+        matches!(self, LinkError::Disconnected { .. } | LinkError::Closed { .. })
     }
 }

@@ -44,9 +44,11 @@
 //! called from within a tokio runtime with both drivers enabled. No threads are started.
 
 pub mod any;
+mod block;
 pub mod device;
 pub mod error;
 pub mod link;
+mod queue;
 pub mod sim;
 #[cfg(all(target_os = "linux", feature = "verbs"))]
 pub mod verbs;

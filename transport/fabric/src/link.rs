@@ -65,34 +65,19 @@ impl LinkConfig {
     /// Says what is wrong with the numbers, if anything.
     pub fn check(&self) -> Result<(), String> {
         if self.recv_slots == 0 || self.recv_slots > 1 << 16 {
-            return Err(format!(
-                "recv_slots is {}, must be 1 to 65536",
-                self.recv_slots
-            ));
+            return Err(format!("recv_slots is {}, must be 1 to 65536", self.recv_slots));
         }
         if self.send_slots == 0 || self.send_slots > 1 << 16 {
-            return Err(format!(
-                "send_slots is {}, must be 1 to 65536",
-                self.send_slots
-            ));
+            return Err(format!("send_slots is {}, must be 1 to 65536", self.send_slots));
         }
         if self.slot_size == 0 || !self.slot_size.is_multiple_of(64) || self.slot_size > 1 << 20 {
-            return Err(format!(
-                "slot_size is {}, must be a multiple of 64 up to 1 MiB",
-                self.slot_size
-            ));
+            return Err(format!("slot_size is {}, must be a multiple of 64 up to 1 MiB", self.slot_size));
         }
         if self.staging > 1 << 30 {
-            return Err(format!(
-                "staging is {} bytes, must be at most 1 GiB",
-                self.staging
-            ));
+            return Err(format!("staging is {} bytes, must be at most 1 GiB", self.staging));
         }
         if !(4..=1 << 15).contains(&self.send_queue) {
-            return Err(format!(
-                "send_queue is {}, must be 4 to 32768",
-                self.send_queue
-            ));
+            return Err(format!("send_queue is {}, must be 4 to 32768", self.send_queue));
         }
         Ok(())
     }
@@ -250,11 +235,7 @@ pub trait Link: Send + 'static {
     /// again. `Pending`: nothing was pushed, events and completions are drained, the queue is armed and the waker
     /// registered. `Ready(Err(_))`: the link is dead; completions that came before the error are in `out`, and every
     /// later call gives the same error.
-    fn poll(
-        &mut self,
-        cx: &mut Context<'_>,
-        out: &mut Vec<Completion>,
-    ) -> Poll<Result<(), LinkError>>;
+    fn poll(&mut self, cx: &mut Context<'_>, out: &mut Vec<Completion>) -> Poll<Result<(), LinkError>>;
 
     /// The received bytes of a slot, between its [`Completion::Received`] and [`repost`](Link::repost). Empty for a slot
     /// that is posted, and no longer than what was received.

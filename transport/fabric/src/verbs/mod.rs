@@ -48,11 +48,7 @@ impl VerbsDevice {
     pub fn at(_: IpAddr) -> Result<VerbsDevice, FabricError> {
         Err(FabricError::Platform)
     }
-    pub async fn toward(
-        _: SocketAddr,
-        _: Option<&str>,
-        _: Duration,
-    ) -> Result<VerbsDevice, ConnectError> {
+    pub async fn toward(_: SocketAddr, _: Option<&str>, _: Duration) -> Result<VerbsDevice, ConnectError> {
         Err(FabricError::Platform.into())
     }
 }
@@ -123,11 +119,7 @@ impl Link for VerbsLink {
     fn ring(&mut self) -> Result<(), LinkError> {
         match *self {}
     }
-    fn poll(
-        &mut self,
-        _: &mut Context<'_>,
-        _: &mut Vec<Completion>,
-    ) -> Poll<Result<(), LinkError>> {
+    fn poll(&mut self, _: &mut Context<'_>, _: &mut Vec<Completion>) -> Poll<Result<(), LinkError>> {
         match *self {}
     }
     fn recv_slot(&self, _: u32, _: u32) -> &[u8] {

@@ -1,0 +1,130 @@
+//! The control block of a connection: RECV ring, SEND slots, staging. See the crate docs for its layout.
+
+use std::ptr::NonNull;
+
+use tonic_rdma_memory::{PinnedBuf, Pool};
+
+use crate::error::ConnectError;
+use crate::link::LinkConfig;
+
+/// What has become of a RECV slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Slot {
+    /// The device may write into it.
+    Posted,
+    /// Holds a message of this many bytes, for the driver to read.
+    Held(u32),
+}
+
+/// Owns the block and knows which RECV slots may be read.
+///
+/// The whole block is reached through `base`, never through a reference to all of it: the device writes into posted
+/// slots at any time, so no Rust reference may cover them.
+#[derive(Debug)]
+pub(crate) struct ControlBlock {
+    base: NonNull<u8>,
+    lkey: u32,
+    recv_bytes: usize,
+    block_bytes: usize,
+    slot_size: u32,
+    slots: Vec<Slot>,
+    /// Keeps the memory; the block is addressed through `base` only.
+    _buf: PinnedBuf,
+}
+
+// SAFETY: `base` points into `_buf`, which is uniquely owned and Send; the pointer is used through &self and &mut self
+// under the rules of the methods below, from whichever thread owns the block.
+unsafe impl Send for ControlBlock {}
+// SAFETY: through &self only slots that are Held can be read, and no method of &self makes anything writable.
+unsafe impl Sync for ControlBlock {}
+
+impl ControlBlock {
+    /// Takes the block from the pool's control budget. All RECV slots count as held, until they are posted.
+    pub(crate) fn new(pool: &Pool, config: &LinkConfig) -> Result<ControlBlock, ConnectError> {
+        config.check().map_err(ConnectError::Config)?;
+        let need = config.control_bytes();
+        let mut buf = pool.control(need).map_err(|e| ConnectError::Memory(e.into()))?;
+        // Fills the whole block: every byte that a slice below may show is initialized.
+        buf.resize_zeroed(need);
+        let base = NonNull::from(buf.as_mut_slice()).cast::<u8>();
+        Ok(ControlBlock {
+            base,
+            lkey: buf.lkey(),
+            recv_bytes: config.recv_bytes(),
+            block_bytes: config.block_bytes(),
+            slot_size: config.slot_size,
+            slots: vec![Slot::Held(0); config.recv_slots as usize],
+            _buf: buf,
+        })
+    }
+
+    pub(crate) fn lkey(&self) -> u32 {
+        self.lkey
+    }
+
+    pub(crate) fn slot_size(&self) -> u32 {
+        self.slot_size
+    }
+
+    pub(crate) fn recv_slots(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
+    /// SEND slots and staging.
+    pub(crate) fn block_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the range lies in `_buf`, is initialized, and no device writes there (the RECV ring ends before it);
+        // &mut self makes it unique on this side. A device may read it meanwhile, which Rust does not see.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(self.recv_bytes), self.block_bytes) }
+    }
+
+    /// Where a range of the block lies, if it is one.
+    pub(crate) fn range(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
+        if offset.checked_add(len)? > self.block_bytes {
+            return None;
+        }
+        // SAFETY: recv_bytes + offset + len lies within the buffer, as checked.
+        Some(unsafe { self.base.add(self.recv_bytes + offset) })
+    }
+
+    /// Where a RECV slot lies.
+    pub(crate) fn slot_ptr(&self, slot: u32) -> Option<NonNull<u8>> {
+        if slot >= self.recv_slots() {
+            return None;
+        }
+        // SAFETY: slot < recv_slots, so the slot lies within the buffer.
+        Some(unsafe { self.base.add(slot as usize * self.slot_size as usize) })
+    }
+
+    /// The device has filled a slot. False when it was not posted or cannot hold `len`.
+    pub(crate) fn mark_received(&mut self, slot: u32, len: u32) -> bool {
+        match self.slots.get_mut(slot as usize) {
+            Some(state @ Slot::Posted) if len <= self.slot_size => {
+                *state = Slot::Held(len);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The slot is about to be given to the device. False when it is there already or does not exist.
+    pub(crate) fn mark_posted(&mut self, slot: u32) -> bool {
+        match self.slots.get_mut(slot as usize) {
+            Some(state @ Slot::Held(_)) => {
+                *state = Slot::Posted;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// What was received; empty for a posted slot.
+    pub(crate) fn recv_slot(&self, slot: u32, len: u32) -> &[u8] {
+        let (Some(Slot::Held(filled)), Some(ptr)) = (self.slots.get(slot as usize), self.slot_ptr(slot))
+        else {
+            return &[];
+        };
+        // SAFETY: the slot is held, so no device writes into it (its RECV is complete and not posted again, which takes
+        // &mut self); it is initialized and `filled` bytes of it lie within the buffer.
+        unsafe { std::slice::from_raw_parts(ptr.as_ptr(), (*filled).min(len) as usize) }
+    }
+}

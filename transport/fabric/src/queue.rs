@@ -1,0 +1,199 @@
+//! The send queue's books: what is under way, which request is signalled, and the memory that posted work owns.
+//!
+//! A queue pair completes its work in order, and a completion is only reported for signalled requests; it then stands
+//! for all before it. A request's place and memory become free when a completion at or behind it is reported.
+
+use std::collections::VecDeque;
+
+use tonic_rdma_memory::{PinnedBuf, PinnedBytes};
+
+use crate::error::Verb;
+
+/// Memory outside the SEND slots that posted work keeps from being reused (R10).
+#[derive(Debug)]
+pub(crate) enum Held {
+    /// A SEND slot: the control block itself.
+    Slot,
+    /// Staging: the control block too, but scarce.
+    Staging,
+    /// Frozen pool memory.
+    Bytes(#[allow(dead_code, reason = "held, not read")] PinnedBytes),
+    /// A pool buffer.
+    Buf(#[allow(dead_code, reason = "held, not read")] PinnedBuf),
+}
+
+#[derive(Debug)]
+struct Entry {
+    id: u64,
+    verb: Verb,
+    signalled: bool,
+    _held: Held,
+}
+
+/// The books of one send queue.
+#[derive(Debug)]
+pub(crate) struct SendQueue {
+    depth: usize,
+    /// Of so many consecutive requests one is signalled.
+    every: u32,
+    /// Requests since the last signalled one.
+    unsignalled: u32,
+    /// One of those holds pool memory or staging.
+    holding: bool,
+    /// Sequence number of the first entry.
+    first: u64,
+    entries: VecDeque<Entry>,
+}
+
+impl SendQueue {
+    pub(crate) fn new(depth: usize, send_slots: u32) -> SendQueue {
+        let quarter = (depth / 4).min(send_slots as usize / 4).clamp(1, 16);
+        SendQueue {
+            depth,
+            every: quarter as u32,
+            unsignalled: 0,
+            holding: false,
+            first: 0,
+            entries: VecDeque::with_capacity(depth),
+        }
+    }
+
+    pub(crate) fn room(&self) -> usize {
+        self.depth - self.entries.len()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn under_way(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Takes a place (the caller has looked for [`room`](Self::room)) and gives the request's sequence number.
+    pub(crate) fn push(&mut self, id: u64, verb: Verb, held: Held, signal: bool) -> u64 {
+        let seq = self.first + self.entries.len() as u64;
+        self.holding |= !matches!(held, Held::Slot);
+        self.unsignalled += 1;
+        let signalled = signal || self.unsignalled >= self.every;
+        if signalled {
+            self.unsignalled = 0;
+            self.holding = false;
+        }
+        self.entries.push_back(Entry { id, verb, signalled, _held: held });
+        seq
+    }
+
+    /// Ends a batch: when unsignalled work holds more than SEND slots, its last request becomes a signalled one.
+    pub(crate) fn seal(&mut self) {
+        if self.holding
+            && let Some(last) = self.entries.back_mut()
+        {
+            last.signalled = true;
+            self.unsignalled = 0;
+            self.holding = false;
+        }
+    }
+
+    pub(crate) fn is_signalled(&self, seq: u64) -> bool {
+        self.entry(seq).is_some_and(|e| e.signalled)
+    }
+
+    /// What kind of work it was, for error messages.
+    pub(crate) fn verb(&self, seq: u64) -> Verb {
+        self.entry(seq).map_or(Verb::SendOrWrite, |e| e.verb)
+    }
+
+    fn entry(&self, seq: u64) -> Option<&Entry> {
+        self.entries.get(usize::try_from(seq.checked_sub(self.first)?).ok()?)
+    }
+
+    /// The request and all before it are done: frees their places and memory and gives the request's id. `None` when it
+    /// is not under way.
+    pub(crate) fn complete(&mut self, seq: u64) -> Option<u64> {
+        let count = usize::try_from(seq.checked_sub(self.first)?).ok()?.checked_add(1)?;
+        let id = self.entries.get(count - 1)?.id;
+        self.entries.drain(..count);
+        self.first = seq + 1;
+        Some(id)
+    }
+
+    /// Forgets all work. Only when the device cannot touch its memory any more.
+    pub(crate) fn clear(&mut self) {
+        self.first += self.entries.len() as u64;
+        self.entries.clear();
+        self.unsignalled = 0;
+        self.holding = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn push(q: &mut SendQueue, id: u64, held: Held) -> u64 {
+        q.push(id, Verb::Send, held, false)
+    }
+
+    #[test]
+    fn a_quarter_of_the_queue_is_the_most_that_goes_unsignalled() {
+        for (depth, slots, every) in
+            [(4, 64, 1), (16, 64, 4), (128, 64, 16), (128, 8, 2), (1024, 1024, 16), (8, 1, 1)]
+        {
+            let mut q = SendQueue::new(depth, slots);
+            let signalled = (0..depth as u64)
+                .map(|id| push(&mut q, id, Held::Slot))
+                .filter(|seq| q.is_signalled(*seq))
+                .collect::<Vec<_>>();
+            assert_eq!(q.room(), 0);
+            assert_eq!(signalled.len(), depth / every, "depth {depth}, slots {slots}");
+            assert_eq!(signalled.last(), Some(&(depth as u64 - 1)), "a full queue frees itself whole");
+        }
+    }
+
+    #[test]
+    fn a_completion_frees_all_before_it() {
+        let mut q = SendQueue::new(16, 64);
+        for id in 100..110 {
+            push(&mut q, id, Held::Slot);
+        }
+        assert_eq!(q.complete(3), Some(103));
+        assert_eq!(q.room(), 10);
+        assert_eq!(q.complete(3), None, "not twice");
+        assert_eq!(q.complete(42), None, "never posted");
+        assert_eq!(q.complete(9), Some(109));
+        assert_eq!(q.room(), 16);
+        assert_eq!(push(&mut q, 7, Held::Slot), 10);
+        assert_eq!(q.complete(10), Some(7));
+    }
+
+    #[test]
+    fn a_batch_that_holds_memory_ends_signalled() {
+        let mut q = SendQueue::new(128, 64);
+        push(&mut q, 1, Held::Staging);
+        let last = push(&mut q, 2, Held::Slot);
+        assert!(!q.is_signalled(last));
+        q.seal();
+        assert!(q.is_signalled(last));
+        let slot = push(&mut q, 3, Held::Slot);
+        q.seal();
+        assert!(!q.is_signalled(slot), "SEND slots alone do not cost a completion");
+    }
+
+    #[test]
+    fn a_wish_is_granted_and_counts() {
+        let mut q = SendQueue::new(16, 64);
+        push(&mut q, 1, Held::Slot);
+        let seq = q.push(2, Verb::Send, Held::Slot, true);
+        assert!(q.is_signalled(seq));
+        let next = (0..4).map(|id| push(&mut q, id, Held::Slot)).collect::<Vec<_>>();
+        assert_eq!(next.iter().map(|s| q.is_signalled(*s)).collect::<Vec<_>>(), [false, false, false, true]);
+    }
+
+    #[test]
+    fn clear_keeps_the_numbering() {
+        let mut q = SendQueue::new(16, 64);
+        push(&mut q, 1, Held::Slot);
+        q.clear();
+        assert_eq!(q.under_way(), 0);
+        assert_eq!(q.complete(0), None);
+        assert_eq!(push(&mut q, 2, Held::Slot), 1);
+    }
+}

@@ -1,0 +1,193 @@
+//! Making a connection: request, accept or reject, established.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout as bounded;
+use tonic_rdma_memory::Pool;
+
+use super::link::{Ends, SimLink};
+use super::net::{DeviceInner, NoListener};
+use super::wire::End;
+use crate::block::ControlBlock;
+use crate::error::{ConnectError, ConnectStep, FabricError};
+use crate::link::{LinkConfig, MAX_PRIVATE_DATA, PeerInfo};
+
+/// What a client puts before a listener.
+#[derive(Debug)]
+pub(super) struct Request {
+    private_data: Vec<u8>,
+    from: SocketAddr,
+    to: SocketAddr,
+    end: Arc<End>,
+    /// Dropped without an answer: rejected.
+    answer: oneshot::Sender<Answer>,
+}
+
+#[derive(Debug)]
+enum Answer {
+    Accepted { end: Arc<End>, private_data: Vec<u8>, established: oneshot::Sender<()> },
+    Rejected { private_data: Vec<u8> },
+}
+
+pub(super) async fn connect(
+    device: &Arc<DeviceInner>,
+    addr: SocketAddr,
+    config: &LinkConfig,
+    pool: &Pool,
+    private_data: &[u8],
+    timeout: Duration,
+) -> Result<(SimLink, Vec<u8>), ConnectError> {
+    check_private_data(private_data)?;
+    if device.faults.removed() {
+        return Err(FabricError::DeviceRemoved { device: device.name.clone() }.into());
+    }
+    let timed_out = ConnectError::Timeout { addr, step: ConnectStep::Connect, after: timeout };
+    let (to, listener) = match device.net.find(addr) {
+        Ok(found) => found,
+        Err(NoListener::NobodyListens) => return Err(ConnectError::Refused { addr }),
+        Err(NoListener::NoSuchAddress) => {
+            let source = Arc::new(io::Error::from_raw_os_error(libc::ENETUNREACH));
+            return Err(ConnectError::NoRoute { addr, step: ConnectStep::ResolveAddress, source });
+        }
+    };
+    let block = ControlBlock::new(pool, config)?;
+    let from = SocketAddr::new(device.addr, device.net.fresh_port());
+    let mut link = SimLink::new(device, block, config, peer(device, from, addr));
+    if to.faults.lose_connects() || to.faults.frozen() || device.faults.frozen() {
+        tokio::time::sleep(timeout).await;
+        return Err(timed_out);
+    }
+    let (answer, answered) = oneshot::channel();
+    let request =
+        Request { private_data: private_data.to_vec(), from, to: addr, end: link.end().clone(), answer };
+    listener.try_send(request).map_err(|_| ConnectError::Refused { addr })?;
+    match bounded(timeout, answered).await {
+        Err(_) => Err(timed_out),
+        Ok(Ok(Answer::Accepted { end, private_data, established })) => {
+            link.join(Ends::Connecting, end);
+            // Nobody waits for it when the accepting side has given up; the link then ends by itself.
+            let _ = established.send(());
+            Ok((link, private_data))
+        }
+        Ok(Ok(Answer::Rejected { private_data })) => Err(ConnectError::Rejected { addr, private_data }),
+        Ok(Err(_)) => Err(ConnectError::Rejected { addr, private_data: Vec::new() }),
+    }
+}
+
+fn check_private_data(data: &[u8]) -> Result<(), ConnectError> {
+    match data.len() {
+        len if len > MAX_PRIVATE_DATA => Err(ConnectError::PrivateDataTooLong { len }),
+        _ => Ok(()),
+    }
+}
+
+fn peer(device: &DeviceInner, local: SocketAddr, remote: SocketAddr) -> PeerInfo {
+    PeerInfo { provider: "sim", device: device.name.clone(), local, remote }
+}
+
+/// A listener of the in-process network.
+#[derive(Debug)]
+pub struct SimListener {
+    device: Arc<DeviceInner>,
+    addr: SocketAddr,
+    requests: mpsc::Receiver<Request>,
+}
+
+impl SimListener {
+    pub(super) fn new(device: Arc<DeviceInner>, addr: SocketAddr) -> Result<SimListener, FabricError> {
+        if device.faults.removed() {
+            return Err(FabricError::DeviceRemoved { device: device.name.clone() });
+        }
+        if !addr.ip().is_unspecified() && addr.ip() != device.addr {
+            return Err(FabricError::NotOnRdma { addr: addr.ip() });
+        }
+        let port = if addr.port() == 0 { device.net.fresh_port() } else { addr.port() };
+        let addr = SocketAddr::new(device.addr, port);
+        let requests = device.net.add_listener(addr).ok_or(FabricError::AddressInUse { addr })?;
+        Ok(SimListener { device, addr, requests })
+    }
+
+    /// The address. A listener on all addresses names the device's one.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Waits for the next connect request. Cancel safe.
+    ///
+    /// # Errors
+    /// The device was removed.
+    pub async fn accept(&mut self) -> Result<SimIncoming, FabricError> {
+        match self.requests.recv().await {
+            Some(request) => Ok(SimIncoming { device: self.device.clone(), request }),
+            None => Err(FabricError::DeviceRemoved { device: self.device.name.clone() }),
+        }
+    }
+}
+
+impl Drop for SimListener {
+    fn drop(&mut self) {
+        self.requests.close();
+        self.device.net.remove_listener(self.addr);
+    }
+}
+
+/// A connect request of the in-process network.
+#[derive(Debug)]
+pub struct SimIncoming {
+    device: Arc<DeviceInner>,
+    request: Request,
+}
+
+impl SimIncoming {
+    /// What the peer said, exactly.
+    pub fn private_data(&self) -> &[u8] {
+        &self.request.private_data
+    }
+
+    /// The peer's address.
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.request.from
+    }
+
+    /// This end's address.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.request.to
+    }
+
+    /// See [`Incoming::accept`](crate::Incoming::accept).
+    pub async fn accept(
+        self,
+        config: &LinkConfig,
+        pool: &Pool,
+        private_data: &[u8],
+        timeout: Duration,
+    ) -> Result<SimLink, ConnectError> {
+        check_private_data(private_data)?;
+        let SimIncoming { device, request: Request { from, to, end, answer, .. } } = self;
+        let block = ControlBlock::new(pool, config)?;
+        let mut link = SimLink::new(&device, block, config, peer(&device, to, from));
+        link.join(Ends::Accepting, end);
+        let gone = ConnectError::PeerGone { addr: from, step: ConnectStep::Accept };
+        let (established, stands) = oneshot::channel();
+        let private_data = private_data.to_vec();
+        if answer.send(Answer::Accepted { end: link.end().clone(), private_data, established }).is_err() {
+            return Err(gone);
+        }
+        match bounded(timeout, stands).await {
+            Ok(Ok(())) => Ok(link),
+            Ok(Err(_)) => Err(gone),
+            Err(_) => Err(ConnectError::Timeout { addr: from, step: ConnectStep::Accept, after: timeout }),
+        }
+    }
+
+    /// Says no.
+    pub fn reject(self, private_data: &[u8]) {
+        let private_data = private_data[..private_data.len().min(MAX_PRIVATE_DATA)].to_vec();
+        // A peer that has given up need not hear it.
+        let _ = self.request.answer.send(Answer::Rejected { private_data });
+    }
+}

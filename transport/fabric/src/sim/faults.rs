@@ -1,0 +1,76 @@
+//! Faults that a test switches on, per device.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+
+/// The switches of one device. All off at first.
+#[derive(Debug, Default)]
+pub(super) struct Faults {
+    /// Registrations that still succeed before some fail.
+    registrations_before: AtomicU64,
+    /// Registrations that then fail.
+    registrations_failing: AtomicU64,
+    /// Links made from now on die when they carry this many work requests and one more; 0 is off.
+    kill_after: AtomicU64,
+    /// Nothing arrives and nothing leaves.
+    frozen: AtomicBool,
+    /// Connect requests get no answer.
+    lose_connects: AtomicBool,
+    removed: AtomicBool,
+}
+
+impl Faults {
+    pub(super) fn fail_registrations(&self, after: u64, count: u64) {
+        self.registrations_before.store(after, SeqCst);
+        self.registrations_failing.store(count, SeqCst);
+    }
+
+    pub(super) fn registration_fails(&self) -> bool {
+        let take = |counter: &AtomicU64| counter.fetch_update(SeqCst, SeqCst, |n| n.checked_sub(1)).is_ok();
+        !take(&self.registrations_before) && take(&self.registrations_failing)
+    }
+
+    pub(super) fn set_kill_after(&self, work: Option<u64>) {
+        self.kill_after.store(work.map_or(0, |n| n.saturating_add(1)), SeqCst);
+    }
+
+    pub(super) fn kill_after(&self) -> Option<u64> {
+        self.kill_after.load(SeqCst).checked_sub(1)
+    }
+
+    pub(super) fn set_frozen(&self, on: bool) {
+        self.frozen.store(on, SeqCst);
+    }
+
+    pub(super) fn frozen(&self) -> bool {
+        self.frozen.load(SeqCst)
+    }
+
+    pub(super) fn set_lose_connects(&self, on: bool) {
+        self.lose_connects.store(on, SeqCst);
+    }
+
+    pub(super) fn lose_connects(&self) -> bool {
+        self.lose_connects.load(SeqCst)
+    }
+
+    pub(super) fn remove(&self) {
+        self.removed.store(true, SeqCst);
+    }
+
+    pub(super) fn removed(&self) -> bool {
+        self.removed.load(SeqCst)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn registrations_fail_when_told() {
+        let faults = Faults::default();
+        assert!(!faults.registration_fails());
+        faults.fail_registrations(2, 1);
+        assert_eq!([0; 5].map(|_| faults.registration_fails()), [false, false, true, false, false]);
+    }
+}

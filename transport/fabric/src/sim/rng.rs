@@ -1,0 +1,29 @@
+//! A small seeded generator (splitmix64): the same seed gives the same run.
+
+#[derive(Debug, Clone)]
+pub(super) struct Rng(u64);
+
+impl Rng {
+    /// `stream` tells generators of one seed apart.
+    pub(super) fn new(seed: u64, stream: u64) -> Rng {
+        let mut rng = Rng(seed ^ stream.wrapping_mul(0xd134_2543_de82_ef95));
+        rng.next();
+        rng
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number from 0 to `max`, both included.
+    pub(super) fn up_to(&mut self, max: u32) -> u32 {
+        if max == 0 {
+            return 0;
+        }
+        (self.next() % (u64::from(max) + 1)) as u32
+    }
+}

@@ -1,0 +1,195 @@
+//! One end of a connection as the other end sees it: its posted RECVs, its arrivals, and how it ended.
+//!
+//! The sender delivers: it copies into the receiver's posted slot under the lock of the receiver's [`End`]. The receiver
+//! takes its link apart under the same lock, so a slot that is in the list is alive.
+
+use std::collections::VecDeque;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+
+use super::net::DeviceInner;
+use crate::error::Verb;
+
+/// Completion statuses that the sim makes, with the numbers and words of `enum ibv_wc_status`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Status {
+    LocalLength,
+    LocalProtection,
+    Flushed,
+    RemoteInvalidRequest,
+    RemoteAccess,
+    RetryExceeded,
+    ReceiverNotReady,
+    SentFirst,
+}
+
+impl Status {
+    pub(super) fn code(self) -> u32 {
+        match self {
+            Status::LocalLength => 1,
+            Status::LocalProtection => 4,
+            Status::Flushed => 5,
+            Status::RemoteInvalidRequest => 9,
+            Status::RemoteAccess => 10,
+            Status::RetryExceeded => 12,
+            Status::ReceiverNotReady => 13,
+            Status::SentFirst => 21,
+        }
+    }
+
+    pub(super) fn words(self) -> &'static str {
+        match self {
+            Status::LocalLength => "local length error",
+            Status::LocalProtection => "local protection error",
+            Status::Flushed => "Work Request Flushed Error",
+            Status::RemoteInvalidRequest => "remote invalid request error",
+            Status::RemoteAccess => "remote access error",
+            Status::RetryExceeded => "transport retry counter exceeded",
+            Status::ReceiverNotReady => "RNR retry counter exceeded",
+            Status::SentFirst => "general error: the accepting side sent first, which iWARP does not allow",
+        }
+    }
+}
+
+/// How a connection ended, seen from one end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Over {
+    /// The peer closed or died.
+    Disconnected,
+    /// This end closed.
+    Closed,
+    /// The device is gone.
+    Removed,
+    /// Work failed.
+    Failed(Verb, Status),
+}
+
+struct Posted {
+    slot: u32,
+    ptr: NonNull<u8>,
+}
+
+// SAFETY: the pointer is only used under the lock of the End that holds it, while the end's memory is alive.
+unsafe impl Send for Posted {}
+
+#[derive(Default)]
+struct State {
+    /// RECVs, first to be filled first. Empty once the link is dropped.
+    posted: VecDeque<Posted>,
+    arrived: VecDeque<(u32, u32)>,
+    /// Something has arrived, ever.
+    heard: bool,
+    over: Option<Over>,
+    waker: Option<Waker>,
+}
+
+/// One end.
+pub(super) struct End {
+    pub(super) device: Arc<DeviceInner>,
+    slot_size: u32,
+    state: Mutex<State>,
+}
+
+impl std::fmt::Debug for End {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("End").field("device", &self.device.name).finish_non_exhaustive()
+    }
+}
+
+impl End {
+    pub(super) fn new(device: Arc<DeviceInner>, slot_size: u32) -> Arc<End> {
+        let end = Arc::new(End { device, slot_size, state: Mutex::default() });
+        end.device.adopt(&end);
+        end
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Posts a RECV.
+    ///
+    /// # Safety
+    /// `ptr` is writable for `slot_size` bytes and touched by nobody else until the slot has arrived or
+    /// [`abandon`](End::abandon) has returned.
+    pub(super) unsafe fn post(&self, slot: u32, ptr: NonNull<u8>) {
+        self.lock().posted.push_back(Posted { slot, ptr });
+    }
+
+    /// After this nothing is written into any slot any more.
+    pub(super) fn abandon(&self) {
+        let mut state = self.lock();
+        state.posted.clear();
+        state.over.get_or_insert(Over::Closed);
+        state.waker = None;
+    }
+
+    /// Delivers a message to this end.
+    ///
+    /// # Safety
+    /// `src` is readable for `len` bytes, and nobody writes there meanwhile.
+    pub(super) unsafe fn deliver(&self, src: NonNull<u8>, len: usize) -> Result<(), Status> {
+        let mut state = self.lock();
+        if state.over.is_some() {
+            return Err(Status::RetryExceeded);
+        }
+        if len > self.slot_size as usize {
+            state.over = Some(Over::Failed(Verb::Recv, Status::LocalLength));
+            wake(state);
+            return Err(Status::RemoteInvalidRequest);
+        }
+        let Some(Posted { slot, ptr }) = state.posted.pop_front() else {
+            return Err(Status::ReceiverNotReady);
+        };
+        // SAFETY: the slot is posted, hence alive and untouched by its owner while the lock is held, and len fits it.
+        // The source is in another link's SEND slots, so the ranges do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), ptr.as_ptr(), len) };
+        state.arrived.push_back((slot, len as u32));
+        state.heard = true;
+        wake(state);
+        Ok(())
+    }
+
+    /// Ends the connection as seen from here, unless it has ended already.
+    pub(super) fn end(&self, over: Over) {
+        let mut state = self.lock();
+        if state.over.is_none() {
+            state.over = Some(over);
+            wake(state);
+        }
+    }
+
+    pub(super) fn over(&self) -> Option<Over> {
+        self.lock().over
+    }
+
+    pub(super) fn heard(&self) -> bool {
+        self.lock().heard
+    }
+
+    /// Takes up to `budget` arrivals, says whether it has ended, and leaves the waker.
+    pub(super) fn arrivals(&self, waker: &Waker, budget: usize) -> (Vec<(u32, u32)>, Option<Over>) {
+        let mut state = self.lock();
+        let count = budget.min(state.arrived.len());
+        match &mut state.waker {
+            Some(old) => old.clone_from(waker),
+            none => *none = Some(waker.clone()),
+        }
+        (state.arrived.drain(..count).collect(), state.over)
+    }
+
+    /// Has the owner poll.
+    pub(super) fn nudge(&self) {
+        wake(self.lock());
+    }
+}
+
+/// Wakes the owner after the lock is released.
+fn wake(mut state: MutexGuard<'_, State>) {
+    let waker = state.waker.take();
+    drop(state);
+    if let Some(waker) = waker {
+        waker.wake();
+    }
+}
