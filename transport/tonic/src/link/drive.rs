@@ -1,0 +1,205 @@
+//! The driver: polls the link, keeps the timers, ends the connection.
+
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use tokio::time::Sleep;
+use tonic_rdma_fabric::{Link, LinkError};
+use tonic_rdma_proto::CloseCode;
+
+use super::shared::{Inner, Life, Shared};
+use super::stream::StreamRef;
+use crate::reason::{Reason, ReasonCode};
+
+/// The last message of a connection may take this long to get away.
+const CLOSE_TIME: Duration = Duration::from_secs(1);
+/// Rounds of completions before other tasks get their turn.
+const ROUNDS: usize = 16;
+
+/// Runs a connection until it has ended; `serve` gets the streams that the peer opens, and `drain` asks for an
+/// orderly end. Returns why it ended; everything that the device could touch is free by then.
+pub(super) async fn drive(
+    shared: Arc<Shared>,
+    mut serve: impl FnMut(StreamRef, Bytes),
+    drain: impl Future<Output = ()>,
+) -> Reason {
+    let mut drain = pin!(drain);
+    let mut driver = Driver {
+        timer: Box::pin(tokio::time::sleep(Duration::ZERO)),
+        armed: false,
+        draining: false,
+        _teardown: Teardown(shared.clone()),
+        shared,
+    };
+    poll_fn(|cx| {
+        if !driver.draining && drain.as_mut().poll(cx).is_ready() {
+            driver.draining = true;
+            driver.shared.lock().conn.go_away(CloseCode::Ok, "shutting down");
+        }
+        driver.poll(cx, &mut serve)
+    })
+    .await
+}
+
+struct Driver {
+    shared: Arc<Shared>,
+    timer: Pin<Box<Sleep>>,
+    armed: bool,
+    draining: bool,
+    _teardown: Teardown,
+}
+
+/// A driver that is dropped, with its runtime for instance, leaves nothing under the device.
+struct Teardown(Arc<Shared>);
+
+impl Drop for Teardown {
+    fn drop(&mut self) {
+        let mut inner = self.0.lock();
+        let reason = Reason::new(ReasonCode::LinkLost, "the connection's driver was dropped");
+        inner.end(Life::Dead(reason));
+        inner.destroy();
+        let reason = inner.end_reason().cloned();
+        drop(inner);
+        self.0.closed.send_replace(reason);
+        self.0.stream_room.notify_waiters();
+    }
+}
+
+impl Driver {
+    fn poll(&mut self, cx: &mut Context<'_>, serve: &mut impl FnMut(StreamRef, Bytes)) -> Poll<Reason> {
+        for _ in 0..ROUNDS {
+            let mut opened = Vec::new();
+            let mut inner = self.shared.lock();
+            if inner.driver.as_ref().is_none_or(|waker| !waker.will_wake(cx.waker())) {
+                inner.driver = Some(cx.waker().clone());
+            }
+            let idle = inner.poll_link(cx, &self.shared);
+            inner.make_room_elsewhere();
+            inner.flush();
+            while let Some((id, block)) = inner.opened.pop_front() {
+                opened.push((self.shared.stream_ref(&mut inner, id), block));
+            }
+            if inner.conn.is_drained() && inner.life == Life::Open {
+                let reason = Reason::new(ReasonCode::GoAway, "closed in good order");
+                inner.conn.close(CloseCode::Ok, "closed in good order");
+                inner.end(Life::Closing(reason));
+                inner.flush();
+                self.armed = false;
+            }
+            let room = inner.conn.has_stream_room();
+            let ended = self.poll_end(cx, &mut inner);
+            drop(inner);
+            if room {
+                self.shared.stream_room.notify_waiters();
+            }
+            for (stream, block) in opened {
+                serve(stream, block);
+            }
+            if let Poll::Ready(reason) = ended {
+                return Poll::Ready(reason);
+            }
+            if idle {
+                return Poll::Pending;
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// Timers and the end.
+    fn poll_end(&mut self, cx: &mut Context<'_>, inner: &mut Inner) -> Poll<Reason> {
+        loop {
+            match &inner.life {
+                Life::Dead(reason) => {
+                    let reason = reason.clone();
+                    inner.destroy();
+                    return Poll::Ready(reason);
+                }
+                Life::Closing(reason) if inner.sends.is_idle() => {
+                    let reason = reason.clone();
+                    if let Some(link) = &mut inner.link {
+                        link.disconnect();
+                    }
+                    inner.end(Life::Dead(reason));
+                    continue;
+                }
+                Life::Closing(_) if !self.armed => {
+                    self.timer.as_mut().reset((Instant::now() + CLOSE_TIME).into());
+                    self.armed = true;
+                }
+                Life::Open if !self.armed => {
+                    if let Some(at) = inner.conn.next_timeout() {
+                        self.timer.as_mut().reset(at.into());
+                        self.armed = true;
+                    }
+                }
+                _ => {}
+            }
+            if !self.armed || self.timer.as_mut().poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+            self.armed = false;
+            match &inner.life {
+                Life::Closing(reason) => {
+                    let reason = reason.clone();
+                    inner.end(Life::Dead(reason));
+                }
+                _ => {
+                    inner.conn.handle_timeout(Instant::now());
+                    inner.dispatch(&self.shared.peer);
+                    inner.flush();
+                }
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// Takes what the link has. True when it has nothing more for now.
+    fn poll_link(&mut self, cx: &mut Context<'_>, shared: &Shared) -> bool {
+        let mut error = self.failed.take();
+        let mut idle = true;
+        if let (Some(link), None) = (&mut self.link, &error) {
+            match link.poll(cx, &mut self.completions) {
+                Poll::Pending => {}
+                Poll::Ready(result) => {
+                    idle = false;
+                    error = result.err();
+                }
+            }
+            // What came before an error counts.
+            let result = self.complete(Instant::now(), &shared.peer);
+            error = error.or(result.err());
+        }
+        if let Some(error) = error {
+            let reason = self.why(&error, shared);
+            tracing::debug!(%reason, "connection ended");
+            self.end(Life::Dead(reason));
+        }
+        idle
+    }
+
+    fn why(&self, error: &LinkError, shared: &Shared) -> Reason {
+        if let Some(reason) = self.end_reason() {
+            return reason.clone();
+        }
+        match error {
+            LinkError::Closed { .. } if self.conn.pending().streams == 0 || !self.conn.takes_streams() => {
+                Reason::from_peer(ReasonCode::GoAway, format!("disconnected ({})", shared.peer))
+            }
+            _ => self.lost(&shared.peer, error),
+        }
+    }
+
+    /// Another connection waits for landing memory: what is idle here goes back.
+    fn make_room_elsewhere(&mut self) {
+        if self.landing.wanted_elsewhere() {
+            self.conn.recall_standing();
+            self.landing.trim();
+        }
+    }
+}

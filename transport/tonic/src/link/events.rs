@@ -1,0 +1,141 @@
+//! Link to protocol to streams.
+
+use std::time::Instant;
+
+use bytes::{BufMut, Bytes};
+use tonic::Status;
+use tonic_rdma_fabric::{Completion, Link, LinkError, PeerInfo};
+use tonic_rdma_proto::{CloseCode, Event, Flow, StreamId};
+
+use super::shared::{Inner, Life};
+use super::stream::{Fault, Piece, StreamIo};
+use crate::reason::{Reason, ReasonCode};
+
+/// Received messages share allocations of this many bytes.
+const RECEIVE_CHUNK: usize = 32 * 1024;
+
+impl Inner {
+    /// Acts on everything in `completions`.
+    pub(super) fn complete(&mut self, now: Instant, peer: &PeerInfo) -> Result<(), LinkError> {
+        let mut completions = std::mem::take(&mut self.completions);
+        let mut result = Ok(());
+        for completion in completions.drain(..) {
+            match completion {
+                Completion::Sent { id } => self.sends.done(id),
+                Completion::Received { slot, len } if result.is_ok() => {
+                    result = self.receive(now, slot, len, peer);
+                }
+                Completion::Received { .. } => {}
+            }
+        }
+        self.completions = completions;
+        result
+    }
+
+    fn receive(&mut self, now: Instant, slot: u32, len: u32, peer: &PeerInfo) -> Result<(), LinkError> {
+        let Some(link) = self.link.as_mut() else { return Ok(()) };
+        let data = link.recv_slot(slot, len);
+        if self.received.capacity() - self.received.len() < data.len() {
+            self.received.reserve(RECEIVE_CHUNK.max(data.len()));
+        }
+        self.received.put_slice(data);
+        let message = self.received.split().freeze();
+        // Posted again before the protocol can give the credit back (R1).
+        link.repost(slot)?;
+        if let Err(breach) = self.conn.receive(now, message) {
+            tracing::warn!(%peer, %breach, "the peer broke the protocol; closing the connection");
+            let reason = Reason::from_peer(ReasonCode::LinkLost, format!("protocol breach: {breach} ({peer})"));
+            self.dispatch(peer);
+            self.end(Life::Closing(reason));
+            return Ok(());
+        }
+        self.dispatch(peer);
+        Ok(())
+    }
+
+    /// Hands the protocol's events to their streams.
+    pub(super) fn dispatch(&mut self, peer: &PeerInfo) {
+        while let Some(event) = self.conn.poll_event() {
+            match event {
+                Event::Opened { stream, block, end } => {
+                    // Registered at once: pieces of the body may follow in the same message.
+                    self.streams.insert(stream, StreamIo { ended: end, ..StreamIo::default() });
+                    self.opened.push_back((stream, block));
+                }
+                Event::Headers { stream, block, end } => self.with(stream, |io| {
+                    if io.head.is_none() && !io.head_taken {
+                        io.head = Some((block, end));
+                    } else {
+                        io.trailers = Some(block);
+                    }
+                    io.ended |= end;
+                }),
+                Event::Data { stream, data, end } => self.deliver(stream, data, Flow::Window, end),
+                Event::Landed { stream, memory, len, flow, end } => {
+                    let Some(buf) = self.granted.try_remove(memory) else { continue };
+                    let mut bytes = buf.filled(len as usize);
+                    if self.landing.under_pressure() {
+                        // A reader that holds on to this must not starve the others.
+                        bytes = Bytes::copy_from_slice(&bytes);
+                    }
+                    self.deliver(stream, bytes, flow, end);
+                }
+                Event::Returned { memory } => drop(self.granted.try_remove(memory)),
+                Event::Reset { stream, code } => self.with(stream, |io| {
+                    io.fault.get_or_insert(Fault::Reset(code));
+                }),
+                Event::Writable { stream } => self.with(stream, |_| ()),
+                Event::Refused { stream } => self.with(stream, |io| {
+                    io.fault.get_or_insert(Fault::Refused);
+                }),
+                Event::GoAway { code, text } => {
+                    tracing::debug!(%peer, %code, text, "the peer goes away");
+                    self.wake_driver();
+                }
+                Event::Closed { code: CloseCode::Ok, text } => {
+                    tracing::debug!(%peer, text, "the peer closed the connection in good order");
+                    self.end(Life::Dead(Reason::from_peer(ReasonCode::GoAway, text)));
+                }
+                Event::Closed { code, text } => {
+                    tracing::warn!(%peer, %code, text, "the peer closed the connection");
+                    let detail = format!("closed by the peer ({code}): {text} ({peer})");
+                    self.end(Life::Dead(Reason::from_peer(ReasonCode::LinkLost, detail)));
+                }
+                Event::Dead => {
+                    let detail = format!("nothing heard from the peer, and no answer to a ping ({peer})");
+                    self.end(Life::Dead(Reason::new(ReasonCode::LinkLost, detail)));
+                }
+            }
+        }
+    }
+
+    /// Changes a stream's state and wakes both of its sides.
+    fn with(&mut self, id: StreamId, change: impl FnOnce(&mut StreamIo)) {
+        if let Some(io) = self.streams.get_mut(&id) {
+            change(io);
+            self.wakes.extend(io.recv_waker.take());
+            self.wakes.extend(io.send_waker.take());
+        }
+    }
+
+    fn deliver(&mut self, id: StreamId, bytes: Bytes, flow: Flow, end: bool) {
+        let Some(io) = self.streams.get_mut(&id) else { return };
+        io.ended |= end;
+        let len = bytes.len() as u32;
+        let discard = io.discard;
+        if !discard && len > 0 {
+            io.pieces.push_back(Piece { bytes, flow });
+        }
+        self.wakes.extend(io.recv_waker.take());
+        if discard {
+            self.conn.consume(id, len, flow);
+        }
+    }
+
+    /// Gives a stream up for a reason of this side's own.
+    pub(super) fn fail_stream(&mut self, id: StreamId, status: Status) {
+        self.with(id, |io| {
+            io.fault.get_or_insert(Fault::Local(status));
+        });
+    }
+}

@@ -1,0 +1,98 @@
+//! Protocol to link: everything that can go out now goes out, in one batch.
+
+use bytes::Bytes;
+use tonic_rdma_fabric::{AnyLink, Link, LinkError, Work, WriteSource};
+use tonic_rdma_proto::{GrantMemory, Room, Transmit, WantKey, Write};
+
+use super::shared::{Inner, Life};
+
+impl Inner {
+    /// Hands out landing memory that is wanted, then posts what the protocol has to send, with one doorbell.
+    /// An error is kept for the driver, which is woken.
+    pub(super) fn flush(&mut self) {
+        self.grant();
+        if let Err(error) = self.post() {
+            self.failed = Some(error);
+            self.wake_driver();
+        }
+        self.count();
+    }
+
+    fn post(&mut self) -> Result<(), LinkError> {
+        let Some(link) = self.link.as_mut() else { return Ok(()) };
+        let closing = self.life != Life::Open;
+        let mut posted = false;
+        while link.send_room() > 0 {
+            let at = self.sends.slot();
+            let slot = at.and_then(|at| link.block_mut().get_mut(at..at + self.sends.slot_size()));
+            let room = Room {
+                write: self.write_in_flight.saturating_sub(self.sends.writing()),
+                staging: self.sends.staging_room(),
+            };
+            match (self.conn.poll_transmit(slot, room), at) {
+                (Some(Transmit::Send(len)), Some(offset)) => {
+                    let id = self.sends.send();
+                    // The last message of a connection is waited for.
+                    link.queue(id, Work::Send { offset, len }, closing)?;
+                }
+                (Some(Transmit::Write(write)), _) => {
+                    let Write { src, pinned, addr, rkey } = write;
+                    let pinned = if pinned { self.pool.resolve(&src) } else { None };
+                    let (id, src) = match pinned {
+                        Some(src) => (self.sends.write_pinned(src.len()), WriteSource::Bytes(src)),
+                        None => {
+                            let Some(at) = self.sends.staging() else { break };
+                            let id = self.sends.write_staged(src.len());
+                            (id, stage(link, at, &src))
+                        }
+                    };
+                    link.queue(id, Work::Write { src, remote_addr: addr, rkey }, false)?;
+                }
+                _ => break,
+            }
+            posted = true;
+        }
+        if posted { link.ring() } else { Ok(()) }
+    }
+
+    /// Answers the protocol's wants from this connection's landing account.
+    fn grant(&mut self) {
+        while let Some(want) = self.conn.poll_landing() {
+            match self.landing.alloc(want.want as usize, want.min as usize) {
+                Ok(Some(buf)) => {
+                    let len = want.want.min(u32::try_from(buf.capacity()).unwrap_or(u32::MAX));
+                    let (addr, rkey) = (buf.addr(), buf.rkey());
+                    let key = self.granted.insert(buf);
+                    self.conn.provide_landing(want.key, GrantMemory { key, addr, rkey, len });
+                }
+                Ok(None) => {
+                    self.wait_for_landing(want.key);
+                    return;
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "landing memory cannot be registered; waiting for some to come free");
+                    self.wait_for_landing(want.key);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn wait_for_landing(&mut self, key: WantKey) {
+        if let WantKey::Stream(_) = key {
+            // What stands by unused is worth more to a stream that waits.
+            self.conn.recall_standing();
+        }
+        if let Some(driver) = &self.driver {
+            self.landing.register_waker(driver);
+        }
+    }
+}
+
+fn stage(link: &mut AnyLink, offset: usize, src: &Bytes) -> WriteSource {
+    let len = src.len();
+    if let Some(block) = link.block_mut().get_mut(offset..offset + len) {
+        block.copy_from_slice(src);
+    }
+    WriteSource::Staged { offset, len }
+}

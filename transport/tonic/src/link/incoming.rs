@@ -1,0 +1,112 @@
+//! A received body.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use tonic::Status;
+use tonic_rdma_proto::{ResetCode, Side};
+
+use super::headers;
+use super::stream::StreamRef;
+
+/// The body of a request at the server, or of a response at the client.
+///
+/// Dropping a response's body before its end cancels the call. Dropping a request's body lets the rest of the
+/// request go by unread.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    stream: StreamRef,
+    finished: bool,
+}
+
+impl Incoming {
+    pub(super) fn new(stream: StreamRef) -> Self {
+        Incoming { stream, finished: false }
+    }
+}
+
+impl Body for Incoming {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        if self.finished {
+            return Poll::Ready(None);
+        }
+        let this = &mut *self;
+        let id = this.stream.id;
+        let mut inner = this.stream.shared.lock();
+        let lost = inner.end_status();
+        let Some(io) = inner.streams.get_mut(&id) else {
+            this.finished = true;
+            return Poll::Ready(None);
+        };
+        if let Some(piece) = io.pieces.pop_front() {
+            inner.conn.consume(id, piece.bytes.len() as u32, piece.flow);
+            inner.flush();
+            return Poll::Ready(Some(Ok(Frame::data(piece.bytes))));
+        }
+        let frame = if let Some(block) = io.trailers.take() {
+            match headers::decode_trailers(block) {
+                Ok(trailers) => Some(Ok(Frame::trailers(trailers))),
+                Err(breach) => Some(Err(Status::internal(format!("malformed trailers: {breach}")))),
+            }
+        } else if io.ended {
+            None
+        } else if let Some(fault) = &io.fault {
+            Some(Err(fault.status()))
+        } else if let Some(status) = lost {
+            Some(Err(status))
+        } else {
+            io.recv_waker = Some(cx.waker().clone());
+            return Poll::Pending;
+        };
+        this.finished = true;
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        if self.finished {
+            return true;
+        }
+        let inner = self.stream.shared.lock();
+        match inner.streams.get(&self.stream.id) {
+            Some(io) => io.ended && io.pieces.is_empty() && io.trailers.is_none(),
+            None => true,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        if self.is_end_stream() { SizeHint::with_exact(0) } else { SizeHint::default() }
+    }
+}
+
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        let id = self.stream.id;
+        let mut inner = self.stream.shared.lock();
+        let side = inner.conn.side();
+        let Some(io) = inner.streams.get_mut(&id) else { return };
+        io.discard = true;
+        let rest = std::mem::take(&mut io.pieces);
+        let ended = io.ended;
+        for piece in &rest {
+            inner.conn.consume(id, piece.bytes.len() as u32, piece.flow);
+        }
+        if side == Side::Client && !ended {
+            inner.conn.reset(id, ResetCode::CANCEL);
+            if let Some(io) = inner.streams.get_mut(&id) {
+                let waker = io.send_waker.take();
+                inner.wake(waker);
+            }
+        }
+        inner.flush();
+        drop(inner);
+        drop(rest);
+    }
+}

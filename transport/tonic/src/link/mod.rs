@@ -1,0 +1,38 @@
+//! The driver: one protocol connection over one fabric link, and calls on it.
+//!
+//! | file | what |
+//! |---|---|
+//! | `options` | sizes of a connection, taken from the pool |
+//! | `shared` | the state behind one lock: protocol, link, landing memory, streams |
+//! | `flush` | protocol to link: SENDs, WRITEs, staging |
+//! | `sends` | SEND slots and staging blocks in flight |
+//! | `events` | link to protocol to streams |
+//! | `drive` | the task that polls the link, keeps the timers and ends the connection |
+//! | `stream` | what a call holds of a stream |
+//! | `incoming` | a received body |
+//! | `outgoing` | a body being sent |
+//! | `headers` | http heads to and from header blocks |
+//! | `client` | calls out |
+//! | `server` | calls in |
+//!
+//! A caller works on the connection itself, under its lock, and posts what results: a call costs no hop
+//! through another task on the way out. Only the driver polls the completion queue (R6).
+
+mod client;
+mod drive;
+mod events;
+mod flush;
+mod headers;
+mod incoming;
+mod options;
+mod outgoing;
+mod sends;
+mod server;
+mod shared;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use client::{CallError, FastCall, FastClient};
+pub(crate) use options::LinkOptions;
+pub(crate) use server::serve_link;

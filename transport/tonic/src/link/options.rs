@@ -1,0 +1,85 @@
+//! Sizes of a connection, taken from the pool that it draws on.
+
+use tonic_rdma_fabric::LinkConfig;
+use tonic_rdma_memory::Pool;
+use tonic_rdma_proto::Config;
+
+/// Bytes of a staging block: the longest WRITE of memory that is not pinned.
+const STAGING_BLOCK: usize = 64 * 1024;
+
+/// Sizes of one connection.
+#[derive(Clone, Debug)]
+pub(crate) struct LinkOptions {
+    /// The protocol's limits; what the peer must know of them goes into the hello.
+    pub(crate) proto: Config,
+    /// Slots and queues.
+    pub(crate) link: LinkConfig,
+    /// Bytes of one staging block.
+    pub(crate) staging_block: usize,
+    /// Bytes of WRITEs that may be posted and not completed: enough to keep a link busy, and no more, so that a
+    /// small message does not wait behind megabytes in the send queue (R13).
+    pub(crate) write_in_flight: usize,
+}
+
+/// Slot size, RECV slots, SEND slots, staging blocks, bytes of a staging block.
+type Shape = (u32, u32, u32, usize, usize);
+
+/// From the largest down: 448, 160 and 80 KiB of control memory.
+const SHAPES: [Shape; 3] =
+    [(4096, 32, 16, 4, STAGING_BLOCK), (4096, 16, 8, 2, 32 * 1024), (2048, 16, 8, 2, 16 * 1024)];
+
+impl LinkOptions {
+    /// The largest shape of which the pool's control memory holds at least eight; in the smallest pool the smallest
+    /// shape, whatever it holds.
+    pub(crate) fn for_pool(pool: &Pool) -> Self {
+        let sizes = pool.config();
+        Self::sized(sizes.control, sizes.landing)
+    }
+
+    fn sized(control: usize, landing: usize) -> Self {
+        let fits = |s: &&Shape| {
+            let (slot, recv, send, blocks, block) = **s;
+            (slot as usize * (recv + send) as usize + blocks * block) * 8 <= control
+        };
+        let (slot_size, recv_slots, send_slots, blocks, block) =
+            *SHAPES.iter().find(fits).unwrap_or(&SHAPES[SHAPES.len() - 1]);
+        let capped = |most: usize, share: usize| most.min((landing / share).max(64 * 1024)) as u32;
+        let default = Config::default();
+        LinkOptions {
+            proto: Config {
+                slot_size,
+                recv_slots: recv_slots as u16,
+                stream_window: capped(default.stream_window as usize, 4),
+                bulk_window: capped(default.bulk_window as usize, 2),
+                standing_max: capped(default.standing_max as usize, 16),
+                ..default
+            },
+            link: LinkConfig {
+                recv_slots,
+                slot_size,
+                send_slots,
+                staging: blocks * block,
+                ..LinkConfig::default()
+            },
+            staging_block: block,
+            write_in_flight: 1 << 20,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_follow_the_pool() {
+        let big = LinkOptions::sized(16 << 20, 32 << 20);
+        assert_eq!(big.link.control_bytes(), 448 * 1024);
+        let small = LinkOptions::sized(512 << 10, 1 << 20);
+        assert_eq!(small.link.control_bytes(), 80 * 1024);
+        for options in [big, small] {
+            options.proto.check().unwrap();
+            options.link.check().unwrap();
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! A body being sent.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http_body::{Body as _, Frame};
+use tonic::Status;
+use tonic::body::Body;
+use tonic_rdma_proto::{ResetCode, SendError, Side, StreamId};
+
+use super::headers;
+use super::shared::Inner;
+use super::stream::StreamRef;
+
+/// Frames of at least this many bytes are taken from a body before they are queued together.
+const GATHER: usize = 64 * 1024;
+
+#[derive(Debug)]
+enum State {
+    Reading,
+    Ended,
+    Failed(Status),
+    /// All of it is with the connection.
+    Queued,
+}
+
+/// A body, and what of it has been read and not queued.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    body: Body,
+    chunks: VecDeque<Bytes>,
+    trailers: Option<HeaderMap>,
+    state: State,
+}
+
+impl Outgoing {
+    pub(super) fn new(body: Body) -> Self {
+        let state = if body.is_end_stream() { State::Ended } else { State::Reading };
+        Outgoing { body, chunks: VecDeque::new(), trailers: None, state }
+    }
+
+    /// The body is empty: the head is all there is.
+    pub(super) fn is_empty(&self) -> bool {
+        matches!(self.state, State::Ended) && self.chunks.is_empty() && self.trailers.is_none()
+    }
+
+    /// Takes what the body has ready. True when there may be more at once.
+    pub(super) fn gather(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut gathered = 0;
+        while matches!(self.state, State::Reading) {
+            if gathered >= GATHER {
+                return true;
+            }
+            match Pin::new(&mut self.body).poll_frame(cx) {
+                Poll::Pending => return false,
+                Poll::Ready(None) => self.state = State::Ended,
+                Poll::Ready(Some(Err(status))) => self.state = State::Failed(status),
+                Poll::Ready(Some(Ok(frame))) => gathered += self.take(frame),
+            }
+        }
+        false
+    }
+
+    fn take(&mut self, frame: Frame<Bytes>) -> usize {
+        match frame.into_data() {
+            Ok(data) => {
+                let len = data.len();
+                if len > 0 {
+                    self.chunks.push_back(data);
+                }
+                if self.body.is_end_stream() {
+                    self.state = State::Ended;
+                }
+                len
+            }
+            Err(frame) => {
+                if let Ok(trailers) = frame.into_trailers() {
+                    self.trailers = Some(trailers);
+                    self.state = State::Ended;
+                }
+                0
+            }
+        }
+    }
+
+    /// What has been taken and not queued goes to the connection, the end too if it has come.
+    pub(super) fn queue(&mut self, inner: &mut Inner, id: StreamId) -> Result<(), Status> {
+        while let Some(chunk) = self.chunks.pop_front() {
+            let end = self.chunks.is_empty() && self.trailers.is_none() && matches!(self.state, State::Ended);
+            let pinned = chunk.len() > inner.conn.eager_limit() && inner.pool.resolve(&chunk).is_some();
+            inner.conn.send_data(id, chunk, pinned, end).map_err(too_long)?;
+            if end {
+                self.state = State::Queued;
+            }
+        }
+        match std::mem::replace(&mut self.state, State::Queued) {
+            State::Reading => self.state = State::Reading,
+            State::Queued => {}
+            State::Failed(status) => return Err(status),
+            State::Ended => {
+                let sent = match self.trailers.take() {
+                    Some(trailers) => {
+                        let block = headers::encode_trailers(&trailers)?;
+                        inner.conn.send_headers(id, block, true)
+                    }
+                    None => inner.conn.finish(id),
+                };
+                sent.map_err(too_long)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn is_queued(&self) -> bool {
+        matches!(self.state, State::Queued)
+    }
+
+    /// What has been taken, to be put back.
+    pub(super) fn peeked(&self) -> VecDeque<Bytes> {
+        self.chunks.clone()
+    }
+
+    /// The body as it was, `chunks` having been taken from it.
+    pub(super) fn restore(mut self, mut chunks: VecDeque<Bytes>) -> Body {
+        chunks.append(&mut self.chunks);
+        match self.state {
+            State::Ended | State::Queued if chunks.is_empty() => Body::empty(),
+            _ => Body::new(Restored { chunks, rest: self }),
+        }
+    }
+}
+
+fn too_long(error: SendError) -> Status {
+    match error {
+        SendError::TooLong { .. } | SendError::HeadersTooLong { .. } => {
+            Status::resource_exhausted(error.to_string())
+        }
+        other => Status::unavailable(other.to_string()),
+    }
+}
+
+/// A body whose beginning had been read.
+struct Restored {
+    chunks: VecDeque<Bytes>,
+    rest: Outgoing,
+}
+
+impl http_body::Body for Restored {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        if let Some(chunk) = self.chunks.pop_front() {
+            return Poll::Ready(Some(Ok(Frame::data(chunk))));
+        }
+        let rest = &mut self.rest;
+        match std::mem::replace(&mut rest.state, State::Queued) {
+            State::Reading => {
+                rest.state = State::Reading;
+                Pin::new(&mut rest.body).poll_frame(cx)
+            }
+            State::Failed(status) => Poll::Ready(Some(Err(status))),
+            State::Ended | State::Queued => {
+                Poll::Ready(rest.trailers.take().map(|trailers| Ok(Frame::trailers(trailers))))
+            }
+        }
+    }
+}
+
+/// Moves a body into a stream, as fast as the stream takes it.
+///
+/// Ends when the body has been queued, or when the peer wants no more of it. An error of the body, or a message that
+/// is too long, resets the stream.
+#[derive(Debug)]
+pub(super) struct Pump {
+    pub(super) out: Outgoing,
+    pub(super) stream: StreamRef,
+}
+
+impl Pump {
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        let id = self.stream.id;
+        loop {
+            if self.out.is_queued() {
+                return Poll::Ready(Ok(()));
+            }
+            let more = self.out.gather(cx);
+            let mut inner = self.stream.shared.lock();
+            if inner.end_reason().is_some() || !inner.conn.is_open_for_sending(id) {
+                return Poll::Ready(Ok(()));
+            }
+            if let Err(status) = self.out.queue(&mut inner, id) {
+                let code = match (inner.conn.side(), status.code()) {
+                    (Side::Client, _) => ResetCode::CANCEL,
+                    (Side::Server, tonic::Code::ResourceExhausted) => ResetCode::ENHANCE_YOUR_CALM,
+                    (Side::Server, _) => ResetCode::INTERNAL,
+                };
+                inner.conn.reset(id, code);
+                inner.fail_stream(id, status.clone());
+                inner.flush();
+                return Poll::Ready(Err(status));
+            }
+            inner.flush();
+            if self.out.is_queued() {
+                return Poll::Ready(Ok(()));
+            }
+            let room = inner.conn.has_room(id);
+            if let (true, true) = (more, room) {
+                continue;
+            }
+            if let Some(io) = inner.streams.get_mut(&id) {
+                io.send_waker = Some(cx.waker().clone());
+            }
+            return Poll::Pending;
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Calls in.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+
+use bytes::Bytes;
+use http::{Extensions, Request, Response};
+use tonic::Status;
+use tonic::body::Body;
+use tonic_rdma_fabric::AnyLink;
+use tonic_rdma_memory::Pool;
+use tonic_rdma_proto::{CloseCode, ResetCode, Settings, Side};
+use tower::{Service, ServiceExt};
+
+use super::LinkOptions;
+use super::drive::drive;
+use super::headers;
+use super::incoming::Incoming;
+use super::outgoing::{Outgoing, Pump};
+use super::shared::{Life, Shared};
+use super::stream::StreamRef;
+use crate::reason::{Reason, ReasonCode};
+use crate::stats::Counters;
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Serves one accepted link until it ends, and says why it did.
+///
+/// Every call runs in a task of its own, on a clone of `service`; `extensions` are given to every request. When
+/// `drain` resolves, the client is told to take its new calls elsewhere, calls in flight go on, and the link closes
+/// behind the last.
+#[allow(clippy::too_many_arguments, reason = "one call site; each is a different thing")]
+pub(crate) async fn serve_link<S>(
+    link: AnyLink,
+    pool: Pool,
+    peer: Settings,
+    options: &LinkOptions,
+    counters: Arc<Counters>,
+    service: S,
+    extensions: Extensions,
+    drain: impl Future<Output = ()>,
+) -> Reason
+where
+    S: Service<Request<Body>, Response = Response<Body>> + Clone + Send + 'static,
+    S::Error: Into<BoxError>,
+    S::Future: Send,
+{
+    let shared = Shared::new(Side::Server, link, pool, peer, options, counters);
+    let serve = |stream: StreamRef, block: Bytes| {
+        let parts = match headers::decode_request(block) {
+            Ok(parts) => parts,
+            Err(breach) => {
+                let mut inner = stream.shared.lock();
+                inner.conn.close(CloseCode::Breach, &breach.to_string());
+                let detail = format!("protocol breach: {breach} ({})", stream.shared.peer);
+                inner.end(Life::Closing(Reason::from_peer(ReasonCode::LinkLost, detail)));
+                inner.flush();
+                return;
+            }
+        };
+        let mut request = Request::from_parts(parts, Body::new(Incoming::new(stream.clone())));
+        *request.extensions_mut() = extensions.clone();
+        tokio::spawn(answer(stream, request, service.clone()));
+    };
+    drive(shared.clone(), serve, drain).await
+}
+
+/// Runs one call. The client's reset, or the connection's end, drops the handler where it stands.
+async fn answer<S>(stream: StreamRef, request: Request<Body>, service: S)
+where
+    S: Service<Request<Body>, Response = Response<Body>> + Send,
+    S::Error: Into<BoxError>,
+    S::Future: Send,
+{
+    let mut call = pin!(service.oneshot(request));
+    let response = poll_fn(|cx| {
+        if is_over(&stream, cx.waker()) {
+            return Poll::Ready(None);
+        }
+        call.as_mut().poll(cx).map(Some)
+    })
+    .await;
+    let response = match response {
+        None => return,
+        Some(Ok(response)) => response,
+        Some(Err(error)) => Status::from_error(error.into()).into_http(),
+    };
+    let (parts, body) = response.into_parts();
+    let block = match headers::encode_response(&parts) {
+        Ok(block) => block,
+        Err(status) => return refuse(&stream, status),
+    };
+    let mut out = Outgoing::new(body);
+    poll_fn(|cx| {
+        out.gather(cx);
+        Poll::Ready(())
+    })
+    .await;
+    {
+        // Head, body and trailers that are ready go out in one message.
+        let mut inner = stream.shared.lock();
+        let end = out.is_empty();
+        if let Err(error) = inner.conn.send_headers(stream.id, block, end) {
+            drop(inner);
+            return refuse(&stream, Status::resource_exhausted(error.to_string()));
+        }
+        if end {
+            inner.flush();
+            return;
+        }
+    }
+    let mut pump = Pump { out, stream };
+    let _ = poll_fn(|cx| pump.poll(cx)).await;
+}
+
+/// The client has reset the stream, or the connection has ended.
+fn is_over(stream: &StreamRef, waker: &std::task::Waker) -> bool {
+    let mut inner = stream.shared.lock();
+    if inner.end_reason().is_some() {
+        return true;
+    }
+    match inner.streams.get_mut(&stream.id) {
+        Some(io) if io.fault.is_none() => {
+            io.send_waker = Some(waker.clone());
+            false
+        }
+        _ => true,
+    }
+}
+
+/// The response cannot be sent as it is.
+fn refuse(stream: &StreamRef, status: Status) {
+    tracing::warn!(%status, "a response cannot be sent");
+    let mut inner = stream.shared.lock();
+    let response: Response<Body> = status.into_http();
+    let sent = headers::encode_response(&response.into_parts().0)
+        .is_ok_and(|block| inner.conn.send_headers(stream.id, block, true).is_ok());
+    if !sent {
+        inner.conn.reset(stream.id, ResetCode::INTERNAL);
+    }
+    inner.flush();
+}

@@ -1,0 +1,230 @@
+//! The state of a connection, behind one lock.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+use std::time::Instant;
+
+use bytes::{Bytes, BytesMut};
+use slab::Slab;
+use tokio::sync::{Notify, watch};
+use tonic::Status;
+use tonic_rdma_fabric::{AnyLink, Completion, Link, LinkError, PeerInfo};
+use tonic_rdma_memory::{Landing, LandingBuf, Pool};
+use tonic_rdma_proto::{Connection, Settings, Side, StreamId};
+
+use super::LinkOptions;
+use super::sends::Sends;
+use super::stream::{StreamIo, StreamRef};
+use crate::reason::{Reason, ReasonCode};
+use crate::stats::Counters;
+
+/// One connection, shared by its driver and its calls.
+pub(super) struct Shared {
+    inner: Mutex<Inner>,
+    /// A stream has ended: there may be room for another.
+    pub(super) stream_room: Notify,
+    pub(super) closed: watch::Sender<Option<Reason>>,
+    pub(super) peer: PeerInfo,
+}
+
+/// Life of a connection.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Life {
+    Open,
+    /// Ended by this side after an error: one CLOSE frame is on its way.
+    Closing(Reason),
+    /// The queue pair is gone.
+    Dead(Reason),
+}
+
+pub(super) struct Inner {
+    pub(super) conn: Connection,
+    /// None when the queue pair has been destroyed.
+    pub(super) link: Option<AnyLink>,
+    pub(super) life: Life,
+    pub(super) sends: Sends,
+    pub(super) write_in_flight: usize,
+    pub(super) pool: Pool,
+    pub(super) landing: Landing,
+    /// Memory that the peer may write to.
+    pub(super) granted: Slab<LandingBuf>,
+    pub(super) streams: HashMap<StreamId, StreamIo>,
+    /// Streams that the peer opened and nobody serves yet, with their header blocks.
+    pub(super) opened: VecDeque<(StreamId, Bytes)>,
+    pub(super) completions: Vec<Completion>,
+    /// Received messages are copied here, many to one allocation.
+    pub(super) received: BytesMut,
+    /// The driver's task.
+    pub(super) driver: Option<Waker>,
+    /// An error met outside the driver.
+    pub(super) failed: Option<LinkError>,
+    pub(super) wakes: Vec<Waker>,
+    pub(super) counters: Arc<Counters>,
+    pub(super) counted: tonic_rdma_proto::Stats,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("peer", &self.peer).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    pub(super) fn new(
+        side: Side,
+        link: AnyLink,
+        pool: Pool,
+        peer: Settings,
+        options: &LinkOptions,
+        counters: Arc<Counters>,
+    ) -> Arc<Self> {
+        let now = Instant::now();
+        let config = options.proto.clone();
+        let conn = match side {
+            Side::Client => Connection::client(config, peer, now),
+            Side::Server => Connection::server(config, peer, now),
+        };
+        Arc::new(Shared {
+            stream_room: Notify::new(),
+            closed: watch::Sender::new(None),
+            peer: link.peer().clone(),
+            inner: Mutex::new(Inner {
+                conn,
+                life: Life::Open,
+                sends: Sends::new(&options.link, options.staging_block),
+                write_in_flight: options.write_in_flight,
+                landing: pool.landing(),
+                pool,
+                granted: Slab::new(),
+                streams: HashMap::new(),
+                opened: VecDeque::new(),
+                completions: Vec::with_capacity(64),
+                received: BytesMut::new(),
+                driver: None,
+                failed: None,
+                wakes: Vec::new(),
+                counters,
+                counted: tonic_rdma_proto::Stats::default(),
+                link: Some(link),
+            }),
+        })
+    }
+
+    /// The state. Tasks that were made ready are woken when the guard is dropped, after the lock.
+    pub(super) fn lock(&self) -> Guard<'_> {
+        Guard { inner: Some(self.inner.lock().unwrap_or_else(PoisonError::into_inner)) }
+    }
+
+    /// Registers a call's interest in a stream.
+    pub(super) fn stream_ref(self: &Arc<Self>, inner: &mut Inner, id: StreamId) -> StreamRef {
+        inner.streams.entry(id).or_default().add_ref();
+        StreamRef { shared: self.clone(), id }
+    }
+}
+
+/// The lock, held. Wakes after it is released.
+pub(super) struct Guard<'a> {
+    inner: Option<MutexGuard<'a, Inner>>,
+}
+
+impl std::ops::Deref for Guard<'_> {
+    type Target = Inner;
+    fn deref(&self) -> &Inner {
+        match &self.inner {
+            Some(inner) => inner,
+            None => unreachable!("the guard is emptied in drop only"),
+        }
+    }
+}
+
+impl std::ops::DerefMut for Guard<'_> {
+    fn deref_mut(&mut self) -> &mut Inner {
+        match &mut self.inner {
+            Some(inner) => inner,
+            None => unreachable!("the guard is emptied in drop only"),
+        }
+    }
+}
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        if let Some(mut inner) = self.inner.take() {
+            if inner.wakes.is_empty() {
+                return;
+            }
+            let mut wakes = std::mem::take(&mut inner.wakes);
+            drop(inner);
+            for waker in wakes.drain(..) {
+                waker.wake();
+            }
+        }
+    }
+}
+
+impl Inner {
+    pub(super) fn wake(&mut self, waker: Option<Waker>) {
+        self.wakes.extend(waker);
+    }
+
+    pub(super) fn wake_driver(&mut self) {
+        let driver = self.driver.clone();
+        self.wake(driver);
+    }
+
+    /// Why calls cannot go on, once they cannot.
+    pub(super) fn end_reason(&self) -> Option<&Reason> {
+        match &self.life {
+            Life::Open => None,
+            Life::Closing(reason) | Life::Dead(reason) => Some(reason),
+        }
+    }
+
+    /// The status of a call whose connection has ended (R7).
+    pub(super) fn end_status(&self) -> Option<Status> {
+        self.end_reason().map(|reason| Status::unavailable(format!("connection lost: {reason}")))
+    }
+
+    /// Begins the end of the connection: every stream fails, once, and the driver tears it down.
+    pub(super) fn end(&mut self, life: Life) {
+        if matches!(self.life, Life::Dead(_)) || (self.life != Life::Open && matches!(life, Life::Closing(_))) {
+            return;
+        }
+        self.life = life;
+        let mut wakes = std::mem::take(&mut self.wakes);
+        for io in self.streams.values_mut() {
+            wakes.extend(io.recv_waker.take());
+            wakes.extend(io.send_waker.take());
+        }
+        self.wakes = wakes;
+        self.wake_driver();
+    }
+
+    /// The queue pair goes first, then the memory that it could write to (R9).
+    pub(super) fn destroy(&mut self) {
+        self.link = None;
+        self.granted.clear();
+        self.landing.trim();
+    }
+
+    pub(super) fn lost(&self, peer: &PeerInfo, error: &LinkError) -> Reason {
+        Reason::new(ReasonCode::LinkLost, format!("{error} ({peer})"))
+    }
+
+    /// Adds what moved since the last time to the channel's counters.
+    pub(super) fn count(&mut self) {
+        let now = self.conn.stats();
+        let before = std::mem::replace(&mut self.counted, now);
+        let add = |counter: &crate::stats::Counter, now: u64, before: u64| {
+            if now != before {
+                counter.add(now - before);
+            }
+        };
+        let c = &self.counters;
+        add(&c.bytes_sent_write, now.write_sent, before.write_sent);
+        add(&c.bytes_sent_send, now.eager_sent, before.eager_sent);
+        add(&c.bytes_received_write, now.write_received, before.write_received);
+        add(&c.bytes_received_send, now.eager_received, before.eager_received);
+    }
+}
