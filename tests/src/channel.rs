@@ -5,7 +5,7 @@ use std::{
     pin::Pin,
     task::{Context, Poll},
 };
-use tonic::body::Body;
+use tonic::{Status, body::Body};
 use tower::Service;
 
 /// Any error.
@@ -20,12 +20,13 @@ pub enum AnyChannel {
 
 impl Service<http::Request<Body>> for AnyChannel {
     type Response = http::Response<Body>;
-    type Error = BoxError;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+    // What a stub makes of the channel's error anyway.
+    type Error = Status;
+    type Future = AnyCall;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         match self {
-            AnyChannel::Stock(channel) => channel.poll_ready(cx).map_err(Into::into),
+            AnyChannel::Stock(channel) => channel.poll_ready(cx).map_err(|e| Status::from_error(e.into())),
         }
     }
 
@@ -33,8 +34,20 @@ impl Service<http::Request<Body>> for AnyChannel {
         match self {
             AnyChannel::Stock(channel) => {
                 let call = channel.call(request);
-                Box::pin(async move { call.await.map_err(Into::into) })
+                AnyCall(Box::pin(async move { call.await.map_err(|e| Status::from_error(e.into())) }))
             }
         }
+    }
+}
+
+/// The response to come.
+#[allow(missing_debug_implementations)]
+pub struct AnyCall(Pin<Box<dyn Future<Output = Result<http::Response<Body>, Status>> + Send>>);
+
+impl Future for AnyCall {
+    type Output = Result<http::Response<Body>, Status>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.0.as_mut().poll(cx)
     }
 }

@@ -12,11 +12,21 @@ macro_rules! cases {
     };
 }
 
+mod addresses;
 mod calls;
 mod cancel;
+mod compression;
 mod deadlines;
+mod headers;
+mod layers;
+mod limits;
+mod load;
 mod metadata;
+mod raw;
+mod shutdown;
+mod sizes;
 mod status;
+mod streams;
 
 /// A case's function.
 pub type Run = for<'a> fn(&'a Bed) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
@@ -35,11 +45,21 @@ pub struct Case {
 /// Every case.
 pub fn all() -> Vec<Case> {
     [
+        ("addresses", addresses::CASES),
         ("calls", calls::CASES),
         ("cancel", cancel::CASES),
+        ("compression", compression::CASES),
         ("deadlines", deadlines::CASES),
+        ("headers", headers::CASES),
+        ("layers", layers::CASES),
+        ("limits", limits::CASES),
+        ("load", load::CASES),
         ("metadata", metadata::CASES),
+        ("raw", raw::CASES),
+        ("shutdown", shutdown::CASES),
+        ("sizes", sizes::CASES),
         ("status", status::CASES),
+        ("streams", streams::CASES),
     ]
     .into_iter()
     .flat_map(|(module, cases)| {

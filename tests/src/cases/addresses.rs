@@ -1,0 +1,37 @@
+//! What a handler learns about its peer.
+
+use crate::{harness::Bed, pb::Script};
+use std::net::SocketAddr;
+use tonic::{Request, Response};
+
+cases![handlers_see_both_addresses, clients_differ];
+
+fn describing() -> Request<crate::pb::Message> {
+    Request::new(Script { describe: true, ..Script::default() }.into())
+}
+
+fn address<T>(response: &Response<T>, key: &str) -> SocketAddr {
+    let value = response.metadata().get(key);
+    value.unwrap_or_else(|| unreachable!("no {key}")).to_str().unwrap().parse().unwrap()
+}
+
+async fn handlers_see_both_addresses(bed: &Bed) {
+    let (server, mut client) = bed.pair().await;
+    let unary = client.unary(describing()).await.unwrap();
+    assert_eq!(address(&unary, "seen-local-addr"), server.addr());
+    let remote = address(&unary, "seen-remote-addr");
+    assert_eq!(remote.ip(), server.addr().ip());
+    assert_ne!(remote.port(), 0);
+    let streamed = client.download(describing()).await.unwrap();
+    assert_eq!(address(&streamed, "seen-remote-addr"), remote);
+    assert_eq!(address(&streamed, "seen-local-addr"), server.addr());
+}
+
+async fn clients_differ(bed: &Bed) {
+    let server = bed.server().await;
+    let mut first = bed.client(&server).await;
+    let mut second = bed.client(&server).await;
+    let first = first.unary(describing()).await.unwrap();
+    let second = second.unary(describing()).await.unwrap();
+    assert_ne!(address(&first, "seen-remote-addr"), address(&second, "seen-remote-addr"));
+}

@@ -1,0 +1,175 @@
+//! Ends of servers and channels with calls in flight, and failures of handlers.
+
+use crate::{
+    harness::{Bed, client_of},
+    script::{before, echo, echo_all, gate, hang, panic, payload, receive, send, send_many, steps},
+    service::Scripted,
+};
+use tokio::{sync::mpsc, task::JoinSet};
+use tokio_stream::{StreamExt, wrappers::ReceiverStream};
+use tonic::{Code, Status};
+
+cases![
+    graceful_end_waits_for_calls,
+    graceful_end_waits_for_bulk,
+    graceful_end_when_idle,
+    calls_after_the_end_are_unavailable,
+    channel_outlives_its_server,
+    dropped_clients_end_their_handlers,
+    panic_fails_one_call,
+    panic_in_a_stream_fails_one_call,
+];
+
+async fn graceful_end_waits_for_calls(bed: &Bed) {
+    let (mut server, client) = bed.pair().await;
+    let mut unary = client.clone();
+    let unary = tokio::spawn(async move {
+        let request = steps("u", [gate("go"), echo(1)]).with_payload(1, 100);
+        unary.unary(request).await
+    });
+    let mut streaming = client.clone();
+    let request = steps("d", [send(1, 10), gate("go"), send_many(2, 5000, 5)]);
+    let mut replies = streaming.download(request).await.unwrap().into_inner();
+    replies.message().await.unwrap().unwrap().expect(1, 10);
+    let (sender, receiver) = mpsc::channel(1);
+    sender.send(steps("c", [echo_all()])).await.unwrap();
+    let mut chatting = client.clone();
+    let mut chat = chatting.chat(ReceiverStream::new(receiver)).await.unwrap().into_inner();
+    chat.message().await.unwrap().unwrap().expect(0, 0);
+    bed.probe().seen_times("gate:go", 2).await;
+
+    server.stop();
+    // The chat goes on while the server drains.
+    for seed in 1..20 {
+        sender.send(payload(seed, 1000)).await.unwrap();
+        chat.message().await.unwrap().unwrap().expect(seed, 1000);
+    }
+    bed.probe().open("go");
+    unary.await.unwrap().unwrap().into_inner().expect(1, 100);
+    for seed in 2..7 {
+        replies.message().await.unwrap().unwrap().expect(seed, 5000);
+    }
+    assert_eq!(replies.message().await.unwrap(), None);
+    drop(sender);
+    assert_eq!(chat.message().await.unwrap(), None);
+    server.ended().await;
+}
+
+async fn graceful_end_waits_for_bulk(bed: &Bed) {
+    let (mut server, client) = bed.pair().await;
+    let mut calls = JoinSet::new();
+    for seed in 0..4 {
+        let mut client = client.clone();
+        calls.spawn(async move {
+            let request = steps("b", [echo(1)]).with_payload(seed, 8 << 20);
+            let reply = client.unary(request).await.unwrap().into_inner();
+            reply.expect(seed, 8 << 20);
+        });
+    }
+    bed.probe().seen_times("began:b", 4).await;
+    server.stop();
+    calls.join_all().await;
+    server.ended().await;
+}
+
+async fn graceful_end_when_idle(bed: &Bed) {
+    let (mut server, mut client) = bed.pair().await;
+    client.unary(steps("", [send(1, 1)])).await.unwrap();
+    server.stop();
+    // The client stays, and does not hold the server up.
+    server.ended().await;
+    drop(client);
+}
+
+async fn calls_after_the_end_are_unavailable(bed: &Bed) {
+    let (mut server, mut client) = bed.pair().await;
+    client.unary(steps("", [send(1, 1)])).await.unwrap();
+    server.stop();
+    server.ended().await;
+    for _ in 0..3 {
+        let status = client.unary(steps("", [send(1, 1)])).await.unwrap_err();
+        assert_eq!(status.code(), Code::Unavailable, "{status:?}");
+    }
+}
+
+async fn channel_outlives_its_server(bed: &Bed) {
+    let (mut server, mut client) = bed.pair().await;
+    client.unary(steps("", [send(1, 1)])).await.unwrap();
+    let addr = server.addr();
+    server.stop();
+    server.ended().await;
+    client.unary(steps("", [send(1, 1)])).await.unwrap_err();
+    let listening = bed.listen_at(addr).await;
+    let _server = serve!(bed, listening, |server| server.add_service(Scripted::server(bed.probe())));
+    // A connection attempt begun before may still fail; soon calls go through again.
+    loop {
+        match client.unary(steps("", [send(2, 2000)])).await {
+            Ok(reply) => break reply.into_inner().expect(2, 2000),
+            Err(status) => assert_eq!(status.code(), Code::Unavailable, "{status:?}"),
+        }
+    }
+}
+
+async fn dropped_clients_end_their_handlers(bed: &Bed) {
+    let server = bed.server().await;
+    let mut calls = Vec::new();
+    for _ in 0..3 {
+        let mut client = bed.client(&server).await;
+        calls.push(tokio::spawn(async move {
+            let request = steps("d", [send(1, 1), hang()]);
+            let mut replies = client.download(request).await.unwrap().into_inner();
+            replies.message().await.unwrap().unwrap().expect(1, 1);
+            replies.message().await
+        }));
+    }
+    bed.probe().seen_times("began:d", 3).await;
+    for call in calls {
+        call.abort();
+    }
+    bed.probe().seen_times("dropped:d", 3).await;
+    let mut client = bed.client(&server).await;
+    client.unary(steps("", [send(1, 1)])).await.unwrap().into_inner().expect(1, 1);
+}
+
+/// Over HTTP/2 the stream of a handler that panicked is reset, which reads CANCELLED. That the
+/// call fails, and not as one that may be retried, is what counts.
+fn check_panic(status: &Status) {
+    let codes = [Code::Cancelled, Code::Internal, Code::Unknown];
+    assert!(codes.contains(&status.code()), "{status:?}");
+}
+
+async fn panic_fails_one_call(bed: &Bed) {
+    let (_server, mut client) = bed.pair().await;
+    let mut other = client.clone();
+    let held =
+        tokio::spawn(
+            async move { other.unary(steps("w", [gate("go"), echo(1)]).with_payload(1, 70_000)).await },
+        );
+    bed.probe().seen("gate:go").await;
+    let status = client.unary(before("p", [panic("on purpose")])).await.unwrap_err();
+    check_panic(&status);
+    let stream = tokio_stream::once(steps("p", [receive(2), panic("on purpose")]))
+        .chain(tokio_stream::iter([payload(1, 10)]));
+    check_panic(&client.upload(stream).await.unwrap_err());
+    bed.probe().open("go");
+    held.await.unwrap().unwrap().into_inner().expect(1, 70_000);
+    client.unary(steps("", [send(1, 1)])).await.unwrap().into_inner().expect(1, 1);
+}
+
+async fn panic_in_a_stream_fails_one_call(bed: &Bed) {
+    let server = bed.server().await;
+    let mut client = client_of(connect!(bed, server));
+    let mut other = client.clone();
+    let mut beside =
+        other.download(steps("w", [send(1, 10), gate("go"), send(2, 70_000)])).await.unwrap().into_inner();
+    beside.message().await.unwrap().unwrap().expect(1, 10);
+    let request = steps("p", [send(1, 10), gate("panic"), panic("on purpose")]);
+    let mut replies = client.download(request).await.unwrap().into_inner();
+    replies.message().await.unwrap().unwrap().expect(1, 10);
+    bed.probe().open("panic");
+    let status = replies.message().await.unwrap_err();
+    check_panic(&status);
+    bed.probe().open("go");
+    beside.message().await.unwrap().unwrap().expect(2, 70_000);
+    assert_eq!(beside.message().await.unwrap(), None);
+}
