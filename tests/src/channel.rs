@@ -16,6 +16,8 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 pub enum AnyChannel {
     /// tonic's own.
     Stock(tonic::transport::Channel),
+    /// tonic-rdma's.
+    Rdma(tonic_rdma::Channel),
 }
 
 impl Service<http::Request<Body>> for AnyChannel {
@@ -27,12 +29,17 @@ impl Service<http::Request<Body>> for AnyChannel {
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         match self {
             AnyChannel::Stock(channel) => channel.poll_ready(cx).map_err(|e| Status::from_error(e.into())),
+            AnyChannel::Rdma(channel) => channel.poll_ready(cx).map_err(|e| Status::from_error(e.into())),
         }
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         match self {
             AnyChannel::Stock(channel) => {
+                let call = channel.call(request);
+                AnyCall(Box::pin(async move { call.await.map_err(|e| Status::from_error(e.into())) }))
+            }
+            AnyChannel::Rdma(channel) => {
                 let call = channel.call(request);
                 AnyCall(Box::pin(async move { call.await.map_err(|e| Status::from_error(e.into())) }))
             }

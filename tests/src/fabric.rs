@@ -1,21 +1,48 @@
 //! The fabrics a case can run over, and which of them this process runs.
 
 use std::{fmt, net::IpAddr};
+use tonic_rdma::Path;
 
 /// What carries the calls of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fabric {
     /// tonic's own client and server over TCP: the reference.
     Stock,
+    /// tonic-rdma at both ends with the fast path off.
+    Tcp,
+    /// A stock client of a tonic-rdma server that offers what it can.
+    StockClient,
+    /// A tonic-rdma client, which asks for the fast path, of a stock server.
+    StockServer,
 }
 
 impl Fabric {
     /// The fabrics that run without an RDMA device.
-    pub const NATIVE: &[Fabric] = &[Fabric::Stock];
+    pub const NATIVE: &[Fabric] = &[Fabric::Stock, Fabric::Tcp, Fabric::StockClient, Fabric::StockServer];
+
+    /// The fast path that calls must take; `None`: TCP.
+    pub fn fast(self) -> Option<Path> {
+        match self {
+            Fabric::Stock | Fabric::Tcp | Fabric::StockClient | Fabric::StockServer => None,
+        }
+    }
+
+    /// True when the server is tonic's own.
+    pub fn stock_server(self) -> bool {
+        matches!(self, Fabric::Stock | Fabric::StockServer)
+    }
+
+    /// True when the client is tonic's own.
+    pub fn stock_client(self) -> bool {
+        matches!(self, Fabric::Stock | Fabric::StockClient)
+    }
 
     fn from_name(name: &str) -> Option<Fabric> {
         match name {
             "stock" => Some(Fabric::Stock),
+            "tcp" => Some(Fabric::Tcp),
+            "stock-client" => Some(Fabric::StockClient),
+            "stock-server" => Some(Fabric::StockServer),
             _ => None,
         }
     }
@@ -33,7 +60,7 @@ impl Fabric {
             .split(',')
             .map(|name| {
                 Fabric::from_name(name.trim()).ok_or_else(|| {
-                    format!("TONIC_RDMA_TEST_FABRIC={names}: {name:?} is not one of stock, tcp, sim, verbs")
+                    format!("TONIC_RDMA_TEST_FABRIC={names}: {name:?} is not one of stock, tcp, stock-client, stock-server, sim, verbs")
                 })
             })
             .collect()
@@ -44,6 +71,9 @@ impl fmt::Display for Fabric {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Fabric::Stock => "stock",
+            Fabric::Tcp => "tcp",
+            Fabric::StockClient => "stock-client",
+            Fabric::StockServer => "stock-server",
         })
     }
 }

@@ -8,9 +8,14 @@ use crate::{
     probe::Probe,
     service::Scripted,
 };
-use std::{future::Future, net::SocketAddr};
+use std::{
+    future::Future,
+    net::SocketAddr,
+    sync::atomic::{AtomicBool, Ordering},
+};
 use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
 use tonic::transport::server::TcpIncoming;
+use tonic_rdma::{Path, Policy, ReasonCode};
 
 /// A client of the scripted service over any fabric.
 pub type Client = ConformanceClient<AnyChannel>;
@@ -21,12 +26,18 @@ pub struct Bed {
     fabric: Fabric,
     probe: Probe,
     log: PathLog,
+    may_fall_back: AtomicBool,
 }
 
 impl Bed {
     /// A bed for a case over `fabric`.
     pub fn new(fabric: Fabric) -> Self {
-        Self { fabric, probe: Probe::default(), log: PathLog::default() }
+        Self {
+            fabric,
+            probe: Probe::default(),
+            log: PathLog::default(),
+            may_fall_back: AtomicBool::new(false),
+        }
     }
 
     /// What carries the calls.
@@ -75,10 +86,52 @@ impl Bed {
         (server, client)
     }
 
+    /// A builder of a tonic-rdma server for this fabric.
+    pub fn rdma_server(&self) -> tonic_rdma::Server {
+        tonic_rdma::Server::builder().policy(self.policy())
+    }
+
+    /// A tonic-rdma endpoint for this fabric.
+    pub fn rdma_endpoint(&self, uri: String) -> tonic_rdma::Endpoint {
+        tonic_rdma::Endpoint::from_shared(uri).unwrap().policy(self.policy())
+    }
+
+    fn policy(&self) -> Policy {
+        match self.fabric.fast() {
+            Some(_) => Policy::Require,
+            None if self.fabric == Fabric::Tcp => Policy::Off,
+            None => Policy::Auto,
+        }
+    }
+
+    /// Fails unless the channel takes the path that the case is about.
+    pub fn check_channel(&self, channel: &tonic_rdma::Channel) {
+        let info = channel.path();
+        assert_eq!(info.path, self.fabric.fast().unwrap_or(Path::Tcp), "{info}");
+        let reason = match self.fabric {
+            Fabric::StockServer => Some(ReasonCode::PeerNotCapable),
+            Fabric::Tcp => Some(ReasonCode::Policy),
+            _ => None,
+        };
+        assert_eq!(info.reason.as_ref().map(|r| r.code()), reason, "{info}");
+    }
+
+    /// From here on calls may go over TCP as well: the case takes the fast path away.
+    pub fn may_fall_back(&self) {
+        self.may_fall_back.store(true, Ordering::Relaxed);
+    }
+
     /// Fails unless every call took the path that the case is about.
     pub fn check_paths(&self) {
         let entries = self.log.entries();
         assert!(!entries.is_empty(), "the case made no call");
+        let fast = self.fabric.fast();
+        let may_fall_back = self.may_fall_back.load(Ordering::Relaxed);
+        for entry in &entries {
+            let right = entry.fast == fast || (may_fall_back && entry.fast.is_none());
+            assert!(right, "expected the path {fast:?}: {entry:?}");
+        }
+        assert!(entries.iter().any(|entry| entry.fast == fast), "no call over {fast:?}");
     }
 }
 

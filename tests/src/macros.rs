@@ -17,10 +17,20 @@ macro_rules! serve {
         let stopped = async move {
             let _ = stopped.await;
         };
-        match bed.fabric() {
-            $crate::fabric::Fabric::Stock => {
+        match bed.fabric().stock_server() {
+            true => {
                 #[allow(unused_mut)]
                 let mut $server = tonic::transport::Server::builder().layer(bed.log().layer());
+                let router = $router;
+                $crate::harness::Server::spawn(
+                    listening.addr,
+                    stop,
+                    router.serve_with_incoming_shutdown(listening.incoming, stopped),
+                )
+            }
+            false => {
+                #[allow(unused_mut)]
+                let mut $server = bed.rdma_server().layer(bed.log().layer());
                 let router = $router;
                 $crate::harness::Server::spawn(
                     listening.addr,
@@ -43,11 +53,18 @@ macro_rules! connect {
     ($bed:expr, $server:expr, |$endpoint:ident| $configured:expr) => {{
         let bed: &$crate::harness::Bed = $bed;
         let uri = $server.uri();
-        match bed.fabric() {
-            $crate::fabric::Fabric::Stock => {
+        match bed.fabric().stock_client() {
+            true => {
                 let $endpoint = tonic::transport::Endpoint::from_shared(uri).unwrap();
                 let $endpoint = $configured;
                 $crate::channel::AnyChannel::Stock($endpoint.connect().await.unwrap())
+            }
+            false => {
+                let $endpoint = bed.rdma_endpoint(uri);
+                let $endpoint = $configured;
+                let channel = $endpoint.connect().await.unwrap();
+                bed.check_channel(&channel);
+                $crate::channel::AnyChannel::Rdma(channel)
             }
         }
     }};

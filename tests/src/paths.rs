@@ -4,6 +4,7 @@ use std::{
     sync::{Arc, Mutex},
     task::{Context, Poll},
 };
+use tonic_rdma::{Path, RdmaConnectInfo};
 use tower::{Layer, Service};
 
 /// A call as the server saw it.
@@ -12,7 +13,7 @@ pub struct Seen {
     /// `/package.Service/Method`
     pub method: String,
     /// The fast path it came over, as the connect-info names it; `None` over TCP.
-    pub fast: Option<String>,
+    pub fast: Option<Path>,
 }
 
 /// Records every call that reaches a server, and the path it took.
@@ -27,9 +28,11 @@ impl PathLog {
         PathLogLayer(self.clone())
     }
 
-    /// What was recorded so far.
+    /// What was recorded so far, without the calls by which the transport finds its path.
     pub fn entries(&self) -> Vec<Seen> {
-        self.entries.lock().unwrap().clone()
+        let entries = self.entries.lock().unwrap();
+        let calls = entries.iter().filter(|e| !e.method.starts_with("/tonic_rdma.v1.Bootstrap/"));
+        calls.cloned().collect()
     }
 }
 
@@ -65,7 +68,8 @@ where
     }
 
     fn call(&mut self, request: http::Request<B>) -> S::Future {
-        let seen = Seen { method: request.uri().path().to_owned(), fast: None };
+        let fast = request.extensions().get::<RdmaConnectInfo>().map(|info| info.path);
+        let seen = Seen { method: request.uri().path().to_owned(), fast };
         self.log.entries.lock().unwrap().push(seen);
         self.inner.call(request)
     }
