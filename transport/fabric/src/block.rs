@@ -117,6 +117,11 @@ impl ControlBlock {
         }
     }
 
+    /// True for a slot that the driver has.
+    pub(crate) fn is_held(&self, slot: u32) -> bool {
+        matches!(self.slots.get(slot as usize), Some(Slot::Held(_)))
+    }
+
     /// What was received; empty for a posted slot.
     pub(crate) fn recv_slot(&self, slot: u32, len: u32) -> &[u8] {
         let (Some(Slot::Held(filled)), Some(ptr)) = (self.slots.get(slot as usize), self.slot_ptr(slot))

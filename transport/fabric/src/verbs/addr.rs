@@ -1,0 +1,121 @@
+//! Socket addresses, C's and Rust's.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+
+/// Room for any address, in C's form.
+pub(super) struct CAddr(libc::sockaddr_storage);
+
+impl CAddr {
+    pub(super) fn new(addr: SocketAddr) -> CAddr {
+        // SAFETY: all zeros is a valid sockaddr_storage (AF_UNSPEC).
+        let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+        match addr {
+            SocketAddr::V4(v4) => {
+                let sin = libc::sockaddr_in {
+                    sin_family: libc::AF_INET as libc::sa_family_t,
+                    sin_port: v4.port().to_be(),
+                    sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(v4.ip().octets()) },
+                    sin_zero: [0; 8],
+                };
+                // SAFETY: sockaddr_storage is at least as large and as aligned as any sockaddr.
+                unsafe { (&raw mut storage).cast::<libc::sockaddr_in>().write(sin) };
+            }
+            SocketAddr::V6(v6) => {
+                let sin6 = libc::sockaddr_in6 {
+                    sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                    sin6_port: v6.port().to_be(),
+                    sin6_flowinfo: v6.flowinfo(),
+                    sin6_addr: libc::in6_addr { s6_addr: v6.ip().octets() },
+                    sin6_scope_id: v6.scope_id(),
+                };
+                // SAFETY: as above.
+                unsafe { (&raw mut storage).cast::<libc::sockaddr_in6>().write(sin6) };
+            }
+        }
+        CAddr(storage)
+    }
+
+    pub(super) fn as_mut_ptr(&mut self) -> *mut libc::sockaddr {
+        (&raw mut self.0).cast()
+    }
+}
+
+/// Reads an address. `None` when it is neither IPv4 nor IPv6.
+///
+/// # Safety
+/// `addr` is null or points to a sockaddr that is as long as its family says.
+pub(super) unsafe fn read(addr: *const libc::sockaddr) -> Option<SocketAddr> {
+    if addr.is_null() {
+        return None;
+    }
+    // SAFETY: the caller's promise; every sockaddr begins with its family. Unaligned reads, because getifaddrs and
+    // rdma_cm promise no alignment.
+    unsafe {
+        match i32::from((&raw const (*addr).sa_family).read_unaligned()) {
+            libc::AF_INET => {
+                let sin = addr.cast::<libc::sockaddr_in>().read_unaligned();
+                let ip = Ipv4Addr::from(sin.sin_addr.s_addr.to_ne_bytes());
+                Some(SocketAddrV4::new(ip, u16::from_be(sin.sin_port)).into())
+            }
+            libc::AF_INET6 => {
+                let sin6 = addr.cast::<libc::sockaddr_in6>().read_unaligned();
+                let ip = Ipv6Addr::from(sin6.sin6_addr.s6_addr);
+                let port = u16::from_be(sin6.sin6_port);
+                Some(SocketAddrV6::new(ip, port, sin6.sin6_flowinfo, sin6.sin6_scope_id).into())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The IP addresses of this host's interfaces that are up, without loopback and link-local ones: those lead to no
+/// device of their own, or mean nothing to a peer.
+pub(super) fn local_ips() -> std::io::Result<Vec<IpAddr>> {
+    let mut list = std::ptr::null_mut();
+    // SAFETY: getifaddrs writes a list that is freed below.
+    if unsafe { libc::getifaddrs(&mut list) } != 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    let mut found = Vec::new();
+    let mut at = list;
+    while !at.is_null() {
+        // SAFETY: `at` is an entry of the list, which lives until freeifaddrs.
+        let entry = unsafe { &*at };
+        if entry.ifa_flags & libc::IFF_UP as libc::c_uint != 0 {
+            // SAFETY: ifa_addr is null or a sockaddr of its family.
+            let ip = unsafe { read(entry.ifa_addr) }.map(|a| a.ip());
+            found.extend(ip.filter(|ip| is_reachable(ip) && !found.contains(ip)));
+        }
+        at = entry.ifa_next;
+    }
+    // SAFETY: the list came from getifaddrs and is not used again.
+    unsafe { libc::freeifaddrs(list) };
+    Ok(found)
+}
+
+fn is_reachable(ip: &IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(v4) => !v4.is_loopback() && !v4.is_link_local(),
+        IpAddr::V6(v6) => !v6.is_loopback() && !v6.is_unicast_link_local(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_survive_the_way_to_c_and_back() {
+        for text in ["10.9.0.1:18700", "0.0.0.0:0", "[::1]:1", "[fe80::1%3]:65535", "[2001:db8::7]:443"] {
+            let addr: SocketAddr = text.parse().unwrap();
+            let mut c = CAddr::new(addr);
+            // SAFETY: CAddr holds a whole address.
+            assert_eq!(unsafe { read(c.as_mut_ptr()) }, Some(addr));
+        }
+    }
+
+    #[test]
+    fn loopback_is_not_listed() {
+        assert!(local_ips().unwrap().iter().all(|ip| !ip.is_loopback()));
+    }
+}

@@ -1,0 +1,197 @@
+//! The connecting side.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdma_sys::rdma_cm_event_type as kind;
+use tokio::sync::oneshot;
+use tonic_rdma_memory::Pool;
+
+use super::VerbsLink;
+use super::cm::{Channel, CmId, Event, Events, events, name, next_event};
+use super::device::{DeviceInner, context_name, no_channel};
+use crate::error::{ConnectError, ConnectStep, FabricError, Verb};
+use crate::link::{LinkConfig, MAX_PRIVATE_DATA};
+
+/// A packet is sent again after 4.096 us x 2^14 = 67 ms without an acknowledgement, and six times, so that a dead path
+/// is found out within about a second. rdma_cm's own default is 2.1 s a try.
+pub(super) const ACK_TIMEOUT: u8 = 14;
+
+/// A reject reason of InfiniBand's: nobody has this service id.
+const REJECT_NO_SERVICE: i32 = 8;
+
+pub(super) fn check_private_data(data: &[u8]) -> Result<(), ConnectError> {
+    match data.len() {
+        len if len > MAX_PRIVATE_DATA => Err(ConnectError::PrivateDataTooLong { len }),
+        _ => Ok(()),
+    }
+}
+
+/// A connection in the making.
+struct Dial {
+    addr: SocketAddr,
+    timeout: Duration,
+    step: ConnectStep,
+}
+
+impl Dial {
+    fn timed_out(&self) -> ConnectError {
+        ConnectError::Timeout { addr: self.addr, step: self.step, after: self.timeout }
+    }
+
+    fn millis(&self) -> i32 {
+        self.timeout.as_millis().clamp(1, i32::MAX as u128) as i32
+    }
+
+    /// What a failed call or an error event means.
+    fn failed(&self, source: io::Error) -> ConnectError {
+        let addr = self.addr;
+        match (self.step, source.raw_os_error()) {
+            (_, Some(libc::ETIMEDOUT)) => self.timed_out(),
+            (_, Some(libc::ECONNREFUSED)) => ConnectError::Refused { addr },
+            (ConnectStep::ResolveAddress, Some(libc::ENODEV)) => ConnectError::NotOnRdma { addr },
+            _ => ConnectError::NoRoute { addr, step: self.step, source: source.into() },
+        }
+    }
+
+    fn channel_failed(source: io::Error) -> ConnectError {
+        FabricError::Verb {
+            verb: Verb::Call("rdma_get_cm_event"),
+            device: "any device".to_owned(),
+            source: source.into(),
+        }
+        .into()
+    }
+
+    /// Waits for one event, or for the one that says that it will not come.
+    async fn want(&self, events: &Events, wanted: kind::Type) -> Result<Event, ConnectError> {
+        let addr = self.addr;
+        loop {
+            let event = next_event(events).await.map_err(Self::channel_failed)?;
+            return match event.kind {
+                got if got == wanted => Ok(event),
+                kind::RDMA_CM_EVENT_REJECTED => Err(match event.status.saturating_abs() {
+                    REJECT_NO_SERVICE | libc::ECONNREFUSED => ConnectError::Refused { addr },
+                    _ => ConnectError::Rejected { addr, private_data: event.private_data },
+                }),
+                // No answer to the connect request within what the kernel allows for it.
+                kind::RDMA_CM_EVENT_UNREACHABLE => Err(match event.status.saturating_abs() {
+                    0 | libc::ETIMEDOUT => self.timed_out(),
+                    _ => self.failed(event.error()),
+                }),
+                kind::RDMA_CM_EVENT_ADDR_ERROR
+                | kind::RDMA_CM_EVENT_ROUTE_ERROR
+                | kind::RDMA_CM_EVENT_CONNECT_ERROR => Err(self.failed(event.error())),
+                kind::RDMA_CM_EVENT_DISCONNECTED => Err(ConnectError::PeerGone { addr, step: self.step }),
+                kind::RDMA_CM_EVENT_DEVICE_REMOVAL => {
+                    Err(FabricError::DeviceRemoved { device: "of the route".to_owned() }.into())
+                }
+                other => {
+                    tracing::debug!(%addr, event = name(other), "connection event");
+                    continue;
+                }
+            };
+        }
+    }
+
+    /// Address to device.
+    async fn resolve(&mut self) -> Result<(CmId, Events), ConnectError> {
+        self.step = ConnectStep::ResolveAddress;
+        let channel = Channel::new().map_err(no_channel)?;
+        let id = CmId::new(&channel).map_err(|e| self.failed(e))?;
+        let events = events(channel).map_err(Self::channel_failed)?;
+        id.resolve_addr(self.addr, self.millis()).map_err(|e| self.failed(e))?;
+        self.want(&events, kind::RDMA_CM_EVENT_ADDR_RESOLVED).await?;
+        Ok((id, events))
+    }
+
+    async fn connect(
+        &mut self,
+        device: &Arc<DeviceInner>,
+        config: &LinkConfig,
+        pool: &Pool,
+        private_data: &[u8],
+    ) -> Result<(VerbsLink, Vec<u8>), ConnectError> {
+        let (id, events) = self.resolve().await?;
+        let addr = self.addr;
+        match id.verbs() {
+            None => return Err(ConnectError::NotOnRdma { addr }),
+            Some(context) if context != device.context() => {
+                // SAFETY: the id keeps the context open.
+                let routed = unsafe { context_name(context) };
+                return Err(ConnectError::OtherDevice { addr, wanted: device.name.clone(), routed });
+            }
+            Some(_) => {}
+        }
+        if let Err(error) = id.set_ack_timeout(ACK_TIMEOUT) {
+            tracing::trace!(%error, "the ACK timeout cannot be set: iWARP has none");
+        }
+        self.step = ConnectStep::ResolveRoute;
+        id.resolve_route(self.millis()).map_err(|e| self.failed(e))?;
+        self.want(&events, kind::RDMA_CM_EVENT_ROUTE_RESOLVED).await?;
+
+        self.step = ConnectStep::Connect;
+        let link = VerbsLink::new(device, id, events, config, pool, addr)?;
+        let mut link = match device.is_iwarp() {
+            true => self.request_aside(link, private_data.to_vec()).await?,
+            false => {
+                link.id().connect(private_data).map_err(|e| self.failed(e))?;
+                link
+            }
+        };
+        let event = self.want(link.events(), kind::RDMA_CM_EVENT_ESTABLISHED).await?;
+        link.established();
+        Ok((link, event.private_data))
+    }
+
+    /// Sends the connect request from a thread of its own: Soft-iWARP connects TCP inside the call, which may take
+    /// minutes when nobody answers. The thread owns the half-made link meanwhile, so that giving up frees nothing that
+    /// the call uses (R10); it ends when the call does.
+    async fn request_aside(&self, link: VerbsLink, private_data: Vec<u8>) -> Result<VerbsLink, ConnectError> {
+        let (done, outcome) = oneshot::channel();
+        let request = move || {
+            let result = link.id().connect(&private_data);
+            // Nobody waits any more: the link is dropped here.
+            let _ = done.send((link, result));
+        };
+        std::thread::Builder::new()
+            .name("rdma-connect".to_owned())
+            .spawn(request)
+            .map_err(|e| self.failed(e))?;
+        match outcome.await {
+            Ok((link, Ok(()))) => Ok(link),
+            Ok((_, Err(error))) => Err(self.failed(error)),
+            Err(_) => Err(self.failed(io::Error::other("the connecting thread died"))),
+        }
+    }
+}
+
+/// Finds the device that the route to an address leaves through: an id that is bound to it.
+pub(super) async fn resolve(addr: SocketAddr, timeout: Duration) -> Result<CmId, ConnectError> {
+    let mut dial = Dial { addr, timeout, step: ConnectStep::ResolveAddress };
+    let resolved = tokio::time::timeout(timeout, dial.resolve()).await;
+    let (id, _events) = resolved.unwrap_or_else(|_| Err(dial.timed_out()))?;
+    match id.verbs() {
+        Some(_) => Ok(id),
+        None => Err(ConnectError::NotOnRdma { addr }),
+    }
+}
+
+pub(super) async fn connect(
+    device: &Arc<DeviceInner>,
+    addr: SocketAddr,
+    config: &LinkConfig,
+    pool: &Pool,
+    private_data: &[u8],
+    timeout: Duration,
+) -> Result<(VerbsLink, Vec<u8>), ConnectError> {
+    check_private_data(private_data)?;
+    if device.is_removed() {
+        return Err(device.removed_error().into());
+    }
+    let mut dial = Dial { addr, timeout, step: ConnectStep::ResolveAddress };
+    let connected = tokio::time::timeout(timeout, dial.connect(device, config, pool, private_data)).await;
+    connected.unwrap_or_else(|_| Err(dial.timed_out()))
+}

@@ -1,0 +1,414 @@
+//! A link over verbs.
+
+use std::io;
+use std::mem::ManuallyDrop;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use rdma_sys::{ibv_wc_status, rdma_cm_event_type as kind};
+use tonic_rdma_memory::Pool;
+
+use super::cm::{CmId, Events, name};
+use super::cq::BATCH;
+use super::device::DeviceInner;
+use super::post::{Batch, Request};
+use super::qp::{Qp, Want};
+use crate::block::ControlBlock;
+use crate::error::{ConnectError, LinkError, Verb};
+use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Work, WriteSource};
+use crate::queue::{Held, SendQueue};
+
+/// Completions per poll, at most.
+const BUDGET: usize = 256;
+
+/// Marks the work-request id of a RECV; the rest is its slot. SENDs and WRITEs carry their sequence number.
+const RECV: u64 = 1 << 63;
+
+/// Why the link is going down, as far as it is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    /// Disconnected by the peer.
+    Disconnected,
+    /// Disconnected here.
+    Closed,
+    /// The device was pulled out.
+    Removed,
+}
+
+/// A work completion that failed.
+#[derive(Debug, Clone, Copy)]
+struct Failure {
+    verb: Verb,
+    status: u32,
+    vendor_err: u32,
+}
+
+/// What posted work refers to. Freed only when the queue pair is destroyed (R9, R10).
+#[derive(Debug)]
+struct Memory {
+    sq: SendQueue,
+    block: ControlBlock,
+}
+
+/// A link over verbs.
+#[derive(Debug)]
+pub struct VerbsLink {
+    caps: Caps,
+    peer: PeerInfo,
+    qp: Qp,
+    memory: ManuallyDrop<Memory>,
+    batch: Batch,
+    ending: Option<Ending>,
+    failure: Option<Failure>,
+    dead: Option<LinkError>,
+    /// After the queue pair: it shares the id's channel.
+    events: Events,
+}
+
+impl VerbsLink {
+    /// Makes a queue pair on an id that is bound to the device, and posts all RECVs (R1). The id's events come through
+    /// `events`. The addresses are read again by [`established`](VerbsLink::established).
+    pub(super) fn new(
+        device: &Arc<DeviceInner>,
+        id: CmId,
+        events: Events,
+        config: &LinkConfig,
+        pool: &Pool,
+        remote: SocketAddr,
+    ) -> Result<VerbsLink, ConnectError> {
+        let block = ControlBlock::new(pool, config)?;
+        let limits = device.limits;
+        let send = config.send_queue.min(limits.max_qp_wr);
+        if config.recv_slots > limits.max_qp_wr || send.saturating_add(config.recv_slots) > limits.max_cqe {
+            return Err(ConnectError::Config(format!(
+                "{} recv_slots and {send} send_queue: {} has queues of {} and completion queues of {}",
+                config.recv_slots, device.name, limits.max_qp_wr, limits.max_cqe
+            )));
+        }
+        let want = Want { send, recv: config.recv_slots, inline: config.inline };
+        let qp = Qp::new(device, id, want)?;
+        let caps = Caps {
+            max_inline: qp.max_inline as usize,
+            send_queue: send as usize,
+            recv_queue: config.recv_slots as usize,
+            max_msg: limits.max_msg as usize,
+        };
+        let local = qp.id.local().unwrap_or(remote);
+        let peer = PeerInfo { provider: "verbs", device: device.name.clone(), local, remote };
+        let sq = SendQueue::new(send as usize, config.send_slots);
+        let mut link = VerbsLink {
+            caps,
+            peer,
+            qp,
+            memory: ManuallyDrop::new(Memory { sq, block }),
+            batch: Batch::default(),
+            ending: None,
+            failure: None,
+            dead: None,
+            events,
+        };
+        for slot in 0..config.recv_slots {
+            link.post(slot).map_err(|source| device.verb_error("ibv_post_recv", source))?;
+        }
+        Ok(link)
+    }
+
+    pub(super) fn id(&self) -> &CmId {
+        &self.qp.id
+    }
+
+    pub(super) fn events(&self) -> &Events {
+        &self.events
+    }
+
+    /// The connection stands.
+    pub(super) fn established(&mut self) {
+        self.qp.set_rnr_timer();
+        if let Some(local) = self.qp.id.local() {
+            self.peer.local = local;
+        }
+    }
+
+    fn post(&mut self, slot: u32) -> io::Result<()> {
+        let block = &mut self.memory.block;
+        let Some(ptr) = block.slot_ptr(slot).filter(|_| block.mark_posted(slot)) else {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        };
+        let sge = rdma_sys::ibv_sge {
+            addr: ptr.as_ptr().expose_provenance() as u64,
+            length: block.slot_size(),
+            lkey: block.lkey(),
+        };
+        // SAFETY: the slot is posted from here until its completion is marked; the block shows only slots that are
+        // held, and is freed after the queue pair (R9).
+        unsafe { self.qp.post_recv(RECV | u64::from(slot), sge) }
+    }
+
+    fn boxed_peer(&self) -> Box<PeerInfo> {
+        Box::new(self.peer.clone())
+    }
+
+    fn misuse(&self, what: String) -> LinkError {
+        LinkError::Misuse { what, peer: self.boxed_peer() }
+    }
+
+    /// A call failed: the link is dead.
+    fn broken(&mut self, call: &'static str, source: io::Error) -> LinkError {
+        let error =
+            LinkError::Device { verb: Verb::Call(call), source: source.into(), peer: self.boxed_peer() };
+        self.dead.get_or_insert(error).clone()
+    }
+
+    /// Takes all connection events, and leaves the waker.
+    fn poll_events(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        loop {
+            let mut guard = match self.events.poll_read_ready(cx) {
+                Poll::Pending => return Ok(()),
+                Poll::Ready(ready) => ready?,
+            };
+            while let Some(event) = guard.get_inner().next()? {
+                let ending = match event.kind {
+                    kind::RDMA_CM_EVENT_DISCONNECTED => Ending::Disconnected,
+                    kind::RDMA_CM_EVENT_DEVICE_REMOVAL => {
+                        self.qp.device.mark_removed();
+                        Ending::Removed
+                    }
+                    kind::RDMA_CM_EVENT_TIMEWAIT_EXIT => continue,
+                    other => {
+                        tracing::debug!(peer = %self.peer, event = name(other), "connection event");
+                        continue;
+                    }
+                };
+                // What was known first stays: a disconnect of ours is answered by a DISCONNECTED.
+                self.ending.get_or_insert(ending);
+            }
+            guard.clear_ready();
+        }
+    }
+
+    /// Takes completions until there are none, or enough for one poll.
+    fn take(&mut self, out: &mut Vec<Completion>, before: usize) -> io::Result<()> {
+        let memory = &mut *self.memory;
+        let failure = &mut self.failure;
+        loop {
+            let n = self.qp.cq.take(|wc| complete(memory, failure, wc, out))?;
+            if n < BATCH || out.len() - before > BUDGET - BATCH {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Why the link is dead, if it is. The queue has been drained.
+    fn verdict(&mut self) -> Option<LinkError> {
+        let flushed = self.failure.is_some_and(|f| f.status == ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
+        match (self.ending, self.failure) {
+            (Some(Ending::Closed), _) => Some(LinkError::Closed { peer: self.boxed_peer() }),
+            (Some(Ending::Removed), _) => Some(LinkError::DeviceRemoved { peer: self.boxed_peer() }),
+            (Some(Ending::Disconnected), None) => Some(LinkError::Disconnected { peer: self.boxed_peer() }),
+            (Some(Ending::Disconnected), Some(_)) if flushed => {
+                Some(LinkError::Disconnected { peer: self.boxed_peer() })
+            }
+            // On iWARP a connection that ends flushes its queues first, and the event follows.
+            (None, Some(_)) if flushed && self.qp.device.is_iwarp() => None,
+            (_, Some(failure)) => Some(LinkError::Completion {
+                verb: failure.verb,
+                status: status_words(failure.status),
+                code: failure.status,
+                vendor_err: failure.vendor_err,
+                peer: self.boxed_peer(),
+            }),
+            (None, None) => None,
+        }
+    }
+
+    fn try_poll(&mut self, cx: &mut Context<'_>, out: &mut Vec<Completion>) -> Result<Poll<()>, LinkError> {
+        let before = out.len();
+        if let Err(error) = self.poll_events(cx) {
+            return Err(self.broken("rdma_get_cm_event", error));
+        }
+        loop {
+            if let Err(error) = self.take(out, before) {
+                return Err(self.broken("ibv_poll_cq", error));
+            }
+            if out.len() > before {
+                return Ok(Poll::Ready(()));
+            }
+            // An ending is told when nothing is left to report (R7).
+            if let Some(error) = self.verdict() {
+                return Err(self.dead.insert(error).clone());
+            }
+            match self.qp.cq.poll_armed(cx) {
+                Poll::Pending => return Ok(Poll::Pending),
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(error)) => return Err(self.broken("ibv_req_notify_cq", error)),
+            }
+        }
+    }
+}
+
+/// Books one completion.
+fn complete(
+    memory: &mut Memory,
+    failure: &mut Option<Failure>,
+    wc: &rdma_sys::ibv_wc,
+    out: &mut Vec<Completion>,
+) {
+    let slot = (wc.wr_id & RECV != 0).then_some((wc.wr_id & !RECV) as u32);
+    if wc.status != ibv_wc_status::IBV_WC_SUCCESS {
+        let flushed = wc.status == ibv_wc_status::IBV_WC_WR_FLUSH_ERR;
+        // The first failure that is not a mere consequence of another one.
+        let better = match failure {
+            None => true,
+            Some(known) => known.status == ibv_wc_status::IBV_WC_WR_FLUSH_ERR && !flushed,
+        };
+        if better {
+            let verb = if slot.is_some() { Verb::Recv } else { memory.sq.verb(wc.wr_id) };
+            *failure = Some(Failure { verb, status: wc.status, vendor_err: wc.vendor_err });
+        }
+        return;
+    }
+    match slot {
+        Some(slot) => {
+            if memory.block.mark_received(slot, wc.byte_len) {
+                out.push(Completion::Received { slot, len: wc.byte_len });
+            } else {
+                tracing::error!(slot, len = wc.byte_len, "the device completed a RECV that was not posted");
+            }
+        }
+        None => out.extend(memory.sq.complete(wc.wr_id).map(|id| Completion::Sent { id })),
+    }
+}
+
+fn status_words(status: u32) -> String {
+    // SAFETY: ibv_wc_status_str gives a static string for any number.
+    unsafe {
+        let text = rdma_sys::ibv_wc_status_str(status);
+        match text.is_null() {
+            true => "unknown status".to_owned(),
+            false => std::ffi::CStr::from_ptr(text).to_string_lossy().into_owned(),
+        }
+    }
+}
+
+impl Link for VerbsLink {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn peer(&self) -> &PeerInfo {
+        &self.peer
+    }
+
+    fn send_room(&self) -> usize {
+        self.memory.sq.room()
+    }
+
+    fn block_mut(&mut self) -> &mut [u8] {
+        self.memory.block.block_mut()
+    }
+
+    fn queue(&mut self, id: u64, work: Work, signal: bool) -> Result<(), LinkError> {
+        if let Some(error) = &self.dead {
+            return Err(error.clone());
+        }
+        let memory = &mut *self.memory;
+        if memory.sq.room() == 0 {
+            return Err(self.misuse("the send queue is full".to_owned()));
+        }
+        let block = |offset: usize, len: usize| {
+            let at = memory.block.range(offset, len)?.as_ptr().expose_provenance() as u64;
+            Some((at, len, memory.block.lkey()))
+        };
+        let (verb, held, place, remote) = match work {
+            Work::Send { offset, len } => (Verb::Send, Held::Slot, block(offset, len), None),
+            Work::Write { src, remote_addr, rkey } => {
+                let remote = Some((remote_addr, rkey));
+                match src {
+                    WriteSource::Staged { offset, len } => (Verb::Write, Held::Staging, block(offset, len), remote),
+                    WriteSource::Bytes(b) => {
+                        let place = Some((b.addr(), b.len(), b.lkey()));
+                        (Verb::Write, Held::Bytes(b), place, remote)
+                    }
+                    WriteSource::Buf(b) => {
+                        let place = Some((b.addr(), b.len(), b.lkey()));
+                        (Verb::Write, Held::Buf(b), place, remote)
+                    }
+                }
+            }
+        };
+        let Some((addr, len, lkey)) = place else {
+            return Err(self.misuse(format!("{verb}: the range lies outside the block")));
+        };
+        if len > self.caps.max_msg {
+            let max = self.caps.max_msg;
+            return Err(self.misuse(format!("{verb} of {len} bytes: the device carries at most {max}")));
+        }
+        let seq = memory.sq.push(id, verb, held, signal);
+        let request = Request { wr_id: seq, addr, len: len as u32, lkey, remote };
+        self.batch.push(request, self.qp.max_inline);
+        Ok(())
+    }
+
+    fn ring(&mut self) -> Result<(), LinkError> {
+        if let Some(error) = &self.dead {
+            return Err(error.clone());
+        }
+        if self.batch.is_empty() {
+            return Ok(());
+        }
+        let sq = &mut self.memory.sq;
+        sq.seal();
+        // SAFETY: the payload lies in the block or is held by the books, and both are freed after the queue pair (R9,
+        // R10).
+        match unsafe { self.batch.post(&mut self.qp, |seq| sq.is_signalled(seq)) } {
+            Ok(()) => Ok(()),
+            Err(source) => Err(self.broken("ibv_post_send", source)),
+        }
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>, out: &mut Vec<Completion>) -> Poll<Result<(), LinkError>> {
+        if let Some(error) = &self.dead {
+            return Poll::Ready(Err(error.clone()));
+        }
+        match self.try_poll(cx, out) {
+            Ok(poll) => poll.map(Ok),
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+
+    fn recv_slot(&self, slot: u32, len: u32) -> &[u8] {
+        self.memory.block.recv_slot(slot, len)
+    }
+
+    fn repost(&mut self, slot: u32) -> Result<(), LinkError> {
+        if let Some(error) = &self.dead {
+            return Err(error.clone());
+        }
+        if !self.memory.block.is_held(slot) {
+            return Err(self.misuse(format!("RECV slot {slot} is posted already, or does not exist")));
+        }
+        self.post(slot).map_err(|source| self.broken("ibv_post_recv", source))
+    }
+
+    fn disconnect(&mut self) {
+        if self.dead.is_some() || self.ending.is_some() {
+            return;
+        }
+        self.ending = Some(Ending::Closed);
+        if let Err(error) = self.qp.id.disconnect() {
+            tracing::debug!(peer = %self.peer, %error, "rdma_disconnect");
+        }
+    }
+}
+
+impl Drop for VerbsLink {
+    fn drop(&mut self) {
+        if self.qp.destroy() {
+            // SAFETY: dropped once, here; nothing uses it afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.memory) };
+        } else {
+            tracing::error!(peer = %self.peer, "the queue pair cannot be destroyed: its memory is leaked");
+        }
+    }
+}

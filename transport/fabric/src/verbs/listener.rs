@@ -1,0 +1,215 @@
+//! The accepting side.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdma_sys::rdma_cm_event_type as kind;
+use tonic_rdma_memory::Pool;
+
+use super::VerbsLink;
+use super::cm::{Channel, CmId, Events, events, name, next_event};
+use super::connect::{ACK_TIMEOUT, check_private_data};
+use super::device::{DeviceInner, no_channel};
+use crate::error::{ConnectError, ConnectStep, FabricError, Verb};
+use crate::link::LinkConfig;
+
+/// Connect requests that wait to be taken; more are turned away by the kernel.
+const BACKLOG: i32 = 128;
+
+/// A listener over verbs.
+#[derive(Debug)]
+pub struct VerbsListener {
+    addr: SocketAddr,
+    device: Arc<DeviceInner>,
+    /// Dropped before the channel.
+    id: CmId,
+    events: Events,
+}
+
+impl VerbsListener {
+    pub(super) fn new(device: Arc<DeviceInner>, addr: SocketAddr) -> Result<VerbsListener, FabricError> {
+        if device.is_removed() {
+            return Err(device.removed_error());
+        }
+        let channel = Channel::new().map_err(no_channel)?;
+        let id = CmId::new(&channel).map_err(|e| device.verb_error("rdma_create_id", e))?;
+        let failed = |call, error: io::Error| match error.raw_os_error() {
+            Some(libc::EADDRINUSE) => FabricError::AddressInUse { addr },
+            Some(libc::ENODEV | libc::EADDRNOTAVAIL) => FabricError::NotOnRdma { addr: addr.ip() },
+            _ => device.verb_error(call, error),
+        };
+        id.bind(addr).map_err(|e| failed("rdma_bind_addr", e))?;
+        // A listener on all addresses is bound to no device; requests through others are turned away.
+        if id.verbs().is_some_and(|context| context != device.context()) {
+            return Err(FabricError::NotOnRdma { addr: addr.ip() });
+        }
+        if !addr.ip().is_unspecified() && id.verbs().is_none() {
+            return Err(FabricError::NotOnRdma { addr: addr.ip() });
+        }
+        id.listen(BACKLOG).map_err(|e| failed("rdma_listen", e))?;
+        let events = events(channel).map_err(|e| device.verb_error("rdma_create_event_channel", e))?;
+        let addr = id.local().unwrap_or(addr);
+        Ok(VerbsListener { addr, device, id, events })
+    }
+
+    /// The address, with the port that was taken.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Waits for the next connect request. Cancel safe.
+    ///
+    /// # Errors
+    /// The device was removed, or the event channel failed.
+    pub async fn accept(&mut self) -> Result<VerbsIncoming, FabricError> {
+        loop {
+            let event = next_event(&self.events).await;
+            let event = event.map_err(|e| self.device.verb_error("rdma_get_cm_event", e))?;
+            match (event.kind, event.request) {
+                (kind::RDMA_CM_EVENT_CONNECT_REQUEST, Some(id)) => {
+                    if let Some(incoming) = self.take(id, event.private_data) {
+                        return Ok(incoming);
+                    }
+                }
+                (kind::RDMA_CM_EVENT_DEVICE_REMOVAL, _) => {
+                    self.device.mark_removed();
+                    return Err(self.device.removed_error());
+                }
+                (other, _) => tracing::debug!(addr = %self.addr, event = name(other), "listener event"),
+            }
+        }
+    }
+
+    /// Gives a request a channel of its own. What goes wrong concerns that request only: it is turned away.
+    fn take(&self, mut id: CmId, private_data: Vec<u8>) -> Option<VerbsIncoming> {
+        let unknown = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+        let peer = id.remote().unwrap_or(unknown);
+        let turn_away = |id: CmId, why: &str, error: Option<io::Error>| {
+            tracing::warn!(%peer, addr = %self.addr, error = error.map(tracing::field::display), "RDMA connect request turned away: {why}");
+            // The id is dropped next, which says no as well.
+            let _ = id.reject(&[]);
+            None
+        };
+        if id.verbs() != Some(self.device.context()) {
+            return turn_away(id, "it came through another device", None);
+        }
+        let channel = match Channel::new() {
+            Ok(channel) => channel,
+            Err(error) => return turn_away(id, "no event channel for it", Some(error)),
+        };
+        if let Err(error) = id.migrate(channel.clone()) {
+            return turn_away(id, "its events cannot be moved", Some(error));
+        }
+        let events = match events(channel) {
+            Ok(events) => events,
+            Err(error) => return turn_away(id, "its events cannot be waited for", Some(error)),
+        };
+        let local = id.local().unwrap_or(self.addr);
+        let half = Some((id, events));
+        Some(VerbsIncoming { device: self.device.clone(), half, private_data, peer, local })
+    }
+}
+
+/// A connect request over verbs.
+#[derive(Debug)]
+pub struct VerbsIncoming {
+    device: Arc<DeviceInner>,
+    /// Taken by accept or reject; otherwise the drop rejects.
+    half: Option<(CmId, Events)>,
+    private_data: Vec<u8>,
+    peer: SocketAddr,
+    local: SocketAddr,
+}
+
+impl VerbsIncoming {
+    /// What the peer said: untrusted, and on InfiniBand and RoCE padded with zeros to 56 bytes.
+    pub fn private_data(&self) -> &[u8] {
+        &self.private_data
+    }
+
+    /// The peer's address.
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// This end's address.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// See [`Incoming::accept`](crate::Incoming::accept).
+    ///
+    /// # Errors
+    /// No memory, no queue pair, or the peer did not complete the connection in time. The request is then rejected.
+    pub async fn accept(
+        mut self,
+        config: &LinkConfig,
+        pool: &Pool,
+        private_data: &[u8],
+        timeout: Duration,
+    ) -> Result<VerbsLink, ConnectError> {
+        let (addr, step) = (self.peer, ConnectStep::Accept);
+        check_private_data(private_data)?;
+        let Some((id, events)) = self.half.take() else {
+            return Err(ConnectError::PeerGone { addr, step });
+        };
+        if let Err(error) = id.set_ack_timeout(ACK_TIMEOUT) {
+            tracing::trace!(%error, "the ACK timeout cannot be set: iWARP has none");
+        }
+        let mut link = VerbsLink::new(&self.device, id, events, config, pool, addr)?;
+        link.id().accept(private_data).map_err(|source| match source.raw_os_error() {
+            Some(libc::ECONNRESET | libc::ENOTCONN | libc::ECONNABORTED) => ConnectError::PeerGone { addr, step },
+            _ => FabricError::Verb {
+                verb: Verb::Call("rdma_accept"),
+                device: self.device.name.clone(),
+                source: source.into(),
+            }
+            .into(),
+        })?;
+        let established = async {
+            loop {
+                let event = next_event(link.events()).await;
+                let event = event.map_err(|e| self.device.verb_error("rdma_get_cm_event", e))?;
+                match event.kind {
+                    kind::RDMA_CM_EVENT_ESTABLISHED => return Ok(()),
+                    kind::RDMA_CM_EVENT_DEVICE_REMOVAL => {
+                        self.device.mark_removed();
+                        return Err(self.device.removed_error().into());
+                    }
+                    kind::RDMA_CM_EVENT_DISCONNECTED
+                    | kind::RDMA_CM_EVENT_CONNECT_ERROR
+                    | kind::RDMA_CM_EVENT_REJECTED
+                    | kind::RDMA_CM_EVENT_UNREACHABLE => return Err(ConnectError::PeerGone { addr, step }),
+                    other => tracing::debug!(%addr, event = name(other), "connection event"),
+                }
+            }
+        };
+        match tokio::time::timeout(timeout, established).await {
+            Ok(outcome) => outcome?,
+            Err(_) => return Err(ConnectError::Timeout { addr, step, after: timeout }),
+        }
+        link.established();
+        Ok(link)
+    }
+
+    /// Says no.
+    pub fn reject(mut self, private_data: &[u8]) {
+        self.turn_away(private_data);
+    }
+
+    fn turn_away(&mut self, private_data: &[u8]) {
+        if let Some((id, _events)) = self.half.take()
+            && let Err(error) = id.reject(private_data)
+        {
+            tracing::debug!(peer = %self.peer, %error, "rdma_reject");
+        }
+    }
+}
+
+impl Drop for VerbsIncoming {
+    fn drop(&mut self) {
+        self.turn_away(&[]);
+    }
+}

@@ -1,0 +1,92 @@
+//! Batches of send work: built up, then handed to the device as one chain.
+
+use std::fmt;
+use std::io;
+use std::ptr;
+
+use rdma_sys::{ibv_send_flags, ibv_wr_opcode};
+
+use super::qp::Qp;
+
+/// One work request, its payload named by address.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Request {
+    pub(super) wr_id: u64,
+    pub(super) addr: u64,
+    pub(super) len: u32,
+    pub(super) lkey: u32,
+    /// Address and key of a WRITE; without it, a SEND.
+    pub(super) remote: Option<(u64, u32)>,
+}
+
+/// Work that is queued. The arrays are kept, so that a batch costs no allocation.
+#[derive(Default)]
+pub(super) struct Batch {
+    sges: Vec<rdma_sys::ibv_sge>,
+    wrs: Vec<rdma_sys::ibv_send_wr>,
+}
+
+// SAFETY: the pointers inside are set and used within `post` only.
+unsafe impl Send for Batch {}
+// SAFETY: as above; &Batch gives nothing but a length.
+unsafe impl Sync for Batch {}
+
+impl fmt::Debug for Batch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batch").field("len", &self.wrs.len()).finish()
+    }
+}
+
+impl Batch {
+    pub(super) fn is_empty(&self) -> bool {
+        self.wrs.is_empty()
+    }
+
+    pub(super) fn push(&mut self, request: Request, max_inline: u32) {
+        let Request { wr_id, addr, len, lkey, remote } = request;
+        // SAFETY: all zeros is valid for a request: null pointers, numbers, and unions of both.
+        let mut wr: rdma_sys::ibv_send_wr = unsafe { std::mem::zeroed() };
+        wr.wr_id = wr_id;
+        wr.num_sge = i32::from(len > 0);
+        wr.opcode = match remote {
+            None => ibv_wr_opcode::IBV_WR_SEND,
+            Some((remote_addr, rkey)) => {
+                wr.wr.rdma = rdma_sys::rdma_t { remote_addr, rkey };
+                ibv_wr_opcode::IBV_WR_RDMA_WRITE
+            }
+        };
+        if len <= max_inline {
+            wr.send_flags |= ibv_send_flags::IBV_SEND_INLINE.0;
+        }
+        self.wrs.push(wr);
+        self.sges.push(rdma_sys::ibv_sge { addr, length: len, lkey });
+    }
+
+    /// Posts all of it with one doorbell, and forgets it. `signalled` says which requests report their completion.
+    ///
+    /// # Safety
+    /// The memory that the requests name stays readable until they are complete or the queue pair is destroyed.
+    pub(super) unsafe fn post(&mut self, qp: &mut Qp, signalled: impl Fn(u64) -> bool) -> io::Result<()> {
+        let count = self.wrs.len();
+        let (sges, wrs) = (self.sges.as_mut_ptr(), self.wrs.as_mut_ptr());
+        for i in 0..count {
+            // SAFETY: both arrays have `count` entries, and do not move until the call below has returned.
+            unsafe {
+                let wr = wrs.add(i);
+                (*wr).sg_list = sges.add(i);
+                (*wr).next = if i + 1 < count { wrs.add(i + 1) } else { ptr::null_mut() };
+                if signalled((*wr).wr_id) {
+                    (*wr).send_flags |= ibv_send_flags::IBV_SEND_SIGNALED.0;
+                }
+            }
+        }
+        let posted = match count {
+            0 => Ok(()),
+            // SAFETY: the chain was just made; the memory is the caller's promise.
+            _ => unsafe { qp.post_send(wrs) },
+        };
+        self.wrs.clear();
+        self.sges.clear();
+        posted
+    }
+}

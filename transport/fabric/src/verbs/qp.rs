@@ -1,0 +1,240 @@
+//! Queue pairs: made on an id, with a completion queue of their own, and posted to.
+
+use std::fmt;
+use std::io;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use rdma_sys::{ibv_qp_attr_mask, ibv_qp_type};
+
+use super::cm::CmId;
+use super::cq::Cq;
+use super::device::DeviceInner;
+use crate::error::{FabricError, Verb};
+
+/// 0.96 ms in the table of RNR timer codes; 12 is 0.64 ms, 14 is 1.28 ms, and 0 is 655 ms.
+const RNR_TIMER_1_MS: u8 = 13;
+
+/// What a queue pair is asked for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Want {
+    pub(super) send: u32,
+    pub(super) recv: u32,
+    pub(super) inline: u32,
+}
+
+impl Want {
+    fn attr(&self, cq: &Cq, inline: u32) -> rdma_sys::ibv_qp_init_attr {
+        rdma_sys::ibv_qp_init_attr {
+            qp_context: ptr::null_mut(),
+            send_cq: cq.as_ptr(),
+            recv_cq: cq.as_ptr(),
+            srq: ptr::null_mut(),
+            cap: rdma_sys::ibv_qp_cap {
+                max_send_wr: self.send,
+                max_recv_wr: self.recv,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: inline,
+            },
+            qp_type: ibv_qp_type::IBV_QPT_RC,
+            sq_sig_all: 0,
+        }
+    }
+
+    /// Tries with less and less inline data: a device refuses more than it has (Soft-iWARP: 64 bytes).
+    fn inline_steps(&self) -> impl Iterator<Item = u32> {
+        let want = self.inline;
+        [want, want.min(128), want.min(64), 0].into_iter().enumerate().filter_map(move |(i, n)| {
+            (i == 0 || n < want).then_some(n)
+        })
+    }
+}
+
+/// Makes a queue pair on a device and destroys it again: a listed device may still refuse.
+pub(super) fn try_out(device: &Arc<DeviceInner>) -> Result<(), FabricError> {
+    let refused = |call, source: io::Error| FabricError::QueuePairRefused {
+        device: device.name.clone(),
+        verb: Verb::Call(call),
+        source: source.into(),
+    };
+    // SAFETY: the context is open; a queue without a channel.
+    let cq = unsafe {
+        rdma_sys::ibv_create_cq(device.context().as_ptr(), 2, ptr::null_mut(), ptr::null_mut(), 0)
+    };
+    if cq.is_null() {
+        return Err(refused("ibv_create_cq", io::Error::last_os_error()));
+    }
+    let mut attr = rdma_sys::ibv_qp_init_attr {
+        qp_context: ptr::null_mut(),
+        send_cq: cq,
+        recv_cq: cq,
+        srq: ptr::null_mut(),
+        cap: rdma_sys::ibv_qp_cap {
+            max_send_wr: 1,
+            max_recv_wr: 1,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: 0,
+        },
+        qp_type: ibv_qp_type::IBV_QPT_RC,
+        sq_sig_all: 0,
+    };
+    // SAFETY: domain and queue are alive.
+    let qp = unsafe { rdma_sys::ibv_create_qp(device.pd(), &mut attr) };
+    let made = match qp.is_null() {
+        true => Err(refused("ibv_create_qp", io::Error::last_os_error())),
+        false => Ok(()),
+    };
+    // SAFETY: each was made above, is destroyed once, and the queue pair first.
+    unsafe {
+        if !qp.is_null() {
+            rdma_sys::ibv_destroy_qp(qp);
+        }
+        rdma_sys::ibv_destroy_cq(cq);
+    }
+    made
+}
+
+/// A queue pair with its id and its completion queue.
+pub(super) struct Qp {
+    qp: NonNull<rdma_sys::ibv_qp>,
+    destroyed: bool,
+    /// Dropped after the queue pair.
+    pub(super) cq: Cq,
+    pub(super) id: CmId,
+    /// Longest payload that may be inline.
+    pub(super) max_inline: u32,
+    pub(super) device: Arc<DeviceInner>,
+}
+
+// SAFETY: libibverbs is thread-safe; a queue pair has one owner, who posts through &mut self.
+unsafe impl Send for Qp {}
+// SAFETY: methods of &self only call into thread-safe libraries.
+unsafe impl Sync for Qp {}
+
+impl fmt::Debug for Qp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Qp").field("device", &self.device.name).field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+impl Qp {
+    /// Makes a queue pair on an id that is bound to the device.
+    pub(super) fn new(device: &Arc<DeviceInner>, id: CmId, want: Want) -> Result<Qp, FabricError> {
+        let refused = |call, source: io::Error| FabricError::QueuePairRefused {
+            device: device.name.clone(),
+            verb: Verb::Call(call),
+            source: source.into(),
+        };
+        let cq = Cq::new(device, want.send + want.recv).map_err(|e| refused("ibv_create_cq", e))?;
+        let mut error = None;
+        for inline in want.inline_steps() {
+            let mut attr = want.attr(&cq, inline);
+            // SAFETY: id, domain and queue are alive; the id is bound to the domain's device.
+            if unsafe { rdma_sys::rdma_create_qp(id.as_ptr(), device.pd(), &mut attr) } == 0 {
+                // SAFETY: the call has set the id's queue pair.
+                let qp = NonNull::new(unsafe { (*id.as_ptr()).qp });
+                let Some(qp) = qp else { break };
+                // Devices report what they gave. More than was asked is not used: it may depend on the rest.
+                let max_inline = inline.min(attr.cap.max_inline_data);
+                return Ok(Qp { qp, destroyed: false, cq, id, max_inline, device: device.clone() });
+            }
+            error = Some(io::Error::last_os_error());
+        }
+        Err(refused("rdma_create_qp", error.unwrap_or_else(|| io::Error::other("no queue pair was made"))))
+    }
+
+    /// Sets the time after which a sender that found no RECV tries again, as a net under flow control (R2). iWARP has
+    /// no such thing and refuses.
+    pub(super) fn set_rnr_timer(&self) {
+        // SAFETY: all zeros is valid for the attributes; only the one named in the mask is read.
+        let mut attr: rdma_sys::ibv_qp_attr = unsafe { std::mem::zeroed() };
+        attr.min_rnr_timer = RNR_TIMER_1_MS;
+        let mask = ibv_qp_attr_mask::IBV_QP_MIN_RNR_TIMER.0 as i32;
+        // SAFETY: the queue pair is alive.
+        match unsafe { rdma_sys::ibv_modify_qp(self.qp.as_ptr(), &mut attr, mask) } {
+            0 => {}
+            errno if self.device.is_iwarp() => tracing::trace!(errno, "no RNR timer on iWARP"),
+            errno => tracing::debug!(device = self.device.name, errno, "the RNR timer cannot be set"),
+        }
+    }
+
+    /// Posts a chain of send work. On failure nothing is known about which requests were taken.
+    ///
+    /// # Safety
+    /// The chain is well formed, and the memory it names stays readable until the work is complete or the queue pair
+    /// is destroyed.
+    pub(super) unsafe fn post_send(&mut self, first: *mut rdma_sys::ibv_send_wr) -> io::Result<()> {
+        let mut bad = ptr::null_mut();
+        // SAFETY: the queue pair is alive; the rest is the caller's promise.
+        posted(unsafe { rdma_sys::ibv_post_send(self.qp.as_ptr(), first, &mut bad) })
+    }
+
+    /// Posts one RECV.
+    ///
+    /// # Safety
+    /// The memory stays writable, and is not looked at, until the RECV is complete or the queue pair is destroyed.
+    pub(super) unsafe fn post_recv(&mut self, wr_id: u64, mut sge: rdma_sys::ibv_sge) -> io::Result<()> {
+        let mut wr =
+            rdma_sys::ibv_recv_wr { wr_id, next: ptr::null_mut(), sg_list: &raw mut sge, num_sge: 1 };
+        let mut bad = ptr::null_mut();
+        // SAFETY: the queue pair is alive; the rest is the caller's promise. The request itself is copied by the call.
+        posted(unsafe { rdma_sys::ibv_post_recv(self.qp.as_ptr(), &mut wr, &mut bad) })
+    }
+
+    /// Destroys the queue pair. True: the device touches none of the posted memory any more.
+    pub(super) fn destroy(&mut self) -> bool {
+        if self.destroyed {
+            return true;
+        }
+        // SAFETY: the queue pair is alive and not used again once it is destroyed.
+        match unsafe { rdma_sys::ibv_destroy_qp(self.qp.as_ptr()) } {
+            0 => {
+                // SAFETY: the id is alive; it must not know a queue pair that has gone.
+                unsafe { (*self.id.as_ptr()).qp = ptr::null_mut() };
+                self.destroyed = true;
+            }
+            errno => tracing::error!(device = self.device.name, errno, "ibv_destroy_qp failed"),
+        }
+        self.destroyed
+    }
+}
+
+impl Drop for Qp {
+    fn drop(&mut self) {
+        self.destroy();
+    }
+}
+
+/// libibverbs gives 0 or an errno; Soft-iWARP's provider gives a negative one, or -1 and errno.
+fn posted(ret: i32) -> io::Result<()> {
+    match ret {
+        0 => Ok(()),
+        -1 => match io::Error::last_os_error() {
+            error if error.raw_os_error() == Some(0) => Err(io::Error::from_raw_os_error(libc::EPERM)),
+            error => Err(error),
+        },
+        errno => Err(io::Error::from_raw_os_error(errno.saturating_abs())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inline_is_asked_for_in_falling_steps() {
+        let steps = |inline| Want { send: 4, recv: 4, inline }.inline_steps().collect::<Vec<_>>();
+        assert_eq!(steps(256), [256, 128, 64, 0]);
+        assert_eq!(steps(64), [64, 0]);
+        assert_eq!(steps(0), [0]);
+    }
+
+    #[test]
+    fn negative_returns_are_errors_too() {
+        assert_eq!(posted(-22).unwrap_err().raw_os_error(), Some(22));
+        assert_eq!(posted(12).unwrap_err().raw_os_error(), Some(12));
+        assert!(posted(0).is_ok());
+    }
+}

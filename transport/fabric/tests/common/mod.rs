@@ -1,0 +1,470 @@
+//! What every provider must do. The tests of one provider call these with its fabric.
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::net::{IpAddr, SocketAddr};
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use tonic_rdma_fabric::{
+    AnyLink, Completion, ConnectError, Connected, Fabric, Link, LinkConfig, LinkError, Listener, Work, WriteSource,
+};
+use tonic_rdma_memory::{LandingBuf, Pool, PoolConfig};
+
+/// Long enough for a busy machine; no test waits for it to pass.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+pub fn config() -> LinkConfig {
+    LinkConfig { recv_slots: 16, slot_size: 1024, send_slots: 32, staging: 128 << 10, send_queue: 64, inline: 256 }
+}
+
+/// A device with a pool on it.
+pub struct Side {
+    pub fabric: Fabric,
+    pub pool: Pool,
+}
+
+impl Side {
+    pub fn new(fabric: Fabric) -> Side {
+        let pool = Pool::new(PoolConfig::default(), fabric.registrar()).expect("pool");
+        Side { fabric, pool }
+    }
+
+    pub fn ip(&self) -> IpAddr {
+        self.fabric.addresses().expect("addresses")[0]
+    }
+
+    pub fn listen(&self) -> Listener {
+        self.fabric.listen(SocketAddr::new(self.ip(), 0)).expect("listen")
+    }
+
+    pub async fn connect(&self, addr: SocketAddr) -> Result<Connected, ConnectError> {
+        self.connect_with(addr, &config(), b"hello").await
+    }
+
+    pub async fn connect_with(
+        &self,
+        addr: SocketAddr,
+        config: &LinkConfig,
+        private_data: &[u8],
+    ) -> Result<Connected, ConnectError> {
+        self.fabric.connect(addr, config, &self.pool, private_data, PATIENCE).await
+    }
+
+    /// Pool memory with a pattern.
+    pub fn payload(&self, len: usize, seed: u8) -> Bytes {
+        let mut buf = self.pool.try_alloc(len).expect("alloc");
+        buf.resize_zeroed(len);
+        buf.as_mut_slice().copy_from_slice(&pattern(len, seed));
+        buf.freeze()
+    }
+
+    pub fn landing(&self, len: usize) -> LandingBuf {
+        let mut landing = self.pool.landing();
+        landing.alloc(len, len).expect("registration").expect("landing memory")
+    }
+}
+
+pub fn pattern(len: usize, seed: u8) -> BytesMut {
+    (0..len).map(|i| (i as u8).wrapping_mul(31) ^ ((i >> 8) as u8) ^ seed).collect()
+}
+
+/// A link and what it has reported.
+pub struct End {
+    pub link: AnyLink,
+    pub got: VecDeque<Completion>,
+    pub sent: Vec<u64>,
+    next_id: u64,
+}
+
+impl End {
+    pub fn new(link: AnyLink) -> End {
+        End { link, got: VecDeque::new(), sent: Vec::new(), next_id: 1 }
+    }
+
+    /// Polls until something is reported.
+    pub async fn poll(&mut self) -> Result<(), LinkError> {
+        let mut out = Vec::new();
+        let result = poll_fn(|cx| self.link.poll(cx, &mut out)).await;
+        assert!(result.is_err() || !out.is_empty(), "ready without a report");
+        for completion in out {
+            match completion {
+                Completion::Sent { id } => self.sent.push(id),
+                received => self.got.push_back(received),
+            }
+        }
+        result
+    }
+
+    /// The next message. Its slot is reposted.
+    pub async fn receive(&mut self) -> Result<Vec<u8>, LinkError> {
+        let (slot, data) = self.receive_and_hold().await?;
+        self.link.repost(slot)?;
+        assert!(self.link.recv_slot(slot, 1024).is_empty(), "a posted slot shows nothing");
+        Ok(data)
+    }
+
+    pub async fn receive_and_hold(&mut self) -> Result<(u32, Vec<u8>), LinkError> {
+        loop {
+            if let Some(Completion::Received { slot, len }) = self.got.pop_front() {
+                let data = self.link.recv_slot(slot, len).to_vec();
+                assert_eq!(data.len(), len as usize);
+                return Ok((slot, data));
+            }
+            self.poll().await?;
+        }
+    }
+
+    /// Queues a SEND from a SEND slot that is used by nothing else at the time. Gives its id.
+    pub fn queue_send(&mut self, slot: usize, data: &[u8], signal: bool) -> Result<u64, LinkError> {
+        let offset = slot * config().slot_size as usize;
+        self.link.block_mut()[offset..offset + data.len()].copy_from_slice(data);
+        self.queue(Work::Send { offset, len: data.len() }, signal)
+    }
+
+    pub fn queue(&mut self, work: Work, signal: bool) -> Result<u64, LinkError> {
+        let id = self.next_id;
+        self.link.queue(id, work, signal)?;
+        self.next_id += 1;
+        Ok(id)
+    }
+
+    pub fn send(&mut self, slot: usize, data: &[u8]) -> u64 {
+        let id = self.queue_send(slot, data, true).expect("queue");
+        self.link.ring().expect("ring");
+        id
+    }
+
+    /// Waits until work is reported as done.
+    pub async fn done(&mut self, id: u64) -> Result<(), LinkError> {
+        while self.sent.iter().all(|sent| *sent < id) {
+            self.poll().await?;
+        }
+        Ok(())
+    }
+
+    /// Polls until the link is dead.
+    pub async fn death(&mut self) -> LinkError {
+        loop {
+            if let Err(error) = tokio::time::timeout(PATIENCE, self.poll()).await.expect("the link does not die") {
+                let mut out = Vec::new();
+                let again = poll_fn(|cx| self.link.poll(cx, &mut out)).await;
+                assert_eq!(again.unwrap_err().to_string(), error.to_string(), "the same error each time");
+                assert!(self.link.queue(0, Work::Send { offset: 0, len: 1 }, false).is_err());
+                assert_eq!(error.peer(), self.link.peer());
+                return error;
+            }
+        }
+    }
+
+    /// True when nothing is reported now.
+    pub async fn is_quiet(&mut self) -> bool {
+        let mut out = Vec::new();
+        poll_fn(|cx| Poll::Ready(self.link.poll(cx, &mut out).is_pending())).await
+    }
+}
+
+/// Two connected ends: (accepting, connecting).
+pub async fn pair(server: &Side, client: &Side) -> (End, End) {
+    let mut listener = server.listen();
+    pair_over(&mut listener, server, client, &config()).await
+}
+
+pub async fn pair_over(
+    listener: &mut Listener,
+    server: &Side,
+    client: &Side,
+    config: &LinkConfig,
+) -> (End, End) {
+    let addr = listener.local_addr();
+    let accept = async {
+        let incoming = listener.accept().await.expect("request");
+        incoming.accept(config, &server.pool, b"", PATIENCE).await.expect("accept")
+    };
+    let connect = async { client.connect_with(addr, config, b"").await.expect("connect") };
+    let (accepted, connected) = tokio::join!(accept, connect);
+    (End::new(accepted), End::new(connected.link))
+}
+
+/// The connecting side speaks first (R3), so that the other may speak too.
+pub async fn greeted_pair(server: &Side, client: &Side) -> (End, End) {
+    let (mut s, mut c) = pair(server, client).await;
+    c.send(0, b"first");
+    assert_eq!(s.receive().await.unwrap(), b"first");
+    (s, c)
+}
+
+pub async fn private_data_goes_both_ways(server: &Side, client: &Side) {
+    let mut listener = server.listen();
+    let addr = listener.local_addr();
+    assert_ne!(addr.port(), 0);
+    let hello: Vec<u8> = (1..=56).collect();
+    let accept = async {
+        let incoming = listener.accept().await.unwrap();
+        assert_eq!(incoming.private_data(), hello);
+        assert_eq!(incoming.peer_addr().ip(), client.ip());
+        assert_eq!(incoming.local_addr().ip(), server.ip());
+        incoming.accept(&config(), &server.pool, b"welcome", PATIENCE).await.unwrap()
+    };
+    let (accepted, connected) = tokio::join!(accept, client.connect_with(addr, &config(), &hello));
+    let connected = connected.unwrap();
+    let (answer, padding) = connected.private_data.split_at(7);
+    assert_eq!(answer, b"welcome");
+    assert!(padding.iter().all(|b| *b == 0));
+    for (link, local, remote) in [(&accepted, server, client), (&connected.link, client, server)] {
+        let peer = link.peer();
+        assert_eq!((peer.local.ip(), peer.remote.ip()), (local.ip(), remote.ip()));
+        assert_eq!((peer.provider, peer.device.as_str()), (local.fabric.provider(), local.fabric.name()));
+    }
+    assert_eq!(connected.link.peer().remote, addr);
+    let too_long = client.connect_with(addr, &config(), &[0; 57]).await.unwrap_err();
+    assert!(matches!(too_long, ConnectError::PrivateDataTooLong { len: 57 }), "{too_long}");
+}
+
+pub async fn rejections_arrive(server: &Side, client: &Side) {
+    let mut listener = server.listen();
+    let addr = listener.local_addr();
+    let reject = async { listener.accept().await.unwrap().reject(b"no thanks") };
+    let ((), refused) = tokio::join!(reject, client.connect(addr));
+    match refused.map(drop).unwrap_err() {
+        ConnectError::Rejected { addr: at, private_data } => {
+            assert_eq!(at, addr);
+            assert!(private_data.starts_with(b"no thanks"), "{private_data:?}");
+        }
+        other => panic!("{other}"),
+    }
+    let neglect = async { drop(listener.accept().await.unwrap()) };
+    let ((), refused) = tokio::join!(neglect, client.connect(addr));
+    let error = refused.map(drop).unwrap_err();
+    assert!(matches!(error, ConnectError::Rejected { .. }), "{error}");
+    // The listener lives on.
+    let (mut s, mut c) = pair_over(&mut listener, server, client, &config()).await;
+    c.send(0, b"x");
+    assert_eq!(s.receive().await.unwrap(), b"x");
+}
+
+pub async fn nobody_listens(server: &Side, client: &Side) {
+    let listener = server.listen();
+    let addr = listener.local_addr();
+    let taken = server.fabric.listen(addr).map(drop).unwrap_err();
+    assert!(taken.to_string().contains("in use"), "{taken}");
+    drop(listener);
+    let error = client.connect(addr).await.map(drop).unwrap_err();
+    assert!(matches!(error, ConnectError::Refused { addr: at } if at == addr), "{error}");
+}
+
+/// As many SENDs as the peer has RECVs, again and again, in both directions.
+pub async fn sends_fill_all_credits(server: &Side, client: &Side) {
+    let (mut s, mut c) = greeted_pair(server, client).await;
+    let credits = config().recv_slots as usize;
+    for round in 0..20u8 {
+        exchange(&mut c, &mut s, credits, round).await;
+        exchange(&mut s, &mut c, credits, round).await;
+    }
+}
+
+async fn exchange(sender: &mut End, receiver: &mut End, count: usize, round: u8) {
+    let mut last = 0;
+    for i in 0..count {
+        last = sender.queue_send(i, &message(i, round), i + 1 == count).unwrap();
+    }
+    sender.link.ring().unwrap();
+    for i in 0..count {
+        assert_eq!(receiver.receive().await.unwrap(), message(i, round), "message {i} of round {round}");
+    }
+    sender.done(last).await.unwrap();
+    assert_eq!(sender.link.send_room(), sender.link.caps().send_queue);
+}
+
+fn message(i: usize, round: u8) -> BytesMut {
+    pattern(1 + i * 61, round)
+}
+
+/// Sizes around what fits inline, alone and mixed in one batch.
+pub async fn sends_of_all_sizes(server: &Side, client: &Side) {
+    let (mut s, mut c) = greeted_pair(server, client).await;
+    let inline = c.link.caps().max_inline;
+    let mut sizes = vec![0, 1, 63, 64, 65, 255, 256, 257, 1023, 1024];
+    sizes.extend([inline.saturating_sub(1), inline, inline + 1]);
+    for (i, size) in sizes.iter().copied().enumerate() {
+        let id = c.send(0, &pattern(size, i as u8));
+        assert_eq!(s.receive().await.unwrap(), pattern(size, i as u8), "{size} bytes");
+        c.done(id).await.unwrap();
+    }
+    for (i, size) in sizes.iter().copied().enumerate() {
+        c.queue_send(i, &pattern(size, i as u8), false).unwrap();
+    }
+    c.link.ring().unwrap();
+    for (i, size) in sizes.iter().copied().enumerate() {
+        assert_eq!(s.receive().await.unwrap(), pattern(size, i as u8), "{size} bytes");
+    }
+}
+
+/// The announcing SEND never overtakes the WRITEs before it (R4), whatever the source.
+pub async fn writes_land_before_the_send(server: &Side, client: &Side) {
+    let (mut s, mut c) = greeted_pair(server, client).await;
+    let chunk = 64 << 10;
+    for round in 0..3u8 {
+        let landing = server.landing(1 << 20);
+        let total = landing.capacity().min(1 << 20);
+        let (addr, rkey) = (landing.addr(), landing.rkey());
+        let data = pattern(total, round);
+        let mut bytes = client.pool.try_alloc(total).unwrap();
+        bytes.resize_zeroed(total);
+        bytes.as_mut_slice().copy_from_slice(&data);
+        let bytes = bytes.freeze();
+        // From frozen pool memory, an owned buffer and staging in turn.
+        for (i, part) in data.chunks(chunk).enumerate() {
+            let src = match i % 3 {
+                0 => WriteSource::Bytes(client.pool.resolve(&bytes.slice(i * chunk..i * chunk + part.len())).unwrap()),
+                1 => {
+                    let mut buf = client.pool.try_alloc(part.len()).unwrap();
+                    buf.resize_zeroed(part.len());
+                    buf.as_mut_slice().copy_from_slice(part);
+                    WriteSource::Buf(buf)
+                }
+                _ => {
+                    let offset = config().send_slots as usize * config().slot_size as usize;
+                    c.link.block_mut()[offset..offset + part.len()].copy_from_slice(part);
+                    WriteSource::Staged { offset, len: part.len() }
+                }
+            };
+            let staged = i % 3 == 2;
+            let remote_addr = addr + (i * chunk) as u64;
+            let id = c.queue(Work::Write { src, remote_addr, rkey }, staged).unwrap();
+            if staged {
+                // The staging is used again, so this must be done first.
+                c.link.ring().unwrap();
+                c.done(id).await.unwrap();
+            }
+        }
+        // The source may be dropped: the link keeps what it needs (R10).
+        drop(bytes);
+        let id = c.queue_send(1, b"landed", true).unwrap();
+        c.link.ring().unwrap();
+        assert_eq!(s.receive().await.unwrap(), b"landed");
+        let landed = landing.filled(total);
+        assert!(landed == data, "the data is not there when the SEND is, round {round}");
+        c.done(id).await.unwrap();
+    }
+}
+
+/// A full queue is back-pressure (R5): no place, then places again, and nothing lost.
+pub async fn a_full_queue_recovers(server: &Side, client: &Side) {
+    let (mut s, mut c) = greeted_pair(server, client).await;
+    c.done(1).await.unwrap();
+    let depth = c.link.caps().send_queue;
+    let landing = server.landing(64 << 10);
+    let (addr, rkey) = (landing.addr(), landing.rkey());
+    let payload = client.payload(4096, 9);
+    for round in 0..5 {
+        assert_eq!(c.link.send_room(), depth);
+        let mut last = 0;
+        for i in 0..depth {
+            let src = WriteSource::Bytes(client.pool.resolve(&payload).unwrap());
+            last = c.queue(Work::Write { src, remote_addr: addr + 4096 * (i as u64 % 16), rkey }, false).unwrap();
+        }
+        assert_eq!(c.link.send_room(), 0);
+        let error = c.queue(Work::Send { offset: 0, len: 1 }, false).unwrap_err();
+        assert!(matches!(error, LinkError::Misuse { .. }), "{error}");
+        c.link.ring().unwrap();
+        assert_eq!(c.link.send_room(), 0, "ringing frees nothing (round {round})");
+        let before = c.sent.len();
+        c.done(last).await.unwrap();
+        assert!(c.sent.len() - before <= depth / 2, "{} completions for {depth} WRITEs", c.sent.len() - before);
+    }
+    c.send(0, b"done");
+    assert_eq!(s.receive().await.unwrap(), b"done");
+    assert!(landing.filled(64 << 10).chunks(4096).all(|c| c == &payload[..]));
+}
+
+pub async fn misuse_is_told_and_harmless(server: &Side, client: &Side) {
+    let (mut s, mut c) = greeted_pair(server, client).await;
+    let block = config().block_bytes();
+    let landing = server.landing(4096);
+    let (remote_addr, rkey) = (landing.addr(), landing.rkey());
+    for work in [
+        Work::Send { offset: block, len: 1 },
+        Work::Send { offset: 0, len: block + 1 },
+        Work::Send { offset: usize::MAX, len: 2 },
+        Work::Write { src: WriteSource::Staged { offset: block - 1, len: 2 }, remote_addr, rkey },
+    ] {
+        let error = c.queue(work, true).unwrap_err();
+        assert!(matches!(error, LinkError::Misuse { .. }), "{error}");
+    }
+    assert!(matches!(c.link.repost(0).unwrap_err(), LinkError::Misuse { .. }));
+    assert!(matches!(c.link.repost(4711).unwrap_err(), LinkError::Misuse { .. }));
+    assert!(c.link.recv_slot(4711, 10).is_empty());
+    c.send(2, b"alive");
+    assert_eq!(s.receive().await.unwrap(), b"alive");
+}
+
+pub async fn a_disconnect_is_seen(server: &Side, client: &Side) {
+    let (mut s, mut c) = greeted_pair(server, client).await;
+    let id = c.send(1, b"last words");
+    c.done(id).await.unwrap();
+    c.link.disconnect();
+    c.link.disconnect();
+    assert_eq!(s.receive().await.unwrap(), b"last words", "what was sent before arrives");
+    let error = s.death().await;
+    assert!(matches!(error, LinkError::Disconnected { .. }), "{error}");
+    let error = c.death().await;
+    assert!(matches!(error, LinkError::Closed { .. }), "{error}");
+}
+
+pub async fn a_drop_is_seen(server: &Side, client: &Side) {
+    let (mut s, c) = greeted_pair(server, client).await;
+    drop(c);
+    let error = s.death().await;
+    assert!(matches!(error, LinkError::Disconnected { .. }), "{error}");
+    let (s, mut c) = greeted_pair(server, client).await;
+    drop(s);
+    let error = c.death().await;
+    assert!(matches!(error, LinkError::Disconnected { .. }), "{error}");
+}
+
+/// What a WRITE that is not allowed does to both ends. Gives both errors: (target's, writer's).
+pub async fn a_bad_write(server: &Side, client: &Side, remote: impl Fn(&LandingBuf) -> (u64, u32)) -> (LinkError, LinkError) {
+    let (mut s, mut c) = greeted_pair(server, client).await;
+    let landing = server.landing(8192);
+    let (remote_addr, rkey) = remote(&landing);
+    let src = WriteSource::Bytes(client.pool.resolve(&client.payload(4096, 1)).unwrap());
+    c.queue(Work::Write { src, remote_addr, rkey }, true).unwrap();
+    c.link.ring().unwrap();
+    let writer = c.death().await;
+    drop(c);
+    let target = s.death().await;
+    drop(s);
+    assert!(landing.filled(8192).iter().all(|b| *b == 0), "nothing was written");
+    (target, writer)
+}
+
+/// Cutting a connection attempt short frees everything and hurts nobody.
+pub async fn a_dropped_attempt_is_harmless(server: &Side, client: &Side) {
+    let mut listener = server.listen();
+    let addr = listener.local_addr();
+    let attempt = tokio::time::timeout(Duration::from_millis(200), client.connect(addr)).await;
+    assert!(attempt.is_err(), "nobody has accepted it");
+    let incoming = listener.accept().await.unwrap();
+    let late = incoming.accept(&config(), &server.pool, b"", Duration::from_secs(5)).await;
+    match late {
+        Err(ConnectError::PeerGone { .. } | ConnectError::Timeout { .. } | ConnectError::Fabric(_)) => {}
+        Err(other) => panic!("{other}"),
+        Ok(link) => drop(End::new(link).death().await),
+    }
+    let (mut s, mut c) = pair_over(&mut listener, server, client, &config()).await;
+    c.send(0, b"x");
+    assert_eq!(s.receive().await.unwrap(), b"x");
+}
+
+/// A request that waits longer than its timeout fails, naming the step.
+pub async fn an_unanswered_request_times_out(server: &Side, client: &Side) {
+    let listener = server.listen();
+    let addr = listener.local_addr();
+    let timeout = Duration::from_millis(300);
+    let error = client.fabric.connect(addr, &config(), &client.pool, b"", timeout).await.map(drop).unwrap_err();
+    assert!(matches!(error, ConnectError::Timeout { after, .. } if after == timeout), "{error}");
+    assert!(error.to_string().contains("300 ms"), "{error}");
+}
