@@ -1,1 +1,52 @@
-//! Pinned memory pool: arenas, size classes, PinnedBuf, Bytes out.
+//! A pool of pinned memory.
+//!
+//! A device reads and writes registered memory only, and registering is slow: it pins pages. So memory is mapped and
+//! registered in arenas, within budgets, and handed out in slots.
+//!
+//! | for | made by | is |
+//! |---|---|---|
+//! | sending | [`Pool::alloc`], [`Pool::try_alloc`] | [`PinnedBuf`], then `Bytes` |
+//! | landing | [`Landing::alloc`] | [`LandingBuf`] while a peer may write to it, then `Bytes` |
+//! | connections | [`Pool::control`] | [`PinnedBuf`] |
+//!
+//! Each has a budget of its own, so that sending cannot starve receiving (R11); all together stay under RLIMIT_MEMLOCK,
+//! down to a pool of [`MIN_POOL`] bytes. Memory that is held outlives the pool, the device's other users, and the
+//! connection that it came by.
+//!
+//! # Map
+//!
+//! | module | what |
+//! |---|---|
+//! | `config` | sizes, and how they shrink to fit |
+//! | [`memlock`] | what the process may pin |
+//! | `registrar` | the boundary to devices |
+//! | `region` | mappings and registrations |
+//! | `arena` | slots of size classes |
+//! | `buf` | [`PinnedBuf`], [`PinnedBytes`] |
+//! | `wait` | waiting for memory in order |
+//! | `landing` | chunks leased to connections, pieces granted to peers |
+//! | `index` | from an address to its lkey |
+//! | `stats` | figures |
+
+mod arena;
+mod buf;
+mod config;
+mod error;
+mod index;
+mod landing;
+pub mod memlock;
+mod pool;
+mod region;
+mod registrar;
+mod stats;
+mod wait;
+
+pub use buf::{PinnedBuf, PinnedBytes};
+pub use config::{DEFAULT_POOL, HugePages, MIN_POOL, PoolConfig, Sizes};
+pub use error::{PoolError, RegisterError};
+pub use landing::{Landing, LandingBuf};
+pub use memlock::Memlock;
+pub use pool::Pool;
+pub use registrar::{Access, HeapRegistrar, Registrar, Registration};
+pub use stats::{ClassStats, PoolStats, Use};
+pub use wait::Alloc;

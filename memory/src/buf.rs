@@ -1,0 +1,222 @@
+//! Buffers in pinned memory.
+
+use std::io::{self, Read};
+use std::mem::MaybeUninit;
+use std::ops::{Deref, DerefMut};
+
+use bytes::buf::UninitSlice;
+use bytes::{BufMut, Bytes};
+
+use crate::arena::SlotRef;
+
+/// A uniquely owned buffer in registered memory: fill it, then [`freeze`](PinnedBuf::freeze) it and send it.
+///
+/// It starts empty, grows as it is filled up to its [`capacity`](PinnedBuf::capacity), and never moves. Fill it through
+/// [`BufMut`] (so with tokio's `read_buf`, too), [`fill_from`](PinnedBuf::fill_from) or
+/// [`resize_zeroed`](PinnedBuf::resize_zeroed). It stays valid when the pool and everything else is gone.
+///
+/// ```
+/// use bytes::BufMut;
+/// use std::sync::Arc;
+/// use tonic_rdma_memory::{HeapRegistrar, Pool, PoolConfig};
+///
+/// let pool = Pool::new(PoolConfig::default(), Arc::new(HeapRegistrar::default()))?;
+/// let mut buf = pool.try_alloc(100)?;
+/// buf.put_slice(b"payload");
+/// let bytes = buf.freeze();
+/// assert!(pool.resolve(&bytes.slice(1..3)).is_some());
+/// # Ok::<(), tonic_rdma_memory::PoolError>(())
+/// ```
+#[derive(Debug)]
+pub struct PinnedBuf {
+    slot: SlotRef,
+    /// Bytes that were asked for.
+    capacity: usize,
+    /// Bytes that are filled, so initialized.
+    len: usize,
+}
+
+// SAFETY: the slot is owned by this value alone (R8); nothing else reads or writes it.
+unsafe impl Send for PinnedBuf {}
+// SAFETY: through &PinnedBuf the memory can only be read.
+unsafe impl Sync for PinnedBuf {}
+
+impl PinnedBuf {
+    pub(crate) fn new(slot: SlotRef, capacity: usize) -> Self {
+        debug_assert!(capacity <= slot.len());
+        PinnedBuf { slot, capacity, len: 0 }
+    }
+
+    /// Bytes that it can hold: as many as were asked for.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Bytes filled.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether nothing has been filled.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Forgets what was filled.
+    pub fn clear(&mut self) {
+        self.len = 0;
+    }
+
+    /// Keeps the first `len` bytes, if there are more.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    /// Grows with zeros, or shrinks, to `len` bytes; to the capacity, if that is less.
+    pub fn resize_zeroed(&mut self, len: usize) {
+        let len = len.min(self.capacity);
+        if len > self.len {
+            // SAFETY: self.len..len lies within the slot, which this value owns (R8).
+            unsafe { self.slot.ptr().add(self.len).write_bytes(0, len - self.len) };
+        }
+        self.len = len;
+    }
+
+    /// The filled part, writable.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: the first `len` bytes are initialized and owned by this value alone (R8).
+        unsafe { std::slice::from_raw_parts_mut(self.slot.ptr().as_ptr(), self.len) }
+    }
+
+    /// Reads until the buffer is full or the reader has no more. Returns the bytes read. For a tokio reader use its
+    /// `read_buf`, which takes any [`BufMut`].
+    ///
+    /// # Errors
+    /// Those of the reader, `Interrupted` apart; what was read before stays.
+    pub fn fill_from(&mut self, reader: &mut impl Read) -> io::Result<usize> {
+        let start = self.len;
+        // Initialized first: a reader may look at what it is given.
+        self.resize_zeroed(self.capacity);
+        let mut filled = start;
+        let result = loop {
+            let rest = &mut self.as_mut_slice()[filled..];
+            if rest.is_empty() {
+                break Ok(());
+            }
+            match reader.read(rest) {
+                Ok(0) => break Ok(()),
+                Ok(n) => filled += n.min(rest.len()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => break Err(error),
+            }
+        };
+        self.truncate(filled);
+        result.map(|()| filled - start)
+    }
+
+    /// The local key of the memory.
+    pub fn lkey(&self) -> u32 {
+        self.slot.lkey()
+    }
+
+    /// The address of its first byte.
+    pub fn addr(&self) -> u64 {
+        self.slot.ptr().addr().get() as u64
+    }
+
+    /// The filled part as [`Bytes`]. The memory returns to the pool when the last clone and slice of it is dropped.
+    pub fn freeze(self) -> Bytes {
+        if self.is_empty() { Bytes::new() } else { Bytes::from_owner(self) }
+    }
+}
+
+impl AsRef<[u8]> for PinnedBuf {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: the first `len` bytes are initialized and owned by this value alone (R8).
+        unsafe { std::slice::from_raw_parts(self.slot.ptr().as_ptr(), self.len) }
+    }
+}
+
+impl Deref for PinnedBuf {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        self.as_ref()
+    }
+}
+
+impl DerefMut for PinnedBuf {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.as_mut_slice()
+    }
+}
+
+// SAFETY: chunk_mut gives the unfilled rest of an owned slot, advance_mut grows only within the capacity (R8).
+unsafe impl BufMut for PinnedBuf {
+    fn remaining_mut(&self) -> usize {
+        self.capacity - self.len
+    }
+
+    unsafe fn advance_mut(&mut self, count: usize) {
+        assert!(count <= self.remaining_mut(), "advanced {count} bytes past {} left", self.remaining_mut());
+        self.len += count;
+    }
+
+    fn chunk_mut(&mut self) -> &mut UninitSlice {
+        let rest = self.remaining_mut();
+        // SAFETY: len..capacity lies within the slot, which this value owns (R8); it is handed out as uninitialized.
+        let slice = unsafe {
+            let start = self.slot.ptr().as_ptr().add(self.len).cast::<MaybeUninit<u8>>();
+            std::slice::from_raw_parts_mut(start, rest)
+        };
+        UninitSlice::uninit(slice)
+    }
+}
+
+/// Pool memory that a device may read: a slice of frozen [`Bytes`], with its key. Keeps the memory alive.
+#[derive(Clone, Debug)]
+pub struct PinnedBytes {
+    bytes: Bytes,
+    lkey: u32,
+}
+
+impl PinnedBytes {
+    pub(crate) fn new(bytes: Bytes, lkey: u32) -> Self {
+        PinnedBytes { bytes, lkey }
+    }
+
+    /// The local key of the memory.
+    pub fn lkey(&self) -> u32 {
+        self.lkey
+    }
+
+    /// The address of the first byte.
+    pub fn addr(&self) -> u64 {
+        self.bytes.as_ptr().addr() as u64
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// A part of it. Panics, as slicing does, when the range reaches past the end.
+    pub fn slice(&self, range: impl std::ops::RangeBounds<usize>) -> Self {
+        PinnedBytes { bytes: self.bytes.slice(range), lkey: self.lkey }
+    }
+
+    /// The bytes.
+    pub fn into_bytes(self) -> Bytes {
+        self.bytes
+    }
+}
+
+impl AsRef<[u8]> for PinnedBytes {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}

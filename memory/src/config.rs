@@ -1,0 +1,174 @@
+//! Sizes of a pool.
+
+use crate::error::PoolError;
+use crate::memlock::Memlock;
+use crate::region::PAGE;
+
+/// The smallest pool that works, in bytes.
+pub const MIN_POOL: usize = 2 << 20;
+/// The default size of a pool in bytes. Memory is mapped and pinned as it is needed, not before.
+pub const DEFAULT_POOL: usize = 64 << 20;
+
+/// Left to the rest of the process: half of what it may pin, at most this many bytes.
+const MARGIN: u64 = 256 * 1024;
+const MAX_CHUNK: usize = 4 << 20;
+
+/// Which pages a pool is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum HugePages {
+    /// Ordinary ones.
+    Off,
+    /// Huge ones where the kernel has them (madvise(2), MADV_HUGEPAGE).
+    #[default]
+    Transparent,
+    /// From the reserved pool (mmap(2), MAP_HUGETLB), for arenas whose size is a multiple of 2 MiB; where there are none,
+    /// a warning and ordinary ones.
+    Explicit,
+}
+
+/// How large a pool may become, and how it is divided.
+///
+/// ```
+/// use tonic_rdma_memory::PoolConfig;
+///
+/// let config = PoolConfig::default().total(256 << 20).landing(160 << 20);
+/// # let _ = config;
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolConfig {
+    total: usize,
+    send: Option<usize>,
+    landing: Option<usize>,
+    huge_pages: HugePages,
+}
+
+impl Default for PoolConfig {
+    fn default() -> Self {
+        PoolConfig { total: DEFAULT_POOL, send: None, landing: None, huge_pages: HugePages::default() }
+    }
+}
+
+impl PoolConfig {
+    /// Bytes that the pool may pin at most; at least [`MIN_POOL`]. Default [`DEFAULT_POOL`]. It shrinks to what
+    /// RLIMIT_MEMLOCK allows.
+    pub fn total(mut self, bytes: usize) -> Self {
+        self.total = bytes;
+        self
+    }
+
+    /// Bytes for buffers that the application fills and sends. Default a quarter of the total.
+    pub fn send(mut self, bytes: usize) -> Self {
+        self.send = Some(bytes);
+        self
+    }
+
+    /// Bytes that peers may write to. Default half of the total.
+    pub fn landing(mut self, bytes: usize) -> Self {
+        self.landing = Some(bytes);
+        self
+    }
+
+    /// Which pages to use. Default transparent huge ones.
+    pub fn huge_pages(mut self, pages: HugePages) -> Self {
+        self.huge_pages = pages;
+        self
+    }
+
+    /// The sizes that come of it when `available` bytes may be pinned (None: any number).
+    pub(crate) fn fit(&self, memlock: Option<&Memlock>, ignores_ipc_lock: bool) -> Result<Sizes, PoolError> {
+        let too_small = |total| Err(PoolError::TooSmall { total, min: MIN_POOL });
+        if self.total < MIN_POOL {
+            return too_small(self.total);
+        }
+        let mut total = self.total;
+        if let Some(memlock) = memlock
+            && let Some(available) = memlock.available(ignores_ipc_lock)
+        {
+            let margin = (available / 2).min(MARGIN);
+            let room = usize::try_from(available - margin).unwrap_or(usize::MAX);
+            if room < MIN_POOL {
+                return Err(PoolError::Memlock {
+                    needed: MIN_POOL as u64 + MARGIN,
+                    limit: memlock.soft.unwrap_or(u64::MAX),
+                    pinned: memlock.pinned,
+                });
+            }
+            total = total.min(room);
+        }
+        total -= total % PAGE;
+        // Settings of the parts keep their proportion when the whole has to shrink.
+        let scaled = |part: Option<usize>, default: usize| {
+            let part = part.map_or(default, |p| (p as u128 * total as u128 / self.total as u128) as usize);
+            part - part % PAGE
+        };
+        let (send, landing) = (scaled(self.send, total / 4), scaled(self.landing, total / 2));
+        let control = total.saturating_sub(send).saturating_sub(landing);
+        if control < MIN_POOL / 8 || landing < MIN_POOL / 8 {
+            return too_small(control.min(landing));
+        }
+        let chunk = (landing / 4).clamp(64 * 1024, MAX_CHUNK);
+        let chunk = chunk - chunk % PAGE;
+        Ok(Sizes { total, send, landing, control, chunk, huge_pages: self.huge_pages })
+    }
+}
+
+/// The sizes of a pool as it is, in bytes, after fitting into RLIMIT_MEMLOCK.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Sizes {
+    /// Everything.
+    pub total: usize,
+    /// For buffers that the application fills and sends.
+    pub send: usize,
+    /// For what peers may write to.
+    pub landing: usize,
+    /// For the control blocks of connections.
+    pub control: usize,
+    /// One landing chunk.
+    pub chunk: usize,
+    /// The pages in use.
+    pub huge_pages: HugePages,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limit(soft: u64, pinned: u64) -> Memlock {
+        Memlock { soft: Some(soft), hard: Some(soft), pinned, cap_ipc_lock: false }
+    }
+
+    #[test]
+    fn eight_mebibytes_are_enough() {
+        let sizes = PoolConfig::default().fit(Some(&limit(8 << 20, 0)), false).unwrap();
+        assert_eq!(sizes.total, (8 << 20) - (256 << 10));
+        assert!(sizes.send + sizes.landing + sizes.control <= sizes.total);
+    }
+
+    #[test]
+    fn parts_keep_their_proportion() {
+        let config = PoolConfig::default().total(16 << 20).landing(12 << 20).send(1 << 20);
+        let sizes = config.fit(Some(&limit((4 << 20) + (256 << 10), 0)), false).unwrap();
+        assert_eq!((sizes.total, sizes.landing, sizes.send), (4 << 20, 3 << 20, 256 << 10));
+    }
+
+    #[test]
+    fn errors_name_need_limit_and_cure() {
+        let error = PoolConfig::default().fit(Some(&limit(64 << 10, 0)), false).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("needed 2359296 bytes"), "{text}");
+        assert!(text.contains("limit is 65536 bytes"), "{text}");
+        assert!(text.contains("ulimit -l 2304"), "{text}");
+        let nearly = PoolConfig::default().fit(Some(&limit(8 << 20, 7 << 20)), false).unwrap_err();
+        assert!(matches!(nearly, PoolError::Memlock { pinned, .. } if pinned == 7 << 20));
+        assert!(matches!(PoolConfig::default().total(1).fit(None, false), Err(PoolError::TooSmall { .. })));
+        assert!(PoolConfig::default().landing(0).fit(None, false).is_err());
+    }
+
+    #[test]
+    fn the_smallest_limit_that_works_is_the_one_named() {
+        let named = (MIN_POOL as u64) + MARGIN;
+        assert!(PoolConfig::default().fit(Some(&limit(named, 0)), false).is_ok());
+        assert!(PoolConfig::default().fit(Some(&limit(named - 1, 0)), false).is_err());
+    }
+}

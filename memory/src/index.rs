@@ -1,0 +1,39 @@
+//! Finds the registered region that an address lies in.
+
+use crossbeam::sync::ShardedLock;
+
+use crate::region::Region;
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    start: usize,
+    end: usize,
+    lkey: u32,
+}
+
+/// Regions in the order of their addresses. Looked up by every sender, changed only when an arena or a chunk is made or
+/// taken down: a sharded lock, of which a reader touches one shard.
+#[derive(Debug, Default)]
+pub(crate) struct Index(ShardedLock<Vec<Entry>>);
+
+impl Index {
+    pub(crate) fn insert(&self, region: &Region) {
+        let entry = Entry { start: region.start(), end: region.start() + region.len(), lkey: region.lkey() };
+        let mut entries = self.0.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let at = entries.partition_point(|e| e.start < entry.start);
+        entries.insert(at, entry);
+    }
+
+    pub(crate) fn remove(&self, region: &Region) {
+        let mut entries = self.0.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        entries.retain(|e| e.start != region.start());
+    }
+
+    /// The lkey for a range that lies in one region.
+    pub(crate) fn lkey(&self, start: usize, len: usize) -> Option<u32> {
+        let entries = self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let at = entries.partition_point(|e| e.start <= start).checked_sub(1)?;
+        let entry = entries.get(at)?;
+        (start.checked_add(len)? <= entry.end).then_some(entry.lkey)
+    }
+}

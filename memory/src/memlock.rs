@@ -1,0 +1,125 @@
+//! How much memory the process may pin.
+//!
+//! The kernel counts pinned pages over the process and refuses registrations past RLIMIT_MEMLOCK (getrlimit(2)); most
+//! distributions, containers and systemd set 8 MiB. CAP_IPC_LOCK lifts the limit, except on Soft-iWARP, which applies it
+//! to everyone.
+
+use std::{fs, io};
+
+/// Limits and use of pinned memory, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memlock {
+    /// The soft limit; None: unlimited.
+    pub soft: Option<u64>,
+    /// The hard limit, up to which the soft one may be raised; None: unlimited.
+    pub hard: Option<u64>,
+    /// Pinned or locked by the process already (VmPin and VmLck of proc(5)).
+    pub pinned: u64,
+    /// The process has CAP_IPC_LOCK: the limit does not bind it.
+    pub cap_ipc_lock: bool,
+}
+
+/// Number of CAP_IPC_LOCK in capabilities(7).
+const CAP_IPC_LOCK: u32 = 14;
+
+impl Memlock {
+    /// Reads limits and use of this process.
+    ///
+    /// # Errors
+    /// getrlimit(2) or /proc/self/status failed.
+    pub fn read() -> io::Result<Self> {
+        let limit = get()?;
+        let status = fs::read_to_string("/proc/self/status")?;
+        Ok(Memlock {
+            soft: known(limit.rlim_cur),
+            hard: known(limit.rlim_max),
+            pinned: field(&status, "VmPin:").max(field(&status, "VmLck:")),
+            cap_ipc_lock: has_ipc_lock(&status),
+        })
+    }
+
+    /// Raises the soft limit to the hard one, which everyone may, and reads again.
+    ///
+    /// # Errors
+    /// As [`Memlock::read`]. A limit that cannot be raised is no error: it is left as it is.
+    pub fn raise() -> io::Result<Self> {
+        let mut limit = get()?;
+        if limit.rlim_cur != limit.rlim_max {
+            limit.rlim_cur = limit.rlim_max;
+            // SAFETY: limit is a valid rlimit; setrlimit reads it only.
+            if unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) } != 0 {
+                tracing::debug!(error = %io::Error::last_os_error(), "RLIMIT_MEMLOCK stays at its soft limit");
+            }
+        }
+        Self::read()
+    }
+
+    /// Bytes that may still be pinned; None: any number. `ignores_ipc_lock`: the device applies the limit to
+    /// privileged processes too.
+    pub fn available(&self, ignores_ipc_lock: bool) -> Option<u64> {
+        if self.cap_ipc_lock && !ignores_ipc_lock {
+            return None;
+        }
+        self.soft.map(|soft| soft.saturating_sub(self.pinned))
+    }
+}
+
+fn get() -> io::Result<libc::rlimit> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: limit is a valid rlimit for getrlimit to fill.
+    match unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) } {
+        0 => Ok(limit),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn known(limit: libc::rlim_t) -> Option<u64> {
+    (limit != libc::RLIM_INFINITY).then_some(limit)
+}
+
+/// A field of /proc/self/status, in bytes; 0 if it is missing.
+fn field(status: &str, name: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix(name));
+    let kib = line.and_then(|rest| rest.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
+}
+
+fn has_ipc_lock(status: &str) -> bool {
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
+        .is_some_and(|caps| caps >> CAP_IPC_LOCK & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STATUS: &str = "Name:\tx\nVmLck:\t      12 kB\nVmPin:\t     100 kB\nCapEff:\t0000000000004000\n";
+
+    #[test]
+    fn status_is_read() {
+        assert_eq!(field(STATUS, "VmPin:"), 100 * 1024);
+        assert_eq!(field(STATUS, "VmNothing:"), 0);
+        assert!(has_ipc_lock(STATUS));
+        assert!(!has_ipc_lock("CapEff:\t0000000000000000\n"));
+        assert!(!has_ipc_lock(""));
+    }
+
+    #[test]
+    fn what_is_available() {
+        let m = Memlock { soft: Some(1000), hard: Some(2000), pinned: 300, cap_ipc_lock: false };
+        assert_eq!(m.available(false), Some(700));
+        assert_eq!(Memlock { pinned: 5000, ..m }.available(false), Some(0));
+        assert_eq!(Memlock { soft: None, ..m }.available(false), None);
+        let root = Memlock { cap_ipc_lock: true, ..m };
+        assert_eq!(root.available(false), None);
+        assert_eq!(root.available(true), Some(700));
+    }
+
+    #[test]
+    fn this_process_can_be_read_and_raised() {
+        let raised = Memlock::raise().unwrap();
+        assert_eq!(raised.soft, raised.hard);
+        assert_eq!(Memlock::read().unwrap().hard, raised.hard);
+    }
+}

@@ -1,0 +1,159 @@
+//! The pool.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Weak};
+
+use bytes::Bytes;
+
+use crate::arena::{Arenas, SlotRef};
+use crate::buf::{PinnedBuf, PinnedBytes};
+use crate::config::{PoolConfig, Sizes};
+use crate::error::PoolError;
+use crate::index::Index;
+use crate::landing::{Landing, Landings};
+use crate::memlock::Memlock;
+use crate::registrar::Registrar;
+use crate::stats::{Budgets, Counters, PoolStats, Use};
+use crate::wait::{Alloc, Waiters};
+
+/// Memory that one device knows: for sending, for landing, and for the connections' own use. Cheap to clone.
+///
+/// Memory is mapped and registered when it is first needed, within the budgets, and never per message (R12).
+#[derive(Clone, Debug)]
+pub struct Pool(pub(crate) Arc<Shared>);
+
+pub(crate) struct Shared {
+    pub(crate) me: Weak<Shared>,
+    pub(crate) sizes: Sizes,
+    pub(crate) registrar: Arc<dyn Registrar>,
+    pub(crate) counters: Counters,
+    pub(crate) budgets: Budgets,
+    pub(crate) index: Index,
+    pub(crate) waiters: Waiters,
+    pub(crate) landings: Landings,
+    send: Arenas,
+    control: Arenas,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pool").field("sizes", &self.sizes).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    /// The arenas of a use that has some.
+    pub(crate) fn arenas(&self, usage: Use) -> &Arenas {
+        match usage {
+            Use::Control => &self.control,
+            Use::Send | Use::Landing => &self.send,
+        }
+    }
+
+    pub(crate) fn take_send(self: &Arc<Self>, len: usize) -> Result<PinnedBuf, PoolError> {
+        // A buffer of no bytes has an address all the same.
+        self.send.take(self, len.max(1)).map(|slot: SlotRef| PinnedBuf::new(slot, len))
+    }
+}
+
+impl Pool {
+    /// Makes a pool for the device behind `registrar`. Nothing is pinned yet.
+    ///
+    /// If registering pins memory, the soft RLIMIT_MEMLOCK of the process is raised to the hard one, and the pool
+    /// shrinks to what the limit leaves, less a margin of half of it up to 256 KiB for the rest of the process.
+    ///
+    /// # Errors
+    /// [`PoolError::Memlock`] when less than [`MIN_POOL`](crate::MIN_POOL) is left; [`PoolError::TooSmall`] when less is
+    /// configured.
+    pub fn new(config: PoolConfig, registrar: Arc<dyn Registrar>) -> Result<Pool, PoolError> {
+        let memlock = if registrar.pins() {
+            Memlock::raise()
+                .inspect_err(
+                    |error| tracing::warn!(%error, "RLIMIT_MEMLOCK cannot be read; taken as unlimited"),
+                )
+                .ok()
+        } else {
+            None
+        };
+        let sizes = config.fit(memlock.as_ref(), registrar.ignores_ipc_lock())?;
+        tracing::debug!(?sizes, ?memlock, "pool of pinned memory");
+        Ok(Pool(Arc::new_cyclic(|me| Shared {
+            me: me.clone(),
+            registrar,
+            counters: Counters::default(),
+            budgets: Budgets::default(),
+            index: Index::default(),
+            waiters: Waiters::default(),
+            landings: Landings::default(),
+            send: Arenas::new(Use::Send, sizes.send, &sizes),
+            control: Arenas::new(Use::Control, sizes.control, &sizes),
+            sizes,
+        })))
+    }
+
+    /// A buffer of `len` bytes to fill and send. Waits for memory, in the order of the first polls.
+    ///
+    /// Cancel safe: see [`Alloc`].
+    ///
+    /// # Errors
+    /// [`PoolError::TooLarge`] at once when the send budget is smaller than `len`; [`PoolError::Register`] and
+    /// [`PoolError::Map`] when the system gives no memory.
+    pub fn alloc(&self, len: usize) -> Alloc {
+        Alloc::new(self.clone(), len)
+    }
+
+    /// A buffer of `len` bytes to fill and send, if there is memory now and nobody waits for some.
+    ///
+    /// # Errors
+    /// As [`Pool::alloc`], and [`PoolError::Exhausted`].
+    pub fn try_alloc(&self, len: usize) -> Result<PinnedBuf, PoolError> {
+        let budget = self.0.send.budget();
+        if len > budget {
+            return Err(PoolError::TooLarge { len, budget, usage: Use::Send });
+        }
+        if self.0.waiters.any() {
+            return Err(PoolError::Exhausted { len, budget, usage: Use::Send });
+        }
+        self.0.take_send(len)
+    }
+
+    /// Memory that a connection keeps for its life: RECV ring, SEND slots, staging.
+    ///
+    /// # Errors
+    /// [`PoolError::TooLarge`], [`PoolError::Exhausted`], [`PoolError::Register`], [`PoolError::Map`].
+    pub fn control(&self, len: usize) -> Result<PinnedBuf, PoolError> {
+        self.0.control.take(&self.0, len.max(1)).map(|slot| PinnedBuf::new(slot, len))
+    }
+
+    /// The bytes as memory that the device can read, if they lie in this pool: any slice of what [`PinnedBuf::freeze`]
+    /// gave or of what landed over any connection. A look-up in a sorted list; takes no exclusive lock.
+    pub fn resolve(&self, bytes: &Bytes) -> Option<PinnedBytes> {
+        if bytes.is_empty() {
+            return None;
+        }
+        let lkey = self.0.index.lkey(bytes.as_ptr().addr(), bytes.len())?;
+        Some(PinnedBytes::new(bytes.clone(), lkey))
+    }
+
+    /// A landing account for one connection.
+    pub fn landing(&self) -> Landing {
+        Landing::new(self.0.clone())
+    }
+
+    /// The sizes, after fitting into RLIMIT_MEMLOCK.
+    pub fn config(&self) -> &Sizes {
+        &self.0.sizes
+    }
+
+    /// The figures now.
+    pub fn stats(&self) -> PoolStats {
+        let shared = &self.0;
+        PoolStats {
+            registered: shared.budgets.total(),
+            leased: shared.budgets.of(Use::Landing).load(Relaxed),
+            high_water: shared.budgets.high_water.load(Relaxed),
+            classes: shared.send.classes(),
+            ..shared.counters.snapshot()
+        }
+    }
+}

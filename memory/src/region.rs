@@ -1,0 +1,145 @@
+//! Mapped memory, and mapped memory that a device knows.
+
+use std::io;
+use std::ptr::NonNull;
+
+use crate::config::HugePages;
+use crate::error::{PoolError, RegisterError};
+use crate::registrar::{Access, Registrar, Registration};
+
+/// Bytes of a page, on the architectures that RDMA is found on the least that one can count on.
+pub(crate) const PAGE: usize = 4096;
+/// Bytes of a huge page on x86-64 and, by default, on arm64.
+pub(crate) const HUGE_PAGE: usize = 2 << 20;
+
+/// Anonymous memory of this process, page aligned, zeroed when it is mapped.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    ptr: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a mapping is plain memory, owned by this value; who may touch which part is decided by slots and pieces (R8).
+unsafe impl Send for Mapping {}
+// SAFETY: as above; nothing is reachable through &Mapping but the address.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `len` bytes, a multiple of the page size.
+    pub(crate) fn new(len: usize, huge: HugePages) -> Result<Self, PoolError> {
+        if huge == HugePages::Explicit && len.is_multiple_of(HUGE_PAGE) {
+            match Self::map(len, libc::MAP_HUGETLB) {
+                Ok(mapping) => return Ok(mapping),
+                Err(error) => tracing::warn!(
+                    %error, len,
+                    "no explicit huge pages (see /proc/sys/vm/nr_hugepages); using ordinary ones"
+                ),
+            }
+        }
+        let mapping = Self::map(len, 0).map_err(|source| PoolError::Map { len, source })?;
+        if huge != HugePages::Off && len >= HUGE_PAGE {
+            mapping.advise(libc::MADV_HUGEPAGE);
+        }
+        Ok(mapping)
+    }
+
+    fn map(len: usize, flags: libc::c_int) -> io::Result<Self> {
+        // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing that exists.
+        let ptr = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags,
+                -1,
+                0,
+            )
+        };
+        if ptr == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let ptr = NonNull::new(ptr.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let mapping = Mapping { ptr, len };
+        // A child of fork() must not get copies of pages that the device writes to: with copy-on-write the parent
+        // would end up with pages that the device does not know.
+        mapping.advise(libc::MADV_DONTFORK);
+        Ok(mapping)
+    }
+
+    fn advise(&self, advice: libc::c_int) {
+        // SAFETY: the range is this mapping. The advices used do not change its contents.
+        if unsafe { libc::madvise(self.ptr.as_ptr().cast(), self.len, advice) } != 0 {
+            tracing::debug!(error = %io::Error::last_os_error(), advice, "madvise was not taken");
+        }
+    }
+
+    pub(crate) fn ptr(&self) -> NonNull<u8> {
+        self.ptr
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `map`, unmapped once; whoever registered it has deregistered before (field order in Region).
+        unsafe { libc::munmap(self.ptr.as_ptr().cast(), self.len) };
+    }
+}
+
+/// A mapping that a device knows. Deregistered first, unmapped second: the order of the fields.
+pub(crate) struct Region {
+    registration: Box<dyn Registration>,
+    mapping: Mapping,
+}
+
+impl std::fmt::Debug for Region {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Region").field("mapping", &self.mapping).field("lkey", &self.lkey()).finish()
+    }
+}
+
+impl Region {
+    /// Registers a mapping; gives it back when the device refuses.
+    pub(crate) fn new(
+        mapping: Mapping,
+        registrar: &dyn Registrar,
+        access: Access,
+    ) -> Result<Self, (RegisterError, Mapping)> {
+        // SAFETY: the mapping lives as long as the registration: both are owned by the region, which drops the
+        // registration first, and gives the mapping out only after that.
+        match unsafe { registrar.register(mapping.ptr, mapping.len, access) } {
+            Ok(registration) => Ok(Region { registration, mapping }),
+            Err(error) => Err((error, mapping)),
+        }
+    }
+
+    /// Ends the registration; the memory can be registered anew (R12).
+    pub(crate) fn deregister(self) -> Mapping {
+        let Region { registration, mapping } = self;
+        drop(registration);
+        mapping
+    }
+
+    pub(crate) fn lkey(&self) -> u32 {
+        self.registration.lkey()
+    }
+
+    pub(crate) fn rkey(&self) -> u32 {
+        self.registration.rkey()
+    }
+
+    pub(crate) fn ptr(&self) -> NonNull<u8> {
+        self.mapping.ptr()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.mapping.len()
+    }
+
+    pub(crate) fn start(&self) -> usize {
+        self.mapping.ptr().addr().get()
+    }
+}

@@ -1,0 +1,85 @@
+//! Registering memory with a device.
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::error::RegisterError;
+
+/// What a device, and through it a peer, may do with memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// The device may read and write it for this side's own work requests.
+    Local,
+    /// As [`Access::Local`], and peers that have the rkey may write to it.
+    RemoteWrite,
+}
+
+/// Registers memory with one device. Implemented by fabrics.
+///
+/// # Safety
+/// The keys of a registration must stop working when it is dropped: the pool unmaps the memory, or leases it to another
+/// peer, right after.
+pub unsafe trait Registrar: Send + Sync + 'static {
+    /// Whether registering pins pages, so that RLIMIT_MEMLOCK applies.
+    fn pins(&self) -> bool;
+
+    /// Whether the device applies RLIMIT_MEMLOCK to processes with CAP_IPC_LOCK too (Soft-iWARP does).
+    fn ignores_ipc_lock(&self) -> bool {
+        false
+    }
+
+    /// Registers `len` bytes at `addr`.
+    ///
+    /// # Errors
+    /// The device refused.
+    ///
+    /// # Safety
+    /// The range is mapped, readable and writable, and stays so until the registration is dropped.
+    unsafe fn register(
+        &self,
+        addr: NonNull<u8>,
+        len: usize,
+        access: Access,
+    ) -> Result<Box<dyn Registration>, RegisterError>;
+}
+
+/// A registered range. Dropping it deregisters.
+pub trait Registration: Send + Sync {
+    /// The key for this side's own work requests.
+    fn lkey(&self) -> u32;
+    /// The key for peers.
+    fn rkey(&self) -> u32;
+}
+
+/// Registers nothing: a pool of ordinary memory, for TCP and for tests. Every registration gets a key of its own.
+#[derive(Debug, Default)]
+pub struct HeapRegistrar {
+    next: AtomicU32,
+}
+
+struct HeapRegistration(u32);
+
+impl Registration for HeapRegistration {
+    fn lkey(&self) -> u32 {
+        self.0
+    }
+    fn rkey(&self) -> u32 {
+        self.0
+    }
+}
+
+// SAFETY: no device knows the keys, so they never work.
+unsafe impl Registrar for HeapRegistrar {
+    fn pins(&self) -> bool {
+        false
+    }
+
+    unsafe fn register(
+        &self,
+        _: NonNull<u8>,
+        _: usize,
+        _: Access,
+    ) -> Result<Box<dyn Registration>, RegisterError> {
+        Ok(Box::new(HeapRegistration(self.next.fetch_add(1, Ordering::Relaxed))))
+    }
+}
