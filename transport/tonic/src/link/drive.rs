@@ -71,17 +71,19 @@ impl Drop for Teardown {
 
 impl Driver {
     fn poll(&mut self, cx: &mut Context<'_>, serve: &mut impl FnMut(StreamRef, Bytes)) -> Poll<Reason> {
+        let shared = self.shared.clone();
         for _ in 0..ROUNDS {
             let mut opened = Vec::new();
-            let mut inner = self.shared.lock();
+            let mut inner = shared.lock();
             if inner.driver.as_ref().is_none_or(|waker| !waker.will_wake(cx.waker())) {
                 inner.driver = Some(cx.waker().clone());
+                inner.landing.register_waker(cx.waker());
             }
-            let idle = inner.poll_link(cx, &self.shared);
+            let idle = inner.poll_link(cx, &shared);
             inner.make_room_elsewhere();
             inner.flush();
             while let Some((id, block)) = inner.opened.pop_front() {
-                opened.push((self.shared.stream_ref(&mut inner, id), block));
+                opened.push((shared.stream_ref(&mut inner, id), block));
             }
             if inner.conn.is_drained() && inner.life == Life::Open {
                 let reason = Reason::new(ReasonCode::GoAway, "closed in good order");
@@ -94,7 +96,7 @@ impl Driver {
             let ended = self.poll_end(cx, &mut inner);
             drop(inner);
             if room {
-                self.shared.stream_room.notify_waiters();
+                shared.stream_room.notify_waiters();
             }
             for (stream, block) in opened {
                 serve(stream, block);

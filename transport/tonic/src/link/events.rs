@@ -44,7 +44,8 @@ impl Inner {
         link.repost(slot)?;
         if let Err(breach) = self.conn.receive(now, message) {
             tracing::warn!(%peer, %breach, "the peer broke the protocol; closing the connection");
-            let reason = Reason::from_peer(ReasonCode::LinkLost, format!("protocol breach: {breach} ({peer})"));
+            let reason =
+                Reason::from_peer(ReasonCode::LinkLost, format!("protocol breach: {breach} ({peer})"));
             self.dispatch(peer);
             self.end(Life::Closing(reason));
             return Ok(());

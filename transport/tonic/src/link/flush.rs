@@ -1,8 +1,10 @@
 //! Protocol to link: everything that can go out now goes out, in one batch.
 
 use bytes::Bytes;
+use tonic::Status;
 use tonic_rdma_fabric::{AnyLink, Link, LinkError, Work, WriteSource};
-use tonic_rdma_proto::{GrantMemory, Room, Transmit, WantKey, Write};
+use tonic_rdma_memory::RegisterError;
+use tonic_rdma_proto::{GrantMemory, ResetCode, Room, StreamId, Transmit, WantKey, Write};
 
 use super::shared::{Inner, Life};
 
@@ -66,26 +68,29 @@ impl Inner {
                     self.conn.provide_landing(want.key, GrantMemory { key, addr, rkey, len });
                 }
                 Ok(None) => {
-                    self.wait_for_landing(want.key);
+                    // The driver is woken when some comes free. What stands by unused is worth more to a stream.
+                    if let WantKey::Stream(_) = want.key {
+                        self.conn.recall_standing();
+                    }
                     return;
                 }
-                Err(error) => {
-                    tracing::warn!(%error, "landing memory cannot be registered; waiting for some to come free");
-                    self.wait_for_landing(want.key);
-                    return;
-                }
+                Err(error) => match want.key {
+                    WantKey::Stream(id) => self.refuse_bulk(id, &error),
+                    WantKey::Standing => {
+                        tracing::warn!(%error, "no standing grants: landing memory cannot be registered");
+                        self.conn.recall_standing();
+                    }
+                },
             }
         }
     }
 
-    fn wait_for_landing(&mut self, key: WantKey) {
-        if let WantKey::Stream(_) = key {
-            // What stands by unused is worth more to a stream that waits.
-            self.conn.recall_standing();
-        }
-        if let Some(driver) = &self.driver {
-            self.landing.register_waker(driver);
-        }
+    /// There is no memory for what a stream wants to send, and waiting would not bring any.
+    fn refuse_bulk(&mut self, id: StreamId, error: &RegisterError) {
+        tracing::warn!(%error, stream = %id, "landing memory cannot be registered; the call fails");
+        let status = Status::resource_exhausted(format!("no memory to receive the message: {error}"));
+        self.conn.reset(id, ResetCode::ENHANCE_YOUR_CALM);
+        self.fail_stream(id, status);
     }
 }
 

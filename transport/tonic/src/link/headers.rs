@@ -102,14 +102,12 @@ pub(super) fn decode_request(block: Bytes) -> Result<http::request::Parts, Breac
         PathAndQuery::from_maybe_shared(path).map_err(|_| Breach::Headers("a :path that is none"))?,
     );
     if let Some(authority) = head.authority {
-        let authority =
-            Authority::from_maybe_shared(authority).map_err(|_| Breach::Headers("an :authority that is none"))?;
+        let authority = Authority::from_maybe_shared(authority)
+            .map_err(|_| Breach::Headers("an :authority that is none"))?;
         let scheme = match head.scheme.as_deref() {
             Some(b"https") => Scheme::HTTPS,
             Some(b"http") | None => Scheme::HTTP,
-            Some(other) => {
-                Scheme::try_from(other).map_err(|_| Breach::Headers("a :scheme that is none"))?
-            }
+            Some(other) => Scheme::try_from(other).map_err(|_| Breach::Headers("a :scheme that is none"))?,
         };
         uri = uri.scheme(scheme).authority(authority);
     }

@@ -33,6 +33,6 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use client::{CallError, FastCall, FastClient};
+pub(crate) use client::{CallError, FastClient};
 pub(crate) use options::LinkOptions;
 pub(crate) use server::serve_link;

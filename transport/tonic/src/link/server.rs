@@ -79,14 +79,12 @@ where
         if is_over(&stream, cx.waker()) {
             return Poll::Ready(None);
         }
-        call.as_mut().poll(cx).map(Some)
+        let response = call.as_mut().poll(cx);
+        response
+            .map(|result| Some(result.unwrap_or_else(|error| Status::from_error(error.into()).into_http())))
     })
     .await;
-    let response = match response {
-        None => return,
-        Some(Ok(response)) => response,
-        Some(Err(error)) => Status::from_error(error.into()).into_http(),
-    };
+    let Some(response) = response else { return };
     let (parts, body) = response.into_parts();
     let block = match headers::encode_response(&parts) {
         Ok(block) => block,

@@ -188,7 +188,8 @@ impl Inner {
 
     /// Begins the end of the connection: every stream fails, once, and the driver tears it down.
     pub(super) fn end(&mut self, life: Life) {
-        if matches!(self.life, Life::Dead(_)) || (self.life != Life::Open && matches!(life, Life::Closing(_))) {
+        if matches!(self.life, Life::Dead(_)) || (self.life != Life::Open && matches!(life, Life::Closing(_)))
+        {
             return;
         }
         self.life = life;

@@ -16,8 +16,8 @@ use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 use tonic::body::Body;
-use tonic_rdma_fabric::sim::{SimConfig, SimDevice, SimNet};
 use tonic_rdma_fabric::Fabric;
+use tonic_rdma_fabric::sim::{SimConfig, SimDevice, SimNet};
 use tonic_rdma_memory::{Pool, PoolConfig};
 use tonic_rdma_proto::{Accept, Hello};
 use tower::Service;
@@ -53,8 +53,9 @@ impl Service<Request<Body>> for Echo {
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let mut guard = DropGuard(Some(self.dropped.clone()));
+        let guard = DropGuard(Some(self.dropped.clone()));
         Box::pin(async move {
+            let mut guard = guard;
             let path = request.uri().path().to_owned();
             let response = match path.as_str() {
                 // Headers, the request's bytes as they come, trailers.
@@ -94,7 +95,8 @@ async fn setup(config: SimConfig, total: usize) -> Setup {
     let client_device = net.device("sim1", "10.0.0.2".parse().unwrap());
     let fabrics = [Fabric::Sim(server_device.clone()), Fabric::Sim(client_device.clone())];
     let pools = fabrics.each_ref().map(|f| {
-        Pool::new(PoolConfig::default().total(total), f.registrar()).expect("a pool over the simulated device")
+        Pool::new(PoolConfig::default().total(total), f.registrar())
+            .expect("a pool over the simulated device")
     });
     let mut listener = fabrics[0].listen("10.0.0.1:0".parse().unwrap()).unwrap();
     let addr = listener.local_addr();
@@ -134,17 +136,7 @@ async fn setup(config: SimConfig, total: usize) -> Setup {
     let counters = Arc::new(Counters::default());
     let client =
         FastClient::start(connected.link, pools[1].clone(), accept.settings, &options, counters.clone());
-    Setup {
-        net,
-        server_device,
-        client_device,
-        client,
-        server,
-        drain: Some(drain),
-        pools,
-        counters,
-        dropped,
-    }
+    Setup { net, server_device, client_device, client, server, drain: Some(drain), pools, counters, dropped }
 }
 
 fn request(path: &str, body: Body) -> Request<Body> {
