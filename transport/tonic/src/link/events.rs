@@ -60,7 +60,7 @@ impl Inner {
             match event {
                 Event::Opened { stream, block, end } => {
                     // Registered at once: pieces of the body may follow in the same message.
-                    self.streams.insert(stream, StreamIo { ended: end, ..StreamIo::default() });
+                    self.streams.insert(stream, StreamIo::opened(end));
                     self.opened.push_back((stream, block));
                 }
                 Event::Headers { stream, block, end } => self.with(stream, |io| {

@@ -43,9 +43,12 @@ impl Inner {
                     let (id, src) = match pinned {
                         Some(src) => (self.sends.write_pinned(src.len()), WriteSource::Bytes(src)),
                         None => {
-                            let Some(at) = self.sends.staging() else { break };
-                            let id = self.sends.write_staged(src.len());
-                            (id, stage(link, at, &src))
+                            let Some(source) = self.sends.staging().and_then(|at| stage(link, at, &src))
+                            else {
+                                let what = format!("a WRITE of {} bytes without room to stage it", src.len());
+                                return Err(LinkError::Misuse { what, peer: Box::new(link.peer().clone()) });
+                            };
+                            (self.sends.write_staged(src.len()), source)
                         }
                     };
                     link.queue(id, Work::Write { src, remote_addr: addr, rkey }, false)?;
@@ -94,10 +97,8 @@ impl Inner {
     }
 }
 
-fn stage(link: &mut AnyLink, offset: usize, src: &Bytes) -> WriteSource {
+fn stage(link: &mut AnyLink, offset: usize, src: &Bytes) -> Option<WriteSource> {
     let len = src.len();
-    if let Some(block) = link.block_mut().get_mut(offset..offset + len) {
-        block.copy_from_slice(src);
-    }
-    WriteSource::Staged { offset, len }
+    link.block_mut().get_mut(offset..offset + len)?.copy_from_slice(src);
+    Some(WriteSource::Staged { offset, len })
 }

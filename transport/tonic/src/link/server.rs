@@ -48,7 +48,7 @@ where
     S::Future: Send,
 {
     let shared = Shared::new(Side::Server, link, pool, peer, options, counters);
-    let serve = |stream: StreamRef, block: Bytes| {
+    let serve = move |stream: StreamRef, block: Bytes| {
         let parts = match headers::decode_request(block) {
             Ok(parts) => parts,
             Err(breach) => {

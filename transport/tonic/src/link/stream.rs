@@ -76,6 +76,11 @@ pub(super) struct StreamRef {
 }
 
 impl StreamIo {
+    /// A stream that the peer opened, and perhaps ended.
+    pub(super) fn opened(ended: bool) -> Self {
+        StreamIo { ended, ..StreamIo::default() }
+    }
+
     pub(super) fn add_ref(&mut self) {
         self.refs += 1;
     }
