@@ -275,7 +275,7 @@ async fn retry_layer(bed: &Bed) {
     let service = tonic::service::interceptor::InterceptedService::new(
         Scripted::server(bed.probe()),
         move |request: Request<()>| {
-            let tried = counter.try_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
+            let tried = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
             if tried.is_ok() { Err(Status::aborted("again")) } else { Ok(request) }
         },
     );
