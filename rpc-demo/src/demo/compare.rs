@@ -1,0 +1,118 @@
+//! Whether two trees are the same, byte for byte.
+
+use crate::failure::Failure;
+use crate::progress::Progress;
+use crate::summary::Tally;
+use crate::tree::{Tree, shown};
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Bytes compared at a time.
+const BLOCK: usize = 1 << 20;
+
+/// Compares names, kinds, sizes and contents. Ends early when told to `stop`.
+pub(super) fn trees(left: &Path, right: &Path, stop: &AtomicBool) -> Result<Tally, Failure> {
+    let (ours, theirs) = (Tree::walk(left)?, Tree::walk(right)?);
+    if let Some((a, b)) = ours.nodes.iter().zip(&theirs.nodes).find(|(a, b)| a != b) {
+        return Err(differ(left, right, format!("one has {a:?} where the other has {b:?}")));
+    }
+    if ours != theirs {
+        let why = format!("one has {} entries, the other {}", ours.nodes.len(), theirs.nodes.len());
+        return Err(differ(left, right, why));
+    }
+    let progress = Progress::start(Some(ours.bytes()));
+    let mut tally = Tally::default();
+    let (mut a, mut b) = (vec![0; BLOCK], vec![0; BLOCK]);
+    for node in &ours.nodes {
+        let Some(size) = node.size else {
+            tally.directories += 1;
+            continue;
+        };
+        let (one, other) = (left.join(&node.path), right.join(&node.path));
+        progress.file(&node.path);
+        let mut compare = || -> io::Result<bool> {
+            let (mut one, mut other) = (File::open(&one)?, File::open(&other)?);
+            loop {
+                if stop.load(Ordering::Relaxed) {
+                    return Err(io::ErrorKind::Interrupted.into());
+                }
+                let (x, y) = (fill(&mut one, &mut a)?, fill(&mut other, &mut b)?);
+                if x != y {
+                    return Ok(false);
+                }
+                if x.is_empty() {
+                    return Ok(true);
+                }
+                progress.add(x.len());
+            }
+        };
+        match compare() {
+            Ok(true) => {}
+            Ok(false) => return Err(differ(&one, &other, "their contents differ".into())),
+            Err(error) => return Err(Failure::io(format!("cannot compare {}", shown(&one)), &error)),
+        }
+        tally.files += 1;
+        tally.bytes += size;
+    }
+    Ok(tally)
+}
+
+/// The next bytes, as many as there is room for unless the file ends.
+fn fill<'a>(file: &mut File, buffer: &'a mut [u8]) -> io::Result<&'a [u8]> {
+    let mut filled = 0;
+    while let Some(room) = buffer.get_mut(filled..).filter(|room| !room.is_empty()) {
+        match file.read(room) {
+            Ok(0) => break,
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(buffer.get(..filled).unwrap_or_default())
+}
+
+fn differ(left: &Path, right: &Path, why: String) -> Failure {
+    Failure::new(
+        format!("{} and {} are not the same", shown(left), shown(right)),
+        why,
+        "this is a defect; please report it",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn compare(left: &Path, right: &Path) -> Result<Tally, Failure> {
+        trees(left, right, &AtomicBool::new(false))
+    }
+
+    #[test]
+    fn sees_every_difference() {
+        let temp = tempfile::tempdir().unwrap();
+        let (a, b) = (temp.path().join("a"), temp.path().join("b"));
+        let content: Vec<u8> = (0..3_000_000u32).map(|n| (n >> 8) as u8).collect();
+        for dir in [&a, &b] {
+            fs::create_dir_all(dir.join("sub/empty")).unwrap();
+            fs::write(dir.join("sub/file"), &content).unwrap();
+        }
+        let same = compare(&a, &b).unwrap();
+        assert_eq!(same, Tally { bytes: 3_000_000, files: 1, directories: 2, skipped: 0 });
+
+        let mut other = content.clone();
+        other[2_999_999] ^= 1;
+        fs::write(b.join("sub/file"), &other).unwrap();
+        assert!(compare(&a, &b).unwrap_err().to_string().contains("contents differ"));
+        fs::write(b.join("sub/file"), &content[1..]).unwrap();
+        assert!(compare(&a, &b).is_err());
+        fs::write(b.join("sub/file"), &content).unwrap();
+        fs::remove_dir(b.join("sub/empty")).unwrap();
+        assert!(compare(&a, &b).is_err());
+        fs::create_dir(b.join("sub/empty")).unwrap();
+        fs::write(b.join("zzz"), "").unwrap();
+        assert!(compare(&a, &b).is_err());
+    }
+}

@@ -1,0 +1,56 @@
+//! Length and CRC32C of a content, as it goes by.
+
+use crate::pb;
+use std::fmt;
+
+/// What has gone by so far: bytes, and their CRC-32C (Castagnoli).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Digest {
+    /// Bytes.
+    pub(crate) size: u64,
+    /// CRC-32C of them.
+    pub(crate) crc32c: u32,
+}
+
+impl Digest {
+    /// Takes the next bytes into account.
+    pub(crate) fn add(&mut self, bytes: &[u8]) {
+        self.crc32c = crc32c::crc32c_append(self.crc32c, bytes);
+        self.size += bytes.len() as u64;
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes with CRC32C {:08x}", self.size, self.crc32c)
+    }
+}
+
+impl From<Digest> for pb::Digest {
+    fn from(digest: Digest) -> pb::Digest {
+        pb::Digest { size: digest.size, crc32c: digest.crc32c }
+    }
+}
+
+impl From<pb::Digest> for Digest {
+    fn from(digest: pb::Digest) -> Digest {
+        Digest { size: digest.size, crc32c: digest.crc32c }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_give_what_the_whole_gives() {
+        let mut whole = Digest::default();
+        whole.add(b"123456789");
+        assert_eq!(whole.crc32c, 0xe306_9283, "the check value of CRC-32C");
+        let mut pieces = Digest::default();
+        pieces.add(b"1234");
+        pieces.add(b"");
+        pieces.add(b"56789");
+        assert_eq!(pieces, whole);
+    }
+}

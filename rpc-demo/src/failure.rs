@@ -1,0 +1,103 @@
+//! What went wrong, in one line: with what, why, and what to do.
+
+use crate::names::Shown;
+use std::fmt;
+use tonic::{Code, Status};
+
+/// A command failed.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    exit: u8,
+    what: String,
+    why: String,
+    cure: String,
+}
+
+/// A transfer failed.
+const FAILED: u8 = 1;
+/// The command line is wrong.
+const USAGE: u8 = 2;
+
+impl Failure {
+    /// `what` could not be done because of `why`; `cure` says what to do, or is empty.
+    pub(crate) fn new(what: impl Into<String>, why: impl fmt::Display, cure: impl Into<String>) -> Failure {
+        Failure { exit: FAILED, what: what.into(), why: why.to_string(), cure: cure.into() }
+    }
+
+    /// The user gave something that cannot be used.
+    pub(crate) fn usage(what: impl Into<String>, why: impl fmt::Display, cure: impl Into<String>) -> Failure {
+        Failure { exit: USAGE, ..Failure::new(what, why, cure) }
+    }
+
+    /// A name on the command line is none.
+    pub(crate) fn name(name: &str, error: crate::names::NameError) -> Failure {
+        Failure::usage(
+            format!("'{}' cannot be the name of an object", Shown(name)),
+            error,
+            "give a relative name such as backup/disk.img",
+        )
+    }
+
+    /// Something local failed.
+    pub(crate) fn io(what: impl Into<String>, error: &std::io::Error) -> Failure {
+        use std::io::ErrorKind as Kind;
+        let cure = match error.kind() {
+            Kind::NotFound => "check the path",
+            Kind::PermissionDenied => "check the permissions, or run as a user who has them",
+            Kind::StorageFull | Kind::QuotaExceeded => "free some space, or use another disk",
+            Kind::FileTooLarge => "raise the limit on file sizes (ulimit -f), or use another file system",
+            Kind::NotADirectory | Kind::IsADirectory => "use another path",
+            Kind::InvalidFilename => "use a shorter path",
+            _ => "",
+        };
+        Failure::new(what, error, cure)
+    }
+
+    /// The server, or the way to it, failed.
+    pub(crate) fn status(what: impl Into<String>, status: &Status) -> Failure {
+        let what = what.into();
+        if lost(status) {
+            let why = format!("the connection to the server was lost ({})", Shown(&detail(status)));
+            return Failure::new(what, why, "see whether the server still runs, then repeat the command");
+        }
+        // What to do is in the server's message where there is something to do.
+        let message = Shown(status.message()).to_string();
+        let why = if message.is_empty() { format!("the server says {:?}", status.code()) } else { message };
+        let cure = match status.code() {
+            Code::Unimplemented => "is it an rpc-demo server of this version?",
+            _ => "",
+        };
+        Failure::new(what, why, cure)
+    }
+
+    /// The code to exit with.
+    pub(crate) fn exit(&self) -> u8 {
+        self.exit
+    }
+}
+
+/// Whether the connection failed and not the call.
+fn lost(status: &Status) -> bool {
+    // The store's own answers carry no source; what the transport makes up has one, or is UNAVAILABLE.
+    status.code() == Code::Unavailable || std::error::Error::source(status).is_some()
+}
+
+fn detail(status: &Status) -> String {
+    crate::net::causes(status_source(status).unwrap_or(status))
+}
+
+fn status_source(status: &Status) -> Option<&(dyn std::error::Error + 'static)> {
+    std::error::Error::source(status)
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.what, self.why)?;
+        if !self.cure.is_empty() {
+            write!(f, "; {}", self.cure)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Failure {}

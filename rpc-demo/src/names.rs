@@ -1,0 +1,200 @@
+//! Names of objects, and text that is safe to show.
+//!
+//! A name comes from a peer that need not be honest, in either direction: a client may try to leave the server's root,
+//! and a server may try to make `get` write outside the directory it was given. Both go through [`Name::parse`].
+
+use std::fmt;
+
+/// Longest component, in bytes: NAME_MAX of the usual file systems.
+const MAX_COMPONENT: usize = 255;
+/// Longest name, in bytes: below PATH_MAX, which counts a final NUL.
+pub(crate) const MAX_NAME: usize = 4000;
+/// Where the server keeps files that are not whole yet; no name may begin with it.
+pub(crate) const PRIVATE_DIR: &str = ".rpc-demo-tmp";
+
+/// A checked name: relative, UTF-8, `/` between components, none of them empty, `.` or `..`.
+///
+/// A backslash is a character like any other, as it is on Unix; where it separates paths it is refused.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Name(String);
+
+/// Why a text is no name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum NameError {
+    #[error("it is empty")]
+    Empty,
+    #[error("it begins with '/', and names are relative to the server's root")]
+    Absolute,
+    #[error("it has an empty component ('//' or a '/' at the end)")]
+    EmptyComponent,
+    #[error("it has a component '{0}'")]
+    Dots(&'static str),
+    #[error("it contains a NUL character")]
+    Nul,
+    #[error("it contains a backslash, which separates paths on this system")]
+    Backslash,
+    #[error("a component of it has {0} bytes, more than {MAX_COMPONENT}")]
+    LongComponent(usize),
+    #[error("it has {0} bytes, more than {MAX_NAME}")]
+    Long(usize),
+    #[error("'{PRIVATE_DIR}' is kept for the server's own files")]
+    Private,
+}
+
+impl Name {
+    /// Checks `text`.
+    pub(crate) fn parse(text: &str) -> Result<Name, NameError> {
+        if text.is_empty() {
+            return Err(NameError::Empty);
+        }
+        if text.len() > MAX_NAME {
+            return Err(NameError::Long(text.len()));
+        }
+        if text.contains('\0') {
+            return Err(NameError::Nul);
+        }
+        if cfg!(windows) && text.contains(['\\', ':']) {
+            return Err(NameError::Backslash);
+        }
+        if text.starts_with('/') {
+            return Err(NameError::Absolute);
+        }
+        for component in text.split('/') {
+            match component {
+                "" => return Err(NameError::EmptyComponent),
+                "." => return Err(NameError::Dots(".")),
+                ".." => return Err(NameError::Dots("..")),
+                long if long.len() > MAX_COMPONENT => return Err(NameError::LongComponent(long.len())),
+                _ => {}
+            }
+        }
+        // Some file systems do not tell upper from lower case.
+        if text.split('/').next().is_some_and(|first| first.eq_ignore_ascii_case(PRIVATE_DIR)) {
+            return Err(NameError::Private);
+        }
+        Ok(Name(text.to_owned()))
+    }
+
+    /// The name as text.
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The directory part (empty for the root) and the last component.
+    pub(crate) fn split(&self) -> (&str, &str) {
+        self.0.rsplit_once('/').unwrap_or(("", &self.0))
+    }
+
+    /// `self/below`, checked again for its length.
+    pub(crate) fn join(&self, below: &str) -> Result<Name, NameError> {
+        Name::parse(&format!("{}/{below}", self.0))
+    }
+
+    /// What follows `self/` in `other`; `None` when `other` does not lie below `self`.
+    pub(crate) fn below<'a>(&self, other: &'a Name) -> Option<&'a str> {
+        other.0.strip_prefix(&self.0)?.strip_prefix('/')
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Shown(&self.0).fmt(f)
+    }
+}
+
+/// Text from elsewhere, for one line of a terminal: control characters are escaped, and a long one is cut in its middle.
+pub(crate) struct Shown<'a>(pub(crate) &'a str);
+
+/// Characters that [`Shown`] leaves of a text at most, before escaping.
+const SHOWN_CHARS: usize = 240;
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let count = self.0.chars().count();
+        let cut = count > SHOWN_CHARS;
+        for (at, c) in self.0.chars().enumerate() {
+            if cut && at == SHOWN_CHARS / 2 {
+                f.write_str("...")?;
+            }
+            if !cut || at < SHOWN_CHARS / 2 || at >= count - SHOWN_CHARS / 2 {
+                escaped(c, f)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The whole text with control characters escaped: for a listing, where nothing may be cut.
+pub(crate) struct Escaped<'a>(pub(crate) &'a str);
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.chars().try_for_each(|c| escaped(c, f))
+    }
+}
+
+fn escaped(c: char, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    // Bidirectional overrides can make one name look like another.
+    let turns = matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    if c.is_control() || turns { write!(f, "{}", c.escape_default()) } else { fmt::Write::write_char(f, c) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn takes_what_is_a_name() {
+        for good in ["a", "a/b/c", ".hidden", "...", "a..b", "ü/é 😀", "a\\..\\b", "new\nline", " ", "-x"]
+        {
+            assert_eq!(Name::parse(good).unwrap().as_str(), good);
+        }
+        assert!(Name::parse(&"x".repeat(255)).is_ok());
+        assert!(Name::parse("x/".repeat(1999).trim_end_matches('/')).is_ok());
+    }
+
+    #[test]
+    fn refuses_what_could_lead_out() {
+        for (bad, why) in [
+            ("", NameError::Empty),
+            ("/", NameError::Absolute),
+            ("/etc/passwd", NameError::Absolute),
+            ("a//b", NameError::EmptyComponent),
+            ("a/", NameError::EmptyComponent),
+            (".", NameError::Dots(".")),
+            ("..", NameError::Dots("..")),
+            ("a/../b", NameError::Dots("..")),
+            ("a/..", NameError::Dots("..")),
+            ("./a", NameError::Dots(".")),
+            ("a\0b", NameError::Nul),
+            (".rpc-demo-tmp", NameError::Private),
+            (".rpc-demo-tmp/x", NameError::Private),
+            (".RPC-demo-TMP/x", NameError::Private),
+        ] {
+            assert_eq!(Name::parse(bad), Err(why), "{bad:?}");
+        }
+        assert_eq!(Name::parse(&"x".repeat(256)), Err(NameError::LongComponent(256)));
+        assert_eq!(Name::parse(&"x/".repeat(2001)), Err(NameError::Long(4002)));
+    }
+
+    #[test]
+    fn parts_and_below() {
+        let name = Name::parse("a/b/c").unwrap();
+        assert_eq!(name.split(), ("a/b", "c"));
+        assert_eq!(Name::parse("a").unwrap().split(), ("", "a"));
+        let top = Name::parse("a").unwrap();
+        assert_eq!(top.below(&name), Some("b/c"));
+        assert_eq!(top.below(&Name::parse("ab/c").unwrap()), None);
+        assert_eq!(top.below(&top), None);
+        assert_eq!(top.join("x").unwrap().as_str(), "a/x");
+        assert!(top.join("../x").is_err());
+    }
+
+    #[test]
+    fn shows_no_control_characters() {
+        assert_eq!(Shown("a\nb\u{1b}[31m\u{202e}é").to_string(), "a\\nb\\u{1b}[31m\\u{202e}é");
+        let long = "x".repeat(1000);
+        assert_eq!(Shown(&long).to_string().len(), SHOWN_CHARS + 3);
+        assert_eq!(Escaped(&long).to_string().len(), 1000);
+    }
+}

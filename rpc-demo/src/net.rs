@@ -1,0 +1,190 @@
+//! The only file that knows the transport: how to connect, how to serve, and what it tells about the path of the bytes.
+
+use crate::cli::Remote;
+use crate::failure::Failure;
+use crate::pb::object_store_client::ObjectStoreClient;
+use crate::pb::object_store_server::ObjectStoreServer;
+use crate::service::Service;
+use std::error::Error;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+use tonic::transport::server::TcpIncoming;
+use tonic_rdma::{Channel, Endpoint, PathInfo, Server, TransportStats};
+
+/// HTTP/2 windows in bytes, for TCP: the default of 64 KiB stalls a bulk stream on every round trip.
+const STREAM_WINDOW: u32 = 4 << 20;
+const CONNECTION_WINDOW: u32 = 8 << 20;
+/// A TCP connection whose other end is silent is probed, and given up when no answer comes.
+const PROBE_AFTER: Duration = Duration::from_secs(10);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A connected client.
+#[derive(Clone)]
+pub(crate) struct Connection {
+    channel: Channel,
+    /// The store's stub over it.
+    pub(crate) store: ObjectStoreClient<Channel>,
+}
+
+/// Connects to the server that the flags name.
+pub(crate) async fn connect(remote: &Remote) -> Result<Connection, Failure> {
+    let url = if remote.server.contains("://") {
+        remote.server.clone()
+    } else {
+        format!("http://{}", remote.server)
+    };
+    let shown = crate::names::Shown(&url).to_string();
+    let endpoint = Endpoint::from_shared(url).map_err(|error| bad_url(&shown, &causes(&error)))?;
+    if endpoint.uri().scheme_str() != Some("http") || endpoint.uri().host().is_none() {
+        return Err(bad_url(&shown, "it is no http:// address"));
+    }
+    let endpoint = endpoint
+        .connect_timeout(Duration::from_secs(remote.connect_timeout))
+        .tcp_nodelay(true)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .http2_keep_alive_interval(PROBE_AFTER)
+        .keep_alive_timeout(PROBE_TIMEOUT)
+        .require_rdma(remote.require_rdma);
+    let channel = endpoint.connect().await.map_err(|error| {
+        let why = causes(&error);
+        match error {
+            tonic_rdma::Error::Transport(_) => Failure::new(
+                format!("no server answers at {shown}"),
+                why,
+                "start one with `rpc-demo serve --root DIR`, or name another with --server",
+            ),
+            tonic_rdma::Error::RdmaRequired(_) => {
+                Failure::new(format!("no RDMA to {shown}"), why, "or leave out --require-rdma to use TCP")
+            }
+            _ => Failure::new(format!("cannot connect to {shown}"), why, "see `rpc-demo --help`"),
+        }
+    })?;
+    let store = ObjectStoreClient::new(channel.clone());
+    Ok(Connection { channel, store })
+}
+
+fn bad_url(shown: &str, why: &str) -> Failure {
+    Failure::usage(
+        format!("'{shown}' is no server address"),
+        why,
+        "give one like http://127.0.0.1:50051 with --server or in RPC_DEMO_SERVER",
+    )
+}
+
+/// An error and what caused it, on one line, without saying anything twice.
+pub(crate) fn causes(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let more = cause.to_string();
+        if text == "transport error"
+            || text == "RDMA is required and cannot be had"
+            || text == "bad environment"
+        {
+            text = more;
+        } else if !text.contains(&more) && cause.downcast_ref::<tonic::Status>().is_none() {
+            text = format!("{text}: {more}");
+        }
+        next = cause.source();
+    }
+    text
+}
+
+/// A bound server.
+pub(crate) struct Listener {
+    incoming: TcpIncoming,
+    /// Where it listens.
+    pub(crate) addr: SocketAddr,
+}
+
+impl Listener {
+    /// Binds `addr`; port 0 takes any free port.
+    pub(crate) fn bind(addr: SocketAddr) -> io::Result<Listener> {
+        let incoming = TcpIncoming::bind(addr)?.with_nodelay(Some(true));
+        let addr = incoming.local_addr()?;
+        Ok(Listener { incoming, addr })
+    }
+
+    /// Serves until `stop`, then lets the calls that run come to their end.
+    pub(crate) async fn serve(
+        self,
+        service: Service,
+        stop: impl Future<Output = ()>,
+    ) -> Result<(), tonic_rdma::Error> {
+        Server::builder()
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .http2_keepalive_interval(Some(PROBE_AFTER))
+            .http2_keepalive_timeout(Some(PROBE_TIMEOUT))
+            .add_service(ObjectStoreServer::new(service))
+            .serve_with_incoming_shutdown(self.incoming, stop)
+            .await
+    }
+}
+
+/// Which way payload goes, seen from here.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Direction {
+    /// From here to the server.
+    Sent,
+    /// From the server to here.
+    Received,
+}
+
+/// Counts the payload of a transfer.
+pub(crate) struct Meter {
+    channel: Channel,
+    direction: Direction,
+    before: TransportStats,
+}
+
+impl Meter {
+    /// Begins to count.
+    pub(crate) fn start(connection: &Connection, direction: Direction) -> Meter {
+        let channel = connection.channel.clone();
+        let before = channel.stats();
+        Meter { channel, direction, before }
+    }
+
+    /// What has gone over the connection since.
+    pub(crate) fn route(&self) -> Route {
+        let (before, now) = (&self.before, self.channel.stats());
+        let bytes = |stats: &TransportStats| match self.direction {
+            Direction::Sent => [stats.bytes_sent_write, stats.bytes_sent_send, stats.bytes_sent_tcp],
+            Direction::Received => {
+                [stats.bytes_received_write, stats.bytes_received_send, stats.bytes_received_tcp]
+            }
+        };
+        let [before, now] = [bytes(before), bytes(&now)];
+        let [write, send, tcp] = std::array::from_fn(|way| now[way].saturating_sub(before[way]));
+        Route { path: self.channel.path(), write, send, tcp }
+    }
+}
+
+/// The way that a transfer's payload took. Payload is what gRPC messages hold, a few bytes more than the files'.
+#[derive(Clone, Debug)]
+pub(crate) struct Route {
+    /// The path in use at the end, with the device, or the reason for TCP.
+    path: PathInfo,
+    /// Payload bytes by RDMA WRITE.
+    write: u64,
+    /// Payload bytes inside SENDs.
+    send: u64,
+    /// Payload bytes over TCP.
+    tcp: u64,
+}
+
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all = self.write + self.send + self.tcp;
+        let percent = if all == 0 { 0.0 } else { self.write as f64 * 100.0 / all as f64 };
+        write!(f, "{} bytes by RDMA WRITE ({percent:.1} %)", self.write)?;
+        if self.path.path.is_fast() && self.tcp > 0 {
+            write!(f, ", {} bytes by TCP", self.tcp)?;
+        }
+        write!(f, ", path {}", self.path)
+    }
+}

@@ -1,0 +1,104 @@
+//! `rpc-demo serve`.
+
+use crate::cli::Serve;
+use crate::failure::Failure;
+use crate::names::Shown;
+use crate::net::{Listener, causes};
+use crate::output;
+use crate::service::Service;
+use crate::store::Store;
+use std::io::Read;
+use std::time::Duration;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::oneshot;
+
+/// What the line begins with that tells where the server listens; the address follows.
+pub(crate) const LISTENING: &str = "rpc-demo: listening on ";
+
+/// Serves until it is told to stop.
+pub(crate) async fn run(args: Serve) -> Result<(), Failure> {
+    let no_signals = |error| Failure::io("cannot handle signals", &error);
+    let mut stops = Stops::new(args.until_eof).map_err(no_signals)?;
+    // With a handler a write past the limit on file sizes is an error of that write, and not the end of the server.
+    let _size_limit = signal(SignalKind::from_raw(SIGXFSZ)).map_err(no_signals)?;
+
+    let root = args.root.clone();
+    let store = tokio::task::spawn_blocking(move || Store::open(&root))
+        .await
+        .map_err(|error| Failure::new("cannot start", error, ""))?
+        .map_err(|error| Failure::new("cannot serve", error, ""))?;
+    let listener = Listener::bind(args.addr).map_err(|error| {
+        let cure = "name an address of this host and a free port with --addr (port 0 takes any)";
+        Failure::new(format!("cannot listen on {}", args.addr), error, cure)
+    })?;
+    output::line(format_args!("{LISTENING}{}, root {}", listener.addr, Shown(&args.root.to_string_lossy())))?;
+
+    let (stop, stopped) = oneshot::channel::<()>();
+    let service = Service::new(store, args.max_transfers.try_into().unwrap_or(usize::MAX));
+    let serve = listener.serve(service, async {
+        let _ = stopped.await;
+    });
+    let patience = async {
+        stops.next().await;
+        tracing::info!("stopping; transfers under way have {} s to finish", args.grace);
+        let _ = stop.send(());
+        tokio::select! {
+            () = stops.next() => {}
+            () = tokio::time::sleep(Duration::from_secs(args.grace)) => {}
+        }
+    };
+    tokio::select! {
+        served = serve => served.map_err(|error| Failure::new("the server failed", causes(&error), "")),
+        () = patience => Err(Failure::new("stopped with transfers under way", "they did not finish in time", "")),
+    }
+}
+
+/// The limit on file sizes was met; the number is the same on every Linux but MIPS and PA-RISC, and on the BSDs.
+const SIGXFSZ: i32 = 25;
+
+/// What tells a server to stop.
+struct Stops {
+    terminate: Signal,
+    interrupt: Signal,
+    /// Resolves when stdin ends, if that is to count.
+    eof: Option<oneshot::Receiver<()>>,
+}
+
+impl Stops {
+    fn new(until_eof: bool) -> std::io::Result<Stops> {
+        let eof = if until_eof { Some(stdin_ends()?) } else { None };
+        Ok(Stops {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            eof,
+        })
+    }
+
+    async fn next(&mut self) {
+        let eof = async {
+            match self.eof.as_mut() {
+                Some(eof) => {
+                    let _ = eof.await;
+                }
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+            () = eof => self.eof = None,
+        }
+    }
+}
+
+/// Waits on a thread that nobody joins: a read from stdin cannot be called off.
+fn stdin_ends() -> std::io::Result<oneshot::Receiver<()>> {
+    let (ended, wait) = oneshot::channel();
+    std::thread::Builder::new().name("stdin".into()).spawn(move || {
+        let mut stdin = std::io::stdin().lock();
+        let mut scrap = [0; 256];
+        while matches!(stdin.read(&mut scrap), Ok(1..)) {}
+        let _ = ended.send(());
+    })?;
+    Ok(wait)
+}

@@ -1,0 +1,129 @@
+//! Files on their way out: read in chunks on a thread of their own, a bounded distance ahead of the network.
+
+use crate::buffers::Buffers;
+use crate::digest::Digest;
+use bytes::Bytes;
+use std::fs::File;
+use std::io;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+
+/// Chunks read ahead of the network; one more is being read.
+const READ_AHEAD: usize = 4;
+
+/// What a source yields: chunks, none of them empty, and at the end what they amount to.
+#[derive(Debug)]
+pub(crate) enum Piece {
+    /// The next bytes.
+    Chunk(Bytes),
+    /// There is no more; the whole was this.
+    End(Digest),
+}
+
+/// A file to read from.
+pub(crate) struct Source {
+    /// The open file, at its beginning.
+    pub(crate) file: File,
+    /// Bytes, where known: a small file gets a small buffer.
+    pub(crate) size: Option<u64>,
+    /// False for a pipe or a terminal, whose reads may never return: such a thread is not waited for.
+    pub(crate) regular: bool,
+}
+
+impl Source {
+    /// Begins to read, `chunk` bytes at a time. Needs a tokio runtime. The thread ends when the receiver is dropped.
+    pub(crate) fn start(self, chunk: usize, buffers: Buffers) -> mpsc::Receiver<io::Result<Piece>> {
+        let (pieces, receiver) = mpsc::channel(READ_AHEAD);
+        let handle = Handle::current();
+        let regular = self.regular;
+        let failed = pieces.clone();
+        let work = move || {
+            if let Err(error) = self.read(chunk, &buffers, &handle, &pieces) {
+                // A receiver that is gone does not want to know.
+                let _ = pieces.blocking_send(Err(error));
+            }
+        };
+        if regular {
+            tokio::task::spawn_blocking(work);
+        } else if let Err(error) = std::thread::Builder::new().name("source".into()).spawn(work) {
+            let _ = failed.try_send(Err(error));
+        }
+        receiver
+    }
+
+    fn read(
+        mut self,
+        chunk: usize,
+        buffers: &Buffers,
+        handle: &Handle,
+        pieces: &mpsc::Sender<io::Result<Piece>>,
+    ) -> io::Result<()> {
+        let mut digest = Digest::default();
+        loop {
+            // What is left, and at least one byte more so that the end is seen by reading past it.
+            let left = self.size.map_or(u64::MAX, |size| size.saturating_sub(digest.size)).saturating_add(1);
+            let want = usize::try_from(left).map_or(chunk, |left| left.min(chunk));
+            let room = async {
+                tokio::select! {
+                    room = buffers.get(want) => Some(room),
+                    () = pieces.closed() => None,
+                }
+            };
+            let Some(room) = handle.block_on(room) else { return Ok(()) };
+            let bytes = room?.fill_from(&mut self.file)?;
+            if bytes.is_empty() {
+                let _ = pieces.blocking_send(Ok(Piece::End(digest)));
+                return Ok(());
+            }
+            digest.add(&bytes);
+            if pieces.blocking_send(Ok(Piece::Chunk(bytes))).is_err() {
+                return Ok(());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    async fn chunks(content: &[u8], size: Option<u64>, chunk: usize) -> (Vec<usize>, Vec<u8>, Digest) {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(content).unwrap();
+        let source = Source { file: file.reopen().unwrap(), size, regular: true };
+        let mut pieces = source.start(chunk, Buffers::heap());
+        let (mut sizes, mut bytes) = (Vec::new(), Vec::new());
+        loop {
+            match pieces.recv().await.unwrap().unwrap() {
+                Piece::Chunk(chunk) => {
+                    sizes.push(chunk.len());
+                    bytes.extend_from_slice(&chunk);
+                }
+                Piece::End(digest) => return (sizes, bytes, digest),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn cuts_a_file_into_chunks() {
+        let content: Vec<u8> = (0..10_000u32).map(|n| n as u8).collect();
+        for size in [None, Some(10_000), Some(9_000), Some(20_000)] {
+            let (sizes, bytes, digest) = chunks(&content, size, 4096).await;
+            assert_eq!(bytes, content);
+            assert_eq!(digest.size, 10_000);
+            assert_eq!(digest.crc32c, crc32c::crc32c(&content));
+            assert!(sizes.iter().all(|&size| size <= 4096 && size > 0));
+        }
+        assert_eq!(chunks(&content, None, 4096).await.0, [4096, 4096, 1808]);
+        assert_eq!(chunks(b"", Some(0), 4096).await, (vec![], vec![], Digest::default()));
+    }
+
+    #[tokio::test]
+    async fn a_read_error_arrives() {
+        let dir = tempfile::tempdir().unwrap();
+        let source = Source { file: File::open(dir.path()).unwrap(), size: None, regular: true };
+        let error = source.start(4096, Buffers::heap()).recv().await.unwrap().unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::IsADirectory);
+    }
+}

@@ -1,0 +1,108 @@
+//! Walking the store.
+
+use super::{Doing, Store, StoreError};
+use crate::names::{Name, PRIVATE_DIR};
+use crate::pb::{Entry, entry::Kind};
+use cap_std::fs::Metadata;
+use std::ffi::OsString;
+use std::io;
+use std::ops::ControlFlow;
+
+impl Store {
+    /// Shows `emit` the object `name`, or the directory and all below it: parents first, each directory sorted by
+    /// name. `None` is the root, which is not itself shown. What cannot be served is shown with a note.
+    pub(crate) fn list(
+        &self,
+        name: Option<&Name>,
+        mut emit: impl FnMut(Entry) -> ControlFlow<()>,
+    ) -> Result<(), StoreError> {
+        let mut levels = Vec::new();
+        match name {
+            None => levels.push((String::new(), self.children("").doing("list", "")?.into_iter())),
+            Some(name) => {
+                let metadata = self.root.symlink_metadata(name.as_str()).doing("list", name.as_str())?;
+                let entry = describe(name.as_str(), &metadata);
+                let directory = entry.kind() == Kind::Directory;
+                if emit(entry).is_break() {
+                    return Ok(());
+                }
+                if directory {
+                    let children = self.children(name.as_str()).doing("list", name.as_str())?;
+                    levels.push((name.as_str().to_owned(), children.into_iter()));
+                }
+            }
+        }
+        while let Some((parent, children)) = levels.last_mut() {
+            let Some(child) = children.next() else {
+                levels.pop();
+                continue;
+            };
+            let Some((entry, below)) = self.look(parent, &child) else { continue };
+            let name = entry.name.clone();
+            if emit(entry).is_break() {
+                return Ok(());
+            }
+            if let Some(below) = below {
+                levels.push((name, below.into_iter()));
+            }
+        }
+        Ok(())
+    }
+
+    /// One child, and for a directory its children in turn. `None` for what is no one's business, or gone by now.
+    fn look(&self, parent: &str, child: &OsString) -> Option<(Entry, Option<Vec<OsString>>)> {
+        if parent.is_empty() && child == PRIVATE_DIR {
+            return None;
+        }
+        let lossy = child.to_string_lossy();
+        let full = if parent.is_empty() { lossy.to_string() } else { format!("{parent}/{lossy}") };
+        if child.to_str().is_none() {
+            return Some((noted(full, Kind::Other, "its name is not UTF-8".into()), None));
+        }
+        if let Err(error) = Name::parse(&full) {
+            return Some((noted(full, Kind::Other, format!("its name cannot be used: {error}")), None));
+        }
+        let failed = |full, error: io::Error| match error.kind() {
+            io::ErrorKind::NotFound => None,
+            _ => Some((noted(full, Kind::Unreadable, error.to_string()), None)),
+        };
+        let entry = match self.root.symlink_metadata(&full) {
+            Ok(metadata) => describe(&full, &metadata),
+            Err(error) => return failed(full, error),
+        };
+        if entry.kind() != Kind::Directory {
+            return Some((entry, None));
+        }
+        match self.children(&full) {
+            Ok(children) => Some((entry, Some(children))),
+            Err(error) => failed(full, error),
+        }
+    }
+
+    /// Names in a directory, sorted.
+    fn children(&self, path: &str) -> io::Result<Vec<OsString>> {
+        let path = if path.is_empty() { "." } else { path };
+        let mut names = Vec::new();
+        for entry in self.root.read_dir(path)? {
+            names.push(entry?.file_name());
+        }
+        names.sort();
+        Ok(names)
+    }
+}
+
+fn describe(name: &str, metadata: &Metadata) -> Entry {
+    if metadata.is_file() {
+        Entry { name: name.to_owned(), kind: Kind::File.into(), size: metadata.len(), note: String::new() }
+    } else if metadata.is_dir() {
+        noted(name.to_owned(), Kind::Directory, String::new())
+    } else if metadata.is_symlink() {
+        noted(name.to_owned(), Kind::Other, "a symbolic link".into())
+    } else {
+        noted(name.to_owned(), Kind::Other, "a special file".into())
+    }
+}
+
+fn noted(name: String, kind: Kind, note: String) -> Entry {
+    Entry { name, kind: kind.into(), size: 0, note }
+}
