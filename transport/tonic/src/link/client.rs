@@ -115,21 +115,20 @@ impl FastClient {
 async fn call(shared: Arc<Shared>, request: Request<Body>) -> Result<Response<Body>, CallError> {
     let (parts, body) = request.into_parts();
     let block = headers::encode_request(&parts).map_err(CallError::Status)?;
-    let mut out = Outgoing::new(body);
+    let mut out = Outgoing::restorable(body);
     // What is ready goes with the head: a small unary call is one SEND.
     poll_fn(|cx| {
         out.gather(cx);
         Poll::Ready(())
     })
     .await;
-    let kept = out.peeked();
-    let not_sent = |out: Outgoing, kept, reason| {
-        let request = Request::from_parts(parts, out.restore(kept));
+    let not_sent = |out: Outgoing, reason| {
+        let request = Request::from_parts(parts, out.restore());
         CallError::NotSent(Box::new(request), reason)
     };
     let stream = match open(&shared, block, &mut out).await {
         Ok(stream) => stream,
-        Err(Refused::Reason(reason)) => return Err(not_sent(out, kept, reason)),
+        Err(Refused::Reason(reason)) => return Err(not_sent(out, reason)),
         Err(Refused::Status(status)) => return Err(CallError::Status(status)),
     };
     let mut waiting = Waiting { pump: Some(Pump { out, stream: stream.clone() }), stream };
@@ -137,7 +136,7 @@ async fn call(shared: Arc<Shared>, request: Request<Body>) -> Result<Response<Bo
         Answer::Head(block, end) => waiting.respond(block, end).map_err(CallError::Status),
         Answer::Failed(status) => Err(CallError::Status(status)),
         Answer::NotSent(reason) => match waiting.pump {
-            Some(pump) => Err(not_sent(pump.out, kept, reason)),
+            Some(pump) => Err(not_sent(pump.out, reason)),
             None => Err(CallError::Status(Status::unavailable(reason.to_string()))),
         },
     }
@@ -225,6 +224,7 @@ impl Waiting {
             drop(inner);
             // A body is only read on once the peer may know of the call: until then it can go another way.
             let Some(pump) = self.pump.as_mut().filter(|_| transmitted) else { return Poll::Pending };
+            pump.out.transmitted();
             match pump.poll(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Ok(())) => self.pump = None,

@@ -34,12 +34,31 @@ pub(super) struct Outgoing {
     chunks: VecDeque<Bytes>,
     trailers: Option<HeaderMap>,
     state: State,
+    kept: Option<Kept>,
+}
+
+/// What has been queued of a request that the peer has not heard of, to be sent another way if it never does.
+#[derive(Debug, Default)]
+struct Kept {
+    chunks: VecDeque<Bytes>,
+    trailers: Option<HeaderMap>,
 }
 
 impl Outgoing {
+    /// A response's body.
     pub(super) fn new(body: Body) -> Self {
         let state = if body.is_end_stream() { State::Ended } else { State::Reading };
-        Outgoing { body, chunks: VecDeque::new(), trailers: None, state }
+        Outgoing { body, chunks: VecDeque::new(), trailers: None, state, kept: None }
+    }
+
+    /// A request's body, which can be [restored](Outgoing::restore) until [`Outgoing::transmitted`].
+    pub(super) fn restorable(body: Body) -> Self {
+        Outgoing { kept: Some(Kept::default()), ..Outgoing::new(body) }
+    }
+
+    /// There is no way back.
+    pub(super) fn transmitted(&mut self) {
+        self.kept = None;
     }
 
     /// The body is empty: the head is all there is.
@@ -90,6 +109,9 @@ impl Outgoing {
     pub(super) fn queue(&mut self, inner: &mut Inner, id: StreamId) -> Result<(), Status> {
         while let Some(chunk) = self.chunks.pop_front() {
             let end = self.chunks.is_empty() && self.trailers.is_none() && matches!(self.state, State::Ended);
+            if let Some(kept) = &mut self.kept {
+                kept.chunks.push_back(chunk.clone());
+            }
             let pinned = chunk.len() > inner.conn.eager_limit() && inner.pool.resolve(&chunk).is_some();
             inner.conn.send_data(id, chunk, pinned, end).map_err(too_long)?;
             if end {
@@ -104,6 +126,9 @@ impl Outgoing {
                 let sent = match self.trailers.take() {
                     Some(trailers) => {
                         let block = headers::encode_trailers(&trailers)?;
+                        if let Some(kept) = &mut self.kept {
+                            kept.trailers = Some(trailers);
+                        }
                         inner.conn.send_headers(id, block, true)
                     }
                     None => inner.conn.finish(id),
@@ -118,18 +143,17 @@ impl Outgoing {
         matches!(self.state, State::Queued)
     }
 
-    /// What has been taken, to be put back.
-    pub(super) fn peeked(&self) -> VecDeque<Bytes> {
-        self.chunks.clone()
-    }
-
-    /// The body as it was, `chunks` having been taken from it.
-    pub(super) fn restore(mut self, mut chunks: VecDeque<Bytes>) -> Body {
-        chunks.append(&mut self.chunks);
-        match self.state {
-            State::Ended | State::Queued if chunks.is_empty() => Body::empty(),
-            _ => Body::new(Restored { chunks, rest: self }),
+    /// The body as it was before anything was taken from it.
+    pub(super) fn restore(mut self) -> Body {
+        if let Some(Kept { mut chunks, trailers }) = self.kept.take() {
+            chunks.append(&mut self.chunks);
+            self.chunks = chunks;
+            self.trailers = self.trailers.or(trailers);
         }
+        if self.is_empty() || (self.is_queued() && self.chunks.is_empty() && self.trailers.is_none()) {
+            return Body::empty();
+        }
+        Body::new(Restored(self))
     }
 }
 
@@ -143,10 +167,7 @@ fn too_long(error: SendError) -> Status {
 }
 
 /// A body whose beginning had been read.
-struct Restored {
-    chunks: VecDeque<Bytes>,
-    rest: Outgoing,
-}
+struct Restored(Outgoing);
 
 impl http_body::Body for Restored {
     type Data = Bytes;
@@ -156,18 +177,18 @@ impl http_body::Body for Restored {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        if let Some(chunk) = self.chunks.pop_front() {
+        let out = &mut self.0;
+        if let Some(chunk) = out.chunks.pop_front() {
             return Poll::Ready(Some(Ok(Frame::data(chunk))));
         }
-        let rest = &mut self.rest;
-        match std::mem::replace(&mut rest.state, State::Queued) {
+        match std::mem::replace(&mut out.state, State::Queued) {
             State::Reading => {
-                rest.state = State::Reading;
-                Pin::new(&mut rest.body).poll_frame(cx)
+                out.state = State::Reading;
+                Pin::new(&mut out.body).poll_frame(cx)
             }
             State::Failed(status) => Poll::Ready(Some(Err(status))),
             State::Ended | State::Queued => {
-                Poll::Ready(rest.trailers.take().map(|trailers| Ok(Frame::trailers(trailers))))
+                Poll::Ready(out.trailers.take().map(|trailers| Ok(Frame::trailers(trailers))))
             }
         }
     }

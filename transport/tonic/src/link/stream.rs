@@ -68,7 +68,8 @@ fn reset_status(code: ResetCode) -> Status {
     Status::new(grpc, format!("the peer reset the stream: {code}"))
 }
 
-/// Keeps a stream's [`StreamIo`]. With the last one the stream is forgotten, and reset if it has not ended.
+/// Keeps a stream's [`StreamIo`]. With the last one the stream is forgotten, and reset unless all of it has been said:
+/// a response that is queued to its end still goes out.
 #[derive(Debug)]
 pub(super) struct StreamRef {
     pub(super) shared: Arc<Shared>,
@@ -106,7 +107,7 @@ impl Drop for StreamRef {
         let Some(io) = inner.streams.get_mut(&self.id) else { return };
         if io.drop_ref() {
             let dropped = inner.streams.remove(&self.id);
-            inner.conn.reset(self.id, ResetCode::CANCEL);
+            inner.conn.release(self.id, ResetCode::CANCEL);
             inner.flush();
             // Payload is freed outside the lock: it may be the last of an arena.
             drop(inner);
