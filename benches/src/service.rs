@@ -40,6 +40,7 @@ impl Bench for Replies {
 }
 
 /// Serves until the process ends, calling `ready` with the address once clients can connect.
+/// `frame_size` is the largest HTTP/2 frame in bytes that the stock server takes; `None`: 16 KiB.
 ///
 /// # Errors
 /// The address cannot be bound, or serving fails.
@@ -47,6 +48,7 @@ pub async fn serve(
     contender: Contender,
     addr: SocketAddr,
     largest_reply: usize,
+    frame_size: Option<u32>,
     ready: impl FnOnce(SocketAddr),
 ) -> anyhow::Result<()> {
     let service = BenchServer::new(Replies(Bytes::from(vec![0x5a; largest_reply])))
@@ -60,6 +62,7 @@ pub async fn serve(
             tonic::transport::Server::builder()
                 .initial_stream_window_size(stream)
                 .initial_connection_window_size(connection)
+                .max_frame_size(frame_size)
                 .add_service(service)
                 .serve_with_incoming(incoming)
                 .await?;

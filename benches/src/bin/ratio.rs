@@ -43,6 +43,9 @@ struct Args {
     /// Large calls in flight
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     in_flight: u32,
+    /// Largest HTTP/2 frame in bytes that the stock ends take; tonic's default is the protocol's, 16 KiB
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(16_384..16_777_216))]
+    stock_frame_size: Option<u32>,
     /// Fail unless latency over tonic-rdma is at most this many times that of stock tonic
     #[arg(long, value_name = "RATIO")]
     assert_latency: Option<f64>,
@@ -72,7 +75,7 @@ fn main() -> anyhow::Result<()> {
 async fn serve(contender: Contender, args: &Args) -> anyhow::Result<()> {
     let addr = SocketAddr::new(args.addr, 0);
     let largest = usize::try_from(args.size)?.max(SMALL);
-    service::serve(contender, addr, largest, |addr| println!("{addr}")).await
+    service::serve(contender, addr, largest, args.stock_frame_size, |addr| println!("{addr}")).await
 }
 
 /// Payload bytes of a small message.
@@ -90,6 +93,7 @@ impl Server {
         let mut child = Command::new(std::env::current_exe()?)
             .args(["--serve", name.get_name()])
             .args(["--addr", &args.addr.to_string(), "--size", &args.size.to_string()])
+            .args(args.stock_frame_size.map(|size| format!("--stock-frame-size={size}")))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .kill_on_drop(true)
@@ -134,6 +138,7 @@ async fn compare(args: &Args) -> anyhow::Result<()> {
     let stock = tonic::transport::Endpoint::from_shared(stock_server.uri.clone())?
         .initial_stream_window_size(stream)
         .initial_connection_window_size(connection)
+        .max_frame_size(args.stock_frame_size)
         .tcp_nodelay(true)
         .connect()
         .await
