@@ -11,28 +11,27 @@ pub struct Config {
     pub slot_size: u32,
     /// RECV slots, which are the credits that the peer starts with. 4 to 4,096; default 32.
     pub recv_slots: u16,
-    /// Streams that the peer may have open at once. Default 1,024.
+    /// Streams that the peer may have open at once. At least 1; default 1,024.
     pub max_streams: u32,
     /// Bytes that a stream may hold unread without having asked (eager data and standing grants).
-    /// Default 2 MiB.
+    /// 4 KiB to 2 GiB - 1; default 2 MiB.
     pub stream_window: u32,
     /// Bytes that are granted or unread at once for one stream that asked for memory. A message no longer
-    /// than this lands in one piece when memory allows. Default 8 MiB.
+    /// than this lands in one piece when memory allows. At least 64 KiB; default 8 MiB.
     pub bulk_window: u32,
-    /// The longest piece of a body, so the longest message, in bytes. Default 256 MiB.
+    /// The longest piece of a body, so the longest message, in bytes. 1 to 2^40; default 256 MiB.
     pub max_message: u64,
-    /// The longest header block in bytes. Default 65,536.
-    pub max_header_block: u32,
     /// Standing grants that are kept with a peer that sends bulk. 0 turns them off; default 4, at most 64.
     pub standing_grants: u8,
-    /// The longest standing grant in bytes. Default 1 MiB + 64 KiB (a 1 MiB message and what surrounds it).
+    /// The longest message that standing grants are kept for, in bytes. At most 1 GiB; default 1 MiB + 64 KiB
+    /// (a 1 MiB message and what surrounds it).
     pub standing_max: u32,
     /// The longest single WRITE in bytes; longer transfers are cut so that streams take turns.
-    /// Default 256 KiB.
+    /// At least 4 KiB; default 256 KiB.
     pub write_chunk: u32,
-    /// A peer that says nothing for this long, though asked by PING, is dead. Default 5 s.
+    /// A peer that says nothing for this long, though asked by PING, is dead. 10 ms to a day; default 5 s.
     pub dead_peer: Duration,
-    /// Standing grants are recalled after this long without bulk. Default 10 s.
+    /// Standing grants are recalled after this long without bulk. At most a day; default 10 s.
     pub idle_recall: Duration,
 }
 
@@ -45,7 +44,6 @@ impl Default for Config {
             stream_window: 2 << 20,
             bulk_window: 8 << 20,
             max_message: 256 << 20,
-            max_header_block: 64 * 1024,
             standing_grants: 4,
             standing_max: (1 << 20) + (64 << 10),
             write_chunk: 256 << 10,
@@ -54,6 +52,8 @@ impl Default for Config {
         }
     }
 }
+
+const DAY_MS: u64 = 24 * 60 * 60 * 1000;
 
 /// A setting outside its range.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -76,22 +76,29 @@ impl Config {
         rule((512..=32_768).contains(&self.slot_size), "slot_size", self.slot_size.into(), "512 to 32768")?;
         rule((4..=4096).contains(&self.recv_slots), "recv_slots", self.recv_slots.into(), "4 to 4096")?;
         rule(self.max_streams > 0, "max_streams", self.max_streams.into(), "at least 1")?;
-        rule(self.stream_window >= 4096, "stream_window", self.stream_window.into(), "at least 4096")?;
-        rule(self.bulk_window >= 4096, "bulk_window", self.bulk_window.into(), "at least 4096")?;
-        rule((1..=1 << 40).contains(&self.max_message), "max_message", self.max_message, "1 to 2^40")?;
         rule(
-            (1024..=65_536).contains(&self.max_header_block),
-            "max_header_block",
-            self.max_header_block.into(),
-            "1024 to 65536",
+            (4096..=i32::MAX as u32).contains(&self.stream_window),
+            "stream_window",
+            self.stream_window.into(),
+            "4096 to 2147483647",
         )?;
+        rule(self.bulk_window >= 65_536, "bulk_window", self.bulk_window.into(), "at least 65536")?;
+        rule((1..=1 << 40).contains(&self.max_message), "max_message", self.max_message, "1 to 2^40")?;
         rule(self.standing_grants <= 64, "standing_grants", self.standing_grants.into(), "0 to 64")?;
+        rule(self.standing_max <= 1 << 30, "standing_max", self.standing_max.into(), "at most 2^30")?;
         rule(self.write_chunk >= 4096, "write_chunk", self.write_chunk.into(), "at least 4096")?;
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         rule(
-            self.dead_peer >= Duration::from_millis(10),
+            (10..=DAY_MS).contains(&millis(self.dead_peer)),
             "dead_peer (ms)",
-            self.dead_peer.as_millis() as u64,
-            "at least 10",
+            millis(self.dead_peer),
+            "10 to 86400000",
+        )?;
+        rule(
+            millis(self.idle_recall) <= DAY_MS,
+            "idle_recall (ms)",
+            millis(self.idle_recall),
+            "at most 86400000",
         )
     }
 

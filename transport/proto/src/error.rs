@@ -38,7 +38,7 @@ pub enum Breach {
     /// A frame type that this version does not know.
     #[error("unknown frame type {0}")]
     UnknownFrame(u8),
-    /// A flag that this frame does not have.
+    /// A flag that this frame does not have, or flags that exclude each other.
     #[error("{frame} frame with unknown flags {flags:#04x}")]
     UnknownFlags {
         /// Name of the frame.
@@ -60,7 +60,7 @@ pub enum Breach {
         /// Credits that were outstanding.
         spent: u32,
     },
-    /// A frame names a stream that was never opened.
+    /// A frame names a stream that was never opened, or that the peer cannot know of yet.
     #[error("{frame} frame for {stream}, which was never opened")]
     UnknownStream {
         /// Name of the frame.
@@ -68,7 +68,7 @@ pub enum Breach {
         /// The stream.
         stream: StreamId,
     },
-    /// A frame names a stream whose sending side has ended.
+    /// A frame names a stream whose sending side has ended, or a new one whose id is not above all earlier ones.
     #[error("{frame} frame for {stream}, which the sender had closed")]
     ClosedStream {
         /// Name of the frame.
@@ -83,14 +83,6 @@ pub enum Breach {
         frame: &'static str,
         /// The id.
         id: u32,
-    },
-    /// A new stream's id is not above all earlier ones.
-    #[error("new {stream} after stream {last}")]
-    StreamOrder {
-        /// The new stream.
-        stream: StreamId,
-        /// The highest id so far.
-        last: u32,
     },
     /// More streams are open than the settings allow.
     #[error("more than {0} streams open")]
@@ -143,7 +135,7 @@ pub enum Breach {
     /// More requests are open on a stream than allowed.
     #[error("more than {1} requests open on {0}")]
     TooManyRequests(StreamId, usize),
-    /// DONE or ABORT or RECALL names a grant that is not outstanding.
+    /// DONE or ABORT names a grant that is not outstanding.
     #[error("{frame} frame for {grant}, which is not outstanding")]
     UnknownGrant {
         /// Name of the frame.
@@ -169,7 +161,10 @@ pub enum Breach {
         /// The stream.
         stream: StreamId,
     },
-    /// A grant of nothing, past the end of the address space, not asked for, or with an id in use.
+    /// A stream's half ended while the peer held grants for it, or still waited for some.
+    #[error("{0} ended with grants held or asked for")]
+    EndWithGrants(StreamId),
+    /// A grant of nothing, past the end of the address space, not asked for, too short, or with an id in use.
     #[error("impossible {grant}: {why}")]
     BadGrant {
         /// The grant.
@@ -180,6 +175,9 @@ pub enum Breach {
     /// The peer asks for more answers than this side is ready to keep.
     #[error("more than {0} answers asked for and not collected")]
     Flood(usize),
+    /// GOAWAY for the second time, or an acknowledgement of none.
+    #[error("GOAWAY frame that is a repetition or acknowledges none")]
+    UnexpectedGoAway,
     /// A PONG that answers no PING of ours.
     #[error("PONG that answers no PING")]
     UnexpectedPong,

@@ -21,7 +21,7 @@
 //!
 //! | type | name | stream | payload | flags |
 //! |---|---|---|---|---|
-//! | 1 | HEADERS | yes | a piece of a header block ([`crate::headers`]) | END 1: the sender's half ends here; MORE 2: the block goes on in the next HEADERS of the stream |
+//! | 1 | HEADERS | yes | a piece of a header block ([`crate::headers`]) | END 1: the sender's half ends here; MORE 2: the block goes on in the next HEADERS of the stream. Not both |
 //! | 2 | DATA | yes | bytes of the body | END 1 |
 //! | 3 | WINDOW | yes | increment (4) | |
 //! | 4 | RESET | yes | reset code (4) | |
@@ -31,8 +31,11 @@
 //! | 8 | ABORT | 0 | grant id (4) | |
 //! | 9 | RECALL | 0 | grant id (4) | |
 //! | 10 | PING | 0 | token (8) | ACK 1 |
-//! | 11 | GOAWAY | 0 | close code (4), text | ACK 1 |
-//! | 12 | CLOSE | 0 | close code (4), text | |
+//! | 11 | GOAWAY | 0 | close code (4), text (0 to 240) | ACK 1 |
+//! | 12 | CLOSE | 0 | close code (4), text (0 to 240) | |
+//!
+//! A header block has at most 65,536 bytes. A GRANT that answers a REQUEST has at least 16,384 bytes, unless
+//! fewer complete it. Frame types, flags and reserved fields that are not in these tables are breaches.
 
 use bytes::{Buf, Bytes};
 
@@ -50,22 +53,39 @@ pub const MORE: u8 = 2;
 pub const ACK: u8 = 1;
 /// The longest text of a GOAWAY or CLOSE, in bytes.
 pub const MAX_TEXT: usize = 240;
+/// The longest header block, in bytes.
+pub const MAX_HEADER_BLOCK: usize = 65_536;
+/// The shortest GRANT, in bytes, that answers a REQUEST without completing it: a request cannot be answered
+/// with more grants than its bytes are worth.
+pub const MIN_GRANT: u32 = 16 * 1024;
 
 /// A frame as received. Payloads are slices of the message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are those of the table above")]
 pub enum Frame {
+    /// A piece of a header block.
     Headers { stream: u32, end: bool, more: bool, block: Bytes },
+    /// Bytes of the body.
     Data { stream: u32, end: bool, data: Bytes },
+    /// The stream's window grows.
     Window { stream: u32, increment: u32 },
+    /// The stream is given up.
     Reset { stream: u32, code: u32 },
+    /// Landing memory is asked for.
     Request { stream: u32, len: u64 },
+    /// Landing memory is granted.
     Grant { stream: u32, id: u32, rkey: u32, len: u32, addr: u64 },
+    /// Granted memory has been written; the grant ends.
     Done { stream: u32, end: bool, id: u32, len: u32 },
+    /// Granted memory will not be written; the grant ends.
     Abort { id: u32 },
+    /// A standing grant is asked back.
     Recall { id: u32 },
+    /// Are you alive? With `ack`: yes.
     Ping { ack: bool, token: u64 },
+    /// No new streams. With `ack`: none come any more.
     GoAway { ack: bool, code: u32, text: Bytes },
+    /// The connection ends.
     Close { code: u32, text: Bytes },
 }
 
@@ -159,7 +179,7 @@ impl<'a> Composer<'a> {
         let (kind, len) = (frame.kind(), wire - FRAME_HEADER);
         match frame {
             Frame::Headers { stream, end, more, block } => {
-                self.header(kind, u8::from(*end) * END | u8::from(*more) * MORE, len, *stream);
+                self.header(kind, (u8::from(*end) * END) | (u8::from(*more) * MORE), len, *stream);
                 self.put(block);
             }
             Frame::Data { stream, end, data } => {
@@ -274,7 +294,7 @@ impl Reader {
             10 | 11 => ACK,
             _ => 0,
         };
-        if flags & !allowed != 0 {
+        if flags & !allowed != 0 || (kind == 1 && flags == END | MORE) {
             return Err(Breach::UnknownFlags { frame, flags });
         }
         let on_stream = matches!(kind, 1..=5 | 7);
@@ -286,7 +306,7 @@ impl Reader {
             3 | 4 | 8 | 9 => Some(4),
             5 | 7 | 10 => Some(8),
             6 => Some(24),
-            11 | 12 if len < 4 || len > 4 + MAX_TEXT => Some(4),
+            11 | 12 if !(4..=4 + MAX_TEXT).contains(&len) => Some(4),
             _ => None,
         };
         if exact.is_some_and(|exact| exact != len) {

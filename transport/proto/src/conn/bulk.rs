@@ -2,10 +2,10 @@
 
 use super::Connection;
 use super::landing::MAX_REQUESTS;
-use super::stream::{Bulk, Out, PeerGrant, SendHalf};
+use super::stream::{Out, PeerGrant, SendHalf};
 use crate::error::Breach;
-use crate::frame::Frame;
-use crate::ids::{GrantId, StreamId};
+use crate::frame::{Frame, MIN_GRANT};
+use crate::ids::GrantId;
 
 /// Standing grants that are accepted from a peer.
 const MAX_STANDING: usize = 64;
@@ -17,30 +17,33 @@ const _: () = assert!(LOOK_AHEAD <= MAX_REQUESTS);
 impl Connection {
     /// Binds memory to the transfers at the head of the queue, or asks for it. Eager data in front stops it:
     /// a standing grant takes its bytes from the window, and what stands in front must get its share first.
+    /// A transfer in front that waits for memory keeps those behind it from standing grants: they would hold
+    /// memory that the one in front may be waiting for.
     pub(super) fn prepare_bulk(&mut self, key: usize) {
         let stream = &mut self.streams[key];
-        let mut asked = false;
+        let (mut asked, mut waiting) = (false, false);
         for out in stream.out.iter_mut().take(LOOK_AHEAD) {
             let bulk = match out {
                 Out::Headers { .. } => continue,
                 Out::Eager { .. } => break,
                 Out::Bulk(bulk) => bulk,
             };
-            if bulk.prepared {
-                continue;
-            }
-            bulk.prepared = true;
-            match take_standing(&mut self.standing, bulk.len, stream.send_window) {
-                Some(grant) => {
-                    stream.send_window -= bulk.len as u32;
-                    bulk.granted = bulk.len;
-                    bulk.grants.push_back(grant);
+            if !bulk.prepared {
+                bulk.prepared = true;
+                let window = if waiting { 0 } else { stream.send_window };
+                match take_standing(&mut self.standing, bulk.len, window) {
+                    Some(grant) => {
+                        stream.send_window -= bulk.len as u32;
+                        bulk.granted = bulk.len;
+                        bulk.grants.push_back(grant);
+                    }
+                    None => {
+                        stream.requests.push_back(bulk.len);
+                        asked = true;
+                    }
                 }
-                None => {
-                    stream.requests.push_back(bulk.len);
-                    asked = true;
-                }
             }
+            waiting |= bulk.granted < bulk.len;
         }
         if asked {
             self.mark_send(key);
@@ -67,49 +70,50 @@ impl Connection {
             self.standing.push(grant);
             return Ok(());
         }
-        if stream > self.last_stream {
-            return Err(Breach::UnknownStream { frame: "GRANT", stream: StreamId(stream) });
-        }
-        let Some(&key) = self.ids.get(&stream) else {
+        let key = self.known("GRANT", stream)?;
+        let Some(key) = key.filter(|key| self.streams[*key].send != SendHalf::Reset) else {
             // It crossed our RESET.
+            self.answers += 1;
             self.abort_grant(id);
             return Ok(());
         };
         let entry = &mut self.streams[key];
-        if entry.send == SendHalf::Reset {
-            self.abort_grant(id);
-            return Ok(());
-        }
         let waiting = entry.out.iter_mut().find_map(|out| match out {
             Out::Bulk(bulk) if bulk.prepared && bulk.granted < bulk.len => Some(bulk),
             _ => None,
         });
         match waiting {
-            Some(bulk) if u64::from(grant.len) <= bulk.len - bulk.granted => bind(bulk, grant),
-            Some(_) => return bad("more than was asked for"),
+            Some(bulk) => {
+                let rest = bulk.len - bulk.granted;
+                if u64::from(grant.len) > rest {
+                    return bad("more than was asked for");
+                }
+                if u64::from(grant.len) < rest.min(MIN_GRANT.into()) {
+                    return bad("too short a part of what was asked for");
+                }
+                bulk.granted += u64::from(grant.len);
+                bulk.grants.push_back(grant);
+            }
             None => return bad("nothing was asked for"),
         }
         self.mark_write(key);
         Ok(())
     }
 
-    /// The peer wants a standing grant back. One that is in use ends with its DONE.
+    /// The peer wants a standing grant back. One that is bound to a transfer ends with its DONE, and one that
+    /// is not known has just ended with it.
     pub(super) fn on_recall(&mut self, id: u32) {
         if let Some(at) = self.standing.iter().position(|g| g.id.0 == id) {
             let grant = self.standing.swap_remove(at);
+            self.answers += 1;
             self.abort_grant(grant.id);
         }
     }
 
     pub(super) fn abort_grant(&mut self, id: GrantId) {
         self.peer_grants.remove(&id.0);
-        self.control.push_back(Frame::Abort { id: id.0 });
+        self.push_control(Frame::Abort { id: id.0 });
     }
-}
-
-fn bind(bulk: &mut Bulk, grant: PeerGrant) {
-    bulk.granted += u64::from(grant.len);
-    bulk.grants.push_back(grant);
 }
 
 /// The shortest standing grant that holds the whole transfer, if the window does too.

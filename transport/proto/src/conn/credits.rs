@@ -34,6 +34,11 @@ impl Credits {
         self.ours >= 2 || (self.ours == 1 && self.to_return > 0)
     }
 
+    /// The last message of all needs no answer.
+    pub(super) fn may_close(&self) -> bool {
+        self.ours > 0
+    }
+
     /// Enough has gathered that the peer may run short: a message only to return credits is due.
     pub(super) fn return_due(&self) -> bool {
         self.to_return >= self.slots / 2

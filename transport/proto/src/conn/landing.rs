@@ -5,16 +5,14 @@ use std::time::{Duration, Instant};
 use slab::Slab;
 
 use super::stream::RecvHalf;
-use super::{Connection, Event, Flow, GrantMemory, LandingWant, Phase, WantKey};
+use super::{Connection, Event, Flow, GrantMemory, LandingWant, WantKey};
 use crate::config::Config;
 use crate::error::Breach;
-use crate::frame::Frame;
+use crate::frame::{Frame, MIN_GRANT};
 use crate::ids::{GrantId, StreamId};
 
 /// Requests that a stream may have open at once.
 pub(super) const MAX_REQUESTS: usize = 8;
-/// Shortest piece that a request is answered with, unless the rest is shorter.
-const MIN_PIECE: u32 = 16 * 1024;
 /// Lengths are rounded up to whole granules of landing memory.
 const GRANULE: u32 = 4096;
 
@@ -24,6 +22,7 @@ pub(super) struct Grant {
     pub(super) stream: u32,
     pub(super) memory: usize,
     pub(super) len: u32,
+    /// RECALL has been sent (standing grants only).
     recalled: bool,
 }
 
@@ -31,7 +30,8 @@ pub(super) struct Grant {
 #[derive(Debug)]
 pub(super) struct Grants {
     out: Slab<Grant>,
-    standing: usize,
+    /// Ids of the standing ones.
+    standing: Vec<u32>,
     /// Peer sends bulk, so standing grants are kept with it.
     active: bool,
     recent: [u32; 8],
@@ -46,7 +46,7 @@ impl Grants {
     pub(super) fn new(config: &Config, now: Instant) -> Self {
         Grants {
             out: Slab::new(),
-            standing: 0,
+            standing: Vec::new(),
             active: false,
             recent: [0; 8],
             next_recent: 0,
@@ -62,7 +62,7 @@ impl Grants {
     }
 
     pub(super) fn recall_deadline(&self) -> Option<Instant> {
-        (self.active && self.standing > 0).then(|| self.last_bulk + self.idle_recall)
+        (self.active && !self.standing.is_empty()).then(|| self.last_bulk + self.idle_recall)
     }
 
     /// Learns the length of a transfer. Standing grants follow the longest of the last eight.
@@ -81,7 +81,7 @@ impl Grants {
     }
 
     fn wants_standing(&self) -> bool {
-        self.active && self.standing < self.max_standing
+        self.active && self.standing.len() < self.max_standing
     }
 }
 
@@ -89,7 +89,7 @@ impl Connection {
     /// Landing memory that is wanted now. Answer with [`Connection::provide_landing`]; if there is none, ask
     /// again when some comes free. The same want is returned until it is answered.
     pub fn poll_landing(&mut self) -> Option<LandingWant> {
-        if matches!(self.phase, Phase::Closing | Phase::Closed) {
+        if !self.is_live() {
             return None;
         }
         while let Some(&key) = self.landing_queue.front() {
@@ -114,53 +114,55 @@ impl Connection {
         let want = *stream.wants.front()?;
         let window = u64::from(self.config.bulk_window);
         let free = window.saturating_sub(stream.held);
-        // Large pieces are worth waiting for: the reader frees the rest of the window.
+        // Large pieces are worth waiting for: the reader frees the rest of the window, of which the half is
+        // more than MIN_GRANT.
         if free < want.min(window / 2) {
             return None;
         }
         let want = want.min(free) as u32;
-        Some(LandingWant { key: WantKey::Stream(StreamId(stream.id)), want, min: want.min(MIN_PIECE) })
+        Some(LandingWant { key: WantKey::Stream(StreamId(stream.id)), want, min: want.min(MIN_GRANT) })
     }
 
-    /// Grants memory for what [`Connection::poll_landing`] wanted. Memory that turns out not to be wanted
-    /// any more comes back as [`Event::Returned`].
+    /// Grants memory for what [`Connection::poll_landing`] wanted: at least `min` bytes of it. Memory that is
+    /// too short, or turns out not to be wanted any more, comes back as [`Event::Returned`].
     pub fn provide_landing(&mut self, key: WantKey, memory: GrantMemory) {
-        let stream = match key {
-            WantKey::Standing if self.grants.wants_standing() => 0,
-            WantKey::Stream(id) if self.book_grant(id, memory.len) => id.0,
-            _ => {
-                self.events.push_back(Event::Returned { memory: memory.key });
-                return;
-            }
+        let booked = match key {
+            _ if !self.is_live() => None,
+            WantKey::Standing => (self.grants.wants_standing() && memory.len > 0).then_some((0, memory.len)),
+            WantKey::Stream(id) => self.book_grant(id, memory.len).map(|len| (id.0, len)),
         };
-        let grant = Grant { stream, memory: memory.key, len: memory.len, recalled: false };
+        let Some((stream, len)) = booked else {
+            self.events.push_back(Event::Returned { memory: memory.key });
+            return;
+        };
+        let grant = Grant { stream, memory: memory.key, len, recalled: false };
         let id = self.grants.out.insert(grant) as u32;
         if stream == 0 {
-            self.grants.standing += 1;
+            self.grants.standing.push(id);
         }
         self.stats.grants_given += 1;
-        let GrantMemory { addr, rkey, len, .. } = memory;
-        self.control.push_back(Frame::Grant { stream, id, rkey, len, addr });
+        let GrantMemory { addr, rkey, .. } = memory;
+        self.push_control(Frame::Grant { stream, id, rkey, len, addr });
     }
 
-    fn book_grant(&mut self, id: StreamId, len: u32) -> bool {
-        let Some(&key) = self.ids.get(&id.0) else { return false };
+    /// How much of `len` bytes is granted to the stream.
+    fn book_grant(&mut self, id: StreamId, len: u32) -> Option<u32> {
+        let &key = self.ids.get(&id.0)?;
+        let want = self.stream_want(key).filter(|want| len >= want.min)?;
+        let len = len.min(want.want);
         let stream = &mut self.streams[key];
-        let Some(want) = stream.wants.front_mut() else { return false };
-        if u64::from(len) > *want {
-            return false;
-        }
-        *want -= u64::from(len);
-        if *want == 0 {
+        let rest = stream.wants.front_mut()?;
+        *rest -= u64::from(len);
+        if *rest == 0 {
             stream.wants.pop_front();
         }
         stream.held += u64::from(len);
-        if stream.in_landing_queue {
+        stream.open_grants += 1;
+        if self.landing_queue.front() == Some(&key) {
             // Others first, before this one's next piece.
-            self.landing_queue.retain(|k| *k != key);
-            self.landing_queue.push_back(key);
+            self.landing_queue.rotate_left(1);
         }
-        true
+        Some(len)
     }
 
     pub(super) fn queue_for_landing(&mut self, key: usize) {
@@ -194,10 +196,12 @@ impl Connection {
     /// The peer had to ask though it holds standing grants: they are too short. One is exchanged.
     fn replace_short_standing(&mut self) {
         let want = self.grants.standing_len();
-        let short = self.grants.out.iter_mut().find(|(_, g)| g.stream == 0 && !g.recalled && g.len < want);
-        if let Some((id, grant)) = short {
-            grant.recalled = true;
-            self.control.push_back(Frame::Recall { id: id as u32 });
+        let short = self.grants.standing.iter().copied().find(|id| {
+            let grant = &self.grants.out[*id as usize];
+            !grant.recalled && grant.len < want
+        });
+        if let Some(id) = short {
+            self.recall(id);
         }
     }
 
@@ -206,26 +210,36 @@ impl Connection {
     pub fn recall_standing(&mut self) {
         self.grants.active = false;
         self.grants.recent = [0; 8];
-        for (id, grant) in self.grants.out.iter_mut().filter(|(_, g)| g.stream == 0 && !g.recalled) {
-            grant.recalled = true;
-            self.control.push_back(Frame::Recall { id: id as u32 });
+        for at in 0..self.grants.standing.len() {
+            self.recall(self.grants.standing[at]);
         }
     }
 
-    fn take_grant(&mut self, frame: &'static str, id: u32) -> Result<Grant, Breach> {
-        let grant = self
-            .grants
-            .out
-            .try_remove(id as usize)
-            .ok_or(Breach::UnknownGrant { frame, grant: GrantId(id) })?;
-        if grant.stream == 0 {
-            self.grants.standing -= 1;
+    fn recall(&mut self, id: u32) {
+        let grant = &mut self.grants.out[id as usize];
+        if !std::mem::replace(&mut grant.recalled, true) {
+            self.push_control(Frame::Recall { id });
         }
-        Ok(grant)
+    }
+
+    fn grant(&self, frame: &'static str, id: u32) -> Result<Grant, Breach> {
+        let grant = self.grants.out.get(id as usize);
+        grant.copied().ok_or(Breach::UnknownGrant { frame, grant: GrantId(id) })
+    }
+
+    /// The peer has ended a grant.
+    fn take_grant(&mut self, id: u32) {
+        let grant = self.grants.out.remove(id as usize);
+        if grant.stream == 0 {
+            self.grants.standing.retain(|standing| *standing != id);
+        } else if let Some(&key) = self.ids.get(&grant.stream) {
+            self.streams[key].open_grants -= 1;
+        }
     }
 
     pub(super) fn on_abort(&mut self, id: u32) -> Result<(), Breach> {
-        let grant = self.take_grant("ABORT", id)?;
+        let grant = self.grant("ABORT", id)?;
+        self.take_grant(id);
         self.events.push_back(Event::Returned { memory: grant.memory });
         if let Some(&key) = self.ids.get(&grant.stream) {
             let stream = &mut self.streams[key];
@@ -243,31 +257,30 @@ impl Connection {
         end: bool,
         now: Instant,
     ) -> Result<(), Breach> {
-        let grant = self.take_grant("DONE", id)?;
+        let grant = self.grant("DONE", id)?;
         let stream = &mut self.streams[key];
         let stream_id = StreamId(stream.id);
-        let checked = if len == 0 || len > grant.len {
-            Err(Breach::DoneLength { grant: GrantId(id), len, granted: grant.len })
-        } else if grant.stream != 0 && grant.stream != stream.id {
-            Err(Breach::DoneStream { grant: GrantId(id), stream: stream_id })
-        } else if grant.stream == 0 && len > stream.recv_window {
-            Err(Breach::Window { stream: stream_id, len, window: stream.recv_window })
-        } else {
-            Ok(())
-        };
-        if let Err(breach) = checked {
-            self.events.push_back(Event::Returned { memory: grant.memory });
-            return Err(breach);
+        if len == 0 || len > grant.len {
+            return Err(Breach::DoneLength { grant: GrantId(id), len, granted: grant.len });
         }
+        if grant.stream != 0 && grant.stream != stream.id {
+            return Err(Breach::DoneStream { grant: GrantId(id), stream: stream_id });
+        }
+        if grant.stream == 0 && len > stream.recv_window {
+            return Err(Breach::Window { stream: stream_id, len, window: stream.recv_window });
+        }
+        self.take_grant(id);
         self.stats.write_received += u64::from(len);
+        let stream = &mut self.streams[key];
         let flow = if grant.stream == 0 {
             stream.recv_window -= len;
             self.grants.learn(len.into(), now);
             Flow::Window
         } else {
-            // A last piece may be shorter than its grant.
-            stream.held -= u64::from(grant.len - len).min(stream.held);
+            // What the peer left of its grant is free again.
+            stream.held = stream.held.saturating_sub(u64::from(grant.len - len));
             self.grants.last_bulk = now;
+            self.queue_for_landing(key);
             Flow::Bulk
         };
         let memory = grant.memory;

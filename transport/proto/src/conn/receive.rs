@@ -2,12 +2,12 @@
 
 use std::time::Instant;
 
-use bytes::{BufMut, Bytes};
+use bytes::{BufMut, Bytes, BytesMut};
 
 use super::stream::{PeerGrant, RecvHalf, SendHalf};
 use super::{Connection, Event, Phase, Side};
 use crate::error::{Breach, CloseCode};
-use crate::frame::{Frame, Reader};
+use crate::frame::{Frame, MAX_HEADER_BLOCK, Reader};
 use crate::ids::{GrantId, ResetCode, StreamId};
 
 impl Connection {
@@ -18,8 +18,14 @@ impl Connection {
     /// The peer broke the protocol. The connection is closing: a CLOSE frame that names the breach is the
     /// only output left, and nothing of the message after the breach has had an effect.
     pub fn receive(&mut self, now: Instant, message: Bytes) -> Result<(), Breach> {
-        if matches!(self.phase, Phase::Closing | Phase::Closed) {
-            return Ok(());
+        match self.phase {
+            Phase::Open | Phase::Draining | Phase::Drained => {}
+            Phase::Closed => return Ok(()),
+            Phase::Closing => {
+                // CLOSE may still wait for a credit. What is wrong with the rest does not matter any more.
+                let _ = Reader::new(message).and_then(|reader| self.credits.received(reader.credits));
+                return Ok(());
+            }
         }
         let result = self.receive_frames(now, message);
         if let Err(breach) = &result {
@@ -39,7 +45,7 @@ impl Connection {
         while let Some(frame) = reader.next_frame()? {
             self.on_frame(frame, now)?;
             if self.phase == Phase::Closed {
-                break;
+                return Ok(());
             }
         }
         self.check_flood()
@@ -63,8 +69,7 @@ impl Connection {
                 let key = self.sending_peer_stream(name, stream)?;
                 self.check_body(name, key)?;
                 self.on_done(key, id, len, end, now)?;
-                self.on_end(key, end);
-                Ok(())
+                self.on_end(key, end)
             }
             Frame::Abort { id } => self.on_abort(id),
             Frame::Recall { id } => {
@@ -72,27 +77,32 @@ impl Connection {
                 Ok(())
             }
             Frame::Ping { ack: false, token } => {
-                self.control.push_back(Frame::Ping { ack: true, token });
+                self.answers += 1;
+                self.push_control(Frame::Ping { ack: true, token });
                 Ok(())
             }
             Frame::Ping { ack: true, .. } => self.heartbeat.pong(),
             Frame::GoAway { ack, code, text } => self.on_go_away(ack, code, &text),
             Frame::Close { code, text } => {
-                self.phase = Phase::Closed;
-                let text = String::from_utf8_lossy(&text).into_owned();
-                self.events.push_back(Event::Closed { code: CloseCode::from_wire(code), text });
+                self.on_close(code, &text);
                 Ok(())
             }
         }
     }
 
+    /// The stream of a frame that may also come for one that has ended: None then.
+    pub(super) fn known(&self, frame: &'static str, id: u32) -> Result<Option<usize>, Breach> {
+        if id > self.last_known {
+            return Err(Breach::UnknownStream { frame, stream: StreamId(id) });
+        }
+        Ok(self.ids.get(&id).copied())
+    }
+
     /// The stream of a frame that only the sender of an open half may send.
     fn sending_peer_stream(&self, frame: &'static str, id: u32) -> Result<usize, Breach> {
-        let stream = StreamId(id);
-        match self.ids.get(&id) {
-            Some(&key) if !self.streams[key].recv.is_done() => Ok(key),
-            _ if id > self.last_stream => Err(Breach::UnknownStream { frame, stream }),
-            _ => Err(Breach::ClosedStream { frame, stream }),
+        match self.known(frame, id)? {
+            Some(key) if !self.streams[key].recv.is_done() => Ok(key),
+            _ => Err(Breach::ClosedStream { frame, stream: StreamId(id) }),
         }
     }
 
@@ -107,21 +117,17 @@ impl Connection {
 
     fn on_headers(&mut self, id: u32, end: bool, more: bool, block: Bytes) -> Result<(), Breach> {
         let stream_id = StreamId(id);
-        let key = match self.ids.get(&id) {
-            Some(_) => self.sending_peer_stream("HEADERS", id)?,
-            None if id <= self.last_stream => {
-                return Err(Breach::ClosedStream { frame: "HEADERS", stream: stream_id });
-            }
-            None => self.accept_stream(id)?,
+        let key = if self.side == Side::Server && id > self.last_known {
+            self.accept_stream(id)?
+        } else {
+            self.sending_peer_stream("HEADERS", id)?
         };
-        let limit = self.config.max_header_block;
         let stream = &mut self.streams[key];
         if stream.recv == RecvHalf::Discarding {
-            self.on_end(key, end && !more);
-            return Ok(());
+            return self.on_end(key, end);
         }
-        if stream.block.len() + block.len() > limit as usize {
-            return Err(Breach::HeaderBlock { stream: stream_id, limit });
+        if stream.block.len() + block.len() > MAX_HEADER_BLOCK {
+            return Err(Breach::HeaderBlock { stream: stream_id, limit: MAX_HEADER_BLOCK as u32 });
         }
         if more && block.is_empty() {
             return Err(Breach::FrameOrder { frame: "empty HEADERS", stream: stream_id });
@@ -149,28 +155,18 @@ impl Connection {
             _ => return Err(Breach::FrameOrder { frame: "second HEADERS", stream: stream_id }),
         };
         self.events.push_back(event);
-        self.on_end(key, end);
-        Ok(())
+        self.on_end(key, end)
     }
 
     fn accept_stream(&mut self, id: u32) -> Result<usize, Breach> {
-        let stream = StreamId(id);
-        if self.side == Side::Client {
-            return Err(Breach::UnknownStream { frame: "HEADERS", stream });
-        }
-        if id <= self.last_stream {
-            return Err(Breach::StreamOrder { stream, last: self.last_stream });
-        }
         if self.phase == Phase::Drained {
-            return Err(Breach::OpenedAfterGoAway(stream));
+            return Err(Breach::OpenedAfterGoAway(StreamId(id)));
         }
         if self.streams.len() >= self.config.max_streams as usize {
             return Err(Breach::TooManyStreams(self.config.max_streams));
         }
-        self.last_stream = id;
-        let key = self.insert(id, RecvHalf::Headers);
-        self.streams[key].transmitted = true;
-        Ok(key)
+        self.last_known = id;
+        Ok(self.insert(id, RecvHalf::Headers))
     }
 
     fn on_data(&mut self, id: u32, end: bool, data: Bytes) -> Result<(), Breach> {
@@ -186,50 +182,50 @@ impl Connection {
         if stream.recv != RecvHalf::Discarding && (len > 0 || end) {
             self.events.push_back(Event::Data { stream: stream_id, data, end });
         }
-        self.on_end(key, end);
+        self.on_end(key, end)
+    }
+
+    /// The peer's half ends. It got all the memory that it had asked for, and has ended every grant: otherwise
+    /// memory would stay with it that nobody can ask back.
+    fn on_end(&mut self, key: usize, end: bool) -> Result<(), Breach> {
+        if end {
+            let stream = &mut self.streams[key];
+            if stream.open_grants > 0 || !stream.wants.is_empty() {
+                return Err(Breach::EndWithGrants(StreamId(stream.id)));
+            }
+            stream.recv = RecvHalf::Ended;
+            self.remove_if_done(key);
+        }
         Ok(())
     }
 
-    /// The peer's half ends.
-    fn on_end(&mut self, key: usize, end: bool) {
-        if end {
-            let stream = &mut self.streams[key];
-            stream.recv = RecvHalf::Ended;
-            stream.wants.clear();
-            self.remove_if_done(key);
-        }
-    }
-
     fn on_window(&mut self, id: u32, increment: u32) -> Result<(), Breach> {
-        let stream_id = StreamId(id);
-        if id > self.last_stream {
-            return Err(Breach::UnknownStream { frame: "WINDOW", stream: stream_id });
-        }
         // A stream that has ended here may still be read there.
-        let Some(&key) = self.ids.get(&id) else { return Ok(()) };
+        let Some(key) = self.known("WINDOW", id)? else { return Ok(()) };
         let stream = &mut self.streams[key];
         match stream.send_window.checked_add(increment) {
             Some(window) if increment > 0 && window <= i32::MAX as u32 => stream.send_window = window,
-            _ => return Err(Breach::WindowUpdate(stream_id, increment)),
+            _ => return Err(Breach::WindowUpdate(StreamId(id), increment)),
         }
         self.mark_send(key);
         Ok(())
     }
 
     fn on_reset(&mut self, id: u32, code: ResetCode) -> Result<(), Breach> {
-        let stream_id = StreamId(id);
-        if id > self.last_stream {
-            return Err(Breach::UnknownStream { frame: "RESET", stream: stream_id });
-        }
         // It may cross our END.
-        let Some(&key) = self.ids.get(&id) else { return Ok(()) };
+        let Some(key) = self.known("RESET", id)? else { return Ok(()) };
         let stream = &mut self.streams[key];
-        let known = stream.recv == RecvHalf::Discarding;
+        // The application has given the stream up, or never saw it.
+        let unseen = match stream.recv {
+            RecvHalf::Discarding => true,
+            RecvHalf::Headers => self.side == Side::Server,
+            RecvHalf::Body | RecvHalf::Ended | RecvHalf::Reset => false,
+        };
         if !stream.recv.is_done() {
             stream.recv = RecvHalf::Reset;
         }
         stream.wants.clear();
-        stream.block.clear();
+        stream.block = BytesMut::new();
         let grants = stream.drop_output();
         let answer = !stream.send.is_done();
         if answer {
@@ -237,41 +233,19 @@ impl Connection {
         }
         self.abort_all(grants);
         if answer {
-            self.control.push_back(Frame::Reset { stream: id, code: ResetCode::CANCEL.0 });
+            self.answers += 1;
+            self.push_control(Frame::Reset { stream: id, code: ResetCode::CANCEL.0 });
         }
-        if !known {
-            self.events.push_back(Event::Reset { stream: stream_id, code });
+        if !unseen {
+            self.events.push_back(Event::Reset { stream: StreamId(id), code });
         }
         self.remove_if_done(key);
         Ok(())
     }
 
-    fn on_go_away(&mut self, ack: bool, code: u32, text: &[u8]) -> Result<(), Breach> {
-        match (self.side, ack) {
-            (Side::Server, true) if self.phase == Phase::Draining => {
-                self.phase = Phase::Drained;
-                Ok(())
-            }
-            (Side::Client, false) if !self.peer_going_away => {
-                self.peer_going_away = true;
-                self.refuse_untransmitted();
-                self.control.push_back(Frame::GoAway { ack: true, code, text: Bytes::new() });
-                let text = String::from_utf8_lossy(text).into_owned();
-                self.events.push_back(Event::GoAway { code: CloseCode::from_wire(code), text });
-                Ok(())
-            }
-            _ => Err(Breach::WrongSide("GOAWAY")),
-        }
-    }
-
-    /// Streams that the peer has not heard of stay unheard of: they can be retried elsewhere.
-    fn refuse_untransmitted(&mut self) {
-        let keys: Vec<usize> = self.streams.iter().filter(|(_, s)| !s.transmitted).map(|(k, _)| k).collect();
-        for key in keys {
-            let grants = self.streams[key].drop_output();
-            self.abort_all(grants);
-            self.events.push_back(Event::Refused { stream: StreamId(self.streams[key].id) });
-            self.remove(key);
-        }
+    /// Answers are produced by what the peer asks; one that does not collect them is cut off (R15).
+    fn check_flood(&self) -> Result<(), Breach> {
+        let limit = 4096 + 16 * self.config.max_streams as usize;
+        if self.answers > limit { Err(Breach::Flood(limit)) } else { Ok(()) }
     }
 }

@@ -54,6 +54,10 @@ impl SendHalf {
     pub(super) fn accepts(self) -> bool {
         self == SendHalf::Open
     }
+
+    pub(super) fn reset_by_us(self) -> Self {
+        if self == SendHalf::Ended { self } else { SendHalf::Reset }
+    }
 }
 
 impl RecvHalf {
@@ -91,6 +95,13 @@ pub(super) struct Bulk {
     pub(super) grants: VecDeque<PeerGrant>,
 }
 
+impl Bulk {
+    pub(super) fn new(bytes: Bytes, pinned: bool, end: bool) -> Self {
+        let len = bytes.len() as u64;
+        Bulk { bytes, pinned, end, prepared: false, granted: 0, len, grants: VecDeque::new() }
+    }
+}
+
 /// What waits to be sent on a stream, in order.
 #[derive(Debug)]
 pub(super) enum Out {
@@ -120,8 +131,6 @@ pub(super) struct Stream {
     pub(super) queued: usize,
     /// `queued` has reached the mark and the driver waits for room.
     pub(super) full: bool,
-    /// The peer may know of the stream.
-    pub(super) transmitted: bool,
     pub(super) send_window: u32,
 
     pub(super) recv_window: u32,
@@ -132,7 +141,10 @@ pub(super) struct Stream {
     pub(super) wants: VecDeque<u64>,
     /// Bytes granted on request or landed and not read.
     pub(super) held: u64,
+    /// Grants on request that the peer has not ended.
+    pub(super) open_grants: u32,
 
+    /// In the queue of that name; kept true so that a stream is in each queue at most once.
     pub(super) in_send_ready: bool,
     pub(super) in_write_ready: bool,
     pub(super) in_landing_queue: bool,
@@ -149,22 +161,25 @@ impl Stream {
             requests: VecDeque::new(),
             queued: 0,
             full: false,
-            transmitted: false,
             send_window,
             recv_window,
             unreported: 0,
             block: BytesMut::new(),
             wants: VecDeque::new(),
             held: 0,
+            open_grants: 0,
             in_send_ready: false,
             in_write_ready: false,
             in_landing_queue: false,
         }
     }
 
-    /// The head of the queue waits for WRITEs and has memory for them.
-    pub(super) fn can_write(&self) -> bool {
-        matches!(self.out.front(), Some(Out::Bulk(bulk)) if !bulk.grants.is_empty())
+    /// If the head of the queue waits for WRITEs and has memory for them: whether its source is pinned.
+    pub(super) fn can_write(&self) -> Option<bool> {
+        match self.out.front() {
+            Some(Out::Bulk(bulk)) if !bulk.grants.is_empty() => Some(bulk.pinned),
+            _ => None,
+        }
     }
 
     /// Empties the sending half; returns the grants that must be aborted.

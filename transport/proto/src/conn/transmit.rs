@@ -24,8 +24,8 @@ impl Connection {
     /// The next work to post. `slot` is a free SEND slot, if there is one; a returned [`Transmit::Send`] has
     /// filled its beginning. WRITEs respect `room`. None: nothing to do, or no room or credit for it.
     pub fn poll_transmit(&mut self, slot: Option<&mut [u8]>, room: Room) -> Option<Transmit> {
-        if self.phase == Phase::Closed {
-            return None;
+        if !self.is_live() {
+            return slot.and_then(|slot| self.compose_close(slot)).map(Transmit::Send);
         }
         // In turns, so that neither small messages nor bulk starve (R13).
         if self.wrote_last {
@@ -44,7 +44,26 @@ impl Connection {
 
     /// Whether anything waits to be sent, apart from returned credits.
     pub(super) fn has_output(&self) -> bool {
-        !self.control.is_empty() || !self.send_ready.is_empty() || !self.write_ready.is_empty()
+        let writes = self.write_ready.iter().any(|queue| !queue.is_empty());
+        writes || !self.control.is_empty() || !self.send_ready.is_empty()
+    }
+
+    /// CLOSE, when it is due and has not gone out.
+    fn compose_close(&mut self, slot: &mut [u8]) -> Option<usize> {
+        if !self.credits.may_close() || (self.side == Side::Server && !self.greeted) {
+            return None;
+        }
+        let frame = self.close_frame.take()?;
+        let mut message = self.composer(slot);
+        message.add(&frame);
+        self.phase = Phase::Closed;
+        self.stats.messages_sent += 1;
+        Some(message.finish(self.credits.sent()))
+    }
+
+    fn composer<'a>(&self, slot: &'a mut [u8]) -> Composer<'a> {
+        let limit = slot.len().min(self.peer.slot_size as usize);
+        Composer::new(&mut slot[..limit])
     }
 
     fn compose(&mut self, slot: &mut [u8]) -> Option<usize> {
@@ -55,17 +74,19 @@ impl Connection {
             return None;
         }
         if !self.credits.may_send() {
-            self.stats.credit_waits += 1;
+            self.stats.credit_waits += u64::from(!self.starved);
+            self.starved = true;
             return None;
         }
-        let limit = slot.len().min(self.peer.slot_size as usize);
-        let mut message = Composer::new(&mut slot[..limit]);
+        self.starved = false;
+        let mut message = self.composer(slot);
         while let Some(frame) = self.control.front() {
             if !message.add(frame) {
                 break;
             }
             self.control.pop_front();
         }
+        self.answers = self.answers.min(self.control.len());
         if self.control.is_empty() {
             self.compose_streams(&mut message);
         }
@@ -74,29 +95,26 @@ impl Connection {
             return None;
         }
         self.greeted = true;
-        if self.phase == Phase::Closing && self.control.is_empty() {
-            self.phase = Phase::Closed;
-        }
         self.stats.messages_sent += 1;
         Some(message.finish(self.credits.sent()))
     }
 
     fn compose_streams(&mut self, message: &mut Composer<'_>) {
-        while let Some(&key) = self.send_ready.front() {
+        while let Some(key) = self.send_ready.pop_front() {
+            self.streams[key].in_send_ready = false;
             let composed = self.compose_stream(key, message);
-            if !self.streams.contains(key) || self.send_ready.front() != Some(&key) {
-                // It ended, and was removed from the queue with the rest of it.
-                continue;
-            }
+            // None: it has ended.
+            let Some(stream) = self.streams.get_mut(key) else { continue };
             if composed == Composed::Full {
-                // Ids reach the peer in order: a stream keeps its place until it has begun.
-                if self.streams[key].transmitted {
-                    self.send_ready.rotate_left(1);
+                if stream.id > self.last_known {
+                    // Ids reach the peer in order: a stream keeps its place until it has begun.
+                    stream.in_send_ready = true;
+                    self.send_ready.push_front(key);
+                } else {
+                    self.mark_send(key);
                 }
                 return;
             }
-            self.send_ready.pop_front();
-            self.streams[key].in_send_ready = false;
             self.mark_write(key);
         }
     }
@@ -117,7 +135,7 @@ impl Connection {
                 }
                 continue;
             }
-            if stream.transmitted
+            if id <= self.last_known
                 && let Some(&len) = stream.requests.front()
             {
                 if !message.add(&Frame::Request { stream: id, len }) {
@@ -136,8 +154,8 @@ impl Connection {
                     let piece = block.split_to(block.len().min(room));
                     let more = !block.is_empty();
                     let end = *end;
-                    message.add(&Frame::Headers { stream: id, end, more, block: piece });
-                    stream.transmitted = true;
+                    message.add(&Frame::Headers { stream: id, end: end && !more, more, block: piece });
+                    self.last_known = self.last_known.max(id);
                     if more {
                         return Composed::Full;
                     }
@@ -184,24 +202,35 @@ impl Connection {
             stream.wants.clear();
             let code = ResetCode::NO_ERROR.0;
             let id = stream.id;
-            self.control.push_back(Frame::Reset { stream: id, code });
+            self.push_control(Frame::Reset { stream: id, code });
         }
         self.remove_if_done(key);
     }
 
     fn next_write(&mut self, room: Room) -> Option<Write> {
-        while let Some(&key) = self.write_ready.front() {
-            if !self.streams[key].can_write() {
-                self.write_ready.pop_front();
-                self.streams[key].in_write_ready = false;
-                continue;
+        // Those that are copied first and those that are not take turns: neither waits for the other's room.
+        for turn in [self.write_turn, 1 - self.write_turn] {
+            if let Some(write) = self.write_from(turn, room) {
+                self.write_turn = 1 - turn;
+                return Some(write);
             }
-            return self.write(key, room);
         }
         None
     }
 
-    fn write(&mut self, key: usize, room: Room) -> Option<Write> {
+    fn write_from(&mut self, queue: usize, room: Room) -> Option<Write> {
+        while let Some(&key) = self.write_ready[queue].front() {
+            if self.streams[key].can_write().is_some() {
+                return self.write(queue, key, room);
+            }
+            // Its output has been dropped.
+            self.write_ready[queue].pop_front();
+            self.streams[key].in_write_ready = false;
+        }
+        None
+    }
+
+    fn write(&mut self, queue: usize, key: usize, room: Room) -> Option<Write> {
         let chunk = self.config.write_chunk as usize;
         let stream = &mut self.streams[key];
         let Some(Out::Bulk(bulk)) = stream.out.front_mut() else { return None };
@@ -221,19 +250,21 @@ impl Connection {
             let announce = Announce { grant: grant.id, len: grant.used, end: finished && bulk.end };
             stream.announce.push_back(announce);
             bulk.grants.pop_front();
-        }
-        if finished {
-            stream.out.pop_front();
+            if finished {
+                stream.out.pop_front();
+            }
+            self.mark_send(key);
         }
         self.stats.writes += 1;
         self.stats.write_sent += len as u64;
-        // The next stream's turn.
-        self.write_ready.rotate_left(1);
         self.sent_bytes(key, len);
+        // The next stream's turn.
+        self.write_ready[queue].pop_front();
+        self.streams[key].in_write_ready = false;
         if finished {
             self.prepare_bulk(key);
         }
-        self.mark_send(key);
+        self.mark_write(key);
         Some(write)
     }
 }

@@ -1,0 +1,105 @@
+//! GOAWAY, drain, CLOSE.
+//!
+//! A server that drains sends GOAWAY and still takes the streams that were on their way; the client answers
+//! with an acknowledgement behind its last new stream, so that the server knows when no more come. A client
+//! that drains only opens no more streams.
+
+use bytes::Bytes;
+
+use super::{Connection, Event, Phase, Side};
+use crate::error::{Breach, CloseCode};
+use crate::frame::{Frame, MAX_TEXT};
+use crate::ids::StreamId;
+
+impl Connection {
+    /// Takes no new streams. A server sends GOAWAY; streams in flight go on. `text` is cut to 240 bytes. See
+    /// [`Connection::is_drained`].
+    pub fn go_away(&mut self, code: CloseCode, text: &str) {
+        if self.phase != Phase::Open {
+            return;
+        }
+        match self.side {
+            Side::Server => {
+                self.phase = Phase::Draining;
+                let frame = Frame::GoAway { ack: false, code: code.to_wire(), text: clip(text) };
+                self.push_control(frame);
+            }
+            Side::Client => self.phase = Phase::Drained,
+        }
+    }
+
+    /// Drain has begun, the peer opens no more streams, and none is left.
+    pub fn is_drained(&self) -> bool {
+        self.phase == Phase::Drained && self.streams.is_empty() && !self.has_output()
+    }
+
+    /// Closes: the one thing still sent is a CLOSE frame, with `text` cut to 240 bytes. It may take the last
+    /// credit. Streams are left as they are; they come to no end any more.
+    pub fn close(&mut self, code: CloseCode, text: &str) {
+        if !self.is_live() {
+            return;
+        }
+        self.phase = Phase::Closing;
+        self.control.clear();
+        self.close_frame = Some(Frame::Close { code: code.to_wire(), text: clip(text) });
+    }
+
+    pub(super) fn on_close(&mut self, code: u32, text: &[u8]) {
+        self.phase = Phase::Closed;
+        let text = String::from_utf8_lossy(text).into_owned();
+        self.events.push_back(Event::Closed { code: CloseCode::from_wire(code), text });
+    }
+
+    pub(super) fn on_go_away(&mut self, ack: bool, code: u32, text: &[u8]) -> Result<(), Breach> {
+        match (self.side, ack) {
+            (Side::Server, true) if self.phase == Phase::Draining => {
+                self.phase = Phase::Drained;
+                Ok(())
+            }
+            (Side::Client, false) if !self.peer_going_away => {
+                self.peer_going_away = true;
+                self.refuse_untransmitted();
+                self.push_control(Frame::GoAway { ack: true, code, text: Bytes::new() });
+                let text = String::from_utf8_lossy(text).into_owned();
+                self.events.push_back(Event::GoAway { code: CloseCode::from_wire(code), text });
+                Ok(())
+            }
+            (Side::Server, true) | (Side::Client, false) => Err(Breach::UnexpectedGoAway),
+            (Side::Server, false) | (Side::Client, true) => Err(Breach::WrongSide("GOAWAY")),
+        }
+    }
+
+    /// Streams that the peer has not heard of stay unheard of: they can be retried elsewhere.
+    fn refuse_untransmitted(&mut self) {
+        let known = self.last_known;
+        let keys: Vec<usize> = self.streams.iter().filter(|(_, s)| s.id > known).map(|(k, _)| k).collect();
+        for key in keys {
+            let stream = &mut self.streams[key];
+            let (id, grants) = (StreamId(stream.id), stream.drop_output());
+            self.abort_all(grants);
+            self.events.push_back(Event::Refused { stream: id });
+            self.remove(key);
+        }
+    }
+}
+
+/// Text for the wire: whole characters, at most [`MAX_TEXT`] bytes.
+fn clip(text: &str) -> Bytes {
+    let mut end = text.len().min(MAX_TEXT);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    Bytes::copy_from_slice(&text.as_bytes()[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clip_keeps_whole_characters() {
+        let text = "é".repeat(200);
+        assert_eq!(clip(&text).len(), MAX_TEXT);
+        assert_eq!(clip(&format!("x{text}")).len(), MAX_TEXT - 1);
+    }
+}

@@ -1,0 +1,199 @@
+//! What the application does with its streams: open, send, reset, read.
+
+use bytes::Bytes;
+
+use super::stream::{Bulk, Out, RecvHalf, SendHalf};
+use super::{Connection, Event, Flow, SendError, Side};
+use crate::frame::{Frame, MAX_HEADER_BLOCK};
+use crate::ids::{GrantId, ResetCode, StreamId};
+
+/// Output of a stream may queue up to this many bytes before the driver should wait.
+const QUEUE_MARK: usize = 1 << 20;
+
+impl Connection {
+    /// Opens a stream with a header block (client only). `end`: no body follows.
+    ///
+    /// # Errors
+    /// [`SendError::GoingAway`], [`SendError::TooManyStreams`], [`SendError::HeadersTooLong`],
+    /// [`SendError::IdsUsedUp`]. Nothing has happened then.
+    pub fn open(&mut self, block: Bytes, end: bool) -> Result<StreamId, SendError> {
+        if self.side == Side::Server || !self.takes_streams() {
+            return Err(SendError::GoingAway);
+        }
+        if !self.has_stream_room() {
+            return Err(SendError::TooManyStreams(self.peer.max_streams));
+        }
+        check_block(&block)?;
+        let id = self.last_opened.checked_add(1).ok_or(SendError::IdsUsedUp)?;
+        self.last_opened = id;
+        let key = self.insert(id, RecvHalf::Headers);
+        self.push_headers(key, block, end);
+        Ok(StreamId(id))
+    }
+
+    fn push_headers(&mut self, key: usize, block: Bytes, end: bool) {
+        let stream = &mut self.streams[key];
+        stream.out.push_back(Out::Headers { block, end });
+        if end {
+            stream.send = SendHalf::Ending;
+        }
+        self.mark_send(key);
+    }
+
+    fn open_for_sending(&self, id: StreamId) -> Result<usize, SendError> {
+        let key = *self.ids.get(&id.0).ok_or(SendError::Closed)?;
+        if self.is_live() && self.streams[key].send.accepts() { Ok(key) } else { Err(SendError::Closed) }
+    }
+
+    /// Queues a header block: response headers, or trailers with `end`.
+    ///
+    /// # Errors
+    /// [`SendError::Closed`], [`SendError::HeadersTooLong`].
+    pub fn send_headers(&mut self, id: StreamId, block: Bytes, end: bool) -> Result<(), SendError> {
+        let key = self.open_for_sending(id)?;
+        check_block(&block)?;
+        self.push_headers(key, block, end);
+        Ok(())
+    }
+
+    /// Queues a piece of the body. `pinned`: it lies in memory that the device can read. A stream whose
+    /// [`Connection::has_room`] is false should wait for [`Event::Writable`] first; what is queued before
+    /// is still accepted.
+    ///
+    /// # Errors
+    /// [`SendError::Closed`], [`SendError::TooLong`].
+    pub fn send_data(
+        &mut self,
+        id: StreamId,
+        bytes: Bytes,
+        pinned: bool,
+        end: bool,
+    ) -> Result<(), SendError> {
+        let key = self.open_for_sending(id)?;
+        let (len, limit) = (bytes.len() as u64, self.max_message());
+        if len > limit {
+            return Err(SendError::TooLong { len, limit });
+        }
+        let eager = bytes.len() <= self.eager_limit();
+        let stream = &mut self.streams[key];
+        if end {
+            stream.send = SendHalf::Ending;
+        } else if bytes.is_empty() {
+            return Ok(());
+        }
+        stream.queued += bytes.len();
+        stream.full |= stream.queued >= QUEUE_MARK;
+        stream.out.push_back(if eager {
+            Out::Eager { bytes, end }
+        } else {
+            Out::Bulk(Bulk::new(bytes, pinned, end))
+        });
+        if !eager {
+            self.prepare_bulk(key);
+        }
+        self.mark_send(key);
+        Ok(())
+    }
+
+    /// Ends this side's half of the stream after what is queued.
+    ///
+    /// # Errors
+    /// [`SendError::Closed`].
+    pub fn finish(&mut self, id: StreamId) -> Result<(), SendError> {
+        self.send_data(id, Bytes::new(), false, true)
+    }
+
+    /// Whether the stream takes more output before it should wait. False for a stream that is closed.
+    pub fn has_room(&self, id: StreamId) -> bool {
+        self.open_for_sending(id).is_ok_and(|key| self.streams[key].queued < QUEUE_MARK)
+    }
+
+    /// Whether the stream takes output at all.
+    pub fn is_open_for_sending(&self, id: StreamId) -> bool {
+        self.open_for_sending(id).is_ok()
+    }
+
+    /// Books output that has been handed out.
+    pub(super) fn sent_bytes(&mut self, key: usize, len: usize) {
+        let stream = &mut self.streams[key];
+        stream.queued -= len;
+        if stream.full && stream.queued < QUEUE_MARK {
+            stream.full = false;
+            if stream.send.accepts() {
+                self.events.push_back(Event::Writable { stream: StreamId(stream.id) });
+            }
+        }
+    }
+
+    /// Resets a stream: drops its output, discards what still comes, tells the peer. Unknown and finished
+    /// streams are left alone.
+    pub fn reset(&mut self, id: StreamId, code: ResetCode) {
+        let Some(&key) = self.ids.get(&id.0) else { return };
+        let stream = &mut self.streams[key];
+        if stream.send == SendHalf::Reset || stream.recv == RecvHalf::Discarding {
+            return;
+        }
+        let grants = stream.drop_output();
+        stream.send = stream.send.reset_by_us();
+        stream.recv = stream.recv.reset_by_us();
+        self.abort_all(grants);
+        if id.0 > self.last_known {
+            // Nobody has heard of it.
+            self.remove(key);
+            return;
+        }
+        self.push_control(Frame::Reset { stream: id.0, code: code.0 });
+        self.remove_if_done(key);
+    }
+
+    /// The application lets go of a stream: as [`Connection::reset`], except that a response that has been
+    /// queued to its end still goes out (server).
+    pub fn release(&mut self, id: StreamId, code: ResetCode) {
+        let ending = |key: &usize| self.streams[*key].send == SendHalf::Ending;
+        if self.side == Side::Client || !self.ids.get(&id.0).is_some_and(ending) {
+            self.reset(id, code);
+        }
+    }
+
+    pub(super) fn abort_all(&mut self, grants: Vec<GrantId>) {
+        for grant in grants {
+            self.abort_grant(grant);
+        }
+    }
+
+    /// The application has read `len` bytes that came as `flow`. Unknown streams are left alone.
+    pub fn consume(&mut self, id: StreamId, len: u32, flow: Flow) {
+        let Some(&key) = self.ids.get(&id.0) else { return };
+        let full = self.config.stream_window;
+        let stream = &mut self.streams[key];
+        match flow {
+            Flow::Bulk => {
+                stream.held = stream.held.saturating_sub(len.into());
+                self.queue_for_landing(key);
+            }
+            Flow::Window if stream.recv == RecvHalf::Body => {
+                stream.unreported = stream.unreported.saturating_add(len).min(full - stream.recv_window);
+                if stream.unreported >= full / 2 {
+                    let increment = std::mem::take(&mut stream.unreported);
+                    stream.recv_window += increment;
+                    self.push_control(Frame::Window { stream: id.0, increment });
+                }
+            }
+            Flow::Window => {}
+        }
+    }
+
+    /// Queues a frame that does not wait for a stream's turn.
+    pub(super) fn push_control(&mut self, frame: Frame) {
+        if self.is_live() {
+            self.control.push_back(frame);
+        }
+    }
+}
+
+fn check_block(block: &Bytes) -> Result<(), SendError> {
+    if block.len() > MAX_HEADER_BLOCK {
+        return Err(SendError::HeadersTooLong { len: block.len(), limit: MAX_HEADER_BLOCK as u32 });
+    }
+    Ok(())
+}

@@ -1,0 +1,240 @@
+//! What the driver and the connection tell each other.
+
+use bytes::Bytes;
+
+use crate::error::CloseCode;
+use crate::ids::{ResetCode, StreamId};
+
+/// Which side of the connection this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Connects, opens streams, sends first (iWARP wants the connecting side to).
+    Client,
+    /// Accepts.
+    Server,
+}
+
+/// How received bytes are accounted until [`Connection::consume`] is told that they were read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flow {
+    /// Against the stream's window.
+    Window,
+    /// Against what the stream may hold of requested grants.
+    Bulk,
+}
+
+/// What the driver has to act on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The client opened a stream (server only).
+    Opened {
+        /// The stream.
+        stream: StreamId,
+        /// Its header block.
+        block: Bytes,
+        /// The client's half has ended.
+        end: bool,
+    },
+    /// The response's header block, or trailers.
+    Headers {
+        /// The stream.
+        stream: StreamId,
+        /// The block.
+        block: Bytes,
+        /// The peer's half has ended: these are trailers, or a response of trailers only.
+        end: bool,
+    },
+    /// Body bytes that came in a control message; counts as [`Flow::Window`].
+    Data {
+        /// The stream.
+        stream: StreamId,
+        /// The bytes: a slice of the message.
+        data: Bytes,
+        /// The peer's half has ended.
+        end: bool,
+    },
+    /// Body bytes have been written to landing memory, which now belongs to this side again.
+    Landed {
+        /// The stream.
+        stream: StreamId,
+        /// The driver's key of the memory ([`GrantMemory::key`]).
+        memory: usize,
+        /// Bytes written, from the start of the memory.
+        len: u32,
+        /// How they count.
+        flow: Flow,
+        /// The peer's half has ended.
+        end: bool,
+    },
+    /// Landing memory came back unused, or for a stream that nobody reads any more.
+    Returned {
+        /// The driver's key of the memory.
+        memory: usize,
+    },
+    /// The peer reset the stream: it sends no more and wants no more. If its half had ended before, only
+    /// this side's output is unwanted.
+    Reset {
+        /// The stream.
+        stream: StreamId,
+        /// Why.
+        code: ResetCode,
+    },
+    /// There is room for more output on a stream that had reached its mark.
+    Writable {
+        /// The stream.
+        stream: StreamId,
+    },
+    /// The stream was opened here but never transmitted, and will not be: the peer is going away.
+    Refused {
+        /// The stream.
+        stream: StreamId,
+    },
+    /// The peer takes no new streams.
+    GoAway {
+        /// Why.
+        code: CloseCode,
+        /// Its text.
+        text: String,
+    },
+    /// The peer closed the connection with an error.
+    Closed {
+        /// Why.
+        code: CloseCode,
+        /// Its text.
+        text: String,
+    },
+    /// The peer has said nothing for the configured time, though asked.
+    Dead,
+}
+
+/// Landing memory that the driver gives to the connection to grant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GrantMemory {
+    /// The driver's key, returned in [`Event::Landed`] or [`Event::Returned`].
+    pub key: usize,
+    /// Address as the peer's WRITE names it.
+    pub addr: u64,
+    /// Remote key.
+    pub rkey: u32,
+    /// Bytes.
+    pub len: u32,
+}
+
+/// For what landing memory is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WantKey {
+    /// A stream's request.
+    Stream(StreamId),
+    /// A standing grant.
+    Standing,
+}
+
+/// Landing memory wanted now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LandingWant {
+    /// For what.
+    pub key: WantKey,
+    /// Best length in bytes. Of longer memory no more than this is granted to a stream.
+    pub want: u32,
+    /// Shortest length in bytes that is accepted.
+    pub min: u32,
+}
+
+/// What the driver can take now. A WRITE is not cut shorter than 16 KiB, so each of the two must reach that
+/// when nothing is in flight.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    /// Bytes of WRITEs.
+    pub write: usize,
+    /// Bytes of staging memory for one source that is not pinned.
+    pub staging: usize,
+}
+
+/// A WRITE to post.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Write {
+    /// What to write.
+    pub src: Bytes,
+    /// Whether the source was said to lie in pinned memory; otherwise it is staged.
+    pub pinned: bool,
+    /// Where to.
+    pub addr: u64,
+    /// The key to it.
+    pub rkey: u32,
+}
+
+/// Work to post, in the order in which it was handed out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Transmit {
+    /// The slot holds a message of this many bytes.
+    Send(usize),
+    /// A WRITE.
+    Write(Write),
+}
+
+/// Why output was not accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SendError {
+    /// The stream is closed for sending: reset, ended, or unknown.
+    #[error("stream is closed for sending")]
+    Closed,
+    /// The peer takes no new streams: it is going away, or the connection is closed.
+    #[error("the peer takes no new streams")]
+    GoingAway,
+    /// The peer's limit of streams is reached; a stream that ends makes room.
+    #[error("the peer's limit of {0} streams is reached")]
+    TooManyStreams(u32),
+    /// A piece longer than the longest message that both sides allow.
+    #[error("message of {len} bytes, the limit is {limit}")]
+    TooLong {
+        /// Bytes.
+        len: u64,
+        /// The lower of both sides' limits.
+        limit: u64,
+    },
+    /// A header block longer than allowed.
+    #[error("header block of {len} bytes, the limit is {limit}")]
+    HeadersTooLong {
+        /// Bytes.
+        len: usize,
+        /// The limit.
+        limit: u32,
+    },
+    /// Stream ids are used up (2^32 - 1); the connection must be replaced.
+    #[error("stream ids are used up")]
+    IdsUsedUp,
+}
+
+/// Counters of one connection, since its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Control messages sent.
+    pub messages_sent: u64,
+    /// Control messages received.
+    pub messages_received: u64,
+    /// Body bytes sent in control messages.
+    pub eager_sent: u64,
+    /// Body bytes received in control messages.
+    pub eager_received: u64,
+    /// WRITEs handed out.
+    pub writes: u64,
+    /// Body bytes handed out as WRITEs.
+    pub write_sent: u64,
+    /// Body bytes received by WRITE.
+    pub write_received: u64,
+    /// Times that output began to wait for a credit.
+    pub credit_waits: u64,
+    /// Grants given.
+    pub grants_given: u64,
+}
+
+/// What is still open, for drain and for tests that everything came back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pending {
+    /// Open streams.
+    pub streams: usize,
+    /// Grants that the peer holds.
+    pub grants: usize,
+    /// Grants of the peer that this side holds, standing or bound to a transfer.
+    pub peer_grants: usize,
+}
