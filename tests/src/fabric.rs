@@ -14,16 +14,35 @@ pub enum Fabric {
     StockClient,
     /// A tonic-rdma client, which asks for the fast path, of a stock server.
     StockServer,
+    /// The fast path over the simulated network, each end with a device and a pool of its own.
+    Sim,
+    /// Likewise, with work and completions held back, so that they are reported late and in parts.
+    SimDelayed,
+    /// The simulated network with one device and one pool for both ends, as large as the usual
+    /// memlock limit of 8 MiB allows.
+    SimSmall,
+    /// The fast path over RDMA devices.
+    Verbs,
 }
 
 impl Fabric {
     /// The fabrics that run without an RDMA device.
-    pub const NATIVE: &[Fabric] = &[Fabric::Stock, Fabric::Tcp, Fabric::StockClient, Fabric::StockServer];
+    pub const NATIVE: &[Fabric] = &[
+        Fabric::Stock,
+        Fabric::Tcp,
+        Fabric::StockClient,
+        Fabric::StockServer,
+        Fabric::Sim,
+        Fabric::SimDelayed,
+        Fabric::SimSmall,
+    ];
 
     /// The fast path that calls must take; `None`: TCP.
     pub fn fast(self) -> Option<Path> {
         match self {
             Fabric::Stock | Fabric::Tcp | Fabric::StockClient | Fabric::StockServer => None,
+            Fabric::Sim | Fabric::SimDelayed | Fabric::SimSmall => Some(Path::Sim),
+            Fabric::Verbs => Some(Path::Verbs),
         }
     }
 
@@ -43,6 +62,10 @@ impl Fabric {
             "tcp" => Some(Fabric::Tcp),
             "stock-client" => Some(Fabric::StockClient),
             "stock-server" => Some(Fabric::StockServer),
+            "sim" => Some(Fabric::Sim),
+            "sim-delayed" => Some(Fabric::SimDelayed),
+            "sim-small" => Some(Fabric::SimSmall),
+            "verbs" => Some(Fabric::Verbs),
             _ => None,
         }
     }
@@ -60,7 +83,7 @@ impl Fabric {
             .split(',')
             .map(|name| {
                 Fabric::from_name(name.trim()).ok_or_else(|| {
-                    format!("TONIC_RDMA_TEST_FABRIC={names}: {name:?} is not one of stock, tcp, stock-client, stock-server, sim, verbs")
+                    format!("TONIC_RDMA_TEST_FABRIC={names}: {name:?} is not one of stock, tcp, stock-client, stock-server, sim, sim-delayed, sim-small, verbs")
                 })
             })
             .collect()
@@ -74,6 +97,10 @@ impl fmt::Display for Fabric {
             Fabric::Tcp => "tcp",
             Fabric::StockClient => "stock-client",
             Fabric::StockServer => "stock-server",
+            Fabric::Sim => "sim",
+            Fabric::SimDelayed => "sim-delayed",
+            Fabric::SimSmall => "sim-small",
+            Fabric::Verbs => "verbs",
         })
     }
 }

@@ -11,14 +11,24 @@ use crate::{
 use std::{
     future::Future,
     net::SocketAddr,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
 };
 use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
 use tonic::transport::server::TcpIncoming;
-use tonic_rdma::{Path, Policy, ReasonCode};
+use tonic_rdma::{
+    Context, Path, Policy, Pool, PoolConfig, ReasonCode,
+    sim::{SimConfig, SimNet},
+};
 
 /// A client of the scripted service over any fabric.
 pub type Client = ConformanceClient<AnyChannel>;
+
+/// By then the memory of connections that ended must be back. Nothing waits this long when all is well.
+const POOL_LIMIT: Duration = Duration::from_secs(30);
 
 /// One case over one fabric.
 #[derive(Debug)]
@@ -27,6 +37,36 @@ pub struct Bed {
     probe: Probe,
     log: PathLog,
     may_fall_back: AtomicBool,
+    contexts: Option<Contexts>,
+    pools: Mutex<Vec<Pool>>,
+}
+
+/// The devices and pools of the two ends.
+#[derive(Debug)]
+struct Contexts {
+    server: Context,
+    client: Context,
+}
+
+impl Contexts {
+    fn of(fabric: Fabric) -> Option<Self> {
+        let config = match fabric {
+            Fabric::Sim | Fabric::SimSmall => SimConfig::default(),
+            Fabric::SimDelayed => SimConfig { delay: 4, ..SimConfig::default() },
+            // What every program has that asks for nothing: one pool for the process.
+            Fabric::Verbs => {
+                return Some(Self { server: Context::global(), client: Context::global() });
+            }
+            _ => return None,
+        };
+        let net = SimNet::new(config);
+        let device = |name, last| Context::builder().sim(net.device(name, [10, 0, 0, last].into()));
+        if fabric == Fabric::SimSmall {
+            let both = device("sim0", 1).pool(PoolConfig::default().total(8 << 20)).build();
+            return Some(Self { server: both.clone(), client: both });
+        }
+        Some(Self { server: device("sim0", 1).build(), client: device("sim1", 2).build() })
+    }
 }
 
 impl Bed {
@@ -37,6 +77,8 @@ impl Bed {
             probe: Probe::default(),
             log: PathLog::default(),
             may_fall_back: AtomicBool::new(false),
+            contexts: Contexts::of(fabric),
+            pools: Mutex::default(),
         }
     }
 
@@ -88,12 +130,23 @@ impl Bed {
 
     /// A builder of a tonic-rdma server for this fabric.
     pub fn rdma_server(&self) -> tonic_rdma::Server {
-        tonic_rdma::Server::builder().policy(self.policy())
+        let server = tonic_rdma::Server::builder().policy(self.policy());
+        match &self.contexts {
+            Some(contexts) => server.context(contexts.server.clone()),
+            None => server,
+        }
     }
 
     /// A tonic-rdma endpoint for this fabric.
     pub fn rdma_endpoint(&self, uri: String) -> tonic_rdma::Endpoint {
-        tonic_rdma::Endpoint::from_shared(uri).unwrap().policy(self.policy())
+        let endpoint = tonic_rdma::Endpoint::from_shared(uri).unwrap().policy(self.policy());
+        match &self.contexts {
+            // A required path that is slow to come is reported, not given up for TCP.
+            Some(contexts) => {
+                endpoint.context(contexts.client.clone()).fast_path_timeout(Duration::from_secs(30))
+            }
+            None => endpoint,
+        }
     }
 
     fn policy(&self) -> Policy {
@@ -114,11 +167,31 @@ impl Bed {
             _ => None,
         };
         assert_eq!(info.reason.as_ref().map(|r| r.code()), reason, "{info}");
+        if let Some(pool) = channel.pool() {
+            self.pools.lock().unwrap().push(pool);
+        }
     }
 
     /// From here on calls may go over TCP as well: the case takes the fast path away.
     pub fn may_fall_back(&self) {
         self.may_fall_back.store(true, Ordering::Relaxed);
+    }
+
+    /// Waits until every byte of the pools has come back. Call it when servers and clients are gone.
+    pub async fn pools_are_whole(&self) {
+        let pools = self.pools.lock().unwrap().clone();
+        for pool in pools {
+            let begin = Instant::now();
+            loop {
+                let stats = pool.stats();
+                if stats.in_use_bytes() == 0 && stats.leased == 0 {
+                    break;
+                }
+                assert!(begin.elapsed() < POOL_LIMIT, "connections are gone, and still in use: {stats:?}");
+                // A pool tells nobody when memory comes back.
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        }
     }
 
     /// Fails unless every call took the path that the case is about.

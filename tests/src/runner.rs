@@ -62,6 +62,7 @@ fn run(case: Case, fabric: Fabric, hang: Duration) -> Result<(), Failed> {
             runtime.block_on(async {
                 (case.run)(&bed).await;
                 bed.check_paths();
+                bed.pools_are_whole().await;
             });
             // What a failed case left running ends with its runtime, without waiting for it.
             runtime.shutdown_background();
