@@ -138,10 +138,8 @@ mod tests {
             [(4, 64, 1), (16, 64, 4), (128, 64, 16), (128, 8, 2), (1024, 1024, 16), (8, 1, 1)]
         {
             let mut q = SendQueue::new(depth, slots);
-            let signalled = (0..depth as u64)
-                .map(|id| push(&mut q, id, Held::Slot))
-                .filter(|seq| q.is_signalled(*seq))
-                .collect::<Vec<_>>();
+            let seqs: Vec<u64> = (0..depth as u64).map(|id| push(&mut q, id, Held::Slot)).collect();
+            let signalled: Vec<u64> = seqs.into_iter().filter(|seq| q.is_signalled(*seq)).collect();
             assert_eq!(q.room(), 0);
             assert_eq!(signalled.len(), depth / every, "depth {depth}, slots {slots}");
             assert_eq!(signalled.last(), Some(&(depth as u64 - 1)), "a full queue frees itself whole");

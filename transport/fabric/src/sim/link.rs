@@ -297,7 +297,9 @@ impl Link for SimLink {
             Work::Send { offset, len } => match self.block.range(offset, len) {
                 Some(addr) => (Verb::Send, Held::Slot, addr, len, self.block.lkey(), None),
                 None => {
-                    return Err(self.misuse(format!("SEND of {len} bytes at {offset} lies outside the block")));
+                    return Err(
+                        self.misuse(format!("SEND of {len} bytes at {offset} lies outside the block"))
+                    );
                 }
             },
             Work::Write { src, remote_addr, rkey } => match take_apart(src, &self.block) {

@@ -50,7 +50,11 @@ impl Channel {
         // SAFETY: fcntl on a descriptor that the channel owns.
         let ret = unsafe {
             let flags = libc::fcntl(channel.as_raw_fd(), libc::F_GETFL);
-            if flags < 0 { flags } else { libc::fcntl(channel.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK) }
+            if flags < 0 {
+                flags
+            } else {
+                libc::fcntl(channel.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK)
+            }
         };
         if ret < 0 {
             return Err(io::Error::last_os_error());

@@ -40,7 +40,11 @@ impl CompChannel {
         // SAFETY: fcntl on a descriptor that the channel owns.
         let ret = unsafe {
             let flags = libc::fcntl(channel.as_raw_fd(), libc::F_GETFL);
-            if flags < 0 { flags } else { libc::fcntl(channel.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK) }
+            if flags < 0 {
+                flags
+            } else {
+                libc::fcntl(channel.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK)
+            }
         };
         if ret < 0 { Err(io::Error::last_os_error()) } else { Ok(channel) }
     }
@@ -106,7 +110,8 @@ impl Cq {
     /// A queue for `depth` completions, armed.
     pub(super) fn new(device: &Arc<DeviceInner>, depth: u32) -> io::Result<Cq> {
         // SAFETY: the descriptor belongs to the channel, which the AsyncFd owns and which never replaces it.
-        let channel = unsafe { AsyncFd::register_with_interest(CompChannel::new(device)?, Interest::READABLE) }?;
+        let channel =
+            unsafe { AsyncFd::register_with_interest(CompChannel::new(device)?, Interest::READABLE) }?;
         // SAFETY: context and channel are alive, and outlive the queue.
         let cq = unsafe {
             rdma_sys::ibv_create_cq(

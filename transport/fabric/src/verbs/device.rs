@@ -92,7 +92,11 @@ pub(super) unsafe fn context_name(context: NonNull<rdma_sys::ibv_context>) -> St
     // SAFETY: an open context has a device, and a device has a name for as long as it is open.
     unsafe {
         let name = rdma_sys::ibv_get_device_name(context.as_ref().device);
-        if name.is_null() { "unnamed device".to_owned() } else { CStr::from_ptr(name).to_string_lossy().into_owned() }
+        if name.is_null() {
+            "unnamed device".to_owned()
+        } else {
+            CStr::from_ptr(name).to_string_lossy().into_owned()
+        }
     }
 }
 
@@ -171,7 +175,8 @@ impl VerbsDevice {
     }
 
     fn open_listed(device: &DeviceInfo) -> Result<VerbsDevice, FabricError> {
-        if let (false, Some(port)) = (device.ports.iter().any(|p| p.state.is_active()), device.ports.first()) {
+        if let (false, Some(port)) = (device.ports.iter().any(|p| p.state.is_active()), device.ports.first())
+        {
             return Err(FabricError::NoActivePort { device: device.name.clone(), state: port.state });
         }
         match device.addresses.first() {
@@ -187,7 +192,8 @@ impl VerbsDevice {
     pub fn at(local: IpAddr) -> Result<VerbsDevice, FabricError> {
         lib_probe::probe()?;
         let channel = Channel::new().map_err(no_channel)?;
-        let id = CmId::new(&channel).map_err(|source| FabricError::NoConnectionManager { source: source.into() })?;
+        let id = CmId::new(&channel)
+            .map_err(|source| FabricError::NoConnectionManager { source: source.into() })?;
         if id.bind(SocketAddr::new(local, 0)).is_err() || id.verbs().is_none() {
             return Err(FabricError::NotOnRdma { addr: local });
         }
@@ -289,8 +295,8 @@ impl VerbsDevice {
     /// It does not answer any more.
     pub fn info(&self) -> Result<DeviceInfo, FabricError> {
         // SAFETY: the device is open.
-        let (transport, ports, _) =
-            unsafe { ports(self.0.context) }.map_err(|source| self.0.verb_error("ibv_query_device", source))?;
+        let (transport, ports, _) = unsafe { ports(self.0.context) }
+            .map_err(|source| self.0.verb_error("ibv_query_device", source))?;
         Ok(DeviceInfo { name: self.0.name.clone(), transport, ports, addresses: self.addresses()? })
     }
 

@@ -40,7 +40,11 @@ fn load(c_name: &CStr, name: &'static str) -> Result<(), FabricError> {
     // SAFETY: dlerror gives null or a string that lives until this thread's next call of a dl function.
     let dlerror = unsafe {
         let text = libc::dlerror();
-        if text.is_null() { "unknown".to_owned() } else { CStr::from_ptr(text).to_string_lossy().into_owned() }
+        if text.is_null() {
+            "unknown".to_owned()
+        } else {
+            CStr::from_ptr(text).to_string_lossy().into_owned()
+        }
     };
     Err(FabricError::NoLibrary { name, dlerror })
 }

@@ -325,7 +325,9 @@ impl Link for VerbsLink {
             Work::Write { src, remote_addr, rkey } => {
                 let remote = Some((remote_addr, rkey));
                 match src {
-                    WriteSource::Staged { offset, len } => (Verb::Write, Held::Staging, block(offset, len), remote),
+                    WriteSource::Staged { offset, len } => {
+                        (Verb::Write, Held::Staging, block(offset, len), remote)
+                    }
                     WriteSource::Bytes(b) => {
                         let place = Some((b.addr(), b.len(), b.lkey()));
                         (Verb::Write, Held::Bytes(b), place, remote)

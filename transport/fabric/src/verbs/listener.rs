@@ -23,8 +23,8 @@ const BACKLOG: i32 = 128;
 pub struct VerbsListener {
     addr: SocketAddr,
     device: Arc<DeviceInner>,
-    /// Dropped before the channel.
-    id: CmId,
+    /// Listens until it is dropped.
+    _id: CmId,
     events: Events,
 }
 
@@ -51,7 +51,7 @@ impl VerbsListener {
         id.listen(BACKLOG).map_err(|e| failed("rdma_listen", e))?;
         let events = events(channel).map_err(|e| device.verb_error("rdma_create_event_channel", e))?;
         let addr = id.local().unwrap_or(addr);
-        Ok(VerbsListener { addr, device, id, events })
+        Ok(VerbsListener { addr, device, _id: id, events })
     }
 
     /// The address, with the port that was taken.
@@ -160,7 +160,9 @@ impl VerbsIncoming {
         }
         let mut link = VerbsLink::new(&self.device, id, events, config, pool, addr)?;
         link.id().accept(private_data).map_err(|source| match source.raw_os_error() {
-            Some(libc::ECONNRESET | libc::ENOTCONN | libc::ECONNABORTED) => ConnectError::PeerGone { addr, step },
+            Some(libc::ECONNRESET | libc::ENOTCONN | libc::ECONNABORTED) => {
+                ConnectError::PeerGone { addr, step }
+            }
             _ => FabricError::Verb {
                 verb: Verb::Call("rdma_accept"),
                 device: self.device.name.clone(),

@@ -45,9 +45,10 @@ impl Want {
     /// Tries with less and less inline data: a device refuses more than it has (Soft-iWARP: 64 bytes).
     fn inline_steps(&self) -> impl Iterator<Item = u32> {
         let want = self.inline;
-        [want, want.min(128), want.min(64), 0].into_iter().enumerate().filter_map(move |(i, n)| {
-            (i == 0 || n < want).then_some(n)
-        })
+        [want, want.min(128), want.min(64), 0]
+            .into_iter()
+            .enumerate()
+            .filter_map(move |(i, n)| (i == 0 || n < want).then_some(n))
     }
 }
 
@@ -59,9 +60,8 @@ pub(super) fn try_out(device: &Arc<DeviceInner>) -> Result<(), FabricError> {
         source: source.into(),
     };
     // SAFETY: the context is open; a queue without a channel.
-    let cq = unsafe {
-        rdma_sys::ibv_create_cq(device.context().as_ptr(), 2, ptr::null_mut(), ptr::null_mut(), 0)
-    };
+    let cq =
+        unsafe { rdma_sys::ibv_create_cq(device.context().as_ptr(), 2, ptr::null_mut(), ptr::null_mut(), 0) };
     if cq.is_null() {
         return Err(refused("ibv_create_cq", io::Error::last_os_error()));
     }

@@ -1,5 +1,5 @@
 //! What every provider must do. The tests of one provider call these with its fabric.
-#![allow(dead_code, reason = "each test binary uses its own part")]
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses its own part")]
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use tonic_rdma_fabric::{
-    AnyLink, Completion, ConnectError, Connected, Fabric, Link, LinkConfig, LinkError, Listener, Work, WriteSource,
+    AnyLink, Completion, ConnectError, Connected, Fabric, Link, LinkConfig, LinkError, Listener, Work,
+    WriteSource,
 };
 use tonic_rdma_memory::{LandingBuf, Pool, PoolConfig};
 
@@ -17,7 +18,14 @@ use tonic_rdma_memory::{LandingBuf, Pool, PoolConfig};
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 pub fn config() -> LinkConfig {
-    LinkConfig { recv_slots: 16, slot_size: 1024, send_slots: 32, staging: 128 << 10, send_queue: 64, inline: 256 }
+    LinkConfig {
+        recv_slots: 16,
+        slot_size: 1024,
+        send_slots: 32,
+        staging: 128 << 10,
+        send_queue: 64,
+        inline: 256,
+    }
 }
 
 /// A device with a pool on it.
@@ -131,9 +139,16 @@ impl End {
         Ok(id)
     }
 
-    pub fn send(&mut self, slot: usize, data: &[u8]) -> u64 {
+    pub fn post(&mut self, slot: usize, data: &[u8]) -> u64 {
         let id = self.queue_send(slot, data, true).expect("queue");
         self.link.ring().expect("ring");
+        id
+    }
+
+    /// Sends, and waits until it has arrived.
+    pub async fn send(&mut self, slot: usize, data: &[u8]) -> u64 {
+        let id = self.post(slot, data);
+        self.done(id).await.expect("send");
         id
     }
 
@@ -148,7 +163,9 @@ impl End {
     /// Polls until the link is dead.
     pub async fn death(&mut self) -> LinkError {
         loop {
-            if let Err(error) = tokio::time::timeout(PATIENCE, self.poll()).await.expect("the link does not die") {
+            if let Err(error) =
+                tokio::time::timeout(PATIENCE, self.poll()).await.expect("the link does not die")
+            {
                 let mut out = Vec::new();
                 let again = poll_fn(|cx| self.link.poll(cx, &mut out)).await;
                 assert_eq!(again.unwrap_err().to_string(), error.to_string(), "the same error each time");
@@ -191,7 +208,7 @@ pub async fn pair_over(
 /// The connecting side speaks first (R3), so that the other may speak too.
 pub async fn greeted_pair(server: &Side, client: &Side) -> (End, End) {
     let (mut s, mut c) = pair(server, client).await;
-    c.send(0, b"first");
+    c.send(0, b"first").await;
     assert_eq!(s.receive().await.unwrap(), b"first");
     (s, c)
 }
@@ -201,14 +218,15 @@ pub async fn private_data_goes_both_ways(server: &Side, client: &Side) {
     let addr = listener.local_addr();
     assert_ne!(addr.port(), 0);
     let hello: Vec<u8> = (1..=56).collect();
+    let config = config();
     let accept = async {
         let incoming = listener.accept().await.unwrap();
         assert_eq!(incoming.private_data(), hello);
         assert_eq!(incoming.peer_addr().ip(), client.ip());
         assert_eq!(incoming.local_addr().ip(), server.ip());
-        incoming.accept(&config(), &server.pool, b"welcome", PATIENCE).await.unwrap()
+        incoming.accept(&config, &server.pool, b"welcome", PATIENCE).await.unwrap()
     };
-    let (accepted, connected) = tokio::join!(accept, client.connect_with(addr, &config(), &hello));
+    let (accepted, connected) = tokio::join!(accept, client.connect_with(addr, &config, &hello));
     let connected = connected.unwrap();
     let (answer, padding) = connected.private_data.split_at(7);
     assert_eq!(answer, b"welcome");
@@ -219,7 +237,7 @@ pub async fn private_data_goes_both_ways(server: &Side, client: &Side) {
         assert_eq!((peer.provider, peer.device.as_str()), (local.fabric.provider(), local.fabric.name()));
     }
     assert_eq!(connected.link.peer().remote, addr);
-    let too_long = client.connect_with(addr, &config(), &[0; 57]).await.unwrap_err();
+    let too_long = client.connect_with(addr, &config, &[0; 57]).await.unwrap_err();
     assert!(matches!(too_long, ConnectError::PrivateDataTooLong { len: 57 }), "{too_long}");
 }
 
@@ -241,7 +259,7 @@ pub async fn rejections_arrive(server: &Side, client: &Side) {
     assert!(matches!(error, ConnectError::Rejected { .. }), "{error}");
     // The listener lives on.
     let (mut s, mut c) = pair_over(&mut listener, server, client, &config()).await;
-    c.send(0, b"x");
+    c.send(0, b"x").await;
     assert_eq!(s.receive().await.unwrap(), b"x");
 }
 
@@ -271,10 +289,10 @@ async fn exchange(sender: &mut End, receiver: &mut End, count: usize, round: u8)
         last = sender.queue_send(i, &message(i, round), i + 1 == count).unwrap();
     }
     sender.link.ring().unwrap();
+    sender.done(last).await.unwrap();
     for i in 0..count {
         assert_eq!(receiver.receive().await.unwrap(), message(i, round), "message {i} of round {round}");
     }
-    sender.done(last).await.unwrap();
     assert_eq!(sender.link.send_room(), sender.link.caps().send_queue);
 }
 
@@ -289,14 +307,15 @@ pub async fn sends_of_all_sizes(server: &Side, client: &Side) {
     let mut sizes = vec![0, 1, 63, 64, 65, 255, 256, 257, 1023, 1024];
     sizes.extend([inline.saturating_sub(1), inline, inline + 1]);
     for (i, size) in sizes.iter().copied().enumerate() {
-        let id = c.send(0, &pattern(size, i as u8));
+        c.send(0, &pattern(size, i as u8)).await;
         assert_eq!(s.receive().await.unwrap(), pattern(size, i as u8), "{size} bytes");
-        c.done(id).await.unwrap();
     }
+    let mut last = 0;
     for (i, size) in sizes.iter().copied().enumerate() {
-        c.queue_send(i, &pattern(size, i as u8), false).unwrap();
+        last = c.queue_send(i, &pattern(size, i as u8), i + 1 == sizes.len()).unwrap();
     }
     c.link.ring().unwrap();
+    c.done(last).await.unwrap();
     for (i, size) in sizes.iter().copied().enumerate() {
         assert_eq!(s.receive().await.unwrap(), pattern(size, i as u8), "{size} bytes");
     }
@@ -318,7 +337,9 @@ pub async fn writes_land_before_the_send(server: &Side, client: &Side) {
         // From frozen pool memory, an owned buffer and staging in turn.
         for (i, part) in data.chunks(chunk).enumerate() {
             let src = match i % 3 {
-                0 => WriteSource::Bytes(client.pool.resolve(&bytes.slice(i * chunk..i * chunk + part.len())).unwrap()),
+                0 => WriteSource::Bytes(
+                    client.pool.resolve(&bytes.slice(i * chunk..i * chunk + part.len())).unwrap(),
+                ),
                 1 => {
                     let mut buf = client.pool.try_alloc(part.len()).unwrap();
                     buf.resize_zeroed(part.len());
@@ -344,17 +365,17 @@ pub async fn writes_land_before_the_send(server: &Side, client: &Side) {
         drop(bytes);
         let id = c.queue_send(1, b"landed", true).unwrap();
         c.link.ring().unwrap();
-        assert_eq!(s.receive().await.unwrap(), b"landed");
+        let (received, done) = tokio::join!(s.receive(), c.done(id));
+        assert_eq!(received.unwrap(), b"landed");
         let landed = landing.filled(total);
         assert!(landed == data, "the data is not there when the SEND is, round {round}");
-        c.done(id).await.unwrap();
+        done.unwrap();
     }
 }
 
 /// A full queue is back-pressure (R5): no place, then places again, and nothing lost.
 pub async fn a_full_queue_recovers(server: &Side, client: &Side) {
     let (mut s, mut c) = greeted_pair(server, client).await;
-    c.done(1).await.unwrap();
     let depth = c.link.caps().send_queue;
     let landing = server.landing(64 << 10);
     let (addr, rkey) = (landing.addr(), landing.rkey());
@@ -364,7 +385,9 @@ pub async fn a_full_queue_recovers(server: &Side, client: &Side) {
         let mut last = 0;
         for i in 0..depth {
             let src = WriteSource::Bytes(client.pool.resolve(&payload).unwrap());
-            last = c.queue(Work::Write { src, remote_addr: addr + 4096 * (i as u64 % 16), rkey }, false).unwrap();
+            last = c
+                .queue(Work::Write { src, remote_addr: addr + 4096 * (i as u64 % 16), rkey }, false)
+                .unwrap();
         }
         assert_eq!(c.link.send_room(), 0);
         let error = c.queue(Work::Send { offset: 0, len: 1 }, false).unwrap_err();
@@ -373,9 +396,13 @@ pub async fn a_full_queue_recovers(server: &Side, client: &Side) {
         assert_eq!(c.link.send_room(), 0, "ringing frees nothing (round {round})");
         let before = c.sent.len();
         c.done(last).await.unwrap();
-        assert!(c.sent.len() - before <= depth / 2, "{} completions for {depth} WRITEs", c.sent.len() - before);
+        assert!(
+            c.sent.len() - before <= depth / 2,
+            "{} completions for {depth} WRITEs",
+            c.sent.len() - before
+        );
     }
-    c.send(0, b"done");
+    c.send(0, b"done").await;
     assert_eq!(s.receive().await.unwrap(), b"done");
     assert!(landing.filled(64 << 10).chunks(4096).all(|c| c == &payload[..]));
 }
@@ -397,14 +424,13 @@ pub async fn misuse_is_told_and_harmless(server: &Side, client: &Side) {
     assert!(matches!(c.link.repost(0).unwrap_err(), LinkError::Misuse { .. }));
     assert!(matches!(c.link.repost(4711).unwrap_err(), LinkError::Misuse { .. }));
     assert!(c.link.recv_slot(4711, 10).is_empty());
-    c.send(2, b"alive");
+    c.send(2, b"alive").await;
     assert_eq!(s.receive().await.unwrap(), b"alive");
 }
 
 pub async fn a_disconnect_is_seen(server: &Side, client: &Side) {
     let (mut s, mut c) = greeted_pair(server, client).await;
-    let id = c.send(1, b"last words");
-    c.done(id).await.unwrap();
+    c.send(1, b"last words").await;
     c.link.disconnect();
     c.link.disconnect();
     assert_eq!(s.receive().await.unwrap(), b"last words", "what was sent before arrives");
@@ -426,7 +452,11 @@ pub async fn a_drop_is_seen(server: &Side, client: &Side) {
 }
 
 /// What a WRITE that is not allowed does to both ends. Gives both errors: (target's, writer's).
-pub async fn a_bad_write(server: &Side, client: &Side, remote: impl Fn(&LandingBuf) -> (u64, u32)) -> (LinkError, LinkError) {
+pub async fn a_bad_write(
+    server: &Side,
+    client: &Side,
+    remote: impl Fn(&LandingBuf) -> (u64, u32),
+) -> (LinkError, LinkError) {
     let (mut s, mut c) = greeted_pair(server, client).await;
     let landing = server.landing(8192);
     let (remote_addr, rkey) = remote(&landing);
@@ -455,7 +485,7 @@ pub async fn a_dropped_attempt_is_harmless(server: &Side, client: &Side) {
         Ok(link) => drop(End::new(link).death().await),
     }
     let (mut s, mut c) = pair_over(&mut listener, server, client, &config()).await;
-    c.send(0, b"x");
+    c.send(0, b"x").await;
     assert_eq!(s.receive().await.unwrap(), b"x");
 }
 
@@ -464,7 +494,8 @@ pub async fn an_unanswered_request_times_out(server: &Side, client: &Side) {
     let listener = server.listen();
     let addr = listener.local_addr();
     let timeout = Duration::from_millis(300);
-    let error = client.fabric.connect(addr, &config(), &client.pool, b"", timeout).await.map(drop).unwrap_err();
+    let error =
+        client.fabric.connect(addr, &config(), &client.pool, b"", timeout).await.map(drop).unwrap_err();
     assert!(matches!(error, ConnectError::Timeout { after, .. } if after == timeout), "{error}");
     assert!(error.to_string().contains("300 ms"), "{error}");
 }

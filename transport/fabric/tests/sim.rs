@@ -1,0 +1,290 @@
+//! The in-process fabric: what every provider must do, without and with delays, and its faults.
+
+mod common;
+
+use common::*;
+use tonic_rdma_fabric::sim::{SimConfig, SimDevice, SimNet};
+use tonic_rdma_fabric::{ConnectError, Fabric, FabricError, Link, LinkConfig, LinkError, Work, WriteSource};
+use tonic_rdma_memory::{Pool, PoolConfig};
+
+struct World {
+    net: SimNet,
+    server_device: SimDevice,
+    client_device: SimDevice,
+    server: Side,
+    client: Side,
+}
+
+fn world(seed: u64, delay: u32) -> World {
+    let net = SimNet::new(SimConfig { seed, delay, ..SimConfig::default() });
+    let server_device = net.device("sim0", "10.0.0.1".parse().unwrap());
+    let client_device = net.device("sim1", "10.0.0.2".parse().unwrap());
+    let server = Side::new(Fabric::Sim(server_device.clone()));
+    let client = Side::new(Fabric::Sim(client_device.clone()));
+    World { net, server_device, client_device, server, client }
+}
+
+/// Runs a shared test on networks with and without delays.
+macro_rules! everywhere {
+    ($($name:ident)*) => { $(
+        #[tokio::test]
+        async fn $name() {
+            for (seed, delay) in [(1, 0), (2, 1), (3, 7), (4, 40)] {
+                let w = world(seed, delay);
+                common::$name(&w.server, &w.client).await;
+                assert_eq!(w.net.stats().receiver_not_ready, 0);
+            }
+        }
+    )* };
+}
+
+everywhere! {
+    private_data_goes_both_ways
+    rejections_arrive
+    nobody_listens
+    sends_fill_all_credits
+    sends_of_all_sizes
+    writes_land_before_the_send
+    a_full_queue_recovers
+    misuse_is_told_and_harmless
+    a_disconnect_is_seen
+    a_drop_is_seen
+    a_dropped_attempt_is_harmless
+    an_unanswered_request_times_out
+}
+
+#[tokio::test]
+async fn both_ends_on_one_device() {
+    let w = world(1, 3);
+    common::sends_fill_all_credits(&w.server, &w.server).await;
+    common::writes_land_before_the_send(&w.server, &w.server).await;
+}
+
+#[tokio::test]
+async fn writes_are_checked() {
+    let w = world(1, 2);
+    let wrong: [fn(&tonic_rdma_memory::LandingBuf) -> (u64, u32); 4] = [
+        |l| (l.addr(), l.rkey() ^ 1),
+        |l| (l.addr() + (1 << 40), l.rkey()),
+        |l| (l.addr() - 1, l.rkey()),
+        |l| (u64::MAX - 10, l.rkey()),
+    ];
+    for (i, remote) in wrong.into_iter().enumerate() {
+        let (target, writer) = a_bad_write(&w.server, &w.client, remote).await;
+        let LinkError::Completion { verb, code, .. } = &writer else { panic!("{writer}") };
+        assert_eq!((verb.to_string().as_str(), *code), ("RDMA WRITE", 10), "remote access error");
+        assert!(matches!(target, LinkError::Completion { code: 5, .. }), "{target}");
+        assert_eq!(w.net.stats().remote_access_errors, i as u64 + 1);
+    }
+}
+
+/// Memory that was given back takes no more WRITEs, and a local key is no remote one (R9, R12).
+#[tokio::test]
+async fn keys_end_with_their_registration() {
+    let w = world(1, 0);
+    let local = w.server.pool.try_alloc(4096).unwrap();
+    let (addr, lkey) = (local.addr(), local.lkey());
+    let (_, writer) = a_bad_write(&w.server, &w.client, |_| (addr, lkey)).await;
+    assert!(matches!(writer, LinkError::Completion { code: 10, .. }), "{writer}");
+
+    let (mut s, mut c) = greeted_pair(&w.server, &w.client).await;
+    let pool = Pool::new(PoolConfig::default(), w.server.fabric.registrar()).unwrap();
+    let landing = pool.landing().alloc(4096, 4096).unwrap().unwrap();
+    let (remote_addr, rkey) = (landing.addr(), landing.rkey());
+    drop(landing);
+    drop(pool);
+    let src = WriteSource::Bytes(w.client.pool.resolve(&w.client.payload(64, 1)).unwrap());
+    c.queue(Work::Write { src, remote_addr, rkey }, true).unwrap();
+    c.link.ring().unwrap();
+    let writer = c.death().await;
+    assert!(matches!(writer, LinkError::Completion { code: 10, .. }), "{writer}");
+    s.death().await;
+}
+
+#[tokio::test]
+async fn a_send_without_a_recv_kills_the_link() {
+    for delay in [0, 5] {
+        let w = world(1, delay);
+        let (mut s, mut c) = greeted_pair(&w.server, &w.client).await;
+        for i in 0..config().recv_slots as usize + 1 {
+            c.queue_send(i, b"flood", true).unwrap();
+        }
+        c.link.ring().unwrap();
+        let error = c.death().await;
+        assert!(matches!(error, LinkError::Completion { code: 13, .. }), "{error}");
+        assert_eq!(w.net.stats().receiver_not_ready, 1);
+        assert_eq!(c.sent.len(), config().recv_slots as usize + 1, "those before it went through");
+        for _ in 0..config().recv_slots {
+            assert_eq!(s.receive_and_hold().await.unwrap().1, b"flood");
+        }
+        let error = s.death().await;
+        assert!(matches!(error, LinkError::Disconnected { .. }), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_message_longer_than_the_slot_kills_the_link() {
+    let w = world(1, 0);
+    let mut listener = w.server.listen();
+    let addr = listener.local_addr();
+    let small = LinkConfig { slot_size: 64, ..config() };
+    let accept =
+        async { listener.accept().await.unwrap().accept(&small, &w.server.pool, b"", PATIENCE).await };
+    let (accepted, connected) = tokio::join!(accept, w.client.connect(addr));
+    let (mut s, mut c) = (End::new(accepted.unwrap()), End::new(connected.unwrap().link));
+    c.send(0, &[7; 64]).await;
+    assert_eq!(s.receive_and_hold().await.unwrap().1, [7; 64]);
+    c.post(1, &[7; 65]);
+    assert!(matches!(c.death().await, LinkError::Completion { code: 9, .. }));
+    assert!(matches!(s.death().await, LinkError::Completion { code: 1, .. }));
+}
+
+#[tokio::test]
+async fn the_accepting_side_must_not_speak_first() {
+    let w = world(1, 0);
+    let (mut s, _c) = pair(&w.server, &w.client).await;
+    s.post(0, b"me first");
+    let error = s.death().await;
+    assert!(error.to_string().contains("iWARP"), "{error}");
+}
+
+/// A completion may be reported after the answer to what it completes.
+#[tokio::test]
+async fn delays_let_answers_overtake_completions() {
+    let mut overtaken = 0;
+    for seed in 0..20 {
+        let w = world(seed, 10);
+        let (mut s, mut c) = greeted_pair(&w.server, &w.client).await;
+        let id = c.post(1, b"ping");
+        let server = async {
+            assert_eq!(s.receive().await.unwrap(), b"ping");
+            s.post(1, b"pong");
+            while s.poll().await.is_ok() {}
+        };
+        let client = async {
+            assert_eq!(c.receive().await.unwrap(), b"pong");
+            overtaken += usize::from(!c.sent.contains(&id));
+            c.done(id).await.unwrap();
+            c.link.disconnect();
+        };
+        tokio::join!(server, client);
+    }
+    assert!((1..20).contains(&overtaken), "{overtaken} of 20");
+}
+
+#[tokio::test]
+async fn the_same_seed_gives_the_same_run() {
+    async fn run(seed: u64) -> Vec<String> {
+        let w = world(seed, 9);
+        let (mut s, mut c) = greeted_pair(&w.server, &w.client).await;
+        let mut log = Vec::new();
+        for i in 0..10 {
+            c.queue_send(i, &[i as u8], true).unwrap();
+        }
+        c.link.ring().unwrap();
+        while c.sent.len() < 11 {
+            c.poll().await.unwrap();
+            log.push(format!("{:?}", c.sent));
+            while !s.is_quiet().await {
+                log.push("arrived".into());
+            }
+        }
+        log
+    }
+    assert_eq!(run(5).await, run(5).await);
+    assert_ne!(run(5).await, run(6).await);
+}
+
+#[tokio::test]
+async fn faults_strike_when_told() {
+    let w = world(1, 0);
+
+    w.client_device.kill_links_after(Some(5));
+    let (mut s, mut c) = greeted_pair(&w.server, &w.client).await;
+    for i in 0..5 {
+        c.queue_send(i, b"x", true).unwrap();
+    }
+    c.link.ring().unwrap();
+    assert!(matches!(c.death().await, LinkError::Completion { code: 12, .. }));
+    for _ in 0..4 {
+        s.receive().await.unwrap();
+    }
+    assert!(matches!(s.death().await, LinkError::Disconnected { .. }));
+    w.client_device.kill_links_after(None);
+
+    w.server_device.fail_registrations(0, 1);
+    let mut landing = w.server.pool.landing();
+    let failed = (0..64).map(|_| landing.alloc(1 << 20, 1 << 20)).find_map(Result::err);
+    assert!(failed.is_some(), "one registration fails");
+    assert!(landing.alloc(4096, 4096).is_ok(), "and only one");
+
+    w.server_device.lose_connects(true);
+    let short = std::time::Duration::from_millis(50);
+    let listener = w.server.listen();
+    let lost = w.client.fabric.connect(listener.local_addr(), &config(), &w.client.pool, b"", short).await;
+    assert!(matches!(lost.map(drop).unwrap_err(), ConnectError::Timeout { .. }));
+    let nowhere = w.client.connect("10.0.0.3:1".parse().unwrap()).await.map(drop).unwrap_err();
+    assert!(matches!(nowhere, ConnectError::NoRoute { .. }), "{nowhere}");
+}
+
+#[tokio::test]
+async fn a_frozen_device_says_nothing_until_it_thaws() {
+    let w = world(1, 2);
+    let (mut s, mut c) = greeted_pair(&w.server, &w.client).await;
+    w.server_device.freeze(true);
+    let id = c.post(1, b"anybody there?");
+    for _ in 0..100 {
+        assert!(c.is_quiet().await && s.is_quiet().await);
+    }
+    w.server_device.freeze(false);
+    let client = async { c.done(id).await.unwrap() };
+    let server = async { assert_eq!(s.receive().await.unwrap(), b"anybody there?") };
+    tokio::join!(client, server);
+}
+
+#[tokio::test]
+async fn a_removed_device_ends_its_links() {
+    let w = world(1, 0);
+    let mut listener = w.server.listen();
+    let addr = listener.local_addr();
+    let (mut s, mut c) = pair_over(&mut listener, &w.server, &w.client, &config()).await;
+    w.server_device.remove();
+    assert!(matches!(s.death().await, LinkError::DeviceRemoved { .. }));
+    drop(s);
+    assert!(matches!(c.death().await, LinkError::Disconnected { .. }));
+    let gone = tokio::time::timeout(PATIENCE, listener.accept()).await.unwrap().map(drop).unwrap_err();
+    assert!(matches!(gone, FabricError::DeviceRemoved { .. }), "{gone}");
+    assert!(w.client.connect(addr).await.is_err());
+}
+
+#[tokio::test]
+async fn nothing_stays_registered() {
+    let w = world(1, 3);
+    let (s, mut c) = greeted_pair(&w.server, &w.client).await;
+    let landing = w.server.landing(1 << 20);
+    let src = WriteSource::Bytes(w.client.pool.resolve(&w.client.payload(4096, 1)).unwrap());
+    c.queue(Work::Write { src, remote_addr: landing.addr(), rkey: landing.rkey() }, false).unwrap();
+    c.link.ring().unwrap();
+    drop((s, c, landing));
+    let World { server, client, server_device, client_device, .. } = w;
+    drop((server, client));
+    assert_eq!((server_device.registrations(), client_device.registrations()), (0, 0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_threads_lose_no_wakeup() {
+    let w = world(1, 1);
+    let (mut s, mut c) = greeted_pair(&w.server, &w.client).await;
+    let echo = tokio::spawn(async move {
+        for _ in 0..5000 {
+            let data = s.receive().await.unwrap();
+            s.send(0, &data).await;
+        }
+        s
+    });
+    for i in 0..5000u32 {
+        c.send(0, &i.to_be_bytes()).await;
+        assert_eq!(c.receive().await.unwrap(), i.to_be_bytes());
+    }
+    drop(echo.await.unwrap());
+}
