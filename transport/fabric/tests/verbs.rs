@@ -1,2 +1,377 @@
-//! placeholder
-fn main() {}
+//! Real verbs, on the device that `GUEST_DEVICE` names: run it in the guest (`tests/guest/run --device rxe -- ...`).
+//! Built with the feature `guest-tests` only. Without a device every test fails.
+
+mod common;
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use common::*;
+use tonic_rdma_fabric::{
+    ConnectError, Fabric, FabricError, Link, LinkConfig, LinkError, Transport, Verb, Work, WriteSource,
+};
+use tonic_rdma_memory::LandingBuf;
+
+/// One test at a time: some count what the process holds.
+static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
+fn device() -> String {
+    std::env::var("GUEST_DEVICE").expect("GUEST_DEVICE must name the RDMA device to test on")
+}
+
+fn side() -> Side {
+    Side::new(Fabric::open(Some(&device())).expect("the device under test"))
+}
+
+fn transport(side: &Side) -> Transport {
+    let transport = side.fabric.info().unwrap().transport;
+    assert!(matches!(transport, Transport::RoCE | Transport::IWarp), "{transport}");
+    transport
+}
+
+/// Runs shared tests with both ends on the device.
+macro_rules! on_the_device {
+    ($($name:ident)*) => { $(
+        #[tokio::test]
+        async fn $name() {
+            let _turn = TURN.lock().await;
+            let side = side();
+            common::$name(&side, &side).await;
+        }
+    )* };
+}
+
+on_the_device! {
+    private_data_goes_both_ways
+    rejections_arrive
+    nobody_listens
+    sends_fill_all_credits
+    sends_of_all_sizes
+    writes_land_before_the_send
+    a_full_queue_recovers
+    misuse_is_told_and_harmless
+    a_disconnect_is_seen
+    a_drop_is_seen
+    a_dropped_attempt_is_harmless
+    an_unanswered_request_times_out
+}
+
+#[tokio::test]
+async fn devices_are_listed() {
+    let _turn = TURN.lock().await;
+    let devices = Fabric::devices().unwrap();
+    let listed = devices.iter().find(|d| d.name == device()).expect("listed");
+    assert!(listed.is_usable(), "{listed:?}");
+    assert!(listed.ports[0].mtu >= 256 && !listed.ports[0].gids.is_empty(), "{listed:?}");
+
+    let ip = listed.addresses[0];
+    let here = Fabric::local_addresses(Some(&device())).unwrap();
+    assert!(here.contains(&(ip, device())), "{here:?}");
+    assert_eq!(Fabric::at(ip).unwrap().name(), device());
+    let toward = Fabric::toward(SocketAddr::new(ip, 1), None, PATIENCE).await.unwrap();
+    assert_eq!(toward.name(), device());
+
+    let other = Fabric::toward(SocketAddr::new(ip, 1), Some("nope0"), PATIENCE).await.map(drop).unwrap_err();
+    assert!(matches!(other, ConnectError::OtherDevice { .. }), "{other}");
+    let unknown = Fabric::open(Some("nope0")).map(drop).unwrap_err();
+    assert!(
+        matches!(&unknown, FabricError::NoSuchDevice { found, .. } if found.contains(&device())),
+        "{unknown}"
+    );
+    let elsewhere = Fabric::at("192.0.2.1".parse().unwrap()).map(drop).unwrap_err();
+    assert!(matches!(elsewhere, FabricError::NotOnRdma { .. }), "{elsewhere}");
+    let side = side();
+    let elsewhere = side.fabric.listen("192.0.2.1:0".parse().unwrap()).map(drop).unwrap_err();
+    assert!(matches!(elsewhere, FabricError::NotOnRdma { .. }), "{elsewhere}");
+}
+
+#[tokio::test]
+async fn a_wildcard_listener_takes_requests() {
+    let _turn = TURN.lock().await;
+    let side = side();
+    let mut listener = side.fabric.listen("0.0.0.0:0".parse().unwrap()).unwrap();
+    let addr = SocketAddr::new(side.ip(), listener.local_addr().port());
+    let config = config();
+    let accept = async { listener.accept().await.unwrap().accept(&config, &side.pool, b"", PATIENCE).await };
+    let (accepted, connected) = tokio::join!(accept, side.connect(addr));
+    let (mut s, mut c) = (End::new(accepted.unwrap()), End::new(connected.unwrap().link));
+    c.send(0, b"x").await;
+    assert_eq!(s.receive().await.unwrap(), b"x");
+}
+
+#[tokio::test]
+async fn a_dead_address_times_out() {
+    let _turn = TURN.lock().await;
+    let side = side();
+    // On the device's network, but nobody has it.
+    let std::net::IpAddr::V4(ip) = side.ip() else { panic!("the guest's addresses are IPv4") };
+    let [a, b, c, _] = ip.octets();
+    let dead = SocketAddr::from(([a, b, c, 77], 18515));
+    let timeout = Duration::from_secs(2);
+    let error = side.fabric.connect(dead, &config(), &side.pool, b"", timeout).await.map(drop).unwrap_err();
+    assert!(matches!(error, ConnectError::Timeout { .. } | ConnectError::NoRoute { .. }), "{error}");
+    assert!(error.to_string().contains(&dead.to_string()), "{error}");
+}
+
+#[tokio::test]
+async fn an_address_off_the_device_is_refused() {
+    let _turn = TURN.lock().await;
+    let side = side();
+    let error = side.connect("192.0.2.9:1".parse().unwrap()).await.map(drop).unwrap_err();
+    let expected = matches!(
+        error,
+        ConnectError::NoRoute { .. } | ConnectError::NotOnRdma { .. } | ConnectError::OtherDevice { .. }
+    );
+    assert!(expected, "{error}");
+}
+
+/// A wrong key, a wrong address, a key for local use only, and a key that is gone.
+#[tokio::test]
+async fn writes_outside_the_grant_hurt_the_link_only() {
+    let _turn = TURN.lock().await;
+    let side = side();
+    let local = side.pool.try_alloc(4096).unwrap();
+    let (local_addr, lkey) = (local.addr(), local.lkey());
+    let wrong: [&dyn Fn(&LandingBuf) -> (u64, u32); 3] =
+        [&|l| (l.addr(), l.rkey() ^ 0x00ff_ff00), &|l| (l.addr() + (1 << 40), l.rkey()), &|_| {
+            (local_addr, lkey)
+        }];
+    for (i, remote) in wrong.into_iter().enumerate() {
+        let (target, writer) = a_bad_write(&side, &side, remote).await;
+        match transport(&side) {
+            Transport::RoCE => {
+                let LinkError::Completion { verb, code, .. } = &writer else { panic!("{i}: {writer}") };
+                assert_eq!((*verb, *code), (Verb::Write, 10), "remote access error");
+                let told = matches!(
+                    target,
+                    LinkError::Completion { verb: Verb::Recv, .. } | LinkError::Disconnected { .. }
+                );
+                assert!(told, "{i}: {target}");
+            }
+            _ => {
+                assert!(matches!(writer, LinkError::Disconnected { .. }), "{i}: {writer}");
+                assert!(matches!(target, LinkError::Disconnected { .. }), "{i}: {target}");
+            }
+        }
+    }
+    common::sends_of_all_sizes(&side, &side).await;
+}
+
+#[tokio::test]
+async fn a_send_without_a_recv_kills_the_link() {
+    let _turn = TURN.lock().await;
+    let side = side();
+    let (mut s, mut c) = greeted_pair(&side, &side).await;
+    for i in 0..config().recv_slots as usize + 1 {
+        c.queue_send(i, b"flood", true).unwrap();
+    }
+    c.link.ring().unwrap();
+    let error = c.death().await;
+    match transport(&side) {
+        Transport::RoCE => assert!(matches!(error, LinkError::Completion { code: 13, .. }), "{error}"),
+        _ => assert!(matches!(error, LinkError::Disconnected { .. }), "{error}"),
+    }
+    drop(c);
+    for _ in 0..config().recv_slots {
+        assert_eq!(s.receive_and_hold().await.unwrap().1, b"flood");
+    }
+    let error = s.death().await;
+    assert!(matches!(error, LinkError::Disconnected { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_message_longer_than_the_slot_kills_the_link() {
+    let _turn = TURN.lock().await;
+    let side = side();
+    let mut listener = side.listen();
+    let addr = listener.local_addr();
+    let small = LinkConfig { slot_size: 64, ..config() };
+    let accept = async { listener.accept().await.unwrap().accept(&small, &side.pool, b"", PATIENCE).await };
+    let (accepted, connected) = tokio::join!(accept, side.connect(addr));
+    let (mut s, mut c) = (End::new(accepted.unwrap()), End::new(connected.unwrap().link));
+    c.post(1, &[7; 65]);
+    let receiver = s.death().await;
+    assert!(!matches!(receiver, LinkError::Closed { .. }), "{receiver}");
+    drop(s);
+    c.death().await;
+}
+
+/// What the application does at the other end cannot hold this end up.
+#[tokio::test]
+async fn a_peer_that_does_not_look_holds_nobody_up() {
+    let _turn = TURN.lock().await;
+    let side = side();
+    let (mut s, mut c) = greeted_pair(&side, &side).await;
+    for i in 0..config().recv_slots as usize {
+        c.send(i, &[i as u8; 100]).await;
+    }
+    for i in 0..config().recv_slots as usize {
+        assert_eq!(s.receive().await.unwrap(), [i as u8; 100]);
+    }
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+#[tokio::test]
+async fn connections_leave_nothing_behind() {
+    let _turn = TURN.lock().await;
+    let side = side();
+    let mut listener = side.listen();
+    let small = LinkConfig { recv_slots: 4, send_slots: 4, staging: 4096, send_queue: 16, ..config() };
+    let mut before = 0;
+    for i in 0..200 {
+        if i == 5 {
+            before = descriptors();
+        }
+        let (mut s, mut c) = pair_over(&mut listener, &side, &side, &small).await;
+        c.link.block_mut()[0] = i as u8;
+        c.queue(Work::Send { offset: 0, len: 1 }, true).unwrap();
+        c.link.ring().unwrap();
+        assert_eq!(s.receive().await.unwrap(), [i as u8]);
+        match i % 4 {
+            0 => c.link.disconnect(),
+            1 => s.link.disconnect(),
+            2 => drop(c),
+            _ => drop(s),
+        }
+    }
+    assert!(descriptors() <= before, "{} descriptors, {before} after the first few", descriptors());
+    for _ in 0..20 {
+        let addr = listener.local_addr();
+        let reject = async { listener.accept().await.unwrap().reject(b"") };
+        let ((), outcome) = tokio::join!(reject, side.connect(addr));
+        assert!(outcome.is_err());
+    }
+    assert!(descriptors() <= before, "{} descriptors after rejections", descriptors());
+}
+
+/// The pool's memory, the device and its protection domain outlive each other in any order of drops.
+#[tokio::test]
+async fn any_order_of_drops_is_fine() {
+    let _turn = TURN.lock().await;
+    for order in 0..6 {
+        let mut side = Some(side());
+        let (s, mut c) = greeted_pair(side.as_ref().unwrap(), side.as_ref().unwrap()).await;
+        let mut landing = Some(side.as_ref().unwrap().landing(64 << 10));
+        let (remote_addr, rkey) = landing.as_ref().map(|l| (l.addr(), l.rkey())).unwrap();
+        let payload = side.as_ref().unwrap().payload(64 << 10, 3);
+        let src = WriteSource::Bytes(side.as_ref().unwrap().pool.resolve(&payload).unwrap());
+        c.queue(Work::Write { src, remote_addr, rkey }, false).unwrap();
+        c.link.ring().unwrap();
+        let (mut s, mut c) = (Some(s), Some(c));
+        // The work is still under way. R9: landing memory goes after its queue pair.
+        for step in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]][order] {
+            match step {
+                0 => drop(side.take()),
+                1 => drop(c.take()),
+                _ => drop((s.take(), landing.take())),
+            }
+        }
+        assert_eq!(payload.len(), 64 << 10);
+    }
+    let side = side();
+    common::sends_of_all_sizes(&side, &side).await;
+}
+
+/// Registration fails with the device's error when the limit is reached, and the error says so.
+#[tokio::test]
+async fn registration_beyond_the_limit_is_an_error() {
+    let _turn = TURN.lock().await;
+    let fabric = Fabric::open(Some(&device())).unwrap();
+    let registrar = fabric.registrar();
+    assert!(registrar.pins());
+    let layout = std::alloc::Layout::from_size_align(4096, 4096).unwrap();
+    // SAFETY: memory of the layout, freed below.
+    let memory = std::ptr::NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).unwrap();
+    // SAFETY: the memory is alive; a length that wraps is refused before anything is looked at.
+    let refused = unsafe { registrar.register(memory, usize::MAX - 4096, tonic_rdma_memory::Access::Local) };
+    assert!(refused.is_err());
+    // SAFETY: the memory is mapped until after the registration is dropped.
+    let region = unsafe { registrar.register(memory, 4096, tonic_rdma_memory::Access::RemoteWrite) }.unwrap();
+    assert_ne!(region.rkey(), 0);
+    drop(region);
+    // SAFETY: allocated above with the same layout, not registered any more.
+    unsafe { std::alloc::dealloc(memory.as_ptr(), layout) };
+}
+
+/// This test's own program as a peer in another process.
+struct Peer {
+    child: std::process::Child,
+}
+
+impl Peer {
+    /// Starts it; it connects to `addr`, and then does what `role` says.
+    fn start(addr: SocketAddr) -> Peer {
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "peer_in_another_process", "--ignored", "--nocapture", "--test-threads=1"])
+            .env("FABRIC_PEER", addr.to_string())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        Peer { child }
+    }
+
+    /// Waits until it says that it stands.
+    fn stands(&mut self) {
+        let lines = BufReader::new(self.child.stdout.take().unwrap()).lines();
+        let stands = lines.map_while(Result::ok).any(|line| line.contains("peer stands"));
+        assert!(stands, "the peer has ended");
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Not a test: the other process of those that need one.
+#[tokio::test]
+#[ignore = "started by other tests"]
+async fn peer_in_another_process() {
+    let addr: SocketAddr = std::env::var("FABRIC_PEER").expect("FABRIC_PEER").parse().unwrap();
+    let side = side();
+    let mut c = End::new(side.connect(addr).await.unwrap().link);
+    c.send(0, b"first").await;
+    println!("peer stands");
+    // Echoes until it is killed.
+    while let Ok(data) = c.receive().await {
+        c.send(1, &data).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_peer_is_noticed() {
+    let _turn = TURN.lock().await;
+    let side = side();
+    for busy in [false, true] {
+        let mut listener = side.listen();
+        let mut peer = Peer::start(listener.local_addr());
+        let incoming = listener.accept().await.unwrap();
+        let mut s = End::new(incoming.accept(&config(), &side.pool, b"", PATIENCE).await.unwrap());
+        assert_eq!(s.receive().await.unwrap(), b"first");
+        tokio::task::block_in_place(|| peer.stands());
+        s.send(0, b"echo").await;
+        assert_eq!(s.receive().await.unwrap(), b"echo");
+        if busy {
+            for i in 0..8 {
+                s.queue_send(i, b"more", true).unwrap();
+            }
+            s.link.ring().unwrap();
+        }
+        drop(peer);
+        let error = s.death().await;
+        let named = match &error {
+            LinkError::Disconnected { .. } => true,
+            LinkError::Completion { .. } => busy,
+            _ => false,
+        };
+        assert!(named, "busy {busy}: {error}");
+        assert!(error.to_string().contains(&side.ip().to_string()), "{error}");
+    }
+}
