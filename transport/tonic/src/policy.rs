@@ -100,7 +100,7 @@ impl EnvSettings {
         Self::from_lookup(|name| env::var_os(name))
     }
 
-    fn from_lookup(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, EnvError> {
+    pub(crate) fn from_lookup(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, EnvError> {
         Ok(Self {
             policy: value(&lookup, POLICY, Policy::NAMES)?
                 .map(|v| {

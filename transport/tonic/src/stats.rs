@@ -82,13 +82,18 @@ counters!(
     messages_received,
 );
 
-/// A count that only grows.
+/// A count.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
 
 impl Counter {
     pub(crate) fn add(&self, n: u64) {
         self.0.fetch_add(n, Relaxed);
+    }
+
+    /// Undoes an `add` of the same amount.
+    pub(crate) fn take_back(&self, n: u64) {
+        self.0.fetch_sub(n, Relaxed);
     }
 
     pub(crate) fn get(&self) -> u64 {

@@ -1,20 +1,41 @@
 //! The client's channel.
+//!
+//! | file | what |
+//! |---|---|
+//! | `select` | the choice of the path, call by call |
+//! | `stack` | limits above that choice |
+//! | `shared` | state that calls and manager share, with its transition table |
+//! | `manager` | the task that keeps the channel on its fast path |
+//! | `attempt` | one attempt at the fast path |
+//! | `backoff` | pauses between attempts |
+//! | `balance` | one channel over many endpoints |
 
+mod attempt;
+mod backoff;
+mod balance;
+mod manager;
 mod select;
+mod shared;
 mod stack;
 
+pub use balance::Change;
+
 use crate::{
-    counting,
-    endpoint::Endpoint,
+    endpoint::{Endpoint, FAST_PATH_TIMEOUT},
     error::Error,
     path::PathInfo,
-    policy::{EnvError, EnvSettings},
+    policy::{EnvError, EnvSettings, Policy},
     reason::{Reason, ReasonCode},
-    stats::{Counters, TransportStats},
+    stats::TransportStats,
 };
+use attempt::Plan;
+use balance::Balanced;
 use bytes::Bytes;
-use http::{Request, Response, Uri};
+use http::{HeaderValue, Request, Response, Uri};
+use manager::{Handle, Manager};
+use pin_project_lite::pin_project;
 use select::Select;
+use shared::{Shared, State};
 use stack::Stack;
 use std::{
     fmt,
@@ -23,19 +44,79 @@ use std::{
     sync::Arc,
     task::{Context, Poll},
 };
+use tokio::sync::watch;
 use tonic::body::Body;
+use tonic_rdma_memory::Pool;
 use tower::Service;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
+/// The user agent of calls on the fast path, behind the endpoint's own.
+const USER_AGENT: &str = concat!("tonic-rdma/", env!("CARGO_PKG_VERSION"));
+
 /// A connection to a server, over the fast path where it is open and over TCP otherwise.
 ///
-/// Cheap to clone; clones share the connection, the limits and the statistics.
+/// It is a [`tower::Service`] for the stubs that tonic generates: `GreeterClient::new(channel)`.
+/// (A stub's own `connect` makes a channel of tonic's, which is TCP only.)
+///
+/// Cheap to clone; clones share the connection, the limits and the statistics. When the last clone
+/// is dropped the connection closes, after the calls in flight.
+///
+/// # In tower stacks
+///
+/// `Channel` works under tower's timeout, retry, balance, load-shed and buffer. As with any
+/// [`tower::Service`], the clone that was polled ready is the one to call: a clone of it is not
+/// ready. Right:
+///
+/// ```
+/// use http::{Request, Response};
+/// use tonic::body::Body;
+/// use tonic_rdma::{Channel, Error};
+/// use tower::{Service, ServiceExt};
+///
+/// async fn call(channel: &Channel, request: Request<Body>) -> Result<Response<Body>, Error> {
+///     channel.clone().oneshot(request).await
+/// }
+///
+/// async fn by_hand(channel: &Channel, request: Request<Body>) -> Result<Response<Body>, Error> {
+///     let mut channel = channel.clone();
+///     channel.ready().await?.call(request).await
+/// }
+/// ```
+///
+/// Wrong: readiness, and with it the place in a limit's queue, is left behind in `channel`, and the
+/// clone panics if a [`concurrency_limit`](Endpoint::concurrency_limit) is set:
+///
+/// ```no_run
+/// # use http::{Request, Response};
+/// # use tonic::body::Body;
+/// # use tonic_rdma::{Channel, Error};
+/// # use tower::{Service, ServiceExt};
+/// async fn call(channel: &mut Channel, request: Request<Body>) -> Result<Response<Body>, Error> {
+///     channel.ready().await?;
+///     channel.clone().call(request).await
+/// }
+/// ```
+///
+/// A retry layer sees calls that failed with UNAVAILABLE when the fast path was lost under them.
+/// Calls of which nothing was transmitted are not among them: they go over TCP by themselves.
 #[derive(Clone)]
-pub struct Channel {
+pub struct Channel(Kind);
+
+#[derive(Clone)]
+enum Kind {
+    One(One),
+    Balanced(Balanced),
+}
+
+/// A channel to one endpoint.
+#[derive(Clone)]
+struct One {
     stack: Stack,
-    counters: Arc<Counters>,
-    path: tokio::sync::watch::Receiver<PathInfo>,
+    shared: Arc<Shared>,
+    state: watch::Receiver<State>,
+    seen: Arc<PathInfo>,
+    _handle: Arc<Handle>,
 }
 
 impl Channel {
@@ -54,47 +135,163 @@ impl Channel {
         Endpoint::from_shared(s)
     }
 
+    /// A channel whose TCP connection stands; returns when its path is decided.
     pub(crate) async fn establish(
         tcp: tonic::transport::Channel,
         endpoint: &Endpoint,
         env: EnvSettings,
     ) -> Result<Self, Error> {
-        Ok(Self::lazy(tcp, endpoint, Ok(env)))
-    }
-
-    pub(crate) fn lazy(
-        tcp: tonic::transport::Channel,
-        endpoint: &Endpoint,
-        _env: Result<EnvSettings, EnvError>,
-    ) -> Self {
-        let counters = Arc::new(Counters::default());
-        let (_tx, path) = tokio::sync::watch::channel(PathInfo::tcp(Reason::new(
-            ReasonCode::Policy,
-            "the fast path is not part of this build",
-        )));
-        let select = Select::new(tcp, counters.clone());
-        Self { stack: stack::build(select, &endpoint.shared), counters, path }
-    }
-
-    /// The path that a call started now takes, and why.
-    pub fn path(&self) -> PathInfo {
-        self.path.borrow().clone()
-    }
-
-    /// Waits until the path differs from what this clone last saw here (at first: from what it
-    /// was when the channel was made), and returns it.
-    ///
-    /// Cancel safe. Never resolves when nothing can change the path any more.
-    pub async fn path_changed(&mut self) -> PathInfo {
-        match self.path.changed().await {
-            Ok(()) => self.path.borrow_and_update().clone(),
-            Err(_) => std::future::pending().await,
+        let one = One::new(tcp, endpoint, Ok(env));
+        one.shared.begin();
+        // The manager tells of a limit that ran out; a moment is for it to do so.
+        let limit = one.shared.patience + one.shared.patience / 4;
+        match one.shared.decided(limit).await {
+            Err(reason) if one.shared.required => Err(Error::required(reason)),
+            _ => Ok(Self(Kind::One(one.seen_now()))),
         }
     }
 
-    /// What all clones of this channel have carried so far.
+    /// A channel that connects at its first call.
+    pub(crate) fn lazy(
+        tcp: tonic::transport::Channel,
+        endpoint: &Endpoint,
+        env: Result<EnvSettings, EnvError>,
+    ) -> Self {
+        Self(Kind::One(One::new(tcp, endpoint, env)))
+    }
+
+    /// The path that a call started now takes, and why.
+    ///
+    /// A [balanced](Channel::balance_list) channel has no path of its own and answers TCP with the
+    /// reason `pending`.
+    pub fn path(&self) -> PathInfo {
+        match &self.0 {
+            Kind::One(one) => one.info(),
+            Kind::Balanced(_) => balance::path(),
+        }
+    }
+
+    /// Waits until the path differs from what this clone last returned here (at first: from what it
+    /// was when `connect` returned), and returns it.
+    ///
+    /// Cancel safe. Never resolves on a [balanced](Channel::balance_list) channel.
+    pub async fn path_changed(&mut self) -> PathInfo {
+        match &mut self.0 {
+            Kind::One(one) => one.changed().await,
+            Kind::Balanced(_) => std::future::pending().await,
+        }
+    }
+
+    /// The pool of pinned memory of the fast path in use, to send from without a copy. `None` on
+    /// TCP and on a balanced channel.
+    pub fn pool(&self) -> Option<Pool> {
+        match &self.0 {
+            Kind::One(one) => match &*one.state.borrow() {
+                State::Up(fast) => Some(fast.pool.clone()),
+                _ => None,
+            },
+            Kind::Balanced(_) => None,
+        }
+    }
+
+    /// What all clones of this channel have carried so far; of a balanced channel, over all its
+    /// endpoints, also those that have been removed.
     pub fn stats(&self) -> TransportStats {
-        self.counters.snapshot()
+        match &self.0 {
+            Kind::One(one) => one.shared.counters.snapshot(),
+            Kind::Balanced(balanced) => balanced.counters().snapshot(),
+        }
+    }
+}
+
+impl One {
+    fn new(tcp: tonic::transport::Channel, endpoint: &Endpoint, env: Result<EnvSettings, EnvError>) -> Self {
+        let settings = &endpoint.shared;
+        let (env, broken) = match env {
+            Ok(env) => (env, None),
+            Err(error) => (EnvSettings::default(), Some(error)),
+        };
+        let policy = env.policy(settings.policy);
+        let patience = settings.fast_path_timeout.unwrap_or(FAST_PATH_TIMEOUT);
+        let counters = settings.counters.clone().unwrap_or_default();
+        let origin = settings.origin.clone().unwrap_or_else(|| endpoint.uri().clone());
+        let off = match (&broken, policy) {
+            (Some(error), _) => Some(error.to_string()),
+            (None, Policy::Off) => Some(match env.policy {
+                Some(_) => "TONIC_RDMA=off".to_owned(),
+                None => "the endpoint's policy is off".to_owned(),
+            }),
+            _ => None,
+        };
+        let state = match &off {
+            Some(why) => State::Down(Reason::new(ReasonCode::Policy, why.clone())),
+            None => State::Idle,
+        };
+        let shared = Arc::new(Shared::new(
+            tcp.clone(),
+            counters.clone(),
+            state,
+            policy == Policy::Require,
+            patience,
+            broken,
+            origin.clone(),
+            user_agent(settings.user_agent.as_ref()),
+        ));
+        let plan = Plan {
+            tcp,
+            origin,
+            hook: settings.hook.clone(),
+            context: settings.context.clone().unwrap_or_default(),
+            env_device: env.device,
+            counters,
+        };
+        let (manager, handle) = Manager::new(shared.clone(), plan, patience);
+        match off {
+            None => settings.executor.spawn(manager.run()),
+            Some(why) => tracing::info!(origin = %shared.origin, path = "tcp", why, "calls go over TCP"),
+        }
+        let state = shared.state.subscribe();
+        let seen = Arc::new(state.borrow().info());
+        Self {
+            stack: stack::build(Select::new(shared.clone()), settings),
+            shared,
+            state,
+            seen,
+            _handle: Arc::new(handle),
+        }
+    }
+
+    fn info(&self) -> PathInfo {
+        self.state.borrow().info()
+    }
+
+    fn seen_now(mut self) -> Self {
+        self.seen = Arc::new(self.info());
+        self
+    }
+
+    async fn changed(&mut self) -> PathInfo {
+        loop {
+            let info = self.state.borrow_and_update().info();
+            if info != *self.seen {
+                self.seen = Arc::new(info.clone());
+                return info;
+            }
+            if self.state.changed().await.is_err() {
+                // Cannot be while `shared` is held.
+                return std::future::pending().await;
+            }
+        }
+    }
+}
+
+fn user_agent(own: Option<&HeaderValue>) -> HeaderValue {
+    let ours = HeaderValue::from_static(USER_AGENT);
+    match own {
+        Some(own) => {
+            HeaderValue::from_bytes(&[own.as_bytes(), b" ", ours.as_bytes()].concat()).unwrap_or(ours)
+        }
+        None => ours,
     }
 }
 
@@ -104,30 +301,52 @@ impl Service<Request<Body>> for Channel {
     type Future = ResponseFuture;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        self.stack.poll_ready(cx).map_err(Error::call)
+        match &mut self.0 {
+            Kind::One(one) => one.stack.poll_ready(cx).map_err(Error::call),
+            Kind::Balanced(balanced) => balanced.poll_ready(cx).map_err(Error::call),
+        }
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        ResponseFuture { inner: Box::pin(self.stack.call(request)) }
+        let inner = match &mut self.0 {
+            Kind::One(one) => Inner::One { inner: one.stack.call(request) },
+            Kind::Balanced(balanced) => Inner::Balanced { inner: balanced.call(request) },
+        };
+        ResponseFuture { inner }
     }
 }
 
-/// The response to come. Dropping it cancels the call.
-pub struct ResponseFuture {
-    inner: Pin<Box<dyn Future<Output = Result<Response<Body>, BoxError>> + Send>>,
+pin_project! {
+    /// The response to come. Dropping it cancels the call.
+    #[must_use = "futures do nothing unless awaited"]
+    pub struct ResponseFuture {
+        #[pin]
+        inner: Inner,
+    }
+}
+
+pin_project! {
+    #[project = InnerProj]
+    enum Inner {
+        One { #[pin] inner: <Stack as Service<Request<Body>>>::Future },
+        Balanced { #[pin] inner: <Balanced as Service<Request<Body>>>::Future },
+    }
 }
 
 impl Future for ResponseFuture {
     type Output = Result<Response<Body>, Error>;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.inner.as_mut().poll(cx).map_err(Error::call)
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.project().inner.project() {
+            InnerProj::One { inner } => inner.poll(cx).map_err(Error::call),
+            InnerProj::Balanced { inner } => inner.poll(cx).map_err(Error::call),
+        }
     }
 }
 
 impl fmt::Debug for Channel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Channel").field("path", &*self.path.borrow()).finish_non_exhaustive()
+        f.debug_struct("Channel").field("path", &self.path()).finish_non_exhaustive()
     }
 }
 
@@ -135,12 +354,4 @@ impl fmt::Debug for ResponseFuture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ResponseFuture").finish_non_exhaustive()
     }
-}
-
-fn count_request(req: Request<Body>, counters: &Arc<Counters>) -> Request<Body> {
-    req.map(|body| counting::count(body, counters, counting::Direction::Sent))
-}
-
-fn count_response(res: Response<Body>, counters: &Arc<Counters>) -> Response<Body> {
-    res.map(|body| counting::count(body, counters, counting::Direction::Received))
 }

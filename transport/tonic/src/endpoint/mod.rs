@@ -3,14 +3,18 @@
 mod tcp;
 
 use crate::{
+    bootstrap::client::OfferHook,
     channel::Channel,
+    context::Context,
     error::Error,
     executor::SharedExec,
     policy::{EnvSettings, Policy},
+    stats::Counters,
 };
 use bytes::Bytes;
 use http::{HeaderValue, Uri};
-use std::{fmt, str::FromStr, time::Duration};
+use std::{fmt, future::Future, str::FromStr, sync::Arc, time::Duration};
+use tonic::{Status, metadata::MetadataMap, service::Interceptor};
 
 /// How long [`Endpoint::connect`] waits for the fast path by default.
 pub(crate) const FAST_PATH_TIMEOUT: Duration = Duration::from_secs(1);
@@ -47,6 +51,10 @@ pub(crate) struct Settings {
     pub(crate) executor: SharedExec,
     pub(crate) policy: Policy,
     pub(crate) fast_path_timeout: Option<Duration>,
+    pub(crate) hook: Option<OfferHook>,
+    pub(crate) context: Option<Context>,
+    /// Where to count; a balanced channel counts over all its endpoints.
+    pub(crate) counters: Option<Arc<Counters>>,
 }
 
 impl Endpoint {
@@ -199,6 +207,56 @@ impl Endpoint {
     /// Default is one second.
     pub fn fast_path_timeout(mut self, timeout: Duration) -> Self {
         self.shared.fast_path_timeout = Some(timeout);
+        self
+    }
+
+    /// Add metadata to the Offer, the call by which the channel asks for the fast path.
+    ///
+    /// The Offer passes through the server's layers and interceptors like every call, but not
+    /// through the client's, which stand above the channel. A service with authentication
+    /// needs its credentials here as well. The hook gets an empty map, may take its time (a token
+    /// may have to be fetched), and is asked anew for every attempt. An error counts as
+    /// [`HandshakeRejected`](crate::ReasonCode::HandshakeRejected): the channel stays on TCP.
+    ///
+    /// ```
+    /// use tonic::{Status, metadata::MetadataMap};
+    /// use tonic_rdma::Endpoint;
+    ///
+    /// async fn token() -> Result<String, Status> {
+    ///     Ok("secret".into())
+    /// }
+    ///
+    /// let endpoint = Endpoint::from_static("http://10.0.0.1:50051").offer_metadata(
+    ///     |mut metadata: MetadataMap| async move {
+    ///         let bearer = format!("Bearer {}", token().await?);
+    ///         let value = bearer.parse().map_err(|_| Status::internal("bad token"))?;
+    ///         metadata.insert("authorization", value);
+    ///         Ok(metadata)
+    ///     },
+    /// );
+    /// ```
+    pub fn offer_metadata<F, Fut>(mut self, hook: F) -> Self
+    where
+        F: Fn(MetadataMap) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<MetadataMap, Status>> + Send + 'static,
+    {
+        self.shared.hook = Some(OfferHook::metadata(hook));
+        self
+    }
+
+    /// Run an interceptor on the Offer: the one that the client's stub has, say. In place of
+    /// [`offer_metadata`](Endpoint::offer_metadata); the later of the two counts.
+    pub fn offer_interceptor<I>(mut self, interceptor: I) -> Self
+    where
+        I: Interceptor + Clone + Send + Sync + 'static,
+    {
+        self.shared.hook = Some(OfferHook::interceptor(interceptor));
+        self
+    }
+
+    /// The devices and pinned memory to use. Default is [`Context::global`].
+    pub fn context(mut self, context: Context) -> Self {
+        self.shared.context = Some(context);
         self
     }
 

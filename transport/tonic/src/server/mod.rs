@@ -1,11 +1,22 @@
 //! The server: builder and router with the names of [`tonic::transport::Server`].
+//!
+//! | file | what |
+//! |---|---|
+//! | `tcp` | builder methods of the TCP side |
+//! | `router` | services, and the ways to serve them |
+//! | `serve` | both paths side by side, from start to shutdown |
+//! | `fast` | listeners, tickets, and the connections they let in |
+//! | `stack` | what stands around the layered service on the fast path |
 
+mod fast;
 mod router;
+mod serve;
+mod stack;
 mod tcp;
 
 pub use router::Router;
 
-use crate::policy::Policy;
+use crate::{context::Context, policy::Policy};
 use axum::response::IntoResponse;
 use http::Request;
 use std::{convert::Infallible, fmt, net::SocketAddr, sync::Arc, time::Duration};
@@ -53,6 +64,8 @@ pub(crate) struct Settings {
     max_connection_age: Option<Duration>,
     max_connection_age_grace: Option<Duration>,
     policy: Policy,
+    context: Option<Context>,
+    tickets: Option<(usize, Duration)>,
     tcp_nodelay_off: bool,
     tcp_keepalive: Option<Duration>,
     tcp_keepalive_interval: Option<Duration>,
@@ -153,6 +166,24 @@ impl<L> Server<L> {
     #[must_use]
     pub fn policy(mut self, policy: Policy) -> Self {
         self.shared.policy = policy;
+        self
+    }
+
+    /// The devices and pinned memory to use. Default is [`Context::global`].
+    #[must_use]
+    pub fn context(mut self, context: Context) -> Self {
+        self.shared.context = Some(context);
+        self
+    }
+
+    /// How many tickets to the fast path may be outstanding, and how long each is good for.
+    /// Default is 1024 and 10 seconds.
+    ///
+    /// A ticket is outstanding from the Offer until the client's RDMA connection uses it, a few
+    /// milliseconds as a rule. Clients that get none stay on TCP and try again.
+    #[must_use]
+    pub fn tickets(mut self, outstanding: usize, lifetime: Duration) -> Self {
+        self.shared.tickets = Some((outstanding, lifetime));
         self
     }
 

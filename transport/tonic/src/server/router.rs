@@ -1,6 +1,9 @@
 //! The router: services, and the ways to serve them.
 
-use super::Server;
+use super::{
+    Server,
+    serve::{Never, serve},
+};
 use crate::error::Error;
 use axum::response::IntoResponse;
 use bytes::Bytes;
@@ -57,6 +60,15 @@ impl<L> Router<L> {
 
     /// Serve on `addr`, until the process ends or the future is dropped.
     ///
+    /// The fast path listens on the address of `addr` if it lies on an RDMA device, and otherwise
+    /// on every local address that does; on the port of `addr`, or on a free one where that is
+    /// taken (on iWARP, which shares TCP's ports, always). Only the bearer of a ticket from the
+    /// TCP side gets in. Where RDMA cannot be had, that is logged with its reason and cure, told to
+    /// the clients that ask, and tried again every minute.
+    ///
+    /// When the future is dropped, nothing new is accepted; connections that stand are served
+    /// until their clients leave, as in tonic.
+    ///
     /// # Errors
     ///
     /// The address cannot be bound, an environment variable is bad, or RDMA is required and
@@ -71,7 +83,8 @@ impl<L> Router<L> {
         ResBody::Error: Into<BoxError>,
     {
         let incoming = self.server.bind(addr).map_err(Error::bind(addr))?;
-        self.serve_with_incoming(incoming).await
+        let bound = incoming.local_addr().ok();
+        serve(self.server, self.routes, incoming, bound, None::<Never>).await
     }
 
     /// Serve on `addr` until `signal` completes, then end in good order: nothing new is accepted,
@@ -90,12 +103,15 @@ impl<L> Router<L> {
         ResBody::Error: Into<BoxError>,
     {
         let incoming = self.server.bind(addr).map_err(Error::bind(addr))?;
-        self.serve_with_incoming_shutdown(incoming, signal).await
+        let bound = incoming.local_addr().ok();
+        serve(self.server, self.routes, incoming, bound, Some(signal)).await
     }
 
     /// Serve the connections that `incoming` yields on the TCP side.
     ///
-    /// This method discards any provided TCP configuration, as in tonic.
+    /// This method discards any provided TCP configuration, as in tonic. The fast path does not
+    /// depend on `incoming`: it listens on every local address that lies on an RDMA device, on a
+    /// free port, and the Offer names both.
     pub async fn serve_with_incoming<I, IO, IE, ResBody>(self, incoming: I) -> Result<(), Error>
     where
         I: Stream<Item = Result<IO, IE>>,
@@ -108,9 +124,7 @@ impl<L> Router<L> {
         ResBody: http_body::Body<Data = Bytes> + Send + 'static,
         ResBody::Error: Into<BoxError>,
     {
-        let layered = self.server.layers.service(self.routes.prepare());
-        self.server.tcp.serve_with_incoming(layered, incoming).await?;
-        Ok(())
+        serve(self.server, self.routes, incoming, None, None::<Never>).await
     }
 
     /// As [`serve_with_incoming`](Router::serve_with_incoming), and end in good order when
@@ -132,8 +146,6 @@ impl<L> Router<L> {
         ResBody: http_body::Body<Data = Bytes> + Send + 'static,
         ResBody::Error: Into<BoxError>,
     {
-        let layered = self.server.layers.service(self.routes.prepare());
-        self.server.tcp.serve_with_incoming_shutdown(layered, incoming, signal).await?;
-        Ok(())
+        serve(self.server, self.routes, incoming, None, Some(signal)).await
     }
 }

@@ -1,0 +1,260 @@
+//! The client's side of the Offer.
+
+use super::{
+    pb::{
+        self, OfferRequest, OfferResponse, bootstrap_client::BootstrapClient, fabric_offer, offer_response,
+    },
+    tickets::{TICKET_LEN, Ticket},
+};
+use crate::{
+    path::Path,
+    reason::{Reason, ReasonCode},
+};
+use http::Uri;
+use std::{
+    fmt,
+    future::Future,
+    net::{IpAddr, SocketAddr},
+    pin::Pin,
+    sync::Arc,
+};
+use tonic::{Code, Extensions, Request, Status, metadata::MetadataMap, service::Interceptor};
+use tonic_rdma_proto::hello::{VERSION_MAX, VERSION_MIN};
+
+type HookFuture = Pin<Box<dyn Future<Output = Result<Request<()>, Status>> + Send>>;
+
+/// Adds to the Offer what the server's layers ask of every request.
+#[derive(Clone)]
+pub(crate) struct OfferHook(Arc<dyn Fn() -> HookFuture + Send + Sync>);
+
+impl OfferHook {
+    pub(crate) fn metadata<F, Fut>(hook: F) -> Self
+    where
+        F: Fn(MetadataMap) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<MetadataMap, Status>> + Send + 'static,
+    {
+        Self(Arc::new(move || {
+            let metadata = hook(MetadataMap::new());
+            Box::pin(async move { Ok(Request::from_parts(metadata.await?, Extensions::default(), ())) })
+        }))
+    }
+
+    pub(crate) fn interceptor<I>(interceptor: I) -> Self
+    where
+        I: Interceptor + Clone + Send + Sync + 'static,
+    {
+        Self(Arc::new(move || {
+            let request = interceptor.clone().call(Request::new(()));
+            Box::pin(std::future::ready(request))
+        }))
+    }
+}
+
+impl fmt::Debug for OfferHook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OfferHook")
+    }
+}
+
+/// What a server has offered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Offered {
+    pub(crate) ticket: Ticket,
+    /// Best first; never empty.
+    pub(crate) addresses: Vec<SocketAddr>,
+}
+
+/// Asks the server on the other end of `tcp` for its way onto `path`.
+pub(crate) async fn offer(
+    tcp: tonic::transport::Channel,
+    origin: Uri,
+    hook: Option<&OfferHook>,
+    path: Path,
+) -> Result<Offered, Reason> {
+    let mut request = Request::new(());
+    if let Some(hook) = hook {
+        request = (hook.0)().await.map_err(|status| {
+            let detail = format!("the offer hook failed: {}", describe(&status));
+            Reason::new(ReasonCode::HandshakeRejected, detail)
+        })?;
+    }
+    let request = request.map(|()| OfferRequest {
+        version_min: VERSION_MIN.into(),
+        version_max: VERSION_MAX.into(),
+        fabrics: vec![path.as_str().to_owned()],
+    });
+    match BootstrapClient::with_origin(tcp, origin).offer(request).await {
+        Ok(response) => read(response.into_inner(), path),
+        Err(status) => Err(refused(&status)),
+    }
+}
+
+fn describe(status: &Status) -> String {
+    format!("{:?}: {}", status.code(), status.message())
+}
+
+/// What it means that the call itself failed.
+fn refused(status: &Status) -> Reason {
+    match status.code() {
+        Code::Unimplemented => {
+            Reason::new(ReasonCode::PeerNotCapable, "the server does not know tonic_rdma.v1.Bootstrap/Offer")
+        }
+        Code::Unauthenticated | Code::PermissionDenied => Reason::from_peer(
+            ReasonCode::HandshakeRejected,
+            format!(
+                "the server's layers refused the Offer ({}); give it credentials with Endpoint::offer_metadata",
+                describe(status)
+            ),
+        ),
+        Code::DeadlineExceeded | Code::Cancelled => {
+            Reason::from_peer(ReasonCode::HandshakeTimeout, format!("the Offer failed: {}", describe(status)))
+        }
+        _ => Reason::from_peer(
+            ReasonCode::HandshakeRejected,
+            format!("the Offer failed: {}", describe(status)),
+        ),
+    }
+}
+
+/// Checks the server's answer. All of it is untrusted.
+fn read(response: OfferResponse, path: Path) -> Result<Offered, Reason> {
+    let grant = match response.outcome {
+        Some(offer_response::Outcome::Grant(grant)) => grant,
+        Some(offer_response::Outcome::Refusal(refusal)) => return Err(refusal_reason(&refusal)),
+        None => return Err(malformed("it holds neither a grant nor a refusal")),
+    };
+    let (min, max) = (response.version_min, response.version_max);
+    if min > u32::from(VERSION_MAX) || max < u32::from(VERSION_MIN) {
+        return Err(Reason::new(
+            ReasonCode::VersionMismatch,
+            format!("server speaks versions {min} to {max}, client {VERSION_MIN} to {VERSION_MAX}"),
+        ));
+    }
+    let ticket: [u8; TICKET_LEN] = grant
+        .ticket
+        .as_ref()
+        .try_into()
+        .map_err(|_| malformed(&format!("ticket of {} bytes", grant.ticket.len())))?;
+    let mut addresses = Vec::new();
+    for offered in grant.fabrics {
+        let list = match (offered.fabric, path) {
+            (Some(fabric_offer::Fabric::Verbs(verbs)), Path::Verbs) => verbs.addresses,
+            (Some(fabric_offer::Fabric::Sim(sim)), Path::Sim) => sim.addresses,
+            _ => continue,
+        };
+        for address in list {
+            addresses.push(socket_addr(&address)?);
+        }
+    }
+    if addresses.is_empty() {
+        return Err(malformed("it offers no address"));
+    }
+    Ok(Offered { ticket: Ticket(ticket), addresses })
+}
+
+fn socket_addr(address: &pb::Address) -> Result<SocketAddr, Reason> {
+    let bad = || malformed(&format!("address `{}` port {}", address.ip, address.port));
+    let ip: IpAddr = address.ip.parse().map_err(|_| bad())?;
+    let port = u16::try_from(address.port).map_err(|_| bad())?;
+    if port == 0 || ip.is_unspecified() {
+        return Err(bad());
+    }
+    Ok(SocketAddr::new(ip, port))
+}
+
+fn malformed(what: &str) -> Reason {
+    Reason::new(ReasonCode::HandshakeRejected, format!("the answer to the Offer makes no sense: {what}"))
+}
+
+fn refusal_reason(refusal: &pb::Refusal) -> Reason {
+    match ReasonCode::from_name(&refusal.code) {
+        Some(code) => Reason::from_peer(code, refusal.detail.clone()),
+        // A code of a later version.
+        None => {
+            Reason::from_peer(ReasonCode::HandshakeRejected, format!("{}: {}", refusal.code, refusal.detail))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn grant() -> pb::Grant {
+        pb::Grant {
+            ticket: vec![1; TICKET_LEN].into(),
+            lifetime_ms: 10_000,
+            fabrics: vec![pb::FabricOffer {
+                fabric: Some(fabric_offer::Fabric::Verbs(pb::Verbs {
+                    addresses: vec![pb::Address { ip: "10.0.0.1".into(), port: 50051, ..Default::default() }],
+                })),
+            }],
+        }
+    }
+
+    fn response(grant: pb::Grant) -> OfferResponse {
+        OfferResponse {
+            version_min: VERSION_MIN.into(),
+            version_max: VERSION_MAX.into(),
+            outcome: Some(offer_response::Outcome::Grant(grant)),
+        }
+    }
+
+    #[test]
+    fn reads_a_grant() {
+        let offered = read(response(grant()), Path::Verbs).unwrap();
+        assert_eq!(offered.ticket, Ticket([1; TICKET_LEN]));
+        assert_eq!(offered.addresses, ["10.0.0.1:50051".parse().unwrap()]);
+    }
+
+    #[test]
+    fn nonsense_is_named() {
+        let fails = |change: &dyn Fn(&mut pb::Grant)| {
+            let mut grant = grant();
+            change(&mut grant);
+            read(response(grant), Path::Verbs).unwrap_err().to_string()
+        };
+        assert!(fails(&|g| g.ticket = vec![1; 15].into()).contains("ticket of 15 bytes"));
+        assert!(fails(&|g| g.fabrics.clear()).contains("no address"));
+        let with_address = |ip: &'static str, port| {
+            move |g: &mut pb::Grant| {
+                let address = pb::Address { ip: ip.into(), port, ..Default::default() };
+                let verbs = pb::Verbs { addresses: vec![address] };
+                g.fabrics[0].fabric = Some(fabric_offer::Fabric::Verbs(verbs));
+            }
+        };
+        for (ip, port) in [("10.0.0", 1), ("10.0.0.1", 0), ("10.0.0.1", 70_000), ("0.0.0.0", 1)] {
+            let e = fails(&with_address(ip, port));
+            assert!(e.contains(&format!("address `{ip}` port {port}")), "{e}");
+        }
+        let empty = OfferResponse { outcome: None, ..response(grant()) };
+        assert!(read(empty, Path::Verbs).unwrap_err().to_string().contains("neither"));
+        // Only what was asked for counts.
+        assert!(read(response(grant()), Path::Sim).is_err());
+    }
+
+    #[test]
+    fn a_server_of_the_future_is_a_version_mismatch() {
+        let response = OfferResponse { version_min: 7, version_max: 9, ..response(grant()) };
+        let reason = read(response, Path::Verbs).unwrap_err();
+        assert_eq!(reason.code(), ReasonCode::VersionMismatch);
+        assert!(reason.detail().contains("7 to 9"));
+    }
+
+    #[test]
+    fn refusals_are_the_peers() {
+        let refusal = |code: &str| pb::Refusal { code: code.into(), detail: "why".into() };
+        assert_eq!(refusal_reason(&refusal("memlock")).to_string(), "peer: memlock: why");
+        let unknown = refusal_reason(&refusal("phase-of-moon")).to_string();
+        assert_eq!(unknown, "peer: handshake-rejected: phase-of-moon: why");
+    }
+
+    #[test]
+    fn statuses_become_reasons() {
+        let code = |status| refused(&status).code();
+        assert_eq!(code(Status::unimplemented("")), ReasonCode::PeerNotCapable);
+        assert_eq!(code(Status::unauthenticated("who?")), ReasonCode::HandshakeRejected);
+        assert_eq!(code(Status::cancelled("Timeout expired")), ReasonCode::HandshakeTimeout);
+        assert_eq!(code(Status::unavailable("down")), ReasonCode::HandshakeRejected);
+    }
+}

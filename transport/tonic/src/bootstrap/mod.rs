@@ -1,0 +1,33 @@
+//! `tonic_rdma.v1.Bootstrap/Offer`: how a client finds the fast path over the TCP connection.
+//!
+//! | file | what |
+//! |---|---|
+//! | `tickets` | the one-time tickets that a server has handed out |
+//! | `service` | the server's side of the Offer |
+//! | `client` | the client's side of the Offer |
+//! | `capture` | keeps what the Offer's TCP connection is known by |
+//! | `generated` | made from `proto/tonic_rdma/v1/bootstrap.proto` |
+
+pub(crate) mod capture;
+pub(crate) mod client;
+pub(crate) mod service;
+pub(crate) mod tickets;
+
+/// The path of the call.
+pub(crate) const OFFER_PATH: &str = "/tonic_rdma.v1.Bootstrap/Offer";
+
+/// Generated messages, client and server.
+#[allow(missing_docs, unreachable_pub, dead_code, clippy::all)]
+pub(crate) mod pb {
+    include!("generated/tonic_rdma.v1.rs");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn path_is_that_of_the_generated_service() {
+        assert_eq!(OFFER_PATH, format!("/{}/Offer", pb::bootstrap_server::SERVICE_NAME));
+    }
+}

@@ -1,0 +1,232 @@
+//! The one-time tickets that a server has handed out.
+//!
+//! | state | issue | redeem | time |
+//! |---|---|---|---|
+//! | (none) | live | refused: unknown | |
+//! | live | | used, and the caller gets in | expired |
+//! | used | | refused: used | forgotten when [`SPENT`] later ones are spent |
+//! | expired | | refused: expired | forgotten when [`SPENT`] later ones are spent |
+//!
+//! A ticket is 128 bits from the operating system's random source. It is looked up by its whole
+//! value in a table whose hash has a random key of its own, so that the time of a look-up tells
+//! nothing about tickets that are nearly right; and every guess costs a connect request.
+
+use http::Extensions;
+use rand::{TryRngCore, rngs::OsRng};
+use std::{
+    collections::{HashMap, VecDeque},
+    fmt,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+use tokio::time::Instant;
+
+/// Bytes of a ticket.
+pub(crate) const TICKET_LEN: usize = 16;
+/// Live tickets at a time by default: connections being made at the same moment.
+pub(crate) const CAPACITY: usize = 1024;
+/// How long a ticket is good for by default.
+pub(crate) const LIFETIME: Duration = Duration::from_secs(10);
+/// Spent tickets that are remembered, to say how they were spent.
+const SPENT: usize = 1024;
+
+/// A ticket. Its bytes are secret: `Debug` does not show them.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Ticket(pub(crate) [u8; TICKET_LEN]);
+
+impl fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Ticket(..)")
+    }
+}
+
+/// Why a ticket does not let its bearer in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Refused {
+    #[error("wrong ticket")]
+    Unknown,
+    #[error("ticket already used")]
+    Used,
+    #[error("ticket expired")]
+    Expired,
+}
+
+/// Why no ticket can be issued.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum NoTicket {
+    #[error("{0} tickets are outstanding already; try again later")]
+    Full(usize),
+    #[error("the operating system gives no random bytes")]
+    NoRandomness,
+}
+
+/// The table of a server.
+#[derive(Debug)]
+pub(crate) struct Tickets {
+    table: Mutex<Table>,
+    capacity: usize,
+    lifetime: Duration,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    live: HashMap<Ticket, Live>,
+    spent: VecDeque<(Ticket, Refused)>,
+}
+
+#[derive(Debug)]
+struct Live {
+    expires: Instant,
+    /// What the TCP connection of the Offer is known by.
+    connection: Extensions,
+}
+
+impl Tickets {
+    pub(crate) fn new(capacity: usize, lifetime: Duration) -> Self {
+        Self { table: Mutex::default(), capacity, lifetime }
+    }
+
+    pub(crate) fn lifetime(&self) -> Duration {
+        self.lifetime
+    }
+
+    /// Makes a ticket for the client on the other end of `connection`.
+    pub(crate) fn issue(&self, connection: Extensions, now: Instant) -> Result<Ticket, NoTicket> {
+        let mut bytes = [0; TICKET_LEN];
+        OsRng.try_fill_bytes(&mut bytes).map_err(|_| NoTicket::NoRandomness)?;
+        let ticket = Ticket(bytes);
+        let mut table = self.lock();
+        if table.live.len() >= self.capacity {
+            table.expire(now);
+        }
+        if table.live.len() >= self.capacity {
+            return Err(NoTicket::Full(self.capacity));
+        }
+        table.live.insert(ticket, Live { expires: now + self.lifetime, connection });
+        Ok(ticket)
+    }
+
+    /// Uses a ticket up. What it was issued with comes back, once.
+    pub(crate) fn redeem(&self, ticket: &Ticket, now: Instant) -> Result<Extensions, Refused> {
+        let mut table = self.lock();
+        match table.live.remove(ticket) {
+            Some(live) if now < live.expires => {
+                table.spend(*ticket, Refused::Used);
+                Ok(live.connection)
+            }
+            Some(_) => {
+                table.spend(*ticket, Refused::Expired);
+                Err(Refused::Expired)
+            }
+            None => Err(table
+                .spent
+                .iter()
+                .find(|(spent, _)| spent == ticket)
+                .map_or(Refused::Unknown, |(_, how)| *how)),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        // Each change leaves the table whole, also one that panicked half way.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    fn expire(&mut self, now: Instant) {
+        let dead: Vec<Ticket> =
+            self.live.iter().filter(|(_, live)| live.expires <= now).map(|(ticket, _)| *ticket).collect();
+        for ticket in dead {
+            self.live.remove(&ticket);
+            self.spend(ticket, Refused::Expired);
+        }
+    }
+
+    fn spend(&mut self, ticket: Ticket, how: Refused) {
+        if self.spent.len() == SPENT {
+            self.spent.pop_front();
+        }
+        self.spent.push_back((ticket, how));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tickets() -> (Tickets, Instant) {
+        (Tickets::new(3, Duration::from_secs(10)), Instant::now())
+    }
+
+    #[tokio::test]
+    async fn good_once_and_gives_back_its_connection() {
+        let (tickets, now) = tickets();
+        let mut connection = Extensions::new();
+        connection.insert("alice");
+        let ticket = tickets.issue(connection, now).unwrap();
+        let connection = tickets.redeem(&ticket, now).unwrap();
+        assert_eq!(connection.get::<&str>(), Some(&"alice"));
+        assert_eq!(tickets.redeem(&ticket, now).unwrap_err(), Refused::Used);
+    }
+
+    #[tokio::test]
+    async fn wrong_by_any_bit_is_unknown_and_harms_nothing() {
+        let (tickets, now) = tickets();
+        let ticket = tickets.issue(Extensions::new(), now).unwrap();
+        for bit in 0..TICKET_LEN * 8 {
+            let mut wrong = ticket;
+            wrong.0[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(tickets.redeem(&wrong, now).unwrap_err(), Refused::Unknown);
+        }
+        assert!(tickets.redeem(&ticket, now).is_ok());
+    }
+
+    #[tokio::test]
+    async fn expires() {
+        let (tickets, now) = tickets();
+        let ticket = tickets.issue(Extensions::new(), now).unwrap();
+        let later = now + tickets.lifetime();
+        assert_eq!(tickets.redeem(&ticket, later).unwrap_err(), Refused::Expired);
+        // And stays so, even for a clock that seems to go back.
+        assert_eq!(tickets.redeem(&ticket, now).unwrap_err(), Refused::Expired);
+    }
+
+    #[tokio::test]
+    async fn a_full_table_refuses_until_tickets_are_used_or_expire() {
+        let (tickets, now) = tickets();
+        let first = tickets.issue(Extensions::new(), now).unwrap();
+        for _ in 0..2 {
+            tickets.issue(Extensions::new(), now).unwrap();
+        }
+        assert_eq!(tickets.issue(Extensions::new(), now).unwrap_err(), NoTicket::Full(3));
+        tickets.redeem(&first, now).unwrap();
+        tickets.issue(Extensions::new(), now).unwrap();
+        assert_eq!(tickets.issue(Extensions::new(), now).unwrap_err(), NoTicket::Full(3));
+        let later = now + tickets.lifetime();
+        for _ in 0..3 {
+            tickets.issue(Extensions::new(), later).unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn memory_of_spent_tickets_is_bounded() {
+        let (tickets, now) = tickets();
+        let first = tickets.issue(Extensions::new(), now).unwrap();
+        tickets.redeem(&first, now).unwrap();
+        for _ in 0..SPENT {
+            let ticket = tickets.issue(Extensions::new(), now).unwrap();
+            tickets.redeem(&ticket, now).unwrap();
+        }
+        assert_eq!(tickets.lock().spent.len(), SPENT);
+        assert_eq!(tickets.redeem(&first, now).unwrap_err(), Refused::Unknown);
+    }
+
+    #[tokio::test]
+    async fn tickets_differ_and_do_not_show_in_logs() {
+        let (tickets, now) = tickets();
+        let a = tickets.issue(Extensions::new(), now).unwrap();
+        let b = tickets.issue(Extensions::new(), now).unwrap();
+        assert_ne!(a, b);
+        assert_eq!(format!("{a:?}"), "Ticket(..)");
+    }
+}

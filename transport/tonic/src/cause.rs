@@ -1,0 +1,65 @@
+//! Errors of fabric, memory and handshake as [`Reason`]s.
+
+use crate::reason::{Reason, ReasonCode};
+use tonic_rdma_fabric::{ConnectError, FabricError};
+use tonic_rdma_memory::PoolError;
+use tonic_rdma_proto::Reject;
+
+pub(crate) fn fabric(error: FabricError) -> Reason {
+    let code = match &error {
+        FabricError::Platform => ReasonCode::Platform,
+        FabricError::NoLibrary { .. } | FabricError::NoConnectionManager { .. } => ReasonCode::NoRdmaCore,
+        FabricError::NoDevice | FabricError::NoSuchDevice { .. } | FabricError::DeviceRemoved { .. } => {
+            ReasonCode::NoDevice
+        }
+        FabricError::NoActivePort { .. } => ReasonCode::NoActivePort,
+        FabricError::NoAddress { .. } | FabricError::NotOnRdma { .. } => ReasonCode::NotOnRdmaDevice,
+        // Any other call that a device refuses leaves it as useless as one without queue pairs.
+        _ => ReasonCode::QueuePairRefused,
+    };
+    Reason::new(code, error.to_string())
+}
+
+pub(crate) fn connect(error: ConnectError) -> Reason {
+    let code = match error {
+        ConnectError::Fabric(error) => return fabric(error),
+        ConnectError::Memory(error) => return pool(&error),
+        ConnectError::Rejected { addr, private_data } => return rejected(addr, &private_data),
+        ConnectError::Timeout { .. } => ReasonCode::HandshakeTimeout,
+        ConnectError::NoRoute { .. } => ReasonCode::NoRoute,
+        ConnectError::NotOnRdma { .. } | ConnectError::OtherDevice { .. } => ReasonCode::NotOnRdmaDevice,
+        _ => ReasonCode::HandshakeRejected,
+    };
+    Reason::new(code, error.to_string())
+}
+
+fn rejected(addr: std::net::SocketAddr, private_data: &[u8]) -> Reason {
+    match Reject::decode(private_data) {
+        Ok(reject) => {
+            let code = match reject {
+                Reject::Version { .. } => ReasonCode::VersionMismatch,
+                Reject::Resources => ReasonCode::PoolExhausted,
+                Reject::ShuttingDown => ReasonCode::GoAway,
+                _ => ReasonCode::HandshakeRejected,
+            };
+            Reason::from_peer(code, format!("{reject} ({addr})"))
+        }
+        Err(_) => Reason::from_peer(
+            ReasonCode::HandshakeRejected,
+            format!("{addr} rejected without a cause of ours"),
+        ),
+    }
+}
+
+pub(crate) fn pool(error: &PoolError) -> Reason {
+    let code = match error {
+        PoolError::Memlock { .. } => ReasonCode::Memlock,
+        // What the kernel says when the limit is reached after all.
+        PoolError::Register(error) if error.io().kind() == std::io::ErrorKind::OutOfMemory => {
+            ReasonCode::Memlock
+        }
+        PoolError::Register(_) => ReasonCode::QueuePairRefused,
+        _ => ReasonCode::PoolExhausted,
+    };
+    Reason::new(code, error.to_string())
+}

@@ -1,0 +1,152 @@
+//! One channel over many endpoints.
+
+use super::{Channel, Kind, select::CallFuture};
+use crate::{
+    endpoint::Endpoint,
+    path::PathInfo,
+    reason::{Reason, ReasonCode},
+    stats::Counters,
+};
+use futures_core::Stream;
+use http::{Request, Response};
+use hyper::rt::Executor;
+use std::{
+    future::Future,
+    hash::Hash,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+use tokio::sync::mpsc;
+use tonic::body::Body;
+use tower::{
+    Service,
+    balance::p2c::Balance,
+    buffer::{Buffer, future::ResponseFuture},
+    discover::Change as TowerChange,
+    load::{CompleteOnResponse, PendingRequests},
+    util::BoxService,
+};
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Queue in front of the balancer, and of changes; tonic's default.
+const BUFFER_SIZE: usize = 1024;
+
+/// A change in the set of endpoints, with the names of [`tonic::transport::channel::Change`].
+#[derive(Debug, Clone)]
+pub enum Change<K, V> {
+    /// A new service identified by key `K` was identified.
+    Insert(K, V),
+    /// The service identified by key `K` disappeared.
+    Remove(K),
+}
+
+/// Hands each call to the less loaded of two endpoints drawn at random.
+#[derive(Clone)]
+pub(super) struct Balanced {
+    queue: Buffer<Request<Body>, CallFuture>,
+    counters: Arc<Counters>,
+}
+
+impl Balanced {
+    pub(super) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+}
+
+impl Service<Request<Body>> for Balanced {
+    type Response = Response<Body>;
+    type Error = BoxError;
+    type Future = ResponseFuture<CallFuture>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.queue.poll_ready(cx)
+    }
+
+    fn call(&mut self, req: Request<Body>) -> Self::Future {
+        self.queue.call(req)
+    }
+}
+
+pub(super) fn path() -> PathInfo {
+    PathInfo::tcp(Reason::new(ReasonCode::Pending, "a balanced channel: each endpoint has a path of its own"))
+}
+
+impl Channel {
+    /// Balance calls over a list of endpoints, each of which finds its own fast path.
+    ///
+    /// They connect as with [`Endpoint::connect_lazy`]. Of two endpoints drawn at random a call
+    /// goes to the one with fewer calls in flight.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    pub fn balance_list(list: impl Iterator<Item = Endpoint>) -> Self {
+        let list: Vec<Endpoint> = list.collect();
+        let (channel, tx) = Self::balance_channel(list.len().max(1));
+        for (key, endpoint) in list.into_iter().enumerate() {
+            // There is a place for each, and the receiver is alive.
+            let _ = tx.try_send(Change::Insert(key, endpoint));
+        }
+        channel
+    }
+
+    /// Balance calls over endpoints that come and go, as told through the sender. `capacity` is the
+    /// number of changes that may wait in it.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    pub fn balance_channel<K>(capacity: usize) -> (Self, mpsc::Sender<Change<K, Endpoint>>)
+    where
+        K: Hash + Eq + Send + Clone + 'static,
+    {
+        Self::balance_channel_with_executor(capacity, crate::executor::SharedExec::default())
+    }
+
+    /// As [`balance_channel`](Channel::balance_channel), with the balancer's task on `executor`.
+    pub fn balance_channel_with_executor<K, E>(
+        capacity: usize,
+        executor: E,
+    ) -> (Self, mpsc::Sender<Change<K, Endpoint>>)
+    where
+        K: Hash + Eq + Send + Clone + 'static,
+        E: Executor<Pin<Box<dyn Future<Output = ()> + Send>>> + Send + Sync + 'static,
+    {
+        let (tx, changes) = mpsc::channel(capacity);
+        let counters = Arc::new(Counters::default());
+        let balance = Balance::new(Endpoints { changes, counters: counters.clone() });
+        let (queue, worker) = Buffer::pair(BoxService::new(balance), BUFFER_SIZE);
+        executor.execute(Box::pin(worker));
+        (Channel(Kind::Balanced(Balanced { queue, counters })), tx)
+    }
+}
+
+/// The endpoints as a stream of channels.
+struct Endpoints<K> {
+    changes: mpsc::Receiver<Change<K, Endpoint>>,
+    counters: Arc<Counters>,
+}
+
+impl<K> Unpin for Endpoints<K> {}
+
+impl<K: Hash + Eq + Clone> Stream for Endpoints<K> {
+    type Item = Result<TowerChange<K, PendingRequests<Channel>>, BoxError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let change = match self.changes.poll_recv(cx) {
+            Poll::Ready(Some(change)) => change,
+            // Without a sender the set stays as it is.
+            Poll::Ready(None) | Poll::Pending => return Poll::Pending,
+        };
+        Poll::Ready(Some(Ok(match change {
+            Change::Insert(key, mut endpoint) => {
+                endpoint.shared.counters = Some(self.counters.clone());
+                let channel = endpoint.connect_lazy();
+                TowerChange::Insert(key, PendingRequests::new(channel, CompleteOnResponse::default()))
+            }
+            Change::Remove(key) => TowerChange::Remove(key),
+        })))
+    }
+}

@@ -1,0 +1,149 @@
+//! The task that keeps a channel on its fast path: one attempt at a time, watch, fall back, try
+//! again.
+
+use super::{
+    attempt::{Fast, Plan},
+    backoff::{Backoff, STABLE},
+    shared::{Shared, State},
+};
+use crate::reason::{Reason, ReasonCode};
+use std::{sync::Arc, time::Duration};
+use tokio::{sync::oneshot, time::Instant};
+
+/// An attempt that goes on behind takes no longer than this.
+const ATTEMPT_LIMIT: Duration = Duration::from_secs(10);
+
+/// Held by all clones of a channel together. Its drop ends the manager.
+#[derive(Debug)]
+pub(crate) struct Handle {
+    _stop: oneshot::Sender<()>,
+}
+
+pub(crate) struct Manager {
+    shared: Arc<Shared>,
+    plan: Plan,
+    stop: oneshot::Receiver<()>,
+    /// How long `connect` waits for the first attempt.
+    patience: Duration,
+    log: Log,
+}
+
+impl Manager {
+    pub(crate) fn new(shared: Arc<Shared>, plan: Plan, patience: Duration) -> (Self, Handle) {
+        let (stop_tx, stop) = oneshot::channel();
+        let log = Log::new(plan.origin.to_string());
+        (Self { shared, plan, stop, patience, log }, Handle { _stop: stop_tx })
+    }
+
+    /// Runs until the last clone of the channel is dropped. The fast path then closes when the
+    /// calls in flight have ended.
+    pub(crate) async fn run(self) {
+        let Self { shared, plan, mut stop, patience, mut log } = self;
+        tokio::select! {
+            _ = &mut stop => {}
+            () = keep(&shared, &plan, patience, &mut log) => {}
+        }
+        let reason = Reason::new(ReasonCode::LinkLost, "the channel is gone");
+        if let State::Up(fast) = shared.state.send_replace(State::Down(reason)) {
+            fast.client.shutdown();
+        }
+    }
+}
+
+async fn keep(shared: &Shared, plan: &Plan, patience: Duration, log: &mut Log) {
+    shared.begin.notified().await;
+    let mut backoff = Backoff::default();
+    let mut since = Reason::new(ReasonCode::Pending, "the fast path is being set up");
+    loop {
+        shared.state.send_replace(State::Trying { since: since.clone() });
+        let reason = match attempt(shared, plan, patience, log).await {
+            Ok(fast) => {
+                let up = Instant::now();
+                log.up(&fast);
+                let closed = fast.client.closed();
+                shared.state.send_replace(State::Up(fast));
+                let reason = tokio::select! {
+                    reason = closed => reason,
+                    () = shared.stale.notified() => {
+                        Reason::from_peer(ReasonCode::GoAway, "the server takes no new calls on this connection")
+                    }
+                };
+                if up.elapsed() >= STABLE {
+                    backoff.reset();
+                }
+                log.lost();
+                reason
+            }
+            Err(reason) => reason,
+        };
+        log.down(&reason);
+        // The last clone of a connection that drains is dropped here, and its driver ends it.
+        shared.state.send_replace(State::Down(reason.clone()));
+        let pause = backoff.next(reason.code(), &mut rand::rng());
+        tokio::time::sleep(pause).await;
+        since = reason;
+    }
+}
+
+/// One attempt. When it takes longer than `connect` waits, that is told, and it goes on.
+async fn attempt(shared: &Shared, plan: &Plan, patience: Duration, log: &mut Log) -> Result<Fast, Reason> {
+    let mut attempt = std::pin::pin!(plan.attempt(ATTEMPT_LIMIT.max(patience)));
+    match tokio::time::timeout(patience, &mut attempt).await {
+        Ok(result) => result,
+        Err(_) => {
+            let late = Reason::new(
+                ReasonCode::HandshakeTimeout,
+                format!("not up after {} ms; still trying", patience.as_millis()),
+            );
+            log.down(&late);
+            shared.state.send_replace(State::Down(late));
+            attempt.await
+        }
+    }
+}
+
+/// Logs each decision once: a repetition is for debugging only.
+struct Log {
+    origin: String,
+    said: Option<(ReasonCode, crate::reason::Side)>,
+}
+
+impl Log {
+    fn new(origin: String) -> Self {
+        Self { origin, said: None }
+    }
+
+    fn up(&mut self, fast: &Fast) {
+        self.said = None;
+        let peer = fast.client.peer();
+        tracing::info!(
+            origin = %self.origin,
+            path = peer.provider,
+            device = %peer.device,
+            local = %peer.local,
+            remote = %peer.remote,
+            "calls go over the fast path"
+        );
+    }
+
+    fn lost(&mut self) {
+        self.said = None;
+    }
+
+    fn down(&mut self, reason: &Reason) {
+        let this = Some((reason.code(), reason.side()));
+        if self.said == this {
+            tracing::debug!(origin = %self.origin, %reason, "calls still go over TCP");
+            return;
+        }
+        self.said = this;
+        tracing::warn!(
+            origin = %self.origin,
+            path = "tcp",
+            code = reason.code().as_str(),
+            %reason,
+            cure = reason.cure(),
+            "calls go over TCP"
+        );
+    }
+}

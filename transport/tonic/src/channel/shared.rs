@@ -1,0 +1,151 @@
+//! What the clones of a channel, its calls and its manager share.
+
+use super::attempt::Fast;
+use crate::{
+    path::{Path, PathInfo},
+    policy::EnvError,
+    reason::{Reason, ReasonCode},
+    stats::Counters,
+};
+use http::{HeaderValue, Uri};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+use tokio::sync::{Notify, watch};
+
+/// State of a channel's fast path.
+///
+/// | state | on | next |
+/// |---|---|---|
+/// | Idle | first call, or `connect` | Trying |
+/// | Trying | fast path up | Up |
+/// | Trying | attempt failed, or is later than `connect` waits | Down |
+/// | Up | link lost, or the peer takes no new calls | Down |
+/// | Down | pause over | Trying, keeping the reason |
+/// | Down | a late attempt succeeded | Up |
+///
+/// A channel whose policy is off, or whose environment is bad, stays Down.
+#[derive(Debug, Clone)]
+pub(crate) enum State {
+    Idle,
+    Trying { since: Reason },
+    Up(Fast),
+    Down(Reason),
+}
+
+impl State {
+    pub(crate) fn is_decided(&self) -> bool {
+        matches!(self, State::Up(_) | State::Down(_))
+    }
+
+    pub(crate) fn info(&self) -> PathInfo {
+        match self {
+            State::Idle => PathInfo::tcp(Reason::new(ReasonCode::Pending, "no call has been made yet")),
+            State::Trying { since: reason } | State::Down(reason) => PathInfo::tcp(reason.clone()),
+            State::Up(fast) => {
+                let peer = fast.client.peer();
+                PathInfo {
+                    path: if peer.provider == "sim" { Path::Sim } else { Path::Verbs },
+                    reason: None,
+                    device: Some(peer.device.clone()),
+                    local_addr: Some(peer.local),
+                    remote_addr: Some(peer.remote),
+                }
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) tcp: tonic::transport::Channel,
+    pub(crate) state: watch::Sender<State>,
+    pub(crate) counters: Arc<Counters>,
+    /// Calls go over the fast path or fail.
+    pub(crate) required: bool,
+    /// A call without a fast path that is required waits this long for one.
+    pub(crate) patience: Duration,
+    /// Makes every call fail.
+    pub(crate) broken: Option<EnvError>,
+    /// Scheme and authority of calls on the fast path; on TCP tonic sets them.
+    pub(crate) origin: Uri,
+    /// User agent of calls on the fast path; on TCP tonic sets it.
+    pub(crate) user_agent: HeaderValue,
+    begun: AtomicBool,
+    /// The first call has come.
+    pub(crate) begin: Notify,
+    /// A call found the fast path closed to new calls.
+    pub(crate) stale: Notify,
+}
+
+/// Where the next call goes.
+pub(crate) enum Route {
+    Fast(Fast),
+    Tcp,
+    /// Nowhere yet: the fast path is required.
+    Wait,
+}
+
+impl Shared {
+    #[allow(clippy::too_many_arguments, reason = "one call site; each is a different thing")]
+    pub(crate) fn new(
+        tcp: tonic::transport::Channel,
+        counters: Arc<Counters>,
+        state: State,
+        required: bool,
+        patience: Duration,
+        broken: Option<EnvError>,
+        origin: Uri,
+        user_agent: HeaderValue,
+    ) -> Self {
+        Self {
+            tcp,
+            state: watch::Sender::new(state),
+            counters,
+            required,
+            patience,
+            broken,
+            origin,
+            user_agent,
+            begun: AtomicBool::new(false),
+            begin: Notify::new(),
+            stale: Notify::new(),
+        }
+    }
+
+    /// Lets the manager begin; a channel made lazily begins with its first call.
+    pub(crate) fn begin(&self) {
+        if !self.begun.load(Ordering::Relaxed) && !self.begun.swap(true, Ordering::Relaxed) {
+            self.begin.notify_one();
+        }
+    }
+
+    pub(crate) fn route(&self) -> Route {
+        if let State::Up(fast) = &*self.state.borrow() {
+            if fast.client.is_open() {
+                return Route::Fast(fast.clone());
+            }
+            self.stale.notify_one();
+        }
+        if self.required { Route::Wait } else { Route::Tcp }
+    }
+
+    /// Waits until it is decided whether there is a fast path, for `limit` at most.
+    pub(crate) async fn decided(&self, limit: Duration) -> Result<Fast, Reason> {
+        let mut state = self.state.subscribe();
+        let decided = tokio::time::timeout(limit, state.wait_for(State::is_decided)).await;
+        match decided.as_ref().map(|state| state.as_deref()) {
+            Ok(Ok(State::Up(fast))) => Ok(fast.clone()),
+            Ok(Ok(State::Down(reason))) => Err(reason.clone()),
+            Ok(_) => Err(Reason::new(ReasonCode::LinkLost, "the channel is gone")),
+            Err(_) => Err(Reason::new(
+                ReasonCode::HandshakeTimeout,
+                format!("no fast path after {} ms", limit.as_millis()),
+            )),
+        }
+    }
+}

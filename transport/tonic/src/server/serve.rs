@@ -1,0 +1,142 @@
+//! Both paths side by side, from start to shutdown.
+
+use super::{
+    Server,
+    fast::FastPath,
+    stack::{self, Layered},
+};
+use crate::{
+    bootstrap::{
+        capture::Capture,
+        pb::bootstrap_server::BootstrapServer,
+        service::{OfferService, Offering},
+        tickets::{CAPACITY, LIFETIME, Tickets},
+    },
+    error::Error,
+    policy::{EnvSettings, Policy},
+    reason::{Reason, ReasonCode},
+};
+use bytes::Bytes;
+use futures_core::Stream;
+use http::{Request, Response};
+use std::{
+    convert::Infallible,
+    future::{Future, Pending},
+    net::SocketAddr,
+    sync::Arc,
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::{mpsc, watch},
+    task::JoinHandle,
+};
+use tonic::{body::Body, service::Routes, transport::server::Connected};
+use tower::{Layer, Service};
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+/// The type of a signal that is not there.
+pub(super) type Never = Pending<()>;
+
+/// Serves `routes` on the TCP connections of `incoming` and on the fast path.
+pub(super) async fn serve<L, I, IO, IE, F, ResBody>(
+    server: Server<L>,
+    routes: Routes,
+    incoming: I,
+    bound: Option<SocketAddr>,
+    signal: Option<F>,
+) -> Result<(), Error>
+where
+    I: Stream<Item = Result<IO, IE>>,
+    IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+    IE: Into<BoxError>,
+    F: Future<Output = ()>,
+    L: Layer<Routes>,
+    L::Service: Service<Request<Body>, Response = Response<ResBody>> + Clone + Send + 'static,
+    <<L as Layer<Routes>>::Service as Service<Request<Body>>>::Future: Send,
+    <<L as Layer<Routes>>::Service as Service<Request<Body>>>::Error: Into<BoxError> + Send,
+    ResBody: http_body::Body<Data = Bytes> + Send + 'static,
+    ResBody::Error: Into<BoxError>,
+{
+    let env = EnvSettings::read()?;
+    let Server { tcp, layers, shared: settings } = server;
+    let policy = env.policy(settings.policy);
+    let (outstanding, lifetime) = settings.tickets.unwrap_or((CAPACITY, LIFETIME));
+    let tickets = Arc::new(Tickets::new(outstanding, lifetime));
+    let offering = watch::Sender::new(match policy {
+        Policy::Off => Offering::Off(Reason::new(ReasonCode::Policy, "switched off at the server")),
+        _ => Offering::Starting,
+    });
+    let offer = BootstrapServer::new(OfferService::new(offering.subscribe(), tickets.clone()));
+    // One service for both paths: layers with state see every call.
+    let layered = layers.service(routes.add_service(offer).prepare());
+
+    let (drain, draining) = watch::channel(false);
+    let (alive, mut all_gone) = mpsc::channel::<Infallible>(1);
+    let fast = FastPath {
+        context: settings.context.clone().unwrap_or_default(),
+        env_device: env.device,
+        settings,
+        tickets,
+        offering: offering.clone(),
+        drain: draining,
+        _alive: alive,
+    };
+    let task = match policy {
+        Policy::Off => {
+            tracing::info!(path = "tcp", "fast path switched off: clients stay on TCP");
+            // What it holds would keep the end of this function waiting.
+            drop(fast);
+            None
+        }
+        _ => Some(start(fast, policy, bound, stack::erase(layered.clone())).await?),
+    };
+
+    let service = Capture(layered);
+    let Some(signal) = signal else {
+        tcp.serve_with_incoming(service, incoming).await?;
+        return Ok(());
+    };
+    let signal = async {
+        signal.await;
+        offering.send_replace(Offering::Off(Reason::new(ReasonCode::GoAway, "the server is shutting down")));
+        drain.send_replace(true);
+    };
+    tcp.serve_with_incoming_shutdown(service, incoming, signal).await?;
+    if let Some(task) = task {
+        // The listeners close with the task; what is left are connections that drain.
+        task.end().await;
+    }
+    all_gone.recv().await;
+    Ok(())
+}
+
+async fn start(
+    fast: FastPath,
+    policy: Policy,
+    bound: Option<SocketAddr>,
+    layered: Layered,
+) -> Result<Task, Error> {
+    // A server that needs the fast path does not begin without it; others need not wait.
+    let started = match policy {
+        Policy::Require => Some(fast.start(bound).await.map_err(Error::required)?),
+        _ => None,
+    };
+    Ok(Task(tokio::spawn(fast.run(bound, started, layered))))
+}
+
+/// A task that ends when this is dropped.
+struct Task(JoinHandle<()>);
+
+impl Task {
+    async fn end(mut self) {
+        self.0.abort();
+        // It was aborted, or it panicked, which tokio has reported.
+        let _ = (&mut self.0).await;
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}

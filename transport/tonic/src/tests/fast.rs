@@ -1,0 +1,129 @@
+//! The fast path, found and used, over the simulated fabric.
+
+use super::{
+    echo::{Client, Echo},
+    world::{Serving, World},
+};
+use crate::{Path, Policy, ReasonCode};
+use std::time::Duration;
+use tonic::Code;
+
+#[tokio::test]
+async fn all_kinds_of_call() {
+    let world = World::new();
+    let serving = world.serve().await;
+    let channel = world.connect(&serving).await;
+    let info = channel.path();
+    assert_eq!(info.device.as_deref(), Some("sim-client"));
+    assert_eq!(info.remote_addr.unwrap().ip().to_string(), "10.0.0.1");
+    assert!(channel.pool().is_some());
+    let mut client = Client::new(channel.clone());
+    client.all_kinds().await;
+    let stats = channel.stats();
+    assert_eq!((stats.calls_fast, stats.calls_tcp), (5, 0));
+    assert_eq!(stats.bytes_sent_tcp, 0);
+}
+
+#[tokio::test]
+async fn the_handler_knows_path_addresses_and_user_agent() {
+    let world = World::new();
+    let serving = world.serve().await;
+    let channel = world.endpoint(&serving).user_agent("mine").unwrap().connect().await.unwrap();
+    let who = Client::new(channel).who().await.unwrap();
+    let version = env!("CARGO_PKG_VERSION");
+    assert_eq!(
+        who,
+        format!("path=sim device=sim-server remote=true local=true agent=mine tonic-rdma/{version} certs=0")
+    );
+}
+
+#[tokio::test]
+async fn a_lazy_channel_starts_on_tcp_and_moves() {
+    let world = World::new();
+    let serving = world.serve().await;
+    let mut channel = world.endpoint(&serving).connect_lazy();
+    assert_eq!(channel.path().reason.unwrap().code(), ReasonCode::Pending);
+    let mut client = Client::new(channel.clone());
+    let who = client.who().await.unwrap();
+    assert!(who.starts_with("path=tcp "), "{who}");
+    while channel.path_changed().await.path != Path::Sim {}
+    let who = client.who().await.unwrap();
+    assert!(who.starts_with("path=sim "), "{who}");
+}
+
+#[tokio::test]
+async fn a_lazy_channel_that_requires_rdma_never_uses_tcp() {
+    let world = World::new();
+    let serving = world.serve().await;
+    let channel = world.endpoint(&serving).require_rdma(true).connect_lazy();
+    let mut client = Client::new(channel.clone());
+    client.all_kinds().await;
+    assert_eq!(channel.stats().calls_tcp, 0);
+}
+
+#[tokio::test]
+async fn a_server_that_goes_in_good_order_finishes_its_calls() {
+    let world = World::new();
+    let mut serving = world.serve().await;
+    let channel = world.connect(&serving).await;
+    let mut client = Client::new(channel.clone());
+    let waiting = tokio::spawn({
+        let mut client = client.clone();
+        async move {
+            let request = tonic::Request::new("zzz".to_owned());
+            client.unary("/test.Echo/Say", request).await
+        }
+    });
+    client.say("before").await.unwrap();
+    serving.stop();
+    // A call runs: the server waits for it.
+    while channel.path().path == Path::Sim {
+        let _ = client.say("after").await;
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(!serving.is_finished());
+    waiting.abort();
+    drop((client, channel));
+    serving.ended().await.unwrap();
+}
+
+#[tokio::test]
+async fn every_byte_of_the_pools_comes_back() {
+    let world = World::new();
+    let mut serving = world.serve().await;
+    let channel = world.connect(&serving).await;
+    let pool = channel.pool().unwrap();
+    Client::new(channel.clone()).all_kinds().await;
+    drop(channel);
+    serving.stop();
+    serving.ended().await.unwrap();
+    while pool.stats().in_use_bytes() > 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_requires_rdma_starts_with_it_or_not_at_all() {
+    let world = World::new();
+    let serving = Serving::start(world.builder().policy(Policy::Require).add_service(Echo)).await;
+    world.connect(&serving).await;
+
+    world.server.remove();
+    let serving = Serving::start(world.builder().policy(Policy::Require).add_service(Echo)).await;
+    let error = serving.ended().await.unwrap_err();
+    assert_eq!(error.reason().unwrap().code(), ReasonCode::NoDevice);
+}
+
+#[tokio::test]
+async fn unknown_methods_are_unimplemented_on_both_paths() {
+    let world = World::new();
+    let serving = world.serve().await;
+    for policy in [Policy::Auto, Policy::Off] {
+        let channel = world.endpoint(&serving).policy(policy).connect().await.unwrap();
+        let mut client = Client::new(channel);
+        for path in ["/test.Echo/Nothing", "/no.such.Service/Method"] {
+            let status = client.unary(path, tonic::Request::new(String::new())).await.unwrap_err();
+            assert_eq!(status.code(), Code::Unimplemented, "{path}");
+        }
+    }
+}

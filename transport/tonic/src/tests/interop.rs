@@ -1,0 +1,50 @@
+//! Stock tonic at either end, over TCP.
+
+use super::{
+    echo::Client,
+    world::{World, endpoint, stock},
+};
+use crate::{Path, Policy, ReasonCode};
+
+#[tokio::test]
+async fn stock_client_to_our_server() {
+    let world = World::new();
+    let serving = world.serve().await;
+    let channel = tonic::transport::Endpoint::from_shared(format!("http://{}", serving.addr))
+        .unwrap()
+        .connect()
+        .await
+        .unwrap();
+    let mut client = Client::new(channel);
+    client.all_kinds().await;
+    let who = client.who().await.unwrap();
+    assert!(who.starts_with("path=tcp device= remote=true local=true agent=tonic/"), "{who}");
+}
+
+#[tokio::test]
+async fn our_client_to_a_stock_server_says_that_the_peer_is_not_capable() {
+    let world = World::new();
+    let serving = stock().await;
+    let channel = world.endpoint(&serving).user_agent("mine").unwrap().connect().await.unwrap();
+    let path = channel.path();
+    assert_eq!(path.path, Path::Tcp);
+    assert_eq!(path.reason.unwrap().code(), ReasonCode::PeerNotCapable);
+    let mut client = Client::new(channel.clone());
+    client.all_kinds().await;
+    let who = client.who().await.unwrap();
+    assert!(who.contains(" agent=mine tonic/"), "{who}");
+    let stats = channel.stats();
+    assert_eq!((stats.calls_fast, stats.calls_tcp), (0, 6));
+    assert!(stats.bytes_sent_tcp > 0 && stats.bytes_received_tcp > 0);
+}
+
+#[tokio::test]
+async fn without_a_fast_path_at_either_end() {
+    let serving = super::world::Serving::start(
+        crate::Server::builder().policy(Policy::Off).add_service(super::echo::Echo),
+    )
+    .await;
+    let channel = endpoint(serving.addr).policy(Policy::Off).connect().await.unwrap();
+    assert_eq!(channel.path().reason.unwrap().code(), ReasonCode::Policy);
+    Client::new(channel).all_kinds().await;
+}

@@ -1,0 +1,119 @@
+//! Layers and interceptors see the Offer and the calls of both paths, each once.
+
+use super::{
+    echo::{Client, Echo},
+    world::{Serving, World},
+};
+use crate::{Path, Policy, ReasonCode, Side, bootstrap::OFFER_PATH};
+use http::Request as HttpRequest;
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicUsize, Ordering},
+};
+use tonic::{
+    Code, Request, Status,
+    service::{InterceptorLayer, interceptor::InterceptedService},
+};
+use tower::ServiceBuilder;
+
+const SECRET: &str = "Bearer secret";
+
+fn check(request: Request<()>) -> Result<Request<()>, Status> {
+    match request.metadata().get("authorization") {
+        Some(token) if token == SECRET => Ok(request),
+        _ => Err(Status::unauthenticated("no valid token")),
+    }
+}
+
+fn with_token(mut request: Request<()>) -> Result<Request<()>, Status> {
+    request.metadata_mut().insert("authorization", SECRET.parse().unwrap());
+    Ok(request)
+}
+
+#[tokio::test]
+async fn a_layer_with_state_sees_every_call_once() {
+    let world = World::new();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let layer = {
+        let seen = seen.clone();
+        ServiceBuilder::new()
+            .map_request(move |req: HttpRequest<tonic::body::Body>| {
+                seen.lock().unwrap().push(req.uri().path().to_owned());
+                req
+            })
+            .into_inner()
+    };
+    let serving = Serving::start(world.builder().layer(layer).add_service(Echo)).await;
+    let fast = world.connect(&serving).await;
+    Client::new(fast).say("fast").await.unwrap();
+    let tcp = world.endpoint(&serving).policy(Policy::Off).connect().await.unwrap();
+    Client::new(tcp).who().await.unwrap();
+    assert_eq!(*seen.lock().unwrap(), [OFFER_PATH, "/test.Echo/Say", "/test.Echo/Who"]);
+}
+
+#[tokio::test]
+async fn who_is_kept_out_of_tcp_gets_no_ticket() {
+    let world = World::new();
+    let router = world.builder().layer(InterceptorLayer::new(check)).add_service(Echo);
+    let serving = Serving::start(router).await;
+    let channel = world.endpoint(&serving).connect().await.unwrap();
+    let reason = channel.path().reason.unwrap();
+    assert_eq!((reason.code(), reason.side()), (ReasonCode::HandshakeRejected, Side::Peer));
+    assert!(reason.detail().contains("no valid token"), "{reason}");
+    assert!(reason.detail().contains("Endpoint::offer_metadata"), "{reason}");
+    let status = Client::new(channel).say("hello").await.unwrap_err();
+    assert_eq!(status.code(), Code::Unauthenticated);
+}
+
+#[tokio::test]
+async fn a_service_with_authentication_keeps_it_on_the_fast_path() {
+    let world = World::new();
+    let router = world.builder().layer(InterceptorLayer::new(check)).add_service(Echo);
+    let serving = Serving::start(router).await;
+    let with_metadata = world.endpoint(&serving).offer_metadata(|mut metadata| async move {
+        metadata.insert("authorization", SECRET.parse().unwrap());
+        Ok(metadata)
+    });
+    for endpoint in [with_metadata, world.endpoint(&serving).offer_interceptor(with_token)] {
+        let channel = endpoint.connect().await.unwrap();
+        assert_eq!(channel.path().path, Path::Sim, "{}", channel.path());
+        // Being on the fast path is not enough.
+        let status = Client::new(channel.clone()).say("hello").await.unwrap_err();
+        assert_eq!(status.code(), Code::Unauthenticated);
+        Client::new(InterceptedService::new(channel.clone(), with_token)).all_kinds().await;
+        assert_eq!(channel.stats().calls_tcp, 0);
+    }
+}
+
+#[tokio::test]
+async fn an_interceptor_of_one_service_works_on_the_fast_path() {
+    let world = World::new();
+    let service = InterceptedService::new(Echo, check);
+    let serving = Serving::start(world.builder().add_service(service)).await;
+    let channel = world.connect(&serving).await;
+    let status = Client::new(channel.clone()).say("hello").await.unwrap_err();
+    assert_eq!(status.code(), Code::Unauthenticated);
+    Client::new(InterceptedService::new(channel, with_token)).all_kinds().await;
+}
+
+#[tokio::test]
+async fn trace_fn_sees_calls_of_both_paths() {
+    let world = World::new();
+    let traced = Arc::new(AtomicUsize::new(0));
+    let router = {
+        let traced = traced.clone();
+        let mut builder = world.builder().trace_fn(move |req| {
+            if req.uri().path().starts_with("/test.Echo/") {
+                traced.fetch_add(1, Ordering::Relaxed);
+            }
+            tracing::info_span!("call")
+        });
+        builder.add_service(Echo)
+    };
+    let serving = Serving::start(router).await;
+    Client::new(world.connect(&serving).await).say("fast").await.unwrap();
+    assert_eq!(traced.load(Ordering::Relaxed), 1);
+    let tcp = world.endpoint(&serving).policy(Policy::Off).connect().await.unwrap();
+    Client::new(tcp).say("tcp").await.unwrap();
+    assert_eq!(traced.load(Ordering::Relaxed), 2);
+}

@@ -1,0 +1,15 @@
+//! Endpoint, Channel and Server together: over TCP with stock tonic at either end, and over the
+//! simulated fabric.
+
+mod echo;
+mod fallback;
+mod fast;
+mod interop;
+mod layers;
+mod limits;
+mod logs;
+mod stacks;
+mod tickets;
+#[cfg(feature = "_tls-any")]
+mod tls;
+mod world;

@@ -1,0 +1,135 @@
+//! Who gets in by the RDMA port: the bearer of a good ticket, once.
+
+use super::{
+    echo::Echo,
+    logs::Logs,
+    world::{Serving, World},
+};
+use crate::{
+    bootstrap::pb::{self, bootstrap_client::BootstrapClient, fabric_offer, offer_response::Outcome},
+    link::LinkOptions,
+};
+use std::{net::SocketAddr, time::Duration};
+use tonic_rdma_fabric::ConnectError;
+use tonic_rdma_proto::{Accept, Hello, Reject};
+
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// A client that goes through the steps by hand.
+struct Hand<'a> {
+    world: &'a World,
+    bootstrap: BootstrapClient<tonic::transport::Channel>,
+}
+
+impl<'a> Hand<'a> {
+    async fn new(world: &'a World, serving: &Serving) -> Self {
+        let tcp = tonic::transport::Endpoint::from_shared(format!("http://{}", serving.addr)).unwrap();
+        Self { world, bootstrap: BootstrapClient::new(tcp.connect().await.unwrap()) }
+    }
+
+    async fn ask(&mut self) -> Outcome {
+        let request = pb::OfferRequest { version_min: 1, version_max: 1, fabrics: vec!["sim".into()] };
+        self.bootstrap.offer(request).await.unwrap().into_inner().outcome.unwrap()
+    }
+
+    /// A ticket, and where to take it.
+    async fn ticket(&mut self) -> ([u8; 16], SocketAddr) {
+        let Outcome::Grant(grant) = self.ask().await else { panic!("refused") };
+        let Some(fabric_offer::Fabric::Sim(sim)) = &grant.fabrics[0].fabric else { panic!("no sim") };
+        let address = &sim.addresses[0];
+        let addr = SocketAddr::new(address.ip.parse().unwrap(), address.port.try_into().unwrap());
+        (grant.ticket.as_ref().try_into().unwrap(), addr)
+    }
+
+    async fn send(&self, addr: SocketAddr, private_data: &[u8]) -> Result<Vec<u8>, Reject> {
+        let (fabric, pool) = self.world.client_context.toward(addr, None, LIMIT).await.unwrap();
+        let options = LinkOptions::for_pool(&pool);
+        match fabric.connect(addr, &options.link, &pool, private_data, LIMIT).await {
+            Ok(connected) => Ok(connected.private_data),
+            Err(ConnectError::Rejected { private_data, .. }) => Err(Reject::decode(&private_data).unwrap()),
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    async fn enter(&self, addr: SocketAddr, ticket: [u8; 16]) -> Result<Accept, Reject> {
+        let hello = Hello::new(ticket, tonic_rdma_proto::Config::default().settings());
+        let answer = self.send(addr, &hello.encode()).await?;
+        Ok(Accept::decode(&answer).unwrap())
+    }
+}
+
+#[tokio::test]
+async fn a_ticket_is_good_once() {
+    let logs = Logs::capture();
+    let world = World::new();
+    let serving = world.serve().await;
+    let mut hand = Hand::new(&world, &serving).await;
+    let (ticket, addr) = hand.ticket().await;
+    assert_eq!(hand.enter(addr, ticket).await.unwrap().version, 1);
+    assert_eq!(hand.enter(addr, ticket).await.unwrap_err(), Reject::Ticket);
+    let lines = logs.lines_with("RDMA connection refused");
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].contains("ticket already used") && lines[0].contains("peer=10.0.0.2:"), "{lines:?}");
+}
+
+#[tokio::test]
+async fn a_wrong_ticket_is_refused_and_logged() {
+    let logs = Logs::capture();
+    let world = World::new();
+    let serving = world.serve().await;
+    let mut hand = Hand::new(&world, &serving).await;
+    let (ticket, addr) = hand.ticket().await;
+    let mut wrong = ticket;
+    wrong[15] ^= 1;
+    assert_eq!(hand.enter(addr, wrong).await.unwrap_err(), Reject::Ticket);
+    assert_eq!(hand.enter(addr, [0; 16]).await.unwrap_err(), Reject::Ticket);
+    assert_eq!(logs.lines_with("wrong ticket").len(), 2);
+    // The good one is none the worse for it.
+    hand.enter(addr, ticket).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_expired_ticket_is_refused_and_logged() {
+    let logs = Logs::capture();
+    let world = World::new();
+    let router = world.builder().tickets(4, Duration::ZERO).add_service(Echo);
+    let serving = Serving::start(router).await;
+    let mut hand = Hand::new(&world, &serving).await;
+    let (ticket, addr) = hand.ticket().await;
+    assert_eq!(hand.enter(addr, ticket).await.unwrap_err(), Reject::Ticket);
+    assert_eq!(logs.lines_with("ticket expired").len(), 1);
+}
+
+#[tokio::test]
+async fn no_more_tickets_than_the_limit() {
+    let world = World::new();
+    let router = world.builder().tickets(2, LIMIT).add_service(Echo);
+    let serving = Serving::start(router).await;
+    let mut hand = Hand::new(&world, &serving).await;
+    let (first, addr) = hand.ticket().await;
+    hand.ticket().await;
+    let Outcome::Refusal(refusal) = hand.ask().await else { panic!("granted") };
+    assert_eq!(refusal.code, "handshake-rejected");
+    assert!(refusal.detail.contains("2 tickets are outstanding"), "{refusal:?}");
+    hand.enter(addr, first).await.unwrap();
+    hand.ticket().await;
+}
+
+#[tokio::test]
+async fn strangers_on_the_rdma_port_are_refused_by_name() {
+    let logs = Logs::capture();
+    let world = World::new();
+    let serving = world.serve().await;
+    let mut hand = Hand::new(&world, &serving).await;
+    let (ticket, addr) = hand.ticket().await;
+    assert_eq!(hand.send(addr, b"GET / HTTP/1.1").await.unwrap_err(), Reject::Malformed);
+    assert_eq!(hand.send(addr, b"").await.unwrap_err(), Reject::Malformed);
+    let mut future = Hello::new(ticket, tonic_rdma_proto::Config::default().settings());
+    (future.version_min, future.version_max) = (9, 12);
+    let rejected = hand.send(addr, &future.encode()).await.unwrap_err();
+    assert!(matches!(rejected, Reject::Version { min: 1, max: 1 }), "{rejected}");
+    assert_eq!(logs.lines_with("another protocol").len(), 2);
+    assert_eq!(logs.lines_with("protocol versions 9 to 12").len(), 1);
+    // None of them spent the ticket, and the server lives.
+    hand.enter(addr, ticket).await.unwrap();
+}

@@ -1,0 +1,123 @@
+//! Two hosts on a simulated network, and servers on them.
+
+use super::echo::Echo;
+use crate::{Channel, Context, Endpoint, Error, Path, PoolConfig, Router, Server};
+use http::{Request, Response};
+use std::{future::Future, net::SocketAddr};
+use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
+use tonic::{body::Body, service::Routes, transport::server::TcpIncoming};
+use tonic_rdma_fabric::sim::{SimConfig, SimDevice, SimNet};
+use tower::{Layer, Service};
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+pub(super) struct World {
+    pub(super) server: SimDevice,
+    pub(super) client: SimDevice,
+    pub(super) server_context: Context,
+    pub(super) client_context: Context,
+}
+
+impl World {
+    pub(super) fn new() -> Self {
+        let net = SimNet::new(SimConfig::default());
+        let server = net.device("sim-server", [10, 0, 0, 1].into());
+        let client = net.device("sim-client", [10, 0, 0, 2].into());
+        let context = |device: &SimDevice| {
+            Context::builder().pool(PoolConfig::default().total(8 << 20)).sim(device.clone()).build()
+        };
+        Self { server_context: context(&server), client_context: context(&client), server, client }
+    }
+
+    /// A server builder with the fast path on the simulated network.
+    pub(super) fn builder(&self) -> Server {
+        Server::builder().context(self.server_context.clone())
+    }
+
+    /// Serves [`Echo`] with it.
+    pub(super) async fn serve(&self) -> Serving {
+        Serving::start(self.builder().add_service(Echo)).await
+    }
+
+    pub(super) fn endpoint(&self, serving: &Serving) -> Endpoint {
+        endpoint(serving.addr).context(self.client_context.clone())
+    }
+
+    pub(super) async fn connect(&self, serving: &Serving) -> Channel {
+        let channel = self.endpoint(serving).connect().await.unwrap();
+        assert_eq!(channel.path().path, Path::Sim, "{}", channel.path());
+        channel
+    }
+}
+
+pub(super) fn endpoint(addr: SocketAddr) -> Endpoint {
+    Endpoint::from_shared(format!("http://{addr}")).unwrap()
+}
+
+/// A server that runs until it is told to stop or is dropped.
+pub(super) struct Serving {
+    pub(super) addr: SocketAddr,
+    stop: Option<oneshot::Sender<()>>,
+    task: JoinHandle<Result<(), Error>>,
+}
+
+impl Serving {
+    pub(super) async fn start<L, B>(router: Router<L>) -> Self
+    where
+        L: Layer<Routes> + Send + 'static,
+        L::Service: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
+        <L::Service as Service<Request<Body>>>::Future: Send,
+        <L::Service as Service<Request<Body>>>::Error: Into<BoxError> + Send,
+        B: http_body::Body<Data = bytes::Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        Self::with(|incoming, signal| router.serve_with_incoming_shutdown(incoming, signal)).await
+    }
+
+    pub(super) async fn with<F>(
+        serve: impl FnOnce(TcpIncoming, Box<dyn Future<Output = ()> + Send + Unpin>) -> F,
+    ) -> Self
+    where
+        F: Future<Output = Result<(), Error>> + Send + 'static,
+    {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let signal = Box::new(Box::pin(async move {
+            // Dropped without a word: go on.
+            if stopped.await.is_err() {
+                std::future::pending().await
+            }
+        }));
+        let task = tokio::spawn(serve(TcpIncoming::from(listener), signal));
+        Self { addr, stop: Some(stop), task }
+    }
+
+    /// Asks it to end in good order.
+    pub(super) fn stop(&mut self) {
+        let _ = self.stop.take().unwrap().send(());
+    }
+
+    pub(super) async fn ended(mut self) -> Result<(), Error> {
+        (&mut self.task).await.unwrap()
+    }
+
+    pub(super) fn is_finished(&self) -> bool {
+        self.task.is_finished()
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// A stock tonic server.
+pub(super) async fn stock() -> Serving {
+    let router = tonic::transport::Server::builder().add_service(Echo);
+    Serving::with(|incoming, signal| async move {
+        Ok(router.serve_with_incoming_shutdown::<_, _, _, _, Body>(incoming, signal).await?)
+    })
+    .await
+}

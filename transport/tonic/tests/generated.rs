@@ -1,0 +1,26 @@
+//! The committed gRPC code is what the committed proto file gives.
+//!
+//! To write it anew after a change of the proto file:
+//! `TONIC_RDMA_REGENERATE=1 cargo test -p tonic-rdma --test generated`.
+
+use std::{env, fs, path::Path};
+
+const PROTO: &str = "proto/tonic_rdma/v1/bootstrap.proto";
+const GENERATED: &str = "src/bootstrap/generated/tonic_rdma.v1.rs";
+
+#[test]
+fn generated_code_is_current() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let out = tempfile::tempdir().unwrap();
+    let descriptors = protox::compile([root.join(PROTO)], [root.join("proto")]).unwrap();
+    tonic_prost_build::configure().bytes(".").out_dir(out.path()).compile_fds(descriptors).unwrap();
+    let fresh = fs::read_to_string(out.path().join("tonic_rdma.v1.rs")).unwrap();
+    let committed = root.join(GENERATED);
+    if env::var_os("TONIC_RDMA_REGENERATE").is_some() {
+        fs::write(&committed, &fresh).unwrap();
+    }
+    assert!(
+        fs::read_to_string(&committed).is_ok_and(|text| text == fresh),
+        "{GENERATED} is not what {PROTO} gives; see the top of this test for how to write it anew"
+    );
+}
