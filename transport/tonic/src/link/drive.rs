@@ -4,10 +4,10 @@ use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::time::Sleep;
+use tokio::time::{Instant, Sleep};
 use tonic_rdma_fabric::{Link, LinkError};
 use tonic_rdma_proto::CloseCode;
 
@@ -79,7 +79,7 @@ impl Driver {
                 inner.driver = Some(cx.waker().clone());
                 inner.landing.register_waker(cx.waker());
             }
-            let idle = inner.poll_link(cx, &shared);
+            let idle = inner.poll_link(cx);
             inner.make_room_elsewhere();
             inner.flush();
             while let Some((id, block)) = inner.opened.pop_front() {
@@ -130,7 +130,7 @@ impl Driver {
                     continue;
                 }
                 Life::Closing(_) if !self.armed => {
-                    self.timer.as_mut().reset((Instant::now() + CLOSE_TIME).into());
+                    self.timer.as_mut().reset(Instant::now() + CLOSE_TIME);
                     self.armed = true;
                 }
                 Life::Open if !self.armed => {
@@ -151,8 +151,8 @@ impl Driver {
                     inner.end(Life::Dead(reason));
                 }
                 _ => {
-                    inner.conn.handle_timeout(Instant::now());
-                    inner.dispatch(&self.shared.peer);
+                    inner.conn.handle_timeout(Instant::now().into_std());
+                    inner.dispatch();
                     inner.flush();
                 }
             }
@@ -162,7 +162,7 @@ impl Driver {
 
 impl Inner {
     /// Takes what the link has. True when it has nothing more for now.
-    fn poll_link(&mut self, cx: &mut Context<'_>, shared: &Shared) -> bool {
+    fn poll_link(&mut self, cx: &mut Context<'_>) -> bool {
         let mut error = self.failed.take();
         let mut idle = true;
         if let (Some(link), None) = (&mut self.link, &error) {
@@ -174,26 +174,26 @@ impl Inner {
                 }
             }
             // What came before an error counts.
-            let result = self.complete(Instant::now(), &shared.peer);
+            let result = self.complete(Instant::now().into_std());
             error = error.or(result.err());
         }
         if let Some(error) = error {
-            let reason = self.why(&error, shared);
+            let reason = self.why(&error);
             tracing::debug!(%reason, "connection ended");
             self.end(Life::Dead(reason));
         }
         idle
     }
 
-    fn why(&self, error: &LinkError, shared: &Shared) -> Reason {
+    fn why(&self, error: &LinkError) -> Reason {
         if let Some(reason) = self.end_reason() {
             return reason.clone();
         }
         match error {
             LinkError::Closed { .. } if self.conn.pending().streams == 0 || !self.conn.takes_streams() => {
-                Reason::from_peer(ReasonCode::GoAway, format!("disconnected ({})", shared.peer))
+                Reason::from_peer(ReasonCode::GoAway, format!("disconnected ({})", self.peer))
             }
-            _ => self.lost(&shared.peer, error),
+            _ => self.lost(error),
         }
     }
 

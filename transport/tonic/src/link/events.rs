@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use bytes::{BufMut, Bytes};
 use tonic::Status;
-use tonic_rdma_fabric::{Completion, Link, LinkError, PeerInfo};
+use tonic_rdma_fabric::{Completion, Link, LinkError};
 use tonic_rdma_proto::{CloseCode, Event, Flow, StreamId};
 
 use super::shared::{Inner, Life};
@@ -16,14 +16,14 @@ const RECEIVE_CHUNK: usize = 32 * 1024;
 
 impl Inner {
     /// Acts on everything in `completions`.
-    pub(super) fn complete(&mut self, now: Instant, peer: &PeerInfo) -> Result<(), LinkError> {
+    pub(super) fn complete(&mut self, now: Instant) -> Result<(), LinkError> {
         let mut completions = std::mem::take(&mut self.completions);
         let mut result = Ok(());
         for completion in completions.drain(..) {
             match completion {
                 Completion::Sent { id } => self.sends.done(id),
                 Completion::Received { slot, len } if result.is_ok() => {
-                    result = self.receive(now, slot, len, peer);
+                    result = self.receive(now, slot, len);
                 }
                 Completion::Received { .. } => {}
             }
@@ -32,7 +32,7 @@ impl Inner {
         result
     }
 
-    fn receive(&mut self, now: Instant, slot: u32, len: u32, peer: &PeerInfo) -> Result<(), LinkError> {
+    fn receive(&mut self, now: Instant, slot: u32, len: u32) -> Result<(), LinkError> {
         let Some(link) = self.link.as_mut() else { return Ok(()) };
         let data = link.recv_slot(slot, len);
         if self.received.capacity() - self.received.len() < data.len() {
@@ -43,19 +43,20 @@ impl Inner {
         // Posted again before the protocol can give the credit back (R1).
         link.repost(slot)?;
         if let Err(breach) = self.conn.receive(now, message) {
+            let peer = &self.peer;
             tracing::warn!(%peer, %breach, "the peer broke the protocol; closing the connection");
             let reason =
                 Reason::from_peer(ReasonCode::LinkLost, format!("protocol breach: {breach} ({peer})"));
-            self.dispatch(peer);
+            self.dispatch();
             self.end(Life::Closing(reason));
             return Ok(());
         }
-        self.dispatch(peer);
+        self.dispatch();
         Ok(())
     }
 
     /// Hands the protocol's events to their streams.
-    pub(super) fn dispatch(&mut self, peer: &PeerInfo) {
+    pub(super) fn dispatch(&mut self) {
         while let Some(event) = self.conn.poll_event() {
             match event {
                 Event::Opened { stream, block, end } => {
@@ -90,20 +91,21 @@ impl Inner {
                     io.fault.get_or_insert(Fault::Refused);
                 }),
                 Event::GoAway { code, text } => {
-                    tracing::debug!(%peer, %code, text, "the peer goes away");
+                    tracing::debug!(peer = %self.peer, %code, text, "the peer goes away");
                     self.wake_driver();
                 }
                 Event::Closed { code: CloseCode::Ok, text } => {
-                    tracing::debug!(%peer, text, "the peer closed the connection in good order");
+                    tracing::debug!(peer = %self.peer, text, "the peer closed the connection in good order");
                     self.end(Life::Dead(Reason::from_peer(ReasonCode::GoAway, text)));
                 }
                 Event::Closed { code, text } => {
-                    tracing::warn!(%peer, %code, text, "the peer closed the connection");
-                    let detail = format!("closed by the peer ({code}): {text} ({peer})");
+                    tracing::warn!(peer = %self.peer, %code, text, "the peer closed the connection");
+                    let detail = format!("closed by the peer ({code}): {text} ({})", self.peer);
                     self.end(Life::Dead(Reason::from_peer(ReasonCode::LinkLost, detail)));
                 }
                 Event::Dead => {
-                    let detail = format!("nothing heard from the peer, and no answer to a ping ({peer})");
+                    let detail =
+                        format!("nothing heard from the peer, and no answer to a ping ({})", self.peer);
                     self.end(Life::Dead(Reason::new(ReasonCode::LinkLost, detail)));
                 }
             }

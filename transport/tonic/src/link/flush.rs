@@ -17,6 +17,8 @@ impl Inner {
             self.failed = Some(error);
             self.wake_driver();
         }
+        // Posting makes room in streams, whose bodies may wait for it.
+        self.dispatch();
         self.count();
     }
 

@@ -4,7 +4,6 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
-use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use slab::Slab;
@@ -40,6 +39,7 @@ pub(super) enum Life {
 }
 
 pub(super) struct Inner {
+    pub(super) peer: PeerInfo,
     pub(super) conn: Connection,
     /// None when the queue pair has been destroyed.
     pub(super) link: Option<AnyLink>,
@@ -80,7 +80,8 @@ impl Shared {
         options: &LinkOptions,
         counters: Arc<Counters>,
     ) -> Arc<Self> {
-        let now = Instant::now();
+        // tokio's clock, which tests can stop.
+        let now = tokio::time::Instant::now().into_std();
         let config = options.proto.clone();
         let conn = match side {
             Side::Client => Connection::client(config, peer, now),
@@ -91,6 +92,7 @@ impl Shared {
             closed: watch::Sender::new(None),
             peer: link.peer().clone(),
             inner: Mutex::new(Inner {
+                peer: link.peer().clone(),
                 conn,
                 life: Life::Open,
                 sends: Sends::new(&options.link, options.staging_block),
@@ -209,8 +211,8 @@ impl Inner {
         self.landing.trim();
     }
 
-    pub(super) fn lost(&self, peer: &PeerInfo, error: &LinkError) -> Reason {
-        Reason::new(ReasonCode::LinkLost, format!("{error} ({peer})"))
+    pub(super) fn lost(&self, error: &LinkError) -> Reason {
+        Reason::new(ReasonCode::LinkLost, format!("{error} ({})", self.peer))
     }
 
     /// Adds what moved since the last time to the channel's counters.

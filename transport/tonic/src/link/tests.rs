@@ -351,3 +351,28 @@ async fn a_silent_peer_is_given_up() {
     }
     assert_eq!(s.client.closed().await.code(), ReasonCode::LinkLost);
 }
+
+/// Large frames one behind the other: memory comes free only as the reader reads.
+#[tokio::test(start_paused = true)]
+async fn a_stream_of_large_frames_never_waits_for_a_timer() {
+    for total in [2 << 20, 8_126_464, 64 << 20] {
+        let s = setup(SimConfig::default(), total).await;
+        let started = tokio::time::Instant::now();
+        let frame = pattern(1_048_586);
+        let frames = tokio_stream::iter((0..64).map({
+            let frame = frame.clone();
+            move |_| Ok::<_, Status>(Frame::data(frame.clone()))
+        }));
+        let response = s.client.call(request("/echo", Body::new(StreamBody::new(frames)))).await.unwrap();
+        let mut body = response.into_body();
+        let mut got = 0;
+        while let Some(frame) = body.frame().await {
+            got += frame.unwrap().into_data().unwrap().len();
+        }
+        assert_eq!(got, 64 * frame.len());
+        drop(body);
+        // The clock only moves when every task waits: then something was not woken.
+        assert!(started.elapsed() < Duration::from_secs(1), "{total}: stalled for {:?}", started.elapsed());
+        s.finish().await;
+    }
+}
