@@ -95,7 +95,6 @@ pub(crate) struct Put {
     pub(crate) source: PathBuf,
 
     /// What to call it. An object of that name is replaced; a directory is merged into one that is there.
-    #[arg(allow_hyphen_values = true)]
     pub(crate) name: String,
 
     #[command(flatten)]
@@ -107,7 +106,6 @@ pub(crate) struct Put {
 #[derive(Args, Debug)]
 pub(crate) struct Get {
     /// An object or a directory.
-    #[arg(allow_hyphen_values = true)]
     pub(crate) name: String,
 
     /// What to call it here. A file of that name is replaced; a directory is merged into one that is there.
@@ -122,7 +120,7 @@ pub(crate) struct Get {
 #[derive(Args, Debug)]
 pub(crate) struct Ls {
     /// An object, or the directory to list.
-    #[arg(value_name = "PREFIX", allow_hyphen_values = true)]
+    #[arg(value_name = "PREFIX")]
     pub(crate) prefix: Option<String>,
 
     #[command(flatten)]

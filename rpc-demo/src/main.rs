@@ -61,7 +61,12 @@ fn start(cli: Cli) -> Result<(), Failure> {
     runtime.block_on(command(cli.command))
 }
 
+/// The limit on file sizes was met. The number is that of every Linux but MIPS and PA-RISC, and of the BSDs.
+const SIGXFSZ: i32 = 25;
+
 async fn command(command: Command) -> Result<(), Failure> {
+    // With a handler, a write past the limit is an error of that write, and not the end of the process.
+    let _handled = signal(SignalKind::from_raw(SIGXFSZ)).map_err(no_signals)?;
     match command {
         // The server has its own way to stop.
         Command::Serve(args) => serve::run(args).await,
@@ -74,7 +79,6 @@ async fn command(command: Command) -> Result<(), Failure> {
 
 /// Drops the command on SIGINT and SIGTERM, so that it cleans up.
 async fn until_signal(command: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
-    let no_signals = |error| Failure::io("cannot handle signals", &error);
     let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
     tokio::select! {
@@ -82,6 +86,10 @@ async fn until_signal(command: impl Future<Output = Result<(), Failure>>) -> Res
         _ = interrupt.recv() => Err(interrupted("SIGINT")),
         _ = terminate.recv() => Err(interrupted("SIGTERM")),
     }
+}
+
+fn no_signals(error: std::io::Error) -> Failure {
+    Failure::io("cannot handle signals", &error)
 }
 
 fn interrupted(signal: &str) -> Failure {

@@ -19,8 +19,6 @@ pub(crate) const LISTENING: &str = "rpc-demo: listening on ";
 pub(crate) async fn run(args: Serve) -> Result<(), Failure> {
     let no_signals = |error| Failure::io("cannot handle signals", &error);
     let mut stops = Stops::new(args.until_eof).map_err(no_signals)?;
-    // With a handler a write past the limit on file sizes is an error of that write, and not the end of the server.
-    let _size_limit = signal(SignalKind::from_raw(SIGXFSZ)).map_err(no_signals)?;
 
     let root = args.root.clone();
     let store = tokio::task::spawn_blocking(move || Store::open(&root))
@@ -52,9 +50,6 @@ pub(crate) async fn run(args: Serve) -> Result<(), Failure> {
         () = patience => Err(Failure::new("stopped with transfers under way", "they did not finish in time", "")),
     }
 }
-
-/// The limit on file sizes was met; the number is the same on every Linux but MIPS and PA-RISC, and on the BSDs.
-const SIGXFSZ: i32 = 25;
 
 /// What tells a server to stop.
 struct Stops {

@@ -1,0 +1,186 @@
+//! Runs the real program.
+// Each test program uses its part of this.
+#![allow(dead_code)]
+
+#[path = "../../src/pb.rs"]
+pub(crate) mod pb;
+pub(crate) mod relay;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// So long a test waits for what must come before it says that something hangs.
+pub(crate) const HANG: Duration = Duration::from_secs(120);
+
+/// The program, with an environment that says nothing and keeps it to TCP on every machine.
+pub(crate) fn program() -> Command {
+    quiet(Command::new(env!("CARGO_BIN_EXE_rpc-demo")))
+}
+
+/// `command` with that environment.
+pub(crate) fn quiet(mut command: Command) -> Command {
+    command.env_remove("RUST_LOG").env_remove("RPC_DEMO_SERVER").env_remove("TONIC_RDMA_DEVICE");
+    command.env("TONIC_RDMA", "off").stdin(Stdio::null());
+    command
+}
+
+/// A directory on the file system of the build, which keeps extended attributes where the system's temporary one may not.
+pub(crate) fn scratch() -> TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+/// A running server. It is killed when dropped.
+pub(crate) struct Server {
+    pub(crate) child: Child,
+    pub(crate) url: String,
+    pub(crate) root: PathBuf,
+    stdout: BufReader<std::process::ChildStdout>,
+}
+
+impl Server {
+    pub(crate) fn start(root: &Path) -> Server {
+        Server::spawn(serve(program(), root), root)
+    }
+
+    /// Starts `command`, which runs a server in the end.
+    pub(crate) fn spawn(mut command: Command, root: &Path) -> Server {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        stdout.read_line(&mut line).unwrap();
+        let Some(rest) = line.strip_prefix("rpc-demo: listening on ") else {
+            let mut why = String::new();
+            child.stderr.take().unwrap().read_to_string(&mut why).unwrap();
+            panic!("the server did not start: {line}{why}");
+        };
+        let (addr, shown) = rest.trim_end().split_once(", root ").unwrap();
+        assert_eq!(shown, root.to_str().unwrap());
+        Server { child, url: format!("http://{addr}"), root: root.to_owned(), stdout }
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.url.rsplit_once(':').unwrap().1.parse().unwrap()
+    }
+
+    /// Runs a client to its end.
+    pub(crate) fn client<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Output {
+        self.client_command(args).output().unwrap()
+    }
+
+    pub(crate) fn client_command<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Command {
+        let mut command = program();
+        command.env("RPC_DEMO_SERVER", &self.url).args(args);
+        command
+    }
+
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
+        self::signal(&self.child, signal);
+    }
+
+    /// Files of objects that are not whole.
+    pub(crate) fn unfinished(&self) -> usize {
+        fs::read_dir(self.root.join(".rpc-demo-tmp")).unwrap().count() - 1
+    }
+
+    /// Waits for its end; returns what it wrote to stderr.
+    pub(crate) fn wait(&mut self) -> (ExitStatus, String) {
+        let status = wait(&mut self.child);
+        let mut log = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+        (status, log)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// `command` with the arguments that make it serve `root` on a free port.
+pub(crate) fn serve(mut command: Command, root: &Path) -> Command {
+    command.arg("serve").arg("--addr").arg("127.0.0.1:0").arg("--root").arg(root);
+    command
+}
+
+pub(crate) fn signal(child: &Child, signal: rustix::process::Signal) {
+    rustix::process::kill_process(rustix::process::Pid::from_child(child), signal).unwrap();
+}
+
+/// Waits for the end of a process that must end.
+pub(crate) fn wait(child: &mut Child) -> ExitStatus {
+    let mut status = None;
+    until("a process ends", || {
+        status = child.try_wait().unwrap();
+        status.is_some()
+    });
+    status.unwrap()
+}
+
+/// Waits for something that other processes bring about.
+pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !done() {
+        assert!(began.elapsed() < HANG, "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+pub(crate) fn stdout(output: &Output) -> &str {
+    std::str::from_utf8(&output.stdout).unwrap()
+}
+
+/// It did what it should.
+#[track_caller]
+pub(crate) fn ok(output: Output) -> Output {
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {log}", output.status);
+    output
+}
+
+/// It failed with `code` and said so in one line, which is returned. Warnings may come before.
+#[track_caller]
+pub(crate) fn failed(output: Output, code: i32) -> String {
+    let log = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(code), "{log}{}", String::from_utf8_lossy(&output.stdout));
+    let lines: Vec<_> = log.lines().filter(|line| !line.trim_start().starts_with("WARN")).collect();
+    assert_eq!(lines.len(), 1, "not one line: {log}");
+    assert!(lines[0].starts_with("rpc-demo: "), "{log}");
+    assert!(output.stdout.is_empty(), "a closing line after a failure");
+    lines[0].to_owned()
+}
+
+/// All of `parts` are in `text`.
+#[track_caller]
+pub(crate) fn says(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "'{part}' is not in: {text}");
+    }
+}
+
+/// Names in a directory, sorted.
+pub(crate) fn names(dir: &Path) -> Vec<String> {
+    let mut names: Vec<_> =
+        fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// Bytes that no mistake of order or length leaves the same.
+pub(crate) fn content(length: usize, seed: u32) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(2_654_435_761) | 1;
+    (0..length)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 17;
+            state ^= state << 5;
+            state as u8
+        })
+        .collect()
+}

@@ -1,0 +1,531 @@
+//! What goes wrong is said in one line, with a code that is not zero, and leaves no half file.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::relay::Relay;
+use common::*;
+use rustix::process::Signal;
+use std::ffi::OsStr;
+use std::fs::{self, File, FileTimes, Permissions};
+use std::io::{Seek, SeekFrom, Write};
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use tempfile::TempDir;
+
+/// A root, and a directory beside it for the client.
+struct Dirs {
+    top: TempDir,
+}
+
+impl Dirs {
+    fn new() -> Dirs {
+        let dirs = Dirs { top: scratch() };
+        fs::create_dir(dirs.root()).unwrap();
+        fs::create_dir(dirs.here()).unwrap();
+        dirs
+    }
+
+    fn root(&self) -> PathBuf {
+        self.top.path().join("root")
+    }
+
+    fn here(&self) -> PathBuf {
+        self.top.path().join("here")
+    }
+
+    fn file(&self, name: &str, length: usize) -> PathBuf {
+        let path = self.here().join(name);
+        fs::write(&path, content(length, 3)).unwrap();
+        path
+    }
+}
+
+fn put<'a>(file: &'a Path, name: &'a str) -> [&'a OsStr; 3] {
+    ["put".as_ref(), file.as_os_str(), name.as_ref()]
+}
+
+fn get<'a>(name: &'a str, file: &'a Path) -> [&'a OsStr; 3] {
+    ["get".as_ref(), name.as_ref(), file.as_os_str()]
+}
+
+/// A client, running, with its stdin in our hand.
+fn spawn(command: &mut Command) -> Child {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// A put under way: some of it is on the server's disk, more is to come on its stdin.
+fn put_under_way(server: &Server, name: &str) -> Child {
+    let mut client = spawn(&mut server.client_command(["put", "-", name, "--chunk-size", "64KiB"]));
+    client.stdin.as_mut().unwrap().write_all(&content(1 << 20, 5)).unwrap();
+    until("the server writes", || server.unfinished() == 1);
+    client
+}
+
+/// A get under way: the server has sent some of it, and the client has written some.
+fn get_under_way(server: &Server, dirs: &Dirs) -> Child {
+    let big = dirs.file("big", 32 << 20);
+    ok(server.client(put(&big, "big")));
+    fs::remove_file(&big).unwrap();
+    let relay = Relay::start(server.port(), 8 << 20);
+    let target = dirs.here().join("target");
+    let client = spawn(program().args(get("big", &target)).args(["--server", &relay.url]));
+    relay.stalled.recv_timeout(HANG).unwrap();
+    until("the client writes", || !names(&dirs.here()).is_empty());
+    client
+}
+
+#[test]
+fn where_no_server_is() {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let url = format!("http://{free}");
+    let dirs = Dirs::new();
+    let file = dirs.file("file", 1);
+    let target = dirs.here().join("target");
+    for args in [put(&file, "x").as_slice(), &get("x", &target), &["ls".as_ref()]] {
+        let line = failed(program().args(args).args(["--server", &url]).output().unwrap(), 1);
+        says(&line, &[&format!("no server answers at {url}"), "refused", "rpc-demo serve", "--server"]);
+    }
+    let line = failed(program().args(["ls", "--server", &free.to_string()]).output().unwrap(), 1);
+    says(&line, &[&url]);
+    assert_eq!(names(&dirs.here()), ["file"]);
+}
+
+#[test]
+fn where_something_else_answers() {
+    // Takes connections and says nothing of HTTP/2.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let _ = stream.and_then(|mut stream| stream.write_all(b"220 smtp.example ESMTP\r\n"));
+        }
+    });
+    failed(program().args(["ls", "--server", &url]).output().unwrap(), 1);
+}
+
+#[test]
+fn addresses_and_flags_that_cannot_be_used() {
+    for bad in ["", "http://", "::::", "ftp://host/x", "http://ho st", "https://127.0.0.1:1"] {
+        let line = failed(program().args(["ls", "--server", bad]).output().unwrap(), 2);
+        says(&line, &["no server address", "http://127.0.0.1:50051"]);
+    }
+    let bad: [&[&str]; 9] = [
+        &[],
+        &["fetch"],
+        &["ls", "--nonsense"],
+        &["put", "file"],
+        &["put", "file", "name", "--chunk-size", "4MiB"],
+        &["put", "file", "name", "--chunk-size", "many"],
+        &["serve"],
+        &["serve", "--root", ".", "--addr", "here"],
+        &["demo", "--size", "99999999TiB"],
+    ];
+    for args in bad {
+        let output = program().args(args).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(output.stdout.is_empty() && !output.stderr.is_empty());
+    }
+    let line = failed(program().arg("ls").env("RUST_LOG", "a=b=c").output().unwrap(), 2);
+    says(&line, &["RUST_LOG=a=b=c"]);
+}
+
+#[test]
+fn a_root_that_cannot_be_served() {
+    let dirs = Dirs::new();
+    let file = dirs.file("file", 1);
+    let missing = dirs.here().join("missing");
+    for (root, why) in [(&missing, "mkdir -p"), (&file, "is not a directory")] {
+        let line = failed(serve(program(), root).output().unwrap(), 1);
+        says(&line, &["cannot serve", root.to_str().unwrap(), why]);
+    }
+    let mut first = Server::start(&dirs.root());
+    let line = failed(serve(program(), &dirs.root()).output().unwrap(), 1);
+    says(&line, &["another rpc-demo serves", dirs.root().to_str().unwrap()]);
+    let taken = first.url.strip_prefix("http://").unwrap();
+    let mut second = program();
+    second.args(["serve", "--addr", taken, "--root"]).arg(dirs.here());
+    says(&failed(second.output().unwrap(), 1), &["cannot listen on", taken, "--addr"]);
+    // One that was killed does not stand in the way.
+    first.signal(Signal::KILL);
+    first.wait();
+    Server::start(&dirs.root());
+}
+
+#[test]
+fn what_is_not_there_or_not_a_file() {
+    let dirs = Dirs::new();
+    let server = Server::start(&dirs.root());
+    let (file, target) = (dirs.file("file", 10), dirs.here().join("target"));
+    says(&failed(server.client(get("no/such", &target)), 1), &["'no/such'", "rpc-demo ls"]);
+    says(&failed(server.client(["ls", "no/such"]), 1), &["'no/such'"]);
+    let missing = dirs.here().join("missing");
+    says(&failed(server.client(put(&missing, "x")), 1), &["missing", "check the path"]);
+
+    ok(server.client(put(&file, "file")));
+    ok(server.client(put(&dirs.here(), "dir")));
+    says(&failed(server.client(put(&file, "file/x")), 1), &["'file/x'", "a part of the name is a file"]);
+    says(&failed(server.client(put(&file, "dir")), 1), &["'dir'", "there is a directory of that name"]);
+    says(&failed(server.client(put(&dirs.here(), "file")), 1), &["'file'"]);
+    says(&failed(server.client(get("file", &dirs.here())), 1), &["here", "is a directory"]);
+    says(&failed(server.client(get("file", &dirs.here().join("no/such"))), 1), &["no/such"]);
+    says(&failed(server.client(get("dir", &file)), 1), &["file"]);
+    assert_eq!(names(&dirs.here()), ["file"]);
+    assert_eq!(names(&dirs.root()), [".rpc-demo-tmp", "dir", "file"]);
+    assert_eq!(server.unfinished(), 0);
+}
+
+#[test]
+fn a_file_that_cannot_be_read_half_way() {
+    let dirs = Dirs::new();
+    let server = Server::start(&dirs.root());
+    // It can be opened, by anyone, and nothing is mapped at its beginning.
+    let line = failed(server.client(["put", "/proc/self/mem", "x"]), 1);
+    says(&line, &["cannot read /proc/self/mem"]);
+    until("the server drops it", || server.unfinished() == 0);
+    assert_eq!(names(&dirs.root()), [".rpc-demo-tmp"]);
+}
+
+/// Who may not read everything: root becomes nobody, others stay who they are.
+fn ordinary(program: &Path) -> Command {
+    let mut command = quiet(Command::new(program));
+    if rustix::process::geteuid().is_root() {
+        command.uid(65534).gid(65534);
+    }
+    command
+}
+
+#[test]
+fn a_file_without_permission() {
+    // Where any user may go, with a program that any user may run.
+    let top = tempfile::Builder::new().permissions(Permissions::from_mode(0o755)).tempdir().unwrap();
+    let at = |name: &str| top.path().join(name);
+    let copy = at("rpc-demo");
+    fs::copy(env!("CARGO_BIN_EXE_rpc-demo"), &copy).unwrap();
+    for dir in ["root", "here"] {
+        fs::create_dir(at(dir)).unwrap();
+        fs::set_permissions(at(dir), Permissions::from_mode(0o777)).unwrap();
+    }
+    let server = Server::spawn(serve(ordinary(&copy), &at("root")), &at("root"));
+    let client =
+        |args: &[&OsStr]| ordinary(&copy).args(args).args(["--server", &server.url]).output().unwrap();
+
+    let secret = at("here/secret");
+    fs::write(&secret, "secret").unwrap();
+    fs::set_permissions(&secret, Permissions::from_mode(0o000)).unwrap();
+    says(
+        &failed(client(&put(&secret, "x")), 1),
+        &["here/secret", "ermission denied", "check the permissions"],
+    );
+    says(&failed(client(&put(&at("here"), "tree")), 1), &["here/secret", "ermission denied"]);
+
+    fs::write(at("here/open"), "open").unwrap();
+    ok(client(&put(&at("here/open"), "closed")));
+    ok(client(&put(&at("here/open"), "dir/file")));
+    fs::set_permissions(at("root/closed"), Permissions::from_mode(0o000)).unwrap();
+    let line = failed(client(&get("closed", &at("here/back"))), 1);
+    says(&line, &["'closed'", "ermission denied", "under the server's root"]);
+    assert!(!at("here/back").exists());
+
+    // A directory that cannot be listed makes a tree incomplete: that is said before anything is fetched.
+    fs::set_permissions(at("root/dir"), Permissions::from_mode(0o000)).unwrap();
+    says(&failed(client(&["ls".as_ref(), "dir".as_ref()]), 1), &["'dir'", "ermission denied"]);
+    fs::set_permissions(at("root/dir"), Permissions::from_mode(0o755)).unwrap();
+    ok(client(&put(&at("here/open"), "dir/sub/file")));
+    fs::set_permissions(at("root/dir/sub"), Permissions::from_mode(0o000)).unwrap();
+    says(&failed(client(&get("dir", &at("here/back"))), 1), &["'dir/sub'", "ermission denied"]);
+    assert!(!at("here/back").exists());
+    let ls = client(&["ls".as_ref()]);
+    assert_eq!(ls.status.code(), Some(1));
+    says(stdout(&ls), &["  dir/file\n", "  closed\n"]);
+
+    // A directory that cannot be written to, on either side.
+    fs::set_permissions(at("root/dir"), Permissions::from_mode(0o555)).unwrap();
+    says(&failed(client(&put(&at("here/open"), "dir/new")), 1), &["'dir/new'", "ermission denied"]);
+    fs::set_permissions(at("here"), Permissions::from_mode(0o555)).unwrap();
+    says(&failed(client(&get("dir/file", &at("here/back"))), 1), &["here/back", "ermission denied"]);
+    assert_eq!(server.unfinished(), 0);
+    // So that the directory can be removed by an ordinary user.
+    for path in ["here", "root/dir", "root/dir/sub"] {
+        fs::set_permissions(at(path), Permissions::from_mode(0o777)).unwrap();
+    }
+}
+
+#[test]
+fn a_server_whose_disk_is_full() {
+    let dirs = Dirs::new();
+    let (small, large) = (dirs.file("small", 100_000), dirs.file("large", 8 << 20));
+    // A disk of 2 MiB in a mount namespace of its own where the system allows one, or else a limit on file sizes
+    // (in units of 512 bytes), which every user may set.
+    let root = dirs.root();
+    let alone = ["--user", "--map-root-user", "--mount", "sh", "-c"];
+    let mount = "mount -t tmpfs -o size=2m tiny \"$1\"";
+    let trial = Command::new("unshare").args(alone).arg(mount).arg("sh").arg(&root).output();
+    let possible = trial.is_ok_and(|trial| trial.status.success());
+    let serve = "exec \"$2\" serve --addr 127.0.0.1:0 --root \"$1\"";
+    let mut command = if possible {
+        let mut command = quiet(Command::new("unshare"));
+        command.args(alone).arg(format!("{mount} && {serve}"));
+        command
+    } else {
+        let mut command = quiet(Command::new("sh"));
+        command.arg("-c").arg(format!("ulimit -f 4096 && {serve}"));
+        command
+    };
+    command.arg("sh").arg(&root).arg(env!("CARGO_BIN_EXE_rpc-demo"));
+    let server = Server::spawn(command, &root);
+
+    ok(server.client(put(&small, "small")));
+    let before = stdout(&ok(server.client(["ls"]))).to_owned();
+    // Of unknown length, so that it is found out on the way.
+    for _ in 0..3 {
+        let mut client = server.client_command(["put", "-", "large"]);
+        let output = client.stdin(File::open(&large).unwrap()).output().unwrap();
+        let line = failed(output, 1);
+        says(
+            &line,
+            &[
+                "cannot put stdin as 'large'",
+                "cannot write 'large'",
+                if possible { "free some space" } else { "limit on file sizes" },
+            ],
+        );
+        // What it had is free again, so that the next round fares no worse.
+        until("the server drops it", || server.client(put(&small, "again")).status.success());
+    }
+    let line = failed(server.client(put(&large, "large")), 1);
+    says(&line, &["cannot write 'large'"]);
+    let after = stdout(&ok(server.client(["ls"]))).to_owned();
+    assert_eq!(after, format!("{:>16}  again\n{before}", 100_000));
+}
+
+/// Runs the program with a limit on the size of files, in bytes: any user can have a disk that refuses to take more.
+fn limited(bytes: usize) -> Command {
+    let mut command = quiet(Command::new("sh"));
+    command.args(["-c", "ulimit -f \"$0\" && exec \"$@\""]).arg((bytes / 512).to_string());
+    command.arg(env!("CARGO_BIN_EXE_rpc-demo"));
+    command
+}
+
+#[test]
+fn a_file_larger_than_the_limit() {
+    let dirs = Dirs::new();
+    let large = dirs.file("large", 8 << 20);
+    let mut server = Server::spawn(serve(limited(1 << 20), &dirs.root()), &dirs.root());
+    let line = failed(server.client(put(&large, "large")), 1);
+    says(&line, &["cannot write 'large'", "limit on file sizes"]);
+    until("the server drops it", || server.unfinished() == 0);
+    assert_eq!(names(&dirs.root()), [".rpc-demo-tmp"]);
+    // The signal that comes with it did not end the server.
+    ok(server.client(["ls"]));
+    server.signal(Signal::TERM);
+    assert!(server.wait().0.success());
+
+    let server = Server::start(&dirs.root());
+    ok(server.client(put(&large, "large")));
+    let target = dirs.here().join("target");
+    let mut client = limited(1 << 20);
+    let line =
+        failed(client.args(get("large", &target)).args(["--server", &server.url]).output().unwrap(), 1);
+    says(&line, &["cannot write ", "here/target", "limit on file sizes"]);
+    assert_eq!(names(&dirs.here()), ["large"]);
+}
+
+#[test]
+fn an_object_that_rotted_on_the_disk() {
+    let dirs = Dirs::new();
+    let file = dirs.file("file", 300_000);
+    let server = Server::start(&dirs.root());
+    ok(server.client(put(&file, "dir/object")));
+    ok(server.client(put(&file, "dir/another")));
+    let target = dirs.here().join("target");
+    ok(server.client(get("dir/object", &target)));
+    fs::remove_file(&target).unwrap();
+
+    let stored = dirs.root().join("dir/object");
+    let times = fs::metadata(&stored).unwrap();
+    let mut raw = File::options().write(true).open(&stored).unwrap();
+    raw.seek(SeekFrom::Start(200_000)).unwrap();
+    raw.write_all(b"rot").unwrap();
+    raw.set_times(FileTimes::new().set_modified(times.modified().unwrap())).unwrap();
+    let line = failed(server.client(get("dir/object", &target)), 1);
+    says(
+        &line,
+        &["cannot get 'dir/object' as ", "here/target", "is damaged on the server's disk", "put it again"],
+    );
+    assert_eq!(names(&dirs.here()), ["file"]);
+    let tree = dirs.here().join("tree");
+    says(&failed(server.client(get("dir", &tree)), 1), &["'dir/object'", "is damaged"]);
+    assert_eq!(names(&tree), ["another"]);
+
+    // One that was edited, and shows it, is served as it is.
+    raw.set_times(
+        FileTimes::new().set_modified(times.modified().unwrap() + std::time::Duration::from_nanos(1)),
+    )
+    .unwrap();
+    ok(server.client(get("dir/object", &target)));
+    assert!(fs::read(&target).unwrap() == fs::read(&stored).unwrap());
+}
+
+#[test]
+fn a_server_that_is_killed_during_a_put() {
+    let dirs = Dirs::new();
+    let mut server = Server::start(&dirs.root());
+    let mut client = put_under_way(&server, "half");
+    // Its stdin stays open: it must not wait for that.
+    let _stdin = client.stdin.take();
+    server.signal(Signal::KILL);
+    server.wait();
+    wait(&mut client);
+    let line = failed(client.wait_with_output().unwrap(), 1);
+    says(&line, &["cannot put stdin as 'half'", "connection to the server was lost", "repeat the command"]);
+
+    // What it left is not to be seen, and the next server removes it.
+    assert_eq!(server.unfinished(), 1);
+    assert_eq!(names(&dirs.root()), [".rpc-demo-tmp"]);
+    let mut next = Server::start(&dirs.root());
+    assert_eq!(next.unfinished(), 0);
+    assert_eq!(stdout(&ok(next.client(["ls"]))), "");
+    next.signal(Signal::INT);
+    let (status, log) = next.wait();
+    assert!(status.success());
+    says(&log, &["removed 1 unfinished files"]);
+}
+
+#[test]
+fn a_server_that_is_killed_during_a_get() {
+    let dirs = Dirs::new();
+    let mut server = Server::start(&dirs.root());
+    let mut client = get_under_way(&server, &dirs);
+    server.signal(Signal::KILL);
+    server.wait();
+    wait(&mut client);
+    let line = failed(client.wait_with_output().unwrap(), 1);
+    says(&line, &["cannot get 'big' as ", "here/target", "connection to the server was lost"]);
+    assert!(names(&dirs.here()).is_empty(), "{:?}", names(&dirs.here()));
+}
+
+#[test]
+fn a_client_that_is_interrupted() {
+    let dirs = Dirs::new();
+    let server = Server::start(&dirs.root());
+    for (ours, shown) in [(Signal::INT, "SIGINT"), (Signal::TERM, "SIGTERM")] {
+        let mut client = put_under_way(&server, "half");
+        let _stdin = client.stdin.take();
+        signal(&client, ours);
+        wait(&mut client);
+        says(&failed(client.wait_with_output().unwrap(), 1), &["interrupted", shown]);
+        until("the server drops it", || server.unfinished() == 0);
+
+        let mut client = get_under_way(&server, &dirs);
+        signal(&client, ours);
+        wait(&mut client);
+        says(&failed(client.wait_with_output().unwrap(), 1), &["interrupted", shown]);
+        assert!(names(&dirs.here()).is_empty(), "{:?}", names(&dirs.here()));
+    }
+    assert_eq!(names(&dirs.root()), [".rpc-demo-tmp", "big"]);
+}
+
+#[test]
+fn a_client_that_is_killed() {
+    let dirs = Dirs::new();
+    let server = Server::start(&dirs.root());
+    let mut client = put_under_way(&server, "half");
+    client.kill().unwrap();
+    client.wait().unwrap();
+    until("the server drops it", || server.unfinished() == 0);
+    assert_eq!(names(&dirs.root()), [".rpc-demo-tmp"]);
+}
+
+#[test]
+fn a_server_that_is_told_to_stop_lets_transfers_finish() {
+    let dirs = Dirs::new();
+    let mut server = Server::start(&dirs.root());
+    let mut client = put_under_way(&server, "whole");
+    server.signal(Signal::TERM);
+    until("it takes no more connections", || {
+        std::net::TcpStream::connect(("127.0.0.1", server.port())).is_err()
+    });
+    client.stdin.as_mut().unwrap().write_all(b"the end").unwrap();
+    let output = ok(client.wait_with_output().unwrap());
+    says(stdout(&output), &["put 'whole': 1048583 bytes in 1 file"]);
+    assert!(server.wait().0.success());
+    assert_eq!(fs::metadata(dirs.root().join("whole")).unwrap().len(), (1 << 20) + 7);
+}
+
+#[test]
+fn a_server_that_is_told_twice_stops_at_once() {
+    let dirs = Dirs::new();
+    let mut server = Server::start(&dirs.root());
+    let mut client = put_under_way(&server, "half");
+    let _stdin = client.stdin.take();
+    server.signal(Signal::TERM);
+    until("it takes no more connections", || {
+        std::net::TcpStream::connect(("127.0.0.1", server.port())).is_err()
+    });
+    server.signal(Signal::TERM);
+    let (status, log) = server.wait();
+    assert_eq!(status.code(), Some(1));
+    says(&log, &["stopped with transfers under way"]);
+    wait(&mut client);
+    failed(client.wait_with_output().unwrap(), 1);
+    assert_eq!(names(&dirs.root()), [".rpc-demo-tmp"]);
+    assert_eq!(server.unfinished(), 0);
+}
+
+#[test]
+fn a_file_that_grows_while_it_is_put() {
+    let dirs = Dirs::new();
+    let mut server = Server::start(&dirs.root());
+    let growing = dirs.file("growing", 64 << 20);
+    // A stopped server lets the client send what fits the windows: it begins to read, and does not get to the end.
+    server.signal(Signal::STOP);
+    let client = spawn(&mut server.client_command(put(&growing, "growing")));
+    until("the client reads the file", || position(&client, &growing) > 0);
+    File::options().append(true).open(&growing).unwrap().write_all(b"more").unwrap();
+    server.signal(Signal::CONT);
+    let line = failed(client.wait_with_output().unwrap(), 1);
+    says(&line, &["here/growing as 'growing': it changed: it had 67108864 bytes, and 67108868 were read"]);
+    until("the server drops it", || server.unfinished() == 0);
+    assert_eq!(names(&dirs.root()), [".rpc-demo-tmp"]);
+    server.signal(Signal::TERM);
+    assert!(server.wait().0.success());
+}
+
+/// How far a process has read a file; 0 while it has not opened it.
+fn position(process: &Child, file: &Path) -> u64 {
+    let proc = PathBuf::from(format!("/proc/{}", process.id()));
+    let Ok(descriptors) = fs::read_dir(proc.join("fd")) else { return 0 };
+    for descriptor in descriptors.flatten() {
+        if fs::read_link(descriptor.path()).is_ok_and(|target| target == file) {
+            let info =
+                fs::read_to_string(proc.join("fdinfo").join(descriptor.file_name())).unwrap_or_default();
+            let position = info.lines().find_map(|line| line.strip_prefix("pos:"));
+            return position.and_then(|position| position.trim().parse().ok()).unwrap_or(0);
+        }
+    }
+    0
+}
+
+#[test]
+fn rdma_that_is_required_and_cannot_be_had() {
+    let dirs = Dirs::new();
+    let server = Server::start(&dirs.root());
+    let file = dirs.file("file", 10);
+    // A device that no host has, so that it cannot be had on one with others.
+    let mut client = server.client_command(put(&file, "x"));
+    client.arg("--require-rdma").env_remove("TONIC_RDMA").env("TONIC_RDMA_DEVICE", "no-such-device");
+    let line = failed(client.output().unwrap(), 1);
+    says(&line, &["no RDMA to ", "no-", "leave out --require-rdma"]);
+    // Without the flag the same is a warning with its cure, and the transfer goes over TCP.
+    let mut client = server.client_command(put(&file, "y"));
+    client.env_remove("TONIC_RDMA").env("TONIC_RDMA_DEVICE", "no-such-device");
+    let output = ok(client.output().unwrap());
+    says(str::from_utf8(&output.stderr).unwrap(), &["WARN", "no-"]);
+    says(stdout(&output), &["path tcp (no-"]);
+    assert!(!dirs.root().join("x").exists());
+}
