@@ -1,6 +1,7 @@
 //! The connecting side.
 
 use std::io;
+use std::mem::ManuallyDrop;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -133,15 +134,18 @@ impl Dial {
         self.want(&events, kind::RDMA_CM_EVENT_ROUTE_RESOLVED).await?;
 
         self.step = ConnectStep::Connect;
-        let link = VerbsLink::new(device, id, events, config, pool, addr)?;
-        let mut link = match device.is_iwarp() {
-            true => self.request_aside(link, private_data.to_vec()).await?,
+        let half = HalfLink::new(VerbsLink::new(device, id, events, config, pool, addr)?);
+        let mut half = match device.is_iwarp() {
+            true => self.request_aside(half, private_data.to_vec()).await?,
             false => {
-                link.id().connect(private_data).map_err(|e| self.failed(e))?;
-                link
+                half.link().id().connect(private_data).map_err(|e| self.failed(e))?;
+                half
             }
         };
-        let event = self.want(link.events(), kind::RDMA_CM_EVENT_ESTABLISHED).await?;
+        let answer = self.want(half.link().events(), kind::RDMA_CM_EVENT_ESTABLISHED).await;
+        half.unanswered = false;
+        let event = answer?;
+        let mut link = half.stands();
         link.established();
         Ok((link, event.private_data))
     }
@@ -149,21 +153,64 @@ impl Dial {
     /// Sends the connect request from a thread of its own: Soft-iWARP connects TCP inside the call, which may take
     /// minutes when nobody answers. The thread owns the half-made link meanwhile, so that giving up frees nothing that
     /// the call uses (R10); it ends when the call does.
-    async fn request_aside(&self, link: VerbsLink, private_data: Vec<u8>) -> Result<VerbsLink, ConnectError> {
+    async fn request_aside(&self, half: HalfLink, private_data: Vec<u8>) -> Result<HalfLink, ConnectError> {
         let (done, outcome) = oneshot::channel();
         let request = move || {
-            let result = link.id().connect(&private_data);
-            // Nobody waits any more: the link is dropped here.
-            let _ = done.send((link, result));
+            let mut half = half;
+            let result = half.link().id().connect(&private_data);
+            half.unanswered = result.is_ok();
+            // When nobody waits any more the link is dropped here.
+            let _ = done.send((half, result));
         };
-        std::thread::Builder::new()
-            .name("rdma-connect".to_owned())
-            .spawn(request)
-            .map_err(|e| self.failed(e))?;
+        aside(request).map_err(|e| self.failed(e))?;
         match outcome.await {
-            Ok((link, Ok(()))) => Ok(link),
+            Ok((half, Ok(()))) => Ok(half),
             Ok((_, Err(error))) => Err(self.failed(error)),
             Err(_) => Err(self.failed(io::Error::other("the connecting thread died"))),
+        }
+    }
+}
+
+/// Runs what may block on a thread of its own: not one of the runtime's, whose shutdown would wait for it.
+fn aside(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    std::thread::Builder::new().name("rdma-connect".to_owned()).spawn(work).map(drop)
+}
+
+/// A link that does not stand yet. Soft-iWARP, asked to destroy a queue pair whose connect request is unanswered, waits
+/// for the answer for up to 10 s; so on iWARP such a link is dropped on a thread of its own.
+struct HalfLink {
+    /// Taken by `stands` or by the drop.
+    link: ManuallyDrop<VerbsLink>,
+    /// A connect request may be under way.
+    unanswered: bool,
+}
+
+impl HalfLink {
+    fn new(link: VerbsLink) -> HalfLink {
+        HalfLink { link: ManuallyDrop::new(link), unanswered: true }
+    }
+
+    fn link(&self) -> &VerbsLink {
+        &self.link
+    }
+
+    /// The connection stands.
+    fn stands(self) -> VerbsLink {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: taken once: `this` is not dropped, and nothing else takes it.
+        unsafe { ManuallyDrop::take(&mut this.link) }
+    }
+}
+
+impl Drop for HalfLink {
+    fn drop(&mut self) {
+        // SAFETY: taken once: `stands` keeps this from running.
+        let link = unsafe { ManuallyDrop::take(&mut self.link) };
+        // Where no thread can be had the closure is dropped here, and the link with it.
+        if self.unanswered
+            && link.is_iwarp()
+            && let Err(error) = aside(move || drop(link)) {
+            tracing::debug!(%error, "no thread to end a connection attempt on");
         }
     }
 }

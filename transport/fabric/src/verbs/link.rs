@@ -118,6 +118,10 @@ impl VerbsLink {
         &self.qp.id
     }
 
+    pub(super) fn is_iwarp(&self) -> bool {
+        self.qp.device.is_iwarp()
+    }
+
     pub(super) fn events(&self) -> &Events {
         &self.events
     }
