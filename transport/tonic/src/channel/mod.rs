@@ -43,6 +43,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 use tokio::sync::watch;
 use tonic::body::Body;
@@ -135,6 +136,38 @@ impl Channel {
         Endpoint::from_shared(s)
     }
 
+    /// A channel with a connector of your own for the TCP side, connected at its first call. As in
+    /// tonic the connector's bytes are used as they are, without the endpoint's TLS.
+    ///
+    /// Prefer [`Endpoint::connect_with_connector_lazy`].
+    pub fn new<C>(connector: C, endpoint: Endpoint) -> Self
+    where
+        C: Service<Uri> + Send + 'static,
+        C::Error: Into<BoxError> + Send,
+        C::Future: Send,
+        C::Response: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
+    {
+        let tcp = tonic::transport::Channel::new(connector, endpoint.tcp.clone());
+        Self::lazy(tcp, &endpoint, EnvSettings::read())
+    }
+
+    /// As [`new`](Channel::new), connected at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`Endpoint::connect`].
+    pub async fn connect<C>(connector: C, endpoint: Endpoint) -> Result<Self, Error>
+    where
+        C: Service<Uri> + Send + 'static,
+        C::Error: Into<BoxError> + Send,
+        C::Future: Unpin + Send,
+        C::Response: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
+    {
+        let env = EnvSettings::read()?;
+        let tcp = tonic::transport::Channel::connect(connector, endpoint.tcp.clone()).await?;
+        Self::establish(tcp, &endpoint, env).await
+    }
+
     /// A channel whose TCP connection stands; returns when its path is decided.
     pub(crate) async fn establish(
         tcp: tonic::transport::Channel,
@@ -143,8 +176,8 @@ impl Channel {
     ) -> Result<Self, Error> {
         let one = One::new(tcp, endpoint, Ok(env));
         one.shared.begin();
-        // The manager tells of a limit that ran out; a moment is for it to do so.
-        let limit = one.shared.patience + one.shared.patience / 4;
+        // The manager tells of a limit that ran out; a second is for a machine too busy to let it.
+        let limit = one.shared.patience + Duration::from_secs(1);
         match one.shared.decided(limit).await {
             Err(reason) if one.shared.required => Err(Error::required(reason)),
             _ => Ok(Self(Kind::One(one.seen_now()))),
@@ -248,6 +281,9 @@ impl One {
         let (manager, handle) = Manager::new(shared.clone(), plan, patience);
         match off {
             None => settings.executor.spawn(manager.run()),
+            Some(why) if shared.broken.is_some() => {
+                tracing::error!(origin = %shared.origin, why, "calls fail");
+            }
             Some(why) => tracing::info!(origin = %shared.origin, path = "tcp", why, "calls go over TCP"),
         }
         let state = shared.state.subscribe();

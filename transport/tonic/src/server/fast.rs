@@ -168,6 +168,11 @@ impl FastPath {
             if let Some(max) = this.settings.max_concurrent_streams {
                 options.proto.max_streams = max.max(1);
             }
+            // Tried here, so that the client is told.
+            if let Err(error) = pool.control(options.link.control_bytes()) {
+                tracing::warn!(%peer, %error, "RDMA connection refused");
+                return incoming.reject(&Reject::Resources.encode());
+            }
             let accept = Accept { version: hello.version(), settings: options.proto.settings() }.encode();
             match incoming.accept(&options.link, &pool, &accept, ACCEPT_LIMIT).await {
                 Ok(link) => this.serve(link, pool, hello.settings, options, layered, extensions).await,

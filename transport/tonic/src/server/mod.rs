@@ -122,7 +122,7 @@ impl<L> Server<L> {
     /// Limit the calls that a connection carries at a time. The client holds further ones back
     /// (both paths).
     ///
-    /// Default on TCP is no limit; on the fast path 4096.
+    /// Default on TCP is no limit; on the fast path 1024.
     #[must_use]
     pub fn max_concurrent_streams(mut self, max: impl Into<Option<u32>>) -> Self {
         let max = max.into();

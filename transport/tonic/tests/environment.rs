@@ -1,0 +1,79 @@
+//! TONIC_RDMA and TONIC_RDMA_DEVICE of a whole process. Each case runs in a child: this program
+//! again, with the variable set.
+
+#![allow(clippy::unwrap_used, reason = "all of it is test code")]
+
+use std::process::Command;
+use tonic::service::Routes;
+use tonic_rdma::{Endpoint, Server};
+
+/// What [`child`] prints with these variables.
+fn with(variables: &[(&str, &str)]) -> String {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "child", "--ignored", "--nocapture"])
+        .env_remove("TONIC_RDMA")
+        .env_remove("TONIC_RDMA_DEVICE")
+        .envs(variables.iter().copied())
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+    text
+}
+
+#[test]
+#[ignore = "run by the tests below"]
+fn child() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let incoming = tonic::transport::server::TcpIncoming::from(listener);
+        let router = Server::builder().add_routes(Routes::default());
+        let serving = tokio::spawn(router.serve_with_incoming(incoming));
+        let told = |error: tonic_rdma::Error| {
+            let source = std::error::Error::source(&error).map(ToString::to_string);
+            format!("{error}: {}", source.unwrap_or_default())
+        };
+        match Endpoint::from_shared(format!("http://{addr}")).unwrap().connect().await {
+            Ok(channel) => println!("client: {}", channel.path()),
+            Err(error) => println!("client: {}", told(error)),
+        }
+        tokio::task::yield_now().await;
+        if serving.is_finished()
+            && let Err(error) = serving.await.unwrap()
+        {
+            println!("server: {}", told(error));
+        }
+    });
+}
+
+#[test]
+fn off_is_off() {
+    let told = with(&[("TONIC_RDMA", "off")]);
+    assert!(told.contains("client: tcp (policy: TONIC_RDMA=off)"), "{told}");
+    assert!(!told.contains("server:"), "{told}");
+}
+
+#[test]
+fn bad_values_are_errors_at_both_ends() {
+    let told = with(&[("TONIC_RDMA", "yes")]);
+    for end in ["client", "server"] {
+        let error = "bad environment: environment variable TONIC_RDMA=\"yes\": unknown policy; \
+                     allowed: `auto`, `off`, `require`";
+        assert!(told.contains(&format!("{end}: {error}")), "{told}");
+    }
+    let told = with(&[("TONIC_RDMA_DEVICE", "../x")]);
+    for end in ["client", "server"] {
+        let error = "bad environment: environment variable TONIC_RDMA_DEVICE=\"../x\": not a device name";
+        assert!(told.contains(&format!("{end}: {error}")), "{told}");
+    }
+}
+
+#[test]
+fn a_device_that_is_not_there_can_be_required_in_vain() {
+    let told = with(&[("TONIC_RDMA", "require"), ("TONIC_RDMA_DEVICE", "no_such_device")]);
+    for end in ["client", "server"] {
+        assert!(told.contains(&format!("{end}: RDMA is required and cannot be had: ")), "{told}");
+    }
+}
