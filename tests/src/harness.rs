@@ -20,7 +20,7 @@ use std::{
 use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
 use tonic::transport::server::TcpIncoming;
 use tonic_rdma::{
-    Context, Path, Policy, Pool, PoolConfig, ReasonCode,
+    Context, Path, Policy, Pool, PoolConfig, PoolStats, ReasonCode,
     sim::{SimConfig, SimNet},
 };
 
@@ -175,6 +175,11 @@ impl Bed {
     /// From here on calls may go over TCP as well: the case takes the fast path away.
     pub fn may_fall_back(&self) {
         self.may_fall_back.store(true, Ordering::Relaxed);
+    }
+
+    /// What the pools that the case used hold.
+    pub fn pools(&self) -> Vec<PoolStats> {
+        self.pools.lock().unwrap().iter().map(Pool::stats).collect()
     }
 
     /// Waits until every byte of the pools has come back. Call it when servers and clients are gone.

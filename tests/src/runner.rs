@@ -49,7 +49,7 @@ fn run(case: Case, fabric: Fabric, hang: Duration) -> Result<(), Failed> {
     let name = format!("{fabric}::{}", case.name);
     let (done, result) = mpsc::channel();
     let bed = Arc::new(Bed::new(fabric));
-    let probe = bed.probe().clone();
+    let watched = bed.clone();
     let thread = thread::Builder::new()
         .name(name.clone())
         .spawn(move || {
@@ -73,8 +73,9 @@ fn run(case: Case, fabric: Fabric, hang: Duration) -> Result<(), Failed> {
     match result.recv_timeout(hang) {
         Ok(()) => Ok(()),
         Err(mpsc::RecvTimeoutError::Timeout) => {
-            let events = probe.events().join("\n  ");
-            Err(format!("hangs: not done after {} s; events:\n  {events}", hang.as_secs()).into())
+            let events = watched.probe().events().join("\n  ");
+            let pools = watched.pools();
+            Err(format!("hangs: not done after {} s; events:\n  {events}\n{pools:#?}", hang.as_secs()).into())
         }
         Err(mpsc::RecvTimeoutError::Disconnected) => match thread.join() {
             Ok(()) => Err("the case ended without a result".into()),
