@@ -209,7 +209,8 @@ impl Drop for HalfLink {
         // Where no thread can be had the closure is dropped here, and the link with it.
         if self.unanswered
             && link.is_iwarp()
-            && let Err(error) = aside(move || drop(link)) {
+            && let Err(error) = aside(move || drop(link))
+        {
             tracing::debug!(%error, "no thread to end a connection attempt on");
         }
     }

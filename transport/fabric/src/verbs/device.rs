@@ -7,6 +7,7 @@
 use std::ffi::CStr;
 use std::fmt;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::net::{IpAddr, SocketAddr};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -59,8 +60,8 @@ pub(super) struct DeviceInner {
     context: NonNull<rdma_sys::ibv_context>,
     pd: NonNull<rdma_sys::ibv_pd>,
     removed: AtomicBool,
-    /// Dropped after Drop has freed the protection domain.
-    anchor: CmId,
+    /// Dropped in Drop, after the protection domain.
+    anchor: ManuallyDrop<CmId>,
 }
 
 impl fmt::Debug for DeviceInner {
@@ -80,6 +81,20 @@ impl Drop for DeviceInner {
         match unsafe { rdma_sys::ibv_dealloc_pd(self.pd.as_ptr()) } {
             0 => {}
             errno => tracing::warn!(device = self.name, errno, "ibv_dealloc_pd failed; it is leaked"),
+        }
+        let removed = self.is_removed();
+        // SAFETY: dropped once, here; nothing uses it afterwards.
+        unsafe { ManuallyDrop::drop(&mut self.anchor) };
+        if removed {
+            // librdmacm closes a device that is neither used nor listed any more when it compares its list with the
+            // kernel's, and it does that here. The kernel waits for it.
+            // SAFETY: gives a list or null; the list is freed at once.
+            unsafe {
+                let list = rdma_sys::rdma_get_devices(std::ptr::null_mut());
+                if !list.is_null() {
+                    rdma_sys::rdma_free_devices(list);
+                }
+            }
         }
     }
 }
@@ -266,7 +281,7 @@ impl VerbsDevice {
             context,
             pd,
             removed: AtomicBool::new(false),
-            anchor: id,
+            anchor: ManuallyDrop::new(id),
         });
         qp::try_out(&device)?;
         open.push(Arc::downgrade(&device));
