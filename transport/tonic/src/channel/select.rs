@@ -57,7 +57,7 @@ impl Service<Request<Body>> for Select {
             return Poll::Ready(Ok(()));
         }
         self.shared.begin();
-        if matches!(self.shared.route(), Route::Tcp) {
+        if self.shared.needs_tcp() {
             ready!(self.tcp.poll_ready(cx))?;
             self.placed = true;
         }

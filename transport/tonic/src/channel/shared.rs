@@ -124,6 +124,11 @@ impl Shared {
         }
     }
 
+    /// Whether the next call should hold a place in the TCP connection's queue.
+    pub(crate) fn needs_tcp(&self) -> bool {
+        !self.required && !matches!(&*self.state.borrow(), State::Up(_))
+    }
+
     pub(crate) fn route(&self) -> Route {
         if let State::Up(fast) = &*self.state.borrow() {
             if fast.client.is_open() {

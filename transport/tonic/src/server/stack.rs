@@ -4,7 +4,6 @@ use super::{Settings, TraceFn};
 use crate::grpc_timeout::GrpcTimeout;
 use bytes::Bytes;
 use http::{Request, Response};
-use http_body_util::BodyExt;
 use pin_project_lite::pin_project;
 use std::{
     future::Future,
@@ -34,14 +33,21 @@ where
 }
 
 /// The stack of one connection. Its concurrency limit is its own.
-pub(super) fn of_connection(layered: Layered, settings: &Settings) -> Layered {
+pub(super) fn of_connection(
+    layered: Layered,
+    settings: &Settings,
+) -> impl Service<Request<Body>, Response = Response<Body>, Error = BoxError, Future: Send>
++ Clone
++ Send
++ 'static
++ use<> {
     let inner = ServiceBuilder::new()
         .layer(RecoverErrorLayer::new())
         .option_layer(settings.load_shed.then(LoadShedLayer::new))
         .option_layer(settings.concurrency_limit.map(ConcurrencyLimitLayer::new))
         .layer_fn(|s| GrpcTimeout::new(s, settings.timeout))
         .service(layered);
-    BoxCloneService::new(Traced { inner, trace_fn: settings.trace_fn.clone() })
+    Traced { inner, trace_fn: settings.trace_fn.clone() }
 }
 
 /// Runs calls in the span that the user's function makes, and gives their bodies one type.
@@ -101,6 +107,6 @@ where
         let this = self.project();
         let _entered = this.span.enter();
         let response = ready!(this.inner.poll(cx)).map_err(Into::into)?;
-        Poll::Ready(Ok(response.map(|body| Body::new(body.map_err(Into::into)))))
+        Poll::Ready(Ok(response.map(Body::new)))
     }
 }

@@ -1,17 +1,25 @@
 //! What is logged on this thread while a test runs.
+//!
+//! One subscriber for the whole test program, which hands each line to the thread it comes from:
+//! with subscribers of their own, threads would turn each other's log lines off (the `tracing`
+//! crate remembers for all threads whether a line is wanted).
 
-use std::{
-    io,
-    sync::{Arc, Mutex},
-};
+use std::{cell::RefCell, io, sync::Once};
 use tracing_subscriber::fmt::MakeWriter;
 
-#[derive(Clone, Default)]
-struct Buffer(Arc<Mutex<Vec<u8>>>);
+thread_local! {
+    static LINES: RefCell<Option<Vec<u8>>> = const { RefCell::new(None) };
+}
 
-impl io::Write for Buffer {
+struct ToThread;
+
+impl io::Write for ToThread {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
+        LINES.with_borrow_mut(|lines| {
+            if let Some(lines) = lines {
+                lines.extend_from_slice(bytes);
+            }
+        });
         Ok(bytes.len())
     }
 
@@ -20,34 +28,42 @@ impl io::Write for Buffer {
     }
 }
 
-impl<'a> MakeWriter<'a> for Buffer {
+impl<'a> MakeWriter<'a> for ToThread {
     type Writer = Self;
 
     fn make_writer(&'a self) -> Self {
-        self.clone()
+        Self
     }
 }
 
 /// Captures until it is dropped.
-pub(super) struct Logs {
-    buffer: Buffer,
-    _guard: tracing::subscriber::DefaultGuard,
-}
+pub(super) struct Logs(());
 
 impl Logs {
     pub(super) fn capture() -> Self {
-        let buffer = Buffer::default();
-        let subscriber = tracing_subscriber::fmt()
-            .with_max_level(tracing::Level::INFO)
-            .with_ansi(false)
-            .with_writer(buffer.clone())
-            .finish();
-        Self { _guard: tracing::subscriber::set_default(subscriber), buffer }
+        static SUBSCRIBER: Once = Once::new();
+        SUBSCRIBER.call_once(|| {
+            let subscriber = tracing_subscriber::fmt()
+                .with_max_level(tracing::Level::INFO)
+                .with_ansi(false)
+                .with_writer(ToThread)
+                .finish();
+            tracing::subscriber::set_global_default(subscriber).unwrap();
+        });
+        LINES.set(Some(Vec::new()));
+        Self(())
     }
 
     pub(super) fn lines_with(&self, text: &str) -> Vec<String> {
-        let bytes = self.buffer.0.lock().unwrap();
-        let all = String::from_utf8_lossy(&bytes);
-        all.lines().filter(|line| line.contains(text)).map(str::to_owned).collect()
+        LINES.with_borrow(|lines| {
+            let all = String::from_utf8_lossy(lines.as_deref().unwrap_or_default()).into_owned();
+            all.lines().filter(|line| line.contains(text)).map(str::to_owned).collect()
+        })
+    }
+}
+
+impl Drop for Logs {
+    fn drop(&mut self) {
+        LINES.set(None);
     }
 }
