@@ -52,12 +52,14 @@ impl Contexts {
     fn of(fabric: Fabric) -> Option<Self> {
         let config = match fabric {
             Fabric::Sim | Fabric::SimSmall => SimConfig::default(),
+            // The one end that could do better has what it takes.
+            Fabric::StockClient | Fabric::StockServer => SimConfig::default(),
             Fabric::SimDelayed => SimConfig { delay: 4, ..SimConfig::default() },
             // What every program has that asks for nothing: one pool for the process.
             Fabric::Verbs => {
                 return Some(Self { server: Context::global(), client: Context::global() });
             }
-            _ => return None,
+            Fabric::Stock | Fabric::Tcp => return None,
         };
         let net = SimNet::new(config);
         let device = |name, last| Context::builder().sim(net.device(name, [10, 0, 0, last].into()));
