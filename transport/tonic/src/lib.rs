@@ -80,6 +80,8 @@
 //! | `tls-ring`, `tls-aws-lc` | TLS on the TCP side, as tonic's features of these names |
 //! | `tls-native-roots`, `tls-webpki-roots` | root certificates, as tonic's features of these names |
 
+#![forbid(unsafe_code)]
+
 mod bootstrap;
 mod cause;
 mod channel;
