@@ -19,7 +19,7 @@ use slab::Slab;
 use crate::config::Sizes;
 use crate::error::PoolError;
 use crate::pool::Shared;
-use crate::region::{Mapping, PAGE, Region};
+use crate::region::{HUGE_PAGE, Mapping, Region, page};
 use crate::registrar::Access;
 use crate::stats::{ClassStats, Use};
 
@@ -31,7 +31,7 @@ const CLASSES: [usize; 5] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
 pub(crate) struct Arena {
     region: Region,
     slot: usize,
-    /// Slots in use; one more while it is being taken down, so that nobody takes from it.
+    /// Slots in use: a hint. What counts is who has the handles.
     live: AtomicUsize,
 }
 
@@ -65,12 +65,16 @@ pub(crate) struct Arenas {
 /// A slot, owned.
 #[derive(Debug)]
 pub(crate) struct SlotRef {
-    shared: Arc<Shared>,
-    arena: Arc<Arena>,
-    index: usize,
+    ptr: NonNull<u8>,
+    len: usize,
+    lkey: u32,
+    /// Always there until the slot is dropped.
+    handle: Option<Handle>,
     /// None: an arena of its own.
     class: Option<usize>,
     usage: Use,
+    /// Last, so that the registrar outlives the registration.
+    shared: Arc<Shared>,
 }
 
 impl Arenas {
@@ -89,7 +93,7 @@ impl Arenas {
             budget,
             classes: CLASSES.iter().filter(|slot| **slot <= largest).map(class).collect(),
             arenas: Mutex::new(Slab::new()),
-            arena: (sizes.send / 8).clamp(CLASSES[0], 1 << 20),
+            arena: (sizes.send / 8).clamp(CLASSES[0], HUGE_PAGE),
         }
     }
 
@@ -118,7 +122,13 @@ impl Arenas {
         if let Some(slot) = self.pop(shared, first) {
             return Ok(slot);
         }
-        match self.grow(shared, first) {
+        let mut arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
+        // Someone may have grown it meanwhile; and while an arena is taken down, under this lock, lists look emptier
+        // than they are.
+        if let Some(slot) = self.pop(shared, first) {
+            return Ok(slot);
+        }
+        match self.grow(shared, &mut arenas, first) {
             Ok(slot) => Ok(slot),
             // Better a larger slot than none.
             Err(error) => (first + 1..self.classes.len()).find_map(|c| self.pop(shared, c)).ok_or(error),
@@ -126,30 +136,41 @@ impl Arenas {
     }
 
     fn pop(&self, shared: &Arc<Shared>, class: usize) -> Option<SlotRef> {
-        let Handle { arena, index } = self.classes[class].free.pop()?;
-        arena.live.fetch_add(1, Relaxed);
-        Some(self.own(shared, arena, index, Some(class)))
+        let handle = self.classes[class].free.pop()?;
+        handle.arena.live.fetch_add(1, Relaxed);
+        Some(self.own(shared, handle, Some(class)))
     }
 
-    fn own(&self, shared: &Arc<Shared>, arena: Arc<Arena>, index: usize, class: Option<usize>) -> SlotRef {
-        shared.counters.of(self.usage).fetch_add(arena.slot, Relaxed);
+    fn own(&self, shared: &Arc<Shared>, handle: Handle, class: Option<usize>) -> SlotRef {
+        let Arena { region, slot, .. } = &*handle.arena;
+        shared.counters.of(self.usage).fetch_add(*slot, Relaxed);
         if let Some(class) = class {
             self.classes[class].in_use.fetch_add(1, Relaxed);
         }
-        SlotRef { shared: shared.clone(), arena, index, class, usage: self.usage }
+        SlotRef {
+            // SAFETY: index < slots, so the slot lies within the region, which the handle keeps (R8).
+            ptr: unsafe { region.ptr().add(handle.index * slot) },
+            len: *slot,
+            lkey: region.lkey(),
+            handle: Some(handle),
+            class,
+            usage: self.usage,
+            shared: shared.clone(),
+        }
     }
 
-    fn grow(&self, shared: &Arc<Shared>, class: usize) -> Result<SlotRef, PoolError> {
-        let mut arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
-        // Someone may have grown it meanwhile.
-        if let Some(slot) = self.pop(shared, class) {
-            return Ok(slot);
-        }
+    fn grow(
+        &self,
+        shared: &Arc<Shared>,
+        arenas: &mut Slab<Arc<Arena>>,
+        class: usize,
+    ) -> Result<SlotRef, PoolError> {
         let slot = self.classes[class].slot;
-        let arena = match self.make(shared, &mut arenas, self.arena.max(slot), slot) {
-            Err(PoolError::Exhausted { .. }) if self.arena > slot => {
-                self.make(shared, &mut arenas, slot, slot)?
-            }
+        // Whole slots and whole pages; both are powers of two.
+        let unit = slot.max(page());
+        let bytes = (self.arena - self.arena % unit).max(unit);
+        let arena = match self.make(shared, arenas, bytes, slot) {
+            Err(PoolError::Exhausted { .. }) if bytes > unit => self.make(shared, arenas, unit, slot)?,
             made => made?,
         };
         let slots = arena.region.len() / slot;
@@ -160,15 +181,15 @@ impl Arenas {
         for index in 1..slots {
             self.classes[class].free.push(Handle { arena: arena.clone(), index });
         }
-        Ok(self.own(shared, arena, 0, Some(class)))
+        Ok(self.own(shared, Handle { arena, index: 0 }, Some(class)))
     }
 
     fn own_arena(&self, shared: &Arc<Shared>, len: usize) -> Result<SlotRef, PoolError> {
         let (budget, usage) = (self.budget, self.usage);
-        let bytes = len.checked_next_multiple_of(PAGE).ok_or(PoolError::TooLarge { len, budget, usage })?;
+        let bytes = len.checked_next_multiple_of(page()).ok_or(PoolError::TooLarge { len, budget, usage })?;
         let mut arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
         let arena = self.make(shared, &mut arenas, bytes, bytes)?;
-        Ok(self.own(shared, arena, 0, None))
+        Ok(self.own(shared, Handle { arena, index: 0 }, None))
     }
 
     /// Maps and registers an arena; takes idle ones down if the budget needs it.
@@ -179,13 +200,11 @@ impl Arenas {
         bytes: usize,
         slot: usize,
     ) -> Result<Arc<Arena>, PoolError> {
-        while !shared.budgets.take(self.usage, bytes, self.budget) {
-            if !self.reclaim(shared, arenas) {
-                return Err(PoolError::Exhausted { len: bytes, budget: self.budget, usage: self.usage });
-            }
+        if !self.take_budget(shared, arenas, bytes) {
+            return Err(PoolError::Exhausted { len: bytes, budget: self.budget, usage: self.usage });
         }
         let made = Mapping::new(bytes, shared.sizes.huge_pages).and_then(|mapping| {
-            Region::new(mapping, &*shared.registrar, Access::Local).map_err(|(error, _)| error.into())
+            Region::new(mapping, &*shared.registrar, Access::Local).map_err(PoolError::from)
         });
         match made {
             Ok(region) => {
@@ -200,66 +219,79 @@ impl Arenas {
         }
     }
 
-    /// Takes down one arena whose slots are all free. False if there is none.
-    fn reclaim(&self, shared: &Shared, arenas: &mut Slab<Arc<Arena>>) -> bool {
-        let Some((key, class)) = arenas.iter().find_map(|(key, arena)| {
-            let class = self.classes.iter().position(|c| c.slot == arena.slot)?;
-            (arena.live.load(Relaxed) == 0).then_some((key, class))
-        }) else {
-            return false;
-        };
-        let arena = arenas[key].clone();
-        let list = &self.classes[class].free;
+    /// Takes `bytes` of the budget. Takes idle arenas down for it, but only if that is enough.
+    fn take_budget(&self, shared: &Shared, arenas: &mut Slab<Arc<Arena>>, bytes: usize) -> bool {
+        while !shared.budgets.take(self.usage, bytes, self.budget) {
+            let idle: Vec<usize> =
+                arenas.iter().filter(|(_, a)| a.live.load(Relaxed) == 0).map(|(key, _)| key).collect();
+            let bound = idle.iter().filter_map(|key| arenas.get(*key)).map(|a| a.region.len()).sum();
+            let held = shared.budgets.used(self.usage).saturating_sub(bound);
+            let enough = held.saturating_add(bytes) <= self.budget;
+            // Someone may take a slot of one first: then the next, or none.
+            if !(enough && idle.into_iter().any(|key| self.take_down(shared, arenas, key))) {
+                return shared.budgets.take(self.usage, bytes, self.budget);
+            }
+        }
+        true
+    }
+
+    /// Takes down an arena, if all its slots are free.
+    fn take_down(&self, shared: &Shared, arenas: &mut Slab<Arc<Arena>>, key: usize) -> bool {
+        let Some(arena) = arenas.get(key).cloned() else { return false };
+        let Some(class) = self.classes.iter().find(|c| c.slot == arena.slot) else { return false };
         let total = arena.region.len() / arena.slot;
-        // Its handles are taken out of the list; someone may take one first.
-        let mut mine = Vec::with_capacity(total);
-        let mut others = Vec::new();
-        while let Some(handle) = list.pop() {
+        let (mut mine, mut others) = (Vec::with_capacity(total), Vec::new());
+        while let Some(handle) = class.free.pop() {
             if Arc::ptr_eq(&handle.arena, &arena) { mine.push(handle) } else { others.push(handle) }
         }
-        others.into_iter().for_each(|handle| list.push(handle));
+        others.into_iter().for_each(|handle| class.free.push(handle));
         if mine.len() < total {
-            mine.into_iter().for_each(|handle| list.push(handle));
+            mine.into_iter().for_each(|handle| class.free.push(handle));
             return false;
         }
-        arenas.remove(key);
-        self.classes[class].slots.fetch_sub(total, Relaxed);
+        class.slots.fetch_sub(total, Relaxed);
         shared.index.remove(&arena.region);
-        shared.budgets.give(self.usage, arena.region.len());
-        // With the handles and this reference the last ones go: the region is deregistered and unmapped.
+        let bytes = arena.region.len();
+        // Every handle is here, so these are the last references: deregistered and unmapped before the budget says so.
+        drop((mine, arenas.remove(key), arena));
+        shared.budgets.give(self.usage, bytes);
         true
     }
 }
 
 impl SlotRef {
     pub(crate) fn ptr(&self) -> NonNull<u8> {
-        // SAFETY: index < slots, so the slot lies within the region (R8).
-        unsafe { self.arena.region.ptr().add(self.index * self.arena.slot) }
+        self.ptr
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.arena.slot
+        self.len
     }
 
     pub(crate) fn lkey(&self) -> u32 {
-        self.arena.region.lkey()
+        self.lkey
     }
 }
 
 impl Drop for SlotRef {
     fn drop(&mut self) {
+        let Some(handle) = self.handle.take() else { return };
         let shared = &self.shared;
-        shared.counters.of(self.usage).fetch_sub(self.arena.slot, Relaxed);
-        let arenas = shared.arenas(self.usage);
-        match self.class {
+        shared.counters.of(self.usage).fetch_sub(self.len, Relaxed);
+        match self.class.and_then(|class| shared.arenas(self.usage).classes.get(class)) {
             Some(class) => {
-                arenas.classes[class].in_use.fetch_sub(1, Relaxed);
-                self.arena.live.fetch_sub(1, Relaxed);
-                arenas.classes[class].free.push(Handle { arena: self.arena.clone(), index: self.index });
+                class.in_use.fetch_sub(1, Relaxed);
+                handle.arena.live.fetch_sub(1, Relaxed);
+                // Moved, not cloned: whoever has all handles of an arena has it alone.
+                class.free.push(handle);
             }
             None => {
-                shared.index.remove(&self.arena.region);
-                shared.budgets.give(self.usage, self.arena.region.len());
+                let region = &handle.arena.region;
+                shared.index.remove(region);
+                let bytes = region.len();
+                // The only reference: deregistered and unmapped before the budget says so.
+                drop(handle);
+                shared.budgets.give(self.usage, bytes);
             }
         }
         if self.usage == Use::Send {

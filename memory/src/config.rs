@@ -2,7 +2,7 @@
 
 use crate::error::PoolError;
 use crate::memlock::Memlock;
-use crate::region::PAGE;
+use crate::region::{HUGE_PAGE, page};
 
 /// The smallest pool that works, in bytes.
 pub const MIN_POOL: usize = 2 << 20;
@@ -11,6 +11,8 @@ pub const DEFAULT_POOL: usize = 64 << 20;
 
 /// Left to the rest of the process: half of what it may pin, at most this many bytes.
 const MARGIN: u64 = 256 * 1024;
+/// The least for landing and for control blocks.
+const MIN_PART: usize = MIN_POOL / 8;
 const MAX_CHUNK: usize = 4 << 20;
 
 /// Which pages a pool is made of.
@@ -76,9 +78,13 @@ impl PoolConfig {
 
     /// The sizes that come of it when `available` bytes may be pinned (None: any number).
     pub(crate) fn fit(&self, memlock: Option<&Memlock>, ignores_ipc_lock: bool) -> Result<Sizes, PoolError> {
-        let too_small = |total| Err(PoolError::TooSmall { total, min: MIN_POOL });
         if self.total < MIN_POOL {
-            return too_small(self.total);
+            return Err(PoolError::TooSmall { total: self.total, min: MIN_POOL });
+        }
+        let (send, landing) = (self.send.unwrap_or(self.total / 4), self.landing.unwrap_or(self.total / 2));
+        let control = self.total.saturating_sub(send).saturating_sub(landing);
+        if landing < MIN_PART || control < MIN_PART {
+            return Err(PoolError::Parts { total: self.total, send, landing, control, min: MIN_PART });
         }
         let mut total = self.total;
         if let Some(memlock) = memlock
@@ -95,19 +101,27 @@ impl PoolConfig {
             }
             total = total.min(room);
         }
-        total -= total % PAGE;
-        // Settings of the parts keep their proportion when the whole has to shrink.
-        let scaled = |part: Option<usize>, default: usize| {
-            let part = part.map_or(default, |p| (p as u128 * total as u128 / self.total as u128) as usize);
-            part - part % PAGE
+        total -= total % page();
+        // The parts keep their proportion when the whole has to shrink, as far as each stays large enough.
+        let scaled = |part: usize| {
+            let part = (part as u128 * total as u128 / self.total as u128) as usize;
+            part - part % page()
         };
-        let (send, landing) = (scaled(self.send, total / 4), scaled(self.landing, total / 2));
-        let control = total.saturating_sub(send).saturating_sub(landing);
-        if control < MIN_POOL / 8 || landing < MIN_POOL / 8 {
-            return too_small(control.min(landing));
+        let (mut send, mut landing) = (scaled(send), scaled(landing).max(MIN_PART));
+        let lack = MIN_PART.saturating_sub(total.saturating_sub(send).saturating_sub(landing));
+        // The larger of the two is more than half of the rest, so it can spare that.
+        if landing > send {
+            landing -= lack
+        } else {
+            send = send.saturating_sub(lack)
         }
+        let control = total.saturating_sub(send).saturating_sub(landing);
         let chunk = (landing / 4).clamp(64 * 1024, MAX_CHUNK);
-        let chunk = chunk - chunk % PAGE;
+        let chunk = if chunk >= HUGE_PAGE && self.huge_pages != HugePages::Off {
+            chunk - chunk % HUGE_PAGE
+        } else {
+            chunk - chunk % page()
+        };
         Ok(Sizes { total, send, landing, control, chunk, huge_pages: self.huge_pages })
     }
 }
@@ -162,7 +176,8 @@ mod tests {
         let nearly = PoolConfig::default().fit(Some(&limit(8 << 20, 7 << 20)), false).unwrap_err();
         assert!(matches!(nearly, PoolError::Memlock { pinned, .. } if pinned == 7 << 20));
         assert!(matches!(PoolConfig::default().total(1).fit(None, false), Err(PoolError::TooSmall { .. })));
-        assert!(PoolConfig::default().landing(0).fit(None, false).is_err());
+        let parts = PoolConfig::default().landing(0).fit(None, false).unwrap_err();
+        assert!(matches!(parts, PoolError::Parts { landing: 0, .. }), "{parts}");
     }
 
     #[test]

@@ -71,6 +71,23 @@ pub enum PoolError {
         /// The smallest pool in bytes.
         min: usize,
     },
+    /// The configured parts leave too little for landing or for connections.
+    #[error(
+        "of a pool of {total} bytes {send} are configured for sending and {landing} for landing, which leaves {control} \
+         for connections; landing and connections need {min} bytes each: configure a larger total or smaller parts"
+    )]
+    Parts {
+        /// Bytes configured.
+        total: usize,
+        /// Bytes for sending.
+        send: usize,
+        /// Bytes for landing.
+        landing: usize,
+        /// Bytes that are left for the control blocks of connections.
+        control: usize,
+        /// The least for landing, and for connections, in bytes.
+        min: usize,
+    },
     /// The request is larger than the budget: it can never be met.
     #[error(
         "{len} bytes asked for, the budget for {usage} memory is {budget} bytes; configure a larger pool"

@@ -24,14 +24,21 @@
 //! | `arena` | slots of size classes |
 //! | `buf` | [`PinnedBuf`], [`PinnedBytes`] |
 //! | `wait` | waiting for memory in order |
-//! | `landing` | chunks leased to connections, pieces granted to peers |
+//! | `waiting` | the count of those that wait, by which no wake-up is lost |
+//! | `landing` | one connection's account of landing memory |
+//! | `account` | waking those that wait for landing memory |
+//! | `chunk` | chunks leased to connections, pieces granted to peers |
+//! | `granules` | which parts of a chunk are taken |
 //! | `index` | from an address to its lkey |
 //! | `stats` | figures |
 
+mod account;
 mod arena;
 mod buf;
+mod chunk;
 mod config;
 mod error;
+mod granules;
 mod index;
 mod landing;
 pub mod memlock;
@@ -40,11 +47,18 @@ mod region;
 mod registrar;
 mod stats;
 mod wait;
+mod waiting;
+
+/// What `granules` and `waiting` are made of; loom's when they are checked.
+mod atomics {
+    pub(crate) use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+}
 
 pub use buf::{PinnedBuf, PinnedBytes};
+pub use chunk::LandingBuf;
 pub use config::{DEFAULT_POOL, HugePages, MIN_POOL, PoolConfig, Sizes};
 pub use error::{PoolError, RegisterError};
-pub use landing::{Landing, LandingBuf};
+pub use landing::Landing;
 pub use memlock::Memlock;
 pub use pool::Pool;
 pub use registrar::{Access, HeapRegistrar, Registrar, Registration};

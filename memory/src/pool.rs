@@ -1,16 +1,16 @@
 //! The pool.
 
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::account::Accounts;
 use crate::arena::{Arenas, SlotRef};
 use crate::buf::{PinnedBuf, PinnedBytes};
 use crate::config::{PoolConfig, Sizes};
 use crate::error::PoolError;
 use crate::index::Index;
-use crate::landing::{Landing, Landings};
+use crate::landing::Landing;
 use crate::memlock::Memlock;
 use crate::registrar::Registrar;
 use crate::stats::{Budgets, Counters, PoolStats, Use};
@@ -23,16 +23,16 @@ use crate::wait::{Alloc, Waiters};
 pub struct Pool(pub(crate) Arc<Shared>);
 
 pub(crate) struct Shared {
-    pub(crate) me: Weak<Shared>,
     pub(crate) sizes: Sizes,
-    pub(crate) registrar: Arc<dyn Registrar>,
     pub(crate) counters: Counters,
     pub(crate) budgets: Budgets,
     pub(crate) index: Index,
     pub(crate) waiters: Waiters,
-    pub(crate) landings: Landings,
+    pub(crate) accounts: Accounts,
     send: Arenas,
     control: Arenas,
+    /// Last, so that it outlives what it registered.
+    pub(crate) registrar: Arc<dyn Registrar>,
 }
 
 impl std::fmt::Debug for Shared {
@@ -60,11 +60,13 @@ impl Pool {
     /// Makes a pool for the device behind `registrar`. Nothing is pinned yet.
     ///
     /// If registering pins memory, the soft RLIMIT_MEMLOCK of the process is raised to the hard one, and the pool
-    /// shrinks to what the limit leaves, less a margin of half of it up to 256 KiB for the rest of the process.
+    /// shrinks to what the limit leaves, less a margin of half of it up to 256 KiB for the rest of the process. What
+    /// counts is what the process has pinned by now: of two pools in one process the second does not know what the
+    /// first may pin later. If the limit turns out to be tighter, requests fail with [`PoolError::Register`].
     ///
     /// # Errors
     /// [`PoolError::Memlock`] when less than [`MIN_POOL`](crate::MIN_POOL) is left; [`PoolError::TooSmall`] when less is
-    /// configured.
+    /// configured; [`PoolError::Parts`] when the parts leave too little for landing or for connections.
     pub fn new(config: PoolConfig, registrar: Arc<dyn Registrar>) -> Result<Pool, PoolError> {
         let memlock = if registrar.pins() {
             Memlock::raise()
@@ -77,17 +79,16 @@ impl Pool {
         };
         let sizes = config.fit(memlock.as_ref(), registrar.ignores_ipc_lock())?;
         tracing::debug!(?sizes, ?memlock, "pool of pinned memory");
-        Ok(Pool(Arc::new_cyclic(|me| Shared {
-            me: me.clone(),
-            registrar,
+        Ok(Pool(Arc::new(Shared {
             counters: Counters::default(),
             budgets: Budgets::default(),
             index: Index::default(),
             waiters: Waiters::default(),
-            landings: Landings::default(),
+            accounts: Accounts::default(),
             send: Arenas::new(Use::Send, sizes.send, &sizes),
             control: Arenas::new(Use::Control, sizes.control, &sizes),
             sizes,
+            registrar,
         })))
     }
 
@@ -150,8 +151,8 @@ impl Pool {
         let shared = &self.0;
         PoolStats {
             registered: shared.budgets.total(),
-            leased: shared.budgets.of(Use::Landing).load(Relaxed),
-            high_water: shared.budgets.high_water.load(Relaxed),
+            leased: shared.budgets.used(Use::Landing),
+            high_water: shared.budgets.high_water(),
             classes: shared.send.classes(),
             ..shared.counters.snapshot()
         }

@@ -2,15 +2,26 @@
 
 use std::io;
 use std::ptr::NonNull;
+use std::sync::{Once, OnceLock};
 
 use crate::config::HugePages;
 use crate::error::{PoolError, RegisterError};
 use crate::registrar::{Access, Registrar, Registration};
 
-/// Bytes of a page, on the architectures that RDMA is found on the least that one can count on.
-pub(crate) const PAGE: usize = 4096;
 /// Bytes of a huge page on x86-64 and, by default, on arm64.
 pub(crate) const HUGE_PAGE: usize = 2 << 20;
+/// Bytes of the smallest page there is.
+const SMALLEST_PAGE: usize = 4096;
+
+/// Bytes of a page: 4 KiB, on some arm64 and ppc64 kernels 64 KiB. Mappings, and so budgets, are whole pages.
+pub(crate) fn page() -> usize {
+    static PAGE: OnceLock<usize> = OnceLock::new();
+    *PAGE.get_or_init(|| {
+        // SAFETY: sysconf takes no pointer.
+        let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        usize::try_from(bytes).ok().filter(|b| b.is_power_of_two()).unwrap_or(0).max(SMALLEST_PAGE)
+    })
+}
 
 /// Anonymous memory of this process, page aligned, zeroed when it is mapped.
 #[derive(Debug)]
@@ -28,12 +39,16 @@ impl Mapping {
     /// Maps `len` bytes, a multiple of the page size.
     pub(crate) fn new(len: usize, huge: HugePages) -> Result<Self, PoolError> {
         if huge == HugePages::Explicit && len.is_multiple_of(HUGE_PAGE) {
-            match Self::map(len, libc::MAP_HUGETLB) {
+            static WARNED: Once = Once::new();
+            // The size is named: the default may be another, and unmapping must be in whole pages.
+            match Self::map(len, libc::MAP_HUGETLB | libc::MAP_HUGE_2MB) {
                 Ok(mapping) => return Ok(mapping),
-                Err(error) => tracing::warn!(
-                    %error, len,
-                    "no explicit huge pages (see /proc/sys/vm/nr_hugepages); using ordinary ones"
-                ),
+                Err(error) => WARNED.call_once(|| {
+                    tracing::warn!(
+                        %error, len,
+                        "no explicit huge pages (reserve some in /proc/sys/vm/nr_hugepages); using ordinary ones"
+                    );
+                }),
             }
         }
         let mapping = Self::map(len, 0).map_err(|source| PoolError::Map { len, source })?;
@@ -102,25 +117,16 @@ impl std::fmt::Debug for Region {
 }
 
 impl Region {
-    /// Registers a mapping; gives it back when the device refuses.
+    /// Registers a mapping.
     pub(crate) fn new(
         mapping: Mapping,
         registrar: &dyn Registrar,
         access: Access,
-    ) -> Result<Self, (RegisterError, Mapping)> {
+    ) -> Result<Self, RegisterError> {
         // SAFETY: the mapping lives as long as the registration: both are owned by the region, which drops the
-        // registration first, and gives the mapping out only after that.
-        match unsafe { registrar.register(mapping.ptr, mapping.len, access) } {
-            Ok(registration) => Ok(Region { registration, mapping }),
-            Err(error) => Err((error, mapping)),
-        }
-    }
-
-    /// Ends the registration; the memory can be registered anew (R12).
-    pub(crate) fn deregister(self) -> Mapping {
-        let Region { registration, mapping } = self;
-        drop(registration);
-        mapping
+        // registration first (R9, R12).
+        let registration = unsafe { registrar.register(mapping.ptr, mapping.len, access) }?;
+        Ok(Region { registration, mapping })
     }
 
     pub(crate) fn lkey(&self) -> u32 {

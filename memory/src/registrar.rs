@@ -14,7 +14,7 @@ pub enum Access {
     RemoteWrite,
 }
 
-/// Registers memory with one device. Implemented by fabrics.
+/// Registers memory with one device. Implemented by fabrics. It outlives its registrations.
 ///
 /// # Safety
 /// The keys of a registration must stop working when it is dropped: the pool unmaps the memory, or leases it to another
@@ -28,7 +28,7 @@ pub unsafe trait Registrar: Send + Sync + 'static {
         false
     }
 
-    /// Registers `len` bytes at `addr`.
+    /// Registers `len` bytes at `addr`. Called with a lock of the pool held: it must not use the pool.
     ///
     /// # Errors
     /// The device refused.
@@ -43,7 +43,7 @@ pub unsafe trait Registrar: Send + Sync + 'static {
     ) -> Result<Box<dyn Registration>, RegisterError>;
 }
 
-/// A registered range. Dropping it deregisters.
+/// A registered range. Dropping it deregisters; as when registering, the pool must not be used meanwhile.
 pub trait Registration: Send + Sync {
     /// The key for this side's own work requests.
     fn lkey(&self) -> u32;

@@ -1,7 +1,8 @@
 //! What a pool holds, and where it is.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 
 /// What memory is for. Each use has a budget of its own, so that none can starve another (R11).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -106,14 +107,16 @@ impl Counters {
 /// What of each budget is mapped.
 #[derive(Debug, Default)]
 pub(crate) struct Budgets {
-    pub(crate) send: AtomicUsize,
-    pub(crate) landing: AtomicUsize,
-    pub(crate) control: AtomicUsize,
-    pub(crate) high_water: AtomicUsize,
+    send: AtomicUsize,
+    landing: AtomicUsize,
+    control: AtomicUsize,
+    /// Raised after a part and lowered before it, so never more than the sum of the parts.
+    total: AtomicUsize,
+    high_water: AtomicUsize,
 }
 
 impl Budgets {
-    pub(crate) fn of(&self, usage: Use) -> &AtomicUsize {
+    fn of(&self, usage: Use) -> &AtomicUsize {
         match usage {
             Use::Send => &self.send,
             Use::Landing => &self.landing,
@@ -123,21 +126,46 @@ impl Budgets {
 
     /// Takes `len` bytes of a budget, all or nothing.
     pub(crate) fn take(&self, usage: Use, len: usize, budget: usize) -> bool {
-        let took = self
-            .of(usage)
-            .fetch_update(Relaxed, Relaxed, |used| used.checked_add(len).filter(|sum| *sum <= budget))
-            .is_ok();
-        if took {
-            self.high_water.fetch_max(self.total(), Relaxed);
-        }
-        took
+        self.take_some(usage, len, len, 1, budget).is_some()
     }
 
+    /// Takes as much as there is of `most` bytes, in multiples of `unit`, at least `least`; or nothing.
+    pub(crate) fn take_some(
+        &self,
+        usage: Use,
+        most: usize,
+        least: usize,
+        unit: usize,
+        budget: usize,
+    ) -> Option<usize> {
+        let mut len = 0;
+        self.of(usage)
+            .fetch_update(AcqRel, Acquire, |used| {
+                len = budget.saturating_sub(used).min(most);
+                len -= len % unit;
+                (len >= least && len > 0).then(|| used + len)
+            })
+            .ok()?;
+        let total = self.total.fetch_add(len, AcqRel) + len;
+        self.high_water.fetch_max(total, Relaxed);
+        Some(len)
+    }
+
+    /// Gives bytes back; what they stood for is deregistered and unmapped by now.
     pub(crate) fn give(&self, usage: Use, len: usize) {
-        self.of(usage).fetch_sub(len, Relaxed);
+        self.total.fetch_sub(len, AcqRel);
+        self.of(usage).fetch_sub(len, AcqRel);
+    }
+
+    pub(crate) fn used(&self, usage: Use) -> usize {
+        self.of(usage).load(Acquire)
     }
 
     pub(crate) fn total(&self) -> usize {
-        self.send.load(Relaxed) + self.landing.load(Relaxed) + self.control.load(Relaxed)
+        self.total.load(Relaxed)
+    }
+
+    pub(crate) fn high_water(&self) -> usize {
+        self.high_water.load(Relaxed)
     }
 }

@@ -9,13 +9,14 @@
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use crate::buf::PinnedBuf;
 use crate::error::PoolError;
 use crate::pool::{Pool, Shared};
+use crate::waiting::Waiting;
 
 #[derive(Debug)]
 struct Waiter {
@@ -34,7 +35,8 @@ struct Queue {
 /// The queue, and a count of it that is read without the lock.
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
-    count: AtomicUsize,
+    /// Those that have not been served.
+    waiting: Waiting,
     queue: Mutex<Queue>,
 }
 
@@ -45,18 +47,13 @@ impl Waiters {
 
     /// Whether anyone waits: whoever comes now comes after them.
     pub(crate) fn any(&self) -> bool {
-        self.count.load(Ordering::SeqCst) > 0
+        self.waiting.count() > 0
     }
 
     /// Memory has come free.
-    pub(crate) fn freed(&self, shared: &Shared) {
-        // The slot was pushed before this load, the count is raised before a waiter looks for a slot: one of the two
-        // sees the other.
-        std::sync::atomic::fence(Ordering::SeqCst);
-        if self.any()
-            && let Some(shared) = shared.me.upgrade()
-        {
-            self.serve(&shared);
+    pub(crate) fn freed(&self, shared: &Arc<Shared>) {
+        if self.waiting.any_after_free() {
+            self.serve(shared);
         }
     }
 
@@ -72,7 +69,7 @@ impl Waiters {
                     Err(PoolError::Exhausted { .. }) => break,
                     result => {
                         waiter.served = Some(result);
-                        self.count.fetch_sub(1, Ordering::SeqCst);
+                        self.waiting.leave();
                         wakes.push(waiter.waker.clone());
                     }
                 }
@@ -105,7 +102,7 @@ impl Alloc {
         let at = queue.waiters.iter().position(|w| w.id == id)?;
         let waiter = queue.waiters.remove(at)?;
         if waiter.served.is_none() {
-            waiters.count.fetch_sub(1, Ordering::SeqCst);
+            waiters.waiting.leave();
         }
         Some(waiter)
     }
@@ -121,7 +118,10 @@ impl Future for Alloc {
         if let Some(id) = this.id {
             let mut queue = waiters.lock();
             if let Some(waiter) = queue.waiters.iter_mut().find(|w| w.id == id && w.served.is_none()) {
-                waiter.waker.clone_from(cx.waker());
+                let old = std::mem::replace(&mut waiter.waker, cx.waker().clone());
+                // The old one is dropped without the lock: that may drop a task, and what it owns.
+                drop(queue);
+                drop(old);
                 return Poll::Pending;
             }
             drop(queue);
@@ -137,7 +137,7 @@ impl Future for Alloc {
             let id = queue.next;
             queue.next += 1;
             queue.waiters.push_back(Waiter { id, len: this.len, waker: cx.waker().clone(), served: None });
-            waiters.count.fetch_add(1, Ordering::SeqCst);
+            waiters.waiting.enter();
             id
         };
         this.id = Some(id);

@@ -1,0 +1,126 @@
+//! Who waits for landing memory, and how it is woken.
+//!
+//! | an account is | from | to, by |
+//! |---|---|---|
+//! | content | the start | waiting: an allocation found nothing |
+//! | waiting | | content: the next allocation got something or failed, its owner gave up or was dropped |
+
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::Waker;
+
+use crate::waiting::Waiting;
+
+/// What of a [`Landing`](crate::Landing) outlives it: pieces wake it when they come free.
+#[derive(Debug, Default)]
+pub(crate) struct Account {
+    /// It found no memory and waits.
+    wanting: AtomicBool,
+    waker: Mutex<Option<Waker>>,
+}
+
+impl Account {
+    fn waker(&self) -> MutexGuard<'_, Option<Waker>> {
+        self.waker.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn is_wanting(&self) -> bool {
+        self.wanting.load(SeqCst)
+    }
+
+    /// Replaces the waker. The old one is dropped without the lock: that may drop a task, and what it owns.
+    pub(crate) fn set_waker(&self, new: Option<Waker>) {
+        let old = std::mem::replace(&mut *self.waker(), new);
+        drop(old);
+    }
+
+    pub(crate) fn has_waker(&self, waker: &Waker) -> bool {
+        self.waker().as_ref().is_some_and(|kept| kept.will_wake(waker))
+    }
+
+    fn wake(&self) {
+        let waker = self.waker().clone();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+/// All accounts of a pool.
+#[derive(Debug, Default)]
+pub(crate) struct Accounts {
+    /// Those that wait stand in the order in which they began to.
+    list: Mutex<Vec<Weak<Account>>>,
+    waiting: Waiting,
+}
+
+impl Accounts {
+    fn list(&self) -> MutexGuard<'_, Vec<Weak<Account>>> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn open(&self) -> Arc<Account> {
+        let account = Arc::new(Account::default());
+        self.list().push(Arc::downgrade(&account));
+        account
+    }
+
+    /// Its owner is gone; pieces may live on.
+    pub(crate) fn close(&self, account: &Arc<Account>) {
+        self.set_wanting(account, false);
+        self.list().retain(|a| a.as_ptr() != Arc::as_ptr(account));
+        account.set_waker(None);
+    }
+
+    /// Sets what only the account's owner sets. Returns whether it is a change. After `true` the owner must look for
+    /// memory once more.
+    pub(crate) fn set_wanting(&self, account: &Arc<Account>, wanting: bool) -> bool {
+        if account.wanting.swap(wanting, SeqCst) == wanting {
+            return false;
+        }
+        if !wanting {
+            self.waiting.leave();
+            return true;
+        }
+        {
+            // To the end of the queue.
+            let mut list = self.list();
+            if let Some(at) = list.iter().position(|a| a.as_ptr() == Arc::as_ptr(account)) {
+                let me = list.remove(at);
+                list.push(me);
+            }
+        }
+        self.waiting.enter();
+        true
+    }
+
+    /// Whether others than this account wait.
+    pub(crate) fn others_wait(&self, account: &Account) -> bool {
+        self.waiting.count() > usize::from(account.is_wanting())
+    }
+
+    fn each(&self, wake: impl Fn(&Account) -> bool) {
+        let accounts: Vec<Arc<Account>> = self.list().iter().filter_map(Weak::upgrade).collect();
+        accounts.iter().filter(|account| wake(account)).for_each(|account| account.wake());
+    }
+
+    /// This account has begun to wait: the others look for what they can give back.
+    pub(crate) fn wake_others(&self, account: &Arc<Account>) {
+        self.each(|other| !std::ptr::eq(other, Arc::as_ptr(account)));
+    }
+
+    /// Part of the budget has come free.
+    pub(crate) fn budget_freed(&self) {
+        if self.waiting.any_after_free() {
+            self.each(Account::is_wanting);
+        }
+    }
+
+    /// A piece of this account's has come free: it may wait for that itself, and if others wait, its chunk may have
+    /// become idle and can go back.
+    pub(crate) fn piece_freed(&self, account: &Account) {
+        if self.waiting.any_after_free() {
+            account.wake();
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Chunks of landing memory, and pieces of them.
+//!
+//! A chunk is a region of its own, mapped and registered for one lease to one connection's account: a key that an
+//! earlier peer had is worth nothing, and nothing that an earlier peer sent can be read (R12). Pieces are cut from it in
+//! granules of 4 KiB:
+//!
+//! | from | to | by |
+//! |---|---|---|
+//! | free | granted | [`Landing::alloc`](crate::Landing::alloc): only the account's owner takes |
+//! | granted | filled | [`LandingBuf::filled`], after DONE |
+//! | granted | free | drop of the [`LandingBuf`], after ABORT or with the queue pair gone (R9) |
+//! | filled | free | drop of the last `Bytes` over it, by anyone, on any thread |
+//!
+//! A granule's bit in the chunk's map is set from granted until free.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use bytes::Bytes;
+
+use crate::account::Account;
+use crate::error::{PoolError, RegisterError};
+use crate::granules::Granules;
+use crate::pool::Shared;
+use crate::region::{Mapping, Region};
+use crate::registrar::Access;
+use crate::stats::Use;
+
+/// Bytes of a granule.
+pub(crate) const GRANULE: usize = 4096;
+
+/// A part of the landing budget. Gives it back, and tells those that wait.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    len: usize,
+    account: Arc<Account>,
+    shared: Arc<Shared>,
+}
+
+impl Lease {
+    /// As much of `most` bytes as the budget has, if it is `least` or more.
+    pub(crate) fn take(
+        shared: &Arc<Shared>,
+        account: &Arc<Account>,
+        most: usize,
+        least: usize,
+    ) -> Option<Self> {
+        let (unit, budget) = (crate::region::page(), shared.sizes.landing);
+        let len = shared.budgets.take_some(Use::Landing, most, least, unit, budget)?;
+        Some(Lease { len, account: account.clone(), shared: shared.clone() })
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.shared.budgets.give(Use::Landing, self.len);
+        self.shared.accounts.budget_freed();
+    }
+}
+
+/// A leased region and the map of its granules.
+#[derive(Debug)]
+pub(crate) struct Chunk {
+    /// Dropped before the lease: deregistered and unmapped before the budget says so.
+    region: Region,
+    lease: Lease,
+    pub(crate) granules: Granules,
+}
+
+impl Chunk {
+    /// Maps and registers a chunk for this lease.
+    pub(crate) fn new(lease: Lease) -> Result<Self, RegisterError> {
+        let Lease { len, shared, .. } = &lease;
+        let mapping = Mapping::new(*len, shared.sizes.huge_pages).map_err(|error| match error {
+            PoolError::Map { len, source } => RegisterError::new(len, source),
+            other => RegisterError::new(*len, std::io::Error::other(other)),
+        })?;
+        let region = Region::new(mapping, &*shared.registrar, Access::RemoteWrite)?;
+        shared.counters.registrations.fetch_add(1, Relaxed);
+        shared.index.insert(&region);
+        let granules = Granules::new(len / GRANULE);
+        Ok(Chunk { region, granules, lease })
+    }
+
+    /// Bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.lease.len
+    }
+}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        self.lease.shared.index.remove(&self.region);
+    }
+}
+
+/// A piece of landing memory that has been granted, or is about to be: a peer may write to it, nobody may read it.
+///
+/// Drop it only when nothing can write to it any more: after ABORT, or when the queue pair has been destroyed (R9).
+#[derive(Debug)]
+pub struct LandingBuf {
+    piece: Piece,
+}
+
+/// A taken run of granules.
+#[derive(Debug)]
+struct Piece {
+    chunk: Arc<Chunk>,
+    start: usize,
+    granules: usize,
+    filled: bool,
+}
+
+impl Piece {
+    fn bytes(&self) -> usize {
+        self.granules * GRANULE
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        let Lease { shared, account, .. } = &self.chunk.lease;
+        let counter = if self.filled { &shared.counters.filled } else { &shared.counters.granted };
+        counter.fetch_sub(self.bytes(), Relaxed);
+        if !self.chunk.granules.free(self.start, self.granules) {
+            tracing::error!(start = self.start, "a granule of landing memory was free already");
+        }
+        shared.accounts.piece_freed(account);
+    }
+}
+
+impl LandingBuf {
+    /// Takes free granules of a chunk. For the owner of the account only.
+    pub(crate) fn new(chunk: &Arc<Chunk>, start: usize, granules: usize) -> Self {
+        chunk.granules.take(start, granules);
+        let piece = Piece { chunk: chunk.clone(), start, granules, filled: false };
+        chunk.lease.shared.counters.granted.fetch_add(piece.bytes(), Relaxed);
+        LandingBuf { piece }
+    }
+
+    /// The address, as a peer's WRITE names it.
+    pub fn addr(&self) -> u64 {
+        (self.piece.chunk.region.start() + self.piece.start * GRANULE) as u64
+    }
+
+    /// The remote key.
+    pub fn rkey(&self) -> u32 {
+        self.piece.chunk.region.rkey()
+    }
+
+    /// Bytes, a multiple of 4 KiB.
+    pub fn capacity(&self) -> usize {
+        self.piece.bytes()
+    }
+
+    /// The peer has written the first `len` bytes, and said DONE: they can be read. At most the capacity counts. The
+    /// memory returns when the last `Bytes` over it is dropped.
+    pub fn filled(self, len: usize) -> Bytes {
+        let LandingBuf { mut piece } = self;
+        let counters = &piece.chunk.lease.shared.counters;
+        // Counted twice for a moment, rather than not at all.
+        counters.filled.fetch_add(piece.bytes(), Relaxed);
+        counters.granted.fetch_sub(piece.bytes(), Relaxed);
+        piece.filled = true;
+        let len = len.min(piece.bytes());
+        if len == 0 { Bytes::new() } else { Bytes::from_owner(Filled { piece, len }) }
+    }
+}
+
+/// Landed bytes.
+struct Filled {
+    piece: Piece,
+    len: usize,
+}
+
+impl AsRef<[u8]> for Filled {
+    fn as_ref(&self) -> &[u8] {
+        let start = self.piece.start * GRANULE;
+        // SAFETY: the piece lies within the region and belongs to this value since DONE (R4, R8); the mapping was zeroed
+        // when it was made for this lease, so all of it is initialized. That a peer writes no more after DONE is its
+        // duty (R9): one that does can spoil only what it sent itself (R12).
+        unsafe { std::slice::from_raw_parts(self.piece.chunk.region.ptr().as_ptr().add(start), self.len) }
+    }
+}

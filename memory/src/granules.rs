@@ -1,0 +1,99 @@
+//! Which granules of a chunk are taken: one bit each.
+//!
+//! Setting is the owner's alone, so what it has seen free stays free until it takes it. Clearing is an atomic and-not by
+//! anyone, so that freeing takes no lock. A cleared bit is released, a bit seen clear is acquired: what its last holder
+//! did to the memory is over before the next holder has it.
+//!
+//! Checked with loom: tests/loom.rs compiles this file over loom's atomics.
+
+use crate::atomics::{AtomicU64, Ordering};
+
+const WORD: usize = u64::BITS as usize;
+
+/// The map.
+#[derive(Debug)]
+pub(crate) struct Granules {
+    words: Box<[AtomicU64]>,
+    len: usize,
+}
+
+impl Granules {
+    /// `len` free granules.
+    pub(crate) fn new(len: usize) -> Self {
+        Granules { words: (0..len.div_ceil(WORD)).map(|_| AtomicU64::new(0)).collect(), len }
+    }
+
+    /// Granules, taken or not.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The free runs in order: start and length.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            let start = self.next(at, false);
+            // Where the run ends is looked up once: what comes free meanwhile is another run.
+            at = self.next(start, true);
+            (start < self.len).then_some((start, at - start))
+        })
+    }
+
+    /// The first granule from `at` on that is taken, or is free; `len` if there is none.
+    fn next(&self, mut at: usize, taken: bool) -> usize {
+        while at < self.len {
+            let word = self.words[at / WORD].load(Ordering::Acquire);
+            let hits = (if taken { word } else { !word }) >> (at % WORD);
+            if hits != 0 {
+                return (at + hits.trailing_zeros() as usize).min(self.len);
+            }
+            at = (at / WORD + 1) * WORD;
+        }
+        self.len
+    }
+
+    /// Where a run of at least `len` starts.
+    pub(crate) fn find(&self, len: usize) -> Option<usize> {
+        self.runs().find(|(_, run)| *run >= len).map(|(start, _)| start)
+    }
+
+    /// The longest run: start and length.
+    pub(crate) fn longest(&self) -> Option<(usize, usize)> {
+        self.runs().max_by_key(|(_, len)| *len)
+    }
+
+    /// Whether none is taken.
+    pub(crate) fn is_free(&self) -> bool {
+        self.next(0, true) == self.len
+    }
+
+    /// Takes granules that are free. The owner only.
+    pub(crate) fn take(&self, start: usize, len: usize) {
+        for (word, mask) in masks(start, len) {
+            let before = self.words[word].fetch_or(mask, Ordering::AcqRel);
+            debug_assert_eq!(before & mask, 0, "a granule was taken twice");
+        }
+    }
+
+    /// Frees granules that were taken. Returns false if one of them was free already.
+    pub(crate) fn free(&self, start: usize, len: usize) -> bool {
+        let mut all = true;
+        for (word, mask) in masks(start, len) {
+            all &= self.words[word].fetch_and(!mask, Ordering::AcqRel) & mask == mask;
+        }
+        all
+    }
+}
+
+/// The words that a range lies in, and its bits in each.
+fn masks(start: usize, len: usize) -> impl Iterator<Item = (usize, u64)> {
+    let end = start + len;
+    let mut at = start;
+    std::iter::from_fn(move || {
+        let bit = at % WORD;
+        let count = (WORD - bit).min(end - at);
+        let word = at / WORD;
+        at += count;
+        (count > 0).then(|| (word, (u64::MAX >> (WORD - count)) << bit))
+    })
+}

@@ -1,0 +1,100 @@
+//! The lock-free parts under loom, which tries every interleaving and every outcome that the memory model allows.
+
+#![allow(dead_code)]
+
+mod atomics {
+    pub(crate) use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+}
+#[path = "../src/granules.rs"]
+mod granules;
+#[path = "../src/waiting.rs"]
+mod waiting;
+
+use granules::Granules;
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::thread;
+use waiting::Waiting;
+
+/// A map and the memory that it stands for; loom reports accesses that are not ordered.
+struct Chunk {
+    granules: Granules,
+    memory: UnsafeCell<u32>,
+    waiting: Waiting,
+}
+
+/// The reader of a piece is done with the memory before the owner of the chunk grants it anew.
+#[test]
+fn freed_memory_is_the_next_holders_alone() {
+    loom::model(|| {
+        let chunk = Arc::new(Chunk {
+            granules: Granules::new(70),
+            memory: UnsafeCell::new(0),
+            waiting: Waiting::default(),
+        });
+        chunk.granules.take(60, 8);
+        let reader = {
+            let chunk = chunk.clone();
+            thread::spawn(move || {
+                chunk.memory.with(|memory| {
+                    // SAFETY: loom checks that nobody writes meanwhile.
+                    assert_eq!(unsafe { *memory }, 0);
+                });
+                assert!(chunk.granules.free(60, 8));
+            })
+        };
+        if chunk.granules.find(70) == Some(0) {
+            chunk.granules.take(0, 70);
+            // SAFETY: as above.
+            chunk.memory.with_mut(|memory| unsafe { *memory = 1 });
+        }
+        reader.join().unwrap();
+    });
+}
+
+/// Two readers free neighbours in one word while the owner takes a third.
+#[test]
+fn neighbours_do_not_disturb_each_other() {
+    loom::model(|| {
+        let map = Arc::new(Granules::new(12));
+        map.take(0, 4);
+        map.take(4, 4);
+        let threads = [0, 4].map(|start| {
+            let map = map.clone();
+            thread::spawn(move || assert!(map.free(start, 4)))
+        });
+        let (start, _) = map.longest().unwrap();
+        map.take(start, 4);
+        threads.into_iter().for_each(|t| t.join().unwrap());
+        assert!(!map.is_free());
+        assert!(map.free(start, 4));
+        assert!(map.is_free());
+        assert!(!map.free(0, 1), "freed twice");
+    });
+}
+
+/// Either the one that waits sees what was freed, or the one that frees sees that someone waits.
+#[test]
+fn no_wake_up_is_lost() {
+    loom::model(|| {
+        let chunk = Arc::new(Chunk {
+            granules: Granules::new(1),
+            memory: UnsafeCell::new(0),
+            waiting: Waiting::default(),
+        });
+        chunk.granules.take(0, 1);
+        let frees = {
+            let chunk = chunk.clone();
+            thread::spawn(move || {
+                assert!(chunk.granules.free(0, 1));
+                chunk.waiting.any_after_free()
+            })
+        };
+        chunk.waiting.enter();
+        let found = chunk.granules.find(1).is_some();
+        let told = frees.join().unwrap();
+        assert!(found || told, "waits for memory that is free, and nobody tells it");
+        chunk.waiting.leave();
+        assert_eq!(chunk.waiting.count(), 0);
+    });
+}
