@@ -27,6 +27,7 @@ struct Entry {
     id: u64,
     verb: Verb,
     signalled: bool,
+    urgent: bool,
     _held: Held,
 }
 
@@ -43,6 +44,10 @@ pub(crate) struct SendQueue {
     /// Sequence number of the first entry.
     first: u64,
     entries: VecDeque<Entry>,
+    /// SEND slots of the block.
+    send_slots: usize,
+    /// Entries under way that hold more than a SEND slot, or whose completion was asked for.
+    urgent: usize,
 }
 
 impl SendQueue {
@@ -55,7 +60,17 @@ impl SendQueue {
             holding: false,
             first: 0,
             entries: VecDeque::with_capacity(depth),
+            send_slots: send_slots as usize,
+            urgent: 0,
         }
+    }
+
+    /// Someone waits for the next completion: payload is under way, one was asked for, or slots and places run short.
+    /// Otherwise completions may lie in the queue until something else wakes the link: a small call costs no wake-up
+    /// for its own SEND.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        let used = self.entries.len();
+        self.urgent > 0 || used * 2 > self.send_slots || used * 2 > self.depth
     }
 
     pub(crate) fn room(&self) -> usize {
@@ -77,7 +92,9 @@ impl SendQueue {
             self.unsignalled = 0;
             self.holding = false;
         }
-        self.entries.push_back(Entry { id, verb, signalled, _held: held });
+        let urgent = signal || !matches!(held, Held::Slot);
+        self.urgent += usize::from(urgent);
+        self.entries.push_back(Entry { id, verb, signalled, urgent, _held: held });
         seq
     }
 
@@ -110,7 +127,7 @@ impl SendQueue {
     pub(crate) fn complete(&mut self, seq: u64) -> Option<u64> {
         let count = usize::try_from(seq.checked_sub(self.first)?).ok()?.checked_add(1)?;
         let id = self.entries.get(count - 1)?.id;
-        self.entries.drain(..count);
+        self.urgent -= self.entries.drain(..count).filter(|e| e.urgent).count();
         self.first = seq + 1;
         Some(id)
     }
@@ -119,6 +136,7 @@ impl SendQueue {
     pub(crate) fn clear(&mut self) {
         self.first += self.entries.len() as u64;
         self.entries.clear();
+        self.urgent = 0;
         self.unsignalled = 0;
         self.holding = false;
     }
@@ -183,6 +201,26 @@ mod tests {
         assert!(q.is_signalled(seq));
         let next = (0..4).map(|id| push(&mut q, id, Held::Slot)).collect::<Vec<_>>();
         assert_eq!(next.iter().map(|s| q.is_signalled(*s)).collect::<Vec<_>>(), [false, false, false, true]);
+    }
+
+    #[test]
+    fn payload_wishes_and_a_half_full_queue_are_waited_for() {
+        let mut q = SendQueue::new(128, 8);
+        for id in 0..4 {
+            push(&mut q, id, Held::Slot);
+            assert!(!q.is_waited_for());
+        }
+        push(&mut q, 4, Held::Slot);
+        assert!(q.is_waited_for(), "more than half of the SEND slots");
+        q.complete(4);
+        assert!(!q.is_waited_for());
+        push(&mut q, 5, Held::Staging);
+        assert!(q.is_waited_for());
+        q.complete(5);
+        q.push(6, Verb::Send, Held::Slot, true);
+        assert!(q.is_waited_for());
+        q.complete(6);
+        assert!(!q.is_waited_for());
     }
 
     #[test]

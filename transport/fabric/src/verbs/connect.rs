@@ -16,9 +16,10 @@ use super::device::{DeviceInner, context_name, no_channel};
 use crate::error::{ConnectError, ConnectStep, FabricError, Verb};
 use crate::link::{LinkConfig, MAX_PRIVATE_DATA};
 
-/// A packet is sent again after 4.096 us x 2^14 = 67 ms without an acknowledgement, and six times, so that a dead path
-/// is found out within about a second. rdma_cm's own default is 2.1 s a try.
-pub(super) const ACK_TIMEOUT: u8 = 14;
+/// A packet is sent again after 4.096 us x 2^16 = 268 ms without an acknowledgement, and six times, so that a dead path
+/// is found out within about two seconds. rdma_cm's own default is 2.1 s a try; much less than this, and a software
+/// device on a busy host sends again what was only late.
+pub(super) const ACK_TIMEOUT: u8 = 16;
 
 /// A reject reason of InfiniBand's: nobody has this service id.
 const REJECT_NO_SERVICE: i32 = 8;
@@ -53,7 +54,10 @@ impl Dial {
             (_, Some(libc::ETIMEDOUT)) => self.timed_out(),
             (_, Some(libc::ECONNREFUSED)) => ConnectError::Refused { addr },
             (ConnectStep::ResolveAddress, Some(libc::ENODEV)) => ConnectError::NotOnRdma { addr },
-            _ => ConnectError::NoRoute { addr, step: self.step, source: source.into() },
+            (ConnectStep::ResolveAddress | ConnectStep::ResolveRoute, _) => {
+                ConnectError::NoRoute { addr, step: self.step, source: source.into() }
+            }
+            _ => ConnectError::Failed { addr, step: self.step, source: source.into() },
         }
     }
 

@@ -84,13 +84,24 @@ impl Drop for CompChannel {
     }
 }
 
+/// Which completions make an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Armed {
+    /// None.
+    Not,
+    /// Those of received messages, and errors (IBV_SEND_SOLICITED, ibv_req_notify_cq(3)).
+    Solicited,
+    /// All.
+    All,
+}
+
 /// A completion queue with a channel of its own.
 pub(super) struct Cq {
     cq: NonNull<rdma_sys::ibv_cq>,
     /// Events taken and not acknowledged. Destroying the queue waits until all are.
     unacked: u32,
-    /// An event will announce the next completion.
-    armed: bool,
+    /// What the next event announces.
+    armed: Armed,
     /// Dropped after Drop has destroyed the queue.
     channel: AsyncFd<CompChannel>,
 }
@@ -123,8 +134,8 @@ impl Cq {
             )
         };
         let cq = NonNull::new(cq).ok_or_else(io::Error::last_os_error)?;
-        let mut cq = Cq { cq, unacked: 0, armed: false, channel };
-        cq.arm()?;
+        let mut cq = Cq { cq, unacked: 0, armed: Armed::Not, channel };
+        cq.arm(Armed::All)?;
         Ok(cq)
     }
 
@@ -145,23 +156,29 @@ impl Cq {
         Ok(n)
     }
 
-    fn arm(&mut self) -> io::Result<()> {
+    fn arm(&mut self, what: Armed) -> io::Result<()> {
+        let solicited_only = i32::from(what == Armed::Solicited);
         // SAFETY: the queue is alive.
-        match unsafe { rdma_sys::ibv_req_notify_cq(self.cq.as_ptr(), 0) } {
+        match unsafe { rdma_sys::ibv_req_notify_cq(self.cq.as_ptr(), solicited_only) } {
             0 => {
-                self.armed = true;
+                self.armed = what;
                 Ok(())
             }
             errno => Err(io::Error::from_raw_os_error(errno.saturating_abs())),
         }
     }
 
-    /// Drains the channel, arms the queue if it is not armed, and leaves the waker. `Ready`: the queue was armed just
-    /// now, so look into it once more. `Pending`: it was armed before, and no event has come since.
+    /// A queue that is armed for less announces all completions from now on. For work that is about to be posted.
+    pub(super) fn announce_all(&mut self) -> io::Result<()> {
+        if self.armed == Armed::Solicited { self.arm(Armed::All) } else { Ok(()) }
+    }
+
+    /// Drains the channel, arms the queue for `what` if it is armed for less, and leaves the waker. `Ready`: the queue was
+    /// armed just now, so look into it once more. `Pending`: it was armed before, and no event has come since.
     ///
     /// An armed queue makes one event and is not armed any more. So when one event has been taken, the channel is empty
     /// until the queue is armed again, and readiness may be cleared without asking the kernel.
-    pub(super) fn poll_armed(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    pub(super) fn poll_armed(&mut self, cx: &mut Context<'_>, what: Armed) -> Poll<io::Result<()>> {
         loop {
             match self.channel.poll_read_ready(cx) {
                 Poll::Pending => break,
@@ -169,7 +186,7 @@ impl Cq {
                 Poll::Ready(Ok(mut guard)) => {
                     while guard.get_inner().next()? {
                         self.unacked += 1;
-                        if std::mem::replace(&mut self.armed, false) {
+                        if std::mem::replace(&mut self.armed, Armed::Not) != Armed::Not {
                             break;
                         }
                     }
@@ -180,10 +197,10 @@ impl Cq {
         if self.unacked >= ACK_BATCH {
             self.ack();
         }
-        if self.armed {
+        if self.armed >= what {
             return Poll::Pending;
         }
-        Poll::Ready(self.arm())
+        Poll::Ready(self.arm(what))
     }
 
     fn ack(&mut self) {

@@ -10,7 +10,7 @@ use rdma_sys::{ibv_wc_status, rdma_cm_event_type as kind};
 use tonic_rdma_memory::Pool;
 
 use super::cm::{CmId, Events, name};
-use super::cq::BATCH;
+use super::cq::{Armed, BATCH};
 use super::device::DeviceInner;
 use super::post::{Batch, Request};
 use super::qp::{Qp, Want};
@@ -242,7 +242,8 @@ impl VerbsLink {
             if let Some(error) = self.verdict() {
                 return Err(self.dead.insert(error).clone());
             }
-            match self.qp.cq.poll_armed(cx) {
+            let what = if self.memory.sq.is_waited_for() { Armed::All } else { Armed::Solicited };
+            match self.qp.cq.poll_armed(cx, what) {
                 Poll::Pending => return Ok(Poll::Pending),
                 Poll::Ready(Ok(())) => {}
                 Poll::Ready(Err(error)) => return Err(self.broken("ibv_req_notify_cq", error)),
@@ -363,8 +364,13 @@ impl Link for VerbsLink {
         if self.batch.is_empty() {
             return Ok(());
         }
+        self.memory.sq.seal();
+        if self.memory.sq.is_waited_for()
+            && let Err(source) = self.qp.cq.announce_all()
+        {
+            return Err(self.broken("ibv_req_notify_cq", source));
+        }
         let sq = &mut self.memory.sq;
-        sq.seal();
         // SAFETY: the payload lies in the block or is held by the books, and both are freed after the queue pair (R9,
         // R10).
         match unsafe { self.batch.post(&mut self.qp, |seq| sq.is_signalled(seq)) } {

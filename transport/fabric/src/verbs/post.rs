@@ -49,7 +49,11 @@ impl Batch {
         wr.wr_id = wr_id;
         wr.num_sge = i32::from(len > 0);
         wr.opcode = match remote {
-            None => ibv_wr_opcode::IBV_WR_SEND,
+            None => {
+                // Wakes a peer that waits for messages only.
+                wr.send_flags |= ibv_send_flags::IBV_SEND_SOLICITED.0;
+                ibv_wr_opcode::IBV_WR_SEND
+            }
             Some((remote_addr, rkey)) => {
                 wr.wr.rdma = rdma_sys::rdma_t { remote_addr, rkey };
                 ibv_wr_opcode::IBV_WR_RDMA_WRITE
