@@ -41,8 +41,8 @@ pub enum Fabric {
 pub struct Connected {
     /// The link. The connecting side sends first (R3).
     pub link: AnyLink,
-    /// The private data of the accept. InfiniBand and RoCE pad it with zeros to a fixed length (196 bytes less header),
-    /// iWARP gives it as it was: a format in it needs a length of its own.
+    /// The private data of the accept. InfiniBand and RoCE pad it with zeros to a fixed length, iWARP gives it as it was:
+    /// a format in it needs a length of its own.
     pub private_data: Vec<u8>,
 }
 

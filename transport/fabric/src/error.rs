@@ -216,6 +216,16 @@ pub enum ConnectError {
         /// What it said; the network may have padded it with zeros.
         private_data: Vec<u8>,
     },
+    /// The connect request came to nothing: what answers there may be no RDMA listener.
+    #[error("the RDMA connection to {addr} failed while {step}: {source}")]
+    Failed {
+        /// The peer.
+        addr: SocketAddr,
+        /// What was under way.
+        step: ConnectStep,
+        /// Why.
+        source: Arc<io::Error>,
+    },
     /// The peer went away while the connection was being made.
     #[error("the peer {addr} gave up the connection while {step}")]
     PeerGone {

@@ -1,6 +1,8 @@
 //! A device is pulled out while it is in use. Run it in a guest of its own, as root, with two devices
 //! (`tests/guest/run --device both -- ...`): it deletes one of them. Built with the feature `guest-tests` only.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 mod common;
 
 use std::process::Command;

@@ -1,5 +1,7 @@
 //! The in-process fabric: what every provider must do, without and with delays, and its faults.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 mod common;
 
 use common::*;
@@ -63,14 +65,14 @@ async fn both_ends_on_one_device() {
 #[tokio::test]
 async fn writes_are_checked() {
     let w = world(1, 2);
-    let wrong: [fn(&tonic_rdma_memory::LandingBuf) -> (u64, u32); 4] = [
-        |l| (l.addr(), l.rkey() ^ 1),
-        |l| (l.addr() + (1 << 40), l.rkey()),
-        |l| (l.addr() - 1, l.rkey()),
-        |l| (u64::MAX - 10, l.rkey()),
+    let wrong: [Aim<'_>; 4] = [
+        &|l| (l.addr(), l.rkey() ^ 1),
+        &|l| (l.addr() + (1 << 40), l.rkey()),
+        &|l| (l.addr() - 1, l.rkey()),
+        &|l| (u64::MAX - 10, l.rkey()),
     ];
-    for (i, remote) in wrong.into_iter().enumerate() {
-        let (target, writer) = a_bad_write(&w.server, &w.client, remote).await;
+    for (i, aim) in wrong.into_iter().enumerate() {
+        let (target, writer) = a_bad_write(&w.server, &w.client, aim).await;
         let LinkError::Completion { verb, code, .. } = &writer else { panic!("{writer}") };
         assert_eq!((verb.to_string().as_str(), *code), ("RDMA WRITE", 10), "remote access error");
         assert!(matches!(target, LinkError::Completion { code: 5, .. }), "{target}");
@@ -84,7 +86,7 @@ async fn keys_end_with_their_registration() {
     let w = world(1, 0);
     let local = w.server.pool.try_alloc(4096).unwrap();
     let (addr, lkey) = (local.addr(), local.lkey());
-    let (_, writer) = a_bad_write(&w.server, &w.client, |_| (addr, lkey)).await;
+    let (_, writer) = a_bad_write(&w.server, &w.client, &|_| (addr, lkey)).await;
     assert!(matches!(writer, LinkError::Completion { code: 10, .. }), "{writer}");
 
     let (mut s, mut c) = greeted_pair(&w.server, &w.client).await;

@@ -1,6 +1,8 @@
 //! Real verbs, on the device that `GUEST_DEVICE` names: run it in the guest (`tests/guest/run --device rxe -- ...`).
 //! Built with the feature `guest-tests` only. Without a device every test fails.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 mod common;
 
 use std::io::{BufRead, BufReader};
@@ -12,7 +14,6 @@ use common::*;
 use tonic_rdma_fabric::{
     ConnectError, Fabric, FabricError, Link, LinkConfig, LinkError, Transport, Verb, Work, WriteSource,
 };
-use tonic_rdma_memory::LandingBuf;
 
 /// One test at a time: some count what the process holds.
 static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
@@ -134,12 +135,12 @@ async fn writes_outside_the_grant_hurt_the_link_only() {
     let side = side();
     let local = side.pool.try_alloc(4096).unwrap();
     let (local_addr, lkey) = (local.addr(), local.lkey());
-    let wrong: [&dyn Fn(&LandingBuf) -> (u64, u32); 3] =
+    let wrong: [Aim<'_>; 3] =
         [&|l| (l.addr(), l.rkey() ^ 0x00ff_ff00), &|l| (l.addr() + (1 << 40), l.rkey()), &|_| {
             (local_addr, lkey)
         }];
-    for (i, remote) in wrong.into_iter().enumerate() {
-        let (target, writer) = a_bad_write(&side, &side, remote).await;
+    for (i, aim) in wrong.into_iter().enumerate() {
+        let (target, writer) = a_bad_write(&side, &side, aim).await;
         match transport(&side) {
             Transport::RoCE => {
                 let LinkError::Completion { verb, code, .. } = &writer else { panic!("{i}: {writer}") };
@@ -209,6 +210,57 @@ async fn a_peer_that_does_not_look_holds_nobody_up() {
     }
     for i in 0..config().recv_slots as usize {
         assert_eq!(s.receive().await.unwrap(), [i as u8; 100]);
+    }
+}
+
+/// On iWARP the listener's port is one of TCP's: anybody may connect and say anything.
+#[tokio::test]
+async fn strangers_on_the_port_are_harmless() {
+    let _turn = TURN.lock().await;
+    let side = side();
+    let mut listener = side.listen();
+    let addr = listener.local_addr();
+    for words in [b"".as_slice(), b"GET / HTTP/1.1\r\n\r\n", &[0xff; 4096]] {
+        let stranger = tokio::net::TcpStream::connect(addr).await;
+        match transport(&side) {
+            Transport::IWarp => drop(stranger.unwrap().try_write(words)),
+            _ => assert!(stranger.is_err(), "RoCE's ports are not TCP's"),
+        }
+    }
+    let (mut s, mut c) = pair_over(&mut listener, &side, &side, &config()).await;
+    c.send(0, b"x").await;
+    assert_eq!(s.receive().await.unwrap(), b"x");
+}
+
+/// And a TCP server that is taken for an RDMA listener is an error within the time allowed.
+#[tokio::test]
+async fn a_tcp_server_is_no_rdma_listener() {
+    let _turn = TURN.lock().await;
+    let side = side();
+    let server = tokio::net::TcpListener::bind(SocketAddr::new(side.ip(), 0)).await.unwrap();
+    let addr = server.local_addr().unwrap();
+    for words in [b"220 mail server ready, and it talks quite a lot\r\n".as_slice(), b""] {
+        let talk = async {
+            let (stream, _) = server.accept().await.unwrap();
+            stream.writable().await.unwrap();
+            let _ = stream.try_write(words);
+        };
+        let error = tokio::select! {
+            outcome = side.connect(addr) => outcome.map(drop).unwrap_err(),
+            () = async { talk.await; std::future::pending().await } => unreachable!("the server waits"),
+        };
+        match transport(&side) {
+            Transport::IWarp => {
+                let named = matches!(
+                    error,
+                    ConnectError::Failed { .. }
+                        | ConnectError::Rejected { .. }
+                        | ConnectError::Timeout { .. }
+                );
+                assert!(named && error.to_string().contains(&addr.to_string()), "{error}");
+            }
+            _ => assert!(matches!(error, ConnectError::Refused { .. }), "{error}"),
+        }
     }
 }
 

@@ -32,7 +32,6 @@ pub(super) enum Ends {
 #[derive(Debug)]
 struct Op {
     seq: u64,
-    verb: Verb,
     addr: NonNull<u8>,
     len: usize,
     lkey: u32,
@@ -88,7 +87,7 @@ impl SimLink {
         let mut link = SimLink {
             caps,
             peer,
-            me: End::new(device.clone(), config.slot_size),
+            me: End::new(device.clone(), block.slot_size()),
             other: None,
             sq: SendQueue::new(config.send_queue as usize, config.send_slots),
             queued: Vec::new(),
@@ -114,15 +113,14 @@ impl SimLink {
         &self.me
     }
 
-    fn post(&mut self, slot: u32) -> bool {
-        match self.block.slot_ptr(slot) {
-            Some(ptr) if self.block.mark_posted(slot) => {
-                // SAFETY: the block writes or reads a slot only while it is held; it is posted from here until its
-                // arrival is marked. The block lives until Drop has called `abandon`.
-                unsafe { self.me.post(slot, ptr) };
-                true
-            }
-            _ => false,
+    /// Posts a slot that the driver has.
+    fn post(&mut self, slot: u32) {
+        if let Some(ptr) = self.block.slot_ptr(slot)
+            && self.block.mark_posted(slot)
+        {
+            // SAFETY: the block writes or reads a slot only while it is held; it is posted from here until its arrival
+            // is marked. The block lives until Drop has called `abandon`.
+            unsafe { self.me.post(slot, ptr) };
         }
     }
 
@@ -159,7 +157,7 @@ impl SimLink {
             }
             let Some(op) = self.wire.pop_front() else { return };
             if let Err(status) = self.deliver(&op, side, &other) {
-                self.fail(op.verb, status, &other);
+                self.fail(self.sq.verb(op.seq), status, &other);
                 return;
             }
             if self.sq.is_signalled(op.seq) {
@@ -316,7 +314,7 @@ impl Link for SimLink {
         }
         let seq = self.sq.push(id, verb, held, signal);
         let delay = self.rng.up_to(self.me.device.net.config.delay);
-        self.queued.push(Op { seq, verb, addr, len, lkey, remote, delay });
+        self.queued.push(Op { seq, addr, len, lkey, remote, delay });
         Ok(())
     }
 
@@ -377,10 +375,14 @@ impl Link for SimLink {
     }
 
     fn repost(&mut self, slot: u32) -> Result<(), LinkError> {
-        if self.dead.is_none() && !self.post(slot) {
-            return Err(self.misuse(format!("RECV slot {slot} is posted already")));
+        if let Some(error) = &self.dead {
+            return Err(error.clone());
         }
-        self.dead.clone().map_or(Ok(()), Err)
+        if !self.block.is_held(slot) {
+            return Err(self.misuse(format!("RECV slot {slot} is posted already, or does not exist")));
+        }
+        self.post(slot);
+        Ok(())
     }
 
     fn disconnect(&mut self) {

@@ -1,5 +1,6 @@
 //! What every provider must do. The tests of one provider call these with its fabric.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its own part")]
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -451,15 +452,14 @@ pub async fn a_drop_is_seen(server: &Side, client: &Side) {
     assert!(matches!(error, LinkError::Disconnected { .. }), "{error}");
 }
 
+/// Where a WRITE is aimed: address and key, made from those of a grant.
+pub type Aim<'a> = &'a dyn Fn(&LandingBuf) -> (u64, u32);
+
 /// What a WRITE that is not allowed does to both ends. Gives both errors: (target's, writer's).
-pub async fn a_bad_write(
-    server: &Side,
-    client: &Side,
-    remote: impl Fn(&LandingBuf) -> (u64, u32),
-) -> (LinkError, LinkError) {
+pub async fn a_bad_write(server: &Side, client: &Side, aim: Aim<'_>) -> (LinkError, LinkError) {
     let (mut s, mut c) = greeted_pair(server, client).await;
     let landing = server.landing(8192);
-    let (remote_addr, rkey) = remote(&landing);
+    let (remote_addr, rkey) = aim(&landing);
     let src = WriteSource::Bytes(client.pool.resolve(&client.payload(4096, 1)).unwrap());
     c.queue(Work::Write { src, remote_addr, rkey }, true).unwrap();
     c.link.ring().unwrap();
