@@ -34,6 +34,16 @@ impl Credits {
         self.ours >= 2 || (self.ours == 1 && self.to_return > 0)
     }
 
+    #[cfg(test)]
+    pub(super) fn ours(&self) -> u32 {
+        self.ours
+    }
+
+    #[cfg(test)]
+    pub(super) fn to_return(&self) -> u32 {
+        self.to_return
+    }
+
     /// The last message of all needs no answer.
     pub(super) fn may_close(&self) -> bool {
         self.ours > 0

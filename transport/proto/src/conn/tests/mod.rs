@@ -1,1 +1,21 @@
 //! Pairs of connections under a virtual clock.
+//!
+//! | file | what |
+//! |---|---|
+//! | `pair` | both ends, the link between them, what a driver does |
+//! | `calls` | the shapes of calls, header blocks, limits, windows, credits |
+//! | `bulk` | grants: on request, standing, partial; taking turns |
+//! | `cancel` | resets, and what crosses them |
+//! | `ending` | GOAWAY, drain, CLOSE, heartbeat |
+//! | `breach` | every breach by name |
+//! | `model` | random operations against a model of bytes per stream |
+//! | `hostile` | random bytes and changed messages |
+
+mod breach;
+mod bulk;
+mod calls;
+mod cancel;
+mod ending;
+mod hostile;
+mod model;
+mod pair;

@@ -1,0 +1,465 @@
+//! Every breach by name: a hostile peer, what it is told, and that nothing else happens (R15).
+
+use std::collections::BTreeSet;
+
+use bytes::Bytes;
+
+use super::super::*;
+use super::pair::*;
+use crate::error::{Breach, CloseCode};
+use crate::frame::{Frame, MAX_HEADER_BLOCK, Reader};
+use crate::ids::{GrantId, ResetCode, StreamId};
+
+fn config() -> Config {
+    Config {
+        slot_size: 8192,
+        recv_slots: 16,
+        max_streams: 4,
+        stream_window: 65_536,
+        standing_grants: 0,
+        ..Config::default()
+    }
+}
+
+fn pair() -> Pair {
+    let mut p = Pair::new(config(), Config { max_message: 1 << 20, ..config() }, 1 << 20);
+    p.settle();
+    p
+}
+
+/// A message of one frame, byte by byte.
+fn raw(p: &mut Pair, from: usize, kind: u8, flags: u8, stream: u32, stated: u16, payload: &[u8]) {
+    let credits = p.ends[from].conn.credits.sent() as u8;
+    let mut message = vec![credits, 0, 0, 0, 16 + payload.len() as u8, 0, 0, 0, kind, flags];
+    message.extend_from_slice(&stated.to_le_bytes());
+    message.extend_from_slice(&stream.to_le_bytes());
+    message.extend_from_slice(payload);
+    p.inject_raw(from, message.into());
+}
+
+fn head(stream: u32) -> Frame {
+    Frame::Headers { stream, end: false, more: false, block: block("head") }
+}
+
+fn data(stream: u32, len: usize, end: bool) -> Frame {
+    Frame::Data { stream, end, data: pattern(1, len) }
+}
+
+fn grant(stream: u32, id: u32, len: u32) -> Frame {
+    Frame::Grant { stream, id, rkey: 1, len, addr: 0x1000 }
+}
+
+/// Stream 1 is open both ways.
+fn opened(p: &mut Pair) {
+    p.inject(CLIENT, &[head(1)]);
+    p.drive(SERVER);
+}
+
+/// Stream 1 of an honest client, which waits for memory for 50,000 bytes.
+fn asking(p: &mut Pair) {
+    p.ends[SERVER].memory.budget = 0;
+    let id = p.open("head", false);
+    p.send(CLIENT, id, pattern(1, 50_000));
+    p.settle();
+}
+
+/// Grant 0 (stream 1, 20,000 bytes) is with the hostile client.
+fn granted(p: &mut Pair) {
+    p.inject(CLIENT, &[head(1), Frame::Request { stream: 1, len: 20_000 }]);
+    p.drive(SERVER);
+    assert_eq!(p.server().pending().grants, 1);
+}
+
+struct Case {
+    /// The hostile side.
+    from: usize,
+    breach: Breach,
+    act: fn(&mut Pair),
+}
+
+fn case(from: usize, breach: Breach, act: fn(&mut Pair)) -> Case {
+    Case { from, breach, act }
+}
+
+fn stream(id: u32) -> StreamId {
+    StreamId(id)
+}
+
+/// Messages and frames that are wrong by themselves.
+fn malformed() -> Vec<Case> {
+    vec![
+        case(CLIENT, Breach::MessageLength { received: 0, stated: 8 }, |p| {
+            p.inject_raw(CLIENT, Bytes::new())
+        }),
+        case(CLIENT, Breach::MessageLength { received: 8, stated: 9 }, |p| {
+            p.inject_raw(CLIENT, Bytes::from_static(&[0, 0, 0, 0, 9, 0, 0, 0]));
+        }),
+        case(CLIENT, Breach::Reserved("message header"), |p| {
+            p.inject_raw(CLIENT, Bytes::from_static(&[0, 0, 1, 0, 8, 0, 0, 0]));
+        }),
+        case(SERVER, Breach::Reserved("GRANT frame"), |p| {
+            let mut payload = [1; 24];
+            payload[12] = 1;
+            raw(p, SERVER, 6, 0, 0, 24, &payload);
+        }),
+        case(CLIENT, Breach::FrameLength { frame: "?", stated: 8, left: 3 }, |p| {
+            let credits = p.client().credits.sent() as u8;
+            p.inject_raw(CLIENT, vec![credits, 0, 0, 0, 11, 0, 0, 0, 1, 1, 1].into());
+        }),
+        case(CLIENT, Breach::FrameLength { frame: "DATA", stated: 5, left: 4 }, |p| {
+            raw(p, CLIENT, 2, 0, 1, 5, &[0; 4]);
+        }),
+        case(CLIENT, Breach::PayloadLength { frame: "WINDOW", got: 3 }, |p| {
+            raw(p, CLIENT, 3, 0, 1, 3, &[0; 3])
+        }),
+        case(CLIENT, Breach::PayloadLength { frame: "REQUEST", got: 4 }, |p| {
+            raw(p, CLIENT, 5, 0, 1, 4, &[0; 4])
+        }),
+        case(CLIENT, Breach::PayloadLength { frame: "GRANT", got: 16 }, |p| {
+            raw(p, CLIENT, 6, 0, 1, 16, &[0; 16])
+        }),
+        case(CLIENT, Breach::PayloadLength { frame: "CLOSE", got: 3 }, |p| {
+            raw(p, CLIENT, 12, 0, 0, 3, &[0; 3])
+        }),
+        case(CLIENT, Breach::UnknownFrame(0), |p| raw(p, CLIENT, 0, 0, 0, 0, &[])),
+        case(SERVER, Breach::UnknownFrame(13), |p| raw(p, SERVER, 13, 0, 0, 0, &[])),
+        case(CLIENT, Breach::UnknownFlags { frame: "DATA", flags: 2 }, |p| raw(p, CLIENT, 2, 2, 1, 0, &[])),
+        case(CLIENT, Breach::UnknownFlags { frame: "HEADERS", flags: 3 }, |p| {
+            raw(p, CLIENT, 1, 3, 1, 1, &[0])
+        }),
+        case(CLIENT, Breach::StreamField { frame: "DATA", id: 0 }, |p| raw(p, CLIENT, 2, 0, 0, 0, &[])),
+        case(CLIENT, Breach::StreamField { frame: "PING", id: 7 }, |p| raw(p, CLIENT, 10, 0, 7, 8, &[0; 8])),
+    ]
+}
+
+/// Credits, and frames of the connection.
+fn connection() -> Vec<Case> {
+    vec![
+        case(CLIENT, Breach::NoCredit, |p| {
+            while p.client().credits.ours() > 0 {
+                p.inject(CLIENT, &[]);
+            }
+            p.inject_raw(CLIENT, Bytes::from_static(&[0, 0, 0, 0, 8, 0, 0, 0]));
+        }),
+        case(CLIENT, Breach::CreditOverflow { returned: 17, spent: 0 }, |p| {
+            p.client().credits.sent();
+            p.inject_raw(CLIENT, Bytes::from_static(&[17, 0, 0, 0, 8, 0, 0, 0]));
+        }),
+        case(CLIENT, Breach::WrongSide("GOAWAY"), |p| {
+            p.inject(CLIENT, &[Frame::GoAway { ack: false, code: 0, text: Bytes::new() }]);
+        }),
+        case(SERVER, Breach::WrongSide("GOAWAY"), |p| {
+            p.inject(SERVER, &[Frame::GoAway { ack: true, code: 0, text: Bytes::new() }]);
+        }),
+        case(CLIENT, Breach::UnexpectedGoAway, |p| {
+            p.inject(CLIENT, &[Frame::GoAway { ack: true, code: 0, text: Bytes::new() }]);
+        }),
+        case(SERVER, Breach::UnexpectedGoAway, |p| {
+            let goaway = Frame::GoAway { ack: false, code: 0, text: Bytes::new() };
+            p.inject(SERVER, &[goaway.clone(), goaway]);
+        }),
+        case(CLIENT, Breach::OpenedAfterGoAway(stream(1)), |p| {
+            p.server().go_away(CloseCode::Ok, "");
+            p.drive(SERVER);
+            p.inject(CLIENT, &[Frame::GoAway { ack: true, code: 0, text: Bytes::new() }, head(1)]);
+        }),
+        case(SERVER, Breach::UnexpectedPong, |p| p.inject(SERVER, &[Frame::Ping { ack: true, token: 0 }])),
+        case(CLIENT, Breach::Flood(4160), |p| {
+            for _ in 0..5 {
+                p.inject(CLIENT, &vec![Frame::Ping { ack: false, token: 0 }; 1000]);
+            }
+        }),
+        case(SERVER, Breach::Flood(4160), |p| {
+            for _ in 0..9 {
+                let pairs = (0..500).flat_map(|n| [grant(0, n, 1), Frame::Recall { id: n }]);
+                p.inject(SERVER, &pairs.collect::<Vec<_>>());
+            }
+        }),
+    ]
+}
+
+/// Streams, header blocks, windows.
+fn streams() -> Vec<Case> {
+    vec![
+        case(SERVER, Breach::UnknownStream { frame: "HEADERS", stream: stream(1) }, |p| {
+            p.inject(SERVER, &[head(1)]);
+        }),
+        case(SERVER, Breach::UnknownStream { frame: "RESET", stream: stream(1) }, |p| {
+            // It was opened, but the server cannot know.
+            p.open("head", true);
+            p.inject(SERVER, &[Frame::Reset { stream: 1, code: 0 }]);
+        }),
+        case(CLIENT, Breach::UnknownStream { frame: "DATA", stream: stream(1) }, |p| {
+            p.inject(CLIENT, &[data(1, 1, false)]);
+        }),
+        case(CLIENT, Breach::UnknownStream { frame: "WINDOW", stream: stream(9) }, |p| {
+            p.inject(CLIENT, &[Frame::Window { stream: 9, increment: 1 }]);
+        }),
+        case(CLIENT, Breach::UnknownStream { frame: "GRANT", stream: stream(9) }, |p| {
+            p.inject(CLIENT, &[grant(9, 1, 1)]);
+        }),
+        case(CLIENT, Breach::ClosedStream { frame: "DATA", stream: stream(1) }, |p| {
+            opened(p);
+            p.inject(CLIENT, &[data(1, 1, true), data(1, 1, true)]);
+        }),
+        case(CLIENT, Breach::ClosedStream { frame: "HEADERS", stream: stream(3) }, |p| {
+            // Ids may be left out, and then not be used any more.
+            p.inject(CLIENT, &[head(5), head(3)]);
+        }),
+        case(CLIENT, Breach::ClosedStream { frame: "REQUEST", stream: stream(1) }, |p| {
+            opened(p);
+            let reset = Frame::Reset { stream: 1, code: 8 };
+            p.inject(CLIENT, &[reset.clone(), reset, Frame::Request { stream: 1, len: 1 }]);
+        }),
+        case(CLIENT, Breach::TooManyStreams(4), |p| {
+            p.inject(CLIENT, &[head(1), head(2), head(3), head(4), head(5)]);
+        }),
+        case(CLIENT, Breach::HeaderBlock { stream: stream(1), limit: MAX_HEADER_BLOCK as u32 }, |p| {
+            let part = |len| Frame::Headers { stream: 1, end: false, more: true, block: pattern(1, len) };
+            for _ in 0..8 {
+                p.inject(CLIENT, &[part(8191)]);
+            }
+            p.inject(CLIENT, &[part(8), part(1)]);
+        }),
+        case(CLIENT, Breach::FrameOrder { frame: "DATA", stream: stream(1) }, |p| {
+            let part = Frame::Headers { stream: 1, end: false, more: true, block: block("half") };
+            p.inject(CLIENT, &[part, data(1, 1, false)]);
+        }),
+        case(SERVER, Breach::FrameOrder { frame: "DATA", stream: stream(1) }, |p| {
+            p.open("head", true);
+            p.drive(CLIENT);
+            p.inject(SERVER, &[data(1, 1, false)]);
+        }),
+        case(SERVER, Breach::FrameOrder { frame: "second HEADERS", stream: stream(1) }, |p| {
+            p.open("head", true);
+            p.drive(CLIENT);
+            p.inject(SERVER, &[head(1), head(1)]);
+        }),
+        case(CLIENT, Breach::FrameOrder { frame: "empty HEADERS", stream: stream(1) }, |p| {
+            p.inject(CLIENT, &[Frame::Headers { stream: 1, end: false, more: true, block: Bytes::new() }]);
+        }),
+        case(CLIENT, Breach::Window { stream: stream(1), len: 6000, window: 5536 }, |p| {
+            p.ends[SERVER].stalled.insert(1);
+            opened(p);
+            for _ in 0..11 {
+                p.inject(CLIENT, &[data(1, 6000, false)]);
+            }
+        }),
+        case(CLIENT, Breach::WindowUpdate(stream(1), 0), |p| {
+            opened(p);
+            p.inject(CLIENT, &[Frame::Window { stream: 1, increment: 0 }]);
+        }),
+        case(CLIENT, Breach::WindowUpdate(stream(1), i32::MAX as u32), |p| {
+            opened(p);
+            p.inject(CLIENT, &[Frame::Window { stream: 1, increment: i32::MAX as u32 }]);
+        }),
+        case(CLIENT, Breach::WindowUpdate(stream(1), u32::MAX), |p| {
+            opened(p);
+            p.inject(CLIENT, &[Frame::Window { stream: 1, increment: u32::MAX }]);
+        }),
+    ]
+}
+
+/// Requests and grants.
+fn transfers() -> Vec<Case> {
+    vec![
+        case(CLIENT, Breach::RequestLength { stream: stream(1), len: 0, limit: 1 << 20 }, |p| {
+            p.inject(CLIENT, &[head(1), Frame::Request { stream: 1, len: 0 }]);
+        }),
+        case(CLIENT, Breach::RequestLength { stream: stream(1), len: u64::MAX, limit: 1 << 20 }, |p| {
+            p.inject(CLIENT, &[head(1), Frame::Request { stream: 1, len: u64::MAX }]);
+        }),
+        case(CLIENT, Breach::TooManyRequests(stream(1), 8), |p| {
+            opened(p);
+            p.inject(CLIENT, &vec![Frame::Request { stream: 1, len: 9 }; 9]);
+        }),
+        case(CLIENT, Breach::UnknownGrant { frame: "DONE", grant: GrantId(7) }, |p| {
+            p.inject(CLIENT, &[head(1), Frame::Done { stream: 1, end: false, id: 7, len: 1 }]);
+        }),
+        case(CLIENT, Breach::UnknownGrant { frame: "ABORT", grant: GrantId(0) }, |p| {
+            granted(p);
+            p.inject(CLIENT, &[Frame::Abort { id: 0 }, Frame::Abort { id: 0 }]);
+        }),
+        case(CLIENT, Breach::DoneLength { grant: GrantId(0), len: 20_001, granted: 20_000 }, |p| {
+            granted(p);
+            p.inject(CLIENT, &[Frame::Done { stream: 1, end: false, id: 0, len: 20_001 }]);
+        }),
+        case(CLIENT, Breach::DoneLength { grant: GrantId(0), len: 0, granted: 20_000 }, |p| {
+            granted(p);
+            p.inject(CLIENT, &[Frame::Done { stream: 1, end: false, id: 0, len: 0 }]);
+        }),
+        case(CLIENT, Breach::DoneStream { grant: GrantId(0), stream: stream(2) }, |p| {
+            granted(p);
+            p.inject(CLIENT, &[head(2), Frame::Done { stream: 2, end: false, id: 0, len: 20_000 }]);
+        }),
+        case(CLIENT, Breach::EndWithGrants(stream(1)), |p| {
+            granted(p);
+            p.inject(CLIENT, &[data(1, 0, true)]);
+        }),
+        case(CLIENT, Breach::EndWithGrants(stream(1)), |p| {
+            opened(p);
+            p.inject(CLIENT, &[Frame::Request { stream: 1, len: 9 }, data(1, 0, true)]);
+        }),
+        case(SERVER, Breach::BadGrant { grant: GrantId(1), why: "no bytes" }, |p| {
+            p.inject(SERVER, &[grant(0, 1, 0)])
+        }),
+        case(SERVER, Breach::BadGrant { grant: GrantId(1), why: "its id is in use" }, |p| {
+            p.inject(SERVER, &[grant(0, 1, 9), grant(0, 1, 9)]);
+        }),
+        case(
+            SERVER,
+            Breach::BadGrant { grant: GrantId(1), why: "reaches past the end of the address space" },
+            |p| p.inject(SERVER, &[Frame::Grant { stream: 0, id: 1, rkey: 1, len: 2, addr: u64::MAX - 1 }]),
+        ),
+        case(SERVER, Breach::BadGrant { grant: GrantId(64), why: "too many standing grants" }, |p| {
+            p.inject(SERVER, &(0..65).map(|id| grant(0, id, 9)).collect::<Vec<_>>());
+        }),
+        case(SERVER, Breach::BadGrant { grant: GrantId(1), why: "nothing was asked for" }, |p| {
+            p.open("head", false);
+            p.drive(CLIENT);
+            p.inject(SERVER, &[grant(1, 1, 9)]);
+        }),
+        case(SERVER, Breach::BadGrant { grant: GrantId(1), why: "more than was asked for" }, |p| {
+            asking(p);
+            p.inject(SERVER, &[grant(1, 1, 50_001)]);
+        }),
+        case(
+            SERVER,
+            Breach::BadGrant { grant: GrantId(2), why: "too short a part of what was asked for" },
+            |p| {
+                asking(p);
+                p.inject(SERVER, &[grant(1, 1, 16_384), grant(1, 2, 16_383)]);
+            },
+        ),
+    ]
+}
+
+/// Named here so that a new variant does not compile before it has a case.
+fn name(breach: &Breach) -> &'static str {
+    match breach {
+        Breach::MessageLength { .. } => "MessageLength",
+        Breach::Reserved(_) => "Reserved",
+        Breach::FrameLength { .. } => "FrameLength",
+        Breach::PayloadLength { .. } => "PayloadLength",
+        Breach::UnknownFrame(_) => "UnknownFrame",
+        Breach::UnknownFlags { .. } => "UnknownFlags",
+        Breach::WrongSide(_) => "WrongSide",
+        Breach::NoCredit => "NoCredit",
+        Breach::CreditOverflow { .. } => "CreditOverflow",
+        Breach::UnknownStream { .. } => "UnknownStream",
+        Breach::ClosedStream { .. } => "ClosedStream",
+        Breach::StreamField { .. } => "StreamField",
+        Breach::TooManyStreams(_) => "TooManyStreams",
+        Breach::OpenedAfterGoAway(_) => "OpenedAfterGoAway",
+        Breach::HeaderBlock { .. } => "HeaderBlock",
+        Breach::FrameOrder { .. } => "FrameOrder",
+        // Found by the driver, which decodes the blocks: see `what_the_driver_finds_is_told_too`.
+        Breach::Headers(_) => "",
+        Breach::Window { .. } => "Window",
+        Breach::WindowUpdate(..) => "WindowUpdate",
+        Breach::RequestLength { .. } => "RequestLength",
+        Breach::TooManyRequests(..) => "TooManyRequests",
+        Breach::UnknownGrant { .. } => "UnknownGrant",
+        Breach::DoneLength { .. } => "DoneLength",
+        Breach::DoneStream { .. } => "DoneStream",
+        Breach::EndWithGrants(_) => "EndWithGrants",
+        Breach::BadGrant { .. } => "BadGrant",
+        Breach::UnexpectedGoAway => "UnexpectedGoAway",
+        Breach::Flood(_) => "Flood",
+        Breach::UnexpectedPong => "UnexpectedPong",
+    }
+}
+
+fn all() -> Vec<Case> {
+    [malformed(), connection(), streams(), transfers()].into_iter().flatten().collect()
+}
+
+#[test]
+fn every_breach_has_a_case() {
+    let names: BTreeSet<&str> = all().iter().map(|case| name(&case.breach)).collect();
+    assert_eq!(names.len(), 28);
+}
+
+#[test]
+fn a_breach_closes_the_connection_and_does_nothing_else() {
+    for Case { from, breach, act } in all() {
+        let mut p = pair();
+        let victim = 1 - from;
+        act(&mut p);
+        let text = breach.to_string();
+        assert_eq!(p.ends[victim].error, Some(breach), "{text}");
+        p.ends[victim].take_events();
+        let sent = p.ends[victim].conn.stats().messages_sent;
+        let used = p.ends[victim].memory.used;
+        let pending = p.ends[victim].conn.pending();
+        // Whatever comes after it, even in good order, is not looked at.
+        if p.ends[from].conn.credits.ours() > 0 {
+            p.inject(from, &[head(77), Frame::Ping { ack: false, token: 1 }]);
+        }
+        assert_eq!(p.ends[victim].conn.next_timeout(), None);
+        p.to[from].clear();
+        p.drive(victim);
+        assert_eq!((p.to[from].len(), p.ends[victim].conn.stats().messages_sent), (1, sent + 1), "{text}");
+        let Some(Wire::Send(message)) = p.to[from].front() else { panic!("{text}: not a SEND") };
+        let mut reader = Reader::new(message.clone()).unwrap();
+        let close = Frame::Close { code: 1, text: block(&text) };
+        assert_eq!((reader.next_frame(), reader.next_frame()), (Ok(Some(close)), Ok(None)), "{text}");
+        assert!(!p.drive(victim), "{text}: more than CLOSE");
+        assert_eq!((p.ends[victim].memory.used, p.ends[victim].conn.pending()), (used, pending), "{text}");
+        assert!(p.ends[victim].events.iter().all(|event| matches!(event, Event::GoAway { .. })), "{text}");
+        // The other side is told by name.
+        assert!(p.deliver(from));
+        p.ends[from].events.clear();
+        p.drive(from);
+        assert_eq!(p.ends[from].error, None, "{text}");
+        let closed = Event::Closed { code: CloseCode::Breach, text };
+        assert_eq!(p.ends[from].events, [closed]);
+    }
+}
+
+/// What stands behind the breach in its message has no effect.
+#[test]
+fn nothing_behind_a_breach_is_read() {
+    let mut p = pair();
+    p.inject(CLIENT, &[head(1), Frame::Abort { id: 9 }, head(2), data(1, 10, true)]);
+    p.drive(SERVER);
+    assert_eq!(p.ends[SERVER].streams.keys().copied().collect::<Vec<_>>(), [1]);
+    assert!(p.ends[SERVER].app(stream(1)).body.is_empty());
+    assert_eq!(p.server().pending().streams, 1);
+}
+
+#[test]
+fn what_the_driver_finds_is_told_too() {
+    let mut p = pair();
+    opened(&mut p);
+    let bad = crate::headers::Decoder::new(p.ends[SERVER].app(stream(1)).blocks[0].clone());
+    let breach = bad.filter_map(Result::err).next().unwrap();
+    assert!(matches!(breach, Breach::Headers(_)), "{breach}");
+    p.server().close(CloseCode::Breach, &breach.to_string());
+    p.settle();
+    let closed = Event::Closed { code: CloseCode::Breach, text: breach.to_string() };
+    assert_eq!(p.ends[CLIENT].events, [closed]);
+}
+
+/// What may cross on the way is no breach.
+#[test]
+fn frames_for_streams_that_have_ended() {
+    let mut p = pair();
+    let id = p.open("head", true);
+    p.settle();
+    p.answer(id, pattern(1, 10));
+    p.settle();
+    for frame in [
+        Frame::Window { stream: 1, increment: 10 },
+        Frame::Reset { stream: 1, code: ResetCode::CANCEL.0 },
+        Frame::Recall { id: 99 },
+        grant(1, 5, 10),
+    ] {
+        p.inject(SERVER, &[frame]);
+        assert_eq!(p.ends[CLIENT].error, None);
+    }
+    // The grant is given back.
+    p.drive(CLIENT);
+    assert_eq!(p.count(CLIENT, "ABORT"), 1);
+    assert_eq!(p.client().pending(), Pending::default());
+}

@@ -1,0 +1,366 @@
+//! Grants: on request, standing, partial; taking turns.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::super::*;
+use super::pair::*;
+use crate::ids::{ResetCode, StreamId};
+
+/// A call with a body of `len` bytes, answered with nothing.
+fn upload(p: &mut Pair, len: usize) -> StreamId {
+    let id = p.open("head", false);
+    let body = pattern(len as u32, len);
+    p.send(CLIENT, id, body.clone());
+    p.settle();
+    assert!(p.ends[SERVER].app(id).body == body, "{len} bytes changed on the way");
+    p.answer(id, Bytes::new());
+    p.settle();
+    id
+}
+
+fn with_standing(standing_grants: u8) -> Config {
+    Config { standing_grants, ..small() }
+}
+
+#[test]
+fn the_first_transfer_asks_and_the_next_do_not() {
+    let mut p = Pair::small();
+    let first = upload(&mut p, 100_000);
+    assert_eq!(p.count(CLIENT, "REQUEST"), 1);
+    assert_eq!(p.ends[SERVER].app(first).landed, [(100_000, Flow::Bulk)]);
+    for len in [100_000, 50_000, 99_999, 2000, 100_000] {
+        let id = upload(&mut p, len);
+        assert_eq!(p.ends[SERVER].app(id).landed, [(len as u32, Flow::Window)]);
+    }
+    assert_eq!(p.count(CLIENT, "REQUEST"), 1);
+    // Four are kept, one is replaced for each that is used.
+    assert_eq!(p.server().pending().grants, 4);
+    assert_eq!(p.client().pending().peer_grants, 4);
+    assert_eq!(p.count(SERVER, "GRANT"), 1 + 4 + 5);
+    p.assert_clean();
+}
+
+#[test]
+fn standing_grants_can_be_turned_off() {
+    let mut p = Pair::new(with_standing(0), with_standing(0), 1 << 20);
+    for _ in 0..5 {
+        upload(&mut p, 100_000);
+    }
+    assert_eq!((p.count(CLIENT, "REQUEST"), p.count(SERVER, "GRANT")), (5, 5));
+    assert_eq!(p.server().pending(), Pending::default());
+    p.assert_clean();
+}
+
+#[test]
+fn standing_grants_that_are_too_short_are_exchanged() {
+    let mut p = Pair::small();
+    upload(&mut p, 20_000);
+    upload(&mut p, 20_000);
+    assert_eq!(p.count(CLIENT, "REQUEST"), 1);
+    // One is exchanged for each transfer that had to ask.
+    for n in 1..=4 {
+        upload(&mut p, 150_000);
+        assert!(p.count(SERVER, "RECALL") <= n);
+    }
+    let asked = p.count(CLIENT, "REQUEST");
+    assert!(asked <= 5, "{asked}");
+    for _ in 0..10 {
+        upload(&mut p, 150_000);
+    }
+    assert_eq!(p.count(CLIENT, "REQUEST"), asked);
+    p.assert_clean();
+}
+
+#[test]
+fn what_standing_grants_are_not_for() {
+    let config = Config { stream_window: 100_000, standing_max: 150_000, ..small() };
+    let mut p = Pair::new(config.clone(), config, 1 << 20);
+    // Longer than standing grants are kept for.
+    for n in 1..=3 {
+        upload(&mut p, 200_000);
+        assert_eq!(p.count(CLIENT, "REQUEST"), n);
+        assert_eq!(p.server().pending().grants, 0);
+    }
+    // Longer than the stream's window.
+    for n in 4..=6 {
+        upload(&mut p, 120_000);
+        assert_eq!(p.count(CLIENT, "REQUEST"), n);
+    }
+    upload(&mut p, 100_000);
+    assert_eq!(p.count(CLIENT, "REQUEST"), 6);
+    p.assert_clean();
+}
+
+#[test]
+fn standing_grants_come_back_when_nothing_comes() {
+    let mut p = Pair::small();
+    upload(&mut p, 100_000);
+    assert!(p.ends[SERVER].memory.used > 0);
+    for second in 1..10 {
+        p.advance(Duration::from_secs(1));
+        p.settle();
+        assert_eq!(p.count(SERVER, "RECALL"), 0, "after {second} s");
+        // Small calls are no reason to keep them.
+        let id = p.open("head", true);
+        p.settle();
+        p.answer(id, pattern(1, 100));
+        p.settle();
+    }
+    p.advance(Duration::from_secs(1));
+    p.settle();
+    assert_eq!(p.count(SERVER, "RECALL"), 4);
+    assert_eq!((p.ends[SERVER].memory.used, p.server().pending().grants), (0, 0));
+    assert_eq!(p.client().pending().peer_grants, 0);
+    // They are kept again when bulk comes again.
+    upload(&mut p, 100_000);
+    assert_eq!(p.count(CLIENT, "REQUEST"), 2);
+    upload(&mut p, 100_000);
+    assert_eq!(p.count(CLIENT, "REQUEST"), 2);
+    p.assert_clean();
+}
+
+#[test]
+fn standing_grants_come_back_on_demand() {
+    let mut p = Pair::small();
+    upload(&mut p, 100_000);
+    p.server().recall_standing();
+    p.server().recall_standing();
+    p.settle();
+    assert_eq!((p.count(SERVER, "RECALL"), p.count(CLIENT, "ABORT")), (4, 4));
+    assert_eq!(p.ends[SERVER].memory.used, 0);
+    p.assert_clean();
+}
+
+/// A grant that is used while RECALL is on its way ends with DONE, once, and its id may be used anew.
+#[test]
+fn recall_crosses_done() {
+    let mut p = Pair::small();
+    upload(&mut p, 100_000);
+    p.hold[CLIENT] = true;
+    p.server().recall_standing();
+    p.settle();
+    let id = p.open("head", false);
+    p.send(CLIENT, id, pattern(3, 100_000));
+    let other = p.open("other", false);
+    p.send(CLIENT, other, pattern(4, 300_000));
+    p.settle();
+    assert_eq!(p.ends[SERVER].app(id).landed, [(100_000, Flow::Window)]);
+    p.hold[CLIENT] = false;
+    p.settle();
+    assert_eq!(p.ends[SERVER].app(other).body, pattern(4, 300_000));
+    for id in [id, other] {
+        p.answer(id, Bytes::new());
+    }
+    p.assert_clean();
+}
+
+#[test]
+fn scarce_memory_is_granted_in_parts() {
+    for budget in [16 << 10, 20 << 10, 64 << 10, 300 << 10] {
+        for (standing, copy_out) in [(0, true), (0, false), (4, true), (4, false)] {
+            let mut p = Pair::new(with_standing(standing), with_standing(standing), budget);
+            for end in &mut p.ends {
+                end.copy_out = copy_out;
+            }
+            let ids: Vec<StreamId> = (0..4).map(|_| p.open("head", false)).collect();
+            for (n, id) in ids.iter().enumerate() {
+                p.client().send_data(*id, pattern(n as u32, 10_000 << n), n % 2 == 0, false).unwrap();
+                p.client().send_data(*id, pattern(n as u32, 3000), false, false).unwrap();
+                p.client().send_data(*id, pattern(n as u32, 500_000), n % 2 == 1, true).unwrap();
+            }
+            p.settle();
+            for (n, id) in ids.iter().enumerate() {
+                let body = &p.ends[SERVER].app(*id).body;
+                assert_eq!(body[..10_000 << n], pattern(n as u32, 10_000 << n));
+                assert_eq!(
+                    body[(10_000 << n) + 3000..],
+                    pattern(n as u32, 500_000),
+                    "{budget} {standing} {copy_out}"
+                );
+                p.answer(*id, pattern(n as u32, 200_000));
+            }
+            p.settle();
+            assert!(p.ends[SERVER].memory.peak <= budget);
+            assert!(p.ends[CLIENT].app(ids[3]).body == pattern(3, 200_000));
+            p.assert_clean();
+        }
+    }
+}
+
+/// Standing grants hold all memory; a long transfer waits for some, and shorter ones behind it must not take
+/// the standing grants with them into the queue.
+#[test]
+fn transfers_that_wait_hold_no_grants() {
+    let mut p = Pair::new(with_standing(3), with_standing(3), 64 << 10);
+    upload(&mut p, 20_000);
+    upload(&mut p, 20_000);
+    assert_eq!(p.ends[SERVER].memory.used, 3 * 20_480);
+    let id = p.open("head", false);
+    for (n, len) in [200_000, 15_000, 16_000, 17_000, 18_000].into_iter().enumerate() {
+        p.client().send_data(id, pattern(n as u32, len), true, false).unwrap();
+    }
+    p.client().finish(id).unwrap();
+    p.settle();
+    assert_eq!(p.ends[SERVER].app(id).body.len(), 266_000);
+    assert!(p.ends[SERVER].app(id).ended);
+    p.answer(id, Bytes::new());
+    p.assert_clean();
+}
+
+/// Memory that is held by readers who do not read is given to nobody else; as soon as they read, all go on.
+#[test]
+fn memory_held_by_readers_is_waited_for() {
+    let config = Config { bulk_window: 65_536, ..with_standing(0) };
+    let mut p = Pair::new(config.clone(), config, 128 << 10);
+    let ids: Vec<StreamId> = (0..4).map(|_| p.open("head", false)).collect();
+    for id in &ids {
+        p.ends[SERVER].stalled.insert(id.get());
+        p.send(CLIENT, *id, pattern(id.get(), 200_000));
+    }
+    p.settle();
+    assert!(p.ends[SERVER].memory.used > 100 << 10);
+    for id in &ids {
+        p.ends[SERVER].unstall(*id);
+    }
+    p.settle();
+    for id in ids {
+        assert_eq!(p.ends[SERVER].app(id).body, pattern(id.get(), 200_000));
+        p.answer(id, Bytes::new());
+    }
+    p.assert_clean();
+}
+
+/// The longest body that the defaults allow to land in one piece, and longer ones.
+#[test]
+fn long_bodies_land_in_as_few_pieces_as_the_window_allows() {
+    let mut p = Pair::new(Config::default(), Config::default(), 1 << 30);
+    let one = upload(&mut p, 8 << 20);
+    assert_eq!(p.ends[SERVER].app(one).landed, [(8 << 20, Flow::Bulk)]);
+    let more = upload(&mut p, 20 << 20);
+    let pieces = p.ends[SERVER].app(more).landed.len();
+    assert!(pieces <= 4, "{pieces}");
+    p.assert_clean();
+}
+
+#[test]
+fn a_small_call_gets_past_a_large_transfer() {
+    let mut p = Pair::new(Config::default(), Config::default(), 64 << 20);
+    let large = p.open("large", false);
+    let body = pattern(1, 64 << 20);
+    p.send(CLIENT, large, body.clone());
+    let part = |p: &Pair, at: usize| p.ends[at].conn.stats().write_sent;
+    p.until("the large one runs", |p| part(p, CLIENT) > 16 << 20);
+    for _ in 0..3 {
+        let before = part(&p, CLIENT);
+        let sends = p.client().stats().messages_sent;
+        let small = p.open("small", false);
+        p.send(CLIENT, small, pattern(2, 64));
+        p.until("the small request", |p| {
+            p.ends[SERVER].streams.get(&small.get()).is_some_and(|app| app.ended)
+        });
+        p.answer(small, pattern(3, 64));
+        p.until("the small response", |p| {
+            p.ends[CLIENT].streams.get(&small.get()).is_some_and(|app| app.ended)
+        });
+        // What was in flight when it began, and about as much again while it went there and back.
+        let beside = part(&p, CLIENT) - before;
+        assert!(beside <= 4 << 20, "{beside}");
+        assert!(p.client().stats().messages_sent - sends <= 64);
+        assert!(!p.ends[SERVER].app(large).ended);
+    }
+    p.settle();
+    assert!(p.ends[SERVER].app(large).body == body);
+    p.answer(large, Bytes::new());
+    p.assert_clean();
+}
+
+#[test]
+fn transfers_take_turns() {
+    let config = Config { write_chunk: 16 << 10, ..with_standing(0) };
+    let mut p = Pair::new(config.clone(), config, 1 << 20);
+    p.ends[CLIENT].limit(4, 4, 65_536, 16 << 20);
+    let ids: Vec<StreamId> = (0..3).map(|_| p.open("head", false)).collect();
+    for id in &ids {
+        p.send(CLIENT, *id, pattern(id.get(), 160 << 10));
+    }
+    p.until("the grants", |p| p.ends[CLIENT].conn.pending().peer_grants == 3);
+    p.hold[SERVER] = true;
+    p.settle();
+    let keys: Vec<u32> = p.to[SERVER]
+        .iter()
+        .filter_map(|wire| match wire {
+            Wire::Write(write) => Some(write.rkey),
+            Wire::Send(_) => None,
+        })
+        .collect();
+    assert_eq!(keys.len(), 30);
+    for round in keys.chunks(3) {
+        let mut round = round.to_vec();
+        round.sort_unstable();
+        assert_eq!(round, [1, 2, 3]);
+    }
+    p.hold[SERVER] = false;
+    p.settle();
+    for id in ids {
+        p.answer(id, Bytes::new());
+    }
+    p.assert_clean();
+}
+
+/// A source that is copied first waits for staging; one that is not goes on beside it.
+#[test]
+fn pinned_sources_do_not_wait_for_staging() {
+    let mut p = Pair::new(with_standing(0), with_standing(0), 8 << 20);
+    p.ends[CLIENT].limit(16, 1, 16 << 10, 16 << 20);
+    let (copied, pinned) = (p.open("copied", false), p.open("pinned", false));
+    p.client().send_data(copied, pattern(1, 1 << 20), false, true).unwrap();
+    p.client().send_data(pinned, pattern(2, 1 << 20), true, true).unwrap();
+    p.until("the grants", |p| p.ends[CLIENT].conn.pending().peer_grants == 2);
+    p.hold[SERVER] = true;
+    p.settle();
+    let bytes = |pinned: bool| -> usize {
+        let lens = p.to[SERVER].iter().map(|wire| match wire {
+            Wire::Write(write) if write.pinned == pinned => write.src.len(),
+            _ => 0,
+        });
+        lens.sum()
+    };
+    assert_eq!((bytes(false), bytes(true)), (16 << 10, 1 << 20));
+    p.hold[SERVER] = false;
+    p.settle();
+    assert_eq!(p.ends[SERVER].app(copied).body, pattern(1, 1 << 20));
+    for id in [copied, pinned] {
+        p.answer(id, Bytes::new());
+    }
+    p.assert_clean();
+}
+
+/// The driver gives memory that is longer than wanted, too short, or not wanted any more.
+#[test]
+fn provided_memory_is_checked() {
+    let mut p = Pair::new(with_standing(0), with_standing(0), 0);
+    let id = p.open("head", false);
+    p.send(CLIENT, id, pattern(1, 50_000));
+    p.settle();
+    let want = p.server().poll_landing().unwrap();
+    assert_eq!(want, LandingWant { key: WantKey::Stream(id), want: 50_000, min: 16_384 });
+    let memory = |key, len| GrantMemory { key, addr: 0x1000, rkey: 1, len };
+    p.server().provide_landing(want.key, memory(7, 16_383));
+    assert_eq!(p.server().poll_event(), Some(Event::Returned { memory: 7 }));
+    p.server().provide_landing(WantKey::Standing, memory(8, 50_000));
+    assert_eq!(p.server().poll_event(), Some(Event::Returned { memory: 8 }));
+    p.server().provide_landing(want.key, memory(9, 65_536));
+    assert_eq!((p.server().poll_event(), p.server().poll_landing()), (None, None));
+    p.server().provide_landing(want.key, memory(10, 65_536));
+    assert_eq!(p.server().poll_event(), Some(Event::Returned { memory: 10 }));
+    p.client().reset(id, ResetCode::CANCEL);
+    p.drive(SERVER);
+    while p.deliver(CLIENT) {}
+    p.drive(CLIENT);
+    while p.deliver(SERVER) {}
+    // The grant was on its way when the stream was reset.
+    assert_eq!(p.server().poll_event(), Some(Event::Reset { stream: id, code: ResetCode::CANCEL }));
+    assert_eq!(p.server().poll_event(), Some(Event::Returned { memory: 9 }));
+}

@@ -1,0 +1,477 @@
+//! The shapes of calls, header blocks, limits, windows, credits.
+
+use super::super::*;
+use super::pair::*;
+use crate::frame::MAX_HEADER_BLOCK;
+use crate::ids::{ResetCode, StreamId};
+
+#[test]
+fn a_small_unary_call_is_one_send_each_way() {
+    let mut p = Pair::small();
+    p.settle();
+    let before = (p.client().stats().messages_sent, p.server().stats().messages_sent);
+    let id = p.open("head", false);
+    p.send(CLIENT, id, pattern(1, 100));
+    p.until("the request", |p| p.ends[SERVER].streams.get(&1).is_some_and(|app| app.ended));
+    p.answer(id, pattern(2, 200));
+    p.settle();
+    let after = (p.client().stats().messages_sent, p.server().stats().messages_sent);
+    assert_eq!((after.0 - before.0, after.1 - before.1), (1, 1));
+    assert_eq!(p.ends[SERVER].app(id).body, pattern(1, 100));
+    let answer = p.ends[CLIENT].app(id);
+    assert_eq!(
+        (&answer.blocks[..], &answer.body[..]),
+        (&[block("head"), block("trailers")][..], &pattern(2, 200)[..])
+    );
+    assert!(answer.ended && answer.reset.is_none());
+    p.assert_clean();
+}
+
+#[test]
+fn the_client_sends_first() {
+    let mut p = Pair::small();
+    p.server().go_away(crate::CloseCode::Ok, "");
+    assert!(!p.drive(SERVER));
+    assert!(p.drive(CLIENT));
+    p.deliver(SERVER);
+    assert!(p.drive(SERVER));
+    p.assert_clean();
+}
+
+#[test]
+fn both_halves_stream() {
+    let mut p = Pair::small();
+    let id = p.open("head", false);
+    let (mut up, mut down) = (Vec::new(), Vec::new());
+    for round in 0..50 {
+        let len = [1, 900, 1007, 1008, 1009, 5000, 70_000][round % 7];
+        let (a, b) = (pattern(round as u32, len), pattern(!(round as u32), len + round));
+        up.extend_from_slice(&a);
+        down.extend_from_slice(&b);
+        p.client().send_data(id, a, round % 2 == 0, false).unwrap();
+        p.settle();
+        if round == 0 {
+            p.server().send_headers(id, block("head"), false).unwrap();
+        }
+        p.server().send_data(id, b, round % 3 == 0, false).unwrap();
+        if round % 5 == 0 {
+            p.settle();
+        }
+    }
+    p.client().finish(id).unwrap();
+    p.settle();
+    assert!(p.ends[SERVER].app(id).ended && !p.ends[CLIENT].app(id).ended);
+    // The client's half has ended; the server goes on.
+    let more = pattern(99, 20_000);
+    down.extend_from_slice(&more);
+    p.server().send_data(id, more, false, false).unwrap();
+    p.settle();
+    assert_eq!(p.client().pending().streams, 1);
+    p.server().send_headers(id, block("trailers"), true).unwrap();
+    p.settle();
+    assert_eq!(p.ends[SERVER].app(id).body, up);
+    assert_eq!(p.ends[CLIENT].app(id).body, down);
+    p.assert_clean();
+}
+
+#[test]
+fn trailers_only() {
+    let mut p = Pair::small();
+    let id = p.open("head", true);
+    p.settle();
+    assert_eq!(p.client().send_data(id, pattern(1, 1), false, false), Err(SendError::Closed));
+    p.server().send_headers(id, block("status"), true).unwrap();
+    p.settle();
+    let app = p.ends[CLIENT].app(id);
+    assert!(app.ended && app.body.is_empty());
+    assert_eq!(app.blocks, [block("status")]);
+    p.assert_clean();
+}
+
+/// The server answers and ends while the client still sends: the client is told that the rest is not wanted,
+/// behind the whole response.
+#[test]
+fn an_early_end_stops_the_client() {
+    for body in [0, 10, 500_000] {
+        let mut p = Pair::small();
+        let id = p.open("head", false);
+        for n in 0..5 {
+            p.client().send_data(id, pattern(n, 300_000), true, false).unwrap();
+        }
+        p.until("some of the body", |p| {
+            p.ends[SERVER].streams.get(&1).is_some_and(|app| app.body.len() > 300_000)
+        });
+        p.answer(id, pattern(8, body));
+        p.settle();
+        let app = p.ends[CLIENT].app(id);
+        assert!(app.ended);
+        assert_eq!(app.body, pattern(8, body));
+        assert_eq!(app.reset, Some(ResetCode::NO_ERROR));
+        assert!(!p.client().is_open_for_sending(id));
+        assert_eq!(p.ends[SERVER].app(id).reset, None);
+        p.assert_clean();
+    }
+}
+
+#[test]
+fn a_released_response_still_goes_out() {
+    let mut p = Pair::small();
+    let id = p.open("head", false);
+    p.client().send_data(id, pattern(1, 50_000), true, false).unwrap();
+    p.settle();
+    p.answer(id, pattern(2, 3_000_000));
+    p.server().release(id, ResetCode::CANCEL);
+    p.settle();
+    assert_eq!(p.ends[CLIENT].app(id).body, pattern(2, 3_000_000));
+    assert!(p.ends[CLIENT].app(id).ended);
+    // A response that was not finished does not.
+    let id = p.open("head", true);
+    p.settle();
+    p.server().send_headers(id, block("head"), false).unwrap();
+    p.server().release(id, ResetCode::INTERNAL);
+    p.settle();
+    assert_eq!(p.ends[CLIENT].app(id).reset, Some(ResetCode::INTERNAL));
+    // A client that lets go of a call cancels it, whatever it has sent.
+    let id = p.open("head", true);
+    p.settle();
+    p.client().release(id, ResetCode::CANCEL);
+    p.settle();
+    assert_eq!(p.ends[SERVER].app(id).reset, Some(ResetCode::CANCEL));
+    p.assert_clean();
+}
+
+#[test]
+fn header_blocks_of_every_size() {
+    for slot_size in [512, 1024, 8192] {
+        let config = Config { slot_size, ..small() };
+        let mut p = Pair::new(config.clone(), config, 1 << 20);
+        let slot = slot_size as usize;
+        for len in [0, 1, slot - 17, slot - 16, slot - 15, 2 * slot, 40_000, MAX_HEADER_BLOCK] {
+            let (head, trailers) = (pattern(1, len), pattern(2, len));
+            let id = p.client().open(head.clone(), true).unwrap();
+            p.settle();
+            assert_eq!(p.ends[SERVER].app(id).blocks, [head.clone()]);
+            p.server().send_headers(id, head.clone(), false).unwrap();
+            p.server().send_headers(id, trailers.clone(), true).unwrap();
+            p.settle();
+            assert_eq!(p.ends[CLIENT].app(id).blocks, [head, trailers]);
+        }
+        let long = pattern(3, MAX_HEADER_BLOCK + 1);
+        let refused = SendError::HeadersTooLong { len: MAX_HEADER_BLOCK + 1, limit: MAX_HEADER_BLOCK as u32 };
+        assert_eq!(p.client().open(long.clone(), true), Err(refused));
+        let id = p.open("head", true);
+        p.settle();
+        assert_eq!(p.server().send_headers(id, long, true), Err(refused));
+        p.server().send_headers(id, block("still open"), true).unwrap();
+        p.assert_clean();
+    }
+}
+
+#[test]
+fn a_long_header_block_lets_others_through() {
+    let mut p = Pair::small();
+    let first = p.open("first", false);
+    p.settle();
+    let long = p.client().open(pattern(1, MAX_HEADER_BLOCK), true).unwrap();
+    let late = p.open("late", true);
+    p.send(CLIENT, first, pattern(2, 64));
+    p.until("the short ones", |p| {
+        p.ends[SERVER].app(first).ended && p.ends[SERVER].streams.contains_key(&late.get())
+    });
+    assert!(!p.ends[SERVER].streams.contains_key(&long.get()));
+    p.settle();
+    assert_eq!(p.ends[SERVER].app(long).blocks, [pattern(1, MAX_HEADER_BLOCK)]);
+    for id in [first, long, late] {
+        p.answer(id, pattern(3, 10));
+    }
+    p.assert_clean();
+}
+
+#[test]
+fn bodies_around_the_eager_limit() {
+    // Slots of both sides differ: what the peer takes counts.
+    for (mine, theirs) in [(1024, 1024), (512, 4096), (4096, 512)] {
+        let (client, server) =
+            (Config { slot_size: mine, ..small() }, Config { slot_size: theirs, ..small() });
+        let mut p = Pair::new(client, server, 1 << 20);
+        let limit = p.client().eager_limit();
+        assert_eq!(limit, theirs as usize - 16);
+        for (len, eager) in [(limit - 1, true), (limit, true), (limit + 1, false)] {
+            let before = p.client().stats();
+            let id = p.open("head", false);
+            p.send(CLIENT, id, pattern(1, len));
+            p.settle();
+            assert_eq!(p.ends[SERVER].app(id).body, pattern(1, len));
+            p.answer(id, pattern(2, len));
+            p.settle();
+            assert_eq!(p.ends[CLIENT].app(id).body, pattern(2, len));
+            let after = p.client().stats();
+            assert_eq!(after.eager_sent - before.eager_sent, if eager { len as u64 } else { 0 });
+            assert_eq!(after.write_sent - before.write_sent, if eager { 0 } else { len as u64 });
+        }
+        p.assert_clean();
+    }
+}
+
+#[test]
+fn bodies_longer_than_allowed_are_refused_whole() {
+    let mut p = Pair::new(small(), Config { max_message: 100_000, ..small() }, 1 << 20);
+    let id = p.open("head", false);
+    let refused = SendError::TooLong { len: 100_001, limit: 100_000 };
+    assert_eq!(p.client().send_data(id, pattern(1, 100_001), true, true), Err(refused));
+    p.send(CLIENT, id, pattern(1, 100_000));
+    p.settle();
+    assert_eq!(p.ends[SERVER].app(id).body.len(), 100_000);
+    p.answer(id, pattern(1, 0));
+    p.assert_clean();
+}
+
+#[test]
+fn no_more_streams_than_the_peer_allows() {
+    let mut p = Pair::new(small(), Config { max_streams: 3, ..small() }, 1 << 20);
+    let ids: Vec<StreamId> = (0..3).map(|_| p.open("head", true)).collect();
+    assert!(!p.client().has_stream_room());
+    assert_eq!(p.client().open(block("head"), true), Err(SendError::TooManyStreams(3)));
+    p.settle();
+    // One is cancelled and one answered at the same time as new ones are opened.
+    p.client().reset(ids[0], ResetCode::CANCEL);
+    assert!(!p.client().has_stream_room(), "the server has not heard of it");
+    p.answer(ids[1], pattern(1, 10));
+    p.settle();
+    assert!(p.client().has_stream_room());
+    let more = [p.open("head", true), p.open("head", true)];
+    assert!(!p.client().has_stream_room());
+    p.settle();
+    for id in [ids[2], more[0], more[1]] {
+        p.answer(id, pattern(1, 10));
+    }
+    p.assert_clean();
+}
+
+/// Room is taken again as soon as it is there, in every order of events.
+#[test]
+fn stream_room_is_never_overdrawn() {
+    let limits = Config { max_streams: 2, ..small() };
+    let mut p = Pair::new(small(), limits, 1 << 20);
+    let mut opened = 0;
+    for round in 0..400 {
+        if p.client().has_stream_room() {
+            let id = p.open("head", opened % 2 == 0);
+            opened += 1;
+            if opened % 3 == 0 {
+                p.client().reset(id, ResetCode::CANCEL);
+            }
+        }
+        for _ in 0..round % 5 {
+            p.step();
+        }
+        let waiting: Vec<u32> = p.ends[SERVER].streams.keys().copied().collect();
+        for id in waiting {
+            let id = StreamId(id);
+            if p.server().is_open_for_sending(id) {
+                if id.get() % 4 == 0 {
+                    p.server().reset(id, ResetCode::INTERNAL);
+                } else {
+                    p.answer(id, pattern(1, 10));
+                }
+            }
+        }
+    }
+    assert!(opened > 100, "{opened}");
+    p.settle();
+    let left: Vec<u32> = p.ends[SERVER].streams.keys().copied().collect();
+    for id in left.into_iter().map(StreamId) {
+        if p.server().is_open_for_sending(id) {
+            p.answer(id, pattern(1, 10));
+        }
+    }
+    p.assert_clean();
+}
+
+#[test]
+fn a_stalled_reader_stops_only_itself() {
+    let config = Config { stream_window: 8192, bulk_window: 65_536, ..small() };
+    let mut p = Pair::new(config.clone(), config, 1 << 20);
+    let stalled = p.open("stalled", false);
+    p.ends[SERVER].stalled.insert(stalled.get());
+    let bulky = p.open("bulky", false);
+    p.ends[SERVER].stalled.insert(bulky.get());
+    // More than the windows hold, in small pieces and in large ones.
+    for n in 0..40 {
+        p.client().send_data(stalled, pattern(n, 1000), false, false).unwrap();
+    }
+    p.client().send_data(bulky, pattern(1, 1_000_000), true, false).unwrap();
+    p.settle();
+    assert_eq!(p.ends[SERVER].app(stalled).body.len(), 8192);
+    let held = p.ends[SERVER].app(bulky).body.len();
+    assert!((32_768..=65_536).contains(&held), "{held}");
+    for n in 0..50 {
+        let id = p.open("brisk", false);
+        p.send(CLIENT, id, pattern(n, 10_000));
+        p.settle();
+        assert!(p.ends[SERVER].app(id).ended);
+        p.answer(id, pattern(n, 10_000));
+        p.settle();
+        assert_eq!(p.ends[CLIENT].app(id).body, pattern(n, 10_000));
+    }
+    assert_eq!(p.ends[SERVER].app(stalled).body.len(), 8192);
+    p.ends[SERVER].unstall(stalled);
+    p.ends[SERVER].unstall(bulky);
+    p.settle();
+    assert_eq!(p.ends[SERVER].app(stalled).body.len(), 40_000);
+    assert_eq!(p.ends[SERVER].app(bulky).body, pattern(1, 1_000_000));
+    for id in [stalled, bulky] {
+        p.client().finish(id).unwrap();
+        p.settle();
+        p.answer(id, pattern(1, 10));
+    }
+    p.assert_clean();
+}
+
+#[test]
+fn a_full_queue_asks_for_patience_once() {
+    let mut p = Pair::small();
+    let id = p.open("head", false);
+    p.ends[SERVER].stalled.insert(id.get());
+    let mut queued = 0;
+    while p.client().has_room(id) {
+        p.client().send_data(id, pattern(queued, 100_000), true, false).unwrap();
+        queued += 1;
+    }
+    assert_eq!(queued, 11);
+    assert_eq!(p.ends[CLIENT].streams.get(&1).map(|app| app.writable), None);
+    p.ends[SERVER].unstall(id);
+    p.settle();
+    assert_eq!(p.ends[CLIENT].app(id).writable, 1);
+    assert!(p.client().has_room(id));
+    p.client().finish(id).unwrap();
+    p.settle();
+    assert_eq!(p.ends[SERVER].app(id).body.len(), 1_100_000);
+    p.answer(id, pattern(1, 1));
+    p.assert_clean();
+}
+
+/// Both sides talk at once, with as few credits as there may be, until neither may send.
+#[test]
+fn credits_used_up_on_both_sides_come_back() {
+    for (mine, theirs) in [(4, 4), (4, 5), (5, 4), (4, 16), (7, 4)] {
+        let config = |recv_slots| Config { recv_slots, slot_size: 512, ..small() };
+        let mut p = Pair::new(config(mine), config(theirs), 1 << 20);
+        p.ends[CLIENT].limit(64, 4, 65_536, 1 << 20);
+        p.ends[SERVER].limit(64, 4, 65_536, 1 << 20);
+        let ids: Vec<StreamId> = (0..20).map(|_| p.open("head", false)).collect();
+        p.settle();
+        for round in 0..10 {
+            p.hold = [true, true];
+            for id in &ids {
+                for end in [CLIENT, SERVER] {
+                    if round == 0 && end == SERVER {
+                        p.server().send_headers(*id, block("head"), false).unwrap();
+                    }
+                    p.ends[end].conn.send_data(*id, pattern(round, 400), false, false).unwrap();
+                }
+            }
+            // Each sends all that it may while nothing arrives.
+            p.settle();
+            for end in [CLIENT, SERVER] {
+                assert!(p.ends[end].conn.has_output());
+                assert!(p.ends[end].conn.stats().credit_waits > 0);
+            }
+            p.hold = [false, false];
+            p.settle();
+        }
+        for id in ids {
+            assert_eq!(p.ends[CLIENT].app(id).body.len(), 4000);
+            assert_eq!(p.ends[SERVER].app(id).body.len(), 4000);
+            p.client().finish(id).unwrap();
+            p.server().finish(id).unwrap();
+        }
+        p.assert_clean();
+    }
+}
+
+#[test]
+fn idle_sides_say_nothing() {
+    let mut p = Pair::small();
+    for n in 0..100 {
+        let id = p.open("head", true);
+        p.settle();
+        p.answer(id, pattern(n, 10));
+        p.settle();
+    }
+    let sent = |p: &Pair| p.ends.iter().map(|end| end.conn.stats().messages_sent).sum::<u64>();
+    // A call is a message each way, and returned credits ride on those.
+    let before = sent(&p);
+    assert!(before <= 202, "{before}");
+    p.settle();
+    assert_eq!(sent(&p), before);
+    p.assert_clean();
+}
+
+#[test]
+fn a_thousand_streams() {
+    let mut p = Pair::new(small(), small(), 256 << 10);
+    p.ends[CLIENT].copy_out = true;
+    p.ends[SERVER].copy_out = true;
+    let ids: Vec<StreamId> = (0..1000).map(|n| p.open(&format!("call {n}"), false)).collect();
+    for (n, id) in ids.iter().enumerate() {
+        p.send(CLIENT, *id, pattern(n as u32, [0, 10, 2000, 20_000][n % 4]));
+    }
+    p.settle();
+    for (n, id) in ids.iter().enumerate() {
+        let app = p.ends[SERVER].app(*id);
+        assert_eq!(app.blocks, [block(&format!("call {n}"))]);
+        assert_eq!(app.body, pattern(n as u32, [0, 10, 2000, 20_000][n % 4]));
+        p.answer(*id, pattern(!(n as u32), [5000, 0, 30_000, 10][n % 4]));
+    }
+    p.settle();
+    for (n, id) in ids.iter().enumerate() {
+        let app = p.ends[CLIENT].app(*id);
+        assert!(app.ended);
+        assert_eq!(app.body, pattern(!(n as u32), [5000, 0, 30_000, 10][n % 4]));
+    }
+    p.assert_clean();
+}
+
+/// Ids grow on the wire even when streams begin in the middle of full messages.
+#[test]
+fn streams_begin_in_the_order_of_their_ids() {
+    let mut p = Pair::small();
+    let busy = p.open("busy", false);
+    for n in 0..30 {
+        p.client().send_data(busy, pattern(n, 1000), false, false).unwrap();
+    }
+    let mut ids: Vec<StreamId> = (0..50).map(|n| p.client().open(pattern(n, 300), true).unwrap()).collect();
+    for id in ids.extract_if(.., |id| id.get() % 7 == 0) {
+        p.client().reset(id, ResetCode::CANCEL);
+    }
+    p.settle();
+    for id in &ids {
+        assert!(p.ends[SERVER].app(*id).ended);
+        p.answer(*id, pattern(1, 1));
+    }
+    p.client().finish(busy).unwrap();
+    p.settle();
+    p.answer(busy, pattern(1, 1));
+    p.assert_clean();
+}
+
+#[test]
+fn the_same_inputs_give_the_same_outputs() {
+    let run = || {
+        let mut p = Pair::new(small(), small(), 128 << 10);
+        for n in 0..60u32 {
+            let id = p.open("head", false);
+            p.send(CLIENT, id, pattern(n, 1 << (n % 18)));
+            for _ in 0..n % 9 {
+                p.step();
+            }
+            if n % 5 == 0 {
+                p.client().reset(id, ResetCode::CANCEL);
+            }
+        }
+        p.settle();
+        (p.digest, p.steps, p.client().stats(), p.server().stats())
+    };
+    assert_eq!(run(), run());
+}

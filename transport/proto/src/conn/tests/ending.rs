@@ -1,0 +1,225 @@
+//! GOAWAY, drain, CLOSE, heartbeat.
+
+use std::time::Duration;
+
+use super::super::*;
+use super::pair::*;
+use crate::error::CloseCode;
+use crate::ids::{ResetCode, StreamId};
+
+#[test]
+fn drain_lets_streams_finish_and_refuses_those_unheard_of() {
+    let mut p = Pair::small();
+    let old = p.open("old", false);
+    p.send(CLIENT, old, pattern(1, 50_000));
+    p.settle();
+    assert_eq!(p.client().pending().peer_grants, 4);
+    p.server().go_away(CloseCode::Ok, "restarting");
+    p.server().go_away(CloseCode::Internal, "only the first counts");
+    // This one crosses GOAWAY, and is served.
+    let crossing = p.open("crossing", true);
+    p.drive(SERVER);
+    p.drive(CLIENT);
+    // These have not been transmitted when it arrives.
+    let unheard: Vec<StreamId> = (0..3).map(|_| p.open("unheard", false)).collect();
+    p.send(CLIENT, unheard[0], pattern(1, 50_000));
+    p.send(CLIENT, unheard[1], pattern(1, 10));
+    p.deliver(CLIENT);
+    p.settle();
+    let goaway = Event::GoAway { code: CloseCode::Ok, text: "restarting".into() };
+    assert_eq!(p.ends[CLIENT].events, [goaway]);
+    assert_eq!(p.ends[CLIENT].refused, unheard);
+    assert!(p.ends[CLIENT].conn.pending().streams == 2 && !p.client().takes_streams());
+    assert_eq!(p.client().open(block("late"), true), Err(SendError::GoingAway));
+    assert!(!p.server().is_drained());
+    assert_eq!(p.count(SERVER, "GOAWAY"), 1);
+    p.answer(crossing, pattern(2, 40_000));
+    p.settle();
+    assert!(!p.server().is_drained());
+    p.answer(old, pattern(3, 40_000));
+    p.settle();
+    assert!(p.server().is_drained());
+    assert_eq!(p.ends[CLIENT].app(crossing).body, pattern(2, 40_000));
+    assert_eq!(p.ends[CLIENT].app(old).body, pattern(3, 40_000));
+    assert!(p.ends[SERVER].streams.keys().all(|id| *id <= crossing.get()));
+    p.assert_clean();
+}
+
+/// The acknowledgement is what tells the server that no stream is on its way.
+#[test]
+fn a_server_is_not_drained_before_the_acknowledgement() {
+    let mut p = Pair::small();
+    p.settle();
+    p.hold = [true, true];
+    p.server().go_away(CloseCode::Ok, "");
+    let id = p.open("crossing", true);
+    p.settle();
+    assert!(!p.server().is_drained());
+    p.hold = [false, false];
+    p.deliver(SERVER);
+    p.drive(SERVER);
+    assert!(p.ends[SERVER].streams.contains_key(&id.get()));
+    p.settle();
+    p.answer(id, pattern(1, 10));
+    p.settle();
+    assert!(p.server().is_drained());
+    p.assert_clean();
+}
+
+#[test]
+fn a_client_drains() {
+    let mut p = Pair::small();
+    let id = p.open("head", true);
+    p.client().go_away(CloseCode::Ok, "");
+    assert!(!p.client().takes_streams());
+    p.settle();
+    assert!(!p.client().is_drained());
+    // The server may go away too.
+    p.server().go_away(CloseCode::Ok, "");
+    p.settle();
+    p.answer(id, pattern(1, 10));
+    p.settle();
+    assert!(p.client().is_drained() && p.server().is_drained());
+    p.assert_clean();
+}
+
+#[test]
+fn close_is_the_last_that_is_sent() {
+    for side in [CLIENT, SERVER] {
+        let mut p = Pair::small();
+        let id = p.open("head", false);
+        p.send(CLIENT, id, pattern(1, 300_000));
+        p.until("some of it", |p| p.ends[CLIENT].conn.stats().writes > 0);
+        let before = p.ends[side].conn.stats();
+        let conn = &mut p.ends[side].conn;
+        conn.close(CloseCode::Resources, "no memory");
+        conn.close(CloseCode::Ok, "only the first counts");
+        // Nothing of this has an effect any more.
+        conn.reset(id, ResetCode::CANCEL);
+        conn.consume(id, 1 << 20, Flow::Window);
+        conn.recall_standing();
+        conn.go_away(CloseCode::Ok, "");
+        conn.handle_timeout(p.now + Duration::from_secs(1000));
+        assert_eq!(conn.send_data(id, pattern(2, 10), false, true), Err(SendError::Closed));
+        assert_eq!(conn.open(block("late"), true), Err(SendError::GoingAway));
+        assert_eq!((conn.poll_landing(), conn.next_timeout()), (None, None));
+        assert!(!conn.has_room(id) && !conn.is_open_for_sending(id) && !conn.takes_streams());
+        p.settle();
+        let after = p.ends[side].conn.stats();
+        assert_eq!(after.messages_sent, before.messages_sent + 1);
+        assert_eq!(after.writes, before.writes);
+        assert_eq!((p.count(side, "CLOSE"), p.count(1 - side, "CLOSE")), (1, 0));
+        let closed = Event::Closed { code: CloseCode::Resources, text: "no memory".into() };
+        assert_eq!(p.ends[1 - side].events, [closed]);
+        assert!(p.ends[1 - side].error.is_none());
+    }
+}
+
+/// CLOSE takes the last credit, and waits for one when there is none.
+#[test]
+fn close_gets_a_credit() {
+    for left in [1, 0] {
+        let config = Config { recv_slots: 4, ..small() };
+        let mut p = Pair::new(config.clone(), config, 1 << 20);
+        p.ends[CLIENT].limit(16, 4, 65_536, 1 << 20);
+        let id = p.open("head", false);
+        p.settle();
+        p.hold[SERVER] = true;
+        for n in 0..8 {
+            p.client().send_data(id, pattern(n, 900), false, false).unwrap();
+        }
+        p.settle();
+        assert_eq!(p.client().credits.ours(), 1);
+        if left == 0 {
+            // A message to return a credit for takes the last one. The first brings a credit of its own.
+            for end in [false, true] {
+                p.server().send_headers(id, block("head"), end).unwrap();
+                p.settle();
+            }
+        }
+        assert_eq!(p.client().credits.ours(), left);
+        p.client().close(CloseCode::Internal, "why");
+        p.drive(CLIENT);
+        assert_eq!(p.count(CLIENT, "CLOSE"), left as usize);
+        p.hold[SERVER] = false;
+        p.settle();
+        assert_eq!(p.count(CLIENT, "CLOSE"), 1);
+        let closed = Event::Closed { code: CloseCode::Internal, text: "why".into() };
+        assert_eq!(p.ends[SERVER].events, [closed]);
+    }
+}
+
+#[test]
+fn a_server_that_was_never_spoken_to_says_nothing() {
+    let mut p = Pair::small();
+    p.server().close(CloseCode::Resources, "no memory");
+    assert!(!p.drive(SERVER));
+}
+
+#[test]
+fn texts_are_cut_to_what_fits() {
+    let mut p = Pair::new(Config { slot_size: 512, ..small() }, Config { slot_size: 512, ..small() }, 0);
+    p.settle();
+    p.server().go_away(CloseCode::Other(77), &"ä".repeat(1000));
+    p.settle();
+    p.server().close(CloseCode::Ok, &"x".repeat(1000));
+    p.settle();
+    let text = |n: &str, len| n.repeat(len);
+    assert_eq!(
+        p.ends[CLIENT].events,
+        [
+            Event::GoAway { code: CloseCode::Other(77), text: text("ä", 120) },
+            Event::Closed { code: CloseCode::Ok, text: text("x", 240) }
+        ]
+    );
+}
+
+#[test]
+fn silence_is_asked_about_and_answered() {
+    let mut p = Pair::small();
+    p.settle();
+    for _ in 0..600 {
+        p.advance(Duration::from_millis(500));
+        p.settle();
+    }
+    assert!(p.ends.iter().all(|end| end.events.is_empty()));
+    // 300 s, a PING at most every 2.5 s from each side; mostly one side asks for both.
+    let pings = p.count(CLIENT, "PING") + p.count(SERVER, "PING");
+    assert!((120..=480).contains(&pings), "{pings}");
+    p.assert_clean();
+}
+
+#[test]
+fn a_dead_peer_is_given_up() {
+    let mut p = Pair::small();
+    let id = p.open("head", false);
+    p.settle();
+    p.hold = [true, true];
+    let start = p.now;
+    let mut died = None;
+    while died.is_none() {
+        p.advance(Duration::from_millis(100));
+        p.settle();
+        if !p.ends[CLIENT].events.is_empty() {
+            died = Some(p.now - start);
+        }
+        assert!(p.now - start < Duration::from_secs(60));
+    }
+    assert_eq!(p.ends[CLIENT].events, [Event::Dead]);
+    assert_eq!(died, Some(Duration::from_secs(5)));
+    assert_eq!(p.client().next_timeout(), None);
+    assert_eq!(p.client().send_data(id, pattern(1, 1), false, false), Err(SendError::Closed));
+    assert!(!p.drive(CLIENT));
+}
+
+/// A process that was itself stopped asks before it judges.
+#[test]
+fn a_stopped_process_asks_first() {
+    let mut p = Pair::small();
+    p.settle();
+    p.advance(Duration::from_secs(3600));
+    p.settle();
+    assert!(p.ends.iter().all(|end| end.events.is_empty()));
+    assert!(p.count(CLIENT, "PING") > 0);
+    p.assert_clean();
+}

@@ -1,0 +1,311 @@
+//! Random operations against a model: of every body, what was accepted arrives in order and once.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use proptest::sample::Index;
+
+use super::super::*;
+use super::pair::*;
+use crate::error::CloseCode;
+use crate::ids::{ResetCode, StreamId};
+
+#[derive(Clone, Debug)]
+enum Op {
+    Open { block: usize, end: bool },
+    Send { end: usize, stream: Index, len: usize, pinned: bool, last: bool },
+    Trailers { end: usize, stream: Index, len: usize },
+    Reset { end: usize, stream: Index },
+    Release { stream: Index },
+    Stall { end: usize, stream: Index },
+    Unstall { end: usize, stream: Index },
+    Steps(usize),
+    Drive(usize),
+    Deliver { end: usize, messages: usize },
+    Recall(usize),
+    Advance(u64),
+    GoAway(usize),
+}
+
+/// What was accepted for one direction of a stream.
+#[derive(Debug, Default)]
+struct Half {
+    body: Vec<u8>,
+    blocks: usize,
+    ended: bool,
+}
+
+#[derive(Debug, Default)]
+struct Model {
+    halves: BTreeMap<(u32, usize), Half>,
+    reset: BTreeMap<u32, bool>,
+    seed: u32,
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let end = 0..2usize;
+    let len =
+        prop_oneof![0..20usize, 480..520usize, 1000..1100usize, 2000..70_000usize, 100_000..400_000usize];
+    let op = prop_oneof![
+        4 => (prop_oneof![0..100usize, 100..5000usize], any::<bool>()).prop_map(|(block, end)| Op::Open { block, end }),
+        8 => (end.clone(), any::<Index>(), len, any::<bool>(), prop::bool::weighted(0.2)).prop_map(
+            |(end, stream, len, pinned, last)| Op::Send { end, stream, len, pinned, last }
+        ),
+        2 => (end.clone(), any::<Index>(), 0..3000usize)
+            .prop_map(|(end, stream, len)| Op::Trailers { end, stream, len }),
+        1 => (end.clone(), any::<Index>()).prop_map(|(end, stream)| Op::Reset { end, stream }),
+        1 => any::<Index>().prop_map(|stream| Op::Release { stream }),
+        2 => (end.clone(), any::<Index>()).prop_map(|(end, stream)| Op::Stall { end, stream }),
+        2 => (end.clone(), any::<Index>()).prop_map(|(end, stream)| Op::Unstall { end, stream }),
+        6 => (1..40usize).prop_map(Op::Steps),
+        3 => end.clone().prop_map(Op::Drive),
+        4 => (end.clone(), 1..6usize).prop_map(|(end, messages)| Op::Deliver { end, messages }),
+        1 => end.clone().prop_map(Op::Recall),
+        1 => (1..1000u64).prop_map(Op::Advance),
+    ];
+    let ops = prop::collection::vec(op, 1..60);
+    (ops, prop::option::weighted(0.2, (any::<Index>(), end))).prop_map(|(mut ops, away)| {
+        if let Some((at, end)) = away {
+            let at = at.index(ops.len());
+            ops.insert(at, Op::GoAway(end));
+        }
+        ops
+    })
+}
+
+fn configs() -> impl Strategy<Value = Config> {
+    (
+        prop::sample::select(vec![512, 1024, 2048]),
+        4..12u16,
+        prop::sample::select(vec![2, 5, 100]),
+        prop::sample::select(vec![4096, 20_000, 300_000]),
+        prop::sample::select(vec![65_536, 150_000, 8 << 20]),
+        0..4u8,
+        prop::sample::select(vec![4096, 20_000, 256 << 10]),
+    )
+        .prop_map(
+            |(
+                slot_size,
+                recv_slots,
+                max_streams,
+                stream_window,
+                bulk_window,
+                standing_grants,
+                write_chunk,
+            )| Config {
+                slot_size,
+                recv_slots,
+                max_streams,
+                stream_window,
+                bulk_window,
+                standing_grants,
+                write_chunk,
+                dead_peer: Duration::from_secs(1000),
+                idle_recall: Duration::from_millis(500),
+                ..Config::default()
+            },
+        )
+}
+
+/// Budgets of both ends, copying out, SEND slots, staging blocks, bytes of WRITEs in flight.
+fn machines() -> impl Strategy<Value = [(usize, bool, usize, usize, usize); 2]> {
+    let machine = || {
+        (
+            prop::sample::select(vec![16 << 10, 40 << 10, 200 << 10, 4 << 20]),
+            any::<bool>(),
+            1..5usize,
+            1..4usize,
+            prop::sample::select(vec![16 << 10, 100_000, 1 << 20]),
+        )
+    };
+    [machine(), machine()]
+}
+
+impl Model {
+    fn pick(&self, p: &Pair, end: usize, stream: &Index) -> Option<StreamId> {
+        let known: Vec<u32> = if end == CLIENT {
+            self.halves.keys().filter(|(_, end)| *end == CLIENT).map(|(id, _)| *id).collect()
+        } else {
+            p.ends[SERVER].streams.keys().copied().collect()
+        };
+        (!known.is_empty()).then(|| StreamId(known[stream.index(known.len())]))
+    }
+
+    fn half(&mut self, id: StreamId, end: usize) -> &mut Half {
+        self.halves.entry((id.get(), end)).or_default()
+    }
+
+    fn apply(&mut self, p: &mut Pair, op: &Op) {
+        self.seed += 1;
+        let seed = self.seed;
+        match op {
+            Op::Open { block, end } => {
+                if let Ok(id) = p.client().open(pattern(seed, *block), *end) {
+                    let half = self.half(id, CLIENT);
+                    (half.blocks, half.ended) = (1, *end);
+                }
+            }
+            Op::Send { end, stream, len, pinned, last } => {
+                let Some(id) = self.pick(p, *end, stream) else { return };
+                // A response begins with its head.
+                if *end == SERVER && self.half(id, SERVER).blocks == 0 {
+                    if p.server().send_headers(id, pattern(seed, 30), false).is_err() {
+                        return;
+                    }
+                    self.half(id, SERVER).blocks = 1;
+                }
+                let bytes = pattern(seed, *len);
+                if p.ends[*end].conn.send_data(id, bytes.clone(), *pinned, *last).is_ok() {
+                    let half = self.half(id, *end);
+                    half.body.extend_from_slice(&bytes);
+                    half.ended |= *last;
+                }
+            }
+            Op::Trailers { end, stream, len } => {
+                let Some(id) = self.pick(p, *end, stream) else { return };
+                if p.ends[*end].conn.send_headers(id, pattern(seed, *len), true).is_ok() {
+                    let half = self.half(id, *end);
+                    half.blocks += 1;
+                    half.ended = true;
+                }
+            }
+            Op::Reset { end, stream } => {
+                let Some(id) = self.pick(p, *end, stream) else { return };
+                self.reset.insert(id.get(), true);
+                p.ends[*end].conn.reset(id, ResetCode::CANCEL);
+            }
+            Op::Release { stream } => {
+                let Some(id) = self.pick(p, SERVER, stream) else { return };
+                if !self.half(id, SERVER).ended {
+                    self.reset.insert(id.get(), true);
+                }
+                p.server().release(id, ResetCode::CANCEL);
+            }
+            Op::Stall { end, stream } => {
+                let Some(id) = self.pick(p, *end, stream) else { return };
+                p.ends[*end].stalled.insert(id.get());
+            }
+            Op::Unstall { end, stream } => {
+                let Some(id) = self.pick(p, *end, stream) else { return };
+                p.ends[*end].unstall(id);
+            }
+            Op::Steps(steps) => (0..*steps).for_each(|_| {
+                p.step();
+            }),
+            Op::Drive(end) => {
+                p.drive(*end);
+            }
+            Op::Deliver { end, messages } => (0..*messages).for_each(|_| {
+                p.deliver(*end);
+            }),
+            Op::Recall(end) => p.ends[*end].conn.recall_standing(),
+            Op::Advance(millis) => p.advance(Duration::from_millis(*millis)),
+            Op::GoAway(end) => p.ends[*end].conn.go_away(CloseCode::Ok, "enough"),
+        }
+    }
+
+    /// What has arrived is the beginning of what was accepted.
+    fn check(&self, p: &Pair) {
+        for ((id, from), half) in &self.halves {
+            let Some(app) = p.ends[1 - from].streams.get(id) else { continue };
+            assert!(half.body.starts_with(&app.body), "stream {id} from {from}: other bytes than were sent");
+            assert!(app.blocks.len() <= half.blocks);
+            assert!(
+                !app.ended || (half.ended && app.body.len() == half.body.len()),
+                "stream {id}: early end"
+            );
+        }
+    }
+
+    /// All halves end, and all that was not given up has arrived.
+    fn finish(mut self, p: &mut Pair) {
+        for end in 0..2 {
+            for id in std::mem::take(&mut p.ends[end].stalled) {
+                p.ends[end].read(StreamId(id));
+            }
+        }
+        p.settle();
+        let ids: Vec<u32> = self.halves.keys().filter(|(_, end)| *end == CLIENT).map(|(id, _)| *id).collect();
+        let ended = |id: &u32| self.halves.get(&(*id, SERVER)).is_some_and(|half| half.ended);
+        let early: Vec<u32> = ids.iter().copied().filter(ended).collect();
+        for end in [CLIENT, SERVER] {
+            for id in ids.iter().map(|id| StreamId(*id)) {
+                if p.ends[end].conn.is_open_for_sending(id) {
+                    p.ends[end].conn.send_headers(id, pattern(1, 10), true).unwrap();
+                    let half = self.half(id, end);
+                    half.blocks += 1;
+                    half.ended = true;
+                }
+            }
+            // The server ends after the client, so that it cuts nobody off.
+            p.settle();
+        }
+        self.check(p);
+        let refused = std::mem::take(&mut p.ends[CLIENT].refused);
+        for id in ids {
+            if refused.contains(&StreamId(id)) {
+                assert!(!p.ends[SERVER].streams.contains_key(&id), "stream {id} was refused and served");
+                continue;
+            }
+            if self.reset.contains_key(&id) {
+                continue;
+            }
+            let down = p.ends[CLIENT].app(StreamId(id));
+            let half = &self.halves[&(id, SERVER)];
+            assert!(
+                down.ended && down.body == half.body && down.blocks.len() == half.blocks,
+                "stream {id} down"
+            );
+            let up = p.ends[SERVER].app(StreamId(id));
+            assert_eq!(up.reset, None);
+            // A response that ended early may have cut the request off.
+            if early.contains(&id) {
+                assert!(down.reset.is_none_or(|code| code == ResetCode::NO_ERROR));
+                continue;
+            }
+            assert_eq!(down.reset, None);
+            let half = &self.halves[&(id, CLIENT)];
+            assert!(up.ended && up.body == half.body && up.blocks.len() == half.blocks, "stream {id} up");
+        }
+        p.assert_clean();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn bodies_arrive_in_order_and_once(
+        ops in ops(),
+        client in configs(),
+        server in configs(),
+        machines in machines(),
+    ) {
+        let mut p = Pair::new(client, server, 0);
+        for (end, (budget, copy_out, slots, staging, room)) in p.ends.iter_mut().zip(machines) {
+            end.memory.budget = budget;
+            end.copy_out = copy_out;
+            end.limit(slots, staging, 16 << 10, room);
+        }
+        let mut model = Model::default();
+        for op in &ops {
+            model.apply(&mut p, op);
+            model.check(&p);
+        }
+        model.finish(&mut p);
+    }
+
+    #[test]
+    fn the_same_operations_give_the_same_bytes(ops in ops(), config in configs()) {
+        let run = || {
+            let mut p = Pair::new(config.clone(), config.clone(), 64 << 10);
+            let mut model = Model::default();
+            for op in &ops {
+                model.apply(&mut p, op);
+            }
+            (p.digest, p.sent, p.ends.map(|end| end.conn.stats()))
+        };
+        prop_assert_eq!(run(), run());
+    }
+}

@@ -1,0 +1,549 @@
+//! A client and a server with an in-memory link between them, and what a driver does around each.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+
+use super::super::*;
+use crate::frame::{Composer, Frame, Reader};
+use crate::ids::{ResetCode, StreamId};
+
+pub(super) const CLIENT: usize = 0;
+pub(super) const SERVER: usize = 1;
+const GRANULE: usize = 4096;
+
+/// What is on the queue pair, in order.
+#[derive(Debug)]
+pub(super) enum Wire {
+    Send(Bytes),
+    Write(Write),
+}
+
+/// Landing memory. Every piece has an rkey of its own, so that a WRITE to memory that is not granted any more is
+/// found out.
+#[derive(Debug)]
+pub(super) struct Memory {
+    pub(super) budget: usize,
+    pub(super) used: usize,
+    pub(super) peak: usize,
+    /// The peer is hostile: what it writes and announces need not fit together.
+    pub(super) lenient: bool,
+    regions: BTreeMap<u32, Region>,
+    next: u32,
+}
+
+#[derive(Debug)]
+struct Region {
+    addr: u64,
+    data: Vec<u8>,
+    written: usize,
+    filled: bool,
+}
+
+impl Memory {
+    fn alloc(&mut self, want: u32, min: u32) -> Option<GrantMemory> {
+        let free = (self.budget - self.used) / GRANULE * GRANULE;
+        let capacity = (want as usize).next_multiple_of(GRANULE).min(free);
+        if capacity < min as usize {
+            return None;
+        }
+        self.next += 1;
+        let rkey = self.next;
+        let addr = u64::from(rkey) << 32;
+        self.used += capacity;
+        self.peak = self.peak.max(self.used);
+        self.regions.insert(rkey, Region { addr, data: vec![0xee; capacity], written: 0, filled: false });
+        Some(GrantMemory { key: rkey as usize, addr, rkey, len: capacity as u32 })
+    }
+
+    /// The NIC at work: within a live grant, or the test fails.
+    fn write(&mut self, write: &Write) {
+        if self.lenient {
+            return;
+        }
+        let region = self.regions.get_mut(&write.rkey).expect("WRITE to memory that is not granted");
+        assert!(!region.filled, "WRITE behind DONE");
+        let at = write.addr.checked_sub(region.addr).expect("WRITE in front of the grant") as usize;
+        assert_eq!(at, region.written, "WRITEs of a grant leave gaps or overlap");
+        region.data[at..at + write.src.len()].copy_from_slice(&write.src);
+        region.written += write.src.len();
+    }
+
+    fn filled(&mut self, key: usize, len: usize) -> &[u8] {
+        let region = self.regions.get_mut(&(key as u32)).expect("landed in memory that is not granted");
+        assert!(!std::mem::replace(&mut region.filled, true));
+        assert!(self.lenient || region.written == len, "DONE in front of its WRITE");
+        &region.data[..len]
+    }
+
+    fn free(&mut self, key: usize) {
+        let region = self.regions.remove(&(key as u32)).expect("freed twice");
+        self.used -= region.data.len();
+    }
+}
+
+/// What the application of one side has seen of a stream.
+#[derive(Debug, Default)]
+pub(super) struct App {
+    pub(super) blocks: Vec<Bytes>,
+    pub(super) body: Vec<u8>,
+    pub(super) ended: bool,
+    pub(super) reset: Option<ResetCode>,
+    pub(super) writable: usize,
+    pub(super) landed: Vec<(u32, Flow)>,
+    unread: VecDeque<(u32, Flow, Option<usize>)>,
+}
+
+#[derive(Debug)]
+pub(super) struct End {
+    pub(super) conn: Connection,
+    pub(super) memory: Memory,
+    pub(super) streams: BTreeMap<u32, App>,
+    /// Events of the connection.
+    pub(super) events: Vec<Event>,
+    pub(super) refused: Vec<StreamId>,
+    /// Streams that are not read; with `usize::MAX` readers for the rest.
+    pub(super) stalled: BTreeSet<u32>,
+    /// Landed bytes are copied and their memory freed at once, as under memory pressure.
+    pub(super) copy_out: bool,
+    pub(super) slots: usize,
+    pub(super) staging: usize,
+    pub(super) staging_block: usize,
+    pub(super) room: usize,
+    full: (usize, usize, usize),
+    pub(super) error: Option<crate::Breach>,
+}
+
+/// Both ends.
+#[derive(Debug)]
+pub(super) struct Pair {
+    pub(super) now: Instant,
+    pub(super) ends: [End; 2],
+    /// What is on the way to each end.
+    pub(super) to: [VecDeque<Wire>; 2],
+    /// Directions that do not deliver.
+    pub(super) hold: [bool; 2],
+    /// Of all that was transmitted.
+    pub(super) digest: u64,
+    /// Frames transmitted by each end, by name.
+    pub(super) sent: [BTreeMap<&'static str, usize>; 2],
+    pub(super) steps: usize,
+}
+
+/// Small slots and few credits.
+pub(super) fn small() -> Config {
+    Config { slot_size: 1024, recv_slots: 8, ..Config::default() }
+}
+
+/// Bytes that differ by position and by seed.
+pub(super) fn pattern(seed: u32, len: usize) -> Bytes {
+    let mut x = seed.wrapping_mul(0x9e37_79b9) | 1;
+    let mut block = Vec::with_capacity(4093);
+    for _ in 0..4093.min(len) {
+        x ^= x << 13;
+        x ^= x >> 17;
+        x ^= x << 5;
+        block.push(x as u8);
+    }
+    let mut out = Vec::with_capacity(len + 4093);
+    while out.len() < len {
+        out.extend_from_slice(&block);
+    }
+    out.truncate(len);
+    out.into()
+}
+
+pub(super) fn block(text: &str) -> Bytes {
+    Bytes::copy_from_slice(text.as_bytes())
+}
+
+impl End {
+    fn new(conn: Connection, budget: usize) -> Self {
+        End {
+            conn,
+            memory: Memory { budget, used: 0, peak: 0, lenient: false, regions: BTreeMap::new(), next: 0 },
+            streams: BTreeMap::new(),
+            events: Vec::new(),
+            refused: Vec::new(),
+            stalled: BTreeSet::new(),
+            copy_out: false,
+            slots: 4,
+            staging: 4,
+            staging_block: 64 << 10,
+            room: 1 << 20,
+            full: (4, 4, 1 << 20),
+            error: None,
+        }
+    }
+
+    /// SEND slots, staging blocks and their bytes, bytes of WRITEs in flight.
+    pub(super) fn limit(&mut self, slots: usize, staging: usize, staging_block: usize, room: usize) {
+        (self.slots, self.staging, self.staging_block, self.room) = (slots, staging, staging_block, room);
+        self.full = (slots, staging, room);
+    }
+
+    pub(super) fn app(&self, id: StreamId) -> &App {
+        &self.streams[&id.get()]
+    }
+
+    fn app_mut(&mut self, id: StreamId) -> &mut App {
+        self.streams.entry(id.get()).or_default()
+    }
+
+    pub(super) fn take_events(&mut self) {
+        while let Some(event) = self.conn.poll_event() {
+            self.event(event);
+        }
+    }
+
+    fn event(&mut self, event: Event) {
+        match event {
+            Event::Opened { stream, block, end } => {
+                let app = self.app_mut(stream);
+                assert!(app.blocks.is_empty() && !app.ended, "opened twice");
+                app.blocks.push(block);
+                app.ended = end;
+            }
+            Event::Headers { stream, block, end } => {
+                let app = self.app_mut(stream);
+                assert!(!app.ended && app.reset.is_none(), "HEADERS after the end");
+                app.blocks.push(block);
+                app.ended = end;
+            }
+            Event::Data { stream, data, end } => {
+                let app = self.app_mut(stream);
+                assert!(!app.ended && app.reset.is_none(), "DATA after the end");
+                app.ended = end;
+                app.body.extend_from_slice(&data);
+                app.unread.push_back((data.len() as u32, Flow::Window, None));
+                self.read(stream);
+            }
+            Event::Landed { stream, memory, len, flow, end } => {
+                let bytes = self.memory.filled(memory, len as usize);
+                let app = self.streams.get_mut(&stream.get()).expect("landed before it was opened");
+                assert!(!app.ended && app.reset.is_none(), "landed after the end");
+                app.ended = end;
+                app.body.extend_from_slice(bytes);
+                app.landed.push((len, flow));
+                let kept = if self.copy_out {
+                    self.memory.free(memory);
+                    None
+                } else {
+                    Some(memory)
+                };
+                app.unread.push_back((len, flow, kept));
+                self.read(stream);
+            }
+            Event::Returned { memory } => self.memory.free(memory),
+            Event::Reset { stream, code } => {
+                let app = self.app_mut(stream);
+                assert!(app.reset.replace(code).is_none(), "reset twice");
+            }
+            Event::Writable { stream } => self.app_mut(stream).writable += 1,
+            Event::Refused { stream } => self.refused.push(stream),
+            Event::GoAway { .. } | Event::Closed { .. } | Event::Dead => self.events.push(event),
+        }
+    }
+
+    /// Reads all that has come, unless the stream is stalled.
+    pub(super) fn read(&mut self, id: StreamId) {
+        if self.stalled.contains(&id.get()) {
+            return;
+        }
+        let Some(app) = self.streams.get_mut(&id.get()) else { return };
+        for (len, flow, memory) in app.unread.drain(..) {
+            self.conn.consume(id, len, flow);
+            if let Some(memory) = memory {
+                self.memory.free(memory);
+            }
+        }
+    }
+
+    /// Lets a stalled stream be read again.
+    pub(super) fn unstall(&mut self, id: StreamId) {
+        self.stalled.remove(&id.get());
+        self.read(id);
+    }
+
+    fn grant(&mut self) {
+        while let Some(want) = self.conn.poll_landing() {
+            assert!(want.min <= want.want && want.min > 0);
+            match self.memory.alloc(want.want, want.min) {
+                Some(memory) => self.conn.provide_landing(want.key, memory),
+                None => {
+                    if let WantKey::Stream(_) = want.key {
+                        self.conn.recall_standing();
+                    }
+                    return;
+                }
+            }
+        }
+    }
+}
+
+impl Pair {
+    pub(super) fn new(client: Config, server: Config, budget: usize) -> Self {
+        client.check().unwrap();
+        server.check().unwrap();
+        let now = Instant::now();
+        let (to_server, to_client) = (client.settings(), server.settings());
+        Pair {
+            now,
+            ends: [
+                End::new(Connection::client(client, to_client, now), budget),
+                End::new(Connection::server(server, to_server, now), budget),
+            ],
+            to: [VecDeque::new(), VecDeque::new()],
+            hold: [false; 2],
+            digest: 0xcbf2_9ce4_8422_2325,
+            sent: [BTreeMap::new(), BTreeMap::new()],
+            steps: 0,
+        }
+    }
+
+    /// Small slots, and more landing memory than anything wants.
+    pub(super) fn small() -> Self {
+        Pair::new(small(), small(), 1 << 30)
+    }
+
+    pub(super) fn client(&mut self) -> &mut Connection {
+        &mut self.ends[CLIENT].conn
+    }
+
+    pub(super) fn server(&mut self) -> &mut Connection {
+        &mut self.ends[SERVER].conn
+    }
+
+    /// What a driver does when something has happened. True if anything went out.
+    pub(super) fn drive(&mut self, end: usize) -> bool {
+        let posted = self.drive_unchecked(end);
+        self.check();
+        posted
+    }
+
+    /// The same with a peer that may have lied about credits.
+    pub(super) fn drive_unchecked(&mut self, end: usize) -> bool {
+        let mut posted = false;
+        self.ends[end].take_events();
+        self.ends[end].grant();
+        while let Some(wire) = self.transmit(end) {
+            self.to[1 - end].push_back(wire);
+            posted = true;
+        }
+        posted
+    }
+
+    fn transmit(&mut self, at: usize) -> Option<Wire> {
+        let end = &mut self.ends[at];
+        let mut slot = vec![0; end.conn.config.slot_size as usize];
+        let room = Room { write: end.room, staging: if end.staging > 0 { end.staging_block } else { 0 } };
+        let free = end.slots > 0;
+        let wire = match end.conn.poll_transmit(free.then_some(&mut slot[..]), room)? {
+            Transmit::Send(len) => {
+                assert!(free && len <= end.conn.peer.slot_size as usize);
+                end.slots -= 1;
+                slot.truncate(len);
+                Wire::Send(slot.into())
+            }
+            Transmit::Write(write) => {
+                assert!(!write.src.is_empty() && write.src.len() <= end.room);
+                assert!(write.src.len() <= end.conn.config.write_chunk as usize);
+                end.room -= write.src.len();
+                if !write.pinned {
+                    assert!(end.staging > 0 && write.src.len() <= end.staging_block);
+                    end.staging -= 1;
+                }
+                Wire::Write(write)
+            }
+        };
+        self.note(at, &wire);
+        Some(wire)
+    }
+
+    /// Frames of one name that `end` has transmitted.
+    pub(super) fn count(&self, end: usize, frame: &str) -> usize {
+        self.sent[end].get(frame).copied().unwrap_or(0)
+    }
+
+    fn note(&mut self, end: usize, wire: &Wire) {
+        if let Wire::Send(message) = wire {
+            let mut reader = Reader::new(message.clone()).expect("own messages are well formed");
+            while let Some(frame) = reader.next_frame().expect("own frames are well formed") {
+                *self.sent[end].entry(frame.name()).or_default() += 1;
+            }
+        }
+        let mut mix = |bytes: &[u8]| {
+            for b in bytes {
+                self.digest = (self.digest ^ u64::from(*b)).wrapping_mul(0x100_0000_01b3);
+            }
+        };
+        match wire {
+            Wire::Send(message) => mix(message),
+            Wire::Write(write) => {
+                mix(&write.addr.to_le_bytes());
+                mix(&write.src.len().to_le_bytes());
+            }
+        }
+    }
+
+    /// The next work request on the way to `end` arrives, and completes at its sender.
+    pub(super) fn deliver(&mut self, end: usize) -> bool {
+        let Some(wire) = self.to[end].pop_front() else { return false };
+        let (sender, receiver) = match &mut self.ends {
+            [client, server] if end == SERVER => (client, server),
+            [client, server] => (server, client),
+        };
+        match wire {
+            Wire::Send(message) => {
+                sender.slots += 1;
+                if let Err(breach) = receiver.conn.receive(self.now, message) {
+                    receiver.error = Some(breach);
+                }
+            }
+            Wire::Write(write) => {
+                sender.room += write.src.len();
+                sender.staging += usize::from(!write.pinned);
+                receiver.memory.write(&write);
+            }
+        }
+        true
+    }
+
+    /// A message of the test's own making, sent by `from` within its credits and taken at once.
+    pub(super) fn inject(&mut self, from: usize, frames: &[Frame]) {
+        let mut slot = vec![0; 32_768];
+        let mut composer = Composer::new(&mut slot);
+        for frame in frames {
+            assert!(composer.add(frame), "the message is full");
+        }
+        let len = composer.finish(self.ends[from].conn.credits.sent());
+        slot.truncate(len);
+        self.inject_raw(from, slot.into());
+    }
+
+    /// The same, byte by byte and without a look at the credits.
+    pub(super) fn inject_raw(&mut self, from: usize, message: Bytes) {
+        let victim = &mut self.ends[1 - from];
+        if let Err(breach) = victim.conn.receive(self.now, message) {
+            assert!(victim.error.is_none(), "a closed connection takes no messages");
+            victim.error = Some(breach);
+        }
+    }
+
+    /// Credits are neither lost nor made, and no SEND ever meets an empty RECV queue (R2).
+    fn check(&self) {
+        for (from, to) in [(CLIENT, SERVER), (SERVER, CLIENT)] {
+            let sends = |end: usize| {
+                self.to[end].iter().filter_map(|wire| match wire {
+                    Wire::Send(message) => Some(message),
+                    Wire::Write(_) => None,
+                })
+            };
+            let under_way = sends(to).count() as u32;
+            let coming_back: u32 = sends(from).map(|m| u32::from(u16::from_le_bytes([m[0], m[1]]))).sum();
+            let (sender, receiver) = (&self.ends[from].conn, &self.ends[to].conn);
+            let slots = u32::from(receiver.config.recv_slots);
+            assert!(under_way <= slots, "SEND without a posted RECV");
+            if self.ends.iter().all(|end| end.error.is_none() && end.conn.phase != Phase::Closed) {
+                let (ours, to_return) = (sender.credits.ours(), receiver.credits.to_return());
+                assert_eq!(ours + under_way + to_return + coming_back, slots, "credits");
+            }
+            for end in &self.ends {
+                assert!(end.memory.used <= end.memory.budget);
+                assert!(end.conn.standing.len() <= 64);
+            }
+        }
+    }
+
+    /// One action of a fixed round.
+    pub(super) fn step(&mut self) -> bool {
+        let moved = self.step_unchecked();
+        self.check();
+        moved
+    }
+
+    pub(super) fn step_unchecked(&mut self) -> bool {
+        let at = self.steps % 4;
+        self.steps += 1;
+        match at {
+            0 => self.drive_unchecked(CLIENT),
+            1 => !self.hold[SERVER] && self.deliver(SERVER),
+            2 => self.drive_unchecked(SERVER),
+            _ => !self.hold[CLIENT] && self.deliver(CLIENT),
+        }
+    }
+
+    /// Goes on until nothing happens any more.
+    pub(super) fn settle(&mut self) {
+        let mut idle = 0;
+        for _ in 0..2_000_000 {
+            idle = if self.step() { 0 } else { idle + 1 };
+            if idle >= 8 {
+                return;
+            }
+        }
+        panic!("never settles: {self:?}");
+    }
+
+    /// Goes on until `done`, or fails when nothing happens any more.
+    pub(super) fn until(&mut self, what: &str, done: impl Fn(&Pair) -> bool) {
+        let mut idle = 0;
+        while !done(self) {
+            idle = if self.step() { 0 } else { idle + 1 };
+            assert!(idle < 8, "stands still before {what}: {self:?}");
+        }
+    }
+
+    /// Time passes; timers go off when they are due.
+    pub(super) fn advance(&mut self, time: Duration) {
+        self.now += time;
+        for end in &mut self.ends {
+            if end.conn.next_timeout().is_some_and(|at| at <= self.now) {
+                end.conn.handle_timeout(self.now);
+            }
+        }
+    }
+
+    /// A call as a driver opens it.
+    pub(super) fn open(&mut self, text: &str, end: bool) -> StreamId {
+        self.client().open(block(text), end).unwrap()
+    }
+
+    /// A body from one end, finished.
+    pub(super) fn send(&mut self, end: usize, id: StreamId, body: Bytes) {
+        self.ends[end].conn.send_data(id, body, true, true).unwrap();
+    }
+
+    /// The server answers: head, body, trailers.
+    pub(super) fn answer(&mut self, id: StreamId, body: Bytes) {
+        let server = self.server();
+        server.send_headers(id, block("head"), false).unwrap();
+        server.send_data(id, body, false, false).unwrap();
+        server.send_headers(id, block("trailers"), true).unwrap();
+    }
+
+    /// Everything has come to its end and everything is back where it belongs.
+    pub(super) fn assert_clean(&mut self) {
+        for end in &mut self.ends {
+            for id in std::mem::take(&mut end.stalled) {
+                end.read(StreamId(id));
+            }
+        }
+        self.settle();
+        for end in &mut self.ends {
+            end.conn.recall_standing();
+        }
+        self.settle();
+        for (at, end) in self.ends.iter().enumerate() {
+            assert_eq!(end.error, None, "end {at}");
+            assert_eq!(end.conn.pending(), Pending::default(), "end {at}: {end:?}");
+            assert_eq!(end.memory.used, 0, "end {at}: landing memory is lost");
+            assert_eq!((end.slots, end.staging, end.room), end.full, "end {at}");
+            let c = &end.conn;
+            assert!(c.control.is_empty() && c.events.is_empty() && c.landing_queue.is_empty(), "end {at}");
+            assert!(!c.has_output() && c.ids.is_empty() && c.standing.is_empty(), "end {at}");
+        }
+        self.check();
+    }
+}
