@@ -209,6 +209,7 @@ impl Arenas {
         match made {
             Ok(region) => {
                 shared.counters.registrations.fetch_add(1, Relaxed);
+                shared.budgets.registered();
                 shared.index.insert(&region);
                 Ok(Arc::new(Arena { region, slot, live: AtomicUsize::new(0) }))
             }

@@ -77,6 +77,7 @@ impl Chunk {
         })?;
         let region = Region::new(mapping, &*shared.registrar, Access::RemoteWrite)?;
         shared.counters.registrations.fetch_add(1, Relaxed);
+        shared.budgets.registered();
         shared.index.insert(&region);
         let granules = Granules::new(len / GRANULE);
         Ok(Chunk { region, granules, lease })

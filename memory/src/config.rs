@@ -108,20 +108,18 @@ impl PoolConfig {
             part - part % page()
         };
         let (mut send, mut landing) = (scaled(send), scaled(landing).max(MIN_PART));
-        let lack = MIN_PART.saturating_sub(total.saturating_sub(send).saturating_sub(landing));
-        // The larger of the two is more than half of the rest, so it can spare that.
+        let lack = send.saturating_add(landing).saturating_add(MIN_PART).saturating_sub(total);
+        // The larger of the two can spare that: if anything lacks, it is most of the total.
         if landing > send {
             landing -= lack
         } else {
             send = send.saturating_sub(lack)
         }
         let control = total.saturating_sub(send).saturating_sub(landing);
-        let chunk = (landing / 4).clamp(64 * 1024, MAX_CHUNK);
-        let chunk = if chunk >= HUGE_PAGE && self.huge_pages != HugePages::Off {
-            chunk - chunk % HUGE_PAGE
-        } else {
-            chunk - chunk % page()
-        };
+        let chunk = (landing / 4).clamp(MIN_PART / 4, MAX_CHUNK);
+        // No odd ends: pieces are often 64 KiB, and huge pages are whole.
+        let huge = chunk >= HUGE_PAGE && self.huge_pages != HugePages::Off;
+        let chunk = chunk - chunk % if huge { HUGE_PAGE } else { 64 * 1024 };
         Ok(Sizes { total, send, landing, control, chunk, huge_pages: self.huge_pages })
     }
 }
@@ -164,6 +162,34 @@ mod tests {
         let config = PoolConfig::default().total(16 << 20).landing(12 << 20).send(1 << 20);
         let sizes = config.fit(Some(&limit((4 << 20) + (256 << 10), 0)), false).unwrap();
         assert_eq!((sizes.total, sizes.landing, sizes.send), (4 << 20, 3 << 20, 256 << 10));
+    }
+
+    #[test]
+    fn every_part_stays_large_enough() {
+        let mut tried = 0;
+        for total in [MIN_POOL, MIN_POOL + 4096, 3 << 20, 8 << 20, 1 << 30] {
+            for send in [0, 1, MIN_PART, total / 2, total - 2 * MIN_PART, total - MIN_PART] {
+                for landing in [MIN_PART, MIN_PART + 1, total / 3, total - 2 * MIN_PART] {
+                    let config = PoolConfig::default().total(total).send(send).landing(landing);
+                    if send + landing + MIN_PART > total {
+                        assert!(matches!(config.fit(None, false), Err(PoolError::Parts { .. })));
+                        continue;
+                    }
+                    for room in [MIN_POOL, MIN_POOL + 4096, 5 << 20, 2 << 30] {
+                        tried += 1;
+                        let memlock = limit(room as u64 + MARGIN, 0);
+                        let s = config.fit(Some(&memlock), false).unwrap();
+                        assert!(s.send + s.landing + s.control <= s.total, "{s:?}");
+                        assert!(s.landing >= MIN_PART && s.control >= MIN_PART, "{s:?}");
+                        assert!(s.total <= room.min(total) && s.send <= send, "{s:?}");
+                        assert!(s.chunk <= s.landing && s.chunk >= 64 << 10 && s.chunk % (64 << 10) == 0);
+                    }
+                }
+            }
+        }
+        assert!(tried > 100);
+        let huge = PoolConfig::default().total(usize::MAX).send(usize::MAX);
+        assert!(matches!(huge.fit(None, false), Err(PoolError::Parts { control: 0, .. })));
     }
 
     #[test]

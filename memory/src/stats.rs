@@ -146,9 +146,13 @@ impl Budgets {
                 (len >= least && len > 0).then(|| used + len)
             })
             .ok()?;
-        let total = self.total.fetch_add(len, AcqRel) + len;
-        self.high_water.fetch_max(total, Relaxed);
+        self.total.fetch_add(len, AcqRel);
         Some(len)
+    }
+
+    /// What was taken has been registered.
+    pub(crate) fn registered(&self) {
+        self.high_water.fetch_max(self.total(), Relaxed);
     }
 
     /// Gives bytes back; what they stood for is deregistered and unmapped by now.

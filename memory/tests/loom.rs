@@ -1,6 +1,6 @@
 //! The lock-free parts under loom, which tries every interleaving and every outcome that the memory model allows.
 
-#![allow(dead_code)]
+#![allow(dead_code, clippy::unwrap_used, reason = "a test, and a part of what it includes")]
 
 mod atomics {
     pub(crate) use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};

@@ -6,19 +6,17 @@ use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
 
-use tonic_rdma_memory::{
-    Access, MIN_POOL, Pool, PoolConfig, RegisterError, Registrar, Registration, Use,
-};
+use tonic_rdma_memory::{Access, MIN_POOL, Pool, PoolConfig, RegisterError, Registrar, Registration, Use};
 
 /// A registration in the books.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
-    pub start: usize,
-    pub len: usize,
-    pub access: Access,
+pub(crate) struct Entry {
+    pub(crate) start: usize,
+    pub(crate) len: usize,
+    pub(crate) access: Access,
 }
 
 #[derive(Debug, Default)]
@@ -34,7 +32,7 @@ struct Books {
 /// Writes down what is registered. Panics on what must never happen; checks at the end of each registration that its
 /// memory is still mapped.
 #[derive(Debug, Default)]
-pub struct Ledger {
+pub(crate) struct Ledger {
     books: Mutex<Books>,
     fails: AtomicBool,
     /// Panicking in Drop would hide the cause: breaches are counted.
@@ -43,58 +41,59 @@ pub struct Ledger {
 
 impl Ledger {
     fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap()
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// From now on registering fails, or works again.
-    pub fn fail(&self, fails: bool) {
+    pub(crate) fn fail(&self, fails: bool) {
         self.fails.store(fails, SeqCst);
     }
 
-    pub fn limit(&self, bytes: usize) {
+    pub(crate) fn limit(&self, bytes: usize) {
         self.books().limit = Some(bytes);
     }
 
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.books().live.values().map(|e| e.len).sum()
     }
 
-    pub fn most(&self) -> usize {
+    pub(crate) fn most(&self) -> usize {
         self.books().most
     }
 
-    pub fn bytes_of(&self, access: Access) -> usize {
+    pub(crate) fn bytes_of(&self, access: Access) -> usize {
         self.books().live.values().filter(|e| e.access == access).map(|e| e.len).sum()
     }
 
     /// What a key stands for, if it works.
-    pub fn entry(&self, key: u32) -> Option<Entry> {
+    pub(crate) fn entry(&self, key: u32) -> Option<Entry> {
         self.books().live.get(&key).copied()
     }
 
     /// Whether a live registration with the key covers the range.
-    pub fn covers(&self, key: u32, addr: u64, len: usize) -> bool {
+    pub(crate) fn covers(&self, key: u32, addr: u64, len: usize) -> bool {
         let addr = addr as usize;
         self.entry(key).is_some_and(|e| e.start <= addr && addr + len <= e.start + e.len)
     }
 
-    pub fn registrations(&self) -> usize {
+    pub(crate) fn registrations(&self) -> usize {
         self.books().every_key.len()
     }
 
     /// Nothing is registered any more, and nothing ever went wrong.
-    pub fn assert_settled(&self) {
-        assert_eq!(self.books().live, BTreeMap::new());
+    pub(crate) fn assert_settled(&self) {
+        let live = self.books().live.clone();
+        assert_eq!(live, BTreeMap::new());
         self.assert_clean();
     }
 
-    pub fn assert_clean(&self) {
+    pub(crate) fn assert_clean(&self) {
         assert_eq!(self.breaches.load(SeqCst), 0, "memory was unmapped while it was registered");
     }
 }
 
 /// The handle that the pool gets.
-pub struct Keeper(pub Arc<Ledger>);
+pub(crate) struct Keeper(pub(crate) Arc<Ledger>);
 
 struct Kept {
     key: u32,
@@ -114,7 +113,7 @@ impl Registration for Kept {
 const RKEY: u32 = 1 << 31;
 
 /// The lkey of the registration that an rkey belongs to.
-pub fn of_rkey(rkey: u32) -> u32 {
+pub(crate) fn of_rkey(rkey: u32) -> u32 {
     assert_eq!(rkey & RKEY, RKEY, "not an rkey");
     rkey & !RKEY
 }
@@ -156,7 +155,8 @@ unsafe impl Registrar for Keeper {
         if books.limit.is_some_and(|limit| total > limit) {
             return Err(refused());
         }
-        let overlap = books.live.values().any(|e| e.start < entry.start + len && entry.start < e.start + e.len);
+        let overlap =
+            books.live.values().any(|e| e.start < entry.start + len && entry.start < e.start + e.len);
         if overlap || !is_mapped(entry) {
             self.0.breaches.fetch_add(1, SeqCst);
         }
@@ -169,7 +169,7 @@ unsafe impl Registrar for Keeper {
     }
 }
 
-pub fn pool(config: PoolConfig) -> (Pool, Arc<Ledger>) {
+pub(crate) fn pool(config: PoolConfig) -> (Pool, Arc<Ledger>) {
     let ledger = Arc::new(Ledger::default());
     let pool = Pool::new(config, Arc::new(Keeper(ledger.clone()))).unwrap();
     // The limit of the system is the whole: parts must fit into it at every moment.
@@ -178,19 +178,19 @@ pub fn pool(config: PoolConfig) -> (Pool, Arc<Ledger>) {
 }
 
 /// The smallest pool: 512 KiB for sending, 1 MiB for landing, 512 KiB for control.
-pub fn small() -> (Pool, Arc<Ledger>) {
+pub(crate) fn small() -> (Pool, Arc<Ledger>) {
     pool(PoolConfig::default().total(MIN_POOL))
 }
 
 /// Everything has come back.
-pub fn assert_unused(pool: &Pool) {
+pub(crate) fn assert_unused(pool: &Pool) {
     let stats = pool.stats();
     assert_eq!(stats.in_use_bytes(), 0, "{stats:?}");
     assert_eq!(stats.classes.iter().map(|c| c.in_use).sum::<usize>(), 0, "{stats:?}");
 }
 
 /// No part is above its budget, and the pool's figures are those of the books.
-pub fn assert_budgets(pool: &Pool, ledger: &Ledger) {
+pub(crate) fn assert_budgets(pool: &Pool, ledger: &Ledger) {
     let (sizes, stats) = (pool.config(), pool.stats());
     assert_eq!(stats.registered, ledger.bytes());
     assert_eq!(stats.leased, ledger.bytes_of(Access::RemoteWrite));
@@ -203,7 +203,7 @@ pub fn assert_budgets(pool: &Pool, ledger: &Ledger) {
     assert!(ledger.most() <= sizes.total);
 }
 
-pub fn usage(error: &tonic_rdma_memory::PoolError) -> Option<Use> {
+pub(crate) fn usage(error: &tonic_rdma_memory::PoolError) -> Option<Use> {
     match error {
         tonic_rdma_memory::PoolError::Exhausted { usage, .. } => Some(*usage),
         _ => None,
@@ -212,7 +212,7 @@ pub fn usage(error: &tonic_rdma_memory::PoolError) -> Option<Use> {
 
 /// A waker that counts.
 #[derive(Debug, Default)]
-pub struct Woken(AtomicUsize);
+pub(crate) struct Woken(AtomicUsize);
 
 impl Wake for Woken {
     fn wake(self: Arc<Self>) {
@@ -221,11 +221,11 @@ impl Wake for Woken {
 }
 
 impl Woken {
-    pub fn new() -> (Arc<Woken>, Waker) {
+    pub(crate) fn new() -> (Arc<Woken>, Waker) {
         let woken = Arc::new(Woken::default());
         (woken.clone(), Waker::from(woken))
     }
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.0.load(SeqCst)
     }
 }

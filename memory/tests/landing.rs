@@ -1,0 +1,407 @@
+//! Landing memory.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+mod common;
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use common::{Ledger, Woken, assert_budgets, assert_unused, of_rkey, pool, small};
+use tonic_rdma_memory::{Access, Landing, LandingBuf, Pool, PoolConfig};
+
+fn take(landing: &mut Landing, want: usize, min: usize) -> Option<LandingBuf> {
+    landing.alloc(want, min).unwrap()
+}
+
+/// What the peer of a grant does.
+fn write(buf: &LandingBuf, ledger: &Ledger, data: &[u8]) {
+    let key = of_rkey(buf.rkey());
+    assert!(ledger.covers(key, buf.addr(), buf.capacity()));
+    assert_eq!(ledger.entry(key).unwrap().access, Access::RemoteWrite);
+    assert!(data.len() <= buf.capacity());
+    // SAFETY: the range is registered, as checked, and granted to this "peer" alone.
+    unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), buf.addr() as *mut u8, data.len()) };
+}
+
+fn everything(landing: &mut Landing, each: usize) -> Vec<LandingBuf> {
+    std::iter::from_fn(|| take(landing, each, each)).collect()
+}
+
+#[test]
+fn what_a_peer_wrote_is_handed_up() {
+    let (pool, ledger) = small();
+    let mut landing = pool.landing();
+    let buf = take(&mut landing, 10_000, 1).unwrap();
+    assert_eq!(buf.capacity(), 12 << 10);
+    write(&buf, &ledger, &[5; 10_000]);
+    let addr = buf.addr();
+    assert_eq!(pool.stats().granted, 12 << 10);
+    let bytes = buf.filled(10_000);
+    assert_eq!((pool.stats().granted, pool.stats().filled), (0, 12 << 10));
+    assert_eq!(bytes, vec![5; 10_000]);
+    let part = pool.resolve(&bytes.slice(5000..)).unwrap();
+    assert_eq!((part.addr(), part.len()), (addr + 5000, 5000));
+    assert!(ledger.covers(part.lkey(), part.addr(), part.len()));
+    drop(bytes);
+    assert_eq!(pool.stats().filled, 12 << 10, "a slice holds it");
+    drop(part);
+    assert_unused(&pool);
+    // More than there is, and nothing.
+    assert_eq!(take(&mut landing, 1, 1).unwrap().filled(usize::MAX).len(), 4096);
+    assert_eq!(take(&mut landing, 1, 1).unwrap().filled(0), Bytes::new());
+    assert_unused(&pool);
+    drop((landing, pool));
+    ledger.assert_settled();
+}
+
+#[test]
+fn the_whole_budget_lands_and_nothing_more() {
+    for (pool, ledger) in [small(), pool(PoolConfig::default().total((8 << 20) - (256 << 10)))] {
+        let mut landing = pool.landing();
+        let all = everything(&mut landing, 64 << 10);
+        let total: usize = all.iter().map(LandingBuf::capacity).sum();
+        // The rest of the budget may be shorter than one piece.
+        assert!(total + (64 << 10) > pool.config().landing, "{total}");
+        assert!(all.iter().all(|b| b.capacity() == 64 << 10));
+        assert_budgets(&pool, &ledger);
+        let mut places: Vec<_> = all.iter().map(|b| (b.addr(), b.capacity() as u64)).collect();
+        places.sort_unstable();
+        assert!(places.windows(2).all(|w| w[0].0 + w[0].1 <= w[1].0), "pieces overlap");
+        // The other parts have theirs (R11).
+        assert!(pool.try_alloc(pool.config().send).is_ok() && pool.control(80 << 10).is_ok());
+        drop((all, landing, pool));
+        ledger.assert_settled();
+    }
+}
+
+#[test]
+fn lengths_at_the_edges() {
+    let (pool, ledger) = small();
+    let budget = pool.config().landing;
+    let mut landing = pool.landing();
+    assert_eq!(take(&mut landing, 0, 0).unwrap().capacity(), 4096);
+    for (want, min) in
+        [(usize::MAX, usize::MAX), (usize::MAX - 1, budget + 1), (0, usize::MAX), (1, budget + 1)]
+    {
+        assert!(take(&mut landing, want, min).is_none());
+        assert_budgets(&pool, &ledger);
+    }
+    landing.trim();
+    assert_eq!(pool.stats().leased, 0);
+    // All that there is for the one that wants everything, in a chunk of its own.
+    let all = take(&mut landing, usize::MAX, 0).unwrap();
+    assert_eq!(all.capacity(), budget);
+    assert_eq!(ledger.registrations(), 2);
+    drop((all, landing, pool));
+    ledger.assert_settled();
+    let (huge, ledger) = self::pool(PoolConfig::default().total(usize::MAX));
+    let mut landing = huge.landing();
+    assert!(landing.alloc(usize::MAX, 1).is_err(), "the kernel does not map that much");
+    assert!(take(&mut landing, 1, 1).is_some());
+    assert!(!huge.landing().wanted_elsewhere());
+    drop((landing, huge));
+    ledger.assert_settled();
+}
+
+#[test]
+fn short_memory_gives_the_longest_piece_there_is() {
+    let (pool, _) = small();
+    let chunk = pool.config().chunk;
+    let mut landing = pool.landing();
+    let mut all = everything(&mut landing, 4096);
+    assert_eq!(all.len() * 4096, pool.config().landing);
+    all.sort_unstable_by_key(LandingBuf::addr);
+    assert!(take(&mut landing, 4096, 0).is_none());
+    // Two neighbours and a single one come free.
+    all.remove(100);
+    all.drain(10..12);
+    assert!(take(&mut landing, chunk, 4096 * 3).is_none());
+    assert_eq!(take(&mut landing, chunk, 4096).unwrap().capacity(), 8192);
+    let two = take(&mut landing, chunk, 8192).unwrap();
+    assert_eq!(take(&mut landing, chunk, 4096).unwrap().capacity(), 4096);
+    drop(two);
+    // A budget with more left than any chunk has gives that.
+    let mut other = pool.landing();
+    drop(all);
+    assert!(landing.trim() > 0);
+    let held = take(&mut other, pool.config().landing - 3 * 4096, 1).unwrap();
+    assert_eq!(take(&mut landing, chunk, 1).unwrap().capacity(), 3 * 4096);
+    drop(held);
+}
+
+#[test]
+fn keys_end_with_the_lease() {
+    let (pool, ledger) = small();
+    let (mut one, mut two) = (pool.landing(), pool.landing());
+    let a = take(&mut one, 4096, 1).unwrap();
+    let b = take(&mut two, 4096, 1).unwrap();
+    assert_ne!(a.rkey(), b.rkey(), "a key is for one connection");
+    assert_eq!(take(&mut one, 4096, 1).unwrap().rkey(), a.rkey());
+    write(&a, &ledger, b"secret");
+    let (old, addr) = (of_rkey(a.rkey()), a.addr());
+    assert_eq!(one.trim(), 0, "a granted piece keeps its chunk");
+    let bytes = a.filled(6);
+    assert_eq!(one.trim(), 0, "so does a filled one");
+    assert!(ledger.entry(old).is_some());
+    drop(bytes);
+    assert_eq!(one.trim(), pool.config().chunk);
+    assert!(ledger.entry(old).is_none(), "the key is dead");
+    // Leased anew, perhaps at the same place: another key, and nothing of what was there.
+    let again = take(&mut two, pool.config().chunk, pool.config().chunk).unwrap();
+    assert_ne!(of_rkey(again.rkey()), old);
+    let same = again.addr() == addr;
+    let shown = again.filled(usize::MAX);
+    assert!(shown.iter().all(|byte| *byte == 0), "shows what another peer sent (same place: {same})");
+    drop((shown, b, one, two, pool));
+    ledger.assert_settled();
+}
+
+#[test]
+fn landed_bytes_outlive_everything() {
+    let (pool, ledger) = small();
+    let mut landing = pool.landing();
+    let (_, waker) = Woken::new();
+    landing.register_waker(&waker);
+    let granted = take(&mut landing, 1, 1).unwrap();
+    let buf = take(&mut landing, 3, 1).unwrap();
+    write(&buf, &ledger, b"abc");
+    let bytes = buf.filled(3);
+    drop((landing, pool));
+    assert_eq!(&bytes[..], b"abc");
+    drop(granted);
+    assert_eq!(&bytes.slice(1..)[..], b"bc");
+    drop(bytes);
+    ledger.assert_settled();
+    assert_eq!(Arc::strong_count(&ledger), 1);
+}
+
+#[test]
+fn those_that_wait_are_woken_and_others_asked() {
+    let (pool, ledger) = small();
+    let budget = pool.config().landing;
+    let (mut one, mut two) = (pool.landing(), pool.landing());
+    let ((woken1, waker1), (woken2, waker2)) = (Woken::new(), Woken::new());
+    one.register_waker(&waker1);
+    two.register_waker(&waker2);
+    let busy = take(&mut one, budget / 2, 1).unwrap();
+    let idle = take(&mut one, budget / 2, 1).unwrap();
+    drop(idle);
+    assert!(!one.wanted_elsewhere());
+    assert!(take(&mut two, 4096, 1).is_none());
+    assert_eq!((woken1.count(), woken2.count()), (1, 0), "the one with idle memory is asked, once");
+    assert!(take(&mut two, 4096, 1).is_none());
+    assert_eq!((woken1.count(), woken2.count()), (1, 0));
+    assert!(one.wanted_elsewhere() && !two.wanted_elsewhere());
+    assert_eq!(one.trim(), budget / 2);
+    assert_eq!(woken2.count(), 1);
+    let first = take(&mut two, budget, 1).unwrap();
+    assert_eq!(first.capacity(), budget / 2);
+    assert!(!one.wanted_elsewhere(), "it has something");
+    // A piece that comes free tells the owner of its chunk, which gives that back.
+    assert!(take(&mut two, 4096, 1).is_none());
+    let (before1, before2) = (woken1.count(), woken2.count());
+    let bytes = busy.filled(1);
+    assert_eq!(one.trim(), 0);
+    std::thread::spawn(move || drop(bytes)).join().unwrap();
+    assert_eq!(woken1.count(), before1 + 1);
+    assert!(one.wanted_elsewhere());
+    one.trim();
+    assert_eq!(woken2.count(), before2 + 1);
+    // Its own piece wakes one that waits, too.
+    let second = take(&mut two, budget, 1).unwrap();
+    assert!(take(&mut two, 4096, 1).is_none());
+    let before = woken2.count();
+    drop(second);
+    assert_eq!(woken2.count(), before + 1);
+    // The end of a whole account is as good.
+    drop(first);
+    assert!(take(&mut one, budget, 1).is_none());
+    let before = woken1.count();
+    drop(two);
+    assert!(woken1.count() > before);
+    drop((take(&mut one, budget, budget).unwrap(), one, pool));
+    ledger.assert_settled();
+}
+
+#[test]
+fn one_that_waits_no_more_asks_for_nothing() {
+    let (pool, ledger) = small();
+    let budget = pool.config().landing;
+    let (mut one, mut two, three) = (pool.landing(), pool.landing(), pool.landing());
+    let held = take(&mut one, budget, 1).unwrap();
+    let waits = |two: &mut Landing| {
+        assert!(take(two, 1, 1).is_none());
+        assert!(one.wanted_elsewhere() && three.wanted_elsewhere());
+    };
+    // Given up.
+    waits(&mut two);
+    two.stop_waiting();
+    two.stop_waiting();
+    assert!(!one.wanted_elsewhere() && !three.wanted_elsewhere());
+    // Dropped.
+    let mut four = pool.landing();
+    waits(&mut four);
+    drop(four);
+    assert!(!one.wanted_elsewhere());
+    // Failed.
+    waits(&mut two);
+    drop(held);
+    one.trim();
+    ledger.fail(true);
+    assert!(two.alloc(1, 1).is_err());
+    ledger.fail(false);
+    assert!(!one.wanted_elsewhere());
+    // Satisfied.
+    let held = take(&mut one, budget, 1).unwrap();
+    assert!(take(&mut two, 1, 1).is_none());
+    assert!(one.wanted_elsewhere());
+    drop(held);
+    one.trim();
+    assert!(take(&mut two, 1, 1).is_some());
+    assert!(!one.wanted_elsewhere());
+}
+
+#[test]
+fn a_refusing_device_costs_nothing_but_the_request() {
+    let (pool, ledger) = small();
+    let chunk = pool.config().chunk;
+    let mut landing = pool.landing();
+    let (woken, waker) = Woken::new();
+    landing.register_waker(&waker);
+    ledger.fail(true);
+    let error = landing.alloc(4096, 4096).unwrap_err();
+    assert_eq!(error.io().raw_os_error(), Some(libc::ENOMEM));
+    assert_eq!((pool.stats().leased, pool.stats().registered), (0, 0));
+    assert_eq!(woken.count(), 0, "a failure must not make it try again at once");
+    ledger.fail(false);
+    let half = take(&mut landing, chunk / 2, 1).unwrap();
+    ledger.fail(true);
+    // What the account has serves, if it is enough.
+    assert_eq!(take(&mut landing, chunk, 4096).unwrap().capacity(), chunk / 2);
+    assert!(landing.alloc(chunk, chunk).is_err());
+    ledger.fail(false);
+    assert_eq!(take(&mut landing, chunk, chunk).unwrap().capacity(), chunk);
+    drop(half);
+    assert_budgets(&pool, &ledger);
+    drop((landing, pool));
+    ledger.assert_settled();
+}
+
+#[test]
+fn one_failure_tells_others_that_wait_for_the_same_budget() {
+    let (pool, ledger) = small();
+    let budget = pool.config().landing;
+    let (mut one, mut two) = (pool.landing(), pool.landing());
+    let held = take(&mut one, budget, 1).unwrap();
+    let (woken, waker) = Woken::new();
+    two.register_waker(&waker);
+    assert!(take(&mut two, budget, budget).is_none());
+    drop(held);
+    one.trim();
+    let before = woken.count();
+    ledger.fail(true);
+    assert!(one.alloc(budget, 1).is_err());
+    assert_eq!(woken.count(), before + 1);
+}
+
+#[test]
+fn pressure_begins_at_three_quarters() {
+    let (pool, _) = small();
+    let budget = pool.config().landing;
+    let (mut landing, other) = (pool.landing(), pool.landing());
+    let granted = take(&mut landing, budget / 2, 1).unwrap();
+    let filled = take(&mut landing, budget / 4, 1).unwrap().filled(1);
+    assert!(!landing.under_pressure());
+    let more = take(&mut landing, 1, 1).unwrap();
+    assert!(landing.under_pressure() && other.under_pressure());
+    drop(more);
+    assert!(!landing.under_pressure());
+    drop((granted, filled));
+    // Idle chunks are no pressure.
+    assert!(pool.stats().leased > budget / 2 && !landing.under_pressure());
+}
+
+#[test]
+fn idle_connections_pin_nothing() {
+    let (pool, ledger) = small();
+    let mut accounts: Vec<Landing> = (0..1000).map(|_| pool.landing()).collect();
+    for landing in &mut accounts {
+        let piece = take(landing, 100_000, 100_000).unwrap();
+        drop(piece.filled(10));
+        assert!(landing.trim() > 0);
+    }
+    assert_eq!((pool.stats().leased, ledger.bytes()), (0, 0));
+    assert_eq!(pool.stats().registrations, 1000);
+    drop((accounts, pool));
+    ledger.assert_settled();
+}
+
+/// As a driver does: woken, it gives back or tries again.
+fn settle(accounts: &mut [Landing], wants: &mut [usize], got: &mut Vec<(usize, LandingBuf)>) {
+    for (i, landing) in accounts.iter_mut().enumerate() {
+        if landing.wanted_elsewhere() {
+            landing.trim();
+        }
+        if wants[i] > 0
+            && let Some(piece) = take(landing, wants[i], 4096)
+        {
+            wants[i] = 0;
+            got.push((i, piece));
+        }
+    }
+}
+
+#[test]
+fn everyone_gets_a_turn() {
+    let (pool, ledger) = small();
+    let budget = pool.config().landing;
+    let mut accounts: Vec<Landing> = (0..10).map(|_| pool.landing()).collect();
+    let mut wants = vec![budget; 10];
+    let mut got = Vec::new();
+    let mut turns = vec![0; 10];
+    // Each holds what it got for one round; all of them fit in one at a time only.
+    for _ in 0..100 {
+        settle(&mut accounts, &mut wants, &mut got);
+        assert!(got.len() <= 10);
+        for (i, _piece) in got.drain(..) {
+            turns[i] += 1;
+        }
+    }
+    assert_eq!(turns.iter().sum::<i32>(), 10, "{turns:?}");
+    drop((accounts, pool));
+    ledger.assert_settled();
+}
+
+fn wait_order(pool: &Pool) -> Vec<usize> {
+    use std::sync::Mutex;
+    struct Order(usize, Arc<Mutex<Vec<usize>>>);
+    impl std::task::Wake for Order {
+        fn wake(self: Arc<Self>) {
+            self.1.lock().unwrap().push(self.0);
+        }
+    }
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let mut holder = pool.landing();
+    let held = take(&mut holder, usize::MAX, 1).unwrap();
+    let mut accounts: Vec<Landing> = (0..4)
+        .map(|i| {
+            let mut landing = pool.landing();
+            landing.register_waker(&Arc::new(Order(i, order.clone())).into());
+            landing
+        })
+        .collect();
+    for i in [2, 0, 3, 1] {
+        assert!(take(&mut accounts[i], 1, 1).is_none());
+    }
+    order.lock().unwrap().clear();
+    drop((held, holder));
+    let order = order.lock().unwrap().clone();
+    order
+}
+
+#[test]
+fn the_one_that_waits_longest_is_woken_first() {
+    let (pool, _) = small();
+    assert_eq!(wait_order(&pool), [2, 0, 3, 1]);
+}

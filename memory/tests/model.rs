@@ -1,0 +1,268 @@
+//! Sequences of operations against a model.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+mod common;
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+use bytes::{BufMut, Bytes};
+use common::{assert_budgets, assert_unused, of_rkey, small, usage};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use tonic_rdma_memory::{Alloc, Landing, LandingBuf, PinnedBuf, PoolError, Use};
+
+#[derive(Clone, Debug)]
+enum Op {
+    TryAlloc(usize),
+    Wait(usize),
+    Poll(usize),
+    Cancel(usize),
+    Freeze(usize),
+    Slice(usize),
+    Control(usize),
+    Grant { account: usize, want: usize, min: usize },
+    Fill { piece: usize, len: usize },
+    Abort(usize),
+    Trim(usize),
+    Reopen(usize),
+    StopWaiting(usize),
+    DropBuf(usize),
+    DropBytes(usize),
+    DropControl(usize),
+    Fail(bool),
+}
+
+fn lens() -> impl Strategy<Value = usize> {
+    prop_oneof![
+        4 => 0usize..10_000,
+        4 => 10_000usize..300_000,
+        1 => 500_000usize..1_200_000,
+        1 => usize::MAX - 5_000..=usize::MAX
+    ]
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let at = || 0usize..64;
+    prop_oneof![
+        6 => lens().prop_map(Op::TryAlloc),
+        6 => lens().prop_map(Op::Wait),
+        4 => at().prop_map(Op::Poll),
+        2 => at().prop_map(Op::Cancel),
+        3 => at().prop_map(Op::Freeze),
+        3 => at().prop_map(Op::Slice),
+        2 => lens().prop_map(Op::Control),
+        8 => (0usize..4, lens(), lens()).prop_map(|(account, want, min)| Op::Grant { account, want, min }),
+        3 => (at(), lens()).prop_map(|(piece, len)| Op::Fill { piece, len }),
+        3 => at().prop_map(Op::Abort),
+        2 => (0usize..4).prop_map(Op::Trim),
+        1 => (0usize..4).prop_map(Op::Reopen),
+        1 => (0usize..4).prop_map(Op::StopWaiting),
+        6 => at().prop_map(Op::DropBuf),
+        6 => at().prop_map(Op::DropBytes),
+        3 => at().prop_map(Op::DropControl),
+        1 => prop::bool::weighted(0.3).prop_map(Op::Fail),
+    ]
+}
+
+/// Takes one out of a list, if there is any.
+fn any<T>(list: &mut Vec<T>, at: usize) -> Option<T> {
+    if list.is_empty() { None } else { Some(list.swap_remove(at % list.len())) }
+}
+
+/// A buffer filled with a mark of its own: whoever else had the memory would change it.
+fn marked(mut buf: PinnedBuf, len: usize, mark: u8) -> (PinnedBuf, u8) {
+    assert_eq!((buf.capacity(), buf.len()), (len, 0));
+    buf.put_bytes(mark, len);
+    (buf, mark)
+}
+
+fn is_marked(bytes: &[u8], mark: u8) -> bool {
+    bytes.iter().all(|byte| *byte == mark)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    #[test]
+    fn sequences_of_operations(ops in vec(op(), 1..120)) {
+        let (pool, ledger) = small();
+        let sizes = pool.config().clone();
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut bufs: Vec<(PinnedBuf, u8)> = Vec::new();
+        let mut bytes: Vec<(Bytes, u8)> = Vec::new();
+        // In the order of their first polls.
+        let mut waits: Vec<(Alloc, usize)> = Vec::new();
+        let mut controls: Vec<(PinnedBuf, u8)> = Vec::new();
+        let mut accounts: Vec<Landing> = (0..4).map(|_| pool.landing()).collect();
+        let mut waiting = [false; 4];
+        let mut pieces: Vec<(LandingBuf, usize)> = Vec::new();
+        let mut fails = false;
+        let mut mark = 0u8;
+        for op in ops {
+            mark = mark.wrapping_add(1);
+            match op {
+                Op::TryAlloc(len) => match pool.try_alloc(len) {
+                    Ok(buf) => bufs.push(marked(buf, len, mark)),
+                    Err(PoolError::TooLarge { .. }) => prop_assert!(len > sizes.send),
+                    Err(PoolError::Register(_)) => prop_assert!(fails),
+                    Err(error) => {
+                        prop_assert_eq!(usage(&error), Some(Use::Send));
+                        // Something is held, or someone waits.
+                        prop_assert!(pool.stats().send > 0 || !waits.is_empty());
+                    }
+                },
+                Op::Wait(len) => {
+                    let mut alloc = pool.alloc(len);
+                    match Pin::new(&mut alloc).poll(&mut cx) {
+                        Poll::Pending => {
+                            prop_assert!(pool.stats().send > 0);
+                            waits.push((alloc, len));
+                        }
+                        Poll::Ready(Ok(buf)) => bufs.push(marked(buf, len, mark)),
+                        Poll::Ready(Err(PoolError::TooLarge { .. })) => prop_assert!(len > sizes.send),
+                        Poll::Ready(Err(error)) => {
+                            prop_assert!(fails && matches!(error, PoolError::Register(_)), "{error}")
+                        }
+                    }
+                }
+                Op::Poll(at) if !waits.is_empty() => {
+                    let at = at % waits.len();
+                    let (alloc, len) = &mut waits[at];
+                    if let Poll::Ready(result) = Pin::new(alloc).poll(&mut cx) {
+                        match result {
+                            Ok(buf) => bufs.push(marked(buf, *len, mark)),
+                            // The device refused at some time since.
+                            Err(error) => prop_assert!(matches!(error, PoolError::Register(_)), "{error}"),
+                        }
+                        drop(waits.remove(at));
+                    }
+                }
+                Op::Poll(_) => {}
+                Op::Cancel(at) if !waits.is_empty() => drop(waits.remove(at % waits.len())),
+                Op::Cancel(_) => {}
+                Op::Freeze(at) => {
+                    if let Some((buf, mark)) = any(&mut bufs, at) {
+                        bytes.push((buf.freeze(), mark));
+                    }
+                }
+                Op::Slice(at) => {
+                    if let Some((whole, mark)) = any(&mut bytes, at) {
+                        if !whole.is_empty() {
+                            let found = pool.resolve(&whole).unwrap();
+                            prop_assert!(ledger.covers(found.lkey(), found.addr(), found.len()));
+                        }
+                        let (front, back) = (whole.slice(..whole.len() / 2), whole.slice(whole.len() / 2..));
+                        bytes.extend([(front, mark), (back, mark)]);
+                    }
+                }
+                Op::Control(len) => match pool.control(len) {
+                    Ok(buf) => controls.push(marked(buf, len, mark)),
+                    Err(PoolError::TooLarge { .. }) => prop_assert!(len > sizes.control),
+                    Err(PoolError::Register(_)) => prop_assert!(fails),
+                    Err(error) => {
+                        prop_assert_eq!(usage(&error), Some(Use::Control));
+                        let held = pool.stats().control;
+                        prop_assert!(held + len.max(1).next_multiple_of(4096) > sizes.control);
+                    }
+                },
+                Op::Grant { account, want, min } => match accounts[account].alloc(want, min) {
+                    Ok(Some(piece)) => {
+                        prop_assert!(piece.capacity() >= min);
+                        prop_assert!(piece.capacity() < want.max(min).max(1).saturating_add(4096));
+                        let key = of_rkey(piece.rkey());
+                        prop_assert!(ledger.covers(key, piece.addr(), piece.capacity()));
+                        prop_assert!(pieces.iter().all(|(p, owner)| *owner == account || p.rkey() != piece.rkey()));
+                        // SAFETY: granted to nobody else, and registered.
+                        unsafe { std::ptr::write_bytes(piece.addr() as *mut u8, mark, piece.capacity()) };
+                        pieces.push((piece, account));
+                        waiting[account] = false;
+                    }
+                    Ok(None) => {
+                        let idle = sizes.landing - pool.stats().leased;
+                        prop_assert!(idle < min.max(4096), "{idle} bytes were left");
+                        waiting[account] = true;
+                    }
+                    Err(_) => {
+                        prop_assert!(fails || want.max(min) > sizes.landing);
+                        waiting[account] = false;
+                    }
+                },
+                Op::Fill { piece, len } => {
+                    if let Some((piece, _)) = any(&mut pieces, piece) {
+                        let (capacity, addr) = (piece.capacity(), piece.addr());
+                        let landed = piece.filled(len);
+                        prop_assert_eq!(landed.len(), len.min(capacity));
+                        prop_assert!(landed.is_empty() || landed.as_ptr().addr() as u64 == addr);
+                        let mark = landed.first().copied().unwrap_or(0);
+                        bytes.push((landed, mark));
+                    }
+                }
+                Op::Abort(at) => drop(any(&mut pieces, at)),
+                Op::Trim(account) => {
+                    let before = pool.stats().leased;
+                    let freed = accounts[account].trim();
+                    prop_assert_eq!(pool.stats().leased, before - freed);
+                }
+                Op::Reopen(account) => {
+                    accounts[account] = pool.landing();
+                    waiting[account] = false;
+                    // What it still holds belongs to a connection that is gone.
+                    pieces.iter_mut().filter(|p| p.1 == account).for_each(|p| p.1 = usize::MAX);
+                }
+                Op::StopWaiting(account) => {
+                    accounts[account].stop_waiting();
+                    waiting[account] = false;
+                }
+                Op::DropBuf(at) => {
+                    if let Some((buf, mark)) = any(&mut bufs, at) {
+                        prop_assert!(is_marked(&buf, mark));
+                    }
+                }
+                Op::DropBytes(at) => {
+                    if let Some((some, mark)) = any(&mut bytes, at) {
+                        prop_assert!(is_marked(&some, mark));
+                    }
+                }
+                Op::DropControl(at) => {
+                    if let Some((buf, mark)) = any(&mut controls, at) {
+                        prop_assert!(is_marked(&buf, mark));
+                    }
+                }
+                Op::Fail(now) => {
+                    fails = now;
+                    ledger.fail(now);
+                }
+            }
+            assert_budgets(&pool, &ledger);
+            for (i, account) in accounts.iter().enumerate() {
+                let others = (0..4).any(|j| j != i && waiting[j]);
+                prop_assert_eq!(account.wanted_elsewhere(), others);
+            }
+            let granted: usize = pieces.iter().map(|(p, _)| p.capacity()).sum();
+            prop_assert_eq!(pool.stats().granted, granted);
+        }
+        for (some, mark) in bufs.iter().chain(&controls) {
+            prop_assert!(is_marked(some, *mark));
+        }
+        // All that waits is served in its order, when all else is given back.
+        ledger.fail(false);
+        drop((bufs, pieces, controls));
+        for (some, mark) in bytes {
+            prop_assert!(is_marked(&some, mark));
+        }
+        for (mut alloc, _) in waits {
+            prop_assert!(Pin::new(&mut alloc).poll(&mut cx).is_ready());
+        }
+        for mut account in accounts {
+            account.trim();
+        }
+        assert_unused(&pool);
+        prop_assert_eq!(pool.stats().leased, 0);
+        prop_assert!(pool.try_alloc(sizes.send).is_ok());
+        drop(pool);
+        ledger.assert_settled();
+    }
+}

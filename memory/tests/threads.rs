@@ -1,0 +1,183 @@
+//! Many threads on one pool.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+mod common;
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::{Arc, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+
+use bytes::{BufMut, Bytes};
+use common::{assert_unused, small};
+use tonic_rdma_memory::{Access, Landing, PoolError};
+
+const THREADS: usize = 6;
+const ROUNDS: usize = 2_000;
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+fn waker() -> Waker {
+    Waker::from(Arc::new(Unpark(thread::current())))
+}
+
+/// A lost wake-up shows as a test that does not end.
+fn block_on<F: Future>(future: F) -> F::Output {
+    let mut future = pin!(future);
+    let waker = waker();
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => thread::park(),
+        }
+    }
+}
+
+/// Lengths that no two neighbours agree on.
+fn len(i: usize) -> usize {
+    [1, 4_000, 5_000, 60_000, 200_000, 300_000, 500_000][i % 7]
+}
+
+#[test]
+fn send_memory() {
+    let (pool, ledger) = small();
+    let (budget, control) = (pool.config().send, pool.config().control);
+    thread::scope(|scope| {
+        let (frozen, others) = mpsc::channel::<(Bytes, u8)>();
+        for t in 0..THREADS {
+            let (pool, frozen, ledger) = (pool.clone(), frozen.clone(), ledger.clone());
+            scope.spawn(move || {
+                for i in 0..ROUNDS {
+                    let (len, mark) = (len(i * (t + 1)), (i + t) as u8);
+                    let buf = match (i + t) % 4 {
+                        0 => pool.try_alloc(len),
+                        // Given up after its first poll.
+                        1 => {
+                            let mut alloc = pin!(pool.alloc(len));
+                            match alloc.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                                Poll::Ready(result) => result,
+                                Poll::Pending => continue,
+                            }
+                        }
+                        _ => Ok(block_on(pool.alloc(len)).unwrap()),
+                    };
+                    let mut buf = match buf {
+                        Ok(buf) => buf,
+                        Err(PoolError::Exhausted { .. }) => continue,
+                        Err(error) => panic!("{error}"),
+                    };
+                    buf.put_bytes(mark, len.min(100));
+                    thread::yield_now();
+                    assert!(ledger.bytes_of(Access::Local) <= budget + control);
+                    frozen.send((buf.freeze(), mark)).unwrap();
+                }
+            });
+        }
+        drop(frozen);
+        // Freed by another thread than the one that took it.
+        scope.spawn(move || {
+            for (bytes, mark) in others {
+                assert!(bytes.iter().all(|byte| *byte == mark));
+            }
+        });
+    });
+    assert!(pool.stats().waits > 0);
+    assert_unused(&pool);
+    assert!(ledger.most() <= budget);
+    assert!(pool.try_alloc(budget).is_ok());
+    drop(pool);
+    ledger.assert_settled();
+}
+
+/// Waits as a driver does: gives back what is idle when others want it.
+fn grant(landing: &mut Landing, want: usize) -> tonic_rdma_memory::LandingBuf {
+    loop {
+        if landing.wanted_elsewhere() {
+            landing.trim();
+        }
+        if let Some(piece) = landing.alloc(want, 4096).unwrap() {
+            return piece;
+        }
+        thread::park();
+    }
+}
+
+#[test]
+fn landing_memory() {
+    let (pool, ledger) = small();
+    let budget = pool.config().landing;
+    thread::scope(|scope| {
+        let (landed, readers) = mpsc::channel::<(Bytes, u8)>();
+        for t in 0..THREADS {
+            let (pool, landed) = (pool.clone(), landed.clone());
+            scope.spawn(move || {
+                let mut landing = pool.landing();
+                landing.register_waker(&waker());
+                for i in 0..ROUNDS {
+                    let (len, mark) = (len(i * (t + 1)), (i + t) as u8);
+                    let piece = grant(&mut landing, len);
+                    let fill = piece.capacity().min(200);
+                    // SAFETY: granted to nobody else, and mapped.
+                    unsafe { std::ptr::write_bytes(piece.addr() as *mut u8, mark, fill) };
+                    match i % 3 {
+                        0 => drop(piece),
+                        _ => landed.send((piece.filled(fill), mark)).unwrap(),
+                    }
+                    if i % 50 == 0 {
+                        landing.trim();
+                    }
+                }
+                // From here on this thread drives nothing: its account goes, its pieces live on.
+            });
+        }
+        drop(landed);
+        let ledger = ledger.clone();
+        scope.spawn(move || {
+            for (bytes, mark) in readers {
+                assert!(bytes.iter().all(|byte| *byte == mark));
+                assert!(ledger.bytes_of(Access::RemoteWrite) <= budget);
+            }
+        });
+    });
+    assert_unused(&pool);
+    assert_eq!(pool.stats().leased, 0);
+    assert!(ledger.most() <= budget);
+    drop(pool);
+    ledger.assert_settled();
+}
+
+/// All parts together stay under what the system lets the process pin: the ledger refuses more.
+#[test]
+fn all_parts_at_once_stay_below_the_limit() {
+    let (pool, ledger) = small();
+    thread::scope(|scope| {
+        for t in 0..THREADS {
+            let pool = pool.clone();
+            scope.spawn(move || {
+                let mut landing = pool.landing();
+                for i in 0..ROUNDS {
+                    let len = len(i + t);
+                    let results = [pool.try_alloc(len), pool.control(len)];
+                    let piece = landing.alloc(len, 1).unwrap();
+                    for error in results.iter().filter_map(|r| r.as_ref().err()) {
+                        assert!(matches!(error, PoolError::Exhausted { .. }), "{error}");
+                    }
+                    drop(piece);
+                    landing.trim();
+                }
+            });
+        }
+    });
+    assert_unused(&pool);
+    assert!(ledger.most() <= pool.config().total);
+    drop(pool);
+    ledger.assert_settled();
+}
