@@ -396,8 +396,7 @@ fn wait_order(pool: &Pool) -> Vec<usize> {
     }
     order.lock().unwrap().clear();
     drop((held, holder));
-    let order = order.lock().unwrap().clone();
-    order
+    order.lock().unwrap().clone()
 }
 
 #[test]

@@ -80,11 +80,12 @@ fn marked(mut buf: PinnedBuf, len: usize, mark: u8) -> (PinnedBuf, u8) {
 }
 
 fn is_marked(bytes: &[u8], mark: u8) -> bool {
-    bytes.iter().all(|byte| *byte == mark)
+    // As a comparison of memory, which is fast without optimisation, too.
+    bytes.first().is_none_or(|first| *first == mark && bytes[1..] == bytes[..bytes.len() - 1])
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     #[test]
     fn sequences_of_operations(ops in vec(op(), 1..120)) {
