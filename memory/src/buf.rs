@@ -89,7 +89,28 @@ impl PinnedBuf {
     }
 
     /// Reads until the buffer is full or the reader has no more. Returns the bytes read. For a tokio reader use its
-    /// `read_buf`, which takes any [`BufMut`].
+    /// `read_buf`, which takes any [`BufMut`]:
+    ///
+    /// ```
+    /// use bytes::BufMut;
+    /// use tokio::io::{AsyncRead, AsyncReadExt};
+    /// use tonic_rdma_memory::{PinnedBuf, Pool};
+    ///
+    /// /// Up to `len` bytes of a reader, in memory that can be sent as it is.
+    /// async fn read(pool: &Pool, reader: &mut (impl AsyncRead + Unpin), len: usize) -> std::io::Result<PinnedBuf> {
+    ///     let mut buf = pool.alloc(len).await.map_err(std::io::Error::other)?;
+    ///     while buf.has_remaining_mut() && reader.read_buf(&mut buf).await? > 0 {}
+    ///     Ok(buf)
+    /// }
+    /// # use std::sync::Arc;
+    /// # use tonic_rdma_memory::{HeapRegistrar, PoolConfig};
+    /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+    /// # let pool = Pool::new(PoolConfig::default(), Arc::new(HeapRegistrar::default())).map_err(std::io::Error::other)?;
+    /// # assert_eq!(&read(&pool, &mut &b"payload"[..], 4).await?[..], b"payl");
+    /// # std::io::Result::Ok(())
+    /// # })?;
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// Those of the reader, `Interrupted` apart; what was read before stays.
