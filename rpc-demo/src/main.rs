@@ -7,10 +7,9 @@
 //! | [`put`], [`get`], [`ls`] | the client's commands |
 //! | [`demo`] | both in one command, as two processes |
 //! | [`net`] | all that knows the transport |
-//! | [`names`], [`digest`], [`source`], [`sink`], [`buffers`] | names, CRC32C, files on their way out and in |
+//! | [`names`], [`digest`], [`source`], [`sink`] | names, CRC32C, files on their way out and in |
 //! | [`tree`], [`progress`], [`summary`], [`output`], [`failure`], [`logging`] | local trees, and what is said |
 
-mod buffers;
 mod cli;
 mod demo;
 mod digest;

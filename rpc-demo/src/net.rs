@@ -20,6 +20,10 @@ const CONNECTION_WINDOW: u32 = 8 << 20;
 const PROBE_AFTER: Duration = Duration::from_secs(10);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// A bulk transfer is worth waiting a little longer for the fast path than the transport's own second. Where there is
+/// none to wait for, nothing waits.
+const FAST_PATH_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// A connected client.
 #[derive(Clone)]
 pub(crate) struct Connection {
@@ -47,6 +51,7 @@ pub(crate) async fn connect(remote: &Remote) -> Result<Connection, Failure> {
         .initial_connection_window_size(CONNECTION_WINDOW)
         .http2_keep_alive_interval(PROBE_AFTER)
         .keep_alive_timeout(PROBE_TIMEOUT)
+        .fast_path_timeout(FAST_PATH_TIMEOUT)
         .require_rdma(remote.require_rdma);
     let channel = endpoint.connect().await.map_err(|error| {
         let why = causes(&error);

@@ -1,6 +1,5 @@
 //! `rpc-demo put`.
 
-use crate::buffers::Buffers;
 use crate::cli::Put;
 use crate::digest::Digest;
 use crate::failure::Failure;
@@ -153,7 +152,7 @@ async fn put_file(
     progress.file(name.as_str());
     let size = source.size;
     let header = PutHeader { name: name.as_str().to_owned(), size, mode };
-    let mut pieces = source.start(chunk, Buffers::heap());
+    let mut pieces = source.start(chunk);
     // The chunks that wait are those of the source.
     let (feed, requests) = mpsc::channel(1);
     let read = async move {

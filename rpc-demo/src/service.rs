@@ -1,6 +1,5 @@
 //! The gRPC service over a [`Store`].
 
-use crate::buffers::Buffers;
 use crate::cli::{CHUNK, CHUNK_MAX, CHUNK_MIN};
 use crate::digest::Digest;
 use crate::names::{Name, Shown};
@@ -169,7 +168,7 @@ impl ObjectStore for Service {
         let expected = Expected { name, size: object.size, recorded: object.recorded };
         let header = GetHeader { size: object.size, mode: object.mode };
         let source = Source { file: object.file, size: Some(object.size), regular: true };
-        let pieces = ReceiverStream::new(source.start(chunk, Buffers::heap()));
+        let pieces = ReceiverStream::new(source.start(chunk));
         let body = pieces.map(move |piece| {
             // Held until the stream is dropped.
             let _slot = &slot;

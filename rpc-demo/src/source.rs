@@ -1,11 +1,9 @@
 //! Files on their way out: read in chunks on a thread of their own, a bounded distance ahead of the network.
 
-use crate::buffers::Buffers;
 use crate::digest::Digest;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use std::fs::File;
-use std::io;
-use tokio::runtime::Handle;
+use std::io::{self, Read};
 use tokio::sync::mpsc;
 
 /// Chunks read ahead of the network; one more is being read.
@@ -32,13 +30,12 @@ pub(crate) struct Source {
 
 impl Source {
     /// Begins to read, `chunk` bytes at a time. Needs a tokio runtime. The thread ends when the receiver is dropped.
-    pub(crate) fn start(self, chunk: usize, buffers: Buffers) -> mpsc::Receiver<io::Result<Piece>> {
+    pub(crate) fn start(self, chunk: usize) -> mpsc::Receiver<io::Result<Piece>> {
         let (pieces, receiver) = mpsc::channel(READ_AHEAD);
-        let handle = Handle::current();
         let regular = self.regular;
         let failed = pieces.clone();
         let work = move || {
-            if let Err(error) = self.read(chunk, &buffers, &handle, &pieces) {
+            if let Err(error) = self.read(chunk, &pieces) {
                 // A receiver that is gone does not want to know.
                 let _ = pieces.blocking_send(Err(error));
             }
@@ -51,36 +48,38 @@ impl Source {
         receiver
     }
 
-    fn read(
-        mut self,
-        chunk: usize,
-        buffers: &Buffers,
-        handle: &Handle,
-        pieces: &mpsc::Sender<io::Result<Piece>>,
-    ) -> io::Result<()> {
+    fn read(mut self, chunk: usize, pieces: &mpsc::Sender<io::Result<Piece>>) -> io::Result<()> {
         let mut digest = Digest::default();
         loop {
-            // What is left, and at least one byte more so that the end is seen by reading past it.
+            // What is left, and one byte more so that the end is seen by reading past it.
             let left = self.size.map_or(u64::MAX, |size| size.saturating_sub(digest.size)).saturating_add(1);
             let want = usize::try_from(left).map_or(chunk, |left| left.min(chunk));
-            let room = async {
-                tokio::select! {
-                    room = buffers.get(want) => Some(room),
-                    () = pieces.closed() => None,
-                }
-            };
-            let Some(room) = handle.block_on(room) else { return Ok(()) };
-            let bytes = room?.fill_from(&mut self.file)?;
-            if bytes.is_empty() {
-                let _ = pieces.blocking_send(Ok(Piece::End(digest)));
-                return Ok(());
-            }
+            let mut buffer = BytesMut::zeroed(want);
+            let filled = fill(&mut self.file, &mut buffer)?;
+            buffer.truncate(filled);
+            let bytes = buffer.freeze();
+            let end = bytes.is_empty();
             digest.add(&bytes);
-            if pieces.blocking_send(Ok(Piece::Chunk(bytes))).is_err() {
+            let piece = if end { Piece::End(digest) } else { Piece::Chunk(bytes) };
+            if pieces.blocking_send(Ok(piece)).is_err() || end {
                 return Ok(());
             }
         }
     }
+}
+
+/// Fills `buffer` as far as the reader has something; returns how far.
+pub(crate) fn fill(reader: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut filled = 0;
+    while let Some(room) = buffer.get_mut(filled..).filter(|room| !room.is_empty()) {
+        match reader.read(room) {
+            Ok(0) => break,
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(filled)
 }
 
 #[cfg(test)]
@@ -92,7 +91,7 @@ mod tests {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(content).unwrap();
         let source = Source { file: file.reopen().unwrap(), size, regular: true };
-        let mut pieces = source.start(chunk, Buffers::heap());
+        let mut pieces = source.start(chunk);
         let (mut sizes, mut bytes) = (Vec::new(), Vec::new());
         loop {
             match pieces.recv().await.unwrap().unwrap() {
@@ -123,7 +122,7 @@ mod tests {
     async fn a_read_error_arrives() {
         let dir = tempfile::tempdir().unwrap();
         let source = Source { file: File::open(dir.path()).unwrap(), size: None, regular: true };
-        let error = source.start(4096, Buffers::heap()).recv().await.unwrap().unwrap_err();
+        let error = source.start(4096).recv().await.unwrap().unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::IsADirectory);
     }
 }

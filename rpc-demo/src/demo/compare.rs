@@ -2,10 +2,11 @@
 
 use crate::failure::Failure;
 use crate::progress::Progress;
+use crate::source::fill;
 use crate::summary::Tally;
 use crate::tree::{Tree, shown};
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -39,13 +40,13 @@ pub(super) fn trees(left: &Path, right: &Path, stop: &AtomicBool) -> Result<Tall
                     return Err(io::ErrorKind::Interrupted.into());
                 }
                 let (x, y) = (fill(&mut one, &mut a)?, fill(&mut other, &mut b)?);
-                if x != y {
+                if a.get(..x) != b.get(..y) {
                     return Ok(false);
                 }
-                if x.is_empty() {
+                if x == 0 {
                     return Ok(true);
                 }
-                progress.add(x.len());
+                progress.add(x);
             }
         };
         match compare() {
@@ -57,20 +58,6 @@ pub(super) fn trees(left: &Path, right: &Path, stop: &AtomicBool) -> Result<Tall
         tally.bytes += size;
     }
     Ok(tally)
-}
-
-/// The next bytes, as many as there is room for unless the file ends.
-fn fill<'a>(file: &mut File, buffer: &'a mut [u8]) -> io::Result<&'a [u8]> {
-    let mut filled = 0;
-    while let Some(room) = buffer.get_mut(filled..).filter(|room| !room.is_empty()) {
-        match file.read(room) {
-            Ok(0) => break,
-            Ok(count) => filled += count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(buffer.get(..filled).unwrap_or_default())
 }
 
 fn differ(left: &Path, right: &Path, why: String) -> Failure {
