@@ -6,7 +6,7 @@ mod common;
 
 use common::*;
 use std::fs::{self, Permissions};
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Stdio;
@@ -144,6 +144,43 @@ fn what_has_no_size_beforehand_is_stored_too() {
     says(&fs::read_to_string(at("root/proc")).unwrap(), &["Name:", "State:"]);
 }
 
+/// The most memory that a process has had at a time, in bytes.
+fn peak(process: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
+}
+
+#[test]
+fn a_file_is_never_held_whole() {
+    const BLOCKS: usize = 256;
+    const SIZE: u64 = (BLOCKS as u64) << 20;
+    let dir = scratch();
+    let at = |path: &str| dir.path().join(path);
+    fs::create_dir(at("root")).unwrap();
+    let server = Server::start(&at("root"));
+    let before = peak(server.child.id());
+
+    let mut put = server.client_command(["put", "-", "large"]);
+    let mut client = put.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut pipe = client.stdin.take().unwrap();
+    let block = content(1 << 20, 11);
+    for _ in 0..BLOCKS {
+        pipe.write_all(&block).unwrap();
+    }
+    // It has read all but what the pipe holds, and still runs.
+    let held = peak(client.id());
+    drop(pipe);
+    ok(client.wait_with_output().unwrap());
+    assert!(held < SIZE / 4, "the client held {held} bytes");
+
+    let get = ok(server.client(["get".as_ref(), "large".as_ref(), at("back").as_os_str()]));
+    says(stdout(&get), &[&format!("{SIZE} bytes in 1 file")]);
+    assert_eq!(fs::metadata(at("back")).unwrap().len(), SIZE);
+    let held = peak(server.child.id()) - before;
+    assert!(held < SIZE / 4, "the server held {held} bytes");
+}
+
 #[test]
 fn links_and_special_files_are_left_out_and_counted() {
     let dir = scratch();
@@ -208,6 +245,39 @@ fn the_demo_runs_and_cleans_up() {
     let kept = dir.path().join(kept);
     assert_eq!(names(&kept), ["copy", "root", "source"]);
     assert!(picture(&kept.join("source")) == picture(&kept.join("copy")));
+}
+
+/// A demo whose server runs, and the number of the server's process.
+fn demo_under_way(dir: &Path) -> (std::process::Child, u32) {
+    let mut demo = program();
+    demo.args(["demo", "--size", "512MiB", "--dir"]).arg(dir).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut demo = demo.spawn().unwrap();
+    let mut lines = BufReader::new(demo.stdout.take().unwrap()).lines();
+    let line = lines.find(|line| line.as_ref().unwrap().starts_with("demo: server at ")).unwrap().unwrap();
+    let server = line.rsplit_once(' ').unwrap().1.parse().unwrap();
+    (demo, server)
+}
+
+#[test]
+fn a_demo_that_is_interrupted_leaves_nothing() {
+    let dir = scratch();
+    let (mut demo, server) = demo_under_way(dir.path());
+    signal(&demo, rustix::process::Signal::INT);
+    assert_eq!(wait(&mut demo).code(), Some(1));
+    assert!(names(dir.path()).is_empty(), "{:?}", names(dir.path()));
+    until("its server ends", || !runs(server));
+
+    // Killed, it cannot remove its files; its server ends all the same.
+    let (mut demo, server) = demo_under_way(dir.path());
+    demo.kill().unwrap();
+    demo.wait().unwrap();
+    until("its server ends", || !runs(server));
+}
+
+/// Whether a process runs.
+fn runs(process: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
 }
 
 #[test]
