@@ -20,6 +20,16 @@ pub enum AnyChannel {
     Rdma(tonic_rdma::Channel),
 }
 
+impl AnyChannel {
+    /// tonic-rdma's channel. Fails the test when it is another's.
+    pub fn rdma(&self) -> &tonic_rdma::Channel {
+        match self {
+            AnyChannel::Rdma(channel) => channel,
+            AnyChannel::Stock(_) => unreachable!("the case is for tonic-rdma only"),
+        }
+    }
+}
+
 impl Service<http::Request<Body>> for AnyChannel {
     type Response = http::Response<Body>;
     // What a stub makes of the channel's error anyway.

@@ -37,6 +37,9 @@ impl Fabric {
         Fabric::SimSmall,
     ];
 
+    /// The fabrics with a fast path.
+    pub const FAST: &[Fabric] = &[Fabric::Sim, Fabric::SimDelayed, Fabric::SimSmall, Fabric::Verbs];
+
     /// The fast path that calls must take; `None`: TCP.
     pub fn fast(self) -> Option<Path> {
         match self {

@@ -101,12 +101,19 @@ impl Bed {
 
     /// A bound socket, not yet served.
     pub async fn listen(&self) -> Listening {
-        self.listen_at(SocketAddr::new(bind_ip().unwrap(), 0)).await
+        self.listen_at(any_port()).await
     }
 
     /// Likewise, at an address.
     pub async fn listen_at(&self, addr: SocketAddr) -> Listening {
-        let listener = TcpListener::bind(addr).await.unwrap();
+        self.listen_now(addr)
+    }
+
+    /// Likewise, on the runtime that is entered.
+    pub fn listen_now(&self, addr: SocketAddr) -> Listening {
+        let listener = std::net::TcpListener::bind(addr).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let listener = TcpListener::from_std(listener).unwrap();
         Listening {
             addr: listener.local_addr().unwrap(),
             incoming: TcpIncoming::from(listener).with_nodelay(Some(true)),
@@ -179,9 +186,16 @@ impl Bed {
         self.may_fall_back.store(true, Ordering::Relaxed);
     }
 
-    /// What the pools that the case used hold.
-    pub fn pools(&self) -> Vec<PoolStats> {
-        self.pools.lock().unwrap().iter().map(Pool::stats).collect()
+    /// What the pools that the case used hold, in words.
+    pub fn pools(&self) -> Vec<String> {
+        let pools = self.pools.lock().unwrap();
+        let all = pools.iter().map(|pool| {
+            let PoolStats { send, control, granted, filled, leased, waits, .. } = pool.stats();
+            format!(
+                "pool: send {send}, control {control}, granted {granted}, filled {filled}, leased {leased}, waits {waits}"
+            )
+        });
+        all.collect()
     }
 
     /// Waits until every byte of the pools has come back. Call it when servers and clients are gone.
@@ -213,6 +227,11 @@ impl Bed {
         }
         assert!(entries.iter().any(|entry| entry.fast == fast), "no call over {fast:?}");
     }
+}
+
+/// The address that servers bind, with a port of the system's choice.
+pub fn any_port() -> SocketAddr {
+    SocketAddr::new(bind_ip().unwrap(), 0)
 }
 
 /// A client with no limits on message sizes.

@@ -73,9 +73,9 @@ fn run(case: Case, fabric: Fabric, hang: Duration) -> Result<(), Failed> {
     match result.recv_timeout(hang) {
         Ok(()) => Ok(()),
         Err(mpsc::RecvTimeoutError::Timeout) => {
-            let events = watched.probe().events().join("\n  ");
-            let pools = watched.pools();
-            Err(format!("hangs: not done after {} s; events:\n  {events}\n{pools:#?}", hang.as_secs()).into())
+            let events = watched.probe().events().into_iter().chain(watched.pools());
+            let events = events.collect::<Vec<_>>().join("\n  ");
+            Err(format!("hangs: not done after {} s; events:\n  {events}", hang.as_secs()).into())
         }
         Err(mpsc::RecvTimeoutError::Disconnected) => match thread.join() {
             Ok(()) => Err("the case ended without a result".into()),

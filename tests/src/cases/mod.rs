@@ -6,9 +6,12 @@ use std::{future::Future, pin::Pin};
 /// Declares `CASES` of a module.
 macro_rules! cases {
     ($($name:ident),+ $(,)?) => {
+        cases![for None; $($name),+];
+    };
+    (for $only:expr; $($name:ident),+ $(,)?) => {
         /// The cases of this module.
         pub(crate) const CASES: &[(&str, super::Run, Option<&[crate::fabric::Fabric]>)] =
-            &[$((stringify!($name), |bed| Box::pin($name(bed)), None)),+];
+            &[$((stringify!($name), |bed| Box::pin($name(bed)), $only)),+];
     };
 }
 
@@ -17,6 +20,7 @@ mod calls;
 mod cancel;
 mod compression;
 mod deadlines;
+mod fast;
 mod headers;
 mod layers;
 mod limits;
@@ -50,6 +54,7 @@ pub fn all() -> Vec<Case> {
         ("cancel", cancel::CASES),
         ("compression", compression::CASES),
         ("deadlines", deadlines::CASES),
+        ("fast", fast::CASES),
         ("headers", headers::CASES),
         ("layers", layers::CASES),
         ("limits", limits::CASES),

@@ -1,11 +1,11 @@
 //! Ends of servers and channels with calls in flight, and failures of handlers.
 
 use crate::{
-    harness::{Bed, client_of},
+    harness::{Bed, any_port, client_of},
     script::{before, echo, echo_all, gate, hang, panic, payload, receive, send, send_many, steps},
     service::Scripted,
 };
-use tokio::{sync::mpsc, task::JoinSet};
+use tokio::{runtime::Runtime, sync::mpsc, task::JoinSet};
 use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 use tonic::{Code, Status};
 
@@ -16,6 +16,8 @@ cases![
     calls_after_the_end_are_unavailable,
     channel_outlives_its_server,
     dropped_clients_end_their_handlers,
+    killed_server_fails_calls_in_flight,
+    killed_client_ends_its_handlers,
     panic_fails_one_call,
     panic_in_a_stream_fails_one_call,
 ];
@@ -137,6 +139,75 @@ async fn dropped_clients_end_their_handlers(bed: &Bed) {
     bed.probe().seen_times("dropped:d", 3).await;
     let mut client = bed.client(&server).await;
     client.unary(steps("", [send(1, 1)])).await.unwrap().into_inner().expect(1, 1);
+}
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+}
+
+async fn killed_server_fails_calls_in_flight(bed: &Bed) {
+    let doomed = runtime();
+    let server = {
+        let _inside = doomed.enter();
+        let listening = bed.listen_now(any_port());
+        serve!(bed, listening, |server| server.add_service(Scripted::server(bed.probe())))
+    };
+    let client = bed.client(&server).await;
+    let mut calls = JoinSet::new();
+    for size in [10, 100_000, 8 << 20] {
+        let (mut unary, mut streaming) = (client.clone(), client.clone());
+        let probe = bed.probe().clone();
+        calls.spawn(async move {
+            let request = steps("u", [gate("never"), echo(1)]).with_payload(1, size);
+            unary.unary(request).await.unwrap_err()
+        });
+        calls.spawn(async move {
+            let request = steps("d", [send(1, size), gate("never")]);
+            let mut replies = streaming.download(request).await.unwrap().into_inner();
+            replies.message().await.unwrap().unwrap().expect(1, size);
+            probe.report("heard");
+            replies.message().await.unwrap_err()
+        });
+    }
+    bed.probe().seen_times("gate:never", 6).await;
+    bed.probe().seen_times("heard", 3).await;
+    doomed.shutdown_background();
+    while let Some(status) = calls.join_next().await {
+        let status = status.unwrap();
+        match bed.fabric().fast() {
+            // CANCELLED when the runtime dropped the handler first and the connection after it.
+            Some(_) => check_gone(&status),
+            // hyper has several words for it.
+            None => assert_ne!(status.code(), Code::Ok, "{status:?}"),
+        }
+    }
+    let mut client = client;
+    check_gone(&client.unary(steps("", [send(1, 1)])).await.unwrap_err());
+}
+
+async fn killed_client_ends_its_handlers(bed: &Bed) {
+    let server = bed.server().await;
+    let doomed = runtime();
+    let channel = {
+        let channel = async { connect!(bed, server) };
+        // What the channel runs, it runs on the runtime that is to be killed.
+        tokio::task::block_in_place(|| doomed.block_on(channel))
+    };
+    let mut streaming = client_of(channel.clone());
+    doomed.spawn(async move {
+        let request = steps("d", [send(1, 100), hang()]);
+        let mut replies = streaming.download(request).await.unwrap().into_inner();
+        replies.message().await.unwrap().unwrap().expect(1, 100);
+        replies.message().await
+    });
+    bed.probe().seen("began:d").await;
+    doomed.shutdown_background();
+    bed.probe().seen("dropped:d").await;
+    // A channel without its runtime must say so rather than hang.
+    let mut orphan = client_of(channel);
+    orphan.unary(steps("", [send(1, 1)])).await.unwrap_err();
+    let mut other = bed.client(&server).await;
+    other.unary(steps("", [send(1, 1)])).await.unwrap().into_inner().expect(1, 1);
 }
 
 /// Over HTTP/2 the stream of a handler that panicked is reset, which reads CANCELLED. That the

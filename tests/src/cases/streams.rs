@@ -17,9 +17,24 @@ cases![
     stalled_uploads_stop_only_themselves,
     small_calls_beside_bulk,
     many_channels_to_one_server,
+    more_at_once_than_pools_hold,
 ];
 
 const MIB: usize = 1 << 20;
+
+async fn more_at_once_than_pools_hold(bed: &Bed) {
+    let (_server, client) = bed.pair().await;
+    let mut calls = JoinSet::new();
+    for seed in 0..20 {
+        let mut client = client.clone();
+        calls.spawn(async move {
+            let request = steps("", [echo(1)]).with_payload(seed, 4 * MIB);
+            let reply = client.unary(request).await.unwrap().into_inner();
+            reply.expect(seed, 4 * MIB);
+        });
+    }
+    calls.join_all().await;
+}
 
 struct Chat {
     sender: mpsc::Sender<Message>,

@@ -1,0 +1,106 @@
+//! What only a fast path has: the way bytes take, and what a peer may not do.
+
+use crate::{
+    fabric::Fabric,
+    harness::{Bed, client_of},
+    script::{echo, gate, send, send_many, steps},
+    service::Scripted,
+};
+use tonic::{Code, Request, Status, service::InterceptorLayer};
+
+cases![for Some(Fabric::FAST);
+    bulk_goes_by_write,
+    small_messages_go_by_send,
+    header_blocks_have_a_limit,
+    offer_passes_through_layers,
+    who_is_kept_out_gets_no_fast_path,
+];
+
+const MIB: usize = 1 << 20;
+
+async fn bulk_goes_by_write(bed: &Bed) {
+    let server = bed.server().await;
+    let channel = connect!(bed, server);
+    let mut client = client_of(channel.clone());
+    for seed in 0..4 {
+        let request = steps("", [echo(1)]).with_payload(seed, 8 * MIB);
+        client.unary(request).await.unwrap().into_inner().expect(seed, 8 * MIB);
+    }
+    let stats = channel.rdma().stats();
+    assert!(stats.bytes_sent_write >= 4 * 8 * MIB as u64, "{stats:?}");
+    assert!(stats.bytes_received_write >= 4 * 8 * MIB as u64, "{stats:?}");
+    assert!(stats.write_share() >= 0.99, "{stats:?}");
+    assert_eq!((stats.calls_fast, stats.bytes_sent_tcp, stats.bytes_received_tcp), (4, 0, 0), "{stats:?}");
+}
+
+async fn small_messages_go_by_send(bed: &Bed) {
+    let server = bed.server().await;
+    let channel = connect!(bed, server);
+    let mut client = client_of(channel.clone());
+    for seed in 0..100 {
+        let request = steps("", [echo(1)]).with_payload(seed, 64);
+        client.unary(request).await.unwrap().into_inner().expect(seed, 64);
+    }
+    let stats = channel.rdma().stats();
+    assert_eq!((stats.bytes_sent_write, stats.bytes_received_write), (0, 0), "{stats:?}");
+    assert!(stats.bytes_sent_send >= 6400 && stats.bytes_received_send >= 6400, "{stats:?}");
+    assert_eq!((stats.calls_fast, stats.calls_tcp), (100, 0), "{stats:?}");
+}
+
+async fn header_blocks_have_a_limit(bed: &Bed) {
+    let (_server, mut client) = bed.pair().await;
+    for size in [70_000, 300_000] {
+        let mut request = Request::new(steps("over", [send(1, 1)]));
+        request.metadata_mut().insert("x-large", "v".repeat(size).parse().unwrap());
+        let status = client.unary(request).await.unwrap_err();
+        assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
+        assert_eq!(bed.probe().count("began:over"), 0);
+    }
+    client.unary(steps("", [send(2, 2)])).await.unwrap().into_inner().expect(2, 2);
+}
+
+/// Lets calls with the token in, and those only.
+fn guard(request: Request<()>) -> Result<Request<()>, Status> {
+    match request.metadata().get("authorization") {
+        Some(token) if token == "Bearer ann" => Ok(request),
+        _ => Err(Status::unauthenticated("who are you?")),
+    }
+}
+
+fn with_token(mut request: Request<()>) -> Result<Request<()>, Status> {
+    request.metadata_mut().insert("authorization", "Bearer ann".parse().unwrap());
+    Ok(request)
+}
+
+async fn offer_passes_through_layers(bed: &Bed) {
+    let server = serve!(bed, |server| server
+        .layer(InterceptorLayer::new(guard))
+        .add_service(Scripted::server(bed.probe())));
+    let endpoint = bed.rdma_endpoint(server.uri()).offer_interceptor(with_token);
+    let channel = endpoint.connect().await.unwrap();
+    bed.check_channel(&channel);
+    let mut client = client_of(crate::channel::AnyChannel::Rdma(channel));
+    let mut request = Request::new(steps("", [send_many(1, 10, 1)]));
+    request = with_token(request.map(drop)).unwrap().map(|()| steps("", [send(1, 10)]));
+    client.unary(request).await.unwrap().into_inner().expect(1, 10);
+    // The ticket is no password: each call is checked.
+    let status = client.unary(steps("never", [gate("never")])).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unauthenticated);
+    assert_eq!(bed.probe().count("began:never"), 0);
+}
+
+async fn who_is_kept_out_gets_no_fast_path(bed: &Bed) {
+    let server = serve!(bed, |server| server
+        .layer(InterceptorLayer::new(guard))
+        .add_service(Scripted::server(bed.probe())));
+    let error = bed.rdma_endpoint(server.uri()).connect().await.unwrap_err();
+    let text = format!("{error:?} {error}");
+    assert!(text.contains("who are you?"), "{text}");
+    // With the token it is there for the asking.
+    let endpoint = bed.rdma_endpoint(server.uri()).offer_interceptor(with_token);
+    let channel = endpoint.connect().await.unwrap();
+    bed.check_channel(&channel);
+    let mut client = client_of(crate::channel::AnyChannel::Rdma(channel));
+    let request = with_token(Request::new(())).unwrap().map(|()| steps("", [send(1, 10)]));
+    client.unary(request).await.unwrap().into_inner().expect(1, 10);
+}
