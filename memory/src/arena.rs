@@ -60,6 +60,9 @@ pub(crate) struct Arenas {
     arenas: Mutex<Slab<Arc<Arena>>>,
     /// Bytes of a new arena of small slots.
     arena: usize,
+    /// Free arenas of their own, kept registered for the next request of their size until the budget needs them: memory
+    /// is not registered per message (R12), however long.
+    idle: Mutex<Vec<Handle>>,
 }
 
 /// A slot, owned.
@@ -94,6 +97,7 @@ impl Arenas {
             classes: CLASSES.iter().filter(|slot| **slot <= largest).map(class).collect(),
             arenas: Mutex::new(Slab::new()),
             arena: (sizes.send / 8).clamp(CLASSES[0], HUGE_PAGE),
+            idle: Mutex::default(),
         }
     }
 
@@ -187,9 +191,29 @@ impl Arenas {
     fn own_arena(&self, shared: &Arc<Shared>, len: usize) -> Result<SlotRef, PoolError> {
         let (budget, usage) = (self.budget, self.usage);
         let bytes = len.checked_next_multiple_of(page()).ok_or(PoolError::TooLarge { len, budget, usage })?;
+        if let Some(handle) = self.take_idle(|idle| idle >= bytes && idle / 2 < bytes) {
+            return Ok(self.own(shared, handle, None));
+        }
         let mut arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
         let arena = self.make(shared, &mut arenas, bytes, bytes)?;
         Ok(self.own(shared, Handle { arena, index: 0 }, None))
+    }
+
+    /// The shortest idle arena of its own whose length is wanted.
+    fn take_idle(&self, wanted: impl Fn(usize) -> bool) -> Option<Handle> {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let fitting = idle.iter().enumerate().map(|(at, h)| (at, h.arena.region.len()));
+        let (at, _) = fitting.filter(|(_, len)| wanted(*len)).min_by_key(|(_, len)| *len)?;
+        Some(idle.swap_remove(at))
+    }
+
+    /// Ends an arena of its own: deregistered and unmapped before the budget says so.
+    fn end(&self, shared: &Shared, handle: Handle) {
+        let region = &handle.arena.region;
+        shared.index.remove(region);
+        let bytes = region.len();
+        drop(handle);
+        shared.budgets.give(self.usage, bytes);
     }
 
     /// Maps and registers an arena; takes idle ones down if the budget needs it.
@@ -223,6 +247,10 @@ impl Arenas {
     /// Takes `bytes` of the budget. Takes idle arenas down for it, but only if that is enough.
     fn take_budget(&self, shared: &Shared, arenas: &mut Slab<Arc<Arena>>, bytes: usize) -> bool {
         while !shared.budgets.take(self.usage, bytes, self.budget) {
+            if let Some(handle) = self.take_idle(|_| true) {
+                self.end(shared, handle);
+                continue;
+            }
             let idle: Vec<usize> =
                 arenas.iter().filter(|(_, a)| a.live.load(Relaxed) == 0).map(|(key, _)| key).collect();
             let bound = idle.iter().filter_map(|key| arenas.get(*key)).map(|a| a.region.len()).sum();
@@ -279,21 +307,15 @@ impl Drop for SlotRef {
         let Some(handle) = self.handle.take() else { return };
         let shared = &self.shared;
         shared.counters.of(self.usage).fetch_sub(self.len, Relaxed);
-        match self.class.and_then(|class| shared.arenas(self.usage).classes.get(class)) {
+        let arenas = shared.arenas(self.usage);
+        match self.class.and_then(|class| arenas.classes.get(class)) {
             Some(class) => {
                 class.in_use.fetch_sub(1, Relaxed);
                 handle.arena.live.fetch_sub(1, Relaxed);
                 // Moved, not cloned: whoever has all handles of an arena has it alone.
                 class.free.push(handle);
             }
-            None => {
-                let region = &handle.arena.region;
-                shared.index.remove(region);
-                let bytes = region.len();
-                // The only reference: deregistered and unmapped before the budget says so.
-                drop(handle);
-                shared.budgets.give(self.usage, bytes);
-            }
+            None => arenas.idle.lock().unwrap_or_else(PoisonError::into_inner).push(handle),
         }
         if self.usage == Use::Send {
             shared.waiters.freed(shared);

@@ -116,7 +116,10 @@ impl PoolConfig {
             send = send.saturating_sub(lack)
         }
         let control = total.saturating_sub(send).saturating_sub(landing);
-        let chunk = (landing / 4).clamp(MIN_PART / 4, MAX_CHUNK);
+        // Small enough that many connections get one, large enough, in a pool of default size, for a message of a
+        // mebibyte. Explicit huge pages need whole ones.
+        let parts = if self.huge_pages == HugePages::Explicit { 4 } else { 24 };
+        let chunk = (landing / parts).clamp(MIN_PART / 4, MAX_CHUNK);
         // No odd ends: pieces are often 64 KiB, and huge pages are whole.
         let huge = chunk >= HUGE_PAGE && self.huge_pages != HugePages::Off;
         let chunk = chunk - chunk % if huge { HUGE_PAGE } else { 64 * 1024 };

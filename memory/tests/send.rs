@@ -134,7 +134,13 @@ fn control_blocks_of_many_connections_fit_the_smallest_pool() {
     assert!(pool.try_alloc(pool.config().send).is_ok());
     assert!(pool.landing().alloc(4096, 4096).unwrap().is_some());
     let old = blocks.pop().unwrap().lkey();
-    assert_ne!(pool.control(80 << 10).unwrap().lkey(), old);
+    let before = pool.stats().registrations;
+    assert_eq!(
+        pool.control(80 << 10).unwrap().lkey(),
+        old,
+        "the next connection's block needs no registration"
+    );
+    assert_eq!(pool.stats().registrations, before);
     drop((blocks, pool));
     ledger.assert_settled();
 }
@@ -385,6 +391,21 @@ fn a_registrar_outlives_its_registrations() {
         drop(last);
         ledger.assert_settled();
     }
+}
+
+#[test]
+fn long_messages_are_not_registered_one_by_one() {
+    let (pool, ledger) = pool(PoolConfig::default());
+    for _ in 0..100 {
+        drop(pool.try_alloc(3 << 20).unwrap().freeze());
+        drop(pool.try_alloc((3 << 20) - 5000).unwrap());
+    }
+    assert_eq!(pool.stats().registrations, 1);
+    // The budget is not lost to what is kept.
+    drop(pool.try_alloc(pool.config().send).unwrap());
+    assert_budgets(&pool, &ledger);
+    drop(pool);
+    ledger.assert_settled();
 }
 
 #[test]

@@ -64,6 +64,14 @@ impl Inner {
 
     /// Answers the protocol's wants from this connection's landing account.
     fn grant(&mut self) {
+        if self.grant_wanted() {
+            // Others need not make room for what is not wanted any more.
+            self.landing.stop_waiting();
+        }
+    }
+
+    /// False when there is no memory for what is wanted.
+    fn grant_wanted(&mut self) -> bool {
         while let Some(want) = self.conn.poll_landing() {
             match self.landing.alloc(want.want as usize, want.min as usize) {
                 Ok(Some(buf)) => {
@@ -77,7 +85,7 @@ impl Inner {
                     if let WantKey::Stream(_) = want.key {
                         self.conn.recall_standing();
                     }
-                    return;
+                    return false;
                 }
                 Err(error) => match want.key {
                     WantKey::Stream(id) => self.refuse_bulk(id, &error),
@@ -88,6 +96,7 @@ impl Inner {
                 },
             }
         }
+        true
     }
 
     /// There is no memory for what a stream wants to send, and waiting would not bring any.
