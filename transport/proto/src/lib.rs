@@ -28,6 +28,36 @@
 //!
 //! After an error from [`Connection::receive`] the driver sends what [`Connection::poll_transmit`] still
 //! returns (one CLOSE frame that names the breach) and disconnects.
+//!
+//! Landing memory that the peer still holds then does not come back as an event: the driver frees it when the
+//! queue pair is gone, and not before (R9).
+//!
+//! ```
+//! use std::time::Instant;
+//! use tonic_rdma_proto::{Config, Connection, Event, Room, Transmit};
+//!
+//! let (config, now) = (Config::default(), Instant::now());
+//! config.check()?;
+//! // Settings travel in the hello and its answer.
+//! let mut client = Connection::client(config.clone(), config.settings(), now);
+//! let mut server = Connection::server(config.clone(), config.settings(), now);
+//!
+//! let id = client.open("header block".into(), false)?;
+//! client.send_data(id, "a small message".into(), false, true)?;
+//!
+//! // The driver posts what it is given; here it "arrives" at once.
+//! let mut slot = vec![0; config.slot_size as usize];
+//! let room = Room { write: 1 << 20, staging: 64 << 10 };
+//! while let Some(work) = client.poll_transmit(Some(&mut slot), room) {
+//!     let Transmit::Send(len) = work else { panic!("nothing here needs a WRITE") };
+//!     server.receive(now, slot[..len].to_vec().into())?;
+//! }
+//! let block = "header block".into();
+//! assert_eq!(server.poll_event(), Some(Event::Opened { stream: id, block, end: false }));
+//! let data = "a small message".into();
+//! assert_eq!(server.poll_event(), Some(Event::Data { stream: id, data, end: true }));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod config;
 mod conn;

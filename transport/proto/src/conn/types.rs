@@ -14,7 +14,7 @@ pub enum Side {
     Server,
 }
 
-/// How received bytes are accounted until [`Connection::consume`] is told that they were read.
+/// How received bytes are accounted until [`Connection::consume`](super::Connection::consume) is told that they were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flow {
     /// Against the stream's window.

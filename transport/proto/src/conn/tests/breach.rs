@@ -441,6 +441,25 @@ fn what_the_driver_finds_is_told_too() {
     assert_eq!(p.ends[CLIENT].events, [closed]);
 }
 
+/// However many they are.
+#[test]
+fn answers_that_are_collected_are_no_flood() {
+    let mut p = pair();
+    for _ in 0..100 {
+        let token = |token| Frame::Ping { ack: false, token };
+        p.inject(CLIENT, &(0..100).map(token).collect::<Vec<_>>());
+        p.drive(SERVER);
+        // The client did not ask, so far as it knows.
+        for wire in std::mem::take(&mut p.to[CLIENT]) {
+            let Wire::Send(message) = wire else { continue };
+            let credits = Reader::new(message).unwrap().credits;
+            p.client().credits.received(credits).unwrap();
+            p.ends[SERVER].slots += 1;
+        }
+    }
+    assert_eq!((p.count(SERVER, "PING"), p.ends[SERVER].error.clone()), (10_000, None));
+}
+
 /// What may cross on the way is no breach.
 #[test]
 fn frames_for_streams_that_have_ended() {

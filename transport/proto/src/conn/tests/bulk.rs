@@ -6,6 +6,7 @@ use bytes::Bytes;
 
 use super::super::*;
 use super::pair::*;
+use crate::frame::Frame;
 use crate::ids::{ResetCode, StreamId};
 
 /// A call with a body of `len` bytes, answered with nothing.
@@ -276,37 +277,121 @@ fn a_small_call_gets_past_a_large_transfer() {
     p.assert_clean();
 }
 
-#[test]
-fn transfers_take_turns() {
+/// The WRITEs on the way to the server, by rkey.
+fn keys(p: &Pair) -> Vec<u32> {
+    let write = |wire: &Wire| match wire {
+        Wire::Write(write) => Some(write.rkey),
+        Wire::Send(_) => None,
+    };
+    p.to[SERVER].iter().filter_map(write).collect()
+}
+
+/// Three transfers that have their memory, and nothing of them handed out yet.
+fn three_transfers(pinned: [bool; 3]) -> (Pair, Vec<StreamId>) {
     let config = Config { write_chunk: 16 << 10, ..with_standing(0) };
     let mut p = Pair::new(config.clone(), config, 1 << 20);
-    p.ends[CLIENT].limit(4, 4, 65_536, 16 << 20);
+    p.ends[CLIENT].limit(8, 30, 65_536, 0);
     let ids: Vec<StreamId> = (0..3).map(|_| p.open("head", false)).collect();
-    for id in &ids {
-        p.send(CLIENT, *id, pattern(id.get(), 160 << 10));
+    for (id, pinned) in ids.iter().zip(pinned) {
+        p.client().send_data(*id, pattern(id.get(), 160 << 10), pinned, true).unwrap();
     }
-    p.until("the grants", |p| p.ends[CLIENT].conn.pending().peer_grants == 3);
-    p.hold[SERVER] = true;
     p.settle();
-    let keys: Vec<u32> = p.to[SERVER]
-        .iter()
-        .filter_map(|wire| match wire {
-            Wire::Write(write) => Some(write.rkey),
-            Wire::Send(_) => None,
-        })
-        .collect();
-    assert_eq!(keys.len(), 30);
-    for round in keys.chunks(3) {
-        let mut round = round.to_vec();
-        round.sort_unstable();
-        assert_eq!(round, [1, 2, 3]);
-    }
+    assert_eq!(p.client().pending().peer_grants, 3);
+    p.ends[CLIENT].limit(8, 30, 65_536, 16 << 20);
+    p.hold[SERVER] = true;
+    (p, ids)
+}
+
+fn finish(mut p: Pair, ids: Vec<StreamId>) {
     p.hold[SERVER] = false;
     p.settle();
     for id in ids {
         p.answer(id, Bytes::new());
     }
     p.assert_clean();
+}
+
+#[test]
+fn transfers_take_turns() {
+    for pinned in [true, false] {
+        let (mut p, ids) = three_transfers([pinned; 3]);
+        p.settle();
+        let keys = keys(&p);
+        assert_eq!(keys.len(), 30);
+        for round in keys.chunks(3) {
+            let mut round = round.to_vec();
+            round.sort_unstable();
+            assert_eq!(round, [1, 2, 3]);
+        }
+        finish(p, ids);
+    }
+}
+
+#[test]
+fn copied_and_pinned_sources_take_turns() {
+    let (mut p, ids) = three_transfers([true, false, true]);
+    p.settle();
+    for pair in keys(&p)[..20].chunks(2) {
+        assert_eq!(pair.iter().filter(|key| **key == 2).count(), 1);
+    }
+    finish(p, ids);
+}
+
+#[test]
+fn messages_and_writes_take_turns() {
+    let (mut p, mut ids) = three_transfers([true; 3]);
+    ids.push(p.open("small ones", false));
+    for n in 0..6 {
+        p.client().send_data(ids[3], pattern(n, 1000), false, n == 5).unwrap();
+    }
+    p.settle();
+    let sends: Vec<usize> =
+        (0..p.to[SERVER].len()).filter(|at| matches!(p.to[SERVER][*at], Wire::Send(_))).collect();
+    assert!(sends.len() >= 6);
+    for (n, at) in sends[..6].iter().enumerate() {
+        assert!(*at <= 2 * n + 1, "{sends:?}");
+    }
+    finish(p, ids);
+}
+
+/// Streams that want more memory than there is get it in turns.
+#[test]
+fn memory_is_granted_in_turns() {
+    let mut p = Pair::new(with_standing(0), with_standing(0), 64 << 10);
+    p.ends[SERVER].copy_out = true;
+    let ids: Vec<StreamId> = (0..3).map(|_| p.open("head", false)).collect();
+    for id in &ids {
+        p.send(CLIENT, *id, pattern(id.get(), 1_000_000));
+    }
+    let body =
+        |p: &Pair, id: &StreamId| p.ends[SERVER].streams.get(&id.get()).map_or(0, |app| app.body.len());
+    p.until("half of the first", |p| body(p, &ids[0]) > 500_000);
+    for id in &ids {
+        assert!(body(&p, id) > 300_000, "{id}: {}", body(&p, id));
+    }
+    finish(p, ids);
+}
+
+/// A peer that leaves the end of a grant unused gets the rest of what it asked for all the same.
+#[test]
+fn short_done_frees_the_window() {
+    let config = Config { bulk_window: 65_536, ..with_standing(0) };
+    let mut p = Pair::new(config.clone(), config, 1 << 20);
+    p.settle();
+    p.ends[SERVER].memory.lenient = true;
+    p.ends[SERVER].stalled.insert(1);
+    p.inject(
+        CLIENT,
+        &[
+            Frame::Headers { stream: 1, end: false, more: false, block: block("head") },
+            Frame::Request { stream: 1, len: 100_000 },
+        ],
+    );
+    p.drive(SERVER);
+    assert_eq!((p.count(SERVER, "GRANT"), p.ends[SERVER].memory.used), (1, 65_536));
+    p.inject(CLIENT, &[Frame::Done { stream: 1, end: false, id: 0, len: 1 }]);
+    p.drive(SERVER);
+    assert_eq!((p.count(SERVER, "GRANT"), p.server().pending().grants), (2, 1));
 }
 
 /// A source that is copied first waits for staging; one that is not goes on beside it.

@@ -150,7 +150,7 @@ fn header_blocks_of_every_size() {
             let (head, trailers) = (pattern(1, len), pattern(2, len));
             let id = p.client().open(head.clone(), true).unwrap();
             p.settle();
-            assert_eq!(p.ends[SERVER].app(id).blocks, [head.clone()]);
+            assert_eq!(p.ends[SERVER].app(id).blocks, std::slice::from_ref(&head));
             p.server().send_headers(id, head.clone(), false).unwrap();
             p.server().send_headers(id, trailers.clone(), true).unwrap();
             p.settle();
@@ -269,7 +269,7 @@ fn stream_room_is_never_overdrawn() {
         for id in waiting {
             let id = StreamId(id);
             if p.server().is_open_for_sending(id) {
-                if id.get() % 4 == 0 {
+                if id.get().is_multiple_of(4) {
                     p.server().reset(id, ResetCode::INTERNAL);
                 } else {
                     p.answer(id, pattern(1, 10));
@@ -325,6 +325,25 @@ fn a_stalled_reader_stops_only_itself() {
         p.settle();
         p.answer(id, pattern(1, 10));
     }
+    p.assert_clean();
+}
+
+/// A driver that counts wrongly harms nobody.
+#[test]
+fn reading_more_than_came_grows_no_window() {
+    let mut p = Pair::small();
+    let id = p.open("head", false);
+    p.client().send_data(id, pattern(1, 500), false, false).unwrap();
+    p.settle();
+    for _ in 0..10 {
+        p.server().consume(id, u32::MAX, Flow::Window);
+        p.server().consume(id, u32::MAX, Flow::Bulk);
+    }
+    p.settle();
+    assert!(p.count(SERVER, "WINDOW") <= 1);
+    p.client().finish(id).unwrap();
+    p.settle();
+    p.answer(id, pattern(1, 1));
     p.assert_clean();
 }
 
