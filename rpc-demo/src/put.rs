@@ -134,8 +134,8 @@ enum Reading {
     Done(Digest),
     /// The file could not be read.
     Failed(io::Error),
-    /// It is not as long as it was.
-    Changed(Digest),
+    /// It is not as long as it was announced: so many bytes were read.
+    Changed(u64),
     /// The call has ended and takes no more.
     Stopped,
 }
@@ -157,6 +157,7 @@ async fn put_file(
     let (feed, requests) = mpsc::channel(1);
     let read = async move {
         let mut part = Part::Header(header);
+        let mut read = 0;
         loop {
             let end = if let Part::Trailer(digest) = &part { Some(Digest::from(*digest)) } else { None };
             let sent = if let Part::Chunk(chunk) = &part { chunk.len() } else { 0 };
@@ -168,12 +169,18 @@ async fn put_file(
                 return Reading::Done(digest);
             }
             part = match pieces.recv().await {
-                Some(Ok(Piece::Chunk(chunk))) => Part::Chunk(chunk),
-                Some(Ok(Piece::End(digest))) if size.is_none_or(|size| size == digest.size) => {
-                    Part::Trailer(digest.into())
-                }
                 // Without its trailer the server drops what it has.
-                Some(Ok(Piece::End(digest))) => return Reading::Changed(digest),
+                Some(Ok(Piece::Chunk(chunk))) => {
+                    read += chunk.len() as u64;
+                    if size.is_some_and(|size| read > size) {
+                        return Reading::Changed(read);
+                    }
+                    Part::Chunk(chunk)
+                }
+                Some(Ok(Piece::End(_))) if size.is_some_and(|size| read != size) => {
+                    return Reading::Changed(read);
+                }
+                Some(Ok(Piece::End(digest))) => Part::Trailer(digest.into()),
                 Some(Err(error)) => return Reading::Failed(error),
                 None => return Reading::Failed(io::Error::other("the reader stopped")),
             };
@@ -191,12 +198,11 @@ async fn put_file(
     };
     let sent = match (reading, answer) {
         (Some(Reading::Failed(error)), _) => return Err(Failure::io(format!("cannot read {shown}"), &error)),
-        (Some(Reading::Changed(digest)), _) => {
-            let why = format!(
-                "it changed: it had {} bytes, and {} were read",
-                size.unwrap_or_default(),
-                digest.size
-            );
+        (Some(Reading::Changed(read)), _) => {
+            let why = match size.unwrap_or_default() {
+                had if read > had => format!("it grew past the {had} bytes it had"),
+                had => format!("it ended after {read} of the {had} bytes it had"),
+            };
             return Err(Failure::new(what, why, "put it again when nothing writes to it"));
         }
         (_, Err(status)) => return Err(Failure::status(what, &status)),

@@ -1,10 +1,10 @@
-//! Runs the real program.
+//! Runs the real program: over TCP, or over RDMA where GUEST_ADDR and GUEST_DEVICE name an address and its device, as
+//! they do in the guest (tests/guest/run --device rxe).
 // Each test program uses its part of this.
 #![allow(dead_code)]
 
 #[path = "../../src/pb.rs"]
 pub(crate) mod pb;
-pub(crate) mod relay;
 
 use std::ffi::OsStr;
 use std::fs;
@@ -29,9 +29,37 @@ pub(crate) fn quiet(mut command: Command) -> Command {
     command
 }
 
-/// A directory on the file system of the build, which keeps extended attributes where the system's temporary one may not.
+/// The address to serve on, and the RDMA device it lies on if that is to be used.
+fn place() -> (String, Option<String>) {
+    match std::env::var("GUEST_ADDR") {
+        Ok(addr) => (addr, Some(std::env::var("GUEST_DEVICE").unwrap())),
+        Err(_) => ("127.0.0.1".to_owned(), None),
+    }
+}
+
+/// `command`, with RDMA and nothing else where the tests run over it.
+pub(crate) fn by_path(mut command: Command) -> Command {
+    if place().1.is_some() {
+        command.env("TONIC_RDMA", "require");
+    }
+    command
+}
+
+/// What a closing line says about the path.
+pub(crate) fn path() -> String {
+    match place().1 {
+        Some(device) => format!("path verbs ({device}, "),
+        None => "0 bytes by RDMA WRITE (0.0 %), path tcp (policy: ".to_owned(),
+    }
+}
+
+/// A directory on the file system of the build, which keeps extended attributes where the system's temporary one may
+/// not. The guest can only write to the latter.
 pub(crate) fn scratch() -> TempDir {
-    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+    match place().1 {
+        Some(_) => tempfile::tempdir().unwrap(),
+        None => tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap(),
+    }
 }
 
 /// A running server. It is killed when dropped.
@@ -63,8 +91,9 @@ impl Server {
         Server { child, url: format!("http://{addr}"), root: root.to_owned(), stdout }
     }
 
-    pub(crate) fn port(&self) -> u16 {
-        self.url.rsplit_once(':').unwrap().1.parse().unwrap()
+    /// Whether it still takes connections.
+    pub(crate) fn listens(&self) -> bool {
+        std::net::TcpStream::connect(self.url.strip_prefix("http://").unwrap()).is_ok()
     }
 
     /// Runs a client to its end.
@@ -73,7 +102,7 @@ impl Server {
     }
 
     pub(crate) fn client_command<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Command {
-        let mut command = program();
+        let mut command = by_path(program());
         command.env("RPC_DEMO_SERVER", &self.url).args(args);
         command
     }
@@ -105,8 +134,8 @@ impl Drop for Server {
 
 /// `command` with the arguments that make it serve `root` on a free port.
 pub(crate) fn serve(mut command: Command, root: &Path) -> Command {
-    command.arg("serve").arg("--addr").arg("127.0.0.1:0").arg("--root").arg(root);
-    command
+    command.arg("serve").arg("--addr").arg(format!("{}:0", place().0)).arg("--root").arg(root);
+    by_path(command)
 }
 
 pub(crate) fn signal(child: &Child, signal: rustix::process::Signal) {
