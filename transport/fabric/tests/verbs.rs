@@ -164,22 +164,25 @@ async fn writes_outside_the_grant_hurt_the_link_only() {
 async fn a_send_without_a_recv_kills_the_link() {
     let _turn = TURN.lock().await;
     let side = side();
-    let (mut s, mut c) = greeted_pair(&side, &side).await;
-    for i in 0..config().recv_slots as usize + 1 {
-        c.queue_send(i, b"flood", true).unwrap();
+    // Also when nobody waits for the completions.
+    for signal in [true, false] {
+        let (mut s, mut c) = greeted_pair(&side, &side).await;
+        for i in 0..config().recv_slots as usize + 1 {
+            c.queue_send(i, b"flood", signal).unwrap();
+        }
+        c.link.ring().unwrap();
+        let error = c.death().await;
+        match transport(&side) {
+            Transport::RoCE => assert!(matches!(error, LinkError::Completion { code: 13, .. }), "{error}"),
+            _ => assert!(matches!(error, LinkError::Disconnected { .. }), "{error}"),
+        }
+        drop(c);
+        for _ in 0..config().recv_slots {
+            assert_eq!(s.receive_and_hold().await.unwrap().1, b"flood");
+        }
+        let error = s.death().await;
+        assert!(matches!(error, LinkError::Disconnected { .. }), "{error}");
     }
-    c.link.ring().unwrap();
-    let error = c.death().await;
-    match transport(&side) {
-        Transport::RoCE => assert!(matches!(error, LinkError::Completion { code: 13, .. }), "{error}"),
-        _ => assert!(matches!(error, LinkError::Disconnected { .. }), "{error}"),
-    }
-    drop(c);
-    for _ in 0..config().recv_slots {
-        assert_eq!(s.receive_and_hold().await.unwrap().1, b"flood");
-    }
-    let error = s.death().await;
-    assert!(matches!(error, LinkError::Disconnected { .. }), "{error}");
 }
 
 #[tokio::test]
@@ -232,35 +235,32 @@ async fn strangers_on_the_port_are_harmless() {
     assert_eq!(s.receive().await.unwrap(), b"x");
 }
 
-/// And a TCP server that is taken for an RDMA listener is an error within the time allowed.
+/// And a TCP server that is taken for an RDMA listener is an error within the time allowed. This one hangs up: an answer
+/// that is no MPA frame takes the siw driver of Linux 6.1 down, and the guest with it.
 #[tokio::test]
 async fn a_tcp_server_is_no_rdma_listener() {
     let _turn = TURN.lock().await;
     let side = side();
     let server = tokio::net::TcpListener::bind(SocketAddr::new(side.ip(), 0)).await.unwrap();
     let addr = server.local_addr().unwrap();
-    for words in [b"220 mail server ready, and it talks quite a lot\r\n".as_slice(), b""] {
-        let talk = async {
-            let (stream, _) = server.accept().await.unwrap();
-            stream.writable().await.unwrap();
-            let _ = stream.try_write(words);
-        };
-        let error = tokio::select! {
-            outcome = side.connect(addr) => outcome.map(drop).unwrap_err(),
-            () = async { talk.await; std::future::pending().await } => unreachable!("the server waits"),
-        };
-        match transport(&side) {
-            Transport::IWarp => {
-                let named = matches!(
-                    error,
-                    ConnectError::Failed { .. }
-                        | ConnectError::Rejected { .. }
-                        | ConnectError::Timeout { .. }
-                );
-                assert!(named && error.to_string().contains(&addr.to_string()), "{error}");
-            }
-            _ => assert!(matches!(error, ConnectError::Refused { .. }), "{error}"),
+    let hang_up = async {
+        loop {
+            drop(server.accept().await.unwrap());
         }
+    };
+    let error = tokio::select! {
+        outcome = side.connect(addr) => outcome.map(drop).unwrap_err(),
+        () = hang_up => unreachable!("the server goes on"),
+    };
+    match transport(&side) {
+        Transport::IWarp => {
+            let named = matches!(
+                error,
+                ConnectError::Failed { .. } | ConnectError::Rejected { .. } | ConnectError::Timeout { .. }
+            );
+            assert!(named && error.to_string().contains(&addr.to_string()), "{error}");
+        }
+        _ => assert!(matches!(error, ConnectError::Refused { .. }), "{error}"),
     }
 }
 

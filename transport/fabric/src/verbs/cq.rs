@@ -102,6 +102,8 @@ pub(super) struct Cq {
     unacked: u32,
     /// What the next event announces.
     armed: Armed,
+    /// Armed for more since the last event was taken, so that there may be two events.
+    upgraded: bool,
     /// Dropped after Drop has destroyed the queue.
     channel: AsyncFd<CompChannel>,
 }
@@ -134,7 +136,7 @@ impl Cq {
             )
         };
         let cq = NonNull::new(cq).ok_or_else(io::Error::last_os_error)?;
-        let mut cq = Cq { cq, unacked: 0, armed: Armed::Not, channel };
+        let mut cq = Cq { cq, unacked: 0, armed: Armed::Not, upgraded: false, channel };
         cq.arm(Armed::All)?;
         Ok(cq)
     }
@@ -161,6 +163,7 @@ impl Cq {
         // SAFETY: the queue is alive.
         match unsafe { rdma_sys::ibv_req_notify_cq(self.cq.as_ptr(), solicited_only) } {
             0 => {
+                self.upgraded |= self.armed != Armed::Not;
                 self.armed = what;
                 Ok(())
             }
@@ -177,7 +180,7 @@ impl Cq {
     /// armed just now, so look into it once more. `Pending`: it was armed before, and no event has come since.
     ///
     /// An armed queue makes one event and is not armed any more. So when one event has been taken, the channel is empty
-    /// until the queue is armed again, and readiness may be cleared without asking the kernel.
+    /// until the queue is armed again, and readiness may be cleared without asking the kernel; unless it was armed twice.
     pub(super) fn poll_armed(&mut self, cx: &mut Context<'_>, what: Armed) -> Poll<io::Result<()>> {
         loop {
             match self.channel.poll_read_ready(cx) {
@@ -186,10 +189,12 @@ impl Cq {
                 Poll::Ready(Ok(mut guard)) => {
                     while guard.get_inner().next()? {
                         self.unacked += 1;
-                        if std::mem::replace(&mut self.armed, Armed::Not) != Armed::Not {
+                        self.armed = Armed::Not;
+                        if !self.upgraded {
                             break;
                         }
                     }
+                    self.upgraded = false;
                     guard.clear_ready();
                 }
             }

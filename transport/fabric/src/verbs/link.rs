@@ -242,7 +242,9 @@ impl VerbsLink {
             if let Some(error) = self.verdict() {
                 return Err(self.dead.insert(error).clone());
             }
-            let what = if self.memory.sq.is_waited_for() { Armed::All } else { Armed::Solicited };
+            // Soft-iWARP does not tell solicited messages from others: it would not announce any.
+            let all = self.memory.sq.is_waited_for() || self.qp.device.is_siw;
+            let what = if all { Armed::All } else { Armed::Solicited };
             match self.qp.cq.poll_armed(cx, what) {
                 Poll::Pending => return Ok(Poll::Pending),
                 Poll::Ready(Ok(())) => {}
