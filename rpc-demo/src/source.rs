@@ -2,6 +2,7 @@
 
 use crate::digest::Digest;
 use bytes::{Bytes, BytesMut};
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read};
 use tokio::sync::mpsc;
@@ -50,14 +51,14 @@ impl Source {
 
     fn read(mut self, chunk: usize, pieces: &mpsc::Sender<io::Result<Piece>>) -> io::Result<()> {
         let mut digest = Digest::default();
+        let mut buffers = Buffers::default();
         loop {
             // What is left, and one byte more so that the end is seen by reading past it.
             let left = self.size.map_or(u64::MAX, |size| size.saturating_sub(digest.size)).saturating_add(1);
             let want = usize::try_from(left).map_or(chunk, |left| left.min(chunk));
-            let mut buffer = BytesMut::zeroed(want);
+            let mut buffer = buffers.take(want);
             let filled = fill(&mut self.file, &mut buffer)?;
-            buffer.truncate(filled);
-            let bytes = buffer.freeze();
+            let bytes = buffers.lend(buffer).split_to(filled);
             let end = bytes.is_empty();
             digest.add(&bytes);
             let piece = if end { Piece::End(digest) } else { Piece::Chunk(bytes) };
@@ -65,6 +66,40 @@ impl Source {
                 return Ok(());
             }
         }
+    }
+}
+
+/// Buffers that come back when their bytes have gone out: fresh ones of this size would each be mapped, faulted in page
+/// by page, and unmapped again.
+#[derive(Default)]
+struct Buffers {
+    /// Oldest first.
+    lent: VecDeque<Bytes>,
+}
+
+/// Buffers remembered at most: those that wait, and some that the transport has.
+const LENT: usize = READ_AHEAD + 4;
+
+impl Buffers {
+    /// A buffer of `size` bytes, whatever they are.
+    fn take(&mut self, size: usize) -> BytesMut {
+        match self.lent.pop_front().map(Bytes::try_into_mut) {
+            Some(Ok(mut back)) if back.len() >= size => {
+                back.truncate(size);
+                return back;
+            }
+            // Still out: it is asked for again later.
+            Some(Err(out)) if self.lent.len() < LENT => self.lent.push_front(out),
+            _ => {}
+        }
+        BytesMut::zeroed(size)
+    }
+
+    /// The bytes of a buffer, to be sent and dropped.
+    fn lend(&mut self, buffer: BytesMut) -> Bytes {
+        let bytes = buffer.freeze();
+        self.lent.push_back(bytes.clone());
+        bytes
     }
 }
 
@@ -116,6 +151,28 @@ mod tests {
         }
         assert_eq!(chunks(&content, None, 4096).await.0, [4096, 4096, 1808]);
         assert_eq!(chunks(b"", Some(0), 4096).await, (vec![], vec![], Digest::default()));
+    }
+
+    #[test]
+    fn buffers_come_back_when_nobody_reads_them() {
+        let mut buffers = Buffers::default();
+        let first = buffers.take(1000);
+        let at = first.as_ptr();
+        let sent = buffers.lend(first).split_to(500);
+        let other = buffers.take(1000);
+        assert_ne!(other.as_ptr(), at, "given out twice");
+        drop(buffers.lend(other));
+        drop(sent);
+        let again = buffers.take(600);
+        assert_eq!((again.as_ptr(), again.len()), (at, 600));
+        // What is never given back is forgotten in the end.
+        let kept: Vec<_> = (0..100)
+            .map(|_| {
+                let buffer = buffers.take(10);
+                buffers.lend(buffer)
+            })
+            .collect();
+        assert!(buffers.lent.len() <= LENT + 2 && kept.len() == 100);
     }
 
     #[tokio::test]
