@@ -1,14 +1,17 @@
 //! What only a fast path has: the way bytes take, and what a peer may not do.
 
 use crate::{
+    channel::AnyChannel,
     fabric::Fabric,
     harness::{Bed, client_of},
     script::{echo, gate, send, send_many, steps},
     service::Scripted,
 };
 use tonic::{Code, Request, Status, service::InterceptorLayer};
+use tonic_rdma::{Path, Policy, ReasonCode};
 
 cases![for Some(Fabric::FAST);
+    connections_beyond_the_pool_use_tcp,
     bulk_goes_by_write,
     small_messages_go_by_send,
     header_blocks_have_a_limit,
@@ -31,6 +34,35 @@ async fn bulk_goes_by_write(bed: &Bed) {
     assert!(stats.bytes_received_write >= 4 * 8 * MIB as u64, "{stats:?}");
     assert!(stats.write_share() >= 0.99, "{stats:?}");
     assert_eq!((stats.calls_fast, stats.bytes_sent_tcp, stats.bytes_received_tcp), (4, 0, 0), "{stats:?}");
+}
+
+async fn connections_beyond_the_pool_use_tcp(bed: &Bed) {
+    bed.may_fall_back();
+    let server = bed.server().await;
+    let endpoint = bed.rdma_endpoint(server.uri()).policy(Policy::Auto);
+    let mut channels = Vec::new();
+    let reason = loop {
+        let channel = endpoint.connect().await.unwrap();
+        let info = channel.path();
+        channels.push(channel);
+        if let Some(reason) = info.reason {
+            break reason;
+        }
+    };
+    assert_eq!(reason.code(), ReasonCode::PoolExhausted, "{reason}");
+    assert!(channels.len() > 2, "{}: {reason}", channels.len());
+    // All of them work, each over its path.
+    for (seed, channel) in (0..).zip(&channels) {
+        let mut client = client_of(AnyChannel::Rdma(channel.clone()));
+        let request = steps("", [echo(1)]).with_payload(seed, 100_000);
+        client.unary(request).await.unwrap().into_inner().expect(seed, 100_000);
+    }
+    // What a closed connection leaves is there for the next.
+    let mut last = channels.pop().unwrap();
+    drop(channels);
+    while last.path().path == Path::Tcp {
+        last.path_changed().await;
+    }
 }
 
 async fn small_messages_go_by_send(bed: &Bed) {
@@ -79,7 +111,7 @@ async fn offer_passes_through_layers(bed: &Bed) {
     let endpoint = bed.rdma_endpoint(server.uri()).offer_interceptor(with_token);
     let channel = endpoint.connect().await.unwrap();
     bed.check_channel(&channel);
-    let mut client = client_of(crate::channel::AnyChannel::Rdma(channel));
+    let mut client = client_of(AnyChannel::Rdma(channel));
     let mut request = Request::new(steps("", [send_many(1, 10, 1)]));
     request = with_token(request.map(drop)).unwrap().map(|()| steps("", [send(1, 10)]));
     client.unary(request).await.unwrap().into_inner().expect(1, 10);
@@ -100,7 +132,7 @@ async fn who_is_kept_out_gets_no_fast_path(bed: &Bed) {
     let endpoint = bed.rdma_endpoint(server.uri()).offer_interceptor(with_token);
     let channel = endpoint.connect().await.unwrap();
     bed.check_channel(&channel);
-    let mut client = client_of(crate::channel::AnyChannel::Rdma(channel));
+    let mut client = client_of(AnyChannel::Rdma(channel));
     let request = with_token(Request::new(())).unwrap().map(|()| steps("", [send(1, 10)]));
     client.unary(request).await.unwrap().into_inner().expect(1, 10);
 }
