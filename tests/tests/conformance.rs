@@ -1,9 +1,15 @@
 //! The conformance suite over every fabric this process can run. `TONIC_RDMA_TEST_FABRIC=verbs` with
 //! `GUEST_ADDR=IP` runs it over an RDMA device; natively it runs over stock tonic, TCP and sim.
+//! `RUST_LOG` shows what the transport logs, `TONIC_RDMA_TEST_HANG` sets after how many seconds a case
+//! counts as hung.
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    if std::env::var_os("RUST_LOG").is_some() {
+        let filter = tracing_subscriber::EnvFilter::from_default_env();
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    }
     let arguments = libtest_mimic::Arguments::from_args();
     match tonic_rdma_tests::runner::trials() {
         Ok(trials) => libtest_mimic::run(&arguments, trials).exit_code(),

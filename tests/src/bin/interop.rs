@@ -1,0 +1,95 @@
+//! The tonic-rdma end of a conversation with another language's gRPC: `interop/run` starts both.
+
+use clap::{Parser, Subcommand};
+use std::net::SocketAddr;
+use tokio_stream::StreamExt;
+use tonic::{Code, transport::server::TcpIncoming};
+use tonic_rdma::{Endpoint, Path, Server};
+use tonic_rdma_tests::{
+    pb::{Message, conformance_client::ConformanceClient},
+    probe::Probe,
+    script::{before, echo, echo_all, fail_with, payload, receive_all, send_many, steps, summary},
+    service::Scripted,
+};
+
+#[derive(Parser)]
+#[command(version, about)]
+struct Args {
+    #[command(subcommand)]
+    role: Role,
+}
+
+#[derive(Subcommand)]
+enum Role {
+    /// Serve on a port of the system's choice, and print the address
+    Serve,
+    /// Call a server with each kind of call, and fail unless it answers as it should
+    Call {
+        /// Where it listens
+        addr: SocketAddr,
+    },
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    match Args::parse().role {
+        Role::Serve => serve().await,
+        Role::Call { addr } => call(addr).await,
+    }
+}
+
+async fn serve() -> Result<(), Box<dyn std::error::Error>> {
+    let incoming = TcpIncoming::bind(([127, 0, 0, 1], 0).into())?;
+    println!("{}", incoming.local_addr()?);
+    let service = Scripted::server(&Probe::default());
+    Server::builder().add_service(service).serve_with_incoming(incoming).await?;
+    Ok(())
+}
+
+async fn call(addr: SocketAddr) -> Result<(), Box<dyn std::error::Error>> {
+    let channel = Endpoint::from_shared(format!("http://{addr}"))?.connect().await?;
+    let path = channel.path();
+    assert_eq!(path.path, Path::Tcp, "{path}");
+    println!("path: {path}");
+    let mut client = ConformanceClient::new(channel)
+        .max_decoding_message_size(usize::MAX)
+        .max_encoding_message_size(usize::MAX);
+
+    for size in [0, 1, 70_000, 5 << 20] {
+        let request = steps("", [echo(1)]).with_payload(1, size);
+        client.unary(request).await?.into_inner().expect(1, size);
+    }
+
+    let sent = (1..=20).map(|seed| payload(seed, 1000));
+    let first = steps("", [receive_all(), summary()]);
+    let stream = tokio_stream::once(first).chain(tokio_stream::iter(sent.clone()));
+    let reply = client.upload(stream).await?.into_inner();
+    assert_eq!((reply.count, reply.total), (21, 20_000));
+
+    let mut replies = client.download(steps("", [send_many(0, 3000, 20)])).await?.into_inner();
+    for _ in 0..20 {
+        // The other language has no pattern: it sends zeros.
+        let Message { payload, .. } = replies.message().await?.ok_or("too few messages")?;
+        assert_eq!(payload, vec![0; 3000]);
+    }
+    assert_eq!(replies.message().await?, None);
+
+    let stream = tokio_stream::once(steps("", [echo_all()])).chain(tokio_stream::iter(sent));
+    let mut replies = client.chat(stream).await?.into_inner();
+    replies.message().await?.ok_or("too few messages")?.expect(0, 0);
+    for seed in 1..=20 {
+        replies.message().await?.ok_or("too few messages")?.expect(seed, 1000);
+    }
+    assert_eq!(replies.message().await?, None);
+
+    let refuse = fail_with(Code::NotFound, "naïve 100%", b"", &[("t-one", b"1"), ("t-raw-bin", b"\0\xff")]);
+    let Err(status) = client.unary(before("", [refuse])).await else {
+        return Err("the server should have refused".into());
+    };
+    assert_eq!((status.code(), status.message()), (Code::NotFound, "naïve 100%"));
+    assert_eq!(status.metadata().get("t-one").map(|v| v.as_encoded_bytes()), Some(&b"1"[..]));
+    let raw = status.metadata().get_bin("t-raw-bin").ok_or("no trailer")?.to_bytes()?;
+    assert_eq!(&raw[..], b"\0\xff");
+    println!("all kinds of call: ok");
+    Ok(())
+}
