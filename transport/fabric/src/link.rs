@@ -218,6 +218,10 @@ pub trait Link: Send + 'static {
     ///
     /// So only completions of a few SEND slots can stay unreported for long, and never more than a quarter of them.
     ///
+    /// Reported is not the same as awaited: as long as under half of the SEND slots and of the queue are in use, and no
+    /// payload and no `signal` is under way, completions wake nobody and come with the next message. A small call then
+    /// costs no wake-up for its own SEND. Pass `signal` for work whose completion something waits for.
+    ///
     /// # Errors
     /// [`LinkError::Misuse`] when there is no [room](Link::send_room) or a range lies outside the block: a bug of the
     /// caller, nothing was queued and the link lives on. Any other error: the link is dead.
@@ -233,7 +237,7 @@ pub trait Link: Send + 'static {
     ///
     /// `Ready(Ok(()))`: something was pushed into `out` (a bounded number, at most 256 per call); act on it and call
     /// again. `Pending`: nothing was pushed, events and completions are drained, the queue is armed and the waker
-    /// registered. `Ready(Err(_))`: the link is dead; completions that came before the error are in `out`, and every
+    /// registered (for what is awaited: see [`queue`](Link::queue)). `Ready(Err(_))`: the link is dead; completions that came before the error are in `out`, and every
     /// later call gives the same error.
     fn poll(&mut self, cx: &mut Context<'_>, out: &mut Vec<Completion>) -> Poll<Result<(), LinkError>>;
 

@@ -150,6 +150,26 @@ async fn the_accepting_side_must_not_speak_first() {
     assert!(error.to_string().contains("iWARP"), "{error}");
 }
 
+/// The completion of a bare SEND wakes nobody, and comes with the next message (see `Link::queue`).
+#[tokio::test]
+async fn completions_that_nobody_waits_for_come_with_messages() {
+    let w = world(1, 0);
+    let (mut s, mut c) = greeted_pair(&w.server, &w.client).await;
+    let every = config().send_slots as usize / 4;
+    for i in 0..every {
+        c.queue_send(i, b"x", false).unwrap();
+    }
+    c.link.ring().unwrap();
+    assert!(c.is_quiet().await && c.sent.len() == 1, "only the greeting was waited for");
+    for _ in 0..every {
+        s.receive().await.unwrap();
+    }
+    s.send(0, b"y").await;
+    assert_eq!(c.receive().await.unwrap(), b"y");
+    assert_eq!(c.sent.len(), 2, "one completion stands for all {every}");
+    assert_eq!(c.link.send_room(), c.link.caps().send_queue);
+}
+
 /// A completion may be reported after the answer to what it completes.
 #[tokio::test]
 async fn delays_let_answers_overtake_completions() {

@@ -343,13 +343,15 @@ impl Link for SimLink {
             self.step();
         }
         let (arrivals, over) = self.me.arrivals(cx.waker(), BUDGET);
+        // As with a device: completions of bare SENDs that nobody waits for wake nobody, and come with something else.
+        let report = !arrivals.is_empty() || self.sq.is_waited_for();
         for (slot, len) in arrivals {
             if self.block.mark_received(slot, len) {
                 self.me.device.net.counters.completions.fetch_add(1, Relaxed);
                 out.push(Completion::Received { slot, len });
             }
         }
-        if !self.frozen() || over.is_some() {
+        if (report && !self.frozen()) || over.is_some() {
             self.report_sent(out, over.is_some());
         }
         if out.len() > before {
@@ -364,7 +366,7 @@ impl Link for SimLink {
             self.dead = Some(error.clone());
             return Poll::Ready(Err(error));
         }
-        if !self.frozen() && (!self.wire.is_empty() || !self.done.is_empty()) {
+        if !self.frozen() && (!self.wire.is_empty() || (report && !self.done.is_empty())) {
             cx.waker().wake_by_ref();
         }
         Poll::Pending
