@@ -67,6 +67,17 @@ impl Service<Request<Body>> for Echo {
                     let frames = [Ok::<_, Status>(Frame::data(all)), Ok(Frame::trailers(trailers))];
                     Response::new(Body::new(StreamBody::new(tokio_stream::iter(frames))))
                 }
+                // Whether the end came with the last of the bytes.
+                "/end" => {
+                    let len: usize = request.headers()["len"].to_str().unwrap().parse().unwrap();
+                    let mut body = request.into_body();
+                    let mut got = 0;
+                    while got < len {
+                        got += body.frame().await.unwrap().unwrap().into_data().unwrap().len();
+                    }
+                    let status = if body.is_end_stream() { Status::ok("") } else { Status::aborted("no end yet") };
+                    status.into_http()
+                }
                 "/hang" => std::future::pending().await,
                 "/panic" => panic!("asked to"),
                 _ => Status::not_found("no such call").into_http(),
@@ -375,4 +386,20 @@ async fn a_stream_of_large_frames_never_waits_for_a_timer() {
         assert!(started.elapsed() < Duration::from_secs(1), "{total}: stalled for {:?}", started.elapsed());
         s.finish().await;
     }
+}
+
+/// A unary handler starts when it has seen the end: until then it holds its message, and with it memory.
+#[tokio::test]
+async fn the_end_comes_with_the_last_bytes() {
+    let s = setup(SimConfig::default(), 64 << 20).await;
+    let mut calls = Vec::new();
+    for len in [0, 10, 5000, 100_000, 1_048_585].into_iter().cycle().take(40) {
+        let mut request = request("/end", full(pattern(len)));
+        request.headers_mut().insert("len", len.to_string().parse().unwrap());
+        calls.push(tokio::spawn(s.client.call(request)));
+    }
+    for call in calls {
+        assert_eq!(call.await.unwrap().unwrap().headers()["grpc-status"], "0");
+    }
+    s.finish().await;
 }
