@@ -3,9 +3,9 @@
 use bytes::Bytes;
 
 use super::stream::{Announce, Out, RecvHalf, SendHalf};
-use super::{Connection, Phase, Room, Side, Transmit, Write};
+use super::{Connection, Event, Phase, Room, Side, Transmit, Write};
 use crate::frame::{Composer, FRAME_HEADER, Frame};
-use crate::ids::ResetCode;
+use crate::ids::{ResetCode, StreamId};
 
 /// A piece shorter than this is not split off a longer one: it waits for the next message or more room.
 const MIN_SPLIT: usize = 256;
@@ -155,7 +155,13 @@ impl Connection {
                     let more = !block.is_empty();
                     let end = *end;
                     message.add(&Frame::Headers { stream: id, end: end && !more, more, block: piece });
-                    self.last_known = self.last_known.max(id);
+                    if id > self.last_known {
+                        self.last_known = id;
+                        // Its body may have waited for the peer to hear of it.
+                        if stream.send.accepts() {
+                            self.events.push_back(Event::Writable { stream: StreamId(id) });
+                        }
+                    }
                     if more {
                         return Composed::Full;
                     }

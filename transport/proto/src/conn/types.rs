@@ -79,7 +79,8 @@ pub enum Event {
         /// Why.
         code: ResetCode,
     },
-    /// There is room for more output on a stream that had reached its mark.
+    /// More output is worth offering: a stream that had reached its mark has room again, or the head of a new one has been
+    /// handed out, so that the peer knows of it.
     Writable {
         /// The stream.
         stream: StreamId,

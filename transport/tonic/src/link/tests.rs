@@ -75,7 +75,8 @@ impl Service<Request<Body>> for Echo {
                     while got < len {
                         got += body.frame().await.unwrap().unwrap().into_data().unwrap().len();
                     }
-                    let status = if body.is_end_stream() { Status::ok("") } else { Status::aborted("no end yet") };
+                    let status =
+                        if body.is_end_stream() { Status::ok("") } else { Status::aborted("no end yet") };
                     status.into_http()
                 }
                 "/hang" => std::future::pending().await,
