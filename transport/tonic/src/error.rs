@@ -84,9 +84,17 @@ impl From<EnvError> for Error {
     }
 }
 
+/// The general cure, where the particulars do not hold a better one.
+fn cure(reason: &Reason) -> String {
+    match reason.code() {
+        crate::reason::ReasonCode::Memlock => String::new(),
+        code => format!("; {}", code.cure()),
+    }
+}
+
 /// The cause in [`Error::RdmaRequired`].
 #[derive(Debug, thiserror::Error)]
-#[error("{reason}; {cure}", cure = .reason.cure())]
+#[error("{reason}{cure}", cure = cure(.reason))]
 pub struct RdmaRequired {
     reason: Reason,
     // What Status::from_error finds.

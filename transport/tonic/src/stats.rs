@@ -26,10 +26,6 @@ pub struct TransportStats {
     pub bytes_received_send: u64,
     /// Payload bytes received over TCP.
     pub bytes_received_tcp: u64,
-    /// gRPC messages sent on a fast path.
-    pub messages_sent: u64,
-    /// gRPC messages received on a fast path.
-    pub messages_received: u64,
 }
 
 impl TransportStats {
@@ -78,8 +74,6 @@ counters!(
     bytes_received_write,
     bytes_received_send,
     bytes_received_tcp,
-    messages_sent,
-    messages_received,
 );
 
 /// A count.
