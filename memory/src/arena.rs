@@ -7,6 +7,9 @@
 //! | free | owned | `Arenas::take`, which pops its handle |
 //! | owned | free | drop of the `SlotRef`, which pushes the handle back |
 //!
+//! An arena of its own, for a request above the largest class, has one slot; while that is free the arena stays
+//! registered, until another request fits it or the budget needs its bytes.
+//!
 //! The lists are lock-free; a lock is taken only to make an arena or to take one down.
 
 use std::ptr::NonNull;
