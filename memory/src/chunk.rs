@@ -71,10 +71,14 @@ impl Chunk {
     /// Maps and registers a chunk for this lease.
     pub(crate) fn new(lease: Lease) -> Result<Self, RegisterError> {
         let Lease { len, shared, .. } = &lease;
-        let mapping = Mapping::new(*len, shared.sizes.huge_pages).map_err(|error| match error {
-            PoolError::Map { len, source } => RegisterError::new(len, source),
-            other => RegisterError::new(*len, std::io::Error::other(other)),
-        })?;
+        let mapping = if shared.registrar.wants_file() {
+            Mapping::shared(*len).map_err(|source| RegisterError::new(*len, source))?
+        } else {
+            Mapping::new(*len, shared.sizes.huge_pages).map_err(|error| match error {
+                PoolError::Map { len, source } => RegisterError::new(len, source),
+                other => RegisterError::new(*len, std::io::Error::other(other)),
+            })?
+        };
         let region = Region::new(mapping, &*shared.registrar, Access::RemoteWrite)?;
         shared.counters.registrations.fetch_add(1, Relaxed);
         shared.budgets.registered();

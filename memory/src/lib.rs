@@ -20,6 +20,7 @@
 //! | `config` | sizes, and how they shrink to fit |
 //! | [`memlock`] | what the process may pin |
 //! | `registrar` | the boundary to devices |
+//! | [`memfd`] | memory that can be shared with another process |
 //! | `region` | mappings and registrations |
 //! | `arena` | slots of size classes |
 //! | `buf` | [`PinnedBuf`], [`PinnedBytes`] |
@@ -41,6 +42,7 @@ mod error;
 mod granules;
 mod index;
 mod landing;
+pub mod memfd;
 pub mod memlock;
 mod pool;
 mod region;
@@ -61,6 +63,6 @@ pub use error::{PoolError, RegisterError};
 pub use landing::Landing;
 pub use memlock::Memlock;
 pub use pool::Pool;
-pub use registrar::{Access, HeapRegistrar, Registrar, Registration};
+pub use registrar::{Access, HeapRegistrar, Memory, Registrar, Registration};
 pub use stats::{ClassStats, PoolStats, Use};
 pub use wait::Alloc;

@@ -1,15 +1,19 @@
 //! Mapped memory, and mapped memory that a device knows.
 
 use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::{Once, OnceLock};
 
 use crate::config::HugePages;
 use crate::error::{PoolError, RegisterError};
-use crate::registrar::{Access, Registrar, Registration};
+use crate::memfd;
+use crate::registrar::{Access, Memory, Registrar, Registration};
 
 /// Bytes of a huge page on x86-64 and, by default, on arm64.
 pub(crate) const HUGE_PAGE: usize = 2 << 20;
+/// Memory of this process only.
+const ANONYMOUS: libc::c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
 /// Bytes of the smallest page there is.
 const SMALLEST_PAGE: usize = 4096;
 
@@ -23,11 +27,13 @@ pub(crate) fn page() -> usize {
     })
 }
 
-/// Anonymous memory of this process, page aligned, zeroed when it is mapped.
+/// Memory of this process, or of a file that peers may map: page aligned, zeroed when it is mapped.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     ptr: NonNull<u8>,
     len: usize,
+    /// What it is a mapping of, if it is not anonymous.
+    file: Option<OwnedFd>,
 }
 
 // SAFETY: a mapping is plain memory, owned by this value; who may touch which part is decided by slots and pieces (R8).
@@ -41,7 +47,7 @@ impl Mapping {
         if huge == HugePages::Explicit && len.is_multiple_of(HUGE_PAGE) {
             static WARNED: Once = Once::new();
             // The size is named: the default may be another, and unmapping must be in whole pages.
-            match Self::map(len, libc::MAP_HUGETLB | libc::MAP_HUGE_2MB) {
+            match Self::map(len, ANONYMOUS | libc::MAP_HUGETLB | libc::MAP_HUGE_2MB, None) {
                 Ok(mapping) => return Ok(mapping),
                 Err(error) => WARNED.call_once(|| {
                     tracing::warn!(
@@ -51,22 +57,29 @@ impl Mapping {
                 }),
             }
         }
-        let mapping = Self::map(len, 0).map_err(|source| PoolError::Map { len, source })?;
+        let mapping = Self::map(len, ANONYMOUS, None).map_err(|source| PoolError::Map { len, source })?;
         if huge != HugePages::Off && len >= HUGE_PAGE {
             mapping.advise(libc::MADV_HUGEPAGE);
         }
         Ok(mapping)
     }
 
-    fn map(len: usize, flags: libc::c_int) -> io::Result<Self> {
-        // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing that exists.
+    /// Maps a file that peers can map too, and that can neither shrink nor grow. Its pages are there at once: a peer's
+    /// first WRITE should not have to wait for them.
+    pub(crate) fn shared(len: usize) -> io::Result<Self> {
+        let file = memfd::sealed(c"tonic-rdma-landing", len)?;
+        Self::map(len, libc::MAP_SHARED | libc::MAP_POPULATE, Some(file))
+    }
+
+    fn map(len: usize, flags: libc::c_int, file: Option<OwnedFd>) -> io::Result<Self> {
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
         let ptr = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
                 len,
                 libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags,
-                -1,
+                flags,
+                file.as_ref().map_or(-1, AsRawFd::as_raw_fd),
                 0,
             )
         };
@@ -74,7 +87,7 @@ impl Mapping {
             return Err(io::Error::last_os_error());
         }
         let ptr = NonNull::new(ptr.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let mapping = Mapping { ptr, len };
+        let mapping = Mapping { ptr, len, file };
         // A child of fork() must not get copies of pages that the device writes to: with copy-on-write the parent
         // would end up with pages that the device does not know.
         mapping.advise(libc::MADV_DONTFORK);
@@ -101,6 +114,12 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: mapped in `map`, unmapped once; whoever registered it has deregistered before (field order in Region).
         unsafe { libc::munmap(self.ptr.as_ptr().cast(), self.len) };
+        // A peer that keeps its mapping must not keep the memory.
+        if let Some(file) = &self.file
+            && let Err(error) = memfd::discard(file, self.len)
+        {
+            tracing::debug!(%error, "landing memory stays until the peer unmaps it");
+        }
     }
 }
 
@@ -125,7 +144,10 @@ impl Region {
     ) -> Result<Self, RegisterError> {
         // SAFETY: the mapping lives as long as the registration: both are owned by the region, which drops the
         // registration first (R9, R12).
-        let registration = unsafe { registrar.register(mapping.ptr, mapping.len, access) }?;
+        let registration = unsafe {
+            let file = mapping.file.as_ref().map(AsFd::as_fd);
+            registrar.register(Memory { addr: mapping.ptr, len: mapping.len, access, file })
+        }?;
         Ok(Region { registration, mapping })
     }
 

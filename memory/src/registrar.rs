@@ -1,5 +1,6 @@
 //! Registering memory with a device.
 
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -12,6 +13,20 @@ pub enum Access {
     Local,
     /// As [`Access::Local`], and peers that have the rkey may write to it.
     RemoteWrite,
+}
+
+/// Memory to be registered.
+#[derive(Clone, Copy, Debug)]
+pub struct Memory<'a> {
+    /// The first byte.
+    pub addr: NonNull<u8>,
+    /// Bytes.
+    pub len: usize,
+    /// What may be done with it.
+    pub access: Access,
+    /// The file that it is a mapping of, from its first byte: for [`Access::RemoteWrite`] when the registrar
+    /// [wants one](Registrar::wants_file).
+    pub file: Option<BorrowedFd<'a>>,
 }
 
 /// Registers memory with one device. Implemented by fabrics. It outlives its registrations.
@@ -28,19 +43,19 @@ pub unsafe trait Registrar: Send + Sync + 'static {
         false
     }
 
-    /// Registers `len` bytes at `addr`. Called with a lock of the pool held: it must not use the pool.
+    /// Whether memory that peers write to must be a file that they can map: a memfd that neither shrinks nor grows.
+    fn wants_file(&self) -> bool {
+        false
+    }
+
+    /// Registers memory. Called with a lock of the pool held: it must not use the pool.
     ///
     /// # Errors
     /// The device refused.
     ///
     /// # Safety
     /// The range is mapped, readable and writable, and stays so until the registration is dropped.
-    unsafe fn register(
-        &self,
-        addr: NonNull<u8>,
-        len: usize,
-        access: Access,
-    ) -> Result<Box<dyn Registration>, RegisterError>;
+    unsafe fn register(&self, memory: Memory<'_>) -> Result<Box<dyn Registration>, RegisterError>;
 }
 
 /// A registered range. Dropping it deregisters; as when registering, the pool must not be used meanwhile.
@@ -74,12 +89,7 @@ unsafe impl Registrar for HeapRegistrar {
         false
     }
 
-    unsafe fn register(
-        &self,
-        _: NonNull<u8>,
-        _: usize,
-        _: Access,
-    ) -> Result<Box<dyn Registration>, RegisterError> {
+    unsafe fn register(&self, _: Memory<'_>) -> Result<Box<dyn Registration>, RegisterError> {
         Ok(Box::new(HeapRegistration(self.next.fetch_add(1, Ordering::Relaxed))))
     }
 }

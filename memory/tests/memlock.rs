@@ -2,11 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 use tonic_rdma_memory::{
-    Access, HeapRegistrar, MIN_POOL, Memlock, Pool, PoolConfig, PoolError, RegisterError, Registrar,
+    HeapRegistrar, MIN_POOL, Memlock, Memory, Pool, PoolConfig, PoolError, RegisterError, Registrar,
     Registration,
 };
 
@@ -21,14 +20,9 @@ unsafe impl Registrar for Strict {
     fn ignores_ipc_lock(&self) -> bool {
         true
     }
-    unsafe fn register(
-        &self,
-        addr: NonNull<u8>,
-        len: usize,
-        access: Access,
-    ) -> Result<Box<dyn Registration>, RegisterError> {
+    unsafe fn register(&self, memory: Memory<'_>) -> Result<Box<dyn Registration>, RegisterError> {
         // SAFETY: the caller's promise.
-        unsafe { self.0.register(addr, len, access) }
+        unsafe { self.0.register(memory) }
     }
 }
 

@@ -366,12 +366,10 @@ fn a_registrar_outlives_its_registrations() {
         }
         unsafe fn register(
             &self,
-            addr: std::ptr::NonNull<u8>,
-            len: usize,
-            access: tonic_rdma_memory::Access,
+            memory: tonic_rdma_memory::Memory<'_>,
         ) -> Result<Box<dyn tonic_rdma_memory::Registration>, tonic_rdma_memory::RegisterError> {
             // SAFETY: the caller's promise.
-            unsafe { self.0.register(addr, len, access) }
+            unsafe { self.0.register(memory) }
         }
     }
     type Keep = fn(&Pool) -> Box<dyn std::any::Any>;

@@ -4,12 +4,13 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
 
-use tonic_rdma_memory::{Access, MIN_POOL, Pool, PoolConfig, RegisterError, Registrar, Registration, Use};
+use tonic_rdma_memory::{
+    Access, MIN_POOL, Memory, Pool, PoolConfig, RegisterError, Registrar, Registration, Use,
+};
 
 /// A registration in the books.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,12 +140,8 @@ unsafe impl Registrar for Keeper {
         false
     }
 
-    unsafe fn register(
-        &self,
-        addr: NonNull<u8>,
-        len: usize,
-        access: Access,
-    ) -> Result<Box<dyn Registration>, RegisterError> {
+    unsafe fn register(&self, memory: Memory<'_>) -> Result<Box<dyn Registration>, RegisterError> {
+        let Memory { addr, len, access, .. } = memory;
         let refused = || RegisterError::new(len, io::Error::from_raw_os_error(libc::ENOMEM));
         if self.0.fails.load(SeqCst) {
             return Err(refused());

@@ -9,7 +9,9 @@ use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use tonic_rdma_fabric::{AnyLink, Completion, Fabric, Link, LinkConfig, LinkError, Work, WriteSource};
+use tonic_rdma_fabric::{
+    AnyLink, Completion, Fabric, Link, LinkConfig, LinkError, Posted, Work, WriteSource,
+};
 use tonic_rdma_memory::{Pool, PoolConfig};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -63,7 +65,10 @@ impl Driver {
 
     fn queue(&mut self, work: Work) -> Result<(), LinkError> {
         self.next += 1;
-        self.link.queue(self.next, work, false)
+        if self.link.queue(self.next, work, false)? == Posted::Done {
+            self.sent = self.next;
+        }
+        Ok(())
     }
 
     fn send(&mut self, data: &[u8]) -> Result<(), LinkError> {
@@ -77,7 +82,7 @@ impl Driver {
 async fn serve(addr: SocketAddr) -> Result<(), Box<dyn Error>> {
     let fabric = Fabric::at(addr.ip())?;
     let pool = Pool::new(PoolConfig::default(), fabric.registrar())?;
-    let mut listener = fabric.listen(addr)?;
+    let mut listener = fabric.listen(&addr.into())?;
     let config = LinkConfig::default();
     let link = listener.accept().await?.accept(&config, &pool, b"", TIMEOUT).await?;
     let mut driver = Driver::new(link);
@@ -98,7 +103,7 @@ async fn serve(addr: SocketAddr) -> Result<(), Box<dyn Error>> {
 async fn measure(addr: SocketAddr) -> Result<(), Box<dyn Error>> {
     let fabric = Fabric::toward(addr, None, TIMEOUT).await?;
     let pool = Pool::new(PoolConfig::default(), fabric.registrar())?;
-    let connected = fabric.connect(addr, &LinkConfig::default(), &pool, b"", TIMEOUT).await?;
+    let connected = fabric.connect(&addr.into(), &LinkConfig::default(), &pool, b"", TIMEOUT).await?;
     let mut driver = Driver::new(connected.link);
     driver.send(b"grant")?;
     let grant = driver.receive().await?;

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use tonic_rdma_memory::{Pool, Registrar};
 
+use crate::addr::Addr;
 use crate::device::DeviceInfo;
 use crate::error::{ConnectError, FabricError, LinkError};
-use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Work};
+use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work};
 use crate::sim::{SimDevice, SimIncoming, SimLink, SimListener};
 #[cfg(all(target_os = "linux", feature = "verbs"))]
 use crate::verbs::{VerbsDevice, VerbsIncoming, VerbsLink, VerbsListener};
@@ -154,13 +155,22 @@ impl Fabric {
     /// [`Listener::local_addr`] tells. On iWARP the port is one of TCP's: it must not be in use by a TCP listener.
     ///
     /// # Errors
-    /// The address is in use, does not lie on the device, or the device failed.
-    pub fn listen(&self, addr: SocketAddr) -> Result<Listener, FabricError> {
+    /// The address is in use, does not lie on the device, is of [another kind](FabricError::WrongAddress), or the device
+    /// failed.
+    pub fn listen(&self, addr: &Addr) -> Result<Listener, FabricError> {
         match self {
             #[cfg(all(target_os = "linux", feature = "verbs"))]
-            Fabric::Verbs(d) => d.listen(addr).map(Listener::Verbs),
-            Fabric::Sim(d) => d.listen(addr).map(Listener::Sim),
+            Fabric::Verbs(d) => d.listen(self.ip(addr)?).map(Listener::Verbs),
+            Fabric::Sim(d) => d.listen(self.ip(addr)?).map(Listener::Sim),
         }
+    }
+
+    fn ip(&self, addr: &Addr) -> Result<SocketAddr, FabricError> {
+        addr.ip().ok_or_else(|| self.wrong_address(addr))
+    }
+
+    fn wrong_address(&self, addr: &Addr) -> FabricError {
+        FabricError::WrongAddress { provider: self.provider(), addr: addr.clone() }
     }
 
     /// Connects to a listener. `pool` must be built on this device's [registrar](Fabric::registrar); the control block
@@ -169,7 +179,7 @@ impl Fabric {
     /// Cancel safe: dropping the future ends the attempt and frees everything. It ends by itself after `timeout`.
     pub async fn connect(
         &self,
-        addr: SocketAddr,
+        addr: &Addr,
         config: &LinkConfig,
         pool: &Pool,
         private_data: &[u8],
@@ -178,11 +188,13 @@ impl Fabric {
         match self {
             #[cfg(all(target_os = "linux", feature = "verbs"))]
             Fabric::Verbs(d) => {
-                let (link, private_data) = d.connect(addr, config, pool, private_data, timeout).await?;
+                let (link, private_data) =
+                    d.connect(self.ip(addr)?, config, pool, private_data, timeout).await?;
                 Ok(Connected { link: AnyLink::Verbs(link), private_data })
             }
             Fabric::Sim(d) => {
-                let (link, private_data) = d.connect(addr, config, pool, private_data, timeout).await?;
+                let (link, private_data) =
+                    d.connect(self.ip(addr)?, config, pool, private_data, timeout).await?;
                 Ok(Connected { link: AnyLink::Sim(link), private_data })
             }
         }
@@ -202,8 +214,8 @@ pub enum Listener {
 
 impl Listener {
     /// The address, with the port that was taken.
-    pub fn local_addr(&self) -> SocketAddr {
-        each!(Listener, self, l => l.local_addr())
+    pub fn local_addr(&self) -> Addr {
+        each!(Listener, self, l => l.local_addr().into())
     }
 
     /// Waits for the next connect request. Cancel safe: a request is not lost.
@@ -237,13 +249,13 @@ impl Incoming {
     }
 
     /// The peer's address. Its port means nothing on InfiniBand and RoCE.
-    pub fn peer_addr(&self) -> SocketAddr {
-        each!(Incoming, self, i => i.peer_addr())
+    pub fn peer_addr(&self) -> Addr {
+        each!(Incoming, self, i => i.peer_addr().into())
     }
 
     /// This end's address.
-    pub fn local_addr(&self) -> SocketAddr {
-        each!(Incoming, self, i => i.local_addr())
+    pub fn local_addr(&self) -> Addr {
+        each!(Incoming, self, i => i.local_addr().into())
     }
 
     /// Posts RECVs, accepts, and waits until the connection stands, for `timeout` at most. Cancel safe: dropping the
@@ -292,8 +304,11 @@ impl Link for AnyLink {
     fn block_mut(&mut self) -> &mut [u8] {
         each!(AnyLink, self, l => l.block_mut())
     }
-    fn queue(&mut self, id: u64, work: Work, signal: bool) -> Result<(), LinkError> {
+    fn queue(&mut self, id: u64, work: Work, signal: bool) -> Result<Posted, LinkError> {
         each!(AnyLink, self, l => l.queue(id, work, signal))
+    }
+    fn share(&mut self, rkey: u32) -> Result<(), LinkError> {
+        each!(AnyLink, self, l => l.share(rkey))
     }
     fn ring(&mut self) -> Result<(), LinkError> {
         each!(AnyLink, self, l => l.ring())

@@ -6,12 +6,13 @@
 
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tonic_rdma_memory::PoolError;
 
+use crate::addr::Addr;
 use crate::device::PortState;
 use crate::link::PeerInfo;
 
@@ -127,7 +128,15 @@ pub enum FabricError {
     #[error("RDMA address {addr} is in use")]
     AddressInUse {
         /// The address.
-        addr: SocketAddr,
+        addr: Addr,
+    },
+    /// An address of a kind that the fabric has not.
+    #[error("{addr} is no address of a {provider} device")]
+    WrongAddress {
+        /// `"verbs"`, `"shm"` or `"sim"`.
+        provider: &'static str,
+        /// The address.
+        addr: Addr,
     },
     /// The device was removed from the host.
     #[error("RDMA device {device} was removed")]
@@ -170,7 +179,7 @@ pub enum ConnectError {
     #[error("RDMA connection to {addr} timed out after {} ms while {step}", after.as_millis())]
     Timeout {
         /// The peer.
-        addr: SocketAddr,
+        addr: Addr,
         /// What was under way.
         step: ConnectStep,
         /// The limit.
@@ -180,7 +189,7 @@ pub enum ConnectError {
     #[error("no RDMA route to {addr} ({step}: {source})")]
     NoRoute {
         /// The peer.
-        addr: SocketAddr,
+        addr: Addr,
         /// What failed.
         step: ConnectStep,
         /// Why.
@@ -190,13 +199,13 @@ pub enum ConnectError {
     #[error("the route to {addr} does not leave through an RDMA device")]
     NotOnRdma {
         /// The peer.
-        addr: SocketAddr,
+        addr: Addr,
     },
     /// The route to the address leaves through another device than the one to be used.
     #[error("the route to {addr} leaves through RDMA device {routed}, not {wanted}")]
     OtherDevice {
         /// The peer.
-        addr: SocketAddr,
+        addr: Addr,
         /// The device to be used.
         wanted: String,
         /// The device of the route.
@@ -206,13 +215,13 @@ pub enum ConnectError {
     #[error("nobody listens for RDMA connections on {addr}")]
     Refused {
         /// The peer.
-        addr: SocketAddr,
+        addr: Addr,
     },
     /// The peer's program said no.
     #[error("{addr} rejected the RDMA connection")]
     Rejected {
         /// The peer.
-        addr: SocketAddr,
+        addr: Addr,
         /// What it said; the network may have padded it with zeros.
         private_data: Vec<u8>,
     },
@@ -220,7 +229,7 @@ pub enum ConnectError {
     #[error("the RDMA connection to {addr} failed while {step}: {source}")]
     Failed {
         /// The peer.
-        addr: SocketAddr,
+        addr: Addr,
         /// What was under way.
         step: ConnectStep,
         /// Why.
@@ -230,7 +239,7 @@ pub enum ConnectError {
     #[error("the peer {addr} gave up the connection while {step}")]
     PeerGone {
         /// The peer.
-        addr: SocketAddr,
+        addr: Addr,
         /// What was under way.
         step: ConnectStep,
     },

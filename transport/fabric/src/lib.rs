@@ -9,6 +9,7 @@
 //!
 //! | module | what |
 //! |---|---|
+//! | [`addr`] | [`Addr`], [`ShmAddr`]: where a listener is, and who is at the other end |
 //! | [`link`] | the [`Link`] trait, [`Work`], [`Completion`], [`LinkConfig`], [`Caps`], [`PeerInfo`] |
 //! | [`error`] | [`FabricError`], [`ConnectError`], [`LinkError`]: whose fault, which verb, what to do |
 //! | [`device`] | [`DeviceInfo`]: what a device says about itself |
@@ -43,6 +44,7 @@
 //! The verbs provider registers file descriptors with tokio and bounds waits with tokio's timer, so everything here is
 //! called from within a tokio runtime with both drivers enabled. No threads are started.
 
+pub mod addr;
 pub mod any;
 mod block;
 pub mod device;
@@ -53,7 +55,8 @@ pub mod sim;
 #[cfg(all(target_os = "linux", feature = "verbs"))]
 pub mod verbs;
 
+pub use addr::{Addr, BadShmAddr, ShmAddr};
 pub use any::{AnyLink, Connected, Fabric, Incoming, Listener};
 pub use device::{DeviceInfo, LinkLayer, PortInfo, PortState, Transport};
 pub use error::{ConnectError, ConnectStep, FabricError, LinkError, Verb};
-pub use link::{Caps, Completion, Link, LinkConfig, MAX_PRIVATE_DATA, PeerInfo, Work, WriteSource};
+pub use link::{Caps, Completion, Link, LinkConfig, MAX_PRIVATE_DATA, PeerInfo, Posted, Work, WriteSource};

@@ -1,11 +1,12 @@
 //! The connected queue pair: what a driver posts, what it gets back, and within which limits.
 
 use std::fmt;
-use std::net::SocketAddr;
 use std::task::{Context, Poll};
 
+use bytes::Bytes;
 use tonic_rdma_memory::{PinnedBuf, PinnedBytes};
 
+use crate::addr::Addr;
 use crate::error::LinkError;
 
 /// The most private data, in bytes, that a connect request, an accept or a reject may carry.
@@ -95,19 +96,22 @@ pub struct Caps {
     pub recv_queue: usize,
     /// Longest single message, in bytes, that the device carries. SENDs are limited further by the peer's slot size.
     pub max_msg: usize,
+    /// WRITEs may come from any memory ([`WriteSource::Any`]): nothing need be registered or staged, because the link
+    /// copies while the work is queued.
+    pub any_memory: bool,
 }
 
 /// The two ends of a link, for messages and connect-info.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerInfo {
-    /// `"verbs"` or `"sim"`.
+    /// `"verbs"`, `"shm"` or `"sim"`.
     pub provider: &'static str,
     /// The local device, as `rdma link` names it.
     pub device: String,
-    /// This end's address and RDMA port.
-    pub local: SocketAddr,
-    /// The peer's address and RDMA port.
-    pub remote: SocketAddr,
+    /// This end: address and RDMA port, or the process.
+    pub local: Addr,
+    /// The peer: address and RDMA port, or the process.
+    pub remote: Addr,
 }
 
 impl fmt::Display for PeerInfo {
@@ -124,6 +128,8 @@ pub enum WriteSource {
     Bytes(PinnedBytes),
     /// The filled part of a pool buffer.
     Buf(PinnedBuf),
+    /// Any memory. Only where [`Caps::any_memory`] says so.
+    Any(Bytes),
     /// `len` bytes at `offset` of [`Link::block_mut`].
     Staged {
         /// Bytes from the start of the block.
@@ -139,6 +145,7 @@ impl WriteSource {
         match self {
             WriteSource::Bytes(b) => b.len(),
             WriteSource::Buf(b) => b.len(),
+            WriteSource::Any(b) => b.len(),
             WriteSource::Staged { len, .. } => *len,
         }
     }
@@ -169,6 +176,16 @@ pub enum Work {
         /// The peer's key for that memory.
         rkey: u32,
     },
+}
+
+/// What has become of work when [`Link::queue`] returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum Posted {
+    /// Its memory may be used again at once, and no [`Completion::Sent`] comes for it.
+    Done,
+    /// Its memory belongs to it until a [`Completion::Sent`] covers it.
+    UnderWay,
 }
 
 /// What [`Link::poll`] reports.
@@ -207,7 +224,8 @@ pub trait Link: Send + 'static {
     /// may write where, and when.
     fn block_mut(&mut self) -> &mut [u8];
 
-    /// Queues one work request. The device sees nothing of it before [`ring`](Link::ring).
+    /// Queues one work request. The device, or the peer, sees nothing of it before [`ring`](Link::ring), except that a
+    /// WRITE may land earlier.
     ///
     /// `id` comes back in [`Completion::Sent`]; ids need not be unique or ordered, the link keeps the order itself.
     ///
@@ -218,14 +236,25 @@ pub trait Link: Send + 'static {
     ///
     /// So only completions of a few SEND slots can stay unreported for long, and never more than a quarter of them.
     ///
+    /// A link that copies while work is queued says [`Posted::Done`] instead, and reports nothing.
+    ///
     /// Reported is not the same as awaited: as long as under half of the SEND slots and of the queue are in use, and no
     /// payload and no `signal` is under way, completions wake nobody and come with the next message. A small call then
     /// costs no wake-up for its own SEND. Pass `signal` for work whose completion something waits for.
     ///
     /// # Errors
-    /// [`LinkError::Misuse`] when there is no [room](Link::send_room) or a range lies outside the block: a bug of the
-    /// caller, nothing was queued and the link lives on. Any other error: the link is dead.
-    fn queue(&mut self, id: u64, work: Work, signal: bool) -> Result<(), LinkError>;
+    /// [`LinkError::Misuse`] when there is no [room](Link::send_room), a range lies outside the block, or the link does
+    /// not take [`WriteSource::Any`]: a bug of the caller, nothing was queued and the link lives on. Any other error: the
+    /// link is dead.
+    fn queue(&mut self, id: u64, work: Work, signal: bool) -> Result<Posted, LinkError>;
+
+    /// Gives the peer of this link, and nobody else, access to the landing memory behind a remote key (R12). Called
+    /// before the SEND that first tells the peer the key. Costs next to nothing when it has access already; does nothing
+    /// where the device checks keys itself.
+    ///
+    /// # Errors
+    /// [`LinkError::Misuse`] for a key that this device does not have. Any other error: the link is dead.
+    fn share(&mut self, rkey: u32) -> Result<(), LinkError>;
 
     /// Hands all queued work to the device in one batch. Does nothing when none is queued.
     ///

@@ -50,9 +50,9 @@ async fn pull_out(name: &str) {
     }
     let gone = tokio::time::timeout(PATIENCE, listener.accept()).await.expect("the listener does not end");
     assert!(matches!(gone.map(drop).unwrap_err(), FabricError::DeviceRemoved { .. }));
-    let error = side.connect(addr).await.map(drop).unwrap_err();
+    let error = side.connect(&addr).await.map(drop).unwrap_err();
     assert!(matches!(error, ConnectError::Fabric(FabricError::DeviceRemoved { .. })), "{error}");
-    let error = side.fabric.listen(addr).map(drop).unwrap_err();
+    let error = side.fabric.listen(&addr).map(drop).unwrap_err();
     assert!(matches!(error, FabricError::DeviceRemoved { .. }), "{error}");
 
     // The kernel waits for everything that was made on the device.

@@ -6,7 +6,9 @@ mod common;
 
 use common::*;
 use tonic_rdma_fabric::sim::{SimConfig, SimDevice, SimNet};
-use tonic_rdma_fabric::{ConnectError, Fabric, FabricError, Link, LinkConfig, LinkError, Work, WriteSource};
+use tonic_rdma_fabric::{
+    Addr, ConnectError, Fabric, FabricError, Link, LinkConfig, LinkError, Work, WriteSource,
+};
 use tonic_rdma_memory::{Pool, PoolConfig};
 
 struct World {
@@ -132,7 +134,7 @@ async fn a_message_longer_than_the_slot_kills_the_link() {
     let small = LinkConfig { slot_size: 64, ..config() };
     let accept =
         async { listener.accept().await.unwrap().accept(&small, &w.server.pool, b"", PATIENCE).await };
-    let (accepted, connected) = tokio::join!(accept, w.client.connect(addr));
+    let (accepted, connected) = tokio::join!(accept, w.client.connect(&addr));
     let (mut s, mut c) = (End::new(accepted.unwrap()), End::new(connected.unwrap().link));
     c.send(0, &[7; 64]).await;
     assert_eq!(s.receive_and_hold().await.unwrap().1, [7; 64]);
@@ -243,9 +245,9 @@ async fn faults_strike_when_told() {
     w.server_device.lose_connects(true);
     let short = std::time::Duration::from_millis(50);
     let listener = w.server.listen();
-    let lost = w.client.fabric.connect(listener.local_addr(), &config(), &w.client.pool, b"", short).await;
+    let lost = w.client.fabric.connect(&listener.local_addr(), &config(), &w.client.pool, b"", short).await;
     assert!(matches!(lost.map(drop).unwrap_err(), ConnectError::Timeout { .. }));
-    let nowhere = w.client.connect("10.0.0.3:1".parse().unwrap()).await.map(drop).unwrap_err();
+    let nowhere = w.client.connect(&Addr::Ip("10.0.0.3:1".parse().unwrap())).await.map(drop).unwrap_err();
     assert!(matches!(nowhere, ConnectError::NoRoute { .. }), "{nowhere}");
 }
 
@@ -276,7 +278,7 @@ async fn a_removed_device_ends_its_links() {
     assert!(matches!(c.death().await, LinkError::Disconnected { .. }));
     let gone = tokio::time::timeout(PATIENCE, listener.accept()).await.unwrap().map(drop).unwrap_err();
     assert!(matches!(gone, FabricError::DeviceRemoved { .. }), "{gone}");
-    assert!(w.client.connect(addr).await.is_err());
+    assert!(w.client.connect(&addr).await.is_err());
 }
 
 #[tokio::test]

@@ -12,8 +12,9 @@ use std::time::Duration;
 
 use common::*;
 use tonic_rdma_fabric::{
-    ConnectError, Fabric, FabricError, Link, LinkConfig, LinkError, Transport, Verb, Work, WriteSource,
+    Addr, ConnectError, Fabric, FabricError, Link, LinkConfig, LinkError, Transport, Verb, Work, WriteSource,
 };
+use tonic_rdma_memory::{Access, Memory};
 
 /// One test at a time: some count what the process holds.
 static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
@@ -84,7 +85,7 @@ async fn devices_are_listed() {
     let elsewhere = Fabric::at("192.0.2.1".parse().unwrap()).map(drop).unwrap_err();
     assert!(matches!(elsewhere, FabricError::NotOnRdma { .. }), "{elsewhere}");
     let side = side();
-    let elsewhere = side.fabric.listen("192.0.2.1:0".parse().unwrap()).map(drop).unwrap_err();
+    let elsewhere = side.fabric.listen(&Addr::Ip("192.0.2.1:0".parse().unwrap())).map(drop).unwrap_err();
     assert!(matches!(elsewhere, FabricError::NotOnRdma { .. }), "{elsewhere}");
 }
 
@@ -92,11 +93,12 @@ async fn devices_are_listed() {
 async fn a_wildcard_listener_takes_requests() {
     let _turn = TURN.lock().await;
     let side = side();
-    let mut listener = side.fabric.listen("0.0.0.0:0".parse().unwrap()).unwrap();
-    let addr = SocketAddr::new(side.ip(), listener.local_addr().port());
+    let mut listener = side.fabric.listen(&Addr::Ip("0.0.0.0:0".parse().unwrap())).unwrap();
+    let port = listener.local_addr().ip().unwrap().port();
+    let addr = Addr::Ip(SocketAddr::new(side.ip(), port));
     let config = config();
     let accept = async { listener.accept().await.unwrap().accept(&config, &side.pool, b"", PATIENCE).await };
-    let (accepted, connected) = tokio::join!(accept, side.connect(addr));
+    let (accepted, connected) = tokio::join!(accept, side.connect(&addr));
     let (mut s, mut c) = (End::new(accepted.unwrap()), End::new(connected.unwrap().link));
     c.send(0, b"x").await;
     assert_eq!(s.receive().await.unwrap(), b"x");
@@ -109,9 +111,9 @@ async fn a_dead_address_times_out() {
     // On the device's network, but nobody has it.
     let std::net::IpAddr::V4(ip) = side.ip() else { panic!("the guest's addresses are IPv4") };
     let [a, b, c, _] = ip.octets();
-    let dead = SocketAddr::from(([a, b, c, 77], 18515));
+    let dead = Addr::Ip(SocketAddr::from(([a, b, c, 77], 18515)));
     let timeout = Duration::from_secs(2);
-    let error = side.fabric.connect(dead, &config(), &side.pool, b"", timeout).await.map(drop).unwrap_err();
+    let error = side.fabric.connect(&dead, &config(), &side.pool, b"", timeout).await.map(drop).unwrap_err();
     assert!(matches!(error, ConnectError::Timeout { .. } | ConnectError::NoRoute { .. }), "{error}");
     assert!(error.to_string().contains(&dead.to_string()), "{error}");
 }
@@ -120,7 +122,7 @@ async fn a_dead_address_times_out() {
 async fn an_address_off_the_device_is_refused() {
     let _turn = TURN.lock().await;
     let side = side();
-    let error = side.connect("192.0.2.9:1".parse().unwrap()).await.map(drop).unwrap_err();
+    let error = side.connect(&Addr::Ip("192.0.2.9:1".parse().unwrap())).await.map(drop).unwrap_err();
     let expected = matches!(
         error,
         ConnectError::NoRoute { .. } | ConnectError::NotOnRdma { .. } | ConnectError::OtherDevice { .. }
@@ -193,7 +195,7 @@ async fn a_message_longer_than_the_slot_kills_the_link() {
     let addr = listener.local_addr();
     let small = LinkConfig { slot_size: 64, ..config() };
     let accept = async { listener.accept().await.unwrap().accept(&small, &side.pool, b"", PATIENCE).await };
-    let (accepted, connected) = tokio::join!(accept, side.connect(addr));
+    let (accepted, connected) = tokio::join!(accept, side.connect(&addr));
     let (mut s, mut c) = (End::new(accepted.unwrap()), End::new(connected.unwrap().link));
     c.post(1, &[7; 65]);
     let receiver = s.death().await;
@@ -224,7 +226,7 @@ async fn strangers_on_the_port_are_harmless() {
     let mut listener = side.listen();
     let addr = listener.local_addr();
     for words in [b"".as_slice(), b"GET / HTTP/1.1\r\n\r\n", &[0xff; 4096]] {
-        let stranger = tokio::net::TcpStream::connect(addr).await;
+        let stranger = tokio::net::TcpStream::connect(addr.ip().unwrap()).await;
         match transport(&side) {
             Transport::IWarp => drop(stranger.unwrap().try_write(words)),
             _ => assert!(stranger.is_err(), "RoCE's ports are not TCP's"),
@@ -242,14 +244,14 @@ async fn a_tcp_server_is_no_rdma_listener() {
     let _turn = TURN.lock().await;
     let side = side();
     let server = tokio::net::TcpListener::bind(SocketAddr::new(side.ip(), 0)).await.unwrap();
-    let addr = server.local_addr().unwrap();
+    let addr = Addr::Ip(server.local_addr().unwrap());
     let hang_up = async {
         loop {
             drop(server.accept().await.unwrap());
         }
     };
     let error = tokio::select! {
-        outcome = side.connect(addr) => outcome.map(drop).unwrap_err(),
+        outcome = side.connect(&addr) => outcome.map(drop).unwrap_err(),
         () = hang_up => unreachable!("the server goes on"),
     };
     match transport(&side) {
@@ -295,7 +297,7 @@ async fn connections_leave_nothing_behind() {
     for _ in 0..20 {
         let addr = listener.local_addr();
         let reject = async { listener.accept().await.unwrap().reject(b"") };
-        let ((), outcome) = tokio::join!(reject, side.connect(addr));
+        let ((), outcome) = tokio::join!(reject, side.connect(&addr));
         assert!(outcome.is_err());
     }
     assert!(descriptors() <= before, "{} descriptors after rejections", descriptors());
@@ -339,11 +341,12 @@ async fn registration_beyond_the_limit_is_an_error() {
     let layout = std::alloc::Layout::from_size_align(4096, 4096).unwrap();
     // SAFETY: memory of the layout, freed below.
     let memory = std::ptr::NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).unwrap();
+    let range = |len, access| Memory { addr: memory, len, access, file: None };
     // SAFETY: the memory is alive; a length that wraps is refused before anything is looked at.
-    let refused = unsafe { registrar.register(memory, usize::MAX - 4096, tonic_rdma_memory::Access::Local) };
+    let refused = unsafe { registrar.register(range(usize::MAX - 4096, Access::Local)) };
     assert!(refused.is_err());
     // SAFETY: the memory is mapped until after the registration is dropped.
-    let region = unsafe { registrar.register(memory, 4096, tonic_rdma_memory::Access::RemoteWrite) }.unwrap();
+    let region = unsafe { registrar.register(range(4096, Access::RemoteWrite)) }.unwrap();
     assert_ne!(region.rkey(), 0);
     drop(region);
     // SAFETY: allocated above with the same layout, not registered any more.
@@ -357,7 +360,7 @@ struct Peer {
 
 impl Peer {
     /// Starts it; it connects to `addr`, and then does what `role` says.
-    fn start(addr: SocketAddr) -> Peer {
+    fn start(addr: Addr) -> Peer {
         let child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "peer_in_another_process", "--ignored", "--nocapture", "--test-threads=1"])
             .env("FABRIC_PEER", addr.to_string())
@@ -386,9 +389,9 @@ impl Drop for Peer {
 #[tokio::test]
 #[ignore = "started by other tests"]
 async fn peer_in_another_process() {
-    let addr: SocketAddr = std::env::var("FABRIC_PEER").expect("FABRIC_PEER").parse().unwrap();
+    let addr = Addr::Ip(std::env::var("FABRIC_PEER").expect("FABRIC_PEER").parse().unwrap());
     let side = side();
-    let mut c = End::new(side.connect(addr).await.unwrap().link);
+    let mut c = End::new(side.connect(&addr).await.unwrap().link);
     c.send(0, b"first").await;
     println!("peer stands");
     // Echoes until it is killed.

@@ -33,7 +33,7 @@ pub(crate) fn connect(error: ConnectError) -> Reason {
     Reason::new(code, error.to_string())
 }
 
-fn rejected(addr: std::net::SocketAddr, private_data: &[u8]) -> Reason {
+fn rejected(addr: tonic_rdma_fabric::Addr, private_data: &[u8]) -> Reason {
     match Reject::decode(private_data) {
         Ok(reject) => {
             let code = match reject {

@@ -45,13 +45,17 @@ pub(super) async fn connect(
     if device.faults.removed() {
         return Err(FabricError::DeviceRemoved { device: device.name.clone() }.into());
     }
-    let timed_out = ConnectError::Timeout { addr, step: ConnectStep::Connect, after: timeout };
+    let timed_out = ConnectError::Timeout { addr: addr.into(), step: ConnectStep::Connect, after: timeout };
     let (to, listener) = match device.net.find(addr) {
         Ok(found) => found,
-        Err(NoListener::NobodyListens) => return Err(ConnectError::Refused { addr }),
+        Err(NoListener::NobodyListens) => return Err(ConnectError::Refused { addr: addr.into() }),
         Err(NoListener::NoSuchAddress) => {
             let source = Arc::new(io::Error::from_raw_os_error(libc::ENETUNREACH));
-            return Err(ConnectError::NoRoute { addr, step: ConnectStep::ResolveAddress, source });
+            return Err(ConnectError::NoRoute {
+                addr: addr.into(),
+                step: ConnectStep::ResolveAddress,
+                source,
+            });
         }
     };
     let block = ControlBlock::new(pool, config)?;
@@ -64,7 +68,7 @@ pub(super) async fn connect(
     let (answer, answered) = oneshot::channel();
     let request =
         Request { private_data: private_data.to_vec(), from, to: addr, end: link.end().clone(), answer };
-    listener.try_send(request).map_err(|_| ConnectError::Refused { addr })?;
+    listener.try_send(request).map_err(|_| ConnectError::Refused { addr: addr.into() })?;
     match bounded(timeout, answered).await {
         Err(_) => Err(timed_out),
         Ok(Ok(Answer::Accepted { end, private_data, established })) => {
@@ -73,8 +77,10 @@ pub(super) async fn connect(
             let _ = established.send(());
             Ok((link, private_data))
         }
-        Ok(Ok(Answer::Rejected { private_data })) => Err(ConnectError::Rejected { addr, private_data }),
-        Ok(Err(_)) => Err(ConnectError::Rejected { addr, private_data: Vec::new() }),
+        Ok(Ok(Answer::Rejected { private_data })) => {
+            Err(ConnectError::Rejected { addr: addr.into(), private_data })
+        }
+        Ok(Err(_)) => Err(ConnectError::Rejected { addr: addr.into(), private_data: Vec::new() }),
     }
 }
 
@@ -86,7 +92,7 @@ fn check_private_data(data: &[u8]) -> Result<(), ConnectError> {
 }
 
 fn peer(device: &DeviceInner, local: SocketAddr, remote: SocketAddr) -> PeerInfo {
-    PeerInfo { provider: "sim", device: device.name.clone(), local, remote }
+    PeerInfo { provider: "sim", device: device.name.clone(), local: local.into(), remote: remote.into() }
 }
 
 /// A listener of the in-process network.
@@ -107,7 +113,8 @@ impl SimListener {
         }
         let port = if addr.port() == 0 { device.net.fresh_port() } else { addr.port() };
         let addr = SocketAddr::new(device.addr, port);
-        let requests = device.net.add_listener(addr).ok_or(FabricError::AddressInUse { addr })?;
+        let requests =
+            device.net.add_listener(addr).ok_or(FabricError::AddressInUse { addr: addr.into() })?;
         Ok(SimListener { device, addr, requests })
     }
 
@@ -171,7 +178,7 @@ impl SimIncoming {
         let block = ControlBlock::new(pool, config)?;
         let mut link = SimLink::new(&device, block, config, peer(&device, to, from));
         link.join(Ends::Accepting, end);
-        let gone = ConnectError::PeerGone { addr: from, step: ConnectStep::Accept };
+        let gone = ConnectError::PeerGone { addr: from.into(), step: ConnectStep::Accept };
         let (established, stands) = oneshot::channel();
         let private_data = private_data.to_vec();
         if answer.send(Answer::Accepted { end: link.end().clone(), private_data, established }).is_err() {
@@ -180,7 +187,9 @@ impl SimIncoming {
         match bounded(timeout, stands).await {
             Ok(Ok(())) => Ok(link),
             Ok(Err(_)) => Err(gone),
-            Err(_) => Err(ConnectError::Timeout { addr: from, step: ConnectStep::Accept, after: timeout }),
+            Err(_) => {
+                Err(ConnectError::Timeout { addr: from.into(), step: ConnectStep::Accept, after: timeout })
+            }
         }
     }
 

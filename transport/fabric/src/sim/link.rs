@@ -16,7 +16,7 @@ use super::rng::Rng;
 use super::wire::{End, Over, Status};
 use crate::block::ControlBlock;
 use crate::error::{LinkError, Verb};
-use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Work, WriteSource};
+use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work, WriteSource};
 use crate::queue::{Held, SendQueue};
 
 /// Completions per poll, at most.
@@ -83,6 +83,7 @@ impl SimLink {
             send_queue: config.send_queue as usize,
             recv_queue: config.recv_slots as usize,
             max_msg: net.config.max_msg,
+            any_memory: false,
         };
         let mut link = SimLink {
             caps,
@@ -264,6 +265,7 @@ fn take_apart(src: WriteSource, block: &ControlBlock) -> Option<(Held, NonNull<u
         WriteSource::Bytes(b) => bytes(b),
         WriteSource::Buf(b) => buf(b),
         WriteSource::Staged { offset, len } => (Held::Staging, block.range(offset, len)?, len, block.lkey()),
+        WriteSource::Any(_) => return None,
     })
 }
 
@@ -284,7 +286,7 @@ impl Link for SimLink {
         self.block.block_mut()
     }
 
-    fn queue(&mut self, id: u64, work: Work, signal: bool) -> Result<(), LinkError> {
+    fn queue(&mut self, id: u64, work: Work, signal: bool) -> Result<Posted, LinkError> {
         if let Some(error) = &self.dead {
             return Err(error.clone());
         }
@@ -304,7 +306,11 @@ impl Link for SimLink {
                 Some((held, addr, len, lkey)) => {
                     (Verb::Write, held, addr, len, lkey, Some((remote_addr, rkey)))
                 }
-                None => return Err(self.misuse("the WRITE's source lies outside the block".to_owned())),
+                None => {
+                    return Err(self.misuse(
+                        "the WRITE's source is not registered, or lies outside the block".to_owned(),
+                    ));
+                }
             },
         };
         if len > self.caps.max_msg {
@@ -315,6 +321,10 @@ impl Link for SimLink {
         let seq = self.sq.push(id, verb, held, signal);
         let delay = self.rng.up_to(self.me.device.net.config.delay);
         self.queued.push(Op { seq, addr, len, lkey, remote, delay });
+        Ok(Posted::UnderWay)
+    }
+
+    fn share(&mut self, _: u32) -> Result<(), LinkError> {
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tonic_rdma_memory::{Access, RegisterError, Registrar, Registration};
+use tonic_rdma_memory::{Access, Memory, RegisterError, Registrar, Registration};
 
 use super::faults::Faults;
 
@@ -136,12 +136,8 @@ unsafe impl Registrar for SimRegistrar {
         false
     }
 
-    unsafe fn register(
-        &self,
-        addr: NonNull<u8>,
-        len: usize,
-        access: Access,
-    ) -> Result<Box<dyn Registration>, RegisterError> {
+    unsafe fn register(&self, memory: Memory<'_>) -> Result<Box<dyn Registration>, RegisterError> {
+        let Memory { addr, len, access, .. } = memory;
         if self.faults.registration_fails() {
             return Err(RegisterError::new(len, std::io::Error::from_raw_os_error(libc::ENOMEM)));
         }

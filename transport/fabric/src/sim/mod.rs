@@ -10,14 +10,14 @@
 //!
 //! ```
 //! # async fn example(pool_config: tonic_rdma_memory::PoolConfig) -> Result<(), Box<dyn std::error::Error>> {
-//! use tonic_rdma_fabric::Fabric;
+//! use tonic_rdma_fabric::{Addr, Fabric};
 //! use tonic_rdma_fabric::sim::{SimConfig, SimNet};
 //!
 //! let net = SimNet::new(SimConfig { seed: 7, ..SimConfig::default() });
 //! let server = Fabric::Sim(net.device("sim0", "10.0.0.1".parse()?));
 //! let client = Fabric::Sim(net.device("sim1", "10.0.0.2".parse()?));
-//! let listener = server.listen("10.0.0.1:0".parse()?)?;
-//! assert_eq!(listener.local_addr().ip(), server.addresses()?[0]);
+//! let listener = server.listen(&Addr::Ip("10.0.0.1:0".parse()?))?;
+//! assert_eq!(listener.local_addr().ip().map(|a| a.ip()), Some(server.addresses()?[0]));
 //! # drop(client);
 //! # Ok(())
 //! # }

@@ -13,6 +13,7 @@ use tonic_rdma_memory::Pool;
 use super::VerbsLink;
 use super::cm::{Channel, CmId, Event, Events, events, name, next_event};
 use super::device::{DeviceInner, context_name, no_channel};
+use crate::addr::Addr;
 use crate::error::{ConnectError, ConnectStep, FabricError, Verb};
 use crate::link::{LinkConfig, MAX_PRIVATE_DATA};
 
@@ -40,7 +41,7 @@ struct Dial {
 
 impl Dial {
     fn timed_out(&self) -> ConnectError {
-        ConnectError::Timeout { addr: self.addr, step: self.step, after: self.timeout }
+        ConnectError::Timeout { addr: self.addr.into(), step: self.step, after: self.timeout }
     }
 
     fn millis(&self) -> i32 {
@@ -49,7 +50,7 @@ impl Dial {
 
     /// What a failed call or an error event means.
     fn failed(&self, source: io::Error) -> ConnectError {
-        let addr = self.addr;
+        let addr = Addr::Ip(self.addr);
         match (self.step, source.raw_os_error()) {
             (_, Some(libc::ETIMEDOUT)) => self.timed_out(),
             (_, Some(libc::ECONNREFUSED)) => ConnectError::Refused { addr },
@@ -72,7 +73,7 @@ impl Dial {
 
     /// Waits for one event, or for the one that says that it will not come.
     async fn want(&self, events: &Events, wanted: kind::Type) -> Result<Event, ConnectError> {
-        let addr = self.addr;
+        let addr = Addr::Ip(self.addr);
         loop {
             let event = next_event(events).await.map_err(Self::channel_failed)?;
             return match event.kind {
@@ -120,7 +121,7 @@ impl Dial {
         private_data: &[u8],
     ) -> Result<(VerbsLink, Vec<u8>), ConnectError> {
         let (id, events) = self.resolve().await?;
-        let addr = self.addr;
+        let addr = Addr::Ip(self.addr);
         match id.verbs() {
             None => return Err(ConnectError::NotOnRdma { addr }),
             Some(context) if context != device.context() => {
@@ -138,7 +139,7 @@ impl Dial {
         self.want(&events, kind::RDMA_CM_EVENT_ROUTE_RESOLVED).await?;
 
         self.step = ConnectStep::Connect;
-        let half = HalfLink::new(VerbsLink::new(device, id, events, config, pool, addr)?);
+        let half = HalfLink::new(VerbsLink::new(device, id, events, config, pool, self.addr)?);
         let mut half = match device.is_iwarp() {
             true => self.request_aside(half, private_data.to_vec()).await?,
             false => {
@@ -227,7 +228,7 @@ pub(super) async fn resolve(addr: SocketAddr, timeout: Duration) -> Result<CmId,
     let (id, _events) = resolved.unwrap_or_else(|_| Err(dial.timed_out()))?;
     match id.verbs() {
         Some(_) => Ok(id),
-        None => Err(ConnectError::NotOnRdma { addr }),
+        None => Err(ConnectError::NotOnRdma { addr: addr.into() }),
     }
 }
 

@@ -230,7 +230,7 @@ impl VerbsDevice {
         let device = VerbsDevice::of(id)?;
         match only {
             Some(wanted) if wanted != device.name() => Err(ConnectError::OtherDevice {
-                addr: peer,
+                addr: peer.into(),
                 wanted: wanted.to_owned(),
                 routed: device.name().to_owned(),
             }),

@@ -16,7 +16,7 @@ use super::post::{Batch, Request};
 use super::qp::{Qp, Want};
 use crate::block::ControlBlock;
 use crate::error::{ConnectError, LinkError, Verb};
-use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Work, WriteSource};
+use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work, WriteSource};
 use crate::queue::{Held, SendQueue};
 
 /// Completions per poll, at most.
@@ -93,9 +93,15 @@ impl VerbsLink {
             send_queue: send as usize,
             recv_queue: config.recv_slots as usize,
             max_msg: limits.max_msg as usize,
+            any_memory: false,
         };
         let local = qp.id.local().unwrap_or(remote);
-        let peer = PeerInfo { provider: "verbs", device: device.name.clone(), local, remote };
+        let peer = PeerInfo {
+            provider: "verbs",
+            device: device.name.clone(),
+            local: local.into(),
+            remote: remote.into(),
+        };
         let sq = SendQueue::new(send as usize, config.send_slots);
         let mut link = VerbsLink {
             caps,
@@ -130,7 +136,7 @@ impl VerbsLink {
     pub(super) fn established(&mut self) {
         self.qp.set_rnr_timer();
         if let Some(local) = self.qp.id.local() {
-            self.peer.local = local;
+            self.peer.local = local.into();
         }
     }
 
@@ -315,7 +321,7 @@ impl Link for VerbsLink {
         self.memory.block.block_mut()
     }
 
-    fn queue(&mut self, id: u64, work: Work, signal: bool) -> Result<(), LinkError> {
+    fn queue(&mut self, id: u64, work: Work, signal: bool) -> Result<Posted, LinkError> {
         if let Some(error) = &self.dead {
             return Err(error.clone());
         }
@@ -343,11 +349,14 @@ impl Link for VerbsLink {
                         let place = Some((b.addr(), b.len(), b.lkey()));
                         (Verb::Write, Held::Buf(b), place, remote)
                     }
+                    WriteSource::Any(_) => (Verb::Write, Held::Slot, None, remote),
                 }
             }
         };
         let Some((addr, len, lkey)) = place else {
-            return Err(self.misuse(format!("{verb}: the range lies outside the block")));
+            return Err(
+                self.misuse(format!("{verb}: the source is not registered, or lies outside the block"))
+            );
         };
         if len > self.caps.max_msg {
             let max = self.caps.max_msg;
@@ -356,6 +365,10 @@ impl Link for VerbsLink {
         let seq = memory.sq.push(id, verb, held, signal);
         let request = Request { wr_id: seq, addr, len: len as u32, lkey, remote };
         self.batch.push(request, self.qp.max_inline);
+        Ok(Posted::UnderWay)
+    }
+
+    fn share(&mut self, _: u32) -> Result<(), LinkError> {
         Ok(())
     }
 

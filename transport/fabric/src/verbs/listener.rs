@@ -36,7 +36,7 @@ impl VerbsListener {
         let channel = Channel::new().map_err(no_channel)?;
         let id = CmId::new(&channel).map_err(|e| device.verb_error("rdma_create_id", e))?;
         let failed = |call, error: io::Error| match error.raw_os_error() {
-            Some(libc::EADDRINUSE) => FabricError::AddressInUse { addr },
+            Some(libc::EADDRINUSE) => FabricError::AddressInUse { addr: addr.into() },
             Some(libc::ENODEV | libc::EADDRNOTAVAIL) => FabricError::NotOnRdma { addr: addr.ip() },
             _ => device.verb_error(call, error),
         };
@@ -150,19 +150,18 @@ impl VerbsIncoming {
         private_data: &[u8],
         timeout: Duration,
     ) -> Result<VerbsLink, ConnectError> {
-        let (addr, step) = (self.peer, ConnectStep::Accept);
+        let (peer, step) = (self.peer, ConnectStep::Accept);
+        let gone = || ConnectError::PeerGone { addr: peer.into(), step };
         check_private_data(private_data)?;
         let Some((id, events)) = self.half.take() else {
-            return Err(ConnectError::PeerGone { addr, step });
+            return Err(gone());
         };
         if let Err(error) = id.set_ack_timeout(ACK_TIMEOUT) {
             tracing::trace!(%error, "the ACK timeout cannot be set: iWARP has none");
         }
-        let mut link = VerbsLink::new(&self.device, id, events, config, pool, addr)?;
+        let mut link = VerbsLink::new(&self.device, id, events, config, pool, self.peer)?;
         link.id().accept(private_data).map_err(|source| match source.raw_os_error() {
-            Some(libc::ECONNRESET | libc::ENOTCONN | libc::ECONNABORTED) => {
-                ConnectError::PeerGone { addr, step }
-            }
+            Some(libc::ECONNRESET | libc::ENOTCONN | libc::ECONNABORTED) => gone(),
             _ => FabricError::Verb {
                 verb: Verb::Call("rdma_accept"),
                 device: self.device.name.clone(),
@@ -183,14 +182,14 @@ impl VerbsIncoming {
                     kind::RDMA_CM_EVENT_DISCONNECTED
                     | kind::RDMA_CM_EVENT_CONNECT_ERROR
                     | kind::RDMA_CM_EVENT_REJECTED
-                    | kind::RDMA_CM_EVENT_UNREACHABLE => return Err(ConnectError::PeerGone { addr, step }),
-                    other => tracing::debug!(%addr, event = name(other), "connection event"),
+                    | kind::RDMA_CM_EVENT_UNREACHABLE => return Err(gone()),
+                    other => tracing::debug!(%peer, event = name(other), "connection event"),
                 }
             }
         };
         match tokio::time::timeout(timeout, established).await {
             Ok(outcome) => outcome?,
-            Err(_) => return Err(ConnectError::Timeout { addr, step, after: timeout }),
+            Err(_) => return Err(ConnectError::Timeout { addr: peer.into(), step, after: timeout }),
         }
         link.established();
         Ok(link)

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rdma_sys::ibv_access_flags;
-use tonic_rdma_memory::{Access, RegisterError, Registrar, Registration};
+use tonic_rdma_memory::{Access, Memory, RegisterError, Registrar, Registration};
 
 use super::device::DeviceInner;
 
@@ -59,12 +59,8 @@ unsafe impl Registrar for VerbsRegistrar {
         self.0.is_siw
     }
 
-    unsafe fn register(
-        &self,
-        addr: NonNull<u8>,
-        len: usize,
-        access: Access,
-    ) -> Result<Box<dyn Registration>, RegisterError> {
+    unsafe fn register(&self, memory: Memory<'_>) -> Result<Box<dyn Registration>, RegisterError> {
+        let Memory { addr, len, access, .. } = memory;
         let local = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE;
         let flags = match access {
             Access::Local => local,

@@ -80,7 +80,7 @@ impl Plan {
         let hello = Hello::new(ticket, options.proto.settings()).encode();
         let left = limit.saturating_sub(started.elapsed());
         let connected =
-            fabric.connect(addr, &options.link, &pool, &hello, left).await.map_err(cause::connect)?;
+            fabric.connect(&addr.into(), &options.link, &pool, &hello, left).await.map_err(cause::connect)?;
         let accept = Accept::decode(&connected.private_data).map_err(|error| {
             Reason::from_peer(ReasonCode::HandshakeRejected, format!("bad answer from {addr}: {error}"))
         })?;

@@ -52,8 +52,8 @@ impl State {
                     path: if peer.provider == "sim" { Path::Sim } else { Path::Verbs },
                     reason: None,
                     device: Some(peer.device.clone()),
-                    local_addr: Some(peer.local),
-                    remote_addr: Some(peer.remote),
+                    local_addr: peer.local.ip(),
+                    remote_addr: peer.remote.ip(),
                 }
             }
         }

@@ -2,11 +2,17 @@
 
 use bytes::Bytes;
 use tonic::Status;
-use tonic_rdma_fabric::{AnyLink, Link, LinkError, Work, WriteSource};
+use tonic_rdma_fabric::{AnyLink, Link, LinkError, Posted, Work, WriteSource};
 use tonic_rdma_memory::RegisterError;
 use tonic_rdma_proto::{GrantMemory, ResetCode, Room, StreamId, Transmit, WantKey, Write};
 
 use super::shared::{Inner, Life};
+
+/// Where the link copies while work is queued, one flush copies no more than about this many bytes: it holds the
+/// connection's lock, and small calls wait for that (R13).
+const COPY: usize = 128 * 1024;
+/// The protocol cuts no WRITE shorter than this.
+const SHORTEST: usize = 16 * 1024;
 
 impl Inner {
     /// Hands out landing memory that is wanted, then posts what the protocol has to send, with one doorbell.
@@ -26,24 +32,38 @@ impl Inner {
         let Some(link) = self.link.as_mut() else { return Ok(()) };
         let closing = self.life != Life::Open;
         let mut posted = false;
+        let mut copied = 0;
         while link.send_room() > 0 {
             let at = self.sends.slot();
             let slot = at.and_then(|at| link.block_mut().get_mut(at..at + self.sends.slot_size()));
             let room = Room {
-                write: self.write_in_flight.saturating_sub(self.sends.writing()),
+                write: match self.any_memory {
+                    true if copied < COPY => (COPY - copied).max(SHORTEST),
+                    true => 0,
+                    false => self.write_in_flight.saturating_sub(self.sends.writing()),
+                },
                 staging: self.sends.staging_room(),
             };
             match (self.conn.poll_transmit(slot, room), at) {
                 (Some(Transmit::Send(len)), Some(offset)) => {
                     let id = self.sends.send();
                     // The last message of a connection is waited for.
-                    link.queue(id, Work::Send { offset, len }, closing)?;
+                    if link.queue(id, Work::Send { offset, len }, closing)? == Posted::Done {
+                        self.sends.done(id);
+                    }
                 }
                 (Some(Transmit::Write(write)), _) => {
                     let Write { src, pinned, addr, rkey } = write;
-                    let pinned = if pinned { self.pool.resolve(&src) } else { None };
-                    let (id, src) = match pinned {
-                        Some(src) => (self.sends.write_pinned(src.len()), WriteSource::Bytes(src)),
+                    let as_it_lies = match (pinned, self.any_memory) {
+                        (true, true) => {
+                            copied += src.len();
+                            Some(WriteSource::Any(src.clone()))
+                        }
+                        (true, false) => self.pool.resolve(&src).map(WriteSource::Bytes),
+                        (false, _) => None,
+                    };
+                    let (id, src) = match as_it_lies {
+                        Some(src) => (self.sends.write_pinned(src.len()), src),
                         None => {
                             let Some(source) = self.sends.staging().and_then(|at| stage(link, at, &src))
                             else {
@@ -53,13 +73,20 @@ impl Inner {
                             (self.sends.write_staged(src.len()), source)
                         }
                     };
-                    link.queue(id, Work::Write { src, remote_addr: addr, rkey }, false)?;
+                    if link.queue(id, Work::Write { src, remote_addr: addr, rkey }, false)? == Posted::Done {
+                        self.sends.done(id);
+                    }
                 }
                 _ => break,
             }
             posted = true;
         }
-        if posted { link.ring() } else { Ok(()) }
+        let result = if posted { link.ring() } else { Ok(()) };
+        if copied >= COPY {
+            // There may be more: others get the lock first.
+            self.wake_driver();
+        }
+        result
     }
 
     /// Answers the protocol's wants from this connection's landing account.
@@ -75,6 +102,13 @@ impl Inner {
         while let Some(want) = self.conn.poll_landing() {
             match self.landing.alloc(want.want as usize, want.min as usize) {
                 Ok(Some(buf)) => {
+                    if let Some(link) = &mut self.link
+                        && let Err(error) = link.share(buf.rkey())
+                    {
+                        self.failed.get_or_insert(error);
+                        self.wake_driver();
+                        return true;
+                    }
                     let len = want.want.min(u32::try_from(buf.capacity()).unwrap_or(u32::MAX));
                     let (addr, rkey) = (buf.addr(), buf.rkey());
                     let key = self.granted.insert(buf);

@@ -112,7 +112,7 @@ impl Outgoing {
             if let Some(kept) = &mut self.kept {
                 kept.chunks.push_back(chunk.clone());
             }
-            let pinned = chunk.len() > inner.conn.eager_limit() && inner.pool.resolve(&chunk).is_some();
+            let pinned = chunk.len() > inner.conn.eager_limit() && inner.needs_no_staging(&chunk);
             inner.conn.send_data(id, chunk, pinned, end).map_err(too_long)?;
             if end {
                 self.state = State::Queued;

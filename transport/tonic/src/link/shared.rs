@@ -46,6 +46,8 @@ pub(super) struct Inner {
     pub(super) life: Life,
     pub(super) sends: Sends,
     pub(super) write_in_flight: usize,
+    /// The link copies from any memory while work is queued.
+    pub(super) any_memory: bool,
     pub(super) pool: Pool,
     pub(super) landing: Landing,
     /// Memory that the peer may write to.
@@ -97,6 +99,7 @@ impl Shared {
                 life: Life::Open,
                 sends: Sends::new(&options.link, options.staging_block),
                 write_in_flight: options.write_in_flight,
+                any_memory: link.caps().any_memory,
                 landing: pool.landing(),
                 pool,
                 granted: Slab::new(),
@@ -166,6 +169,11 @@ impl Drop for Guard<'_> {
 }
 
 impl Inner {
+    /// Whether a WRITE can have these bytes as they lie: the device knows the memory, or copies from any.
+    pub(super) fn needs_no_staging(&self, bytes: &Bytes) -> bool {
+        self.any_memory || self.pool.resolve(bytes).is_some()
+    }
+
     pub(super) fn wake(&mut self, waker: Option<Waker>) {
         self.wakes.extend(waker);
     }

@@ -16,8 +16,8 @@ use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 use tonic::body::Body;
-use tonic_rdma_fabric::Fabric;
 use tonic_rdma_fabric::sim::{SimConfig, SimDevice, SimNet};
+use tonic_rdma_fabric::{Addr, Fabric};
 use tonic_rdma_memory::{Pool, PoolConfig};
 use tonic_rdma_proto::{Accept, Hello};
 use tower::Service;
@@ -110,7 +110,7 @@ async fn setup(config: SimConfig, total: usize) -> Setup {
         Pool::new(PoolConfig::default().total(total), f.registrar())
             .expect("a pool over the simulated device")
     });
-    let mut listener = fabrics[0].listen("10.0.0.1:0".parse().unwrap()).unwrap();
+    let mut listener = fabrics[0].listen(&Addr::Ip("10.0.0.1:0".parse().unwrap())).unwrap();
     let addr = listener.local_addr();
     let time = Duration::from_secs(5);
     let (drop_tx, dropped) = mpsc::unbounded_channel();
@@ -143,7 +143,7 @@ async fn setup(config: SimConfig, total: usize) -> Setup {
     });
     let options = LinkOptions::for_pool(&pools[1]);
     let hello = Hello::new([9; 16], options.proto.settings());
-    let connected = fabrics[1].connect(addr, &options.link, &pools[1], &hello.encode(), time).await.unwrap();
+    let connected = fabrics[1].connect(&addr, &options.link, &pools[1], &hello.encode(), time).await.unwrap();
     let accept = Accept::decode(&connected.private_data).unwrap();
     let counters = Arc::new(Counters::default());
     let client =

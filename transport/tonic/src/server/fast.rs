@@ -64,7 +64,7 @@ impl FastPath {
                 Ok(listener) => {
                     let listening = Listening {
                         path: path_of(fabric.provider()),
-                        addr: listener.local_addr(),
+                        addr: listener.local_addr().ip().unwrap_or(SocketAddr::new(addr, port)),
                         device: fabric.name().to_owned(),
                         transport: transport.to_string(),
                     };
@@ -217,8 +217,8 @@ impl FastPath {
         extensions.insert(RdmaConnectInfo {
             path: path_of(ends.provider),
             device: Some(ends.device.clone()),
-            local_addr: Some(ends.local),
-            remote_addr: Some(ends.remote),
+            local_addr: ends.local.ip(),
+            remote_addr: ends.remote.ip(),
         });
         let service = stack::of_connection(layered, &self.settings);
         let age = self.settings.max_connection_age;
@@ -238,12 +238,12 @@ pub(super) struct Started(Vec<Place>);
 
 /// On `addr`, or on a free port where that one is taken or is one of TCP's.
 fn listen_near(fabric: &Fabric, addr: SocketAddr, transport: Transport) -> Result<Listener, FabricError> {
-    let free = SocketAddr::new(addr.ip(), 0);
+    let free = SocketAddr::new(addr.ip(), 0).into();
     if transport == Transport::IWarp {
-        return fabric.listen(free);
+        return fabric.listen(&free);
     }
-    match fabric.listen(addr) {
-        Err(FabricError::AddressInUse { .. }) => fabric.listen(free),
+    match fabric.listen(&addr.into()) {
+        Err(FabricError::AddressInUse { .. }) => fabric.listen(&free),
         other => other,
     }
 }

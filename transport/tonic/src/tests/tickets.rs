@@ -44,7 +44,7 @@ impl<'a> Hand<'a> {
     async fn send(&self, addr: SocketAddr, private_data: &[u8]) -> Result<Vec<u8>, Reject> {
         let (fabric, pool) = self.world.client_context.toward(addr, None, LIMIT).await.unwrap();
         let options = LinkOptions::for_pool(&pool);
-        match fabric.connect(addr, &options.link, &pool, private_data, LIMIT).await {
+        match fabric.connect(&addr.into(), &options.link, &pool, private_data, LIMIT).await {
             Ok(connected) => Ok(connected.private_data),
             Err(ConnectError::Rejected { private_data, .. }) => Err(Reject::decode(&private_data).unwrap()),
             Err(other) => panic!("{other}"),

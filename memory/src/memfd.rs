@@ -1,0 +1,89 @@
+//! Memory that can be shared with another process: files without a name that can neither shrink nor grow.
+//!
+//! A process that maps a file is killed by SIGBUS when it touches a part that another process has cut off. So whoever
+//! maps a stranger's file must know that it cannot be cut, which is what the seals say (fcntl(2), F_ADD_SEALS). Nothing
+//! of such a file shows in /dev/shm, and it is gone with its last descriptor and mapping.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+
+/// Makes a file of `len` zero bytes that can neither shrink nor grow, nor be sealed further. `name` shows in
+/// /proc/PID/maps only.
+///
+/// # Errors
+/// Those of memfd_create(2), ftruncate(2) and fcntl(2).
+pub fn sealed(name: &CStr, len: usize) -> io::Result<OwnedFd> {
+    let size = libc::off_t::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let file = create(name)?;
+    // SAFETY: the descriptor is open.
+    check(unsafe { libc::ftruncate(file.as_raw_fd(), size) })?;
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    // SAFETY: the descriptor is open; the argument is a number.
+    check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) })?;
+    Ok(file)
+}
+
+fn create(name: &CStr) -> io::Result<OwnedFd> {
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    // Some hosts allow only files that cannot be executed; kernels before 6.3 do not know the flag.
+    for flags in [flags | libc::MFD_NOEXEC_SEAL, flags] {
+        // SAFETY: the name ends with a zero byte.
+        let fd = unsafe { libc::memfd_create(name.as_ptr(), flags) };
+        match check(fd) {
+            // SAFETY: the descriptor was just made, and is owned by nobody else.
+            Ok(()) => return Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::Error::from_raw_os_error(libc::EINVAL))
+}
+
+/// Gives the first `len` bytes of a file back to the system: they read as zeros, in every mapping.
+///
+/// # Errors
+/// Those of fallocate(2).
+pub fn discard(file: &impl AsFd, len: usize) -> io::Result<()> {
+    let size = libc::off_t::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: the descriptor is open.
+    check(unsafe { libc::fallocate(file.as_fd().as_raw_fd(), mode, 0, size) })
+}
+
+fn check(result: libc::c_int) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn errno(result: libc::c_int) -> Option<i32> {
+        check(result).err().and_then(|e| e.raw_os_error())
+    }
+
+    #[test]
+    fn sealed_files_keep_their_size() {
+        let file = sealed(c"test", 8192).unwrap();
+        let fd = file.as_raw_fd();
+        // SAFETY: the descriptor is open, the arguments are numbers.
+        unsafe {
+            assert_eq!(errno(libc::ftruncate(fd, 4096)), Some(libc::EPERM));
+            assert_eq!(errno(libc::ftruncate(fd, 12288)), Some(libc::EPERM));
+            assert_eq!(errno(libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_WRITE)), Some(libc::EPERM));
+        }
+    }
+
+    #[test]
+    fn discarded_pages_are_gone() {
+        let file = sealed(c"test", 1 << 20).unwrap();
+        let file = std::fs::File::from(file);
+        std::os::unix::fs::FileExt::write_all_at(&file, &[7; 1 << 20], 0).unwrap();
+        let blocks = |f: &std::fs::File| std::os::unix::fs::MetadataExt::blocks(&f.metadata().unwrap());
+        assert_eq!(blocks(&file), (1 << 20) / 512);
+        discard(&file, 1 << 20).unwrap();
+        assert_eq!(blocks(&file), 0);
+        assert_eq!(file.metadata().unwrap().len(), 1 << 20);
+    }
+}

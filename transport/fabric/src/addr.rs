@@ -1,0 +1,132 @@
+//! Where a listener is, and who is at the other end.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+/// The longest name of an abstract unix socket, in bytes: `sun_path` less the zero byte that it begins with.
+const MAX_NAME: usize = 107;
+
+/// Address of a listener, or of an end of a link.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Addr {
+    /// IP address and RDMA port.
+    Ip(SocketAddr),
+    /// A listener for shared memory on this host.
+    Shm(ShmAddr),
+    /// An end of a shared-memory link: the process, by its id.
+    Process(u32),
+}
+
+impl Addr {
+    /// The IP address, where that is what it is.
+    pub fn ip(&self) -> Option<SocketAddr> {
+        match self {
+            Addr::Ip(addr) => Some(*addr),
+            _ => None,
+        }
+    }
+
+    /// The name of the socket, where that is what it is.
+    pub fn shm(&self) -> Option<&ShmAddr> {
+        match self {
+            Addr::Shm(addr) => Some(addr),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Addr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Addr::Ip(addr) => addr.fmt(f),
+            Addr::Shm(addr) => addr.fmt(f),
+            Addr::Process(pid) => write!(f, "process {pid}"),
+        }
+    }
+}
+
+impl From<SocketAddr> for Addr {
+    fn from(addr: SocketAddr) -> Addr {
+        Addr::Ip(addr)
+    }
+}
+
+impl From<ShmAddr> for Addr {
+    fn from(addr: ShmAddr) -> Addr {
+        Addr::Shm(addr)
+    }
+}
+
+/// The name of an abstract unix socket, without the zero byte that it begins with. Cheap to clone.
+///
+/// ```
+/// use tonic_rdma_fabric::ShmAddr;
+///
+/// let addr: ShmAddr = "tonic-rdma.0123abcd".parse()?;
+/// assert_eq!(addr.name(), "tonic-rdma.0123abcd");
+/// assert!("no spaces".parse::<ShmAddr>().is_err());
+/// # Ok::<(), tonic_rdma_fabric::BadShmAddr>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct ShmAddr(Arc<str>);
+
+/// What was given cannot be the name of a shared-memory listener.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{name:?} is no name of a shared-memory listener: 1 to 107 of the characters a-z, A-Z, 0-9, '.', '-' and '_'"
+)]
+pub struct BadShmAddr {
+    name: String,
+}
+
+impl ShmAddr {
+    /// The name, as text.
+    pub fn name(&self) -> &str {
+        &self.0
+    }
+}
+
+impl std::str::FromStr for ShmAddr {
+    type Err = BadShmAddr;
+
+    fn from_str(name: &str) -> Result<ShmAddr, BadShmAddr> {
+        let fits = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_');
+        match (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(fits) {
+            true => Ok(ShmAddr(name.into())),
+            false => Err(BadShmAddr { name: name.chars().take(2 * MAX_NAME).collect() }),
+        }
+    }
+}
+
+impl fmt::Display for ShmAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "shm:{}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_checked() {
+        for bad in ["", "a b", "a/b", "\0", "ä", &"x".repeat(108)] {
+            assert!(bad.parse::<ShmAddr>().is_err(), "{bad:?}");
+        }
+        let longest = "x".repeat(107);
+        assert_eq!(longest.parse::<ShmAddr>().unwrap().name(), longest);
+    }
+
+    #[test]
+    fn addresses_show_what_they_are() {
+        let ip: SocketAddr = "10.0.0.1:7".parse().unwrap();
+        let shm: ShmAddr = "x".parse().unwrap();
+        assert_eq!(Addr::from(ip).to_string(), "10.0.0.1:7");
+        assert_eq!(Addr::from(shm.clone()).to_string(), "shm:x");
+        assert_eq!(Addr::Process(7).to_string(), "process 7");
+        assert_eq!((Addr::from(ip).ip(), Addr::from(ip).shm()), (Some(ip), None));
+        assert_eq!((Addr::from(shm.clone()).ip(), Addr::from(shm.clone()).shm()), (None, Some(&shm)));
+    }
+}
