@@ -40,6 +40,7 @@
 use bytes::{Buf, Bytes};
 
 use crate::error::Breach;
+use crate::payload::Payload;
 
 /// Bytes of a message header.
 pub const MESSAGE_HEADER: usize = 8;
@@ -226,6 +227,19 @@ impl<'a> Composer<'a> {
             }
         }
         true
+    }
+
+    /// Adds a DATA frame with the next `len` bytes of `payload`, gathered from its segments. They fit: `len` is no more
+    /// than [`Composer::room`] less the frame's header, and than there are.
+    pub(crate) fn add_data(&mut self, stream: u32, end: bool, len: usize, payload: &mut Payload) {
+        self.header(2, u8::from(end) * END, len, stream);
+        let mut left = len;
+        while left > 0 {
+            let piece = payload.take(left);
+            debug_assert!(!piece.is_empty());
+            self.put(&piece);
+            left -= piece.len();
+        }
     }
 
     /// Writes the message header; returns the length of the message.

@@ -14,6 +14,7 @@
 //! | [`headers`] | header blocks |
 //! | [`error`] | what a peer can do wrong, by name |
 //! | [`Config`] | limits and sizes |
+//! | [`Payload`] | a piece of a body, in segments |
 //! | [`Connection`] | credits, streams, windows, bulk transfers, drain, heartbeat |
 //!
 //! # How a driver uses it
@@ -68,6 +69,7 @@ pub mod frame;
 pub mod headers;
 pub mod hello;
 mod ids;
+mod payload;
 
 pub use config::{Config, ConfigError};
 pub use conn::{
@@ -77,3 +79,4 @@ pub use conn::{
 pub use error::{Breach, CloseCode};
 pub use hello::{Accept, Hello, Reject, Settings};
 pub use ids::{GrantId, ResetCode, StreamId};
+pub use payload::Payload;

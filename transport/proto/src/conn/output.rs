@@ -6,6 +6,7 @@ use super::stream::{Bulk, Out, RecvHalf, SendHalf};
 use super::{Connection, Event, Flow, SendError, Side};
 use crate::frame::{Frame, MAX_HEADER_BLOCK};
 use crate::ids::{GrantId, ResetCode, StreamId};
+use crate::payload::Payload;
 
 /// Output of a stream may queue up to this many bytes before the driver should wait.
 const QUEUE_MARK: usize = 1 << 20;
@@ -56,9 +57,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Queues a piece of the body. `pinned`: it lies in memory that the device can read. A stream whose
-    /// [`Connection::has_room`] is false should wait for [`Event::Writable`] first; what is queued before
-    /// is still accepted.
+    /// Queues a piece of the body that is one segment. `pinned`: it lies in memory that the device can read.
+    /// As [`Connection::send_payload`].
     ///
     /// # Errors
     /// [`SendError::Closed`], [`SendError::TooLong`].
@@ -69,24 +69,35 @@ impl Connection {
         pinned: bool,
         end: bool,
     ) -> Result<(), SendError> {
+        let mut payload = Payload::new();
+        payload.push(bytes, pinned);
+        self.send_payload(id, payload, end)
+    }
+
+    /// Queues a piece of the body. A stream whose [`Connection::has_room`] is false should wait for
+    /// [`Event::Writable`] first; what is queued before is still accepted.
+    ///
+    /// # Errors
+    /// [`SendError::Closed`], [`SendError::TooLong`].
+    pub fn send_payload(&mut self, id: StreamId, payload: Payload, end: bool) -> Result<(), SendError> {
         let key = self.open_for_sending(id)?;
-        let (len, limit) = (bytes.len() as u64, self.max_message());
+        let (len, limit) = (payload.len() as u64, self.max_message());
         if len > limit {
             return Err(SendError::TooLong { len, limit });
         }
-        let eager = bytes.len() <= self.eager_limit();
+        let eager = payload.len() <= self.eager_limit();
         let stream = &mut self.streams[key];
         if end {
             stream.send = SendHalf::Ending;
-        } else if bytes.is_empty() {
+        } else if payload.is_empty() {
             return Ok(());
         }
-        stream.queued += bytes.len();
+        stream.queued += payload.len();
         stream.full |= stream.queued >= QUEUE_MARK;
         stream.out.push_back(if eager {
-            Out::Eager { bytes, end }
+            Out::Eager { payload, end }
         } else {
-            Out::Bulk(Bulk::new(bytes, pinned, end))
+            Out::Bulk(Bulk::new(payload, end))
         });
         if !eager {
             self.prepare_bulk(key);
@@ -100,7 +111,7 @@ impl Connection {
     /// # Errors
     /// [`SendError::Closed`].
     pub fn finish(&mut self, id: StreamId) -> Result<(), SendError> {
-        self.send_data(id, Bytes::new(), false, true)
+        self.send_payload(id, Payload::new(), true)
     }
 
     /// Whether the stream takes more output before it should wait. False for a stream that is closed.

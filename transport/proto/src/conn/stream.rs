@@ -28,6 +28,7 @@ use std::collections::VecDeque;
 use bytes::{Bytes, BytesMut};
 
 use crate::ids::GrantId;
+use crate::payload::Payload;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SendHalf {
@@ -84,8 +85,7 @@ pub(super) struct PeerGrant {
 /// A piece of a body that goes by WRITE.
 #[derive(Debug)]
 pub(super) struct Bulk {
-    pub(super) bytes: Bytes,
-    pub(super) pinned: bool,
+    pub(super) payload: Payload,
     pub(super) end: bool,
     /// Memory has been bound or asked for.
     pub(super) prepared: bool,
@@ -96,9 +96,9 @@ pub(super) struct Bulk {
 }
 
 impl Bulk {
-    pub(super) fn new(bytes: Bytes, pinned: bool, end: bool) -> Self {
-        let len = bytes.len() as u64;
-        Bulk { bytes, pinned, end, prepared: false, granted: 0, len, grants: VecDeque::new() }
+    pub(super) fn new(payload: Payload, end: bool) -> Self {
+        let len = payload.len() as u64;
+        Bulk { payload, end, prepared: false, granted: 0, len, grants: VecDeque::new() }
     }
 }
 
@@ -106,7 +106,7 @@ impl Bulk {
 #[derive(Debug)]
 pub(super) enum Out {
     Headers { block: Bytes, end: bool },
-    Eager { bytes: Bytes, end: bool },
+    Eager { payload: Payload, end: bool },
     Bulk(Bulk),
 }
 
@@ -174,10 +174,12 @@ impl Stream {
         }
     }
 
-    /// If the head of the queue waits for WRITEs and has memory for them: whether its source is pinned.
+    /// If the head of the queue waits for WRITEs and has memory for them: whether the next source is pinned.
     pub(super) fn can_write(&self) -> Option<bool> {
         match self.out.front() {
-            Some(Out::Bulk(bulk)) if !bulk.grants.is_empty() => Some(bulk.pinned),
+            Some(Out::Bulk(bulk)) if !bulk.grants.is_empty() => {
+                bulk.payload.front().map(|(_, pinned)| pinned)
+            }
             _ => None,
         }
     }

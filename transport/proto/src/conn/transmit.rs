@@ -1,7 +1,5 @@
 //! Messages and WRITEs out.
 
-use bytes::Bytes;
-
 use super::stream::{Announce, Out, RecvHalf, SendHalf};
 use super::{Connection, Event, Phase, Room, Side, Transmit, Write};
 use crate::frame::{Composer, FRAME_HEADER, Frame};
@@ -168,19 +166,18 @@ impl Connection {
                     stream.out.pop_front();
                     end
                 }
-                Some(Out::Eager { bytes, end }) => {
-                    let allowed = bytes.len().min(stream.send_window as usize);
-                    if allowed == 0 && !bytes.is_empty() {
+                Some(Out::Eager { payload, end }) => {
+                    let allowed = payload.len().min(stream.send_window as usize);
+                    if allowed == 0 && !payload.is_empty() {
                         return Composed::Idle;
                     }
                     if room < allowed.min(MIN_SPLIT) {
                         return Composed::Full;
                     }
-                    let piece = bytes.split_to(allowed.min(room));
-                    let len = piece.len();
-                    let last = bytes.is_empty();
+                    let len = allowed.min(room);
+                    let last = payload.len() == len;
                     let end = *end && last;
-                    message.add(&Frame::Data { stream: id, end, data: piece });
+                    message.add_data(id, end, len, payload);
                     stream.send_window -= len as u32;
                     if last {
                         stream.out.pop_front();
@@ -241,17 +238,17 @@ impl Connection {
         let stream = &mut self.streams[key];
         let Some(Out::Bulk(bulk)) = stream.out.front_mut() else { return None };
         let grant = bulk.grants.front_mut()?;
-        let wanted = bulk.bytes.len().min((grant.len - grant.used) as usize).min(chunk);
-        let allowed = if bulk.pinned { room.write } else { room.write.min(room.staging) };
+        let (front, pinned) = bulk.payload.front()?;
+        let wanted = front.min((grant.len - grant.used) as usize).min(chunk);
+        let allowed = if pinned { room.write } else { room.write.min(room.staging) };
         let len = wanted.min(allowed);
         if len < wanted.min(MIN_WRITE) {
             return None;
         }
-        let src: Bytes = bulk.bytes.split_to(len);
-        let write =
-            Write { src, pinned: bulk.pinned, addr: grant.addr + u64::from(grant.used), rkey: grant.rkey };
+        let src = bulk.payload.take(len);
+        let write = Write { src, pinned, addr: grant.addr + u64::from(grant.used), rkey: grant.rkey };
         grant.used += len as u32;
-        let finished = bulk.bytes.is_empty();
+        let finished = bulk.payload.is_empty();
         if finished || grant.used == grant.len {
             let announce = Announce { grant: grant.id, len: grant.used, end: finished && bulk.end };
             stream.announce.push_back(announce);

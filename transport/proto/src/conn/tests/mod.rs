@@ -5,6 +5,7 @@
 //! | `pair` | both ends, the link between them, what a driver does |
 //! | `calls` | the shapes of calls, header blocks, limits, windows, credits |
 //! | `bulk` | grants: on request, standing, partial; taking turns |
+//! | `segments` | pieces in several segments |
 //! | `cancel` | resets, and what crosses them |
 //! | `ending` | GOAWAY, drain, CLOSE, heartbeat |
 //! | `breach` | every breach by name |
@@ -19,3 +20,4 @@ mod ending;
 mod hostile;
 mod model;
 mod pair;
+mod segments;

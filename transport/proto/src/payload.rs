@@ -1,0 +1,99 @@
+//! What a driver gives to be sent as one piece of a body.
+
+use bytes::Bytes;
+use smallvec::SmallVec;
+
+/// One piece of a body, in segments that lie where they lie. On the wire it is one piece: a bulk transfer lands
+/// contiguously, however many segments it is made of, and nothing is copied to bring them together.
+///
+/// ```
+/// use tonic_rdma_proto::Payload;
+///
+/// let mut payload = Payload::new();
+/// payload.push("head ".into(), false);
+/// payload.push("in pinned memory".into(), true);
+/// assert_eq!(payload.len(), 21);
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Payload {
+    /// None is empty, except those in front of `first`.
+    segments: SmallVec<[Segment; 3]>,
+    /// The first that has not been taken whole.
+    first: usize,
+    len: usize,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Segment {
+    bytes: Bytes,
+    pinned: bool,
+}
+
+impl Payload {
+    /// Nothing.
+    pub fn new() -> Self {
+        Payload::default()
+    }
+
+    /// Appends a segment. `pinned`: it lies in memory that the device can read; otherwise it is staged.
+    pub fn push(&mut self, bytes: Bytes, pinned: bool) {
+        if !bytes.is_empty() {
+            self.len += bytes.len();
+            self.segments.push(Segment { bytes, pinned });
+        }
+    }
+
+    /// Bytes of all segments.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Bytes of the segment in front, and whether it is pinned.
+    pub(crate) fn front(&self) -> Option<(usize, bool)> {
+        self.segments.get(self.first).map(|segment| (segment.bytes.len(), segment.pinned))
+    }
+
+    /// Takes up to `len` bytes off the segment in front.
+    pub(crate) fn take(&mut self, len: usize) -> Bytes {
+        let Some(segment) = self.segments.get_mut(self.first) else { return Bytes::new() };
+        let taken = segment.bytes.split_to(segment.bytes.len().min(len));
+        self.len -= taken.len();
+        if segment.bytes.is_empty() {
+            self.first += 1;
+        }
+        taken
+    }
+}
+
+/// In one segment, not pinned.
+impl From<Bytes> for Payload {
+    fn from(bytes: Bytes) -> Self {
+        let mut payload = Payload::new();
+        payload.push(bytes, false);
+        payload
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_are_taken_in_order_and_empty_ones_are_not_there() {
+        let mut payload = Payload::from(Bytes::from_static(b"ab"));
+        payload.push(Bytes::new(), true);
+        payload.push(Bytes::from_static(b"cdef"), true);
+        assert_eq!((payload.len(), payload.front()), (6, Some((2, false))));
+        assert_eq!(payload.take(9), "ab");
+        assert_eq!(payload.front(), Some((4, true)));
+        assert_eq!(payload.take(3), "cde");
+        assert_eq!(payload.take(1), "f");
+        assert_eq!((payload.len(), payload.is_empty(), payload.front()), (0, true, None));
+        assert_eq!(payload.take(1), "");
+    }
+}
