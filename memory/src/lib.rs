@@ -24,6 +24,7 @@
 //! | `region` | mappings and registrations |
 //! | `arena` | slots of size classes |
 //! | `buf` | [`PinnedBuf`], [`PinnedBytes`] |
+//! | `segments` | encoding without copying what is large |
 //! | `wait` | waiting for memory in order |
 //! | `waiting` | the count of those that wait, by which no wake-up is lost |
 //! | `landing` | one connection's account of landing memory |
@@ -47,6 +48,7 @@ pub mod memlock;
 mod pool;
 mod region;
 mod registrar;
+mod segments;
 mod stats;
 mod wait;
 mod waiting;
@@ -64,5 +66,6 @@ pub use landing::Landing;
 pub use memlock::Memlock;
 pub use pool::Pool;
 pub use registrar::{Access, HeapRegistrar, Memory, Registrar, Registration};
+pub use segments::{Segment, SegmentBuf};
 pub use stats::{ClassStats, PoolStats, Use};
 pub use wait::Alloc;
