@@ -176,9 +176,7 @@ impl Bed {
             _ => None,
         };
         assert_eq!(info.reason.as_ref().map(|r| r.code()), reason, "{info}");
-        if let Some(pool) = channel.pool() {
-            self.pools.lock().unwrap().push(pool);
-        }
+        self.pools.lock().unwrap().push(channel.pool());
     }
 
     /// From here on calls may go over TCP as well: the case takes the fast path away.

@@ -1,7 +1,8 @@
 //! What a server's handler can learn about the path a request came by.
 
-use crate::path::Path;
+use crate::{context::Context, path::Path};
 use std::net::SocketAddr;
+use tonic_rdma_memory::Pool;
 
 /// The path a request came by. On the fast path it is in the request's extensions, beside the
 /// connect info of the TCP connection that the client got its ticket over.
@@ -20,6 +21,30 @@ pub struct RdmaConnectInfo {
     /// The client's address on that path.
     pub remote_addr: Option<SocketAddr>,
 }
+
+/// The pool to answer `request` from without a copy: that of the device that the request came by. On TCP it is a pool
+/// of ordinary memory, so that a handler needs no branch; its size is the default one.
+///
+/// ```
+/// use tonic::{Request, Response, Status};
+///
+/// async fn handler(request: Request<()>) -> Result<Response<bytes::Bytes>, Status> {
+///     let pool = tonic_rdma::pool(&request);
+///     let mut buf = pool.alloc(1 << 20).await.map_err(|e| Status::resource_exhausted(e.to_string()))?;
+///     buf.resize_zeroed(1 << 20); // read a file into it
+///     Ok(Response::new(buf.freeze()))
+/// }
+/// ```
+pub fn pool<T>(request: &tonic::Request<T>) -> Pool {
+    match request.extensions().get::<ConnectionPool>() {
+        Some(ConnectionPool(pool)) => pool.clone(),
+        None => Context::global().ordinary_pool(),
+    }
+}
+
+/// In the extensions of requests on the fast path.
+#[derive(Debug, Clone)]
+pub(crate) struct ConnectionPool(pub(crate) Pool);
 
 /// The path that `request` came by. For a request that came over TCP the answer is made from its
 /// TCP connect info.

@@ -14,7 +14,7 @@ use std::{
 };
 use tokio::sync::Mutex;
 use tonic_rdma_fabric::{Fabric, sim::SimDevice};
-use tonic_rdma_memory::{Pool, PoolConfig};
+use tonic_rdma_memory::{HeapRegistrar, Pool, PoolConfig};
 
 /// RDMA devices and one pool of pinned memory for each, shared by all channels and servers that are
 /// given a clone of it.
@@ -38,6 +38,8 @@ struct Inner {
     sim: Option<SimDevice>,
     /// By the device's name. Held while a pool is made, so that it is made once.
     pools: Mutex<HashMap<String, Pool>>,
+    /// Of memory that no device knows.
+    ordinary: OnceLock<Pool>,
 }
 
 impl Context {
@@ -123,6 +125,19 @@ impl Context {
             found.push((fabric, addr, pool));
         }
         Ok(found)
+    }
+
+    /// A pool of ordinary memory, of this context's sizes, for where there is no device.
+    pub(crate) fn ordinary_pool(&self) -> Pool {
+        let make = |config: PoolConfig| Pool::new(config, Arc::new(HeapRegistrar::default()));
+        let pool = self.0.ordinary.get_or_init(|| {
+            let own = make(self.0.pool.clone());
+            match own.or_else(|_| make(PoolConfig::default())) {
+                Ok(pool) => pool,
+                Err(error) => unreachable!("ordinary memory has no limit to fit into: {error}"),
+            }
+        });
+        pool.clone()
     }
 
     async fn pool(&self, fabric: &Fabric) -> Result<Pool, Reason> {
@@ -230,6 +245,7 @@ impl ContextBuilder {
             device: self.device,
             sim: self.sim,
             pools: Mutex::default(),
+            ordinary: OnceLock::new(),
         }))
     }
 }

@@ -70,7 +70,8 @@
 //! | `policy` | builder setting and environment |
 //! | `reason`, `cause`, `path` | which path, and why |
 //! | `error`, `stats`, `connect_info` | what users get to see |
-//! | `grpc_timeout`, `counting`, `executor` | what both sides build on |
+//! | [`codec`] | protobuf without copying |
+//! | `grpc_timeout`, `executor` | what both sides build on |
 //!
 //! # Features
 //!
@@ -85,9 +86,9 @@
 mod bootstrap;
 mod cause;
 mod channel;
+pub mod codec;
 mod connect_info;
 mod context;
-mod counting;
 mod endpoint;
 mod error;
 mod executor;
@@ -102,7 +103,7 @@ mod stats;
 mod tests;
 
 pub use channel::{Change, Channel, ResponseFuture};
-pub use connect_info::{RdmaConnectInfo, connect_info};
+pub use connect_info::{RdmaConnectInfo, connect_info, pool};
 pub use context::{Context, ContextBuilder};
 pub use endpoint::Endpoint;
 pub use error::{EnvironmentError, Error, RdmaRequired};
@@ -110,7 +111,7 @@ pub use path::{Path, PathInfo};
 pub use policy::{EnvError, Policy, UnknownPolicy};
 pub use reason::{Reason, ReasonCode, Side};
 pub use server::{Router, Server};
-pub use stats::TransportStats;
+pub use stats::{Copied, ServerStats, TransportStats};
 
 /// The simulated fabric, for tests of programs that use this crate: see
 /// [`ContextBuilder::sim`].

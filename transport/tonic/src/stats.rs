@@ -1,8 +1,10 @@
 //! Counters of what went which way.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 
-/// What a channel has carried since it was made, over all its clones and reconnects.
+/// What a channel has carried since it was made, over all its clones and reconnects; or a server, over all its
+/// connections ([`ServerStats`]).
 ///
 /// Bytes are payload bytes: the data of gRPC messages with their 5-byte prefix, without headers,
 /// framing and control. The counters are read one by one, so that a snapshot taken while calls
@@ -26,6 +28,10 @@ pub struct TransportStats {
     pub bytes_received_send: u64,
     /// Payload bytes received over TCP.
     pub bytes_received_tcp: u64,
+    /// What this process copied of the payload of calls on a fast path.
+    pub copied_fast: Copied,
+    /// What this process copied of the payload of calls on TCP, apart from what the kernel does.
+    pub copied_tcp: Copied,
 }
 
 impl TransportStats {
@@ -49,17 +55,93 @@ impl TransportStats {
     }
 }
 
+/// Payload bytes that a CPU has copied on behalf of calls, sent and received together, by reason. What the device
+/// carries, or on shared memory the copy that stands for it, is not in here.
+///
+/// Where [a message is taken apart](crate::codec), up to 256 bytes in a row of what stands between its segments (tags,
+/// lengths, small fields) do not count as payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Copied {
+    /// Short messages: to a control slot, or out of one, or out of a batch.
+    pub eager: u64,
+    /// To staging, because it did not lie in memory that the device knows.
+    pub staging: u64,
+    /// Messages that came in several parts, brought together. On TCP everything that is received.
+    pub joined: u64,
+    /// From landing memory to the heap, because less than a quarter of the landing memory was free.
+    pub pressure: u64,
+    /// By a plain codec, or because a body was compressed, while encoding or decoding; by the codec of this crate for
+    /// long fields that are not `Bytes`.
+    pub plain_codec: u64,
+    /// Until it was known which codec a method uses, and to let tonic see the true length of a message that was longer
+    /// than any of its method before: such a message is filled up to its length, and the filling is counted.
+    pub learning: u64,
+}
+
+impl Copied {
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.eager + self.staging + self.joined + self.pressure + self.plain_codec + self.learning
+    }
+}
+
 macro_rules! counters {
-    ($($field:ident),* $(,)?) => {
+    ($($field:ident),* ; $($copied:ident: $of:ident),* ; $($reason:ident),* $(,)?) => {
         /// The live counters behind [`TransportStats`]; one field for each of its.
         #[derive(Debug, Default)]
         pub(crate) struct Counters {
             $(pub(crate) $field: Counter,)*
+            $(pub(crate) $of: CopyCounters,)*
         }
 
         impl Counters {
             pub(crate) fn snapshot(&self) -> TransportStats {
-                TransportStats { $($field: self.$field.get(),)* }
+                TransportStats {
+                    $($field: self.$field.get(),)*
+                    $($copied: self.$of.snapshot(),)*
+                }
+            }
+        }
+
+        impl std::ops::AddAssign for TransportStats {
+            fn add_assign(&mut self, other: Self) {
+                $(self.$field += other.$field;)*
+                $(self.$copied += other.$copied;)*
+            }
+        }
+
+        /// The live counters behind [`Copied`].
+        #[derive(Debug, Default)]
+        pub(crate) struct CopyCounters {
+            $(pub(crate) $reason: Counter,)*
+        }
+
+        impl CopyCounters {
+            fn snapshot(&self) -> Copied {
+                Copied { $($reason: self.$reason.get(),)* }
+            }
+
+            /// Adds what has moved.
+            pub(crate) fn add(&self, more: Copied) {
+                $(if more.$reason > 0 {
+                    self.$reason.add(more.$reason);
+                })*
+            }
+        }
+
+        impl std::ops::Sub for Copied {
+            type Output = Copied;
+
+            /// What was copied since `before` was taken.
+            fn sub(self, before: Copied) -> Copied {
+                Copied { $($reason: self.$reason.saturating_sub(before.$reason),)* }
+            }
+        }
+
+        impl std::ops::AddAssign for Copied {
+            fn add_assign(&mut self, other: Self) {
+                $(self.$reason += other.$reason;)*
             }
         }
     };
@@ -73,8 +155,78 @@ counters!(
     bytes_sent_tcp,
     bytes_received_write,
     bytes_received_send,
-    bytes_received_tcp,
+    bytes_received_tcp;
+    copied_fast: fast,
+    copied_tcp: tcp;
+    eager,
+    staging,
+    joined,
+    pressure,
+    plain_codec,
+    learning,
 );
+
+/// What a server has carried, over all its connections: a handle that stays good while the server runs, and after.
+///
+/// ```
+/// use tonic_rdma::Server;
+///
+/// let mut server = Server::builder();
+/// let stats = server.stats();
+/// // server.add_service(...).serve(...)
+/// println!("{} calls by the fast path", stats.get().calls_fast);
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct ServerStats(Arc<Book>);
+
+#[derive(Debug, Default)]
+struct Book {
+    /// Of all TCP connections.
+    tcp: Arc<Counters>,
+    /// Of the fast-path connections: each has its own, so that they do not contend for them.
+    live: Mutex<Vec<Arc<Counters>>>,
+    /// Of those that are gone. Locked within `live` only.
+    gone: Mutex<TransportStats>,
+}
+
+impl ServerStats {
+    /// The counters now.
+    pub fn get(&self) -> TransportStats {
+        let live = self.0.live.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = *self.0.gone.lock().unwrap_or_else(PoisonError::into_inner);
+        all += self.0.tcp.snapshot();
+        for counters in live.iter() {
+            all += counters.snapshot();
+        }
+        all
+    }
+
+    pub(crate) fn tcp(&self) -> &Arc<Counters> {
+        &self.0.tcp
+    }
+
+    /// Counters for one more connection, until this is dropped.
+    pub(crate) fn connection(&self) -> ConnectionCounters {
+        let counters = Arc::<Counters>::default();
+        self.0.live.lock().unwrap_or_else(PoisonError::into_inner).push(counters.clone());
+        ConnectionCounters { stats: self.clone(), counters }
+    }
+}
+
+/// One connection's part of [`ServerStats`].
+#[derive(Debug)]
+pub(crate) struct ConnectionCounters {
+    stats: ServerStats,
+    pub(crate) counters: Arc<Counters>,
+}
+
+impl Drop for ConnectionCounters {
+    fn drop(&mut self) {
+        let mut live = self.stats.0.live.lock().unwrap_or_else(PoisonError::into_inner);
+        live.retain(|counters| !Arc::ptr_eq(counters, &self.counters));
+        *self.stats.0.gone.lock().unwrap_or_else(PoisonError::into_inner) += self.counters.snapshot();
+    }
+}
 
 /// A count.
 #[derive(Debug, Default)]
@@ -98,6 +250,21 @@ impl Counter {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn connections_that_are_gone_still_count() {
+        let stats = ServerStats::default();
+        let (a, b) = (stats.connection(), stats.connection());
+        a.counters.calls_fast.add(1);
+        b.counters.fast.joined.add(2);
+        stats.tcp().calls_tcp.add(3);
+        let before = stats.get();
+        assert_eq!((before.calls_fast, before.copied_fast.joined, before.calls_tcp), (1, 2, 3));
+        drop(a);
+        drop(b);
+        assert_eq!(stats.get(), before);
+        assert!(stats.0.live.lock().unwrap().is_empty());
+    }
 
     #[test]
     fn share_is_of_all_payload() {

@@ -3,6 +3,7 @@
 use crate::{
     bootstrap::client::{OfferHook, Offered, offer},
     cause,
+    codec::Methods,
     context::Context,
     link::{FastClient, LinkOptions},
     reason::{Reason, ReasonCode},
@@ -23,6 +24,7 @@ pub(crate) struct Plan {
     pub(crate) context: Context,
     pub(crate) env_device: Option<String>,
     pub(crate) counters: Arc<Counters>,
+    pub(crate) methods: Arc<Methods>,
 }
 
 /// A fast path that is up.
@@ -84,8 +86,14 @@ impl Plan {
         let accept = Accept::decode(&connected.private_data).map_err(|error| {
             Reason::from_peer(ReasonCode::HandshakeRejected, format!("bad answer from {addr}: {error}"))
         })?;
-        let client =
-            FastClient::start(connected.link, pool.clone(), accept.settings, &options, self.counters.clone());
+        let client = FastClient::start(
+            connected.link,
+            pool.clone(),
+            accept.settings,
+            &options,
+            self.counters.clone(),
+            self.methods.clone(),
+        );
         Ok(Fast { client, pool })
     }
 }

@@ -117,6 +117,7 @@ struct One {
     shared: Arc<Shared>,
     state: watch::Receiver<State>,
     seen: Arc<PathInfo>,
+    context: crate::Context,
     _handle: Arc<Handle>,
 }
 
@@ -215,15 +216,18 @@ impl Channel {
         }
     }
 
-    /// The pool of pinned memory of the fast path in use, to send from without a copy. `None` on
-    /// TCP and on a balanced channel.
-    pub fn pool(&self) -> Option<Pool> {
+    /// The pool to send from without a copy: that of the fast path in use. While calls go over TCP, and of a
+    /// [balanced](Channel::balance_list) channel, a pool of ordinary memory of the same size, so that code that fills
+    /// buffers needs no branch; what comes from it is sent over any path, with a copy on a fast one.
+    ///
+    /// Cheap: ask for each buffer, since the path may change.
+    pub fn pool(&self) -> Pool {
         match &self.0 {
             Kind::One(one) => match &*one.state.borrow() {
-                State::Up(fast) => Some(fast.pool.clone()),
-                _ => None,
+                State::Up(fast) => fast.pool.clone(),
+                _ => one.context.ordinary_pool(),
             },
-            Kind::Balanced(_) => None,
+            Kind::Balanced(_) => crate::Context::global().ordinary_pool(),
         }
     }
 
@@ -270,13 +274,15 @@ impl One {
             origin.clone(),
             user_agent(settings.user_agent.as_ref()),
         ));
+        let context = settings.context.clone().unwrap_or_default();
         let plan = Plan {
             tcp,
             origin,
             hook: settings.hook.clone(),
-            context: settings.context.clone().unwrap_or_default(),
+            context: context.clone(),
             env_device: env.device,
             counters,
+            methods: shared.methods.clone(),
         };
         let (manager, handle) = Manager::new(shared.clone(), plan, patience);
         match off {
@@ -293,6 +299,7 @@ impl One {
             shared,
             state,
             seen,
+            context,
             _handle: Arc::new(handle),
         }
     }

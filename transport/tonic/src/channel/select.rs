@@ -5,11 +5,7 @@ use super::{
     attempt::Fast,
     shared::{Route, Shared},
 };
-use crate::{
-    counting::{self, Direction},
-    error::Error,
-    link::CallError,
-};
+use crate::{codec, error::Error, link::CallError};
 use http::{HeaderMap, HeaderValue, Request, Response, Uri, header::USER_AGENT};
 use std::{
     future::Future,
@@ -95,11 +91,14 @@ async fn over_tcp(shared: Arc<Shared>, req: Request<Body>) -> Result<Response<Bo
 }
 
 fn outgoing(req: Request<Body>, shared: &Shared) -> Request<Body> {
-    req.map(|body| counting::count(body, &shared.counters, Direction::Sent))
+    let (parts, body) = req.into_parts();
+    let apart = codec::is_plain_grpc(&parts.headers);
+    let body = codec::tcp_outgoing(body, shared.methods.call(&parts.uri), apart, &shared.counters);
+    Request::from_parts(parts, body)
 }
 
 fn incoming(res: Response<Body>, shared: &Shared) -> Response<Body> {
-    res.map(|body| counting::count(body, &shared.counters, Direction::Received))
+    res.map(|body| codec::TcpIncoming::body(body, &shared.counters))
 }
 
 async fn over_fast(

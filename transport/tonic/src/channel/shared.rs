@@ -2,6 +2,7 @@
 
 use super::attempt::Fast;
 use crate::{
+    codec::Methods,
     path::{Path, PathInfo},
     policy::EnvError,
     reason::{Reason, ReasonCode},
@@ -65,6 +66,7 @@ pub(crate) struct Shared {
     pub(crate) tcp: tonic::transport::Channel,
     pub(crate) state: watch::Sender<State>,
     pub(crate) counters: Arc<Counters>,
+    pub(crate) methods: Arc<Methods>,
     /// Calls go over the fast path or fail.
     pub(crate) required: bool,
     /// A call without a fast path that is required waits this long for one.
@@ -106,6 +108,7 @@ impl Shared {
             tcp,
             state: watch::Sender::new(state),
             counters,
+            methods: Arc::default(),
             required,
             patience,
             broken,

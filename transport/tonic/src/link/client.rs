@@ -22,6 +22,7 @@ use super::incoming::Incoming;
 use super::outgoing::{Outgoing, Pump};
 use super::shared::Shared;
 use super::stream::{Fault, StreamRef};
+use crate::codec::{self, HEADER, Intake, Method, Methods, Tap};
 use crate::reason::{Reason, ReasonCode};
 use crate::stats::Counters;
 
@@ -70,8 +71,9 @@ impl FastClient {
         peer: Settings,
         options: &LinkOptions,
         counters: Arc<Counters>,
+        methods: Arc<Methods>,
     ) -> FastClient {
-        let shared = Shared::new(Side::Client, link, pool, peer, options, counters);
+        let shared = Shared::new(Side::Client, link, pool, peer, options, counters, methods);
         let stop = Arc::new(Notify::new());
         let drain = {
             let stop = stop.clone();
@@ -115,7 +117,10 @@ impl FastClient {
 async fn call(shared: Arc<Shared>, request: Request<Body>) -> Result<Response<Body>, CallError> {
     let (parts, body) = request.into_parts();
     let block = headers::encode_request(&parts).map_err(CallError::Status)?;
-    let mut out = Outgoing::restorable(body);
+    let call = shared.methods.call(&parts.uri);
+    let method = call.method().clone();
+    let apart = codec::is_plain_grpc(&parts.headers);
+    let mut out = Outgoing::restorable(body, Tap::new(call, shared.eager_limit - HEADER, apart));
     // What is ready goes with the head: a small unary call is one SEND.
     poll_fn(|cx| {
         out.gather(cx);
@@ -133,7 +138,7 @@ async fn call(shared: Arc<Shared>, request: Request<Body>) -> Result<Response<Bo
     };
     let mut waiting = Waiting { pump: Some(Pump { out, stream: stream.clone() }), stream };
     match poll_fn(|cx| waiting.poll(cx)).await {
-        Answer::Head(block, end) => waiting.respond(block, end).map_err(CallError::Status),
+        Answer::Head(block, end) => waiting.respond(block, end, method).map_err(CallError::Status),
         Answer::Failed(status) => Err(CallError::Status(status)),
         Answer::NotSent(reason) => match waiting.pump {
             Some(pump) => Err(not_sent(pump.out, reason)),
@@ -234,7 +239,7 @@ impl Waiting {
     }
 
     /// The head has come; what is left of the request's body is sent beside the response.
-    fn respond(self, block: Bytes, end: bool) -> Result<Response<Body>, Status> {
+    fn respond(self, block: Bytes, end: bool, method: Arc<Method>) -> Result<Response<Body>, Status> {
         let parts = match headers::decode_response(block) {
             Ok(parts) => parts,
             Err(breach) => return Err(Status::internal(format!("malformed response head: {breach}"))),
@@ -247,7 +252,12 @@ impl Waiting {
                 let _ = poll_fn(|cx| pump.poll(cx)).await;
             });
         }
-        let body = if end { Body::empty() } else { Body::new(Incoming::new(self.stream)) };
+        let body = if end {
+            Body::empty()
+        } else {
+            let intake = Intake::new(method, codec::is_plain_grpc(&parts.headers));
+            Body::new(Incoming::new(self.stream, intake))
+        };
         Ok(Response::from_parts(parts, body))
     }
 }

@@ -75,15 +75,18 @@ impl Inner {
                     }
                     io.ended |= end;
                 }),
-                Event::Data { stream, data, end } => self.deliver(stream, data, Flow::Window, end),
+                Event::Data { stream, data, end } => {
+                    self.deliver(stream, Piece { bytes: data, flow: Flow::Window, landed: false }, end);
+                }
                 Event::Landed { stream, memory, len, flow, end } => {
                     let Some(buf) = self.granted.try_remove(memory) else { continue };
                     let mut bytes = buf.filled(len as usize);
                     if self.landing.under_pressure() {
                         // A reader that holds on to this must not starve the others.
                         bytes = Bytes::copy_from_slice(&bytes);
+                        self.copied.pressure += u64::from(len);
                     }
-                    self.deliver(stream, bytes, flow, end);
+                    self.deliver(stream, Piece { bytes, flow, landed: true }, end);
                 }
                 Event::Returned { memory } => drop(self.granted.try_remove(memory)),
                 Event::Reset { stream, code } => self.with(stream, |io| {
@@ -124,13 +127,13 @@ impl Inner {
         }
     }
 
-    fn deliver(&mut self, id: StreamId, bytes: Bytes, flow: Flow, end: bool) {
+    fn deliver(&mut self, id: StreamId, piece: Piece, end: bool) {
         let Some(io) = self.streams.get_mut(&id) else { return };
         io.ended |= end;
-        let len = bytes.len() as u32;
+        let (len, flow) = (piece.bytes.len() as u32, piece.flow);
         let discard = io.discard;
         if !discard && len > 0 {
-            io.pieces.push_back(Piece { bytes, flow });
+            io.pieces.push_back(piece);
         }
         self.wakes.extend(io.recv_waker.take());
         if discard {

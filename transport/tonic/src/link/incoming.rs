@@ -10,6 +10,7 @@ use tonic_rdma_proto::{ResetCode, Side};
 
 use super::headers;
 use super::stream::StreamRef;
+use crate::codec::{Delivered, Intake};
 
 /// The body of a request at the server, or of a response at the client.
 ///
@@ -18,12 +19,13 @@ use super::stream::StreamRef;
 #[derive(Debug)]
 pub(super) struct Incoming {
     stream: StreamRef,
+    intake: Intake,
     finished: bool,
 }
 
 impl Incoming {
-    pub(super) fn new(stream: StreamRef) -> Self {
-        Incoming { stream, finished: false }
+    pub(super) fn new(stream: StreamRef, intake: Intake) -> Self {
+        Incoming { stream, intake, finished: false }
     }
 }
 
@@ -39,6 +41,9 @@ impl Body for Incoming {
             return Poll::Ready(None);
         }
         let this = &mut *self;
+        if let Some(bytes) = this.intake.pop() {
+            return Poll::Ready(Some(Ok(Frame::data(bytes))));
+        }
         let id = this.stream.id;
         let mut inner = this.stream.shared.lock();
         let lost = inner.end_status();
@@ -47,9 +52,19 @@ impl Body for Incoming {
             return Poll::Ready(None);
         };
         if let Some(piece) = io.pieces.pop_front() {
+            let used = io.used;
             inner.conn.consume(id, piece.bytes.len() as u32, piece.flow);
+            this.intake.push(piece.bytes, used, piece.landed);
+            let Delivered { plain, learning, joined, short } = this.intake.take_delivered();
+            let copied = &mut inner.copied;
+            copied.plain_codec += plain;
+            copied.learning += learning;
+            copied.joined += joined;
+            copied.eager += short;
             inner.flush();
-            return Poll::Ready(Some(Ok(Frame::data(piece.bytes))));
+            // No piece is empty.
+            let bytes = this.intake.pop().unwrap_or_default();
+            return Poll::Ready(Some(Ok(Frame::data(bytes))));
         }
         let frame = if let Some(block) = io.trailers.take() {
             match headers::decode_trailers(block) {
@@ -73,6 +88,9 @@ impl Body for Incoming {
     fn is_end_stream(&self) -> bool {
         if self.finished {
             return true;
+        }
+        if !self.intake.is_empty() {
+            return false;
         }
         let inner = self.stream.shared.lock();
         match inner.streams.get(&self.stream.id) {

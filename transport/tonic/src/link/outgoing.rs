@@ -14,6 +14,7 @@ use tonic_rdma_proto::{ResetCode, SendError, Side, StreamId};
 use super::headers;
 use super::shared::Inner;
 use super::stream::StreamRef;
+use crate::codec::{Chunk, Polled, Tap, Used};
 
 /// Frames of at least this many bytes are taken from a body before they are queued together.
 const GATHER: usize = 64 * 1024;
@@ -31,7 +32,8 @@ enum State {
 #[derive(Debug)]
 pub(super) struct Outgoing {
     body: Body,
-    chunks: VecDeque<Bytes>,
+    tap: Tap,
+    chunks: VecDeque<Chunk>,
     trailers: Option<HeaderMap>,
     state: State,
     kept: Option<Kept>,
@@ -40,20 +42,20 @@ pub(super) struct Outgoing {
 /// What has been queued of a request that the peer has not heard of, to be sent another way if it never does.
 #[derive(Debug, Default)]
 struct Kept {
-    chunks: VecDeque<Bytes>,
+    chunks: VecDeque<Chunk>,
     trailers: Option<HeaderMap>,
 }
 
 impl Outgoing {
     /// A response's body.
-    pub(super) fn new(body: Body) -> Self {
+    pub(super) fn new(body: Body, tap: Tap) -> Self {
         let state = if body.is_end_stream() { State::Ended } else { State::Reading };
-        Outgoing { body, chunks: VecDeque::new(), trailers: None, state, kept: None }
+        Outgoing { body, tap, chunks: VecDeque::new(), trailers: None, state, kept: None }
     }
 
     /// A request's body, which can be [restored](Outgoing::restore) until [`Outgoing::transmitted`].
-    pub(super) fn restorable(body: Body) -> Self {
-        Outgoing { kept: Some(Kept::default()), ..Outgoing::new(body) }
+    pub(super) fn restorable(body: Body, tap: Tap) -> Self {
+        Outgoing { kept: Some(Kept::default()), ..Outgoing::new(body, tap) }
     }
 
     /// There is no way back.
@@ -73,47 +75,42 @@ impl Outgoing {
             if gathered >= GATHER {
                 return true;
             }
-            match Pin::new(&mut self.body).poll_frame(cx) {
+            match self.tap.poll(&mut self.body, cx, &mut self.chunks) {
                 Poll::Pending => return false,
-                Poll::Ready(None) => self.state = State::Ended,
-                Poll::Ready(Some(Err(status))) => self.state = State::Failed(status),
-                Poll::Ready(Some(Ok(frame))) => gathered += self.take(frame),
+                Poll::Ready(Polled::End) => self.state = State::Ended,
+                Poll::Ready(Polled::Failed(status)) => self.state = State::Failed(status),
+                Poll::Ready(Polled::Trailers(trailers)) => {
+                    self.trailers = Some(trailers);
+                    self.state = State::Ended;
+                }
+                Poll::Ready(Polled::Data(len)) => {
+                    gathered += len;
+                    if self.body.is_end_stream() {
+                        self.state = State::Ended;
+                    }
+                }
             }
         }
         false
     }
 
-    fn take(&mut self, frame: Frame<Bytes>) -> usize {
-        match frame.into_data() {
-            Ok(data) => {
-                let len = data.len();
-                if len > 0 {
-                    self.chunks.push_back(data);
-                }
-                if self.body.is_end_stream() {
-                    self.state = State::Ended;
-                }
-                len
-            }
-            Err(frame) => {
-                if let Ok(trailers) = frame.into_trailers() {
-                    self.trailers = Some(trailers);
-                    self.state = State::Ended;
-                }
-                0
-            }
-        }
-    }
-
     /// What has been taken and not queued goes to the connection, the end too if it has come.
     pub(super) fn queue(&mut self, inner: &mut Inner, id: StreamId) -> Result<(), Status> {
+        let (moved, filled) = self.tap.take_copied();
+        inner.copied.plain_codec += moved;
+        inner.copied.learning += filled;
+        if self.tap.used() != Used::Unknown
+            && let Some(io) = inner.streams.get_mut(&id)
+        {
+            io.used = self.tap.used();
+        }
         while let Some(chunk) = self.chunks.pop_front() {
             let end = self.chunks.is_empty() && self.trailers.is_none() && matches!(self.state, State::Ended);
             if let Some(kept) = &mut self.kept {
                 kept.chunks.push_back(chunk.clone());
             }
-            let pinned = chunk.len() > inner.conn.eager_limit() && inner.needs_no_staging(&chunk);
-            inner.conn.send_data(id, chunk, pinned, end).map_err(too_long)?;
+            let payload = inner.payload(chunk);
+            inner.conn.send_payload(id, payload, end).map_err(too_long)?;
             if end {
                 self.state = State::Queued;
             }
@@ -153,7 +150,7 @@ impl Outgoing {
         if self.is_empty() || (self.is_queued() && self.chunks.is_empty() && self.trailers.is_none()) {
             return Body::empty();
         }
-        Body::new(Restored(self))
+        Body::new(Restored { out: self, segments: VecDeque::new() })
     }
 }
 
@@ -167,7 +164,10 @@ fn too_long(error: SendError) -> Status {
 }
 
 /// A body whose beginning had been read.
-struct Restored(Outgoing);
+struct Restored {
+    out: Outgoing,
+    segments: VecDeque<Bytes>,
+}
 
 impl http_body::Body for Restored {
     type Data = Bytes;
@@ -177,13 +177,19 @@ impl http_body::Body for Restored {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let out = &mut self.0;
-        if let Some(chunk) = out.chunks.pop_front() {
-            return Poll::Ready(Some(Ok(Frame::data(chunk))));
+        let Restored { out, segments } = &mut *self;
+        if segments.is_empty()
+            && let Some(chunk) = out.chunks.pop_front()
+        {
+            segments.extend(chunk.segments);
+        }
+        if let Some(segment) = segments.pop_front() {
+            return Poll::Ready(Some(Ok(Frame::data(segment))));
         }
         match std::mem::replace(&mut out.state, State::Queued) {
             State::Reading => {
                 out.state = State::Reading;
+                // Whoever polls this sees to it that messages are taken apart, or are not.
                 Pin::new(&mut out.body).poll_frame(cx)
             }
             State::Failed(status) => Poll::Ready(Some(Err(status))),

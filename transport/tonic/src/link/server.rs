@@ -21,6 +21,7 @@ use super::incoming::Incoming;
 use super::outgoing::{Outgoing, Pump};
 use super::shared::{Life, Shared};
 use super::stream::StreamRef;
+use crate::codec::{self, Call, HEADER, Intake, Methods, Tap};
 use crate::reason::{Reason, ReasonCode};
 use crate::stats::Counters;
 
@@ -38,6 +39,7 @@ pub(crate) async fn serve_link<S>(
     peer: Settings,
     options: &LinkOptions,
     counters: Arc<Counters>,
+    methods: Arc<Methods>,
     service: S,
     extensions: Extensions,
     drain: impl Future<Output = ()>,
@@ -47,7 +49,7 @@ where
     S::Error: Into<BoxError>,
     S::Future: Send,
 {
-    let shared = Shared::new(Side::Server, link, pool, peer, options, counters);
+    let shared = Shared::new(Side::Server, link, pool, peer, options, counters, methods);
     let serve = move |stream: StreamRef, block: Bytes| {
         let parts = match headers::decode_request(block) {
             Ok(parts) => parts,
@@ -60,15 +62,21 @@ where
                 return;
             }
         };
-        let mut request = Request::from_parts(parts, Body::new(Incoming::new(stream.clone())));
+        stream.shared.calls.calls_fast.add(1);
+        let call = stream.shared.methods.call(&parts.uri);
+        let intake = Intake::new(call.method().clone(), codec::is_plain_grpc(&parts.headers));
+        if let Some(io) = stream.shared.lock().streams.get_mut(&stream.id) {
+            io.used = call.method().used();
+        }
+        let mut request = Request::from_parts(parts, Body::new(Incoming::new(stream.clone(), intake)));
         *request.extensions_mut() = extensions.clone();
-        tokio::spawn(answer(stream, request, service.clone()));
+        tokio::spawn(answer(stream, request, call, service.clone()));
     };
     drive(shared.clone(), serve, drain).await
 }
 
 /// Runs one call. The client's reset, or the connection's end, drops the handler where it stands.
-async fn answer<S>(stream: StreamRef, request: Request<Body>, service: S)
+async fn answer<S>(stream: StreamRef, request: Request<Body>, method: Call, service: S)
 where
     S: Service<Request<Body>, Response = Response<Body>> + Send,
     S::Error: Into<BoxError>,
@@ -90,7 +98,8 @@ where
         Ok(block) => block,
         Err(status) => return refuse(&stream, status),
     };
-    let mut out = Outgoing::new(body);
+    let apart = codec::is_plain_grpc(&parts.headers);
+    let mut out = Outgoing::new(body, Tap::new(method, stream.shared.eager_limit - HEADER, apart));
     poll_fn(|cx| {
         out.gather(cx);
         Poll::Ready(())

@@ -11,13 +11,17 @@ use tokio::sync::{Notify, watch};
 use tonic::Status;
 use tonic_rdma_fabric::{AnyLink, Completion, Link, LinkError, PeerInfo};
 use tonic_rdma_memory::{Landing, LandingBuf, Pool};
-use tonic_rdma_proto::{Connection, Settings, Side, StreamId};
+use tonic_rdma_proto::{Connection, Payload, Settings, Side, StreamId};
 
 use super::LinkOptions;
 use super::sends::Sends;
 use super::stream::{StreamIo, StreamRef};
+use crate::codec::{Chunk, Methods};
 use crate::reason::{Reason, ReasonCode};
-use crate::stats::Counters;
+use crate::stats::{Copied, Counters};
+
+/// Runs of a message between its segments up to this long do not count as payload.
+const FRAMING: usize = 256;
 
 /// One connection, shared by its driver and its calls.
 pub(super) struct Shared {
@@ -26,6 +30,10 @@ pub(super) struct Shared {
     pub(super) stream_room: Notify,
     pub(super) closed: watch::Sender<Option<Reason>>,
     pub(super) peer: PeerInfo,
+    /// Messages up to this many bytes, with their header, fit a control slot.
+    pub(super) eager_limit: usize,
+    pub(super) methods: Arc<Methods>,
+    pub(super) calls: Arc<Counters>,
 }
 
 /// Life of a connection.
@@ -65,6 +73,8 @@ pub(super) struct Inner {
     pub(super) wakes: Vec<Waker>,
     pub(super) counters: Arc<Counters>,
     pub(super) counted: tonic_rdma_proto::Stats,
+    /// What the CPU has copied since the last time, eager data apart.
+    pub(super) copied: Copied,
 }
 
 impl fmt::Debug for Shared {
@@ -81,6 +91,7 @@ impl Shared {
         peer: Settings,
         options: &LinkOptions,
         counters: Arc<Counters>,
+        methods: Arc<Methods>,
     ) -> Arc<Self> {
         // tokio's clock, which tests can stop.
         let now = tokio::time::Instant::now().into_std();
@@ -93,6 +104,9 @@ impl Shared {
             stream_room: Notify::new(),
             closed: watch::Sender::new(None),
             peer: link.peer().clone(),
+            eager_limit: conn.eager_limit(),
+            methods,
+            calls: counters.clone(),
             inner: Mutex::new(Inner {
                 peer: link.peer().clone(),
                 conn,
@@ -112,6 +126,7 @@ impl Shared {
                 wakes: Vec::new(),
                 counters,
                 counted: tonic_rdma_proto::Stats::default(),
+                copied: Copied::default(),
                 link: Some(link),
             }),
         })
@@ -169,9 +184,27 @@ impl Drop for Guard<'_> {
 }
 
 impl Inner {
-    /// Whether a WRITE can have these bytes as they lie: the device knows the memory, or copies from any.
-    pub(super) fn needs_no_staging(&self, bytes: &Bytes) -> bool {
-        self.any_memory || self.pool.resolve(bytes).is_some()
+    /// The chunk as the protocol takes it, and counted.
+    pub(super) fn payload(&mut self, chunk: Chunk) -> Payload {
+        let eager = chunk.len <= self.conn.eager_limit();
+        let mut payload = Payload::new();
+        for bytes in chunk.segments {
+            // A WRITE can have it as it lies: the device knows the memory, or the link copies from any.
+            let framing = chunk.apart && bytes.len() <= FRAMING;
+            let in_pool = !eager && !framing && self.pool.resolve(&bytes).is_some();
+            let pinned = !eager && (in_pool || self.any_memory);
+            if !(eager || framing || in_pool) {
+                let len = bytes.len() as u64;
+                if !chunk.apart {
+                    self.copied.plain_codec += len;
+                }
+                if !pinned {
+                    self.copied.staging += len;
+                }
+            }
+            payload.push(bytes, pinned);
+        }
+        payload
     }
 
     pub(super) fn wake(&mut self, waker: Option<Waker>) {
@@ -232,7 +265,10 @@ impl Inner {
                 counter.add(now - before);
             }
         };
+        let mut copied = std::mem::take(&mut self.copied);
+        copied.eager += now.eager_sent - before.eager_sent + now.eager_received - before.eager_received;
         let c = &self.counters;
+        c.fast.add(copied);
         add(&c.bytes_sent_write, now.write_sent, before.write_sent);
         add(&c.bytes_sent_send, now.eager_sent, before.eager_sent);
         add(&c.bytes_received_write, now.write_received, before.write_received);

@@ -9,12 +9,15 @@ use tonic::{Code, Status};
 use tonic_rdma_proto::{Flow, ResetCode, StreamId};
 
 use super::shared::Shared;
+use crate::codec::Used;
 
 /// A piece of a received body.
 #[derive(Debug)]
 pub(super) struct Piece {
     pub(super) bytes: Bytes,
     pub(super) flow: Flow,
+    /// It came by WRITE.
+    pub(super) landed: bool,
 }
 
 /// The application's side of one stream, behind the connection's lock.
@@ -30,6 +33,8 @@ pub(super) struct StreamIo {
     pub(super) fault: Option<Fault>,
     /// Nobody reads: what comes is dropped.
     pub(super) discard: bool,
+    /// The codec of this side's stub or service.
+    pub(super) used: Used,
     pub(super) recv_waker: Option<Waker>,
     pub(super) send_waker: Option<Waker>,
     /// Live [`StreamRef`]s.

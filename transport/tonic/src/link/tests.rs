@@ -135,6 +135,7 @@ async fn setup(config: SimConfig, total: usize) -> Setup {
             hello.settings,
             &options,
             Arc::default(),
+            Arc::default(),
             echo,
             http::Extensions::new(),
             drain,
@@ -146,8 +147,14 @@ async fn setup(config: SimConfig, total: usize) -> Setup {
     let connected = fabrics[1].connect(&addr, &options.link, &pools[1], &hello.encode(), time).await.unwrap();
     let accept = Accept::decode(&connected.private_data).unwrap();
     let counters = Arc::new(Counters::default());
-    let client =
-        FastClient::start(connected.link, pools[1].clone(), accept.settings, &options, counters.clone());
+    let client = FastClient::start(
+        connected.link,
+        pools[1].clone(),
+        accept.settings,
+        &options,
+        counters.clone(),
+        Arc::default(),
+    );
     Setup { net, server_device, client_device, client, server, drain: Some(drain), pools, counters, dropped }
 }
 

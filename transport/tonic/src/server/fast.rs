@@ -9,12 +9,12 @@ use crate::{
         service::{Listening, Offering},
         tickets::{Ticket, Tickets},
     },
-    connect_info::RdmaConnectInfo,
+    codec::Methods,
+    connect_info::{ConnectionPool, RdmaConnectInfo},
     context::Context,
     link::{LinkOptions, serve_link},
     path::Path,
     reason::{Reason, ReasonCode},
-    stats::Counters,
 };
 use http::Extensions;
 use std::{convert::Infallible, future::Future, net::SocketAddr, sync::Arc, time::Duration};
@@ -40,6 +40,7 @@ pub(super) struct FastPath {
     pub(super) tickets: Arc<Tickets>,
     pub(super) offering: watch::Sender<Offering>,
     pub(super) drain: watch::Receiver<bool>,
+    pub(super) methods: Arc<Methods>,
     /// Held by every connection, through the `Arc` of this: the server waits for its other end.
     pub(super) _alive: mpsc::Sender<Infallible>,
 }
@@ -220,11 +221,22 @@ impl FastPath {
             local_addr: ends.local.ip(),
             remote_addr: ends.remote.ip(),
         });
+        extensions.insert(ConnectionPool(pool.clone()));
+        let own = self.settings.stats.connection();
         let service = stack::of_connection(layered, &self.settings);
         let age = self.settings.max_connection_age;
         let drain = either(draining(self.drain.clone()), sleep_for(age));
-        let serving =
-            serve_link(link, pool, peer, &options, Arc::new(Counters::default()), service, extensions, drain);
+        let serving = serve_link(
+            link,
+            pool,
+            peer,
+            &options,
+            own.counters.clone(),
+            self.methods.clone(),
+            service,
+            extensions,
+            drain,
+        );
         let grace = age.zip(self.settings.max_connection_age_grace).map(|(age, grace)| age + grace);
         tokio::select! {
             reason = serving => tracing::debug!(peer = %ends, %reason, "fast path closed"),

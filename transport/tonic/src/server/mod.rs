@@ -16,7 +16,7 @@ mod tcp;
 
 pub use router::Router;
 
-use crate::{context::Context, policy::Policy};
+use crate::{context::Context, policy::Policy, stats::ServerStats};
 use axum::response::IntoResponse;
 use http::Request;
 use std::{convert::Infallible, fmt, net::SocketAddr, sync::Arc, time::Duration};
@@ -70,6 +70,7 @@ pub(crate) struct Settings {
     tcp_keepalive: Option<Duration>,
     tcp_keepalive_interval: Option<Duration>,
     tcp_keepalive_retries: Option<u32>,
+    stats: ServerStats,
 }
 
 impl Server {
@@ -174,6 +175,11 @@ impl<L> Server<L> {
     pub fn context(mut self, context: Context) -> Self {
         self.shared.context = Some(context);
         self
+    }
+
+    /// What servers made from this builder, and from its clones, carry.
+    pub fn stats(&self) -> ServerStats {
+        self.shared.stats.clone()
     }
 
     /// How many tickets to the fast path may be outstanding, and how long each is good for.

@@ -12,6 +12,7 @@ use crate::{
         service::{OfferService, Offering},
         tickets::{CAPACITY, LIFETIME, Tickets},
     },
+    codec::{Methods, TcpCalls},
     error::Error,
     policy::{EnvSettings, Policy},
     reason::{Reason, ReasonCode},
@@ -70,6 +71,8 @@ where
     // One service for both paths: layers with state see every call.
     let layered = layers.service(routes.add_service(offer).prepare());
 
+    let methods: Arc<Methods> = Arc::default();
+    let stats = settings.stats.clone();
     let (drain, draining) = watch::channel(false);
     let (alive, mut all_gone) = mpsc::channel::<Infallible>(1);
     let fast = FastPath {
@@ -79,6 +82,7 @@ where
         tickets,
         offering: offering.clone(),
         drain: draining,
+        methods: methods.clone(),
         _alive: alive,
     };
     let task = match policy {
@@ -91,7 +95,7 @@ where
         _ => Some(start(fast, policy, bound, stack::erase(layered.clone())).await?),
     };
 
-    let service = Capture(layered);
+    let service = Capture(TcpCalls::new(layered, methods, stats.tcp().clone()));
     let Some(signal) = signal else {
         tcp.serve_with_incoming(service, incoming).await?;
         return Ok(());

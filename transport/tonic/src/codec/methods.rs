@@ -1,0 +1,143 @@
+//! What has been learnt of each method: which codec its stub uses, and how long messages tonic's limits let pass.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use http::Uri;
+
+/// More methods than this are not remembered. Only those that have answered are.
+const MOST: usize = 4096;
+
+/// The codec of a stub or a service, as far as it is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) enum Used {
+    /// No message has been encoded yet.
+    #[default]
+    Unknown,
+    /// Another codec.
+    Plain,
+    /// The one of this crate.
+    Ours,
+}
+
+/// One method.
+#[derive(Debug, Default)]
+pub(crate) struct Method {
+    used: AtomicU8,
+    /// The longest message that tonic has let pass on its way out.
+    encodes: AtomicUsize,
+    /// The same on its way in.
+    decodes: AtomicUsize,
+}
+
+impl Method {
+    pub(crate) fn used(&self) -> Used {
+        match self.used.load(Relaxed) {
+            0 => Used::Unknown,
+            1 => Used::Plain,
+            _ => Used::Ours,
+        }
+    }
+
+    fn set_used(&self, used: Used) {
+        if self.used() != used {
+            self.used.store(used as u8, Relaxed);
+        }
+    }
+
+    pub(super) fn encodes(&self) -> usize {
+        self.encodes.load(Relaxed)
+    }
+
+    pub(super) fn has_encoded(&self, len: usize) {
+        if len > self.encodes() {
+            self.encodes.fetch_max(len, Relaxed);
+        }
+    }
+
+    pub(super) fn decodes(&self) -> usize {
+        self.decodes.load(Relaxed)
+    }
+
+    pub(super) fn has_decoded(&self, len: usize) {
+        if len > self.decodes() {
+            self.decodes.fetch_max(len, Relaxed);
+        }
+    }
+}
+
+/// The methods of one channel or one server, by path.
+#[derive(Debug, Default)]
+pub(crate) struct Methods(RwLock<HashMap<Box<str>, Arc<Method>>>);
+
+impl Methods {
+    /// A call of the method at `uri`.
+    pub(crate) fn call(self: &Arc<Self>, uri: &Uri) -> Call {
+        let known = self.0.read().unwrap_or_else(PoisonError::into_inner).get(uri.path()).cloned();
+        match known {
+            Some(method) => Call { method, new: None },
+            None => Call { method: Arc::default(), new: Some((self.clone(), uri.clone())) },
+        }
+    }
+
+    fn remember(&self, path: &str, method: &Arc<Method>) {
+        let mut methods = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if methods.len() < MOST && !methods.contains_key(path) {
+            methods.insert(path.into(), method.clone());
+        }
+    }
+}
+
+/// A call of a method, which is remembered once a message of it has been encoded: a peer cannot fill the table with
+/// paths that nobody serves.
+#[derive(Clone, Debug)]
+pub(crate) struct Call {
+    method: Arc<Method>,
+    new: Option<(Arc<Methods>, Uri)>,
+}
+
+impl Call {
+    pub(crate) fn method(&self) -> &Arc<Method> {
+        &self.method
+    }
+
+    /// A message of the method has been encoded.
+    pub(crate) fn learn(&mut self, used: Used) {
+        self.method.set_used(used);
+        if let Some((methods, uri)) = self.new.take() {
+            methods.remember(uri.path(), &self.method);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_method_is_remembered_once_it_has_encoded() {
+        let methods = Arc::new(Methods::default());
+        let uri = Uri::from_static("http://h/a.B/C");
+        methods.call(&uri);
+        let mut call = methods.call(&uri);
+        assert_eq!(call.method().used(), Used::Unknown);
+        assert!(!Arc::ptr_eq(call.method(), methods.call(&uri).method()));
+        call.learn(Used::Ours);
+        call.method().has_decoded(7);
+        let again = methods.call(&uri);
+        assert_eq!(
+            (again.method().used(), again.method().decodes(), again.method().encodes()),
+            (Used::Ours, 7, 0)
+        );
+    }
+
+    #[test]
+    fn the_table_is_bounded() {
+        let methods = Arc::new(Methods::default());
+        for n in 0..MOST + 10 {
+            methods.call(&format!("/s/{n}").parse().unwrap()).learn(Used::Plain);
+        }
+        assert_eq!(methods.0.read().unwrap().len(), MOST);
+    }
+}

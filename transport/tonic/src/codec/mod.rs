@@ -1,0 +1,88 @@
+//! A codec for protobuf that leaves `bytes` fields where they lie.
+//!
+//! [`ProstCodec`] stands in for `tonic_prost::ProstCodec`: same messages, same bytes on the wire, any peer. Over this
+//! crate's [`Channel`](crate::Channel) and [`Server`](crate::Server) a `bytes` field then is sent from where it lies,
+//! and on receipt is a slice of the memory that it landed in. Over any other transport it does what the plain codec
+//! does.
+//!
+//! A service is turned over in its `build.rs`, and nowhere else:
+//!
+//! ```ignore
+//! tonic_prost_build::configure()
+//!     .codec_path("tonic_rdma::codec::ProstCodec")
+//!     .bytes(".") // bytes fields as bytes::Bytes
+//!     .compile_protos(&["proto/store.proto"], &["proto"])?;
+//! ```
+//!
+//! # What is kept apart
+//!
+//! - Sent: fields of type [`Bytes`](bytes::Bytes) of at least [`SEGMENT`] bytes, in messages that do not fit a control
+//!   slot. Those that lie in a [`Pool`](crate::Pool) of the connection are not touched by the CPU at all; others are
+//!   copied once, to staging. Long `string` and `Vec<u8>` fields are copied once more, as by the plain codec.
+//! - Received: the fields of every message that landed in one piece.
+//!
+//! # Limits on the size of messages
+//!
+//! A stub's `max_encoding_message_size` and `max_decoding_message_size` count the whole message, as ever. tonic checks
+//! them against what passes through its buffers, and what is kept apart does not. So the first message of a method that
+//! is longer than any before it is filled up, in tonic's buffers, to its true length: tonic decides, and what it lets
+//! pass once is let pass again. What this costs is counted ([`Copied::learning`](crate::Copied::learning)). Where
+//! several stubs of one method share a channel, the highest of their limits counts once a message has made use of it.
+//! Apart from that, a connection carries messages up to 256 MiB, and gRPC up to 4 GiB - 1.
+//!
+//! # Layers
+//!
+//! Between codec and transport a message may be a *stand-in*: a few bytes that are not protobuf, and an unguessable key
+//! that is good for one message. Layers that look at headers, or pass frames on as they are, do not notice. Compression
+//! by tonic, and whatever announces itself by another `content-type` or a `content-encoding` (grpc-web), switches
+//! stand-ins off for that call. Any other layer that takes messages apart makes the call fail with INTERNAL, and the
+//! text says why; it never sees wrong data.
+//!
+//! | file | what |
+//! |---|---|
+//! | `prost` | the codec as tonic sees it |
+//! | `stand_in` | what a stand-in looks like |
+//! | `sink` | where the encoder leaves segments, for the poll of one body |
+//! | `tap` | polls a body, puts segments in the place of stand-ins |
+//! | `aside` | received messages that wait for their decoder |
+//! | `intake` | finds the messages in a received body, puts stand-ins in their place |
+//! | `methods` | what has been learnt of each method |
+//! | `tcp` | bodies that travel over TCP |
+
+mod aside;
+mod intake;
+mod methods;
+mod prost;
+mod sink;
+mod stand_in;
+mod tap;
+mod tcp;
+#[cfg(test)]
+mod tests;
+
+pub use self::aside::kept_aside;
+pub use self::prost::{ProstCodec, ProstDecoder, ProstEncoder};
+
+pub(crate) use self::intake::{Delivered, Intake};
+pub(crate) use self::methods::{Call, Method, Methods, Used};
+pub(crate) use self::stand_in::HEADER;
+pub(crate) use self::tap::{Chunk, Polled, Tap};
+pub(crate) use self::tcp::{Incoming as TcpIncoming, TcpCalls, outgoing as tcp_outgoing};
+
+/// `bytes` fields of at least this many bytes are kept apart when they are encoded. Shorter ones cost less to copy than
+/// to describe: a WRITE of its own for each.
+pub const SEGMENT: usize = 4096;
+
+use http::HeaderMap;
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+
+/// Whether a body with these headers is a sequence of gRPC messages as the codec makes them.
+pub(crate) fn is_plain_grpc(headers: &HeaderMap) -> bool {
+    let grpc = headers.get(CONTENT_TYPE).is_some_and(|value| {
+        let value = value.as_bytes();
+        // Not application/grpc-web.
+        value.strip_prefix(b"application/grpc").is_some_and(|rest| !rest.starts_with(b"-"))
+    });
+    let encoded = headers.get("grpc-encoding").is_some_and(|value| value != "identity");
+    grpc && !encoded && !headers.contains_key(CONTENT_ENCODING)
+}

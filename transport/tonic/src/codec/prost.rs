@@ -1,0 +1,167 @@
+//! The codec as tonic sees it.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use bytes::Buf;
+use prost::Message;
+use tonic::Status;
+use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
+
+use super::sink::{self, Next};
+use super::stand_in::{self, Key};
+use super::{aside, stand_in::LOST};
+
+/// Bytes of tonic's buffer for a body, as it has them by default.
+const BUFFER: usize = 8 * 1024;
+
+/// A [`Codec`] for `application/grpc+proto` in place of `tonic_prost::ProstCodec`. See the [module](super).
+pub struct ProstCodec<T, U> {
+    _pd: PhantomData<fn(T) -> U>,
+}
+
+impl<T, U> ProstCodec<T, U> {
+    /// A codec. tonic makes one for each call.
+    pub fn new() -> Self {
+        Self { _pd: PhantomData }
+    }
+}
+
+impl<T, U> ProstCodec<T, U>
+where
+    T: Message + Send + 'static,
+    U: Message + Default + Send + 'static,
+{
+    /// An encoder with buffers of your own size, for a codec of your own.
+    pub fn raw_encoder(buffer_settings: BufferSettings) -> <Self as Codec>::Encoder {
+        ProstEncoder::new(buffer_settings)
+    }
+
+    /// A decoder with buffers of your own size, for a codec of your own.
+    pub fn raw_decoder(buffer_settings: BufferSettings) -> <Self as Codec>::Decoder {
+        ProstDecoder::new(buffer_settings)
+    }
+}
+
+impl<T, U> Codec for ProstCodec<T, U>
+where
+    T: Message + Send + 'static,
+    U: Message + Default + Send + 'static,
+{
+    type Encode = T;
+    type Decode = U;
+
+    type Encoder = ProstEncoder<T>;
+    type Decoder = ProstDecoder<U>;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        ProstEncoder::default()
+    }
+
+    fn decoder(&mut self) -> Self::Decoder {
+        ProstDecoder::default()
+    }
+}
+
+/// Encodes messages, and leaves long `bytes` fields to the transport where it is one of this crate.
+pub struct ProstEncoder<T> {
+    settings: BufferSettings,
+    next: Next,
+    _pd: PhantomData<fn(T)>,
+}
+
+impl<T> ProstEncoder<T> {
+    /// An encoder with buffers of your own size. While messages are long, each gets a frame of its own whatever is set.
+    pub fn new(buffer_settings: BufferSettings) -> Self {
+        Self { settings: buffer_settings, next: Next::Batch, _pd: PhantomData }
+    }
+}
+
+impl<T: Message> Encoder for ProstEncoder<T> {
+    type Item = T;
+    type Error = Status;
+
+    fn encode(&mut self, item: T, buf: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        self.next = sink::encode(&item, buf, self.next)?;
+        Ok(())
+    }
+
+    fn buffer_settings(&self) -> BufferSettings {
+        match self.next {
+            Next::Batch => self.settings,
+            Next::Alone(_) => BufferSettings::new(BUFFER, 1),
+        }
+    }
+}
+
+/// Decodes messages; `bytes` fields are slices of the memory that a message landed in.
+pub struct ProstDecoder<U> {
+    settings: BufferSettings,
+    _pd: PhantomData<fn() -> U>,
+}
+
+impl<U> ProstDecoder<U> {
+    /// A decoder with buffers of your own size.
+    pub fn new(buffer_settings: BufferSettings) -> Self {
+        Self { settings: buffer_settings, _pd: PhantomData }
+    }
+}
+
+impl<U: Message + Default> Decoder for ProstDecoder<U> {
+    type Item = U;
+    type Error = Status;
+
+    fn decode(&mut self, buf: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
+        let kept = Key::read(&stand_in::IN, buf.chunk()).and_then(aside::take);
+        let Some(kept) = kept else {
+            let lost = stand_in::is_lost(buf.chunk());
+            return U::decode(buf).map(Some).map_err(|error| match lost {
+                false => Status::internal(error.to_string()),
+                true => Status::internal(format!("{error}. If the peer did not send it so: {LOST}")),
+            });
+        };
+        let len = buf.remaining();
+        buf.advance(len);
+        if let Some(method) = kept.method {
+            // It was filled up to its true length, and is here.
+            method.has_decoded(len);
+        }
+        // As in tonic-prost: protobuf errors are INTERNAL.
+        U::decode(kept.message).map(Some).map_err(|error| Status::internal(error.to_string()))
+    }
+
+    fn buffer_settings(&self) -> BufferSettings {
+        self.settings
+    }
+}
+
+/// Neither asks anything of the message types.
+macro_rules! plain_impls {
+    ($($name:ident<$($param:ident),*> = $new:expr, $clone:expr;)*) => {$(
+        impl<$($param),*> Default for $name<$($param),*> {
+            fn default() -> Self {
+                $new
+            }
+        }
+
+        impl<$($param),*> Clone for $name<$($param),*> {
+            fn clone(&self) -> Self {
+                let clone: fn(&Self) -> Self = $clone;
+                clone(self)
+            }
+        }
+
+        impl<$($param),*> fmt::Debug for $name<$($param),*> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($name)).finish_non_exhaustive()
+            }
+        }
+    )*};
+}
+
+plain_impls! {
+    ProstCodec<T, U> = Self::new(), |_| Self::new();
+    ProstEncoder<T> = Self { next: Next::FIRST, ..Self::new(BufferSettings::default()) },
+        |this| Self { settings: this.settings, next: this.next, _pd: PhantomData };
+    ProstDecoder<U> = Self::new(BufferSettings::default()), |this| Self::new(this.settings);
+}

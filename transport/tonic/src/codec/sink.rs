@@ -1,0 +1,205 @@
+//! Where the encoder leaves segments.
+//!
+//! tonic runs the encoder inside `poll_frame` of the body that it makes. The transport polls that body itself, and sets
+//! a sink for just that poll: what an encoder of this crate leaves there belongs to the frame that the poll returns.
+//! Whoever else polls such a body has set no sink, and gets whole messages.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+
+use bytes::{BufMut, BytesMut};
+use prost::Message;
+use tonic::Status;
+use tonic::codec::EncodeBuf;
+use tonic_rdma_memory::{Segment, SegmentBuf};
+
+use super::SEGMENT;
+use super::stand_in::{self, HEADER, Key};
+
+/// tonic takes further messages into a frame while it is shorter than this.
+const BATCH: usize = 32 * 1024;
+/// What is kept of the buffer for small fields between messages.
+const SCRATCH: usize = 64 * 1024;
+
+thread_local! {
+    static SINK: Cell<Option<Sink>> = const { Cell::new(None) };
+    static SMALL: Cell<BytesMut> = Cell::new(BytesMut::new());
+}
+
+/// For one body.
+#[derive(Debug)]
+pub(super) struct Sink {
+    /// Messages up to this long are encoded whole: they are copied to a control slot anyway.
+    whole: usize,
+    /// Messages up to this long are known to be within tonic's limit.
+    pub(super) proven: usize,
+    /// An encoder of this crate has run.
+    pub(super) ours: bool,
+    pub(super) out: VecDeque<Taken>,
+    /// Of all messages in `out`.
+    pub(super) segments: VecDeque<Segment>,
+    /// Bytes that were copied to become segments.
+    pub(super) moved: usize,
+    /// Bytes of filling.
+    pub(super) filled: usize,
+}
+
+/// A message that has been taken apart.
+#[derive(Debug)]
+pub(super) struct Taken {
+    pub(super) key: Key,
+    /// Bytes of the whole message.
+    pub(super) len: usize,
+    /// Bytes that stand in for it, filling included.
+    pub(super) stand_in: usize,
+    /// Bytes of it that are not in segments.
+    pub(super) small: usize,
+    pub(super) segments: usize,
+}
+
+impl Sink {
+    pub(super) fn new(whole: usize) -> Self {
+        Sink {
+            whole: whole.max(SEGMENT),
+            proven: 0,
+            ours: false,
+            out: VecDeque::new(),
+            segments: VecDeque::new(),
+            moved: 0,
+            filled: 0,
+        }
+    }
+
+    /// Runs `poll` with this sink set, in place of any that is set around it.
+    pub(super) fn set<R>(&mut self, poll: impl FnOnce() -> R) -> R {
+        struct Reset<'a> {
+            own: &'a mut Sink,
+            outer: Option<Sink>,
+        }
+        impl Drop for Reset<'_> {
+            fn drop(&mut self) {
+                if let Some(sink) = SINK.replace(self.outer.take()) {
+                    *self.own = sink;
+                }
+            }
+        }
+        let own = std::mem::replace(self, Sink::new(self.whole));
+        let outer = SINK.replace(Some(own));
+        let _reset = Reset { own: self, outer };
+        poll()
+    }
+
+    /// Forgets messages whose frame never came.
+    pub(super) fn clear(&mut self) {
+        self.out.clear();
+        self.segments.clear();
+    }
+}
+
+/// Whether tonic should take another message into the frame behind one.
+///
+/// | | short message | long message | no sink |
+/// |---|---|---|---|
+/// | Alone(1), at first | Batch | Alone(16) | Batch |
+/// | Alone(n) | Alone(n - 1) | Alone(16) | Batch |
+/// | Batch | Batch | Alone(16) | Batch |
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// As tonic sees fit.
+    Batch,
+    /// No, until this many short ones have come: of those that are short of their segments it would take many.
+    Alone(u8),
+}
+
+impl Next {
+    pub(super) const FIRST: Next = Next::Alone(1);
+    const LONG: Next = Next::Alone(16);
+
+    fn short(self) -> Next {
+        match self {
+            Next::Batch | Next::Alone(0 | 1) => Next::Batch,
+            Next::Alone(n) => Next::Alone(n - 1),
+        }
+    }
+}
+
+/// Encodes a message as the place asks for it. `last`: what this returned for the message before.
+pub(super) fn encode<T: Message>(item: &T, dst: &mut EncodeBuf<'_>, last: Next) -> Result<Next, Status> {
+    let Some(mut sink) = SINK.take() else {
+        item.encode_raw(dst);
+        return Ok(Next::Batch);
+    };
+    sink.ours = true;
+    let len = item.encoded_len();
+    let result = if len <= sink.whole {
+        item.encode_raw(dst);
+        Ok(last.short())
+    } else {
+        sink.take_apart(item, dst, last)
+    };
+    SINK.set(Some(sink));
+    result
+}
+
+impl Sink {
+    fn take_apart<T: Message>(
+        &mut self,
+        item: &T,
+        dst: &mut EncodeBuf<'_>,
+        last: Next,
+    ) -> Result<Next, Status> {
+        let mut small = SMALL.take();
+        small.clear();
+        let before = self.segments.len();
+        let mut buf = SegmentBuf::new(&mut small, &mut self.segments, SEGMENT);
+        item.encode_raw(&mut buf);
+        let (len, moved) = (buf.len(), buf.moved());
+        let segments = self.segments.len() - before;
+        let next = if segments == 0 {
+            dst.put_slice(&small);
+            Ok(last.short())
+        } else {
+            self.moved += moved;
+            self.stand_in(&small, len, segments, dst, last)
+        };
+        if small.capacity() <= SCRATCH {
+            SMALL.set(small);
+        }
+        next
+    }
+
+    fn stand_in(
+        &mut self,
+        small: &[u8],
+        len: usize,
+        segments: usize,
+        dst: &mut EncodeBuf<'_>,
+        last: Next,
+    ) -> Result<Next, Status> {
+        let Ok(stated) = u32::try_from(len) else {
+            // In tonic's words.
+            return Err(Status::resource_exhausted(format!(
+                "Cannot return body with more than 4GB of data but got {len} bytes"
+            )));
+        };
+        let key = Key::random();
+        let bare = stand_in::LEN + HEADER + small.len();
+        // A segment is longer than what is put in its place, so this is no longer than the message.
+        debug_assert!(bare <= len);
+        let fill = match last {
+            _ if len > self.proven => len,
+            Next::Batch => len.min(BATCH),
+            Next::Alone(_) => bare,
+        }
+        .saturating_sub(bare);
+        dst.reserve(bare + fill);
+        dst.put_slice(&stand_in::OUT);
+        dst.put_slice(&key.0);
+        dst.put_slice(&stand_in::header(stated));
+        dst.put_slice(small);
+        dst.put_bytes(0, fill);
+        self.filled += fill;
+        self.out.push_back(Taken { key, len, stand_in: bare + fill, small: small.len(), segments });
+        Ok(Next::LONG)
+    }
+}

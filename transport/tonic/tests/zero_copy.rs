@@ -1,0 +1,258 @@
+//! Payload is not copied: by pointers and counters, over every fabric with a fast path.
+
+mod common;
+
+use bytes::Bytes;
+use common::{Blob, Fabric, Kind, Which, World, pattern, pooled};
+use tokio_stream::{StreamExt, iter};
+use tonic_rdma::codec::kept_aside;
+use tonic_rdma::{Channel, Copied};
+
+const MIB: usize = 1 << 20;
+
+fn in_pool(channel: &Channel, bytes: &Bytes) -> bool {
+    channel.pool().resolve(bytes).is_some()
+}
+
+/// Every kind of call, with blobs of a pool buffer. Checks the data, and that what the client got lies in its pool.
+async fn every_kind(world: &World, codec: Which, len: usize, landed: bool) {
+    let mut client = world.client(codec);
+    let data = pooled(&world.channel, len, 1).await;
+    let check = |blob: &Blob| {
+        assert!(blob.data == data, "other bytes than were sent");
+        assert_eq!(in_pool(&world.channel, &blob.data), landed, "where the field lies");
+    };
+    let blob = Blob::of(data.clone());
+    check(&client.echo(blob.clone()).await.unwrap());
+    let last = client.up(iter(vec![blob.clone(); 3])).await.unwrap();
+    assert_eq!(last.number, 3);
+    check(&last);
+    let mut down = client.down(Blob { number: 3, ..blob.clone() }).await.unwrap();
+    for _ in 0..3 {
+        check(&down.message().await.unwrap().unwrap());
+    }
+    assert_eq!(down.message().await.unwrap(), None);
+    let mut chat = client.chat(iter(vec![blob; 3])).await.unwrap();
+    for _ in 0..3 {
+        check(&chat.message().await.unwrap().unwrap());
+    }
+    assert_eq!(chat.message().await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn pool_buffers_are_not_copied_by_any_kind_of_call() {
+    for fabric in Fabric::FAST {
+        let world = World::new(*fabric, Which::Ours).await;
+        for _ in 0..2 {
+            every_kind(&world, Which::Ours, MIB, true).await;
+        }
+        // By now the server knows its codec, and both ends how long messages may be.
+        world.seen.take();
+        let before = world.copied();
+        every_kind(&world, Which::Ours, MIB, true).await;
+        assert_eq!(world.copied() - before, Copied::default(), "{fabric:?}");
+        assert_eq!(world.seen.take(), (8, 8), "{fabric:?}: fields in landing memory, of all");
+        // A handler that sends back what it got is a proxy: what landed was sent from where it landed.
+    }
+    assert_eq!(kept_aside(), 0);
+}
+
+#[tokio::test]
+async fn what_a_method_costs_until_it_is_known() {
+    let world = World::new(Fabric::Sim, Which::Ours).await;
+    let mut client = world.client(Which::Ours);
+    let blob = Blob::of(pooled(&world.channel, MIB, 1).await);
+    let reply = client.echo(blob.clone()).await.unwrap();
+    // The client knows its codec from the start: the field never moved. The server got this one inline.
+    assert!(in_pool(&world.channel, &reply.data));
+    let first = world.copied();
+    assert_eq!((first.plain_codec, first.joined, first.pressure), (0, 0, 0));
+    // Once filled up on each way out, once on the client's way in; once inline at the server. And as that lay on the
+    // heap, the reply was staged.
+    assert!(first.learning.abs_diff(4 * MIB as u64) < 200, "{first:?}");
+    assert!(first.staging >= MIB as u64, "{first:?}");
+    // The server's way in is filled up now.
+    client.echo(blob.clone()).await.unwrap();
+    let second = world.copied() - first;
+    assert!(second.learning.abs_diff(MIB as u64) < 100 && second.total() == second.learning, "{second:?}");
+    // Nothing is left to learn, of shorter messages neither.
+    let before = world.copied();
+    client.echo(blob).await.unwrap();
+    client.echo(Blob::of(pooled(&world.channel, 100_000, 2).await)).await.unwrap();
+    assert_eq!(world.copied() - before, Copied::default());
+}
+
+#[tokio::test]
+async fn a_proxy_copies_nothing() {
+    for fabric in Fabric::FAST {
+        let (front, back) = (World::new(*fabric, Which::Ours).await, World::new(*fabric, Which::Ours).await);
+        let mut near = front.client(Which::Ours);
+        let mut far = back.client(Which::Ours);
+        let data = pooled(&front.channel, MIB, 3).await;
+        let mut before = [Copied::default(); 2];
+        for round in 0..5 {
+            if round == 4 {
+                before = [front.copied(), back.copied()];
+            }
+            // What came over one connection goes over another, of another pool, as it is: the pool of the link that it
+            // goes over does not know it, and it is staged there. Within one pool it is not: see `Echo`.
+            let got = near.echo(Blob::of(data.clone())).await.unwrap();
+            let there = far.echo(got).await.unwrap();
+            assert_eq!(there.data, data);
+        }
+        assert_eq!(front.copied() - before[0], Copied::default(), "{fabric:?}");
+        let staged = back.copied() - before[1];
+        assert_eq!((staged.staging, staged.total()), (MIB as u64, MIB as u64), "{fabric:?}");
+    }
+}
+
+#[tokio::test]
+async fn every_place_where_bytes_may_be() {
+    for fabric in Fabric::FAST {
+        let world = World::new(*fabric, Which::Ours).await;
+        let mut client = world.client(Which::Ours);
+        let mut seed = 0;
+        let mut round = async |client: &mut common::Client| {
+            let mut bytes = Vec::new();
+            for _ in 0..8 {
+                seed += 1;
+                bytes.push(pooled(&world.channel, 50_000 + bytes.len(), seed).await);
+            }
+            let mut next = || bytes.pop().unwrap();
+            let inner = Blob { data: next(), number: 7, text: "small".into(), ..Blob::default() };
+            let blob = Blob {
+                data: next(),
+                number: 1,
+                parts: vec![next(), Bytes::from_static(b"short"), Bytes::new(), next()],
+                nested: vec![Blob::of(next()), inner.clone(), Blob::default()],
+                kind: Some(Kind::Inner(Box::new(Blob { kind: Some(Kind::Raw(next())), ..Blob::default() }))),
+                map: [("key".to_owned(), Blob::of(next()))].into(),
+                vec: vec![1, 2, 3],
+                text: "text".into(),
+                last: next(),
+            };
+            let reply = client.echo(blob.clone()).await.unwrap();
+            assert_eq!(reply, blob);
+            let Some(Kind::Inner(kind)) = &reply.kind else { panic!() };
+            let Some(Kind::Raw(raw)) = &kind.kind else { panic!() };
+            let nested = &reply.nested;
+            for field in
+                [&reply.data, &reply.parts[0], &reply.parts[3], &nested[0].data, &nested[1].data, raw]
+                    .into_iter()
+                    .chain([&reply.map["key"].data, &reply.last])
+            {
+                assert!(in_pool(&world.channel, field));
+            }
+        };
+        for _ in 0..3 {
+            round(&mut client).await;
+        }
+        let before = world.copied();
+        round(&mut client).await;
+        assert_eq!(world.copied() - before, Copied::default(), "{fabric:?}");
+    }
+}
+
+#[tokio::test]
+async fn small_and_large_messages_mix() {
+    for fabric in Fabric::FAST {
+        let world = World::new(*fabric, Which::Ours).await;
+        let mut client = world.client(Which::Ours);
+        let blobs: Vec<Blob> =
+            [10, MIB, 0, 4095, 4096, 5000, 300_000, 20, 20, 8_192, 65_536, 1, 2_000_000, 9]
+                .iter()
+                .enumerate()
+                .map(|(n, len)| Blob { number: n as u64, ..Blob::of(pattern(*len, n as u8).into()) })
+                .collect();
+        for _ in 0..3 {
+            let replies = client.chat(iter(blobs.clone())).await.unwrap();
+            let replies: Vec<Blob> = replies.map(Result::unwrap).collect().await;
+            assert_eq!(replies.len(), blobs.len());
+            assert!(replies == blobs, "{fabric:?}");
+        }
+    }
+    assert_eq!(kept_aside(), 0);
+}
+
+#[tokio::test]
+async fn a_plain_codec_at_one_end_copies_there_and_says_so() {
+    for fabric in Fabric::FAST {
+        for (client_codec, server_codec) in [(Which::Ours, Which::Plain), (Which::Plain, Which::Ours)] {
+            let world = World::new(*fabric, server_codec).await;
+            for _ in 0..2 {
+                every_kind(&world, client_codec, MIB, client_codec == Which::Ours).await;
+            }
+            world.seen.take();
+            let before = [world.channel.stats(), world.server.get()];
+            every_kind(&world, client_codec, MIB, client_codec == Which::Ours).await;
+            let copied = [
+                world.channel.stats().copied_fast - before[0].copied_fast,
+                world.server.get().copied_fast - before[1].copied_fast,
+            ];
+            for (copied, codec) in copied.iter().zip([client_codec, server_codec]) {
+                match codec {
+                    Which::Ours => assert_eq!(*copied, Copied::default(), "{fabric:?}"),
+                    // Eight messages in and eight out, each copied whole by the codec.
+                    Which::Plain => {
+                        let payload = 16 * MIB as u64;
+                        assert!(
+                            (payload..payload + 1000).contains(&copied.plain_codec),
+                            "{fabric:?}: {copied:?}"
+                        );
+                        assert_eq!(
+                            (copied.learning, copied.joined, copied.pressure),
+                            (0, 0, 0),
+                            "{fabric:?}"
+                        );
+                    }
+                }
+            }
+            // What a plain codec decodes lies on the heap.
+            let expected = if server_codec == Which::Ours { (8, 8) } else { (0, 8) };
+            assert_eq!(world.seen.take(), expected);
+        }
+    }
+    assert_eq!(kept_aside(), 0);
+}
+
+#[tokio::test]
+async fn heap_memory_is_copied_once() {
+    for fabric in Fabric::FAST {
+        let world = World::new(*fabric, Which::Ours).await;
+        let mut client = world.client(Which::Ours);
+        let data = Bytes::from(pattern(MIB, 9));
+        let keep = Blob::of(data.clone());
+        for _ in 0..3 {
+            client.unary("/test.Blobs/Keep", keep.clone()).await.unwrap();
+            let held = std::mem::take(&mut *world.seen.held.lock().unwrap());
+            assert_eq!(held[0].data, data);
+        }
+        let before = world.copied();
+        client.unary("/test.Blobs/Keep", keep).await.unwrap();
+        let copied = world.copied() - before;
+        assert_eq!((copied.staging, copied.plain_codec, copied.learning), (MIB as u64, 0, 0), "{fabric:?}");
+    }
+}
+
+#[tokio::test]
+async fn over_tcp_it_saves_the_copy_of_the_encoder() {
+    let world = World::new(Fabric::Tcp, Which::Ours).await;
+    let mut client = world.client(Which::Ours);
+    let blob = Blob { number: 5, ..Blob::of(pattern(MIB, 4).into()) };
+    for _ in 0..2 {
+        assert_eq!(client.echo(blob.clone()).await.unwrap(), blob);
+    }
+    let before = world.copied();
+    assert_eq!(client.echo(blob.clone()).await.unwrap(), blob);
+    let copied = world.copied() - before;
+    assert_eq!((copied.plain_codec, copied.learning, copied.staging), (0, 0, 0), "{copied:?}");
+    // tonic joins what hyper receives.
+    assert!(copied.joined > 2 * MIB as u64);
+    // The buffers of a pool need no branch.
+    let pooled = pooled(&world.channel, MIB, 5).await;
+    assert_eq!(client.echo(Blob::of(pooled.clone())).await.unwrap().data, pooled);
+    // And the plain codec is told apart.
+    let before = world.copied();
+    world.client(Which::Plain).echo(blob).await.unwrap();
+    assert!((world.copied() - before).plain_codec >= MIB as u64);
+}
