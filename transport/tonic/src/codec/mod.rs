@@ -48,8 +48,11 @@
 //! | `intake` | finds the messages in a received body, puts stand-ins in their place |
 //! | `methods` | what has been learnt of each method |
 //! | `tcp` | bodies that travel over TCP |
+//! | `fuzz` | both directions without a connection |
 
 mod aside;
+#[doc(hidden)]
+pub mod fuzz;
 mod intake;
 mod methods;
 mod prost;

@@ -7,6 +7,10 @@ use tonic_rdma_proto::Config;
 /// Bytes of a staging block: the longest WRITE of memory that is not pinned.
 const STAGING_BLOCK: usize = 64 * 1024;
 
+/// A message no longer than this, and than half of the landing memory, lands in one piece when memory allows.
+const BULK_WINDOW: usize = 64 << 20;
+const GRANULE: u32 = 4096;
+
 /// Sizes of one connection.
 #[derive(Clone, Debug)]
 pub(crate) struct LinkOptions {
@@ -50,7 +54,8 @@ impl LinkOptions {
                 slot_size,
                 recv_slots: recv_slots as u16,
                 stream_window: capped(default.stream_window as usize, 4),
-                bulk_window: capped(default.bulk_window as usize, 2),
+                // With room for the header of a message that fills it.
+                bulk_window: capped(BULK_WINDOW, 2) + GRANULE,
                 standing_max: capped(default.standing_max as usize, 16),
                 ..default
             },

@@ -72,6 +72,13 @@ impl Blob {
     }
 }
 
+/// Reads the `data` of a [`Blob`] as text.
+#[derive(Clone, PartialEq, Message)]
+pub struct Text {
+    #[prost(string, tag = "1")]
+    pub text: String,
+}
+
 /// The codec of one end. Chosen when a test runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
@@ -169,11 +176,15 @@ impl Seen {
 /// | Down | server streaming | the blob, as often as its number says |
 /// | Chat | bidirectional | each blob |
 /// | Keep | unary | an empty blob; the handler keeps what it got |
+/// | Forward | unary | what another server echoes |
+/// | Text | unary | decodes a [`Text`] |
 #[derive(Clone)]
 pub struct Blobs {
     pub codec: Which,
     pub seen: Arc<Seen>,
     pub limit: usize,
+    /// Where `Forward` goes.
+    pub forward: Option<Client>,
 }
 
 impl NamedService for Blobs {
@@ -193,7 +204,7 @@ impl Service<Request<Body>> for Blobs {
     }
 
     fn call(&mut self, req: Request<Body>) -> Self::Future {
-        let (seen, limit) = (self.seen.clone(), self.limit);
+        let (seen, limit, forward, codec) = (self.seen.clone(), self.limit, self.forward.clone(), self.codec);
         let mut grpc = tonic::server::Grpc::new(Either::<Blob, Blob>::new(self.codec))
             .max_decoding_message_size(limit)
             .max_encoding_message_size(limit);
@@ -235,6 +246,20 @@ impl Service<Request<Body>> for Blobs {
                         }
                     };
                     grpc.unary(tower::service_fn(keep), req).await
+                }
+                "/test.Blobs/Forward" => {
+                    let forward = |request: tonic::Request<Blob>| {
+                        look(&request);
+                        let mut next = forward.clone().unwrap();
+                        async move { Ok(tonic::Response::new(next.echo(request.into_inner()).await?)) }
+                    };
+                    grpc.unary(tower::service_fn(forward), req).await
+                }
+                "/test.Blobs/Text" => {
+                    let mut grpc = tonic::server::Grpc::new(Either::<Blob, Text>::new(codec));
+                    let text =
+                        |_: tonic::Request<Text>| async { Reply::Ok(tonic::Response::new(Blob::default())) };
+                    grpc.unary(tower::service_fn(text), req).await
                 }
                 "/test.Blobs/Up" => {
                     let up = |request: tonic::Request<Streaming<Blob>>| {
@@ -345,21 +370,21 @@ impl Fabric {
     /// Those with a fast path.
     pub const FAST: &[Fabric] = &[Fabric::Sim];
 
-    /// Contexts of server and client, with pools of `total` bytes.
-    fn contexts(self, total: usize) -> Option<[Context; 2]> {
+    /// Contexts of hosts on one network, with pools of `total` bytes.
+    pub fn hosts<const N: usize>(self, total: usize) -> [Option<Context>; N] {
         let pool = || Context::builder().pool(PoolConfig::default().total(total));
-        match self {
+        let net = SimNet::new(SimConfig::default());
+        std::array::from_fn(|n| match self {
             Fabric::Sim => {
-                let net = SimNet::new(SimConfig::default());
-                let device = |name, last| net.device(name, [10, 0, 0, last].into());
-                Some([pool().sim(device("sim0", 1)).build(), pool().sim(device("sim1", 2)).build()])
+                let device = net.device(&format!("sim{n}"), [10, 0, 0, n as u8 + 1].into());
+                Some(pool().sim(device).build())
             }
             Fabric::Tcp => None,
-        }
+        })
     }
 }
 
-/// A server of [`Blobs`], and channels to it.
+/// A server of [`Blobs`], and a channel to it.
 pub struct World {
     pub addr: SocketAddr,
     pub server: ServerStats,
@@ -378,29 +403,32 @@ impl Drop for World {
 pub const LIMIT: usize = usize::MAX;
 
 impl World {
-    pub async fn new(fabric: Fabric, server_codec: Which) -> World {
-        World::with(fabric, server_codec, 32 << 20, LIMIT).await
+    pub async fn new(fabric: Fabric, codec: Which) -> World {
+        World::with(fabric, codec, 32 << 20, LIMIT).await
     }
 
-    pub async fn with(fabric: Fabric, server_codec: Which, pool: usize, limit: usize) -> World {
-        let contexts = fabric.contexts(pool);
-        let policy = if contexts.is_some() { Policy::Require } else { Policy::Off };
+    pub async fn with(fabric: Fabric, codec: Which, pool: usize, limit: usize) -> World {
+        let blobs = Blobs { codec, seen: Arc::default(), limit, forward: None };
+        World::between(fabric, fabric.hosts(pool), blobs).await
+    }
+
+    /// Of server and client on two hosts.
+    pub async fn between(fabric: Fabric, [server, client]: [Option<Context>; 2], blobs: Blobs) -> World {
+        let policy = if fabric == Fabric::Tcp { Policy::Off } else { Policy::Require };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
-        let mut server = Server::builder().policy(policy);
-        if let Some([context, _]) = &contexts {
-            server = server.context(context.clone());
+        let mut builder = Server::builder().policy(policy);
+        if let Some(context) = server {
+            builder = builder.context(context);
         }
-        let stats = server.stats();
-        let seen = Arc::<Seen>::default();
-        let router = server.add_service(Blobs { codec: server_codec, seen: seen.clone(), limit });
+        let (stats, seen) = (builder.stats(), blobs.seen.clone());
+        let router = builder.add_service(blobs);
         let task = tokio::spawn(async move {
             router.serve_with_incoming(TcpIncoming::from(listener)).await.unwrap();
         });
         let mut endpoint = Endpoint::from_shared(format!("http://{addr}")).unwrap().policy(policy);
-        if let Some([_, context]) = &contexts {
-            endpoint =
-                endpoint.context(context.clone()).fast_path_timeout(std::time::Duration::from_secs(20));
+        if let Some(context) = client {
+            endpoint = endpoint.context(context).fast_path_timeout(std::time::Duration::from_secs(20));
         }
         let channel = endpoint.connect().await.unwrap();
         World { addr, server: stats, seen, channel, fabric, task }

@@ -1,0 +1,123 @@
+//! Both directions of the codec without a connection, for fuzzing and for property tests.
+
+use std::collections::VecDeque;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use http::{StatusCode, Uri};
+use http_body::{Body as HttpBody, Frame};
+use prost::Message;
+use tonic::body::Body;
+use tonic::codec::{Codec, EncodeBody, Streaming};
+use tonic::{Code, Status};
+
+use super::intake::Intake;
+use super::methods::{Methods, Used};
+use super::prost::ProstCodec;
+use super::tap::{Polled, Tap};
+
+/// What `messages` become on the wire, in pieces as they are sent. `whole`: messages up to this many bytes are not taken
+/// apart.
+///
+/// # Errors
+/// The codec's.
+pub fn encode<M>(messages: Vec<M>, whole: usize, limit: Option<usize>) -> Result<Vec<Vec<Bytes>>, Status>
+where
+    M: Message + Default + Send + 'static,
+{
+    let source = ready(messages);
+    let encoder = ProstCodec::<M, M>::new().encoder();
+    let body = Body::new(EncodeBody::new_client(encoder, source, None, limit));
+    let call = Arc::new(Methods::default()).call(&Uri::from_static("/fuzz"));
+    send(body, &mut Tap::new(call, whole, true))
+}
+
+/// Polls a body to its end.
+pub(super) fn send(mut body: Body, tap: &mut Tap) -> Result<Vec<Vec<Bytes>>, Status> {
+    let (mut chunks, mut cx) = (VecDeque::new(), Context::from_waker(Waker::noop()));
+    loop {
+        match tap.poll(&mut body, &mut cx, &mut chunks) {
+            Poll::Ready(Polled::Data(_)) => {}
+            Poll::Ready(Polled::Failed(status)) => return Err(status),
+            _ => break,
+        }
+    }
+    Ok(chunks.into_iter().map(|chunk| chunk.segments.into_vec()).collect())
+}
+
+/// Decodes a body that arrives in `pieces`, of which those that say so have landed; until the first error.
+pub fn decode<M>(pieces: Vec<(Bytes, bool)>, limit: usize) -> Vec<Result<M, (Code, String)>>
+where
+    M: Message + Default + Send + 'static,
+{
+    let call = Arc::new(Methods::default()).call(&Uri::from_static("/fuzz"));
+    let body =
+        Received { intake: Intake::new(call.method().clone(), true), pieces: pieces.into(), ended: false };
+    let decoder = ProstCodec::<M, M>::new().decoder();
+    let mut stream = Streaming::new_response(decoder, body, StatusCode::OK, None, Some(limit));
+    let (mut messages, mut cx) = (Vec::new(), Context::from_waker(Waker::noop()));
+    loop {
+        let Poll::Ready(next) = pin!(stream.message()).poll(&mut cx) else { break };
+        match next {
+            Ok(Some(message)) => messages.push(Ok(message)),
+            Ok(None) => break,
+            Err(status) => {
+                messages.push(Err((status.code(), status.message().to_owned())));
+                break;
+            }
+        }
+    }
+    messages
+}
+
+/// A body as the transport delivers it.
+pub(super) struct Received {
+    pub(super) intake: Intake,
+    pub(super) pieces: VecDeque<(Bytes, bool)>,
+    pub(super) ended: bool,
+}
+
+impl HttpBody for Received {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: std::pin::Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        loop {
+            if let Some(bytes) = self.intake.pop() {
+                return Poll::Ready(Some(Ok(Frame::data(bytes))));
+            }
+            let Some((piece, landed)) = self.pieces.pop_front() else {
+                let ended = std::mem::replace(&mut self.ended, true);
+                return Poll::Ready((!ended).then(|| Ok(Frame::trailers(ok()))));
+            };
+            self.intake.push(piece, Used::Ours, landed);
+        }
+    }
+}
+
+fn ok() -> http::HeaderMap {
+    http::HeaderMap::from_iter([(
+        http::HeaderName::from_static("grpc-status"),
+        http::HeaderValue::from_static("0"),
+    )])
+}
+
+/// A stream that is ready at once.
+pub(super) fn ready<M: Send + 'static>(
+    messages: Vec<M>,
+) -> impl futures_core::Stream<Item = Result<M, Status>> + Send + 'static {
+    struct Ready<M>(std::vec::IntoIter<M>);
+    impl<M> Unpin for Ready<M> {}
+    impl<M> futures_core::Stream for Ready<M> {
+        type Item = Result<M, Status>;
+        fn poll_next(mut self: std::pin::Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+            Poll::Ready(self.0.next().map(Ok))
+        }
+    }
+    Ready(messages.into_iter())
+}
