@@ -9,6 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use common::{Blob, Blobs, Fabric, Kind, LIMIT, Which, World, pattern, pooled};
 use tokio_stream::{StreamExt, iter};
+use tonic::Code;
 use tonic_rdma::{Channel, Copied};
 
 const MIB: usize = 1 << 20;
@@ -274,4 +275,65 @@ async fn over_tcp_it_saves_the_copy_of_the_encoder() {
     let before = world.copied();
     world.client(Which::Plain).echo(blob).await.unwrap();
     assert!((world.copied() - before).plain_codec >= MIB as u64);
+}
+
+/// Whoever holds on to what it received does not keep others from receiving.
+#[tokio::test]
+async fn messages_that_are_held_are_copied_out_when_memory_runs_short() {
+    for fabric in Fabric::FAST {
+        let world = World::with(*fabric, Which::Ours, 16 << 20, LIMIT).await;
+        let mut client = world.client(Which::Ours);
+        let data = pooled(&world.channel, MIB, 1).await;
+        for n in 0..24 {
+            client.unary("/test.Blobs/Keep", Blob { number: n, ..Blob::of(data.clone()) }).await.unwrap();
+        }
+        let copied = world.server.get().copied_fast;
+        assert!(copied.pressure >= 10 * MIB as u64, "{fabric:?}: {copied:?}");
+        let (landed, all) = world.seen.take();
+        assert!(all == 24 && landed > 2 && landed < 10, "{fabric:?}: {landed} of {all} in landing memory");
+        // Once it lets go, nothing is copied any more.
+        world.seen.held.lock().unwrap().clear();
+        let before = world.copied();
+        client.unary("/test.Blobs/Keep", Blob::of(data)).await.unwrap();
+        world.seen.held.lock().unwrap().clear();
+        assert_eq!((world.copied() - before).pressure, 0, "{fabric:?}");
+    }
+}
+
+#[tokio::test]
+async fn bytes_outlive_channel_server_and_pool() {
+    for fabric in Fabric::FAST {
+        let world = World::new(*fabric, Which::Ours).await;
+        let mut client = world.client(Which::Ours);
+        let data = pattern(MIB, 8);
+        let blob = Blob::of(Bytes::from(data.clone()));
+        for _ in 0..3 {
+            client.unary("/test.Blobs/Keep", blob.clone()).await.unwrap();
+        }
+        let reply = client.echo(blob).await.unwrap();
+        assert!(in_pool(&world.channel, &reply.data));
+        let held = std::mem::take(&mut *world.seen.held.lock().unwrap());
+        drop(client);
+        drop(world);
+        // The pools are unreachable but for this.
+        assert!(reply.data == data && held.iter().all(|blob| blob.data == data));
+    }
+}
+
+/// tonic's limits, with what is kept apart.
+#[tokio::test]
+async fn limits_are_for_whole_messages() {
+    for fabric in Fabric::FAST.iter().chain(&[Fabric::Tcp]) {
+        let world = World::with(*fabric, Which::Ours, 32 << 20, 500_000).await;
+        let mut client = world.client(Which::Ours);
+        let mut strict = common::Client::new(world.channel.clone(), Which::Ours, 300_000);
+        for _ in 0..3 {
+            client.echo(Blob::of(vec![1; 400_000].into())).await.unwrap();
+            let status = client.echo(Blob::of(vec![1; 500_000].into())).await.unwrap_err();
+            assert_eq!(status.code(), Code::OutOfRange, "{fabric:?}: {status}");
+            assert!(status.message().contains("found 500004 bytes, the limit is: 500000"), "{status}");
+        }
+        let status = strict.echo(Blob::of(vec![1; 450_000].into())).await.unwrap_err();
+        assert!(status.message().contains("found 450004 bytes, the limit is: 300000"), "{status}");
+    }
 }

@@ -376,7 +376,7 @@ impl Fabric {
         let net = SimNet::new(SimConfig::default());
         std::array::from_fn(|n| match self {
             Fabric::Sim => {
-                let device = net.device(&format!("sim{n}"), [10, 0, 0, n as u8 + 1].into());
+                let device = net.device(format!("sim{n}"), [10, 0, 0, n as u8 + 1].into());
                 Some(pool().sim(device).build())
             }
             Fabric::Tcp => None,
