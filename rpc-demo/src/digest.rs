@@ -13,10 +13,24 @@ pub(crate) struct Digest {
 }
 
 impl Digest {
+    /// Of these bytes.
+    pub(crate) fn of(bytes: &[u8]) -> Digest {
+        Digest { size: bytes.len() as u64, crc32c: crc32c::crc32c(bytes) }
+    }
+
     /// Takes the next bytes into account.
     pub(crate) fn add(&mut self, bytes: &[u8]) {
         self.crc32c = crc32c::crc32c_append(self.crc32c, bytes);
         self.size += bytes.len() as u64;
+    }
+
+    /// That of the content of `self` followed by that of `next`, without looking at either again.
+    pub(crate) fn then(self, next: Digest) -> Digest {
+        let length = usize::try_from(next.size).unwrap_or(usize::MAX);
+        Digest {
+            size: self.size + next.size,
+            crc32c: crc32c::crc32c_combine(self.crc32c, next.crc32c, length),
+        }
     }
 }
 
@@ -52,5 +66,8 @@ mod tests {
         pieces.add(b"");
         pieces.add(b"56789");
         assert_eq!(pieces, whole);
+        let joined =
+            Digest::default().then(Digest::of(b"12345")).then(Digest::of(b"")).then(Digest::of(b"6789"));
+        assert_eq!(joined, whole);
     }
 }

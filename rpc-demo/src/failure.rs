@@ -11,9 +11,11 @@ pub(crate) struct Failure {
     what: String,
     why: String,
     cure: String,
+    /// What has been moved may be of use to a later attempt.
+    resumable: bool,
 }
 
-/// A transfer failed.
+/// It failed.
 const FAILED: u8 = 1;
 /// The command line is wrong.
 const USAGE: u8 = 2;
@@ -21,12 +23,22 @@ const USAGE: u8 = 2;
 impl Failure {
     /// `what` could not be done because of `why`; `cure` says what to do, or is empty.
     pub(crate) fn new(what: impl Into<String>, why: impl fmt::Display, cure: impl Into<String>) -> Failure {
-        Failure { exit: FAILED, what: what.into(), why: why.to_string(), cure: cure.into() }
+        Failure { exit: FAILED, what: what.into(), why: why.to_string(), cure: cure.into(), resumable: true }
     }
 
     /// The user gave something that cannot be used.
     pub(crate) fn usage(what: impl Into<String>, why: impl fmt::Display, cure: impl Into<String>) -> Failure {
         Failure { exit: USAGE, ..Failure::new(what, why, cure) }
+    }
+
+    /// The content itself is wrong: what has been moved is of no use to a later attempt.
+    pub(crate) fn for_good(self) -> Failure {
+        Failure { resumable: false, ..self }
+    }
+
+    /// Whether what has been moved may be of use to a later attempt.
+    pub(crate) fn resumable(&self) -> bool {
+        self.resumable
     }
 
     /// A name on the command line is none.
@@ -58,7 +70,11 @@ impl Failure {
         let what = what.into();
         if lost(status) {
             let why = format!("the connection to the server was lost ({})", Shown(&detail(status)));
-            return Failure::new(what, why, "see whether the server still runs, then repeat the command");
+            return Failure::new(
+                what,
+                why,
+                "see whether the server still runs, then repeat the command; put, get and cp go on with --resume",
+            );
         }
         // What to do is in the server's message where there is something to do.
         let message = Shown(status.message()).to_string();

@@ -1,47 +1,62 @@
 //! `rpc-demo ls`.
 
 use crate::cli::Ls;
+use crate::entry;
 use crate::failure::Failure;
 use crate::names::{Escaped, Name, Shown};
-use crate::net::{self, Connection};
+use crate::net;
 use crate::output;
 use crate::pb::entry::Kind;
-use crate::pb::{Entry, ListRequest};
+use crate::pb::{Checksum, Entry, ListRequest};
 use std::io::{self, BufWriter, Write};
-use tonic::Status;
 
-/// Lists what the flags name: bytes and name, a `/` after the name of a directory.
+/// How entries are written.
+#[derive(Clone, Copy)]
+enum Form {
+    Short,
+    Long,
+    Json,
+}
+
+/// Lists what the flags name.
 pub(crate) async fn run(args: Ls) -> Result<(), Failure> {
+    let Ls { prefix, long, checksum, json, remote } = args;
     // People write the '/' that the listing shows.
-    let prefix = args.prefix.as_deref().map(|prefix| prefix.strip_suffix('/').unwrap_or(prefix));
+    let prefix = prefix.as_deref().map(|prefix| prefix.strip_suffix('/').unwrap_or(prefix));
     let name = match prefix {
         None | Some("") => None,
         Some(prefix) => Some(Name::parse(prefix).map_err(|error| Failure::name(prefix, error))?),
     };
-    let connection = net::connect(&args.remote).await?;
+    let form = match (json, long || checksum) {
+        (true, _) => Form::Json,
+        (false, true) => Form::Long,
+        (false, false) => Form::Short,
+    };
+    let checksum = match (checksum, form) {
+        (true, _) => Checksum::Computed,
+        (false, Form::Short) => Checksum::Unspecified,
+        (false, _) => Checksum::Recorded,
+    };
+    let connection = net::connect(&remote.server, &remote.path).await?;
     let what = || name.as_ref().map_or("cannot list".to_owned(), |name| format!("cannot list '{name}'"));
     let mut unreadable = Vec::new();
     let mut out = BufWriter::new(io::stdout().lock());
-    let request =
-        ListRequest { name: name.as_ref().map(|name| name.as_str().to_owned()).unwrap_or_default() };
+    let request = ListRequest {
+        name: name.as_ref().map(|name| name.as_str().to_owned()).unwrap_or_default(),
+        checksum: checksum.into(),
+    };
     let status = |status| Failure::status(what(), &status);
-    let mut stream = connection.store.clone().list(request).await.map_err(status)?.into_inner();
+    let mut stream = connection.store().list(request).await.map_err(status)?.into_inner();
     while let Some(batch) = stream.message().await.map_err(status)? {
         for entry in batch.entries {
-            let name = Escaped(&entry.name);
-            let written = match entry.kind() {
-                Kind::File => writeln!(out, "{:>16}  {name}", entry.size),
-                Kind::Directory => writeln!(out, "{:>16}  {name}/", "-"),
-                Kind::Other => writeln!(out, "{:>16}  {name} ({})", "?", Shown(&entry.note)),
-                Kind::Unreadable | Kind::Unspecified => {
-                    unreadable.push(entry);
-                    Ok(())
-                }
-            };
+            let written = write(&mut out, &entry, form);
             if written.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
                 return Ok(());
             }
             output::checked(written)?;
+            if matches!(entry.kind(), Kind::Unreadable | Kind::Unspecified) {
+                unreadable.push(entry);
+            }
         }
     }
     output::checked(out.flush())?;
@@ -55,13 +70,33 @@ pub(crate) async fn run(args: Ls) -> Result<(), Failure> {
     }
 }
 
-/// The whole listing of an object or directory.
-pub(crate) async fn all(connection: &Connection, name: Option<&Name>) -> Result<Vec<Entry>, Status> {
-    let request = ListRequest { name: name.map(|name| name.as_str().to_owned()).unwrap_or_default() };
-    let mut stream = connection.store.clone().list(request).await?.into_inner();
-    let mut entries = Vec::new();
-    while let Some(batch) = stream.message().await? {
-        entries.extend(batch.entries);
+fn write(out: &mut impl Write, entry: &Entry, form: Form) -> io::Result<()> {
+    let kind = entry.kind();
+    let name = Escaped(&entry.name);
+    let (size, mark, note) = match kind {
+        Kind::File => (entry.size.to_string(), "", None),
+        Kind::Directory => ("-".to_owned(), "/", None),
+        Kind::Other => ("?".to_owned(), "", Some(Shown(&entry.note))),
+        // They are told of at the end.
+        Kind::Unreadable | Kind::Unspecified if !matches!(form, Form::Json) => return Ok(()),
+        Kind::Unreadable | Kind::Unspecified => (String::new(), "", None),
+    };
+    match form {
+        Form::Json => {
+            serde_json::to_writer(&mut *out, &entry::Json::of(entry))?;
+            return writeln!(out);
+        }
+        Form::Short => write!(out, "{size:>16}  {name}{mark}")?,
+        Form::Long => write!(
+            out,
+            "{} {size:>16} {:>19} {:>8}  {name}{mark}",
+            entry::mode(entry),
+            entry::modified(entry),
+            entry::crc32c(entry)
+        )?,
     }
-    Ok(entries)
+    match note {
+        Some(note) => writeln!(out, " ({note})"),
+        None => writeln!(out),
+    }
 }

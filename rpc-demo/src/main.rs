@@ -4,17 +4,25 @@
 //! |---|---|
 //! | [`cli`] | the command line |
 //! | [`serve`], [`service`], [`store`] | the server: its life, its gRPC service, its directory |
-//! | [`put`], [`get`], [`ls`] | the client's commands |
-//! | [`demo`] | both in one command, as two processes |
+//! | [`put`], [`get`], [`cp`], [`ls`], [`stat`], [`rm`], [`bench`] | the client's commands |
+//! | [`transfer`] | what moves contents: files, objects, ranges, what is missing |
+//! | [`demo`] | server and client in one command, as two processes |
 //! | [`net`] | all that knows the transport |
-//! | [`names`], [`digest`], [`source`], [`sink`] | names, CRC32C, files on their way out and in |
-//! | [`tree`], [`progress`], [`summary`], [`output`], [`failure`], [`logging`] | local trees, and what is said |
+//! | [`names`], [`digest`], [`attributes`], [`ranges`] | names, CRC32C, modes and times, how large files are cut |
+//! | [`source`], [`sink`], [`tree`], [`listing`] | files on their way out and in; trees, here and there |
+//! | [`progress`], [`summary`], [`entry`], [`output`], [`failure`], [`logging`], [`signals`] | what is said, and when it ends |
 
+mod attributes;
+mod bench;
 mod cli;
+mod cp;
 mod demo;
+mod destination;
 mod digest;
+mod entry;
 mod failure;
 mod get;
+mod listing;
 mod logging;
 mod ls;
 mod names;
@@ -23,23 +31,26 @@ mod output;
 mod pb;
 mod progress;
 mod put;
+mod ranges;
+mod rm;
 mod serve;
 mod service;
+mod signals;
 mod sink;
 mod source;
+mod stat;
 mod store;
 mod summary;
+mod transfer;
 mod tree;
 
-use clap::Parser;
 use cli::{Cli, Command};
 use failure::Failure;
+use signals::until_signal;
 use std::process::ExitCode;
-use tokio::signal::unix::{SignalKind, signal};
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    match start(cli) {
+    match cli::parse().and_then(start) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             use std::io::Write;
@@ -60,41 +71,26 @@ fn start(cli: Cli) -> Result<(), Failure> {
     runtime.block_on(command(cli.command))
 }
 
-/// The limit on file sizes was met. The number is that of every Linux but MIPS and PA-RISC, and of the BSDs.
-const SIGXFSZ: i32 = 25;
-
 async fn command(command: Command) -> Result<(), Failure> {
-    // With a handler, a write past the limit is an error of that write, and not the end of the process.
-    let _handled = signal(SignalKind::from_raw(SIGXFSZ)).map_err(no_signals)?;
+    signals::survive_file_size_limit()?;
     match command {
-        // The server has its own way to stop.
+        // These have their own ways to stop.
         Command::Serve(args) => serve::run(args).await,
+        Command::Bench(args) => bench::run(args).await,
         Command::Put(args) => until_signal(put::run(args)).await,
         Command::Get(args) => until_signal(get::run(args)).await,
+        Command::Cp(args) => until_signal(cp::run(args)).await,
         Command::Ls(args) => until_signal(ls::run(args)).await,
+        Command::Stat(args) => until_signal(stat::run(args)).await,
+        Command::Rm(args) => until_signal(rm::run(args)).await,
         Command::Demo(args) => until_signal(demo::run(args)).await,
+        Command::Completions(args) => completions(args.shell),
     }
 }
 
-/// Drops the command on SIGINT and SIGTERM, so that it cleans up.
-async fn until_signal(command: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
-    let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
-    tokio::select! {
-        done = command => done,
-        _ = interrupt.recv() => Err(interrupted("SIGINT")),
-        _ = terminate.recv() => Err(interrupted("SIGTERM")),
-    }
-}
-
-fn no_signals(error: std::io::Error) -> Failure {
-    Failure::io("cannot handle signals", &error)
-}
-
-fn interrupted(signal: &str) -> Failure {
-    Failure::new(
-        "interrupted",
-        format!("{signal} came"),
-        "what is not complete was removed; repeat the command",
-    )
+fn completions(shell: clap_complete::Shell) -> Result<(), Failure> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut <Cli as clap::CommandFactory>::command(), "rpc-demo", &mut script);
+    use std::io::Write;
+    output::checked(std::io::stdout().write_all(&script))
 }

@@ -102,6 +102,13 @@ impl fmt::Display for Name {
     }
 }
 
+/// A number for a name, the same in every version of the program (FNV-1a): file names are made of it.
+pub(crate) fn hash(name: &str) -> u64 {
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
 /// Text from elsewhere, for one line of a terminal: control characters are escaped, and a long one is cut in its middle.
 pub(crate) struct Shown<'a>(pub(crate) &'a str);
 
@@ -188,6 +195,13 @@ mod tests {
         assert_eq!(top.below(&top), None);
         assert_eq!(top.join("x").unwrap().as_str(), "a/x");
         assert!(top.join("../x").is_err());
+    }
+
+    #[test]
+    fn the_hash_stays_the_same() {
+        assert_eq!(hash(""), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(hash("a"), 0xaf63_dc4c_8601_ec8c);
+        assert_eq!(hash("foobar"), 0x8594_4171_f739_67e8);
     }
 
     #[test]

@@ -1,14 +1,16 @@
 //! The only file that knows the transport: how to connect, how to serve, and what it tells about the path of the bytes.
 
-use crate::cli::Remote;
+use crate::cli::Path;
 use crate::failure::Failure;
 use crate::pb::object_store_client::ObjectStoreClient;
 use crate::pb::object_store_server::ObjectStoreServer;
 use crate::service::Service;
+use serde::ser::{Serialize, SerializeStruct, Serializer};
 use std::error::Error;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 use tonic::transport::server::TcpIncoming;
 use tonic_rdma::{Channel, Endpoint, PathInfo, Server, TransportStats};
@@ -24,35 +26,39 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(20);
 /// none to wait for, nothing waits.
 const FAST_PATH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A connected client.
+/// A connected client. Clones share the connection.
 #[derive(Clone)]
-pub(crate) struct Connection {
+pub(crate) struct Connection(Arc<Connected>);
+
+struct Connected {
     channel: Channel,
-    /// The store's stub over it.
-    pub(crate) store: ObjectStoreClient<Channel>,
+    store: ObjectStoreClient<Channel>,
 }
 
-/// Connects to the server that the flags name.
-pub(crate) async fn connect(remote: &Remote) -> Result<Connection, Failure> {
-    let url = if remote.server.contains("://") {
-        remote.server.clone()
-    } else {
-        format!("http://{}", remote.server)
-    };
+impl Connection {
+    /// The store's stub, for a call.
+    pub(crate) fn store(&self) -> ObjectStoreClient<Channel> {
+        self.0.store.clone()
+    }
+}
+
+/// Connects to the server at `server`, the way that the flags say.
+pub(crate) async fn connect(server: &str, way: &Path) -> Result<Connection, Failure> {
+    let url = if server.contains("://") { server.to_owned() } else { format!("http://{server}") };
     let shown = crate::names::Shown(&url).to_string();
     let endpoint = Endpoint::from_shared(url).map_err(|error| bad_url(&shown, &causes(&error)))?;
     if endpoint.uri().scheme_str() != Some("http") || endpoint.uri().host().is_none() {
         return Err(bad_url(&shown, "it is no http:// address"));
     }
     let endpoint = endpoint
-        .connect_timeout(Duration::from_secs(remote.connect_timeout))
+        .connect_timeout(Duration::from_secs(way.connect_timeout))
         .tcp_nodelay(true)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .http2_keep_alive_interval(PROBE_AFTER)
         .keep_alive_timeout(PROBE_TIMEOUT)
         .fast_path_timeout(FAST_PATH_TIMEOUT)
-        .require_rdma(remote.require_rdma);
+        .require_rdma(way.require_rdma);
     let channel = endpoint.connect().await.map_err(|error| {
         let why = causes(&error);
         match error {
@@ -68,7 +74,7 @@ pub(crate) async fn connect(remote: &Remote) -> Result<Connection, Failure> {
         }
     })?;
     let store = ObjectStoreClient::new(channel.clone());
-    Ok(Connection { channel, store })
+    Ok(Connection(Arc::new(Connected { channel, store })))
 }
 
 fn bad_url(shown: &str, why: &str) -> Failure {
@@ -149,7 +155,7 @@ pub(crate) struct Meter {
 impl Meter {
     /// Begins to count.
     pub(crate) fn start(connection: &Connection, direction: Direction) -> Meter {
-        let channel = connection.channel.clone();
+        let channel = connection.0.channel.clone();
         let before = channel.stats();
         Meter { channel, direction, before }
     }
@@ -180,6 +186,22 @@ pub(crate) struct Route {
     send: u64,
     /// Payload bytes over TCP.
     tcp: u64,
+}
+
+/// For `--json`. `reason` and `cause` say why it is TCP.
+impl Serialize for Route {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let reason = self.path.reason.as_ref();
+        let mut route = serializer.serialize_struct("route", 7)?;
+        route.serialize_field("path", self.path.path.as_str())?;
+        route.serialize_field("device", &self.path.device)?;
+        route.serialize_field("reason", &reason.map(|reason| reason.code().to_string()))?;
+        route.serialize_field("cause", &reason.map(ToString::to_string))?;
+        route.serialize_field("write_bytes", &self.write)?;
+        route.serialize_field("send_bytes", &self.send)?;
+        route.serialize_field("tcp_bytes", &self.tcp)?;
+        route.end()
+    }
 }
 
 impl fmt::Display for Route {

@@ -1,16 +1,24 @@
 //! Lines on stdout.
 
 use crate::failure::Failure;
+use serde::Serialize;
 use std::fmt;
 use std::io::{self, ErrorKind, Write};
 
-/// Prints a line, above the progress bar if there is one.
+/// Prints a line, above the progress bars if there are any.
 pub(crate) fn line(text: fmt::Arguments<'_>) -> Result<(), Failure> {
     checked(crate::progress::aside(|| {
         let mut out = io::stdout().lock();
         writeln!(out, "{text}")?;
         out.flush()
     }))
+}
+
+/// Prints a JSON object in a line.
+pub(crate) fn json(object: &impl Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string(object)
+        .map_err(|error| Failure::new("cannot write the result as JSON", error, ""))?;
+    line(format_args!("{text}"))
 }
 
 /// A reader that has gone away (`rpc-demo ls | head`) is no failure; a full disk is one.

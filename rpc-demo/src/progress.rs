@@ -1,9 +1,17 @@
-//! The bar on a terminal: bytes, rate, time left. Nothing is drawn elsewhere.
+//! Bars on a terminal: one for all, and one for each large file that is under way. Nothing is drawn elsewhere.
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{self, IsTerminal, Write};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+
+/// A file of at least so many bytes has a bar of its own.
+const OWN_BAR: u64 = 4 << 20;
+
+const TOTAL: &str = "{wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta} left {msg}";
+const ENDLESS: &str = "{spinner} {bytes} {bytes_per_sec} {elapsed} {msg}";
+const FILE: &str = "  {msg:26} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta} left";
 
 /// All bars, so that messages can be printed beside them.
 fn bars() -> &'static MultiProgress {
@@ -15,56 +23,110 @@ fn bars() -> &'static MultiProgress {
     })
 }
 
-/// Prints something while the bar is out of the way.
+/// Prints something while the bars are out of the way.
 pub(crate) fn aside<T>(print: impl FnOnce() -> T) -> T {
     bars().suspend(print)
 }
 
+fn style(template: &str) -> ProgressStyle {
+    // A template that cannot be parsed costs its looks only; the test below keeps it good.
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+}
+
 /// Progress of one command. The bar goes away when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Progress(ProgressBar);
+pub(crate) struct Progress {
+    bar: ProgressBar,
+    files: AtomicU64,
+}
 
 impl Progress {
     /// `total` in bytes, where known.
     pub(crate) fn start(total: Option<u64>) -> Progress {
-        let template = match total {
-            Some(_) => "{wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta} left {msg}",
-            None => "{spinner} {bytes} {bytes_per_sec} {elapsed} {msg}",
-        };
-        // A template that cannot be parsed costs its looks only; the test below keeps it good.
-        let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
-        let bar = ProgressBar::no_length().with_style(style);
+        let bar = ProgressBar::no_length().with_style(style(if total.is_some() { TOTAL } else { ENDLESS }));
         if let Some(total) = total {
             bar.set_length(total);
         }
         let bar = bars().add(bar);
         bar.enable_steady_tick(Duration::from_millis(250));
-        Progress(bar)
+        Progress { bar, files: AtomicU64::new(0) }
     }
 
-    /// Names the file that is under way.
-    pub(crate) fn file(&self, name: &str) {
-        let short: String = {
-            let mut last: Vec<char> = name.chars().rev().take(24).collect();
-            last.reverse();
-            last.into_iter().collect()
-        };
-        self.0.set_message(crate::names::Shown(&short).to_string());
+    /// A file of `size` bytes is under way; `u64::MAX` where that is not known.
+    pub(crate) fn file(&self, name: &str, size: u64) -> Bar {
+        let own = (OWN_BAR..u64::MAX).contains(&size).then(|| {
+            let bar = ProgressBar::new(size).with_style(style(FILE));
+            bar.set_message(short(name));
+            bars().add(bar)
+        });
+        Bar { all: Some(self.bar.clone()), own }
     }
 
-    /// So many bytes more.
-    pub(crate) fn add(&self, bytes: usize) {
-        self.0.inc(bytes as u64);
+    /// So many bytes need not be moved. They count neither for the rate nor for the time left.
+    pub(crate) fn kept(&self, bytes: u64) {
+        self.bar.dec_length(bytes);
+    }
+
+    /// One file more is complete.
+    pub(crate) fn file_done(&self) {
+        let files = self.files.fetch_add(1, Ordering::Relaxed) + 1;
+        if !self.bar.is_hidden() {
+            self.bar.set_message(format!("{files} files"));
+        }
     }
 }
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        self.0.finish_and_clear();
+        self.bar.finish_and_clear();
     }
 }
 
-/// stderr for the log: each message is written beside the bar.
+/// Progress of one file. Its own bar goes away when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Bar {
+    all: Option<ProgressBar>,
+    own: Option<ProgressBar>,
+}
+
+impl Bar {
+    /// One that shows nothing.
+    pub(crate) fn none() -> Bar {
+        Bar { all: None, own: None }
+    }
+
+    /// So many bytes more.
+    pub(crate) fn add(&self, bytes: usize) {
+        for bar in [&self.all, &self.own].into_iter().flatten() {
+            bar.inc(bytes as u64);
+        }
+    }
+
+    /// So many bytes of the file need not be moved.
+    pub(crate) fn kept(&self, bytes: u64) {
+        if let Some(own) = &self.own {
+            own.dec_length(bytes);
+        }
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        if let Some(own) = &self.own {
+            own.finish_and_clear();
+            bars().remove(own);
+        }
+    }
+}
+
+/// The end of a name, for a bar.
+fn short(name: &str) -> String {
+    let mut last: Vec<char> = name.chars().rev().take(24).collect();
+    last.reverse();
+    crate::names::Shown(&last.into_iter().collect::<String>()).to_string()
+}
+
+/// stderr for the log: each message is written beside the bars.
 pub(crate) struct Aside;
 
 impl Write for Aside {
@@ -83,19 +145,22 @@ mod tests {
 
     #[test]
     fn counts_without_a_terminal() {
-        let progress = Progress::start(Some(10));
-        progress.file("a/very/long/name/that/does/not/fit/into/the/line\n");
-        progress.add(10);
-        assert_eq!(progress.0.position(), 10);
-        assert!(!progress.0.message().contains('\n'));
+        let progress = Progress::start(Some(20 << 20));
+        let file = progress.file("a/very/long/name/that/does/not/fit/into/the/line\n", 10 << 20);
+        file.add(10);
+        file.kept(100);
+        progress.kept(1 << 20);
+        assert_eq!(progress.bar.position(), 10);
+        assert_eq!(progress.bar.length(), Some(19 << 20));
+        let own = file.own.as_ref().unwrap();
+        assert_eq!((own.position(), own.length()), (10, Some((10 << 20) - 100)));
+        assert!(!own.message().contains('\n'));
+        assert!(progress.file("small", 10).own.is_none());
     }
 
     #[test]
     fn templates_parse() {
-        for template in [
-            "{wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta} left {msg}",
-            "{spinner} {bytes} {bytes_per_sec} {elapsed} {msg}",
-        ] {
+        for template in [TOTAL, ENDLESS, FILE] {
             ProgressStyle::with_template(template).unwrap();
         }
     }

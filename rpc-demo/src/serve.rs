@@ -6,7 +6,7 @@ use crate::names::Shown;
 use crate::net::{Listener, causes};
 use crate::output;
 use crate::service::Service;
-use crate::store::Store;
+use crate::store::{Options, Store};
 use std::io::Read;
 use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -17,11 +17,12 @@ pub(crate) const LISTENING: &str = "rpc-demo: listening on ";
 
 /// Serves until it is told to stop.
 pub(crate) async fn run(args: Serve) -> Result<(), Failure> {
-    let no_signals = |error| Failure::io("cannot handle signals", &error);
-    let mut stops = Stops::new(args.until_eof).map_err(no_signals)?;
+    let mut stops = Stops::new(args.until_eof).map_err(crate::signals::no_signals)?;
 
     let root = args.root.clone();
-    let store = tokio::task::spawn_blocking(move || Store::open(&root))
+    let keep_uploads = Duration::from_secs(args.keep_uploads * 3600);
+    let options = Options { sync: !args.no_sync, keep_uploads };
+    let store = tokio::task::spawn_blocking(move || Store::open(&root, options))
         .await
         .map_err(|error| Failure::new("cannot start", error, ""))?
         .map_err(|error| Failure::new("cannot serve", error, ""))?;
@@ -32,7 +33,11 @@ pub(crate) async fn run(args: Serve) -> Result<(), Failure> {
     output::line(format_args!("{LISTENING}{}, root {}", listener.addr, Shown(&args.root.to_string_lossy())))?;
 
     let (stop, stopped) = oneshot::channel::<()>();
-    let service = Service::new(store, args.max_transfers.try_into().unwrap_or(usize::MAX));
+    if args.no_sync {
+        tracing::warn!("--no-sync: a crash of this host may take what was acknowledged");
+    }
+    let service = Service::new(store, args.max_reads, args.max_writes);
+    let sweep = service.sweep();
     let serve = listener.serve(service, async {
         let _ = stopped.await;
     });
@@ -47,6 +52,7 @@ pub(crate) async fn run(args: Serve) -> Result<(), Failure> {
     };
     tokio::select! {
         served = serve => served.map_err(|error| Failure::new("the server failed", causes(&error), "")),
+        () = sweep => Ok(()),
         () = patience => Err(Failure::new("stopped with transfers under way", "they did not finish in time", "")),
     }
 }

@@ -1,80 +1,86 @@
 //! Files on their way in: written under a temporary name, shown under their own only when whole.
 //!
-//! Both ends use it: the server for `put`, the client for `get`.
+//! Both ends use it: the server for what is put, the client for what it gets.
 
 use crate::digest::Digest;
 use bytes::Bytes;
 use cap_std::fs::{Dir, OpenOptions, OpenOptionsExt};
-use std::fs::{File, Permissions};
-use std::io::{self, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::fs::File;
+use std::io::{self, IoSlice};
 use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-/// Chunks that may wait for the disk; one more is being written.
-const WRITE_BEHIND: usize = 4;
+/// Chunks that may wait for the disk; as many more are being written.
+const WRITE_BEHIND: usize = 2;
 
-/// A file that has no name of its own yet. Dropping it removes it.
+/// Permission bits of a file that comes without any, before the umask.
+const DEFAULT_MODE: u32 = 0o666;
+
+/// A file that has no name of its own yet. Dropping it removes it, unless it is to be kept.
 pub(crate) struct Pending {
     dir: Arc<Dir>,
     temp: String,
-    file: File,
-    digest: Digest,
-    mode: u32,
-    placed: bool,
+    file: Arc<File>,
+    on_drop: OnDrop,
 }
 
-/// Permission bits of a file that comes without any.
-const DEFAULT_MODE: u32 = 0o666;
+/// What becomes of a file that was not placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OnDrop {
+    Remove,
+    Keep,
+}
 
 impl Pending {
-    /// Makes the empty file `temp` in `dir`; that name must be free. `mode` are the permission bits that it shall have
-    /// in the end, less those of the umask.
-    pub(crate) fn create(dir: Arc<Dir>, temp: String, mode: Option<u32>) -> io::Result<Pending> {
-        let mode = mode.unwrap_or(DEFAULT_MODE) & 0o777;
-        // Until it is whole its owner may write.
-        let options = OpenOptions::new().write(true).create_new(true).mode(mode | 0o600).clone();
-        let file = dir.open_with(&temp, &options)?.into_std();
-        Ok(Pending { dir, temp, file, digest: Digest::default(), mode, placed: false })
+    /// Makes the empty file `temp` in `dir`; that name must be free. `private`: until it is whole nobody else may read
+    /// it; otherwise it has the permission bits that a new file usually has.
+    pub(crate) fn create(dir: Arc<Dir>, temp: String, private: bool) -> io::Result<Pending> {
+        let mode = if private { 0o600 } else { DEFAULT_MODE };
+        let options = OpenOptions::new().read(true).write(true).create_new(true).mode(mode).clone();
+        let file = Arc::new(dir.open_with(&temp, &options)?.into_std());
+        Ok(Pending { dir, temp, file, on_drop: OnDrop::Remove })
     }
 
-    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.file.write_all(bytes)?;
-        self.digest.add(bytes);
-        Ok(())
+    /// Takes up the file `temp` that an earlier transfer left in `dir`, or makes it.
+    pub(crate) fn reopen(dir: Arc<Dir>, temp: String) -> io::Result<Pending> {
+        let options = OpenOptions::new().read(true).write(true).create(true).mode(0o600).clone();
+        let file = Arc::new(dir.open_with(&temp, &options)?.into_std());
+        Ok(Pending { dir, temp, file, on_drop: OnDrop::Keep })
     }
 
-    /// What has been written.
-    pub(crate) fn digest(&self) -> Digest {
-        self.digest
+    /// From now on it stays when it is dropped, to be taken up later.
+    pub(crate) fn keep(&mut self) {
+        self.on_drop = OnDrop::Keep;
     }
 
-    /// The file itself, for its attributes.
-    pub(crate) fn file(&self) -> &File {
+    /// From now on it goes when it is dropped.
+    pub(crate) fn discard(&mut self) {
+        self.on_drop = OnDrop::Remove;
+    }
+
+    /// The file itself.
+    pub(crate) fn file(&self) -> &Arc<File> {
         &self.file
     }
 
-    /// Makes the file durable and gives it the name `name` in `dir`, which lies on the same file system, replacing a
-    /// file of that name. On an error before the rename nothing is left of it.
-    pub(crate) fn place(mut self, dir: &Dir, name: &str) -> io::Result<()> {
-        let now = self.file.metadata()?.permissions().mode() & 0o777;
-        if now & !self.mode != 0 {
-            self.file.set_permissions(Permissions::from_mode(now & self.mode))?;
+    /// Gives the file the name `name` in `dir`, which lies on the same file system, replacing a file of that name;
+    /// durably with `sync`.
+    pub(crate) fn place(mut self, dir: &Dir, name: &str, sync: bool) -> io::Result<()> {
+        if sync {
+            self.file.sync_all()?;
         }
-        self.file.sync_all()?;
         self.dir.rename(&self.temp, dir, name)?;
-        self.placed = true;
-        sync_dir(dir)
+        self.on_drop = OnDrop::Keep;
+        if sync { sync_dir(dir) } else { Ok(()) }
     }
 }
 
 impl Drop for Pending {
     fn drop(&mut self) {
-        if self.placed {
-            return;
-        }
-        if let Err(error) = self.dir.remove_file(&self.temp) {
+        if self.on_drop == OnDrop::Remove
+            && let Err(error) = self.dir.remove_file(&self.temp)
+        {
             tracing::warn!("the temporary file {} could not be removed: {error}", self.temp);
         }
     }
@@ -88,25 +94,76 @@ pub(crate) fn sync_dir(dir: &Dir) -> io::Result<()> {
     }
 }
 
+/// Where chunks are written to.
+pub(crate) trait Room: Send + 'static {
+    /// Writes `chunks` one behind the other, the first of them `offset` bytes behind the beginning of this room.
+    fn write(&mut self, chunks: &[Bytes], offset: u64) -> io::Result<()>;
+}
+
+/// A part of a file that nobody else writes to.
+pub(crate) struct Part {
+    /// The file.
+    pub(crate) file: Arc<File>,
+    /// Where the part begins, in bytes.
+    pub(crate) offset: u64,
+}
+
+impl Room for Part {
+    fn write(&mut self, chunks: &[Bytes], offset: u64) -> io::Result<()> {
+        write_at(&self.file, chunks, self.offset + offset)
+    }
+}
+
+/// Writes all of `chunks` at `offset`, from where they lie.
+pub(crate) fn write_at(file: &File, chunks: &[Bytes], mut offset: u64) -> io::Result<()> {
+    let mut slices: Vec<_> = chunks.iter().map(|chunk| IoSlice::new(chunk)).collect();
+    let mut left = slices.as_mut_slice();
+    // Leading empty slices would make a write of nothing look like a disk that takes no more.
+    IoSlice::advance_slices(&mut left, 0);
+    while !left.is_empty() {
+        match rustix::io::pwritev(file, left, offset) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => {
+                IoSlice::advance_slices(&mut left, written);
+                offset += written as u64;
+            }
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
 /// The disk refused a write; [`Writer::finish`] tells why.
 #[derive(Debug)]
 pub(crate) struct Stopped;
 
-/// Writes a [`Pending`] file on a blocking thread, while the network goes on. Dropping it removes the file.
+/// Writes on a blocking thread, while the network goes on. Dropping it ends the thread.
 pub(crate) struct Writer {
     chunks: mpsc::Sender<Bytes>,
-    thread: JoinHandle<io::Result<Pending>>,
+    thread: JoinHandle<io::Result<Digest>>,
 }
 
 impl Writer {
     /// Begins. Needs a tokio runtime.
-    pub(crate) fn start(mut pending: Pending) -> Writer {
+    pub(crate) fn start(mut room: impl Room) -> Writer {
         let (chunks, mut queue) = mpsc::channel::<Bytes>(WRITE_BEHIND);
         let thread = tokio::task::spawn_blocking(move || {
+            let mut digest = Digest::default();
+            let mut batch = Vec::with_capacity(WRITE_BEHIND);
             while let Some(chunk) = queue.blocking_recv() {
-                pending.write(&chunk)?;
+                batch.push(chunk);
+                while batch.len() < WRITE_BEHIND
+                    && let Ok(chunk) = queue.try_recv()
+                {
+                    batch.push(chunk);
+                }
+                room.write(&batch, digest.size)?;
+                for chunk in batch.drain(..) {
+                    digest.add(&chunk);
+                }
             }
-            Ok(pending)
+            Ok(digest)
         });
         Writer { chunks, thread }
     }
@@ -116,8 +173,8 @@ impl Writer {
         self.chunks.send(chunk).await.map_err(|_| Stopped)
     }
 
-    /// Waits until all is written.
-    pub(crate) async fn finish(self) -> io::Result<Pending> {
+    /// Waits until all is written; returns what that was.
+    pub(crate) async fn finish(self) -> io::Result<Digest> {
         drop(self.chunks);
         self.thread.await.map_err(io::Error::other)?
     }
@@ -126,7 +183,9 @@ impl Writer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attributes::Attributes;
     use cap_std::ambient_authority;
+    use std::os::unix::fs::PermissionsExt;
 
     fn dir() -> (tempfile::TempDir, Arc<Dir>) {
         let temp = tempfile::tempdir().unwrap();
@@ -134,30 +193,52 @@ mod tests {
         (temp, Arc::new(dir))
     }
 
+    async fn written(pending: &Pending, offset: u64, chunks: &[&'static [u8]]) -> Digest {
+        let mut writer = Writer::start(Part { file: pending.file().clone(), offset });
+        for chunk in chunks {
+            writer.push(Bytes::from_static(chunk)).await.unwrap();
+        }
+        writer.finish().await.unwrap()
+    }
+
     #[tokio::test]
     async fn a_placed_file_is_whole_and_alone() {
         let (temp, dir) = dir();
-        let mut writer = Writer::start(Pending::create(dir.clone(), "t".into(), Some(0o440)).unwrap());
-        for _ in 0..20 {
-            writer.push(Bytes::from_static(b"0123456789")).await.unwrap();
-        }
-        let pending = writer.finish().await.unwrap();
-        assert_eq!(pending.digest().size, 200);
-        pending.place(&dir, "name").unwrap();
+        let pending = Pending::create(dir.clone(), "t".into(), true).unwrap();
+        let digest = written(&pending, 0, &[b"0123456789".as_slice(); 20]).await;
+        assert_eq!(digest, Digest::of(&b"0123456789".repeat(20)));
+        let attributes = Attributes { mode: Some(0o040), modified: Some(std::time::UNIX_EPOCH) };
+        attributes.apply(pending.file(), 0o400).unwrap();
+        pending.place(&dir, "name", true).unwrap();
         assert_eq!(std::fs::read(temp.path().join("name")).unwrap(), b"0123456789".repeat(20));
         assert_eq!(std::fs::read_dir(temp.path()).unwrap().count(), 1);
-        let mode = std::fs::metadata(temp.path().join("name")).unwrap().permissions().mode();
-        // The umask may take more away.
-        assert_eq!(mode & 0o337, 0, "{mode:o}");
-        assert_eq!(mode & 0o400, 0o400, "{mode:o}");
+        let metadata = std::fs::metadata(temp.path().join("name")).unwrap();
+        assert_eq!(metadata.permissions().mode() & 0o777, 0o440);
+        assert_eq!(metadata.modified().unwrap(), std::time::UNIX_EPOCH);
+    }
+
+    #[tokio::test]
+    async fn ranges_land_where_they_belong() {
+        let (temp, dir) = dir();
+        let mut pending = Pending::create(dir.clone(), "t".into(), true).unwrap();
+        written(&pending, 10, &[b"", b"abc", b"", b"def"]).await;
+        written(&pending, 3, &[b"xyz"]).await;
+        pending.keep();
+        drop(pending);
+        assert_eq!(std::fs::read(temp.path().join("t")).unwrap(), b"\0\0\0xyz\0\0\0\0abcdef");
+        let mut again = Pending::reopen(dir, "t".into()).unwrap();
+        assert_eq!(again.file().metadata().unwrap().len(), 16);
+        again.discard();
+        drop(again);
+        assert_eq!(std::fs::read_dir(temp.path()).unwrap().count(), 0);
     }
 
     #[tokio::test]
     async fn a_dropped_file_is_gone() {
         let (temp, dir) = dir();
-        let mut writer = Writer::start(Pending::create(dir.clone(), "t".into(), Some(0o440)).unwrap());
-        writer.push(Bytes::from_static(b"half")).await.unwrap();
-        drop(writer.finish().await.unwrap());
+        let pending = Pending::create(dir.clone(), "t".into(), false).unwrap();
+        written(&pending, 0, &[b"half"]).await;
+        drop(pending);
         assert_eq!(std::fs::read_dir(temp.path()).unwrap().count(), 0);
     }
 
@@ -165,8 +246,16 @@ mod tests {
     async fn a_file_that_cannot_be_placed_is_gone() {
         let (temp, dir) = dir();
         std::fs::create_dir(temp.path().join("taken")).unwrap();
-        let pending = Pending::create(dir.clone(), "t".into(), Some(0o440)).unwrap();
-        assert!(pending.place(&dir, "taken").is_err());
+        let pending = Pending::create(dir.clone(), "t".into(), true).unwrap();
+        assert!(pending.place(&dir, "taken", true).is_err());
         assert_eq!(std::fs::read_dir(temp.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_disk_that_is_full_says_so() {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let error = write_at(&full, &[Bytes::from_static(b"x")], 0).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        write_at(&full, &[Bytes::new()], 0).unwrap();
     }
 }

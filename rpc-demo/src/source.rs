@@ -1,73 +1,168 @@
 //! Files on their way out: read in chunks on a thread of their own, a bounded distance ahead of the network.
 
 use crate::digest::Digest;
+use crate::ranges::{RANGE_MAX, Ranges};
 use bytes::{Bytes, BytesMut};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read};
+use std::ops::ControlFlow;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use tokio::sync::mpsc;
 
 /// Chunks read ahead of the network; one more is being read.
-const READ_AHEAD: usize = 4;
+const READ_AHEAD: usize = 2;
 
 /// What a source yields: chunks, none of them empty, and at the end what they amount to.
 #[derive(Debug)]
 pub(crate) enum Piece {
     /// The next bytes.
-    Chunk(Bytes),
+    Data(Bytes),
     /// There is no more; the whole was this.
     End(Digest),
 }
 
-/// A file to read from.
-pub(crate) struct Source {
-    /// The open file, at its beginning.
-    pub(crate) file: File,
-    /// Bytes, where known: a small file gets a small buffer.
-    pub(crate) size: Option<u64>,
-    /// False for a pipe or a terminal, whose reads may never return: such a thread is not waited for.
-    pub(crate) regular: bool,
+/// What to read of a file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Extent {
+    /// All of it, from its beginning. Its bytes, where known: a small file gets a small buffer, and one byte more is
+    /// tried, so that a file that grew shows.
+    Whole(Option<u64>),
+    /// So many bytes from an offset, or as many of them as there are.
+    Range { offset: u64, length: u64 },
+    /// What follows where the file stands. For a pipe or a terminal, whose reads may never return: its thread is not
+    /// waited for.
+    Stream,
 }
 
-impl Source {
-    /// Begins to read, `chunk` bytes at a time. Needs a tokio runtime. The thread ends when the receiver is dropped.
-    pub(crate) fn start(self, chunk: usize) -> mpsc::Receiver<io::Result<Piece>> {
-        let (pieces, receiver) = mpsc::channel(READ_AHEAD);
-        let regular = self.regular;
-        let failed = pieces.clone();
-        let work = move || {
-            if let Err(error) = self.read(chunk, &pieces) {
-                // A receiver that is gone does not want to know.
-                let _ = pieces.blocking_send(Err(error));
-            }
+/// Begins to read, `chunk` bytes at a time. Needs a tokio runtime. The thread ends when the receiver is dropped.
+pub(crate) fn start(file: Arc<File>, extent: Extent, chunk: usize) -> mpsc::Receiver<io::Result<Piece>> {
+    let (pieces, receiver) = mpsc::channel(READ_AHEAD);
+    let failed = pieces.clone();
+    let work = move || {
+        if let Err(error) = read(&file, extent, chunk, &pieces) {
+            // A receiver that is gone does not want to know.
+            let _ = pieces.blocking_send(Err(error));
+        }
+    };
+    if !matches!(extent, Extent::Stream) {
+        tokio::task::spawn_blocking(work);
+    } else if let Err(error) = std::thread::Builder::new().name("source".into()).spawn(work) {
+        let _ = failed.try_send(Err(error));
+    }
+    receiver
+}
+
+fn read(
+    file: &File,
+    extent: Extent,
+    chunk: usize,
+    pieces: &mpsc::Sender<io::Result<Piece>>,
+) -> io::Result<()> {
+    let mut digest = Digest::default();
+    let mut buffers = Buffers::default();
+    let (offset, limit) = match extent {
+        Extent::Whole(size) => (0, size.map_or(u64::MAX, |size| size.saturating_add(1))),
+        Extent::Range { offset, length } => (offset, length),
+        Extent::Stream => (0, u64::MAX),
+    };
+    loop {
+        // At least one byte beyond what is known: the end is seen by reading past it.
+        let left = limit.saturating_sub(digest.size);
+        let left = if matches!(extent, Extent::Range { .. }) { left } else { left.max(1) };
+        let want = usize::try_from(left).map_or(chunk, |left| left.min(chunk));
+        let mut buffer = buffers.take(want);
+        let at = offset + digest.size;
+        let filled = match extent {
+            Extent::Stream => fill(&mut &*file, &mut buffer)?,
+            _ => fill(&mut At { file, at }, &mut buffer)?,
         };
-        if regular {
-            tokio::task::spawn_blocking(work);
-        } else if let Err(error) = std::thread::Builder::new().name("source".into()).spawn(work) {
-            let _ = failed.try_send(Err(error));
-        }
-        receiver
-    }
-
-    fn read(mut self, chunk: usize, pieces: &mpsc::Sender<io::Result<Piece>>) -> io::Result<()> {
-        let mut digest = Digest::default();
-        let mut buffers = Buffers::default();
-        loop {
-            // What is left, and one byte more so that the end is seen by reading past it.
-            let left = self.size.map_or(u64::MAX, |size| size.saturating_sub(digest.size)).saturating_add(1);
-            let want = usize::try_from(left).map_or(chunk, |left| left.min(chunk));
-            let mut buffer = buffers.take(want);
-            let filled = fill(&mut self.file, &mut buffer)?;
-            let bytes = buffers.lend(buffer).split_to(filled);
-            let end = bytes.is_empty();
-            digest.add(&bytes);
-            let piece = if end { Piece::End(digest) } else { Piece::Chunk(bytes) };
-            if pieces.blocking_send(Ok(piece)).is_err() || end {
-                return Ok(());
-            }
+        let bytes = buffers.lend(buffer).split_to(filled);
+        let end = bytes.is_empty();
+        digest.add(&bytes);
+        let piece = if end { Piece::End(digest) } else { Piece::Data(bytes) };
+        if pieces.blocking_send(Ok(piece)).is_err() || end {
+            return Ok(());
         }
     }
 }
+
+/// Reads at a place of its own in a file that others read, too.
+struct At<'a> {
+    file: &'a File,
+    at: u64,
+}
+
+impl Read for At<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.file.read_at(buffer, self.at)?;
+        self.at += count as u64;
+        Ok(count)
+    }
+}
+
+/// Reads a small file in one go: `size` bytes and what may follow, a few at most. Blocks.
+pub(crate) fn read_small(file: &File, size: u64) -> io::Result<(Bytes, Digest)> {
+    let mut buffer = vec![0; usize::try_from(size).unwrap_or(usize::MAX).saturating_add(1)];
+    let filled = fill(&mut At { file, at: 0 }, &mut buffer)?;
+    buffer.truncate(filled);
+    let digest = Digest::of(&buffer);
+    Ok((buffer.into(), digest))
+}
+
+/// The CRC32C of each range of a file, in order, handed to `emit` until it has enough. A range that the file does not
+/// reach counts as what is there. Blocks.
+pub(crate) fn checksums(
+    file: &File,
+    ranges: &Ranges,
+    mut emit: impl FnMut(usize, Digest) -> ControlFlow<()>,
+) -> io::Result<()> {
+    let mut buffer = vec![0; BLOCK];
+    for index in 0..ranges.count() {
+        let digest = range_digest(file, ranges, index, &mut buffer)?;
+        if emit(index, digest).is_break() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// What one range of a file amounts to. Blocks.
+pub(crate) fn range_digest(
+    file: &File,
+    ranges: &Ranges,
+    index: usize,
+    buffer: &mut [u8],
+) -> io::Result<Digest> {
+    let (offset, length) = ranges.get(index).unwrap_or_default();
+    let mut digest = Digest::default();
+    while digest.size < length {
+        let left = usize::try_from(length - digest.size).unwrap_or(usize::MAX);
+        let most = left.min(buffer.len());
+        let Some(room) = buffer.get_mut(..most) else { break };
+        let filled = fill(&mut At { file, at: offset + digest.size }, room)?;
+        if filled == 0 {
+            break;
+        }
+        digest.add(room.get(..filled).unwrap_or_default());
+    }
+    Ok(digest)
+}
+
+/// What a whole file amounts to. Blocks.
+pub(crate) fn whole_digest(file: &File) -> io::Result<Digest> {
+    let size = file.metadata()?.len();
+    let mut digest = Digest::default();
+    checksums(file, &Ranges::near(size, RANGE_MAX), |_, range| {
+        digest = digest.then(range);
+        ControlFlow::Continue(())
+    })?;
+    Ok(digest)
+}
+
+/// Bytes read at a time for a checksum.
+pub(crate) const BLOCK: usize = 256 << 10;
 
 /// Buffers that come back when their bytes have gone out: fresh ones of this size would each be mapped, faulted in page
 /// by page, and unmapped again.
@@ -122,15 +217,14 @@ mod tests {
     use super::*;
     use std::io::Write;
 
-    async fn chunks(content: &[u8], size: Option<u64>, chunk: usize) -> (Vec<usize>, Vec<u8>, Digest) {
+    async fn chunks(content: &[u8], extent: Extent, chunk: usize) -> (Vec<usize>, Vec<u8>, Digest) {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(content).unwrap();
-        let source = Source { file: file.reopen().unwrap(), size, regular: true };
-        let mut pieces = source.start(chunk);
+        let mut pieces = start(Arc::new(file.reopen().unwrap()), extent, chunk);
         let (mut sizes, mut bytes) = (Vec::new(), Vec::new());
         loop {
             match pieces.recv().await.unwrap().unwrap() {
-                Piece::Chunk(chunk) => {
+                Piece::Data(chunk) => {
                     sizes.push(chunk.len());
                     bytes.extend_from_slice(&chunk);
                 }
@@ -142,15 +236,53 @@ mod tests {
     #[tokio::test]
     async fn cuts_a_file_into_chunks() {
         let content: Vec<u8> = (0..10_000u32).map(|n| n as u8).collect();
-        for size in [None, Some(10_000), Some(9_000), Some(20_000)] {
-            let (sizes, bytes, digest) = chunks(&content, size, 4096).await;
-            assert_eq!(bytes, content);
-            assert_eq!(digest.size, 10_000);
-            assert_eq!(digest.crc32c, crc32c::crc32c(&content));
+        let extents = [None, Some(10_000), Some(9_000), Some(20_000)].map(Extent::Whole);
+        for extent in extents.into_iter().chain([Extent::Stream]) {
+            let (sizes, bytes, digest) = chunks(&content, extent, 4096).await;
+            assert_eq!(bytes, content, "{extent:?}");
+            assert_eq!(digest, Digest::of(&content));
             assert!(sizes.iter().all(|&size| size <= 4096 && size > 0));
         }
-        assert_eq!(chunks(&content, None, 4096).await.0, [4096, 4096, 1808]);
-        assert_eq!(chunks(b"", Some(0), 4096).await, (vec![], vec![], Digest::default()));
+        assert_eq!(chunks(&content, Extent::Whole(None), 4096).await.0, [4096, 4096, 1808]);
+        assert_eq!(chunks(b"", Extent::Whole(Some(0)), 4096).await, (vec![], vec![], Digest::default()));
+    }
+
+    #[tokio::test]
+    async fn reads_a_range_and_nothing_beside_it() {
+        let content: Vec<u8> = (0..10_000u32).map(|n| (n >> 3) as u8).collect();
+        for (offset, length, end) in [(0, 10_000, 10_000), (5, 4096, 4101), (9_000, 9_000, 10_000), (1, 0, 1)]
+        {
+            let extent = Extent::Range { offset, length };
+            let (_, bytes, digest) = chunks(&content, extent, 4096).await;
+            assert_eq!(bytes, &content[offset as usize..end]);
+            assert_eq!(digest, Digest::of(&bytes));
+        }
+        let beyond = chunks(&content, Extent::Range { offset: 20_000, length: 1 }, 4096).await;
+        assert_eq!(beyond.2, Digest::default());
+    }
+
+    #[test]
+    fn checksums_of_ranges_amount_to_that_of_the_whole() {
+        let content: Vec<u8> = (0..300_000u32).map(|n| (n >> 7) as u8).collect();
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&content).unwrap();
+        let ranges = Ranges::new(300_000, 64 << 10).unwrap();
+        let mut found = Vec::new();
+        checksums(&file, &ranges, |index, digest| {
+            assert_eq!(index, found.len());
+            found.push(digest);
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+        let expected: Vec<_> = content.chunks(64 << 10).map(Digest::of).collect();
+        assert_eq!(found, expected);
+        assert_eq!(whole_digest(&file).unwrap(), Digest::of(&content));
+        // A file that is shorter than the ranges say.
+        file.set_len(70_000).unwrap();
+        let mut buffer = [0; 1000];
+        assert_eq!(range_digest(&file, &ranges, 1, &mut buffer).unwrap().size, 70_000 - (64 << 10));
+        assert_eq!(range_digest(&file, &ranges, 2, &mut buffer).unwrap(), Digest::default());
+        assert_eq!(read_small(&file, 70_000).unwrap().1, Digest::of(&content[..70_000]));
     }
 
     #[test]
@@ -178,8 +310,8 @@ mod tests {
     #[tokio::test]
     async fn a_read_error_arrives() {
         let dir = tempfile::tempdir().unwrap();
-        let source = Source { file: File::open(dir.path()).unwrap(), size: None, regular: true };
-        let error = source.start(4096).recv().await.unwrap().unwrap_err();
+        let file = Arc::new(File::open(dir.path()).unwrap());
+        let error = start(file, Extent::Whole(None), 4096).recv().await.unwrap().unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::IsADirectory);
     }
 }

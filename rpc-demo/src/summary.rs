@@ -2,11 +2,12 @@
 
 use crate::names::Shown;
 use crate::net::Route;
+use serde::Serialize;
 use std::fmt;
 use std::time::Duration;
 
 /// What went over.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Tally {
     /// Bytes of the files.
     pub(crate) bytes: u64,
@@ -16,6 +17,10 @@ pub(crate) struct Tally {
     pub(crate) directories: u64,
     /// Links and special files that were left out.
     pub(crate) skipped: u64,
+    /// Of the bytes: were there already.
+    pub(crate) kept_bytes: u64,
+    /// Of the files: were there already, whole.
+    pub(crate) kept_files: u64,
 }
 
 /// A transfer that succeeded. Shown in one line, made for people and easy to search:
@@ -23,8 +28,10 @@ pub(crate) struct Tally {
 /// ```text
 /// put 'tree': 1073741824 bytes in 61 files, 16 directories, 3.208 s, 0.335 GB/s, CRC32C ok, 0 bytes by RDMA WRITE (0.0 %), path tcp (no-device: ...)
 /// ```
+///
+/// With `--json` the same is one object.
 pub(crate) struct Summary<'a> {
-    /// `put` or `get`.
+    /// `put`, `get` or `cp`.
     pub(crate) verb: &'static str,
     /// The name in the store.
     pub(crate) name: &'a str,
@@ -32,29 +39,84 @@ pub(crate) struct Summary<'a> {
     pub(crate) tally: Tally,
     /// From the first request to the last answer, syncing to disk included.
     pub(crate) elapsed: Duration,
-    /// Which way.
-    pub(crate) route: Route,
+    /// Which way; two of them from server to server.
+    pub(crate) routes: Routes,
+}
+
+/// Which way the bytes went.
+pub(crate) enum Routes {
+    /// To a server or from one.
+    One(Route),
+    /// From one server to another.
+    Two { from: Route, to: Route },
+}
+
+impl Summary<'_> {
+    /// Bytes a second of what was moved.
+    fn rate(&self) -> f64 {
+        let seconds = self.elapsed.as_secs_f64();
+        let moved = self.tally.bytes - self.tally.kept_bytes;
+        if seconds > 0.0 { moved as f64 / seconds } else { 0.0 }
+    }
+
+    /// The same as a JSON object.
+    pub(crate) fn json(&self) -> Json<'_> {
+        let (route, from, to) = match &self.routes {
+            Routes::One(route) => (Some(route), None, None),
+            Routes::Two { from, to } => (None, Some(from), Some(to)),
+        };
+        Json {
+            command: self.verb,
+            name: self.name,
+            tally: self.tally,
+            moved_bytes: self.tally.bytes - self.tally.kept_bytes,
+            seconds: self.elapsed.as_secs_f64(),
+            bytes_per_second: self.rate(),
+            route,
+            from,
+            to,
+        }
+    }
+}
+
+/// The form of `--json`.
+#[derive(Serialize)]
+pub(crate) struct Json<'a> {
+    command: &'static str,
+    name: &'a str,
+    #[serde(flatten)]
+    tally: Tally,
+    moved_bytes: u64,
+    seconds: f64,
+    bytes_per_second: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    route: Option<&'a Route>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    from: Option<&'a Route>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    to: Option<&'a Route>,
 }
 
 impl fmt::Display for Summary<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Tally { bytes, files, directories, skipped } = self.tally;
-        let seconds = self.elapsed.as_secs_f64();
-        let rate = if seconds > 0.0 { bytes as f64 / seconds / 1e9 } else { 0.0 };
-        write!(
-            f,
-            "{} '{}': {bytes} bytes in {}",
-            self.verb,
-            Shown(self.name),
-            count(files, "file", "files")
-        )?;
+        let Tally { bytes, files, directories, skipped, kept_bytes, kept_files } = self.tally;
+        let files = count(files, "file", "files");
+        write!(f, "{} '{}': {bytes} bytes in {files}", self.verb, Shown(self.name))?;
         if directories > 0 {
             write!(f, ", {}", count(directories, "directory", "directories"))?;
         }
         if skipped > 0 {
             write!(f, ", {skipped} skipped")?;
         }
-        write!(f, ", {seconds:.3} s, {rate:.3} GB/s, CRC32C ok, {}", self.route)
+        if kept_files > 0 || kept_bytes > 0 {
+            let whole = count(kept_files, "whole file", "whole files");
+            write!(f, ", of which {kept_bytes} bytes were there, {whole} among them")?;
+        }
+        write!(f, ", {:.3} s, {:.3} GB/s, CRC32C ok, ", self.elapsed.as_secs_f64(), self.rate() / 1e9)?;
+        match &self.routes {
+            Routes::One(route) => write!(f, "{route}"),
+            Routes::Two { from, to } => write!(f, "from: {from}; to: {to}"),
+        }
     }
 }
 

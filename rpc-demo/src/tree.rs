@@ -1,5 +1,6 @@
 //! A directory on this side: what is in it.
 
+use crate::attributes::Attributes;
 use crate::failure::Failure;
 use crate::names::Shown;
 use std::fs::{self, FileType};
@@ -21,6 +22,8 @@ pub(crate) struct Node {
     pub(crate) path: String,
     /// Bytes; `None` for a directory.
     pub(crate) size: Option<u64>,
+    /// Mode and time.
+    pub(crate) attributes: Attributes,
 }
 
 impl Tree {
@@ -35,12 +38,14 @@ impl Tree {
                 continue;
             };
             let full = dir.join(&path);
+            let look = || fs::symlink_metadata(&full).map_err(|error| unreadable(&full, &error));
             if kind.is_dir() {
                 levels.push(children(&full, &path)?);
-                tree.nodes.push(Node { path, size: None });
+                tree.nodes.push(Node { path, size: None, attributes: Attributes::of(&look()?) });
             } else if kind.is_file() {
-                let size = fs::symlink_metadata(&full).map_err(|error| unreadable(&full, &error))?.len();
-                tree.nodes.push(Node { path, size: Some(size) });
+                let metadata = look()?;
+                let (size, attributes) = (Some(metadata.len()), Attributes::of(&metadata));
+                tree.nodes.push(Node { path, size, attributes });
             } else {
                 let what = if kind.is_symlink() { "a symbolic link" } else { "a special file" };
                 tracing::warn!("{} is {what}; left out", shown(&full));
@@ -48,6 +53,14 @@ impl Tree {
             }
         }
         Ok(tree)
+    }
+
+    /// Whether the directory at `index` holds nothing of the tree.
+    pub(crate) fn is_empty_at(&self, index: usize) -> bool {
+        let below = |(node, next): (&Node, &Node)| {
+            next.path.strip_prefix(&node.path).is_some_and(|rest| rest.starts_with('/'))
+        };
+        !self.nodes.get(index).zip(self.nodes.get(index + 1)).is_some_and(below)
     }
 
     /// Bytes of all files.
@@ -104,6 +117,8 @@ mod tests {
         let nodes: Vec<_> = tree.nodes.iter().map(|node| (node.path.as_str(), node.size)).collect();
         assert_eq!(nodes, [("a", Some(5)), ("b", None), ("b/c", None), ("b/c/d", Some(0)), ("empty", None)]);
         assert_eq!((tree.skipped, tree.bytes()), (1, 5));
+        let empty: Vec<_> = (0..5).filter(|index| tree.is_empty_at(*index)).collect();
+        assert_eq!(empty, [0, 2 + 1, 4]);
     }
 
     #[test]

@@ -11,30 +11,6 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Stdio;
 
-/// A path, and for a file its content and permission bits.
-type Found = (String, Option<(Vec<u8>, u32)>);
-
-/// Everything below a directory.
-fn picture(dir: &Path) -> Vec<Found> {
-    let mut found = Vec::new();
-    let mut todo = vec![dir.to_owned()];
-    while let Some(next) = todo.pop() {
-        for entry in fs::read_dir(next).unwrap() {
-            let path = entry.unwrap().path();
-            let shown = path.strip_prefix(dir).unwrap().to_str().unwrap().to_owned();
-            if path.is_dir() {
-                found.push((shown, None));
-                todo.push(path);
-            } else {
-                let mode = fs::metadata(&path).unwrap().permissions().mode() & 0o777;
-                found.push((shown, Some((fs::read(&path).unwrap(), mode))));
-            }
-        }
-    }
-    found.sort();
-    found
-}
-
 #[test]
 fn a_tree_comes_back_the_same() {
     let dir = scratch();
@@ -153,7 +129,7 @@ fn peak(process: u32) -> u64 {
 
 #[test]
 fn a_file_is_never_held_whole() {
-    const BLOCKS: usize = 256;
+    const BLOCKS: usize = 512;
     const SIZE: u64 = (BLOCKS as u64) << 20;
     let dir = scratch();
     let at = |path: &str| dir.path().join(path);

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Bytes compared at a time.
 const BLOCK: usize = 1 << 20;
 
-/// Compares names, kinds, sizes and contents. Ends early when told to `stop`.
+/// Compares names, kinds, sizes, modes, times and contents. Ends early when told to `stop`.
 pub(super) fn trees(left: &Path, right: &Path, stop: &AtomicBool) -> Result<Tally, Failure> {
     let (ours, theirs) = (Tree::walk(left)?, Tree::walk(right)?);
     if let Some((a, b)) = ours.nodes.iter().zip(&theirs.nodes).find(|(a, b)| a != b) {
@@ -32,7 +32,7 @@ pub(super) fn trees(left: &Path, right: &Path, stop: &AtomicBool) -> Result<Tall
             continue;
         };
         let (one, other) = (left.join(&node.path), right.join(&node.path));
-        progress.file(&node.path);
+        let bar = progress.file(&node.path, size);
         let mut compare = || -> io::Result<bool> {
             let (mut one, mut other) = (File::open(&one)?, File::open(&other)?);
             loop {
@@ -46,7 +46,7 @@ pub(super) fn trees(left: &Path, right: &Path, stop: &AtomicBool) -> Result<Tall
                 if x == 0 {
                     return Ok(true);
                 }
-                progress.add(x);
+                bar.add(x);
             }
         };
         match compare() {
@@ -71,10 +71,20 @@ fn differ(left: &Path, right: &Path, why: String) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt;
 
     fn compare(left: &Path, right: &Path) -> Result<Tally, Failure> {
         trees(left, right, &AtomicBool::new(false))
+    }
+
+    /// Gives what both trees have the times that it has in the left one.
+    fn align(left: &Path, right: &Path) {
+        for node in Tree::walk(left).unwrap().nodes.iter().rev() {
+            if let Ok(file) = File::open(right.join(&node.path)) {
+                node.attributes.apply_time(&file).unwrap();
+            }
+        }
     }
 
     #[test]
@@ -86,20 +96,33 @@ mod tests {
             fs::create_dir_all(dir.join("sub/empty")).unwrap();
             fs::write(dir.join("sub/file"), &content).unwrap();
         }
+        align(&a, &b);
         let same = compare(&a, &b).unwrap();
-        assert_eq!(same, Tally { bytes: 3_000_000, files: 1, directories: 2, skipped: 0 });
+        assert_eq!(same, Tally { bytes: 3_000_000, files: 1, directories: 2, ..Tally::default() });
 
         let mut other = content.clone();
         other[2_999_999] ^= 1;
         fs::write(b.join("sub/file"), &other).unwrap();
+        align(&a, &b);
         assert!(compare(&a, &b).unwrap_err().to_string().contains("contents differ"));
-        fs::write(b.join("sub/file"), &content[1..]).unwrap();
-        assert!(compare(&a, &b).is_err());
-        fs::write(b.join("sub/file"), &content).unwrap();
-        fs::remove_dir(b.join("sub/empty")).unwrap();
-        assert!(compare(&a, &b).is_err());
-        fs::create_dir(b.join("sub/empty")).unwrap();
-        fs::write(b.join("zzz"), "").unwrap();
-        assert!(compare(&a, &b).is_err());
+        let changes: [&dyn Fn(); 5] = [
+            &|| fs::write(b.join("sub/file"), &content[1..]).unwrap(),
+            &|| fs::remove_dir(b.join("sub/empty")).unwrap(),
+            &|| fs::write(b.join("zzz"), "").unwrap(),
+            &|| fs::set_permissions(b.join("sub/file"), Permissions::from_mode(0o600)).unwrap(),
+            &|| File::open(b.join("sub")).unwrap().set_modified(std::time::UNIX_EPOCH).unwrap(),
+        ];
+        for (index, change) in changes.iter().enumerate() {
+            fs::remove_dir_all(&b).unwrap();
+            fs::create_dir_all(b.join("sub/empty")).unwrap();
+            fs::copy(a.join("sub/file"), b.join("sub/file")).unwrap();
+            align(&a, &b);
+            compare(&a, &b).unwrap();
+            change();
+            if index < 4 {
+                align(&a, &b);
+            }
+            assert!(compare(&a, &b).is_err(), "change {index}");
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! The generated tree: the same for the same size and seed.
 
 use crate::failure::Failure;
-use crate::progress::Progress;
+use crate::progress::{Bar, Progress};
 use crate::tree::shown;
 use rand::rngs::SmallRng;
 use rand::{RngCore, SeedableRng};
@@ -66,21 +66,14 @@ impl Plan {
             .map_err(|error| Failure::io(format!("cannot make {}", shown(&empty)), &error))?;
         for (name, size) in &self.files {
             let path = dir.join(name);
-            progress.file(name);
-            self.file(&path, name, *size, stop, &progress)
+            let bar = progress.file(name, *size);
+            self.file(&path, name, *size, stop, &bar)
                 .map_err(|error| Failure::io(format!("cannot write {}", shown(&path)), &error))?;
         }
         Ok(())
     }
 
-    fn file(
-        &self,
-        path: &Path,
-        name: &str,
-        size: u64,
-        stop: &AtomicBool,
-        progress: &Progress,
-    ) -> io::Result<()> {
+    fn file(&self, path: &Path, name: &str, size: u64, stop: &AtomicBool, bar: &Bar) -> io::Result<()> {
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent)?;
         }
@@ -97,7 +90,7 @@ impl Plan {
             let Some(part) = block.get_mut(..length) else { break };
             random.fill_bytes(part);
             file.write_all(part)?;
-            progress.add(length);
+            bar.add(length);
             left -= length as u64;
         }
         Ok(())

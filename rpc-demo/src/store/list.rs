@@ -1,19 +1,29 @@
 //! Walking the store.
 
 use super::{Doing, Store, StoreError};
+use crate::attributes::Attributes;
 use crate::names::{Name, PRIVATE_DIR};
-use crate::pb::{Entry, entry::Kind};
+use crate::pb::{Checksum, Entry, entry::Kind};
+use crate::source;
 use cap_std::fs::Metadata;
+use cap_std::fs::PermissionsExt;
 use std::ffi::OsString;
 use std::io;
 use std::ops::ControlFlow;
 
 impl Store {
+    /// Describes an object or directory.
+    pub(crate) fn stat(&self, name: &Name, checksum: Checksum) -> Result<Entry, StoreError> {
+        let metadata = self.root.symlink_metadata(name.as_str()).doing("look at", name.as_str())?;
+        Ok(self.summed(describe(name.as_str(), &metadata), checksum))
+    }
+
     /// Shows `emit` the object `name`, or the directory and all below it: parents first, each directory sorted by
     /// name. `None` is the root, which is not itself shown. What cannot be served is shown with a note.
     pub(crate) fn list(
         &self,
         name: Option<&Name>,
+        checksum: Checksum,
         mut emit: impl FnMut(Entry) -> ControlFlow<()>,
     ) -> Result<(), StoreError> {
         let mut levels = Vec::new();
@@ -23,7 +33,7 @@ impl Store {
                 let metadata = self.root.symlink_metadata(name.as_str()).doing("list", name.as_str())?;
                 let entry = describe(name.as_str(), &metadata);
                 let directory = entry.kind() == Kind::Directory;
-                if emit(entry).is_break() {
+                if emit(self.summed(entry, checksum)).is_break() {
                     return Ok(());
                 }
                 if directory {
@@ -39,7 +49,7 @@ impl Store {
             };
             let Some((entry, below)) = self.look(parent, &child) else { continue };
             let name = entry.name.clone();
-            if emit(entry).is_break() {
+            if emit(self.summed(entry, checksum)).is_break() {
                 return Ok(());
             }
             if let Some(below) = below {
@@ -47,6 +57,24 @@ impl Store {
             }
         }
         Ok(())
+    }
+
+    /// The entry with its CRC32C, as far as that is asked for and can be had.
+    fn summed(&self, mut entry: Entry, checksum: Checksum) -> Entry {
+        if entry.kind() != Kind::File || checksum == Checksum::Unspecified {
+            return entry;
+        }
+        let crc32c = self.read_at(&entry.name).and_then(|object| match object.recorded {
+            None if checksum == Checksum::Computed => {
+                source::whole_digest(&object.file).map(|digest| Some(digest.crc32c))
+            }
+            recorded => Ok(recorded),
+        });
+        match crc32c {
+            Ok(crc32c) => entry.crc32c = crc32c,
+            Err(error) => entry.note = error.to_string(),
+        }
+        entry
     }
 
     /// One child, and for a directory its children in turn. `None` for what is no one's business, or gone by now.
@@ -92,10 +120,18 @@ impl Store {
 }
 
 fn describe(name: &str, metadata: &Metadata) -> Entry {
+    let entry = |kind: Kind, size| {
+        let attributes = Attributes {
+            mode: Some(metadata.permissions().mode() & 0o777),
+            modified: metadata.modified().ok().map(|time| time.into_std()),
+        };
+        let attributes = Some(attributes.into());
+        Entry { name: name.to_owned(), kind: kind.into(), size, attributes, ..Entry::default() }
+    };
     if metadata.is_file() {
-        Entry { name: name.to_owned(), kind: Kind::File.into(), size: metadata.len(), note: String::new() }
+        entry(Kind::File, metadata.len())
     } else if metadata.is_dir() {
-        noted(name.to_owned(), Kind::Directory, String::new())
+        entry(Kind::Directory, 0)
     } else if metadata.is_symlink() {
         noted(name.to_owned(), Kind::Other, "a symbolic link".into())
     } else {
@@ -104,5 +140,5 @@ fn describe(name: &str, metadata: &Metadata) -> Entry {
 }
 
 fn noted(name: String, kind: Kind, note: String) -> Entry {
-    Entry { name, kind: kind.into(), size: 0, note }
+    Entry { name, kind: kind.into(), note, ..Entry::default() }
 }

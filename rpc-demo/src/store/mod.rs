@@ -8,18 +8,31 @@
 
 mod list;
 mod record;
+mod remove;
+mod upload;
 
+pub(crate) use remove::Removed;
+pub(crate) use upload::{UploadError, Wanted};
+
+use crate::attributes::Attributes;
 use crate::digest::Digest;
 use crate::names::{Name, PRIVATE_DIR};
 use crate::sink::{Pending, sync_dir};
 use cap_std::ambient_authority;
-use cap_std::fs::{Dir, OpenOptions, OpenOptionsExt, PermissionsExt};
+use cap_std::fs::{Dir, OpenOptions, OpenOptionsExt};
 use rustix::fs::{FlockOperation, OFlags, flock};
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use upload::Uploads;
+
+/// Permission bits that the server needs to serve a file, and a directory.
+pub(crate) const FILE_LEAST: u32 = 0o400;
+pub(crate) const DIRECTORY_LEAST: u32 = 0o500;
 
 /// Locked by the server that uses the root.
 const LOCK: &str = "lock";
@@ -29,8 +42,19 @@ pub(crate) struct Store {
     root: Dir,
     temp: Arc<Dir>,
     next: AtomicU64,
+    uploads: Uploads,
+    options: Options,
     /// Held open for its lock.
     _lock: File,
+}
+
+/// How a store is kept.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Options {
+    /// Sync files and directories before anything is acknowledged.
+    pub(crate) sync: bool,
+    /// How long what an interrupted upload has received is kept.
+    pub(crate) keep_uploads: Duration,
 }
 
 /// An operation on an object failed.
@@ -63,8 +87,10 @@ pub(crate) struct Object {
     pub(crate) file: File,
     /// Bytes.
     pub(crate) size: u64,
-    /// Unix permission bits.
-    pub(crate) mode: u32,
+    /// Mode and time.
+    pub(crate) attributes: Attributes,
+    /// Changes when the object is replaced or changed.
+    pub(crate) version: String,
     /// CRC32C of the content as it was stored, if that is known and the file was not changed by other means since.
     pub(crate) recorded: Option<u32>,
 }
@@ -84,7 +110,7 @@ pub(crate) enum OpenError {
 
 impl Store {
     /// Opens `path`, takes its lock, and removes what an earlier server left unfinished.
-    pub(crate) fn open(path: &Path) -> Result<Store, OpenError> {
+    pub(crate) fn open(path: &Path, options: Options) -> Result<Store, OpenError> {
         let shown = crate::names::Shown(&path.to_string_lossy()).to_string();
         let failed = |error: io::Error| match error.kind() {
             io::ErrorKind::NotFound => OpenError::Missing(shown.clone()),
@@ -105,12 +131,19 @@ impl Store {
             rustix::io::Errno::WOULDBLOCK => OpenError::Busy(shown.clone()),
             other => failed(other.into()),
         })?;
-        let stale = remove_stale(&temp).map_err(failed)?;
+        let store = Store {
+            root,
+            temp: Arc::new(temp),
+            next: AtomicU64::new(0),
+            uploads: Uploads::default(),
+            options,
+            _lock: lock,
+        };
+        let stale = store.remove_stale().map_err(failed)?;
         if stale > 0 {
             tracing::warn!("removed {stale} unfinished files that an earlier server left in {shown}");
         }
-        let store = Store { root, temp: Arc::new(temp), next: AtomicU64::new(0), _lock: lock };
-        if !store.begin(None).and_then(|probe| record::supported(probe.file())).map_err(failed)? {
+        if !store.begin(false).and_then(|probe| record::supported(probe.file())).map_err(failed)? {
             tracing::warn!(
                 "the file system of {shown} keeps no extended attributes: CRC32Cs are checked in transfers, \
                  but not remembered for stored files"
@@ -119,11 +152,14 @@ impl Store {
         Ok(store)
     }
 
-    /// Begins a file that belongs to no name yet; `mode` are the permission bits it shall have.
-    pub(crate) fn begin(&self, mode: Option<u32>) -> io::Result<Pending> {
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        // The server itself must be able to read the object again.
-        Pending::create(self.temp.clone(), format!("{number}.part"), mode.map(|mode| mode | 0o400))
+    /// Begins a file that belongs to no name yet. `private`: as in [`Pending::create`].
+    pub(crate) fn begin(&self, private: bool) -> io::Result<Pending> {
+        Pending::create(self.temp.clone(), format!("{}.part", self.number()), private)
+    }
+
+    /// A number that this server has not used yet.
+    fn number(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Bytes that could still be written, where the file system says.
@@ -134,18 +170,66 @@ impl Store {
     }
 
     /// Shows a whole file under `name`, durably, and records its CRC32C with it.
-    pub(crate) fn commit(&self, pending: Pending, name: &Name) -> Result<Digest, StoreError> {
-        let digest = pending.digest();
+    pub(crate) fn commit(
+        &self,
+        pending: Pending,
+        digest: Digest,
+        attributes: &Attributes,
+        name: &Name,
+    ) -> Result<(), StoreError> {
         let (parent, last) = name.split();
         let dir = self.make_dir_at(parent).doing("make the directory", parent)?;
-        record::write(pending.file(), digest).doing("write", name.as_str())?;
-        pending.place(&dir, last).doing("write", name.as_str())?;
-        Ok(digest)
+        let settle = || {
+            // The record speaks of the time of change, and needs a file that may be written to.
+            attributes.apply_time(pending.file())?;
+            record::write(pending.file(), digest)?;
+            attributes.apply_mode(pending.file(), FILE_LEAST)
+        };
+        settle().doing("write", name.as_str())?;
+        pending.place(&dir, last, self.options.sync).doing("write", name.as_str())
     }
 
-    /// Makes a directory and its parents, durably.
-    pub(crate) fn make_dir(&self, name: &Name) -> Result<(), StoreError> {
-        self.make_dir_at(name.as_str()).map(drop).doing("make the directory", name.as_str())
+    /// Makes a directory and its parents, durably. `writable`: the server's user may write in it afterwards.
+    pub(crate) fn make_dir(&self, name: &Name, writable: bool) -> Result<(), StoreError> {
+        let make = || {
+            let dir = self.make_dir_at(name.as_str())?;
+            if writable {
+                let dir = dir.open(".")?.into_std();
+                let mode = Attributes::of(&dir.metadata()?).mode.unwrap_or_default();
+                if mode & 0o700 != 0o700 {
+                    Attributes { mode: Some(mode), modified: None }.apply(&dir, 0o700)?;
+                }
+            }
+            Ok(())
+        };
+        make().doing("make the directory", name.as_str())
+    }
+
+    /// Sets mode and time of an object or directory.
+    pub(crate) fn set_attributes(&self, name: &Name, attributes: &Attributes) -> Result<(), StoreError> {
+        let set = || {
+            if self.root.symlink_metadata(name.as_str())?.is_dir() {
+                let dir = self.root.open_dir(name.as_str())?.open(".")?.into_std();
+                attributes.apply(&dir, DIRECTORY_LEAST)?;
+                return if self.options.sync { dir.sync_all() } else { Ok(()) };
+            }
+            let Object { file, size, attributes: had, recorded, .. } = self.read_at(name.as_str())?;
+            if let (Some(crc32c), Some(_)) = (recorded, attributes.modified) {
+                let mode = attributes.mode.or(had.mode);
+                Attributes { mode, modified: None }.apply_mode(&file, 0o600)?;
+                attributes.apply_time(&file)?;
+                record::write(&file, Digest { size, crc32c })?;
+                Attributes { mode, modified: None }.apply_mode(&file, FILE_LEAST)?;
+            } else {
+                attributes.apply(&file, FILE_LEAST)?;
+            }
+            if self.options.sync { file.sync_all() } else { Ok(()) }
+        };
+        set().doing("set the mode and time of", name.as_str())
+    }
+
+    fn sync_dir(&self, dir: &Dir) -> io::Result<()> {
+        if self.options.sync { sync_dir(dir) } else { Ok(()) }
     }
 
     fn make_dir_at(&self, path: &str) -> io::Result<Dir> {
@@ -161,7 +245,7 @@ impl Store {
         for (end, _) in path.match_indices('/').chain([(path.len(), "")]) {
             let part = &path[..end];
             match self.root.create_dir(part) {
-                Ok(()) => sync_dir(&dir)?,
+                Ok(()) => self.sync_dir(&dir)?,
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
             }
@@ -180,12 +264,24 @@ impl Store {
         // Were it replaced by a pipe in between, opening it must not wait for a writer.
         let nonblock = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
         let file = self.root.open_with(path, OpenOptions::new().read(true).custom_flags(nonblock))?;
-        let metadata = file.metadata()?;
-        regular(&metadata)?;
+        regular(&file.metadata()?)?;
         let file = file.into_std();
         let recorded = record::read(&file)?;
-        Ok(Object { file, size: metadata.len(), mode: metadata.permissions().mode() & 0o777, recorded })
+        let metadata = file.metadata()?;
+        Ok(Object {
+            size: metadata.len(),
+            attributes: Attributes::of(&metadata),
+            version: version(&metadata),
+            file,
+            recorded,
+        })
     }
+}
+
+/// Another one for every file that is put in the place of an object, and for one that was written to.
+fn version(metadata: &Metadata) -> String {
+    let (seconds, nanos) = (metadata.mtime(), metadata.mtime_nsec());
+    format!("{:x}-{:x}-{seconds:x}.{nanos:x}", metadata.ino(), metadata.size())
 }
 
 /// An object is a regular file.
@@ -197,17 +293,4 @@ fn regular(metadata: &cap_std::fs::Metadata) -> io::Result<()> {
     } else {
         Err(io::Error::new(io::ErrorKind::InvalidInput, "it is neither a regular file nor a directory"))
     }
-}
-
-/// Removes unfinished files; returns how many there were.
-fn remove_stale(temp: &Dir) -> io::Result<usize> {
-    let mut count = 0;
-    for entry in temp.entries()? {
-        let entry = entry?;
-        if entry.file_name() != LOCK {
-            entry.remove_file()?;
-            count += 1;
-        }
-    }
-    Ok(count)
 }

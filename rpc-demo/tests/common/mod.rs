@@ -9,6 +9,7 @@ pub(crate) mod pb;
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -190,6 +191,53 @@ pub(crate) fn failed(output: Output, code: i32) -> String {
 pub(crate) fn says(text: &str, parts: &[&str]) {
     for part in parts {
         assert!(text.contains(part), "'{part}' is not in: {text}");
+    }
+}
+
+/// What a command printed, a JSON object.
+#[track_caller]
+pub(crate) fn json(output: &Output) -> serde_json::Value {
+    serde_json::from_str(stdout(output)).unwrap()
+}
+
+/// A number in a JSON object.
+#[track_caller]
+pub(crate) fn number(json: &serde_json::Value, field: &str) -> u64 {
+    json[field].as_u64().unwrap_or_else(|| panic!("{field} in {json}"))
+}
+
+/// A path, its mode and time, and for a file its content.
+pub(crate) type Found = (String, u32, std::time::SystemTime, Option<Vec<u8>>);
+
+/// Everything below a directory.
+pub(crate) fn picture(dir: &Path) -> Vec<Found> {
+    let mut found = Vec::new();
+    let mut todo = vec![dir.to_owned()];
+    while let Some(next) = todo.pop() {
+        for entry in fs::read_dir(next).unwrap() {
+            let path = entry.unwrap().path();
+            let shown = path.strip_prefix(dir).unwrap().to_str().unwrap().to_owned();
+            let metadata = fs::metadata(&path).unwrap();
+            let content = metadata.is_file().then(|| fs::read(&path).unwrap());
+            let mode = metadata.permissions().mode() & 0o777;
+            found.push((shown, mode, metadata.modified().unwrap(), content));
+            if metadata.is_dir() {
+                todo.push(path);
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Both directories hold the same, modes and times included.
+#[track_caller]
+pub(crate) fn same(left: &Path, right: &Path) {
+    let (left, right) = (picture(left), picture(right));
+    assert_eq!(left.len(), right.len());
+    for (left, right) in left.iter().zip(&right) {
+        assert_eq!((&left.0, left.1, left.2), (&right.0, right.1, right.2));
+        assert!(left.3 == right.3, "the content of {}", left.0);
     }
 }
 

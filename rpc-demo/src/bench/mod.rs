@@ -1,0 +1,195 @@
+//! `rpc-demo bench`: objects written and read, in order and at random.
+
+mod report;
+
+use crate::cli::{Bench, size_shown};
+use crate::digest::Digest;
+use crate::failure::Failure;
+use crate::names::Name;
+use crate::net::{self, Connection, Direction, Meter};
+use crate::output;
+use crate::pb::{GetRequest, ObjectHead, RemoveRequest, put_request::Head};
+use crate::progress::{Bar, Progress};
+use crate::signals::until_signal;
+use crate::source::Piece;
+use crate::transfer::{Pieces, send};
+use bytes::Bytes;
+use rand::rngs::SmallRng;
+use rand::seq::SliceRandom;
+use rand::{RngCore, SeedableRng};
+use report::{Figures, Report};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+use tokio::task::JoinSet;
+
+/// Objects of one size at most.
+const OBJECTS_MAX: u64 = 2000;
+/// Contents of objects are slices of this much random memory and what follows it: no two neighbours are equal.
+const SHIFT: usize = 4096;
+/// Decides the contents and the random order: two runs do the same.
+const SEED: u64 = 7;
+
+/// What is measured, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pass {
+    WriteInOrder,
+    ReadInOrder,
+    ReadAtRandom,
+    WriteAtRandom,
+}
+
+const PASSES: [Pass; 4] = [Pass::WriteInOrder, Pass::ReadInOrder, Pass::ReadAtRandom, Pass::WriteAtRandom];
+
+impl Pass {
+    fn writes(self) -> bool {
+        matches!(self, Pass::WriteInOrder | Pass::WriteAtRandom)
+    }
+
+    fn at_random(self) -> bool {
+        matches!(self, Pass::ReadAtRandom | Pass::WriteAtRandom)
+    }
+}
+
+/// Measures what the flags ask for.
+pub(crate) async fn run(args: Bench) -> Result<(), Failure> {
+    let connection = net::connect(&args.remote.server, &args.remote.path).await?;
+    let text = format!("rpc-demo-bench-{:016x}", rand::random::<u64>());
+    let dir = Name::parse(&text).map_err(|error| Failure::name(&text, error))?;
+    let mut report = None;
+    let measured = until_signal(async {
+        report = Some(measure(&args, &connection, &dir).await?);
+        Ok(())
+    });
+    let measured = measured.await;
+    // Also after a failure or a signal: what was written is of use to nobody.
+    let request = RemoveRequest { name: text.clone(), recursive: true };
+    let removed = connection.store().remove(request).await;
+    measured?;
+    let gone = |status: &tonic::Status| status.code() == tonic::Code::NotFound;
+    match removed {
+        Err(status) if !gone(&status) => {
+            return Err(Failure::status(format!("cannot remove the bench's objects in '{dir}'"), &status));
+        }
+        _ => {}
+    }
+    let Some(report) = report else { return Ok(()) };
+    if args.json { output::json(&report) } else { output::line(format_args!("{report}")) }
+}
+
+async fn measure(args: &Bench, connection: &Connection, dir: &Name) -> Result<Report, Failure> {
+    let sent = Meter::start(connection, Direction::Sent);
+    let received = Meter::start(connection, Direction::Received);
+    let mut figures = Vec::new();
+    for &size in &args.sizes {
+        let set = Arc::new(Set::new(args, connection, dir, size)?);
+        for pass in PASSES {
+            figures.push(set.clone().pass(pass).await?);
+        }
+    }
+    Ok(Report { jobs: args.jobs, figures, sent: sent.route(), received: received.route() })
+}
+
+/// Objects of one size.
+struct Set {
+    connection: Connection,
+    jobs: u16,
+    chunk: usize,
+    size: u64,
+    names: Vec<Name>,
+    memory: Bytes,
+}
+
+impl Set {
+    fn new(args: &Bench, connection: &Connection, dir: &Name, size: u64) -> Result<Set, Failure> {
+        let count = (args.amount / size).min(OBJECTS_MAX).max(args.jobs.into());
+        let name = |index| {
+            let below = format!("{size}/{index}");
+            dir.join(&below).map_err(|error| Failure::name(&below, error))
+        };
+        let names = (0..count).map(name).collect::<Result<_, _>>()?;
+        let mut memory = vec![0; usize::try_from(size).unwrap_or(usize::MAX) + SHIFT];
+        SmallRng::seed_from_u64(SEED).fill_bytes(&mut memory);
+        Ok(Set {
+            connection: connection.clone(),
+            jobs: args.jobs,
+            chunk: args.chunks.chunk_size,
+            size,
+            names,
+            memory: memory.into(),
+        })
+    }
+
+    async fn pass(self: Arc<Self>, pass: Pass) -> Result<Figures, Failure> {
+        let mut order: Vec<usize> = (0..self.names.len()).collect();
+        if pass.at_random() {
+            order.shuffle(&mut SmallRng::seed_from_u64(SEED));
+        }
+        let progress = Progress::start(Some(self.size.saturating_mul(order.len() as u64)));
+        let queue = Arc::new(Mutex::new(order.into_iter()));
+        let mut workers = JoinSet::new();
+        let began = Instant::now();
+        for _ in 0..self.jobs {
+            let (set, queue) = (self.clone(), queue.clone());
+            let bar = progress.file(&format!("{pass:?} {}", size_shown(self.size)), 0);
+            workers.spawn(async move {
+                let mut times = Vec::new();
+                loop {
+                    let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+                    let Some(index) = next else { return Ok(times) };
+                    let began = Instant::now();
+                    if pass.writes() {
+                        set.write(index, &bar).await?
+                    } else {
+                        set.read(index, &bar).await?
+                    }
+                    times.push(began.elapsed());
+                }
+            });
+        }
+        let mut times = Vec::new();
+        while let Some(ended) = workers.join_next().await {
+            let ended: Result<_, Failure> =
+                ended.map_err(|error| Failure::new("the bench failed", error, ""))?;
+            times.extend(ended?);
+        }
+        Ok(Figures::new(pass, self.size, times, began.elapsed()))
+    }
+
+    fn name(&self, index: usize) -> Result<&Name, Failure> {
+        self.names.get(index).ok_or_else(|| Failure::new("the bench failed", "it lost count", ""))
+    }
+
+    async fn write(&self, index: usize, bar: &Bar) -> Result<(), Failure> {
+        let name = self.name(index)?;
+        let from = index % SHIFT;
+        let content = self.memory.slice(from..self.memory.len() - SHIFT + from);
+        let head = ObjectHead { name: name.as_str().to_owned(), size: Some(self.size), attributes: None };
+        let pieces = Pieces::memory(content, self.chunk);
+        send(&self.connection, Head::Object(head), pieces, &format!("cannot write '{name}'"), bar).await?;
+        Ok(())
+    }
+
+    async fn read(&self, index: usize, bar: &Bar) -> Result<(), Failure> {
+        let name = self.name(index)?;
+        let what = format!("cannot read '{name}'");
+        let chunk_size = u32::try_from(self.chunk).unwrap_or_default();
+        let request = GetRequest { name: name.as_str().to_owned(), chunk_size, range: None };
+        let answer = self.connection.store().get(request).await;
+        let stream = answer.map_err(|status| Failure::status(&what, &status))?.into_inner();
+        let (_, mut pieces) = Pieces::object(stream, what.clone()).await?;
+        let mut arrived = Digest::default();
+        loop {
+            match pieces.next().await? {
+                Piece::Data(bytes) => {
+                    arrived.add(&bytes);
+                    bar.add(bytes.len());
+                }
+                Piece::End(promised) if promised == arrived && arrived.size == self.size => return Ok(()),
+                Piece::End(promised) => {
+                    let why = format!("{arrived} came where {promised} was sent");
+                    return Err(Failure::new(what, why, "repeat the command"));
+                }
+            }
+        }
+    }
+}

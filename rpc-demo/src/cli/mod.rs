@@ -1,0 +1,362 @@
+//! The command line.
+
+mod size;
+mod usage;
+
+pub(crate) use size::{CHUNK, CHUNK_MAX, CHUNK_MIN, shown as size_shown};
+pub(crate) use usage::parse;
+
+use clap::{Args, Parser, Subcommand, ValueHint, value_parser};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// A small object store over RDMA, and over TCP where there is none.
+#[derive(Debug, Parser)]
+#[command(name = "rpc-demo", version, about, max_term_width = 100)]
+#[command(after_help = "\
+Try it:
+  rpc-demo demo                                  a server, a client, about 1 GiB there and back
+  rpc-demo serve --root /srv/store               serve a directory on 127.0.0.1:50051
+  rpc-demo put photos disk.img backup/           store a directory and a file below 'backup'
+  rpc-demo ls backup --long                      what is there
+  rpc-demo get backup/photos copy --resume       fetch it; after an interruption, what is missing
+
+Exit codes: 0 done, 1 it failed, 2 the command line is wrong.
+Environment: TONIC_RDMA=auto|off|require and TONIC_RDMA_DEVICE=NAME choose the path, RUST_LOG the messages.")]
+pub(crate) struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+
+    /// Say more on stderr; twice for still more. RUST_LOG overrides it.
+    #[arg(short, long, action = clap::ArgAction::Count, global = true)]
+    pub(crate) verbose: u8,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Serve the files of a directory.
+    Serve(Serve),
+    /// Store files and directories, or what comes on stdin.
+    Put(Put),
+    /// Fetch objects and directories.
+    Get(Get),
+    /// List objects: all, one, or those below a directory.
+    Ls(Ls),
+    /// Tell all about one object or directory.
+    Stat(Stat),
+    /// Remove objects, and directories with --recursive.
+    Rm(Rm),
+    /// Copy objects and directories from one server to another.
+    Cp(Cp),
+    /// Measure: write and read objects in order and at random.
+    Bench(Bench),
+    /// Start a server, put a generated tree, get it back, and compare the two.
+    Demo(Demo),
+    /// Print a script that completes commands and flags in a shell.
+    Completions(Completions),
+}
+
+/// Which server, and how.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Remote {
+    /// The server's address.
+    #[arg(long, env = "RPC_DEMO_SERVER", value_name = "URL", default_value = DEFAULT_SERVER, value_hint = ValueHint::Url)]
+    pub(crate) server: String,
+
+    #[command(flatten)]
+    pub(crate) path: Path,
+}
+
+const DEFAULT_SERVER: &str = "http://127.0.0.1:50051";
+
+/// How to come to a server.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct Path {
+    /// Fail, with the reason, where RDMA cannot be had.
+    #[arg(long)]
+    pub(crate) require_rdma: bool,
+
+    /// Seconds to wait for a TCP connection.
+    #[arg(long, env = "RPC_DEMO_CONNECT_TIMEOUT", value_name = "SECONDS", default_value_t = 10, value_parser = value_parser!(u64).range(1..=3600))]
+    pub(crate) connect_timeout: u64,
+}
+
+/// How files travel.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct Transfer {
+    /// Transfers at once. Each is a file, or a range of a large one.
+    #[arg(short, long, env = "RPC_DEMO_JOBS", value_name = "N", default_value_t = 8, value_parser = value_parser!(u16).range(1..=256))]
+    pub(crate) jobs: u16,
+
+    /// Take up what an interrupted transfer left: what is there already is compared by CRC32C, and only what is missing
+    /// or differs travels.
+    #[arg(long)]
+    pub(crate) resume: bool,
+
+    /// A file larger than this travels in ranges of this size, 64KiB to 4GiB.
+    #[arg(long, env = "RPC_DEMO_RANGE_SIZE", value_name = "SIZE", default_value = "8MiB", value_parser = size::range)]
+    pub(crate) range_size: u64,
+
+    #[command(flatten)]
+    pub(crate) chunks: Chunks,
+
+    /// Print the result as one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// How files are cut.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct Chunks {
+    /// Bytes a message carries, 4KiB to 3MiB.
+    #[arg(long, env = "RPC_DEMO_CHUNK_SIZE", value_name = "SIZE", default_value = "1MiB", value_parser = size::chunk)]
+    pub(crate) chunk_size: usize,
+}
+
+/// A directory to serve, and the terms.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+An object appears under its name whole or not at all. What an interrupted upload has received stays under the root, in
+.rpc-demo-tmp, until it is taken up with --resume or is too old; other unfinished files are removed at the start.
+
+The first SIGTERM or SIGINT takes no more connections and lets transfers finish; the second ends them.")]
+pub(crate) struct Serve {
+    /// The directory whose files are served. Nothing outside it can be reached.
+    #[arg(long, env = "RPC_DEMO_ROOT", value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) root: PathBuf,
+
+    /// Where to listen; port 0 takes a free one. There is no authentication: choose an address that only those can reach
+    /// who may read and write the root.
+    #[arg(long, env = "RPC_DEMO_ADDR", value_name = "IP:PORT", default_value = "127.0.0.1:50051")]
+    pub(crate) addr: SocketAddr,
+
+    /// Objects and ranges written at once; others wait for their turn.
+    #[arg(long, env = "RPC_DEMO_MAX_WRITES", value_name = "N", default_value_t = 64, value_parser = value_parser!(u32).range(1..=200))]
+    pub(crate) max_writes: u32,
+
+    /// Objects and ranges read at once; others wait for their turn.
+    #[arg(long, env = "RPC_DEMO_MAX_READS", value_name = "N", default_value_t = 128, value_parser = value_parser!(u32).range(1..=200))]
+    pub(crate) max_reads: u32,
+
+    /// Acknowledge without syncing files and directories to the disk: to measure what that costs. A crash of the host
+    /// may then take what was acknowledged.
+    #[arg(long, env = "RPC_DEMO_NO_SYNC", value_parser = clap::builder::FalseyValueParser::new())]
+    pub(crate) no_sync: bool,
+
+    /// Hours that what an interrupted upload has received is kept for --resume; 0 removes it at the next start.
+    #[arg(long, env = "RPC_DEMO_KEEP_UPLOADS", value_name = "HOURS", default_value_t = 24, value_parser = value_parser!(u64).range(..=8760))]
+    pub(crate) keep_uploads: u64,
+
+    /// Seconds that transfers under way get to finish after SIGTERM or SIGINT. A second signal ends them at once.
+    #[arg(long, env = "RPC_DEMO_GRACE", value_name = "SECONDS", default_value_t = 30, value_parser = value_parser!(u64).range(..=86400))]
+    pub(crate) grace: u64,
+
+    /// Stop when stdin ends: a server started by another program does not outlive it.
+    #[arg(long, hide = true)]
+    pub(crate) until_eof: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+  rpc-demo put disk.img backup/disk.img      one file, under that name
+  rpc-demo put photos a.txt backup/          each below 'backup', under its own name
+  tar c / | rpc-demo put - backup/root.tar   what comes on stdin
+
+An object of that name is replaced, a directory is merged into one that is there. Permission bits and times of change go
+with files and directories; links and special files are left out and counted.")]
+pub(crate) struct Put {
+    /// Files and directories, or - for stdin.
+    #[arg(value_name = "FILE|DIR", required = true, value_hint = ValueHint::AnyPath)]
+    pub(crate) sources: Vec<PathBuf>,
+
+    /// What to call it. With several sources, or with a / at its end, the directory to put them in; / is the root.
+    pub(crate) target: String,
+
+    #[command(flatten)]
+    pub(crate) transfer: Transfer,
+    #[command(flatten)]
+    pub(crate) remote: Remote,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+  rpc-demo get backup/disk.img copy.img      one object, under that name
+  rpc-demo get backup/photos backup/a.txt .  each into this directory, under its own name
+
+A file of that name is replaced, a directory is merged into one that is there. What an interrupted get of a large file
+has received stays beside the file as .rpc-demo-*.part, until --resume takes it up or another get replaces it.")]
+pub(crate) struct Get {
+    /// Objects and directories.
+    #[arg(value_name = "NAME", required = true)]
+    pub(crate) names: Vec<String>,
+
+    /// What to call it here. With several names, or with a / at its end, the directory to put them in.
+    #[arg(value_hint = ValueHint::AnyPath)]
+    pub(crate) target: PathBuf,
+
+    #[command(flatten)]
+    pub(crate) transfer: Transfer,
+    #[command(flatten)]
+    pub(crate) remote: Remote,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+By default: bytes and name, a / behind that of a directory. Long: permission bits, bytes, time of change (UTC), CRC32C
+where it is known, name. JSON: one object a line, with name, kind, size, mode, modified, crc32c, note.")]
+pub(crate) struct Ls {
+    /// An object, or the directory to list.
+    #[arg(value_name = "PREFIX")]
+    pub(crate) prefix: Option<String>,
+
+    /// Permission bits, times and CRC32Cs, too.
+    #[arg(short, long)]
+    pub(crate) long: bool,
+
+    /// Let the server read objects whose CRC32C it does not know.
+    #[arg(long)]
+    pub(crate) checksum: bool,
+
+    /// Print one JSON object a line.
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) remote: Remote,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Stat {
+    /// An object or a directory.
+    pub(crate) name: String,
+
+    /// Print a JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) remote: Remote,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Rm {
+    /// Objects, and directories with --recursive.
+    #[arg(value_name = "NAME", required = true)]
+    pub(crate) names: Vec<String>,
+
+    /// Remove directories with all below them.
+    #[arg(short, long)]
+    pub(crate) recursive: bool,
+
+    /// Print the result as one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) remote: Remote,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+  rpc-demo cp --from http://10.0.0.1:50051 --to http://10.0.0.2:50051 backup/photos photos
+
+The bytes go from one server to the other through this program as they are, and are checked by the server that stores
+them against the CRC32C of the one that read them.")]
+pub(crate) struct Cp {
+    /// Objects and directories of the one server.
+    #[arg(value_name = "NAME", required = true)]
+    pub(crate) names: Vec<String>,
+
+    /// What to call it on the other. With several names, or with a / at its end, the directory; / is the root.
+    pub(crate) target: String,
+
+    /// The server to read from.
+    #[arg(long, env = "RPC_DEMO_SERVER", value_name = "URL", default_value = DEFAULT_SERVER, value_hint = ValueHint::Url)]
+    pub(crate) from: String,
+
+    /// The server to write to. Default: the same.
+    #[arg(long, value_name = "URL", value_hint = ValueHint::Url)]
+    pub(crate) to: Option<String>,
+
+    #[command(flatten)]
+    pub(crate) path: Path,
+    #[command(flatten)]
+    pub(crate) transfer: Transfer,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+For each size: objects are written one after the other, read in that order, read in random order, and replaced in random
+order. They lie in a directory of their own on the server and are removed at the end. The server syncs each write unless
+it was started with --no-sync. Latencies are those of whole objects.")]
+pub(crate) struct Bench {
+    /// Bytes of an object, 4KiB to 64MiB; several with commas.
+    #[arg(long, value_name = "SIZE,...", default_value = "4KiB,64KiB,1MiB,16MiB,64MiB", value_delimiter = ',', value_parser = size::object)]
+    pub(crate) sizes: Vec<u64>,
+
+    /// Objects at once.
+    #[arg(short, long, env = "RPC_DEMO_JOBS", value_name = "N", default_value_t = 8, value_parser = value_parser!(u16).range(1..=256))]
+    pub(crate) jobs: u16,
+
+    /// Bytes to move in each measurement, within 2000 objects and 1 object a job.
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size::size)]
+    pub(crate) amount: u64,
+
+    #[command(flatten)]
+    pub(crate) chunks: Chunks,
+
+    /// Print the figures as one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) remote: Remote,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Demo {
+    /// Bytes of the generated tree, at least 1MiB. Half of them are in one file.
+    #[arg(long, default_value = "1GiB", value_parser = size::size)]
+    pub(crate) size: u64,
+
+    /// Decides the content of the files: the same seed gives the same tree.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+
+    /// Where the server listens. For RDMA, name an address of an RDMA device's interface.
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:0")]
+    pub(crate) addr: SocketAddr,
+
+    /// Where to work: three times the size must be free. Default: the directory for temporary files.
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) dir: Option<PathBuf>,
+
+    /// Keep the three trees, and say where they are.
+    #[arg(long)]
+    pub(crate) keep: bool,
+
+    /// Fail, with the reason, where RDMA cannot be had.
+    #[arg(long)]
+    pub(crate) require_rdma: bool,
+
+    #[command(flatten)]
+    pub(crate) chunks: Chunks,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "  rpc-demo completions bash > ~/.local/share/bash-completion/completions/rpc-demo")]
+pub(crate) struct Completions {
+    /// The shell.
+    pub(crate) shell: clap_complete::Shell,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definition_holds_together() {
+        <Cli as clap::CommandFactory>::command().debug_assert();
+    }
+}

@@ -1,0 +1,92 @@
+//! Sizes on the command line.
+
+/// Smallest and largest chunk in bytes; with its few bytes of framing the largest stays below the 4 MiB that tonic lets
+/// a message have by default.
+pub(crate) const CHUNK_MIN: usize = 4 << 10;
+pub(crate) const CHUNK_MAX: usize = 3 << 20;
+/// Bytes of a chunk where nobody asks for another size.
+pub(crate) const CHUNK: usize = 1 << 20;
+
+/// Smallest and largest object that `bench` makes, in bytes.
+const OBJECT_MIN: u64 = 4 << 10;
+const OBJECT_MAX: u64 = 64 << 20;
+
+pub(super) fn chunk(text: &str) -> Result<usize, String> {
+    match usize::try_from(size(text)?) {
+        Ok(bytes) if (CHUNK_MIN..=CHUNK_MAX).contains(&bytes) => Ok(bytes),
+        _ => Err("it must be 4KiB to 3MiB".into()),
+    }
+}
+
+pub(super) fn range(text: &str) -> Result<u64, String> {
+    use crate::ranges::{RANGE_MAX, RANGE_MIN};
+    match size(text)? {
+        bytes if (RANGE_MIN..=RANGE_MAX).contains(&bytes) => Ok(bytes),
+        _ => Err("it must be 64KiB to 4GiB".into()),
+    }
+}
+
+pub(super) fn object(text: &str) -> Result<u64, String> {
+    match size(text)? {
+        bytes if (OBJECT_MIN..=OBJECT_MAX).contains(&bytes) => Ok(bytes),
+        _ => Err("it must be 4KiB to 64MiB".into()),
+    }
+}
+
+/// Bytes: a number, perhaps with a unit (KiB, MiB, GiB, TiB, or kB, MB, GB, TB).
+pub(super) fn size(text: &str) -> Result<u64, String> {
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (digits, unit) = text.split_at(end);
+    let factor = match unit.trim() {
+        "" | "B" => 1,
+        "K" | "KiB" => 1 << 10,
+        "M" | "MiB" => 1 << 20,
+        "G" | "GiB" => 1 << 30,
+        "T" | "TiB" => 1 << 40,
+        "kB" => 1000,
+        "MB" => 1000_u64.pow(2),
+        "GB" => 1000_u64.pow(3),
+        "TB" => 1000_u64.pow(4),
+        _ => {
+            return Err(
+                "write a number of bytes with one of the units KiB, MiB, GiB, TiB, kB, MB, GB, TB".into()
+            );
+        }
+    };
+    let number: u64 = digits.parse().map_err(|_| "it does not begin with a whole number".to_owned())?;
+    number.checked_mul(factor).ok_or_else(|| "it is more than 2^64 bytes".to_owned())
+}
+
+/// Bytes for people, in the units that the command line takes.
+pub(crate) fn shown(bytes: u64) -> String {
+    let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    match units.iter().find(|(_, shift)| bytes >> shift > 0 && bytes.trailing_zeros() >= *shift) {
+        Some((unit, shift)) => format!("{} {unit}", bytes >> shift),
+        None => format!("{bytes} B"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        for (text, bytes) in
+            [("0", 0), ("17", 17), ("1KiB", 1024), ("3 MiB", 3 << 20), ("2GB", 2_000_000_000)]
+        {
+            assert_eq!(size(text), Ok(bytes), "{text}");
+        }
+        for bad in ["", "x", "MiB", "1.5GiB", "-1", "1XB", "99999999999999999999", "99999999TiB"] {
+            assert!(size(bad).is_err(), "{bad}");
+        }
+        assert_eq!(chunk("3MiB"), Ok(CHUNK_MAX));
+        assert!(chunk("4MiB").is_err() && chunk("1").is_err());
+        assert!(range("1KiB").is_err() && range("5GiB").is_err() && range("4GiB").is_ok());
+        assert!(object("1KiB").is_err() && object("65MiB").is_err() && object("64MiB").is_ok());
+        for (bytes, text) in [(0, "0 B"), (1000, "1000 B"), (4096, "4 KiB"), (3 << 29, "1536 MiB")] {
+            assert_eq!(shown(bytes), text);
+            assert_eq!(size(text), Ok(bytes));
+        }
+    }
+}

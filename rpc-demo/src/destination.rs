@@ -1,0 +1,90 @@
+//! Where things go in a store, as it is given on the command line.
+
+use crate::failure::Failure;
+use crate::names::{Name, NameError, Shown};
+use std::collections::HashSet;
+
+/// Where things go in a store.
+pub(crate) enum Destination {
+    /// The one thing gets this name.
+    As(Name),
+    /// Each goes under its own last component into this directory; `None` is the root.
+    Into(Option<Name>),
+}
+
+impl Destination {
+    /// `count` things go to `target`.
+    pub(crate) fn parse(target: &str, count: usize) -> Result<Destination, Failure> {
+        let parse = |text: &str| Name::parse(text).map_err(|error| Failure::name(target, error));
+        match target.strip_suffix('/') {
+            Some("") => Ok(Destination::Into(None)),
+            Some(directory) => Ok(Destination::Into(Some(parse(directory)?))),
+            None if count > 1 => Ok(Destination::Into(Some(parse(target)?))),
+            None => Ok(Destination::As(parse(target)?)),
+        }
+    }
+
+    /// The name of a thing whose own last component is `last`, if it has any.
+    pub(crate) fn name(&self, last: Option<&str>, shown: &str) -> Result<Name, Failure> {
+        let directory = match self {
+            Destination::As(name) => return Ok(name.clone()),
+            Destination::Into(directory) => directory,
+        };
+        let refused = |error: NameError| {
+            let what = format!("{shown} cannot be the name of an object");
+            Failure::usage(what, error, "rename it, or move it elsewhere")
+        };
+        let Some(last) = last else {
+            let why = "it has no name of its own to go by in a directory";
+            return Err(Failure::usage(
+                format!("{shown} cannot go there"),
+                why,
+                "give it a target without a / at its end",
+            ));
+        };
+        match directory {
+            Some(directory) => directory.join(last).map_err(refused),
+            None => Name::parse(last).map_err(refused),
+        }
+    }
+}
+
+/// No two things may get the same name.
+pub(crate) fn all_different<'a>(names: impl Iterator<Item = &'a str>) -> Result<(), Failure> {
+    let mut seen = HashSet::new();
+    for name in names {
+        if !seen.insert(name) {
+            let what = format!("two of them would be called '{}'", Shown(name));
+            return Err(Failure::usage(what, "only one could stay", "give them in two commands"));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_cp_has_it() {
+        let name = |target: &str, count, last| {
+            Destination::parse(target, count).and_then(|to| to.name(last, "it")).map(|name| name.to_string())
+        };
+        assert_eq!(name("a/b", 1, Some("x")).unwrap(), "a/b");
+        assert_eq!(name("a/b", 2, Some("x")).unwrap(), "a/b/x");
+        assert_eq!(name("a/b/", 1, Some("x")).unwrap(), "a/b/x");
+        assert_eq!(name("/", 1, Some("x")).unwrap(), "x");
+        assert_eq!(name("a", 1, None).unwrap(), "a");
+        for (target, count, last) in [
+            ("a/", 1, None),
+            ("", 1, Some("x")),
+            ("//", 1, Some("x")),
+            ("../", 1, Some("x")),
+            ("/", 1, Some("..")),
+        ] {
+            assert!(name(target, count, last).is_err(), "{target}");
+        }
+        assert!(all_different(["a", "b"].into_iter()).is_ok());
+        assert!(all_different(["a", "b", "a"].into_iter()).is_err());
+    }
+}

@@ -1,0 +1,133 @@
+//! How an entry of the store is shown.
+
+use crate::attributes::Attributes;
+use crate::pb::{Entry, entry::Kind};
+use serde::Serialize;
+use std::time::SystemTime;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+/// The form of `--json`.
+#[derive(Serialize)]
+pub(crate) struct Json<'a> {
+    name: &'a str,
+    /// `file`, `directory`, `other` (not served) or `unreadable`.
+    kind: &'static str,
+    /// Bytes; files only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    size: Option<u64>,
+    /// Permission bits, in octal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mode: Option<String>,
+    /// RFC 3339, UTC.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    modified: Option<String>,
+    /// 8 hexadecimal digits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    crc32c: Option<String>,
+    /// Why it is not served, or could not be looked at.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    note: &'a str,
+}
+
+impl<'a> Json<'a> {
+    /// Of an entry.
+    pub(crate) fn of(entry: &'a Entry) -> Json<'a> {
+        let kind = entry.kind();
+        let Attributes { mode, modified } = attributes(entry);
+        Json {
+            name: &entry.name,
+            kind: kind_name(kind),
+            size: (kind == Kind::File).then_some(entry.size),
+            mode: mode.map(|mode| format!("{mode:04o}")),
+            modified: modified.map(rfc3339),
+            crc32c: entry.crc32c.map(|crc32c| format!("{crc32c:08x}")),
+            note: &entry.note,
+        }
+    }
+}
+
+/// Mode and time as the server gave them.
+pub(crate) fn attributes(entry: &Entry) -> Attributes {
+    entry.attributes.map(Attributes::from).unwrap_or_default()
+}
+
+/// What it is, in a word.
+pub(crate) fn kind_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::File => "file",
+        Kind::Directory => "directory",
+        Kind::Unreadable => "unreadable",
+        Kind::Other | Kind::Unspecified => "other",
+    }
+}
+
+/// Permission bits as `ls -l` writes them.
+pub(crate) fn mode(entry: &Entry) -> String {
+    let kind = if entry.kind() == Kind::Directory { 'd' } else { '-' };
+    let Some(mode) = attributes(entry).mode else { return "?---------".to_owned() };
+    let bit = |shift: u32, letter| if mode >> shift & 1 == 1 { letter } else { '-' };
+    let bits = (0..9).rev().map(|shift| bit(shift, ['x', 'w', 'r'][shift as usize % 3]));
+    std::iter::once(kind).chain(bits).collect()
+}
+
+/// The time of change, to the second: `2026-11-21 04:38:00`, UTC.
+pub(crate) fn modified(entry: &Entry) -> String {
+    let text = attributes(entry).modified.map(rfc3339);
+    text.and_then(|text| Some(text.get(..19)?.replace('T', " "))).unwrap_or_else(|| "-".to_owned())
+}
+
+/// The CRC32C, or `-`.
+pub(crate) fn crc32c(entry: &Entry) -> String {
+    entry.crc32c.map_or("-".to_owned(), |crc32c| format!("{crc32c:08x}"))
+}
+
+/// RFC 3339 to the nanosecond, UTC. Years that it has no form for are given in seconds since 1970.
+pub(crate) fn rfc3339(time: SystemTime) -> String {
+    let seconds =
+        |sign, duration: std::time::Duration| (sign * duration.as_nanos() as i128, duration.as_secs());
+    let (nanos, whole) = match time.duration_since(SystemTime::UNIX_EPOCH) {
+        Ok(after) => seconds(1, after),
+        Err(before) => seconds(-1, before.duration()),
+    };
+    let formatted =
+        OffsetDateTime::from_unix_timestamp_nanos(nanos).ok().and_then(|at| at.format(&Rfc3339).ok());
+    formatted.unwrap_or_else(|| format!("{}@{whole}", if nanos < 0 { "-" } else { "" }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn shown_as_people_know_it() {
+        let attributes = Attributes {
+            mode: Some(0o754),
+            modified: Some(SystemTime::UNIX_EPOCH + Duration::new(1_700_000_000, 120_000_000)),
+        };
+        let mut entry = Entry {
+            name: "a\"b".into(),
+            kind: Kind::File.into(),
+            size: 7,
+            attributes: Some(attributes.into()),
+            crc32c: Some(0xab),
+            note: String::new(),
+        };
+        assert_eq!(mode(&entry), "-rwxr-xr--");
+        assert_eq!(modified(&entry), "2023-11-14 22:13:20");
+        assert_eq!(crc32c(&entry), "000000ab");
+        let json = serde_json::to_string(&Json::of(&entry)).unwrap();
+        assert_eq!(
+            json,
+            r#"{"name":"a\"b","kind":"file","size":7,"mode":"0754","modified":"2023-11-14T22:13:20.12Z","crc32c":"000000ab"}"#
+        );
+        entry =
+            Entry { name: "x".into(), kind: Kind::Other.into(), note: "a link".into(), ..Entry::default() };
+        assert_eq!((mode(&entry).as_str(), modified(&entry).as_str()), ("?---------", "-"));
+        let json = serde_json::to_string(&Json::of(&entry)).unwrap();
+        assert_eq!(json, r#"{"name":"x","kind":"other","note":"a link"}"#);
+        assert_eq!(rfc3339(SystemTime::UNIX_EPOCH - Duration::from_secs(1)), "1969-12-31T23:59:59Z");
+        assert_eq!(rfc3339(SystemTime::UNIX_EPOCH + Duration::from_secs(1 << 50)), "@1125899906842624");
+    }
+}

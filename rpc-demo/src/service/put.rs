@@ -1,0 +1,179 @@
+//! What arrives: whole objects, and ranges of uploads.
+
+use super::Service;
+use super::errors::{breach, differs, status, upload_status};
+use crate::attributes::Attributes;
+use crate::digest::Digest;
+use crate::names::{Name, Shown};
+use crate::pb::{ObjectHead, PutRequest, RangeHead, put_request::Head};
+use crate::sink::{Part, Room, Writer, write_at};
+use bytes::Bytes;
+use std::io;
+use tonic::{Status, Streaming};
+
+impl Service {
+    /// Takes the stream of one put; returns what was stored.
+    pub(super) async fn receive(
+        &self,
+        path: tonic_rdma::Path,
+        mut stream: Streaming<PutRequest>,
+    ) -> Result<Digest, Status> {
+        let first = stream.message().await?.unwrap_or_default();
+        let PutRequest { head: Some(head), data, digest } = first else {
+            return Err(Status::invalid_argument("a put begins with its head"));
+        };
+        let begun = Begun { data, digest: digest.map(Digest::from), stream };
+        match head {
+            Head::Object(head) => {
+                let name = super::parse(&head.name)?;
+                if let Some(size) = head.size {
+                    self.room(&name, size)?;
+                }
+                let _slot = self.writes.take(&name).await?;
+                let stored = self.object(&name, head, begun).await.inspect_err(|status| {
+                    tracing::info!("put of '{name}' over {path} failed: {}", Shown(status.message()));
+                })?;
+                tracing::info!("put '{name}' over {path}: {stored}");
+                Ok(stored)
+            }
+            Head::Range(head) => {
+                let upload = self.store.upload(&head.upload).map_err(|error| upload_status(&error))?;
+                let name = upload.name().clone();
+                let _slot = self.writes.take(&name).await?;
+                let stored = self.range(&name, &head, begun).await.inspect_err(|status| {
+                    let why = Shown(status.message()).to_string();
+                    tracing::info!("put of range {} of '{name}' over {path} failed: {why}", head.index);
+                })?;
+                tracing::debug!("put range {} of '{name}' over {path}: {stored}", head.index);
+                Ok(stored)
+            }
+        }
+    }
+
+    async fn object(&self, name: &Name, head: ObjectHead, begun: Begun) -> Result<Digest, Status> {
+        let size = head.size;
+        let attributes = head.attributes.map(Attributes::from).unwrap_or_default();
+        let private = attributes.mode.is_some();
+        if let Some(promised) = begun.digest {
+            // All of it is here: one piece of work for the disk.
+            let Begun { data, .. } = begun.ends(name).await?;
+            let arrived = Digest::of(&data);
+            announced(name, size, arrived.size)?;
+            if arrived != promised {
+                return Err(differs(name, arrived, promised));
+            }
+            let target = name.clone();
+            return self
+                .on_disk(move |store| {
+                    let write = || -> io::Result<_> {
+                        let pending = store.begin(private)?;
+                        write_at(pending.file(), &[data], 0)?;
+                        Ok(pending)
+                    };
+                    let pending = write().map_err(|error| store_error(&target, error))?;
+                    store.commit(pending, arrived, &attributes, &target)
+                })
+                .await
+                .map(|()| arrived);
+        }
+        let target = name.clone();
+        let pending = self
+            .on_disk(move |store| store.begin(private).map_err(|error| store_error(&target, error)))
+            .await?;
+        let room = Part { file: pending.file().clone(), offset: 0 };
+        let (arrived, promised) = begun.write(name, room, size).await?;
+        announced(name, size, arrived.size)?;
+        if arrived != promised {
+            return Err(differs(name, arrived, promised));
+        }
+        let target = name.clone();
+        self.on_disk(move |store| store.commit(pending, arrived, &attributes, &target)).await?;
+        Ok(arrived)
+    }
+
+    async fn range(&self, name: &Name, head: &RangeHead, begun: Begun) -> Result<Digest, Status> {
+        let failed = |error| upload_status(&error);
+        let claim =
+            self.store.upload(&head.upload).and_then(|upload| upload.claim(head.index)).map_err(failed)?;
+        let length = Some(claim.length());
+        let (arrived, promised) = begun.write(name, claim.clone(), length).await?;
+        announced(name, length, arrived.size)?;
+        if arrived != promised {
+            return Err(differs(name, arrived, promised));
+        }
+        claim.complete(arrived.crc32c);
+        Ok(arrived)
+    }
+}
+
+fn store_error(name: &Name, error: io::Error) -> crate::store::StoreError {
+    crate::store::StoreError { doing: "write", name: name.to_string(), error }
+}
+
+/// A stream of which the first message has been looked at.
+struct Begun {
+    data: Bytes,
+    digest: Option<Digest>,
+    stream: Streaming<PutRequest>,
+}
+
+impl Begun {
+    /// There is no more.
+    async fn ends(mut self, name: &Name) -> Result<Begun, Status> {
+        match self.stream.message().await? {
+            None => Ok(self),
+            Some(_) => Err(breach(name, "more after its digest")),
+        }
+    }
+
+    /// Writes all of it; returns what arrived and what was promised. Ends at once when it is more than `size`.
+    async fn write(
+        mut self,
+        name: &Name,
+        room: impl Room,
+        size: Option<u64>,
+    ) -> Result<(Digest, Digest), Status> {
+        let write_failed = |error: io::Error| status("write", name, &error);
+        let mut writer = Writer::start(room);
+        let mut arrived = 0;
+        let promised = loop {
+            if !self.data.is_empty() {
+                arrived += self.data.len() as u64;
+                if size.is_some_and(|size| arrived > size) {
+                    announced(name, size, arrived)?;
+                }
+                if writer.push(std::mem::take(&mut self.data)).await.is_err() {
+                    // The disk failed; this says how.
+                    writer.finish().await.map_err(write_failed)?;
+                    return Err(Status::internal(format!("cannot write '{name}': the writer stopped")));
+                }
+            }
+            if let Some(promised) = self.digest {
+                break promised;
+            }
+            match self.stream.message().await? {
+                Some(PutRequest { head: None, data, digest }) => {
+                    self.data = data;
+                    self.digest = digest.map(Digest::from);
+                }
+                Some(_) => return Err(breach(name, "a second head")),
+                None => {
+                    let message = format!("the transfer of '{name}' ended early; nothing was stored");
+                    return Err(Status::aborted(message));
+                }
+            }
+        };
+        self.ends(name).await?;
+        Ok((writer.finish().await.map_err(write_failed)?, promised))
+    }
+}
+
+/// It is as long as was announced.
+fn announced(name: &Name, size: Option<u64>, arrived: u64) -> Result<(), Status> {
+    match size {
+        Some(size) if size != arrived => Err(Status::invalid_argument(format!(
+            "'{name}' was announced with {size} bytes, and {arrived} came; nothing was stored"
+        ))),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,83 @@
+//! Removing: objects, directories, and what an earlier server left unfinished.
+
+use super::{Doing, LOCK, Store, StoreError, upload};
+use crate::names::Name;
+use crate::pb::{Checksum, entry::Kind};
+use std::io;
+use std::ops::ControlFlow;
+use std::time::SystemTime;
+
+/// What was removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Removed {
+    pub(crate) files: u64,
+    pub(crate) directories: u64,
+    /// Of the files.
+    pub(crate) bytes: u64,
+}
+
+impl Store {
+    /// Removes an object, or anything else that is no directory; a directory with all below it only when `recursive`. A
+    /// directory disappears at once, before its content is removed.
+    pub(crate) fn remove(&self, name: &Name, recursive: bool) -> Result<Removed, StoreError> {
+        const DOING: &str = "remove";
+        let mut removed = Removed::default();
+        let metadata = self.root.symlink_metadata(name.as_str()).doing(DOING, name.as_str())?;
+        let directory = metadata.is_dir();
+        if directory && !recursive {
+            let why = io::Error::other("it is a directory, and --recursive was not given");
+            return Err(why).doing(DOING, name.as_str());
+        }
+        self.list(Some(name), Checksum::Unspecified, |entry| {
+            if entry.kind() == Kind::Directory {
+                removed.directories += 1;
+            } else {
+                removed.files += 1;
+                removed.bytes += entry.size;
+            }
+            ControlFlow::Continue(())
+        })?;
+        let remove = || {
+            let (parent, last) = name.split();
+            let dir = self.root.open_dir(if parent.is_empty() { "." } else { parent })?;
+            if !directory {
+                dir.remove_file(last)?;
+                return self.sync_dir(&dir);
+            }
+            let aside = format!("{}.removed", self.number());
+            dir.rename(last, &self.temp, &aside)?;
+            self.sync_dir(&dir)?;
+            self.temp.remove_dir_all(aside)
+        };
+        remove().doing(DOING, name.as_str())?;
+        Ok(removed)
+    }
+
+    /// Removes what an earlier server left unfinished, except uploads that can be taken up; returns how much there was.
+    pub(super) fn remove_stale(&self) -> io::Result<usize> {
+        let mut count = 0;
+        for entry in self.temp.entries()? {
+            let entry = entry?;
+            let name = entry.file_name();
+            let metadata = entry.metadata()?;
+            let kept = name == LOCK || (upload::is_one(&name) && !self.expired(&metadata));
+            if kept {
+                continue;
+            }
+            if metadata.is_dir() {
+                self.temp.remove_dir_all(&name)?;
+            } else {
+                entry.remove_file()?;
+            }
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// Whether what an upload has received is too old to be kept. A time in the future is not.
+    pub(super) fn expired(&self, metadata: &cap_std::fs::Metadata) -> bool {
+        let modified = metadata.modified().map(|time| time.into_std()).unwrap_or(SystemTime::UNIX_EPOCH);
+        let age = SystemTime::now().duration_since(modified).unwrap_or_default();
+        age >= self.options.keep_uploads
+    }
+}

@@ -1,0 +1,111 @@
+//! What all items of one command share.
+
+use super::Item;
+use crate::cli;
+use crate::progress::Progress;
+use crate::summary::Tally;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What is done to a content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verb {
+    Put,
+    Get,
+    Copy,
+}
+
+/// A command that moves contents: how, and how far it has come.
+pub(crate) struct Job {
+    verb: Verb,
+    /// Units at once.
+    pub(super) jobs: u16,
+    /// Bytes a message carries.
+    pub(super) chunk: usize,
+    /// Bytes of a range.
+    pub(super) range_size: u64,
+    /// Look first what is there.
+    pub(super) resume: bool,
+    pub(super) progress: Progress,
+    counts: Counts,
+}
+
+#[derive(Default)]
+struct Counts {
+    files: AtomicU64,
+    directories: AtomicU64,
+    skipped: AtomicU64,
+    moved: AtomicU64,
+    kept: AtomicU64,
+    kept_files: AtomicU64,
+}
+
+impl Job {
+    /// `total` in bytes, where known.
+    pub(crate) fn new(verb: Verb, transfer: &cli::Transfer, total: Option<u64>) -> Job {
+        Job {
+            verb,
+            jobs: transfer.jobs,
+            chunk: transfer.chunks.chunk_size,
+            range_size: transfer.range_size,
+            resume: transfer.resume,
+            progress: Progress::start(total),
+            counts: Counts::default(),
+        }
+    }
+
+    /// What moving this is called when it fails.
+    pub(super) fn what(&self, item: &Item) -> String {
+        let verb = match self.verb {
+            Verb::Put => "put",
+            Verb::Get => "get",
+            Verb::Copy => "copy",
+        };
+        format!("cannot {verb} {} as {}", item.origin, item.target)
+    }
+
+    /// So many bytes more have been moved.
+    pub(super) fn moved(&self, bytes: u64) {
+        self.counts.moved.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// A file is complete.
+    pub(super) fn file_done(&self) {
+        self.counts.files.fetch_add(1, Ordering::Relaxed);
+        self.progress.file_done();
+    }
+
+    /// A file was there already.
+    pub(super) fn kept(&self, bytes: u64) {
+        self.kept_range(bytes);
+        self.counts.kept_files.fetch_add(1, Ordering::Relaxed);
+        self.file_done();
+    }
+
+    /// A part of a file was there already.
+    pub(super) fn kept_range(&self, bytes: u64) {
+        self.counts.kept.fetch_add(bytes, Ordering::Relaxed);
+        self.progress.kept(bytes);
+    }
+
+    pub(super) fn directory_done(&self) {
+        self.counts.directories.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn skipped(&self, count: u64) {
+        self.counts.skipped.fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// What has been done so far.
+    pub(crate) fn tally(&self) -> Tally {
+        let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let Counts { files, directories, skipped, moved, kept, kept_files } = &self.counts;
+        Tally {
+            bytes: get(moved) + get(kept),
+            files: get(files),
+            directories: get(directories),
+            skipped: get(skipped),
+            kept_bytes: get(kept),
+            kept_files: get(kept_files),
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Moving contents: from files to objects, from objects to files, from objects to objects.
+//!
+//! | module | what |
+//! |---|---|
+//! | `origin`, `target` | where a content comes from, and where it goes |
+//! | `pieces` | a content on its way |
+//! | `whole` | a content in one go |
+//! | `ranged` | a large content, in ranges |
+//! | `job` | what all items of one command share: limits, counts, progress |
+//!
+//! A [`Plan`] says what is to be moved. Its files are cut into units, each a file or a range of a large one, and a fixed
+//! number of tasks moves them, in order. The first failure ends all of them.
+
+mod job;
+mod origin;
+mod pieces;
+mod ranged;
+mod target;
+mod whole;
+
+pub(crate) use job::{Job, Verb};
+pub(crate) use origin::{Origin, blocking};
+pub(crate) use pieces::Pieces;
+pub(crate) use target::{Place, Target};
+pub(crate) use whole::send;
+
+use crate::attributes::Attributes;
+use crate::failure::Failure;
+use crate::pb::{Entry, ObjectHead, put_request::Head};
+use crate::ranges::Ranges;
+use crate::store::FILE_LEAST;
+use ranged::Large;
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::task::JoinSet;
+
+/// A file to be moved.
+#[derive(Clone)]
+pub(crate) struct Item {
+    pub(crate) origin: Origin,
+    pub(crate) target: Target,
+    /// Bytes, where known.
+    pub(crate) size: Option<u64>,
+    /// Mode and time that it shall have.
+    pub(crate) attributes: Attributes,
+    /// Its CRC32C, where that is known without reading it.
+    pub(crate) crc32c: Option<u32>,
+    /// What the server that it goes to has under this name, if that was asked for.
+    pub(crate) there: Option<Entry>,
+}
+
+impl Item {
+    /// For messages and bars: its name in the store.
+    fn shown(&self) -> String {
+        match (&self.target, &self.origin) {
+            (Target::Object(_, name), _) | (_, Origin::Object(_, name)) => name.to_string(),
+            (target, _) => target.to_string(),
+        }
+    }
+}
+
+/// A directory to be made.
+#[derive(Clone)]
+pub(crate) struct Directory {
+    pub(crate) target: Target,
+    /// Mode and time that it shall have when all is in it.
+    pub(crate) attributes: Attributes,
+    /// Nothing that is moved lies in it: it is not made by the way.
+    pub(crate) empty: bool,
+    /// The first of a tree, which the command names and the closing line does not count.
+    pub(crate) top: bool,
+}
+
+/// All that a command moves.
+#[derive(Default)]
+pub(crate) struct Plan {
+    /// In this order.
+    pub(crate) items: Vec<Item>,
+    /// Parents before what they hold.
+    pub(crate) directories: Vec<Directory>,
+    /// Links and special files that are left out.
+    pub(crate) skipped: u64,
+}
+
+impl Plan {
+    /// Bytes of all files, where all are known.
+    pub(crate) fn bytes(&self) -> Option<u64> {
+        self.items.iter().map(|item| item.size).try_fold(0_u64, |sum, size| Some(sum.saturating_add(size?)))
+    }
+
+    /// Moves everything.
+    pub(crate) async fn run(self, job: Arc<Job>) -> Result<(), Failure> {
+        let Plan { items, directories, skipped } = self;
+        job.skipped(skipped);
+        // A directory that its owner may not write in is opened for the time of the transfer. The first of a tree also
+        // shows whether there can be one of its name.
+        for directory in &directories {
+            let closed = directory.attributes.mode.is_some_and(|mode| mode & 0o200 == 0);
+            if closed || directory.empty || directory.top {
+                directory.target.make_directory(closed).await?;
+            }
+        }
+        let units = items.into_iter().flat_map({
+            let job = job.clone();
+            move |item| units(&job, item)
+        });
+        each(&job, units, |job, unit| async move {
+            match unit {
+                Unit::Whole(item) => one(&job, *item).await,
+                Unit::Range(large, index) => large.range(&job, index).await,
+            }
+        })
+        .await?;
+        // Children first: a mode may close a directory.
+        for directory in directories.into_iter().rev() {
+            directory.target.set_attributes(directory.attributes).await?;
+            if !directory.top {
+                job.directory_done();
+            }
+        }
+        Ok(())
+    }
+}
+
+enum Unit {
+    Whole(Box<Item>),
+    Range(Arc<Large>, usize),
+}
+
+fn units(job: &Job, item: Item) -> Box<dyn Iterator<Item = Unit> + Send> {
+    let size = item.size.filter(|size| *size > job.range_size && !matches!(item.origin, Origin::Stdin));
+    let Some(size) = size else { return Box::new(std::iter::once(Unit::Whole(Box::new(item)))) };
+    let ranges = Ranges::near(size, job.range_size);
+    let large = Arc::new(Large::new(job, item, ranges));
+    Box::new((0..ranges.count()).map(move |index| Unit::Range(large.clone(), index)))
+}
+
+/// Runs `work` for all `units`, as many at once as the job allows. The first failure ends all.
+pub(crate) async fn each<T, I, F, W>(job: &Arc<Job>, units: I, work: F) -> Result<(), Failure>
+where
+    T: Send,
+    I: Iterator<Item = T> + Send + 'static,
+    F: Fn(Arc<Job>, T) -> W + Clone + Send + 'static,
+    W: Future<Output = Result<(), Failure>> + Send,
+{
+    let units = Arc::new(Mutex::new(units.fuse()));
+    // Dropping the set ends its tasks.
+    let mut workers = JoinSet::new();
+    for _ in 0..job.jobs {
+        let (units, work, job) = (units.clone(), work.clone(), job.clone());
+        workers.spawn(async move {
+            loop {
+                let next = units.lock().unwrap_or_else(PoisonError::into_inner).next();
+                match next {
+                    Some(unit) => work(job.clone(), unit).await?,
+                    None => return Ok(()),
+                }
+            }
+        });
+    }
+    while let Some(ended) = workers.join_next().await {
+        ended.map_err(|error| Failure::new("the transfer failed", error, ""))??;
+    }
+    Ok(())
+}
+
+/// Moves one file in one go.
+async fn one(job: &Job, item: Item) -> Result<(), Failure> {
+    if job.resume && there(&item, item.size).await? {
+        job.kept(item.size.unwrap_or_default());
+        return Ok(());
+    }
+    let what = job.what(&item);
+    let bar = job.progress.file(&item.shown(), item.size.unwrap_or(u64::MAX));
+    let (known, pieces) = item.origin.whole(what.clone(), job.chunk).await?;
+    let digest = match &item.target {
+        Target::Object(connection, name) => {
+            // A file of this side says what it is when it is opened; of an object that is what was listed.
+            let attributes = match item.origin {
+                Origin::Object(..) => item.attributes,
+                _ => known.attributes,
+            };
+            let head = ObjectHead {
+                name: name.as_str().to_owned(),
+                size: known.size,
+                attributes: Some(attributes.into()),
+            };
+            send(connection, Head::Object(head), pieces, &what, &bar).await?
+        }
+        Target::File(place) => {
+            let size = known.size.unwrap_or_default();
+            whole::receive(place, pieces, size, item.attributes, &what, &bar).await?
+        }
+    };
+    job.moved(digest.size);
+    job.file_done();
+    Ok(())
+}
+
+/// Whether the target has the content already; if so its mode and time are seen to.
+async fn there(item: &Item, size: Option<u64>) -> Result<bool, Failure> {
+    let Some(size) = size else { return Ok(false) };
+    let (attributes, least) = match &item.target {
+        Target::Object(..) => {
+            let Some(there) = item.there.as_ref().filter(|there| there.size == size) else {
+                return Ok(false);
+            };
+            let Some(theirs) = there.crc32c else { return Ok(false) };
+            let ours = match (&item.origin, item.crc32c) {
+                (Origin::Object(..), known) => known,
+                _ => Some(item.origin.file_digest().await?).filter(|it| it.size == size).map(|it| it.crc32c),
+            };
+            if ours != Some(theirs) {
+                return Ok(false);
+            }
+            (there.attributes.map(Attributes::from).unwrap_or_default(), FILE_LEAST)
+        }
+        Target::File(place) => {
+            let here = place.clone();
+            let look = blocking(move || here.look(size)).await.map_err(|error| place.cannot_write(&error))?;
+            match look {
+                Some((attributes, digest)) if digest.size == size && Some(digest.crc32c) == item.crc32c => {
+                    (attributes, 0)
+                }
+                _ => return Ok(false),
+            }
+        }
+    };
+    if !item.attributes.are(&attributes, least) {
+        item.target.set_attributes(item.attributes).await?;
+    }
+    Ok(true)
+}

@@ -1,0 +1,237 @@
+//! Where a content comes from: a file of this side, stdin, or an object of a server.
+
+use super::pieces::{Pieces, Reading, breach};
+use crate::attributes::Attributes;
+use crate::digest::Digest;
+use crate::failure::Failure;
+use crate::names::Name;
+use crate::net::Connection;
+use crate::pb::{ChecksumsRequest, GetHeader, GetRequest, Range, checksums_request::Of};
+use crate::ranges::Ranges;
+use crate::source::{self, BLOCK, Extent};
+use crate::tree::shown;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Where a content comes from.
+#[derive(Clone)]
+pub(crate) enum Origin {
+    /// A file of this side.
+    File(PathBuf),
+    /// What comes on stdin.
+    Stdin,
+    /// An object of a server.
+    Object(Connection, Name),
+}
+
+/// For messages.
+impl std::fmt::Display for Origin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Origin::File(path) => f.write_str(&shown(path)),
+            Origin::Stdin => f.write_str("stdin"),
+            Origin::Object(_, name) => write!(f, "'{name}'"),
+        }
+    }
+}
+
+/// What is learnt of a content when it is opened.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Known {
+    /// Bytes.
+    pub(super) size: Option<u64>,
+    /// Mode and time of a file of this side.
+    pub(super) attributes: Attributes,
+}
+
+/// A file of this side whose ranges are read.
+#[derive(Clone)]
+pub(super) struct Opened {
+    file: Arc<File>,
+    attributes: Attributes,
+}
+
+impl Origin {
+    fn cannot_read(&self) -> impl Fn(io::Error) -> Failure + use<> {
+        let what = format!("cannot read {self}");
+        move |error| Failure::io(what.clone(), &error).for_good()
+    }
+
+    /// The whole content. `what` is what the transfer is called if it fails.
+    pub(super) async fn whole(&self, what: String, chunk: usize) -> Result<(Known, Pieces), Failure> {
+        let failed = self.cannot_read();
+        match self {
+            Origin::Object(..) => {
+                let (header, pieces) = self.fetch(what, chunk, None).await?;
+                let attributes = header.attributes.map(Attributes::from).unwrap_or_default();
+                Ok((Known { size: Some(header.size), attributes }, pieces))
+            }
+            Origin::Stdin => {
+                let open = || -> io::Result<_> { Ok(File::from(io::stdin().as_fd().try_clone_to_owned()?)) };
+                let file = open().map_err(failed)?;
+                let pieces = source::start(Arc::new(file), Extent::Stream, chunk);
+                Ok((Known::default(), self.reading(what, pieces, 0, None, None)))
+            }
+            Origin::File(path) => {
+                let path = path.clone();
+                let open = move || -> io::Result<_> {
+                    let file = File::open(path)?;
+                    let metadata = file.metadata()?;
+                    // Files under /proc say 0 and have content all the same.
+                    let size = (metadata.is_file() && metadata.len() > 0).then_some(metadata.len());
+                    let small = match size {
+                        Some(size) if size <= chunk as u64 => Some(source::read_small(&file, size)?),
+                        _ => None,
+                    };
+                    Ok((file, metadata, size, small))
+                };
+                let (file, metadata, size, small) = blocking(open).await.map_err(failed)?;
+                let attributes =
+                    if metadata.is_file() { Attributes::of(&metadata) } else { Attributes::default() };
+                let known = Known { size, attributes };
+                match small {
+                    Some((bytes, digest)) if Some(digest.size) == size => {
+                        Ok((known, Pieces::whole(bytes, digest)))
+                    }
+                    // What has changed already is found by reading it as any other.
+                    _ => {
+                        let extent = if metadata.is_file() { Extent::Whole(size) } else { Extent::Stream };
+                        let pieces = source::start(Arc::new(file), extent, chunk);
+                        Ok((known, self.reading(what, pieces, 0, size, size)))
+                    }
+                }
+            }
+        }
+    }
+
+    fn reading(
+        &self,
+        what: String,
+        pieces: tokio::sync::mpsc::Receiver<io::Result<source::Piece>>,
+        offset: u64,
+        size: Option<u64>,
+        end: Option<u64>,
+    ) -> Pieces {
+        Pieces::file(Reading { shown: self.to_string(), what, pieces, offset, size, end })
+    }
+
+    async fn fetch(
+        &self,
+        what: String,
+        chunk: usize,
+        range: Option<Range>,
+    ) -> Result<(GetHeader, Pieces), Failure> {
+        let Origin::Object(connection, name) = self else {
+            return Err(Failure::new(what, "it is no object", ""));
+        };
+        let chunk_size = u32::try_from(chunk).unwrap_or_default();
+        let request = GetRequest { name: name.as_str().to_owned(), chunk_size, range };
+        let answer = connection.store().get(request).await;
+        let stream = answer.map_err(|status| Failure::status(what.clone(), &status))?.into_inner();
+        Pieces::object(stream, what).await
+    }
+
+    /// Opens a file whose ranges are to be read; nothing for an object.
+    pub(super) async fn open(&self) -> Result<Option<Opened>, Failure> {
+        let Origin::File(path) = self else { return Ok(None) };
+        let path = path.clone();
+        let open = move || -> io::Result<_> {
+            let file = File::open(path)?;
+            let attributes = Attributes::of(&file.metadata()?);
+            Ok(Opened { file: Arc::new(file), attributes })
+        };
+        blocking(open).await.map(Some).map_err(self.cannot_read())
+    }
+
+    /// One range of the content; for an object also the header of the answer.
+    pub(super) async fn range(
+        &self,
+        what: String,
+        opened: Option<&Opened>,
+        ranges: &Ranges,
+        index: usize,
+        chunk: usize,
+    ) -> Result<(Option<GetHeader>, Pieces), Failure> {
+        let (offset, length) = ranges.get(index).unwrap_or_default();
+        match opened {
+            Some(opened) => {
+                let extent = Extent::Range { offset, length };
+                let pieces = source::start(opened.file.clone(), extent, chunk);
+                let (size, end) = (Some(ranges.size()), Some(offset + length));
+                Ok((None, self.reading(what, pieces, offset, size, end)))
+            }
+            None => {
+                let (header, pieces) = self.fetch(what, chunk, Some(Range { offset, length })).await?;
+                Ok((Some(header), pieces))
+            }
+        }
+    }
+
+    /// The CRC32C of each range of an object.
+    pub(super) async fn object_checksums(&self, what: &str, ranges: &Ranges) -> Result<Vec<u32>, Failure> {
+        let Origin::Object(connection, name) = self else { return Ok(Vec::new()) };
+        checksums(connection, what, Of::Name(name.as_str().to_owned()), ranges).await
+    }
+
+    /// The CRC32C of the whole of a file of this side, read now.
+    pub(super) async fn file_digest(&self) -> Result<Digest, Failure> {
+        let Origin::File(path) = self else { return Ok(Digest::default()) };
+        let path = path.clone();
+        blocking(move || source::whole_digest(&File::open(path)?)).await.map_err(self.cannot_read())
+    }
+}
+
+impl Opened {
+    /// What one range of the file amounts to, read now.
+    pub(super) async fn range_digest(&self, ranges: Ranges, index: usize) -> io::Result<Digest> {
+        let file = self.file.clone();
+        blocking(move || source::range_digest(&file, &ranges, index, &mut vec![0; BLOCK])).await
+    }
+
+    /// Whether the file is as it was when it was opened; `Err` says how it is not.
+    pub(super) fn unchanged(&self, had: u64) -> Result<(), String> {
+        let metadata = self.file.metadata().map_err(|error| error.to_string())?;
+        match metadata.len() {
+            now if now > had => Err(format!("it grew past the {had} bytes it had")),
+            now if now < had => Err(format!("it ended after {now} of the {had} bytes it had")),
+            _ if Attributes::of(&metadata).modified != self.attributes.modified => {
+                Err("it was written to meanwhile".to_owned())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The CRC32C of each range, as the server has it.
+pub(super) async fn checksums(
+    connection: &Connection,
+    what: &str,
+    of: Of,
+    ranges: &Ranges,
+) -> Result<Vec<u32>, Failure> {
+    let failed = |status| Failure::status(what, &status);
+    let request = ChecksumsRequest { of: Some(of), range_size: ranges.each() };
+    let mut stream = connection.store().checksums(request).await.map_err(failed)?.into_inner();
+    let mut found = Vec::new();
+    while let Some(batch) = stream.message().await.map_err(failed)? {
+        found.extend(batch.crc32c);
+        if found.len() > ranges.count() {
+            return Err(breach(what.to_owned(), "more checksums than ranges"));
+        }
+    }
+    if found.len() < ranges.count() {
+        let why = "the object changed while it was looked at";
+        return Err(Failure::new(what, why, "repeat the command"));
+    }
+    Ok(found)
+}
+
+/// Runs `work`, which blocks on the disk.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
+}

@@ -1,0 +1,167 @@
+//! Contents in one go.
+
+use super::pieces::Pieces;
+use super::target::Place;
+use crate::attributes::Attributes;
+use crate::digest::Digest;
+use crate::failure::Failure;
+use crate::net::Connection;
+use crate::pb::{PutRequest, put_request::Head};
+use crate::progress::Bar;
+use crate::sink::{Part, Pending, Room, Writer, write_at};
+use crate::source::Piece;
+use bytes::Bytes;
+use std::pin::pin;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+
+/// Sends a content in one put, as an object or as a range; returns what went over.
+pub(crate) async fn send(
+    connection: &Connection,
+    head: Head,
+    mut pieces: Pieces,
+    what: &str,
+    bar: &Bar,
+) -> Result<Digest, Failure> {
+    let (feed, requests) = mpsc::channel(1);
+    // A piece is held back until it is known whether it is the last, so that a small content is a single message.
+    let read = async move {
+        let mut head = Some(head);
+        let mut held = Bytes::new();
+        loop {
+            let piece = pieces.next().await?;
+            let (data, digest) = match piece {
+                Piece::Data(data) => (std::mem::replace(&mut held, data), None),
+                Piece::End(digest) => (std::mem::take(&mut held), Some(digest)),
+            };
+            if data.is_empty() && digest.is_none() {
+                continue;
+            }
+            let sent = data.len();
+            let request = PutRequest { head: head.take(), data, digest: digest.map(Into::into) };
+            if feed.send(request).await.is_err() {
+                // The call has ended and takes no more.
+                return Ok(None);
+            }
+            bar.add(sent);
+            if digest.is_some() {
+                return Ok(digest);
+            }
+        }
+    };
+    let mut store = connection.store();
+    let mut call = pin!(store.put(ReceiverStream::new(requests)));
+    let mut read = pin!(read);
+    let mut reading = None;
+    let answer = loop {
+        tokio::select! {
+            ended = &mut read, if reading.is_none() => match ended {
+                // Without its digest the server drops what it has.
+                Err(failure) => return Err(failure),
+                Ok(sent) => reading = Some(sent),
+            },
+            answer = &mut call => break answer,
+        }
+    };
+    let stored = match answer {
+        Ok(answer) => answer.into_inner().stored.map(Digest::from),
+        Err(status) => return Err(Failure::status(what, &status)),
+    };
+    match (reading.flatten(), stored) {
+        (None, _) => {
+            Err(Failure::new(what, "the server answered before it had all of it", "see the server's log"))
+        }
+        (Some(sent), Some(stored)) if sent == stored => Ok(sent),
+        (Some(sent), stored) => {
+            let stored = stored.map_or("nothing".to_owned(), |stored| stored.to_string());
+            Err(Failure::new(
+                what,
+                format!("the server stored {stored} where {sent} was sent"),
+                "put it again",
+            ))
+        }
+    }
+}
+
+/// Writes a content to a new file and shows it under its name when it is whole; returns what it was. `size` is what was
+/// announced.
+pub(super) async fn receive(
+    place: &Place,
+    mut pieces: Pieces,
+    size: u64,
+    attributes: Attributes,
+    what: &str,
+    bar: &Bar,
+) -> Result<Digest, Failure> {
+    let failed = |error: std::io::Error| place.cannot_write(&error);
+    let mut data = Bytes::new();
+    let mut next = pieces.next().await?;
+    if let Piece::Data(first) = next {
+        data = first;
+        next = pieces.next().await?;
+    }
+    let here = place.clone();
+    let private = attributes.mode.is_some();
+    if let Piece::End(promised) = next {
+        // All of it is here: one piece of work for the disk.
+        let arrived = Digest::of(&data);
+        checked(what, arrived, promised, size)?;
+        bar.add(data.len());
+        let write = move || {
+            let pending = here.temporary(private)?;
+            write_at(pending.file(), &[data], 0)?;
+            here.place(pending, &attributes)
+        };
+        super::origin::blocking(write).await.map_err(failed)?;
+        return Ok(arrived);
+    }
+    let create = move || here.temporary(private);
+    let pending: Pending = super::origin::blocking(create).await.map_err(failed)?;
+    let room = Part { file: pending.file().clone(), offset: 0 };
+    let (arrived, promised) = write(place, room, data, next, pieces, what, bar).await?;
+    checked(what, arrived, promised, size)?;
+    let here = place.clone();
+    super::origin::blocking(move || here.place(pending, &attributes)).await.map_err(failed)?;
+    Ok(arrived)
+}
+
+/// Writes a content to its room; returns what arrived and what was promised.
+pub(super) async fn write(
+    place: &Place,
+    room: impl Room,
+    first: Bytes,
+    mut next: Piece,
+    mut pieces: Pieces,
+    what: &str,
+    bar: &Bar,
+) -> Result<(Digest, Digest), Failure> {
+    let failed = |error: std::io::Error| place.cannot_write(&error);
+    let mut writer = Writer::start(room);
+    let mut data = first;
+    loop {
+        if !data.is_empty() {
+            let length = data.len();
+            if writer.push(data).await.is_err() {
+                // The disk failed; this says how.
+                writer.finish().await.map_err(failed)?;
+                return Err(Failure::new(what, "the writer stopped", ""));
+            }
+            bar.add(length);
+        }
+        match next {
+            Piece::Data(more) => data = more,
+            Piece::End(promised) => return Ok((writer.finish().await.map_err(failed)?, promised)),
+        }
+        next = pieces.next().await?;
+    }
+}
+
+/// What arrived is what was sent, and of the size that was announced.
+pub(super) fn checked(what: &str, arrived: Digest, promised: Digest, size: u64) -> Result<(), Failure> {
+    if arrived == promised && promised.size == size {
+        return Ok(());
+    }
+    let why =
+        format!("{arrived} came where {promised} was sent and {size} bytes were announced; nothing was kept");
+    Err(Failure::new(what, why, "get it again").for_good())
+}

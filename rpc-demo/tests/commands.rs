@@ -1,0 +1,179 @@
+//! What lists, tells, removes, measures and completes.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::*;
+use std::fs::{self, File, FileTimes, Permissions};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::process::Stdio;
+use std::time::{Duration, UNIX_EPOCH};
+
+#[test]
+fn ls_and_stat_tell_sizes_times_and_checksums() {
+    let dir = scratch();
+    let at = |path: &str| dir.path().join(path);
+    fs::create_dir(at("root")).unwrap();
+    let server = Server::start(&at("root"));
+    let file = at("file");
+    fs::write(&file, "123456789").unwrap();
+    fs::set_permissions(&file, Permissions::from_mode(0o640)).unwrap();
+    let time = UNIX_EPOCH + Duration::new(1_700_000_000, 500_000_000);
+    File::open(&file).unwrap().set_times(FileTimes::new().set_modified(time)).unwrap();
+    ok(server.client(["put".as_ref(), file.as_os_str(), "dir/a \"name\"\n".as_ref()]));
+    symlink("x", at("root/link")).unwrap();
+    // One that came without a put: its CRC32C is known only to who reads it.
+    fs::write(at("root/stranger"), "123456789").unwrap();
+
+    let short = ok(server.client(["ls"]));
+    let expected = "               -  dir/\n               9  dir/a \"name\"\\n\n               ?  link (a symbolic link)\n               9  stranger\n";
+    assert_eq!(stdout(&short), expected);
+    let long = ok(server.client(["ls", "dir", "--long"]));
+    let line = stdout(&long).lines().nth(1).unwrap();
+    let fields: Vec<_> = line.split_whitespace().take(4).collect();
+    assert_eq!(fields, ["-rw-r-----", "9", "2023-11-14", "22:13:20"]);
+
+    let entries = |args: &[&str]| -> Vec<serde_json::Value> {
+        stdout(&ok(server.client(args))).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let listed = entries(&["ls", "--json", "--checksum"]);
+    let names: Vec<_> = listed.iter().map(|entry| entry["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["dir", "dir/a \"name\"\n", "link", "stranger"]);
+    let kinds: Vec<_> = listed.iter().map(|entry| entry["kind"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["directory", "file", "other", "file"]);
+    let object = &listed[1];
+    assert_eq!(number(object, "size"), 9);
+    assert_eq!((&object["mode"], &object["crc32c"]), (&"0640".into(), &"e3069283".into()));
+    assert_eq!(object["modified"], "2023-11-14T22:13:20.5Z");
+    assert_eq!(listed[3]["crc32c"], "e3069283");
+    assert_eq!(listed[2]["note"], "a symbolic link");
+    assert!(entries(&["ls", "--json"])[3].get("crc32c").is_none(), "nobody has read it");
+
+    let stat = json(&ok(server.client(["stat", "stranger", "--json"])));
+    assert_eq!((number(&stat, "size"), &stat["crc32c"]), (9, &"e3069283".into()));
+    let stat = ok(server.client(["stat", "dir/"]));
+    says(stdout(&stat), &["name      dir\n", "kind      directory\n", "mode      0755 (drwxr-xr-x)\n"]);
+    says(&failed(server.client(["stat", "missing"]), 1), &["'missing'", "rpc-demo ls"]);
+}
+
+#[test]
+fn rm_removes_what_it_is_told_to() {
+    let dir = scratch();
+    let root = dir.path();
+    let server = Server::start(root);
+    for name in ["a/b/x", "a/b/y", "a/z", "single", "other"] {
+        ok(server.client(["put", "/dev/null", name]));
+    }
+    let line = failed(server.client(["rm", "a"]), 1);
+    says(&line, &["cannot remove 'a'", "it is a directory", "--recursive"]);
+    says(&failed(server.client(["rm", "missing"]), 1), &["'missing'"]);
+    assert_eq!(names(root), [".rpc-demo-tmp", "a", "other", "single"]);
+    let rm = ok(server.client(["rm", "single", "a/z"]));
+    assert_eq!(stdout(&rm).lines().count(), 2);
+    let rm = json(&ok(server.client(["rm", "-r", "--json", "a/", "other"])));
+    assert_eq!((number(&rm, "files"), number(&rm, "directories"), number(&rm, "bytes")), (3, 2, 0));
+    assert_eq!(names(root), [".rpc-demo-tmp"]);
+    assert_eq!(server.unfinished(), 0);
+}
+
+#[test]
+fn bench_measures_and_cleans_up() {
+    let dir = scratch();
+    let server = Server::start(dir.path());
+    let bench = |more: &[&str]| {
+        let mut command =
+            server.client_command(["bench", "--sizes", "4KiB,2MiB", "--jobs", "3", "--amount", "8MiB"]);
+        ok(command.args(more).output().unwrap())
+    };
+    let report = json(&bench(&["--json"]));
+    let figures = report["figures"].as_array().unwrap();
+    let passes: Vec<_> = figures
+        .iter()
+        .map(|row| {
+            (row["operation"].as_str().unwrap(), row["order"].as_str().unwrap(), number(row, "object_bytes"))
+        })
+        .collect();
+    let of = |size| {
+        [("write", "sequential"), ("read", "sequential"), ("read", "random"), ("write", "random")]
+            .map(|(operation, order)| (operation, order, size))
+    };
+    assert_eq!(passes, [of(4 << 10), of(2 << 20)].concat());
+    for row in figures {
+        let objects = number(row, "objects");
+        assert_eq!(objects, if number(row, "object_bytes") == 4 << 10 { 2000 } else { 4 });
+        for figure in ["seconds", "bytes_per_second", "objects_per_second", "p50_ms", "p99_ms"] {
+            assert!(row[figure].as_f64().unwrap() > 0.0, "{figure} of {row}");
+        }
+        assert!(row["p50_ms"].as_f64() <= row["p99_ms"].as_f64());
+    }
+    assert_eq!(names(dir.path()), [".rpc-demo-tmp"]);
+    let table = bench(&[]);
+    says(
+        stdout(&table),
+        &["operation", "sequential", "random", "4 KiB", "2 MiB", "MB/s", "jobs: 3", &path()],
+    );
+
+    // Interrupted, it removes what it wrote, too.
+    let mut command = server.client_command(["bench", "--sizes", "4KiB,8MiB", "--amount", "64GiB"]);
+    let client = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    until("it writes", || names(dir.path()).len() == 2);
+    signal(&client, rustix::process::Signal::INT);
+    says(&failed(client.wait_with_output().unwrap(), 1), &["interrupted", "SIGINT"]);
+    until("it is removed", || names(dir.path()).len() == 1);
+}
+
+#[test]
+fn completions_for_the_usual_shells() {
+    for (shell, word) in
+        [("bash", "complete -F"), ("zsh", "#compdef rpc-demo"), ("fish", "complete -c rpc-demo")]
+    {
+        let script = ok(program().args(["completions", shell]).output().unwrap());
+        says(stdout(&script), &[word, "bench", "range-size", "require-rdma"]);
+    }
+    // The shell itself takes it.
+    let script = ok(program().args(["completions", "bash"]).output().unwrap());
+    let check = std::process::Command::new("bash").args(["-n", "-c", stdout(&script)]).output().unwrap();
+    assert!(check.status.success() && check.stderr.is_empty());
+}
+
+#[test]
+fn help_teaches() {
+    let help = ok(program().arg("--help").output().unwrap());
+    says(stdout(&help), &["Try it:", "rpc-demo serve --root", "Exit codes", "TONIC_RDMA="]);
+    let commands = ["serve", "put", "get", "ls", "stat", "rm", "cp", "bench", "demo", "completions"];
+    for command in commands {
+        says(stdout(&help), &[&format!("\n  {command}")]);
+        let help = ok(program().args([command, "--help"]).output().unwrap());
+        says(stdout(&help), &[&format!("Usage: rpc-demo {command}")]);
+    }
+    let serve = ok(program().args(["serve", "--help"]).output().unwrap());
+    says(stdout(&serve), &["RPC_DEMO_ROOT", "RPC_DEMO_ADDR", "RPC_DEMO_MAX_WRITES", "--no-sync", "SIGTERM"]);
+}
+
+#[test]
+fn the_environment_configures_both_ends() {
+    let dir = scratch();
+    let mut serve = by_path(program());
+    let addr = std::env::var("GUEST_ADDR").unwrap_or("127.0.0.1".into());
+    serve.arg("serve").env("RPC_DEMO_ROOT", dir.path()).env("RPC_DEMO_ADDR", format!("{addr}:0"));
+    serve.env("RPC_DEMO_NO_SYNC", "1").env("RPC_DEMO_MAX_WRITES", "1").env("RPC_DEMO_MAX_READS", "1");
+    let mut server = Server::spawn(serve, dir.path());
+    // More at once than it takes: they wait for their turn.
+    let tree = scratch();
+    for n in 0..20 {
+        fs::write(tree.path().join(n.to_string()), content(100_000, n)).unwrap();
+    }
+    let mut put = server.client_command(["put".as_ref(), tree.path().as_os_str(), "t".as_ref()]);
+    put.env("RPC_DEMO_JOBS", "20").env("RPC_DEMO_CHUNK_SIZE", "8KiB").env("RPC_DEMO_RANGE_SIZE", "64KiB");
+    ok(put.output().unwrap());
+    same(tree.path(), &dir.path().join("t"));
+    server.signal(rustix::process::Signal::TERM);
+    let (status, log) = server.wait();
+    assert!(status.success());
+    says(&log, &["--no-sync"]);
+
+    let mut wrong = program();
+    let line = failed(wrong.args(["get", "a", "b"]).env("RPC_DEMO_JOBS", "many").output().unwrap(), 2);
+    says(&line, &["invalid value 'many'", "--jobs"]);
+}
