@@ -1,5 +1,6 @@
 //! The fabrics a case can run over, and which of them this process runs.
 
+use crate::codec::Which;
 use std::{fmt, net::IpAddr};
 use tonic_rdma::Path;
 
@@ -18,6 +19,9 @@ pub enum Fabric {
     Sim,
     /// Likewise, with work and completions held back, so that they are reported late and in parts.
     SimDelayed,
+    /// The simulated network with the plain codec at both ends; with the other fabrics that have a fast path it is
+    /// tonic-rdma's, at one end or both.
+    SimPlain,
     /// The simulated network with one device and one pool for both ends, as large as the usual
     /// memlock limit of 8 MiB allows.
     SimSmall,
@@ -34,18 +38,34 @@ impl Fabric {
         Fabric::StockServer,
         Fabric::Sim,
         Fabric::SimDelayed,
+        Fabric::SimPlain,
         Fabric::SimSmall,
     ];
 
     /// The fabrics with a fast path.
-    pub const FAST: &[Fabric] = &[Fabric::Sim, Fabric::SimDelayed, Fabric::SimSmall, Fabric::Verbs];
+    pub const FAST: &[Fabric] =
+        &[Fabric::Sim, Fabric::SimDelayed, Fabric::SimPlain, Fabric::SimSmall, Fabric::Verbs];
 
     /// The fast path that calls must take; `None`: TCP.
     pub fn fast(self) -> Option<Path> {
         match self {
             Fabric::Stock | Fabric::Tcp | Fabric::StockClient | Fabric::StockServer => None,
-            Fabric::Sim | Fabric::SimDelayed | Fabric::SimSmall => Some(Path::Sim),
+            Fabric::Sim | Fabric::SimDelayed | Fabric::SimPlain | Fabric::SimSmall => Some(Path::Sim),
             Fabric::Verbs => Some(Path::Verbs),
+        }
+    }
+
+    /// The codecs of client and server.
+    pub fn codecs(self) -> (Which, Which) {
+        match self {
+            // The reference, and the ordinary service.
+            Fabric::Stock | Fabric::SimPlain => (Which::Plain, Which::Plain),
+            Fabric::SimDelayed => (Which::Plain, Which::ZeroCopy),
+            Fabric::StockClient => (Which::ZeroCopy, Which::Plain),
+            Fabric::StockServer => (Which::Plain, Which::ZeroCopy),
+            Fabric::Tcp | Fabric::Sim | Fabric::SimSmall | Fabric::Verbs => {
+                (Which::ZeroCopy, Which::ZeroCopy)
+            }
         }
     }
 
@@ -67,6 +87,7 @@ impl Fabric {
             "stock-server" => Some(Fabric::StockServer),
             "sim" => Some(Fabric::Sim),
             "sim-delayed" => Some(Fabric::SimDelayed),
+            "sim-plain" => Some(Fabric::SimPlain),
             "sim-small" => Some(Fabric::SimSmall),
             "verbs" => Some(Fabric::Verbs),
             _ => None,
@@ -86,7 +107,7 @@ impl Fabric {
             .split(',')
             .map(|name| {
                 Fabric::from_name(name.trim()).ok_or_else(|| {
-                    format!("TONIC_RDMA_TEST_FABRIC={names}: {name:?} is not one of stock, tcp, stock-client, stock-server, sim, sim-delayed, sim-small, verbs")
+                    format!("TONIC_RDMA_TEST_FABRIC={names}: {name:?} is not one of stock, tcp, stock-client, stock-server, sim, sim-delayed, sim-plain, sim-small, verbs")
                 })
             })
             .collect()
@@ -102,6 +123,7 @@ impl fmt::Display for Fabric {
             Fabric::StockServer => "stock-server",
             Fabric::Sim => "sim",
             Fabric::SimDelayed => "sim-delayed",
+            Fabric::SimPlain => "sim-plain",
             Fabric::SimSmall => "sim-small",
             Fabric::Verbs => "verbs",
         })

@@ -20,7 +20,7 @@ use std::{
 use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
 use tonic::transport::server::TcpIncoming;
 use tonic_rdma::{
-    Context, Path, Policy, Pool, PoolConfig, PoolStats, ReasonCode,
+    Context, Path, Policy, Pool, PoolConfig, PoolStats, ReasonCode, ServerStats,
     sim::{SimConfig, SimNet},
 };
 
@@ -39,6 +39,7 @@ pub struct Bed {
     may_fall_back: AtomicBool,
     contexts: Option<Contexts>,
     pools: Mutex<Vec<Pool>>,
+    server_stats: Mutex<Option<ServerStats>>,
 }
 
 /// The devices and pools of the two ends.
@@ -51,7 +52,7 @@ struct Contexts {
 impl Contexts {
     fn of(fabric: Fabric) -> Option<Self> {
         let config = match fabric {
-            Fabric::Sim | Fabric::SimSmall => SimConfig::default(),
+            Fabric::Sim | Fabric::SimPlain | Fabric::SimSmall => SimConfig::default(),
             // The one end that could do better has what it takes.
             Fabric::StockClient | Fabric::StockServer => SimConfig::default(),
             Fabric::SimDelayed => SimConfig { delay: 4, ..SimConfig::default() },
@@ -81,6 +82,7 @@ impl Bed {
             may_fall_back: AtomicBool::new(false),
             contexts: Contexts::of(fabric),
             pools: Mutex::default(),
+            server_stats: Mutex::default(),
         }
     }
 
@@ -140,10 +142,16 @@ impl Bed {
     /// A builder of a tonic-rdma server for this fabric.
     pub fn rdma_server(&self) -> tonic_rdma::Server {
         let server = tonic_rdma::Server::builder().policy(self.policy());
+        *self.server_stats.lock().unwrap() = Some(server.stats());
         match &self.contexts {
             Some(contexts) => server.context(contexts.server.clone()),
             None => server,
         }
+    }
+
+    /// What the last server of tonic-rdma has carried.
+    pub fn server_stats(&self) -> ServerStats {
+        self.server_stats.lock().unwrap().clone().unwrap_or_default()
     }
 
     /// A tonic-rdma endpoint for this fabric.

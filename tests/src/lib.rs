@@ -6,6 +6,7 @@
 //! - [`fabric`]: the fabrics a case can run over, and which of them this process runs
 //! - [`harness`]: a server and its clients over one fabric, with the same text for stock and tonic-rdma
 //! - [`channel`]: one type for the channels of every fabric
+//! - [`codec`]: the codec of the stubs at either end
 //! - [`paths`]: which path each call took
 //! - [`service`]: the scripted service that the cases call
 //! - [`script`]: builders for its scripts
@@ -24,6 +25,7 @@ mod macros;
 
 pub mod cases;
 pub mod channel;
+pub mod codec;
 pub mod fabric;
 pub mod harness;
 pub mod paths;

@@ -2,6 +2,7 @@
 
 use crate::{
     cases::{self, Case},
+    codec,
     fabric::Fabric,
     harness::Bed,
 };
@@ -53,9 +54,12 @@ fn run(case: Case, fabric: Fabric, hang: Duration) -> Result<(), Failed> {
     let thread = thread::Builder::new()
         .name(name.clone())
         .spawn(move || {
+            let (client, server) = fabric.codecs();
+            codec::use_here(client);
             let runtime = tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(2)
                 .thread_name(name)
+                .on_thread_start(move || codec::use_here(server))
                 .enable_all()
                 .build()
                 .unwrap();

@@ -31,6 +31,7 @@ mod shutdown;
 mod sizes;
 mod status;
 mod streams;
+mod zero_copy;
 
 /// A case's function.
 pub type Run = for<'a> fn(&'a Bed) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
@@ -65,6 +66,7 @@ pub fn all() -> Vec<Case> {
         ("sizes", sizes::CASES),
         ("status", status::CASES),
         ("streams", streams::CASES),
+        ("zero_copy", zero_copy::CASES),
     ]
     .into_iter()
     .flat_map(|(module, cases)| {

@@ -1,0 +1,98 @@
+//! The codec of the generated stubs: that of tonic-rdma, or the plain one, as the fabric says for either end.
+
+use std::{cell::Cell, marker::PhantomData};
+use tonic::{
+    Status,
+    codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
+};
+
+/// A codec.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// `tonic_rdma::codec::ProstCodec`
+    ZeroCopy,
+    /// `tonic_prost::ProstCodec`
+    Plain,
+}
+
+thread_local! {
+    static WHICH: Cell<Which> = const { Cell::new(Which::Plain) };
+}
+
+/// Stubs that are made on this thread use it. Handlers run on the threads of a case's runtime, the calls of the case
+/// itself on another.
+pub fn use_here(which: Which) {
+    WHICH.set(which);
+}
+
+/// What `codec_path` in build.rs names.
+#[derive(Clone, Debug)]
+pub struct Chosen<T, U> {
+    which: Which,
+    _pd: PhantomData<fn(T) -> U>,
+}
+
+impl<T, U> Default for Chosen<T, U> {
+    fn default() -> Self {
+        Self { which: WHICH.get(), _pd: PhantomData }
+    }
+}
+
+impl<T, U> Codec for Chosen<T, U>
+where
+    T: prost::Message + 'static,
+    U: prost::Message + Default + 'static,
+{
+    type Encode = T;
+    type Decode = U;
+    type Encoder = AnyEncoder<T>;
+    type Decoder = AnyDecoder<U>;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        AnyEncoder(match self.which {
+            Which::ZeroCopy => Box::new(tonic_rdma::codec::ProstCodec::<T, U>::new().encoder()),
+            Which::Plain => Box::new(tonic_prost::ProstCodec::<T, U>::new().encoder()),
+        })
+    }
+
+    fn decoder(&mut self) -> Self::Decoder {
+        AnyDecoder(match self.which {
+            Which::ZeroCopy => Box::new(tonic_rdma::codec::ProstCodec::<T, U>::new().decoder()),
+            Which::Plain => Box::new(tonic_prost::ProstCodec::<T, U>::new().decoder()),
+        })
+    }
+}
+
+/// Either encoder.
+#[allow(missing_debug_implementations)]
+pub struct AnyEncoder<T>(Box<dyn Encoder<Item = T, Error = Status> + Send>);
+
+impl<T> Encoder for AnyEncoder<T> {
+    type Item = T;
+    type Error = Status;
+
+    fn encode(&mut self, item: T, dst: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        self.0.encode(item, dst)
+    }
+
+    fn buffer_settings(&self) -> BufferSettings {
+        self.0.buffer_settings()
+    }
+}
+
+/// Either decoder.
+#[allow(missing_debug_implementations)]
+pub struct AnyDecoder<T>(Box<dyn Decoder<Item = T, Error = Status> + Send>);
+
+impl<T> Decoder for AnyDecoder<T> {
+    type Item = T;
+    type Error = Status;
+
+    fn decode(&mut self, src: &mut DecodeBuf<'_>) -> Result<Option<T>, Status> {
+        self.0.decode(src)
+    }
+
+    fn buffer_settings(&self) -> BufferSettings {
+        self.0.buffer_settings()
+    }
+}
