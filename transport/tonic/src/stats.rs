@@ -63,7 +63,7 @@ impl TransportStats {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Copied {
-    /// Short messages: to a control slot, or out of one, or out of a batch.
+    /// Short messages: to a control slot, or out of one, or out of a batch; on TCP while encoding.
     pub eager: u64,
     /// To staging, because it did not lie in memory that the device knows.
     pub staging: u64,
@@ -83,6 +83,30 @@ impl Copied {
     /// All of it.
     pub fn total(&self) -> u64 {
         self.eager + self.staging + self.joined + self.pressure + self.plain_codec + self.learning
+    }
+}
+
+/// `nothing`, or the total and the reasons: `1200 bytes (eager 200, staging 1000)`.
+impl std::fmt::Display for Copied {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.total() == 0 {
+            return f.write_str("nothing");
+        }
+        write!(f, "{} bytes", self.total())?;
+        let reasons = [
+            ("eager", self.eager),
+            ("staging", self.staging),
+            ("joined", self.joined),
+            ("pressure", self.pressure),
+            ("plain codec", self.plain_codec),
+            ("learning", self.learning),
+        ];
+        let mut before = " (";
+        for (reason, bytes) in reasons.into_iter().filter(|(_, bytes)| *bytes > 0) {
+            write!(f, "{before}{reason} {bytes}")?;
+            before = ", ";
+        }
+        f.write_str(")")
     }
 }
 
@@ -264,6 +288,13 @@ mod tests {
         drop(b);
         assert_eq!(stats.get(), before);
         assert!(stats.0.live.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn copies_are_told_by_reason() {
+        let copied = Copied { eager: 200, staging: 1000, ..Copied::default() };
+        assert_eq!(copied.to_string(), "1200 bytes (eager 200, staging 1000)");
+        assert_eq!((copied - copied).to_string(), "nothing");
     }
 
     #[test]

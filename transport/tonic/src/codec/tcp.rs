@@ -15,7 +15,7 @@ use tonic::body::Body;
 use tower::Service;
 
 use super::is_plain_grpc;
-use super::methods::{Call, Methods};
+use super::methods::{Call, Methods, Used};
 use super::tap::{Chunk, Polled, Tap};
 use crate::stats::Counters;
 
@@ -63,7 +63,9 @@ impl HttpBody for Outgoing {
             }
             if let Some(chunk) = this.chunks.pop_front() {
                 if !chunk.apart {
-                    this.counters.tcp.plain_codec.add(chunk.len as u64);
+                    let tcp = &this.counters.tcp;
+                    let reason = if this.tap.used() == Used::Ours { &tcp.eager } else { &tcp.plain_codec };
+                    reason.add(chunk.len as u64);
                 }
                 this.segments.extend(chunk.segments);
                 continue;
