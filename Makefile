@@ -3,7 +3,10 @@ CARGO ?= cargo
 export CARGO
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-native test-rdma kernel fmt clippy docs clean packages
+# Seeds that test-sim runs.
+SEEDS ?= 4000
+
+.PHONY: help build demo test test-native test-sim test-rdma kernel fmt clippy docs clean packages
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -17,10 +20,14 @@ build: packages ## compile the workspace, optimised
 demo: packages ## send about 1 GiB of files to a server process and back, compare, and report the path taken
 	$(CARGO) run --release -p rpc-demo -- demo
 
-test: test-native test-rdma ## run all tests, on this machine and in the guest
+test: test-native test-sim test-rdma ## run all tests, on this machine and in the guest
 
 test-native: packages ## run the tests that need no RDMA device
 	$(CARGO) test --workspace
+
+test-sim: packages ## run the simulation: client and server under faults, one run for each of SEEDS seeds
+	tests/sim/run test
+	tests/sim/run seeds --count $(SEEDS)
 
 test-rdma: ## run the tests over real verbs, in a guest kernel with Soft-RoCE and Soft-iWARP
 	tests/guest/suite

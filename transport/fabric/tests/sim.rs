@@ -5,7 +5,9 @@
 mod common;
 
 use common::*;
-use tonic_rdma_fabric::sim::{SimConfig, SimDevice, SimNet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tonic_rdma_fabric::sim::{Breakage, Event, SimConfig, SimDevice, SimNet, Tap};
 use tonic_rdma_fabric::{
     Addr, ConnectError, Fabric, FabricError, Link, LinkConfig, LinkError, Work, WriteSource,
 };
@@ -20,7 +22,11 @@ struct World {
 }
 
 fn world(seed: u64, delay: u32) -> World {
-    let net = SimNet::new(SimConfig { seed, delay, ..SimConfig::default() });
+    world_of(SimConfig { seed, delay, ..SimConfig::default() })
+}
+
+fn world_of(config: SimConfig) -> World {
+    let net = SimNet::new(config);
     let server_device = net.device("sim0", "10.0.0.1".parse().unwrap());
     let client_device = net.device("sim1", "10.0.0.2".parse().unwrap());
     let server = Side::new(Fabric::Sim(server_device.clone()));
@@ -311,4 +317,179 @@ async fn two_threads_lose_no_wakeup() {
         assert_eq!(c.receive().await.unwrap(), i.to_be_bytes());
     }
     drop(echo.await.unwrap());
+}
+
+/// What posted work reads must stay as it is until the work is reported as done (R10), and the audit sees that.
+#[tokio::test]
+async fn an_audit_sees_memory_that_changes_under_the_device() {
+    for late in [false, true] {
+        let w = world_of(SimConfig { audit: true, ..SimConfig::default() });
+        let (mut s, mut c) = greeted_pair(&w.server, &w.client).await;
+        let id = c.queue_send(3, b"as it was", true).unwrap();
+        if late {
+            // It arrives, and is not reported yet.
+            c.link.ring().unwrap();
+            assert_eq!(s.receive().await.unwrap(), b"as it was");
+        }
+        assert_eq!(w.net.breaches(), Vec::<String>::new());
+        let offset = 3 * config().slot_size as usize;
+        c.link.block_mut()[offset] ^= 1;
+        c.link.ring().unwrap();
+        c.done(id).await.unwrap();
+        let breaches = w.net.breaches();
+        assert!(!breaches.is_empty() && breaches.iter().all(|b| b.starts_with("R10")), "{breaches:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_audit_names_the_rule() {
+    let w = world_of(SimConfig { audit: true, ..SimConfig::default() });
+    let (mut s, mut c) = greeted_pair(&w.server, &w.client).await;
+    for i in 0..=config().recv_slots as usize {
+        c.queue_send(i, b"flood", true).unwrap();
+    }
+    c.link.ring().unwrap();
+    c.death().await;
+    let (mut s2, _c2) = pair(&w.server, &w.client).await;
+    s2.post(0, b"me first");
+    s2.death().await;
+    a_bad_write(&w.server, &w.client, &|l| (l.addr(), l.rkey() ^ 1)).await;
+    while s.poll().await.is_ok() {}
+    let rules: Vec<String> = w.net.breaches().iter().map(|b| b[..2].to_owned()).collect();
+    assert_eq!(rules, ["R2", "R3", "R9"]);
+}
+
+/// Latency goes by tokio's clock, which a test may stop.
+#[tokio::test(start_paused = true)]
+async fn latency_takes_time_and_keeps_the_order() {
+    let latency = Duration::from_millis(50);
+    let w = world_of(SimConfig { latency, ..SimConfig::default() });
+    let (mut s, mut c) = greeted_pair(&w.server, &w.client).await;
+    let begun = tokio::time::Instant::now();
+    let client = async {
+        for i in 0..10 {
+            c.queue_send(i, &[i as u8], true).unwrap();
+        }
+        c.link.ring().unwrap();
+        while c.sent.len() < 11 {
+            c.poll().await.unwrap();
+        }
+    };
+    let server = async {
+        for i in 0..10 {
+            assert_eq!(s.receive().await.unwrap(), [i]);
+        }
+    };
+    tokio::join!(client, server);
+    // Ten of at most 50 ms each, that run at the same time, and their completions.
+    let took = begun.elapsed();
+    assert!(took >= Duration::from_millis(5) && took <= 2 * latency, "{took:?}");
+}
+
+#[tokio::test]
+async fn a_lost_wakeup_is_made_up_for_by_the_next_poll() {
+    let w = world_of(SimConfig { lost_wakeups: 1, ..SimConfig::default() });
+    let (mut s, mut c) = pair(&w.server, &w.client).await;
+    let waiting = tokio::spawn(async move {
+        let data = s.receive().await.unwrap();
+        (s, data)
+    });
+    tokio::task::yield_now().await;
+    c.post(0, b"hello?");
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!waiting.is_finished(), "nobody has told it");
+    w.server_device.freeze(false);
+    assert_eq!(waiting.await.unwrap().1, b"hello?", "whatever makes it look finds it");
+}
+
+#[tokio::test]
+async fn a_device_may_give_a_shorter_queue() {
+    let w = world_of(SimConfig { send_queue: Some(5), ..SimConfig::default() });
+    let (_s, c) = pair(&w.server, &w.client).await;
+    assert_eq!((c.link.caps().send_queue, c.link.send_room()), (5, 5));
+}
+
+#[tokio::test]
+async fn cut_links_die_and_lost_disconnects_are_not_heard() {
+    let w = world(1, 0);
+    let (mut s, mut c) = greeted_pair(&w.server, &w.client).await;
+    w.client_device.lose_disconnects(true);
+    w.client_device.cut();
+    assert!(matches!(c.death().await, LinkError::Completion { code: 12, .. }));
+    drop(c);
+    assert!(s.is_quiet().await, "nobody has told it");
+    s.post(0, b"anybody there?");
+    assert!(matches!(s.death().await, LinkError::Completion { code: 12, .. }));
+
+    let (mut s, mut c) = greeted_pair(&w.server, &w.client).await;
+    w.client_device.lose_disconnects(false);
+    w.client_device.cut();
+    c.death().await;
+    drop(c);
+    assert!(matches!(s.death().await, LinkError::Disconnected { .. }));
+}
+
+#[derive(Default)]
+struct Ears(Mutex<Vec<String>>);
+
+impl Tap for Ears {
+    fn event(&self, event: Event<'_>) {
+        let text = format!("{event:?}");
+        let name = text.split([' ', '{']).next().unwrap().to_owned();
+        self.0.lock().unwrap().push(name);
+    }
+}
+
+#[tokio::test]
+async fn a_tap_hears_everything() {
+    let w = world(1, 0);
+    let ears = Arc::new(Ears::default());
+    w.net.tap(ears.clone());
+    let (mut s, mut c) = pair(&w.server, &w.client).await;
+    let landing = w.server.landing(4096);
+    let src = WriteSource::Bytes(w.client.pool.resolve(&w.client.payload(64, 1)).unwrap());
+    c.queue(Work::Write { src, remote_addr: landing.addr(), rkey: landing.rkey() }, false).unwrap();
+    c.send(0, b"x").await;
+    s.receive().await.unwrap();
+    drop(c);
+    s.death().await;
+    drop((s, landing));
+    let World { server, client, .. } = w;
+    drop((server, client));
+    let heard = ears.0.lock().unwrap().clone();
+    let count = |name: &str| heard.iter().filter(|h| *h == name).count();
+    let all = ["Made", "Joined", "Queued", "Written", "Sent", "Received", "Reposted", "Completed", "Died"];
+    assert_eq!(all.map(count), [2, 2, 2, 1, 1, 1, 1, 1, 1], "{heard:?}");
+    assert_eq!(count("Destroyed"), 2);
+    assert!(count("Registered") > 1 && count("Registered") == count("Deregistered"));
+}
+
+/// What is reported as done when a link dies depends on the device.
+#[tokio::test]
+async fn completions_may_be_flushed_when_a_link_dies() {
+    for (flushed, reported) in [(0, 1), (1, 0)] {
+        let w = world_of(SimConfig { flushed, ..SimConfig::default() });
+        let (s, mut c) = greeted_pair(&w.server, &w.client).await;
+        c.sent.clear();
+        c.post(0, b"arrives");
+        drop(s);
+        c.death().await;
+        assert_eq!(c.sent.len(), reported);
+    }
+}
+
+#[tokio::test]
+async fn promises_are_broken_once_and_when_told() {
+    let w = world_of(SimConfig { breakage: Some((Breakage::FlipSend, 2)), ..SimConfig::default() });
+    let (mut s, mut c) = pair(&w.server, &w.client).await;
+    let broken = async |s: &mut End, c: &mut End| {
+        c.send(0, b"ab").await;
+        (s.receive().await.unwrap() != b"ab", w.net.has_broken())
+    };
+    assert_eq!(broken(&mut s, &mut c).await, (false, false));
+    assert_eq!(broken(&mut s, &mut c).await, (false, false));
+    assert_eq!(broken(&mut s, &mut c).await, (true, true));
+    assert_eq!(broken(&mut s, &mut c).await, (false, true));
 }

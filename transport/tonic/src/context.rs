@@ -5,6 +5,7 @@ use crate::{
     path::Path,
     reason::{Reason, ReasonCode},
 };
+use rand::{SeedableRng, rngs::StdRng};
 use std::{
     collections::HashMap,
     fmt,
@@ -14,7 +15,7 @@ use std::{
 };
 use tokio::sync::Mutex;
 use tonic_rdma_fabric::{Fabric, sim::SimDevice};
-use tonic_rdma_memory::{HeapRegistrar, Pool, PoolConfig};
+use tonic_rdma_memory::{HeapRegistrar, Pool, PoolConfig, PoolStats};
 
 /// RDMA devices and one pool of pinned memory for each, shared by all channels and servers that are
 /// given a clone of it.
@@ -140,15 +141,35 @@ impl Context {
         pool.clone()
     }
 
+    /// Where chance comes from: the operating system, or a simulated network's seed.
+    pub(crate) fn rng(&self) -> StdRng {
+        match &self.0.sim {
+            Some(device) => StdRng::seed_from_u64(device.draw()),
+            None => StdRng::from_rng(&mut rand::rng()),
+        }
+    }
+
+    /// The figures of the pools that have been made so far, by the names of their devices.
+    pub async fn pool_stats(&self) -> Vec<(String, PoolStats)> {
+        let pools = self.0.pools.lock().await;
+        let mut stats: Vec<_> = pools.iter().map(|(name, pool)| (name.clone(), pool.stats())).collect();
+        stats.sort_by(|(a, _), (b, _)| a.cmp(b));
+        stats
+    }
+
     async fn pool(&self, fabric: &Fabric) -> Result<Pool, Reason> {
         let mut pools = self.0.pools.lock().await;
         if let Some(pool) = pools.get(fabric.name()) {
             return Ok(pool.clone());
         }
         let (config, registrar) = (self.0.pool.clone(), fabric.registrar());
-        // Pinning takes milliseconds for every few megabytes.
-        let made = tokio::task::spawn_blocking(move || Pool::new(config, registrar)).await;
-        let pool = made.map_err(|_| stopping())?.map_err(|e| cause::pool(&e))?;
+        let made = if registrar.pins() {
+            // Pinning takes milliseconds for every few megabytes.
+            tokio::task::spawn_blocking(move || Pool::new(config, registrar)).await.map_err(|_| stopping())?
+        } else {
+            Pool::new(config, registrar)
+        };
+        let pool = made.map_err(|e| cause::pool(&e))?;
         pools.insert(fabric.name().to_owned(), pool.clone());
         Ok(pool)
     }

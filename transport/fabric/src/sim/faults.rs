@@ -15,6 +15,8 @@ pub(super) struct Faults {
     frozen: AtomicBool,
     /// Connect requests get no answer.
     lose_connects: AtomicBool,
+    /// Peers do not hear that a link has ended.
+    lose_disconnects: AtomicBool,
     removed: AtomicBool,
 }
 
@@ -51,6 +53,14 @@ impl Faults {
 
     pub(super) fn lose_connects(&self) -> bool {
         self.lose_connects.load(SeqCst)
+    }
+
+    pub(super) fn set_lose_disconnects(&self, on: bool) {
+        self.lose_disconnects.store(on, SeqCst);
+    }
+
+    pub(super) fn lose_disconnects(&self) -> bool {
+        self.lose_disconnects.load(SeqCst)
     }
 
     pub(super) fn remove(&self) {

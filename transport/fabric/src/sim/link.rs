@@ -4,16 +4,21 @@
 //! otherwise in later polls: only the owner of the source memory's link ever reads it.
 
 use std::collections::VecDeque;
+use std::pin::Pin;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, Waker};
 
+use tokio::time::Sleep;
 use tonic_rdma_memory::{PinnedBuf, PinnedBytes};
 
+use super::audit::Sums;
+use super::hold::Hold;
 use super::net::DeviceInner;
 use super::rng::Rng;
 use super::wire::{End, Over, Status};
+use super::{Breakage, EndId, Event};
 use crate::block::ControlBlock;
 use crate::error::{LinkError, Verb};
 use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work, WriteSource};
@@ -37,8 +42,8 @@ struct Op {
     lkey: u32,
     /// Address and key of a WRITE.
     remote: Option<(u64, u32)>,
-    /// Polls until it is delivered.
-    delay: u32,
+    /// Until it is delivered.
+    hold: Hold,
 }
 
 // SAFETY: `addr` points into memory that the link owns (its block) or holds in its send queue; it is used by the
@@ -59,8 +64,15 @@ pub struct SimLink {
     queued: Vec<Op>,
     /// Rung, not delivered.
     wire: VecDeque<Op>,
-    /// Delivered, completion not reported: sequence number and polls to wait.
-    done: VecDeque<(u64, u32)>,
+    /// Delivered, completion not reported.
+    done: VecDeque<(u64, Hold)>,
+    /// The moment that the first of those waits for.
+    timer: Option<Pin<Box<Sleep>>>,
+    sums: Sums,
+    /// A WRITE that lands behind the next SEND, by a breakage: its bytes, address and key.
+    late: Option<(Vec<u8>, u64, u32)>,
+    /// Completions are lost, by a breakage.
+    mute: bool,
     dead: Option<LinkError>,
     rng: Rng,
     /// Work requests that it still carries, by a fault.
@@ -80,22 +92,27 @@ impl SimLink {
         let net = &device.net;
         let caps = Caps {
             max_inline: 0,
-            send_queue: config.send_queue as usize,
+            send_queue: config.send_queue.min(net.config.send_queue.unwrap_or(u32::MAX).max(4)) as usize,
             recv_queue: config.recv_slots as usize,
             max_msg: net.config.max_msg,
             any_memory: false,
         };
+        let id = EndId(net.counters.links.fetch_add(1, Relaxed));
         let mut link = SimLink {
-            caps,
             peer,
-            me: End::new(device.clone(), block.slot_size()),
+            me: End::new(id, device.clone(), block.slot_size()),
             other: None,
-            sq: SendQueue::new(config.send_queue as usize, config.send_slots),
+            sq: SendQueue::new(caps.send_queue, config.send_slots),
+            caps,
             queued: Vec::new(),
             wire: VecDeque::new(),
             done: VecDeque::new(),
+            timer: None,
+            sums: Sums::default(),
+            late: None,
+            mute: false,
             dead: None,
-            rng: Rng::new(net.config.seed, net.counters.links.fetch_add(1, Relaxed)),
+            rng: Rng::new(net.config.seed, id.0),
             life: device.faults.kill_after(),
             waker: None,
             block,
@@ -103,10 +120,13 @@ impl SimLink {
         for slot in 0..config.recv_slots {
             link.post(slot);
         }
+        net.tell(Event::Made { end: id, device: &device.name, recv_slots: config.recv_slots });
         link
     }
 
     pub(super) fn join(&mut self, side: Ends, other: Arc<End>) {
+        let (end, peer, connecting) = (self.me.id, other.id, side == Ends::Connecting);
+        self.me.device.net.tell(Event::Joined { end, peer, connecting });
         self.other = Some((side, other));
     }
 
@@ -126,6 +146,7 @@ impl SimLink {
     }
 
     fn misuse(&self, what: String) -> LinkError {
+        self.me.device.net.breach(|| format!("R5: {what} ({})", self.me.id));
         LinkError::Misuse { what, peer: Box::new(self.peer.clone()) }
     }
 
@@ -152,7 +173,7 @@ impl SimLink {
     /// Delivers what is due.
     fn step(&mut self) {
         let Some((side, other)) = self.other.clone() else { return };
-        while self.wire.front().is_some_and(|op| op.delay == 0) && !self.frozen() {
+        while self.wire.front().is_some_and(|op| op.hold.is_over()) && !self.frozen() {
             if self.me.over().is_some() {
                 return;
             }
@@ -162,8 +183,10 @@ impl SimLink {
                 return;
             }
             if self.sq.is_signalled(op.seq) {
-                let delay = self.rng.up_to(self.me.device.net.config.delay);
-                self.done.push_back((op.seq, delay));
+                let net = &self.me.device.net;
+                self.mute |= net.breaks(Breakage::LoseCompletions);
+                let hold = Hold::draw(&mut self.rng, &net.config);
+                self.done.push_back((op.seq, hold));
             }
         }
     }
@@ -179,31 +202,96 @@ impl SimLink {
         if !self.me.device.table.readable(op.lkey, op.addr.as_ptr() as u64, op.len) {
             return Err(Status::LocalProtection);
         }
+        if !self.sums.is_same(op.seq) {
+            net.breach(|| format!("R10: what work reads has changed before it was sent ({})", self.me.id));
+        }
         match op.remote {
-            None => {
-                net.counters.sends.fetch_add(1, Relaxed);
-                // SAFETY: the source lies in this link's block, whose SEND part only &mut self writes.
-                unsafe { other.deliver(op.addr, op.len) }
-            }
-            Some((addr, rkey)) => {
-                if other.over().is_some() {
-                    return Err(Status::RetryExceeded);
-                }
-                net.counters.writes.fetch_add(1, Relaxed);
-                net.counters.write_bytes.fetch_add(op.len as u64, Relaxed);
-                // SAFETY: the source lies in this link's block, which only &mut self writes, or in pool memory that the
-                // send queue holds: frozen, or a buffer that it owns.
-                match unsafe { other.device.table.write(rkey, addr, op.addr, op.len) } {
-                    true => Ok(()),
-                    false => Err(Status::RemoteAccess),
-                }
+            None => self.send(op, other),
+            Some((addr, rkey)) => self.write(op, other, addr, rkey),
+        }
+    }
+
+    fn send(&mut self, op: &Op, other: &End) -> Result<(), Status> {
+        let net = &self.me.device.net;
+        let (end, peer) = (self.me.id, other.id);
+        net.counters.sends.fetch_add(1, Relaxed);
+        // SAFETY: the source lies in this link's block, whose SEND part only &mut self writes.
+        let message = unsafe { std::slice::from_raw_parts(op.addr.as_ptr(), op.len) };
+        let mut flipped = Vec::new();
+        let mut from = op.addr;
+        if net.breaks(Breakage::FlipSend) && !message.is_empty() {
+            flipped.extend_from_slice(message);
+            flipped[op.len - 1] ^= 1;
+            from = NonNull::from(flipped.as_mut_slice()).cast();
+        }
+        let wake = !self.rng.one_in(net.config.lost_wakeups);
+        if !net.breaks(Breakage::LoseSend) {
+            let times = if net.breaks(Breakage::RepeatSend) { 2 } else { 1 };
+            for _ in 0..times {
+                // SAFETY: as above, or the source is the copy.
+                unsafe { other.deliver(from, op.len, wake)? };
+                net.tell(Event::Sent { end, peer, message });
             }
         }
+        if self.rng.one_in(net.config.idle_wakeups) {
+            self.me.nudge();
+        }
+        if let Some((mut bytes, addr, rkey)) = self.late.take() {
+            net.tell(Event::Written { end, peer, addr, rkey, len: bytes.len() });
+            let src = NonNull::from(bytes.as_mut_slice()).cast();
+            // SAFETY: the source is a copy of this link's own. What it does to the peer's memory is what `Table::write`
+            // allows any peer; the breakage is there to break R9.
+            unsafe { other.device.table.write(rkey, addr, src, bytes.len()) };
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, op: &Op, other: &End, addr: u64, rkey: u32) -> Result<(), Status> {
+        let net = &self.me.device.net;
+        if other.over().is_some() {
+            return Err(Status::RetryExceeded);
+        }
+        net.counters.writes.fetch_add(1, Relaxed);
+        net.counters.write_bytes.fetch_add(op.len as u64, Relaxed);
+        let late = net.breaks(Breakage::LateWrite);
+        if late || net.breaks(Breakage::RepeatWrite) {
+            // SAFETY: the source is held by the send queue or lies in this link's block.
+            let bytes = unsafe { std::slice::from_raw_parts(op.addr.as_ptr(), op.len) };
+            self.late = Some((bytes.to_vec(), addr, rkey));
+            if late {
+                return Ok(());
+            }
+        }
+        // SAFETY: the source lies in this link's block, which only &mut self writes, or in pool memory that the
+        // send queue holds: frozen, or a buffer that it owns.
+        if !unsafe { other.device.table.write(rkey, addr, op.addr, op.len) } {
+            return Err(Status::RemoteAccess);
+        }
+        net.tell(Event::Written { end: self.me.id, peer: other.id, addr, rkey, len: op.len });
+        if net.breaks(Breakage::FlipWrite) && op.len > 0 {
+            // SAFETY: as above; one byte, of this link's own.
+            let mut byte = unsafe { op.addr.as_ptr().read() } ^ 1;
+            // SAFETY: as above.
+            unsafe { other.device.table.write(rkey, addr, NonNull::from(&mut byte), 1) };
+        }
+        Ok(())
     }
 
     /// Work failed: both queue pairs go to error.
     fn fail(&mut self, verb: Verb, status: Status, other: &End) {
-        let counters = &self.me.device.net.counters;
+        let net = &self.me.device.net;
+        let rule = match status {
+            Status::ReceiverNotReady | Status::RemoteInvalidRequest => Some("R2"),
+            Status::SentFirst => Some("R3"),
+            Status::RemoteAccess | Status::LocalProtection => Some("R9"),
+            Status::LocalLength | Status::Flushed | Status::RetryExceeded => None,
+        };
+        if let Some(rule) = rule {
+            net.breach(|| {
+                format!("{rule}: {verb} failed, {} ({} to {})", status.words(), self.me.id, other.id)
+            });
+        }
+        let counters = &net.counters;
         match status {
             Status::ReceiverNotReady => drop(counters.receiver_not_ready.fetch_add(1, Relaxed)),
             Status::RemoteAccess => drop(counters.remote_access_errors.fetch_add(1, Relaxed)),
@@ -219,21 +307,50 @@ impl SimLink {
     /// One poll has passed. True when something still waits for polls to pass.
     fn tick(&mut self) {
         if let Some(op) = self.wire.front_mut() {
-            op.delay = op.delay.saturating_sub(1);
+            op.hold.tick();
         }
-        if let Some((_, delay)) = self.done.front_mut() {
-            *delay = delay.saturating_sub(1);
+        if let Some((_, hold)) = self.done.front_mut() {
+            hold.tick();
+        }
+    }
+
+    /// Has the task polled again when what comes next is due.
+    fn come_back(&mut self, cx: &mut Context<'_>, report: bool) {
+        let done = self.done.front().map(|(_, hold)| hold).filter(|_| report && !self.mute);
+        let holds = [self.wire.front().map(|op| &op.hold), done];
+        let mut next = None;
+        for hold in holds.into_iter().flatten() {
+            match hold.waits_until() {
+                // Polls are what it waits for.
+                None => return cx.waker().wake_by_ref(),
+                Some(until) => next = Some(next.map_or(until, |next| until.min(next))),
+            }
+        }
+        let Some(next) = next else { return };
+        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(next)));
+        if timer.deadline() != next {
+            timer.as_mut().reset(next);
+        }
+        if timer.as_mut().poll(cx).is_ready() {
+            cx.waker().wake_by_ref();
         }
     }
 
     fn report_sent(&mut self, out: &mut Vec<Completion>, all: bool) {
-        while let Some((seq, delay)) = self.done.front().copied() {
-            if delay > 0 && !all {
+        while let Some((seq, hold)) = self.done.front().copied() {
+            if self.mute || (!hold.is_over() && !all) {
                 return;
             }
             self.done.pop_front();
+            let net = &self.me.device.net;
+            if !self.sums.done(seq) {
+                net.breach(|| {
+                    format!("R10: what work reads has changed before it was done ({})", self.me.id)
+                });
+            }
             if let Some(id) = self.sq.complete(seq) {
-                self.me.device.net.counters.completions.fetch_add(1, Relaxed);
+                net.counters.completions.fetch_add(1, Relaxed);
+                net.tell(Event::Completed { end: self.me.id, id });
                 out.push(Completion::Sent { id });
             }
         }
@@ -319,8 +436,16 @@ impl Link for SimLink {
             );
         }
         let seq = self.sq.push(id, verb, held, signal);
-        let delay = self.rng.up_to(self.me.device.net.config.delay);
-        self.queued.push(Op { seq, addr, len, lkey, remote, delay });
+        let net = &self.me.device.net;
+        let write = remote.is_some();
+        net.tell(Event::Queued { end: self.me.id, id, write, addr: addr.as_ptr() as u64, len });
+        if net.config.audit {
+            // SAFETY: the range lies in the block, or in memory that the send queue now holds until the work is done;
+            // only &mut self writes to the block.
+            unsafe { self.sums.watch(seq, addr, len) };
+        }
+        let hold = Hold::draw(&mut self.rng, &net.config);
+        self.queued.push(Op { seq, addr, len, lkey, remote, hold });
         Ok(Posted::UnderWay)
     }
 
@@ -357,9 +482,14 @@ impl Link for SimLink {
         let report = !arrivals.is_empty() || self.sq.is_waited_for();
         for (slot, len) in arrivals {
             if self.block.mark_received(slot, len) {
-                self.me.device.net.counters.completions.fetch_add(1, Relaxed);
+                let net = &self.me.device.net;
+                net.counters.completions.fetch_add(1, Relaxed);
+                net.tell(Event::Received { end: self.me.id, len });
                 out.push(Completion::Received { slot, len });
             }
+        }
+        if over.is_some() && self.dead.is_none() && self.rng.one_in(self.me.device.net.config.flushed) {
+            self.done.clear();
         }
         if (report && !self.frozen()) || over.is_some() {
             self.report_sent(out, over.is_some());
@@ -371,13 +501,20 @@ impl Link for SimLink {
             // The queue pair is in error: nothing of the posted work will be read again.
             self.queued.clear();
             self.wire.clear();
+            self.sums.clear();
             self.sq.clear();
-            let error = self.dead.take().unwrap_or_else(|| self.error(over));
+            let error = match self.dead.take() {
+                Some(error) => error,
+                None => {
+                    self.me.device.net.tell(Event::Died { end: self.me.id });
+                    self.error(over)
+                }
+            };
             self.dead = Some(error.clone());
             return Poll::Ready(Err(error));
         }
-        if !self.frozen() && (!self.wire.is_empty() || (report && !self.done.is_empty())) {
-            cx.waker().wake_by_ref();
+        if !self.frozen() {
+            self.come_back(cx, report);
         }
         Poll::Pending
     }
@@ -393,22 +530,33 @@ impl Link for SimLink {
         if !self.block.is_held(slot) {
             return Err(self.misuse(format!("RECV slot {slot} is posted already, or does not exist")));
         }
-        self.post(slot);
+        let net = &self.me.device.net;
+        if !net.breaks(Breakage::LoseRepost) {
+            net.tell(Event::Reposted { end: self.me.id });
+            self.post(slot);
+        }
         Ok(())
     }
 
     fn disconnect(&mut self) {
         self.me.end(Over::Closed);
-        if let Some((_, other)) = &self.other {
-            other.end(Over::Disconnected);
-        }
+        self.tell_peer();
     }
 }
 
 impl Drop for SimLink {
     fn drop(&mut self) {
         self.me.abandon();
-        if let Some((_, other)) = &self.other {
+        self.me.device.net.tell(Event::Destroyed { end: self.me.id });
+        self.tell_peer();
+    }
+}
+
+impl SimLink {
+    fn tell_peer(&self) {
+        if let Some((_, other)) = &self.other
+            && !self.me.device.faults.lose_disconnects()
+        {
             other.end(Over::Disconnected);
         }
     }

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tonic_rdma_memory::{Access, Memory, RegisterError, Registrar, Registration};
 
-use super::faults::Faults;
+use super::net::DeviceInner;
+use super::{Breakage, Event};
 
 #[derive(Debug, Clone, Copy)]
 struct Region {
@@ -105,13 +106,14 @@ impl Table {
 /// Registers memory with a device of the sim. Pins nothing.
 #[derive(Debug)]
 pub(super) struct SimRegistrar {
-    pub(super) table: Arc<Table>,
-    pub(super) faults: Arc<Faults>,
+    pub(super) device: Arc<DeviceInner>,
 }
 
 struct SimRegistration {
-    table: Arc<Table>,
+    device: Arc<DeviceInner>,
     lkey: u32,
+    addr: u64,
+    len: usize,
 }
 
 impl Registration for SimRegistration {
@@ -125,7 +127,12 @@ impl Registration for SimRegistration {
 
 impl Drop for SimRegistration {
     fn drop(&mut self) {
-        self.table.lock().by_lkey.remove(&self.lkey);
+        if self.device.net.breaks(Breakage::KeepRegistration) {
+            return;
+        }
+        self.device.table.lock().by_lkey.remove(&self.lkey);
+        let device = &self.device.name;
+        self.device.net.tell(Event::Deregistered { device, addr: self.addr, len: self.len });
     }
 }
 
@@ -138,16 +145,19 @@ unsafe impl Registrar for SimRegistrar {
 
     unsafe fn register(&self, memory: Memory<'_>) -> Result<Box<dyn Registration>, RegisterError> {
         let Memory { addr, len, access, .. } = memory;
-        if self.faults.registration_fails() {
+        let device = &self.device;
+        if device.faults.registration_fails() {
             return Err(RegisterError::new(len, std::io::Error::from_raw_os_error(libc::ENOMEM)));
         }
         let addr = addr.as_ptr().expose_provenance() as u64;
-        let mut regions = self.table.lock();
+        let mut regions = device.table.lock();
         regions.next = regions.next.wrapping_add(1);
         let lkey = regions.next;
         regions.by_lkey.insert(lkey, Region { addr, len, access });
         drop(regions);
-        Ok(Box::new(SimRegistration { table: self.table.clone(), lkey }))
+        let remote = matches!(access, Access::RemoteWrite);
+        device.net.tell(Event::Registered { device: &device.name, addr, len, remote });
+        Ok(Box::new(SimRegistration { device: device.clone(), lkey, addr, len }))
     }
 }
 

@@ -4,9 +4,13 @@
 //! its region and the right to write; a source needs a live local key; the accepting side must not send first (iWARP).
 //! What fails kills the connection, with the completion status that rdma-core has for it.
 //!
-//! It has no clock of its own. [`SimConfig::delay`] holds messages and completions back for a number of *polls* drawn
-//! from the seed, so that completions are reported after the answers to what they complete, and batches arrive in parts.
-//! On a single-threaded runtime the same seed gives the same run. Only connect timeouts use tokio's timer.
+//! [`SimConfig::delay`] holds messages and completions back for a number of *polls* drawn from the seed, so that
+//! completions are reported after the answers to what they complete, and batches arrive in parts;
+//! [`SimConfig::latency`] does it by tokio's clock. On a single-threaded runtime with a paused clock the same seed gives
+//! the same run. Without latency, only connect timeouts use the clock.
+//!
+//! With [`SimConfig::audit`] it also checks what a NIC cannot see, and [`SimNet::breaches`] tells. A [`Tap`] hears
+//! everything that happens. [`Breakage`] breaks the fabric's own promises, to see that its checkers notice.
 //!
 //! ```
 //! # async fn example(pool_config: tonic_rdma_memory::PoolConfig) -> Result<(), Box<dyn std::error::Error>> {
@@ -23,12 +27,16 @@
 //! # }
 //! ```
 
+mod audit;
+mod breakage;
 mod connect;
 mod faults;
+mod hold;
 mod link;
 mod memory;
 mod net;
 mod rng;
+mod tap;
 mod wire;
 
 use std::net::{IpAddr, SocketAddr};
@@ -37,10 +45,12 @@ use std::time::Duration;
 
 use tonic_rdma_memory::{Pool, Registrar};
 
+pub use self::breakage::Breakage;
 pub use self::connect::{SimIncoming, SimListener};
 pub use self::link::SimLink;
 use self::memory::SimRegistrar;
 use self::net::{DeviceInner, NetInner};
+pub use self::tap::{EndId, Event, Tap};
 use crate::device::{DeviceInfo, LinkLayer, PortInfo, PortState, Transport};
 use crate::error::{ConnectError, FabricError};
 use crate::link::LinkConfig;
@@ -55,11 +65,37 @@ pub struct SimConfig {
     pub delay: u32,
     /// Longest message in bytes. Default 1 GiB, which is what InfiniBand has, less one bit.
     pub max_msg: usize,
+    /// Time by which a work request, and then its completion, is held back at most, in whole milliseconds. Default 0.
+    pub latency: Duration,
+    /// Of so many arrivals one wakes nobody: what has arrived is found with the next one, or by a timer. 0, the default:
+    /// none is lost.
+    pub lost_wakeups: u32,
+    /// For one of so many arrivals the sender is woken too, for nothing. 0, the default: never.
+    pub idle_wakeups: u32,
+    /// For one of so many links, work that has arrived when the link dies is not reported as done. 0, the default: never.
+    pub flushed: u32,
+    /// Places that devices give a link's send queue at most; at least 4. Default: as many as are asked for.
+    pub send_queue: Option<u32>,
+    /// Check the rules, see [`SimNet::breaches`]. Default false: it reads all payload three times.
+    pub audit: bool,
+    /// A promise to break, and after how many occasions for it. Default none.
+    pub breakage: Option<(Breakage, u64)>,
 }
 
 impl Default for SimConfig {
     fn default() -> Self {
-        SimConfig { seed: 1, delay: 0, max_msg: 1 << 30 }
+        SimConfig {
+            seed: 1,
+            delay: 0,
+            max_msg: 1 << 30,
+            latency: Duration::ZERO,
+            lost_wakeups: 0,
+            idle_wakeups: 0,
+            flushed: 0,
+            send_queue: None,
+            audit: false,
+            breakage: None,
+        }
     }
 }
 
@@ -93,11 +129,34 @@ impl SimNet {
     }
 
     /// Adds a device with one address. An address that is taken goes over to the new device. The device can be found
-    /// for as long as a clone of it, a listener or a link on it lives.
+    /// for as long as a clone of it, or a listener, a link or registered memory on it lives.
     pub fn device(&self, name: impl Into<String>, addr: IpAddr) -> SimDevice {
         let device = Arc::new(DeviceInner::new(self.0.clone(), name.into(), addr));
         self.0.add_device(&device);
         SimDevice(device)
+    }
+
+    /// Has a network tell what happens on it. Once: a second tap is ignored.
+    pub fn tap(&self, tap: Arc<dyn Tap>) {
+        self.0.set_tap(tap);
+    }
+
+    /// The rules that were broken so far, with [`SimConfig::audit`], in words that name the rule.
+    ///
+    /// | rule | checked |
+    /// |---|---|
+    /// | R2 | a SEND finds a RECV posted, long enough |
+    /// | R3 | the accepting side does not send first |
+    /// | R5 | nothing is queued without room |
+    /// | R9 | a WRITE finds its memory registered for it; a source is registered while work reads it |
+    /// | R10 | what work reads does not change before it is reported as done |
+    pub fn breaches(&self) -> Vec<String> {
+        self.0.breaches()
+    }
+
+    /// Whether [`SimConfig::breakage`] has struck.
+    pub fn has_broken(&self) -> bool {
+        self.0.has_broken()
     }
 
     /// The counts so far.
@@ -147,7 +206,12 @@ impl SimDevice {
 
     /// Registers memory with the device. Pins nothing.
     pub fn registrar(&self) -> Arc<dyn Registrar> {
-        Arc::new(SimRegistrar { table: self.0.table.clone(), faults: self.0.faults.clone() })
+        Arc::new(SimRegistrar { device: self.0.clone() })
+    }
+
+    /// A number drawn from the network's seed, another one each time.
+    pub fn draw(&self) -> u64 {
+        self.0.net.draw()
     }
 
     /// Live registrations: 0 when all pools on the device are gone.
@@ -192,6 +256,18 @@ impl SimDevice {
     /// Fault: connect requests to this device get no answer.
     pub fn lose_connects(&self, on: bool) {
         self.0.faults.set_lose_connects(on);
+    }
+
+    /// Fault: all links of this device die now, with retries exceeded. Their peers see a disconnect when the links are
+    /// dropped.
+    pub fn cut(&self) {
+        self.0.cut();
+    }
+
+    /// Fault: peers of this device's links are not told when those end, as when the network takes the last packets
+    /// with it.
+    pub fn lose_disconnects(&self, on: bool) {
+        self.0.faults.set_lose_disconnects(on);
     }
 
     /// Fault: the device is pulled out. Its links end with

@@ -1,26 +1,28 @@
 //! The network: devices by address, listeners by address and port, counters.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use tokio::sync::mpsc;
 
 use super::connect::Request;
 use super::faults::Faults;
 use super::memory::Table;
-use super::wire::{End, Over};
-use super::{SimConfig, SimStats};
+use super::rng::Rng;
+use super::wire::{End, Over, Status};
+use super::{Breakage, Event, SimConfig, SimStats, Tap};
+use crate::error::Verb;
 
 /// Connect requests that wait at one listener; more are refused.
 pub(super) const BACKLOG: usize = 128;
 
 #[derive(Default)]
 struct Directory {
-    devices: HashMap<IpAddr, Weak<DeviceInner>>,
-    listeners: HashMap<SocketAddr, mpsc::Sender<Request>>,
+    devices: BTreeMap<IpAddr, Weak<DeviceInner>>,
+    listeners: BTreeMap<SocketAddr, mpsc::Sender<Request>>,
 }
 
 #[derive(Debug, Default)]
@@ -39,6 +41,11 @@ pub(super) struct NetInner {
     pub(super) counters: Counters,
     directory: Mutex<Directory>,
     ports: AtomicU64,
+    draws: AtomicU64,
+    tap: OnceLock<Arc<dyn Tap>>,
+    breaches: Mutex<Vec<String>>,
+    /// Occasions for the breakage so far.
+    occasions: AtomicU64,
 }
 
 impl fmt::Debug for NetInner {
@@ -60,11 +67,54 @@ impl NetInner {
             counters: Counters::default(),
             directory: Mutex::default(),
             ports: AtomicU64::new(0),
+            draws: AtomicU64::new(0),
+            tap: OnceLock::new(),
+            breaches: Mutex::default(),
+            occasions: AtomicU64::new(0),
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, Directory> {
         self.directory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn set_tap(&self, tap: Arc<dyn Tap>) {
+        // The first one stays.
+        let _ = self.tap.set(tap);
+    }
+
+    pub(super) fn tell(&self, event: Event<'_>) {
+        if let Some(tap) = self.tap.get() {
+            tap.event(event);
+        }
+    }
+
+    /// A rule was broken.
+    pub(super) fn breach(&self, what: impl FnOnce() -> String) {
+        if self.config.audit {
+            self.breaches.lock().unwrap_or_else(PoisonError::into_inner).push(what());
+        }
+    }
+
+    pub(super) fn breaches(&self) -> Vec<String> {
+        self.breaches.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// An occasion to break a promise; whether it is the one.
+    pub(super) fn breaks(&self, promise: Breakage) -> bool {
+        match self.config.breakage {
+            Some((breakage, after)) if breakage == promise => self.occasions.fetch_add(1, Relaxed) == after,
+            _ => false,
+        }
+    }
+
+    pub(super) fn has_broken(&self) -> bool {
+        self.config.breakage.is_some_and(|(_, after)| self.occasions.load(Relaxed) > after)
+    }
+
+    pub(super) fn draw(&self) -> u64 {
+        // Links count from 0: their streams of chance are others.
+        Rng::new(self.config.seed, u64::MAX - self.draws.fetch_add(1, Relaxed)).next()
     }
 
     /// A port that was not given out before: 32768 and up.
@@ -164,6 +214,10 @@ impl DeviceInner {
         for device in devices {
             device.each_end(End::nudge);
         }
+    }
+
+    pub(super) fn cut(&self) {
+        self.each_end(|end| end.end(Over::Failed(Verb::SendOrWrite, Status::RetryExceeded)));
     }
 
     pub(super) fn remove(&self) {

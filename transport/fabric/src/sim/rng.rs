@@ -11,7 +11,7 @@ impl Rng {
         rng
     }
 
-    fn next(&mut self) -> u64 {
+    pub(super) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -25,5 +25,10 @@ impl Rng {
             return 0;
         }
         (self.next() % (u64::from(max) + 1)) as u32
+    }
+
+    /// True once in `n` draws; never if `n` is 0.
+    pub(super) fn one_in(&mut self, n: u32) -> bool {
+        n > 0 && self.next().is_multiple_of(u64::from(n))
     }
 }

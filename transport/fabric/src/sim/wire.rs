@@ -8,6 +8,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
+use super::EndId;
 use super::net::DeviceInner;
 use crate::error::Verb;
 
@@ -86,6 +87,7 @@ struct State {
 
 /// One end.
 pub(super) struct End {
+    pub(super) id: EndId,
     pub(super) device: Arc<DeviceInner>,
     slot_size: u32,
     state: Mutex<State>,
@@ -98,8 +100,8 @@ impl std::fmt::Debug for End {
 }
 
 impl End {
-    pub(super) fn new(device: Arc<DeviceInner>, slot_size: u32) -> Arc<End> {
-        let end = Arc::new(End { device, slot_size, state: Mutex::default() });
+    pub(super) fn new(id: EndId, device: Arc<DeviceInner>, slot_size: u32) -> Arc<End> {
+        let end = Arc::new(End { id, device, slot_size, state: Mutex::default() });
         end.device.adopt(&end);
         end
     }
@@ -125,11 +127,11 @@ impl End {
         state.waker = None;
     }
 
-    /// Delivers a message to this end.
+    /// Delivers a message to this end, and wakes it if `wake_up` says so.
     ///
     /// # Safety
     /// `src` is readable for `len` bytes, and nobody writes there meanwhile.
-    pub(super) unsafe fn deliver(&self, src: NonNull<u8>, len: usize) -> Result<(), Status> {
+    pub(super) unsafe fn deliver(&self, src: NonNull<u8>, len: usize, wake_up: bool) -> Result<(), Status> {
         let mut state = self.lock();
         if state.over.is_some() {
             return Err(Status::RetryExceeded);
@@ -147,7 +149,9 @@ impl End {
         unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), ptr.as_ptr(), len) };
         state.arrived.push_back((slot, len as u32));
         state.heard = true;
-        wake(state);
+        if wake_up {
+            wake(state);
+        }
         Ok(())
     }
 

@@ -53,6 +53,7 @@ impl Manager {
 async fn keep(shared: &Shared, plan: &Plan, patience: Duration, log: &mut Log) {
     shared.begin.notified().await;
     let mut backoff = Backoff::default();
+    let mut rng = plan.context.rng();
     let mut since = Reason::new(ReasonCode::Pending, "the fast path is being set up");
     loop {
         shared.state.send_replace(State::Trying { since: since.clone() });
@@ -79,7 +80,7 @@ async fn keep(shared: &Shared, plan: &Plan, patience: Duration, log: &mut Log) {
         log.down(&reason);
         // The last clone of a connection that drains is dropped here, and its driver ends it.
         shared.state.send_replace(State::Down(reason.clone()));
-        let pause = backoff.next(reason.code(), &mut rand::rng());
+        let pause = backoff.next(reason.code(), &mut rng);
         tokio::time::sleep(pause).await;
         since = reason;
     }

@@ -237,7 +237,10 @@ impl Inner {
         }
         self.life = life;
         let mut wakes = std::mem::take(&mut self.wakes);
-        for io in self.streams.values_mut() {
+        // In the order of their ids, so that a simulated run can be repeated.
+        let mut streams: Vec<_> = self.streams.iter_mut().collect();
+        streams.sort_unstable_by_key(|(id, _)| **id);
+        for (_, io) in streams {
             wakes.extend(io.recv_waker.take());
             wakes.extend(io.send_waker.take());
         }

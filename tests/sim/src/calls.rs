@@ -1,0 +1,283 @@
+//! The client's side of a call.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Request, uri::PathAndQuery};
+use http_body::Frame;
+use http_body_util::StreamBody;
+use tokio::time::{Instant, sleep, sleep_until};
+use tokio_stream::{Stream, StreamExt};
+use tonic::body::Body;
+use tonic::client::Grpc;
+use tonic::{Code, Status, Streaming};
+use tonic_rdma::Channel;
+use tower::ServiceExt;
+
+use crate::load::{CallPlan, Kind};
+use crate::oracle::Outcome;
+use crate::pattern::{self, Key};
+use crate::service::{BytesCodec, CALL, Part, messages, prefix, whole};
+use crate::world::World;
+
+/// Makes a planned call, and books how it ended.
+pub(crate) async fn make(world: Arc<World>, channel: Channel, call: CallPlan) {
+    sleep_until(world.started + call.at).await;
+    world.tap.note(|| format!("begins by {:?}: {call:?}", channel.path().path));
+    world.book().begun(call.id);
+    let give_up = async {
+        match call.give_up {
+            Some(after) => sleep(after).await,
+            None => std::future::pending().await,
+        }
+    };
+    let outcome = tokio::select! {
+        biased;
+        outcome = perform(&world, channel, &call) => outcome,
+        () = give_up => Outcome::GaveUp,
+    };
+    world.tap.note(|| format!("call {} ends: {outcome:?}", call.id));
+    world.book().ended(call.id, outcome);
+}
+
+async fn perform(world: &Arc<World>, channel: Channel, call: &CallPlan) -> Outcome {
+    let result = match call.kind {
+        Kind::Raw => raw(world, channel, call).await,
+        _ => through_tonic(world, channel, call).await,
+    };
+    match result {
+        Ok(true) => Outcome::Status(Status::ok("")),
+        Ok(false) => Outcome::Enough,
+        Err(status) => Outcome::Status(status),
+    }
+}
+
+/// The bytes of a request, in the channel's pool if they should be and there is room.
+fn request(channel: &Channel, call: &CallPlan, index: usize) -> Bytes {
+    let key = Key { call: call.id, down: false, index };
+    let len = call.requests[index];
+    if call.pinned
+        && let Some(pool) = channel.pool()
+        && let Ok(mut buf) = pool.try_alloc(len)
+    {
+        buf.resize_zeroed(len);
+        pattern::fill(key, buf.as_mut_slice());
+        return buf.freeze();
+    }
+    pattern::message(key, len)
+}
+
+fn requests(channel: Channel, call: CallPlan) -> Pin<Box<dyn Stream<Item = Bytes> + Send>> {
+    Box::pin(async_stream::stream! {
+        for index in 0..call.requests.len() {
+            if !call.request_gap.is_zero() {
+                sleep(call.request_gap).await;
+            }
+            yield request(&channel, &call, index);
+        }
+    })
+}
+
+/// Reads of responses: what they were, and how it goes on.
+struct Reader<'a> {
+    world: &'a World,
+    call: &'a CallPlan,
+    read: usize,
+}
+
+impl Reader<'_> {
+    fn has_enough(&self) -> bool {
+        self.call.enough.is_some_and(|enough| self.read >= enough)
+    }
+
+    fn check(&mut self, message: &Bytes) {
+        let key = Key { call: self.call.id, down: true, index: self.read };
+        match self.call.responses.get(self.read) {
+            Some(len) => {
+                // An echo is made of the request's bytes.
+                let key = Key { down: self.call.reading != crate::load::Reading::Echo, ..key };
+                self.world.check(pattern::check(key, *len, message));
+            }
+            None => self.world.wrong(format!("call {}: too many responses", self.call.id)),
+        }
+        self.read += 1;
+    }
+
+    async fn pause(&self) {
+        if !self.call.slow.is_zero() {
+            sleep(self.call.slow).await;
+        }
+    }
+
+    /// The response has ended well.
+    fn finish(&self) {
+        if self.read != self.call.responses.len() {
+            let (got, all) = (self.read, self.call.responses.len());
+            self.world.wrong(format!("call {}: ended well after {got} of {all} responses", self.call.id));
+        }
+    }
+}
+
+async fn through_tonic(world: &Arc<World>, channel: Channel, call: &CallPlan) -> Result<bool, Status> {
+    let mut grpc = Grpc::new(channel.clone())
+        .max_decoding_message_size(usize::MAX)
+        .max_encoding_message_size(usize::MAX);
+    grpc.ready().await.map_err(|e| Status::from_error(e.into()))?;
+    let path = match call.kind {
+        Kind::Unary => "/sim.Planned/Unary",
+        Kind::Down => "/sim.Planned/Down",
+        Kind::Up => "/sim.Planned/Up",
+        _ => "/sim.Planned/Both",
+    };
+    let path = PathAndQuery::from_static(path);
+    let mut reader = Reader { world, call, read: 0 };
+    let (mut responses, single): (Streaming<Bytes>, Option<Bytes>);
+    match call.kind {
+        Kind::Unary => {
+            let message = request(&channel, call, 0);
+            single = Some(grpc.unary(tagged(call, message), path, BytesCodec).await?.into_inner());
+            responses = Streaming::new_empty(BytesCodec, Body::empty());
+        }
+        Kind::Up => {
+            let stream = requests(channel, call.clone());
+            single = Some(grpc.client_streaming(tagged(call, stream), path, BytesCodec).await?.into_inner());
+            responses = Streaming::new_empty(BytesCodec, Body::empty());
+        }
+        Kind::Down => {
+            let message = request(&channel, call, 0);
+            responses = grpc.server_streaming(tagged(call, message), path, BytesCodec).await?.into_inner();
+            single = None;
+        }
+        _ => {
+            let stream = requests(channel, call.clone());
+            responses = grpc.streaming(tagged(call, stream), path, BytesCodec).await?.into_inner();
+            single = None;
+        }
+    }
+    if let Some(message) = single {
+        reader.check(&message);
+        world.keep(message, call.hold);
+        reader.finish();
+        return Ok(true);
+    }
+    // With a single response, when the head came does not show.
+    world.book().head(call.id);
+    loop {
+        if reader.has_enough() {
+            return Ok(false);
+        }
+        match responses.message().await? {
+            Some(message) => {
+                reader.check(&message);
+                world.keep(message, call.hold);
+                reader.pause().await;
+            }
+            None => {
+                reader.finish();
+                if responses.message().await.is_ok_and(|m| m.is_some()) {
+                    world.wrong(format!("call {}: a response behind the end", call.id));
+                }
+                return Ok(true);
+            }
+        }
+    }
+}
+
+fn tagged<T>(call: &CallPlan, message: T) -> tonic::Request<T> {
+    let mut request = tonic::Request::new(message);
+    if let Ok(id) = call.id.to_string().parse() {
+        request.metadata_mut().insert(CALL, id);
+    }
+    if let Some(deadline) = call.deadline {
+        request.set_timeout(deadline);
+    }
+    request
+}
+
+async fn raw(world: &Arc<World>, channel: Channel, call: &CallPlan) -> Result<bool, Status> {
+    let frames = {
+        let (channel, call) = (channel.clone(), call.clone());
+        async_stream::stream! {
+            for index in 0..call.requests.len() {
+                if !call.request_gap.is_zero() {
+                    sleep(call.request_gap).await;
+                }
+                let message = request(&channel, &call, index);
+                yield Ok::<_, Status>(Frame::data(prefix(message.len())));
+                if !message.is_empty() {
+                    yield Ok(Frame::data(message));
+                }
+            }
+        }
+    };
+    let mut request = Request::new(Body::new(StreamBody::new(Box::pin(frames))));
+    *request.method_mut() = http::Method::POST;
+    *request.uri_mut() = http::Uri::from_static("/sim.Planned/Raw");
+    let headers = request.headers_mut();
+    headers.insert(http::header::TE, HeaderValue::from_static("trailers"));
+    headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    headers.insert(CALL, call.id.into());
+    if let Some(deadline) = call.deadline
+        && let Ok(value) = format!("{}m", deadline.as_millis()).parse()
+    {
+        headers.insert("grpc-timeout", value);
+    }
+    let response = channel.oneshot(request).await.map_err(|e| Status::from_error(e.into()))?;
+    world.book().head(call.id);
+    let (parts, body) = response.into_parts();
+    let mut status = Status::from_header_map(&parts.headers);
+    let mut reader = Reader { world, call, read: 0 };
+    let mut responses = messages(body);
+    loop {
+        if reader.has_enough() {
+            return Ok(false);
+        }
+        match responses.next().await {
+            Some(Ok(Part::Message(pieces))) => {
+                if status.is_some() {
+                    world.wrong(format!("call {}: a response behind the status", call.id));
+                }
+                reader.check(&whole(&pieces));
+                pieces.into_iter().for_each(|piece| world.keep(piece, call.hold));
+                reader.pause().await;
+            }
+            Some(Ok(Part::Trailers(trailers))) => status = from_trailers(&trailers, status),
+            Some(Err(error)) => return Err(error),
+            None => break,
+        }
+    }
+    match status {
+        Some(status) if status.code() == Code::Ok => {
+            reader.finish();
+            Ok(true)
+        }
+        Some(status) => Err(status),
+        None => Err(Status::internal("a response without a status")),
+    }
+}
+
+fn from_trailers(trailers: &HeaderMap, before: Option<Status>) -> Option<Status> {
+    Status::from_header_map(trailers).or(before)
+}
+
+/// Asks for nothing, to see whether a channel works.
+pub(crate) async fn probe(channel: &Channel) -> Result<(), Status> {
+    let mut request = Request::new(Body::empty());
+    *request.method_mut() = http::Method::POST;
+    *request.uri_mut() = http::Uri::from_static("/sim.Planned/Raw");
+    request.headers_mut().insert(http::header::TE, HeaderValue::from_static("trailers"));
+    request.headers_mut().insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    let answer = async {
+        let response = channel.clone().oneshot(request).await.map_err(|e| Status::from_error(e.into()))?;
+        match Status::from_header_map(response.headers()) {
+            Some(status) if status.code() == Code::Ok => Ok(()),
+            Some(status) => Err(status),
+            None => Err(Status::internal("a probe's answer without a status")),
+        }
+    };
+    let until = Instant::now() + std::time::Duration::from_secs(60);
+    tokio::time::timeout_at(until, answer)
+        .await
+        .unwrap_or_else(|_| Err(Status::deadline_exceeded("a probe got no answer for a minute")))
+}

@@ -1,0 +1,97 @@
+//! What many runs came to.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::plan::Theme;
+use crate::run::Report;
+
+/// Sums over runs.
+#[derive(Debug, Default, Clone)]
+pub struct Figures {
+    /// Runs.
+    pub seeds: u64,
+    /// Of each theme.
+    pub themes: BTreeMap<Theme, u64>,
+    /// Calls that had an end.
+    pub calls: u64,
+    /// Of those, made over the fast path.
+    pub fast: u64,
+    /// Ended well.
+    pub well: u64,
+    /// Ended with the status that their handler was to give.
+    pub as_planned: u64,
+    /// Dropped by their callers.
+    pub dropped: u64,
+    /// Ended by their deadlines.
+    pub late: u64,
+    /// Ended by a fault.
+    pub failed: u64,
+    /// Faults, by name.
+    pub faults: BTreeMap<&'static str, u64>,
+    /// Events on the fabric.
+    pub events: u64,
+    /// SENDs.
+    pub sends: u64,
+    /// WRITEs.
+    pub writes: u64,
+    /// Their bytes.
+    pub write_bytes: u64,
+    /// Connections.
+    pub links: u64,
+}
+
+impl Figures {
+    /// Adds a run.
+    pub fn add(&mut self, report: &Report) {
+        self.seeds += 1;
+        *self.themes.entry(report.theme).or_default() += 1;
+        let counts = &report.counts;
+        self.calls += counts.calls;
+        self.well += counts.well;
+        self.as_planned += counts.as_planned;
+        self.dropped += counts.dropped;
+        self.late += counts.late;
+        self.failed += counts.failed;
+        self.fast += report.fast;
+        for (name, count) in &report.faults {
+            *self.faults.entry(name).or_default() += count;
+        }
+        self.events += report.events;
+        self.sends += report.fabric.sends;
+        self.writes += report.fabric.writes;
+        self.write_bytes += report.fabric.write_bytes;
+        self.links += report.fabric.links / 2;
+    }
+
+    /// Faults of all kinds.
+    pub fn all_faults(&self) -> u64 {
+        self.faults.values().sum()
+    }
+}
+
+impl fmt::Display for Figures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "seeds            {}", self.seeds)?;
+        let themes: Vec<String> = self.themes.iter().map(|(theme, n)| format!("{theme:?} {n}")).collect();
+        writeln!(f, "  themes         {}", themes.join(", "))?;
+        writeln!(f, "calls            {} ({} over the fast path)", self.calls, self.fast)?;
+        writeln!(
+            f,
+            "  ended          {} well, {} with a status as planned, {} dropped by callers, {} by deadlines, {} by faults",
+            self.well, self.as_planned, self.dropped, self.late, self.failed
+        )?;
+        writeln!(f, "faults           {}", self.all_faults())?;
+        for (name, count) in &self.faults {
+            writeln!(f, "  {name:<30} {count}")?;
+        }
+        writeln!(f, "fabric           {} connections, {} events", self.links, self.events)?;
+        write!(
+            f,
+            "  carried        {} SENDs, {} WRITEs of {:.1} MiB together",
+            self.sends,
+            self.writes,
+            self.write_bytes as f64 / f64::from(1 << 20)
+        )
+    }
+}

@@ -1,0 +1,119 @@
+//! Runs seeds of the simulation.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand};
+use tonic_rdma_sim::runner::{Until, replay, seeds};
+use tonic_rdma_sim::{Options, Report, Theme, run};
+
+/// Client, server, protocol and memory over a simulated network and clock, driven by a seed.
+#[derive(Parser)]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run many seeds.
+    Seeds {
+        /// The first seed.
+        #[arg(long, default_value_t = 0)]
+        from: u64,
+        /// How many.
+        #[arg(long, default_value_t = 2_000)]
+        count: u64,
+        /// All of one theme.
+        #[arg(long, value_parser = theme)]
+        theme: Option<Theme>,
+        /// Stop after so many failures.
+        #[arg(long, default_value_t = 5)]
+        failures: u64,
+    },
+    /// Run seeds for some minutes, from one that the system draws.
+    Soak {
+        /// How long.
+        #[arg(long, default_value_t = 5.0)]
+        minutes: f64,
+        /// The first seed, in place of one that the system draws.
+        #[arg(long)]
+        from: Option<u64>,
+    },
+    /// Run one seed, twice, and see that both runs are the same.
+    Replay {
+        /// The seed.
+        seed: u64,
+        /// The theme that it was run with, if it was not its own.
+        #[arg(long, value_parser = theme)]
+        theme: Option<Theme>,
+        /// Print every event on the fabric.
+        #[arg(long)]
+        trace: bool,
+    },
+}
+
+fn theme(name: &str) -> Result<Theme, String> {
+    let known = Theme::all();
+    known.iter().copied().find(|theme| format!("{theme:?}").eq_ignore_ascii_case(name)).ok_or_else(|| {
+        let names: Vec<String> = known.iter().map(|theme| format!("{theme:?}").to_lowercase()).collect();
+        format!("no such theme; there are {}", names.join(", "))
+    })
+}
+
+fn tell(report: &Report, options: &Options) {
+    println!("seed {} ({:?}) failed:", report.seed, report.theme);
+    for wrong in &report.wrong {
+        println!("    {wrong}");
+    }
+    println!("{}\n", replay(report.seed, options));
+}
+
+fn many(first: u64, until: Until, options: &Options, failures: u64) -> ExitCode {
+    let failed = std::sync::atomic::AtomicBool::new(false);
+    let figures = seeds(first, until, options, failures, |report| {
+        failed.store(true, std::sync::atomic::Ordering::SeqCst);
+        tell(report, options);
+    });
+    println!("{figures}");
+    println!("first seed       {first}");
+    if failed.into_inner() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+fn main() -> ExitCode {
+    if !cfg!(tokio_unstable) {
+        eprintln!("built without tokio_unstable, a run cannot be repeated: start it with tests/sim/run");
+        return ExitCode::FAILURE;
+    }
+    match Args::parse().command {
+        Command::Seeds { from, count, theme, failures } => {
+            many(from, Until::Count(count), &Options { theme, ..Options::default() }, failures)
+        }
+        Command::Soak { minutes, from } => {
+            let first = from.unwrap_or_else(|| rand::random::<u64>() >> 16);
+            let time = Duration::try_from_secs_f64(minutes * 60.0).unwrap_or_default();
+            many(first, Until::Time(time), &Options::default(), 1)
+        }
+        Command::Replay { seed, theme, trace } => {
+            let options = Options { theme, trace, ..Options::default() };
+            let report = run(seed, &options);
+            for line in &report.trace {
+                println!("{line}");
+            }
+            let again = run(seed, &Options { trace: false, ..options.clone() });
+            if again.hash != report.hash {
+                println!("seed {seed}: two runs differ, {:016x} and {:016x}", report.hash, again.hash);
+                return ExitCode::FAILURE;
+            }
+            if !report.wrong.is_empty() {
+                tell(&report, &options);
+                return ExitCode::FAILURE;
+            }
+            println!(
+                "seed {seed} ({:?}): well, {} events, {:016x} twice",
+                report.theme, report.events, report.hash
+            );
+            ExitCode::SUCCESS
+        }
+    }
+}

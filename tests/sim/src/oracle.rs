@@ -1,0 +1,219 @@
+//! What was seen of every call, and whether it may be so.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tonic::{Code, Status};
+
+use crate::load::CallPlan;
+use crate::plan::{Fault, FaultPlan, HARMLESS, Plan, ms};
+
+/// How a call ended for its caller.
+#[derive(Debug, Clone)]
+pub(crate) enum Outcome {
+    Status(Status),
+    /// Dropped, as planned, after a time.
+    GaveUp,
+    /// Dropped, as planned, after some responses.
+    Enough,
+    /// Its channel was gone before it began.
+    NotMade,
+}
+
+#[derive(Debug, Default, Clone)]
+struct Seen {
+    begun: Option<Instant>,
+    head: Option<Instant>,
+    ended: Option<(Instant, Outcome)>,
+    /// Times that a handler got it.
+    served: u32,
+    /// A handler has read it to a good end, after so many requests.
+    read: Option<usize>,
+}
+
+/// What was seen.
+#[derive(Debug)]
+pub(crate) struct Book {
+    started: Instant,
+    calls: Vec<Seen>,
+    wrong: Vec<String>,
+}
+
+/// Counts for the figures.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Counts {
+    pub(crate) calls: u64,
+    pub(crate) well: u64,
+    pub(crate) as_planned: u64,
+    pub(crate) dropped: u64,
+    pub(crate) late: u64,
+    pub(crate) failed: u64,
+}
+
+impl Book {
+    pub(crate) fn new(calls: usize, started: Instant) -> Self {
+        Book { started, calls: vec![Seen::default(); calls], wrong: Vec::new() }
+    }
+
+    pub(crate) fn wrong(&mut self, what: String) {
+        // One is enough to fail; thousands would only hide it.
+        if self.wrong.len() < 50 {
+            self.wrong.push(what);
+        }
+    }
+
+    pub(crate) fn begun(&mut self, id: usize) {
+        self.calls[id].begun = Some(Instant::now());
+    }
+
+    pub(crate) fn head(&mut self, id: usize) {
+        self.calls[id].head = Some(Instant::now());
+    }
+
+    pub(crate) fn ended(&mut self, id: usize, outcome: Outcome) {
+        let before = self.calls[id].ended.replace((Instant::now(), outcome));
+        if let Some(before) = before {
+            self.wrong(format!("call {id}: ended twice, first {before:?}"));
+        }
+    }
+
+    pub(crate) fn served(&mut self, id: usize) {
+        self.calls[id].served += 1;
+        if self.calls[id].served > 1 {
+            self.wrong(format!("call {id}: served twice"));
+        }
+    }
+
+    /// A handler has read requests to their end, without an error. That may be short of all where the caller has dropped
+    /// the call: hyper and tonic take a reset with CANCEL for an end.
+    pub(crate) fn read_whole(&mut self, call: &CallPlan, count: usize) {
+        self.calls[call.id].read = Some(count);
+    }
+
+    /// The calls in figures, and for the trace: number, moment in milliseconds, code.
+    pub(crate) fn results(&self) -> impl Iterator<Item = (usize, u128, i32)> + '_ {
+        self.calls.iter().enumerate().filter_map(|(id, seen)| {
+            let (at, outcome) = seen.ended.as_ref()?;
+            let code = match outcome {
+                Outcome::Status(status) => i32::from(status.code()),
+                Outcome::GaveUp => -1,
+                Outcome::Enough => -2,
+                Outcome::NotMade => -3,
+            };
+            Some((id, at.duration_since(self.started).as_millis(), code))
+        })
+    }
+
+    /// Everything that is wrong.
+    pub(crate) fn judge(&mut self, plan: &Plan) -> Vec<String> {
+        let mut wrong = std::mem::take(&mut self.wrong);
+        for (call, seen) in plan.calls.iter().zip(&self.calls) {
+            if let Err(why) = self.judge_call(plan, call, seen) {
+                wrong
+                    .push(format!("call {} ({:?} over channel {}): {why}", call.id, call.kind, call.channel));
+            }
+        }
+        wrong
+    }
+
+    fn judge_call(&self, plan: &Plan, call: &CallPlan, seen: &Seen) -> Result<(), String> {
+        let (ended, outcome) = seen.ended.as_ref().ok_or("it has no end")?;
+        let Outcome::Status(status) = outcome else { return Ok(()) };
+        let begun = seen.begun.ok_or("it ended and had not begun")?;
+        let took = ended.duration_since(begun);
+        if let (Some(deadline), Some(head)) = (call.deadline, seen.head)
+            && head.duration_since(begun) > deadline + ms(10)
+        {
+            return Err(format!("its head came after {:?}, the deadline was {deadline:?}", head - begun));
+        }
+        let well = status.code() == Code::Ok && call.code == Code::Ok;
+        if well || (status.code() == call.code && status.message() == "as planned") {
+            let all = call.requests.len();
+            return match (seen.served, seen.read) {
+                (0, _) => Err("it was answered and not served".into()),
+                (_, Some(read)) if read != all => {
+                    Err(format!("its handler saw a good end after {read} of {all} requests"))
+                }
+                _ => Ok(()),
+            };
+        }
+        let late = matches!(status.code(), Code::Cancelled | Code::DeadlineExceeded);
+        if late && call.deadline.is_some_and(|deadline| took + ms(2) >= deadline) {
+            return Ok(());
+        }
+        let window = (begun - self.started, *ended - self.started);
+        // A wake-up that is lost for good looks like a peer that has stopped.
+        if plan.net.lost_wakeups > 0
+            && status.code() == Code::Unavailable
+            && status.message().contains("link-lost")
+        {
+            return Ok(());
+        }
+        let served = seen.served > 0;
+        if plan.faults.iter().any(|f| allows(plan, call, f, window, status, served)) {
+            return Ok(());
+        }
+        Err(format!("{:?} ({}) from {:?} to {:?}", status.code(), status.message(), window.0, window.1))
+    }
+
+    pub(crate) fn counts(&self, plan: &Plan) -> Counts {
+        let mut counts = Counts::default();
+        for (call, seen) in plan.calls.iter().zip(&self.calls) {
+            let Some((_, outcome)) = &seen.ended else { continue };
+            counts.calls += 1;
+            *match outcome {
+                Outcome::Status(status) if status.code() == Code::Ok => &mut counts.well,
+                Outcome::Status(status) if status.code() == call.code => &mut counts.as_planned,
+                Outcome::Status(status)
+                    if matches!(status.code(), Code::Cancelled | Code::DeadlineExceeded) =>
+                {
+                    &mut counts.late
+                }
+                Outcome::Status(_) => &mut counts.failed,
+                _ => &mut counts.dropped,
+            } += 1;
+        }
+        counts
+    }
+}
+
+/// A dead peer is noticed within this, and calls that began meanwhile have ended.
+const NOTICE: Duration = Duration::from_secs(12);
+
+/// Whether a fault may give a call of this window this status.
+fn allows(
+    plan: &Plan,
+    call: &CallPlan,
+    &FaultPlan { at, lasts, ref fault }: &FaultPlan,
+    (begun, ended): (Duration, Duration),
+    status: &Status,
+    served: bool,
+) -> bool {
+    let unavailable = status.code() == Code::Unavailable;
+    // What stock tonic makes of a broken TCP connection.
+    let broken =
+        matches!(status.code(), Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled);
+    // hyper has closed the TCP connection and the call did not know. Stock tonic does the same.
+    let unsent = broken && !served;
+    let channel = &plan.channels[call.channel];
+    let concerns = |host: &usize| *host == channel.host || *host == channel.server;
+    let within = |after: Duration| ended >= at && begun <= at + lasts + after;
+    match fault {
+        Fault::Cut(host) => unavailable && concerns(host) && within(NOTICE),
+        // A link made meanwhile may live on for long.
+        Fault::KillAfter(host, _) => unavailable && concerns(host) && ended >= at,
+        Fault::Freeze(host) => {
+            let all: Duration =
+                plan.faults.iter().filter(|f| matches!(f.fault, Fault::Freeze(_))).map(|f| f.lasts).sum();
+            unavailable && concerns(host) && all >= HARMLESS && within(NOTICE)
+        }
+        Fault::LoseConnects(_) | Fault::LoseDisconnects(_) | Fault::Drop(_) => false,
+        Fault::FailRegistrations(host, ..) => {
+            status.code() == Code::ResourceExhausted && concerns(host) && ended >= at
+        }
+        Fault::Remove(host) => unavailable && concerns(host) && within(NOTICE),
+        Fault::LanReset | Fault::LanRefuse | Fault::LanStall => broken && within(ms(200)),
+        Fault::Stop(host) => unsent && *host == channel.server && ended >= at,
+        Fault::Replace(host) => unsent && *host == channel.server && within(ms(2_000)),
+    }
+}

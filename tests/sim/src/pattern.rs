@@ -1,0 +1,49 @@
+//! Contents of messages: known to both ends from the call's number, and different everywhere.
+
+use bytes::Bytes;
+
+/// Which message of which call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Key {
+    pub(crate) call: usize,
+    /// From the server.
+    pub(crate) down: bool,
+    pub(crate) index: usize,
+}
+
+/// The bytes of a message.
+pub(crate) fn fill(key: Key, out: &mut [u8]) {
+    let mut state = (key.call as u64) << 24 ^ (key.index as u64) << 1 ^ u64::from(key.down);
+    state = state.wrapping_mul(0xd134_2543_de82_ef95) ^ 0x5bf0_3635_c7d8_f1a1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    let mut words = out.chunks_exact_mut(8);
+    for word in &mut words {
+        word.copy_from_slice(&next().to_le_bytes());
+    }
+    let rest = words.into_remainder();
+    let len = rest.len();
+    rest.copy_from_slice(&next().to_le_bytes()[..len]);
+}
+
+pub(crate) fn message(key: Key, len: usize) -> Bytes {
+    let mut bytes = vec![0; len];
+    fill(key, &mut bytes);
+    bytes.into()
+}
+
+/// Says what is wrong with a message, if anything.
+pub(crate) fn check(key: Key, len: usize, got: &[u8]) -> Result<(), String> {
+    if got.len() != len {
+        return Err(format!("{key:?}: {} bytes in place of {len}", got.len()));
+    }
+    let expected = message(key, len);
+    match expected.iter().zip(got).position(|(a, b)| a != b) {
+        Some(at) => Err(format!("{key:?}: byte {at} of {len} is wrong")),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,323 @@
+//! What a seed stands for: hosts, pools, calls, faults and their moments.
+
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+use tonic_rdma::PoolConfig;
+use tonic_rdma_fabric::sim::SimConfig;
+
+use crate::load::{self, CallPlan};
+
+/// What a run is about. Every theme has calls of all kinds and sizes, cancellations and deadlines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Theme {
+    /// No faults: every call ends as it should.
+    Calm,
+    /// Small pools, and readers that hold on to what they got.
+    Pressure,
+    /// Messages and completions take time.
+    Latency,
+    /// Wake-ups are lost, and come for nothing.
+    Wakeups,
+    /// Send queues of a few places.
+    Queues,
+    /// Links die: now, or after some work.
+    Kill,
+    /// Nothing moves for a while, or for so long that the peer counts as dead.
+    Freeze,
+    /// Memory cannot be registered.
+    Registrations,
+    /// TCP breaks, stalls or is refused.
+    Lan,
+    /// A device is pulled out.
+    Remove,
+    /// Servers end in good order, and some are replaced.
+    Shutdown,
+    /// Channels and servers close at the same moment.
+    Close,
+    /// Several of these.
+    Mixed,
+}
+
+pub(crate) const THEMES: [Theme; 13] = [
+    Theme::Calm,
+    Theme::Pressure,
+    Theme::Latency,
+    Theme::Wakeups,
+    Theme::Queues,
+    Theme::Kill,
+    Theme::Freeze,
+    Theme::Registrations,
+    Theme::Lan,
+    Theme::Remove,
+    Theme::Shutdown,
+    Theme::Close,
+    Theme::Mixed,
+];
+
+impl Theme {
+    /// All themes.
+    pub fn all() -> &'static [Theme] {
+        &THEMES
+    }
+}
+
+/// A host: servers first, then clients.
+pub(crate) type Host = usize;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Fault {
+    Cut(Host),
+    /// Links made meanwhile die after so much work.
+    KillAfter(Host, u64),
+    Freeze(Host),
+    LoseConnects(Host),
+    LoseDisconnects(Host),
+    FailRegistrations(Host, u64, u64),
+    Remove(Host),
+    LanReset,
+    LanStall,
+    LanRefuse,
+    /// A server ends in good order.
+    Stop(Host),
+    /// A server ends in good order, and another has taken its place.
+    Replace(Host),
+    /// A channel is dropped.
+    Drop(usize),
+}
+
+impl Fault {
+    /// For figures.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Fault::Cut(_) => "links cut",
+            Fault::KillAfter(..) => "links killed after some work",
+            Fault::Freeze(_) => "devices frozen",
+            Fault::LoseConnects(_) => "connects lost",
+            Fault::LoseDisconnects(_) => "disconnects lost",
+            Fault::FailRegistrations(..) => "registrations failing",
+            Fault::Remove(_) => "devices removed",
+            Fault::LanReset => "TCP reset",
+            Fault::LanStall => "TCP stalled",
+            Fault::LanRefuse => "TCP refused",
+            Fault::Stop(_) => "servers stopped",
+            Fault::Replace(_) => "servers replaced",
+            Fault::Drop(_) => "channels dropped",
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FaultPlan {
+    pub(crate) at: Duration,
+    /// How long it lasts, where it lasts.
+    pub(crate) lasts: Duration,
+    pub(crate) fault: Fault,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct ChannelPlan {
+    pub(crate) host: Host,
+    pub(crate) server: Host,
+    pub(crate) lazy: bool,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Plan {
+    pub(crate) seed: u64,
+    pub(crate) theme: Theme,
+    pub(crate) net: SimConfig,
+    pub(crate) lan_latency: Duration,
+    pub(crate) servers: usize,
+    /// Of servers, then of clients.
+    pub(crate) pools: Vec<PoolConfig>,
+    pub(crate) channels: Vec<ChannelPlan>,
+    pub(crate) calls: Vec<CallPlan>,
+    pub(crate) faults: Vec<FaultPlan>,
+}
+
+/// Silence that is too short to count as death, all of it together: an answer to a PING may take half of 5 seconds.
+pub(crate) const HARMLESS: Duration = Duration::from_millis(2_400);
+
+pub(crate) fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+impl Plan {
+    pub(crate) fn draw(seed: u64, theme: Option<Theme>) -> Plan {
+        let mut rng = StdRng::seed_from_u64(seed ^ 0x7465_7374_7369_6d75);
+        let drawn = THEMES.choose(&mut rng).copied().unwrap_or(Theme::Calm);
+        let theme = theme.unwrap_or(drawn);
+        let rng = &mut rng;
+        let has =
+            |one: Theme, rng: &mut StdRng| theme == one || (theme == Theme::Mixed && rng.random_bool(0.3));
+
+        let mut net = SimConfig { seed: rng.random(), audit: true, ..SimConfig::default() };
+        net.delay = *[0, 0, 1, 3, 10].choose(rng).unwrap_or(&0);
+        if has(Theme::Latency, rng) {
+            net.latency = ms(rng.random_range(1..=20));
+        }
+        if has(Theme::Wakeups, rng) {
+            net.lost_wakeups = rng.random_range(3..=60);
+            net.idle_wakeups = rng.random_range(2..=20);
+        }
+        if has(Theme::Queues, rng) {
+            net.send_queue = Some(rng.random_range(4..=12));
+        }
+        net.flushed = *[0, 2].choose(rng).unwrap_or(&0);
+
+        let servers = *[1, 1, 1, 2].choose(rng).unwrap_or(&1);
+        let clients = rng.random_range(1..=2);
+        let pressure = has(Theme::Pressure, rng);
+        let pools = (0..servers + clients).map(|_| pool(pressure, rng)).collect();
+        let channels: Vec<ChannelPlan> = (0..rng.random_range(clients..=3))
+            .map(|n| ChannelPlan {
+                host: servers + n % clients,
+                server: rng.random_range(0..servers),
+                lazy: rng.random_bool(0.3),
+            })
+            .collect();
+        // The load goes on for so long.
+        let span = ms(*[1, 50, 1_000, 8_000].choose(rng).unwrap_or(&50));
+        let calls = load::draw(rng, channels.len(), span, pressure);
+
+        let mut plan = Plan {
+            seed,
+            theme,
+            net,
+            lan_latency: ms(*[0, 0, 1, 5].choose(rng).unwrap_or(&0)),
+            servers,
+            pools,
+            channels,
+            calls,
+            faults: Vec::new(),
+        };
+        for one in THEMES {
+            if !matches!(one, Theme::Calm | Theme::Mixed) && has(one, rng) {
+                plan.add_faults(one, span, rng);
+            }
+        }
+        plan.faults.sort_by_key(|f| f.at);
+        plan
+    }
+
+    /// Whether something in it makes links end before all is done.
+    pub(crate) fn may_lose_links(&self) -> bool {
+        let frozen: Duration =
+            self.faults.iter().filter(|f| matches!(f.fault, Fault::Freeze(_))).map(|f| f.lasts).sum();
+        // A wake-up that is lost for good looks like a peer that has stopped.
+        frozen > HARMLESS
+            || self.net.lost_wakeups > 0
+            || self.faults.iter().any(|f| match f.fault {
+                Fault::Cut(_) | Fault::KillAfter(..) | Fault::Remove(_) => true,
+                Fault::Stop(_) | Fault::Replace(_) | Fault::Drop(_) => true,
+                Fault::Freeze(_) | Fault::LoseConnects(_) | Fault::LoseDisconnects(_) => false,
+                Fault::FailRegistrations(..) => false,
+                Fault::LanReset | Fault::LanStall | Fault::LanRefuse => false,
+            })
+    }
+
+    fn hosts(&self) -> usize {
+        self.pools.len()
+    }
+
+    fn add_faults(&mut self, theme: Theme, span: Duration, rng: &mut StdRng) {
+        let hosts = self.hosts();
+        let times = rng.random_range(1..=3);
+        let mut push = |rng: &mut StdRng, lasts: u64, fault: Fault| {
+            // Some at the very start, while connections are made.
+            let at =
+                if rng.random_bool(0.2) { 0 } else { rng.random_range(0..=span.as_millis() as u64 + 20) };
+            self.faults.push(FaultPlan { at: ms(at), lasts: ms(lasts), fault });
+        };
+        let short = |rng: &mut StdRng| rng.random_range(1..=2_000);
+        match theme {
+            Theme::Kill => {
+                for _ in 0..times {
+                    let host = rng.random_range(0..hosts);
+                    let work = *[0, 1, 2, 3, 5, 8, 20, 60, 200].choose(rng).unwrap_or(&0);
+                    match rng.random_range(0..4) {
+                        0 => push(rng, 0, Fault::Cut(host)),
+                        1 => {
+                            let lasts = short(rng);
+                            push(rng, lasts, Fault::LoseDisconnects(host));
+                            push(rng, 0, Fault::Cut(host));
+                        }
+                        _ => {
+                            let lasts = short(rng);
+                            push(rng, lasts, Fault::KillAfter(host, work));
+                            // So that links are made anew, and soon.
+                            push(rng, 0, Fault::Cut(host));
+                        }
+                    }
+                }
+                if rng.random_bool(0.5) {
+                    // Already the first links.
+                    let (host, work) = (rng.random_range(0..hosts), rng.random_range(0..40));
+                    let lasts = short(rng);
+                    let fault = Fault::KillAfter(host, work);
+                    self.faults.push(FaultPlan { at: ms(0), lasts: ms(lasts), fault });
+                }
+            }
+            Theme::Freeze => {
+                for _ in 0..times {
+                    let host = rng.random_range(0..hosts);
+                    let lasts = if rng.random_bool(0.5) { short(rng) } else { rng.random_range(1..=12_000) };
+                    push(rng, lasts, Fault::Freeze(host));
+                    if rng.random_bool(0.3) {
+                        let lasts = short(rng);
+                        push(rng, lasts, Fault::LoseConnects(host));
+                    }
+                }
+            }
+            Theme::Registrations => {
+                for _ in 0..times {
+                    let host = rng.random_range(0..hosts);
+                    let (after, count) = (rng.random_range(0..6), rng.random_range(1..=5));
+                    push(rng, 0, Fault::FailRegistrations(host, after, count));
+                }
+            }
+            Theme::Lan => {
+                for _ in 0..times {
+                    let lasts = short(rng);
+                    match rng.random_range(0..3) {
+                        0 => push(rng, 0, Fault::LanReset),
+                        1 => push(rng, lasts, Fault::LanStall),
+                        _ => {
+                            push(rng, lasts, Fault::LanRefuse);
+                            push(rng, 0, Fault::LanReset);
+                        }
+                    }
+                }
+            }
+            Theme::Remove => {
+                let host = rng.random_range(0..hosts);
+                push(rng, 0, Fault::Remove(host));
+            }
+            Theme::Shutdown => {
+                for server in 0..self.servers {
+                    let fault =
+                        if rng.random_bool(0.5) { Fault::Replace(server) } else { Fault::Stop(server) };
+                    push(rng, 0, fault);
+                }
+            }
+            Theme::Close => {
+                let at = ms(rng.random_range(0..=span.as_millis() as u64));
+                for n in 0..self.channels.len() {
+                    self.faults.push(FaultPlan { at, lasts: ms(0), fault: Fault::Drop(n) });
+                }
+                for server in 0..self.servers {
+                    self.faults.push(FaultPlan { at, lasts: ms(0), fault: Fault::Stop(server) });
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+fn pool(pressure: bool, rng: &mut StdRng) -> PoolConfig {
+    let total = if pressure { rng.random_range(2..=3) } else { rng.random_range(4..=24) };
+    PoolConfig::default().total(total << 20)
+}

@@ -1,0 +1,349 @@
+//! The server's side of a call.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use http::{HeaderMap, HeaderValue, Request, Response};
+use http_body::Frame;
+use http_body_util::{BodyExt, StreamBody};
+use tokio::time::sleep;
+use tokio_stream::{Stream, StreamExt};
+use tonic::body::Body;
+use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::server::NamedService;
+use tonic::{Code, Status, Streaming};
+use tower::Service;
+
+use crate::load::{CallPlan, Reading};
+use crate::pattern::{self, Key};
+use crate::world::World;
+
+/// Metadata that tells the call's number.
+pub(crate) const CALL: &str = "sim-call";
+
+type Messages = Pin<Box<dyn Stream<Item = Result<Bytes, Status>> + Send>>;
+type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+/// Bytes as they are.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct BytesCodec;
+
+impl Codec for BytesCodec {
+    type Encode = Bytes;
+    type Decode = Bytes;
+    type Encoder = Self;
+    type Decoder = Self;
+    fn encoder(&mut self) -> Self {
+        Self
+    }
+    fn decoder(&mut self) -> Self {
+        Self
+    }
+}
+
+impl Encoder for BytesCodec {
+    type Item = Bytes;
+    type Error = Status;
+    fn encode(&mut self, item: Bytes, dst: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        dst.put(item);
+        Ok(())
+    }
+}
+
+impl Decoder for BytesCodec {
+    type Item = Bytes;
+    type Error = Status;
+    fn decode(&mut self, src: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
+        let len = src.remaining();
+        Ok(Some(src.copy_to_bytes(len)))
+    }
+}
+
+/// Answers calls as the plan says.
+#[derive(Clone)]
+pub(crate) struct Planned(pub(crate) Arc<World>);
+
+impl NamedService for Planned {
+    const NAME: &'static str = "sim.Planned";
+}
+
+impl Service<Request<Body>> for Planned {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Answer;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, req: Request<Body>) -> Answer {
+        let world = self.0.clone();
+        Box::pin(async move {
+            let id = req.headers().get(CALL).and_then(|v| v.to_str().ok()?.parse().ok());
+            let Some(call) = id.and_then(|id: usize| world.plan.calls.get(id)).cloned() else {
+                // A probe: it only wants an answer.
+                return Ok(Status::ok("").into_http());
+            };
+            world.tap.note(|| format!("call {} is served", call.id));
+            world.book().served(call.id);
+            let mut grpc = tonic::server::Grpc::new(BytesCodec)
+                .max_decoding_message_size(usize::MAX)
+                .max_encoding_message_size(usize::MAX);
+            let kind = req.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
+            let one = |world: Arc<World>, call: CallPlan| {
+                move |request: tonic::Request<Bytes>| {
+                    let requests = tokio_stream::once(Ok(request.into_inner()));
+                    answer(world.clone(), call.clone(), Box::pin(requests))
+                }
+            };
+            let many = |world: Arc<World>, call: CallPlan| {
+                move |request: tonic::Request<Streaming<Bytes>>| {
+                    answer(world.clone(), call.clone(), Box::pin(request.into_inner()))
+                }
+            };
+            let single = |reply: Result<tonic::Response<Messages>, Status>| async move {
+                match reply?.into_inner().next().await {
+                    Some(message) => Ok(tonic::Response::new(message?)),
+                    None => Err(Status::internal("a plan without a response")),
+                }
+            };
+            Ok(match kind.as_str() {
+                "Unary" => {
+                    let handler = one(world, call);
+                    let service = tower::service_fn(move |r| {
+                        let reply = handler(r);
+                        async move { single(reply.await).await }
+                    });
+                    grpc.unary(service, req).await
+                }
+                "Up" => {
+                    let handler = many(world, call);
+                    let service = tower::service_fn(move |r| {
+                        let reply = handler(r);
+                        async move { single(reply.await).await }
+                    });
+                    grpc.client_streaming(service, req).await
+                }
+                "Down" => grpc.server_streaming(tower::service_fn(one(world, call)), req).await,
+                "Both" => grpc.streaming(tower::service_fn(many(world, call)), req).await,
+                _ => raw(world, call, req).await,
+            })
+        })
+    }
+}
+
+fn verdict(call: &CallPlan) -> Result<(), Status> {
+    match call.code {
+        Code::Ok => Ok(()),
+        code => Err(Status::new(code, "as planned")),
+    }
+}
+
+/// Reads a request and books it.
+async fn take(world: &World, call: &CallPlan, requests: &mut Messages, index: usize) -> Result<bool, Status> {
+    let Some(message) = requests.next().await.transpose()? else { return Ok(false) };
+    match call.requests.get(index) {
+        Some(len) => {
+            let key = Key { call: call.id, down: false, index };
+            world.check(pattern::check(key, *len, &message));
+        }
+        None => world.wrong(format!("call {}: the server got more than {index} requests", call.id)),
+    }
+    world.keep(message, call.hold);
+    if !call.slow.is_zero() {
+        sleep(call.slow).await;
+    }
+    Ok(true)
+}
+
+async fn answer(
+    world: Arc<World>,
+    call: CallPlan,
+    mut requests: Messages,
+) -> Result<tonic::Response<Messages>, Status> {
+    if !call.think.is_zero() {
+        sleep(call.think).await;
+    }
+    let mut read = 0;
+    if call.reading == Reading::First {
+        while take(&world, &call, &mut requests, read).await? {
+            read += 1;
+        }
+        world.book().read_whole(&call, read);
+    }
+    let single = matches!(call.kind, crate::load::Kind::Unary | crate::load::Kind::Up);
+    if single {
+        // One message, or a status.
+        if call.reading == Reading::Between {
+            take(&world, &call, &mut requests, 0).await?;
+        }
+        verdict(&call)?;
+    }
+    let stream = async_stream::try_stream! {
+        for (index, len) in call.responses.iter().enumerate() {
+            if call.reading == Reading::Between && !single && take(&world, &call, &mut requests, read).await? {
+                read += 1;
+            }
+            if !call.response_gap.is_zero() {
+                sleep(call.response_gap).await;
+            }
+            yield pattern::message(Key { call: call.id, down: true, index }, *len);
+        }
+        if call.reading == Reading::Between && !single {
+            while take(&world, &call, &mut requests, read).await? {
+                read += 1;
+            }
+            world.book().read_whole(&call, read);
+        }
+        verdict(&call)?;
+    };
+    Ok(tonic::Response::new(Box::pin(stream)))
+}
+
+/// Splits a body into messages, without copying what lies in one frame.
+pub(crate) fn messages(mut body: Body) -> Pin<Box<dyn Stream<Item = Result<Part, Status>> + Send>> {
+    Box::pin(async_stream::try_stream! {
+        let mut frames: Vec<Bytes> = Vec::new();
+        while let Some(frame) = body.frame().await {
+            let frame = match frame? .into_data() {
+                Ok(data) => data,
+                Err(frame) => {
+                    if let Ok(trailers) = frame.into_trailers() {
+                        yield Part::Trailers(trailers);
+                    }
+                    continue;
+                }
+            };
+            frames.push(frame);
+            while let Some(message) = split(&mut frames) {
+                yield Part::Message(message);
+            }
+        }
+        if frames.iter().any(|f| !f.is_empty()) {
+            Err(Status::data_loss("a body that ends within a message"))?;
+        }
+    })
+}
+
+/// What a body holds.
+#[derive(Debug)]
+pub(crate) enum Part {
+    /// The pieces of one message.
+    Message(Vec<Bytes>),
+    Trailers(HeaderMap),
+}
+
+/// Takes one whole message off the front.
+fn split(frames: &mut Vec<Bytes>) -> Option<Vec<Bytes>> {
+    let have: usize = frames.iter().map(Bytes::len).sum();
+    if have < 5 {
+        return None;
+    }
+    let head: Vec<u8> = frames.iter().flat_map(|f| f.iter().copied()).take(5).collect();
+    let len = u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize;
+    if have < 5 + len {
+        return None;
+    }
+    let cut = |frames: &mut Vec<Bytes>, mut len: usize| {
+        let mut taken = Vec::new();
+        while len > 0 {
+            let first = &mut frames[0];
+            let piece = first.split_to(len.min(first.len()));
+            len -= piece.len();
+            if first.is_empty() {
+                frames.remove(0);
+            }
+            taken.push(piece);
+        }
+        taken
+    };
+    cut(frames, 5);
+    Some(cut(frames, len))
+}
+
+/// A message's five bytes.
+pub(crate) fn prefix(len: usize) -> Bytes {
+    let mut head = BytesMut::with_capacity(5);
+    head.put_u8(0);
+    head.put_u32(len as u32);
+    head.freeze()
+}
+
+/// All of a message in one piece.
+pub(crate) fn whole(pieces: &[Bytes]) -> Bytes {
+    match pieces {
+        [one] => one.clone(),
+        _ => pieces.concat().into(),
+    }
+}
+
+async fn raw(world: Arc<World>, call: CallPlan, req: Request<Body>) -> Response<Body> {
+    let mut requests = messages(req.into_body());
+    let frames = async_stream::stream! {
+        if !call.think.is_zero() {
+            sleep(call.think).await;
+        }
+        let mut read = 0;
+        let mut echoed = 0;
+        let mut status = Ok(());
+        if matches!(call.reading, Reading::First | Reading::Echo) {
+            loop {
+                match requests.next().await {
+                    Some(Ok(Part::Message(pieces))) => {
+                        let key = Key { call: call.id, down: false, index: read };
+                        match call.requests.get(read) {
+                            Some(len) => world.check(pattern::check(key, *len, &whole(&pieces))),
+                            None => world.wrong(format!("call {}: too many requests", call.id)),
+                        }
+                        read += 1;
+                        if call.reading == Reading::Echo {
+                            yield Ok(Frame::data(prefix(pieces.iter().map(Bytes::len).sum())));
+                            for piece in &pieces {
+                                yield Ok(Frame::data(piece.clone()));
+                            }
+                            echoed += 1;
+                        }
+                        pieces.into_iter().for_each(|piece| world.keep(piece, call.hold));
+                        if !call.slow.is_zero() {
+                            sleep(call.slow).await;
+                        }
+                    }
+                    Some(Ok(Part::Trailers(_))) => {}
+                    Some(Err(error)) => {
+                        status = Err(error);
+                        break;
+                    }
+                    None => {
+                        world.book().read_whole(&call, read);
+                        break;
+                    }
+                }
+            }
+        }
+        if status.is_ok() {
+            for (index, len) in call.responses.iter().enumerate().skip(echoed) {
+                if !call.response_gap.is_zero() {
+                    sleep(call.response_gap).await;
+                }
+                yield Ok(Frame::data(prefix(*len)));
+                let message = pattern::message(Key { call: call.id, down: true, index }, *len);
+                if !message.is_empty() {
+                    yield Ok::<_, Status>(Frame::data(message));
+                }
+            }
+            status = verdict(&call);
+        }
+        let status = status.err().unwrap_or_else(|| Status::ok(""));
+        let mut trailers = HeaderMap::new();
+        // Both are text that a header can hold.
+        let _ = status.add_header(&mut trailers);
+        yield Ok(Frame::trailers(trailers));
+    };
+    let mut response = Response::new(Body::new(StreamBody::new(Box::pin(frames))));
+    response.headers_mut().insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    response
+}

@@ -1,0 +1,431 @@
+//! Checks what goes over the fabric against the protocol's rules, frame by frame, and keeps a trace.
+//!
+//! | rule | checked |
+//! |---|---|
+//! | R1 | credits returned are of RECVs that were posted again before |
+//! | R2 | no more SENDs than credits; the last one is for a message that returns some, or for CLOSE |
+//! | R3 | the connecting side sends first |
+//! | R4, R9 | DONE announces bytes that were written, all of them, and nothing is written behind it |
+//! | R8 | memory is granted once at a time, over all connections of a device, and not sent from meanwhile |
+//! | R9 | a WRITE lies in a grant that the writer was told of and has not ended; granted memory stays registered |
+//! | R12 | a WRITE uses the key that its grant names |
+//! | R14 | every stream that was opened comes to an end on both sides, when nothing is left to do |
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use tokio::time::Instant;
+use tonic_rdma_fabric::sim::{EndId, Event, Tap};
+use tonic_rdma_proto::frame::{Frame, Reader};
+
+#[derive(Debug, Clone, Copy)]
+struct Grant {
+    addr: u64,
+    len: u64,
+    rkey: u32,
+    /// 0: for any.
+    stream: u32,
+    written: u64,
+}
+
+impl Grant {
+    fn covers(&self, addr: u64, len: u64) -> bool {
+        addr >= self.addr && addr.saturating_add(len) <= self.addr.saturating_add(self.len)
+    }
+
+    fn overlaps(&self, addr: u64, len: u64) -> bool {
+        addr < self.addr.saturating_add(self.len) && self.addr < addr.saturating_add(len)
+    }
+}
+
+/// SENDs that may stay unreported on an idle connection: see `Link::queue`.
+const UNREPORTED: usize = 16;
+
+/// One end, as it shows on the wire.
+#[derive(Debug, Default)]
+struct End {
+    device: String,
+    recv_slots: u64,
+    peer: Option<EndId>,
+    connecting: bool,
+    /// Messages that have arrived here, been handed to the driver, and slots posted again.
+    arrived: u64,
+    received: u64,
+    reposted: u64,
+    /// SENDs that were queued here.
+    sends: u64,
+    /// Work that has not been reported as done: its id, and whether it is a WRITE.
+    under_way: VecDeque<(u64, bool)>,
+    /// Credits that this end has given to its peer.
+    returned: u64,
+    /// Memory of this end that the peer has been told of.
+    grants: BTreeMap<u32, Grant>,
+    /// Streams that have not ended: of the client's half and of the server's.
+    open: BTreeSet<(u32, bool)>,
+    last_opened: u32,
+    dead: bool,
+    destroyed: bool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    ends: BTreeMap<EndId, End>,
+    wrong: Vec<String>,
+    hash: DefaultHasher,
+    events: u64,
+    frames: BTreeMap<&'static str, u64>,
+    trace: Option<Vec<String>>,
+}
+
+/// Listens to a network; see the module's docs.
+#[derive(Debug)]
+pub struct Wiretap {
+    state: Mutex<State>,
+    started: Instant,
+}
+
+impl Tap for Wiretap {
+    fn event(&self, event: Event<'_>) {
+        self.lock().event(event, self.started);
+    }
+}
+
+impl Wiretap {
+    /// With `trace`, every event is written down.
+    pub fn new(trace: bool) -> Self {
+        let state = State { trace: trace.then(Vec::new), ..State::default() };
+        Wiretap { state: Mutex::new(state), started: Instant::now() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The rules that were broken.
+    pub fn wrong(&self) -> Vec<String> {
+        self.lock().wrong.clone()
+    }
+
+    /// A number that stands for all events and their moments.
+    pub fn hash(&self) -> u64 {
+        self.lock().hash.finish()
+    }
+
+    /// Events so far.
+    pub fn events(&self) -> u64 {
+        self.lock().events
+    }
+
+    /// Frames that have arrived, by name.
+    pub fn frames(&self) -> BTreeMap<&'static str, u64> {
+        self.lock().frames.clone()
+    }
+
+    /// The events in words, if they were to be kept.
+    pub fn trace(&self) -> Vec<String> {
+        self.lock().trace.clone().unwrap_or_default()
+    }
+
+    /// Writes something else into the trace.
+    pub fn note(&self, what: impl FnOnce() -> String) {
+        let mut state = self.lock();
+        let at = Instant::now().duration_since(self.started).as_millis();
+        if let Some(trace) = &mut state.trace {
+            trace.push(format!("{at:>8} ms  {}", what()));
+        }
+    }
+
+    /// Nothing is left to do: no stream is open, all RECVs are posted, no memory is granted for a stream, and none
+    /// stands by (connections have idled for longer than standing grants last).
+    pub fn quiet(&self) -> Vec<String> {
+        let state = self.lock();
+        let mut left = Vec::new();
+        for (id, end) in state.ends.iter().filter(|(_, end)| !end.dead && !end.destroyed) {
+            if end.arrived != end.reposted {
+                left.push(format!("R1: {id}: {} RECVs not posted again", end.arrived - end.reposted));
+            }
+            if !end.open.is_empty() {
+                left.push(format!("R14: {id}: halves of streams left open: {:?}", end.open));
+            }
+            let writes = end.under_way.iter().filter(|(_, write)| *write).count();
+            if writes > 0 || end.under_way.len() > UNREPORTED {
+                let all = end.under_way.len();
+                left.push(format!("R10: {id}: {all} pieces of work under way, {writes} of them WRITEs"));
+            }
+            let peer = end.peer.and_then(|peer| state.ends.get(&peer));
+            if let Some(peer) = peer.filter(|peer| !peer.dead && !peer.destroyed)
+                && peer.arrived != end.sends
+            {
+                left.push(format!("R2: {id}: {} of {} SENDs arrived", peer.arrived, end.sends));
+            }
+            for (grant, what) in &end.grants {
+                left.push(format!("R9: {id}: grant {grant} is left: {what:?}"));
+            }
+        }
+        left
+    }
+
+    /// Ends that something had arrived at, and that are dead or destroyed.
+    pub fn deaths(&self) -> usize {
+        self.lock().ends.values().filter(|end| end.arrived > 0 && (end.dead || end.destroyed)).count()
+    }
+
+    /// Ends that have not been destroyed.
+    pub fn living(&self) -> usize {
+        self.lock().ends.values().filter(|end| !end.destroyed).count()
+    }
+}
+
+impl State {
+    fn wrong(&mut self, what: String) {
+        if self.wrong.len() < 50 {
+            self.wrong.push(what);
+        }
+    }
+
+    /// What of an event is the same in every run: addresses are not.
+    fn note(&mut self, event: &Event<'_>, started: Instant) {
+        let at = Instant::now().duration_since(started).as_millis() as u64;
+        let (kind, end, a, b) = match *event {
+            Event::Made { end, recv_slots, .. } => ("made", end.0, recv_slots.into(), 0),
+            Event::Joined { end, peer, connecting } => ("joined", end.0, peer.0, u64::from(connecting)),
+            Event::Queued { end, len, .. } => ("queued", end.0, len as u64, 0),
+            Event::Sent { end, message, .. } => ("sent", end.0, message.len() as u64, 0),
+            Event::Written { end, len, .. } => ("written", end.0, len as u64, 0),
+            Event::Received { end, len } => ("received", end.0, len.into(), 0),
+            Event::Reposted { end } => ("reposted", end.0, 0, 0),
+            Event::Completed { end, id } => ("completed", end.0, id, 0),
+            Event::Died { end } => ("died", end.0, 0, 0),
+            Event::Destroyed { end } => ("destroyed", end.0, 0, 0),
+            Event::Registered { len, remote, .. } => ("registered", 0, len as u64, u64::from(remote)),
+            Event::Deregistered { len, .. } => ("deregistered", 0, len as u64, 0),
+            _ => ("other", 0, 0, 0),
+        };
+        (at, kind, end, a, b).hash(&mut self.hash);
+        self.events += 1;
+        if let Some(trace) = &mut self.trace {
+            let frames = match event {
+                Event::Sent { message, .. } => frames_of(message),
+                _ => String::new(),
+            };
+            trace.push(format!("{at:>8} ms  end {end:<3} {kind:<12} {a} {b} {frames}"));
+        }
+    }
+
+    fn event(&mut self, event: Event<'_>, started: Instant) {
+        self.note(&event, started);
+        match event {
+            Event::Made { end, device, recv_slots } => {
+                let made = End { device: device.to_owned(), recv_slots: recv_slots.into(), ..End::default() };
+                self.ends.insert(end, made);
+            }
+            Event::Joined { end, peer, connecting } => {
+                if let Some(end) = self.ends.get_mut(&end) {
+                    end.peer = Some(peer);
+                    end.connecting = connecting;
+                }
+            }
+            Event::Queued { end, id, write, addr, len } => {
+                let at = self.at(end);
+                at.sends += u64::from(!write);
+                at.under_way.push_back((id, write));
+                self.queued(end, addr, len as u64);
+            }
+            Event::Sent { end, peer, message } => self.sent(end, peer, message),
+            Event::Written { end, peer, addr, rkey, len } => self.written(end, peer, addr, rkey, len as u64),
+            Event::Received { end, .. } => self.at(end).received += 1,
+            Event::Reposted { end } => {
+                let end = self.at(end);
+                end.reposted += 1;
+                if end.reposted > end.received {
+                    self.wrong("R1: a RECV was posted again that had nothing in it".into());
+                }
+            }
+            Event::Completed { end, id } => {
+                let under_way = &mut self.at(end).under_way;
+                while under_way.front().is_some_and(|(first, _)| *first <= id) {
+                    under_way.pop_front();
+                }
+            }
+            Event::Died { end } => self.at(end).dead = true,
+            Event::Destroyed { end } => {
+                let end = self.at(end);
+                end.destroyed = true;
+                end.grants.clear();
+            }
+            Event::Deregistered { device, addr, len } => {
+                let held = self.granted(device, addr, len as u64);
+                if let Some((end, grant)) = held {
+                    self.wrong(format!("R9: {end}: memory of {grant} was deregistered while it was granted"));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn at(&mut self, end: EndId) -> &mut End {
+        self.ends.entry(end).or_default()
+    }
+
+    /// Granted memory of a device that overlaps with a range.
+    fn granted(&self, device: &str, addr: u64, len: u64) -> Option<(EndId, String)> {
+        let mine = self.ends.iter().filter(|(_, end)| end.device == device && !end.destroyed);
+        mine.flat_map(|(id, end)| end.grants.iter().map(move |(grant, what)| (id, grant, what)))
+            .find(|(_, _, what)| what.overlaps(addr, len))
+            .map(|(id, grant, what)| (*id, format!("grant {grant} ({what:?})")))
+    }
+
+    fn queued(&mut self, end: EndId, addr: u64, len: u64) {
+        let device = self.at(end).device.clone();
+        if len > 0
+            && let Some((other, grant)) = self.granted(&device, addr, len)
+        {
+            self.wrong(format!("R8: {end} sends from memory that is {grant} of {other}"));
+        }
+    }
+
+    fn sent(&mut self, from: EndId, to: EndId, message: &[u8]) {
+        let mut reader = match Reader::new(Bytes::copy_from_slice(message)) {
+            Ok(reader) => reader,
+            Err(breach) => return self.wrong(format!("R15: {from}: {breach}")),
+        };
+        let mut frames = Vec::new();
+        loop {
+            match reader.next_frame() {
+                Ok(Some(frame)) => frames.push(frame),
+                Ok(None) => break,
+                Err(breach) => return self.wrong(format!("R15: {from}: {breach}")),
+            }
+        }
+        self.credits(from, to, reader.credits.into(), &frames);
+        for frame in frames {
+            *self.frames.entry(frame.name()).or_default() += 1;
+            self.frame(from, to, frame);
+        }
+    }
+
+    fn credits(&mut self, from: EndId, to: EndId, returned: u64, frames: &[Frame]) {
+        if !self.at(from).connecting && self.at(from).arrived == 0 {
+            self.wrong(format!("R3: {from} accepted the connection and sends first"));
+        }
+        let given = self.at(to).recv_slots + self.at(to).returned;
+        self.at(to).arrived += 1;
+        let spent = self.at(to).arrived;
+        let sends = self.at(from).sends;
+        if spent > sends {
+            self.wrong(format!("R2: {spent} messages have arrived of the {sends} that {from} has sent"));
+        }
+        if spent > given {
+            self.wrong(format!("R2: {from} has sent {spent} messages on {given} credits"));
+        }
+        let closes = frames.iter().any(|f| matches!(f, Frame::Close { .. }));
+        if spent == given && returned == 0 && !closes {
+            self.wrong(format!("R2: {from} spends its last credit and returns none"));
+        }
+        let end = self.at(from);
+        end.returned += returned;
+        let (returned, reposted) = (end.returned, end.reposted);
+        if returned > reposted {
+            self.wrong(format!(
+                "R1: {from} has returned {returned} credits for {reposted} RECVs posted again"
+            ));
+        }
+    }
+
+    fn frame(&mut self, from: EndId, to: EndId, frame: Frame) {
+        let connecting = self.at(from).connecting;
+        let end_half = |state: &mut State, stream: u32| {
+            state.at(from).open.remove(&(stream, connecting));
+            state.at(to).open.remove(&(stream, connecting));
+        };
+        match frame {
+            Frame::Headers { stream, end, .. } => {
+                if connecting && stream > self.at(from).last_opened {
+                    self.at(from).last_opened = stream;
+                    for half in [true, false] {
+                        self.at(from).open.insert((stream, half));
+                        self.at(to).open.insert((stream, half));
+                    }
+                }
+                if end {
+                    end_half(self, stream);
+                }
+            }
+            Frame::Data { stream, end: true, .. } => end_half(self, stream),
+            Frame::Reset { stream, .. } => end_half(self, stream),
+            Frame::Grant { stream, id, rkey, len, addr } => {
+                let device = self.at(from).device.clone();
+                if let Some((other, grant)) = self.granted(&device, addr, len.into()) {
+                    self.wrong(format!("R8: {from} grants memory that is {grant} of {other} already"));
+                }
+                let grant = Grant { addr, len: len.into(), rkey, stream, written: 0 };
+                if self.at(from).grants.insert(id, grant).is_some() {
+                    self.wrong(format!("R8: {from}: grant {id} is given twice"));
+                }
+            }
+            Frame::Done { stream, end, id, len } => {
+                match self.at(to).grants.remove(&id) {
+                    None => self.wrong(format!("R9: {from} ends grant {id}, which it does not hold")),
+                    Some(grant) if grant.written != u64::from(len) => {
+                        self.wrong(format!("R4: {from} announces {len} bytes of {grant:?}"));
+                    }
+                    Some(grant) if grant.stream != 0 && grant.stream != stream => {
+                        self.wrong(format!("R9: {from} uses {grant:?} for stream {stream}"));
+                    }
+                    Some(_) => {}
+                }
+                if end {
+                    end_half(self, stream);
+                }
+            }
+            Frame::Abort { id } => {
+                let held = self.at(to).grants.remove(&id);
+                if held.is_none() {
+                    self.wrong(format!("R9: {from} aborts grant {id}, which it does not hold"));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn written(&mut self, from: EndId, to: EndId, addr: u64, rkey: u32, len: u64) {
+        let grant = self.at(to).grants.values_mut().find(|grant| grant.covers(addr, len));
+        let wrong = match grant {
+            None => format!("R9: {from} writes {len} bytes outside of any grant"),
+            Some(grant) if grant.rkey != rkey => format!("R12: {from} writes with another key than granted"),
+            Some(grant) if addr - grant.addr != grant.written => {
+                format!(
+                    "R9: {from} writes with a gap, or again: {len} bytes at {} of {grant:?}",
+                    addr - grant.addr
+                )
+            }
+            Some(grant) => {
+                grant.written += len;
+                return;
+            }
+        };
+        self.wrong(wrong);
+    }
+}
+
+/// The names of a message's frames.
+fn frames_of(message: &[u8]) -> String {
+    let Ok(mut reader) = Reader::new(Bytes::copy_from_slice(message)) else { return "?".into() };
+    let mut names = format!("+{}", reader.credits);
+    while let Ok(Some(frame)) = reader.next_frame() {
+        let stream = match &frame {
+            Frame::Headers { stream, .. }
+            | Frame::Data { stream, .. }
+            | Frame::Window { stream, .. }
+            | Frame::Reset { stream, .. }
+            | Frame::Request { stream, .. }
+            | Frame::Grant { stream, .. }
+            | Frame::Done { stream, .. } => *stream,
+            _ => 0,
+        };
+        names.push_str(&format!(" {}:{stream}", frame.name()));
+    }
+    names
+}

@@ -1,0 +1,25 @@
+//! What no device does: faults of the fabric itself, to see that a checker finds them.
+
+/// A promise of the fabric that is broken once (or, where it says so, from then on).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Breakage {
+    /// From one completion on, none of that link is reported.
+    LoseCompletions,
+    /// A byte of a WRITE changes on its way.
+    FlipWrite,
+    /// The last byte of a SEND changes on its way.
+    FlipSend,
+    /// A WRITE lands behind the SEND that follows it.
+    LateWrite,
+    /// A WRITE lands, and once more behind the SEND that follows it.
+    RepeatWrite,
+    /// A SEND is reported as done and does not arrive.
+    LoseSend,
+    /// A SEND arrives twice.
+    RepeatSend,
+    /// A RECV that is posted again is forgotten.
+    LoseRepost,
+    /// A registration is not ended.
+    KeepRegistration,
+}

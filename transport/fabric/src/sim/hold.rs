@@ -1,0 +1,38 @@
+//! How long something is held back: polls and time.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::SimConfig;
+use super::rng::Rng;
+
+/// Held back for a number of polls, and until a moment.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Hold {
+    polls: u32,
+    until: Option<Instant>,
+}
+
+impl Hold {
+    pub(super) fn draw(rng: &mut Rng, config: &SimConfig) -> Hold {
+        let polls = rng.up_to(config.delay);
+        let millis = rng.up_to(u32::try_from(config.latency.as_millis()).unwrap_or(u32::MAX));
+        let until = (millis > 0).then(|| Instant::now() + Duration::from_millis(millis.into()));
+        Hold { polls, until }
+    }
+
+    /// One poll has passed.
+    pub(super) fn tick(&mut self) {
+        self.polls = self.polls.saturating_sub(1);
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.polls == 0 && self.waits_until().is_none()
+    }
+
+    /// The moment, if it lies ahead.
+    pub(super) fn waits_until(&self) -> Option<Instant> {
+        self.until.filter(|until| *until > Instant::now())
+    }
+}
