@@ -58,8 +58,7 @@ fn request(channel: &Channel, call: &CallPlan, index: usize) -> Bytes {
     let key = Key { call: call.id, down: false, index };
     let len = call.requests[index];
     if call.pinned
-        && let Some(pool) = channel.pool()
-        && let Ok(mut buf) = pool.try_alloc(len)
+        && let Ok(mut buf) = channel.pool().try_alloc(len)
     {
         buf.resize_zeroed(len);
         pattern::fill(key, buf.as_mut_slice());

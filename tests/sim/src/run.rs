@@ -227,7 +227,7 @@ async fn sabotage(world: &Arc<World>, options: &Options, tasks: &mut JoinSet<()>
     match options.sabotage {
         None => {}
         Some(Sabotage::HoldBytes) => {
-            if let Some(pool) = world.channel(0).and_then(|channel| channel.pool())
+            if let Some(pool) = world.channel(0).map(|channel| channel.pool())
                 && let Ok(mut buf) = pool.alloc(100).await
             {
                 buf.resize_zeroed(100);
