@@ -73,7 +73,12 @@ pub(crate) use self::tap::{Chunk, Polled, Tap};
 pub(crate) use self::tcp::{Incoming as TcpIncoming, TcpCalls, outgoing as tcp_outgoing};
 
 /// `bytes` fields of at least this many bytes are kept apart when they are encoded. Shorter ones cost less to copy than
-/// to describe: a WRITE of its own for each.
+/// to describe.
+///
+/// Where a field lies apart, encoding a message of it takes 0.37 microseconds whatever its length; copied, 0.28 at 4 KiB,
+/// 0.33 at 8 KiB, 0.49 at 16 KiB and 31 at 1 MiB, with all of it in the cache, and a second copy, to staging, still to come
+/// (an x86-64 server of two cores; `cargo test --release -p tonic-rdma --lib what_a_segment_costs -- --ignored
+/// --nocapture`). So from about 4 KiB on it is no loss.
 pub const SEGMENT: usize = 4096;
 
 use http::HeaderMap;
