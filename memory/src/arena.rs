@@ -231,7 +231,7 @@ impl Arenas {
             return Err(PoolError::Exhausted { len: bytes, budget: self.budget, usage: self.usage });
         }
         let made = Mapping::new(bytes, shared.sizes.huge_pages).and_then(|mapping| {
-            Region::new(mapping, &*shared.registrar, Access::Local).map_err(PoolError::from)
+            Region::new(mapping, None, &*shared.registrar, Access::Local).map_err(PoolError::from)
         });
         match made {
             Ok(region) => {

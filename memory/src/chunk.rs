@@ -71,15 +71,18 @@ impl Chunk {
     /// Maps and registers a chunk for this lease.
     pub(crate) fn new(lease: Lease) -> Result<Self, RegisterError> {
         let Lease { len, shared, .. } = &lease;
-        let mapping = if shared.registrar.wants_file() {
-            Mapping::shared(*len).map_err(|source| RegisterError::new(*len, source))?
+        let (mapping, file) = if shared.registrar.wants_file() {
+            let shared = Mapping::shared(*len, shared.sizes.huge_pages);
+            let (mapping, file) = shared.map_err(|source| RegisterError::new(*len, source))?;
+            (mapping, Some(file))
         } else {
-            Mapping::new(*len, shared.sizes.huge_pages).map_err(|error| match error {
+            let mapping = Mapping::new(*len, shared.sizes.huge_pages).map_err(|error| match error {
                 PoolError::Map { len, source } => RegisterError::new(len, source),
                 other => RegisterError::new(*len, std::io::Error::other(other)),
-            })?
+            })?;
+            (mapping, None)
         };
-        let region = Region::new(mapping, &*shared.registrar, Access::RemoteWrite)?;
+        let region = Region::new(mapping, file, &*shared.registrar, Access::RemoteWrite)?;
         shared.counters.registrations.fetch_add(1, Relaxed);
         shared.budgets.registered();
         shared.index.insert(&region);

@@ -6,7 +6,7 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// Makes a file of `len` zero bytes that can neither shrink nor grow, nor be sealed further. `name` shows in
 /// /proc/PID/maps only.
@@ -40,17 +40,6 @@ fn create(name: &CStr) -> io::Result<OwnedFd> {
     Err(io::Error::from_raw_os_error(libc::EINVAL))
 }
 
-/// Gives the first `len` bytes of a file back to the system: they read as zeros, in every mapping.
-///
-/// # Errors
-/// Those of fallocate(2).
-pub fn discard(file: &impl AsFd, len: usize) -> io::Result<()> {
-    let size = libc::off_t::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-    // SAFETY: the descriptor is open.
-    check(unsafe { libc::fallocate(file.as_fd().as_raw_fd(), mode, 0, size) })
-}
-
 fn check(result: libc::c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
@@ -73,17 +62,5 @@ mod tests {
             assert_eq!(errno(libc::ftruncate(fd, 12288)), Some(libc::EPERM));
             assert_eq!(errno(libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_WRITE)), Some(libc::EPERM));
         }
-    }
-
-    #[test]
-    fn discarded_pages_are_gone() {
-        let file = sealed(c"test", 1 << 20).unwrap();
-        let file = std::fs::File::from(file);
-        std::os::unix::fs::FileExt::write_all_at(&file, &[7; 1 << 20], 0).unwrap();
-        let blocks = |f: &std::fs::File| std::os::unix::fs::MetadataExt::blocks(&f.metadata().unwrap());
-        assert_eq!(blocks(&file), (1 << 20) / 512);
-        discard(&file, 1 << 20).unwrap();
-        assert_eq!(blocks(&file), 0);
-        assert_eq!(file.metadata().unwrap().len(), 1 << 20);
     }
 }

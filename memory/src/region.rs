@@ -1,7 +1,7 @@
 //! Mapped memory, and mapped memory that a device knows.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::{Once, OnceLock};
 
@@ -32,8 +32,8 @@ pub(crate) fn page() -> usize {
 pub(crate) struct Mapping {
     ptr: NonNull<u8>,
     len: usize,
-    /// What it is a mapping of, if it is not anonymous.
-    file: Option<OwnedFd>,
+    /// Peers may have it mapped too.
+    shared: bool,
 }
 
 // SAFETY: a mapping is plain memory, owned by this value; who may touch which part is decided by slots and pieces (R8).
@@ -66,12 +66,18 @@ impl Mapping {
 
     /// Maps a file that peers can map too, and that can neither shrink nor grow. Its pages are there at once: a peer's
     /// first WRITE should not have to wait for them.
-    pub(crate) fn shared(len: usize) -> io::Result<Self> {
+    pub(crate) fn shared(len: usize, huge: HugePages) -> io::Result<(Self, OwnedFd)> {
         let file = memfd::sealed(c"tonic-rdma-landing", len)?;
-        Self::map(len, libc::MAP_SHARED | libc::MAP_POPULATE, Some(file))
+        let mapping = Self::map(len, libc::MAP_SHARED, Some(&file))?;
+        if huge != HugePages::Off && len >= HUGE_PAGE {
+            mapping.advise(libc::MADV_HUGEPAGE);
+        }
+        // Kernels before 5.14 do not know this: there, pages come as they are touched.
+        mapping.advise(libc::MADV_POPULATE_WRITE);
+        Ok((mapping, file))
     }
 
-    fn map(len: usize, flags: libc::c_int, file: Option<OwnedFd>) -> io::Result<Self> {
+    fn map(len: usize, flags: libc::c_int, file: Option<&OwnedFd>) -> io::Result<Self> {
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
         let ptr = unsafe {
             libc::mmap(
@@ -79,7 +85,7 @@ impl Mapping {
                 len,
                 libc::PROT_READ | libc::PROT_WRITE,
                 flags,
-                file.as_ref().map_or(-1, AsRawFd::as_raw_fd),
+                file.map_or(-1, AsRawFd::as_raw_fd),
                 0,
             )
         };
@@ -87,7 +93,7 @@ impl Mapping {
             return Err(io::Error::last_os_error());
         }
         let ptr = NonNull::new(ptr.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let mapping = Mapping { ptr, len, file };
+        let mapping = Mapping { ptr, len, shared: file.is_some() };
         // A child of fork() must not get copies of pages that the device writes to: with copy-on-write the parent
         // would end up with pages that the device does not know.
         mapping.advise(libc::MADV_DONTFORK);
@@ -95,7 +101,7 @@ impl Mapping {
     }
 
     fn advise(&self, advice: libc::c_int) {
-        // SAFETY: the range is this mapping. The advices used do not change its contents.
+        // SAFETY: the range is this mapping. None of the advices used changes its contents, but MADV_REMOVE in `drop`.
         if unsafe { libc::madvise(self.ptr.as_ptr().cast(), self.len, advice) } != 0 {
             tracing::debug!(error = %io::Error::last_os_error(), advice, "madvise was not taken");
         }
@@ -112,14 +118,12 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if self.shared {
+            // A peer that keeps its mapping must not keep the memory: the pages go back to the system now.
+            self.advise(libc::MADV_REMOVE);
+        }
         // SAFETY: mapped in `map`, unmapped once; whoever registered it has deregistered before (field order in Region).
         unsafe { libc::munmap(self.ptr.as_ptr().cast(), self.len) };
-        // A peer that keeps its mapping must not keep the memory.
-        if let Some(file) = &self.file
-            && let Err(error) = memfd::discard(file, self.len)
-        {
-            tracing::debug!(%error, "landing memory stays until the peer unmaps it");
-        }
     }
 }
 
@@ -136,18 +140,17 @@ impl std::fmt::Debug for Region {
 }
 
 impl Region {
-    /// Registers a mapping.
+    /// Registers a mapping, of the file if there is one.
     pub(crate) fn new(
         mapping: Mapping,
+        file: Option<OwnedFd>,
         registrar: &dyn Registrar,
         access: Access,
     ) -> Result<Self, RegisterError> {
         // SAFETY: the mapping lives as long as the registration: both are owned by the region, which drops the
         // registration first (R9, R12).
-        let registration = unsafe {
-            let file = mapping.file.as_ref().map(AsFd::as_fd);
-            registrar.register(Memory { addr: mapping.ptr, len: mapping.len, access, file })
-        }?;
+        let registration =
+            unsafe { registrar.register(Memory { addr: mapping.ptr, len: mapping.len, access, file }) }?;
         Ok(Region { registration, mapping })
     }
 

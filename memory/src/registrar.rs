@@ -1,6 +1,6 @@
 //! Registering memory with a device.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -16,8 +16,8 @@ pub enum Access {
 }
 
 /// Memory to be registered.
-#[derive(Clone, Copy, Debug)]
-pub struct Memory<'a> {
+#[derive(Debug)]
+pub struct Memory {
     /// The first byte.
     pub addr: NonNull<u8>,
     /// Bytes.
@@ -26,7 +26,7 @@ pub struct Memory<'a> {
     pub access: Access,
     /// The file that it is a mapping of, from its first byte: for [`Access::RemoteWrite`] when the registrar
     /// [wants one](Registrar::wants_file).
-    pub file: Option<BorrowedFd<'a>>,
+    pub file: Option<OwnedFd>,
 }
 
 /// Registers memory with one device. Implemented by fabrics. It outlives its registrations.
@@ -55,7 +55,7 @@ pub unsafe trait Registrar: Send + Sync + 'static {
     ///
     /// # Safety
     /// The range is mapped, readable and writable, and stays so until the registration is dropped.
-    unsafe fn register(&self, memory: Memory<'_>) -> Result<Box<dyn Registration>, RegisterError>;
+    unsafe fn register(&self, memory: Memory) -> Result<Box<dyn Registration>, RegisterError>;
 }
 
 /// A registered range. Dropping it deregisters; as when registering, the pool must not be used meanwhile.
@@ -89,7 +89,7 @@ unsafe impl Registrar for HeapRegistrar {
         false
     }
 
-    unsafe fn register(&self, _: Memory<'_>) -> Result<Box<dyn Registration>, RegisterError> {
+    unsafe fn register(&self, _: Memory) -> Result<Box<dyn Registration>, RegisterError> {
         Ok(Box::new(HeapRegistration(self.next.fetch_add(1, Ordering::Relaxed))))
     }
 }

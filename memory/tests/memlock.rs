@@ -20,7 +20,7 @@ unsafe impl Registrar for Strict {
     fn ignores_ipc_lock(&self) -> bool {
         true
     }
-    unsafe fn register(&self, memory: Memory<'_>) -> Result<Box<dyn Registration>, RegisterError> {
+    unsafe fn register(&self, memory: Memory) -> Result<Box<dyn Registration>, RegisterError> {
         // SAFETY: the caller's promise.
         unsafe { self.0.register(memory) }
     }

@@ -366,7 +366,7 @@ fn a_registrar_outlives_its_registrations() {
         }
         unsafe fn register(
             &self,
-            memory: tonic_rdma_memory::Memory<'_>,
+            memory: tonic_rdma_memory::Memory,
         ) -> Result<Box<dyn tonic_rdma_memory::Registration>, tonic_rdma_memory::RegisterError> {
             // SAFETY: the caller's promise.
             unsafe { self.0.register(memory) }

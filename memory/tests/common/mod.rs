@@ -140,7 +140,7 @@ unsafe impl Registrar for Keeper {
         false
     }
 
-    unsafe fn register(&self, memory: Memory<'_>) -> Result<Box<dyn Registration>, RegisterError> {
+    unsafe fn register(&self, memory: Memory) -> Result<Box<dyn Registration>, RegisterError> {
         let Memory { addr, len, access, .. } = memory;
         let refused = || RegisterError::new(len, io::Error::from_raw_os_error(libc::ENOMEM));
         if self.0.fails.load(SeqCst) {

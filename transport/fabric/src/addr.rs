@@ -82,6 +82,14 @@ pub struct BadShmAddr {
 }
 
 impl ShmAddr {
+    /// A name that nobody has, and nobody guesses.
+    pub fn unique() -> ShmAddr {
+        use std::hash::{BuildHasher, RandomState};
+        // Keys from the system's randomness, new for each state.
+        let random = || RandomState::new().hash_one(std::process::id());
+        ShmAddr(format!("tonic-rdma.{:016x}{:016x}", random(), random()).into())
+    }
+
     /// The name, as text.
     pub fn name(&self) -> &str {
         &self.0

@@ -7,10 +7,13 @@ use std::time::Duration;
 
 use tonic_rdma_memory::{Pool, Registrar};
 
+use crate::access::ShmAccess;
 use crate::addr::Addr;
 use crate::device::DeviceInfo;
 use crate::error::{ConnectError, FabricError, LinkError};
 use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work};
+#[cfg(all(target_os = "linux", feature = "shm"))]
+use crate::shm::{ShmDevice, ShmIncoming, ShmLink, ShmListener};
 use crate::sim::{SimDevice, SimIncoming, SimLink, SimListener};
 #[cfg(all(target_os = "linux", feature = "verbs"))]
 use crate::verbs::{VerbsDevice, VerbsIncoming, VerbsLink, VerbsListener};
@@ -20,6 +23,8 @@ macro_rules! each {
         match $value {
             #[cfg(all(target_os = "linux", feature = "verbs"))]
             $enum::Verbs($x) => $body,
+            #[cfg(all(target_os = "linux", feature = "shm"))]
+            $enum::Shm($x) => $body,
             $enum::Sim($x) => $body,
         }
     };
@@ -33,6 +38,9 @@ pub enum Fabric {
     /// A device of rdma-core.
     #[cfg(all(target_os = "linux", feature = "verbs"))]
     Verbs(VerbsDevice),
+    /// Processes of this host.
+    #[cfg(all(target_os = "linux", feature = "shm"))]
+    Shm(ShmDevice),
     /// A device of an in-process network.
     Sim(SimDevice),
 }
@@ -122,11 +130,40 @@ impl Fabric {
         }
     }
 
-    /// `"verbs"` or `"sim"`.
+    /// This process as an end of connections with other processes of the host, by memory that they share.
+    ///
+    /// # Errors
+    /// [`FabricError::Platform`] where there is no such thing: other systems than Linux, and builds without the feature
+    /// `shm`.
+    pub fn shm(access: ShmAccess) -> Result<Fabric, FabricError> {
+        #[cfg(all(target_os = "linux", feature = "shm"))]
+        return Ok(Fabric::Shm(ShmDevice::new(access)));
+        #[cfg(not(all(target_os = "linux", feature = "shm")))]
+        {
+            let _ = access;
+            Err(FabricError::Platform)
+        }
+    }
+
+    /// What tells this host, since it was booted, from every other: two processes with the same one can share memory,
+    /// if they can reach each other's sockets.
+    ///
+    /// # Errors
+    /// As [`shm`](Fabric::shm), and [`FabricError::Shm`] where /proc cannot be read.
+    pub fn boot_id() -> Result<String, FabricError> {
+        #[cfg(all(target_os = "linux", feature = "shm"))]
+        return crate::shm::boot_id();
+        #[cfg(not(all(target_os = "linux", feature = "shm")))]
+        Err(FabricError::Platform)
+    }
+
+    /// `"verbs"`, `"shm"` or `"sim"`.
     pub fn provider(&self) -> &'static str {
         match self {
             #[cfg(all(target_os = "linux", feature = "verbs"))]
             Fabric::Verbs(_) => "verbs",
+            #[cfg(all(target_os = "linux", feature = "shm"))]
+            Fabric::Shm(_) => "shm",
             Fabric::Sim(_) => "sim",
         }
     }
@@ -143,7 +180,13 @@ impl Fabric {
 
     /// This host's addresses that lie on the device: what a server offers, and what a listener may be bound to.
     pub fn addresses(&self) -> Result<Vec<IpAddr>, FabricError> {
-        each!(Fabric, self, d => d.addresses())
+        match self {
+            #[cfg(all(target_os = "linux", feature = "verbs"))]
+            Fabric::Verbs(d) => d.addresses(),
+            #[cfg(all(target_os = "linux", feature = "shm"))]
+            Fabric::Shm(_) => Ok(Vec::new()),
+            Fabric::Sim(d) => d.addresses(),
+        }
     }
 
     /// Registers memory with this device. A pool built on it works with links of this device only.
@@ -161,6 +204,10 @@ impl Fabric {
         match self {
             #[cfg(all(target_os = "linux", feature = "verbs"))]
             Fabric::Verbs(d) => d.listen(self.ip(addr)?).map(Listener::Verbs),
+            #[cfg(all(target_os = "linux", feature = "shm"))]
+            Fabric::Shm(d) => {
+                d.listen(addr.shm().ok_or_else(|| self.wrong_address(addr))?).map(Listener::Shm)
+            }
             Fabric::Sim(d) => d.listen(self.ip(addr)?).map(Listener::Sim),
         }
     }
@@ -192,6 +239,12 @@ impl Fabric {
                     d.connect(self.ip(addr)?, config, pool, private_data, timeout).await?;
                 Ok(Connected { link: AnyLink::Verbs(link), private_data })
             }
+            #[cfg(all(target_os = "linux", feature = "shm"))]
+            Fabric::Shm(d) => {
+                let addr = addr.shm().ok_or_else(|| self.wrong_address(addr))?;
+                let (link, private_data) = d.connect(addr, config, pool, private_data, timeout).await?;
+                Ok(Connected { link: AnyLink::Shm(link), private_data })
+            }
             Fabric::Sim(d) => {
                 let (link, private_data) =
                     d.connect(self.ip(addr)?, config, pool, private_data, timeout).await?;
@@ -208,6 +261,9 @@ pub enum Listener {
     /// Of rdma-core.
     #[cfg(all(target_os = "linux", feature = "verbs"))]
     Verbs(VerbsListener),
+    /// Of processes of this host.
+    #[cfg(all(target_os = "linux", feature = "shm"))]
+    Shm(ShmListener),
     /// In process.
     Sim(SimListener),
 }
@@ -226,6 +282,8 @@ impl Listener {
         match self {
             #[cfg(all(target_os = "linux", feature = "verbs"))]
             Listener::Verbs(l) => l.accept().await.map(Incoming::Verbs),
+            #[cfg(all(target_os = "linux", feature = "shm"))]
+            Listener::Shm(l) => l.accept().await.map(Incoming::Shm),
             Listener::Sim(l) => l.accept().await.map(Incoming::Sim),
         }
     }
@@ -238,6 +296,9 @@ pub enum Incoming {
     /// Of rdma-core.
     #[cfg(all(target_os = "linux", feature = "verbs"))]
     Verbs(VerbsIncoming),
+    /// Of a process of this host.
+    #[cfg(all(target_os = "linux", feature = "shm"))]
+    Shm(ShmIncoming),
     /// In process.
     Sim(SimIncoming),
 }
@@ -250,7 +311,13 @@ impl Incoming {
 
     /// The peer's address. Its port means nothing on InfiniBand and RoCE.
     pub fn peer_addr(&self) -> Addr {
-        each!(Incoming, self, i => i.peer_addr().into())
+        match self {
+            #[cfg(all(target_os = "linux", feature = "verbs"))]
+            Incoming::Verbs(i) => i.peer_addr().into(),
+            #[cfg(all(target_os = "linux", feature = "shm"))]
+            Incoming::Shm(i) => i.peer_addr(),
+            Incoming::Sim(i) => i.peer_addr().into(),
+        }
     }
 
     /// This end's address.
@@ -270,6 +337,8 @@ impl Incoming {
         match self {
             #[cfg(all(target_os = "linux", feature = "verbs"))]
             Incoming::Verbs(i) => i.accept(config, pool, private_data, timeout).await.map(AnyLink::Verbs),
+            #[cfg(all(target_os = "linux", feature = "shm"))]
+            Incoming::Shm(i) => i.accept(config, pool, private_data, timeout).await.map(AnyLink::Shm),
             Incoming::Sim(i) => i.accept(config, pool, private_data, timeout).await.map(AnyLink::Sim),
         }
     }
@@ -287,6 +356,9 @@ pub enum AnyLink {
     /// Of rdma-core.
     #[cfg(all(target_os = "linux", feature = "verbs"))]
     Verbs(VerbsLink),
+    /// With a process of this host.
+    #[cfg(all(target_os = "linux", feature = "shm"))]
+    Shm(ShmLink),
     /// In process.
     Sim(SimLink),
 }

@@ -106,6 +106,17 @@ impl ControlBlock {
         }
     }
 
+    /// Fills a posted slot with a message of `len` bytes, in place of a device. False when it is not posted or cannot
+    /// hold `len`.
+    #[cfg(all(target_os = "linux", feature = "shm"))]
+    pub(crate) fn fill(&mut self, slot: u32, len: u32, f: impl FnOnce(&mut [u8])) -> bool {
+        let Some(ptr) = self.slot_ptr(slot).filter(|_| self.mark_received(slot, len)) else { return false };
+        // SAFETY: the slot was posted and now is held; no device has it, and &mut self makes the reference unique. It is
+        // initialized, and `len` bytes of it lie within the buffer, as `mark_received` has checked.
+        f(unsafe { std::slice::from_raw_parts_mut(ptr.as_ptr(), len as usize) });
+        true
+    }
+
     /// The slot is about to be given to the device. False when it is there already or does not exist.
     pub(crate) fn mark_posted(&mut self, slot: u32) -> bool {
         match self.slots.get_mut(slot as usize) {

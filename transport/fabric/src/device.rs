@@ -13,6 +13,8 @@ pub enum Transport {
     RoCE,
     /// iWARP; also Soft-iWARP. Shares TCP's port space and has no immediate data.
     IWarp,
+    /// Memory shared by processes of one host.
+    Shm,
     /// The in-process provider.
     Sim,
     /// Something that rdma-core has no name for here.
@@ -25,6 +27,7 @@ impl fmt::Display for Transport {
             Transport::InfiniBand => "InfiniBand",
             Transport::RoCE => "RoCE",
             Transport::IWarp => "iWARP",
+            Transport::Shm => "shm",
             Transport::Sim => "sim",
             Transport::Unknown => "unknown transport",
         })

@@ -138,6 +138,14 @@ pub enum FabricError {
         /// The address.
         addr: Addr,
     },
+    /// Memory cannot be shared with other processes.
+    #[error("memory cannot be shared on this host: {what}: {source}")]
+    Shm {
+        /// What failed.
+        what: &'static str,
+        /// Why.
+        source: Arc<io::Error>,
+    },
     /// The device was removed from the host.
     #[error("RDMA device {device} was removed")]
     DeviceRemoved {
@@ -243,6 +251,14 @@ pub enum ConnectError {
         /// What was under way.
         step: ConnectStep,
     },
+    /// The process at the other end runs as a user with whom memory is not shared.
+    #[error("{addr} runs as user {uid}, with whom this process does not share memory (ShmAccess)")]
+    NotAllowed {
+        /// The peer.
+        addr: Addr,
+        /// Its effective user.
+        uid: u32,
+    },
     /// More than [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes of private data.
     #[error("private data of {len} bytes: at most 56 fit into an RDMA connect request")]
     PrivateDataTooLong {
@@ -300,6 +316,14 @@ pub enum LinkError {
         /// The peer.
         peer: Box<PeerInfo>,
     },
+    /// The peer broke a rule that its device would have held it to.
+    #[error("{peer} broke the rules of shared memory: {what}")]
+    Breach {
+        /// How.
+        what: String,
+        /// The peer.
+        peer: Box<PeerInfo>,
+    },
     /// The device was removed from the host.
     #[error("RDMA device {} was removed, connection to {peer}", peer.device)]
     DeviceRemoved {
@@ -324,6 +348,7 @@ impl LinkError {
             | LinkError::Device { peer, .. }
             | LinkError::Disconnected { peer }
             | LinkError::Closed { peer }
+            | LinkError::Breach { peer, .. }
             | LinkError::DeviceRemoved { peer }
             | LinkError::Misuse { peer, .. } => peer,
         }

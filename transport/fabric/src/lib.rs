@@ -14,6 +14,8 @@
 //! | [`error`] | [`FabricError`], [`ConnectError`], [`LinkError`]: whose fault, which verb, what to do |
 //! | [`device`] | [`DeviceInfo`]: what a device says about itself |
 //! | [`any`] | [`Fabric`], [`Listener`], [`Incoming`], [`AnyLink`]: one type over all providers |
+//! | [`access`] | [`ShmAccess`]: whom memory is shared with |
+//! | `shm` | two processes of one host (Linux, feature `shm`) |
 //! | [`sim`] | an in-process network with a seed and faults, for tests without hardware |
 //! | `verbs` | rdma-core, loaded at run time: InfiniBand, RoCE and iWARP (Linux, feature `verbs`) |
 //!
@@ -44,17 +46,24 @@
 //! The verbs provider registers file descriptors with tokio and bounds waits with tokio's timer, so everything here is
 //! called from within a tokio runtime with both drivers enabled. No threads are started.
 
+pub mod access;
 pub mod addr;
 pub mod any;
 mod block;
 pub mod device;
 pub mod error;
+#[cfg(all(target_os = "linux", feature = "shm"))]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod link;
 mod queue;
+#[cfg(all(target_os = "linux", feature = "shm"))]
+pub mod shm;
 pub mod sim;
 #[cfg(all(target_os = "linux", feature = "verbs"))]
 pub mod verbs;
 
+pub use access::ShmAccess;
 pub use addr::{Addr, BadShmAddr, ShmAddr};
 pub use any::{AnyLink, Connected, Fabric, Incoming, Listener};
 pub use device::{DeviceInfo, LinkLayer, PortInfo, PortState, Transport};

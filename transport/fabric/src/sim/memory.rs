@@ -143,7 +143,7 @@ unsafe impl Registrar for SimRegistrar {
         false
     }
 
-    unsafe fn register(&self, memory: Memory<'_>) -> Result<Box<dyn Registration>, RegisterError> {
+    unsafe fn register(&self, memory: Memory) -> Result<Box<dyn Registration>, RegisterError> {
         let Memory { addr, len, access, .. } = memory;
         let device = &self.device;
         if device.faults.registration_fails() {

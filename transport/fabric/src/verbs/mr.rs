@@ -59,7 +59,7 @@ unsafe impl Registrar for VerbsRegistrar {
         self.0.is_siw
     }
 
-    unsafe fn register(&self, memory: Memory<'_>) -> Result<Box<dyn Registration>, RegisterError> {
+    unsafe fn register(&self, memory: Memory) -> Result<Box<dyn Registration>, RegisterError> {
         let Memory { addr, len, access, .. } = memory;
         let local = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE;
         let flags = match access {

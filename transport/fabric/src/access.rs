@@ -1,0 +1,48 @@
+//! Which processes of this host memory may be shared with.
+
+/// Which processes of this host memory may be shared with, by the effective user they run as (SO_PEERCRED, unix(7)).
+///
+/// Checked by the accepting side and by the connecting side.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum ShmAccess {
+    /// Those of the own effective user, and root's. The default.
+    #[default]
+    SameUser,
+    /// Those of these users, by number, and root's.
+    Users(Vec<u32>),
+    /// All.
+    Any,
+}
+
+impl ShmAccess {
+    /// Whether a process of user `uid` may, where this process runs as `own`.
+    pub fn allows(&self, uid: u32, own: u32) -> bool {
+        match self {
+            ShmAccess::Any => true,
+            _ if uid == 0 => true,
+            ShmAccess::SameUser => uid == own,
+            ShmAccess::Users(users) => users.contains(&uid),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_and_the_named_may() {
+        for (access, uid, may) in [
+            (ShmAccess::SameUser, 1000, true),
+            (ShmAccess::SameUser, 0, true),
+            (ShmAccess::SameUser, 1001, false),
+            (ShmAccess::Users(vec![7]), 7, true),
+            (ShmAccess::Users(vec![7]), 0, true),
+            (ShmAccess::Users(vec![7]), 1000, false),
+            (ShmAccess::Any, 1001, true),
+        ] {
+            assert_eq!(access.allows(uid, 1000), may, "{access:?} {uid}");
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! The connecting side.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tonic_rdma_memory::Pool;
+
+use super::ShmDevice;
+use super::link::ShmLink;
+use super::setup::{Own, Theirs};
+use super::socket::{Received, Socket};
+use super::wire::Message;
+use crate::addr::{Addr, ShmAddr};
+use crate::block::ControlBlock;
+use crate::error::{ConnectError, ConnectStep};
+use crate::link::{LinkConfig, MAX_PRIVATE_DATA};
+
+/// Pause before another try where the listener has more to do than it takes on.
+const BUSY: Duration = Duration::from_millis(1);
+
+pub(super) async fn connect(
+    device: &ShmDevice,
+    addr: &ShmAddr,
+    config: &LinkConfig,
+    pool: &Pool,
+    private_data: &[u8],
+    timeout: Duration,
+) -> Result<(ShmLink, Vec<u8>), ConnectError> {
+    if private_data.len() > MAX_PRIVATE_DATA {
+        return Err(ConnectError::PrivateDataTooLong { len: private_data.len() });
+    }
+    let attempt = attempt(device, addr, config, pool, private_data);
+    let late =
+        || ConnectError::Timeout { addr: addr.clone().into(), step: ConnectStep::Connect, after: timeout };
+    tokio::time::timeout(timeout, attempt).await.map_err(|_| late())?
+}
+
+async fn attempt(
+    device: &ShmDevice,
+    addr: &ShmAddr,
+    config: &LinkConfig,
+    pool: &Pool,
+    private_data: &[u8],
+) -> Result<(ShmLink, Vec<u8>), ConnectError> {
+    let failed = |source: io::Error| ConnectError::Failed {
+        addr: addr.clone().into(),
+        step: ConnectStep::Connect,
+        source: Arc::new(source),
+    };
+    let block = ControlBlock::new(pool, config)?;
+    let own = Own::new(config).map_err(failed)?;
+    let socket = loop {
+        match Socket::connect(addr) {
+            Ok(socket) => break socket,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(BUSY).await,
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                return Err(ConnectError::Refused { addr: addr.clone().into() });
+            }
+            Err(error) => return Err(failed(error)),
+        }
+    };
+    let peer = socket.peer().map_err(failed)?;
+    if !device.allows(peer.uid) {
+        return Err(ConnectError::NotAllowed { addr: Addr::Process(peer.pid), uid: peer.uid });
+    }
+    let hello = Message::Hello { shape: own.shape, private_data: private_data.to_vec() };
+    own.with_fds(|fds| socket.send(&hello.encode(), fds)).map_err(failed)?;
+    let gone = || ConnectError::PeerGone { addr: addr.clone().into(), step: ConnectStep::Connect };
+    let Received { bytes, fds } = match socket.next().await {
+        Ok(Some(received)) => received,
+        Ok(None) => return Err(gone()),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Err(gone()),
+        Err(error) => return Err(failed(error)),
+    };
+    match Message::decode(&bytes) {
+        Some(Message::Accept { shape, private_data }) => {
+            let theirs = Theirs::new(shape, fds).map_err(failed)?;
+            Ok((ShmLink::new(device, socket, peer, own, theirs, block, config), private_data))
+        }
+        Some(Message::Reject { private_data }) => {
+            Err(ConnectError::Rejected { addr: addr.clone().into(), private_data })
+        }
+        Some(Message::Refused { text }) => {
+            Err(failed(io::Error::new(io::ErrorKind::PermissionDenied, format!("the peer says: {text:?}"))))
+        }
+        _ => Err(failed(io::Error::new(io::ErrorKind::InvalidData, "an answer that makes no sense"))),
+    }
+}

@@ -1,0 +1,470 @@
+//! A link over shared memory.
+//!
+//! Work is done while it is queued: nothing is ever under way, and no completions of SENDs and WRITEs are reported.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use super::bell::{Bell, Rope};
+use super::map::Map;
+use super::ring::{Put, Reader, RingBreach, Writer};
+use super::setup::{Own, Theirs};
+use super::socket::{Credentials, Received, Socket};
+use super::spin::{Next, Spin};
+use super::table::{Gone, Table};
+use super::wire::Message;
+use super::{NAME, ShmDevice};
+use crate::addr::Addr;
+use crate::block::ControlBlock;
+use crate::error::{LinkError, Verb};
+use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work, WriteSource};
+
+/// Completions per poll, at most.
+const BUDGET: usize = 256;
+/// Chunks of a peer that are kept mapped, at most.
+const MAX_CHUNKS: usize = 4096;
+/// Their bytes, at most: address space of this process, and memory of the peer's.
+const MAX_CHUNK_BYTES: u64 = 64 << 30;
+
+/// What a link has done since it was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ShmStats {
+    /// Messages sent.
+    pub sends: u64,
+    /// WRITEs, each one copy.
+    pub writes: u64,
+    /// Their bytes.
+    pub write_bytes: u64,
+    /// Times that the peer waited and was woken, one system call each.
+    pub wakes: u64,
+    /// Times that this end began to wait.
+    pub waits: u64,
+}
+
+/// A chunk of the peer's landing memory.
+#[derive(Debug)]
+struct PeerChunk {
+    addr: u64,
+    len: u64,
+    map: Map,
+}
+
+/// A link over shared memory.
+#[derive(Debug)]
+pub struct ShmLink {
+    caps: Caps,
+    peer: PeerInfo,
+    socket: Socket,
+    reader: Reader<Map>,
+    bell: Bell,
+    writer: Writer<Map>,
+    rope: Rope,
+    chunks: HashMap<u32, PeerChunk>,
+    chunk_bytes: u64,
+    table: Arc<Table>,
+    /// Keys of this end's chunks that the peer has.
+    lent: HashSet<u32>,
+    gone: Arc<Gone>,
+    spin: Spin,
+    /// The peer was told that it must ring.
+    waiting: bool,
+    stats: ShmStats,
+    dead: Option<LinkError>,
+    block: ControlBlock,
+}
+
+impl ShmLink {
+    pub(super) fn new(
+        device: &ShmDevice,
+        socket: Socket,
+        peer: Credentials,
+        own: Own,
+        theirs: Theirs,
+        mut block: ControlBlock,
+        config: &LinkConfig,
+    ) -> ShmLink {
+        for slot in 0..config.recv_slots {
+            block.mark_posted(slot);
+        }
+        let Own { reader, bell, .. } = own;
+        let Theirs { writer, rope } = theirs;
+        ShmLink {
+            caps: Caps {
+                max_inline: 0,
+                send_queue: config.send_queue as usize,
+                recv_queue: config.recv_slots as usize,
+                max_msg: 1 << 30,
+                any_memory: true,
+            },
+            peer: PeerInfo {
+                provider: NAME,
+                device: NAME.to_owned(),
+                local: Addr::Process(std::process::id()),
+                remote: Addr::Process(peer.pid),
+            },
+            socket,
+            reader,
+            bell,
+            writer,
+            rope,
+            chunks: HashMap::new(),
+            chunk_bytes: 0,
+            table: device.table().clone(),
+            lent: HashSet::new(),
+            gone: Arc::default(),
+            spin: Spin::new(),
+            waiting: false,
+            stats: ShmStats::default(),
+            dead: None,
+            block,
+        }
+    }
+
+    /// What it has done so far.
+    pub fn stats(&self) -> ShmStats {
+        self.stats
+    }
+
+    fn misuse(&self, what: String) -> LinkError {
+        LinkError::Misuse { what, peer: Box::new(self.peer.clone()) }
+    }
+
+    fn device(&self, call: &'static str, source: io::Error) -> LinkError {
+        LinkError::Device {
+            verb: Verb::Call(call),
+            source: Arc::new(source),
+            peer: Box::new(self.peer.clone()),
+        }
+    }
+
+    fn breach(&self, what: String) -> LinkError {
+        LinkError::Breach { what, peer: Box::new(self.peer.clone()) }
+    }
+
+    fn ring_breach(&self, breach: RingBreach) -> LinkError {
+        self.breach(breach.to_string())
+    }
+
+    /// The first error stays.
+    fn die(&mut self, error: LinkError) -> LinkError {
+        self.socket.shut();
+        self.dead.get_or_insert(error).clone()
+    }
+
+    fn alive(&self) -> Result<(), LinkError> {
+        match &self.dead {
+            Some(error) => Err(error.clone()),
+            None => Ok(()),
+        }
+    }
+
+    fn send(&mut self, offset: usize, len: usize) -> Result<(), LinkError> {
+        let slot_size = self.writer.slot_size();
+        let message = self.block.block_mut().get(offset..offset.saturating_add(len));
+        let Some(message) = message.filter(|_| len <= slot_size) else {
+            return Err(self.misuse(format!(
+                "SEND of {len} bytes at {offset} lies outside the block, or is longer than the peer's RECVs of {slot_size}"
+            )));
+        };
+        match self.writer.put(message) {
+            Ok(Put::Done) => {
+                self.stats.sends += 1;
+                Ok(())
+            }
+            Ok(Put::Full) => {
+                let error = LinkError::Completion {
+                    verb: Verb::Send,
+                    status: "no RECV is posted at the peer: a SEND without a credit".to_owned(),
+                    code: RNR_RETRY_EXCEEDED,
+                    vendor_err: 0,
+                    peer: Box::new(self.peer.clone()),
+                };
+                Err(self.die(error))
+            }
+            Err(breach) => {
+                let error = self.ring_breach(breach);
+                Err(self.die(error))
+            }
+        }
+    }
+
+    fn write(&mut self, src: &WriteSource, remote_addr: u64, rkey: u32) -> Result<(), LinkError> {
+        if !self.chunks.contains_key(&rkey) {
+            // The chunk was sent before the SEND that named its key.
+            self.hear().map_err(|error| self.die(error))?;
+        }
+        let ShmLink { chunks, block, .. } = self;
+        let bytes = match src {
+            WriteSource::Any(bytes) => Some(&bytes[..]),
+            WriteSource::Bytes(bytes) => Some(bytes.as_ref()),
+            WriteSource::Buf(buf) => Some(&buf[..]),
+            WriteSource::Staged { offset, len } => {
+                (*block.block_mut()).get(*offset..offset.saturating_add(*len))
+            }
+        };
+        let Some(bytes) = bytes else {
+            return Err(self.misuse("the WRITE's source lies outside the block".to_owned()));
+        };
+        let chunk = chunks.get_mut(&rkey);
+        // The key, the address and the length are the peer's: they must make sense against what it gave (R15).
+        let written = chunk.is_some_and(|chunk| {
+            let offset = remote_addr.checked_sub(chunk.addr);
+            offset.is_some_and(|offset| chunk.map.write(offset, bytes))
+        });
+        let len = bytes.len() as u64;
+        if !written {
+            let error = LinkError::Completion {
+                verb: Verb::Write,
+                status: format!("remote access error: {len} bytes at {remote_addr:#x} with rkey {rkey:#x}"),
+                code: REMOTE_ACCESS,
+                vendor_err: 0,
+                peer: Box::new(self.peer.clone()),
+            };
+            return Err(self.die(error));
+        }
+        self.stats.writes += 1;
+        self.stats.write_bytes += len;
+        Ok(())
+    }
+
+    /// Takes messages off the ring.
+    fn receive(&mut self, out: &mut Vec<Completion>) -> Result<(), LinkError> {
+        for _ in 0..BUDGET {
+            let ShmLink { reader, block, .. } = self;
+            match reader.next() {
+                Ok(None) => break,
+                Ok(Some(message)) => {
+                    let (slot, len) = (message.slot, message.len);
+                    if !block.fill(slot, len, |bytes| message.copy_to(bytes)) {
+                        return Err(self.breach(format!("a SEND into slot {slot}, which is not posted")));
+                    }
+                    out.push(Completion::Received { slot, len });
+                }
+                Err(breach) => return Err(self.ring_breach(breach)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what lies in the socket.
+    fn hear(&mut self) -> Result<(), LinkError> {
+        loop {
+            match self.socket.receive() {
+                Ok(Some(received)) => self.heard(received)?,
+                Ok(None) => return Err(self.disconnected()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(self.unheard(error)),
+            }
+        }
+    }
+
+    fn disconnected(&self) -> LinkError {
+        LinkError::Disconnected { peer: Box::new(self.peer.clone()) }
+    }
+
+    fn unheard(&self, error: io::Error) -> LinkError {
+        match error.kind() {
+            io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => self.disconnected(),
+            io::ErrorKind::InvalidData => self.breach(error.to_string()),
+            _ => self.device("recvmsg", error),
+        }
+    }
+
+    fn heard(&mut self, received: Received) -> Result<(), LinkError> {
+        let Received { bytes, mut fds } = received;
+        match (Message::decode(&bytes), fds.pop(), fds.is_empty()) {
+            (Some(Message::Chunk { rkey, addr, len }), Some(file), true) => {
+                let total = self.chunk_bytes.saturating_add(len);
+                if self.chunks.len() >= MAX_CHUNKS || total > MAX_CHUNK_BYTES {
+                    return Err(self.breach(format!(
+                        "more landing memory than a peer may give: {} chunks, {total} bytes; the limit is {MAX_CHUNKS} and {MAX_CHUNK_BYTES}",
+                        self.chunks.len() + 1
+                    )));
+                }
+                let size = usize::try_from(len).unwrap_or(usize::MAX);
+                let map = Map::new(&file, size)
+                    .map_err(|e| self.breach(format!("landing memory that cannot be used: {e}")))?;
+                if self.chunks.insert(rkey, PeerChunk { addr, len, map }).is_some() {
+                    return Err(self.breach(format!("rkey {rkey:#x} twice")));
+                }
+                self.chunk_bytes = total;
+                Ok(())
+            }
+            (Some(Message::Forget { rkey }), None, true) => {
+                match self.chunks.remove(&rkey) {
+                    Some(chunk) => self.chunk_bytes -= chunk.len,
+                    None => {
+                        return Err(self.breach(format!("rkey {rkey:#x} is taken back, and was not given")));
+                    }
+                }
+                Ok(())
+            }
+            _ => Err(self.breach("a message on the socket that makes no sense".to_owned())),
+        }
+    }
+
+    /// Tells the peer of chunks that are gone, so that it unmaps them.
+    fn forget(&mut self) -> Result<(), LinkError> {
+        for rkey in self.gone.take() {
+            if self.lent.remove(&rkey) {
+                self.say(&Message::Forget { rkey }, &[])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn say(&self, message: &Message, fds: &[std::os::fd::BorrowedFd<'_>]) -> Result<(), LinkError> {
+        self.socket.send(&message.encode(), fds).map_err(|error| match error.kind() {
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => self.disconnected(),
+            io::ErrorKind::WouldBlock => self.breach("it does not read its socket".to_owned()),
+            _ => self.device("sendmsg", error),
+        })
+    }
+
+    /// Looks at the ring, the socket and the bell until there is something, or nothing to do but wait.
+    fn turn(&mut self, cx: &mut Context<'_>, out: &mut Vec<Completion>) -> Poll<Result<(), LinkError>> {
+        if self.waiting {
+            self.reader.awake();
+            self.waiting = false;
+        }
+        self.forget()?;
+        loop {
+            let before = out.len();
+            self.receive(out)?;
+            if out.len() > before {
+                self.spin.came();
+                return Poll::Ready(Ok(()));
+            }
+            let cpu = rustix::thread::sched_getcpu() as u64;
+            // 0 is what a fresh ring holds.
+            self.reader.runs_on(cpu + 1);
+            let apart = self.writer.peer_runs_on() != cpu + 1;
+            let reader = &self.reader;
+            if self.spin.nothing(apart, || reader.has_news()) == Next::Again {
+                if !self.reader.has_news() {
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                continue;
+            }
+            // Both are asked before the flag is set: then nothing is missed between.
+            match self.socket.poll(cx) {
+                Poll::Ready(Ok(Some(received))) => {
+                    self.heard(received)?;
+                    continue;
+                }
+                Poll::Ready(end) => {
+                    // What was sent before the end counts.
+                    self.receive(out)?;
+                    if out.len() > before {
+                        return Poll::Ready(Ok(()));
+                    }
+                    return Poll::Ready(Err(match end {
+                        Err(error) => self.unheard(error),
+                        Ok(_) => self.disconnected(),
+                    }));
+                }
+                Poll::Pending => {}
+            }
+            if let Poll::Ready(rung) = self.bell.poll(cx) {
+                rung.map_err(|error| self.device("eventfd", error))?;
+                continue;
+            }
+            if self.reader.wait() {
+                self.waiting = true;
+                self.stats.waits += 1;
+                return Poll::Pending;
+            }
+        }
+    }
+}
+
+/// `IBV_WC_RNR_RETRY_EXC_ERR`.
+const RNR_RETRY_EXCEEDED: u32 = 13;
+/// `IBV_WC_REM_ACCESS_ERR`.
+const REMOTE_ACCESS: u32 = 10;
+
+impl Link for ShmLink {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn peer(&self) -> &PeerInfo {
+        &self.peer
+    }
+
+    fn send_room(&self) -> usize {
+        self.caps.send_queue
+    }
+
+    fn block_mut(&mut self) -> &mut [u8] {
+        self.block.block_mut()
+    }
+
+    fn queue(&mut self, _: u64, work: Work, _: bool) -> Result<Posted, LinkError> {
+        self.alive()?;
+        match work {
+            Work::Send { offset, len } => self.send(offset, len)?,
+            Work::Write { src, remote_addr, rkey } => self.write(&src, remote_addr, rkey)?,
+        }
+        Ok(Posted::Done)
+    }
+
+    fn share(&mut self, rkey: u32) -> Result<(), LinkError> {
+        self.alive()?;
+        if self.lent.contains(&rkey) {
+            return Ok(());
+        }
+        let Some(chunk) = self.table.lend(rkey, &self.gone) else {
+            return Err(self.misuse(format!("rkey {rkey:#x} is none of this device's, or another link's")));
+        };
+        let message = Message::Chunk { rkey, addr: chunk.addr, len: chunk.len };
+        if let Err(error) = self.say(&message, &[chunk.file.as_fd()]) {
+            return Err(self.die(error));
+        }
+        self.lent.insert(rkey);
+        Ok(())
+    }
+
+    fn ring(&mut self) -> Result<(), LinkError> {
+        self.alive()?;
+        if self.writer.publish() {
+            self.stats.wakes += 1;
+            self.rope.ring();
+        }
+        self.spin.sent();
+        Ok(())
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>, out: &mut Vec<Completion>) -> Poll<Result<(), LinkError>> {
+        self.alive()?;
+        match self.turn(cx, out) {
+            Poll::Ready(Err(error)) => Poll::Ready(Err(self.die(error))),
+            other => other,
+        }
+    }
+
+    fn recv_slot(&self, slot: u32, len: u32) -> &[u8] {
+        self.block.recv_slot(slot, len)
+    }
+
+    fn repost(&mut self, slot: u32) -> Result<(), LinkError> {
+        self.alive()?;
+        if !self.block.mark_posted(slot) {
+            return Err(self.misuse(format!("RECV slot {slot} is posted already, or does not exist")));
+        }
+        let ShmLink { reader, block, .. } = self;
+        reader.free(|slot| !block.is_held(slot));
+        Ok(())
+    }
+
+    fn disconnect(&mut self) {
+        if self.dead.is_none() {
+            let error = LinkError::Closed { peer: Box::new(self.peer.clone()) };
+            self.die(error);
+        }
+    }
+}

@@ -1,0 +1,461 @@
+//! The ring that SENDs travel through: its layout, and its two ends.
+//!
+//! The memory is seen as words of 8 bytes, all atomic: another process may write to any of them at any time.
+//!
+//! | words | written by | what |
+//! |---|---|---|
+//! | 0 | sender | tail: messages published, counted from 0 |
+//! | 8 | receiver | head: messages whose slots are free again |
+//! | 16 | both | 1: the receiver waits for its eventfd |
+//! | 24 | receiver | the processor it last ran on |
+//! | 32 .. 32 + slots | sender | bytes in each slot |
+//! | then, from the next multiple of 8 | sender | the slots, `slot_size` bytes each |
+//!
+//! Tail, head, the waiting flag and the processor each have a cache line of their own. Message `n` lies in slot
+//! `n % slots`.
+
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+const TAIL: usize = 0;
+const HEAD: usize = 8;
+const WAITING: usize = 16;
+const CPU: usize = 24;
+const LENGTHS: usize = 32;
+
+/// Memory of a ring.
+pub(crate) trait Words {
+    /// All of it.
+    fn words(&self) -> &[AtomicU64];
+}
+
+impl Words for Vec<AtomicU64> {
+    fn words(&self) -> &[AtomicU64] {
+        self
+    }
+}
+
+/// Number and size of a ring's slots.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub(crate) slots: u32,
+    /// Bytes, a multiple of 64.
+    pub(crate) slot_size: u32,
+}
+
+impl Shape {
+    fn slots_at(self) -> usize {
+        (LENGTHS + self.slots as usize).next_multiple_of(8)
+    }
+
+    fn slot_words(self) -> usize {
+        self.slot_size as usize / 8
+    }
+
+    /// Bytes that the ring takes.
+    pub(crate) fn bytes(self) -> usize {
+        (self.slots_at() + self.slots as usize * self.slot_words()) * 8
+    }
+
+    /// Whether both numbers are within the bounds of [`LinkConfig`](crate::LinkConfig).
+    pub(crate) fn is_sound(self) -> bool {
+        (1..=1 << 16).contains(&self.slots)
+            && (64..=1 << 20).contains(&self.slot_size)
+            && self.slot_size.is_multiple_of(64)
+    }
+
+    fn index(self, message: u64) -> usize {
+        (message % u64::from(self.slots)) as usize
+    }
+}
+
+/// A rule of the ring that the peer broke.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum RingBreach {
+    /// Published more than there are RECVs, or took messages back.
+    #[error("the tail of its SENDs went from {from} to {to}, with {posted} RECVs posted")]
+    Tail { from: u64, to: u64, posted: u64 },
+    /// A message longer than a slot.
+    #[error("a SEND of {len} bytes into a RECV of {slot_size}")]
+    Length { len: u64, slot_size: u32 },
+    /// Freed what was not sent, or took a RECV back.
+    #[error("the head of its RECVs went from {from} to {to}, with {sent} messages sent")]
+    Head { from: u64, to: u64, sent: u64 },
+}
+
+/// The receiving end.
+#[derive(Debug)]
+pub(crate) struct Reader<W> {
+    memory: W,
+    shape: Shape,
+    /// Messages taken out.
+    read: u64,
+    /// Messages whose RECVs are posted again; published as the head.
+    freed: u64,
+    /// The tail as last read.
+    tail: u64,
+}
+
+impl<W: Words> Reader<W> {
+    /// `None` when the memory is too small.
+    pub(crate) fn new(memory: W, shape: Shape) -> Option<Self> {
+        let enough = shape.is_sound() && memory.words().len() * 8 >= shape.bytes();
+        enough.then_some(Reader { memory, shape, read: 0, freed: 0, tail: 0 })
+    }
+
+    /// Takes the next message, if there is one: `fill` is given its slot and length, and the writer of its bytes.
+    ///
+    /// # Errors
+    /// The peer broke a rule.
+    pub(crate) fn next(&mut self) -> Result<Option<Message<'_>>, RingBreach> {
+        if self.tail == self.read {
+            let tail = self.word(TAIL).load(Ordering::Acquire);
+            let (new, posted) = (tail.wrapping_sub(self.read), self.posted());
+            if new > posted {
+                return Err(RingBreach::Tail { from: self.read, to: tail, posted });
+            }
+            self.tail = tail;
+            if new == 0 {
+                return Ok(None);
+            }
+        }
+        let index = self.shape.index(self.read);
+        let len = self.word(LENGTHS + index).load(Ordering::Relaxed);
+        if len > u64::from(self.shape.slot_size) {
+            return Err(RingBreach::Length { len, slot_size: self.shape.slot_size });
+        }
+        self.read = self.read.wrapping_add(1);
+        let at = self.shape.slots_at() + index * self.shape.slot_words();
+        let words = self.memory.words().get(at..at + self.shape.slot_words()).unwrap_or_default();
+        Ok(Some(Message { slot: index as u32, len: len as u32, words }))
+    }
+
+    /// RECVs that the peer may still use.
+    fn posted(&self) -> u64 {
+        u64::from(self.shape.slots) - self.read.wrapping_sub(self.freed)
+    }
+
+    /// Whether a message may be there. Cheap: one load.
+    pub(crate) fn has_news(&self) -> bool {
+        self.tail != self.read || self.word(TAIL).load(Ordering::Relaxed) != self.tail
+    }
+
+    /// RECVs were posted again: `posted` says of each slot whether it is. Heads move in order.
+    pub(crate) fn free(&mut self, posted: impl Fn(u32) -> bool) {
+        let before = self.freed;
+        while self.freed != self.read && posted(self.shape.index(self.freed) as u32) {
+            self.freed = self.freed.wrapping_add(1);
+        }
+        if self.freed != before {
+            self.word(HEAD).store(self.freed, Ordering::Release);
+        }
+    }
+
+    /// From now on the peer rings the bell. False when there is news after all: then nobody waits.
+    pub(crate) fn wait(&self) -> bool {
+        self.word(WAITING).store(1, Ordering::SeqCst);
+        // Pairs with the fence in `Writer::publish`: either this end sees the tail, or the peer sees the flag.
+        fence(Ordering::SeqCst);
+        let waits = !self.has_news();
+        if !waits {
+            self.awake();
+        }
+        waits
+    }
+
+    /// The bell need not be rung any more.
+    pub(crate) fn awake(&self) {
+        self.word(WAITING).store(0, Ordering::Relaxed);
+    }
+
+    /// Tells the peer which processor this end runs on.
+    pub(crate) fn runs_on(&self, cpu: u64) {
+        let word = self.word(CPU);
+        if word.load(Ordering::Relaxed) != cpu {
+            word.store(cpu, Ordering::Relaxed);
+        }
+    }
+
+    fn word(&self, index: usize) -> &AtomicU64 {
+        // Within bounds: the memory holds the whole shape.
+        &self.memory.words()[index]
+    }
+}
+
+/// A message in a ring. Its bytes are copied out once, and nothing is concluded from them before.
+#[derive(Debug)]
+pub(crate) struct Message<'a> {
+    pub(crate) slot: u32,
+    pub(crate) len: u32,
+    words: &'a [AtomicU64],
+}
+
+impl Message<'_> {
+    /// Copies the message; `out` is as long as the message.
+    pub(crate) fn copy_to(&self, out: &mut [u8]) {
+        let mut words = self.words.iter();
+        let mut whole = out.chunks_exact_mut(8);
+        for (bytes, word) in (&mut whole).zip(&mut words) {
+            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+        }
+        let rest = whole.into_remainder();
+        if let (false, Some(word)) = (rest.is_empty(), words.next()) {
+            let word = word.load(Ordering::Relaxed).to_ne_bytes();
+            rest.copy_from_slice(&word[..rest.len()]);
+        }
+    }
+}
+
+/// The sending end: the ring is the peer's.
+#[derive(Debug)]
+pub(crate) struct Writer<W> {
+    memory: W,
+    shape: Shape,
+    /// Messages written.
+    written: u64,
+    /// Messages published.
+    published: u64,
+    /// The peer's head as last read.
+    head: u64,
+}
+
+/// What became of a message that was to be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Put {
+    /// It lies in the ring.
+    Done,
+    /// No RECV is posted.
+    Full,
+}
+
+impl<W: Words> Writer<W> {
+    /// `None` when the memory is too small.
+    pub(crate) fn new(memory: W, shape: Shape) -> Option<Self> {
+        let enough = shape.is_sound() && memory.words().len() * 8 >= shape.bytes();
+        enough.then_some(Writer { memory, shape, written: 0, published: 0, head: 0 })
+    }
+
+    /// Bytes that a message may have.
+    pub(crate) fn slot_size(&self) -> usize {
+        self.shape.slot_size as usize
+    }
+
+    /// Copies a message of at most [`slot_size`](Self::slot_size) bytes into the next slot.
+    ///
+    /// # Errors
+    /// The peer broke a rule.
+    pub(crate) fn put(&mut self, message: &[u8]) -> Result<Put, RingBreach> {
+        let slots = u64::from(self.shape.slots);
+        if self.written.wrapping_sub(self.head) >= slots {
+            let head = self.word(HEAD).load(Ordering::Acquire);
+            if head.wrapping_sub(self.head) > self.written.wrapping_sub(self.head) {
+                return Err(RingBreach::Head { from: self.head, to: head, sent: self.written });
+            }
+            self.head = head;
+            if self.written.wrapping_sub(head) >= slots {
+                return Ok(Put::Full);
+            }
+        }
+        let index = self.shape.index(self.written);
+        self.word(LENGTHS + index).store(message.len() as u64, Ordering::Relaxed);
+        let at = self.shape.slots_at() + index * self.shape.slot_words();
+        let mut words = self.memory.words()[at..at + self.shape.slot_words()].iter();
+        let mut chunks = message.chunks_exact(8);
+        for (bytes, word) in (&mut chunks).zip(&mut words) {
+            let mut value = [0; 8];
+            value.copy_from_slice(bytes);
+            word.store(u64::from_ne_bytes(value), Ordering::Relaxed);
+        }
+        let rest = chunks.remainder();
+        if let (false, Some(word)) = (rest.is_empty(), words.next()) {
+            let mut value = [0; 8];
+            value[..rest.len()].copy_from_slice(rest);
+            word.store(u64::from_ne_bytes(value), Ordering::Relaxed);
+        }
+        self.written = self.written.wrapping_add(1);
+        Ok(Put::Done)
+    }
+
+    /// Shows the peer what was written. True when the peer waits, and is to be woken.
+    pub(crate) fn publish(&mut self) -> bool {
+        if self.published == self.written {
+            return false;
+        }
+        self.published = self.written;
+        self.word(TAIL).store(self.written, Ordering::Release);
+        // Pairs with the fence in `Reader::wait`.
+        fence(Ordering::SeqCst);
+        let waiting = self.word(WAITING);
+        waiting.load(Ordering::Relaxed) == 1 && waiting.swap(0, Ordering::AcqRel) == 1
+    }
+
+    /// The processor that the peer last ran on, as it says.
+    pub(crate) fn peer_runs_on(&self) -> u64 {
+        self.word(CPU).load(Ordering::Relaxed)
+    }
+
+    fn word(&self, index: usize) -> &AtomicU64 {
+        &self.memory.words()[index]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::sync::Arc;
+
+    const SHAPE: Shape = Shape { slots: 4, slot_size: 64 };
+
+    impl Words for Memory {
+        fn words(&self) -> &[AtomicU64] {
+            self
+        }
+    }
+
+    fn memory(shape: Shape) -> Memory {
+        Arc::new((0..shape.bytes() / 8).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    type Memory = Arc<Vec<AtomicU64>>;
+
+    fn pair() -> (Writer<Memory>, Reader<Memory>, Memory) {
+        let memory = memory(SHAPE);
+        (Writer::new(memory.clone(), SHAPE).unwrap(), Reader::new(memory.clone(), SHAPE).unwrap(), memory)
+    }
+
+    fn take(reader: &mut Reader<Memory>) -> Option<(u32, Vec<u8>)> {
+        let message = reader.next().unwrap()?;
+        let mut out = vec![0; message.len as usize];
+        message.copy_to(&mut out);
+        Some((message.slot, out))
+    }
+
+    #[test]
+    fn messages_of_every_length_go_through_in_order() {
+        let (mut writer, mut reader, _) = pair();
+        for len in 0..=64_u8 {
+            let message: Vec<u8> = (0..len).collect();
+            assert_eq!(writer.put(&message), Ok(Put::Done));
+            assert_eq!(take(&mut reader), None, "not published");
+            assert!(!writer.publish(), "nobody waits");
+            assert_eq!(take(&mut reader), Some((u32::from(len) % 4, message)));
+            reader.free(|_| true);
+        }
+        assert_eq!(take(&mut reader), None);
+    }
+
+    #[test]
+    fn a_full_ring_takes_no_more_until_the_oldest_is_posted() {
+        let (mut writer, mut reader, _) = pair();
+        for n in 0..4 {
+            assert_eq!(writer.put(&[n]), Ok(Put::Done));
+        }
+        assert_eq!(writer.put(&[4]), Ok(Put::Full));
+        writer.publish();
+        for n in 0..4 {
+            assert_eq!(take(&mut reader), Some((u32::from(n), vec![n])));
+        }
+        reader.free(|slot| slot != 0);
+        assert_eq!(writer.put(&[4]), Ok(Put::Full), "slots are freed in order");
+        reader.free(|_| true);
+        assert_eq!(writer.put(&[4]), Ok(Put::Done));
+    }
+
+    #[test]
+    fn whoever_waits_is_woken_once() {
+        let (mut writer, mut reader, _) = pair();
+        assert!(reader.wait());
+        writer.put(b"a").unwrap();
+        assert!(writer.publish());
+        writer.put(b"b").unwrap();
+        assert!(!writer.publish(), "woken already");
+        assert!(!reader.wait(), "there is news");
+        take(&mut reader).unwrap();
+        assert!(!reader.wait());
+        take(&mut reader).unwrap();
+        assert!(reader.wait());
+        reader.awake();
+        writer.put(b"c").unwrap();
+        assert!(!writer.publish());
+    }
+
+    #[test]
+    fn breaches_are_named() {
+        let (_, mut reader, memory) = pair();
+        memory[TAIL].store(5, Ordering::Relaxed);
+        assert_eq!(reader.next().err(), Some(RingBreach::Tail { from: 0, to: 5, posted: 4 }));
+        memory[TAIL].store(1, Ordering::Relaxed);
+        memory[LENGTHS].store(65, Ordering::Relaxed);
+        assert_eq!(reader.next().err(), Some(RingBreach::Length { len: 65, slot_size: 64 }));
+        memory[LENGTHS].store(64, Ordering::Relaxed);
+        assert!(reader.next().unwrap().is_some());
+        memory[TAIL].store(0, Ordering::Relaxed);
+        assert_eq!(reader.next().err(), Some(RingBreach::Tail { from: 1, to: 0, posted: 3 }));
+
+        for head in [5, u64::MAX] {
+            let (mut writer, _, memory) = pair();
+            for _ in 0..4 {
+                writer.put(b"x").unwrap();
+            }
+            memory[HEAD].store(head, Ordering::Relaxed);
+            assert_eq!(writer.put(b"x"), Err(RingBreach::Head { from: 0, to: head, sent: 4 }));
+        }
+    }
+
+    #[test]
+    fn memory_that_is_too_small_is_refused() {
+        let words = SHAPE.bytes() / 8 - 1;
+        let small = || (0..words).map(|_| AtomicU64::new(0)).collect::<Vec<_>>();
+        assert!(Reader::new(small(), SHAPE).is_none());
+        assert!(Writer::new(small(), SHAPE).is_none());
+        for shape in
+            [Shape { slots: 0, ..SHAPE }, Shape { slot_size: 65, ..SHAPE }, Shape { slot_size: 0, ..SHAPE }]
+        {
+            assert!(Reader::new(memory(SHAPE), shape).is_none());
+        }
+    }
+
+    #[test]
+    fn two_threads_lose_neither_messages_nor_wake_ups() {
+        const MESSAGES: u64 = 100_000;
+        let (mut writer, mut reader, _) = pair();
+        let receiver = std::thread::spawn(move || {
+            let mut next = 0;
+            while next < MESSAGES {
+                let Some((_, bytes)) = take(&mut reader) else {
+                    if reader.wait() {
+                        // A lost wake-up would leave this thread here for ever.
+                        std::thread::park();
+                    }
+                    continue;
+                };
+                assert_eq!(bytes, next.to_le_bytes());
+                next += 1;
+                reader.free(|_| true);
+            }
+        });
+        let mut sent = 0_u64;
+        while sent < MESSAGES {
+            match writer.put(&sent.to_le_bytes()).unwrap() {
+                Put::Done => sent += 1,
+                Put::Full => std::thread::yield_now(),
+            }
+            if writer.publish() {
+                receiver.thread().unpark();
+            }
+        }
+        receiver.join().unwrap();
+    }
+
+    proptest! {
+        /// Whatever the memory holds, and whatever is written to it meanwhile, the reader says a message within the
+        /// bounds or names a breach.
+        #[test]
+        fn arbitrary_memory_is_read_within_bounds(
+            contents in proptest::collection::vec(prop_oneof![0..8_u64, any::<u64>()], 0..128),
+            pokes in proptest::collection::vec((any::<u16>(), prop_oneof![0..8_u64, any::<u64>()]), 0..64),
+        ) {
+            crate::fuzzing::read_ring(&contents, &pokes);
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! What each end makes for a connection, and what it takes from the peer.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use super::bell::{Bell, Rope};
+use super::map::Map;
+use super::ring::{Reader, Shape, Writer};
+use crate::link::LinkConfig;
+
+/// This end's ring and bell.
+#[derive(Debug)]
+pub(super) struct Own {
+    pub(super) reader: Reader<Map>,
+    pub(super) bell: Bell,
+    pub(super) shape: Shape,
+    file: OwnedFd,
+}
+
+impl Own {
+    pub(super) fn new(config: &LinkConfig) -> io::Result<Own> {
+        let shape = Shape { slots: config.recv_slots, slot_size: config.slot_size };
+        let (map, file) = Map::own(shape.bytes())?;
+        let reader = Reader::new(map, shape).ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(Own { reader, bell: Bell::new()?, shape, file })
+    }
+
+    /// For the peer: the ring, then the bell.
+    pub(super) fn with_fds<T>(&self, f: impl FnOnce(&[std::os::fd::BorrowedFd<'_>]) -> T) -> T {
+        let bell = self.bell.fd();
+        f(&[self.file.as_fd(), bell.as_fd()])
+    }
+}
+
+/// The peer's ring and bell.
+#[derive(Debug)]
+pub(super) struct Theirs {
+    pub(super) writer: Writer<Map>,
+    pub(super) rope: Rope,
+}
+
+impl Theirs {
+    /// Checks what the peer gave: exactly a ring, which keeps its size and holds the shape, and a bell.
+    pub(super) fn new(shape: Shape, fds: Vec<OwnedFd>) -> io::Result<Theirs> {
+        let wrong = |what| io::Error::new(io::ErrorKind::InvalidData, what);
+        let fds: [OwnedFd; 2] = fds
+            .try_into()
+            .map_err(|_| wrong("the peer's handshake comes without exactly a ring and a bell"))?;
+        let [ring, bell] = fds;
+        let map = Map::new(&ring, shape.bytes())?;
+        let writer = Writer::new(map, shape).ok_or_else(|| wrong("the peer's ring is too small"))?;
+        Ok(Theirs { writer, rope: Rope::new(bell)? })
+    }
+}

@@ -1,0 +1,173 @@
+//! Unix sockets with message boundaries, and descriptors beside the messages.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::task::{Context, Poll};
+
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
+    connect, listen, recvmsg, sendmsg, shutdown, socket_with, sockopt,
+};
+use tokio::io::unix::AsyncFd;
+
+use crate::addr::ShmAddr;
+
+/// The longest message, in bytes.
+pub(super) const MAX_MESSAGE: usize = 256;
+/// The most descriptors beside one.
+pub(super) const MAX_FDS: usize = 2;
+/// Connections that the kernel keeps until they are accepted.
+const BACKLOG: i32 = 128;
+
+/// A message and what came beside it.
+#[derive(Debug)]
+pub(super) struct Received {
+    pub(super) bytes: Vec<u8>,
+    pub(super) fds: Vec<OwnedFd>,
+}
+
+/// Who is at the other end, as the kernel says.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Credentials {
+    pub(super) pid: u32,
+    pub(super) uid: u32,
+}
+
+/// A connected socket.
+#[derive(Debug)]
+pub(super) struct Socket(AsyncFd<OwnedFd>);
+
+fn open() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}
+
+fn name(addr: &ShmAddr) -> io::Result<SocketAddrUnix> {
+    Ok(SocketAddrUnix::new_abstract_name(addr.name().as_bytes())?)
+}
+
+impl Socket {
+    /// Connects, or says at once why not: `WouldBlock` when the listener has more to do than it takes on.
+    pub(super) fn connect(addr: &ShmAddr) -> io::Result<Socket> {
+        let fd = open()?;
+        connect(&fd, &name(addr)?)?;
+        Socket::new(fd)
+    }
+
+    fn new(fd: OwnedFd) -> io::Result<Socket> {
+        // SAFETY: an OwnedFd owns its descriptor and always gives the same one (R17).
+        Ok(Socket(unsafe { AsyncFd::register(fd) }?))
+    }
+
+    /// The process at the other end. Of a listener's side: the one that called connect; of a client's: listen.
+    pub(super) fn peer(&self) -> io::Result<Credentials> {
+        let credentials = sockopt::socket_peercred(self.0.get_ref())?;
+        Ok(Credentials {
+            pid: u32::try_from(credentials.pid.as_raw_nonzero().get()).unwrap_or(0),
+            uid: credentials.uid.as_raw(),
+        })
+    }
+
+    /// Sends a message now.
+    ///
+    /// # Errors
+    /// `WouldBlock` when the peer does not read.
+    pub(super) fn send(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut beside = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() && !beside.push(SendAncillaryMessage::ScmRights(fds)) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors for one message"));
+        }
+        sendmsg(self.0.get_ref(), &[IoSlice::new(message)], &mut beside, SendFlags::NOSIGNAL)?;
+        Ok(())
+    }
+
+    /// Takes the next message that is there. `None`: the peer's end is closed.
+    ///
+    /// # Errors
+    /// `WouldBlock` when there is none; `InvalidData` when it or its descriptors do not fit.
+    pub(super) fn receive(&self) -> io::Result<Option<Received>> {
+        let mut bytes = [0; MAX_MESSAGE];
+        // Room for one descriptor more than is allowed: a surplus is seen, and closed.
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS + 1))];
+        let mut beside = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        let got = recvmsg(self.0.get_ref(), &mut [IoSliceMut::new(&mut bytes)], &mut beside, flags)?;
+        let mut fds = Vec::new();
+        for message in beside.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                fds.extend(rights);
+            }
+        }
+        if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) || fds.len() > MAX_FDS {
+            let what = "a message that is longer, or brings more descriptors, than any of the protocol";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        }
+        if got.bytes == 0 {
+            return Ok(None);
+        }
+        Ok(Some(Received { bytes: bytes[..got.bytes].to_vec(), fds }))
+    }
+
+    /// As [`receive`](Self::receive), waiting for one. Cancel safe.
+    pub(super) async fn next(&self) -> io::Result<Option<Received>> {
+        loop {
+            let mut guard = self.0.readable().await?;
+            match guard.try_io(|_| self.receive()) {
+                Ok(result) => return result,
+                Err(_would_block) => {}
+            }
+        }
+    }
+
+    /// As [`receive`](Self::receive), in a task that is woken when there is one.
+    pub(super) fn poll(&self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Received>>> {
+        loop {
+            let mut guard = match self.0.poll_read_ready(cx) {
+                Poll::Ready(Ok(guard)) => guard,
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending => return Poll::Pending,
+            };
+            if let Ok(result) = guard.try_io(|_| self.receive()) {
+                return Poll::Ready(result);
+            }
+        }
+    }
+
+    /// The peer sees the end.
+    pub(super) fn shut(&self) {
+        let _ = shutdown(self.0.get_ref(), Shutdown::Both);
+    }
+}
+
+/// A listening socket.
+#[derive(Debug)]
+pub(super) struct Listening(AsyncFd<OwnedFd>);
+
+impl Listening {
+    pub(super) fn bind(addr: &ShmAddr) -> io::Result<Listening> {
+        let fd = open()?;
+        bind(&fd, &name(addr)?)?;
+        listen(&fd, BACKLOG)?;
+        // SAFETY: as above.
+        Ok(Listening(unsafe { AsyncFd::register(fd) }?))
+    }
+
+    /// The next connection. Cancel safe.
+    pub(super) async fn accept(&self) -> io::Result<Socket> {
+        loop {
+            let mut guard = self.0.readable().await?;
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let accepted = guard.try_io(|fd| Ok(accept_with(fd.get_ref(), flags)?));
+            match accepted {
+                Ok(Ok(fd)) => return Socket::new(fd),
+                // It was gone before it was accepted.
+                Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Ok(Err(error)) => return Err(error),
+                Err(_would_block) => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Landing chunks of this process, by remote key.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tonic_rdma_memory::{Access, Memory, RegisterError, Registrar, Registration};
+
+/// The chunks that peers may be given.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    next: AtomicU32,
+    chunks: Mutex<HashMap<u32, Arc<Chunk>>>,
+}
+
+/// A chunk: the file, and where this process has it mapped.
+#[derive(Debug)]
+pub(super) struct Chunk {
+    pub(super) addr: u64,
+    pub(super) len: u64,
+    pub(super) file: OwnedFd,
+    /// The link whose peer has it.
+    link: Mutex<Option<Arc<Gone>>>,
+}
+
+/// Keys that stopped working, for a link to tell its peer.
+#[derive(Debug, Default)]
+pub(super) struct Gone {
+    some: AtomicBool,
+    keys: Mutex<Vec<u32>>,
+}
+
+impl Gone {
+    /// Takes the keys, if there are any. One load when there are none.
+    pub(super) fn take(&self) -> Vec<u32> {
+        match self.some.load(Ordering::Relaxed) {
+            true => {
+                self.some.store(false, Ordering::Relaxed);
+                std::mem::take(&mut *lock(&self.keys))
+            }
+            false => Vec::new(),
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Table {
+    pub(super) fn live(&self) -> usize {
+        lock(&self.chunks).len()
+    }
+
+    /// Lends a chunk to the peer of a link. `None`: there is no such key, or another link has it (R12).
+    pub(super) fn lend(&self, rkey: u32, to: &Arc<Gone>) -> Option<Arc<Chunk>> {
+        let chunk = lock(&self.chunks).get(&rkey).cloned()?;
+        let mut link = lock(&chunk.link);
+        let free = link.as_ref().is_none_or(|link| Arc::ptr_eq(link, to));
+        if free {
+            *link = Some(to.clone());
+        }
+        drop(link);
+        free.then_some(chunk)
+    }
+}
+
+/// Makes chunks known.
+#[derive(Debug)]
+pub(super) struct ShmRegistrar(pub(super) Arc<Table>);
+
+struct ShmRegistration {
+    table: Arc<Table>,
+    key: u32,
+}
+
+impl Registration for ShmRegistration {
+    fn lkey(&self) -> u32 {
+        self.key
+    }
+    fn rkey(&self) -> u32 {
+        self.key
+    }
+}
+
+impl Drop for ShmRegistration {
+    fn drop(&mut self) {
+        let Some(chunk) = lock(&self.table.chunks).remove(&self.key) else { return };
+        if let Some(link) = lock(&chunk.link).take() {
+            lock(&link.keys).push(self.key);
+            link.some.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+// SAFETY: a key is looked up in the table for each loan and removed from it when the Registration drops. A peer that
+// had it keeps at most a mapping of its own; the pool takes the pages out of the file before it unmaps it, and never
+// uses the file again.
+unsafe impl Registrar for ShmRegistrar {
+    fn pins(&self) -> bool {
+        false
+    }
+
+    fn wants_file(&self) -> bool {
+        true
+    }
+
+    unsafe fn register(&self, memory: Memory) -> Result<Box<dyn Registration>, RegisterError> {
+        let Memory { addr, len, access, file } = memory;
+        let key = self.0.next.fetch_add(1, Ordering::Relaxed);
+        if let (Access::RemoteWrite, Some(file)) = (access, file) {
+            let addr = addr.as_ptr().addr() as u64;
+            let chunk = Chunk { addr, len: len as u64, file, link: Mutex::default() };
+            lock(&self.0.chunks).insert(key, Arc::new(chunk));
+        }
+        Ok(Box::new(ShmRegistration { table: self.0.clone(), key }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ptr::NonNull;
+
+    #[test]
+    fn a_chunk_is_lent_to_one_link_and_its_end_is_told() {
+        let table = Arc::new(Table::default());
+        let registrar = ShmRegistrar(table.clone());
+        let file = Some(tonic_rdma_memory::memfd::sealed(c"test", 4096).unwrap());
+        let memory = Memory { addr: NonNull::dangling(), len: 4096, access: Access::RemoteWrite, file };
+        // SAFETY: nothing touches the memory in this test.
+        let registration = unsafe { registrar.register(memory) }.unwrap();
+        let (one, other) = (Arc::new(Gone::default()), Arc::new(Gone::default()));
+        let rkey = registration.rkey();
+        assert!(table.lend(rkey, &one).is_some());
+        assert!(table.lend(rkey, &one).is_some(), "again to the same");
+        assert!(table.lend(rkey, &other).is_none(), "not to another");
+        assert!(table.lend(rkey + 1, &one).is_none());
+        assert_eq!(one.take(), []);
+        drop(registration);
+        assert_eq!((one.take(), other.take()), (vec![rkey], vec![]));
+        assert_eq!(table.live(), 0);
+        assert!(table.lend(rkey, &one).is_none());
+    }
+}

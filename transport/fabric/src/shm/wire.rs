@@ -1,0 +1,158 @@
+//! Messages on the socket.
+//!
+//! | message | bytes | descriptors |
+//! |---|---|---|
+//! | HELLO, ACCEPT | kind, magic, slots u32, slot_size u32, private data | ring, bell |
+//! | REJECT | kind, magic, private data | |
+//! | REFUSED | kind, magic, text | |
+//! | CHUNK | kind, rkey u32, address u64, length u64 | file |
+//! | FORGET | kind, rkey u32 | |
+//!
+//! Numbers are little-endian. The magic holds the version; an end that speaks another is refused.
+
+use super::ring::Shape;
+use crate::link::MAX_PRIVATE_DATA;
+
+/// Protocol and version.
+const MAGIC: [u8; 7] = *b"trdshm\x01";
+
+const HELLO: u8 = 1;
+const ACCEPT: u8 = 2;
+const REJECT: u8 = 3;
+const REFUSED: u8 = 4;
+const CHUNK: u8 = 5;
+const FORGET: u8 = 6;
+
+/// A message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Message {
+    Hello { shape: Shape, private_data: Vec<u8> },
+    Accept { shape: Shape, private_data: Vec<u8> },
+    Reject { private_data: Vec<u8> },
+    Refused { text: String },
+    Chunk { rkey: u32, addr: u64, len: u64 },
+    Forget { rkey: u32 },
+}
+
+impl Message {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(96);
+        let mut head = |kind: u8| {
+            out.push(kind);
+            out.extend(MAGIC);
+        };
+        match self {
+            Message::Hello { shape, private_data } | Message::Accept { shape, private_data } => {
+                head(if matches!(self, Message::Hello { .. }) { HELLO } else { ACCEPT });
+                out.extend(shape.slots.to_le_bytes());
+                out.extend(shape.slot_size.to_le_bytes());
+                out.extend(private_data);
+            }
+            Message::Reject { private_data } => {
+                head(REJECT);
+                out.extend(private_data);
+            }
+            Message::Refused { text } => {
+                head(REFUSED);
+                out.extend(text.bytes().take(128));
+            }
+            Message::Chunk { rkey, addr, len } => {
+                out.push(CHUNK);
+                out.extend(rkey.to_le_bytes());
+                out.extend(addr.to_le_bytes());
+                out.extend(len.to_le_bytes());
+            }
+            Message::Forget { rkey } => {
+                out.push(FORGET);
+                out.extend(rkey.to_le_bytes());
+            }
+        }
+        out
+    }
+
+    /// `None` when it makes no sense.
+    pub(super) fn decode(bytes: &[u8]) -> Option<Message> {
+        let (kind, rest) = bytes.split_first()?;
+        match *kind {
+            HELLO | ACCEPT => {
+                let (slots, rest) = u32_of(rest.strip_prefix(&MAGIC)?)?;
+                let (slot_size, rest) = u32_of(rest)?;
+                let shape = Shape { slots, slot_size };
+                let private_data = rest.to_vec();
+                if !shape.is_sound() || private_data.len() > MAX_PRIVATE_DATA {
+                    return None;
+                }
+                Some(match *kind {
+                    HELLO => Message::Hello { shape, private_data },
+                    _ => Message::Accept { shape, private_data },
+                })
+            }
+            REJECT => {
+                let private_data = rest.strip_prefix(&MAGIC)?.to_vec();
+                (private_data.len() <= MAX_PRIVATE_DATA).then_some(Message::Reject { private_data })
+            }
+            REFUSED => {
+                let text = String::from_utf8_lossy(rest.strip_prefix(&MAGIC)?).into_owned();
+                Some(Message::Refused { text })
+            }
+            CHUNK => {
+                let (rkey, rest) = u32_of(rest)?;
+                let (addr, rest) = u64_of(rest)?;
+                let (len, rest) = u64_of(rest)?;
+                (rest.is_empty() && addr.checked_add(len).is_some()).then_some(Message::Chunk {
+                    rkey,
+                    addr,
+                    len,
+                })
+            }
+            FORGET => {
+                let (rkey, rest) = u32_of(rest)?;
+                rest.is_empty().then_some(Message::Forget { rkey })
+            }
+            _ => None,
+        }
+    }
+}
+
+fn u32_of(bytes: &[u8]) -> Option<(u32, &[u8])> {
+    let (number, rest) = bytes.split_first_chunk()?;
+    Some((u32::from_le_bytes(*number), rest))
+}
+
+fn u64_of(bytes: &[u8]) -> Option<(u64, &[u8])> {
+    let (number, rest) = bytes.split_first_chunk()?;
+    Some((u64::from_le_bytes(*number), rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_round_trip_and_nothing_else_does() {
+        let shape = Shape { slots: 3, slot_size: 128 };
+        let private_data = vec![7; MAX_PRIVATE_DATA];
+        for message in [
+            Message::Hello { shape, private_data: private_data.clone() },
+            Message::Accept { shape, private_data: vec![] },
+            Message::Reject { private_data: private_data.clone() },
+            Message::Refused { text: "no".into() },
+            Message::Chunk { rkey: 1, addr: 2, len: 3 },
+            Message::Forget { rkey: 9 },
+        ] {
+            let bytes = message.encode();
+            assert_eq!(Message::decode(&bytes), Some(message.clone()));
+            assert_eq!(Message::decode(&bytes[..3]), None, "{message:?}");
+        }
+        assert_eq!(Message::decode(&[]), None);
+        assert_eq!(Message::decode(&[99; 40]), None);
+        let too_much = Message::Hello { shape, private_data: vec![7; MAX_PRIVATE_DATA + 1] };
+        assert_eq!(Message::decode(&too_much.encode()), None);
+        let no_shape = Message::Hello { shape: Shape { slots: 0, slot_size: 64 }, private_data };
+        assert_eq!(Message::decode(&no_shape.encode()), None);
+        let mut other = Message::Reject { private_data: vec![] }.encode();
+        other[7] = 2;
+        assert_eq!(Message::decode(&other), None, "another version");
+        assert_eq!(Message::decode(&Message::Chunk { rkey: 1, addr: u64::MAX, len: 1 }.encode()), None);
+    }
+}
