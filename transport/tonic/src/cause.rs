@@ -1,7 +1,8 @@
 //! Errors of fabric, memory and handshake as [`Reason`]s.
 
+use crate::path::Path;
 use crate::reason::{Reason, ReasonCode};
-use tonic_rdma_fabric::{ConnectError, FabricError};
+use tonic_rdma_fabric::{Addr, ConnectError, FabricError};
 use tonic_rdma_memory::PoolError;
 use tonic_rdma_proto::Reject;
 
@@ -24,7 +25,7 @@ pub(crate) fn connect(error: ConnectError) -> Reason {
     let code = match error {
         ConnectError::Fabric(error) => return fabric(error),
         ConnectError::Memory(error) => return pool(&error),
-        ConnectError::Rejected { addr, private_data } => return rejected(addr, &private_data),
+        ConnectError::Rejected { addr, private_data } => return rejected(&addr, &private_data),
         ConnectError::Timeout { .. } => ReasonCode::HandshakeTimeout,
         ConnectError::NoRoute { .. } => ReasonCode::NoRoute,
         ConnectError::NotOnRdma { .. } | ConnectError::OtherDevice { .. } => ReasonCode::NotOnRdmaDevice,
@@ -33,7 +34,7 @@ pub(crate) fn connect(error: ConnectError) -> Reason {
     Reason::new(code, error.to_string())
 }
 
-fn rejected(addr: tonic_rdma_fabric::Addr, private_data: &[u8]) -> Reason {
+fn rejected(addr: &Addr, private_data: &[u8]) -> Reason {
     match Reject::decode(private_data) {
         Ok(reject) => {
             let code = match reject {
@@ -49,6 +50,20 @@ fn rejected(addr: tonic_rdma_fabric::Addr, private_data: &[u8]) -> Reason {
             format!("{addr} rejected without a cause of ours"),
         ),
     }
+}
+
+/// The reason to give when each of several fabrics has one: that of RDMA, as the one which somebody can mend, with
+/// the others behind it.
+pub(crate) fn foremost(mut reasons: Vec<(Path, Reason)>) -> Option<Reason> {
+    if reasons.is_empty() {
+        return None;
+    }
+    let first = reasons.iter().position(|(path, _)| *path == Path::Verbs).unwrap_or(0);
+    let (_, mut reason) = reasons.remove(first);
+    for (path, other) in reasons {
+        reason = reason.and(&format!("{path}: {other}"));
+    }
+    Some(reason)
 }
 
 pub(crate) fn pool(error: &PoolError) -> Reason {

@@ -14,12 +14,14 @@ use tonic_rdma_memory::Pool;
 pub struct RdmaConnectInfo {
     /// The path of this request.
     pub path: Path,
-    /// The RDMA device at this end. `None` on TCP.
+    /// The RDMA device at this end. `None` on TCP and shared memory.
     pub device: Option<String>,
     /// This end's address on that path.
     pub local_addr: Option<SocketAddr>,
     /// The client's address on that path.
     pub remote_addr: Option<SocketAddr>,
+    /// The client's process, as the kernel says, where memory is shared with it. `None` elsewhere.
+    pub peer_pid: Option<u32>,
 }
 
 /// The pool to answer `request` from without a copy: that of the device that the request came by. On TCP it is a pool
@@ -66,5 +68,6 @@ pub fn connect_info<T>(request: &tonic::Request<T>) -> RdmaConnectInfo {
         device: None,
         local_addr: request.local_addr(),
         remote_addr: request.remote_addr(),
+        peer_pid: None,
     }
 }

@@ -1,24 +1,25 @@
-//! What the channels and servers of a process share: RDMA devices and their pinned memory.
+//! What the channels and servers of a process share: devices and their memory.
 
 use crate::{
     cause,
     path::Path,
+    policy::FabricKind,
     reason::{Reason, ReasonCode},
 };
 use rand::{SeedableRng, rngs::StdRng};
 use std::{
     collections::HashMap,
     fmt,
-    net::{IpAddr, SocketAddr},
+    net::IpAddr,
     sync::{Arc, OnceLock},
     time::Duration,
 };
 use tokio::sync::Mutex;
-use tonic_rdma_fabric::{Fabric, sim::SimDevice};
+use tonic_rdma_fabric::{Addr, Fabric, FabricError, ShmAccess, sim::SimDevice};
 use tonic_rdma_memory::{HeapRegistrar, Pool, PoolConfig, PoolStats};
 
-/// RDMA devices and one pool of pinned memory for each, shared by all channels and servers that are
-/// given a clone of it.
+/// RDMA devices, the memory shared with processes of this host, and one pool for each, shared by all channels and
+/// servers that are given a clone of it.
 ///
 /// [`Context::global`] serves the whole process and is what endpoints and servers use unless they
 /// are told otherwise. Nothing is opened or pinned before the first connection needs it, so that a
@@ -37,10 +38,19 @@ struct Inner {
     pool: PoolConfig,
     device: Option<String>,
     sim: Option<SimDevice>,
+    shm: OnceLock<Fabric>,
+    shm_access: ShmAccess,
     /// By the device's name. Held while a pool is made, so that it is made once.
     pools: Mutex<HashMap<String, Pool>>,
     /// Of memory that no device knows.
     ordinary: OnceLock<Pool>,
+}
+
+/// Where a server may listen: a device, an address on it if it has addresses, and its pool.
+pub(crate) struct Spot {
+    pub(crate) fabric: Fabric,
+    pub(crate) addr: Option<IpAddr>,
+    pub(crate) pool: Pool,
 }
 
 impl Context {
@@ -52,12 +62,24 @@ impl Context {
 
     /// A context of your own.
     pub fn builder() -> ContextBuilder {
-        ContextBuilder { pool: PoolConfig::default(), device: None, sim: None }
+        ContextBuilder {
+            pool: PoolConfig::default(),
+            device: None,
+            sim: None,
+            shm_access: ShmAccess::default(),
+        }
     }
 
-    /// The path that this context's devices give.
-    pub(crate) fn path(&self) -> Path {
-        if self.0.sim.is_some() { Path::Sim } else { Path::Verbs }
+    /// The paths that this context has where these fabrics are allowed, in their order.
+    pub(crate) fn paths(&self, fabrics: &[FabricKind]) -> Vec<Path> {
+        if self.0.sim.is_some() {
+            return vec![Path::Sim];
+        }
+        let path = |fabric: &FabricKind| match fabric {
+            FabricKind::Shm => Path::Shm,
+            FabricKind::Verbs => Path::Verbs,
+        };
+        fabrics.iter().map(path).collect()
     }
 
     /// The device to keep to: the environment's before the builder's.
@@ -65,14 +87,28 @@ impl Context {
         env.map(str::to_owned).or_else(|| self.0.device.clone())
     }
 
-    /// Finds out whether this host has a device that works at all. With a single device, or one
-    /// that was named, its pool is made too: there is no other that a connection could use.
-    pub(crate) async fn check(&self, env_device: Option<&str>) -> Result<(), Reason> {
+    fn shm(&self) -> Result<Fabric, FabricError> {
+        if let Some(fabric) = self.0.shm.get() {
+            return Ok(fabric.clone());
+        }
+        let fabric = Fabric::shm(self.0.shm_access.clone())?;
+        Ok(self.0.shm.get_or_init(|| fabric).clone())
+    }
+
+    fn sim(&self) -> Result<Fabric, FabricError> {
+        self.0.sim.clone().map(Fabric::Sim).ok_or(FabricError::NoDevice)
+    }
+
+    /// Finds out whether this host has a device for the path that works at all. With a single RDMA
+    /// device, or one that was named, its pool is made too: there is no other that a connection
+    /// could use.
+    pub(crate) async fn check(&self, path: Path, env_device: Option<&str>) -> Result<(), Reason> {
         let only = self.only(env_device);
         let named = only.is_some();
-        let (fabric, alone) = match &self.0.sim {
-            Some(device) => (Fabric::Sim(device.clone()), true),
-            None => {
+        let (fabric, alone) = match path {
+            Path::Shm => (self.shm().map_err(cause::fabric)?, false),
+            Path::Sim => (self.sim().map_err(cause::fabric)?, true),
+            Path::Verbs | Path::Tcp => {
                 blocking(move || {
                     let fabric = Fabric::open(only.as_deref())?;
                     Ok((fabric, Fabric::devices()?.len() == 1))
@@ -80,7 +116,7 @@ impl Context {
                 .await?
             }
         };
-        if named || alone {
+        if alone || (named && path == Path::Verbs) {
             self.pool(&fabric).await?;
         }
         Ok(())
@@ -89,41 +125,47 @@ impl Context {
     /// The device towards `peer`, and its pool.
     pub(crate) async fn toward(
         &self,
-        peer: SocketAddr,
+        path: Path,
+        peer: &Addr,
         env_device: Option<&str>,
         timeout: Duration,
     ) -> Result<(Fabric, Pool), Reason> {
-        let fabric = match &self.0.sim {
-            Some(device) => Fabric::Sim(device.clone()),
-            None => {
+        let fabric = match (path, peer) {
+            (Path::Verbs, Addr::Ip(peer)) => {
                 let only = self.only(env_device);
-                Fabric::toward(peer, only.as_deref(), timeout).await.map_err(cause::connect)?
+                Fabric::toward(*peer, only.as_deref(), timeout).await.map_err(cause::connect)?
             }
+            (Path::Sim, _) => self.sim().map_err(cause::fabric)?,
+            _ => self.shm().map_err(cause::fabric)?,
         };
         let pool = self.pool(&fabric).await?;
         Ok((fabric, pool))
     }
 
-    /// The devices and addresses that a server should listen on, with their pools: the address
-    /// that the TCP port is bound to if it lies on a device, otherwise every address that does.
+    /// Where a server should listen for a path. On RDMA that is the address that the TCP port is
+    /// bound to if it lies on a device, otherwise every address that does.
     pub(crate) async fn local(
         &self,
+        path: Path,
         bound: Option<IpAddr>,
         env_device: Option<&str>,
-    ) -> Result<Vec<(Fabric, IpAddr, Pool)>, Reason> {
-        let only = self.only(env_device);
-        let places = match &self.0.sim {
-            Some(device) => {
-                let fabric = Fabric::Sim(device.clone());
+    ) -> Result<Vec<Spot>, Reason> {
+        let places = match path {
+            Path::Shm => vec![(self.shm().map_err(cause::fabric)?, None)],
+            Path::Sim => {
+                let fabric = self.sim().map_err(cause::fabric)?;
                 let addresses = fabric.addresses().map_err(cause::fabric)?;
-                addresses.into_iter().map(|addr| (fabric.clone(), addr)).collect()
+                addresses.into_iter().map(|addr| (fabric.clone(), Some(addr))).collect()
             }
-            None => blocking(move || places(bound, only.as_deref())).await?,
+            Path::Verbs | Path::Tcp => {
+                let only = self.only(env_device);
+                blocking(move || places(bound, only.as_deref())).await?
+            }
         };
         let mut found = Vec::new();
         for (fabric, addr) in places {
             let pool = self.pool(&fabric).await?;
-            found.push((fabric, addr, pool));
+            found.push(Spot { fabric, addr, pool });
         }
         Ok(found)
     }
@@ -176,26 +218,23 @@ impl Context {
 }
 
 /// Every usable device with the addresses to listen on.
-fn places(
-    bound: Option<IpAddr>,
-    only: Option<&str>,
-) -> Result<Vec<(Fabric, IpAddr)>, tonic_rdma_fabric::FabricError> {
+fn places(bound: Option<IpAddr>, only: Option<&str>) -> Result<Vec<(Fabric, Option<IpAddr>)>, FabricError> {
     // Says what is wrong when nothing can be used.
     let first = Fabric::open(only)?;
     let on_devices = Fabric::local_addresses(only)?;
     if let Some(bound) = bound
         && on_devices.iter().any(|(addr, _)| *addr == bound)
     {
-        return Ok(vec![(Fabric::at(bound)?, bound)]);
+        return Ok(vec![(Fabric::at(bound)?, Some(bound))]);
     }
     let mut places = Vec::new();
     for (addr, device) in on_devices {
         if device == first.name() {
-            places.push((first.clone(), addr));
+            places.push((first.clone(), Some(addr)));
             continue;
         }
         match Fabric::at(addr) {
-            Ok(fabric) => places.push((fabric, addr)),
+            Ok(fabric) => places.push((fabric, Some(addr))),
             Err(error) => tracing::warn!(%device, %addr, %error, "RDMA device is left out"),
         }
     }
@@ -203,7 +242,7 @@ fn places(
 }
 
 async fn blocking<T: Send + 'static>(
-    f: impl FnOnce() -> Result<T, tonic_rdma_fabric::FabricError> + Send + 'static,
+    f: impl FnOnce() -> Result<T, FabricError> + Send + 'static,
 ) -> Result<T, Reason> {
     tokio::task::spawn_blocking(f).await.map_err(|_| stopping())?.map_err(cause::fabric)
 }
@@ -235,6 +274,7 @@ pub struct ContextBuilder {
     pool: PoolConfig,
     device: Option<String>,
     sim: Option<SimDevice>,
+    shm_access: ShmAccess,
 }
 
 impl ContextBuilder {
@@ -252,6 +292,13 @@ impl ContextBuilder {
         self
     }
 
+    /// Which processes of this host memory may be shared with, by the user they run as. Default is the own user, and
+    /// root. A client checks its server, and a server its clients; the others stay on RDMA or TCP.
+    pub fn shm_access(mut self, access: ShmAccess) -> Self {
+        self.shm_access = access;
+        self
+    }
+
     /// Use a device of a simulated network in place of RDMA devices, for tests. Client and server
     /// each need a device of the same network, and live in the same process.
     pub fn sim(mut self, device: SimDevice) -> Self {
@@ -265,6 +312,8 @@ impl ContextBuilder {
             pool: self.pool,
             device: self.device,
             sim: self.sim,
+            shm: OnceLock::new(),
+            shm_access: self.shm_access,
             pools: Mutex::default(),
             ordinary: OnceLock::new(),
         }))

@@ -52,6 +52,7 @@
 //! | variable | values | effect |
 //! |---|---|---|
 //! | `TONIC_RDMA` | `auto`, `off`, `require` | in place of the [`Policy`] set in code |
+//! | | `shm`, `verbs` | these [fabrics](FabricKind) and no others, best first; with commas, also beside a policy |
 //! | `TONIC_RDMA_DEVICE` | a device's name, as `rdma link` shows it | no other device is used |
 //!
 //! Both are read whenever an endpoint connects and when a server starts. A bad value is an error
@@ -108,11 +109,12 @@ pub use context::{Context, ContextBuilder};
 pub use endpoint::Endpoint;
 pub use error::{EnvironmentError, Error, RdmaRequired};
 pub use path::{Path, PathInfo};
-pub use policy::{EnvError, Policy, UnknownPolicy};
+pub use policy::{EnvError, FabricKind, Policy, UnknownPolicy};
 pub use reason::{Reason, ReasonCode, Side};
 pub use server::{Router, Server};
 pub use stats::{Copied, ServerStats, TransportStats};
 
+pub use tonic_rdma_fabric::ShmAccess;
 /// The simulated fabric, for tests of programs that use this crate: see
 /// [`ContextBuilder::sim`].
 #[doc(no_inline)]

@@ -2,6 +2,7 @@
 
 use crate::reason::Reason;
 use std::{fmt, net::SocketAddr};
+use tonic_rdma_fabric::{Addr, PeerInfo};
 
 /// The way calls travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -9,6 +10,8 @@ use std::{fmt, net::SocketAddr};
 pub enum Path {
     /// gRPC over HTTP/2 over TCP, by tonic itself.
     Tcp,
+    /// Memory that the two processes share, on one host.
+    Shm,
     /// RDMA through rdma-core.
     Verbs,
     /// The simulated fabric, for tests.
@@ -16,12 +19,30 @@ pub enum Path {
 }
 
 impl Path {
-    /// `tcp`, `verbs` or `sim`.
+    /// `tcp`, `shm`, `verbs` or `sim`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
+            Self::Shm => "shm",
             Self::Verbs => "verbs",
             Self::Sim => "sim",
+        }
+    }
+
+    /// The path of a link.
+    pub(crate) fn of(peer: &PeerInfo) -> Self {
+        match peer.provider {
+            "shm" => Self::Shm,
+            "sim" => Self::Sim,
+            _ => Self::Verbs,
+        }
+    }
+
+    /// The peer's process, where the link knows it.
+    pub(crate) fn process(peer: &PeerInfo) -> Option<u32> {
+        match peer.remote {
+            Addr::Process(pid) => Some(pid),
+            _ => None,
         }
     }
 
@@ -39,8 +60,8 @@ impl fmt::Display for Path {
 
 /// The path a [`Channel`](crate::Channel) sends new calls over, and why.
 ///
-/// Displays as `verbs (rxe0, 10.0.0.2:4791 -> 10.0.0.1:50051)` or
-/// `tcp (no-device: no RDMA device on this host)`.
+/// Displays as `verbs (rxe0, 10.0.0.2:4791 -> 10.0.0.1:50051)`,
+/// `shm (process 4711)` or `tcp (no-device: no RDMA device on this host)`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PathInfo {
@@ -48,17 +69,39 @@ pub struct PathInfo {
     pub path: Path,
     /// Why it is TCP. `None` on a fast path.
     pub reason: Option<Reason>,
-    /// The RDMA device in use. `None` on TCP.
+    /// The RDMA device in use. `None` on TCP and shared memory.
     pub device: Option<String>,
-    /// This end's address on the fast path. `None` on TCP.
+    /// This end's address on the fast path. `None` on TCP and shared memory.
     pub local_addr: Option<SocketAddr>,
-    /// The peer's address on the fast path. `None` on TCP.
+    /// The peer's address on the fast path. `None` on TCP and shared memory.
     pub remote_addr: Option<SocketAddr>,
+    /// The server's process, as the kernel says, where memory is shared with it. `None` elsewhere.
+    pub peer_pid: Option<u32>,
 }
 
 impl PathInfo {
     pub(crate) fn tcp(reason: Reason) -> Self {
-        Self { path: Path::Tcp, reason: Some(reason), device: None, local_addr: None, remote_addr: None }
+        Self {
+            path: Path::Tcp,
+            reason: Some(reason),
+            device: None,
+            local_addr: None,
+            remote_addr: None,
+            peer_pid: None,
+        }
+    }
+
+    /// A fast path that is up.
+    pub(crate) fn fast(peer: &PeerInfo) -> Self {
+        let path = Path::of(peer);
+        Self {
+            path,
+            reason: None,
+            device: (path != Path::Shm).then(|| peer.device.clone()),
+            local_addr: peer.local.ip(),
+            remote_addr: peer.remote.ip(),
+            peer_pid: Path::process(peer),
+        }
     }
 }
 
@@ -67,6 +110,9 @@ impl fmt::Display for PathInfo {
         write!(f, "{}", self.path)?;
         if let Some(reason) = &self.reason {
             return write!(f, " ({reason})");
+        }
+        if let Some(pid) = self.peer_pid {
+            return write!(f, " (process {pid})");
         }
         let device = self.device.as_deref().unwrap_or("unnamed device");
         write!(f, " ({device}")?;
@@ -92,7 +138,17 @@ mod tests {
             device: Some("rxe0".into()),
             local_addr: Some(([10, 0, 0, 2], 9).into()),
             remote_addr: Some(([10, 0, 0, 1], 7).into()),
+            peer_pid: None,
         };
         assert_eq!(fast.to_string(), "verbs (rxe0, 10.0.0.2:9 -> 10.0.0.1:7)");
+        let shared = PathInfo {
+            path: Path::Shm,
+            device: None,
+            local_addr: None,
+            remote_addr: None,
+            peer_pid: Some(4711),
+            ..fast
+        };
+        assert_eq!(shared.to_string(), "shm (process 4711)");
     }
 }

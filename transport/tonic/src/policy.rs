@@ -2,8 +2,11 @@
 //!
 //! | variable | values | effect |
 //! |---|---|---|
-//! | `TONIC_RDMA` | `auto`, `off`, `require` | replaces the policy set in code |
+//! | `TONIC_RDMA` | `auto`, `off`, `require`, `shm`, `verbs`, or several with commas | replaces what is set in code |
 //! | `TONIC_RDMA_DEVICE` | a device's name, as in `rdma link` | only this device is used |
+//!
+//! In `TONIC_RDMA` a fabric's name allows that fabric and no other that is not named too, in the order given:
+//! `verbs,shm` prefers RDMA on one host as well, `require,verbs` is RDMA or an error.
 //!
 //! A variable that is set wins over the builder, so that an operator can force a path without a
 //! new build. Both are read once for every `Endpoint` that connects and every `Server` that
@@ -11,14 +14,14 @@
 
 use std::{env, ffi::OsString, fmt, str::FromStr};
 
-/// Whether to use the fast path.
+/// Whether to use the fast path. Which fabrics it may take is a [question of its own](FabricKind).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Policy {
     /// Use it where it can be had, TCP otherwise.
     #[default]
     Auto,
-    /// Never use it: the channel or server is tonic over TCP, and no RDMA library is loaded.
+    /// Never use it: the channel or server is tonic over TCP, no RDMA library is loaded and no memory shared.
     Off,
     /// Fail rather than use TCP for calls.
     Require,
@@ -61,6 +64,49 @@ impl FromStr for Policy {
     }
 }
 
+/// A fabric that the fast path may take.
+///
+/// In which order they are tried, and which are left out, is set by
+/// [`Endpoint::fabrics`](crate::Endpoint::fabrics) and [`Server::fabrics`](crate::Server::fabrics).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FabricKind {
+    /// Memory that two processes of one host share.
+    Shm,
+    /// RDMA through rdma-core.
+    Verbs,
+}
+
+impl FabricKind {
+    /// What is tried when nothing is said: shared memory first, it is only there where both ends are on one host.
+    pub const DEFAULT: [FabricKind; 2] = [FabricKind::Shm, FabricKind::Verbs];
+
+    /// `shm` or `verbs`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Shm => "shm",
+            Self::Verbs => "verbs",
+        }
+    }
+}
+
+impl fmt::Display for FabricKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// The list without repetitions, in its order.
+pub(crate) fn distinct(kinds: impl IntoIterator<Item = FabricKind>) -> Vec<FabricKind> {
+    let mut list = Vec::new();
+    for kind in kinds {
+        if !list.contains(&kind) {
+            list.push(kind);
+        }
+    }
+    list
+}
+
 /// An environment variable with a value that cannot be used. Nothing was changed or opened.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("environment variable {variable}={value:?}: {problem}; allowed: {allowed}")]
@@ -84,6 +130,8 @@ impl EnvError {
 }
 
 const POLICY: &str = "TONIC_RDMA";
+const POLICY_ALLOWED: &str =
+    "`auto`, `off` or `require`, and `shm`, `verbs` in the order of preference, with commas between";
 const DEVICE: &str = "TONIC_RDMA_DEVICE";
 /// IB_DEVICE_NAME_MAX of the kernel, with its terminating NUL.
 const DEVICE_NAME_MAX: usize = 64;
@@ -92,6 +140,8 @@ const DEVICE_NAME_MAX: usize = 64;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct EnvSettings {
     pub(crate) policy: Option<Policy>,
+    /// The fabrics that are allowed, best first.
+    pub(crate) fabrics: Option<Vec<FabricKind>>,
     pub(crate) device: Option<String>,
 }
 
@@ -101,17 +151,18 @@ impl EnvSettings {
     }
 
     pub(crate) fn from_lookup(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, EnvError> {
+        let (policy, fabrics) = match value(&lookup, POLICY, POLICY_ALLOWED)? {
+            Some(text) => words(&text).map_err(|problem| EnvError {
+                variable: POLICY,
+                value: text,
+                problem,
+                allowed: POLICY_ALLOWED,
+            })?,
+            None => (None, None),
+        };
         Ok(Self {
-            policy: value(&lookup, POLICY, Policy::NAMES)?
-                .map(|v| {
-                    v.parse().map_err(|_| EnvError {
-                        variable: POLICY,
-                        value: v,
-                        problem: "unknown policy",
-                        allowed: Policy::NAMES,
-                    })
-                })
-                .transpose()?,
+            policy,
+            fabrics,
             device: value(&lookup, DEVICE, DEVICE_ALLOWED)?
                 .map(|v| {
                     if is_device_name(&v) {
@@ -129,9 +180,45 @@ impl EnvSettings {
         })
     }
 
-    /// The policy in force, given the one set in code.
+    /// The policy in force, given the one set in code. Naming a fabric undoes a policy of `off`.
     pub(crate) fn policy(&self, builder: Policy) -> Policy {
-        self.policy.unwrap_or(builder)
+        match (self.policy, &self.fabrics, builder) {
+            (Some(policy), _, _) => policy,
+            (None, Some(_), Policy::Off) => Policy::Auto,
+            (None, _, builder) => builder,
+        }
+    }
+
+    /// The fabrics in force, best first, given those set in code.
+    pub(crate) fn fabrics(&self, builder: Option<&[FabricKind]>) -> Vec<FabricKind> {
+        match (&self.fabrics, builder) {
+            (Some(fabrics), _) => fabrics.clone(),
+            (None, Some(fabrics)) => fabrics.to_vec(),
+            (None, None) => FabricKind::DEFAULT.to_vec(),
+        }
+    }
+}
+
+type Words = (Option<Policy>, Option<Vec<FabricKind>>);
+
+/// Reads the words of `TONIC_RDMA`, or says what is wrong with them.
+fn words(text: &str) -> Result<Words, &'static str> {
+    let (mut policy, mut fabrics) = (None, Vec::new());
+    for word in text.split(',').map(str::trim) {
+        match word {
+            "shm" => fabrics.push(FabricKind::Shm),
+            "verbs" => fabrics.push(FabricKind::Verbs),
+            word => match (word.parse(), policy) {
+                (Ok(named), None) => policy = Some(named),
+                (Ok(_), Some(_)) => return Err("two policies"),
+                (Err(_), _) => return Err("unknown policy or fabric"),
+            },
+        }
+    }
+    match (policy, fabrics.is_empty()) {
+        (Some(Policy::Off), false) => Err("`off` beside a fabric"),
+        (policy, true) => Ok((policy, None)),
+        (policy, false) => Ok((policy, Some(distinct(fabrics)))),
     }
 }
 
@@ -187,15 +274,36 @@ mod tests {
         assert_eq!(read(Some("auto"), None).unwrap().policy(Policy::Off), Policy::Auto);
         assert_eq!(
             read(Some("require"), Some("mlx5_0")).unwrap(),
-            EnvSettings { policy: Some(Policy::Require), device: Some("mlx5_0".into()) }
+            EnvSettings { policy: Some(Policy::Require), fabrics: None, device: Some("mlx5_0".into()) }
         );
+    }
+
+    #[test]
+    fn fabrics_are_named_in_order() {
+        use FabricKind::{Shm, Verbs};
+        let only = read(Some("shm"), None).unwrap();
+        assert_eq!(only.fabrics(None), [Shm]);
+        assert_eq!(only.policy(Policy::Off), Policy::Auto);
+        assert_eq!(only.policy(Policy::Require), Policy::Require);
+        let both = read(Some("require, verbs,shm,verbs"), None).unwrap();
+        assert_eq!(both.fabrics(Some(&[Shm])), [Verbs, Shm]);
+        assert_eq!(both.policy(Policy::Auto), Policy::Require);
+        let none = read(None, None).unwrap();
+        assert_eq!(none.fabrics(None), FabricKind::DEFAULT);
+        assert_eq!(none.fabrics(Some(&[Verbs])), [Verbs]);
     }
 
     #[test]
     fn bad_values_name_variable_value_and_what_is_allowed() {
         let e = read(Some("on"), None).unwrap_err().to_string();
         assert!(e.contains("TONIC_RDMA=\"on\""), "{e}");
-        assert!(e.contains("`auto`, `off`, `require`"), "{e}");
+        assert!(e.contains("`auto`, `off` or `require`"), "{e}");
+        for (bad, problem) in
+            [("auto,off", "two policies"), ("off,shm", "`off` beside a fabric"), ("shm,", "unknown")]
+        {
+            let e = read(Some(bad), None).unwrap_err().to_string();
+            assert!(e.contains(problem), "{e}");
+        }
         for bad in ["a/b", "mlx5 0", &"x".repeat(64)] {
             let e = read(None, Some(bad)).unwrap_err();
             assert_eq!(e.variable(), DEVICE);

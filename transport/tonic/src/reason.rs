@@ -38,6 +38,8 @@ pub enum ReasonCode {
     VersionMismatch,
     /// The fast path was up and broke.
     LinkLost,
+    /// The server runs on another host, or in another network namespace, so that no memory can be shared with it.
+    OtherHost,
     /// No pinned memory left for another connection.
     PoolExhausted,
     /// RDMA is not to be had on this operating system.
@@ -50,7 +52,7 @@ pub enum ReasonCode {
 
 impl ReasonCode {
     /// Every code.
-    pub const ALL: [ReasonCode; 17] = [
+    pub const ALL: [ReasonCode; 18] = [
         Self::Policy,
         Self::PeerNotCapable,
         Self::NoRdmaCore,
@@ -64,6 +66,7 @@ impl ReasonCode {
         Self::HandshakeRejected,
         Self::VersionMismatch,
         Self::LinkLost,
+        Self::OtherHost,
         Self::PoolExhausted,
         Self::Platform,
         Self::Pending,
@@ -86,6 +89,7 @@ impl ReasonCode {
             Self::HandshakeRejected => "handshake-rejected",
             Self::VersionMismatch => "version-mismatch",
             Self::LinkLost => "link-lost",
+            Self::OtherHost => "other-host",
             Self::PoolExhausted => "pool-exhausted",
             Self::Platform => "platform",
             Self::Pending => "pending",
@@ -130,6 +134,9 @@ impl ReasonCode {
             Self::HandshakeRejected => "look at the server's log for the cause",
             Self::VersionMismatch => "upgrade the older of the two sides",
             Self::LinkLost => "nothing: the channel tries again by itself",
+            Self::OtherHost => {
+                "nothing, if it should be so: memory is shared on one host only, and within one network namespace"
+            }
             Self::PoolExhausted => "give the pool more memory (PoolConfig), or close connections",
             Self::Platform => "run on Linux",
             Self::Pending => "nothing: wait for Channel::path_changed",
@@ -175,6 +182,15 @@ impl Reason {
     /// A reason that the other end gave.
     pub fn from_peer(code: ReasonCode, detail: impl Into<String>) -> Self {
         Self { code, side: Side::Peer, detail: detail.into() }
+    }
+
+    /// The same, with something more to say.
+    pub(crate) fn and(mut self, more: &str) -> Self {
+        if !self.detail.is_empty() {
+            self.detail.push_str("; ");
+        }
+        self.detail.push_str(more);
+        self
     }
 
     /// The kind of cause.

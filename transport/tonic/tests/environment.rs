@@ -26,7 +26,11 @@ fn with(variables: &[(&str, &str)]) -> String {
 fn child() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        // A server that refuses to start must not take the client's TCP connection with it.
+        let _kept = listener.try_clone().unwrap();
+        let listener = tokio::net::TcpListener::from_std(listener).unwrap();
         let addr = listener.local_addr().unwrap();
         let incoming = tonic::transport::server::TcpIncoming::from(listener);
         let router = Server::builder().add_routes(Routes::default());
@@ -56,11 +60,20 @@ fn off_is_off() {
 }
 
 #[test]
+fn a_fabric_can_be_named() {
+    let told = with(&[("TONIC_RDMA", "shm")]);
+    assert!(told.contains("client: shm (process "), "{told}");
+    let told = with(&[("TONIC_RDMA", "verbs"), ("TONIC_RDMA_DEVICE", "no_such_device")]);
+    assert!(told.contains("client: tcp ("), "{told}");
+}
+
+#[test]
 fn bad_values_are_errors_at_both_ends() {
     let told = with(&[("TONIC_RDMA", "yes")]);
     for end in ["client", "server"] {
-        let error = "bad environment: environment variable TONIC_RDMA=\"yes\": unknown policy; \
-                     allowed: `auto`, `off`, `require`";
+        let error = "bad environment: environment variable TONIC_RDMA=\"yes\": unknown policy or fabric; \
+                     allowed: `auto`, `off` or `require`, and `shm`, `verbs` in the order of preference, with \
+                     commas between";
         assert!(told.contains(&format!("{end}: {error}")), "{told}");
     }
     let told = with(&[("TONIC_RDMA_DEVICE", "../x")]);
@@ -72,7 +85,7 @@ fn bad_values_are_errors_at_both_ends() {
 
 #[test]
 fn a_device_that_is_not_there_can_be_required_in_vain() {
-    let told = with(&[("TONIC_RDMA", "require"), ("TONIC_RDMA_DEVICE", "no_such_device")]);
+    let told = with(&[("TONIC_RDMA", "require,verbs"), ("TONIC_RDMA_DEVICE", "no_such_device")]);
     for end in ["client", "server"] {
         assert!(told.contains(&format!("{end}: RDMA is required and cannot be had: ")), "{told}");
     }

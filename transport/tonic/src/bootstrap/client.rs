@@ -19,6 +19,7 @@ use std::{
     sync::Arc,
 };
 use tonic::{Code, Extensions, Request, Status, metadata::MetadataMap, service::Interceptor};
+use tonic_rdma_fabric::{Addr, BadShmAddr, Fabric};
 use tonic_rdma_proto::hello::{VERSION_MAX, VERSION_MIN};
 
 type HookFuture = Pin<Box<dyn Future<Output = Result<Request<()>, Status>> + Send>>;
@@ -60,16 +61,18 @@ impl fmt::Debug for OfferHook {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Offered {
     pub(crate) ticket: Ticket,
-    /// Best first; never empty.
-    pub(crate) addresses: Vec<SocketAddr>,
+    /// Best first.
+    pub(crate) places: Vec<(Path, Addr)>,
+    /// Fabrics that were asked for and cannot be had.
+    pub(crate) refusals: Vec<(Path, Reason)>,
 }
 
-/// Asks the server on the other end of `tcp` for its way onto `path`.
+/// Asks the server on the other end of `tcp` for its way onto one of `paths`, best first.
 pub(crate) async fn offer(
     tcp: tonic::transport::Channel,
     origin: Uri,
     hook: Option<&OfferHook>,
-    path: Path,
+    paths: &[Path],
 ) -> Result<Offered, Reason> {
     let mut request = Request::new(());
     if let Some(hook) = hook {
@@ -81,10 +84,10 @@ pub(crate) async fn offer(
     let request = request.map(|()| OfferRequest {
         version_min: VERSION_MIN.into(),
         version_max: VERSION_MAX.into(),
-        fabrics: vec![path.as_str().to_owned()],
+        fabrics: paths.iter().map(|path| path.as_str().to_owned()).collect(),
     });
     match BootstrapClient::with_origin(tcp, origin).offer(request).await {
-        Ok(response) => read(response.into_inner(), path),
+        Ok(response) => read(response.into_inner(), paths),
         Err(status) => Err(refused(&status)),
     }
 }
@@ -117,7 +120,7 @@ fn refused(status: &Status) -> Reason {
 }
 
 /// Checks the server's answer. All of it is untrusted.
-fn read(response: OfferResponse, path: Path) -> Result<Offered, Reason> {
+fn read(response: OfferResponse, paths: &[Path]) -> Result<Offered, Reason> {
     let grant = match response.outcome {
         Some(offer_response::Outcome::Grant(grant)) => grant,
         Some(offer_response::Outcome::Refusal(refusal)) => return Err(refusal_reason(&refusal)),
@@ -135,21 +138,50 @@ fn read(response: OfferResponse, path: Path) -> Result<Offered, Reason> {
         .as_ref()
         .try_into()
         .map_err(|_| malformed(&format!("ticket of {} bytes", grant.ticket.len())))?;
-    let mut addresses = Vec::new();
-    for offered in grant.fabrics {
-        let list = match (offered.fabric, path) {
-            (Some(fabric_offer::Fabric::Verbs(verbs)), Path::Verbs) => verbs.addresses,
-            (Some(fabric_offer::Fabric::Sim(sim)), Path::Sim) => sim.addresses,
-            _ => continue,
-        };
-        for address in list {
-            addresses.push(socket_addr(&address)?);
+    let mut offered = Offered { ticket: Ticket(ticket), places: Vec::new(), refusals: Vec::new() };
+    for fabric in grant.fabrics {
+        match fabric.fabric {
+            Some(fabric_offer::Fabric::Verbs(verbs)) => offered.addresses(Path::Verbs, &verbs.addresses)?,
+            Some(fabric_offer::Fabric::Sim(sim)) => offered.addresses(Path::Sim, &sim.addresses)?,
+            Some(fabric_offer::Fabric::Shm(shm)) => offered.shm(shm)?,
+            None => {}
         }
     }
-    if addresses.is_empty() {
+    for refusal in &grant.refusals {
+        if let Some(path) = paths.iter().find(|path| path.as_str() == refusal.fabric) {
+            offered.refusals.push((*path, refusal_reason(refusal)));
+        }
+    }
+    // Only what was asked for counts, in the order of this side.
+    offered.places.retain(|(path, _)| paths.contains(path));
+    offered.places.sort_by_key(|(path, _)| paths.iter().position(|p| p == path));
+    if offered.places.is_empty() && offered.refusals.is_empty() {
         return Err(malformed("it offers no address"));
     }
-    Ok(Offered { ticket: Ticket(ticket), addresses })
+    Ok(offered)
+}
+
+impl Offered {
+    fn addresses(&mut self, path: Path, addresses: &[pb::Address]) -> Result<(), Reason> {
+        for address in addresses {
+            self.places.push((path, Addr::Ip(socket_addr(address)?)));
+        }
+        Ok(())
+    }
+
+    fn shm(&mut self, shm: pb::Shm) -> Result<(), Reason> {
+        match Fabric::boot_id() {
+            Ok(own) if own == shm.boot_id => {
+                let addr = shm.socket.parse().map_err(|e: BadShmAddr| malformed(&e.to_string()))?;
+                self.places.push((Path::Shm, Addr::Shm(addr)));
+            }
+            Ok(_) => self
+                .refusals
+                .push((Path::Shm, Reason::new(ReasonCode::OtherHost, "the server runs on another host"))),
+            Err(error) => self.refusals.push((Path::Shm, crate::cause::fabric(error))),
+        }
+        Ok(())
+    }
 }
 
 fn socket_addr(address: &pb::Address) -> Result<SocketAddr, Reason> {
@@ -189,6 +221,7 @@ mod tests {
                     addresses: vec![pb::Address { ip: "10.0.0.1".into(), port: 50051, ..Default::default() }],
                 })),
             }],
+            refusals: vec![],
         }
     }
 
@@ -202,9 +235,37 @@ mod tests {
 
     #[test]
     fn reads_a_grant() {
-        let offered = read(response(grant()), Path::Verbs).unwrap();
+        let offered = read(response(grant()), &[Path::Verbs]).unwrap();
         assert_eq!(offered.ticket, Ticket([1; TICKET_LEN]));
-        assert_eq!(offered.addresses, ["10.0.0.1:50051".parse().unwrap()]);
+        assert_eq!(offered.places, [(Path::Verbs, Addr::Ip("10.0.0.1:50051".parse().unwrap()))]);
+    }
+
+    #[test]
+    fn the_order_is_the_clients_and_shm_is_for_one_host() {
+        let with_shm = |boot_id: &str| {
+            let shm = pb::Shm { boot_id: boot_id.to_owned(), socket: "s".into() };
+            let mut grant = grant();
+            grant.fabrics.push(pb::FabricOffer { fabric: Some(fabric_offer::Fabric::Shm(shm)) });
+            grant
+        };
+        let own = Fabric::boot_id().unwrap();
+        for order in [[Path::Shm, Path::Verbs], [Path::Verbs, Path::Shm]] {
+            let offered = read(response(with_shm(&own)), &order).unwrap();
+            assert_eq!(offered.places.iter().map(|(path, _)| *path).collect::<Vec<_>>(), order);
+        }
+        let offered = read(response(with_shm("elsewhere")), &[Path::Shm, Path::Verbs]).unwrap();
+        assert_eq!(offered.places.len(), 1);
+        assert_eq!(offered.refusals[0].1.code(), ReasonCode::OtherHost);
+    }
+
+    #[test]
+    fn a_refusal_of_one_fabric_is_kept() {
+        let refusal =
+            pb::Refusal { code: "memlock".into(), detail: "needed 2".into(), fabric: "verbs".into() };
+        let grant = pb::Grant { fabrics: vec![], refusals: vec![refusal], ..grant() };
+        let offered = read(response(grant), &[Path::Verbs]).unwrap();
+        assert_eq!(offered.places, []);
+        assert_eq!(offered.refusals[0].1.to_string(), "peer: memlock: needed 2");
     }
 
     #[test]
@@ -212,7 +273,7 @@ mod tests {
         let fails = |change: &dyn Fn(&mut pb::Grant)| {
             let mut grant = grant();
             change(&mut grant);
-            read(response(grant), Path::Verbs).unwrap_err().to_string()
+            read(response(grant), &[Path::Verbs]).unwrap_err().to_string()
         };
         assert!(fails(&|g| g.ticket = vec![1; 15].into()).contains("ticket of 15 bytes"));
         assert!(fails(&|g| g.fabrics.clear()).contains("no address"));
@@ -228,22 +289,23 @@ mod tests {
             assert!(e.contains(&format!("address `{ip}` port {port}")), "{e}");
         }
         let empty = OfferResponse { outcome: None, ..response(grant()) };
-        assert!(read(empty, Path::Verbs).unwrap_err().to_string().contains("neither"));
+        assert!(read(empty, &[Path::Verbs]).unwrap_err().to_string().contains("neither"));
         // Only what was asked for counts.
-        assert!(read(response(grant()), Path::Sim).is_err());
+        assert!(read(response(grant()), &[Path::Sim]).is_err());
     }
 
     #[test]
     fn a_server_of_the_future_is_a_version_mismatch() {
         let response = OfferResponse { version_min: 7, version_max: 9, ..response(grant()) };
-        let reason = read(response, Path::Verbs).unwrap_err();
+        let reason = read(response, &[Path::Verbs]).unwrap_err();
         assert_eq!(reason.code(), ReasonCode::VersionMismatch);
         assert!(reason.detail().contains("7 to 9"));
     }
 
     #[test]
     fn refusals_are_the_peers() {
-        let refusal = |code: &str| pb::Refusal { code: code.into(), detail: "why".into() };
+        let refusal =
+            |code: &str| pb::Refusal { code: code.into(), detail: "why".into(), ..Default::default() };
         assert_eq!(refusal_reason(&refusal("memlock")).to_string(), "peer: memlock: why");
         let unknown = refusal_reason(&refusal("phase-of-moon")).to_string();
         assert_eq!(unknown, "peer: handshake-rejected: phase-of-moon: why");

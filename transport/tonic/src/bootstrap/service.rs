@@ -18,24 +18,58 @@ use tokio::{sync::watch, time::Instant};
 use tonic::{Request, Response, Status};
 use tonic_rdma_proto::hello::{VERSION_MAX, VERSION_MIN};
 
-/// Whether a server has a fast path to offer.
+/// What a server has to offer on one fabric.
 #[derive(Debug, Clone)]
-pub(crate) enum Offering {
+pub(crate) enum Offer {
     /// Not known yet: devices are being opened.
     Starting,
-    /// On these addresses.
+    /// At these places.
     On(Arc<[Listening]>),
     /// No, and why.
     Off(Reason),
 }
 
-/// One address that a server listens on.
+/// What a server has to offer.
+#[derive(Debug, Clone)]
+pub(crate) enum Offering {
+    /// Fabric by fabric.
+    ByFabric(Vec<(Path, Offer)>),
+    /// No fast path at all, and why.
+    Off(Reason),
+}
+
+impl Offering {
+    /// Nothing is known yet.
+    pub(crate) fn starting(paths: impl IntoIterator<Item = Path>) -> Self {
+        Self::ByFabric(paths.into_iter().map(|path| (path, Offer::Starting)).collect())
+    }
+
+    /// A fabric has news. Does nothing when all is off.
+    pub(crate) fn set(&mut self, path: Path, offer: Offer) {
+        if let Self::ByFabric(fabrics) = self
+            && let Some((_, old)) = fabrics.iter_mut().find(|(known, _)| *known == path)
+        {
+            *old = offer;
+        }
+    }
+
+    fn get(&self, path: &str) -> Option<(Path, &Offer)> {
+        match self {
+            Self::ByFabric(fabrics) => {
+                fabrics.iter().find(|(known, _)| known.as_str() == path).map(|(path, offer)| (*path, offer))
+            }
+            Self::Off(_) => None,
+        }
+    }
+}
+
+/// A place where a server listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Listening {
-    pub(crate) path: Path,
-    pub(crate) addr: SocketAddr,
-    pub(crate) device: String,
-    pub(crate) transport: String,
+pub(crate) enum Listening {
+    /// An address of a device.
+    Ip { addr: SocketAddr, device: String, transport: String },
+    /// An abstract unix socket.
+    Shm { boot_id: String, socket: String },
 }
 
 /// Answers Offers.
@@ -50,16 +84,18 @@ impl OfferService {
         Self { offering, tickets }
     }
 
-    /// What is offered, once that is known. Clients wait no longer than their own limit.
-    async fn decided(&self) -> Result<Arc<[Listening]>, Reason> {
+    /// What is offered of `wanted`, once that is known. Clients wait no longer than their own limit.
+    async fn decided(&self, wanted: &[String]) -> Result<Vec<(Path, Offer)>, Reason> {
         let mut offering = self.offering.clone();
-        let decided = offering.wait_for(|o| !matches!(o, Offering::Starting)).await;
+        let starting = |o: &Offering, path: &String| matches!(o.get(path), Some((_, Offer::Starting)));
+        let decided = offering.wait_for(|o| !wanted.iter().any(|path| starting(o, path))).await;
         match decided.as_deref() {
-            Ok(Offering::On(listening)) => Ok(listening.clone()),
             Ok(Offering::Off(reason)) => Err(reason.clone()),
-            Ok(Offering::Starting) | Err(_) => {
-                Err(Reason::new(ReasonCode::GoAway, "the server is shutting down"))
+            Ok(offering) => {
+                let known = wanted.iter().filter_map(|path| offering.get(path));
+                Ok(known.map(|(path, offer)| (path, offer.clone())).collect())
             }
+            Err(_) => Err(Reason::new(ReasonCode::GoAway, "the server is shutting down")),
         }
     }
 
@@ -76,18 +112,18 @@ impl OfferService {
                 format!("client speaks versions {min} to {max}, server {VERSION_MIN} to {VERSION_MAX}"),
             ));
         }
-        let listening = self.decided().await?;
-        let known = |l: &&Listening| request.fabrics.iter().any(|f| f == l.path.as_str());
-        let usable: Vec<&Listening> = listening.iter().filter(known).collect();
-        if usable.is_empty() {
-            return Err(Reason::new(ReasonCode::HandshakeRejected, "no fabric that both sides have"));
+        let (mut fabrics, mut refusals) = (Vec::new(), Vec::new());
+        for (path, offer) in self.decided(&request.fabrics).await? {
+            match offer {
+                Offer::On(listening) => fabrics.extend(fabric_offer(path, &listening, local)),
+                Offer::Off(reason) => refusals.push((path, reason)),
+                Offer::Starting => {}
+            }
         }
-        // The address that the client has reached already, if it will do; otherwise all there are.
-        let near = |l: &&&Listening| local.is_some_and(|a| a.ip().to_canonical() == l.addr.ip());
-        let offered = match usable.iter().find(near) {
-            Some(near) => vec![*near],
-            None => usable,
-        };
+        if fabrics.is_empty() {
+            let none = || Reason::new(ReasonCode::HandshakeRejected, "no fabric that both sides have");
+            return Err(crate::cause::foremost(refusals).unwrap_or_else(none));
+        }
         let ticket = self
             .tickets
             .issue(connection.0, Instant::now())
@@ -95,33 +131,54 @@ impl OfferService {
         Ok(pb::Grant {
             ticket: Bytes::copy_from_slice(&ticket.0),
             lifetime_ms: self.tickets.lifetime().as_millis().try_into().unwrap_or(u32::MAX),
-            fabrics: fabrics(&offered),
+            fabrics,
+            refusals: refusals.into_iter().map(|(path, reason)| refusal(&reason, path.as_str())).collect(),
         })
     }
 }
 
-/// Groups addresses by fabric.
-fn fabrics(offered: &[&Listening]) -> Vec<pb::FabricOffer> {
-    let of = |path: Path| -> Vec<pb::Address> {
-        let of_path = offered.iter().filter(|l| l.path == path);
-        of_path
-            .map(|l| pb::Address {
-                ip: l.addr.ip().to_string(),
-                port: l.addr.port().into(),
-                device: l.device.clone(),
-                transport: l.transport.clone(),
-            })
-            .collect()
+fn refusal(reason: &Reason, fabric: &str) -> pb::Refusal {
+    pb::Refusal {
+        code: reason.code().as_str().to_owned(),
+        detail: reason.detail().to_owned(),
+        fabric: fabric.to_owned(),
+    }
+}
+
+/// What is said of one fabric. Of several addresses the one that the client has reached already, if it will do;
+/// otherwise all there are.
+fn fabric_offer(path: Path, listening: &[Listening], reached: Option<SocketAddr>) -> Option<pb::FabricOffer> {
+    let mut addresses = Vec::new();
+    let mut near = None;
+    let mut shm = None;
+    for place in listening {
+        match place {
+            Listening::Ip { addr, device, transport } => {
+                if reached.is_some_and(|reached| reached.ip().to_canonical() == addr.ip()) {
+                    near = near.or(Some(addresses.len()));
+                }
+                addresses.push(pb::Address {
+                    ip: addr.ip().to_string(),
+                    port: addr.port().into(),
+                    device: device.clone(),
+                    transport: transport.clone(),
+                });
+            }
+            Listening::Shm { boot_id, socket } => {
+                shm = Some(pb::Shm { boot_id: boot_id.clone(), socket: socket.clone() });
+            }
+        }
+    }
+    if let Some(near) = near {
+        addresses = vec![addresses.swap_remove(near)];
+    }
+    let fabric = match (path, shm) {
+        (Path::Shm, Some(shm)) => fabric_offer::Fabric::Shm(shm),
+        (Path::Verbs, _) if !addresses.is_empty() => fabric_offer::Fabric::Verbs(pb::Verbs { addresses }),
+        (Path::Sim, _) if !addresses.is_empty() => fabric_offer::Fabric::Sim(pb::Sim { addresses }),
+        _ => return None,
     };
-    let (verbs, sim) = (of(Path::Verbs), of(Path::Sim));
-    let mut fabrics = Vec::new();
-    if !verbs.is_empty() {
-        fabrics.push(fabric_offer::Fabric::Verbs(pb::Verbs { addresses: verbs }));
-    }
-    if !sim.is_empty() {
-        fabrics.push(fabric_offer::Fabric::Sim(pb::Sim { addresses: sim }));
-    }
-    fabrics.into_iter().map(|f| pb::FabricOffer { fabric: Some(f) }).collect()
+    Some(pb::FabricOffer { fabric: Some(fabric) })
 }
 
 #[tonic::async_trait]
@@ -142,10 +199,7 @@ impl Bootstrap for OfferService {
             }
             Err(reason) => {
                 tracing::debug!(peer = ?peer, %reason, "fast path not offered");
-                Outcome::Refusal(pb::Refusal {
-                    code: reason.code().as_str().to_owned(),
-                    detail: reason.detail().to_owned(),
-                })
+                Outcome::Refusal(refusal(&reason, ""))
             }
         };
         Ok(Response::new(OfferResponse {
@@ -163,7 +217,11 @@ mod tests {
     use tonic::transport::server::TcpConnectInfo;
 
     fn listening(ip: [u8; 4]) -> Listening {
-        Listening { path: Path::Sim, addr: (ip, 7).into(), device: "sim0".into(), transport: "sim".into() }
+        Listening::Ip { addr: (ip, 7).into(), device: "sim0".into(), transport: "sim".into() }
+    }
+
+    fn on(listening: &[Listening]) -> Offering {
+        Offering::ByFabric(vec![(Path::Sim, Offer::On(listening.into()))])
     }
 
     fn service(offering: Offering) -> (OfferService, watch::Sender<Offering>) {
@@ -202,8 +260,7 @@ mod tests {
 
     #[tokio::test]
     async fn offers_the_address_the_client_has_reached_or_else_all() {
-        let on = Offering::On([listening([10, 0, 0, 1]), listening([10, 0, 1, 1])].into());
-        let (service, _tx) = service(on);
+        let (service, _tx) = service(on(&[listening([10, 0, 0, 1]), listening([10, 0, 1, 1])]));
         let near = granted(ask(&service, request(), Some([10, 0, 1, 1])).await);
         assert_eq!(near, ["10.0.1.1:7 sim0"]);
         for elsewhere in [Some([192, 168, 0, 1]), None] {
@@ -219,8 +276,31 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn says_of_each_fabric_what_becomes_of_it() {
+        let shm = Listening::Shm { boot_id: "b".into(), socket: "s".into() };
+        let reason = Reason::new(ReasonCode::Memlock, "needed 2, limit 1");
+        let (service, tx) = service(Offering::ByFabric(vec![
+            (Path::Shm, Offer::On([shm].into())),
+            (Path::Verbs, Offer::Off(reason)),
+        ]));
+        let wants = |fabrics: &[&str]| OfferRequest {
+            fabrics: fabrics.iter().map(|f| (*f).to_owned()).collect(),
+            ..request()
+        };
+        let Outcome::Grant(grant) = ask(&service, wants(&["verbs", "shm"]), None).await else { panic!() };
+        let Some(fabric_offer::Fabric::Shm(shm)) = &grant.fabrics[0].fabric else { panic!() };
+        assert_eq!((grant.fabrics.len(), &*shm.boot_id, &*shm.socket), (1, "b", "s"));
+        let told = &grant.refusals[0];
+        assert_eq!((grant.refusals.len(), &*told.fabric, &*told.code), (1, "verbs", "memlock"));
+        assert_eq!(refused(ask(&service, wants(&["verbs"]), None).await), "memlock: needed 2, limit 1");
+        // One that starts is waited for by those who asked for it only.
+        tx.send_modify(|o| o.set(Path::Verbs, Offer::Starting));
+        let Outcome::Grant(_) = ask(&service, wants(&["shm"]), None).await else { panic!() };
+    }
+
+    #[tokio::test]
     async fn refuses_strange_versions_and_fabrics() {
-        let (service, _tx) = service(Offering::On([listening([10, 0, 0, 1])].into()));
+        let (service, _tx) = service(on(&[listening([10, 0, 0, 1])]));
         for (version_min, version_max) in [(99, 120), (0, 0), (2, 1)] {
             let request = OfferRequest { version_min, version_max, ..request() };
             let refusal = refused(ask(&service, request, None).await);
@@ -233,23 +313,24 @@ mod tests {
 
     #[tokio::test]
     async fn waits_while_the_server_starts() {
-        let (service, tx) = service(Offering::Starting);
+        let (service, tx) = service(Offering::starting([Path::Sim]));
         let asked = tokio::spawn(async move { ask(&service, request(), None).await });
         tokio::task::yield_now().await;
         assert!(!asked.is_finished());
-        tx.send_replace(Offering::On([listening([10, 0, 0, 1])].into()));
+        tx.send_modify(|o| o.set(Path::Sim, Offer::On([listening([10, 0, 0, 1])].into())));
         granted(asked.await.unwrap());
     }
 
     #[tokio::test]
     async fn an_offer_over_the_fast_path_is_refused() {
-        let (service, _tx) = service(Offering::Starting);
+        let (service, _tx) = service(Offering::starting([Path::Sim]));
         let mut request = Request::new(request());
         request.extensions_mut().insert(RdmaConnectInfo {
             path: Path::Sim,
             device: None,
             local_addr: None,
             remote_addr: None,
+            peer_pid: None,
         });
         let status = service.offer(request).await.unwrap_err();
         assert_eq!(status.code(), tonic::Code::FailedPrecondition);

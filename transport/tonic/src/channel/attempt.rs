@@ -1,17 +1,20 @@
 //! One attempt at the fast path: local device, Offer over TCP, connection, hello.
 
 use crate::{
-    bootstrap::client::{OfferHook, Offered, offer},
+    bootstrap::client::{OfferHook, offer},
     cause,
     codec::Methods,
     context::Context,
     link::{FastClient, LinkOptions},
-    reason::{Reason, ReasonCode},
+    path::Path,
+    policy::FabricKind,
+    reason::{Reason, ReasonCode, Side},
     stats::Counters,
 };
 use http::Uri;
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
+use tonic_rdma_fabric::Addr;
 use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::{Accept, Hello};
 
@@ -23,6 +26,8 @@ pub(crate) struct Plan {
     pub(crate) hook: Option<OfferHook>,
     pub(crate) context: Context,
     pub(crate) env_device: Option<String>,
+    /// Best first.
+    pub(crate) fabrics: Vec<FabricKind>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) methods: Arc<Methods>,
 }
@@ -48,41 +53,62 @@ impl Plan {
     }
 
     async fn run(&self, deadline: Instant) -> Result<Fast, Reason> {
-        // A host that has no device of its own need not trouble the server.
-        self.context.check(self.env_device.as_deref()).await?;
-        let path = self.context.path();
-        let Offered { ticket, addresses } =
-            offer(self.tcp.clone(), self.origin.clone(), self.hook.as_ref(), path).await?;
-        let mut last = None;
-        let mut left = addresses.len() as u32;
-        for addr in addresses {
-            // An address that does not answer must leave time for those behind it.
-            let share = deadline.saturating_duration_since(Instant::now()) / left.max(1);
-            left = left.saturating_sub(1);
-            match self.connect(addr, ticket.0, share).await {
-                Ok(fast) => return Ok(fast),
-                Err(reason) => {
-                    tracing::debug!(%addr, %reason, "no fast path by this address");
-                    // The ticket is spent once the server has seen it.
-                    let seen = reason.side() == crate::reason::Side::Peer;
-                    last = Some(reason);
-                    if seen {
-                        break;
+        let (mut paths, mut reasons) = (Vec::new(), Vec::new());
+        for path in self.context.paths(&self.fabrics) {
+            // A host that has no device of its own need not trouble the server.
+            match self.context.check(path, self.env_device.as_deref()).await {
+                Ok(()) => paths.push(path),
+                Err(reason) => reasons.push((path, reason)),
+            }
+        }
+        // A ticket is good once: after a fabric on which the server refused it, another is asked for.
+        while !paths.is_empty() {
+            let hook = self.hook.as_ref();
+            let offered = offer(self.tcp.clone(), self.origin.clone(), hook, &paths).await?;
+            reasons.extend(offered.refusals);
+            let mut left = offered.places.len() as u32;
+            let mut spent = None;
+            for (path, addr) in offered.places {
+                // A place that does not answer must leave time for those behind it.
+                let share = deadline.saturating_duration_since(Instant::now()) / left.max(1);
+                left = left.saturating_sub(1);
+                match self.connect(path, &addr, offered.ticket.0, share).await {
+                    Ok(fast) => return Ok(fast),
+                    Err(reason) => {
+                        tracing::debug!(%path, %addr, %reason, "no fast path by this address");
+                        // The ticket is spent once the server has seen it.
+                        let seen = reason.side() == Side::Peer;
+                        reasons.retain(|(known, _)| *known != path);
+                        reasons.push((path, reason));
+                        if seen {
+                            spent = Some(path);
+                            break;
+                        }
                     }
                 }
             }
+            let Some(spent) = spent else { break };
+            let tried = paths.iter().position(|path| *path == spent).unwrap_or(paths.len() - 1);
+            paths.drain(..=tried);
         }
-        Err(last.unwrap_or_else(|| Reason::new(ReasonCode::NoRoute, "the server offers no address")))
+        let none = || Reason::new(ReasonCode::Policy, "no fabric is allowed");
+        Err(cause::foremost(reasons).unwrap_or_else(none))
     }
 
-    async fn connect(&self, addr: SocketAddr, ticket: [u8; 16], limit: Duration) -> Result<Fast, Reason> {
+    async fn connect(
+        &self,
+        path: Path,
+        addr: &Addr,
+        ticket: [u8; 16],
+        limit: Duration,
+    ) -> Result<Fast, Reason> {
         let started = Instant::now();
-        let (fabric, pool) = self.context.toward(addr, self.env_device.as_deref(), limit).await?;
+        let (fabric, pool) = self.context.toward(path, addr, self.env_device.as_deref(), limit).await?;
         let options = LinkOptions::for_pool(&pool);
         let hello = Hello::new(ticket, options.proto.settings()).encode();
         let left = limit.saturating_sub(started.elapsed());
         let connected =
-            fabric.connect(&addr.into(), &options.link, &pool, &hello, left).await.map_err(cause::connect)?;
+            fabric.connect(addr, &options.link, &pool, &hello, left).await.map_err(cause::connect)?;
         let accept = Accept::decode(&connected.private_data).map_err(|error| {
             Reason::from_peer(ReasonCode::HandshakeRejected, format!("bad answer from {addr}: {error}"))
         })?;

@@ -252,12 +252,15 @@ impl One {
         let patience = settings.fast_path_timeout.unwrap_or(FAST_PATH_TIMEOUT);
         let counters = settings.counters.clone().unwrap_or_default();
         let origin = settings.origin.clone().unwrap_or_else(|| endpoint.uri().clone());
+        let context = settings.context.clone().unwrap_or_default();
+        let fabrics = env.fabrics(settings.fabrics.as_deref());
         let off = match (&broken, policy) {
             (Some(error), _) => Some(error.to_string()),
             (None, Policy::Off) => Some(match env.policy {
                 Some(_) => "TONIC_RDMA=off".to_owned(),
                 None => "the endpoint's policy is off".to_owned(),
             }),
+            _ if context.paths(&fabrics).is_empty() => Some("the endpoint allows no fabric".to_owned()),
             _ => None,
         };
         let state = match &off {
@@ -274,12 +277,12 @@ impl One {
             origin.clone(),
             user_agent(settings.user_agent.as_ref()),
         ));
-        let context = settings.context.clone().unwrap_or_default();
         let plan = Plan {
             tcp,
             origin,
             hook: settings.hook.clone(),
             context: context.clone(),
+            fabrics,
             env_device: env.device,
             counters,
             methods: shared.methods.clone(),

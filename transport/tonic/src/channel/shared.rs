@@ -3,7 +3,7 @@
 use super::attempt::Fast;
 use crate::{
     codec::Methods,
-    path::{Path, PathInfo},
+    path::PathInfo,
     policy::EnvError,
     reason::{Reason, ReasonCode},
     stats::Counters,
@@ -47,16 +47,7 @@ impl State {
         match self {
             State::Idle => PathInfo::tcp(Reason::new(ReasonCode::Pending, "no call has been made yet")),
             State::Trying { since: reason } | State::Down(reason) => PathInfo::tcp(reason.clone()),
-            State::Up(fast) => {
-                let peer = fast.client.peer();
-                PathInfo {
-                    path: if peer.provider == "sim" { Path::Sim } else { Path::Verbs },
-                    reason: None,
-                    device: Some(peer.device.clone()),
-                    local_addr: peer.local.ip(),
-                    remote_addr: peer.remote.ip(),
-                }
-            }
+            State::Up(fast) => PathInfo::fast(fast.client.peer()),
         }
     }
 }

@@ -10,10 +10,7 @@ use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder
 
 use super::sink::{self, Next};
 use super::stand_in::{self, Key};
-use super::{
-    aside::{self, Kept},
-    stand_in::LOST,
-};
+use super::{aside, stand_in::LOST};
 
 /// Bytes of tonic's buffer for a body, as it has them by default.
 const BUFFER: usize = 8 * 1024;
@@ -116,7 +113,6 @@ impl<U: Message + Default> Decoder for ProstDecoder<U> {
 
     fn decode(&mut self, buf: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
         let kept = Key::read(&stand_in::IN, buf.chunk()).and_then(aside::take);
-        let kept = kept.or_else(|| sink::redeem(buf.chunk()).map(|message| Kept { message, method: None }));
         let Some(kept) = kept else {
             let lost = stand_in::is_lost(buf.chunk());
             return U::decode(buf).map(Some).map_err(|error| match lost {

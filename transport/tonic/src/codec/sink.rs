@@ -7,7 +7,7 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{BufMut, BytesMut};
 use prost::Message;
 use tonic::Status;
 use tonic::codec::EncodeBuf;
@@ -141,33 +141,7 @@ pub(super) fn encode<T: Message>(item: &T, dst: &mut EncodeBuf<'_>, last: Next) 
     result
 }
 
-/// The message of a stand-in whose body is polled, within the poll of another, by someone who is no transport: a call of
-/// a service in this process, from a stream of messages.
-pub(super) fn redeem(stand_in: &[u8]) -> Option<Bytes> {
-    let key = Key::read(&stand_in::OUT, stand_in)?;
-    let mut sink = SINK.take()?;
-    let message = sink.redeem(key, stand_in);
-    SINK.set(Some(sink));
-    message
-}
-
 impl Sink {
-    fn redeem(&mut self, key: Key, stand_in: &[u8]) -> Option<Bytes> {
-        let at = self.out.iter().position(|taken| taken.key == key)?;
-        let first: usize = self.out.iter().take(at).map(|taken| taken.segments).sum();
-        let taken = self.out.remove(at)?;
-        let small = stand_in.get(stand_in::LEN + HEADER..)?;
-        let (mut message, mut from) = (BytesMut::with_capacity(taken.len), 0);
-        for segment in self.segments.drain(first..first + taken.segments) {
-            message.put_slice(small.get(from..segment.at)?);
-            message.put_slice(&segment.bytes);
-            from = segment.at;
-        }
-        message.put_slice(small.get(from..taken.small)?);
-        self.moved += message.len();
-        Some(message.freeze())
-    }
-
     fn take_apart<T: Message>(
         &mut self,
         item: &T,

@@ -8,7 +8,7 @@ use http::{HeaderMap, StatusCode, Uri};
 use http_body_util::BodyExt;
 use proptest::prelude::*;
 use prost::Message;
-use tokio_stream::{Stream as _, StreamExt};
+use tokio_stream::StreamExt;
 use tonic::body::Body;
 use tonic::codec::{Codec, EncodeBody, SingleMessageCompressionOverride, Streaming};
 use tonic::{Code, Status};
@@ -308,51 +308,6 @@ fn sinks_nest() {
     ));
     let sent = send(outer, &mut Tap::new(call(), 4096, true)).unwrap();
     assert_eq!(sent.concat().concat(), framed(&vec![tree(40_000); 3]));
-}
-
-/// A body whose messages come from a stream that reads another body of the codec, without a transport between.
-#[test]
-fn bodies_that_are_read_within_the_poll_of_another() {
-    let source = tokio_stream::iter(1..4).map(|n| {
-        let messages = vec![tree(10_000 * n), tree(5), tree(20_000 * n)];
-        let decoder = ProstCodec::<Tree, Tree>::new().decoder();
-        let mut inner = Streaming::new_request(decoder, body(messages.clone(), None), None, None);
-        let (mut got, mut cx) = (Vec::new(), std::task::Context::from_waker(std::task::Waker::noop()));
-        while let std::task::Poll::Ready(Ok(Some(message))) =
-            std::pin::Pin::new(&mut inner).poll_next(&mut cx).map(Option::transpose)
-        {
-            got.push(message);
-        }
-        assert_eq!(got, messages);
-        Ok(tree(30_000))
-    });
-    let encoder = ProstCodec::<Tree, Tree>::new().encoder();
-    let outer = EncodeBody::new_client(encoder, source, None, None);
-    let sent = send(Body::new(outer), &mut Tap::new(call(), 4096, true)).unwrap();
-    assert_eq!(sent.concat().concat(), framed(&vec![tree(30_000); 3]));
-}
-
-/// What [`SEGMENT`] is taken from. `cargo test --release -p tonic-rdma --lib what_a_segment_costs -- --ignored --nocapture`
-#[test]
-#[ignore = "a measurement"]
-fn what_a_segment_costs() {
-    for len in [4096usize, 8192, 16_384, 65_536, 1 << 20] {
-        let messages = vec![Tree { data: vec![7; len].into(), ..Tree::default() }; 64];
-        let cost = |whole: usize| {
-            let rounds = (1 << 28) / (64 * len.max(16_384));
-            let (mut best, mut tap) = (f64::MAX, Tap::new(call(), whole, true));
-            for _ in 0..rounds.max(5) {
-                let messages = messages.clone();
-                let begin = std::time::Instant::now();
-                for message in messages {
-                    std::hint::black_box(send(body(vec![message], None), &mut tap).unwrap());
-                }
-                best = best.min(begin.elapsed().as_nanos() as f64 / 64.0);
-            }
-            best
-        };
-        println!("{len} bytes: copied {:.0} ns, kept apart {:.0} ns", cost(usize::MAX), cost(0));
-    }
 }
 
 #[test]

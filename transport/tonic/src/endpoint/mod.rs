@@ -8,7 +8,7 @@ use crate::{
     context::Context,
     error::Error,
     executor::SharedExec,
-    policy::{EnvSettings, Policy},
+    policy::{EnvSettings, FabricKind, Policy, distinct},
     stats::Counters,
 };
 use bytes::Bytes;
@@ -50,6 +50,7 @@ pub(crate) struct Settings {
     pub(crate) buffer_size: Option<usize>,
     pub(crate) executor: SharedExec,
     pub(crate) policy: Policy,
+    pub(crate) fabrics: Option<Vec<FabricKind>>,
     pub(crate) fast_path_timeout: Option<Duration>,
     pub(crate) hook: Option<OfferHook>,
     pub(crate) context: Option<Context>,
@@ -189,8 +190,25 @@ impl Endpoint {
         self
     }
 
+    /// The fabrics that the fast path may take, best first. Default is [`FabricKind::DEFAULT`]: shared memory where
+    /// the server runs on the same host, RDMA elsewhere. Without any the channel stays on TCP.
+    ///
+    /// Fabrics named in the environment variable `TONIC_RDMA` win over this.
+    ///
+    /// ```
+    /// use tonic_rdma::{Endpoint, FabricKind};
+    ///
+    /// // RDMA even between two processes of one host.
+    /// let endpoint = Endpoint::from_static("http://10.0.0.1:50051").fabrics([FabricKind::Verbs]);
+    /// ```
+    pub fn fabrics(mut self, fabrics: impl IntoIterator<Item = FabricKind>) -> Self {
+        self.shared.fabrics = Some(distinct(fabrics));
+        self
+    }
+
     /// With `true`: fail rather than send calls over TCP; the same as
-    /// [`policy`](Endpoint::policy)`(Policy::Require)`. With `false`: `Policy::Auto`.
+    /// [`policy`](Endpoint::policy)`(Policy::Require)`. With `false`: `Policy::Auto`. Shared memory will do, unless
+    /// [`fabrics`](Endpoint::fabrics) leaves it out.
     ///
     /// [`connect`](Endpoint::connect) then waits for the fast path and fails with
     /// [`Error::RdmaRequired`] and the [`Reason`](crate::Reason). On a channel from

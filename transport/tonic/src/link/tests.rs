@@ -22,7 +22,6 @@ use tonic_rdma_memory::{Pool, PoolConfig};
 use tonic_rdma_proto::{Accept, Hello};
 use tower::Service;
 
-use super::outgoing::Outgoing;
 use super::{CallError, FastClient, LinkOptions, serve_link};
 use crate::reason::{Reason, ReasonCode};
 use crate::stats::Counters;
@@ -87,36 +86,6 @@ impl Service<Request<Body>> for Echo {
             guard.0 = None;
             Ok(response)
         })
-    }
-}
-
-/// A request that was not sent is what it was, also where messages had been taken apart.
-#[tokio::test]
-async fn what_was_taken_apart_is_restored() {
-    use crate::codec::{Methods, ProstCodec, Tap};
-    use prost::Message as _;
-    use tonic::codec::{Codec, EncodeBody};
-    let message = || prost::bytes::Bytes::from(vec![7; 100_000]);
-    let mut expected = Vec::new();
-    for _ in 0..3 {
-        expected.push(0);
-        expected.extend((message().encoded_len() as u32).to_be_bytes());
-        message().encode(&mut expected).unwrap();
-    }
-    for gathered in 0..4 {
-        let encoder = ProstCodec::<Bytes, Bytes>::new().encoder();
-        let source = tokio_stream::iter([message(), message(), message()].map(Ok));
-        let body = Body::new(EncodeBody::new_client(encoder, source, None, None));
-        let call = Arc::new(Methods::default()).call(&http::Uri::from_static("/s/m"));
-        let mut out = Outgoing::restorable(body, Tap::new(call, 4096, true));
-        std::future::poll_fn(|cx| {
-            for _ in 0..gathered {
-                out.gather(cx);
-            }
-            Poll::Ready(())
-        })
-        .await;
-        assert_eq!(out.restore().collect().await.unwrap().to_bytes(), expected);
     }
 }
 

@@ -6,14 +6,15 @@ use super::{
 };
 use crate::{
     bootstrap::{
-        service::{Listening, Offering},
+        service::{Listening, Offer, Offering},
         tickets::{Ticket, Tickets},
     },
     codec::Methods,
     connect_info::{ConnectionPool, RdmaConnectInfo},
-    context::Context,
+    context::{Context, Spot},
     link::{LinkOptions, serve_link},
     path::Path,
+    policy::FabricKind,
     reason::{Reason, ReasonCode},
 };
 use http::Extensions;
@@ -23,7 +24,7 @@ use tokio::{
     task::JoinSet,
     time::Instant,
 };
-use tonic_rdma_fabric::{AnyLink, Fabric, FabricError, Incoming, Link, Listener, Transport};
+use tonic_rdma_fabric::{Addr, AnyLink, Fabric, FabricError, Incoming, Link, Listener, ShmAddr, Transport};
 use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::{Accept, Hello, Reject, Settings as PeerSettings, hello::HelloError};
 
@@ -36,6 +37,7 @@ const RETRY: Duration = Duration::from_secs(60);
 pub(super) struct FastPath {
     pub(super) context: Context,
     pub(super) env_device: Option<String>,
+    pub(super) fabrics: Vec<FabricKind>,
     pub(super) settings: Settings,
     pub(super) tickets: Arc<Tickets>,
     pub(super) offering: watch::Sender<Offering>,
@@ -53,26 +55,27 @@ struct Place {
 }
 
 impl FastPath {
-    /// Opens devices and listens where the TCP side is bound, or wherever there is RDMA.
-    async fn listen(&self, bound: Option<SocketAddr>) -> Result<Vec<Place>, Reason> {
+    /// The paths to offer.
+    pub(super) fn paths(&self) -> Vec<Path> {
+        self.context.paths(&self.fabrics)
+    }
+
+    /// Listens where the TCP side is bound, or wherever there is a device for the path.
+    async fn listen(&self, path: Path, bound: Option<SocketAddr>) -> Result<Vec<Place>, Reason> {
         let ip = bound.map(|a| a.ip().to_canonical()).filter(|ip| !ip.is_unspecified());
         let port = bound.map_or(0, |a| a.port());
         let mut places = Vec::new();
         let mut failed = None;
-        for (fabric, addr, pool) in self.context.local(ip, self.env_device.as_deref()).await? {
+        for Spot { fabric, addr, pool } in self.context.local(path, ip, self.env_device.as_deref()).await? {
             let transport = fabric.info().map_or(Transport::Unknown, |info| info.transport);
-            match listen_near(&fabric, SocketAddr::new(addr, port), transport) {
-                Ok(listener) => {
-                    let listening = Listening {
-                        path: path_of(fabric.provider()),
-                        addr: listener.local_addr().ip().unwrap_or(SocketAddr::new(addr, port)),
-                        device: fabric.name().to_owned(),
-                        transport: transport.to_string(),
-                    };
-                    places.push(Place { listener, pool, listening });
-                }
+            let listener = match addr {
+                Some(addr) => listen_near(&fabric, SocketAddr::new(addr, port), transport),
+                None => fabric.listen(&ShmAddr::unique().into()),
+            };
+            match listener.and_then(|l| Ok((listening(&l, &fabric, transport)?, l))) {
+                Ok((listening, listener)) => places.push(Place { listener, pool, listening }),
                 Err(error) => {
-                    tracing::warn!(device = fabric.name(), %addr, %error, "cannot listen on RDMA address");
+                    tracing::warn!(device = fabric.name(), ?addr, %error, "cannot listen");
                     failed = Some(crate::cause::fabric(error));
                 }
             }
@@ -85,51 +88,64 @@ impl FastPath {
     }
 
     /// Listens for the first time, and tells.
-    pub(super) async fn start(&self, bound: Option<SocketAddr>) -> Result<Started, Reason> {
-        match self.listen(bound).await {
+    pub(super) async fn start(&self, path: Path, bound: Option<SocketAddr>) -> Result<Started, Reason> {
+        match self.listen(path, bound).await {
             Ok(places) => {
                 let listening: Vec<Listening> = places.iter().map(|p| p.listening.clone()).collect();
                 for l in &listening {
-                    tracing::info!(path = %l.path, device = %l.device, transport = %l.transport, addr = %l.addr,
-                        "fast path offered");
+                    match l {
+                        Listening::Ip { addr, device, transport } => {
+                            tracing::info!(%path, device, transport, %addr, "fast path offered");
+                        }
+                        Listening::Shm { socket, .. } => tracing::info!(%path, socket, "fast path offered"),
+                    }
                 }
-                self.offering.send_replace(Offering::On(listening.into()));
+                self.tell(path, Offer::On(listening.into()));
                 Ok(Started(places))
             }
             Err(reason) => {
-                self.offering.send_replace(Offering::Off(reason.clone()));
+                self.tell(path, Offer::Off(reason.clone()));
                 Err(reason)
             }
         }
     }
 
-    /// Serves until dropped: accepts, and listens anew when listening was not possible or ended.
-    pub(super) async fn run(self, bound: Option<SocketAddr>, started: Option<Started>, layered: Layered) {
-        let this = Arc::new(self);
+    fn tell(&self, path: Path, offer: Offer) {
+        self.offering.send_modify(|offering| offering.set(path, offer));
+    }
+
+    /// Serves one path until dropped: accepts, and listens anew when listening was not possible or ended.
+    pub(super) async fn run(
+        self: Arc<Self>,
+        path: Path,
+        bound: Option<SocketAddr>,
+        started: Option<Started>,
+        layered: Layered,
+    ) {
         let mut said = None;
         let mut next = match started {
             Some(started) => Ok(started),
-            None => this.start(bound).await,
+            None => self.start(path, bound).await,
         };
         loop {
             let reason = match next {
                 Ok(Started(places)) => {
                     said = None;
-                    let reason = this.accept_all(places, layered.clone()).await;
-                    this.offering.send_replace(Offering::Off(reason.clone()));
+                    let reason = self.accept_all(places, layered.clone()).await;
+                    self.tell(path, Offer::Off(reason.clone()));
                     reason
                 }
                 Err(reason) => reason,
             };
             if said == Some(reason.code()) {
-                tracing::debug!(%reason, "fast path still not offered");
+                tracing::debug!(%path, %reason, "fast path still not offered");
             } else {
                 said = Some(reason.code());
-                tracing::warn!(path = "tcp", code = reason.code().as_str(), %reason, cure = reason.cure(),
-                    "fast path not offered: clients stay on TCP");
+                tracing::warn!(%path, code = reason.code().as_str(), %reason, cure = reason.cure(),
+                    "fast path not offered: clients go without it");
             }
             tokio::time::sleep(RETRY).await;
-            next = this.start(bound).await;
+            next = self.start(path, bound).await;
         }
     }
 
@@ -150,7 +166,7 @@ impl FastPath {
         }
         drop(layered);
         let first = accepting.join_next().await.and_then(Result::ok);
-        first.unwrap_or_else(|| Reason::new(ReasonCode::LinkLost, "the RDMA listener ended"))
+        first.unwrap_or_else(|| Reason::new(ReasonCode::LinkLost, "the listener ended"))
     }
 
     /// Looks at a connect request, and serves the connection in a task of its own.
@@ -161,7 +177,7 @@ impl FastPath {
             let (hello, extensions) = match this.admit(&incoming) {
                 Ok(admitted) => admitted,
                 Err((reject, why)) => {
-                    tracing::warn!(%peer, why, "RDMA connection refused");
+                    tracing::warn!(%peer, why, "fast path refused");
                     return incoming.reject(&reject.encode());
                 }
             };
@@ -171,7 +187,7 @@ impl FastPath {
             }
             // Tried here, so that the client is told.
             if let Err(error) = pool.control(options.link.control_bytes()) {
-                tracing::warn!(%peer, %error, "RDMA connection refused");
+                tracing::warn!(%peer, %error, "fast path refused");
                 return incoming.reject(&Reject::Resources.encode());
             }
             let accept = Accept { version: hello.version(), settings: options.proto.settings() }.encode();
@@ -179,7 +195,7 @@ impl FastPath {
                 Ok(link) => this.serve(link, pool, hello.settings, options, layered, extensions).await,
                 Err(error) => {
                     let reason = crate::cause::connect(error);
-                    tracing::warn!(%peer, %reason, "RDMA connection did not come about");
+                    tracing::warn!(%peer, %reason, "fast path did not come about");
                 }
             }
         });
@@ -216,10 +232,11 @@ impl FastPath {
         let ends = link.peer().clone();
         tracing::debug!(peer = %ends, "fast path open");
         extensions.insert(RdmaConnectInfo {
-            path: path_of(ends.provider),
-            device: Some(ends.device.clone()),
+            path: Path::of(&ends),
+            device: (Path::of(&ends) != Path::Shm).then(|| ends.device.clone()),
             local_addr: ends.local.ip(),
             remote_addr: ends.remote.ip(),
+            peer_pid: Path::process(&ends),
         });
         extensions.insert(ConnectionPool(pool.clone()));
         let own = self.settings.stats.connection();
@@ -250,18 +267,25 @@ pub(super) struct Started(Vec<Place>);
 
 /// On `addr`, or on a free port where that one is taken or is one of TCP's.
 fn listen_near(fabric: &Fabric, addr: SocketAddr, transport: Transport) -> Result<Listener, FabricError> {
-    let free = SocketAddr::new(addr.ip(), 0).into();
+    let free = Addr::Ip(SocketAddr::new(addr.ip(), 0));
     if transport == Transport::IWarp {
         return fabric.listen(&free);
     }
-    match fabric.listen(&addr.into()) {
+    match fabric.listen(&Addr::Ip(addr)) {
         Err(FabricError::AddressInUse { .. }) => fabric.listen(&free),
         other => other,
     }
 }
 
-fn path_of(provider: &str) -> Path {
-    if provider == "sim" { Path::Sim } else { Path::Verbs }
+/// What clients are told of a listener.
+fn listening(listener: &Listener, fabric: &Fabric, transport: Transport) -> Result<Listening, FabricError> {
+    Ok(match listener.local_addr() {
+        Addr::Shm(addr) => Listening::Shm { boot_id: Fabric::boot_id()?, socket: addr.name().to_owned() },
+        Addr::Ip(addr) => {
+            Listening::Ip { addr, device: fabric.name().to_owned(), transport: transport.to_string() }
+        }
+        addr => return Err(FabricError::WrongAddress { provider: fabric.provider(), addr }),
+    })
 }
 
 /// Resolves when the server shuts down in good order; never when it is dropped.

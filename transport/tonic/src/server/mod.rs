@@ -16,7 +16,11 @@ mod tcp;
 
 pub use router::Router;
 
-use crate::{context::Context, policy::Policy, stats::ServerStats};
+use crate::{
+    context::Context,
+    policy::{FabricKind, Policy, distinct},
+    stats::ServerStats,
+};
 use axum::response::IntoResponse;
 use http::Request;
 use std::{convert::Infallible, fmt, net::SocketAddr, sync::Arc, time::Duration};
@@ -64,6 +68,7 @@ pub(crate) struct Settings {
     max_connection_age: Option<Duration>,
     max_connection_age_grace: Option<Duration>,
     policy: Policy,
+    fabrics: Option<Vec<FabricKind>>,
     context: Option<Context>,
     tickets: Option<(usize, Duration)>,
     tcp_nodelay_off: bool,
@@ -162,11 +167,22 @@ impl<L> Server<L> {
 
     /// Whether to offer the fast path. Default is [`Policy::Auto`].
     ///
-    /// With [`Policy::Require`] serving fails at its start where the fast path cannot be offered.
+    /// With [`Policy::Require`] serving fails at its start where RDMA cannot be offered, or shared memory if that is
+    /// the only [fabric](Server::fabrics) allowed.
     /// The environment variable `TONIC_RDMA`, where it is set, wins over this.
     #[must_use]
     pub fn policy(mut self, policy: Policy) -> Self {
         self.shared.policy = policy;
+        self
+    }
+
+    /// The fabrics that may be offered. Default is [`FabricKind::DEFAULT`]: shared memory to clients on the same host,
+    /// RDMA to all. The order is the client's to choose.
+    ///
+    /// Fabrics named in the environment variable `TONIC_RDMA` win over this.
+    #[must_use]
+    pub fn fabrics(mut self, fabrics: impl IntoIterator<Item = FabricKind>) -> Self {
+        self.shared.fabrics = Some(distinct(fabrics));
         self
     }
 

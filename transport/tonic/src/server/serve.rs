@@ -14,6 +14,7 @@ use crate::{
     },
     codec::{Methods, TcpCalls},
     error::Error,
+    path::Path,
     policy::{EnvSettings, Policy},
     reason::{Reason, ReasonCode},
 };
@@ -29,7 +30,7 @@ use std::{
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::{mpsc, watch},
-    task::JoinHandle,
+    task::JoinSet,
 };
 use tonic::{body::Body, service::Routes, transport::server::Connected};
 use tower::{Layer, Service};
@@ -63,9 +64,16 @@ where
     let policy = env.policy(settings.policy);
     let (outstanding, lifetime) = settings.tickets.unwrap_or((CAPACITY, LIFETIME));
     let tickets = Arc::new(Tickets::new(outstanding, lifetime));
-    let offering = watch::Sender::new(match policy {
-        Policy::Off => Offering::Off(Reason::new(ReasonCode::Policy, "switched off at the server")),
-        _ => Offering::Starting,
+    let context = settings.context.clone().unwrap_or_default();
+    let fabrics = env.fabrics(settings.fabrics.as_deref());
+    let off = match policy {
+        Policy::Off => Some("switched off at the server"),
+        _ if context.paths(&fabrics).is_empty() => Some("the server allows no fabric"),
+        _ => None,
+    };
+    let offering = watch::Sender::new(match off {
+        Some(why) => Offering::Off(Reason::new(ReasonCode::Policy, why)),
+        None => Offering::starting(context.paths(&fabrics)),
     });
     let offer = BootstrapServer::new(OfferService::new(offering.subscribe(), tickets.clone()));
     // One service for both paths: layers with state see every call.
@@ -75,25 +83,28 @@ where
     let stats = settings.stats.clone();
     let (drain, draining) = watch::channel(false);
     let (alive, mut all_gone) = mpsc::channel::<Infallible>(1);
-    let fast = FastPath {
-        context: settings.context.clone().unwrap_or_default(),
-        env_device: env.device,
-        settings,
-        tickets,
-        offering: offering.clone(),
-        drain: draining,
-        methods: methods.clone(),
-        _alive: alive,
-    };
-    let task = match policy {
-        Policy::Off => {
-            tracing::info!(path = "tcp", "fast path switched off: clients stay on TCP");
-            // What it holds would keep the end of this function waiting.
-            drop(fast);
-            None
+    let mut tasks = Tasks(JoinSet::new());
+    match off {
+        Some(why) => {
+            tracing::info!(path = "tcp", why, "clients stay on TCP");
+            // Held, it would keep the end of this function waiting.
+            drop(alive);
         }
-        _ => Some(start(fast, policy, bound, stack::erase(layered.clone())).await?),
-    };
+        None => {
+            let fast = FastPath {
+                context,
+                env_device: env.device,
+                fabrics,
+                settings,
+                tickets,
+                offering: offering.clone(),
+                drain: draining,
+                methods: methods.clone(),
+                _alive: alive,
+            };
+            tasks.start(fast, policy, bound, stack::erase(layered.clone())).await?;
+        }
+    }
 
     let service = Capture(TcpCalls::new(layered, methods, stats.tcp().clone()));
     let Some(signal) = signal else {
@@ -106,41 +117,35 @@ where
         drain.send_replace(true);
     };
     tcp.serve_with_incoming_shutdown(service, incoming, signal).await?;
-    if let Some(task) = task {
-        // The listeners close with the task; what is left are connections that drain.
-        task.end().await;
-    }
+    // The listeners close with their tasks; what is left are connections that drain.
+    tasks.0.shutdown().await;
     all_gone.recv().await;
     Ok(())
 }
 
-async fn start(
-    fast: FastPath,
-    policy: Policy,
-    bound: Option<SocketAddr>,
-    layered: Layered,
-) -> Result<Task, Error> {
-    // A server that needs the fast path does not begin without it; others need not wait.
-    let started = match policy {
-        Policy::Require => Some(fast.start(bound).await.map_err(Error::required)?),
-        _ => None,
-    };
-    Ok(Task(tokio::spawn(fast.run(bound, started, layered))))
-}
+/// A task for each path. They end when this is dropped.
+struct Tasks(JoinSet<()>);
 
-/// A task that ends when this is dropped.
-struct Task(JoinHandle<()>);
-
-impl Task {
-    async fn end(mut self) {
-        self.0.abort();
-        // It was aborted, or it panicked, which tokio has reported.
-        let _ = (&mut self.0).await;
-    }
-}
-
-impl Drop for Task {
-    fn drop(&mut self) {
-        self.0.abort();
+impl Tasks {
+    async fn start(
+        &mut self,
+        fast: FastPath,
+        policy: Policy,
+        bound: Option<SocketAddr>,
+        layered: Layered,
+    ) -> Result<(), Error> {
+        let paths = fast.paths();
+        let fast = Arc::new(fast);
+        for path in &paths {
+            // A server that needs the fast path does not begin without it; others need not wait. Shared memory alone
+            // does not do where RDMA was to be offered.
+            let needed = policy == Policy::Require && (*path != Path::Shm || paths.len() == 1);
+            let started = match needed {
+                true => Some(fast.start(*path, bound).await.map_err(Error::required)?),
+                false => None,
+            };
+            self.0.spawn(fast.clone().run(*path, bound, started, layered.clone()));
+        }
+        Ok(())
     }
 }

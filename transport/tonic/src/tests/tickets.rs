@@ -42,7 +42,8 @@ impl<'a> Hand<'a> {
     }
 
     async fn send(&self, addr: SocketAddr, private_data: &[u8]) -> Result<Vec<u8>, Reject> {
-        let (fabric, pool) = self.world.client_context.toward(addr, None, LIMIT).await.unwrap();
+        let (fabric, pool) =
+            self.world.client_context.toward(crate::Path::Sim, &addr.into(), None, LIMIT).await.unwrap();
         let options = LinkOptions::for_pool(&pool);
         match fabric.connect(&addr.into(), &options.link, &pool, private_data, LIMIT).await {
             Ok(connected) => Ok(connected.private_data),
@@ -67,7 +68,7 @@ async fn a_ticket_is_good_once() {
     let (ticket, addr) = hand.ticket().await;
     assert_eq!(hand.enter(addr, ticket).await.unwrap().version, 1);
     assert_eq!(hand.enter(addr, ticket).await.unwrap_err(), Reject::Ticket);
-    let lines = logs.lines_with("RDMA connection refused");
+    let lines = logs.lines_with("fast path refused");
     assert_eq!(lines.len(), 1, "{lines:?}");
     assert!(lines[0].contains("ticket already used") && lines[0].contains("peer=10.0.0.2:"), "{lines:?}");
 }

@@ -6,7 +6,7 @@ pub struct OfferRequest {
     pub version_min: u32,
     #[prost(uint32, tag = "2")]
     pub version_max: u32,
-    /// Fabrics that the client has: "verbs", "sim". Names that the server does not know are skipped.
+    /// Fabrics that the client has, best first: "shm", "verbs", "sim". Names that the server does not know are skipped.
     #[prost(string, repeated, tag = "3")]
     pub fabrics: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
@@ -39,13 +39,16 @@ pub struct Grant {
     /// How long the ticket is good for, in milliseconds from now.
     #[prost(uint32, tag = "2")]
     pub lifetime_ms: u32,
-    /// Where to connect to, best first. Fabrics that the client does not know are skipped.
+    /// Where to connect to. Fabrics that the client does not know are skipped.
     #[prost(message, repeated, tag = "3")]
     pub fabrics: ::prost::alloc::vec::Vec<FabricOffer>,
+    /// Why other fabrics that the client asked for are not offered.
+    #[prost(message, repeated, tag = "4")]
+    pub refusals: ::prost::alloc::vec::Vec<Refusal>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct FabricOffer {
-    #[prost(oneof = "fabric_offer::Fabric", tags = "1, 2")]
+    #[prost(oneof = "fabric_offer::Fabric", tags = "1, 2, 3")]
     pub fabric: ::core::option::Option<fabric_offer::Fabric>,
 }
 /// Nested message and enum types in `FabricOffer`.
@@ -56,7 +59,20 @@ pub mod fabric_offer {
         Verbs(super::Verbs),
         #[prost(message, tag = "2")]
         Sim(super::Sim),
+        #[prost(message, tag = "3")]
+        Shm(super::Shm),
     }
+}
+/// Shared memory, for a client that runs under the same kernel.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Shm {
+    /// /proc/sys/kernel/random/boot_id of the server.
+    #[prost(string, tag = "1")]
+    pub boot_id: ::prost::alloc::string::String,
+    /// Name of an abstract unix socket, without the leading NUL. A client in another network namespace
+    /// cannot reach it, and goes on to the next fabric.
+    #[prost(string, tag = "2")]
+    pub socket: ::prost::alloc::string::String,
 }
 /// RDMA through rdma_cm.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -86,7 +102,7 @@ pub struct Address {
     #[prost(string, tag = "4")]
     pub transport: ::prost::alloc::string::String,
 }
-/// Why there is no way in.
+/// Why there is no way in, or none by one fabric.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Refusal {
     /// A reason code, such as "memlock" or "no-device".
@@ -95,6 +111,9 @@ pub struct Refusal {
     /// The particulars, for the client's log.
     #[prost(string, tag = "2")]
     pub detail: ::prost::alloc::string::String,
+    /// The fabric that it is about; empty when it is about all.
+    #[prost(string, tag = "3")]
+    pub fabric: ::prost::alloc::string::String,
 }
 /// Generated client implementations.
 pub mod bootstrap_client {
