@@ -1,15 +1,26 @@
-//! Benchmarks and side-by-side comparisons.
+//! Side-by-side comparisons.
 //!
-//! `ratio` compares tonic-rdma with stock tonic over TCP in one run; figures of different runs say
-//! little on a shared machine.
+//! `compare` runs contenders in turns within one run; figures of different runs say little on a shared machine.
 //!
-//! - [`service`]: what is called, and the servers that both contenders run
-//! - [`measure`]: one round of latency or throughput over a client
-//! - [`summary`]: medians and ratios
+//! | module | what |
+//! |---|---|
+//! | [`contender`] | who is compared |
+//! | [`service`] | what is called, and the server process of a contender |
+//! | [`client`] | a connection to such a server |
+//! | [`work`] | the rows: which calls, of which size, how many at a time |
+//! | [`measure`] | one round of a row over one connection |
+//! | [`cost`] | what a round costs: CPU time, context switches, system calls |
+//! | [`cpu`] | which processor a process runs on |
+//! | [`report`] | medians, ratios, table, JSON, assertions |
 
+pub mod client;
+pub mod contender;
+pub mod cost;
+pub mod cpu;
 pub mod measure;
+pub mod report;
 pub mod service;
-pub mod summary;
+pub mod work;
 
 /// The messages and stubs generated from `proto/bench.proto`.
 #[allow(missing_docs, unreachable_pub)]

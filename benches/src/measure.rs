@@ -1,89 +1,112 @@
-//! One round of latency or throughput over a client.
+//! One round of a row over one connection.
 
 use crate::{
+    client::Channel,
     pb::{Blob, bench_client::BenchClient},
-    service::LIMIT,
+    work::{Direction, Kind, Row, SMALL},
 };
 use bytes::Bytes;
 use std::time::{Duration, Instant};
-use tonic::{Status, body::Body, client::GrpcService, codegen::StdError};
+use tonic::Status;
 
-/// A channel that the rounds here can use.
-pub trait Carrier:
-    GrpcService<Body, Error: Into<StdError>, ResponseBody = Body, Future: Send> + Clone + Send + 'static
-{
+/// What a round gave.
+#[derive(Clone, Debug, Default)]
+pub struct Round {
+    /// The row's figure, in its unit.
+    pub figure: f64,
+    /// Latencies in microseconds at the 50th, 99th and 99.9th percentile, where calls are timed one by one.
+    pub percentiles: Option<[f64; 3]>,
+    /// Calls, or messages.
+    pub calls: usize,
+    /// Payload bytes, both ways together.
+    pub bytes: usize,
 }
 
-impl<T> Carrier for T where
-    T: GrpcService<Body, Error: Into<StdError>, ResponseBody = Body, Future: Send> + Clone + Send + 'static
-{
+async fn call(client: &mut BenchClient<Channel>, payload: Bytes, reply: usize) -> Result<(), Status> {
+    let request = Blob { payload, reply: reply as u64, count: 0 };
+    let got = client.exchange(request).await?.into_inner().payload.len();
+    if got == reply { Ok(()) } else { Err(wrong(got, reply)) }
 }
 
-/// What is exchanged in a call.
-#[derive(Clone, Debug)]
-pub struct Exchange {
-    /// The request's payload.
-    pub request: Bytes,
-    /// Bytes of the reply's payload.
-    pub reply: usize,
+fn wrong(got: usize, wanted: usize) -> Status {
+    Status::data_loss(format!("a reply of {got} bytes instead of {wanted}"))
 }
 
-impl Exchange {
-    async fn call<T: Carrier>(&self, client: &mut BenchClient<T>) -> Result<(), Status> {
-        let request = Blob { payload: self.request.clone(), reply: self.reply as u64 };
-        let reply = client.exchange(request).await?.into_inner();
-        if reply.payload.len() != self.reply {
-            let got = reply.payload.len();
-            return Err(Status::data_loss(format!("a reply of {got} bytes instead of {}", self.reply)));
-        }
-        Ok(())
-    }
-
-    /// Bytes that a call moves, both ways together.
-    pub fn bytes(&self) -> usize {
-        self.request.len() + self.reply
-    }
-}
-
-fn client<T: Carrier>(channel: &T) -> BenchClient<T> {
-    BenchClient::new(channel.clone()).max_decoding_message_size(LIMIT).max_encoding_message_size(LIMIT)
-}
-
-/// The median time of `calls` calls, one after the other.
+/// Runs one round.
 ///
 /// # Errors
-/// A call fails.
-pub async fn latency<T: Carrier>(channel: &T, what: &Exchange, calls: usize) -> Result<Duration, Status> {
-    let mut client = client(channel);
+/// A call fails, or a reply has the wrong length.
+pub async fn round(channel: &Channel, row: &Row) -> Result<Round, Status> {
+    match row.kind {
+        Kind::Latency => Ok(latencies(one_by_one(channel, row.calls).await?)),
+        Kind::Rate { in_flight } => {
+            let time = together(channel, channel.payload(SMALL), SMALL, row.calls, in_flight).await?;
+            let figure = row.calls as f64 / time.as_secs_f64() / 1e3;
+            Ok(Round { figure, percentiles: None, calls: row.calls, bytes: row.calls * SMALL * 2 })
+        }
+        Kind::Bulk { size, direction, in_flight } => {
+            let (request, reply) = match direction {
+                Direction::Up => (size, 0),
+                Direction::Down => (0, size),
+            };
+            let time = together(channel, channel.payload(request), reply, row.calls, in_flight).await?;
+            Ok(throughput(row.calls, size, time))
+        }
+        Kind::Stream { size } => Ok(throughput(row.calls, size, stream(channel, size, row.calls).await?)),
+        Kind::Beside { size } => beside(channel, size, row.calls).await,
+    }
+}
+
+fn throughput(calls: usize, size: usize, time: Duration) -> Round {
+    let bytes = calls * size;
+    Round { figure: bytes as f64 / time.as_secs_f64() / 1e6, percentiles: None, calls, bytes }
+}
+
+/// The time of each of `calls` small calls, one after the other, in order of length.
+async fn one_by_one(channel: &Channel, calls: usize) -> Result<Vec<Duration>, Status> {
+    let mut client = channel.client();
+    let payload = channel.payload(SMALL);
     let mut times = Vec::with_capacity(calls);
     for _ in 0..calls {
         let begin = Instant::now();
-        what.call(&mut client).await?;
+        call(&mut client, payload.clone(), SMALL).await?;
         times.push(begin.elapsed());
     }
     times.sort_unstable();
-    Ok(times.get(times.len() / 2).copied().unwrap_or_default())
+    Ok(times)
 }
 
-/// Bytes per second over `calls` calls, `in_flight` at a time.
-///
-/// # Errors
-/// A call fails.
-pub async fn throughput<T: Carrier>(
-    channel: &T,
-    what: &Exchange,
+fn latencies(times: Vec<Duration>) -> Round {
+    let at = |share: f64| {
+        let index = ((times.len() as f64 * share) as usize).min(times.len().saturating_sub(1));
+        times.get(index).copied().unwrap_or_default().as_secs_f64() * 1e6
+    };
+    let percentiles = [at(0.5), at(0.99), at(0.999)];
+    Round {
+        figure: percentiles[0],
+        percentiles: Some(percentiles),
+        calls: times.len(),
+        bytes: times.len() * SMALL * 2,
+    }
+}
+
+/// The time of `calls` calls, `in_flight` at a time.
+async fn together(
+    channel: &Channel,
+    payload: Bytes,
+    reply: usize,
     calls: usize,
     in_flight: usize,
-) -> Result<f64, Status> {
+) -> Result<Duration, Status> {
     let mut workers = tokio::task::JoinSet::new();
     let begin = Instant::now();
     for worker in 0..in_flight {
         // The remainder goes to the first workers.
         let share = calls / in_flight + usize::from(worker < calls % in_flight);
-        let (what, mut client) = (what.clone(), client(channel));
+        let (payload, mut client) = (payload.clone(), channel.client());
         workers.spawn(async move {
             for _ in 0..share {
-                what.call(&mut client).await?;
+                call(&mut client, payload.clone(), reply).await?;
             }
             Ok::<(), Status>(())
         });
@@ -91,5 +114,37 @@ pub async fn throughput<T: Carrier>(
     while let Some(done) = workers.join_next().await {
         done.map_err(|e| Status::internal(e.to_string()))??;
     }
-    Ok((calls * what.bytes()) as f64 / begin.elapsed().as_secs_f64())
+    Ok(begin.elapsed())
+}
+
+/// The time of one call that streams `count` messages.
+async fn stream(channel: &Channel, size: usize, count: usize) -> Result<Duration, Status> {
+    let begin = Instant::now();
+    let request = Blob { payload: Bytes::new(), reply: size as u64, count: count as u64 };
+    let mut replies = channel.client().stream(request).await?.into_inner();
+    for _ in 0..count {
+        let got = replies.message().await?.map_or(0, |blob| blob.payload.len());
+        if got != size {
+            return Err(wrong(got, size));
+        }
+    }
+    Ok(begin.elapsed())
+}
+
+/// Latency while a large request is always under way.
+async fn beside(channel: &Channel, size: usize, calls: usize) -> Result<Round, Status> {
+    let (payload, mut client) = (channel.payload(size), channel.client());
+    let large = tokio::spawn(async move {
+        loop {
+            if let Err(status) = call(&mut client, payload.clone(), 0).await {
+                return status;
+            }
+        }
+    });
+    let times = one_by_one(channel, calls).await;
+    if large.is_finished() {
+        return Err(large.await.unwrap_or_else(|e| Status::internal(e.to_string())));
+    }
+    large.abort();
+    Ok(latencies(times?))
 }

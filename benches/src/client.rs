@@ -1,0 +1,121 @@
+//! A connection to the server process of a contender.
+
+use crate::{
+    contender::{Contender, Way},
+    pb::bench_client::BenchClient,
+    service::{LIMIT, WINDOWS},
+};
+use anyhow::{Context as _, ensure};
+use bytes::Bytes;
+use http::{Request, Response};
+use hyper_util::rt::TokioIo;
+use std::{
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+use tokio::net::UnixStream;
+use tonic::body::Body;
+use tower::{Service, service_fn};
+
+/// A channel of either kind.
+#[derive(Clone, Debug)]
+pub enum Channel {
+    /// tonic's.
+    Tonic(tonic::transport::Channel),
+    /// tonic-rdma's.
+    Ours(tonic_rdma::Channel),
+}
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+/// The response to come.
+pub type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, BoxError>> + Send>>;
+
+impl Service<Request<Body>> for Channel {
+    type Response = Response<Body>;
+    type Error = BoxError;
+    type Future = Answer;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        match self {
+            Self::Tonic(channel) => channel.poll_ready(cx).map_err(Into::into),
+            Self::Ours(channel) => channel.poll_ready(cx).map_err(Into::into),
+        }
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Answer {
+        // One allocation more than a bare channel has, for every contender alike.
+        match self {
+            Self::Tonic(channel) => {
+                let answer = channel.call(request);
+                Box::pin(async { Ok(answer.await?) })
+            }
+            Self::Ours(channel) => {
+                let answer = channel.call(request);
+                Box::pin(async { Ok(answer.await?) })
+            }
+        }
+    }
+}
+
+impl Channel {
+    /// Connects to what a server process said.
+    ///
+    /// # Errors
+    /// There is no connection, or a tonic-rdma contender is on another path than its own.
+    pub async fn connect(contender: Contender, said: &str) -> anyhow::Result<Self> {
+        let (stream, connection) = WINDOWS;
+        let tonic = |uri: String| -> anyhow::Result<_> {
+            Ok(tonic::transport::Endpoint::from_shared(uri)?
+                .initial_stream_window_size(stream)
+                .initial_connection_window_size(connection)
+                .tcp_nodelay(true))
+        };
+        Ok(match contender.way() {
+            Way::Tonic { unix: false } => Self::Tonic(tonic(format!("http://{said}"))?.connect().await?),
+            Way::Tonic { unix: true } => {
+                let path = said.to_owned();
+                let connector = service_fn(move |_| {
+                    let path = path.clone();
+                    async move { Ok::<_, std::io::Error>(TokioIo::new(UnixStream::connect(path).await?)) }
+                });
+                let endpoint = tonic("http://unix.invalid".to_owned())?;
+                Self::Tonic(endpoint.connect_with_connector(connector).await?)
+            }
+            Way::Ours(fabric) => {
+                let channel = tonic_rdma::Endpoint::from_shared(format!("http://{said}"))?
+                    .fabrics(fabric)
+                    .initial_stream_window_size(stream)
+                    .initial_connection_window_size(connection)
+                    .tcp_nodelay(true)
+                    .fast_path_timeout(Duration::from_secs(10))
+                    .connect()
+                    .await
+                    .context("cannot connect")?;
+                let path = channel.path();
+                let wanted = fabric.map_or("tcp", |fabric| fabric.as_str());
+                ensure!(path.path.as_str() == wanted, "{contender} is to be on {wanted}, and is on {path}");
+                Self::Ours(channel)
+            }
+        })
+    }
+
+    /// A stub over it.
+    pub fn client(&self) -> BenchClient<Self> {
+        BenchClient::new(self.clone()).max_decoding_message_size(LIMIT).max_encoding_message_size(LIMIT)
+    }
+
+    /// `length` bytes to send: pinned memory where the channel has some.
+    pub fn payload(&self, length: usize) -> Bytes {
+        Bytes::from(vec![0xa5; length])
+    }
+
+    /// The path in words, to see that it did not change.
+    pub fn path(&self) -> String {
+        match self {
+            Self::Tonic(_) => "tonic".to_owned(),
+            Self::Ours(channel) => channel.path().to_string(),
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! Medians, ratios, tables, JSON, and bounds that a run must keep.
+
+use crate::{contender::Contender, cost::Usage, measure::Round, work::Row};
+use anyhow::{Context as _, ensure};
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+use std::str::FromStr;
+
+/// The median of `values`; with an even count the mean of the two in the middle, with none NaN.
+pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    let mut sorted: Vec<f64> = values.into_iter().collect();
+    sorted.sort_unstable_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => f64::NAN,
+        n if n % 2 == 1 => sorted[middle],
+        _ => (sorted[middle - 1] + sorted[middle]) / 2.0,
+    }
+}
+
+/// One round of one contender, with what it cost.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    /// What was measured.
+    pub round: Round,
+    /// What the client's process used.
+    pub client: Usage,
+    /// What the server's process used.
+    pub server: Usage,
+}
+
+/// All rounds of one contender in one row.
+#[derive(Clone, Debug)]
+pub struct Cell {
+    /// Who.
+    pub contender: Contender,
+    /// Round by round.
+    pub samples: Vec<Sample>,
+    /// System calls of both processes together for one call, where they could be counted.
+    pub system_calls: Option<f64>,
+    /// Why there are no more rounds: the first call that failed.
+    pub failure: Option<String>,
+}
+
+impl Cell {
+    fn of(&self, f: impl Fn(&Sample) -> f64) -> f64 {
+        median(self.samples.iter().map(f))
+    }
+
+    /// The median figure.
+    pub fn figure(&self) -> f64 {
+        self.of(|s| s.round.figure)
+    }
+
+    /// Half of the distance between the quartiles, as a share of the median.
+    fn spread(&self) -> f64 {
+        let mut figures: Vec<f64> = self.samples.iter().map(|s| s.round.figure).collect();
+        figures.sort_unstable_by(f64::total_cmp);
+        let at =
+            |share: f64| figures.get((figures.len() as f64 * share) as usize).copied().unwrap_or(f64::NAN);
+        (at(0.75) - at(0.25)) / 2.0 / self.figure()
+    }
+
+    fn percentile(&self, index: usize) -> Option<f64> {
+        self.samples.first()?.round.percentiles?;
+        Some(self.of(|s| s.round.percentiles.map_or(f64::NAN, |p| p[index])))
+    }
+
+    fn per_call(&self, usage: impl Fn(&Sample) -> u64) -> f64 {
+        self.of(|s| usage(s) as f64 / s.round.calls.max(1) as f64)
+    }
+}
+
+/// All contenders in one row.
+#[derive(Clone, Debug)]
+pub struct RowResult {
+    /// What was done.
+    pub row: Row,
+    /// By contender, in the order of the command line.
+    pub cells: Vec<Cell>,
+}
+
+impl RowResult {
+    fn cell(&self, contender: Contender) -> Option<&Cell> {
+        self.cells.iter().find(|cell| cell.contender == contender)
+    }
+
+    /// The median of what `a`'s figure is to `b`'s in the same round: a machine that slows down for a while slows both
+    /// alike. None when either has no rounds.
+    pub fn ratio(&self, a: Contender, b: Contender) -> Option<f64> {
+        let (a, b) = (self.cell(a)?, self.cell(b)?);
+        if a.failure.is_some() || b.failure.is_some() || a.samples.is_empty() || b.samples.is_empty() {
+            return None;
+        }
+        Some(median(a.samples.iter().zip(&b.samples).map(|(a, b)| a.round.figure / b.round.figure)))
+    }
+}
+
+/// What both tables have in front.
+fn table(header: &[String]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_HORIZONTAL_ONLY).set_header(header);
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+/// Figures: the median of each contender, and how it stands to the first one.
+pub fn figures(results: &[RowResult]) -> Table {
+    let mut header = vec!["row".to_owned(), "unit".to_owned()];
+    let contenders = results.first().map_or(&[][..], |r| &r.cells);
+    header.extend(contenders.iter().map(|cell| cell.contender.to_string()));
+    let mut table = table(&header);
+    for result in results {
+        let mut line = vec![result.row.name(), result.row.unit().to_owned()];
+        for (index, cell) in result.cells.iter().enumerate() {
+            line.push(match (&cell.failure, index) {
+                (Some(_), _) => "failed".to_owned(),
+                (None, 0) => format!("{:.1} ±{:.0}%", cell.figure(), cell.spread() * 100.0),
+                (None, _) => {
+                    let ratio = result.ratio(cell.contender, result.cells[0].contender).unwrap_or(f64::NAN);
+                    format!("{:.1} ±{:.0}% ({ratio:.2}x)", cell.figure(), cell.spread() * 100.0)
+                }
+            });
+        }
+        table.add_row(line);
+    }
+    table
+}
+
+/// Costs: for each call microseconds of CPU on either side, context switches, system calls; tails of latencies.
+pub fn costs(results: &[RowResult]) -> Table {
+    let header = [
+        "row",
+        "contender",
+        "client CPU us/call",
+        "server CPU us/call",
+        "CPU s/GB",
+        "switches/call",
+        "system calls/call",
+        "p99 us",
+        "p99.9 us",
+    ];
+    let mut table = table(&header.map(str::to_owned));
+    let or_dash = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |v| format!("{v:.2}"));
+    for result in results {
+        for cell in result.cells.iter().filter(|cell| !cell.samples.is_empty()) {
+            let both = |s: &Sample| s.client.cpu_ns + s.server.cpu_ns;
+            table.add_row([
+                result.row.name(),
+                cell.contender.to_string(),
+                format!("{:.2}", cell.per_call(|s| s.client.cpu_ns) / 1e3),
+                format!("{:.2}", cell.per_call(|s| s.server.cpu_ns) / 1e3),
+                format!("{:.2}", cell.of(|s| both(s) as f64 / s.round.bytes.max(1) as f64)),
+                format!("{:.3}", cell.per_call(|s| s.client.switches + s.server.switches)),
+                or_dash(cell.system_calls),
+                or_dash(cell.percentile(1)),
+                or_dash(cell.percentile(2)),
+            ]);
+        }
+    }
+    table
+}
+
+/// Failures, one a line.
+pub fn failures(results: &[RowResult]) -> Vec<String> {
+    let cells = results.iter().flat_map(|r| r.cells.iter().map(move |cell| (r, cell)));
+    let failed = cells.filter_map(|(r, cell)| Some((r, cell, cell.failure.as_ref()?)));
+    failed.map(|(r, cell, why)| format!("{} {}: {why}", r.row.name(), cell.contender)).collect()
+}
+
+#[derive(Serialize)]
+struct Json {
+    row: String,
+    unit: &'static str,
+    contender: String,
+    median: f64,
+    rounds: Vec<f64>,
+    p50_p99_p999_us: Option<[f64; 3]>,
+    client_cpu_us_per_call: f64,
+    server_cpu_us_per_call: f64,
+    switches_per_call: f64,
+    system_calls_per_call: Option<f64>,
+    failure: Option<String>,
+}
+
+/// All of it, for programs.
+///
+/// # Errors
+/// A figure that JSON cannot hold.
+pub fn json(results: &[RowResult]) -> anyhow::Result<String> {
+    let of = |result: &RowResult, cell: &Cell| Json {
+        row: result.row.name(),
+        unit: result.row.unit(),
+        contender: cell.contender.to_string(),
+        median: cell.figure(),
+        rounds: cell.samples.iter().map(|s| s.round.figure).collect(),
+        p50_p99_p999_us: Option::zip(cell.percentile(0), cell.percentile(1))
+            .zip(cell.percentile(2))
+            .map(|((p50, p99), p999)| [p50, p99, p999]),
+        client_cpu_us_per_call: cell.per_call(|s| s.client.cpu_ns) / 1e3,
+        server_cpu_us_per_call: cell.per_call(|s| s.server.cpu_ns) / 1e3,
+        switches_per_call: cell.per_call(|s| s.client.switches + s.server.switches),
+        system_calls_per_call: cell.system_calls,
+        failure: cell.failure.clone(),
+    };
+    let all: Vec<Json> = results.iter().flat_map(|r| r.cells.iter().map(move |cell| of(r, cell))).collect();
+    Ok(serde_json::to_string_pretty(&all)?)
+}
+
+/// A bound on a ratio: `latency-64:shm/tonic-tcp<=0.35`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bound {
+    row: String,
+    a: Contender,
+    b: Contender,
+    at_most: bool,
+    limit: f64,
+}
+
+impl FromStr for Bound {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> anyhow::Result<Self> {
+        let form = "a bound has the form ROW:CONTENDER/CONTENDER<=NUMBER, or >=";
+        let (row, rest) = text.split_once(':').context(form)?;
+        let (at_most, (names, limit)) = match (rest.split_once("<="), rest.split_once(">=")) {
+            (Some(parts), _) => (true, parts),
+            (None, Some(parts)) => (false, parts),
+            (None, None) => anyhow::bail!(form),
+        };
+        let (a, b) = names.split_once('/').context(form)?;
+        let contender = |name: &str| {
+            <Contender as clap::ValueEnum>::from_str(name, false).map_err(|e| anyhow::anyhow!("{name}: {e}"))
+        };
+        let limit = limit.parse().with_context(|| format!("{limit} is no number"))?;
+        Ok(Self { row: row.to_owned(), a: contender(a)?, b: contender(b)?, at_most, limit })
+    }
+}
+
+impl Bound {
+    /// Fails when the bound is not kept, or when there is nothing to hold it against.
+    ///
+    /// # Errors
+    /// Which bound, and by how much.
+    pub fn check(&self, results: &[RowResult]) -> anyhow::Result<()> {
+        let Self { row, a, b, at_most, limit } = self;
+        let result = results.iter().find(|r| r.row.name() == *row);
+        let result = result.with_context(|| format!("there is no row {row} in this run"))?;
+        let ratio =
+            result.ratio(*a, *b).with_context(|| format!("{row}: {a} and {b} did not both finish"))?;
+        let kept = if *at_most { ratio <= *limit } else { ratio >= *limit };
+        let sign = if *at_most { "at most" } else { "at least" };
+        ensure!(kept, "{row}: {a} is {ratio:.2} times {b}, {sign} {limit} wanted");
+        println!("{row}: {a} is {ratio:.2} times {b}, {sign} {limit} wanted: kept");
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::work;
+
+    #[test]
+    fn medians() {
+        assert_eq!(median([3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median([4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert!(median([]).is_nan());
+    }
+
+    fn result(pairs: &[(f64, f64)]) -> RowResult {
+        let cell = |contender, figures: Vec<f64>| Cell {
+            contender,
+            samples: figures
+                .into_iter()
+                .map(|figure| Sample {
+                    round: Round { figure, ..Round::default() },
+                    client: Usage::default(),
+                    server: Usage::default(),
+                })
+                .collect(),
+            system_calls: None,
+            failure: None,
+        };
+        RowResult {
+            row: work::short()[0],
+            cells: vec![
+                cell(Contender::TonicTcp, pairs.iter().map(|p| p.0).collect()),
+                cell(Contender::Shm, pairs.iter().map(|p| p.1).collect()),
+            ],
+        }
+    }
+
+    #[test]
+    fn the_ratio_pairs_rounds_and_bounds_hold_it() {
+        // The machine is ten times slower in the last round: no ratio changes.
+        let mut results = vec![result(&[(10.0, 20.0), (12.0, 24.0), (1.0, 2.0)])];
+        assert_eq!(results[0].ratio(Contender::Shm, Contender::TonicTcp), Some(2.0));
+        let check = |text: &str, results: &[RowResult]| text.parse::<Bound>().unwrap().check(results);
+        check("latency-64:shm/tonic-tcp<=2.0", &results).unwrap();
+        check("latency-64:shm/tonic-tcp>=2.0", &results).unwrap();
+        let error = check("latency-64:shm/tonic-tcp<=1.9", &results).unwrap_err().to_string();
+        assert_eq!(error, "latency-64: shm is 2.00 times tonic-tcp, at most 1.9 wanted");
+        assert!(check("latency-65:shm/tonic-tcp<=2", &results).is_err());
+        results[0].cells[1].failure = Some("no".into());
+        assert!(check("latency-64:shm/tonic-tcp<=2.0", &results).is_err(), "a failure keeps no bound");
+    }
+
+    #[test]
+    fn a_bad_bound_says_what_is_wrong() {
+        for bad in ["", "a:b<=1", "latency-64:shm/tonic-tcp=1", "latency-64:shm<=1", "x:shm/tcp<=y"] {
+            assert!(bad.parse::<Bound>().is_err(), "{bad}");
+        }
+    }
+}
