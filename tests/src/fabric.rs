@@ -2,7 +2,7 @@
 
 use crate::codec::Which;
 use std::{fmt, net::IpAddr};
-use tonic_rdma::Path;
+use tonic_rdma::{FabricKind, Path};
 
 /// What carries the calls of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,6 +25,10 @@ pub enum Fabric {
     /// The simulated network with one device and one pool for both ends, as large as the usual
     /// memlock limit of 8 MiB allows.
     SimSmall,
+    /// Memory shared between the two ends, each with a pool of its own.
+    Shm,
+    /// Likewise, with one pool for both ends, no larger than the usual memlock limit of 8 MiB.
+    ShmSmall,
     /// The fast path over RDMA devices.
     Verbs,
 }
@@ -40,17 +44,27 @@ impl Fabric {
         Fabric::SimDelayed,
         Fabric::SimPlain,
         Fabric::SimSmall,
+        Fabric::Shm,
+        Fabric::ShmSmall,
     ];
 
     /// The fabrics with a fast path.
-    pub const FAST: &[Fabric] =
-        &[Fabric::Sim, Fabric::SimDelayed, Fabric::SimPlain, Fabric::SimSmall, Fabric::Verbs];
+    pub const FAST: &[Fabric] = &[
+        Fabric::Sim,
+        Fabric::SimDelayed,
+        Fabric::SimPlain,
+        Fabric::SimSmall,
+        Fabric::Shm,
+        Fabric::ShmSmall,
+        Fabric::Verbs,
+    ];
 
     /// The fast path that calls must take; `None`: TCP.
     pub fn fast(self) -> Option<Path> {
         match self {
             Fabric::Stock | Fabric::Tcp | Fabric::StockClient | Fabric::StockServer => None,
             Fabric::Sim | Fabric::SimDelayed | Fabric::SimPlain | Fabric::SimSmall => Some(Path::Sim),
+            Fabric::Shm | Fabric::ShmSmall => Some(Path::Shm),
             Fabric::Verbs => Some(Path::Verbs),
         }
     }
@@ -59,13 +73,22 @@ impl Fabric {
     pub fn codecs(self) -> (Which, Which) {
         match self {
             // The reference, and the ordinary service.
-            Fabric::Stock | Fabric::SimPlain => (Which::Plain, Which::Plain),
+            Fabric::Stock | Fabric::SimPlain | Fabric::ShmSmall => (Which::Plain, Which::Plain),
             Fabric::SimDelayed => (Which::Plain, Which::ZeroCopy),
             Fabric::StockClient => (Which::ZeroCopy, Which::Plain),
             Fabric::StockServer => (Which::Plain, Which::ZeroCopy),
-            Fabric::Tcp | Fabric::Sim | Fabric::SimSmall | Fabric::Verbs => {
+            Fabric::Tcp | Fabric::Sim | Fabric::SimSmall | Fabric::Shm | Fabric::Verbs => {
                 (Which::ZeroCopy, Which::ZeroCopy)
             }
+        }
+    }
+
+    /// The fabrics that tonic-rdma may use.
+    pub fn kinds(self) -> &'static [FabricKind] {
+        match self {
+            Fabric::Shm | Fabric::ShmSmall => &[FabricKind::Shm],
+            Fabric::Verbs => &[FabricKind::Verbs],
+            _ => &FabricKind::DEFAULT,
         }
     }
 
@@ -89,6 +112,8 @@ impl Fabric {
             "sim-delayed" => Some(Fabric::SimDelayed),
             "sim-plain" => Some(Fabric::SimPlain),
             "sim-small" => Some(Fabric::SimSmall),
+            "shm" => Some(Fabric::Shm),
+            "shm-small" => Some(Fabric::ShmSmall),
             "verbs" => Some(Fabric::Verbs),
             _ => None,
         }
@@ -107,7 +132,7 @@ impl Fabric {
             .split(',')
             .map(|name| {
                 Fabric::from_name(name.trim()).ok_or_else(|| {
-                    format!("TONIC_RDMA_TEST_FABRIC={names}: {name:?} is not one of stock, tcp, stock-client, stock-server, sim, sim-delayed, sim-plain, sim-small, verbs")
+                    format!("TONIC_RDMA_TEST_FABRIC={names}: {name:?} is not one of stock, tcp, stock-client, stock-server, sim, sim-delayed, sim-plain, sim-small, shm, shm-small, verbs")
                 })
             })
             .collect()
@@ -125,6 +150,8 @@ impl fmt::Display for Fabric {
             Fabric::SimDelayed => "sim-delayed",
             Fabric::SimPlain => "sim-plain",
             Fabric::SimSmall => "sim-small",
+            Fabric::Shm => "shm",
+            Fabric::ShmSmall => "shm-small",
             Fabric::Verbs => "verbs",
         })
     }

@@ -60,6 +60,13 @@ impl Contexts {
             Fabric::Verbs => {
                 return Some(Self { server: Context::global(), client: Context::global() });
             }
+            Fabric::Shm => {
+                return Some(Self { server: Context::builder().build(), client: Context::builder().build() });
+            }
+            Fabric::ShmSmall => {
+                let both = Context::builder().pool(PoolConfig::default().total(8 << 20)).build();
+                return Some(Self { server: both.clone(), client: both });
+            }
             Fabric::Stock | Fabric::Tcp => return None,
         };
         let net = SimNet::new(config);
@@ -141,7 +148,8 @@ impl Bed {
 
     /// A builder of a tonic-rdma server for this fabric.
     pub fn rdma_server(&self) -> tonic_rdma::Server {
-        let server = tonic_rdma::Server::builder().policy(self.policy());
+        let server =
+            tonic_rdma::Server::builder().policy(self.policy()).fabrics(self.fabric.kinds().to_vec());
         *self.server_stats.lock().unwrap() = Some(server.stats());
         match &self.contexts {
             Some(contexts) => server.context(contexts.server.clone()),
@@ -156,7 +164,10 @@ impl Bed {
 
     /// A tonic-rdma endpoint for this fabric.
     pub fn rdma_endpoint(&self, uri: String) -> tonic_rdma::Endpoint {
-        let endpoint = tonic_rdma::Endpoint::from_shared(uri).unwrap().policy(self.policy());
+        let endpoint = tonic_rdma::Endpoint::from_shared(uri)
+            .unwrap()
+            .policy(self.policy())
+            .fabrics(self.fabric.kinds().to_vec());
         match &self.contexts {
             // A required path that is slow to come is reported, not given up for TCP.
             Some(contexts) => {

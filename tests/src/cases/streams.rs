@@ -194,7 +194,7 @@ async fn many_channels_to_one_server(bed: &Bed) {
     // Each end of a connection has control memory of its own. A pool that keeps both ends of all of
     // them within the usual memlock limit holds fewer.
     let channels = match bed.fabric() {
-        Fabric::SimSmall | Fabric::Verbs => 5,
+        Fabric::SimSmall | Fabric::ShmSmall | Fabric::Verbs => 5,
         _ => 16,
     };
     let mut clients = Vec::new();
