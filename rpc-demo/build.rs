@@ -7,7 +7,10 @@ fn main() -> Result<(), Error> {
     let file = "proto/rpc_demo/v1/store.proto";
     println!("cargo:rerun-if-changed={file}");
     let descriptors = protox::compile([file], ["proto"])?;
-    // `bytes` fields become `bytes::Bytes`: a chunk is handed on without a copy.
-    tonic_prost_build::configure().bytes(".").compile_fds(descriptors)?;
+    tonic_prost_build::configure()
+        // `bytes` fields are sent from where they lie, and received as slices of what landed.
+        .codec_path("tonic_rdma::codec::ProstCodec")
+        .bytes(".")
+        .compile_fds(descriptors)?;
     Ok(())
 }

@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tonic::transport::server::TcpIncoming;
-use tonic_rdma::{Channel, Endpoint, PathInfo, Server, TransportStats};
+use tonic_rdma::{Channel, Copied, Endpoint, PathInfo, Pool, Server, TransportStats};
 
 /// HTTP/2 windows in bytes, for TCP: the default of 64 KiB stalls a bulk stream on every round trip.
 const STREAM_WINDOW: u32 = 4 << 20;
@@ -36,6 +36,11 @@ struct Connected {
 }
 
 impl Connection {
+    /// The pool to read files into that are to be sent, on a fast path. On TCP nothing would be gained.
+    pub(crate) fn pool(&self) -> Option<Pool> {
+        self.0.channel.path().path.is_fast().then(|| self.0.channel.pool())
+    }
+
     /// The store's stub, for a call.
     pub(crate) fn store(&self) -> ObjectStoreClient<Channel> {
         self.0.store.clone()
@@ -162,16 +167,22 @@ impl Meter {
 
     /// What has gone over the connection since.
     pub(crate) fn route(&self) -> Route {
-        let (before, now) = (&self.before, self.channel.stats());
+        let after = self.channel.stats();
         let bytes = |stats: &TransportStats| match self.direction {
             Direction::Sent => [stats.bytes_sent_write, stats.bytes_sent_send, stats.bytes_sent_tcp],
             Direction::Received => {
                 [stats.bytes_received_write, stats.bytes_received_send, stats.bytes_received_tcp]
             }
         };
-        let [before, now] = [bytes(before), bytes(&now)];
+        let [before, now] = [bytes(&self.before), bytes(&after)];
         let [write, send, tcp] = std::array::from_fn(|way| now[way].saturating_sub(before[way]));
-        Route { path: self.channel.path(), write, send, tcp }
+        let copied = |stats: &TransportStats| {
+            let mut copied = stats.copied_fast;
+            copied += stats.copied_tcp;
+            copied
+        };
+        let copied = copied(&after) - copied(&self.before);
+        Route { path: self.channel.path(), write, send, tcp, copied }
     }
 }
 
@@ -186,13 +197,33 @@ pub(crate) struct Route {
     send: u64,
     /// Payload bytes over TCP.
     tcp: u64,
+    /// Payload bytes that a CPU has copied at this end, of both directions. The kernel's copies on TCP are not counted.
+    copied: Copied,
+}
+
+/// The pool to read what a request asks for into, if it came by a fast path.
+pub(crate) fn pool<T>(request: &tonic::Request<T>) -> Option<Pool> {
+    tonic_rdma::connect_info(request).path.is_fast().then(|| tonic_rdma::pool(request))
+}
+
+/// What was copied, by reason.
+fn reasons(copied: &Copied) -> [(&'static str, u64); 6] {
+    let Copied { eager, staging, joined, pressure, plain_codec, learning, .. } = *copied;
+    [
+        ("eager", eager),
+        ("staging", staging),
+        ("joined", joined),
+        ("pressure", pressure),
+        ("plain_codec", plain_codec),
+        ("learning", learning),
+    ]
 }
 
 /// For `--json`. `reason` and `cause` say why it is TCP.
 impl Serialize for Route {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let reason = self.path.reason.as_ref();
-        let mut route = serializer.serialize_struct("route", 7)?;
+        let mut route = serializer.serialize_struct("route", 9)?;
         route.serialize_field("path", self.path.path.as_str())?;
         route.serialize_field("device", &self.path.device)?;
         route.serialize_field("reason", &reason.map(|reason| reason.code().to_string()))?;
@@ -200,6 +231,9 @@ impl Serialize for Route {
         route.serialize_field("write_bytes", &self.write)?;
         route.serialize_field("send_bytes", &self.send)?;
         route.serialize_field("tcp_bytes", &self.tcp)?;
+        route.serialize_field("copied_bytes", &self.copied.total())?;
+        let reasons: std::collections::BTreeMap<_, _> = reasons(&self.copied).into_iter().collect();
+        route.serialize_field("copied", &reasons)?;
         route.end()
     }
 }
@@ -208,6 +242,13 @@ impl fmt::Display for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all = self.write + self.send + self.tcp;
         let percent = if all == 0 { 0.0 } else { self.write as f64 * 100.0 / all as f64 };
+        write!(f, "{} bytes copied", self.copied.total())?;
+        let mut before = " (";
+        for (reason, bytes) in reasons(&self.copied).into_iter().filter(|(_, bytes)| *bytes > 0) {
+            write!(f, "{before}{reason} {bytes}")?;
+            before = ", ";
+        }
+        f.write_str(if before == ", " { "), " } else { ", " })?;
         write!(f, "{} bytes by RDMA WRITE ({percent:.1} %)", self.write)?;
         if self.path.path.is_fast() && self.tcp > 0 {
             write!(f, ", {} bytes by TCP", self.tcp)?;

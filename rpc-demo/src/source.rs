@@ -10,6 +10,8 @@ use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use tokio::sync::mpsc;
+use tonic_rdma::Pool;
+use tonic_rdma::codec::SEGMENT;
 
 /// Chunks read ahead of the network; one more is being read.
 const READ_AHEAD: usize = 2;
@@ -36,12 +38,18 @@ pub(crate) enum Extent {
     Stream,
 }
 
-/// Begins to read, `chunk` bytes at a time. Needs a tokio runtime. The thread ends when the receiver is dropped.
-pub(crate) fn start(file: Arc<File>, extent: Extent, chunk: usize) -> mpsc::Receiver<io::Result<Piece>> {
+/// Begins to read, `chunk` bytes at a time, into memory of the pool if there is one. Needs a tokio runtime. The thread
+/// ends when the receiver is dropped.
+pub(crate) fn start(
+    file: Arc<File>,
+    extent: Extent,
+    chunk: usize,
+    pool: Option<Pool>,
+) -> mpsc::Receiver<io::Result<Piece>> {
     let (pieces, receiver) = mpsc::channel(READ_AHEAD);
     let failed = pieces.clone();
     let work = move || {
-        if let Err(error) = read(&file, extent, chunk, &pieces) {
+        if let Err(error) = read(&file, extent, chunk, Buffers::new(pool), &pieces) {
             // A receiver that is gone does not want to know.
             let _ = pieces.blocking_send(Err(error));
         }
@@ -58,10 +66,10 @@ fn read(
     file: &File,
     extent: Extent,
     chunk: usize,
+    mut buffers: Buffers,
     pieces: &mpsc::Sender<io::Result<Piece>>,
 ) -> io::Result<()> {
     let mut digest = Digest::default();
-    let mut buffers = Buffers::default();
     let (offset, limit) = match extent {
         Extent::Whole(size) => (0, size.map_or(u64::MAX, |size| size.saturating_add(1))),
         Extent::Range { offset, length } => (offset, length),
@@ -72,13 +80,11 @@ fn read(
         let left = limit.saturating_sub(digest.size);
         let left = if matches!(extent, Extent::Range { .. }) { left } else { left.max(1) };
         let want = usize::try_from(left).map_or(chunk, |left| left.min(chunk));
-        let mut buffer = buffers.take(want);
         let at = offset + digest.size;
-        let filled = match extent {
-            Extent::Stream => fill(&mut &*file, &mut buffer)?,
-            _ => fill(&mut At { file, at }, &mut buffer)?,
+        let bytes = match extent {
+            Extent::Stream => buffers.read(want, &mut &*file)?,
+            _ => buffers.read(want, &mut At { file, at })?,
         };
-        let bytes = buffers.lend(buffer).split_to(filled);
         let end = bytes.is_empty();
         digest.add(&bytes);
         let piece = if end { Piece::End(digest) } else { Piece::Data(bytes) };
@@ -103,12 +109,11 @@ impl Read for At<'_> {
 }
 
 /// Reads a small file in one go: `size` bytes and what may follow, a few at most. Blocks.
-pub(crate) fn read_small(file: &File, size: u64) -> io::Result<(Bytes, Digest)> {
-    let mut buffer = vec![0; usize::try_from(size).unwrap_or(usize::MAX).saturating_add(1)];
-    let filled = fill(&mut At { file, at: 0 }, &mut buffer)?;
-    buffer.truncate(filled);
-    let digest = Digest::of(&buffer);
-    Ok((buffer.into(), digest))
+pub(crate) fn read_small(file: &File, size: u64, pool: Option<Pool>) -> io::Result<(Bytes, Digest)> {
+    let want = usize::try_from(size).unwrap_or(usize::MAX).saturating_add(1);
+    let bytes = Buffers::new(pool).read(want, &mut At { file, at: 0 })?;
+    let digest = Digest::of(&bytes);
+    Ok((bytes, digest))
 }
 
 /// The CRC32C of each range of a file, in order, handed to `emit` until it has enough. A range that the file does not
@@ -164,10 +169,17 @@ pub(crate) fn whole_digest(file: &File) -> io::Result<Digest> {
 /// Bytes read at a time for a checksum.
 pub(crate) const BLOCK: usize = 256 << 10;
 
-/// Buffers that come back when their bytes have gone out: fresh ones of this size would each be mapped, faulted in page
-/// by page, and unmapped again.
+/// Memory to read into.
+///
+/// What lies in a connection's pool is sent from where it lies. There is only so much of that, and whoever holds some may
+/// wait for its turn at the server: so nobody waits for it here, and what it has no room for is read into ordinary
+/// memory.
+///
+/// Ordinary buffers come back when their bytes have gone out: fresh ones of this size would each be mapped, faulted in
+/// page by page, and unmapped again.
 #[derive(Default)]
 struct Buffers {
+    pool: Option<Pool>,
     /// Oldest first.
     lent: VecDeque<Bytes>,
 }
@@ -176,6 +188,23 @@ struct Buffers {
 const LENT: usize = READ_AHEAD + 4;
 
 impl Buffers {
+    fn new(pool: Option<Pool>) -> Buffers {
+        Buffers { pool, lent: VecDeque::new() }
+    }
+
+    /// Up to `want` bytes, as far as the reader has some.
+    fn read(&mut self, want: usize, reader: &mut impl Read) -> io::Result<Bytes> {
+        // Short ones travel beside their message.
+        let pool = self.pool.as_ref().filter(|_| want >= SEGMENT);
+        if let Some(Ok(mut pinned)) = pool.map(|pool| pool.try_alloc(want)) {
+            pinned.fill_from(reader)?;
+            return Ok(pinned.freeze());
+        }
+        let mut buffer = self.take(want);
+        let filled = fill(reader, &mut buffer)?;
+        Ok(self.lend(buffer).split_to(filled))
+    }
+
     /// A buffer of `size` bytes, whatever they are.
     fn take(&mut self, size: usize) -> BytesMut {
         match self.lent.pop_front().map(Bytes::try_into_mut) {
@@ -220,7 +249,7 @@ mod tests {
     async fn chunks(content: &[u8], extent: Extent, chunk: usize) -> (Vec<usize>, Vec<u8>, Digest) {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(content).unwrap();
-        let mut pieces = start(Arc::new(file.reopen().unwrap()), extent, chunk);
+        let mut pieces = start(Arc::new(file.reopen().unwrap()), extent, chunk, None);
         let (mut sizes, mut bytes) = (Vec::new(), Vec::new());
         loop {
             match pieces.recv().await.unwrap().unwrap() {
@@ -282,7 +311,7 @@ mod tests {
         let mut buffer = [0; 1000];
         assert_eq!(range_digest(&file, &ranges, 1, &mut buffer).unwrap().size, 70_000 - (64 << 10));
         assert_eq!(range_digest(&file, &ranges, 2, &mut buffer).unwrap(), Digest::default());
-        assert_eq!(read_small(&file, 70_000).unwrap().1, Digest::of(&content[..70_000]));
+        assert_eq!(read_small(&file, 70_000, None).unwrap().1, Digest::of(&content[..70_000]));
     }
 
     #[test]
@@ -311,7 +340,7 @@ mod tests {
     async fn a_read_error_arrives() {
         let dir = tempfile::tempdir().unwrap();
         let file = Arc::new(File::open(dir.path()).unwrap());
-        let error = start(file, Extent::Whole(None), 4096).recv().await.unwrap().unwrap_err();
+        let error = start(file, Extent::Whole(None), 4096, None).recv().await.unwrap().unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::IsADirectory);
     }
 }

@@ -18,8 +18,10 @@ use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::{RngCore, SeedableRng};
 use report::{Figures, Report};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
 /// Objects of one size at most.
@@ -55,16 +57,24 @@ pub(crate) async fn run(args: Bench) -> Result<(), Failure> {
     let connection = net::connect(&args.remote.server, &args.remote.path).await?;
     let text = format!("rpc-demo-bench-{:016x}", rand::random::<u64>());
     let dir = Name::parse(&text).map_err(|error| Failure::name(&text, error))?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut measured = pin!(measure(&args, &connection, &dir, &stop));
     let mut report = None;
-    let measured = until_signal(async {
-        report = Some(measure(&args, &connection, &dir).await?);
+    let done = until_signal(async {
+        report = Some(measured.as_mut().await);
         Ok(())
     });
-    let measured = measured.await;
+    let done = done.await;
+    if report.is_none() {
+        // Interrupted: objects under way would otherwise arrive after the others were removed.
+        stop.store(true, Ordering::Relaxed);
+        let _ = until_signal(async { measured.await.map(drop) }).await;
+    }
     // Also after a failure or a signal: what was written is of use to nobody.
     let request = RemoveRequest { name: text.clone(), recursive: true };
     let removed = connection.store().remove(request).await;
-    measured?;
+    done?;
+    let report = report.transpose()?;
     let gone = |status: &tonic::Status| status.code() == tonic::Code::NotFound;
     match removed {
         Err(status) if !gone(&status) => {
@@ -76,12 +86,18 @@ pub(crate) async fn run(args: Bench) -> Result<(), Failure> {
     if args.json { output::json(&report) } else { output::line(format_args!("{report}")) }
 }
 
-async fn measure(args: &Bench, connection: &Connection, dir: &Name) -> Result<Report, Failure> {
+/// The first failure sets `stop`, and whoever sets it ends the measurement after the objects that are under way.
+async fn measure(
+    args: &Bench,
+    connection: &Connection,
+    dir: &Name,
+    stop: &Arc<AtomicBool>,
+) -> Result<Report, Failure> {
     let sent = Meter::start(connection, Direction::Sent);
     let received = Meter::start(connection, Direction::Received);
     let mut figures = Vec::new();
     for &size in &args.sizes {
-        let set = Arc::new(Set::new(args, connection, dir, size)?);
+        let set = Arc::new(Set::new(args, connection, dir, size, stop)?);
         for pass in PASSES {
             figures.push(set.clone().pass(pass).await?);
         }
@@ -97,10 +113,17 @@ struct Set {
     size: u64,
     names: Vec<Name>,
     memory: Bytes,
+    stop: Arc<AtomicBool>,
 }
 
 impl Set {
-    fn new(args: &Bench, connection: &Connection, dir: &Name, size: u64) -> Result<Set, Failure> {
+    fn new(
+        args: &Bench,
+        connection: &Connection,
+        dir: &Name,
+        size: u64,
+        stop: &Arc<AtomicBool>,
+    ) -> Result<Set, Failure> {
         let count = (args.amount / size).min(OBJECTS_MAX).max(args.jobs.into());
         let name = |index| {
             let below = format!("{size}/{index}");
@@ -116,6 +139,7 @@ impl Set {
             size,
             names,
             memory: memory.into(),
+            stop: stop.clone(),
         })
     }
 
@@ -133,26 +157,35 @@ impl Set {
             let bar = progress.file(&format!("{pass:?} {}", size_shown(self.size)), 0);
             workers.spawn(async move {
                 let mut times = Vec::new();
-                loop {
+                while !set.stop.load(Ordering::Relaxed) {
                     let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
-                    let Some(index) = next else { return Ok(times) };
+                    let Some(index) = next else { break };
                     let began = Instant::now();
-                    if pass.writes() {
-                        set.write(index, &bar).await?
+                    let done = if pass.writes() {
+                        set.write(index, &bar).await
                     } else {
-                        set.read(index, &bar).await?
+                        set.read(index, &bar).await
+                    };
+                    if done.is_err() {
+                        set.stop.store(true, Ordering::Relaxed);
                     }
+                    done?;
                     times.push(began.elapsed());
                 }
+                Ok(times)
             });
         }
-        let mut times = Vec::new();
+        let mut times = Ok(Vec::new());
         while let Some(ended) = workers.join_next().await {
-            let ended: Result<_, Failure> =
-                ended.map_err(|error| Failure::new("the bench failed", error, ""))?;
-            times.extend(ended?);
+            let ended =
+                ended.map_err(|error| Failure::new("the bench failed", error, "")).and_then(|ended| ended);
+            match (&mut times, ended) {
+                (Ok(times), Ok(more)) => times.extend::<Vec<Duration>>(more),
+                (Ok(_), Err(failure)) => times = Err(failure),
+                (Err(_), _) => {}
+            }
         }
-        Ok(Figures::new(pass, self.size, times, began.elapsed()))
+        Ok(Figures::new(pass, self.size, times?, began.elapsed()))
     }
 
     fn name(&self, index: usize) -> Result<&Name, Failure> {

@@ -26,6 +26,7 @@ impl Service {
     pub(super) async fn send(
         &self,
         path: tonic_rdma::Path,
+        pool: Option<tonic_rdma::Pool>,
         request: GetRequest,
     ) -> Result<Answers<GetResponse>, Status> {
         let GetRequest { name, chunk_size, range } = request;
@@ -35,12 +36,12 @@ impl Service {
             Ok(asked) => asked.clamp(CHUNK_MIN, CHUNK_MAX),
         };
         let slot = self.reads.take(&name).await?;
-        let wanted = name.clone();
+        let (wanted, into) = (name.clone(), pool.clone());
         let (object, small) = self
             .on_disk(move |store| {
                 let object = store.read(&wanted)?;
                 let is_small = range.is_none() && object.size <= chunk as u64;
-                let small = is_small.then(|| source::read_small(&object.file, object.size));
+                let small = is_small.then(|| source::read_small(&object.file, object.size, into));
                 Ok::<_, StoreError>((object, small))
             })
             .await?;
@@ -66,7 +67,7 @@ impl Service {
             None => Extent::Whole(Some(size)),
             Some(pb::Range { offset, .. }) => Extent::Range { offset, length: expected.size },
         };
-        let pieces = ReceiverStream::new(source::start(Arc::new(file), extent, chunk));
+        let pieces = ReceiverStream::new(source::start(Arc::new(file), extent, chunk, pool));
         let body = pieces.map(move |piece| {
             // Held until the stream is dropped.
             let _slot = &slot;

@@ -166,8 +166,8 @@ impl ObjectStore for Service {
     type GetStream = Answers<GetResponse>;
 
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<Self::GetStream>, Status> {
-        let path = tonic_rdma::connect_info(&request).path;
-        self.send(path, request.into_inner()).await.map(Response::new)
+        let (path, pool) = (tonic_rdma::connect_info(&request).path, crate::net::pool(&request));
+        self.send(path, pool, request.into_inner()).await.map(Response::new)
     }
 
     type ChecksumsStream = Answers<ChecksumsResponse>;

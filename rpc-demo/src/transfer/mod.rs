@@ -171,7 +171,7 @@ async fn one(job: &Job, item: Item) -> Result<(), Failure> {
     }
     let what = job.what(&item);
     let bar = job.progress.file(&item.shown(), item.size.unwrap_or(u64::MAX));
-    let (known, pieces) = item.origin.whole(what.clone(), job.chunk).await?;
+    let (known, pieces) = item.origin.whole(what.clone(), job.chunk, item.target.pool()).await?;
     let digest = match &item.target {
         Target::Object(connection, name) => {
             // A file of this side says what it is when it is opened; of an object that is what was listed.

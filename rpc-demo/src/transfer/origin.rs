@@ -15,6 +15,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
+use tonic_rdma::Pool;
 
 /// Where a content comes from.
 #[derive(Clone)]
@@ -60,8 +61,13 @@ impl Origin {
         move |error| Failure::io(what.clone(), &error).for_good()
     }
 
-    /// The whole content. `what` is what the transfer is called if it fails.
-    pub(super) async fn whole(&self, what: String, chunk: usize) -> Result<(Known, Pieces), Failure> {
+    /// The whole content. `what` is what the transfer is called if it fails; a file is read into memory of the pool.
+    pub(super) async fn whole(
+        &self,
+        what: String,
+        chunk: usize,
+        pool: Option<Pool>,
+    ) -> Result<(Known, Pieces), Failure> {
         let failed = self.cannot_read();
         match self {
             Origin::Object(..) => {
@@ -72,18 +78,18 @@ impl Origin {
             Origin::Stdin => {
                 let open = || -> io::Result<_> { Ok(File::from(io::stdin().as_fd().try_clone_to_owned()?)) };
                 let file = open().map_err(failed)?;
-                let pieces = source::start(Arc::new(file), Extent::Stream, chunk);
+                let pieces = source::start(Arc::new(file), Extent::Stream, chunk, pool);
                 Ok((Known::default(), self.reading(what, pieces, 0, None, None)))
             }
             Origin::File(path) => {
-                let path = path.clone();
+                let (path, into) = (path.clone(), pool.clone());
                 let open = move || -> io::Result<_> {
                     let file = File::open(path)?;
                     let metadata = file.metadata()?;
                     // Files under /proc say 0 and have content all the same.
                     let size = (metadata.is_file() && metadata.len() > 0).then_some(metadata.len());
                     let small = match size {
-                        Some(size) if size <= chunk as u64 => Some(source::read_small(&file, size)?),
+                        Some(size) if size <= chunk as u64 => Some(source::read_small(&file, size, into)?),
                         _ => None,
                     };
                     Ok((file, metadata, size, small))
@@ -99,7 +105,7 @@ impl Origin {
                     // What has changed already is found by reading it as any other.
                     _ => {
                         let extent = if metadata.is_file() { Extent::Whole(size) } else { Extent::Stream };
-                        let pieces = source::start(Arc::new(file), extent, chunk);
+                        let pieces = source::start(Arc::new(file), extent, chunk, pool);
                         Ok((known, self.reading(what, pieces, 0, size, size)))
                     }
                 }
@@ -154,12 +160,13 @@ impl Origin {
         ranges: &Ranges,
         index: usize,
         chunk: usize,
+        pool: Option<Pool>,
     ) -> Result<(Option<GetHeader>, Pieces), Failure> {
         let (offset, length) = ranges.get(index).unwrap_or_default();
         match opened {
             Some(opened) => {
                 let extent = Extent::Range { offset, length };
-                let pieces = source::start(opened.file.clone(), extent, chunk);
+                let pieces = source::start(opened.file.clone(), extent, chunk, pool);
                 let (size, end) = (Some(ranges.size()), Some(offset + length));
                 Ok((None, self.reading(what, pieces, offset, size, end)))
             }

@@ -196,10 +196,11 @@ impl Large {
                 return Ok(wanted);
             }
         }
+        let pool = self.item.target.pool();
         let read = self
             .item
             .origin
-            .range(self.what.clone(), opened.as_ref(), &self.ranges, index, job.chunk)
+            .range(self.what.clone(), opened.as_ref(), &self.ranges, index, job.chunk, pool)
             .await?;
         let (header, mut pieces) = read;
         if let Some(header) = header {

@@ -16,6 +16,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use tonic_rdma::Pool;
 
 /// Where a content goes.
 #[derive(Clone)]
@@ -48,6 +49,14 @@ impl std::fmt::Display for Target {
 }
 
 impl Target {
+    /// The pool of the connection that contents go to.
+    pub(super) fn pool(&self) -> Option<Pool> {
+        match self {
+            Target::Object(connection, _) => connection.pool(),
+            Target::File(_) => None,
+        }
+    }
+
     /// Makes a directory, in which files can then be made.
     pub(super) async fn make_directory(&self, writable: bool) -> Result<(), Failure> {
         match self {
