@@ -1,6 +1,6 @@
 //! The only file that knows the transport: how to connect, how to serve, and what it tells about the path of the bytes.
 
-use crate::cli::Path;
+use crate::cli::{CHUNK_MIN, Path};
 use crate::failure::Failure;
 use crate::pb::object_store_client::ObjectStoreClient;
 use crate::pb::object_store_server::ObjectStoreServer;
@@ -205,6 +205,19 @@ pub(crate) struct Route {
 pub(crate) fn pool<T>(request: &tonic::Request<T>) -> Option<Pool> {
     tonic_rdma::connect_info(request).path.is_fast().then(|| tonic_rdma::pool(request))
 }
+
+/// Bytes of a message, at most `asked`, that a connection with this pool can carry without a copy: read into memory of
+/// which there are several more, and landed in one piece in a pool like this at the other end.
+pub(crate) fn fitting(asked: usize, pool: Option<&Pool>) -> usize {
+    let Some(sizes) = pool.map(Pool::config) else { return asked };
+    let most = (sizes.send / SHARE).min(sizes.chunk.saturating_sub(BESIDE));
+    asked.min((most - most % BESIDE).max(CHUNK_MIN))
+}
+
+/// A message takes at most this part of the memory that is there to send from.
+const SHARE: usize = 16;
+/// Bytes beside the data of a message, more than enough: a page.
+const BESIDE: usize = 4 << 10;
 
 /// What was copied, by reason.
 fn reasons(copied: &Copied) -> [(&'static str, u64); 6] {

@@ -8,21 +8,26 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
-use tonic_rdma::Pool;
 use tonic_rdma::codec::SEGMENT;
+use tonic_rdma::{PinnedBuf, Pool};
 
 /// Chunks read ahead of the network; one more is being read.
 const READ_AHEAD: usize = 2;
 
-/// What a source yields: chunks, none of them empty, and at the end what they amount to.
+/// What a source yields: the next bytes, and with the last of them, of which there may be none, what all of them amount
+/// to.
 #[derive(Debug)]
-pub(crate) enum Piece {
-    /// The next bytes.
-    Data(Bytes),
-    /// There is no more; the whole was this.
-    End(Digest),
+pub(crate) struct Piece {
+    /// The next bytes. None only in the last piece.
+    pub(crate) data: Bytes,
+    /// What the whole was, if this is the last piece.
+    pub(crate) end: Option<Digest>,
 }
 
 /// What to read of a file.
@@ -48,15 +53,16 @@ pub(crate) fn start(
 ) -> mpsc::Receiver<io::Result<Piece>> {
     let (pieces, receiver) = mpsc::channel(READ_AHEAD);
     let failed = pieces.clone();
+    let buffers = Buffers::new(pool);
     let work = move || {
-        if let Err(error) = read(&file, extent, chunk, Buffers::new(pool), &pieces) {
+        if let Err(error) = read(&file, extent, chunk, buffers, &pieces) {
             // A receiver that is gone does not want to know.
             let _ = pieces.blocking_send(Err(error));
         }
     };
     if !matches!(extent, Extent::Stream) {
         tokio::task::spawn_blocking(work);
-    } else if let Err(error) = std::thread::Builder::new().name("source".into()).spawn(work) {
+    } else if let Err(error) = thread::Builder::new().name("source".into()).spawn(work) {
         let _ = failed.try_send(Err(error));
     }
     receiver
@@ -81,13 +87,14 @@ fn read(
         let left = if matches!(extent, Extent::Range { .. }) { left } else { left.max(1) };
         let want = usize::try_from(left).map_or(chunk, |left| left.min(chunk));
         let at = offset + digest.size;
-        let bytes = match extent {
+        let data = match extent {
             Extent::Stream => buffers.read(want, &mut &*file)?,
             _ => buffers.read(want, &mut At { file, at })?,
         };
-        let end = bytes.is_empty();
-        digest.add(&bytes);
-        let piece = if end { Piece::End(digest) } else { Piece::Data(bytes) };
+        digest.add(&data);
+        // The end of a range is known; that of a file is seen by reading past it.
+        let end = data.is_empty() || (matches!(extent, Extent::Range { .. }) && digest.size == limit);
+        let piece = Piece { data, end: end.then_some(digest) };
         if pieces.blocking_send(Ok(piece)).is_err() || end {
             return Ok(());
         }
@@ -172,8 +179,8 @@ pub(crate) const BLOCK: usize = 256 << 10;
 /// Memory to read into.
 ///
 /// What lies in a connection's pool is sent from where it lies. There is only so much of that, and whoever holds some may
-/// wait for its turn at the server: so nobody waits for it here, and what it has no room for is read into ordinary
-/// memory.
+/// have to wait for its turn at the server: so nobody waits for it long here, and what it has no room for is read into
+/// ordinary memory.
 ///
 /// Ordinary buffers come back when their bytes have gone out: fresh ones of this size would each be mapped, faulted in
 /// page by page, and unmapped again.
@@ -184,6 +191,9 @@ struct Buffers {
     lent: VecDeque<Bytes>,
 }
 
+/// How long memory of the pool is waited for.
+const PATIENCE: Duration = Duration::from_millis(50);
+
 /// Buffers remembered at most: those that wait, and some that the transport has.
 const LENT: usize = READ_AHEAD + 4;
 
@@ -192,11 +202,20 @@ impl Buffers {
         Buffers { pool, lent: VecDeque::new() }
     }
 
+    /// Memory of the pool, if there is any soon.
+    fn pinned(&self, size: usize) -> Option<PinnedBuf> {
+        // Short ones travel beside their message.
+        let pool = self.pool.as_ref().filter(|_| size >= SEGMENT)?;
+        match pool.try_alloc(size) {
+            Ok(pinned) => Some(pinned),
+            // What cannot be had at all is refused at once.
+            Err(_) => wait(pool.alloc(size), PATIENCE)?.ok(),
+        }
+    }
+
     /// Up to `want` bytes, as far as the reader has some.
     fn read(&mut self, want: usize, reader: &mut impl Read) -> io::Result<Bytes> {
-        // Short ones travel beside their message.
-        let pool = self.pool.as_ref().filter(|_| want >= SEGMENT);
-        if let Some(Ok(mut pinned)) = pool.map(|pool| pool.try_alloc(want)) {
+        if let Some(mut pinned) = self.pinned(want) {
             pinned.fill_from(reader)?;
             return Ok(pinned.freeze());
         }
@@ -227,6 +246,30 @@ impl Buffers {
     }
 }
 
+/// Waits on this thread for what a future gives, but no longer than `patience`. No runtime takes part in it: one that
+/// shuts down waits for this thread.
+fn wait<T>(future: impl Future<Output = T>, patience: Duration) -> Option<T> {
+    struct Unpark(Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut future = pin!(future);
+    let until = Instant::now() + patience;
+    loop {
+        if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return Some(value);
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return None;
+        }
+        thread::park_timeout(left);
+    }
+}
+
 /// Fills `buffer` as far as the reader has something; returns how far.
 pub(crate) fn fill(reader: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
@@ -252,12 +295,13 @@ mod tests {
         let mut pieces = start(Arc::new(file.reopen().unwrap()), extent, chunk, None);
         let (mut sizes, mut bytes) = (Vec::new(), Vec::new());
         loop {
-            match pieces.recv().await.unwrap().unwrap() {
-                Piece::Data(chunk) => {
-                    sizes.push(chunk.len());
-                    bytes.extend_from_slice(&chunk);
-                }
-                Piece::End(digest) => return (sizes, bytes, digest),
+            let Piece { data, end } = pieces.recv().await.unwrap().unwrap();
+            if !data.is_empty() {
+                sizes.push(data.len());
+                bytes.extend_from_slice(&data);
+            }
+            if let Some(digest) = end {
+                return (sizes, bytes, digest);
             }
         }
     }
@@ -334,6 +378,15 @@ mod tests {
             })
             .collect();
         assert!(buffers.lent.len() <= LENT + 2 && kept.len() == 100);
+    }
+
+    #[test]
+    fn waits_for_what_comes_and_not_for_ever() {
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        let other = thread::spawn(move || sender.send(7));
+        assert_eq!(wait(receiver, Duration::from_secs(60)), Some(Ok(7)));
+        other.join().unwrap().unwrap();
+        assert_eq!(wait(std::future::pending::<()>(), Duration::from_millis(1)), None);
     }
 
     #[tokio::test]

@@ -6,7 +6,7 @@ use crate::cli::{Bench, size_shown};
 use crate::digest::Digest;
 use crate::failure::Failure;
 use crate::names::Name;
-use crate::net::{self, Connection, Direction, Meter};
+use crate::net::{self, Connection, Direction, Meter, fitting};
 use crate::output;
 use crate::pb::{GetRequest, ObjectHead, RemoveRequest, put_request::Head};
 use crate::progress::{Bar, Progress};
@@ -23,10 +23,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
+use tonic_rdma::Pool;
 
 /// Objects of one size at most.
 const OBJECTS_MAX: u64 = 2000;
-/// Contents of objects are slices of this much random memory and what follows it: no two neighbours are equal.
+/// Contents of objects begin at one of so many places in the pattern: no two neighbours are equal.
 const SHIFT: usize = 4096;
 /// Decides the contents and the random order: two runs do the same.
 const SEED: u64 = 7;
@@ -105,6 +106,20 @@ async fn measure(
     Ok(Report { jobs: args.jobs, figures, sent: sent.route(), received: received.route() })
 }
 
+/// Random bytes, in memory of the pool if there is one: what is measured should be the way of the bytes, and not the
+/// reading of files.
+fn pattern(pool: Option<Pool>, length: usize) -> Bytes {
+    let mut random = SmallRng::seed_from_u64(SEED);
+    if let Some(Ok(mut pinned)) = pool.map(|pool| pool.try_alloc(length)) {
+        pinned.resize_zeroed(length);
+        random.fill_bytes(pinned.as_mut_slice());
+        return pinned.freeze();
+    }
+    let mut bytes = vec![0; length];
+    random.fill_bytes(&mut bytes);
+    bytes.into()
+}
+
 /// Objects of one size.
 struct Set {
     connection: Connection,
@@ -112,7 +127,8 @@ struct Set {
     chunk: usize,
     size: u64,
     names: Vec<Name>,
-    memory: Bytes,
+    /// A chunk and a little more: contents are made of it.
+    pattern: Bytes,
     stop: Arc<AtomicBool>,
 }
 
@@ -130,15 +146,16 @@ impl Set {
             dir.join(&below).map_err(|error| Failure::name(&below, error))
         };
         let names = (0..count).map(name).collect::<Result<_, _>>()?;
-        let mut memory = vec![0; usize::try_from(size).unwrap_or(usize::MAX) + SHIFT];
-        SmallRng::seed_from_u64(SEED).fill_bytes(&mut memory);
+        let pool = connection.pool();
+        let chunk = fitting(args.chunks.chunk_size, pool.as_ref());
+        let chunk = usize::try_from(size).map_or(chunk, |size| size.min(chunk));
         Ok(Set {
             connection: connection.clone(),
             jobs: args.jobs,
-            chunk: args.chunks.chunk_size,
+            chunk,
             size,
             names,
-            memory: memory.into(),
+            pattern: pattern(pool, chunk + SHIFT),
             stop: stop.clone(),
         })
     }
@@ -195,9 +212,8 @@ impl Set {
     async fn write(&self, index: usize, bar: &Bar) -> Result<(), Failure> {
         let name = self.name(index)?;
         let from = index % SHIFT;
-        let content = self.memory.slice(from..self.memory.len() - SHIFT + from);
         let head = ObjectHead { name: name.as_str().to_owned(), size: Some(self.size), attributes: None };
-        let pieces = Pieces::memory(content, self.chunk);
+        let pieces = Pieces::pattern(self.pattern.slice(from..from + self.chunk), self.size);
         send(&self.connection, Head::Object(head), pieces, &format!("cannot write '{name}'"), bar).await?;
         Ok(())
     }
@@ -212,13 +228,13 @@ impl Set {
         let (_, mut pieces) = Pieces::object(stream, what.clone()).await?;
         let mut arrived = Digest::default();
         loop {
-            match pieces.next().await? {
-                Piece::Data(bytes) => {
-                    arrived.add(&bytes);
-                    bar.add(bytes.len());
-                }
-                Piece::End(promised) if promised == arrived && arrived.size == self.size => return Ok(()),
-                Piece::End(promised) => {
+            let Piece { data, end } = pieces.next().await?;
+            arrived.add(&data);
+            bar.add(data.len());
+            match end {
+                None => {}
+                Some(promised) if promised == arrived && arrived.size == self.size => return Ok(()),
+                Some(promised) => {
                     let why = format!("{arrived} came where {promised} was sent");
                     return Err(Failure::new(what, why, "repeat the command"));
                 }

@@ -5,6 +5,7 @@ use super::{Answers, Service, parse};
 use crate::cli::{CHUNK, CHUNK_MAX, CHUNK_MIN};
 use crate::digest::Digest;
 use crate::names::{Name, Shown};
+use crate::net::fitting;
 use crate::pb::{
     self, ChecksumsRequest, ChecksumsResponse, GetHeader, GetRequest, GetResponse, checksums_request::Of,
 };
@@ -35,6 +36,7 @@ impl Service {
             Ok(0) | Err(_) => CHUNK,
             Ok(asked) => asked.clamp(CHUNK_MIN, CHUNK_MAX),
         };
+        let chunk = fitting(chunk, pool.as_ref());
         let slot = self.reads.take(&name).await?;
         let (wanted, into) = (name.clone(), pool.clone());
         let (object, small) = self
@@ -155,12 +157,9 @@ struct Expected {
 
 impl Expected {
     fn answer(&self, piece: io::Result<Piece>) -> Result<GetResponse, Status> {
-        match piece.map_err(|error| status("read", &self.name, &error))? {
-            Piece::Data(data) => Ok(GetResponse { data, ..GetResponse::default() }),
-            Piece::End(digest) => {
-                Ok(GetResponse { digest: Some(self.end(digest)?), ..GetResponse::default() })
-            }
-        }
+        let Piece { data, end } = piece.map_err(|error| status("read", &self.name, &error))?;
+        let digest = end.map(|digest| self.end(digest)).transpose()?;
+        Ok(GetResponse { header: None, data, digest })
     }
 
     fn end(&self, digest: Digest) -> Result<pb::Digest, Status> {

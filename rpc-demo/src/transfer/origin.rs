@@ -5,7 +5,7 @@ use crate::attributes::Attributes;
 use crate::digest::Digest;
 use crate::failure::Failure;
 use crate::names::Name;
-use crate::net::Connection;
+use crate::net::{Connection, fitting};
 use crate::pb::{ChecksumsRequest, GetHeader, GetRequest, Range, checksums_request::Of};
 use crate::ranges::Ranges;
 use crate::source::{self, BLOCK, Extent};
@@ -69,6 +69,7 @@ impl Origin {
         pool: Option<Pool>,
     ) -> Result<(Known, Pieces), Failure> {
         let failed = self.cannot_read();
+        let to_read = fitting(chunk, pool.as_ref());
         match self {
             Origin::Object(..) => {
                 let (header, pieces) = self.fetch(what, chunk, None).await?;
@@ -78,7 +79,7 @@ impl Origin {
             Origin::Stdin => {
                 let open = || -> io::Result<_> { Ok(File::from(io::stdin().as_fd().try_clone_to_owned()?)) };
                 let file = open().map_err(failed)?;
-                let pieces = source::start(Arc::new(file), Extent::Stream, chunk, pool);
+                let pieces = source::start(Arc::new(file), Extent::Stream, to_read, pool);
                 Ok((Known::default(), self.reading(what, pieces, 0, None, None)))
             }
             Origin::File(path) => {
@@ -89,7 +90,7 @@ impl Origin {
                     // Files under /proc say 0 and have content all the same.
                     let size = (metadata.is_file() && metadata.len() > 0).then_some(metadata.len());
                     let small = match size {
-                        Some(size) if size <= chunk as u64 => Some(source::read_small(&file, size, into)?),
+                        Some(size) if size <= to_read as u64 => Some(source::read_small(&file, size, into)?),
                         _ => None,
                     };
                     Ok((file, metadata, size, small))
@@ -100,12 +101,12 @@ impl Origin {
                 let known = Known { size, attributes };
                 match small {
                     Some((bytes, digest)) if Some(digest.size) == size => {
-                        Ok((known, Pieces::whole(bytes, digest)))
+                        Ok((known, Pieces::memory(bytes, digest)))
                     }
                     // What has changed already is found by reading it as any other.
                     _ => {
                         let extent = if metadata.is_file() { Extent::Whole(size) } else { Extent::Stream };
-                        let pieces = source::start(Arc::new(file), extent, chunk, pool);
+                        let pieces = source::start(Arc::new(file), extent, to_read, pool);
                         Ok((known, self.reading(what, pieces, 0, size, size)))
                     }
                 }
@@ -133,7 +134,7 @@ impl Origin {
         let Origin::Object(connection, name) = self else {
             return Err(Failure::new(what, "it is no object", ""));
         };
-        let chunk_size = u32::try_from(chunk).unwrap_or_default();
+        let chunk_size = u32::try_from(fitting(chunk, connection.pool().as_ref())).unwrap_or_default();
         let request = GetRequest { name: name.as_str().to_owned(), chunk_size, range };
         let answer = connection.store().get(request).await;
         let stream = answer.map_err(|status| Failure::status(what.clone(), &status))?.into_inner();
@@ -166,7 +167,7 @@ impl Origin {
         match opened {
             Some(opened) => {
                 let extent = Extent::Range { offset, length };
-                let pieces = source::start(opened.file.clone(), extent, chunk, pool);
+                let pieces = source::start(opened.file.clone(), extent, fitting(chunk, pool.as_ref()), pool);
                 let (size, end) = (Some(ranges.size()), Some(offset + length));
                 Ok((None, self.reading(what, pieces, offset, size, end)))
             }

@@ -17,10 +17,12 @@ pub(crate) struct Pieces {
 }
 
 enum From {
-    /// In memory: what is left of it, and what the whole amounts to.
-    Memory {
-        left: Bytes,
-        chunk: usize,
+    /// All of it in memory, and what it amounts to.
+    Memory(Bytes, Digest),
+    /// The same bytes again and again, as long as some are left.
+    Pattern {
+        pattern: Bytes,
+        left: u64,
         digest: Digest,
     },
     File(Reading),
@@ -51,15 +53,14 @@ struct Fetching {
 }
 
 impl Pieces {
-    /// These bytes, `chunk` of them at a time.
-    pub(crate) fn memory(bytes: Bytes, chunk: usize) -> Pieces {
-        let digest = Digest::of(&bytes);
-        Pieces { from: From::Memory { left: bytes, chunk, digest }, seen: 0 }
+    /// These bytes again and again, `size` in all.
+    pub(crate) fn pattern(pattern: Bytes, size: u64) -> Pieces {
+        Pieces { from: From::Pattern { pattern, left: size, digest: Digest::default() }, seen: 0 }
     }
 
     /// These bytes at once, which amount to `digest`.
-    pub(super) fn whole(bytes: Bytes, digest: Digest) -> Pieces {
-        Pieces { from: From::Memory { chunk: bytes.len(), left: bytes, digest }, seen: 0 }
+    pub(super) fn memory(bytes: Bytes, digest: Digest) -> Pieces {
+        Pieces { from: From::Memory(bytes, digest), seen: 0 }
     }
 
     pub(super) fn file(reading: Reading) -> Pieces {
@@ -81,17 +82,21 @@ impl Pieces {
         Ok((header, Pieces { from: From::Object(Box::new(fetching)), seen: 0 }))
     }
 
-    /// The next piece. After the end it must not be called again.
+    /// The next piece. After the last one it must not be called again.
     pub(crate) async fn next(&mut self) -> Result<Piece, Failure> {
         let piece = match &mut self.from {
-            From::Memory { left, digest, .. } if left.is_empty() => Piece::End(*digest),
-            From::Memory { left, chunk, .. } => Piece::Data(left.split_to(left.len().min(*chunk))),
+            From::Memory(bytes, digest) => Piece { data: std::mem::take(bytes), end: Some(*digest) },
+            From::Pattern { pattern, left, digest } => {
+                let length = usize::try_from(*left).map_or(pattern.len(), |left| left.min(pattern.len()));
+                let data = pattern.slice(..length);
+                digest.add(&data);
+                *left -= length as u64;
+                Piece { data, end: (*left == 0).then_some(*digest) }
+            }
             From::File(reading) => reading.next(self.seen).await?,
             From::Object(fetching) => fetching.next().await?,
         };
-        if let Piece::Data(bytes) = &piece {
-            self.seen += bytes.len() as u64;
-        }
+        self.seen += piece.data.len() as u64;
         Ok(piece)
     }
 }
@@ -103,13 +108,10 @@ impl Reading {
             Some(piece) => piece.map_err(|error| cannot(&error))?,
             None => return Err(cannot(&io::Error::other("the reader stopped"))),
         };
-        let (at, ended) = match &piece {
-            Piece::Data(bytes) => (self.offset + seen + bytes.len() as u64, false),
-            Piece::End(digest) => (self.offset + digest.size, true),
-        };
+        let at = self.offset + seen + piece.data.len() as u64;
         match self.end {
             Some(end) if at > end => Err(self.changed(format!("it grew past the {end} bytes it had"))),
-            Some(end) if ended && at < end => {
+            Some(end) if piece.end.is_some() && at < end => {
                 let had = self.size.unwrap_or(end);
                 Err(self.changed(format!("it ended after {at} of the {had} bytes it had")))
             }
@@ -125,13 +127,14 @@ impl Reading {
 impl Fetching {
     async fn next(&mut self) -> Result<Piece, Failure> {
         loop {
-            if !self.data.is_empty() {
-                return Ok(Piece::Data(std::mem::take(&mut self.data)));
+            // With its digest goes the end of the stream.
+            if self.digest.is_none() && !self.data.is_empty() {
+                return Ok(Piece { data: std::mem::take(&mut self.data), end: None });
             }
             let message = self.stream.message().await;
             let message = message.map_err(|status| Failure::status(self.what.clone(), &status))?;
             match (self.digest, message) {
-                (Some(digest), None) => return Ok(Piece::End(digest)),
+                (end @ Some(_), None) => return Ok(Piece { data: std::mem::take(&mut self.data), end }),
                 (Some(_), Some(_)) => return Err(self.breach("more after its digest")),
                 (None, None) => return Err(self.breach("its answer ends without a digest")),
                 (None, Some(GetResponse { header: Some(_), .. })) => {

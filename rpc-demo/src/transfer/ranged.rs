@@ -217,9 +217,7 @@ impl Large {
                 let (offset, _) = self.ranges.get(index).unwrap_or_default();
                 let room = Part { file: file.clone(), offset };
                 let first = pieces.next().await?;
-                let none = bytes::Bytes::new();
-                let (arrived, promised) =
-                    whole::write(place, room, none, first, pieces, &self.what, bar).await?;
+                let (arrived, promised) = whole::write(place, room, first, pieces, &self.what, bar).await?;
                 whole::checked(&self.what, arrived, promised, length)?;
                 if let Some(pending) = pending.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
                     pending.keep();

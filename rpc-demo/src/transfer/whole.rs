@@ -10,7 +10,6 @@ use crate::pb::{PutRequest, put_request::Head};
 use crate::progress::Bar;
 use crate::sink::{Part, Pending, Room, Writer, write_at};
 use crate::source::Piece;
-use bytes::Bytes;
 use std::pin::pin;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -24,28 +23,19 @@ pub(crate) async fn send(
     bar: &Bar,
 ) -> Result<Digest, Failure> {
     let (feed, requests) = mpsc::channel(1);
-    // A piece is held back until it is known whether it is the last, so that a small content is a single message.
     let read = async move {
         let mut head = Some(head);
-        let mut held = Bytes::new();
         loop {
-            let piece = pieces.next().await?;
-            let (data, digest) = match piece {
-                Piece::Data(data) => (std::mem::replace(&mut held, data), None),
-                Piece::End(digest) => (std::mem::take(&mut held), Some(digest)),
-            };
-            if data.is_empty() && digest.is_none() {
-                continue;
-            }
+            let Piece { data, end } = pieces.next().await?;
             let sent = data.len();
-            let request = PutRequest { head: head.take(), data, digest: digest.map(Into::into) };
+            let request = PutRequest { head: head.take(), data, digest: end.map(Into::into) };
             if feed.send(request).await.is_err() {
                 // The call has ended and takes no more.
                 return Ok(None);
             }
             bar.add(sent);
-            if digest.is_some() {
-                return Ok(digest);
+            if end.is_some() {
+                return Ok(end);
             }
         }
     };
@@ -94,15 +84,10 @@ pub(super) async fn receive(
     bar: &Bar,
 ) -> Result<Digest, Failure> {
     let failed = |error: std::io::Error| place.cannot_write(&error);
-    let mut data = Bytes::new();
-    let mut next = pieces.next().await?;
-    if let Piece::Data(first) = next {
-        data = first;
-        next = pieces.next().await?;
-    }
+    let first = pieces.next().await?;
     let here = place.clone();
     let private = attributes.mode.is_some();
-    if let Piece::End(promised) = next {
+    if let Piece { data, end: Some(promised) } = first {
         // All of it is here: one piece of work for the disk.
         let arrived = Digest::of(&data);
         checked(what, arrived, promised, size)?;
@@ -118,41 +103,37 @@ pub(super) async fn receive(
     let create = move || here.temporary(private);
     let pending: Pending = super::origin::blocking(create).await.map_err(failed)?;
     let room = Part { file: pending.file().clone(), offset: 0 };
-    let (arrived, promised) = write(place, room, data, next, pieces, what, bar).await?;
+    let (arrived, promised) = write(place, room, first, pieces, what, bar).await?;
     checked(what, arrived, promised, size)?;
     let here = place.clone();
     super::origin::blocking(move || here.place(pending, &attributes)).await.map_err(failed)?;
     Ok(arrived)
 }
 
-/// Writes a content to its room; returns what arrived and what was promised.
+/// Writes a content, of which the first piece has come, to its room; returns what arrived and what was promised.
 pub(super) async fn write(
     place: &Place,
     room: impl Room,
-    first: Bytes,
-    mut next: Piece,
+    first: Piece,
     mut pieces: Pieces,
     what: &str,
     bar: &Bar,
 ) -> Result<(Digest, Digest), Failure> {
     let failed = |error: std::io::Error| place.cannot_write(&error);
     let mut writer = Writer::start(room);
-    let mut data = first;
+    let mut piece = first;
     loop {
-        if !data.is_empty() {
-            let length = data.len();
-            if writer.push(data).await.is_err() {
-                // The disk failed; this says how.
-                writer.finish().await.map_err(failed)?;
-                return Err(Failure::new(what, "the writer stopped", ""));
-            }
-            bar.add(length);
+        let length = piece.data.len();
+        if length > 0 && writer.push(piece.data).await.is_err() {
+            // The disk failed; this says how.
+            writer.finish().await.map_err(failed)?;
+            return Err(Failure::new(what, "the writer stopped", ""));
         }
-        match next {
-            Piece::Data(more) => data = more,
-            Piece::End(promised) => return Ok((writer.finish().await.map_err(failed)?, promised)),
+        bar.add(length);
+        if let Some(promised) = piece.end {
+            return Ok((writer.finish().await.map_err(failed)?, promised));
         }
-        next = pieces.next().await?;
+        piece = pieces.next().await?;
     }
 }
 
