@@ -70,7 +70,7 @@ pub(crate) async fn run(args: Cp) -> Result<(), Failure> {
     }
     let job = Arc::new(Job::new(Verb::Copy, &transfer, plan.bytes()));
     plan.run(job.clone()).await?;
-    let routes = Routes::Two { from: read.route(), to: written.route() };
+    let routes = Routes::Two { from: Box::new(read.route()), to: Box::new(written.route()) };
     let name = target.trim_end_matches('/');
     let name = if name.is_empty() { "/" } else { name };
     let summary = Summary { verb: "cp", name, tally: job.tally(), elapsed: began.elapsed(), routes };

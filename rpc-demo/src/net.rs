@@ -1,6 +1,6 @@
 //! The only file that knows the transport: how to connect, how to serve, and what it tells about the path of the bytes.
 
-use crate::cli::{CHUNK_MIN, Path};
+use crate::cli::{CHUNK_MIN, Path as Way};
 use crate::failure::Failure;
 use crate::pb::object_store_client::ObjectStoreClient;
 use crate::pb::object_store_server::ObjectStoreServer;
@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tonic::transport::server::TcpIncoming;
-use tonic_rdma::{Channel, Copied, Endpoint, PathInfo, Pool, Server, TransportStats};
+use tonic_rdma::{Channel, Copied, Endpoint, Path, PathInfo, Pool, Server, TransportStats};
 
 /// HTTP/2 windows in bytes, for TCP: the default of 64 KiB stalls a bulk stream on every round trip.
 const STREAM_WINDOW: u32 = 4 << 20;
@@ -48,7 +48,7 @@ impl Connection {
 }
 
 /// Connects to the server at `server`, the way that the flags say.
-pub(crate) async fn connect(server: &str, way: &Path) -> Result<Connection, Failure> {
+pub(crate) async fn connect(server: &str, way: &Way) -> Result<Connection, Failure> {
     let url = if server.contains("://") { server.to_owned() } else { format!("http://{server}") };
     let shown = crate::names::Shown(&url).to_string();
     let endpoint = Endpoint::from_shared(url).map_err(|error| bad_url(&shown, &causes(&error)))?;
@@ -210,12 +210,14 @@ pub(crate) fn pool<T>(request: &tonic::Request<T>) -> Option<Pool> {
 /// which there are several more, and landed in one piece in a pool like this at the other end.
 pub(crate) fn fitting(asked: usize, pool: Option<&Pool>) -> usize {
     let Some(sizes) = pool.map(Pool::config) else { return asked };
-    let most = (sizes.send / SHARE).min(sizes.chunk.saturating_sub(BESIDE));
+    let most = (sizes.send / SENDING).min(sizes.landing / LANDED).min(sizes.chunk.saturating_sub(BESIDE));
     asked.min((most - most % BESIDE).max(CHUNK_MIN))
 }
 
-/// A message takes at most this part of the memory that is there to send from.
-const SHARE: usize = 16;
+/// A message takes at most these parts of the memory that is there to send from, and to land in: so that each of the
+/// usual number of jobs can have some on the way, and some that wait for the disk.
+const SENDING: usize = 16;
+const LANDED: usize = 64;
 /// Bytes beside the data of a message, more than enough: a page.
 const BESIDE: usize = 4 << 10;
 
@@ -262,7 +264,11 @@ impl fmt::Display for Route {
             before = ", ";
         }
         f.write_str(if before == ", " { "), " } else { ", " })?;
-        write!(f, "{} bytes by RDMA WRITE ({percent:.1} %)", self.write)?;
+        let way = match self.path.path {
+            Path::Shm => "WRITE to shared memory",
+            _ => "RDMA WRITE",
+        };
+        write!(f, "{} bytes by {way} ({percent:.1} %)", self.write)?;
         if self.path.path.is_fast() && self.tcp > 0 {
             write!(f, ", {} bytes by TCP", self.tcp)?;
         }

@@ -48,7 +48,7 @@ pub(crate) enum Routes {
     /// To a server or from one.
     One(Route),
     /// From one server to another.
-    Two { from: Route, to: Route },
+    Two { from: Box<Route>, to: Box<Route> },
 }
 
 impl Summary<'_> {
@@ -63,7 +63,7 @@ impl Summary<'_> {
     pub(crate) fn json(&self) -> Json<'_> {
         let (route, from, to) = match &self.routes {
             Routes::One(route) => (Some(route), None, None),
-            Routes::Two { from, to } => (None, Some(from), Some(to)),
+            Routes::Two { from, to } => (None, Some(&**from), Some(&**to)),
         };
         Json {
             command: self.verb,

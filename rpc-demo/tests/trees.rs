@@ -222,3 +222,34 @@ fn from_server_to_server() {
     let line = failed(one.client(["cp", "--from", &one.url, "--to", "http://127.0.0.1:1", "tree", "t"]), 1);
     says(&line, &["no server answers at http://127.0.0.1:1"]);
 }
+
+#[test]
+fn over_shared_memory_little_is_copied() {
+    let dirs = Dirs::new();
+    let file = dirs.at("here/file");
+    let bytes = 96 << 20;
+    sparse(&file, bytes, 3);
+    let shm = |mut command: std::process::Command| {
+        command.env("TONIC_RDMA", "shm,require");
+        command
+    };
+    let one = Server::spawn(shm(serve(program(), &dirs.at("one"))), &dirs.at("one"));
+    let two = Server::spawn(shm(serve(program(), &dirs.at("two"))), &dirs.at("two"));
+    let run = |args: &[&OsStr]| {
+        json(&ok(shm(one.client_command(args)).args(["--json", "--jobs", "4"]).output().unwrap()))
+    };
+    let little = |route: &serde_json::Value| {
+        assert_eq!((&route["path"], number(route, "tcp_bytes")), (&"shm".into(), 0), "{route}");
+        assert!(number(route, "write_bytes") >= bytes, "{route}");
+        // What is copied depends on who is how fast; most of it never is.
+        assert!(number(route, "copied_bytes") < bytes / 4, "{route}");
+    };
+    little(&run(&args("put", &[&file, "x".as_ref()], &[]))["route"]);
+    let cp = run(&args("cp", &["x".as_ref(), "y".as_ref()], &["--from", &one.url, "--to", &two.url]));
+    little(&cp["from"]);
+    little(&cp["to"]);
+    let back = dirs.at("here/back");
+    little(&run(&args("get", &["x".as_ref(), &back], &[]))["route"]);
+    assert!(fs::read(&file).unwrap() == fs::read(&back).unwrap());
+    assert!(fs::read(&file).unwrap() == fs::read(dirs.at("two/y")).unwrap());
+}

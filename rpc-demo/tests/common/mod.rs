@@ -38,18 +38,25 @@ fn place() -> (String, Option<String>) {
     }
 }
 
-/// `command`, with RDMA and nothing else where the tests run over it.
+/// `command`, with RDMA and nothing else where the tests run over it; over shared memory where RPC_DEMO_TEST_SHM says so.
 pub(crate) fn by_path(mut command: Command) -> Command {
     if place().1.is_some() {
-        command.env("TONIC_RDMA", "require");
+        command.env("TONIC_RDMA", "verbs,require");
+    } else if by_shm() {
+        command.env("TONIC_RDMA", "shm,require");
     }
     command
+}
+
+pub(crate) fn by_shm() -> bool {
+    std::env::var_os("RPC_DEMO_TEST_SHM").is_some()
 }
 
 /// What a closing line says about the path.
 pub(crate) fn path() -> String {
     match place().1 {
         Some(device) => format!("path verbs ({device}, "),
+        None if by_shm() => "path shm (".to_owned(),
         None => "0 bytes by RDMA WRITE (0.0 %), path tcp (policy: ".to_owned(),
     }
 }
