@@ -1,8 +1,16 @@
-//! Generates the benchmark service from `proto/bench.proto`, without a protoc on the host.
+//! Generates the benchmark service from `proto/bench.proto`, without a protoc on the host: once with tonic's codec and
+//! once with the zero-copy codec, over the same messages.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let files = protox::compile(["proto/bench.proto"], ["proto"])?;
     println!("cargo:rerun-if-changed=proto/bench.proto");
-    tonic_prost_build::configure().bytes(".").compile_fds(files)?;
+    tonic_prost_build::configure().bytes(".").compile_fds(files.clone())?;
+    let out = std::path::Path::new(&std::env::var("OUT_DIR")?).join("zero_copy");
+    std::fs::create_dir_all(&out)?;
+    tonic_prost_build::configure()
+        .codec_path("tonic_rdma::codec::ProstCodec")
+        .extern_path(".tonic_rdma.bench.v1.Blob", "crate::pb::Blob")
+        .out_dir(out)
+        .compile_fds(files)?;
     Ok(())
 }

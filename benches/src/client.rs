@@ -2,12 +2,11 @@
 
 use crate::{
     contender::{Contender, Way},
-    pb::bench_client::BenchClient,
+    pb::{self, Blob},
     service::{LIMIT, WINDOWS},
 };
 use anyhow::{Context as _, ensure};
-use bytes::Bytes;
-use http::{Request, Response};
+use bytes::{BufMut, Bytes};
 use hyper_util::rt::TokioIo;
 use std::{
     future::Future,
@@ -17,11 +16,91 @@ use std::{
 };
 use tokio::net::UnixStream;
 use tonic::body::Body;
+use tonic::{Response, Status, Streaming};
 use tower::{Service, service_fn};
+
+/// A stub with either codec.
+#[derive(Clone, Debug)]
+enum Stub {
+    Plain(pb::bench_client::BenchClient<Channel>),
+    ZeroCopy(pb::zero_copy::bench_client::BenchClient<Channel>),
+}
+
+/// A connection to a contender's server, and a stub over it.
+#[derive(Clone, Debug)]
+pub struct Client {
+    channel: Channel,
+    stub: Stub,
+}
+
+/// The longest payload that is sent from pinned memory, in bytes, as at the server.
+const PINNED: usize = 8 << 20;
+
+impl Client {
+    /// Connects to what a server process said.
+    ///
+    /// # Errors
+    /// There is no connection, or a tonic-rdma contender is on another path than its own.
+    pub async fn connect(contender: Contender, said: &str) -> anyhow::Result<Self> {
+        let channel = Channel::connect(contender, said).await?;
+        let over = channel.clone();
+        let stub = match contender.zero_copy() {
+            true => Stub::ZeroCopy(
+                pb::zero_copy::bench_client::BenchClient::new(over)
+                    .max_decoding_message_size(LIMIT)
+                    .max_encoding_message_size(LIMIT),
+            ),
+            false => Stub::Plain(
+                pb::bench_client::BenchClient::new(over)
+                    .max_decoding_message_size(LIMIT)
+                    .max_encoding_message_size(LIMIT),
+            ),
+        };
+        Ok(Self { channel, stub })
+    }
+
+    /// One unary call.
+    ///
+    /// # Errors
+    /// It fails.
+    pub async fn exchange(&mut self, request: Blob) -> Result<Response<Blob>, Status> {
+        match &mut self.stub {
+            Stub::Plain(stub) => stub.exchange(request).await,
+            Stub::ZeroCopy(stub) => stub.exchange(request).await,
+        }
+    }
+
+    /// One streaming call.
+    ///
+    /// # Errors
+    /// It fails.
+    pub async fn stream(&mut self, request: Blob) -> Result<Response<Streaming<Blob>>, Status> {
+        match &mut self.stub {
+            Stub::Plain(stub) => stub.stream(request).await,
+            Stub::ZeroCopy(stub) => stub.stream(request).await,
+        }
+    }
+
+    /// `length` bytes to send: from the channel's pool where it has one and the codec knows what to do with it.
+    pub fn payload(&self, length: usize) -> Bytes {
+        if let (Channel::Ours(channel), Stub::ZeroCopy(_), 1..=PINNED) = (&self.channel, &self.stub, length)
+            && let Ok(mut buf) = channel.pool().try_alloc(length)
+        {
+            buf.put_bytes(0xa5, length);
+            return buf.freeze();
+        }
+        Bytes::from(vec![0xa5; length])
+    }
+
+    /// The path in words, to see that it did not change.
+    pub fn path(&self) -> String {
+        self.channel.path()
+    }
+}
 
 /// A channel of either kind.
 #[derive(Clone, Debug)]
-pub enum Channel {
+enum Channel {
     /// tonic's.
     Tonic(tonic::transport::Channel),
     /// tonic-rdma's.
@@ -30,10 +109,10 @@ pub enum Channel {
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// The response to come.
-pub type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, BoxError>> + Send>>;
+type Answer = Pin<Box<dyn Future<Output = Result<http::Response<Body>, BoxError>> + Send>>;
 
-impl Service<Request<Body>> for Channel {
-    type Response = Response<Body>;
+impl Service<http::Request<Body>> for Channel {
+    type Response = http::Response<Body>;
     type Error = BoxError;
     type Future = Answer;
 
@@ -44,7 +123,7 @@ impl Service<Request<Body>> for Channel {
         }
     }
 
-    fn call(&mut self, request: Request<Body>) -> Answer {
+    fn call(&mut self, request: http::Request<Body>) -> Answer {
         // One allocation more than a bare channel has, for every contender alike.
         match self {
             Self::Tonic(channel) => {
@@ -60,11 +139,7 @@ impl Service<Request<Body>> for Channel {
 }
 
 impl Channel {
-    /// Connects to what a server process said.
-    ///
-    /// # Errors
-    /// There is no connection, or a tonic-rdma contender is on another path than its own.
-    pub async fn connect(contender: Contender, said: &str) -> anyhow::Result<Self> {
+    async fn connect(contender: Contender, said: &str) -> anyhow::Result<Self> {
         let (stream, connection) = WINDOWS;
         let tonic = |uri: String| -> anyhow::Result<_> {
             Ok(tonic::transport::Endpoint::from_shared(uri)?
@@ -101,18 +176,7 @@ impl Channel {
         })
     }
 
-    /// A stub over it.
-    pub fn client(&self) -> BenchClient<Self> {
-        BenchClient::new(self.clone()).max_decoding_message_size(LIMIT).max_encoding_message_size(LIMIT)
-    }
-
-    /// `length` bytes to send: pinned memory where the channel has some.
-    pub fn payload(&self, length: usize) -> Bytes {
-        Bytes::from(vec![0xa5; length])
-    }
-
-    /// The path in words, to see that it did not change.
-    pub fn path(&self) -> String {
+    fn path(&self) -> String {
         match self {
             Self::Tonic(_) => "tonic".to_owned(),
             Self::Ours(channel) => channel.path().to_string(),

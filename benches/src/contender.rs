@@ -11,12 +11,18 @@ pub enum Contender {
     TonicTcp,
     /// tonic over a unix socket
     TonicUnix,
-    /// tonic-rdma over TCP
+    /// tonic-rdma over TCP, with its codec
     Tcp,
-    /// tonic-rdma over shared memory
+    /// tonic-rdma over TCP, with tonic's codec
+    TcpPlain,
+    /// tonic-rdma over shared memory, with its codec
     Shm,
-    /// tonic-rdma over RDMA
+    /// tonic-rdma over shared memory, with tonic's codec
+    ShmPlain,
+    /// tonic-rdma over RDMA, with its codec
     Verbs,
+    /// tonic-rdma over RDMA, with tonic's codec
+    VerbsPlain,
 }
 
 /// How a contender's two processes find each other.
@@ -37,10 +43,15 @@ impl Contender {
         match self {
             Self::TonicTcp => Way::Tonic { unix: false },
             Self::TonicUnix => Way::Tonic { unix: true },
-            Self::Tcp => Way::Ours(None),
-            Self::Shm => Way::Ours(Some(FabricKind::Shm)),
-            Self::Verbs => Way::Ours(Some(FabricKind::Verbs)),
+            Self::Tcp | Self::TcpPlain => Way::Ours(None),
+            Self::Shm | Self::ShmPlain => Way::Ours(Some(FabricKind::Shm)),
+            Self::Verbs | Self::VerbsPlain => Way::Ours(Some(FabricKind::Verbs)),
         }
+    }
+
+    /// Whether both ends use the zero-copy codec.
+    pub fn zero_copy(self) -> bool {
+        matches!(self, Self::Tcp | Self::Shm | Self::Verbs)
     }
 
     /// The name that it has on the command line and in the results.

@@ -26,4 +26,9 @@ pub mod work;
 #[allow(missing_docs, unreachable_pub)]
 pub mod pb {
     tonic::include_proto!("tonic_rdma.bench.v1");
+
+    /// The same stubs, with the zero-copy codec.
+    pub mod zero_copy {
+        include!(concat!(env!("OUT_DIR"), "/zero_copy/tonic_rdma.bench.v1.rs"));
+    }
 }

@@ -1,8 +1,8 @@
 //! One round of a row over one connection.
 
 use crate::{
-    client::Channel,
-    pb::{Blob, bench_client::BenchClient},
+    client::Client,
+    pb::Blob,
     work::{Direction, Kind, Row, SMALL},
 };
 use bytes::Bytes;
@@ -22,7 +22,7 @@ pub struct Round {
     pub bytes: usize,
 }
 
-async fn call(client: &mut BenchClient<Channel>, payload: Bytes, reply: usize) -> Result<(), Status> {
+async fn call(client: &mut Client, payload: Bytes, reply: usize) -> Result<(), Status> {
     let request = Blob { payload, reply: reply as u64, count: 0 };
     let got = client.exchange(request).await?.into_inner().payload.len();
     if got == reply { Ok(()) } else { Err(wrong(got, reply)) }
@@ -36,11 +36,11 @@ fn wrong(got: usize, wanted: usize) -> Status {
 ///
 /// # Errors
 /// A call fails, or a reply has the wrong length.
-pub async fn round(channel: &Channel, row: &Row) -> Result<Round, Status> {
+pub async fn round(client: &Client, row: &Row) -> Result<Round, Status> {
     match row.kind {
-        Kind::Latency => Ok(latencies(one_by_one(channel, row.calls).await?)),
+        Kind::Latency => Ok(latencies(one_by_one(client, row.calls).await?)),
         Kind::Rate { in_flight } => {
-            let time = together(channel, channel.payload(SMALL), SMALL, row.calls, in_flight).await?;
+            let time = together(client, client.payload(SMALL), SMALL, row.calls, in_flight).await?;
             let figure = row.calls as f64 / time.as_secs_f64() / 1e3;
             Ok(Round { figure, percentiles: None, calls: row.calls, bytes: row.calls * SMALL * 2 })
         }
@@ -49,11 +49,11 @@ pub async fn round(channel: &Channel, row: &Row) -> Result<Round, Status> {
                 Direction::Up => (size, 0),
                 Direction::Down => (0, size),
             };
-            let time = together(channel, channel.payload(request), reply, row.calls, in_flight).await?;
+            let time = together(client, client.payload(request), reply, row.calls, in_flight).await?;
             Ok(throughput(row.calls, size, time))
         }
-        Kind::Stream { size } => Ok(throughput(row.calls, size, stream(channel, size, row.calls).await?)),
-        Kind::Beside { size } => beside(channel, size, row.calls).await,
+        Kind::Stream { size } => Ok(throughput(row.calls, size, stream(client, size, row.calls).await?)),
+        Kind::Beside { size } => beside(client, size, row.calls).await,
     }
 }
 
@@ -63,9 +63,9 @@ fn throughput(calls: usize, size: usize, time: Duration) -> Round {
 }
 
 /// The time of each of `calls` small calls, one after the other, in order of length.
-async fn one_by_one(channel: &Channel, calls: usize) -> Result<Vec<Duration>, Status> {
-    let mut client = channel.client();
-    let payload = channel.payload(SMALL);
+async fn one_by_one(client: &Client, calls: usize) -> Result<Vec<Duration>, Status> {
+    let mut client = client.clone();
+    let payload = client.payload(SMALL);
     let mut times = Vec::with_capacity(calls);
     for _ in 0..calls {
         let begin = Instant::now();
@@ -92,7 +92,7 @@ fn latencies(times: Vec<Duration>) -> Round {
 
 /// The time of `calls` calls, `in_flight` at a time.
 async fn together(
-    channel: &Channel,
+    client: &Client,
     payload: Bytes,
     reply: usize,
     calls: usize,
@@ -103,7 +103,7 @@ async fn together(
     for worker in 0..in_flight {
         // The remainder goes to the first workers.
         let share = calls / in_flight + usize::from(worker < calls % in_flight);
-        let (payload, mut client) = (payload.clone(), channel.client());
+        let (payload, mut client) = (payload.clone(), client.clone());
         workers.spawn(async move {
             for _ in 0..share {
                 call(&mut client, payload.clone(), reply).await?;
@@ -118,10 +118,10 @@ async fn together(
 }
 
 /// The time of one call that streams `count` messages.
-async fn stream(channel: &Channel, size: usize, count: usize) -> Result<Duration, Status> {
+async fn stream(client: &Client, size: usize, count: usize) -> Result<Duration, Status> {
     let begin = Instant::now();
     let request = Blob { payload: Bytes::new(), reply: size as u64, count: count as u64 };
-    let mut replies = channel.client().stream(request).await?.into_inner();
+    let mut replies = client.clone().stream(request).await?.into_inner();
     for _ in 0..count {
         let got = replies.message().await?.map_or(0, |blob| blob.payload.len());
         if got != size {
@@ -132,16 +132,16 @@ async fn stream(channel: &Channel, size: usize, count: usize) -> Result<Duration
 }
 
 /// Latency while a large request is always under way.
-async fn beside(channel: &Channel, size: usize, calls: usize) -> Result<Round, Status> {
-    let (payload, mut client) = (channel.payload(size), channel.client());
+async fn beside(client: &Client, size: usize, calls: usize) -> Result<Round, Status> {
+    let (payload, mut bulk) = (client.payload(size), client.clone());
     let large = tokio::spawn(async move {
         loop {
-            if let Err(status) = call(&mut client, payload.clone(), 0).await {
+            if let Err(status) = call(&mut bulk, payload.clone(), 0).await {
                 return status;
             }
         }
     });
-    let times = one_by_one(channel, calls).await;
+    let times = one_by_one(client, calls).await;
     if large.is_finished() {
         return Err(large.await.unwrap_or_else(|e| Status::internal(e.to_string())));
     }

@@ -2,17 +2,20 @@
 
 use crate::{
     contender::{Contender, Way},
-    pb::{
-        Blob,
-        bench_server::{Bench, BenchServer},
-    },
+    pb::{self, Blob},
+    work::SMALL,
 };
 use anyhow::Context as _;
-use bytes::Bytes;
-use std::{net::SocketAddr, path::PathBuf};
+use bytes::{BufMut, Bytes};
+use std::{
+    net::SocketAddr,
+    path::PathBuf,
+    pin::Pin,
+    sync::{Arc, OnceLock},
+};
 use tokio::net::UnixListener;
 use tokio_stream::{Stream, wrappers::UnixListenerStream};
-use tonic::{Request, Response, Status, transport::server::TcpIncoming};
+use tonic::{Request, Response, Status, service::Routes, transport::server::TcpIncoming};
 
 /// Largest message in bytes that the programs here exchange.
 pub const LIMIT: usize = 128 << 20;
@@ -21,35 +24,99 @@ pub const LIMIT: usize = 128 << 20;
 /// wait for a window: TCP is to be compared at its best.
 pub const WINDOWS: (u32, u32) = (8 << 20, 16 << 20);
 
-/// Answers from memory that is there already, so that the transport is measured and not the handler.
+/// Answers from memory that is there already, so that the transport is measured and not the handler: from pinned
+/// memory where the connection has some, as a storage server would.
 #[derive(Clone, Debug)]
-struct Replies(Bytes);
+struct Replies {
+    heap: Bytes,
+    pinned: Arc<OnceLock<Bytes>>,
+}
+
+/// The longest reply that comes from pinned memory, in bytes: what fits into half of what the default pool has for
+/// sending.
+const PINNED: usize = 8 << 20;
 
 impl Replies {
-    fn reply(&self, request: &Blob) -> Result<Blob, Status> {
-        let length = usize::try_from(request.reply).unwrap_or(usize::MAX);
-        if length > self.0.len() {
-            return Err(Status::out_of_range(format!("a reply has at most {} bytes", self.0.len())));
+    fn new(largest: usize) -> Self {
+        Self { heap: Bytes::from(vec![0x5a; largest]), pinned: Arc::default() }
+    }
+
+    fn reply(&self, request: &Request<Blob>) -> Result<Blob, Status> {
+        let length = usize::try_from(request.get_ref().reply).unwrap_or(usize::MAX);
+        if length > self.heap.len() {
+            return Err(Status::out_of_range(format!("a reply has at most {} bytes", self.heap.len())));
         }
-        Ok(Blob { payload: self.0.slice(..length), reply: 0, count: 0 })
+        let fast = tonic_rdma::connect_info(request).path.is_fast();
+        let payload = match fast && (SMALL + 1..=PINNED).contains(&length) {
+            true => self.pinned(request).slice(..length),
+            false => self.heap.slice(..length),
+        };
+        Ok(Blob { payload, reply: 0, count: 0 })
+    }
+
+    fn pinned(&self, request: &Request<Blob>) -> Bytes {
+        let make = || match tonic_rdma::pool(request).try_alloc(PINNED) {
+            Ok(mut buf) => {
+                buf.put_bytes(0x5a, PINNED);
+                buf.freeze()
+            }
+            Err(error) => {
+                eprintln!("replies come from the heap: {error}");
+                self.heap.slice(..PINNED.min(self.heap.len()))
+            }
+        };
+        self.pinned.get_or_init(make).clone()
+    }
+
+    fn replies(&self, request: &Request<Blob>) -> Result<BlobStream, Status> {
+        let reply = self.reply(request)?;
+        let count = usize::try_from(request.get_ref().count).unwrap_or(usize::MAX);
+        let replies = std::iter::repeat_n(reply, count).map(Ok);
+        Ok(Box::pin(tokio_stream::iter(replies)))
     }
 }
 
-type BlobStream = std::pin::Pin<Box<dyn Stream<Item = Result<Blob, Status>> + Send>>;
+type BlobStream = Pin<Box<dyn Stream<Item = Result<Blob, Status>> + Send>>;
 
 #[tonic::async_trait]
-impl Bench for Replies {
+impl pb::bench_server::Bench for Replies {
     async fn exchange(&self, request: Request<Blob>) -> Result<Response<Blob>, Status> {
-        Ok(Response::new(self.reply(request.get_ref())?))
+        Ok(Response::new(self.reply(&request)?))
     }
 
     type StreamStream = BlobStream;
 
     async fn stream(&self, request: Request<Blob>) -> Result<Response<BlobStream>, Status> {
-        let reply = self.reply(request.get_ref())?;
-        let count = usize::try_from(request.get_ref().count).unwrap_or(usize::MAX);
-        let replies = std::iter::repeat_n(reply, count).map(Ok);
-        Ok(Response::new(Box::pin(tokio_stream::iter(replies))))
+        Ok(Response::new(self.replies(&request)?))
+    }
+}
+
+#[tonic::async_trait]
+impl pb::zero_copy::bench_server::Bench for Replies {
+    async fn exchange(&self, request: Request<Blob>) -> Result<Response<Blob>, Status> {
+        Ok(Response::new(self.reply(&request)?))
+    }
+
+    type StreamStream = BlobStream;
+
+    async fn stream(&self, request: Request<Blob>) -> Result<Response<BlobStream>, Status> {
+        Ok(Response::new(self.replies(&request)?))
+    }
+}
+
+fn routes(contender: Contender, largest_reply: usize) -> Routes {
+    let replies = Replies::new(largest_reply);
+    match contender.zero_copy() {
+        true => Routes::new(
+            pb::zero_copy::bench_server::BenchServer::new(replies)
+                .max_decoding_message_size(LIMIT)
+                .max_encoding_message_size(LIMIT),
+        ),
+        false => Routes::new(
+            pb::bench_server::BenchServer::new(replies)
+                .max_decoding_message_size(LIMIT)
+                .max_encoding_message_size(LIMIT),
+        ),
     }
 }
 
@@ -72,9 +139,7 @@ pub async fn serve(
     largest_reply: usize,
     ready: impl FnOnce(String),
 ) -> anyhow::Result<()> {
-    let service = BenchServer::new(Replies(Bytes::from(vec![0x5a; largest_reply])))
-        .max_decoding_message_size(LIMIT)
-        .max_encoding_message_size(LIMIT);
+    let routes = routes(contender, largest_reply);
     let (stream, connection) = WINDOWS;
     let tonic = || {
         tonic::transport::Server::builder()
@@ -85,12 +150,12 @@ pub async fn serve(
         (Way::Tonic { .. }, Place::Unix(path)) => {
             let listener = UnixListener::bind(&path).context("cannot bind the unix socket")?;
             ready(path.display().to_string());
-            tonic().add_service(service).serve_with_incoming(UnixListenerStream::new(listener)).await?;
+            tonic().add_routes(routes).serve_with_incoming(UnixListenerStream::new(listener)).await?;
         }
         (Way::Tonic { .. }, Place::Ip(addr)) => {
             let incoming = TcpIncoming::bind(addr)?.with_nodelay(Some(true));
             ready(incoming.local_addr()?.to_string());
-            tonic().add_service(service).serve_with_incoming(incoming).await?;
+            tonic().add_routes(routes).serve_with_incoming(incoming).await?;
         }
         (Way::Ours(fabric), Place::Ip(addr)) => {
             let incoming = TcpIncoming::bind(addr)?.with_nodelay(Some(true));
@@ -99,7 +164,7 @@ pub async fn serve(
                 .fabrics(fabric)
                 .initial_stream_window_size(stream)
                 .initial_connection_window_size(connection)
-                .add_service(service)
+                .add_routes(routes)
                 .serve_with_incoming(incoming)
                 .await?;
         }

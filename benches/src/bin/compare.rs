@@ -5,7 +5,7 @@
 
 use anyhow::{Context as _, bail, ensure};
 use benches::{
-    client::Channel,
+    client::Client,
     contender::{Contender, Way},
     cost::{SystemCalls, Usage},
     cpu, measure,
@@ -133,7 +133,7 @@ fn run(args: Args) -> anyhow::Result<()> {
 /// A contender's server process, which ends with this value, and the connection to it.
 struct Running {
     contender: Contender,
-    channel: Channel,
+    connection: Client,
     path: String,
     server: u32,
     _child: Child,
@@ -160,18 +160,18 @@ impl Running {
         let Some(said) = BufReader::new(stdout).lines().next_line().await? else {
             bail!("the {contender} server did not start: {}", child.wait().await?);
         };
-        let channel = Channel::connect(contender, &said).await.with_context(|| format!("{contender}"))?;
+        let connection = Client::connect(contender, &said).await.with_context(|| format!("{contender}"))?;
         let server = child.id().context("the server process is gone")?;
-        Ok(Self { contender, path: channel.path(), channel, server, _child: child, _dir: dir })
+        Ok(Self { contender, path: connection.path(), connection, server, _child: child, _dir: dir })
     }
 
     async fn sample(&self, row: &Row) -> anyhow::Result<Sample> {
         let me = std::process::id();
         let (client, server) = (Usage::of(me)?, Usage::of(self.server)?);
-        let round = measure::round(&self.channel, row).await?;
+        let round = measure::round(&self.connection, row).await?;
         let sample =
             Sample { round, client: Usage::of(me)? - client, server: Usage::of(self.server)? - server };
-        let path = self.channel.path();
+        let path = self.connection.path();
         ensure!(path == self.path, "the path changed: {path}");
         Ok(sample)
     }
@@ -182,7 +182,7 @@ impl Running {
         // The server's first: a strace of this process would follow into the other one.
         let server = SystemCalls::of(self.server)?;
         let client = SystemCalls::of(std::process::id())?;
-        let round = measure::round(&self.channel, &row).await?;
+        let round = measure::round(&self.connection, &row).await?;
         Ok((client.sum()? + server.sum()?) as f64 / round.calls as f64)
     }
 }
