@@ -385,6 +385,9 @@ impl Link for AnyLink {
     fn ring(&mut self) -> Result<(), LinkError> {
         each!(AnyLink, self, l => l.ring())
     }
+    fn is_eager(&self) -> bool {
+        each!(AnyLink, self, l => l.is_eager())
+    }
     fn poll(&mut self, cx: &mut Context<'_>, out: &mut Vec<Completion>) -> Poll<Result<(), LinkError>> {
         each!(AnyLink, self, l => l.poll(cx, out))
     }

@@ -262,6 +262,12 @@ pub trait Link: Send + 'static {
     /// The device refused work; the link is dead.
     fn ring(&mut self) -> Result<(), LinkError>;
 
+    /// True when an answer to what was just rung may come so soon that looking for it beats waiting to be woken: then
+    /// [`poll`](Link::poll) the link now, whatever its waker says. False where waiting costs nothing to speak of.
+    fn is_eager(&self) -> bool {
+        false
+    }
+
     /// Drains connection events and completions into `out` (R6).
     ///
     /// `Ready(Ok(()))`: something was pushed into `out` (a bounded number, at most 256 per call); act on it and call

@@ -3,8 +3,10 @@
 //! Work is done while it is queued: nothing is ever under way, and no completions of SENDs and WRITEs are reported.
 
 use std::collections::{HashMap, HashSet};
+use std::future::Future;
 use std::io;
 use std::os::fd::AsFd;
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -344,11 +346,13 @@ impl ShmLink {
             let apart = self.writer.peer_runs_on() != cpu + 1;
             let reader = &self.reader;
             if self.spin.nothing(apart, || reader.has_news()) == Next::Again {
-                if !self.reader.has_news() {
-                    cx.waker().wake_by_ref();
-                    return Poll::Pending;
+                if self.reader.has_news() {
+                    continue;
                 }
-                continue;
+                // Every other task has its turn before this one looks again, also the one that a runtime of a single
+                // thread blocks on, which a task that wakes itself would hold up.
+                let _ = pin!(tokio::task::yield_now()).poll(cx);
+                return Poll::Pending;
             }
             // Both are asked before the flag is set: then nothing is missed between.
             match self.socket.poll(cx) {
@@ -437,6 +441,10 @@ impl Link for ShmLink {
         }
         self.spin.sent();
         Ok(())
+    }
+
+    fn is_eager(&self) -> bool {
+        self.dead.is_none() && self.spin.is_eager()
     }
 
     fn poll(&mut self, cx: &mut Context<'_>, out: &mut Vec<Completion>) -> Poll<Result<(), LinkError>> {

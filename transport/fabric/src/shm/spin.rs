@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 const CAP: Duration = Duration::from_micros(50);
 /// Under this much it is not worth beginning.
 const LEAST: Duration = Duration::from_micros(2);
-/// Looks between two yields to other tasks: about a microsecond, at 40 to 140 cycles a pause.
-const LOOKS: u32 = 16;
+/// Looks between two yields to other tasks: a microsecond or two, at 40 to 140 cycles a pause.
+const LOOKS: u32 = 32;
 
 /// One end's habit.
 #[derive(Debug)]
@@ -32,9 +32,9 @@ pub(super) struct Spin {
 /// |---|---|---|
 /// | Idle | traffic | Eager |
 /// | Eager | nothing there | Looking, or Waiting when the budget is too small |
-/// | Looking | message | Eager |
+/// | Looking | message, or something sent | Eager |
 /// | Looking | budget used up | Waiting |
-/// | Waiting | message | Eager |
+/// | Waiting | message, or something sent with a budget | Eager |
 #[derive(Debug, Clone, Copy)]
 enum State {
     Idle,
@@ -57,11 +57,18 @@ impl Spin {
         Spin { budget: CAP / 2, state: State::Idle }
     }
 
-    /// Something was sent: an answer may come.
+    /// Something was sent: an answer may come, and the time to look for it begins now.
     pub(super) fn sent(&mut self) {
-        if matches!(self.state, State::Idle | State::Waiting { .. }) {
-            self.state = State::Eager;
-        }
+        self.state = match self.state {
+            // What the wait teaches is learnt when something comes.
+            State::Waiting { since } if self.budget < LEAST => State::Waiting { since },
+            _ => State::Eager,
+        };
+    }
+
+    /// Whether it is worth looking now.
+    pub(super) fn is_eager(&self) -> bool {
+        matches!(self.state, State::Eager) && self.budget >= LEAST
     }
 
     /// Something came.

@@ -81,12 +81,15 @@ impl Inner {
             }
             posted = true;
         }
-        let result = if posted { link.ring() } else { Ok(()) };
-        if copied >= COPY {
-            // There may be more: others get the lock first.
+        if !posted {
+            return Ok(());
+        }
+        link.ring()?;
+        // There may be more to copy, for which others get the lock first; or an answer is worth looking for.
+        if copied >= COPY || link.is_eager() {
             self.wake_driver();
         }
-        result
+        Ok(())
     }
 
     /// Answers the protocol's wants from this connection's landing account.
