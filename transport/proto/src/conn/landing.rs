@@ -76,11 +76,11 @@ impl Grants {
         }
     }
 
-    fn standing_len(&self) -> u32 {
+    pub(super) fn standing_len(&self) -> u32 {
         self.recent.iter().max().copied().unwrap_or(0).next_multiple_of(GRANULE)
     }
 
-    fn wants_standing(&self) -> bool {
+    pub(super) fn wants_standing(&self) -> bool {
         self.active && self.standing.len() < self.max_standing
     }
 }

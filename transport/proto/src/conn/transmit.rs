@@ -40,6 +40,16 @@ impl Connection {
         slot.and_then(|slot| self.compose(slot)).map(Transmit::Send)
     }
 
+    /// Whether the caller has anything to do for this connection: send, grant, or take events. Credits that go back by
+    /// themselves do not count: they are due with what has been received.
+    pub fn wants_flush(&self) -> bool {
+        self.has_output()
+            || !self.events.is_empty()
+            || !self.landing_queue.is_empty()
+            || self.close_frame.is_some()
+            || (self.grants.wants_standing() && self.grants.standing_len() > 0)
+    }
+
     /// Whether anything waits to be sent, apart from returned credits.
     pub(super) fn has_output(&self) -> bool {
         let writes = self.write_ready.iter().any(|queue| !queue.is_empty());

@@ -166,12 +166,12 @@ async fn open(shared: &Arc<Shared>, block: Bytes, out: &mut Outgoing) -> Result<
                 Ok(id) => {
                     let stream = shared.stream_ref(&mut inner, id);
                     let queued = if out.is_empty() { Ok(()) } else { out.queue(&mut inner, id) };
-                    inner.flush();
+                    inner.flush_soon();
                     drop(inner);
                     // On an error the stream is reset as it is dropped.
                     return queued.map(|()| stream).map_err(Refused::Status);
                 }
-                Err(SendError::TooManyStreams(_)) => {}
+                Err(SendError::TooManyStreams(_)) => inner.room_wanted = true,
                 Err(SendError::HeadersTooLong { len, limit }) => {
                     let text = format!("request headers of {len} bytes, the limit is {limit}");
                     return Err(Refused::Status(Status::resource_exhausted(text)));

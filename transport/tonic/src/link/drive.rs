@@ -79,6 +79,8 @@ impl Driver {
                 inner.driver = Some(cx.waker().clone());
                 inner.landing.register_waker(cx.waker());
             }
+            inner.driver_called = false;
+            inner.rung = false;
             let idle = inner.poll_link(cx);
             inner.make_room_elsewhere();
             inner.flush();
@@ -92,7 +94,8 @@ impl Driver {
                 inner.flush();
                 self.armed = false;
             }
-            let room = inner.conn.has_stream_room();
+            let room = inner.room_wanted && inner.conn.has_stream_room();
+            inner.room_wanted &= !room;
             let ended = self.poll_end(cx, &mut inner);
             drop(inner);
             if room {

@@ -28,6 +28,18 @@ impl Inner {
         self.count();
     }
 
+    /// As [`flush`](Self::flush), for calls: the first posts its work itself and waits for nobody; those that come before
+    /// the driver has looked leave theirs to it, to go out together in one message.
+    pub(super) fn flush_soon(&mut self) {
+        if self.conn.wants_flush() && !std::mem::replace(&mut self.rung, true) {
+            return self.flush();
+        }
+        if self.conn.wants_flush() {
+            self.wake_driver();
+        }
+        self.count();
+    }
+
     fn post(&mut self) -> Result<(), LinkError> {
         let Some(link) = self.link.as_mut() else { return Ok(()) };
         let closing = self.life != Life::Open;
@@ -94,7 +106,9 @@ impl Inner {
 
     /// Answers the protocol's wants from this connection's landing account.
     fn grant(&mut self) {
-        if self.grant_wanted() {
+        let waited = std::mem::take(&mut self.landing_waits);
+        self.landing_waits = !self.grant_wanted();
+        if waited && !self.landing_waits {
             // Others need not make room for what is not wanted any more.
             self.landing.stop_waiting();
         }

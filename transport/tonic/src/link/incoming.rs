@@ -61,7 +61,7 @@ impl Body for Incoming {
             copied.learning += learning;
             copied.joined += joined;
             copied.eager += short;
-            inner.flush();
+            inner.flush_soon();
             // No piece is empty.
             let bytes = this.intake.pop().unwrap_or_default();
             return Poll::Ready(Some(Ok(Frame::data(bytes))));
@@ -123,7 +123,7 @@ impl Drop for Incoming {
                 inner.wake(waker);
             }
         }
-        inner.flush();
+        inner.flush_soon();
         drop(inner);
         drop(rest);
     }

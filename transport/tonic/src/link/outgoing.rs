@@ -230,10 +230,10 @@ impl Pump {
                 };
                 inner.conn.reset(id, code);
                 inner.fail_stream(id, status.clone());
-                inner.flush();
+                inner.flush_soon();
                 return Poll::Ready(Err(status));
             }
-            inner.flush();
+            inner.flush_soon();
             if self.out.is_queued() {
                 return Poll::Ready(Ok(()));
             }

@@ -58,7 +58,7 @@ where
                 inner.conn.close(CloseCode::Breach, &breach.to_string());
                 let detail = format!("protocol breach: {breach} ({})", stream.shared.peer);
                 inner.end(Life::Closing(Reason::from_peer(ReasonCode::LinkLost, detail)));
-                inner.flush();
+                inner.flush_soon();
                 return;
             }
         };
@@ -114,7 +114,7 @@ where
             return refuse(&stream, Status::resource_exhausted(error.to_string()));
         }
         if end {
-            inner.flush();
+            inner.flush_soon();
             return;
         }
     }
@@ -147,5 +147,5 @@ fn refuse(stream: &StreamRef, status: Status) {
     if !sent {
         inner.conn.reset(stream.id, ResetCode::INTERNAL);
     }
-    inner.flush();
+    inner.flush_soon();
 }

@@ -68,6 +68,14 @@ pub(super) struct Inner {
     pub(super) received: BytesMut,
     /// The driver's task.
     pub(super) driver: Option<Waker>,
+    /// It has been woken and has not looked yet.
+    pub(super) driver_called: bool,
+    /// A caller has posted its work itself since the driver last looked.
+    pub(super) rung: bool,
+    /// A call waits for a free stream.
+    pub(super) room_wanted: bool,
+    /// The landing account waits for memory.
+    pub(super) landing_waits: bool,
     /// An error met outside the driver.
     pub(super) failed: Option<LinkError>,
     pub(super) wakes: Vec<Waker>,
@@ -122,6 +130,10 @@ impl Shared {
                 completions: Vec::with_capacity(64),
                 received: BytesMut::new(),
                 driver: None,
+                driver_called: false,
+                rung: false,
+                room_wanted: false,
+                landing_waits: false,
                 failed: None,
                 wakes: Vec::new(),
                 counters,
@@ -212,8 +224,10 @@ impl Inner {
     }
 
     pub(super) fn wake_driver(&mut self) {
-        let driver = self.driver.clone();
-        self.wake(driver);
+        if !std::mem::replace(&mut self.driver_called, true) {
+            let driver = self.driver.clone();
+            self.wake(driver);
+        }
     }
 
     /// Why calls cannot go on, once they cannot.

@@ -113,7 +113,7 @@ impl Drop for StreamRef {
         if io.drop_ref() {
             let dropped = inner.streams.remove(&self.id);
             inner.conn.release(self.id, ResetCode::CANCEL);
-            inner.flush();
+            inner.flush_soon();
             // Payload is freed outside the lock: it may be the last of an arena.
             drop(inner);
             drop(dropped);
