@@ -19,6 +19,9 @@
 //! | Ended | breach | breach | Ended | Ended |
 //! | Reset | breach | breach | Reset | Reset |
 //!
+//! When a server's END is emitted while its receiving half is in Headers or Body, that half goes to Discarding, and the client
+//! is told by RESET with NO_ERROR: the response is complete without the rest of the request.
+//!
 //! A side that has reset a stream keeps it in Discarding until the peer has ended its half too: every
 //! RESET is answered, by END or RESET. So a closed stream has no frames on the way, and a frame for one
 //! is a breach and not a race.

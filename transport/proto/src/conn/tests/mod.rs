@@ -10,6 +10,7 @@
 //! | `ending` | GOAWAY, drain, CLOSE, heartbeat |
 //! | `breach` | every breach by name |
 //! | `model` | random operations against a model of bytes per stream |
+//! | `tables` | the transition tables, every state with every event |
 //! | `hostile` | random bytes and changed messages |
 
 mod breach;
@@ -21,3 +22,4 @@ mod hostile;
 mod model;
 mod pair;
 mod segments;
+mod tables;

@@ -1,0 +1,427 @@
+//! The transition tables, every state with every event: of a stream's halves, and of a connection.
+//!
+//! What the tables in the docs say is written down here a second time, as functions. All states that these functions reach
+//! are put into a real connection, and it must go where they say.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+
+use super::super::stream::{Out, RecvHalf, SendHalf};
+use super::super::*;
+use super::pair::{block, small};
+use crate::error::{Breach, CloseCode};
+use crate::frame::{Composer, Frame, Reader};
+use crate::ids::{ResetCode, StreamId};
+
+const ID: StreamId = StreamId(1);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Event {
+    /// This side queues its END.
+    QueueEnd,
+    /// Output goes out.
+    Emit,
+    ResetHere,
+    Reset,
+    Head,
+    HeadEnd,
+    Data,
+    DataEnd,
+    Window,
+}
+
+const EVENTS: [Event; 9] = [
+    Event::QueueEnd,
+    Event::Emit,
+    Event::ResetHere,
+    Event::Reset,
+    Event::Head,
+    Event::HeadEnd,
+    Event::Data,
+    Event::DataEnd,
+    Event::Window,
+];
+
+/// Both halves; None: the stream is forgotten.
+type State = Option<(SendHalf, RecvHalf)>;
+
+/// What the peer does wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wrong {
+    Closed,
+    Order,
+}
+
+/// The tables of `stream`, and what joins them.
+fn next(side: Side, state: State, event: Event) -> Result<State, Wrong> {
+    use {RecvHalf as R, SendHalf as S};
+    let Some((send, recv)) = state else {
+        return match event {
+            Event::Head | Event::HeadEnd | Event::Data | Event::DataEnd => Err(Wrong::Closed),
+            _ => Ok(None),
+        };
+    };
+    let (send, recv) = match event {
+        Event::QueueEnd => (if send == S::Open { S::Ending } else { send }, recv),
+        Event::Emit if send == S::Ending => match (side, recv) {
+            // A response that is complete: what the client still sends is not wanted.
+            (Side::Server, R::Headers | R::Body) => (S::Ended, R::Discarding),
+            _ => (S::Ended, recv),
+        },
+        Event::Emit | Event::Window => (send, recv),
+        Event::ResetHere => (
+            match send {
+                S::Open | S::Ending => S::Reset,
+                S::Ended | S::Reset => send,
+            },
+            match recv {
+                R::Headers | R::Body => R::Discarding,
+                R::Discarding | R::Ended | R::Reset => recv,
+            },
+        ),
+        Event::Reset => (
+            match send {
+                S::Open | S::Ending => S::Reset,
+                S::Ended | S::Reset => send,
+            },
+            match recv {
+                R::Headers | R::Body | R::Discarding => R::Reset,
+                R::Ended | R::Reset => recv,
+            },
+        ),
+        Event::Head => match recv {
+            R::Headers => (send, R::Body),
+            R::Body => return Err(Wrong::Order),
+            R::Discarding => (send, recv),
+            R::Ended | R::Reset => return Err(Wrong::Closed),
+        },
+        Event::HeadEnd => match recv {
+            R::Headers | R::Body | R::Discarding => (send, R::Ended),
+            R::Ended | R::Reset => return Err(Wrong::Closed),
+        },
+        Event::Data | Event::DataEnd => match recv {
+            R::Headers => return Err(Wrong::Order),
+            R::Body | R::Discarding => (send, if event == Event::DataEnd { R::Ended } else { recv }),
+            R::Ended | R::Reset => return Err(Wrong::Closed),
+        },
+    };
+    let gone = matches!(send, S::Ended | S::Reset) && matches!(recv, R::Ended | R::Reset);
+    Ok((!gone).then_some((send, recv)))
+}
+
+fn connection(side: Side) -> Connection {
+    let (config, now) = (small(), Instant::now());
+    match side {
+        Side::Client => Connection::client(config.clone(), config.settings(), now),
+        Side::Server => Connection::server(config.clone(), config.settings(), now),
+    }
+}
+
+/// A message of one frame.
+fn message(frame: &Frame, credits: u16) -> Bytes {
+    let mut slot = [0; 512];
+    let mut composer = Composer::new(&mut slot);
+    assert!(composer.add(frame));
+    let len = composer.finish(credits);
+    Bytes::copy_from_slice(&slot[..len])
+}
+
+/// A connection with one stream in this state, that both sides know of.
+fn stream_in(side: Side, state: State) -> Connection {
+    let mut conn = connection(side);
+    conn.greeted = true;
+    conn.last_known = ID.0;
+    conn.last_opened = ID.0;
+    if let Some((send, recv)) = state {
+        let key = conn.insert(ID.0, recv);
+        let stream = &mut conn.streams[key];
+        stream.send = send;
+        if send == SendHalf::Ending {
+            stream.out.push_back(Out::Eager { payload: Bytes::new().into(), end: true });
+            conn.mark_send(key);
+        }
+    }
+    conn
+}
+
+fn state_of(conn: &Connection) -> State {
+    let key = conn.ids.get(&ID.0)?;
+    let stream = &conn.streams[*key];
+    Some((stream.send, stream.recv))
+}
+
+fn emit(conn: &mut Connection) -> Vec<Frame> {
+    let mut slot = [0; 1024];
+    let mut frames = Vec::new();
+    while let Some(Transmit::Send(len)) = conn.poll_transmit(Some(&mut slot), Room { write: 0, staging: 0 }) {
+        let mut reader = Reader::new(Bytes::copy_from_slice(&slot[..len])).unwrap();
+        frames.extend(std::iter::from_fn(|| reader.next_frame().unwrap()));
+    }
+    frames
+}
+
+fn apply(conn: &mut Connection, event: Event) -> Result<(), Breach> {
+    let stream = ID.0;
+    let head = |end| Frame::Headers { stream, end, more: false, block: block("head") };
+    let data = |end| Frame::Data { stream, end, data: block("data") };
+    let frame = match event {
+        Event::QueueEnd => {
+            let open = state_of(conn).is_some_and(|(send, _)| send == SendHalf::Open);
+            assert_eq!(conn.finish(ID).is_ok(), open, "only an open half takes an END");
+            return Ok(());
+        }
+        Event::Emit => {
+            let before = state_of(conn);
+            let frames = emit(conn);
+            let ends = frames.iter().filter(|f| matches!(f, Frame::Data { end: true, .. })).count();
+            let ending = before.is_some_and(|(send, _)| send == SendHalf::Ending);
+            assert_eq!(ends, usize::from(ending), "{frames:?}");
+            return Ok(());
+        }
+        Event::ResetHere => {
+            let before = state_of(conn);
+            conn.reset(ID, ResetCode::CANCEL);
+            let told = emit(conn).iter().filter(|f| matches!(f, Frame::Reset { .. })).count();
+            // The peer is told once: a half that is still open has to be ended, or what comes is not wanted.
+            let news =
+                before.is_some_and(|(send, recv)| send != SendHalf::Reset && recv != RecvHalf::Discarding);
+            assert_eq!(told, usize::from(news), "from {before:?}");
+            return Ok(());
+        }
+        Event::Reset => Frame::Reset { stream, code: ResetCode::CANCEL.0 },
+        Event::Head => head(false),
+        Event::HeadEnd => head(true),
+        Event::Data => data(false),
+        Event::DataEnd => data(true),
+        Event::Window => Frame::Window { stream, increment: 1 },
+    };
+    conn.receive(Instant::now(), message(&frame, 0))
+}
+
+/// All states that a stream comes to, by the tables.
+fn reachable(side: Side) -> Vec<State> {
+    let mut known: Vec<State> = vec![Some((SendHalf::Open, RecvHalf::Headers))];
+    let mut at = 0;
+    while at < known.len() {
+        for event in EVENTS {
+            if let Ok(state) = next(side, known[at], event)
+                && !known.contains(&state)
+            {
+                known.push(state);
+            }
+        }
+        at += 1;
+    }
+    known
+}
+
+#[test]
+fn every_state_of_a_stream_with_every_event() {
+    for side in [Side::Client, Side::Server] {
+        let states = reachable(side);
+        // Open and Ending with Headers, Body and Ended; Ended and Reset with Discarding; forgotten. A server's response that
+        // has ended discards the rest; a client's request that has ended waits for the response.
+        assert_eq!(states.len(), if side == Side::Client { 11 } else { 9 }, "{side:?}: {states:?}");
+        for state in states {
+            for event in EVENTS {
+                let mut conn = stream_in(side, state);
+                let result = apply(&mut conn, event);
+                let context = format!("{side:?}: {event:?} in {state:?}");
+                match next(side, state, event) {
+                    Ok(after) => {
+                        assert_eq!(result, Ok(()), "{context}");
+                        assert_eq!(state_of(&conn), after, "{context}");
+                    }
+                    Err(wrong) => {
+                        let breach = result.expect_err(&context);
+                        let found = match breach {
+                            Breach::ClosedStream { .. } => Wrong::Closed,
+                            Breach::FrameOrder { .. } => Wrong::Order,
+                            other => panic!("{context}: {other}"),
+                        };
+                        assert_eq!(found, wrong, "{context}");
+                        assert_eq!(conn.phase, Phase::Closing, "{context}");
+                        assert_eq!(state_of(&conn), state, "{context}: a breach changes nothing");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A RESET from the peer is answered while this half is open, and only then.
+#[test]
+fn every_reset_is_answered_once() {
+    for side in [Side::Client, Side::Server] {
+        for state in reachable(side) {
+            let mut conn = stream_in(side, state);
+            apply(&mut conn, Event::Reset).unwrap();
+            let answers = emit(&mut conn).iter().filter(|f| matches!(f, Frame::Reset { .. })).count();
+            let open = state.is_some_and(|(send, _)| !send.is_done());
+            assert_eq!(answers, usize::from(open), "{side:?} {state:?}");
+            assert_eq!(state_of(&conn), None, "nothing is left of it");
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    GoAwayHere,
+    GoAway,
+    Acknowledged,
+    CloseHere,
+    Emitted,
+    Closed,
+    Dead,
+}
+
+const TURNS: [Turn; 7] = [
+    Turn::GoAwayHere,
+    Turn::GoAway,
+    Turn::Acknowledged,
+    Turn::CloseHere,
+    Turn::Emitted,
+    Turn::Closed,
+    Turn::Dead,
+];
+
+const PHASES: [Phase; 5] = [Phase::Open, Phase::Draining, Phase::Drained, Phase::Closing, Phase::Closed];
+
+/// The table of [`Phase`]; None: a breach.
+fn turn(side: Side, phase: Phase, turn: Turn) -> Option<Phase> {
+    let live = matches!(phase, Phase::Open | Phase::Draining | Phase::Drained);
+    Some(match turn {
+        Turn::GoAwayHere => match (phase, side) {
+            (Phase::Open, Side::Server) => Phase::Draining,
+            (Phase::Open, Side::Client) => Phase::Drained,
+            _ => phase,
+        },
+        Turn::GoAway if live && side == Side::Server => return None,
+        Turn::GoAway => phase,
+        Turn::Acknowledged => match (phase, side) {
+            (Phase::Draining, Side::Server) => Phase::Drained,
+            _ if live => return None,
+            _ => phase,
+        },
+        Turn::CloseHere if live => Phase::Closing,
+        Turn::Emitted if phase == Phase::Closing => Phase::Closed,
+        Turn::Closed | Turn::Dead if live => Phase::Closed,
+        Turn::CloseHere | Turn::Emitted | Turn::Closed | Turn::Dead => phase,
+    })
+}
+
+/// A connection brought into a phase by what leads there.
+fn in_phase(side: Side, phase: Phase) -> Option<Connection> {
+    let mut conn = connection(side);
+    conn.greeted = true;
+    match phase {
+        Phase::Open => {}
+        Phase::Draining if side == Side::Client => return None,
+        Phase::Draining => conn.go_away(CloseCode::Ok, "drain"),
+        Phase::Drained => {
+            conn.go_away(CloseCode::Ok, "drain");
+            if side == Side::Server {
+                conn.on_go_away(true, 0, b"").unwrap();
+            }
+        }
+        Phase::Closing => conn.close(CloseCode::Ok, "close"),
+        Phase::Closed => conn.on_close(0, b""),
+    }
+    assert_eq!(conn.phase, phase);
+    Some(conn)
+}
+
+#[test]
+fn every_phase_of_a_connection_with_every_event() {
+    let mut tried = 0;
+    for side in [Side::Client, Side::Server] {
+        for phase in PHASES {
+            for event in TURNS {
+                let Some(mut conn) = in_phase(side, phase) else { continue };
+                let now = Instant::now();
+                let text = Bytes::new();
+                let result = match event {
+                    Turn::GoAwayHere => {
+                        conn.go_away(CloseCode::Ok, "drain");
+                        Ok(())
+                    }
+                    Turn::GoAway => {
+                        conn.receive(now, message(&Frame::GoAway { ack: false, code: 0, text }, 0))
+                    }
+                    Turn::Acknowledged => {
+                        conn.receive(now, message(&Frame::GoAway { ack: true, code: 0, text }, 0))
+                    }
+                    Turn::CloseHere => {
+                        conn.close(CloseCode::Ok, "close");
+                        Ok(())
+                    }
+                    Turn::Emitted => {
+                        let closes =
+                            emit(&mut conn).iter().filter(|f| matches!(f, Frame::Close { .. })).count();
+                        assert_eq!(closes, usize::from(phase == Phase::Closing));
+                        Ok(())
+                    }
+                    Turn::Closed => conn.receive(now, message(&Frame::Close { code: 0, text }, 0)),
+                    Turn::Dead => {
+                        let dead = small().dead_peer;
+                        // Asks, then judges.
+                        conn.handle_timeout(now + dead);
+                        conn.handle_timeout(now + 2 * dead + Duration::from_millis(1));
+                        Ok(())
+                    }
+                };
+                let context = format!("{side:?}: {event:?} in {phase:?}");
+                match turn(side, phase, event) {
+                    Some(after) => {
+                        assert_eq!((result, conn.phase), (Ok(()), after), "{context}");
+                    }
+                    None => {
+                        assert!(result.is_err(), "{context}");
+                        assert_eq!(conn.phase, Phase::Closing, "{context}: a breach closes");
+                    }
+                }
+                let live = !matches!(conn.phase, Phase::Closing | Phase::Closed);
+                assert_eq!(conn.next_timeout().is_some(), live, "{context}: timers run while it lives");
+                assert_eq!(conn.takes_streams(), conn.phase == Phase::Open && !conn.peer_going_away);
+                tried += 1;
+            }
+        }
+    }
+    assert_eq!(tried, 9 * TURNS.len());
+}
+
+/// Each frame that a peer may send, in each phase: those that are over take no notice.
+#[test]
+fn what_is_closed_stays_closed() {
+    let frames = [
+        Frame::Headers { stream: 1, end: false, more: false, block: block("x") },
+        Frame::Data { stream: 1, end: true, data: block("x") },
+        Frame::Window { stream: 1, increment: 1 },
+        Frame::Reset { stream: 1, code: 8 },
+        Frame::Request { stream: 1, len: 1 },
+        Frame::Grant { stream: 0, id: 1, rkey: 1, len: 1, addr: 1 },
+        Frame::Done { stream: 1, end: true, id: 1, len: 1 },
+        Frame::Abort { id: 1 },
+        Frame::Recall { id: 1 },
+        Frame::Ping { ack: false, token: 1 },
+        Frame::Ping { ack: true, token: 1 },
+        Frame::GoAway { ack: false, code: 0, text: Bytes::new() },
+        Frame::Close { code: 0, text: Bytes::new() },
+    ];
+    let names: BTreeSet<&str> = frames.iter().map(Frame::name).collect();
+    assert_eq!(names.len(), 12, "all kinds of frames");
+    for side in [Side::Client, Side::Server] {
+        for phase in [Phase::Closing, Phase::Closed] {
+            for frame in &frames {
+                let mut conn = in_phase(side, phase).unwrap();
+                conn.events.clear();
+                assert_eq!(conn.receive(Instant::now(), message(frame, 0)), Ok(()), "{frame:?}");
+                assert_eq!(conn.phase, phase);
+                assert_eq!(conn.poll_event(), None);
+                assert_eq!(conn.pending().streams, 0);
+            }
+        }
+    }
+}
