@@ -11,14 +11,14 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_stream::{Stream, StreamExt};
 use tonic::body::Body;
 use tonic::client::Grpc;
-use tonic::{Code, Status, Streaming};
+use tonic::{Code, Status};
 use tonic_rdma::Channel;
 use tower::ServiceExt;
 
 use crate::load::{CallPlan, Kind};
 use crate::oracle::Outcome;
 use crate::pattern::{self, Key};
-use crate::service::{BytesCodec, CALL, Part, messages, prefix, whole};
+use crate::service::{AnyCodec, CALL, Message, Part, messages, prefix, whole};
 use crate::world::World;
 
 /// Makes a planned call, and books how it ended.
@@ -44,7 +44,10 @@ pub(crate) async fn make(world: Arc<World>, channel: Channel, call: CallPlan) {
 async fn perform(world: &Arc<World>, channel: Channel, call: &CallPlan) -> Outcome {
     let result = match call.kind {
         Kind::Raw => raw(world, channel, call).await,
-        _ => through_tonic(world, channel, call).await,
+        _ if call.client_zero => {
+            through_tonic::<tonic_rdma::codec::ProstCodec<Message, Message>>(world, channel, call).await
+        }
+        _ => through_tonic::<tonic_prost::ProstCodec<Message, Message>>(world, channel, call).await,
     };
     match result {
         Ok(true) => Outcome::Status(Status::ok("")),
@@ -67,13 +70,13 @@ fn request(channel: &Channel, call: &CallPlan, index: usize) -> Bytes {
     pattern::message(key, len)
 }
 
-fn requests(channel: Channel, call: CallPlan) -> Pin<Box<dyn Stream<Item = Bytes> + Send>> {
+fn requests(channel: Channel, call: CallPlan) -> Pin<Box<dyn Stream<Item = Message> + Send>> {
     Box::pin(async_stream::stream! {
         for index in 0..call.requests.len() {
             if !call.request_gap.is_zero() {
                 sleep(call.request_gap).await;
             }
-            yield request(&channel, &call, index);
+            yield Message { body: request(&channel, &call, index) };
         }
     })
 }
@@ -118,48 +121,52 @@ impl Reader<'_> {
     }
 }
 
-async fn through_tonic(world: &Arc<World>, channel: Channel, call: &CallPlan) -> Result<bool, Status> {
+async fn through_tonic<C: AnyCodec>(
+    world: &Arc<World>,
+    channel: Channel,
+    call: &CallPlan,
+) -> Result<bool, Status> {
     let mut grpc = Grpc::new(channel.clone())
         .max_decoding_message_size(usize::MAX)
         .max_encoding_message_size(usize::MAX);
     grpc.ready().await.map_err(|e| Status::from_error(e.into()))?;
-    let path = match call.kind {
-        Kind::Unary => "/sim.Planned/Unary",
-        Kind::Down => "/sim.Planned/Down",
-        Kind::Up => "/sim.Planned/Up",
-        _ => "/sim.Planned/Both",
+    let path = match (call.kind, call.server_zero) {
+        (Kind::Unary, false) => "/sim.Planned/Unary",
+        (Kind::Unary, true) => "/sim.Planned/UnaryZero",
+        (Kind::Down, false) => "/sim.Planned/Down",
+        (Kind::Down, true) => "/sim.Planned/DownZero",
+        (Kind::Up, false) => "/sim.Planned/Up",
+        (Kind::Up, true) => "/sim.Planned/UpZero",
+        (_, false) => "/sim.Planned/Both",
+        (_, true) => "/sim.Planned/BothZero",
     };
     let path = PathAndQuery::from_static(path);
+    let codec = C::default();
     let mut reader = Reader { world, call, read: 0 };
-    let (mut responses, single): (Streaming<Bytes>, Option<Bytes>);
-    match call.kind {
-        Kind::Unary => {
-            let message = request(&channel, call, 0);
-            single = Some(grpc.unary(tagged(call, message), path, BytesCodec).await?.into_inner());
-            responses = Streaming::new_empty(BytesCodec, Body::empty());
-        }
-        Kind::Up => {
-            let stream = requests(channel, call.clone());
-            single = Some(grpc.client_streaming(tagged(call, stream), path, BytesCodec).await?.into_inner());
-            responses = Streaming::new_empty(BytesCodec, Body::empty());
+    let mut responses = match call.kind {
+        Kind::Unary | Kind::Up => {
+            let response = if call.kind == Kind::Unary {
+                let message = Message { body: request(&channel, call, 0) };
+                grpc.unary(tagged(call, message), path, codec).await?
+            } else {
+                let stream = requests(channel, call.clone());
+                grpc.client_streaming(tagged(call, stream), path, codec).await?
+            };
+            let Message { body } = response.into_inner();
+            reader.check(&body);
+            world.keep(body, call.hold);
+            reader.finish();
+            return Ok(true);
         }
         Kind::Down => {
-            let message = request(&channel, call, 0);
-            responses = grpc.server_streaming(tagged(call, message), path, BytesCodec).await?.into_inner();
-            single = None;
+            let message = Message { body: request(&channel, call, 0) };
+            grpc.server_streaming(tagged(call, message), path, codec).await?.into_inner()
         }
         _ => {
             let stream = requests(channel, call.clone());
-            responses = grpc.streaming(tagged(call, stream), path, BytesCodec).await?.into_inner();
-            single = None;
+            grpc.streaming(tagged(call, stream), path, codec).await?.into_inner()
         }
-    }
-    if let Some(message) = single {
-        reader.check(&message);
-        world.keep(message, call.hold);
-        reader.finish();
-        return Ok(true);
-    }
+    };
     // With a single response, when the head came does not show.
     world.book().head(call.id);
     loop {
@@ -167,9 +174,9 @@ async fn through_tonic(world: &Arc<World>, channel: Channel, call: &CallPlan) ->
             return Ok(false);
         }
         match responses.message().await? {
-            Some(message) => {
-                reader.check(&message);
-                world.keep(message, call.hold);
+            Some(Message { body }) => {
+                reader.check(&body);
+                world.keep(body, call.hold);
                 reader.pause().await;
             }
             None => {

@@ -45,6 +45,9 @@ pub(crate) struct CallPlan {
     pub(crate) responses: Vec<usize>,
     /// From pool memory, where there is some.
     pub(crate) pinned: bool,
+    /// With the zero-copy codec at the client, and at the server.
+    pub(crate) client_zero: bool,
+    pub(crate) server_zero: bool,
     pub(crate) request_gap: Duration,
     pub(crate) response_gap: Duration,
     /// The handler waits for so long before it does anything.
@@ -141,6 +144,8 @@ fn call(rng: &mut StdRng, id: usize, channel: usize, at: Duration, pressure: boo
         requests,
         responses,
         pinned: rng.random_bool(0.5),
+        client_zero: rng.random_bool(0.6),
+        server_zero: rng.random_bool(0.6),
         request_gap: sometimes(rng, 0.2, 30),
         response_gap: sometimes(rng, 0.2, 30),
         think: sometimes(rng, 0.3, 200),

@@ -6,14 +6,14 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use bytes::{Buf, BufMut, Bytes, BytesMut};
+use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
 use tokio::time::sleep;
 use tokio_stream::{Stream, StreamExt};
 use tonic::body::Body;
-use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::codec::Codec;
 use tonic::server::NamedService;
 use tonic::{Code, Status, Streaming};
 use tower::Service;
@@ -25,43 +25,27 @@ use crate::world::World;
 /// Metadata that tells the call's number.
 pub(crate) const CALL: &str = "sim-call";
 
-type Messages = Pin<Box<dyn Stream<Item = Result<Bytes, Status>> + Send>>;
+type Messages = Pin<Box<dyn Stream<Item = Result<Message, Status>> + Send>>;
 type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
-/// Bytes as they are.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct BytesCodec;
-
-impl Codec for BytesCodec {
-    type Encode = Bytes;
-    type Decode = Bytes;
-    type Encoder = Self;
-    type Decoder = Self;
-    fn encoder(&mut self) -> Self {
-        Self
-    }
-    fn decoder(&mut self) -> Self {
-        Self
-    }
+/// A message with one field, which the zero-copy codec keeps apart.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Message {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub(crate) body: Bytes,
 }
 
-impl Encoder for BytesCodec {
-    type Item = Bytes;
-    type Error = Status;
-    fn encode(&mut self, item: Bytes, dst: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        dst.put(item);
-        Ok(())
-    }
+/// Either codec.
+pub(crate) trait AnyCodec:
+    Codec<Encode = Message, Decode = Message, Encoder: Send + 'static, Decoder: Send + 'static>
+    + Default
+    + Send
+    + 'static
+{
 }
 
-impl Decoder for BytesCodec {
-    type Item = Bytes;
-    type Error = Status;
-    fn decode(&mut self, src: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
-        let len = src.remaining();
-        Ok(Some(src.copy_to_bytes(len)))
-    }
-}
+impl AnyCodec for tonic_prost::ProstCodec<Message, Message> {}
+impl AnyCodec for tonic_rdma::codec::ProstCodec<Message, Message> {}
 
 /// Answers calls as the plan says.
 #[derive(Clone)]
@@ -90,49 +74,64 @@ impl Service<Request<Body>> for Planned {
             };
             world.tap.note(|| format!("call {} is served", call.id));
             world.book().served(call.id);
-            let mut grpc = tonic::server::Grpc::new(BytesCodec)
-                .max_decoding_message_size(usize::MAX)
-                .max_encoding_message_size(usize::MAX);
-            let kind = req.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
-            let one = |world: Arc<World>, call: CallPlan| {
-                move |request: tonic::Request<Bytes>| {
-                    let requests = tokio_stream::once(Ok(request.into_inner()));
-                    answer(world.clone(), call.clone(), Box::pin(requests))
+            // `/sim.Planned/Unary`, or `/sim.Planned/UnaryZero` for the zero-copy codec.
+            let method = req.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
+            Ok(match method.strip_suffix("Zero") {
+                _ if method == "Raw" => raw(world, call, req).await,
+                Some(kind) => {
+                    serve::<tonic_rdma::codec::ProstCodec<Message, Message>>(kind, world, call, req).await
                 }
-            };
-            let many = |world: Arc<World>, call: CallPlan| {
-                move |request: tonic::Request<Streaming<Bytes>>| {
-                    answer(world.clone(), call.clone(), Box::pin(request.into_inner()))
-                }
-            };
-            let single = |reply: Result<tonic::Response<Messages>, Status>| async move {
-                match reply?.into_inner().next().await {
-                    Some(message) => Ok(tonic::Response::new(message?)),
-                    None => Err(Status::internal("a plan without a response")),
-                }
-            };
-            Ok(match kind.as_str() {
-                "Unary" => {
-                    let handler = one(world, call);
-                    let service = tower::service_fn(move |r| {
-                        let reply = handler(r);
-                        async move { single(reply.await).await }
-                    });
-                    grpc.unary(service, req).await
-                }
-                "Up" => {
-                    let handler = many(world, call);
-                    let service = tower::service_fn(move |r| {
-                        let reply = handler(r);
-                        async move { single(reply.await).await }
-                    });
-                    grpc.client_streaming(service, req).await
-                }
-                "Down" => grpc.server_streaming(tower::service_fn(one(world, call)), req).await,
-                "Both" => grpc.streaming(tower::service_fn(many(world, call)), req).await,
-                _ => raw(world, call, req).await,
+                None => serve::<tonic_prost::ProstCodec<Message, Message>>(&method, world, call, req).await,
             })
         })
+    }
+}
+
+async fn serve<C: AnyCodec>(
+    kind: &str,
+    world: Arc<World>,
+    call: CallPlan,
+    req: Request<Body>,
+) -> Response<Body> {
+    let mut grpc = tonic::server::Grpc::new(C::default())
+        .max_decoding_message_size(usize::MAX)
+        .max_encoding_message_size(usize::MAX);
+    let one = |world: Arc<World>, call: CallPlan| {
+        move |request: tonic::Request<Message>| {
+            let requests = tokio_stream::once(Ok(request.into_inner()));
+            answer(world.clone(), call.clone(), Box::pin(requests))
+        }
+    };
+    let many = |world: Arc<World>, call: CallPlan| {
+        move |request: tonic::Request<Streaming<Message>>| {
+            answer(world.clone(), call.clone(), Box::pin(request.into_inner()))
+        }
+    };
+    let single = |reply: Result<tonic::Response<Messages>, Status>| async move {
+        match reply?.into_inner().next().await {
+            Some(message) => Ok(tonic::Response::new(message?)),
+            None => Err(Status::internal("a plan without a response")),
+        }
+    };
+    match kind {
+        "Unary" => {
+            let handler = one(world, call);
+            let service = tower::service_fn(move |r| {
+                let reply = handler(r);
+                async move { single(reply.await).await }
+            });
+            grpc.unary(service, req).await
+        }
+        "Up" => {
+            let handler = many(world, call);
+            let service = tower::service_fn(move |r| {
+                let reply = handler(r);
+                async move { single(reply.await).await }
+            });
+            grpc.client_streaming(service, req).await
+        }
+        "Down" => grpc.server_streaming(tower::service_fn(one(world, call)), req).await,
+        _ => grpc.streaming(tower::service_fn(many(world, call)), req).await,
     }
 }
 
@@ -145,7 +144,7 @@ fn verdict(call: &CallPlan) -> Result<(), Status> {
 
 /// Reads a request and books it.
 async fn take(world: &World, call: &CallPlan, requests: &mut Messages, index: usize) -> Result<bool, Status> {
-    let Some(message) = requests.next().await.transpose()? else { return Ok(false) };
+    let Some(Message { body: message }) = requests.next().await.transpose()? else { return Ok(false) };
     match call.requests.get(index) {
         Some(len) => {
             let key = Key { call: call.id, down: false, index };
@@ -191,7 +190,7 @@ async fn answer(
             if !call.response_gap.is_zero() {
                 sleep(call.response_gap).await;
             }
-            yield pattern::message(Key { call: call.id, down: true, index }, *len);
+            yield Message { body: pattern::message(Key { call: call.id, down: true, index }, *len) };
         }
         if call.reading == Reading::Between && !single {
             while take(&world, &call, &mut requests, read).await? {

@@ -205,6 +205,8 @@ fn settings(data: &[u8]) -> Result<Settings, HelloError> {
     rule(data[26..28] == [0, 0] && data[48..56] == [0; 8], "reserved field", 1)?;
     rule((4..=4096).contains(&s.recv_slots), "recv_slots", s.recv_slots.into())?;
     rule((512..=32_768).contains(&s.slot_size), "slot_size", s.slot_size.into())?;
+    // A peer that takes no streams would have every call wait for ever.
+    rule(s.max_streams > 0, "max_streams", s.max_streams.into())?;
     rule(
         s.stream_window >= 4096 && s.stream_window <= i32::MAX as u32,
         "stream_window",
@@ -350,6 +352,9 @@ mod tests {
         let mut data = hello().encode();
         data[50] = 1;
         assert!(Hello::decode(&data).is_err());
+        let mut data = hello().encode();
+        data[32..36].fill(0);
+        assert_eq!(Hello::decode(&data).unwrap_err().to_string(), "peer's max_streams is 0");
         assert!(matches!(Accept::decode(&hello().encode()), Err(HelloError::Kind(1))));
     }
 

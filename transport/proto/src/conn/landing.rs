@@ -61,6 +61,11 @@ impl Grants {
         self.out.len()
     }
 
+    #[cfg(test)]
+    pub(super) fn ids(&self) -> impl Iterator<Item = u32> + '_ {
+        self.out.iter().map(|(id, _)| id as u32)
+    }
+
     pub(super) fn recall_deadline(&self) -> Option<Instant> {
         (self.active && !self.standing.is_empty()).then(|| self.last_bulk + self.idle_recall)
     }

@@ -9,6 +9,7 @@ use proptest::sample::Index;
 use super::super::*;
 use super::pair::*;
 use crate::error::CloseCode;
+use crate::frame::{Frame, Reader};
 use crate::ids::{ResetCode, StreamId};
 
 #[derive(Clone, Debug)]
@@ -218,6 +219,38 @@ impl Model {
         }
     }
 
+    /// Every grant is in one place: on its way, with the peer, or on its way back (R8, R9).
+    fn check_grants(p: &Pair) {
+        for (granter, holder) in [(CLIENT, SERVER), (SERVER, CLIENT)] {
+            let frames = |from: usize| {
+                let queued = p.ends[from].conn.control.iter().cloned();
+                let sent = p.to[1 - from].iter().flat_map(|wire| {
+                    let message = match wire {
+                        Wire::Send(message) => message.clone(),
+                        Wire::Write(_) => return Vec::new(),
+                    };
+                    let mut reader = Reader::new(message).unwrap();
+                    std::iter::from_fn(|| reader.next_frame().unwrap()).collect()
+                });
+                queued.chain(sent).collect::<Vec<Frame>>()
+            };
+            let coming = frames(granter).into_iter().filter_map(|frame| match frame {
+                Frame::Grant { id, .. } => Some(id),
+                _ => None,
+            });
+            let going = frames(holder).into_iter().filter_map(|frame| match frame {
+                Frame::Done { id, .. } | Frame::Abort { id } => Some(id),
+                _ => None,
+            });
+            let held = p.ends[holder].conn.peer_grants.iter().copied();
+            let mut there: Vec<u32> = coming.chain(held).chain(going).collect();
+            there.sort_unstable();
+            let mut out: Vec<u32> = p.ends[granter].conn.grants.ids().collect();
+            out.sort_unstable();
+            assert_eq!(out, there, "grants of end {granter}");
+        }
+    }
+
     /// All halves end, and all that was not given up has arrived.
     fn finish(mut self, p: &mut Pair) {
         for end in 0..2 {
@@ -292,6 +325,7 @@ proptest! {
         for op in &ops {
             model.apply(&mut p, op);
             model.check(&p);
+            Model::check_grants(&p);
         }
         model.finish(&mut p);
     }

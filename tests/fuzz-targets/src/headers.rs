@@ -1,0 +1,34 @@
+//! The header block decoder.
+
+use bytes::{Bytes, BytesMut};
+use tonic_rdma_proto::headers::{Decoder, Field, encode};
+
+/// A block is refused, or its fields are the same when they are encoded again, in at most as many bytes.
+///
+/// # Panics
+/// Something is wrong.
+pub fn headers(data: &[u8]) {
+    let mut decoder = Decoder::new(Bytes::copy_from_slice(data));
+    let mut fields = Vec::new();
+    for field in decoder.by_ref() {
+        match field {
+            Ok(field) => fields.push(field),
+            Err(_) => {
+                assert!(decoder.next().is_none(), "nothing comes behind an error");
+                return;
+            }
+        }
+    }
+    // Names that are not text are refused above the protocol.
+    if fields.iter().any(|field| std::str::from_utf8(&field.name).is_err()) {
+        return;
+    }
+    let mut block = BytesMut::new();
+    for Field { name, value } in &fields {
+        let name = std::str::from_utf8(name).expect("looked at above");
+        encode(&mut block, name, value).expect("it came from a block");
+    }
+    assert!(block.len() <= data.len(), "the encoder knows the shortest form");
+    let again: Result<Vec<Field>, _> = Decoder::new(block.freeze()).collect();
+    assert_eq!(again, Ok(fields));
+}

@@ -1,0 +1,26 @@
+//! The private data of connect, accept and reject.
+
+use tonic_rdma_proto::{Accept, Hello, Reject};
+
+/// Private data is refused, or says the same when it is encoded again, padded or not.
+///
+/// # Panics
+/// Something is wrong.
+pub fn hello(data: &[u8]) {
+    if let Ok(hello) = Hello::decode(data) {
+        let again = hello.encode();
+        assert_eq!(Hello::decode(&again), Ok(hello));
+        assert!(data.starts_with(&again), "every byte means something");
+        let settings = hello.settings;
+        assert!(settings.recv_slots >= 4 && settings.slot_size >= 512 && settings.max_streams > 0);
+    }
+    if let Ok(accept) = Accept::decode(data) {
+        assert_eq!(Accept::decode(&accept.encode()), Ok(accept));
+    }
+    if let Ok(reject) = Reject::decode(data) {
+        // The versions of a version mismatch are its sender's; encoded here they are this crate's.
+        if !matches!(reject, Reject::Version { .. }) {
+            assert_eq!(Reject::decode(&reject.encode()), Ok(reject));
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! What the fuzzer calls: one function for each target, which panics when something is wrong.
+//!
+//! | target | input |
+//! |---|---|
+//! | `frames` | one control message, as received |
+//! | `hello` | the private data of connect, accept or reject |
+//! | `headers` | one header block |
+//! | `peer` | what a hostile peer sends to a connection, and what its own side does meanwhile: see [`peer()`] |
+//!
+//! A new target is a function here, a line in [`TARGETS`], a file in `../fuzz/fuzz_targets` and a folder in `../fuzz/corpus`.
+
+mod frames;
+mod headers;
+mod hello;
+mod peer;
+
+pub use frames::frames;
+pub use headers::headers;
+pub use hello::hello;
+pub use peer::peer;
+
+/// A target's name, and what it calls.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// All targets.
+pub const TARGETS: [Target; 4] = [("frames", frames), ("hello", hello), ("headers", headers), ("peer", peer)];

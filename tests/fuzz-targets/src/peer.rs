@@ -1,0 +1,325 @@
+//! A connection that is fed by a hostile peer.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use tonic_rdma_proto::frame::{Frame, Reader};
+use tonic_rdma_proto::{
+    CloseCode, Config, Connection, Event, Flow, GrantMemory, ResetCode, Room, StreamId, Transmit, WantKey,
+};
+
+/// Steps that one input may take.
+const STEPS: usize = 400;
+
+/// The first byte chooses side and sizes; then each step is a byte and what it takes:
+///
+/// | byte modulo 16 | what happens |
+/// |---|---|
+/// | 0 to 4 | the peer sends a message: a length, so many bytes of frames; header and credits are made to fit |
+/// | 5 | the peer sends a message as it stands |
+/// | 6 | this side opens a stream |
+/// | 7, 8 | this side sends headers or data on a stream |
+/// | 9 | this side resets or releases a stream |
+/// | 10, 11 | this side posts what there is to post |
+/// | 12 | this side is asked for memory, and has some |
+/// | 13 | time passes |
+/// | 14 | this side reads |
+/// | 15 | this side drains, closes, or recalls its standing grants |
+///
+/// # Panics
+/// The connection has panicked, keeps more than its limits allow, names memory that it was not granted, loses or repeats
+/// memory of its own, or says something behind a breach other than CLOSE.
+pub fn peer(data: &[u8]) {
+    let mut input = Input(data);
+    let Some(first) = input.byte() else { return };
+    let mut side = Side::new(first);
+    for _ in 0..STEPS {
+        let Some(step) = input.byte() else { break };
+        if side.step(step % 16, &mut input).is_none() {
+            break;
+        }
+        side.check();
+    }
+    side.finish();
+}
+
+/// Bytes that are taken off the front.
+struct Input<'a>(&'a [u8]);
+
+impl<'a> Input<'a> {
+    fn byte(&mut self) -> Option<u8> {
+        let (first, rest) = self.0.split_first()?;
+        self.0 = rest;
+        Some(*first)
+    }
+
+    fn short(&mut self) -> Option<u16> {
+        Some(u16::from_le_bytes([self.byte()?, self.byte()?]))
+    }
+
+    fn take(&mut self, len: usize) -> &'a [u8] {
+        let (taken, rest) = self.0.split_at(len.min(self.0.len()));
+        self.0 = rest;
+        taken
+    }
+}
+
+/// Memory that the peer says it has granted.
+#[derive(Debug, Clone, Copy)]
+struct Granted {
+    addr: u64,
+    rkey: u32,
+    len: u32,
+}
+
+struct Side {
+    conn: Connection,
+    config: Config,
+    now: Instant,
+    client: bool,
+    slot: Vec<u8>,
+    /// Credits that the peer may give back: messages sent to it, less those given back.
+    owed: u64,
+    /// All grants that have come.
+    granted: Vec<Granted>,
+    /// Landing memory that is out, with its length.
+    out: BTreeMap<usize, u32>,
+    next_memory: usize,
+    /// What has been read and not been consumed.
+    unread: Vec<(StreamId, u32, Flow)>,
+    breached: bool,
+    closes: u32,
+    opened: BTreeSet<StreamId>,
+}
+
+impl Side {
+    fn new(first: u8) -> Self {
+        let config = Config {
+            slot_size: if first & 2 == 0 { 512 } else { 4096 },
+            recv_slots: if first & 4 == 0 { 4 } else { 64 },
+            max_streams: 5,
+            stream_window: if first & 8 == 0 { 4096 } else { 100_000 },
+            bulk_window: 65_536,
+            max_message: 1 << 20,
+            standing_grants: (first >> 4) & 3,
+            standing_max: 32 << 10,
+            write_chunk: 4096,
+            ..Config::default()
+        };
+        config.check().expect("settings in range");
+        let (now, client) = (Instant::now(), first & 1 == 0);
+        let peer = Config { slot_size: 512, ..config.clone() }.settings();
+        let conn = match client {
+            true => Connection::client(config.clone(), peer, now),
+            false => Connection::server(config.clone(), peer, now),
+        };
+        Side {
+            conn,
+            now,
+            client,
+            slot: vec![0; config.slot_size as usize],
+            config,
+            owed: 0,
+            granted: Vec::new(),
+            out: BTreeMap::new(),
+            next_memory: 0,
+            unread: Vec::new(),
+            breached: false,
+            closes: 0,
+            opened: BTreeSet::new(),
+        }
+    }
+
+    fn step(&mut self, step: u8, input: &mut Input<'_>) -> Option<()> {
+        match step {
+            0..=4 => {
+                let len = usize::from(input.byte()?) * if step == 4 { 4 } else { 1 };
+                let frames = input.take(len);
+                let credits = self.owed.min(u64::from(step)) as u16;
+                let mut message = Vec::with_capacity(8 + frames.len());
+                message.extend_from_slice(&credits.to_le_bytes());
+                message.extend_from_slice(&[0, 0]);
+                message.extend_from_slice(&(frames.len() as u32 + 8).to_le_bytes());
+                message.extend_from_slice(frames);
+                self.owed -= u64::from(credits);
+                self.receive(message.into());
+            }
+            5 => {
+                let len = usize::from(input.byte()?);
+                let message = input.take(len);
+                self.receive(Bytes::copy_from_slice(message));
+            }
+            6 => {
+                let len = usize::from(input.byte()?) * 8;
+                // Refused by a server, and when there are too many.
+                let _ = self.conn.open(Bytes::from(vec![1; len]), len.is_multiple_of(16));
+            }
+            7 => {
+                let (id, len) = (self.id(input)?, usize::from(input.byte()?));
+                let _ = self.conn.send_headers(id, Bytes::from(vec![2; len]), len.is_multiple_of(3));
+            }
+            8 => {
+                let (id, len) = (self.id(input)?, usize::from(input.short()?) * 4);
+                let (pinned, end) = (len.is_multiple_of(8), len.is_multiple_of(7));
+                let _ = self.conn.send_data(id, Bytes::from(vec![3; len]), pinned, end);
+            }
+            9 => {
+                let id = self.id(input)?;
+                match input.byte()? % 2 {
+                    0 => self.conn.reset(id, ResetCode::CANCEL),
+                    _ => self.conn.release(id, ResetCode::CANCEL),
+                }
+            }
+            10 | 11 => {
+                let room = usize::from(input.byte()?) * 512;
+                self.post(room, step == 11);
+            }
+            12 => self.grant(input.byte()?),
+            13 => {
+                self.now += Duration::from_millis(u64::from(input.byte()?) * 40);
+                self.conn.handle_timeout(self.now);
+            }
+            14 => {
+                let count = usize::from(input.byte()?).min(self.unread.len());
+                for (id, len, flow) in self.unread.drain(..count) {
+                    self.conn.consume(id, len, flow);
+                }
+            }
+            _ => match input.byte()? % 4 {
+                0 => self.conn.go_away(CloseCode::Ok, "drain"),
+                1 => self.conn.close(CloseCode::Ok, "close"),
+                _ => self.conn.recall_standing(),
+            },
+        }
+        self.events();
+        Some(())
+    }
+
+    /// One of the first streams.
+    fn id(&self, input: &mut Input<'_>) -> Option<StreamId> {
+        let n = usize::from(input.byte()?);
+        let known: Vec<StreamId> = self.opened.iter().copied().collect();
+        known.get(n % known.len().max(1)).copied()
+    }
+
+    fn receive(&mut self, message: Bytes) {
+        // What the peer may be written to: also by a message that breaks off behind it.
+        if let Ok(mut reader) = Reader::new(message.clone()) {
+            while let Ok(Some(frame)) = reader.next_frame() {
+                if let Frame::Grant { rkey, len, addr, .. } = frame {
+                    self.granted.push(Granted { addr, rkey, len });
+                }
+            }
+        }
+        let result = self.conn.receive(self.now, message);
+        if let Err(breach) = &result {
+            assert!(!self.breached, "one breach is enough: {breach}");
+            assert!(!breach.to_string().is_empty());
+            self.breached = true;
+        }
+    }
+
+    fn events(&mut self) {
+        while let Some(event) = self.conn.poll_event() {
+            match event {
+                Event::Opened { stream, .. } => {
+                    assert!(!self.client, "a client is not called");
+                    assert!(self.opened.insert(stream), "{stream} is opened twice");
+                }
+                Event::Data { stream, data, .. } => {
+                    self.unread.push((stream, data.len() as u32, Flow::Window))
+                }
+                Event::Landed { stream, memory, len, flow, .. } => {
+                    let had = self.out.remove(&memory).expect("memory that is out lands once");
+                    assert!(len > 0 && len <= had, "{len} bytes in {had}");
+                    self.unread.push((stream, len, flow));
+                }
+                Event::Returned { memory } => {
+                    self.out.remove(&memory).expect("memory that is out returns once");
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn post(&mut self, room: usize, with_slot: bool) {
+        for _ in 0..64 {
+            let slot = with_slot.then_some(self.slot.as_mut_slice());
+            let space = Room { write: room, staging: room };
+            match self.conn.poll_transmit(slot, space) {
+                None => return,
+                Some(Transmit::Send(len)) => {
+                    assert!(len <= 512, "the peer's slots have 512 bytes");
+                    self.owed += 1;
+                    let mut reader =
+                        Reader::new(Bytes::copy_from_slice(&self.slot[..len])).expect("a good header");
+                    let mut frames = Vec::new();
+                    while let Some(frame) = reader.next_frame().expect("a good frame") {
+                        frames.push(frame);
+                    }
+                    let closes = frames.iter().filter(|f| matches!(f, Frame::Close { .. })).count();
+                    self.closes += closes as u32;
+                    assert!(self.closes <= 1, "one CLOSE is enough");
+                    if self.breached || self.closes > 0 {
+                        assert_eq!((frames.len(), closes), (1, 1), "only CLOSE behind a breach: {frames:?}");
+                    }
+                }
+                Some(Transmit::Write(write)) => {
+                    assert!(!self.breached && self.closes == 0, "a WRITE behind the end");
+                    let len = write.src.len() as u64;
+                    assert!(len > 0 && write.src.len() <= room);
+                    let within = |g: &Granted| {
+                        g.rkey == write.rkey
+                            && write.addr >= g.addr
+                            && write.addr.checked_add(len).is_some_and(|end| {
+                                g.addr.checked_add(g.len.into()).is_some_and(|last| end <= last)
+                            })
+                    };
+                    assert!(self.granted.iter().any(within), "{write:?} was not granted");
+                }
+            }
+        }
+    }
+
+    fn grant(&mut self, kind: u8) {
+        let Some(want) = self.conn.poll_landing() else { return };
+        assert!(want.min > 0 && want.min <= want.want, "{want:?}");
+        assert!(want.want <= self.config.bulk_window.max(self.config.standing_max + 4096), "{want:?}");
+        let len = match kind % 4 {
+            0 => want.min,
+            1 => want.want,
+            2 => want.min / 2,
+            _ => want.want.saturating_add(4096),
+        };
+        let key = self.next_memory;
+        self.next_memory += 1;
+        self.out.insert(key, len);
+        // Sometimes for a stream that has not asked.
+        let for_what = if kind >= 240 { WantKey::Standing } else { want.key };
+        let addr = (key as u64 + 1) << 24;
+        self.conn.provide_landing(for_what, GrantMemory { key, addr, rkey: key as u32, len });
+    }
+
+    /// What holds at any time.
+    fn check(&self) {
+        let pending = self.conn.pending();
+        assert!(pending.streams <= 5, "{pending:?}");
+        assert!(pending.grants <= self.out.len(), "{pending:?}: the peer holds memory that nobody gave");
+        if self.breached {
+            assert!(self.conn.next_timeout().is_none() && !self.conn.takes_streams());
+        }
+    }
+
+    /// However it went: told to close, it says so once and is silent.
+    fn finish(mut self) {
+        self.conn.close(CloseCode::Ok, "the end");
+        self.events();
+        self.post(1 << 20, true);
+        self.post(1 << 20, true);
+        assert!(self.conn.poll_landing().is_none() && self.conn.next_timeout().is_none());
+        let before = self.closes;
+        self.post(1 << 20, true);
+        assert_eq!(self.closes, before, "silence");
+    }
+}
