@@ -4,9 +4,9 @@ export CARGO
 
 .DEFAULT_GOAL := help
 # Seeds that test-sim runs.
-SEEDS ?= 4000
+SEEDS ?= 3000
 
-.PHONY: help build demo test test-native test-sim test-rdma kernel fmt clippy docs clean packages
+.PHONY: help build demo test test-native test-sim test-rdma sanitize kernel fmt clippy docs clean packages
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -31,6 +31,10 @@ test-sim: packages ## run the simulation: client and server under faults, one ru
 
 test-rdma: ## run the tests over real verbs, in a guest kernel with Soft-RoCE and Soft-iWARP
 	tests/guest/suite
+
+sanitize: packages ## run the tests of memory, fabric and protocol under the address sanitizer, then under the thread sanitizer
+	tests/sanitize address
+	tests/sanitize thread
 
 kernel: ## build the guest kernel, if it is not in the cache, and print its path
 	@scripts/install-packages test
