@@ -63,6 +63,12 @@ pub mod sim;
 #[cfg(all(target_os = "linux", feature = "verbs"))]
 pub mod verbs;
 
+/// What the rings of `shm` are made of; loom's when they are checked.
+#[cfg(all(target_os = "linux", feature = "shm"))]
+mod atomics {
+    pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};
+}
+
 pub use access::ShmAccess;
 pub use addr::{Addr, BadShmAddr, ShmAddr};
 pub use any::{AnyLink, Connected, Fabric, Incoming, Listener};

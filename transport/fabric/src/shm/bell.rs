@@ -10,6 +10,9 @@ use rustix::event::{EventfdFlags, eventfd};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use super::socket::Socket;
+use super::wire::Message;
+
 /// The bell that the peer rings.
 #[derive(Debug)]
 pub(super) struct Bell(AsyncFd<OwnedFd>);
@@ -41,32 +44,63 @@ impl Bell {
     }
 }
 
-/// The peer's bell, as it gave it: any descriptor. What happens when it is none is the peer's loss.
+/// How the peer is woken.
 #[derive(Debug)]
-pub(super) struct Rope(OwnedFd);
+pub(super) enum Rope {
+    /// By its eventfd.
+    Event(OwnedFd),
+    /// By a message on the socket. A write to a descriptor that a stranger has too can block for ever: it can fill the
+    /// counter and take O_NONBLOCK away at any time. So the eventfd is for peers that could stop this process anyway.
+    Message,
+}
 
 impl Rope {
-    /// Takes what the peer sent, and keeps writes to it from blocking.
-    pub(super) fn new(fd: OwnedFd) -> io::Result<Rope> {
-        let flags = rustix::fs::fcntl_getfl(&fd)?;
-        // Only an eventfd takes eight bytes as one wake-up; its kind shows in its link name.
-        let name = rustix::fs::readlinkat(rustix::fs::CWD, link_of(&fd), Vec::new())?;
-        if name.as_bytes() != b"anon_inode:[eventfd]" || !flags.contains(rustix::fs::OFlags::NONBLOCK) {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                "the peer's bell is no eventfd, or would block",
-            ));
+    /// For the eventfd that the peer sent; `kin`: it runs as root or as the user of this process.
+    ///
+    /// # Errors
+    /// It is no eventfd, or would block.
+    pub(super) fn new(fd: OwnedFd, kin: bool) -> io::Result<Rope> {
+        let blocks = !rustix::fs::fcntl_getfl(&fd)?.contains(rustix::fs::OFlags::NONBLOCK);
+        // Its kind shows in its link name. Without /proc it is not known, and not used.
+        let name = rustix::fs::readlinkat(rustix::fs::CWD, link_of(&fd), Vec::new()).ok();
+        let other = name.as_ref().is_some_and(|name| name.as_bytes() != b"anon_inode:[eventfd]");
+        if blocks || other {
+            let what = "the peer's bell is no eventfd, or would block";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
         }
-        Ok(Rope(fd))
+        Ok(if kin && name.is_some() { Rope::Event(fd) } else { Rope::Message })
     }
 
-    /// Wakes the peer. A bell that has been rung 2^64 times without having been heard is the peer's own affair.
-    pub(super) fn ring(&self) {
-        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
+    /// Wakes the peer. Fails when it has not heard the last 2^64 rings, or a socket full of messages: its own affair, and
+    /// it is awake then.
+    pub(super) fn ring(&self, socket: &Socket) {
+        let _ = match self {
+            Rope::Event(fd) => rustix::io::write(fd, &1_u64.to_ne_bytes()).map(drop).map_err(io::Error::from),
+            Rope::Message => socket.send(&Message::Wake.encode(), &[]),
+        };
     }
 }
 
 fn link_of(fd: &OwnedFd) -> String {
     use std::os::fd::AsRawFd;
     format!("/proc/self/fd/{}", fd.as_raw_fd())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(flags: EventfdFlags) -> OwnedFd {
+        eventfd(0, flags | EventfdFlags::CLOEXEC).unwrap()
+    }
+
+    #[test]
+    fn only_events_of_kin_are_written_to() {
+        assert!(matches!(Rope::new(event(EventfdFlags::NONBLOCK), true), Ok(Rope::Event(_))));
+        assert!(matches!(Rope::new(event(EventfdFlags::NONBLOCK), false), Ok(Rope::Message)));
+        assert!(Rope::new(event(EventfdFlags::empty()), true).is_err(), "it would block");
+        let (pipe, _end) = std::io::pipe().unwrap();
+        rustix::fs::fcntl_setfl(&pipe, rustix::fs::OFlags::NONBLOCK).unwrap();
+        assert!(Rope::new(pipe.into(), true).is_err());
+    }
 }

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use tonic_rdma_memory::Pool;
 
-use super::ShmDevice;
 use super::link::ShmLink;
 use super::setup::{Own, Theirs};
 use super::socket::{Received, Socket};
 use super::wire::Message;
+use super::{ShmDevice, is_kin};
 use crate::addr::{Addr, ShmAddr};
 use crate::block::ControlBlock;
 use crate::error::{ConnectError, ConnectStep};
@@ -66,7 +66,8 @@ async fn attempt(
     }
     let hello = Message::Hello { shape: own.shape, private_data: private_data.to_vec() };
     own.with_fds(|fds| socket.send(&hello.encode(), fds)).map_err(failed)?;
-    let gone = || ConnectError::PeerGone { addr: addr.clone().into(), step: ConnectStep::Connect };
+    // One that hangs up has nothing to say about it; a listener that goes does so too.
+    let gone = || ConnectError::Rejected { addr: addr.clone().into(), private_data: Vec::new() };
     let Received { bytes, fds } = match socket.next().await {
         Ok(Some(received)) => received,
         Ok(None) => return Err(gone()),
@@ -75,7 +76,7 @@ async fn attempt(
     };
     match Message::decode(&bytes) {
         Some(Message::Accept { shape, private_data }) => {
-            let theirs = Theirs::new(shape, fds).map_err(failed)?;
+            let theirs = Theirs::new(shape, fds, is_kin(peer.uid)).map_err(failed)?;
             Ok((ShmLink::new(device, socket, peer, own, theirs, block, config), private_data))
         }
         Some(Message::Reject { private_data }) => {

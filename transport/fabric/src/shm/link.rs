@@ -30,6 +30,8 @@ const BUDGET: usize = 256;
 const MAX_CHUNKS: usize = 4096;
 /// Their bytes, at most: address space of this process, and memory of the peer's.
 const MAX_CHUNK_BYTES: u64 = 64 << 30;
+/// Messages on the socket, or turns, that are dealt with before other tasks get theirs.
+const ROUNDS: usize = 64;
 
 /// What a link has done since it was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -42,6 +44,8 @@ pub struct ShmStats {
     pub write_bytes: u64,
     /// Times that the peer waited and was woken, one system call each.
     pub wakes: u64,
+    /// Times that the peer had to be shown messages and did not wait.
+    pub wakes_spared: u64,
     /// Times that this end began to wait.
     pub waits: u64,
 }
@@ -117,7 +121,7 @@ impl ShmLink {
             table: device.table().clone(),
             lent: HashSet::new(),
             gone: Arc::default(),
-            spin: Spin::new(),
+            spin: Spin::new(device.longest_look()),
             waiting: false,
             stats: ShmStats::default(),
             dead: None,
@@ -177,6 +181,8 @@ impl ShmLink {
                 Ok(())
             }
             Ok(Put::Full) => {
+                // What went before it counts.
+                self.publish();
                 let error = LinkError::Completion {
                     verb: Verb::Send,
                     status: "no RECV is posted at the peer: a SEND without a credit".to_owned(),
@@ -196,7 +202,7 @@ impl ShmLink {
     fn write(&mut self, src: &WriteSource, remote_addr: u64, rkey: u32) -> Result<(), LinkError> {
         if !self.chunks.contains_key(&rkey) {
             // The chunk was sent before the SEND that named its key.
-            self.hear().map_err(|error| self.die(error))?;
+            self.hear(rkey).map_err(|error| self.die(error))?;
         }
         let ShmLink { chunks, block, .. } = self;
         let bytes = match src {
@@ -251,16 +257,20 @@ impl ShmLink {
         Ok(())
     }
 
-    /// Takes what lies in the socket.
-    fn hear(&mut self) -> Result<(), LinkError> {
-        loop {
+    /// Takes what lies in the socket until a key is known, as far as a peer may have chunks.
+    fn hear(&mut self, rkey: u32) -> Result<(), LinkError> {
+        for _ in 0..MAX_CHUNKS {
             match self.socket.receive() {
                 Ok(Some(received)) => self.heard(received)?,
                 Ok(None) => return Err(self.disconnected()),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => return Err(self.unheard(error)),
             }
+            if self.chunks.contains_key(&rkey) {
+                break;
+            }
         }
+        Ok(())
     }
 
     fn disconnected(&self) -> LinkError {
@@ -304,26 +314,47 @@ impl ShmLink {
                 }
                 Ok(())
             }
+            // That it has arrived is all there is to it.
+            (Some(Message::Wake), None, true) => Ok(()),
             _ => Err(self.breach("a message on the socket that makes no sense".to_owned())),
         }
     }
 
     /// Tells the peer of chunks that are gone, so that it unmaps them.
     fn forget(&mut self) -> Result<(), LinkError> {
-        for rkey in self.gone.take() {
-            if self.lent.remove(&rkey) {
-                self.say(&Message::Forget { rkey }, &[])?;
+        let mut keys = self.gone.take().into_iter();
+        while let Some(rkey) = keys.next() {
+            if !self.lent.contains(&rkey) {
+                continue;
             }
+            match self.socket.send(&Message::Forget { rkey }.encode(), &[]) {
+                // It has more to read than the socket holds: later, then. The memory is back already.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.gone.put_back(std::iter::once(rkey).chain(keys));
+                    return Ok(());
+                }
+                // What the peer sent before it went is still to be read.
+                Err(error) if is_end(&error) => {}
+                Err(error) => return Err(self.device("sendmsg", error)),
+                Ok(()) => {}
+            }
+            self.lent.remove(&rkey);
         }
         Ok(())
     }
 
-    fn say(&self, message: &Message, fds: &[std::os::fd::BorrowedFd<'_>]) -> Result<(), LinkError> {
-        self.socket.send(&message.encode(), fds).map_err(|error| match error.kind() {
-            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => self.disconnected(),
-            io::ErrorKind::WouldBlock => self.breach("it does not read its socket".to_owned()),
-            _ => self.device("sendmsg", error),
-        })
+    /// Shows the peer what was queued.
+    fn publish(&mut self) {
+        if !self.writer.has_unpublished() {
+            return;
+        }
+        if self.writer.publish() {
+            self.stats.wakes += 1;
+            self.rope.ring(&self.socket);
+        } else {
+            self.stats.wakes_spared += 1;
+        }
+        self.spin.sent();
     }
 
     /// Looks at the ring, the socket and the bell until there is something, or nothing to do but wait.
@@ -333,17 +364,16 @@ impl ShmLink {
             self.waiting = false;
         }
         self.forget()?;
-        loop {
+        for _ in 0..ROUNDS {
             let before = out.len();
             self.receive(out)?;
             if out.len() > before {
                 self.spin.came();
                 return Poll::Ready(Ok(()));
             }
-            let cpu = rustix::thread::sched_getcpu() as u64;
-            // 0 is what a fresh ring holds.
-            self.reader.runs_on(cpu + 1);
-            let apart = self.writer.peer_runs_on() != cpu + 1;
+            let cpu = processor();
+            self.reader.runs_on(cpu);
+            let apart = self.writer.peer_runs_on() != cpu;
             let reader = &self.reader;
             if self.spin.nothing(apart, || reader.has_news()) == Next::Again {
                 if self.reader.has_news() {
@@ -383,7 +413,19 @@ impl ShmLink {
                 return Poll::Pending;
             }
         }
+        // A peer that keeps this end busy with nothing does not keep it from its other tasks.
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
+}
+
+/// The processor that this thread runs on, from 1: 0 is what a fresh ring holds.
+fn processor() -> u64 {
+    rustix::thread::sched_getcpu() as u64 + 1
+}
+
+fn is_end(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
 /// `IBV_WC_RNR_RETRY_EXC_ERR`.
@@ -426,8 +468,17 @@ impl Link for ShmLink {
             return Err(self.misuse(format!("rkey {rkey:#x} is none of this device's, or another link's")));
         };
         let message = Message::Chunk { rkey, addr: chunk.addr, len: chunk.len };
-        if let Err(error) = self.say(&message, &[chunk.file.as_fd()]) {
-            return Err(self.die(error));
+        match self.socket.send(&message.encode(), &[chunk.file.as_fd()]) {
+            // Polling tells that it has gone, after what it sent before.
+            Err(error) if is_end(&error) => {}
+            Err(error) => {
+                let error = match error.kind() {
+                    io::ErrorKind::WouldBlock => self.breach("it does not read its socket".to_owned()),
+                    _ => self.device("sendmsg", error),
+                };
+                return Err(self.die(error));
+            }
+            Ok(()) => {}
         }
         self.lent.insert(rkey);
         Ok(())
@@ -435,16 +486,12 @@ impl Link for ShmLink {
 
     fn ring(&mut self) -> Result<(), LinkError> {
         self.alive()?;
-        if self.writer.publish() {
-            self.stats.wakes += 1;
-            self.rope.ring();
-        }
-        self.spin.sent();
+        self.publish();
         Ok(())
     }
 
     fn is_eager(&self) -> bool {
-        self.dead.is_none() && self.spin.is_eager()
+        self.dead.is_none() && self.spin.is_eager() && self.writer.peer_runs_on() != processor()
     }
 
     fn poll(&mut self, cx: &mut Context<'_>, out: &mut Vec<Completion>) -> Poll<Result<(), LinkError>> {

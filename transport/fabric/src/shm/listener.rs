@@ -7,12 +7,12 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tonic_rdma_memory::Pool;
 
-use super::ShmDevice;
 use super::link::ShmLink;
 use super::ring::Shape;
 use super::setup::{Own, Theirs};
 use super::socket::{Credentials, Listening, Received, Socket};
 use super::wire::Message;
+use super::{ShmDevice, is_kin};
 use crate::addr::{Addr, ShmAddr};
 use crate::block::ControlBlock;
 use crate::error::{ConnectError, ConnectStep, FabricError};
@@ -116,7 +116,7 @@ async fn hello(device: ShmDevice, local: ShmAddr, socket: Socket) -> Option<ShmI
         refuse("a greeting that makes no sense, or of another version".to_owned());
         return None;
     };
-    match Theirs::new(shape, fds) {
+    match Theirs::new(shape, fds, is_kin(peer.uid)) {
         Ok(theirs) => Some(ShmIncoming { device, local, socket, peer, private_data, theirs }),
         Err(error) => {
             refuse(error.to_string());
@@ -153,6 +153,8 @@ impl ShmIncoming {
     }
 
     /// See [`Incoming::accept`](crate::Incoming::accept).
+    ///
+    /// Waits for nothing: when the peer has gone, the link says so.
     pub async fn accept(
         self,
         config: &LinkConfig,

@@ -5,10 +5,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
-use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::fs::{SealFlags, fcntl_get_seals, fstat, fstatfs};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use super::ring::Words;
+
+/// The file system of memfds, as linux/magic.h has it. Huge pages have one of their own.
+const TMPFS: u64 = 0x0102_1994;
 
 /// A mapping that other processes write to. Never seen through a reference to plain bytes.
 #[derive(Debug)]
@@ -26,41 +29,51 @@ impl Map {
     /// Maps the first `len` bytes of a file, if nobody can cut it short: touching what is gone would kill this process.
     ///
     /// # Errors
-    /// It is not sealed against shrinking and growing, too short, or cannot be mapped.
+    /// It is no memory file of ordinary pages, not sealed against shrinking and growing, too short, or cannot be mapped.
     pub(super) fn new(file: impl AsFd, len: usize) -> io::Result<Map> {
         let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
         let wanted = SealFlags::SHRINK | SealFlags::GROW;
         // Fails for anything that is no memory file.
         let seals =
             fcntl_get_seals(&file).map_err(|e| invalid(format!("not a file that can be sealed ({e})")))?;
+        // A huge page that the peer gives back may not be there again when it is touched, which kills this process.
+        if fstatfs(&file)?.f_type as u64 != TMPFS {
+            return Err(invalid("not a file of ordinary pages".to_owned()));
+        }
         if !seals.contains(wanted) {
             return Err(invalid(format!(
                 "a file that is not sealed against shrinking and growing ({seals:?})"
             )));
         }
-        let size = fstat(&file)?.st_size;
+        let stat = fstat(&file)?;
+        let (size, blocks) = (stat.st_size, u64::try_from(stat.st_blocks).unwrap_or(0));
         if len == 0 || u64::try_from(size).unwrap_or(0) < len as u64 {
             return Err(invalid(format!("a file of {size} bytes, {len} are to be mapped")));
         }
+        // Pages that the peer has are mapped at once, which costs less than one by one. Those that it only promises are
+        // not: they would be made here, and be this process's to account for.
+        Map::of(file, len, blocks.saturating_mul(512) >= len as u64)
+    }
+
+    fn of(file: impl AsFd, len: usize, populate: bool) -> io::Result<Map> {
+        let flags = if populate { MapFlags::SHARED | MapFlags::POPULATE } else { MapFlags::SHARED };
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping, at an address of the kernel's choice, of a file that keeps its size.
-        let ptr = unsafe {
-            mmap(
-                std::ptr::null_mut(),
-                len,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED | MapFlags::POPULATE,
-                &file,
-                0,
-            )
-        }?;
+        let ptr = unsafe { mmap(std::ptr::null_mut(), len, prot, flags, &file, 0) }?;
         let ptr = NonNull::new(ptr.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Map { ptr, len })
+        let map = Map { ptr, len };
+        // A child of fork() has no use for it, and would keep the peer's memory.
+        // SAFETY: the range is this mapping, and its contents stay as they are.
+        if let Err(error) = unsafe { madvise(map.ptr.as_ptr().cast(), len, Advice::LinuxDontFork) } {
+            tracing::debug!(%error, "MADV_DONTFORK");
+        }
+        Ok(map)
     }
 
     /// A file of this process's own, mapped.
     pub(super) fn own(len: usize) -> io::Result<(Map, OwnedFd)> {
         let file = tonic_rdma_memory::memfd::sealed(c"tonic-rdma-ring", len)?;
-        Ok((Map::new(&file, len)?, file))
+        Ok((Map::of(&file, len, true)?, file))
     }
 
     /// Copies `src` to `offset`. False when it does not fit there.
@@ -113,8 +126,23 @@ mod tests {
         assert!(refused(&file, 8193).contains("8192 bytes"));
         assert!(refused(&file, 0).contains("0 are to be mapped"));
         Map::new(&file, 8192).unwrap();
+        let (pipe, _end) = std::io::pipe().unwrap();
+        assert!(refused(&pipe, 1).contains("not a file that can be sealed"));
         let disk = tempfile::tempfile().unwrap();
         assert!(refused(&disk, 1).contains("not a file that can be sealed"));
+    }
+
+    /// A peer could otherwise have this process make gigabytes of pages by promising them.
+    #[test]
+    fn pages_that_are_only_promised_are_not_made() {
+        let blocks = |file: &OwnedFd| fstat(file).unwrap().st_blocks;
+        let promised = tonic_rdma_memory::memfd::sealed(c"test", 1 << 20).unwrap();
+        let mut map = Map::new(&promised, 1 << 20).unwrap();
+        assert_eq!(blocks(&promised), 0);
+        assert!(map.write(0, &[1]));
+        assert_eq!(blocks(&promised), 8);
+        let (_own, there) = Map::own(1 << 20).unwrap();
+        assert_eq!(blocks(&there), 2048);
     }
 
     #[test]

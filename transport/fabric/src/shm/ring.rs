@@ -14,13 +14,17 @@
 //! Tail, head, the waiting flag and the processor each have a cache line of their own. Message `n` lies in slot
 //! `n % slots`.
 
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use super::wake;
+use crate::atomics::{AtomicU64, Ordering};
 
 const TAIL: usize = 0;
 const HEAD: usize = 8;
 const WAITING: usize = 16;
 const CPU: usize = 24;
 const LENGTHS: usize = 32;
+
+/// Bytes of all slots, at most: the peer's ring takes address space here.
+const MAX_RING: u64 = 64 << 20;
 
 /// Memory of a ring.
 pub(crate) trait Words {
@@ -56,11 +60,12 @@ impl Shape {
         (self.slots_at() + self.slots as usize * self.slot_words()) * 8
     }
 
-    /// Whether both numbers are within the bounds of [`LinkConfig`](crate::LinkConfig).
+    /// Whether both numbers are within the bounds of [`LinkConfig`](crate::LinkConfig), and the slots within [`MAX_RING`].
     pub(crate) fn is_sound(self) -> bool {
         (1..=1 << 16).contains(&self.slots)
             && (64..=1 << 20).contains(&self.slot_size)
             && self.slot_size.is_multiple_of(64)
+            && u64::from(self.slots) * u64::from(self.slot_size) <= MAX_RING
     }
 
     fn index(self, message: u64) -> usize {
@@ -152,9 +157,7 @@ impl<W: Words> Reader<W> {
 
     /// From now on the peer rings the bell. False when there is news after all: then nobody waits.
     pub(crate) fn wait(&self) -> bool {
-        self.word(WAITING).store(1, Ordering::SeqCst);
-        // Pairs with the fence in `Writer::publish`: either this end sees the tail, or the peer sees the flag.
-        fence(Ordering::SeqCst);
+        wake::raise(self.word(WAITING));
         let waits = !self.has_news();
         if !waits {
             self.awake();
@@ -164,7 +167,7 @@ impl<W: Words> Reader<W> {
 
     /// The bell need not be rung any more.
     pub(crate) fn awake(&self) {
-        self.word(WAITING).store(0, Ordering::Relaxed);
+        wake::lower(self.word(WAITING));
     }
 
     /// Tells the peer which processor this end runs on.
@@ -275,17 +278,19 @@ impl<W: Words> Writer<W> {
         Ok(Put::Done)
     }
 
+    /// Whether something was written and not published.
+    pub(crate) fn has_unpublished(&self) -> bool {
+        self.published != self.written
+    }
+
     /// Shows the peer what was written. True when the peer waits, and is to be woken.
     pub(crate) fn publish(&mut self) -> bool {
-        if self.published == self.written {
+        if !self.has_unpublished() {
             return false;
         }
         self.published = self.written;
         self.word(TAIL).store(self.written, Ordering::Release);
-        // Pairs with the fence in `Reader::wait`.
-        fence(Ordering::SeqCst);
-        let waiting = self.word(WAITING);
-        waiting.load(Ordering::Relaxed) == 1 && waiting.swap(0, Ordering::AcqRel) == 1
+        wake::must_wake(self.word(WAITING))
     }
 
     /// The processor that the peer last ran on, as it says.

@@ -41,7 +41,8 @@ pub(super) struct Theirs {
 
 impl Theirs {
     /// Checks what the peer gave: exactly a ring, which keeps its size and holds the shape, and a bell.
-    pub(super) fn new(shape: Shape, fds: Vec<OwnedFd>) -> io::Result<Theirs> {
+    /// `kin`: the peer runs as root or as the user of this process.
+    pub(super) fn new(shape: Shape, fds: Vec<OwnedFd>, kin: bool) -> io::Result<Theirs> {
         let wrong = |what| io::Error::new(io::ErrorKind::InvalidData, what);
         let fds: [OwnedFd; 2] = fds
             .try_into()
@@ -49,6 +50,6 @@ impl Theirs {
         let [ring, bell] = fds;
         let map = Map::new(&ring, shape.bytes())?;
         let writer = Writer::new(map, shape).ok_or_else(|| wrong("the peer's ring is too small"))?;
-        Ok(Theirs { writer, rope: Rope::new(bell)? })
+        Ok(Theirs { writer, rope: Rope::new(bell, kin)? })
     }
 }

@@ -2,13 +2,13 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::task::{Context, Poll};
 
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
-    connect, listen, recvmsg, sendmsg, shutdown, socket_with, sockopt,
+    connect, listen, recvmsg, sendmsg, shutdown, socket_with,
 };
 use tokio::io::unix::AsyncFd;
 
@@ -31,6 +31,7 @@ pub(super) struct Received {
 /// Who is at the other end, as the kernel says.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Credentials {
+    /// 0 when it lies outside of this process's PID namespace.
     pub(super) pid: u32,
     pub(super) uid: u32,
 }
@@ -63,11 +64,22 @@ impl Socket {
 
     /// The process at the other end. Of a listener's side: the one that called connect; of a client's: listen.
     pub(super) fn peer(&self) -> io::Result<Credentials> {
-        let credentials = sockopt::socket_peercred(self.0.get_ref())?;
-        Ok(Credentials {
-            pid: u32::try_from(credentials.pid.as_raw_nonzero().get()).unwrap_or(0),
-            uid: credentials.uid.as_raw(),
-        })
+        let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
+        let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+        // SAFETY: the descriptor is open; the call writes at most `len` bytes to `cred`, of which any are valid.
+        let result = unsafe {
+            libc::getsockopt(
+                self.0.get_ref().as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERCRED,
+                (&raw mut cred).cast(),
+                &raw mut len,
+            )
+        };
+        match result {
+            0 => Ok(Credentials { pid: u32::try_from(cred.pid).unwrap_or(0), uid: cred.uid }),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 
     /// Sends a message now.
@@ -94,7 +106,15 @@ impl Socket {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS + 1))];
         let mut beside = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-        let got = recvmsg(self.0.get_ref(), &mut [IoSliceMut::new(&mut bytes)], &mut beside, flags)?;
+        let mut reset = false;
+        let got = loop {
+            match recvmsg(self.0.get_ref(), &mut [IoSliceMut::new(&mut bytes)], &mut beside, flags) {
+                Err(rustix::io::Errno::INTR) => {}
+                // The peer has closed and left something unread. What it said before lies behind this.
+                Err(rustix::io::Errno::CONNRESET) if !reset => reset = true,
+                got => break got?,
+            }
+        };
         let mut fds = Vec::new();
         for message in beside.drain() {
             if let RecvAncillaryMessage::ScmRights(rights) = message {
@@ -169,5 +189,69 @@ impl Listening {
                 Err(_would_block) => {}
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    async fn pair() -> (Socket, Socket) {
+        let addr = ShmAddr::unique();
+        let listening = Listening::bind(&addr).unwrap();
+        let one = Socket::connect(&addr).unwrap();
+        (one, listening.accept().await.unwrap())
+    }
+
+    fn refused(socket: &Socket) -> String {
+        let error = socket.receive().unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        error.to_string()
+    }
+
+    #[tokio::test]
+    async fn messages_keep_their_bounds_and_bring_their_descriptors() {
+        let (one, other) = pair().await;
+        let file = std::fs::File::open("/dev/null").unwrap();
+        assert_eq!(one.receive().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        other.send(b"first", &[file.as_fd(), file.as_fd()]).unwrap();
+        other.send(b"second", &[]).unwrap();
+        let Received { bytes, fds } = one.receive().unwrap().unwrap();
+        assert_eq!((bytes.as_slice(), fds.len()), (b"first".as_slice(), 2));
+        let Received { bytes, fds } = one.next().await.unwrap().unwrap();
+        assert_eq!((bytes.as_slice(), fds.len()), (b"second".as_slice(), 0));
+        let me = one.peer().unwrap();
+        assert_eq!(me.pid, std::process::id());
+        drop(other);
+        assert!(one.next().await.unwrap().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_surplus_is_refused() {
+        let (one, other) = pair().await;
+        let file = std::fs::File::open("/dev/null").unwrap();
+        for count in [MAX_FDS + 1, 40] {
+            let fds = vec![file.as_fd(); count];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(40))];
+            let mut beside = SendAncillaryBuffer::new(&mut space);
+            assert!(beside.push(SendAncillaryMessage::ScmRights(&fds)));
+            sendmsg(other.0.get_ref(), &[IoSlice::new(b"x")], &mut beside, SendFlags::NOSIGNAL).unwrap();
+            assert!(refused(&one).contains("more descriptors"), "{count}");
+        }
+        other.send(&[0; MAX_MESSAGE + 1], &[]).unwrap();
+        assert!(refused(&one).contains("longer"));
+    }
+
+    /// One that closes without having read everything resets the connection; what it said is still heard.
+    #[tokio::test]
+    async fn last_words_are_heard() {
+        let (one, other) = pair().await;
+        one.send(b"unread", &[]).unwrap();
+        other.send(b"last words", &[]).unwrap();
+        drop(other);
+        assert_eq!(one.receive().unwrap().unwrap().bytes, b"last words");
+        assert!(one.receive().unwrap().is_none());
     }
 }

@@ -15,7 +15,7 @@
 use std::time::{Duration, Instant};
 
 /// The longest that an end looks for one message.
-const CAP: Duration = Duration::from_micros(50);
+pub(super) const CAP: Duration = Duration::from_micros(50);
 /// Under this much it is not worth beginning.
 const LEAST: Duration = Duration::from_micros(2);
 /// Looks between two yields to other tasks: a microsecond or two, at 40 to 140 cycles a pause.
@@ -24,17 +24,20 @@ const LOOKS: u32 = 32;
 /// One end's habit.
 #[derive(Debug)]
 pub(super) struct Spin {
+    /// The longest.
+    cap: Duration,
     budget: Duration,
     state: State,
 }
 
 /// | state | on | next |
 /// |---|---|---|
-/// | Idle | traffic | Eager |
+/// | Idle | message | Eager |
 /// | Eager | nothing there | Looking, or Waiting when the budget is too small |
 /// | Looking | message, or something sent | Eager |
 /// | Looking | budget used up | Waiting |
-/// | Waiting | message, or something sent with a budget | Eager |
+/// | Idle, Waiting | something sent | Eager, or Waiting from now when the budget is too small |
+/// | Waiting | message | Eager |
 #[derive(Debug, Clone, Copy)]
 enum State {
     Idle,
@@ -53,15 +56,17 @@ pub(super) enum Next {
 }
 
 impl Spin {
-    pub(super) fn new() -> Spin {
-        Spin { budget: CAP / 2, state: State::Idle }
+    pub(super) fn new(cap: Duration) -> Spin {
+        Spin { cap, budget: cap / 2, state: State::Idle }
     }
 
     /// Something was sent: an answer may come, and the time to look for it begins now.
     pub(super) fn sent(&mut self) {
         self.state = match self.state {
-            // What the wait teaches is learnt when something comes.
-            State::Waiting { since } if self.budget < LEAST => State::Waiting { since },
+            // What this wait teaches is learnt when something comes.
+            State::Idle | State::Waiting { .. } if self.budget < LEAST => {
+                State::Waiting { since: Instant::now() }
+            }
             _ => State::Eager,
         };
     }
@@ -74,11 +79,11 @@ impl Spin {
     /// Something came.
     pub(super) fn came(&mut self) {
         match self.state {
-            State::Looking { .. } => self.budget = (self.budget * 2).clamp(LEAST, CAP),
+            State::Looking { .. } => self.budget = (self.budget * 2).max(LEAST).min(self.cap),
             State::Waiting { since } => {
                 let waited = since.elapsed();
-                if waited < CAP {
-                    self.budget = self.budget.max(waited * 2).min(CAP);
+                if waited < self.cap {
+                    self.budget = self.budget.max(waited * 2).max(LEAST).min(self.cap);
                 }
             }
             State::Idle | State::Eager => {}
@@ -127,7 +132,7 @@ mod tests {
 
     #[test]
     fn an_idle_end_and_one_beside_its_peer_wait_at_once() {
-        let mut spin = Spin::new();
+        let mut spin = Spin::new(CAP);
         assert_eq!(spin.nothing(true, || false), Next::Wait);
         spin.came();
         assert_eq!(spin.nothing(false, || false), Next::Wait, "on one processor");
@@ -136,7 +141,7 @@ mod tests {
 
     #[test]
     fn looking_in_vain_is_unlearnt_and_short_waits_teach_it_again() {
-        let mut spin = Spin::new();
+        let mut spin = Spin::new(CAP);
         for _ in 0..10 {
             spin.sent();
             until_it_waits(&mut spin);
@@ -151,9 +156,36 @@ mod tests {
         assert!(spin.budget >= before);
     }
 
+    /// One that sends and waits for answers, with pauses between, learns as well as one that answers.
+    #[test]
+    fn a_quick_answer_teaches_the_one_that_asked() {
+        let mut spin = Spin::new(CAP);
+        spin.budget = LEAST / 2;
+        spin.state = State::Waiting { since: Instant::now() - 10 * CAP };
+        spin.sent();
+        assert!(!spin.is_eager(), "it does not pay, so far");
+        spin.came();
+        assert!(spin.budget >= LEAST);
+        until_it_waits(&mut spin);
+        spin.budget = CAP;
+        spin.sent();
+        assert!(spin.is_eager());
+    }
+
+    #[test]
+    fn one_that_is_told_not_to_never_looks() {
+        let mut spin = Spin::new(Duration::ZERO);
+        for _ in 0..5 {
+            spin.came();
+            assert_eq!(spin.nothing(true, || true), Next::Wait);
+            spin.sent();
+            assert!(!spin.is_eager());
+        }
+    }
+
     #[test]
     fn news_ends_the_look() {
-        let mut spin = Spin::new();
+        let mut spin = Spin::new(CAP);
         spin.came();
         assert_eq!(spin.nothing(true, || true), Next::Again);
     }

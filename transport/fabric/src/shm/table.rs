@@ -42,6 +42,12 @@ impl Gone {
             false => Vec::new(),
         }
     }
+
+    /// Puts back what could not be told.
+    pub(super) fn put_back(&self, keys: impl Iterator<Item = u32>) {
+        lock(&self.keys).extend(keys);
+        self.some.store(true, Ordering::Relaxed);
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -108,11 +114,16 @@ unsafe impl Registrar for ShmRegistrar {
 
     unsafe fn register(&self, memory: Memory) -> Result<Box<dyn Registration>, RegisterError> {
         let Memory { addr, len, access, file } = memory;
-        let key = self.0.next.fetch_add(1, Ordering::Relaxed);
+        let mut key = self.0.next.fetch_add(1, Ordering::Relaxed);
         if let (Access::RemoteWrite, Some(file)) = (access, file) {
             let addr = addr.as_ptr().addr() as u64;
             let chunk = Chunk { addr, len: len as u64, file, link: Mutex::default() };
-            lock(&self.0.chunks).insert(key, Arc::new(chunk));
+            let mut chunks = lock(&self.0.chunks);
+            // After 2^32 registrations keys come round.
+            while chunks.contains_key(&key) {
+                key = self.0.next.fetch_add(1, Ordering::Relaxed);
+            }
+            chunks.insert(key, Arc::new(chunk));
         }
         Ok(Box::new(ShmRegistration { table: self.0.clone(), key }))
     }

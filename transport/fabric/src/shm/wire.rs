@@ -7,6 +7,7 @@
 //! | REFUSED | kind, magic, text | |
 //! | CHUNK | kind, rkey u32, address u64, length u64 | file |
 //! | FORGET | kind, rkey u32 | |
+//! | WAKE | kind | |
 //!
 //! Numbers are little-endian. The magic holds the version; an end that speaks another is refused.
 
@@ -22,6 +23,7 @@ const REJECT: u8 = 3;
 const REFUSED: u8 = 4;
 const CHUNK: u8 = 5;
 const FORGET: u8 = 6;
+const WAKE: u8 = 7;
 
 /// A message.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +34,7 @@ pub(super) enum Message {
     Refused { text: String },
     Chunk { rkey: u32, addr: u64, len: u64 },
     Forget { rkey: u32 },
+    Wake,
 }
 
 impl Message {
@@ -66,6 +69,7 @@ impl Message {
                 out.push(FORGET);
                 out.extend(rkey.to_le_bytes());
             }
+            Message::Wake => out.push(WAKE),
         }
         out
     }
@@ -109,6 +113,7 @@ impl Message {
                 let (rkey, rest) = u32_of(rest)?;
                 rest.is_empty().then_some(Message::Forget { rkey })
             }
+            WAKE => rest.is_empty().then_some(Message::Wake),
             _ => None,
         }
     }
@@ -139,10 +144,11 @@ mod tests {
             Message::Refused { text: "no".into() },
             Message::Chunk { rkey: 1, addr: 2, len: 3 },
             Message::Forget { rkey: 9 },
+            Message::Wake,
         ] {
             let bytes = message.encode();
             assert_eq!(Message::decode(&bytes), Some(message.clone()));
-            assert_eq!(Message::decode(&bytes[..3]), None, "{message:?}");
+            assert_eq!(Message::decode(&bytes[..bytes.len().min(3) - 1]), None, "{message:?}");
         }
         assert_eq!(Message::decode(&[]), None);
         assert_eq!(Message::decode(&[99; 40]), None);
@@ -154,5 +160,12 @@ mod tests {
         other[7] = 2;
         assert_eq!(Message::decode(&other), None, "another version");
         assert_eq!(Message::decode(&Message::Chunk { rkey: 1, addr: u64::MAX, len: 1 }.encode()), None);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn nothing_panics(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
+            let _ = Message::decode(&bytes);
+        }
     }
 }

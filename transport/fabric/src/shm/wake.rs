@@ -1,0 +1,23 @@
+//! Who wakes whom: a flag by which no wake-up is lost, and few are sent.
+//!
+//! The receiver raises its flag and looks for messages once more; the sender publishes and looks at the flag. A fence
+//! stands between the two steps on either side, so at least one of them sees what the other did. Checked with loom.
+
+use crate::atomics::{AtomicU64, Ordering, fence};
+
+/// The receiver is about to wait. It must look for messages once more before it does.
+pub(crate) fn raise(flag: &AtomicU64) {
+    flag.store(1, Ordering::Relaxed);
+    fence(Ordering::SeqCst);
+}
+
+/// The receiver does not wait any more.
+pub(crate) fn lower(flag: &AtomicU64) {
+    flag.store(0, Ordering::Relaxed);
+}
+
+/// The sender has published something. True when it has to wake the receiver: once for each time that it waits.
+pub(crate) fn must_wake(flag: &AtomicU64) -> bool {
+    fence(Ordering::SeqCst);
+    flag.load(Ordering::Relaxed) != 0 && flag.swap(0, Ordering::Relaxed) != 0
+}
