@@ -1,7 +1,8 @@
 //! Raw speed of a link: SEND round trips and WRITE bandwidth between two processes.
 //!
 //! ```text
-//! perf serve ADDRESS:PORT       perf ADDRESS:PORT
+//! perf serve ADDRESS:PORT       perf ADDRESS:PORT       over RDMA
+//! perf serve shm                perf NAME               over shared memory, by the name that the server prints
 //! ```
 
 use std::error::Error;
@@ -10,7 +11,8 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use tonic_rdma_fabric::{
-    AnyLink, Completion, Fabric, Link, LinkConfig, LinkError, Posted, Work, WriteSource,
+    Addr, AnyLink, Completion, Fabric, Link, LinkConfig, LinkError, Posted, ShmAccess, ShmAddr, Work,
+    WriteSource,
 };
 use tonic_rdma_memory::{Pool, PoolConfig};
 
@@ -23,9 +25,20 @@ const SIZES: [(usize, u32); 3] = [(4096, 5000), (65536, 1000), (1 << 20, 100)];
 async fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["serve", addr] => serve(addr.parse()?).await,
-        [addr] => measure(addr.parse()?).await,
-        _ => Err("usage: perf [serve] ADDRESS:PORT".into()),
+        ["serve", "shm"] => {
+            let name = ShmAddr::unique();
+            println!("{}", name.name());
+            serve(Fabric::shm(ShmAccess::SameUser)?, name.into()).await
+        }
+        ["serve", addr] => {
+            let addr: SocketAddr = addr.parse()?;
+            serve(Fabric::at(addr.ip())?, addr.into()).await
+        }
+        [addr] => match addr.parse::<SocketAddr>() {
+            Ok(addr) => measure(Fabric::toward(addr, None, TIMEOUT).await?, addr.into()).await,
+            Err(_) => measure(Fabric::shm(ShmAccess::SameUser)?, addr.parse::<ShmAddr>()?.into()).await,
+        },
+        _ => Err("usage: perf [serve] ADDRESS:PORT, perf serve shm, perf NAME".into()),
     }
 }
 
@@ -79,15 +92,15 @@ impl Driver {
     }
 }
 
-async fn serve(addr: SocketAddr) -> Result<(), Box<dyn Error>> {
-    let fabric = Fabric::at(addr.ip())?;
+async fn serve(fabric: Fabric, addr: Addr) -> Result<(), Box<dyn Error>> {
     let pool = Pool::new(PoolConfig::default(), fabric.registrar())?;
-    let mut listener = fabric.listen(&addr.into())?;
+    let mut listener = fabric.listen(&addr)?;
     let config = LinkConfig::default();
     let link = listener.accept().await?.accept(&config, &pool, b"", TIMEOUT).await?;
     let mut driver = Driver::new(link);
     let landing = pool.landing().alloc(1 << 20, 1 << 20)?.ok_or("no landing memory")?;
     driver.receive().await?;
+    driver.link.share(landing.rkey())?;
     let mut grant = landing.addr().to_le_bytes().to_vec();
     grant.extend(landing.rkey().to_le_bytes());
     driver.send(&grant)?;
@@ -100,10 +113,9 @@ async fn serve(addr: SocketAddr) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-async fn measure(addr: SocketAddr) -> Result<(), Box<dyn Error>> {
-    let fabric = Fabric::toward(addr, None, TIMEOUT).await?;
+async fn measure(fabric: Fabric, addr: Addr) -> Result<(), Box<dyn Error>> {
     let pool = Pool::new(PoolConfig::default(), fabric.registrar())?;
-    let connected = fabric.connect(&addr.into(), &LinkConfig::default(), &pool, b"", TIMEOUT).await?;
+    let connected = fabric.connect(&addr, &LinkConfig::default(), &pool, b"", TIMEOUT).await?;
     let mut driver = Driver::new(connected.link);
     driver.send(b"grant")?;
     let grant = driver.receive().await?;
@@ -136,7 +148,7 @@ async fn measure(addr: SocketAddr) -> Result<(), Box<dyn Error>> {
                 driver.queue(Work::Write { src, remote_addr, rkey })?;
             }
             driver.link.ring()?;
-            if driver.sent < last {
+            if driver.sent < driver.next {
                 driver.poll().await?;
             }
         }
@@ -144,6 +156,9 @@ async fn measure(addr: SocketAddr) -> Result<(), Box<dyn Error>> {
         driver.receive().await?;
         let rate = size as f64 * f64::from(count) / start.elapsed().as_secs_f64() / 1e6;
         println!("{}: RDMA WRITE {size:7} B x {count}: {rate:.1} MB/s", fabric.name());
+    }
+    if let AnyLink::Shm(link) = &driver.link {
+        println!("{:?}", link.stats());
     }
     Ok(())
 }

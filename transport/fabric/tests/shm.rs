@@ -1,0 +1,456 @@
+//! Shared memory: what every provider must do, within one process and across two; what strangers may try; wake-ups; and
+//! that nothing of a killed peer stays.
+#![cfg(all(target_os = "linux", feature = "shm"))]
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use common::*;
+use tonic_rdma_fabric::shm::{ShmDevice, ShmStats};
+use tonic_rdma_fabric::{
+    Addr, AnyLink, ConnectError, Fabric, FabricError, Link, LinkConfig, LinkError, ShmAccess, ShmAddr, Verb,
+    Work, WriteSource,
+};
+
+fn looking(look: Duration) -> Side {
+    Side::new(Fabric::Shm(ShmDevice::new(ShmAccess::SameUser).look(look)))
+}
+
+fn sharing(access: ShmAccess) -> Side {
+    Side::new(Fabric::Shm(ShmDevice::new(access)))
+}
+
+fn side() -> Side {
+    sharing(ShmAccess::SameUser)
+}
+
+fn stats(end: &End) -> ShmStats {
+    match &end.link {
+        AnyLink::Shm(link) => link.stats(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Runs a shared test with looking and without, between two devices and on one.
+macro_rules! everywhere {
+    ($($name:ident)*) => { $(
+        #[tokio::test]
+        async fn $name() {
+            for look in [Duration::ZERO, Duration::from_micros(50)] {
+                let (server, client) = (looking(look), looking(look));
+                common::$name(&server, &client).await;
+                common::$name(&server, &server).await;
+            }
+        }
+    )* };
+}
+
+everywhere! {
+    private_data_goes_both_ways
+    rejections_arrive
+    nobody_listens
+    sends_fill_all_credits
+    sends_of_all_sizes
+    writes_land_before_the_send
+    a_full_queue_recovers
+    misuse_is_told_and_harmless
+    a_disconnect_is_seen
+    a_drop_is_seen
+    a_dropped_attempt_is_harmless
+    an_unanswered_request_times_out
+}
+
+#[tokio::test]
+async fn addresses_of_other_kinds_are_refused() {
+    let side = side();
+    let ip = Addr::Ip("127.0.0.1:1".parse().unwrap());
+    let error = side.fabric.listen(&ip).map(drop).unwrap_err();
+    assert!(matches!(error, FabricError::WrongAddress { provider: "shm", .. }), "{error}");
+    let error = side.connect(&ip).await.map(drop).unwrap_err();
+    assert!(matches!(error, ConnectError::Fabric(FabricError::WrongAddress { .. })), "{error}");
+}
+
+#[tokio::test]
+async fn writes_outside_a_grant_end_the_link() {
+    let side = side();
+    let local = side.pool.try_alloc(4096).unwrap();
+    let (local_addr, lkey) = (local.addr(), local.lkey());
+    let wrong: [Aim<'_>; 5] = [
+        &|l| (l.addr(), l.rkey() ^ 0x5555),
+        &|l| (l.addr() + (1 << 40), l.rkey()),
+        &|l| (l.addr() - 1, l.rkey()),
+        &|l| (u64::MAX - 10, l.rkey()),
+        &|_| (local_addr, lkey),
+    ];
+    for aim in wrong {
+        let (target, writer) = a_bad_write(&side, &side, aim).await;
+        assert!(matches!(writer, LinkError::Completion { verb: Verb::Write, code: 10, .. }), "{writer}");
+        assert!(matches!(target, LinkError::Disconnected { .. }), "{target}");
+    }
+}
+
+/// Keys of a connection are of no use to another, and end with their memory (R12).
+#[tokio::test]
+async fn regions_are_for_one_peer_while_they_last() {
+    let (server, client) = (side(), looking(Duration::ZERO));
+    let (mut s, mut c) = greeted_pair(&server, &client).await;
+    let (mut s2, mut c2) = greeted_pair(&server, &client).await;
+    let mut account = server.pool.landing();
+    let landing = account.alloc(4096, 4096).unwrap().unwrap();
+    let (remote_addr, rkey) = (landing.addr(), landing.rkey());
+    s.link.share(rkey).unwrap();
+    s.link.share(rkey).unwrap();
+    let error = s2.link.share(rkey).unwrap_err();
+    assert!(matches!(error, LinkError::Misuse { .. }), "{error}");
+    assert!(matches!(s.link.share(rkey + 1000).unwrap_err(), LinkError::Misuse { .. }));
+    let write = || Work::Write { src: WriteSource::Any(vec![7; 100].into()), remote_addr, rkey };
+    c.queue(write(), false).unwrap();
+    let error = c2.queue(write(), false).unwrap_err();
+    assert!(matches!(error, LinkError::Completion { code: 10, .. }), "{error}");
+    drop(landing);
+    assert!(account.trim() > 0);
+    // The peer is told when this end next looks; it takes note when it next waits, or meets a key that it does not know.
+    assert!(s.is_quiet().await);
+    for _ in 0..200 {
+        assert!(c.is_quiet().await);
+        tokio::task::yield_now().await;
+    }
+    let error = c.queue(write(), false).unwrap_err();
+    assert!(matches!(error, LinkError::Completion { code: 10, .. }), "{error}");
+    s.death().await;
+}
+
+#[tokio::test]
+async fn a_send_without_a_recv_kills_the_link() {
+    let (server, client) = (side(), side());
+    let (mut s, mut c) = greeted_pair(&server, &client).await;
+    for i in 0..config().recv_slots as usize {
+        c.queue_send(i, b"flood", false).unwrap();
+    }
+    let error = c.queue_send(20, b"flood", false).unwrap_err();
+    assert!(matches!(error, LinkError::Completion { verb: Verb::Send, code: 13, .. }), "{error}");
+    for _ in 0..config().recv_slots {
+        assert_eq!(s.receive_and_hold().await.unwrap().1, b"flood", "those before it went through");
+    }
+    assert!(matches!(s.death().await, LinkError::Disconnected { .. }));
+}
+
+#[tokio::test]
+async fn a_message_longer_than_the_peers_slot_is_misuse() {
+    let (server, client) = (side(), side());
+    let mut listener = server.listen();
+    let addr = listener.local_addr();
+    let small = LinkConfig { slot_size: 64, ..config() };
+    let accept = async { listener.accept().await.unwrap().accept(&small, &server.pool, b"", PATIENCE).await };
+    let (accepted, connected) = tokio::join!(accept, client.connect(&addr));
+    let (mut s, mut c) = (End::new(accepted.unwrap()), End::new(connected.unwrap().link));
+    c.send(0, &[7; 64]).await;
+    assert_eq!(s.receive_and_hold().await.unwrap().1, [7; 64]);
+    let error = c.queue_send(1, &[7; 65], true).unwrap_err();
+    assert!(
+        matches!(error, LinkError::Misuse { .. }) && error.to_string().contains("RECVs of 64"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn policies_are_applied_at_both_ends() {
+    let me = std::fs::metadata("/proc/self").map(|m| std::os::unix::fs::MetadataExt::uid(&m)).unwrap();
+    // Root is always let in, so a test that runs as root can only see that.
+    let open = sharing(ShmAccess::Users(vec![me]));
+    common::sends_of_all_sizes(&open, &open).await;
+    let closed = sharing(ShmAccess::Users(vec![me + 1]));
+    if me == 0 {
+        common::sends_of_all_sizes(&closed, &open).await;
+    } else {
+        let mut listener = closed.listen();
+        let addr = listener.local_addr();
+        let error = tokio::select! {
+            refused = open.connect(&addr) => refused.map(drop).unwrap_err(),
+            _ = listener.accept() => panic!("let in"),
+        };
+        assert!(error.to_string().contains(&format!("user {me}")), "{error}");
+        let listener = open.listen();
+        let error = closed.connect(&listener.local_addr()).await.map(drop).unwrap_err();
+        assert!(matches!(error, ConnectError::NotAllowed { uid, .. } if uid == me), "{error}");
+    }
+    let anybody = sharing(ShmAccess::Any);
+    common::sends_of_all_sizes(&anybody, &anybody).await;
+}
+
+#[tokio::test]
+async fn a_ring_that_is_too_long_is_refused_here() {
+    let side = side();
+    let config = LinkConfig { recv_slots: 65536, slot_size: 1 << 20, ..config() };
+    let listener = side.listen();
+    let error = side.connect_with(&listener.local_addr(), &config, b"").await.map(drop).unwrap_err();
+    assert!(matches!(error, ConnectError::Config(_) | ConnectError::Memory(_)), "{error}");
+}
+
+/// Wake-ups: none is lost, and those that are sent are counted.
+async fn a_hundred_thousand_round_trips(look: Duration) {
+    const ROUNDS: u32 = 100_000;
+    let (server, client) = (looking(look), looking(look));
+    let (mut s, mut c) = greeted_pair(&server, &client).await;
+    let echo = tokio::spawn(async move {
+        for i in 0..ROUNDS {
+            let data = s.receive().await.unwrap();
+            assert_eq!(data, i.to_be_bytes());
+            s.send(0, &data).await;
+            s.sent.clear();
+        }
+        s
+    });
+    let ask = tokio::spawn(async move {
+        for i in 0..ROUNDS {
+            c.send(0, &i.to_be_bytes()).await;
+            assert_eq!(c.receive().await.unwrap(), i.to_be_bytes());
+            c.sent.clear();
+        }
+        c
+    });
+    for end in [echo.await.unwrap(), ask.await.unwrap()] {
+        let stats = stats(&end);
+        assert!(stats.sends >= u64::from(ROUNDS), "{stats:?}");
+        assert_eq!(stats.wakes + stats.wakes_spared, stats.sends, "one message to a batch: {stats:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn those_that_wait_lose_no_wakeup() {
+    a_hundred_thousand_round_trips(Duration::ZERO).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn those_that_look_lose_no_wakeup() {
+    a_hundred_thousand_round_trips(Duration::from_micros(50)).await;
+}
+
+/// A receiver that is awake is not woken.
+#[tokio::test]
+async fn only_those_that_wait_are_woken() {
+    let (server, client) = (looking(Duration::ZERO), looking(Duration::ZERO));
+    let (mut s, mut c) = greeted_pair(&server, &client).await;
+    assert!(s.is_quiet().await, "it waits from here on");
+    let before = stats(&c);
+    for i in 0..8 {
+        c.post(i, b"x");
+    }
+    let after = stats(&c);
+    assert_eq!(after.wakes - before.wakes, 1);
+    assert_eq!(after.wakes_spared - before.wakes_spared, 7);
+    for _ in 0..8 {
+        s.receive().await.unwrap();
+    }
+}
+
+/// An end that waits gives the time of no processor to looking, and one that has sent something is up for the answer.
+#[tokio::test]
+async fn idle_ends_wait() {
+    let (server, client) = (side(), side());
+    let (mut s, mut c) = greeted_pair(&server, &client).await;
+    for end in [&mut s, &mut c] {
+        while stats(end).waits == 0 {
+            assert!(end.is_quiet().await);
+        }
+        let waits = stats(end).waits;
+        assert!(end.is_quiet().await);
+        assert_eq!(stats(end).waits, waits + 1, "it does not look again");
+    }
+}
+
+/// Descriptors, and mappings of memfds.
+fn held() -> (usize, usize) {
+    let files = std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    (files, maps.lines().filter(|line| line.contains("/memfd:tonic-rdma")).count())
+}
+
+/// Nothing shows in /dev/shm, ever.
+fn named() -> Vec<std::ffi::OsString> {
+    let Ok(entries) = std::fs::read_dir("/dev/shm") else { return Vec::new() };
+    let names = entries.filter_map(Result::ok).map(|e| e.file_name());
+    let ours = ["tonic-rdma-ring", "tonic-rdma-landing"];
+    names.filter(|n| ours.iter().any(|our| n.to_string_lossy().contains(our))).collect()
+}
+
+/// This test's own program as a peer in another process.
+struct Process {
+    child: Child,
+    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
+}
+
+impl Process {
+    /// Starts it with what it is to do, and an address.
+    fn start(role: &str, addr: &str) -> Process {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "another_process", "--ignored", "--nocapture", "--test-threads=1"])
+            .env("SHM_ROLE", role)
+            .env("SHM_ADDR", addr)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Process { child, lines }
+    }
+
+    /// What it says behind this word.
+    fn says(&mut self, word: &str) -> String {
+        let lines = self.lines.by_ref().map_while(Result::ok);
+        let found =
+            lines.into_iter().find_map(|l| l.split_once(word).map(|(_, rest)| rest.trim().to_owned()));
+        found.expect("the other process has ended")
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Not a test: the other process of those that need one.
+#[tokio::test]
+#[ignore = "started by other tests"]
+async fn another_process() {
+    let role = std::env::var("SHM_ROLE").expect("SHM_ROLE");
+    let side = side();
+    let mut end = match role.as_str() {
+        "serve" => {
+            let mut listener = side.listen();
+            println!("listening {}", listener.local_addr().shm().unwrap().name());
+            let incoming = listener.accept().await.unwrap();
+            assert_eq!(incoming.private_data(), b"hello");
+            let link = incoming.accept(&config(), &side.pool, b"welcome", PATIENCE).await.unwrap();
+            End::new(link)
+        }
+        _ => {
+            let addr: ShmAddr = std::env::var("SHM_ADDR").expect("SHM_ADDR").parse().unwrap();
+            let mut end = End::new(side.connect(&addr.into()).await.unwrap().link);
+            end.send(0, b"first").await;
+            end
+        }
+    };
+    println!("stands {}", std::process::id());
+    // A grant for whoever asks; everything else is sent back, and what has landed with it.
+    let mut landing = Some(side.landing(256 << 10));
+    let mut landed = bytes::Bytes::new();
+    while let Ok(data) = end.receive().await {
+        match data.as_slice() {
+            b"grant" => {
+                let buf = landing.as_ref().expect("one grant");
+                end.link.share(buf.rkey()).unwrap();
+                let grant = [buf.addr().to_le_bytes().as_slice(), &buf.rkey().to_le_bytes()].concat();
+                end.send(1, &grant).await;
+            }
+            b"landed" => {
+                landed = landing.take().expect("one grant").filled(256 << 10);
+                let sum: u64 = landed.iter().map(|b| u64::from(*b)).sum();
+                end.send(1, &sum.to_le_bytes()).await;
+            }
+            _ => drop(end.send(1, &data).await),
+        }
+    }
+    drop(landed);
+}
+
+/// A grant of the peer's: address and key.
+async fn grant(end: &mut End) -> (u64, u32) {
+    end.send(0, b"grant").await;
+    let grant = end.receive().await.unwrap();
+    let (addr, rkey) = grant.split_at(8);
+    (u64::from_le_bytes(addr.try_into().unwrap()), u32::from_le_bytes(rkey.try_into().unwrap()))
+}
+
+/// All there is to a link, with the peer in another process, as client and as server.
+#[tokio::test]
+async fn two_processes_talk() {
+    let me = side();
+    for role in ["serve", "connect"] {
+        let (mut process, mut end) = with_process(&me, role).await;
+        let pid: u32 = process.says("stands").parse().unwrap();
+        assert_eq!(end.link.peer().remote, Addr::Process(pid));
+        assert_eq!(end.link.peer().local, Addr::Process(std::process::id()));
+        for i in 0..2000u32 {
+            end.send(i as usize % 8, &pattern((i % 1000) as usize, i as u8)).await;
+            assert_eq!(end.receive().await.unwrap(), pattern((i % 1000) as usize, i as u8));
+        }
+        let (addr, rkey) = grant(&mut end).await;
+        let data = pattern(256 << 10, 5).freeze();
+        for (i, part) in data.chunks(10_000).enumerate() {
+            let src = WriteSource::Any(data.slice_ref(part));
+            let remote_addr = addr + 10_000 * i as u64;
+            end.queue(Work::Write { src, remote_addr, rkey }, false).unwrap();
+        }
+        end.send(0, b"landed").await;
+        let sum: u64 = data.iter().map(|b| u64::from(*b)).sum();
+        assert_eq!(end.receive().await.unwrap(), sum.to_le_bytes());
+        end.link.disconnect();
+        assert!(process.child.wait().unwrap().success(), "the other side ends in good order");
+    }
+}
+
+async fn with_process(me: &Side, role: &str) -> (Process, End) {
+    if role == "serve" {
+        let mut process = Process::start("serve", "");
+        let addr: ShmAddr = process.says("listening").parse().unwrap();
+        let connected = me.connect(&addr.into()).await.unwrap();
+        assert_eq!(connected.private_data, b"welcome");
+        let mut end = End::new(connected.link);
+        end.send(0, b"first").await;
+        assert_eq!(end.receive().await.unwrap(), b"first");
+        (process, end)
+    } else {
+        let mut listener = me.listen();
+        let process = Process::start("connect", listener.local_addr().shm().unwrap().name());
+        let incoming = listener.accept().await.unwrap();
+        let mut end = End::new(incoming.accept(&config(), &me.pool, b"", PATIENCE).await.unwrap());
+        assert_eq!(end.receive().await.unwrap(), b"first");
+        (process, end)
+    }
+}
+
+/// After kill -9 of the peer, in the middle of traffic, nothing of it stays here: no descriptor, no mapping, no memory.
+#[test]
+fn a_killed_peer_leaves_nothing_behind() {
+    // A runtime of its own: its descriptors are counted too.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let me = side();
+        let mut first = None;
+        for (round, role) in ["serve", "connect", "serve", "connect"].into_iter().enumerate() {
+            let (mut process, mut end) = with_process(&me, role).await;
+            process.says("stands");
+            let (addr, rkey) = grant(&mut end).await;
+            // Memory of this side that the peer may write to.
+            let mine = me.landing(1 << 20);
+            end.link.share(mine.rkey()).unwrap();
+            let src = || WriteSource::Any(vec![7; 4096].into());
+            end.queue(Work::Write { src: src(), remote_addr: addr, rkey }, false).unwrap();
+            for i in 0..8 {
+                end.queue_send(i, b"more", true).unwrap();
+            }
+            end.link.ring().unwrap();
+            process.kill();
+            let error = end.death().await;
+            assert!(matches!(error, LinkError::Disconnected { .. }), "{error}");
+            assert!(error.to_string().contains("process "), "{error}");
+            drop((process, end, mine));
+            let now = (held(), me.pool.stats().in_use_bytes(), me.pool.stats().leased);
+            assert_eq!((now.1, now.2), (0, 0));
+            assert_eq!(named(), Vec::<std::ffi::OsString>::new());
+            let first = first.get_or_insert(now);
+            assert_eq!(now, *first, "round {round}");
+        }
+    });
+}
