@@ -76,6 +76,7 @@ pub use conn::{
     Connection, Event, Flow, GrantMemory, LandingWant, Pending, Room, SendError, Side, Stats, Transmit,
     WantKey, Write,
 };
+pub use conn::{IdHasher, StreamMap};
 pub use error::{Breach, CloseCode};
 pub use hello::{Accept, Hello, Reject, Settings};
 pub use ids::{GrantId, ResetCode, StreamId};

@@ -87,8 +87,8 @@ enum Phase {
 
 /// Spreads stream ids over a table. They are chosen by the peer, but it may have no more than `max_streams`
 /// of them at once.
-#[derive(Default)]
-struct IdHasher(u64);
+#[derive(Clone, Copy, Debug, Default)]
+pub struct IdHasher(u64);
 
 impl Hasher for IdHasher {
     fn finish(&self) -> u64 {
@@ -106,6 +106,9 @@ impl Hasher for IdHasher {
 }
 
 type Ids<V> = HashMap<u32, V, BuildHasherDefault<IdHasher>>;
+
+/// A table by stream, for what a driver keeps of each.
+pub type StreamMap<V> = HashMap<StreamId, V, BuildHasherDefault<IdHasher>>;
 
 /// One side of a connection. See the [crate docs](crate) for how it is driven.
 pub struct Connection {

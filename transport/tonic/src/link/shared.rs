@@ -1,6 +1,6 @@
 //! The state of a connection, behind one lock.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
@@ -11,7 +11,7 @@ use tokio::sync::{Notify, watch};
 use tonic::Status;
 use tonic_rdma_fabric::{AnyLink, Completion, Link, LinkError, PeerInfo};
 use tonic_rdma_memory::{Landing, LandingBuf, Pool};
-use tonic_rdma_proto::{Connection, Payload, Settings, Side, StreamId};
+use tonic_rdma_proto::{Connection, Payload, Settings, Side, StreamId, StreamMap};
 
 use super::LinkOptions;
 use super::sends::Sends;
@@ -60,7 +60,7 @@ pub(super) struct Inner {
     pub(super) landing: Landing,
     /// Memory that the peer may write to.
     pub(super) granted: Slab<LandingBuf>,
-    pub(super) streams: HashMap<StreamId, StreamIo>,
+    pub(super) streams: StreamMap<StreamIo>,
     /// Streams that the peer opened and nobody serves yet, with their header blocks.
     pub(super) opened: VecDeque<(StreamId, Bytes)>,
     pub(super) completions: Vec<Completion>,
@@ -125,7 +125,7 @@ impl Shared {
                 landing: pool.landing(),
                 pool,
                 granted: Slab::new(),
-                streams: HashMap::new(),
+                streams: StreamMap::default(),
                 opened: VecDeque::new(),
                 completions: Vec::with_capacity(64),
                 received: BytesMut::new(),
