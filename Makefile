@@ -6,7 +6,7 @@ export CARGO
 # Seeds that test-sim runs.
 SEEDS ?= 3000
 
-.PHONY: help build demo test test-native test-sim test-rdma sanitize kernel fmt clippy docs clean packages
+.PHONY: help build demo bench test test-native test-sim test-rdma sanitize kernel fmt clippy docs clean packages
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
