@@ -7,7 +7,8 @@ use crate::atomics::{AtomicU64, Ordering, fence};
 
 /// The receiver is about to wait. It must look for messages once more before it does.
 pub(crate) fn raise(flag: &AtomicU64) {
-    flag.store(1, Ordering::Relaxed);
+    // Exchanged, not stored, so that it comes after whatever the sender took down: this happens before a sleep only.
+    flag.swap(1, Ordering::AcqRel);
     fence(Ordering::SeqCst);
 }
 
@@ -19,5 +20,5 @@ pub(crate) fn lower(flag: &AtomicU64) {
 /// The sender has published something. True when it has to wake the receiver: once for each time that it waits.
 pub(crate) fn must_wake(flag: &AtomicU64) -> bool {
     fence(Ordering::SeqCst);
-    flag.load(Ordering::Relaxed) != 0 && flag.swap(0, Ordering::Relaxed) != 0
+    flag.load(Ordering::Relaxed) != 0 && flag.swap(0, Ordering::AcqRel) != 0
 }
