@@ -1,42 +1,122 @@
 //! Entry points of the fuzz targets. Not part of the public interface.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::shm::ring::{Reader, Shape};
+use crate::shm::ring::{Put, Reader, RingBreach, Shape, Words, Writer};
 
-/// Reads a ring whose memory holds anything, and is written to between any two steps.
-pub fn read_ring(contents: &[u64], pokes: &[(u16, u64)]) {
-    let shape = Shape { slots: 4, slot_size: 64 };
-    let words = shape.bytes() / 8;
-    let memory: Vec<AtomicU64> =
-        (0..words).map(|n| AtomicU64::new(contents.get(n).copied().unwrap_or(0))).collect();
-    let memory = std::sync::Arc::new(memory);
-    let Some(mut reader) = Reader::new(Shared(memory.clone()), shape) else { return };
-    let mut out = [0; 64];
-    for (at, value) in pokes {
-        match reader.next() {
-            Ok(Some(message)) => {
-                assert!(message.slot < shape.slots && message.len <= shape.slot_size);
-                message.copy_to(&mut out[..message.len as usize]);
-            }
-            Ok(None) => {
-                let _ = reader.wait();
-                reader.awake();
-            }
-            // The link would end here.
-            Err(_) => return,
-        }
-        if value % 3 == 0 {
-            reader.free(|slot| u64::from(slot) != value % 5);
-        }
-        memory[usize::from(*at) % words].store(*value, Ordering::Relaxed);
+/// Memory that a stranger has too. Exactly as long as it says: one word further is not there.
+#[derive(Clone)]
+struct Memory(Arc<[AtomicU64]>);
+
+impl Words for Memory {
+    fn words(&self) -> &[AtomicU64] {
+        &self.0
     }
 }
 
-struct Shared(std::sync::Arc<Vec<AtomicU64>>);
+/// What is left of the input.
+struct Input<'a>(&'a [u8]);
 
-impl crate::shm::ring::Words for Shared {
-    fn words(&self) -> &[AtomicU64] {
-        &self.0
+impl Input<'_> {
+    fn byte(&mut self) -> Option<u8> {
+        let (first, rest) = self.0.split_first()?;
+        self.0 = rest;
+        Some(*first)
+    }
+
+    fn number(&mut self) -> Option<u64> {
+        let (first, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(u64::from_le_bytes(*first))
+    }
+}
+
+/// Both ends of a ring whose memory holds anything, and is written to between any two steps.
+///
+/// The input: slots, their size, how much memory is missing, whether it begins with anything in it; then steps, each with
+/// its operands, until one end finds a breach: the link would end there.
+///
+/// # Panics
+/// Something is wrong: an access out of bounds, a message out of bounds, or more of them than RECVs.
+pub fn ring(data: &[u8]) {
+    let _ = run(Input(data));
+}
+
+fn run(mut input: Input<'_>) -> Option<()> {
+    let slots = u32::from(input.byte()?) % 20;
+    let shape = Shape { slots, slot_size: u32::from(input.byte()?) % 5 * 64 };
+    let missing = usize::from(input.byte()?.saturating_sub(250));
+    let fill: Vec<u8> = if input.byte()?.is_multiple_of(2) { input.0.to_vec() } else { vec![0; 8] };
+    let fill: Vec<u64> =
+        fill.chunks_exact(8).filter_map(|w| Some(u64::from_ne_bytes(w.try_into().ok()?))).collect();
+    let words = (shape.bytes() / 8).saturating_sub(missing);
+    let word = |n: usize| fill.get(n % fill.len().max(1)).copied().unwrap_or(0);
+    let memory = Memory((0..words).map(|n| AtomicU64::new(word(n))).collect());
+
+    let reader = Reader::new(memory.clone(), shape);
+    let writer = Writer::new(memory.clone(), shape);
+    let sound = shape.is_sound() && missing == 0;
+    assert_eq!((reader.is_some(), writer.is_some()), (sound, sound), "{shape:?} in {words} words");
+    let mut ends = Ends { reader: reader?, writer: writer?, shape, held: 0 };
+    loop {
+        let op = input.byte()?;
+        match op % 8 {
+            // The stranger writes: a small number, which is likely to mean something, or any.
+            0 => memory.0[usize::from(input.byte()?) % words]
+                .store(u64::from(input.byte()?) % 40, Ordering::Relaxed),
+            1 => {
+                let at = usize::from(input.byte()?) * 3 % words;
+                memory.0[at].store(input.number()?, Ordering::Relaxed);
+            }
+            op => ends.step(op, input.byte()?).ok()?,
+        }
+    }
+}
+
+struct Ends {
+    reader: Reader<Memory>,
+    writer: Writer<Memory>,
+    shape: Shape,
+    /// Messages taken whose slots are not posted again.
+    held: u32,
+}
+
+impl Ends {
+    fn step(&mut self, op: u8, operand: u8) -> Result<(), RingBreach> {
+        let Shape { slots, slot_size } = self.shape;
+        match op {
+            2 | 3 => {
+                if let Some(message) = self.reader.next()? {
+                    assert!(message.slot < slots && message.len <= slot_size, "{message:?}");
+                    let mut bytes = vec![0; message.len as usize];
+                    message.copy_to(&mut bytes);
+                    self.held += 1;
+                    assert!(self.held <= slots, "more messages than RECVs");
+                }
+            }
+            4 => {
+                // All slots are posted again, or none: which ones is the driver's affair.
+                let all = operand.is_multiple_of(2);
+                self.reader.free(|_| all);
+                self.held = if all { 0 } else { self.held };
+            }
+            5 => {
+                if self.reader.wait() {
+                    self.reader.awake();
+                }
+                self.reader.runs_on(u64::from(operand));
+            }
+            6 => {
+                let len = usize::from(operand) * 2 % (slot_size as usize + 1);
+                let put = self.writer.put(&vec![operand; len])?;
+                assert!(matches!(put, Put::Done | Put::Full));
+            }
+            _ => {
+                let _ = self.writer.publish();
+                let _ = self.writer.peer_runs_on();
+            }
+        }
+        Ok(())
     }
 }

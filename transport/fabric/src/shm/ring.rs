@@ -453,14 +453,11 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the memory holds, and whatever is written to it meanwhile, the reader says a message within the
-        /// bounds or names a breach.
+        /// Whatever the memory holds, and whatever is written to it meanwhile, both ends stay within the bounds or name a
+        /// breach.
         #[test]
-        fn arbitrary_memory_is_read_within_bounds(
-            contents in proptest::collection::vec(prop_oneof![0..8_u64, any::<u64>()], 0..128),
-            pokes in proptest::collection::vec((any::<u16>(), prop_oneof![0..8_u64, any::<u64>()]), 0..64),
-        ) {
-            crate::fuzzing::read_ring(&contents, &pokes);
+        fn arbitrary_memory_is_read_within_bounds(input in proptest::collection::vec(any::<u8>(), 0..400)) {
+            crate::fuzzing::ring(&input);
         }
     }
 }
