@@ -7,15 +7,19 @@
 //! | `headers` | one header block |
 //! | `ring` | what the two ends of a shared-memory ring do, and what a stranger writes into it meanwhile |
 //! | `peer` | what a hostile peer sends to a connection, and what its own side does meanwhile: see [`peer()`] |
+//! | `encode` | messages for the zero-copy codec: see [`encode`] |
+//! | `decode` | a body of messages for the zero-copy codec, in pieces: see [`decode`] |
 //!
 //! A new target is a function here, a line in [`TARGETS`], a file in `../fuzz/fuzz_targets` and a folder in `../fuzz/corpus`.
 
+mod codec;
 mod frames;
 mod headers;
 mod hello;
 mod peer;
 mod ring;
 
+pub use codec::{decode, encode};
 pub use frames::frames;
 pub use headers::headers;
 pub use hello::hello;
@@ -26,5 +30,12 @@ pub use ring::ring;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 5] =
-    [("frames", frames), ("hello", hello), ("headers", headers), ("peer", peer), ("ring", ring)];
+pub const TARGETS: [Target; 7] = [
+    ("frames", frames),
+    ("hello", hello),
+    ("headers", headers),
+    ("peer", peer),
+    ("ring", ring),
+    ("encode", encode),
+    ("decode", decode),
+];

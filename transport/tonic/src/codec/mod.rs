@@ -27,7 +27,8 @@
 //! them against what passes through its buffers, and what is kept apart does not. So the first message of a method that
 //! is longer than any before it is filled up, in tonic's buffers, to its true length: tonic decides, and what it lets
 //! pass once is let pass again. What this costs is counted ([`Copied::learning`](crate::Copied::learning)). Where
-//! several stubs of one method share a channel, the highest of their limits counts once a message has made use of it.
+//! several stubs of one method share a channel, the highest of their limits counts once a message has made use of it;
+//! tonic tells a codec nothing of its stub. A stub that must keep a lower limit needs a channel of its own.
 //! Apart from that, a connection carries messages up to 256 MiB, and gRPC up to 4 GiB - 1.
 //!
 //! # Layers

@@ -160,7 +160,11 @@ impl Sink {
             Ok(last.short())
         } else {
             self.moved += moved;
-            self.stand_in(&small, len, segments, dst, last)
+            let next = self.stand_in(&small, len, segments, dst, last);
+            if next.is_err() {
+                self.segments.truncate(before);
+            }
+            next
         };
         if small.capacity() <= SCRATCH {
             SMALL.set(small);

@@ -32,7 +32,9 @@ use tonic::server::NamedService;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Status, Streaming};
 use tonic_rdma::sim::{SimConfig, SimNet};
-use tonic_rdma::{Channel, Context, Copied, Endpoint, Policy, Pool, PoolConfig, Server, ServerStats};
+use tonic_rdma::{
+    Channel, Context, Copied, Endpoint, FabricKind, Policy, Pool, PoolConfig, Server, ServerStats,
+};
 use tower::Service;
 
 /// A message with everything that can hold bytes.
@@ -363,12 +365,14 @@ impl Client {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fabric {
     Sim,
+    /// Memory that the two ends share, though they are one process.
+    Shm,
     Tcp,
 }
 
 impl Fabric {
     /// Those with a fast path.
-    pub const FAST: &[Fabric] = &[Fabric::Sim];
+    pub const FAST: &[Fabric] = &[Fabric::Sim, Fabric::Shm];
 
     /// Contexts of hosts on one network, with pools of `total` bytes.
     pub fn hosts<const N: usize>(self, total: usize) -> [Option<Context>; N] {
@@ -379,6 +383,7 @@ impl Fabric {
                 let device = net.device(format!("sim{n}"), [10, 0, 0, n as u8 + 1].into());
                 Some(pool().sim(device).build())
             }
+            Fabric::Shm => Some(pool().build()),
             Fabric::Tcp => None,
         })
     }
@@ -390,6 +395,7 @@ pub struct World {
     pub server: ServerStats,
     pub seen: Arc<Seen>,
     pub channel: Channel,
+    endpoint: Endpoint,
     fabric: Fabric,
     task: JoinHandle<()>,
 }
@@ -417,7 +423,7 @@ impl World {
         let policy = if fabric == Fabric::Tcp { Policy::Off } else { Policy::Require };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
-        let mut builder = Server::builder().policy(policy);
+        let mut builder = Server::builder().policy(policy).fabrics([FabricKind::Shm]);
         if let Some(context) = server {
             builder = builder.context(context);
         }
@@ -427,11 +433,17 @@ impl World {
             router.serve_with_incoming(TcpIncoming::from(listener)).await.unwrap();
         });
         let mut endpoint = Endpoint::from_shared(format!("http://{addr}")).unwrap().policy(policy);
+        endpoint = endpoint.fabrics([FabricKind::Shm]);
         if let Some(context) = client {
             endpoint = endpoint.context(context).fast_path_timeout(std::time::Duration::from_secs(20));
         }
         let channel = endpoint.connect().await.unwrap();
-        World { addr, server: stats, seen, channel, fabric, task }
+        World { addr, server: stats, seen, channel, endpoint, fabric, task }
+    }
+
+    /// Another channel.
+    pub async fn connect(&self) -> Channel {
+        self.endpoint.connect().await.unwrap()
     }
 
     pub fn client(&self, codec: Which) -> Client {
