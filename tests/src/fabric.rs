@@ -29,6 +29,9 @@ pub enum Fabric {
     Shm,
     /// Likewise, with one pool for both ends, no larger than the usual memlock limit of 8 MiB.
     ShmSmall,
+    /// Memory shared between two processes: the server of the scripted service alone runs in one of its own. Cases
+    /// that build another server keep it in theirs.
+    ShmTwo,
     /// The fast path over RDMA devices.
     Verbs,
 }
@@ -46,6 +49,7 @@ impl Fabric {
         Fabric::SimSmall,
         Fabric::Shm,
         Fabric::ShmSmall,
+        Fabric::ShmTwo,
     ];
 
     /// The fabrics with a fast path.
@@ -56,6 +60,7 @@ impl Fabric {
         Fabric::SimSmall,
         Fabric::Shm,
         Fabric::ShmSmall,
+        Fabric::ShmTwo,
         Fabric::Verbs,
     ];
 
@@ -64,7 +69,7 @@ impl Fabric {
         match self {
             Fabric::Stock | Fabric::Tcp | Fabric::StockClient | Fabric::StockServer => None,
             Fabric::Sim | Fabric::SimDelayed | Fabric::SimPlain | Fabric::SimSmall => Some(Path::Sim),
-            Fabric::Shm | Fabric::ShmSmall => Some(Path::Shm),
+            Fabric::Shm | Fabric::ShmSmall | Fabric::ShmTwo => Some(Path::Shm),
             Fabric::Verbs => Some(Path::Verbs),
         }
     }
@@ -77,7 +82,7 @@ impl Fabric {
             Fabric::SimDelayed => (Which::Plain, Which::ZeroCopy),
             Fabric::StockClient => (Which::ZeroCopy, Which::Plain),
             Fabric::StockServer => (Which::Plain, Which::ZeroCopy),
-            Fabric::Tcp | Fabric::Sim | Fabric::SimSmall | Fabric::Shm | Fabric::Verbs => {
+            Fabric::Tcp | Fabric::Sim | Fabric::SimSmall | Fabric::Shm | Fabric::ShmTwo | Fabric::Verbs => {
                 (Which::ZeroCopy, Which::ZeroCopy)
             }
         }
@@ -86,7 +91,7 @@ impl Fabric {
     /// The fabrics that tonic-rdma may use.
     pub fn kinds(self) -> &'static [FabricKind] {
         match self {
-            Fabric::Shm | Fabric::ShmSmall => &[FabricKind::Shm],
+            Fabric::Shm | Fabric::ShmSmall | Fabric::ShmTwo => &[FabricKind::Shm],
             Fabric::Verbs => &[FabricKind::Verbs],
             _ => &FabricKind::DEFAULT,
         }
@@ -102,7 +107,7 @@ impl Fabric {
         matches!(self, Fabric::Stock | Fabric::StockClient)
     }
 
-    fn from_name(name: &str) -> Option<Fabric> {
+    pub(crate) fn from_name(name: &str) -> Option<Fabric> {
         match name {
             "stock" => Some(Fabric::Stock),
             "tcp" => Some(Fabric::Tcp),
@@ -114,6 +119,7 @@ impl Fabric {
             "sim-small" => Some(Fabric::SimSmall),
             "shm" => Some(Fabric::Shm),
             "shm-small" => Some(Fabric::ShmSmall),
+            "shm-two" => Some(Fabric::ShmTwo),
             "verbs" => Some(Fabric::Verbs),
             _ => None,
         }
@@ -132,7 +138,7 @@ impl Fabric {
             .split(',')
             .map(|name| {
                 Fabric::from_name(name.trim()).ok_or_else(|| {
-                    format!("TONIC_RDMA_TEST_FABRIC={names}: {name:?} is not one of stock, tcp, stock-client, stock-server, sim, sim-delayed, sim-plain, sim-small, shm, shm-small, verbs")
+                    format!("TONIC_RDMA_TEST_FABRIC={names}: {name:?} is not one of stock, tcp, stock-client, stock-server, sim, sim-delayed, sim-plain, sim-small, shm, shm-small, shm-two, verbs")
                 })
             })
             .collect()
@@ -152,6 +158,7 @@ impl fmt::Display for Fabric {
             Fabric::SimSmall => "sim-small",
             Fabric::Shm => "shm",
             Fabric::ShmSmall => "shm-small",
+            Fabric::ShmTwo => "shm-two",
             Fabric::Verbs => "verbs",
         })
     }

@@ -6,6 +6,7 @@ use crate::{
     paths::PathLog,
     pb::conformance_client::ConformanceClient,
     probe::Probe,
+    remote::Remote,
     service::Scripted,
 };
 use std::{
@@ -20,7 +21,7 @@ use std::{
 use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
 use tonic::transport::server::TcpIncoming;
 use tonic_rdma::{
-    Context, Path, Policy, Pool, PoolConfig, PoolStats, ReasonCode, ServerStats,
+    Context, Copied, Path, Policy, Pool, PoolConfig, PoolStats, ReasonCode, ServerStats,
     sim::{SimConfig, SimNet},
 };
 
@@ -39,6 +40,7 @@ pub struct Bed {
     may_fall_back: AtomicBool,
     contexts: Option<Contexts>,
     pools: Mutex<Vec<Pool>>,
+    remotes: Mutex<Vec<Remote>>,
     server_stats: Mutex<Option<ServerStats>>,
 }
 
@@ -60,7 +62,7 @@ impl Contexts {
             Fabric::Verbs => {
                 return Some(Self { server: Context::global(), client: Context::global() });
             }
-            Fabric::Shm => {
+            Fabric::Shm | Fabric::ShmTwo => {
                 return Some(Self { server: Context::builder().build(), client: Context::builder().build() });
             }
             Fabric::ShmSmall => {
@@ -82,13 +84,23 @@ impl Contexts {
 impl Bed {
     /// A bed for a case over `fabric`.
     pub fn new(fabric: Fabric) -> Self {
+        Self::with(fabric, Probe::default(), PathLog::default())
+    }
+
+    /// A bed in a server's process, that tells of events and calls in lines.
+    pub(crate) fn told(fabric: Fabric, tell: fn(String)) -> Self {
+        Self::with(fabric, Probe::told(tell), PathLog::told(tell))
+    }
+
+    fn with(fabric: Fabric, probe: Probe, log: PathLog) -> Self {
         Self {
             fabric,
-            probe: Probe::default(),
-            log: PathLog::default(),
+            probe,
+            log,
             may_fall_back: AtomicBool::new(false),
             contexts: Contexts::of(fabric),
             pools: Mutex::default(),
+            remotes: Mutex::default(),
             server_stats: Mutex::default(),
         }
     }
@@ -129,8 +141,21 @@ impl Bed {
         }
     }
 
-    /// A server of the scripted service alone.
+    /// A server of the scripted service alone, in a process of its own where the fabric says so.
     pub async fn server(&self) -> Server {
+        match self.fabric {
+            Fabric::ShmTwo => {
+                let (remote, addr) = Remote::start(self.fabric, &self.probe, &self.log);
+                self.probe.attach(&remote);
+                self.remotes.lock().unwrap().push(remote.clone());
+                Server { addr, running: Running::There(remote) }
+            }
+            _ => self.server_here().await,
+        }
+    }
+
+    /// Likewise, in this process.
+    pub(crate) async fn server_here(&self) -> Server {
         serve!(self, |server| server.add_service(Scripted::server(&self.probe)))
     }
 
@@ -157,9 +182,12 @@ impl Bed {
         }
     }
 
-    /// What the last server of tonic-rdma has carried.
-    pub fn server_stats(&self) -> ServerStats {
-        self.server_stats.lock().unwrap().clone().unwrap_or_default()
+    /// What the last server of tonic-rdma has copied of the payload of calls over the fast path.
+    pub fn server_copied(&self) -> Copied {
+        if let Some(remote) = self.remotes.lock().unwrap().last() {
+            return remote.copied();
+        }
+        self.server_stats.lock().unwrap().as_ref().map(|stats| stats.get().copied_fast).unwrap_or_default()
     }
 
     /// A tonic-rdma endpoint for this fabric.
@@ -217,23 +245,29 @@ impl Bed {
 
     /// Waits until every byte of the pools has come back. Call it when servers and clients are gone.
     pub async fn pools_are_whole(&self) {
+        for remote in self.remotes.lock().unwrap().iter() {
+            remote.pools_are_whole();
+        }
         let pools = self.pools.lock().unwrap().clone();
-        for pool in pools {
-            let begin = Instant::now();
-            loop {
-                let stats = pool.stats();
-                if stats.in_use_bytes() == 0 && stats.leased == 0 {
-                    break;
-                }
-                assert!(begin.elapsed() < POOL_LIMIT, "connections are gone, and still in use: {stats:?}");
-                // A pool tells nobody when memory comes back.
-                tokio::time::sleep(Duration::from_millis(2)).await;
+        let begin = Instant::now();
+        loop {
+            let mut stats: Vec<_> = pools.iter().map(Pool::stats).collect();
+            if let Some(contexts) = &self.contexts {
+                stats.extend(contexts.server.pool_stats().await.into_iter().map(|(_, stats)| stats));
             }
+            stats.retain(|stats| stats.in_use_bytes() != 0 || stats.leased != 0);
+            if stats.is_empty() {
+                return;
+            }
+            assert!(begin.elapsed() < POOL_LIMIT, "connections are gone, and still in use: {stats:?}");
+            // A pool tells nobody when memory comes back.
+            tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }
 
     /// Fails unless every call took the path that the case is about.
     pub fn check_paths(&self) {
+        self.remotes.lock().unwrap().iter().for_each(Remote::sync);
         let entries = self.log.entries();
         assert!(!entries.is_empty(), "the case made no call");
         let fast = self.fabric.fast();
@@ -243,6 +277,12 @@ impl Bed {
             assert!(right, "expected the path {fast:?}: {entry:?}");
         }
         assert!(entries.iter().any(|entry| entry.fast == fast), "no call over {fast:?}");
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        self.remotes.lock().unwrap().iter().for_each(Remote::kill);
     }
 }
 
@@ -271,8 +311,13 @@ pub struct Listening {
 #[derive(Debug)]
 pub struct Server {
     addr: SocketAddr,
-    stop: Option<oneshot::Sender<()>>,
-    task: JoinHandle<Result<(), BoxError>>,
+    running: Running,
+}
+
+#[derive(Debug)]
+enum Running {
+    Here { stop: Option<oneshot::Sender<()>>, task: JoinHandle<Result<(), BoxError>> },
+    There(Remote),
 }
 
 impl Server {
@@ -283,7 +328,7 @@ impl Server {
         E: Into<BoxError>,
     {
         let task = tokio::spawn(async move { serving.await.map_err(Into::into) });
-        Self { addr, stop: Some(stop), task }
+        Self { addr, running: Running::Here { stop: Some(stop), task } }
     }
 
     /// Where clients connect.
@@ -298,17 +343,34 @@ impl Server {
 
     /// Asks for a graceful end.
     pub fn stop(&mut self) {
-        self.stop.take();
+        match &mut self.running {
+            Running::Here { stop, .. } => drop(stop.take()),
+            Running::There(remote) => remote.stop(),
+        }
+    }
+
+    /// The process of a server that has one of its own.
+    pub(crate) fn process(&self) -> Option<Remote> {
+        match &self.running {
+            Running::Here { .. } => None,
+            Running::There(remote) => Some(remote.clone()),
+        }
     }
 
     /// Waits until the server has ended.
     pub async fn ended(mut self) {
-        (&mut self.task).await.unwrap().unwrap();
+        match &mut self.running {
+            Running::Here { task, .. } => task.await.unwrap().unwrap(),
+            Running::There(remote) => remote.ended().await,
+        }
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.task.abort();
+        match &self.running {
+            Running::Here { task, .. } => task.abort(),
+            Running::There(remote) => remote.abort(),
+        }
     }
 }

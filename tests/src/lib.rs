@@ -7,6 +7,7 @@
 //! - [`harness`]: a server and its clients over one fabric, with the same text for stock and tonic-rdma
 //! - [`channel`]: one type for the channels of every fabric
 //! - [`codec`]: the codec of the stubs at either end
+//! - [`remote`]: a server in a process of its own
 //! - [`paths`]: which path each call took
 //! - [`service`]: the scripted service that the cases call
 //! - [`script`]: builders for its scripts
@@ -31,6 +32,7 @@ pub mod harness;
 pub mod paths;
 pub mod pattern;
 pub mod probe;
+pub mod remote;
 pub mod runner;
 pub mod script;
 pub mod service;

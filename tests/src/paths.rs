@@ -1,7 +1,8 @@
 //! Which path each call took, recorded by a layer of every server.
 
+use crate::probe::Teller;
 use std::{
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, OnceLock},
     task::{Context, Poll},
 };
 use tonic_rdma::{Path, RdmaConnectInfo};
@@ -20,12 +21,27 @@ pub struct Seen {
 #[derive(Clone, Debug, Default)]
 pub struct PathLog {
     entries: Arc<Mutex<Vec<Seen>>>,
+    teller: Arc<OnceLock<Teller>>,
 }
 
 impl PathLog {
     /// The layer that records.
     pub fn layer(&self) -> PathLogLayer {
         PathLogLayer(self.clone())
+    }
+
+    /// A log that tells of its calls in lines.
+    pub(crate) fn told(tell: fn(String)) -> Self {
+        let log = Self::default();
+        let _ = log.teller.set(Teller(tell));
+        log
+    }
+
+    pub(crate) fn record(&self, seen: Seen) {
+        if let Some(Teller(tell)) = self.teller.get() {
+            tell(format!("call {} {}", seen.fast.map_or("tcp", Path::as_str), seen.method));
+        }
+        self.entries.lock().unwrap().push(seen);
     }
 
     /// What was recorded so far, without the calls by which the transport finds its path.
@@ -70,7 +86,7 @@ where
     fn call(&mut self, request: http::Request<B>) -> S::Future {
         let fast = request.extensions().get::<RdmaConnectInfo>().map(|info| info.path);
         let seen = Seen { method: request.uri().path().to_owned(), fast };
-        self.log.entries.lock().unwrap().push(seen);
+        self.log.record(seen);
         self.inner.call(request)
     }
 }

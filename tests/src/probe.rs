@@ -1,8 +1,10 @@
-//! Events and gates by which a test and the handlers in the same process meet, without sleeps.
+//! Events and gates by which a test and its handlers meet, without sleeps.
 
+use crate::remote::Remote;
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex},
+    fmt,
+    sync::{Arc, Mutex, OnceLock},
 };
 use tokio::sync::{Notify, Semaphore};
 
@@ -17,17 +19,54 @@ struct Inner {
     events: Mutex<HashMap<String, u64>>,
     changed: Notify,
     gates: Mutex<HashMap<String, Arc<Semaphore>>>,
+    /// Processes with handlers that report here and pass the same gates.
+    remotes: Mutex<Vec<Remote>>,
+    teller: OnceLock<Teller>,
+}
+
+/// Where everything is told as it happens.
+pub(crate) struct Teller(pub(crate) fn(String));
+
+impl fmt::Debug for Teller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Teller")
+    }
 }
 
 impl Probe {
     /// Records that `event` happened once more.
     pub fn report(&self, event: impl Into<String>) {
-        *self.inner.events.lock().unwrap().entry(event.into()).or_default() += 1;
+        let event = event.into();
+        if let Some(Teller(tell)) = self.inner.teller.get() {
+            tell(format!("event {event}"));
+        }
+        *self.inner.events.lock().unwrap().entry(event).or_default() += 1;
         self.inner.changed.notify_waiters();
+    }
+
+    /// A probe that tells of its events in lines.
+    pub(crate) fn told(tell: fn(String)) -> Self {
+        let probe = Self::default();
+        let _ = probe.inner.teller.set(Teller(tell));
+        probe
+    }
+
+    /// From here on the gates are those of `remote` as well.
+    pub(crate) fn attach(&self, remote: &Remote) {
+        self.inner.remotes.lock().unwrap().push(remote.clone());
+        let gates = self.inner.gates.lock().unwrap();
+        gates.iter().filter(|(_, gate)| gate.is_closed()).for_each(|(name, _)| remote.open(name));
     }
 
     /// How often `event` happened.
     pub fn count(&self, event: &str) -> u64 {
+        // What happened in another process may still be on its way.
+        let remotes = self.inner.remotes.lock().unwrap().clone();
+        remotes.iter().for_each(Remote::sync);
+        self.known(event)
+    }
+
+    fn known(&self, event: &str) -> u64 {
         self.inner.events.lock().unwrap().get(event).copied().unwrap_or(0)
     }
 
@@ -50,7 +89,7 @@ impl Probe {
             let changed = self.inner.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            if self.count(event) >= times {
+            if self.known(event) >= times {
                 return;
             }
             changed.await;
@@ -66,6 +105,7 @@ impl Probe {
     /// Opens a gate for good: whoever waits, now or later, goes on.
     pub fn open(&self, name: &str) {
         self.gate(name).close();
+        self.inner.remotes.lock().unwrap().iter().for_each(|remote| remote.open(name));
     }
 
     /// Reports `gate:NAME` and waits until the gate is open.

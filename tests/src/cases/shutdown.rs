@@ -1,6 +1,7 @@
 //! Ends of servers and channels with calls in flight, and failures of handlers.
 
 use crate::{
+    fabric::Fabric,
     harness::{Bed, Client, any_port, client_of},
     script::{before, echo, echo_all, gate, hang, panic, payload, receive, send, send_many, steps},
     service::Scripted,
@@ -153,7 +154,9 @@ fn runtime() -> Runtime {
 
 async fn killed_server_fails_calls_in_flight(bed: &Bed) {
     let doomed = runtime();
-    let server = {
+    let server = if bed.fabric() == Fabric::ShmTwo {
+        bed.server().await
+    } else {
         let _inside = doomed.enter();
         let listening = bed.listen_now(any_port());
         serve!(bed, listening, |server| server.add_service(Scripted::server(bed.probe())))
@@ -177,6 +180,9 @@ async fn killed_server_fails_calls_in_flight(bed: &Bed) {
     }
     bed.probe().seen_times("gate:never", 6).await;
     bed.probe().seen_times("heard", 3).await;
+    if let Some(process) = server.process() {
+        process.kill();
+    }
     doomed.shutdown_background();
     while let Some(status) = calls.join_next().await {
         let status = status.unwrap();

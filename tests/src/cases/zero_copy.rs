@@ -37,7 +37,7 @@ async fn every_kind_of_call(bed: &Bed) {
         assert_eq!(landed, at_client == Which::ZeroCopy, "where the field lies");
     };
     let mut before = [Copied::default(); 2];
-    let copied = || [channel.stats().copied_fast, bed.server_stats().get().copied_fast];
+    let copied = || [channel.stats().copied_fast, bed.server_copied()];
     // The first rounds tell both ends what there is to know of the methods.
     for round in 0..4 {
         if round == 3 {
