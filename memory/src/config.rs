@@ -11,6 +11,8 @@ pub const DEFAULT_POOL: usize = 64 << 20;
 
 /// Left to the rest of the process: half of what it may pin, at most this many bytes.
 const MARGIN: u64 = 256 * 1024;
+/// The lowest limit in bytes (RLIMIT_MEMLOCK) under which a pool can be made, if the process pins nothing else.
+pub const MIN_MEMLOCK: u64 = MIN_POOL as u64 + MARGIN;
 /// The least for landing and for control blocks.
 const MIN_PART: usize = MIN_POOL / 8;
 const MAX_CHUNK: usize = 4 << 20;
@@ -76,8 +78,18 @@ impl PoolConfig {
         self
     }
 
-    /// The sizes that come of it when `available` bytes may be pinned (None: any number).
-    pub(crate) fn fit(&self, memlock: Option<&Memlock>, ignores_ipc_lock: bool) -> Result<Sizes, PoolError> {
+    /// The limit in bytes (RLIMIT_MEMLOCK) under which a pool becomes as large as configured, if the process pins
+    /// nothing else.
+    pub fn memlock(&self) -> u64 {
+        (self.total as u64).saturating_add(MARGIN)
+    }
+
+    /// The sizes that a pool has under a limit (None: no limit); `ignores_ipc_lock` as in [`Memlock::available`].
+    /// [`Pool::new`](crate::Pool::new) raises the soft limit to the hard one first; this takes it as it is.
+    ///
+    /// # Errors
+    /// Those of [`Pool::new`](crate::Pool::new).
+    pub fn fit(&self, memlock: Option<&Memlock>, ignores_ipc_lock: bool) -> Result<Sizes, PoolError> {
         if self.total < MIN_POOL {
             return Err(PoolError::TooSmall { total: self.total, min: MIN_POOL });
         }
@@ -94,7 +106,7 @@ impl PoolConfig {
             let room = usize::try_from(available - margin).unwrap_or(usize::MAX);
             if room < MIN_POOL {
                 return Err(PoolError::Memlock {
-                    needed: MIN_POOL as u64 + MARGIN,
+                    needed: MIN_MEMLOCK,
                     limit: memlock.soft.unwrap_or(u64::MAX),
                     pinned: memlock.pinned,
                 });
@@ -161,6 +173,15 @@ mod tests {
     }
 
     #[test]
+    fn the_limit_that_is_named_gives_the_whole_pool() {
+        let config = PoolConfig::default();
+        let whole = config.fit(Some(&limit(config.memlock(), 0)), false).unwrap();
+        assert_eq!(whole.total, DEFAULT_POOL);
+        let less = config.fit(Some(&limit(config.memlock() - 1, 0)), false).unwrap();
+        assert!(less.total < DEFAULT_POOL);
+    }
+
+    #[test]
     fn parts_keep_their_proportion() {
         let config = PoolConfig::default().total(16 << 20).landing(12 << 20).send(1 << 20);
         let sizes = config.fit(Some(&limit((4 << 20) + (256 << 10), 0)), false).unwrap();
@@ -211,7 +232,7 @@ mod tests {
 
     #[test]
     fn the_smallest_limit_that_works_is_the_one_named() {
-        let named = (MIN_POOL as u64) + MARGIN;
+        let named = MIN_MEMLOCK;
         assert!(PoolConfig::default().fit(Some(&limit(named, 0)), false).is_ok());
         assert!(PoolConfig::default().fit(Some(&limit(named - 1, 0)), false).is_err());
     }

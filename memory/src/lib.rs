@@ -60,7 +60,7 @@ mod atomics {
 
 pub use buf::{PinnedBuf, PinnedBytes};
 pub use chunk::LandingBuf;
-pub use config::{DEFAULT_POOL, HugePages, MIN_POOL, PoolConfig, Sizes};
+pub use config::{DEFAULT_POOL, HugePages, MIN_MEMLOCK, MIN_POOL, PoolConfig, Sizes};
 pub use error::{PoolError, RegisterError};
 pub use landing::Landing;
 pub use memlock::Memlock;

@@ -15,6 +15,7 @@ use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work};
 #[cfg(all(target_os = "linux", feature = "shm"))]
 use crate::shm::{ShmDevice, ShmIncoming, ShmLink, ShmListener};
 use crate::sim::{SimDevice, SimIncoming, SimLink, SimListener};
+use crate::trial::Trial;
 #[cfg(all(target_os = "linux", feature = "verbs"))]
 use crate::verbs::{VerbsDevice, VerbsIncoming, VerbsLink, VerbsListener};
 
@@ -78,6 +79,22 @@ impl Fabric {
         #[cfg(not(all(target_os = "linux", feature = "verbs")))]
         {
             let _ = only;
+            Err(FabricError::Platform)
+        }
+    }
+
+    /// Makes on an RDMA device, one by one, what a connection is made of (context, protection domain, memory region,
+    /// completion channel and queue, queue pair), frees it again, and tells what came of each step. The device need have
+    /// neither an address nor an active port. Blocks for as long as the device takes, milliseconds as a rule.
+    ///
+    /// # Errors
+    /// [`FabricError::Platform`], [`FabricError::NoLibrary`], or rdma-core lists no such device.
+    pub fn trial(name: &str) -> Result<Trial, FabricError> {
+        #[cfg(all(target_os = "linux", feature = "verbs"))]
+        return crate::verbs::trial(name);
+        #[cfg(not(all(target_os = "linux", feature = "verbs")))]
+        {
+            let _ = name;
             Err(FabricError::Platform)
         }
     }

@@ -61,6 +61,25 @@ on_the_device! {
 }
 
 #[tokio::test]
+async fn a_trial_makes_everything_and_leaves_nothing() {
+    let _turn = TURN.lock().await;
+    let trial = Fabric::trial(&device()).unwrap();
+    assert!(trial.limits.is_some_and(|limits| limits.max_qp > 0 && limits.max_mr_size > 0), "{trial:?}");
+    let failed: Vec<_> = trial.steps.iter().filter(|step| step.error.is_some()).collect();
+    assert!(failed.is_empty(), "{failed:?}");
+    let calls: Vec<String> = trial.steps.iter().map(|step| step.verb.to_string()).collect();
+    assert_eq!(calls.first().map(String::as_str), Some("ibv_open_device"));
+    assert_eq!(calls.last().map(String::as_str), Some("ibv_create_qp"));
+    assert_eq!(calls.len(), 6, "{calls:?}");
+    let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let before = descriptors();
+    Fabric::trial(&device()).unwrap();
+    assert_eq!(descriptors(), before);
+    let unknown = Fabric::trial("nope0").map(drop).unwrap_err();
+    assert!(matches!(unknown, FabricError::NoSuchDevice { .. }), "{unknown}");
+}
+
+#[tokio::test]
 async fn devices_are_listed() {
     let _turn = TURN.lock().await;
     let devices = Fabric::devices().unwrap();

@@ -17,13 +17,13 @@ use crate::error::{FabricError, Verb};
 const GIDS: i32 = 64;
 
 /// The device list of libibverbs, freed on drop.
-struct List {
+pub(super) struct List {
     list: *mut *mut rdma_sys::ibv_device,
     len: usize,
 }
 
 impl List {
-    fn new() -> io::Result<List> {
+    pub(super) fn new() -> io::Result<List> {
         let mut len = 0;
         // SAFETY: gives a list and its length, or null.
         let list = unsafe { rdma_sys::ibv_get_device_list(&mut len) };
@@ -33,7 +33,7 @@ impl List {
         }
     }
 
-    fn iter(&self) -> impl Iterator<Item = NonNull<rdma_sys::ibv_device>> + '_ {
+    pub(super) fn iter(&self) -> impl Iterator<Item = NonNull<rdma_sys::ibv_device>> + '_ {
         // SAFETY: the list has `len` entries and lives as long as self.
         (0..self.len).filter_map(|i| NonNull::new(unsafe { *self.list.add(i) }))
     }
@@ -48,7 +48,7 @@ impl Drop for List {
 
 /// # Safety
 /// The device is in a live list.
-unsafe fn device_name(device: NonNull<rdma_sys::ibv_device>) -> String {
+pub(super) unsafe fn device_name(device: NonNull<rdma_sys::ibv_device>) -> String {
     // SAFETY: the caller's promise; the name is a string inside the device.
     unsafe {
         let name = rdma_sys::ibv_get_device_name(device.as_ptr());

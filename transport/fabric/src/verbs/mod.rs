@@ -11,6 +11,7 @@
 //! | `qp`, `post` | queue pairs, and batches of work for them |
 //! | `connect`, `listener` | making connections |
 //! | `link` | a [`Link`](crate::Link) over all that |
+//! | `trial` | making all that one by one, for diagnosis |
 //!
 //! # Who keeps whom alive
 //!
@@ -43,8 +44,10 @@ mod listener;
 mod mr;
 mod post;
 mod qp;
+mod trial;
 
 pub use self::device::VerbsDevice;
 pub use self::enumerate::{devices, local_addresses};
 pub use self::link::VerbsLink;
 pub use self::listener::{VerbsIncoming, VerbsListener};
+pub use self::trial::trial;

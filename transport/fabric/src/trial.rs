@@ -1,0 +1,44 @@
+//! What comes of making, one by one, the things that a connection is made of: for diagnosis.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::Verb;
+
+/// What [`Fabric::trial`](crate::Fabric::trial) found out about one device. Everything that it made is gone again.
+#[derive(Debug, Clone)]
+pub struct Trial {
+    /// What the device says that it allows; `None` when it could not be opened or asked.
+    pub limits: Option<DeviceLimits>,
+    /// In the order in which they were tried. A step that needs one that failed is left out.
+    pub steps: Vec<TrialStep>,
+}
+
+/// One thing that was made, or not.
+#[derive(Debug, Clone)]
+pub struct TrialStep {
+    /// The call that makes it.
+    pub verb: Verb,
+    /// How long the call took.
+    pub took: Duration,
+    /// Why it failed, if it did.
+    pub error: Option<Arc<io::Error>>,
+}
+
+/// Numbers of `ibv_query_device`, as far as connections need them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceLimits {
+    /// Queue pairs.
+    pub max_qp: u64,
+    /// Work requests in one queue.
+    pub max_qp_wr: u64,
+    /// Completion queues.
+    pub max_cq: u64,
+    /// Entries of one completion queue.
+    pub max_cqe: u64,
+    /// Memory regions.
+    pub max_mr: u64,
+    /// Bytes of one memory region.
+    pub max_mr_size: u64,
+}

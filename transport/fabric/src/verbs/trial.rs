@@ -1,0 +1,183 @@
+//! Makes each thing that a connection is made of on a device, one by one, and frees it again: for diagnosis. The device
+//! is opened by its name, so that one without an address or an active port can be tried too.
+
+use std::io;
+use std::ptr::{self, NonNull};
+use std::time::Instant;
+
+use rdma_sys::{ibv_access_flags, ibv_qp_type};
+
+use super::enumerate::{List, device_name, ports};
+use super::lib_probe;
+use crate::error::{FabricError, Verb};
+use crate::trial::{DeviceLimits, Trial, TrialStep};
+
+/// Bytes of the region that is registered: a page, so that it says whether the device registers at all. How much may be
+/// pinned is a question to the pool.
+const REGION: usize = 4096;
+
+/// Something that was made, freed on drop.
+struct Made<T> {
+    object: NonNull<T>,
+    free: fn(NonNull<T>),
+}
+
+impl<T> Made<T> {
+    fn as_ptr(&self) -> *mut T {
+        self.object.as_ptr()
+    }
+}
+
+impl<T> Drop for Made<T> {
+    fn drop(&mut self) {
+        (self.free)(self.object);
+    }
+}
+
+/// Times the calls.
+#[derive(Default)]
+struct Steps(Vec<TrialStep>);
+
+impl Steps {
+    fn make<T>(
+        &mut self,
+        call: &'static str,
+        make: impl FnOnce() -> *mut T,
+        free: fn(NonNull<T>),
+    ) -> Option<Made<T>> {
+        let began = Instant::now();
+        let object = NonNull::new(make());
+        let error = object.is_none().then(|| io::Error::last_os_error().into());
+        self.0.push(TrialStep { verb: Verb::Call(call), took: began.elapsed(), error });
+        object.map(|object| Made { object, free })
+    }
+}
+
+/// A page of its own, for the region.
+#[repr(align(4096))]
+struct Page([u8; REGION]);
+
+/// See [`Fabric::trial`](crate::Fabric::trial).
+///
+/// # Errors
+/// rdma-core is missing, or lists no such device.
+pub fn trial(name: &str) -> Result<Trial, FabricError> {
+    lib_probe::probe()?;
+    let list = List::new().map_err(|source| FabricError::Verb {
+        verb: Verb::Call("ibv_get_device_list"),
+        device: "any device".to_owned(),
+        source: source.into(),
+    })?;
+    // SAFETY: the list is alive.
+    let listed = |device: &NonNull<rdma_sys::ibv_device>| unsafe { device_name(*device) };
+    let Some(device) = list.iter().find(|device| listed(device) == name) else {
+        let found: Vec<String> = list.iter().map(|device| listed(&device)).collect();
+        return Err(match found.is_empty() {
+            true => FabricError::NoDevice,
+            false => FabricError::NoSuchDevice { name: name.to_owned(), found },
+        });
+    };
+    Ok(run(device))
+}
+
+/// The device is in a live list.
+fn run(device: NonNull<rdma_sys::ibv_device>) -> Trial {
+    let mut steps = Steps::default();
+    // Each variable below is freed before those above it, on which it was made.
+    let mut page = Box::new(Page([0; REGION]));
+    let context = steps.make(
+        "ibv_open_device",
+        // SAFETY: `trial` keeps the list that the device is in.
+        || unsafe { rdma_sys::ibv_open_device(device.as_ptr()) },
+        |context| {
+            // SAFETY: opened once, closed once, after all that was made on it.
+            unsafe { rdma_sys::ibv_close_device(context.as_ptr()) };
+        },
+    );
+    let Some(context) = context else { return Trial { limits: None, steps: steps.0 } };
+    // SAFETY: the context is open.
+    let limits = unsafe { ports(context.object) }.ok().map(|(_, _, attr)| limits(&attr));
+
+    let domain = steps.make(
+        "ibv_alloc_pd",
+        // SAFETY: the context is open.
+        || unsafe { rdma_sys::ibv_alloc_pd(context.as_ptr()) },
+        |domain| {
+            // SAFETY: made once, freed once, after all that was made on it.
+            unsafe { rdma_sys::ibv_dealloc_pd(domain.as_ptr()) };
+        },
+    );
+    let access = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE;
+    let _region = domain.as_ref().and_then(|domain| {
+        steps.make(
+            "ibv_reg_mr",
+            // SAFETY: the domain is alive; the page lives longer than the region, and nobody has the key.
+            || unsafe {
+                rdma_sys::ibv_reg_mr(domain.as_ptr(), (&raw mut page.0).cast(), REGION, access.0 as i32)
+            },
+            |region| {
+                // SAFETY: registered once, deregistered once.
+                unsafe { rdma_sys::ibv_dereg_mr(region.as_ptr()) };
+            },
+        )
+    });
+    let channel = steps.make(
+        "ibv_create_comp_channel",
+        // SAFETY: the context is open.
+        || unsafe { rdma_sys::ibv_create_comp_channel(context.as_ptr()) },
+        |channel| {
+            // SAFETY: made once, destroyed once, after its queue.
+            unsafe { rdma_sys::ibv_destroy_comp_channel(channel.as_ptr()) };
+        },
+    );
+    let queue = channel.as_ref().and_then(|channel| {
+        steps.make(
+            "ibv_create_cq",
+            // SAFETY: context and channel are alive.
+            || unsafe { rdma_sys::ibv_create_cq(context.as_ptr(), 2, ptr::null_mut(), channel.as_ptr(), 0) },
+            |queue| {
+                // SAFETY: made once, destroyed once, after the queue pair.
+                unsafe { rdma_sys::ibv_destroy_cq(queue.as_ptr()) };
+            },
+        )
+    });
+    let _pair = domain.as_ref().zip(queue.as_ref()).and_then(|(domain, queue)| {
+        let mut attr = rdma_sys::ibv_qp_init_attr {
+            qp_context: ptr::null_mut(),
+            send_cq: queue.as_ptr(),
+            recv_cq: queue.as_ptr(),
+            srq: ptr::null_mut(),
+            cap: rdma_sys::ibv_qp_cap {
+                max_send_wr: 1,
+                max_recv_wr: 1,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: 0,
+            },
+            qp_type: ibv_qp_type::IBV_QPT_RC,
+            sq_sig_all: 0,
+        };
+        steps.make(
+            "ibv_create_qp",
+            // SAFETY: domain and queue are alive.
+            || unsafe { rdma_sys::ibv_create_qp(domain.as_ptr(), &mut attr) },
+            |pair| {
+                // SAFETY: made once, destroyed once.
+                unsafe { rdma_sys::ibv_destroy_qp(pair.as_ptr()) };
+            },
+        )
+    });
+    Trial { limits, steps: steps.0 }
+}
+
+fn limits(attr: &rdma_sys::ibv_device_attr) -> DeviceLimits {
+    let number = |n: i32| u64::try_from(n).unwrap_or(0);
+    DeviceLimits {
+        max_qp: number(attr.max_qp),
+        max_qp_wr: number(attr.max_qp_wr),
+        max_cq: number(attr.max_cq),
+        max_cqe: number(attr.max_cqe),
+        max_mr: number(attr.max_mr),
+        max_mr_size: attr.max_mr_size,
+    }
+}
