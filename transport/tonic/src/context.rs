@@ -83,7 +83,7 @@ impl Context {
     }
 
     /// The device to keep to: the environment's before the builder's.
-    fn only(&self, env: Option<&str>) -> Option<String> {
+    pub(crate) fn only(&self, env: Option<&str>) -> Option<String> {
         env.map(str::to_owned).or_else(|| self.0.device.clone())
     }
 
@@ -93,6 +93,16 @@ impl Context {
         }
         let fabric = Fabric::shm(self.0.shm_access.clone())?;
         Ok(self.0.shm.get_or_init(|| fabric).clone())
+    }
+
+    /// The configuration of every pool.
+    pub(crate) fn pool_config(&self) -> &PoolConfig {
+        &self.0.pool
+    }
+
+    /// The simulated device, where there is one.
+    pub(crate) fn simulated(&self) -> Option<Fabric> {
+        self.sim().ok()
     }
 
     fn sim(&self) -> Result<Fabric, FabricError> {
@@ -199,7 +209,8 @@ impl Context {
         stats
     }
 
-    async fn pool(&self, fabric: &Fabric) -> Result<Pool, Reason> {
+    /// The pool of a device; made when it is first asked for.
+    pub(crate) async fn pool(&self, fabric: &Fabric) -> Result<Pool, Reason> {
         let mut pools = self.0.pools.lock().await;
         if let Some(pool) = pools.get(fabric.name()) {
             return Ok(pool.clone());

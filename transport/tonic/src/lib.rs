@@ -72,6 +72,7 @@
 //! | `reason`, `cause`, `path` | which path, and why |
 //! | `error`, `stats`, `connect_info` | what users get to see |
 //! | [`codec`] | protobuf without copying |
+//! | [`mod@diagnose`] | what is in the way of RDMA, and how to mend it |
 //! | `grpc_timeout`, `executor` | what both sides build on |
 //!
 //! # Features
@@ -79,6 +80,7 @@
 //! | feature | what |
 //! |---|---|
 //! | `verbs` (default) | RDMA through rdma-core, which is loaded at run time; building needs cmake and libclang |
+//! | `serde` | what [`diagnose()`] finds out can be serialized |
 //! | `tls-ring`, `tls-aws-lc` | TLS on the TCP side, as tonic's features of these names |
 //! | `tls-native-roots`, `tls-webpki-roots` | root certificates, as tonic's features of these names |
 
@@ -90,6 +92,7 @@ mod channel;
 pub mod codec;
 mod connect_info;
 mod context;
+pub mod diagnose;
 mod endpoint;
 mod error;
 mod executor;
@@ -106,6 +109,8 @@ mod tests;
 pub use channel::{Change, Channel, ResponseFuture};
 pub use connect_info::{RdmaConnectInfo, connect_info, pool};
 pub use context::{Context, ContextBuilder};
+#[doc(inline)]
+pub use diagnose::{Diagnosis, diagnose};
 pub use endpoint::Endpoint;
 pub use error::{EnvironmentError, Error, RdmaRequired};
 pub use path::{Path, PathInfo};

@@ -49,6 +49,11 @@ impl OfferHook {
             Box::pin(std::future::ready(request))
         }))
     }
+
+    /// A request with what it adds.
+    pub(crate) async fn ask(&self) -> Result<Request<()>, Status> {
+        (self.0)().await
+    }
 }
 
 impl fmt::Debug for OfferHook {
@@ -76,7 +81,7 @@ pub(crate) async fn offer(
 ) -> Result<Offered, Reason> {
     let mut request = Request::new(());
     if let Some(hook) = hook {
-        request = (hook.0)().await.map_err(|status| {
+        request = hook.ask().await.map_err(|status| {
             let detail = format!("the offer hook failed: {}", describe(&status));
             Reason::new(ReasonCode::HandshakeRejected, detail)
         })?;

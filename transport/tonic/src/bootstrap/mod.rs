@@ -1,9 +1,10 @@
-//! `tonic_rdma.v1.Bootstrap/Offer`: how a client finds the fast path over the TCP connection.
+//! `tonic_rdma.v1.Bootstrap`: by its Offer a client finds the fast path over the TCP connection; its Probe is for
+//! [diagnosis](crate::diagnose()).
 //!
 //! | file | what |
 //! |---|---|
 //! | `tickets` | the one-time tickets that a server has handed out |
-//! | `service` | the server's side of the Offer |
+//! | `service` | the server's side of both |
 //! | `client` | the client's side of the Offer |
 //! | `capture` | keeps what the Offer's TCP connection is known by |
 //! | `generated` | made from `proto/tonic_rdma/v1/bootstrap.proto` |

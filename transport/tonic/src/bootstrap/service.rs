@@ -3,7 +3,8 @@
 use super::{
     capture::Connection,
     pb::{
-        self, OfferRequest, OfferResponse, bootstrap_server::Bootstrap, fabric_offer, offer_response::Outcome,
+        self, OfferRequest, OfferResponse, ProbeRequest, ProbeResponse, bootstrap_server::Bootstrap,
+        fabric_offer, offer_response::Outcome,
     },
     tickets::Tickets,
 };
@@ -13,10 +14,16 @@ use crate::{
     reason::{Reason, ReasonCode},
 };
 use bytes::Bytes;
-use std::{net::SocketAddr, sync::Arc};
+use std::{
+    net::SocketAddr,
+    sync::{Arc, OnceLock},
+};
 use tokio::{sync::watch, time::Instant};
 use tonic::{Request, Response, Status};
 use tonic_rdma_proto::hello::{VERSION_MAX, VERSION_MIN};
+
+/// The longest answer to a Probe in bytes.
+pub(crate) const PROBE_MOST: usize = 1 << 20;
 
 /// What a server has to offer on one fabric.
 #[derive(Debug, Clone)]
@@ -208,6 +215,19 @@ impl Bootstrap for OfferService {
             outcome: Some(outcome),
         }))
     }
+
+    async fn probe(&self, request: Request<ProbeRequest>) -> Result<Response<ProbeResponse>, Status> {
+        let wanted = request.get_ref().answer_bytes as usize;
+        if wanted > PROBE_MOST {
+            return Err(Status::invalid_argument(format!(
+                "{wanted} bytes wanted, at most {PROBE_MOST} are given"
+            )));
+        }
+        // Shared by all answers.
+        static ZEROS: OnceLock<Bytes> = OnceLock::new();
+        let zeros = ZEROS.get_or_init(|| vec![0; PROBE_MOST].into());
+        Ok(Response::new(ProbeResponse { payload: zeros.slice(..wanted) }))
+    }
 }
 
 #[cfg(test)]
@@ -319,6 +339,22 @@ mod tests {
         assert!(!asked.is_finished());
         tx.send_modify(|o| o.set(Path::Sim, Offer::On([listening([10, 0, 0, 1])].into())));
         granted(asked.await.unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_probe_is_answered_with_what_it_asks_for_up_to_a_limit() {
+        let (service, _tx) = service(Offering::starting([Path::Verbs]));
+        let probe = async |answer_bytes: u32| {
+            service.probe(Request::new(ProbeRequest { payload: Bytes::new(), answer_bytes })).await
+        };
+        for bytes in [0, 1, PROBE_MOST as u32] {
+            assert_eq!(probe(bytes).await.unwrap().get_ref().payload.len(), bytes as usize);
+        }
+        for bytes in [PROBE_MOST as u32 + 1, u32::MAX] {
+            let status = probe(bytes).await.unwrap_err();
+            assert_eq!(status.code(), tonic::Code::InvalidArgument);
+            assert!(status.message().contains("at most 1048576"), "{}", status.message());
+        }
     }
 
     #[tokio::test]

@@ -12,4 +12,4 @@ mod stacks;
 mod tickets;
 #[cfg(feature = "_tls-any")]
 mod tls;
-mod world;
+pub(crate) mod world;

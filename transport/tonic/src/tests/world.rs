@@ -11,15 +11,15 @@ use tower::{Layer, Service};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-pub(super) struct World {
-    pub(super) server: SimDevice,
-    pub(super) client: SimDevice,
-    pub(super) server_context: Context,
-    pub(super) client_context: Context,
+pub(crate) struct World {
+    pub(crate) server: SimDevice,
+    pub(crate) client: SimDevice,
+    pub(crate) server_context: Context,
+    pub(crate) client_context: Context,
 }
 
 impl World {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let net = SimNet::new(SimConfig::default());
         let server = net.device("sim-server", [10, 0, 0, 1].into());
         let client = net.device("sim-client", [10, 0, 0, 2].into());
@@ -30,39 +30,39 @@ impl World {
     }
 
     /// A server builder with the fast path on the simulated network.
-    pub(super) fn builder(&self) -> Server {
+    pub(crate) fn builder(&self) -> Server {
         Server::builder().context(self.server_context.clone())
     }
 
     /// Serves [`Echo`] with it.
-    pub(super) async fn serve(&self) -> Serving {
+    pub(crate) async fn serve(&self) -> Serving {
         Serving::start(self.builder().add_service(Echo)).await
     }
 
-    pub(super) fn endpoint(&self, serving: &Serving) -> Endpoint {
+    pub(crate) fn endpoint(&self, serving: &Serving) -> Endpoint {
         endpoint(serving.addr).context(self.client_context.clone())
     }
 
-    pub(super) async fn connect(&self, serving: &Serving) -> Channel {
+    pub(crate) async fn connect(&self, serving: &Serving) -> Channel {
         let channel = self.endpoint(serving).connect().await.unwrap();
         assert_eq!(channel.path().path, Path::Sim, "{}", channel.path());
         channel
     }
 }
 
-pub(super) fn endpoint(addr: SocketAddr) -> Endpoint {
+pub(crate) fn endpoint(addr: SocketAddr) -> Endpoint {
     Endpoint::from_shared(format!("http://{addr}")).unwrap()
 }
 
 /// A server that runs until it is told to stop or is dropped.
-pub(super) struct Serving {
-    pub(super) addr: SocketAddr,
+pub(crate) struct Serving {
+    pub(crate) addr: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<Result<(), Error>>,
 }
 
 impl Serving {
-    pub(super) async fn start<L, B>(router: Router<L>) -> Self
+    pub(crate) async fn start<L, B>(router: Router<L>) -> Self
     where
         L: Layer<Routes> + Send + 'static,
         L::Service: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
@@ -74,7 +74,7 @@ impl Serving {
         Self::with(|incoming, signal| router.serve_with_incoming_shutdown(incoming, signal)).await
     }
 
-    pub(super) async fn with<F>(
+    pub(crate) async fn with<F>(
         serve: impl FnOnce(TcpIncoming, Box<dyn Future<Output = ()> + Send + Unpin>) -> F,
     ) -> Self
     where
@@ -94,15 +94,15 @@ impl Serving {
     }
 
     /// Asks it to end in good order.
-    pub(super) fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         let _ = self.stop.take().unwrap().send(());
     }
 
-    pub(super) async fn ended(mut self) -> Result<(), Error> {
+    pub(crate) async fn ended(mut self) -> Result<(), Error> {
         (&mut self.task).await.unwrap()
     }
 
-    pub(super) fn is_finished(&self) -> bool {
+    pub(crate) fn is_finished(&self) -> bool {
         self.task.is_finished()
     }
 }
@@ -114,7 +114,7 @@ impl Drop for Serving {
 }
 
 /// A stock tonic server.
-pub(super) async fn stock() -> Serving {
+pub(crate) async fn stock() -> Serving {
     let router = tonic::transport::Server::builder().add_service(Echo);
     Serving::with(|incoming, signal| async move {
         Ok(router.serve_with_incoming_shutdown::<_, _, _, _, Body>(incoming, signal).await?)

@@ -1,0 +1,154 @@
+//! Commands that mend things. A command is meant to be used as it is; where a part of it only the reader knows, that
+//! part is in capitals and said so.
+
+use super::report::{Cure, Host, MemlockReport, RunsIn};
+
+const MIB: u64 = 1 << 20;
+
+/// For root, in a shell.
+pub(super) fn root(what: impl Into<String>, command: impl Into<String>) -> Cure {
+    Cure { what: what.into(), command: Some(command.into()), root: true }
+}
+
+/// For the user, in the shell that starts the program.
+pub(super) fn user(what: impl Into<String>, command: impl Into<String>) -> Cure {
+    Cure { what: what.into(), command: Some(command.into()), root: false }
+}
+
+/// Nothing that a shell can do.
+pub(super) fn advice(what: impl Into<String>) -> Cure {
+    Cure { what: what.into(), command: None, root: false }
+}
+
+/// `word`, so that a shell takes it for one word and nothing else.
+pub(super) fn quoted(word: &str) -> String {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"@%+=:,./_-".contains(&b);
+    match !word.is_empty() && word.bytes().all(plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
+/// The packages of rdma-core for programs, by family of distributions.
+const PACKAGES: [(&[&str], &str, &str); 4] = [
+    (&["debian", "ubuntu"], "Debian, Ubuntu", "apt-get install -y libibverbs1 librdmacm1 ibverbs-providers"),
+    (&["fedora", "rhel", "centos", "amzn"], "Fedora, RHEL", "dnf install -y libibverbs librdmacm"),
+    (&["suse", "opensuse"], "SUSE", "zypper --non-interactive install libibverbs librdmacm1"),
+    (&["arch"], "Arch", "pacman -S --noconfirm rdma-core"),
+];
+
+/// Installs rdma-core: the command of this distribution, or all where it is none of those known.
+pub(super) fn install_rdma_core(families: &[String]) -> Vec<Cure> {
+    let all = || {
+        PACKAGES.iter().map(|(_, where_, command)| root(format!("install rdma-core ({where_})"), *command))
+    };
+    let is_known =
+        |(names, _, _): &&(&[&str], &str, &str)| families.iter().any(|f| names.contains(&f.as_str()));
+    match PACKAGES.iter().find(is_known) {
+        Some((_, _, command)) => vec![root("install rdma-core", *command)],
+        None => all().collect(),
+    }
+}
+
+/// Starts a subnet manager.
+pub(super) fn opensm(families: &[String]) -> Vec<Cure> {
+    let install = match families.iter().any(|family| family == "debian" || family == "ubuntu") {
+        true => "apt-get install -y opensm",
+        false => "dnf install -y opensm",
+    };
+    vec![
+        root(
+            "run a subnet manager: on one host of the InfiniBand network, unless a switch does it",
+            format!("{install} && systemctl enable --now opensm"),
+        ),
+        advice("or switch on the subnet manager of a managed switch"),
+    ]
+}
+
+/// Raises the limit, so that the whole pool fits. `parent` is the process that started this one.
+pub(super) fn memlock(host: &Host, memlock: Option<&MemlockReport>, parent: Option<u32>) -> Vec<Cure> {
+    // Room to round up, and never less than what works.
+    let wanted = memlock.map_or(128 * MIB, |m| m.wanted.max(m.needed)).div_ceil(MIB).saturating_mul(MIB);
+    let kib = wanted / 1024;
+    let unit = host.unit.as_deref().unwrap_or("UNIT.service");
+    let drop_in = |unit: &str| {
+        let dir = quoted(&format!("/etc/systemd/system/{unit}.d"));
+        format!(
+            "mkdir -p {dir} && printf '[Service]\\nLimitMEMLOCK={wanted}\\n' > {dir}/memlock.conf && systemctl \
+             daemon-reload && systemctl restart {}",
+            quoted(unit)
+        )
+    };
+    let now = parent.map(|pid| {
+        root(
+            format!("at once, for process {pid}, which started this one (a shell, say), and what it starts from now on"),
+            format!("prlimit --pid {pid} --memlock={wanted}:{wanted}"),
+        )
+    });
+    let lasting = root(
+        "for good, for users: counts from the next login",
+        format!("echo '* - memlock {kib}' > /etc/security/limits.d/90-memlock.conf"),
+    );
+    let service = root("for a systemd service", drop_in(unit));
+    let docker = root(
+        "for a container: start it with this option",
+        format!("docker run --ulimit memlock={wanted}:{wanted} --device /dev/infiniband IMAGE"),
+    );
+    let kubernetes = root(
+        "for Kubernetes, which has no setting for it: on the node, for all containers; then restart the pod",
+        drop_in("containerd.service"),
+    );
+    match host.runs_in {
+        RunsIn::Session => now.into_iter().chain([lasting, service, docker]).collect(),
+        RunsIn::Service => vec![service, docker, lasting],
+        RunsIn::Container => vec![docker, service, kubernetes],
+        RunsIn::Kubernetes => vec![kubernetes, docker],
+    }
+}
+
+/// Makes the files of /dev/infiniband appear.
+pub(super) fn device_files(host: &Host, module: Option<&str>) -> Vec<Cure> {
+    if let Some(module) = module {
+        return vec![root("load the kernel module", format!("modprobe {module}"))];
+    }
+    let container = root(
+        "show the container the devices: start it with this option",
+        "docker run --device /dev/infiniband --ulimit memlock=-1:-1 IMAGE",
+    );
+    let udev = root(
+        "have udev make the device files",
+        "udevadm trigger --subsystem-match=infiniband_verbs --subsystem-match=misc",
+    );
+    match host.runs_in {
+        RunsIn::Container => vec![container],
+        RunsIn::Kubernetes => vec![advice(
+            "have a device plugin give the pod its RDMA device (a resource such as rdma/hca), or mount /dev/infiniband",
+        )],
+        _ => vec![udev, container],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shell_takes_a_quoted_word_for_one() {
+        assert_eq!(quoted("store@1.service"), "store@1.service");
+        assert_eq!(quoted("a b;'c"), r"'a b;'\''c'");
+        assert_eq!(quoted(""), "''");
+    }
+
+    #[test]
+    fn each_family_of_distributions_has_its_command() {
+        let of = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|n| (*n).to_owned()).collect();
+            install_rdma_core(&names).into_iter().filter_map(|cure| cure.command).collect::<Vec<_>>()
+        };
+        assert_eq!(of(&["debian"]), ["apt-get install -y libibverbs1 librdmacm1 ibverbs-providers"]);
+        assert_eq!(of(&["pop", "ubuntu", "debian"]).len(), 1);
+        assert_eq!(of(&["rocky", "rhel", "centos", "fedora"]), ["dnf install -y libibverbs librdmacm"]);
+        assert_eq!(of(&["plan9"]).len(), PACKAGES.len());
+        assert_eq!(of(&[]).len(), PACKAGES.len());
+    }
+}

@@ -1,0 +1,318 @@
+//! From what was seen to what is in the way, and how to mend it. Nothing is looked at here: all facts are given.
+
+use super::{
+    cures::{self, advice, quoted, root, user},
+    kernel::DRIVERS,
+    report::{Cure, Device, Diagnosis, Finding, Module, ModuleState, Port},
+    sysfs::Interface,
+};
+use crate::reason::{Reason, ReasonCode};
+
+/// What is not in the diagnosis, and the cures depend on.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Context {
+    pub(super) interfaces: Vec<Interface>,
+    /// The distribution, and those that it is like.
+    pub(super) families: Vec<String>,
+    /// The process that started this one.
+    pub(super) parent: Option<u32>,
+    /// `TONIC_RDMA` is set.
+    pub(super) policy_from_env: bool,
+    /// `TONIC_RDMA_DEVICE` is set.
+    pub(super) device_from_env: bool,
+}
+
+/// The network driver of an RDMA-capable adapter, and the module that makes an RDMA device of it.
+const MODULE_OF: [(&str, &str); 10] = [
+    ("mlx5_core", "mlx5_ib"),
+    ("mlx4_core", "mlx4_ib"),
+    ("mlx4_en", "mlx4_ib"),
+    ("ice", "irdma"),
+    ("i40e", "irdma"),
+    ("bnxt_en", "bnxt_re"),
+    ("cxgb4", "iw_cxgb4"),
+    ("qede", "qedr"),
+    ("hns3", "hns_roce_hw_v2"),
+    ("ionic", "ionic_rdma"),
+];
+
+/// All findings. `diagnosis.reason` is why RDMA would not be used, and each device's is why it cannot be.
+pub(super) fn findings(diagnosis: &Diagnosis, context: &Context) -> Vec<Finding> {
+    let this = Explain { d: diagnosis, context };
+    let mut found: Vec<Finding> = Vec::new();
+    let blocked = diagnosis.reason.as_ref().map(Reason::code);
+    let allowed = |name: &str| diagnosis.settings.device.as_deref().is_none_or(|only| only == name);
+    for device in &diagnosis.devices {
+        let Some(reason) = &device.reason else { continue };
+        // What is in the way of one device keeps calls on TCP when it is what the transport names.
+        let blocks = blocked == Some(reason.code()) && allowed(&device.name);
+        found.push(this.device(device, reason, blocks));
+    }
+    if let Some(reason) = &diagnosis.reason
+        && !found.iter().any(|finding| finding.blocks)
+    {
+        found.push(this.host(reason));
+    }
+    if let Some(memlock) = diagnosis.memlock.as_ref().filter(|_| diagnosis.rdma)
+        && let Some(gets) = memlock.pool_gets.filter(|gets| *gets < memlock.pool_configured)
+    {
+        found.push(Finding {
+            code: ReasonCode::Memlock,
+            blocks: false,
+            device: None,
+            what: format!(
+                "the pool gets {gets} of {} bytes: a limit of {} bytes gives it all, and more calls run without a copy",
+                memlock.pool_configured, memlock.wanted
+            ),
+            cures: this.memlock(),
+        });
+    }
+    // The limit is the process's, not a device's.
+    let mut memlock = false;
+    found.retain(|finding| finding.code != ReasonCode::Memlock || !std::mem::replace(&mut memlock, true));
+    found.sort_by_key(|finding| !finding.blocks);
+    found
+}
+
+struct Explain<'a> {
+    d: &'a Diagnosis,
+    context: &'a Context,
+}
+
+impl Explain<'_> {
+    /// What keeps this host from RDMA altogether.
+    fn host(&self, reason: &Reason) -> Finding {
+        let (what, cures) = match reason.code() {
+            ReasonCode::Policy => self.policy(reason),
+            ReasonCode::NoRdmaCore => self.no_rdma_core(reason),
+            ReasonCode::NoDevice => self.no_device(reason),
+            ReasonCode::Memlock => (reason.detail().to_owned(), self.memlock()),
+            _ => (reason.detail().to_owned(), vec![advice(reason.cure())]),
+        };
+        Finding { code: reason.code(), blocks: true, device: None, what, cures }
+    }
+
+    /// What keeps one device from being used.
+    fn device(&self, device: &Device, reason: &Reason, blocks: bool) -> Finding {
+        let (what, cures) = match (self.file_of(device), reason.code()) {
+            (Some(file), _) => file,
+            (None, ReasonCode::Memlock) => (reason.detail().to_owned(), self.memlock()),
+            (None, ReasonCode::NoActivePort) => self.no_active_port(device, reason),
+            (None, ReasonCode::NotOnRdmaDevice) => self.no_address(device, reason),
+            (None, ReasonCode::NoDevice) => self.not_listed(device),
+            (None, ReasonCode::NoRdmaCore) => self.no_rdma_core(reason),
+            _ => (reason.detail().to_owned(), vec![advice(reason.cure())]),
+        };
+        let device = (reason.code() != ReasonCode::Memlock).then(|| device.name.clone());
+        Finding { code: reason.code(), blocks, device, what, cures }
+    }
+
+    fn memlock(&self) -> Vec<Cure> {
+        cures::memlock(&self.d.host, self.d.memlock.as_ref(), self.context.parent)
+    }
+
+    fn policy(&self, reason: &Reason) -> (String, Vec<Cure>) {
+        let cures = match self.context.policy_from_env {
+            true => vec![user("let the transport choose", "unset TONIC_RDMA")],
+            false => vec![advice("use Policy::Auto, and allow FabricKind::Verbs")],
+        };
+        (reason.detail().to_owned(), cures)
+    }
+
+    fn module(&self, name: &str) -> Option<&Module> {
+        self.d.modules.iter().find(|module| module.name == name)
+    }
+
+    /// A module that is needed and not there.
+    fn missing<'a>(&self, names: &[&'a str]) -> Option<&'a str> {
+        let is_missing = |name: &&&str| self.module(name).is_some_and(|m| m.state == ModuleState::Missing);
+        names.iter().find(is_missing).copied()
+    }
+
+    fn no_rdma_core(&self, reason: &Reason) -> (String, Vec<Cure>) {
+        if !self.d.library.found {
+            return (reason.detail().to_owned(), cures::install_rdma_core(&self.context.families));
+        }
+        let path = "/dev/infiniband/rdma_cm";
+        match self.d.files.iter().find(|file| file.path == path) {
+            Some(file) if file.exists && !file.usable => self.closed(path, file.error.as_deref()),
+            Some(file) if !file.exists => {
+                let module = self.missing(&["rdma_ucm", "rdma_cm"]);
+                let why = if module.is_some() {
+                    "the module rdma_ucm is not loaded"
+                } else {
+                    "this process does not see it"
+                };
+                (
+                    format!("{path} is not there: {why}"),
+                    cures::device_files(&self.d.host, module.map(|_| "rdma_ucm")),
+                )
+            }
+            _ => (reason.detail().to_owned(), vec![advice(reason.cure())]),
+        }
+    }
+
+    /// A device file that this process may not open.
+    fn closed(&self, path: &str, error: Option<&str>) -> (String, Vec<Cure>) {
+        let error = error.unwrap_or("it cannot be opened");
+        let rule = r#"KERNEL=="uverbs*|rdma_cm", MODE="0666""#;
+        (
+            format!("{path}: {error}"),
+            vec![
+                root(
+                    "open it to all users, as rdma-core's udev rules do",
+                    "chmod 0666 /dev/infiniband/uverbs* /dev/infiniband/rdma_cm",
+                ),
+                root(
+                    "the same for good",
+                    format!("echo '{rule}' > /etc/udev/rules.d/90-rdma.rules && udevadm control --reload"),
+                ),
+            ],
+        )
+    }
+
+    /// What is wrong with the device's file, if anything is.
+    fn file_of(&self, device: &Device) -> Option<(String, Vec<Cure>)> {
+        if !self.d.library.found {
+            return None;
+        }
+        let file = self.d.files.iter().find(|file| file.device.as_deref() == Some(&device.name));
+        match file {
+            None => {
+                let module = self.missing(&["ib_uverbs"])?;
+                Some((
+                    format!("the module {module} is not loaded"),
+                    cures::device_files(&self.d.host, Some(module)),
+                ))
+            }
+            Some(file) if !file.exists => Some((
+                format!("{} is not there, though the kernel has the device", file.path),
+                cures::device_files(&self.d.host, None),
+            )),
+            Some(file) if !file.usable => Some(self.closed(&file.path, file.error.as_deref())),
+            Some(_) => None,
+        }
+    }
+
+    fn no_device(&self, reason: &Reason) -> (String, Vec<Cure>) {
+        let names: Vec<&str> = self.d.devices.iter().map(|device| device.name.as_str()).collect();
+        if let Some(only) = &self.d.settings.device
+            && let Some(first) = names.first()
+        {
+            let what = format!("no RDMA device is called {only}; there is {}", names.join(", "));
+            let cures = match self.context.device_from_env {
+                true => vec![
+                    user("use any device", "unset TONIC_RDMA_DEVICE"),
+                    user("or name one that is there", format!("export TONIC_RDMA_DEVICE={}", quoted(first))),
+                ],
+                false => vec![advice("name a device that is there with ContextBuilder::device, or none")],
+            };
+            return (what, cures);
+        }
+        let mut cures = Vec::new();
+        let loaded = |module: &str| self.module(module).is_some_and(|m| m.state != ModuleState::Missing);
+        for interface in &self.context.interfaces {
+            let driver = interface.driver.as_deref();
+            if let Some((_, module)) = MODULE_OF.iter().find(|(net, _)| driver == Some(net))
+                && !loaded(module)
+                && DRIVERS.contains(module)
+            {
+                let what = format!("make an RDMA device of {}, if its adapter can", interface.name);
+                cures.push(root(what, format!("modprobe {module}")));
+            }
+        }
+        match self.soft_interface() {
+            Some(on) => {
+                let up =
+                    if on.up { String::new() } else { format!("ip link set {} up && ", quoted(&on.name)) };
+                for (kind, name, what) in
+                    [("rxe", "rxe0", "without an adapter: Soft-RoCE"), ("siw", "siw0", "or Soft-iWARP")]
+                {
+                    let netdev = quoted(&on.name);
+                    let command = format!("{up}rdma link add {name} type {kind} netdev {netdev}");
+                    cures
+                        .push(root(format!("{what} on {} (both ends need the same kind)", on.name), command));
+                }
+            }
+            None => cures.push(advice("add a network interface: this system has none but loopback")),
+        }
+        let detail = match reason.detail() {
+            "" => "no RDMA device on this host",
+            detail => detail,
+        };
+        (detail.to_owned(), cures)
+    }
+
+    /// The interface to put a software device on: the one that most traffic takes.
+    fn soft_interface(&self) -> Option<&Interface> {
+        let good = |i: &&Interface| i.ethernet;
+        let worth = |i: &&Interface| (i.up, i.default, i.routed, i.carrier, i.driver.is_some());
+        // The first of the best.
+        self.context.interfaces.iter().rev().filter(good).max_by_key(worth)
+    }
+
+    /// The kernel has the device, rdma-core does not list it.
+    fn not_listed(&self, device: &Device) -> (String, Vec<Cure>) {
+        let what = format!(
+            "the kernel has {}, rdma-core does not list it: its provider is not installed",
+            device.name
+        );
+        let mut cures = cures::install_rdma_core(&self.context.families);
+        cures.push(advice("a driver from the adapter's vendor may need the vendor's own rdma-core"));
+        (what, cures)
+    }
+
+    fn no_active_port(&self, device: &Device, reason: &Reason) -> (String, Vec<Cure>) {
+        let is_waiting = |port: &&Port| matches!(port.state.as_str(), "INIT" | "ARMED");
+        if let Some(port) = device.ports.iter().filter(|p| p.link_layer == "InfiniBand").find(is_waiting) {
+            let what = format!(
+                "port {} of {} is in state {}: no subnet manager has configured it",
+                port.number, device.name, port.state
+            );
+            return (what, cures::opensm(&self.context.families));
+        }
+        let on: Vec<&Interface> = self.interfaces(device).collect();
+        if let Some(down) = on.iter().find(|interface| !interface.up) {
+            return self.interface_down(device, down);
+        }
+        let what = match on.first() {
+            Some(interface) if !interface.carrier => {
+                format!("no port of {} is active: {} is up and has no carrier", device.name, interface.name)
+            }
+            _ => reason.detail().to_owned(),
+        };
+        (what, vec![advice("check cable, transceiver and switch port")])
+    }
+
+    fn interface_down(&self, device: &Device, down: &Interface) -> (String, Vec<Cure>) {
+        let what = format!("{} is on network interface {}, which is down", device.name, down.name);
+        (what, vec![root("bring the interface up", format!("ip link set {} up", quoted(&down.name)))])
+    }
+
+    fn no_address(&self, device: &Device, reason: &Reason) -> (String, Vec<Cure>) {
+        let on: Vec<&Interface> = self.interfaces(device).collect();
+        if let Some(down) = on.iter().find(|interface| !interface.up) {
+            return self.interface_down(device, down);
+        }
+        let Some(interface) = on.first() else {
+            return (reason.detail().to_owned(), vec![advice(reason.cure())]);
+        };
+        let what = format!(
+            "{} is on network interface {}, which has no address that other hosts can use",
+            device.name, interface.name
+        );
+        let command = format!("ip addr add ADDRESS/LENGTH dev {}", quoted(&interface.name));
+        (
+            what,
+            vec![root(
+                "give the interface an address of your network, and the length of its prefix",
+                command,
+            )],
+        )
+    }
+
+    fn interfaces(&self, device: &Device) -> impl Iterator<Item = &Interface> {
+        let names = device.interfaces.clone();
+        self.context.interfaces.iter().filter(move |interface| names.contains(&interface.name))
+    }
+}

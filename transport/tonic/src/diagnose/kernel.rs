@@ -1,0 +1,119 @@
+//! The system: kernel, modules, device files, and what the process runs in.
+
+use super::{
+    report::{DeviceFile, Host, Module, ModuleState, RunsIn},
+    root::Root,
+};
+
+/// What every device needs, what it is for, and what is there when it is.
+const MODULES: [(&str, &str, &str); 4] = [
+    ("ib_core", "RDMA at all", "/sys/class/infiniband"),
+    ("ib_uverbs", "verbs for programs", "/sys/class/infiniband_verbs"),
+    ("rdma_cm", "connections", "/sys/class/misc/rdma_cm"),
+    ("rdma_ucm", "connections of programs", "/sys/class/misc/rdma_cm"),
+];
+
+/// Drivers of devices; listed when they are there.
+pub(super) const DRIVERS: [&str; 14] = [
+    "bnxt_re",
+    "erdma",
+    "hns_roce_hw_v2",
+    "ib_mthca",
+    "ionic_rdma",
+    "irdma",
+    "iw_cxgb4",
+    "mana_ib",
+    "mlx4_ib",
+    "mlx5_ib",
+    "ocrdma",
+    "qedr",
+    "rdma_rxe",
+    "siw",
+];
+
+pub(super) fn host(root: &Root) -> Host {
+    let (runs_in, unit) = runs_in(root);
+    Host {
+        os: std::env::consts::OS,
+        arch: std::env::consts::ARCH,
+        kernel: root.read("/proc/sys/kernel/osrelease"),
+        distribution: os_release(root, "ID"),
+        runs_in,
+        unit,
+    }
+}
+
+/// `ID` and `ID_LIKE` of os-release(5), the likest first.
+pub(super) fn families(root: &Root) -> Vec<String> {
+    let likes = os_release(root, "ID_LIKE").unwrap_or_default();
+    os_release(root, "ID").into_iter().chain(likes.split_whitespace().map(str::to_owned)).collect()
+}
+
+fn os_release(root: &Root, key: &str) -> Option<String> {
+    let text = root.read("/etc/os-release").or_else(|| root.read("/usr/lib/os-release"))?;
+    let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='))?;
+    Some(value.trim_matches(['"', '\'']).to_owned())
+}
+
+fn runs_in(root: &Root) -> (RunsIn, Option<String>) {
+    let cgroup = root.read("/proc/self/cgroup").unwrap_or_default();
+    if root.exists("/var/run/secrets/kubernetes.io") || cgroup.contains("kubepods") {
+        return (RunsIn::Kubernetes, None);
+    }
+    let marks = ["docker", "libpod", "containerd", "/lxc"];
+    if root.exists("/.dockerenv")
+        || root.exists("/run/.containerenv")
+        || marks.iter().any(|mark| cgroup.contains(mark))
+    {
+        return (RunsIn::Container, None);
+    }
+    // 0::/system.slice/store.service; a login is in a .scope, or under a user's own manager.
+    let unit =
+        cgroup.lines().filter_map(|line| line.rsplit('/').next()).find(|name| name.ends_with(".service"));
+    match unit {
+        Some(unit) if cgroup.contains("/system.slice/") => (RunsIn::Service, Some(unit.to_owned())),
+        _ => (RunsIn::Session, None),
+    }
+}
+
+pub(super) fn modules(root: &Root) -> Vec<Module> {
+    let loaded = root.read("/proc/modules").unwrap_or_default();
+    let is_loaded = |name: &str| loaded.lines().any(|line| line.split(' ').next() == Some(name));
+    let needed = MODULES.iter().map(|(name, purpose, trace)| Module {
+        name: (*name).to_owned(),
+        purpose,
+        state: if is_loaded(name) {
+            ModuleState::Loaded
+        } else if root.exists(trace) {
+            ModuleState::BuiltIn
+        } else {
+            ModuleState::Missing
+        },
+    });
+    let drivers = DRIVERS.iter().filter(|name| is_loaded(name)).map(|name| Module {
+        name: (*name).to_owned(),
+        purpose: "driver of devices",
+        state: ModuleState::Loaded,
+    });
+    needed.chain(drivers).collect()
+}
+
+/// The connection manager's file, and that of each device.
+pub(super) fn files(root: &Root) -> Vec<DeviceFile> {
+    let file = |path: String, device: Option<String>| {
+        let opened = root.try_open(&path);
+        DeviceFile {
+            device,
+            usable: opened.is_ok(),
+            exists: root.exists(&path),
+            error: opened.err().map(|error| error.to_string()),
+            path,
+        }
+    };
+    let verbs = root.list("/sys/class/infiniband_verbs");
+    let verbs = verbs.iter().filter(|name| name.starts_with("uverbs")).map(|name| {
+        let device = root.read(&format!("/sys/class/infiniband_verbs/{name}/ibdev"));
+        file(format!("/dev/infiniband/{name}"), device)
+    });
+    std::iter::once(file("/dev/infiniband/rdma_cm".to_owned(), None)).chain(verbs).collect()
+}

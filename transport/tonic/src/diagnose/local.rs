@@ -1,0 +1,314 @@
+//! This host: what there is, what can be made on it, and whether the transport would use it.
+
+use super::{
+    Ask, findings, kernel, loopback, memory,
+    report::{
+        Device, Diagnosis, Finding, HugePagesReport, Library, Limits, MemlockReport, Port, Settings, Step,
+    },
+    root::Root,
+    sysfs,
+};
+use crate::{
+    cause,
+    context::Context,
+    path::Path,
+    policy::{FabricKind, Policy},
+    reason::{Reason, ReasonCode},
+};
+use std::{net::IpAddr, path::Path as FilePath, time::Duration};
+use tonic_rdma_fabric::{DeviceInfo, Fabric, FabricError, Trial, Verb};
+use tonic_rdma_memory::{Memlock, PoolError, RegisterError};
+
+/// A device that does not answer within this is given up.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// Looks, and tries.
+pub(super) async fn run(ask: &Ask) -> (Diagnosis, findings::Context) {
+    let root = Root::real();
+    // Before a pool raises it.
+    let limits = Memlock::read().ok();
+    let (mut diagnosis, mut context) = look(&root, ask);
+    let listed = off_thread(Fabric::devices).await;
+    diagnosis.library = library(&root, &listed);
+    let infos = listed.unwrap_or_default();
+
+    let mut ignores_ipc_lock = false;
+    if let Some(fabric) = ask.context.simulated() {
+        diagnosis.devices = simulated(&fabric);
+    }
+    for device in &mut diagnosis.devices {
+        let info = infos.iter().find(|info| info.name == device.name);
+        fill_in(device, info, diagnosis.library.found);
+        ignores_ipc_lock |= try_out(device, &ask.context).await;
+    }
+    diagnosis.memlock =
+        limits.map(|limits| memory::memlock(&limits, ask.context.pool_config(), ignores_ipc_lock));
+    diagnosis.reason = verdict(ask, &diagnosis.devices).await.err();
+    diagnosis.rdma = diagnosis.reason.is_none();
+    context.policy_from_env = ask.env.policy.is_some() || ask.env.fabrics.is_some();
+    context.device_from_env = ask.env.device.is_some();
+    (diagnosis, context)
+}
+
+/// What can be read of the system, without trying anything but to open device files.
+pub(super) fn look(root: &Root, ask: &Ask) -> (Diagnosis, findings::Context) {
+    let interfaces = sysfs::interfaces(root);
+    let diagnosis = Diagnosis {
+        rdma: false,
+        reason: None,
+        findings: Vec::<Finding>::new(),
+        settings: Settings {
+            policy: ask.policy(),
+            fabrics: ask.fabrics(),
+            device: ask.only(),
+            verbs: cfg!(all(target_os = "linux", feature = "verbs")),
+        },
+        host: kernel::host(root),
+        library: Library { found: false, version: None, paths: Vec::new(), error: None },
+        modules: kernel::modules(root),
+        files: kernel::files(root),
+        devices: sysfs::devices(root, &interfaces),
+        memlock: None::<MemlockReport>,
+        huge_pages: HugePagesReport { ..memory::huge_pages(root) },
+        peer: None,
+    };
+    let context = findings::Context {
+        interfaces,
+        families: kernel::families(root),
+        parent: parent(),
+        ..findings::Context::default()
+    };
+    (diagnosis, context)
+}
+
+#[cfg(unix)]
+fn parent() -> Option<u32> {
+    // 1 is init, or what stands for it in a container: no shell of anybody's.
+    Some(std::os::unix::process::parent_id()).filter(|pid| *pid > 1)
+}
+
+#[cfg(not(unix))]
+fn parent() -> Option<u32> {
+    None
+}
+
+/// Runs what may block on a thread of its own, and gives up waiting after a while.
+async fn off_thread<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, FabricError> + Send + 'static,
+) -> Result<T, FabricError> {
+    let gave_up = || FabricError::Verb {
+        verb: Verb::Call("a call of rdma-core"),
+        device: "this host".to_owned(),
+        source: std::sync::Arc::new(std::io::Error::from(std::io::ErrorKind::TimedOut)),
+    };
+    match tokio::time::timeout(LIMIT, tokio::task::spawn_blocking(work)).await {
+        Ok(Ok(done)) => done,
+        Ok(Err(_)) | Err(_) => Err(gave_up()),
+    }
+}
+
+/// Whether the libraries are there, and which: rdma-core's version ends the name of the file, as in
+/// `libibverbs.so.1.14.44.0`.
+fn library(root: &Root, listed: &Result<Vec<DeviceInfo>, FabricError>) -> Library {
+    let missing = match listed {
+        Err(error @ (FabricError::NoLibrary { .. } | FabricError::Platform)) => Some(error.to_string()),
+        _ => None,
+    };
+    if let Some(error) = missing {
+        return Library { found: false, version: None, paths: Vec::new(), error: Some(error) };
+    }
+    let maps = root.read("/proc/self/maps").unwrap_or_default();
+    let mut paths: Vec<String> = Vec::new();
+    for path in maps.lines().filter_map(|line| line.find('/').and_then(|at| line.get(at..))) {
+        let name = FilePath::new(path).file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let ours = ["libibverbs.so.", "librdmacm.so."].iter().any(|start| name.starts_with(start));
+        if ours && !paths.iter().any(|known| known == path) {
+            paths.push(path.to_owned());
+        }
+    }
+    let version = paths.iter().find_map(|path| version_of(path));
+    Library { found: true, version, paths, error: None }
+}
+
+fn version_of(path: &str) -> Option<String> {
+    let (_, after) = path.rsplit_once(".so.")?;
+    // The library's own two numbers, then rdma-core's.
+    let numbers: Vec<&str> = after.split('.').collect();
+    match numbers.as_slice() {
+        [_, _, major, minor, ..] => Some(format!("{major}.{minor}")),
+        _ => None,
+    }
+}
+
+/// What rdma-core knows better than the kernel's files.
+fn fill_in(device: &mut Device, info: Option<&DeviceInfo>, library: bool) {
+    if let Some(info) = info {
+        device.addresses = info.addresses.clone();
+        for port in &mut device.ports {
+            let known = info.ports.iter().find(|known| u32::from(known.number) == port.number);
+            port.mtu = known.map(|known| known.mtu).filter(|mtu| *mtu > 0);
+        }
+    } else if !library {
+        // A RoCE GID holds the address.
+        let gids = device.ports.iter().flat_map(|port| &port.gids);
+        device.addresses = gids.filter_map(|gid| gid.gid.to_ipv4_mapped().map(IpAddr::V4)).collect();
+        device.addresses.dedup();
+    }
+}
+
+fn simulated(fabric: &Fabric) -> Vec<Device> {
+    let Ok(info) = fabric.info() else { return Vec::new() };
+    let ports = info.ports.iter().map(|port| Port {
+        number: port.number.into(),
+        state: port.state.to_string().to_uppercase(),
+        physical_state: None,
+        link_layer: "simulated".to_owned(),
+        mtu: Some(port.mtu),
+        rate: None,
+        lid: None,
+        gids: Vec::new(),
+    });
+    vec![Device {
+        ports: ports.collect(),
+        transport: info.transport.to_string(),
+        driver: None,
+        firmware: None,
+        guid: None,
+        interfaces: Vec::new(),
+        addresses: info.addresses,
+        limits: None,
+        steps: Vec::new(),
+        usable: false,
+        reason: None,
+        name: info.name,
+    }]
+}
+
+/// Makes on a device what connections need, up to a connection. Whether the device applies the memlock limit to
+/// processes with CAP_IPC_LOCK too.
+async fn try_out(device: &mut Device, context: &Context) -> bool {
+    let name = device.name.clone();
+    let simulated = context.simulated();
+    if simulated.is_none() {
+        let tried = name.clone();
+        match off_thread(move || Fabric::trial(&tried)).await {
+            Ok(trial) => {
+                device.limits = trial.limits.map(|l| Limits {
+                    max_qp: l.max_qp,
+                    max_qp_wr: l.max_qp_wr,
+                    max_cq: l.max_cq,
+                    max_cqe: l.max_cqe,
+                    max_mr: l.max_mr,
+                    max_mr_size: l.max_mr_size,
+                });
+                device.steps = steps(&name, &trial);
+            }
+            // In the kernel, and not in rdma-core's list.
+            Err(error) => {
+                device.reason = Some(cause::fabric(error));
+                return false;
+            }
+        }
+    }
+    let opened = match simulated {
+        Some(fabric) => Ok(fabric),
+        None => off_thread(move || Fabric::open(Some(&name))).await.map_err(cause::fabric),
+    };
+    let fabric = match opened {
+        Ok(fabric) => fabric,
+        Err(reason) => {
+            // A registration that the limit forbids says more than that the device is of no use.
+            let tried = device.steps.iter().find_map(|step| step.reason.clone());
+            device.reason = Some(tried.filter(|r| r.code() == ReasonCode::Memlock).unwrap_or(reason));
+            return false;
+        }
+    };
+    let began = std::time::Instant::now();
+    let pool = context.pool(&fabric).await;
+    let micros = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
+    let detail = pool.as_ref().map_or(String::new(), |pool| format!("{} bytes", pool.config().total));
+    let reason = pool.as_ref().err().cloned();
+    device.steps.push(Step { name: "pool of pinned memory".to_owned(), micros, reason, detail });
+    match (pool, device.addresses.first()) {
+        (Ok(pool), Some(ip)) => device.steps.extend(loopback::run(&fabric, &pool, *ip).await),
+        (Err(reason), _) => device.reason = Some(reason),
+        (Ok(_), None) => {}
+    }
+    if device.reason.is_none() {
+        device.reason = device.steps.iter().find_map(|step| step.reason.clone());
+    }
+    device.usable = device.reason.is_none();
+    fabric.registrar().ignores_ipc_lock()
+}
+
+fn steps(device: &str, trial: &Trial) -> Vec<Step> {
+    let words = |verb: &Verb| match verb {
+        Verb::Call("ibv_open_device") => "open the device",
+        Verb::Call("ibv_alloc_pd") => "protection domain",
+        Verb::Call("ibv_reg_mr") => "memory registration",
+        Verb::Call("ibv_create_comp_channel") => "completion channel",
+        Verb::Call("ibv_create_cq") => "completion queue",
+        Verb::Call("ibv_create_qp") => "queue pair",
+        _ => "another call",
+    };
+    let one = |step: &tonic_rdma_fabric::TrialStep| Step {
+        name: words(&step.verb).to_owned(),
+        micros: u64::try_from(step.took.as_micros()).unwrap_or(u64::MAX),
+        reason: step.error.as_ref().map(|error| {
+            let copy = || match error.raw_os_error() {
+                Some(code) => std::io::Error::from_raw_os_error(code),
+                None => std::io::Error::other(error.to_string()),
+            };
+            match step.verb {
+                Verb::Call("ibv_reg_mr") => {
+                    cause::pool(&PoolError::Register(RegisterError::new(4096, copy())))
+                }
+                verb => cause::fabric(FabricError::QueuePairRefused {
+                    device: device.to_owned(),
+                    verb,
+                    source: error.clone(),
+                }),
+            }
+        }),
+        detail: step.verb.to_string(),
+    };
+    trial.steps.iter().map(one).collect()
+}
+
+/// Whether the transport would use RDMA: by its own decisions as client and as server, and by the connections that were
+/// tried.
+async fn verdict(ask: &Ask, devices: &[Device]) -> Result<(), Reason> {
+    if ask.policy() == Policy::Off {
+        return Err(Reason::new(ReasonCode::Policy, ask.off()));
+    }
+    if !ask.fabrics().contains(&FabricKind::Verbs) {
+        return Err(Reason::new(ReasonCode::Policy, "RDMA is not among the fabrics that are allowed"));
+    }
+    let path = ask.context.paths(&[FabricKind::Verbs]).first().copied().unwrap_or(Path::Verbs);
+    let only = ask.env.device.as_deref();
+    ask.context.check(path, only).await?;
+    ask.context.local(path, None, only).await?;
+    let only = ask.only();
+    let allowed = || devices.iter().filter(|device| only.as_deref().is_none_or(|name| name == device.name));
+    if allowed().any(|device| device.usable) {
+        return Ok(());
+    }
+    match allowed().find_map(|device| device.reason.clone()) {
+        Some(reason) => Err(reason),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_is_in_the_files_name() {
+        assert_eq!(version_of("/usr/lib/x86_64-linux-gnu/libibverbs.so.1.14.44.0").as_deref(), Some("44.0"));
+        assert_eq!(version_of("/usr/lib64/librdmacm.so.1.3.50.2").as_deref(), Some("50.2"));
+        for bad in ["/usr/lib/libibverbs.so.1", "/usr/lib/libibverbs.so", "", "/a.so.1.2.3"] {
+            assert_eq!(version_of(bad), None, "{bad}");
+        }
+    }
+}

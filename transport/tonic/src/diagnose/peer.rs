@@ -1,0 +1,161 @@
+//! A server: what it offers, how long each step to it takes, and which path a channel takes.
+
+use super::{
+    Ask, probe,
+    report::{Offered, Peer, Refused, Step},
+};
+use crate::{
+    bootstrap::client::offer,
+    cause,
+    endpoint::Endpoint,
+    link::LinkOptions,
+    path::Path,
+    policy::Policy,
+    reason::{Reason, ReasonCode},
+};
+use http::Uri;
+use std::time::{Duration, Instant};
+use tonic_rdma_fabric::{Addr, Link};
+use tonic_rdma_proto::{Accept, Hello};
+
+/// Each step is given up after this.
+const LIMIT: Duration = Duration::from_secs(10);
+/// Places that are tried: a server with many addresses has made its point.
+const PLACES: usize = 8;
+
+/// Goes the way that a channel goes, step by step, and then lets a channel go it.
+pub(super) async fn run(ask: &Ask, endpoint: &Endpoint) -> Peer {
+    let mut peer = Peer {
+        uri: endpoint.uri().to_string(),
+        steps: Vec::new(),
+        offered: Vec::new(),
+        refused: Vec::new(),
+        path: None,
+        path_detail: String::new(),
+        reason: None,
+        error: None,
+        tcp: None,
+        fast: None,
+        not_measured: None,
+    };
+    let began = Instant::now();
+    let connected = match tokio::time::timeout(LIMIT, endpoint.tcp.connect()).await {
+        Ok(Ok(tcp)) => Ok(tcp),
+        Ok(Err(error)) => Err(deepest(&error)),
+        Err(_) => Err(format!("no TCP connection after {} ms", LIMIT.as_millis())),
+    };
+    let tcp = match connected {
+        Ok(tcp) => tcp,
+        Err(error) => {
+            let reason = Reason::new(ReasonCode::NoRoute, error.clone());
+            peer.steps.push(step("TCP connection".to_owned(), began, Err(reason), String::new()));
+            peer.error = Some(error);
+            return peer;
+        }
+    };
+    peer.steps.push(step("TCP connection".to_owned(), began, Ok(()), String::new()));
+    let origin = endpoint.shared.origin.clone().unwrap_or_else(|| endpoint.uri().clone());
+    if ask.policy() != Policy::Off {
+        walk(ask, endpoint, &tcp, &origin, &mut peer).await;
+    }
+    // Whatever the steps said: this is what counts.
+    match endpoint.clone().policy(Policy::Auto).connect().await {
+        Ok(channel) => {
+            let path = channel.path();
+            peer.path = Some(path.path);
+            peer.path_detail = path.to_string();
+            peer.reason = path.reason.clone();
+            probe::run(endpoint, tcp, channel, origin, &mut peer).await;
+        }
+        Err(error) => {
+            peer.reason = error.reason().cloned();
+            match &peer.reason {
+                // Required by the environment.
+                Some(reason) => peer.path_detail = format!("none: RDMA is required ({reason})"),
+                None => peer.error = Some(deepest(&error)),
+            }
+            peer.not_measured = Some("there is no channel to measure".to_owned());
+        }
+    }
+    peer
+}
+
+/// From the Offer to a connection by each place that the server names.
+async fn walk(
+    ask: &Ask,
+    endpoint: &Endpoint,
+    tcp: &tonic::transport::Channel,
+    origin: &Uri,
+    peer: &mut Peer,
+) {
+    let paths = ask.context.paths(&ask.fabrics());
+    let hook = endpoint.shared.hook.as_ref();
+    let began = Instant::now();
+    let asked = limited(offer(tcp.clone(), origin.clone(), hook, &paths)).await;
+    let detail = asked.as_ref().map_or(String::new(), |offered| format!("{} places", offered.places.len()));
+    peer.steps.push(step("Offer".to_owned(), began, asked.as_ref().map(drop).map_err(Clone::clone), detail));
+    let Ok(offered) = asked else { return };
+    peer.refused.extend(offered.refusals.into_iter().map(|(path, reason)| Refused { path, reason }));
+    for (path, addr) in &offered.places {
+        peer.offered.push(Offered { path: *path, place: addr.to_string(), addr: addr.ip() });
+    }
+    let mut ticket = Some(offered.ticket.0);
+    for (path, addr) in offered.places.into_iter().take(PLACES) {
+        // A ticket is good for one connection.
+        let fresh = match ticket.take() {
+            Some(ticket) => ticket,
+            None => match limited(offer(tcp.clone(), origin.clone(), hook, &paths)).await {
+                Ok(offered) => offered.ticket.0,
+                Err(_) => return,
+            },
+        };
+        connect(ask, path, &addr, fresh, peer).await;
+    }
+}
+
+/// One connection, as a channel makes it; it is closed again.
+async fn connect(ask: &Ask, path: Path, addr: &Addr, ticket: [u8; 16], peer: &mut Peer) {
+    let began = Instant::now();
+    let way = limited(ask.context.toward(path, addr, ask.env.device.as_deref(), LIMIT)).await;
+    let detail = way.as_ref().map_or(String::new(), |(fabric, _)| format!("by device {}", fabric.name()));
+    let name = format!("{path}: device and pool for {addr}");
+    peer.steps.push(step(name, began, way.as_ref().map(drop).map_err(Clone::clone), detail));
+    let Ok((fabric, pool)) = way else { return };
+
+    let began = Instant::now();
+    let options = LinkOptions::for_pool(&pool);
+    let hello = Hello::new(ticket, options.proto.settings()).encode();
+    let connected = async {
+        let connected =
+            fabric.connect(addr, &options.link, &pool, &hello, LIMIT).await.map_err(cause::connect)?;
+        let understood = Accept::decode(&connected.private_data).map_err(|error| {
+            Reason::from_peer(ReasonCode::HandshakeRejected, format!("bad answer from {addr}: {error}"))
+        });
+        let mut link = connected.link;
+        link.disconnect();
+        understood.map(drop)
+    };
+    let connected = limited(connected).await;
+    peer.steps.push(step(format!("{path}: connection to {addr}"), began, connected, String::new()));
+}
+
+async fn limited<T>(work: impl Future<Output = Result<T, Reason>>) -> Result<T, Reason> {
+    tokio::time::timeout(LIMIT, work).await.unwrap_or_else(|_| {
+        let detail = format!("nothing after {} ms", LIMIT.as_millis());
+        Err(Reason::new(ReasonCode::HandshakeTimeout, detail))
+    })
+}
+
+fn step(name: String, began: Instant, done: Result<(), Reason>, detail: String) -> Step {
+    let micros = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
+    Step { name, micros, reason: done.err(), detail }
+}
+
+/// The cause at the bottom, which says it best.
+fn deepest(error: &dyn std::error::Error) -> String {
+    let mut deepest = error;
+    while let Some(source) = deepest.source() {
+        deepest = source;
+    }
+    deepest.to_string()
+}

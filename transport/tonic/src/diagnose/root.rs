@@ -1,0 +1,73 @@
+//! Reading /proc, /sys and /dev without relying on any of it: what is missing, unreadable or strange is `None`.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Read},
+    path::PathBuf,
+};
+
+/// Longer files are cut off: nothing that is read here is longer.
+const MOST: u64 = 256 * 1024;
+
+/// The file system, or in tests a directory that stands for it.
+#[derive(Debug, Clone)]
+pub(super) struct Root(PathBuf);
+
+impl Root {
+    pub(super) fn real() -> Self {
+        Self(PathBuf::from("/"))
+    }
+
+    #[cfg(test)]
+    pub(super) fn at(dir: &std::path::Path) -> Self {
+        Self(dir.to_owned())
+    }
+
+    fn path(&self, path: &str) -> PathBuf {
+        self.0.join(path.trim_start_matches('/'))
+    }
+
+    /// The file's text, trimmed; `None` when there is none.
+    pub(super) fn read(&self, path: &str) -> Option<String> {
+        let mut text = Vec::new();
+        File::open(self.path(path)).ok()?.take(MOST).read_to_end(&mut text).ok()?;
+        let text = String::from_utf8_lossy(&text).trim().to_owned();
+        (!text.is_empty()).then_some(text)
+    }
+
+    pub(super) fn exists(&self, path: &str) -> bool {
+        self.path(path).exists()
+    }
+
+    /// The names in a directory, sorted with numbers in their order.
+    pub(super) fn list(&self, path: &str) -> Vec<String> {
+        let entries = fs::read_dir(self.path(path)).into_iter().flatten().flatten();
+        let mut names: Vec<String> = entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+        names.sort_by_key(|name| (name.len(), name.clone()));
+        names
+    }
+
+    /// The last part of what a symbolic link points to.
+    pub(super) fn target(&self, path: &str) -> Option<String> {
+        let target = fs::read_link(self.path(path)).ok()?;
+        Some(target.file_name()?.to_string_lossy().into_owned())
+    }
+
+    /// Opens a device file to read and write, and closes it again.
+    pub(super) fn try_open(&self, path: &str) -> io::Result<()> {
+        OpenOptions::new().read(true).write(true).open(self.path(path)).map(drop)
+    }
+}
+
+/// `4: ACTIVE` is `ACTIVE`.
+pub(super) fn after_colon(text: &str) -> &str {
+    text.split_once(':').map_or(text, |(_, word)| word).trim()
+}
+
+/// A number, decimal or with 0x.
+pub(super) fn number(text: &str) -> Option<u64> {
+    match text.strip_prefix("0x") {
+        Some(hex) => u64::from_str_radix(hex, 16).ok(),
+        None => text.parse().ok(),
+    }
+}

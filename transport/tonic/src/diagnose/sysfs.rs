@@ -1,0 +1,170 @@
+//! RDMA devices and network interfaces as the kernel shows them, with or without rdma-core.
+
+use super::{
+    report::{Device, Gid, Port},
+    root::{Root, after_colon, number},
+};
+use std::net::Ipv6Addr;
+
+const CLASS: &str = "/sys/class/infiniband";
+/// Entries of a GID table that are looked at: software devices have 1024, most of them empty.
+const GIDS: usize = 1024;
+
+/// All devices, by name. Addresses, MTUs and what was tried come from elsewhere.
+pub(super) fn devices(root: &Root, interfaces: &[Interface]) -> Vec<Device> {
+    root.list(CLASS).into_iter().map(|name| device(root, name, interfaces)).collect()
+}
+
+fn device(root: &Root, name: String, interfaces: &[Interface]) -> Device {
+    let dir = format!("{CLASS}/{name}");
+    let node = root.read(&format!("{dir}/node_type")).unwrap_or_default();
+    let guid = root.read(&format!("{dir}/node_guid"));
+    let is_iwarp = after_colon(&node) == "RNIC";
+    let ports: Vec<Port> = root
+        .list(&format!("{dir}/ports"))
+        .iter()
+        .filter_map(|number| port(root, &format!("{dir}/ports/{number}"), number.parse().ok()?, is_iwarp))
+        .collect();
+    let transport = match ports.first().map(|port| port.link_layer.as_str()) {
+        _ if is_iwarp => "iWARP",
+        Some("Ethernet") => "RoCE",
+        Some("InfiniBand") => "InfiniBand",
+        _ => "unknown transport",
+    };
+    let mut on: Vec<String> = root.list(&format!("{dir}/device/net"));
+    on.extend(root.read(&format!("{dir}/parent")));
+    on.extend(ports.iter().flat_map(|port| &port.gids).filter_map(|gid| gid.interface.clone()));
+    if on.is_empty() {
+        // Software devices take their GUID from the interface's hardware address.
+        let same = |i: &&Interface| guid.is_some() && guid == i.mac.as_deref().and_then(eui64);
+        on.extend(interfaces.iter().filter(same).map(|i| i.name.clone()));
+    }
+    let mut distinct = Vec::new();
+    on.retain(|name| {
+        !distinct.contains(name) && {
+            distinct.push(name.clone());
+            true
+        }
+    });
+    Device {
+        transport: transport.to_owned(),
+        driver: root.target(&format!("{dir}/device/driver")),
+        firmware: root.read(&format!("{dir}/fw_ver")),
+        guid,
+        interfaces: on,
+        addresses: Vec::new(),
+        ports,
+        limits: None,
+        steps: Vec::new(),
+        usable: false,
+        reason: None,
+        name,
+    }
+}
+
+fn port(root: &Root, dir: &str, number_of_port: u32, is_iwarp: bool) -> Option<Port> {
+    let read = |file: &str| root.read(&format!("{dir}/{file}"));
+    let state = read("state")?;
+    let mut gids = Vec::new();
+    for name in root.list(&format!("{dir}/gids")).into_iter().take(GIDS) {
+        let Some(gid) = read(&format!("gids/{name}")).and_then(|text| text.parse::<Ipv6Addr>().ok()) else {
+            continue;
+        };
+        if gid.is_unspecified() {
+            continue;
+        }
+        let kind = read(&format!("gid_attrs/types/{name}")).filter(|_| !is_iwarp).map(|kind| {
+            match kind.as_str() {
+                "RoCE v2" => "RoCE v2",
+                // The kernel has one word for both.
+                "IB/RoCE v1" if read("link_layer").as_deref() == Some("Ethernet") => "RoCE v1",
+                _ => "InfiniBand",
+            }
+            .to_owned()
+        });
+        let interface = read(&format!("gid_attrs/ndevs/{name}"));
+        gids.push(Gid { index: name.parse().unwrap_or(0), gid, kind, interface });
+    }
+    Some(Port {
+        number: number_of_port,
+        state: after_colon(&state).to_owned(),
+        physical_state: read("phys_state").map(|text| after_colon(&text).to_owned()),
+        link_layer: read("link_layer").unwrap_or_else(|| "unknown".to_owned()),
+        mtu: None,
+        rate: read("rate"),
+        lid: read("lid").and_then(|text| number(&text)).and_then(|lid| u32::try_from(lid).ok()),
+        gids,
+    })
+}
+
+/// A network interface.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Interface {
+    pub(super) name: String,
+    /// `ip link set ... up` was done.
+    pub(super) up: bool,
+    /// A cable is in, or what stands for it.
+    pub(super) carrier: bool,
+    pub(super) ethernet: bool,
+    /// It has an IPv4 address: some route leads through it.
+    pub(super) routed: bool,
+    /// The default route leads through it.
+    pub(super) default: bool,
+    /// The driver of its PCI device.
+    pub(super) driver: Option<String>,
+    mac: Option<String>,
+}
+
+/// IFF_UP of netdevice(7).
+const UP: u64 = 1;
+/// ARPHRD_ETHER.
+const ETHERNET: &str = "1";
+
+/// All interfaces but loopback.
+pub(super) fn interfaces(root: &Root) -> Vec<Interface> {
+    let routes = root.read("/proc/net/route").unwrap_or_default();
+    // Iface Destination Gateway ...: a destination of zero is the default route.
+    let routes: Vec<(&str, bool)> = routes
+        .lines()
+        .skip(1)
+        .filter_map(|line| {
+            let mut words = line.split_whitespace();
+            Some((words.next()?, words.next()? == "00000000"))
+        })
+        .collect();
+    let one = |name: String| {
+        let read = |file: &str| root.read(&format!("/sys/class/net/{name}/{file}"));
+        Interface {
+            up: read("flags").and_then(|flags| number(&flags)).is_some_and(|flags| flags & UP != 0),
+            carrier: read("carrier").as_deref() == Some("1"),
+            ethernet: read("type").as_deref() == Some(ETHERNET),
+            routed: routes.iter().any(|(on, _)| *on == name),
+            default: routes.iter().any(|(on, default)| *on == name && *default),
+            driver: root.target(&format!("/sys/class/net/{name}/device/driver")),
+            mac: read("address"),
+            name,
+        }
+    };
+    root.list("/sys/class/net").into_iter().filter(|name| name != "lo").map(one).collect()
+}
+
+/// The 64-bit identifier made of a hardware address, in sysfs's form.
+fn eui64(mac: &str) -> Option<String> {
+    let bytes: Vec<u8> =
+        mac.split(':').map(|byte| u8::from_str_radix(byte, 16)).collect::<Result<_, _>>().ok()?;
+    let [a, b, c, d, e, f] = bytes.try_into().ok()?;
+    Some(format!("{:02x}{b:02x}:{c:02x}ff:fe{d:02x}:{e:02x}{f:02x}", a ^ 2))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guid_is_made_of_the_hardware_address() {
+        assert_eq!(eui64("ba:b3:bd:07:5a:47").as_deref(), Some("b8b3:bdff:fe07:5a47"));
+        for bad in ["", "ba:b3", "zz:b3:bd:07:5a:47", "ba:b3:bd:07:5a:47:00"] {
+            assert_eq!(eui64(bad), None, "{bad}");
+        }
+    }
+}
