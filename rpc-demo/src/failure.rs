@@ -31,6 +31,11 @@ impl Failure {
         Failure { exit: USAGE, ..Failure::new(what, why, cure) }
     }
 
+    /// The same with another code to exit with.
+    pub(crate) fn with_exit(self, exit: u8) -> Failure {
+        Failure { exit, ..self }
+    }
+
     /// The content itself is wrong: what has been moved is of no use to a later attempt.
     pub(crate) fn for_good(self) -> Failure {
         Failure { resumable: false, ..self }

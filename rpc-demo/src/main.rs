@@ -6,6 +6,7 @@
 //! | [`serve`], [`service`], [`store`] | the server: its life, its gRPC service, its directory |
 //! | [`put`], [`get`], [`cp`], [`ls`], [`stat`], [`rm`], [`bench`] | the client's commands |
 //! | [`transfer`] | what moves contents: files, objects, ranges, what is missing |
+//! | [`doctor`] | whether RDMA would be used, and what to do if not |
 //! | [`demo`] | server and client in one command, as two processes |
 //! | [`net`] | all that knows the transport |
 //! | [`names`], [`digest`], [`attributes`], [`ranges`] | names, CRC32C, modes and times, how large files are cut |
@@ -19,6 +20,7 @@ mod cp;
 mod demo;
 mod destination;
 mod digest;
+mod doctor;
 mod entry;
 mod failure;
 mod get;
@@ -51,7 +53,7 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     match cli::parse().and_then(start) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(failure) => {
             use std::io::Write;
             // Where stderr is gone, the code is all that can be said.
@@ -61,7 +63,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn start(cli: Cli) -> Result<(), Failure> {
+fn start(cli: Cli) -> Result<ExitCode, Failure> {
     logging::start(cli.verbose)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -71,9 +73,11 @@ fn start(cli: Cli) -> Result<(), Failure> {
     runtime.block_on(command(cli.command))
 }
 
-async fn command(command: Command) -> Result<(), Failure> {
+async fn command(command: Command) -> Result<ExitCode, Failure> {
     signals::survive_file_size_limit()?;
-    match command {
+    let done = match command {
+        // Its code is its answer.
+        Command::Doctor(args) => return until_signal(doctor::run(args)).await,
         // These have their own ways to stop.
         Command::Serve(args) => serve::run(args).await,
         Command::Bench(args) => bench::run(args).await,
@@ -85,7 +89,8 @@ async fn command(command: Command) -> Result<(), Failure> {
         Command::Rm(args) => until_signal(rm::run(args)).await,
         Command::Demo(args) => until_signal(demo::run(args)).await,
         Command::Completions(args) => completions(args.shell),
-    }
+    };
+    done.map(|()| ExitCode::SUCCESS)
 }
 
 fn completions(shell: clap_complete::Shell) -> Result<(), Failure> {

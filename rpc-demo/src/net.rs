@@ -47,15 +47,15 @@ impl Connection {
     }
 }
 
-/// Connects to the server at `server`, the way that the flags say.
-pub(crate) async fn connect(server: &str, way: &Way) -> Result<Connection, Failure> {
+/// The server at `server`, which was named with `flag`, to be reached the way that the flags say.
+pub(crate) fn endpoint(server: &str, way: &Way, flag: &str) -> Result<Endpoint, Failure> {
     let url = if server.contains("://") { server.to_owned() } else { format!("http://{server}") };
     let shown = crate::names::Shown(&url).to_string();
-    let endpoint = Endpoint::from_shared(url).map_err(|error| bad_url(&shown, &causes(&error)))?;
+    let endpoint = Endpoint::from_shared(url).map_err(|error| bad_url(&shown, &causes(&error), flag))?;
     if endpoint.uri().scheme_str() != Some("http") || endpoint.uri().host().is_none() {
-        return Err(bad_url(&shown, "it is no http:// address"));
+        return Err(bad_url(&shown, "it is no http:// address", flag));
     }
-    let endpoint = endpoint
+    Ok(endpoint
         .connect_timeout(Duration::from_secs(way.connect_timeout))
         .tcp_nodelay(true)
         .initial_stream_window_size(STREAM_WINDOW)
@@ -63,7 +63,14 @@ pub(crate) async fn connect(server: &str, way: &Way) -> Result<Connection, Failu
         .http2_keep_alive_interval(PROBE_AFTER)
         .keep_alive_timeout(PROBE_TIMEOUT)
         .fast_path_timeout(FAST_PATH_TIMEOUT)
-        .require_rdma(way.require_rdma);
+        .require_rdma(way.require_rdma))
+}
+
+/// Connects to the server at `server`, the way that the flags say.
+pub(crate) async fn connect(server: &str, way: &Way) -> Result<Connection, Failure> {
+    let endpoint = endpoint(server, way, "--server")?;
+    let shown = crate::names::Shown(&endpoint.uri().to_string()).to_string();
+    let shown = shown.trim_end_matches('/');
     let channel = endpoint.connect().await.map_err(|error| {
         let why = causes(&error);
         match error {
@@ -82,11 +89,12 @@ pub(crate) async fn connect(server: &str, way: &Way) -> Result<Connection, Failu
     Ok(Connection(Arc::new(Connected { channel, store })))
 }
 
-fn bad_url(shown: &str, why: &str) -> Failure {
+fn bad_url(shown: &str, why: &str, flag: &str) -> Failure {
+    let variable = if flag == "--server" { " or in RPC_DEMO_SERVER" } else { "" };
     Failure::usage(
         format!("'{shown}' is no server address"),
         why,
-        "give one like http://127.0.0.1:50051 with --server or in RPC_DEMO_SERVER",
+        format!("give one like http://127.0.0.1:50051 with {flag}{variable}"),
     )
 }
 

@@ -13,7 +13,7 @@ pub(crate) fn survive_file_size_limit() -> Result<(), Failure> {
 }
 
 /// Drops the command on SIGINT and SIGTERM, so that it cleans up.
-pub(crate) async fn until_signal(command: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
+pub(crate) async fn until_signal<T>(command: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
     tokio::select! {

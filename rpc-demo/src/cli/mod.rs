@@ -53,8 +53,34 @@ pub(crate) enum Command {
     Bench(Bench),
     /// Start a server, put a generated tree, get it back, and compare the two.
     Demo(Demo),
+    /// Say whether RDMA would be used, and if not, why and what to do.
+    Doctor(Doctor),
     /// Print a script that completes commands and flags in a shell.
     Completions(Completions),
+}
+
+/// What to find out.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+It looks at rdma-core, kernel modules, device files, devices, ports, GIDs, addresses and the memlock limit, makes on each
+device what a connection needs, and connects the device with itself. For each thing in the way it names the transport's
+reason code (docs/troubleshooting.md tells about each) and the command that mends it.
+
+Exit codes: 0 RDMA would be used, 1 it would not, 2 it cannot be told: a wrong flag or variable, or no server at --peer.
+With --peer a server on this host counts as 0 too when memory is shared with it.")]
+pub(crate) struct Doctor {
+    /// A server to ask and to reach: what it offers, which path is chosen, how long each step takes, and a measurement of
+    /// TCP and that path, side by side, of about two seconds and some tens of megabytes.
+    #[arg(long, value_name = "URL", value_hint = ValueHint::Url)]
+    pub(crate) peer: Option<String>,
+
+    /// Seconds to wait for a TCP connection to the peer.
+    #[arg(long, env = "RPC_DEMO_CONNECT_TIMEOUT", value_name = "SECONDS", default_value_t = 10, value_parser = value_parser!(u64).range(1..=3600))]
+    pub(crate) connect_timeout: u64,
+
+    /// Print all of it as one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Which server, and how.

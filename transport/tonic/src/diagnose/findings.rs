@@ -6,7 +6,7 @@ use super::{
     report::{Cure, Device, Diagnosis, Finding, Module, ModuleState, Port},
     sysfs::Interface,
 };
-use crate::reason::{Reason, ReasonCode};
+use crate::reason::{Reason, ReasonCode, Side};
 
 /// What is not in the diagnosis, and the cures depend on.
 #[derive(Debug, Clone, Default)]
@@ -40,7 +40,7 @@ const MODULE_OF: [(&str, &str); 10] = [
 pub(super) fn findings(diagnosis: &Diagnosis, context: &Context) -> Vec<Finding> {
     let this = Explain { d: diagnosis, context };
     let mut found: Vec<Finding> = Vec::new();
-    let blocked = diagnosis.reason.as_ref().map(Reason::code);
+    let blocked = diagnosis.reason.as_ref().filter(|reason| reason.side() == Side::Local).map(Reason::code);
     let allowed = |name: &str| diagnosis.settings.device.as_deref().is_none_or(|only| only == name);
     for device in &diagnosis.devices {
         let Some(reason) = &device.reason else { continue };
@@ -82,6 +82,14 @@ struct Explain<'a> {
 impl Explain<'_> {
     /// What keeps this host from RDMA altogether.
     fn host(&self, reason: &Reason) -> Finding {
+        if reason.side() == Side::Peer {
+            let cures = vec![
+                advice(format!("on the server: {}", reason.cure())),
+                advice("diagnose the server's host too"),
+            ];
+            let what = format!("the server says: {}", reason.detail());
+            return Finding { code: reason.code(), blocks: true, device: None, what, cures };
+        }
         let (what, cures) = match reason.code() {
             ReasonCode::Policy => self.policy(reason),
             ReasonCode::NoRdmaCore => self.no_rdma_core(reason),
@@ -230,8 +238,7 @@ impl Explain<'_> {
                 {
                     let netdev = quoted(&on.name);
                     let command = format!("{up}rdma link add {name} type {kind} netdev {netdev}");
-                    cures
-                        .push(root(format!("{what} on {} (both ends need the same kind)", on.name), command));
+                    cures.push(root(format!("{what}; here on {}", on.name), command));
                 }
             }
             None => cures.push(advice("add a network interface: this system has none but loopback")),

@@ -61,10 +61,7 @@ fn runs_in(root: &Root) -> (RunsIn, Option<String>) {
         return (RunsIn::Kubernetes, None);
     }
     let marks = ["docker", "libpod", "containerd", "/lxc"];
-    if root.exists("/.dockerenv")
-        || root.exists("/run/.containerenv")
-        || marks.iter().any(|mark| cgroup.contains(mark))
-    {
+    if marks.iter().any(|mark| cgroup.contains(mark)) || (marked(root) && !on_a_disk(root)) {
         return (RunsIn::Container, None);
     }
     // 0::/system.slice/store.service; a login is in a .scope, or under a user's own manager.
@@ -74,6 +71,23 @@ fn runs_in(root: &Root) -> (RunsIn, Option<String>) {
         Some(unit) if cgroup.contains("/system.slice/") => (RunsIn::Service, Some(unit.to_owned())),
         _ => (RunsIn::Session, None),
     }
+}
+
+/// Container engines leave these.
+fn marked(root: &Root) -> bool {
+    root.exists("/.dockerenv") || root.exists("/run/.containerenv")
+}
+
+/// The root is a disk's file system: a virtual machine that was made of a container's image keeps its marks.
+fn on_a_disk(root: &Root) -> bool {
+    let mounts = root.read("/proc/self/mountinfo").unwrap_or_default();
+    // 22 1 254:0 / / rw - ext4 /dev/vda rw
+    mounts.lines().any(|line| {
+        let at_root = line.split(' ').nth(4) == Some("/");
+        let mut kind = line.split(" - ").nth(1).unwrap_or_default().split(' ');
+        let (kind, source) = (kind.next(), kind.next().unwrap_or_default());
+        at_root && (source.starts_with("/dev/") || kind == Some("hostfs"))
+    })
 }
 
 pub(super) fn modules(root: &Root) -> Vec<Module> {

@@ -23,7 +23,7 @@ mod root;
 #[cfg(feature = "serde")]
 mod serialize;
 mod sysfs;
-#[cfg(all(test, unix))]
+#[cfg(test)]
 mod tests;
 
 pub use report::{

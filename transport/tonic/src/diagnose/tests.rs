@@ -1,4 +1,5 @@
 //! Diagnoses of made-up systems, and of simulated ones.
+#![cfg(unix)]
 
 use super::{
     Ask, findings,
@@ -344,7 +345,12 @@ fn the_memlock_cure_is_the_one_for_where_the_process_runs() {
     assert!(unit.contains(&format!("LimitMEMLOCK={bytes}")), "{unit}");
     assert!(unit.ends_with("systemctl restart store@1.service"), "{unit}");
 
+    system.file("proc/self/cgroup", "0::/\n");
     system.file(".dockerenv", "");
+    let mount = |kind: &str, source: &str| format!("22 1 254:0 / / rw,relatime - {kind} {source} rw\n");
+    system.file("proc/self/mountinfo", &mount("ext4", "/dev/vda"));
+    assert!(commands(&system.findings(ReasonCode::Memlock))[0].starts_with("prlimit"));
+    system.file("proc/self/mountinfo", &mount("overlay", "overlay"));
     let docker = format!("docker run --ulimit memlock={bytes}:{bytes}");
     assert!(commands(&system.findings(ReasonCode::Memlock))[0].starts_with(&docker));
     system.file("proc/self/cgroup", "0::/kubepods/pod1\n");
@@ -384,6 +390,19 @@ fn one_bad_device_beside_a_good_one_blocks_nothing() {
     let found = findings::findings(&diagnosis, &context);
     assert_eq!(found.len(), 1);
     assert_eq!((found[0].device.as_deref(), found[0].blocks), (Some("rxe1"), false));
+}
+
+#[test]
+fn what_the_server_says_is_mended_at_the_server() {
+    let system = System::new();
+    system.device("rxe0", "Ethernet\n", "4: ACTIVE\n");
+    let found = system.findings_with(ReasonCode::Memlock, |diagnosis, _| {
+        diagnosis.devices[0].reason = None;
+        diagnosis.reason = Some(Reason::from_peer(ReasonCode::Memlock, "needed 2, limit 1"));
+    });
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].what, "the server says: needed 2, limit 1");
+    assert!(first(&found).what.starts_with("on the server: ") && commands(&found).is_empty());
 }
 
 #[test]

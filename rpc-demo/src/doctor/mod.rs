@@ -1,0 +1,50 @@
+//! `rpc-demo doctor`.
+
+mod tables;
+
+use crate::cli::Doctor;
+use crate::failure::Failure;
+use crate::names::Shown;
+use crate::net;
+use crate::output;
+use std::process::ExitCode;
+use tonic_rdma::{Diagnosis, diagnose};
+
+/// RDMA would be used.
+const RDMA: u8 = 0;
+/// It would not.
+const TCP: u8 = 1;
+/// It cannot be told.
+const ERROR: u8 = 2;
+
+/// Says whether RDMA would be used, and if not, why and what to do.
+pub(crate) async fn run(args: Doctor) -> Result<ExitCode, Failure> {
+    let mut asked = diagnose();
+    if let Some(server) = &args.peer {
+        let way = crate::cli::Path { require_rdma: false, connect_timeout: args.connect_timeout };
+        asked = asked.peer(net::endpoint(server, &way, "--peer")?);
+    }
+    let found = asked.await.map_err(|error| {
+        let cure = "correct the variable, or unset it";
+        Failure::new("no diagnosis", net::causes(&error), cure).with_exit(ERROR)
+    })?;
+    match args.json {
+        true => output::json(&found)?,
+        false => tables::print(&found)?,
+    }
+    unreachable_peer(&found)?;
+    Ok(ExitCode::from(if found.rdma { RDMA } else { TCP }))
+}
+
+/// A peer that not even TCP leads to says nothing about RDMA.
+fn unreachable_peer(found: &Diagnosis) -> Result<(), Failure> {
+    match found.peer.as_ref().and_then(|peer| Some((peer, peer.error.as_ref()?))) {
+        None => Ok(()),
+        Some((peer, error)) => Err(Failure::new(
+            format!("no server answers at {}", Shown(&peer.uri)),
+            Shown(error),
+            "name a server that runs with --peer; what is said about this host holds all the same",
+        )
+        .with_exit(ERROR)),
+    }
+}
