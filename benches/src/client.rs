@@ -173,6 +173,7 @@ impl Channel {
                 ensure!(path.path.as_str() == wanted, "{contender} is to be on {wanted}, and is on {path}");
                 Self::Ours(channel)
             }
+            Way::Raw(_) => anyhow::bail!("a bare link carries no calls"),
         })
     }
 

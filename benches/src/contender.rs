@@ -23,6 +23,10 @@ pub enum Contender {
     Verbs,
     /// tonic-rdma over RDMA, with tonic's codec
     VerbsPlain,
+    /// Bare SENDs and WRITEs over shared memory
+    RawShm,
+    /// Bare SENDs and WRITEs over RDMA
+    RawVerbs,
 }
 
 /// How a contender's two processes find each other.
@@ -35,6 +39,8 @@ pub enum Way {
     },
     /// tonic-rdma, over this fabric or over TCP.
     Ours(Option<FabricKind>),
+    /// A bare link of this fabric.
+    Raw(FabricKind),
 }
 
 impl Contender {
@@ -46,6 +52,8 @@ impl Contender {
             Self::Tcp | Self::TcpPlain => Way::Ours(None),
             Self::Shm | Self::ShmPlain => Way::Ours(Some(FabricKind::Shm)),
             Self::Verbs | Self::VerbsPlain => Way::Ours(Some(FabricKind::Verbs)),
+            Self::RawShm => Way::Raw(FabricKind::Shm),
+            Self::RawVerbs => Way::Raw(FabricKind::Verbs),
         }
     }
 

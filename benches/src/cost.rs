@@ -5,6 +5,7 @@ use std::{
     fs,
     io::{BufRead, BufReader},
     ops::Sub,
+    path::Path,
     process::{Child, Command, Stdio},
 };
 
@@ -39,15 +40,25 @@ impl Usage {
         for task in tasks {
             let path = task?.path();
             // A thread may end between.
-            let Ok(schedstat) = fs::read_to_string(path.join("schedstat")) else { continue };
             let Ok(status) = fs::read_to_string(path.join("status")) else { continue };
-            usage.cpu_ns +=
-                schedstat.split_whitespace().next().and_then(|ns| ns.parse::<u64>().ok()).unwrap_or(0);
+            usage.cpu_ns += cpu_ns(&path);
             let switches = status.lines().filter_map(|line| line.split_once("_ctxt_switches:"));
             usage.switches += switches.filter_map(|(_, n)| n.trim().parse::<u64>().ok()).sum::<u64>();
         }
         Ok(usage)
     }
+}
+
+/// Of one thread. Kernels without `schedstat` have it in ticks of 10 ms only.
+fn cpu_ns(task: &Path) -> u64 {
+    if let Ok(schedstat) = fs::read_to_string(task.join("schedstat")) {
+        return schedstat.split_whitespace().next().and_then(|ns| ns.parse().ok()).unwrap_or(0);
+    }
+    let stat = fs::read_to_string(task.join("stat")).unwrap_or_default();
+    // The name, in brackets, may hold anything; user and system time are the 12th and 13th after it.
+    let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let ticks = fields.split_whitespace().skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok());
+    ticks.sum::<u64>() * 10_000_000
 }
 
 /// Counts a process's system calls, with strace, until it is asked for the sum. Slows the process down: rounds that

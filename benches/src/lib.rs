@@ -7,6 +7,7 @@
 //! | [`contender`] | who is compared |
 //! | [`service`] | what is called, and the server process of a contender |
 //! | [`client`] | a connection to such a server |
+//! | [`raw`] | both, of a bare link: the limit |
 //! | [`work`] | the rows: which calls, of which size, how many at a time |
 //! | [`measure`] | one round of a row over one connection |
 //! | [`cost`] | what a round costs: CPU time, context switches, system calls |
@@ -18,6 +19,7 @@ pub mod contender;
 pub mod cost;
 pub mod cpu;
 pub mod measure;
+pub mod raw;
 pub mod report;
 pub mod service;
 pub mod work;

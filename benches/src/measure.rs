@@ -57,7 +57,7 @@ pub async fn round(client: &Client, row: &Row) -> Result<Round, Status> {
     }
 }
 
-fn throughput(calls: usize, size: usize, time: Duration) -> Round {
+pub(crate) fn throughput(calls: usize, size: usize, time: Duration) -> Round {
     let bytes = calls * size;
     Round { figure: bytes as f64 / time.as_secs_f64() / 1e6, percentiles: None, calls, bytes }
 }
@@ -76,7 +76,7 @@ async fn one_by_one(client: &Client, calls: usize) -> Result<Vec<Duration>, Stat
     Ok(times)
 }
 
-fn latencies(times: Vec<Duration>) -> Round {
+pub(crate) fn latencies(times: Vec<Duration>) -> Round {
     let at = |share: f64| {
         let index = ((times.len() as f64 * share) as usize).min(times.len().saturating_sub(1));
         times.get(index).copied().unwrap_or_default().as_secs_f64() * 1e6

@@ -117,6 +117,7 @@ pub fn figures(results: &[RowResult]) -> Table {
         for (index, cell) in result.cells.iter().enumerate() {
             line.push(match (&cell.failure, index) {
                 (Some(_), _) => "failed".to_owned(),
+                (None, _) if cell.samples.is_empty() => "-".to_owned(),
                 (None, 0) => format!("{:.1} ±{:.0}%", cell.figure(), cell.spread() * 100.0),
                 (None, _) => {
                     let ratio = result.ratio(cell.contender, result.cells[0].contender).unwrap_or(f64::NAN);

@@ -3,6 +3,7 @@
 use crate::{
     contender::{Contender, Way},
     pb::{self, Blob},
+    raw,
     work::SMALL,
 };
 use anyhow::Context as _;
@@ -168,7 +169,10 @@ pub async fn serve(
                 .serve_with_incoming(incoming)
                 .await?;
         }
-        (Way::Ours(_), Place::Unix(_)) => anyhow::bail!("tonic-rdma is found by an IP address"),
+        (Way::Raw(kind), Place::Ip(addr)) => raw::serve(kind, addr, ready).await?,
+        (Way::Ours(_) | Way::Raw(_), Place::Unix(_)) => {
+            anyhow::bail!("only tonic's own transport is bound to a unix socket here")
+        }
     }
     Ok(())
 }

@@ -8,7 +8,9 @@ use benches::{
     client::Client,
     contender::{Contender, Way},
     cost::{SystemCalls, Usage},
-    cpu, measure,
+    cpu,
+    measure::{self, Round},
+    raw::Raw,
     report::{self, Bound, Cell, RowResult, Sample},
     service::{self, Place},
     work::{self, Row},
@@ -133,11 +135,44 @@ fn run(args: Args) -> anyhow::Result<()> {
 /// A contender's server process, which ends with this value, and the connection to it.
 struct Running {
     contender: Contender,
-    connection: Client,
+    connection: Connection,
     path: String,
     server: u32,
     _child: Child,
     _dir: Option<tempfile::TempDir>,
+}
+
+/// Calls, or a bare link.
+enum Connection {
+    Calls(Box<Client>),
+    Raw(Box<Raw>),
+}
+
+impl Connection {
+    async fn to(contender: Contender, said: &str) -> anyhow::Result<Self> {
+        Ok(match contender.way() {
+            Way::Raw(kind) => Self::Raw(Box::new(Raw::connect(kind, said).await?)),
+            _ => Self::Calls(Box::new(Client::connect(contender, said).await?)),
+        })
+    }
+
+    fn path(&self) -> String {
+        match self {
+            Self::Calls(client) => client.path(),
+            Self::Raw(raw) => raw.path(),
+        }
+    }
+
+    fn runs(&self, row: &Row) -> bool {
+        matches!(self, Self::Calls(_)) || Raw::runs(row)
+    }
+
+    async fn round(&self, row: &Row) -> anyhow::Result<Round> {
+        match self {
+            Self::Calls(client) => Ok(measure::round(client, row).await?),
+            Self::Raw(raw) => raw.round(row).await,
+        }
+    }
 }
 
 impl Running {
@@ -160,7 +195,7 @@ impl Running {
         let Some(said) = BufReader::new(stdout).lines().next_line().await? else {
             bail!("the {contender} server did not start: {}", child.wait().await?);
         };
-        let connection = Client::connect(contender, &said).await.with_context(|| format!("{contender}"))?;
+        let connection = Connection::to(contender, &said).await.with_context(|| format!("{contender}"))?;
         let server = child.id().context("the server process is gone")?;
         Ok(Self { contender, path: connection.path(), connection, server, _child: child, _dir: dir })
     }
@@ -168,7 +203,7 @@ impl Running {
     async fn sample(&self, row: &Row) -> anyhow::Result<Sample> {
         let me = std::process::id();
         let (client, server) = (Usage::of(me)?, Usage::of(self.server)?);
-        let round = measure::round(&self.connection, row).await?;
+        let round = self.connection.round(row).await?;
         let sample =
             Sample { round, client: Usage::of(me)? - client, server: Usage::of(self.server)? - server };
         let path = self.connection.path();
@@ -182,7 +217,7 @@ impl Running {
         // The server's first: a strace of this process would follow into the other one.
         let server = SystemCalls::of(self.server)?;
         let client = SystemCalls::of(std::process::id())?;
-        let round = measure::round(&self.connection, &row).await?;
+        let round = self.connection.round(&row).await?;
         Ok((client.sum()? + server.sum()?) as f64 / round.calls as f64)
     }
 }
@@ -205,7 +240,7 @@ async fn compare(args: &Args, cpus: (usize, usize)) -> anyhow::Result<()> {
     for counted in (0..=args.rounds).map(|round| round > 0) {
         for result in &mut results {
             for (cell, running) in result.cells.iter_mut().zip(&running) {
-                if cell.failure.is_some() {
+                if cell.failure.is_some() || !running.connection.runs(&result.row) {
                     continue;
                 }
                 match running.sample(&result.row).await {
@@ -219,7 +254,9 @@ async fn compare(args: &Args, cpus: (usize, usize)) -> anyhow::Result<()> {
     if args.system_calls {
         for result in &mut results {
             for (cell, running) in result.cells.iter_mut().zip(&running) {
-                cell.system_calls = Some(running.system_calls(&result.row).await?);
+                if running.connection.runs(&result.row) {
+                    cell.system_calls = Some(running.system_calls(&result.row).await?);
+                }
             }
         }
     }

@@ -1,0 +1,228 @@
+//! The limit: SENDs and WRITEs of a fabric's link, without protocol, calls or messages.
+
+use anyhow::{Context as _, bail};
+use bytes::{BufMut, Bytes};
+use std::{
+    future::poll_fn,
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+use tokio::sync::Mutex;
+use tonic_rdma::FabricKind;
+use tonic_rdma_fabric::{
+    Addr, AnyLink, Completion, Fabric, Link, LinkConfig, Posted, ShmAccess, ShmAddr, Work, WriteSource,
+};
+use tonic_rdma_memory::{LandingBuf, Pool, PoolConfig};
+
+use crate::{
+    measure::{Round, latencies, throughput},
+    work::{Kind, Row, SMALL},
+};
+
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// The longest WRITE that is measured, in bytes: Soft-RoCE carries 8 MiB at most.
+const LONGEST: usize = 4 << 20;
+
+#[derive(Debug)]
+struct Driver {
+    link: AnyLink,
+    out: Vec<Completion>,
+    /// Messages received and not taken.
+    messages: Vec<Vec<u8>>,
+    queued: u64,
+    done: u64,
+}
+
+impl Driver {
+    fn new(link: AnyLink) -> Self {
+        Self { link, out: Vec::new(), messages: Vec::new(), queued: 0, done: 0 }
+    }
+
+    async fn poll(&mut self) -> anyhow::Result<()> {
+        poll_fn(|cx| self.link.poll(cx, &mut self.out)).await?;
+        for completion in self.out.drain(..) {
+            match completion {
+                Completion::Sent { id } => self.done = id,
+                Completion::Received { slot, len } => {
+                    self.messages.push(self.link.recv_slot(slot, len).to_vec());
+                    self.link.repost(slot)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn receive(&mut self) -> anyhow::Result<Vec<u8>> {
+        loop {
+            if let Some(message) = self.messages.pop() {
+                return Ok(message);
+            }
+            self.poll().await?;
+        }
+    }
+
+    fn queue(&mut self, work: Work) -> anyhow::Result<()> {
+        self.queued += 1;
+        if self.link.queue(self.queued, work, false)? == Posted::Done {
+            self.done = self.queued;
+        }
+        Ok(())
+    }
+
+    /// One message is under way at a time, so the first slot is free.
+    fn send(&mut self, message: &[u8]) -> anyhow::Result<()> {
+        let slot =
+            self.link.block_mut().get_mut(..message.len()).context("the message is longer than a slot")?;
+        slot.copy_from_slice(message);
+        self.queue(Work::Send { offset: 0, len: message.len() })?;
+        Ok(self.link.ring()?)
+    }
+}
+
+fn landing(pool: &Pool) -> anyhow::Result<LandingBuf> {
+    pool.landing().alloc(LONGEST, LONGEST)?.context("no landing memory")
+}
+
+/// Answers SENDs, and grants memory to WRITE to, until the process ends.
+///
+/// # Errors
+/// There is no such fabric here, or the client broke off.
+pub async fn serve(kind: FabricKind, addr: SocketAddr, ready: impl FnOnce(String)) -> anyhow::Result<()> {
+    let (fabric, at): (Fabric, Addr) = match kind {
+        FabricKind::Shm => (Fabric::shm(ShmAccess::SameUser)?, ShmAddr::unique().into()),
+        _ => (Fabric::at(addr.ip())?, SocketAddr::new(addr.ip(), 0).into()),
+    };
+    let pool = Pool::new(PoolConfig::default(), fabric.registrar())?;
+    let mut listener = fabric.listen(&at)?;
+    ready(match listener.local_addr() {
+        Addr::Shm(name) => name.name().to_owned(),
+        other => other.to_string(),
+    });
+    let link = listener.accept().await?.accept(&LinkConfig::default(), &pool, b"", TIMEOUT).await?;
+    let mut driver = Driver::new(link);
+    let landing = landing(&pool)?;
+    driver.receive().await?;
+    driver.link.share(landing.rkey())?;
+    let mut grant = landing.addr().to_le_bytes().to_vec();
+    grant.extend(landing.rkey().to_le_bytes());
+    driver.send(&grant)?;
+    while let Ok(message) = driver.receive().await {
+        driver.send(&message)?;
+    }
+    // The queue pair goes before the memory that it could write to.
+    drop(driver);
+    drop(landing);
+    Ok(())
+}
+
+/// The client's end.
+#[derive(Debug)]
+pub struct Raw {
+    driver: Mutex<Driver>,
+    pool: Pool,
+    remote_addr: u64,
+    rkey: u32,
+    path: String,
+}
+
+impl Raw {
+    /// Connects to what a server process said.
+    ///
+    /// # Errors
+    /// There is no connection.
+    pub async fn connect(kind: FabricKind, said: &str) -> anyhow::Result<Self> {
+        let (fabric, addr): (Fabric, Addr) = match kind {
+            FabricKind::Shm => (Fabric::shm(ShmAccess::SameUser)?, said.parse::<ShmAddr>()?.into()),
+            _ => {
+                let addr: SocketAddr = said.parse()?;
+                (Fabric::toward(addr, None, TIMEOUT).await?, addr.into())
+            }
+        };
+        let pool = Pool::new(PoolConfig::default(), fabric.registrar())?;
+        let connected = fabric.connect(&addr, &LinkConfig::default(), &pool, b"", TIMEOUT).await?;
+        let mut driver = Driver::new(connected.link);
+        driver.send(b"grant")?;
+        let grant = driver.receive().await?;
+        let Some((addr, rkey)) = grant.split_first_chunk::<8>() else { bail!("a grant that makes no sense") };
+        let path = format!("raw {} ({})", fabric.provider(), fabric.name());
+        Ok(Self {
+            driver: Mutex::new(driver),
+            pool,
+            remote_addr: u64::from_le_bytes(*addr),
+            rkey: u32::from_le_bytes(rkey.try_into()?),
+            path,
+        })
+    }
+
+    /// The fabric and device.
+    pub fn path(&self) -> String {
+        self.path.clone()
+    }
+
+    /// Whether a row has a counterpart here: round trips of small messages, and WRITEs in either direction, which is the
+    /// same thing.
+    pub fn runs(row: &Row) -> bool {
+        match row.kind {
+            Kind::Latency => true,
+            Kind::Bulk { size, .. } => size <= LONGEST,
+            _ => false,
+        }
+    }
+
+    /// Runs one round.
+    ///
+    /// # Errors
+    /// The link failed.
+    pub async fn round(&self, row: &Row) -> anyhow::Result<Round> {
+        let mut driver = self.driver.lock().await;
+        match row.kind {
+            Kind::Latency => {
+                let mut times = Vec::with_capacity(row.calls);
+                for _ in 0..row.calls {
+                    let begin = Instant::now();
+                    driver.send(&[7; SMALL])?;
+                    driver.receive().await?;
+                    times.push(begin.elapsed());
+                }
+                times.sort_unstable();
+                Ok(latencies(times))
+            }
+            Kind::Bulk { size, in_flight, .. } => {
+                let mut buf = self.pool.try_alloc(size)?;
+                buf.put_bytes(0xa5, size);
+                let bytes = buf.freeze();
+                let begin = Instant::now();
+                self.writes(&mut driver, &bytes, row.calls, in_flight).await?;
+                // The peer has it all when it answers.
+                driver.send(b"end")?;
+                driver.receive().await?;
+                Ok(throughput(row.calls, size, begin.elapsed()))
+            }
+            _ => bail!("there is no such row for a raw link"),
+        }
+    }
+
+    async fn writes(
+        &self,
+        driver: &mut Driver,
+        bytes: &Bytes,
+        count: usize,
+        window: usize,
+    ) -> anyhow::Result<()> {
+        let last = driver.queued + count as u64;
+        while driver.done < last {
+            while driver.queued < last
+                && (driver.queued - driver.done) < window as u64
+                && driver.link.send_room() > 0
+            {
+                let src = WriteSource::Bytes(self.pool.resolve(bytes).context("not pool memory")?);
+                driver.queue(Work::Write { src, remote_addr: self.remote_addr, rkey: self.rkey })?;
+            }
+            driver.link.ring()?;
+            if driver.done < driver.queued {
+                driver.poll().await?;
+            }
+        }
+        Ok(())
+    }
+}
