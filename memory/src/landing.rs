@@ -131,6 +131,14 @@ impl Landing {
         self.shared.accounts.others_wait(&self.account)
     }
 
+    /// Whether nearly all of the pool's landing budget is leased and no chunk of this account could be given back: if
+    /// what lands now is held, another account may find nothing at all, however little of the chunks is in use.
+    pub fn is_spent(&self) -> bool {
+        let landing = self.shared.sizes.landing;
+        let leased = self.shared.budgets.used(crate::stats::Use::Landing);
+        leased > landing / 8 * 7 && !self.chunks.iter().any(|chunk| chunk.granules.is_free())
+    }
+
     /// Whether less than a quarter of the pool's landing budget is free: what lands should be copied out, so that
     /// readers that hold on to it do not starve the rest.
     pub fn under_pressure(&self) -> bool {

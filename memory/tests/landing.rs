@@ -306,6 +306,24 @@ fn one_failure_tells_others_that_wait_for_the_same_budget() {
 }
 
 #[test]
+fn an_account_is_spent_when_all_is_leased_and_nothing_could_go_back() {
+    let (pool, _) = small();
+    let budget = pool.config().landing;
+    let (mut landing, other) = (pool.landing(), pool.landing());
+    assert!(!landing.is_spent());
+    let first = take(&mut landing, budget / 2, 1).unwrap();
+    assert!(!landing.is_spent(), "half can still be leased");
+    // A chunk of its own for the rest, of which a granule is in use.
+    let second = take(&mut landing, budget / 2, 1).unwrap();
+    drop(first);
+    assert!(!landing.is_spent(), "the first chunk could go back");
+    let _one = take(&mut landing, 1, 1).unwrap();
+    assert!(landing.is_spent() && !landing.under_pressure(), "a granule keeps it");
+    drop(second);
+    assert!(!landing.is_spent() && other.is_spent(), "the second could; another account has none");
+}
+
+#[test]
 fn pressure_begins_at_three_quarters() {
     let (pool, _) = small();
     let budget = pool.config().landing;

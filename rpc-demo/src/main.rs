@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`cli`] | the command line |
 //! | [`serve`], [`service`], [`store`] | the server: its life, its gRPC service, its directory |
-//! | [`put`], [`get`], [`cp`], [`ls`], [`stat`], [`rm`], [`bench`] | the client's commands |
+//! | [`put`], [`get`], [`cp`], [`ls`], [`stat`], [`rm`], [`mod@bench`] | the client's commands |
 //! | [`transfer`] | what moves contents: files, objects, ranges, what is missing |
 //! | [`doctor`] | whether RDMA would be used, and what to do if not |
 //! | [`demo`] | server and client in one command, as two processes |
