@@ -219,7 +219,7 @@ fn cp_goes_on_after_its_target_was_killed() {
     until("a part of the large one is there", || received(&two) > 16 * RANGE);
     server.signal(Signal::KILL);
     server.wait();
-    says(&failed(client.wait_with_output().unwrap(), 1), &["cannot copy 't/z' as 't/z'", "was lost"]);
+    says(&failed(client.wait_with_output().unwrap(), 1), &["cannot copy 't/", "was lost"]);
     only_whole(&two.join("t"), &root.join("t"));
     let had = received(&two);
 
