@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+#[path = "common/fields.rs"]
+mod fields;
 
 use common::*;
 use serde_json::Value;
@@ -29,6 +31,7 @@ fn verdict(output: &Output) -> Value {
     assert_eq!(found["reason"].is_null(), rdma, "{found}");
     let blocks = found["findings"].as_array().unwrap().iter().any(|finding| finding["blocks"] == true);
     assert_eq!(blocks, !rdma, "{found}");
+    fields::are_documented(&found);
     found
 }
 

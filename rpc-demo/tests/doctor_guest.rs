@@ -7,6 +7,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "common/fields.rs"]
+mod fields;
+
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -104,6 +107,7 @@ impl Shell {
         let found: Value = serde_json::from_str(text.trim()).unwrap_or_else(|e| panic!("{e}: {code} {text}"));
         assert_eq!(code, if found["rdma"] == true { 0 } else { 1 }, "{found}");
         assert_eq!(found["reason"].is_null(), found["rdma"] == true, "{found}");
+        fields::are_documented(&found);
         found
     }
 

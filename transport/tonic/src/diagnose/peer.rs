@@ -92,7 +92,7 @@ async fn walk(
     let hook = endpoint.shared.hook.as_ref();
     let began = Instant::now();
     let asked = limited(offer(tcp.clone(), origin.clone(), hook, &paths)).await;
-    let detail = asked.as_ref().map_or(String::new(), |offered| format!("{} places", offered.places.len()));
+    let detail = asked.as_ref().map_or(String::new(), |offered| format!("places: {}", offered.places.len()));
     peer.steps.push(step("Offer".to_owned(), began, asked.as_ref().map(drop).map_err(Clone::clone), detail));
     let Ok(offered) = asked else { return };
     peer.refused.extend(offered.refusals.into_iter().map(|(path, reason)| Refused { path, reason }));
