@@ -36,8 +36,6 @@ pub struct Context(Arc<Inner>);
 
 struct Inner {
     pool: PoolConfig,
-    /// The pool for shared memory, which pins nothing.
-    shm_pool: PoolConfig,
     device: Option<String>,
     sim: Option<SimDevice>,
     shm: OnceLock<Fabric>,
@@ -47,9 +45,6 @@ struct Inner {
     /// Of memory that no device knows.
     ordinary: OnceLock<Pool>,
 }
-
-/// Bytes of the pool for shared memory, unless another size is asked for: eight messages of 16 MiB land in one piece.
-const SHM_POOL: usize = 256 << 20;
 
 /// Where a server may listen: a device, an address on it if it has addresses, and its pool.
 pub(crate) struct Spot {
@@ -67,7 +62,12 @@ impl Context {
 
     /// A context of your own.
     pub fn builder() -> ContextBuilder {
-        ContextBuilder { pool: None, device: None, sim: None, shm_access: ShmAccess::default() }
+        ContextBuilder {
+            pool: PoolConfig::default(),
+            device: None,
+            sim: None,
+            shm_access: ShmAccess::default(),
+        }
     }
 
     /// The paths that this context has where these fabrics are allowed, in their order.
@@ -215,8 +215,7 @@ impl Context {
         if let Some(pool) = pools.get(fabric.name()) {
             return Ok(pool.clone());
         }
-        let config = if fabric.provider() == "shm" { &self.0.shm_pool } else { &self.0.pool };
-        let (config, registrar) = (config.clone(), fabric.registrar());
+        let (config, registrar) = (self.0.pool.clone(), fabric.registrar());
         let made = if registrar.pins() {
             // Pinning takes milliseconds for every few megabytes.
             tokio::task::spawn_blocking(move || Pool::new(config, registrar)).await.map_err(|_| stopping())?
@@ -283,7 +282,7 @@ impl Default for Context {
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct ContextBuilder {
-    pool: Option<PoolConfig>,
+    pool: PoolConfig,
     device: Option<String>,
     sim: Option<SimDevice>,
     shm_access: ShmAccess,
@@ -291,9 +290,9 @@ pub struct ContextBuilder {
 
 impl ContextBuilder {
     /// Size and kind of the pool of each device. Default is 64 MiB, less where the memlock limit
-    /// asks for it, and 256 MiB for shared memory, which is not pinned; it is mapped as it is needed.
+    /// asks for it.
     pub fn pool(mut self, config: PoolConfig) -> Self {
-        self.pool = Some(config);
+        self.pool = config;
         self
     }
 
@@ -321,8 +320,7 @@ impl ContextBuilder {
     /// The context. Opens nothing yet.
     pub fn build(self) -> Context {
         Context(Arc::new(Inner {
-            shm_pool: self.pool.clone().unwrap_or_else(|| PoolConfig::default().total(SHM_POOL)),
-            pool: self.pool.unwrap_or_default(),
+            pool: self.pool,
             device: self.device,
             sim: self.sim,
             shm: OnceLock::new(),
