@@ -11,7 +11,7 @@
 //! | from the child | meaning |
 //! |---|---|
 //! | `addr ADDR` | it serves there |
-//! | `event NAME`, `call PATH METHOD` | [`Probe::report`], a line of the [`PathLog`](crate::paths::PathLog) |
+//! | `event NAME`, `call PATH METHOD` | [`Probe::report`], a line of the [`PathLog`] |
 //! | `ended`, `ended ERROR` | the server has ended |
 //! | `answer N TEXT` | to question N |
 //!
@@ -248,7 +248,7 @@ enum Order {
 /// Serves when this process is such a child; else `None`.
 ///
 /// # Errors
-/// [`VARIABLE`] names no fabric.
+/// `TONIC_RDMA_TEST_SERVE` names no fabric.
 pub fn serve_if_asked() -> Result<Option<ExitCode>, String> {
     let Some(name) = std::env::var_os(VARIABLE) else {
         return Ok(None);
