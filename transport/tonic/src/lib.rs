@@ -72,6 +72,7 @@
 //! | `reason`, `cause`, `path` | which path, and why |
 //! | `error`, `stats`, `connect_info` | what users get to see |
 //! | [`codec`] | protobuf without copying |
+//! | [`metrics`] | counters, gauges and histograms for a recorder |
 //! | [`mod@diagnose`] | what is in the way of RDMA, and how to mend it |
 //! | `grpc_timeout`, `executor` | what both sides build on |
 //!
@@ -98,10 +99,12 @@ mod error;
 mod executor;
 mod grpc_timeout;
 mod link;
+pub mod metrics;
 mod path;
 mod policy;
 mod reason;
 mod server;
+mod spans;
 mod stats;
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,12 @@
 //! Counters of what went which way.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use tonic_rdma_proto::Side;
+
+use crate::metrics;
+use crate::path::Path;
 
 /// What a channel has carried since it was made, over all its clones and reconnects; or a server, over all its
 /// connections ([`ServerStats`]).
@@ -120,6 +125,19 @@ macro_rules! counters {
         }
 
         impl Counters {
+            /// Of a channel or a server: what goes over TCP is told to the recorder, too. What goes over a fast path is
+            /// told by its connections.
+            pub(crate) fn of(side: Side) -> Self {
+                let (role, path) = (metrics::role(side), Path::Tcp.as_str());
+                Counters {
+                    calls_tcp: Counter::told(metrics::calls(role, path)),
+                    bytes_sent_tcp: Counter::told(metrics::payload(role, path, "sent", "http2")),
+                    bytes_received_tcp: Counter::told(metrics::payload(role, path, "received", "http2")),
+                    tcp: CopyCounters::told(role, path),
+                    ..Counters::default()
+                }
+            }
+
             pub(crate) fn snapshot(&self) -> TransportStats {
                 TransportStats {
                     $($field: self.$field.get(),)*
@@ -142,6 +160,13 @@ macro_rules! counters {
         }
 
         impl CopyCounters {
+            /// Counters that tell the recorder, too.
+            pub(crate) fn told(role: &'static str, path: &'static str) -> Self {
+                CopyCounters {
+                    $($reason: Counter::told(metrics::copied(role, path, stringify!($reason))),)*
+                }
+            }
+
             fn snapshot(&self) -> Copied {
                 Copied { $($reason: self.$reason.get(),)* }
             }
@@ -205,8 +230,8 @@ pub struct ServerStats(Arc<Book>);
 
 #[derive(Debug, Default)]
 struct Book {
-    /// Of all TCP connections.
-    tcp: Arc<Counters>,
+    /// Of all TCP connections; made when serving begins.
+    tcp: OnceLock<Arc<Counters>>,
     /// Of the fast-path connections: each has its own, so that they do not contend for them.
     live: Mutex<Vec<Arc<Counters>>>,
     /// Of those that are gone. Locked within `live` only.
@@ -218,7 +243,9 @@ impl ServerStats {
     pub fn get(&self) -> TransportStats {
         let live = self.0.live.lock().unwrap_or_else(PoisonError::into_inner);
         let mut all = *self.0.gone.lock().unwrap_or_else(PoisonError::into_inner);
-        all += self.0.tcp.snapshot();
+        if let Some(tcp) = self.0.tcp.get() {
+            all += tcp.snapshot();
+        }
         for counters in live.iter() {
             all += counters.snapshot();
         }
@@ -226,7 +253,7 @@ impl ServerStats {
     }
 
     pub(crate) fn tcp(&self) -> &Arc<Counters> {
-        &self.0.tcp
+        self.0.tcp.get_or_init(|| Arc::new(Counters::of(Side::Server)))
     }
 
     /// Counters for one more connection, until this is dropped.
@@ -253,21 +280,37 @@ impl Drop for ConnectionCounters {
 }
 
 /// A count.
-#[derive(Debug, Default)]
-pub(crate) struct Counter(AtomicU64);
+#[derive(Debug)]
+pub(crate) struct Counter {
+    count: AtomicU64,
+    /// The recorder's, where this is told to it.
+    told: ::metrics::Counter,
+}
+
+impl Default for Counter {
+    fn default() -> Self {
+        Counter::told(::metrics::Counter::noop())
+    }
+}
 
 impl Counter {
-    pub(crate) fn add(&self, n: u64) {
-        self.0.fetch_add(n, Relaxed);
+    /// One that tells the recorder.
+    fn told(told: ::metrics::Counter) -> Self {
+        Counter { count: AtomicU64::new(0), told }
     }
 
-    /// Undoes an `add` of the same amount.
+    pub(crate) fn add(&self, n: u64) {
+        self.count.fetch_add(n, Relaxed);
+        self.told.increment(n);
+    }
+
+    /// Undoes an `add` of the same amount, of a count that is not told.
     pub(crate) fn take_back(&self, n: u64) {
-        self.0.fetch_sub(n, Relaxed);
+        self.count.fetch_sub(n, Relaxed);
     }
 
     pub(crate) fn get(&self) -> u64 {
-        self.0.load(Relaxed)
+        self.count.load(Relaxed)
     }
 }
 

@@ -166,6 +166,7 @@ impl Connection {
             return Err(Breach::TooManyStreams(self.config.max_streams));
         }
         self.last_known = id;
+        self.stats.streams += 1;
         Ok(self.insert(id, RecvHalf::Headers))
     }
 

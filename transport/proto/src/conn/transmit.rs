@@ -165,6 +165,7 @@ impl Connection {
                     message.add(&Frame::Headers { stream: id, end: end && !more, more, block: piece });
                     if id > self.last_known {
                         self.last_known = id;
+                        self.stats.streams += 1;
                         // Its body may have waited for the peer to hear of it.
                         if stream.send.accepts() {
                             self.events.push_back(Event::Writable { stream: StreamId(id) });

@@ -209,6 +209,8 @@ pub enum SendError {
 /// Counters of one connection, since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
+    /// Streams whose head was transmitted (client) or that were accepted (server).
+    pub streams: u64,
     /// Control messages sent.
     pub messages_sent: u64,
     /// Control messages received.

@@ -6,6 +6,7 @@ use crate::{
     codec::Methods,
     context::Context,
     link::{FastClient, LinkOptions},
+    metrics,
     path::Path,
     policy::FabricKind,
     reason::{Reason, ReasonCode, Side},
@@ -42,9 +43,15 @@ pub(crate) struct Fast {
 impl Plan {
     /// Tries once, for `limit` at most. What it began is undone when it fails or is dropped.
     pub(crate) async fn attempt(&self, limit: Duration) -> Result<Fast, Reason> {
-        let deadline = Instant::now() + limit;
+        let began = Instant::now();
+        let deadline = began + limit;
         match tokio::time::timeout_at(deadline, self.run(deadline)).await {
-            Ok(result) => result,
+            Ok(result) => {
+                if let Ok(fast) = &result {
+                    metrics::handshake(Path::of(fast.client.peer()), began.elapsed());
+                }
+                result
+            }
             Err(_) => Err(Reason::new(
                 ReasonCode::HandshakeTimeout,
                 format!("no fast path after {} ms", limit.as_millis()),

@@ -19,6 +19,7 @@ use std::{
 };
 use tokio::sync::mpsc;
 use tonic::body::Body;
+use tonic_rdma_proto::Side;
 use tower::{
     Service,
     balance::p2c::Balance,
@@ -115,7 +116,7 @@ impl Channel {
         E: Executor<Pin<Box<dyn Future<Output = ()> + Send>>> + Send + Sync + 'static,
     {
         let (tx, changes) = mpsc::channel(capacity);
-        let counters = Arc::new(Counters::default());
+        let counters = Arc::new(Counters::of(Side::Client));
         let balance = Balance::new(Endpoints { changes, counters: counters.clone() });
         let (queue, worker) = Buffer::pair(BoxService::new(balance), BUFFER_SIZE);
         executor.execute(Box::pin(worker));

@@ -6,9 +6,12 @@ use super::{
     backoff::{Backoff, STABLE},
     shared::{Shared, State},
 };
+use crate::metrics;
+use crate::path::Path;
 use crate::reason::{Reason, ReasonCode};
 use std::{sync::Arc, time::Duration};
 use tokio::{sync::oneshot, time::Instant};
+use tonic_rdma_proto::Side;
 
 /// An attempt that goes on behind takes no longer than this.
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(10);
@@ -103,20 +106,24 @@ async fn attempt(shared: &Shared, plan: &Plan, patience: Duration, log: &mut Log
     }
 }
 
-/// Logs each decision once: a repetition is for debugging only.
+/// Counts each decision, and logs it once: a repetition is for debugging only.
 struct Log {
     origin: String,
     said: Option<(ReasonCode, crate::reason::Side)>,
+    been_up: bool,
 }
 
 impl Log {
     fn new(origin: String) -> Self {
-        Self { origin, said: None }
+        Self { origin, said: None, been_up: false }
     }
 
     fn up(&mut self, fast: &Fast) {
         self.said = None;
         let peer = fast.client.peer();
+        if std::mem::replace(&mut self.been_up, true) {
+            metrics::reconnect(Path::of(peer));
+        }
         tracing::info!(
             origin = %self.origin,
             path = peer.provider,
@@ -132,6 +139,7 @@ impl Log {
     }
 
     fn down(&mut self, reason: &Reason) {
+        metrics::fallback(Side::Client, reason);
         let this = Some((reason.code(), reason.side()));
         if self.said == this {
             tracing::debug!(origin = %self.origin, %reason, "calls still go over TCP");

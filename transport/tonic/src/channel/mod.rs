@@ -23,10 +23,11 @@ pub use balance::Change;
 use crate::{
     endpoint::{Endpoint, FAST_PATH_TIMEOUT},
     error::Error,
+    metrics,
     path::PathInfo,
     policy::{EnvError, EnvSettings, Policy},
     reason::{Reason, ReasonCode},
-    stats::TransportStats,
+    stats::{Counters, TransportStats},
 };
 use attempt::Plan;
 use balance::Balanced;
@@ -48,6 +49,7 @@ use std::{
 use tokio::sync::watch;
 use tonic::body::Body;
 use tonic_rdma_memory::Pool;
+use tonic_rdma_proto::Side;
 use tower::Service;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -250,7 +252,7 @@ impl One {
         };
         let policy = env.policy(settings.policy);
         let patience = settings.fast_path_timeout.unwrap_or(FAST_PATH_TIMEOUT);
-        let counters = settings.counters.clone().unwrap_or_default();
+        let counters = settings.counters.clone().unwrap_or_else(|| Arc::new(Counters::of(Side::Client)));
         let origin = settings.origin.clone().unwrap_or_else(|| endpoint.uri().clone());
         let context = settings.context.clone().unwrap_or_default();
         let fabrics = env.fabrics(settings.fabrics.as_deref());
@@ -293,7 +295,10 @@ impl One {
             Some(why) if shared.broken.is_some() => {
                 tracing::error!(origin = %shared.origin, why, "calls fail");
             }
-            Some(why) => tracing::info!(origin = %shared.origin, path = "tcp", why, "calls go over TCP"),
+            Some(why) => {
+                metrics::fallback(Side::Client, &Reason::new(ReasonCode::Policy, ""));
+                tracing::info!(origin = %shared.origin, path = "tcp", why, "calls go over TCP");
+            }
         }
         let state = shared.state.subscribe();
         let seen = Arc::new(state.borrow().info());

@@ -5,7 +5,13 @@ use super::{
     attempt::Fast,
     shared::{Route, Shared},
 };
-use crate::{codec, error::Error, link::CallError};
+use crate::{
+    codec,
+    error::Error,
+    link::CallError,
+    path::Path,
+    spans::{self, Spanned},
+};
 use http::{HeaderMap, HeaderValue, Request, Response, Uri, header::USER_AGENT};
 use std::{
     future::Future,
@@ -14,6 +20,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 use tonic::body::Body;
+use tonic_rdma_proto::Side;
 use tower::{Service, ServiceExt};
 
 pub(crate) type CallFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, BoxError>> + Send>>;
@@ -61,6 +68,17 @@ impl Service<Request<Body>> for Select {
     }
 
     fn call(&mut self, req: Request<Body>) -> CallFuture {
+        let span = spans::call(Side::Client, req.uri());
+        if span.is_disabled() {
+            return self.dispatch(req);
+        }
+        let call = span.in_scope(|| self.dispatch(req));
+        Box::pin(Spanned::new(call, span))
+    }
+}
+
+impl Select {
+    fn dispatch(&mut self, req: Request<Body>) -> CallFuture {
         if let Some(env) = &self.shared.broken {
             let error = Error::from(env.clone());
             return Box::pin(async { Err(error.into()) });
@@ -68,6 +86,7 @@ impl Service<Request<Body>> for Select {
         let shared = self.shared.clone();
         if std::mem::take(&mut self.placed) {
             shared.counters.calls_tcp.add(1);
+            spans::took(Path::Tcp);
             let call = self.tcp.call(outgoing(req, &shared));
             return Box::pin(async move { Ok(incoming(call.await?, &shared)) });
         }
@@ -86,6 +105,7 @@ impl Service<Request<Body>> for Select {
 
 async fn over_tcp(shared: Arc<Shared>, req: Request<Body>) -> Result<Response<Body>, BoxError> {
     shared.counters.calls_tcp.add(1);
+    spans::took(Path::Tcp);
     let response = shared.tcp.clone().oneshot(outgoing(req, &shared)).await?;
     Ok(incoming(response, &shared))
 }
@@ -110,6 +130,7 @@ async fn over_fast(
     set_user_agent(req.headers_mut(), &shared.user_agent);
     set_origin(req.uri_mut(), &shared.origin)?;
     shared.counters.calls_fast.add(1);
+    spans::took(Path::of(fast.client.peer()));
     match fast.client.call(req).await {
         Ok(response) => Ok(response),
         Err(CallError::Status(status)) => Err(Box::new(status)),

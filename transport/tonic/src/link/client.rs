@@ -11,9 +11,10 @@ use http::{Request, Response};
 use tokio::sync::Notify;
 use tonic::Status;
 use tonic::body::Body;
-use tonic_rdma_fabric::{AnyLink, PeerInfo};
+use tonic_rdma_fabric::{AnyLink, Link, PeerInfo};
 use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::{SendError, Settings, Side};
+use tracing::Instrument;
 
 use super::LinkOptions;
 use super::drive::drive;
@@ -24,6 +25,7 @@ use super::shared::Shared;
 use super::stream::{Fault, StreamRef};
 use crate::codec::{self, HEADER, Intake, Method, Methods, Tap};
 use crate::reason::{Reason, ReasonCode};
+use crate::spans;
 use crate::stats::Counters;
 
 /// A call on its way: the response's head, then its body streams.
@@ -73,13 +75,14 @@ impl FastClient {
         counters: Arc<Counters>,
         methods: Arc<Methods>,
     ) -> FastClient {
+        let span = spans::connection(Side::Client, link.peer());
         let shared = Shared::new(Side::Client, link, pool, peer, options, counters, methods);
         let stop = Arc::new(Notify::new());
         let drain = {
             let stop = stop.clone();
             async move { stop.notified().await }
         };
-        tokio::spawn(drive(shared.clone(), |_, _| (), drain));
+        tokio::spawn(drive(shared.clone(), |_, _| (), drain).instrument(span));
         FastClient { shared, handle: Arc::new(Handle(stop)) }
     }
 

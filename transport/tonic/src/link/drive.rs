@@ -97,6 +97,9 @@ impl Driver {
             let room = inner.room_wanted && inner.conn.has_stream_room();
             inner.room_wanted &= !room;
             let ended = self.poll_end(cx, &mut inner);
+            if idle {
+                inner.tell();
+            }
             drop(inner);
             if room {
                 shared.stream_room.notify_waiters();
@@ -176,6 +179,7 @@ impl Inner {
                     error = result.err();
                 }
             }
+            self.meter.polled(self.completions.len());
             // What came before an error counts.
             let result = self.complete();
             error = error.or(result.err());

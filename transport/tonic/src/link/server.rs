@@ -9,10 +9,11 @@ use bytes::Bytes;
 use http::{Extensions, Request, Response};
 use tonic::Status;
 use tonic::body::Body;
-use tonic_rdma_fabric::AnyLink;
+use tonic_rdma_fabric::{AnyLink, Link};
 use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::{CloseCode, ResetCode, Settings, Side};
 use tower::{Service, ServiceExt};
+use tracing::Instrument;
 
 use super::LinkOptions;
 use super::drive::drive;
@@ -23,6 +24,7 @@ use super::shared::{Life, Shared};
 use super::stream::StreamRef;
 use crate::codec::{self, Call, HEADER, Intake, Methods, Tap};
 use crate::reason::{Reason, ReasonCode};
+use crate::spans;
 use crate::stats::Counters;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -49,6 +51,7 @@ where
     S::Error: Into<BoxError>,
     S::Future: Send,
 {
+    let span = spans::connection(Side::Server, link.peer());
     let shared = Shared::new(Side::Server, link, pool, peer, options, counters, methods);
     let serve = move |stream: StreamRef, block: Bytes| {
         let parts = match headers::decode_request(block) {
@@ -72,7 +75,7 @@ where
         *request.extensions_mut() = extensions.clone();
         tokio::spawn(answer(stream, request, call, service.clone()));
     };
-    drive(shared.clone(), serve, drain).await
+    drive(shared.clone(), serve, drain).instrument(span).await
 }
 
 /// Runs one call. The client's reset, or the connection's end, drops the handler where it stands.

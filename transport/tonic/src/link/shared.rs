@@ -17,6 +17,8 @@ use super::LinkOptions;
 use super::sends::Sends;
 use super::stream::{StreamIo, StreamRef};
 use crate::codec::{Chunk, Methods};
+use crate::metrics::LinkMeter;
+use crate::path::Path;
 use crate::reason::{Reason, ReasonCode};
 use crate::stats::{Copied, Counters};
 
@@ -81,8 +83,10 @@ pub(super) struct Inner {
     pub(super) wakes: Vec<Waker>,
     pub(super) counters: Arc<Counters>,
     pub(super) counted: tonic_rdma_proto::Stats,
-    /// What the CPU has copied since the last time, eager data apart.
+    /// What the CPU has copied since the start, eager data apart.
     pub(super) copied: Copied,
+    pub(super) counted_copied: Copied,
+    pub(super) meter: LinkMeter,
 }
 
 impl fmt::Debug for Shared {
@@ -139,6 +143,8 @@ impl Shared {
                 counters,
                 counted: tonic_rdma_proto::Stats::default(),
                 copied: Copied::default(),
+                counted_copied: Copied::default(),
+                meter: LinkMeter::open(side, Path::of(link.peer())),
                 link: Some(link),
             }),
         })
@@ -267,6 +273,8 @@ impl Inner {
         self.link = None;
         self.granted.clear();
         self.landing.trim();
+        self.tell();
+        self.meter.close();
     }
 
     pub(super) fn lost(&self, error: &LinkError) -> Reason {
@@ -282,7 +290,7 @@ impl Inner {
                 counter.add(now - before);
             }
         };
-        let mut copied = std::mem::take(&mut self.copied);
+        let mut copied = self.copied - std::mem::replace(&mut self.counted_copied, self.copied);
         copied.eager += now.eager_sent - before.eager_sent + now.eager_received - before.eager_received;
         let c = &self.counters;
         c.fast.add(copied);
@@ -290,5 +298,17 @@ impl Inner {
         add(&c.bytes_sent_send, now.eager_sent, before.eager_sent);
         add(&c.bytes_received_write, now.write_received, before.write_received);
         add(&c.bytes_received_send, now.eager_received, before.eager_received);
+        // No driver does it any more.
+        if self.link.is_none() {
+            self.tell();
+        }
+    }
+
+    /// Tells the recorder of metrics what has moved.
+    pub(super) fn tell(&mut self) {
+        let stats = self.conn.stats();
+        let mut copied = self.copied;
+        copied.eager += stats.eager_sent + stats.eager_received;
+        self.meter.tell(stats, copied);
     }
 }

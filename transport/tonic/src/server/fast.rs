@@ -13,6 +13,7 @@ use crate::{
     connect_info::{ConnectionPool, RdmaConnectInfo},
     context::{Context, Spot},
     link::{LinkOptions, serve_link},
+    metrics,
     path::Path,
     policy::FabricKind,
     reason::{Reason, ReasonCode},
@@ -26,7 +27,7 @@ use tokio::{
 };
 use tonic_rdma_fabric::{Addr, AnyLink, Fabric, FabricError, Incoming, Link, Listener, ShmAddr, Transport};
 use tonic_rdma_memory::Pool;
-use tonic_rdma_proto::{Accept, Hello, Reject, Settings as PeerSettings, hello::HelloError};
+use tonic_rdma_proto::{Accept, Hello, Reject, Settings as PeerSettings, Side, hello::HelloError};
 
 /// A connection that is accepted stands within this, or is given up.
 const ACCEPT_LIMIT: Duration = Duration::from_secs(5);
@@ -137,6 +138,7 @@ impl FastPath {
                 }
                 Err(reason) => reason,
             };
+            metrics::fallback(Side::Server, &reason);
             if said == Some(reason.code()) {
                 tracing::debug!(%path, %reason, "fast path still not offered");
             } else {
@@ -240,7 +242,7 @@ impl FastPath {
         });
         extensions.insert(ConnectionPool(pool.clone()));
         let own = self.settings.stats.connection();
-        let service = stack::of_connection(layered, &self.settings);
+        let service = stack::of_connection(layered, &self.settings, Path::of(&ends));
         let age = self.settings.max_connection_age;
         let drain = either(draining(self.drain.clone()), sleep_for(age));
         let serving = serve_link(

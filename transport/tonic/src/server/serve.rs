@@ -14,9 +14,11 @@ use crate::{
     },
     codec::{Methods, TcpCalls},
     error::Error,
+    metrics,
     path::Path,
     policy::{EnvSettings, Policy},
     reason::{Reason, ReasonCode},
+    spans::Calls,
 };
 use bytes::Bytes;
 use futures_core::Stream;
@@ -33,6 +35,7 @@ use tokio::{
     task::JoinSet,
 };
 use tonic::{body::Body, service::Routes, transport::server::Connected};
+use tonic_rdma_proto::Side;
 use tower::{Layer, Service};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -86,6 +89,7 @@ where
     let mut tasks = Tasks(JoinSet::new());
     match off {
         Some(why) => {
+            metrics::fallback(Side::Server, &Reason::new(ReasonCode::Policy, why));
             tracing::info!(path = "tcp", why, "clients stay on TCP");
             // Held, it would keep the end of this function waiting.
             drop(alive);
@@ -106,7 +110,7 @@ where
         }
     }
 
-    let service = Capture(TcpCalls::new(layered, methods, stats.tcp().clone()));
+    let service = Capture(TcpCalls::new(Calls::new(layered, Path::Tcp), methods, stats.tcp().clone()));
     let Some(signal) = signal else {
         tcp.serve_with_incoming(service, incoming).await?;
         return Ok(());

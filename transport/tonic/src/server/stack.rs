@@ -1,7 +1,7 @@
 //! What stands around the layered service on the fast path; on TCP tonic's server builds the same.
 
 use super::{Settings, TraceFn};
-use crate::grpc_timeout::GrpcTimeout;
+use crate::{grpc_timeout::GrpcTimeout, path::Path, spans::Calls};
 use bytes::Bytes;
 use http::{Request, Response};
 use pin_project_lite::pin_project;
@@ -36,6 +36,7 @@ where
 pub(super) fn of_connection(
     layered: Layered,
     settings: &Settings,
+    path: Path,
 ) -> impl Service<Request<Body>, Response = Response<Body>, Error = BoxError, Future: Send>
 + Clone
 + Send
@@ -47,7 +48,7 @@ pub(super) fn of_connection(
         .option_layer(settings.concurrency_limit.map(ConcurrencyLimitLayer::new))
         .layer_fn(|s| GrpcTimeout::new(s, settings.timeout))
         .service(layered);
-    Traced { inner, trace_fn: settings.trace_fn.clone() }
+    Traced { inner: Calls::new(inner, path), trace_fn: settings.trace_fn.clone() }
 }
 
 /// Runs calls in the span that the user's function makes, and gives their bodies one type.
