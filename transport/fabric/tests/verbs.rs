@@ -123,6 +123,34 @@ async fn a_wildcard_listener_takes_requests() {
     assert_eq!(s.receive().await.unwrap(), b"x");
 }
 
+/// The connection manager's ports are not those that it sees in use by TCP; on iWARP they must not be the same.
+#[tokio::test]
+async fn ports_that_tcp_uses_are_passed_over() {
+    const RANGE: &str = "/proc/sys/net/ipv4/ip_local_port_range";
+    let _turn = TURN.lock().await;
+    let side = side();
+    let before = std::fs::read_to_string(RANGE).unwrap();
+    std::fs::write(RANGE, "40000 40063").unwrap();
+    let taken: Vec<_> = (40000..40064)
+        .filter(|port| port % 4 == 0)
+        .map(|port| std::net::TcpListener::bind((side.ip(), port)).unwrap())
+        .collect();
+    for _ in 0..24 {
+        let mut listener = side.listen();
+        let addr = listener.local_addr();
+        let (accepted, connected) = tokio::join!(
+            async {
+                let incoming = listener.accept().await.unwrap();
+                incoming.accept(&config(), &side.pool, b"", PATIENCE).await
+            },
+            async { side.connect(&addr).await.unwrap() }
+        );
+        drop((accepted.unwrap(), connected));
+    }
+    std::fs::write(RANGE, before).unwrap();
+    assert_eq!(taken.len(), 16);
+}
+
 #[tokio::test]
 async fn a_dead_address_times_out() {
     let _turn = TURN.lock().await;

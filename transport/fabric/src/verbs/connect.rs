@@ -22,6 +22,10 @@ use crate::link::{LinkConfig, MAX_PRIVATE_DATA};
 /// device on a busy host sends again what was only late.
 pub(super) const ACK_TIMEOUT: u8 = 16;
 
+/// Local ports that are tried. On iWARP a connection is one of the host's TCP, but the connection manager counts its
+/// ports apart: what it takes for free may belong to a socket, even one that is in TIME_WAIT.
+pub(super) const LOCAL_PORTS: usize = 8;
+
 /// A reject reason of InfiniBand's: nobody has this service id.
 const REJECT_NO_SERVICE: i32 = 8;
 
@@ -30,6 +34,11 @@ pub(super) fn check_private_data(data: &[u8]) -> Result<(), ConnectError> {
         len if len > MAX_PRIVATE_DATA => Err(ConnectError::PrivateDataTooLong { len }),
         _ => Ok(()),
     }
+}
+
+fn is_port_taken(error: &ConnectError) -> bool {
+    matches!(error, ConnectError::Failed { step: ConnectStep::Connect, source, .. }
+        if source.raw_os_error() == Some(libc::EADDRINUSE))
 }
 
 /// A connection in the making.
@@ -245,6 +254,17 @@ pub(super) async fn connect(
         return Err(device.removed_error().into());
     }
     let mut dial = Dial { addr, timeout, step: ConnectStep::ResolveAddress };
-    let connected = tokio::time::timeout(timeout, dial.connect(device, config, pool, private_data)).await;
+    let connected = async {
+        for _ in 1..LOCAL_PORTS {
+            match dial.connect(device, config, pool, private_data).await {
+                Err(error) if is_port_taken(&error) => {
+                    tracing::debug!(%error, "the connection manager chose a local port that TCP uses; another is tried");
+                }
+                other => return other,
+            }
+        }
+        dial.connect(device, config, pool, private_data).await
+    };
+    let connected = tokio::time::timeout(timeout, connected).await;
     connected.unwrap_or_else(|_| Err(dial.timed_out()))
 }

@@ -333,7 +333,7 @@ impl VerbsDevice {
     /// # Errors
     /// The address is in use, does not lie on the device, or the device failed.
     pub fn listen(&self, addr: SocketAddr) -> Result<VerbsListener, FabricError> {
-        VerbsListener::new(self.0.clone(), addr)
+        VerbsListener::new(&self.0, addr)
     }
 
     /// See [`Fabric::connect`](crate::Fabric::connect).

@@ -10,7 +10,7 @@ use tonic_rdma_memory::Pool;
 
 use super::VerbsLink;
 use super::cm::{Channel, CmId, Events, events, name, next_event};
-use super::connect::{ACK_TIMEOUT, check_private_data};
+use super::connect::{ACK_TIMEOUT, LOCAL_PORTS, check_private_data};
 use super::device::{DeviceInner, no_channel};
 use crate::error::{ConnectError, ConnectStep, FabricError, Verb};
 use crate::link::LinkConfig;
@@ -29,7 +29,19 @@ pub struct VerbsListener {
 }
 
 impl VerbsListener {
-    pub(super) fn new(device: Arc<DeviceInner>, addr: SocketAddr) -> Result<VerbsListener, FabricError> {
+    /// With port 0 on a free one: on iWARP the connection manager may choose one that TCP uses, and another is tried.
+    pub(super) fn new(device: &Arc<DeviceInner>, addr: SocketAddr) -> Result<VerbsListener, FabricError> {
+        let tries = if addr.port() == 0 { LOCAL_PORTS } else { 1 };
+        for _ in 1..tries {
+            match Self::bind(device, addr) {
+                Err(FabricError::AddressInUse { .. }) => {}
+                other => return other,
+            }
+        }
+        Self::bind(device, addr)
+    }
+
+    fn bind(device: &Arc<DeviceInner>, addr: SocketAddr) -> Result<VerbsListener, FabricError> {
         if device.is_removed() {
             return Err(device.removed_error());
         }
@@ -51,7 +63,7 @@ impl VerbsListener {
         id.listen(BACKLOG).map_err(|e| failed("rdma_listen", e))?;
         let events = events(channel).map_err(|e| device.verb_error("rdma_create_event_channel", e))?;
         let addr = id.local().unwrap_or(addr);
-        Ok(VerbsListener { addr, device, _id: id, events })
+        Ok(VerbsListener { addr, device: device.clone(), _id: id, events })
     }
 
     /// The address, with the port that was taken.
