@@ -80,7 +80,7 @@ impl Driver {
                 inner.landing.register_waker(cx.waker());
             }
             inner.driver_called = false;
-            inner.rung = false;
+            inner.left = 0;
             let idle = inner.poll_link(cx);
             inner.make_room_elsewhere();
             inner.flush();

@@ -11,6 +11,8 @@ use super::shared::{Inner, Life};
 /// Where the link copies while work is queued, one flush copies no more than about this many bytes: it holds the
 /// connection's lock, and small calls wait for that (R13).
 const COPY: usize = 128 * 1024;
+/// Calls that share a message, at most: the peer works on the first while this side makes the next.
+const BATCH: u32 = 8;
 /// The protocol cuts no WRITE shorter than this.
 const SHORTEST: usize = 16 * 1024;
 
@@ -31,10 +33,12 @@ impl Inner {
     /// As [`flush`](Self::flush), for calls: the first posts its work itself and waits for nobody; those that come before
     /// the driver has looked leave theirs to it, to go out together in one message.
     pub(super) fn flush_soon(&mut self) {
-        if self.conn.wants_flush() && !std::mem::replace(&mut self.rung, true) {
-            return self.flush();
-        }
         if self.conn.wants_flush() {
+            let before = self.left;
+            self.left = (before + 1) % BATCH;
+            if before == 0 {
+                return self.flush();
+            }
             self.wake_driver();
         }
         self.count();

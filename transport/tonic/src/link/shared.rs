@@ -73,7 +73,7 @@ pub(super) struct Inner {
     /// It has been woken and has not looked yet.
     pub(super) driver_called: bool,
     /// A caller has posted its work itself since the driver last looked.
-    pub(super) rung: bool,
+    pub(super) left: u32,
     /// A call waits for a free stream.
     pub(super) room_wanted: bool,
     /// The landing account waits for memory.
@@ -135,7 +135,7 @@ impl Shared {
                 received: BytesMut::new(),
                 driver: None,
                 driver_called: false,
-                rung: false,
+                left: 0,
                 room_wanted: false,
                 landing_waits: false,
                 failed: None,
