@@ -6,6 +6,7 @@
 //! | [`serve`], [`service`], [`store`] | the server: its life, its gRPC service, its directory |
 //! | [`put`], [`get`], [`cp`], [`ls`], [`stat`], [`rm`], [`mod@bench`] | the client's commands |
 //! | [`transfer`] | what moves contents: files, objects, ranges, what is missing |
+//! | [`mod@metrics`] | what a server tells Prometheus |
 //! | [`doctor`] | whether RDMA would be used, and what to do if not |
 //! | [`demo`] | server and client in one command, as two processes |
 //! | [`net`] | all that knows the transport |
@@ -27,6 +28,7 @@ mod get;
 mod listing;
 mod logging;
 mod ls;
+mod metrics;
 mod names;
 mod net;
 mod output;

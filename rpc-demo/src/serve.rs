@@ -2,6 +2,7 @@
 
 use crate::cli::Serve;
 use crate::failure::Failure;
+use crate::metrics::{self, Metrics};
 use crate::names::Shown;
 use crate::net::{Listener, causes};
 use crate::output;
@@ -26,11 +27,19 @@ pub(crate) async fn run(args: Serve) -> Result<(), Failure> {
         .await
         .map_err(|error| Failure::new("cannot start", error, ""))?
         .map_err(|error| Failure::new("cannot serve", error, ""))?;
+    // Before the transport begins: what is counted earlier is lost.
+    let metrics = match args.metrics {
+        Some(addr) => Some(Metrics::start(addr).await?),
+        None => None,
+    };
     let listener = Listener::bind(args.addr).map_err(|error| {
         let cure = "name an address of this host and a free port with --addr (port 0 takes any)";
         Failure::new(format!("cannot listen on {}", args.addr), error, cure)
     })?;
     output::line(format_args!("{LISTENING}{}, root {}", listener.addr, Shown(&args.root.to_string_lossy())))?;
+    if let Some(metrics) = &metrics {
+        output::line(format_args!("rpc-demo: metrics at http://{}/metrics", metrics.addr))?;
+    }
 
     let (stop, stopped) = oneshot::channel::<()>();
     if args.no_sync {
@@ -53,6 +62,7 @@ pub(crate) async fn run(args: Serve) -> Result<(), Failure> {
     tokio::select! {
         served = serve => served.map_err(|error| Failure::new("the server failed", causes(&error), "")),
         () = sweep => Ok(()),
+        failed = metrics::serve(metrics) => Err(failed),
         () = patience => Err(Failure::new("stopped with transfers under way", "they did not finish in time", "")),
     }
 }

@@ -157,6 +157,10 @@ pub(crate) struct Serve {
     #[arg(long, env = "RPC_DEMO_ADDR", value_name = "IP:PORT", default_value = "127.0.0.1:50051")]
     pub(crate) addr: SocketAddr,
 
+    /// Where Prometheus may fetch metrics over HTTP, at /metrics; port 0 takes a free one. docs/metrics.md tells about each.
+    #[arg(long, env = "RPC_DEMO_METRICS", value_name = "IP:PORT")]
+    pub(crate) metrics: Option<SocketAddr>,
+
     /// Objects and ranges written at once; others wait for their turn.
     #[arg(long, env = "RPC_DEMO_MAX_WRITES", value_name = "N", default_value_t = 64, value_parser = value_parser!(u32).range(1..=200))]
     pub(crate) max_writes: u32,

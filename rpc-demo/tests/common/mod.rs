@@ -99,6 +99,13 @@ impl Server {
         Server { child, url: format!("http://{addr}"), root: root.to_owned(), stdout }
     }
 
+    /// The next line that it prints.
+    pub(crate) fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).unwrap();
+        line
+    }
+
     /// Whether it still takes connections.
     pub(crate) fn listens(&self) -> bool {
         std::net::TcpStream::connect(self.url.strip_prefix("http://").unwrap()).is_ok()
