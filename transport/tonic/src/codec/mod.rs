@@ -7,11 +7,13 @@
 //!
 //! A service is turned over in its `build.rs`, and nowhere else:
 //!
-//! ```ignore
+//! ```no_run
+//! # fn build() -> std::io::Result<()> {
 //! tonic_prost_build::configure()
 //!     .codec_path("tonic_rdma::codec::ProstCodec")
 //!     .bytes(".") // bytes fields as bytes::Bytes
 //!     .compile_protos(&["proto/store.proto"], &["proto"])?;
+//! # Ok(()) }
 //! ```
 //!
 //! # What is kept apart

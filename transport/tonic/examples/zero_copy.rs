@@ -29,15 +29,9 @@ use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 use tonic_rdma::{Endpoint, Server};
 
-#[allow(missing_docs, unreachable_pub)]
-mod pb {
-    // In a project of your own: tonic::include_proto!("store");
-    include!("store.rs");
-}
-
-use pb::store_client::StoreClient;
-use pb::store_server::{Store, StoreServer};
-use pb::{Name, Object, Receipt};
+use tonic_rdma_example_services::store::store_client::StoreClient;
+use tonic_rdma_example_services::store::store_server::{Store, StoreServer};
+use tonic_rdma_example_services::store::{Name, Object, Receipt};
 
 /// Keeps what it received where it landed.
 #[derive(Default)]

@@ -1,0 +1,16 @@
+//! Generates the services of the examples, without a protoc on the host. With one, `compile_protos` does the same as
+//! `protox::compile` and `compile_fds`.
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo:rerun-if-changed=proto");
+    // Existing services, as they are.
+    let plain = protox::compile(["proto/greeter.proto", "proto/numbers.proto"], ["proto"])?;
+    tonic_prost_build::configure().compile_fds(plain)?;
+    // One whose `bytes` fields travel without a copy.
+    let store = protox::compile(["proto/store.proto"], ["proto"])?;
+    tonic_prost_build::configure()
+        .codec_path("tonic_rdma::codec::ProstCodec")
+        .bytes(".")
+        .compile_fds(store)?;
+    Ok(())
+}

@@ -1,0 +1,19 @@
+//! A handler as it may exist already, but for the path that it tells.
+
+use tonic::{Request, Response, Status};
+
+use crate::greeter::greeter_server::Greeter;
+use crate::greeter::{HelloReply, HelloRequest};
+
+/// Greets.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Hello;
+
+#[tonic::async_trait]
+impl Greeter for Hello {
+    async fn say_hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
+        let path = tonic_rdma::connect_info(&request).path;
+        let message = format!("hello {}, you came by {path}", request.into_inner().name);
+        Ok(Response::new(HelloReply { message }))
+    }
+}
