@@ -6,7 +6,7 @@ export CARGO
 # Seeds that test-sim runs.
 SEEDS ?= 3000
 
-.PHONY: help build demo bench test test-native test-sim test-rdma sanitize kernel fmt clippy docs clean packages
+.PHONY: help build demo bench costs costs-record test test-native test-sim test-costs test-rdma sanitize kernel fmt clippy docs clean packages
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -20,7 +20,19 @@ build: packages ## compile the workspace, optimised
 demo: packages ## send about 1 GiB of files to a server process and back, compare, and report the path taken
 	$(CARGO) run --release -p rpc-demo -- demo
 
-test: test-native test-sim test-rdma ## run all tests, on this machine and in the guest
+bench: ## compare tonic and tonic-rdma over TCP, a unix socket and shared memory on this machine
+	@scripts/install-packages bench
+	$(CARGO) run --release -p benches --bin compare -- --system-calls
+
+costs: ## show what calls cost in instructions, allocations, messages and doorbells, beside the record
+	@scripts/install-packages bench
+	$(CARGO) run --release -p benches --bin costs
+
+costs-record: ## count again, and write the record (benches/costs.toml), to be committed with what changed it
+	@scripts/install-packages bench
+	$(CARGO) run --release -p benches --bin costs -- --record
+
+test: test-native test-sim test-costs test-rdma ## run all tests, on this machine and in the guest
 
 test-native: packages ## run the tests that need no RDMA device
 	$(CARGO) test --workspace
@@ -28,6 +40,10 @@ test-native: packages ## run the tests that need no RDMA device
 test-sim: packages ## run the simulation: client and server under faults, one run for each of SEEDS seeds
 	tests/sim/run test
 	tests/sim/run seeds --count $(SEEDS)
+
+test-costs: ## fail when calls cost over 5 % more than recorded
+	@scripts/install-packages bench
+	$(CARGO) run --release -p benches --bin costs -- --check
 
 test-rdma: ## run the tests over real verbs, in a guest kernel with Soft-RoCE and Soft-iWARP
 	tests/guest/suite

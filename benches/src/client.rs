@@ -16,7 +16,7 @@ use std::{
 };
 use tokio::net::UnixStream;
 use tonic::body::Body;
-use tonic::{Response, Status, Streaming};
+use tonic::{Response, Status, Streaming, service::Routes};
 use tower::{Service, service_fn};
 
 /// A stub with either codec.
@@ -42,9 +42,13 @@ impl Client {
     /// # Errors
     /// There is no connection, or a tonic-rdma contender is on another path than its own.
     pub async fn connect(contender: Contender, said: &str) -> anyhow::Result<Self> {
-        let channel = Channel::connect(contender, said).await?;
+        Ok(Self::over(Channel::connect(contender, said).await?, contender.zero_copy()))
+    }
+
+    /// A stub over a channel.
+    pub(crate) fn over(channel: Channel, zero_copy: bool) -> Self {
         let over = channel.clone();
-        let stub = match contender.zero_copy() {
+        let stub = match zero_copy {
             true => Stub::ZeroCopy(
                 pb::zero_copy::bench_client::BenchClient::new(over)
                     .max_decoding_message_size(LIMIT)
@@ -56,7 +60,7 @@ impl Client {
                     .max_encoding_message_size(LIMIT),
             ),
         };
-        Ok(Self { channel, stub })
+        Self { channel, stub }
     }
 
     /// One unary call.
@@ -98,9 +102,11 @@ impl Client {
     }
 }
 
-/// A channel of either kind.
+/// A channel of any kind.
 #[derive(Clone, Debug)]
-enum Channel {
+pub(crate) enum Channel {
+    /// None: the service is called in place.
+    InPlace(Routes),
     /// tonic's.
     Tonic(tonic::transport::Channel),
     /// tonic-rdma's.
@@ -118,6 +124,7 @@ impl Service<http::Request<Body>> for Channel {
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         match self {
+            Self::InPlace(_) => Poll::Ready(Ok(())),
             Self::Tonic(channel) => channel.poll_ready(cx).map_err(Into::into),
             Self::Ours(channel) => channel.poll_ready(cx).map_err(Into::into),
         }
@@ -126,6 +133,10 @@ impl Service<http::Request<Body>> for Channel {
     fn call(&mut self, request: http::Request<Body>) -> Answer {
         // One allocation more than a bare channel has, for every contender alike.
         match self {
+            Self::InPlace(routes) => {
+                let answer = routes.call(request);
+                Box::pin(async { Ok(answer.await?) })
+            }
             Self::Tonic(channel) => {
                 let answer = channel.call(request);
                 Box::pin(async { Ok(answer.await?) })
@@ -138,25 +149,29 @@ impl Service<http::Request<Body>> for Channel {
     }
 }
 
+/// tonic's own, tuned.
+pub(crate) fn tonic_endpoint(uri: impl Into<String>) -> anyhow::Result<tonic::transport::Endpoint> {
+    let (stream, connection) = WINDOWS;
+    Ok(tonic::transport::Endpoint::from_shared(uri.into())?
+        .initial_stream_window_size(stream)
+        .initial_connection_window_size(connection)
+        .tcp_nodelay(true))
+}
+
 impl Channel {
     async fn connect(contender: Contender, said: &str) -> anyhow::Result<Self> {
         let (stream, connection) = WINDOWS;
-        let tonic = |uri: String| -> anyhow::Result<_> {
-            Ok(tonic::transport::Endpoint::from_shared(uri)?
-                .initial_stream_window_size(stream)
-                .initial_connection_window_size(connection)
-                .tcp_nodelay(true))
-        };
         Ok(match contender.way() {
-            Way::Tonic { unix: false } => Self::Tonic(tonic(format!("http://{said}"))?.connect().await?),
+            Way::Tonic { unix: false } => {
+                Self::Tonic(tonic_endpoint(format!("http://{said}"))?.connect().await?)
+            }
             Way::Tonic { unix: true } => {
                 let path = said.to_owned();
                 let connector = service_fn(move |_| {
                     let path = path.clone();
                     async move { Ok::<_, std::io::Error>(TokioIo::new(UnixStream::connect(path).await?)) }
                 });
-                let endpoint = tonic("http://unix.invalid".to_owned())?;
-                Self::Tonic(endpoint.connect_with_connector(connector).await?)
+                Self::Tonic(tonic_endpoint("http://unix.invalid")?.connect_with_connector(connector).await?)
             }
             Way::Ours(fabric) => {
                 let channel = tonic_rdma::Endpoint::from_shared(format!("http://{said}"))?
@@ -179,6 +194,7 @@ impl Channel {
 
     fn path(&self) -> String {
         match self {
+            Self::InPlace(_) => "in place".to_owned(),
             Self::Tonic(_) => "tonic".to_owned(),
             Self::Ours(channel) => channel.path().to_string(),
         }

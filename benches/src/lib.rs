@@ -1,4 +1,4 @@
-//! Side-by-side comparisons.
+//! Side-by-side comparisons, and counted costs.
 //!
 //! `compare` runs contenders in turns within one run; figures of different runs say little on a shared machine.
 //!
@@ -11,12 +11,14 @@
 //! | [`work`] | the rows: which calls, of which size, how many at a time |
 //! | [`measure`] | one round of a row over one connection |
 //! | [`cost`] | what a round costs: CPU time, context switches, system calls |
+//! | [`costs`] | what does not vary: instructions, allocations, doorbells, held against a record |
 //! | [`cpu`] | which processor a process runs on |
 //! | [`report`] | medians, ratios, table, JSON, assertions |
 
 pub mod client;
 pub mod contender;
 pub mod cost;
+pub mod costs;
 pub mod cpu;
 pub mod measure;
 pub mod raw;

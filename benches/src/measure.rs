@@ -91,7 +91,7 @@ pub(crate) fn latencies(times: Vec<Duration>) -> Round {
 }
 
 /// The time of `calls` calls, `in_flight` at a time.
-async fn together(
+pub(crate) async fn together(
     client: &Client,
     payload: Bytes,
     reply: usize,

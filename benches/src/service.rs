@@ -105,9 +105,10 @@ impl pb::zero_copy::bench_server::Bench for Replies {
     }
 }
 
-fn routes(contender: Contender, largest_reply: usize) -> Routes {
+/// The service, with replies of up to so many bytes.
+pub(crate) fn routes(zero_copy: bool, largest_reply: usize) -> Routes {
     let replies = Replies::new(largest_reply);
-    match contender.zero_copy() {
+    match zero_copy {
         true => Routes::new(
             pb::zero_copy::bench_server::BenchServer::new(replies)
                 .max_decoding_message_size(LIMIT)
@@ -119,6 +120,14 @@ fn routes(contender: Contender, largest_reply: usize) -> Routes {
                 .max_encoding_message_size(LIMIT),
         ),
     }
+}
+
+/// tonic's own server, tuned.
+pub(crate) fn tonic_server() -> tonic::transport::Server {
+    let (stream, connection) = WINDOWS;
+    tonic::transport::Server::builder()
+        .initial_stream_window_size(stream)
+        .initial_connection_window_size(connection)
 }
 
 /// Where a server listens.
@@ -140,23 +149,18 @@ pub async fn serve(
     largest_reply: usize,
     ready: impl FnOnce(String),
 ) -> anyhow::Result<()> {
-    let routes = routes(contender, largest_reply);
+    let routes = routes(contender.zero_copy(), largest_reply);
     let (stream, connection) = WINDOWS;
-    let tonic = || {
-        tonic::transport::Server::builder()
-            .initial_stream_window_size(stream)
-            .initial_connection_window_size(connection)
-    };
     match (contender.way(), place) {
         (Way::Tonic { .. }, Place::Unix(path)) => {
             let listener = UnixListener::bind(&path).context("cannot bind the unix socket")?;
             ready(path.display().to_string());
-            tonic().add_routes(routes).serve_with_incoming(UnixListenerStream::new(listener)).await?;
+            tonic_server().add_routes(routes).serve_with_incoming(UnixListenerStream::new(listener)).await?;
         }
         (Way::Tonic { .. }, Place::Ip(addr)) => {
             let incoming = TcpIncoming::bind(addr)?.with_nodelay(Some(true));
             ready(incoming.local_addr()?.to_string());
-            tonic().add_routes(routes).serve_with_incoming(incoming).await?;
+            tonic_server().add_routes(routes).serve_with_incoming(incoming).await?;
         }
         (Way::Ours(fabric), Place::Ip(addr)) => {
             let incoming = TcpIncoming::bind(addr)?.with_nodelay(Some(true));

@@ -460,6 +460,7 @@ impl Link for SimLink {
         if self.queued.is_empty() {
             return Ok(());
         }
+        self.me.device.net.counters.doorbells.fetch_add(1, Relaxed);
         self.sq.seal();
         self.wire.extend(self.queued.drain(..));
         self.step();

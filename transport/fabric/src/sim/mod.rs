@@ -102,6 +102,8 @@ impl Default for SimConfig {
 /// Counts over the whole network since it was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SimStats {
+    /// Times that queued work was handed to a device.
+    pub doorbells: u64,
     /// SENDs handed to a peer.
     pub sends: u64,
     /// WRITEs tried.

@@ -27,6 +27,7 @@ struct Directory {
 
 #[derive(Debug, Default)]
 pub(super) struct Counters {
+    pub(super) doorbells: AtomicU64,
     pub(super) sends: AtomicU64,
     pub(super) writes: AtomicU64,
     pub(super) write_bytes: AtomicU64,
@@ -162,6 +163,7 @@ impl NetInner {
     pub(super) fn stats(&self) -> SimStats {
         let c = &self.counters;
         SimStats {
+            doorbells: c.doorbells.load(Relaxed),
             sends: c.sends.load(Relaxed),
             writes: c.writes.load(Relaxed),
             write_bytes: c.write_bytes.load(Relaxed),

@@ -14,9 +14,62 @@ use tonic::codec::{Codec, EncodeBody, Streaming};
 use tonic::{Code, Status};
 
 use super::intake::Intake;
-use super::methods::{Methods, Used};
+use super::methods::{Call, Methods, Used};
 use super::prost::ProstCodec;
 use super::tap::{Polled, Tap};
+
+/// One method, with what is learnt of it from call to call.
+#[derive(Debug, Default)]
+pub struct OneMethod(Arc<Methods>);
+
+impl OneMethod {
+    /// As [`encode`], one call after another.
+    ///
+    /// # Errors
+    /// The codec's.
+    pub fn encode<M>(
+        &self,
+        messages: Vec<M>,
+        whole: usize,
+        limit: Option<usize>,
+    ) -> Result<Vec<Vec<Bytes>>, Status>
+    where
+        M: Message + Default + Send + 'static,
+    {
+        let source = ready(messages);
+        let encoder = ProstCodec::<M, M>::new().encoder();
+        let body = Body::new(EncodeBody::new_client(encoder, source, None, limit));
+        send(body, &mut Tap::new(self.call(), whole, true))
+    }
+
+    /// As [`decode`], one call after another.
+    pub fn decode<M>(&self, pieces: Vec<(Bytes, bool)>, limit: usize) -> Vec<Result<M, (Code, String)>>
+    where
+        M: Message + Default + Send + 'static,
+    {
+        let intake = Intake::new(self.call().method().clone(), true);
+        let body = Received { intake, pieces: pieces.into(), ended: false };
+        let decoder = ProstCodec::<M, M>::new().decoder();
+        let mut stream = Streaming::new_response(decoder, body, StatusCode::OK, None, Some(limit));
+        let (mut messages, mut cx) = (Vec::new(), Context::from_waker(Waker::noop()));
+        loop {
+            let Poll::Ready(next) = pin!(stream.message()).poll(&mut cx) else { break };
+            match next {
+                Ok(Some(message)) => messages.push(Ok(message)),
+                Ok(None) => break,
+                Err(status) => {
+                    messages.push(Err((status.code(), status.message().to_owned())));
+                    break;
+                }
+            }
+        }
+        messages
+    }
+
+    fn call(&self) -> Call {
+        self.0.call(&Uri::from_static("/fuzz"))
+    }
+}
 
 /// What `messages` become on the wire, in pieces as they are sent. `whole`: messages up to this many bytes are not taken
 /// apart.
@@ -27,11 +80,7 @@ pub fn encode<M>(messages: Vec<M>, whole: usize, limit: Option<usize>) -> Result
 where
     M: Message + Default + Send + 'static,
 {
-    let source = ready(messages);
-    let encoder = ProstCodec::<M, M>::new().encoder();
-    let body = Body::new(EncodeBody::new_client(encoder, source, None, limit));
-    let call = Arc::new(Methods::default()).call(&Uri::from_static("/fuzz"));
-    send(body, &mut Tap::new(call, whole, true))
+    OneMethod::default().encode(messages, whole, limit)
 }
 
 /// Polls a body to its end.
@@ -52,24 +101,7 @@ pub fn decode<M>(pieces: Vec<(Bytes, bool)>, limit: usize) -> Vec<Result<M, (Cod
 where
     M: Message + Default + Send + 'static,
 {
-    let call = Arc::new(Methods::default()).call(&Uri::from_static("/fuzz"));
-    let body =
-        Received { intake: Intake::new(call.method().clone(), true), pieces: pieces.into(), ended: false };
-    let decoder = ProstCodec::<M, M>::new().decoder();
-    let mut stream = Streaming::new_response(decoder, body, StatusCode::OK, None, Some(limit));
-    let (mut messages, mut cx) = (Vec::new(), Context::from_waker(Waker::noop()));
-    loop {
-        let Poll::Ready(next) = pin!(stream.message()).poll(&mut cx) else { break };
-        match next {
-            Ok(Some(message)) => messages.push(Ok(message)),
-            Ok(None) => break,
-            Err(status) => {
-                messages.push(Err((status.code(), status.message().to_owned())));
-                break;
-            }
-        }
-    }
-    messages
+    OneMethod::default().decode(pieces, limit)
 }
 
 /// A body as the transport delivers it.

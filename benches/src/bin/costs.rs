@@ -1,0 +1,158 @@
+//! Counts what calls cost, in instructions, allocations, control messages and doorbells, and holds the counts against
+//! the record.
+
+use anyhow::{Context as _, ensure};
+use benches::{
+    costs::{
+        self, Scenario,
+        callgrind::{Callgrind, toolchain},
+        record::{Line, Record, Verdict, table},
+    },
+    cpu,
+};
+use clap::Parser;
+use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
+use std::{
+    alloc::System,
+    path::PathBuf,
+    process::ExitCode,
+    sync::{Mutex, PoisonError},
+};
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+#[derive(Parser, Debug)]
+#[command(version, about, long_about = None)]
+struct Args {
+    /// Only scenarios whose names contain this
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    only: String,
+    /// Fail when a count is more than 5 % above the record, or is not in it
+    #[arg(long)]
+    check: bool,
+    /// Write the counts to the record
+    #[arg(long, conflicts_with = "check")]
+    record: bool,
+    /// The record
+    #[arg(long, value_name = "FILE", default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/costs.toml"))]
+    file: PathBuf,
+    /// Print which functions the instructions of this scenario are in, and count nothing else
+    #[arg(long, value_name = "SCENARIO")]
+    profile: Option<String>,
+    /// In a profile, count what functions call as theirs
+    #[arg(long, requires = "profile")]
+    inclusive: bool,
+    /// Run this scenario, without counting its instructions
+    #[arg(long, value_name = "SCENARIO", hide = true)]
+    run: Option<String>,
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("costs: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn named(name: &str) -> anyhow::Result<Scenario> {
+    let scenario = costs::all().into_iter().find(|scenario| scenario.name == name);
+    scenario.with_context(|| {
+        let names: Vec<_> = costs::all().iter().map(|scenario| scenario.name).collect();
+        format!("there is no scenario {name}; there are {}", names.join(", "))
+    })
+}
+
+fn run(args: &Args) -> anyhow::Result<()> {
+    if let Some(name) = &args.run {
+        // Which processor an end runs on decides whether shared memory is looked at: always the same one.
+        cpu::pin(*cpu::allowed()?.first().context("no processor is allowed")?)?;
+        let counts = (named(name)?.run)()?;
+        println!("{}", serde_json::to_string(&counts)?);
+        return Ok(());
+    }
+    let callgrind = Callgrind::new()?;
+    if let Some(name) = &args.profile {
+        print!("{}", callgrind.annotate(&named(name)?, args.inclusive)?);
+        return Ok(());
+    }
+    let looked_at = |name: &str| name.contains(&args.only);
+    let scenarios: Vec<_> = costs::all().into_iter().filter(|scenario| looked_at(scenario.name)).collect();
+    ensure!(!scenarios.is_empty(), "no scenario's name contains {}", args.only);
+    let now = Record { toolchain: toolchain()?, costs: count(&callgrind, scenarios)? };
+    let mut recorded = match Record::read(&args.file) {
+        Err(_) if args.record => Record::default(),
+        other => other?,
+    };
+    let lines = recorded.compare(&now, looked_at);
+    println!("{}", table(&lines));
+    transport_part(&now);
+    if args.record {
+        recorded.costs.retain(|name, _| !looked_at(name));
+        recorded.costs.extend(now.costs);
+        recorded.toolchain = now.toolchain;
+        return recorded.write(&args.file);
+    }
+    if recorded.toolchain != now.toolchain {
+        println!("recorded with: {}\ncounted with:  {}", recorded.toolchain, now.toolchain);
+    }
+    if lines.iter().any(|line| line.verdict == Verdict::Less) {
+        println!("some counts are lower than recorded: keep it so with make costs-record");
+    }
+    let complaints: Vec<_> = lines.iter().filter_map(Line::complaint).collect();
+    if args.check && !complaints.is_empty() {
+        let list = complaints.join("\n    ");
+        anyhow::bail!(
+            "counts beyond the record:\n    {list}\nIf the cost is meant, record it in the same commit: make costs-record"
+        );
+    }
+    Ok(())
+}
+
+/// Counts scenarios, as many at a time as there are processors.
+fn count(
+    callgrind: &Callgrind,
+    scenarios: Vec<Scenario>,
+) -> anyhow::Result<std::collections::BTreeMap<String, costs::meter::Counts>> {
+    let waiting = Mutex::new(scenarios);
+    let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    let work = || -> anyhow::Result<Vec<_>> {
+        let mut done = Vec::new();
+        while let Some(scenario) = next() {
+            done.push((scenario.name.to_owned(), callgrind.count(&scenario)?));
+        }
+        Ok(done)
+    };
+    std::thread::scope(|scope| {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let workers: Vec<_> = (0..processors).map(|_| scope.spawn(work)).collect();
+        let mut all = std::collections::BTreeMap::new();
+        for worker in workers {
+            all.extend(worker.join().map_err(|_| anyhow::anyhow!("a worker panicked"))??);
+        }
+        Ok(all)
+    })
+}
+
+/// Says what the transports' parts of a call of 64 B are: the whole less what is answered in place.
+fn transport_part(now: &Record) {
+    let instructions = |name: &str| now.costs.get(name)?.get("instructions").copied();
+    let Some(nothing) = instructions("call-64-nothing") else { return };
+    let part = |name: &str| Some(instructions(name)? - nothing);
+    for (tonic, ours) in [
+        ("call-64-tonic-tcp", "call-64-sim"),
+        ("call-64-tonic-duplex", "call-64-sim"),
+        ("call-64-tonic-tcp", "call-64-shm"),
+        ("call-64-x64-tonic-duplex", "call-64-x64-sim"),
+    ] {
+        if let Some((theirs, own)) = part(tonic).zip(part(ours)) {
+            println!(
+                "transport part: {tonic} {theirs:.0}, {ours} {own:.0} instructions, {:.2} times less",
+                theirs / own
+            );
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Runs a scenario under callgrind.
+
+use super::{
+    Scenario,
+    meter::{COUNTED, Counts},
+};
+use anyhow::{Context as _, bail, ensure};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+use tempfile::TempDir;
+
+/// The clock and the randomness of what is counted.
+const FIXED: &str = include_str!("fixed.c");
+
+/// Where scenarios are run.
+#[derive(Debug)]
+pub struct Callgrind {
+    dir: TempDir,
+    fixed: PathBuf,
+}
+
+impl Callgrind {
+    /// Makes ready.
+    ///
+    /// # Errors
+    /// There is no valgrind or no C compiler (`scripts/install-packages bench` installs both), or no room for files.
+    pub fn new() -> anyhow::Result<Self> {
+        valgrind_version()?;
+        let dir = tempfile::tempdir().context("cannot make a directory for counts")?;
+        let (source, fixed) = (dir.path().join("fixed.c"), dir.path().join("fixed.so"));
+        fs::write(&source, FIXED)?;
+        let mut cc = Command::new("cc");
+        cc.args(["-O2", "-Wall", "-shared", "-fPIC", "-o"]).arg(&fixed).arg(&source);
+        said(&mut cc)?;
+        Ok(Self { dir, fixed })
+    }
+
+    /// Counts one scenario: this program is run again with `--run NAME`.
+    ///
+    /// # Errors
+    /// The scenario fails, or callgrind counted nothing.
+    pub fn count(&self, scenario: &Scenario) -> anyhow::Result<Counts> {
+        let profile = self.profile(scenario)?;
+        let said = profile.output;
+        let mut counts: Counts = serde_json::from_slice(&said.stdout)
+            .with_context(|| format!("{}: no counts, but: {}", scenario.name, text(&said)))?;
+        let times = counts.remove("times").context("a scenario does not say how often it was run")?;
+        let instructions = total(&profile.file)?;
+        ensure!(instructions > 0, "{}: callgrind did not see {COUNTED}", scenario.name);
+        counts.insert("instructions".to_owned(), instructions as f64 / times);
+        Ok(counts)
+    }
+
+    /// Where the instructions of one scenario go, as `callgrind_annotate` tells it.
+    ///
+    /// # Errors
+    /// As [`count`](Self::count), or there is no `callgrind_annotate`, which comes with valgrind.
+    pub fn annotate(&self, scenario: &Scenario, inclusive: bool) -> anyhow::Result<String> {
+        let profile = self.profile(scenario)?;
+        let mut annotate = Command::new("callgrind_annotate");
+        annotate.arg(format!("--inclusive={}", if inclusive { "yes" } else { "no" })).arg(&profile.file);
+        Ok(String::from_utf8_lossy(&said(&mut annotate)?.stdout).into_owned())
+    }
+
+    fn profile(&self, scenario: &Scenario) -> anyhow::Result<Profile> {
+        let file = self.dir.path().join(format!("{}.callgrind", scenario.name));
+        let mut command = Command::new("valgrind");
+        command
+            .args(["--tool=callgrind", "--quiet", "--collect-atstart=no"])
+            .arg(format!("--toggle-collect={COUNTED}"))
+            .arg(format!("--callgrind-out-file={}", file.display()))
+            .arg(std::env::current_exe()?)
+            .args(["--run", scenario.name])
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+            .env("LD_PRELOAD", &self.fixed)
+            // `rep movsb` counts as one instruction for each byte.
+            .env("GLIBC_TUNABLES", "glibc.cpu.x86_rep_movsb_threshold=1073741824")
+            .stdin(Stdio::null());
+        let output = said(&mut command).with_context(|| scenario.name)?;
+        Ok(Profile { output, file })
+    }
+}
+
+struct Profile {
+    output: Output,
+    file: PathBuf,
+}
+
+/// The sum in a file of callgrind's.
+fn total(file: &Path) -> anyhow::Result<u64> {
+    let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("summary: "));
+    let sum = line.context("callgrind wrote no summary")?;
+    sum.trim().parse().with_context(|| format!("callgrind's summary makes no sense: {sum}"))
+}
+
+/// Runs a command that has to succeed.
+fn said(command: &mut Command) -> anyhow::Result<Output> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().with_context(|| {
+        format!("cannot run {name}: install it, on Debian and Ubuntu with scripts/install-packages bench")
+    })?;
+    if !output.status.success() {
+        bail!("{name} failed, {}: {}", output.status, text(&output));
+    }
+    Ok(output)
+}
+
+fn text(output: &Output) -> String {
+    let both = [&output.stdout[..], &output.stderr[..]].concat();
+    String::from_utf8_lossy(&both).trim().to_owned()
+}
+
+/// What counts, apart from the code: compiler, C library, valgrind, and the kind of processor.
+///
+/// # Errors
+/// There is no valgrind.
+pub fn toolchain() -> anyhow::Result<String> {
+    let libc = said(Command::new("getconf").arg("GNU_LIBC_VERSION"));
+    let libc = libc.map_or_else(|_| "another libc".to_owned(), |out| text(&out));
+    Ok([env!("BUILT_BY"), &libc, &valgrind_version()?, std::env::consts::ARCH].join(", "))
+}
+
+fn valgrind_version() -> anyhow::Result<String> {
+    Ok(text(&said(Command::new("valgrind").arg("--version"))?))
+}

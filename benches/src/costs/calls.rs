@@ -1,0 +1,211 @@
+//! Whole calls: client and server in one thread.
+//!
+//! What tonic's stubs, codec and routes cost is counted by calls that are answered in place, by the service itself
+//! without a transport ([`Over::Nothing`]). A transport's part of a call is the whole less this.
+
+use super::{
+    Scenario,
+    meter::{Counts, measure},
+};
+use crate::{
+    client::{Channel, Client, tonic_endpoint},
+    measure::together,
+    service,
+};
+use anyhow::{Context as _, ensure};
+use bytes::Bytes;
+use hyper_util::rt::TokioIo;
+use std::{io, sync::Mutex, time::Duration};
+use tokio::{io::DuplexStream, net::TcpListener, runtime::Runtime};
+use tokio_stream::StreamExt as _;
+use tonic::transport::server::TcpIncoming;
+use tonic_rdma::{
+    Context, FabricKind, Policy,
+    sim::{SimConfig, SimNet},
+};
+use tower::service_fn;
+
+/// See [`super::all`].
+pub const SCENARIOS: &[Scenario] = &[
+    Scenario {
+        name: "call-64-nothing",
+        what: "64 B and back, answered in place: tonic's stub, codec and routes",
+        run: || small(Over::Nothing, 1),
+    },
+    Scenario {
+        name: "call-64-tonic-duplex",
+        what: "64 B and back, tonic over a pipe in memory",
+        run: || small(Over::TonicDuplex, 1),
+    },
+    Scenario {
+        name: "call-64-tonic-tcp",
+        what: "64 B and back, tonic over TCP",
+        run: || small(Over::TonicTcp, 1),
+    },
+    Scenario { name: "call-64-tcp", what: "64 B and back, tonic-rdma over TCP", run: || small(Over::Tcp, 1) },
+    Scenario {
+        name: "call-64-sim",
+        what: "64 B and back, tonic-rdma over the simulated fabric",
+        run: || small(Over::Sim, 1),
+    },
+    Scenario {
+        name: "call-64-shm",
+        what: "64 B and back, tonic-rdma over shared memory",
+        run: || small(Over::Shm, 1),
+    },
+    Scenario {
+        name: "call-64-sim-codec",
+        what: "64 B and back, tonic-rdma over the simulated fabric, with the zero-copy codec",
+        run: || count(Over::Sim, true, SMALL),
+    },
+    Scenario {
+        name: "call-64-x64-tonic-duplex",
+        what: "one of 64 calls in flight, tonic over a pipe in memory",
+        run: || small(Over::TonicDuplex, 64),
+    },
+    Scenario {
+        name: "call-64-x64-sim",
+        what: "one of 64 calls in flight, tonic-rdma over the simulated fabric",
+        run: || small(Over::Sim, 64),
+    },
+    Scenario {
+        name: "call-64-x64-shm",
+        what: "one of 64 calls in flight, tonic-rdma over shared memory",
+        run: || small(Over::Shm, 64),
+    },
+    Scenario {
+        name: "call-1MiB-up-tonic-duplex",
+        what: "1 MiB up, tonic over a pipe in memory",
+        run: || count(Over::TonicDuplex, false, UP),
+    },
+    Scenario {
+        name: "call-1MiB-up-sim",
+        what: "1 MiB up from pinned memory, zero-copy codec, simulated fabric",
+        run: || count(Over::Sim, true, UP),
+    },
+    Scenario {
+        name: "call-1MiB-down-sim",
+        what: "1 MiB down from pinned memory, zero-copy codec, simulated fabric",
+        run: || count(Over::Sim, true, DOWN),
+    },
+];
+
+/// What carries the calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Over {
+    /// The service is called in place.
+    Nothing,
+    /// tonic over [`tokio::io::duplex`].
+    TonicDuplex,
+    /// tonic over TCP.
+    TonicTcp,
+    /// tonic-rdma, kept on TCP.
+    Tcp,
+    /// tonic-rdma over the simulated fabric.
+    Sim,
+    /// tonic-rdma over shared memory.
+    Shm,
+}
+
+/// Which calls, and how many.
+#[derive(Clone, Copy, Debug)]
+struct Load {
+    request: usize,
+    reply: usize,
+    in_flight: usize,
+    times: usize,
+}
+
+const SMALL: Load = Load { request: 64, reply: 64, in_flight: 1, times: 512 };
+const UP: Load = Load { request: 1 << 20, reply: 0, in_flight: 1, times: 16 };
+const DOWN: Load = Load { request: 0, reply: 1 << 20, in_flight: 1, times: 16 };
+/// The pipe in memory holds so many bytes.
+const PIPE: usize = 256 << 10;
+
+fn small(over: Over, in_flight: usize) -> anyhow::Result<Counts> {
+    count(over, false, Load { in_flight, ..SMALL })
+}
+
+fn count(over: Over, zero_copy: bool, load: Load) -> anyhow::Result<Counts> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let net = SimNet::new(SimConfig::default());
+    let client = runtime.block_on(connect(over, zero_copy, &net))?;
+    let payload = client.payload(load.request);
+    let run = |times| -> anyhow::Result<()> { calls(&runtime, &client, payload.clone(), load, times) };
+    // Tables fill, windows open, what is learnt is learnt.
+    run(load.times)?;
+    let before = net.stats();
+    let mut result = Ok(());
+    let mut counts = measure(load.times, || result = run(load.times));
+    result?;
+    if over == Over::Sim {
+        let after = net.stats();
+        let mut add =
+            |name: &str, count: u64| counts.insert(name.to_owned(), count as f64 / load.times as f64);
+        add("sends", after.sends - before.sends);
+        add("writes", after.writes - before.writes);
+        add("doorbells", after.doorbells - before.doorbells);
+        add("completions", after.completions - before.completions);
+        ensure!(after.receiver_not_ready == 0, "a SEND found no RECV");
+    }
+    Ok(counts)
+}
+
+fn calls(runtime: &Runtime, client: &Client, payload: Bytes, load: Load, times: usize) -> anyhow::Result<()> {
+    runtime.block_on(together(client, payload, load.reply, times, load.in_flight))?;
+    Ok(())
+}
+
+async fn connect(over: Over, zero_copy: bool, net: &SimNet) -> anyhow::Result<Client> {
+    let routes = service::routes(zero_copy, 1 << 20);
+    let channel = match over {
+        Over::Nothing => Channel::InPlace(routes.prepare()),
+        Over::TonicDuplex => {
+            let (near, far) = tokio::io::duplex(PIPE);
+            let incoming = tokio_stream::once(Ok::<_, io::Error>(far)).chain(tokio_stream::pending());
+            tokio::spawn(service::tonic_server().add_routes(routes).serve_with_incoming(incoming));
+            let near = Mutex::new(Some(near));
+            let connector = service_fn(move |_| {
+                let near = near.lock().ok().and_then(|mut near| near.take());
+                async move {
+                    let near: DuplexStream = near.ok_or_else(|| io::Error::other("it connects once"))?;
+                    Ok::<_, io::Error>(TokioIo::new(near))
+                }
+            });
+            let endpoint = tonic_endpoint("http://pipe.invalid")?;
+            Channel::Tonic(endpoint.connect_with_connector(connector).await?)
+        }
+        Over::TonicTcp => {
+            let (incoming, uri) = listen().await?;
+            tokio::spawn(service::tonic_server().add_routes(routes).serve_with_incoming(incoming));
+            Channel::Tonic(tonic_endpoint(uri)?.connect().await?)
+        }
+        Over::Tcp | Over::Sim | Over::Shm => {
+            let (incoming, uri) = listen().await?;
+            let (mut server, mut endpoint) =
+                (tonic_rdma::Server::builder(), tonic_rdma::Endpoint::from_shared(uri)?);
+            let host = |n: u8| {
+                let device = net.device(format!("sim{n}"), [10, 0, 0, n].into());
+                Context::builder().sim(device).build()
+            };
+            if over == Over::Sim {
+                (server, endpoint) = (server.context(host(1)), endpoint.context(host(2)));
+            }
+            let (policy, fabric) = match over {
+                Over::Tcp => (Policy::Off, None),
+                _ => (Policy::Require, Some(FabricKind::Shm)),
+            };
+            let router = server.policy(policy).fabrics(fabric).add_routes(routes);
+            tokio::spawn(router.serve_with_incoming(incoming));
+            let endpoint = endpoint.policy(policy).fabrics(fabric).fast_path_timeout(Duration::from_secs(60));
+            Channel::Ours(endpoint.connect().await.context("cannot connect")?)
+        }
+    };
+    Ok(Client::over(channel, zero_copy))
+}
+
+async fn listen() -> anyhow::Result<(TcpIncoming, String)> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let uri = format!("http://{}", listener.local_addr()?);
+    Ok((TcpIncoming::from(listener).with_nodelay(Some(true)), uri))
+}
