@@ -105,10 +105,11 @@ fn encode(len: usize) -> anyhow::Result<Counts> {
 }
 
 fn decode(len: usize) -> anyhow::Result<Counts> {
-    let pieces = fuzz::encode(vec![blob(len)], WHOLE, None)?;
+    // As with a call: a method is remembered from its first request on.
+    let method = fuzz::OneMethod::default();
+    let pieces = method.encode(vec![blob(len)], WHOLE, None)?;
     // As it arrives: in one piece.
     let message: Bytes = pieces.concat().concat().into();
-    let method = fuzz::OneMethod::default();
     count(|| {
         let decoded = method.decode::<Blob>(vec![(message.clone(), len > WHOLE)], usize::MAX);
         ensure!(matches!(&decoded[..], [Ok(blob)] if blob.payload.len() == len), "wrongly decoded");
