@@ -141,6 +141,36 @@ impl Pool {
         Landing::new(self.0.clone())
     }
 
+    /// Whether the process may pin another chunk of landing memory, should the budget have one: the limit may be lower
+    /// by now than it was when the pool was made, and other pools may have used it up.
+    ///
+    /// # Errors
+    /// [`PoolError::Memlock`]: what a connection is sent by WRITE would not find a place.
+    pub fn may_land(&self) -> Result<(), PoolError> {
+        let Shared { registrar, sizes, budgets, .. } = &*self.0;
+        let left = sizes.landing.saturating_sub(budgets.used(Use::Landing));
+        // Of chunks that are leased now the next user needs one anew.
+        let over = |memlock: &Memlock| memlock.soft.is_some_and(|limit| limit < memlock.pinned);
+        let memlock = match registrar.pins() {
+            true => Memlock::read().ok(),
+            false => None,
+        };
+        let available = memlock.and_then(|memlock| memlock.available(registrar.ignores_ipc_lock()));
+        match (memlock, available) {
+            (Some(memlock), Some(available))
+                if available < sizes.chunk.min(left) as u64 || over(&memlock) =>
+            {
+                let Memlock { soft, pinned, .. } = memlock;
+                Err(PoolError::Memlock {
+                    needed: sizes.chunk as u64,
+                    limit: soft.unwrap_or(u64::MAX),
+                    pinned,
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The sizes, after fitting into RLIMIT_MEMLOCK.
     pub fn config(&self) -> &Sizes {
         &self.0.sizes

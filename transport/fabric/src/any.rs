@@ -190,6 +190,16 @@ impl Fabric {
         each!(Fabric, self, d => d.name())
     }
 
+    /// True when the device was pulled out. It goes for good when everything made on it is dropped: links, listeners, pools
+    /// and clones of this. Of RDMA devices only: the others do not go.
+    pub fn is_removed(&self) -> bool {
+        match self {
+            #[cfg(all(target_os = "linux", feature = "verbs"))]
+            Fabric::Verbs(d) => d.is_removed(),
+            _ => false,
+        }
+    }
+
     /// What the device says about itself now.
     pub fn info(&self) -> Result<DeviceInfo, FabricError> {
         each!(Fabric, self, d => d.info())

@@ -16,6 +16,7 @@
 //! | [`any`] | [`Fabric`], [`Listener`], [`Incoming`], [`AnyLink`]: one type over all providers |
 //! | [`access`] | [`ShmAccess`]: whom memory is shared with |
 //! | `shm` | two processes of one host (Linux, feature `shm`) |
+//! | [`survey`] | what there is on this host, at a glance |
 //! | [`trial`] | what comes of making, one by one, what a connection is made of |
 //! | [`sim`] | an in-process network with a seed and faults, for tests without hardware |
 //! | `verbs` | rdma-core, loaded at run time: InfiniBand, RoCE and iWARP (Linux, feature `verbs`) |
@@ -61,6 +62,7 @@ mod queue;
 #[cfg(all(target_os = "linux", feature = "shm"))]
 pub mod shm;
 pub mod sim;
+pub mod survey;
 pub mod trial;
 #[cfg(all(target_os = "linux", feature = "verbs"))]
 pub mod verbs;
@@ -77,4 +79,5 @@ pub use any::{AnyLink, Connected, Fabric, Incoming, Listener};
 pub use device::{DeviceInfo, LinkLayer, PortInfo, PortState, Transport};
 pub use error::{ConnectError, ConnectStep, FabricError, LinkError, Verb};
 pub use link::{Caps, Completion, Link, LinkConfig, MAX_PRIVATE_DATA, PeerInfo, Posted, Work, WriteSource};
+pub use survey::Survey;
 pub use trial::{DeviceLimits, Trial, TrialStep};

@@ -1,11 +1,14 @@
 //! What the channels and servers of a process share: devices and their memory.
 
+mod lookout;
+
 use crate::{
     cause,
     path::Path,
     policy::FabricKind,
     reason::{Reason, ReasonCode},
 };
+use lookout::Lookout;
 use rand::{SeedableRng, rngs::StdRng};
 use std::{
     collections::HashMap,
@@ -41,9 +44,16 @@ struct Inner {
     shm: OnceLock<Fabric>,
     shm_access: ShmAccess,
     /// By the device's name. Held while a pool is made, so that it is made once.
-    pools: Mutex<HashMap<String, Pool>>,
+    pools: Mutex<HashMap<String, Held>>,
+    lookout: Lookout,
     /// Of memory that no device knows.
     ordinary: OnceLock<Pool>,
+}
+
+/// A device that has a pool.
+struct Held {
+    fabric: Fabric,
+    pool: Pool,
 }
 
 /// Where a server may listen: a device, an address on it if it has addresses, and its pool.
@@ -172,12 +182,20 @@ impl Context {
                 blocking(move || places(bound, only.as_deref())).await?
             }
         };
-        let mut found = Vec::new();
+        let (mut found, mut failed) = (Vec::new(), None);
         for (fabric, addr) in places {
-            let pool = self.pool(&fabric).await?;
-            found.push(Spot { fabric, addr, pool });
+            match self.pool(&fabric).await {
+                Ok(pool) => found.push(Spot { fabric, addr, pool }),
+                Err(reason) => {
+                    tracing::warn!(device = fabric.name(), %reason, "no pool: the device is left out");
+                    failed = Some(reason);
+                }
+            }
         }
-        Ok(found)
+        match failed {
+            Some(reason) if found.is_empty() => Err(reason),
+            _ => Ok(found),
+        }
     }
 
     /// A pool of ordinary memory, of this context's sizes, for where there is no device.
@@ -204,7 +222,7 @@ impl Context {
     /// The figures of the pools that have been made so far, by the names of their devices.
     pub async fn pool_stats(&self) -> Vec<(String, PoolStats)> {
         let pools = self.0.pools.lock().await;
-        let mut stats: Vec<_> = pools.iter().map(|(name, pool)| (name.clone(), pool.stats())).collect();
+        let mut stats: Vec<_> = pools.iter().map(|(name, held)| (name.clone(), held.pool.stats())).collect();
         stats.sort_by(|(a, _), (b, _)| a.cmp(b));
         stats
     }
@@ -212,8 +230,8 @@ impl Context {
     /// The pool of a device; made when it is first asked for.
     pub(crate) async fn pool(&self, fabric: &Fabric) -> Result<Pool, Reason> {
         let mut pools = self.0.pools.lock().await;
-        if let Some(pool) = pools.get(fabric.name()) {
-            return Ok(pool.clone());
+        if let Some(held) = pools.get(fabric.name()).filter(|held| !held.fabric.is_removed()) {
+            return Ok(held.pool.clone());
         }
         let (config, registrar) = (self.0.pool.clone(), fabric.registrar());
         let made = if registrar.pins() {
@@ -223,8 +241,19 @@ impl Context {
             Pool::new(config, registrar)
         };
         let pool = made.map_err(|e| cause::pool(&e))?;
-        pools.insert(fabric.name().to_owned(), pool.clone());
+        pools.insert(fabric.name().to_owned(), Held { fabric: fabric.clone(), pool: pool.clone() });
+        if fabric.provider() == "verbs" {
+            self.look_out();
+        }
         Ok(pool)
+    }
+
+    /// Lets go of devices that were pulled out: the kernel waits for it. Whether there were any.
+    async fn forget_removed(&self) -> bool {
+        let mut pools = self.0.pools.lock().await;
+        let before = pools.len();
+        pools.retain(|_, held| !held.fabric.is_removed());
+        before != pools.len()
     }
 }
 
@@ -326,6 +355,7 @@ impl ContextBuilder {
             shm: OnceLock::new(),
             shm_access: self.shm_access,
             pools: Mutex::default(),
+            lookout: Lookout::default(),
             ordinary: OnceLock::new(),
         }))
     }

@@ -70,7 +70,7 @@ pub(super) unsafe fn read(addr: *const libc::sockaddr) -> Option<SocketAddr> {
 
 /// The IP addresses of this host's interfaces that are up, without loopback and link-local ones: those lead to no
 /// device of their own, or mean nothing to a peer.
-pub(super) fn local_ips() -> std::io::Result<Vec<IpAddr>> {
+pub(crate) fn local_ips() -> std::io::Result<Vec<IpAddr>> {
     let mut list = std::ptr::null_mut();
     // SAFETY: getifaddrs writes a list that is freed below.
     if unsafe { libc::getifaddrs(&mut list) } != 0 {

@@ -46,6 +46,7 @@ mod post;
 mod qp;
 mod trial;
 
+pub(crate) use self::addr::local_ips;
 pub use self::device::VerbsDevice;
 pub use self::enumerate::{devices, local_addresses};
 pub use self::link::VerbsLink;

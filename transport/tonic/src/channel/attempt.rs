@@ -111,6 +111,7 @@ impl Plan {
     ) -> Result<Fast, Reason> {
         let started = Instant::now();
         let (fabric, pool) = self.context.toward(path, addr, self.env_device.as_deref(), limit).await?;
+        pool.may_land().map_err(|error| cause::pool(&error))?;
         let options = LinkOptions::for_pool(&pool);
         let hello = Hello::new(ticket, options.proto.settings()).encode();
         let left = limit.saturating_sub(started.elapsed());

@@ -6,6 +6,7 @@ use super::{
     backoff::{Backoff, STABLE},
     shared::{Shared, State},
 };
+use crate::link::FastClient;
 use crate::metrics;
 use crate::path::Path;
 use crate::reason::{Reason, ReasonCode};
@@ -56,25 +57,24 @@ impl Manager {
 async fn keep(shared: &Shared, plan: &Plan, patience: Duration, log: &mut Log) {
     shared.begin.notified().await;
     let mut backoff = Backoff::default();
+    let verbs = plan.context.paths(&plan.fabrics).contains(&Path::Verbs);
+    let mut changes = plan.context.changes(if verbs { Path::Verbs } else { Path::Tcp });
     let mut rng = plan.context.rng();
     let mut since = Reason::new(ReasonCode::Pending, "the fast path is being set up");
     loop {
         shared.state.send_replace(State::Trying { since: since.clone() });
+        changes.seen();
         let reason = match attempt(shared, plan, patience, log).await {
             Ok(fast) => {
                 let up = Instant::now();
                 log.up(&fast);
-                let closed = fast.client.closed();
+                let client = fast.client.clone();
                 shared.state.send_replace(State::Up(fast));
-                let reason = tokio::select! {
-                    reason = closed => reason,
-                    () = shared.stale.notified() => {
-                        Reason::from_peer(ReasonCode::GoAway, "the server takes no new calls on this connection")
-                    }
-                };
+                let reason = over(client, shared).await;
                 if up.elapsed() >= STABLE {
                     backoff.reset();
                 }
+                backoff.lost();
                 log.lost();
                 reason
             }
@@ -84,8 +84,29 @@ async fn keep(shared: &Shared, plan: &Plan, patience: Duration, log: &mut Log) {
         // The last clone of a connection that drains is dropped here, and its driver ends it.
         shared.state.send_replace(State::Down(reason.clone()));
         let pause = backoff.next(reason.code(), &mut rng);
-        tokio::time::sleep(pause).await;
+        // What was in the way here may be mended before the pause is over.
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = changes.next() => {}
+        }
         since = reason;
+    }
+}
+
+/// Waits until no more calls can be made on a connection, and says why.
+async fn over(client: FastClient, shared: &Shared) -> Reason {
+    let closed = client.closed();
+    let mut closed = std::pin::pin!(closed);
+    loop {
+        tokio::select! {
+            biased;
+            reason = &mut closed => return reason,
+            () = shared.stale.notified() => {}
+        }
+        // A call may have found the connection before this one.
+        if let Some(reason) = client.ending() {
+            return reason;
+        }
     }
 }
 

@@ -93,8 +93,15 @@ impl FastClient {
 
     /// Whether new calls may be made on it.
     pub(crate) fn is_open(&self) -> bool {
+        self.ending().is_none()
+    }
+
+    /// Why no new calls may be made on it; `None` while they may.
+    pub(crate) fn ending(&self) -> Option<Reason> {
         let inner = self.shared.lock();
-        inner.end_reason().is_none() && inner.conn.takes_streams()
+        let going =
+            || Reason::from_peer(ReasonCode::GoAway, "the server takes no new calls on this connection");
+        inner.end_reason().cloned().or_else(|| (!inner.conn.takes_streams()).then(going))
     }
 
     /// Resolves when the connection is gone, with the reason.

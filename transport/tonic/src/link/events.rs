@@ -107,7 +107,11 @@ impl Inner {
                 Event::Closed { code, text } => {
                     tracing::warn!(peer = %self.peer, %code, text, "the peer closed the connection");
                     let detail = format!("closed by the peer ({code}): {text} ({})", self.peer);
-                    self.end(Life::Dead(Reason::from_peer(ReasonCode::LinkLost, detail)));
+                    let reason = match code {
+                        CloseCode::Resources => ReasonCode::PoolExhausted,
+                        _ => ReasonCode::LinkLost,
+                    };
+                    self.end(Life::Dead(Reason::from_peer(reason, detail)));
                 }
                 Event::Dead => {
                     let detail =

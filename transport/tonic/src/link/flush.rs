@@ -4,9 +4,10 @@ use bytes::Bytes;
 use tonic::Status;
 use tonic_rdma_fabric::{AnyLink, Link, LinkError, Posted, Work, WriteSource};
 use tonic_rdma_memory::RegisterError;
-use tonic_rdma_proto::{GrantMemory, ResetCode, Room, StreamId, Transmit, WantKey, Write};
+use tonic_rdma_proto::{CloseCode, GrantMemory, ResetCode, Room, StreamId, Transmit, WantKey, Write};
 
 use super::shared::{Inner, Life};
+use crate::reason::{Reason, ReasonCode};
 
 /// Where the link copies while work is queued, one flush copies no more than about this many bytes: it holds the
 /// connection's lock, and small calls wait for that (R13).
@@ -156,6 +157,12 @@ impl Inner {
 
     /// There is no memory for what a stream wants to send, and waiting would not bring any.
     fn refuse_bulk(&mut self, id: StreamId, error: &RegisterError) {
+        if let Err(limit) = self.pool.may_land() {
+            // Nor for any other: calls go on where none is needed.
+            let text = format!("no landing memory: {limit}");
+            self.conn.close(CloseCode::Resources, &text);
+            return self.end(Life::Closing(Reason::new(ReasonCode::Memlock, text)));
+        }
         tracing::warn!(%error, stream = %id, "landing memory cannot be registered; the call fails");
         let status = Status::resource_exhausted(format!("no memory to receive the message: {error}"));
         self.conn.reset(id, ResetCode::ENHANCE_YOUR_CALM);

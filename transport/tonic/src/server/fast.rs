@@ -1,7 +1,8 @@
-//! The fast path of a server: listeners, tickets, and the connections they let in.
+//! The fast path of a server: where it listens, tickets, and the connections they let in.
 
 use super::{
     Settings,
+    listeners::{Listeners, Place},
     stack::{self, Layered},
 };
 use crate::{
@@ -22,7 +23,6 @@ use http::Extensions;
 use std::{convert::Infallible, future::Future, net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{
     sync::{mpsc, watch},
-    task::JoinSet,
     time::Instant,
 };
 use tonic_rdma_fabric::{Addr, AnyLink, Fabric, FabricError, Incoming, Link, Listener, ShmAddr, Transport};
@@ -31,8 +31,10 @@ use tonic_rdma_proto::{Accept, Hello, Reject, Settings as PeerSettings, Side, he
 
 /// A connection that is accepted stands within this, or is given up.
 const ACCEPT_LIMIT: Duration = Duration::from_secs(5);
-/// Pause before listening is tried again: somebody has to mend something first.
+/// Pause before listening is tried again where nothing has changed: somebody has to mend something first.
 const RETRY: Duration = Duration::from_secs(60);
+/// Pause after a listener has ended.
+const PAUSE: Duration = Duration::from_millis(500);
 
 /// What the fast path of one server shares.
 pub(super) struct FastPath {
@@ -48,131 +50,131 @@ pub(super) struct FastPath {
     pub(super) _alive: mpsc::Sender<Infallible>,
 }
 
-/// A listener with what its connections need.
-struct Place {
-    listener: Listener,
-    pool: Pool,
-    listening: Listening,
-}
-
 impl FastPath {
     /// The paths to offer.
     pub(super) fn paths(&self) -> Vec<Path> {
         self.context.paths(&self.fabrics)
     }
 
-    /// Listens where the TCP side is bound, or wherever there is a device for the path.
-    async fn listen(&self, path: Path, bound: Option<SocketAddr>) -> Result<Vec<Place>, Reason> {
+    /// Makes `listeners` what they should be now: one where the TCP side is bound, or wherever there is a device for the
+    /// path. Those that are there already stay.
+    ///
+    /// # Errors
+    /// There is none.
+    async fn listen(
+        &self,
+        path: Path,
+        bound: Option<SocketAddr>,
+        listeners: &mut Listeners,
+    ) -> Result<(), Reason> {
         let ip = bound.map(|a| a.ip().to_canonical()).filter(|ip| !ip.is_unspecified());
         let port = bound.map_or(0, |a| a.port());
-        let mut places = Vec::new();
+        let spots = match self.context.local(path, ip, self.env_device.as_deref()).await {
+            Ok(spots) => spots,
+            Err(reason) => {
+                listeners.keep(&[]);
+                return Err(reason);
+            }
+        };
+        let places: Vec<_> = spots.iter().map(|spot| Place::of(&spot.fabric, spot.addr)).collect();
+        listeners.keep(&places);
         let mut failed = None;
-        for Spot { fabric, addr, pool } in self.context.local(path, ip, self.env_device.as_deref()).await? {
+        for (Spot { fabric, addr, pool }, place) in spots.into_iter().zip(places) {
+            if listeners.has(&place) {
+                continue;
+            }
             let transport = fabric.info().map_or(Transport::Unknown, |info| info.transport);
             let listener = match addr {
                 Some(addr) => listen_near(&fabric, SocketAddr::new(addr, port), transport),
                 None => fabric.listen(&ShmAddr::unique().into()),
             };
             match listener.and_then(|l| Ok((listening(&l, &fabric, transport)?, l))) {
-                Ok((listening, listener)) => places.push(Place { listener, pool, listening }),
+                Ok((listening, listener)) => {
+                    match &listening {
+                        Listening::Ip { addr, device, transport } => {
+                            tracing::info!(%path, device, transport, %addr, "fast path offered");
+                        }
+                        Listening::Shm { socket, .. } => tracing::info!(%path, socket, "fast path offered"),
+                    }
+                    listeners.add(place, listening, listener, pool);
+                }
                 Err(error) => {
                     tracing::warn!(device = fabric.name(), ?addr, %error, "cannot listen");
                     failed = Some(crate::cause::fabric(error));
                 }
             }
         }
-        if places.is_empty() {
+        if listeners.is_empty() {
             let none = || Reason::new(ReasonCode::NotOnRdmaDevice, "no local address lies on an RDMA device");
             return Err(failed.unwrap_or_else(none));
         }
-        Ok(places)
+        Ok(())
     }
 
     /// Listens for the first time, and tells.
-    pub(super) async fn start(&self, path: Path, bound: Option<SocketAddr>) -> Result<Started, Reason> {
-        match self.listen(path, bound).await {
-            Ok(places) => {
-                let listening: Vec<Listening> = places.iter().map(|p| p.listening.clone()).collect();
-                for l in &listening {
-                    match l {
-                        Listening::Ip { addr, device, transport } => {
-                            tracing::info!(%path, device, transport, %addr, "fast path offered");
-                        }
-                        Listening::Shm { socket, .. } => tracing::info!(%path, socket, "fast path offered"),
-                    }
-                }
-                self.tell(path, Offer::On(listening.into()));
-                Ok(Started(places))
-            }
-            Err(reason) => {
-                self.tell(path, Offer::Off(reason.clone()));
-                Err(reason)
-            }
-        }
+    pub(super) async fn start(&self, path: Path, bound: Option<SocketAddr>) -> Result<Listeners, Reason> {
+        let mut listeners = Listeners::default();
+        let listening = self.listen(path, bound, &mut listeners).await;
+        self.tell(path, listening.as_ref().map(|()| &listeners));
+        listening.map(|()| listeners)
     }
 
-    fn tell(&self, path: Path, offer: Offer) {
+    fn tell(&self, path: Path, listening: Result<&Listeners, &Reason>) {
+        let offer = match listening {
+            Ok(listeners) => Offer::On(listeners.listening()),
+            Err(reason) => Offer::Off(reason.clone()),
+        };
         self.offering.send_modify(|offering| offering.set(path, offer));
     }
 
-    /// Serves one path until dropped: accepts, and listens anew when listening was not possible or ended.
+    /// Serves one path until dropped: accepts, and listens anew when a listener has ended, when devices or addresses have
+    /// come or gone, and from time to time while it is nowhere possible.
     pub(super) async fn run(
         self: Arc<Self>,
         path: Path,
         bound: Option<SocketAddr>,
-        started: Option<Started>,
+        started: Option<Listeners>,
         layered: Layered,
     ) {
+        let mut changes = self.context.changes(path);
         let mut said = None;
-        let mut next = match started {
-            Some(started) => Ok(started),
-            None => self.start(path, bound).await,
+        let mut listeners = started.unwrap_or_default();
+        let mut outcome = match listeners.is_empty() {
+            true => self.listen(path, bound, &mut listeners).await,
+            false => Ok(()),
         };
         loop {
-            let reason = match next {
-                Ok(Started(places)) => {
-                    said = None;
-                    let reason = self.accept_all(places, layered.clone()).await;
-                    self.tell(path, Offer::Off(reason.clone()));
-                    reason
-                }
-                Err(reason) => reason,
-            };
-            metrics::fallback(Side::Server, &reason);
-            if said == Some(reason.code()) {
-                tracing::debug!(%path, %reason, "fast path still not offered");
-            } else {
-                said = Some(reason.code());
-                tracing::warn!(%path, code = reason.code().as_str(), %reason, cure = reason.cure(),
-                    "fast path not offered: clients go without it");
+            self.tell(path, outcome.as_ref().map(|()| &listeners));
+            if let Err(reason) = &outcome {
+                metrics::fallback(Side::Server, reason);
             }
-            tokio::time::sleep(RETRY).await;
-            next = self.start(path, bound).await;
-        }
-    }
-
-    /// Accepts on all places until one of them dies, and says why.
-    async fn accept_all(self: &Arc<Self>, places: Vec<Place>, layered: Layered) -> Reason {
-        let mut accepting = JoinSet::new();
-        for mut place in places {
-            let this = self.clone();
-            let layered = layered.clone();
-            accepting.spawn(async move {
-                loop {
-                    match place.listener.accept().await {
-                        Ok(incoming) => this.take(incoming, place.pool.clone(), layered.clone()),
-                        Err(error) => return crate::cause::fabric(error),
-                    }
+            match &outcome {
+                Ok(()) => said = None,
+                Err(reason) if said == Some(reason.code()) => {
+                    tracing::debug!(%path, %reason, "fast path still not offered");
                 }
-            });
+                Err(reason) => {
+                    said = Some(reason.code());
+                    tracing::warn!(%path, code = reason.code().as_str(), %reason, cure = reason.cure(),
+                        "fast path not offered: clients go without it");
+                }
+            }
+            tokio::select! {
+                reason = listeners.accept(&self, layered.clone()) => {
+                    tracing::warn!(%path, %reason, "a listener has ended");
+                    // One that ends each time must not keep the server busy.
+                    tokio::time::sleep(PAUSE).await;
+                }
+                () = changes.next() => {}
+                () = tokio::time::sleep(RETRY), if outcome.is_err() => {}
+            }
+            changes.seen();
+            outcome = self.listen(path, bound, &mut listeners).await;
         }
-        drop(layered);
-        let first = accepting.join_next().await.and_then(Result::ok);
-        first.unwrap_or_else(|| Reason::new(ReasonCode::LinkLost, "the listener ended"))
     }
 
     /// Looks at a connect request, and serves the connection in a task of its own.
-    fn take(self: &Arc<Self>, incoming: Incoming, pool: Pool, layered: Layered) {
+    pub(super) fn take(self: &Arc<Self>, incoming: Incoming, pool: Pool, layered: Layered) {
         let this = self.clone();
         tokio::spawn(async move {
             let peer = incoming.peer_addr();
@@ -188,7 +190,8 @@ impl FastPath {
                 options.proto.max_streams = max.max(1);
             }
             // Tried here, so that the client is told.
-            if let Err(error) = pool.control(options.link.control_bytes()) {
+            let room = pool.may_land().and_then(|()| pool.control(options.link.control_bytes()));
+            if let Err(error) = room {
                 tracing::warn!(%peer, %error, "fast path refused");
                 return incoming.reject(&Reject::Resources.encode());
             }
@@ -258,14 +261,14 @@ impl FastPath {
         );
         let grace = age.zip(self.settings.max_connection_age_grace).map(|(age, grace)| age + grace);
         tokio::select! {
-            reason = serving => tracing::debug!(peer = %ends, %reason, "fast path closed"),
+            reason = serving => match reason.code() {
+                ReasonCode::LinkLost => tracing::info!(peer = %ends, %reason, "fast path lost"),
+                _ => tracing::debug!(peer = %ends, %reason, "fast path closed"),
+            },
             () = sleep_for(grace) => tracing::debug!(peer = %ends, "fast path closed: too old"),
         }
     }
 }
-
-/// Listeners that are up and not yet accepting.
-pub(super) struct Started(Vec<Place>);
 
 /// On `addr`, or on a free port where that one is taken or is one of TCP's.
 fn listen_near(fabric: &Fabric, addr: SocketAddr, transport: Transport) -> Result<Listener, FabricError> {

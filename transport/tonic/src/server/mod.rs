@@ -5,10 +5,12 @@
 //! | `tcp` | builder methods of the TCP side |
 //! | `router` | services, and the ways to serve them |
 //! | `serve` | both paths side by side, from start to shutdown |
-//! | `fast` | listeners, tickets, and the connections they let in |
+//! | `fast` | where the server listens, tickets, and the connections they let in |
+//! | `listeners` | the listeners of one path |
 //! | `stack` | what stands around the layered service on the fast path |
 
 mod fast;
+mod listeners;
 mod router;
 mod serve;
 mod stack;
