@@ -1,8 +1,11 @@
-//! Generates the test service from `proto/conformance.proto`, without a protoc on the host.
+//! Generates the test service and the Offer from their definitions, without a protoc on the host.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let files = protox::compile(["proto/conformance.proto"], ["proto"])?;
+    const BOOTSTRAP: &str = "../transport/tonic/proto";
+    let bootstrap = format!("{BOOTSTRAP}/tonic_rdma/v1/bootstrap.proto");
+    let files = protox::compile(["proto/conformance.proto", &bootstrap], ["proto", BOOTSTRAP])?;
     println!("cargo:rerun-if-changed=proto/conformance.proto");
+    println!("cargo:rerun-if-changed={bootstrap}");
     tonic_prost_build::configure().bytes(".").codec_path("crate::codec::Chosen").compile_fds(files)?;
     Ok(())
 }

@@ -14,6 +14,8 @@
 //! - [`probe`]: events and gates by which a test and the handlers in the same process meet
 //! - [`pattern`]: payload bytes that tell when something is lost, moved or repeated
 //! - [`cases`]: the cases, one module per idea
+//! - [`load`]: calls of every kind at once, checked and counted, for tests of faults
+//! - [`held`], [`process`]: what a process holds, and processes of a test's own program
 //! - [`runner`]: runs the cases as tests, with a limit on how long one may hang
 //!
 //! [`Fabric::Stock`]: fabric::Fabric::Stock
@@ -29,9 +31,12 @@ pub mod channel;
 pub mod codec;
 pub mod fabric;
 pub mod harness;
+pub mod held;
+pub mod load;
 pub mod paths;
 pub mod pattern;
 pub mod probe;
+pub mod process;
 pub mod remote;
 pub mod runner;
 pub mod script;
@@ -41,4 +46,10 @@ pub mod service;
 #[allow(missing_docs, unreachable_pub)]
 pub mod pb {
     tonic::include_proto!("tonic_rdma.conformance.v1");
+}
+
+/// The Offer, for peers that a test makes up itself.
+#[allow(missing_docs, unreachable_pub)]
+pub mod bootstrap {
+    tonic::include_proto!("tonic_rdma.v1");
 }

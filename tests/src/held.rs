@@ -1,0 +1,82 @@
+//! What a process holds of the system: the measure of leaks.
+
+use crate::load::until;
+
+/// Counts of one process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Open descriptors.
+    pub fds: usize,
+    /// Mappings of files without a name, which is how memory is shared.
+    pub memfd_maps: usize,
+    /// Threads.
+    pub threads: usize,
+    /// KiB that devices have pinned.
+    pub pinned: usize,
+}
+
+impl Held {
+    /// By a process, `self` or its number. Fails if there is anything of it in /dev/shm.
+    pub fn by(process: &str) -> Self {
+        let list = |what| std::fs::read_dir(format!("/proc/{process}/{what}")).unwrap();
+        let read = |what| std::fs::read_to_string(format!("/proc/{process}/{what}")).unwrap();
+        let maps = read("maps");
+        let files = list("fd").filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
+        let files: Vec<_> = files.map(|file| file.display().to_string()).collect();
+        for line in maps.lines().chain(files.iter().map(String::as_str)) {
+            assert!(!line.contains("/dev/shm"), "{process}: {line}");
+        }
+        let status = read("status");
+        let pinned = status.lines().find_map(|line| line.strip_prefix("VmPin:")).unwrap_or("0 kB");
+        Self {
+            fds: list("fd").count(),
+            memfd_maps: maps.lines().filter(|line| line.contains("/memfd:")).count(),
+            threads: list("task").count(),
+            pinned: pinned.trim().trim_end_matches(" kB").parse().unwrap(),
+        }
+    }
+
+    /// No more of anything.
+    pub fn within(self, limit: Self) -> bool {
+        self.fds <= limit.fds
+            && self.memfd_maps <= limit.memfd_maps
+            && self.threads <= limit.threads
+            && self.pinned <= limit.pinned
+    }
+}
+
+/// The checkpoints of one process.
+#[derive(Debug, Default)]
+pub struct Watch(Option<Held>);
+
+impl Watch {
+    /// The first time notes what is held at rest, `after` so many faults. From then on fails if it does not come back to
+    /// that.
+    pub async fn check(&mut self, process: &str, after: usize) -> Held {
+        let read = || async { Held::by(process) };
+        let now = match self.0 {
+            Some(measure) => {
+                let what = format!("process {process} holds more than {measure:?} after {after} faults");
+                until(&what, read, |now| now.within(measure)).await
+            }
+            None => {
+                // That of a moment could be too much, for good.
+                let (mut last, mut same) = (None, 0);
+                let settled = until("what is held does not settle", read, |now| {
+                    same = if last == Some(*now) { same + 1 } else { 0 };
+                    last = Some(*now);
+                    same == 40
+                })
+                .await;
+                *self.0.insert(settled)
+            }
+        };
+        eprintln!("process {process} after {after} faults: {now:?} at rest");
+        now
+    }
+
+    /// What it was the first time.
+    pub fn first(&self) -> Option<Held> {
+        self.0
+    }
+}

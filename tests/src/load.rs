@@ -1,0 +1,218 @@
+//! Load on a channel: calls of every kind whose data is checked, and how each of them ended.
+
+use crate::{
+    channel::AnyChannel,
+    harness::{Client, client_of},
+    script::{echo, echo_all, payload, receive_all, send_many, steps, summary},
+};
+use rand::{Rng, SeedableRng, rngs::SmallRng};
+use std::{
+    collections::BTreeMap,
+    fmt::{self, Debug},
+    future::Future,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+use tokio::task::JoinSet;
+use tokio_stream::{StreamExt as _, iter, once};
+use tonic::{Code, Status};
+use tonic_rdma::{Channel, Path};
+
+/// No wait takes this long when all is well.
+pub const LIMIT: Duration = Duration::from_secs(60);
+/// Calls that a channel keeps in flight.
+pub const WORKERS: u64 = 8;
+
+/// Waits, for [`LIMIT`] at most: longer is a hang, and fails the test.
+#[allow(clippy::panic)]
+pub async fn bounded<T>(what: &str, future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(LIMIT, future).await.unwrap_or_else(|_| panic!("hangs: {what}"))
+}
+
+/// Reads until `done`, for [`LIMIT`] at most. For what nobody tells when it happens.
+pub async fn until<T: Debug, F: Future<Output = T>>(
+    what: &str,
+    mut read: impl FnMut() -> F,
+    mut done: impl FnMut(&T) -> bool,
+) -> T {
+    let begin = Instant::now();
+    loop {
+        let now = read().await;
+        if done(&now) {
+            return now;
+        }
+        assert!(begin.elapsed() < LIMIT, "{what}: {now:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// How calls ended: `OK`, or the name of a status.
+#[derive(Clone, Default)]
+pub struct Tally(Arc<Mutex<BTreeMap<String, u64>>>);
+
+impl Tally {
+    fn add(&self, end: &str) {
+        *self.0.lock().unwrap().entry(end.to_owned()).or_default() += 1;
+    }
+
+    /// Calls that ended so.
+    pub fn of(&self, end: &str) -> u64 {
+        self.0.lock().unwrap().get(end).copied().unwrap_or(0)
+    }
+
+    /// All calls that have ended.
+    pub fn calls(&self) -> u64 {
+        self.0.lock().unwrap().values().sum()
+    }
+
+    /// Calls that failed.
+    pub fn failed(&self) -> u64 {
+        self.calls() - self.of("OK")
+    }
+
+    /// Adds what another has counted.
+    pub fn include(&self, other: &Tally) {
+        for (end, count) in other.0.lock().unwrap().iter() {
+            *self.0.lock().unwrap().entry(end.clone()).or_default() += count;
+        }
+    }
+}
+
+impl fmt::Debug for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.lock().unwrap().fmt(f)
+    }
+}
+
+/// A channel with [`WORKERS`] calls in flight.
+#[derive(Debug)]
+pub struct Load {
+    on: Arc<AtomicBool>,
+    workers: JoinSet<()>,
+}
+
+impl Load {
+    /// Begins. Calls may end well, or with the status of a lost connection; all else fails the test.
+    pub fn start(channel: &Channel, seed: u64, tally: &Tally) -> Self {
+        let on = Arc::new(AtomicBool::new(true));
+        let mut workers = JoinSet::new();
+        for worker in 0..WORKERS {
+            let (on, tally) = (Arc::clone(&on), tally.clone());
+            let mut client = client_of(AnyChannel::Rdma(channel.clone()));
+            let mut rng = SmallRng::seed_from_u64(seed.wrapping_mul(WORKERS).wrapping_add(worker));
+            workers.spawn(async move {
+                while on.load(Ordering::Relaxed) {
+                    match bounded("a call", one_call(&mut client, &mut rng)).await {
+                        Ok(()) => tally.add("OK"),
+                        Err(status) => {
+                            check_lost(&status);
+                            tally.add(&format!("{:?}", status.code()));
+                            // A server that is gone refuses at once, and a start takes the CPU.
+                            tokio::time::sleep(Duration::from_millis(2)).await;
+                        }
+                    }
+                }
+            });
+        }
+        Self { on, workers }
+    }
+
+    /// Waits for the calls in flight. Fails if one went wrong.
+    pub async fn stop(mut self) {
+        self.on.store(false, Ordering::Relaxed);
+        while let Some(worker) = self.workers.join_next().await {
+            worker.unwrap();
+        }
+    }
+
+    /// Fails if a call went wrong so far.
+    pub fn check(&mut self) {
+        while let Some(worker) = self.workers.try_join_next() {
+            worker.unwrap();
+        }
+    }
+}
+
+/// One call of any kind, with messages of 64 bytes to 1 MiB. Wrong data, and an end that only looks good, panic.
+///
+/// # Errors
+/// The call's.
+pub async fn one_call(client: &mut Client, rng: &mut SmallRng) -> Result<(), Status> {
+    let seed = rng.random_range(0..1000);
+    let bits = rng.random_range(6..=20);
+    let size = rng.random_range(64..=1usize << bits);
+    let three = move || (0..3).map(move |n: u64| payload(seed + n, size));
+    let missing = "a reply is missing";
+    match rng.random_range(0..6) {
+        0..=2 => {
+            let request = steps("", [echo(1)]).with_payload(seed, size);
+            client.unary(request).await?.into_inner().expect(seed, size);
+        }
+        3 => {
+            let mut replies = client.download(steps("", [send_many(seed, size, 3)])).await?.into_inner();
+            for seed in seed..seed + 3 {
+                replies.message().await?.expect(missing).expect(seed, size);
+            }
+            assert_eq!(replies.message().await?, None);
+        }
+        4 => {
+            let stream = once(steps("", [receive_all(), summary()])).chain(iter(three()));
+            let reply = client.upload(stream).await?.into_inner();
+            assert_eq!((reply.count, reply.total), (4, 3 * size as u64));
+        }
+        _ => {
+            let stream = once(steps("", [echo_all()])).chain(iter(three()));
+            let mut replies = client.chat(stream).await?.into_inner();
+            replies.message().await?.expect(missing).expect(0, 0);
+            for seed in seed..seed + 3 {
+                replies.message().await?.expect(missing).expect(seed, size);
+            }
+            assert_eq!(replies.message().await?, None);
+        }
+    }
+    Ok(())
+}
+
+/// Fails unless it is UNAVAILABLE, or one of the other words that hyper has for a TCP connection that broke.
+pub fn check_lost(status: &Status) {
+    let by_hyper = || {
+        let text = format!("{status:?}");
+        ["h2 protocol error", "transport error", "Canceled", "operation was canceled", "connection"]
+            .iter()
+            .any(|word| text.contains(word))
+    };
+    let right = match status.code() {
+        Code::Unavailable => true,
+        Code::Unknown | Code::Internal | Code::Cancelled => by_hyper(),
+        _ => false,
+    };
+    assert!(right, "no lost connection: {status:?}");
+}
+
+/// Waits until the channel's path is this one.
+#[allow(clippy::panic)]
+pub async fn takes(channel: &Channel, path: Path) {
+    let mut channel = channel.clone();
+    let last = channel.clone();
+    let there = async {
+        while channel.path().path != path {
+            channel.path_changed().await;
+        }
+    };
+    tokio::time::timeout(LIMIT, there).await.unwrap_or_else(|_| panic!("not on {path}: {}", last.path()));
+}
+
+/// Waits for a call that went well. Whether that was while the fast path was away.
+pub async fn goes_on(channel: &Channel, rng: &mut SmallRng) -> bool {
+    let mut client = client_of(AnyChannel::Rdma(channel.clone()));
+    loop {
+        match one_call(&mut client, rng).await {
+            Ok(()) => return channel.path().path == Path::Tcp,
+            Err(status) => check_lost(&status),
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}

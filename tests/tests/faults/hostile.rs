@@ -1,0 +1,297 @@
+//! Peers that have a ticket and break every rule, by raw work on a queue pair. Each hurts its own connection only.
+
+use crate::{
+    log::Log,
+    world::{Place, World},
+};
+use bytes::{Bytes, BytesMut};
+use std::{collections::VecDeque, future::poll_fn, net::SocketAddr, time::Duration};
+use tonic_rdma_fabric::{
+    AnyLink, Completion, ConnectError, Fabric, Link, LinkConfig, LinkError, Work, WriteSource,
+};
+use tonic_rdma_memory::{Pool, PoolConfig};
+use tonic_rdma_proto::{
+    Config, Hello,
+    frame::{Composer, Frame, Reader},
+    headers,
+};
+use tonic_rdma_tests::{
+    bootstrap::{
+        OfferRequest, bootstrap_client::BootstrapClient, fabric_offer::Fabric as Offered,
+        offer_response::Outcome,
+    },
+    load::{Load, Tally, bounded, until},
+};
+
+/// Connections that vanish halfway.
+const HALF: usize = 20;
+
+pub async fn peers_that_break_the_rules(log: Log) {
+    let mut world = World::new(Place::one_device(), log).await;
+    let channel = world.connect().await;
+    let tally = Tally::default();
+    let load = Load::start(&channel, 0, &tally);
+    let host = Host::new(&world);
+
+    // At the door.
+    let (ticket, place) = host.ask().await;
+    let hello = Hello::new(ticket, Config::default().settings()).encode();
+    for bad in
+        [&b""[..], &[0xff; 56], &hello[..40], &Hello::new([7; 16], Config::default().settings()).encode()]
+    {
+        let refused = host.connect(place, bad).await.map(drop).unwrap_err();
+        assert!(matches!(refused, ConnectError::Rejected { .. }), "{refused}");
+        world.counts_a_fault();
+    }
+    drop(host.connect(place, &hello).await.unwrap());
+    let spent = host.connect(place, &hello).await.map(drop).unwrap_err();
+    assert!(matches!(spent, ConnectError::Rejected { .. }), "a ticket is good once: {spent}");
+    for _ in 0..HALF {
+        let (ticket, place) = host.ask().await;
+        let hello = Hello::new(ticket, Config::default().settings()).encode();
+        let _ = tokio::time::timeout(Duration::from_millis(1), host.connect(place, &hello)).await;
+        world.counts_a_fault();
+    }
+
+    // Inside.
+    let mut lost = world.said("fast path lost");
+    for breach in Breach::ALL {
+        let mut peer = host.enter().await;
+        breach.commit(&mut peer).await;
+        let end = bounded("the end of a peer that broke the rules", peer.death()).await;
+        println!("  {breach:?}: {end}");
+        drop(peer);
+        world.counts_a_fault();
+        let read = || async { world.said("fast path lost") };
+        lost = until("the loss is not in the server's log", read, |now| *now > lost).await;
+    }
+    let ok = tally.of("OK");
+    let read = || async { tally.of("OK") };
+    until("no calls beside the hostile peers", read, |now| *now > ok + 10).await;
+    load.stop().await;
+    assert_eq!((tally.failed(), channel.stats().calls_tcp), (0, 0), "{tally:?}");
+    println!("  beside them {} calls went well", tally.of("OK"));
+    drop((channel, host));
+    world.end("hostile peers").await;
+}
+
+/// What a peer does that it must not.
+#[derive(Clone, Copy, Debug)]
+enum Breach {
+    /// Words of another protocol.
+    Words,
+    /// PINGs as fast as the device takes them.
+    Flood,
+    /// All its SENDs at once, many more than it has credits.
+    PastItsCredits,
+    /// Nothing, after a first PING.
+    Silence,
+    /// A WRITE with a key that nobody gave it.
+    UnknownKey,
+    /// A WRITE to an address far from its grant, with the grant's key.
+    FarFromItsGrant,
+    /// Likewise, beyond the region, which is no longer than a chunk of landing memory.
+    BehindItsGrant,
+}
+
+impl Breach {
+    const ALL: [Self; 7] = [
+        Self::Words,
+        Self::Flood,
+        Self::PastItsCredits,
+        Self::Silence,
+        Self::UnknownKey,
+        Self::FarFromItsGrant,
+        Self::BehindItsGrant,
+    ];
+
+    async fn commit(self, peer: &mut Peer) {
+        let ping = Frame::Ping { ack: false, token: 1 };
+        match self {
+            Self::Words => peer.post(b"GET / HTTP/1.1\r\n\r\n"),
+            Self::Flood => {
+                let mut left = 10_000;
+                while left > 0 && peer.try_frame(&ping).await.is_ok() {
+                    left -= 1;
+                }
+                assert!(left > 0, "nothing stops a flood of PINGs");
+            }
+            Self::PastItsCredits => {
+                for slot in 0..config().send_slots as usize {
+                    let len = peer.compose(slot, &ping);
+                    peer.queue(Work::Send { offset: slot * config().slot_size as usize, len }).unwrap();
+                }
+                peer.link.ring().unwrap();
+            }
+            Self::Silence => peer.frame(&ping).await,
+            Self::UnknownKey => peer.write_at(|grant| (grant.addr, grant.rkey ^ 0x00ff_ff00)).await,
+            Self::FarFromItsGrant => peer.write_at(|grant| (grant.addr + (1 << 40), grant.rkey)).await,
+            Self::BehindItsGrant => peer.write_at(|grant| (grant.addr + (64 << 20), grant.rkey)).await,
+        }
+    }
+}
+
+fn config() -> LinkConfig {
+    LinkConfig {
+        recv_slots: 128,
+        slot_size: 4096,
+        send_slots: 120,
+        staging: 64 << 10,
+        send_queue: 240,
+        inline: 0,
+    }
+}
+
+/// A hostile host: its device, and where the server is.
+struct Host {
+    fabric: Fabric,
+    pool: Pool,
+    server: SocketAddr,
+}
+
+impl Host {
+    fn new(world: &World) -> Self {
+        let fabric = Fabric::open(Some(&world.place.client_device)).unwrap();
+        let pool = Pool::new(PoolConfig::default().total(8 << 20), fabric.registrar()).unwrap();
+        Self { fabric, pool, server: world.at }
+    }
+
+    /// A ticket, and where it is good.
+    async fn ask(&self) -> ([u8; 16], SocketAddr) {
+        let mut client = BootstrapClient::connect(format!("http://{}", self.server)).await.unwrap();
+        let request = OfferRequest { version_min: 1, version_max: 1, fabrics: vec!["verbs".into()] };
+        let response = client.offer(request).await.unwrap().into_inner();
+        let Some(Outcome::Grant(grant)) = response.outcome else { panic!("{response:?}") };
+        let Some(Offered::Verbs(verbs)) = &grant.fabrics[0].fabric else { panic!("{grant:?}") };
+        let address = &verbs.addresses[0];
+        let place = SocketAddr::new(address.ip.parse().unwrap(), address.port as u16);
+        (grant.ticket[..].try_into().unwrap(), place)
+    }
+
+    async fn connect(&self, place: SocketAddr, hello: &[u8]) -> Result<Peer, ConnectError> {
+        let limit = Duration::from_secs(20);
+        let connected = self.fabric.connect(&place.into(), &config(), &self.pool, hello, limit).await?;
+        Ok(Peer {
+            link: connected.link,
+            pool: self.pool.clone(),
+            next: 0,
+            done: 0,
+            messages: VecDeque::new(),
+        })
+    }
+
+    async fn enter(&self) -> Peer {
+        let (ticket, place) = self.ask().await;
+        let mut config = Config::default();
+        (config.slot_size, config.recv_slots) = (4096, 128);
+        self.connect(place, &Hello::new(ticket, config.settings()).encode()).await.unwrap()
+    }
+}
+
+/// Where the server lets this peer write.
+struct Granted {
+    addr: u64,
+    rkey: u32,
+}
+
+/// A queue pair in the wrong hands.
+struct Peer {
+    link: AnyLink,
+    pool: Pool,
+    next: u64,
+    done: u64,
+    messages: VecDeque<Bytes>,
+}
+
+impl Peer {
+    async fn poll(&mut self) -> Result<(), LinkError> {
+        let mut out = Vec::new();
+        let result = poll_fn(|cx| self.link.poll(cx, &mut out)).await;
+        for completion in out {
+            match completion {
+                Completion::Sent { id } => self.done = self.done.max(id),
+                Completion::Received { slot, len } => {
+                    self.messages.push_back(Bytes::copy_from_slice(self.link.recv_slot(slot, len)));
+                    self.link.repost(slot)?;
+                }
+            }
+        }
+        result
+    }
+
+    async fn death(&mut self) -> LinkError {
+        loop {
+            if let Err(error) = self.poll().await {
+                return error;
+            }
+        }
+    }
+
+    fn queue(&mut self, work: Work) -> Result<u64, LinkError> {
+        self.next += 1;
+        self.link.queue(self.next, work, true).map(|_| self.next)
+    }
+
+    /// Whatever the bytes are.
+    fn post(&mut self, bytes: &[u8]) {
+        self.link.block_mut()[..bytes.len()].copy_from_slice(bytes);
+        self.queue(Work::Send { offset: 0, len: bytes.len() }).unwrap();
+        self.link.ring().unwrap();
+    }
+
+    fn compose(&mut self, slot: usize, frame: &Frame) -> usize {
+        let size = config().slot_size as usize;
+        let mut message = Composer::new(&mut self.link.block_mut()[slot * size..][..size]);
+        assert!(message.add(frame));
+        message.finish(0)
+    }
+
+    /// Sends a frame, and waits until the slot may be used again.
+    async fn try_frame(&mut self, frame: &Frame) -> Result<(), LinkError> {
+        let len = self.compose(0, frame);
+        let id = self.queue(Work::Send { offset: 0, len })?;
+        self.link.ring()?;
+        while self.done < id {
+            self.poll().await?;
+        }
+        Ok(())
+    }
+
+    async fn frame(&mut self, frame: &Frame) {
+        bounded("a SEND", self.try_frame(frame)).await.unwrap();
+    }
+
+    /// Asks for memory by the book.
+    async fn grant(&mut self) -> Granted {
+        let mut block = BytesMut::new();
+        let path = "/tonic_rdma.conformance.v1.Conformance/Upload";
+        for (name, value) in
+            [(":method", "POST"), (":scheme", "http"), (":path", path), ("content-type", "application/grpc")]
+        {
+            headers::encode(&mut block, name, value.as_bytes()).unwrap();
+        }
+        self.frame(&Frame::Headers { stream: 1, end: false, more: false, block: block.freeze() }).await;
+        self.frame(&Frame::Request { stream: 1, len: 1 << 20 }).await;
+        loop {
+            while let Some(message) = self.messages.pop_front() {
+                let mut reader = Reader::new(message).unwrap();
+                while let Some(frame) = reader.next_frame().unwrap() {
+                    if let Frame::Grant { rkey, addr, .. } = frame {
+                        return Granted { addr, rkey };
+                    }
+                }
+            }
+            bounded("a grant", self.poll()).await.unwrap();
+        }
+    }
+
+    /// WRITEs where it was not allowed to.
+    async fn write_at(&mut self, aim: fn(Granted) -> (u64, u32)) {
+        let (remote_addr, rkey) = aim(self.grant().await);
+        let mut buf = self.pool.try_alloc(4096).unwrap();
+        buf.resize_zeroed(4096);
+        let src = WriteSource::Bytes(self.pool.resolve(&buf.freeze()).unwrap());
+        self.queue(Work::Write { src, remote_addr, rkey }).unwrap();
+        self.link.ring().unwrap();
+    }
+}

@@ -1,0 +1,64 @@
+//! What the library says about it: its log and its metrics, kept for tests to read.
+
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use std::{
+    io::{self, Write},
+    sync::{Arc, Mutex},
+};
+use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
+
+/// The log of this process, and its metrics.
+#[derive(Clone)]
+pub struct Log {
+    lines: Arc<Mutex<String>>,
+    metrics: PrometheusHandle,
+}
+
+impl Log {
+    /// Begins to keep it. What RUST_LOG lets through, or else what is worth a warning, is kept and goes to standard error.
+    pub fn keep() -> Self {
+        let metrics = PrometheusBuilder::new().install_recorder().unwrap();
+        let log = Self { lines: Arc::default(), metrics };
+        let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+        tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(log.clone()).init();
+        log
+    }
+
+    /// Whether a line has all of these in it.
+    pub fn has(&self, words: &[&str]) -> bool {
+        self.lines.lock().unwrap().lines().any(|line| words.iter().all(|word| line.contains(word)))
+    }
+
+    /// How often a client of this process has decided for TCP, by the metrics.
+    pub fn fallbacks(&self) -> u64 {
+        let metrics = self.metrics.render();
+        let of_clients =
+            |line: &&str| line.starts_with("tonic_rdma_fallbacks_total{") && line.contains("role=\"client\"");
+        let count = |line: &str| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap();
+        metrics.lines().filter(of_clients).map(count).sum()
+    }
+
+    /// Begins anew.
+    pub fn forget(&self) {
+        self.lines.lock().unwrap().clear();
+    }
+}
+
+impl<'a> MakeWriter<'a> for Log {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
+    }
+}
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.lines.lock().unwrap().push_str(&String::from_utf8_lossy(bytes));
+        io::stderr().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
