@@ -4,8 +4,10 @@
 //! |---|---|---|
 //! | content | the start | waiting: an allocation found nothing |
 //! | waiting | | content: the next allocation got something or failed, its owner gave up or was dropped |
+//!
+//! One that has leased all that it may is not waiting in this sense: others cannot help it. It is woken by its own pieces.
 
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 
@@ -16,6 +18,8 @@ use crate::waiting::Waiting;
 pub(crate) struct Account {
     /// It found no memory and waits.
     wanting: AtomicBool,
+    /// It has leased all that it may, and waits for some of that to come free.
+    full: AtomicBool,
     waker: Mutex<Option<Waker>>,
 }
 
@@ -26,6 +30,12 @@ impl Account {
 
     pub(crate) fn is_wanting(&self) -> bool {
         self.wanting.load(SeqCst)
+    }
+
+    /// Before `true` counts, its owner must look for memory once more.
+    pub(crate) fn set_full(&self, full: bool) {
+        self.full.store(full, SeqCst);
+        fence(SeqCst);
     }
 
     /// Replaces the waker. The old one is dropped without the lock: that may drop a task, and what it owns.
@@ -119,7 +129,8 @@ impl Accounts {
     /// A piece of this account's has come free: it may wait for that itself, and if others wait, its chunk may have
     /// become idle and can go back.
     pub(crate) fn piece_freed(&self, account: &Account) {
-        if self.waiting.any_after_free() {
+        // The fence between freeing and looking is in the first.
+        if self.waiting.any_after_free() || account.full.load(SeqCst) {
             account.wake();
         }
     }

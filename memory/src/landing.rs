@@ -17,13 +17,16 @@ use crate::region::page;
 #[derive(Debug)]
 pub struct Landing {
     account: Arc<Account>,
+    /// Bytes that may be leased at a time.
+    limit: usize,
     chunks: Vec<Arc<Chunk>>,
     shared: Arc<Shared>,
 }
 
 impl Landing {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Landing { account: shared.accounts.open(), chunks: Vec::new(), shared }
+    pub(crate) fn new(shared: Arc<Shared>, limit: usize) -> Self {
+        let limit = limit.min(shared.sizes.landing);
+        Landing { account: shared.accounts.open(), limit, chunks: Vec::new(), shared }
     }
 
     /// One contiguous piece of `want` bytes, or of less if there is no such piece now, but of at least `min` bytes; both
@@ -45,6 +48,19 @@ impl Landing {
             self.stop_waiting();
             return Ok(whole);
         }
+        if self.limit < self.shared.sizes.landing {
+            if self.is_full(want, min) {
+                // What is leased and idle may make room for what is wanted.
+                self.trim();
+            }
+            let full = self.is_full(want, min);
+            self.account.set_full(full);
+            if full {
+                // Only what comes free of its own can help, so nobody else need make room.
+                self.stop_waiting();
+                return self.best(want, min);
+            }
+        }
         // Told before the last look: whoever frees from now on wakes this account.
         let first = self.shared.accounts.set_wanting(&self.account, true);
         let found = self.best(want, min);
@@ -60,6 +76,22 @@ impl Landing {
     /// Without this other accounts go on giving back what they could keep.
     pub fn stop_waiting(&mut self) {
         self.shared.accounts.set_wanting(&self.account, false);
+    }
+
+    /// Bytes that may still be leased.
+    fn room(&self) -> usize {
+        self.limit.saturating_sub(self.leased())
+    }
+
+    /// Bytes that are leased.
+    fn leased(&self) -> usize {
+        self.chunks.iter().map(|chunk| chunk.bytes()).sum()
+    }
+
+    /// Whether it may not lease another chunk that is of use for `want` granules, or `min`.
+    fn is_full(&self, want: usize, min: usize) -> bool {
+        let longest = self.chunks.iter().filter_map(|chunk| chunk.granules.longest()).map(|(_, run)| run).max();
+        self.room() < least(want, min, longest.unwrap_or(0).min(want))
     }
 
     /// A piece of `want` granules from the chunks that there are.
@@ -80,9 +112,8 @@ impl Landing {
         let run = longest.map_or(0, |(_, _, run)| run.min(want));
         let bytes = |granules: usize| granules.saturating_mul(GRANULE);
         let most = bytes(want).max(self.shared.sizes.chunk);
-        let most = most.checked_next_multiple_of(page()).unwrap_or(usize::MAX);
-        // A new chunk must be worth it.
-        let least = bytes(want.min(run + 1).max(min));
+        let most = most.checked_next_multiple_of(page()).unwrap_or(usize::MAX).min(self.room());
+        let least = least(want, min, run);
         let lease = if run < want { Lease::take(&self.shared, &self.account, most, least) } else { None };
         let old = longest.filter(|_| run >= min).map(|(chunk, at, _)| (chunk, at, run));
         let Some(lease) = lease else {
@@ -131,12 +162,14 @@ impl Landing {
         self.shared.accounts.others_wait(&self.account)
     }
 
-    /// Whether nearly all of the pool's landing budget is leased and no chunk of this account could be given back: if
-    /// what lands now is held, another account may find nothing at all, however little of the chunks is in use.
+    /// Whether nearly all of the pool's landing budget, or of what this account may lease, is leased, and no chunk of this
+    /// account could be given back: if what lands now is held, another account, or this one, may find nothing at all,
+    /// however little of the chunks is in use.
     pub fn is_spent(&self) -> bool {
         let landing = self.shared.sizes.landing;
         let leased = self.shared.budgets.used(crate::stats::Use::Landing);
-        leased > landing / 8 * 7 && !self.chunks.iter().any(|chunk| chunk.granules.is_free())
+        let own = self.limit < landing && self.leased() > self.limit / 8 * 7;
+        (own || leased > landing / 8 * 7) && !self.chunks.iter().any(|chunk| chunk.granules.is_free())
     }
 
     /// Whether less than a quarter of the pool's landing budget is free: what lands should be copied out, so that
@@ -144,8 +177,20 @@ impl Landing {
     pub fn under_pressure(&self) -> bool {
         let counters = &self.shared.counters;
         let used = counters.granted.load(Relaxed).saturating_add(counters.filled.load(Relaxed));
-        used > self.shared.sizes.landing / 4 * 3
+        used > self.shared.sizes.landing / 4 * 3 || self.is_nearly_full()
     }
+
+    /// Whether less than a quarter is free of what this account may lease, if that is less than there is.
+    fn is_nearly_full(&self) -> bool {
+        let free = |chunk: &Arc<Chunk>| chunk.granules.runs().map(|(_, run)| run * GRANULE).sum::<usize>();
+        self.limit < self.shared.sizes.landing
+            && self.leased() - self.chunks.iter().map(free).sum::<usize>() > self.limit / 4 * 3
+    }
+}
+
+/// Bytes of the shortest new chunk that is worth it where the longest run is of `run` granules.
+fn least(want: usize, min: usize, run: usize) -> usize {
+    want.min(run + 1).max(min).saturating_mul(GRANULE)
 }
 
 impl Drop for Landing {

@@ -136,9 +136,15 @@ impl Pool {
         Some(PinnedBytes::new(bytes.clone(), lkey))
     }
 
-    /// A landing account for one connection.
+    /// A landing account for one connection, that may lease what the landing budget has.
     pub fn landing(&self) -> Landing {
-        Landing::new(self.0.clone())
+        self.landing_up_to(usize::MAX)
+    }
+
+    /// A landing account for one connection, that may lease `limit` bytes at a time. Below the pool's
+    /// [chunk](Sizes::chunk) it can lease shorter chunks only, and below 4 KiB nothing.
+    pub fn landing_up_to(&self, limit: usize) -> Landing {
+        Landing::new(self.0.clone(), limit)
     }
 
     /// Whether the process may pin another chunk of landing memory, should the budget have one: the limit may be lower

@@ -422,3 +422,38 @@ fn the_one_that_waits_longest_is_woken_first() {
     let (pool, _) = small();
     assert_eq!(wait_order(&pool), [2, 0, 3, 1]);
 }
+
+#[test]
+fn an_account_with_a_limit_keeps_to_it_and_waits_for_its_own() {
+    let (pool, ledger) = pool(PoolConfig::default().total((8 << 20) - (256 << 10)));
+    let limit = 1 << 20;
+    assert!(pool.config().landing > 2 * limit);
+    let (mut limited, mut other) = (pool.landing_up_to(limit), pool.landing());
+    let (woken, waker) = Woken::new();
+    limited.register_waker(&waker);
+    let mut all = everything(&mut limited, 64 << 10);
+    let total: usize = all.iter().map(LandingBuf::capacity).sum();
+    assert!(total <= limit && total + (64 << 10) > limit, "{total}");
+    assert!(pool.stats().leased <= limit);
+    assert!(limited.under_pressure() && limited.is_spent());
+    // It is its own limit: nobody else is asked to make room, and others have all the rest.
+    assert!(!other.wanted_elsewhere() && !other.under_pressure());
+    let others = everything(&mut other, 64 << 10);
+    assert!(others.len() * (64 << 10) + limit + (128 << 10) > pool.config().landing);
+    let before = woken.count();
+    drop((others, other));
+    assert_eq!(woken.count(), before, "what comes free elsewhere does not help it");
+    drop(all.pop());
+    assert!(woken.count() > before);
+    let piece = take(&mut limited, 64 << 10, 64 << 10).unwrap();
+    // Readers that hold on to what they got count as well.
+    let held = piece.filled(1);
+    assert!(take(&mut limited, 64 << 10, 64 << 10).is_none());
+    drop(held);
+    // What lies idle in short chunks makes room for a long piece.
+    drop(all);
+    assert_eq!(take(&mut limited, limit, limit).unwrap().capacity(), limit);
+    assert!(take(&mut limited, 2 * limit, 1).unwrap().capacity() <= limit);
+    drop((limited, pool));
+    ledger.assert_settled();
+}

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::frame::MAX_HEADER_BLOCK;
 use crate::hello::Settings;
 
 /// Limits and sizes of one side of a connection. What the peer has to know of them travels in the hello.
@@ -19,6 +20,9 @@ pub struct Config {
     /// Bytes that are granted or unread at once for one stream that asked for memory. A message no longer
     /// than this lands in one piece when memory allows. At least 64 KiB; default 8 MiB.
     pub bulk_window: u32,
+    /// The longest header block that is received, in bytes: request headers, response headers, or trailers.
+    /// 4 KiB to 1 MiB; default 64 KiB.
+    pub max_headers: u32,
     /// The longest piece of a body, so the longest message, in bytes. 1 to 2^40; default 256 MiB.
     pub max_message: u64,
     /// Standing grants that are kept with a peer that sends bulk. 0 turns them off; default 4, at most 64.
@@ -43,6 +47,7 @@ impl Default for Config {
             max_streams: 1024,
             stream_window: 2 << 20,
             bulk_window: 8 << 20,
+            max_headers: MAX_HEADER_BLOCK as u32,
             max_message: 256 << 20,
             standing_grants: 4,
             standing_max: (1 << 20) + (64 << 10),
@@ -52,6 +57,9 @@ impl Default for Config {
         }
     }
 }
+
+/// Bytes that a header block may be limited to.
+pub const HEADERS: std::ops::RangeInclusive<u32> = 4096..=1 << 20;
 
 const DAY_MS: u64 = 24 * 60 * 60 * 1000;
 
@@ -83,6 +91,7 @@ impl Config {
             "4096 to 2147483647",
         )?;
         rule(self.bulk_window >= 65_536, "bulk_window", self.bulk_window.into(), "at least 65536")?;
+        rule(HEADERS.contains(&self.max_headers), "max_headers", self.max_headers.into(), "4096 to 1048576")?;
         rule((1..=1 << 40).contains(&self.max_message), "max_message", self.max_message, "1 to 2^40")?;
         rule(self.standing_grants <= 64, "standing_grants", self.standing_grants.into(), "0 to 64")?;
         rule(self.standing_max <= 1 << 30, "standing_max", self.standing_max.into(), "at most 2^30")?;
@@ -109,6 +118,7 @@ impl Config {
             slot_size: self.slot_size,
             max_streams: self.max_streams,
             stream_window: self.stream_window,
+            max_headers: self.max_headers,
             max_message: self.max_message,
         }
     }

@@ -54,7 +54,7 @@ pub const MORE: u8 = 2;
 pub const ACK: u8 = 1;
 /// The longest text of a GOAWAY or CLOSE, in bytes.
 pub const MAX_TEXT: usize = 240;
-/// The longest header block, in bytes.
+/// The longest header block in bytes, unless [`Config::max_headers`](crate::Config::max_headers) says otherwise.
 pub const MAX_HEADER_BLOCK: usize = 65_536;
 /// The shortest GRANT, in bytes, that answers a REQUEST without completing it: a request cannot be answered
 /// with more grants than its bytes are worth.

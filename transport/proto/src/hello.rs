@@ -19,7 +19,8 @@
 //! | 32 | 4 | streams that the other side may open at once |
 //! | 36 | 4 | stream window in bytes |
 //! | 40 | 8 | longest message in bytes |
-//! | 48 | 8 | reserved, 0 |
+//! | 48 | 4 | longest header block in bytes |
+//! | 52 | 4 | reserved, 0 |
 //!
 //! Accept (server to client) is the same with kind 2, both version bytes holding the version chosen, and
 //! a ticket of zeros. Reject, 16 bytes: magic, length 16, kind 3, the versions that the server speaks,
@@ -40,6 +41,8 @@ pub const HELLO_LEN: usize = 56;
 /// Bytes of a reject.
 pub const REJECT_LEN: usize = 16;
 
+use crate::config::HEADERS;
+
 const MAGIC: [u8; 4] = *b"tRDM";
 
 /// What one side tells the other about itself.
@@ -53,6 +56,8 @@ pub struct Settings {
     pub max_streams: u32,
     /// Bytes that a stream may hold unread without having asked.
     pub stream_window: u32,
+    /// Longest header block in bytes.
+    pub max_headers: u32,
     /// Longest message in bytes.
     pub max_message: u64,
 }
@@ -99,6 +104,12 @@ pub enum Reject {
     /// The server is shutting down.
     #[error("the server is shutting down")]
     ShuttingDown,
+    /// The server has as many connections as it allows.
+    #[error("the server has as many connections as it allows (Server::max_connections)")]
+    Connections,
+    /// The server has as many connections in the making as it allows.
+    #[error("the server has as many connections in the making as it allows (Server::max_handshakes)")]
+    Handshakes,
     /// The hello was not understood.
     #[error("the server did not understand the hello")]
     Malformed,
@@ -189,6 +200,7 @@ fn put(kind: u8, min: u8, max: u8, ticket: &[u8; 16], s: &Settings) -> [u8; HELL
     out[32..36].copy_from_slice(&s.max_streams.to_le_bytes());
     out[36..40].copy_from_slice(&s.stream_window.to_le_bytes());
     out[40..48].copy_from_slice(&s.max_message.to_le_bytes());
+    out[48..52].copy_from_slice(&s.max_headers.to_le_bytes());
     out
 }
 
@@ -198,11 +210,12 @@ fn settings(data: &[u8]) -> Result<Settings, HelloError> {
         slot_size: u32::from_le_bytes(le(data, 28)),
         max_streams: u32::from_le_bytes(le(data, 32)),
         stream_window: u32::from_le_bytes(le(data, 36)),
+        max_headers: u32::from_le_bytes(le(data, 48)),
         max_message: u64::from_le_bytes(le(data, 40)),
     };
     let rule =
         |ok: bool, name, value: u64| if ok { Ok(()) } else { Err(HelloError::Setting { name, value }) };
-    rule(data[26..28] == [0, 0] && data[48..56] == [0; 8], "reserved field", 1)?;
+    rule(data[26..28] == [0, 0] && data[52..56] == [0; 4], "reserved field", 1)?;
     rule((4..=4096).contains(&s.recv_slots), "recv_slots", s.recv_slots.into())?;
     rule((512..=32_768).contains(&s.slot_size), "slot_size", s.slot_size.into())?;
     // A peer that takes no streams would have every call wait for ever.
@@ -213,6 +226,7 @@ fn settings(data: &[u8]) -> Result<Settings, HelloError> {
         s.stream_window.into(),
     )?;
     rule(s.max_message > 0, "max_message", s.max_message)?;
+    rule(HEADERS.contains(&s.max_headers), "max_headers", s.max_headers.into())?;
     Ok(s)
 }
 
@@ -275,6 +289,8 @@ impl Reject {
             Reject::Resources => 3,
             Reject::ShuttingDown => 4,
             Reject::Malformed => 5,
+            Reject::Connections => 6,
+            Reject::Handshakes => 7,
             Reject::Other(code) => code,
         };
         let mut out = [0; REJECT_LEN];
@@ -299,6 +315,8 @@ impl Reject {
             3 => Reject::Resources,
             4 => Reject::ShuttingDown,
             5 => Reject::Malformed,
+            6 => Reject::Connections,
+            7 => Reject::Handshakes,
             code => Reject::Other(code),
         })
     }
@@ -320,9 +338,15 @@ mod tests {
         assert_eq!(Hello::decode(&data).unwrap(), hello());
         let accept = Accept { version: 1, settings: hello().settings };
         assert_eq!(Accept::decode(&accept.encode()).unwrap(), accept);
-        for reject in
-            [Reject::Ticket, Reject::Resources, Reject::ShuttingDown, Reject::Malformed, Reject::Other(99)]
-        {
+        for reject in [
+            Reject::Ticket,
+            Reject::Resources,
+            Reject::ShuttingDown,
+            Reject::Malformed,
+            Reject::Connections,
+            Reject::Handshakes,
+            Reject::Other(99),
+        ] {
             assert_eq!(Reject::decode(&reject.encode()).unwrap(), reject);
         }
     }
@@ -350,8 +374,11 @@ mod tests {
         data[28..32].copy_from_slice(&u32::MAX.to_le_bytes());
         assert_eq!(Hello::decode(&data).unwrap_err().to_string(), "peer's slot_size is 4294967295");
         let mut data = hello().encode();
-        data[50] = 1;
+        data[53] = 1;
         assert!(Hello::decode(&data).is_err());
+        let mut data = hello().encode();
+        data[48..52].copy_from_slice(&4095_u32.to_le_bytes());
+        assert_eq!(Hello::decode(&data).unwrap_err().to_string(), "peer's max_headers is 4095");
         let mut data = hello().encode();
         data[32..36].fill(0);
         assert_eq!(Hello::decode(&data).unwrap_err().to_string(), "peer's max_streams is 0");

@@ -71,7 +71,7 @@ pub mod hello;
 mod ids;
 mod payload;
 
-pub use config::{Config, ConfigError};
+pub use config::{Config, ConfigError, HEADERS};
 pub use conn::{
     Connection, Event, Flow, GrantMemory, LandingWant, Pending, Room, SendError, Side, Stats, Transmit,
     WantKey, Write,

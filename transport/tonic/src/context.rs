@@ -43,6 +43,7 @@ struct Inner {
     sim: Option<SimDevice>,
     shm: OnceLock<Fabric>,
     shm_access: ShmAccess,
+    pinned_per_peer: Option<usize>,
     /// By the device's name. Held while a pool is made, so that it is made once.
     pools: Mutex<HashMap<String, Held>>,
     lookout: Lookout,
@@ -77,6 +78,7 @@ impl Context {
             device: None,
             sim: None,
             shm_access: ShmAccess::default(),
+            pinned_per_peer: None,
         }
     }
 
@@ -103,6 +105,11 @@ impl Context {
         }
         let fabric = Fabric::shm(self.0.shm_access.clone())?;
         Ok(self.0.shm.get_or_init(|| fabric).clone())
+    }
+
+    /// What one connection may pin.
+    pub(crate) fn pinned_per_peer(&self) -> Option<usize> {
+        self.0.pinned_per_peer
     }
 
     /// The configuration of every pool.
@@ -315,6 +322,7 @@ pub struct ContextBuilder {
     device: Option<String>,
     sim: Option<SimDevice>,
     shm_access: ShmAccess,
+    pinned_per_peer: Option<usize>,
 }
 
 impl ContextBuilder {
@@ -339,6 +347,18 @@ impl ContextBuilder {
         self
     }
 
+    /// Limit the bytes that one connection may have pinned at a time: control memory, 80 to 448 KiB, and landing memory that
+    /// its peer may write to, or has written to and somebody holds. Default is what the pool has; no less than 256 KiB are
+    /// left for landing.
+    ///
+    /// A peer that asks for memory on many streams, and then sends nothing or holds its messages back, keeps others from
+    /// getting some, up to this limit. Messages that do not fit into what is left of it land in parts, or wait until the
+    /// reader has let go of others; half of it is the longest message that lands in one piece.
+    pub fn pinned_per_peer(mut self, bytes: usize) -> Self {
+        self.pinned_per_peer = Some(bytes);
+        self
+    }
+
     /// Use a device of a simulated network in place of RDMA devices, for tests. Client and server
     /// each need a device of the same network, and live in the same process.
     pub fn sim(mut self, device: SimDevice) -> Self {
@@ -354,6 +374,7 @@ impl ContextBuilder {
             sim: self.sim,
             shm: OnceLock::new(),
             shm_access: self.shm_access,
+            pinned_per_peer: self.pinned_per_peer,
             pools: Mutex::default(),
             lookout: Lookout::default(),
             ordinary: OnceLock::new(),

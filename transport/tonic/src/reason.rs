@@ -48,11 +48,15 @@ pub enum ReasonCode {
     Pending,
     /// The peer closed the fast path in good order, to shut down or to rebalance.
     GoAway,
+    /// The Offer did not reach the server: TCP is down as well.
+    PeerUnreachable,
+    /// One end has as many connections, handshakes or tickets as it allows.
+    LimitReached,
 }
 
 impl ReasonCode {
     /// Every code.
-    pub const ALL: [ReasonCode; 18] = [
+    pub const ALL: [ReasonCode; 20] = [
         Self::Policy,
         Self::PeerNotCapable,
         Self::NoRdmaCore,
@@ -71,6 +75,8 @@ impl ReasonCode {
         Self::Platform,
         Self::Pending,
         Self::GoAway,
+        Self::PeerUnreachable,
+        Self::LimitReached,
     ];
 
     /// The code as it is logged and sent, for example `no-device`.
@@ -94,12 +100,40 @@ impl ReasonCode {
             Self::Platform => "platform",
             Self::Pending => "pending",
             Self::GoAway => "go-away",
+            Self::PeerUnreachable => "peer-unreachable",
+            Self::LimitReached => "limit-reached",
         }
     }
 
     /// The code of that name, if there is one.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|code| code.as_str() == name)
+    }
+
+    /// Whether it may pass without anybody doing anything, so that it is soon worth another attempt.
+    pub(crate) fn mends_itself(self) -> bool {
+        match self {
+            Self::LinkLost
+            | Self::GoAway
+            | Self::NoRoute
+            | Self::HandshakeTimeout
+            | Self::HandshakeRejected
+            | Self::PoolExhausted
+            | Self::PeerUnreachable
+            | Self::LimitReached
+            | Self::Pending => true,
+            Self::Policy
+            | Self::PeerNotCapable
+            | Self::NoRdmaCore
+            | Self::NoDevice
+            | Self::NoActivePort
+            | Self::NotOnRdmaDevice
+            | Self::Memlock
+            | Self::QueuePairRefused
+            | Self::VersionMismatch
+            | Self::OtherHost
+            | Self::Platform => false,
+        }
     }
 
     /// What to do about it, in one sentence.
@@ -141,6 +175,11 @@ impl ReasonCode {
             Self::Platform => "run on Linux",
             Self::Pending => "nothing: wait for Channel::path_changed",
             Self::GoAway => "nothing: the channel tries again by itself",
+            Self::PeerUnreachable => "start the server, and check address, routes and firewall of its TCP port",
+            Self::LimitReached => {
+                "nothing, if it passes: the channel tries again; else raise the server's limit (max_connections, \
+                 max_handshakes, tickets), or open fewer channels"
+            }
         }
     }
 }

@@ -21,6 +21,17 @@ pub struct TransportStats {
     pub calls_fast: u64,
     /// Calls begun on TCP.
     pub calls_tcp: u64,
+    /// Calls that went to another path or connection, because theirs ended before the server saw them. Each counts once
+    /// for every time, and is among the calls of the path that it took in the end.
+    pub calls_moved: u64,
+    /// Attempts at the fast path that a channel has begun. Why they failed, [`Channel::path`](crate::Channel::path) tells.
+    pub attempts: u64,
+    /// Fast-path connections that came about.
+    pub connections: u64,
+    /// Of these, those that broke, or were given up as dead, in place of ending in good order.
+    pub connections_lost: u64,
+    /// Connect requests that a server has refused, and TCP connections beyond its limit.
+    pub connections_refused: u64,
     /// Payload bytes sent by RDMA WRITE.
     pub bytes_sent_write: u64,
     /// Payload bytes sent eagerly, inside SENDs.
@@ -76,6 +87,10 @@ pub struct Copied {
     pub joined: u64,
     /// From landing memory to the heap, because less than a quarter of the landing memory was free.
     pub pressure: u64,
+    /// From landing memory to the heap, because the peer is not trusted to leave alone what it has sent:
+    /// [`Endpoint::copy_on_delivery`](crate::Endpoint::copy_on_delivery) and
+    /// [`Server::copy_on_delivery`](crate::Server::copy_on_delivery).
+    pub delivery: u64,
     /// By a plain codec, or because a body was compressed, while encoding or decoding; by the codec of this crate for
     /// long fields that are not `Bytes`.
     pub plain_codec: u64,
@@ -87,7 +102,13 @@ pub struct Copied {
 impl Copied {
     /// All of it.
     pub fn total(&self) -> u64 {
-        self.eager + self.staging + self.joined + self.pressure + self.plain_codec + self.learning
+        self.eager
+            + self.staging
+            + self.joined
+            + self.pressure
+            + self.delivery
+            + self.plain_codec
+            + self.learning
     }
 }
 
@@ -103,6 +124,7 @@ impl std::fmt::Display for Copied {
             ("staging", self.staging),
             ("joined", self.joined),
             ("pressure", self.pressure),
+            ("delivery", self.delivery),
             ("plain codec", self.plain_codec),
             ("learning", self.learning),
         ];
@@ -199,6 +221,11 @@ macro_rules! counters {
 counters!(
     calls_fast,
     calls_tcp,
+    calls_moved,
+    attempts,
+    connections,
+    connections_lost,
+    connections_refused,
     bytes_sent_write,
     bytes_sent_send,
     bytes_sent_tcp,
@@ -211,6 +238,7 @@ counters!(
     staging,
     joined,
     pressure,
+    delivery,
     plain_codec,
     learning,
 );

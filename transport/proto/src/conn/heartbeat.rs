@@ -1,8 +1,11 @@
 //! PING and the dead-peer timer.
 //!
-//! Any message proves that the peer lives. After half of `dead_peer` without one a PING asks; after the
-//! other half without an answer the peer is dead. The second half counts from the PING, so that a process
-//! that was itself stopped asks before it judges.
+//! Any message proves that the peer lives. After a quarter of `dead_peer` without one a PING asks; after the other three
+//! without an answer the peer is dead. So a peer that is gone is noticed within `dead_peer`, and one that pauses for less
+//! than three quarters of it lives on, also on a link that carried nothing before.
+//!
+//! The answer is waited for from the PING on, and a timer that comes late says that this side was stopped, or short of
+//! processor time: then it asks once more before it judges.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +13,7 @@ use crate::error::Breach;
 
 #[derive(Debug)]
 pub(super) struct Heartbeat {
-    half: Duration,
+    quarter: Duration,
     last_received: Instant,
     asked: Option<Instant>,
     /// PINGs without their answer.
@@ -26,7 +29,7 @@ pub(super) enum Beat {
 
 impl Heartbeat {
     pub(super) fn new(dead_peer: Duration, now: Instant) -> Self {
-        Heartbeat { half: dead_peer / 2, last_received: now, asked: None, outstanding: 0 }
+        Heartbeat { quarter: dead_peer / 4, last_received: now, asked: None, outstanding: 0 }
     }
 
     pub(super) fn received(&mut self, now: Instant) {
@@ -40,14 +43,18 @@ impl Heartbeat {
     }
 
     pub(super) fn deadline(&self) -> Instant {
-        self.asked.unwrap_or(self.last_received) + self.half
+        match self.asked {
+            Some(asked) => asked + self.quarter * 3,
+            None => self.last_received + self.quarter,
+        }
     }
 
     pub(super) fn timeout(&mut self, now: Instant) -> Beat {
-        if now < self.deadline() {
+        let deadline = self.deadline();
+        if now < deadline {
             return Beat::Nothing;
         }
-        if self.asked.is_some() {
+        if self.asked.is_some() && now < deadline + self.quarter {
             return Beat::Dead;
         }
         self.asked = Some(now);
@@ -60,20 +67,41 @@ impl Heartbeat {
 mod tests {
     use super::*;
 
+    fn beat() -> (Heartbeat, impl Fn(u64) -> Instant) {
+        let start = Instant::now();
+        let at = move |ms: u64| start + Duration::from_millis(ms);
+        (Heartbeat::new(Duration::from_secs(4), start), at)
+    }
+
     #[test]
     fn asks_then_judges() {
-        let t = Instant::now();
-        let s = Duration::from_secs(1);
-        let mut h = Heartbeat::new(4 * s, t);
-        assert_eq!(h.timeout(t + s), Beat::Nothing);
-        assert_eq!(h.timeout(t + 2 * s), Beat::Ping);
-        assert_eq!(h.timeout(t + 3 * s), Beat::Nothing);
-        h.received(t + 3 * s);
-        assert_eq!(h.timeout(t + 4 * s), Beat::Nothing);
-        // Stopped for a long time: asks first.
-        assert_eq!(h.timeout(t + 100 * s), Beat::Ping);
-        assert_eq!(h.timeout(t + 101 * s), Beat::Nothing);
-        assert_eq!(h.timeout(t + 102 * s), Beat::Dead);
+        let (mut h, at) = beat();
+        assert_eq!(h.timeout(at(999)), Beat::Nothing);
+        assert_eq!(h.timeout(at(1_000)), Beat::Ping);
+        assert_eq!(h.timeout(at(3_999)), Beat::Nothing);
+        assert_eq!(h.timeout(at(4_000)), Beat::Dead);
+    }
+
+    #[test]
+    fn an_idle_link_outlives_a_pause_of_its_peer() {
+        let (mut h, at) = beat();
+        assert_eq!(h.timeout(at(1_000)), Beat::Ping);
+        // The peer stopped just before, and went on after nearly three seconds.
+        assert_eq!(h.timeout(at(3_900)), Beat::Nothing);
+        h.received(at(3_900));
+        h.pong().unwrap();
+        assert_eq!(h.timeout(at(4_000)), Beat::Nothing);
+        assert_eq!(h.deadline(), at(4_900));
+    }
+
+    #[test]
+    fn who_was_stopped_asks_before_it_judges() {
+        let (mut h, at) = beat();
+        assert_eq!(h.timeout(at(100_000)), Beat::Ping);
+        assert_eq!(h.timeout(at(101_000)), Beat::Nothing);
+        // Stopped again, with the question open.
+        assert_eq!(h.timeout(at(200_000)), Beat::Ping);
+        assert_eq!(h.timeout(at(203_000)), Beat::Dead);
         h.pong().unwrap();
         h.pong().unwrap();
         assert_eq!(h.pong(), Err(Breach::UnexpectedPong));

@@ -240,7 +240,7 @@ impl Connection {
 
     /// Whether [`Connection::open`] may succeed, now or when a stream ends.
     pub fn takes_streams(&self) -> bool {
-        self.phase == Phase::Open && !self.peer_going_away
+        self.phase == Phase::Open && !self.peer_going_away && self.last_opened < u32::MAX
     }
 
     /// Whether one more stream may be opened now.

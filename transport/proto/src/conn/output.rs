@@ -4,7 +4,8 @@ use bytes::Bytes;
 
 use super::stream::{Bulk, Out, RecvHalf, SendHalf};
 use super::{Connection, Event, Flow, SendError, Side};
-use crate::frame::{Frame, MAX_HEADER_BLOCK};
+use crate::frame::Frame;
+use crate::hello::Settings;
 use crate::ids::{GrantId, ResetCode, StreamId};
 use crate::payload::Payload;
 
@@ -24,7 +25,7 @@ impl Connection {
         if !self.has_stream_room() {
             return Err(SendError::TooManyStreams(self.peer.max_streams));
         }
-        check_block(&block)?;
+        check_block(&block, &self.peer)?;
         let id = self.last_opened.checked_add(1).ok_or(SendError::IdsUsedUp)?;
         self.last_opened = id;
         let key = self.insert(id, RecvHalf::Headers);
@@ -52,7 +53,7 @@ impl Connection {
     /// [`SendError::Closed`], [`SendError::HeadersTooLong`].
     pub fn send_headers(&mut self, id: StreamId, block: Bytes, end: bool) -> Result<(), SendError> {
         let key = self.open_for_sending(id)?;
-        check_block(&block)?;
+        check_block(&block, &self.peer)?;
         self.push_headers(key, block, end);
         Ok(())
     }
@@ -202,9 +203,8 @@ impl Connection {
     }
 }
 
-fn check_block(block: &Bytes) -> Result<(), SendError> {
-    if block.len() > MAX_HEADER_BLOCK {
-        return Err(SendError::HeadersTooLong { len: block.len(), limit: MAX_HEADER_BLOCK as u32 });
-    }
-    Ok(())
+/// What the peer takes.
+fn check_block(block: &Bytes, peer: &Settings) -> Result<(), SendError> {
+    let (len, limit) = (block.len(), peer.max_headers);
+    if len > limit as usize { Err(SendError::HeadersTooLong { len, limit }) } else { Ok(()) }
 }

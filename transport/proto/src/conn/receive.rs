@@ -7,7 +7,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use super::stream::{PeerGrant, RecvHalf, SendHalf};
 use super::{Connection, Event, Phase, Side};
 use crate::error::{Breach, CloseCode};
-use crate::frame::{Frame, MAX_HEADER_BLOCK, Reader};
+use crate::frame::{Frame, Reader};
 use crate::ids::{GrantId, ResetCode, StreamId};
 
 impl Connection {
@@ -126,8 +126,8 @@ impl Connection {
         if stream.recv == RecvHalf::Discarding {
             return self.on_end(key, end);
         }
-        if stream.block.len() + block.len() > MAX_HEADER_BLOCK {
-            return Err(Breach::HeaderBlock { stream: stream_id, limit: MAX_HEADER_BLOCK as u32 });
+        if stream.block.len() + block.len() > self.config.max_headers as usize {
+            return Err(Breach::HeaderBlock { stream: stream_id, limit: self.config.max_headers });
         }
         if more && block.is_empty() {
             return Err(Breach::FrameOrder { frame: "empty HEADERS", stream: stream_id });

@@ -103,6 +103,8 @@ fn describe(status: &Status) -> String {
 
 /// What it means that the call itself failed.
 fn refused(status: &Status) -> Reason {
+    // A status with a cause was made at this end: the call had no answer.
+    let unanswered = std::error::Error::source(status).is_some();
     match status.code() {
         Code::Unimplemented => {
             Reason::new(ReasonCode::PeerNotCapable, "the server does not know tonic_rdma.v1.Bootstrap/Offer")
@@ -116,6 +118,9 @@ fn refused(status: &Status) -> Reason {
         ),
         Code::DeadlineExceeded | Code::Cancelled => {
             Reason::from_peer(ReasonCode::HandshakeTimeout, format!("the Offer failed: {}", describe(status)))
+        }
+        _ if unanswered => {
+            Reason::new(ReasonCode::PeerUnreachable, format!("the Offer failed: {}", describe(status)))
         }
         _ => Reason::from_peer(
             ReasonCode::HandshakeRejected,
@@ -323,5 +328,8 @@ mod tests {
         assert_eq!(code(Status::unauthenticated("who?")), ReasonCode::HandshakeRejected);
         assert_eq!(code(Status::cancelled("Timeout expired")), ReasonCode::HandshakeTimeout);
         assert_eq!(code(Status::unavailable("down")), ReasonCode::HandshakeRejected);
+        let mut lost = Status::unavailable("connection refused");
+        lost.set_source(Arc::new(std::io::Error::from(std::io::ErrorKind::ConnectionRefused)));
+        assert_eq!(code(lost), ReasonCode::PeerUnreachable);
     }
 }

@@ -15,7 +15,7 @@ use crate::{
 };
 use bytes::Bytes;
 use std::{
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::{Arc, OnceLock},
 };
 use tokio::{sync::watch, time::Instant};
@@ -111,6 +111,7 @@ impl OfferService {
         request: &OfferRequest,
         connection: Connection,
         local: Option<SocketAddr>,
+        remote: Option<IpAddr>,
     ) -> Result<pb::Grant, Reason> {
         let (min, max) = (request.version_min, request.version_max);
         if min > u32::from(VERSION_MAX) || max < u32::from(VERSION_MIN) || min > max {
@@ -133,8 +134,8 @@ impl OfferService {
         }
         let ticket = self
             .tickets
-            .issue(connection.0, Instant::now())
-            .map_err(|e| Reason::new(ReasonCode::HandshakeRejected, e.to_string()))?;
+            .issue(connection.0, remote, Instant::now())
+            .map_err(|e| Reason::new(e.code(), e.to_string()))?;
         Ok(pb::Grant {
             ticket: Bytes::copy_from_slice(&ticket.0),
             lifetime_ms: self.tickets.lifetime().as_millis().try_into().unwrap_or(u32::MAX),
@@ -199,7 +200,8 @@ impl Bootstrap for OfferService {
         // Absent when a layer made the request anew: calls on the fast path then carry no address
         // and no certificate of the client.
         let connection = request.extensions().get::<Connection>().cloned().unwrap_or_default();
-        let outcome = match self.outcome(request.get_ref(), connection, local).await {
+        let from = peer.map(|peer| peer.ip().to_canonical());
+        let outcome = match self.outcome(request.get_ref(), connection, local, from).await {
             Ok(grant) => {
                 tracing::debug!(peer = ?peer, "fast path offered");
                 Outcome::Grant(grant)

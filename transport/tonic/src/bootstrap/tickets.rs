@@ -3,20 +3,23 @@
 //! | state | issue | redeem | time |
 //! |---|---|---|---|
 //! | (none) | live | refused: unknown | |
-//! | live | | used, and the caller gets in | expired |
+//! | live | withdrawn, if the table is full of tickets of its address and another asks | used, and the caller gets in | expired |
 //! | used | | refused: used | forgotten when [`SPENT`] later ones are spent |
+//! | withdrawn | | refused: withdrawn | forgotten when [`SPENT`] later ones are spent |
 //! | expired | | refused: expired | forgotten when [`SPENT`] later ones are spent |
 //!
 //! A ticket is 128 bits from the operating system's random source. It is looked up by its whole
 //! value in a table whose hash has a random key of its own, so that the time of a look-up tells
 //! nothing about tickets that are nearly right; and every guess costs a connect request.
 
+use crate::reason::ReasonCode;
 use http::Extensions;
 use rand::{TryRngCore, rngs::OsRng};
 use std::{
     collections::{HashMap, VecDeque},
     fmt,
     sync::{Mutex, MutexGuard, PoisonError},
+    net::IpAddr,
     time::Duration,
 };
 use tokio::time::Instant;
@@ -49,15 +52,27 @@ pub(crate) enum Refused {
     Used,
     #[error("ticket expired")]
     Expired,
+    #[error("ticket withdrawn: its address had asked for too many")]
+    Withdrawn,
 }
 
 /// Why no ticket can be issued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NoTicket {
-    #[error("{0} tickets are outstanding already; try again later")]
+    #[error("{0} tickets are outstanding already (Server::tickets)")]
     Full(usize),
     #[error("the operating system gives no random bytes")]
     NoRandomness,
+}
+
+impl NoTicket {
+    /// The kind of cause that the client is told.
+    pub(crate) fn code(self) -> ReasonCode {
+        match self {
+            Self::Full(_) => ReasonCode::LimitReached,
+            Self::NoRandomness => ReasonCode::HandshakeRejected,
+        }
+    }
 }
 
 /// The table of a server.
@@ -71,12 +86,17 @@ pub(crate) struct Tickets {
 #[derive(Debug, Default)]
 struct Table {
     live: HashMap<Ticket, Live>,
+    issued: u64,
     spent: VecDeque<(Ticket, Refused)>,
 }
 
 #[derive(Debug)]
 struct Live {
     expires: Instant,
+    /// The client's address, where it has one.
+    from: Option<IpAddr>,
+    /// Counted from the first.
+    number: u64,
     /// What the TCP connection of the Offer is known by.
     connection: Extensions,
 }
@@ -90,8 +110,16 @@ impl Tickets {
         self.lifetime
     }
 
-    /// Makes a ticket for the client on the other end of `connection`.
-    pub(crate) fn issue(&self, connection: Extensions, now: Instant) -> Result<Ticket, NoTicket> {
+    /// Makes a ticket for the client on the other end of `connection`, which comes from this address.
+    ///
+    /// Where there are as many as may be, an address that holds fewer of them than another gets one of the other's, so
+    /// that one flood does not keep everybody out.
+    pub(crate) fn issue(
+        &self,
+        connection: Extensions,
+        from: Option<IpAddr>,
+        now: Instant,
+    ) -> Result<Ticket, NoTicket> {
         let mut bytes = [0; TICKET_LEN];
         OsRng.try_fill_bytes(&mut bytes).map_err(|_| NoTicket::NoRandomness)?;
         let ticket = Ticket(bytes);
@@ -99,10 +127,12 @@ impl Tickets {
         if table.live.len() >= self.capacity {
             table.expire(now);
         }
-        if table.live.len() >= self.capacity {
+        if table.live.len() >= self.capacity && !table.withdraw(from) {
             return Err(NoTicket::Full(self.capacity));
         }
-        table.live.insert(ticket, Live { expires: now + self.lifetime, connection });
+        let number = table.issued;
+        table.issued += 1;
+        table.live.insert(ticket, Live { expires: now + self.lifetime, from, number, connection });
         Ok(ticket)
     }
 
@@ -142,6 +172,25 @@ impl Table {
         }
     }
 
+    /// Takes the oldest ticket from the address that holds the most, in favour of one that holds fewer.
+    fn withdraw(&mut self, in_favour: Option<IpAddr>) -> bool {
+        let mut held: HashMap<Option<IpAddr>, usize> = HashMap::new();
+        for live in self.live.values() {
+            *held.entry(live.from).or_default() += 1;
+        }
+        let own = held.get(&in_favour).copied().unwrap_or(0);
+        let Some((&most, _)) = held.iter().filter(|(_, n)| **n > own + 1).max_by_key(|(_, n)| **n) else {
+            return false;
+        };
+        let of_most = self.live.iter().filter(|(_, live)| live.from == most);
+        let Some(oldest) = of_most.min_by_key(|(_, live)| live.number).map(|(ticket, _)| *ticket) else {
+            return false;
+        };
+        self.live.remove(&oldest);
+        self.spend(oldest, Refused::Withdrawn);
+        true
+    }
+
     fn spend(&mut self, ticket: Ticket, how: Refused) {
         if self.spent.len() == SPENT {
             self.spent.pop_front();
@@ -163,7 +212,7 @@ mod tests {
         let (tickets, now) = tickets();
         let mut connection = Extensions::new();
         connection.insert("alice");
-        let ticket = tickets.issue(connection, now).unwrap();
+        let ticket = tickets.issue(connection, None, now).unwrap();
         let connection = tickets.redeem(&ticket, now).unwrap();
         assert_eq!(connection.get::<&str>(), Some(&"alice"));
         assert_eq!(tickets.redeem(&ticket, now).unwrap_err(), Refused::Used);
@@ -172,7 +221,7 @@ mod tests {
     #[tokio::test]
     async fn wrong_by_any_bit_is_unknown_and_harms_nothing() {
         let (tickets, now) = tickets();
-        let ticket = tickets.issue(Extensions::new(), now).unwrap();
+        let ticket = tickets.issue(Extensions::new(), None, now).unwrap();
         for bit in 0..TICKET_LEN * 8 {
             let mut wrong = ticket;
             wrong.0[bit / 8] ^= 1 << (bit % 8);
@@ -184,7 +233,7 @@ mod tests {
     #[tokio::test]
     async fn expires() {
         let (tickets, now) = tickets();
-        let ticket = tickets.issue(Extensions::new(), now).unwrap();
+        let ticket = tickets.issue(Extensions::new(), None, now).unwrap();
         let later = now + tickets.lifetime();
         assert_eq!(tickets.redeem(&ticket, later).unwrap_err(), Refused::Expired);
         // And stays so, even for a clock that seems to go back.
@@ -194,27 +243,46 @@ mod tests {
     #[tokio::test]
     async fn a_full_table_refuses_until_tickets_are_used_or_expire() {
         let (tickets, now) = tickets();
-        let first = tickets.issue(Extensions::new(), now).unwrap();
+        let first = tickets.issue(Extensions::new(), None, now).unwrap();
         for _ in 0..2 {
-            tickets.issue(Extensions::new(), now).unwrap();
+            tickets.issue(Extensions::new(), None, now).unwrap();
         }
-        assert_eq!(tickets.issue(Extensions::new(), now).unwrap_err(), NoTicket::Full(3));
+        assert_eq!(tickets.issue(Extensions::new(), None, now).unwrap_err(), NoTicket::Full(3));
         tickets.redeem(&first, now).unwrap();
-        tickets.issue(Extensions::new(), now).unwrap();
-        assert_eq!(tickets.issue(Extensions::new(), now).unwrap_err(), NoTicket::Full(3));
+        tickets.issue(Extensions::new(), None, now).unwrap();
+        assert_eq!(tickets.issue(Extensions::new(), None, now).unwrap_err(), NoTicket::Full(3));
         let later = now + tickets.lifetime();
         for _ in 0..3 {
-            tickets.issue(Extensions::new(), later).unwrap();
+            tickets.issue(Extensions::new(), None, later).unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_flood_from_one_address_keeps_nobody_else_out() {
+        let (tickets, now) = tickets();
+        let [flood, quiet, late] = [1, 2, 3].map(|n| Some(IpAddr::from([10, 0, 0, n])));
+        let of = |from| tickets.issue(Extensions::new(), from, now);
+        let first = of(flood).unwrap();
+        let last = [of(flood).unwrap(), of(flood).unwrap()][1];
+        assert_eq!(of(flood).unwrap_err(), NoTicket::Full(3));
+        let good = of(quiet).unwrap();
+        assert_eq!(tickets.redeem(&first, now).unwrap_err(), Refused::Withdrawn);
+        // One each is as fair as it gets.
+        let other = of(late).unwrap();
+        assert_eq!(of(flood).unwrap_err(), NoTicket::Full(3));
+        assert_eq!(of(Some([10, 0, 0, 4].into())).unwrap_err(), NoTicket::Full(3));
+        for ticket in [last, good, other] {
+            tickets.redeem(&ticket, now).unwrap();
         }
     }
 
     #[tokio::test]
     async fn memory_of_spent_tickets_is_bounded() {
         let (tickets, now) = tickets();
-        let first = tickets.issue(Extensions::new(), now).unwrap();
+        let first = tickets.issue(Extensions::new(), None, now).unwrap();
         tickets.redeem(&first, now).unwrap();
         for _ in 0..SPENT {
-            let ticket = tickets.issue(Extensions::new(), now).unwrap();
+            let ticket = tickets.issue(Extensions::new(), None, now).unwrap();
             tickets.redeem(&ticket, now).unwrap();
         }
         assert_eq!(tickets.lock().spent.len(), SPENT);
@@ -224,8 +292,8 @@ mod tests {
     #[tokio::test]
     async fn tickets_differ_and_do_not_show_in_logs() {
         let (tickets, now) = tickets();
-        let a = tickets.issue(Extensions::new(), now).unwrap();
-        let b = tickets.issue(Extensions::new(), now).unwrap();
+        let a = tickets.issue(Extensions::new(), None, now).unwrap();
+        let b = tickets.issue(Extensions::new(), None, now).unwrap();
         assert_ne!(a, b);
         assert_eq!(format!("{a:?}"), "Ticket(..)");
     }

@@ -31,6 +31,8 @@ pub(crate) struct Plan {
     pub(crate) fabrics: Vec<FabricKind>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) methods: Arc<Methods>,
+    pub(crate) max_header_size: Option<u32>,
+    pub(crate) copy_on_delivery: bool,
 }
 
 /// A fast path that is up.
@@ -112,7 +114,9 @@ impl Plan {
         let started = Instant::now();
         let (fabric, pool) = self.context.toward(path, addr, self.env_device.as_deref(), limit).await?;
         pool.may_land().map_err(|error| cause::pool(&error))?;
-        let options = LinkOptions::for_pool(&pool);
+        let mut options = LinkOptions::for_pool(&pool, self.context.pinned_per_peer());
+        options.headers(self.max_header_size);
+        options.copy_on_delivery = self.copy_on_delivery;
         let hello = Hello::new(ticket, options.proto.settings()).encode();
         let left = limit.saturating_sub(started.elapsed());
         let connected =

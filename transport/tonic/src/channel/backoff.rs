@@ -1,59 +1,74 @@
 //! When to try for the fast path again.
+//!
+//! | what has ended | first pause | longest |
+//! |---|---|---|
+//! | an attempt, for a cause that may pass by itself | 250 ms | 30 s |
+//! | an attempt, for a cause that somebody has to mend | 30 s | 10 min |
+//! | the first [`QUICK`] after a loss, for such a cause | 250 ms | 30 s |
+//! | a fast path that was up | 250 ms | 2 s |
+//!
+//! Pauses double. A fast path that comes up ends the first three rows, so that a server which dies often, and comes back
+//! each time, is not waited for as if it had been away; one that held for [`STABLE`] ends the last.
 
 use crate::reason::ReasonCode;
 use rand::Rng;
 use std::time::Duration;
 
-/// First pause after a cause that may pass by itself, and the longest.
-const FAST: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
-/// First pause after a cause that somebody has to mend, and the longest.
-const SLOW: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(600));
+const FAILED: (Duration, Duration) = (FIRST, Duration::from_secs(30));
+const BROKEN: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(600));
+const LOST: (Duration, Duration) = (FIRST, Duration::from_secs(2));
+const FIRST: Duration = Duration::from_millis(250);
 /// After a loss so many attempts, of about half a minute together, are made in quick succession whatever is in the way:
 /// what there was before may come back soon.
 const QUICK: u32 = 7;
-/// A fast path that held this long starts the pauses anew.
-pub(crate) const STABLE: Duration = Duration::from_secs(10);
 
-/// Doubling pauses, each drawn from the upper half of its length so that clients of one server do
-/// not come back in step.
+/// A fast path that held this long starts the pauses anew.
+const STABLE: Duration = Duration::from_secs(10);
+
+/// Doubling pauses. Each is drawn from the whole of its length but the first fifth, the first pause too: what all clients
+/// of a server lose at one moment they do not ask for again at one moment.
 #[derive(Debug, Default)]
 pub(crate) struct Backoff {
-    attempts: u32,
+    /// Attempts that failed since the fast path was up.
+    failed: u32,
+    /// Fast paths that were up and lost before they were [`STABLE`], in a row.
+    lost: u32,
     /// Attempts of a lost path that are left of the quick ones.
     quick: u32,
 }
 
 impl Backoff {
-    pub(crate) fn reset(&mut self) {
-        self.attempts = 0;
+    /// An attempt has succeeded.
+    pub(crate) fn up(&mut self) {
+        self.failed = 0;
     }
 
-    /// A path that was up is lost.
-    pub(crate) fn lost(&mut self) {
+    /// The pause after a fast path that held for so long.
+    pub(crate) fn lost(&mut self, held: Duration, rng: &mut impl Rng) -> Duration {
+        if held >= STABLE {
+            self.lost = 0;
+        }
         self.quick = QUICK;
+        pause(LOST, &mut self.lost, rng)
     }
 
-    /// The pause before the next attempt, after one that ended with `code`.
-    pub(crate) fn next(&mut self, code: ReasonCode, rng: &mut impl Rng) -> Duration {
-        let (first, longest) = if mends_itself(code) || self.quick > 0 { FAST } else { SLOW };
+    /// The pause after an attempt that ended with `code`.
+    pub(crate) fn failed(&mut self, code: ReasonCode, rng: &mut impl Rng) -> Duration {
+        let soon = code.mends_itself() || self.quick > 0;
         self.quick = self.quick.saturating_sub(1);
-        let pause = first.saturating_mul(1 << self.attempts.min(16)).min(longest);
-        self.attempts = self.attempts.saturating_add(1);
-        pause.mul_f64(rng.random_range(0.5..=1.0))
+        pause(if soon { FAILED } else { BROKEN }, &mut self.failed, rng)
     }
 }
 
-fn mends_itself(code: ReasonCode) -> bool {
-    matches!(
-        code,
-        ReasonCode::LinkLost
-            | ReasonCode::GoAway
-            | ReasonCode::NoRoute
-            | ReasonCode::HandshakeTimeout
-            | ReasonCode::HandshakeRejected
-            | ReasonCode::PoolExhausted
-            | ReasonCode::Pending
-    )
+fn pause((first, longest): (Duration, Duration), times: &mut u32, rng: &mut impl Rng) -> Duration {
+    let pause = first.saturating_mul(1 << (*times).min(16)).min(longest);
+    *times = times.saturating_add(1);
+    pause.mul_f64(rng.random_range(0.2..=1.0))
+}
+
+/// A pause after which channels that have noticed at one moment that their server is back ask it for the fast path.
+pub(crate) fn spread(rng: &mut impl Rng) -> Duration {
+    Duration::from_secs(1).mul_f64(rng.random_range(0.0..=1.0))
 }
 
 #[cfg(test)]
@@ -64,24 +79,51 @@ mod tests {
     #[test]
     fn what_was_there_is_tried_for_quickly() {
         let (mut rng, mut backoff) = (StdRng::seed_from_u64(1), Backoff::default());
-        backoff.lost();
-        let pauses: Vec<_> = (0..=QUICK).map(|_| backoff.next(ReasonCode::NoActivePort, &mut rng)).collect();
+        backoff.lost(Duration::ZERO, &mut rng);
+        let pauses: Vec<_> = (0..=QUICK).map(|_| backoff.failed(ReasonCode::NoActivePort, &mut rng)).collect();
         let (last, quick) = pauses.split_last().unwrap();
-        assert!(quick.iter().all(|pause| *pause <= FAST.1) && *last > FAST.1, "{pauses:?}");
+        assert!(quick.iter().all(|pause| *pause <= FAILED.1) && *last > FAILED.1, "{pauses:?}");
     }
 
     #[test]
     fn pauses_double_up_to_a_limit_with_jitter() {
         let mut rng = StdRng::seed_from_u64(1);
-        for (code, (first, longest)) in [(ReasonCode::LinkLost, FAST), (ReasonCode::NoDevice, SLOW)] {
+        for (code, (first, longest)) in [(ReasonCode::LinkLost, FAILED), (ReasonCode::NoDevice, BROKEN)] {
             let mut backoff = Backoff::default();
             for n in 0..100_u32 {
                 let full = first.saturating_mul(1 << n.min(20)).min(longest);
-                let pause = backoff.next(code, &mut rng);
-                assert!(pause >= full / 2 && pause <= full, "{n}: {pause:?} of {full:?}");
+                let pause = backoff.failed(code, &mut rng);
+                assert!(pause >= full / 5 && pause <= full, "{n}: {pause:?} of {full:?}");
             }
-            backoff.reset();
-            assert!(backoff.next(code, &mut rng) <= first);
+            backoff.up();
+            assert!(backoff.failed(code, &mut rng) <= first);
         }
+    }
+
+    #[test]
+    fn a_server_that_dies_often_is_not_waited_for_long() {
+        let mut rng = StdRng::seed_from_u64(2);
+        let mut backoff = Backoff::default();
+        for _ in 0..100 {
+            // It was away for a moment, and then for another.
+            for _ in 0..3 {
+                assert!(backoff.failed(ReasonCode::PeerUnreachable, &mut rng) <= FIRST * 4);
+            }
+            backoff.up();
+            assert!(backoff.lost(Duration::from_secs(1), &mut rng) <= LOST.1);
+        }
+        assert!(backoff.lost(STABLE, &mut rng) <= FIRST);
+    }
+
+    #[test]
+    fn the_first_pauses_of_many_are_spread() {
+        let mut rng = StdRng::seed_from_u64(3);
+        let mut in_tenths = [0; 10];
+        for _ in 0..1000 {
+            let pause = Backoff::default().lost(Duration::ZERO, &mut rng);
+            in_tenths[(pause.as_micros() * 10 / FIRST.as_micros()).min(9) as usize] += 1;
+        }
+        assert_eq!(in_tenths[..2], [0, 0]);
+        assert!(in_tenths[2..].iter().all(|n| (60..200).contains(n)), "{in_tenths:?}");
     }
 }

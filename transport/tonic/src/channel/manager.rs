@@ -3,7 +3,7 @@
 
 use super::{
     attempt::{Fast, Plan},
-    backoff::{Backoff, STABLE},
+    backoff::{self, Backoff},
     shared::{Shared, State},
 };
 use crate::link::FastClient;
@@ -64,30 +64,37 @@ async fn keep(shared: &Shared, plan: &Plan, patience: Duration, log: &mut Log) {
     loop {
         shared.state.send_replace(State::Trying { since: since.clone() });
         changes.seen();
-        let reason = match attempt(shared, plan, patience, log).await {
+        shared.counters.attempts.add(1);
+        let (reason, pause) = match attempt(shared, plan, patience, log).await {
             Ok(fast) => {
                 let up = Instant::now();
+                backoff.up();
+                shared.counters.connections.add(1);
                 log.up(&fast);
                 let client = fast.client.clone();
                 shared.state.send_replace(State::Up(fast));
                 let reason = over(client, shared).await;
-                if up.elapsed() >= STABLE {
-                    backoff.reset();
-                }
-                backoff.lost();
+                shared.counters.connections_lost.add(u64::from(reason.code() == ReasonCode::LinkLost));
                 log.lost();
-                reason
+                (reason, backoff.lost(up.elapsed(), &mut rng))
             }
-            Err(reason) => reason,
+            Err(reason) => {
+                let pause = backoff.failed(reason.code(), &mut rng);
+                (reason, pause)
+            }
         };
         log.down(&reason);
+        let away = reason.code() == ReasonCode::PeerUnreachable;
         // The last clone of a connection that drains is dropped here, and its driver ends it.
         shared.state.send_replace(State::Down(reason.clone()));
-        let pause = backoff.next(reason.code(), &mut rng);
-        // What was in the way here may be mended before the pause is over.
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
+            // What was in the way here may be mended before the pause is over.
             () = changes.next() => {}
+            // What calls meet is better evidence than a pause.
+            () = shared.answered(), if away => {
+                tokio::time::sleep(backoff::spread(&mut rng).min(pause)).await;
+            }
         }
         since = reason;
     }

@@ -8,12 +8,14 @@
 //! | `manager` | the task that keeps the channel on its fast path |
 //! | `attempt` | one attempt at the fast path |
 //! | `backoff` | pauses between attempts |
+//! | `resend` | calls over TCP that the server never saw are sent again |
 //! | `balance` | one channel over many endpoints |
 
 mod attempt;
 mod backoff;
 mod balance;
 mod manager;
+mod resend;
 mod select;
 mod shared;
 mod stack;
@@ -288,6 +290,8 @@ impl One {
             env_device: env.device,
             counters,
             methods: shared.methods.clone(),
+            max_header_size: settings.max_header_size,
+            copy_on_delivery: settings.copy_on_delivery,
         };
         let (manager, handle) = Manager::new(shared.clone(), plan, patience);
         match off {

@@ -3,6 +3,7 @@
 use super::{
     BoxError,
     attempt::Fast,
+    resend,
     shared::{Route, Shared},
 };
 use crate::{
@@ -87,14 +88,15 @@ impl Select {
         if std::mem::take(&mut self.placed) {
             shared.counters.calls_tcp.add(1);
             spans::took(Path::Tcp);
-            let call = self.tcp.call(outgoing(req, &shared));
-            return Box::pin(async move { Ok(incoming(call.await?, &shared)) });
+            let (req, kept) = resend::keep(outgoing(req, &shared));
+            let call = self.tcp.call(req);
+            return Box::pin(async move { answered(kept.finish(call, &shared).await?, &shared) });
         }
         match shared.route() {
             Route::Fast(fast) => Box::pin(over_fast(shared, fast, req)),
             Route::Tcp => Box::pin(over_tcp(shared, req)),
             Route::Wait => Box::pin(async move {
-                match shared.decided(shared.patience).await {
+                match shared.usable().await {
                     Ok(fast) => over_fast(shared, fast, req).await,
                     Err(reason) => Err(Error::required(reason).into()),
                 }
@@ -106,8 +108,9 @@ impl Select {
 async fn over_tcp(shared: Arc<Shared>, req: Request<Body>) -> Result<Response<Body>, BoxError> {
     shared.counters.calls_tcp.add(1);
     spans::took(Path::Tcp);
-    let response = shared.tcp.clone().oneshot(outgoing(req, &shared)).await?;
-    Ok(incoming(response, &shared))
+    let (req, kept) = resend::keep(outgoing(req, &shared));
+    let call = shared.tcp.clone().oneshot(req);
+    answered(kept.finish(call, &shared).await?, &shared)
 }
 
 fn outgoing(req: Request<Body>, shared: &Shared) -> Request<Body> {
@@ -117,13 +120,17 @@ fn outgoing(req: Request<Body>, shared: &Shared) -> Request<Body> {
     Request::from_parts(parts, body)
 }
 
-fn incoming(res: Response<Body>, shared: &Shared) -> Response<Body> {
-    res.map(|body| codec::TcpIncoming::body(body, &shared.counters))
+fn answered(res: Response<Body>, shared: &Shared) -> Result<Response<Body>, BoxError> {
+    shared.saw_answer();
+    Ok(res.map(|body| codec::TcpIncoming::body(body, &shared.counters)))
 }
+
+/// Fast paths that a call which may take no other path tries before it gives up.
+const MOVES: usize = 8;
 
 async fn over_fast(
     shared: Arc<Shared>,
-    fast: Fast,
+    mut fast: Fast,
     mut req: Request<Body>,
 ) -> Result<Response<Body>, BoxError> {
     let own_agent = req.headers().get(USER_AGENT).cloned();
@@ -131,20 +138,37 @@ async fn over_fast(
     set_origin(req.uri_mut(), &shared.origin)?;
     shared.counters.calls_fast.add(1);
     spans::took(Path::of(fast.client.peer()));
-    match fast.client.call(req).await {
-        Ok(response) => Ok(response),
-        Err(CallError::Status(status)) => Err(Box::new(status)),
-        Err(CallError::NotSent(_, reason)) if shared.required => Err(Error::required(reason).into()),
-        Err(CallError::NotSent(mut req, reason)) => {
+    let mut moves = 0;
+    loop {
+        let reason = match fast.client.call(req).await {
+            Ok(response) => return Ok(response),
+            Err(CallError::Status(status)) => return Err(Box::new(status)),
+            Err(CallError::NotSent(unsent, reason)) => {
+                req = *unsent;
+                reason
+            }
+        };
+        if !shared.required {
             tracing::debug!(%reason, "a call moves to TCP before it was sent");
             shared.counters.calls_fast.take_back(1);
+            shared.counters.calls_moved.add(1);
             // tonic adds its own on TCP.
             match own_agent {
                 Some(own) => req.headers_mut().insert(USER_AGENT, own),
                 None => req.headers_mut().remove(USER_AGENT),
             };
-            over_tcp(shared, *req).await
+            return over_tcp(shared, req).await;
         }
+        if moves == MOVES {
+            return Err(Error::required(reason).into());
+        }
+        moves += 1;
+        tracing::debug!(%reason, "a call moves to the next fast path before it was sent");
+        // Tells the manager, should it not know yet.
+        if let Route::Wait = shared.route() {
+            fast = shared.usable().await.map_err(Error::required)?;
+        }
+        shared.counters.calls_moved.add(1);
     }
 }
 

@@ -73,6 +73,10 @@ pub(crate) struct Shared {
     pub(crate) begin: Notify,
     /// A call found the fast path closed to new calls.
     pub(crate) stale: Notify,
+    /// The manager waits for a sign of life of a server that it could not reach.
+    watching: AtomicBool,
+    /// A call over TCP has been answered meanwhile.
+    alive: Notify,
 }
 
 /// Where the next call goes.
@@ -108,6 +112,8 @@ impl Shared {
             begun: AtomicBool::new(false),
             begin: Notify::new(),
             stale: Notify::new(),
+            watching: AtomicBool::new(false),
+            alive: Notify::new(),
         }
     }
 
@@ -116,6 +122,19 @@ impl Shared {
         if !self.begun.load(Ordering::Relaxed) && !self.begun.swap(true, Ordering::Relaxed) {
             self.begin.notify_one();
         }
+    }
+
+    /// A call over TCP has been answered.
+    pub(crate) fn saw_answer(&self) {
+        if self.watching.load(Ordering::Relaxed) && self.watching.swap(false, Ordering::Relaxed) {
+            self.alive.notify_one();
+        }
+    }
+
+    /// Waits for a call over TCP to be answered. Cancel safe.
+    pub(crate) async fn answered(&self) {
+        self.watching.store(true, Ordering::Relaxed);
+        self.alive.notified().await;
     }
 
     /// Whether the next call should hold a place in the TCP connection's queue.
@@ -131,6 +150,31 @@ impl Shared {
             self.stale.notify_one();
         }
         if self.required { Route::Wait } else { Route::Tcp }
+    }
+
+    /// Waits for a fast path that takes calls, for as long as a call that needs one does; not at all where somebody has
+    /// to mend something first.
+    pub(crate) async fn usable(&self) -> Result<Fast, Reason> {
+        let mut state = self.state.subscribe();
+        let decided = |state: &State| match state {
+            State::Up(fast) => fast.client.is_open(),
+            State::Down(reason) => !reason.code().mends_itself(),
+            State::Idle | State::Trying { .. } => false,
+        };
+        let decided = tokio::time::timeout(self.patience, state.wait_for(decided)).await;
+        match decided.as_ref().map(|state| state.as_deref()) {
+            Ok(Ok(State::Up(fast))) => return Ok(fast.clone()),
+            Ok(Ok(State::Down(reason))) => return Err(reason.clone()),
+            Ok(_) => return Err(Reason::new(ReasonCode::LinkLost, "the channel is gone")),
+            Err(_) => {}
+        }
+        let after = format!("no fast path after {} ms", self.patience.as_millis());
+        Err(match &*self.state.borrow() {
+            State::Trying { since: reason } | State::Down(reason) if reason.code() != ReasonCode::Pending => {
+                reason.clone().and(&after)
+            }
+            _ => Reason::new(ReasonCode::HandshakeTimeout, after),
+        })
     }
 
     /// Waits until it is decided whether there is a fast path, for `limit` at most.

@@ -54,6 +54,8 @@ pub(crate) struct Settings {
     pub(crate) fast_path_timeout: Option<Duration>,
     pub(crate) hook: Option<OfferHook>,
     pub(crate) context: Option<Context>,
+    pub(crate) max_header_size: Option<u32>,
+    pub(crate) copy_on_delivery: bool,
     /// Where to count; a balanced channel counts over all its endpoints.
     pub(crate) counters: Option<Arc<Counters>>,
 }
@@ -275,6 +277,28 @@ impl Endpoint {
     /// The devices and pinned memory to use. Default is [`Context::global`].
     pub fn context(mut self, context: Context) -> Self {
         self.shared.context = Some(context);
+        self
+    }
+
+    /// Limit the headers of a response, and its trailers, in bytes: names and values with a few bytes for each (both
+    /// paths). Default is 64 KiB on the fast path, hyper's 16 KiB on TCP.
+    ///
+    /// On the fast path from 4 KiB to 1 MiB; what is below or above that is taken as the nearest. A call whose response has
+    /// more ends with RESOURCE_EXHAUSTED.
+    pub fn max_header_size(mut self, bytes: u32) -> Self {
+        self.shared.max_header_size = Some(bytes);
+        self.tcp = self.tcp.http2_max_header_list_size(bytes);
+        self
+    }
+
+    /// Copy what the server sends out of the memory that it can write to, before the application sees it. Off by default.
+    ///
+    /// A server that breaks the protocol can still write to memory that it was granted, after it has said that it is done:
+    /// to what it has sent itself, while the application checks or uses it. Where the server is not trusted that far, this
+    /// takes the zero out of zero-copy: each message is copied once, from landing memory to the heap, and counted in
+    /// [`Copied::delivery`](crate::Copied::delivery). Over TCP there is no such memory.
+    pub fn copy_on_delivery(mut self, copy: bool) -> Self {
+        self.shared.copy_on_delivery = copy;
         self
     }
 

@@ -81,7 +81,11 @@ impl Inner {
                 Event::Landed { stream, memory, len, flow, end } => {
                     let Some(buf) = self.granted.try_remove(memory) else { continue };
                     let mut bytes = buf.filled(len as usize);
-                    if self.landing.under_pressure() || self.landing.is_spent() {
+                    if self.copy_on_delivery {
+                        // From here on nobody looks at what the peer can write to.
+                        bytes = Bytes::copy_from_slice(&bytes);
+                        self.copied.delivery += u64::from(len);
+                    } else if self.landing.under_pressure() || self.landing.is_spent() {
                         // A reader that holds on to this must not starve the others.
                         bytes = Bytes::copy_from_slice(&bytes);
                         self.copied.pressure += u64::from(len);

@@ -2,7 +2,7 @@
 
 use tonic_rdma_fabric::LinkConfig;
 use tonic_rdma_memory::Pool;
-use tonic_rdma_proto::Config;
+use tonic_rdma_proto::{Config, HEADERS};
 
 /// Bytes of a staging block: the longest WRITE of memory that is not pinned.
 const STAGING_BLOCK: usize = 64 * 1024;
@@ -10,6 +10,8 @@ const STAGING_BLOCK: usize = 64 * 1024;
 /// A message no longer than this, and than half of the landing memory, lands in one piece when memory allows.
 const BULK_WINDOW: usize = 64 << 20;
 const GRANULE: u32 = 4096;
+/// With less a connection could not receive what the protocol has to be able to send.
+const LEAST_LANDING: usize = 256 * 1024;
 
 /// Sizes of one connection.
 #[derive(Clone, Debug)]
@@ -23,6 +25,10 @@ pub(crate) struct LinkOptions {
     /// Bytes of WRITEs that may be posted and not completed: enough to keep a link busy, and no more, so that a
     /// small message does not wait behind megabytes in the send queue (R13).
     pub(crate) write_in_flight: usize,
+    /// Bytes of landing memory that the connection may lease at a time.
+    pub(crate) landing: usize,
+    /// What lands is copied to the heap before it is handed up.
+    pub(crate) copy_on_delivery: bool,
 }
 
 /// Slot size, RECV slots, SEND slots, staging blocks, bytes of a staging block.
@@ -35,9 +41,24 @@ const SHAPES: [Shape; 3] =
 impl LinkOptions {
     /// The largest shape of which the pool's control memory holds at least eight; in the smallest pool the smallest
     /// shape, whatever it holds.
-    pub(crate) fn for_pool(pool: &Pool) -> Self {
+    ///
+    /// `pinned`: what the connection may pin, control memory included; at least [`LEAST_LANDING`] bytes are left for
+    /// landing.
+    pub(crate) fn for_pool(pool: &Pool, pinned: Option<usize>) -> Self {
         let sizes = pool.config();
-        Self::sized(sizes.control, sizes.landing)
+        let mut options = Self::sized(sizes.control, sizes.landing);
+        if let Some(pinned) = pinned {
+            let landing = pinned.saturating_sub(options.link.control_bytes()).max(LEAST_LANDING);
+            options = Self::sized(sizes.control, sizes.landing.min(landing));
+        }
+        options
+    }
+
+    /// Sets the longest header block that is received, if one is given, as near as may be.
+    pub(crate) fn headers(&mut self, bytes: Option<u32>) {
+        if let Some(bytes) = bytes {
+            self.proto.max_headers = bytes.clamp(*HEADERS.start(), *HEADERS.end());
+        }
     }
 
     fn sized(control: usize, landing: usize) -> Self {
@@ -68,6 +89,8 @@ impl LinkOptions {
             },
             staging_block: block,
             write_in_flight: 1 << 20,
+            landing,
+            copy_on_delivery: false,
         }
     }
 }

@@ -58,6 +58,8 @@ pub(super) struct Inner {
     pub(super) write_in_flight: usize,
     /// The link copies from any memory while work is queued.
     pub(super) any_memory: bool,
+    /// The peer is not trusted to leave alone what it has sent.
+    pub(super) copy_on_delivery: bool,
     pub(super) pool: Pool,
     pub(super) landing: Landing,
     /// Memory that the peer may write to.
@@ -126,7 +128,8 @@ impl Shared {
                 sends: Sends::new(&options.link, options.staging_block),
                 write_in_flight: options.write_in_flight,
                 any_memory: link.caps().any_memory,
-                landing: pool.landing(),
+                copy_on_delivery: options.copy_on_delivery,
+                landing: pool.landing_up_to(options.landing),
                 pool,
                 granted: Slab::new(),
                 streams: StreamMap::default(),

@@ -117,7 +117,7 @@ async fn setup(config: SimConfig, total: usize) -> Setup {
     let (drain, drained) = oneshot::channel();
     let server_pool = pools[0].clone();
     let server = tokio::spawn(async move {
-        let options = LinkOptions::for_pool(&server_pool);
+        let options = LinkOptions::for_pool(&server_pool, None);
         let incoming = listener.accept().await.unwrap();
         let hello = Hello::decode(incoming.private_data()).unwrap();
         assert_eq!(hello.ticket, [9; 16]);
@@ -142,7 +142,7 @@ async fn setup(config: SimConfig, total: usize) -> Setup {
         )
         .await
     });
-    let options = LinkOptions::for_pool(&pools[1]);
+    let options = LinkOptions::for_pool(&pools[1], None);
     let hello = Hello::new([9; 16], options.proto.settings());
     let connected = fabrics[1].connect(&addr, &options.link, &pools[1], &hello.encode(), time).await.unwrap();
     let accept = Accept::decode(&connected.private_data).unwrap();

@@ -22,7 +22,7 @@ use crate::{
 use http::Extensions;
 use std::{convert::Infallible, future::Future, net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{
-    sync::{mpsc, watch},
+    sync::{Semaphore, mpsc, watch},
     time::Instant,
 };
 use tonic_rdma_fabric::{Addr, AnyLink, Fabric, FabricError, Incoming, Link, Listener, ShmAddr, Transport};
@@ -31,6 +31,10 @@ use tonic_rdma_proto::{Accept, Hello, Reject, Settings as PeerSettings, Side, he
 
 /// A connection that is accepted stands within this, or is given up.
 const ACCEPT_LIMIT: Duration = Duration::from_secs(5);
+/// Fast-path connections at a time by default.
+const MAX_CONNECTIONS: usize = 4096;
+/// Connections in the making at a time by default.
+const MAX_HANDSHAKES: usize = 64;
 /// Pause before listening is tried again where nothing has changed: somebody has to mend something first.
 const RETRY: Duration = Duration::from_secs(60);
 /// Pause after a listener has ended.
@@ -44,6 +48,7 @@ pub(super) struct FastPath {
     pub(super) settings: Settings,
     pub(super) tickets: Arc<Tickets>,
     pub(super) offering: watch::Sender<Offering>,
+    pub(super) limits: Limits,
     pub(super) drain: watch::Receiver<bool>,
     pub(super) methods: Arc<Methods>,
     /// Held by every connection, through the `Arc` of this: the server waits for its other end.
@@ -176,27 +181,33 @@ impl FastPath {
     /// Looks at a connect request, and serves the connection in a task of its own.
     pub(super) fn take(self: &Arc<Self>, incoming: Incoming, pool: Pool, layered: Layered) {
         let this = self.clone();
+        let Ok(handshake) = self.limits.handshakes.clone().try_acquire_owned() else {
+            return self.refuse(incoming, Reject::Handshakes, &Reject::Handshakes.to_string());
+        };
         tokio::spawn(async move {
             let peer = incoming.peer_addr();
             let (hello, extensions) = match this.admit(&incoming) {
                 Ok(admitted) => admitted,
-                Err((reject, why)) => {
-                    tracing::warn!(%peer, why, "fast path refused");
-                    return incoming.reject(&reject.encode());
-                }
+                Err((reject, why)) => return this.refuse(incoming, reject, &why),
             };
-            let mut options = LinkOptions::for_pool(&pool);
+            let Ok(_place) = this.limits.connections.clone().try_acquire_owned() else {
+                return this.refuse(incoming, Reject::Connections, &Reject::Connections.to_string());
+            };
+            let mut options = LinkOptions::for_pool(&pool, this.context.pinned_per_peer());
             if let Some(max) = this.settings.max_concurrent_streams {
                 options.proto.max_streams = max.max(1);
             }
+            options.headers(this.settings.max_header_size);
+            options.copy_on_delivery = this.settings.copy_on_delivery;
             // Tried here, so that the client is told.
             let room = pool.may_land().and_then(|()| pool.control(options.link.control_bytes()));
             if let Err(error) = room {
-                tracing::warn!(%peer, %error, "fast path refused");
-                return incoming.reject(&Reject::Resources.encode());
+                return this.refuse(incoming, Reject::Resources, &error.to_string());
             }
             let accept = Accept { version: hello.version(), settings: options.proto.settings() }.encode();
-            match incoming.accept(&options.link, &pool, &accept, ACCEPT_LIMIT).await {
+            let accepted = incoming.accept(&options.link, &pool, &accept, ACCEPT_LIMIT).await;
+            drop(handshake);
+            match accepted {
                 Ok(link) => this.serve(link, pool, hello.settings, options, layered, extensions).await,
                 Err(error) => {
                     let reason = crate::cause::connect(error);
@@ -204,6 +215,17 @@ impl FastPath {
                 }
             }
         });
+    }
+
+    fn refuse(&self, incoming: Incoming, reject: Reject, why: &str) {
+        let (peer, counters) = (incoming.peer_addr(), self.settings.stats.tcp());
+        // One line for each, of the first and then of ever fewer: a flood is not to fill the disk.
+        let refused = counters.connections_refused.get() + 1;
+        counters.connections_refused.add(1);
+        if refused < 1000 || refused.is_power_of_two() {
+            tracing::warn!(%peer, why, refused, "fast path refused");
+        }
+        incoming.reject(&reject.encode());
     }
 
     /// Whether the bearer of this private data may come in.
@@ -245,6 +267,7 @@ impl FastPath {
         });
         extensions.insert(ConnectionPool(pool.clone()));
         let own = self.settings.stats.connection();
+        own.counters.connections.add(1);
         let service = stack::of_connection(layered, &self.settings, Path::of(&ends));
         let age = self.settings.max_connection_age;
         let drain = either(draining(self.drain.clone()), sleep_for(age));
@@ -262,10 +285,31 @@ impl FastPath {
         let grace = age.zip(self.settings.max_connection_age_grace).map(|(age, grace)| age + grace);
         tokio::select! {
             reason = serving => match reason.code() {
-                ReasonCode::LinkLost => tracing::info!(peer = %ends, %reason, "fast path lost"),
+                ReasonCode::LinkLost => {
+                    own.counters.connections_lost.add(1);
+                    tracing::info!(peer = %ends, %reason, "fast path lost");
+                }
                 _ => tracing::debug!(peer = %ends, %reason, "fast path closed"),
             },
             () = sleep_for(grace) => tracing::debug!(peer = %ends, "fast path closed: too old"),
+        }
+    }
+}
+
+/// How much of what strangers ask for is done at a time.
+pub(super) struct Limits {
+    connections: Arc<Semaphore>,
+    handshakes: Arc<Semaphore>,
+}
+
+impl Limits {
+    pub(super) fn new(settings: &Settings) -> Self {
+        let places = |set: Option<usize>, default| {
+            Arc::new(Semaphore::new(set.unwrap_or(default).min(Semaphore::MAX_PERMITS)))
+        };
+        Self {
+            connections: places(settings.max_connections, MAX_CONNECTIONS),
+            handshakes: places(settings.max_handshakes, MAX_HANDSHAKES),
         }
     }
 }

@@ -6,10 +6,12 @@
 //! | `router` | services, and the ways to serve them |
 //! | `serve` | both paths side by side, from start to shutdown |
 //! | `fast` | where the server listens, tickets, and the connections they let in |
+//! | `incoming` | TCP connections: limits, and an end without losses |
 //! | `listeners` | the listeners of one path |
 //! | `stack` | what stands around the layered service on the fast path |
 
 mod fast;
+mod incoming;
 mod listeners;
 mod router;
 mod serve;
@@ -73,6 +75,11 @@ pub(crate) struct Settings {
     fabrics: Option<Vec<FabricKind>>,
     context: Option<Context>,
     tickets: Option<(usize, Duration)>,
+    max_connections: Option<usize>,
+    max_handshakes: Option<usize>,
+    max_tcp_connections: Option<usize>,
+    max_header_size: Option<u32>,
+    copy_on_delivery: bool,
     tcp_nodelay_off: bool,
     tcp_keepalive: Option<Duration>,
     tcp_keepalive_interval: Option<Duration>,
@@ -208,6 +215,51 @@ impl<L> Server<L> {
     #[must_use]
     pub fn tickets(mut self, outstanding: usize, lifetime: Duration) -> Self {
         self.shared.tickets = Some((outstanding, lifetime));
+        self
+    }
+
+    /// Limit the fast-path connections that live at a time. Default is 4,096.
+    ///
+    /// Clients beyond it stay on TCP with the reason [`LimitReached`](crate::ReasonCode::LimitReached), and try again. A
+    /// connection takes 80 to 448 KiB of pinned memory as long as it lives ([`Context`]'s pool may allow fewer: then the
+    /// reason is [`PoolExhausted`](crate::ReasonCode::PoolExhausted)).
+    #[must_use]
+    pub fn max_connections(mut self, most: usize) -> Self {
+        self.shared.max_connections = Some(most);
+        self
+    }
+
+    /// Limit the connect requests to the fast path that are looked at, or answered and not yet established, at a time.
+    /// Default is 64.
+    ///
+    /// Those beyond it are refused before anything is looked up or made for them, with the reason
+    /// [`LimitReached`](crate::ReasonCode::LimitReached). One takes a few milliseconds, and never more than 5 s.
+    #[must_use]
+    pub fn max_handshakes(mut self, most: usize) -> Self {
+        self.shared.max_handshakes = Some(most);
+        self
+    }
+
+    /// Limit the headers of a request, in bytes: names and values with a few bytes for each (both paths). Default is
+    /// 64 KiB on the fast path, hyper's 16 KiB on TCP.
+    ///
+    /// On the fast path from 4 KiB to 1 MiB; what is below or above that is taken as the nearest. A call with more fails
+    /// at the client with RESOURCE_EXHAUSTED.
+    #[must_use]
+    pub fn max_header_size(mut self, bytes: u32) -> Self {
+        self.shared.max_header_size = Some(bytes);
+        self.http2_max_header_list_size(bytes)
+    }
+
+    /// Copy what clients send out of the memory that they can write to, before a handler sees it. Off by default.
+    ///
+    /// A client that breaks the protocol can still write to memory that it was granted, after it has said that it is done:
+    /// to what it has sent itself, while a handler checks or uses it. Where clients are not trusted that far, this takes
+    /// the zero out of zero-copy: each message is copied once, from landing memory to the heap, and counted in
+    /// [`Copied::delivery`](crate::Copied::delivery). Over TCP there is no such memory.
+    #[must_use]
+    pub fn copy_on_delivery(mut self, copy: bool) -> Self {
+        self.shared.copy_on_delivery = copy;
         self
     }
 

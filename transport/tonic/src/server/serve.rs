@@ -2,7 +2,8 @@
 
 use super::{
     Server,
-    fast::FastPath,
+    fast::{FastPath, Limits},
+    incoming::Accepting,
     stack::{self, Layered},
 };
 use crate::{
@@ -38,6 +39,9 @@ use tonic::{body::Body, service::Routes, transport::server::Connected};
 use tonic_rdma_proto::Side;
 use tower::{Layer, Service};
 
+/// TCP connections at a time by default.
+pub(super) const MAX_TCP_CONNECTIONS: usize = 16 * 1024;
+
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// The type of a signal that is not there.
 pub(super) type Never = Pending<()>;
@@ -67,6 +71,7 @@ where
     let policy = env.policy(settings.policy);
     let (outstanding, lifetime) = settings.tickets.unwrap_or((CAPACITY, LIFETIME));
     let tickets = Arc::new(Tickets::new(outstanding, lifetime));
+    let most_tcp = settings.max_tcp_connections.unwrap_or(MAX_TCP_CONNECTIONS);
     let context = settings.context.clone().unwrap_or_default();
     let fabrics = env.fabrics(settings.fabrics.as_deref());
     let off = match policy {
@@ -99,6 +104,7 @@ where
                 context,
                 env_device: env.device,
                 fabrics,
+                limits: Limits::new(&settings),
                 settings,
                 tickets,
                 offering: offering.clone(),
@@ -112,15 +118,17 @@ where
 
     let service = Capture(TcpCalls::new(Calls::new(layered, Path::Tcp), methods, stats.tcp().clone()));
     let Some(signal) = signal else {
+        let incoming = Accepting::new(incoming, std::future::pending(), || (), most_tcp);
         tcp.serve_with_incoming(service, incoming).await?;
         return Ok(());
     };
-    let signal = async {
-        signal.await;
+    let end = || {
         offering.send_replace(Offering::Off(Reason::new(ReasonCode::GoAway, "the server is shutting down")));
         drain.send_replace(true);
     };
-    tcp.serve_with_incoming_shutdown(service, incoming, signal).await?;
+    // tonic ends in good order, too, when there is nothing more to accept.
+    let incoming = Accepting::new(incoming, signal, end, most_tcp);
+    tcp.serve_with_incoming_shutdown(service, incoming, std::future::pending()).await?;
     // The listeners close with their tasks; what is left are connections that drain.
     tasks.0.shutdown().await;
     all_gone.recv().await;

@@ -18,6 +18,17 @@ impl<L> Server<L> {
         Ok(self)
     }
 
+    /// Limit the TCP connections that live at a time. Those beyond it are closed as they are accepted. Default is 16,384
+    /// (TCP side).
+    ///
+    /// Each takes a descriptor, of which the process has as many as RLIMIT_NOFILE says. Where none is left, accepting
+    /// pauses, and connections that stand go on.
+    #[must_use]
+    pub fn max_tcp_connections(mut self, most: usize) -> Self {
+        self.shared.max_tcp_connections = Some(most);
+        self
+    }
+
     /// HTTP/2 flow control window of a stream, in bytes. Default is 65,535 (TCP side).
     #[must_use]
     pub fn initial_stream_window_size(self, sz: impl Into<Option<u32>>) -> Self {

@@ -44,7 +44,7 @@ impl<'a> Hand<'a> {
     async fn send(&self, addr: SocketAddr, private_data: &[u8]) -> Result<Vec<u8>, Reject> {
         let (fabric, pool) =
             self.world.client_context.toward(crate::Path::Sim, &addr.into(), None, LIMIT).await.unwrap();
-        let options = LinkOptions::for_pool(&pool);
+        let options = LinkOptions::for_pool(&pool, None);
         match fabric.connect(&addr.into(), &options.link, &pool, private_data, LIMIT).await {
             Ok(connected) => Ok(connected.private_data),
             Err(ConnectError::Rejected { private_data, .. }) => Err(Reject::decode(&private_data).unwrap()),
@@ -110,7 +110,7 @@ async fn no_more_tickets_than_the_limit() {
     let (first, addr) = hand.ticket().await;
     hand.ticket().await;
     let Outcome::Refusal(refusal) = hand.ask().await else { panic!("granted") };
-    assert_eq!(refusal.code, "handshake-rejected");
+    assert_eq!(refusal.code, "limit-reached");
     assert!(refusal.detail.contains("2 tickets are outstanding"), "{refusal:?}");
     hand.enter(addr, first).await.unwrap();
     hand.ticket().await;

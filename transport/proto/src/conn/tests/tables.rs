@@ -368,7 +368,7 @@ fn every_phase_of_a_connection_with_every_event() {
                         let dead = small().dead_peer;
                         // Asks, then judges.
                         conn.handle_timeout(now + dead);
-                        conn.handle_timeout(now + 2 * dead + Duration::from_millis(1));
+                        conn.handle_timeout(now + 2 * dead - Duration::from_millis(1));
                         Ok(())
                     }
                 };
