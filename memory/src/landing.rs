@@ -90,7 +90,8 @@ impl Landing {
 
     /// Whether it may not lease another chunk that is of use for `want` granules, or `min`.
     fn is_full(&self, want: usize, min: usize) -> bool {
-        let longest = self.chunks.iter().filter_map(|chunk| chunk.granules.longest()).map(|(_, run)| run).max();
+        let longest =
+            self.chunks.iter().filter_map(|chunk| chunk.granules.longest()).map(|(_, run)| run).max();
         self.room() < least(want, min, longest.unwrap_or(0).min(want))
     }
 

@@ -139,7 +139,7 @@ pub(crate) struct Plan {
 }
 
 /// Silence that is too short to count as death, all of it together: an answer to a PING may take half of 5 seconds.
-pub(crate) const HARMLESS: Duration = Duration::from_millis(2_400);
+pub(crate) const HARMLESS: Duration = Duration::from_millis(3_600);
 
 pub(crate) fn ms(n: u64) -> Duration {
     Duration::from_millis(n)

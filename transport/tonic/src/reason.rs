@@ -175,7 +175,9 @@ impl ReasonCode {
             Self::Platform => "run on Linux",
             Self::Pending => "nothing: wait for Channel::path_changed",
             Self::GoAway => "nothing: the channel tries again by itself",
-            Self::PeerUnreachable => "start the server, and check address, routes and firewall of its TCP port",
+            Self::PeerUnreachable => {
+                "start the server, and check address, routes and firewall of its TCP port"
+            }
             Self::LimitReached => {
                 "nothing, if it passes: the channel tries again; else raise the server's limit (max_connections, \
                  max_handshakes, tickets), or open fewer channels"

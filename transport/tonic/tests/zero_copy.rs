@@ -361,3 +361,100 @@ async fn a_limit_of_its_own_needs_a_channel_of_its_own() {
         }
     }
 }
+
+/// Whoever does not trust the other end to leave alone what it has sent gets a copy, and only that end pays for it.
+#[tokio::test]
+async fn copy_on_delivery_takes_messages_out_of_the_peers_reach() {
+    for fabric in Fabric::FAST.iter().chain([&Fabric::Tcp]) {
+        for (at_server, at_client) in [(true, false), (false, true)] {
+            let blobs = Blobs { codec: Which::Ours, seen: Arc::default(), limit: LIMIT, forward: None };
+            let world = World::set(
+                *fabric,
+                fabric.hosts(32 << 20),
+                blobs,
+                |server| server.copy_on_delivery(at_server),
+                |endpoint| endpoint.copy_on_delivery(at_client),
+            )
+            .await;
+            if *fabric == Fabric::Tcp {
+                // Nobody can write to what TCP has delivered.
+                let mut client = world.client(Which::Ours);
+                client.echo(Blob::of(pattern(MIB, 1).into())).await.unwrap();
+                assert_eq!(world.copied().delivery, 0);
+                continue;
+            }
+            for _ in 0..2 {
+                every_kind(&world, Which::Ours, MIB, !at_client).await;
+            }
+            world.seen.take();
+            let (client, server) = (world.channel.stats().copied_fast, world.server.get().copied_fast);
+            every_kind(&world, Which::Ours, MIB, !at_client).await;
+            let client = world.channel.stats().copied_fast - client;
+            let server = world.server.get().copied_fast - server;
+            let (landed, all) = world.seen.take();
+            assert_eq!(
+                (landed, all),
+                (if at_server { 0 } else { 8 }, 8),
+                "{fabric:?}: fields in landing memory"
+            );
+            // Eight messages each way, with a few bytes around each.
+            for (copies, copied) in [(at_client, client), (at_server, server)] {
+                let expected = if copies { 8 * MIB as u64 } else { 0 };
+                assert!(
+                    copied.delivery >= expected && copied.delivery <= expected / 1000 * 1001,
+                    "{copied:?}"
+                );
+                // What a handler sends back lies on the heap now, and is staged where it has to be.
+                assert_eq!(copied.total(), copied.delivery + copied.staging, "{fabric:?}: {copied:?}");
+            }
+        }
+    }
+}
+
+/// A peer whose messages are held gets no more of the pool than it may have; the rest is for the others.
+#[tokio::test]
+async fn a_peer_keeps_to_its_share_of_the_pool() {
+    const SHARE: usize = 4 * MIB;
+    for fabric in Fabric::FAST {
+        let net = tonic_rdma::sim::SimNet::new(tonic_rdma::sim::SimConfig::default());
+        let contexts = [Some(SHARE), None].map(|share| {
+            let mut builder =
+                tonic_rdma::Context::builder().pool(tonic_rdma::PoolConfig::default().total(64 << 20));
+            if *fabric == Fabric::Sim {
+                let n = if share.is_some() { 1 } else { 2 };
+                builder = builder.sim(net.device(format!("sim{n}"), [10, 0, 0, n].into()));
+            }
+            if let Some(share) = share {
+                builder = builder.pinned_per_peer(share);
+            }
+            Some(builder.build())
+        });
+        let server = contexts[0].clone().unwrap();
+        let blobs = Blobs { codec: Which::Ours, seen: Arc::default(), limit: LIMIT, forward: None };
+        let world = World::between(*fabric, contexts, blobs).await;
+        let leased =
+            || async { server.pool_stats().await.iter().map(|(_, stats)| stats.leased).sum::<usize>() };
+        let mut client = world.client(Which::Ours);
+        let data = pooled(&world.channel, MIB, 1).await;
+        for n in 0..24 {
+            client.unary("/test.Blobs/Keep", Blob { number: n, ..Blob::of(data.clone()) }).await.unwrap();
+            assert!(leased().await <= SHARE, "{fabric:?}: {} leased", leased().await);
+        }
+        // What was held beyond its share was copied out.
+        let copied = world.server.get().copied_fast;
+        assert!(copied.pressure >= 18 * MIB as u64, "{fabric:?}: {copied:?}");
+        // Another has its own, and nothing is copied for it: the pool is far from empty.
+        let other = world.connect().await;
+        let mut client = common::Client::new(other.clone(), Which::Ours, LIMIT);
+        for _ in 0..4 {
+            assert!(client.echo(Blob::of(data.clone())).await.unwrap().data == data);
+        }
+        assert!(leased().await <= 2 * SHARE);
+        assert_eq!(world.server.get().copied_fast.pressure, copied.pressure, "{fabric:?}");
+        // A message longer than the share lands in parts.
+        let long = Bytes::from(pattern(3 * SHARE, 2));
+        world.seen.held.lock().unwrap().clear();
+        assert!(client.echo(Blob::of(long.clone())).await.unwrap().data == long);
+        assert!(leased().await <= 2 * SHARE);
+    }
+}

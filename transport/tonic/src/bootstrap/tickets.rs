@@ -18,8 +18,8 @@ use rand::{TryRngCore, rngs::OsRng};
 use std::{
     collections::{HashMap, VecDeque},
     fmt,
-    sync::{Mutex, MutexGuard, PoisonError},
     net::IpAddr,
+    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 use tokio::time::Instant;

@@ -36,7 +36,8 @@ const KEPT: usize = 1 << 20;
 /// Splits a request in one to send, and what is needed to send it again.
 pub(super) fn keep(req: Request<Body>) -> (Request<Body>, Kept) {
     let (parts, body) = req.into_parts();
-    let state = State { body, sent: Vec::new(), next: 0, bytes: 0, last: 0, whole: true, ended: false, turn: 0 };
+    let state =
+        State { body, sent: Vec::new(), next: 0, bytes: 0, last: 0, whole: true, ended: false, turn: 0 };
     let kept = Kept { parts, state: Arc::new(Mutex::new(state)) };
     (kept.request(0), kept)
 }
@@ -133,10 +134,7 @@ impl HttpBody for Replay {
     type Data = Bytes;
     type Error = Status;
 
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let mut state = lock(&self.state);
         let state = &mut *state;
         if state.turn != self.turn {
@@ -188,7 +186,8 @@ mod tests {
     use http_body_util::BodyExt;
 
     fn in_two(first: &'static str, second: &'static str) -> Body {
-        let stream = tokio_stream::iter([first, second]).map(|part| Ok::<_, Status>(Frame::data(part.into())));
+        let stream =
+            tokio_stream::iter([first, second]).map(|part| Ok::<_, Status>(Frame::data(part.into())));
         use tokio_stream::StreamExt;
         Body::new(http_body_util::StreamBody::new(stream))
     }

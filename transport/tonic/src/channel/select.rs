@@ -164,10 +164,11 @@ async fn over_fast(
         }
         moves += 1;
         tracing::debug!(%reason, "a call moves to the next fast path before it was sent");
-        // Tells the manager, should it not know yet.
-        if let Route::Wait = shared.route() {
-            fast = shared.usable().await.map_err(Error::required)?;
-        }
+        fast = match shared.route() {
+            Route::Fast(fast) => fast,
+            // The manager knows by now, if it did not before.
+            Route::Tcp | Route::Wait => shared.usable().await.map_err(Error::required)?,
+        };
         shared.counters.calls_moved.add(1);
     }
 }

@@ -283,7 +283,8 @@ impl Endpoint {
     /// Limit the headers of a response, and its trailers, in bytes: names and values with a few bytes for each (both
     /// paths). Default is 64 KiB on the fast path, hyper's 16 KiB on TCP.
     ///
-    /// On the fast path from 4 KiB to 1 MiB; what is below or above that is taken as the nearest. A call whose response has
+    /// On the fast path from 4 KiB to 1 MiB; what is below or above that is taken as the nearest, and one name or value may
+    /// have 65,535 bytes. A call whose response has
     /// more ends with RESOURCE_EXHAUSTED.
     pub fn max_header_size(mut self, bytes: u32) -> Self {
         self.shared.max_header_size = Some(bytes);

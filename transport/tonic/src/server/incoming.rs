@@ -103,7 +103,11 @@ where
                         *this.refused += 1;
                         if this.refused.is_power_of_two() {
                             let (most, refused) = (*this.most, *this.refused);
-                            tracing::warn!(most, refused, "TCP connections refused: there are as many as allowed");
+                            tracing::warn!(
+                                most,
+                                refused,
+                                "TCP connections refused: there are as many as allowed"
+                            );
                         }
                     }
                 },

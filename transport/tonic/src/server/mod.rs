@@ -243,7 +243,8 @@ impl<L> Server<L> {
     /// Limit the headers of a request, in bytes: names and values with a few bytes for each (both paths). Default is
     /// 64 KiB on the fast path, hyper's 16 KiB on TCP.
     ///
-    /// On the fast path from 4 KiB to 1 MiB; what is below or above that is taken as the nearest. A call with more fails
+    /// On the fast path from 4 KiB to 1 MiB; what is below or above that is taken as the nearest, and one name or value may
+    /// have 65,535 bytes. A call with more fails
     /// at the client with RESOURCE_EXHAUSTED.
     #[must_use]
     pub fn max_header_size(mut self, bytes: u32) -> Self {

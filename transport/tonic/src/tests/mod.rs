@@ -4,6 +4,8 @@
 mod echo;
 mod fallback;
 mod fast;
+mod flood;
+mod herd;
 mod interop;
 mod layers;
 mod limits;

@@ -16,24 +16,24 @@ use tonic_rdma_proto::{Accept, Hello, Reject};
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// A client that goes through the steps by hand.
-struct Hand<'a> {
+pub(super) struct Hand<'a> {
     world: &'a World,
     bootstrap: BootstrapClient<tonic::transport::Channel>,
 }
 
 impl<'a> Hand<'a> {
-    async fn new(world: &'a World, serving: &Serving) -> Self {
+    pub(super) async fn new(world: &'a World, serving: &Serving) -> Self {
         let tcp = tonic::transport::Endpoint::from_shared(format!("http://{}", serving.addr)).unwrap();
         Self { world, bootstrap: BootstrapClient::new(tcp.connect().await.unwrap()) }
     }
 
-    async fn ask(&mut self) -> Outcome {
+    pub(super) async fn ask(&mut self) -> Outcome {
         let request = pb::OfferRequest { version_min: 1, version_max: 1, fabrics: vec!["sim".into()] };
         self.bootstrap.offer(request).await.unwrap().into_inner().outcome.unwrap()
     }
 
     /// A ticket, and where to take it.
-    async fn ticket(&mut self) -> ([u8; 16], SocketAddr) {
+    pub(super) async fn ticket(&mut self) -> ([u8; 16], SocketAddr) {
         let Outcome::Grant(grant) = self.ask().await else { panic!("refused") };
         let Some(fabric_offer::Fabric::Sim(sim)) = &grant.fabrics[0].fabric else { panic!("no sim") };
         let address = &sim.addresses[0];
@@ -52,7 +52,7 @@ impl<'a> Hand<'a> {
         }
     }
 
-    async fn enter(&self, addr: SocketAddr, ticket: [u8; 16]) -> Result<Accept, Reject> {
+    pub(super) async fn enter(&self, addr: SocketAddr, ticket: [u8; 16]) -> Result<Accept, Reject> {
         let hello = Hello::new(ticket, tonic_rdma_proto::Config::default().settings());
         let answer = self.send(addr, &hello.encode()).await?;
         Ok(Accept::decode(&answer).unwrap())

@@ -419,11 +419,22 @@ impl World {
     }
 
     /// Of server and client on two hosts.
-    pub async fn between(fabric: Fabric, [server, client]: [Option<Context>; 2], blobs: Blobs) -> World {
+    pub async fn between(fabric: Fabric, contexts: [Option<Context>; 2], blobs: Blobs) -> World {
+        World::set(fabric, contexts, blobs, |server| server, |endpoint| endpoint).await
+    }
+
+    /// With settings of the server and of the endpoint.
+    pub async fn set(
+        fabric: Fabric,
+        [server, client]: [Option<Context>; 2],
+        blobs: Blobs,
+        serve: impl FnOnce(Server) -> Server,
+        connect: impl FnOnce(Endpoint) -> Endpoint,
+    ) -> World {
         let policy = if fabric == Fabric::Tcp { Policy::Off } else { Policy::Require };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
-        let mut builder = Server::builder().policy(policy).fabrics([FabricKind::Shm]);
+        let mut builder = serve(Server::builder()).policy(policy).fabrics([FabricKind::Shm]);
         if let Some(context) = server {
             builder = builder.context(context);
         }
@@ -433,7 +444,7 @@ impl World {
             router.serve_with_incoming(TcpIncoming::from(listener)).await.unwrap();
         });
         let mut endpoint = Endpoint::from_shared(format!("http://{addr}")).unwrap().policy(policy);
-        endpoint = endpoint.fabrics([FabricKind::Shm]);
+        endpoint = connect(endpoint.fabrics([FabricKind::Shm]));
         if let Some(context) = client {
             endpoint = endpoint.context(context).fast_path_timeout(std::time::Duration::from_secs(20));
         }

@@ -1,0 +1,235 @@
+//! Limits, and a server under a flood: it keeps serving those it has, and says to the others why not.
+
+use super::{
+    echo::{Client, Echo},
+    tickets::Hand,
+    world::{Serving, World},
+};
+use crate::{
+    Channel, Endpoint, Path, Policy, ReasonCode, Server, Side, bootstrap::pb::offer_response::Outcome,
+};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+use tokio::task::JoinHandle;
+use tonic::{Code, Request, metadata::MetadataValue};
+use tonic_rdma_proto::Reject;
+
+async fn limited(world: &World, limit: impl FnOnce(Server) -> Server) -> Serving {
+    Serving::start(limit(world.builder()).add_service(Echo)).await
+}
+
+/// On TCP, and the server says that it has enough.
+fn check_refused(channel: &Channel, what: &str) {
+    let reason = channel.path().reason.unwrap();
+    assert_eq!((reason.code(), reason.side()), (ReasonCode::LimitReached, Side::Peer), "{reason}");
+    assert!(reason.detail().contains(what), "{reason}");
+}
+
+async fn moves_to_the_fast_path(mut channel: Channel) {
+    while channel.path().path != Path::Sim {
+        channel.path_changed().await;
+    }
+}
+
+/// Calls on a channel, one after the other, all of which have to go well, and to go over the fast path.
+struct Served {
+    on: Arc<AtomicBool>,
+    calls: JoinHandle<u64>,
+    channel: Channel,
+}
+
+impl Served {
+    fn start(channel: &Channel) -> Self {
+        let on = Arc::new(AtomicBool::new(true));
+        let mut client = Client::new(channel.clone());
+        let go_on = on.clone();
+        let calls = tokio::spawn(async move {
+            let mut calls = 0;
+            while go_on.load(Ordering::Relaxed) {
+                client.say("hello").await.unwrap();
+                calls += 1;
+            }
+            calls
+        });
+        Self { on, calls, channel: channel.clone() }
+    }
+
+    async fn end(self) {
+        self.on.store(false, Ordering::Relaxed);
+        let calls = self.calls.await.unwrap();
+        let stats = self.channel.stats();
+        assert!(calls > 0);
+        assert_eq!((stats.calls_tcp, stats.connections, stats.connections_lost), (0, 1, 0), "{stats:?}");
+    }
+}
+
+#[tokio::test]
+async fn no_more_connections_than_the_limit() {
+    let world = World::new();
+    let builder = world.builder().max_connections(2);
+    let stats = builder.stats();
+    let serving = limited(&world, |_| builder).await;
+    let [one, two] = [world.connect(&serving).await, world.connect(&serving).await];
+    let third = world.endpoint(&serving).connect().await.unwrap();
+    check_refused(&third, "as many connections as it allows");
+    Client::new(third.clone()).all_kinds().await;
+    assert_eq!(third.stats().calls_fast, 0);
+    let required = world.endpoint(&serving).require_rdma(true).connect().await.unwrap_err();
+    assert_eq!(required.reason().unwrap().code(), ReasonCode::LimitReached);
+    assert!(stats.get().connections_refused >= 2, "{:?}", stats.get());
+    for channel in [&one, &two] {
+        Client::new(channel.clone()).all_kinds().await;
+        assert_eq!(channel.path().path, Path::Sim);
+    }
+    drop(one);
+    moves_to_the_fast_path(third).await;
+}
+
+#[tokio::test]
+async fn no_more_handshakes_than_the_limit() {
+    let world = World::new();
+    let serving = limited(&world, |server| server.max_handshakes(1)).await;
+    let served = Served::start(&world.connect(&serving).await);
+    let mut hand = Hand::new(&world, &serving).await;
+    let (ticket, addr) = hand.ticket().await;
+    {
+        // One asks to come in, and does not go on: the server waits for it.
+        let mut half = std::pin::pin!(hand.enter(addr, ticket));
+        assert!(futures_util::poll!(half.as_mut()).is_pending());
+        let channel = world.endpoint(&serving).connect().await.unwrap();
+        check_refused(&channel, "connections in the making");
+        served.end().await;
+        // It takes what the server has answered, and goes on.
+        half.await.unwrap();
+        moves_to_the_fast_path(channel).await;
+    }
+}
+
+#[tokio::test]
+async fn a_flood_of_offers_leaves_channels_alone() {
+    let world = World::new();
+    let serving = limited(&world, |server| server.tickets(8, Duration::from_secs(3600))).await;
+    let channel = world.connect(&serving).await;
+    let served = Served::start(&channel);
+    let mut hand = Hand::new(&world, &serving).await;
+    let mut granted = 0;
+    for _ in 0..500 {
+        match hand.ask().await {
+            Outcome::Grant(_) => granted += 1,
+            Outcome::Refusal(refusal) => {
+                assert_eq!(refusal.code, "limit-reached");
+                assert!(refusal.detail.contains("8 tickets are outstanding"), "{refusal:?}");
+            }
+        }
+    }
+    assert_eq!(granted, 8);
+    served.end().await;
+    // A channel from the address of the flood is refused by name, and goes on over TCP.
+    let other = world.endpoint(&serving).connect().await.unwrap();
+    check_refused(&other, "8 tickets are outstanding");
+    Client::new(other).all_kinds().await;
+}
+
+#[tokio::test]
+async fn a_flood_at_the_listener_leaves_channels_alone() {
+    let world = World::new();
+    let builder = world.builder();
+    let stats = builder.stats();
+    let serving = limited(&world, |_| builder).await;
+    let channel = world.connect(&serving).await;
+    let served = Served::start(&channel);
+    let mut hand = Hand::new(&world, &serving).await;
+    let (good, addr) = hand.ticket().await;
+    let mut refused = 0;
+    for round in 0..50_u8 {
+        // Together, so that they wait for each other at the server.
+        let strangers = (0..5).map(|n| hand.enter(addr, [round * 5 + n; 16]));
+        for rejected in futures_util::future::join_all(strangers).await {
+            let rejected = rejected.unwrap_err();
+            assert!(matches!(rejected, Reject::Ticket | Reject::Handshakes), "{rejected}");
+            refused += 1;
+        }
+    }
+    assert!(stats.get().connections_refused >= refused, "{:?}", stats.get());
+    assert_eq!(stats.get().connections, 1);
+    served.end().await;
+    hand.enter(addr, good).await.unwrap();
+    moves_to_the_fast_path(world.endpoint(&serving).connect().await.unwrap()).await;
+}
+
+#[tokio::test]
+async fn no_more_tcp_connections_than_the_limit() {
+    let world = World::new();
+    let serving = limited(&world, |server| server.max_tcp_connections(2)).await;
+    let channel = world.connect(&serving).await;
+    let stock = tonic::transport::Endpoint::from_shared(format!("http://{}", serving.addr)).unwrap();
+    let second = stock.connect().await.unwrap();
+    assert_eq!(Client::new(second.clone()).say("hello").await.unwrap(), "hello");
+    for _ in 0..20 {
+        let mut refused = Client::new(stock.connect_lazy());
+        refused.say("hello").await.unwrap_err();
+    }
+    for _ in 0..3 {
+        assert_eq!(Client::new(second.clone()).say("hello").await.unwrap(), "hello");
+    }
+    Client::new(channel).all_kinds().await;
+    drop(second);
+    // The place is free when the server has seen the end.
+    let mut third = Client::new(stock.connect_lazy());
+    while third.say("hello").await.is_err() {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// A call on the fast path and one on TCP, each with so much metadata; and the answers.
+async fn with_headers(endpoint: &Endpoint, bytes: usize, say: &str) -> [Result<String, Code>; 2] {
+    let mut answers = Vec::new();
+    for policy in [Policy::Require, Policy::Off] {
+        let channel = endpoint.clone().policy(policy).connect().await.unwrap();
+        let mut request = Request::new(say.to_owned());
+        // One by itself may have 64 KiB.
+        for at in (0..bytes).step_by(50_000) {
+            let value = MetadataValue::try_from("x".repeat(50_000.min(bytes - at))).unwrap();
+            request.metadata_mut().append("filler", value);
+        }
+        let answer = Client::new(channel).unary("/test.Echo/Say", request).await;
+        answers.push(answer.map_err(|status| status.code()));
+    }
+    answers.try_into().unwrap()
+}
+
+#[tokio::test]
+async fn the_servers_limit_on_headers() {
+    let world = World::new();
+    let serving = limited(&world, |server| server.max_header_size(6000)).await;
+    let endpoint = world.endpoint(&serving);
+    assert_eq!(with_headers(&endpoint, 4000, "hello").await, [Ok("hello".into()), Ok("hello".into())]);
+    let [fast, tcp] = with_headers(&endpoint, 7000, "hello").await;
+    assert_eq!(fast, Err(Code::ResourceExhausted));
+    tcp.unwrap_err();
+    // Without it as much as the protocol has by default.
+    let serving = world.serve().await;
+    let [fast, _] = with_headers(&world.endpoint(&serving), 50_000, "hello").await;
+    assert_eq!(fast, Ok("hello".into()));
+    let serving = limited(&world, |server| server.max_header_size(200_000)).await;
+    let [fast, tcp] = with_headers(&world.endpoint(&serving), 150_000, "hello").await;
+    assert_eq!((fast, tcp), (Ok("hello".into()), Ok("hello".into())));
+}
+
+#[tokio::test]
+async fn the_endpoints_limit_on_headers() {
+    let world = World::new();
+    let serving = world.serve().await;
+    // The text of a status is a header.
+    let long = format!("!{}", "x".repeat(7000));
+    let endpoint = world.endpoint(&serving);
+    assert_eq!(with_headers(&endpoint, 0, &long).await, [Err(Code::Aborted), Err(Code::Aborted)]);
+    let [fast, tcp] = with_headers(&endpoint.max_header_size(6000), 0, &long).await;
+    assert_eq!(fast, Err(Code::ResourceExhausted));
+    assert_ne!(tcp, Err(Code::Aborted));
+}
