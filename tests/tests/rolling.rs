@@ -21,7 +21,7 @@ use tonic_rdma_tests::{
     service::Scripted,
 };
 
-const REPLACEMENTS: u64 = 12;
+const REPLACEMENTS: u64 = 6;
 const CHANNELS: u64 = 3;
 /// Calls that each server gets to see before it is told to end.
 const CALLS: u64 = 200;

@@ -80,7 +80,8 @@ mod tests {
     fn what_was_there_is_tried_for_quickly() {
         let (mut rng, mut backoff) = (StdRng::seed_from_u64(1), Backoff::default());
         backoff.lost(Duration::ZERO, &mut rng);
-        let pauses: Vec<_> = (0..=QUICK).map(|_| backoff.failed(ReasonCode::NoActivePort, &mut rng)).collect();
+        let pauses: Vec<_> =
+            (0..=QUICK).map(|_| backoff.failed(ReasonCode::NoActivePort, &mut rng)).collect();
         let (last, quick) = pauses.split_last().unwrap();
         assert!(quick.iter().all(|pause| *pause <= FAILED.1) && *last > FAILED.1, "{pauses:?}");
     }

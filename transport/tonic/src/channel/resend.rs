@@ -14,7 +14,7 @@
 
 use super::{BoxError, shared::Shared};
 use bytes::Bytes;
-use http::{Request, Response, request::Parts};
+use http::{HeaderMap, Method, Request, Response, Uri, Version};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use std::{
     error::Error,
@@ -38,13 +38,16 @@ pub(super) fn keep(req: Request<Body>) -> (Request<Body>, Kept) {
     let (parts, body) = req.into_parts();
     let state =
         State { body, sent: Vec::new(), next: 0, bytes: 0, last: 0, whole: true, ended: false, turn: 0 };
-    let kept = Kept { parts, state: Arc::new(Mutex::new(state)) };
-    (kept.request(0), kept)
+    let (method, uri, headers) = (parts.method.clone(), parts.uri.clone(), parts.headers.clone());
+    let kept = Kept { method, uri, headers, state: Arc::new(Mutex::new(state)) };
+    (Request::from_parts(parts, kept.body(0)), kept)
 }
 
 /// A request that can be sent again while nobody has answered it.
 pub(super) struct Kept {
-    parts: Parts,
+    method: Method,
+    uri: Uri,
+    headers: HeaderMap,
     state: Arc<Mutex<State>>,
 }
 
@@ -68,9 +71,18 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 }
 
 impl Kept {
+    fn body(&self, turn: usize) -> Body {
+        Body::new(Replay { state: self.state.clone(), turn })
+    }
+
+    /// Without extensions: tonic's own layers want none.
     fn request(&self, turn: usize) -> Request<Body> {
-        let replay = Replay { state: self.state.clone(), turn };
-        Request::from_parts(self.parts.clone(), Body::new(replay))
+        let mut request = Request::new(self.body(turn));
+        *request.method_mut() = self.method.clone();
+        *request.uri_mut() = self.uri.clone();
+        *request.version_mut() = Version::HTTP_2;
+        *request.headers_mut() = self.headers.clone();
+        request
     }
 
     /// Waits for the answer; sends the call again where it was never seen.

@@ -200,7 +200,7 @@ impl FastPath {
             options.headers(this.settings.max_header_size);
             options.copy_on_delivery = this.settings.copy_on_delivery;
             // Tried here, so that the client is told.
-            let room = pool.may_land().and_then(|()| pool.control(options.link.control_bytes()));
+            let room = pool.may_land().and_then(|()| pool.control(options.link.control_bytes()).map(drop));
             if let Err(error) = room {
                 return this.refuse(incoming, Reject::Resources, &error.to_string());
             }

@@ -119,7 +119,9 @@ async fn two_hundred_channels_are_no_thundering_herd() {
         let port = port.clone();
         let connector = tower::service_fn(move |_| std::future::ready(port.connect()));
         let endpoint = Endpoint::from_static("http://herd").context(clients.clone());
-        herd.0.push(endpoint.connect_with_connector(connector).await.unwrap());
+        let channel = endpoint.connect_with_connector(connector).await.unwrap();
+        assert_eq!(channel.path().path, Path::Sim, "{}", channel.path());
+        herd.0.push(channel);
     }
     assert_eq!((herd.on(Path::Sim), herd.attempts()), (CHANNELS, CHANNELS as u64));
 
