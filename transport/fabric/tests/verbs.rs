@@ -5,9 +5,7 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::*;
@@ -18,14 +16,6 @@ use tonic_rdma_memory::{Access, Memory};
 
 /// One test at a time: some count what the process holds.
 static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
-
-fn device() -> String {
-    std::env::var("GUEST_DEVICE").expect("GUEST_DEVICE must name the RDMA device to test on")
-}
-
-fn side() -> Side {
-    Side::new(Fabric::open(Some(&device())).expect("the device under test"))
-}
 
 fn transport(side: &Side) -> Transport {
     let transport = side.fabric.info().unwrap().transport;
@@ -39,7 +29,7 @@ macro_rules! on_the_device {
         #[tokio::test]
         async fn $name() {
             let _turn = TURN.lock().await;
-            let side = side();
+            let side = on_guest_device();
             common::$name(&side, &side).await;
         }
     )* };
@@ -63,7 +53,7 @@ on_the_device! {
 #[tokio::test]
 async fn a_trial_makes_everything_and_leaves_nothing() {
     let _turn = TURN.lock().await;
-    let trial = Fabric::trial(&device()).unwrap();
+    let trial = Fabric::trial(&guest_device()).unwrap();
     assert!(trial.limits.is_some_and(|limits| limits.max_qp > 0 && limits.max_mr_size > 0), "{trial:?}");
     let failed: Vec<_> = trial.steps.iter().filter(|step| step.error.is_some()).collect();
     assert!(failed.is_empty(), "{failed:?}");
@@ -73,7 +63,7 @@ async fn a_trial_makes_everything_and_leaves_nothing() {
     assert_eq!(calls.len(), 6, "{calls:?}");
     let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let before = descriptors();
-    Fabric::trial(&device()).unwrap();
+    Fabric::trial(&guest_device()).unwrap();
     assert_eq!(descriptors(), before);
     let unknown = Fabric::trial("nope0").map(drop).unwrap_err();
     assert!(matches!(unknown, FabricError::NoSuchDevice { .. }), "{unknown}");
@@ -83,27 +73,27 @@ async fn a_trial_makes_everything_and_leaves_nothing() {
 async fn devices_are_listed() {
     let _turn = TURN.lock().await;
     let devices = Fabric::devices().unwrap();
-    let listed = devices.iter().find(|d| d.name == device()).expect("listed");
+    let listed = devices.iter().find(|d| d.name == guest_device()).expect("listed");
     assert!(listed.is_usable(), "{listed:?}");
     assert!(listed.ports[0].mtu >= 256 && !listed.ports[0].gids.is_empty(), "{listed:?}");
 
     let ip = listed.addresses[0];
-    let here = Fabric::local_addresses(Some(&device())).unwrap();
-    assert!(here.contains(&(ip, device())), "{here:?}");
-    assert_eq!(Fabric::at(ip).unwrap().name(), device());
+    let here = Fabric::local_addresses(Some(&guest_device())).unwrap();
+    assert!(here.contains(&(ip, guest_device())), "{here:?}");
+    assert_eq!(Fabric::at(ip).unwrap().name(), guest_device());
     let toward = Fabric::toward(SocketAddr::new(ip, 1), None, PATIENCE).await.unwrap();
-    assert_eq!(toward.name(), device());
+    assert_eq!(toward.name(), guest_device());
 
     let other = Fabric::toward(SocketAddr::new(ip, 1), Some("nope0"), PATIENCE).await.map(drop).unwrap_err();
     assert!(matches!(other, ConnectError::OtherDevice { .. }), "{other}");
     let unknown = Fabric::open(Some("nope0")).map(drop).unwrap_err();
     assert!(
-        matches!(&unknown, FabricError::NoSuchDevice { found, .. } if found.contains(&device())),
+        matches!(&unknown, FabricError::NoSuchDevice { found, .. } if found.contains(&guest_device())),
         "{unknown}"
     );
     let elsewhere = Fabric::at("192.0.2.1".parse().unwrap()).map(drop).unwrap_err();
     assert!(matches!(elsewhere, FabricError::NotOnRdma { .. }), "{elsewhere}");
-    let side = side();
+    let side = on_guest_device();
     let elsewhere = side.fabric.listen(&Addr::Ip("192.0.2.1:0".parse().unwrap())).map(drop).unwrap_err();
     assert!(matches!(elsewhere, FabricError::NotOnRdma { .. }), "{elsewhere}");
 }
@@ -111,7 +101,7 @@ async fn devices_are_listed() {
 #[tokio::test]
 async fn a_wildcard_listener_takes_requests() {
     let _turn = TURN.lock().await;
-    let side = side();
+    let side = on_guest_device();
     let mut listener = side.fabric.listen(&Addr::Ip("0.0.0.0:0".parse().unwrap())).unwrap();
     let port = listener.local_addr().ip().unwrap().port();
     let addr = Addr::Ip(SocketAddr::new(side.ip(), port));
@@ -128,7 +118,7 @@ async fn a_wildcard_listener_takes_requests() {
 async fn ports_that_tcp_uses_are_passed_over() {
     const RANGE: &str = "/proc/sys/net/ipv4/ip_local_port_range";
     let _turn = TURN.lock().await;
-    let side = side();
+    let side = on_guest_device();
     let before = std::fs::read_to_string(RANGE).unwrap();
     std::fs::write(RANGE, "40000 40063").unwrap();
     let taken: Vec<_> = (40000..40064)
@@ -154,7 +144,7 @@ async fn ports_that_tcp_uses_are_passed_over() {
 #[tokio::test]
 async fn a_dead_address_times_out() {
     let _turn = TURN.lock().await;
-    let side = side();
+    let side = on_guest_device();
     // On the device's network, but nobody has it.
     let std::net::IpAddr::V4(ip) = side.ip() else { panic!("the guest's addresses are IPv4") };
     let [a, b, c, _] = ip.octets();
@@ -168,7 +158,7 @@ async fn a_dead_address_times_out() {
 #[tokio::test]
 async fn an_address_off_the_device_is_refused() {
     let _turn = TURN.lock().await;
-    let side = side();
+    let side = on_guest_device();
     let error = side.connect(&Addr::Ip("192.0.2.9:1".parse().unwrap())).await.map(drop).unwrap_err();
     let expected = matches!(
         error,
@@ -181,7 +171,7 @@ async fn an_address_off_the_device_is_refused() {
 #[tokio::test]
 async fn writes_outside_the_grant_hurt_the_link_only() {
     let _turn = TURN.lock().await;
-    let side = side();
+    let side = on_guest_device();
     let local = side.pool.try_alloc(4096).unwrap();
     let (local_addr, lkey) = (local.addr(), local.lkey());
     let wrong: [Aim<'_>; 3] =
@@ -212,7 +202,7 @@ async fn writes_outside_the_grant_hurt_the_link_only() {
 #[tokio::test]
 async fn a_send_without_a_recv_kills_the_link() {
     let _turn = TURN.lock().await;
-    let side = side();
+    let side = on_guest_device();
     // Also when nobody waits for the completions.
     for signal in [true, false] {
         let (mut s, mut c) = greeted_pair(&side, &side).await;
@@ -237,7 +227,7 @@ async fn a_send_without_a_recv_kills_the_link() {
 #[tokio::test]
 async fn a_message_longer_than_the_slot_kills_the_link() {
     let _turn = TURN.lock().await;
-    let side = side();
+    let side = on_guest_device();
     let mut listener = side.listen();
     let addr = listener.local_addr();
     let small = LinkConfig { slot_size: 64, ..config() };
@@ -255,7 +245,7 @@ async fn a_message_longer_than_the_slot_kills_the_link() {
 #[tokio::test]
 async fn a_peer_that_does_not_look_holds_nobody_up() {
     let _turn = TURN.lock().await;
-    let side = side();
+    let side = on_guest_device();
     let (mut s, mut c) = greeted_pair(&side, &side).await;
     for i in 0..config().recv_slots as usize {
         c.send(i, &[i as u8; 100]).await;
@@ -269,7 +259,7 @@ async fn a_peer_that_does_not_look_holds_nobody_up() {
 #[tokio::test]
 async fn strangers_on_the_port_are_harmless() {
     let _turn = TURN.lock().await;
-    let side = side();
+    let side = on_guest_device();
     let mut listener = side.listen();
     let addr = listener.local_addr();
     for words in [b"".as_slice(), b"GET / HTTP/1.1\r\n\r\n", &[0xff; 4096]] {
@@ -289,7 +279,7 @@ async fn strangers_on_the_port_are_harmless() {
 #[tokio::test]
 async fn a_tcp_server_is_no_rdma_listener() {
     let _turn = TURN.lock().await;
-    let side = side();
+    let side = on_guest_device();
     let server = tokio::net::TcpListener::bind(SocketAddr::new(side.ip(), 0)).await.unwrap();
     let addr = Addr::Ip(server.local_addr().unwrap());
     let hang_up = async {
@@ -320,7 +310,7 @@ fn descriptors() -> usize {
 #[tokio::test]
 async fn connections_leave_nothing_behind() {
     let _turn = TURN.lock().await;
-    let side = side();
+    let side = on_guest_device();
     let mut listener = side.listen();
     let small = LinkConfig { recv_slots: 4, send_slots: 4, staging: 4096, send_queue: 16, ..config() };
     let mut before = 0;
@@ -355,7 +345,7 @@ async fn connections_leave_nothing_behind() {
 async fn any_order_of_drops_is_fine() {
     let _turn = TURN.lock().await;
     for order in 0..6 {
-        let mut side = Some(side());
+        let mut side = Some(on_guest_device());
         let (s, mut c) = greeted_pair(side.as_ref().unwrap(), side.as_ref().unwrap()).await;
         let mut landing = Some(side.as_ref().unwrap().landing(64 << 10));
         let (remote_addr, rkey) = landing.as_ref().map(|l| (l.addr(), l.rkey())).unwrap();
@@ -374,7 +364,7 @@ async fn any_order_of_drops_is_fine() {
         }
         assert_eq!(payload.len(), 64 << 10);
     }
-    let side = side();
+    let side = on_guest_device();
     common::sends_of_all_sizes(&side, &side).await;
 }
 
@@ -382,7 +372,7 @@ async fn any_order_of_drops_is_fine() {
 #[tokio::test]
 async fn registration_beyond_the_limit_is_an_error() {
     let _turn = TURN.lock().await;
-    let fabric = Fabric::open(Some(&device())).unwrap();
+    let fabric = Fabric::open(Some(&guest_device())).unwrap();
     let registrar = fabric.registrar();
     assert!(registrar.pins());
     let layout = std::alloc::Layout::from_size_align(4096, 4096).unwrap();
@@ -398,82 +388,4 @@ async fn registration_beyond_the_limit_is_an_error() {
     drop(region);
     // SAFETY: allocated above with the same layout, not registered any more.
     unsafe { std::alloc::dealloc(memory.as_ptr(), layout) };
-}
-
-/// This test's own program as a peer in another process.
-struct Peer {
-    child: std::process::Child,
-}
-
-impl Peer {
-    /// Starts it; it connects to `addr`, and then does what `role` says.
-    fn start(addr: Addr) -> Peer {
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "peer_in_another_process", "--ignored", "--nocapture", "--test-threads=1"])
-            .env("FABRIC_PEER", addr.to_string())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        Peer { child }
-    }
-
-    /// Waits until it says that it stands.
-    fn stands(&mut self) {
-        let lines = BufReader::new(self.child.stdout.take().unwrap()).lines();
-        let stands = lines.map_while(Result::ok).any(|line| line.contains("peer stands"));
-        assert!(stands, "the peer has ended");
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Not a test: the other process of those that need one.
-#[tokio::test]
-#[ignore = "started by other tests"]
-async fn peer_in_another_process() {
-    let addr = Addr::Ip(std::env::var("FABRIC_PEER").expect("FABRIC_PEER").parse().unwrap());
-    let side = side();
-    let mut c = End::new(side.connect(&addr).await.unwrap().link);
-    c.send(0, b"first").await;
-    println!("peer stands");
-    // Echoes until it is killed.
-    while let Ok(data) = c.receive().await {
-        c.send(1, &data).await;
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_peer_is_noticed() {
-    let _turn = TURN.lock().await;
-    let side = side();
-    for busy in [false, true] {
-        let mut listener = side.listen();
-        let mut peer = Peer::start(listener.local_addr());
-        let incoming = listener.accept().await.unwrap();
-        let mut s = End::new(incoming.accept(&config(), &side.pool, b"", PATIENCE).await.unwrap());
-        assert_eq!(s.receive().await.unwrap(), b"first");
-        tokio::task::block_in_place(|| peer.stands());
-        s.send(0, b"echo").await;
-        assert_eq!(s.receive().await.unwrap(), b"echo");
-        if busy {
-            for i in 0..8 {
-                s.queue_send(i, b"more", true).unwrap();
-            }
-            s.link.ring().unwrap();
-        }
-        drop(peer);
-        let error = s.death().await;
-        let named = match &error {
-            LinkError::Disconnected { .. } => true,
-            LinkError::Completion { .. } => busy,
-            _ => false,
-        };
-        assert!(named, "busy {busy}: {error}");
-        assert!(error.to_string().contains(&side.ip().to_string()), "{error}");
-    }
 }

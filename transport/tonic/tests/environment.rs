@@ -1,16 +1,44 @@
 //! TONIC_RDMA and TONIC_RDMA_DEVICE of a whole process. Each case runs in a child: this program
-//! again, with the variable set.
+//! again, with the variable set, which therefore has a main function of its own.
 
 #![allow(clippy::unwrap_used, reason = "all of it is test code")]
 
-use std::process::Command;
+use std::process::{Command, ExitCode};
+
+use libtest_mimic::{Arguments, Trial};
 use tonic::service::Routes;
 use tonic_rdma::{Endpoint, Server};
+
+/// Set where this program is to be the child.
+const CHILD: &str = "TONIC_RDMA_TEST_CHILD";
+
+fn main() -> ExitCode {
+    if std::env::var_os(CHILD).is_some() {
+        child();
+        return ExitCode::SUCCESS;
+    }
+    let trial = |name, test: fn()| {
+        Trial::test(name, move || {
+            test();
+            Ok(())
+        })
+    };
+    let trials = vec![
+        trial("off_is_off", off_is_off),
+        trial("a_fabric_can_be_named", a_fabric_can_be_named),
+        trial("bad_values_are_errors_at_both_ends", bad_values_are_errors_at_both_ends),
+        trial(
+            "a_device_that_is_not_there_can_be_required_in_vain",
+            a_device_that_is_not_there_can_be_required_in_vain,
+        ),
+    ];
+    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}
 
 /// What [`child`] prints with these variables.
 fn with(variables: &[(&str, &str)]) -> String {
     let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "child", "--ignored", "--nocapture"])
+        .env(CHILD, "1")
         .env_remove("TONIC_RDMA")
         .env_remove("TONIC_RDMA_DEVICE")
         .envs(variables.iter().copied())
@@ -21,8 +49,6 @@ fn with(variables: &[(&str, &str)]) -> String {
     text
 }
 
-#[test]
-#[ignore = "run by the tests below"]
 fn child() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -52,14 +78,12 @@ fn child() {
     });
 }
 
-#[test]
 fn off_is_off() {
     let told = with(&[("TONIC_RDMA", "off")]);
     assert!(told.contains("client: tcp (policy: TONIC_RDMA=off)"), "{told}");
     assert!(!told.contains("server:"), "{told}");
 }
 
-#[test]
 fn a_fabric_can_be_named() {
     let told = with(&[("TONIC_RDMA", "shm")]);
     assert!(told.contains("client: shm (process "), "{told}");
@@ -67,7 +91,6 @@ fn a_fabric_can_be_named() {
     assert!(told.contains("client: tcp ("), "{told}");
 }
 
-#[test]
 fn bad_values_are_errors_at_both_ends() {
     let told = with(&[("TONIC_RDMA", "yes")]);
     for end in ["client", "server"] {
@@ -83,7 +106,6 @@ fn bad_values_are_errors_at_both_ends() {
     }
 }
 
-#[test]
 fn a_device_that_is_not_there_can_be_required_in_vain() {
     let told = with(&[("TONIC_RDMA", "require,verbs"), ("TONIC_RDMA_DEVICE", "no_such_device")]);
     for end in ["client", "server"] {

@@ -2,6 +2,8 @@
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its own part")]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+pub mod process;
+
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::net::{IpAddr, SocketAddr};
@@ -27,6 +29,16 @@ pub fn config() -> LinkConfig {
         send_queue: 64,
         inline: 256,
     }
+}
+
+/// The device that the tests in the guest are told to use.
+pub fn guest_device() -> String {
+    std::env::var("GUEST_DEVICE").expect("GUEST_DEVICE must name the RDMA device to test on")
+}
+
+/// A side on it.
+pub fn on_guest_device() -> Side {
+    Side::new(Fabric::open(Some(&guest_device())).expect("the device under test"))
 }
 
 /// A device with a pool on it.

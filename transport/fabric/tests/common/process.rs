@@ -1,0 +1,68 @@
+//! A test program that is its own second process.
+
+use std::future::Future;
+use std::io::{BufRead, BufReader, Lines};
+use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
+
+use libtest_mimic::{Arguments, Trial};
+
+/// This program again, with these variables set.
+pub struct Process {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Process {
+    pub fn start(variables: &[(&str, &str)]) -> Process {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .envs(variables.iter().copied())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Process { child, lines }
+    }
+
+    /// Waits until it says this word; what stands behind it in the line.
+    pub fn says(&mut self, word: &str) -> String {
+        let mut lines = self.lines.by_ref().map_while(Result::ok);
+        let found = lines.find_map(|line| line.split_once(word).map(|(_, rest)| rest.trim().to_owned()));
+        found.expect("the other process has ended")
+    }
+
+    /// Waits for its end.
+    pub fn ends_well(&mut self) -> bool {
+        self.child.wait().unwrap().success()
+    }
+
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs one after the other: some count what the process holds.
+pub fn run(trials: impl IntoIterator<Item = Trial>) -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads = Some(1);
+    libtest_mimic::run(&arguments, trials.into_iter().collect()).exit_code()
+}
+
+/// A test in a runtime of its own.
+pub fn trial<F: Future<Output = ()>>(name: &str, test: impl FnOnce() -> F + Send + 'static) -> Trial {
+    Trial::test(name, move || {
+        block_on(test());
+        Ok(())
+    })
+}
+
+pub fn block_on<F: Future<Output = ()>>(future: F) {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future);
+}

@@ -1,0 +1,177 @@
+//! Shared memory between two processes, and that nothing of a killed one stays. The other process is this program again,
+//! which therefore has a main function of its own.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+
+use std::process::ExitCode;
+
+use common::process::{self, Process};
+use common::*;
+use tonic_rdma_fabric::shm::ShmDevice;
+use tonic_rdma_fabric::{Addr, Fabric, Link, LinkError, ShmAccess, ShmAddr, Work, WriteSource};
+
+/// What the other process is to do, and the address to connect to.
+const ROLE: &str = "SHM_ROLE";
+const ADDR: &str = "SHM_ADDR";
+
+fn main() -> ExitCode {
+    if let Ok(role) = std::env::var(ROLE) {
+        process::block_on(another_process(role));
+        return ExitCode::SUCCESS;
+    }
+    process::run([
+        process::trial("two_processes_talk", two_processes_talk),
+        process::trial("a_killed_peer_leaves_nothing_behind", a_killed_peer_leaves_nothing_behind),
+    ])
+}
+
+fn side() -> Side {
+    Side::new(Fabric::Shm(ShmDevice::new(ShmAccess::SameUser)))
+}
+
+fn start(role: &str, addr: &str) -> Process {
+    Process::start(&[(ROLE, role), (ADDR, addr)])
+}
+
+/// Descriptors, and mappings of memfds.
+fn held() -> (usize, usize) {
+    let files = std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    (files, maps.lines().filter(|line| line.contains("/memfd:tonic-rdma")).count())
+}
+
+/// Nothing shows in /dev/shm, ever.
+fn named() -> Vec<std::ffi::OsString> {
+    let Ok(entries) = std::fs::read_dir("/dev/shm") else { return Vec::new() };
+    let names = entries.filter_map(Result::ok).map(|e| e.file_name());
+    let ours = ["tonic-rdma-ring", "tonic-rdma-landing"];
+    names.filter(|n| ours.iter().any(|our| n.to_string_lossy().contains(our))).collect()
+}
+
+/// What the other process does.
+async fn another_process(role: String) {
+    let side = side();
+    let mut end = match role.as_str() {
+        "serve" => {
+            let mut listener = side.listen();
+            println!("listening {}", listener.local_addr().shm().unwrap().name());
+            let incoming = listener.accept().await.unwrap();
+            assert_eq!(incoming.private_data(), b"hello");
+            let link = incoming.accept(&config(), &side.pool, b"welcome", PATIENCE).await.unwrap();
+            End::new(link)
+        }
+        _ => {
+            let addr: ShmAddr = std::env::var(ADDR).expect(ADDR).parse().unwrap();
+            let mut end = End::new(side.connect(&addr.into()).await.unwrap().link);
+            end.send(0, b"first").await;
+            end
+        }
+    };
+    println!("stands {}", std::process::id());
+    // A grant for whoever asks; everything else is sent back, and what has landed with it.
+    let mut landing = Some(side.landing(256 << 10));
+    let mut landed = bytes::Bytes::new();
+    while let Ok(data) = end.receive().await {
+        match data.as_slice() {
+            b"grant" => {
+                let buf = landing.as_ref().expect("one grant");
+                end.link.share(buf.rkey()).unwrap();
+                let grant = [buf.addr().to_le_bytes().as_slice(), &buf.rkey().to_le_bytes()].concat();
+                end.send(1, &grant).await;
+            }
+            b"landed" => {
+                landed = landing.take().expect("one grant").filled(256 << 10);
+                let sum: u64 = landed.iter().map(|b| u64::from(*b)).sum();
+                end.send(1, &sum.to_le_bytes()).await;
+            }
+            _ => drop(end.send(1, &data).await),
+        }
+    }
+    drop(landed);
+}
+
+/// A grant of the peer's: address and key.
+async fn grant(end: &mut End) -> (u64, u32) {
+    end.send(0, b"grant").await;
+    let grant = end.receive().await.unwrap();
+    let (addr, rkey) = grant.split_at(8);
+    (u64::from_le_bytes(addr.try_into().unwrap()), u32::from_le_bytes(rkey.try_into().unwrap()))
+}
+
+/// All there is to a link, with the peer in another process, as client and as server.
+async fn two_processes_talk() {
+    let me = side();
+    for role in ["serve", "connect"] {
+        let (mut process, mut end) = with_process(&me, role).await;
+        let pid: u32 = process.says("stands").parse().unwrap();
+        assert_eq!(end.link.peer().remote, Addr::Process(pid));
+        assert_eq!(end.link.peer().local, Addr::Process(std::process::id()));
+        for i in 0..2000u32 {
+            end.send(i as usize % 8, &pattern((i % 1000) as usize, i as u8)).await;
+            assert_eq!(end.receive().await.unwrap(), pattern((i % 1000) as usize, i as u8));
+        }
+        let (addr, rkey) = grant(&mut end).await;
+        let data = pattern(256 << 10, 5).freeze();
+        for (i, part) in data.chunks(10_000).enumerate() {
+            let src = WriteSource::Any(data.slice_ref(part));
+            let remote_addr = addr + 10_000 * i as u64;
+            end.queue(Work::Write { src, remote_addr, rkey }, false).unwrap();
+        }
+        end.send(0, b"landed").await;
+        let sum: u64 = data.iter().map(|b| u64::from(*b)).sum();
+        assert_eq!(end.receive().await.unwrap(), sum.to_le_bytes());
+        end.link.disconnect();
+        assert!(process.ends_well(), "the other side ends in good order");
+    }
+}
+
+async fn with_process(me: &Side, role: &str) -> (Process, End) {
+    if role == "serve" {
+        let mut process = start("serve", "");
+        let addr: ShmAddr = process.says("listening").parse().unwrap();
+        let connected = me.connect(&addr.into()).await.unwrap();
+        assert_eq!(connected.private_data, b"welcome");
+        let mut end = End::new(connected.link);
+        end.send(0, b"first").await;
+        assert_eq!(end.receive().await.unwrap(), b"first");
+        (process, end)
+    } else {
+        let mut listener = me.listen();
+        let process = start("connect", listener.local_addr().shm().unwrap().name());
+        let incoming = listener.accept().await.unwrap();
+        let mut end = End::new(incoming.accept(&config(), &me.pool, b"", PATIENCE).await.unwrap());
+        assert_eq!(end.receive().await.unwrap(), b"first");
+        (process, end)
+    }
+}
+
+/// After kill -9 of the peer, in the middle of traffic, nothing of it stays here: no descriptor, no mapping, no memory.
+async fn a_killed_peer_leaves_nothing_behind() {
+    let me = side();
+    let mut first = None;
+    for (round, role) in ["serve", "connect", "serve", "connect"].into_iter().enumerate() {
+        let (mut process, mut end) = with_process(&me, role).await;
+        process.says("stands");
+        let (addr, rkey) = grant(&mut end).await;
+        // Memory of this side that the peer may write to.
+        let mine = me.landing(1 << 20);
+        end.link.share(mine.rkey()).unwrap();
+        let src = || WriteSource::Any(vec![7; 4096].into());
+        end.queue(Work::Write { src: src(), remote_addr: addr, rkey }, false).unwrap();
+        for i in 0..8 {
+            end.queue_send(i, b"more", true).unwrap();
+        }
+        end.link.ring().unwrap();
+        process.kill();
+        let error = end.death().await;
+        assert!(matches!(error, LinkError::Disconnected { .. }), "{error}");
+        assert!(error.to_string().contains("process "), "{error}");
+        drop((process, end, mine));
+        let now = (held(), me.pool.stats().in_use_bytes(), me.pool.stats().leased);
+        assert_eq!((now.1, now.2), (0, 0));
+        assert_eq!(named(), Vec::<std::ffi::OsString>::new());
+        let first = first.get_or_insert(now);
+        assert_eq!(now, *first, "round {round}");
+    }
+}
