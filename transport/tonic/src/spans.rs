@@ -15,6 +15,7 @@ use tower::Service;
 use tracing::field::{Empty, display};
 use tracing::{Level, Span, debug_span, span_enabled};
 
+use crate::connect_info::RdmaConnectInfo;
 use crate::metrics::role;
 use crate::path::Path;
 
@@ -81,8 +82,9 @@ where
     F: Future<Output = Result<Response<B>, E>>,
     B: HttpBody<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
+    E: Into<BoxError>,
 {
-    type Output = Result<Response<Body>, E>;
+    type Output = Result<Response<Body>, BoxError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
@@ -90,10 +92,11 @@ where
         let result = ready!(this.call.poll(cx));
         drop(entered);
         Poll::Ready(match result {
-            Ok(response) => Ok(follow(response.map(Body::new), this.span)),
+            Ok(response) if this.span.is_disabled() => Ok(response.map(Body::new)),
+            Ok(response) => Ok(follow(response.map(Body::new), std::mem::replace(this.span, Span::none()))),
             Err(error) => {
                 this.span.record("error", true);
-                Err(error)
+                Err(error.into())
             }
         })
     }
@@ -101,12 +104,8 @@ where
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-fn follow(response: Response<Body>, span: &mut Span) -> Response<Body> {
-    if span.is_disabled() {
-        return response;
-    }
-    record_status(span, response.headers());
-    let span = std::mem::replace(span, Span::none());
+fn follow(response: Response<Body>, span: Span) -> Response<Body> {
+    record_status(&span, response.headers());
     response.map(|body| Body::new(SpannedBody { body, span }))
 }
 
@@ -158,37 +157,32 @@ impl HttpBody for SpannedBody {
     }
 }
 
-/// Runs a server's calls in their spans.
+/// Runs a server's calls in their spans, and gives their bodies and errors one type.
 #[derive(Clone, Debug)]
-pub(crate) struct Calls<S> {
-    inner: S,
-    path: Path,
-}
-
-impl<S> Calls<S> {
-    pub(crate) fn new(inner: S, path: Path) -> Self {
-        Calls { inner, path }
-    }
-}
+pub(crate) struct Calls<S>(pub(crate) S);
 
 impl<S, B> Service<Request<Body>> for Calls<S>
 where
     S: Service<Request<Body>, Response = Response<B>>,
+    S::Error: Into<BoxError>,
     B: HttpBody<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
     type Response = Response<Body>;
-    type Error = S::Error;
+    type Error = BoxError;
     type Future = Spanned<S::Future>;
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.inner.poll_ready(cx)
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.0.poll_ready(cx).map_err(Into::into)
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let span = call(Side::Server, request.uri());
-        span.record("path", display(self.path));
-        let call = span.in_scope(|| self.inner.call(request));
+        if !span.is_disabled() {
+            let fast = request.extensions().get::<RdmaConnectInfo>();
+            span.record("path", display(fast.map_or(Path::Tcp, |info| info.path)));
+        }
+        let call = span.in_scope(|| self.0.call(request));
         Spanned::new(call, span)
     }
 }

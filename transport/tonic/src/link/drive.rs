@@ -17,6 +17,8 @@ use crate::reason::{Reason, ReasonCode};
 
 /// The last message of a connection may take this long to get away.
 const CLOSE_TIME: Duration = Duration::from_secs(1);
+/// While there are streams, metrics are told once in so many turns, and when a timer ends.
+const UNTOLD: usize = 64;
 /// Rounds of completions before other tasks get their turn.
 const ROUNDS: usize = 16;
 
@@ -32,6 +34,7 @@ pub(super) async fn drive(
         timer: Box::pin(tokio::time::sleep(Duration::ZERO)),
         armed: false,
         draining: false,
+        turns: 0,
         _teardown: Teardown(shared.clone()),
         shared,
     };
@@ -50,6 +53,8 @@ struct Driver {
     timer: Pin<Box<Sleep>>,
     armed: bool,
     draining: bool,
+    /// Since metrics were told.
+    turns: usize,
     _teardown: Teardown,
 }
 
@@ -97,7 +102,9 @@ impl Driver {
             let room = inner.room_wanted && inner.conn.has_stream_room();
             inner.room_wanted &= !room;
             let ended = self.poll_end(cx, &mut inner);
-            if idle {
+            self.turns += 1;
+            if idle && (self.turns >= UNTOLD || inner.conn.pending().streams == 0) {
+                self.turns = 0;
                 inner.tell();
             }
             drop(inner);
@@ -160,6 +167,7 @@ impl Driver {
                     inner.conn.handle_timeout(Instant::now().into_std());
                     inner.dispatch();
                     inner.flush();
+                    inner.tell();
                 }
             }
         }

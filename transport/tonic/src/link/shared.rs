@@ -11,7 +11,7 @@ use tokio::sync::{Notify, watch};
 use tonic::Status;
 use tonic_rdma_fabric::{AnyLink, Completion, Link, LinkError, PeerInfo};
 use tonic_rdma_memory::{Landing, LandingBuf, Pool};
-use tonic_rdma_proto::{Connection, Payload, Settings, Side, StreamId, StreamMap};
+use tonic_rdma_proto::{Connection, Payload, Settings, Side, Stats, StreamId, StreamMap};
 
 use super::LinkOptions;
 use super::sends::Sends;
@@ -20,7 +20,7 @@ use crate::codec::{Chunk, Methods};
 use crate::metrics::LinkMeter;
 use crate::path::Path;
 use crate::reason::{Reason, ReasonCode};
-use crate::stats::{Copied, Counters};
+use crate::stats::{Copied, Counter, Counters};
 
 /// Runs of a message between its segments up to this long do not count as payload.
 const FRAMING: usize = 256;
@@ -84,10 +84,9 @@ pub(super) struct Inner {
     pub(super) failed: Option<LinkError>,
     pub(super) wakes: Vec<Waker>,
     pub(super) counters: Arc<Counters>,
-    pub(super) counted: tonic_rdma_proto::Stats,
+    pub(super) counted: Moved,
     /// What the CPU has copied since the start, eager data apart.
     pub(super) copied: Copied,
-    pub(super) counted_copied: Copied,
     pub(super) meter: LinkMeter,
 }
 
@@ -144,9 +143,8 @@ impl Shared {
                 failed: None,
                 wakes: Vec::new(),
                 counters,
-                counted: tonic_rdma_proto::Stats::default(),
+                counted: Moved::default(),
                 copied: Copied::default(),
-                counted_copied: Copied::default(),
                 meter: LinkMeter::open(side, Path::of(link.peer())),
                 link: Some(link),
             }),
@@ -286,21 +284,11 @@ impl Inner {
 
     /// Adds what moved since the last time to the channel's counters.
     pub(super) fn count(&mut self) {
-        let now = self.conn.stats();
-        let before = std::mem::replace(&mut self.counted, now);
-        let add = |counter: &crate::stats::Counter, now: u64, before: u64| {
-            if now != before {
-                counter.add(now - before);
-            }
-        };
-        let mut copied = self.copied - std::mem::replace(&mut self.counted_copied, self.copied);
-        copied.eager += now.eager_sent - before.eager_sent + now.eager_received - before.eager_received;
-        let c = &self.counters;
-        c.fast.add(copied);
-        add(&c.bytes_sent_write, now.write_sent, before.write_sent);
-        add(&c.bytes_sent_send, now.eager_sent, before.eager_sent);
-        add(&c.bytes_received_write, now.write_received, before.write_received);
-        add(&c.bytes_received_send, now.eager_received, before.eager_received);
+        let moved = Moved::new(self.conn.stats(), self.copied);
+        if moved != self.counted {
+            let before = std::mem::replace(&mut self.counted, moved);
+            before.count_on(&moved, &self.counters);
+        }
         // No driver does it any more.
         if self.link.is_none() {
             self.tell();
@@ -309,9 +297,40 @@ impl Inner {
 
     /// Tells the recorder of metrics what has moved.
     pub(super) fn tell(&mut self) {
-        let stats = self.conn.stats();
-        let mut copied = self.copied;
-        copied.eager += stats.eager_sent + stats.eager_received;
-        self.meter.tell(stats, copied);
+        self.meter.tell(self.conn.stats(), self.copied);
+    }
+}
+
+/// What has moved since the start, of what the channel counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Moved {
+    write_sent: u64,
+    eager_sent: u64,
+    write_received: u64,
+    eager_received: u64,
+    /// Eager data apart.
+    copied: Copied,
+}
+
+impl Moved {
+    fn new(stats: Stats, copied: Copied) -> Self {
+        let Stats { write_sent, eager_sent, write_received, eager_received, .. } = stats;
+        Moved { write_sent, eager_sent, write_received, eager_received, copied }
+    }
+
+    /// Adds what came between this and `now`.
+    fn count_on(&self, now: &Moved, counters: &Counters) {
+        let add = |counter: &Counter, now: u64, before: u64| {
+            if now != before {
+                counter.add(now - before);
+            }
+        };
+        add(&counters.bytes_sent_write, now.write_sent, self.write_sent);
+        add(&counters.bytes_sent_send, now.eager_sent, self.eager_sent);
+        add(&counters.bytes_received_write, now.write_received, self.write_received);
+        add(&counters.bytes_received_send, now.eager_received, self.eager_received);
+        let mut copied = now.copied - self.copied;
+        copied.eager += now.eager_sent - self.eager_sent + now.eager_received - self.eager_received;
+        counters.fast.add(copied);
     }
 }

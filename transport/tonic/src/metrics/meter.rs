@@ -97,8 +97,11 @@ impl LinkMeter {
         }
     }
 
-    /// Tells what has moved since the last time.
+    /// Tells what has moved since the last time; eager data is not in `copied`.
     pub(crate) fn tell(&mut self, now: Stats, copied: Copied) {
+        if now == self.told && copied == self.told_copied {
+            return;
+        }
         let before = std::mem::replace(&mut self.told, now);
         let add = |counter: &Counter, now: u64, before: u64| {
             if now != before {
@@ -115,10 +118,9 @@ impl LinkMeter {
         add(&self.writes, now.writes, before.writes);
         add(&self.credit_waits, now.credit_waits, before.credit_waits);
         add(&self.grants, now.grants_given, before.grants_given);
-        let before = std::mem::replace(&mut self.told_copied, copied);
-        if copied != before {
-            self.copied.add(copied - before);
-        }
+        let mut more = copied - std::mem::replace(&mut self.told_copied, copied);
+        more.eager += now.eager_sent - before.eager_sent + now.eager_received - before.eager_received;
+        self.copied.add(more);
     }
 
     /// The connection is gone.

@@ -268,7 +268,7 @@ impl FastPath {
         extensions.insert(ConnectionPool(pool.clone()));
         let own = self.settings.stats.connection();
         own.counters.connections.add(1);
-        let service = stack::of_connection(layered, &self.settings, Path::of(&ends));
+        let service = stack::of_connection(layered, &self.settings);
         let age = self.settings.max_connection_age;
         let drain = either(draining(self.drain.clone()), sleep_for(age));
         let serving = serve_link(

@@ -116,7 +116,7 @@ where
         }
     }
 
-    let service = Capture(TcpCalls::new(Calls::new(layered, Path::Tcp), methods, stats.tcp().clone()));
+    let service = Capture(TcpCalls::new(Calls(layered), methods, stats.tcp().clone()));
     let Some(signal) = signal else {
         let incoming = Accepting::new(incoming, std::future::pending(), || (), most_tcp);
         tcp.serve_with_incoming(service, incoming).await?;

@@ -1,7 +1,7 @@
 //! What stands around the layered service on the fast path; on TCP tonic's server builds the same.
 
 use super::{Settings, TraceFn};
-use crate::{grpc_timeout::GrpcTimeout, path::Path, spans::Calls};
+use crate::{grpc_timeout::GrpcTimeout, spans::Calls};
 use bytes::Bytes;
 use http::{Request, Response};
 use pin_project_lite::pin_project;
@@ -20,7 +20,7 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// The layered service, of one type whatever the layers.
 pub(crate) type Layered = BoxCloneService<Request<Body>, Response<Body>, BoxError>;
 
-/// Gives the layered service one type.
+/// Gives the layered service one type, and its calls their spans.
 pub(crate) fn erase<S, ResBody>(service: S) -> Layered
 where
     S: Service<Request<Body>, Response = Response<ResBody>> + Clone + Send + 'static,
@@ -29,14 +29,13 @@ where
     ResBody: http_body::Body<Data = Bytes> + Send + 'static,
     ResBody::Error: Into<BoxError>,
 {
-    BoxCloneService::new(Traced { inner: service, trace_fn: None })
+    BoxCloneService::new(Calls(service))
 }
 
 /// The stack of one connection. Its concurrency limit is its own.
 pub(super) fn of_connection(
     layered: Layered,
     settings: &Settings,
-    path: Path,
 ) -> impl Service<Request<Body>, Response = Response<Body>, Error = BoxError, Future: Send>
 + Clone
 + Send
@@ -48,7 +47,7 @@ pub(super) fn of_connection(
         .option_layer(settings.concurrency_limit.map(ConcurrencyLimitLayer::new))
         .layer_fn(|s| GrpcTimeout::new(s, settings.timeout))
         .service(layered);
-    Traced { inner: Calls::new(inner, path), trace_fn: settings.trace_fn.clone() }
+    Traced { inner, trace_fn: settings.trace_fn.clone() }
 }
 
 /// Runs calls in the span that the user's function makes, and gives their bodies one type.
