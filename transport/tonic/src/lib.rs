@@ -134,3 +134,14 @@ pub use tonic::transport::Uri;
 #[cfg(feature = "_tls-any")]
 #[doc(no_inline)]
 pub use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
+
+/// The snippets of the documents are compiled and run with those of the code.
+#[cfg(doctest)]
+mod documents {
+    #[doc = include_str!("../../../README.md")]
+    mod readme {}
+    #[doc = include_str!("../../../docs/guide.md")]
+    mod guide {}
+    #[doc = include_str!("../../../docs/zero-copy.md")]
+    mod zero_copy {}
+}
