@@ -6,7 +6,7 @@ export CARGO
 # Seeds that test-sim runs.
 SEEDS ?= 3000
 
-.PHONY: help build demo bench costs costs-record test test-native test-sim test-costs test-rdma sanitize kernel fmt clippy docs clean packages
+.PHONY: help build demo bench costs costs-record test test-native test-sim test-costs test-large test-rdma sanitize kernel fmt clippy docs clean packages
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -47,6 +47,11 @@ test-costs: ## fail when calls cost over 5 % more than recorded
 
 test-rdma: ## run the tests over real verbs, in a guest kernel with Soft-RoCE and Soft-iWARP
 	tests/guest/suite
+
+test-large: packages ## move 10,000 small files and two of 4 GiB over TCP and shared memory, and smaller ones over RDMA in the guest (20 GB of disk)
+	$(CARGO) test --release -p rpc-demo --test large -- --nocapture
+	RPC_DEMO_TEST_SHM=1 $(CARGO) test --release -p rpc-demo --test large -- --nocapture
+	TONIC_RDMA_TEST_LARGE=1 tests/guest/suite '^large'
 
 sanitize: packages ## run the tests of memory, fabric and protocol under the address sanitizer, then under the thread sanitizer
 	tests/sanitize address

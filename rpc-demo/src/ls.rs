@@ -1,6 +1,6 @@
 //! `rpc-demo ls`.
 
-use crate::cli::Ls;
+use crate::cli::{Asked, Ls};
 use crate::entry;
 use crate::failure::Failure;
 use crate::names::{Escaped, Name, Shown};
@@ -20,7 +20,7 @@ enum Form {
 
 /// Lists what the flags name.
 pub(crate) async fn run(args: Ls) -> Result<(), Failure> {
-    let Ls { prefix, long, checksum, json, remote } = args;
+    let Ls { prefix, long, checksum, asked: Asked { json, remote } } = args;
     // People write the '/' that the listing shows.
     let prefix = prefix.as_deref().map(|prefix| prefix.strip_suffix('/').unwrap_or(prefix));
     let name = match prefix {

@@ -1,6 +1,6 @@
 //! `rpc-demo rm`.
 
-use crate::cli::Rm;
+use crate::cli::{Asked, Rm};
 use crate::failure::Failure;
 use crate::names::Name;
 use crate::net;
@@ -19,7 +19,7 @@ struct Removed {
 
 /// Removes what the flags name, one after the other.
 pub(crate) async fn run(args: Rm) -> Result<(), Failure> {
-    let Rm { names, recursive, json, remote } = args;
+    let Rm { names, recursive, asked: Asked { json, remote } } = args;
     let parse = |name: &String| {
         let bare = name.strip_suffix('/').unwrap_or(name);
         Name::parse(bare).map_err(|error| Failure::name(name, error))

@@ -1,6 +1,6 @@
 //! `rpc-demo stat`.
 
-use crate::cli::Stat;
+use crate::cli::{Asked, Stat};
 use crate::entry;
 use crate::failure::Failure;
 use crate::names::{Escaped, Name, Shown};
@@ -10,7 +10,7 @@ use crate::pb::{Checksum, StatRequest, entry::Kind};
 
 /// Tells all about what the flags name.
 pub(crate) async fn run(args: Stat) -> Result<(), Failure> {
-    let Stat { name, json, remote } = args;
+    let Stat { name, asked: Asked { json, remote } } = args;
     let name = name.strip_suffix('/').unwrap_or(&name);
     let name = Name::parse(name).map_err(|error| Failure::name(name, error))?;
     let connection = net::connect(&remote.server, &remote.path).await?;

@@ -117,7 +117,7 @@ fn bench_measures_and_cleans_up() {
     // Interrupted, it removes what it wrote, too.
     let mut command = server.client_command(["bench", "--sizes", "4KiB,8MiB", "--amount", "64GiB"]);
     let client = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    until("it writes", || names(dir.path()).len() == 2);
+    until("it writes", dir.path(), || names(dir.path()).len() == 2);
     signal(&client, rustix::process::Signal::INT);
     says(&failed(client.wait_with_output().unwrap(), 1), &["interrupted", "SIGINT"]);
     assert_eq!(names(dir.path()), [".rpc-demo-tmp"]);

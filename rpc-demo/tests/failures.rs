@@ -14,6 +14,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Instant;
 use tempfile::TempDir;
 
 /// A root, and a directory beside it for the client.
@@ -61,7 +62,7 @@ fn spawn(command: &mut Command) -> Child {
 fn put_under_way(server: &Server, name: &str) -> Child {
     let mut client = spawn(&mut server.client_command(["put", "-", name, "--chunk-size", "64KiB"]));
     client.stdin.as_mut().unwrap().write_all(&content(1 << 20, 5)).unwrap();
-    until("the server writes", || server.unfinished() == 1);
+    server.writes();
     client
 }
 
@@ -77,7 +78,7 @@ fn get_under_way(server: &Server, dirs: &Dirs) -> Child {
     let client = spawn(command.args(["--range-size", "1MiB", "--jobs", "4"]));
     let written =
         |name: &String| fs::metadata(dirs.here().join(name)).is_ok_and(|file| file.blocks() * 512 > 16 << 20);
-    until("the client writes", || names(&dirs.here()).iter().any(written));
+    until("the client writes", &dirs.here(), || names(&dirs.here()).iter().any(written));
     client
 }
 
@@ -201,7 +202,7 @@ fn a_file_that_cannot_be_read_half_way() {
     // It can be opened, by anyone, and nothing is mapped at its beginning.
     let line = failed(server.client(["put", "/proc/self/mem", "x"]), 1);
     says(&line, &["cannot read /proc/self/mem"]);
-    until("the server drops it", || server.unfinished() == 0);
+    server.drops_all();
     assert_eq!(names(&dirs.root()), [".rpc-demo-tmp"]);
 }
 
@@ -335,7 +336,10 @@ fn a_server_whose_disk_is_full() {
             ],
         );
         // What it had is free again, so that the next round fares no worse.
-        until("the server drops it", || server.client(put(&small, "again")).status.success());
+        let began = Instant::now();
+        while !server.client(put(&small, "again")).status.success() {
+            assert!(began.elapsed() < HANG, "the server keeps what it cannot use");
+        }
     }
     let line = failed(server.client(put(&large, "large")), 1);
     says(&line, &["cannot write 'large'"]);
@@ -365,7 +369,7 @@ fn a_file_larger_than_the_limit() {
     let mut server = Server::spawn(tcp(serve(limited(1 << 20), &dirs.root())), &dirs.root());
     let line = failed(tcp(server.client_command(put(&large, "large"))).output().unwrap(), 1);
     says(&line, &["cannot write 'large'", "limit on file sizes"]);
-    until("the server drops it", || server.unfinished() == 0);
+    server.drops_all();
     assert_eq!(names(&dirs.root()), [".rpc-demo-tmp"]);
     // The signal that comes with it did not end the server.
     ok(tcp(server.client_command(["ls"])).output().unwrap());
@@ -475,7 +479,7 @@ fn a_client_that_is_interrupted() {
         signal(&client, ours);
         wait(&mut client);
         says(&failed(client.wait_with_output().unwrap(), 1), &["interrupted", shown]);
-        until("the server drops it", || server.unfinished() == 0);
+        server.drops_all();
 
         let mut client = get_under_way(&server, &dirs);
         signal(&client, ours);
@@ -493,7 +497,7 @@ fn a_client_that_is_killed() {
     let mut client = put_under_way(&server, "half");
     client.kill().unwrap();
     client.wait().unwrap();
-    until("the server drops it", || server.unfinished() == 0);
+    server.drops_all();
     assert_eq!(names(&dirs.root()), [".rpc-demo-tmp"]);
 }
 
@@ -503,7 +507,7 @@ fn a_server_that_is_told_to_stop_lets_transfers_finish() {
     let mut server = Server::start(&dirs.root());
     let mut client = put_under_way(&server, "whole");
     server.signal(Signal::TERM);
-    until("it takes no more connections", || !server.listens());
+    server.is_deaf();
     client.stdin.as_mut().unwrap().write_all(b"the end").unwrap();
     let output = ok(client.wait_with_output().unwrap());
     says(stdout(&output), &["put 'whole': 1048583 bytes in 1 file"]);
@@ -518,7 +522,7 @@ fn a_server_that_is_told_twice_stops_at_once() {
     let mut client = put_under_way(&server, "half");
     let _stdin = client.stdin.take();
     server.signal(Signal::TERM);
-    until("it takes no more connections", || !server.listens());
+    server.is_deaf();
     server.signal(Signal::TERM);
     let (status, log) = server.wait();
     assert_eq!(status.code(), Some(1));
@@ -541,11 +545,11 @@ fn a_file_that_changes_while_it_is_put() {
     {
         File::create(&file).unwrap().set_len(before).unwrap();
         let client = spawn(&mut server.client_command(put(&file, "file")));
-        until("the server writes", || server.unfinished() == 1);
+        server.writes();
         File::options().write(true).open(&file).unwrap().set_len(after).unwrap();
         let line = failed(client.wait_with_output().unwrap(), 1);
         says(&line, &["here/file as 'file': it ", why, "when nothing writes to it"]);
-        until("the server drops it", || server.unfinished() == 0);
+        server.drops_all();
         assert!(!target.exists());
     }
 }

@@ -95,7 +95,7 @@ fn a_server_that_is_killed_has_only_whole_objects_and_put_goes_on() {
     // Once among the small files, once in the large one.
     let mut server = Server::start(&root);
     let client = spawn(&server, &put);
-    until("some files are there", || fs::read_dir(root.join("t/a")).is_ok_and(|dir| dir.count() > 20));
+    until("some files are there", &root, || fs::read_dir(root.join("t/a")).is_ok_and(|dir| dir.count() > 20));
     server.signal(Signal::KILL);
     server.wait();
     says(&failed(client.wait_with_output().unwrap(), 1), &["connection to the server was lost", "--resume"]);
@@ -103,7 +103,7 @@ fn a_server_that_is_killed_has_only_whole_objects_and_put_goes_on() {
 
     let mut server = Server::start(&root);
     let client = spawn(&server, &["put", tree_at.to_str().unwrap(), "t", "--resume"]);
-    until("a part of the large one is there", || received(&root) > 16 * RANGE);
+    until("a part of the large one is there", &root, || received(&root) > 16 * RANGE);
     server.signal(Signal::KILL);
     server.wait();
     failed(client.wait_with_output().unwrap(), 1);
@@ -132,7 +132,7 @@ fn a_client_that_is_killed_goes_on_where_it_was() {
     let server = Server::start(&root);
     let put = ["put", file.to_str().unwrap(), "file"];
     let mut client = spawn(&server, &put);
-    until("a part of it is there", || received(&root) > 16 * RANGE);
+    until("a part of it is there", &root, || received(&root) > 16 * RANGE);
     client.kill().unwrap();
     client.wait().unwrap();
     // The same server, whose upload is still open: it is taken over.
@@ -152,7 +152,7 @@ fn what_was_received_is_checked_before_it_is_kept() {
     let mut server = Server::start(&root);
     let put = ["put", file.to_str().unwrap(), "file"];
     let client = spawn(&server, &put);
-    until("a part of it is there", || received(&root) > 16 * RANGE);
+    until("a part of it is there", &root, || received(&root) > 16 * RANGE);
     server.signal(Signal::KILL);
     server.wait();
     failed(client.wait_with_output().unwrap(), 1);
@@ -184,7 +184,7 @@ fn get_goes_on_after_both_ends_were_killed() {
         parts.map(|entry| entry.metadata().map_or(0, |file| file.blocks() * 512)).sum::<u64>()
     };
     let mut client = spawn(&server, &get);
-    until("a part of the large one is there", || part(&copy) > 16 * RANGE);
+    until("a part of the large one is there", copy.parent().unwrap(), || part(&copy) > 16 * RANGE);
     client.kill().unwrap();
     client.wait().unwrap();
     assert!(only_whole(&copy.join("a"), &root.join("t/a")) == 100);
@@ -216,7 +216,7 @@ fn cp_goes_on_after_its_target_was_killed() {
     };
     let mut server = Server::start(&two);
     let client = cp(&server, &[]);
-    until("a part of the large one is there", || received(&two) > 16 * RANGE);
+    until("a part of the large one is there", &two, || received(&two) > 16 * RANGE);
     server.signal(Signal::KILL);
     server.wait();
     says(&failed(client.wait_with_output().unwrap(), 1), &["cannot copy 't/", "was lost"]);
@@ -238,7 +238,7 @@ fn a_put_that_begins_anew_removes_what_another_left() {
     let mut server = Server::start(&root);
     let put = ["put", file.to_str().unwrap(), "file"];
     let client = spawn(&server, &put);
-    until("a part of it is there", || received(&root) > 4 * RANGE);
+    until("a part of it is there", &root, || received(&root) > 4 * RANGE);
     server.signal(Signal::KILL);
     server.wait();
     failed(client.wait_with_output().unwrap(), 1);

@@ -55,7 +55,7 @@ impl Pass {
 
 /// Measures what the flags ask for.
 pub(crate) async fn run(args: Bench) -> Result<(), Failure> {
-    let connection = net::connect(&args.remote.server, &args.remote.path).await?;
+    let connection = net::connect(&args.asked.remote.server, &args.asked.remote.path).await?;
     let text = format!("rpc-demo-bench-{:016x}", rand::random::<u64>());
     let dir = Name::parse(&text).map_err(|error| Failure::name(&text, error))?;
     let stop = Arc::new(AtomicBool::new(false));
@@ -84,7 +84,7 @@ pub(crate) async fn run(args: Bench) -> Result<(), Failure> {
         _ => {}
     }
     let Some(report) = report else { return Ok(()) };
-    if args.json { output::json(&report) } else { output::line(format_args!("{report}")) }
+    if args.asked.json { output::json(&report) } else { output::line(format_args!("{report}")) }
 }
 
 /// The first failure sets `stop`, and whoever sets it ends the measurement after the objects that are under way.

@@ -108,6 +108,17 @@ pub(crate) struct Path {
     pub(crate) connect_timeout: u64,
 }
 
+/// Which server is asked, and the form of the answer.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Asked {
+    /// Print JSON: the result as one object, a listing as one a line.
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) remote: Remote,
+}
+
 /// How files travel.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Transfer {
@@ -248,12 +259,8 @@ pub(crate) struct Ls {
     #[arg(long)]
     pub(crate) checksum: bool,
 
-    /// Print one JSON object a line.
-    #[arg(long)]
-    pub(crate) json: bool,
-
     #[command(flatten)]
-    pub(crate) remote: Remote,
+    pub(crate) asked: Asked,
 }
 
 #[derive(Args, Debug)]
@@ -261,12 +268,8 @@ pub(crate) struct Stat {
     /// An object or a directory.
     pub(crate) name: String,
 
-    /// Print a JSON object.
-    #[arg(long)]
-    pub(crate) json: bool,
-
     #[command(flatten)]
-    pub(crate) remote: Remote,
+    pub(crate) asked: Asked,
 }
 
 #[derive(Args, Debug)]
@@ -279,12 +282,8 @@ pub(crate) struct Rm {
     #[arg(short, long)]
     pub(crate) recursive: bool,
 
-    /// Print the result as one JSON object.
-    #[arg(long)]
-    pub(crate) json: bool,
-
     #[command(flatten)]
-    pub(crate) remote: Remote,
+    pub(crate) asked: Asked,
 }
 
 #[derive(Args, Debug)]
@@ -336,12 +335,8 @@ pub(crate) struct Bench {
     #[command(flatten)]
     pub(crate) chunks: Chunks,
 
-    /// Print the figures as one JSON object.
-    #[arg(long)]
-    pub(crate) json: bool,
-
     #[command(flatten)]
-    pub(crate) remote: Remote,
+    pub(crate) asked: Asked,
 }
 
 #[derive(Args, Debug)]

@@ -3,8 +3,11 @@
 // Each test program uses its part of this.
 #![allow(dead_code)]
 
+mod events;
 #[path = "../../src/pb.rs"]
 pub(crate) mod pb;
+
+pub(crate) use events::*;
 
 use std::ffi::OsStr;
 use std::fs;
@@ -12,7 +15,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tempfile::TempDir;
 
 /// So long a test waits for what must come before it says that something hangs.
@@ -106,9 +109,9 @@ impl Server {
         line
     }
 
-    /// Whether it still takes connections.
-    pub(crate) fn listens(&self) -> bool {
-        std::net::TcpStream::connect(self.url.strip_prefix("http://").unwrap()).is_ok()
+    /// Waits until it takes no more connections.
+    pub(crate) fn is_deaf(&self) {
+        until_deaf(self.url.strip_prefix("http://").unwrap());
     }
 
     /// Runs a client to its end.
@@ -128,7 +131,22 @@ impl Server {
 
     /// Files of objects that are not whole.
     pub(crate) fn unfinished(&self) -> usize {
-        fs::read_dir(self.root.join(".rpc-demo-tmp")).unwrap().count() - 1
+        fs::read_dir(self.temp()).unwrap().count() - 1
+    }
+
+    /// Where they are.
+    fn temp(&self) -> PathBuf {
+        self.root.join(".rpc-demo-tmp")
+    }
+
+    /// Waits until it has begun to write one.
+    pub(crate) fn writes(&self) {
+        until("the server writes", &self.temp(), || self.unfinished() == 1);
+    }
+
+    /// Waits until it has none.
+    pub(crate) fn drops_all(&self) {
+        until("the server drops what is not whole", &self.temp(), || self.unfinished() == 0);
     }
 
     /// Waits for its end; returns what it wrote to stderr.
@@ -155,25 +173,6 @@ pub(crate) fn serve(mut command: Command, root: &Path) -> Command {
 
 pub(crate) fn signal(child: &Child, signal: rustix::process::Signal) {
     rustix::process::kill_process(rustix::process::Pid::from_child(child), signal).unwrap();
-}
-
-/// Waits for the end of a process that must end.
-pub(crate) fn wait(child: &mut Child) -> ExitStatus {
-    let mut status = None;
-    until("a process ends", || {
-        status = child.try_wait().unwrap();
-        status.is_some()
-    });
-    status.unwrap()
-}
-
-/// Waits for something that other processes bring about.
-pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !done() {
-        assert!(began.elapsed() < HANG, "waited in vain until {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 pub(crate) fn stdout(output: &Output) -> &str {

@@ -1,5 +1,5 @@
-//! 10,000 small files and some of 4 GiB, up, killed on the way, resumed, and back. Needs 20 GB of disk and some minutes,
-//! so it runs only when asked to; README.md has the command.
+//! 10,000 small files and some of 4 GiB, up, killed on the way, resumed, and back. Needs 20 GB of disk and some minutes:
+//! `make test-large` runs it, over TCP, over shared memory, and smaller in the guest.
 
 #![allow(clippy::unwrap_used)]
 
@@ -16,14 +16,14 @@ use std::process::Stdio;
 /// Large files.
 const LARGE: u64 = 2;
 
-/// Bytes of each: RPC_DEMO_SOAK_SIZE, or 4 GiB.
+/// Bytes of each: RPC_DEMO_LARGE_SIZE, or 4 GiB.
 fn size() -> u64 {
-    std::env::var("RPC_DEMO_SOAK_SIZE").map_or(4 << 30, |text| text.parse().unwrap())
+    std::env::var("RPC_DEMO_LARGE_SIZE").map_or(4 << 30, |text| text.parse().unwrap())
 }
 
-/// A file system with room: RPC_DEMO_SOAK_DIR, or that of the build.
+/// A file system with room: RPC_DEMO_LARGE_DIR, or that of the build.
 fn place() -> PathBuf {
-    std::env::var_os("RPC_DEMO_SOAK_DIR").map_or(env!("CARGO_TARGET_TMPDIR").into(), PathBuf::from)
+    std::env::var_os("RPC_DEMO_LARGE_DIR").map_or(env!("CARGO_TARGET_TMPDIR").into(), PathBuf::from)
 }
 
 /// Compares two files piece by piece.
@@ -53,7 +53,6 @@ fn each_file(dir: &Path, see: &mut impl FnMut(&Path)) {
 }
 
 #[test]
-#[ignore = "minutes, and 20 GB of disk"]
 fn large_and_many_files_survive_a_kill_and_come_back() {
     let dir = tempfile::tempdir_in(place()).unwrap();
     let at = |path: &str| dir.path().join(path);
@@ -83,7 +82,7 @@ fn large_and_many_files_survive_a_kill_and_come_back() {
     let mut server = Server::start(&root);
     let client = put(&server, &[]);
     let temp = root.join(".rpc-demo-tmp");
-    until("a part of a large one is there", || {
+    until("a part of a large one is there", &temp, || {
         let blocks = |name: &String| fs::metadata(temp.join(name)).map_or(0, |file| file.blocks() * 512);
         names(&temp).iter().map(blocks).sum::<u64>() > size() / 4
     });

@@ -1,0 +1,95 @@
+//! Waiting for what other processes bring about: for the event itself, not again and again.
+
+use super::HANG;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::{Child, ExitStatus};
+use std::time::Instant;
+
+/// Waits until there is something to read from `event`, or until it is too late.
+fn wait_for(event: impl AsFd, began: Instant, what: &str) {
+    let left = HANG.saturating_sub(began.elapsed());
+    let left = Timespec::try_from(left).unwrap();
+    match poll(&mut [PollFd::new(&event, PollFlags::IN)], Some(&left)) {
+        Ok(0) => panic!("waited in vain until {what}"),
+        Ok(_) | Err(Errno::INTR) => {}
+        Err(error) => panic!("poll: {error}"),
+    }
+}
+
+/// Waits for something that others do to files below a directory.
+pub(crate) fn until(what: &str, below: &Path, mut done: impl FnMut() -> bool) {
+    let began = Instant::now();
+    let changes = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).unwrap();
+    let mut events = [0; 64 << 10];
+    loop {
+        // Watched before it is looked at: what comes behind the look is told.
+        watch(&changes, below);
+        if done() {
+            return;
+        }
+        wait_for(&changes, began, what);
+        while rustix::io::read(&changes, &mut events).is_ok_and(|length| length > 0) {}
+    }
+}
+
+/// Watches a directory and all below it. Those that are watched already stay so.
+fn watch(changes: impl AsFd + Copy, dir: &Path) {
+    let kinds = WatchFlags::CREATE | WatchFlags::DELETE | WatchFlags::MOVE | WatchFlags::MODIFY;
+    match inotify::add_watch(changes, dir, kinds | WatchFlags::ONLYDIR) {
+        // It may go while it is looked at.
+        Err(Errno::NOENT) => return,
+        watched => watched.unwrap(),
+    };
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            watch(changes, &entry.path());
+        }
+    }
+}
+
+/// Waits for the end of a process that must end.
+pub(crate) fn wait(child: &mut Child) -> ExitStatus {
+    ends(child.id());
+    child.wait().unwrap()
+}
+
+/// Waits for the end of a process that must end, whosever child it is.
+pub(crate) fn ends(process: u32) {
+    let pid = Pid::from_raw(process.try_into().unwrap()).unwrap();
+    match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(process) => wait_for(process, Instant::now(), "a process ends"),
+        Err(Errno::SRCH) => {}
+        Err(error) => panic!("pidfd_open: {error}"),
+    }
+}
+
+/// An HTTP/2 client's first words: the preface, and SETTINGS.
+const GREETING: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+const GOAWAY: u8 = 7;
+
+/// Waits until nobody listens at this address any more. Whoever is let in before is told to go.
+pub(crate) fn until_deaf(addr: &str) {
+    let began = Instant::now();
+    while let Ok(mut stream) = TcpStream::connect(addr) {
+        assert!(began.elapsed() < HANG, "it listens still");
+        stream.set_read_timeout(Some(HANG)).unwrap();
+        let _ = stream.write_all(GREETING);
+        let mut head = [0; 9];
+        // Ends with the connection, or with the word to go.
+        while stream.read_exact(&mut head).is_ok() && head[3] != GOAWAY {
+            let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+            let mut frame = vec![0; length as usize];
+            if stream.read_exact(&mut frame).is_err() {
+                break;
+            }
+        }
+    }
+}
