@@ -270,7 +270,14 @@ impl Peer {
         {
             headers::encode(&mut block, name, value.as_bytes()).unwrap();
         }
-        self.frame(&Frame::Headers { stream: 1, end: false, more: false, block: block.freeze() }).await;
+        self.frame(&Frame::Headers {
+            stream: 1,
+            end: false,
+            more: false,
+            indexed: false,
+            block: block.freeze(),
+        })
+        .await;
         self.frame(&Frame::Request { stream: 1, len: 1 << 20 }).await;
         loop {
             while let Some(message) = self.messages.pop_front() {

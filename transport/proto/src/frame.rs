@@ -21,7 +21,7 @@
 //!
 //! | type | name | stream | payload | flags |
 //! |---|---|---|---|---|
-//! | 1 | HEADERS | yes | a piece of a header block ([`crate::headers`]) | END 1: the sender's half ends here; MORE 2: the block goes on in the next HEADERS of the stream. Not both |
+//! | 1 | HEADERS | yes | a piece of a header block ([`crate::headers`]) | END 1: the sender's half ends here; MORE 2: the block goes on in the next HEADERS of the stream; INDEXED 4: a whole block, in which fields may stand for what the connection remembers. MORE goes with no other |
 //! | 2 | DATA | yes | bytes of the body | END 1 |
 //! | 3 | WINDOW | yes | increment (4) | |
 //! | 4 | RESET | yes | reset code (4) | |
@@ -40,6 +40,7 @@
 use bytes::{Buf, Bytes};
 
 use crate::error::Breach;
+use crate::headers::table::Sent;
 use crate::payload::Payload;
 
 /// Bytes of a message header.
@@ -50,6 +51,8 @@ pub const FRAME_HEADER: usize = 8;
 pub const END: u8 = 1;
 /// The header block goes on in the next HEADERS frame of the stream.
 pub const MORE: u8 = 2;
+/// The header block refers to fields that the connection remembers.
+pub const INDEXED: u8 = 4;
 /// Answers a PING or a GOAWAY.
 pub const ACK: u8 = 1;
 /// The longest text of a GOAWAY or CLOSE, in bytes.
@@ -65,7 +68,7 @@ pub const MIN_GRANT: u32 = 16 * 1024;
 #[allow(missing_docs, reason = "the fields are those of the table above")]
 pub enum Frame {
     /// A piece of a header block.
-    Headers { stream: u32, end: bool, more: bool, block: Bytes },
+    Headers { stream: u32, end: bool, more: bool, indexed: bool, block: Bytes },
     /// Bytes of the body.
     Data { stream: u32, end: bool, data: Bytes },
     /// The stream's window grows.
@@ -179,8 +182,10 @@ impl<'a> Composer<'a> {
         }
         let (kind, len) = (frame.kind(), wire - FRAME_HEADER);
         match frame {
-            Frame::Headers { stream, end, more, block } => {
-                self.header(kind, (u8::from(*end) * END) | (u8::from(*more) * MORE), len, *stream);
+            Frame::Headers { stream, end, more, indexed, block } => {
+                let flags =
+                    (u8::from(*end) * END) | (u8::from(*more) * MORE) | (u8::from(*indexed) * INDEXED);
+                self.header(kind, flags, len, *stream);
                 self.put(block);
             }
             Frame::Data { stream, end, data } => {
@@ -227,6 +232,18 @@ impl<'a> Composer<'a> {
             }
         }
         true
+    }
+
+    /// Adds a HEADERS frame with a whole block, shortened by what the peer remembers. It fits as it is.
+    pub(crate) fn add_block(&mut self, stream: u32, end: bool, block: &[u8], table: &mut Sent) {
+        let at = self.len + FRAME_HEADER;
+        let shortened = table.shorten(block, &mut self.slot[at..]);
+        let flags = (u8::from(end) * END) | (u8::from(shortened.is_some()) * INDEXED);
+        self.header(1, flags, shortened.unwrap_or(block.len()), stream);
+        match shortened {
+            Some(len) => self.len += len,
+            None => self.put(block),
+        }
     }
 
     /// Adds a DATA frame with the next `len` bytes of `payload`, gathered from its segments. They fit: `len` is no more
@@ -303,12 +320,12 @@ impl Reader {
             return Err(Breach::FrameLength { frame, stated: len, left: self.rest.len() });
         }
         let allowed = match kind {
-            1 => END | MORE,
+            1 => END | MORE | INDEXED,
             2 | 7 => END,
             10 | 11 => ACK,
             _ => 0,
         };
-        if flags & !allowed != 0 || (kind == 1 && flags == END | MORE) {
+        if flags & !allowed != 0 || (kind == 1 && flags & MORE != 0 && flags != MORE) {
             return Err(Breach::UnknownFlags { frame, flags });
         }
         let on_stream = matches!(kind, 1..=5 | 7);
@@ -328,7 +345,13 @@ impl Reader {
         }
         let end = flags & END != 0;
         Ok(Some(match kind {
-            1 => Frame::Headers { stream, end, more: flags & MORE != 0, block: p },
+            1 => Frame::Headers {
+                stream,
+                end,
+                more: flags & MORE != 0,
+                indexed: flags & INDEXED != 0,
+                block: p,
+            },
             2 => Frame::Data { stream, end, data: p },
             3 => Frame::Window { stream, increment: p.get_u32_le() },
             4 => Frame::Reset { stream, code: p.get_u32_le() },
@@ -358,7 +381,7 @@ mod tests {
     fn every_frame() -> Vec<Frame> {
         let text = Bytes::from_static(b"text");
         vec![
-            Frame::Headers { stream: 1, end: false, more: true, block: text.clone() },
+            Frame::Headers { stream: 1, end: false, more: true, indexed: false, block: text.clone() },
             Frame::Data { stream: 1, end: true, data: text.clone() },
             Frame::Window { stream: 1, increment: 9 },
             Frame::Reset { stream: 1, code: 8 },

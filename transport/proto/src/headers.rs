@@ -8,8 +8,12 @@
 //! | 1 to 127 | value length (2), value | name number n of the static table |
 //! | 128 to 255 | nothing | name and value number n - 128 of the static pairs |
 //!
+//! On the wire, fields that a connection has seen before are shorter still: see `table`.
+//!
 //! Names are lower-case as in HTTP/2. Pseudo-fields (`:path`, `:status` ...) come as ordinary fields; what
 //! they mean is for the layer above.
+
+pub(crate) mod table;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 

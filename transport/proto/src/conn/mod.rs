@@ -61,6 +61,7 @@ pub use self::types::{
 };
 use crate::config::Config;
 use crate::frame::{FRAME_HEADER, Frame, MESSAGE_HEADER};
+use crate::headers::table::{Received, Sent};
 use crate::hello::Settings;
 use crate::ids::StreamId;
 
@@ -131,6 +132,9 @@ pub struct Connection {
     answers: usize,
     /// The CLOSE frame, in [`Phase::Closing`].
     close_frame: Option<Frame>,
+    /// Header fields that the peer remembers, and that it wants remembered.
+    sent_fields: Sent,
+    received_fields: Received,
     send_ready: VecDeque<usize>,
     /// Streams with a WRITE to hand out: those whose source is staged, those whose source is pinned.
     write_ready: [VecDeque<usize>; 2],
@@ -179,6 +183,8 @@ impl Connection {
             control: VecDeque::new(),
             answers: 0,
             close_frame: None,
+            sent_fields: Sent::default(),
+            received_fields: Received::default(),
             send_ready: VecDeque::new(),
             write_ready: [VecDeque::new(), VecDeque::new()],
             write_turn: 0,

@@ -35,7 +35,7 @@ impl Connection {
 
     fn push_headers(&mut self, key: usize, block: Bytes, end: bool) {
         let stream = &mut self.streams[key];
-        stream.out.push_back(Out::Headers { block, end });
+        stream.out.push_back(Out::Headers { block, end, begun: false });
         if end {
             stream.send = SendHalf::Ending;
         }

@@ -54,7 +54,20 @@ impl Connection {
     fn on_frame(&mut self, frame: Frame, now: Instant) -> Result<(), Breach> {
         let name = frame.name();
         match frame {
-            Frame::Headers { stream, end, more, block } => self.on_headers(stream, end, more, block),
+            Frame::Headers { stream, end, more, indexed: false, block } => {
+                self.on_headers(stream, end, more, block)
+            }
+            Frame::Headers { stream, end, more, indexed: true, block } => {
+                let begun = |key: &usize| !self.streams[*key].block.is_empty();
+                if self.ids.get(&stream).is_some_and(begun) {
+                    return Err(Breach::FrameOrder { frame: "indexed HEADERS", stream: StreamId(stream) });
+                }
+                // Also where nobody wants it: the tables are to stay in step.
+                let limit = self.config.max_headers;
+                let breach = Breach::HeaderBlock { stream: StreamId(stream), limit };
+                let block = self.received_fields.expand(&block, limit as usize)?.ok_or(breach)?;
+                self.on_headers(stream, end, more, block)
+            }
             Frame::Data { stream, end, data } => self.on_data(stream, end, data),
             Frame::Window { stream, increment } => self.on_window(stream, increment),
             Frame::Reset { stream, code } => self.on_reset(stream, ResetCode(code)),

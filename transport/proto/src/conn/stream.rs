@@ -108,8 +108,16 @@ impl Bulk {
 /// What waits to be sent on a stream, in order.
 #[derive(Debug)]
 pub(super) enum Out {
-    Headers { block: Bytes, end: bool },
-    Eager { payload: Payload, end: bool },
+    Headers {
+        block: Bytes,
+        end: bool,
+        /// A piece of it has gone out.
+        begun: bool,
+    },
+    Eager {
+        payload: Payload,
+        end: bool,
+    },
     Bulk(Bulk),
 }
 

@@ -155,14 +155,19 @@ impl Connection {
             let Some(room) = message.room().checked_sub(FRAME_HEADER) else { return Composed::Full };
             let ended = match stream.out.front_mut() {
                 None | Some(Out::Bulk(_)) => return Composed::Idle,
-                Some(Out::Headers { block, end }) => {
+                Some(Out::Headers { block, end, begun }) => {
                     if room < block.len().min(MIN_SPLIT) {
                         return Composed::Full;
                     }
-                    let piece = block.split_to(block.len().min(room));
-                    let more = !block.is_empty();
-                    let end = *end;
-                    message.add(&Frame::Headers { stream: id, end: end && !more, more, block: piece });
+                    let (more, end) = (block.len() > room, *end);
+                    if more || *begun {
+                        let piece = block.split_to(block.len().min(room));
+                        let end = end && !more;
+                        message.add(&Frame::Headers { stream: id, end, more, indexed: false, block: piece });
+                        *begun = true;
+                    } else {
+                        message.add_block(id, end, block, &mut self.sent_fields);
+                    }
                     if id > self.last_known {
                         self.last_known = id;
                         self.stats.streams += 1;

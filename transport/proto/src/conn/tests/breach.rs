@@ -38,7 +38,7 @@ fn raw(p: &mut Pair, from: usize, kind: u8, flags: u8, stream: u32, stated: u16,
 }
 
 fn head(stream: u32) -> Frame {
-    Frame::Headers { stream, end: false, more: false, block: block("head") }
+    Frame::Headers { stream, end: false, more: false, indexed: false, block: block("head") }
 }
 
 fn data(stream: u32, len: usize, end: bool) -> Frame {
@@ -215,14 +215,21 @@ fn streams() -> Vec<Case> {
             p.inject(CLIENT, &[head(1), head(2), head(3), head(4), head(5)]);
         }),
         case(CLIENT, Breach::HeaderBlock { stream: stream(1), limit: MAX_HEADER_BLOCK as u32 }, |p| {
-            let part = |len| Frame::Headers { stream: 1, end: false, more: true, block: pattern(1, len) };
+            let part = |len| Frame::Headers {
+                stream: 1,
+                end: false,
+                more: true,
+                indexed: false,
+                block: pattern(1, len),
+            };
             for _ in 0..8 {
                 p.inject(CLIENT, &[part(8191)]);
             }
             p.inject(CLIENT, &[part(8), part(1)]);
         }),
         case(CLIENT, Breach::FrameOrder { frame: "DATA", stream: stream(1) }, |p| {
-            let part = Frame::Headers { stream: 1, end: false, more: true, block: block("half") };
+            let part =
+                Frame::Headers { stream: 1, end: false, more: true, indexed: false, block: block("half") };
             p.inject(CLIENT, &[part, data(1, 1, false)]);
         }),
         case(SERVER, Breach::FrameOrder { frame: "DATA", stream: stream(1) }, |p| {
@@ -236,7 +243,10 @@ fn streams() -> Vec<Case> {
             p.inject(SERVER, &[head(1), head(1)]);
         }),
         case(CLIENT, Breach::FrameOrder { frame: "empty HEADERS", stream: stream(1) }, |p| {
-            p.inject(CLIENT, &[Frame::Headers { stream: 1, end: false, more: true, block: Bytes::new() }]);
+            p.inject(
+                CLIENT,
+                &[Frame::Headers { stream: 1, end: false, more: true, indexed: false, block: Bytes::new() }],
+            );
         }),
         case(CLIENT, Breach::Window { stream: stream(1), len: 6000, window: 5536 }, |p| {
             p.ends[SERVER].stalled.insert(1);

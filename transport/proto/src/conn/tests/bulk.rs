@@ -383,7 +383,7 @@ fn short_done_frees_the_window() {
     p.inject(
         CLIENT,
         &[
-            Frame::Headers { stream: 1, end: false, more: false, block: block("head") },
+            Frame::Headers { stream: 1, end: false, more: false, indexed: false, block: block("head") },
             Frame::Request { stream: 1, len: 100_000 },
         ],
     );

@@ -14,13 +14,28 @@ fn number() -> impl Strategy<Value = u32> {
     prop_oneof![8 => 0..8u32, 2 => 16_380..16_390u32, 1 => 19_990..70_000u32, 1 => any::<u32>()]
 }
 
+/// Of fields that are remembered, fields that were, and what is no field.
+fn indexed_block() -> impl Strategy<Value = Bytes> {
+    let field = prop_oneof![
+        6 => Just(vec![192]),
+        6 => Just(vec![136, 0, 1, 1, 0, b'x']),
+        6 => Just(vec![1, 1, 0, b'x']),
+        4 => Just(vec![128]),
+        1 => any::<Vec<u8>>(),
+    ];
+    proptest::collection::vec(field, 0..6).prop_map(|fields| fields.concat().into())
+}
+
 fn frame() -> impl Strategy<Value = Frame> {
     let bytes = || (0..300usize).prop_map(|len| pattern(7, len));
     let stream = || prop_oneof![40 => 1..5u32, 2 => 5..9u32, 1 => any::<u32>().prop_map(|id| id.max(1))];
     let flag = any::<bool>;
     prop_oneof![
         4 => (stream(), flag(), flag(), bytes()).prop_map(|(stream, end, more, block)| {
-            Frame::Headers { stream, end: end && !more, more, block }
+            Frame::Headers { stream, end: end && !more, more, indexed: false, block }
+        }),
+        4 => (stream(), flag(), indexed_block()).prop_map(|(stream, end, block)| {
+            Frame::Headers { stream, end, more: false, indexed: true, block }
         }),
         4 => (stream(), flag(), bytes()).prop_map(|(stream, end, data)| Frame::Data { stream, end, data }),
         2 => (stream(), number()).prop_map(|(stream, increment)| Frame::Window { stream, increment }),

@@ -1,0 +1,303 @@
+//! Fields that both ends of a connection remember: one that comes again is one byte.
+//!
+//! Each direction of a connection has a table of 64 entries. In a HEADERS frame with the flag INDEXED, a field may also be
+//!
+//! | first byte | what follows | meaning |
+//! |---|---|---|
+//! | 136 | entry (1, up to 63), a literal field (first byte 0 to 127) of at most 256 bytes | the field; it is the entry from now on |
+//! | 192 to 255 | nothing | the field of entry n - 192 |
+//!
+//! Messages arrive in the order in which they were composed, so the tables are in step; a block that takes several frames
+//! does not use them. Which fields are remembered is the sender's choice.
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use super::PAIRS;
+use crate::error::Breach;
+
+const ENTRIES: usize = 64;
+/// The longest field that is remembered, in bytes.
+const LONGEST: usize = 256;
+const DEFINE: u8 = 136;
+const ENTRY: u8 = 192;
+/// Fields of these static names are most often the same for all calls, or for all of a method: `:path`, `:authority`,
+/// `user-agent`. They are remembered when they first come, others when they come for the second time: an id that is made
+/// for each call does not drive out what is of use.
+const AT_ONCE: [u8; 3] = [1, 2, 8];
+/// Blocks are put together in here, many to one allocation.
+const ROOM: usize = 4096;
+
+/// Bytes of the field at the beginning of `block`, if it is one that needs no table.
+fn plain_len(block: &[u8]) -> Option<usize> {
+    let string = |at: usize| {
+        let len = block.get(at..at + 2)?;
+        Some(at + 2 + usize::from(u16::from_le_bytes([len[0], len[1]])))
+    };
+    let len = match *block.first()? {
+        0 => string(string(1)?)?,
+        1..128 => string(1)?,
+        n if usize::from(n - 128) < PAIRS.len() => 1,
+        _ => return None,
+    };
+    (len <= block.len()).then_some(len)
+}
+
+/// Spreads fields over entries. Not against somebody who chooses them: a bad choice only costs bytes.
+fn hash(field: &[u8]) -> u64 {
+    let mut hash = field.len() as u64;
+    for word in field.chunks(8) {
+        let mut bytes = [0; 8];
+        bytes[..word.len()].copy_from_slice(word);
+        hash = (hash ^ u64::from_le_bytes(bytes)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    }
+    hash
+}
+
+/// What this side has told the peer to remember.
+#[derive(Debug, Default)]
+pub(crate) struct Sent {
+    /// None are there before the first block.
+    entries: Vec<Entry>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Entry {
+    field: Vec<u8>,
+    /// The hash of a field that came last in the place of `field`.
+    seen: u64,
+}
+
+impl Sent {
+    /// Writes `block` to the beginning of `to`, which is as long at least, and returns how long it is there.
+    ///
+    /// None, and nothing is written: the block has no field that can be remembered, or is not a list of fields.
+    pub(crate) fn shorten(&mut self, block: &[u8], to: &mut [u8]) -> Option<usize> {
+        let (mut at, mut literals) = (0, 0);
+        while at < block.len() {
+            literals += usize::from(block[at] < 128);
+            at += plain_len(&block[at..])?;
+        }
+        if literals == 0 {
+            return None;
+        }
+        self.entries.resize(ENTRIES, Entry::default());
+        let (mut rest, mut len) = (block, 0);
+        while let Some(field_len) = plain_len(rest) {
+            let (field, behind) = rest.split_at(field_len);
+            rest = behind;
+            // What is to follow fits, shortened or not.
+            let room = to.len() - len - rest.len();
+            len += self.field(field, &mut to[len..len + room]);
+        }
+        Some(len)
+    }
+
+    fn field(&mut self, field: &[u8], to: &mut [u8]) -> usize {
+        let mut start = 0;
+        if field[0] < 128 && field.len() <= LONGEST {
+            let hash = hash(field);
+            let number = hash as usize % ENTRIES;
+            let entry = &mut self.entries[number];
+            if entry.field == field {
+                to[0] = ENTRY + number as u8;
+                return 1;
+            }
+            let first = entry.field.is_empty() && AT_ONCE.contains(&field[0]);
+            if (first || entry.seen == hash) && to.len() >= field.len() + 2 {
+                entry.field.clear();
+                entry.field.extend_from_slice(field);
+                to[..2].copy_from_slice(&[DEFINE, number as u8]);
+                start = 2;
+            }
+            entry.seen = hash;
+        }
+        to[start..start + field.len()].copy_from_slice(field);
+        start + field.len()
+    }
+}
+
+/// What the peer has told this side to remember.
+#[derive(Debug, Default)]
+pub(crate) struct Received {
+    /// None are there before the first is made.
+    entries: Vec<Vec<u8>>,
+    room: BytesMut,
+}
+
+impl Received {
+    /// The block without references; None where it would be longer than `limit` bytes.
+    ///
+    /// # Errors
+    /// [`Breach::Headers`].
+    pub(crate) fn expand(&mut self, mut block: &[u8], limit: usize) -> Result<Option<Bytes>, Breach> {
+        self.room.clear();
+        if self.room.capacity() < ROOM / 8 {
+            self.room.reserve(ROOM);
+        }
+        while let Some(&first) = block.first() {
+            let field = if first >= ENTRY {
+                block = &block[1..];
+                match self.entries.get(usize::from(first - ENTRY)) {
+                    Some(field) if !field.is_empty() => &field[..],
+                    _ => return Err(Breach::Headers("an entry of the table that was never made")),
+                }
+            } else {
+                let number = (first == DEFINE).then(|| block.get(1).copied().unwrap_or(u8::MAX));
+                let from = if number.is_some() { 2.min(block.len()) } else { 0 };
+                let len = plain_len(&block[from..])
+                    .ok_or(Breach::Headers("a field that is cut short, or unknown"))?;
+                let (field, rest) = block[from..].split_at(len);
+                block = rest;
+                if let Some(number) = number {
+                    self.define(number, field)?;
+                }
+                field
+            };
+            if self.room.len() + field.len() > limit {
+                return Ok(None);
+            }
+            self.room.put_slice(field);
+        }
+        Ok(Some(self.room.split().freeze()))
+    }
+
+    fn define(&mut self, number: u8, field: &[u8]) -> Result<(), Breach> {
+        if usize::from(number) >= ENTRIES || field.len() > LONGEST || field[0] >= 128 {
+            return Err(Breach::Headers("an entry that the table does not take"));
+        }
+        self.entries.resize(ENTRIES, Vec::new());
+        let entry = &mut self.entries[usize::from(number)];
+        entry.clear();
+        entry.extend_from_slice(field);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::encode;
+    use super::*;
+    use proptest::prelude::*;
+
+    const LIMIT: usize = 65_536;
+
+    fn block(fields: &[(&str, &str)]) -> Bytes {
+        let mut block = BytesMut::new();
+        for (name, value) in fields {
+            encode(&mut block, name, value.as_bytes()).unwrap();
+        }
+        block.freeze()
+    }
+
+    /// Sends a block and returns its length on the way.
+    fn send(sent: &mut Sent, received: &mut Received, block: &Bytes) -> usize {
+        let mut wire = vec![0; block.len()];
+        let Some(len) = sent.shorten(block, &mut wire) else { return block.len() };
+        assert_eq!(received.expand(&wire[..len], LIMIT).unwrap().unwrap(), block);
+        len
+    }
+
+    #[test]
+    fn a_call_like_the_last_takes_a_byte_for_each_field() {
+        let (mut sent, mut received) = Default::default();
+        let call = |id: &str| {
+            block(&[
+                (":method", "POST"),
+                (":scheme", "http"),
+                (":authority", "host:1"),
+                (":path", "/a.B/C"),
+                ("te", "trailers"),
+                ("content-type", "application/grpc"),
+                ("user-agent", "mine"),
+                ("x-token", "the same"),
+                ("x-id", id),
+            ])
+        };
+        let id = "x-id".len() + 5;
+        let whole = call("1").len();
+        // There is no room to remember where the slot ends with the block.
+        assert_eq!(send(&mut sent, &mut received, &call("1")), whole);
+        let mut wire = [0; 256];
+        let mut lens = (2..6).map(|n| {
+            let block = call(&n.to_string());
+            let len = sent.shorten(&block, &mut wire).unwrap();
+            assert_eq!(received.expand(&wire[..len], LIMIT).unwrap().unwrap(), block);
+            len
+        });
+        // Three are remembered at once, the token when it comes again.
+        assert_eq!(lens.next(), Some(whole + 4 * 2));
+        assert_eq!(lens.next(), Some(8 + id + 1));
+        assert_eq!(lens.next(), Some(8 + id + 1));
+    }
+
+    #[test]
+    fn short_blocks_are_left_alone() {
+        let mut sent = Sent::default();
+        assert_eq!(sent.shorten(&block(&[(":status", "200"), ("grpc-status", "0")]), &mut [0; 64]), None);
+        assert_eq!(sent.shorten(b"not a block", &mut [0; 64]), None);
+        assert_eq!(sent.shorten(&[], &mut []), None);
+        assert!(sent.entries.is_empty());
+    }
+
+    #[test]
+    fn a_peer_that_breaks_the_rules_is_found_out() {
+        let path = block(&[(":path", "/x")]);
+        let define = |number: u8, field: &[u8]| [&[DEFINE, number], field].concat();
+        let long = block(&[("x", &"y".repeat(LONGEST))]);
+        for bad in [
+            vec![ENTRY],
+            vec![DEFINE],
+            vec![DEFINE, 0],
+            define(ENTRIES as u8, &path),
+            define(0, &long),
+            define(0, &[128]),
+            define(0, &path[..path.len() - 1]),
+            vec![137],
+            vec![191],
+            path[..2].to_vec(),
+        ] {
+            let mut received = Received::default();
+            assert!(matches!(received.expand(&bad, LIMIT), Err(Breach::Headers(_))), "{bad:?}");
+        }
+        // A few bytes that stand for very many.
+        let mut received = Received::default();
+        let long = block(&[("x", &"y".repeat(LONGEST - 10))]);
+        let bomb = [define(0, &long), vec![ENTRY; 10_000]].concat();
+        assert_eq!(received.expand(&bomb, LIMIT), Ok(None));
+        assert_eq!(received.expand(&[ENTRY], LIMIT).unwrap().unwrap(), long);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_sent_is_what_arrives(
+            blocks in proptest::collection::vec(
+                proptest::collection::vec((0..5usize, 0..4u8, 0..300usize), 0..8), 0..60),
+            spare in 0..40usize,
+        ) {
+            let names = [":path", "user-agent", "x-a", "x-b", "te"];
+            let (mut sent, mut received) = (Sent::default(), Received::default());
+            for fields in blocks {
+                let values: Vec<String> = fields.iter().map(|(_, v, len)| {
+                    char::from(b'a' + v).to_string().repeat(if *v == 0 { *len } else { 3 })
+                }).collect();
+                let fields: Vec<_> = fields.iter().zip(&values).map(|((n, ..), v)| (names[*n], &v[..])).collect();
+                let block = block(&fields);
+                let mut wire = vec![0; block.len() + spare];
+                if let Some(len) = sent.shorten(&block, &mut wire) {
+                    prop_assert!(len <= wire.len());
+                    prop_assert_eq!(received.expand(&wire[..len], LIMIT).unwrap().unwrap(), block);
+                }
+            }
+        }
+
+        #[test]
+        fn no_bytes_bring_it_down(blocks in proptest::collection::vec(any::<Vec<u8>>(), 0..10)) {
+            let mut received = Received::default();
+            for block in blocks {
+                if received.expand(&block, 1000).is_ok_and(|block| block.is_some_and(|block| block.len() > 1000)) {
+                    prop_assert!(false, "over the limit");
+                }
+            }
+        }
+    }
+}
