@@ -21,6 +21,10 @@ use tokio::sync::Mutex;
 use tonic_rdma_fabric::{Addr, Fabric, FabricError, ShmAccess, sim::SimDevice};
 use tonic_rdma_memory::{HeapRegistrar, Pool, PoolConfig, PoolStats};
 
+/// Bytes that the pool for shared memory may have by default. Nothing of it is pinned, none is there before it is used, and
+/// several messages of 16 MiB land in it in one piece.
+const SHM_POOL: usize = 512 << 20;
+
 /// RDMA devices, the memory shared with processes of this host, and one pool for each, shared by all channels and
 /// servers that are given a clone of it.
 ///
@@ -38,7 +42,8 @@ use tonic_rdma_memory::{HeapRegistrar, Pool, PoolConfig, PoolStats};
 pub struct Context(Arc<Inner>);
 
 struct Inner {
-    pool: PoolConfig,
+    /// None: of default size.
+    pool: Option<PoolConfig>,
     device: Option<String>,
     sim: Option<SimDevice>,
     shm: OnceLock<Fabric>,
@@ -74,7 +79,7 @@ impl Context {
     /// A context of your own.
     pub fn builder() -> ContextBuilder {
         ContextBuilder {
-            pool: PoolConfig::default(),
+            pool: None,
             device: None,
             sim: None,
             shm_access: ShmAccess::default(),
@@ -112,9 +117,16 @@ impl Context {
         self.0.pinned_per_peer
     }
 
-    /// The configuration of every pool.
-    pub(crate) fn pool_config(&self) -> &PoolConfig {
-        &self.0.pool
+    /// The configuration of the pool of an RDMA device.
+    pub(crate) fn pool_config(&self) -> PoolConfig {
+        self.0.pool.clone().unwrap_or_default()
+    }
+
+    fn pool_config_of(&self, fabric: &Fabric) -> PoolConfig {
+        match &self.0.pool {
+            None if fabric.provider() == "shm" => PoolConfig::default().total(SHM_POOL),
+            _ => self.pool_config(),
+        }
     }
 
     /// The simulated device, where there is one.
@@ -209,7 +221,7 @@ impl Context {
     pub(crate) fn ordinary_pool(&self) -> Pool {
         let make = |config: PoolConfig| Pool::new(config, Arc::new(HeapRegistrar::default()));
         let pool = self.0.ordinary.get_or_init(|| {
-            let own = make(self.0.pool.clone());
+            let own = make(self.pool_config());
             match own.or_else(|_| make(PoolConfig::default())) {
                 Ok(pool) => pool,
                 Err(error) => unreachable!("ordinary memory has no limit to fit into: {error}"),
@@ -240,7 +252,7 @@ impl Context {
         if let Some(held) = pools.get(fabric.name()).filter(|held| !held.fabric.is_removed()) {
             return Ok(held.pool.clone());
         }
-        let (config, registrar) = (self.0.pool.clone(), fabric.registrar());
+        let (config, registrar) = (self.pool_config_of(fabric), fabric.registrar());
         let made = if registrar.pins() {
             // Pinning takes milliseconds for every few megabytes.
             tokio::task::spawn_blocking(move || Pool::new(config, registrar)).await.map_err(|_| stopping())?
@@ -318,7 +330,7 @@ impl Default for Context {
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct ContextBuilder {
-    pool: PoolConfig,
+    pool: Option<PoolConfig>,
     device: Option<String>,
     sim: Option<SimDevice>,
     shm_access: ShmAccess,
@@ -326,10 +338,10 @@ pub struct ContextBuilder {
 }
 
 impl ContextBuilder {
-    /// Size and kind of the pool of each device. Default is 64 MiB, less where the memlock limit
-    /// asks for it.
+    /// Size and kind of the pool of each device, and of shared memory. Default is 64 MiB for a device, less where the memlock
+    /// limit asks for it, and 512 MiB for shared memory, of which nothing is pinned and only what is used is there.
     pub fn pool(mut self, config: PoolConfig) -> Self {
-        self.pool = config;
+        self.pool = Some(config);
         self
     }
 

@@ -42,7 +42,7 @@ pub(super) async fn run(ask: &Ask) -> (Diagnosis, findings::Context) {
         ignores_ipc_lock |= try_out(device, &ask.context).await;
     }
     diagnosis.memlock =
-        limits.map(|limits| memory::memlock(&limits, ask.context.pool_config(), ignores_ipc_lock));
+        limits.map(|limits| memory::memlock(&limits, &ask.context.pool_config(), ignores_ipc_lock));
     diagnosis.reason = verdict(ask, &diagnosis.devices).await.err();
     diagnosis.rdma = diagnosis.reason.is_none();
     context.policy_from_env = ask.env.policy.is_some() || ask.env.fabrics.is_some();

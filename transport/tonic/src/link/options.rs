@@ -7,8 +7,9 @@ use tonic_rdma_proto::{Config, HEADERS};
 /// Bytes of a staging block: the longest WRITE of memory that is not pinned.
 const STAGING_BLOCK: usize = 64 * 1024;
 
-/// A message no longer than this, and than half of the landing memory, lands in one piece when memory allows.
-const BULK_WINDOW: usize = 64 << 20;
+/// A message no longer than this, or than an eighth of the landing memory where that is more, lands in one piece when memory
+/// allows; but none longer than half of it.
+const BULK_WINDOW: usize = 32 << 20;
 const GRANULE: u32 = 4096;
 /// With less a connection could not receive what the protocol has to be able to send.
 const LEAST_LANDING: usize = 256 * 1024;
@@ -76,7 +77,7 @@ impl LinkOptions {
                 recv_slots: recv_slots as u16,
                 stream_window: capped(default.stream_window as usize, 4),
                 // With room for the header of a message that fills it.
-                bulk_window: capped(BULK_WINDOW, 2) + GRANULE,
+                bulk_window: capped((landing / 8).clamp(BULK_WINDOW, 256 << 20), 2) + GRANULE,
                 standing_max: capped(default.standing_max as usize, 16),
                 ..default
             },
