@@ -97,6 +97,7 @@ pub mod diagnose;
 mod endpoint;
 mod error;
 mod executor;
+mod fifo;
 mod grpc_timeout;
 mod link;
 pub mod metrics;

@@ -5,14 +5,13 @@ use crate::{
     cause,
     codec::Methods,
     context::Context,
-    link::{FastClient, LinkOptions},
+    link::{FastClient, LinkOptions, Origin},
     metrics,
     path::Path,
     policy::FabricKind,
     reason::{Reason, ReasonCode, Side},
     stats::Counters,
 };
-use http::Uri;
 use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 use tonic_rdma_fabric::Addr;
@@ -23,7 +22,7 @@ use tonic_rdma_proto::{Accept, Hello};
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) tcp: tonic::transport::Channel,
-    pub(crate) origin: Uri,
+    pub(crate) origin: Arc<Origin>,
     pub(crate) hook: Option<OfferHook>,
     pub(crate) context: Context,
     pub(crate) env_device: Option<String>,
@@ -73,7 +72,7 @@ impl Plan {
         // A ticket is good once: after a fabric on which the server refused it, another is asked for.
         while !paths.is_empty() {
             let hook = self.hook.as_ref();
-            let offered = offer(self.tcp.clone(), self.origin.clone(), hook, &paths).await?;
+            let offered = offer(self.tcp.clone(), self.origin.uri.clone(), hook, &paths).await?;
             reasons.extend(offered.refusals);
             let mut left = offered.places.len() as u32;
             let mut spent = None;
@@ -131,6 +130,7 @@ impl Plan {
             &options,
             self.counters.clone(),
             self.methods.clone(),
+            self.origin.clone(),
         );
         Ok(Fast { client, pool })
     }

@@ -35,7 +35,7 @@ pub(crate) struct Manager {
 impl Manager {
     pub(crate) fn new(shared: Arc<Shared>, plan: Plan, patience: Duration) -> (Self, Handle) {
         let (stop_tx, stop) = oneshot::channel();
-        let log = Log::new(plan.origin.to_string());
+        let log = Log::new(plan.origin.uri.to_string());
         (Self { shared, plan, stop, patience, log }, Handle { _stop: stop_tx })
     }
 

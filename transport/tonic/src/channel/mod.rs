@@ -25,6 +25,7 @@ pub use balance::Change;
 use crate::{
     endpoint::{Endpoint, FAST_PATH_TIMEOUT},
     error::Error,
+    link::Origin,
     metrics,
     path::PathInfo,
     policy::{EnvError, EnvSettings, Policy},
@@ -255,7 +256,10 @@ impl One {
         let policy = env.policy(settings.policy);
         let patience = settings.fast_path_timeout.unwrap_or(FAST_PATH_TIMEOUT);
         let counters = settings.counters.clone().unwrap_or_else(|| Arc::new(Counters::of(Side::Client)));
-        let origin = settings.origin.clone().unwrap_or_else(|| endpoint.uri().clone());
+        let origin = Arc::new(Origin {
+            uri: settings.origin.clone().unwrap_or_else(|| endpoint.uri().clone()),
+            user_agent: Some(user_agent(settings.user_agent.as_ref())),
+        });
         let context = settings.context.clone().unwrap_or_default();
         let fabrics = env.fabrics(settings.fabrics.as_deref());
         let off = match (&broken, policy) {
@@ -279,7 +283,6 @@ impl One {
             patience,
             broken,
             origin.clone(),
-            user_agent(settings.user_agent.as_ref()),
         ));
         let plan = Plan {
             tcp,
@@ -297,11 +300,11 @@ impl One {
         match off {
             None => settings.executor.spawn(manager.run()),
             Some(why) if shared.broken.is_some() => {
-                tracing::error!(origin = %shared.origin, why, "calls fail");
+                tracing::error!(origin = %shared.origin.uri, why, "calls fail");
             }
             Some(why) => {
                 metrics::fallback(Side::Client, &Reason::new(ReasonCode::Policy, ""));
-                tracing::info!(origin = %shared.origin, path = "tcp", why, "calls go over TCP");
+                tracing::info!(origin = %shared.origin.uri, path = "tcp", why, "calls go over TCP");
             }
         }
         let state = shared.state.subscribe();

@@ -256,8 +256,7 @@ mod tests {
             false,
             std::time::Duration::ZERO,
             None,
-            http::Uri::from_static("http://unused"),
-            http::HeaderValue::from_static("test"),
+            Arc::default(),
         );
         let answer = std::future::ready(Ok::<_, Status>(Response::new(Body::empty())));
         kept.finish(answer, &shared).await.unwrap();

@@ -11,9 +11,10 @@ use crate::{
     error::Error,
     link::CallError,
     path::Path,
+    reason::Reason,
     spans::{self, Spanned},
 };
-use http::{HeaderMap, HeaderValue, Request, Response, Uri, header::USER_AGENT};
+use http::{Request, Response};
 use std::{
     future::Future,
     pin::Pin,
@@ -93,7 +94,7 @@ impl Select {
             return Box::pin(async move { answered(kept.finish(call, &shared).await?, &shared) });
         }
         match shared.route() {
-            Route::Fast(fast) => Box::pin(over_fast(shared, fast, req)),
+            Route::Fast(fast) => over_fast(shared, fast, req),
             Route::Tcp => Box::pin(over_tcp(shared, req)),
             Route::Wait => Box::pin(async move {
                 match shared.usable().await {
@@ -128,35 +129,32 @@ fn answered(res: Response<Body>, shared: &Shared) -> Result<Response<Body>, BoxE
 /// Fast paths that a call which may take no other path tries before it gives up.
 const MOVES: usize = 8;
 
-async fn over_fast(
-    shared: Arc<Shared>,
-    mut fast: Fast,
-    mut req: Request<Body>,
-) -> Result<Response<Body>, BoxError> {
-    let own_agent = req.headers().get(USER_AGENT).cloned();
-    set_user_agent(req.headers_mut(), &shared.user_agent);
-    set_origin(req.uri_mut(), &shared.origin)?;
+/// Makes the call at once; what becomes of one that could not be sent is another matter, and another allocation.
+fn over_fast(shared: Arc<Shared>, fast: Fast, req: Request<Body>) -> CallFuture {
     shared.counters.calls_fast.add(1);
     spans::took(Path::of(fast.client.peer()));
+    let call = fast.client.call(req);
+    Box::pin(async move {
+        match call.await {
+            Ok(response) => Ok(response),
+            Err(CallError::Status(status)) => Err(status.into()),
+            Err(CallError::NotSent(unsent, reason)) => Box::pin(elsewhere(shared, *unsent, reason)).await,
+        }
+    })
+}
+
+/// A call that was counted as one over the fast path, and has not been sent there.
+async fn elsewhere(
+    shared: Arc<Shared>,
+    mut req: Request<Body>,
+    mut reason: Reason,
+) -> Result<Response<Body>, BoxError> {
     let mut moves = 0;
     loop {
-        let reason = match fast.client.call(req).await {
-            Ok(response) => return Ok(response),
-            Err(CallError::Status(status)) => return Err(Box::new(status)),
-            Err(CallError::NotSent(unsent, reason)) => {
-                req = *unsent;
-                reason
-            }
-        };
         if !shared.required {
             tracing::debug!(%reason, "a call moves to TCP before it was sent");
             shared.counters.calls_fast.take_back(1);
             shared.counters.calls_moved.add(1);
-            // tonic adds its own on TCP.
-            match own_agent {
-                Some(own) => req.headers_mut().insert(USER_AGENT, own),
-                None => req.headers_mut().remove(USER_AGENT),
-            };
             return over_tcp(shared, req).await;
         }
         if moves == MOVES {
@@ -164,53 +162,16 @@ async fn over_fast(
         }
         moves += 1;
         tracing::debug!(%reason, "a call moves to the next fast path before it was sent");
-        fast = match shared.route() {
+        let fast = match shared.route() {
             Route::Fast(fast) => fast,
             // The manager knows by now, if it did not before.
             Route::Tcp | Route::Wait => shared.usable().await.map_err(Error::required)?,
         };
         shared.counters.calls_moved.add(1);
-    }
-}
-
-/// Appends `agent` to what the request says already, as tonic does.
-fn set_user_agent(headers: &mut HeaderMap, agent: &HeaderValue) {
-    let value = match headers.get(USER_AGENT) {
-        Some(own) => HeaderValue::from_bytes(&[own.as_bytes(), b" ", agent.as_bytes()].concat())
-            .unwrap_or_else(|_| agent.clone()),
-        None => agent.clone(),
-    };
-    headers.insert(USER_AGENT, value);
-}
-
-/// Gives the request's URI the scheme and authority of `origin`.
-fn set_origin(uri: &mut Uri, origin: &Uri) -> Result<(), http::uri::InvalidUriParts> {
-    let mut parts = std::mem::take(uri).into_parts();
-    parts.scheme = origin.scheme().cloned();
-    parts.authority = origin.authority().cloned();
-    *uri = Uri::from_parts(parts)?;
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn user_agents_are_appended() {
-        let ours = HeaderValue::from_static("tonic-rdma/1");
-        let mut headers = HeaderMap::new();
-        set_user_agent(&mut headers, &ours);
-        assert_eq!(headers[USER_AGENT], "tonic-rdma/1");
-        headers.insert(USER_AGENT, HeaderValue::from_static("mine"));
-        set_user_agent(&mut headers, &ours);
-        assert_eq!(headers[USER_AGENT], "mine tonic-rdma/1");
-    }
-
-    #[test]
-    fn origin_replaces_scheme_and_authority_only() {
-        let mut uri: Uri = "/pkg.Service/Method".parse().unwrap();
-        set_origin(&mut uri, &"https://example.com:1".parse().unwrap()).unwrap();
-        assert_eq!(uri, "https://example.com:1/pkg.Service/Method");
+        (req, reason) = match fast.client.call(req).await {
+            Ok(response) => return Ok(response),
+            Err(CallError::Status(status)) => return Err(status.into()),
+            Err(CallError::NotSent(unsent, reason)) => (*unsent, reason),
+        };
     }
 }

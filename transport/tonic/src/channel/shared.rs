@@ -3,12 +3,12 @@
 use super::attempt::Fast;
 use crate::{
     codec::Methods,
+    link::Origin,
     path::PathInfo,
     policy::EnvError,
     reason::{Reason, ReasonCode},
     stats::Counters,
 };
-use http::{HeaderValue, Uri};
 use std::{
     sync::{
         Arc,
@@ -64,10 +64,8 @@ pub(crate) struct Shared {
     pub(crate) patience: Duration,
     /// Makes every call fail.
     pub(crate) broken: Option<EnvError>,
-    /// Scheme and authority of calls on the fast path; on TCP tonic sets them.
-    pub(crate) origin: Uri,
-    /// User agent of calls on the fast path; on TCP tonic sets it.
-    pub(crate) user_agent: HeaderValue,
+    /// Of calls on the fast path; on TCP tonic sets it.
+    pub(crate) origin: Arc<Origin>,
     begun: AtomicBool,
     /// The first call has come.
     pub(crate) begin: Notify,
@@ -96,8 +94,7 @@ impl Shared {
         required: bool,
         patience: Duration,
         broken: Option<EnvError>,
-        origin: Uri,
-        user_agent: HeaderValue,
+        origin: Arc<Origin>,
     ) -> Self {
         Self {
             tcp,
@@ -108,7 +105,6 @@ impl Shared {
             patience,
             broken,
             origin,
-            user_agent,
             begun: AtomicBool::new(false),
             begin: Notify::new(),
             stale: Notify::new(),

@@ -16,7 +16,8 @@ use tonic::{Code, Status};
 use super::intake::Intake;
 use super::methods::{Call, Methods, Used};
 use super::prost::ProstCodec;
-use super::tap::{Polled, Tap};
+use super::tap::{Chunk, Polled, Tap};
+use crate::fifo::Fifo;
 
 /// One method, with what is learnt of it from call to call.
 #[derive(Debug, Default)]
@@ -85,7 +86,7 @@ where
 
 /// Polls a body to its end.
 pub(super) fn send(mut body: Body, tap: &mut Tap) -> Result<Vec<Vec<Bytes>>, Status> {
-    let (mut chunks, mut cx) = (VecDeque::new(), Context::from_waker(Waker::noop()));
+    let (mut chunks, mut cx) = (Fifo::<Chunk>::default(), Context::from_waker(Waker::noop()));
     loop {
         match tap.poll(&mut body, &mut cx, &mut chunks) {
             Poll::Ready(Polled::Data(_)) => {}
@@ -93,7 +94,7 @@ pub(super) fn send(mut body: Body, tap: &mut Tap) -> Result<Vec<Vec<Bytes>>, Sta
             _ => break,
         }
     }
-    Ok(chunks.into_iter().map(|chunk| chunk.segments.into_vec()).collect())
+    Ok(std::iter::from_fn(|| chunks.pop_front()).map(|chunk| chunk.segments.into_vec()).collect())
 }
 
 /// Decodes a body that arrives in `pieces`, of which those that say so have landed; until the first error.

@@ -8,6 +8,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use super::aside::{self, Kept};
 use super::methods::{Method, Used};
 use super::stand_in::{self, HEADER, Key};
+use crate::fifo::Fifo;
 
 /// Messages of at least this many bytes stay where they landed. Shorter ones cost less to copy.
 const MIN: usize = 4096;
@@ -54,7 +55,7 @@ enum Ready {
 pub(crate) struct Intake {
     method: Arc<Method>,
     at: At,
-    ready: VecDeque<Ready>,
+    ready: Fifo<Ready>,
     /// Of messages that have been handed on as stand-ins, and may wait for their decoder.
     keys: VecDeque<Key>,
     share: BytesMut,
@@ -68,7 +69,7 @@ impl Intake {
         Intake {
             method,
             at: if messages { At::Header([0; HEADER], 0) } else { At::Through },
-            ready: VecDeque::new(),
+            ready: Fifo::default(),
             keys: VecDeque::new(),
             share: BytesMut::new(),
             delivered: Delivered::default(),

@@ -12,8 +12,15 @@ use super::sink::{self, Next};
 use super::stand_in::{self, Key};
 use super::{aside, stand_in::LOST};
 
-/// Bytes of tonic's buffer for a body, as it has them by default.
-const BUFFER: usize = 8 * 1024;
+/// Bytes that tonic's buffer for a body has at first: long fields do not go through it, and short messages need no more.
+/// tonic's own default is 8 KiB, of which a unary call would allocate four.
+const BUFFER: usize = 1024;
+/// Bytes of messages after which tonic hands on a frame: its default.
+const YIELD: usize = 32 * 1024;
+
+fn settings() -> BufferSettings {
+    BufferSettings::new(BUFFER, YIELD)
+}
 
 /// A [`Codec`] for `application/grpc+proto` in place of `tonic_prost::ProstCodec`. See the [module](super).
 pub struct ProstCodec<T, U> {
@@ -161,7 +168,7 @@ macro_rules! plain_impls {
 
 plain_impls! {
     ProstCodec<T, U> = Self::new(), |_| Self::new();
-    ProstEncoder<T> = Self { next: Next::FIRST, ..Self::new(BufferSettings::default()) },
+    ProstEncoder<T> = Self { next: Next::FIRST, ..Self::new(settings()) },
         |this| Self { settings: this.settings, next: this.next, _pd: PhantomData };
-    ProstDecoder<U> = Self::new(BufferSettings::default()), |this| Self::new(this.settings);
+    ProstDecoder<U> = Self::new(settings()), |this| Self::new(this.settings);
 }

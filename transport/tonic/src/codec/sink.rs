@@ -126,12 +126,14 @@ impl Next {
 /// Encodes a message as the place asks for it. `last`: what this returned for the message before.
 pub(super) fn encode<T: Message>(item: &T, dst: &mut EncodeBuf<'_>, last: Next) -> Result<Next, Status> {
     let Some(mut sink) = SINK.take() else {
+        dst.reserve(item.encoded_len());
         item.encode_raw(dst);
         return Ok(Next::Batch);
     };
     sink.ours = true;
     let len = item.encoded_len();
     let result = if len <= sink.whole {
+        dst.reserve(len);
         item.encode_raw(dst);
         Ok(last.short())
     } else {

@@ -1,6 +1,5 @@
 //! Polls a body that is being sent, and puts segments in the place of stand-ins.
 
-use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -15,6 +14,7 @@ use tonic::body::Body;
 use super::methods::{Call, Method, Used};
 use super::sink::{Sink, Taken};
 use super::stand_in::{self, HEADER, Key, LOST};
+use crate::fifo::Fifo;
 
 /// What goes to the wire as one piece.
 #[derive(Clone, Debug)]
@@ -80,7 +80,7 @@ impl Tap {
         &mut self,
         body: &mut Body,
         cx: &mut Context<'_>,
-        chunks: &mut VecDeque<Chunk>,
+        chunks: &mut Fifo<Chunk>,
     ) -> Poll<Polled> {
         let Some(sink) = &mut self.sink else {
             return Pin::new(body).poll_frame(cx).map(|frame| match frame {
@@ -130,7 +130,7 @@ impl Tap {
     }
 }
 
-fn push_whole(chunks: &mut VecDeque<Chunk>, data: Bytes) -> usize {
+fn push_whole(chunks: &mut Fifo<Chunk>, data: Bytes) -> usize {
     let len = data.len();
     if len > 0 {
         chunks.push_back(Chunk::whole(data));
@@ -148,7 +148,7 @@ fn expand(
     sink: &mut Sink,
     frame: Bytes,
     method: Option<&Arc<Method>>,
-    chunks: &mut VecDeque<Chunk>,
+    chunks: &mut Fifo<Chunk>,
 ) -> Result<usize, Status> {
     let (mut at, mut run, mut total) = (0, 0, 0);
     while at < frame.len() {

@@ -17,6 +17,7 @@ use tower::Service;
 use super::is_plain_grpc;
 use super::methods::{Call, Methods, Used};
 use super::tap::{Chunk, Polled, Tap};
+use crate::fifo::Fifo;
 use crate::stats::Counters;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -34,7 +35,7 @@ pub(crate) fn outgoing(body: Body, call: Call, apart: bool, counters: &Arc<Count
         body,
         tap,
         segments: VecDeque::new(),
-        chunks: VecDeque::new(),
+        chunks: Fifo::default(),
         counters: counters.clone(),
     })
 }
@@ -42,7 +43,7 @@ pub(crate) fn outgoing(body: Body, call: Call, apart: bool, counters: &Arc<Count
 struct Outgoing {
     body: Body,
     tap: Tap,
-    chunks: VecDeque<Chunk>,
+    chunks: Fifo<Chunk>,
     segments: VecDeque<Bytes>,
     counters: Arc<Counters>,
 }

@@ -1,6 +1,6 @@
 //! The codec without a connection. What is kept aside is checked in `tests/kept_aside.rs`, in a process of its own.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
@@ -19,6 +19,7 @@ use super::methods::{Call, Methods, Used};
 use super::stand_in::{self, HEADER};
 use super::tap::Tap;
 use super::{ProstCodec, SEGMENT, is_plain_grpc};
+use crate::fifo::Fifo;
 
 #[derive(Clone, PartialEq, Message)]
 struct Tree {
@@ -113,11 +114,11 @@ fn each_long_message_gets_a_frame_however_many_are_ready() {
     let call = call();
     let mut tap = Tap::new(call.clone(), SEGMENT, true);
     let mut body = body(vec![tree(50_000); 100], None);
-    let (mut chunks, mut cx) = (VecDeque::new(), std::task::Context::from_waker(std::task::Waker::noop()));
+    let (mut chunks, mut cx) = (Fifo::default(), std::task::Context::from_waker(std::task::Waker::noop()));
     for _ in 0..100 {
         assert!(tap.poll(&mut body, &mut cx, &mut chunks).is_ready());
-        assert!(chunks.len() == 1, "tonic took {} messages at once", chunks.len());
-        chunks.clear();
+        assert_eq!(chunks.iter().count(), 1, "messages that tonic took at once");
+        chunks = Fifo::default();
     }
     // Short ones are batched again.
     let mut messages = vec![tree(50_000)];

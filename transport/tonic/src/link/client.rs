@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::future::{Future, poll_fn};
-use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -18,20 +17,15 @@ use tracing::Instrument;
 
 use super::LinkOptions;
 use super::drive::drive;
-use super::headers;
+use super::headers::{self, Origin};
 use super::incoming::Incoming;
-use super::outgoing::{Outgoing, Pump};
+use super::outgoing::Outgoing;
 use super::shared::Shared;
-use super::stream::{Fault, StreamRef};
+use super::stream::{Fault, StreamRef, wait_for};
 use crate::codec::{self, HEADER, Intake, Method, Methods, Tap};
 use crate::reason::{Reason, ReasonCode};
 use crate::spans;
 use crate::stats::Counters;
-
-/// A call on its way: the response's head, then its body streams.
-///
-/// Dropping it cancels the call.
-pub(crate) type FastCall = Pin<Box<dyn Future<Output = Result<Response<Body>, CallError>> + Send>>;
 
 /// Why a call got no response.
 #[derive(Debug)]
@@ -48,6 +42,7 @@ pub(crate) enum CallError {
 pub(crate) struct FastClient {
     shared: Arc<Shared>,
     handle: Arc<Handle>,
+    origin: Arc<Origin>,
 }
 
 /// Asks the driver to end.
@@ -66,7 +61,9 @@ impl fmt::Debug for FastClient {
 }
 
 impl FastClient {
-    /// Starts the driver of a connection that stands, `peer` being what the accept said. Within a tokio runtime.
+    /// Starts the driver of a connection that stands, `peer` being what the accept said. Calls on it go to `origin`. Within a
+    /// tokio runtime.
+    #[allow(clippy::too_many_arguments, reason = "each is a different thing")]
     pub(crate) fn start(
         link: AnyLink,
         pool: Pool,
@@ -74,6 +71,7 @@ impl FastClient {
         options: &LinkOptions,
         counters: Arc<Counters>,
         methods: Arc<Methods>,
+        origin: Arc<Origin>,
     ) -> FastClient {
         let span = spans::connection(Side::Client, link.peer());
         let shared = Shared::new(Side::Client, link, pool, peer, options, counters, methods);
@@ -83,7 +81,7 @@ impl FastClient {
             async move { stop.notified().await }
         };
         tokio::spawn(drive(shared.clone(), |_, _| (), drain).instrument(span));
-        FastClient { shared, handle: Arc::new(Handle(stop)) }
+        FastClient { shared, handle: Arc::new(Handle(stop)), origin }
     }
 
     /// Both ends, for messages.
@@ -118,59 +116,62 @@ impl FastClient {
         self.handle.0.notify_one();
     }
 
-    /// Makes a call. Waits for a free stream when the peer's limit is reached.
-    pub(crate) fn call(&self, request: Request<Body>) -> FastCall {
-        Box::pin(call(self.shared.clone(), request))
+    /// Makes a call: the response's head, then its body streams. Waits for a free stream when the peer's limit is reached.
+    /// Dropping the future cancels the call.
+    ///
+    /// What does not wait is done here and not in the future, which so has nothing to hold twice.
+    pub(crate) fn call(
+        &self,
+        request: Request<Body>,
+    ) -> impl Future<Output = Result<Response<Body>, CallError>> + Send + use<> {
+        let shared = self.shared.clone();
+        let (parts, body) = request.into_parts();
+        let block = headers::encode_request(&parts, &self.origin);
+        let call = shared.methods.call(&parts.uri);
+        let method = call.method().clone();
+        let apart = codec::is_plain_grpc(&parts.headers);
+        let mut out = Outgoing::restorable(body, Tap::new(call, shared.eager_limit - HEADER, apart));
+        async move {
+            let block = block.map_err(CallError::Status)?;
+            // What is ready goes with the head: a small unary call is one SEND.
+            poll_fn(|cx| {
+                out.gather(cx);
+                Poll::Ready(())
+            })
+            .await;
+            let answer = match open(&shared, block, &mut out).await {
+                Ok(stream) => match poll_fn(|cx| wait(&stream, &mut out, cx)).await {
+                    Ok((block, end)) => {
+                        return respond(stream, out, block, end, method).map_err(CallError::Status);
+                    }
+                    Err(unanswered) => unanswered,
+                },
+                Err(refused) => refused,
+            };
+            Err(match answer {
+                Unanswered::NotSent(reason) if out.is_restorable() => {
+                    CallError::NotSent(Box::new(Request::from_parts(parts, out.restore())), reason)
+                }
+                Unanswered::NotSent(reason) => CallError::Status(Status::unavailable(reason.to_string())),
+                Unanswered::Failed(status) => CallError::Status(status),
+            })
+        }
     }
 }
 
-async fn call(shared: Arc<Shared>, request: Request<Body>) -> Result<Response<Body>, CallError> {
-    let (parts, body) = request.into_parts();
-    let block = headers::encode_request(&parts).map_err(CallError::Status)?;
-    let call = shared.methods.call(&parts.uri);
-    let method = call.method().clone();
-    let apart = codec::is_plain_grpc(&parts.headers);
-    let mut out = Outgoing::restorable(body, Tap::new(call, shared.eager_limit - HEADER, apart));
-    // What is ready goes with the head: a small unary call is one SEND.
-    poll_fn(|cx| {
-        out.gather(cx);
-        Poll::Ready(())
-    })
-    .await;
-    let not_sent = |out: Outgoing, reason| {
-        let request = Request::from_parts(parts, out.restore());
-        CallError::NotSent(Box::new(request), reason)
-    };
-    let stream = match open(&shared, block, &mut out).await {
-        Ok(stream) => stream,
-        Err(Refused::Reason(reason)) => return Err(not_sent(out, reason)),
-        Err(Refused::Status(status)) => return Err(CallError::Status(status)),
-    };
-    let mut waiting = Waiting { pump: Some(Pump { out, stream: stream.clone() }), stream };
-    match poll_fn(|cx| waiting.poll(cx)).await {
-        Answer::Head(block, end) => waiting.respond(block, end, method).map_err(CallError::Status),
-        Answer::Failed(status) => Err(CallError::Status(status)),
-        Answer::NotSent(reason) => match waiting.pump {
-            Some(pump) => Err(not_sent(pump.out, reason)),
-            None => Err(CallError::Status(Status::unavailable(reason.to_string()))),
-        },
-    }
-}
-
-enum Refused {
-    Reason(Reason),
-    Status(Status),
+/// Why there is no answer to a call.
+enum Unanswered {
+    NotSent(Reason),
+    Failed(Status),
 }
 
 /// Opens a stream and sends what has been gathered, as soon as the peer's limit allows.
-async fn open(shared: &Arc<Shared>, block: Bytes, out: &mut Outgoing) -> Result<StreamRef, Refused> {
+async fn open(shared: &Arc<Shared>, block: Bytes, out: &mut Outgoing) -> Result<StreamRef, Unanswered> {
     loop {
-        let mut room = pin!(shared.stream_room.notified());
-        room.as_mut().enable();
-        {
+        let room = {
             let mut inner = shared.lock();
             if let Some(reason) = inner.end_reason() {
-                return Err(Refused::Reason(reason.clone()));
+                return Err(Unanswered::NotSent(reason.clone()));
             }
             match inner.conn.open(block.clone(), out.is_empty()) {
                 Ok(id) => {
@@ -179,95 +180,92 @@ async fn open(shared: &Arc<Shared>, block: Bytes, out: &mut Outgoing) -> Result<
                     inner.flush_soon();
                     drop(inner);
                     // On an error the stream is reset as it is dropped.
-                    return queued.map(|()| stream).map_err(Refused::Status);
+                    return queued.map(|()| stream).map_err(Unanswered::Failed);
                 }
-                Err(SendError::TooManyStreams(_)) => inner.room_wanted = true,
+                Err(SendError::TooManyStreams(_)) => {
+                    inner.room_wanted = true;
+                    // Made under the lock: it hears of every stream that ends from now on.
+                    shared.stream_room.notified()
+                }
                 Err(SendError::HeadersTooLong { len, limit }) => {
                     let text = format!("request headers of {len} bytes, the limit is {limit}");
-                    return Err(Refused::Status(Status::resource_exhausted(text)));
+                    return Err(Unanswered::Failed(Status::resource_exhausted(text)));
                 }
                 Err(other) => {
-                    return Err(Refused::Reason(Reason::from_peer(ReasonCode::GoAway, other.to_string())));
+                    return Err(Unanswered::NotSent(Reason::from_peer(
+                        ReasonCode::GoAway,
+                        other.to_string(),
+                    )));
                 }
             }
-        }
+        };
         room.await;
     }
 }
 
-/// A call whose head has not come.
-struct Waiting {
-    stream: StreamRef,
-    /// The body, until it has been queued whole.
-    pump: Option<Pump>,
-}
-
-enum Answer {
-    Head(Bytes, bool),
-    Failed(Status),
-    NotSent(Reason),
-}
-
-impl Waiting {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Answer> {
-        let id = self.stream.id;
-        loop {
-            let mut inner = self.stream.shared.lock();
-            let transmitted = inner.conn.is_transmitted(id);
-            let ended = inner.end_reason().cloned();
-            let Some(io) = inner.streams.get_mut(&id) else {
-                return Poll::Ready(Answer::Failed(Status::internal("the call's stream is gone")));
-            };
-            if let Some((block, end)) = io.head.take() {
-                io.head_taken = true;
-                return Poll::Ready(Answer::Head(block, end));
-            }
-            match (&io.fault, ended) {
-                (Some(Fault::Refused), _) => {
-                    let reason = Reason::from_peer(ReasonCode::GoAway, "the peer takes no new calls");
-                    return Poll::Ready(Answer::NotSent(reason));
-                }
-                (Some(fault), _) => return Poll::Ready(Answer::Failed(fault.status())),
-                (None, Some(reason)) if !transmitted => return Poll::Ready(Answer::NotSent(reason)),
-                (None, Some(reason)) => {
-                    let status = Status::unavailable(format!("connection lost: {reason}"));
-                    return Poll::Ready(Answer::Failed(status));
-                }
-                (None, None) => {}
-            }
-            io.recv_waker = Some(cx.waker().clone());
+/// Waits for the head of the response, and sends what is left of the request meanwhile.
+fn wait(
+    stream: &StreamRef,
+    out: &mut Outgoing,
+    cx: &mut Context<'_>,
+) -> Poll<Result<(Bytes, bool), Unanswered>> {
+    let id = stream.id;
+    let mut inner = stream.shared.lock();
+    let transmitted = inner.conn.is_transmitted(id);
+    let ended = inner.end_reason().cloned();
+    let Some(io) = inner.streams.get_mut(&id) else {
+        return Poll::Ready(Err(Unanswered::Failed(Status::internal("the call's stream is gone"))));
+    };
+    if let Some(head) = io.head.take() {
+        io.head_taken = true;
+        return Poll::Ready(Ok(head));
+    }
+    let unanswered = match (&io.fault, ended) {
+        (Some(Fault::Refused), _) => {
+            Unanswered::NotSent(Reason::from_peer(ReasonCode::GoAway, "the peer takes no new calls"))
+        }
+        (Some(fault), _) => Unanswered::Failed(fault.status()),
+        (None, Some(reason)) if !transmitted => Unanswered::NotSent(reason),
+        (None, Some(reason)) => Unanswered::Failed(Status::unavailable(format!("connection lost: {reason}"))),
+        (None, None) => {
+            wait_for(&mut io.recv_waker, cx);
             drop(inner);
             // A body is only read on once the peer may know of the call: until then it can go another way.
-            let Some(pump) = self.pump.as_mut().filter(|_| transmitted) else { return Poll::Pending };
-            pump.out.transmitted();
-            match pump.poll(cx) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(Ok(())) => self.pump = None,
-                Poll::Ready(Err(status)) => return Poll::Ready(Answer::Failed(status)),
+            if !transmitted {
+                return Poll::Pending;
             }
+            out.transmitted();
+            return match out.pump(stream, cx) {
+                Poll::Ready(Err(status)) => Poll::Ready(Err(Unanswered::Failed(status))),
+                _ => Poll::Pending,
+            };
         }
-    }
+    };
+    Poll::Ready(Err(unanswered))
+}
 
-    /// The head has come; what is left of the request's body is sent beside the response.
-    fn respond(self, block: Bytes, end: bool, method: Arc<Method>) -> Result<Response<Body>, Status> {
-        let parts = match headers::decode_response(block) {
-            Ok(parts) => parts,
-            Err(breach) => return Err(Status::internal(format!("malformed response head: {breach}"))),
-        };
-        if let Some(mut pump) = self.pump
-            && !pump.out.is_queued()
-        {
-            tokio::spawn(async move {
-                // An error has reset the stream; the response's body tells.
-                let _ = poll_fn(|cx| pump.poll(cx)).await;
-            });
-        }
-        let body = if end {
-            Body::empty()
-        } else {
-            let intake = Intake::new(method, codec::is_plain_grpc(&parts.headers));
-            Body::new(Incoming::new(self.stream, intake))
-        };
-        Ok(Response::from_parts(parts, body))
+/// The head has come; what is left of the request's body is sent beside the response.
+fn respond(
+    stream: StreamRef,
+    mut out: Outgoing,
+    block: Bytes,
+    end: bool,
+    method: Arc<Method>,
+) -> Result<Response<Body>, Status> {
+    let parts = headers::decode_response(block)
+        .map_err(|breach| Status::internal(format!("malformed response head: {breach}")))?;
+    if !out.is_queued() {
+        let stream = stream.clone();
+        tokio::spawn(async move {
+            // An error has reset the stream; the response's body tells.
+            let _ = poll_fn(|cx| out.pump(&stream, cx)).await;
+        });
     }
+    let body = if end {
+        Body::empty()
+    } else {
+        let intake = Intake::new(method, codec::is_plain_grpc(&parts.headers));
+        Body::new(Incoming::new(stream, intake))
+    };
+    Ok(Response::from_parts(parts, body))
 }

@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use smallvec::SmallVec;
 use tokio::time::{Instant, Sleep};
 use tonic_rdma_fabric::{Link, LinkError};
 use tonic_rdma_proto::CloseCode;
@@ -78,7 +79,7 @@ impl Driver {
     fn poll(&mut self, cx: &mut Context<'_>, serve: &mut impl FnMut(StreamRef, Bytes)) -> Poll<Reason> {
         let shared = self.shared.clone();
         for _ in 0..ROUNDS {
-            let mut opened = Vec::new();
+            let mut opened = SmallVec::<[_; 4]>::new();
             let mut inner = shared.lock();
             if inner.driver.as_ref().is_none_or(|waker| !waker.will_wake(cx.waker())) {
                 inner.driver = Some(cx.waker().clone());

@@ -1,11 +1,41 @@
 //! http heads to and from header blocks.
 
+use std::cell::Cell;
+
 use bytes::{Bytes, BytesMut};
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, Version, header};
 use tonic::Status;
 use tonic_rdma_proto::Breach;
 use tonic_rdma_proto::headers::{Decoder, encode};
+
+/// Where the calls of a channel go, and who makes them.
+#[derive(Debug, Default)]
+pub(crate) struct Origin {
+    /// Its scheme and authority stand in every request.
+    pub(crate) uri: Uri,
+    /// Stands behind a user agent that the request has already, as tonic has it.
+    pub(crate) user_agent: Option<HeaderValue>,
+}
+
+/// Blocks are made in here, many to one allocation.
+const ROOM: usize = 4096;
+
+thread_local! {
+    static BLOCKS: Cell<BytesMut> = Cell::new(BytesMut::new());
+}
+
+/// Makes one block.
+fn block(fill: impl FnOnce(&mut BytesMut) -> Result<(), Status>) -> Result<Bytes, Status> {
+    let mut room = BLOCKS.take();
+    if room.capacity() < ROOM / 8 {
+        room.reserve(ROOM);
+    }
+    let filled = fill(&mut room);
+    let block = room.split().freeze();
+    BLOCKS.set(room);
+    filled.map(|()| block)
+}
 
 fn put(block: &mut BytesMut, name: &str, value: &[u8]) -> Result<(), Status> {
     encode(block, name, value).map_err(|e| Status::resource_exhausted(format!("{name}: {e}")))
@@ -22,33 +52,42 @@ fn put_map(block: &mut BytesMut, map: &HeaderMap) -> Result<(), Status> {
     Ok(())
 }
 
-/// The header block of a request.
-pub(super) fn encode_request(parts: &http::request::Parts) -> Result<Bytes, Status> {
-    let mut block = BytesMut::with_capacity(256);
-    put(&mut block, ":method", parts.method.as_str().as_bytes())?;
-    put(&mut block, ":scheme", parts.uri.scheme_str().unwrap_or("http").as_bytes())?;
-    if let Some(authority) = parts.uri.authority() {
-        put(&mut block, ":authority", authority.as_str().as_bytes())?;
-    }
-    let path = parts.uri.path_and_query().map_or("/", PathAndQuery::as_str);
-    put(&mut block, ":path", path.as_bytes())?;
-    put_map(&mut block, &parts.headers)?;
-    Ok(block.freeze())
+/// The header block of a request to `origin`.
+pub(super) fn encode_request(parts: &http::request::Parts, origin: &Origin) -> Result<Bytes, Status> {
+    block(|block| {
+        put(block, ":method", parts.method.as_str().as_bytes())?;
+        put(block, ":scheme", origin.uri.scheme_str().unwrap_or("http").as_bytes())?;
+        if let Some(authority) = origin.uri.authority() {
+            put(block, ":authority", authority.as_str().as_bytes())?;
+        }
+        let path = parts.uri.path_and_query().map_or("/", PathAndQuery::as_str);
+        put(block, ":path", path.as_bytes())?;
+        match (&origin.user_agent, parts.headers.get(header::USER_AGENT)) {
+            (Some(agent), None) => put(block, header::USER_AGENT.as_str(), agent.as_bytes())?,
+            (Some(agent), Some(own)) => {
+                let both = [own.as_bytes(), b" ", agent.as_bytes()].concat();
+                put(block, header::USER_AGENT.as_str(), &both)?;
+                let mut rest = parts.headers.clone();
+                rest.remove(header::USER_AGENT);
+                return put_map(block, &rest);
+            }
+            (None, _) => {}
+        }
+        put_map(block, &parts.headers)
+    })
 }
 
 /// The header block of a response.
 pub(super) fn encode_response(parts: &http::response::Parts) -> Result<Bytes, Status> {
-    let mut block = BytesMut::with_capacity(128);
-    put(&mut block, ":status", parts.status.as_str().as_bytes())?;
-    put_map(&mut block, &parts.headers)?;
-    Ok(block.freeze())
+    block(|block| {
+        put(block, ":status", parts.status.as_str().as_bytes())?;
+        put_map(block, &parts.headers)
+    })
 }
 
 /// The header block of trailers.
 pub(super) fn encode_trailers(map: &HeaderMap) -> Result<Bytes, Status> {
-    let mut block = BytesMut::with_capacity(64);
-    put_map(&mut block, map)?;
-    Ok(block.freeze())
+    block(|block| put_map(block, map))
 }
 
 /// What a block says, pseudo-fields apart.
@@ -148,17 +187,34 @@ mod tests {
 
     #[test]
     fn a_request_round_trips() {
-        let request = http::Request::post("https://host:1/a.B/C?q")
+        let request = http::Request::post("/a.B/C?q")
             .header("te", "trailers")
             .header("x-a", "1")
             .header("x-a", "2")
             .body(())
             .unwrap();
         let (parts, ()) = request.into_parts();
-        let got = decode_request(encode_request(&parts).unwrap()).unwrap();
-        assert_eq!(got.uri, parts.uri);
+        let origin = Origin { uri: Uri::from_static("https://host:1"), user_agent: None };
+        let got = decode_request(encode_request(&parts, &origin).unwrap()).unwrap();
+        assert_eq!(got.uri, "https://host:1/a.B/C?q");
         assert_eq!(got.method, parts.method);
         assert_eq!(got.headers, parts.headers);
+    }
+
+    #[test]
+    fn user_agents_are_appended() {
+        let origin =
+            Origin { user_agent: Some(HeaderValue::from_static("tonic-rdma/1")), ..Origin::default() };
+        let (mut parts, ()) = http::Request::post("/a.B/C").header("x-a", "1").body(()).unwrap().into_parts();
+        let sent = |parts: &_| decode_request(encode_request(parts, &origin).unwrap()).unwrap().headers;
+        assert_eq!(sent(&parts)[header::USER_AGENT], "tonic-rdma/1");
+        parts.headers.insert(header::USER_AGENT, HeaderValue::from_static("mine"));
+        let got = sent(&parts);
+        assert_eq!(
+            (&got[header::USER_AGENT], &got["x-a"]),
+            (&"mine tonic-rdma/1".parse().unwrap(), &"1".parse().unwrap())
+        );
+        assert_eq!(got.len(), 2);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use tonic::Status;
 use tonic_rdma_proto::{ResetCode, Side};
 
 use super::headers;
-use super::stream::StreamRef;
+use super::stream::{StreamRef, wait_for};
 use crate::codec::{Delivered, Intake};
 
 /// The body of a request at the server, or of a response at the client.
@@ -78,7 +78,7 @@ impl Body for Incoming {
         } else if let Some(status) = lost {
             Some(Err(status))
         } else {
-            io.recv_waker = Some(cx.waker().clone());
+            wait_for(&mut io.recv_waker, cx);
             return Poll::Pending;
         };
         this.finished = true;
@@ -113,7 +113,7 @@ impl Drop for Incoming {
         io.discard = true;
         let rest = std::mem::take(&mut io.pieces);
         let ended = io.ended;
-        for piece in &rest {
+        for piece in rest.iter() {
             inner.conn.consume(id, piece.bytes.len() as u32, piece.flow);
         }
         if side == Side::Client && !ended {

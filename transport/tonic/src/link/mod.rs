@@ -34,5 +34,6 @@ mod stream;
 mod tests;
 
 pub(crate) use client::{CallError, FastClient};
+pub(crate) use headers::Origin;
 pub(crate) use options::LinkOptions;
 pub(crate) use server::serve_link;

@@ -13,8 +13,9 @@ use tonic_rdma_proto::{ResetCode, SendError, Side, StreamId};
 
 use super::headers;
 use super::shared::Inner;
-use super::stream::StreamRef;
+use super::stream::{StreamRef, wait_for};
 use crate::codec::{Chunk, Polled, Tap, Used};
+use crate::fifo::Fifo;
 
 /// Frames of at least this many bytes are taken from a body before they are queued together.
 const GATHER: usize = 64 * 1024;
@@ -33,7 +34,7 @@ enum State {
 pub(super) struct Outgoing {
     body: Body,
     tap: Tap,
-    chunks: VecDeque<Chunk>,
+    chunks: Fifo<Chunk>,
     trailers: Option<HeaderMap>,
     state: State,
     kept: Option<Kept>,
@@ -42,7 +43,7 @@ pub(super) struct Outgoing {
 /// What has been queued of a request that the peer has not heard of, to be sent another way if it never does.
 #[derive(Debug, Default)]
 struct Kept {
-    chunks: VecDeque<Chunk>,
+    chunks: Fifo<Chunk>,
     trailers: Option<HeaderMap>,
 }
 
@@ -50,7 +51,7 @@ impl Outgoing {
     /// A response's body.
     pub(super) fn new(body: Body, tap: Tap) -> Self {
         let state = if body.is_end_stream() { State::Ended } else { State::Reading };
-        Outgoing { body, tap, chunks: VecDeque::new(), trailers: None, state, kept: None }
+        Outgoing { body, tap, chunks: Fifo::default(), trailers: None, state, kept: None }
     }
 
     /// A request's body, which can be [restored](Outgoing::restore) until [`Outgoing::transmitted`].
@@ -136,6 +137,44 @@ impl Outgoing {
         Ok(())
     }
 
+    /// Moves the body into a stream, as fast as the stream takes it.
+    ///
+    /// Ends when the body has been queued, or when the peer wants no more of it. An error of the body, or a message that
+    /// is too long, resets the stream.
+    pub(super) fn pump(&mut self, stream: &StreamRef, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        let id = stream.id;
+        loop {
+            if self.is_queued() {
+                return Poll::Ready(Ok(()));
+            }
+            let more = self.gather(cx);
+            let mut inner = stream.shared.lock();
+            if inner.end_reason().is_some() || !inner.conn.is_open_for_sending(id) {
+                return Poll::Ready(Ok(()));
+            }
+            if let Err(status) = self.queue(&mut inner, id) {
+                give_up(&mut inner, id, &status);
+                return Poll::Ready(Err(status));
+            }
+            inner.flush_soon();
+            if self.is_queued() {
+                return Poll::Ready(Ok(()));
+            }
+            if more && inner.conn.has_room(id) {
+                continue;
+            }
+            if let Some(io) = inner.streams.get_mut(&id) {
+                wait_for(&mut io.send_waker, cx);
+            }
+            return Poll::Pending;
+        }
+    }
+
+    /// Whether the request may still go another way.
+    pub(super) fn is_restorable(&self) -> bool {
+        self.kept.is_some()
+    }
+
     pub(super) fn is_queued(&self) -> bool {
         matches!(self.state, State::Queued)
     }
@@ -152,6 +191,18 @@ impl Outgoing {
         }
         Body::new(Restored { out: self, segments: VecDeque::new() })
     }
+}
+
+/// Resets a stream whose body cannot be sent.
+fn give_up(inner: &mut Inner, id: StreamId, status: &Status) {
+    let code = match (inner.conn.side(), status.code()) {
+        (Side::Client, _) => ResetCode::CANCEL,
+        (Side::Server, tonic::Code::ResourceExhausted) => ResetCode::ENHANCE_YOUR_CALM,
+        (Side::Server, _) => ResetCode::INTERNAL,
+    };
+    inner.conn.reset(id, code);
+    inner.fail_stream(id, status.clone());
+    inner.flush_soon();
 }
 
 fn too_long(error: SendError) -> Status {
@@ -196,55 +247,6 @@ impl http_body::Body for Restored {
             State::Ended | State::Queued => {
                 Poll::Ready(out.trailers.take().map(|trailers| Ok(Frame::trailers(trailers))))
             }
-        }
-    }
-}
-
-/// Moves a body into a stream, as fast as the stream takes it.
-///
-/// Ends when the body has been queued, or when the peer wants no more of it. An error of the body, or a message that
-/// is too long, resets the stream.
-#[derive(Debug)]
-pub(super) struct Pump {
-    pub(super) out: Outgoing,
-    pub(super) stream: StreamRef,
-}
-
-impl Pump {
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
-        let id = self.stream.id;
-        loop {
-            if self.out.is_queued() {
-                return Poll::Ready(Ok(()));
-            }
-            let more = self.out.gather(cx);
-            let mut inner = self.stream.shared.lock();
-            if inner.end_reason().is_some() || !inner.conn.is_open_for_sending(id) {
-                return Poll::Ready(Ok(()));
-            }
-            if let Err(status) = self.out.queue(&mut inner, id) {
-                let code = match (inner.conn.side(), status.code()) {
-                    (Side::Client, _) => ResetCode::CANCEL,
-                    (Side::Server, tonic::Code::ResourceExhausted) => ResetCode::ENHANCE_YOUR_CALM,
-                    (Side::Server, _) => ResetCode::INTERNAL,
-                };
-                inner.conn.reset(id, code);
-                inner.fail_stream(id, status.clone());
-                inner.flush_soon();
-                return Poll::Ready(Err(status));
-            }
-            inner.flush_soon();
-            if self.out.is_queued() {
-                return Poll::Ready(Ok(()));
-            }
-            let room = inner.conn.has_room(id);
-            if let (true, true) = (more, room) {
-                continue;
-            }
-            if let Some(io) = inner.streams.get_mut(&id) {
-                io.send_waker = Some(cx.waker().clone());
-            }
-            return Poll::Pending;
         }
     }
 }

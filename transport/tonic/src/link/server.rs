@@ -1,12 +1,13 @@
 //! Calls in.
 
-use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::{Extensions, Request, Response};
+use pin_project_lite::pin_project;
 use tonic::Status;
 use tonic::body::Body;
 use tonic_rdma_fabric::{AnyLink, Link};
@@ -19,9 +20,9 @@ use super::LinkOptions;
 use super::drive::drive;
 use super::headers;
 use super::incoming::Incoming;
-use super::outgoing::{Outgoing, Pump};
+use super::outgoing::Outgoing;
 use super::shared::{Life, Shared};
-use super::stream::StreamRef;
+use super::stream::{StreamRef, wait_for};
 use crate::codec::{self, Call, HEADER, Intake, Methods, Tap};
 use crate::reason::{Reason, ReasonCode};
 use crate::spans;
@@ -73,67 +74,93 @@ where
         }
         let mut request = Request::from_parts(parts, Body::new(Incoming::new(stream.clone(), intake)));
         *request.extensions_mut() = extensions.clone();
-        tokio::spawn(answer(stream, request, call, service.clone()));
+        let handler = service.clone().oneshot(request);
+        tokio::spawn(Answer { stream, method: Some(call), call: handler, out: None });
     };
     drive(shared.clone(), serve, drain).instrument(span).await
 }
 
-/// Runs one call. The client's reset, or the connection's end, drops the handler where it stands.
-async fn answer<S>(stream: StreamRef, request: Request<Body>, method: Call, service: S)
+pin_project! {
+    /// Runs one call. The client's reset, or the connection's end, drops the handler where it stands.
+    struct Answer<F> {
+        stream: StreamRef,
+        // Until the response's head is there.
+        method: Option<Call>,
+        #[pin]
+        call: F,
+        // From then on.
+        out: Option<Outgoing>,
+    }
+}
+
+impl<F, E> Future for Answer<F>
 where
-    S: Service<Request<Body>, Response = Response<Body>> + Send,
-    S::Error: Into<BoxError>,
-    S::Future: Send,
+    F: Future<Output = Result<Response<Body>, E>>,
+    E: Into<BoxError>,
 {
-    let mut call = pin!(service.oneshot(request));
-    let response = poll_fn(|cx| {
-        if is_over(&stream, cx.waker()) {
-            return Poll::Ready(None);
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = self.project();
+        if let Some(method) = this.method.take() {
+            if is_over(this.stream, cx) {
+                return Poll::Ready(());
+            }
+            let Poll::Ready(result) = this.call.poll(cx) else {
+                *this.method = Some(method);
+                return Poll::Pending;
+            };
+            let response = result.unwrap_or_else(|error| Status::from_error(error.into()).into_http());
+            *this.out = begin(this.stream, response, method, cx);
         }
-        let response = call.as_mut().poll(cx);
-        response
-            .map(|result| Some(result.unwrap_or_else(|error| Status::from_error(error.into()).into_http())))
-    })
-    .await;
-    let Some(response) = response else { return };
+        match this.out {
+            Some(out) => out.pump(this.stream, cx).map(|_| ()),
+            None => Poll::Ready(()),
+        }
+    }
+}
+
+/// Begins a response. What is ready of it goes out in one message with the head; the rest is returned.
+fn begin(
+    stream: &StreamRef,
+    response: Response<Body>,
+    method: Call,
+    cx: &mut Context<'_>,
+) -> Option<Outgoing> {
     let (parts, body) = response.into_parts();
     let block = match headers::encode_response(&parts) {
         Ok(block) => block,
-        Err(status) => return refuse(&stream, status),
+        Err(status) => {
+            refuse(stream, status);
+            return None;
+        }
     };
     let apart = codec::is_plain_grpc(&parts.headers);
     let mut out = Outgoing::new(body, Tap::new(method, stream.shared.eager_limit - HEADER, apart));
-    poll_fn(|cx| {
-        out.gather(cx);
-        Poll::Ready(())
-    })
-    .await;
-    {
-        // Head, body and trailers that are ready go out in one message.
-        let mut inner = stream.shared.lock();
-        let end = out.is_empty();
-        if let Err(error) = inner.conn.send_headers(stream.id, block, end) {
-            drop(inner);
-            return refuse(&stream, Status::resource_exhausted(error.to_string()));
-        }
-        if end {
-            inner.flush_soon();
-            return;
-        }
+    out.gather(cx);
+    let mut inner = stream.shared.lock();
+    let end = out.is_empty();
+    if let Err(error) = inner.conn.send_headers(stream.id, block, end) {
+        drop(inner);
+        refuse(stream, Status::resource_exhausted(error.to_string()));
+        return None;
     }
-    let mut pump = Pump { out, stream };
-    let _ = poll_fn(|cx| pump.poll(cx)).await;
+    if end {
+        inner.flush_soon();
+        return None;
+    }
+    Some(out)
 }
 
 /// The client has reset the stream, or the connection has ended.
-fn is_over(stream: &StreamRef, waker: &std::task::Waker) -> bool {
+fn is_over(stream: &StreamRef, cx: &Context<'_>) -> bool {
     let mut inner = stream.shared.lock();
     if inner.end_reason().is_some() {
         return true;
     }
     match inner.streams.get_mut(&stream.id) {
         Some(io) if io.fault.is_none() => {
-            io.send_waker = Some(waker.clone());
+            wait_for(&mut io.send_waker, cx);
             false
         }
         _ => true,

@@ -7,6 +7,7 @@ use std::task::Waker;
 
 use bytes::{Bytes, BytesMut};
 use slab::Slab;
+use smallvec::SmallVec;
 use tokio::sync::{Notify, watch};
 use tonic::Status;
 use tonic_rdma_fabric::{AnyLink, Completion, Link, LinkError, PeerInfo};
@@ -82,7 +83,7 @@ pub(super) struct Inner {
     pub(super) landing_waits: bool,
     /// An error met outside the driver.
     pub(super) failed: Option<LinkError>,
-    pub(super) wakes: Vec<Waker>,
+    pub(super) wakes: SmallVec<[Waker; 4]>,
     pub(super) counters: Arc<Counters>,
     pub(super) counted: Moved,
     /// What the CPU has copied since the start, eager data apart.
@@ -141,7 +142,7 @@ impl Shared {
                 room_wanted: false,
                 landing_waits: false,
                 failed: None,
-                wakes: Vec::new(),
+                wakes: SmallVec::new(),
                 counters,
                 counted: Moved::default(),
                 copied: Copied::default(),

@@ -1,8 +1,7 @@
 //! What a call holds of a stream.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
-use std::task::Waker;
+use std::task::{Context, Waker};
 
 use bytes::Bytes;
 use tonic::{Code, Status};
@@ -10,6 +9,7 @@ use tonic_rdma_proto::{Flow, ResetCode, StreamId};
 
 use super::shared::Shared;
 use crate::codec::Used;
+use crate::fifo::Fifo;
 
 /// A piece of a received body.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub(super) struct StreamIo {
     /// The response's header block, and whether it was all (client).
     pub(super) head: Option<(Bytes, bool)>,
     pub(super) head_taken: bool,
-    pub(super) pieces: VecDeque<Piece>,
+    pub(super) pieces: Fifo<Piece>,
     pub(super) trailers: Option<Bytes>,
     /// The peer's half has ended.
     pub(super) ended: bool,
@@ -39,6 +39,14 @@ pub(super) struct StreamIo {
     pub(super) send_waker: Option<Waker>,
     /// Live [`StreamRef`]s.
     refs: u8,
+}
+
+/// Leaves the task's waker, if it is not there already.
+pub(super) fn wait_for(waker: &mut Option<Waker>, cx: &Context<'_>) {
+    match waker {
+        Some(waker) => waker.clone_from(cx.waker()),
+        None => *waker = Some(cx.waker().clone()),
+    }
 }
 
 /// Why a stream ended other than well.

@@ -154,6 +154,7 @@ async fn setup(config: SimConfig, total: usize) -> Setup {
         &options,
         counters.clone(),
         Arc::default(),
+        Arc::new(super::Origin { uri: "http://host".parse().unwrap(), user_agent: None }),
     );
     Setup { net, server_device, client_device, client, server, drain: Some(drain), pools, counters, dropped }
 }

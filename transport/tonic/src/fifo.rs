@@ -1,0 +1,79 @@
+//! A queue that most often holds one.
+
+use std::collections::VecDeque;
+
+/// First in, first out. The first lies in place, so that a queue which never holds a second allocates nothing.
+#[derive(Clone, Debug)]
+pub(crate) struct Fifo<T> {
+    /// None when the queue is empty.
+    first: Option<T>,
+    rest: VecDeque<T>,
+}
+
+impl<T> Default for Fifo<T> {
+    fn default() -> Self {
+        Fifo { first: None, rest: VecDeque::new() }
+    }
+}
+
+impl<T> Fifo<T> {
+    pub(crate) fn push_back(&mut self, value: T) {
+        match self.first {
+            None => self.first = Some(value),
+            Some(_) => self.rest.push_back(value),
+        }
+    }
+
+    pub(crate) fn pop_front(&mut self) -> Option<T> {
+        let first = self.first.take()?;
+        self.first = self.rest.pop_front();
+        Some(first)
+    }
+
+    pub(crate) fn front_mut(&mut self) -> Option<&mut T> {
+        self.first.as_mut()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.first.iter().chain(&self.rest)
+    }
+
+    /// Those of `other` behind these; none are left there.
+    pub(crate) fn append(&mut self, other: &mut Fifo<T>) {
+        while let Some(value) = other.pop_front() {
+            self.push_back(value);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn is_a_queue(steps in proptest::collection::vec(any::<Option<u8>>(), 0..50)) {
+            let (mut fifo, mut model) = (Fifo::default(), VecDeque::new());
+            for step in steps {
+                match step {
+                    Some(value) => {
+                        fifo.push_back(value);
+                        model.push_back(value);
+                    }
+                    None => prop_assert_eq!(fifo.pop_front(), model.pop_front()),
+                }
+                prop_assert_eq!(fifo.is_empty(), model.is_empty());
+                prop_assert_eq!(fifo.front_mut(), model.front_mut());
+                prop_assert!(fifo.iter().eq(&model));
+            }
+            let mut behind = Fifo::default();
+            behind.append(&mut fifo);
+            prop_assert!(behind.iter().eq(&model) && fifo.is_empty());
+        }
+    }
+}
