@@ -76,10 +76,13 @@ fn start(cli: Cli) -> Result<ExitCode, Failure> {
 }
 
 async fn command(command: Command) -> Result<ExitCode, Failure> {
+    net::check_environment()?;
     signals::survive_file_size_limit()?;
     let done = match command {
-        // Its code is its answer.
-        Command::Doctor(args) => return until_signal(doctor::run(args)).await,
+        // Its code is its answer: what keeps it from answering has another.
+        Command::Doctor(args) => {
+            return until_signal(doctor::run(args)).await.map_err(|failure| failure.with_exit(doctor::ERROR));
+        }
         // These have their own ways to stop.
         Command::Serve(args) => serve::run(args).await,
         Command::Bench(args) => bench::run(args).await,

@@ -47,6 +47,12 @@ impl Connection {
     }
 }
 
+/// Sees that the variables which choose the path can be used, before anything is done.
+pub(crate) fn check_environment() -> Result<(), Failure> {
+    tonic_rdma::check_environment()
+        .map_err(|error| Failure::usage("wrong environment", error, "correct the variable, or unset it"))
+}
+
 /// The server at `server`, which was named with `flag`, to be reached the way that the flags say.
 pub(crate) fn endpoint(server: &str, way: &Way, flag: &str) -> Result<Endpoint, Failure> {
     let url = if server.contains("://") { server.to_owned() } else { format!("http://{server}") };
@@ -56,7 +62,7 @@ pub(crate) fn endpoint(server: &str, way: &Way, flag: &str) -> Result<Endpoint, 
         return Err(bad_url(&shown, "it is no http:// address", flag));
     }
     Ok(endpoint
-        .connect_timeout(Duration::from_secs(way.connect_timeout))
+        .connect_timeout(Duration::from_secs(way.patience.connect_timeout))
         .tcp_nodelay(true)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
@@ -82,7 +88,7 @@ pub(crate) async fn connect(server: &str, way: &Way) -> Result<Connection, Failu
             tonic_rdma::Error::RdmaRequired(_) => {
                 Failure::new(format!("no RDMA to {shown}"), why, "or leave out --require-rdma to use TCP")
             }
-            _ => Failure::new(format!("cannot connect to {shown}"), why, "see `rpc-demo --help`"),
+            _ => Failure::new(format!("cannot connect to {shown}"), why, ""),
         }
     })?;
     let store = ObjectStoreClient::new(channel.clone());
@@ -126,9 +132,13 @@ pub(crate) struct Listener {
 
 impl Listener {
     /// Binds `addr`; port 0 takes any free port.
-    pub(crate) fn bind(addr: SocketAddr) -> io::Result<Listener> {
-        let incoming = TcpIncoming::bind(addr)?.with_nodelay(Some(true));
-        let addr = incoming.local_addr()?;
+    pub(crate) fn bind(addr: SocketAddr) -> Result<Listener, Failure> {
+        let cannot = |error: io::Error| {
+            let cure = "name an address of this host and a free port with --addr (port 0 takes any)";
+            Failure::new(format!("cannot listen on {addr}"), error, cure)
+        };
+        let incoming = TcpIncoming::bind(addr).map_err(cannot)?.with_nodelay(Some(true));
+        let addr = incoming.local_addr().map_err(cannot)?;
         Ok(Listener { incoming, addr })
     }
 
@@ -229,19 +239,6 @@ const LANDED: usize = 64;
 /// Bytes beside the data of a message, more than enough: a page.
 const BESIDE: usize = 4 << 10;
 
-/// What was copied, by reason.
-fn reasons(copied: &Copied) -> [(&'static str, u64); 6] {
-    let Copied { eager, staging, joined, pressure, plain_codec, learning, .. } = *copied;
-    [
-        ("eager", eager),
-        ("staging", staging),
-        ("joined", joined),
-        ("pressure", pressure),
-        ("plain_codec", plain_codec),
-        ("learning", learning),
-    ]
-}
-
 /// For `--json`. `reason` and `cause` say why it is TCP.
 impl Serialize for Route {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -255,7 +252,7 @@ impl Serialize for Route {
         route.serialize_field("send_bytes", &self.send)?;
         route.serialize_field("tcp_bytes", &self.tcp)?;
         route.serialize_field("copied_bytes", &self.copied.total())?;
-        let reasons: std::collections::BTreeMap<_, _> = reasons(&self.copied).into_iter().collect();
+        let reasons: std::collections::BTreeMap<_, _> = self.copied.by_reason().collect();
         route.serialize_field("copied", &reasons)?;
         route.end()
     }
@@ -267,7 +264,7 @@ impl fmt::Display for Route {
         let percent = if all == 0 { 0.0 } else { self.write as f64 * 100.0 / all as f64 };
         write!(f, "{} bytes copied", self.copied.total())?;
         let mut before = " (";
-        for (reason, bytes) in reasons(&self.copied).into_iter().filter(|(_, bytes)| *bytes > 0) {
+        for (reason, bytes) in self.copied.by_reason().filter(|(_, bytes)| *bytes > 0) {
             write!(f, "{before}{reason} {bytes}")?;
             before = ", ";
         }

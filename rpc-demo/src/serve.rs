@@ -32,10 +32,7 @@ pub(crate) async fn run(args: Serve) -> Result<(), Failure> {
         Some(addr) => Some(Metrics::start(addr).await?),
         None => None,
     };
-    let listener = Listener::bind(args.addr).map_err(|error| {
-        let cure = "name an address of this host and a free port with --addr (port 0 takes any)";
-        Failure::new(format!("cannot listen on {}", args.addr), error, cure)
-    })?;
+    let listener = Listener::bind(args.addr)?;
     output::line(format_args!("{LISTENING}{}, root {}", listener.addr, Shown(&args.root.to_string_lossy())))?;
     if let Some(metrics) = &metrics {
         output::line(format_args!("rpc-demo: metrics at http://{}/metrics", metrics.addr))?;

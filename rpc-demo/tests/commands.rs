@@ -125,9 +125,13 @@ fn bench_measures_and_cleans_up() {
 
 #[test]
 fn completions_for_the_usual_shells() {
-    for (shell, word) in
-        [("bash", "complete -F"), ("zsh", "#compdef rpc-demo"), ("fish", "complete -c rpc-demo")]
-    {
+    for (shell, word) in [
+        ("bash", "complete -F"),
+        ("zsh", "#compdef rpc-demo"),
+        ("fish", "complete -c rpc-demo"),
+        ("elvish", "edit:completion"),
+        ("powershell", "Register-ArgumentCompleter"),
+    ] {
         let script = ok(program().args(["completions", shell]).output().unwrap());
         says(stdout(&script), &[word, "bench", "range-size", "require-rdma"]);
     }
@@ -141,11 +145,16 @@ fn completions_for_the_usual_shells() {
 fn help_teaches() {
     let help = ok(program().arg("--help").output().unwrap());
     says(stdout(&help), &["Try it:", "rpc-demo serve --root", "Exit codes", "TONIC_RDMA="]);
-    let commands = ["serve", "put", "get", "ls", "stat", "rm", "cp", "bench", "demo", "completions"];
+    let commands =
+        ["serve", "put", "get", "ls", "stat", "rm", "cp", "bench", "demo", "doctor", "completions"];
     for command in commands {
         says(stdout(&help), &[&format!("\n  {command}")]);
         let help = ok(program().args([command, "--help"]).output().unwrap());
         says(stdout(&help), &[&format!("Usage: rpc-demo {command}")]);
+        assert!(stdout(&help).lines().all(|line| line.chars().count() <= 120), "{}", stdout(&help));
+        if !["ls", "stat", "rm", "bench", "demo"].contains(&command) {
+            says(stdout(&help), &[&format!("\nExamples:\n  rpc-demo {command} ")]);
+        }
     }
     let serve = ok(program().args(["serve", "--help"]).output().unwrap());
     says(stdout(&serve), &["RPC_DEMO_ROOT", "RPC_DEMO_ADDR", "RPC_DEMO_MAX_WRITES", "--no-sync", "SIGTERM"]);

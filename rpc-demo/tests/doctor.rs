@@ -8,7 +8,7 @@ mod fields;
 
 use common::*;
 use serde_json::Value;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 fn doctor() -> Command {
     let mut command = program();
@@ -117,4 +117,21 @@ fn what_cannot_be_told_is_code_2_and_one_line() {
     }
     let output = doctor().env("TONIC_RDMA", "maybe").output().unwrap();
     says(&failed(output, 2), &["TONIC_RDMA=\"maybe\"", "auto"]);
+    // An answer that nobody has got is none.
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let output = doctor().arg("--json").stdout(full).output().unwrap();
+    says(&failed(output, 2), &["cannot write to stdout"]);
+}
+
+#[test]
+fn an_interrupted_doctor_has_not_said_no() {
+    // Takes a connection, and says nothing.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let mut command = doctor();
+    command.args(["--peer", &url]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let client = command.spawn().unwrap();
+    let _held = listener.accept().unwrap();
+    signal(&client, rustix::process::Signal::INT);
+    says(&failed(client.wait_with_output().unwrap(), 2), &["interrupted", "SIGINT"]);
 }

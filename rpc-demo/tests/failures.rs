@@ -148,6 +148,13 @@ fn addresses_and_flags_that_cannot_be_used() {
     }
     let line = failed(program().arg("ls").env("RUST_LOG", "a=b=c").output().unwrap(), 2);
     says(&line, &["RUST_LOG=a=b=c"]);
+    let dirs = Dirs::new();
+    let root = dirs.root();
+    let serve = ["serve", "--addr", "127.0.0.1:0", "--root", root.to_str().unwrap()];
+    for args in [&["ls"][..], &serve, &["demo"], &["bench"], &["put", "/dev/null", "x"]] {
+        let line = failed(program().args(args).env("TONIC_RDMA", "maybe").output().unwrap(), 2);
+        says(&line, &["TONIC_RDMA=\"maybe\"", "`auto`", "unset"]);
+    }
 }
 
 #[test]

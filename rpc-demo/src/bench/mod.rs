@@ -103,7 +103,7 @@ async fn measure(
             figures.push(set.clone().pass(pass).await?);
         }
     }
-    Ok(Report { jobs: args.jobs, figures, sent: sent.route(), received: received.route() })
+    Ok(Report { jobs: args.parallel.jobs, figures, sent: sent.route(), received: received.route() })
 }
 
 /// Random bytes, in memory of the pool if there is one: what is measured should be the way of the bytes, and not the
@@ -140,7 +140,7 @@ impl Set {
         size: u64,
         stop: &Arc<AtomicBool>,
     ) -> Result<Set, Failure> {
-        let count = (args.amount / size).min(OBJECTS_MAX).max(args.jobs.into());
+        let count = (args.amount / size).min(OBJECTS_MAX).max(args.parallel.jobs.into());
         let name = |index| {
             let below = format!("{size}/{index}");
             dir.join(&below).map_err(|error| Failure::name(&below, error))
@@ -151,7 +151,7 @@ impl Set {
         let chunk = usize::try_from(size).map_or(chunk, |size| size.min(chunk));
         Ok(Set {
             connection: connection.clone(),
-            jobs: args.jobs,
+            jobs: args.parallel.jobs,
             chunk,
             size,
             names,

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 
 /// A small object store over RDMA, and over TCP where there is none.
 #[derive(Debug, Parser)]
-#[command(name = "rpc-demo", version, about, max_term_width = 100)]
+#[command(name = "rpc-demo", version, max_term_width = 120)]
 #[command(after_help = "\
 Try it:
   rpc-demo demo                                  a server, a client, about 1 GiB there and back
@@ -21,8 +21,8 @@ Try it:
   rpc-demo ls backup --long                      what is there
   rpc-demo get backup/photos copy --resume       fetch it; after an interruption, what is missing
 
-Exit codes: 0 done, 1 it failed, 2 the command line is wrong.
-Environment: TONIC_RDMA=auto|off|require and TONIC_RDMA_DEVICE=NAME choose the path, RUST_LOG the messages.")]
+Exit codes: 0 done, 1 it failed, 2 the command line or a variable is wrong; the doctor has its own.
+Environment: TONIC_RDMA=auto|off|require|shm|verbs and TONIC_RDMA_DEVICE=NAME choose the path, RUST_LOG the messages.")]
 pub(crate) struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -62,21 +62,25 @@ pub(crate) enum Command {
 /// What to find out.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-It looks at rdma-core, kernel modules, device files, devices, ports, GIDs, addresses and the memlock limit, makes on each
-device what a connection needs, and connects the device with itself. For each thing in the way it names the transport's
+Examples:
+  rpc-demo doctor                                this host
+  rpc-demo doctor --peer http://10.0.0.1:50051   and the way to a server
+  rpc-demo doctor --json | jq '.findings[]'      for scripts
+
+It looks at rdma-core, kernel modules, device files, devices, ports, GIDs, addresses and the memlock limit, makes on each \
+device what a connection needs, and connects the device with itself. For each thing in the way it names the transport's \
 reason code (docs/troubleshooting.md tells about each) and the command that mends it.
 
-Exit codes: 0 RDMA would be used, 1 it would not, 2 it cannot be told: a wrong flag or variable, or no server at --peer.
-With --peer a server on this host counts as 0 too when memory is shared with it.")]
+Exit codes: 0 RDMA would be used, 1 it would not, 2 it cannot be told: a wrong flag or variable, no server at --peer, or \
+an answer that could not be written. With --peer a server on this host counts as 0 too when memory is shared with it.")]
 pub(crate) struct Doctor {
     /// A server to ask and to reach: what it offers, which path is chosen, how long each step takes, and a measurement of
     /// TCP and that path, side by side, of about two seconds and some tens of megabytes.
     #[arg(long, value_name = "URL", value_hint = ValueHint::Url)]
     pub(crate) peer: Option<String>,
 
-    /// Seconds to wait for a TCP connection to the peer.
-    #[arg(long, env = "RPC_DEMO_CONNECT_TIMEOUT", value_name = "SECONDS", default_value_t = 10, value_parser = value_parser!(u64).range(1..=3600))]
-    pub(crate) connect_timeout: u64,
+    #[command(flatten)]
+    pub(crate) patience: Patience,
 
     /// Print all of it as one JSON object.
     #[arg(long)]
@@ -99,10 +103,17 @@ const DEFAULT_SERVER: &str = "http://127.0.0.1:50051";
 /// How to come to a server.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Path {
-    /// Fail, with the reason, where RDMA cannot be had.
+    /// Fail, with the reason, where RDMA cannot be had. TONIC_RDMA=off is stronger.
     #[arg(long)]
     pub(crate) require_rdma: bool,
 
+    #[command(flatten)]
+    pub(crate) patience: Patience,
+}
+
+/// How long to wait for a server.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct Patience {
     /// Seconds to wait for a TCP connection.
     #[arg(long, env = "RPC_DEMO_CONNECT_TIMEOUT", value_name = "SECONDS", default_value_t = 10, value_parser = value_parser!(u64).range(1..=3600))]
     pub(crate) connect_timeout: u64,
@@ -122,9 +133,8 @@ pub(crate) struct Asked {
 /// How files travel.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Transfer {
-    /// Transfers at once. Each is a file, or a range of a large one.
-    #[arg(short, long, env = "RPC_DEMO_JOBS", value_name = "N", default_value_t = 8, value_parser = value_parser!(u16).range(1..=256))]
-    pub(crate) jobs: u16,
+    #[command(flatten)]
+    pub(crate) parallel: Parallel,
 
     /// Take up what an interrupted transfer left: what is there already is compared by CRC32C, and only what is missing
     /// or differs travels.
@@ -143,6 +153,14 @@ pub(crate) struct Transfer {
     pub(crate) json: bool,
 }
 
+/// How much goes on at a time.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct Parallel {
+    /// Transfers at once. Each is a file or an object, or a range of a large one.
+    #[arg(short, long, env = "RPC_DEMO_JOBS", value_name = "N", default_value_t = 8, value_parser = value_parser!(u16).range(1..=256))]
+    pub(crate) jobs: u16,
+}
+
 /// How files are cut.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Chunks {
@@ -154,7 +172,12 @@ pub(crate) struct Chunks {
 /// A directory to serve, and the terms.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-An object appears under its name whole or not at all. What an interrupted upload has received stays under the root, in
+Examples:
+  rpc-demo serve --root /srv/store                           for this host
+  rpc-demo serve --root /srv/store --addr 10.0.0.1:50051     for all who reach this address
+  rpc-demo serve --root /srv/store --metrics 127.0.0.1:9464  with figures for Prometheus
+
+An object appears under its name whole or not at all. What an interrupted upload has received stays under the root, in \
 .rpc-demo-tmp, until it is taken up with --resume or is too old; other unfinished files are removed at the start.
 
 The first SIGTERM or SIGINT takes no more connections and lets transfers finish; the second ends them.")]
@@ -200,11 +223,12 @@ pub(crate) struct Serve {
 
 #[derive(Args, Debug)]
 #[command(after_help = "\
+Examples:
   rpc-demo put disk.img backup/disk.img      one file, under that name
   rpc-demo put photos a.txt backup/          each below 'backup', under its own name
   tar c / | rpc-demo put - backup/root.tar   what comes on stdin
 
-An object of that name is replaced, a directory is merged into one that is there. Permission bits and times of change go
+An object of that name is replaced, a directory is merged into one that is there. Permission bits and times of change go \
 with files and directories; links and special files are left out and counted.")]
 pub(crate) struct Put {
     /// Files and directories, or - for stdin.
@@ -222,10 +246,11 @@ pub(crate) struct Put {
 
 #[derive(Args, Debug)]
 #[command(after_help = "\
+Examples:
   rpc-demo get backup/disk.img copy.img      one object, under that name
   rpc-demo get backup/photos backup/a.txt .  each into this directory, under its own name
 
-A file of that name is replaced, a directory is merged into one that is there. What an interrupted get of a large file
+A file of that name is replaced, a directory is merged into one that is there. What an interrupted get of a large file \
 has received stays beside the file as .rpc-demo-*.part, until --resume takes it up or another get replaces it.")]
 pub(crate) struct Get {
     /// Objects and directories.
@@ -244,7 +269,7 @@ pub(crate) struct Get {
 
 #[derive(Args, Debug)]
 #[command(after_help = "\
-By default: bytes and name, a / behind that of a directory. Long: permission bits, bytes, time of change (UTC), CRC32C
+By default: bytes and name, a / behind that of a directory. Long: permission bits, bytes, time of change (UTC), CRC32C \
 where it is known, name. JSON: one object a line, with name, kind, size, mode, modified, crc32c, note.")]
 pub(crate) struct Ls {
     /// An object, or the directory to list.
@@ -288,9 +313,10 @@ pub(crate) struct Rm {
 
 #[derive(Args, Debug)]
 #[command(after_help = "\
+Examples:
   rpc-demo cp --from http://10.0.0.1:50051 --to http://10.0.0.2:50051 backup/photos photos
 
-The bytes go from one server to the other through this program as they are, and are checked by the server that stores
+The bytes go from one server to the other through this program as they are, and are checked by the server that stores \
 them against the CRC32C of the one that read them.")]
 pub(crate) struct Cp {
     /// Objects and directories of the one server.
@@ -316,17 +342,16 @@ pub(crate) struct Cp {
 
 #[derive(Args, Debug)]
 #[command(after_help = "\
-For each size: objects are written one after the other, read in that order, read in random order, and replaced in random
-order. They lie in a directory of their own on the server and are removed at the end. The server syncs each write unless
+For each size: objects are written one after the other, read in that order, read in random order, and replaced in random \
+order. They lie in a directory of their own on the server and are removed at the end. The server syncs each write unless \
 it was started with --no-sync. Latencies are those of whole objects.")]
 pub(crate) struct Bench {
     /// Bytes of an object, 4KiB to 64MiB; several with commas.
     #[arg(long, value_name = "SIZE,...", default_value = "4KiB,64KiB,1MiB,16MiB,64MiB", value_delimiter = ',', value_parser = size::object)]
     pub(crate) sizes: Vec<u64>,
 
-    /// Objects at once.
-    #[arg(short, long, env = "RPC_DEMO_JOBS", value_name = "N", default_value_t = 8, value_parser = value_parser!(u16).range(1..=256))]
-    pub(crate) jobs: u16,
+    #[command(flatten)]
+    pub(crate) parallel: Parallel,
 
     /// Bytes to move in each measurement, within 2000 objects and 1 object a job.
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size::size)]
@@ -361,7 +386,7 @@ pub(crate) struct Demo {
     #[arg(long)]
     pub(crate) keep: bool,
 
-    /// Fail, with the reason, where RDMA cannot be had.
+    /// Fail, with the reason, where RDMA cannot be had. TONIC_RDMA=off is stronger.
     #[arg(long)]
     pub(crate) require_rdma: bool,
 
@@ -370,7 +395,11 @@ pub(crate) struct Demo {
 }
 
 #[derive(Args, Debug)]
-#[command(after_help = "  rpc-demo completions bash > ~/.local/share/bash-completion/completions/rpc-demo")]
+#[command(after_help = "\
+Examples:
+  rpc-demo completions bash > ~/.local/share/bash-completion/completions/rpc-demo
+  rpc-demo completions zsh > ~/.zfunc/_rpc-demo      where fpath has ~/.zfunc
+  rpc-demo completions fish > ~/.config/fish/completions/rpc-demo.fish")]
 pub(crate) struct Completions {
     /// The shell.
     pub(crate) shell: clap_complete::Shell,

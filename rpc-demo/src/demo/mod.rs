@@ -6,6 +6,7 @@ mod generate;
 use crate::cli::Demo;
 use crate::failure::Failure;
 use crate::names::Shown;
+use crate::net::Listener;
 use crate::output;
 use crate::serve::LISTENING;
 use crate::tree::shown;
@@ -34,6 +35,8 @@ pub(crate) async fn run(args: Demo) -> Result<(), Failure> {
             "",
         ));
     }
+    // Rather now than when the tree is made.
+    drop(Listener::bind(args.addr)?);
     let place = Arc::new(Place::new(&args)?);
     let dir = place.path();
     let plan = Arc::new(Plan::new(args.size, args.seed));

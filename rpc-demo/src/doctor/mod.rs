@@ -14,20 +14,17 @@ use tonic_rdma::{Diagnosis, diagnose};
 const RDMA: u8 = 0;
 /// It would not.
 const TCP: u8 = 1;
-/// It cannot be told.
-const ERROR: u8 = 2;
+/// It cannot be told: the code of every failure.
+pub(crate) const ERROR: u8 = 2;
 
 /// Says whether RDMA would be used, and if not, why and what to do.
 pub(crate) async fn run(args: Doctor) -> Result<ExitCode, Failure> {
     let mut asked = diagnose();
     if let Some(server) = &args.peer {
-        let way = crate::cli::Path { require_rdma: false, connect_timeout: args.connect_timeout };
+        let way = crate::cli::Path { require_rdma: false, patience: args.patience };
         asked = asked.peer(net::endpoint(server, &way, "--peer")?);
     }
-    let found = asked.await.map_err(|error| {
-        let cure = "correct the variable, or unset it";
-        Failure::new("no diagnosis", net::causes(&error), cure).with_exit(ERROR)
-    })?;
+    let found = asked.await.map_err(|error| Failure::new("no diagnosis", net::causes(&error), ""))?;
     match args.json {
         true => output::json(&found)?,
         false => tables::print(&found)?,
@@ -44,7 +41,6 @@ fn unreachable_peer(found: &Diagnosis) -> Result<(), Failure> {
             format!("no server answers at {}", Shown(&peer.uri)),
             Shown(error),
             "name a server that runs with --peer; what is said about this host holds all the same",
-        )
-        .with_exit(ERROR)),
+        )),
     }
 }

@@ -2,15 +2,21 @@
 
 use crate::cli::size_shown;
 use crate::failure::Failure;
-use crate::names::Shown;
+use crate::names::Escaped;
 use crate::output;
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use std::fmt::Display;
 use tonic_rdma::diagnose::{Cure, Device, Finding, Measured, MemlockReport, ModuleState, Peer, RunsIn, Step};
 use tonic_rdma::{Diagnosis, Reason, Side};
 
 /// GIDs of a port that are shown: tables of adapters are long, and their ends look like their beginnings.
 const GIDS: usize = 16;
+
+/// Columns of a table, at the least and at the most.
+const NARROWEST: u16 = 60;
+const WIDEST: u16 = 120;
+/// Characters of a text that are shown.
+const LONGEST: usize = 4000;
 
 /// Prints what was looked at, what is in the way, and at the end whether RDMA would be used.
 pub(super) fn print(found: &Diagnosis) -> Result<(), Failure> {
@@ -32,9 +38,16 @@ pub(super) fn print(found: &Diagnosis) -> Result<(), Failure> {
     verdict(found)
 }
 
+/// Columns of a table: those of the terminal, within reason, so that its lines are not broken by it.
+fn width() -> u16 {
+    let terminal = rustix::termios::tcgetwinsize(std::io::stdout()).map(|size| size.ws_col);
+    terminal.ok().filter(|columns| *columns > 0).unwrap_or(WIDEST).clamp(NARROWEST, WIDEST)
+}
+
 fn table<const N: usize>(header: [&str; N]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_BORDERS_ONLY).set_header(header);
+    table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width());
     table
 }
 
@@ -42,9 +55,12 @@ fn section(title: &str, table: &Table) -> Result<(), Failure> {
     output::line(format_args!("\n{title}\n{table}"))
 }
 
-/// What may come from a file, a peer or the environment, without what would move the cursor.
+/// What may come from a file, a peer or the environment, without what would move the cursor. A command or a reason is
+/// shown whole; what is longer than any of them only a peer has made.
 fn shown(text: impl AsRef<str>) -> String {
-    Shown(text.as_ref()).to_string()
+    let text = text.as_ref();
+    let end = text.char_indices().nth(LONGEST).map_or(text.len(), |(at, _)| at);
+    Escaped(&text[..end]).to_string()
 }
 
 fn or_dash(value: Option<impl Display>) -> String {
@@ -291,5 +307,28 @@ fn verdict(found: &Diagnosis) -> Result<(), Failure> {
         (_, None) if found.rdma => output::line(format_args!("\nRDMA would be used.")),
         (_, Some(reason)) => output::line(format_args!("\nRDMA would not be used: {}", self::reason(reason))),
         (_, None) => output::line(format_args!("\nRDMA would not be used.")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_text_is_broken_and_not_cut() {
+        let words: Vec<String> = (0..200).map(|n| format!("word{n}")).collect();
+        let mut table = table(["Device", ""]);
+        table.add_row(["usable", &shown(words.join(" "))]);
+        let text = table.to_string();
+        assert!(text.lines().all(|line| line.chars().count() <= usize::from(WIDEST)), "{text}");
+        assert!(words.iter().all(|word| text.contains(word.as_str())), "{text}");
+    }
+
+    #[test]
+    fn a_command_is_whole_and_moves_no_cursor() {
+        let command = format!("mkdir -p /etc/systemd/system/{}.service.d", "x".repeat(500));
+        assert_eq!(shown(&command), command);
+        assert_eq!(shown("a\u{1b}[2J\nb"), "a\\u{1b}[2J\\nb");
+        assert_eq!(shown("y".repeat(1 << 20)).len(), LONGEST);
     }
 }

@@ -34,3 +34,20 @@ impl Slots {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt;
+
+    #[tokio::test]
+    async fn one_more_waits_until_a_place_is_free() {
+        let slots = Slots::new(2, "--max-writes");
+        let first = slots.take(&"a").await.unwrap();
+        let _second = slots.take(&"b").await.unwrap();
+        let mut third = std::pin::pin!(slots.take(&"c"));
+        assert!(third.as_mut().now_or_never().is_none());
+        drop(first);
+        drop(third.await.unwrap());
+    }
+}

@@ -44,7 +44,7 @@ impl Job {
     pub(crate) fn new(verb: Verb, transfer: &cli::Transfer, total: Option<u64>) -> Job {
         Job {
             verb,
-            jobs: transfer.jobs,
+            jobs: transfer.parallel.jobs,
             chunk: transfer.chunks.chunk_size,
             range_size: transfer.range_size,
             resume: transfer.resume,

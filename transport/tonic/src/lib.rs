@@ -56,7 +56,8 @@
 //! | `TONIC_RDMA_DEVICE` | a device's name, as `rdma link` shows it | no other device is used |
 //!
 //! Both are read whenever an endpoint connects and when a server starts. A bad value is an error
-//! that names variable, value and what is allowed; an empty one counts as not set.
+//! that names variable, value and what is allowed; an empty one counts as not set. [`check_environment`]
+//! looks beforehand.
 //!
 //! # Map
 //!
@@ -72,7 +73,7 @@
 //! | `reason`, `cause`, `path` | which path, and why |
 //! | `error`, `stats`, `connect_info` | what users get to see |
 //! | [`codec`] | protobuf without copying |
-//! | [`metrics`] | counters, gauges and histograms for a recorder |
+//! | [`metrics`], `spans` | counters, gauges and histograms for a recorder; spans of connections and calls |
 //! | [`mod@diagnose`] | what is in the way of RDMA, and how to mend it |
 //! | `grpc_timeout`, `executor` | what both sides build on |
 //!
@@ -118,7 +119,7 @@ pub use diagnose::{Diagnosis, diagnose};
 pub use endpoint::Endpoint;
 pub use error::{EnvironmentError, Error, RdmaRequired};
 pub use path::{Path, PathInfo};
-pub use policy::{EnvError, FabricKind, Policy, UnknownPolicy};
+pub use policy::{EnvError, FabricKind, Policy, UnknownPolicy, check_environment};
 pub use reason::{Reason, ReasonCode, Side};
 pub use server::{Router, Server};
 pub use stats::{Copied, ServerStats, TransportStats};

@@ -129,6 +129,23 @@ impl EnvError {
     }
 }
 
+/// Whether `TONIC_RDMA` and `TONIC_RDMA_DEVICE` hold what they may, for a program that wants to say so before it does
+/// anything else. Channels and servers find out by themselves, when they begin.
+///
+/// # Errors
+///
+/// Variable, value, and what is allowed.
+///
+/// ```
+/// if let Err(error) = tonic_rdma::check_environment() {
+///     eprintln!("{error}");
+///     std::process::exit(2);
+/// }
+/// ```
+pub fn check_environment() -> Result<(), EnvError> {
+    EnvSettings::read().map(drop)
+}
+
 const POLICY: &str = "TONIC_RDMA";
 const POLICY_ALLOWED: &str =
     "`auto`, `off` or `require`, and `shm`, `verbs` in the order of preference, with commas between";

@@ -102,13 +102,7 @@ pub struct Copied {
 impl Copied {
     /// All of it.
     pub fn total(&self) -> u64 {
-        self.eager
-            + self.staging
-            + self.joined
-            + self.pressure
-            + self.delivery
-            + self.plain_codec
-            + self.learning
+        self.by_reason().map(|(_, bytes)| bytes).sum()
     }
 }
 
@@ -119,17 +113,8 @@ impl std::fmt::Display for Copied {
             return f.write_str("nothing");
         }
         write!(f, "{} bytes", self.total())?;
-        let reasons = [
-            ("eager", self.eager),
-            ("staging", self.staging),
-            ("joined", self.joined),
-            ("pressure", self.pressure),
-            ("delivery", self.delivery),
-            ("plain codec", self.plain_codec),
-            ("learning", self.learning),
-        ];
         let mut before = " (";
-        for (reason, bytes) in reasons.into_iter().filter(|(_, bytes)| *bytes > 0) {
+        for (reason, bytes) in self.by_reason().filter(|(_, bytes)| *bytes > 0) {
             write!(f, "{before}{reason} {bytes}")?;
             before = ", ";
         }
@@ -198,6 +183,14 @@ macro_rules! counters {
                 $(if more.$reason > 0 {
                     self.$reason.add(more.$reason);
                 })*
+            }
+        }
+
+        impl Copied {
+            /// Each reason, by the name that it has as a field here and as a label in the
+            /// [metrics](crate::metrics), with its bytes.
+            pub fn by_reason(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+                [$((stringify!($reason), self.$reason),)*].into_iter()
             }
         }
 
@@ -366,6 +359,19 @@ mod tests {
         let copied = Copied { eager: 200, staging: 1000, ..Copied::default() };
         assert_eq!(copied.to_string(), "1200 bytes (eager 200, staging 1000)");
         assert_eq!((copied - copied).to_string(), "nothing");
+        let all = Copied {
+            eager: 1,
+            staging: 2,
+            joined: 4,
+            pressure: 8,
+            delivery: 16,
+            plain_codec: 32,
+            learning: 64,
+        };
+        assert_eq!(all.total(), 127);
+        let told =
+            "127 bytes (eager 1, staging 2, joined 4, pressure 8, delivery 16, plain_codec 32, learning 64)";
+        assert_eq!(all.to_string(), told);
     }
 
     #[test]

@@ -52,6 +52,9 @@ fn with(variables: &[(&str, &str)]) -> String {
 fn child() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
+        if let Err(error) = tonic_rdma::check_environment() {
+            println!("beforehand: {error}");
+        }
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         // A server that refuses to start must not take the client's TCP connection with it.
@@ -81,7 +84,7 @@ fn child() {
 fn off_is_off() {
     let told = with(&[("TONIC_RDMA", "off")]);
     assert!(told.contains("client: tcp (policy: TONIC_RDMA=off)"), "{told}");
-    assert!(!told.contains("server:"), "{told}");
+    assert!(!told.contains("server:") && !told.contains("beforehand:"), "{told}");
 }
 
 fn a_fabric_can_be_named() {
@@ -99,6 +102,7 @@ fn bad_values_are_errors_at_both_ends() {
                      commas between";
         assert!(told.contains(&format!("{end}: {error}")), "{told}");
     }
+    assert!(told.contains("beforehand: environment variable TONIC_RDMA=\"yes\": "), "{told}");
     let told = with(&[("TONIC_RDMA_DEVICE", "../x")]);
     for end in ["client", "server"] {
         let error = "bad environment: environment variable TONIC_RDMA_DEVICE=\"../x\": not a device name";

@@ -52,17 +52,20 @@ pub(super) fn install_rdma_core(families: &[String]) -> Vec<Cure> {
 
 /// Starts a subnet manager.
 pub(super) fn opensm(families: &[String]) -> Vec<Cure> {
-    let install = match families.iter().any(|family| family == "debian" || family == "ubuntu") {
-        true => "apt-get install -y opensm",
-        false => "dnf install -y opensm",
+    let what = "run a subnet manager: on one host of the InfiniBand network, unless a switch does it";
+    let is = |names: &[&str]| families.iter().any(|family| names.contains(&family.as_str()));
+    let start = "systemctl enable --now opensm";
+    let run = match is(&["debian", "ubuntu"]) {
+        true => root(what, format!("apt-get install -y opensm && {start}")),
+        false if is(&["fedora", "rhel", "centos", "amzn"]) => {
+            root(what, format!("dnf install -y opensm && {start}"))
+        }
+        false if is(&["suse", "opensuse"]) => {
+            root(what, format!("zypper --non-interactive install opensm && {start}"))
+        }
+        false => root(format!("{what} (install opensm first)"), start),
     };
-    vec![
-        root(
-            "run a subnet manager: on one host of the InfiniBand network, unless a switch does it",
-            format!("{install} && systemctl enable --now opensm"),
-        ),
-        advice("or switch on the subnet manager of a managed switch"),
-    ]
+    vec![run, advice("or switch on the subnet manager of a managed switch")]
 }
 
 /// Raises the limit, so that the whole pool fits. `parent` is the process that started this one.
@@ -150,5 +153,14 @@ mod tests {
         assert_eq!(of(&["rocky", "rhel", "centos", "fedora"]), ["dnf install -y libibverbs librdmacm"]);
         assert_eq!(of(&["plan9"]).len(), PACKAGES.len());
         assert_eq!(of(&[]).len(), PACKAGES.len());
+    }
+
+    #[test]
+    fn a_subnet_manager_comes_from_the_distribution_or_is_there() {
+        let of = |name: &str| opensm(&[name.to_owned()]).remove(0).command.unwrap();
+        assert!(of("ubuntu").starts_with("apt-get install -y opensm && "));
+        assert!(of("rhel").starts_with("dnf install -y opensm && "));
+        assert!(of("suse").starts_with("zypper --non-interactive install opensm && "));
+        assert_eq!(of("arch"), "systemctl enable --now opensm");
     }
 }
