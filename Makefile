@@ -48,7 +48,7 @@ test-costs: ## fail when calls cost over 5 % more than recorded
 test-rdma: ## run the tests over real verbs, in a guest kernel with Soft-RoCE and Soft-iWARP
 	tests/guest/suite
 
-test-large: packages ## move 10,000 small files and two of 4 GiB over TCP and shared memory, and smaller ones over RDMA in the guest (20 GB of disk)
+test-large: packages ## move 10,000 small files and two of 4 GiB over TCP, over shared memory, and over RDMA in the guest (20 GB of disk)
 	$(CARGO) test --release -p rpc-demo --test large -- --nocapture
 	RPC_DEMO_TEST_SHM=1 $(CARGO) test --release -p rpc-demo --test large -- --nocapture
 	TONIC_RDMA_TEST_LARGE=1 tests/guest/suite '^large'

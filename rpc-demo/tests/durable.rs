@@ -1,0 +1,102 @@
+//! What is acknowledged has been synced: where a sync fails, which strace makes happen, so does the command. Run by
+//! `tests/guest/suite`, on this machine; it needs strace.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::*;
+use std::fs;
+use std::process::{Command, Output};
+use tempfile::TempDir;
+
+/// A server to which each sync of `path`, which lies below its root, fails.
+struct Broken {
+    server: Server,
+    dir: TempDir,
+}
+
+impl Broken {
+    fn start(path: &str, more: &[&str]) -> Broken {
+        let dir = scratch();
+        let root = dir.path().join("root");
+        fs::create_dir(&root).unwrap();
+        // The tracer is not the parent: who kills its child kills the server.
+        let mut command = quiet(Command::new("strace"));
+        command.args([
+            "-D",
+            "-f",
+            "-qq",
+            "-e",
+            "trace=fsync,fdatasync",
+            "-e",
+            "inject=fsync,fdatasync:error=EIO",
+        ]);
+        command.arg("-P").arg(if path.is_empty() { root.clone() } else { root.join(path) });
+        command.arg("-o").arg(dir.path().join("log")).arg(env!("CARGO_BIN_EXE_rpc-demo"));
+        let mut command = serve(command, &root);
+        command.args(more);
+        Broken { server: Server::spawn(command, &root), dir }
+    }
+
+    fn put(&self, length: Option<usize>, name: &str) -> Output {
+        let source = self.dir.path().join("source");
+        match length {
+            Some(length) => fs::write(&source, content(length, 1)).unwrap(),
+            None => fs::create_dir(&source).unwrap(),
+        }
+        let args =
+            ["put".as_ref(), source.as_os_str(), name.as_ref(), "--range-size".as_ref(), "64KiB".as_ref()];
+        self.server.client(args)
+    }
+}
+
+/// What a server may fail to sync, and what is put then: bytes (none: a directory), and under which name. Numbers are
+/// given to temporary files in turn, the first to one by which the server tries out the file system.
+const PUTS: [(&str, Option<usize>, &str); 7] = [
+    // The content, before it has its name; of a large one, which comes in ranges, too.
+    (".rpc-demo-tmp/1.part", Some(1000), "name"),
+    (".rpc-demo-tmp/c4bcadba8e631b86-200000-1.upload", Some(200_000), "name"),
+    // The entry with its name.
+    ("", Some(1000), "name"),
+    ("", Some(200_000), "name"),
+    ("a/b", Some(1000), "a/b/name"),
+    // That of a directory that was made for it.
+    ("a", Some(1000), "a/b/name"),
+    // Mode and time of a directory.
+    ("name", None, "name"),
+];
+
+#[test]
+fn a_put_is_acknowledged_when_all_is_on_the_disk() {
+    for (path, length, name) in PUTS {
+        let broken = Broken::start(path, &[]);
+        let line = failed(broken.put(length, name), 1);
+        says(&line, &["Input/output error"]);
+        if path.starts_with('.') {
+            assert_eq!(names(&broken.server.root), [".rpc-demo-tmp"], "it is shown, and may be lost");
+        }
+    }
+}
+
+#[test]
+fn so_is_what_is_removed() {
+    for (path, name) in [("", "name"), ("", "a"), ("a", "a/name")] {
+        let broken = Broken::start(path, &[]);
+        fs::write(broken.server.root.join("name"), "").unwrap();
+        fs::create_dir(broken.server.root.join("a")).unwrap();
+        fs::write(broken.server.root.join("a/name"), "").unwrap();
+        let line = failed(broken.server.client(["rm", "-r", name]), 1);
+        says(&line, &["Input/output error"]);
+    }
+}
+
+#[test]
+fn without_syncing_nothing_of_this_is_asked_of_the_disk() {
+    for (path, length, name) in PUTS {
+        let broken = Broken::start(path, &["--no-sync"]);
+        ok(broken.put(length, name));
+        ok(broken.server.client(["rm", "-r", name]));
+        assert_eq!(fs::read_to_string(broken.dir.path().join("log")).unwrap(), "");
+    }
+}
