@@ -126,30 +126,46 @@ impl Begun {
         }
     }
 
-    /// Writes all of it; returns what arrived and what was promised. Ends at once when it is more than `size`.
+    /// Writes all of it; returns what arrived and what was promised. Ends at once when it is more than `size`. However it
+    /// ends, `room` is free again by then: whoever is told of a failure may try anew.
     async fn write(
-        mut self,
+        self,
         name: &Name,
         room: impl Room,
         size: Option<u64>,
     ) -> Result<(Digest, Digest), Status> {
-        let write_failed = |error: io::Error| status("write", name, &error);
         let mut writer = Writer::start(room);
+        let taken = self.take(name, &mut writer, size).await;
+        let written = writer.finish().await;
+        let Some(promised) = taken? else {
+            // The disk failed; this says how.
+            written.map_err(|error| status("write", name, &error))?;
+            return Err(Status::internal(format!("cannot write '{name}': the writer stopped")));
+        };
+        Ok((written.map_err(|error| status("write", name, &error))?, promised))
+    }
+
+    /// Hands all of it to the writer; returns what was promised, or None when the writer has stopped.
+    async fn take(
+        mut self,
+        name: &Name,
+        writer: &mut Writer,
+        size: Option<u64>,
+    ) -> Result<Option<Digest>, Status> {
         let mut arrived = 0;
-        let promised = loop {
+        loop {
             if !self.data.is_empty() {
                 arrived += self.data.len() as u64;
                 if size.is_some_and(|size| arrived > size) {
                     announced(name, size, arrived)?;
                 }
                 if writer.push(std::mem::take(&mut self.data)).await.is_err() {
-                    // The disk failed; this says how.
-                    writer.finish().await.map_err(write_failed)?;
-                    return Err(Status::internal(format!("cannot write '{name}': the writer stopped")));
+                    return Ok(None);
                 }
             }
             if let Some(promised) = self.digest {
-                break promised;
+                self.ends(name).await?;
+                return Ok(Some(promised));
             }
             match self.stream.message().await? {
                 Some(PutRequest { head: None, data, digest }) => {
@@ -162,9 +178,7 @@ impl Begun {
                     return Err(Status::aborted(message));
                 }
             }
-        };
-        self.ends(name).await?;
-        Ok((writer.finish().await.map_err(write_failed)?, promised))
+        }
     }
 }
 
