@@ -6,7 +6,7 @@ export CARGO
 # Seeds that test-sim runs.
 SEEDS ?= 3000
 
-.PHONY: help build demo bench costs costs-record test test-native test-sim test-costs test-large test-rdma sanitize kernel fmt clippy docs clean packages
+.PHONY: help build demo bench bench-rdma scale costs costs-record test test-native test-sim test-costs test-large test-rdma sanitize kernel fmt clippy docs clean packages
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -20,9 +20,17 @@ build: packages ## compile the workspace, optimised
 demo: packages ## send about 1 GiB of files to a server process and back, compare, and report the path taken
 	$(CARGO) run --release -p rpc-demo -- demo
 
-bench: ## compare tonic and tonic-rdma over TCP, a unix socket and shared memory on this machine
+bench: ## compare tonic and tonic-rdma over TCP, a unix socket and shared memory on this machine, in a table, JSON and plots
 	@scripts/install-packages bench
-	$(CARGO) run --release -p benches --bin compare -- --system-calls
+	$(CARGO) run --release -p benches --bin compare -- --rows full --counts --json target/bench.json --plots target/bench
+
+bench-rdma: ## compare over real verbs with tonic over TCP and bare verbs, in the guest, on both devices
+	@scripts/install-packages bench
+	benches/in-guest
+
+scale: ## show what connections and streams cost: memory, descriptors, and the cost of a call beside them
+	@scripts/install-packages bench
+	$(CARGO) run --release -p benches --bin scale
 
 costs: ## show what calls cost in instructions, allocations, messages and doorbells, beside the record
 	@scripts/install-packages bench

@@ -2,8 +2,10 @@
 
 use crate::{
     contender::{Contender, Way},
+    measure::Calls,
     pb::{self, Blob},
-    service::{LIMIT, WINDOWS},
+    service::{self, LIMIT, WINDOWS},
+    work::Row,
 };
 use anyhow::{Context as _, ensure};
 use bytes::{BufMut, Bytes};
@@ -16,7 +18,7 @@ use std::{
 };
 use tokio::net::UnixStream;
 use tonic::body::Body;
-use tonic::{Response, Status, Streaming, service::Routes};
+use tonic::service::Routes;
 use tower::{Service, service_fn};
 
 /// A stub with either codec.
@@ -37,12 +39,12 @@ pub struct Client {
 const PINNED: usize = 8 << 20;
 
 impl Client {
-    /// Connects to what a server process said.
+    /// Connects to what a server process said, with room for so many connections in all.
     ///
     /// # Errors
     /// There is no connection, or a tonic-rdma contender is on another path than its own.
-    pub async fn connect(contender: Contender, said: &str) -> anyhow::Result<Self> {
-        Ok(Self::over(Channel::connect(contender, said).await?, contender.zero_copy()))
+    pub async fn connect(contender: Contender, said: &str, room: Option<usize>) -> anyhow::Result<Self> {
+        Ok(Self::over(Channel::connect(contender, said, room).await?, contender.zero_copy()))
     }
 
     /// A stub over a channel.
@@ -62,31 +64,11 @@ impl Client {
         };
         Self { channel, stub }
     }
+}
 
-    /// One unary call.
-    ///
-    /// # Errors
-    /// It fails.
-    pub async fn exchange(&mut self, request: Blob) -> Result<Response<Blob>, Status> {
-        match &mut self.stub {
-            Stub::Plain(stub) => stub.exchange(request).await,
-            Stub::ZeroCopy(stub) => stub.exchange(request).await,
-        }
-    }
-
-    /// One streaming call.
-    ///
-    /// # Errors
-    /// It fails.
-    pub async fn stream(&mut self, request: Blob) -> Result<Response<Streaming<Blob>>, Status> {
-        match &mut self.stub {
-            Stub::Plain(stub) => stub.stream(request).await,
-            Stub::ZeroCopy(stub) => stub.stream(request).await,
-        }
-    }
-
-    /// `length` bytes to send: from the channel's pool where it has one and the codec knows what to do with it.
-    pub fn payload(&self, length: usize) -> Bytes {
+impl Calls for Client {
+    /// From the channel's pool where it has one and the codec knows what to do with it.
+    fn payload(&self, length: usize) -> Bytes {
         if let (Channel::Ours(channel), Stub::ZeroCopy(_), 1..=PINNED) = (&self.channel, &self.stub, length)
             && let Ok(mut buf) = channel.pool().try_alloc(length)
         {
@@ -96,8 +78,43 @@ impl Client {
         Bytes::from(vec![0xa5; length])
     }
 
-    /// The path in words, to see that it did not change.
-    pub fn path(&self) -> String {
+    async fn unary(&mut self, payload: Bytes, reply: usize) -> anyhow::Result<usize> {
+        let request = Blob { payload, reply: reply as u64, count: 0 };
+        let reply = match &mut self.stub {
+            Stub::Plain(stub) => stub.exchange(request).await,
+            Stub::ZeroCopy(stub) => stub.exchange(request).await,
+        };
+        Ok(reply?.into_inner().payload.len())
+    }
+
+    async fn stream(&mut self, size: usize, count: usize) -> anyhow::Result<()> {
+        let request = Blob { payload: Bytes::new(), reply: size as u64, count: count as u64 };
+        let replies = match &mut self.stub {
+            Stub::Plain(stub) => stub.stream(request).await,
+            Stub::ZeroCopy(stub) => stub.stream(request).await,
+        };
+        let mut replies = replies?.into_inner();
+        for _ in 0..count {
+            let got = replies.message().await?.map_or(0, |blob| blob.payload.len());
+            ensure!(got == size, "a message of {got} bytes instead of {size}");
+        }
+        Ok(())
+    }
+
+    async fn open(&mut self) -> anyhow::Result<Box<dyn Send>> {
+        let request = Blob { payload: Bytes::new(), reply: 0, count: 0 };
+        let replies = match &mut self.stub {
+            Stub::Plain(stub) => stub.stream(request).await,
+            Stub::ZeroCopy(stub) => stub.stream(request).await,
+        };
+        Ok(Box::new(replies?.into_inner()))
+    }
+
+    fn runs(&self, _: &Row) -> bool {
+        true
+    }
+
+    fn path(&self) -> String {
         self.channel.path()
     }
 }
@@ -159,7 +176,7 @@ pub(crate) fn tonic_endpoint(uri: impl Into<String>) -> anyhow::Result<tonic::tr
 }
 
 impl Channel {
-    async fn connect(contender: Contender, said: &str) -> anyhow::Result<Self> {
+    async fn connect(contender: Contender, said: &str, room: Option<usize>) -> anyhow::Result<Self> {
         let (stream, connection) = WINDOWS;
         Ok(match contender.way() {
             Way::Tonic { unix: false } => {
@@ -176,6 +193,7 @@ impl Channel {
             Way::Ours(fabric) => {
                 let channel = tonic_rdma::Endpoint::from_shared(format!("http://{said}"))?
                     .fabrics(fabric)
+                    .context(service::context(room, fabric))
                     .initial_stream_window_size(stream)
                     .initial_connection_window_size(connection)
                     .tcp_nodelay(true)
@@ -188,7 +206,9 @@ impl Channel {
                 ensure!(path.path.as_str() == wanted, "{contender} is to be on {wanted}, and is on {path}");
                 Self::Ours(channel)
             }
-            Way::Raw(_) => anyhow::bail!("a bare link carries no calls"),
+            Way::Raw(_) | Way::Memcpy { .. } => {
+                anyhow::bail!("{contender} carries no calls of this program's")
+            }
         })
     }
 

@@ -27,6 +27,10 @@ pub enum Contender {
     RawShm,
     /// Bare SENDs and WRITEs over RDMA
     RawVerbs,
+    /// A copy within this process, of memory in the cache
+    MemcpyHot,
+    /// A copy within this process, of memory that is not in the cache
+    MemcpyCold,
 }
 
 /// How a contender's two processes find each other.
@@ -41,6 +45,11 @@ pub enum Way {
     Ours(Option<FabricKind>),
     /// A bare link of this fabric.
     Raw(FabricKind),
+    /// No second process.
+    Memcpy {
+        /// Memory that is not in the cache.
+        cold: bool,
+    },
 }
 
 impl Contender {
@@ -54,6 +63,8 @@ impl Contender {
             Self::Verbs | Self::VerbsPlain => Way::Ours(Some(FabricKind::Verbs)),
             Self::RawShm => Way::Raw(FabricKind::Shm),
             Self::RawVerbs => Way::Raw(FabricKind::Verbs),
+            Self::MemcpyHot => Way::Memcpy { cold: false },
+            Self::MemcpyCold => Way::Memcpy { cold: true },
         }
     }
 

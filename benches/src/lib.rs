@@ -5,25 +5,41 @@
 //! | module | what |
 //! |---|---|
 //! | [`contender`] | who is compared |
-//! | [`service`] | what is called, and the server process of a contender |
-//! | [`client`] | a connection to such a server |
+//! | [`role`] | what the processes of a contender are told, and do |
+//! | [`pair`] | those processes, as `compare` sees them |
+//! | [`service`] | what is called, and the server process |
+//! | [`session`] | the client process |
+//! | [`client`] | a connection to a server |
 //! | [`raw`] | both, of a bare link: the limit |
+//! | [`memcpy`] | the other limit |
 //! | [`work`] | the rows: which calls, of which size, how many at a time |
-//! | [`measure`] | one round of a row over one connection |
+//! | [`measure`] | one round of a row |
 //! | [`cost`] | what a round costs: CPU time, context switches, system calls |
+//! | [`instructions`] | the same in instructions, where the machine counts them |
+//! | [`footprint`] | memory, descriptors and threads of a process |
+//! | [`copies`] | the same in bytes that are copied |
 //! | [`costs`] | what does not vary: instructions, allocations, doorbells, held against a record |
 //! | [`cpu`] | which processor a process runs on |
 //! | [`report`] | medians, ratios, table, JSON, assertions |
+//! | [`plot`] | SVG |
 
 pub mod client;
 pub mod contender;
+pub mod copies;
 pub mod cost;
 pub mod costs;
 pub mod cpu;
+pub mod footprint;
+pub mod instructions;
 pub mod measure;
+pub mod memcpy;
+pub mod pair;
+pub mod plot;
 pub mod raw;
 pub mod report;
+pub mod role;
 pub mod service;
+pub mod session;
 pub mod work;
 
 /// The messages and stubs generated from `proto/bench.proto`.

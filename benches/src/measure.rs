@@ -1,16 +1,16 @@
-//! One round of a row over one connection.
+//! One round of a row, over whatever carries calls.
 
-use crate::{
-    client::Client,
-    pb::Blob,
-    work::{Direction, Kind, Row, SMALL},
-};
+use crate::work::{Direction, Kind, Row, SMALL};
+use anyhow::{bail, ensure};
 use bytes::Bytes;
-use std::time::{Duration, Instant};
-use tonic::Status;
+use serde::{Deserialize, Serialize};
+use std::{
+    future::Future,
+    time::{Duration, Instant},
+};
 
 /// What a round gave.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Round {
     /// The row's figure, in its unit.
     pub figure: f64,
@@ -18,29 +18,42 @@ pub struct Round {
     pub percentiles: Option<[f64; 3]>,
     /// Calls, or messages.
     pub calls: usize,
-    /// Payload bytes, both ways together.
+    /// Payload bytes, both ways together, of the calls that are counted.
     pub bytes: usize,
 }
 
-async fn call(client: &mut Client, payload: Bytes, reply: usize) -> Result<(), Status> {
-    let request = Blob { payload, reply: reply as u64, count: 0 };
-    let got = client.exchange(request).await?.into_inner().payload.len();
-    if got == reply { Ok(()) } else { Err(wrong(got, reply)) }
+/// A connection that carries calls.
+pub trait Calls: Clone + Send + 'static {
+    /// Memory to send: from where this transport likes it best.
+    fn payload(&self, length: usize) -> Bytes;
+    /// One unary call; gives the bytes of the reply, of which `reply` were asked for.
+    fn unary(&mut self, payload: Bytes, reply: usize) -> impl Future<Output = anyhow::Result<usize>> + Send;
+    /// One streaming call, which ends in an error unless `count` messages of `size` bytes came.
+    fn stream(&mut self, size: usize, count: usize) -> impl Future<Output = anyhow::Result<()>> + Send;
+    /// A streaming call that stays open, with nothing sent on it, until what it gives is dropped.
+    fn open(&mut self) -> impl Future<Output = anyhow::Result<Box<dyn Send>>> + Send;
+    /// Whether it can do what this row does.
+    fn runs(&self, row: &Row) -> bool;
+    /// The path in words, to see that it did not change.
+    fn path(&self) -> String;
 }
 
-fn wrong(got: usize, wanted: usize) -> Status {
-    Status::data_loss(format!("a reply of {got} bytes instead of {wanted}"))
+async fn call<C: Calls>(client: &mut C, payload: Bytes, reply: usize) -> anyhow::Result<()> {
+    let got = client.unary(payload, reply).await?;
+    ensure!(got == reply, "a reply of {got} bytes instead of {reply}");
+    Ok(())
 }
 
-/// Runs one round.
+/// Runs one round, over as many connections as there are.
 ///
 /// # Errors
 /// A call fails, or a reply has the wrong length.
-pub async fn round(client: &Client, row: &Row) -> Result<Round, Status> {
+pub async fn round<C: Calls>(clients: &[C], row: &Row) -> anyhow::Result<Round> {
+    let Some(client) = clients.first() else { bail!("there is no connection") };
     match row.kind {
-        Kind::Latency => Ok(latencies(one_by_one(client, row.calls).await?)),
-        Kind::Rate { in_flight } => {
-            let time = together(client, client.payload(SMALL), SMALL, row.calls, in_flight).await?;
+        Kind::Latency | Kind::Held { .. } => Ok(latencies(one_by_one(client, row.calls).await?)),
+        Kind::Rate { in_flight, .. } => {
+            let time = together(clients, client.payload(SMALL), SMALL, row.calls, in_flight).await?;
             let figure = row.calls as f64 / time.as_secs_f64() / 1e3;
             Ok(Round { figure, percentiles: None, calls: row.calls, bytes: row.calls * SMALL * 2 })
         }
@@ -49,10 +62,14 @@ pub async fn round(client: &Client, row: &Row) -> Result<Round, Status> {
                 Direction::Up => (size, 0),
                 Direction::Down => (0, size),
             };
-            let time = together(client, client.payload(request), reply, row.calls, in_flight).await?;
+            let time = together(clients, client.payload(request), reply, row.calls, in_flight).await?;
             Ok(throughput(row.calls, size, time))
         }
-        Kind::Stream { size } => Ok(throughput(row.calls, size, stream(client, size, row.calls).await?)),
+        Kind::Stream { size } => {
+            let begin = Instant::now();
+            client.clone().stream(size, row.calls).await?;
+            Ok(throughput(row.calls, size, begin.elapsed()))
+        }
         Kind::Beside { size } => beside(client, size, row.calls).await,
     }
 }
@@ -63,7 +80,7 @@ pub(crate) fn throughput(calls: usize, size: usize, time: Duration) -> Round {
 }
 
 /// The time of each of `calls` small calls, one after the other, in order of length.
-async fn one_by_one(client: &Client, calls: usize) -> Result<Vec<Duration>, Status> {
+async fn one_by_one<C: Calls>(client: &C, calls: usize) -> anyhow::Result<Vec<Duration>> {
     let mut client = client.clone();
     let payload = client.payload(SMALL);
     let mut times = Vec::with_capacity(calls);
@@ -90,17 +107,17 @@ pub(crate) fn latencies(times: Vec<Duration>) -> Round {
     }
 }
 
-/// The time of `calls` calls, `in_flight` at a time.
-pub(crate) async fn together(
-    client: &Client,
+/// The time of `calls` calls, `in_flight` at a time, spread evenly over the connections.
+pub(crate) async fn together<C: Calls>(
+    clients: &[C],
     payload: Bytes,
     reply: usize,
     calls: usize,
     in_flight: usize,
-) -> Result<Duration, Status> {
+) -> anyhow::Result<Duration> {
     let mut workers = tokio::task::JoinSet::new();
     let begin = Instant::now();
-    for worker in 0..in_flight {
+    for (worker, client) in (0..in_flight).zip(clients.iter().cycle()) {
         // The remainder goes to the first workers.
         let share = calls / in_flight + usize::from(worker < calls % in_flight);
         let (payload, mut client) = (payload.clone(), client.clone());
@@ -108,42 +125,28 @@ pub(crate) async fn together(
             for _ in 0..share {
                 call(&mut client, payload.clone(), reply).await?;
             }
-            Ok::<(), Status>(())
+            anyhow::Ok(())
         });
     }
     while let Some(done) = workers.join_next().await {
-        done.map_err(|e| Status::internal(e.to_string()))??;
-    }
-    Ok(begin.elapsed())
-}
-
-/// The time of one call that streams `count` messages.
-async fn stream(client: &Client, size: usize, count: usize) -> Result<Duration, Status> {
-    let begin = Instant::now();
-    let request = Blob { payload: Bytes::new(), reply: size as u64, count: count as u64 };
-    let mut replies = client.clone().stream(request).await?.into_inner();
-    for _ in 0..count {
-        let got = replies.message().await?.map_or(0, |blob| blob.payload.len());
-        if got != size {
-            return Err(wrong(got, size));
-        }
+        done??;
     }
     Ok(begin.elapsed())
 }
 
 /// Latency while a large request is always under way.
-async fn beside(client: &Client, size: usize, calls: usize) -> Result<Round, Status> {
+async fn beside<C: Calls>(client: &C, size: usize, calls: usize) -> anyhow::Result<Round> {
     let (payload, mut bulk) = (client.payload(size), client.clone());
     let large = tokio::spawn(async move {
         loop {
-            if let Err(status) = call(&mut bulk, payload.clone(), 0).await {
-                return status;
+            if let Err(error) = call(&mut bulk, payload.clone(), 0).await {
+                return error;
             }
         }
     });
     let times = one_by_one(client, calls).await;
     if large.is_finished() {
-        return Err(large.await.unwrap_or_else(|e| Status::internal(e.to_string())));
+        return Err(large.await?.context("the large transfer"));
     }
     large.abort();
     Ok(latencies(times?))

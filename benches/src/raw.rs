@@ -7,7 +7,6 @@ use std::{
     net::SocketAddr,
     time::{Duration, Instant},
 };
-use tokio::sync::Mutex;
 use tonic_rdma::FabricKind;
 use tonic_rdma_fabric::{
     Addr, AnyLink, Completion, Fabric, Link, LinkConfig, Posted, ShmAccess, ShmAddr, Work, WriteSource,
@@ -16,12 +15,15 @@ use tonic_rdma_memory::{LandingBuf, Pool, PoolConfig};
 
 use crate::{
     measure::{Round, latencies, throughput},
+    session::Contestant,
     work::{Kind, Row, SMALL},
 };
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest WRITE that is measured, in bytes: Soft-RoCE carries 8 MiB at most.
 const LONGEST: usize = 4 << 20;
+/// WRITEs under way at a time where a row does not say.
+const WINDOW: usize = 16;
 
 #[derive(Debug)]
 struct Driver {
@@ -61,9 +63,9 @@ impl Driver {
         }
     }
 
-    fn queue(&mut self, work: Work) -> anyhow::Result<()> {
+    fn queue(&mut self, work: Work, signal: bool) -> anyhow::Result<()> {
         self.queued += 1;
-        if self.link.queue(self.queued, work, false)? == Posted::Done {
+        if self.link.queue(self.queued, work, signal)? == Posted::Done {
             self.done = self.queued;
         }
         Ok(())
@@ -74,7 +76,7 @@ impl Driver {
         let slot =
             self.link.block_mut().get_mut(..message.len()).context("the message is longer than a slot")?;
         slot.copy_from_slice(message);
-        self.queue(Work::Send { offset: 0, len: message.len() })?;
+        self.queue(Work::Send { offset: 0, len: message.len() }, false)?;
         Ok(self.link.ring()?)
     }
 }
@@ -118,7 +120,7 @@ pub async fn serve(kind: FabricKind, addr: SocketAddr, ready: impl FnOnce(String
 /// The client's end.
 #[derive(Debug)]
 pub struct Raw {
-    driver: Mutex<Driver>,
+    driver: Driver,
     pool: Pool,
     remote_addr: u64,
     rkey: u32,
@@ -146,7 +148,7 @@ impl Raw {
         let Some((addr, rkey)) = grant.split_first_chunk::<8>() else { bail!("a grant that makes no sense") };
         let path = format!("raw {} ({})", fabric.provider(), fabric.name());
         Ok(Self {
-            driver: Mutex::new(driver),
+            driver,
             pool,
             remote_addr: u64::from_le_bytes(*addr),
             rkey: u32::from_le_bytes(rkey.try_into()?),
@@ -154,69 +156,22 @@ impl Raw {
         })
     }
 
-    /// The fabric and device.
-    pub fn path(&self) -> String {
-        self.path.clone()
-    }
-
-    /// Whether a row has a counterpart here: round trips of small messages, and WRITEs in either direction, which is the
-    /// same thing.
-    pub fn runs(row: &Row) -> bool {
-        match row.kind {
-            Kind::Latency => true,
-            Kind::Bulk { size, .. } => size <= LONGEST,
-            _ => false,
-        }
-    }
-
-    /// Runs one round.
-    ///
-    /// # Errors
-    /// The link failed.
-    pub async fn round(&self, row: &Row) -> anyhow::Result<Round> {
-        let mut driver = self.driver.lock().await;
-        match row.kind {
-            Kind::Latency => {
-                let mut times = Vec::with_capacity(row.calls);
-                for _ in 0..row.calls {
-                    let begin = Instant::now();
-                    driver.send(&[7; SMALL])?;
-                    driver.receive().await?;
-                    times.push(begin.elapsed());
-                }
-                times.sort_unstable();
-                Ok(latencies(times))
-            }
-            Kind::Bulk { size, in_flight, .. } => {
-                let mut buf = self.pool.try_alloc(size)?;
-                buf.put_bytes(0xa5, size);
-                let bytes = buf.freeze();
-                let begin = Instant::now();
-                self.writes(&mut driver, &bytes, row.calls, in_flight).await?;
-                // The peer has it all when it answers.
-                driver.send(b"end")?;
-                driver.receive().await?;
-                Ok(throughput(row.calls, size, begin.elapsed()))
-            }
-            _ => bail!("there is no such row for a raw link"),
-        }
-    }
-
-    async fn writes(
-        &self,
-        driver: &mut Driver,
-        bytes: &Bytes,
-        count: usize,
-        window: usize,
-    ) -> anyhow::Result<()> {
-        let last = driver.queued + count as u64;
+    /// Up to `window` WRITEs under way at a time.
+    async fn writes(&mut self, bytes: &Bytes, count: usize, window: usize) -> anyhow::Result<()> {
+        let driver = &mut self.driver;
+        // SENDs before these may not have been reported: they count for nothing.
+        let first = driver.queued;
+        let (last, window) = (first + count as u64, window as u64);
         while driver.done < last {
-            while driver.queued < last
-                && (driver.queued - driver.done) < window as u64
-                && driver.link.send_room() > 0
-            {
+            loop {
+                let under_way = driver.queued - driver.done.max(first);
+                if driver.queued == last || under_way >= window || driver.link.send_room() == 0 {
+                    break;
+                }
                 let src = WriteSource::Bytes(self.pool.resolve(bytes).context("not pool memory")?);
-                driver.queue(Work::Write { src, remote_addr: self.remote_addr, rkey: self.rkey })?;
+                let work = Work::Write { src, remote_addr: self.remote_addr, rkey: self.rkey };
+                // Nothing more is posted before this one is done: it has to say so.
+                driver.queue(work, driver.queued + 1 == last || under_way + 1 == window)?;
             }
             driver.link.ring()?;
             if driver.done < driver.queued {
@@ -224,5 +179,51 @@ impl Raw {
             }
         }
         Ok(())
+    }
+}
+
+impl Contestant for Raw {
+    /// Round trips of small messages, and WRITEs in either direction, which is the same thing.
+    fn runs(&self, row: &Row) -> bool {
+        matches!(row.kind, Kind::Latency | Kind::Bulk { .. } | Kind::Stream { .. })
+    }
+
+    /// The fabric and device.
+    fn path(&self) -> String {
+        self.path.clone()
+    }
+
+    async fn prepare(&mut self, _: &Row) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    async fn round(&mut self, row: &Row) -> anyhow::Result<Round> {
+        let (size, in_flight) = match row.kind {
+            Kind::Latency => {
+                let mut times = Vec::with_capacity(row.calls);
+                for _ in 0..row.calls {
+                    let begin = Instant::now();
+                    self.driver.send(&[7; SMALL])?;
+                    self.driver.receive().await?;
+                    times.push(begin.elapsed());
+                }
+                times.sort_unstable();
+                return Ok(latencies(times));
+            }
+            Kind::Bulk { size, in_flight, .. } => (size, in_flight),
+            Kind::Stream { size } => (size, WINDOW),
+            _ => bail!("there is no such row for a bare link"),
+        };
+        // A longer message goes as several WRITEs.
+        let (piece, pieces) = (size.min(LONGEST), size.div_ceil(LONGEST));
+        let mut buf = self.pool.try_alloc(piece)?;
+        buf.put_bytes(0xa5, piece);
+        let bytes = buf.freeze();
+        let begin = Instant::now();
+        self.writes(&bytes, row.calls * pieces, in_flight * pieces).await?;
+        // The peer has it all when it answers.
+        self.driver.send(b"end")?;
+        self.driver.receive().await?;
+        Ok(throughput(row.calls, size, begin.elapsed()))
     }
 }

@@ -1,6 +1,6 @@
 //! Medians, ratios, tables, JSON, and bounds that a run must keep.
 
-use crate::{contender::Contender, cost::Usage, measure::Round, work::Row};
+use crate::{contender::Contender, cost::Usage, measure::Round, pair::Counted, work::Row};
 use anyhow::{Context as _, ensure};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
@@ -27,6 +27,8 @@ pub struct Sample {
     pub client: Usage,
     /// What the server's process used.
     pub server: Usage,
+    /// Instructions of both, where they are counted.
+    pub instructions: Option<u64>,
 }
 
 /// All rounds of one contender in one row.
@@ -36,13 +38,25 @@ pub struct Cell {
     pub contender: Contender,
     /// Round by round.
     pub samples: Vec<Sample>,
-    /// System calls of both processes together for one call, where they could be counted.
-    pub system_calls: Option<f64>,
+    /// What was counted in rounds of its own.
+    pub counted: Counted,
+    /// The contender has no such row.
+    pub absent: bool,
     /// Why there are no more rounds: the first call that failed.
     pub failure: Option<String>,
 }
 
 impl Cell {
+    /// Before the first round.
+    pub fn new(contender: Contender) -> Self {
+        Self { contender, samples: Vec::new(), counted: Counted::default(), absent: false, failure: None }
+    }
+
+    /// Whether there are figures, and no failure.
+    pub fn finished(&self) -> bool {
+        self.failure.is_none() && !self.samples.is_empty()
+    }
+
     fn of(&self, f: impl Fn(&Sample) -> f64) -> f64 {
         median(self.samples.iter().map(f))
     }
@@ -61,13 +75,28 @@ impl Cell {
         (at(0.75) - at(0.25)) / 2.0 / self.figure()
     }
 
-    fn percentile(&self, index: usize) -> Option<f64> {
+    /// The median of the rounds' 50th, 99th or 99.9th percentile, by index, where there are any.
+    pub fn percentile(&self, index: usize) -> Option<f64> {
         self.samples.first()?.round.percentiles?;
         Some(self.of(|s| s.round.percentiles.map_or(f64::NAN, |p| p[index])))
     }
 
     fn per_call(&self, usage: impl Fn(&Sample) -> u64) -> f64 {
         self.of(|s| usage(s) as f64 / s.round.calls.max(1) as f64)
+    }
+
+    /// Seconds of processor time of both processes for a gigabyte of payload, where the row is about payload.
+    pub fn cpu_per_gb(&self) -> Option<f64> {
+        let bytes = |s: &Sample| s.round.bytes.max(1) as f64;
+        let rate = self.of(|s| (s.client.cpu_ns + s.server.cpu_ns) as f64 / bytes(s));
+        // Nanoseconds per byte. Small calls carry next to nothing, whatever they cost.
+        let small = self.samples.first()?.round.bytes < 1024 * self.samples.first()?.round.calls;
+        (!small).then_some(rate)
+    }
+
+    fn instructions(&self) -> Option<f64> {
+        self.samples.first()?.instructions?;
+        Some(self.per_call(|s| s.instructions.unwrap_or_default()))
     }
 }
 
@@ -96,10 +125,10 @@ impl RowResult {
     }
 }
 
-/// What both tables have in front.
-fn table(header: &[String]) -> Table {
+/// A table that can be pasted into a document.
+pub fn markdown(header: &[String]) -> Table {
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_HORIZONTAL_ONLY).set_header(header);
+    table.load_preset(presets::ASCII_MARKDOWN).set_header(header);
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
@@ -111,13 +140,13 @@ pub fn figures(results: &[RowResult]) -> Table {
     let mut header = vec!["row".to_owned(), "unit".to_owned()];
     let contenders = results.first().map_or(&[][..], |r| &r.cells);
     header.extend(contenders.iter().map(|cell| cell.contender.to_string()));
-    let mut table = table(&header);
+    let mut table = markdown(&header);
     for result in results {
         let mut line = vec![result.row.name(), result.row.unit().to_owned()];
         for (index, cell) in result.cells.iter().enumerate() {
             line.push(match (&cell.failure, index) {
                 (Some(_), _) => "failed".to_owned(),
-                (None, _) if cell.samples.is_empty() => "-".to_owned(),
+                (None, _) if cell.absent || cell.samples.is_empty() => "-".to_owned(),
                 (None, 0) => format!("{:.1} ±{:.0}%", cell.figure(), cell.spread() * 100.0),
                 (None, _) => {
                     let ratio = result.ratio(cell.contender, result.cells[0].contender).unwrap_or(f64::NAN);
@@ -139,23 +168,26 @@ pub fn costs(results: &[RowResult]) -> Table {
         "server CPU us/call",
         "CPU s/GB",
         "switches/call",
+        "instructions/call",
         "system calls/call",
+        "copies",
         "p99 us",
         "p99.9 us",
     ];
-    let mut table = table(&header.map(str::to_owned));
+    let mut table = markdown(&header.map(str::to_owned));
     let or_dash = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |v| format!("{v:.2}"));
     for result in results {
         for cell in result.cells.iter().filter(|cell| !cell.samples.is_empty()) {
-            let both = |s: &Sample| s.client.cpu_ns + s.server.cpu_ns;
             table.add_row([
                 result.row.name(),
                 cell.contender.to_string(),
                 format!("{:.2}", cell.per_call(|s| s.client.cpu_ns) / 1e3),
                 format!("{:.2}", cell.per_call(|s| s.server.cpu_ns) / 1e3),
-                format!("{:.2}", cell.of(|s| both(s) as f64 / s.round.bytes.max(1) as f64)),
+                or_dash(cell.cpu_per_gb()),
                 format!("{:.3}", cell.per_call(|s| s.client.switches + s.server.switches)),
-                or_dash(cell.system_calls),
+                cell.instructions().map_or_else(|| "-".to_owned(), |n| format!("{n:.0}")),
+                or_dash(cell.counted.system_calls),
+                or_dash(cell.counted.copies),
                 or_dash(cell.percentile(1)),
                 or_dash(cell.percentile(2)),
             ]);
@@ -171,43 +203,69 @@ pub fn failures(results: &[RowResult]) -> Vec<String> {
     failed.map(|(r, cell, why)| format!("{} {}: {why}", r.row.name(), cell.contender)).collect()
 }
 
+/// A run.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// How it was done.
+    pub notes: Vec<String>,
+    /// Row by row.
+    pub results: Vec<RowResult>,
+}
+
 #[derive(Serialize)]
-struct Json {
+struct Json<'a> {
+    notes: &'a [String],
+    results: Vec<JsonCell>,
+}
+
+#[derive(Serialize)]
+struct JsonCell {
     row: String,
     unit: &'static str,
     contender: String,
-    median: f64,
+    median: Option<f64>,
     rounds: Vec<f64>,
     p50_p99_p999_us: Option<[f64; 3]>,
-    client_cpu_us_per_call: f64,
-    server_cpu_us_per_call: f64,
-    switches_per_call: f64,
+    client_cpu_us_per_call: Option<f64>,
+    server_cpu_us_per_call: Option<f64>,
+    cpu_s_per_gb: Option<f64>,
+    switches_per_call: Option<f64>,
+    instructions_per_call: Option<f64>,
     system_calls_per_call: Option<f64>,
+    copies: Option<f64>,
     failure: Option<String>,
 }
 
-/// All of it, for programs.
+/// All of it, for programs. What was not measured is null.
 ///
 /// # Errors
 /// A figure that JSON cannot hold.
-pub fn json(results: &[RowResult]) -> anyhow::Result<String> {
-    let of = |result: &RowResult, cell: &Cell| Json {
-        row: result.row.name(),
-        unit: result.row.unit(),
-        contender: cell.contender.to_string(),
-        median: cell.figure(),
-        rounds: cell.samples.iter().map(|s| s.round.figure).collect(),
-        p50_p99_p999_us: Option::zip(cell.percentile(0), cell.percentile(1))
-            .zip(cell.percentile(2))
-            .map(|((p50, p99), p999)| [p50, p99, p999]),
-        client_cpu_us_per_call: cell.per_call(|s| s.client.cpu_ns) / 1e3,
-        server_cpu_us_per_call: cell.per_call(|s| s.server.cpu_ns) / 1e3,
-        switches_per_call: cell.per_call(|s| s.client.switches + s.server.switches),
-        system_calls_per_call: cell.system_calls,
-        failure: cell.failure.clone(),
+pub fn json(run: &Run) -> anyhow::Result<String> {
+    let of = |result: &RowResult, cell: &Cell| {
+        let some = |value: f64| (!cell.samples.is_empty()).then_some(value);
+        let percentiles = [0, 1, 2].map(|index| cell.percentile(index));
+        JsonCell {
+            row: result.row.name(),
+            unit: result.row.unit(),
+            contender: cell.contender.to_string(),
+            median: some(cell.figure()),
+            rounds: cell.samples.iter().map(|s| s.round.figure).collect(),
+            p50_p99_p999_us: match percentiles {
+                [Some(p50), Some(p99), Some(p999)] => Some([p50, p99, p999]),
+                _ => None,
+            },
+            client_cpu_us_per_call: some(cell.per_call(|s| s.client.cpu_ns) / 1e3),
+            server_cpu_us_per_call: some(cell.per_call(|s| s.server.cpu_ns) / 1e3),
+            cpu_s_per_gb: cell.cpu_per_gb(),
+            switches_per_call: some(cell.per_call(|s| s.client.switches + s.server.switches)),
+            instructions_per_call: cell.instructions(),
+            system_calls_per_call: cell.counted.system_calls,
+            copies: cell.counted.copies,
+            failure: cell.failure.clone(),
+        }
     };
-    let all: Vec<Json> = results.iter().flat_map(|r| r.cells.iter().map(move |cell| of(r, cell))).collect();
-    Ok(serde_json::to_string_pretty(&all)?)
+    let cells = run.results.iter().flat_map(|r| r.cells.iter().map(move |cell| of(r, cell)));
+    Ok(serde_json::to_string_pretty(&Json { notes: &run.notes, results: cells.collect() })?)
 }
 
 /// A bound on a ratio: `latency-64:shm/tonic-tcp<=0.35`.
@@ -272,18 +330,14 @@ mod tests {
     }
 
     fn result(pairs: &[(f64, f64)]) -> RowResult {
-        let cell = |contender, figures: Vec<f64>| Cell {
-            contender,
-            samples: figures
-                .into_iter()
-                .map(|figure| Sample {
-                    round: Round { figure, ..Round::default() },
-                    client: Usage::default(),
-                    server: Usage::default(),
-                })
-                .collect(),
-            system_calls: None,
-            failure: None,
+        let cell = |contender, figures: Vec<f64>| {
+            let sample = |figure| Sample {
+                round: Round { figure, ..Round::default() },
+                client: Usage::default(),
+                server: Usage::default(),
+                instructions: None,
+            };
+            Cell { samples: figures.into_iter().map(sample).collect(), ..Cell::new(contender) }
         };
         RowResult {
             row: work::short()[0],
@@ -314,5 +368,31 @@ mod tests {
         for bad in ["", "a:b<=1", "latency-64:shm/tonic-tcp=1", "latency-64:shm<=1", "x:shm/tcp<=y"] {
             assert!(bad.parse::<Bound>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_failure_is_shown_as_one() {
+        let mut result = result(&[(10.0, 20.0), (12.0, 24.0)]);
+        result.cells[1].failure = Some("the server was gone".into());
+        let results = vec![result];
+        let table = figures(&results).to_string();
+        assert!(table.contains("| failed |"), "{table}");
+        assert_eq!(failures(&results), ["latency-64 shm: the server was gone"]);
+        let json: serde_json::Value =
+            serde_json::from_str(&json(&Run { notes: vec![], results }).unwrap()).unwrap();
+        assert_eq!(json["results"][1]["failure"], "the server was gone");
+        assert_eq!(json["results"][0]["failure"], serde_json::Value::Null);
+        assert_eq!(json["results"][0]["median"], 11.0);
+    }
+
+    #[test]
+    fn plots_show_who_finished() {
+        let mut result = result(&[(10.0, 20.0)]);
+        result.cells.push(Cell { failure: Some("no".into()), ..Cell::new(Contender::Verbs) });
+        let dir = tempfile::tempdir().unwrap();
+        crate::plot::all(&[result], dir.path()).unwrap();
+        let svg = std::fs::read_to_string(dir.path().join("latency.svg")).unwrap();
+        assert!(svg.contains("tonic-tcp") && svg.contains("shm") && !svg.contains("verbs"), "{svg}");
+        assert!(!dir.path().join("up.svg").exists());
     }
 }

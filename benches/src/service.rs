@@ -17,6 +17,10 @@ use std::{
 use tokio::net::UnixListener;
 use tokio_stream::{Stream, wrappers::UnixListenerStream};
 use tonic::{Request, Response, Status, service::Routes, transport::server::TcpIncoming};
+use tonic_rdma::{Context, FabricKind, PoolConfig};
+
+/// The largest reply that a row asks for, in bytes.
+pub const LARGEST: usize = 64 << 20;
 
 /// Largest message in bytes that the programs here exchange.
 pub const LIMIT: usize = 128 << 20;
@@ -71,6 +75,9 @@ impl Replies {
 
     fn replies(&self, request: &Request<Blob>) -> Result<BlobStream, Status> {
         let reply = self.reply(request)?;
+        if request.get_ref().count == 0 {
+            return Ok(Box::pin(tokio_stream::pending()));
+        }
         let count = usize::try_from(request.get_ref().count).unwrap_or(usize::MAX);
         let replies = std::iter::repeat_n(reply, count).map(Ok);
         Ok(Box::pin(tokio_stream::iter(replies)))
@@ -130,6 +137,21 @@ pub(crate) fn tonic_server() -> tonic::transport::Server {
         .initial_connection_window_size(connection)
 }
 
+/// Streams that a connection may have where there is to be room.
+const STREAMS: u32 = 16 << 10;
+
+/// The process's own pools, with the default sizes; or pools with control memory for so many connections, and otherwise
+/// the default sizes.
+pub(crate) fn context(room: Option<usize>, fabric: Option<FabricKind>) -> Context {
+    static ROOMY: OnceLock<Context> = OnceLock::new();
+    let Some(connections) = room else { return Context::global() };
+    let total: usize = if fabric == Some(FabricKind::Shm) { 512 << 20 } else { 64 << 20 };
+    let (send, landing) = (total / 4, total / 2);
+    let control = (total / 4).max((connections + 8) * (448 << 10));
+    let pool = PoolConfig::default().total(send + landing + control).send(send).landing(landing);
+    ROOMY.get_or_init(|| Context::builder().pool(pool).build()).clone()
+}
+
 /// Where a server listens.
 #[derive(Clone, Debug)]
 pub enum Place {
@@ -139,7 +161,7 @@ pub enum Place {
     Unix(PathBuf),
 }
 
-/// Serves until the process ends, calling `ready` with the address, or path, once clients can connect.
+/// Serves until the process ends, with room for so many connections if that is said, calling `ready` with the address, or path, once clients can connect.
 ///
 /// # Errors
 /// The address cannot be bound, or serving fails.
@@ -147,10 +169,13 @@ pub async fn serve(
     contender: Contender,
     place: Place,
     largest_reply: usize,
+    room: Option<usize>,
     ready: impl FnOnce(String),
 ) -> anyhow::Result<()> {
     let routes = routes(contender.zero_copy(), largest_reply);
     let (stream, connection) = WINDOWS;
+    let streams = room.map(|_| STREAMS);
+    let tonic_server = || tonic_server().max_concurrent_streams(streams);
     match (contender.way(), place) {
         (Way::Tonic { .. }, Place::Unix(path)) => {
             let listener = UnixListener::bind(&path).context("cannot bind the unix socket")?;
@@ -167,6 +192,8 @@ pub async fn serve(
             ready(incoming.local_addr()?.to_string());
             tonic_rdma::Server::builder()
                 .fabrics(fabric)
+                .context(context(room, fabric))
+                .max_concurrent_streams(streams)
                 .initial_stream_window_size(stream)
                 .initial_connection_window_size(connection)
                 .add_routes(routes)
@@ -174,6 +201,10 @@ pub async fn serve(
                 .await?;
         }
         (Way::Raw(kind), Place::Ip(addr)) => raw::serve(kind, addr, ready).await?,
+        (Way::Memcpy { .. }, _) => {
+            ready("nobody".to_owned());
+            std::future::pending().await
+        }
         (Way::Ours(_) | Way::Raw(_), Place::Unix(_)) => {
             anyhow::bail!("only tonic's own transport is bound to a unix socket here")
         }

@@ -1,10 +1,12 @@
-//! The rows of the comparison: which calls, of which size, how many at a time.
+//! The rows of the comparison: which calls, of which size, how many at a time, over how many connections.
+
+use serde::{Deserialize, Serialize};
 
 /// Bytes of a small message.
 pub const SMALL: usize = 64;
 
 /// Which way the payload goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Direction {
     /// In the request.
@@ -14,14 +16,17 @@ pub enum Direction {
 }
 
 /// What is done, and which figure comes of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Kind {
     /// Small unary calls one after the other: microseconds.
     Latency,
     /// Small unary calls, so many at a time: thousands of calls per second.
     Rate {
-        /// Calls in flight.
+        /// Calls in flight, over all connections together.
         in_flight: usize,
+        /// Connections that they are spread over.
+        connections: usize,
     },
     /// Large unary calls: megabytes per second.
     Bulk {
@@ -42,10 +47,15 @@ pub enum Kind {
         /// Bytes of the large message.
         size: usize,
     },
+    /// Latency of small calls on a connection that has so many streams open, on which nothing moves: microseconds.
+    Held {
+        /// Streams.
+        streams: usize,
+    },
 }
 
 /// One row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Row {
     /// What is done.
     pub kind: Kind,
@@ -54,36 +64,69 @@ pub struct Row {
 }
 
 impl Row {
-    /// The name: `latency-64`, `rate-64x64`, `up-1MiB-x8`, `stream-64KiB`, `beside-64MiB`.
+    /// The name: `latency-64`, `rate-64-x64`, `rate-64-x64-c8`, `up-1MiB-x8`, `stream-64KiB`, `beside-64MiB`,
+    /// `held-10000`.
     pub fn name(&self) -> String {
         match self.kind {
             Kind::Latency => format!("latency-{SMALL}"),
-            Kind::Rate { in_flight } => format!("rate-{SMALL}-x{in_flight}"),
+            Kind::Rate { in_flight, connections: 1 } => format!("rate-{SMALL}-x{in_flight}"),
+            Kind::Rate { in_flight, connections } => format!("rate-{SMALL}-x{in_flight}-c{connections}"),
             Kind::Bulk { size, direction, in_flight } => {
                 let way = if direction == Direction::Up { "up" } else { "down" };
                 format!("{way}-{}-x{in_flight}", bytes(size))
             }
             Kind::Stream { size } => format!("stream-{}", bytes(size)),
             Kind::Beside { size } => format!("beside-{}", bytes(size)),
+            Kind::Held { streams } => format!("held-{streams}"),
         }
     }
 
     /// The unit of its figure.
     pub fn unit(&self) -> &'static str {
         match self.kind {
-            Kind::Latency | Kind::Beside { .. } => "us",
+            Kind::Latency | Kind::Beside { .. } | Kind::Held { .. } => "us",
             Kind::Rate { .. } => "kcall/s",
             Kind::Bulk { .. } | Kind::Stream { .. } => "MB/s",
         }
     }
+
+    /// How many connections it wants.
+    pub fn connections(&self) -> usize {
+        match self.kind {
+            Kind::Rate { connections, .. } => connections,
+            _ => 1,
+        }
+    }
+
+    /// The fewest calls that say something: each place in flight is used.
+    pub fn least(&self) -> usize {
+        match self.kind {
+            Kind::Bulk { in_flight, .. } => in_flight,
+            Kind::Rate { in_flight, .. } => in_flight.max(16),
+            _ => 16,
+        }
+    }
+
+    /// How many streams it wants to be open meanwhile.
+    pub fn streams(&self) -> usize {
+        match self.kind {
+            Kind::Held { streams } => streams,
+            _ => 0,
+        }
+    }
 }
 
-fn bytes(size: usize) -> String {
+/// A size in words: `64`, `4KiB`, `1MiB`.
+pub(crate) fn bytes(size: usize) -> String {
     match size {
         s if s >= 1 << 20 => format!("{}MiB", s >> 20),
         s if s >= 1 << 10 => format!("{}KiB", s >> 10),
         s => s.to_string(),
     }
+}
+
+fn rate(in_flight: usize, connections: usize) -> Row {
+    Row { kind: Kind::Rate { in_flight, connections }, calls: 20_000 }
 }
 
 fn bulk(size: usize, direction: Direction, in_flight: usize, bytes: usize) -> Row {
@@ -93,10 +136,7 @@ fn bulk(size: usize, direction: Direction, in_flight: usize, bytes: usize) -> Ro
 
 /// The rows that show most in a short time.
 pub fn short() -> Vec<Row> {
-    let mut rows = vec![
-        Row { kind: Kind::Latency, calls: 2000 },
-        Row { kind: Kind::Rate { in_flight: 64 }, calls: 20_000 },
-    ];
+    let mut rows = vec![Row { kind: Kind::Latency, calls: 2000 }, rate(64, 1)];
     for in_flight in [1, 8] {
         for direction in [Direction::Up, Direction::Down] {
             rows.push(bulk(1 << 20, direction, in_flight, 256 << 20));
@@ -108,7 +148,10 @@ pub fn short() -> Vec<Row> {
 /// All rows.
 pub fn full() -> Vec<Row> {
     let mut rows = vec![Row { kind: Kind::Latency, calls: 5000 }];
-    rows.extend([1, 16, 64, 256].map(|in_flight| Row { kind: Kind::Rate { in_flight }, calls: 20_000 }));
+    for in_flight in [1, 16, 64, 256] {
+        let connections = [1, 8, 64].into_iter().filter(|connections| *connections <= in_flight);
+        rows.extend(connections.map(|connections| rate(in_flight, connections)));
+    }
     for size in [4 << 10, 64 << 10, 1 << 20, 16 << 20] {
         for in_flight in [1, 8] {
             for direction in [Direction::Up, Direction::Down] {

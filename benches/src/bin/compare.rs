@@ -1,41 +1,33 @@
-//! Compares transports for tonic in one run: each contender's server in a process of its own, client and servers each
-//! on a processor of their own, the contenders in turns.
+//! Compares transports for tonic in one run: each contender's client and server in processes of their own, all clients on
+//! one processor and all servers on another, the contenders in turns.
 //!
-//! What is printed and asserted are medians over the rounds.
+//! What is printed, plotted and asserted are medians over the rounds.
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 use benches::{
-    client::Client,
-    contender::{Contender, Way},
-    cost::{SystemCalls, Usage},
-    cpu,
-    measure::{self, Round},
-    raw::Raw,
-    report::{self, Bound, Cell, RowResult, Sample},
-    service::{self, Place},
+    contender::Contender,
+    copies::Copies,
+    pair::{Pair, Setup},
+    plot,
+    report::{self, Bound, Cell, RowResult, Run},
+    role::{Places, Role},
     work::{self, Row},
 };
 use clap::{Parser, ValueEnum};
-use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr},
-    path::PathBuf,
-    process::{ExitCode, Stdio},
-};
-use tokio::{
-    io::{AsyncBufReadExt, BufReader},
-    process::{Child, Command},
-};
+use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 #[derive(Parser, Debug)]
 #[command(version, about, long_about = None)]
 struct Args {
     /// Who takes part; the others are set against the first
-    #[arg(long, value_delimiter = ',', default_values_t = [Contender::TonicTcp, Contender::TonicUnix, Contender::Tcp, Contender::Shm])]
+    #[arg(long, value_delimiter = ',', default_values_t = [
+        Contender::TonicTcp, Contender::TonicUnix, Contender::TcpPlain, Contender::ShmPlain, Contender::Shm,
+        Contender::RawShm, Contender::MemcpyHot, Contender::MemcpyCold,
+    ])]
     contenders: Vec<Contender>,
-    /// Address that servers bind; for RDMA one that lies on an RDMA device
-    #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
-    addr: IpAddr,
-    /// Rounds of each row and contender
+    #[command(flatten)]
+    places: Places,
+    /// Rounds of each row and contender, after one that does not count
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// Which rows
@@ -47,27 +39,23 @@ struct Args {
     /// Divide the calls of each row by this, on a slow machine
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     divide: u32,
-    /// Processor of the client [default: the first that is allowed]
-    #[arg(long, value_name = "CPU")]
-    client_cpu: Option<usize>,
-    /// Processor of the servers [default: the second that is allowed, or the only one]
-    #[arg(long, value_name = "CPU")]
-    server_cpu: Option<usize>,
-    /// Count system calls, with strace, in rounds that are not timed
+    /// Seconds that a round may take before it counts as failed
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    limit: u64,
+    /// Count system calls (with strace) and copies, in rounds that are not timed
     #[arg(long)]
-    system_calls: bool,
+    counts: bool,
     /// Write all figures to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Draw figures as SVG into this directory
+    #[arg(long, value_name = "DIRECTORY")]
+    plots: Option<PathBuf>,
     /// Fail unless a ratio of medians keeps a bound, such as latency-64:shm/tonic-tcp<=0.35
     #[arg(long, value_name = "BOUND")]
     assert: Vec<Bound>,
-    /// Be the server of a contender
-    #[arg(long, hide = true)]
-    serve: Option<Contender>,
-    /// Where that server listens, if not on an address
-    #[arg(long, hide = true)]
-    socket: Option<PathBuf>,
+    #[command(flatten)]
+    role: Role,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -89,25 +77,14 @@ impl Args {
             ensure!(!rows.is_empty(), "no row's name contains {only}");
         }
         for row in &mut rows {
-            row.calls = (row.calls / self.divide as usize).max(16);
+            row.calls = (row.calls / self.divide as usize).max(row.least());
         }
         Ok(rows)
     }
-
-    /// Processors of the client and of the servers.
-    fn cpus(&self) -> anyhow::Result<(usize, usize)> {
-        let allowed = cpu::allowed()?;
-        let first = *allowed.first().context("no processor is allowed")?;
-        let second = allowed.get(1).copied().unwrap_or(first);
-        Ok((self.client_cpu.unwrap_or(first), self.server_cpu.unwrap_or(second)))
-    }
 }
 
-/// The largest reply that a row asks for.
-const LARGEST: usize = 64 << 20;
-
 fn main() -> ExitCode {
-    match run(Args::parse()) {
+    match run(&Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("compare: {error:#}");
@@ -116,162 +93,143 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(args: Args) -> anyhow::Result<()> {
-    let (client, server) = args.cpus()?;
-    cpu::pin(if args.serve.is_some() { server } else { client })?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        match args.serve {
-            Some(contender) => {
-                let ip = Place::Ip(SocketAddr::new(args.addr, 0));
-                let place = args.socket.clone().map_or(ip, Place::Unix);
-                service::serve(contender, place, LARGEST, |said| println!("{said}")).await
-            }
-            None => compare(&args, (client, server)).await,
-        }
-    })
+fn run(args: &Args) -> anyhow::Result<()> {
+    if args.role.serve.is_some() || args.role.client.is_some() {
+        return args.role.runtime(&args.places)?.block_on(args.role.run(&args.places));
+    }
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(compare(args))
 }
 
-/// A contender's server process, which ends with this value, and the connection to it.
-struct Running {
+/// A contender, and its processes while they are well.
+struct Slot {
     contender: Contender,
-    connection: Connection,
-    path: String,
-    server: u32,
-    _child: Child,
-    _dir: Option<tempfile::TempDir>,
+    pair: Option<Pair>,
+    /// Why there are none.
+    failure: Option<String>,
 }
 
-/// Calls, or a bare link.
-enum Connection {
-    Calls(Box<Client>),
-    Raw(Box<Raw>),
-}
-
-impl Connection {
-    async fn to(contender: Contender, said: &str) -> anyhow::Result<Self> {
-        Ok(match contender.way() {
-            Way::Raw(kind) => Self::Raw(Box::new(Raw::connect(kind, said).await?)),
-            _ => Self::Calls(Box::new(Client::connect(contender, said).await?)),
-        })
-    }
-
-    fn path(&self) -> String {
-        match self {
-            Self::Calls(client) => client.path(),
-            Self::Raw(raw) => raw.path(),
+impl Slot {
+    /// A failed pair is not to be trusted with another row: it ends, and the next row gets a new one.
+    async fn renew(&mut self, setup: &Setup) {
+        self.pair = None;
+        match Pair::start(self.contender, setup, &[]).await {
+            Ok(pair) => self.pair = Some(pair),
+            Err(error) => self.failure = Some(format!("{error:#}")),
         }
     }
 
-    fn runs(&self, row: &Row) -> bool {
-        matches!(self, Self::Calls(_)) || Raw::runs(row)
-    }
-
-    async fn round(&self, row: &Row) -> anyhow::Result<Round> {
-        match self {
-            Self::Calls(client) => Ok(measure::round(client, row).await?),
-            Self::Raw(raw) => raw.round(row).await,
+    /// One round of a row, into its cell.
+    async fn round(&mut self, cell: &mut Cell, row: &Row, counted: bool, setup: &Setup) {
+        let Some(pair) = &mut self.pair else {
+            cell.failure.clone_from(&self.failure);
+            return;
+        };
+        if cell.failure.is_some() || cell.absent {
+            return;
+        }
+        match pair.sample(row).await {
+            Ok(Some(sample)) if counted => cell.samples.push(sample),
+            Ok(Some(_)) => {}
+            Ok(None) => cell.absent = true,
+            Err(error) => {
+                cell.failure = Some(format!("{error:#}"));
+                eprintln!("{} {}: {error:#}", row.name(), self.contender);
+                self.renew(setup).await;
+            }
         }
     }
 }
 
-impl Running {
-    async fn start(contender: Contender, args: &Args, cpus: (usize, usize)) -> anyhow::Result<Self> {
-        let dir = match contender.way() {
-            Way::Tonic { unix: true } => Some(tempfile::tempdir().context("no directory for a unix socket")?),
-            _ => None,
-        };
-        // Each process is told its own processor, whatever this one is pinned to.
-        let mut child = Command::new(std::env::current_exe()?)
-            .args(["--serve", &contender.name(), "--addr", &args.addr.to_string()])
-            .arg(format!("--server-cpu={}", cpus.1))
-            .args(dir.as_ref().map(|dir| format!("--socket={}", dir.path().join("s").display())))
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .context("cannot start a server process")?;
-        let stdout = child.stdout.take().context("no pipe from the server process")?;
-        let Some(said) = BufReader::new(stdout).lines().next_line().await? else {
-            bail!("the {contender} server did not start: {}", child.wait().await?);
-        };
-        let connection = Connection::to(contender, &said).await.with_context(|| format!("{contender}"))?;
-        let server = child.id().context("the server process is gone")?;
-        Ok(Self { contender, path: connection.path(), connection, server, _child: child, _dir: dir })
-    }
-
-    async fn sample(&self, row: &Row) -> anyhow::Result<Sample> {
-        let me = std::process::id();
-        let (client, server) = (Usage::of(me)?, Usage::of(self.server)?);
-        let round = self.connection.round(row).await?;
-        let sample =
-            Sample { round, client: Usage::of(me)? - client, server: Usage::of(self.server)? - server };
-        let path = self.connection.path();
-        ensure!(path == self.path, "the path changed: {path}");
-        Ok(sample)
-    }
-
-    /// System calls of both processes for one call.
-    async fn system_calls(&self, row: &Row) -> anyhow::Result<f64> {
-        let row = Row { calls: (row.calls / 10).max(16), ..*row };
-        // The server's first: a strace of this process would follow into the other one.
-        let server = SystemCalls::of(self.server)?;
-        let client = SystemCalls::of(std::process::id())?;
-        let round = self.connection.round(&row).await?;
-        Ok((client.sum()? + server.sum()?) as f64 / round.calls as f64)
-    }
-}
-
-async fn compare(args: &Args, cpus: (usize, usize)) -> anyhow::Result<()> {
+async fn compare(args: &Args) -> anyhow::Result<()> {
     let rows = args.rows()?;
-    let mut running = Vec::new();
+    let cpus = args.places.cpus()?;
+    // The default pool of a device has room for some three dozen connections.
+    let room = rows.iter().map(Row::connections).max().filter(|most| *most > 1);
+    let setup = Setup { addr: args.places.addr, cpus, limit: Duration::from_secs(args.limit), room };
+    let mut notes = vec![format!(
+        "clients on processor {}, servers on {}; {} rounds, medians",
+        cpus.0, cpus.1, args.rounds
+    )];
+    let mut slots = Vec::new();
     for contender in &args.contenders {
-        let started = Running::start(*contender, args, cpus).await?;
-        println!("{contender}: server process {}, path {}", started.server, started.path);
-        running.push(started);
+        let mut slot = Slot { contender: *contender, pair: None, failure: None };
+        slot.renew(&setup).await;
+        match (&mut slot.pair, &slot.failure) {
+            (Some(pair), _) => {
+                let (client, server) = pair.processes();
+                eprintln!("{contender}: client process {client}, server process {server}, {}", pair.path());
+                if let Err(error) = pair.count_instructions()
+                    && slots.is_empty()
+                {
+                    notes.push(format!("instructions are not counted: {error:#}"));
+                }
+            }
+            (None, failure) => eprintln!("{contender}: {}", failure.as_deref().unwrap_or_default()),
+        }
+        slots.push(slot);
     }
-    println!("client on processor {}, servers on {}; {} rounds, medians", cpus.0, cpus.1, args.rounds);
 
-    let cell =
-        |r: &Running| Cell { contender: r.contender, samples: vec![], system_calls: None, failure: None };
+    let cells = || slots.iter().map(|slot| Cell::new(slot.contender)).collect();
     let mut results: Vec<RowResult> =
-        rows.iter().map(|row| RowResult { row: *row, cells: running.iter().map(cell).collect() }).collect();
+        rows.iter().map(|row| RowResult { row: *row, cells: cells() }).collect();
     // One round of each that does not count: what is set up by first use is set up.
-    for counted in (0..=args.rounds).map(|round| round > 0) {
+    for round in 0..=args.rounds {
+        eprintln!("round {round} of {}", args.rounds);
         for result in &mut results {
-            for (cell, running) in result.cells.iter_mut().zip(&running) {
-                if cell.failure.is_some() || !running.connection.runs(&result.row) {
-                    continue;
-                }
-                match running.sample(&result.row).await {
-                    Ok(sample) if counted => cell.samples.push(sample),
-                    Ok(_) => {}
-                    Err(error) => cell.failure = Some(format!("{error:#}")),
-                }
+            for (cell, slot) in result.cells.iter_mut().zip(&mut slots) {
+                slot.round(cell, &result.row, round > 0, &setup).await;
             }
         }
     }
-    if args.system_calls {
-        for result in &mut results {
-            for (cell, running) in result.cells.iter_mut().zip(&running) {
-                if running.connection.runs(&result.row) {
-                    cell.system_calls = Some(running.system_calls(&result.row).await?);
-                }
-            }
-        }
+    drop(slots);
+    if args.counts {
+        count(&mut results, &args.contenders, &setup).await?;
     }
     println!("{}\n{}", report::figures(&results), report::costs(&results));
+    let run = Run { notes, results };
+    for note in &run.notes {
+        println!("{note}");
+    }
     if let Some(path) = &args.json {
-        std::fs::write(path, report::json(&results)?)
+        std::fs::write(path, report::json(&run)?)
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
-    let failures = report::failures(&results);
+    if let Some(directory) = &args.plots {
+        plot::all(&run.results, directory)?;
+    }
+    let failures = report::failures(&run.results);
     for failure in &failures {
         println!("failed: {failure}");
     }
-    let broken: Vec<String> =
-        args.assert.iter().filter_map(|bound| bound.check(&results).err()).map(|e| e.to_string()).collect();
+    let broken: Vec<String> = args
+        .assert
+        .iter()
+        .filter_map(|bound| bound.check(&run.results).err())
+        .map(|error| error.to_string())
+        .collect();
     ensure!(broken.is_empty(), "{}", broken.join("\n"));
     ensure!(failures.is_empty(), "{} contenders failed in a row", failures.len());
+    Ok(())
+}
+
+/// Counts what takes other processes, or slows them down.
+async fn count(results: &mut [RowResult], contenders: &[Contender], setup: &Setup) -> anyhow::Result<()> {
+    let copies = Copies::new()?;
+    for (index, contender) in contenders.iter().enumerate() {
+        eprintln!("counting {contender}");
+        let Ok(mut pair) = Pair::start(*contender, setup, &copies.environment()).await else { continue };
+        for result in &mut *results {
+            let Some(cell) = result.cells.get_mut(index).filter(|cell| !cell.samples.is_empty()) else {
+                continue;
+            };
+            match pair.count(&result.row, &copies).await {
+                Ok(counted) => cell.counted = counted.unwrap_or_default(),
+                Err(error) => {
+                    cell.failure = Some(format!("while it was counted: {error:#}"));
+                    break;
+                }
+            }
+        }
+    }
     Ok(())
 }

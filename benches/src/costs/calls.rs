@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     client::{Channel, Client, tonic_endpoint},
-    measure::together,
+    measure::{Calls as _, together},
     service,
 };
 use anyhow::{Context as _, ensure};
@@ -152,7 +152,7 @@ fn count(over: Over, zero_copy: bool, load: Load) -> anyhow::Result<Counts> {
 }
 
 fn calls(runtime: &Runtime, client: &Client, payload: Bytes, load: Load, times: usize) -> anyhow::Result<()> {
-    runtime.block_on(together(client, payload, load.reply, times, load.in_flight))?;
+    runtime.block_on(together(std::slice::from_ref(client), payload, load.reply, times, load.in_flight))?;
     Ok(())
 }
 

@@ -1,0 +1,100 @@
+//! Counts bytes that processes copy, by a small library that is loaded before libc (`copies.c`).
+//!
+//! It sees copies by memcpy and memmove, and what passes into and out of the kernel by system calls. It does not see what a
+//! kernel copies behind a device (Soft-RoCE and Soft-iWARP copy every byte), nor a few bytes copied by plain instructions.
+
+use anyhow::{Context as _, ensure};
+use std::{
+    fs,
+    ops::Sub,
+    path::PathBuf,
+    process::{Command, Stdio},
+};
+use tempfile::TempDir;
+
+const SOURCE: &str = include_str!("copies.c");
+
+/// The library, and the counts of the processes that have it.
+#[derive(Debug)]
+pub struct Copies {
+    _dir: TempDir,
+    library: PathBuf,
+    counts: PathBuf,
+}
+
+/// Bytes so far; the difference of two is what was copied between.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Copied {
+    /// By processors, in memory.
+    pub memory: u64,
+    /// Into and out of the kernel.
+    pub kernel: u64,
+}
+
+impl Sub for Copied {
+    type Output = Copied;
+    fn sub(self, before: Copied) -> Copied {
+        Copied { memory: self.memory - before.memory, kernel: self.kernel - before.kernel }
+    }
+}
+
+impl Copies {
+    /// Makes the library.
+    ///
+    /// # Errors
+    /// There is no C compiler (`scripts/install-packages bench` installs one).
+    pub fn new() -> anyhow::Result<Self> {
+        let dir = tempfile::tempdir().context("cannot make a directory for counts")?;
+        let at = |name: &str| dir.path().join(name);
+        let (source, library, counts) = (at("copies.c"), at("copies.so"), at("counts"));
+        fs::write(&source, SOURCE)?;
+        fs::write(&counts, [0; 16])?;
+        let mut cc = Command::new("cc");
+        cc.args(["-O2", "-Wall", "-fno-builtin", "-shared", "-fPIC", "-o"]).arg(&library).arg(&source);
+        let made = cc.arg("-ldl").stdin(Stdio::null()).output().context("cannot run cc")?;
+        ensure!(made.status.success(), "cc: {}", String::from_utf8_lossy(&made.stderr).trim());
+        Ok(Self { _dir: dir, library, counts })
+    }
+
+    /// What a process needs in its environment to be counted.
+    pub fn environment(&self) -> [(&'static str, PathBuf); 2] {
+        [("LD_PRELOAD", self.library.clone()), ("TONIC_RDMA_BENCH_COPIES", self.counts.clone())]
+    }
+
+    /// The counts now.
+    ///
+    /// # Errors
+    /// The file is gone.
+    pub fn read(&self) -> anyhow::Result<Copied> {
+        let bytes = fs::read(&self.counts).context("cannot read the counts")?;
+        let word = |at: usize| bytes.get(at..at + 8)?.try_into().ok().map(u64::from_ne_bytes);
+        let (memory, kernel) = word(0).zip(word(8)).context("the file of counts is cut off")?;
+        Ok(Copied { memory, kernel })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_program_reads_and_writes_is_counted() {
+        let copies = Copies::new().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        fs::write(&file, vec![7; 1 << 20]).unwrap();
+        let run = |program: &str| {
+            let before = copies.read().unwrap();
+            let mut command = Command::new(program);
+            command.arg(&file).envs(copies.environment()).stdout(Stdio::piped());
+            let out = command.output().unwrap().stdout;
+            (out.len(), copies.read().unwrap() - before)
+        };
+        // Reads it and writes it.
+        let (out, copied) = run("cat");
+        assert_eq!(out, 1 << 20);
+        assert!((2 << 20..(2 << 20) + 65536).contains(&copied.kernel), "{copied:?}");
+        let (_, copied) = run("true");
+        assert!(copied.kernel < 65536, "{copied:?}");
+    }
+}

@@ -1,0 +1,56 @@
+//! What a process has.
+
+use anyhow::Context as _;
+use std::fs;
+
+/// At one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Footprint {
+    /// KiB of memory that is there: its own, and what it shares (VmRSS).
+    pub memory: u64,
+    /// KiB that are pinned for devices (VmPin).
+    pub pinned: u64,
+    /// Open descriptors.
+    pub descriptors: u64,
+    /// Threads.
+    pub threads: u64,
+}
+
+impl Footprint {
+    /// Of a process.
+    ///
+    /// # Errors
+    /// There is no such process.
+    pub fn of(pid: u32) -> anyhow::Result<Self> {
+        let status = fs::read_to_string(format!("/proc/{pid}/status"))
+            .with_context(|| format!("process {pid} is gone"))?;
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+            line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+        };
+        Ok(Self {
+            memory: field("VmRSS"),
+            pinned: field("VmPin"),
+            descriptors: fs::read_dir(format!("/proc/{pid}/fd"))?.count() as u64,
+            threads: field("Threads"),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptors_and_memory_are_seen() {
+        let me = std::process::id();
+        let before = Footprint::of(me).unwrap();
+        let files: Vec<_> = (0..100).map(|_| fs::File::open("/dev/null").unwrap()).collect();
+        let memory = vec![1u8; 64 << 20];
+        let after = Footprint::of(me).unwrap();
+        assert!(after.descriptors >= before.descriptors + 90, "{before:?} {after:?}");
+        assert!(after.memory >= before.memory + (60 << 10), "{before:?} {after:?}");
+        assert!(after.threads > 0);
+        drop((files, memory));
+    }
+}

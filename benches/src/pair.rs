@@ -1,0 +1,222 @@
+//! The two processes of a contender, which end with the value.
+
+use crate::{
+    contender::{Contender, Way},
+    copies::{Copied, Copies},
+    cost::{SystemCalls, Usage},
+    instructions::Instructions,
+    measure::Round,
+    report::Sample,
+    role::Role,
+    session::{Answer, Order},
+    work::{Kind, Row},
+};
+use anyhow::{Context as _, bail, ensure};
+use std::{net::IpAddr, path::PathBuf, process::Stdio, time::Duration};
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines},
+    process::{Child, ChildStdin, ChildStdout, Command},
+    time::timeout,
+};
+
+/// How pairs are set up.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// What servers bind.
+    pub addr: IpAddr,
+    /// Processors of clients and servers.
+    pub cpus: (usize, usize),
+    /// How long a start or a round may take.
+    pub limit: Duration,
+    /// Connections to make room for, beyond what is there by default.
+    pub room: Option<usize>,
+}
+
+/// What is counted in rounds that are not timed, of both processes together.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counted {
+    /// System calls for one call.
+    pub system_calls: Option<f64>,
+    /// How often each byte of payload is copied, by processors and through the kernel.
+    pub copies: Option<f64>,
+}
+
+/// A server process, a client process, and the connection between them.
+#[derive(Debug)]
+pub struct Pair {
+    orders: ChildStdin,
+    answers: Lines<BufReader<ChildStdout>>,
+    client: Child,
+    client_id: u32,
+    server: Child,
+    server_id: u32,
+    path: String,
+    limit: Duration,
+    instructions: Option<[Instructions; 2]>,
+    _dir: Option<tempfile::TempDir>,
+}
+
+impl Pair {
+    /// Starts both, with something more in their environment. Ready when the client has connected.
+    ///
+    /// # Errors
+    /// One of them did not start, connect, or say so in time.
+    pub async fn start(
+        contender: Contender,
+        setup: &Setup,
+        environment: &[(&'static str, PathBuf)],
+    ) -> anyhow::Result<Self> {
+        let dir = match contender.way() {
+            Way::Tonic { unix: true } => Some(tempfile::tempdir().context("no directory for a unix socket")?),
+            _ => None,
+        };
+        let spawn = |role: Role, stdin: Stdio| -> anyhow::Result<Child> {
+            let program = std::env::current_exe()?;
+            let mut command = Command::new(&program);
+            command.args(role.arguments(setup.addr, setup.cpus)).envs(environment.iter().cloned());
+            command.stdin(stdin).stdout(Stdio::piped()).kill_on_drop(true);
+            command.spawn().with_context(|| format!("cannot start {}", program.display()))
+        };
+        let socket = dir.as_ref().map(|dir| dir.path().join("s"));
+        let room = setup.room;
+        let role = Role { serve: Some(contender), socket, room, ..Role::default() };
+        let mut server = spawn(role, Stdio::null())?;
+        let mut lines = lines(&mut server)?;
+        let said =
+            timeout(setup.limit, lines.next_line()).await.context("the server did not start in time")?;
+        let Some(said) = said? else {
+            bail!("the server did not start: {}", server.wait().await?);
+        };
+        let role = Role { client: Some(contender), said, room, ..Role::default() };
+        let mut client = spawn(role, Stdio::piped())?;
+        let mut pair = Self {
+            orders: client.stdin.take().context("no pipe to the client process")?,
+            answers: self::lines(&mut client)?,
+            client_id: client.id().context("the client process is gone")?,
+            client,
+            server_id: server.id().context("the server process is gone")?,
+            server,
+            path: String::new(),
+            limit: setup.limit,
+            instructions: None,
+            _dir: dir,
+        };
+        // Any row will do: it answers when it has connected.
+        let Answer::Ready { path, .. } =
+            pair.ask(Order::Prepare(Row { kind: Kind::Latency, calls: 1 })).await?
+        else {
+            bail!("the client does not say that it is ready");
+        };
+        pair.path = path;
+        Ok(pair)
+    }
+
+    /// The path that calls take, in words.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// The process ids of client and server.
+    pub fn processes(&self) -> (u32, u32) {
+        (self.client_id, self.server_id)
+    }
+
+    /// Counts instructions from now on.
+    ///
+    /// # Errors
+    /// They cannot be counted here.
+    pub fn count_instructions(&mut self) -> anyhow::Result<()> {
+        self.instructions = Some([Instructions::of(self.client_id)?, Instructions::of(self.server_id)?]);
+        Ok(())
+    }
+
+    async fn ask(&mut self, order: Order) -> anyhow::Result<Answer> {
+        let mut line = serde_json::to_string(&order)?;
+        line.push('\n');
+        // A client that has ended says why by its exit code, below.
+        let _ = self.orders.write_all(line.as_bytes()).await;
+        let answer = timeout(self.limit, self.answers.next_line()).await;
+        let answer = answer.with_context(|| format!("nothing came within {} s", self.limit.as_secs()))??;
+        let Some(answer) = answer else {
+            bail!("the client process ended: {}", self.client.wait().await?);
+        };
+        match serde_json::from_str(&answer).with_context(|| format!("the client said: {answer}"))? {
+            Answer::Failed(why) => match self.server.try_wait()? {
+                Some(status) => bail!("{why}; the server process ended: {status}"),
+                None => bail!("{why}"),
+            },
+            answer => Ok(answer),
+        }
+    }
+
+    /// Makes ready for a row, if there is such a row: connections and streams are made.
+    ///
+    /// # Errors
+    /// They cannot be made, or the path changes.
+    pub async fn prepare(&mut self, row: &Row) -> anyhow::Result<bool> {
+        let Answer::Ready { runs, path } = self.ask(Order::Prepare(*row)).await? else {
+            bail!("the client does not say that it is ready");
+        };
+        ensure!(path == self.path, "the path changed: {path}");
+        Ok(runs)
+    }
+
+    async fn round(&mut self, row: &Row) -> anyhow::Result<Round> {
+        let Answer::Done(round) = self.ask(Order::Round(*row)).await? else {
+            bail!("the client does not say what it measured");
+        };
+        Ok(round)
+    }
+
+    fn instructions(&mut self) -> anyhow::Result<Option<u64>> {
+        let Some([client, server]) = &mut self.instructions else { return Ok(None) };
+        Ok(Some(client.read()? + server.read()?))
+    }
+
+    /// Runs a row once; None when this contender has no such row.
+    ///
+    /// # Errors
+    /// A call fails, something takes too long, a process ends, or the path changes.
+    pub async fn sample(&mut self, row: &Row) -> anyhow::Result<Option<Sample>> {
+        if !self.prepare(row).await? {
+            return Ok(None);
+        }
+        let before = (Usage::of(self.client_id)?, Usage::of(self.server_id)?, self.instructions()?);
+        let round = self.round(row).await?;
+        let client = Usage::of(self.client_id)? - before.0;
+        let server = Usage::of(self.server_id)? - before.1;
+        let instructions = self.instructions()?.zip(before.2).map(|(after, before)| after - before);
+        Ok(Some(Sample { round, client, server, instructions }))
+    }
+
+    /// Counts a tenth of a row's calls, after as many that are not counted. The pair was started with what
+    /// [`Copies::environment`] names.
+    ///
+    /// # Errors
+    /// As [`sample`](Self::sample); that strace cannot be had is no error.
+    pub async fn count(&mut self, row: &Row, copies: &Copies) -> anyhow::Result<Option<Counted>> {
+        let row = Row { calls: (row.calls / 10).max(row.least()), ..*row };
+        if !self.prepare(&row).await? {
+            return Ok(None);
+        }
+        self.round(&row).await?;
+        let before = copies.read()?;
+        let round = self.round(&row).await?;
+        let Copied { memory, kernel } = copies.read()? - before;
+        let copies = matches!(row.kind, Kind::Bulk { .. } | Kind::Stream { .. })
+            .then(|| (memory + kernel) as f64 / round.bytes.max(1) as f64);
+        Ok(Some(Counted { copies, system_calls: self.system_calls(&row).await? }))
+    }
+
+    async fn system_calls(&mut self, row: &Row) -> anyhow::Result<Option<f64>> {
+        let counters =
+            SystemCalls::of(self.server_id).and_then(|s| Ok((s, SystemCalls::of(self.client_id)?)));
+        let Ok((server, client)) = counters else { return Ok(None) };
+        let round = self.round(row).await?;
+        Ok(Some((client.sum()? + server.sum()?) as f64 / round.calls as f64))
+    }
+}
+
+fn lines(child: &mut Child) -> anyhow::Result<Lines<BufReader<ChildStdout>>> {
+    Ok(BufReader::new(child.stdout.take().context("no pipe from a process")?).lines())
+}

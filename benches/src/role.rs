@@ -1,0 +1,125 @@
+//! What `compare` tells the processes that it starts, and what those do.
+
+use crate::{
+    client::Client,
+    contender::{Contender, Way},
+    cpu,
+    memcpy::Memcpy,
+    raw::Raw,
+    service::{self, LARGEST, Place},
+    session::{self, Calling},
+};
+use anyhow::Context as _;
+use clap::Args;
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, set_parent_process_death_signal, setrlimit};
+use std::{
+    ffi::OsString,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::PathBuf,
+};
+
+/// Where things are.
+#[derive(Args, Clone, Debug)]
+pub struct Places {
+    /// Address that servers bind; for RDMA one that lies on an RDMA device
+    #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    pub addr: IpAddr,
+    /// Processor of the clients [default: the first that is allowed]
+    #[arg(long, value_name = "CPU")]
+    pub client_cpu: Option<usize>,
+    /// Processor of the servers [default: the second that is allowed, or the only one]
+    #[arg(long, value_name = "CPU")]
+    pub server_cpu: Option<usize>,
+}
+
+/// What a process is started for.
+#[derive(Args, Clone, Debug, Default)]
+pub struct Role {
+    /// Be the server of a contender
+    #[arg(long, hide = true)]
+    pub serve: Option<Contender>,
+    /// Where that server listens, if not on an address
+    #[arg(long, hide = true)]
+    pub socket: Option<PathBuf>,
+    /// Be the client of a contender
+    #[arg(long, hide = true, conflicts_with = "serve")]
+    pub client: Option<Contender>,
+    /// What the server said
+    #[arg(long, hide = true, default_value = "")]
+    pub said: String,
+    /// Have room for so many connections
+    #[arg(long, hide = true)]
+    pub room: Option<usize>,
+}
+
+impl Places {
+    /// Processors of clients and of servers.
+    ///
+    /// # Errors
+    /// No processor is allowed.
+    pub fn cpus(&self) -> anyhow::Result<(usize, usize)> {
+        let allowed = cpu::allowed()?;
+        let first = *allowed.first().context("no processor is allowed")?;
+        let second = allowed.get(1).copied().unwrap_or(first);
+        Ok((self.client_cpu.unwrap_or(first), self.server_cpu.unwrap_or(second)))
+    }
+}
+
+impl Role {
+    /// The arguments that tell a process its role and its processor.
+    pub fn arguments(&self, addr: IpAddr, cpus: (usize, usize)) -> Vec<OsString> {
+        let mut arguments = vec![
+            format!("--addr={addr}"),
+            format!("--client-cpu={}", cpus.0),
+            format!("--server-cpu={}", cpus.1),
+        ];
+        arguments.extend(self.serve.map(|contender| format!("--serve={contender}")));
+        arguments.extend(self.client.map(|contender| format!("--client={contender}")));
+        arguments.extend(self.room.map(|room| format!("--room={room}")));
+        if self.client.is_some() {
+            arguments.push(format!("--said={}", self.said));
+        }
+        let mut arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
+        if let Some(socket) = &self.socket {
+            arguments.extend(["--socket".into(), socket.into()]);
+        }
+        arguments
+    }
+
+    /// Keeps this process on its processor, and starts a runtime of one thread.
+    ///
+    /// # Errors
+    /// The processor is not allowed.
+    pub fn runtime(&self, places: &Places) -> anyhow::Result<tokio::runtime::Runtime> {
+        let (client, server) = places.cpus()?;
+        cpu::pin(if self.serve.is_some() { server } else { client })?;
+        // Whoever ends `compare` with a signal ends its processes too.
+        set_parent_process_death_signal(Some(Signal::KILL)).context("cannot follow the parent process")?;
+        // Each connection has a few.
+        let files = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files })
+            .context("cannot have more descriptors")?;
+        Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
+    }
+
+    /// Does what it is for, if it is for something: contenders of this crate.
+    ///
+    /// # Errors
+    /// The server cannot listen, or the client cannot connect.
+    pub async fn run(&self, places: &Places) -> anyhow::Result<()> {
+        if let Some(contender) = self.serve {
+            let ip = Place::Ip(SocketAddr::new(places.addr, 0));
+            let place = self.socket.clone().map_or(ip, Place::Unix);
+            return service::serve(contender, place, LARGEST, self.room, |said| println!("{said}")).await;
+        }
+        let Some(contender) = self.client else { return Ok(()) };
+        match contender.way() {
+            Way::Raw(kind) => session::run(Raw::connect(kind, &self.said).await?).await,
+            Way::Memcpy { cold } => session::run(Memcpy::new(cold)).await,
+            _ => {
+                let connect = async || Client::connect(contender, &self.said, self.room).await;
+                session::run(Calling::new(connect).await?).await
+            }
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! The client process of a contender: runs the rounds that it is told to, and says what they gave.
+//!
+//! It reads a line for each thing to do on its standard input, and answers each with a line on its standard output, both
+//! JSON: an [`Order`], and an [`Answer`]. It ends with its input. So a contender that crashes or hangs takes nobody along.
+
+use crate::{
+    measure::{self, Calls, Round},
+    work::Row,
+};
+use serde::{Deserialize, Serialize};
+use std::{future::Future, io::Write as _};
+use tokio::io::{AsyncBufReadExt, BufReader};
+
+/// What a client is told.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Order {
+    /// Have as many connections, and open streams, as this row wants.
+    Prepare(Row),
+    /// Run it once.
+    Round(Row),
+}
+
+/// What it answers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Answer {
+    /// Connected: the path in words, and whether this contender does what the row does.
+    Ready {
+        /// The path.
+        path: String,
+        /// Whether there is such a row.
+        runs: bool,
+    },
+    /// A round is over.
+    Done(Round),
+    /// It failed, and why.
+    Failed(String),
+}
+
+/// What runs rounds.
+pub trait Contestant {
+    /// Whether it has a counterpart of this row.
+    fn runs(&self, row: &Row) -> bool;
+    /// The path in words.
+    fn path(&self) -> String;
+    /// Makes as many connections, and opens as many streams, as a row wants.
+    fn prepare(&mut self, row: &Row) -> impl Future<Output = anyhow::Result<()>>;
+    /// Runs a row once.
+    fn round(&mut self, row: &Row) -> impl Future<Output = anyhow::Result<Round>>;
+}
+
+/// Calls over connections that are made when rows want them.
+pub struct Calling<C, F> {
+    clients: Vec<C>,
+    /// Streams that are open on the first of them.
+    open: Vec<Box<dyn Send>>,
+    connect: F,
+}
+
+impl<C, F> std::fmt::Debug for Calling<C, F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Calling").field("connections", &self.clients.len()).finish_non_exhaustive()
+    }
+}
+
+impl<C: Calls, F: AsyncFn() -> anyhow::Result<C>> Calling<C, F> {
+    /// Makes the first connection.
+    ///
+    /// # Errors
+    /// There is none.
+    pub async fn new(connect: F) -> anyhow::Result<Self> {
+        Ok(Self { clients: vec![connect().await?], open: Vec::new(), connect })
+    }
+}
+
+impl<C: Calls, F: AsyncFn() -> anyhow::Result<C>> Contestant for Calling<C, F> {
+    fn runs(&self, row: &Row) -> bool {
+        self.clients.iter().all(|client| client.runs(row))
+    }
+
+    /// Those of the first connection.
+    fn path(&self) -> String {
+        self.clients.first().map(Calls::path).unwrap_or_default()
+    }
+
+    async fn prepare(&mut self, row: &Row) -> anyhow::Result<()> {
+        self.clients.truncate(row.connections());
+        while self.clients.len() < row.connections() {
+            self.clients.push((self.connect)().await?);
+        }
+        self.open.truncate(row.streams());
+        if let Some(client) = self.clients.first_mut() {
+            while self.open.len() < row.streams() {
+                self.open.push(client.open().await?);
+            }
+        }
+        Ok(())
+    }
+
+    async fn round(&mut self, row: &Row) -> anyhow::Result<Round> {
+        measure::round(&self.clients, row).await
+    }
+}
+
+/// Does what it is told, until there is nothing more.
+///
+/// # Errors
+/// Input or output is broken.
+pub async fn run(mut contestant: impl Contestant) -> anyhow::Result<()> {
+    let mut lines = BufReader::new(tokio::io::stdin()).lines();
+    while let Some(line) = lines.next_line().await? {
+        let answer = match serde_json::from_str(&line)? {
+            Order::Prepare(row) => match contestant.runs(&row) {
+                true => contestant
+                    .prepare(&row)
+                    .await
+                    .map(|()| Answer::Ready { path: contestant.path(), runs: true }),
+                false => Ok(Answer::Ready { path: contestant.path(), runs: false }),
+            },
+            Order::Round(row) => contestant.round(&row).await.map(Answer::Done),
+        };
+        let answer = answer.unwrap_or_else(|error| Answer::Failed(format!("{error:#}")));
+        // One write, before the next line is read.
+        let mut text = serde_json::to_string(&answer)?;
+        text.push('\n');
+        std::io::stdout().write_all(text.as_bytes())?;
+    }
+    Ok(())
+}

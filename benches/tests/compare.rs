@@ -1,0 +1,44 @@
+//! `compare` as it is called, with few calls.
+
+use std::process::Command;
+
+#[test]
+fn a_contender_that_fails_is_shown_and_the_run_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let json = dir.path().join("out.json");
+    // No RDMA device has the loopback address, so this one is not on the path that it is to be on.
+    let out = Command::new(env!("CARGO_BIN_EXE_compare"))
+        .args(["--contenders", "tonic-tcp,verbs,tonic-unix,shm,memcpy-hot"])
+        .args([
+            "--rows", "full", "--only", "64", "--divide", "1000", "--rounds", "1", "--counts", "--limit",
+            "900",
+        ])
+        .args(["--json".as_ref(), json.as_os_str(), "--plots".as_ref(), dir.path().as_os_str()])
+        .output()
+        .unwrap();
+    let said = [&out.stdout[..], &out.stderr[..]].concat();
+    let said = String::from_utf8_lossy(&said);
+    assert!(!out.status.success(), "{said}");
+    assert!(said.contains("failed: latency-64 verbs: "), "{said}");
+    let json: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
+    let cell = |row: &str, contender: &str| {
+        let cells = json["results"].as_array().unwrap();
+        cells.iter().find(|cell| cell["row"] == row && cell["contender"] == contender).unwrap().clone()
+    };
+    for row in ["latency-64", "rate-64-x1", "rate-64-x64-c64", "up-64KiB-x8", "stream-64KiB", "beside-64MiB"]
+    {
+        for contender in ["tonic-tcp", "tonic-unix", "shm"] {
+            assert!(cell(row, contender)["failure"].is_null(), "{row} {contender}: {said}");
+            assert!(cell(row, contender)["median"].as_f64().unwrap() > 0.0, "{row} {contender}: {said}");
+        }
+        assert!(cell(row, "verbs")["failure"].is_string(), "{row}");
+    }
+    // It copies, and carries no calls.
+    assert!(cell("up-64KiB-x8", "memcpy-hot")["median"].is_f64());
+    assert!(cell("latency-64", "memcpy-hot")["median"].is_null());
+    // TCP: into the message, into the kernel, out of it, out of the message. Shared memory: once, and twice until the
+    // client has learnt that the server's stub uses the codec.
+    let copies = |contender| cell("up-64KiB-x8", contender)["copies"].as_f64().unwrap();
+    assert!(copies("tonic-tcp") >= 4.0 && (1.0..=3.0).contains(&copies("shm")), "{said}");
+    assert!(dir.path().join("latency.svg").exists() && dir.path().join("rate.svg").exists());
+}
