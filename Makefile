@@ -5,8 +5,10 @@ export CARGO
 .DEFAULT_GOAL := help
 # Seeds that test-sim runs.
 SEEDS ?= 3000
+# Time that soak takes.
+MINUTES ?= 60
 
-.PHONY: help build demo bench bench-rdma scale costs costs-record test test-native test-sim test-costs test-large test-rdma sanitize kernel fmt clippy docs clean packages
+.PHONY: help build demo bench bench-rdma scale costs costs-record test test-native test-sim test-costs test-large test-rdma test-rdma-qemu soak sanitize kernel fmt clippy docs clean packages
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -40,14 +42,17 @@ costs-record: ## count again, and write the record (benches/costs.toml), to be c
 	@scripts/install-packages bench
 	$(CARGO) run --release -p benches --bin costs -- --record
 
+STARTED := $(shell date +%s)
 test: test-native test-sim test-costs test-rdma ## run all tests, on this machine and in the guest
+	@tests/figures $(STARTED)
 
 test-native: packages ## run the tests that need no RDMA device
 	$(CARGO) test --workspace
 
 test-sim: packages ## run the simulation: client and server under faults, one run for each of SEEDS seeds
 	tests/sim/run test
-	tests/sim/run seeds --count $(SEEDS)
+	@mkdir -p $${CARGO_TARGET_DIR:-target}/figures
+	bash -o pipefail -c 'tests/sim/run seeds --count $(SEEDS) | tee $${CARGO_TARGET_DIR:-target}/figures/sim'
 
 test-costs: ## fail when calls cost over 5 % more than recorded
 	@scripts/install-packages bench
@@ -60,6 +65,12 @@ test-large: packages ## move 10,000 small files and two of 4 GiB over TCP, over 
 	$(CARGO) test --release -p rpc-demo --test large -- --nocapture
 	RPC_DEMO_TEST_SHM=1 $(CARGO) test --release -p rpc-demo --test large -- --nocapture
 	TONIC_RDMA_TEST_LARGE=1 tests/guest/suite '^large'
+
+test-rdma-qemu: ## run a part of test-rdma on Debian's own kernel under QEMU, with two CPUs (no KVM needed; slow)
+	TONIC_RDMA_TEST_QEMU=1 tests/guest/suite '^qemu'
+
+soak: ## load and random faults for MINUTES: on Soft-RoCE, Soft-iWARP, shared memory, and in the simulation
+	tests/soak $(MINUTES)
 
 sanitize: packages ## run the tests of memory, fabric and protocol under the address sanitizer, then under the thread sanitizer
 	tests/sanitize address

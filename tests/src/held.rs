@@ -1,6 +1,7 @@
 //! What a process holds of the system: the measure of leaks.
 
 use crate::load::until;
+use std::time::Duration;
 
 /// Counts of one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,12 +37,29 @@ impl Held {
         }
     }
 
+    /// Of each the lower count.
+    fn or_less(self, other: Self) -> Self {
+        Self {
+            fds: self.fds.min(other.fds),
+            memfd_maps: self.memfd_maps.min(other.memfd_maps),
+            threads: self.threads.min(other.threads),
+            pinned: self.pinned.min(other.pinned),
+        }
+    }
+
+    /// What there is more of than there was, by name.
+    pub fn beyond(self, before: Self) -> [(&'static str, usize); 4] {
+        [
+            ("descriptors", self.fds.saturating_sub(before.fds)),
+            ("mappings", self.memfd_maps.saturating_sub(before.memfd_maps)),
+            ("threads", self.threads.saturating_sub(before.threads)),
+            ("pinned KiB", self.pinned.saturating_sub(before.pinned)),
+        ]
+    }
+
     /// No more of anything.
     pub fn within(self, limit: Self) -> bool {
-        self.fds <= limit.fds
-            && self.memfd_maps <= limit.memfd_maps
-            && self.threads <= limit.threads
-            && self.pinned <= limit.pinned
+        self.beyond(limit).iter().all(|(_, more)| *more == 0)
     }
 }
 
@@ -60,15 +78,13 @@ impl Watch {
                 until(&what, read, |now| now.within(measure)).await
             }
             None => {
-                // That of a moment could be too much, for good.
-                let (mut last, mut same) = (None, 0);
-                let settled = until("what is held does not settle", read, |now| {
-                    same = if last == Some(*now) { same + 1 } else { 0 };
-                    last = Some(*now);
-                    same == 40
-                })
-                .await;
-                *self.0.insert(settled)
+                // That of a moment could be too much, for good: the library looks at the devices once a second.
+                let mut least = Held::by(process);
+                for _ in 0..40 {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                    least = least.or_less(Held::by(process));
+                }
+                *self.0.insert(least)
             }
         };
         eprintln!("process {process} after {after} faults: {now:?} at rest");

@@ -15,7 +15,7 @@
 //! - [`pattern`]: payload bytes that tell when something is lost, moved or repeated
 //! - [`cases`]: the cases, one module per idea
 //! - [`load`]: calls of every kind at once, checked and counted, for tests of faults
-//! - [`held`], [`process`]: what a process holds, and processes of a test's own program
+//! - [`held`], [`process`], [`server`]: what a process holds, processes of a test's own program, and one that serves
 //! - [`runner`]: runs the cases as tests, with a limit on how long one may hang
 //!
 //! [`Fabric::Stock`]: fabric::Fabric::Stock
@@ -40,6 +40,7 @@ pub mod process;
 pub mod remote;
 pub mod runner;
 pub mod script;
+pub mod server;
 pub mod service;
 
 /// The messages and stubs generated from `proto/conformance.proto`.

@@ -49,7 +49,7 @@ pub async fn until<T: Debug, F: Future<Output = T>>(
     }
 }
 
-/// How calls ended: `OK`, or the name of a status.
+/// How calls ended: `OK`, the name of a status, or `given up`.
 #[derive(Clone, Default)]
 pub struct Tally(Arc<Mutex<BTreeMap<String, u64>>>);
 
@@ -66,6 +66,11 @@ impl Tally {
     /// All calls that have ended.
     pub fn calls(&self) -> u64 {
         self.0.lock().unwrap().values().sum()
+    }
+
+    /// How calls ended, and how many so.
+    pub fn all(&self) -> BTreeMap<String, u64> {
+        self.0.lock().unwrap().clone()
     }
 
     /// Calls that failed.
@@ -97,6 +102,15 @@ pub struct Load {
 impl Load {
     /// Begins. Calls may end well, or with the status of a lost connection; all else fails the test.
     pub fn start(channel: &Channel, seed: u64, tally: &Tally) -> Self {
+        Self::of_callers(channel, seed, tally, None)
+    }
+
+    /// Likewise, but one call in eight is dropped by its caller, within 10 ms. It counts as `given up` if it had not ended.
+    pub fn start_fickle(channel: &Channel, seed: u64, tally: &Tally) -> Self {
+        Self::of_callers(channel, seed, tally, Some(Duration::from_millis(10)))
+    }
+
+    fn of_callers(channel: &Channel, seed: u64, tally: &Tally, patience: Option<Duration>) -> Self {
         let on = Arc::new(AtomicBool::new(true));
         let mut workers = JoinSet::new();
         for worker in 0..WORKERS {
@@ -105,9 +119,17 @@ impl Load {
             let mut rng = SmallRng::seed_from_u64(seed.wrapping_mul(WORKERS).wrapping_add(worker));
             workers.spawn(async move {
                 while on.load(Ordering::Relaxed) {
-                    match bounded("a call", one_call(&mut client, &mut rng)).await {
-                        Ok(()) => tally.add("OK"),
-                        Err(status) => {
+                    let patience = patience.filter(|_| rng.random_ratio(1, 8));
+                    let patience = patience.map(|longest| rng.random_range(Duration::ZERO..longest));
+                    let call = bounded("a call", one_call(&mut client, &mut rng));
+                    let end = match patience {
+                        Some(patience) => tokio::time::timeout(patience, call).await,
+                        None => Ok(call.await),
+                    };
+                    match end {
+                        Err(_) => tally.add("given up"),
+                        Ok(Ok(())) => tally.add("OK"),
+                        Ok(Err(status)) => {
                             check_lost(&status);
                             tally.add(&format!("{:?}", status.code()));
                             // A server that is gone refuses at once, and a start takes the CPU.

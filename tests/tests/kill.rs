@@ -8,9 +8,9 @@
 use libtest_mimic::Trial;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use std::{
-    net::{Ipv4Addr, SocketAddr, TcpListener},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     process::ExitCode,
-    time::{Duration, Instant},
+    time::Duration,
 };
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader, stdin},
@@ -22,10 +22,9 @@ use tonic_rdma_tests::{
     codec::Which,
     harness::client_of,
     held::{Held, Watch},
-    load::{LIMIT, Load, Tally, WORKERS, bounded, goes_on, one_call, takes, until},
-    probe::Probe,
+    load::{Load, Tally, WORKERS, bounded, goes_on, one_call, takes, until},
     process::{Process, codec_name, codec_of, in_use, role, runtime},
-    service::Scripted,
+    server,
 };
 
 const KILLS: usize = 100;
@@ -38,7 +37,9 @@ fn main() -> ExitCode {
     if let Some(role) = role() {
         let runtime = runtime(codec_of(&role[1]));
         match &role.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-            ["server", _, port] => runtime.block_on(serve(port.parse().unwrap())),
+            ["server", _, at, device] => {
+                runtime.block_on(server::serve(at.parse().unwrap(), device, false, || 0))
+            }
             ["client", _, port, seed] => runtime.block_on(load(port.parse().unwrap(), seed.parse().unwrap())),
             _ => panic!("no role: {role:?}"),
         }
@@ -66,27 +67,6 @@ fn main() -> ExitCode {
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-/// What a server's process does: serves, and tells of its pools when a line asks for it.
-async fn serve(port: u16) {
-    let context = Context::builder().build();
-    let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await.unwrap();
-    let incoming = tonic::transport::server::TcpIncoming::from(listener).with_nodelay(Some(true));
-    let mut server = tonic_rdma::Server::builder().fabrics([FabricKind::Shm]).context(context.clone());
-    let router = server.add_service(Scripted::server(&Probe::default()));
-    let mut serving = tokio::spawn(router.serve_with_incoming(incoming));
-    println!("ready");
-    let mut lines = BufReader::new(stdin()).lines();
-    loop {
-        tokio::select! {
-            line = lines.next_line() => {
-                let Ok(Some(_)) = line else { return };
-                println!("{}", in_use(&context).await);
-            }
-            end = &mut serving => panic!("the server ended: {end:?}"),
-        }
-    }
-}
-
 /// What a client's process does: calls until it is killed.
 async fn load(port: u16, seed: u64) {
     let channel = endpoint(port, &Context::builder().build()).connect().await.unwrap();
@@ -101,32 +81,17 @@ async fn load(port: u16, seed: u64) {
     drop(load);
 }
 
-fn endpoint(port: u16, context: &Context) -> Endpoint {
-    Endpoint::from_shared(format!("http://127.0.0.1:{port}"))
-        .unwrap()
-        .fabrics([FabricKind::Shm])
-        .context(context.clone())
-        .fast_path_timeout(Duration::from_secs(10))
+const fn local(port: u16) -> SocketAddr {
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)
 }
 
-/// A port that no outgoing connection takes while nobody listens: it could even connect to itself.
-fn fixed_port(rng: &mut SmallRng) -> u16 {
-    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
-    let lowest: u16 = range.split_whitespace().next().unwrap().parse().unwrap();
-    for _ in 0..1000 {
-        let port = rng.random_range(1024..lowest);
-        if TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).is_ok() {
-            return port;
-        }
-    }
-    panic!("no free port below {lowest}")
+fn endpoint(port: u16, context: &Context) -> Endpoint {
+    server::endpoint(local(port), (FabricKind::Shm, context))
 }
 
 /// A server's process that serves.
 async fn start(port: u16, n: usize) -> Process {
-    let mut server = Process::start("", &format!("server {} {port}", codec_name(n)));
-    assert_eq!(server.line().await, "ready");
-    server
+    server::start("", codec_name(n), local(port), "shm").await
 }
 
 fn is_checkpoint(kills: usize) -> bool {
@@ -135,7 +100,7 @@ fn is_checkpoint(kills: usize) -> bool {
 
 async fn killed_servers(seed: u64) {
     let mut rng = SmallRng::seed_from_u64(seed);
-    let port = fixed_port(&mut rng);
+    let port = server::fixed_port(Ipv4Addr::LOCALHOST.into(), &mut rng);
     let context = Context::builder().build();
     let (tally, mut watch) = (Tally::default(), Watch::default());
     let (mut fast, mut tcp, mut answered, mut returns) = (0, 0, 0, 0);
@@ -198,7 +163,7 @@ async fn killed_clients(seed: u64) {
     /// So many live at once.
     const AT_ONCE: usize = 5;
     let mut rng = SmallRng::seed_from_u64(seed);
-    let port = fixed_port(&mut rng);
+    let port = server::fixed_port(Ipv4Addr::LOCALHOST.into(), &mut rng);
     let context = Context::builder().build();
     let (tally, mut watch) = (Tally::default(), Watch::default());
     let mut server = start(port, 0).await;
@@ -235,11 +200,7 @@ async fn killed_clients(seed: u64) {
             assert_eq!(channel.path().path, Path::Shm, "{}", channel.path());
             assert_eq!(channel.stats().calls_tcp, 0, "{:?}", channel.stats());
             drop(channel);
-            let begin = Instant::now();
-            while server.in_use().await != 0 {
-                assert!(begin.elapsed() < LIMIT, "in use, with no client left: {}", server.in_use().await);
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
+            server::unused(&mut server).await;
             watch.check(&process, kills).await;
         }
     }

@@ -30,6 +30,9 @@ fn every_corpus_is_well() {
     }
 }
 
+/// Of each corpus.
+const NEIGHBOURS: usize = 3000;
+
 /// A few thousand neighbours of the corpus: a byte changed, cut short, two inputs joined.
 #[test]
 fn neighbours_of_every_corpus_are_well() {
@@ -40,9 +43,10 @@ fn neighbours_of_every_corpus_are_well() {
         state ^= state << 17;
         (state % below.max(1) as u64) as usize
     };
+    let mut executions = 0;
     for (name, target) in TARGETS {
         let inputs: Vec<Vec<u8>> = corpus(name).into_iter().map(|(_, data)| data).collect();
-        for _ in 0..3000 {
+        for _ in 0..NEIGHBOURS {
             let mut data = inputs[next(inputs.len())].clone();
             match next(3) {
                 0 if !data.is_empty() => {
@@ -58,7 +62,17 @@ fn neighbours_of_every_corpus_are_well() {
             }
             target(&data);
         }
+        executions += inputs.len() + NEIGHBOURS;
     }
+    tell(executions);
+}
+
+/// For `tests/figures`: with those of the test above.
+fn tell(executions: usize) {
+    // cargo's own directory for what tests write is in its target directory.
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../figures");
+    std::fs::create_dir_all(&folder).expect("a directory for figures");
+    std::fs::write(folder.join("fuzz"), format!("{executions}\n")).expect("the file of figures");
 }
 
 /// Each target has its corpus, its file for the fuzzer, and its entry in the manifest.

@@ -2,7 +2,7 @@
 
 use crate::{
     log::Log,
-    world::{Place, World, kind, run, serve, signal, unused},
+    world::{Place, World, kind, run, serve, signal},
 };
 use rand::Rng;
 use std::{net::SocketAddr, time::Duration};
@@ -10,6 +10,7 @@ use tonic_rdma::{Channel, ReasonCode};
 use tonic_rdma_tests::{
     load::{Load, Tally, takes, until},
     process::Process,
+    server::unused,
 };
 
 /// What a lost path is called.

@@ -5,6 +5,7 @@ use crate::{
     world::{Place, World},
 };
 use bytes::{Bytes, BytesMut};
+use rand::Rng;
 use std::{collections::VecDeque, future::poll_fn, net::SocketAddr, time::Duration};
 use tonic_rdma_fabric::{
     AnyLink, Completion, ConnectError, Fabric, Link, LinkConfig, LinkError, Work, WriteSource,
@@ -54,16 +55,8 @@ pub async fn peers_that_break_the_rules(log: Log) {
     }
 
     // Inside.
-    let mut lost = world.said("fast path lost");
     for breach in Breach::ALL {
-        let mut peer = host.enter().await;
-        breach.commit(&mut peer).await;
-        let end = bounded("the end of a peer that broke the rules", peer.death()).await;
-        println!("  {breach:?}: {end}");
-        drop(peer);
-        world.counts_a_fault();
-        let read = || async { world.said("fast path lost") };
-        lost = until("the loss is not in the server's log", read, |now| *now > lost).await;
+        host.lets_in(&mut world, breach).await;
     }
     let ok = tally.of("OK");
     let read = || async { tally.of("OK") };
@@ -73,6 +66,16 @@ pub async fn peers_that_break_the_rules(log: Log) {
     println!("  beside them {} calls went well", tally.of("OK"));
     drop((channel, host));
     world.end("hostile peers").await;
+}
+
+/// One of them, beside a channel that it does not hurt.
+pub async fn break_a_rule(world: &mut World) {
+    let load = world.under_load().await;
+    let breach = Breach::ALL[load.world.rng.random_range(0..Breach::ALL.len())];
+    Host::new(load.world).lets_in(load.world, breach).await;
+    let channel = load.channel.clone();
+    let tally = load.end().await;
+    assert_eq!((tally.failed(), channel.stats().calls_tcp), (0, 0), "{tally:?}");
 }
 
 /// What a peer does that it must not.
@@ -133,11 +136,11 @@ impl Breach {
 
 fn config() -> LinkConfig {
     LinkConfig {
-        recv_slots: 128,
+        recv_slots: 32,
         slot_size: 4096,
-        send_slots: 120,
+        send_slots: 100,
         staging: 64 << 10,
-        send_queue: 240,
+        send_queue: 200,
         inline: 0,
     }
 }
@@ -180,10 +183,23 @@ impl Host {
         })
     }
 
+    /// A peer comes in and does this. The server ends its connection, and says so.
+    async fn lets_in(&self, world: &mut World, breach: Breach) {
+        let before = world.said("fast path lost");
+        let mut peer = self.enter().await;
+        breach.commit(&mut peer).await;
+        let end = bounded("the end of a peer that broke the rules", peer.death()).await;
+        println!("  {breach:?}: {end}");
+        drop(peer);
+        world.counts_a_fault();
+        let read = || async { world.said("fast path lost") };
+        until("the loss is not in the server's log", read, |now| *now > before).await;
+    }
+
     async fn enter(&self) -> Peer {
         let (ticket, place) = self.ask().await;
         let mut config = Config::default();
-        (config.slot_size, config.recv_slots) = (4096, 128);
+        (config.slot_size, config.recv_slots) = (4096, 32);
         self.connect(place, &Hello::new(ticket, config.settings()).encode()).await.unwrap()
     }
 }

@@ -5,6 +5,7 @@ use std::{
     io::{self, Write},
     sync::{Arc, Mutex},
 };
+use tonic_rdma::ReasonCode;
 use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
 
 /// The log of this process, and its metrics.
@@ -29,11 +30,15 @@ impl Log {
         self.lines.lock().unwrap().lines().any(|line| words.iter().all(|word| line.contains(word)))
     }
 
-    /// How often a client of this process has decided for TCP, by the metrics.
-    pub fn fallbacks(&self) -> u64 {
+    /// How often a client of this process has decided for TCP for this reason, by the metrics.
+    pub fn fallbacks(&self, code: ReasonCode) -> u64 {
         let metrics = self.metrics.render();
-        let of_clients =
-            |line: &&str| line.starts_with("tonic_rdma_fallbacks_total{") && line.contains("role=\"client\"");
+        let reason = format!("reason=\"{}\"", code.as_str());
+        let of_clients = |line: &&str| {
+            line.starts_with("tonic_rdma_fallbacks_total{")
+                && line.contains("role=\"client\"")
+                && line.contains(&reason)
+        };
         let count = |line: &str| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap();
         metrics.lines().filter(of_clients).map(count).sum()
     }

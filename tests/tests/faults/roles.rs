@@ -1,9 +1,6 @@
 //! What the other processes of these tests do.
 
-use crate::{
-    log::Log,
-    world::{endpoint, fabric_of},
-};
+use crate::{log::Log, world::endpoint};
 use std::{
     net::{SocketAddr, UdpSocket},
     path::PathBuf,
@@ -12,9 +9,8 @@ use std::{
 use tokio::io::{AsyncBufReadExt as _, BufReader, stdin};
 use tonic_rdma_tests::{
     load::{Load, Tally, WORKERS, until},
-    probe::Probe,
-    process::{codec_of, in_use, runtime},
-    service::Scripted,
+    process::{codec_of, runtime},
+    server::{fabric_of, serve},
 };
 
 /// Plays a role, until its standard input ends or it is killed.
@@ -27,8 +23,10 @@ pub fn play(role: &[String]) -> ExitCode {
     Log::keep();
     let runtime = runtime(codec_of(words[1]));
     match words[..] {
-        ["server", _, at, device] => runtime.block_on(serve(at.parse().unwrap(), device, false)),
-        ["server", _, at, device, "alone"] => runtime.block_on(serve(at.parse().unwrap(), device, true)),
+        ["server", _, at, device] => runtime.block_on(serve(at.parse().unwrap(), device, false, || 0)),
+        ["server", _, at, device, "alone"] => {
+            runtime.block_on(serve(at.parse().unwrap(), device, true, || 0))
+        }
         ["client", _, at, device, seed] => {
             runtime.block_on(call(at.parse().unwrap(), device, seed.parse().unwrap()));
         }
@@ -36,27 +34,6 @@ pub fn play(role: &[String]) -> ExitCode {
     }
     runtime.shutdown_background();
     ExitCode::SUCCESS
-}
-
-/// Serves; answers `pools` with the bytes that are in use. One that is `alone` has nobody who asks.
-async fn serve(at: SocketAddr, device: &str, alone: bool) {
-    let (fabric, context) = fabric_of(device);
-    let listener = tokio::net::TcpListener::bind(at).await.unwrap();
-    let incoming = tonic::transport::server::TcpIncoming::from(listener).with_nodelay(Some(true));
-    let mut server = tonic_rdma::Server::builder().fabrics([fabric]).context(context.clone());
-    let router = server.add_service(Scripted::server(&Probe::default()));
-    let mut serving = tokio::spawn(router.serve_with_incoming(incoming));
-    println!("ready");
-    let mut lines = BufReader::new(stdin()).lines();
-    loop {
-        tokio::select! {
-            line = lines.next_line(), if !alone => {
-                let Ok(Some(_)) = line else { return };
-                println!("{}", in_use(&context).await);
-            }
-            end = &mut serving => panic!("the server ended: {end:?}"),
-        }
-    }
 }
 
 /// Calls. Answers `path` with the path that calls take, and `carries`, when they go by RDMA, with how they have ended so far.

@@ -1,7 +1,7 @@
-//! Random faults for as long as SOAK_SECONDS says, on SOAK_FABRIC: the devices of the guest, or `shm` on any host.
+//! Random faults for as long as SOAK_SECONDS says, on SOAK_FABRIC: `shm` on any host, else the devices of the guest.
 
 use crate::{
-    host,
+    host, hostile,
     log::Log,
     veth,
     world::{Place, World},
@@ -39,6 +39,7 @@ const DEVICES: &[Fault] = faults! {
     "rdma link del and add" host::remove_device;
     "interface down and up" host::take_interface_down;
     "address removed and added" host::remove_address;
+    "hostile peer" hostile::break_a_rule;
 };
 
 const NETWORK: &[Fault] = faults! {
@@ -51,15 +52,20 @@ const NETWORK: &[Fault] = faults! {
 /// Faults between two looks for leaks.
 const ROUND: usize = 4;
 
+/// Whether it runs outside of the guest.
+pub fn needs_no_device() -> bool {
+    std::env::var("SOAK_FABRIC").is_ok_and(|fabric| fabric == "shm")
+}
+
 pub async fn random_faults(log: Log) {
     let number = |name| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
     let time = Duration::from_secs(number("SOAK_SECONDS").expect("SOAK_SECONDS says for how long"));
     let seed = number("TONIC_RDMA_TEST_SEED").unwrap_or_else(|| rand::rng().random());
-    let places: &[(fn() -> Place, &[Fault])] = match std::env::var("SOAK_FABRIC").as_deref() {
-        Ok("shm") => &[(Place::shm, PROCESSES)],
-        _ => &[(Place::one_device, DEVICES), (Place::veth, NETWORK), (Place::veth_alone, NETWORK)],
+    let places: &[(fn() -> Place, &[Fault])] = match needs_no_device() {
+        true => &[(Place::shm, PROCESSES)],
+        false => &[(Place::one_device, DEVICES), (Place::veth, NETWORK), (Place::veth_alone, NETWORK)],
     };
-    println!("soak: TONIC_RDMA_TEST_SEED={seed}");
+    println!("TONIC_RDMA_TEST_SEED={seed}");
     let mut rng = SmallRng::seed_from_u64(seed);
     let (begun, mut rounds) = (Instant::now(), 0);
     let (mut counts, mut watch) = (BTreeMap::<_, u64>::new(), Watch::default());
@@ -71,7 +77,7 @@ pub async fn random_faults(log: Log) {
         // It lives through all of them.
         let veteran = world.connect().await;
         let tally = Tally::default();
-        let load = Load::start(&veteran, rng.random(), &tally);
+        let load = Load::start_fickle(&veteran, rng.random(), &tally);
         for _ in 0..ROUND {
             let (name, fault) = choice.choose(&mut rng).unwrap();
             println!(" {name}");
@@ -80,6 +86,7 @@ pub async fn random_faults(log: Log) {
         }
         load.stop().await;
         drop(veteran);
+        // Fails if a byte of a pool is still in use.
         let (more, calls) = world.end(&format!("round {rounds}")).await;
         faults += more;
         totals.include(&calls);
@@ -87,13 +94,21 @@ pub async fn random_faults(log: Log) {
         rounds += 1;
         last = Some(watch.check("self", faults).await);
     }
-    println!(
-        "soak: {} s, {rounds} rounds, {faults} faults, {} calls",
-        begun.elapsed().as_secs(),
-        totals.calls()
-    );
-    println!("soak: calls by outcome: {totals:?}");
-    println!("soak: faults: {counts:?}");
-    println!("soak: held after the first round: {:?}", watch.first().unwrap());
-    println!("soak: held at the end:            {:?}; bytes of pools in use: 0", last.unwrap());
+    let held = last.unwrap().beyond(watch.first().unwrap());
+    let leaks: Vec<_> = held.into_iter().chain([("bytes of pools", 0)]).collect();
+    // What tests/soak reads.
+    println!("soak seconds {}", begun.elapsed().as_secs());
+    println!("soak seed {seed}");
+    println!("soak rounds {rounds}");
+    println!("soak faults {faults}");
+    for (name, count) in counts {
+        println!("soak fault {count} {name}");
+    }
+    println!("soak calls {}", totals.calls());
+    for (end, count) in totals.all() {
+        println!("soak call {count} {end}");
+    }
+    for (name, more) in leaks {
+        println!("soak leak {more} {name}");
+    }
 }

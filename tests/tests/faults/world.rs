@@ -3,7 +3,7 @@
 use crate::log::Log;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     process::Command,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
@@ -16,6 +16,7 @@ use tonic_rdma_tests::{
     held::Watch,
     load::{LIMIT, Load, Tally, bounded, goes_on, one_call, takes, until},
     process::{Process, in_use},
+    server::{self, fabric_of, fixed_port, unused},
 };
 
 /// What a connection waits for a silent peer by default. A loss is to be noticed by then; a test waits four times as long,
@@ -94,14 +95,6 @@ impl Place {
     }
 }
 
-/// The fabric and the devices that a device's name stands for: `shm` is none.
-pub fn fabric_of(device: &str) -> (FabricKind, Context) {
-    match device {
-        "shm" => (FabricKind::Shm, Context::builder().build()),
-        _ => (FabricKind::Verbs, Context::builder().device(device).build()),
-    }
-}
-
 /// Runs a command as root in the guest. Fails unless it succeeds.
 pub fn run(command: &str) {
     let mut words = command.split(' ');
@@ -115,12 +108,7 @@ pub fn signal(process: &Process, name: &str) {
 }
 
 pub fn endpoint(server: SocketAddr, keep_alive: bool, (kind, context): (FabricKind, &Context)) -> Endpoint {
-    let endpoint = Endpoint::from_shared(format!("http://{server}"))
-        .unwrap()
-        .fabrics([kind])
-        .context(context.clone())
-        .connect_timeout(Duration::from_secs(2))
-        .fast_path_timeout(Duration::from_secs(10));
+    let endpoint = server::endpoint(server, (kind, context)).connect_timeout(Duration::from_secs(2));
     match keep_alive {
         false => endpoint,
         true => endpoint
@@ -130,39 +118,9 @@ pub fn endpoint(server: SocketAddr, keep_alive: bool, (kind, context): (FabricKi
     }
 }
 
-/// The port of a server on one address: below those that outgoing connections take.
-fn fixed_port(rng: &mut SmallRng) -> u16 {
-    loop {
-        let port = rng.random_range(10_000..30_000);
-        if TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok() {
-            return port;
-        }
-    }
-}
-
-/// Waits until nothing of a server's pools is in use.
-pub async fn unused(server: &mut Process) {
-    let begin = Instant::now();
-    loop {
-        let there = server.in_use().await;
-        if there == 0 {
-            return;
-        }
-        assert!(begin.elapsed() < LIMIT, "in use at the server, with no channel left: {there} bytes");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-}
-
 /// A server's process that serves.
 pub async fn serve(at: SocketAddr, device: &str) -> Process {
-    serve_through("", at, device).await
-}
-
-/// Likewise, started by another command.
-pub async fn serve_through(through: &str, at: SocketAddr, device: &str) -> Process {
-    let mut server = Process::start(through, &format!("server zero-copy {at} {device}"));
-    assert_eq!(server.line().await, "ready");
-    server
+    server::start("", "zero-copy", at, device).await
 }
 
 /// Before the first fault and behind the last one everything is at rest, and the same is held.
@@ -192,9 +150,9 @@ impl World {
         let seed = rand::rng().random();
         eprintln!("seed {seed}, {place:?}");
         let mut rng = SmallRng::seed_from_u64(seed);
-        let at = SocketAddr::new(place.tcp, fixed_port(&mut rng));
+        let at = SocketAddr::new(place.tcp, fixed_port(place.tcp, &mut rng));
         let (fabric, context) = fabric_of(&place.client_device);
-        let server = serve_through(through, at, &place.server_device).await;
+        let server = server::start(through, "zero-copy", at, &place.server_device).await;
         Self::with(place, at, (fabric, context), Some(server), rng, log).await
     }
 
@@ -301,7 +259,7 @@ impl World {
             tally,
             paths,
             mark: 0,
-            fallbacks: 0,
+            fallbacks: Vec::new(),
             struck: Instant::now(),
             said: Vec::new(),
         }
@@ -374,8 +332,8 @@ pub struct UnderLoad<'a> {
     tally: Tally,
     paths: Paths,
     mark: usize,
-    /// Decisions for TCP, by the metrics.
-    fallbacks: u64,
+    /// Decisions for TCP by then, by the metrics.
+    fallbacks: Vec<(ReasonCode, u64)>,
     struck: Instant,
     said: Vec<String>,
 }
@@ -385,7 +343,8 @@ impl UnderLoad<'_> {
     pub fn strikes(&mut self) {
         self.world.faults += 1;
         self.mark = self.paths.len();
-        self.fallbacks = self.world.log.fallbacks();
+        let by_code = |code: ReasonCode| (code, self.world.log.fallbacks(code));
+        self.fallbacks = ReasonCode::ALL.map(by_code).into();
         self.struck = Instant::now();
     }
 
@@ -410,7 +369,9 @@ impl UnderLoad<'_> {
         let line = format!("code=\"{}\"", code.as_str());
         let read = || async { self.world.log.has(&["calls go over TCP", &line]) };
         until(&format!("no log line with {line}"), read, |there| *there).await;
-        assert!(self.world.log.fallbacks() > self.fallbacks, "not in the metrics: {code}");
+        let counted =
+            self.fallbacks.iter().any(|(c, before)| *c == code && self.world.log.fallbacks(code) > *before);
+        assert!(counted, "not in the metrics: {code}");
     }
 
     /// Calls end well over TCP.

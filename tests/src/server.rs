@@ -1,0 +1,84 @@
+//! A server of the scripted service that has a process of its own, to be killed, stopped and measured.
+
+use crate::{
+    load::until,
+    probe::Probe,
+    process::{Process, in_use},
+    service::Scripted,
+};
+use rand::{Rng, rngs::SmallRng};
+use std::{
+    net::{IpAddr, SocketAddr, TcpListener},
+    time::Duration,
+};
+use tokio::io::{AsyncBufReadExt as _, BufReader, stdin};
+use tonic_rdma::{Context, Endpoint, FabricKind};
+
+/// The fabric and the devices that a device's name stands for: `shm` is none.
+pub fn fabric_of(device: &str) -> (FabricKind, Context) {
+    match device {
+        "shm" => (FabricKind::Shm, Context::builder().build()),
+        _ => (FabricKind::Verbs, Context::builder().device(device).build()),
+    }
+}
+
+/// For channels that have time to find their fast path.
+pub fn endpoint(server: SocketAddr, (kind, context): (FabricKind, &Context)) -> Endpoint {
+    Endpoint::from_shared(format!("http://{server}"))
+        .unwrap()
+        .fabrics([kind])
+        .context(context.clone())
+        .fast_path_timeout(Duration::from_secs(10))
+}
+
+/// A port that no outgoing connection takes while nobody listens: it could even connect to itself.
+#[allow(clippy::panic)]
+pub fn fixed_port(ip: IpAddr, rng: &mut SmallRng) -> u16 {
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
+    let lowest: u16 = range.split_whitespace().next().unwrap().parse().unwrap();
+    for _ in 0..1000 {
+        let port = rng.random_range(1024..lowest);
+        if TcpListener::bind((ip, port)).is_ok() {
+            return port;
+        }
+    }
+    panic!("no free port below {lowest}")
+}
+
+/// What the server's process does: serves, and answers `pools` with the bytes that are in use, and `heap` with those that
+/// `heap` says. One that is `alone` has nobody who asks.
+#[allow(clippy::panic)]
+pub async fn serve(at: SocketAddr, device: &str, alone: bool, heap: fn() -> usize) {
+    let (fabric, context) = fabric_of(device);
+    let listener = tokio::net::TcpListener::bind(at).await.unwrap();
+    let incoming = tonic::transport::server::TcpIncoming::from(listener).with_nodelay(Some(true));
+    let mut server = tonic_rdma::Server::builder().fabrics([fabric]).context(context.clone());
+    let router = server.add_service(Scripted::server(&Probe::default()));
+    let mut serving = tokio::spawn(router.serve_with_incoming(incoming));
+    println!("ready");
+    let mut lines = BufReader::new(stdin()).lines();
+    loop {
+        tokio::select! {
+            line = lines.next_line(), if !alone => match line {
+                Ok(Some(question)) if question == "heap" => println!("{}", heap()),
+                Ok(Some(_)) => println!("{}", in_use(&context).await),
+                _ => return,
+            },
+            end = &mut serving => panic!("the server ended: {end:?}"),
+        }
+    }
+}
+
+/// Its process, through a command that executes another one, or through none: see [`Process::start`]. It serves.
+pub async fn start(through: &str, codec: &str, at: SocketAddr, device: &str) -> Process {
+    let mut server = Process::start(through, &format!("server {codec} {at} {device}"));
+    assert_eq!(server.line().await, "ready");
+    server
+}
+
+/// Waits until nothing of a server's pools is in use.
+pub async fn unused(server: &mut Process) {
+    let server = tokio::sync::Mutex::new(server);
+    let read = || async { server.lock().await.in_use().await };
+    until("bytes are in use at the server, with no channel left", read, |bytes| *bytes == 0).await;
+}

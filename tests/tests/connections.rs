@@ -1,0 +1,274 @@
+//! What a process holds after 1,000 connections is what it held after 10: descriptors, mappings, threads, pinned memory, bytes
+//! of the pools and of the heap. Half of the connections are closed, one in two of those with a call in flight, and half are
+//! cut off under load by SIGKILL of the other process, which is this program again. Over shared memory; in the guest over
+//! its device, where `CONNECTIONS` says how many.
+
+// A failed unwrap is a failed test.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use libtest_mimic::Trial;
+use peak_alloc::PeakAlloc;
+use rand::{Rng, SeedableRng, rngs::SmallRng};
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    process::ExitCode,
+    time::Duration,
+};
+use tokio::{
+    io::{AsyncBufReadExt as _, BufReader, stdin},
+    task::JoinSet,
+};
+use tonic_rdma::{Channel, Context, FabricKind, Path};
+use tonic_rdma_tests::{
+    channel::AnyChannel,
+    codec::Which,
+    fabric::bind_ip,
+    harness::{Client, client_of},
+    held::{Held, Watch},
+    load::{bounded, check_lost, one_call, takes, until},
+    process::{Process, codec_name, codec_of, in_use, role, runtime},
+    server::{self, endpoint, fabric_of, fixed_port},
+};
+
+#[global_allocator]
+static HEAP: PeakAlloc = PeakAlloc;
+
+/// Connections that one process has at a time. The first so many are the measure.
+const AT_ONCE: usize = 10;
+/// Bytes by which the heap may differ between two looks, whatever went before: a queue that has grown, a table's spare room.
+const HEAP_SLACK: usize = 64 << 10;
+
+fn heap() -> usize {
+    HEAP.current_usage()
+}
+
+fn main() -> ExitCode {
+    if let Some(role) = role() {
+        let runtime = runtime(codec_of(&role[1]));
+        match &role.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+            ["server", _, at, device] => {
+                runtime.block_on(server::serve(at.parse().unwrap(), device, false, heap));
+            }
+            ["client", _, at, device, seed] => {
+                runtime.block_on(be_killed(at.parse().unwrap(), device, seed.parse().unwrap()));
+            }
+            _ => panic!("no role: {role:?}"),
+        }
+        runtime.shutdown_background();
+        return ExitCode::SUCCESS;
+    }
+    let number = |name| std::env::var(name).ok().map(|value| value.parse::<u64>().unwrap());
+    let seed = number("TONIC_RDMA_TEST_SEED").unwrap_or_else(|| rand::rng().random());
+    let connections = number("CONNECTIONS").map_or(1000, |count| count as usize);
+    eprintln!("TONIC_RDMA_TEST_SEED={seed}");
+    let mut arguments = libtest_mimic::Arguments::from_args();
+    // Each counts what this process holds.
+    arguments.test_threads = Some(1);
+    let trials = vec![
+        Trial::test("of_a_client", move || {
+            runtime(Which::ZeroCopy).block_on(of_a_client(connections, seed));
+            Ok(())
+        }),
+        Trial::test("of_a_server", move || {
+            runtime(Which::Plain).block_on(of_a_server(connections, seed));
+            Ok(())
+        }),
+    ];
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// Where connections go, and over what.
+struct Place {
+    device: String,
+    at: SocketAddr,
+    kind: FabricKind,
+    context: Context,
+    path: Path,
+}
+
+impl Place {
+    fn new(rng: &mut SmallRng) -> Self {
+        let device = std::env::var("GUEST_DEVICE").unwrap_or_else(|_| "shm".into());
+        let ip = match device.as_str() {
+            "shm" => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            _ => bind_ip().unwrap(),
+        };
+        Self::of(&device, SocketAddr::new(ip, fixed_port(ip, rng)))
+    }
+
+    fn of(device: &str, at: SocketAddr) -> Self {
+        let (kind, context) = fabric_of(device);
+        let path = if kind == FabricKind::Shm { Path::Shm } else { Path::Verbs };
+        Self { device: device.to_owned(), at, kind, context, path }
+    }
+
+    async fn server(&self, n: usize) -> Process {
+        server::start("", codec_name(n), self.at, &self.device).await
+    }
+
+    /// As many as one process has, all on the fast path and each having carried a call.
+    async fn connect(&self, rng: &mut SmallRng) -> Vec<(Channel, Client)> {
+        let mut connecting = JoinSet::new();
+        for _ in 0..AT_ONCE {
+            let (endpoint, path) = (endpoint(self.at, (self.kind, &self.context)), self.path);
+            let mut rng = SmallRng::seed_from_u64(rng.random());
+            connecting.spawn(async move {
+                let channel = bounded("connecting", endpoint.connect()).await.unwrap();
+                takes(&channel, path).await;
+                let mut client = client_of(AnyChannel::Rdma(channel.clone()));
+                bounded("a call", one_call(&mut client, &mut rng)).await.unwrap();
+                assert_eq!(channel.stats().calls_fast, 1, "{}", channel.path());
+                (channel, client)
+            });
+        }
+        connecting.join_all().await
+    }
+
+    async fn unused(&self) {
+        until("in use, with no channel left", || in_use(&self.context), |bytes| *bytes == 0).await;
+    }
+}
+
+/// Closes half of them. One in two is dropped by a caller with a call in flight.
+async fn close_half(channels: &mut Vec<(Channel, Client)>, rng: &mut SmallRng) {
+    for (n, (channel, mut client)) in channels.drain(..AT_ONCE / 2).enumerate() {
+        if n % 2 == 1 {
+            let mut calls = SmallRng::seed_from_u64(rng.random());
+            let patience = Duration::from_micros(rng.random_range(0..2_000));
+            let call = one_call(&mut client, &mut calls);
+            // Either is right: that it ended, and that it did not.
+            if let Ok(end) = tokio::time::timeout(patience, call).await {
+                end.unwrap();
+            }
+        }
+        drop((client, channel));
+    }
+}
+
+/// Calls, one at a time on each, until one fails because the peer has gone.
+fn call_until_lost(channels: Vec<(Channel, Client)>, rng: &mut SmallRng) -> JoinSet<Channel> {
+    let mut calling = JoinSet::new();
+    for (channel, mut client) in channels {
+        let mut rng = SmallRng::seed_from_u64(rng.random());
+        calling.spawn(async move {
+            loop {
+                if let Err(status) = bounded("a call", one_call(&mut client, &mut rng)).await {
+                    check_lost(&status);
+                    return channel;
+                }
+            }
+        });
+    }
+    calling
+}
+
+/// What was held after the first connections, and what is held now.
+#[derive(Default)]
+struct Record {
+    watch: Watch,
+    heap: Option<usize>,
+}
+
+impl Record {
+    /// Notes what is held, or fails if it is more than what was noted.
+    async fn look(
+        &mut self,
+        process: &str,
+        connections: usize,
+        heap: impl AsyncFn() -> usize,
+    ) -> (Held, usize) {
+        let held = self.watch.check(process, connections).await;
+        let heap = match self.heap {
+            None => *self.heap.insert(settled(&heap).await),
+            Some(before) => until("bytes of the heap", || heap(), |now| *now <= before + HEAP_SLACK).await,
+        };
+        eprintln!("process {process} after {connections} connections: heap {heap}");
+        (held, heap)
+    }
+
+    fn tell(&self, whose: &str, place: &Place, connections: usize, (held, heap): (Held, usize)) {
+        let (first, heap_then) = (self.watch.first().unwrap(), self.heap.unwrap());
+        println!("{whose}, {}: after {AT_ONCE} connections {first:?}, heap {heap_then}", place.device);
+        println!("{whose}, {}: after {connections} connections {held:?}, heap {heap}", place.device);
+    }
+}
+
+/// The least of a while: what is on its way to be freed is not held.
+async fn settled(heap: &impl AsyncFn() -> usize) -> usize {
+    let mut least = usize::MAX;
+    for _ in 0..40 {
+        least = least.min(heap().await);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    least
+}
+
+/// Looks are taken after the first, and after every hundred or so.
+fn is_look(done: usize, connections: usize) -> bool {
+    done == AT_ONCE || done == connections || done.is_multiple_of(100)
+}
+
+async fn of_a_client(connections: usize, seed: u64) {
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let place = Place::new(&mut rng);
+    let (mut record, mut last) = (Record::default(), None);
+    let mut server = place.server(0).await;
+    for done in (AT_ONCE..=connections).step_by(AT_ONCE) {
+        let mut channels = place.connect(&mut rng).await;
+        close_half(&mut channels, &mut rng).await;
+        let mut calling = call_until_lost(channels, &mut rng);
+        tokio::time::sleep(Duration::from_micros(rng.random_range(0..20_000))).await;
+        server.kill().await;
+        while let Some(channel) = calling.join_next().await {
+            takes(&channel.unwrap(), Path::Tcp).await;
+        }
+        if is_look(done, connections) {
+            place.unused().await;
+            last = Some(record.look("self", done, async || heap()).await);
+        }
+        server = place.server(done / AT_ONCE).await;
+    }
+    record.tell("client", &place, connections, last.unwrap());
+}
+
+async fn of_a_server(connections: usize, seed: u64) {
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let place = Place::new(&mut rng);
+    let (mut record, mut last) = (Record::default(), None);
+    let mut server = place.server(0).await;
+    let process = server.id();
+    for done in (AT_ONCE..=connections).step_by(AT_ONCE) {
+        let role = format!(
+            "client {} {} {} {}",
+            codec_name(done / AT_ONCE),
+            place.at,
+            place.device,
+            rng.random::<u64>()
+        );
+        let mut client = Process::start("", &role);
+        assert_eq!(client.line().await, "half are closed");
+        tokio::time::sleep(Duration::from_micros(rng.random_range(0..20_000))).await;
+        client.kill().await;
+        if is_look(done, connections) {
+            server::unused(&mut server).await;
+            let asked = tokio::sync::Mutex::new(&mut server);
+            let heap = async || asked.lock().await.ask("heap").await.parse().unwrap();
+            last = Some(record.look(&process, done, heap).await);
+        }
+    }
+    record.tell("server", &place, connections, last.unwrap());
+}
+
+/// What a client's process does.
+async fn be_killed(at: SocketAddr, device: &str, seed: u64) {
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let place = Place::of(device, at);
+    let mut channels = place.connect(&mut rng).await;
+    close_half(&mut channels, &mut rng).await;
+    let calling = call_until_lost(channels, &mut rng);
+    println!("half are closed");
+    // Unless it is killed before, it ends with the test.
+    let mut lines = BufReader::new(stdin()).lines();
+    while let Ok(Some(_)) = lines.next_line().await {}
+    drop(calling);
+}
