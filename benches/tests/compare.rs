@@ -37,8 +37,11 @@ fn a_contender_that_fails_is_shown_and_the_run_goes_on() {
     assert!(cell("up-64KiB-x8", "memcpy-hot")["median"].is_f64());
     assert!(cell("latency-64", "memcpy-hot")["median"].is_null());
     // TCP: into the message, into the kernel, out of it, out of the message. Shared memory: once, and twice until the
-    // client has learnt that the server's stub uses the codec.
+    // client has learnt that the server's stub uses the codec. Without optimisation whatever is moved is copied, too.
     let copies = |contender| cell("up-64KiB-x8", contender)["copies"].as_f64().unwrap();
-    assert!(copies("tonic-tcp") >= 4.0 && (1.0..=3.0).contains(&copies("shm")), "{said}");
+    assert!(
+        copies("tonic-tcp") >= 4.0 && (1.0..copies("tonic-tcp") / 1.5).contains(&copies("shm")),
+        "{said}"
+    );
     assert!(dir.path().join("latency.svg").exists() && dir.path().join("rate.svg").exists());
 }
