@@ -61,6 +61,10 @@ impl Default for Config {
 /// Bytes that a header block may be limited to.
 pub const HEADERS: std::ops::RangeInclusive<u32> = 4096..=1 << 20;
 
+/// How long a peer may be silent, at least and at most.
+pub const DEAD_PEER: std::ops::RangeInclusive<Duration> =
+    Duration::from_millis(10)..=Duration::from_millis(DAY_MS);
+
 const DAY_MS: u64 = 24 * 60 * 60 * 1000;
 
 /// A setting outside its range.
@@ -98,7 +102,7 @@ impl Config {
         rule(self.write_chunk >= 4096, "write_chunk", self.write_chunk.into(), "at least 4096")?;
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         rule(
-            (10..=DAY_MS).contains(&millis(self.dead_peer)),
+            DEAD_PEER.contains(&self.dead_peer),
             "dead_peer (ms)",
             millis(self.dead_peer),
             "10 to 86400000",

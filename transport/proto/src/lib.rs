@@ -71,7 +71,7 @@ pub mod hello;
 mod ids;
 mod payload;
 
-pub use config::{Config, ConfigError, HEADERS};
+pub use config::{Config, ConfigError, DEAD_PEER, HEADERS};
 pub use conn::{
     Connection, Event, Flow, GrantMemory, LandingWant, Pending, Room, SendError, Side, Stats, Transmit,
     WantKey, Write,

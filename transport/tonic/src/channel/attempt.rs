@@ -31,6 +31,7 @@ pub(crate) struct Plan {
     pub(crate) counters: Arc<Counters>,
     pub(crate) methods: Arc<Methods>,
     pub(crate) max_header_size: Option<u32>,
+    pub(crate) dead_peer_timeout: Option<Duration>,
     pub(crate) copy_on_delivery: bool,
 }
 
@@ -115,6 +116,7 @@ impl Plan {
         pool.may_land().map_err(|error| cause::pool(&error))?;
         let mut options = LinkOptions::for_pool(&pool, self.context.pinned_per_peer());
         options.headers(self.max_header_size);
+        options.dead_peer(self.dead_peer_timeout);
         options.copy_on_delivery = self.copy_on_delivery;
         let hello = Hello::new(ticket, options.proto.settings()).encode();
         let left = limit.saturating_sub(started.elapsed());

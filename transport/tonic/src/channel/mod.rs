@@ -294,6 +294,7 @@ impl One {
             counters,
             methods: shared.methods.clone(),
             max_header_size: settings.max_header_size,
+            dead_peer_timeout: settings.dead_peer_timeout,
             copy_on_delivery: settings.copy_on_delivery,
         };
         let (manager, handle) = Manager::new(shared.clone(), plan, patience);

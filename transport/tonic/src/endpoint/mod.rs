@@ -55,6 +55,7 @@ pub(crate) struct Settings {
     pub(crate) hook: Option<OfferHook>,
     pub(crate) context: Option<Context>,
     pub(crate) max_header_size: Option<u32>,
+    pub(crate) dead_peer_timeout: Option<Duration>,
     pub(crate) copy_on_delivery: bool,
     /// Where to count; a balanced channel counts over all its endpoints.
     pub(crate) counters: Option<Arc<Counters>>,
@@ -289,6 +290,18 @@ impl Endpoint {
     pub fn max_header_size(mut self, bytes: u32) -> Self {
         self.shared.max_header_size = Some(bytes);
         self.tcp = self.tcp.http2_max_header_list_size(bytes);
+        self
+    }
+
+    /// How long the server may be silent on the fast path until it is taken for dead, and calls go over TCP. Default is 5 s;
+    /// from 10 ms to a day, what is below or above that is taken as the nearest.
+    ///
+    /// Any message proves that it lives. After a quarter of this time without one it is asked, so only one that does not
+    /// answer is given up; a server that pauses for longer than three quarters may be. Most deaths are noticed at once, by
+    /// what the device or the kernel says of the connection. TCP has keep-alives of its own
+    /// ([`http2_keep_alive_interval`](Self::http2_keep_alive_interval)).
+    pub fn dead_peer_timeout(mut self, time: Duration) -> Self {
+        self.shared.dead_peer_timeout = Some(time);
         self
     }
 

@@ -1,8 +1,9 @@
 //! Sizes of a connection, taken from the pool that it draws on.
 
+use std::time::Duration;
 use tonic_rdma_fabric::LinkConfig;
 use tonic_rdma_memory::Pool;
-use tonic_rdma_proto::{Config, HEADERS};
+use tonic_rdma_proto::{Config, DEAD_PEER, HEADERS};
 
 /// Bytes of a staging block: the longest WRITE of memory that is not pinned.
 const STAGING_BLOCK: usize = 64 * 1024;
@@ -59,6 +60,13 @@ impl LinkOptions {
     pub(crate) fn headers(&mut self, bytes: Option<u32>) {
         if let Some(bytes) = bytes {
             self.proto.max_headers = bytes.clamp(*HEADERS.start(), *HEADERS.end());
+        }
+    }
+
+    /// Sets how long a peer may be silent, if that is given, as near as may be.
+    pub(crate) fn dead_peer(&mut self, time: Option<Duration>) {
+        if let Some(time) = time {
+            self.proto.dead_peer = time.clamp(*DEAD_PEER.start(), *DEAD_PEER.end());
         }
     }
 

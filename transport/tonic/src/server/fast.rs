@@ -198,6 +198,7 @@ impl FastPath {
                 options.proto.max_streams = max.max(1);
             }
             options.headers(this.settings.max_header_size);
+            options.dead_peer(this.settings.dead_peer_timeout);
             options.copy_on_delivery = this.settings.copy_on_delivery;
             // Tried here, so that the client is told.
             let room = pool.may_land().and_then(|()| pool.control(options.link.control_bytes()).map(drop));

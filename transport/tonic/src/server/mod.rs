@@ -79,6 +79,7 @@ pub(crate) struct Settings {
     max_handshakes: Option<usize>,
     max_tcp_connections: Option<usize>,
     max_header_size: Option<u32>,
+    dead_peer_timeout: Option<Duration>,
     copy_on_delivery: bool,
     tcp_nodelay_off: bool,
     tcp_keepalive: Option<Duration>,
@@ -250,6 +251,15 @@ impl<L> Server<L> {
     pub fn max_header_size(mut self, bytes: u32) -> Self {
         self.shared.max_header_size = Some(bytes);
         self.http2_max_header_list_size(bytes)
+    }
+
+    /// How long a client may be silent on the fast path until it is taken for dead, and its calls are dropped. Default is 5 s;
+    /// from 10 ms to a day, what is below or above that is taken as the nearest. See
+    /// [`Endpoint::dead_peer_timeout`](crate::Endpoint::dead_peer_timeout); either side has its own.
+    #[must_use]
+    pub fn dead_peer_timeout(mut self, time: Duration) -> Self {
+        self.shared.dead_peer_timeout = Some(time);
+        self
     }
 
     /// Copy what clients send out of the memory that they can write to, before a handler sees it. Off by default.

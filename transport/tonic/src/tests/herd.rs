@@ -30,10 +30,10 @@ type Sockets = mpsc::UnboundedSender<io::Result<DuplexStream>>;
 
 /// Where the server can be reached, while there is one.
 #[derive(Clone, Default)]
-struct Port(Arc<Mutex<Option<Sockets>>>);
+pub(super) struct Port(Arc<Mutex<Option<Sockets>>>);
 
 impl Port {
-    fn connect(&self) -> io::Result<TokioIo<DuplexStream>> {
+    pub(super) fn connect(&self) -> io::Result<TokioIo<DuplexStream>> {
         let refused = || io::Error::from(io::ErrorKind::ConnectionRefused);
         let (near, far) = tokio::io::duplex(64 * 1024);
         let listening = self.0.lock().unwrap();
@@ -42,18 +42,18 @@ impl Port {
     }
 }
 
-struct Serving {
+pub(super) struct Serving {
     port: Port,
     stop: oneshot::Sender<()>,
     task: JoinHandle<Result<(), Error>>,
 }
 
 impl Serving {
-    fn start(port: &Port, context: &Context) -> Self {
+    pub(super) fn start(port: &Port, mut server: Server) -> Self {
         let (sockets, incoming) = mpsc::unbounded_channel();
         *port.0.lock().unwrap() = Some(sockets);
         let (stop, stopped) = oneshot::channel::<()>();
-        let router = Server::builder().context(context.clone()).add_service(Echo);
+        let router = server.add_service(Echo);
         let task = tokio::spawn(router.serve_with_incoming_shutdown(
             UnboundedReceiverStream::new(incoming),
             async move {
@@ -63,7 +63,7 @@ impl Serving {
         Self { port: port.clone(), stop, task }
     }
 
-    async fn end(self) {
+    pub(super) async fn end(self) {
         *self.port.0.lock().unwrap() = None;
         self.stop.send(()).unwrap();
         self.task.await.unwrap().unwrap();
@@ -113,7 +113,7 @@ async fn two_hundred_channels_are_no_thundering_herd() {
         Context::builder().pool(pool.clone()).sim(device).build()
     });
     let port = Port::default();
-    let serving = Serving::start(&port, &servers);
+    let serving = Serving::start(&port, Server::builder().context(servers.clone()));
     let mut herd = Herd(Vec::new());
     for _ in 0..CHANNELS {
         let port = port.clone();
@@ -138,7 +138,7 @@ async fn two_hundred_channels_are_no_thundering_herd() {
     assert_eq!(herd.call().await, 0);
 
     // It is back, and nobody calls: each channel asks when its pause is over.
-    let serving = Serving::start(&port, &servers);
+    let serving = Serving::start(&port, Server::builder().context(servers.clone()));
     let before = herd.attempts();
     let back = herd.busiest(Duration::from_secs(31)).await;
     assert!((1..=MOST / 4).contains(&back), "{back} attempts in one moment after the return");
@@ -147,7 +147,7 @@ async fn two_hundred_channels_are_no_thundering_herd() {
     // Away once more, and back, and all call at once: that it is back shows, and they need not wait for their pauses.
     serving.end().await;
     tokio::time::sleep(Duration::from_secs(120)).await;
-    let serving = Serving::start(&port, &servers);
+    let serving = Serving::start(&port, Server::builder().context(servers.clone()));
     let before = herd.attempts();
     assert_eq!(herd.call().await, CHANNELS);
     let back = herd.busiest(Duration::from_millis(1500)).await;

@@ -10,6 +10,7 @@ mod interop;
 mod layers;
 mod limits;
 mod logs;
+mod silence;
 mod stacks;
 mod tickets;
 #[cfg(feature = "_tls-any")]

@@ -1,0 +1,68 @@
+//! How long a peer may be silent is each side's own setting.
+//!
+//! On a clock that moves only when nobody has anything to do, and over pipes in place of sockets, as in `herd`.
+
+use super::{
+    echo::Client,
+    herd::{Port, Serving},
+};
+use crate::{Context, Endpoint, Path, ReasonCode, Server};
+use std::time::Duration;
+use tokio::time::Instant;
+use tonic_rdma_fabric::sim::{SimConfig, SimNet};
+
+const LONG: Duration = Duration::from_secs(3600);
+
+/// When the loss shows on the channel, on the clock of the test, after everything has fallen silent.
+async fn noticed(client: Option<Duration>, server: Option<Duration>) -> Duration {
+    let net = SimNet::new(SimConfig::default());
+    let devices = [1, 2].map(|n| net.device(format!("sim{n}"), [10, 0, 0, n].into()));
+    let [servers, clients] = devices.clone().map(|device| Context::builder().sim(device).build());
+    let port = Port::default();
+    let mut builder = Server::builder().context(servers);
+    let mut endpoint = Endpoint::from_static("http://silence").context(clients);
+    if let Some(time) = server {
+        builder = builder.dead_peer_timeout(time);
+    }
+    if let Some(time) = client {
+        endpoint = endpoint.dead_peer_timeout(time);
+    }
+    let stats = builder.stats();
+    let serving = Serving::start(&port, builder);
+    let connector = tower::service_fn(move |_| std::future::ready(port.connect()));
+    let mut channel = endpoint.connect_with_connector(connector).await.unwrap();
+    assert_eq!(channel.path().path, Path::Sim, "{}", channel.path());
+    assert_eq!(Client::new(channel.clone()).say("hello").await.unwrap(), "hello");
+    devices[0].freeze(true);
+    let begin = Instant::now();
+    let noticed = match client < Some(LONG) {
+        true => {
+            let info = channel.path_changed().await;
+            assert_eq!((info.path, info.reason.unwrap().code()), (Path::Tcp, ReasonCode::LinkLost));
+            begin.elapsed()
+        }
+        // The server gives up.
+        false => {
+            while stats.get().connections_lost == 0 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            begin.elapsed()
+        }
+    };
+    devices[0].freeze(false);
+    drop(channel);
+    serving.end().await;
+    noticed
+}
+
+#[tokio::test(start_paused = true)]
+async fn either_side_waits_as_long_as_it_is_told() {
+    for time in [20, 400, 60_000].map(Duration::from_millis) {
+        for (client, server) in [(time, LONG), (LONG, time)] {
+            let noticed = noticed(Some(client), Some(server)).await;
+            assert!(noticed > time / 2 && noticed < time * 2, "{client:?}, {server:?}: after {noticed:?}");
+        }
+    }
+    let usual = noticed(None, Some(LONG)).await;
+    assert!(usual > Duration::from_secs(2) && usual < Duration::from_secs(6), "by default after {usual:?}");
+}
