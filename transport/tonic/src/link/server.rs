@@ -12,7 +12,7 @@ use tonic::Status;
 use tonic::body::Body;
 use tonic_rdma_fabric::{AnyLink, Link};
 use tonic_rdma_memory::Pool;
-use tonic_rdma_proto::{CloseCode, ResetCode, Settings, Side};
+use tonic_rdma_proto::{CloseCode, ResetCode, SendError, Settings, Side};
 use tower::{Service, ServiceExt};
 use tracing::Instrument;
 
@@ -140,10 +140,15 @@ fn begin(
     out.gather(cx);
     let mut inner = stream.shared.lock();
     let end = out.is_empty();
-    if let Err(error) = inner.conn.send_headers(stream.id, block, end) {
-        drop(inner);
-        refuse(stream, Status::resource_exhausted(error.to_string()));
-        return None;
+    match inner.conn.send_headers(stream.id, block, end) {
+        Ok(()) => {}
+        // The client has given it up meanwhile: nobody waits for the response.
+        Err(SendError::Closed) => return None,
+        Err(error) => {
+            drop(inner);
+            refuse(stream, Status::resource_exhausted(error.to_string()));
+            return None;
+        }
     }
     if end {
         inner.flush_soon();

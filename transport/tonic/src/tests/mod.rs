@@ -5,6 +5,7 @@ mod echo;
 mod fallback;
 mod fast;
 mod flood;
+mod given_up;
 mod herd;
 mod interop;
 mod layers;
