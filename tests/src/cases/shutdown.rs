@@ -93,11 +93,18 @@ async fn graceful_end_when_idle(bed: &Bed) {
 
 /// The server is gone, and calls say so: UNAVAILABLE, but for one that meets the very moment in which
 /// hyper gives the connection up, for which it has several words.
+/// Every call fails so in the end. They are made at once: each may wait for the path that it must take.
 async fn becomes_unavailable(client: &mut Client) {
-    let mut in_a_row = 0;
-    while in_a_row < 3 {
-        let status = client.unary(steps("", [send(1, 1)])).await.unwrap_err();
-        in_a_row = if status.code() == Code::Unavailable { in_a_row + 1 } else { 0 };
+    loop {
+        let calls = [(); 3].map(|()| {
+            let mut client = client.clone();
+            async move { client.unary(steps("", [send(1, 1)])).await.unwrap_err().code() }
+        });
+        let [a, b, c] = calls;
+        let codes = tokio::join!(a, b, c);
+        if codes == (Code::Unavailable, Code::Unavailable, Code::Unavailable) {
+            return;
+        }
     }
 }
 
