@@ -107,7 +107,9 @@ fn a_server_that_is_killed_has_only_whole_objects_and_put_goes_on() {
     server.signal(Signal::KILL);
     server.wait();
     failed(client.wait_with_output().unwrap(), 1);
-    assert_eq!(only_whole(&root.join("t"), &tree_at), 300);
+    // The other job may still have been at its last small one.
+    let whole = only_whole(&root.join("t"), &tree_at);
+    assert!((299..=300).contains(&whole), "{whole} of 300 small files");
 
     let server = Server::start(&root);
     let had = received(&root);
@@ -118,7 +120,7 @@ fn a_server_that_is_killed_has_only_whole_objects_and_put_goes_on() {
         .unwrap()));
     // Two ranges may have been under way.
     only_the_rest(&put, "route", all, had - 2 * RANGE);
-    assert_eq!(number(&put, "kept_files"), 300);
+    assert_eq!(number(&put, "kept_files"), whole as u64);
     same(&tree_at, &root.join("t"));
     assert_eq!(server.unfinished(), 0);
 }
