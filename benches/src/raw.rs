@@ -22,6 +22,9 @@ use crate::{
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest WRITE that is measured, in bytes: Soft-RoCE carries 8 MiB at most.
 const LONGEST: usize = 4 << 20;
+/// Pieces of memory of the length of [`LONGEST`] that are written to: what is in flight lies side by side, as messages
+/// that somebody has yet to read do, and not on top of each other in the cache.
+const PLACES: usize = 8;
 /// WRITEs under way at a time where a row does not say.
 const WINDOW: usize = 16;
 
@@ -81,8 +84,36 @@ impl Driver {
     }
 }
 
-fn landing(pool: &Pool) -> anyhow::Result<LandingBuf> {
-    pool.landing().alloc(LONGEST, LONGEST)?.context("no landing memory")
+/// Where WRITEs go.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    addr: u64,
+    rkey: u32,
+}
+
+impl Place {
+    /// Bytes of one in a message.
+    const LEN: usize = 12;
+
+    fn of(landing: &LandingBuf) -> Self {
+        Self { addr: landing.addr(), rkey: landing.rkey() }
+    }
+
+    fn encode(self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
+        bytes[..8].copy_from_slice(&self.addr.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.rkey.to_le_bytes());
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let (addr, rkey) = bytes.split_first_chunk()?;
+        Some(Self { addr: u64::from_le_bytes(*addr), rkey: u32::from_le_bytes(rkey.try_into().ok()?) })
+    }
+}
+
+fn landing(pool: &Pool) -> anyhow::Result<Vec<LandingBuf>> {
+    (0..PLACES).map(|_| pool.landing().alloc(LONGEST, LONGEST)?.context("no landing memory")).collect()
 }
 
 /// Answers SENDs, and grants memory to WRITE to, until the process ends.
@@ -104,10 +135,12 @@ pub async fn serve(kind: FabricKind, addr: SocketAddr, ready: impl FnOnce(String
     let mut driver = Driver::new(link);
     let landing = landing(&pool)?;
     driver.receive().await?;
-    driver.link.share(landing.rkey())?;
-    let mut grant = landing.addr().to_le_bytes().to_vec();
-    grant.extend(landing.rkey().to_le_bytes());
-    driver.send(&grant)?;
+    let mut grants = Vec::new();
+    for place in landing.iter().map(Place::of) {
+        driver.link.share(place.rkey)?;
+        grants.extend(place.encode());
+    }
+    driver.send(&grants)?;
     while let Ok(message) = driver.receive().await {
         driver.send(&message)?;
     }
@@ -122,8 +155,7 @@ pub async fn serve(kind: FabricKind, addr: SocketAddr, ready: impl FnOnce(String
 pub struct Raw {
     driver: Driver,
     pool: Pool,
-    remote_addr: u64,
-    rkey: u32,
+    places: Vec<Place>,
     path: String,
 }
 
@@ -144,24 +176,20 @@ impl Raw {
         let connected = fabric.connect(&addr, &LinkConfig::default(), &pool, b"", TIMEOUT).await?;
         let mut driver = Driver::new(connected.link);
         driver.send(b"grant")?;
-        let grant = driver.receive().await?;
-        let Some((addr, rkey)) = grant.split_first_chunk::<8>() else { bail!("a grant that makes no sense") };
+        let grants = driver.receive().await?;
+        let places: Option<Vec<_>> = grants.chunks(Place::LEN).map(Place::decode).collect();
+        let places = places.filter(|places| places.len() == PLACES).context("grants that make no sense")?;
         let path = format!("raw {} ({})", fabric.provider(), fabric.name());
-        Ok(Self {
-            driver,
-            pool,
-            remote_addr: u64::from_le_bytes(*addr),
-            rkey: u32::from_le_bytes(rkey.try_into()?),
-            path,
-        })
+        Ok(Self { driver, pool, places, path })
     }
 
-    /// Up to `window` WRITEs under way at a time.
+    /// Up to `window` WRITEs under way at a time, each to a place of its own as far as there is memory for that.
     async fn writes(&mut self, bytes: &Bytes, count: usize, window: usize) -> anyhow::Result<()> {
         let driver = &mut self.driver;
         // SENDs before these may not have been reported: they count for nothing.
         let first = driver.queued;
-        let (last, window) = (first + count as u64, window as u64);
+        let (last, per_place) = (first + count as u64, LONGEST / bytes.len());
+        let (spots, window) = (window.min(PLACES * per_place), window as u64);
         while driver.done < last {
             loop {
                 let under_way = driver.queued - driver.done.max(first);
@@ -169,7 +197,10 @@ impl Raw {
                     break;
                 }
                 let src = WriteSource::Bytes(self.pool.resolve(bytes).context("not pool memory")?);
-                let work = Work::Write { src, remote_addr: self.remote_addr, rkey: self.rkey };
+                let spot = (driver.queued - first) as usize % spots;
+                let Place { addr, rkey } = self.places[spot / per_place];
+                let remote_addr = addr + (spot % per_place * bytes.len()) as u64;
+                let work = Work::Write { src, remote_addr, rkey };
                 // Nothing more is posted before this one is done: it has to say so.
                 driver.queue(work, driver.queued + 1 == last || under_way + 1 == window)?;
             }
