@@ -63,7 +63,11 @@ impl Landing {
         }
         // Told before the last look: whoever frees from now on wakes this account.
         let first = self.shared.accounts.set_wanting(&self.account, true);
-        let found = self.best(want, min);
+        let mut found = self.best(want, min);
+        if matches!(found, Ok(None)) && self.trim() > 0 {
+            // Chunks of its own that are idle, each too short, may have been in the way of a longer one.
+            found = self.best(want, min);
+        }
         match found {
             Ok(None) if first => self.shared.accounts.wake_others(&self.account),
             Ok(None) => {}

@@ -88,7 +88,7 @@ impl Pair {
 
     /// Transmits until there is nothing more to transmit.
     fn settle(&mut self) -> anyhow::Result<()> {
-        let room = Room { write: 1 << 20, staging: 64 << 10 };
+        let room = Room { write: 1 << 20, staging: 64 << 10, chunk: 0 };
         loop {
             let mut idle = true;
             for from in [0, 1] {

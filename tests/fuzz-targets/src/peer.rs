@@ -246,7 +246,7 @@ impl Side {
     fn post(&mut self, room: usize, with_slot: bool) {
         for _ in 0..64 {
             let slot = with_slot.then_some(self.slot.as_mut_slice());
-            let space = Room { write: room, staging: room };
+            let space = Room { write: room, staging: room, chunk: 0 };
             match self.conn.poll_transmit(slot, space) {
                 None => return,
                 Some(Transmit::Send(len)) => {

@@ -48,7 +48,7 @@
 //!
 //! // The driver posts what it is given; here it "arrives" at once.
 //! let mut slot = vec![0; config.slot_size as usize];
-//! let room = Room { write: 1 << 20, staging: 64 << 10 };
+//! let room = Room { write: 1 << 20, staging: 64 << 10, chunk: 0 };
 //! while let Some(work) = client.poll_transmit(Some(&mut slot), room) {
 //!     let Transmit::Send(len) = work else { panic!("nothing here needs a WRITE") };
 //!     server.receive(now, slot[..len].to_vec().into())?;

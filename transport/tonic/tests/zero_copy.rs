@@ -61,6 +61,28 @@ async fn pool_buffers_are_not_copied_by_any_kind_of_call() {
 }
 
 #[tokio::test]
+async fn messages_that_do_not_fit_side_by_side_land_one_after_the_other() {
+    for fabric in Fabric::FAST {
+        // 8 MiB to land in: two of 4 MiB and their heads do not fit, and messages of a MiB have cut it up before.
+        let world = World::with(*fabric, Which::Ours, 16 << 20, LIMIT).await;
+        let small = Blob::of(pooled(&world.channel, MIB, 1).await);
+        let large = Blob::of(pattern(4 * MIB, 2).into());
+        let echo = async |blob: &Blob| {
+            let reply = world.client(Which::Ours).echo(blob.clone()).await.unwrap();
+            assert!(reply.data == blob.data, "other bytes than were sent");
+        };
+        for _ in 0..2 {
+            tokio::join!(echo(&small), echo(&small), echo(&small), echo(&small));
+            echo(&large).await;
+        }
+        let before = world.copied();
+        tokio::join!(echo(&large), echo(&large), echo(&large), echo(&large), echo(&large), echo(&large));
+        let copied = world.copied() - before;
+        assert_eq!((copied.joined, copied.pressure), (0, 0), "{fabric:?}: {copied:?}");
+    }
+}
+
+#[tokio::test]
 async fn what_a_method_costs_until_it_is_known() {
     let world = World::new(Fabric::Sim, Which::Ours).await;
     let mut client = world.client(Which::Ours);

@@ -114,6 +114,13 @@ impl Connection {
         })
     }
 
+    /// What the stream wants that has `place` others before it in the queue of those that want landing memory, for when
+    /// there is none for the first: its want may be shorter. The inner None: nothing any more. The outer None: there is no
+    /// such stream.
+    pub fn landing_behind(&self, place: usize) -> Option<Option<LandingWant>> {
+        self.landing_queue.get(place).map(|key| self.stream_want(*key))
+    }
+
     fn stream_want(&self, key: usize) -> Option<LandingWant> {
         let stream = &self.streams[key];
         let want = *stream.wants.front()?;

@@ -50,10 +50,14 @@ impl Connection {
             || (self.grants.wants_standing() && self.grants.standing_len() > 0)
     }
 
+    /// Whether payload waits for room to be written to memory that the peer has granted.
+    pub fn waits_to_write(&self) -> bool {
+        self.write_ready.iter().any(|queue| !queue.is_empty())
+    }
+
     /// Whether anything waits to be sent, apart from returned credits.
     pub(super) fn has_output(&self) -> bool {
-        let writes = self.write_ready.iter().any(|queue| !queue.is_empty());
-        writes || !self.control.is_empty() || !self.send_ready.is_empty()
+        self.waits_to_write() || !self.control.is_empty() || !self.send_ready.is_empty()
     }
 
     /// CLOSE, when it is due and has not gone out.
@@ -250,7 +254,7 @@ impl Connection {
     }
 
     fn write(&mut self, queue: usize, key: usize, room: Room) -> Option<Write> {
-        let chunk = self.config.write_chunk as usize;
+        let chunk = room.chunk.max(self.config.write_chunk as usize);
         let stream = &mut self.streams[key];
         let Some(Out::Bulk(bulk)) = stream.out.front_mut() else { return None };
         let grant = bulk.grants.front_mut()?;

@@ -149,6 +149,9 @@ pub struct Room {
     pub write: usize,
     /// Bytes of staging memory for one source that is not pinned.
     pub staging: usize,
+    /// Bytes of one WRITE of a pinned source, where that is more than [`write_chunk`](crate::Config::write_chunk): nothing
+    /// else waits for its turn.
+    pub chunk: usize,
 }
 
 /// A WRITE to post.

@@ -129,6 +129,9 @@ impl Driver {
 
     /// Timers and the end.
     fn poll_end(&mut self, cx: &mut Context<'_>, inner: &mut Inner) -> Poll<Reason> {
+        if inner.patience.is_news() {
+            self.armed = false;
+        }
         loop {
             match &inner.life {
                 Life::Dead(reason) => {
@@ -149,8 +152,9 @@ impl Driver {
                     self.armed = true;
                 }
                 Life::Open if !self.armed => {
-                    if let Some(at) = inner.conn.next_timeout() {
-                        self.timer.as_mut().reset(at.into());
+                    let protocol = inner.conn.next_timeout().map(Instant::from_std);
+                    if let Some(at) = protocol.into_iter().chain(inner.patience.deadline()).min() {
+                        self.timer.as_mut().reset(at);
                         self.armed = true;
                     }
                 }
@@ -166,7 +170,9 @@ impl Driver {
                     inner.end(Life::Dead(reason));
                 }
                 _ => {
-                    inner.conn.handle_timeout(Instant::now().into_std());
+                    let now = Instant::now();
+                    inner.conn.handle_timeout(now.into_std());
+                    inner.patience.expire(now);
                     inner.dispatch();
                     inner.flush();
                     inner.tell();

@@ -21,6 +21,7 @@ impl Inner {
         let mut result = Ok(());
         // The clock can be a system call: it is asked once, and only for messages.
         let mut now = None;
+        let writing = self.sends.writing();
         for completion in completions.drain(..) {
             match completion {
                 Completion::Sent { id } => self.sends.done(id),
@@ -32,6 +33,9 @@ impl Inner {
             }
         }
         self.completions = completions;
+        if self.sends.writing() < writing {
+            self.window.completed(self.sends.writing(), self.conn.waits_to_write());
+        }
         result
     }
 

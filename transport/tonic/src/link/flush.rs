@@ -4,7 +4,9 @@ use bytes::Bytes;
 use tonic::Status;
 use tonic_rdma_fabric::{AnyLink, Link, LinkError, Posted, Work, WriteSource};
 use tonic_rdma_memory::RegisterError;
-use tonic_rdma_proto::{CloseCode, GrantMemory, ResetCode, Room, StreamId, Transmit, WantKey, Write};
+use tonic_rdma_proto::{
+    CloseCode, GrantMemory, LandingWant, ResetCode, Room, StreamId, Transmit, WantKey, Write,
+};
 
 use super::shared::{Inner, Life};
 use crate::reason::{Reason, ReasonCode};
@@ -14,6 +16,8 @@ use crate::reason::{Reason, ReasonCode};
 const COPY: usize = 128 * 1024;
 /// Calls that share a message, at most: the peer works on the first while this side makes the next.
 const BATCH: u32 = 8;
+/// Streams that are asked for shorter wants while the first waits for landing memory.
+const BEHIND: usize = 8;
 /// The protocol cuts no WRITE shorter than this.
 const SHORTEST: usize = 16 * 1024;
 
@@ -32,12 +36,13 @@ impl Inner {
     }
 
     /// As [`flush`](Self::flush), for calls: the first posts its work itself and waits for nobody; those that come before
-    /// the driver has looked leave theirs to it, to go out together in one message.
+    /// the driver has looked leave theirs to it, to go out together in one message. On a single processor there is nobody
+    /// who could begin with the first meanwhile, and all leave theirs.
     pub(super) fn flush_soon(&mut self) {
         if self.conn.wants_flush() {
             let before = self.left;
             self.left = (before + 1) % BATCH;
-            if before == 0 {
+            if before == 0 && !self.alone {
                 return self.flush();
             }
             self.wake_driver();
@@ -50,6 +55,10 @@ impl Inner {
         let closing = self.life != Life::Open;
         let mut posted = false;
         let mut copied = 0;
+        // Of WRITEs since the last that reports its completion.
+        let mut unreported = 0;
+        let eager = self.conn.stats().eager_sent;
+        let longest = link.caps().max_msg;
         while link.send_room() > 0 {
             let at = self.sends.slot();
             let slot = at.and_then(|at| link.block_mut().get_mut(at..at + self.sends.slot_size()));
@@ -57,9 +66,10 @@ impl Inner {
                 write: match self.any_memory {
                     true if copied < COPY => (COPY - copied).max(SHORTEST),
                     true => 0,
-                    false => self.write_in_flight.saturating_sub(self.sends.writing()),
+                    false => self.window.room(self.sends.writing()),
                 },
                 staging: self.sends.staging_room(),
+                chunk: self.window.chunk().min(longest),
             };
             match (self.conn.poll_transmit(slot, room), at) {
                 (Some(Transmit::Send(len)), Some(offset)) => {
@@ -79,6 +89,9 @@ impl Inner {
                         (true, false) => self.pool.resolve(&src).map(WriteSource::Bytes),
                         (false, _) => None,
                     };
+                    unreported += src.len();
+                    let report = !self.any_memory && unreported >= self.window.half();
+                    unreported *= usize::from(!report);
                     let (id, src) = match as_it_lies {
                         Some(src) => (self.sends.write_pinned(src.len()), src),
                         None => {
@@ -90,7 +103,7 @@ impl Inner {
                             (self.sends.write_staged(src.len()), source)
                         }
                     };
-                    if link.queue(id, Work::Write { src, remote_addr: addr, rkey }, false)? == Posted::Done {
+                    if link.queue(id, Work::Write { src, remote_addr: addr, rkey }, report)? == Posted::Done {
                         self.sends.done(id);
                     }
                 }
@@ -102,6 +115,9 @@ impl Inner {
             return Ok(());
         }
         link.ring()?;
+        if self.sends.writing() > 0 && self.conn.stats().eager_sent > eager {
+            self.window.shared();
+        }
         // There may be more to copy, for which others get the lock first; or an answer is worth looking for.
         if copied >= COPY || link.is_eager() {
             self.wake_driver();
@@ -122,37 +138,72 @@ impl Inner {
     /// False when there is no memory for what is wanted.
     fn grant_wanted(&mut self) -> bool {
         while let Some(want) = self.conn.poll_landing() {
-            match self.landing.alloc(want.want as usize, want.min as usize) {
-                Ok(Some(buf)) => {
-                    if let Some(link) = &mut self.link
-                        && let Err(error) = link.share(buf.rkey())
-                    {
-                        self.failed.get_or_insert(error);
-                        self.wake_driver();
-                        return true;
+            let parts = self.patience.takes_parts();
+            match self.land(want, if parts { want.min } else { want.want }) {
+                Ok(Some(len)) => {
+                    if len == want.want {
+                        self.patience.whole();
                     }
-                    let len = want.want.min(u32::try_from(buf.capacity()).unwrap_or(u32::MAX));
-                    let (addr, rkey) = (buf.addr(), buf.rkey());
-                    let key = self.granted.insert(buf);
-                    self.conn.provide_landing(want.key, GrantMemory { key, addr, rkey, len });
                 }
                 Ok(None) => {
                     // The driver is woken when some comes free. What stands by unused is worth more to a stream.
                     if let WantKey::Stream(_) = want.key {
                         self.conn.recall_standing();
+                        if !parts && self.patience.short() {
+                            self.wake_driver();
+                        }
+                        if self.grant_behind() {
+                            // Not the least of these asked last: the account waits for what the first wants.
+                            continue;
+                        }
                     }
                     return false;
                 }
-                Err(error) => match want.key {
-                    WantKey::Stream(id) => self.refuse_bulk(id, &error),
-                    WantKey::Standing => {
-                        tracing::warn!(%error, "no standing grants: landing memory cannot be registered");
-                        self.conn.recall_standing();
-                    }
-                },
+                Err(error) => self.cannot_land(want.key, &error),
             }
         }
         true
+    }
+
+    /// The first want waits; those behind it may be shorter. True when one was granted.
+    fn grant_behind(&mut self) -> bool {
+        let mut granted = false;
+        for place in 1..=BEHIND {
+            let Some(want) = self.conn.landing_behind(place) else { break };
+            let Some(want) = want else { continue };
+            match self.land(want, want.want) {
+                Ok(len) => granted |= len.is_some(),
+                Err(error) => self.cannot_land(want.key, &error),
+            }
+        }
+        granted
+    }
+
+    /// Grants what is wanted, or at least `min` bytes of it, and gives the length. None: there is no memory.
+    fn land(&mut self, want: LandingWant, min: u32) -> Result<Option<u32>, RegisterError> {
+        let Some(buf) = self.landing.alloc(want.want as usize, min as usize)? else { return Ok(None) };
+        if let Some(link) = &mut self.link
+            && let Err(error) = link.share(buf.rkey())
+        {
+            self.failed.get_or_insert(error);
+            self.wake_driver();
+            return Ok(None);
+        }
+        let len = want.want.min(u32::try_from(buf.capacity()).unwrap_or(u32::MAX));
+        let (addr, rkey) = (buf.addr(), buf.rkey());
+        let key = self.granted.insert(buf);
+        self.conn.provide_landing(want.key, GrantMemory { key, addr, rkey, len });
+        Ok(Some(len))
+    }
+
+    fn cannot_land(&mut self, key: WantKey, error: &RegisterError) {
+        match key {
+            WantKey::Stream(id) => self.refuse_bulk(id, error),
+            WantKey::Standing => {
+                tracing::warn!(%error, "no standing grants: landing memory cannot be registered");
+                self.conn.recall_standing();
+            }
+        }
     }
 
     /// There is no memory for what a stream wants to send, and waiting would not bring any.

@@ -6,6 +6,8 @@
 //! | `shared` | the state behind one lock: protocol, link, landing memory, streams |
 //! | `flush` | protocol to link: SENDs, WRITEs, staging |
 //! | `sends` | SEND slots and staging blocks in flight |
+//! | `window` | how much of WRITEs is under way |
+//! | `patience` | whether a message may land in parts |
 //! | `events` | link to protocol to streams |
 //! | `drive` | the task that polls the link, keeps the timers and ends the connection |
 //! | `stream` | what a call holds of a stream |
@@ -26,12 +28,14 @@ mod headers;
 mod incoming;
 mod options;
 mod outgoing;
+mod patience;
 mod sends;
 mod server;
 mod shared;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod window;
 
 pub(crate) use client::{CallError, FastClient};
 pub(crate) use headers::Origin;

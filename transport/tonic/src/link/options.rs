@@ -1,6 +1,6 @@
 //! Sizes of a connection, taken from the pool that it draws on.
 
-use std::time::Duration;
+use std::{sync::OnceLock, time::Duration};
 use tonic_rdma_fabric::LinkConfig;
 use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::{Config, DEAD_PEER, HEADERS};
@@ -12,6 +12,9 @@ const STAGING_BLOCK: usize = 64 * 1024;
 /// allows; but none longer than half of it.
 const BULK_WINDOW: usize = 32 << 20;
 const GRANULE: u32 = 4096;
+/// Standing grants of a connection, at most: so many messages of their length may be on their way at a time before one has
+/// to ask.
+const STANDING: usize = 8;
 /// With less a connection could not receive what the protocol has to be able to send.
 const LEAST_LANDING: usize = 256 * 1024;
 
@@ -24,9 +27,8 @@ pub(crate) struct LinkOptions {
     pub(crate) link: LinkConfig,
     /// Bytes of one staging block.
     pub(crate) staging_block: usize,
-    /// Bytes of WRITEs that may be posted and not completed: enough to keep a link busy, and no more, so that a
-    /// small message does not wait behind megabytes in the send queue (R13).
-    pub(crate) write_in_flight: usize,
+    /// This process may use one processor only.
+    pub(crate) alone: bool,
     /// Bytes of landing memory that the connection may lease at a time.
     pub(crate) landing: usize,
     /// What lands is copied to the heap before it is handed up.
@@ -79,6 +81,7 @@ impl LinkOptions {
             *SHAPES.iter().find(fits).unwrap_or(&SHAPES[SHAPES.len() - 1]);
         let capped = |most: usize, share: usize| most.min((landing / share).max(64 * 1024)) as u32;
         let default = Config::default();
+        let standing_max = capped(default.standing_max as usize, 16);
         LinkOptions {
             proto: Config {
                 slot_size,
@@ -86,7 +89,9 @@ impl LinkOptions {
                 stream_window: capped(default.stream_window as usize, 4),
                 // With room for the header of a message that fills it.
                 bulk_window: capped((landing / 8).clamp(BULK_WINDOW, 256 << 20), 2) + GRANULE,
-                standing_max: capped(default.standing_max as usize, 16),
+                standing_max,
+                // All together no more than a quarter.
+                standing_grants: (landing / 4 / standing_max.max(1) as usize).clamp(1, STANDING) as u8,
                 ..default
             },
             link: LinkConfig {
@@ -97,11 +102,17 @@ impl LinkOptions {
                 ..LinkConfig::default()
             },
             staging_block: block,
-            write_in_flight: 1 << 20,
+            alone: one_processor(),
             landing,
             copy_on_delivery: false,
         }
     }
+}
+
+/// Found out once.
+fn one_processor() -> bool {
+    static ONE: OnceLock<bool> = OnceLock::new();
+    *ONE.get_or_init(|| std::thread::available_parallelism().is_ok_and(|processors| processors.get() == 1))
 }
 
 #[cfg(test)]

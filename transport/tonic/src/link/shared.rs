@@ -15,8 +15,10 @@ use tonic_rdma_memory::{Landing, LandingBuf, Pool};
 use tonic_rdma_proto::{Connection, Payload, Settings, Side, Stats, StreamId, StreamMap};
 
 use super::LinkOptions;
+use super::patience::Patience;
 use super::sends::Sends;
 use super::stream::{StreamIo, StreamRef};
+use super::window::WriteWindow;
 use crate::codec::{Chunk, Methods};
 use crate::metrics::LinkMeter;
 use crate::path::Path;
@@ -56,7 +58,12 @@ pub(super) struct Inner {
     pub(super) link: Option<AnyLink>,
     pub(super) life: Life,
     pub(super) sends: Sends,
-    pub(super) write_in_flight: usize,
+    /// How much of WRITEs may be under way.
+    pub(super) window: WriteWindow,
+    /// Whether parts are taken where whole pieces of landing memory are short.
+    pub(super) patience: Patience,
+    /// This process has one processor: see `flush_soon`.
+    pub(super) alone: bool,
     /// The link copies from any memory while work is queued.
     pub(super) any_memory: bool,
     /// The peer is not trusted to leave alone what it has sent.
@@ -126,7 +133,9 @@ impl Shared {
                 conn,
                 life: Life::Open,
                 sends: Sends::new(&options.link, options.staging_block),
-                write_in_flight: options.write_in_flight,
+                window: WriteWindow::default(),
+                patience: Patience::default(),
+                alone: options.alone && link.peer().provider != "sim",
                 any_memory: link.caps().any_memory,
                 copy_on_delivery: options.copy_on_delivery,
                 landing: pool.landing_up_to(options.landing),

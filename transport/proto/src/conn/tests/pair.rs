@@ -337,7 +337,8 @@ impl Pair {
     fn transmit(&mut self, at: usize) -> Option<Wire> {
         let end = &mut self.ends[at];
         let mut slot = vec![0; end.conn.config.slot_size as usize];
-        let room = Room { write: end.room, staging: if end.staging > 0 { end.staging_block } else { 0 } };
+        let room =
+            Room { write: end.room, staging: if end.staging > 0 { end.staging_block } else { 0 }, chunk: 0 };
         let free = end.slots > 0;
         let wire = match end.conn.poll_transmit(free.then_some(&mut slot[..]), room)? {
             Transmit::Send(len) => {

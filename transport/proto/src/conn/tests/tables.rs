@@ -155,7 +155,9 @@ fn state_of(conn: &Connection) -> State {
 fn emit(conn: &mut Connection) -> Vec<Frame> {
     let mut slot = [0; 1024];
     let mut frames = Vec::new();
-    while let Some(Transmit::Send(len)) = conn.poll_transmit(Some(&mut slot), Room { write: 0, staging: 0 }) {
+    while let Some(Transmit::Send(len)) =
+        conn.poll_transmit(Some(&mut slot), Room { write: 0, staging: 0, chunk: 0 })
+    {
         let mut reader = Reader::new(Bytes::copy_from_slice(&slot[..len])).unwrap();
         frames.extend(std::iter::from_fn(|| reader.next_frame().unwrap()));
     }
