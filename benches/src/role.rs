@@ -114,12 +114,19 @@ impl Role {
         }
         let Some(contender) = self.client else { return Ok(()) };
         match contender.way() {
-            Way::Raw(kind) => session::run(Raw::connect(kind, &self.said).await?).await,
-            Way::Memcpy { cold } => session::run(Memcpy::new(cold)).await,
+            Way::Raw(kind) => as_task(session::run(Raw::connect(kind, &self.said).await?)).await,
+            Way::Memcpy { cold } => as_task(session::run(Memcpy::new(cold))).await,
             _ => {
-                let connect = async || Client::connect(contender, &self.said, self.room).await;
-                session::run(Calling::new(connect).await?).await
+                let (said, room) = (self.said.clone(), self.room);
+                let connect = async move || Client::connect(contender, &said, room).await;
+                as_task(session::run(Calling::new(connect).await?)).await
             }
         }
     }
+}
+
+/// Runs it as a task, as callers run. The future that a runtime blocks on is polled only once the runtime has looked for
+/// events another time, which costs each call several system calls.
+async fn as_task(session: impl Future<Output = anyhow::Result<()>> + Send + 'static) -> anyhow::Result<()> {
+    tokio::spawn(session).await.context("the session has panicked")?
 }
