@@ -37,12 +37,12 @@ impl Inner {
 
     /// As [`flush`](Self::flush), for calls: the first posts its work itself and waits for nobody; those that come before
     /// the driver has looked leave theirs to it, to go out together in one message. On a single processor there is nobody
-    /// who could begin with the first meanwhile, and all leave theirs.
+    /// who could begin with the first meanwhile: where there are several calls, all leave theirs.
     pub(super) fn flush_soon(&mut self) {
         if self.conn.wants_flush() {
             let before = self.left;
             self.left = (before + 1) % BATCH;
-            if before == 0 && !self.alone {
+            if before == 0 && !(self.alone && self.streams.len() > 1) {
                 return self.flush();
             }
             self.wake_driver();

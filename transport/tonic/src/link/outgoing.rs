@@ -70,12 +70,16 @@ impl Outgoing {
     }
 
     /// Takes what the body has ready. True when there may be more at once.
+    ///
+    /// When it has enough it asks once more: a unary body then says that this was all, and its end goes with the message
+    /// instead of in one of its own.
     pub(super) fn gather(&mut self, cx: &mut Context<'_>) -> bool {
-        let mut gathered = 0;
+        let (mut gathered, mut enough) = (0, false);
         while matches!(self.state, State::Reading) {
-            if gathered >= GATHER {
+            if enough {
                 return true;
             }
+            enough = gathered >= GATHER;
             match self.tap.poll(&mut self.body, cx, &mut self.chunks) {
                 Poll::Pending => return false,
                 Poll::Ready(Polled::End) => self.state = State::Ended,
