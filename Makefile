@@ -26,7 +26,7 @@ bench: ## compare tonic and tonic-rdma over TCP, a unix socket and shared memory
 	@scripts/install-packages bench
 	$(CARGO) run --release -p benches --bin compare -- --rows full --counts --json target/bench.json --plots target/bench
 
-bench-rdma: ## compare over real verbs with tonic over TCP and bare verbs, in the guest, on both devices
+bench-rdma: ## compare over real verbs with tonic over TCP, bare verbs and other transports over RDMA, in the guest, on both devices
 	@scripts/install-packages bench
 	benches/in-guest
 

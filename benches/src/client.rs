@@ -47,6 +47,11 @@ impl Client {
         Ok(Self::over(Channel::connect(contender, said, room).await?, contender.zero_copy()))
     }
 
+    /// A stub with tonic's codec over a channel of tonic's, whatever carries that.
+    pub fn tonic(channel: tonic::transport::Channel) -> Self {
+        Self::over(Channel::Tonic(channel), false)
+    }
+
     /// A stub over a channel.
     pub(crate) fn over(channel: Channel, zero_copy: bool) -> Self {
         let over = channel.clone();
@@ -167,7 +172,10 @@ impl Service<http::Request<Body>> for Channel {
 }
 
 /// tonic's own, tuned.
-pub(crate) fn tonic_endpoint(uri: impl Into<String>) -> anyhow::Result<tonic::transport::Endpoint> {
+///
+/// # Errors
+/// That is no URI.
+pub fn tonic_endpoint(uri: impl Into<String>) -> anyhow::Result<tonic::transport::Endpoint> {
     let (stream, connection) = WINDOWS;
     Ok(tonic::transport::Endpoint::from_shared(uri.into())?
         .initial_stream_window_size(stream)
@@ -206,7 +214,7 @@ impl Channel {
                 ensure!(path.path.as_str() == wanted, "{contender} is to be on {wanted}, and is on {path}");
                 Self::Ours(channel)
             }
-            Way::Raw(_) | Way::Memcpy { .. } => {
+            Way::Raw(_) | Way::Memcpy { .. } | Way::Neighbour(_) => {
                 anyhow::bail!("{contender} carries no calls of this program's")
             }
         })

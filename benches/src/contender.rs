@@ -31,6 +31,19 @@ pub enum Contender {
     MemcpyHot,
     /// A copy within this process, of memory that is not in the cache
     MemcpyCold,
+    /// tonic over rdma-io-tonic: HTTP/2 over RDMA
+    RdmaIoTonic,
+    /// ruapc, another RPC stack, over RDMA
+    Ruapc,
+}
+
+/// A contender that is not this project's, and runs in a program of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Neighbour {
+    /// tonic over rdma-io-tonic.
+    RdmaIoTonic,
+    /// ruapc.
+    Ruapc,
 }
 
 /// How a contender's two processes find each other.
@@ -50,6 +63,8 @@ pub enum Way {
         /// Memory that is not in the cache.
         cold: bool,
     },
+    /// By the program in `benches/neighbours`.
+    Neighbour(Neighbour),
 }
 
 impl Contender {
@@ -65,12 +80,19 @@ impl Contender {
             Self::RawVerbs => Way::Raw(FabricKind::Verbs),
             Self::MemcpyHot => Way::Memcpy { cold: false },
             Self::MemcpyCold => Way::Memcpy { cold: true },
+            Self::RdmaIoTonic => Way::Neighbour(Neighbour::RdmaIoTonic),
+            Self::Ruapc => Way::Neighbour(Neighbour::Ruapc),
         }
     }
 
     /// Whether both ends use the zero-copy codec.
     pub fn zero_copy(self) -> bool {
         matches!(self, Self::Tcp | Self::Shm | Self::Verbs)
+    }
+
+    /// Whether it runs in the program in `benches/neighbours`.
+    pub fn is_neighbour(self) -> bool {
+        matches!(self.way(), Way::Neighbour(_))
     }
 
     /// The name that it has on the command line and in the results.

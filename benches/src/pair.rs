@@ -30,6 +30,8 @@ pub struct Setup {
     pub limit: Duration,
     /// Connections to make room for, beyond what is there by default.
     pub room: Option<usize>,
+    /// The program in `benches/neighbours`, built, for contenders that run in it.
+    pub neighbours: Option<PathBuf>,
 }
 
 /// What is counted in rounds that are not timed, of both processes together.
@@ -71,7 +73,11 @@ impl Pair {
             _ => None,
         };
         let spawn = |role: Role, stdin: Stdio| -> anyhow::Result<Child> {
-            let program = std::env::current_exe()?;
+            let program = match (contender.is_neighbour(), &setup.neighbours) {
+                (false, _) => std::env::current_exe()?,
+                (true, Some(program)) => program.clone(),
+                (true, None) => bail!("nobody said where the program is that {contender} runs in"),
+            };
             let mut command = Command::new(&program);
             command.args(role.arguments(setup.addr, setup.cpus)).envs(environment.iter().cloned());
             command.stdin(stdin).stdout(Stdio::piped()).kill_on_drop(true);

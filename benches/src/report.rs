@@ -196,9 +196,10 @@ pub fn costs(results: &[RowResult]) -> Table {
     table
 }
 
-/// Failures, one a line.
-pub fn failures(results: &[RowResult]) -> Vec<String> {
+/// Failures of some contenders, one a line.
+pub fn failures(results: &[RowResult], whose: impl Fn(Contender) -> bool) -> Vec<String> {
     let cells = results.iter().flat_map(|r| r.cells.iter().map(move |cell| (r, cell)));
+    let cells = cells.filter(|(_, cell)| whose(cell.contender));
     let failed = cells.filter_map(|(r, cell)| Some((r, cell, cell.failure.as_ref()?)));
     failed.map(|(r, cell, why)| format!("{} {}: {why}", r.row.name(), cell.contender)).collect()
 }
@@ -377,7 +378,8 @@ mod tests {
         let results = vec![result];
         let table = figures(&results).to_string();
         assert!(table.contains("| failed |"), "{table}");
-        assert_eq!(failures(&results), ["latency-64 shm: the server was gone"]);
+        assert_eq!(failures(&results, |_| true), ["latency-64 shm: the server was gone"]);
+        assert!(failures(&results, |contender| contender != Contender::Shm).is_empty());
         let json: serde_json::Value =
             serde_json::from_str(&json(&Run { notes: vec![], results }).unwrap()).unwrap();
         assert_eq!(json["results"][1]["failure"], "the server was gone");

@@ -113,7 +113,7 @@ impl pb::zero_copy::bench_server::Bench for Replies {
 }
 
 /// The service, with replies of up to so many bytes.
-pub(crate) fn routes(zero_copy: bool, largest_reply: usize) -> Routes {
+pub fn routes(zero_copy: bool, largest_reply: usize) -> Routes {
     let replies = Replies::new(largest_reply);
     match zero_copy {
         true => Routes::new(
@@ -130,7 +130,7 @@ pub(crate) fn routes(zero_copy: bool, largest_reply: usize) -> Routes {
 }
 
 /// tonic's own server, tuned.
-pub(crate) fn tonic_server() -> tonic::transport::Server {
+pub fn tonic_server() -> tonic::transport::Server {
     let (stream, connection) = WINDOWS;
     tonic::transport::Server::builder()
         .initial_stream_window_size(stream)
@@ -205,6 +205,7 @@ pub async fn serve(
             ready("nobody".to_owned());
             std::future::pending().await
         }
+        (Way::Neighbour(_), _) => anyhow::bail!("{contender} is served by the program in benches/neighbours"),
         (Way::Ours(_) | Way::Raw(_), Place::Unix(_)) => {
             anyhow::bail!("only tonic's own transport is bound to a unix socket here")
         }

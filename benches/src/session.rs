@@ -103,6 +103,14 @@ impl<C: Calls, F: AsyncFn() -> anyhow::Result<C>> Contestant for Calling<C, F> {
     }
 }
 
+/// Says why there is nobody to be told anything.
+///
+/// # Errors
+/// Output is broken.
+pub fn refuse(error: &anyhow::Error) -> anyhow::Result<()> {
+    answer(&Answer::Failed(format!("{error:#}")))
+}
+
 /// Does what it is told, until there is nothing more.
 ///
 /// # Errors
@@ -110,7 +118,7 @@ impl<C: Calls, F: AsyncFn() -> anyhow::Result<C>> Contestant for Calling<C, F> {
 pub async fn run(mut contestant: impl Contestant) -> anyhow::Result<()> {
     let mut lines = BufReader::new(tokio::io::stdin()).lines();
     while let Some(line) = lines.next_line().await? {
-        let answer = match serde_json::from_str(&line)? {
+        let done = match serde_json::from_str(&line)? {
             Order::Prepare(row) => match contestant.runs(&row) {
                 true => contestant
                     .prepare(&row)
@@ -120,11 +128,14 @@ pub async fn run(mut contestant: impl Contestant) -> anyhow::Result<()> {
             },
             Order::Round(row) => contestant.round(&row).await.map(Answer::Done),
         };
-        let answer = answer.unwrap_or_else(|error| Answer::Failed(format!("{error:#}")));
-        // One write, before the next line is read.
-        let mut text = serde_json::to_string(&answer)?;
-        text.push('\n');
-        std::io::stdout().write_all(text.as_bytes())?;
+        answer(&done.unwrap_or_else(|error| Answer::Failed(format!("{error:#}"))))?;
     }
     Ok(())
+}
+
+/// One write, before the next line is read.
+fn answer(answer: &Answer) -> anyhow::Result<()> {
+    let mut text = serde_json::to_string(answer)?;
+    text.push('\n');
+    Ok(std::io::stdout().write_all(text.as_bytes())?)
 }

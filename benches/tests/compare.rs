@@ -45,3 +45,35 @@ fn a_contender_that_fails_is_shown_and_the_run_goes_on() {
     );
     assert!(dir.path().join("latency.svg").exists() && dir.path().join("rate.svg").exists());
 }
+
+#[test]
+fn a_neighbour_that_fails_is_shown_and_fails_nothing() {
+    let out = Command::new(env!("CARGO_BIN_EXE_compare"))
+        .args(["--contenders", "tonic-tcp,rdma-io-tonic,ruapc", "--neighbours", "/bin/false"])
+        .args(["--only", "latency", "--divide", "100", "--rounds", "1", "--limit", "900"])
+        .output()
+        .unwrap();
+    let said = [&out.stdout[..], &out.stderr[..]].concat();
+    let said = String::from_utf8_lossy(&said);
+    assert!(out.status.success(), "{said}");
+    for contender in ["rdma-io-tonic", "ruapc"] {
+        assert!(
+            said.contains(&format!("failed: latency-64 {contender}: the server did not start")),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn neighbours_want_their_program() {
+    let compare = |arguments: &[&str]| {
+        let mut compare = Command::new(env!("CARGO_BIN_EXE_compare"));
+        let out = compare.args(["--contenders", "tonic-tcp,ruapc"]).args(arguments).output().unwrap();
+        assert!(!out.status.success());
+        String::from_utf8(out.stderr).unwrap()
+    };
+    let said = compare(&[]);
+    assert!(said.contains("ruapc runs in a program of its own: build benches/neighbours"), "{said}");
+    let said = compare(&["--neighbours", "/nonexistent/neighbours"]);
+    assert!(said.contains("/nonexistent/neighbours, which is not there: build"), "{said}");
+}

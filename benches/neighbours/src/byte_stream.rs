@@ -1,0 +1,46 @@
+//! tonic over rdma-io-tonic: HTTP/2 over a stream of bytes, which is carried by SENDs.
+
+use anyhow::Context as _;
+use benches::{
+    client::{Client, tonic_endpoint},
+    service::{self, LARGEST},
+    session::{self, Calling},
+};
+use rdma_io::send_recv_transport::SendRecvConfig;
+use rdma_io_tonic::{RdmaConnector, RdmaIncoming};
+use std::net::{IpAddr, SocketAddr};
+
+/// HTTP/2 windows in bytes, of a stream and of a connection.
+///
+/// Nothing keeps a sender from sending more than the other end has receives posted for: HTTP/2 sends a frame of 16 KiB
+/// as two messages, of which 8 receives, the default, are soon used up. Then the connection comes to a stop over RoCE, and
+/// ends over iWARP. With these windows and receives there is always one.
+const WINDOW: u32 = 512 << 10;
+
+/// As many receives as that takes, and some; 64 connections with more, each a memory region, are more than Soft-iWARP
+/// has room for. Several sends at a time, where the default is one.
+fn settings() -> SendRecvConfig {
+    SendRecvConfig { num_recv_bufs: 72, num_send_bufs: 4, ..SendRecvConfig::stream() }
+}
+
+pub(crate) async fn serve(addr: IpAddr) -> anyhow::Result<()> {
+    let incoming = RdmaIncoming::bind(&SocketAddr::new(addr, 0), settings())?;
+    println!("{}", incoming.local_addr().context("it does not say where it listens")?);
+    let mut server =
+        service::tonic_server().initial_stream_window_size(WINDOW).initial_connection_window_size(WINDOW);
+    Ok(server.add_routes(service::routes(false, LARGEST)).serve_with_incoming(incoming).await?)
+}
+
+pub(crate) async fn client(said: String) -> anyhow::Result<()> {
+    let connect = async move || {
+        let endpoint = tonic_endpoint(format!("http://{said}"))?
+            .initial_stream_window_size(WINDOW)
+            .initial_connection_window_size(WINDOW);
+        let connector = RdmaConnector::new(settings());
+        Ok(Client::tonic(endpoint.connect_with_connector(connector).await?))
+    };
+    match Calling::new(connect).await {
+        Ok(calling) => session::run(calling).await,
+        Err(error) => session::refuse(&error),
+    }
+}

@@ -1,0 +1,150 @@
+//! ruapc: messages as MessagePack, up to 256 KiB by SEND, longer ones by READ. It has unary calls only.
+
+use anyhow::Context as _;
+use benches::{
+    measure::Calls,
+    service::LARGEST,
+    session::{self, Calling},
+    work::{Kind, Row},
+};
+use bytes::Bytes;
+use ruapc::{
+    Client, Context, Endpoint, Error, ErrorKind, Router, Server, SocketPoolConfig, Transport,
+    rdma::{RdmaConnectionTuningConfig, RdmaSocketPoolConfig},
+};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+/// What goes there and back.
+#[derive(Debug, Deserialize, Serialize, JsonSchema)]
+struct Blob {
+    #[schemars(with = "Vec<u8>")]
+    payload: Bytes,
+    /// In requests: how many bytes to answer with.
+    reply: u64,
+}
+
+#[ruapc::service]
+trait Bench {
+    async fn exchange(&self, ctx: &Context, request: &Blob) -> ruapc::Result<Blob>;
+}
+
+/// Answers from memory that is there already, as the other servers do.
+struct Replies(Bytes);
+
+impl Bench for Replies {
+    async fn exchange(&self, _: &Context, request: &Blob) -> ruapc::Result<Blob> {
+        let length = usize::try_from(request.reply).unwrap_or(usize::MAX);
+        if length > self.0.len() {
+            return Err(Error::new(ErrorKind::InvalidArgument, "the reply is too long".into()));
+        }
+        Ok(Blob { payload: self.0.slice(..length), reply: 0 })
+    }
+}
+
+/// The most connections that a row has.
+const CONNECTIONS: usize = 64;
+
+/// Its own settings, but for two: the memory that its own benchmark gives it, and so much of that for what is under way that 8
+/// messages of 16 MiB, each of which takes a buffer of 64 MiB, are not refused.
+fn config() -> SocketPoolConfig {
+    let connection = RdmaConnectionTuningConfig { max_inflight_large_bytes: 512 << 20, ..Default::default() };
+    let rdma = RdmaSocketPoolConfig { connection, ..Default::default() };
+    SocketPoolConfig { buffer_pool_memory: 1 << 30, rdma: Some(rdma), ..Default::default() }
+}
+
+/// Listens on a port for each connection: a client keeps one connection for each address that it is told.
+pub(crate) async fn serve(addr: IpAddr) -> anyhow::Result<()> {
+    let mut router = Router::default();
+    Bench::ruapc_export(Arc::new(Replies(Bytes::from(vec![0x5a; LARGEST]))), &mut router);
+    let server = Server::create(router, &config())?;
+    let mut addresses = Vec::new();
+    for _ in 0..CONNECTIONS {
+        addresses.push(server.listen(SocketAddr::new(addr, 0)).await?.to_string());
+    }
+    println!("{}", addresses.join(","));
+    server.join().await;
+    Ok(())
+}
+
+/// An address that no other connection of this process uses.
+#[derive(Debug)]
+struct Lane {
+    addr: SocketAddr,
+    free: Arc<Mutex<Vec<SocketAddr>>>,
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).push(self.addr);
+    }
+}
+
+#[derive(Clone)]
+struct Connection {
+    context: Context,
+    client: Client,
+    _lane: Arc<Lane>,
+}
+
+impl Calls for Connection {
+    fn payload(&self, length: usize) -> Bytes {
+        Bytes::from(vec![0xa5; length])
+    }
+
+    async fn unary(&mut self, payload: Bytes, reply: usize) -> anyhow::Result<usize> {
+        let request = Blob { payload, reply: reply as u64 };
+        Ok(self.client.exchange(&self.context, &request).await?.payload.len())
+    }
+
+    async fn stream(&mut self, _: usize, _: usize) -> anyhow::Result<()> {
+        anyhow::bail!("it has no streams")
+    }
+
+    async fn open(&mut self) -> anyhow::Result<Box<dyn Send>> {
+        anyhow::bail!("it has no streams")
+    }
+
+    /// A message, with what surrounds the payload, has at most 64 MiB.
+    fn runs(&self, row: &Row) -> bool {
+        match row.kind {
+            Kind::Stream { .. } | Kind::Held { .. } => false,
+            Kind::Bulk { size, .. } | Kind::Beside { size } => {
+                size < RdmaConnectionTuningConfig::MAX_LARGE_MSG_SIZE as usize
+            }
+            Kind::Latency | Kind::Rate { .. } => row.connections() <= CONNECTIONS,
+        }
+    }
+
+    fn path(&self) -> String {
+        "ruapc".to_owned()
+    }
+}
+
+pub(crate) async fn client(said: String) -> anyhow::Result<()> {
+    let addresses: Result<Vec<SocketAddr>, _> = said.split(',').map(str::parse).collect();
+    let free = Arc::new(Mutex::new(addresses.context("no addresses to connect to")?));
+    let context = Context::create(&config())?;
+    let connect = async move || {
+        let addr = free.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let addr = addr.context("there is no address for so many connections")?;
+        let lane = Lane { addr, free: Arc::clone(&free) };
+        // `compare` has a limit of its own, the same for all.
+        let client = Client { timeout: Duration::from_secs(3600), ..Client::default() };
+        let endpoint = Endpoint::rdma(Transport::TCP, [addr])?;
+        let mut connection =
+            Connection { context: context.with_endpoint(endpoint), client, _lane: Arc::new(lane) };
+        // It connects with the first call.
+        connection.unary(Bytes::new(), 0).await.context("cannot connect")?;
+        Ok(connection)
+    };
+    match Calling::new(connect).await {
+        Ok(calling) => session::run(calling).await,
+        Err(error) => session::refuse(&error),
+    }
+}
