@@ -62,6 +62,8 @@ mod queue;
 #[cfg(all(target_os = "linux", feature = "shm"))]
 pub mod shm;
 pub mod sim;
+#[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
+mod spin;
 pub mod survey;
 pub mod trial;
 #[cfg(all(target_os = "linux", feature = "verbs"))]

@@ -1,7 +1,9 @@
 //! The connected queue pair: what a driver posts, what it gets back, and within which limits.
 
 use std::fmt;
+use std::sync::OnceLock;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use tonic_rdma_memory::{PinnedBuf, PinnedBytes};
@@ -32,6 +34,19 @@ pub struct LinkConfig {
     /// Longest payload, in bytes, that is asked to travel inside the work request itself. The device may grant less;
     /// [`Caps::max_inline`] tells. Default 256.
     pub inline: u32,
+    /// How long an end over verbs looks for completions, at most, before it waits for the device's event: a look costs
+    /// processor time, an event two system calls and a context switch. How long pays off is learnt, link by link. Default 50 us;
+    /// zero, for never, where the process may use one processor only.
+    pub look: Duration,
+}
+
+/// The longest that an end looks for one message, over verbs and over shared memory.
+pub(crate) const LOOK: Duration = Duration::from_micros(50);
+
+/// Whether this process may use one processor only (affinity and control group are heeded). Found out once.
+pub fn one_processor() -> bool {
+    static ONE: OnceLock<bool> = OnceLock::new();
+    *ONE.get_or_init(|| std::thread::available_parallelism().is_ok_and(|processors| processors.get() == 1))
 }
 
 impl Default for LinkConfig {
@@ -43,6 +58,7 @@ impl Default for LinkConfig {
             staging: 256 * 1024,
             send_queue: 128,
             inline: 256,
+            look: if one_processor() { Duration::ZERO } else { LOOK },
         }
     }
 }

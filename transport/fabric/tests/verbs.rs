@@ -6,6 +6,7 @@
 mod common;
 
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use common::*;
@@ -23,14 +24,18 @@ fn transport(side: &Side) -> Transport {
     transport
 }
 
-/// Runs shared tests with both ends on the device.
+/// Runs shared tests with both ends on the device, with links that wait at once and with some that look first.
 macro_rules! on_the_device {
     ($($name:ident)*) => { $(
         #[tokio::test]
         async fn $name() {
             let _turn = TURN.lock().await;
             let side = on_guest_device();
-            common::$name(&side, &side).await;
+            for look in [0, 50] {
+                LOOK.store(look, Relaxed);
+                common::$name(&side, &side).await;
+            }
+            LOOK.store(0, Relaxed);
         }
     )* };
 }

@@ -15,7 +15,6 @@ use super::map::Map;
 use super::ring::{Put, Reader, RingBreach, Writer};
 use super::setup::{Own, Theirs};
 use super::socket::{Credentials, Received, Socket};
-use super::spin::{Next, Spin};
 use super::table::{Gone, Table};
 use super::wire::Message;
 use super::{NAME, ShmDevice};
@@ -23,6 +22,7 @@ use crate::addr::Addr;
 use crate::block::ControlBlock;
 use crate::error::{LinkError, Verb};
 use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work, WriteSource};
+use crate::spin::{Next, Spin};
 
 /// Completions per poll, at most.
 const BUDGET: usize = 256;

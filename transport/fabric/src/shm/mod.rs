@@ -17,7 +17,7 @@
 //! ```
 //!
 //! A process that waits says so in its ring and is woken through an eventfd; one that does not wait costs its peer no
-//! system call. Before it waits it looks again for a while (`spin`).
+//! system call. Before it waits it looks again for a while (`crate::spin`).
 //!
 //! Everything in shared memory is as untrusted as a packet: `ring` reads each word once, and checks the copy. What a
 //! peer that breaks the rules can reach is the ring and the chunks that it was given, all of them its own connection's.
@@ -29,7 +29,6 @@
 //! | `map` | a file of the peer's, checked and mapped |
 //! | `ring` | the ring: layout, reading and writing end |
 //! | `wake` | the flag by which no wake-up is lost |
-//! | `spin` | how long to look before waiting |
 //! | `table` | landing chunks of this process, by remote key |
 //! | `bell` | waking and being woken |
 //! | `setup` | from a handshake to a link |
@@ -44,7 +43,6 @@ mod map;
 pub(crate) mod ring;
 mod setup;
 mod socket;
-mod spin;
 mod table;
 mod wake;
 mod wire;
@@ -93,7 +91,7 @@ struct Inner {
 impl ShmDevice {
     /// A device of its own, with its own registrations. Opens nothing.
     pub fn new(access: ShmAccess) -> ShmDevice {
-        ShmDevice(Arc::new(Inner { table: Arc::default(), access, look: spin::CAP }))
+        ShmDevice(Arc::new(Inner { table: Arc::default(), access, look: crate::link::LOOK }))
     }
 
     /// The same, with links that look for a message for at most `look` before they wait: 50 us unless told otherwise. Zero

@@ -1,8 +1,10 @@
 //! A link over verbs.
 
+use std::future::Future as _;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -18,6 +20,7 @@ use crate::block::ControlBlock;
 use crate::error::{ConnectError, LinkError, Verb};
 use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work, WriteSource};
 use crate::queue::{Held, SendQueue};
+use crate::spin::{Next, Spin};
 
 /// Completions per poll, at most.
 const BUDGET: usize = 256;
@@ -59,6 +62,8 @@ pub struct VerbsLink {
     qp: Qp,
     memory: ManuallyDrop<Memory>,
     batch: Batch,
+    /// None: it waits at once.
+    spin: Option<Spin>,
     ending: Option<Ending>,
     failure: Option<Failure>,
     dead: Option<LinkError>,
@@ -109,6 +114,7 @@ impl VerbsLink {
             qp,
             memory: ManuallyDrop::new(Memory { sq, block }),
             batch: Batch::default(),
+            spin: (!config.look.is_zero()).then(|| Spin::new(config.look)),
             ending: None,
             failure: None,
             dead: None,
@@ -242,11 +248,21 @@ impl VerbsLink {
                 return Err(self.broken("ibv_poll_cq", error));
             }
             if out.len() > before {
+                if let Some(spin) = &mut self.spin {
+                    spin.came();
+                }
                 return Ok(Poll::Ready(()));
             }
             // An ending is told when nothing is left to report (R7).
             if let Some(error) = self.verdict() {
                 return Err(self.dead.insert(error).clone());
+            }
+            if let Some(spin) = &mut self.spin
+                && spin.nothing(true, || false) == Next::Again
+            {
+                // Every other task has its turn before this one looks again.
+                let _ = pin!(tokio::task::yield_now()).poll(cx);
+                return Ok(Poll::Pending);
             }
             // Soft-iWARP does not tell solicited messages from others: it would not announce any.
             let all = self.memory.sq.is_waited_for() || self.qp.device.is_siw;
@@ -389,9 +405,19 @@ impl Link for VerbsLink {
         // SAFETY: the payload lies in the block or is held by the books, and both are freed after the queue pair (R9,
         // R10).
         match unsafe { self.batch.post(&mut self.qp, |seq| sq.is_signalled(seq)) } {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                if let Some(spin) = &mut self.spin {
+                    spin.sent();
+                }
+                Ok(())
+            }
             Err(source) => Err(self.broken("ibv_post_send", source)),
         }
+    }
+
+    /// An answer to what was sent is worth looking for.
+    fn is_eager(&self) -> bool {
+        self.dead.is_none() && self.spin.as_ref().is_some_and(Spin::is_eager)
     }
 
     fn poll(&mut self, cx: &mut Context<'_>, out: &mut Vec<Completion>) -> Poll<Result<(), LinkError>> {

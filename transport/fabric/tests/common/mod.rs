@@ -7,6 +7,7 @@ pub mod process;
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -28,8 +29,12 @@ pub fn config() -> LinkConfig {
         staging: 128 << 10,
         send_queue: 64,
         inline: 256,
+        look: Duration::from_micros(LOOK.load(Relaxed)),
     }
 }
+
+/// Microseconds that links over verbs look for completions before they wait.
+pub static LOOK: AtomicU64 = AtomicU64::new(0);
 
 /// The device that the tests in the guest are told to use.
 pub fn guest_device() -> String {

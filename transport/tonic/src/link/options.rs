@@ -1,7 +1,7 @@
 //! Sizes of a connection, taken from the pool that it draws on.
 
-use std::{sync::OnceLock, time::Duration};
-use tonic_rdma_fabric::LinkConfig;
+use std::time::Duration;
+use tonic_rdma_fabric::{LinkConfig, link::one_processor};
 use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::{Config, DEAD_PEER, HEADERS};
 
@@ -107,12 +107,6 @@ impl LinkOptions {
             copy_on_delivery: false,
         }
     }
-}
-
-/// Found out once.
-fn one_processor() -> bool {
-    static ONE: OnceLock<bool> = OnceLock::new();
-    *ONE.get_or_init(|| std::thread::available_parallelism().is_ok_and(|processors| processors.get() == 1))
 }
 
 #[cfg(test)]

@@ -14,8 +14,6 @@
 
 use std::time::{Duration, Instant};
 
-/// The longest that an end looks for one message.
-pub(super) const CAP: Duration = Duration::from_micros(50);
 /// Under this much it is not worth beginning.
 const LEAST: Duration = Duration::from_micros(2);
 /// Looks between two yields to other tasks: a microsecond or two, at 40 to 140 cycles a pause.
@@ -23,7 +21,7 @@ const LOOKS: u32 = 32;
 
 /// One end's habit.
 #[derive(Debug)]
-pub(super) struct Spin {
+pub(crate) struct Spin {
     /// The longest.
     cap: Duration,
     budget: Duration,
@@ -48,7 +46,7 @@ enum State {
 
 /// What to do when there is nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Next {
+pub(crate) enum Next {
     /// Look again, after other tasks have had a turn.
     Again,
     /// Wait for the bell.
@@ -56,12 +54,12 @@ pub(super) enum Next {
 }
 
 impl Spin {
-    pub(super) fn new(cap: Duration) -> Spin {
+    pub(crate) fn new(cap: Duration) -> Spin {
         Spin { cap, budget: cap / 2, state: State::Idle }
     }
 
     /// Something was sent: an answer may come, and the time to look for it begins now.
-    pub(super) fn sent(&mut self) {
+    pub(crate) fn sent(&mut self) {
         self.state = match self.state {
             // What this wait teaches is learnt when something comes.
             State::Idle | State::Waiting { .. } if self.budget < LEAST => {
@@ -72,12 +70,12 @@ impl Spin {
     }
 
     /// Whether it is worth looking now.
-    pub(super) fn is_eager(&self) -> bool {
+    pub(crate) fn is_eager(&self) -> bool {
         matches!(self.state, State::Eager) && self.budget >= LEAST
     }
 
     /// Something came.
-    pub(super) fn came(&mut self) {
+    pub(crate) fn came(&mut self) {
         match self.state {
             State::Looking { .. } => self.budget = (self.budget * 2).max(LEAST).min(self.cap),
             State::Waiting { since } => {
@@ -93,7 +91,7 @@ impl Spin {
 
     /// Nothing is there. `apart`: the peer runs on another processor. `look` is called until it says true, for about a
     /// microsecond.
-    pub(super) fn nothing(&mut self, apart: bool, look: impl Fn() -> bool) -> Next {
+    pub(crate) fn nothing(&mut self, apart: bool, look: impl Fn() -> bool) -> Next {
         let since = match self.state {
             State::Idle | State::Waiting { .. } => return Next::Wait,
             State::Eager if !apart || self.budget < LEAST => {
@@ -125,6 +123,7 @@ impl Spin {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::link::LOOK as CAP;
 
     fn until_it_waits(spin: &mut Spin) {
         while spin.nothing(true, || false) == Next::Again {}
