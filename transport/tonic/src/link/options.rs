@@ -8,7 +8,7 @@ use tonic_rdma_proto::{Config, DEAD_PEER, HEADERS};
 /// Bytes of a staging block: the longest WRITE of memory that is not pinned.
 const STAGING_BLOCK: usize = 64 * 1024;
 
-/// A message no longer than this, or than an eighth of the landing memory where that is more, lands in one piece when memory
+/// A message no longer than this, or than a quarter of the landing memory where that is more, lands in one piece when memory
 /// allows; but none longer than half of it.
 const BULK_WINDOW: usize = 32 << 20;
 const GRANULE: u32 = 4096;
@@ -88,7 +88,7 @@ impl LinkOptions {
                 recv_slots: recv_slots as u16,
                 stream_window: capped(default.stream_window as usize, 4),
                 // With room for the header of a message that fills it.
-                bulk_window: capped((landing / 8).clamp(BULK_WINDOW, 256 << 20), 2) + GRANULE,
+                bulk_window: capped((landing / 4).clamp(BULK_WINDOW, 256 << 20), 2) + GRANULE,
                 standing_max,
                 // All together no more than a quarter.
                 standing_grants: (landing / 4 / standing_max.max(1) as usize).clamp(1, STANDING) as u8,
