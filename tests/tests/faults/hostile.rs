@@ -142,6 +142,7 @@ fn config() -> LinkConfig {
         staging: 64 << 10,
         send_queue: 200,
         inline: 0,
+        ..LinkConfig::default()
     }
 }
 
