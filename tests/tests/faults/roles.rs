@@ -3,7 +3,7 @@
 use crate::{log::Log, world::endpoint};
 use std::{
     net::{SocketAddr, UdpSocket},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
 };
 use tokio::io::{AsyncBufReadExt as _, BufReader, stdin};
@@ -66,21 +66,20 @@ async fn call(at: SocketAddr, device: &str, seed: u64) {
 fn cable(words: &[&str]) {
     let port = |n: usize| SocketAddr::from(([127, 0, 0, 1], words[n].parse::<u16>().unwrap()));
     let cut = PathBuf::from(words[4]);
-    let one_way = |from: SocketAddr, to: SocketAddr| {
-        let (socket, cut) = (UdpSocket::bind(from).unwrap(), cut.clone());
-        std::thread::spawn(move || {
-            let mut frame = [0; 65_536];
-            loop {
-                // Nobody may be there yet, or any more: a network does not complain.
-                let Ok((len, _)) = socket.recv_from(&mut frame) else { continue };
-                if !cut.exists() {
-                    let _ = socket.send_to(&frame[..len], to);
-                }
-            }
-        })
-    };
-    let ways = [one_way(port(0), port(3)), one_way(port(2), port(1))];
-    for way in ways {
-        way.join().unwrap();
+    let [there, back] = [port(0), port(2)].map(|port| UdpSocket::bind(port).unwrap());
+    std::thread::scope(|scope| {
+        scope.spawn(|| carry(&there, port(3), &cut));
+        carry(&back, port(1), &cut);
+    });
+}
+
+fn carry(from: &UdpSocket, to: SocketAddr, cut: &Path) {
+    let mut frame = [0; 65_536];
+    loop {
+        // Nobody may be there yet, or any more: a network does not complain.
+        let Ok((len, _)) = from.recv_from(&mut frame) else { continue };
+        if !cut.exists() {
+            let _ = from.send_to(&frame[..len], to);
+        }
     }
 }

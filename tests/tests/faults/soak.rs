@@ -52,6 +52,8 @@ const NETWORK: &[Fault] = faults! {
 /// Faults between two looks for leaks.
 const ROUND: usize = 4;
 
+type MakePlace = fn() -> Place;
+
 /// Whether it runs outside of the guest.
 pub fn needs_no_device() -> bool {
     std::env::var("SOAK_FABRIC").is_ok_and(|fabric| fabric == "shm")
@@ -61,7 +63,7 @@ pub async fn random_faults(log: Log) {
     let number = |name| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
     let time = Duration::from_secs(number("SOAK_SECONDS").expect("SOAK_SECONDS says for how long"));
     let seed = number("TONIC_RDMA_TEST_SEED").unwrap_or_else(|| rand::rng().random());
-    let places: &[(fn() -> Place, &[Fault])] = match needs_no_device() {
+    let places: &[(MakePlace, &[Fault])] = match needs_no_device() {
         true => &[(Place::shm, PROCESSES)],
         false => &[(Place::one_device, DEVICES), (Place::veth, NETWORK), (Place::veth_alone, NETWORK)],
     };

@@ -364,14 +364,17 @@ impl UnderLoad<'_> {
             tokio::time::sleep(Duration::from_millis(1)).await;
         };
         self.said.push(format!("noticed after {} ms ({info})", (at - self.struck).as_millis()));
-        let code = info.reason.as_ref().map(|reason| reason.code()).unwrap();
+        // On a busy machine this may be what came of the first attempt to return: metrics and log know what was before.
+        let seen = info.reason.as_ref().map(|reason| reason.code()).unwrap();
+        let more = |code: &ReasonCode| {
+            self.fallbacks.iter().any(|(c, before)| c == code && self.world.log.fallbacks(*code) > *before)
+        };
+        let code = *codes.iter().find(|code| **code == seen || more(code)).unwrap_or(&seen);
         assert!(codes.contains(&code), "{info}");
         let line = format!("code=\"{}\"", code.as_str());
         let read = || async { self.world.log.has(&["calls go over TCP", &line]) };
         until(&format!("no log line with {line}"), read, |there| *there).await;
-        let counted =
-            self.fallbacks.iter().any(|(c, before)| *c == code && self.world.log.fallbacks(code) > *before);
-        assert!(counted, "not in the metrics: {code}");
+        assert!(more(&code), "not in the metrics: {code}");
     }
 
     /// Calls end well over TCP.
