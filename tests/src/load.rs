@@ -131,6 +131,9 @@ impl Load {
                         Ok(Ok(())) => tally.add("OK"),
                         Ok(Err(status)) => {
                             check_lost(&status);
+                            if tally.failed() == 0 {
+                                eprintln!("the first call that failed: {status}");
+                            }
                             tally.add(&format!("{:?}", status.code()));
                             // A server that is gone refuses at once, and a start takes the CPU.
                             tokio::time::sleep(Duration::from_millis(2)).await;

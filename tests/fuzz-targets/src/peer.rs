@@ -101,6 +101,7 @@ impl Side {
             max_streams: 5,
             stream_window: if first & 8 == 0 { 4096 } else { 100_000 },
             bulk_window: 65_536,
+            whole: 100_000,
             max_message: 1 << 20,
             standing_grants: (first >> 4) & 3,
             standing_max: 32 << 10,
@@ -285,7 +286,7 @@ impl Side {
     fn grant(&mut self, kind: u8) {
         let Some(want) = self.conn.poll_landing() else { return };
         assert!(want.min > 0 && want.min <= want.want, "{want:?}");
-        assert!(want.want <= self.config.bulk_window.max(self.config.standing_max + 4096), "{want:?}");
+        assert!(want.want <= self.config.whole.max(self.config.standing_max + 4096), "{want:?}");
         let len = match kind % 4 {
             0 => want.min,
             1 => want.want,

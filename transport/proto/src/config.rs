@@ -20,6 +20,9 @@ pub struct Config {
     /// Bytes that are granted or unread at once for one stream that asked for memory. A message no longer
     /// than this lands in one piece when memory allows. At least 64 KiB; default 8 MiB.
     pub bulk_window: u32,
+    /// A message that is longer than `bulk_window`, but no longer than this, lands in one piece, too, when it is
+    /// all that its stream has granted or unread. Of no effect below `bulk_window`; default 0.
+    pub whole: u32,
     /// The longest header block that is received, in bytes: request headers, response headers, or trailers.
     /// 4 KiB to 1 MiB; default 64 KiB.
     pub max_headers: u32,
@@ -47,6 +50,7 @@ impl Default for Config {
             max_streams: 1024,
             stream_window: 2 << 20,
             bulk_window: 8 << 20,
+            whole: 0,
             max_headers: MAX_HEADER_BLOCK as u32,
             max_message: 256 << 20,
             standing_grants: 4,

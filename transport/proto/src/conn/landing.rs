@@ -124,7 +124,10 @@ impl Connection {
     fn stream_want(&self, key: usize) -> Option<LandingWant> {
         let stream = &self.streams[key];
         let want = *stream.wants.front()?;
-        let window = u64::from(self.config.bulk_window);
+        let mut window = u64::from(self.config.bulk_window);
+        if stream.held == 0 {
+            window = window.max(self.config.whole.into());
+        }
         let free = window.saturating_sub(stream.held);
         // Large pieces are worth waiting for: the reader frees the rest of the window, of which the half is
         // more than MIN_GRANT.

@@ -25,7 +25,7 @@
 //!
 //! Eager data and standing grants are bounded by the stream's window, which grows again as the application
 //! reads. Requested grants are bounded by the receiver, which grants no more than `bulk_window` for a stream
-//! at once. So a stream that is not read stops only itself (R13).
+//! at once, or one message of up to `whole` bytes. So a stream that is not read stops only itself (R13).
 //!
 //! # Why granted memory always comes back
 //!

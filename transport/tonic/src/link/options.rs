@@ -8,9 +8,10 @@ use tonic_rdma_proto::{Config, DEAD_PEER, HEADERS};
 /// Bytes of a staging block: the longest WRITE of memory that is not pinned.
 const STAGING_BLOCK: usize = 64 * 1024;
 
-/// A message no longer than this, or than a quarter of the landing memory where that is more, lands in one piece when memory
-/// allows; but none longer than half of it.
+/// What a stream may have unread, where that is no more than half of the landing memory. One message may be longer: a
+/// quarter of that memory, and no more than [`WHOLE`].
 const BULK_WINDOW: usize = 32 << 20;
+const WHOLE: usize = 256 << 20;
 const GRANULE: u32 = 4096;
 /// Standing grants of a connection, at most: so many messages of their length may be on their way at a time before one has
 /// to ask.
@@ -88,7 +89,8 @@ impl LinkOptions {
                 recv_slots: recv_slots as u16,
                 stream_window: capped(default.stream_window as usize, 4),
                 // With room for the header of a message that fills it.
-                bulk_window: capped((landing / 4).clamp(BULK_WINDOW, 256 << 20), 2) + GRANULE,
+                bulk_window: capped(BULK_WINDOW, 2) + GRANULE,
+                whole: capped(WHOLE, 4) + GRANULE,
                 standing_max,
                 // All together no more than a quarter.
                 standing_grants: (landing / 4 / standing_max.max(1) as usize).clamp(1, STANDING) as u8,

@@ -245,6 +245,25 @@ fn long_bodies_land_in_as_few_pieces_as_the_window_allows() {
     p.assert_clean();
 }
 
+/// One message may be longer than the window, but only the first of those that nobody has read.
+#[test]
+fn a_message_that_is_alone_may_fill_more_than_the_window() {
+    let config = Config { bulk_window: 1 << 20, whole: 4 << 20, ..with_standing(0) };
+    let mut p = Pair::new(config.clone(), config, 1 << 30);
+    let id = p.open("head", false);
+    p.ends[SERVER].stalled.insert(id.get());
+    for n in 0..3 {
+        p.client().send_data(id, pattern(n, 4 << 20), true, n == 2).unwrap();
+    }
+    p.settle();
+    assert_eq!(p.ends[SERVER].app(id).landed, [(4 << 20, Flow::Bulk)]);
+    p.ends[SERVER].unstall(id);
+    p.settle();
+    assert_eq!(p.ends[SERVER].app(id).landed, [(4 << 20, Flow::Bulk); 3]);
+    p.answer(id, Bytes::new());
+    p.assert_clean();
+}
+
 #[test]
 fn a_small_call_gets_past_a_large_transfer() {
     let mut p = Pair::new(Config::default(), Config::default(), 64 << 20);

@@ -82,6 +82,7 @@ fn configs() -> impl Strategy<Value = Config> {
         prop::sample::select(vec![2, 5, 100]),
         prop::sample::select(vec![4096, 20_000, 300_000]),
         prop::sample::select(vec![65_536, 150_000, 8 << 20]),
+        prop::sample::select(vec![0, 100_000, 8 << 20]),
         0..4u8,
         prop::sample::select(vec![4096, 20_000, 256 << 10]),
     )
@@ -92,6 +93,7 @@ fn configs() -> impl Strategy<Value = Config> {
                 max_streams,
                 stream_window,
                 bulk_window,
+                whole,
                 standing_grants,
                 write_chunk,
             )| Config {
@@ -100,6 +102,7 @@ fn configs() -> impl Strategy<Value = Config> {
                 max_streams,
                 stream_window,
                 bulk_window,
+                whole,
                 standing_grants,
                 write_chunk,
                 dead_peer: Duration::from_secs(1000),
