@@ -21,6 +21,7 @@ use slab::Slab;
 
 use crate::config::Sizes;
 use crate::error::PoolError;
+use crate::limit;
 use crate::pool::Shared;
 use crate::region::{HUGE_PAGE, Mapping, Region, page};
 use crate::registrar::Access;
@@ -217,6 +218,7 @@ impl Arenas {
         let bytes = region.len();
         drop(handle);
         shared.budgets.give(self.usage, bytes);
+        limit::deregistered();
     }
 
     /// Maps and registers an arena; takes idle ones down if the budget needs it.
@@ -287,6 +289,7 @@ impl Arenas {
         // Every handle is here, so these are the last references: deregistered and unmapped before the budget says so.
         drop((mine, arenas.remove(key), arena));
         shared.budgets.give(self.usage, bytes);
+        limit::deregistered();
         true
     }
 }

@@ -21,6 +21,7 @@ use bytes::Bytes;
 use crate::account::Account;
 use crate::error::{PoolError, RegisterError};
 use crate::granules::Granules;
+use crate::limit;
 use crate::pool::Shared;
 use crate::region::{Mapping, Region};
 use crate::registrar::Access;
@@ -45,7 +46,7 @@ impl Lease {
         most: usize,
         least: usize,
     ) -> Option<Self> {
-        let (unit, budget) = (crate::region::page(), shared.sizes.landing);
+        let (unit, budget) = (crate::region::page(), shared.landing.bytes());
         let len = shared.budgets.take_some(Use::Landing, most, least, unit, budget)?;
         Some(Lease { len, account: account.clone(), shared: shared.clone() })
     }
@@ -55,6 +56,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         self.shared.budgets.give(Use::Landing, self.len);
         self.shared.accounts.budget_freed();
+        limit::deregistered();
     }
 }
 

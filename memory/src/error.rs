@@ -38,6 +38,11 @@ impl RegisterError {
         self.len == 0
     }
 
+    /// Whether more would have been pinned than the process may.
+    pub(crate) fn is_limit(&self) -> bool {
+        self.source.raw_os_error() == Some(libc::ENOMEM)
+    }
+
     /// The error of the system call.
     pub fn io(&self) -> &io::Error {
         &self.source

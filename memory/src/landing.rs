@@ -1,5 +1,6 @@
 //! One connection's account of landing memory.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::Waker;
@@ -64,6 +65,14 @@ impl Landing {
         // Told before the last look: whoever frees from now on wakes this account.
         let first = self.shared.accounts.set_wanting(&self.account, true);
         let mut found = self.best(want, min);
+        if let Err(error) = &found
+            && error.is_limit()
+            && self.shared.landing_left().is_some_and(|(left, _)| left < error.len())
+        {
+            // Another pool of the process was faster: this one may wait.
+            self.shared.accounts.set_wanting(&self.account, true);
+            found = self.best(want, min);
+        }
         if matches!(found, Ok(None)) && self.trim() > 0 {
             // Chunks of its own that are idle, each too short, may have been in the way of a longer one.
             found = self.best(want, min);
@@ -119,7 +128,13 @@ impl Landing {
         let most = bytes(want).max(self.shared.sizes.chunk);
         let most = most.checked_next_multiple_of(page()).unwrap_or(usize::MAX).min(self.room());
         let least = least(want, min, run);
-        let lease = if run < want { Lease::take(&self.shared, &self.account, most, least) } else { None };
+        let lease = match (run < want).then(|| self.shared.fit_landing(least)) {
+            Some(Some(left)) => Lease::take(&self.shared, &self.account, most.min(left), least),
+            Some(None) if run < min => {
+                return Err(RegisterError::new(least, io::Error::from_raw_os_error(libc::ENOMEM)));
+            }
+            _ => None,
+        };
         let old = longest.filter(|_| run >= min).map(|(chunk, at, _)| (chunk, at, run));
         let Some(lease) = lease else {
             return Ok(old.map(|(chunk, at, run)| LandingBuf::new(chunk, at, run)));
@@ -171,9 +186,9 @@ impl Landing {
     /// account could be given back: if what lands now is held, another account, or this one, may find nothing at all,
     /// however little of the chunks is in use.
     pub fn is_spent(&self) -> bool {
-        let landing = self.shared.sizes.landing;
+        let landing = self.shared.landing.bytes();
         let leased = self.shared.budgets.used(crate::stats::Use::Landing);
-        let own = self.limit < landing && self.leased() > self.limit / 8 * 7;
+        let own = self.limit < self.shared.sizes.landing && self.leased() > self.limit / 8 * 7;
         (own || leased > landing / 8 * 7) && !self.chunks.iter().any(|chunk| chunk.granules.is_free())
     }
 
@@ -182,7 +197,7 @@ impl Landing {
     pub fn under_pressure(&self) -> bool {
         let counters = &self.shared.counters;
         let used = counters.granted.load(Relaxed).saturating_add(counters.filled.load(Relaxed));
-        used > self.shared.sizes.landing / 4 * 3 || self.is_nearly_full()
+        used > self.shared.landing.bytes() / 4 * 3 || self.is_nearly_full()
     }
 
     /// Whether less than a quarter is free of what this account may lease, if that is less than there is.

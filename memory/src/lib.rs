@@ -29,6 +29,7 @@
 //! | `waiting` | the count of those that wait, by which no wake-up is lost |
 //! | `landing` | one connection's account of landing memory |
 //! | `account` | waking those that wait for landing memory |
+//! | `limit` | the landing budget where the process may pin less |
 //! | `chunk` | chunks leased to connections, pieces granted to peers |
 //! | `granules` | which parts of a chunk are taken |
 //! | `index` | from an address to its lkey |
@@ -43,6 +44,7 @@ mod error;
 mod granules;
 mod index;
 mod landing;
+mod limit;
 pub mod memfd;
 pub mod memlock;
 mod pool;

@@ -11,6 +11,7 @@ use crate::config::{PoolConfig, Sizes};
 use crate::error::PoolError;
 use crate::index::Index;
 use crate::landing::Landing;
+use crate::limit::LandingBudget;
 use crate::memlock::Memlock;
 use crate::registrar::Registrar;
 use crate::stats::{Budgets, Counters, PoolStats, Use};
@@ -29,6 +30,8 @@ pub(crate) struct Shared {
     pub(crate) index: Index,
     pub(crate) waiters: Waiters,
     pub(crate) accounts: Accounts,
+    /// Never more than `sizes.landing`.
+    pub(crate) landing: LandingBudget,
     send: Arenas,
     control: Arenas,
     /// Last, so that it outlives what it registered.
@@ -62,7 +65,8 @@ impl Pool {
     /// If registering pins memory, the soft RLIMIT_MEMLOCK of the process is raised to the hard one, and the pool
     /// shrinks to what the limit leaves, less a margin of half of it up to 256 KiB for the rest of the process. What
     /// counts is what the process has pinned by now: of two pools in one process the second does not know what the
-    /// first may pin later. If the limit turns out to be tighter, requests fail with [`PoolError::Register`].
+    /// first may pin later. If the limit turns out to be tighter, landing memory is waited for as in a smaller pool, as
+    /// long as there is any, and other requests fail with [`PoolError::Register`].
     ///
     /// # Errors
     /// [`PoolError::Memlock`] when less than [`MIN_POOL`](crate::MIN_POOL) is left; [`PoolError::TooSmall`] when less is
@@ -85,6 +89,7 @@ impl Pool {
             index: Index::default(),
             waiters: Waiters::default(),
             accounts: Accounts::default(),
+            landing: LandingBudget::new(sizes.landing),
             send: Arenas::new(Use::Send, sizes.send, &sizes),
             control: Arenas::new(Use::Control, sizes.control, &sizes),
             sizes,
@@ -147,24 +152,19 @@ impl Pool {
         Landing::new(self.0.clone(), limit)
     }
 
-    /// Whether the process may pin another chunk of landing memory, should the budget have one: the limit may be lower
-    /// by now than it was when the pool was made, and other pools may have used it up.
+    /// Whether there is landing memory, or the process may pin a chunk: the limit may be lower by now than it was when the
+    /// pool was made, and other pools may have used it up.
     ///
     /// # Errors
     /// [`PoolError::Memlock`]: what a connection is sent by WRITE would not find a place.
     pub fn may_land(&self) -> Result<(), PoolError> {
-        let Shared { registrar, sizes, budgets, .. } = &*self.0;
-        let left = sizes.landing.saturating_sub(budgets.used(Use::Landing));
+        let Shared { sizes, budgets, .. } = &*self.0;
         // Of chunks that are leased now the next user needs one anew.
         let over = |memlock: &Memlock| memlock.soft.is_some_and(|limit| limit < memlock.pinned);
-        let memlock = match registrar.pins() {
-            true => Memlock::read().ok(),
-            false => None,
-        };
-        let available = memlock.and_then(|memlock| memlock.available(registrar.ignores_ipc_lock()));
-        match (memlock, available) {
-            (Some(memlock), Some(available))
-                if available < sizes.chunk.min(left) as u64 || over(&memlock) =>
+        match self.0.landing_left() {
+            // What is leased comes free again.
+            Some((left, memlock))
+                if (left < sizes.chunk && budgets.used(Use::Landing) == 0) || over(&memlock) =>
             {
                 let Memlock { soft, pinned, .. } = memlock;
                 Err(PoolError::Memlock {

@@ -3,10 +3,12 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::task::{Wake, Waker};
 
 use tonic_rdma_memory::{
-    HeapRegistrar, MIN_POOL, Memlock, Memory, Pool, PoolConfig, PoolError, RegisterError, Registrar,
-    Registration,
+    HeapRegistrar, Landing, LandingBuf, MIN_POOL, Memlock, Memory, Pool, PoolConfig, PoolError,
+    RegisterError, Registrar, Registration,
 };
 
 /// A device that applies the limit to everyone, as Soft-iWARP does.
@@ -26,6 +28,105 @@ unsafe impl Registrar for Strict {
     }
 }
 
+/// A device that pins, under the limit.
+struct Pinning(HeapRegistrar);
+
+struct Pinned {
+    /// Dropped after the memory is unpinned.
+    registration: Box<dyn Registration>,
+    addr: usize,
+    len: usize,
+}
+
+impl Registration for Pinned {
+    fn lkey(&self) -> u32 {
+        self.registration.lkey()
+    }
+    fn rkey(&self) -> u32 {
+        self.registration.rkey()
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: the range is mapped until the registration is dropped; munlock touches no contents.
+        assert_eq!(unsafe { libc::munlock(self.addr as *const _, self.len) }, 0);
+    }
+}
+
+// SAFETY: as HeapRegistrar.
+unsafe impl Registrar for Pinning {
+    fn pins(&self) -> bool {
+        true
+    }
+    fn ignores_ipc_lock(&self) -> bool {
+        true
+    }
+    unsafe fn register(&self, memory: Memory) -> Result<Box<dyn Registration>, RegisterError> {
+        let (addr, len) = (memory.addr.as_ptr() as usize, memory.len);
+        if Memlock::read().unwrap().available(true).unwrap() < len as u64 {
+            return Err(RegisterError::new(len, std::io::Error::from_raw_os_error(libc::ENOMEM)));
+        }
+        // SAFETY: the caller's promise; mlock touches no contents.
+        assert_eq!(unsafe { libc::mlock(addr as *const _, len) }, 0);
+        // SAFETY: the caller's promise.
+        let registration = unsafe { self.0.register(memory) }?;
+        Ok(Box::new(Pinned { registration, addr, len }))
+    }
+}
+
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, SeqCst);
+    }
+}
+
+/// All that lands, in pieces of 64 KiB.
+fn everything(landing: &mut Landing) -> Vec<LandingBuf> {
+    std::iter::from_fn(|| landing.alloc(64 << 10, 64 << 10).unwrap()).collect()
+}
+
+/// Two pools that together want more than the process may pin: each goes on with what it has.
+fn two_pools_share_the_limit() {
+    let pool = || Pool::new(PoolConfig::default(), Arc::new(Pinning(HeapRegistrar::default()))).unwrap();
+    let (first, second) = (pool(), pool());
+    let sizes = first.config().clone();
+    assert_eq!(second.config(), &sizes);
+    let mut seconds = second.landing();
+    let one = seconds.alloc(64 << 10, 64 << 10).unwrap().unwrap();
+    let mut firsts = first.landing();
+    let mut held = everything(&mut firsts);
+    // The first leaves alone what its connections may need.
+    assert_eq!(first.stats().leased, sizes.landing);
+    let mut more = everything(&mut seconds);
+    let leased = second.stats().leased;
+    assert!(leased > 0 && leased < sizes.landing, "{leased}");
+    assert!(sizes.total + leased > 8 << 20, "{leased}");
+    // Connections can still be made, and messages that come now are copied out.
+    let controls: Vec<_> = (0..8).map(|n| [&first, &second][n % 2].control(80 << 10).unwrap()).collect();
+    assert!(seconds.under_pressure());
+    assert!(second.may_land().is_ok());
+    // A third has nothing to wait for.
+    let third = Pool::new(PoolConfig::default().total(MIN_POOL), Arc::new(Pinning(HeapRegistrar::default())));
+    if let Ok(third) = third {
+        assert!(third.landing().alloc(1 << 20, 1 << 20).is_err());
+    }
+    // What one gives back the other gets, and is told.
+    let woken = Arc::new(Woken::default());
+    seconds.register_waker(&Waker::from(woken.clone()));
+    assert!(seconds.alloc(64 << 10, 64 << 10).unwrap().is_none());
+    held.clear();
+    assert!(!woken.0.load(SeqCst));
+    assert_eq!(firsts.trim(), sizes.landing);
+    assert!(woken.0.load(SeqCst));
+    more.extend(everything(&mut seconds));
+    assert_eq!(second.stats().leased, sizes.landing);
+    drop((one, more, controls));
+}
+
 fn limit(soft: u64, hard: u64) {
     let limit = libc::rlimit { rlim_cur: soft, rlim_max: hard };
     // SAFETY: limit is a valid rlimit.
@@ -41,6 +142,7 @@ fn pool() -> Result<Pool, PoolError> {
 fn the_limit_decides_the_size() {
     const MARGIN: usize = 256 << 10;
     limit(64 << 10, 8 << 20);
+    two_pools_share_the_limit();
     let all = pool().unwrap();
     assert_eq!(all.config().total, (8 << 20) - MARGIN);
     assert_eq!(Memlock::read().unwrap().soft, Some(8 << 20), "the soft limit is raised to the hard one");
