@@ -47,7 +47,7 @@ enum Command {
         /// The theme that it was run with, if it was not its own.
         #[arg(long, value_parser = theme)]
         theme: Option<Theme>,
-        /// Print every event on the fabric.
+        /// Print every event on the fabric, and what RUST_LOG asks for.
         #[arg(long)]
         trace: bool,
     },
@@ -96,6 +96,10 @@ fn main() -> ExitCode {
         }
         Command::Replay { seed, theme, trace } => {
             let options = Options { theme, trace, ..Options::default() };
+            if trace {
+                let filter = tracing_subscriber::EnvFilter::from_default_env();
+                tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+            }
             let report = run(seed, &options);
             for line in &report.trace {
                 println!("{line}");
