@@ -118,6 +118,24 @@ async fn a_wildcard_listener_takes_requests() {
     assert_eq!(s.receive().await.unwrap(), b"x");
 }
 
+/// Soft-iWARP's library fails at one page of queues, and those of some 60 links come before it.
+#[tokio::test]
+async fn a_hundred_links_stand_at_once() {
+    let _turn = TURN.lock().await;
+    let side = on_guest_device();
+    let small =
+        LinkConfig { recv_slots: 4, send_slots: 4, slot_size: 512, staging: 0, send_queue: 8, ..config() };
+    let mut listener = side.listen();
+    let mut links = Vec::new();
+    for _ in 0..100 {
+        links.push(pair_over(&mut listener, &side, &side, &small).await);
+    }
+    for (server, client) in &mut links {
+        client.send(0, b"one of many").await;
+        assert_eq!(server.receive().await.unwrap(), b"one of many");
+    }
+}
+
 /// The connection manager's ports are not those that it sees in use by TCP; on iWARP they must not be the same.
 #[tokio::test]
 async fn ports_that_tcp_uses_are_passed_over() {

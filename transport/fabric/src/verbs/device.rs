@@ -21,6 +21,7 @@ use super::cm::{Channel, CmId};
 use super::enumerate::{self, ports};
 use super::listener::VerbsListener;
 use super::mr::VerbsRegistrar;
+use super::siw::Cover;
 use super::{VerbsLink, connect, lib_probe, qp};
 use crate::device::{DeviceInfo, PortState, Transport};
 use crate::error::{ConnectError, FabricError, Verb};
@@ -59,6 +60,8 @@ pub(super) struct DeviceInner {
     pub(super) is_siw: bool,
     context: NonNull<rdma_sys::ibv_context>,
     pd: NonNull<rdma_sys::ibv_pd>,
+    /// Dropped in Drop, before the anchor.
+    cover: Option<Cover>,
     removed: AtomicBool,
     /// Dropped in Drop, after the protection domain.
     anchor: ManuallyDrop<CmId>,
@@ -82,6 +85,7 @@ impl Drop for DeviceInner {
             0 => {}
             errno => tracing::warn!(device = self.name, errno, "ibv_dealloc_pd failed; it is leaked"),
         }
+        self.cover = None;
         let removed = self.is_removed();
         // SAFETY: dropped once, here; nothing uses it afterwards.
         unsafe { ManuallyDrop::drop(&mut self.anchor) };
@@ -269,6 +273,9 @@ impl VerbsDevice {
                 source: io::Error::last_os_error().into(),
             }
         })?;
+        let is_siw = attr.vendor_id == VENDOR_SIW;
+        // SAFETY: the id, which becomes the anchor, keeps the context open; the cover is dropped before it.
+        let cover = if is_siw { unsafe { Cover::new(context) } } else { None };
         let device = Arc::new(DeviceInner {
             name,
             transport,
@@ -277,9 +284,10 @@ impl VerbsDevice {
                 max_cqe: attr.max_cqe.max(0) as u32,
                 max_msg: port.map_or(1 << 30, |p| p.max_msg).clamp(1, 1 << 30),
             },
-            is_siw: attr.vendor_id == VENDOR_SIW,
+            is_siw,
             context,
             pd,
+            cover,
             removed: AtomicBool::new(false),
             anchor: ManuallyDrop::new(id),
         });

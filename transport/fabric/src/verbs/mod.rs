@@ -11,6 +11,7 @@
 //! | `qp`, `post` | queue pairs, and batches of work for them |
 //! | `connect`, `listener` | making connections |
 //! | `link` | a [`Link`](crate::Link) over all that |
+//! | `siw` | what keeps Soft-iWARP from having more than some 60 connections |
 //! | `trial` | making all that one by one, for diagnosis |
 //!
 //! # Who keeps whom alive
@@ -44,6 +45,7 @@ mod listener;
 mod mr;
 mod post;
 mod qp;
+mod siw;
 mod trial;
 
 pub(crate) use self::addr::local_ips;
