@@ -15,6 +15,9 @@ const MIN: usize = 4096;
 /// Stand-ins share allocations of this many bytes.
 const SHARE: usize = 1024;
 
+/// The most that a decoder copies at a time.
+const SLICE: usize = 256 * 1024;
+
 /// What fills a stand-in up to the length of its message.
 static FILLING: [u8; 256 * 1024] = [0; 256 * 1024];
 
@@ -76,13 +79,14 @@ impl Intake {
         }
     }
 
-    /// The next bytes for the decoder.
+    /// The next bytes for the decoder, which copies them: no more than [`SLICE`].
     pub(crate) fn pop(&mut self) -> Option<Bytes> {
         match self.ready.front_mut()? {
             Ready::Filling(left) if *left > FILLING.len() => {
                 *left -= FILLING.len();
                 Some(Bytes::from_static(&FILLING))
             }
+            Ready::Bytes(bytes) if bytes.len() > SLICE => Some(bytes.split_to(SLICE)),
             _ => match self.ready.pop_front()? {
                 Ready::Bytes(bytes) => Some(bytes),
                 Ready::Filling(left) => Some(Bytes::from_static(&FILLING[..left])),

@@ -20,12 +20,23 @@ use crate::codec::{Delivered, Intake};
 pub(super) struct Incoming {
     stream: StreamRef,
     intake: Intake,
+    /// Bytes handed on since other tasks had their turn.
+    handed: usize,
     finished: bool,
 }
 
+/// The decoder copies what it is handed. After so many bytes other tasks have their turn: small calls beside a long message
+/// wait for this much of it, not for all (R13).
+const TURN: usize = 1 << 20;
+
 impl Incoming {
     pub(super) fn new(stream: StreamRef, intake: Intake) -> Self {
-        Incoming { stream, intake, finished: false }
+        Incoming { stream, intake, handed: 0, finished: false }
+    }
+
+    fn hand_on(&mut self, bytes: Bytes) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        self.handed += bytes.len();
+        Poll::Ready(Some(Ok(Frame::data(bytes))))
     }
 }
 
@@ -41,8 +52,13 @@ impl Body for Incoming {
             return Poll::Ready(None);
         }
         let this = &mut *self;
+        if this.handed >= TURN {
+            this.handed = 0;
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         if let Some(bytes) = this.intake.pop() {
-            return Poll::Ready(Some(Ok(Frame::data(bytes))));
+            return this.hand_on(bytes);
         }
         let id = this.stream.id;
         let mut inner = this.stream.shared.lock();
@@ -62,9 +78,10 @@ impl Body for Incoming {
             copied.joined += joined;
             copied.eager += short;
             inner.flush_soon();
+            drop(inner);
             // No piece is empty.
             let bytes = this.intake.pop().unwrap_or_default();
-            return Poll::Ready(Some(Ok(Frame::data(bytes))));
+            return this.hand_on(bytes);
         }
         let frame = if let Some(block) = io.trailers.take() {
             match headers::decode_trailers(block) {

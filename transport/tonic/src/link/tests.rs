@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -411,4 +412,31 @@ async fn the_end_comes_with_the_last_bytes() {
         assert_eq!(call.await.unwrap().unwrap().headers()["grpc-status"], "0");
     }
     s.finish().await;
+}
+
+/// Between parts of a long body, which its reader copies, others have their turn.
+#[tokio::test]
+async fn a_long_body_leaves_others_their_turns() {
+    let setup = setup(SimConfig::default(), 64 << 20).await;
+    let response = setup.client.call(request("/collect", full(pattern(16 << 20)))).await.unwrap();
+    let mut body = response.into_body();
+    let mut longest = body.frame().await.unwrap().unwrap().into_data().unwrap().len();
+    let turns = Arc::new(AtomicUsize::new(0));
+    let other = {
+        let turns = turns.clone();
+        tokio::spawn(async move {
+            loop {
+                turns.fetch_add(1, Relaxed);
+                tokio::task::yield_now().await;
+            }
+        })
+    };
+    while let Some(frame) = body.frame().await {
+        longest = longest.max(frame.unwrap().into_data().map_or(0, |data| data.len()));
+    }
+    assert_eq!(longest, 256 << 10);
+    assert!(turns.load(Relaxed) >= 15, "{turns:?}");
+    other.abort();
+    drop(body);
+    setup.finish().await;
 }
