@@ -79,6 +79,16 @@ impl Shared {
     }
 }
 
+/// Part of a pool, behind all that it has registered.
+#[derive(Debug)]
+pub(crate) struct Last;
+
+impl Drop for Last {
+    fn drop(&mut self) {
+        deregistered();
+    }
+}
+
 /// Memory has been deregistered: pools that were short may look again.
 pub(crate) fn deregistered() {
     if !ANY.load(SeqCst) {

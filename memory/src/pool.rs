@@ -11,7 +11,7 @@ use crate::config::{PoolConfig, Sizes};
 use crate::error::PoolError;
 use crate::index::Index;
 use crate::landing::Landing;
-use crate::limit::LandingBudget;
+use crate::limit::{LandingBudget, Last};
 use crate::memlock::Memlock;
 use crate::registrar::Registrar;
 use crate::stats::{Budgets, Counters, PoolStats, Use};
@@ -34,8 +34,9 @@ pub(crate) struct Shared {
     pub(crate) landing: LandingBudget,
     send: Arenas,
     control: Arenas,
-    /// Last, so that it outlives what it registered.
+    /// Behind what it registered.
     pub(crate) registrar: Arc<dyn Registrar>,
+    _last: Last,
 }
 
 impl std::fmt::Debug for Shared {
@@ -94,6 +95,7 @@ impl Pool {
             control: Arenas::new(Use::Control, sizes.control, &sizes),
             sizes,
             registrar,
+            _last: Last,
         })))
     }
 

@@ -124,7 +124,15 @@ fn two_pools_share_the_limit() {
     assert!(woken.0.load(SeqCst));
     more.extend(everything(&mut seconds));
     assert_eq!(second.stats().leased, sizes.landing);
-    drop((one, more, controls));
+    // And what one leaves behind.
+    held = everything(&mut firsts);
+    let woken = Arc::new(Woken::default());
+    firsts.register_waker(&Waker::from(woken.clone()));
+    assert!(!held.is_empty() && first.stats().leased < sizes.landing);
+    drop((one, more, controls, seconds, second));
+    assert!(woken.0.load(SeqCst));
+    held.extend(everything(&mut firsts));
+    assert_eq!(first.stats().leased, sizes.landing);
 }
 
 fn limit(soft: u64, hard: u64) {
