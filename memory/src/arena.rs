@@ -13,7 +13,7 @@
 //! The lists are lock-free; a lock is taken only to make an arena or to take one down.
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam::queue::SegQueue;
@@ -67,6 +67,8 @@ pub(crate) struct Arenas {
     /// Free arenas of their own, kept registered for the next request of their size until the budget needs them: memory
     /// is not registered per message (R12), however long.
     idle: Mutex<Vec<Handle>>,
+    /// Arenas have been taken down, and other pools of the process have not been told.
+    freed: AtomicBool,
 }
 
 /// A slot, owned.
@@ -102,6 +104,7 @@ impl Arenas {
             arenas: Mutex::new(Slab::new()),
             arena: (sizes.send / 8).clamp(CLASSES[0], HUGE_PAGE),
             idle: Mutex::default(),
+            freed: AtomicBool::new(false),
         }
     }
 
@@ -124,12 +127,22 @@ impl Arenas {
         if len > budget {
             return Err(PoolError::TooLarge { len, budget, usage });
         }
-        let Some(first) = self.classes.iter().position(|c| c.slot >= len) else {
-            return self.own_arena(shared, len);
-        };
-        if let Some(slot) = self.pop(shared, first) {
+        let first = self.classes.iter().position(|c| c.slot >= len);
+        if let Some(slot) = first.and_then(|first| self.pop(shared, first)) {
             return Ok(slot);
         }
+        let slot = match first {
+            Some(first) => self.pop_or_grow(shared, first),
+            None => self.own_arena(shared, len),
+        };
+        // Other pools look when this one has registered what it needs.
+        if self.freed.swap(false, Relaxed) {
+            limit::deregistered();
+        }
+        slot
+    }
+
+    fn pop_or_grow(&self, shared: &Arc<Shared>, first: usize) -> Result<SlotRef, PoolError> {
         let mut arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
         // Someone may have grown it meanwhile; and while an arena is taken down, under this lock, lists look emptier
         // than they are.
@@ -218,7 +231,7 @@ impl Arenas {
         let bytes = region.len();
         drop(handle);
         shared.budgets.give(self.usage, bytes);
-        limit::deregistered();
+        self.freed.store(true, Relaxed);
     }
 
     /// Maps and registers an arena; takes idle ones down if the budget needs it.
@@ -289,7 +302,7 @@ impl Arenas {
         // Every handle is here, so these are the last references: deregistered and unmapped before the budget says so.
         drop((mine, arenas.remove(key), arena));
         shared.budgets.give(self.usage, bytes);
-        limit::deregistered();
+        self.freed.store(true, Relaxed);
         true
     }
 }

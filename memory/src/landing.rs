@@ -11,6 +11,9 @@ use crate::error::RegisterError;
 use crate::pool::Shared;
 use crate::region::page;
 
+/// Times that an account tries again to register what the process's limit seemed to allow.
+const LOST_RACES: usize = 3;
+
 /// One connection's account of landing memory.
 ///
 /// It leases chunks as it needs them and keeps them until [`trim`](Landing::trim), or until it and the last piece are
@@ -64,18 +67,10 @@ impl Landing {
         }
         // Told before the last look: whoever frees from now on wakes this account.
         let first = self.shared.accounts.set_wanting(&self.account, true);
-        let mut found = self.best(want, min);
-        if let Err(error) = &found
-            && error.is_limit()
-            && self.shared.landing_left().is_some_and(|(left, _)| left < error.len())
-        {
-            // Another pool of the process was faster: this one may wait.
-            self.shared.accounts.set_wanting(&self.account, true);
-            found = self.best(want, min);
-        }
+        let mut found = self.try_best(want, min);
         if matches!(found, Ok(None)) && self.trim() > 0 {
             // Chunks of its own that are idle, each too short, may have been in the way of a longer one.
-            found = self.best(want, min);
+            found = self.try_best(want, min);
         }
         match found {
             Ok(None) if first => self.shared.accounts.wake_others(&self.account),
@@ -112,6 +107,20 @@ impl Landing {
     fn whole(&self, want: usize) -> Option<LandingBuf> {
         let find = |chunk: &Arc<Chunk>| chunk.granules.find(want).map(|at| LandingBuf::new(chunk, at, want));
         self.chunks.iter().find_map(find)
+    }
+
+    /// As [`best`](Self::best), again where another pool of the process was faster to pin what there was: then this one may
+    /// wait.
+    fn try_best(&mut self, want: usize, min: usize) -> Result<Option<LandingBuf>, RegisterError> {
+        let mut found = self.best(want, min);
+        for _ in 0..LOST_RACES {
+            if !found.as_ref().is_err_and(RegisterError::is_limit) || self.shared.landing_left().is_none() {
+                break;
+            }
+            self.shared.accounts.set_wanting(&self.account, true);
+            found = self.best(want, min);
+        }
+        found
     }
 
     /// The longest piece up to `want` granules, and not below `min`, from the chunks that there are or from a new one.

@@ -2,15 +2,15 @@
 //!
 //! Each pool is made to fit into RLIMIT_MEMLOCK as it finds it, and pins later. Where several share a process, or the limit
 //! falls, one may find that it can pin no more. It then works with what it has leased: waits for memory, and copies out what
-//! lands where readers hold on to it, as in a smaller pool. What the control budget has not pinned yet is left alone, so that
-//! no connection is turned away for what others land.
+//! lands where readers hold on to it, as in a smaller pool. It leaves alone what its own control budget has not pinned yet, so
+//! that it turns no connection away for what its others land.
 //!
 //! | a pool's landing budget is | from | to, by |
 //! |---|---|---|
 //! | as configured | the start | short: a chunk was wanted and the process may not pin it |
 //! | short | | as configured: a pool of the process has deregistered memory, or the limit allows a chunk that is wanted |
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst, fence};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::memlock::Memlock;
@@ -59,14 +59,14 @@ impl Shared {
         let room = |shared: &Self| shared.landing_left().map_or(usize::MAX, |(left, _)| left);
         let mut left = room(self);
         if left < least {
-            self.set_short(used);
+            self.set_short(used.saturating_add(left));
             // Told first, then a last look: whoever deregisters from now on wakes this pool.
             left = room(self);
         }
         if left >= least {
             self.landing.0.store(self.sizes.landing, SeqCst);
         }
-        (left >= least || used > 0).then_some(left)
+        (left >= least || self.budgets.used(Use::Landing) > 0).then_some(left)
     }
 
     fn set_short(self: &Arc<Self>, budget: usize) {
@@ -74,8 +74,9 @@ impl Shared {
         if !short.iter().any(|pool| pool.as_ptr() == Arc::as_ptr(self)) {
             short.push(Arc::downgrade(self));
         }
-        self.landing.0.store(budget, SeqCst);
+        self.landing.0.store(budget.min(self.sizes.landing), SeqCst);
         ANY.store(true, SeqCst);
+        fence(SeqCst);
     }
 }
 
@@ -91,6 +92,7 @@ impl Drop for Last {
 
 /// Memory has been deregistered: pools that were short may look again.
 pub(crate) fn deregistered() {
+    fence(SeqCst);
     if !ANY.load(SeqCst) {
         return;
     }

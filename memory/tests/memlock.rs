@@ -92,7 +92,7 @@ fn everything(landing: &mut Landing) -> Vec<LandingBuf> {
 /// Two pools that together want more than the process may pin: each goes on with what it has.
 fn two_pools_share_the_limit() {
     let pool = || Pool::new(PoolConfig::default(), Arc::new(Pinning(HeapRegistrar::default()))).unwrap();
-    let (first, second) = (pool(), pool());
+    let (first, second, third) = (pool(), pool(), pool());
     let sizes = first.config().clone();
     assert_eq!(second.config(), &sizes);
     let mut seconds = second.landing();
@@ -110,10 +110,8 @@ fn two_pools_share_the_limit() {
     assert!(seconds.under_pressure());
     assert!(second.may_land().is_ok());
     // A third has nothing to wait for.
-    let third = Pool::new(PoolConfig::default().total(MIN_POOL), Arc::new(Pinning(HeapRegistrar::default())));
-    if let Ok(third) = third {
-        assert!(third.landing().alloc(1 << 20, 1 << 20).is_err());
-    }
+    assert!(third.landing().alloc(64 << 10, 64 << 10).is_err());
+    assert!(third.may_land().is_err());
     // What one gives back the other gets, and is told.
     let woken = Arc::new(Woken::default());
     seconds.register_waker(&Waker::from(woken.clone()));

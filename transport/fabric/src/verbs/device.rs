@@ -73,7 +73,7 @@ impl fmt::Debug for DeviceInner {
     }
 }
 
-// SAFETY: libibverbs is thread-safe; context and protection domain are used through it only.
+// SAFETY: libibverbs is thread-safe; context, protection domain and cover are used through it only.
 unsafe impl Send for DeviceInner {}
 // SAFETY: as above.
 unsafe impl Sync for DeviceInner {}

@@ -1,17 +1,17 @@
 //! A page that Soft-iWARP's library cannot tell from an error.
 //!
 //! The kernel names the place at which a queue is to be mapped, and libsiw takes one name for a failure: 0x90000
-//! (`SIW_INVAL_UOBJ_KEY` of rdma/siw-abi.h), which is page 144 of all queues that the process has on the device. The lowest
-//! free pages are given out first, so when those before it are taken, with some 60 connections, no queue can be made any more.
+//! (`SIW_INVAL_UOBJ_KEY` of rdma/siw-abi.h), which is page 144, of 4 KiB, of all queues that the process has on the device. The
+//! lowest free pages are given out first, so when those before it are taken, with some 60 connections, no queue can be made any
+//! more.
 //! A queue that begins one page earlier and covers it keeps it from being given out.
 
 use std::ptr::{self, NonNull};
 
-/// Pages before the one that cannot be had.
-const BEFORE: usize = 144;
-/// Completions (of 32 bytes, and a few bytes for all) of queues that fill one page, and two.
-const ONE_PAGE: i32 = 1;
-const TWO_PAGES: i32 = 128;
+/// The place that libsiw takes for an error, in bytes.
+const PLACE: usize = 0x9_0000;
+/// Bytes of one completion. A queue has a few more for itself.
+const COMPLETION: usize = 32;
 
 /// The queue that covers the page. Must be dropped before the context.
 pub(super) struct Cover(#[allow(dead_code, reason = "held, not read")] Queue);
@@ -25,15 +25,19 @@ impl Cover {
     pub(super) unsafe fn new(context: NonNull<rdma_sys::ibv_context>) -> Option<Cover> {
         // SAFETY: the caller's promise.
         let queue = |depth| unsafe { Queue::new(context, depth) };
+        // SAFETY: sysconf takes no pointer.
+        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok()?;
         let mut before: Vec<Queue> = Vec::new();
-        while let Some(next) = queue(ONE_PAGE) {
-            if before.len() == BEFORE {
+        // One page each.
+        while let Some(next) = queue(1) {
+            if before.len() == PLACE / page {
                 return None;
             }
             before.push(next);
         }
         before.pop();
-        queue(TWO_PAGES).map(Cover)
+        // Two pages: the one that has just become free, and the one behind it.
+        queue(i32::try_from(page / COMPLETION).ok()?).map(Cover)
     }
 }
 

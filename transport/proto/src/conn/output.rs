@@ -146,6 +146,8 @@ impl Connection {
             return;
         }
         let grants = stream.drop_output();
+        // Nothing is wanted of what still comes.
+        stream.wants.clear();
         stream.send = stream.send.reset_by_us();
         stream.recv = stream.recv.reset_by_us();
         self.abort_all(grants);

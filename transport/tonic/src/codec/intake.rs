@@ -19,7 +19,7 @@ const SHARE: usize = 1024;
 const SLICE: usize = 256 * 1024;
 
 /// What fills a stand-in up to the length of its message.
-static FILLING: [u8; 256 * 1024] = [0; 256 * 1024];
+static FILLING: [u8; SLICE] = [0; SLICE];
 
 /// Where in its messages a body is.
 #[derive(Debug)]

@@ -139,7 +139,12 @@ impl Inner {
     fn grant_wanted(&mut self) -> bool {
         while let Some(want) = self.conn.poll_landing() {
             let parts = self.patience.takes_parts();
-            match self.land(want, if parts { want.min } else { want.want }) {
+            let landed = match self.land(want, if parts { want.min } else { want.want }) {
+                // A part may be had where the whole may not.
+                Err(_) if !parts && want.min < want.want => self.land(want, want.min),
+                landed => landed,
+            };
+            match landed {
                 Ok(Some(len)) => {
                     if len == want.want {
                         self.patience.whole();

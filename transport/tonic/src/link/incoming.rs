@@ -96,6 +96,7 @@ impl Body for Incoming {
             Some(Err(status))
         } else {
             wait_for(&mut io.recv_waker, cx);
+            this.handed = 0;
             return Poll::Pending;
         };
         this.finished = true;

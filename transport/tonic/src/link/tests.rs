@@ -440,3 +440,25 @@ async fn a_long_body_leaves_others_their_turns() {
     drop(body);
     setup.finish().await;
 }
+
+/// A device that registers nothing any more costs the call that needs memory, and no other.
+#[tokio::test]
+async fn a_device_that_registers_no_more_costs_the_call_that_needs_it() {
+    let s = setup(SimConfig::default(), 64 << 20).await;
+    s.server_device.fail_registrations(0, u64::MAX);
+    for _ in 0..2 {
+        let failed = s.client.call(request("/collect", full(pattern(3 << 20)))).await;
+        let status = match failed.map(Response::into_body) {
+            Ok(body) => body.collect().await.map(|_| ()).unwrap_err(),
+            Err(CallError::Status(status)) => status,
+            Err(other) => panic!("{other:?}"),
+        };
+        assert_eq!(status.code(), tonic::Code::ResourceExhausted, "{status}");
+        let response = s.client.call(request("/collect", full(pattern(100)))).await.unwrap();
+        assert_eq!(collect(response).await.0, pattern(100));
+    }
+    s.server_device.fail_registrations(0, 0);
+    let response = s.client.call(request("/collect", full(pattern(3 << 20)))).await.unwrap();
+    assert_eq!(collect(response).await.0, pattern(3 << 20));
+    s.finish().await;
+}
