@@ -48,7 +48,7 @@ mod types;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use slab::Slab;
 
@@ -223,6 +223,11 @@ impl Connection {
     /// The longest piece of a body, in bytes, that both sides allow.
     pub fn max_message(&self) -> u64 {
         self.config.max_message.min(self.peer.max_message)
+    }
+
+    /// How long the peer may be silent.
+    pub fn dead_peer(&self) -> Duration {
+        self.config.dead_peer
     }
 
     /// Pieces of at most this many bytes go eagerly, longer ones by WRITE.

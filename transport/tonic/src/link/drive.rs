@@ -16,8 +16,6 @@ use super::shared::{Inner, Life, Shared};
 use super::stream::StreamRef;
 use crate::reason::{Reason, ReasonCode};
 
-/// The last message of a connection may take this long to get away.
-const CLOSE_TIME: Duration = Duration::from_secs(1);
 /// While there are streams, metrics are told once in so many turns, and when a timer ends.
 const UNTOLD: usize = 64;
 /// Rounds of completions before other tasks get their turn.
@@ -148,7 +146,8 @@ impl Driver {
                     continue;
                 }
                 Life::Closing(_) if !self.armed => {
-                    self.timer.as_mut().reset(Instant::now() + CLOSE_TIME);
+                    // The last messages may take as long to get away as any: a peer that pauses gets them.
+                    self.timer.as_mut().reset(Instant::now() + inner.conn.dead_peer());
                     self.armed = true;
                 }
                 Life::Open if !self.armed => {

@@ -80,6 +80,10 @@ impl Service<Request<Body>> for Echo {
                         if body.is_end_stream() { Status::ok("") } else { Status::aborted("no end yet") };
                     status.into_http()
                 }
+                "/slow" => {
+                    tokio::time::sleep(Duration::from_millis(200)).await;
+                    Status::ok("").into_http()
+                }
                 "/hang" => std::future::pending().await,
                 "/panic" => panic!("asked to"),
                 _ => Status::not_found("no such call").into_http(),
@@ -371,6 +375,21 @@ async fn a_silent_peer_is_given_up() {
         other => panic!("{other:?}"),
     }
     assert_eq!(s.client.closed().await.code(), ReasonCode::LinkLost);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_last_answer_gets_to_a_peer_that_pauses() {
+    let mut s = setup(SimConfig::default(), 64 << 20).await;
+    let pause = |ms| tokio::time::sleep(Duration::from_millis(ms));
+    let call = tokio::spawn(s.client.call(request("/slow", Body::empty())));
+    pause(50).await;
+    s.drain.take().unwrap().send(()).unwrap();
+    pause(50).await;
+    s.server_device.freeze(true);
+    pause(4000).await;
+    s.server_device.freeze(false);
+    assert_eq!(call.await.unwrap().unwrap().headers()["grpc-status"], "0");
+    s.finish().await;
 }
 
 /// Large frames one behind the other: memory comes free only as the reader reads.
