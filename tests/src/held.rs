@@ -37,12 +37,12 @@ impl Held {
         }
     }
 
-    /// Of each the lower count.
-    fn or_less(self, other: Self) -> Self {
+    /// Of each the lower count; of threads the higher: one for blocking work comes and stays.
+    fn or_steady(self, other: Self) -> Self {
         Self {
             fds: self.fds.min(other.fds),
             memfd_maps: self.memfd_maps.min(other.memfd_maps),
-            threads: self.threads.min(other.threads),
+            threads: self.threads.max(other.threads),
             pinned: self.pinned.min(other.pinned),
         }
     }
@@ -78,13 +78,14 @@ impl Watch {
                 until(&what, read, |now| now.within(measure)).await
             }
             None => {
-                // That of a moment could be too much, for good: the library looks at the devices once a second.
-                let mut least = Held::by(process);
+                // That of a moment could be too much, for good, or too little: the library looks at the devices once a
+                // second.
+                let mut steady = Held::by(process);
                 for _ in 0..40 {
-                    tokio::time::sleep(Duration::from_millis(5)).await;
-                    least = least.or_less(Held::by(process));
+                    tokio::time::sleep(Duration::from_millis(30)).await;
+                    steady = steady.or_steady(Held::by(process));
                 }
-                *self.0.insert(least)
+                *self.0.insert(steady)
             }
         };
         eprintln!("process {process} after {after} faults: {now:?} at rest");

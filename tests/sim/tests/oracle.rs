@@ -189,10 +189,10 @@ fn the_wiretap_knows_the_rules_of_credits() {
     let wire = Wire::new();
     wire.send(CLIENT, 1, &[]).wrong("R1");
     let wire = Wire::new();
-    (0..4).for_each(|_| drop(wire.send(CLIENT, 0, &[])));
+    (0..4).for_each(|_| _ = wire.send(CLIENT, 0, &[]));
     wire.wrong("R2: end 0 spends its last credit");
     let wire = Wire::new();
-    (0..5).for_each(|_| drop(wire.send(CLIENT, 0, &[])));
+    (0..5).for_each(|_| _ = wire.send(CLIENT, 0, &[]));
     wire.wrong("R2: end 0 has sent 5 messages on 4 credits");
     let wire = Wire::new();
     wire.0.event(Event::Reposted { end: CLIENT });
