@@ -11,24 +11,7 @@ use tonic_rdma_memory::{
     RegisterError, Registrar, Registration,
 };
 
-/// A device that applies the limit to everyone, as Soft-iWARP does.
-struct Strict(HeapRegistrar);
-
-// SAFETY: as HeapRegistrar.
-unsafe impl Registrar for Strict {
-    fn pins(&self) -> bool {
-        true
-    }
-    fn ignores_ipc_lock(&self) -> bool {
-        true
-    }
-    unsafe fn register(&self, memory: Memory) -> Result<Box<dyn Registration>, RegisterError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.0.register(memory) }
-    }
-}
-
-/// A device that pins, under the limit.
+/// A device that pins, and applies the limit to everyone, as Soft-iWARP does.
 struct Pinning(HeapRegistrar);
 
 struct Pinned {
@@ -91,8 +74,7 @@ fn everything(landing: &mut Landing) -> Vec<LandingBuf> {
 
 /// Two pools that together want more than the process may pin: each goes on with what it has.
 fn two_pools_share_the_limit() {
-    let pool = || Pool::new(PoolConfig::default(), Arc::new(Pinning(HeapRegistrar::default()))).unwrap();
-    let (first, second, third) = (pool(), pool(), pool());
+    let [first, second, third] = [(); 3].map(|()| pool().unwrap());
     let sizes = first.config().clone();
     assert_eq!(second.config(), &sizes);
     let mut seconds = second.landing();
@@ -141,7 +123,7 @@ fn limit(soft: u64, hard: u64) {
 }
 
 fn pool() -> Result<Pool, PoolError> {
-    Pool::new(PoolConfig::default(), Arc::new(Strict(HeapRegistrar::default())))
+    Pool::new(PoolConfig::default(), Arc::new(Pinning(HeapRegistrar::default())))
 }
 
 #[test]
@@ -162,7 +144,7 @@ fn the_limit_decides_the_size() {
         landing.alloc(sizes.landing, sizes.landing).unwrap().unwrap(),
     );
     assert!(all.stats().registered <= sizes.total);
-    drop(held);
+    drop((held, landing, all));
 
     let least = (MIN_POOL + MARGIN) as u64;
     limit(0, least);

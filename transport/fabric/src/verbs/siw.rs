@@ -3,8 +3,7 @@
 //! The kernel names the place at which a queue is to be mapped, and libsiw takes one name for a failure: 0x90000
 //! (`SIW_INVAL_UOBJ_KEY` of rdma/siw-abi.h), which is page 144, of 4 KiB, of all queues that the process has on the device. The
 //! lowest free pages are given out first, so when those before it are taken, with some 60 connections, no queue can be made any
-//! more.
-//! A queue that begins one page earlier and covers it keeps it from being given out.
+//! more. A queue that begins one page earlier and covers it keeps it from being given out.
 
 use std::ptr::{self, NonNull};
 
