@@ -256,6 +256,9 @@ impl<L> Server<L> {
     /// How long a client may be silent on the fast path until it is taken for dead, and its calls are dropped. Default is 5 s;
     /// from 10 ms to a day, what is below or above that is taken as the nearest. See
     /// [`Endpoint::dead_peer_timeout`](crate::Endpoint::dead_peer_timeout); either side has its own.
+    ///
+    /// The last messages of a connection that ends have as long to get away: a server that is told to end waits so long for
+    /// a client that takes none.
     #[must_use]
     pub fn dead_peer_timeout(mut self, time: Duration) -> Self {
         self.shared.dead_peer_timeout = Some(time);
