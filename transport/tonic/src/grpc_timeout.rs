@@ -1,7 +1,7 @@
 //! The time a call may take until its response headers: the shorter of the `grpc-timeout` header
 //! and the configured one, with the error that tonic's transport gives.
 
-use http::{HeaderMap, Request};
+use http::{HeaderMap, HeaderName, Request};
 use pin_project_lite::pin_project;
 use std::{
     future::Future,
@@ -15,7 +15,7 @@ use tower::Service;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-const GRPC_TIMEOUT: &str = "grpc-timeout";
+static GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
 /// Fails calls whose time is up. A header that does not parse counts as absent, as in tonic.
 #[derive(Debug, Clone)]
@@ -48,7 +48,8 @@ where
             (Some(header), Some(configured)) => Some(header.min(configured)),
             (header, configured) => header.or(configured),
         };
-        TimeoutFuture { inner: self.inner.call(req), sleep: limit.map(tokio::time::sleep) }
+        let sleep = limit.map(|limit| Box::pin(tokio::time::sleep(limit)));
+        TimeoutFuture { inner: self.inner.call(req), sleep }
     }
 }
 
@@ -58,8 +59,8 @@ pin_project! {
     pub(crate) struct TimeoutFuture<F> {
         #[pin]
         inner: F,
-        #[pin]
-        sleep: Option<Sleep>,
+        // Boxed: most calls have none, and the future is moved about.
+        sleep: Option<Pin<Box<Sleep>>>,
     }
 }
 
@@ -75,8 +76,8 @@ where
         if let Poll::Ready(done) = this.inner.poll(cx) {
             return Poll::Ready(done.map_err(Into::into));
         }
-        match this.sleep.as_pin_mut() {
-            Some(sleep) => sleep.poll(cx).map(|()| Err(TimeoutExpired(()).into())),
+        match this.sleep {
+            Some(sleep) => sleep.as_mut().poll(cx).map(|()| Err(TimeoutExpired(()).into())),
             None => Poll::Pending,
         }
     }
@@ -84,7 +85,7 @@ where
 
 /// `TimeoutValue TimeoutUnit` of the gRPC specification: at most eight digits and one letter.
 fn parse(headers: &HeaderMap) -> Option<Duration> {
-    let text = headers.get(GRPC_TIMEOUT)?.to_str().ok()?;
+    let text = headers.get(&GRPC_TIMEOUT)?.to_str().ok()?;
     let unit = text.chars().last()?;
     let digits = text.strip_suffix(unit)?;
     if digits.len() > 8 || !digits.bytes().all(|b| b.is_ascii_digit()) {
@@ -110,7 +111,7 @@ mod tests {
 
     fn parsed(value: &'static str) -> Option<Duration> {
         let mut headers = HeaderMap::new();
-        headers.insert(GRPC_TIMEOUT, HeaderValue::from_static(value));
+        headers.insert(&GRPC_TIMEOUT, HeaderValue::from_static(value));
         parse(&headers)
     }
 
@@ -137,7 +138,7 @@ mod tests {
         });
         let mut req = Request::new(());
         if let Some(header) = header {
-            req.headers_mut().insert(GRPC_TIMEOUT, header.parse().unwrap());
+            req.headers_mut().insert(&GRPC_TIMEOUT, header.parse().unwrap());
         }
         match GrpcTimeout::new(never, configured).oneshot(req).await {
             Ok(()) => None,

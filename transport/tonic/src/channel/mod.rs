@@ -8,7 +8,7 @@
 //! | `manager` | the task that keeps the channel on its fast path |
 //! | `attempt` | one attempt at the fast path |
 //! | `backoff` | pauses between attempts |
-//! | `resend` | calls over TCP that the server never saw are sent again |
+//! | `resend` | calls over TCP; those that the server never saw are sent again |
 //! | `balance` | one channel over many endpoints |
 
 mod attempt;

@@ -1,4 +1,4 @@
-//! Calls over TCP that the server never saw are sent again.
+//! Calls over TCP, and how those are sent again that the server never saw.
 //!
 //! A server that ends in good order, or closes a connection for its age, says by GOAWAY which calls it will answer. hyper
 //! reports the others in three ways, and in each of them no handler has seen the message of the call:
@@ -11,20 +11,31 @@
 //!
 //! Everything else, a connection that breaks above all, may have reached a handler and is the caller's to judge. So is a
 //! connection that cannot be made: calls fail fast, as in tonic.
+//!
+//! What a body has ready is taken from it before the call goes to tonic. Of most calls that is all: the call keeps its
+//! frames, and HTTP/2 is told with the last of them that nothing more follows, where tonic needs another frame for that.
+//! The body of any other call travels, remembers what was taken of it, and comes back when hyper lets go of it.
 
 use super::{BoxError, shared::Shared};
+use crate::{
+    codec::{TcpIncoming, TcpOutgoing, boxed, is_plain_grpc},
+    stats::Counters,
+};
 use bytes::Bytes;
-use http::{HeaderMap, Method, Request, Response, Uri, Version};
+use http::{HeaderName, HeaderValue, Method, Request, Response, Uri, Version};
 use http_body::{Body as HttpBody, Frame, SizeHint};
+use smallvec::SmallVec;
 use std::{
     error::Error,
     future::Future,
+    mem,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    task::{Context, Poll, ready},
+    sync::Arc,
+    task::{Context, Poll, Waker, ready},
 };
+use tokio::sync::oneshot;
 use tonic::{Status, body::Body};
-use tower::ServiceExt;
+use tower::{Service, ServiceExt};
 
 /// Times that a call is sent again. Each needs another connection to end under it.
 const TIMES: usize = 4;
@@ -32,92 +43,91 @@ const TIMES: usize = 4;
 /// again. Before the server has seen a call, hyper takes no more of its body than a window of HTTP/2 holds, whatever is left
 /// of the frame that fills it, and one more frame when it finds out. Its servers have windows of a mebibyte.
 const KEPT: usize = 1 << 20;
+/// Frames that are taken of a body before the call begins: a message that is taken apart has two or three.
+const AHEAD: usize = 2;
 
-/// Splits a request in one to send, and what is needed to send it again.
-pub(super) fn keep(req: Request<Body>) -> (Request<Body>, Kept) {
-    let (parts, body) = req.into_parts();
-    let state =
-        State { body, sent: Vec::new(), next: 0, bytes: 0, last: 0, whole: true, ended: false, turn: 0 };
-    let (method, uri, headers) = (parts.method.clone(), parts.uri.clone(), parts.headers.clone());
-    let kept = Kept { method, uri, headers, state: Arc::new(Mutex::new(state)) };
-    (Request::from_parts(parts, kept.body(0)), kept)
+type Frames = SmallVec<[Bytes; AHEAD]>;
+type Polled = Option<Result<Frame<Bytes>, Status>>;
+
+/// Makes a call on a connection that has a place for it.
+pub(super) fn call(
+    tcp: &mut tonic::transport::Channel,
+    mut req: Request<Body>,
+    shared: Arc<Shared>,
+) -> TcpCall {
+    let head = Head::of(&req);
+    let body = mem::take(req.body_mut());
+    let kept = if body.is_end_stream() {
+        KeptBody::Whole(Frames::new())
+    } else {
+        let apart = is_plain_grpc(req.headers());
+        let source = TcpOutgoing::new(body, shared.methods.call(req.uri()), apart);
+        let (body, kept) = begin(source, &shared.counters);
+        *req.body_mut() = body;
+        kept
+    };
+    let first = tcp.call(req);
+    TcpCall { call: Turn::First(first), kept: Some((head, kept)), shared }
 }
 
-/// A request that can be sent again while nobody has answered it.
-pub(super) struct Kept {
-    method: Method,
-    uri: Uri,
-    headers: HeaderMap,
-    state: Arc<Mutex<State>>,
+/// A call under way.
+pub(super) struct TcpCall {
+    call: Turn,
+    kept: Option<(Head, KeptBody)>,
+    shared: Arc<Shared>,
 }
 
-struct State {
-    body: Body,
-    /// What has been taken of it, if `whole`: all of it.
-    sent: Vec<Bytes>,
-    /// The next of `sent` to be sent again.
-    next: usize,
-    bytes: usize,
-    /// Bytes of the last frame.
-    last: usize,
-    whole: bool,
-    ended: bool,
-    /// Of the request that the body belongs to. Earlier ones get nothing more of it.
-    turn: usize,
+enum Turn {
+    First(tonic::transport::channel::ResponseFuture),
+    Later(Pin<Box<dyn Future<Output = Result<Response<Body>, BoxError>> + Send>>),
 }
 
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
-}
+impl Future for TcpCall {
+    type Output = Result<Response<Body>, BoxError>;
 
-impl Kept {
-    fn body(&self, turn: usize) -> Body {
-        Body::new(Replay { state: self.state.clone(), turn })
-    }
-
-    /// Without extensions: tonic's own layers want none.
-    fn request(&self, turn: usize) -> Request<Body> {
-        let mut request = Request::new(self.body(turn));
-        *request.method_mut() = self.method.clone();
-        *request.uri_mut() = self.uri.clone();
-        *request.version_mut() = Version::HTTP_2;
-        *request.headers_mut() = self.headers.clone();
-        request
-    }
-
-    /// Waits for the answer; sends the call again where it was never seen.
-    pub(super) async fn finish<E: Into<BoxError>>(
-        self,
-        call: impl Future<Output = Result<Response<Body>, E>>,
-        shared: &Shared,
-    ) -> Result<Response<Body>, BoxError> {
-        let mut result = call.await.map_err(Into::into);
-        for turn in 1..=TIMES {
-            let Err(error) = &result else { break };
-            if !is_never_seen(&**error) {
-                break;
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        let response = loop {
+            match &mut this.call {
+                Turn::Later(call) => break ready!(call.as_mut().poll(cx))?,
+                Turn::First(call) => match (ready!(Pin::new(call).poll(cx)), this.kept.take()) {
+                    (Ok(response), _) => break response,
+                    (Err(error), Some((head, kept))) if is_never_seen(&error) => {
+                        let again = again(head, kept, error.into(), this.shared.clone());
+                        this.call = Turn::Later(Box::pin(again));
+                    }
+                    (Err(error), _) => return Poll::Ready(Err(error.into())),
+                },
             }
-            {
-                let mut state = lock(&self.state);
-                if !state.whole {
-                    tracing::debug!(%error, kept = state.bytes, "a call that the server has not seen is lost: too much of it is gone");
-                    break;
-                }
-                (state.turn, state.next) = (turn, 0);
-            }
-            tracing::debug!(%error, turn, "a call over TCP that the server has not seen is sent again");
-            shared.counters.calls_moved.add(1);
-            result = shared.tcp.clone().oneshot(self.request(turn)).await.map_err(Into::into);
+        };
+        this.shared.saw_answer();
+        Poll::Ready(Ok(response.map(|body| TcpIncoming::body(body, &this.shared.counters))))
+    }
+}
+
+/// Sends a call again that was lost with `error`, before the server has seen it.
+async fn again(
+    head: Head,
+    mut kept: KeptBody,
+    mut error: BoxError,
+    shared: Arc<Shared>,
+) -> Result<Response<Body>, BoxError> {
+    for turn in 1..=TIMES {
+        let Some(body) = kept.again(&shared.counters).await else {
+            tracing::debug!(%error, "a call that the server has not seen is lost: too much of it is gone");
+            break;
+        };
+        tracing::debug!(%error, turn, "a call over TCP that the server has not seen is sent again");
+        shared.counters.calls_moved.add(1);
+        error = match shared.tcp.clone().oneshot(head.request(body)).await {
+            Ok(response) => return Ok(response),
+            Err(error) => error.into(),
+        };
+        if !is_never_seen(&*error) {
+            break;
         }
-        // What has been sent is not asked for any more; the rest still is to be sent.
-        let mut state = lock(&self.state);
-        state.whole = false;
-        let next = std::mem::take(&mut state.next);
-        let sent: Vec<Bytes> = state.sent.drain(..next).collect();
-        drop(state);
-        drop(sent);
-        result
     }
+    Err(error)
 }
 
 /// Whether the error says that the server has not processed the call.
@@ -136,131 +146,315 @@ fn is_never_seen(error: &(dyn Error + 'static)) -> bool {
     false
 }
 
-/// A body that begins with what an earlier request has sent of it.
-struct Replay {
-    state: Arc<Mutex<State>>,
-    turn: usize,
+/// What a request has beside its body. Without extensions: tonic's own layers want none.
+struct Head {
+    method: Method,
+    uri: Uri,
+    headers: SmallVec<[(HeaderName, HeaderValue); 3]>,
 }
 
-impl HttpBody for Replay {
+impl Head {
+    fn of(req: &Request<Body>) -> Self {
+        let headers = req.headers().iter().map(|(name, value)| (name.clone(), value.clone())).collect();
+        Head { method: req.method().clone(), uri: req.uri().clone(), headers }
+    }
+
+    fn request(&self, body: Body) -> Request<Body> {
+        let mut request = Request::new(body);
+        *request.method_mut() = self.method.clone();
+        *request.uri_mut() = self.uri.clone();
+        *request.version_mut() = Version::HTTP_2;
+        request.headers_mut().extend(self.headers.iter().cloned());
+        request
+    }
+}
+
+/// A request's body while nobody has answered the call.
+enum KeptBody {
+    /// All of it.
+    Whole(Frames),
+    /// It is on its way, and comes back this way.
+    Travels(oneshot::Receiver<Box<Begun>>),
+}
+
+impl KeptBody {
+    /// The body from its beginning, if all of it is still there.
+    async fn again(&mut self, counters: &Arc<Counters>) -> Option<Body> {
+        let back = match self {
+            KeptBody::Whole(frames) => return Some(whole(frames.clone())),
+            // hyper drops the body of a call that it gives up.
+            KeptBody::Travels(back) => back.await.ok()?,
+        };
+        let (body, kept) = Traveller::send(back, counters.clone());
+        *self = kept;
+        Some(body)
+    }
+}
+
+/// Takes of a body what it has ready: gives what is to be sent, and what is needed to send it again.
+fn begin(mut source: TcpOutgoing, counters: &Arc<Counters>) -> (Body, KeptBody) {
+    // Whoever polls it next is woken.
+    let mut cx = Context::from_waker(Waker::noop());
+    let (mut sent, mut behind) = (Frames::new(), None);
+    while sent.len() <= AHEAD {
+        match source.poll(counters, &mut cx) {
+            Poll::Pending => break,
+            Poll::Ready(None) => return (whole(sent.clone()), KeptBody::Whole(sent)),
+            Poll::Ready(Some(frame)) => match frame.map(Frame::into_data) {
+                Ok(Ok(data)) => sent.push(data),
+                Ok(Err(other)) => {
+                    behind = Some(Ok(other));
+                    break;
+                }
+                Err(status) => {
+                    behind = Some(Err(status));
+                    break;
+                }
+            },
+        }
+    }
+    let last = sent.last().map_or(0, Bytes::len);
+    let bytes = sent.iter().map(Bytes::len).sum();
+    Traveller::send(
+        Box::new(Begun { source, sent, next: 0, bytes, last, behind, ended: false }),
+        counters.clone(),
+    )
+}
+
+fn whole(frames: Frames) -> Body {
+    boxed(Whole(frames.into_iter()))
+}
+
+/// A body that is known to its end.
+struct Whole(smallvec::IntoIter<[Bytes; AHEAD]>);
+
+impl HttpBody for Whole {
     type Data = Bytes;
     type Error = Status;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let mut state = lock(&self.state);
-        let state = &mut *state;
-        if state.turn != self.turn {
-            return Poll::Ready(Some(Err(Status::cancelled("the call was sent again"))));
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Polled> {
+        Poll::Ready(self.0.next().map(|data| Ok(Frame::data(data))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.len() == 0
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        // An exact one would become a header.
+        SizeHint::default()
+    }
+}
+
+/// A body of which something has been taken.
+struct Begun {
+    source: TcpOutgoing,
+    /// What has been taken of it: all, or what is still to be sent.
+    sent: Frames,
+    /// The next of `sent` to be sent.
+    next: usize,
+    bytes: usize,
+    /// Bytes of the last frame.
+    last: usize,
+    /// What came behind `sent` and is no data.
+    behind: Option<Result<Frame<Bytes>, Status>>,
+    ended: bool,
+}
+
+/// A body on its way, which comes home when it is dropped.
+struct Traveller {
+    /// Always there, until this is dropped.
+    begun: Option<Box<Begun>>,
+    /// None: not all of it is there any more, or the call has been answered.
+    home: Option<oneshot::Sender<Box<Begun>>>,
+    counters: Arc<Counters>,
+}
+
+impl Traveller {
+    fn send(mut begun: Box<Begun>, counters: Arc<Counters>) -> (Body, KeptBody) {
+        begun.next = 0;
+        let (home, back) = oneshot::channel();
+        (boxed(Traveller { begun: Some(begun), home: Some(home), counters }), KeptBody::Travels(back))
+    }
+}
+
+impl Drop for Traveller {
+    fn drop(&mut self) {
+        if let (Some(begun), Some(home)) = (self.begun.take(), self.home.take()) {
+            // Nobody may want it any more.
+            let _ = home.send(begun);
         }
-        if let Some(bytes) = state.sent.get_mut(state.next) {
-            state.next += 1;
-            let bytes = if state.whole { bytes.clone() } else { std::mem::take(bytes) };
-            return Poll::Ready(Some(Ok(Frame::data(bytes))));
+    }
+}
+
+impl HttpBody for Traveller {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Polled> {
+        let Traveller { begun, home, counters } = &mut *self;
+        let Some(begun) = begun else { return Poll::Ready(None) };
+        if home.as_ref().is_some_and(oneshot::Sender::is_closed) {
+            *home = None;
         }
-        if state.ended {
+        if home.is_none() && begun.next > 0 {
+            begun.sent.drain(..mem::take(&mut begun.next));
+        }
+        if let Some(bytes) = begun.sent.get(begun.next) {
+            begun.next += 1;
+            return Poll::Ready(Some(Ok(Frame::data(bytes.clone()))));
+        }
+        if begun.ended {
             return Poll::Ready(None);
         }
-        let frame = ready!(Pin::new(&mut state.body).poll_frame(cx));
+        let frame = match begun.behind.take() {
+            Some(frame) => Some(frame),
+            None => ready!(begun.source.poll(counters, cx)),
+        };
         match frame.as_ref().map(|frame| frame.as_ref().map(Frame::data_ref)) {
-            None => state.ended = true,
-            Some(Ok(Some(data))) if state.whole && state.bytes - state.last <= KEPT => {
-                state.last = data.len();
-                state.bytes += state.last;
-                state.sent.push(data.clone());
-                state.next += 1;
+            None => begun.ended = true,
+            Some(Ok(Some(data))) if home.is_some() && begun.bytes - begun.last <= KEPT => {
+                begun.last = data.len();
+                begun.bytes += begun.last;
+                begun.sent.push(data.clone());
+                begun.next += 1;
             }
             Some(_) => {
-                state.whole = false;
-                state.next = 0;
-                state.sent = Vec::new();
+                *home = None;
+                begun.next = 0;
+                begun.sent = Frames::new();
             }
         }
         Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {
-        let state = lock(&self.state);
-        state.next >= state.sent.len() && (state.ended || state.body.is_end_stream())
+        self.begun.as_ref().is_none_or(|begun| {
+            let all = begun.next >= begun.sent.len() && begun.behind.is_none();
+            all && (begun.ended || begun.source.is_end_stream())
+        })
     }
 
     fn size_hint(&self) -> SizeHint {
-        let state = lock(&self.state);
-        match state.sent.len() {
-            0 if !state.ended => state.body.size_hint(),
-            _ => SizeHint::default(),
-        }
+        // That of a body which is short of its segments says nothing.
+        if self.is_end_stream() { SizeHint::with_exact(0) } else { SizeHint::default() }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use http_body_util::BodyExt;
+    use crate::codec::Methods;
+    use http_body_util::{BodyExt, StreamBody};
+    use tokio::sync::mpsc;
+    use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
 
-    fn in_two(first: &'static str, second: &'static str) -> Body {
-        let stream =
-            tokio_stream::iter([first, second]).map(|part| Ok::<_, Status>(Frame::data(part.into())));
-        use tokio_stream::StreamExt;
-        Body::new(http_body_util::StreamBody::new(stream))
+    type Item = Result<Frame<Bytes>, Status>;
+
+    fn data(bytes: impl Into<Bytes>) -> Item {
+        Ok(Frame::data(bytes.into()))
+    }
+
+    fn begun(frames: impl Stream<Item = Item> + Send + 'static) -> (Body, KeptBody) {
+        let methods = Arc::new(Methods::default());
+        let call = methods.call(&Uri::from_static("/a.B/C"));
+        begin(TcpOutgoing::new(Body::new(StreamBody::new(frames)), call, false), &Arc::default())
+    }
+
+    async fn next(body: &mut Body) -> Bytes {
+        body.frame().await.unwrap().unwrap().into_data().unwrap()
+    }
+
+    async fn all(body: Body) -> Bytes {
+        body.collect().await.unwrap().to_bytes()
+    }
+
+    #[tokio::test]
+    async fn what_is_ready_at_once_is_kept_whole() {
+        for frames in [vec![], vec!["one"], vec!["one", "two"]] {
+            let (mut body, mut kept) = begun(tokio_stream::iter(frames.clone()).map(data));
+            assert!(matches!(kept, KeptBody::Whole(_)));
+            for frame in &frames {
+                assert!(!body.is_end_stream());
+                assert_eq!(body.size_hint().exact(), None, "it would become a header");
+                assert_eq!(next(&mut body).await, frame);
+            }
+            // HTTP/2 says so with the last frame.
+            assert!(body.is_end_stream());
+            let again = kept.again(&Arc::default()).await.unwrap();
+            assert_eq!(all(again).await, frames.concat());
+        }
     }
 
     #[tokio::test]
     async fn what_was_sent_is_sent_again_and_then_the_rest() {
-        let (first, kept) = keep(Request::new(in_two("one", "two")));
-        let mut first = first.into_body();
-        assert_eq!(first.frame().await.unwrap().unwrap().into_data().unwrap(), "one");
-        let turn = |turn| {
-            let mut state = lock(&kept.state);
-            (state.turn, state.next) = (turn, 0);
-        };
-        turn(1);
-        let second = kept.request(1).into_body().collect().await.unwrap().to_bytes();
-        assert_eq!(second, "onetwo");
-        // The first gets nothing more of it.
-        assert_eq!(first.frame().await.unwrap().unwrap_err().code(), tonic::Code::Cancelled);
-        turn(2);
-        let third = kept.request(2).into_body();
+        let (more, frames) = mpsc::channel(4);
+        more.send(data("one")).await.unwrap();
+        let (mut first, mut kept) = begun(ReceiverStream::new(frames));
+        assert_eq!(next(&mut first).await, "one");
+        more.send(data("two")).await.unwrap();
+        assert_eq!(next(&mut first).await, "two");
+        drop(first);
+        let mut second = kept.again(&Arc::default()).await.unwrap();
+        assert_eq!(next(&mut second).await, "one");
+        drop(second);
+        let third = kept.again(&Arc::default()).await.unwrap();
         assert!(!third.is_end_stream());
-        assert_eq!(third.collect().await.unwrap().to_bytes(), "onetwo");
+        more.send(data("three")).await.unwrap();
+        drop(more);
+        assert_eq!(all(third).await, "onetwothree");
     }
 
     #[tokio::test]
     async fn what_is_too_long_is_not_kept() {
-        let long = |frames| {
-            let frame = || Ok::<_, Status>(Frame::data(Bytes::from(vec![0; KEPT])));
-            let stream = tokio_stream::iter(std::iter::repeat_with(frame).take(frames));
-            Body::new(http_body_util::StreamBody::new(stream))
-        };
-        for (frames, whole) in [(3, true), (4, false)] {
-            let (req, kept) = keep(Request::new(long(frames)));
-            assert_eq!(req.into_body().collect().await.unwrap().to_bytes().len(), frames * KEPT);
-            assert_eq!(lock(&kept.state).whole, whole);
-            assert_eq!(lock(&kept.state).sent.is_empty(), !whole);
+        let frame = || data(vec![0; KEPT]);
+        for (frames, is_kept) in [(3, true), (4, false)] {
+            let (body, mut kept) = begun(tokio_stream::iter(std::iter::repeat_with(frame).take(frames)));
+            assert_eq!(all(body).await.len(), frames * KEPT);
+            let again = kept.again(&Arc::default()).await;
+            assert_eq!(again.is_some(), is_kept);
+            if let Some(again) = again {
+                assert_eq!(all(again).await.len(), frames * KEPT);
+            }
         }
     }
 
     #[tokio::test]
     async fn an_answer_that_comes_early_cuts_nothing_off() {
-        let (first, kept) = keep(Request::new(in_two("one", "two")));
-        let mut first = first.into_body();
-        first.frame().await.unwrap().unwrap();
-        {
-            let mut state = lock(&kept.state);
-            (state.turn, state.next) = (1, 0);
+        let (more, frames) = mpsc::channel(4);
+        more.send(data("one")).await.unwrap();
+        let (mut first, mut kept) = begun(ReceiverStream::new(frames));
+        more.send(data("two")).await.unwrap();
+        next(&mut first).await;
+        next(&mut first).await;
+        drop(first);
+        let mut second = kept.again(&Arc::default()).await.unwrap();
+        assert_eq!(next(&mut second).await, "one");
+        // Answered.
+        drop(kept);
+        more.send(data("three")).await.unwrap();
+        drop(more);
+        assert_eq!(all(second).await, "twothree");
+    }
+
+    #[tokio::test]
+    async fn what_fails_fails_in_its_place_and_is_not_kept() {
+        let frames = [data("one"), Err(Status::aborted("no more"))];
+        let (mut body, mut kept) = begun(tokio_stream::iter(frames));
+        assert_eq!(next(&mut body).await, "one");
+        assert_eq!(body.frame().await.unwrap().unwrap_err().code(), tonic::Code::Aborted);
+        drop(body);
+        assert!(kept.again(&Arc::default()).await.is_none());
+    }
+
+    #[test]
+    fn a_head_is_made_again_with_every_header() {
+        let mut req = Request::post("/a.B/C").body(Body::empty()).unwrap();
+        for (name, value) in [("te", "trailers"), ("x-twice", "1"), ("x-twice", "2"), ("x-once", "3")] {
+            req.headers_mut().append(name, HeaderValue::from_static(value));
         }
-        let second = kept.request(1).into_body();
-        let shared = crate::channel::shared::Shared::new(
-            tonic::transport::Endpoint::from_static("http://unused").connect_lazy(),
-            Arc::default(),
-            crate::channel::shared::State::Idle,
-            false,
-            std::time::Duration::ZERO,
-            None,
-            Arc::default(),
-        );
-        let answer = std::future::ready(Ok::<_, Status>(Response::new(Body::empty())));
-        kept.finish(answer, &shared).await.unwrap();
-        assert_eq!(second.collect().await.unwrap().to_bytes(), "onetwo");
+        let again = Head::of(&req).request(Body::empty());
+        assert_eq!((again.method(), again.uri(), again.headers()), (req.method(), req.uri(), req.headers()));
     }
 
     #[test]

@@ -3,11 +3,10 @@
 use super::{
     BoxError,
     attempt::Fast,
-    resend,
+    resend::{self, TcpCall},
     shared::{Route, Shared},
 };
 use crate::{
-    codec,
     error::Error,
     link::CallError,
     path::Path,
@@ -87,15 +86,11 @@ impl Select {
         }
         let shared = self.shared.clone();
         if std::mem::take(&mut self.placed) {
-            shared.counters.calls_tcp.add(1);
-            spans::took(Path::Tcp);
-            let (req, kept) = resend::keep(outgoing(req, &shared));
-            let call = self.tcp.call(req);
-            return Box::pin(async move { answered(kept.finish(call, &shared).await?, &shared) });
+            return Box::pin(over_tcp(&mut self.tcp, shared, req));
         }
         match shared.route() {
             Route::Fast(fast) => over_fast(shared, fast, req),
-            Route::Tcp => Box::pin(over_tcp(shared, req)),
+            Route::Tcp => Box::pin(queued(shared, req)),
             Route::Wait => Box::pin(async move {
                 match shared.usable().await {
                     Ok(fast) => over_fast(shared, fast, req).await,
@@ -106,24 +101,18 @@ impl Select {
     }
 }
 
-async fn over_tcp(shared: Arc<Shared>, req: Request<Body>) -> Result<Response<Body>, BoxError> {
+/// Makes the call on a connection that has a place for it.
+fn over_tcp(tcp: &mut tonic::transport::Channel, shared: Arc<Shared>, req: Request<Body>) -> TcpCall {
     shared.counters.calls_tcp.add(1);
     spans::took(Path::Tcp);
-    let (req, kept) = resend::keep(outgoing(req, &shared));
-    let call = shared.tcp.clone().oneshot(req);
-    answered(kept.finish(call, &shared).await?, &shared)
+    resend::call(tcp, req, shared)
 }
 
-fn outgoing(req: Request<Body>, shared: &Shared) -> Request<Body> {
-    let (parts, body) = req.into_parts();
-    let apart = codec::is_plain_grpc(&parts.headers);
-    let body = codec::tcp_outgoing(body, shared.methods.call(&parts.uri), apart, &shared.counters);
-    Request::from_parts(parts, body)
-}
-
-fn answered(res: Response<Body>, shared: &Shared) -> Result<Response<Body>, BoxError> {
-    shared.saw_answer();
-    Ok(res.map(|body| codec::TcpIncoming::body(body, &shared.counters)))
+/// Waits for a place first.
+async fn queued(shared: Arc<Shared>, req: Request<Body>) -> Result<Response<Body>, BoxError> {
+    let mut tcp = shared.tcp.clone();
+    tcp.ready().await?;
+    over_tcp(&mut tcp, shared, req).await
 }
 
 /// Fast paths that a call which may take no other path tries before it gives up.
@@ -155,7 +144,7 @@ async fn elsewhere(
             tracing::debug!(%reason, "a call moves to TCP before it was sent");
             shared.counters.calls_fast.take_back(1);
             shared.counters.calls_moved.add(1);
-            return over_tcp(shared, req).await;
+            return queued(shared, req).await;
         }
         if moves == MOVES {
             return Err(Error::required(reason).into());

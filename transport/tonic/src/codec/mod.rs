@@ -73,7 +73,7 @@ pub(crate) use self::intake::{Delivered, Intake};
 pub(crate) use self::methods::{Call, Method, Methods, Used};
 pub(crate) use self::stand_in::HEADER;
 pub(crate) use self::tap::{Chunk, Polled, Tap};
-pub(crate) use self::tcp::{Incoming as TcpIncoming, TcpCalls, outgoing as tcp_outgoing};
+pub(crate) use self::tcp::{Incoming as TcpIncoming, Outgoing as TcpOutgoing, TcpCalls, boxed};
 
 /// `bytes` fields of at least this many bytes are kept apart when they are encoded. Shorter ones cost less to copy than
 /// to describe.
@@ -84,15 +84,22 @@ pub(crate) use self::tcp::{Incoming as TcpIncoming, TcpCalls, outgoing as tcp_ou
 pub const SEGMENT: usize = 4096;
 
 use http::HeaderMap;
-use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 
 /// Whether a body with these headers is a sequence of gRPC messages as the codec makes them.
 pub(crate) fn is_plain_grpc(headers: &HeaderMap) -> bool {
-    let grpc = headers.get(CONTENT_TYPE).is_some_and(|value| {
-        let value = value.as_bytes();
-        // Not application/grpc-web.
-        value.strip_prefix(b"application/grpc").is_some_and(|rest| !rest.starts_with(b"-"))
-    });
-    let encoded = headers.get("grpc-encoding").is_some_and(|value| value != "identity");
-    grpc && !encoded && !headers.contains_key(CONTENT_ENCODING)
+    let mut grpc = false;
+    // There are a few of them: looking at each costs less than looking for three.
+    for (name, value) in headers {
+        match name.as_str() {
+            "content-type" => {
+                // Not application/grpc-web.
+                let rest = value.as_bytes().strip_prefix(b"application/grpc");
+                grpc = rest.is_some_and(|rest| !rest.starts_with(b"-"));
+            }
+            "grpc-encoding" if value != "identity" => return false,
+            "content-encoding" => return false,
+            _ => {}
+        }
+    }
+    grpc
 }

@@ -1,7 +1,7 @@
 //! Bodies that travel over TCP: what goes out is taken apart for hyper, both ways are counted.
 
-use std::collections::VecDeque;
 use std::future::Future;
+use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -9,6 +9,7 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body::{Body as HttpBody, Frame, SizeHint};
+use http_body_util::combinators::UnsyncBoxBody;
 use pin_project_lite::pin_project;
 use tonic::Status;
 use tonic::body::Body;
@@ -25,57 +26,42 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// Messages up to this long are written whole. hyper cuts longer ones into frames of this size.
 const WHOLE: usize = 16 * 1024;
 
-/// A body on its way out. hyper gets the segments of its messages as they lie.
-pub(crate) fn outgoing(body: Body, call: Call, apart: bool, counters: &Arc<Counters>) -> Body {
-    if body.is_end_stream() {
-        return body;
-    }
-    let tap = Tap::new(call, WHOLE, apart);
-    Body::new(Outgoing {
-        body,
-        tap,
-        segments: VecDeque::new(),
-        chunks: Fifo::default(),
-        counters: counters.clone(),
-    })
+/// A body of tonic's around `body`, in the one box that tonic takes as it is: others it puts behind a layer for errors.
+pub(crate) fn boxed(body: impl HttpBody<Data = Bytes, Error = Status> + Send + 'static) -> Body {
+    Body::new(UnsyncBoxBody::new(body))
 }
 
-struct Outgoing {
+/// A body on its way out. hyper gets the segments of its messages as they lie.
+pub(crate) struct Outgoing {
     body: Body,
     tap: Tap,
     chunks: Fifo<Chunk>,
-    segments: VecDeque<Bytes>,
-    counters: Arc<Counters>,
+    /// Segments of the first chunk that have gone.
+    gone: usize,
 }
 
-impl HttpBody for Outgoing {
-    type Data = Bytes;
-    type Error = Status;
+impl Outgoing {
+    /// `apart`: messages may be taken apart, see [`is_plain_grpc`].
+    pub(crate) fn new(body: Body, call: Call, apart: bool) -> Self {
+        Outgoing { body, tap: Tap::new(call, WHOLE, apart), chunks: Fifo::default(), gone: 0 }
+    }
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
+    /// As [`poll_frame`](HttpBody::poll_frame); what it gives is counted.
+    pub(crate) fn poll(
+        &mut self,
+        counters: &Counters,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let this = &mut *self;
         loop {
-            if let Some(segment) = this.segments.pop_front() {
-                this.counters.bytes_sent_tcp.add(segment.len() as u64);
+            if let Some(segment) = self.segment(counters) {
+                counters.bytes_sent_tcp.add(segment.len() as u64);
                 return Poll::Ready(Some(Ok(Frame::data(segment))));
             }
-            if let Some(chunk) = this.chunks.pop_front() {
-                if !chunk.apart {
-                    let tcp = &this.counters.tcp;
-                    let reason = if this.tap.used() == Used::Ours { &tcp.eager } else { &tcp.plain_codec };
-                    reason.add(chunk.len as u64);
-                }
-                this.segments.extend(chunk.segments);
-                continue;
-            }
-            let polled = ready!(this.tap.poll(&mut this.body, cx, &mut this.chunks));
-            let (moved, filled) = this.tap.take_copied();
+            let polled = ready!(self.tap.poll(&mut self.body, cx, &mut self.chunks));
+            let (moved, filled) = self.tap.take_copied();
             if moved + filled > 0 {
-                this.counters.tcp.plain_codec.add(moved);
-                this.counters.tcp.learning.add(filled);
+                counters.tcp.plain_codec.add(moved);
+                counters.tcp.learning.add(filled);
             }
             return Poll::Ready(match polled {
                 Polled::Data(_) => continue,
@@ -86,13 +72,24 @@ impl HttpBody for Outgoing {
         }
     }
 
-    fn is_end_stream(&self) -> bool {
-        self.segments.is_empty() && self.chunks.is_empty() && self.body.is_end_stream()
+    fn segment(&mut self, counters: &Counters) -> Option<Bytes> {
+        let chunk = self.chunks.front_mut()?;
+        if self.gone == 0 && !chunk.apart {
+            let reason =
+                if self.tap.used() == Used::Ours { &counters.tcp.eager } else { &counters.tcp.plain_codec };
+            reason.add(chunk.len as u64);
+        }
+        let segment = chunk.segments.get_mut(self.gone).map(mem::take);
+        self.gone += 1;
+        if self.gone >= chunk.segments.len() {
+            self.chunks.pop_front();
+            self.gone = 0;
+        }
+        segment
     }
 
-    fn size_hint(&self) -> SizeHint {
-        // That of a body which is short of its segments says nothing.
-        if self.is_end_stream() { SizeHint::with_exact(0) } else { SizeHint::default() }
+    pub(crate) fn is_end_stream(&self) -> bool {
+        self.chunks.is_empty() && self.body.is_end_stream()
     }
 }
 
@@ -100,13 +97,19 @@ impl HttpBody for Outgoing {
 #[derive(Debug, Clone)]
 pub(crate) struct TcpCalls<S> {
     inner: S,
+    server: Arc<Tcp>,
+}
+
+/// What a server's calls over TCP have in common.
+#[derive(Debug)]
+struct Tcp {
     methods: Arc<Methods>,
     counters: Arc<Counters>,
 }
 
 impl<S> TcpCalls<S> {
     pub(crate) fn new(inner: S, methods: Arc<Methods>, counters: Arc<Counters>) -> Self {
-        TcpCalls { inner, methods, counters }
+        TcpCalls { inner, server: Arc::new(Tcp { methods, counters }) }
     }
 }
 
@@ -124,11 +127,13 @@ where
         self.inner.poll_ready(cx)
     }
 
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
-        self.counters.calls_tcp.add(1);
-        let call = self.methods.call(request.uri());
-        let request = request.map(|body| Incoming::body(body, &self.counters));
-        TcpCall { inner: self.inner.call(request), call: Some(call), counters: self.counters.clone() }
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        let Tcp { methods, counters } = &*self.server;
+        counters.calls_tcp.add(1);
+        let call = methods.call(request.uri());
+        let body = mem::take(request.body_mut());
+        *request.body_mut() = Incoming::body(body, counters);
+        TcpCall { inner: self.inner.call(request), call: Some((call, counters.clone())) }
     }
 }
 
@@ -136,8 +141,7 @@ pin_project! {
     pub(crate) struct TcpCall<F> {
         #[pin]
         inner: F,
-        call: Option<Call>,
-        counters: Arc<Counters>,
+        call: Option<(Call, Arc<Counters>)>,
     }
 }
 
@@ -151,13 +155,43 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
-        let (parts, body) = ready!(this.inner.poll(cx))?.into_parts();
-        let body = Body::new(body);
-        let body = match this.call.take() {
-            Some(call) => outgoing(body, call, is_plain_grpc(&parts.headers), this.counters),
-            None => body,
-        };
-        Poll::Ready(Ok(Response::from_parts(parts, body)))
+        let response = ready!(this.inner.poll(cx))?;
+        let apart = is_plain_grpc(response.headers());
+        let call = this.call.take();
+        Poll::Ready(Ok(response.map(|body| match (Body::new(body), call) {
+            (body, Some((call, counters))) if !body.is_end_stream() => {
+                boxed(Reply { out: Outgoing::new(body, call, apart), counters })
+            }
+            (body, _) => body,
+        })))
+    }
+}
+
+/// The body of a server's response.
+struct Reply {
+    out: Outgoing,
+    counters: Arc<Counters>,
+}
+
+impl HttpBody for Reply {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let this = &mut *self;
+        this.out.poll(&this.counters, cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.out.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        // That of a body which is short of its segments says nothing.
+        if self.is_end_stream() { SizeHint::with_exact(0) } else { SizeHint::default() }
     }
 }
 
@@ -170,10 +204,7 @@ pub(crate) struct Incoming {
 impl Incoming {
     /// Counts what `body` receives.
     pub(crate) fn body(body: Body, counters: &Arc<Counters>) -> Body {
-        if body.is_end_stream() {
-            return body;
-        }
-        Body::new(Incoming { inner: body, counters: counters.clone() })
+        boxed(Incoming { inner: body, counters: counters.clone() })
     }
 }
 

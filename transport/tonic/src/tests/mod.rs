@@ -11,6 +11,7 @@ mod interop;
 mod layers;
 mod limits;
 mod logs;
+mod refused;
 mod silence;
 mod stacks;
 mod tickets;
