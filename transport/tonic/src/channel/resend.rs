@@ -45,8 +45,12 @@ const TIMES: usize = 4;
 const KEPT: usize = 1 << 20;
 /// Frames that are taken of a body before the call begins: a message that is taken apart has two or three.
 const AHEAD: usize = 2;
+/// Bytes of a body that is copied, so that a call which waits for its answer does not hold the whole of its encoder's buffer:
+/// tonic's is 8 KiB.
+const SHORT: usize = 256;
 
-type Frames = SmallVec<[Bytes; AHEAD]>;
+/// Data frames. An empty one is none: a message has a header.
+type Frames = [Bytes; AHEAD];
 type Polled = Option<Result<Frame<Bytes>, Status>>;
 
 /// Makes a call on a connection that has a place for it.
@@ -58,7 +62,7 @@ pub(super) fn call(
     let head = Head::of(&req);
     let body = mem::take(req.body_mut());
     let kept = if body.is_end_stream() {
-        KeptBody::Whole(Frames::new())
+        KeptBody::Whole(Frames::default())
     } else {
         let apart = is_plain_grpc(req.headers());
         let source = TcpOutgoing::new(body, shared.methods.call(req.uri()), apart);
@@ -155,7 +159,11 @@ struct Head {
 
 impl Head {
     fn of(req: &Request<Body>) -> Self {
-        let headers = req.headers().iter().map(|(name, value)| (name.clone(), value.clone())).collect();
+        let mut headers = SmallVec::new();
+        // One by one: to collect two costs more.
+        for (name, value) in req.headers() {
+            headers.push((name.clone(), value.clone()));
+        }
         Head { method: req.method().clone(), uri: req.uri().clone(), headers }
     }
 
@@ -195,24 +203,24 @@ impl KeptBody {
 fn begin(mut source: TcpOutgoing, counters: &Arc<Counters>) -> (Body, KeptBody) {
     // Whoever polls it next is woken.
     let mut cx = Context::from_waker(Waker::noop());
-    let (mut sent, mut behind) = (Frames::new(), None);
-    while sent.len() <= AHEAD {
+    let (mut frames, mut taken) = (Frames::default(), 0);
+    let behind = loop {
         match source.poll(counters, &mut cx) {
-            Poll::Pending => break,
-            Poll::Ready(None) => return (whole(sent.clone()), KeptBody::Whole(sent)),
-            Poll::Ready(Some(frame)) => match frame.map(Frame::into_data) {
-                Ok(Ok(data)) => sent.push(data),
-                Ok(Err(other)) => {
-                    behind = Some(Ok(other));
-                    break;
+            Poll::Pending => break None,
+            Poll::Ready(None) => {
+                if taken == 1 && frames[0].len() <= SHORT {
+                    frames[0] = Bytes::from_owner(SmallVec::<[u8; SHORT]>::from_slice(&frames[0]));
                 }
-                Err(status) => {
-                    behind = Some(Err(status));
-                    break;
-                }
-            },
+                return (whole(frames.clone()), KeptBody::Whole(frames));
+            }
+            Poll::Ready(Some(Ok(frame))) if frame.is_data() && taken < AHEAD => {
+                frames[taken] = frame.into_data().unwrap_or_default();
+                taken += 1;
+            }
+            Poll::Ready(behind) => break behind,
         }
-    }
+    };
+    let sent = frames[..taken].to_vec();
     let last = sent.last().map_or(0, Bytes::len);
     let bytes = sent.iter().map(Bytes::len).sum();
     Traveller::send(
@@ -222,22 +230,23 @@ fn begin(mut source: TcpOutgoing, counters: &Arc<Counters>) -> (Body, KeptBody) 
 }
 
 fn whole(frames: Frames) -> Body {
-    boxed(Whole(frames.into_iter()))
+    boxed(Whole(frames))
 }
 
 /// A body that is known to its end.
-struct Whole(smallvec::IntoIter<[Bytes; AHEAD]>);
+struct Whole(Frames);
 
 impl HttpBody for Whole {
     type Data = Bytes;
     type Error = Status;
 
     fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Polled> {
-        Poll::Ready(self.0.next().map(|data| Ok(Frame::data(data))))
+        let next = self.0.iter_mut().find(|frame| !frame.is_empty());
+        Poll::Ready(next.map(|frame| Ok(Frame::data(mem::take(frame)))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.0.len() == 0
+        self.0.iter().all(Bytes::is_empty)
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -250,13 +259,13 @@ impl HttpBody for Whole {
 struct Begun {
     source: TcpOutgoing,
     /// What has been taken of it: all, or what is still to be sent.
-    sent: Frames,
+    sent: Vec<Bytes>,
     /// The next of `sent` to be sent.
     next: usize,
     bytes: usize,
     /// Bytes of the last frame.
     last: usize,
-    /// What came behind `sent` and is no data.
+    /// What came behind `sent` and has not been looked at.
     behind: Option<Result<Frame<Bytes>, Status>>,
     ended: bool,
 }
@@ -322,7 +331,7 @@ impl HttpBody for Traveller {
             Some(_) => {
                 *home = None;
                 begun.next = 0;
-                begun.sent = Frames::new();
+                begun.sent = Vec::new();
             }
         }
         Poll::Ready(frame)

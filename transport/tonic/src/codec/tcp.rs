@@ -198,13 +198,18 @@ impl HttpBody for Reply {
 /// A received body. tonic brings its frames together.
 pub(crate) struct Incoming {
     inner: Body,
+    /// Until it is polled it has not ended: it was asked that when it was made, and each time is a lock of h2's.
+    polled: bool,
     counters: Arc<Counters>,
 }
 
 impl Incoming {
     /// Counts what `body` receives.
     pub(crate) fn body(body: Body, counters: &Arc<Counters>) -> Body {
-        boxed(Incoming { inner: body, counters: counters.clone() })
+        if body.size_hint().exact() == Some(0) {
+            return body;
+        }
+        boxed(Incoming { inner: body, polled: false, counters: counters.clone() })
     }
 }
 
@@ -216,6 +221,7 @@ impl HttpBody for Incoming {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        self.polled = true;
         let frame = ready!(Pin::new(&mut self.inner).poll_frame(cx));
         if let Some(Ok(frame)) = &frame
             && let Some(data) = frame.data_ref()
@@ -228,7 +234,7 @@ impl HttpBody for Incoming {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
+        self.polled && self.inner.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
