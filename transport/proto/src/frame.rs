@@ -273,7 +273,9 @@ impl<'a> Composer<'a> {
 pub struct Reader {
     /// Credits that the message returns.
     pub credits: u16,
-    rest: Bytes,
+    message: Bytes,
+    /// What has been read of it.
+    at: usize,
 }
 
 impl Reader {
@@ -281,20 +283,19 @@ impl Reader {
     ///
     /// # Errors
     /// [`Breach::MessageLength`], [`Breach::Reserved`].
-    pub fn new(mut message: Bytes) -> Result<Self, Breach> {
+    pub fn new(message: Bytes) -> Result<Self, Breach> {
         let received = message.len();
-        if received < MESSAGE_HEADER {
+        let Some([c0, c1, r0, r1, len @ ..]) = message.first_chunk::<MESSAGE_HEADER>() else {
             return Err(Breach::MessageLength { received, stated: MESSAGE_HEADER });
-        }
-        let credits = message.get_u16_le();
-        if message.get_u16_le() != 0 {
+        };
+        if [*r0, *r1] != [0, 0] {
             return Err(Breach::Reserved("message header"));
         }
-        let stated = message.get_u32_le() as usize;
+        let stated = u32::from_le_bytes(*len) as usize;
         if stated != received {
             return Err(Breach::MessageLength { received, stated });
         }
-        Ok(Reader { credits, rest: message })
+        Ok(Reader { credits: u16::from_le_bytes([*c0, *c1]), message, at: MESSAGE_HEADER })
     }
 
     /// The next frame, checked as far as a frame can be by itself.
@@ -302,23 +303,22 @@ impl Reader {
     /// # Errors
     /// What is wrong with the frame; nothing after it is read.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, Breach> {
-        if self.rest.is_empty() {
+        let rest = self.message.get(self.at..).unwrap_or_default();
+        if rest.is_empty() {
             return Ok(None);
         }
-        if self.rest.len() < FRAME_HEADER {
-            return Err(Breach::FrameLength { frame: "?", stated: FRAME_HEADER, left: self.rest.len() });
-        }
-        let kind = self.rest.get_u8();
-        let flags = self.rest.get_u8();
-        let len = usize::from(self.rest.get_u16_le());
-        let stream = self.rest.get_u32_le();
-        let frame = kind_name(kind);
+        let Some((&[kind, flags, l0, l1, s0, s1, s2, s3], rest)) = rest.split_first_chunk::<FRAME_HEADER>()
+        else {
+            return Err(Breach::FrameLength { frame: "?", stated: FRAME_HEADER, left: rest.len() });
+        };
+        let len = usize::from(u16::from_le_bytes([l0, l1]));
+        let stream = u32::from_le_bytes([s0, s1, s2, s3]);
         if kind == 0 || kind > 12 {
             return Err(Breach::UnknownFrame(kind));
         }
-        if len > self.rest.len() {
-            return Err(Breach::FrameLength { frame, stated: len, left: self.rest.len() });
-        }
+        let Some(mut p) = rest.get(..len) else {
+            return Err(Breach::FrameLength { frame: kind_name(kind), stated: len, left: rest.len() });
+        };
         let allowed = match kind {
             1 => END | MORE | INDEXED,
             2 | 7 => END,
@@ -326,13 +326,12 @@ impl Reader {
             _ => 0,
         };
         if flags & !allowed != 0 || (kind == 1 && flags & MORE != 0 && flags != MORE) {
-            return Err(Breach::UnknownFlags { frame, flags });
+            return Err(Breach::UnknownFlags { frame: kind_name(kind), flags });
         }
         let on_stream = matches!(kind, 1..=5 | 7);
         if kind != 6 && on_stream != (stream != 0) {
-            return Err(Breach::StreamField { frame, id: stream });
+            return Err(Breach::StreamField { frame: kind_name(kind), id: stream });
         }
-        let mut p = self.rest.split_to(len);
         let exact = match kind {
             3 | 4 | 8 | 9 => Some(4),
             5 | 7 | 10 => Some(8),
@@ -341,8 +340,11 @@ impl Reader {
             _ => None,
         };
         if exact.is_some_and(|exact| exact != len) {
-            return Err(Breach::PayloadLength { frame, got: len });
+            return Err(Breach::PayloadLength { frame: kind_name(kind), got: len });
         }
+        let from = self.at + FRAME_HEADER;
+        self.at = from + len;
+        let bytes = |skip: usize| self.message.slice(from + skip..from + len);
         let end = flags & END != 0;
         Ok(Some(match kind {
             1 => Frame::Headers {
@@ -350,9 +352,9 @@ impl Reader {
                 end,
                 more: flags & MORE != 0,
                 indexed: flags & INDEXED != 0,
-                block: p,
+                block: bytes(0),
             },
-            2 => Frame::Data { stream, end, data: p },
+            2 => Frame::Data { stream, end, data: bytes(0) },
             3 => Frame::Window { stream, increment: p.get_u32_le() },
             4 => Frame::Reset { stream, code: p.get_u32_le() },
             5 => Frame::Request { stream, len: p.get_u64_le() },
@@ -368,8 +370,8 @@ impl Reader {
             8 => Frame::Abort { id: p.get_u32_le() },
             9 => Frame::Recall { id: p.get_u32_le() },
             10 => Frame::Ping { ack: flags & ACK != 0, token: p.get_u64_le() },
-            11 => Frame::GoAway { ack: flags & ACK != 0, code: p.get_u32_le(), text: p },
-            _ => Frame::Close { code: p.get_u32_le(), text: p },
+            11 => Frame::GoAway { ack: flags & ACK != 0, code: p.get_u32_le(), text: bytes(4) },
+            _ => Frame::Close { code: p.get_u32_le(), text: bytes(4) },
         }))
     }
 }

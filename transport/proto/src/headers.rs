@@ -15,12 +15,12 @@
 
 pub(crate) mod table;
 
-use bytes::{Buf, BufMut, Bytes, BytesMut};
+use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::error::Breach;
 
 /// Static names, from number 1.
-const NAMES: [&str; 22] = [
+pub const NAMES: [&str; 22] = [
     ":path",
     ":authority",
     ":scheme",
@@ -46,7 +46,7 @@ const NAMES: [&str; 22] = [
 ];
 
 /// Static pairs, from number 128.
-const PAIRS: [(&str, &str); 8] = [
+pub const PAIRS: [(&str, &str); 8] = [
     (":method", "POST"),
     (":scheme", "http"),
     (":scheme", "https"),
@@ -57,9 +57,77 @@ const PAIRS: [(&str, &str); 8] = [
     ("grpc-accept-encoding", "identity"),
 ];
 
+/// The numbers of the pairs of each static name, less 128: from, to.
+const PAIRS_OF: [(u8, u8); NAMES.len()] = {
+    let mut pairs = [(0, 0); NAMES.len()];
+    let mut place = 0;
+    while place < NAMES.len() {
+        let mut n = 0;
+        while n < PAIRS.len() {
+            if same(PAIRS[n].0, NAMES[place]) {
+                pairs[place] = (if pairs[place].1 == 0 { n as u8 } else { pairs[place].0 }, n as u8 + 1);
+            }
+            n += 1;
+        }
+        place += 1;
+    }
+    pairs
+};
+
+/// The byte that stands for a static pair in a block.
+///
+/// # Panics
+/// There is no such pair: for constants.
+pub const fn pair(name: &str, value: &str) -> u8 {
+    let mut n = 0;
+    while !(same(PAIRS[n].0, name) && same(PAIRS[n].1, value)) {
+        n += 1;
+    }
+    128 + n as u8
+}
+
+const fn same(a: &str, b: &str) -> bool {
+    let (a, b) = (a.as_bytes(), b.as_bytes());
+    let mut at = 0;
+    while at < a.len() && at < b.len() && a[at] == b[at] {
+        at += 1;
+    }
+    at == a.len() && at == b.len()
+}
+
+/// The longest static name, in bytes.
+const LONGEST_NAME: usize = 23;
+
+/// Places in [`NAMES`] by the length of the name: there are no more than four of one length.
+const BY_LENGTH: [[u8; 4]; LONGEST_NAME + 1] = {
+    let mut places = [[u8::MAX; 4]; LONGEST_NAME + 1];
+    let mut place = 0;
+    while place < NAMES.len() {
+        let same = &mut places[NAMES[place].len()];
+        let mut at = 0;
+        while same[at] != u8::MAX {
+            at += 1;
+        }
+        same[at] = place as u8;
+        place += 1;
+    }
+    places
+};
+
+/// The place in [`NAMES`], if it is there.
+fn place(name: &str) -> Option<u8> {
+    let same = BY_LENGTH.get(name.len())?;
+    same.iter()
+        .copied()
+        .take_while(|place| *place != u8::MAX)
+        .find(|place| NAMES[usize::from(*place)] == name)
+}
+
 /// A field of a decoded block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Field {
+    /// The first byte of it in the block: 0 for a literal, else a number of the static names or pairs.
+    pub number: u8,
     /// Name, not checked for the characters that HTTP allows.
     pub name: Bytes,
     /// Value, not checked either.
@@ -80,20 +148,23 @@ pub fn encode(block: &mut BytesMut, name: &str, value: &[u8]) -> Result<(), TooL
     let (Ok(name_len), Ok(value_len)) = (u16::try_from(name.len()), u16::try_from(value.len())) else {
         return Err(TooLong(longest));
     };
-    if let Some(n) = PAIRS.iter().position(|(n, v)| *n == name && v.as_bytes() == value) {
-        block.put_u8(128 + n as u8);
+    let place = place(name);
+    let (from, to) = place.map_or((0, 0), |place| PAIRS_OF[usize::from(place)]);
+    if let Some(n) = (from..to).find(|n| PAIRS[usize::from(*n)].1.as_bytes() == value) {
+        block.put_u8(128 + n);
         return Ok(());
     }
     block.reserve(5 + name.len() + value.len());
-    match NAMES.iter().position(|n| *n == name) {
-        Some(n) => block.put_u8(1 + n as u8),
+    let [low, high] = value_len.to_le_bytes();
+    match place {
+        Some(place) => block.put_slice(&[1 + place, low, high]),
         None => {
             block.put_u8(0);
             block.put_u16_le(name_len);
             block.put_slice(name.as_bytes());
+            block.put_slice(&[low, high]);
         }
     }
-    block.put_u16_le(value_len);
     block.put_slice(value);
     Ok(())
 }
@@ -101,43 +172,50 @@ pub fn encode(block: &mut BytesMut, name: &str, value: &[u8]) -> Result<(), TooL
 /// Decodes a block, field by field, without copying.
 #[derive(Clone, Debug)]
 pub struct Decoder {
-    rest: Bytes,
+    block: Bytes,
+    /// What has been read of it.
+    at: usize,
 }
 
 impl Decoder {
     /// Starts at the beginning of a whole block.
     pub fn new(block: Bytes) -> Self {
-        Decoder { rest: block }
+        Decoder { block, at: 0 }
     }
 
     fn string(&mut self) -> Result<Bytes, Breach> {
-        if self.rest.len() < 2 {
-            return Err(Breach::Headers("length cut short"));
-        }
-        let len = usize::from(self.rest.get_u16_le());
-        if self.rest.len() < len {
+        let from = self.at + 2;
+        let &[low, high] = self
+            .block
+            .get(self.at..from)
+            .and_then(<[u8]>::first_chunk)
+            .ok_or(Breach::Headers("length cut short"))?;
+        let to = from + usize::from(u16::from_le_bytes([low, high]));
+        if self.block.len() < to {
             return Err(Breach::Headers("string reaches over the end"));
         }
-        Ok(self.rest.split_to(len))
+        self.at = to;
+        Ok(self.block.slice(from..to))
     }
 
-    fn field(&mut self, first: u8) -> Result<Field, Breach> {
-        if first >= 128 {
+    fn field(&mut self, number: u8) -> Result<Field, Breach> {
+        if number >= 128 {
             let (name, value) =
-                PAIRS.get(usize::from(first - 128)).ok_or(Breach::Headers("unknown static pair"))?;
+                PAIRS.get(usize::from(number - 128)).ok_or(Breach::Headers("unknown static pair"))?;
             return Ok(Field {
+                number,
                 name: Bytes::from_static(name.as_bytes()),
                 value: Bytes::from_static(value.as_bytes()),
             });
         }
-        let name = match first {
+        let name = match number {
             0 => self.string()?,
             n => {
                 let name = NAMES.get(usize::from(n - 1)).ok_or(Breach::Headers("unknown static name"))?;
                 Bytes::from_static(name.as_bytes())
             }
         };
-        Ok(Field { name, value: self.string()? })
+        Ok(Field { number, name, value: self.string()? })
     }
 }
 
@@ -145,13 +223,11 @@ impl Iterator for Decoder {
     type Item = Result<Field, Breach>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.rest.is_empty() {
-            return None;
-        }
-        let first = self.rest.get_u8();
-        let field = self.field(first);
+        let number = *self.block.get(self.at)?;
+        self.at += 1;
+        let field = self.field(number);
         if field.is_err() {
-            self.rest.clear();
+            self.at = self.block.len();
         }
         Some(field)
     }
@@ -175,10 +251,13 @@ mod tests {
         for (n, v) in fields {
             encode(&mut block, n, v).unwrap();
         }
+        let numbers = [128, 1, 0, 0, 134, 12];
         let got: Vec<Field> = Decoder::new(block.freeze()).map(Result::unwrap).collect();
         let want: Vec<Field> = fields
             .iter()
-            .map(|(n, v)| Field {
+            .zip(numbers)
+            .map(|((n, v), number)| Field {
+                number,
                 name: Bytes::copy_from_slice(n.as_bytes()),
                 value: Bytes::copy_from_slice(v),
             })
@@ -190,6 +269,21 @@ mod tests {
     fn malformed_blocks_are_errors() {
         for bad in [&b"\x00"[..], b"\x00\x05\x00ab", b"\x01\xff\xff", b"\x7f\x00\x00", b"\xff"] {
             assert!(Decoder::new(Bytes::copy_from_slice(bad)).any(|f| f.is_err()), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn all_that_is_static_is_found() {
+        let encoded = |name: &str, value: &str| {
+            let mut block = BytesMut::new();
+            encode(&mut block, name, value.as_bytes()).unwrap();
+            block
+        };
+        for (n, (name, value)) in PAIRS.into_iter().enumerate() {
+            assert_eq!(encoded(name, value)[..], [128 + n as u8]);
+        }
+        for (n, name) in NAMES.into_iter().enumerate() {
+            assert_eq!(encoded(name, "x")[..], [1 + n as u8, 1, 0, b'x']);
         }
     }
 

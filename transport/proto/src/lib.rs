@@ -74,7 +74,7 @@ mod payload;
 pub use config::{Config, ConfigError, DEAD_PEER, HEADERS};
 pub use conn::{
     Connection, Event, Flow, GrantMemory, LandingWant, Pending, Room, SendError, Side, Stats, Transmit,
-    WantKey, Write,
+    Unsent, WantKey, Write,
 };
 pub use conn::{IdHasher, StreamMap};
 pub use error::{Breach, CloseCode};

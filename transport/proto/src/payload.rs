@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Payload {
     /// None is empty, except those in front of `first`.
-    segments: SmallVec<[Segment; 3]>,
+    segments: SmallVec<[Segment; 1]>,
     /// The first that has not been taken whole.
     first: usize,
     len: usize,
@@ -51,6 +51,11 @@ impl Payload {
     /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// What has not been taken, segment by segment.
+    pub fn into_segments(self) -> impl Iterator<Item = Bytes> {
+        self.segments.into_iter().skip(self.first).map(|segment| segment.bytes)
     }
 
     /// Bytes of the segment in front, and whether it is pinned.

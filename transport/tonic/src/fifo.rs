@@ -41,13 +41,6 @@ impl<T> Fifo<T> {
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
         self.first.iter().chain(&self.rest)
     }
-
-    /// Those of `other` behind these; none are left there.
-    pub(crate) fn append(&mut self, other: &mut Fifo<T>) {
-        while let Some(value) = other.pop_front() {
-            self.push_back(value);
-        }
-    }
 }
 
 #[cfg(test)]
@@ -71,9 +64,6 @@ mod tests {
                 prop_assert_eq!(fifo.front_mut(), model.front_mut());
                 prop_assert!(fifo.iter().eq(&model));
             }
-            let mut behind = Fifo::default();
-            behind.append(&mut fifo);
-            prop_assert!(behind.iter().eq(&model) && fifo.is_empty());
         }
     }
 }

@@ -21,6 +21,9 @@ impl Connection {
     /// memory that the one in front may be waiting for.
     pub(super) fn prepare_bulk(&mut self, key: usize) {
         let stream = &mut self.streams[key];
+        if matches!(stream.out.front(), None | Some(Out::Eager { .. })) {
+            return;
+        }
         let (mut asked, mut waiting) = (false, false);
         for out in stream.out.iter_mut().take(LOOK_AHEAD) {
             let bulk = match out {

@@ -74,10 +74,9 @@ impl Connection {
         let known = self.last_known;
         let keys: Vec<usize> = self.streams.iter().filter(|(_, s)| s.id > known).map(|(k, _)| k).collect();
         for key in keys {
-            let stream = &mut self.streams[key];
-            let (id, grants) = (StreamId(stream.id), stream.drop_output());
-            self.abort_all(grants);
-            self.events.push_back(Event::Refused { stream: id });
+            let id = StreamId(self.streams[key].id);
+            let unsent = self.withdraw(id);
+            self.events.push_back(Event::Refused { stream: id, unsent });
             self.remove(key);
         }
     }

@@ -106,12 +106,11 @@ impl Connection {
                 }
             }
         }
+        if !self.grants.wants_standing() {
+            return None;
+        }
         let want = self.grants.standing_len();
-        (self.grants.wants_standing() && want > 0).then_some(LandingWant {
-            key: WantKey::Standing,
-            want,
-            min: want,
-        })
+        (want > 0).then_some(LandingWant { key: WantKey::Standing, want, min: want })
     }
 
     /// What the stream wants that has `place` others before it in the queue of those that want landing memory, for when

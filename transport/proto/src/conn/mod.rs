@@ -55,15 +55,19 @@ use slab::Slab;
 use self::credits::Credits;
 use self::heartbeat::{Beat, Heartbeat};
 use self::landing::Grants;
-use self::stream::{PeerGrant, RecvHalf, Stream};
+use self::stream::{Out, PeerGrant, RecvHalf, Stream};
 pub use self::types::{
-    Event, Flow, GrantMemory, LandingWant, Pending, Room, SendError, Side, Stats, Transmit, WantKey, Write,
+    Event, Flow, GrantMemory, LandingWant, Pending, Room, SendError, Side, Stats, Transmit, Unsent, WantKey,
+    Write,
 };
 use crate::config::Config;
 use crate::frame::{FRAME_HEADER, Frame, MESSAGE_HEADER};
 use crate::headers::table::{Received, Sent};
 use crate::hello::Settings;
 use crate::ids::StreamId;
+
+/// So many empty queues are kept, at most, of room for so many.
+const SPARE: usize = 16;
 
 /// Life of a connection.
 ///
@@ -121,6 +125,8 @@ pub struct Connection {
     heartbeat: Heartbeat,
     ids: Ids<usize>,
     streams: Slab<Stream>,
+    /// Queues of streams that have ended, for those to come.
+    spare: Vec<VecDeque<Out>>,
     /// Highest stream id that was opened here (client).
     last_opened: u32,
     /// Highest stream id that has been on the wire. Streams are transmitted in the order of their ids, so
@@ -178,6 +184,7 @@ impl Connection {
             heartbeat: Heartbeat::new(config.dead_peer, now),
             ids: Ids::default(),
             streams: Slab::new(),
+            spare: Vec::new(),
             last_opened: 0,
             last_known: 0,
             control: VecDeque::new(),
@@ -307,7 +314,8 @@ impl Connection {
     }
 
     fn insert(&mut self, id: u32, recv: RecvHalf) -> usize {
-        let stream = Stream::new(id, recv, self.peer.stream_window, self.config.stream_window);
+        let out = self.spare.pop().unwrap_or_default();
+        let stream = Stream::new(id, recv, out, self.peer.stream_window, self.config.stream_window);
         let key = self.streams.insert(stream);
         self.ids.insert(id, key);
         key
@@ -340,8 +348,12 @@ impl Connection {
 
     /// A stream that ended well is in no queue; one that was cut off may be.
     fn remove(&mut self, key: usize) {
-        let stream = self.streams.remove(key);
+        let mut stream = self.streams.remove(key);
         self.ids.remove(&stream.id);
+        if self.spare.len() < SPARE && stream.out.capacity() <= SPARE {
+            stream.out.clear();
+            self.spare.push(std::mem::take(&mut stream.out));
+        }
         if stream.in_send_ready {
             self.send_ready.retain(|k| *k != key);
         }

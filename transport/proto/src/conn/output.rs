@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::stream::{Bulk, Out, RecvHalf, SendHalf};
-use super::{Connection, Event, Flow, SendError, Side};
+use super::{Connection, Event, Flow, SendError, Side, Unsent};
 use crate::frame::Frame;
 use crate::hello::Settings;
 use crate::ids::{GrantId, ResetCode, StreamId};
@@ -98,7 +98,7 @@ impl Connection {
         stream.out.push_back(if eager {
             Out::Eager { payload, end }
         } else {
-            Out::Bulk(Bulk::new(payload, end))
+            Out::Bulk(Box::new(Bulk::new(payload, end)))
         });
         if !eager {
             self.prepare_bulk(key);
@@ -158,6 +158,28 @@ impl Connection {
         }
         self.push_control(Frame::Reset { stream: id.0, code: code.0 });
         self.remove_if_done(key);
+    }
+
+    /// Takes back what has been queued on a stream behind its head. Nothing where the peer may know of the stream, or where
+    /// there is none.
+    pub fn withdraw(&mut self, id: StreamId) -> Vec<Unsent> {
+        let Some(&key) = self.ids.get(&id.0).filter(|_| id.0 > self.last_known) else { return Vec::new() };
+        let stream = &mut self.streams[key];
+        let (mut unsent, mut grants) = (Vec::new(), Vec::new());
+        for (place, out) in stream.out.drain(..).enumerate() {
+            match out {
+                Out::Headers { .. } if place == 0 => {}
+                Out::Headers { block, .. } => unsent.push(Unsent::Trailers(block)),
+                Out::Eager { payload, .. } => unsent.push(Unsent::Data(payload)),
+                Out::Bulk(bulk) => {
+                    grants.extend(bulk.grants.iter().map(|grant| grant.id));
+                    unsent.push(Unsent::Data(bulk.payload));
+                }
+            }
+        }
+        grants.extend(stream.drop_output());
+        self.abort_all(grants);
+        unsent
     }
 
     /// The application lets go of a stream: as [`Connection::reset`], except that a response that has been

@@ -118,7 +118,8 @@ pub(super) enum Out {
         payload: Payload,
         end: bool,
     },
-    Bulk(Bulk),
+    /// Boxed: what is small is moved about, and is most often there.
+    Bulk(Box<Bulk>),
 }
 
 /// A DONE that follows its WRITE.
@@ -162,12 +163,19 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    pub(super) fn new(id: u32, recv: RecvHalf, send_window: u32, recv_window: u32) -> Self {
+    /// `out` is empty.
+    pub(super) fn new(
+        id: u32,
+        recv: RecvHalf,
+        out: VecDeque<Out>,
+        send_window: u32,
+        recv_window: u32,
+    ) -> Self {
         Stream {
             id,
             send: SendHalf::Open,
             recv,
-            out: VecDeque::new(),
+            out,
             announce: VecDeque::new(),
             requests: VecDeque::new(),
             queued: 0,

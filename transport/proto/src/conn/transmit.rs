@@ -50,6 +50,12 @@ impl Connection {
             || (self.grants.wants_standing() && self.grants.standing_len() > 0)
     }
 
+    /// Whether [`Connection::poll_transmit`] or [`Connection::poll_landing`] may have anything, or there are events: as
+    /// [`Connection::wants_flush`], and credits that are due to go back, and the client's first message.
+    pub fn is_due(&self) -> bool {
+        self.wants_flush() || self.credits.return_due() || !self.greeted
+    }
+
     /// Whether payload waits for room to be written to memory that the peer has granted.
     pub fn waits_to_write(&self) -> bool {
         self.write_ready.iter().any(|queue| !queue.is_empty())

@@ -4,6 +4,7 @@ use bytes::Bytes;
 
 use crate::error::CloseCode;
 use crate::ids::{ResetCode, StreamId};
+use crate::payload::Payload;
 
 /// Which side of the connection this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +90,8 @@ pub enum Event {
     Refused {
         /// The stream.
         stream: StreamId,
+        /// What had been queued behind its head.
+        unsent: Vec<Unsent>,
     },
     /// The peer takes no new streams.
     GoAway {
@@ -106,6 +109,15 @@ pub enum Event {
     },
     /// The peer has said nothing for the configured time, though asked.
     Dead,
+}
+
+/// What had been queued on a stream that the peer never heard of, to be sent another way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unsent {
+    /// A piece of the body.
+    Data(Payload),
+    /// The header block of trailers.
+    Trailers(Bytes),
 }
 
 /// Landing memory that the driver gives to the connection to grant.
@@ -232,6 +244,13 @@ pub struct Stats {
     pub credit_waits: u64,
     /// Grants given.
     pub grants_given: u64,
+}
+
+impl Stats {
+    /// Body bytes sent and received, by either way.
+    pub fn body_bytes(&self) -> u64 {
+        self.eager_sent + self.eager_received + self.write_sent + self.write_received
+    }
 }
 
 /// What is still open, for drain and for tests that everything came back.

@@ -26,6 +26,10 @@ const ENTRY: u8 = 192;
 const AT_ONCE: [u8; 3] = [1, 2, 8];
 /// Blocks are put together in here, many to one allocation.
 const ROOM: usize = 4096;
+/// So many blocks are remembered whole, each with what it is on the wire: those of which nothing is left to be said.
+const BLOCKS: usize = 8;
+/// The longest of these, in bytes.
+const LONGEST_BLOCK: usize = 1024;
 
 /// Bytes of the field at the beginning of `block`, if it is one that needs no table.
 fn plain_len(block: &[u8]) -> Option<usize> {
@@ -53,11 +57,34 @@ fn hash(field: &[u8]) -> u64 {
     hash
 }
 
+/// Blocks that were put together of references and static pairs alone, with these. Good until an entry changes.
+#[derive(Debug, Default)]
+struct Blocks([Option<(Bytes, Bytes)>; BLOCKS]);
+
+impl Blocks {
+    /// Both sides look for what is before them: the sender for the block, the receiver for the references.
+    fn place(key: &[u8]) -> usize {
+        (key.len() + usize::from(key.last().copied().unwrap_or(0))) % BLOCKS
+    }
+
+    fn get(&self, key: &[u8]) -> Option<&Bytes> {
+        self.0[Self::place(key)].as_ref().and_then(|(known, other)| (known == key).then_some(other))
+    }
+
+    fn put(&mut self, key: &[u8], other: &[u8]) {
+        if key.len().max(other.len()) <= LONGEST_BLOCK {
+            let both = (Bytes::copy_from_slice(key), Bytes::copy_from_slice(other));
+            self.0[Self::place(key)] = Some(both);
+        }
+    }
+}
+
 /// What this side has told the peer to remember.
 #[derive(Debug, Default)]
 pub(crate) struct Sent {
     /// None are there before the first block.
     entries: Vec<Entry>,
+    blocks: Blocks,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -72,6 +99,10 @@ impl Sent {
     ///
     /// None, and nothing is written: the block has no field that can be remembered, or is not a list of fields.
     pub(crate) fn shorten(&mut self, block: &[u8], to: &mut [u8]) -> Option<usize> {
+        if let Some(short) = self.blocks.get(block) {
+            to[..short.len()].copy_from_slice(short);
+            return Some(short.len());
+        }
         let (mut at, mut literals) = (0, 0);
         while at < block.len() {
             literals += usize::from(block[at] < 128);
@@ -88,6 +119,9 @@ impl Sent {
             // What is to follow fits, shortened or not.
             let room = to.len() - len - rest.len();
             len += self.field(field, &mut to[len..len + room]);
+        }
+        if to[..len].iter().all(|byte| *byte >= 128 && *byte != DEFINE) {
+            self.blocks.put(block, &to[..len]);
         }
         Some(len)
     }
@@ -106,6 +140,7 @@ impl Sent {
             if (first || entry.seen == hash) && to.len() >= field.len() + 2 {
                 entry.field.clear();
                 entry.field.extend_from_slice(field);
+                self.blocks = Blocks::default();
                 to[..2].copy_from_slice(&[DEFINE, number as u8]);
                 start = 2;
             }
@@ -121,6 +156,7 @@ impl Sent {
 pub(crate) struct Received {
     /// None are there before the first is made.
     entries: Vec<Vec<u8>>,
+    blocks: Blocks,
     room: BytesMut,
 }
 
@@ -129,7 +165,13 @@ impl Received {
     ///
     /// # Errors
     /// [`Breach::Headers`].
-    pub(crate) fn expand(&mut self, mut block: &[u8], limit: usize) -> Result<Option<Bytes>, Breach> {
+    pub(crate) fn expand(&mut self, block: &[u8], limit: usize) -> Result<Option<Bytes>, Breach> {
+        if let Some(known) = self.blocks.get(block) {
+            return Ok(Some(known.clone()).filter(|known| known.len() <= limit));
+        }
+        let whole = block;
+        let mut block = block;
+        let mut repeats = true;
         self.room.clear();
         if self.room.capacity() < ROOM / 8 {
             self.room.reserve(ROOM);
@@ -142,6 +184,7 @@ impl Received {
                     _ => return Err(Breach::Headers("an entry of the table that was never made")),
                 }
             } else {
+                repeats &= (128..DEFINE).contains(&first);
                 let number = (first == DEFINE).then(|| block.get(1).copied().unwrap_or(u8::MAX));
                 let from = if number.is_some() { 2.min(block.len()) } else { 0 };
                 let len = plain_len(&block[from..])
@@ -158,6 +201,9 @@ impl Received {
             }
             self.room.put_slice(field);
         }
+        if repeats && !whole.is_empty() {
+            self.blocks.put(whole, &self.room);
+        }
         Ok(Some(self.room.split().freeze()))
     }
 
@@ -166,6 +212,7 @@ impl Received {
             return Err(Breach::Headers("an entry that the table does not take"));
         }
         self.entries.resize(ENTRIES, Vec::new());
+        self.blocks = Blocks::default();
         let entry = &mut self.entries[usize::from(number)];
         entry.clear();
         entry.extend_from_slice(field);

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     error::Error,
-    link::CallError,
+    link::{Call, CallError},
     path::Path,
     reason::Reason,
     spans::{self, Spanned},
@@ -118,18 +118,38 @@ async fn queued(shared: Arc<Shared>, req: Request<Body>) -> Result<Response<Body
 /// Fast paths that a call which may take no other path tries before it gives up.
 const MOVES: usize = 8;
 
-/// Makes the call at once; what becomes of one that could not be sent is another matter, and another allocation.
 fn over_fast(shared: Arc<Shared>, fast: Fast, req: Request<Body>) -> CallFuture {
     shared.counters.calls_fast.add(1);
     spans::took(Path::of(fast.client.peer()));
-    let call = fast.client.call(req);
-    Box::pin(async move {
-        match call.await {
-            Ok(response) => Ok(response),
-            Err(CallError::Status(status)) => Err(status.into()),
-            Err(CallError::NotSent(unsent, reason)) => Box::pin(elsewhere(shared, *unsent, reason)).await,
+    Box::pin(OverFast { call: fast.client.call(req), shared, elsewhere: None })
+}
+
+/// What becomes of a call that could not be sent is another matter, and another allocation.
+struct OverFast {
+    call: Call,
+    shared: Arc<Shared>,
+    elsewhere: Option<CallFuture>,
+}
+
+impl Future for OverFast {
+    type Output = Result<Response<Body>, BoxError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        if this.elsewhere.is_none() {
+            match ready!(Pin::new(&mut this.call).poll(cx)) {
+                Ok(response) => return Poll::Ready(Ok(response)),
+                Err(CallError::Status(status)) => return Poll::Ready(Err(status.into())),
+                Err(CallError::NotSent(unsent, reason)) => {
+                    this.elsewhere = Some(Box::pin(elsewhere(this.shared.clone(), *unsent, reason)));
+                }
+            }
         }
-    })
+        match &mut this.elsewhere {
+            Some(elsewhere) => elsewhere.as_mut().poll(cx),
+            None => Poll::Pending,
+        }
+    }
 }
 
 /// A call that was counted as one over the fast path, and has not been sent there.

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock};
 
+use foldhash::fast::RandomState;
 use http::Uri;
 
 /// More methods than this are not remembered. Only those that have answered are.
@@ -69,7 +70,10 @@ impl Method {
 
 /// The methods of one channel or one server, by path.
 #[derive(Debug, Default)]
-pub(crate) struct Methods(RwLock<HashMap<Box<str>, Arc<Method>>>);
+pub(crate) struct Methods(RwLock<Table>);
+
+/// Bounded, and filled by paths that are served only: a hash that is quick does.
+type Table = HashMap<Box<str>, Arc<Method>, RandomState>;
 
 impl Methods {
     /// A call of the method at `uri`.
@@ -77,7 +81,7 @@ impl Methods {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner).get(uri.path()).cloned();
         match known {
             Some(method) => Call { method, new: None },
-            None => Call { method: Arc::default(), new: Some((self.clone(), uri.clone())) },
+            None => Call { method: Arc::default(), new: Some(Box::new((self.clone(), uri.clone()))) },
         }
     }
 
@@ -94,7 +98,7 @@ impl Methods {
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
     method: Arc<Method>,
-    new: Option<(Arc<Methods>, Uri)>,
+    new: Option<Box<(Arc<Methods>, Uri)>>,
 }
 
 impl Call {
@@ -102,10 +106,16 @@ impl Call {
         &self.method
     }
 
+    /// The method is in the table.
+    pub(crate) fn is_known(&self) -> bool {
+        self.new.is_none()
+    }
+
     /// A message of the method has been encoded.
     pub(crate) fn learn(&mut self, used: Used) {
         self.method.set_used(used);
-        if let Some((methods, uri)) = self.new.take() {
+        if let Some(new) = self.new.take() {
+            let (methods, uri) = *new;
             methods.remember(uri.path(), &self.method);
         }
     }

@@ -35,13 +35,20 @@ pub(super) struct Sink {
     pub(super) proven: usize,
     /// An encoder of this crate has run.
     pub(super) ours: bool,
-    pub(super) out: VecDeque<Taken>,
-    /// Of all messages in `out`.
-    pub(super) segments: VecDeque<Segment>,
+    /// None until a message has been taken apart: most never are, and a sink is moved about with each poll.
+    pub(super) apart: Option<Box<Apart>>,
     /// Bytes that were copied to become segments.
     pub(super) moved: usize,
     /// Bytes of filling.
     pub(super) filled: usize,
+}
+
+/// Messages that have been taken apart.
+#[derive(Debug, Default)]
+pub(super) struct Apart {
+    pub(super) out: VecDeque<Taken>,
+    /// Of all messages in `out`.
+    pub(super) segments: VecDeque<Segment>,
 }
 
 /// A message that has been taken apart.
@@ -59,15 +66,7 @@ pub(super) struct Taken {
 
 impl Sink {
     pub(super) fn new(whole: usize) -> Self {
-        Sink {
-            whole: whole.max(SEGMENT),
-            proven: 0,
-            ours: false,
-            out: VecDeque::new(),
-            segments: VecDeque::new(),
-            moved: 0,
-            filled: 0,
-        }
+        Sink { whole: whole.max(SEGMENT), proven: 0, ours: false, apart: None, moved: 0, filled: 0 }
     }
 
     /// Runs `poll` with this sink set, in place of any that is set around it.
@@ -91,8 +90,12 @@ impl Sink {
 
     /// Forgets messages whose frame never came.
     pub(super) fn clear(&mut self) {
-        self.out.clear();
-        self.segments.clear();
+        self.apart = None;
+    }
+
+    /// No message waits for its frame.
+    pub(super) fn is_empty(&self) -> bool {
+        self.apart.as_ref().is_none_or(|apart| apart.out.is_empty())
     }
 }
 
@@ -152,19 +155,20 @@ impl Sink {
     ) -> Result<Next, Status> {
         let mut small = SMALL.take();
         small.clear();
-        let before = self.segments.len();
-        let mut buf = SegmentBuf::new(&mut small, &mut self.segments, SEGMENT);
+        let all = &mut self.apart.get_or_insert_default().segments;
+        let before = all.len();
+        let mut buf = SegmentBuf::new(&mut small, all, SEGMENT);
         item.encode_raw(&mut buf);
         let (len, moved) = (buf.len(), buf.moved());
-        let segments = self.segments.len() - before;
+        let segments = all.len() - before;
         let next = if segments == 0 {
             dst.put_slice(&small);
             Ok(last.short())
         } else {
             self.moved += moved;
             let next = self.stand_in(&small, len, segments, dst, last);
-            if next.is_err() {
-                self.segments.truncate(before);
+            if let (Err(_), Some(apart)) = (&next, &mut self.apart) {
+                apart.segments.truncate(before);
             }
             next
         };
@@ -205,7 +209,8 @@ impl Sink {
         dst.put_slice(small);
         dst.put_bytes(0, fill);
         self.filled += fill;
-        self.out.push_back(Taken { key, len, stand_in: bare + fill, small: small.len(), segments });
+        let taken = Taken { key, len, stand_in: bare + fill, small: small.len(), segments };
+        self.apart.get_or_insert_default().out.push_back(taken);
         Ok(Next::LONG)
     }
 }

@@ -12,7 +12,7 @@ use tonic::Status;
 use tonic::body::Body;
 
 use super::methods::{Call, Method, Used};
-use super::sink::{Sink, Taken};
+use super::sink::{Apart, Sink, Taken};
 use super::stand_in::{self, HEADER, Key, LOST};
 use crate::fifo::Fifo;
 
@@ -96,7 +96,7 @@ impl Tap {
         sink.proven = method.map_or(0, |method| method.encodes());
         let frame = sink.set(|| Pin::new(body).poll_frame(cx));
         let polled = match frame {
-            Poll::Pending | Poll::Ready(None) if !sink.out.is_empty() => Polled::Failed(lost()),
+            Poll::Pending | Poll::Ready(None) if !sink.is_empty() => Polled::Failed(lost()),
             Poll::Pending => return Poll::Pending,
             Poll::Ready(None) => Polled::End,
             // What had been encoded before an error is lost in tonic, too.
@@ -105,7 +105,7 @@ impl Tap {
                 Polled::Failed(status)
             }
             Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
-                Ok(data) if sink.out.is_empty() => {
+                Ok(data) if sink.is_empty() => {
                     if self.used == Used::Unknown && !data.is_empty() {
                         self.used = if sink.ours { Used::Ours } else { Used::Plain };
                         self.call.iter_mut().for_each(|call| call.learn(self.used));
@@ -118,7 +118,8 @@ impl Tap {
                         self.call.iter_mut().for_each(|call| call.learn(Used::Ours));
                     }
                     let method = self.call.as_ref().map(Call::method);
-                    expand(sink, data, method, chunks).map_or_else(Polled::Failed, Polled::Data)
+                    let apart = sink.apart.get_or_insert_default();
+                    expand(apart, data, method, chunks).map_or_else(Polled::Failed, Polled::Data)
                 }
                 Err(frame) => {
                     sink.clear();
@@ -145,7 +146,7 @@ fn lost() -> Status {
 
 /// Cuts a frame at the messages that have been taken apart, and puts those together.
 fn expand(
-    sink: &mut Sink,
+    apart: &mut Apart,
     frame: Bytes,
     method: Option<&Arc<Method>>,
     chunks: &mut Fifo<Chunk>,
@@ -157,12 +158,12 @@ fn expand(
         else {
             return Err(lost());
         };
-        let next = sink
+        let next = apart
             .out
             .front()
             .filter(|taken| taken.stand_in == len && Key::read(&stand_in::OUT, message) == Some(taken.key));
         if next.is_some()
-            && let Some(taken) = sink.out.pop_front()
+            && let Some(taken) = apart.out.pop_front()
         {
             total += push_whole(chunks, frame.slice(run..at));
             if taken.stand_in == taken.len
@@ -171,14 +172,14 @@ fn expand(
                 // Filled up to its true length, and tonic let it pass.
                 method.has_encoded(taken.len);
             }
-            let chunk = together(sink, &taken, frame.slice(at + HEADER + stand_in::LEN..at + HEADER + len));
+            let chunk = together(apart, &taken, frame.slice(at + HEADER + stand_in::LEN..at + HEADER + len));
             total += chunk.len;
             chunks.push_back(chunk);
             run = at + HEADER + len;
         }
         at += HEADER + len;
     }
-    if !sink.out.is_empty() {
+    if !apart.out.is_empty() {
         return Err(lost());
     }
     total += push_whole(chunks, frame.slice(run..));
@@ -186,7 +187,7 @@ fn expand(
 }
 
 /// A message with its header. `small` begins with the header and what is not in segments.
-fn together(sink: &mut Sink, taken: &Taken, small: Bytes) -> Chunk {
+fn together(apart: &mut Apart, taken: &Taken, small: Bytes) -> Chunk {
     let mut segments = SmallVec::new();
     let mut from = 0;
     let mut until = |to: usize, segments: &mut SmallVec<[Bytes; 3]>| {
@@ -195,7 +196,7 @@ fn together(sink: &mut Sink, taken: &Taken, small: Bytes) -> Chunk {
             from = to;
         }
     };
-    for segment in sink.segments.drain(..taken.segments) {
+    for segment in apart.segments.drain(..taken.segments) {
         until(HEADER + segment.at, &mut segments);
         segments.push(segment.bytes);
     }

@@ -2,27 +2,30 @@
 
 use std::fmt;
 use std::future::{Future, poll_fn};
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use http::request::Parts;
 use http::{Request, Response};
 use tokio::sync::Notify;
+use tokio::sync::futures::OwnedNotified;
 use tonic::Status;
 use tonic::body::Body;
 use tonic_rdma_fabric::{AnyLink, Link, PeerInfo};
 use tonic_rdma_memory::Pool;
-use tonic_rdma_proto::{SendError, Settings, Side};
+use tonic_rdma_proto::{SendError, Settings, Side, Unsent};
 use tracing::Instrument;
 
 use super::LinkOptions;
 use super::drive::drive;
-use super::headers::{self, Origin};
+use super::headers::{self, Caller, Origin};
 use super::incoming::Incoming;
 use super::outgoing::Outgoing;
-use super::shared::Shared;
+use super::shared::{Life, Shared};
 use super::stream::{Fault, StreamRef, wait_for};
-use crate::codec::{self, HEADER, Intake, Method, Methods, Tap};
+use crate::codec::{self, HEADER, Intake, Method, Methods, Tap, Used};
 use crate::reason::{Reason, ReasonCode};
 use crate::spans;
 use crate::stats::Counters;
@@ -42,7 +45,7 @@ pub(crate) enum CallError {
 pub(crate) struct FastClient {
     shared: Arc<Shared>,
     handle: Arc<Handle>,
-    origin: Arc<Origin>,
+    caller: Arc<Caller>,
 }
 
 /// Asks the driver to end.
@@ -80,8 +83,8 @@ impl FastClient {
             let stop = stop.clone();
             async move { stop.notified().await }
         };
-        tokio::spawn(drive(shared.clone(), |_, _| (), drain).instrument(span));
-        FastClient { shared, handle: Arc::new(Handle(stop)), origin }
+        tokio::spawn(drive(shared.clone(), drop, drain).instrument(span));
+        FastClient { shared, handle: Arc::new(Handle(stop)), caller: Arc::new(Caller::new(&origin)) }
     }
 
     /// Both ends, for messages.
@@ -118,88 +121,129 @@ impl FastClient {
 
     /// Makes a call: the response's head, then its body streams. Waits for a free stream when the peer's limit is reached.
     /// Dropping the future cancels the call.
-    ///
-    /// What does not wait is done here and not in the future, which so has nothing to hold twice.
-    pub(crate) fn call(
-        &self,
-        request: Request<Body>,
-    ) -> impl Future<Output = Result<Response<Body>, CallError>> + Send + use<> {
+    pub(crate) fn call(&self, request: Request<Body>) -> Call {
         let shared = self.shared.clone();
         let (parts, body) = request.into_parts();
-        let block = headers::encode_request(&parts, &self.origin);
+        let block = headers::encode_request(&parts, &self.caller);
         let call = shared.methods.call(&parts.uri);
         let method = call.method().clone();
         let apart = codec::is_plain_grpc(&parts.headers);
-        let mut out = Outgoing::restorable(body, Tap::new(call, shared.eager_limit - HEADER, apart));
-        async move {
-            let block = block.map_err(CallError::Status)?;
-            // What is ready goes with the head: a small unary call is one SEND.
-            poll_fn(|cx| {
-                out.gather(cx);
-                Poll::Ready(())
-            })
-            .await;
-            let answer = match open(&shared, block, &mut out).await {
-                Ok(stream) => match poll_fn(|cx| wait(&stream, &mut out, cx)).await {
-                    Ok((block, end)) => {
-                        return respond(stream, out, block, end, method).map_err(CallError::Status);
-                    }
-                    Err(unanswered) => unanswered,
-                },
-                Err(refused) => refused,
-            };
-            Err(match answer {
-                Unanswered::NotSent(reason) if out.is_restorable() => {
-                    CallError::NotSent(Box::new(Request::from_parts(parts, out.restore())), reason)
-                }
-                Unanswered::NotSent(reason) => CallError::Status(Status::unavailable(reason.to_string())),
-                Unanswered::Failed(status) => CallError::Status(status),
-            })
-        }
+        let out = Some(Outgoing::new(body, Tap::new(call, shared.eager_limit - HEADER, apart)));
+        Call { shared, parts, block, method, out, stage: Stage::New }
     }
 }
 
 /// Why there is no answer to a call.
 enum Unanswered {
-    NotSent(Reason),
+    NotSent(Reason, Vec<Unsent>),
     Failed(Status),
 }
 
-/// Opens a stream and sends what has been gathered, as soon as the peer's limit allows.
-async fn open(shared: &Arc<Shared>, block: Bytes, out: &mut Outgoing) -> Result<StreamRef, Unanswered> {
-    loop {
-        let room = {
-            let mut inner = shared.lock();
-            if let Some(reason) = inner.end_reason() {
-                return Err(Unanswered::NotSent(reason.clone()));
+/// A call under way. Written by hand, because it is moved to where it stays: what `async` makes of it is twice as long.
+pub(crate) struct Call {
+    shared: Arc<Shared>,
+    parts: Parts,
+    block: Result<Bytes, Status>,
+    method: Arc<Method>,
+    /// None: it has ended.
+    out: Option<Outgoing>,
+    stage: Stage,
+}
+
+enum Stage {
+    New,
+    /// Waits for one of the peer's streams.
+    Room(Pin<Box<OwnedNotified>>),
+    Open(StreamRef),
+}
+
+impl Future for Call {
+    type Output = Result<Response<Body>, CallError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Call { shared, parts, block, method, out: place, stage } = &mut *self;
+        let Some(out) = place else {
+            let ended = Status::internal("a call was polled after its end");
+            return Poll::Ready(Err(CallError::Status(ended)));
+        };
+        let unanswered = loop {
+            match stage {
+                // What is ready goes with the head: a small unary call is one SEND.
+                Stage::New => _ = out.gather(cx),
+                Stage::Room(room) => ready!(room.as_mut().poll(cx)),
+                Stage::Open(stream) => match ready!(wait(stream, out, cx)) {
+                    Ok((block, end)) => {
+                        let Stage::Open(stream) = std::mem::replace(stage, Stage::New) else { continue };
+                        let response = respond(stream, place.take(), block, end, method);
+                        return Poll::Ready(response.map_err(CallError::Status));
+                    }
+                    Err(unanswered) => break unanswered,
+                },
             }
-            match inner.conn.open(block.clone(), out.is_empty()) {
-                Ok(id) => {
-                    let stream = shared.stream_ref(&mut inner, id);
-                    let queued = if out.is_empty() { Ok(()) } else { out.queue(&mut inner, id) };
-                    inner.flush_soon();
-                    drop(inner);
-                    // On an error the stream is reset as it is dropped.
-                    return queued.map(|()| stream).map_err(Unanswered::Failed);
-                }
-                Err(SendError::TooManyStreams(_)) => {
-                    inner.room_wanted = true;
-                    // Made under the lock: it hears of every stream that ends from now on.
-                    shared.stream_room.notified()
-                }
-                Err(SendError::HeadersTooLong { len, limit }) => {
-                    let text = format!("request headers of {len} bytes, the limit is {limit}");
-                    return Err(Unanswered::Failed(Status::resource_exhausted(text)));
-                }
-                Err(other) => {
-                    return Err(Unanswered::NotSent(Reason::from_peer(
-                        ReasonCode::GoAway,
-                        other.to_string(),
-                    )));
-                }
+            *stage = match block {
+                Ok(block) => match open(shared, block, out, cx) {
+                    Ok(stage) => stage,
+                    Err(unanswered) => break unanswered,
+                },
+                Err(status) => break Unanswered::Failed(status.clone()),
+            };
+            if out.is_queued() && matches!(stage, Stage::Open(_)) {
+                return Poll::Pending;
             }
         };
-        room.await;
+        // Resets the stream if there is one.
+        *stage = Stage::New;
+        let out = place.take();
+        Poll::Ready(Err(match (unanswered, out) {
+            (Unanswered::NotSent(reason, unsent), Some(out)) => {
+                let parts = std::mem::replace(parts, Request::new(()).into_parts().0);
+                CallError::NotSent(Box::new(Request::from_parts(parts, out.restore(unsent))), reason)
+            }
+            (Unanswered::NotSent(reason, _), None) => {
+                CallError::Status(Status::unavailable(reason.to_string()))
+            }
+            (Unanswered::Failed(status), _) => CallError::Status(status),
+        }))
+    }
+}
+
+/// Opens a stream and sends what has been gathered, if the peer's limit allows it now. The task is woken when there is a
+/// response.
+fn open(
+    shared: &Arc<Shared>,
+    block: &Bytes,
+    out: &mut Outgoing,
+    cx: &Context<'_>,
+) -> Result<Stage, Unanswered> {
+    let mut inner = shared.lock();
+    if let Some(reason) = inner.end_reason() {
+        return Err(Unanswered::NotSent(reason.clone(), Vec::new()));
+    }
+    match inner.conn.open(block.clone(), out.is_empty()) {
+        Ok(id) => {
+            let stream = StreamRef::new(shared, &mut inner, id);
+            if let Some(io) = inner.streams.get_mut(&id) {
+                wait_for(&mut io.recv_waker, cx);
+            }
+            let queued = if out.is_empty() { out.all_said() } else { out.queue(&mut inner, id) };
+            inner.flush_soon();
+            drop(inner);
+            // On an error the stream is reset as it is dropped.
+            queued.map(|()| Stage::Open(stream)).map_err(Unanswered::Failed)
+        }
+        Err(SendError::TooManyStreams(_)) => {
+            inner.room_wanted = true;
+            // Made under the lock: it hears of every stream that ends from now on.
+            Ok(Stage::Room(Box::pin(shared.stream_room.clone().notified_owned())))
+        }
+        Err(SendError::HeadersTooLong { len, limit }) => {
+            let text = format!("request headers of {len} bytes, the limit is {limit}");
+            Err(Unanswered::Failed(Status::resource_exhausted(text)))
+        }
+        Err(other) => {
+            let reason = Reason::from_peer(ReasonCode::GoAway, other.to_string());
+            Err(Unanswered::NotSent(reason, Vec::new()))
+        }
     }
 }
 
@@ -210,9 +254,8 @@ fn wait(
     cx: &mut Context<'_>,
 ) -> Poll<Result<(Bytes, bool), Unanswered>> {
     let id = stream.id;
-    let mut inner = stream.shared.lock();
-    let transmitted = inner.conn.is_transmitted(id);
-    let ended = inner.end_reason().cloned();
+    let mut guard = stream.shared.lock();
+    let inner = &mut *guard;
     let Some(io) = inner.streams.get_mut(&id) else {
         return Poll::Ready(Err(Unanswered::Failed(Status::internal("the call's stream is gone"))));
     };
@@ -220,25 +263,30 @@ fn wait(
         io.head_taken = true;
         return Poll::Ready(Ok(head));
     }
-    let unanswered = match (&io.fault, ended) {
-        (Some(Fault::Refused), _) => {
-            Unanswered::NotSent(Reason::from_peer(ReasonCode::GoAway, "the peer takes no new calls"))
+    let transmitted = inner.conn.is_transmitted(id);
+    let unanswered = match (&mut io.fault, &inner.life) {
+        (Some(Fault::Refused(unsent)), _) => {
+            let reason = Reason::from_peer(ReasonCode::GoAway, "the peer takes no new calls");
+            Unanswered::NotSent(reason, std::mem::take(unsent))
         }
         (Some(fault), _) => Unanswered::Failed(fault.status()),
-        (None, Some(reason)) if !transmitted => Unanswered::NotSent(reason),
-        (None, Some(reason)) => Unanswered::Failed(Status::unavailable(format!("connection lost: {reason}"))),
-        (None, None) => {
+        (None, Life::Open) => {
             wait_for(&mut io.recv_waker, cx);
-            drop(inner);
+            drop(guard);
             // A body is only read on once the peer may know of the call: until then it can go another way.
             if !transmitted {
                 return Poll::Pending;
             }
-            out.transmitted();
             return match out.pump(stream, cx) {
                 Poll::Ready(Err(status)) => Poll::Ready(Err(Unanswered::Failed(status))),
                 _ => Poll::Pending,
             };
+        }
+        (None, Life::Closing(reason) | Life::Dead(reason)) if !transmitted => {
+            Unanswered::NotSent(reason.clone(), inner.conn.withdraw(id))
+        }
+        (None, Life::Closing(reason) | Life::Dead(reason)) => {
+            Unanswered::Failed(Status::unavailable(format!("connection lost: {reason}")))
         }
     };
     Poll::Ready(Err(unanswered))
@@ -247,14 +295,14 @@ fn wait(
 /// The head has come; what is left of the request's body is sent beside the response.
 fn respond(
     stream: StreamRef,
-    mut out: Outgoing,
+    out: Option<Outgoing>,
     block: Bytes,
     end: bool,
-    method: Arc<Method>,
+    method: &Arc<Method>,
 ) -> Result<Response<Body>, Status> {
     let parts = headers::decode_response(block)
         .map_err(|breach| Status::internal(format!("malformed response head: {breach}")))?;
-    if !out.is_queued() {
+    if let Some(mut out) = out.filter(|out| !out.is_queued()) {
         let stream = stream.clone();
         tokio::spawn(async move {
             // An error has reset the stream; the response's body tells.
@@ -264,8 +312,8 @@ fn respond(
     let body = if end {
         Body::empty()
     } else {
-        let intake = Intake::new(method, codec::is_plain_grpc(&parts.headers));
-        Body::new(Incoming::new(stream, intake))
+        let intake = Intake::new(method.clone(), codec::is_plain_grpc(&parts.headers));
+        codec::boxed(Incoming::new(stream, intake, Used::Unknown, false))
     };
     Ok(Response::from_parts(parts, body))
 }

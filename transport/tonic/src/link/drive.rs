@@ -6,14 +6,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Bytes;
 use smallvec::SmallVec;
 use tokio::time::{Instant, Sleep};
 use tonic_rdma_fabric::{Link, LinkError};
 use tonic_rdma_proto::CloseCode;
 
 use super::shared::{Inner, Life, Shared};
-use super::stream::StreamRef;
+use super::stream::Opened;
 use crate::reason::{Reason, ReasonCode};
 
 /// While there are streams, metrics are told once in so many turns, and when a timer ends.
@@ -25,7 +24,7 @@ const ROUNDS: usize = 16;
 /// orderly end. Returns why it ended; everything that the device could touch is free by then.
 pub(super) async fn drive(
     shared: Arc<Shared>,
-    mut serve: impl FnMut(StreamRef, Bytes),
+    mut serve: impl FnMut(Opened),
     drain: impl Future<Output = ()>,
 ) -> Reason {
     let mut drain = pin!(drain);
@@ -74,7 +73,7 @@ impl Drop for Teardown {
 }
 
 impl Driver {
-    fn poll(&mut self, cx: &mut Context<'_>, serve: &mut impl FnMut(StreamRef, Bytes)) -> Poll<Reason> {
+    fn poll(&mut self, cx: &mut Context<'_>, serve: &mut impl FnMut(Opened)) -> Poll<Reason> {
         let shared = self.shared.clone();
         for _ in 0..ROUNDS {
             let mut opened = SmallVec::<[_; 4]>::new();
@@ -87,9 +86,11 @@ impl Driver {
             inner.left = 0;
             let idle = inner.poll_link(cx);
             inner.make_room_elsewhere();
-            inner.flush();
+            if inner.conn.is_due() || inner.landing_waits {
+                inner.flush();
+            }
             while let Some((id, block)) = inner.opened.pop_front() {
-                opened.push((shared.stream_ref(&mut inner, id), block));
+                opened.push(Opened::new(&shared, &mut inner, id, block));
             }
             if inner.conn.is_drained() && inner.life == Life::Open {
                 let reason = Reason::new(ReasonCode::GoAway, "closed in good order");
@@ -111,9 +112,7 @@ impl Driver {
             if room {
                 shared.stream_room.notify_waiters();
             }
-            for (stream, block) in opened {
-                serve(stream, block);
-            }
+            opened.into_iter().for_each(&mut *serve);
             if let Poll::Ready(reason) = ended {
                 return Poll::Ready(reason);
             }

@@ -101,8 +101,8 @@ impl Inner {
                     io.fault.get_or_insert(Fault::Reset(code));
                 }),
                 Event::Writable { stream } => self.with(stream, |_| ()),
-                Event::Refused { stream } => self.with(stream, |io| {
-                    io.fault.get_or_insert(Fault::Refused);
+                Event::Refused { stream, unsent } => self.with(stream, |io| {
+                    io.fault.get_or_insert(Fault::Refused(unsent));
                 }),
                 Event::GoAway { code, text } => {
                     tracing::debug!(peer = %self.peer, %code, text, "the peer goes away");

@@ -10,7 +10,7 @@ use tonic_rdma_proto::{ResetCode, Side};
 
 use super::headers;
 use super::stream::{StreamRef, wait_for};
-use crate::codec::{Delivered, Intake};
+use crate::codec::{Delivered, Intake, Used};
 
 /// The body of a request at the server, or of a response at the client.
 ///
@@ -20,9 +20,14 @@ use crate::codec::{Delivered, Intake};
 pub(super) struct Incoming {
     stream: StreamRef,
     intake: Intake,
+    used: Used,
     /// Bytes handed on since other tasks had their turn.
     handed: usize,
+    /// Nothing more comes, neither from the stream nor from the intake: said without a look at the connection. A body of
+    /// which this is not known may have ended, too.
     finished: bool,
+    /// The intake has the last of it.
+    ended: bool,
 }
 
 /// The decoder copies what it is handed. After so many bytes other tasks have their turn: small calls beside a long message
@@ -30,8 +35,9 @@ pub(super) struct Incoming {
 const TURN: usize = 1 << 20;
 
 impl Incoming {
-    pub(super) fn new(stream: StreamRef, intake: Intake) -> Self {
-        Incoming { stream, intake, handed: 0, finished: false }
+    /// `used`: the reader's codec, where that is known before the stream knows it. `finished`: there is none.
+    pub(super) fn new(stream: StreamRef, intake: Intake, used: Used, finished: bool) -> Self {
+        Incoming { stream, intake, used, handed: 0, finished, ended: finished }
     }
 
     fn hand_on(&mut self, bytes: Bytes) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
@@ -58,6 +64,7 @@ impl Body for Incoming {
             return Poll::Pending;
         }
         if let Some(bytes) = this.intake.pop() {
+            this.finished = this.ended && this.intake.is_empty();
             return this.hand_on(bytes);
         }
         let id = this.stream.id;
@@ -68,7 +75,11 @@ impl Body for Incoming {
             return Poll::Ready(None);
         };
         if let Some(piece) = io.pieces.pop_front() {
-            let used = io.used;
+            if io.used != Used::Unknown {
+                this.used = io.used;
+            }
+            let used = this.used;
+            this.ended = io.is_at_end();
             inner.conn.consume(id, piece.bytes.len() as u32, piece.flow);
             this.intake.push(piece.bytes, used, piece.landed);
             let Delivered { plain, learning, joined, short } = this.intake.take_delivered();
@@ -81,6 +92,7 @@ impl Body for Incoming {
             drop(inner);
             // No piece is empty.
             let bytes = this.intake.pop().unwrap_or_default();
+            this.finished = this.ended && this.intake.is_empty();
             return this.hand_on(bytes);
         }
         let frame = if let Some(block) = io.trailers.take() {
@@ -104,17 +116,7 @@ impl Body for Incoming {
     }
 
     fn is_end_stream(&self) -> bool {
-        if self.finished {
-            return true;
-        }
-        if !self.intake.is_empty() {
-            return false;
-        }
-        let inner = self.stream.shared.lock();
-        match inner.streams.get(&self.stream.id) {
-            Some(io) => io.ended && io.pieces.is_empty() && io.trailers.is_none(),
-            None => true,
-        }
+        self.finished
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -125,7 +127,8 @@ impl Body for Incoming {
 impl Drop for Incoming {
     fn drop(&mut self) {
         let id = self.stream.id;
-        let mut inner = self.stream.shared.lock();
+        let shared = self.stream.shared.clone();
+        let mut inner = shared.lock();
         let side = inner.conn.side();
         let Some(io) = inner.streams.get_mut(&id) else { return };
         io.discard = true;
@@ -141,8 +144,9 @@ impl Drop for Incoming {
                 inner.wake(waker);
             }
         }
+        let dropped = self.stream.let_go(&mut inner);
         inner.flush_soon();
         drop(inner);
-        drop(rest);
+        drop((rest, dropped));
     }
 }

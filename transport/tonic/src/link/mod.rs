@@ -14,8 +14,10 @@
 //! | `incoming` | a received body |
 //! | `outgoing` | a body being sent |
 //! | `headers` | http heads to and from header blocks |
+//! | `heads` | heads of requests that come again |
 //! | `client` | calls out |
 //! | `server` | calls in |
+//! | `runners` | the tasks that a server's calls run in |
 //!
 //! A caller works on the connection itself, under its lock, and posts what results: a call costs no hop
 //! through another task on the way out. Only the driver polls the completion queue (R6).
@@ -25,10 +27,12 @@ mod drive;
 mod events;
 mod flush;
 mod headers;
+mod heads;
 mod incoming;
 mod options;
 mod outgoing;
 mod patience;
+mod runners;
 mod sends;
 mod server;
 mod shared;
@@ -37,7 +41,7 @@ mod stream;
 mod tests;
 mod window;
 
-pub(crate) use client::{CallError, FastClient};
+pub(crate) use client::{Call, CallError, FastClient};
 pub(crate) use headers::Origin;
 pub(crate) use options::LinkOptions;
-pub(crate) use server::serve_link;
+pub(crate) use server::{Accepted, serve_link};

@@ -5,11 +5,10 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::HeaderMap;
 use http_body::{Body as _, Frame};
 use tonic::Status;
 use tonic::body::Body;
-use tonic_rdma_proto::{ResetCode, SendError, Side, StreamId};
+use tonic_rdma_proto::{ResetCode, SendError, Side, StreamId, Unsent};
 
 use super::headers;
 use super::shared::Inner;
@@ -35,38 +34,26 @@ pub(super) struct Outgoing {
     body: Body,
     tap: Tap,
     chunks: Fifo<Chunk>,
-    trailers: Option<HeaderMap>,
+    /// Their header block.
+    trailers: Option<Bytes>,
     state: State,
-    kept: Option<Kept>,
-}
-
-/// What has been queued of a request that the peer has not heard of, to be sent another way if it never does.
-#[derive(Debug, Default)]
-struct Kept {
-    chunks: Fifo<Chunk>,
-    trailers: Option<HeaderMap>,
 }
 
 impl Outgoing {
-    /// A response's body.
     pub(super) fn new(body: Body, tap: Tap) -> Self {
         let state = if body.is_end_stream() { State::Ended } else { State::Reading };
-        Outgoing { body, tap, chunks: Fifo::default(), trailers: None, state, kept: None }
-    }
-
-    /// A request's body, which can be [restored](Outgoing::restore) until [`Outgoing::transmitted`].
-    pub(super) fn restorable(body: Body, tap: Tap) -> Self {
-        Outgoing { kept: Some(Kept::default()), ..Outgoing::new(body, tap) }
-    }
-
-    /// There is no way back.
-    pub(super) fn transmitted(&mut self) {
-        self.kept = None;
+        Outgoing { body, tap, chunks: Fifo::default(), trailers: None, state }
     }
 
     /// The body is empty: the head is all there is.
     pub(super) fn is_empty(&self) -> bool {
         matches!(self.state, State::Ended) && self.chunks.is_empty() && self.trailers.is_none()
+    }
+
+    /// The head was all there is, and is with the connection.
+    pub(super) fn all_said(&mut self) -> Result<(), Status> {
+        self.state = State::Queued;
+        Ok(())
     }
 
     /// Takes what the body has ready. True when there may be more at once.
@@ -84,10 +71,13 @@ impl Outgoing {
                 Poll::Pending => return false,
                 Poll::Ready(Polled::End) => self.state = State::Ended,
                 Poll::Ready(Polled::Failed(status)) => self.state = State::Failed(status),
-                Poll::Ready(Polled::Trailers(trailers)) => {
-                    self.trailers = Some(trailers);
-                    self.state = State::Ended;
-                }
+                Poll::Ready(Polled::Trailers(trailers)) => match headers::encode_trailers(&trailers) {
+                    Ok(block) => {
+                        self.trailers = Some(block);
+                        self.state = State::Ended;
+                    }
+                    Err(status) => self.state = State::Failed(status),
+                },
                 Poll::Ready(Polled::Data(len)) => {
                     gathered += len;
                     if self.body.is_end_stream() {
@@ -111,9 +101,6 @@ impl Outgoing {
         }
         while let Some(chunk) = self.chunks.pop_front() {
             let end = self.chunks.is_empty() && self.trailers.is_none() && matches!(self.state, State::Ended);
-            if let Some(kept) = &mut self.kept {
-                kept.chunks.push_back(chunk.clone());
-            }
             let payload = inner.payload(chunk);
             inner.conn.send_payload(id, payload, end).map_err(too_long)?;
             if end {
@@ -126,13 +113,7 @@ impl Outgoing {
             State::Failed(status) => return Err(status),
             State::Ended => {
                 let sent = match self.trailers.take() {
-                    Some(trailers) => {
-                        let block = headers::encode_trailers(&trailers)?;
-                        if let Some(kept) = &mut self.kept {
-                            kept.trailers = Some(trailers);
-                        }
-                        inner.conn.send_headers(id, block, true)
-                    }
+                    Some(block) => inner.conn.send_headers(id, block, true),
                     None => inner.conn.finish(id),
                 };
                 sent.map_err(too_long)?;
@@ -174,31 +155,29 @@ impl Outgoing {
         }
     }
 
-    /// Whether the request may still go another way.
-    pub(super) fn is_restorable(&self) -> bool {
-        self.kept.is_some()
-    }
-
     pub(super) fn is_queued(&self) -> bool {
         matches!(self.state, State::Queued)
     }
 
-    /// The body as it was before anything was taken from it.
-    pub(super) fn restore(mut self) -> Body {
-        if let Some(Kept { mut chunks, trailers }) = self.kept.take() {
-            chunks.append(&mut self.chunks);
-            self.chunks = chunks;
-            self.trailers = self.trailers.or(trailers);
+    /// The body as it was before anything was taken from it. `unsent`: what has been queued of it.
+    pub(super) fn restore(mut self, unsent: Vec<Unsent>) -> Body {
+        let mut segments = VecDeque::new();
+        for unsent in unsent {
+            match unsent {
+                Unsent::Data(payload) => segments.extend(payload.into_segments()),
+                Unsent::Trailers(block) => self.trailers = Some(block),
+            }
         }
-        if self.is_empty() || (self.is_queued() && self.chunks.is_empty() && self.trailers.is_none()) {
+        let nothing = segments.is_empty() && self.chunks.is_empty() && self.trailers.is_none();
+        if nothing && matches!(self.state, State::Ended | State::Queued) {
             return Body::empty();
         }
-        Body::new(Restored { out: self, segments: VecDeque::new() })
+        Body::new(Restored { out: self, segments })
     }
 }
 
 /// Resets a stream whose body cannot be sent.
-fn give_up(inner: &mut Inner, id: StreamId, status: &Status) {
+pub(super) fn give_up(inner: &mut Inner, id: StreamId, status: &Status) {
     let code = match (inner.conn.side(), status.code()) {
         (Side::Client, _) => ResetCode::CANCEL,
         (Side::Server, tonic::Code::ResourceExhausted) => ResetCode::ENHANCE_YOUR_CALM,
@@ -249,7 +228,9 @@ impl http_body::Body for Restored {
             }
             State::Failed(status) => Poll::Ready(Some(Err(status))),
             State::Ended | State::Queued => {
-                Poll::Ready(out.trailers.take().map(|trailers| Ok(Frame::trailers(trailers))))
+                // They were made here: nothing is wrong with them.
+                let trailers = out.trailers.take().map(headers::decode_trailers).and_then(Result::ok);
+                Poll::Ready(trailers.map(|trailers| Ok(Frame::trailers(trailers))))
             }
         }
     }

@@ -3,26 +3,26 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Context;
 
-use bytes::Bytes;
 use http::{Extensions, Request, Response};
-use pin_project_lite::pin_project;
 use tonic::Status;
 use tonic::body::Body;
 use tonic_rdma_fabric::{AnyLink, Link};
 use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::{CloseCode, ResetCode, SendError, Settings, Side};
-use tower::{Service, ServiceExt};
+use tower::Service;
 use tracing::Instrument;
 
 use super::LinkOptions;
 use super::drive::drive;
 use super::headers;
+use super::heads::{Head, Heads};
 use super::incoming::Incoming;
-use super::outgoing::Outgoing;
+use super::outgoing::{Outgoing, give_up};
+use super::runners::Runners;
 use super::shared::{Life, Shared};
-use super::stream::{StreamRef, wait_for};
+use super::stream::{Opened, StreamRef, wait_for};
 use crate::codec::{self, Call, HEADER, Intake, Methods, Tap};
 use crate::reason::{Reason, ReasonCode};
 use crate::spans;
@@ -30,33 +30,38 @@ use crate::stats::Counters;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Serves one accepted link until it ends, and says why it did.
-///
-/// Every call runs in a task of its own, on a clone of `service`; `extensions` are given to every request. When
-/// `drain` resolves, the client is told to take its new calls elsewhere, calls in flight go on, and the link closes
-/// behind the last.
-#[allow(clippy::too_many_arguments, reason = "one call site; each is a different thing")]
-pub(crate) async fn serve_link<S>(
-    link: AnyLink,
-    pool: Pool,
-    peer: Settings,
-    options: &LinkOptions,
-    counters: Arc<Counters>,
-    methods: Arc<Methods>,
-    service: S,
-    extensions: Extensions,
-    drain: impl Future<Output = ()>,
-) -> Reason
+/// A link that has been accepted.
+pub(crate) struct Accepted {
+    pub(crate) link: AnyLink,
+    pub(crate) pool: Pool,
+    /// What the hello said.
+    pub(crate) peer: Settings,
+    pub(crate) options: LinkOptions,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) methods: Arc<Methods>,
+    /// Given to every request.
+    pub(crate) extensions: Extensions,
+    /// When it resolves, the client is told to take its new calls elsewhere, calls in flight go on, and the link closes
+    /// behind the last.
+    pub(crate) drain: Pin<Box<dyn Future<Output = ()> + Send>>,
+}
+
+/// Serves a link until it ends, and says why it did. Every call has a task to itself, and a
+/// clone of `service`: see [`runners`](super::runners).
+pub(crate) async fn serve_link<S>(accepted: Accepted, service: S) -> Reason
 where
     S: Service<Request<Body>, Response = Response<Body>> + Clone + Send + 'static,
     S::Error: Into<BoxError>,
     S::Future: Send,
 {
+    let Accepted { link, pool, peer, options, counters, methods, extensions, drain } = accepted;
     let span = spans::connection(Side::Server, link.peer());
-    let shared = Shared::new(Side::Server, link, pool, peer, options, counters, methods);
-    let serve = move |stream: StreamRef, block: Bytes| {
-        let parts = match headers::decode_request(block) {
-            Ok(parts) => parts,
+    let shared = Shared::new(Side::Server, link, pool, peer, &options, counters, methods);
+    let mut heads = Heads::new(shared.methods.clone(), extensions);
+    let runners = Runners::new(service);
+    let serve = move |Opened { stream, reader, empty, block }| {
+        let Head { parts, call, plain } = match heads.read(block) {
+            Ok(head) => head,
             Err(breach) => {
                 let mut inner = stream.shared.lock();
                 inner.conn.close(CloseCode::Breach, &breach.to_string());
@@ -67,62 +72,18 @@ where
             }
         };
         stream.shared.calls.calls_fast.add(1);
-        let call = stream.shared.methods.call(&parts.uri);
-        let intake = Intake::new(call.method().clone(), codec::is_plain_grpc(&parts.headers));
-        if let Some(io) = stream.shared.lock().streams.get_mut(&stream.id) {
-            io.used = call.method().used();
-        }
-        let mut request = Request::from_parts(parts, Body::new(Incoming::new(stream.clone(), intake)));
-        *request.extensions_mut() = extensions.clone();
-        let handler = service.clone().oneshot(request);
-        tokio::spawn(Answer { stream, method: Some(call), call: handler, out: None });
+        let intake = Intake::new(call.method().clone(), plain);
+        let body = codec::boxed(Incoming::new(reader, intake, call.method().used(), empty));
+        let request = Request::from_parts(parts, body);
+        runners.run(stream, call, request);
     };
     drive(shared.clone(), serve, drain).instrument(span).await
 }
 
-pin_project! {
-    /// Runs one call. The client's reset, or the connection's end, drops the handler where it stands.
-    struct Answer<F> {
-        stream: StreamRef,
-        // Until the response's head is there.
-        method: Option<Call>,
-        #[pin]
-        call: F,
-        // From then on.
-        out: Option<Outgoing>,
-    }
-}
-
-impl<F, E> Future for Answer<F>
-where
-    F: Future<Output = Result<Response<Body>, E>>,
-    E: Into<BoxError>,
-{
-    type Output = ();
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let this = self.project();
-        if let Some(method) = this.method.take() {
-            if is_over(this.stream, cx) {
-                return Poll::Ready(());
-            }
-            let Poll::Ready(result) = this.call.poll(cx) else {
-                *this.method = Some(method);
-                return Poll::Pending;
-            };
-            let response = result.unwrap_or_else(|error| Status::from_error(error.into()).into_http());
-            *this.out = begin(this.stream, response, method, cx);
-        }
-        match this.out {
-            Some(out) => out.pump(this.stream, cx).map(|_| ()),
-            None => Poll::Ready(()),
-        }
-    }
-}
-
-/// Begins a response. What is ready of it goes out in one message with the head; the rest is returned.
-fn begin(
-    stream: &StreamRef,
+/// Begins a response. What is ready of it goes out in one message with the head. If that was all, the stream is let go of;
+/// otherwise the rest is returned.
+pub(super) fn begin(
+    stream: &mut StreamRef,
     response: Response<Body>,
     method: Call,
     cx: &mut Context<'_>,
@@ -138,7 +99,8 @@ fn begin(
     let apart = codec::is_plain_grpc(&parts.headers);
     let mut out = Outgoing::new(body, Tap::new(method, stream.shared.eager_limit - HEADER, apart));
     out.gather(cx);
-    let mut inner = stream.shared.lock();
+    let shared = stream.shared.clone();
+    let mut inner = shared.lock();
     let end = out.is_empty();
     match inner.conn.send_headers(stream.id, block, end) {
         Ok(()) => {}
@@ -150,15 +112,20 @@ fn begin(
             return None;
         }
     }
-    if end {
-        inner.flush_soon();
-        return None;
+    let queued = if end { out.all_said() } else { out.queue(&mut inner, stream.id) };
+    if let Err(status) = &queued {
+        give_up(&mut inner, stream.id, status);
     }
-    Some(out)
+    let more = queued.is_ok() && !out.is_queued();
+    let dropped = if more { None } else { stream.let_go(&mut inner) };
+    inner.flush_soon();
+    drop(inner);
+    drop(dropped);
+    more.then_some(out)
 }
 
 /// The client has reset the stream, or the connection has ended.
-fn is_over(stream: &StreamRef, cx: &Context<'_>) -> bool {
+pub(super) fn is_over(stream: &StreamRef, cx: &Context<'_>) -> bool {
     let mut inner = stream.shared.lock();
     if inner.end_reason().is_some() {
         return true;

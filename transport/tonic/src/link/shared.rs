@@ -17,7 +17,7 @@ use tonic_rdma_proto::{Connection, Payload, Settings, Side, Stats, StreamId, Str
 use super::LinkOptions;
 use super::patience::Patience;
 use super::sends::Sends;
-use super::stream::{StreamIo, StreamRef};
+use super::stream::StreamIo;
 use super::window::WriteWindow;
 use crate::codec::{Chunk, Methods};
 use crate::metrics::LinkMeter;
@@ -32,7 +32,7 @@ const FRAMING: usize = 256;
 pub(super) struct Shared {
     inner: Mutex<Inner>,
     /// A stream has ended: there may be room for another.
-    pub(super) stream_room: Notify,
+    pub(super) stream_room: Arc<Notify>,
     pub(super) closed: watch::Sender<Option<Reason>>,
     pub(super) peer: PeerInfo,
     /// Messages up to this many bytes, with their header, fit a control slot.
@@ -122,7 +122,7 @@ impl Shared {
             Side::Server => Connection::server(config, peer, now),
         };
         Arc::new(Shared {
-            stream_room: Notify::new(),
+            stream_room: Arc::default(),
             closed: watch::Sender::new(None),
             peer: link.peer().clone(),
             eager_limit: conn.eager_limit(),
@@ -164,12 +164,6 @@ impl Shared {
     /// The state. Tasks that were made ready are woken when the guard is dropped, after the lock.
     pub(super) fn lock(&self) -> Guard<'_> {
         Guard { inner: Some(self.inner.lock().unwrap_or_else(PoisonError::into_inner)) }
-    }
-
-    /// Registers a call's interest in a stream.
-    pub(super) fn stream_ref(self: &Arc<Self>, inner: &mut Inner, id: StreamId) -> StreamRef {
-        inner.streams.entry(id).or_default().add_ref();
-        StreamRef { shared: self.clone(), id }
     }
 }
 
@@ -294,8 +288,8 @@ impl Inner {
 
     /// Adds what moved since the last time to the channel's counters.
     pub(super) fn count(&mut self) {
-        let moved = Moved::new(self.conn.stats(), self.copied);
-        if moved != self.counted {
+        if self.conn.stats().body_bytes() != self.counted.body_bytes() || self.copied != self.counted.copied {
+            let moved = Moved::new(self.conn.stats(), self.copied);
             let before = std::mem::replace(&mut self.counted, moved);
             before.count_on(&moved, &self.counters);
         }
@@ -312,7 +306,7 @@ impl Inner {
 }
 
 /// What has moved since the start, of what the channel counts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Moved {
     write_sent: u64,
     eager_sent: u64,
@@ -326,6 +320,11 @@ impl Moved {
     fn new(stats: Stats, copied: Copied) -> Self {
         let Stats { write_sent, eager_sent, write_received, eager_received, .. } = stats;
         Moved { write_sent, eager_sent, write_received, eager_received, copied }
+    }
+
+    /// What has been sent and received.
+    fn body_bytes(&self) -> u64 {
+        self.write_sent + self.eager_sent + self.write_received + self.eager_received
     }
 
     /// Adds what came between this and `now`.

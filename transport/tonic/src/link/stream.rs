@@ -5,9 +5,9 @@ use std::task::{Context, Waker};
 
 use bytes::Bytes;
 use tonic::{Code, Status};
-use tonic_rdma_proto::{Flow, ResetCode, StreamId};
+use tonic_rdma_proto::{Flow, ResetCode, StreamId, Unsent};
 
-use super::shared::Shared;
+use super::shared::{Inner, Shared};
 use crate::codec::Used;
 use crate::fifo::Fifo;
 
@@ -54,8 +54,8 @@ pub(super) fn wait_for(waker: &mut Option<Waker>, cx: &Context<'_>) {
 pub(super) enum Fault {
     /// The peer reset it.
     Reset(ResetCode),
-    /// Never transmitted: free to go another way.
-    Refused,
+    /// Never transmitted: free to go another way, with what had been queued.
+    Refused(Vec<Unsent>),
     /// This side gave it up.
     Local(Status),
 }
@@ -64,7 +64,7 @@ impl Fault {
     pub(super) fn status(&self) -> Status {
         match self {
             Fault::Reset(code) => reset_status(*code),
-            Fault::Refused => Status::unavailable("the peer takes no new calls on this connection"),
+            Fault::Refused(_) => Status::unavailable("the peer takes no new calls on this connection"),
             Fault::Local(status) => status.clone(),
         }
     }
@@ -87,6 +87,20 @@ fn reset_status(code: ResetCode) -> Status {
 pub(super) struct StreamRef {
     pub(super) shared: Arc<Shared>,
     pub(super) id: StreamId,
+    /// It has been let go of.
+    gone: bool,
+}
+
+/// A stream that the peer has opened.
+pub(super) struct Opened {
+    /// For the answer.
+    pub(super) stream: StreamRef,
+    /// For the request's body.
+    pub(super) reader: StreamRef,
+    /// There is no body.
+    pub(super) empty: bool,
+    /// The head.
+    pub(super) block: Bytes,
 }
 
 impl StreamIo {
@@ -95,36 +109,61 @@ impl StreamIo {
         StreamIo { ended, ..StreamIo::default() }
     }
 
-    pub(super) fn add_ref(&mut self) {
-        self.refs += 1;
+    /// There is nothing more to read, and no trailers.
+    pub(super) fn is_at_end(&self) -> bool {
+        self.ended && self.pieces.is_empty() && self.trailers.is_none()
+    }
+}
+
+impl StreamRef {
+    /// `inner` is that of `shared`, which has the stream.
+    pub(super) fn new(shared: &Arc<Shared>, inner: &mut Inner, id: StreamId) -> Self {
+        inner.streams.entry(id).or_default().refs += 1;
+        StreamRef { shared: shared.clone(), id, gone: false }
     }
 
-    fn drop_ref(&mut self) -> bool {
-        self.refs -= 1;
-        self.refs == 0
+    /// Does what dropping it does, for whoever has the lock already. What is returned is freed outside of it: it may be the
+    /// last of an arena. A flush is for the caller.
+    pub(super) fn let_go(&mut self, inner: &mut Inner) -> Option<StreamIo> {
+        if std::mem::replace(&mut self.gone, true) {
+            return None;
+        }
+        let io = inner.streams.get_mut(&self.id)?;
+        io.refs -= 1;
+        if io.refs > 0 {
+            return None;
+        }
+        inner.conn.release(self.id, ResetCode::CANCEL);
+        inner.streams.remove(&self.id)
+    }
+}
+
+impl Opened {
+    pub(super) fn new(shared: &Arc<Shared>, inner: &mut Inner, id: StreamId, block: Bytes) -> Self {
+        let (stream, reader) = (StreamRef::new(shared, inner, id), StreamRef::new(shared, inner, id));
+        let empty = inner.streams.get(&id).is_none_or(StreamIo::is_at_end);
+        Opened { stream, reader, empty, block }
     }
 }
 
 impl Clone for StreamRef {
     fn clone(&self) -> Self {
-        if let Some(io) = self.shared.lock().streams.get_mut(&self.id) {
-            io.add_ref();
-        }
-        StreamRef { shared: self.shared.clone(), id: self.id }
+        StreamRef::new(&self.shared, &mut self.shared.lock(), self.id)
     }
 }
 
 impl Drop for StreamRef {
     fn drop(&mut self) {
-        let mut inner = self.shared.lock();
-        let Some(io) = inner.streams.get_mut(&self.id) else { return };
-        if io.drop_ref() {
-            let dropped = inner.streams.remove(&self.id);
-            inner.conn.release(self.id, ResetCode::CANCEL);
-            inner.flush_soon();
-            // Payload is freed outside the lock: it may be the last of an arena.
-            drop(inner);
-            drop(dropped);
+        if self.gone {
+            return;
         }
+        let shared = self.shared.clone();
+        let mut inner = shared.lock();
+        let dropped = self.let_go(&mut inner);
+        if dropped.is_some() {
+            inner.flush_soon();
+        }
+        drop(inner);
+        drop(dropped);
     }
 }

@@ -23,7 +23,7 @@ use tonic_rdma_memory::{Pool, PoolConfig};
 use tonic_rdma_proto::{Accept, Hello};
 use tower::Service;
 
-use super::{CallError, FastClient, LinkOptions, serve_link};
+use super::{Accepted, CallError, FastClient, LinkOptions, serve_link};
 use crate::reason::{Reason, ReasonCode};
 use crate::stats::Counters;
 
@@ -134,18 +134,17 @@ async fn setup(config: SimConfig, total: usize) -> Setup {
             }
         };
         let echo = Echo { dropped: drop_tx };
-        serve_link(
+        let accepted = Accepted {
             link,
-            server_pool,
-            hello.settings,
-            &options,
-            Arc::default(),
-            Arc::default(),
-            echo,
-            http::Extensions::new(),
-            drain,
-        )
-        .await
+            pool: server_pool,
+            peer: hello.settings,
+            options,
+            counters: Arc::default(),
+            methods: Arc::default(),
+            extensions: http::Extensions::new(),
+            drain: Box::pin(drain),
+        };
+        serve_link(accepted, echo).await
     });
     let options = LinkOptions::for_pool(&pools[1], None);
     let hello = Hello::new([9; 16], options.proto.settings());

@@ -3,7 +3,7 @@
 use super::{
     Settings,
     listeners::{Listeners, Place},
-    stack::{self, Layered},
+    stack::Layered,
 };
 use crate::{
     bootstrap::{
@@ -13,7 +13,7 @@ use crate::{
     codec::Methods,
     connect_info::{ConnectionPool, RdmaConnectInfo},
     context::{Context, Spot},
-    link::{LinkOptions, serve_link},
+    link::{Accepted, LinkOptions},
     metrics,
     path::Path,
     policy::FabricKind,
@@ -269,20 +269,18 @@ impl FastPath {
         extensions.insert(ConnectionPool(pool.clone()));
         let own = self.settings.stats.connection();
         own.counters.connections.add(1);
-        let service = stack::of_connection(layered, &self.settings);
         let age = self.settings.max_connection_age;
-        let drain = either(draining(self.drain.clone()), sleep_for(age));
-        let serving = serve_link(
+        let accepted = Accepted {
             link,
             pool,
             peer,
-            &options,
-            own.counters.clone(),
-            self.methods.clone(),
-            service,
+            options,
+            counters: own.counters.clone(),
+            methods: self.methods.clone(),
             extensions,
-            drain,
-        );
+            drain: Box::pin(either(draining(self.drain.clone()), sleep_for(age))),
+        };
+        let serving = layered.serve(&self.settings, accepted);
         let grace = age.zip(self.settings.max_connection_age_grace).map(|(age, grace)| age + grace);
         tokio::select! {
             reason = serving => match reason.code() {

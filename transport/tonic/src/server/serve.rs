@@ -4,7 +4,7 @@ use super::{
     Server,
     fast::{FastPath, Limits},
     incoming::Accepting,
-    stack::{self, Layered},
+    stack::Layered,
 };
 use crate::{
     bootstrap::{
@@ -112,7 +112,7 @@ where
                 methods: methods.clone(),
                 _alive: alive,
             };
-            tasks.start(fast, policy, bound, stack::erase(layered.clone())).await?;
+            tasks.start(fast, policy, bound, Layered::new(layered.clone())).await?;
         }
     }
 

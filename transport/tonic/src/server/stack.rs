@@ -1,48 +1,93 @@
 //! What stands around the layered service on the fast path; on TCP tonic's server builds the same.
 
 use super::{Settings, TraceFn};
-use crate::{grpc_timeout::GrpcTimeout, spans::Calls};
+use crate::{
+    grpc_timeout::GrpcTimeout,
+    link::{Accepted, serve_link},
+    reason::Reason,
+    spans::Calls,
+};
 use bytes::Bytes;
 use http::{Request, Response};
 use pin_project_lite::pin_project;
 use std::{
     future::Future,
     pin::Pin,
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
 };
-use tonic::{body::Body, service::RecoverErrorLayer};
-use tower::{
-    Service, ServiceBuilder, limit::ConcurrencyLimitLayer, load_shed::LoadShedLayer, util::BoxCloneService,
-};
+use tonic::body::Body;
+use tower::{Service, ServiceBuilder, limit::ConcurrencyLimitLayer, load_shed::LoadShedLayer};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The layered service, of one type whatever the layers.
-pub(crate) type Layered = BoxCloneService<Request<Body>, Response<Body>, BoxError>;
+/// The layered service, of one type whatever the layers. Connections are served by way of it, calls are not: what is
+/// made for each of them has its own type and needs no box.
+pub(crate) struct Layered(Box<dyn Serve>);
 
-/// Gives the layered service one type, and its calls their spans.
-pub(crate) fn erase<S, ResBody>(service: S) -> Layered
-where
-    S: Service<Request<Body>, Response = Response<ResBody>> + Clone + Send + 'static,
-    S::Future: Send,
-    S::Error: Into<BoxError> + Send,
-    ResBody: http_body::Body<Data = Bytes> + Send + 'static,
-    ResBody::Error: Into<BoxError>,
-{
-    BoxCloneService::new(Calls(service))
+trait Serve: Send {
+    fn serve(&self, settings: &Settings, accepted: Accepted) -> Pin<Box<dyn Future<Output = Reason> + Send>>;
+    fn clone_box(&self) -> Box<dyn Serve>;
 }
 
-/// The stack of one connection. Its concurrency limit is its own.
-pub(super) fn of_connection(
-    layered: Layered,
+impl Layered {
+    /// Gives the layered service one type, and its calls their spans.
+    pub(super) fn new<S, ResBody>(service: S) -> Self
+    where
+        S: Service<Request<Body>, Response = Response<ResBody>> + Clone + Send + 'static,
+        S::Future: Send,
+        S::Error: Into<BoxError> + Send,
+        ResBody: http_body::Body<Data = Bytes> + Send + 'static,
+        ResBody::Error: Into<BoxError>,
+    {
+        Self(Box::new(Erased(Calls(service))))
+    }
+
+    /// Serves a connection until it ends, and says why it did.
+    pub(super) fn serve(
+        &self,
+        settings: &Settings,
+        accepted: Accepted,
+    ) -> Pin<Box<dyn Future<Output = Reason> + Send>> {
+        self.0.serve(settings, accepted)
+    }
+}
+
+impl Clone for Layered {
+    fn clone(&self) -> Self {
+        Self(self.0.clone_box())
+    }
+}
+
+struct Erased<S>(S);
+
+impl<S> Serve for Erased<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = BoxError> + Clone + Send + 'static,
+    S::Future: Send,
+{
+    fn serve(&self, settings: &Settings, accepted: Accepted) -> Pin<Box<dyn Future<Output = Reason> + Send>> {
+        Box::pin(serve_link(accepted, of_connection(self.0.clone(), settings)))
+    }
+
+    fn clone_box(&self) -> Box<dyn Serve> {
+        Box::new(Erased(self.0.clone()))
+    }
+}
+
+/// The stack of one connection. Its concurrency limit is its own. Errors become responses in the link.
+fn of_connection<S>(
+    layered: S,
     settings: &Settings,
 ) -> impl Service<Request<Body>, Response = Response<Body>, Error = BoxError, Future: Send>
 + Clone
 + Send
 + 'static
-+ use<> {
++ use<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = BoxError> + Clone + Send + 'static,
+    S::Future: Send,
+{
     let inner = ServiceBuilder::new()
-        .layer(RecoverErrorLayer::new())
         .option_layer(settings.load_shed.then(LoadShedLayer::new))
         .option_layer(settings.concurrency_limit.map(ConcurrencyLimitLayer::new))
         .layer_fn(|s| GrpcTimeout::new(s, settings.timeout))
@@ -50,19 +95,17 @@ pub(super) fn of_connection(
     Traced { inner, trace_fn: settings.trace_fn.clone() }
 }
 
-/// Runs calls in the span that the user's function makes, and gives their bodies one type.
+/// Runs calls in the span that the user's function makes.
 #[derive(Clone)]
 struct Traced<S> {
     inner: S,
     trace_fn: Option<TraceFn>,
 }
 
-impl<S, ResBody> Service<Request<Body>> for Traced<S>
+impl<S> Service<Request<Body>> for Traced<S>
 where
-    S: Service<Request<Body>, Response = Response<ResBody>>,
+    S: Service<Request<Body>, Response = Response<Body>>,
     S::Error: Into<BoxError>,
-    ResBody: http_body::Body<Data = Bytes> + Send + 'static,
-    ResBody::Error: Into<BoxError>,
 {
     type Response = Response<Body>;
     type Error = BoxError;
@@ -94,19 +137,16 @@ pin_project! {
     }
 }
 
-impl<F, E, ResBody> Future for TracedFuture<F>
+impl<F, E> Future for TracedFuture<F>
 where
-    F: Future<Output = Result<Response<ResBody>, E>>,
+    F: Future<Output = Result<Response<Body>, E>>,
     E: Into<BoxError>,
-    ResBody: http_body::Body<Data = Bytes> + Send + 'static,
-    ResBody::Error: Into<BoxError>,
 {
     type Output = Result<Response<Body>, BoxError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
         let _entered = this.span.enter();
-        let response = ready!(this.inner.poll(cx)).map_err(Into::into)?;
-        Poll::Ready(Ok(response.map(Body::new)))
+        this.inner.poll(cx).map_err(Into::into)
     }
 }

@@ -241,7 +241,7 @@ impl End {
                 assert!(app.reset.replace(code).is_none(), "reset twice");
             }
             Event::Writable { stream } => self.app_mut(stream).writable += 1,
-            Event::Refused { stream } => self.refused.push(stream),
+            Event::Refused { stream, .. } => self.refused.push(stream),
             Event::GoAway { .. } | Event::Closed { .. } | Event::Dead => self.events.push(event),
         }
     }

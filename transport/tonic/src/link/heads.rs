@@ -1,0 +1,160 @@
+//! Heads of requests that come again and again: read once, then copied.
+
+use std::hash::BuildHasher;
+
+use bytes::Bytes;
+use foldhash::fast::RandomState;
+use http::Extensions;
+use http::request::Parts;
+use tonic_rdma_proto::Breach;
+
+use super::headers;
+use crate::codec::{self, Call, Methods};
+use std::sync::Arc;
+
+/// Heads that a connection remembers. Each method has one or a few.
+const HEADS: usize = 16;
+/// The longest block that is remembered, in bytes.
+const LONGEST: usize = 1024;
+
+/// A request's head, and what follows from it.
+#[derive(Clone)]
+pub(super) struct Head {
+    pub(super) parts: Parts,
+    pub(super) call: Call,
+    /// See [`codec::is_plain_grpc`].
+    pub(super) plain: bool,
+}
+
+/// The heads of one connection.
+pub(super) struct Heads {
+    methods: Arc<Methods>,
+    /// Given to every request.
+    extensions: Extensions,
+    /// Those used last are in front.
+    known: Vec<(Bytes, Head)>,
+    /// Hashes of blocks that have come and are not known: what comes once only is not worth remembering.
+    seen: [u64; HEADS],
+    hasher: RandomState,
+}
+
+impl Heads {
+    pub(super) fn new(methods: Arc<Methods>, extensions: Extensions) -> Self {
+        let (hasher, extensions) = (RandomState::default(), with_room(extensions));
+        Heads { methods, extensions, known: Vec::new(), seen: [0; HEADS], hasher }
+    }
+
+    /// Reads a block.
+    pub(super) fn read(&mut self, block: Bytes) -> Result<Head, Breach> {
+        if let Some(at) = self.known.iter().position(|(known, _)| *known == block) {
+            let head = self.known[at].1.clone();
+            self.known.swap(at, at.saturating_sub(1));
+            return Ok(head);
+        }
+        if block.len() > LONGEST {
+            return self.decode(block);
+        }
+        let hash = self.hasher.hash_one(&block);
+        let seen = &mut self.seen[hash as usize % HEADS];
+        if std::mem::replace(seen, hash) != hash {
+            return self.decode(block);
+        }
+        // In memory of its own: what came may be a piece of something larger.
+        let block = Bytes::copy_from_slice(&block);
+        let head = self.decode(block.clone())?;
+        if head.call.is_known() {
+            self.known.truncate(HEADS - 1);
+            self.known.push((block, head.clone()));
+        }
+        Ok(head)
+    }
+
+    fn decode(&self, block: Bytes) -> Result<Head, Breach> {
+        let mut parts = headers::decode_request(block)?;
+        let call = self.methods.call(&parts.uri);
+        let plain = codec::is_plain_grpc(&parts.headers);
+        parts.extensions = self.extensions.clone();
+        Ok(Head { parts, call, plain })
+    }
+}
+
+/// What is put into a request's extensions on its way to the handler, three things by tonic and axum alone, finds room then.
+fn with_room(mut extensions: Extensions) -> Extensions {
+    #[derive(Clone)]
+    struct Place<const N: u8>;
+    extensions.insert(Place::<0>);
+    extensions.insert(Place::<1>);
+    extensions.insert(Place::<2>);
+    extensions.insert(Place::<3>);
+    extensions.remove::<Place<0>>();
+    extensions.remove::<Place<1>>();
+    extensions.remove::<Place<2>>();
+    extensions.remove::<Place<3>>();
+    extensions
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::Used;
+    use bytes::BytesMut;
+    use tonic_rdma_proto::headers::encode;
+
+    fn block(path: &str, id: &str) -> Bytes {
+        let mut block = BytesMut::new();
+        for (name, value) in [(":method", "POST"), (":path", path), ("x-id", id)] {
+            encode(&mut block, name, value.as_bytes()).unwrap();
+        }
+        block.freeze()
+    }
+
+    #[test]
+    fn a_head_that_comes_again_is_the_same() {
+        let mut extensions = Extensions::new();
+        extensions.insert(7_u32);
+        let mut heads = Heads::new(Arc::default(), extensions);
+        for n in 0..4 {
+            let mut head = heads.read(block("/a.B/C", "1")).unwrap();
+            assert_eq!(
+                (head.parts.uri.path(), &head.parts.headers["x-id"]),
+                ("/a.B/C", &"1".parse().unwrap())
+            );
+            assert_eq!(head.parts.extensions.get::<u32>(), Some(&7));
+            assert_eq!(heads.known.len(), usize::from(n > 0), "once it has come twice");
+            head.call.learn(Used::Plain);
+            // Nothing that is done to one is seen in the next.
+            head.parts.headers.clear();
+            head.parts.extensions.clear();
+        }
+    }
+
+    #[test]
+    fn few_are_remembered_and_none_that_comes_once() {
+        let mut heads = Heads::new(Arc::default(), Extensions::new());
+        for path in (0..100).map(|n| format!("/a.B/{n}")) {
+            for id in ["1", "1", "1", "2"] {
+                let mut head = heads.read(block(&path, id)).unwrap();
+                head.call.learn(Used::Plain);
+                assert_eq!(
+                    (head.parts.uri.path(), &head.parts.headers["x-id"]),
+                    (&path[..], &id.parse().unwrap())
+                );
+            }
+            assert!(heads.known.iter().any(|(_, head)| head.parts.uri.path() == path));
+        }
+        assert_eq!(heads.known.len(), HEADS);
+        let twos = heads.known.iter().filter(|(_, head)| head.parts.headers["x-id"] == "2");
+        assert_eq!(twos.count(), 0);
+    }
+
+    #[test]
+    fn long_heads_and_bad_ones_are_not_remembered() {
+        let mut heads = Heads::new(Arc::default(), Extensions::new());
+        let long = block("/a.B/C", &"x".repeat(LONGEST));
+        for _ in 0..4 {
+            heads.read(long.clone()).unwrap().call.learn(Used::Plain);
+            assert!(heads.read(Bytes::from_static(b"\xff")).is_err());
+        }
+        assert!(heads.known.is_empty());
+    }
+}
