@@ -224,6 +224,15 @@ impl Arenas {
         Some(idle.swap_remove(at))
     }
 
+    /// Ends all idle arenas of their own.
+    pub(crate) fn trim(&self, shared: &Shared) {
+        let idle = std::mem::take(&mut *self.idle.lock().unwrap_or_else(PoisonError::into_inner));
+        idle.into_iter().for_each(|handle| self.end(shared, handle));
+        if self.freed.swap(false, Relaxed) {
+            limit::deregistered();
+        }
+    }
+
     /// Ends an arena of its own: deregistered and unmapped before the budget says so.
     fn end(&self, shared: &Shared, handle: Handle) {
         let region = &handle.arena.region;

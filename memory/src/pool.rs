@@ -1,6 +1,7 @@
 //! The pool.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 
@@ -131,6 +132,19 @@ impl Pool {
     /// [`PoolError::TooLarge`], [`PoolError::Exhausted`], [`PoolError::Register`], [`PoolError::Map`].
     pub fn control(&self, len: usize) -> Result<PinnedBuf, PoolError> {
         self.0.control.take(&self.0, len.max(1)).map(|slot| PinnedBuf::new(slot, len))
+    }
+
+    /// Control memory that a connection can do without, and gives back when it is idle: more RECV slots, staging. None when
+    /// less than a quarter of the control budget would be left for what connections need, or the system gives no memory.
+    pub fn spare(&self, len: usize) -> Option<PinnedBuf> {
+        let budget = self.0.control.budget();
+        let used = self.0.counters.of(Use::Control).load(Relaxed);
+        (used.saturating_add(len) <= budget - budget / 4).then(|| self.control(len).ok()).flatten()
+    }
+
+    /// Deregisters control memory that is in nobody's use. It is kept otherwise, for whoever is next.
+    pub fn trim(&self) {
+        self.0.control.trim(&self.0);
     }
 
     /// The bytes as memory that the device can read, if they lie in this pool: any slice of what [`PinnedBuf::freeze`]

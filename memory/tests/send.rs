@@ -123,6 +123,23 @@ fn lengths_at_the_edges() {
 }
 
 #[test]
+fn what_can_be_spared_leaves_a_quarter_and_is_deregistered_when_asked() {
+    let (pool, ledger) = small();
+    let budget = pool.config().control;
+    let extra: Vec<_> = std::iter::from_fn(|| pool.spare(4096)).collect();
+    assert_eq!(extra.len(), (budget - budget / 4) / 4096);
+    let block = pool.control(budget / 4).expect("what connections need is there");
+    drop(extra);
+    assert!(pool.stats().registered > block.capacity(), "kept for whoever is next");
+    pool.trim();
+    assert_eq!(pool.stats().registered, block.capacity());
+    assert_budgets(&pool, &ledger);
+    assert!(pool.spare(budget).is_none() && pool.spare(usize::MAX).is_none());
+    drop((block, pool));
+    ledger.assert_settled();
+}
+
+#[test]
 fn control_blocks_of_many_connections_fit_the_smallest_pool() {
     let (pool, ledger) = small();
     let mut blocks: Vec<_> = std::iter::from_fn(|| pool.control(80 << 10).ok()).collect();

@@ -50,10 +50,13 @@ struct End {
     recv_slots: u64,
     peer: Option<EndId>,
     connecting: bool,
-    /// Messages that have arrived here, been handed to the driver, and slots posted again.
+    /// Messages that have arrived here, been handed to the driver, and slots posted again, or given up.
     arrived: u64,
     received: u64,
     reposted: u64,
+    retired: u64,
+    /// RECVs posted on top of those of the start.
+    grown: u64,
     /// SENDs that were queued here.
     sends: u64,
     /// Work that has not been reported as done: its id, and whether it is a WRITE.
@@ -143,8 +146,9 @@ impl Wiretap {
         let state = self.lock();
         let mut left = Vec::new();
         for (id, end) in state.ends.iter().filter(|(_, end)| !end.dead && !end.destroyed) {
-            if end.arrived != end.reposted {
-                left.push(format!("R1: {id}: {} RECVs not posted again", end.arrived - end.reposted));
+            let seen_to = end.reposted + end.retired;
+            if end.arrived != seen_to {
+                left.push(format!("R1: {id}: {} RECVs not posted again", end.arrived - seen_to));
             }
             if !end.open.is_empty() {
                 left.push(format!("R14: {id}: halves of streams left open: {:?}", end.open));
@@ -196,6 +200,8 @@ impl State {
             Event::Written { end, len, .. } => ("written", end.0, len as u64, 0),
             Event::Received { end, len } => ("received", end.0, len.into(), 0),
             Event::Reposted { end } => ("reposted", end.0, 0, 0),
+            Event::Retired { end } => ("retired", end.0, 0, 0),
+            Event::Grown { end, recv_slots } => ("grown", end.0, recv_slots.into(), 0),
             Event::Completed { end, id } => ("completed", end.0, id, 0),
             Event::Died { end } => ("died", end.0, 0, 0),
             Event::Destroyed { end } => ("destroyed", end.0, 0, 0),
@@ -239,10 +245,18 @@ impl State {
             Event::Reposted { end } => {
                 let end = self.at(end);
                 end.reposted += 1;
-                if end.reposted > end.received {
+                if end.reposted + end.retired > end.received {
                     self.wrong("R1: a RECV was posted again that had nothing in it".into());
                 }
             }
+            Event::Retired { end } => {
+                let at = self.at(end);
+                at.retired += 1;
+                if at.retired > at.grown {
+                    self.wrong(format!("R1: {end} has given up a RECV of those that are always there"));
+                }
+            }
+            Event::Grown { end, recv_slots } => self.at(end).grown += u64::from(recv_slots),
             Event::Completed { end, id } => {
                 let under_way = &mut self.at(end).under_way;
                 while under_way.front().is_some_and(|(first, _)| *first <= id) {
@@ -326,10 +340,10 @@ impl State {
         }
         let end = self.at(from);
         end.returned += returned;
-        let (returned, reposted) = (end.returned, end.reposted);
-        if returned > reposted {
+        let (returned, posted) = (end.returned, end.reposted + end.grown);
+        if returned > posted {
             self.wrong(format!(
-                "R1: {from} has returned {returned} credits for {reposted} RECVs posted again"
+                "R1: {from} has returned {returned} credits for {posted} RECVs posted since the start"
             ));
         }
     }

@@ -185,6 +185,16 @@ impl Fabric {
         }
     }
 
+    /// Whether its links post [extra RECVs](LinkConfig::recv_extra) later, and do not have all of them from the start: not over
+    /// shared memory, where a RECV is a place in a ring, and pins nothing.
+    pub fn grows(&self) -> bool {
+        match self {
+            #[cfg(all(target_os = "linux", feature = "shm"))]
+            Fabric::Shm(_) => false,
+            _ => true,
+        }
+    }
+
     /// The device's name.
     pub fn name(&self) -> &str {
         each!(Fabric, self, d => d.name())
@@ -331,6 +341,15 @@ pub enum Incoming {
 }
 
 impl Incoming {
+    /// As [`Fabric::grows`].
+    pub fn grows(&self) -> bool {
+        match self {
+            #[cfg(all(target_os = "linux", feature = "shm"))]
+            Incoming::Shm(_) => false,
+            _ => true,
+        }
+    }
+
     /// What the peer said: untrusted. InfiniBand and RoCE pad it with zeros to 56 bytes, iWARP does not.
     pub fn private_data(&self) -> &[u8] {
         each!(Incoming, self, i => i.private_data())
@@ -421,8 +440,14 @@ impl Link for AnyLink {
     fn recv_slot(&self, slot: u32, len: u32) -> &[u8] {
         each!(AnyLink, self, l => l.recv_slot(slot, len))
     }
-    fn repost(&mut self, slot: u32) -> Result<(), LinkError> {
+    fn repost(&mut self, slot: u32) -> Result<bool, LinkError> {
         each!(AnyLink, self, l => l.repost(slot))
+    }
+    fn grow(&mut self, pool: &Pool) -> Result<u32, LinkError> {
+        each!(AnyLink, self, l => l.grow(pool))
+    }
+    fn shrink(&mut self) {
+        each!(AnyLink, self, l => l.shrink())
     }
     fn disconnect(&mut self) {
         each!(AnyLink, self, l => l.disconnect())

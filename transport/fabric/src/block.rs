@@ -1,4 +1,12 @@
-//! The control block of a connection: RECV ring, SEND slots, staging. See the crate docs for its layout.
+//! The control block of a connection: RECV ring, SEND slots, staging, and RECV slots that come and go with its load. See
+//! the crate docs for its layout.
+//!
+//! | a RECV slot is | from there it becomes | by |
+//! |---|---|---|
+//! | posted | held | its completion |
+//! | held | posted | `mark_posted` |
+//! | held, and of the extra ones that are to go | absent | `retire` |
+//! | absent | held | `revive` |
 
 use std::ptr::NonNull;
 
@@ -14,6 +22,21 @@ enum Slot {
     Posted,
     /// Holds a message of this many bytes, for the driver to read.
     Held(u32),
+    /// An extra one, not in use.
+    Absent,
+}
+
+/// The memory of the extra RECV slots.
+#[derive(Debug)]
+struct Extra {
+    base: NonNull<u8>,
+    lkey: u32,
+    /// Its slots are not posted again.
+    leaving: bool,
+    /// Slots that are absent.
+    absent: u32,
+    /// Keeps the memory.
+    _buf: PinnedBuf,
 }
 
 /// Owns the block and knows which RECV slots may be read.
@@ -27,13 +50,16 @@ pub(crate) struct ControlBlock {
     recv_bytes: usize,
     block_bytes: usize,
     slot_size: u32,
+    /// Slots of the RECV ring; those behind them are extra.
+    ring: u32,
     slots: Vec<Slot>,
+    extra: Option<Extra>,
     /// Keeps the memory; the block is addressed through `base` only.
     _buf: PinnedBuf,
 }
 
-// SAFETY: `base` points into `_buf`, which is uniquely owned and Send; the pointer is used through &self and &mut self
-// under the rules of the methods below, from whichever thread owns the block.
+// SAFETY: each `base` points into the `_buf` beside it, which is uniquely owned and Send; the pointer is used through &self
+// and &mut self under the rules of the methods below, from whichever thread owns the block.
 unsafe impl Send for ControlBlock {}
 // SAFETY: through &self only slots that are Held can be read, and no method of &self makes anything writable.
 unsafe impl Sync for ControlBlock {}
@@ -47,13 +73,17 @@ impl ControlBlock {
         // Fills the whole block: every byte that a slice below may show is initialized.
         buf.resize_zeroed(need);
         let base = NonNull::from(buf.as_mut_slice()).cast::<u8>();
+        let mut slots = vec![Slot::Held(0); config.recv_slots as usize];
+        slots.resize(config.recv_most() as usize, Slot::Absent);
         Ok(ControlBlock {
             base,
             lkey: buf.lkey(),
             recv_bytes: config.recv_bytes(),
             block_bytes: config.block_bytes(),
             slot_size: config.slot_size,
-            slots: vec![Slot::Held(0); config.recv_slots as usize],
+            ring: config.recv_slots,
+            slots,
+            extra: None,
             _buf: buf,
         })
     }
@@ -66,8 +96,60 @@ impl ControlBlock {
         self.slot_size
     }
 
-    pub(crate) fn recv_slots(&self) -> u32 {
-        self.slots.len() as u32
+    /// Has memory for the extra RECV slots, which stay from now on. Gives all of them, for those that are absent to be revived;
+    /// none when there is no memory to spare.
+    pub(crate) fn lease(&mut self, pool: &Pool) -> std::ops::Range<u32> {
+        let (ring, all) = (self.ring, self.slots.len() as u32);
+        if self.extra.is_none() {
+            let need = (all - ring) as usize * self.slot_size as usize;
+            let Some(mut buf) = (need > 0).then(|| pool.spare(need)).flatten() else { return 0..0 };
+            // Every byte that a slice below may show is initialized.
+            buf.resize_zeroed(need);
+            let base = NonNull::from(buf.as_mut_slice()).cast::<u8>();
+            let lkey = buf.lkey();
+            self.extra = Some(Extra { base, lkey, leaving: false, absent: all - ring, _buf: buf });
+        }
+        if let Some(extra) = &mut self.extra {
+            extra.leaving = false;
+        }
+        ring..all
+    }
+
+    /// Takes an absent slot into use: it is held, to be posted. False for any other, and without memory for it.
+    pub(crate) fn revive(&mut self, slot: u32) -> bool {
+        match (self.slots.get_mut(slot as usize), &mut self.extra) {
+            (Some(state @ Slot::Absent), Some(extra)) => {
+                *state = Slot::Held(0);
+                extra.absent -= 1;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The extra RECV slots are to go, each when it has received its next message.
+    pub(crate) fn let_go(&mut self) {
+        if let Some(extra) = &mut self.extra {
+            extra.leaving = true;
+        }
+    }
+
+    /// Takes a held slot out of use, if it is one that is to go. The last of them gives the memory back: the device has none
+    /// of it any more (R9, R10).
+    pub(crate) fn retire(&mut self, slot: u32) -> bool {
+        let extras = self.slots.len() as u32 - self.ring;
+        let Some(extra) = self.extra.as_mut().filter(|extra| extra.leaving && slot >= self.ring) else {
+            return false;
+        };
+        match self.slots.get_mut(slot as usize) {
+            Some(state @ Slot::Held(_)) => *state = Slot::Absent,
+            _ => return false,
+        }
+        extra.absent += 1;
+        if extra.absent == extras {
+            self.extra = None;
+        }
+        true
     }
 
     /// SEND slots and staging.
@@ -86,13 +168,17 @@ impl ControlBlock {
         Some(unsafe { self.base.add(self.recv_bytes + offset) })
     }
 
-    /// Where a RECV slot lies.
-    pub(crate) fn slot_ptr(&self, slot: u32) -> Option<NonNull<u8>> {
-        if slot >= self.recv_slots() {
+    /// Where a RECV slot lies that is not absent, and the key of its memory.
+    pub(crate) fn slot_place(&self, slot: u32) -> Option<(NonNull<u8>, u32)> {
+        if matches!(self.slots.get(slot as usize), None | Some(Slot::Absent)) {
             return None;
         }
-        // SAFETY: slot < recv_slots, so the slot lies within the buffer.
-        Some(unsafe { self.base.add(slot as usize * self.slot_size as usize) })
+        let (base, lkey, at) = match slot.checked_sub(self.ring) {
+            None => (self.base, self.lkey, slot),
+            Some(at) => self.extra.as_ref().map(|extra| (extra.base, extra.lkey, at))?,
+        };
+        // SAFETY: the slot lies within the ring, or within the extra slots, and so within the buffer behind `base`.
+        Some((unsafe { base.add(at as usize * self.slot_size as usize) }, lkey))
     }
 
     /// The device has filled a slot. False when it was not posted or cannot hold `len`.
@@ -110,7 +196,9 @@ impl ControlBlock {
     /// hold `len`.
     #[cfg(all(target_os = "linux", feature = "shm"))]
     pub(crate) fn fill(&mut self, slot: u32, len: u32, f: impl FnOnce(&mut [u8])) -> bool {
-        let Some(ptr) = self.slot_ptr(slot).filter(|_| self.mark_received(slot, len)) else { return false };
+        let Some((ptr, _)) = self.slot_place(slot).filter(|_| self.mark_received(slot, len)) else {
+            return false;
+        };
         // SAFETY: the slot was posted and now is held; no device has it, and &mut self makes the reference unique. It is
         // initialized, and `len` bytes of it lie within the buffer, as `mark_received` has checked.
         f(unsafe { std::slice::from_raw_parts_mut(ptr.as_ptr(), len as usize) });
@@ -135,7 +223,8 @@ impl ControlBlock {
 
     /// What was received; empty for a posted slot.
     pub(crate) fn recv_slot(&self, slot: u32, len: u32) -> &[u8] {
-        let (Some(Slot::Held(filled)), Some(ptr)) = (self.slots.get(slot as usize), self.slot_ptr(slot))
+        let (Some(Slot::Held(filled)), Some((ptr, _))) =
+            (self.slots.get(slot as usize), self.slot_place(slot))
         else {
             return &[];
         };

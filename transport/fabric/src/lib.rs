@@ -37,6 +37,8 @@
 //! written again before a [`Completion::Sent`] covers that work. Breaking this sends the wrong bytes; it is not
 //! undefined behaviour.
 //!
+//! More RECVs come and go with the load: [`Link::grow`] leases memory for them and posts them, [`Link::shrink`] lets them go.
+//!
 //! # Order
 //!
 //! Work completes in the order in which it was queued, so `Sent { id }` stands for that id and every earlier one. The

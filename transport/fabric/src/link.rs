@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tonic_rdma_memory::{PinnedBuf, PinnedBytes};
+use tonic_rdma_memory::{PinnedBuf, PinnedBytes, Pool};
 
 use crate::addr::Addr;
 use crate::error::LinkError;
@@ -22,6 +22,8 @@ pub const MAX_PRIVATE_DATA: usize = 56;
 pub struct LinkConfig {
     /// RECVs posted from before the connection is made until it ends. At least 1. Default 64.
     pub recv_slots: u32,
+    /// RECVs that [`Link::grow`] may add. Their memory is not part of the block. Default 0.
+    pub recv_extra: u32,
     /// Bytes in one RECV slot, and in one SEND slot. A multiple of 64. Default 1024.
     pub slot_size: u32,
     /// SEND slots in the block. At least 1. Default 64.
@@ -53,6 +55,7 @@ impl Default for LinkConfig {
     fn default() -> Self {
         LinkConfig {
             recv_slots: 64,
+            recv_extra: 0,
             slot_size: 1024,
             send_slots: 64,
             staging: 256 * 1024,
@@ -64,6 +67,11 @@ impl Default for LinkConfig {
 }
 
 impl LinkConfig {
+    /// RECVs that may be posted at once, extra ones included.
+    pub fn recv_most(&self) -> u32 {
+        self.recv_slots.saturating_add(self.recv_extra)
+    }
+
     /// Bytes of the RECV ring.
     pub fn recv_bytes(&self) -> usize {
         self.recv_slots as usize * self.slot_size as usize
@@ -83,6 +91,10 @@ impl LinkConfig {
     pub fn check(&self) -> Result<(), String> {
         if self.recv_slots == 0 || self.recv_slots > 1 << 16 {
             return Err(format!("recv_slots is {}, must be 1 to 65536", self.recv_slots));
+        }
+        if self.recv_most() > 1 << 16 {
+            let all = self.recv_most();
+            return Err(format!("recv_slots and recv_extra are {all}, must be 65536 together at most"));
         }
         if self.send_slots == 0 || self.send_slots > 1 << 16 {
             return Err(format!("send_slots is {}, must be 1 to 65536", self.send_slots));
@@ -108,7 +120,7 @@ pub struct Caps {
     pub max_inline: usize,
     /// Work requests that may be under way at once.
     pub send_queue: usize,
-    /// RECVs that are posted.
+    /// RECVs that are posted from the start.
     pub recv_queue: usize,
     /// Longest single message, in bytes, that the device carries. SENDs are limited further by the peer's slot size.
     pub max_msg: usize,
@@ -246,11 +258,12 @@ pub trait Link: Send + 'static {
     /// `id` comes back in [`Completion::Sent`]; ids need not be unique or ordered, the link keeps the order itself.
     ///
     /// With `signal`, the completion of this very request is reported. Otherwise the link chooses, so that
-    /// - of every `min(send_queue / 4, send_slots / 4, 16)` consecutive requests (at least 1) one is reported,
+    /// - of every `min(send_queue / 4, send_slots / 2, 16)` consecutive requests, rounded down to a power of two, one is
+    ///   reported,
     /// - the last request of a batch is reported when the batch, or unreported work before it, holds memory outside the
     ///   SEND slots (pool memory or staging): an idle connection keeps no payload.
     ///
-    /// So only completions of a few SEND slots can stay unreported for long, and never more than a quarter of them.
+    /// So only completions of a few SEND slots can stay unreported for long, and never more than half of them.
     ///
     /// A link that copies while work is queued says [`Posted::Done`] instead, and reports nothing.
     ///
@@ -296,11 +309,24 @@ pub trait Link: Send + 'static {
     /// that is posted, and no longer than what was received.
     fn recv_slot(&self, slot: u32, len: u32) -> &[u8];
 
-    /// Gives a slot back to the device. Must come before the credit for it is given to the peer (R1).
+    /// Gives a slot back to the device. Must come before the credit for it is given to the peer (R1). False: it is an extra
+    /// one that was to [go](Link::shrink), and has gone; there is no credit for it.
     ///
     /// # Errors
     /// [`LinkError::Misuse`] for a slot that is posted already; otherwise the link is dead.
-    fn repost(&mut self, slot: u32) -> Result<(), LinkError>;
+    fn repost(&mut self, slot: u32) -> Result<bool, LinkError>;
+
+    /// Posts the [extra RECVs](LinkConfig::recv_extra), with memory that the pool can [spare](Pool::spare), and gives the
+    /// number of those that were not posted before: so many more credits may be given to the peer. 0 when all are, or there
+    /// is no memory, or the link has all its RECVs posted from the start (shared memory).
+    ///
+    /// # Errors
+    /// The device refused work; the link is dead.
+    fn grow(&mut self, pool: &Pool) -> Result<u32, LinkError>;
+
+    /// Lets the extra RECVs go, each when the next message in it has been read and [reposted](Link::repost): posted RECVs
+    /// cannot be taken back. Their memory returns to the pool with the last of them.
+    fn shrink(&mut self);
 
     /// Starts an orderly end: the peer sees a disconnect, work under way is flushed, and [`poll`](Link::poll) ends with
     /// [`LinkError::Closed`]. Wait for the [`Completion::Sent`] of the last SEND first if it must arrive. Calling it

@@ -52,10 +52,12 @@ pub(crate) struct SendQueue {
 
 impl SendQueue {
     pub(crate) fn new(depth: usize, send_slots: u32) -> SendQueue {
-        let quarter = (depth / 4).min(send_slots as usize / 4).clamp(1, 16);
+        let every = (depth / 4).min(send_slots as usize / 2).clamp(1, 16);
+        // A power of two, so that a full queue frees itself whole.
+        let every = 1 << every.ilog2();
         SendQueue {
             depth,
-            every: quarter as u32,
+            every: every as u32,
             unsignalled: 0,
             holding: false,
             first: 0,
@@ -151,9 +153,9 @@ mod tests {
     }
 
     #[test]
-    fn a_quarter_of_the_queue_is_the_most_that_goes_unsignalled() {
+    fn a_quarter_of_the_queue_and_half_of_the_slots_are_the_most_that_go_unsignalled() {
         for (depth, slots, every) in
-            [(4, 64, 1), (16, 64, 4), (128, 64, 16), (128, 8, 2), (1024, 1024, 16), (8, 1, 1)]
+            [(4, 64, 1), (16, 64, 4), (128, 64, 16), (128, 8, 4), (128, 11, 4), (1024, 1024, 16), (8, 1, 1)]
         {
             let mut q = SendQueue::new(depth, slots);
             let seqs: Vec<u64> = (0..depth as u64).map(|id| push(&mut q, id, Held::Slot)).collect();

@@ -45,6 +45,7 @@ on_the_device! {
     rejections_arrive
     nobody_listens
     sends_fill_all_credits
+    extra_recvs_come_and_go
     sends_of_all_sizes
     writes_land_before_the_send
     a_full_queue_recovers

@@ -12,6 +12,9 @@ pub struct Config {
     pub slot_size: u32,
     /// RECV slots, which are the credits that the peer starts with. 4 to 4,096; default 32.
     pub recv_slots: u16,
+    /// RECV slots that there may be at once: those of the start, and others that come and go with the load
+    /// ([`Connection::wants_recvs`](crate::Connection::wants_recvs)). `recv_slots` to 4,096; default 32.
+    pub recv_most: u16,
     /// Streams that the peer may have open at once. At least 1; default 1,024.
     pub max_streams: u32,
     /// Bytes that a stream may hold unread without having asked (eager data and standing grants).
@@ -47,6 +50,7 @@ impl Default for Config {
         Config {
             slot_size: 8 * 1024,
             recv_slots: 32,
+            recv_most: 32,
             max_streams: 1024,
             stream_window: 2 << 20,
             bulk_window: 8 << 20,
@@ -91,6 +95,12 @@ impl Config {
         };
         rule((512..=32_768).contains(&self.slot_size), "slot_size", self.slot_size.into(), "512 to 32768")?;
         rule((4..=4096).contains(&self.recv_slots), "recv_slots", self.recv_slots.into(), "4 to 4096")?;
+        rule(
+            (self.recv_slots..=4096).contains(&self.recv_most),
+            "recv_most",
+            self.recv_most.into(),
+            "recv_slots to 4096",
+        )?;
         rule(self.max_streams > 0, "max_streams", self.max_streams.into(), "at least 1")?;
         rule(
             (4096..=i32::MAX as u32).contains(&self.stream_window),
@@ -123,6 +133,7 @@ impl Config {
     pub fn settings(&self) -> Settings {
         Settings {
             recv_slots: self.recv_slots,
+            recv_most: self.recv_most,
             slot_size: self.slot_size,
             max_streams: self.max_streams,
             stream_window: self.stream_window,

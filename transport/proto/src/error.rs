@@ -52,13 +52,13 @@ pub enum Breach {
     /// A SEND arrived though the peer had no credit left.
     #[error("SEND without credit")]
     NoCredit,
-    /// The peer returned more credits than were spent.
-    #[error("{returned} credits returned, {spent} spent")]
+    /// The peer gave more credits than it may have RECVs.
+    #[error("{returned} credits returned, where {room} are left of the RECVs that were announced")]
     CreditOverflow {
         /// Credits in the message.
         returned: u32,
-        /// Credits that were outstanding.
-        spent: u32,
+        /// Credits that it might have given.
+        room: u32,
     },
     /// A frame names a stream that was never opened, or that the peer cannot know of yet.
     #[error("{frame} frame for {stream}, which was never opened")]

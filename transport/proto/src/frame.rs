@@ -7,7 +7,8 @@
 //! | offset | bytes | field |
 //! |---|---|---|
 //! | 0 | 2 | credits returned: RECV slots that the sender has reposted since its last message |
-//! | 2 | 2 | reserved, 0 |
+//! | 2 | 1 | flags: WAITED 1: output of the sender has waited for a credit since its last message |
+//! | 3 | 1 | reserved, 0 |
 //! | 4 | 4 | length of the message in bytes, header included |
 //!
 //! Frame header, 8 bytes, then the payload:
@@ -45,6 +46,8 @@ use crate::payload::Payload;
 
 /// Bytes of a message header.
 pub const MESSAGE_HEADER: usize = 8;
+/// Output of the sender has waited for a credit.
+const WAITED: u8 = 1;
 /// Bytes of a frame header.
 pub const FRAME_HEADER: usize = 8;
 /// The sender's half of the stream ends with this frame.
@@ -143,13 +146,14 @@ fn kind_name(kind: u8) -> &'static str {
 pub struct Composer<'a> {
     slot: &'a mut [u8],
     len: usize,
+    flags: u8,
 }
 
 impl<'a> Composer<'a> {
     /// Starts a message. The slot has at least 512 bytes ([`crate::Config::check`]).
     pub fn new(slot: &'a mut [u8]) -> Self {
         debug_assert!(slot.len() >= MESSAGE_HEADER);
-        Composer { slot, len: MESSAGE_HEADER }
+        Composer { slot, len: MESSAGE_HEADER, flags: 0 }
     }
 
     /// Bytes left for frames, their headers included.
@@ -160,6 +164,11 @@ impl<'a> Composer<'a> {
     /// Whether no frame has been added.
     pub fn is_empty(&self) -> bool {
         self.len == MESSAGE_HEADER
+    }
+
+    /// Says that output has waited for a credit.
+    pub fn waited(&mut self) {
+        self.flags |= WAITED;
     }
 
     fn put(&mut self, bytes: &[u8]) {
@@ -262,7 +271,7 @@ impl<'a> Composer<'a> {
     /// Writes the message header; returns the length of the message.
     pub fn finish(self, credits: u16) -> usize {
         self.slot[..2].copy_from_slice(&credits.to_le_bytes());
-        self.slot[2..4].fill(0);
+        self.slot[2..4].copy_from_slice(&[self.flags, 0]);
         self.slot[4..8].copy_from_slice(&(self.len as u32).to_le_bytes());
         self.len
     }
@@ -273,6 +282,8 @@ impl<'a> Composer<'a> {
 pub struct Reader {
     /// Credits that the message returns.
     pub credits: u16,
+    /// Whether output of the sender has waited for a credit.
+    pub waited: bool,
     message: Bytes,
     /// What has been read of it.
     at: usize,
@@ -285,17 +296,18 @@ impl Reader {
     /// [`Breach::MessageLength`], [`Breach::Reserved`].
     pub fn new(message: Bytes) -> Result<Self, Breach> {
         let received = message.len();
-        let Some([c0, c1, r0, r1, len @ ..]) = message.first_chunk::<MESSAGE_HEADER>() else {
+        let Some([c0, c1, flags, reserved, len @ ..]) = message.first_chunk::<MESSAGE_HEADER>() else {
             return Err(Breach::MessageLength { received, stated: MESSAGE_HEADER });
         };
-        if [*r0, *r1] != [0, 0] {
+        if flags & !WAITED != 0 || *reserved != 0 {
             return Err(Breach::Reserved("message header"));
         }
         let stated = u32::from_le_bytes(*len) as usize;
         if stated != received {
             return Err(Breach::MessageLength { received, stated });
         }
-        Ok(Reader { credits: u16::from_le_bytes([*c0, *c1]), message, at: MESSAGE_HEADER })
+        let (credits, waited) = (u16::from_le_bytes([*c0, *c1]), flags & WAITED != 0);
+        Ok(Reader { credits, waited, message, at: MESSAGE_HEADER })
     }
 
     /// The next frame, checked as far as a frame can be by itself.
@@ -468,5 +480,25 @@ mod tests {
         assert!(!c.add(&Frame::Data { stream: 1, end: false, data: Bytes::from(vec![0; 64]) }));
         let len = c.finish(0);
         assert_eq!(read(slot[..len].to_vec()).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn the_message_header_round_trips() {
+        for waited in [false, true] {
+            let mut slot = [0xee; 64];
+            let mut c = Composer::new(&mut slot);
+            if waited {
+                c.waited();
+            }
+            let len = c.finish(300);
+            let message = Bytes::copy_from_slice(&slot[..len]);
+            let reader = Reader::new(message.clone()).unwrap();
+            assert_eq!((reader.credits, reader.waited), (300, waited));
+            for at in [2, 3] {
+                let mut wrong = message.to_vec();
+                wrong[at] |= 2;
+                assert_eq!(Reader::new(wrong.into()).unwrap_err(), Breach::Reserved("message header"));
+            }
+        }
     }
 }

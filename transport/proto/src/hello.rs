@@ -14,7 +14,7 @@
 //! | 7 | 1 | highest version spoken |
 //! | 8 | 16 | ticket |
 //! | 24 | 2 | RECV slots: the credits that the other side starts with |
-//! | 26 | 2 | reserved, 0 |
+//! | 26 | 2 | RECV slots that there may be at once, those of the start included |
 //! | 28 | 4 | bytes of a RECV slot |
 //! | 32 | 4 | streams that the other side may open at once |
 //! | 36 | 4 | stream window in bytes |
@@ -50,6 +50,8 @@ const MAGIC: [u8; 4] = *b"tRDM";
 pub struct Settings {
     /// RECV slots posted: credits that the peer starts with.
     pub recv_slots: u16,
+    /// RECV slots that there may be at once: no message returns more credits than that leaves.
+    pub recv_most: u16,
     /// Bytes of a RECV slot: the longest SEND.
     pub slot_size: u32,
     /// Streams that the peer may have open at once.
@@ -196,6 +198,7 @@ fn put(kind: u8, min: u8, max: u8, ticket: &[u8; 16], s: &Settings) -> [u8; HELL
     out[7] = max;
     out[8..24].copy_from_slice(ticket);
     out[24..26].copy_from_slice(&s.recv_slots.to_le_bytes());
+    out[26..28].copy_from_slice(&s.recv_most.to_le_bytes());
     out[28..32].copy_from_slice(&s.slot_size.to_le_bytes());
     out[32..36].copy_from_slice(&s.max_streams.to_le_bytes());
     out[36..40].copy_from_slice(&s.stream_window.to_le_bytes());
@@ -207,6 +210,7 @@ fn put(kind: u8, min: u8, max: u8, ticket: &[u8; 16], s: &Settings) -> [u8; HELL
 fn settings(data: &[u8]) -> Result<Settings, HelloError> {
     let s = Settings {
         recv_slots: u16::from_le_bytes(le(data, 24)),
+        recv_most: u16::from_le_bytes(le(data, 26)),
         slot_size: u32::from_le_bytes(le(data, 28)),
         max_streams: u32::from_le_bytes(le(data, 32)),
         stream_window: u32::from_le_bytes(le(data, 36)),
@@ -215,8 +219,9 @@ fn settings(data: &[u8]) -> Result<Settings, HelloError> {
     };
     let rule =
         |ok: bool, name, value: u64| if ok { Ok(()) } else { Err(HelloError::Setting { name, value }) };
-    rule(data[26..28] == [0, 0] && data[52..56] == [0; 4], "reserved field", 1)?;
+    rule(data[52..56] == [0; 4], "reserved field", 1)?;
     rule((4..=4096).contains(&s.recv_slots), "recv_slots", s.recv_slots.into())?;
+    rule((s.recv_slots..=4096).contains(&s.recv_most), "recv_most", s.recv_most.into())?;
     rule((512..=32_768).contains(&s.slot_size), "slot_size", s.slot_size.into())?;
     // A peer that takes no streams would have every call wait for ever.
     rule(s.max_streams > 0, "max_streams", s.max_streams.into())?;

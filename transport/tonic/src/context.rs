@@ -359,7 +359,7 @@ impl ContextBuilder {
         self
     }
 
-    /// Limit the bytes that one connection may have pinned at a time: control memory, 80 to 448 KiB, and landing memory that
+    /// Limit the bytes that one connection may have pinned at a time: control memory, 80 to 428 KiB, and landing memory that
     /// its peer may write to, or has written to and somebody holds. Default is what the pool has; no less than 256 KiB are
     /// left for landing.
     ///

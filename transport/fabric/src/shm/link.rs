@@ -10,6 +10,8 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use tonic_rdma_memory::Pool;
+
 use super::bell::{Bell, Rope};
 use super::map::Map;
 use super::ring::{Put, Reader, RingBreach, Writer};
@@ -92,6 +94,7 @@ impl ShmLink {
         mut block: ControlBlock,
         config: &LinkConfig,
     ) -> ShmLink {
+        // Those of the ring: the slot that a message goes into is its place there.
         for slot in 0..config.recv_slots {
             block.mark_posted(slot);
         }
@@ -510,15 +513,21 @@ impl Link for ShmLink {
         self.block.recv_slot(slot, len)
     }
 
-    fn repost(&mut self, slot: u32) -> Result<(), LinkError> {
+    fn repost(&mut self, slot: u32) -> Result<bool, LinkError> {
         self.alive()?;
         if !self.block.mark_posted(slot) {
             return Err(self.misuse(format!("RECV slot {slot} is posted already, or does not exist")));
         }
         let ShmLink { reader, block, .. } = self;
         reader.free(|slot| !block.is_held(slot));
-        Ok(())
+        Ok(true)
     }
+
+    fn grow(&mut self, _: &Pool) -> Result<u32, LinkError> {
+        self.alive().map(|()| 0)
+    }
+
+    fn shrink(&mut self) {}
 
     fn disconnect(&mut self) {
         if self.dead.is_none() {

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, Waker};
 
 use tokio::time::Sleep;
-use tonic_rdma_memory::{PinnedBuf, PinnedBytes};
+use tonic_rdma_memory::{PinnedBuf, PinnedBytes, Pool};
 
 use super::audit::Sums;
 use super::hold::Hold;
@@ -136,7 +136,7 @@ impl SimLink {
 
     /// Posts a slot that the driver has.
     fn post(&mut self, slot: u32) {
-        if let Some(ptr) = self.block.slot_ptr(slot)
+        if let Some((ptr, _)) = self.block.slot_place(slot)
             && self.block.mark_posted(slot)
         {
             // SAFETY: the block writes or reads a slot only while it is held; it is posted from here until its arrival
@@ -524,7 +524,7 @@ impl Link for SimLink {
         self.block.recv_slot(slot, len)
     }
 
-    fn repost(&mut self, slot: u32) -> Result<(), LinkError> {
+    fn repost(&mut self, slot: u32) -> Result<bool, LinkError> {
         if let Some(error) = &self.dead {
             return Err(error.clone());
         }
@@ -532,11 +532,36 @@ impl Link for SimLink {
             return Err(self.misuse(format!("RECV slot {slot} is posted already, or does not exist")));
         }
         let net = &self.me.device.net;
+        if self.block.retire(slot) {
+            net.tell(Event::Retired { end: self.me.id });
+            return Ok(false);
+        }
         if !net.breaks(Breakage::LoseRepost) {
             net.tell(Event::Reposted { end: self.me.id });
             self.post(slot);
         }
-        Ok(())
+        Ok(true)
+    }
+
+    fn grow(&mut self, pool: &Pool) -> Result<u32, LinkError> {
+        if let Some(error) = &self.dead {
+            return Err(error.clone());
+        }
+        let mut posted = 0;
+        for slot in self.block.lease(pool) {
+            if self.block.revive(slot) {
+                self.post(slot);
+                posted += 1;
+            }
+        }
+        if posted > 0 {
+            self.me.device.net.tell(Event::Grown { end: self.me.id, recv_slots: posted });
+        }
+        Ok(posted)
+    }
+
+    fn shrink(&mut self) {
+        self.block.let_go();
     }
 
     fn disconnect(&mut self) {

@@ -81,6 +81,18 @@ pub enum Event<'a> {
         /// The receiver.
         end: EndId,
     },
+    /// RECVs were posted that were not there before.
+    Grown {
+        /// The receiver.
+        end: EndId,
+        /// How many.
+        recv_slots: u32,
+    },
+    /// A RECV was not posted again, for good.
+    Retired {
+        /// The receiver.
+        end: EndId,
+    },
     /// The driver was told that work is done.
     Completed {
         /// The sender.

@@ -85,13 +85,14 @@ impl VerbsLink {
         let block = ControlBlock::new(pool, config)?;
         let limits = device.limits;
         let send = config.send_queue.min(limits.max_qp_wr);
-        if config.recv_slots > limits.max_qp_wr || send.saturating_add(config.recv_slots) > limits.max_cqe {
+        let recv = config.recv_most();
+        if recv > limits.max_qp_wr || send.saturating_add(recv) > limits.max_cqe {
             return Err(ConnectError::Config(format!(
-                "{} recv_slots and {send} send_queue: {} has queues of {} and completion queues of {}",
-                config.recv_slots, device.name, limits.max_qp_wr, limits.max_cqe
+                "{recv} recv_slots and {send} send_queue: {} has queues of {} and completion queues of {}",
+                device.name, limits.max_qp_wr, limits.max_cqe
             )));
         }
-        let want = Want { send, recv: config.recv_slots, inline: config.inline };
+        let want = Want { send, recv, inline: config.inline };
         let qp = Qp::new(device, id, want)?;
         let caps = Caps {
             max_inline: qp.max_inline as usize,
@@ -148,16 +149,16 @@ impl VerbsLink {
 
     fn post(&mut self, slot: u32) -> io::Result<()> {
         let block = &mut self.memory.block;
-        let Some(ptr) = block.slot_ptr(slot).filter(|_| block.mark_posted(slot)) else {
+        let Some((ptr, lkey)) = block.slot_place(slot).filter(|_| block.mark_posted(slot)) else {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         };
         let sge = rdma_sys::ibv_sge {
             addr: ptr.as_ptr().expose_provenance() as u64,
             length: block.slot_size(),
-            lkey: block.lkey(),
+            lkey,
         };
         // SAFETY: the slot is posted from here until its completion is marked; the block shows only slots that are
-        // held, and is freed after the queue pair (R9).
+        // held, frees extra ones only when none is posted, and is freed after the queue pair (R9).
         unsafe { self.qp.post_recv(RECV | u64::from(slot), sge) }
     }
 
@@ -434,14 +435,35 @@ impl Link for VerbsLink {
         self.memory.block.recv_slot(slot, len)
     }
 
-    fn repost(&mut self, slot: u32) -> Result<(), LinkError> {
+    fn repost(&mut self, slot: u32) -> Result<bool, LinkError> {
         if let Some(error) = &self.dead {
             return Err(error.clone());
         }
         if !self.memory.block.is_held(slot) {
             return Err(self.misuse(format!("RECV slot {slot} is posted already, or does not exist")));
         }
-        self.post(slot).map_err(|source| self.broken("ibv_post_recv", source))
+        if self.memory.block.retire(slot) {
+            return Ok(false);
+        }
+        self.post(slot).map(|()| true).map_err(|source| self.broken("ibv_post_recv", source))
+    }
+
+    fn grow(&mut self, pool: &Pool) -> Result<u32, LinkError> {
+        if let Some(error) = &self.dead {
+            return Err(error.clone());
+        }
+        let mut posted = 0;
+        for slot in self.memory.block.lease(pool) {
+            if self.memory.block.revive(slot) {
+                self.post(slot).map_err(|source| self.broken("ibv_post_recv", source))?;
+                posted += 1;
+            }
+        }
+        Ok(posted)
+    }
+
+    fn shrink(&mut self) {
+        self.memory.block.let_go();
     }
 
     fn disconnect(&mut self) {

@@ -24,6 +24,7 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 pub fn config() -> LinkConfig {
     LinkConfig {
         recv_slots: 16,
+        recv_extra: 8,
         slot_size: 1024,
         send_slots: 32,
         staging: 128 << 10,
@@ -329,8 +330,42 @@ async fn exchange(sender: &mut End, receiver: &mut End, count: usize, round: u8)
     assert_eq!(sender.link.send_room(), sender.link.caps().send_queue);
 }
 
+/// RECVs on top of those of the start, posted and used, let go one by one, and posted anew.
+pub async fn extra_recvs_come_and_go(server: &Side, client: &Side) {
+    let (mut s, mut c) = greeted_pair(server, client).await;
+    let LinkConfig { recv_slots, recv_extra, slot_size, .. } = config();
+    let (least, most) = (recv_slots as usize, (recv_slots + recv_extra) as usize);
+    let used = server.pool.stats().control;
+    if !server.fabric.grows() {
+        assert_eq!(s.link.grow(&server.pool).unwrap(), 0, "all are there from the start");
+        s.link.shrink();
+        exchange(&mut c, &mut s, least, 0).await;
+        assert_eq!(server.pool.stats().control, used);
+        return;
+    }
+    for round in 0..3 {
+        assert_eq!(s.link.grow(&server.pool).unwrap(), recv_extra);
+        assert_eq!(server.pool.stats().control, used + (recv_extra * slot_size) as usize);
+        assert_eq!(s.link.grow(&server.pool).unwrap(), 0, "all are posted");
+        exchange(&mut c, &mut s, most, round).await;
+        exchange(&mut c, &mut s, most, round).await;
+
+        s.link.shrink();
+        // Of those that are posted a few are among the first, and the ring's come back.
+        exchange(&mut c, &mut s, least + 2, round).await;
+        let revived = s.link.grow(&server.pool).unwrap();
+        assert!((1..recv_extra).contains(&revived), "{revived}");
+        exchange(&mut c, &mut s, most, round).await;
+
+        s.link.shrink();
+        exchange(&mut c, &mut s, most, round).await;
+        assert_eq!(server.pool.stats().control, used, "the memory is back with the last of them");
+        exchange(&mut c, &mut s, least, round).await;
+    }
+}
+
 fn message(i: usize, round: u8) -> BytesMut {
-    pattern(1 + i * 61, round)
+    pattern(1 + i * 41, round)
 }
 
 /// Sizes around what fits inline, alone and mixed in one batch.

@@ -1,31 +1,72 @@
 //! Credits: one for each RECV that the peer has posted (R1, R2).
 
+use crate::config::Config;
 use crate::error::Breach;
+use crate::hello::Settings;
+
+/// Messages after which RECVs are asked for again that could not be had.
+const PATIENCE: u32 = 64;
 
 /// Both directions of the account.
 #[derive(Debug)]
 pub(super) struct Credits {
     /// SENDs that this side may still post.
     ours: u32,
-    /// RECV slots of the peer.
-    peer_slots: u32,
-    /// RECV slots reposted here that the peer does not know of yet.
+    /// RECVs that the peer may have posted at once.
+    peer_most: u32,
+    /// RECVs posted here that the peer does not know of yet.
     to_return: u32,
     /// SENDs that the peer may still post, as far as it was told.
     theirs: u32,
-    /// RECV slots here.
-    slots: u32,
+    /// RECVs that may be posted here at once.
+    most: u32,
+    /// The peer has run short of credits.
+    short: bool,
+    /// Messages to wait for before more RECVs are wanted.
+    patience: u32,
 }
 
 impl Credits {
-    pub(super) fn new(slots: u16, peer_slots: u16) -> Self {
+    pub(super) fn new(config: &Config, peer: &Settings) -> Self {
         Credits {
-            ours: peer_slots.into(),
-            peer_slots: peer_slots.into(),
+            ours: peer.recv_slots.into(),
+            peer_most: peer.recv_most.into(),
             to_return: 0,
-            theirs: slots.into(),
-            slots: slots.into(),
+            theirs: config.recv_slots.into(),
+            most: config.recv_most.into(),
+            short: false,
+            patience: 0,
         }
+    }
+
+    /// RECVs posted here.
+    pub(super) fn posted(&self) -> u32 {
+        self.theirs + self.to_return
+    }
+
+    /// The peer says that it has waited for credits.
+    pub(super) fn ran_short(&mut self) {
+        self.short = self.posted() < self.most;
+    }
+
+    /// The peer has run short of credits, and there may be more RECVs.
+    pub(super) fn wants_more(&self) -> bool {
+        self.short && self.patience == 0
+    }
+
+    /// So many more RECVs have been posted; 0 when there is no memory for them.
+    pub(super) fn more(&mut self, recvs: u32) {
+        let recvs = recvs.min(self.most - self.posted());
+        self.to_return += recvs;
+        self.short = false;
+        if recvs == 0 {
+            self.patience = PATIENCE;
+        }
+    }
+
+    /// The RECV of the last message has not been posted again.
+    pub(super) fn fewer(&mut self) {
+        self.to_return = self.to_return.saturating_sub(1);
     }
 
     /// The last credit is kept for a message that returns credits: with both sides at zero and nothing on
@@ -51,7 +92,7 @@ impl Credits {
 
     /// Enough has gathered that the peer may run short: a message only to return credits is due.
     pub(super) fn return_due(&self) -> bool {
-        self.to_return >= self.slots / 2
+        self.to_return >= self.posted() / 2 && self.to_return > 0
     }
 
     /// Books one SEND; returns the credits that it gives back.
@@ -70,9 +111,10 @@ impl Credits {
         }
         self.theirs -= 1;
         self.to_return += 1;
-        let spent = self.peer_slots - self.ours;
-        if u32::from(returned) > spent {
-            return Err(Breach::CreditOverflow { returned: returned.into(), spent });
+        self.patience = self.patience.saturating_sub(1);
+        let room = self.peer_most - self.ours;
+        if u32::from(returned) > room {
+            return Err(Breach::CreditOverflow { returned: returned.into(), room });
         }
         self.ours += u32::from(returned);
         Ok(())
@@ -83,9 +125,15 @@ impl Credits {
 mod tests {
     use super::*;
 
+    /// With `slots` RECVs at either side, that may become `most`.
+    fn credits(slots: u16, most: u16) -> Credits {
+        let config = Config { recv_slots: slots, recv_most: most, ..Config::default() };
+        Credits::new(&config, &config.settings())
+    }
+
     #[test]
     fn the_last_credit_only_returns_credits() {
-        let mut c = Credits::new(4, 4);
+        let mut c = credits(4, 4);
         for _ in 0..3 {
             assert!(c.may_send());
             c.sent();
@@ -99,20 +147,59 @@ mod tests {
 
     #[test]
     fn breaches() {
-        let mut c = Credits::new(4, 4);
+        let mut c = credits(4, 4);
         for _ in 0..4 {
             c.received(0).unwrap();
         }
         assert_eq!(c.received(0), Err(Breach::NoCredit));
-        let mut c = Credits::new(4, 4);
-        assert_eq!(c.received(1), Err(Breach::CreditOverflow { returned: 1, spent: 0 }));
+        let mut c = credits(4, 4);
+        assert_eq!(c.received(1), Err(Breach::CreditOverflow { returned: 1, room: 0 }));
+    }
+
+    #[test]
+    fn more_are_wanted_when_the_peer_runs_short() {
+        let (mut a, mut b) = (credits(4, 12), credits(4, 12));
+        assert!(!b.wants_more());
+        b.ran_short();
+        assert!(b.wants_more());
+        b.more(0);
+        for _ in 0..PATIENCE {
+            b.ran_short();
+            assert!(!b.wants_more(), "there were none");
+            a.received(b.sent()).unwrap();
+            b.received(a.sent()).unwrap();
+        }
+        assert!(b.wants_more());
+        b.more(8);
+        assert_eq!((b.posted(), b.sent()), (12, 9));
+        b.ran_short();
+        assert!(!b.wants_more(), "as many as there may be");
+    }
+
+    #[test]
+    fn what_is_not_posted_again_is_not_returned() {
+        let (mut a, mut b) = (credits(4, 12), credits(4, 12));
+        b.more(8);
+        a.received(b.sent()).unwrap();
+        assert_eq!(a.ours(), 12);
+        for left in (4..12).rev() {
+            b.received(a.sent()).unwrap();
+            b.fewer();
+            assert_eq!(b.posted(), left);
+        }
+        a.received(b.sent()).unwrap();
+        assert_eq!(a.ours(), 4);
+        // And there may be more again.
+        b.more(8);
+        a.received(b.sent()).unwrap();
+        assert_eq!((a.ours(), a.received(9)), (12, Err(Breach::CreditOverflow { returned: 9, room: 0 })));
     }
 
     /// Two sides that send whenever they may, with one message at a time on the way, never both stop.
     #[test]
     fn never_both_stuck() {
         for slots in [4, 5, 32] {
-            let (mut a, mut b) = (Credits::new(slots, slots), Credits::new(slots, slots));
+            let (mut a, mut b) = (credits(slots, slots), credits(slots, slots));
             for round in 0..1000 {
                 // One side talks until it may not, then the other.
                 let (x, y) = if round % 2 == 0 { (&mut a, &mut b) } else { (&mut b, &mut a) };

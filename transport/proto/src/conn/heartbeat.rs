@@ -37,6 +37,16 @@ impl Heartbeat {
         self.asked = None;
     }
 
+    /// A PING has no answer yet.
+    pub(super) fn waits(&self) -> bool {
+        self.outstanding > 0
+    }
+
+    /// A PING goes out for another reason.
+    pub(super) fn asked(&mut self) {
+        self.outstanding += 1;
+    }
+
     pub(super) fn pong(&mut self) -> Result<(), Breach> {
         self.outstanding = self.outstanding.checked_sub(1).ok_or(Breach::UnexpectedPong)?;
         Ok(())

@@ -68,6 +68,8 @@ use crate::ids::StreamId;
 
 /// So many empty queues are kept, at most, of room for so many.
 const SPARE: usize = 16;
+/// A connection at rest that has RECVs to empty sends so many PINGs, at most, in the time after which a silent peer is dead.
+const SHED: u32 = 32;
 
 /// Life of a connection.
 ///
@@ -157,10 +159,14 @@ pub struct Connection {
     greeted: bool,
     /// Alternates SENDs and WRITEs, so that neither starves the other.
     wrote_last: bool,
-    /// Output waits for a credit.
+    /// Output has waited for a credit since the last message.
     starved: bool,
     /// Peer's GOAWAY received.
     peer_going_away: bool,
+    /// When more than a PING came last, if the connection has not been at rest since.
+    stirred: Option<Instant>,
+    /// When the next RECV is to be emptied, by a PING that is answered, of those that a connection at rest has too many.
+    shed: Option<Instant>,
     stats: Stats,
 }
 
@@ -180,7 +186,7 @@ impl Connection {
         Connection {
             side,
             phase: Phase::Open,
-            credits: Credits::new(config.recv_slots, peer.recv_slots),
+            credits: Credits::new(&config, &peer),
             heartbeat: Heartbeat::new(config.dead_peer, now),
             ids: Ids::default(),
             streams: Slab::new(),
@@ -204,6 +210,8 @@ impl Connection {
             wrote_last: true,
             starved: false,
             peer_going_away: false,
+            stirred: None,
+            shed: None,
             stats: Stats::default(),
             config,
             peer,
@@ -272,6 +280,29 @@ impl Connection {
         id.0 <= self.last_known || !self.ids.contains_key(&id.0)
     }
 
+    /// Whether the peer has run short of credits, and there may be more RECVs: post some, if there is memory, and tell
+    /// with [`recvs_posted`](Self::recvs_posted). To be asked after each message.
+    pub fn wants_recvs(&self) -> bool {
+        self.is_live() && self.credits.wants_more()
+    }
+
+    /// So many RECVs have been posted on top of those that there were: the peer gets credits for them. 0 when there is no
+    /// memory for any, which is not asked for again at once.
+    pub fn recvs_posted(&mut self, recvs: u32) {
+        self.credits.more(recvs);
+    }
+
+    /// The RECV that the last message came in has not been posted again, and will not be: see [`Event::Quiet`]. To be told
+    /// after [`receive`](Self::receive), and never of more RECVs than [`recvs_posted`](Self::recvs_posted) has told of.
+    pub fn recv_gone(&mut self) {
+        self.credits.fewer();
+    }
+
+    /// Whether there are RECVs on top of those of the start.
+    pub fn has_extra_recvs(&self) -> bool {
+        self.credits.posted() > self.config.recv_slots.into()
+    }
+
     /// The next thing to act on.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
@@ -282,8 +313,8 @@ impl Connection {
         if !self.is_live() {
             return None;
         }
-        let beat = self.heartbeat.deadline();
-        Some(self.grants.recall_deadline().map_or(beat, |recall| beat.min(recall)))
+        let others = [self.grants.recall_deadline(), self.shed];
+        Some(others.into_iter().flatten().fold(self.heartbeat.deadline(), Instant::min))
     }
 
     /// Acts on the passing of time. Feed what has been received before calling it.
@@ -294,8 +325,8 @@ impl Connection {
         match self.heartbeat.timeout(now) {
             Beat::Nothing => {}
             Beat::Ping => {
-                let token = self.stats.messages_received;
-                self.control.push_back(Frame::Ping { ack: false, token });
+                self.rest(now);
+                self.ping();
             }
             Beat::Dead => {
                 self.phase = Phase::Closed;
@@ -305,6 +336,28 @@ impl Connection {
         }
         if self.grants.recall_deadline().is_some_and(|at| now >= at) {
             self.recall_standing();
+        }
+        if self.shed.is_some_and(|at| now >= at) {
+            if !self.heartbeat.waits() {
+                self.heartbeat.asked();
+                self.ping();
+            }
+            self.shed = self.has_extra_recvs().then(|| now + self.config.dead_peer / SHED);
+        }
+    }
+
+    fn ping(&mut self) {
+        let token = self.stats.messages_received;
+        self.control.push_back(Frame::Ping { ack: false, token });
+    }
+
+    /// Finds out whether the connection has come to rest: either side has asked whether the other is there.
+    fn rest(&mut self, now: Instant) {
+        let quarter = self.config.dead_peer / 4;
+        if self.stirred.is_some_and(|at| now.saturating_duration_since(at) >= quarter) {
+            self.stirred = None;
+            self.shed = self.has_extra_recvs().then_some(now);
+            self.events.push_back(Event::Quiet);
         }
     }
 

@@ -42,6 +42,9 @@ impl Connection {
         }
         let mut reader = Reader::new(message)?;
         self.credits.received(reader.credits)?;
+        if reader.waited {
+            self.credits.ran_short();
+        }
         while let Some(frame) = reader.next_frame()? {
             self.on_frame(frame, now)?;
             if self.phase == Phase::Closed {
@@ -53,6 +56,10 @@ impl Connection {
 
     fn on_frame(&mut self, frame: Frame, now: Instant) -> Result<(), Breach> {
         let name = frame.name();
+        match frame {
+            Frame::Ping { .. } => self.rest(now),
+            _ => (self.stirred, self.shed) = (Some(now), None),
+        }
         match frame {
             Frame::Headers { stream, end, more, indexed: false, block } => {
                 self.on_headers(stream, end, more, block)

@@ -56,6 +56,11 @@ impl Connection {
         self.wants_flush() || self.credits.return_due() || !self.greeted
     }
 
+    /// Whether payload waits that has to be staged.
+    pub fn waits_to_stage(&self) -> bool {
+        !self.write_ready[0].is_empty()
+    }
+
     /// Whether payload waits for room to be written to memory that the peer has granted.
     pub fn waits_to_write(&self) -> bool {
         self.write_ready.iter().any(|queue| !queue.is_empty())
@@ -96,7 +101,6 @@ impl Connection {
             self.starved = true;
             return None;
         }
-        self.starved = false;
         let mut message = self.composer(slot);
         while let Some(frame) = self.control.front() {
             if !message.add(frame) {
@@ -111,6 +115,9 @@ impl Connection {
         if message.is_empty() && !greeting && !self.credits.return_due() {
             // Only streams that wait for a window.
             return None;
+        }
+        if std::mem::take(&mut self.starved) {
+            message.waited();
         }
         self.greeted = true;
         self.stats.messages_sent += 1;
@@ -267,8 +274,9 @@ impl Connection {
         let (front, pinned) = bulk.payload.front()?;
         let wanted = front.min((grant.len - grant.used) as usize).min(chunk);
         let allowed = if pinned { room.write } else { room.write.min(room.staging) };
+        let least = if pinned { MIN_WRITE } else { MIN_WRITE.min(room.staging.max(1)) };
         let len = wanted.min(allowed);
-        if len < wanted.min(MIN_WRITE) {
+        if len < wanted.min(least) {
             return None;
         }
         let src = bulk.payload.take(len);

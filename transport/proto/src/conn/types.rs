@@ -107,6 +107,10 @@ pub enum Event {
         /// Its text.
         text: String,
     },
+    /// The connection has come to rest: nothing but PINGs was heard for a quarter of
+    /// [`dead_peer`](crate::Config::dead_peer). What only a busy one needs may go; RECVs on top of those of the start each when its next message, now a PING, has been
+    /// received ([`Connection::recv_gone`](super::Connection::recv_gone)).
+    Quiet,
     /// The peer has said nothing for the configured time, though asked.
     Dead,
 }
@@ -153,8 +157,8 @@ pub struct LandingWant {
     pub min: u32,
 }
 
-/// What the driver can take now. A WRITE is not cut shorter than 16 KiB, so each of the two must reach that
-/// when nothing is in flight.
+/// What the driver can take now. A WRITE is not cut shorter than 16 KiB, so `write` must reach that when nothing is in
+/// flight; staging is used as it is, however short.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
     /// Bytes of WRITEs.

@@ -114,7 +114,7 @@ impl Plan {
         let started = Instant::now();
         let (fabric, pool) = self.context.toward(path, addr, self.env_device.as_deref(), limit).await?;
         pool.may_land().map_err(|error| cause::pool(&error))?;
-        let mut options = LinkOptions::for_pool(&pool, self.context.pinned_per_peer());
+        let mut options = LinkOptions::for_pool(&pool, fabric.grows(), self.context.pinned_per_peer());
         options.headers(self.max_header_size);
         options.dead_peer(self.dead_peer_timeout);
         options.copy_on_delivery = self.copy_on_delivery;

@@ -123,7 +123,7 @@ async fn connect(ask: &Ask, path: Path, addr: &Addr, ticket: [u8; 16], peer: &mu
     let Ok((fabric, pool)) = way else { return };
 
     let began = Instant::now();
-    let options = LinkOptions::for_pool(&pool, None);
+    let options = LinkOptions::for_pool(&pool, fabric.grows(), None);
     let hello = Hello::new(ticket, options.proto.settings()).encode();
     let connected = async {
         let connected =

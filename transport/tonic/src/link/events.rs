@@ -48,8 +48,18 @@ impl Inner {
         self.received.put_slice(data);
         let message = self.received.split().freeze();
         // Posted again before the protocol can give the credit back (R1).
-        link.repost(slot)?;
-        if let Err(breach) = self.conn.receive(now, message) {
+        let posted = link.repost(slot)?;
+        let received = self.conn.receive(now, message);
+        if !posted {
+            self.conn.recv_gone();
+            if !self.conn.has_extra_recvs() {
+                self.pool.trim();
+            }
+        }
+        if self.conn.wants_recvs() {
+            self.conn.recvs_posted(link.grow(&self.pool)?);
+        }
+        if let Err(breach) = received {
             let peer = &self.peer;
             tracing::warn!(%peer, %breach, "the peer broke the protocol; closing the connection");
             let reason =
@@ -120,6 +130,13 @@ impl Inner {
                         _ => ReasonCode::LinkLost,
                     };
                     self.end(Life::Dead(Reason::from_peer(reason, detail)));
+                }
+                Event::Quiet => {
+                    if let Some(link) = &mut self.link {
+                        link.shrink();
+                    }
+                    self.landing.trim();
+                    self.pool.trim();
                 }
                 Event::Dead => {
                     let detail =

@@ -1,6 +1,6 @@
 //! Protocol to link: everything that can go out now goes out, in one batch.
 
-use bytes::Bytes;
+use bytes::{BufMut, Bytes};
 use tonic::Status;
 use tonic_rdma_fabric::{AnyLink, Link, LinkError, Posted, Work, WriteSource};
 use tonic_rdma_memory::RegisterError;
@@ -8,6 +8,7 @@ use tonic_rdma_proto::{
     CloseCode, GrantMemory, LandingWant, ResetCode, Room, StreamId, Transmit, WantKey, Write,
 };
 
+use super::sends::Stage;
 use super::shared::{Inner, Life};
 use crate::reason::{Reason, ReasonCode};
 
@@ -61,6 +62,10 @@ impl Inner {
         let longest = link.caps().max_msg;
         while link.send_room() > 0 {
             let at = self.sends.slot();
+            let staging = match self.conn.waits_to_stage() {
+                true => self.sends.staging_room(&self.pool),
+                false => 0,
+            };
             let slot = at.and_then(|at| link.block_mut().get_mut(at..at + self.sends.slot_size()));
             let room = Room {
                 write: match self.any_memory {
@@ -68,7 +73,7 @@ impl Inner {
                     true => 0,
                     false => self.window.room(self.sends.writing()),
                 },
-                staging: self.sends.staging_room(),
+                staging,
                 chunk: self.window.chunk().min(longest),
             };
             match (self.conn.poll_transmit(slot, room), at) {
@@ -95,12 +100,11 @@ impl Inner {
                     let (id, src) = match as_it_lies {
                         Some(src) => (self.sends.write_pinned(src.len()), src),
                         None => {
-                            let Some(source) = self.sends.staging().and_then(|at| stage(link, at, &src))
-                            else {
+                            let Some(stage) = self.sends.stage() else {
                                 let what = format!("a WRITE of {} bytes without room to stage it", src.len());
                                 return Err(LinkError::Misuse { what, peer: Box::new(link.peer().clone()) });
                             };
-                            (self.sends.write_staged(src.len()), source)
+                            (self.sends.write_staged(src.len(), &stage), copy(link, stage, &src))
                         }
                     };
                     if link.queue(id, Work::Write { src, remote_addr: addr, rkey }, report)? == Posted::Done {
@@ -111,6 +115,7 @@ impl Inner {
             }
             posted = true;
         }
+        self.sends.put_back();
         if !posted {
             return Ok(());
         }
@@ -226,8 +231,18 @@ impl Inner {
     }
 }
 
-fn stage(link: &mut AnyLink, offset: usize, src: &Bytes) -> Option<WriteSource> {
-    let len = src.len();
-    link.block_mut().get_mut(offset..offset + len)?.copy_from_slice(src);
-    Some(WriteSource::Staged { offset, len })
+fn copy(link: &mut AnyLink, stage: Stage, src: &Bytes) -> WriteSource {
+    match stage {
+        Stage::Block(mut block) => {
+            block.put_slice(src);
+            WriteSource::Buf(block)
+        }
+        Stage::Slot(offset) => {
+            let len = src.len();
+            if let Some(slot) = link.block_mut().get_mut(offset..offset + len) {
+                slot.copy_from_slice(src);
+            }
+            WriteSource::Staged { offset, len }
+        }
+    }
 }

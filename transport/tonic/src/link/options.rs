@@ -26,8 +26,8 @@ pub(crate) struct LinkOptions {
     pub(crate) proto: Config,
     /// Slots and queues.
     pub(crate) link: LinkConfig,
-    /// Bytes of one staging block.
-    pub(crate) staging_block: usize,
+    /// Staging blocks at most, and bytes of one.
+    pub(crate) staging: (usize, usize),
     /// This process may use one processor only.
     pub(crate) alone: bool,
     /// Bytes of landing memory that the connection may lease at a time.
@@ -36,27 +36,48 @@ pub(crate) struct LinkOptions {
     pub(crate) copy_on_delivery: bool,
 }
 
-/// Slot size, RECV slots, SEND slots, staging blocks, bytes of a staging block.
-type Shape = (u32, u32, u32, usize, usize);
+/// What a connection needs of control memory, and what else it has when it is busy, as far as the pool can spare it.
+struct Shape {
+    /// Bytes of a slot, SEND or RECV.
+    slot: u32,
+    /// RECV slots from the start, and at most.
+    recv: u32,
+    recv_most: u32,
+    send: u32,
+    /// Staging blocks at most, and bytes of one.
+    staging: (usize, usize),
+}
 
-/// From the largest down: 448, 160 and 80 KiB of control memory.
-const SHAPES: [Shape; 3] =
-    [(4096, 32, 16, 4, STAGING_BLOCK), (4096, 16, 8, 2, 32 * 1024), (2048, 16, 8, 2, 16 * 1024)];
+/// From the largest down: 60, 48 and 24 KiB of control memory, and 428, 160 and 80 KiB of a busy connection.
+const SHAPES: [Shape; 3] = [
+    Shape { slot: 4096, recv: 4, recv_most: 32, send: 11, staging: (4, STAGING_BLOCK) },
+    Shape { slot: 4096, recv: 4, recv_most: 16, send: 8, staging: (2, 32 * 1024) },
+    Shape { slot: 2048, recv: 4, recv_most: 16, send: 8, staging: (2, 16 * 1024) },
+];
+
+impl Shape {
+    fn busy(&self) -> usize {
+        self.slot as usize * (self.recv_most + self.send) as usize + self.staging.0 * self.staging.1
+    }
+}
 
 impl LinkOptions {
-    /// The largest shape of which the pool's control memory holds at least eight; in the smallest pool the smallest
+    /// The largest shape of which the pool's control memory holds four busy connections; in the smallest pool the smallest
     /// shape, whatever it holds.
+    ///
+    /// `grows`: RECVs come and go with the load; otherwise all are there from the start.
     ///
     /// `pinned`: what the connection may pin, control memory included; at least [`LEAST_LANDING`] bytes are left for
     /// landing.
-    pub(crate) fn for_pool(pool: &Pool, pinned: Option<usize>) -> Self {
+    pub(crate) fn for_pool(pool: &Pool, grows: bool, pinned: Option<usize>) -> Self {
         let sizes = pool.config();
-        let mut options = Self::sized(sizes.control, sizes.landing);
-        if let Some(pinned) = pinned {
-            let landing = pinned.saturating_sub(options.link.control_bytes()).max(LEAST_LANDING);
-            options = Self::sized(sizes.control, sizes.landing.min(landing));
-        }
-        options
+        let shape =
+            SHAPES.iter().find(|s| s.busy() * 4 <= sizes.control).unwrap_or(&SHAPES[SHAPES.len() - 1]);
+        let landing = match pinned {
+            Some(pinned) => sizes.landing.min(pinned.saturating_sub(shape.busy()).max(LEAST_LANDING)),
+            None => sizes.landing,
+        };
+        Self::sized(shape, grows, landing)
     }
 
     /// Sets the longest header block that is received, if one is given, as near as may be.
@@ -73,20 +94,16 @@ impl LinkOptions {
         }
     }
 
-    fn sized(control: usize, landing: usize) -> Self {
-        let fits = |s: &&Shape| {
-            let (slot, recv, send, blocks, block) = **s;
-            (slot as usize * (recv + send) as usize + blocks * block) * 8 <= control
-        };
-        let (slot_size, recv_slots, send_slots, blocks, block) =
-            *SHAPES.iter().find(fits).unwrap_or(&SHAPES[SHAPES.len() - 1]);
+    fn sized(shape: &Shape, grows: bool, landing: usize) -> Self {
+        let recv_slots = if grows { shape.recv } else { shape.recv_most };
         let capped = |most: usize, share: usize| most.min((landing / share).max(64 * 1024)) as u32;
         let default = Config::default();
         let standing_max = capped(default.standing_max as usize, 16);
         LinkOptions {
             proto: Config {
-                slot_size,
+                slot_size: shape.slot,
                 recv_slots: recv_slots as u16,
+                recv_most: shape.recv_most as u16,
                 stream_window: capped(default.stream_window as usize, 4),
                 // With room for the header of a message that fills it.
                 bulk_window: capped(BULK_WINDOW, 2) + GRANULE,
@@ -98,12 +115,13 @@ impl LinkOptions {
             },
             link: LinkConfig {
                 recv_slots,
-                slot_size,
-                send_slots,
-                staging: blocks * block,
+                recv_extra: shape.recv_most - recv_slots,
+                slot_size: shape.slot,
+                send_slots: shape.send,
+                staging: 0,
                 ..LinkConfig::default()
             },
-            staging_block: block,
+            staging: shape.staging,
             alone: one_processor(),
             landing,
             copy_on_delivery: false,
@@ -113,17 +131,40 @@ impl LinkOptions {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use tonic_rdma_memory::{HeapRegistrar, PoolConfig};
+
     use super::*;
 
     #[test]
     fn shapes_follow_the_pool() {
-        let big = LinkOptions::sized(16 << 20, 32 << 20);
-        assert_eq!(big.link.control_bytes(), 448 * 1024);
-        let small = LinkOptions::sized(512 << 10, 1 << 20);
-        assert_eq!(small.link.control_bytes(), 80 * 1024);
-        for options in [big, small] {
-            options.proto.check().unwrap();
-            options.link.check().unwrap();
+        let options = |total, grows| {
+            let pool = Pool::new(PoolConfig::default().total(total), Arc::new(HeapRegistrar::default()));
+            LinkOptions::for_pool(&pool.unwrap(), grows, None)
+        };
+        for (total, needs, busy) in [(8 << 20, 60, 428), (4 << 20, 48, 160), (2 << 20, 24, 80)] {
+            for grows in [true, false] {
+                let LinkOptions { proto, link, staging, .. } = options(total, grows);
+                proto.check().unwrap();
+                link.check().unwrap();
+                let extra = (link.recv_extra * link.slot_size) as usize;
+                if grows {
+                    assert_eq!(link.control_bytes(), needs * 1024);
+                }
+                assert_eq!(link.control_bytes() + extra + staging.0 * staging.1, busy * 1024);
+                assert_eq!(u32::from(proto.recv_slots), link.recv_slots);
+                assert_eq!(u32::from(proto.recv_most), link.recv_most());
+            }
         }
+    }
+
+    #[test]
+    fn what_a_connection_may_pin_bounds_its_landing_memory() {
+        let pool = Pool::new(PoolConfig::default(), Arc::new(HeapRegistrar::default())).unwrap();
+        let landing = |pinned| LinkOptions::for_pool(&pool, true, pinned).landing;
+        assert_eq!(landing(None), 32 << 20);
+        assert_eq!(landing(Some(1 << 20)), (1 << 20) - 428 * 1024);
+        assert_eq!(landing(Some(0)), LEAST_LANDING);
     }
 }

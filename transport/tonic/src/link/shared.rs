@@ -132,7 +132,7 @@ impl Shared {
                 peer: link.peer().clone(),
                 conn,
                 life: Life::Open,
-                sends: Sends::new(&options.link, options.staging_block),
+                sends: Sends::new(&options.link, options.staging.0, options.staging.1),
                 window: WriteWindow::default(),
                 patience: Patience::default(),
                 alone: options.alone && link.peer().provider != "sim",

@@ -122,7 +122,7 @@ async fn setup(config: SimConfig, total: usize) -> Setup {
     let (drain, drained) = oneshot::channel();
     let server_pool = pools[0].clone();
     let server = tokio::spawn(async move {
-        let options = LinkOptions::for_pool(&server_pool, None);
+        let options = LinkOptions::for_pool(&server_pool, true, None);
         let incoming = listener.accept().await.unwrap();
         let hello = Hello::decode(incoming.private_data()).unwrap();
         assert_eq!(hello.ticket, [9; 16]);
@@ -146,7 +146,7 @@ async fn setup(config: SimConfig, total: usize) -> Setup {
         };
         serve_link(accepted, echo).await
     });
-    let options = LinkOptions::for_pool(&pools[1], None);
+    let options = LinkOptions::for_pool(&pools[1], true, None);
     let hello = Hello::new([9; 16], options.proto.settings());
     let connected = fabrics[1].connect(&addr, &options.link, &pools[1], &hello.encode(), time).await.unwrap();
     let accept = Accept::decode(&connected.private_data).unwrap();
@@ -361,6 +361,52 @@ async fn a_lost_link_fails_its_calls_once_and_gives_memory_back() {
         Err(CallError::NotSent(..)) => {}
         other => panic!("{other:?}"),
     }
+}
+
+/// A busy connection has more RECVs than it starts with, and staging; one at rest has given them back.
+#[tokio::test(start_paused = true)]
+async fn a_connection_at_rest_pins_under_64_kib() {
+    let s = setup(SimConfig { seed: 4, delay: 2, ..SimConfig::default() }, 64 << 20).await;
+    let pinned = |s: &Setup| s.pools.each_ref().map(|pool| (pool.stats().control, pool.stats().registered));
+    const REST: usize = 60 << 10;
+    for _ in 0..3 {
+        let calls = (0..64).map(|_| s.client.call(request("/collect", full(pattern(3000)))));
+        for call in calls.map(tokio::spawn).collect::<Vec<_>>() {
+            collect(call.await.unwrap().unwrap()).await;
+        }
+        let [server, client] = pinned(&s);
+        assert!(server.0 > REST && client.0 > REST, "{server:?} {client:?}");
+        // Not from pool memory: staged.
+        let body = pattern(3 << 20);
+        let response = s.client.call(request("/echo", full(body.clone()))).await.unwrap();
+        assert!(collect(response).await.0 == body);
+        // 28 RECVs go with one PING each, or its answer; landing memory has gone long before.
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(pinned(&s), [(REST, REST); 2], "in use, and registered");
+    }
+    assert_eq!(s.net.stats().receiver_not_ready, 0);
+    s.finish().await;
+}
+
+/// Other connections have all that the pools can spare: there are few credits, and staging is a SEND slot.
+#[tokio::test]
+async fn without_memory_to_spare_everything_still_goes() {
+    let s = setup(SimConfig { seed: 6, delay: 2, ..SimConfig::default() }, 64 << 20).await;
+    let all = |pool: &Pool| {
+        let blocks = [1 << 20, 64 << 10, 4096].map(|len| std::iter::from_fn(move || pool.spare(len)));
+        blocks.into_iter().flatten().collect::<Vec<_>>()
+    };
+    let others = s.pools.each_ref().map(all);
+    let used = s.pools.each_ref().map(|pool| pool.stats().control);
+    let calls =
+        (0..64).map(|i| (pattern(i * 30_000), s.client.call(request("/echo", full(pattern(i * 30_000))))));
+    for (body, call) in calls.map(|(body, call)| (body, tokio::spawn(call))).collect::<Vec<_>>() {
+        assert!(collect(call.await.unwrap().unwrap()).await.0 == body);
+    }
+    assert_eq!(s.pools.each_ref().map(|pool| pool.stats().control), used, "nothing was to spare");
+    assert_eq!(s.net.stats().receiver_not_ready, 0);
+    drop(others);
+    s.finish().await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -193,7 +193,7 @@ impl FastPath {
             let Ok(_place) = this.limits.connections.clone().try_acquire_owned() else {
                 return this.refuse(incoming, Reject::Connections, &Reject::Connections.to_string());
             };
-            let mut options = LinkOptions::for_pool(&pool, this.context.pinned_per_peer());
+            let mut options = LinkOptions::for_pool(&pool, incoming.grows(), this.context.pinned_per_peer());
             if let Some(max) = this.settings.max_concurrent_streams {
                 options.proto.max_streams = max.max(1);
             }

@@ -222,8 +222,8 @@ impl<L> Server<L> {
     /// Limit the fast-path connections that live at a time. Default is 4,096.
     ///
     /// Clients beyond it stay on TCP with the reason [`LimitReached`](crate::ReasonCode::LimitReached), and try again. A
-    /// connection takes 80 to 448 KiB of pinned memory as long as it lives ([`Context`]'s pool may allow fewer: then the
-    /// reason is [`PoolExhausted`](crate::ReasonCode::PoolExhausted)).
+    /// connection takes up to 60 KiB of pinned memory as long as it lives ([`Context`]'s pool may allow fewer: then the
+    /// reason is [`PoolExhausted`](crate::ReasonCode::PoolExhausted)), and up to 428 while it is busy.
     #[must_use]
     pub fn max_connections(mut self, most: usize) -> Self {
         self.shared.max_connections = Some(most);

@@ -44,7 +44,7 @@ impl<'a> Hand<'a> {
     async fn send(&self, addr: SocketAddr, private_data: &[u8]) -> Result<Vec<u8>, Reject> {
         let (fabric, pool) =
             self.world.client_context.toward(crate::Path::Sim, &addr.into(), None, LIMIT).await.unwrap();
-        let options = LinkOptions::for_pool(&pool, None);
+        let options = LinkOptions::for_pool(&pool, true, None);
         match fabric.connect(&addr.into(), &options.link, &pool, private_data, LIMIT).await {
             Ok(connected) => Ok(connected.private_data),
             Err(ConnectError::Rejected { private_data, .. }) => Err(Reject::decode(&private_data).unwrap()),

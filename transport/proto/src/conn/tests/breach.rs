@@ -14,6 +14,7 @@ fn config() -> Config {
     Config {
         slot_size: 8192,
         recv_slots: 16,
+        recv_most: 16,
         max_streams: 4,
         stream_window: 65_536,
         standing_grants: 0,
@@ -95,7 +96,7 @@ fn malformed() -> Vec<Case> {
             p.inject_raw(CLIENT, Bytes::from_static(&[0, 0, 0, 0, 9, 0, 0, 0]));
         }),
         case(CLIENT, Breach::Reserved("message header"), |p| {
-            p.inject_raw(CLIENT, Bytes::from_static(&[0, 0, 1, 0, 8, 0, 0, 0]));
+            p.inject_raw(CLIENT, Bytes::from_static(&[0, 0, 2, 0, 8, 0, 0, 0]));
         }),
         case(SERVER, Breach::Reserved("GRANT frame"), |p| {
             let mut payload = [1; 24];
@@ -141,7 +142,7 @@ fn connection() -> Vec<Case> {
             }
             p.inject_raw(CLIENT, Bytes::from_static(&[0, 0, 0, 0, 8, 0, 0, 0]));
         }),
-        case(CLIENT, Breach::CreditOverflow { returned: 17, spent: 0 }, |p| {
+        case(CLIENT, Breach::CreditOverflow { returned: 17, room: 0 }, |p| {
             p.client().credits.sent();
             p.inject_raw(CLIENT, Bytes::from_static(&[17, 0, 0, 0, 8, 0, 0, 0]));
         }),

@@ -21,5 +21,6 @@ mod ending;
 mod hostile;
 mod model;
 mod pair;
+mod recvs;
 mod segments;
 mod tables;

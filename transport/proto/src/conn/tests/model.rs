@@ -25,6 +25,7 @@ enum Op {
     Drive(usize),
     Deliver { end: usize, messages: usize },
     Recall(usize),
+    Shrink(usize),
     Advance(u64),
     GoAway(usize),
 }
@@ -63,6 +64,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         3 => end.clone().prop_map(Op::Drive),
         4 => (end.clone(), 1..6usize).prop_map(|(end, messages)| Op::Deliver { end, messages }),
         1 => end.clone().prop_map(Op::Recall),
+        1 => end.clone().prop_map(Op::Shrink),
         1 => (1..1000u64).prop_map(Op::Advance),
     ];
     let ops = prop::collection::vec(op, 1..60);
@@ -78,7 +80,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 fn configs() -> impl Strategy<Value = Config> {
     (
         prop::sample::select(vec![512, 1024, 2048]),
-        4..12u16,
+        (4..12u16, prop::sample::select(vec![0, 1, 4, 20])),
         prop::sample::select(vec![2, 5, 100]),
         prop::sample::select(vec![4096, 20_000, 300_000]),
         prop::sample::select(vec![65_536, 150_000, 8 << 20]),
@@ -89,7 +91,7 @@ fn configs() -> impl Strategy<Value = Config> {
         .prop_map(
             |(
                 slot_size,
-                recv_slots,
+                (recv_slots, extra),
                 max_streams,
                 stream_window,
                 bulk_window,
@@ -99,6 +101,7 @@ fn configs() -> impl Strategy<Value = Config> {
             )| Config {
                 slot_size,
                 recv_slots,
+                recv_most: recv_slots + extra,
                 max_streams,
                 stream_window,
                 bulk_window,
@@ -204,6 +207,7 @@ impl Model {
                 p.deliver(*end);
             }),
             Op::Recall(end) => p.ends[*end].conn.recall_standing(),
+            Op::Shrink(end) => p.ends[*end].leaving = true,
             Op::Advance(millis) => p.advance(Duration::from_millis(*millis)),
             Op::GoAway(end) => p.ends[*end].conn.go_away(CloseCode::Ok, "enough"),
         }

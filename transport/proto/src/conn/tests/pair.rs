@@ -112,6 +112,9 @@ pub(super) struct End {
     pub(super) staging_block: usize,
     pub(super) room: usize,
     full: (usize, usize, usize),
+    /// RECVs on top of those of the start; whether they are to go.
+    extra: u32,
+    pub(super) leaving: bool,
     pub(super) error: Option<crate::Breach>,
 }
 
@@ -133,7 +136,7 @@ pub(super) struct Pair {
 
 /// Small slots and few credits.
 pub(super) fn small() -> Config {
-    Config { slot_size: 1024, recv_slots: 8, ..Config::default() }
+    Config { slot_size: 1024, recv_slots: 8, recv_most: 8, ..Config::default() }
 }
 
 /// Bytes that differ by position and by seed.
@@ -173,7 +176,22 @@ impl End {
             staging_block: 64 << 10,
             room: 1 << 20,
             full: (4, 4, 1 << 20),
+            extra: 0,
+            leaving: false,
             error: None,
+        }
+    }
+
+    /// The RECV of the message that has just been received: it is posted again, or goes, or others come.
+    fn post(&mut self) {
+        if self.leaving && self.extra > 0 {
+            self.extra -= 1;
+            self.conn.recv_gone();
+        }
+        if self.conn.wants_recvs() {
+            let more = u32::from(self.conn.config.recv_most - self.conn.config.recv_slots) - self.extra;
+            self.conn.recvs_posted(more);
+            (self.extra, self.leaving) = (self.extra + more, false);
         }
     }
 
@@ -242,6 +260,7 @@ impl End {
             }
             Event::Writable { stream } => self.app_mut(stream).writable += 1,
             Event::Refused { stream, .. } => self.refused.push(stream),
+            Event::Quiet => self.leaving = true,
             Event::GoAway { .. } | Event::Closed { .. } | Event::Dead => self.events.push(event),
         }
     }
@@ -398,8 +417,9 @@ impl Pair {
         match wire {
             Wire::Send(message) => {
                 sender.slots += 1;
-                if let Err(breach) = receiver.conn.receive(self.now, message) {
-                    receiver.error = Some(breach);
+                match receiver.conn.receive(self.now, message) {
+                    Err(breach) => receiver.error = Some(breach),
+                    Ok(()) => receiver.post(),
                 }
             }
             Wire::Write(write) => {
@@ -444,7 +464,7 @@ impl Pair {
             let under_way = sends(to).count() as u32;
             let coming_back: u32 = sends(from).map(|m| u32::from(u16::from_le_bytes([m[0], m[1]]))).sum();
             let (sender, receiver) = (&self.ends[from].conn, &self.ends[to].conn);
-            let slots = u32::from(receiver.config.recv_slots);
+            let slots = u32::from(receiver.config.recv_slots) + self.ends[to].extra;
             assert!(under_way <= slots, "SEND without a posted RECV");
             if self.ends.iter().all(|end| end.error.is_none() && end.conn.phase != Phase::Closed) {
                 let (ours, to_return) = (sender.credits.ours(), receiver.credits.to_return());

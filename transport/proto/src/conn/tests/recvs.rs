@@ -1,0 +1,67 @@
+//! RECVs that come and go with the load.
+
+use std::time::Duration;
+
+use super::pair::*;
+use crate::config::Config;
+
+/// A burst brings more credits; a connection at rest has given the RECVs back within its dead-peer time, by PINGs, and says
+/// nothing more than PINGs.
+#[test]
+fn a_connection_at_rest_has_the_recvs_that_it_began_with() {
+    let config = Config { recv_slots: 4, recv_most: 24, ..small() };
+    let mut p = Pair::new(config.clone(), config.clone(), 1 << 20);
+    let posted = |p: &Pair| p.ends.each_ref().map(|end| end.conn.credits.posted());
+    for round in 0..3 {
+        let ids: Vec<_> = (0..20).map(|_| p.open("head", false)).collect();
+        for id in &ids {
+            p.client().send_data(*id, pattern(round, 900), true, false).unwrap();
+        }
+        p.settle();
+        assert_eq!(posted(&p)[SERVER], 24, "{round}: the client ran short");
+        for id in ids {
+            p.answer(id, pattern(round, 900));
+        }
+        p.settle();
+        assert!(p.ends.iter().all(|end| !end.leaving));
+
+        let quarter = config.dead_peer / 4;
+        p.advance(quarter);
+        p.settle();
+        p.advance(quarter);
+        p.settle();
+        assert!(p.ends.iter().all(|end| end.leaving || !end.conn.has_extra_recvs()), "at rest");
+        for _ in 0..32 {
+            p.advance(config.dead_peer / 32 + Duration::from_millis(1));
+            p.settle();
+        }
+        assert_eq!(posted(&p), [4, 4]);
+        let pings = p.count(CLIENT, "PING") + p.count(SERVER, "PING");
+        p.advance(config.dead_peer / 16);
+        p.settle();
+        assert_eq!(p.count(CLIENT, "PING") + p.count(SERVER, "PING"), pings, "nothing more to shed");
+    }
+    p.assert_clean();
+}
+
+/// A peer that does not answer is asked once, and not again and again.
+#[test]
+fn a_silent_peer_is_not_flooded_with_pings() {
+    let config = Config { recv_slots: 4, recv_most: 24, ..small() };
+    let mut p = Pair::new(config.clone(), config.clone(), 1 << 20);
+    let id = p.open("head", false);
+    for round in 0..20 {
+        p.client().send_data(id, pattern(round, 900), round == 19, false).unwrap();
+    }
+    p.settle();
+    p.answer(id, pattern(0, 10));
+    p.settle();
+    assert!(p.server().has_extra_recvs());
+    p.hold = [true, true];
+    let before = p.count(SERVER, "PING");
+    for _ in 0..20 {
+        p.advance(config.dead_peer / 32);
+        p.settle();
+    }
+    assert_eq!(p.count(SERVER, "PING") - before, 1);
+}
