@@ -63,6 +63,8 @@ struct Found {
     /// Milliseconds of processor time in a second in which nothing is called.
     rest: f64,
     figure: f64,
+    /// KiB that the server has pinned when nothing was called for a while.
+    kept: u64,
     /// Microseconds of processor time of both processes for a call.
     cpu: f64,
 }
@@ -86,6 +88,9 @@ impl What {
 
 const ROUNDS: usize = 5;
 const REST: Duration = Duration::from_secs(2);
+/// By then a connection over RDMA has given back what only a busy one needs: twice its dead-peer time, and some more for landing
+/// memory.
+const LONG_REST: Duration = Duration::from_secs(20);
 
 async fn find(pair: &mut Pair, row: &Row) -> anyhow::Result<Option<Found>> {
     if !pair.prepare(row).await? {
@@ -103,9 +108,16 @@ async fn find(pair: &mut Pair, row: &Row) -> anyhow::Result<Option<Found>> {
     for _ in 0..ROUNDS {
         samples.extend(pair.sample(row).await?);
     }
+    let (of_client, of_server) = (Footprint::of(client)?, Footprint::of(server)?);
+    let mut kept = of_server.pinned;
+    if kept > 0 {
+        tokio::time::sleep(LONG_REST).await;
+        kept = Footprint::of(server)?.pinned;
+    }
     Ok(Some(Found {
-        client: Footprint::of(client)?,
-        server: Footprint::of(server)?,
+        client: of_client,
+        server: of_server,
+        kept,
         rest,
         figure: median(samples.iter().map(|s| s.round.figure)),
         cpu: median(
@@ -117,7 +129,7 @@ async fn find(pair: &mut Pair, row: &Row) -> anyhow::Result<Option<Found>> {
 /// A table with a line for each count; what one more of them takes is against the first line.
 struct Report {
     table: Table,
-    first: Option<(usize, Footprint, Footprint)>,
+    first: Option<(usize, Footprint, Footprint, u64)>,
 }
 
 impl Report {
@@ -133,6 +145,7 @@ impl Report {
             "server KiB each",
             "client KiB each",
             "pinned KiB each",
+            "at rest",
             "descriptors each",
             "threads",
         ];
@@ -140,9 +153,9 @@ impl Report {
     }
 
     fn add(&mut self, contender: Contender, count: usize, found: &Found) {
-        let Found { client, server, .. } = found;
-        let (less, from, to) = self.first.unwrap_or((count, *client, *server));
-        self.first = Some((less, from, to));
+        let Found { client, server, kept, .. } = found;
+        let (less, from, to, keeps) = self.first.unwrap_or((count, *client, *server, *kept));
+        self.first = Some((less, from, to, keeps));
         let each = |now: u64, then: u64| match count.saturating_sub(less) {
             0 => "-".to_owned(),
             more => format!("{:.1}", now.saturating_sub(then) as f64 / more as f64),
@@ -159,6 +172,7 @@ impl Report {
             each(server.memory, to.memory),
             each(client.memory, from.memory),
             each(server.pinned, to.pinned),
+            each(*kept, keeps),
             each(server.descriptors, to.descriptors),
             server.threads.to_string(),
         ]);
