@@ -434,6 +434,9 @@ impl Link for AnyLink {
     fn is_eager(&self) -> bool {
         each!(AnyLink, self, l => l.is_eager())
     }
+    fn shares_processor(&self) -> bool {
+        each!(AnyLink, self, l => l.shares_processor())
+    }
     fn poll(&mut self, cx: &mut Context<'_>, out: &mut Vec<Completion>) -> Poll<Result<(), LinkError>> {
         each!(AnyLink, self, l => l.poll(cx, out))
     }

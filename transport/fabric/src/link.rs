@@ -45,6 +45,14 @@ pub struct LinkConfig {
 /// The longest that an end looks for one message, over verbs and over shared memory.
 pub(crate) const LOOK: Duration = Duration::from_micros(50);
 
+/// Whether this host has one processor only. Found out once.
+#[cfg(all(target_os = "linux", feature = "verbs"))]
+pub(crate) fn one_in_all() -> bool {
+    static ONE: OnceLock<bool> = OnceLock::new();
+    // SAFETY: sysconf takes no pointer; this rests on no rule.
+    *ONE.get_or_init(|| unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) } == 1)
+}
+
 /// Whether this process may use one processor only (affinity and control group are heeded). Found out once.
 pub fn one_processor() -> bool {
     static ONE: OnceLock<bool> = OnceLock::new();
@@ -294,6 +302,12 @@ pub trait Link: Send + 'static {
     /// True when an answer to what was just rung may come so soon that looking for it beats waiting to be woken: then
     /// [`poll`](Link::poll) the link now, whatever its waker says. False where waiting costs nothing to speak of.
     fn is_eager(&self) -> bool {
+        false
+    }
+
+    /// True when the peer runs on the processor that this thread runs on, as far as is known: it can begin with what is rung
+    /// only when this one rests.
+    fn shares_processor(&self) -> bool {
         false
     }
 

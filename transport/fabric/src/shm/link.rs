@@ -501,6 +501,10 @@ impl Link for ShmLink {
         self.dead.is_none() && self.spin.is_eager() && self.writer.peer_runs_on() != processor()
     }
 
+    fn shares_processor(&self) -> bool {
+        self.writer.peer_runs_on() == processor()
+    }
+
     fn poll(&mut self, cx: &mut Context<'_>, out: &mut Vec<Completion>) -> Poll<Result<(), LinkError>> {
         self.alive()?;
         match self.turn(cx, out) {

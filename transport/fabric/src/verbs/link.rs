@@ -18,7 +18,7 @@ use super::post::{Batch, Request};
 use super::qp::{Qp, Want};
 use crate::block::ControlBlock;
 use crate::error::{ConnectError, LinkError, Verb};
-use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work, WriteSource};
+use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work, WriteSource, one_in_all};
 use crate::queue::{Held, SendQueue};
 use crate::spin::{Next, Spin};
 
@@ -419,6 +419,10 @@ impl Link for VerbsLink {
     /// An answer to what was sent is worth looking for.
     fn is_eager(&self) -> bool {
         self.dead.is_none() && self.spin.as_ref().is_some_and(Spin::is_eager)
+    }
+
+    fn shares_processor(&self) -> bool {
+        one_in_all() && self.peer.local.ip().map(|a| a.ip()) == self.peer.remote.ip().map(|a| a.ip())
     }
 
     fn poll(&mut self, cx: &mut Context<'_>, out: &mut Vec<Completion>) -> Poll<Result<(), LinkError>> {

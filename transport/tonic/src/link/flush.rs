@@ -37,13 +37,14 @@ impl Inner {
     }
 
     /// As [`flush`](Self::flush), for calls: the first posts its work itself and waits for nobody; those that come before
-    /// the driver has looked leave theirs to it, to go out together in one message. On a single processor there is nobody
-    /// who could begin with the first meanwhile: where there are several calls, all leave theirs.
+    /// the driver has looked leave theirs to it, to go out together in one message. Where the
+    /// peer has no processor of its own nobody could begin with the first meanwhile: of several calls all leave theirs.
     pub(super) fn flush_soon(&mut self) {
         if self.conn.wants_flush() {
             let before = self.left;
             self.left = (before + 1) % BATCH;
-            if before == 0 && !(self.alone && self.streams.len() > 1) {
+            let shared = self.streams.len() > 1 && self.link.as_ref().is_some_and(Link::shares_processor);
+            if before == 0 && !shared {
                 return self.flush();
             }
             self.wake_driver();

@@ -1,7 +1,7 @@
 //! Sizes of a connection, taken from the pool that it draws on.
 
 use std::time::Duration;
-use tonic_rdma_fabric::{LinkConfig, link::one_processor};
+use tonic_rdma_fabric::LinkConfig;
 use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::{Config, DEAD_PEER, HEADERS};
 
@@ -28,8 +28,6 @@ pub(crate) struct LinkOptions {
     pub(crate) link: LinkConfig,
     /// Staging blocks at most, and bytes of one.
     pub(crate) staging: (usize, usize),
-    /// This process may use one processor only.
-    pub(crate) alone: bool,
     /// Bytes of landing memory that the connection may lease at a time.
     pub(crate) landing: usize,
     /// What lands is copied to the heap before it is handed up.
@@ -122,7 +120,6 @@ impl LinkOptions {
                 ..LinkConfig::default()
             },
             staging: shape.staging,
-            alone: one_processor(),
             landing,
             copy_on_delivery: false,
         }

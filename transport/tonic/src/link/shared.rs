@@ -62,8 +62,6 @@ pub(super) struct Inner {
     pub(super) window: WriteWindow,
     /// Whether parts are taken where whole pieces of landing memory are short.
     pub(super) patience: Patience,
-    /// This process has one processor: see `flush_soon`.
-    pub(super) alone: bool,
     /// The link copies from any memory while work is queued.
     pub(super) any_memory: bool,
     /// The peer is not trusted to leave alone what it has sent.
@@ -135,7 +133,6 @@ impl Shared {
                 sends: Sends::new(&options.link, options.staging.0, options.staging.1),
                 window: WriteWindow::default(),
                 patience: Patience::default(),
-                alone: options.alone && link.peer().provider != "sim",
                 any_memory: link.caps().any_memory,
                 copy_on_delivery: options.copy_on_delivery,
                 landing: pool.landing_up_to(options.landing),
