@@ -15,6 +15,7 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use crossbeam::queue::SegQueue;
 use slab::Slab;
@@ -29,6 +30,9 @@ use crate::stats::{ClassStats, Use};
 
 /// Slot sizes in bytes. Longer requests get arenas of their own.
 const CLASSES: [usize; 5] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
+
+/// What is in use time and again is not to be taken down between.
+const BETWEEN_TRIMS: Duration = Duration::from_secs(1);
 
 /// One registered mapping and its slots.
 #[derive(Debug)]
@@ -66,9 +70,18 @@ pub(crate) struct Arenas {
     arena: usize,
     /// Free arenas of their own, kept registered for the next request of their size until the budget needs them: memory
     /// is not registered per message (R12), however long.
-    idle: Mutex<Vec<Handle>>,
+    idle: Mutex<Idle>,
     /// Arenas have been taken down, and other pools of the process have not been told.
     freed: AtomicBool,
+}
+
+/// Free arenas of their own.
+#[derive(Debug, Default)]
+struct Idle {
+    /// With the number of times that idle ones had been taken down when each became idle.
+    arenas: Vec<(Handle, u64)>,
+    trims: u64,
+    trimmed: Option<Instant>,
 }
 
 /// A slot, owned.
@@ -208,7 +221,10 @@ impl Arenas {
     fn own_arena(&self, shared: &Arc<Shared>, len: usize) -> Result<SlotRef, PoolError> {
         let (budget, usage) = (self.budget, self.usage);
         let bytes = len.checked_next_multiple_of(page()).ok_or(PoolError::TooLarge { len, budget, usage })?;
-        if let Some(handle) = self.take_idle(|idle| idle >= bytes && idle / 2 < bytes) {
+        // A connection keeps its block for long, and is to have no more than it asked for.
+        let fits =
+            |idle| if usage == Use::Control { idle == bytes } else { idle >= bytes && idle / 2 < bytes };
+        if let Some(handle) = self.take_idle(fits) {
             return Ok(self.own(shared, handle, None));
         }
         let mut arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
@@ -219,15 +235,28 @@ impl Arenas {
     /// The shortest idle arena of its own whose length is wanted.
     fn take_idle(&self, wanted: impl Fn(usize) -> bool) -> Option<Handle> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        let fitting = idle.iter().enumerate().map(|(at, h)| (at, h.arena.region.len()));
+        let fitting = idle.arenas.iter().enumerate().map(|(at, (h, _))| (at, h.arena.region.len()));
         let (at, _) = fitting.filter(|(_, len)| wanted(*len)).min_by_key(|(_, len)| *len)?;
-        Some(idle.swap_remove(at))
+        Some(idle.arenas.swap_remove(at).0)
     }
 
-    /// Ends all idle arenas of their own.
-    pub(crate) fn trim(&self, shared: &Shared) {
-        let idle = std::mem::take(&mut *self.idle.lock().unwrap_or_else(PoisonError::into_inner));
-        idle.into_iter().for_each(|handle| self.end(shared, handle));
+    /// Ends arenas of their own that have been idle since the last time, at most every [`BETWEEN_TRIMS`].
+    pub(crate) fn trim(&self, shared: &Shared, now: Instant) {
+        // Nobody looks for budget meanwhile, and finds neither an idle arena nor what it takes.
+        let arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
+        let old = {
+            let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+            if idle.trimmed.is_some_and(|last| now.saturating_duration_since(last) < BETWEEN_TRIMS) {
+                return;
+            }
+            (idle.trimmed, idle.trims) = (Some(now), idle.trims + 1);
+            let trims = idle.trims;
+            let (old, young) = idle.arenas.drain(..).partition::<Vec<_>, _>(|(_, since)| since + 1 < trims);
+            idle.arenas = young;
+            old
+        };
+        old.into_iter().for_each(|(handle, _)| self.end(shared, handle));
+        drop(arenas);
         if self.freed.swap(false, Relaxed) {
             limit::deregistered();
         }
@@ -343,7 +372,11 @@ impl Drop for SlotRef {
                 // Moved, not cloned: whoever has all handles of an arena has it alone.
                 class.free.push(handle);
             }
-            None => arenas.idle.lock().unwrap_or_else(PoisonError::into_inner).push(handle),
+            None => {
+                let mut idle = arenas.idle.lock().unwrap_or_else(PoisonError::into_inner);
+                let trims = idle.trims;
+                idle.arenas.push((handle, trims));
+            }
         }
         if self.usage == Use::Send {
             shared.waiters.freed(shared);

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
 use bytes::Bytes;
 
@@ -126,7 +127,7 @@ impl Pool {
         self.0.take_send(len)
     }
 
-    /// Memory that a connection keeps for its life: RECV ring, SEND slots, staging.
+    /// Memory that a connection keeps for its life: RECV ring and SEND slots.
     ///
     /// # Errors
     /// [`PoolError::TooLarge`], [`PoolError::Exhausted`], [`PoolError::Register`], [`PoolError::Map`].
@@ -142,9 +143,10 @@ impl Pool {
         (used.saturating_add(len) <= budget - budget / 4).then(|| self.control(len).ok()).flatten()
     }
 
-    /// Deregisters control memory that is in nobody's use. It is kept otherwise, for whoever is next.
-    pub fn trim(&self) {
-        self.0.control.trim(&self.0);
+    /// Deregisters control memory that has been in nobody's use for a second at least; `now` is the caller's clock. It is kept
+    /// otherwise, for whoever is next. Costs next to nothing when it was called less than a second ago.
+    pub fn trim(&self, now: Instant) {
+        self.0.control.trim(&self.0, now);
     }
 
     /// The bytes as memory that the device can read, if they lie in this pool: any slice of what [`PinnedBuf::freeze`]

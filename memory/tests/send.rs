@@ -8,6 +8,7 @@ use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
 use bytes::BufMut;
 use common::{Keeper, Ledger, Woken, assert_budgets, assert_unused, pool, small, usage};
@@ -131,8 +132,15 @@ fn what_can_be_spared_leaves_a_quarter_and_is_deregistered_when_asked() {
     let block = pool.control(budget / 4).expect("what connections need is there");
     drop(extra);
     assert!(pool.stats().registered > block.capacity(), "kept for whoever is next");
-    pool.trim();
-    assert_eq!(pool.stats().registered, block.capacity());
+    let start = Instant::now();
+    let second = Duration::from_secs(1);
+    for (after, left) in [(0, false), (1, true)] {
+        pool.trim(start + second * after);
+        // Once a second, and not again.
+        pool.trim(start + second * after + second / 2);
+        let only_block = pool.stats().registered == block.capacity();
+        assert_eq!(only_block, left, "what was idle since the last time is taken down, after {after} s");
+    }
     assert_budgets(&pool, &ledger);
     assert!(pool.spare(budget).is_none() && pool.spare(usize::MAX).is_none());
     drop((block, pool));

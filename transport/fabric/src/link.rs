@@ -17,7 +17,7 @@ use crate::error::LinkError;
 pub const MAX_PRIVATE_DATA: usize = 56;
 
 /// The size of a connection: its slots, its staging and its queues. Both ends choose their own, but a SEND must fit the
-/// peer's `slot_size`, and a peer may have no more SENDs under way than this end has `recv_slots` (R2).
+/// peer's `slot_size`, and a peer may have no more SENDs under way than this end has RECVs posted (R2).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkConfig {
     /// RECVs posted from before the connection is made until it ends. At least 1. Default 64.
@@ -234,7 +234,7 @@ pub enum Completion {
     },
     /// A message of `len` bytes lies in RECV slot `slot`, until [`Link::repost`].
     Received {
-        /// `0 .. recv_slots`.
+        /// `0 .. recv_most()`.
         slot: u32,
         /// Bytes; at most `slot_size`.
         len: u32,

@@ -88,7 +88,7 @@ impl VerbsLink {
         let recv = config.recv_most();
         if recv > limits.max_qp_wr || send.saturating_add(recv) > limits.max_cqe {
             return Err(ConnectError::Config(format!(
-                "{recv} recv_slots and {send} send_queue: {} has queues of {} and completion queues of {}",
+                "{recv} RECV slots and {send} send_queue: {} has queues of {} and completion queues of {}",
                 device.name, limits.max_qp_wr, limits.max_cqe
             )));
         }

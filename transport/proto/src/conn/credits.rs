@@ -46,12 +46,17 @@ impl Credits {
 
     /// The peer says that it has waited for credits.
     pub(super) fn ran_short(&mut self) {
-        self.short = self.posted() < self.most;
+        self.short = true;
+    }
+
+    /// The connection is at rest: what the peer was short of is past.
+    pub(super) fn rested(&mut self) {
+        self.short = false;
     }
 
     /// The peer has run short of credits, and there may be more RECVs.
     pub(super) fn wants_more(&self) -> bool {
-        self.short && self.patience == 0
+        self.short && self.patience == 0 && self.posted() < self.most
     }
 
     /// So many more RECVs have been posted; 0 when there is no memory for them.

@@ -70,6 +70,10 @@ impl Grants {
         (self.active && !self.standing.is_empty()).then(|| self.last_bulk + self.idle_recall)
     }
 
+    pub(super) fn is_idle(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.last_bulk) >= self.idle_recall
+    }
+
     /// Learns the length of a transfer. Standing grants follow the longest of the last eight.
     fn learn(&mut self, len: u64, now: Instant) {
         self.last_bulk = now;

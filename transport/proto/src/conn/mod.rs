@@ -303,6 +303,11 @@ impl Connection {
         self.credits.posted() > self.config.recv_slots.into()
     }
 
+    /// Whether nothing has been sent here by WRITE for [`idle_recall`](Config::idle_recall): landing memory may go.
+    pub fn lands_nothing(&self, now: Instant) -> bool {
+        self.grants.is_idle(now)
+    }
+
     /// The next thing to act on.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
@@ -356,6 +361,7 @@ impl Connection {
         let quarter = self.config.dead_peer / 4;
         if self.stirred.is_some_and(|at| now.saturating_duration_since(at) >= quarter) {
             self.stirred = None;
+            self.credits.rested();
             self.shed = self.has_extra_recvs().then_some(now);
             self.events.push_back(Event::Quiet);
         }

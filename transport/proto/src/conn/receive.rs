@@ -44,6 +44,7 @@ impl Connection {
         self.credits.received(reader.credits)?;
         if reader.waited {
             self.credits.ran_short();
+            (self.stirred, self.shed) = (Some(now), None);
         }
         while let Some(frame) = reader.next_frame()? {
             self.on_frame(frame, now)?;

@@ -29,6 +29,7 @@ use std::{
     error::Error,
     future::Future,
     mem,
+    panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, Waker, ready},
@@ -205,7 +206,10 @@ fn begin(mut source: TcpOutgoing, counters: &Arc<Counters>) -> (Body, KeptBody) 
     let mut cx = Context::from_waker(Waker::noop());
     let (mut frames, mut taken) = (Frames::default(), 0);
     let behind = loop {
-        match source.poll(counters, &mut cx) {
+        // The task that this runs in may be one that others' calls need.
+        let polled = catch_unwind(AssertUnwindSafe(|| source.poll(counters, &mut cx)));
+        let panicked = |_| Poll::Ready(Some(Err(Status::internal("the request's stream panicked"))));
+        match polled.unwrap_or_else(panicked) {
             Poll::Pending => break None,
             Poll::Ready(None) => {
                 if taken == 1 && frames[0].len() <= SHORT {

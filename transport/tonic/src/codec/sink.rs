@@ -21,6 +21,19 @@ const BATCH: usize = 32 * 1024;
 /// What is kept of the buffer for small fields between messages.
 const SCRATCH: usize = 64 * 1024;
 
+/// Polls a body that is sent as it is: an encoder that runs meanwhile is not to find the sink of a body in whose poll this one
+/// is polled.
+pub(super) fn without<R>(poll: impl FnOnce() -> R) -> R {
+    struct Reset(Option<Sink>);
+    impl Drop for Reset {
+        fn drop(&mut self) {
+            SINK.set(self.0.take());
+        }
+    }
+    let _reset = Reset(SINK.take());
+    poll()
+}
+
 thread_local! {
     static SINK: Cell<Option<Sink>> = const { Cell::new(None) };
     static SMALL: Cell<BytesMut> = Cell::new(BytesMut::new());
@@ -212,5 +225,30 @@ impl Sink {
         let taken = Taken { key, len, stand_in: bare + fill, small: small.len(), segments };
         self.apart.get_or_insert_default().out.push_back(taken);
         Ok(Next::LONG)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_set() -> bool {
+        let sink = SINK.take();
+        let is_set = sink.is_some();
+        SINK.set(sink);
+        is_set
+    }
+
+    #[test]
+    fn a_body_within_a_body_has_its_own_sink_or_none() {
+        let (mut outer, mut inner) = (Sink::new(100), Sink::new(100));
+        outer.set(|| {
+            without(|| assert!(!is_set(), "the outer's is put away"));
+            assert!(is_set(), "and comes back");
+            let panics = || without(|| inner.set(|| panic!("on purpose")));
+            assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics)).is_err());
+            assert!(is_set(), "after a panic, too");
+        });
+        assert!(!is_set());
     }
 }

@@ -12,7 +12,7 @@ use tonic::Status;
 use tonic::body::Body;
 
 use super::methods::{Call, Method, Used};
-use super::sink::{Apart, Sink, Taken};
+use super::sink::{Apart, Sink, Taken, without};
 use super::stand_in::{self, HEADER, Key, LOST};
 use crate::fifo::Fifo;
 
@@ -83,7 +83,7 @@ impl Tap {
         chunks: &mut Fifo<Chunk>,
     ) -> Poll<Polled> {
         let Some(sink) = &mut self.sink else {
-            return Pin::new(body).poll_frame(cx).map(|frame| match frame {
+            return without(|| Pin::new(body).poll_frame(cx)).map(|frame| match frame {
                 None => Polled::End,
                 Some(Err(status)) => Polled::Failed(status),
                 Some(Ok(frame)) => match frame.into_data() {

@@ -76,7 +76,7 @@ impl Driver {
     fn poll(&mut self, cx: &mut Context<'_>, serve: &mut impl FnMut(Opened)) -> Poll<Reason> {
         let shared = self.shared.clone();
         for _ in 0..ROUNDS {
-            let mut opened = SmallVec::<[_; 4]>::new();
+            let (mut opened, mut over) = (SmallVec::<[_; 4]>::new(), Vec::new());
             let mut inner = shared.lock();
             if inner.driver.as_ref().is_none_or(|waker| !waker.will_wake(cx.waker())) {
                 inner.driver = Some(cx.waker().clone());
@@ -90,7 +90,12 @@ impl Driver {
                 inner.flush();
             }
             while let Some((id, block)) = inner.opened.pop_front() {
-                opened.push(Opened::new(&shared, &mut inner, id, block));
+                let stream = Opened::new(&shared, &mut inner, id, block);
+                // A call that was reset, or whose connection has ended, is not begun for nobody.
+                match inner.wants_answer(id) {
+                    true => opened.push(stream),
+                    false => over.push(stream),
+                }
             }
             if inner.conn.is_drained() && inner.life == Life::Open {
                 let reason = Reason::new(ReasonCode::GoAway, "closed in good order");
@@ -109,6 +114,7 @@ impl Driver {
                 inner.tell();
             }
             drop(inner);
+            drop(over);
             if room {
                 shared.stream_room.notify_waiters();
             }
@@ -174,6 +180,7 @@ impl Driver {
                     inner.dispatch();
                     inner.flush();
                     inner.tell();
+                    inner.tidy(now.into_std());
                 }
             }
         }
@@ -216,6 +223,14 @@ impl Inner {
             }
             _ => self.lost(error),
         }
+    }
+
+    /// Deregisters what has not been needed for a while (R12).
+    fn tidy(&mut self, now: std::time::Instant) {
+        if self.conn.lands_nothing(now) {
+            self.landing.trim();
+        }
+        self.pool.trim(now);
     }
 
     /// Another connection waits for landing memory: what is idle here goes back.

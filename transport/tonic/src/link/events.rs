@@ -52,9 +52,6 @@ impl Inner {
         let received = self.conn.receive(now, message);
         if !posted {
             self.conn.recv_gone();
-            if !self.conn.has_extra_recvs() {
-                self.pool.trim();
-            }
         }
         if self.conn.wants_recvs() {
             self.conn.recvs_posted(link.grow(&self.pool)?);
@@ -135,8 +132,6 @@ impl Inner {
                     if let Some(link) = &mut self.link {
                         link.shrink();
                     }
-                    self.landing.trim();
-                    self.pool.trim();
                 }
                 Event::Dead => {
                     let detail =

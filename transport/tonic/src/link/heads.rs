@@ -47,9 +47,8 @@ impl Heads {
     /// Reads a block.
     pub(super) fn read(&mut self, block: Bytes) -> Result<Head, Breach> {
         if let Some(at) = self.known.iter().position(|(known, _)| *known == block) {
-            let head = self.known[at].1.clone();
-            self.known.swap(at, at.saturating_sub(1));
-            return Ok(head);
+            self.known[..=at].rotate_right(1);
+            return Ok(self.known[0].1.clone());
         }
         if block.len() > LONGEST {
             return self.decode(block);
@@ -64,7 +63,7 @@ impl Heads {
         let head = self.decode(block.clone())?;
         if head.call.is_known() {
             self.known.truncate(HEADS - 1);
-            self.known.push((block, head.clone()));
+            self.known.insert(0, (block, head.clone()));
         }
         Ok(head)
     }
@@ -156,5 +155,30 @@ mod tests {
             assert!(heads.read(Bytes::from_static(b"\xff")).is_err());
         }
         assert!(heads.known.is_empty());
+    }
+
+    /// Two that take turns push out what is old, and not each other.
+    #[test]
+    fn what_comes_now_stays() {
+        let mut heads = Heads::new(Arc::default(), Extensions::new());
+        let mut read = |id: &str| {
+            let mut head = heads.read(block("/a.B/C", id)).unwrap();
+            head.call.learn(Used::Plain);
+            heads.known.len()
+        };
+        for old in 0..4 * HEADS {
+            for _ in 0..3 {
+                read(&old.to_string());
+            }
+        }
+        for _ in 0..3 {
+            read("a");
+            read("b");
+        }
+        for id in ["a", "b"] {
+            let block = block("/a.B/C", id);
+            assert!(heads.known.iter().any(|(known, _)| *known == block), "{id}");
+        }
+        assert_eq!(heads.known.len(), HEADS);
     }
 }

@@ -270,9 +270,15 @@ impl Inner {
         self.wake_driver();
     }
 
+    /// Whether the caller of a stream that has just been opened still waits.
+    pub(super) fn wants_answer(&self, id: StreamId) -> bool {
+        self.end_reason().is_none() && self.streams.get(&id).is_some_and(|io| io.fault.is_none())
+    }
+
     /// The queue pair goes first, then the memory that it could write to (R9).
     pub(super) fn destroy(&mut self) {
         self.link = None;
+        self.sends.put_back();
         self.granted.clear();
         self.landing.trim();
         self.tell();

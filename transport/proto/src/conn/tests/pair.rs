@@ -115,6 +115,8 @@ pub(super) struct End {
     /// RECVs on top of those of the start; whether they are to go.
     extra: u32,
     pub(super) leaving: bool,
+    /// There is no memory for more.
+    pub(super) refuses: bool,
     pub(super) error: Option<crate::Breach>,
 }
 
@@ -178,6 +180,7 @@ impl End {
             full: (4, 4, 1 << 20),
             extra: 0,
             leaving: false,
+            refuses: false,
             error: None,
         }
     }
@@ -188,7 +191,9 @@ impl End {
             self.extra -= 1;
             self.conn.recv_gone();
         }
-        if self.conn.wants_recvs() {
+        if self.conn.wants_recvs() && self.refuses {
+            self.conn.recvs_posted(0);
+        } else if self.conn.wants_recvs() {
             let more = u32::from(self.conn.config.recv_most - self.conn.config.recv_slots) - self.extra;
             self.conn.recvs_posted(more);
             (self.extra, self.leaving) = (self.extra + more, false);

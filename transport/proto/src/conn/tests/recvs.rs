@@ -65,3 +65,28 @@ fn a_silent_peer_is_not_flooded_with_pings() {
     }
     assert_eq!(p.count(SERVER, "PING") - before, 1);
 }
+
+/// What the peer was short of while it was busy is not posted once it has nothing to send.
+#[test]
+fn what_was_refused_under_load_is_not_posted_at_rest() {
+    let config = Config { recv_slots: 4, recv_most: 24, ..small() };
+    let mut p = Pair::new(config.clone(), config.clone(), 1 << 20);
+    p.ends[SERVER].refuses = true;
+    let id = p.open("head", false);
+    for round in 0..100 {
+        p.client().send_data(id, pattern(round, 900), round == 99, false).unwrap();
+        p.settle();
+    }
+    for round in 0..20 {
+        let id = p.open("head", false);
+        p.client().send_data(id, pattern(round, 900), true, false).unwrap();
+    }
+    p.settle();
+    assert!(p.client().stats().credit_waits > 0);
+    p.ends[SERVER].refuses = false;
+    for _ in 0..200 {
+        p.advance(config.dead_peer / 4);
+        p.settle();
+    }
+    assert_eq!(p.server().credits.posted(), 4);
+}
