@@ -95,9 +95,10 @@ impl Credits {
         self.ours > 0
     }
 
-    /// Enough has gathered that the peer may run short: a message only to return credits is due.
+    /// Enough has gathered that the peer may run short: a message only to return credits is due. It takes a credit itself, so
+    /// with few of them half would not do: each such message would have another one follow.
     pub(super) fn return_due(&self) -> bool {
-        self.to_return >= self.posted() / 2 && self.to_return > 0
+        self.to_return > self.posted() / 2
     }
 
     /// Books one SEND; returns the credits that it gives back.

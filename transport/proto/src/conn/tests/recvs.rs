@@ -90,3 +90,28 @@ fn what_was_refused_under_load_is_not_posted_at_rest() {
     }
     assert_eq!(p.server().credits.posted(), 4);
 }
+
+/// A message only to return credits takes a credit itself. With as few as there may be it is not to have others follow, call
+/// after call.
+#[test]
+fn a_call_is_one_message_each_way_with_the_fewest_credits() {
+    let config = Config { recv_slots: 4, recv_most: 4, ..small() };
+    let mut p = Pair::new(config.clone(), config, 1 << 20);
+    let messages = |p: &Pair| p.ends.iter().map(|end| end.conn.stats().messages_sent).sum::<u64>();
+    let id = p.open("head", false);
+    for round in 0..5 {
+        p.client().send_data(id, pattern(round, 900), round == 4, false).unwrap();
+        p.settle();
+    }
+    p.answer(id, pattern(0, 10));
+    p.settle();
+    let before = messages(&p);
+    for round in 0..50 {
+        let id = p.open("head", true);
+        p.settle();
+        p.answer(id, pattern(round, 10));
+        p.settle();
+    }
+    assert_eq!(messages(&p) - before, 100);
+    p.assert_clean();
+}
