@@ -240,18 +240,22 @@ impl Arenas {
         Some(idle.arenas.swap_remove(at).0)
     }
 
-    /// Ends arenas of their own that have been idle since the last time, at most every [`BETWEEN_TRIMS`].
-    pub(crate) fn trim(&self, shared: &Shared, now: Instant) {
+    /// Ends arenas of their own: those that have been idle since the last time, at most every [`BETWEEN_TRIMS`]; without a clock
+    /// all that are idle.
+    pub(crate) fn trim(&self, shared: &Shared, now: Option<Instant>) {
         // Nobody looks for budget meanwhile, and finds neither an idle arena nor what it takes.
         let arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
         let old = {
             let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-            if idle.trimmed.is_some_and(|last| now.saturating_duration_since(last) < BETWEEN_TRIMS) {
+            if let (Some(now), Some(last)) = (now, idle.trimmed)
+                && now.saturating_duration_since(last) < BETWEEN_TRIMS
+            {
                 return;
             }
-            (idle.trimmed, idle.trims) = (Some(now), idle.trims + 1);
+            (idle.trimmed, idle.trims) = (now.or(idle.trimmed), idle.trims + 1);
             let trims = idle.trims;
-            let (old, young) = idle.arenas.drain(..).partition::<Vec<_>, _>(|(_, since)| since + 1 < trims);
+            let is_old = |(_, since): &(Handle, u64)| now.is_none() || since + 1 < trims;
+            let (old, young) = idle.arenas.drain(..).partition::<Vec<_>, _>(is_old);
             idle.arenas = young;
             old
         };

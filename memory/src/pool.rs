@@ -146,7 +146,13 @@ impl Pool {
     /// Deregisters control memory that has been in nobody's use for a second at least; `now` is the caller's clock. It is kept
     /// otherwise, for whoever is next. Costs next to nothing when it was called less than a second ago.
     pub fn trim(&self, now: Instant) {
-        self.0.control.trim(&self.0, now);
+        self.0.control.trim(&self.0, Some(now));
+    }
+
+    /// Deregisters control memory that is in nobody's use, at once: a connection has ended, and there may be no other that would
+    /// [trim](Pool::trim) later.
+    pub fn trim_now(&self) {
+        self.0.control.trim(&self.0, None);
     }
 
     /// The bytes as memory that the device can read, if they lie in this pool: any slice of what [`PinnedBuf::freeze`]

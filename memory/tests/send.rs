@@ -141,6 +141,10 @@ fn what_can_be_spared_leaves_a_quarter_and_is_deregistered_when_asked() {
         let only_block = pool.stats().registered == block.capacity();
         assert_eq!(only_block, left, "what was idle since the last time is taken down, after {after} s");
     }
+    drop(pool.spare(4096));
+    assert!(pool.stats().registered > block.capacity());
+    pool.trim_now();
+    assert_eq!(pool.stats().registered, block.capacity());
     assert_budgets(&pool, &ledger);
     assert!(pool.spare(budget).is_none() && pool.spare(usize::MAX).is_none());
     drop((block, pool));

@@ -281,6 +281,7 @@ impl Inner {
         self.sends.put_back();
         self.granted.clear();
         self.landing.trim();
+        self.pool.trim_now();
         self.tell();
         self.meter.close();
     }
