@@ -11,7 +11,8 @@ use crate::frame::{Frame, Reader};
 use crate::ids::{GrantId, ResetCode, StreamId};
 
 impl Connection {
-    /// Takes one received message. Its RECV slot has been reposted before (R1): `message` is a copy, or
+    /// Takes one received message. Its RECV slot has been reposted before (R1), unless
+    /// [`recv_gone`](Self::recv_gone) follows: `message` is a copy, or
     /// memory that is not posted.
     ///
     /// # Errors
