@@ -9,6 +9,7 @@ use tonic_rdma_memory::{Pool, Registrar};
 
 use crate::access::ShmAccess;
 use crate::addr::Addr;
+use crate::alarm::Alarm;
 use crate::device::DeviceInfo;
 use crate::error::{ConnectError, FabricError, LinkError};
 use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work};
@@ -436,6 +437,9 @@ impl Link for AnyLink {
     }
     fn shares_processor(&self) -> bool {
         each!(AnyLink, self, l => l.shares_processor())
+    }
+    fn alarm(&self) -> Alarm {
+        each!(AnyLink, self, l => l.alarm())
     }
     fn poll(&mut self, cx: &mut Context<'_>, out: &mut Vec<Completion>) -> Poll<Result<(), LinkError>> {
         each!(AnyLink, self, l => l.poll(cx, out))

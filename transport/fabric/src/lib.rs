@@ -16,6 +16,7 @@
 //! | [`any`] | [`Fabric`], [`Listener`], [`Incoming`], [`AnyLink`]: one type over all providers |
 //! | [`access`] | [`ShmAccess`]: whom memory is shared with |
 //! | `shm` | two processes of one host (Linux, feature `shm`) |
+//! | [`alarm`] | [`Alarm`]: a timer that costs nothing while it waits |
 //! | [`survey`] | what there is on this host, at a glance |
 //! | [`trial`] | what comes of making, one by one, what a connection is made of |
 //! | [`sim`] | an in-process network with a seed and faults, for tests without hardware |
@@ -52,6 +53,7 @@
 
 pub mod access;
 pub mod addr;
+pub mod alarm;
 pub mod any;
 mod block;
 pub mod device;
@@ -70,6 +72,8 @@ pub mod survey;
 pub mod trial;
 #[cfg(all(target_os = "linux", feature = "verbs"))]
 pub mod verbs;
+#[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
+mod watch;
 
 /// What the rings of `shm` are made of; loom's when they are checked.
 #[cfg(all(target_os = "linux", feature = "shm"))]
@@ -79,6 +83,7 @@ mod atomics {
 
 pub use access::ShmAccess;
 pub use addr::{Addr, BadShmAddr, ShmAddr};
+pub use alarm::Alarm;
 pub use any::{AnyLink, Connected, Fabric, Incoming, Listener};
 pub use device::{DeviceInfo, LinkLayer, PortInfo, PortState, Transport};
 pub use error::{ConnectError, ConnectStep, FabricError, LinkError, Verb};

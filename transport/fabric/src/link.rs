@@ -9,6 +9,7 @@ use bytes::Bytes;
 use tonic_rdma_memory::{PinnedBuf, PinnedBytes, Pool};
 
 use crate::addr::Addr;
+use crate::alarm::Alarm;
 use crate::error::LinkError;
 
 /// The most private data, in bytes, that a connect request, an accept or a reject may carry.
@@ -309,6 +310,11 @@ pub trait Link: Send + 'static {
     /// only when this one rests.
     fn shares_processor(&self) -> bool {
         false
+    }
+
+    /// A timer on the clock that this link's time passes by.
+    fn alarm(&self) -> Alarm {
+        Alarm::new()
     }
 
     /// Drains connection events and completions into `out` (R6).

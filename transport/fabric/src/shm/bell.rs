@@ -12,10 +12,11 @@ use tokio::io::unix::AsyncFd;
 
 use super::socket::Socket;
 use super::wire::Message;
+use crate::watch::Watch;
 
 /// The bell that the peer rings.
 #[derive(Debug)]
-pub(super) struct Bell(AsyncFd<OwnedFd>);
+pub(super) struct Bell(Watch);
 
 impl Bell {
     /// A new one. Within a tokio runtime.
@@ -23,7 +24,7 @@ impl Bell {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         // SAFETY: an OwnedFd owns its descriptor and always gives the same one (R17).
         let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?;
-        Ok(Bell(fd))
+        Ok(Bell(Watch::new(fd)))
     }
 
     /// For the peer.
@@ -32,8 +33,8 @@ impl Bell {
     }
 
     /// Ready when it has been rung since the last time; otherwise the task is woken when it is.
-    pub(super) fn poll(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.0.poll_read_ready(cx) {
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.0.poll(cx) {
             Poll::Ready(Ok(mut guard)) => {
                 guard.clear_ready();
                 Poll::Ready(Ok(()))

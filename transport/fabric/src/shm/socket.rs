@@ -13,6 +13,7 @@ use rustix::net::{
 use tokio::io::unix::AsyncFd;
 
 use crate::addr::ShmAddr;
+use crate::watch::Watch;
 
 /// The longest message, in bytes.
 pub(super) const MAX_MESSAGE: usize = 256;
@@ -38,7 +39,7 @@ pub(super) struct Credentials {
 
 /// A connected socket.
 #[derive(Debug)]
-pub(super) struct Socket(AsyncFd<OwnedFd>);
+pub(super) struct Socket(Watch);
 
 fn open() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -47,6 +48,37 @@ fn open() -> io::Result<OwnedFd> {
 
 fn name(addr: &ShmAddr) -> io::Result<SocketAddrUnix> {
     Ok(SocketAddrUnix::new_abstract_name(addr.name().as_bytes())?)
+}
+
+fn receive(socket: &OwnedFd) -> io::Result<Option<Received>> {
+    let mut bytes = [0; MAX_MESSAGE];
+    // Room for one descriptor more than is allowed: a surplus is seen, and closed.
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS + 1))];
+    let mut beside = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let mut reset = false;
+    let got = loop {
+        match recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut beside, flags) {
+            Err(rustix::io::Errno::INTR) => {}
+            // The peer has closed and left something unread. What it said before lies behind this.
+            Err(rustix::io::Errno::CONNRESET) if !reset => reset = true,
+            got => break got?,
+        }
+    };
+    let mut fds = Vec::new();
+    for message in beside.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) || fds.len() > MAX_FDS {
+        let what = "a message that is longer, or brings more descriptors, than any of the protocol";
+        return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+    }
+    if got.bytes == 0 {
+        return Ok(None);
+    }
+    Ok(Some(Received { bytes: bytes[..got.bytes].to_vec(), fds }))
 }
 
 impl Socket {
@@ -59,7 +91,7 @@ impl Socket {
 
     fn new(fd: OwnedFd) -> io::Result<Socket> {
         // SAFETY: an OwnedFd owns its descriptor and always gives the same one (R17).
-        Ok(Socket(unsafe { AsyncFd::register(fd) }?))
+        Ok(Socket(Watch::new(unsafe { AsyncFd::register(fd) }?)))
     }
 
     /// The process at the other end. Of a listener's side: the one that called connect; of a client's: listen.
@@ -101,40 +133,13 @@ impl Socket {
     /// # Errors
     /// `WouldBlock` when there is none; `InvalidData` when it or its descriptors do not fit.
     pub(super) fn receive(&self) -> io::Result<Option<Received>> {
-        let mut bytes = [0; MAX_MESSAGE];
-        // Room for one descriptor more than is allowed: a surplus is seen, and closed.
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS + 1))];
-        let mut beside = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-        let mut reset = false;
-        let got = loop {
-            match recvmsg(self.0.get_ref(), &mut [IoSliceMut::new(&mut bytes)], &mut beside, flags) {
-                Err(rustix::io::Errno::INTR) => {}
-                // The peer has closed and left something unread. What it said before lies behind this.
-                Err(rustix::io::Errno::CONNRESET) if !reset => reset = true,
-                got => break got?,
-            }
-        };
-        let mut fds = Vec::new();
-        for message in beside.drain() {
-            if let RecvAncillaryMessage::ScmRights(rights) = message {
-                fds.extend(rights);
-            }
-        }
-        if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) || fds.len() > MAX_FDS {
-            let what = "a message that is longer, or brings more descriptors, than any of the protocol";
-            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
-        }
-        if got.bytes == 0 {
-            return Ok(None);
-        }
-        Ok(Some(Received { bytes: bytes[..got.bytes].to_vec(), fds }))
+        receive(self.0.get_ref())
     }
 
     /// As [`receive`](Self::receive), waiting for one. Cancel safe.
     pub(super) async fn next(&self) -> io::Result<Option<Received>> {
         loop {
-            let mut guard = self.0.readable().await?;
+            let mut guard = self.0.fd().readable().await?;
             match guard.try_io(|_| self.receive()) {
                 Ok(result) => return result,
                 Err(_would_block) => {}
@@ -143,14 +148,14 @@ impl Socket {
     }
 
     /// As [`receive`](Self::receive), in a task that is woken when there is one.
-    pub(super) fn poll(&self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Received>>> {
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Received>>> {
         loop {
-            let mut guard = match self.0.poll_read_ready(cx) {
+            let mut guard = match self.0.poll(cx) {
                 Poll::Ready(Ok(guard)) => guard,
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
                 Poll::Pending => return Poll::Pending,
             };
-            if let Ok(result) = guard.try_io(|_| self.receive()) {
+            if let Ok(result) = guard.try_io(|socket| receive(socket.get_ref())) {
                 return Poll::Ready(result);
             }
         }

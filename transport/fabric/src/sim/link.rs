@@ -19,6 +19,7 @@ use super::net::DeviceInner;
 use super::rng::Rng;
 use super::wire::{End, Over, Status};
 use super::{Breakage, EndId, Event};
+use crate::alarm::Alarm;
 use crate::block::ControlBlock;
 use crate::error::{LinkError, Verb};
 use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work, WriteSource};
@@ -469,6 +470,11 @@ impl Link for SimLink {
             waker.wake();
         }
         Ok(())
+    }
+
+    /// Tests stop tokio's clock.
+    fn alarm(&self) -> Alarm {
+        Alarm::on_tokio_clock()
     }
 
     fn poll(&mut self, cx: &mut Context<'_>, out: &mut Vec<Completion>) -> Poll<Result<(), LinkError>> {

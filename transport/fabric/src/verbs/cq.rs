@@ -12,6 +12,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::device::DeviceInner;
+use crate::watch::Watch;
 
 /// Completions taken from the queue at once.
 pub(super) const BATCH: usize = 32;
@@ -105,7 +106,7 @@ pub(super) struct Cq {
     /// Armed for more since the last event was taken, so that there may be two events.
     upgraded: bool,
     /// Dropped after Drop has destroyed the queue.
-    channel: AsyncFd<CompChannel>,
+    channel: Watch<CompChannel>,
 }
 
 // SAFETY: libibverbs is thread-safe, and the queue is polled through &mut self only.
@@ -125,6 +126,7 @@ impl Cq {
         // SAFETY: the descriptor belongs to the channel, which the AsyncFd owns and which never replaces it.
         let channel =
             unsafe { AsyncFd::register_with_interest(CompChannel::new(device)?, Interest::READABLE) }?;
+        let channel = Watch::new(channel);
         // SAFETY: context and channel are alive, and outlive the queue.
         let cq = unsafe {
             rdma_sys::ibv_create_cq(
@@ -183,7 +185,7 @@ impl Cq {
     /// until the queue is armed again, and readiness may be cleared without asking the kernel; unless it was armed twice.
     pub(super) fn poll_armed(&mut self, cx: &mut Context<'_>, what: Armed) -> Poll<io::Result<()>> {
         loop {
-            match self.channel.poll_read_ready(cx) {
+            match self.channel.poll(cx) {
                 Poll::Pending => break,
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
                 Poll::Ready(Ok(mut guard)) => {

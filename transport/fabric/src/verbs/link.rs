@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 use rdma_sys::{ibv_wc_status, rdma_cm_event_type as kind};
 use tonic_rdma_memory::Pool;
 
-use super::cm::{CmId, Events, name};
+use super::cm::{Channel, CmId, Events, name};
 use super::cq::{Armed, BATCH};
 use super::device::DeviceInner;
 use super::post::{Batch, Request};
@@ -21,6 +21,7 @@ use crate::error::{ConnectError, LinkError, Verb};
 use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work, WriteSource, one_in_all};
 use crate::queue::{Held, SendQueue};
 use crate::spin::{Next, Spin};
+use crate::watch::Watch;
 
 /// Completions per poll, at most.
 const BUDGET: usize = 256;
@@ -68,7 +69,7 @@ pub struct VerbsLink {
     failure: Option<Failure>,
     dead: Option<LinkError>,
     /// After the queue pair: it shares the id's channel.
-    events: Events,
+    events: Watch<Arc<Channel>>,
 }
 
 impl VerbsLink {
@@ -119,7 +120,7 @@ impl VerbsLink {
             ending: None,
             failure: None,
             dead: None,
-            events,
+            events: Watch::new(events),
         };
         for slot in 0..config.recv_slots {
             link.post(slot).map_err(|source| device.verb_error("ibv_post_recv", source))?;
@@ -136,7 +137,7 @@ impl VerbsLink {
     }
 
     pub(super) fn events(&self) -> &Events {
-        &self.events
+        self.events.fd()
     }
 
     /// The connection stands.
@@ -180,7 +181,7 @@ impl VerbsLink {
     /// Takes all connection events, and leaves the waker.
     fn poll_events(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         loop {
-            let mut guard = match self.events.poll_read_ready(cx) {
+            let mut guard = match self.events.poll(cx) {
                 Poll::Pending => return Ok(()),
                 Poll::Ready(ready) => ready?,
             };

@@ -15,6 +15,9 @@ impl Connection {
     /// [`recv_gone`](Self::recv_gone) follows: `message` is a copy, or
     /// memory that is not posted.
     ///
+    /// `now` may be the time of an older message of this connection, up to a quarter of [`Config::dead_peer`] ago: then the
+    /// peer is asked for a sign of life that much sooner. What answers one must have its own time.
+    ///
     /// # Errors
     /// The peer broke the protocol. The connection is closing: a CLOSE frame that names the breach is the
     /// only output left, and nothing of the message after the breach has had an effect.

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 use tokio::{runtime::Handle, sync::watch, task::JoinHandle};
-use tonic_rdma_fabric::Survey;
+use tonic_rdma_fabric::{Alarm, Survey};
 
 /// Between two looks, which cost some system calls.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -53,9 +53,9 @@ impl Context {
 }
 
 async fn look(inner: Weak<Inner>) {
-    let mut last = Survey::now();
+    let (mut last, mut alarm) = (Survey::now(), Alarm::new());
     loop {
-        tokio::time::sleep(INTERVAL).await;
+        alarm.wait(INTERVAL).await;
         let Some(inner) = inner.upgrade() else { return };
         let context = Context(inner);
         let gone = context.forget_removed().await;

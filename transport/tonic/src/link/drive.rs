@@ -1,14 +1,13 @@
 //! The driver: polls the link, keeps the timers, ends the connection.
 
 use std::future::{Future, poll_fn};
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use smallvec::SmallVec;
-use tokio::time::{Instant, Sleep};
-use tonic_rdma_fabric::{Link, LinkError};
+use tokio::time::Instant;
+use tonic_rdma_fabric::{Alarm, Link, LinkError};
 use tonic_rdma_proto::CloseCode;
 
 use super::shared::{Inner, Life, Shared};
@@ -28,8 +27,9 @@ pub(super) async fn drive(
     drain: impl Future<Output = ()>,
 ) -> Reason {
     let mut drain = pin!(drain);
+    let timer = shared.lock().link.as_ref().map(Link::alarm).unwrap_or_default();
     let mut driver = Driver {
-        timer: Box::pin(tokio::time::sleep(Duration::ZERO)),
+        timer,
         armed: false,
         draining: false,
         turns: 0,
@@ -48,7 +48,7 @@ pub(super) async fn drive(
 
 struct Driver {
     shared: Arc<Shared>,
-    timer: Pin<Box<Sleep>>,
+    timer: Alarm,
     armed: bool,
     draining: bool,
     /// Since metrics were told.
@@ -132,7 +132,8 @@ impl Driver {
 
     /// Timers and the end.
     fn poll_end(&mut self, cx: &mut Context<'_>, inner: &mut Inner) -> Poll<Reason> {
-        if inner.patience.is_news() {
+        let (patience, stamps) = (inner.patience.is_news(), inner.stamps.is_news());
+        if patience || stamps {
             self.armed = false;
         }
         loop {
@@ -152,19 +153,20 @@ impl Driver {
                 }
                 Life::Closing(_) if !self.armed => {
                     // The last messages may take as long to get away as any: a peer that pauses gets them.
-                    self.timer.as_mut().reset(Instant::now() + inner.conn.dead_peer());
+                    self.timer.set(Instant::now().into_std() + inner.conn.dead_peer());
                     self.armed = true;
                 }
                 Life::Open if !self.armed => {
-                    let protocol = inner.conn.next_timeout().map(Instant::from_std);
-                    if let Some(at) = protocol.into_iter().chain(inner.patience.deadline()).min() {
-                        self.timer.as_mut().reset(at);
+                    let patience = inner.patience.deadline().map(Instant::into_std);
+                    let others = [patience, inner.stamps.deadline()].into_iter().flatten();
+                    if let Some(at) = inner.conn.next_timeout().into_iter().chain(others).min() {
+                        self.timer.set(at);
                         self.armed = true;
                     }
                 }
                 _ => {}
             }
-            if !self.armed || self.timer.as_mut().poll(cx).is_pending() {
+            if !self.armed || self.timer.poll(cx).is_pending() {
                 return Poll::Pending;
             }
             self.armed = false;
@@ -177,6 +179,7 @@ impl Driver {
                     let now = Instant::now();
                     inner.conn.handle_timeout(now.into_std());
                     inner.patience.expire(now);
+                    inner.stamps.expire();
                     inner.dispatch();
                     inner.flush();
                     inner.tell();

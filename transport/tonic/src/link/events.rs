@@ -1,7 +1,5 @@
 //! Link to protocol to streams.
 
-use std::time::Instant;
-
 use bytes::{BufMut, Bytes};
 use tonic::Status;
 use tonic_rdma_fabric::{Completion, Link, LinkError};
@@ -19,15 +17,12 @@ impl Inner {
     pub(super) fn complete(&mut self) -> Result<(), LinkError> {
         let mut completions = std::mem::take(&mut self.completions);
         let mut result = Ok(());
-        // The clock can be a system call: it is asked once, and only for messages.
-        let mut now = None;
         let writing = self.sends.writing();
         for completion in completions.drain(..) {
             match completion {
                 Completion::Sent { id } => self.sends.done(id),
                 Completion::Received { slot, len } if result.is_ok() => {
-                    let now = *now.get_or_insert_with(|| tokio::time::Instant::now().into_std());
-                    result = self.receive(now, slot, len);
+                    result = self.receive(slot, len);
                 }
                 Completion::Received { .. } => {}
             }
@@ -39,7 +34,7 @@ impl Inner {
         result
     }
 
-    fn receive(&mut self, now: Instant, slot: u32, len: u32) -> Result<(), LinkError> {
+    fn receive(&mut self, slot: u32, len: u32) -> Result<(), LinkError> {
         let Some(link) = self.link.as_mut() else { return Ok(()) };
         let data = link.recv_slot(slot, len);
         if self.received.capacity() - self.received.len() < data.len() {
@@ -49,7 +44,7 @@ impl Inner {
         let message = self.received.split().freeze();
         // Posted again before the protocol can give the credit back (R1).
         let posted = link.repost(slot)?;
-        let received = self.conn.receive(now, message);
+        let received = self.conn.receive(self.stamps.stamp(), message);
         if !posted {
             self.conn.recv_gone();
         }

@@ -8,6 +8,7 @@
 //! | `sends` | SEND slots and staging blocks in flight |
 //! | `window` | how much of WRITEs is under way |
 //! | `patience` | whether a message may land in parts |
+//! | `stamps` | when messages came |
 //! | `events` | link to protocol to streams |
 //! | `drive` | the task that polls the link, keeps the timers and ends the connection |
 //! | `stream` | what a call holds of a stream |
@@ -36,6 +37,7 @@ mod runners;
 mod sends;
 mod server;
 mod shared;
+mod stamps;
 mod stream;
 #[cfg(test)]
 mod tests;

@@ -17,6 +17,7 @@ use tonic_rdma_proto::{Connection, Payload, Settings, Side, Stats, StreamId, Str
 use super::LinkOptions;
 use super::patience::Patience;
 use super::sends::Sends;
+use super::stamps::Stamps;
 use super::stream::StreamIo;
 use super::window::WriteWindow;
 use crate::codec::{Chunk, Methods};
@@ -62,6 +63,7 @@ pub(super) struct Inner {
     pub(super) window: WriteWindow,
     /// Whether parts are taken where whole pieces of landing memory are short.
     pub(super) patience: Patience,
+    pub(super) stamps: Stamps,
     /// The link copies from any memory while work is queued.
     pub(super) any_memory: bool,
     /// The peer is not trusted to leave alone what it has sent.
@@ -133,6 +135,7 @@ impl Shared {
                 sends: Sends::new(&options.link, options.staging.0, options.staging.1),
                 window: WriteWindow::default(),
                 patience: Patience::default(),
+                stamps: Stamps::new(options.proto.dead_peer),
                 any_memory: link.caps().any_memory,
                 copy_on_delivery: options.copy_on_delivery,
                 landing: pool.landing_up_to(options.landing),

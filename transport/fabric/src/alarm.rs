@@ -1,0 +1,208 @@
+//! A timer for waits of many milliseconds, most of which end otherwise.
+//!
+//! A runtime of tokio that has any timer set reads the clock twice whenever it rests, between two messages of a call, too.
+//! An [`Alarm`] is a timer of the kernel's, timerfd_create(2): it costs a descriptor and, each time that it is set, a system
+//! call, and nothing while it waits.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use tokio::time::Sleep;
+
+#[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
+use kernel::Timer;
+
+/// A timer. It belongs to one task of the runtime that it was made in.
+#[derive(Debug)]
+pub struct Alarm {
+    clock: Clock,
+    set: bool,
+}
+
+#[derive(Debug)]
+enum Clock {
+    #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
+    Kernel(Timer),
+    /// Where there is no other, and on the simulated fabric, whose time tests stop.
+    Tokio(Pin<Box<Sleep>>),
+}
+
+impl Default for Alarm {
+    fn default() -> Self {
+        Alarm::new()
+    }
+}
+
+impl Alarm {
+    /// One that is not set: of the kernel's, or of tokio's where the kernel gives none, because the process has no more
+    /// descriptors for instance. Within a tokio runtime with both drivers enabled.
+    pub fn new() -> Alarm {
+        #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
+        match Timer::new() {
+            Ok(timer) => return Alarm { clock: Clock::Kernel(timer), set: false },
+            Err(error) => tracing::debug!(%error, "timerfd_create; a timer of tokio's has to do"),
+        }
+        Alarm::on_tokio_clock()
+    }
+
+    /// As [`new`](Alarm::new), on tokio's clock, which tests can stop.
+    pub fn on_tokio_clock() -> Alarm {
+        Alarm { clock: Clock::Tokio(Box::pin(tokio::time::sleep(Duration::ZERO))), set: false }
+    }
+
+    /// It goes off at `at`, and not when it was to before; at once when that has passed.
+    pub fn set(&mut self, at: Instant) {
+        self.set = true;
+        match &mut self.clock {
+            #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
+            Clock::Kernel(timer) => {
+                if let Err(error) = timer.set(at.saturating_duration_since(Instant::now())) {
+                    // It does not fail for the arguments given; a timer that never goes off would be worse.
+                    tracing::warn!(%error, "timerfd_settime; a timer of tokio's has to do");
+                    self.clock = Clock::Tokio(Box::pin(tokio::time::sleep_until(at.into())));
+                }
+            }
+            Clock::Tokio(sleep) => sleep.as_mut().reset(at.into()),
+        }
+    }
+
+    /// Ready once, when it goes off; pending while it is not set. The task of the last call is woken.
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if !self.set {
+            return Poll::Pending;
+        }
+        let over = match &mut self.clock {
+            #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
+            Clock::Kernel(timer) => timer.poll(cx),
+            Clock::Tokio(sleep) => sleep.as_mut().poll(cx),
+        };
+        self.set = over.is_pending();
+        over
+    }
+
+    /// Waits for so long. Cancel safe; what it was set to before is forgotten.
+    pub async fn wait(&mut self, time: Duration) {
+        self.set(Instant::now() + time);
+        std::future::poll_fn(|cx| self.poll(cx)).await;
+    }
+}
+
+#[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
+mod kernel {
+    use std::io;
+    use std::os::fd::OwnedFd;
+    use std::task::{Context, Poll};
+    use std::time::Duration;
+
+    use rustix::time::{
+        Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+        timerfd_settime,
+    };
+    use tokio::io::Interest;
+    use tokio::io::unix::AsyncFd;
+
+    use crate::watch::Watch;
+
+    #[derive(Debug)]
+    pub(super) struct Timer(Watch<OwnedFd>);
+
+    impl Timer {
+        pub(super) fn new() -> io::Result<Timer> {
+            let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+            let fd = timerfd_create(TimerfdClockId::Monotonic, flags)?;
+            // SAFETY: an OwnedFd owns its descriptor and always gives the same one (R17).
+            let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?;
+            Ok(Timer(Watch::new(fd)))
+        }
+
+        pub(super) fn set(&self, time: Duration) -> io::Result<()> {
+            let never = Timespec { tv_sec: 0, tv_nsec: 0 };
+            // Zero would take the timer back.
+            let time = Timespec::try_from(time.max(Duration::from_nanos(1)))
+                .unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
+            let once = Itimerspec { it_interval: never, it_value: time };
+            timerfd_settime(self.0.get_ref(), TimerfdTimerFlags::empty(), &once)?;
+            Ok(())
+        }
+
+        pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+            loop {
+                let mut guard = match self.0.poll(cx) {
+                    Poll::Pending => return Poll::Pending,
+                    Poll::Ready(Ok(guard)) => guard,
+                    // The runtime ends, and with it whoever waits.
+                    Poll::Ready(Err(_)) => return Poll::Pending,
+                };
+                let mut times = [0; 8];
+                // What had gone off before it was set anew counts no more: then there is nothing to read.
+                match guard.try_io(|fd| Ok(rustix::io::read(fd.get_ref(), &mut times)?)) {
+                    Ok(_) => return Poll::Ready(()),
+                    Err(_would_block) => {}
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::future::poll_fn;
+
+    const SHORT: Duration = Duration::from_millis(1);
+    const LONG: Duration = Duration::from_secs(3600);
+
+    fn clocks() -> [Alarm; 2] {
+        [Alarm::new(), Alarm::on_tokio_clock()]
+    }
+
+    async fn is_pending(alarm: &mut Alarm) -> bool {
+        poll_fn(|cx| Poll::Ready(alarm.poll(cx).is_pending())).await
+    }
+
+    #[tokio::test]
+    async fn it_goes_off_once_and_not_before_its_time() {
+        for mut alarm in clocks() {
+            assert!(is_pending(&mut alarm).await, "it is not set");
+            for _ in 0..3 {
+                let began = Instant::now();
+                alarm.set(began + 20 * SHORT);
+                assert!(is_pending(&mut alarm).await);
+                poll_fn(|cx| alarm.poll(cx)).await;
+                assert!(began.elapsed() >= 20 * SHORT);
+                assert!(is_pending(&mut alarm).await, "once");
+            }
+            alarm.set(Instant::now());
+            poll_fn(|cx| alarm.poll(cx)).await;
+            alarm.wait(SHORT).await;
+            alarm.wait(Duration::ZERO).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn what_it_is_set_to_last_counts() {
+        for mut alarm in clocks() {
+            alarm.set(Instant::now() + LONG);
+            assert!(is_pending(&mut alarm).await);
+            alarm.set(Instant::now() + SHORT);
+            poll_fn(|cx| alarm.poll(cx)).await;
+            // It goes off before anyone asks, and is set anew.
+            alarm.set(Instant::now());
+            tokio::time::sleep(SHORT).await;
+            alarm.set(Instant::now() + LONG);
+            assert!(is_pending(&mut alarm).await, "the old time is forgotten");
+            alarm.set(Instant::now() + Duration::from_secs(1 << 40));
+            assert!(is_pending(&mut alarm).await, "a time beyond the clock's end");
+        }
+    }
+
+    #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
+    #[test]
+    fn it_is_the_kernels_where_there_is_one() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            assert!(matches!(Alarm::new().clock, Clock::Kernel(_)));
+        });
+    }
+}
