@@ -83,7 +83,12 @@ impl Alarm {
 
     /// Waits for so long. Cancel safe; what it was set to before is forgotten.
     pub async fn wait(&mut self, time: Duration) {
-        self.set(Instant::now() + time);
+        let now = match &self.clock {
+            #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
+            Clock::Kernel(_) => Instant::now(),
+            Clock::Tokio(_) => tokio::time::Instant::now().into_std(),
+        };
+        self.set(now + time);
         std::future::poll_fn(|cx| self.poll(cx)).await;
     }
 }
@@ -91,14 +96,11 @@ impl Alarm {
 #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
 mod kernel {
     use std::io;
-    use std::os::fd::OwnedFd;
+    use std::os::fd::{AsRawFd as _, OwnedFd};
     use std::task::{Context, Poll};
     use std::time::Duration;
 
-    use rustix::time::{
-        Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
-        timerfd_settime,
-    };
+    use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
     use tokio::io::Interest;
     use tokio::io::unix::AsyncFd;
 
@@ -117,13 +119,22 @@ mod kernel {
         }
 
         pub(super) fn set(&self, time: Duration) -> io::Result<()> {
-            let never = Timespec { tv_sec: 0, tv_nsec: 0 };
             // Zero would take the timer back.
-            let time = Timespec::try_from(time.max(Duration::from_nanos(1)))
-                .unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
-            let once = Itimerspec { it_interval: never, it_value: time };
-            timerfd_settime(self.0.get_ref(), TimerfdTimerFlags::empty(), &once)?;
-            Ok(())
+            let time = time.max(Duration::from_nanos(1));
+            let value = libc::timespec {
+                tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
+                tv_nsec: time.subsec_nanos().into(),
+            };
+            let never = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+            let once = libc::itimerspec { it_interval: never, it_value: value };
+            // By the C library, as the clock is read: who puts a clock in that place can put timers there, too.
+            // SAFETY: the descriptor is open, the call reads `once`, and writes nowhere; this rests on no rule.
+            match unsafe {
+                libc::timerfd_settime(self.0.get_ref().as_raw_fd(), 0, &once, std::ptr::null_mut())
+            } {
+                0 => Ok(()),
+                _ => Err(io::Error::last_os_error()),
+            }
         }
 
         pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {

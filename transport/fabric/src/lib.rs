@@ -17,6 +17,7 @@
 //! | [`access`] | [`ShmAccess`]: whom memory is shared with |
 //! | `shm` | two processes of one host (Linux, feature `shm`) |
 //! | [`alarm`] | [`Alarm`]: a timer that costs nothing while it waits |
+//! | [`news`] | [`News`]: what hardly ever has anything to say |
 //! | [`survey`] | what there is on this host, at a glance |
 //! | [`trial`] | what comes of making, one by one, what a connection is made of |
 //! | [`sim`] | an in-process network with a seed and faults, for tests without hardware |
@@ -62,6 +63,7 @@ pub mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod link;
+pub mod news;
 mod queue;
 #[cfg(all(target_os = "linux", feature = "shm"))]
 pub mod shm;
@@ -88,5 +90,6 @@ pub use any::{AnyLink, Connected, Fabric, Incoming, Listener};
 pub use device::{DeviceInfo, LinkLayer, PortInfo, PortState, Transport};
 pub use error::{ConnectError, ConnectStep, FabricError, LinkError, Verb};
 pub use link::{Caps, Completion, Link, LinkConfig, MAX_PRIVATE_DATA, PeerInfo, Posted, Work, WriteSource};
+pub use news::News;
 pub use survey::Survey;
 pub use trial::{DeviceLimits, Trial, TrialStep};

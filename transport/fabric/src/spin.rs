@@ -31,7 +31,7 @@ pub(crate) struct Spin {
 /// | state | on | next |
 /// |---|---|---|
 /// | Idle | message | Eager |
-/// | Eager | nothing there | Looking, or Waiting when the budget is too small |
+/// | Eager | nothing there | Looking, or Waiting when the budget is too small, or Idle when the peer runs on this processor |
 /// | Looking | message, or something sent | Eager |
 /// | Looking | budget used up | Waiting |
 /// | Idle, Waiting | something sent | Eager, or Waiting from now when the budget is too small |
@@ -94,7 +94,12 @@ impl Spin {
     pub(crate) fn nothing(&mut self, apart: bool, look: impl Fn() -> bool) -> Next {
         let since = match self.state {
             State::Idle | State::Waiting { .. } => return Next::Wait,
-            State::Eager if !apart || self.budget < LEAST => {
+            // Waiting for a peer on the same processor teaches nothing.
+            State::Eager if !apart => {
+                self.state = State::Idle;
+                return Next::Wait;
+            }
+            State::Eager if self.budget < LEAST => {
                 self.state = State::Waiting { since: Instant::now() };
                 return Next::Wait;
             }

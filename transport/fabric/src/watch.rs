@@ -1,53 +1,24 @@
 //! A descriptor that a task waits for, and that costs a load to ask about while nothing has happened.
-//!
-//! tokio's readiness is asked for through its own state, with the task's waker handed over each time, and an end of a
-//! connection has up to four descriptors that are asked about with every message and hardly ever have anything.
 
 use std::io;
-use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, Wake, Waker};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::task::{Context, Poll};
 
+use tokio::io::Interest;
 use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 
-/// What tokio wakes in the task's place.
+use crate::news::News;
+
+/// A registered descriptor.
 #[derive(Debug)]
-struct News {
-    /// Something may have happened since tokio was last asked.
-    rung: AtomicBool,
-    task: Mutex<Option<Waker>>,
-}
-
-impl Wake for News {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        self.rung.store(true, Ordering::Release);
-        let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some(task) = task {
-            task.wake();
-        }
-    }
-}
-
-/// A registered descriptor, and who is woken for it.
-#[derive(Debug)]
-pub(crate) struct Watch<T: std::os::fd::AsRawFd = OwnedFd> {
+pub(crate) struct Watch<T: AsRawFd = OwnedFd> {
     fd: AsyncFd<T>,
-    news: Arc<News>,
-    /// Of `news`.
-    waker: Waker,
-    /// As in `news`.
-    task: Option<Waker>,
+    news: News,
 }
 
-impl<T: std::os::fd::AsRawFd> Watch<T> {
+impl<T: AsRawFd> Watch<T> {
     pub(crate) fn new(fd: AsyncFd<T>) -> Self {
-        let news = Arc::new(News { rung: AtomicBool::new(true), task: Mutex::new(None) });
-        Watch { fd, waker: Waker::from(news.clone()), news, task: None }
+        Watch { fd, news: News::new() }
     }
 
     pub(crate) fn get_ref(&self) -> &T {
@@ -58,24 +29,35 @@ impl<T: std::os::fd::AsRawFd> Watch<T> {
         &self.fd
     }
 
+    /// From now on the task is woken when it becomes ready. That it has become ready before is forgotten.
+    ///
+    /// # Errors
+    /// The runtime ends.
+    pub(crate) fn listen(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        let Watch { fd, news } = self;
+        let ended = news.poll(cx, |cx| {
+            // What it is forgotten by; there is nothing else to be had from it.
+            let _ =
+                fd.try_io(Interest::READABLE, |_| io::Result::<()>::Err(io::ErrorKind::WouldBlock.into()));
+            loop {
+                match fd.poll_read_ready(cx) {
+                    Poll::Ready(Ok(mut guard)) => guard.clear_ready(),
+                    Poll::Ready(Err(error)) => return Poll::Ready(error),
+                    Poll::Pending => return Poll::Pending,
+                }
+            }
+        });
+        match ended {
+            Poll::Ready(error) => Err(error),
+            Poll::Pending => Ok(()),
+        }
+    }
+
     /// Ready to be read, as far as tokio knows; otherwise the task is woken when it is. Who finds nothing there clears the
     /// guard and asks again.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<AsyncFdReadyGuard<'_, T>>> {
-        if self.task.as_ref().is_none_or(|task| !task.will_wake(cx.waker())) {
-            self.task = Some(cx.waker().clone());
-            *self.news.task.lock().unwrap_or_else(PoisonError::into_inner) = self.task.clone();
-        }
-        if !self.news.rung.load(Ordering::Acquire) {
-            return Poll::Pending;
-        }
-        // Before tokio is asked: what happens from now on rings again.
-        self.news.rung.store(false, Ordering::Relaxed);
-        let ready = self.fd.poll_read_ready(&mut Context::from_waker(&self.waker));
-        if ready.is_ready() {
-            // tokio has no waker now.
-            self.news.rung.store(true, Ordering::Relaxed);
-        }
-        ready
+        let Watch { fd, news } = self;
+        news.poll(cx, |cx| fd.poll_read_ready(cx))
     }
 }
 
@@ -85,7 +67,9 @@ mod tests {
     use std::future::poll_fn;
     use std::io::Write as _;
     use std::os::fd::AsFd as _;
-    use std::sync::atomic::AtomicUsize;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::{Wake, Waker};
 
     fn pipe() -> (Watch, std::io::PipeWriter) {
         let (end, writer) = std::io::pipe().unwrap();

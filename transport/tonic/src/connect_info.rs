@@ -1,7 +1,7 @@
 //! What a server's handler can learn about the path a request came by.
 
 use crate::{context::Context, path::Path};
-use std::net::SocketAddr;
+use std::{net::SocketAddr, sync::Arc};
 use tonic_rdma_memory::Pool;
 
 /// The path a request came by. On the fast path it is in the request's extensions, beside the
@@ -15,13 +15,14 @@ pub struct RdmaConnectInfo {
     /// The path of this request.
     pub path: Path,
     /// The RDMA device at this end. `None` on TCP and shared memory.
-    pub device: Option<String>,
+    pub device: Option<Arc<str>>,
     /// This end's address on that path.
     pub local_addr: Option<SocketAddr>,
     /// The client's address on that path.
     pub remote_addr: Option<SocketAddr>,
     /// The client's process, as the kernel says, where memory is shared with it. `None` elsewhere.
     pub peer_pid: Option<u32>,
+    pub(crate) pool: ConnectionPool,
 }
 
 /// The pool to answer `request` from without a copy: that of the device that the request came by. On TCP it is a pool
@@ -38,15 +39,23 @@ pub struct RdmaConnectInfo {
 /// }
 /// ```
 pub fn pool<T>(request: &tonic::Request<T>) -> Pool {
-    match request.extensions().get::<ConnectionPool>() {
-        Some(ConnectionPool(pool)) => pool.clone(),
-        None => Context::global().ordinary_pool(),
+    match request.extensions().get::<RdmaConnectInfo>() {
+        Some(RdmaConnectInfo { pool: ConnectionPool(Some(pool)), .. }) => pool.clone(),
+        _ => Context::global().ordinary_pool(),
     }
 }
 
-/// In the extensions of requests on the fast path.
-#[derive(Debug, Clone)]
-pub(crate) struct ConnectionPool(pub(crate) Pool);
+/// What answers can come from without a copy. Two requests by the same path came by the same path, whatever that is.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ConnectionPool(pub(crate) Option<Pool>);
+
+impl PartialEq for ConnectionPool {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for ConnectionPool {}
 
 /// The path that `request` came by. For a request that came over TCP the answer is made from its
 /// TCP connect info.
@@ -69,5 +78,6 @@ pub fn connect_info<T>(request: &tonic::Request<T>) -> RdmaConnectInfo {
         local_addr: request.local_addr(),
         remote_addr: request.remote_addr(),
         peer_pid: None,
+        pool: ConnectionPool::default(),
     }
 }

@@ -7,12 +7,17 @@ use std::collections::VecDeque;
 pub(crate) struct Fifo<T> {
     /// None when the queue is empty.
     first: Option<T>,
-    rest: VecDeque<T>,
+    /// Made for the first second one, and kept.
+    #[expect(
+        clippy::box_collection,
+        reason = "queues are moved about with what they are in, and most have no second"
+    )]
+    rest: Option<Box<VecDeque<T>>>,
 }
 
 impl<T> Default for Fifo<T> {
     fn default() -> Self {
-        Fifo { first: None, rest: VecDeque::new() }
+        Fifo { first: None, rest: None }
     }
 }
 
@@ -20,13 +25,13 @@ impl<T> Fifo<T> {
     pub(crate) fn push_back(&mut self, value: T) {
         match self.first {
             None => self.first = Some(value),
-            Some(_) => self.rest.push_back(value),
+            Some(_) => self.rest.get_or_insert_default().push_back(value),
         }
     }
 
     pub(crate) fn pop_front(&mut self) -> Option<T> {
         let first = self.first.take()?;
-        self.first = self.rest.pop_front();
+        self.first = self.rest.as_mut().and_then(|rest| rest.pop_front());
         Some(first)
     }
 
@@ -39,7 +44,7 @@ impl<T> Fifo<T> {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
-        self.first.iter().chain(&self.rest)
+        self.first.iter().chain(self.rest.iter().flat_map(|rest| rest.iter()))
     }
 }
 

@@ -1,7 +1,7 @@
 //! The time a call may take until its response headers: the shorter of the `grpc-timeout` header
 //! and the configured one, with the error that tonic's transport gives.
 
-use http::{HeaderMap, HeaderName, Request};
+use http::{HeaderMap, Request};
 use pin_project_lite::pin_project;
 use std::{
     future::Future,
@@ -14,8 +14,6 @@ use tonic::TimeoutExpired;
 use tower::Service;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
-
-static GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
 /// Fails calls whose time is up. A header that does not parse counts as absent, as in tonic.
 #[derive(Debug, Clone)]
@@ -85,7 +83,9 @@ where
 
 /// `TimeoutValue TimeoutUnit` of the gRPC specification: at most eight digits and one letter.
 fn parse(headers: &HeaderMap) -> Option<Duration> {
-    let text = headers.get(&GRPC_TIMEOUT)?.to_str().ok()?;
+    // A call has a few: looking at each costs less than a hash.
+    let (_, value) = headers.iter().find(|(name, _)| name.as_str() == "grpc-timeout")?;
+    let text = value.to_str().ok()?;
     let unit = text.chars().last()?;
     let digits = text.strip_suffix(unit)?;
     if digits.len() > 8 || !digits.bytes().all(|b| b.is_ascii_digit()) {
@@ -111,7 +111,7 @@ mod tests {
 
     fn parsed(value: &'static str) -> Option<Duration> {
         let mut headers = HeaderMap::new();
-        headers.insert(&GRPC_TIMEOUT, HeaderValue::from_static(value));
+        headers.insert("grpc-timeout", HeaderValue::from_static(value));
         parse(&headers)
     }
 
@@ -138,7 +138,7 @@ mod tests {
         });
         let mut req = Request::new(());
         if let Some(header) = header {
-            req.headers_mut().insert(&GRPC_TIMEOUT, header.parse().unwrap());
+            req.headers_mut().insert("grpc-timeout", header.parse().unwrap());
         }
         match GrpcTimeout::new(never, configured).oneshot(req).await {
             Ok(()) => None,

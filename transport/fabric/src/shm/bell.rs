@@ -4,7 +4,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::task::{Context, Poll};
+use std::task::Context;
 
 use rustix::event::{EventfdFlags, eventfd};
 use tokio::io::Interest;
@@ -32,16 +32,9 @@ impl Bell {
         self.0.get_ref()
     }
 
-    /// Ready when it has been rung since the last time; otherwise the task is woken when it is.
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.0.poll(cx) {
-            Poll::Ready(Ok(mut guard)) => {
-                guard.clear_ready();
-                Poll::Ready(Ok(()))
-            }
-            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
-            Poll::Pending => Poll::Pending,
-        }
+    /// From now on the task is woken when it is rung. That it was rung before is forgotten.
+    pub(super) fn listen(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        self.0.listen(cx)
     }
 }
 

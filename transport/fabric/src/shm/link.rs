@@ -387,7 +387,7 @@ impl ShmLink {
                 let _ = pin!(tokio::task::yield_now()).poll(cx);
                 return Poll::Pending;
             }
-            // Both are asked before the flag is set: then nothing is missed between.
+            // Both are listened to before the flag is set, and the ring is looked at after: nothing is missed between.
             match self.socket.poll(cx) {
                 Poll::Ready(Ok(Some(received))) => {
                     self.heard(received)?;
@@ -406,9 +406,8 @@ impl ShmLink {
                 }
                 Poll::Pending => {}
             }
-            if let Poll::Ready(rung) = self.bell.poll(cx) {
-                rung.map_err(|error| self.device("eventfd", error))?;
-                continue;
+            if let Err(error) = self.bell.listen(cx) {
+                return Poll::Ready(Err(self.device("eventfd", error)));
             }
             if self.reader.wait() {
                 self.waiting = true;

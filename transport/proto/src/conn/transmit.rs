@@ -244,6 +244,9 @@ impl Connection {
     }
 
     fn next_write(&mut self, room: Room) -> Option<Write> {
+        if !self.waits_to_write() {
+            return None;
+        }
         // Those that are copied first and those that are not take turns: neither waits for the other's room.
         for turn in [self.write_turn, 1 - self.write_turn] {
             if let Some(write) = self.write_from(turn, room) {

@@ -369,6 +369,7 @@ mod tests {
             local_addr: None,
             remote_addr: None,
             peer_pid: None,
+            pool: Default::default(),
         });
         let status = service.offer(request).await.unwrap_err();
         assert_eq!(status.code(), tonic::Code::FailedPrecondition);

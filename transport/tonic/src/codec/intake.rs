@@ -1,6 +1,5 @@
 //! Finds the messages in a received body, and puts stand-ins in the place of those that can stay where they landed.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
@@ -60,7 +59,7 @@ pub(crate) struct Intake {
     at: At,
     ready: Fifo<Ready>,
     /// Of messages that have been handed on as stand-ins, and may wait for their decoder.
-    keys: VecDeque<Key>,
+    keys: Fifo<Key>,
     share: BytesMut,
     delivered: Delivered,
 }
@@ -73,7 +72,7 @@ impl Intake {
             method,
             at: if messages { At::Header([0; HEADER], 0) } else { At::Through },
             ready: Fifo::default(),
-            keys: VecDeque::new(),
+            keys: Fifo::default(),
             share: BytesMut::new(),
             delivered: Delivered::default(),
         }
@@ -177,7 +176,7 @@ impl Intake {
         let len = message.len();
         let fill = if len > self.method.decodes() { len - stand_in::LEN } else { 0 };
         let key = Key::random();
-        while self.keys.front().is_some_and(|key| !aside::holds(*key)) {
+        while self.keys.front_mut().is_some_and(|key| !aside::holds(*key)) {
             self.keys.pop_front();
         }
         self.keys.push_back(key);
@@ -200,7 +199,7 @@ impl Intake {
 impl Drop for Intake {
     fn drop(&mut self) {
         // What was never decoded.
-        for key in self.keys.drain(..) {
+        while let Some(key) = self.keys.pop_front() {
             drop(aside::take(key));
         }
     }

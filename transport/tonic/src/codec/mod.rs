@@ -83,22 +83,19 @@ pub(crate) use self::tcp::{Incoming as TcpIncoming, Outgoing as TcpOutgoing, Tcp
 /// two, one to tonic's buffer and one to staging, neither is made. So from about 4 KiB on it is no loss.
 pub const SEGMENT: usize = 4096;
 
-use http::HeaderMap;
+use http::{HeaderMap, header};
 
 /// Whether a body with these headers is a sequence of gRPC messages as the codec makes them.
 pub(crate) fn is_plain_grpc(headers: &HeaderMap) -> bool {
     let mut grpc = false;
     // There are a few of them: looking at each costs less than looking for three.
     for (name, value) in headers {
-        match name.as_str() {
-            "content-type" => {
-                // Not application/grpc-web.
-                let rest = value.as_bytes().strip_prefix(b"application/grpc");
-                grpc = rest.is_some_and(|rest| !rest.starts_with(b"-"));
-            }
-            "grpc-encoding" if value != "identity" => return false,
-            "content-encoding" => return false,
-            _ => {}
+        if *name == header::CONTENT_TYPE {
+            // Not application/grpc-web.
+            let rest = value.as_bytes().strip_prefix(b"application/grpc");
+            grpc = rest.is_some_and(|rest| !rest.starts_with(b"-"));
+        } else if *name == header::CONTENT_ENCODING || (name == "grpc-encoding" && value != "identity") {
+            return false;
         }
     }
     grpc

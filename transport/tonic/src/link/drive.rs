@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 
 use smallvec::SmallVec;
 use tokio::time::Instant;
-use tonic_rdma_fabric::{Alarm, Link, LinkError};
+use tonic_rdma_fabric::{Alarm, Link, LinkError, News};
 use tonic_rdma_proto::CloseCode;
 
 use super::shared::{Inner, Life, Shared};
@@ -26,7 +26,7 @@ pub(super) async fn drive(
     mut serve: impl FnMut(Opened),
     drain: impl Future<Output = ()>,
 ) -> Reason {
-    let mut drain = pin!(drain);
+    let (mut drain, mut asked) = (pin!(drain), News::new());
     let timer = shared.lock().link.as_ref().map(Link::alarm).unwrap_or_default();
     let mut driver = Driver {
         timer,
@@ -37,7 +37,7 @@ pub(super) async fn drive(
         shared,
     };
     poll_fn(|cx| {
-        if !driver.draining && drain.as_mut().poll(cx).is_ready() {
+        if !driver.draining && asked.poll(cx, |cx| drain.as_mut().poll(cx)).is_ready() {
             driver.draining = true;
             driver.shared.lock().conn.go_away(CloseCode::Ok, "shutting down");
         }

@@ -141,8 +141,9 @@ impl Inner {
     fn with(&mut self, id: StreamId, change: impl FnOnce(&mut StreamIo)) {
         if let Some(io) = self.streams.get_mut(&id) {
             change(io);
-            self.wakes.extend(io.recv_waker.take());
-            self.wakes.extend(io.send_waker.take());
+            let (recv, send) = (io.recv_waker.take(), io.send_waker.take());
+            self.wake(recv);
+            self.wake(send);
         }
     }
 
@@ -154,7 +155,8 @@ impl Inner {
         if !discard && len > 0 {
             io.pieces.push_back(piece);
         }
-        self.wakes.extend(io.recv_waker.take());
+        let waker = io.recv_waker.take();
+        self.wake(waker);
         if discard {
             self.conn.consume(id, len, flow);
         }

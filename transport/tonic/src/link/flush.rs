@@ -61,7 +61,7 @@ impl Inner {
         let mut unreported = 0;
         let eager = self.conn.stats().eager_sent;
         let longest = link.caps().max_msg;
-        while link.send_room() > 0 {
+        while self.conn.is_due() && link.send_room() > 0 {
             let at = self.sends.slot();
             let staging = match self.conn.waits_to_stage() {
                 true => self.sends.staging_room(&self.pool),

@@ -194,14 +194,15 @@ impl std::ops::DerefMut for Guard<'_> {
 impl Drop for Guard<'_> {
     fn drop(&mut self) {
         if let Some(mut inner) = self.inner.take() {
+            let Some(first) = inner.wakes.pop() else { return };
             if inner.wakes.is_empty() {
-                return;
+                drop(inner);
+                return first.wake();
             }
-            let mut wakes = std::mem::take(&mut inner.wakes);
+            let others = std::mem::take(&mut inner.wakes);
             drop(inner);
-            for waker in wakes.drain(..) {
-                waker.wake();
-            }
+            others.into_iter().for_each(Waker::wake);
+            first.wake();
         }
     }
 }
@@ -231,7 +232,9 @@ impl Inner {
     }
 
     pub(super) fn wake(&mut self, waker: Option<Waker>) {
-        self.wakes.extend(waker);
+        if let Some(waker) = waker {
+            self.wakes.push(waker);
+        }
     }
 
     pub(super) fn wake_driver(&mut self) {
@@ -295,10 +298,13 @@ impl Inner {
 
     /// Adds what moved since the last time to the channel's counters.
     pub(super) fn count(&mut self) {
-        if self.conn.stats().body_bytes() != self.counted.body_bytes() || self.copied != self.counted.copied {
-            let moved = Moved::new(self.conn.stats(), self.copied);
-            let before = std::mem::replace(&mut self.counted, moved);
-            before.count_on(&moved, &self.counters);
+        let stats = self.conn.stats();
+        if stats.body_bytes() != self.counted.body_bytes() {
+            self.counted.bytes(stats, &self.counters);
+        }
+        if self.copied != self.counted.copied {
+            self.counters.fast.add(self.copied - self.counted.copied);
+            self.counted.copied = self.copied;
         }
         // No driver does it any more.
         if self.link.is_none() {
@@ -324,29 +330,26 @@ pub(super) struct Moved {
 }
 
 impl Moved {
-    fn new(stats: Stats, copied: Copied) -> Self {
-        let Stats { write_sent, eager_sent, write_received, eager_received, .. } = stats;
-        Moved { write_sent, eager_sent, write_received, eager_received, copied }
-    }
-
     /// What has been sent and received.
     fn body_bytes(&self) -> u64 {
         self.write_sent + self.eager_sent + self.write_received + self.eager_received
     }
 
-    /// Adds what came between this and `now`.
-    fn count_on(&self, now: &Moved, counters: &Counters) {
-        let add = |counter: &Counter, now: u64, before: u64| {
-            if now != before {
-                counter.add(now - before);
+    /// Adds what has been sent and received since the last time.
+    fn bytes(&mut self, now: Stats, counters: &Counters) {
+        let add = |counter: &Counter, now: u64, before: &mut u64| {
+            let more = now - std::mem::replace(before, now);
+            if more > 0 {
+                counter.add(more);
             }
+            more
         };
-        add(&counters.bytes_sent_write, now.write_sent, self.write_sent);
-        add(&counters.bytes_sent_send, now.eager_sent, self.eager_sent);
-        add(&counters.bytes_received_write, now.write_received, self.write_received);
-        add(&counters.bytes_received_send, now.eager_received, self.eager_received);
-        let mut copied = now.copied - self.copied;
-        copied.eager += now.eager_sent - self.eager_sent + now.eager_received - self.eager_received;
-        counters.fast.add(copied);
+        add(&counters.bytes_sent_write, now.write_sent, &mut self.write_sent);
+        add(&counters.bytes_received_write, now.write_received, &mut self.write_received);
+        let sent = add(&counters.bytes_sent_send, now.eager_sent, &mut self.eager_sent);
+        let received = add(&counters.bytes_received_send, now.eager_received, &mut self.eager_received);
+        if sent + received > 0 {
+            counters.fast.eager.add(sent + received);
+        }
     }
 }

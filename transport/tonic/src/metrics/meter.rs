@@ -118,9 +118,13 @@ impl LinkMeter {
         add(&self.writes, now.writes, before.writes);
         add(&self.credit_waits, now.credit_waits, before.credit_waits);
         add(&self.grants, now.grants_given, before.grants_given);
-        let mut more = copied - std::mem::replace(&mut self.told_copied, copied);
-        more.eager += now.eager_sent - before.eager_sent + now.eager_received - before.eager_received;
-        self.copied.add(more);
+        let eager = |stats: &Stats| stats.eager_sent + stats.eager_received;
+        if eager(&now) != eager(&before) {
+            self.copied.eager.add(eager(&now) - eager(&before));
+        }
+        if copied != self.told_copied {
+            self.copied.add(copied - std::mem::replace(&mut self.told_copied, copied));
+        }
     }
 
     /// The connection is gone.

@@ -261,15 +261,17 @@ impl FastPath {
         tracing::debug!(peer = %ends, "fast path open");
         extensions.insert(RdmaConnectInfo {
             path: Path::of(&ends),
-            device: (Path::of(&ends) != Path::Shm).then(|| ends.device.clone()),
+            device: (Path::of(&ends) != Path::Shm).then(|| ends.device.as_str().into()),
             local_addr: ends.local.ip(),
             remote_addr: ends.remote.ip(),
             peer_pid: Path::process(&ends),
+            pool: ConnectionPool(Some(pool.clone())),
         });
-        extensions.insert(ConnectionPool(pool.clone()));
         let own = self.settings.stats.connection();
         own.counters.connections.add(1);
         let age = self.settings.max_connection_age;
+        let grace = age.zip(self.settings.max_connection_age_grace).map(|(age, grace)| age + grace);
+        let (old, too_old) = (sleep_for(&link, age), sleep_for(&link, grace));
         let accepted = Accepted {
             link,
             pool,
@@ -278,10 +280,9 @@ impl FastPath {
             counters: own.counters.clone(),
             methods: self.methods.clone(),
             extensions,
-            drain: Box::pin(either(draining(self.drain.clone()), sleep_for(age))),
+            drain: Box::pin(either(draining(self.drain.clone()), old)),
         };
         let serving = layered.serve(&self.settings, accepted);
-        let grace = age.zip(self.settings.max_connection_age_grace).map(|(age, grace)| age + grace);
         tokio::select! {
             reason = serving => match reason.code() {
                 ReasonCode::LinkLost => {
@@ -290,7 +291,7 @@ impl FastPath {
                 }
                 _ => tracing::debug!(peer = %ends, %reason, "fast path closed"),
             },
-            () = sleep_for(grace) => tracing::debug!(peer = %ends, "fast path closed: too old"),
+            () = too_old => tracing::debug!(peer = %ends, "fast path closed: too old"),
         }
     }
 }
@@ -343,10 +344,14 @@ async fn draining(mut drain: watch::Receiver<bool>) {
     }
 }
 
-async fn sleep_for(time: Option<Duration>) {
-    match time {
-        Some(time) => tokio::time::sleep(time).await,
-        None => std::future::pending().await,
+/// By the link's clock, from now on; for ever where there is no time.
+fn sleep_for(link: &AnyLink, time: Option<Duration>) -> impl Future<Output = ()> + use<> {
+    let alarm = time.map(|time| (link.alarm(), time));
+    async {
+        match alarm {
+            Some((mut alarm, time)) => alarm.wait(time).await,
+            None => std::future::pending().await,
+        }
     }
 }
 
