@@ -20,6 +20,7 @@
 //! | [`copies`] | the same in bytes that are copied |
 //! | [`costs`] | what does not vary: instructions, allocations, doorbells, held against a record |
 //! | [`cpu`] | which processor a process runs on |
+//! | [`threads`] | calls on several threads at a time |
 //! | [`report`] | medians, ratios, table, JSON, assertions |
 //! | [`plot`] | SVG |
 
@@ -40,6 +41,7 @@ pub mod report;
 pub mod role;
 pub mod service;
 pub mod session;
+pub mod threads;
 pub mod work;
 
 /// The messages and stubs generated from `proto/bench.proto`.

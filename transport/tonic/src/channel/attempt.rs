@@ -19,7 +19,7 @@ use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::{Accept, Hello};
 
 /// What an attempt needs.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) tcp: tonic::transport::Channel,
     pub(crate) origin: Arc<Origin>,

@@ -39,6 +39,12 @@ impl Manager {
         (Self { shared, plan, stop, patience, log }, Handle { _stop: stop_tx })
     }
 
+    /// Of a connection beside the first: what becomes of it decides nothing, and is told to those who debug only.
+    pub(crate) fn beside(mut self) -> Self {
+        self.log.beside = true;
+        self
+    }
+
     /// Runs until the last clone of the channel is dropped. The fast path then closes when the
     /// calls in flight have ended.
     pub(crate) async fn run(self) {
@@ -139,16 +145,21 @@ struct Log {
     origin: String,
     said: Option<(ReasonCode, crate::reason::Side)>,
     been_up: bool,
+    /// Of a connection beside the first.
+    beside: bool,
 }
 
 impl Log {
     fn new(origin: String) -> Self {
-        Self { origin, said: None, been_up: false }
+        Self { origin, said: None, been_up: false, beside: false }
     }
 
     fn up(&mut self, fast: &Fast) {
         self.said = None;
         let peer = fast.client.peer();
+        if self.beside {
+            return tracing::debug!(origin = %self.origin, %peer, "another connection");
+        }
         if std::mem::replace(&mut self.been_up, true) {
             metrics::reconnect(Path::of(peer));
         }
@@ -167,6 +178,9 @@ impl Log {
     }
 
     fn down(&mut self, reason: &Reason) {
+        if self.beside {
+            return tracing::debug!(origin = %self.origin, %reason, "no other connection: its calls take the first");
+        }
         metrics::fallback(Side::Client, reason);
         let this = Some((reason.code(), reason.side()));
         if self.said == this {

@@ -7,6 +7,7 @@
 //! | `shared` | state that calls and manager share, with its transition table |
 //! | `manager` | the task that keeps the channel on its fast path |
 //! | `attempt` | one attempt at the fast path |
+//! | `lanes` | more fast connections of one channel |
 //! | `backoff` | pauses between attempts |
 //! | `resend` | calls over TCP; those that the server never saw are sent again |
 //! | `balance` | one channel over many endpoints |
@@ -14,6 +15,7 @@
 mod attempt;
 mod backoff;
 mod balance;
+mod lanes;
 mod manager;
 mod resend;
 mod select;
@@ -36,6 +38,7 @@ use attempt::Plan;
 use balance::Balanced;
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, Uri};
+use lanes::Lanes;
 use manager::{Handle, Manager};
 use pin_project_lite::pin_project;
 use select::Select;
@@ -123,7 +126,7 @@ struct One {
     state: watch::Receiver<State>,
     seen: Arc<PathInfo>,
     context: crate::Context,
-    _handle: Arc<Handle>,
+    _handles: Arc<[Handle]>,
 }
 
 impl Channel {
@@ -297,7 +300,16 @@ impl One {
             dead_peer_timeout: settings.dead_peer_timeout,
             copy_on_delivery: settings.copy_on_delivery,
         };
+        let connections = settings.connections.filter(|_| off.is_none()).unwrap_or(1).min(lanes::MOST);
+        let lanes: Vec<_> = (1..connections).map(|_| Arc::new(shared.lane())).collect();
+        let mut handles = Vec::new();
+        for lane in &lanes {
+            let (manager, handle) = Manager::new(lane.clone(), plan.clone(), patience);
+            settings.executor.spawn(manager.beside().run());
+            handles.push(handle);
+        }
         let (manager, handle) = Manager::new(shared.clone(), plan, patience);
+        handles.push(handle);
         match off {
             None => settings.executor.spawn(manager.run()),
             Some(why) if shared.broken.is_some() => {
@@ -311,12 +323,12 @@ impl One {
         let state = shared.state.subscribe();
         let seen = Arc::new(state.borrow().info());
         Self {
-            stack: stack::build(Select::new(shared.clone()), settings),
+            stack: stack::build(Select::new(shared.clone(), Lanes::new(lanes)), settings),
             shared,
             state,
             seen,
             context,
-            _handle: Arc::new(handle),
+            _handles: handles.into(),
         }
     }
 

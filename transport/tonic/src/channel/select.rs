@@ -3,6 +3,7 @@
 use super::{
     BoxError,
     attempt::Fast,
+    lanes::Lanes,
     resend::{self, TcpCall},
     shared::{Route, Shared},
 };
@@ -33,6 +34,7 @@ pub(crate) type CallFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, 
 #[derive(Debug)]
 pub(crate) struct Select {
     shared: Arc<Shared>,
+    lanes: Lanes,
     /// This clone's handle to the TCP connection's queue.
     tcp: tonic::transport::Channel,
     /// It holds a place.
@@ -40,14 +42,14 @@ pub(crate) struct Select {
 }
 
 impl Select {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Self { tcp: shared.tcp.clone(), shared, placed: false }
+    pub(crate) fn new(shared: Arc<Shared>, lanes: Lanes) -> Self {
+        Self { tcp: shared.tcp.clone(), shared, lanes, placed: false }
     }
 }
 
 impl Clone for Select {
     fn clone(&self) -> Self {
-        Self::new(self.shared.clone())
+        Self::new(self.shared.clone(), self.lanes.clone())
     }
 }
 
@@ -88,7 +90,8 @@ impl Select {
         if std::mem::take(&mut self.placed) {
             return Box::pin(over_tcp(&mut self.tcp, shared, req));
         }
-        match shared.route() {
+        let route = self.lanes.fast(&shared).map_or_else(|| shared.route(), Route::Fast);
+        match route {
             Route::Fast(fast) => over_fast(shared, fast, req),
             Route::Tcp => Box::pin(queued(shared, req)),
             Route::Wait => Box::pin(async move {

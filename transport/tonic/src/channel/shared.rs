@@ -86,6 +86,25 @@ pub(crate) enum Route {
 }
 
 impl Shared {
+    /// Of another connection of the channel.
+    pub(crate) fn lane(&self) -> Self {
+        Self {
+            tcp: self.tcp.clone(),
+            state: watch::Sender::new(State::Idle),
+            counters: self.counters.clone(),
+            methods: self.methods.clone(),
+            required: false,
+            patience: self.patience,
+            broken: None,
+            origin: self.origin.clone(),
+            begun: AtomicBool::new(false),
+            begin: Notify::new(),
+            stale: Notify::new(),
+            watching: AtomicBool::new(false),
+            alive: Notify::new(),
+        }
+    }
+
     #[allow(clippy::too_many_arguments, reason = "one call site; each is a different thing")]
     pub(crate) fn new(
         tcp: tonic::transport::Channel,
@@ -139,13 +158,21 @@ impl Shared {
     }
 
     pub(crate) fn route(&self) -> Route {
-        if let State::Up(fast) = &*self.state.borrow() {
-            if fast.client.is_open() {
-                return Route::Fast(fast.clone());
-            }
+        match self.fast() {
+            Some(fast) => Route::Fast(fast),
+            None if self.required => Route::Wait,
+            None => Route::Tcp,
+        }
+    }
+
+    /// The fast path, if it is up and takes calls.
+    pub(crate) fn fast(&self) -> Option<Fast> {
+        let State::Up(fast) = &*self.state.borrow() else { return None };
+        let open = fast.client.is_open();
+        if !open {
             self.stale.notify_one();
         }
-        if self.required { Route::Wait } else { Route::Tcp }
+        open.then(|| fast.clone())
     }
 
     /// Waits for a fast path that takes calls, for as long as a call that needs one does; not at all where somebody has

@@ -56,6 +56,7 @@ pub(crate) struct Settings {
     pub(crate) context: Option<Context>,
     pub(crate) max_header_size: Option<u32>,
     pub(crate) dead_peer_timeout: Option<Duration>,
+    pub(crate) connections: Option<usize>,
     pub(crate) copy_on_delivery: bool,
     /// Where to count; a balanced channel counts over all its endpoints.
     pub(crate) counters: Option<Arc<Counters>>,
@@ -302,6 +303,20 @@ impl Endpoint {
     /// ([`http2_keep_alive_interval`](Self::http2_keep_alive_interval)).
     pub fn dead_peer_timeout(mut self, time: Duration) -> Self {
         self.shared.dead_peer_timeout = Some(time);
+        self
+    }
+
+    /// Fast connections of a channel. Default is 1; from 1 to 64, what is below or above that is taken as the nearest.
+    ///
+    /// A connection has one lock and one completion queue, which all threads that make calls share. Where calls are made on
+    /// several threads at a time, and one connection is what holds them up, each thread can have one: for a runtime with
+    /// eight workers 8. A connection beside the first is set up when a thread makes its first call; calls take the first
+    /// while there is none, or no memory for one. Each pins as much as the first, 60 KiB at rest, at either end, and has a
+    /// task at the server, so that its threads share the calls, too.
+    ///
+    /// [`Channel::path`](crate::Channel::path) is that of the first connection. Over TCP there is one connection, as in tonic.
+    pub fn connections(mut self, connections: usize) -> Self {
+        self.shared.connections = Some(connections);
         self
     }
 

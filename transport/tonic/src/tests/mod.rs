@@ -8,6 +8,7 @@ mod flood;
 mod given_up;
 mod herd;
 mod interop;
+mod lanes;
 mod layers;
 mod limits;
 mod logs;

@@ -1,0 +1,69 @@
+//! Calls that are made on several threads at a time, over one connection and over one for each thread.
+
+use crate::{
+    client::{Channel, Client},
+    contender::{Contender, Way},
+    measure::{Round, round},
+    service,
+    work::{Kind, Row},
+};
+use anyhow::{Context as _, ensure};
+use std::net::{Ipv4Addr, SocketAddr};
+use tokio::runtime::{Builder, Runtime};
+
+fn runtime(workers: usize) -> anyhow::Result<Runtime> {
+    Ok(Builder::new_multi_thread().worker_threads(workers).enable_all().build()?)
+}
+
+/// A client and a server in this process, each with a runtime of its own.
+#[derive(Debug)]
+pub struct Threads {
+    /// Ends last.
+    client: Runtime,
+    clients: Vec<(usize, Client)>,
+    _server: Runtime,
+}
+
+impl Threads {
+    /// With so many workers in each runtime, and a channel for each number of connections.
+    ///
+    /// # Errors
+    /// There are no threads, or no fast path.
+    pub fn new(contender: Contender, workers: usize, connections: &[usize]) -> anyhow::Result<Self> {
+        let Way::Ours(fabric) = contender.way() else { anyhow::bail!("{contender} has one connection") };
+        let (server, client) = (runtime(workers)?, runtime(workers)?);
+        let (ready, address) = std::sync::mpsc::channel();
+        let at = service::Place::Ip(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+        server.spawn(async move {
+            if let Err(error) = service::serve(contender, at, 0, None, |said| _ = ready.send(said)).await {
+                eprintln!("the server: {error:#}");
+            }
+        });
+        let address = address.recv().context("there is no server")?;
+        let channel = |count| {
+            let endpoint = tonic_rdma::Endpoint::from_shared(format!("http://{address}"));
+            let endpoint = endpoint.map(|to| to.fabrics(fabric).require_rdma(true).connections(count));
+            anyhow::Ok((count, client.block_on(endpoint?.connect())?))
+        };
+        let channels = connections.iter().map(|count| channel(*count)).collect::<Result<Vec<_>, _>>()?;
+        let over = |(count, channel)| (count, Client::over(Channel::Ours(channel), contender.zero_copy()));
+        Ok(Self { clients: channels.into_iter().map(over).collect(), client, _server: server })
+    }
+
+    /// Thousands of small calls a second, by connections.
+    ///
+    /// # Errors
+    /// A call fails.
+    pub fn round(&self, in_flight: usize, calls: usize) -> anyhow::Result<Vec<(usize, f64)>> {
+        let row = Row { kind: Kind::Rate { in_flight, connections: 1 }, calls };
+        let rate = |(count, client): &(usize, Client)| {
+            let client = client.clone();
+            // In a task, as calls are made: not by the thread that waits for all.
+            let round = self.client.spawn(async move { round(&[client], &row).await });
+            let Round { figure, .. } = self.client.block_on(round)??;
+            ensure!(figure > 0.0, "no calls");
+            anyhow::Ok((*count, figure))
+        };
+        self.clients.iter().map(rate).collect()
+    }
+}
