@@ -5,7 +5,7 @@ use crate::{
     contender::{Contender, Way},
     measure::{Round, round},
     service,
-    work::{Kind, Row},
+    work::{Kind, Row, SMALL},
 };
 use anyhow::{Context as _, ensure};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -35,7 +35,8 @@ impl Threads {
         let (ready, address) = std::sync::mpsc::channel();
         let at = service::Place::Ip(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         server.spawn(async move {
-            if let Err(error) = service::serve(contender, at, 0, None, |said| _ = ready.send(said)).await {
+            if let Err(error) = service::serve(contender, at, SMALL, None, |said| _ = ready.send(said)).await
+            {
                 eprintln!("the server: {error:#}");
             }
         });

@@ -6,6 +6,7 @@ use benches::{
     threads::Threads,
 };
 use clap::Parser;
+use std::process::ExitCode;
 
 #[derive(Parser, Debug)]
 #[command(version, about, long_about = None)]
@@ -30,8 +31,17 @@ struct Args {
     rounds: usize,
 }
 
-fn main() -> anyhow::Result<()> {
-    let args = Args::parse();
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("threads: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> anyhow::Result<()> {
     let threads = Threads::new(args.contender, args.workers, &args.connections)?;
     threads.round(args.in_flight, args.calls)?;
     let rounds = (0..args.rounds).map(|_| threads.round(args.in_flight, args.calls));
