@@ -179,7 +179,8 @@ impl Pair {
         Ok(Some(client.read()? + server.read()?))
     }
 
-    /// Runs a row once; None when this contender has no such row.
+    /// Runs a row once, after a tenth of its calls that do not count: rows come seconds apart, and memory that was given back
+    /// meanwhile is to be there again. None when this contender has no such row.
     ///
     /// # Errors
     /// A call fails, something takes too long, a process ends, or the path changes.
@@ -187,6 +188,7 @@ impl Pair {
         if !self.prepare(row).await? {
             return Ok(None);
         }
+        self.round(&row.tenth()).await?;
         let before = (Usage::of(self.client_id)?, Usage::of(self.server_id)?, self.instructions()?);
         let round = self.round(row).await?;
         let client = Usage::of(self.client_id)? - before.0;
@@ -201,7 +203,7 @@ impl Pair {
     /// # Errors
     /// As [`sample`](Self::sample); that strace cannot be had is no error.
     pub async fn count(&mut self, row: &Row, copies: &Copies) -> anyhow::Result<Option<Counted>> {
-        let row = Row { calls: (row.calls / 10).max(row.least()), ..*row };
+        let row = row.tenth();
         if !self.prepare(&row).await? {
             return Ok(None);
         }

@@ -107,6 +107,11 @@ impl Row {
         }
     }
 
+    /// A tenth of its calls, but no fewer than say something.
+    pub fn tenth(&self) -> Row {
+        Row { calls: (self.calls / 10).max(self.least()), ..*self }
+    }
+
     /// How many streams it wants to be open meanwhile.
     pub fn streams(&self) -> usize {
         match self.kind {
