@@ -191,11 +191,13 @@ async fn compare(args: &Args) -> anyhow::Result<()> {
     let mut results: Vec<RowResult> =
         rows.iter().map(|row| RowResult { row: *row, cells: cells() }).collect();
     // One round of each that does not count: what is set up by first use is set up.
-    for round in 0..=args.rounds {
+    for round in 0..=args.rounds as usize {
         eprintln!("round {round} of {}", args.rounds);
         for result in &mut results {
-            for (cell, slot) in result.cells.iter_mut().zip(&mut slots) {
-                slot.round(cell, &result.row, round > 0, &setup).await;
+            // In another order each round: who comes first finds the machine in another state than the rest.
+            for turn in 0..slots.len() {
+                let at = (round + turn) % slots.len();
+                slots[at].round(&mut result.cells[at], &result.row, round > 0, &setup).await;
             }
         }
     }
