@@ -18,9 +18,9 @@ fn runtime(workers: usize) -> anyhow::Result<Runtime> {
 /// A client and a server in this process, each with a runtime of its own.
 #[derive(Debug)]
 pub struct Threads {
-    /// Ends last.
-    client: Runtime,
     clients: Vec<(usize, Client)>,
+    /// Before the server ends.
+    client: Runtime,
     _server: Runtime,
 }
 

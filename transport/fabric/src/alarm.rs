@@ -57,7 +57,7 @@ impl Alarm {
         match &mut self.clock {
             #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
             Clock::Kernel(timer) => {
-                if let Err(error) = timer.set(at.saturating_duration_since(Instant::now())) {
+                if let Err(error) = timer.set(at.saturating_duration_since(now())) {
                     // It does not fail for the arguments given; a timer that never goes off would be worse.
                     tracing::warn!(%error, "timerfd_settime; a timer of tokio's has to do");
                     self.clock = Clock::Tokio(Box::pin(tokio::time::sleep_until(at.into())));
@@ -81,16 +81,19 @@ impl Alarm {
         over
     }
 
-    /// Waits for so long. Cancel safe; what it was set to before is forgotten.
+    /// Waits for so long; for ever where the clock does not go that far. Cancel safe; what it was set to before is forgotten.
     pub async fn wait(&mut self, time: Duration) {
-        let now = match &self.clock {
-            #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
-            Clock::Kernel(_) => Instant::now(),
-            Clock::Tokio(_) => tokio::time::Instant::now().into_std(),
-        };
-        self.set(now + time);
+        match now().checked_add(time) {
+            Some(at) => self.set(at),
+            None => return std::future::pending().await,
+        }
         std::future::poll_fn(|cx| self.poll(cx)).await;
     }
+}
+
+/// tokio's clock, also for the kernel's timers: where a test has stopped it, deadlines are told by it.
+fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
 }
 
 #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
@@ -188,6 +191,8 @@ mod tests {
             poll_fn(|cx| alarm.poll(cx)).await;
             alarm.wait(SHORT).await;
             alarm.wait(Duration::ZERO).await;
+            let ever = tokio::time::timeout(SHORT, alarm.wait(Duration::MAX));
+            assert!(ever.await.is_err(), "beyond the clock's end");
         }
     }
 

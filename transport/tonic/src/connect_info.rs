@@ -70,7 +70,8 @@ impl Eq for ConnectionPool {}
 /// ```
 pub fn connect_info<T>(request: &tonic::Request<T>) -> RdmaConnectInfo {
     if let Some(info) = request.extensions().get::<RdmaConnectInfo>() {
-        return info.clone();
+        // Who keeps it does not keep the pool.
+        return RdmaConnectInfo { pool: ConnectionPool::default(), ..info.clone() };
     }
     RdmaConnectInfo {
         path: Path::Tcp,

@@ -42,6 +42,11 @@ impl Heartbeat {
         self.outstanding > 0
     }
 
+    /// The peer is asked for a sign of life, and nothing has come since.
+    pub(super) fn is_asking(&self) -> bool {
+        self.asked.is_some()
+    }
+
     /// A PING goes out for another reason.
     pub(super) fn asked(&mut self) {
         self.outstanding += 1;

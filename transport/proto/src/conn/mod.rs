@@ -313,6 +313,12 @@ impl Connection {
         self.events.pop_front()
     }
 
+    /// Whether [`Connection::next_timeout`] is the end of the peer's time to answer: it is sooner, or later, once anything has
+    /// come.
+    pub fn is_asking(&self) -> bool {
+        self.heartbeat.is_asking()
+    }
+
     /// When [`Connection::handle_timeout`] is due next.
     pub fn next_timeout(&self) -> Option<Instant> {
         if !self.is_live() {

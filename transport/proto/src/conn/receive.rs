@@ -16,7 +16,7 @@ impl Connection {
     /// memory that is not posted.
     ///
     /// `now` may be the time of an older message of this connection, up to a quarter of [`Config::dead_peer`] ago: then the
-    /// peer is asked for a sign of life that much sooner. What answers one must have its own time.
+    /// peer is asked for a sign of life that much sooner, and what has been idle for a while is taken for that much more idle. What answers one must have its own time.
     ///
     /// # Errors
     /// The peer broke the protocol. The connection is closing: a CLOSE frame that names the breach is the

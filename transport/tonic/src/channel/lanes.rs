@@ -47,11 +47,12 @@ impl Lanes {
 
     fn fast_of(&self, first: &Shared, thread: usize) -> Option<Fast> {
         let lane = self.0.get((thread % (self.0.len() + 1)).checked_sub(1)?)?;
-        // While the first is down, the others are not begun either: they would fail alike, and say so once more.
-        if !matches!(&*first.state.borrow(), State::Up(_)) {
-            return None;
+        // While the first is down, the others are not begun either: they would fail alike. Those that are up carry on.
+        if matches!(&*first.state.borrow(), State::Up(_)) {
+            lane.begin();
+            // The server is there: who waits for a sign of it need wait no longer.
+            lane.saw_answer();
         }
-        lane.begin();
         lane.fast()
     }
 }

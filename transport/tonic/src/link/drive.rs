@@ -31,6 +31,7 @@ pub(super) async fn drive(
     let mut driver = Driver {
         timer,
         armed: false,
+        asking: false,
         draining: false,
         turns: 0,
         _teardown: Teardown(shared.clone()),
@@ -50,6 +51,8 @@ struct Driver {
     shared: Arc<Shared>,
     timer: Alarm,
     armed: bool,
+    /// When it was armed, the peer was to answer by then.
+    asking: bool,
     draining: bool,
     /// Since metrics were told.
     turns: usize,
@@ -133,7 +136,8 @@ impl Driver {
     /// Timers and the end.
     fn poll_end(&mut self, cx: &mut Context<'_>, inner: &mut Inner) -> Poll<Reason> {
         let (patience, stamps) = (inner.patience.is_news(), inner.stamps.is_news());
-        if patience || stamps {
+        let answered = self.asking && !inner.conn.is_asking();
+        if patience || stamps || answered {
             self.armed = false;
         }
         loop {
@@ -162,6 +166,7 @@ impl Driver {
                     if let Some(at) = inner.conn.next_timeout().into_iter().chain(others).min() {
                         self.timer.set(at);
                         self.armed = true;
+                        self.asking = inner.conn.is_asking();
                     }
                 }
                 _ => {}

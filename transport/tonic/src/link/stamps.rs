@@ -7,12 +7,15 @@
 //! |---|---|---|
 //! | Read | a message, which gets the time that it is | Read, or Reused with the [`EACH`]th |
 //! | Reused | a message, which gets the time of the last look | Reused |
-//! | Read, Reused | the connection's timer, which goes off within an eighth of the dead-peer time of a reused look | Read |
+//! | Read, Reused | the connection's timer, which goes off within an eighth of the dead-peer time of a reused look, and within [`MOST`] | Read |
 
 use std::time::{Duration, Instant};
 
 /// Looks between two times that the timer goes off. One at rest has fewer messages, and needs no timer for this.
 const EACH: u32 = 8;
+
+/// As old as a time may be: others than the heartbeat go by it, too, whether landing memory is idle for instance.
+const MOST: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct Stamps {
@@ -35,7 +38,7 @@ enum State {
 
 impl Stamps {
     pub(super) fn new(dead_peer: Duration) -> Self {
-        Stamps { most: dead_peer / 8, state: State::Read { looks: 0 } }
+        Stamps { most: (dead_peer / 8).min(MOST), state: State::Read { looks: 0 } }
     }
 
     /// For a message that has come.

@@ -270,7 +270,8 @@ impl FastPath {
         let own = self.settings.stats.connection();
         own.counters.connections.add(1);
         let age = self.settings.max_connection_age;
-        let grace = age.zip(self.settings.max_connection_age_grace).map(|(age, grace)| age + grace);
+        let grace =
+            age.zip(self.settings.max_connection_age_grace).map(|(age, grace)| age.saturating_add(grace));
         let (old, too_old) = (sleep_for(&link, age), sleep_for(&link, grace));
         let accepted = Accepted {
             link,
