@@ -15,7 +15,7 @@ impl Connection {
     /// [`recv_gone`](Self::recv_gone) follows: `message` is a copy, or
     /// memory that is not posted.
     ///
-    /// `now` may be the time of an older message of this connection, up to a quarter of [`Config::dead_peer`] ago: then the
+    /// `now` may be the time of an older message of this connection, up to a quarter of [`Config::dead_peer`](crate::Config::dead_peer) ago: then the
     /// peer is asked for a sign of life that much sooner, and what has been idle for a while is taken for that much more idle. What answers one must have its own time.
     ///
     /// # Errors
