@@ -4,7 +4,18 @@ use crate::{contender::Contender, cost::Usage, measure::Round, pair::Counted, wo
 use anyhow::{Context as _, ensure};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
-use std::str::FromStr;
+use std::{process::ExitCode, str::FromStr};
+
+/// How a program ends: an error is told on standard error, in one line.
+pub fn exit(program: &str, result: anyhow::Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{program}: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
 
 /// The median of `values`; with an even count the mean of the two in the middle, with none NaN.
 pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {

@@ -101,13 +101,7 @@ impl Args {
 }
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("compare: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    benches::report::exit("compare", run(&Args::parse()))
 }
 
 fn run(args: &Args) -> anyhow::Result<()> {

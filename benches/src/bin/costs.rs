@@ -49,13 +49,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("costs: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    benches::report::exit("costs", run(&Args::parse()))
 }
 
 fn named(name: &str) -> anyhow::Result<Scenario> {

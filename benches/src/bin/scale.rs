@@ -40,13 +40,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("scale: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    benches::report::exit("scale", run(&Args::parse()))
 }
 
 fn run(args: &Args) -> anyhow::Result<()> {

@@ -32,13 +32,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("threads: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    benches::report::exit("threads", run(&Args::parse()))
 }
 
 fn run(args: &Args) -> anyhow::Result<()> {

@@ -86,22 +86,12 @@ pub(crate) enum Route {
 }
 
 impl Shared {
-    /// Of another connection of the channel.
+    /// Of another connection of the channel. Its calls go elsewhere when it is not up, so it is never required.
     pub(crate) fn lane(&self) -> Self {
+        let Self { tcp, counters, patience, origin, .. } = self;
         Self {
-            tcp: self.tcp.clone(),
-            state: watch::Sender::new(State::Idle),
-            counters: self.counters.clone(),
             methods: self.methods.clone(),
-            required: false,
-            patience: self.patience,
-            broken: None,
-            origin: self.origin.clone(),
-            begun: AtomicBool::new(false),
-            begin: Notify::new(),
-            stale: Notify::new(),
-            watching: AtomicBool::new(false),
-            alive: Notify::new(),
+            ..Self::new(tcp.clone(), counters.clone(), State::Idle, false, *patience, None, origin.clone())
         }
     }
 
