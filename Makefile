@@ -86,6 +86,9 @@ fmt: ## format the code
 clippy: packages ## lint; a warning is an error
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(CARGO) clippy -p tonic-rdma-tests -p tonic-rdma-fabric --features tonic-rdma-fabric/guest-tests --tests --test faults -- -D warnings
+	$(CARGO) clippy -p tonic-rdma --no-default-features -- -D warnings
+	$(CARGO) clippy -p tonic-rdma --no-default-features --features shm -- -D warnings
+	$(CARGO) clippy -p tonic-rdma --no-default-features --features verbs -- -D warnings
 
 docs: packages ## build the API documentation; a warning is an error
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps

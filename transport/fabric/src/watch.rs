@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::task::{Context, Poll};
 
+#[cfg(feature = "shm")]
 use tokio::io::Interest;
 use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 
@@ -33,6 +34,7 @@ impl<T: AsRawFd> Watch<T> {
     ///
     /// # Errors
     /// The runtime ends.
+    #[cfg(feature = "shm")]
     pub(crate) fn listen(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         let Watch { fd, news } = self;
         let ended = news.poll(cx, |cx| {
