@@ -33,15 +33,17 @@ pub(super) struct Heads {
     extensions: Extensions,
     /// Those used last are in front.
     known: Vec<(Bytes, Head)>,
-    /// Hashes of blocks that have come and are not known: what comes once only is not worth remembering.
+    /// Hashes of the last blocks that have come and were not known: what comes once only is not worth remembering.
     seen: [u64; HEADS],
+    /// The oldest of them.
+    oldest: usize,
     hasher: RandomState,
 }
 
 impl Heads {
     pub(super) fn new(methods: Arc<Methods>, extensions: Extensions) -> Self {
         let (hasher, extensions) = (RandomState::default(), with_room(extensions));
-        Heads { methods, extensions, known: Vec::new(), seen: [0; HEADS], hasher }
+        Heads { methods, extensions, known: Vec::new(), seen: [0; HEADS], oldest: 0, hasher }
     }
 
     /// Reads a block.
@@ -54,8 +56,9 @@ impl Heads {
             return self.decode(block);
         }
         let hash = self.hasher.hash_one(&block);
-        let seen = &mut self.seen[hash as usize % HEADS];
-        if std::mem::replace(seen, hash) != hash {
+        if !self.seen.contains(&hash) {
+            self.seen[self.oldest] = hash;
+            self.oldest = (self.oldest + 1) % HEADS;
             return self.decode(block);
         }
         // In memory of its own: what came may be a piece of something larger.
