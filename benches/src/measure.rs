@@ -6,6 +6,10 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::{
     future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
@@ -79,7 +83,7 @@ pub(crate) fn throughput(calls: usize, size: usize, time: Duration) -> Round {
     Round { figure: bytes as f64 / time.as_secs_f64() / 1e6, percentiles: None, calls, bytes }
 }
 
-/// The time of each of `calls` small calls, one after the other, in order of length.
+/// The time of each of `calls` small calls, one after the other.
 async fn one_by_one<C: Calls>(client: &C, calls: usize) -> anyhow::Result<Vec<Duration>> {
     let mut client = client.clone();
     let payload = client.payload(SMALL);
@@ -89,11 +93,11 @@ async fn one_by_one<C: Calls>(client: &C, calls: usize) -> anyhow::Result<Vec<Du
         call(&mut client, payload.clone(), SMALL).await?;
         times.push(begin.elapsed());
     }
-    times.sort_unstable();
     Ok(times)
 }
 
-pub(crate) fn latencies(times: Vec<Duration>) -> Round {
+pub(crate) fn latencies(mut times: Vec<Duration>) -> Round {
+    times.sort_unstable();
     let at = |share: f64| {
         let index = ((times.len() as f64 * share) as usize).min(times.len().saturating_sub(1));
         times.get(index).copied().unwrap_or_default().as_secs_f64() * 1e6
@@ -134,20 +138,34 @@ pub(crate) async fn together<C: Calls>(
     Ok(begin.elapsed())
 }
 
+/// Large requests that end while small calls are measured beside them, at least: each has a beginning and an end, where
+/// calls may wait for longer.
+const TRANSFERS: usize = 8;
+/// Small calls per large request, at most: where it takes more, the large ones are starved, and the latency worth nothing.
+const STARVED: usize = 20_000;
+
 /// Latency while a large request is always under way.
 async fn beside<C: Calls>(client: &C, size: usize, calls: usize) -> anyhow::Result<Round> {
     let (payload, mut bulk) = (client.payload(size), client.clone());
+    let done = Arc::new(AtomicUsize::new(0));
+    let ended = done.clone();
     let large = tokio::spawn(async move {
         loop {
             if let Err(error) = call(&mut bulk, payload.clone(), 0).await {
                 return error;
             }
+            ended.fetch_add(1, Relaxed);
         }
     });
-    let times = one_by_one(client, calls).await;
-    if large.is_finished() {
-        return Err(large.await?.context("the large transfer"));
+    let mut times = Vec::with_capacity(calls);
+    while times.len() < calls || done.load(Relaxed) < TRANSFERS {
+        if large.is_finished() {
+            return Err(large.await?.context("the large transfer"));
+        }
+        let most = calls + STARVED * TRANSFERS;
+        anyhow::ensure!(times.len() < most, "{} transfers beside {most} calls", done.load(Relaxed));
+        times.extend(one_by_one(client, calls.min(100)).await?);
     }
     large.abort();
-    Ok(latencies(times?))
+    Ok(latencies(times))
 }

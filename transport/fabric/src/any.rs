@@ -438,6 +438,9 @@ impl Link for AnyLink {
     fn shares_processor(&self) -> bool {
         each!(AnyLink, self, l => l.shares_processor())
     }
+    fn has_news(&self) -> bool {
+        each!(AnyLink, self, l => l.has_news())
+    }
     fn alarm(&self) -> Alarm {
         each!(AnyLink, self, l => l.alarm())
     }

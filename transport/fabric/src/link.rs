@@ -312,6 +312,12 @@ pub trait Link: Send + 'static {
         false
     }
 
+    /// True when a message has come that [`poll`](Link::poll) has not given yet, where looking costs next to nothing;
+    /// otherwise false. Whoever has queued long copies stops for it.
+    fn has_news(&self) -> bool {
+        false
+    }
+
     /// A timer on the clock that this link's time passes by.
     fn alarm(&self) -> Alarm {
         Alarm::new()

@@ -181,6 +181,33 @@ async fn every_place_where_bytes_may_be() {
     }
 }
 
+/// Where the link copies, a small call waits for little of what goes on beside it; and that does go on.
+#[tokio::test]
+async fn small_calls_do_not_wait_for_long_copies() {
+    let world = World::new(Fabric::Shm, Which::Ours).await;
+    let large = Blob::of(pattern(16 * MIB, 1).into());
+    let mut client = world.client(Which::Ours);
+    // Ends, with a short reply, when the last small call has been made.
+    let (last, beside) = tokio::sync::oneshot::channel();
+    let transfer = tokio::spawn(async move {
+        let last = futures_util::stream::once(async { beside.await.unwrap() });
+        client.up(iter(vec![large; 16]).chain(last)).await.unwrap()
+    });
+    let mut client = world.client(Which::Ours);
+    let sent = || world.channel.stats().bytes_sent_write;
+    let mut beside = Vec::new();
+    while sent() < 200 * MIB as u64 {
+        let before = sent();
+        client.echo(Blob::of(Bytes::from_static(b"small"))).await.unwrap();
+        beside.push(sent() - before);
+    }
+    last.send(Blob { number: 7, ..Blob::default() }).unwrap();
+    assert_eq!(transfer.await.unwrap().number, 17);
+    beside.sort_unstable();
+    let [median, most] = [beside.len() / 2, beside.len() - 1].map(|at| beside[at]);
+    assert!(median > 0 && most <= MIB as u64, "copied beside a small call: {median} bytes, at most {most}");
+}
+
 #[tokio::test]
 async fn small_and_large_messages_mix() {
     for fabric in Fabric::FAST {

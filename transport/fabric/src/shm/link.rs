@@ -500,6 +500,10 @@ impl Link for ShmLink {
         self.dead.is_none() && self.spin.is_eager() && self.writer.peer_runs_on() != processor()
     }
 
+    fn has_news(&self) -> bool {
+        self.reader.has_news()
+    }
+
     fn shares_processor(&self) -> bool {
         self.writer.peer_runs_on() == processor()
     }

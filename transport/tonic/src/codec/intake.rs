@@ -15,7 +15,7 @@ const MIN: usize = 4096;
 const SHARE: usize = 1024;
 
 /// The most that a decoder copies at a time.
-const SLICE: usize = 256 * 1024;
+const SLICE: usize = 64 * 1024;
 
 /// What fills a stand-in up to the length of its message.
 static FILLING: [u8; SLICE] = [0; SLICE];

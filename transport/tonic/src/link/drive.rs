@@ -34,6 +34,7 @@ pub(super) async fn drive(
         asking: false,
         draining: false,
         turns: 0,
+        gave_way: false,
         _teardown: Teardown(shared.clone()),
         shared,
     };
@@ -56,6 +57,8 @@ struct Driver {
     draining: bool,
     /// Since metrics were told.
     turns: usize,
+    /// Others had their turn before a copy the last time.
+    gave_way: bool,
     _teardown: Teardown,
 }
 
@@ -89,8 +92,13 @@ impl Driver {
             inner.left = 0;
             let idle = inner.poll_link(cx);
             inner.make_room_elsewhere();
+            // Whoever has just got something does not wait for a copy, once.
+            self.gave_way = !self.gave_way && !(inner.wakes.is_empty() && inner.opened.is_empty());
             if inner.conn.is_due() || inner.landing_waits {
-                inner.flush();
+                match self.gave_way {
+                    true => inner.flush_messages(),
+                    false => inner.flush(),
+                }
             }
             while let Some((id, block)) = inner.opened.pop_front() {
                 let stream = Opened::new(&shared, &mut inner, id, block);
@@ -116,6 +124,7 @@ impl Driver {
                 self.turns = 0;
                 inner.tell();
             }
+            let (again, unfinished) = (inner.driver_called, inner.unfinished);
             drop(inner);
             drop(over);
             if room {
@@ -125,7 +134,11 @@ impl Driver {
             if let Poll::Ready(reason) = ended {
                 return Poll::Ready(reason);
             }
-            if idle {
+            if unfinished && !again {
+                // Behind everybody: sockets and other links have waited meanwhile.
+                let _ = pin!(tokio::task::yield_now()).poll(cx);
+            }
+            if idle || again || unfinished {
                 return Poll::Pending;
             }
         }

@@ -15,6 +15,8 @@ use crate::reason::{Reason, ReasonCode};
 /// Where the link copies while work is queued, one flush copies no more than about this many bytes: it holds the
 /// connection's lock, and small calls wait for that (R13).
 const COPY: usize = 128 * 1024;
+/// Bytes that it copies between two looks whether a message has come, which ends it.
+const LOOK: usize = 32 * 1024;
 /// Calls that share a message, at most: the peer works on the first while this side makes the next.
 const BATCH: u32 = 8;
 /// Streams that are asked for shorter wants while the first waits for landing memory.
@@ -26,8 +28,17 @@ impl Inner {
     /// Hands out landing memory that is wanted, then posts what the protocol has to send, with one doorbell.
     /// An error is kept for the driver, which is woken.
     pub(super) fn flush(&mut self) {
+        self.flush_copying(COPY);
+    }
+
+    /// As [`flush`](Self::flush), but nothing is copied to the peer's memory yet: that is left [`unfinished`](Self::unfinished).
+    pub(super) fn flush_messages(&mut self) {
+        self.flush_copying(0);
+    }
+
+    fn flush_copying(&mut self, most: usize) {
         self.grant();
-        if let Err(error) = self.post() {
+        if let Err(error) = self.post(most) {
             self.failed = Some(error);
             self.wake_driver();
         }
@@ -39,29 +50,40 @@ impl Inner {
     /// As [`flush`](Self::flush), for calls: the first posts its work itself and waits for nobody; those that come before
     /// the driver has looked leave theirs to it, to go out together in one message. Where the
     /// peer has no processor of its own nobody could begin with the first meanwhile: of several calls all leave theirs.
+    /// None copies for another that is long.
     pub(super) fn flush_soon(&mut self) {
         if self.conn.wants_flush() {
             let before = self.left;
             self.left = (before + 1) % BATCH;
             let shared = self.streams.len() > 1 && self.link.as_ref().is_some_and(Link::shares_processor);
             if before == 0 && !shared {
-                return self.flush();
+                self.flush_messages();
+                if self.unfinished {
+                    self.wake_driver();
+                }
+                return;
             }
             self.wake_driver();
         }
         self.count();
     }
 
-    fn post(&mut self) -> Result<(), LinkError> {
+    /// `most`: where the link copies, so many bytes, about.
+    fn post(&mut self, most: usize) -> Result<(), LinkError> {
+        self.unfinished = false;
         let Some(link) = self.link.as_mut() else { return Ok(()) };
         let closing = self.life != Life::Open;
+        // Since the doorbell.
+        let mut messages = false;
         let mut posted = false;
         let mut copied = 0;
+        let mut news = false;
         // Of WRITEs since the last that reports its completion.
         let mut unreported = 0;
         let eager = self.conn.stats().eager_sent;
         let longest = link.caps().max_msg;
         while self.conn.is_due() && link.send_room() > 0 {
+            news = news || (copied > 0 && link.has_news());
             let at = self.sends.slot();
             let staging = match self.conn.waits_to_stage() {
                 true => self.sends.staging_room(&self.pool),
@@ -70,7 +92,7 @@ impl Inner {
             let slot = at.and_then(|at| link.block_mut().get_mut(at..at + self.sends.slot_size()));
             let room = Room {
                 write: match self.any_memory {
-                    true if copied < COPY => (COPY - copied).max(SHORTEST),
+                    true if copied < most && !news => (most - copied).clamp(SHORTEST, LOOK),
                     true => 0,
                     false => self.window.room(self.sends.writing()),
                 },
@@ -79,6 +101,7 @@ impl Inner {
             };
             match (self.conn.poll_transmit(slot, room), at) {
                 (Some(Transmit::Send(len)), Some(offset)) => {
+                    messages = true;
                     let id = self.sends.send();
                     // The last message of a connection is waited for.
                     if link.queue(id, Work::Send { offset, len }, closing)? == Posted::Done {
@@ -89,6 +112,10 @@ impl Inner {
                     let Write { src, pinned, addr, rkey } = write;
                     let as_it_lies = match (pinned, self.any_memory) {
                         (true, true) => {
+                            // The peer works on what it has meanwhile.
+                            if std::mem::take(&mut messages) {
+                                link.ring()?;
+                            }
                             copied += src.len();
                             Some(WriteSource::Any(src.clone()))
                         }
@@ -117,15 +144,15 @@ impl Inner {
             posted = true;
         }
         self.sends.put_back();
-        if !posted {
-            return Ok(());
+        if posted {
+            link.ring()?;
+            if self.sends.writing() > 0 && self.conn.stats().eager_sent > eager {
+                self.window.shared();
+            }
         }
-        link.ring()?;
-        if self.sends.writing() > 0 && self.conn.stats().eager_sent > eager {
-            self.window.shared();
-        }
-        // There may be more to copy, for which others get the lock first; or an answer is worth looking for.
-        if copied >= COPY || link.is_eager() {
+        self.unfinished = self.any_memory && (copied >= most || news) && self.conn.waits_to_write();
+        // An answer is worth looking for.
+        if posted && !self.unfinished && link.is_eager() {
             self.wake_driver();
         }
         Ok(())

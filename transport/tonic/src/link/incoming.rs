@@ -1,11 +1,13 @@
 //! A received body.
 
-use std::pin::Pin;
+use std::future::Future;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use tonic::Status;
+use tonic_rdma_fabric::Link;
 use tonic_rdma_proto::{ResetCode, Side};
 
 use super::headers;
@@ -23,6 +25,8 @@ pub(super) struct Incoming {
     used: Used,
     /// Bytes handed on since other tasks had their turn.
     handed: usize,
+    /// At so many the next look whether any has to.
+    look: usize,
     /// Nothing more comes, neither from the stream nor from the intake: said without a look at the connection. A body of
     /// which this is not known may have ended, too.
     finished: bool,
@@ -33,11 +37,30 @@ pub(super) struct Incoming {
 /// The decoder copies what it is handed. After so many bytes other tasks have their turn: small calls beside a long message
 /// wait for this much of it, not for all (R13).
 const TURN: usize = 1 << 20;
+/// After so many a message that has come has its turn. To stop for nothing costs: several long messages that are decoded in
+/// turns want memory for all of them at a time.
+const LOOK: usize = 64 * 1024;
 
 impl Incoming {
     /// `used`: the reader's codec, where that is known before the stream knows it. `finished`: there is none.
     pub(super) fn new(stream: StreamRef, intake: Intake, used: Used, finished: bool) -> Self {
-        Incoming { stream, intake, used, handed: 0, finished, ended: finished }
+        Incoming { stream, intake, used, handed: 0, look: LOOK, finished, ended: finished }
+    }
+
+    /// Whether other tasks have their turn now.
+    fn gives_way(&mut self) -> bool {
+        let mut inner = self.stream.shared.lock();
+        let news = inner.link.as_ref().is_some_and(Link::has_news);
+        if news {
+            inner.wake_driver();
+        }
+        drop(inner);
+        let gives_way = news || self.handed >= TURN;
+        if gives_way {
+            self.handed = 0;
+        }
+        self.look = self.handed + LOOK;
+        gives_way
     }
 
     fn hand_on(&mut self, bytes: Bytes) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
@@ -58,9 +81,9 @@ impl Body for Incoming {
             return Poll::Ready(None);
         }
         let this = &mut *self;
-        if this.handed >= TURN {
-            this.handed = 0;
-            cx.waker().wake_by_ref();
+        if this.handed >= this.look && this.gives_way() {
+            // Behind all that is ready now, the driver and whom it wakes.
+            let _ = pin!(tokio::task::yield_now()).poll(cx);
             return Poll::Pending;
         }
         if let Some(bytes) = this.intake.pop() {
@@ -108,7 +131,7 @@ impl Body for Incoming {
             Some(Err(status))
         } else {
             wait_for(&mut io.recv_waker, cx);
-            this.handed = 0;
+            (this.handed, this.look) = (0, LOOK);
             return Poll::Pending;
         };
         this.finished = true;

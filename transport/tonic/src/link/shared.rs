@@ -82,6 +82,8 @@ pub(super) struct Inner {
     pub(super) driver: Option<Waker>,
     /// It has been woken and has not looked yet.
     pub(super) driver_called: bool,
+    /// There is more to copy to the peer's memory: the driver goes on when others have had their turn.
+    pub(super) unfinished: bool,
     /// A caller has posted its work itself since the driver last looked.
     pub(super) left: u32,
     /// A call waits for a free stream.
@@ -147,6 +149,7 @@ impl Shared {
                 received: BytesMut::new(),
                 driver: None,
                 driver_called: false,
+                unfinished: false,
                 left: 0,
                 room_wanted: false,
                 landing_waits: false,
