@@ -15,7 +15,7 @@
 
 pub(crate) mod table;
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{BufMut, Bytes};
 
 use crate::error::Breach;
 
@@ -143,7 +143,7 @@ pub struct TooLong(pub usize);
 ///
 /// # Errors
 /// A name or a value longer than 65,535 bytes; nothing is appended then.
-pub fn encode(block: &mut BytesMut, name: &str, value: &[u8]) -> Result<(), TooLong> {
+pub fn encode(block: &mut impl BufMut, name: &str, value: &[u8]) -> Result<(), TooLong> {
     let longest = name.len().max(value.len());
     let (Ok(name_len), Ok(value_len)) = (u16::try_from(name.len()), u16::try_from(value.len())) else {
         return Err(TooLong(longest));
@@ -154,7 +154,6 @@ pub fn encode(block: &mut BytesMut, name: &str, value: &[u8]) -> Result<(), TooL
         block.put_u8(128 + n);
         return Ok(());
     }
-    block.reserve(5 + name.len() + value.len());
     let [low, high] = value_len.to_le_bytes();
     match place {
         Some(place) => block.put_slice(&[1 + place, low, high]),
@@ -236,6 +235,7 @@ impl Iterator for Decoder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bytes::BytesMut;
 
     #[test]
     fn fields_round_trip_in_order() {

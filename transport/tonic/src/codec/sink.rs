@@ -50,10 +50,6 @@ pub(super) struct Sink {
     pub(super) ours: bool,
     /// None until a message has been taken apart: most never are, and a sink is moved about with each poll.
     pub(super) apart: Option<Box<Apart>>,
-    /// Bytes that were copied to become segments.
-    pub(super) moved: usize,
-    /// Bytes of filling.
-    pub(super) filled: usize,
 }
 
 /// Messages that have been taken apart.
@@ -62,6 +58,10 @@ pub(super) struct Apart {
     pub(super) out: VecDeque<Taken>,
     /// Of all messages in `out`.
     pub(super) segments: VecDeque<Segment>,
+    /// Bytes that were copied to become segments.
+    pub(super) moved: usize,
+    /// Bytes of filling.
+    pub(super) filled: usize,
 }
 
 /// A message that has been taken apart.
@@ -79,7 +79,7 @@ pub(super) struct Taken {
 
 impl Sink {
     pub(super) fn new(whole: usize) -> Self {
-        Sink { whole: whole.max(SEGMENT), proven: 0, ours: false, apart: None, moved: 0, filled: 0 }
+        Sink { whole: whole.max(SEGMENT), proven: 0, ours: false, apart: None }
     }
 
     /// Runs `poll` with this sink set, in place of any that is set around it.
@@ -103,7 +103,17 @@ impl Sink {
 
     /// Forgets messages whose frame never came.
     pub(super) fn clear(&mut self) {
-        self.apart = None;
+        if let Some(apart) = &mut self.apart {
+            apart.out.clear();
+            apart.segments.clear();
+        }
+    }
+
+    /// Bytes that were copied to become segments, and of filling, since the last call.
+    pub(super) fn take_copied(&mut self) -> (u64, u64) {
+        self.apart.as_mut().map_or((0, 0), |apart| {
+            (std::mem::take(&mut apart.moved) as u64, std::mem::take(&mut apart.filled) as u64)
+        })
     }
 
     /// No message waits for its frame.
@@ -168,7 +178,8 @@ impl Sink {
     ) -> Result<Next, Status> {
         let mut small = SMALL.take();
         small.clear();
-        let all = &mut self.apart.get_or_insert_default().segments;
+        let apart = self.apart.get_or_insert_default();
+        let all = &mut apart.segments;
         let before = all.len();
         let mut buf = SegmentBuf::new(&mut small, all, SEGMENT);
         item.encode_raw(&mut buf);
@@ -178,7 +189,7 @@ impl Sink {
             dst.put_slice(&small);
             Ok(last.short())
         } else {
-            self.moved += moved;
+            apart.moved += moved;
             let next = self.stand_in(&small, len, segments, dst, last);
             if let (Err(_), Some(apart)) = (&next, &mut self.apart) {
                 apart.segments.truncate(before);
@@ -221,9 +232,10 @@ impl Sink {
         dst.put_slice(&stand_in::header(stated));
         dst.put_slice(small);
         dst.put_bytes(0, fill);
-        self.filled += fill;
         let taken = Taken { key, len, stand_in: bare + fill, small: small.len(), segments };
-        self.apart.get_or_insert_default().out.push_back(taken);
+        let apart = self.apart.get_or_insert_default();
+        apart.filled += fill;
+        apart.out.push_back(taken);
         Ok(Next::LONG)
     }
 }

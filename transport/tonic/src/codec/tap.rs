@@ -70,9 +70,7 @@ impl Tap {
 
     /// Bytes that our codec has copied since the last call: to make segments, and to show tonic how long a message is.
     pub(crate) fn take_copied(&mut self) -> (u64, u64) {
-        self.sink.as_mut().map_or((0, 0), |sink| {
-            (std::mem::take(&mut sink.moved) as u64, std::mem::take(&mut sink.filled) as u64)
-        })
+        self.sink.as_mut().map_or((0, 0), Sink::take_copied)
     }
 
     /// The next of `body`; data is appended to `chunks`.

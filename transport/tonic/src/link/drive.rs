@@ -5,7 +5,6 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use smallvec::SmallVec;
 use tokio::time::Instant;
 use tonic_rdma_fabric::{Alarm, Link, LinkError, News};
 use tonic_rdma_proto::CloseCode;
@@ -35,6 +34,7 @@ pub(super) async fn drive(
         draining: false,
         turns: 0,
         gave_way: false,
+        opened: Vec::new(),
         _teardown: Teardown(shared.clone()),
         shared,
     };
@@ -59,6 +59,8 @@ struct Driver {
     turns: usize,
     /// Others had their turn before a copy the last time.
     gave_way: bool,
+    /// To be served once the lock is free.
+    opened: Vec<Opened>,
     _teardown: Teardown,
 }
 
@@ -82,7 +84,7 @@ impl Driver {
     fn poll(&mut self, cx: &mut Context<'_>, serve: &mut impl FnMut(Opened)) -> Poll<Reason> {
         let shared = self.shared.clone();
         for _ in 0..ROUNDS {
-            let (mut opened, mut over) = (SmallVec::<[_; 4]>::new(), Vec::new());
+            let mut over = Vec::new();
             let mut inner = shared.lock();
             if inner.driver.as_ref().is_none_or(|waker| !waker.will_wake(cx.waker())) {
                 inner.driver = Some(cx.waker().clone());
@@ -93,7 +95,8 @@ impl Driver {
             let idle = inner.poll_link(cx);
             inner.make_room_elsewhere();
             // Whoever has just got something does not wait for a copy, once.
-            self.gave_way = !self.gave_way && !(inner.wakes.is_empty() && inner.opened.is_empty());
+            let nobody = inner.wakes.is_empty() && inner.opened.is_empty();
+            self.gave_way = !(nobody || self.gave_way);
             if inner.conn.is_due() || inner.landing_waits {
                 match self.gave_way {
                     true => inner.flush_messages(),
@@ -104,7 +107,7 @@ impl Driver {
                 let stream = Opened::new(&shared, &mut inner, id, block);
                 // A call that was reset, or whose connection has ended, is not begun for nobody.
                 match inner.wants_answer(id) {
-                    true => opened.push(stream),
+                    true => self.opened.push(stream),
                     false => over.push(stream),
                 }
             }
@@ -130,7 +133,7 @@ impl Driver {
             if room {
                 shared.stream_room.notify_waiters();
             }
-            opened.into_iter().for_each(&mut *serve);
+            self.opened.drain(..).for_each(&mut *serve);
             if let Poll::Ready(reason) = ended {
                 return Poll::Ready(reason);
             }

@@ -52,20 +52,20 @@ impl Inner {
     /// peer has no processor of its own nobody could begin with the first meanwhile: of several calls all leave theirs.
     /// None copies for another that is long.
     pub(super) fn flush_soon(&mut self) {
-        if self.conn.wants_flush() {
-            let before = self.left;
-            self.left = (before + 1) % BATCH;
-            let shared = self.streams.len() > 1 && self.link.as_ref().is_some_and(Link::shares_processor);
-            if before == 0 && !shared {
-                self.flush_messages();
-                if self.unfinished {
-                    self.wake_driver();
-                }
-                return;
-            }
+        if !self.conn.wants_flush() {
+            return;
+        }
+        let before = self.left;
+        self.left = (before + 1) % BATCH;
+        let shared = self.streams.len() > 1 && self.link.as_ref().is_some_and(Link::shares_processor);
+        if before > 0 || shared {
+            self.wake_driver();
+            return self.count();
+        }
+        self.flush_messages();
+        if self.unfinished {
             self.wake_driver();
         }
-        self.count();
     }
 
     /// `most`: where the link copies, so many bytes, about.

@@ -111,6 +111,7 @@ impl Body for Incoming {
             copied.learning += learning;
             copied.joined += joined;
             copied.eager += short;
+            inner.count();
             inner.flush_soon();
             drop(inner);
             // No piece is empty.

@@ -111,6 +111,8 @@ pin_project! {
     #[project = StageProj]
     enum Stage<S, F> {
         New { service: S, request: Option<Request<Body>> },
+        // The service takes no calls.
+        Failed { error: Option<BoxError> },
         Running { #[pin] handler: F },
         // What did not go out with the head. Small responses have nothing left.
         Sending { out: Box<Outgoing> },
@@ -137,9 +139,14 @@ where
                 };
             };
             let mut this = self.as_mut().project();
-            let Job { service, stream, method, request } = job;
+            let Job { mut service, stream, method, request } = job;
             (*this.stream, *this.method) = (Some(stream), Some(method));
-            this.stage.set(Stage::New { service, request: Some(request) });
+            // Most services are ready always: what is not moved about costs nothing.
+            this.stage.set(match service.poll_ready(cx) {
+                Poll::Ready(Ok(())) => Stage::Running { handler: service.call(request) },
+                Poll::Ready(Err(error)) => Stage::Failed { error: Some(error.into()) },
+                Poll::Pending => Stage::New { service, request: Some(request) },
+            });
         }
         ready!(self.as_mut().poll_call(cx));
         let mut this = self.project();
@@ -173,10 +180,14 @@ where
                         this.stage.set(Stage::Running { handler });
                         continue;
                     }
-                    Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+                    Poll::Ready(Err(error)) => Poll::Ready(Err(error.into())),
                     Poll::Pending => Poll::Pending,
                 },
-                StageProj::Running { handler } => handler.poll(cx),
+                StageProj::Failed { error } => match error.take() {
+                    Some(error) => Poll::Ready(Err(error)),
+                    None => return Poll::Ready(()),
+                },
+                StageProj::Running { handler } => handler.poll(cx).map_err(Into::into),
                 StageProj::Sending { out } => return out.pump(stream, cx).map(|_| ()),
                 StageProj::Idle => return Poll::Ready(()),
             };
@@ -188,7 +199,7 @@ where
         };
         // What the handler holds of limits is free before the client has the answer.
         this.stage.set(Stage::Idle);
-        let response = result.unwrap_or_else(|error| Status::from_error(error.into()).into_http());
+        let response = result.unwrap_or_else(|error| Status::from_error(error).into_http());
         let Some(method) = this.method.take() else { return Poll::Ready(()) };
         let Some(mut out) = begin(stream, response, method, cx) else { return Poll::Ready(()) };
         if out.pump(stream, cx).is_ready() {

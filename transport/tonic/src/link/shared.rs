@@ -177,25 +177,35 @@ pub(super) struct Guard<'a> {
 
 impl std::ops::Deref for Guard<'_> {
     type Target = Inner;
+    #[inline]
     fn deref(&self) -> &Inner {
         match &self.inner {
             Some(inner) => inner,
-            None => unreachable!("the guard is emptied in drop only"),
+            None => emptied(),
         }
     }
 }
 
 impl std::ops::DerefMut for Guard<'_> {
+    #[inline]
     fn deref_mut(&mut self) -> &mut Inner {
         match &mut self.inner {
             Some(inner) => inner,
-            None => unreachable!("the guard is emptied in drop only"),
+            None => emptied(),
         }
     }
 }
 
+#[cold]
+fn emptied() -> ! {
+    unreachable!("the guard is emptied in drop only")
+}
+
 impl Drop for Guard<'_> {
     fn drop(&mut self) {
+        if self.wakes.is_empty() {
+            return;
+        }
         if let Some(mut inner) = self.inner.take() {
             let Some(first) = inner.wakes.pop() else { return };
             if inner.wakes.is_empty() {
