@@ -146,26 +146,26 @@ const STARVED: usize = 20_000;
 
 /// Latency while a large request is always under way.
 async fn beside<C: Calls>(client: &C, size: usize, calls: usize) -> anyhow::Result<Round> {
-    let (payload, mut bulk) = (client.payload(size), client.clone());
-    let done = Arc::new(AtomicUsize::new(0));
+    let (payload, mut bulk, done) = (client.payload(size), client.clone(), Arc::new(AtomicUsize::new(0)));
     let ended = done.clone();
-    let large = tokio::spawn(async move {
+    // Ends with this set.
+    let mut large = tokio::task::JoinSet::new();
+    large.spawn(async move {
         loop {
             if let Err(error) = call(&mut bulk, payload.clone(), 0).await {
-                return error;
+                return error.context("the large transfer");
             }
             ended.fetch_add(1, Relaxed);
         }
     });
     let mut times = Vec::with_capacity(calls);
     while times.len() < calls || done.load(Relaxed) < TRANSFERS {
-        if large.is_finished() {
-            return Err(large.await?.context("the large transfer"));
+        if let Some(error) = large.try_join_next() {
+            return Err(error?);
         }
         let most = calls + STARVED * TRANSFERS;
-        anyhow::ensure!(times.len() < most, "{} transfers beside {most} calls", done.load(Relaxed));
+        ensure!(times.len() < most, "{} transfers beside {most} calls", done.load(Relaxed));
         times.extend(one_by_one(client, calls.min(100)).await?);
     }
-    large.abort();
     Ok(latencies(times))
 }

@@ -11,6 +11,7 @@ use tonic_rdma_proto::CloseCode;
 
 use super::shared::{Inner, Life, Shared};
 use super::stream::Opened;
+use super::turns::Turns;
 use crate::reason::{Reason, ReasonCode};
 
 /// While there are streams, metrics are told once in so many turns, and when a timer ends.
@@ -33,6 +34,7 @@ pub(super) async fn drive(
         asking: false,
         draining: false,
         turns: 0,
+        yields: Turns::new(),
         gave_way: false,
         opened: Vec::new(),
         _teardown: Teardown(shared.clone()),
@@ -57,6 +59,7 @@ struct Driver {
     draining: bool,
     /// Since metrics were told.
     turns: usize,
+    yields: Turns,
     /// Others had their turn before a copy the last time.
     gave_way: bool,
     /// To be served once the lock is free.
@@ -83,6 +86,7 @@ impl Drop for Teardown {
 impl Driver {
     fn poll(&mut self, cx: &mut Context<'_>, serve: &mut impl FnMut(Opened)) -> Poll<Reason> {
         let shared = self.shared.clone();
+        self.yields.begin();
         for _ in 0..ROUNDS {
             let mut over = Vec::new();
             let mut inner = shared.lock();
@@ -138,8 +142,7 @@ impl Driver {
                 return Poll::Ready(reason);
             }
             if unfinished && !again {
-                // Behind everybody: sockets and other links have waited meanwhile.
-                let _ = pin!(tokio::task::yield_now()).poll(cx);
+                self.yields.again(cx);
             }
             if idle || again || unfinished {
                 return Poll::Pending;

@@ -25,8 +25,8 @@ const BEHIND: usize = 8;
 const SHORTEST: usize = 16 * 1024;
 
 impl Inner {
-    /// Hands out landing memory that is wanted, then posts what the protocol has to send, with one doorbell.
-    /// An error is kept for the driver, which is woken.
+    /// Hands out landing memory that is wanted, then posts what the protocol has to send, with one doorbell; where the link
+    /// copies, messages are shown to the peer before. An error is kept for the driver, which is woken.
     pub(super) fn flush(&mut self) {
         self.flush_copying(COPY);
     }
@@ -75,6 +75,8 @@ impl Inner {
         let closing = self.life != Life::Open;
         // Since the doorbell.
         let mut messages = false;
+        // Where the link copies, all that is short has been posted.
+        let mut all_said = !self.any_memory;
         let mut posted = false;
         let mut copied = 0;
         let mut news = false;
@@ -92,7 +94,7 @@ impl Inner {
             let slot = at.and_then(|at| link.block_mut().get_mut(at..at + self.sends.slot_size()));
             let room = Room {
                 write: match self.any_memory {
-                    true if copied < most && !news => (most - copied).clamp(SHORTEST, LOOK),
+                    true if all_said && copied < most && !news => (most - copied).clamp(SHORTEST, LOOK),
                     true => 0,
                     false => self.window.room(self.sends.writing()),
                 },
@@ -139,7 +141,11 @@ impl Inner {
                         self.sends.done(id);
                     }
                 }
-                _ => break,
+                _ if all_said || most == 0 => break,
+                _ => {
+                    all_said = true;
+                    continue;
+                }
             }
             posted = true;
         }

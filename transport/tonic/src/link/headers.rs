@@ -31,13 +31,13 @@ thread_local! {
 /// Makes one block: in a vector, to which its many short pieces are appended at less cost.
 fn block(fill: impl FnOnce(&mut Vec<u8>) -> Result<(), Status>) -> Result<Bytes, Status> {
     let (mut draft, mut room) = BLOCKS.take();
-    draft.clear();
     let filled = fill(&mut draft);
     if room.capacity() < draft.len() {
         room.reserve(ROOM.max(draft.len()));
     }
     room.put_slice(&draft);
     let block = room.split().freeze();
+    draft.clear();
     draft.shrink_to(DRAFT);
     BLOCKS.set((draft, room));
     filled.map(|()| block)

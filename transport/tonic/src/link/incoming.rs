@@ -1,7 +1,6 @@
 //! A received body.
 
-use std::future::Future;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -27,6 +26,8 @@ pub(super) struct Incoming {
     handed: usize,
     /// At so many the next look whether any has to.
     look: usize,
+    /// Others have so many before this one goes on.
+    turns_left: u8,
     /// Nothing more comes, neither from the stream nor from the intake: said without a look at the connection. A body of
     /// which this is not known may have ended, too.
     finished: bool,
@@ -44,23 +45,27 @@ const LOOK: usize = 64 * 1024;
 impl Incoming {
     /// `used`: the reader's codec, where that is known before the stream knows it. `finished`: there is none.
     pub(super) fn new(stream: StreamRef, intake: Intake, used: Used, finished: bool) -> Self {
-        Incoming { stream, intake, used, handed: 0, look: LOOK, finished, ended: finished }
+        Incoming { stream, intake, used, handed: 0, look: LOOK, turns_left: 0, finished, ended: finished }
     }
 
-    /// Whether other tasks have their turn now.
-    fn gives_way(&mut self) -> bool {
+    /// How many turns the other tasks have now, before this one goes on.
+    fn gives_way(&mut self) -> u8 {
         let mut inner = self.stream.shared.lock();
         let news = inner.link.as_ref().is_some_and(Link::has_news);
         if news {
             inner.wake_driver();
         }
         drop(inner);
-        let gives_way = news || self.handed >= TURN;
-        if gives_way {
+        let turns = match news {
+            // In the first the driver, in the second those whom it wakes.
+            true => 2,
+            false => u8::from(self.handed >= TURN),
+        };
+        if turns > 0 {
             self.handed = 0;
         }
         self.look = self.handed + LOOK;
-        gives_way
+        turns
     }
 
     fn hand_on(&mut self, bytes: Bytes) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
@@ -81,9 +86,12 @@ impl Body for Incoming {
             return Poll::Ready(None);
         }
         let this = &mut *self;
-        if this.handed >= this.look && this.gives_way() {
-            // Behind all that is ready now, the driver and whom it wakes.
-            let _ = pin!(tokio::task::yield_now()).poll(cx);
+        if this.handed >= this.look {
+            this.turns_left = this.gives_way();
+        }
+        if this.turns_left > 0 {
+            this.turns_left -= 1;
+            cx.waker().wake_by_ref();
             return Poll::Pending;
         }
         if let Some(bytes) = this.intake.pop() {
@@ -160,6 +168,9 @@ impl Drop for Incoming {
         let ended = io.ended;
         for piece in rest.iter() {
             inner.conn.consume(id, piece.bytes.len() as u32, piece.flow);
+        }
+        if !rest.is_empty() {
+            inner.count();
         }
         if side == Side::Client && !ended {
             inner.conn.reset(id, ResetCode::CANCEL);

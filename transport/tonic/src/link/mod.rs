@@ -41,6 +41,7 @@ mod stamps;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod turns;
 mod window;
 
 pub(crate) use client::{Call, CallError, FastClient};

@@ -296,6 +296,7 @@ impl Inner {
 
     /// The queue pair goes first, then the memory that it could write to (R9).
     pub(super) fn destroy(&mut self) {
+        self.count();
         self.link = None;
         self.sends.put_back();
         self.granted.clear();
