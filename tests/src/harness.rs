@@ -31,6 +31,11 @@ pub type Client = ConformanceClient<AnyChannel>;
 /// By then the memory of connections that ended must be back. Nothing waits this long when all is well.
 const POOL_LIMIT: Duration = Duration::from_secs(30);
 
+/// How long a client waits for a fast path that it needs: one that is slow to come is reported, not given up for TCP.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// And where the case takes it away for good. Some hundred times what a connection takes in the guest.
+const LITTLE_PATIENCE: Duration = Duration::from_secs(8);
+
 /// One case over one fabric.
 #[derive(Debug)]
 pub struct Bed {
@@ -38,6 +43,7 @@ pub struct Bed {
     probe: Probe,
     log: PathLog,
     may_fall_back: AtomicBool,
+    ends: AtomicBool,
     contexts: Option<Contexts>,
     pools: Mutex<Vec<Pool>>,
     remotes: Mutex<Vec<Remote>>,
@@ -98,6 +104,7 @@ impl Bed {
             probe,
             log,
             may_fall_back: AtomicBool::new(false),
+            ends: AtomicBool::new(false),
             contexts: Contexts::of(fabric),
             pools: Mutex::default(),
             remotes: Mutex::default(),
@@ -197,9 +204,9 @@ impl Bed {
             .policy(self.policy())
             .fabrics(self.fabric.kinds().to_vec());
         match &self.contexts {
-            // A required path that is slow to come is reported, not given up for TCP.
             Some(contexts) => {
-                endpoint.context(contexts.client.clone()).fast_path_timeout(Duration::from_secs(30))
+                let patience = if self.ends.load(Ordering::Relaxed) { LITTLE_PATIENCE } else { PATIENCE };
+                endpoint.context(contexts.client.clone()).fast_path_timeout(patience)
             }
             None => endpoint,
         }
@@ -229,6 +236,11 @@ impl Bed {
     /// From here on calls may go over TCP as well: the case takes the fast path away.
     pub fn may_fall_back(&self) {
         self.may_fall_back.store(true, Ordering::Relaxed);
+    }
+
+    /// The case ends a server, or a client's runtime, for good: calls that are made then need not wait for it long.
+    pub fn ends(&self) {
+        self.ends.store(true, Ordering::Relaxed);
     }
 
     /// What the pools that the case used hold, in words.

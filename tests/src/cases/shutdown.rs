@@ -109,6 +109,7 @@ async fn becomes_unavailable(client: &mut Client) {
 }
 
 async fn calls_after_the_end_are_unavailable(bed: &Bed) {
+    bed.ends();
     let (mut server, mut client) = bed.pair().await;
     client.unary(steps("", [send(1, 1)])).await.unwrap();
     server.stop();
@@ -117,6 +118,7 @@ async fn calls_after_the_end_are_unavailable(bed: &Bed) {
 }
 
 async fn channel_outlives_its_server(bed: &Bed) {
+    bed.ends();
     let (mut server, mut client) = bed.pair().await;
     client.unary(steps("", [send(1, 1)])).await.unwrap();
     let addr = server.addr();
@@ -160,6 +162,7 @@ fn runtime() -> Runtime {
 }
 
 async fn killed_server_fails_calls_in_flight(bed: &Bed) {
+    bed.ends();
     let doomed = runtime();
     let server = if bed.fabric() == Fabric::ShmTwo {
         bed.server().await
@@ -205,6 +208,7 @@ async fn killed_server_fails_calls_in_flight(bed: &Bed) {
 }
 
 async fn killed_client_ends_its_handlers(bed: &Bed) {
+    bed.ends();
     let server = bed.server().await;
     let doomed = runtime();
     let channel = {
