@@ -100,7 +100,7 @@ impl Driver {
             inner.make_room_elsewhere();
             // Whoever has just got something does not wait for a copy, once.
             let nobody = inner.wakes.is_empty() && inner.opened.is_empty();
-            self.gave_way = !(nobody || self.gave_way);
+            self.gave_way = inner.pauses && !(nobody || self.gave_way);
             if inner.conn.is_due() || inner.landing_waits {
                 match self.gave_way {
                     true => inner.flush_messages(),
@@ -131,7 +131,7 @@ impl Driver {
                 self.turns = 0;
                 inner.tell();
             }
-            let (again, unfinished) = (inner.driver_called, inner.unfinished);
+            let (again, unfinished, pauses) = (inner.driver_called, inner.unfinished, inner.pauses);
             drop(inner);
             drop(over);
             if room {
@@ -141,11 +141,15 @@ impl Driver {
             if let Poll::Ready(reason) = ended {
                 return Poll::Ready(reason);
             }
-            if unfinished && !again {
-                self.yields.again(cx);
-            }
-            if idle || again || unfinished {
-                return Poll::Pending;
+            match (unfinished, again) {
+                (true, _) if !pauses => {}
+                (true, false) => {
+                    self.yields.again(cx);
+                    return Poll::Pending;
+                }
+                (_, true) => return Poll::Pending,
+                (false, false) if idle => return Poll::Pending,
+                (false, false) => {}
             }
         }
         cx.waker().wake_by_ref();

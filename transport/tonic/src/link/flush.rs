@@ -50,7 +50,7 @@ impl Inner {
     /// As [`flush`](Self::flush), for calls: the first posts its work itself and waits for nobody; those that come before
     /// the driver has looked leave theirs to it, to go out together in one message. Where the
     /// peer has no processor of its own nobody could begin with the first meanwhile: of several calls all leave theirs.
-    /// None copies for another that is long.
+    /// It copies for itself, and not for one that was there before and is long.
     pub(super) fn flush_soon(&mut self) {
         if !self.conn.wants_flush() {
             return;
@@ -62,7 +62,10 @@ impl Inner {
             self.wake_driver();
             return self.count();
         }
-        self.flush_messages();
+        match self.unfinished {
+            true => self.flush_messages(),
+            false => self.flush(),
+        }
         if self.unfinished {
             self.wake_driver();
         }
@@ -155,6 +158,9 @@ impl Inner {
             if self.sends.writing() > 0 && self.conn.stats().eager_sent > eager {
                 self.window.shared();
             }
+        }
+        if copied > 0 {
+            self.pauses = self.beside_sent.piece(self.conn.stats().eager_sent);
         }
         self.unfinished = self.any_memory && (copied >= most || news) && self.conn.waits_to_write();
         // An answer is worth looking for.

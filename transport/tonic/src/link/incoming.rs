@@ -38,8 +38,7 @@ pub(super) struct Incoming {
 /// The decoder copies what it is handed. After so many bytes other tasks have their turn: small calls beside a long message
 /// wait for this much of it, not for all (R13).
 const TURN: usize = 1 << 20;
-/// After so many a message that has come has its turn. To stop for nothing costs: several long messages that are decoded in
-/// turns want memory for all of them at a time.
+/// After so many a message that has come has its turn, if short ones came before.
 const LOOK: usize = 64 * 1024;
 
 impl Incoming {
@@ -51,7 +50,9 @@ impl Incoming {
     /// How many turns the other tasks have now, before this one goes on.
     fn gives_way(&mut self) -> u8 {
         let mut inner = self.stream.shared.lock();
-        let news = inner.link.as_ref().is_some_and(Link::has_news);
+        let short = inner.conn.stats().eager_received;
+        let pauses = inner.beside_received.piece(short);
+        let news = pauses && inner.link.as_ref().is_some_and(Link::has_news);
         if news {
             inner.wake_driver();
         }

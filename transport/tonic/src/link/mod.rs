@@ -23,6 +23,7 @@
 //! A caller works on the connection itself, under its lock, and posts what results: a call costs no hop
 //! through another task on the way out. Only the driver polls the completion queue (R6).
 
+mod beside;
 mod client;
 mod drive;
 mod events;

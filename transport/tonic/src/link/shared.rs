@@ -15,6 +15,7 @@ use tonic_rdma_memory::{Landing, LandingBuf, Pool};
 use tonic_rdma_proto::{Connection, Payload, Settings, Side, Stats, StreamId, StreamMap};
 
 use super::LinkOptions;
+use super::beside::Beside;
 use super::patience::Patience;
 use super::sends::Sends;
 use super::stamps::Stamps;
@@ -84,6 +85,10 @@ pub(super) struct Inner {
     pub(super) driver_called: bool,
     /// There is more to copy to the peer's memory: the driver goes on when others have had their turn.
     pub(super) unfinished: bool,
+    /// Others are to have their turns between the copies.
+    pub(super) pauses: bool,
+    pub(super) beside_sent: Beside,
+    pub(super) beside_received: Beside,
     /// A caller has posted its work itself since the driver last looked.
     pub(super) left: u32,
     /// A call waits for a free stream.
@@ -150,6 +155,9 @@ impl Shared {
                 driver: None,
                 driver_called: false,
                 unfinished: false,
+                pauses: false,
+                beside_sent: Beside::default(),
+                beside_received: Beside::default(),
                 left: 0,
                 room_wanted: false,
                 landing_waits: false,
