@@ -181,19 +181,16 @@ async fn every_place_where_bytes_may_be() {
     }
 }
 
-/// Where the link copies, a small call waits for little of what goes on beside it; and that does go on.
-#[tokio::test]
-async fn small_calls_do_not_wait_for_long_copies() {
-    let world = World::new(Fabric::Shm, Which::Ours).await;
+/// What a small call of `client` sees copied for long messages of the world's channel, in the middle.
+async fn copied_beside_small_calls(world: &World, mut client: common::Client) -> u64 {
     let large = Blob::of(pattern(16 * MIB, 1).into());
-    let mut client = world.client(Which::Ours);
+    let mut bulk = world.client(Which::Ours);
     // Ends, with a short reply, when the last small call has been made.
     let (last, beside) = tokio::sync::oneshot::channel();
     let transfer = tokio::spawn(async move {
         let last = futures_util::stream::once(async { beside.await.unwrap() });
-        client.up(iter(vec![large; 16]).chain(last)).await.unwrap()
+        bulk.up(iter(vec![large; 16]).chain(last)).await.unwrap()
     });
-    let mut client = world.client(Which::Ours);
     let sent = || world.channel.stats().bytes_sent_write;
     let mut beside = Vec::new();
     while sent() < 200 * MIB as u64 {
@@ -205,8 +202,24 @@ async fn small_calls_do_not_wait_for_long_copies() {
     last.send(Blob { number: 7, ..Blob::default() }).unwrap();
     assert_eq!(transfer.await.unwrap().number, 17);
     beside.sort_unstable();
-    let median = beside[beside.len() / 2];
-    assert!((1..=256 << 10).contains(&median), "{median} bytes are copied beside a small call");
+    beside[beside.len() / 2]
+}
+
+/// Where the link copies, a small call waits for little of what goes on beside it; and that does go on.
+#[tokio::test]
+async fn small_calls_do_not_wait_for_long_copies() {
+    let world = World::new(Fabric::Shm, Which::Ours).await;
+    let copied = copied_beside_small_calls(&world, world.client(Which::Ours)).await;
+    assert!((1..=256 << 10).contains(&copied), "{copied} bytes are copied beside a small call");
+}
+
+/// Nor for those of another connection, which knows nothing of them.
+#[tokio::test]
+async fn nor_do_those_of_another_connection() {
+    let world = World::new(Fabric::Shm, Which::Ours).await;
+    let client = common::Client::new(world.connect().await, Which::Ours, LIMIT);
+    let copied = copied_beside_small_calls(&world, client).await;
+    assert!((1..=2 * MIB as u64).contains(&copied), "{copied} bytes are copied beside a small call");
 }
 
 #[tokio::test]

@@ -18,6 +18,8 @@ use crate::reason::{Reason, ReasonCode};
 const UNTOLD: usize = 64;
 /// Rounds of completions before other tasks get their turn.
 const ROUNDS: usize = 16;
+/// Of those that copy, where only long messages go.
+const COPIES: usize = 4;
 
 /// Runs a connection until it has ended; `serve` gets the streams that the peer opens, and `drain` asks for an
 /// orderly end. Returns why it ended; everything that the device could touch is free by then.
@@ -33,8 +35,8 @@ pub(super) async fn drive(
         armed: false,
         asking: false,
         draining: false,
-        turns: 0,
-        yields: Turns::new(),
+        untold: 0,
+        turns: Turns::new(),
         gave_way: false,
         opened: Vec::new(),
         _teardown: Teardown(shared.clone()),
@@ -58,8 +60,8 @@ struct Driver {
     asking: bool,
     draining: bool,
     /// Since metrics were told.
-    turns: usize,
-    yields: Turns,
+    untold: usize,
+    turns: Turns,
     /// Others had their turn before a copy the last time.
     gave_way: bool,
     /// To be served once the lock is free.
@@ -86,8 +88,8 @@ impl Drop for Teardown {
 impl Driver {
     fn poll(&mut self, cx: &mut Context<'_>, serve: &mut impl FnMut(Opened)) -> Poll<Reason> {
         let shared = self.shared.clone();
-        self.yields.begin();
-        for _ in 0..ROUNDS {
+        self.turns.begin();
+        for round in 1..=ROUNDS {
             let mut over = Vec::new();
             let mut inner = shared.lock();
             if inner.driver.as_ref().is_none_or(|waker| !waker.will_wake(cx.waker())) {
@@ -125,13 +127,14 @@ impl Driver {
             let room = inner.room_wanted && inner.conn.has_stream_room();
             inner.room_wanted &= !room;
             let ended = self.poll_end(cx, &mut inner);
-            self.turns += 1;
+            self.untold += 1;
             // Before the tasks of the last calls are woken: whoever has an answer finds it counted.
-            if (idle && self.turns >= UNTOLD) || inner.conn.pending().streams == 0 {
-                self.turns = 0;
+            if (idle && self.untold >= UNTOLD) || inner.conn.pending().streams == 0 {
+                self.untold = 0;
                 inner.tell();
             }
-            let (again, unfinished, pauses) = (inner.driver_called, inner.unfinished, inner.pauses);
+            let (again, unfinished) = (inner.driver_called, inner.unfinished);
+            let goes_on = unfinished && !inner.pauses && round < COPIES;
             drop(inner);
             drop(over);
             if room {
@@ -141,15 +144,14 @@ impl Driver {
             if let Poll::Ready(reason) = ended {
                 return Poll::Ready(reason);
             }
-            match (unfinished, again) {
-                (true, _) if !pauses => {}
-                (true, false) => {
-                    self.yields.again(cx);
-                    return Poll::Pending;
-                }
-                (_, true) => return Poll::Pending,
-                (false, false) if idle => return Poll::Pending,
-                (false, false) => {}
+            if goes_on {
+                continue;
+            }
+            if unfinished && !again {
+                self.turns.again(cx);
+            }
+            if idle || again || unfinished {
+                return Poll::Pending;
             }
         }
         cx.waker().wake_by_ref();

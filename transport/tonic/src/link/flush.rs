@@ -8,37 +8,31 @@ use tonic_rdma_proto::{
     CloseCode, GrantMemory, LandingWant, ResetCode, Room, StreamId, Transmit, WantKey, Write,
 };
 
+use super::copies::Copies;
 use super::sends::Stage;
 use super::shared::{Inner, Life};
 use crate::reason::{Reason, ReasonCode};
 
-/// Where the link copies while work is queued, one flush copies no more than about this many bytes: it holds the
-/// connection's lock, and small calls wait for that (R13).
-const COPY: usize = 128 * 1024;
-/// Bytes that it copies between two looks whether a message has come, which ends it.
-const LOOK: usize = 32 * 1024;
 /// Calls that share a message, at most: the peer works on the first while this side makes the next.
 const BATCH: u32 = 8;
 /// Streams that are asked for shorter wants while the first waits for landing memory.
 const BEHIND: usize = 8;
-/// The protocol cuts no WRITE shorter than this.
-const SHORTEST: usize = 16 * 1024;
 
 impl Inner {
     /// Hands out landing memory that is wanted, then posts what the protocol has to send, with one doorbell; where the link
     /// copies, messages are shown to the peer before. An error is kept for the driver, which is woken.
     pub(super) fn flush(&mut self) {
-        self.flush_copying(COPY);
+        self.flush_with(Copies::some());
     }
 
     /// As [`flush`](Self::flush), but nothing is copied to the peer's memory yet: that is left [`unfinished`](Self::unfinished).
     pub(super) fn flush_messages(&mut self) {
-        self.flush_copying(0);
+        self.flush_with(Copies::none());
     }
 
-    fn flush_copying(&mut self, most: usize) {
+    fn flush_with(&mut self, copies: Copies) {
         self.grant();
-        if let Err(error) = self.post(most) {
+        if let Err(error) = self.post(copies) {
             self.failed = Some(error);
             self.wake_driver();
         }
@@ -50,17 +44,19 @@ impl Inner {
     /// As [`flush`](Self::flush), for calls: the first posts its work itself and waits for nobody; those that come before
     /// the driver has looked leave theirs to it, to go out together in one message. Where the
     /// peer has no processor of its own nobody could begin with the first meanwhile: of several calls all leave theirs.
-    /// It copies for itself, and not for one that was there before and is long.
-    pub(super) fn flush_soon(&mut self) {
+    /// It copies for itself, and not for one that was there before and is long. False when there was nothing to do: then
+    /// nothing has been counted, either.
+    pub(super) fn flush_soon(&mut self) -> bool {
         if !self.conn.wants_flush() {
-            return;
+            return false;
         }
         let before = self.left;
         self.left = (before + 1) % BATCH;
         let shared = self.streams.len() > 1 && self.link.as_ref().is_some_and(Link::shares_processor);
         if before > 0 || shared {
             self.wake_driver();
-            return self.count();
+            self.count();
+            return true;
         }
         match self.unfinished {
             true => self.flush_messages(),
@@ -69,26 +65,21 @@ impl Inner {
         if self.unfinished {
             self.wake_driver();
         }
+        true
     }
 
-    /// `most`: where the link copies, so many bytes, about.
-    fn post(&mut self, most: usize) -> Result<(), LinkError> {
+    fn post(&mut self, mut copies: Copies) -> Result<(), LinkError> {
         self.unfinished = false;
         let Some(link) = self.link.as_mut() else { return Ok(()) };
         let closing = self.life != Life::Open;
         // Since the doorbell.
         let mut messages = false;
-        // Where the link copies, all that is short has been posted.
-        let mut all_said = !self.any_memory;
         let mut posted = false;
-        let mut copied = 0;
-        let mut news = false;
         // Of WRITEs since the last that reports its completion.
         let mut unreported = 0;
         let eager = self.conn.stats().eager_sent;
         let longest = link.caps().max_msg;
         while self.conn.is_due() && link.send_room() > 0 {
-            news = news || (copied > 0 && link.has_news());
             let at = self.sends.slot();
             let staging = match self.conn.waits_to_stage() {
                 true => self.sends.staging_room(&self.pool),
@@ -97,8 +88,7 @@ impl Inner {
             let slot = at.and_then(|at| link.block_mut().get_mut(at..at + self.sends.slot_size()));
             let room = Room {
                 write: match self.any_memory {
-                    true if all_said && copied < most && !news => (most - copied).clamp(SHORTEST, LOOK),
-                    true => 0,
+                    true => copies.room(),
                     false => self.window.room(self.sends.writing()),
                 },
                 staging,
@@ -121,13 +111,13 @@ impl Inner {
                             if std::mem::take(&mut messages) {
                                 link.ring()?;
                             }
-                            copied += src.len();
                             Some(WriteSource::Any(src.clone()))
                         }
                         (true, false) => self.pool.resolve(&src).map(WriteSource::Bytes),
                         (false, _) => None,
                     };
-                    unreported += src.len();
+                    let len = src.len();
+                    unreported += len;
                     let report = !self.any_memory && unreported >= self.window.half();
                     unreported *= usize::from(!report);
                     let (id, src) = match as_it_lies {
@@ -142,13 +132,11 @@ impl Inner {
                     };
                     if link.queue(id, Work::Write { src, remote_addr: addr, rkey }, report)? == Posted::Done {
                         self.sends.done(id);
+                        copies.copied(len, link.has_news());
                     }
                 }
-                _ if all_said || most == 0 => break,
-                _ => {
-                    all_said = true;
-                    continue;
-                }
+                _ if self.any_memory && copies.go_on() => continue,
+                _ => break,
             }
             posted = true;
         }
@@ -159,10 +147,10 @@ impl Inner {
                 self.window.shared();
             }
         }
-        if copied > 0 {
+        if copies.has_copied() {
             self.pauses = self.beside_sent.piece(self.conn.stats().eager_sent);
         }
-        self.unfinished = self.any_memory && (copied >= most || news) && self.conn.waits_to_write();
+        self.unfinished = copies.is_over() && self.conn.waits_to_write();
         // An answer is worth looking for.
         if posted && !self.unfinished && link.is_eager() {
             self.wake_driver();

@@ -120,8 +120,9 @@ impl Body for Incoming {
             copied.learning += learning;
             copied.joined += joined;
             copied.eager += short;
-            inner.count();
-            inner.flush_soon();
+            if !inner.flush_soon() {
+                inner.count();
+            }
             drop(inner);
             // No piece is empty.
             let bytes = this.intake.pop().unwrap_or_default();

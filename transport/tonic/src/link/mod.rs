@@ -25,6 +25,7 @@
 
 mod beside;
 mod client;
+mod copies;
 mod drive;
 mod events;
 mod flush;

@@ -6,6 +6,7 @@
 //!
 //! | state | on | next |
 //! |---|---|---|
+//! | Several | | Several |
 //! | BehindAll | back within [`LATE`] | BehindAll |
 //! | BehindAll | back later | BehindTasks([`BUSY`]) |
 //! | BehindTasks(n) | | BehindTasks(n - 1), BehindAll after 1 |
@@ -27,13 +28,14 @@ const BUSY: u8 = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
+    /// The runtime has several threads.
+    Several,
     BehindAll,
     BehindTasks(u8),
 }
 
 #[derive(Debug)]
 pub(super) struct Turns {
-    one_thread: bool,
     state: State,
     /// It went behind all then.
     since: Option<Instant>,
@@ -43,8 +45,11 @@ impl Turns {
     /// Of a task of the runtime that this is called in.
     pub(super) fn new() -> Self {
         let flavor = Handle::try_current().map(|runtime| runtime.runtime_flavor());
-        let one_thread = matches!(flavor, Ok(RuntimeFlavor::CurrentThread));
-        Turns { one_thread, state: State::BehindAll, since: None }
+        let state = match flavor {
+            Ok(RuntimeFlavor::CurrentThread) => State::BehindAll,
+            _ => State::Several,
+        };
+        Turns { state, since: None }
     }
 
     /// The task has its turn.
@@ -63,11 +68,11 @@ impl Turns {
     /// Has the task woken for another turn, after others had theirs.
     pub(super) fn again(&mut self, cx: &mut Context<'_>) {
         match self.state {
-            State::BehindAll if self.one_thread => {
+            State::BehindAll => {
                 self.since = Some(Instant::now());
                 let _ = pin!(tokio::task::yield_now()).poll(cx);
             }
-            State::BehindAll => cx.waker().wake_by_ref(),
+            State::Several => cx.waker().wake_by_ref(),
             State::BehindTasks(left) => {
                 self.state = if left > 1 { State::BehindTasks(left - 1) } else { State::BehindAll };
                 cx.waker().wake_by_ref();

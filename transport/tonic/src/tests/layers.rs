@@ -6,9 +6,13 @@ use super::{
 };
 use crate::{Path, Policy, ReasonCode, Side, bootstrap::OFFER_PATH};
 use http::Request as HttpRequest;
-use std::sync::{
-    Arc, Mutex,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    pin::Pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    task::{Context, Poll},
 };
 use tonic::{
     Code, Request, Status,
@@ -116,4 +120,53 @@ async fn trace_fn_sees_calls_of_both_paths() {
     let tcp = world.endpoint(&serving).policy(Policy::Off).connect().await.unwrap();
     Client::new(tcp).say("tcp").await.unwrap();
     assert_eq!(traced.load(Ordering::Relaxed), 2);
+}
+
+/// Is not ready for calls while it is told so.
+#[derive(Clone)]
+struct Refusing<S>(S, Arc<AtomicBool>);
+
+impl<S> tower::Service<HttpRequest<tonic::body::Body>> for Refusing<S>
+where
+    S: tower::Service<HttpRequest<tonic::body::Body>>,
+    S::Error: Into<tower::BoxError>,
+    S::Future: Send + 'static,
+{
+    type Response = S::Response;
+    type Error = tower::BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<S::Response, tower::BoxError>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), tower::BoxError>> {
+        match self.1.load(Ordering::Relaxed) {
+            true => Poll::Ready(Err(Status::resource_exhausted("full").into())),
+            false => self.0.poll_ready(cx).map_err(Into::into),
+        }
+    }
+
+    fn call(&mut self, request: HttpRequest<tonic::body::Body>) -> Self::Future {
+        assert!(!self.1.load(Ordering::Relaxed), "a service that is not ready is called");
+        let call = self.0.call(request);
+        Box::pin(async move { call.await.map_err(Into::into) })
+    }
+}
+
+#[tokio::test]
+async fn a_service_that_is_not_ready_answers_with_its_error() {
+    let world = World::new();
+    let refuses = Arc::new(AtomicBool::new(false));
+    let layer = {
+        let refuses = refuses.clone();
+        tower::layer::layer_fn(move |service| Refusing(service, refuses.clone()))
+    };
+    let serving = Serving::start(world.builder().layer(layer).add_service(Echo)).await;
+    let mut client = Client::new(world.connect(&serving).await);
+    // The first call begins a task, further ones find it.
+    for refused in [true, true, false, false, true] {
+        refuses.store(refused, Ordering::Relaxed);
+        let said = client.say("hello").await.map_err(|status| (status.code(), status.message().to_owned()));
+        match refused {
+            true => assert_eq!(said.unwrap_err(), (Code::ResourceExhausted, "full".to_owned())),
+            false => drop(said.unwrap()),
+        }
+    }
 }
