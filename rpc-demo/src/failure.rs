@@ -83,7 +83,12 @@ impl Failure {
         }
         // What to do is in the server's message where there is something to do.
         let message = Shown(status.message()).to_string();
-        let why = if message.is_empty() { format!("the server says {:?}", status.code()) } else { message };
+        let why = match message.strip_prefix(&what).and_then(|rest| rest.strip_prefix(": ")) {
+            // The server names what could not be done, too: once is enough.
+            Some(why) => why.to_owned(),
+            None if message.is_empty() => format!("the server says {:?}", status.code()),
+            None => message,
+        };
         let cure = match status.code() {
             Code::Unimplemented => "is it an rpc-demo server of this version?",
             _ => "",
@@ -122,3 +127,17 @@ impl fmt::Display for Failure {
 }
 
 impl std::error::Error for Failure {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_server_says_again_is_said_once() {
+        let status = Status::not_found("cannot list 'x': No such file");
+        let line = Failure::status("cannot list 'x'", &status).to_string();
+        assert_eq!(line, "cannot list 'x': No such file");
+        let line = Failure::status("cannot get 'x'", &status).to_string();
+        assert_eq!(line, "cannot get 'x': cannot list 'x': No such file");
+    }
+}

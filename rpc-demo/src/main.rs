@@ -99,8 +99,6 @@ async fn command(command: Command) -> Result<ExitCode, Failure> {
 }
 
 fn completions(shell: clap_complete::Shell) -> Result<(), Failure> {
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut <Cli as clap::CommandFactory>::command(), "rpc-demo", &mut script);
     use std::io::Write;
-    output::checked(std::io::stdout().write_all(&script))
+    output::checked(std::io::stdout().write_all(&cli::completions(shell)))
 }

@@ -9,11 +9,12 @@ use serde::ser::{Serialize, SerializeStruct, Serializer};
 use std::error::Error;
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
+use tonic::transport::Uri;
 use tonic::transport::server::TcpIncoming;
-use tonic_rdma::{Channel, Copied, Endpoint, Path, PathInfo, Pool, Server, TransportStats};
+use tonic_rdma::{Channel, Copied, Endpoint, FabricKind, Path, PathInfo, Pool, Server, TransportStats};
 
 /// HTTP/2 windows in bytes, for TCP: the default of 64 KiB stalls a bulk stream on every round trip.
 const STREAM_WINDOW: u32 = 4 << 20;
@@ -61,15 +62,18 @@ pub(crate) fn endpoint(server: &str, way: &Way, flag: &str) -> Result<Endpoint, 
     if endpoint.uri().scheme_str() != Some("http") || endpoint.uri().host().is_none() {
         return Err(bad_url(&shown, "it is no http:// address", flag));
     }
-    Ok(endpoint
+    let endpoint = endpoint
         .connect_timeout(Duration::from_secs(way.patience.connect_timeout))
         .tcp_nodelay(true)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .http2_keep_alive_interval(PROBE_AFTER)
         .keep_alive_timeout(PROBE_TIMEOUT)
-        .fast_path_timeout(FAST_PATH_TIMEOUT)
-        .require_rdma(way.require_rdma))
+        .fast_path_timeout(FAST_PATH_TIMEOUT);
+    Ok(match way.require_rdma {
+        true => endpoint.require_rdma(true).fabrics([FabricKind::Verbs]),
+        false => endpoint,
+    })
 }
 
 /// Connects to the server at `server`, the way that the flags say.
@@ -77,22 +81,40 @@ pub(crate) async fn connect(server: &str, way: &Way) -> Result<Connection, Failu
     let endpoint = endpoint(server, way, "--server")?;
     let shown = crate::names::Shown(&endpoint.uri().to_string()).to_string();
     let shown = shown.trim_end_matches('/');
-    let channel = endpoint.connect().await.map_err(|error| {
-        let why = causes(&error);
-        match error {
-            tonic_rdma::Error::Transport(_) => Failure::new(
-                format!("no server answers at {shown}"),
-                why,
-                "start one with `rpc-demo serve --root DIR`, or name another with --server",
-            ),
-            tonic_rdma::Error::RdmaRequired(_) => {
-                Failure::new(format!("no RDMA to {shown}"), why, "or leave out --require-rdma to use TCP")
-            }
-            _ => Failure::new(format!("cannot connect to {shown}"), why, ""),
+    let channel = match endpoint.connect().await {
+        Ok(channel) => channel,
+        Err(error) => {
+            let why = causes(&error);
+            return Err(match error {
+                tonic_rdma::Error::Transport(_) => no_server(endpoint.uri(), shown, why).await,
+                tonic_rdma::Error::RdmaRequired(_) => {
+                    let cure = "or leave out --require-rdma to use shared memory or TCP";
+                    Failure::new(format!("no RDMA to {shown}"), why, cure)
+                }
+                _ => Failure::new(format!("cannot connect to {shown}"), why, ""),
+            });
         }
-    })?;
+    };
     let store = ObjectStoreClient::new(channel.clone());
     Ok(Connection(Arc::new(Connected { channel, store })))
+}
+
+/// No TCP connection came about: because the name is unknown, or because nobody listens.
+async fn no_server(uri: &Uri, shown: &str, why: String) -> Failure {
+    let host = uri.host().unwrap_or_default();
+    let name = host.trim_start_matches('[').trim_end_matches(']');
+    if name.parse::<IpAddr>().is_err()
+        && let Err(error) = tokio::net::lookup_host((name, uri.port_u16().unwrap_or(80))).await
+    {
+        let what = format!("the host name '{}' cannot be resolved", crate::names::Shown(name));
+        let cure = "check its spelling, /etc/hosts and DNS, or give the server's IP address";
+        return Failure::new(what, error, cure);
+    }
+    Failure::new(
+        format!("no server answers at {shown}"),
+        why,
+        "start one with `rpc-demo serve --root DIR`, or name another with --server",
+    )
 }
 
 fn bad_url(shown: &str, why: &str, flag: &str) -> Failure {

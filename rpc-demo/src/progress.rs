@@ -33,6 +33,11 @@ fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
+/// A bar that draws nothing until it is one of [`bars`]: a bar that draws itself before leaves a line that nobody clears.
+fn hidden(length: Option<u64>) -> ProgressBar {
+    ProgressBar::with_draw_target(length, ProgressDrawTarget::hidden())
+}
+
 /// Progress of one command. The bar goes away when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Progress {
@@ -43,22 +48,16 @@ pub(crate) struct Progress {
 impl Progress {
     /// `total` in bytes, where known.
     pub(crate) fn start(total: Option<u64>) -> Progress {
-        let bar = ProgressBar::no_length().with_style(style(if total.is_some() { TOTAL } else { ENDLESS }));
-        if let Some(total) = total {
-            bar.set_length(total);
-        }
-        let bar = bars().add(bar);
+        let bar = bars().add(hidden(total).with_style(style(if total.is_some() { TOTAL } else { ENDLESS })));
         bar.enable_steady_tick(Duration::from_millis(250));
         Progress { bar, files: AtomicU64::new(0) }
     }
 
     /// A file of `size` bytes is under way; `u64::MAX` where that is not known.
     pub(crate) fn file(&self, name: &str, size: u64) -> Bar {
-        let own = (OWN_BAR..u64::MAX).contains(&size).then(|| {
-            let bar = ProgressBar::new(size).with_style(style(FILE));
-            bar.set_message(short(name));
-            bars().add(bar)
-        });
+        let own = (OWN_BAR..u64::MAX)
+            .contains(&size)
+            .then(|| bars().add(hidden(Some(size)).with_style(style(FILE)).with_message(short(name))));
         Bar { all: Some(self.bar.clone()), own }
     }
 

@@ -141,6 +141,71 @@ fn completions_for_the_usual_shells() {
     assert!(check.status.success() && check.stderr.is_empty());
 }
 
+/// What bash offers behind the words of `line`, the last of which is being typed.
+fn bash_offers(script: &str, line: &[&str]) -> Vec<String> {
+    // As bash itself calls the function: command, word at the cursor, word before it.
+    let ask = r#"
+        eval "$1"
+        shift
+        function=$(complete -p rpc-demo | sed -n 's/.* -F \([^ ]*\) .*/\1/p')
+        COMP_WORDS=("$@")
+        COMP_CWORD=$(($# - 1))
+        "$function" "$1" "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
+        printf '%s\n' "${COMPREPLY[@]}"
+    "#;
+    let mut bash = std::process::Command::new("bash");
+    let output = bash.args(["--norc", "-c", ask, "bash", script]).args(line).output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    stdout(&output).lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn bash_completes_behind_a_subcommand() {
+    let script = ok(program().args(["completions", "bash"]).output().unwrap());
+    let script = stdout(&script);
+    assert_eq!(bash_offers(script, &["rpc-demo", "pu"]), ["put"]);
+    assert_eq!(bash_offers(script, &["rpc-demo", "put", "--chunk"]), ["--chunk-size"]);
+    assert_eq!(bash_offers(script, &["rpc-demo", "serve", "--no"]), ["--no-sync"]);
+    assert_eq!(bash_offers(script, &["target/release/rpc-demo", "doctor", "--pe"]), ["--peer"]);
+    // Global flags as well, and the values of an argument.
+    assert!(bash_offers(script, &["rpc-demo", "ls", "--"]).contains(&"--verbose".to_owned()));
+    assert_eq!(bash_offers(script, &["rpc-demo", "completions", "fi"]), ["fish"]);
+}
+
+#[test]
+fn failures_say_once_what_could_not_be_done() {
+    let dir = scratch();
+    fs::create_dir(dir.path().join("d")).unwrap();
+    let server = Server::start(dir.path());
+    for (args, what) in [(["ls", "x"], "cannot list 'x': "), (["rm", "x"], "cannot remove 'x': ")] {
+        let line = failed(server.client(args), 1);
+        says(&line, &[what, "No such file"]);
+        assert_eq!(line.matches("cannot").count(), 1, "{line}");
+    }
+    let line = failed(server.client(["rm", "d"]), 1);
+    says(&line, &["cannot remove 'd': it is a directory; --recursive removes it with all below it"]);
+    ok(server.client(["rm", "d", "--recursive"]));
+    assert!(!dir.path().join("d").exists());
+}
+
+#[test]
+fn host_names_will_do_for_addresses() {
+    let dir = scratch();
+    let mut serve = program();
+    serve.arg("serve").arg("--addr").arg("localhost:0").arg("--root").arg(dir.path());
+    let server = Server::spawn(serve, dir.path());
+    let port = server.url.rsplit(':').next().unwrap();
+    ok(program().args(["ls", "--server", &format!("localhost:{port}")]).output().unwrap());
+
+    // RFC 6761: no name below `invalid` exists.
+    let line = failed(program().args(["ls", "--server", "no-such-host.invalid:1"]).output().unwrap(), 1);
+    says(&line, &["the host name 'no-such-host.invalid' cannot be resolved: ", "/etc/hosts and DNS"]);
+    assert!(!line.contains("start one"), "{line}");
+    let mut serve = program();
+    serve.args(["serve", "--addr", "no-such-host.invalid:1", "--root", "/"]);
+    says(&failed(serve.output().unwrap(), 2), &["--addr", "'no-such-host.invalid' cannot be resolved"]);
+}
+
 #[test]
 fn help_teaches() {
     let help = ok(program().arg("--help").output().unwrap());

@@ -580,4 +580,18 @@ fn rdma_that_is_required_and_cannot_be_had() {
     says(str::from_utf8(&output.stderr).unwrap(), &["WARN", "no-"]);
     says(stdout(&output), &["path tcp (no-"]);
     assert!(!dirs.root().join("x").exists());
+
+    // Nor is shared memory RDMA, which both ends have.
+    drop(server);
+    let mut server = serve(program(), &dirs.root());
+    server.env_remove("TONIC_RDMA");
+    let server = Server::spawn(server, &dirs.root());
+    let mut client = server.client_command(put(&file, "z"));
+    client.arg("--require-rdma").env_remove("TONIC_RDMA").env("TONIC_RDMA_DEVICE", "no-such-device");
+    let line = failed(client.output().unwrap(), 1);
+    says(&line, &["no RDMA to ", "no-", "use shared memory or TCP"]);
+    assert!(!dirs.root().join("z").exists());
+    let mut client = server.client_command(put(&file, "z"));
+    client.env_remove("TONIC_RDMA");
+    says(stdout(&ok(client.output().unwrap())), &["path shm"]);
 }

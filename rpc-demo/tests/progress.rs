@@ -10,16 +10,20 @@ use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 use std::fs::File;
 use std::io::Read;
+use std::os::fd::OwnedFd;
 use std::process::Stdio;
 
-/// A terminal of 100 columns: our end, and the one for a program.
-fn terminal() -> (File, Stdio) {
+/// Rows of a terminal.
+const ROWS: u16 = 30;
+
+/// A terminal of `columns`: our end, and the one for a program.
+fn terminal(columns: u16) -> (File, OwnedFd) {
     let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
     grantpt(&ours).unwrap();
     unlockpt(&ours).unwrap();
-    tcsetwinsize(&ours, Winsize { ws_row: 30, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+    tcsetwinsize(&ours, Winsize { ws_row: ROWS, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
     let theirs = ioctl_tiocgptpeer(&ours, OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
-    (File::from(ours), Stdio::from(theirs))
+    (File::from(ours), theirs)
 }
 
 /// The bars in what was drawn: what is done, of how much, how fast, and how long it takes yet, as in
@@ -38,7 +42,7 @@ fn a_terminal_shows_a_bar_for_all_and_one_for_each_large_file() {
     // Takes no room, and longer to send than the test needs.
     File::create(dir.path().join("root/large")).unwrap().set_len(16 << 30).unwrap();
     let server = Server::start(&dir.path().join("root"));
-    let (mut screen, stderr) = terminal();
+    let (mut screen, stderr) = terminal(100);
     let target = dir.path().join("copy");
     let mut command = server.client_command(["get".as_ref(), "large".as_ref(), target.as_os_str()]);
     let client = command.env("TERM", "xterm").stdout(Stdio::piped()).stderr(stderr).spawn().unwrap();
@@ -61,4 +65,46 @@ fn a_terminal_shows_a_bar_for_all_and_one_for_each_large_file() {
     assert!(output.stdout.is_empty());
     let last = text.trim_end().rsplit(['\r', '\n']).next().unwrap();
     says(last, &["rpc-demo: interrupted: SIGINT came; repeat the command"]);
+}
+
+/// What is left on a terminal of `columns` when `command` has written all it writes to it, without what is blank.
+fn left_on_screen(columns: u16, mut command: std::process::Command) -> Vec<String> {
+    let (mut screen, theirs) = terminal(columns);
+    let stdout = theirs.try_clone().unwrap();
+    let mut child = command.env("TERM", "xterm").stdout(stdout).stderr(theirs).spawn().unwrap();
+    drop(command);
+    let mut shown = vt100::Parser::new(ROWS.try_into().unwrap(), columns.try_into().unwrap(), 0);
+    let mut piece = [0; 4096];
+    // EIO when the program's end is closed.
+    while let Ok(length @ 1..) = screen.read(&mut piece) {
+        shown.process(&piece[..length]);
+    }
+    assert!(child.wait().unwrap().success());
+    let rows = shown.screen().rows(0, columns).map(|row| row.trim_end().to_owned());
+    rows.filter(|row| !row.is_empty()).collect()
+}
+
+/// The bars are gone in the end, whatever the width: what stays is the closing line, which may be longer than a row.
+#[test]
+fn what_stays_on_the_screen_is_the_closing_line() {
+    for columns in [80, 120, 200] {
+        let dir = scratch();
+        std::fs::create_dir_all(dir.path().join("root")).unwrap();
+        std::fs::create_dir_all(dir.path().join("tree")).unwrap();
+        // Of these two, one has a bar of its own.
+        std::fs::write(dir.path().join("tree/large"), content(9 << 20, 1)).unwrap();
+        std::fs::write(dir.path().join("tree/small"), content(1 << 10, 2)).unwrap();
+        let server = Server::start(&dir.path().join("root"));
+        let (tree, copy) = (dir.path().join("tree"), dir.path().join("copy"));
+        let put = ["put".as_ref(), tree.as_os_str(), "tree".as_ref()];
+        let get = ["get".as_ref(), "tree".as_ref(), copy.as_os_str()];
+        for (args, begins) in [(put, "put 'tree': "), (get, "get 'tree': ")] {
+            let rows = left_on_screen(columns, server.client_command(args));
+            let line = rows.concat();
+            assert!(line.starts_with(begins), "{columns} columns: {rows:#?}");
+            says(&line, &["in 2 files", "CRC32C ok", "path "]);
+            let full = rows.iter().rev().skip(1).all(|row| row.chars().count() + 1 >= columns.into());
+            assert!(full, "more than one line, {columns} columns: {rows:#?}");
+        }
+    }
 }

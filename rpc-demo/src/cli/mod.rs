@@ -1,8 +1,11 @@
 //! The command line.
 
+mod addr;
+mod completions;
 mod size;
 mod usage;
 
+pub(crate) use completions::completions;
 pub(crate) use size::{CHUNK, CHUNK_MAX, CHUNK_MIN, shown as size_shown};
 pub(crate) use usage::parse;
 
@@ -103,7 +106,8 @@ const DEFAULT_SERVER: &str = "http://127.0.0.1:50051";
 /// How to come to a server.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Path {
-    /// Fail, with the reason, where RDMA cannot be had. TONIC_RDMA=off is stronger.
+    /// Fail, with the reason, where RDMA cannot be had. Shared memory does not count as RDMA. What TONIC_RDMA says is
+    /// stronger.
     #[arg(long)]
     pub(crate) require_rdma: bool,
 
@@ -188,11 +192,11 @@ pub(crate) struct Serve {
 
     /// Where to listen; port 0 takes a free one. There is no authentication: choose an address that only those can reach
     /// who may read and write the root.
-    #[arg(long, env = "RPC_DEMO_ADDR", value_name = "IP:PORT", default_value = "127.0.0.1:50051")]
+    #[arg(long, env = "RPC_DEMO_ADDR", value_name = "HOST:PORT", default_value = "127.0.0.1:50051", value_parser = addr::listen)]
     pub(crate) addr: SocketAddr,
 
     /// Where Prometheus may fetch metrics over HTTP, at /metrics; port 0 takes a free one. docs/metrics.md tells about each.
-    #[arg(long, env = "RPC_DEMO_METRICS", value_name = "IP:PORT")]
+    #[arg(long, env = "RPC_DEMO_METRICS", value_name = "HOST:PORT", value_parser = addr::listen)]
     pub(crate) metrics: Option<SocketAddr>,
 
     /// Objects and ranges written at once; others wait for their turn.
@@ -375,7 +379,7 @@ pub(crate) struct Demo {
     pub(crate) seed: u64,
 
     /// Where the server listens. For RDMA, name an address of an RDMA device's interface.
-    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:0")]
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0", value_parser = addr::listen)]
     pub(crate) addr: SocketAddr,
 
     /// Where to work: three times the size must be free. Default: the directory for temporary files.
@@ -386,7 +390,8 @@ pub(crate) struct Demo {
     #[arg(long)]
     pub(crate) keep: bool,
 
-    /// Fail, with the reason, where RDMA cannot be had. TONIC_RDMA=off is stronger.
+    /// Fail, with the reason, where RDMA cannot be had. Shared memory does not count as RDMA. What TONIC_RDMA says is
+    /// stronger.
     #[arg(long)]
     pub(crate) require_rdma: bool,
 

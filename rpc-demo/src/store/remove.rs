@@ -25,7 +25,8 @@ impl Store {
         let metadata = self.root.symlink_metadata(name.as_str()).doing(DOING, name.as_str())?;
         let directory = metadata.is_dir();
         if directory && !recursive {
-            let why = io::Error::other("it is a directory, and --recursive was not given");
+            let why = "it is a directory; --recursive removes it with all below it";
+            let why = io::Error::new(io::ErrorKind::InvalidInput, why);
             return Err(why).doing(DOING, name.as_str());
         }
         self.list(Some(name), Checksum::Unspecified, |entry| {
