@@ -74,6 +74,22 @@ pub(super) fn findings(diagnosis: &Diagnosis, context: &Context) -> Vec<Finding>
     found
 }
 
+/// Both run on this host, and one refuses the other's user.
+fn other_user(reason: &Reason) -> (String, Vec<Cure>) {
+    let end = match reason.side() {
+        Side::Peer => "at the server",
+        Side::Local => "in this program",
+    };
+    let what = format!("the server runs on this host, and as another user: {}", reason.detail());
+    let cures = vec![
+        advice("run this program as the user that the server runs as, or both as one"),
+        advice(format!(
+            "or allow the other user {end}: ContextBuilder::shm_access(ShmAccess::Users(vec![UID]))"
+        )),
+    ];
+    (what, cures)
+}
+
 struct Explain<'a> {
     d: &'a Diagnosis,
     context: &'a Context,
@@ -82,6 +98,10 @@ struct Explain<'a> {
 impl Explain<'_> {
     /// What keeps this host from RDMA altogether.
     fn host(&self, reason: &Reason) -> Finding {
+        if reason.code() == ReasonCode::OtherUser {
+            let (what, cures) = other_user(reason);
+            return Finding { code: reason.code(), blocks: true, device: None, what, cures };
+        }
         if reason.side() == Side::Peer {
             let cures = vec![
                 advice(format!("on the server: {}", reason.cure())),
