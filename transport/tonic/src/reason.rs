@@ -155,7 +155,7 @@ impl ReasonCode {
             }
             Self::NoRdmaCore => "install rdma-core (libibverbs1, librdmacm1, ibverbs-providers)",
             Self::NoDevice => {
-                "check `rdma link` (Soft-RoCE: `rdma link add rxe0 type rxe netdev eth0`), that \
+                "check `rdma link` (Soft-RoCE, where the kernel has it: `rdma link add rxe0 type rxe netdev eth0`), that \
                  /dev/infiniband is visible in the container, and TONIC_RDMA_DEVICE"
             }
             Self::NoActivePort => "bring the network interface of the RDMA device up",

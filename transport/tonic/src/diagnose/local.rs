@@ -80,6 +80,7 @@ pub(super) fn look(root: &Root, ask: &Ask) -> (Diagnosis, findings::Context) {
     let context = findings::Context {
         interfaces,
         families: kernel::families(root),
+        loadable: kernel::loadable(root),
         parent: parent(),
         ..findings::Context::default()
     };
