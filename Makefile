@@ -8,7 +8,7 @@ SEEDS ?= 3000
 # Time that soak takes.
 MINUTES ?= 60
 
-.PHONY: help build demo bench bench-rdma scale costs costs-record test test-native test-sim test-costs test-large test-rdma test-rdma-qemu soak sanitize kernel fmt clippy docs clean packages
+.PHONY: help build demo bench bench-rdma scale costs costs-record test test-native test-sim test-costs test-large test-rdma test-rdma-core test-rdma-qemu soak sanitize kernel fmt clippy docs clean packages
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -43,11 +43,12 @@ costs-record: ## count again, and write the record (benches/costs.toml), to be c
 	$(CARGO) run --release -p benches --bin costs -- --record
 
 STARTED := $(shell date +%s)
-test: test-native test-sim test-costs test-rdma ## run all tests, on this machine and in the guest
+test: test-native test-sim test-costs test-rdma test-rdma-core ## run all tests, on this machine and in the guest
 	@tests/figures $(STARTED)
 
 test-native: packages ## run the tests that need no RDMA device
 	$(CARGO) test --workspace
+	@tests/rdma-core ran
 
 test-sim: packages ## run the simulation: client and server under faults, one run for each of SEEDS seeds
 	tests/sim/run test
@@ -60,6 +61,10 @@ test-costs: ## fail when calls cost over 5 % more than recorded
 
 test-rdma: ## run the tests over real verbs, in a guest kernel with Soft-RoCE and Soft-iWARP
 	tests/guest/suite
+
+test-rdma-core: ## run the native tests that may load rdma-core with its libraries and without (behind test-native: the other way than it did)
+	@scripts/install-packages test
+	tests/rdma-core $(STARTED)
 
 test-large: packages ## move 10,000 small files and two of 4 GiB over TCP, over shared memory, and over RDMA in the guest (20 GB of disk)
 	$(CARGO) test --release -p rpc-demo --test large -- --nocapture

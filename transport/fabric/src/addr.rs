@@ -28,6 +28,14 @@ impl Addr {
         }
     }
 
+    /// What a connection to it is called.
+    pub(crate) fn connection(&self) -> &'static str {
+        match self {
+            Addr::Ip(_) => "RDMA connection",
+            Addr::Shm(_) | Addr::Process(_) => "shared-memory connection",
+        }
+    }
+
     /// The name of the socket, where that is what it is.
     pub fn shm(&self) -> Option<&ShmAddr> {
         match self {

@@ -184,7 +184,7 @@ impl fmt::Display for ConnectStep {
 #[non_exhaustive]
 pub enum ConnectError {
     /// Time ran out. The address may not answer, or packets get lost.
-    #[error("RDMA connection to {addr} timed out after {} ms while {step}", after.as_millis())]
+    #[error("{} to {addr} timed out after {} ms while {step}", addr.connection(), after.as_millis())]
     Timeout {
         /// The peer.
         addr: Addr,
@@ -220,13 +220,13 @@ pub enum ConnectError {
         routed: String,
     },
     /// Nobody listens on the peer's port.
-    #[error("nobody listens for RDMA connections on {addr}")]
+    #[error("nobody listens for a {} on {addr}", addr.connection())]
     Refused {
         /// The peer.
         addr: Addr,
     },
     /// The peer's program said no.
-    #[error("{addr} rejected the RDMA connection")]
+    #[error("{addr} rejected the {}", addr.connection())]
     Rejected {
         /// The peer.
         addr: Addr,
@@ -234,7 +234,7 @@ pub enum ConnectError {
         private_data: Vec<u8>,
     },
     /// The connect request came to nothing: what answers there may be no RDMA listener.
-    #[error("the RDMA connection to {addr} failed while {step}: {source}")]
+    #[error("the {} to {addr} failed while {step}: {source}", addr.connection())]
     Failed {
         /// The peer.
         addr: Addr,
@@ -259,8 +259,16 @@ pub enum ConnectError {
         /// Its effective user.
         uid: u32,
     },
+    /// The process at the other end does not share memory with the user as whom this process runs.
+    #[error("{addr} does not share memory with user {uid}, as whom this process runs (ShmAccess)")]
+    NotWelcome {
+        /// The peer.
+        addr: Addr,
+        /// The effective user of this process, as the peer sees it.
+        uid: u32,
+    },
     /// More than [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes of private data.
-    #[error("private data of {len} bytes: at most 56 fit into an RDMA connect request")]
+    #[error("private data of {len} bytes: at most 56 fit into a connect request")]
     PrivateDataTooLong {
         /// Bytes that were given.
         len: usize,
@@ -305,13 +313,13 @@ pub enum LinkError {
         peer: Box<PeerInfo>,
     },
     /// The peer closed the connection, died, or its device ended it.
-    #[error("{peer} closed the RDMA connection")]
+    #[error("{peer} closed the {}", peer.remote.connection())]
     Disconnected {
         /// The peer.
         peer: Box<PeerInfo>,
     },
     /// This end called [`Link::disconnect`](crate::Link::disconnect).
-    #[error("the RDMA connection to {peer} was closed here")]
+    #[error("the {} to {peer} was closed here", peer.remote.connection())]
     Closed {
         /// The peer.
         peer: Box<PeerInfo>,
@@ -357,5 +365,38 @@ impl LinkError {
     /// True when the connection ended without a fault being seen: closed by either end.
     pub fn is_clean(&self) -> bool {
         matches!(self, LinkError::Disconnected { .. } | LinkError::Closed { .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_is_called_what_it_is() {
+        let shm: Addr = "x".parse::<crate::ShmAddr>().unwrap().into();
+        for (addr, is_rdma) in
+            [(Addr::Process(7), false), (shm, false), (Addr::Ip(([10, 0, 0, 1], 7).into()), true)]
+        {
+            let step = ConnectStep::Connect;
+            let source = || Arc::new(io::Error::other("why"));
+            let peer = || {
+                let (local, remote) = (addr.clone(), addr.clone());
+                Box::new(PeerInfo { provider: "", device: "x".to_owned(), local, remote })
+            };
+            let addr = || addr.clone();
+            let said = [
+                ConnectError::Timeout { addr: addr(), step, after: Duration::ZERO }.to_string(),
+                ConnectError::Refused { addr: addr() }.to_string(),
+                ConnectError::Rejected { addr: addr(), private_data: Vec::new() }.to_string(),
+                ConnectError::Failed { addr: addr(), step, source: source() }.to_string(),
+                LinkError::Disconnected { peer: peer() }.to_string(),
+                LinkError::Closed { peer: peer() }.to_string(),
+            ];
+            for text in said {
+                assert_eq!(text.contains("RDMA connection"), is_rdma, "{text}");
+                assert_eq!(text.contains("shared-memory connection"), !is_rdma, "{text}");
+            }
+        }
     }
 }

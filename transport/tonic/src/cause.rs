@@ -26,6 +26,10 @@ pub(crate) fn connect(error: ConnectError) -> Reason {
         ConnectError::Fabric(error) => return fabric(error),
         ConnectError::Memory(error) => return pool(&error),
         ConnectError::Rejected { addr, private_data } => return rejected(&addr, &private_data),
+        ConnectError::NotWelcome { .. } => {
+            return Reason::from_peer(ReasonCode::OtherUser, error.to_string());
+        }
+        ConnectError::NotAllowed { .. } => ReasonCode::OtherUser,
         ConnectError::Timeout { .. } => ReasonCode::HandshakeTimeout,
         ConnectError::NoRoute { .. } => ReasonCode::NoRoute,
         ConnectError::NotOnRdma { .. } | ConnectError::OtherDevice { .. } => ReasonCode::NotOnRdmaDevice,
@@ -53,13 +57,12 @@ fn rejected(addr: &Addr, private_data: &[u8]) -> Reason {
     }
 }
 
-/// The reason to give when each of several fabrics has one: that of RDMA, as the one which somebody can mend, with
-/// the others behind it.
-pub(crate) fn foremost(mut reasons: Vec<(Path, Reason)>) -> Option<Reason> {
-    if reasons.is_empty() {
-        return None;
-    }
-    let first = reasons.iter().position(|(path, _)| *path == Path::Verbs).unwrap_or(0);
+/// The reason to give when each of several fabrics has one, with the others behind it. `met` are the fabrics over which
+/// this very peer was met, so that they would carry the calls but for their reason; they come before those that could
+/// not be tried. Of either kind that of RDMA comes first, as the one which somebody can mend.
+pub(crate) fn foremost(mut reasons: Vec<(Path, Reason)>, met: &[Path]) -> Option<Reason> {
+    let of = |path: &Path| (!met.contains(path), *path != Path::Verbs);
+    let (first, _) = reasons.iter().enumerate().min_by_key(|(_, (path, _))| of(path))?;
     let (_, mut reason) = reasons.remove(first);
     for (path, other) in reasons {
         reason = reason.and(&format!("{path}: {other}"));

@@ -40,6 +40,9 @@ pub enum ReasonCode {
     LinkLost,
     /// The server runs on another host, or in another network namespace, so that no memory can be shared with it.
     OtherHost,
+    /// The server runs as another user, with whose processes no memory is shared: one end's
+    /// [`ShmAccess`](crate::ShmAccess) does not allow it.
+    OtherUser,
     /// No pinned memory left for another connection.
     PoolExhausted,
     /// RDMA is not to be had on this operating system.
@@ -56,7 +59,7 @@ pub enum ReasonCode {
 
 impl ReasonCode {
     /// Every code.
-    pub const ALL: [ReasonCode; 20] = [
+    pub const ALL: [ReasonCode; 21] = [
         Self::Policy,
         Self::PeerNotCapable,
         Self::NoRdmaCore,
@@ -71,6 +74,7 @@ impl ReasonCode {
         Self::VersionMismatch,
         Self::LinkLost,
         Self::OtherHost,
+        Self::OtherUser,
         Self::PoolExhausted,
         Self::Platform,
         Self::Pending,
@@ -96,6 +100,7 @@ impl ReasonCode {
             Self::VersionMismatch => "version-mismatch",
             Self::LinkLost => "link-lost",
             Self::OtherHost => "other-host",
+            Self::OtherUser => "other-user",
             Self::PoolExhausted => "pool-exhausted",
             Self::Platform => "platform",
             Self::Pending => "pending",
@@ -132,6 +137,7 @@ impl ReasonCode {
             | Self::QueuePairRefused
             | Self::VersionMismatch
             | Self::OtherHost
+            | Self::OtherUser
             | Self::Platform => false,
         }
     }
@@ -149,7 +155,7 @@ impl ReasonCode {
             }
             Self::NoRdmaCore => "install rdma-core (libibverbs1, librdmacm1, ibverbs-providers)",
             Self::NoDevice => {
-                "check `rdma link` (Soft-RoCE: `rdma link add rxe0 type rxe netdev eth0`), that \
+                "check `rdma link` (Soft-RoCE, where the kernel has it: `rdma link add rxe0 type rxe netdev eth0`), that \
                  /dev/infiniband is visible in the container, and TONIC_RDMA_DEVICE"
             }
             Self::NoActivePort => "bring the network interface of the RDMA device up",
@@ -170,6 +176,10 @@ impl ReasonCode {
             Self::LinkLost => "nothing: the channel tries again by itself",
             Self::OtherHost => {
                 "nothing, if it should be so: memory is shared on one host only, and within one network namespace"
+            }
+            Self::OtherUser => {
+                "run client and server as the same user, or name the other user in ContextBuilder::shm_access at the \
+                 end that refuses"
             }
             Self::PoolExhausted => "give the pool more memory (PoolConfig), or close connections",
             Self::Platform => "run on Linux",

@@ -19,6 +19,11 @@ use crate::link::{LinkConfig, MAX_PRIVATE_DATA};
 /// Pause before another try where the listener has more to do than it takes on.
 const BUSY: Duration = Duration::from_millis(1);
 
+/// The peer has closed its end.
+fn has_gone(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
+}
+
 pub(super) async fn connect(
     device: &ShmDevice,
     addr: &ShmAddr,
@@ -65,15 +70,18 @@ async fn attempt(
         return Err(ConnectError::NotAllowed { addr: Addr::Process(peer.pid), uid: peer.uid });
     }
     let hello = Message::Hello { shape: own.shape, private_data: private_data.to_vec() };
-    own.with_fds(|fds| socket.send(&hello.encode(), fds)).map_err(failed)?;
+    match own.with_fds(|fds| socket.send(&hello.encode(), fds)) {
+        Err(error) if !has_gone(&error) => return Err(failed(error)),
+        _ => {}
+    }
     // One that hangs up has nothing to say about it; a listener that goes does so too.
     let gone = || ConnectError::Rejected { addr: addr.clone().into(), private_data: Vec::new() };
-    let Received { bytes, fds } = match socket.next().await {
-        Ok(Some(received)) => received,
-        Ok(None) => return Err(gone()),
-        Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Err(gone()),
-        Err(error) => return Err(failed(error)),
+    let answer = match socket.next().await {
+        // A listener that refuses does not read the greeting first, and that is told before what it said.
+        Err(error) if has_gone(&error) => socket.receive().unwrap_or(None),
+        answer => answer.map_err(failed)?,
     };
+    let Some(Received { bytes, fds }) = answer else { return Err(gone()) };
     match Message::decode(&bytes) {
         Some(Message::Accept { shape, private_data }) => {
             let theirs = Theirs::new(shape, fds, is_kin(peer.uid)).map_err(failed)?;
@@ -81,6 +89,9 @@ async fn attempt(
         }
         Some(Message::Reject { private_data }) => {
             Err(ConnectError::Rejected { addr: addr.clone().into(), private_data })
+        }
+        Some(Message::OtherUser { uid }) => {
+            Err(ConnectError::NotWelcome { addr: Addr::Process(peer.pid), uid })
         }
         Some(Message::Refused { text }) => {
             Err(failed(io::Error::new(io::ErrorKind::PermissionDenied, format!("the peer says: {text:?}"))))

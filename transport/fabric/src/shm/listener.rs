@@ -101,7 +101,9 @@ async fn hello(device: ShmDevice, local: ShmAddr, socket: Socket) -> Option<ShmI
         let _ = socket.send(&Message::Refused { text }.encode(), &[]);
     };
     if !device.allows(peer.uid) {
-        refuse(format!("memory is not shared with user {}", peer.uid));
+        // First what the peer's program can tell from other refusals.
+        let _ = socket.send(&Message::OtherUser { uid: peer.uid }.encode(), &[]);
+        refuse(format!("memory is not shared with user {} (ShmAccess)", peer.uid));
         return None;
     }
     let Received { bytes, fds } = match socket.next().await {

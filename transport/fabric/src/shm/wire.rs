@@ -5,6 +5,7 @@
 //! | HELLO, ACCEPT | kind, magic, slots u32, slot_size u32, private data | ring, bell |
 //! | REJECT | kind, magic, private data | |
 //! | REFUSED | kind, magic, text | |
+//! | OTHER_USER | kind, magic, the user that is refused u32; REFUSED follows | |
 //! | CHUNK | kind, rkey u32, address u64, length u64 | file |
 //! | FORGET | kind, rkey u32 | |
 //! | WAKE | kind | |
@@ -24,6 +25,7 @@ const REFUSED: u8 = 4;
 const CHUNK: u8 = 5;
 const FORGET: u8 = 6;
 const WAKE: u8 = 7;
+const OTHER_USER: u8 = 8;
 
 /// A message.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +34,7 @@ pub(super) enum Message {
     Accept { shape: Shape, private_data: Vec<u8> },
     Reject { private_data: Vec<u8> },
     Refused { text: String },
+    OtherUser { uid: u32 },
     Chunk { rkey: u32, addr: u64, len: u64 },
     Forget { rkey: u32 },
     Wake,
@@ -58,6 +61,10 @@ impl Message {
             Message::Refused { text } => {
                 head(REFUSED);
                 out.extend(text.bytes().take(128));
+            }
+            Message::OtherUser { uid } => {
+                head(OTHER_USER);
+                out.extend(uid.to_le_bytes());
             }
             Message::Chunk { rkey, addr, len } => {
                 out.push(CHUNK);
@@ -98,6 +105,10 @@ impl Message {
             REFUSED => {
                 let text = String::from_utf8_lossy(rest.strip_prefix(&MAGIC)?).into_owned();
                 Some(Message::Refused { text })
+            }
+            OTHER_USER => {
+                let (uid, rest) = u32_of(rest.strip_prefix(&MAGIC)?)?;
+                rest.is_empty().then_some(Message::OtherUser { uid })
             }
             CHUNK => {
                 let (rkey, rest) = u32_of(rest)?;
@@ -142,6 +153,7 @@ mod tests {
             Message::Accept { shape, private_data: vec![] },
             Message::Reject { private_data: private_data.clone() },
             Message::Refused { text: "no".into() },
+            Message::OtherUser { uid: 1000 },
             Message::Chunk { rkey: 1, addr: 2, len: 3 },
             Message::Forget { rkey: 9 },
             Message::Wake,

@@ -130,7 +130,7 @@ impl OfferService {
         }
         if fabrics.is_empty() {
             let none = || Reason::new(ReasonCode::HandshakeRejected, "no fabric that both sides have");
-            return Err(crate::cause::foremost(refusals).unwrap_or_else(none));
+            return Err(crate::cause::foremost(refusals, &[]).unwrap_or_else(none));
         }
         let ticket = self
             .tickets

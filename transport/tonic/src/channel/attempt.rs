@@ -62,7 +62,7 @@ impl Plan {
     }
 
     async fn run(&self, deadline: Instant) -> Result<Fast, Reason> {
-        let (mut paths, mut reasons) = (Vec::new(), Vec::new());
+        let (mut paths, mut reasons, mut met) = (Vec::new(), Vec::new(), Vec::new());
         for path in self.context.paths(&self.fabrics) {
             // A host that has no device of its own need not trouble the server.
             match self.context.check(path, self.env_device.as_deref()).await {
@@ -85,8 +85,13 @@ impl Plan {
                     Ok(fast) => return Ok(fast),
                     Err(reason) => {
                         tracing::debug!(%path, %addr, %reason, "no fast path by this address");
-                        // The ticket is spent once the server has seen it.
-                        let seen = reason.side() == Side::Peer;
+                        // The ticket is spent once the server has seen it; who is refused as a user shows none.
+                        let refused = reason.code() == ReasonCode::OtherUser;
+                        let seen = reason.side() == Side::Peer && !refused;
+                        // Shared memory answers on the server's own host only.
+                        if seen || refused || path != Path::Shm {
+                            met.push(path);
+                        }
                         reasons.retain(|(known, _)| *known != path);
                         reasons.push((path, reason));
                         if seen {
@@ -101,7 +106,7 @@ impl Plan {
             paths.drain(..=tried);
         }
         let none = || Reason::new(ReasonCode::Policy, "no fabric is allowed");
-        Err(cause::foremost(reasons).unwrap_or_else(none))
+        Err(cause::foremost(reasons, &met).unwrap_or_else(none))
     }
 
     async fn connect(

@@ -2,8 +2,8 @@
 
 use super::{
     cures::{self, advice, quoted, root, user},
-    kernel::DRIVERS,
-    report::{Cure, Device, Diagnosis, Finding, Module, ModuleState, Port},
+    kernel::{DRIVERS, Loadable},
+    report::{Cure, Device, Diagnosis, Finding, Module, ModuleState, Port, RunsIn},
     sysfs::Interface,
 };
 use crate::reason::{Reason, ReasonCode, Side};
@@ -14,6 +14,8 @@ pub(super) struct Context {
     pub(super) interfaces: Vec<Interface>,
     /// The distribution, and those that it is like.
     pub(super) families: Vec<String>,
+    /// What the kernel has and may not have loaded.
+    pub(super) loadable: Loadable,
     /// The process that started this one.
     pub(super) parent: Option<u32>,
     /// `TONIC_RDMA` is set.
@@ -35,6 +37,10 @@ const MODULE_OF: [(&str, &str); 10] = [
     ("hns3", "hns_roce_hw_v2"),
     ("ionic", "ionic_rdma"),
 ];
+
+/// Devices made of software: the module, its word for `rdma link add`, a name, and what it is.
+const SOFT: [(&str, &str, &str, &str); 2] =
+    [("rdma_rxe", "rxe", "rxe0", "without an adapter: Soft-RoCE"), ("siw", "siw", "siw0", "or Soft-iWARP")];
 
 /// All findings. `diagnosis.reason` is why RDMA would not be used, and each device's is why it cannot be.
 pub(super) fn findings(diagnosis: &Diagnosis, context: &Context) -> Vec<Finding> {
@@ -74,6 +80,22 @@ pub(super) fn findings(diagnosis: &Diagnosis, context: &Context) -> Vec<Finding>
     found
 }
 
+/// Both run on this host, and one refuses the other's user.
+fn other_user(reason: &Reason) -> (String, Vec<Cure>) {
+    let end = match reason.side() {
+        Side::Peer => "at the server",
+        Side::Local => "in this program",
+    };
+    let what = format!("the server runs on this host, and as another user: {}", reason.detail());
+    let cures = vec![
+        advice("run this program as the user that the server runs as, or both as one"),
+        advice(format!(
+            "or allow the other user {end}: ContextBuilder::shm_access(ShmAccess::Users(vec![UID]))"
+        )),
+    ];
+    (what, cures)
+}
+
 struct Explain<'a> {
     d: &'a Diagnosis,
     context: &'a Context,
@@ -82,6 +104,10 @@ struct Explain<'a> {
 impl Explain<'_> {
     /// What keeps this host from RDMA altogether.
     fn host(&self, reason: &Reason) -> Finding {
+        if reason.code() == ReasonCode::OtherUser {
+            let (what, cures) = other_user(reason);
+            return Finding { code: reason.code(), blocks: true, device: None, what, cures };
+        }
         if reason.side() == Side::Peer {
             let cures = vec![
                 advice(format!("on the server: {}", reason.cure())),
@@ -218,24 +244,28 @@ impl Explain<'_> {
             return (what, cures);
         }
         let mut cures = Vec::new();
-        let loaded = |module: &str| self.module(module).is_some_and(|m| m.state != ModuleState::Missing);
+        let loaded = |module: &str| self.is_loaded(module);
         for interface in &self.context.interfaces {
             let driver = interface.driver.as_deref();
             if let Some((_, module)) = MODULE_OF.iter().find(|(net, _)| driver == Some(net))
                 && !loaded(module)
                 && DRIVERS.contains(module)
+                && self.may_have(module)
             {
                 let what = format!("make an RDMA device of {}, if its adapter can", interface.name);
                 cures.push(root(what, format!("modprobe {module}")));
             }
         }
+        let soft: Vec<_> = SOFT.iter().filter(|(module, ..)| self.may_have(module)).collect();
+        if soft.is_empty() && cures.is_empty() {
+            return self.no_rdma_in_the_kernel();
+        }
         match self.soft_interface() {
+            _ if soft.is_empty() => {}
             Some(on) => {
                 let up =
                     if on.up { String::new() } else { format!("ip link set {} up && ", quoted(&on.name)) };
-                for (kind, name, what) in
-                    [("rxe", "rxe0", "without an adapter: Soft-RoCE"), ("siw", "siw0", "or Soft-iWARP")]
-                {
+                for (_, kind, name, what) in soft {
                     let netdev = quoted(&on.name);
                     let command = format!("{up}rdma link add {name} type {kind} netdev {netdev}");
                     cures.push(root(format!("{what}; here on {}", on.name), command));
@@ -248,6 +278,50 @@ impl Explain<'_> {
             detail => detail,
         };
         (detail.to_owned(), cures)
+    }
+
+    fn is_loaded(&self, module: &str) -> bool {
+        self.module(module).is_some_and(|m| m.state != ModuleState::Missing)
+    }
+
+    /// Whether a driver of devices is there, or can be loaded. Where that is not to be seen, as in a container, a kernel
+    /// that has begun with RDMA is taken to have the rest.
+    fn may_have(&self, driver: &str) -> bool {
+        let Loadable { known, drivers } = &self.context.loadable;
+        self.is_loaded(driver) || drivers.contains(&driver) || (!known && self.is_loaded("ib_core"))
+    }
+
+    /// Nothing that is typed here makes a device: the kernel has no driver for any.
+    fn no_rdma_in_the_kernel(&self) -> (String, Vec<Cure>) {
+        let release = self.d.host.kernel.as_deref().unwrap_or("of this system");
+        let what = match self.context.loadable.known {
+            true => format!(
+                "no RDMA device on this host, and its kernel {release} has no driver for one: none is built in, and \
+                 none is in /lib/modules/{release}"
+            ),
+            false => format!(
+                "no RDMA device on this host, and its kernel {release} has no RDMA (there is no /sys/class/infiniband) and \
+                 no modules that could be loaded here (there is no /lib/modules/{release})"
+            ),
+        };
+        let mut cures = Vec::new();
+        if matches!(self.d.host.runs_in, RunsIn::Container | RunsIn::Kubernetes) {
+            cures.push(advice(
+                "the kernel is the host's: run the doctor there, and load the RDMA driver there",
+            ));
+        } else if self.context.families.iter().any(|family| family == "ubuntu") && self.context.loadable.known
+        {
+            let package = quoted(&format!("linux-modules-extra-{release}"));
+            cures.push(root(
+                "install the rest of this kernel's modules",
+                format!("apt-get install -y {package}"),
+            ));
+        }
+        cures.push(advice(
+            "run a kernel that has RDMA: the adapter's driver or CONFIG_RDMA_RXE, with CONFIG_INFINIBAND_USER_ACCESS; \
+             until then calls go over TCP, and by shared memory within this host",
+        ));
+        (what, cures)
     }
 
     /// The interface to put a software device on: the one that most traffic takes.

@@ -112,6 +112,49 @@ pub(super) fn modules(root: &Root) -> Vec<Module> {
     needed.chain(drivers).collect()
 }
 
+/// Drivers that the running kernel has but may not have loaded.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Loadable {
+    /// Whether the directory of its modules is to be seen: without it nothing is known, and nothing can be loaded here.
+    pub(super) known: bool,
+    /// Those of [`DRIVERS`] that are built in, or there as a file.
+    pub(super) drivers: Vec<&'static str>,
+}
+
+/// Below the directory of a kernel's modules, where drivers of RDMA devices are: its own, and what was added to it.
+const PLACES: [&str; 4] = ["kernel/drivers/infiniband", "updates", "extra", "weak-updates"];
+/// Directories deeper than this are not looked into.
+const DEPTH: usize = 6;
+
+pub(super) fn loadable(root: &Root) -> Loadable {
+    let Some(release) = root.read("/proc/sys/kernel/osrelease") else { return Loadable::default() };
+    let dir = format!("/lib/modules/{release}");
+    let mut there = Vec::new();
+    for place in PLACES {
+        modules_below(root, &format!("{dir}/{place}"), DEPTH, &mut there);
+    }
+    // kernel/drivers/infiniband/sw/rxe/rdma_rxe.ko
+    let built_in = root.read(&format!("{dir}/modules.builtin")).unwrap_or_default();
+    there.extend(built_in.lines().filter_map(|line| line.rsplit('/').next()).filter_map(module_of));
+    let drivers = DRIVERS.into_iter().filter(|driver| there.iter().any(|name| name == driver));
+    Loadable { known: !root.list(&dir).is_empty(), drivers: drivers.collect() }
+}
+
+/// The module that a file holds, compressed or not; files write either of `-` and `_`.
+fn module_of(file: &str) -> Option<String> {
+    Some(file.split_once(".ko")?.0.replace('-', "_"))
+}
+
+fn modules_below(root: &Root, dir: &str, depth: usize, there: &mut Vec<String>) {
+    for name in root.list(dir) {
+        match module_of(&name) {
+            Some(module) => there.push(module),
+            None if depth > 0 => modules_below(root, &format!("{dir}/{name}"), depth - 1, there),
+            None => {}
+        }
+    }
+}
+
 /// The connection manager's file, and that of each device.
 pub(super) fn files(root: &Root) -> Vec<DeviceFile> {
     let file = |path: String, device: Option<String>| {

@@ -33,12 +33,17 @@ pub(super) async fn run(ask: &Ask) -> (Diagnosis, findings::Context) {
     let infos = listed.unwrap_or_default();
 
     let mut ignores_ipc_lock = false;
-    if let Some(fabric) = ask.context.simulated() {
-        diagnosis.devices = simulated(&fabric);
+    match ask.context.simulated() {
+        // rdma-core, or its absence, says nothing about a simulated device.
+        Some(fabric) => diagnosis.devices = simulated(&fabric),
+        None => {
+            for device in &mut diagnosis.devices {
+                let info = infos.iter().find(|info| info.name == device.name);
+                fill_in(device, info, diagnosis.library.found);
+            }
+        }
     }
     for device in &mut diagnosis.devices {
-        let info = infos.iter().find(|info| info.name == device.name);
-        fill_in(device, info, diagnosis.library.found);
         ignores_ipc_lock |= try_out(device, &ask.context).await;
     }
     diagnosis.memlock =
@@ -75,6 +80,7 @@ pub(super) fn look(root: &Root, ask: &Ask) -> (Diagnosis, findings::Context) {
     let context = findings::Context {
         interfaces,
         families: kernel::families(root),
+        loadable: kernel::loadable(root),
         parent: parent(),
         ..findings::Context::default()
     };

@@ -72,6 +72,23 @@ impl System {
         self.file("dev/infiniband/rdma_cm", "");
     }
 
+    /// The running kernel, and the files that it has as modules.
+    fn kernel(&self, modules: &[&str]) {
+        self.file("proc/sys/kernel/osrelease", "6.1.0-28-amd64\n");
+        self.file("lib/modules/6.1.0-28-amd64/modules.builtin", "kernel/fs/ext4/ext4.ko\n");
+        for module in modules {
+            self.file(&format!("lib/modules/6.1.0-28-amd64/{module}"), "");
+        }
+    }
+
+    /// As distributions have it.
+    fn full_kernel(&self) {
+        let dir = "kernel/drivers/infiniband";
+        let of = |path: &str| format!("{dir}/{path}");
+        let modules = [of("sw/rxe/rdma_rxe.ko.xz"), of("sw/siw/siw.ko.xz"), of("hw/mlx5/mlx5_ib.ko.xz")];
+        self.kernel(&modules.each_ref().map(String::as_str));
+    }
+
     fn look(&self) -> (Diagnosis, findings::Context) {
         look(&Root::at(self.0.path()), &ask(EnvSettings::default()))
     }
@@ -155,6 +172,7 @@ fn nonsense_is_no_trouble() {
         system.file("proc/modules", text);
         system.file("proc/self/cgroup", text);
         system.file("etc/os-release", text);
+        system.file("proc/sys/kernel/osrelease", text);
         system.look();
     }
     fs::write(&files[0], [0xff, 0xfe]).unwrap();
@@ -251,6 +269,7 @@ fn an_interface_without_an_address() {
 #[test]
 fn no_device_and_the_adapters_module_is_not_loaded() {
     let system = System::new();
+    system.full_kernel();
     system.interface("eth0", true);
     system.interface("eth1", true);
     system.link("sys/class/net/eth1/device/driver", "../../bus/pci/drivers/mlx5_core");
@@ -272,11 +291,64 @@ fn no_device_and_the_adapters_module_is_not_loaded() {
 #[test]
 fn no_device_and_no_interface_is_up() {
     let system = System::new();
+    system.full_kernel();
     system.interface("eth0", false);
     let found = system.findings(ReasonCode::NoDevice);
     assert_eq!(commands(&found)[0], "ip link set eth0 up && rdma link add rxe0 type rxe netdev eth0");
-    let found = System::new().findings(ReasonCode::NoDevice);
+    let system = System::new();
+    system.full_kernel();
+    let found = system.findings(ReasonCode::NoDevice);
     assert!(first(&found).what.contains("none but loopback"));
+}
+
+#[test]
+fn a_kernel_without_rdma_is_given_no_device() {
+    // Neither built in nor as modules, as in small virtual machines; and the same in a container.
+    let system =
+        System::with(&[("proc/sys/kernel/osrelease", "6.1.0-microvm\n"), ("etc/os-release", "ID=debian\n")]);
+    system.interface("eth0", true);
+    let found = system.findings(ReasonCode::NoDevice);
+    assert_eq!(commands(&found), [""; 0]);
+    assert!(found[0].what.contains("no /lib/modules/6.1.0-microvm"), "{}", found[0].what);
+    assert!(first(&found).what.starts_with("run a kernel that has RDMA"));
+    system.file("proc/self/cgroup", "0::/docker/0123456789\n");
+    let found = system.findings(ReasonCode::NoDevice);
+    assert_eq!(commands(&found), [""; 0]);
+    assert!(first(&found).what.contains("the host's"), "{}", first(&found).what);
+
+    // Modules, none of them for RDMA. What an adapter would need is not there either.
+    let system = System::new();
+    system.kernel(&["kernel/drivers/net/tun.ko"]);
+    system.interface("eth0", true);
+    system.link("sys/class/net/eth0/device/driver", "../../bus/pci/drivers/mlx5_core");
+    let found = system.findings(ReasonCode::NoDevice);
+    assert_eq!(commands(&found), [""; 0]);
+    assert!(found[0].what.contains("none is in /lib/modules/6.1.0-28-amd64"), "{}", found[0].what);
+    system.file("etc/os-release", "ID=ubuntu\nID_LIKE=debian\n");
+    let found = system.findings(ReasonCode::NoDevice);
+    assert_eq!(commands(&found), ["apt-get install -y linux-modules-extra-6.1.0-28-amd64"]);
+}
+
+#[test]
+fn only_what_the_kernel_has_is_proposed() {
+    let system = System::new();
+    system.kernel(&["updates/dkms/siw.ko.zst"]);
+    system.interface("eth0", true);
+    let siw = "rdma link add siw0 type siw netdev eth0";
+    let rxe = "rdma link add rxe0 type rxe netdev eth0";
+    assert_eq!(commands(&system.findings(ReasonCode::NoDevice)), [siw]);
+    let builtin = "kernel/drivers/infiniband/sw/rxe/rdma_rxe.ko\n";
+    system.file("lib/modules/6.1.0-28-amd64/modules.builtin", builtin);
+    assert_eq!(commands(&system.findings(ReasonCode::NoDevice)), [rxe, siw]);
+
+    // No directory of modules, and RDMA there: all of it may be built in.
+    let system =
+        System::with(&[("sys/class/infiniband/.keep", ""), ("proc/sys/kernel/osrelease", "6.1.90\n")]);
+    system.interface("eth0", true);
+    let (mut diagnosis, context) = system.look();
+    diagnosis.devices.clear();
+    diagnosis.reason = Some(Reason::new(ReasonCode::NoDevice, "why"));
+    assert_eq!(commands(&findings::findings(&diagnosis, &context)), [rxe, siw]);
 }
 
 #[test]

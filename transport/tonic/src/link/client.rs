@@ -23,7 +23,7 @@ use super::drive::drive;
 use super::headers::{self, Caller, Origin};
 use super::incoming::Incoming;
 use super::outgoing::Outgoing;
-use super::shared::{Life, Shared};
+use super::shared::{Life, Shared, ended};
 use super::stream::{Fault, StreamRef, wait_for};
 use crate::codec::{self, HEADER, Intake, Method, Methods, Tap, Used};
 use crate::reason::{Reason, ReasonCode};
@@ -285,9 +285,7 @@ fn wait(
         (None, Life::Closing(reason) | Life::Dead(reason)) if !transmitted => {
             Unanswered::NotSent(reason.clone(), inner.conn.withdraw(id))
         }
-        (None, Life::Closing(reason) | Life::Dead(reason)) => {
-            Unanswered::Failed(Status::unavailable(format!("connection lost: {reason}")))
-        }
+        (None, Life::Closing(reason) | Life::Dead(reason)) => Unanswered::Failed(ended(reason)),
     };
     Poll::Ready(Err(unanswered))
 }

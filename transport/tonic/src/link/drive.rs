@@ -3,15 +3,16 @@
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use tokio::time::Instant;
 use tonic_rdma_fabric::{Alarm, Link, LinkError, News};
-use tonic_rdma_proto::CloseCode;
+use tonic_rdma_proto::{CloseCode, Side};
 
 use super::shared::{Inner, Life, Shared};
 use super::stream::Opened;
 use super::turns::Turns;
+use crate::path::Path;
 use crate::reason::{Reason, ReasonCode};
 
 /// While there are streams, metrics are told once in so many turns, and when a timer ends.
@@ -20,6 +21,9 @@ const UNTOLD: usize = 64;
 const ROUNDS: usize = 16;
 /// Of those that copy, where only long messages go.
 const COPIES: usize = 4;
+
+/// Looks for the completion of the last message of a connection whose driver is dropped.
+const GOODBYE: usize = 1000;
 
 /// Runs a connection until it has ended; `serve` gets the streams that the peer opens, and `drain` asks for an
 /// orderly end. Returns why it ended; everything that the device could touch is free by then.
@@ -69,13 +73,15 @@ struct Driver {
     _teardown: Teardown,
 }
 
-/// A driver that is dropped, with its runtime for instance, leaves nothing under the device.
+/// A driver that is dropped, with its runtime for instance, says goodbye and leaves nothing under the device.
 struct Teardown(Arc<Shared>);
 
 impl Drop for Teardown {
     fn drop(&mut self) {
         let mut inner = self.0.lock();
-        let reason = Reason::new(ReasonCode::LinkLost, "the connection's driver was dropped");
+        inner.say_goodbye();
+        let lost = || Reason::new(ReasonCode::LinkLost, "the connection's driver was dropped");
+        let reason = inner.end_reason().cloned().unwrap_or_else(lost);
         inner.end(Life::Dead(reason));
         inner.destroy();
         let reason = inner.end_reason().cloned();
@@ -246,6 +252,28 @@ impl Inner {
         idle
     }
 
+    /// Tells the peer of an end that is none of its calls' concern: a client gives its own calls up, a server has none.
+    /// Other ends cut calls off, which is a loss, and are left to look like one.
+    fn say_goodbye(&mut self) {
+        let is_clean = self.conn.side() == Side::Client || self.conn.pending().streams == 0;
+        if self.life != Life::Open || !is_clean {
+            return;
+        }
+        let text = "the runtime has ended";
+        self.conn.close(CloseCode::Ok, text);
+        self.end(Life::Closing(Reason::new(ReasonCode::GoAway, text)));
+        self.flush();
+        // Nobody polls any more, and a device takes a moment; without it the peer hears of the end all the same.
+        let mut cx = Context::from_waker(Waker::noop());
+        for _ in 0..GOODBYE {
+            if self.sends.is_idle() || matches!(self.life, Life::Dead(_)) {
+                break;
+            }
+            std::thread::yield_now();
+            self.poll_link(&mut cx);
+        }
+    }
+
     fn why(&self, error: &LinkError) -> Reason {
         if let Some(reason) = self.end_reason() {
             return reason.clone();
@@ -253,6 +281,14 @@ impl Inner {
         match error {
             LinkError::Closed { .. } if self.conn.pending().streams == 0 || !self.conn.takes_streams() => {
                 Reason::from_peer(ReasonCode::GoAway, format!("disconnected ({})", self.peer))
+            }
+            // Nothing but a process that lets go of it ends shared memory so, and here no call is hurt.
+            LinkError::Disconnected { peer }
+                if Path::of(peer) == Path::Shm
+                    && self.conn.side() == Side::Server
+                    && self.conn.pending().streams == 0 =>
+            {
+                Reason::from_peer(ReasonCode::GoAway, format!("{error}, with no call in flight"))
             }
             _ => self.lost(error),
         }

@@ -204,6 +204,15 @@ impl std::ops::DerefMut for Guard<'_> {
     }
 }
 
+/// The status of a call whose connection has ended for this reason (R7).
+pub(super) fn ended(reason: &Reason) -> Status {
+    let how = match reason.code() {
+        ReasonCode::GoAway => "closed",
+        _ => "lost",
+    };
+    Status::unavailable(format!("connection {how}: {reason}"))
+}
+
 #[cold]
 fn emptied() -> ! {
     unreachable!("the guard is emptied in drop only")
@@ -275,7 +284,7 @@ impl Inner {
 
     /// The status of a call whose connection has ended (R7).
     pub(super) fn end_status(&self) -> Option<Status> {
-        self.end_reason().map(|reason| Status::unavailable(format!("connection lost: {reason}")))
+        self.end_reason().map(ended)
     }
 
     /// Begins the end of the connection: every stream fails, once, and the driver tears it down.

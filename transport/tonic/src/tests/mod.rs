@@ -1,6 +1,8 @@
 //! Endpoint, Channel and Server together: over TCP with stock tonic at either end, and over the
 //! simulated fabric.
 
+#[cfg(feature = "shm")]
+mod clean_end;
 mod echo;
 mod fallback;
 mod fast;
@@ -12,6 +14,8 @@ mod lanes;
 mod layers;
 mod limits;
 mod logs;
+#[cfg(feature = "shm")]
+mod other_user;
 mod refused;
 mod silence;
 mod stacks;

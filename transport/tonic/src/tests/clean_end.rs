@@ -1,0 +1,136 @@
+//! A peer that ends without hurting a call is no loss, whether its runtime ends or its process.
+
+use super::{
+    echo::{Client, Echo},
+    logs::Logs,
+    world::{Serving, endpoint},
+};
+use crate::{
+    Channel, Context, FabricKind, Path, ReasonCode, Server, Side, bootstrap::client::offer, link::LinkOptions,
+};
+use std::{net::SocketAddr, thread, time::Duration};
+use tokio::{
+    runtime::{Builder, Handle, Runtime},
+    sync::oneshot,
+    time::timeout,
+};
+use tonic_rdma_proto::Hello;
+
+/// Nothing here takes long.
+const LIMIT: Duration = Duration::from_secs(30);
+
+fn server() -> Server {
+    Server::builder().context(Context::builder().build()).fabrics([FabricKind::Shm])
+}
+
+async fn connect(addr: SocketAddr) -> Channel {
+    let context = Context::builder().build();
+    let channel = endpoint(addr).context(context).fabrics([FabricKind::Shm]).connect().await.unwrap();
+    assert_eq!(channel.path().path, Path::Shm, "{}", channel.path());
+    assert_eq!(Client::new(channel.clone()).say("hello").await.unwrap(), "hello");
+    channel
+}
+
+/// Does this on a thread with a runtime of its own, while the server goes on here.
+async fn elsewhere(work: impl FnOnce(Runtime) + Send + 'static) {
+    let (tell, done) = oneshot::channel();
+    thread::spawn(move || {
+        work(Builder::new_current_thread().enable_all().build().unwrap());
+        tell.send(()).unwrap();
+    });
+    timeout(LIMIT, done).await.unwrap().unwrap();
+}
+
+/// A client comes and goes; the server, once it has no connection any more, tells of no loss.
+async fn is_no_loss(client: fn(SocketAddr, Runtime)) {
+    let logs = Logs::capture();
+    let mut builder = server();
+    let stats = builder.stats();
+    let serving = Serving::start(builder.add_service(Echo)).await;
+    let addr = serving.addr;
+    // What the first connection makes once for good is not counted.
+    elsewhere(move |runtime| drop(runtime.block_on(connect(addr)))).await;
+    let tasks = || Handle::current().metrics().num_alive_tasks();
+    let at_rest = || async move {
+        // The server's accept loop and the listener of the fast path.
+        while tasks() > 3 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(LIMIT, at_rest()).await.unwrap();
+    let before = stats.get();
+    elsewhere(move |runtime| client(addr, runtime)).await;
+    timeout(LIMIT, at_rest()).await.unwrap();
+    let after = stats.get();
+    assert_eq!((after.connections, after.connections_lost), (before.connections + 1, 0));
+    assert_eq!(logs.lines_with("lost"), [""; 0]);
+    assert!(!logs.lines_with("fast path offered").is_empty(), "the log is not seen");
+}
+
+#[tokio::test]
+async fn a_clients_runtime_ends_before_its_channel() {
+    is_no_loss(|addr, runtime| {
+        let channel = runtime.block_on(connect(addr));
+        drop(runtime);
+        drop(channel);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_clients_runtime_ends_with_a_call_of_its_own() {
+    is_no_loss(|addr, runtime| {
+        let channel = runtime.block_on(connect(addr));
+        let mut client = Client::new(channel.clone());
+        let call = runtime.spawn(async move { client.say("zzz").await });
+        // Until the server has it.
+        let served = async {
+            while channel.stats().calls_fast < 2 {
+                tokio::task::yield_now().await
+            }
+        };
+        runtime.block_on(async { timeout(LIMIT, served).await.unwrap() });
+        drop(runtime);
+        drop(call);
+    })
+    .await;
+}
+
+/// As exit(2) and signals end a process: no destructor runs, and the kernel closes what it had.
+#[tokio::test]
+async fn a_clients_process_ends() {
+    is_no_loss(|addr, runtime| {
+        let gone = async {
+            let uri = format!("http://{addr}");
+            let tcp = tonic::transport::Endpoint::from_shared(uri.clone()).unwrap().connect().await.unwrap();
+            let offered = offer(tcp, uri.parse().unwrap(), None, &[Path::Shm]).await.unwrap();
+            let (path, place) = &offered.places[0];
+            let context = Context::builder().build();
+            let (fabric, pool) = context.toward(*path, place, None, LIMIT).await.unwrap();
+            let options = LinkOptions::for_pool(&pool, fabric.grows(), None);
+            let hello = Hello::new(offered.ticket.0, options.proto.settings()).encode();
+            fabric.connect(place, &options.link, &pool, &hello, LIMIT).await.unwrap();
+        };
+        runtime.block_on(gone);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_servers_runtime_ends() {
+    let (tell, told) = oneshot::channel();
+    let (stop, stopped) = oneshot::channel::<()>();
+    let server = thread::spawn(move || {
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        let serving = runtime.block_on(Serving::start(server().add_service(Echo)));
+        tell.send(serving.addr).unwrap();
+        let _ = runtime.block_on(stopped);
+        drop(runtime);
+    });
+    let mut channel = connect(told.await.unwrap()).await;
+    drop(stop);
+    let reason = timeout(LIMIT, channel.path_changed()).await.unwrap().reason.unwrap();
+    assert_eq!((reason.code(), reason.side()), (ReasonCode::GoAway, Side::Peer), "{reason}");
+    assert_eq!(channel.stats().connections_lost, 0);
+    server.join().unwrap();
+}
