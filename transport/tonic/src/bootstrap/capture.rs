@@ -1,5 +1,5 @@
-//! Keeps what the Offer's TCP connection is known by, and what shows a gateway in between: as it was
-//! before any layer of the user's added, changed or removed what belongs to the one request.
+//! Keeps what the Offer's TCP connection is known by, and what shows a gateway in between: as it
+//! was before any layer of the user's added, changed or removed what belongs to the one request.
 
 use super::OFFER_PATH;
 use http::{Extensions, HeaderMap, HeaderName, Request, Version};

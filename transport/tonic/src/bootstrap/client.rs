@@ -121,8 +121,9 @@ async fn call(
     grpc.client_streaming(request, PathAndQuery::from_static(OFFER_PATH), ProstCodec::default()).await
 }
 
-/// A stream of one message, which is made when the connection that carries the call asks for it. tonic's channel has one
-/// connection at a time, and makes another where that one is lost: only then is it certain whose end to state.
+/// A stream of one message, which is made when the connection that carries the call asks for it.
+/// tonic's channel has one connection at a time, and makes another where that one is lost: only
+/// then is it certain whose end to state.
 struct Late<F>(Option<F>);
 
 impl<F> Unpin for Late<F> {}

@@ -1,9 +1,9 @@
 //! Whether an Offer came directly from its client, or through an HTTP gateway.
 //!
-//! A ticket stands for the TCP connection of its Offer: calls on the fast path carry the address and
-//! the certificate of that connection. Where a gateway passes an Offer on, that connection is the
-//! gateway's, and the ticket its client's. So the client states its own end of the connection, and
-//! the server compares it with the peer that it sees.
+//! A ticket stands for the TCP connection of its Offer: calls on the fast path carry the address
+//! and the certificate of that connection. Where a gateway passes an Offer on, that connection is
+//! the gateway's, and the ticket its client's. So the client states its own end of the connection,
+//! and the server compares it with the peer that it sees.
 //!
 //! Of an accepted TCP connection:
 //!
@@ -13,9 +13,10 @@
 //! | gateway | gateway | gateway | (none) |
 //!
 //! So a client that guesses the gateway's port has one guess for each connection of the gateway. A
-//! wrong statement is counted against the network that it came from; after [`MISMATCHES`] of them no
-//! Offer from there is taken for direct until [`WINDOW`] after the first. What is answered meanwhile
-//! does not depend on the statement, and no answer names the peer's address: a guess teaches nothing.
+//! wrong statement is counted against the network that it came from; after [`MISMATCHES`] of them
+//! no Offer from there is taken for direct until [`WINDOW`] after the first. What is answered
+//! meanwhile does not depend on the statement, and no answer names the peer's address: a guess
+//! teaches nothing.
 
 use super::{
     capture::{Connection, Trace},
@@ -55,7 +56,10 @@ pub(crate) enum Indirect {
          a translation of source addresses lies in between"
     )]
     Differs(SocketAddr),
-    #[error("the TCP connection has carried an Offer that passed a gateway before")]
+    #[error(
+        "the TCP connection that the server sees has carried an Offer before that did not come \
+         directly: an HTTP gateway or a translation of source addresses lies in between"
+    )]
     Gateway,
     #[error(
         "too many Offers from the address that the server sees stated another one lately; none is \
@@ -111,8 +115,8 @@ impl Gateways {
         Some(Known { gateways: self.clone(), peer, number })
     }
 
-    /// Whether an Offer came directly: `connection` is what was captured of its connection, `stated`
-    /// what the client said is its end of it.
+    /// Whether an Offer came directly: `connection` is what was captured of its connection,
+    /// `stated` what the client said is its end of it.
     pub(crate) fn judge(
         &self,
         connection: Option<&Connection>,
@@ -137,10 +141,11 @@ impl Gateways {
         if matches!(evidence, Err(Indirect::Differs(_))) && !before {
             table.count(network, now);
         }
-        match (suspect, before) {
-            (true, _) => Err(Indirect::Suspect),
-            (false, true) => Err(Indirect::Gateway),
-            (false, false) => evidence,
+        match evidence {
+            // Whether the statement is right must not show.
+            Ok(()) | Err(Indirect::Differs(_)) if suspect => Err(Indirect::Suspect),
+            Ok(()) | Err(Indirect::Differs(_)) if before => Err(Indirect::Gateway),
+            evidence => evidence,
         }
     }
 
@@ -258,9 +263,10 @@ mod tests {
         let first = gateways.accepted(&connection);
         assert_eq!(gateways.judge(Some(&connection), right, now), Ok(()));
         gateways.judge(Some(&connection), wrong, now).unwrap_err();
-        for stated in [right, wrong, None] {
+        for stated in [right, wrong] {
             assert_eq!(gateways.judge(Some(&connection), stated, now), Err(Indirect::Gateway));
         }
+        assert_eq!(gateways.judge(Some(&connection), None, now), Err(Indirect::Unstated));
         // Another takes its address over before the end of the first is seen.
         let _second = gateways.accepted(&connection);
         drop(first);

@@ -110,10 +110,11 @@ impl Tickets {
         self.lifetime
     }
 
-    /// Makes a ticket for the client on the other end of `connection`, which comes from this network.
+    /// Makes a ticket for the client on the other end of `connection`, which comes from this
+    /// network.
     ///
-    /// Where there are as many as may be, a network that holds fewer of them than another gets one of the other's, so
-    /// that one flood does not keep everybody out.
+    /// Where there are as many as may be, a network that holds fewer of them than another gets one
+    /// of the other's, so that one flood does not keep everybody out.
     pub(crate) fn issue(
         &self,
         connection: Extensions,
@@ -172,7 +173,8 @@ impl Table {
         }
     }
 
-    /// Takes the oldest ticket from the network that holds the most, in favour of one that holds fewer.
+    /// Takes the oldest ticket from the network that holds the most, in favour of one that holds
+    /// fewer.
     fn withdraw(&mut self, in_favour: Option<Network>) -> bool {
         let mut held: HashMap<Option<Network>, usize> = HashMap::new();
         for live in self.live.values() {

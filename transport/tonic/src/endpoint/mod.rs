@@ -370,10 +370,10 @@ impl Endpoint {
     /// one that can be reached; add `.policy(Policy::Off)` to keep calls on the connector.
     ///
     /// A server takes an Offer that states this end of its TCP connection only
-    /// ([`ThroughGateway`](crate::ReasonCode::ThroughGateway)). It is known of a connector that makes
-    /// `TokioIo<TcpStream>`, or that with rustls' stream of tokio-rustls around it. Over what is made
-    /// by others, over Unix sockets and through proxies calls stay on the connector, unless the
-    /// server was told to [offer through gateways](crate::Server::offer_through_gateways).
+    /// ([`ThroughGateway`](crate::ReasonCode::ThroughGateway)). It is known of a connector that
+    /// makes `TokioIo<TcpStream>`, or that with rustls' stream of tokio-rustls around it. Over what
+    /// is made by others, over Unix sockets and through proxies calls stay on the connector, unless
+    /// the server was told to [offer through gateways](crate::Server::offer_through_gateways).
     ///
     /// [`connect_timeout`](Endpoint::connect_timeout) applies to the connector.
     pub async fn connect_with_connector<C>(&self, connector: C) -> Result<Channel, Error>
@@ -410,8 +410,8 @@ impl Endpoint {
 }
 
 impl From<tonic::transport::Endpoint> for Endpoint {
-    /// Takes over the TCP side's settings. Timeout, limits and user agent set on `tcp` apply on
-    /// the TCP path only; set them on the result instead. The local address is not taken over: set it
+    /// Takes over the TCP side's settings. Timeout, limits and user agent set on `tcp` apply on the
+    /// TCP path only; set them on the result instead. The local address is not taken over: set it
     /// on the result, too.
     fn from(tcp: tonic::transport::Endpoint) -> Self {
         Self { tcp, shared: Settings::default() }

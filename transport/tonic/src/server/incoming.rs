@@ -7,7 +7,8 @@
 //!   what the peer still says, updates of windows mostly, is read and dropped until it has closed as well.
 //! - **Accepting that fails is not tried again at once.** A process that has no descriptor left would do nothing else.
 //! - **Connections have a limit.** What comes beyond it is closed before it costs anything.
-//! - **What an Offer has shown of a connection is known until the connection closes** (`bootstrap::gateways`).
+//! - **What an Offer has shown of a connection is known until the connection closes**
+//!   (`bootstrap::gateways`).
 
 use crate::bootstrap::{
     capture::Connection,

@@ -1,9 +1,9 @@
 //! Offers that do not come directly from their client: through HTTP gateways, translations of
 //! addresses, and transports without addresses.
 //!
-//! The gateway of these tests speaks HTTP/2 on both sides, lets guests call everything but `Who`, and
-//! is an administrator to the server, by its address and its certificate. Only administrators may
-//! call `Who` there.
+//! The gateway of these tests speaks HTTP/2 on both sides, lets guests call everything but `Who`,
+//! and is an administrator to the server, by its address and its certificate. Only administrators
+//! may call `Who` there.
 
 use super::{
     echo::{Client, Echo},
@@ -275,8 +275,26 @@ async fn who_states_nothing_gets_nothing() {
     Hand::new(&world, &serving).await.ticket().await;
 }
 
-/// Takes connections, and makes one to `to` for each, from the gateway's address: what a translation
-/// of source addresses does. With `tell`, the client's address goes ahead.
+#[tokio::test]
+async fn the_doctor_says_what_is_in_between() {
+    let world = World::new();
+    let serving = serve(world.builder()).await;
+    let gateway = Running::before(&serving).await;
+    let peer = endpoint(gateway.addr).context(world.client_context.clone());
+    let diagnosis = crate::diagnose().peer(peer).await.unwrap();
+    assert!(!diagnosis.rdma);
+    let finding = &diagnosis.findings[0];
+    assert_eq!((finding.code, finding.blocks), (ReasonCode::ThroughGateway, true), "{finding:?}");
+    assert!(finding.what.contains("an HTTP gateway or a translation"), "{finding:?}");
+    assert!(finding.cures[0].what.contains("the server's own address"), "{finding:?}");
+    let peer = diagnosis.peer.unwrap();
+    assert_eq!(peer.path, Some(Path::Tcp), "{}", peer.path_detail);
+    let offer = peer.steps.iter().find(|step| step.name == "Offer").unwrap();
+    assert_eq!(offer.reason.as_ref().unwrap().code(), ReasonCode::ThroughGateway);
+}
+
+/// Takes connections, and makes one to `to` for each, from the gateway's address: what a
+/// translation of source addresses does. With `tell`, the client's address goes ahead.
 async fn translate(to: SocketAddr, tell: bool) -> (SocketAddr, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
