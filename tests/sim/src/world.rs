@@ -170,8 +170,11 @@ impl Serving {
             // It is told, or its owner is gone with the run.
             let _ = stopped.await;
         };
-        let router =
-            Server::builder().context(hosts.contexts[host].clone()).add_service(Planned(world.clone()));
+        // The simulated TCP tells no addresses.
+        let router = Server::builder()
+            .context(hosts.contexts[host].clone())
+            .offer_through_gateways(true)
+            .add_service(Planned(world.clone()));
         let task = tokio::spawn(router.serve_with_incoming_shutdown(incoming, signal));
         Serving { stop: Some(stop), task }
     }

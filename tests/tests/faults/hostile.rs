@@ -5,8 +5,18 @@ use crate::{
     world::{Place, World},
 };
 use bytes::{Bytes, BytesMut};
+use http::Uri;
+use hyper_util::rt::TokioIo;
 use rand::Rng;
-use std::{collections::VecDeque, future::poll_fn, net::SocketAddr, time::Duration};
+use std::{
+    collections::VecDeque,
+    future::{poll_fn, ready},
+    io,
+    net::SocketAddr,
+    time::Duration,
+};
+use tokio::net::TcpStream;
+use tonic::transport::Endpoint;
 use tonic_rdma_fabric::{
     AnyLink, Completion, ConnectError, Fabric, Link, LinkConfig, LinkError, Work, WriteSource,
 };
@@ -18,11 +28,12 @@ use tonic_rdma_proto::{
 };
 use tonic_rdma_tests::{
     bootstrap::{
-        OfferRequest, bootstrap_client::BootstrapClient, fabric_offer::Fabric as Offered,
+        OfferRequest, TcpAddress, bootstrap_client::BootstrapClient, fabric_offer::Fabric as Offered,
         offer_response::Outcome,
     },
     load::{Load, Tally, bounded, until},
 };
+use tower::service_fn;
 
 /// Connections that vanish halfway.
 const HALF: usize = 20;
@@ -162,8 +173,17 @@ impl Host {
 
     /// A ticket, and where it is good.
     async fn ask(&self) -> ([u8; 16], SocketAddr) {
-        let mut client = BootstrapClient::connect(format!("http://{}", self.server)).await.unwrap();
-        let request = OfferRequest { version_min: 1, version_max: 1, fabrics: vec!["verbs".into()] };
+        let tcp = TcpStream::connect(self.server).await.unwrap();
+        let own = tcp.local_addr().unwrap();
+        // The server gives a ticket to who states its end of this connection.
+        let own = TcpAddress { ip: own.ip().to_string(), port: own.port().into() };
+        let mut tcp = Some(TokioIo::new(tcp));
+        let once = || io::Error::other("it connects once");
+        let connector = service_fn(move |_: Uri| ready(tcp.take().ok_or_else(once)));
+        let endpoint = Endpoint::from_shared(format!("http://{}", self.server)).unwrap();
+        let mut client = BootstrapClient::new(endpoint.connect_with_connector(connector).await.unwrap());
+        let request =
+            OfferRequest { version_min: 1, version_max: 1, fabrics: vec!["verbs".into()], client: Some(own) };
         let response = client.offer(request).await.unwrap().into_inner();
         let Some(Outcome::Grant(grant)) = response.outcome else { panic!("{response:?}") };
         let Some(Offered::Verbs(verbs)) = &grant.fabrics[0].fabric else { panic!("{grant:?}") };

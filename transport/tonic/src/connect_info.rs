@@ -8,7 +8,9 @@ use tonic_rdma_memory::Pool;
 /// connect info of the TCP connection that the client got its ticket over.
 ///
 /// [`tonic::Request::remote_addr`], `local_addr` and `peer_certs` speak of that TCP connection on
-/// both paths, so that code which authorises by address or certificate needs no change.
+/// both paths, so that code which authorises by address or certificate needs no change. They are
+/// `None` on a fast path whose client is behind a gateway
+/// ([`Server::offer_through_gateways`](crate::Server::offer_through_gateways)).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RdmaConnectInfo {

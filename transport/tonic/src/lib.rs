@@ -29,8 +29,9 @@
 //! The TCP connection comes first and stays. Over it the channel asks the server for its fast path
 //! (`tonic_rdma.v1.Bootstrap/Offer`), and gets an address and a ticket that is good for one
 //! connection. Whoever TLS, an interceptor or a layer keeps out of the TCP port gets no ticket, and
-//! nobody enters by the RDMA port without one. On TCP it is plain gRPC: stock clients and servers
-//! work with either end.
+//! nobody enters by the RDMA port without one. The client has to be at the other end of that TCP
+//! connection itself: [behind a gateway](ReasonCode::ThroughGateway) calls stay on TCP. On TCP it is
+//! plain gRPC: stock clients and servers work with either end.
 //!
 //! | | until the fast path is up | where it cannot be had | when it is lost |
 //! |---|---|---|---|

@@ -16,6 +16,9 @@ pub enum ReasonCode {
     /// The server does not know `tonic_rdma.v1.Bootstrap/Offer`: a stock gRPC server, or a proxy
     /// in between.
     PeerNotCapable,
+    /// The server does not see the client's own end of the TCP connection: an HTTP gateway or a
+    /// translation of source addresses lies in between.
+    ThroughGateway,
     /// libibverbs or librdmacm cannot be loaded.
     NoRdmaCore,
     /// No RDMA device, or not the one that `TONIC_RDMA_DEVICE` names.
@@ -62,6 +65,7 @@ impl ReasonCode {
     pub const ALL: [ReasonCode; 21] = [
         Self::Policy,
         Self::PeerNotCapable,
+        Self::ThroughGateway,
         Self::NoRdmaCore,
         Self::NoDevice,
         Self::NoActivePort,
@@ -88,6 +92,7 @@ impl ReasonCode {
         match self {
             Self::Policy => "policy",
             Self::PeerNotCapable => "peer-not-capable",
+            Self::ThroughGateway => "through-gateway",
             Self::NoRdmaCore => "no-rdma-core",
             Self::NoDevice => "no-device",
             Self::NoActivePort => "no-active-port",
@@ -129,6 +134,7 @@ impl ReasonCode {
             | Self::Pending => true,
             Self::Policy
             | Self::PeerNotCapable
+            | Self::ThroughGateway
             | Self::NoRdmaCore
             | Self::NoDevice
             | Self::NoActivePort
@@ -150,8 +156,12 @@ impl ReasonCode {
                  feature `verbs`"
             }
             Self::PeerNotCapable => {
-                "serve with tonic_rdma::Server, and let /tonic_rdma.v1.Bootstrap/Offer pass \
-                 through proxies"
+                "serve with tonic_rdma::Server, and connect to it directly, not through an HTTP gateway"
+            }
+            Self::ThroughGateway => {
+                "connect to the server directly, without HTTP gateway and source address translation, or \
+                 let it serve their clients without addresses and certificates \
+                 (Server::offer_through_gateways)"
             }
             Self::NoRdmaCore => "install rdma-core (libibverbs1, librdmacm1, ibverbs-providers)",
             Self::NoDevice => {

@@ -1,14 +1,83 @@
-//! Keeps what the Offer's TCP connection is known by: its connect info, as it was before any layer
-//! of the user's added what belongs to the one request.
+//! Keeps what the Offer's TCP connection is known by, and what shows a gateway in between: as it
+//! was before any layer of the user's added, changed or removed what belongs to the one request.
 
 use super::OFFER_PATH;
-use http::{Extensions, Request};
-use std::task::{Context, Poll};
+use http::{Extensions, HeaderMap, HeaderName, Request, Version};
+use std::{
+    net::SocketAddr,
+    task::{Context, Poll},
+};
+use tonic::transport::server::TcpConnectInfo;
+#[cfg(feature = "_tls-any")]
+use tonic::transport::server::TlsConnectInfo;
 use tower::Service;
 
-/// In the extensions of an Offer: those of its connection.
+/// Headers that gateways add.
+const FORWARDING: [&str; 13] = [
+    "cdn-loop",
+    "cf-connecting-ip",
+    "client-ip",
+    "fastly-client-ip",
+    "forwarded",
+    "forwarded-for",
+    "proxy-connection",
+    "true-client-ip",
+    "via",
+    "x-client-ip",
+    "x-cluster-client-ip",
+    "x-proxyuser-ip",
+    "x-real-ip",
+];
+/// Beginnings of names of such headers.
+const FORWARDING_PREFIXES: [&str; 4] = ["l5d-", "x-envoy-", "x-forwarded", "x-original-"];
+
+/// A trace that an HTTP gateway has left on a request.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Trace {
+    /// Clients of this crate speak HTTP/2.
+    #[error("it came by {0:?}")]
+    Version(Version),
+    #[error("it carries the header `{0}`")]
+    Header(HeaderName),
+}
+
+/// In the extensions of an Offer: what is known of its connection.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Connection(pub(crate) Extensions);
+pub(crate) struct Connection {
+    /// Its connect info.
+    pub(crate) extensions: Extensions,
+    /// What a gateway has left on the Offer.
+    pub(crate) trace: Option<Trace>,
+}
+
+impl Connection {
+    /// The peer's end of the TCP connection; `None` for a transport without TCP addresses.
+    pub(crate) fn peer(&self) -> Option<SocketAddr> {
+        let info = self.extensions.get::<TcpConnectInfo>();
+        #[cfg(feature = "_tls-any")]
+        let info = info
+            .or_else(|| self.extensions.get::<TlsConnectInfo<TcpConnectInfo>>().map(TlsConnectInfo::get_ref));
+        info?.remote_addr()
+    }
+
+    /// As an accepted connection gives it to all of its requests.
+    pub(crate) fn of<I: Clone + Send + Sync + 'static>(info: I) -> Self {
+        let mut extensions = Extensions::new();
+        extensions.insert(info);
+        Self { extensions, trace: None }
+    }
+}
+
+fn trace(version: Version, headers: &HeaderMap) -> Option<Trace> {
+    if version != Version::HTTP_2 {
+        return Some(Trace::Version(version));
+    }
+    let forwards = |name: &&HeaderName| {
+        let name = name.as_str();
+        FORWARDING.contains(&name) || FORWARDING_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+    };
+    headers.keys().find(forwards).cloned().map(Trace::Header)
+}
 
 /// Outermost on the TCP side. Other requests pass untouched.
 #[derive(Debug, Clone)]
@@ -28,7 +97,8 @@ where
 
     fn call(&mut self, mut req: Request<B>) -> Self::Future {
         if req.uri().path() == OFFER_PATH {
-            let connection = Connection(req.extensions().clone());
+            let trace = trace(req.version(), req.headers());
+            let connection = Connection { extensions: req.extensions().clone(), trace };
             req.extensions_mut().insert(connection);
         }
         self.0.call(req)
@@ -40,19 +110,43 @@ mod tests {
     use super::*;
     use tower::ServiceExt;
 
-    async fn captured(path: &str) -> Option<Connection> {
+    async fn captured(req: Request<()>) -> Option<Connection> {
         let inner = tower::service_fn(|req: Request<()>| async move {
             Ok::<_, std::convert::Infallible>(req.extensions().get::<Connection>().cloned())
         });
-        let mut req = Request::builder().uri(path).body(()).unwrap();
-        req.extensions_mut().insert(7_u32);
         Capture(inner).oneshot(req).await.unwrap()
+    }
+
+    fn request(path: &str) -> Request<()> {
+        let mut req = Request::builder().uri(path).version(Version::HTTP_2).body(()).unwrap();
+        req.extensions_mut().insert(7_u32);
+        req
     }
 
     #[tokio::test]
     async fn only_an_offer_is_given_its_connection() {
-        let connection = captured(OFFER_PATH).await.unwrap();
-        assert_eq!(connection.0.get::<u32>(), Some(&7));
-        assert!(captured("/some.Service/Method").await.is_none());
+        let connection = captured(request(OFFER_PATH)).await.unwrap();
+        assert_eq!(connection.extensions.get::<u32>(), Some(&7));
+        assert_eq!(connection.trace, None);
+        assert!(captured(request("/some.Service/Method")).await.is_none());
+    }
+
+    #[tokio::test]
+    async fn traces_of_gateways_are_seen() {
+        for name in ["Forwarded", "Via", "X-Forwarded-For", "X-Real-IP", "x-envoy-external-address"] {
+            let mut offer = request(OFFER_PATH);
+            let name: HeaderName = name.parse().unwrap();
+            offer.headers_mut().insert(name.clone(), "192.0.2.1".parse().unwrap());
+            assert_eq!(captured(offer).await.unwrap().trace, Some(Trace::Header(name)));
+        }
+        // What clients send themselves is none.
+        let mut offer = request(OFFER_PATH);
+        for name in ["authorization", "user-agent", "te", "traceparent", "x-request-id", "grpc-timeout"] {
+            offer.headers_mut().insert(name, "x".parse().unwrap());
+        }
+        assert_eq!(captured(offer).await.unwrap().trace, None);
+        let mut offer = request(OFFER_PATH);
+        *offer.version_mut() = Version::HTTP_11;
+        assert_eq!(captured(offer).await.unwrap().trace, Some(Trace::Version(Version::HTTP_11)));
     }
 }

@@ -1,24 +1,29 @@
 //! The client's side of the Offer.
 
 use super::{
-    pb::{
-        self, OfferRequest, OfferResponse, bootstrap_client::BootstrapClient, fabric_offer, offer_response,
-    },
+    OFFER_PATH,
+    pb::{self, OfferRequest, OfferResponse, fabric_offer, offer_response},
     tickets::{TICKET_LEN, Ticket},
 };
 use crate::{
+    endpoint::TcpChannel,
     path::Path,
     reason::{Reason, ReasonCode},
 };
-use http::Uri;
+use futures_core::Stream;
+use http::{Uri, uri::PathAndQuery};
 use std::{
     fmt,
     future::Future,
     net::{IpAddr, SocketAddr},
     pin::Pin,
     sync::Arc,
+    task::{Context, Poll},
 };
-use tonic::{Code, Extensions, Request, Status, metadata::MetadataMap, service::Interceptor};
+use tonic::{
+    Code, Extensions, Request, Response, Status, client::Grpc, metadata::MetadataMap, service::Interceptor,
+};
+use tonic_prost::ProstCodec;
 use tonic_rdma_fabric::{Addr, BadShmAddr, Fabric};
 use tonic_rdma_proto::hello::{VERSION_MAX, VERSION_MIN};
 
@@ -74,7 +79,7 @@ pub(crate) struct Offered {
 
 /// Asks the server on the other end of `tcp` for its way onto one of `paths`, best first.
 pub(crate) async fn offer(
-    tcp: tonic::transport::Channel,
+    tcp: &TcpChannel,
     origin: Uri,
     hook: Option<&OfferHook>,
     paths: &[Path],
@@ -86,14 +91,48 @@ pub(crate) async fn offer(
             Reason::new(ReasonCode::HandshakeRejected, detail)
         })?;
     }
-    let request = request.map(|()| OfferRequest {
-        version_min: VERSION_MIN.into(),
-        version_max: VERSION_MAX.into(),
-        fabrics: paths.iter().map(|path| path.as_str().to_owned()).collect(),
-    });
-    match BootstrapClient::with_origin(tcp, origin).offer(request).await {
+    match call(tcp, origin, request, paths).await {
         Ok(response) => read(response.into_inner(), paths),
         Err(status) => Err(refused(&status)),
+    }
+}
+
+async fn call(
+    tcp: &TcpChannel,
+    origin: Uri,
+    request: Request<()>,
+    paths: &[Path],
+) -> Result<Response<OfferResponse>, Status> {
+    let mut grpc = Grpc::with_origin(tcp.channel.clone(), origin);
+    let gone = |error: tonic::transport::Error| Status::from_error(error.into());
+    grpc.ready().await.map_err(gone)?;
+    let fabrics = paths.iter().map(|path| path.as_str().to_owned()).collect();
+    let local_end = tcp.local_end.clone();
+    let message = move || OfferRequest {
+        version_min: VERSION_MIN.into(),
+        version_max: VERSION_MAX.into(),
+        fabrics,
+        client: local_end
+            .get()
+            .map(|end| pb::TcpAddress { ip: end.ip().to_canonical().to_string(), port: end.port().into() }),
+    };
+    let request = request.map(|()| Late(Some(message)));
+    // A unary call whose message is made late.
+    grpc.client_streaming(request, PathAndQuery::from_static(OFFER_PATH), ProstCodec::default()).await
+}
+
+/// A stream of one message, which is made when the connection that carries the call asks for it.
+/// tonic's channel has one connection at a time, and makes another where that one is lost: only
+/// then is it certain whose end to state.
+struct Late<F>(Option<F>);
+
+impl<F> Unpin for Late<F> {}
+
+impl<M, F: FnOnce() -> M> Stream for Late<F> {
+    type Item = M;
+
+    fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<M>> {
+        Poll::Ready(self.0.take().map(|make| make()))
     }
 }
 

@@ -7,10 +7,14 @@
 //! | `service` | the server's side of both |
 //! | `client` | the client's side of the Offer |
 //! | `capture` | keeps what the Offer's TCP connection is known by |
+//! | `gateways` | whether an Offer came directly, or through an HTTP gateway |
+//! | `network` | the unit in which clients are counted |
 //! | `generated` | made from `proto/tonic_rdma/v1/bootstrap.proto` |
 
 pub(crate) mod capture;
 pub(crate) mod client;
+pub(crate) mod gateways;
+mod network;
 pub(crate) mod service;
 pub(crate) mod tickets;
 

@@ -2,6 +2,7 @@
 
 use super::{
     capture::Connection,
+    gateways::{Gateways, Indirect},
     pb::{
         self, OfferRequest, OfferResponse, ProbeRequest, ProbeResponse, bootstrap_server::Bootstrap,
         fabric_offer, offer_response::Outcome,
@@ -14,9 +15,13 @@ use crate::{
     reason::{Reason, ReasonCode},
 };
 use bytes::Bytes;
+use http::Extensions;
 use std::{
-    net::{IpAddr, SocketAddr},
-    sync::{Arc, OnceLock},
+    net::SocketAddr,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 use tokio::{sync::watch, time::Instant};
 use tonic::{Request, Response, Status};
@@ -84,11 +89,47 @@ pub(crate) enum Listening {
 pub(crate) struct OfferService {
     offering: watch::Receiver<Offering>,
     tickets: Arc<Tickets>,
+    gateways: Arc<Gateways>,
+    /// Whether Offers that came through a gateway get a ticket.
+    through_gateways: bool,
+    /// Offers that got none because of a gateway.
+    refused: Arc<AtomicU64>,
 }
 
 impl OfferService {
-    pub(crate) fn new(offering: watch::Receiver<Offering>, tickets: Arc<Tickets>) -> Self {
-        Self { offering, tickets }
+    pub(crate) fn new(
+        offering: watch::Receiver<Offering>,
+        tickets: Arc<Tickets>,
+        gateways: Arc<Gateways>,
+        through_gateways: bool,
+    ) -> Self {
+        Self { offering, tickets, gateways, through_gateways, refused: Arc::default() }
+    }
+
+    /// What calls of the fast path will carry of the Offer's TCP connection. Nothing where it is a
+    /// gateway's: what a gateway is known by says nothing of its clients.
+    fn identity(
+        &self,
+        connection: Option<&Connection>,
+        judged: Result<(), Indirect>,
+    ) -> Result<Extensions, Reason> {
+        match judged {
+            Ok(()) => Ok(connection.map(|c| c.extensions.clone()).unwrap_or_default()),
+            Err(why) if self.through_gateways => {
+                tracing::debug!(%why, "fast path offered without the client's address and certificate");
+                Ok(Extensions::new())
+            }
+            Err(why) => {
+                let reason = Reason::new(ReasonCode::ThroughGateway, why.to_string());
+                let peer = connection.and_then(Connection::peer);
+                let refused = self.refused.fetch_add(1, Ordering::Relaxed) + 1;
+                // Of the first, and then of ever fewer: a flood is not to fill the disk.
+                if refused < 100 || refused.is_power_of_two() {
+                    tracing::warn!(?peer, %reason, refused, cure = reason.cure(), "Offer refused");
+                }
+                Err(reason)
+            }
+        }
     }
 
     /// What is offered of `wanted`, once that is known. Clients wait no longer than their own limit.
@@ -109,9 +150,8 @@ impl OfferService {
     async fn outcome(
         &self,
         request: &OfferRequest,
-        connection: Connection,
+        connection: Option<&Connection>,
         local: Option<SocketAddr>,
-        remote: Option<IpAddr>,
     ) -> Result<pb::Grant, Reason> {
         let (min, max) = (request.version_min, request.version_max);
         if min > u32::from(VERSION_MAX) || max < u32::from(VERSION_MIN) || min > max {
@@ -120,6 +160,7 @@ impl OfferService {
                 format!("client speaks versions {min} to {max}, server {VERSION_MIN} to {VERSION_MAX}"),
             ));
         }
+        let judged = self.gateways.judge(connection, stated(request), Instant::now());
         let (mut fabrics, mut refusals) = (Vec::new(), Vec::new());
         for (path, offer) in self.decided(&request.fabrics).await? {
             match offer {
@@ -132,9 +173,11 @@ impl OfferService {
             let none = || Reason::new(ReasonCode::HandshakeRejected, "no fabric that both sides have");
             return Err(crate::cause::foremost(refusals, &[]).unwrap_or_else(none));
         }
+        let identity = self.identity(connection, judged)?;
+        let from = connection.and_then(Connection::peer).map(|peer| peer.ip().into());
         let ticket = self
             .tickets
-            .issue(connection.0, remote, Instant::now())
+            .issue(identity, from, Instant::now())
             .map_err(|e| Reason::new(e.code(), e.to_string()))?;
         Ok(pb::Grant {
             ticket: Bytes::copy_from_slice(&ticket.0),
@@ -143,6 +186,12 @@ impl OfferService {
             refusals: refusals.into_iter().map(|(path, reason)| refusal(&reason, path.as_str())).collect(),
         })
     }
+}
+
+/// The client's end of the TCP connection, as it says.
+fn stated(request: &OfferRequest) -> Option<SocketAddr> {
+    let client = request.client.as_ref()?;
+    Some(SocketAddr::new(client.ip.parse().ok()?, client.port.try_into().ok()?))
 }
 
 fn refusal(reason: &Reason, fabric: &str) -> pb::Refusal {
@@ -197,11 +246,9 @@ impl Bootstrap for OfferService {
         }
         let local = request.local_addr();
         let peer = request.remote_addr();
-        // Absent when a layer made the request anew: calls on the fast path then carry no address
-        // and no certificate of the client.
-        let connection = request.extensions().get::<Connection>().cloned().unwrap_or_default();
-        let from = peer.map(|peer| peer.ip().to_canonical());
-        let outcome = match self.outcome(request.get_ref(), connection, local, from).await {
+        // Absent when a layer made the request anew.
+        let connection = request.extensions().get::<Connection>();
+        let outcome = match self.outcome(request.get_ref(), connection, local).await {
             Ok(grant) => {
                 tracing::debug!(peer = ?peer, "fast path offered");
                 Outcome::Grant(grant)
@@ -246,9 +293,12 @@ mod tests {
         Offering::ByFabric(vec![(Path::Sim, Offer::On(listening.into()))])
     }
 
+    const PEER: &str = "10.0.0.9";
+
     fn service(offering: Offering) -> (OfferService, watch::Sender<Offering>) {
         let (tx, rx) = watch::channel(offering);
-        (OfferService::new(rx, Arc::new(Tickets::new(CAPACITY, LIFETIME))), tx)
+        let tickets = Arc::new(Tickets::new(CAPACITY, LIFETIME));
+        (OfferService::new(rx, tickets, Arc::default(), false), tx)
     }
 
     fn request() -> OfferRequest {
@@ -256,14 +306,20 @@ mod tests {
             version_min: VERSION_MIN.into(),
             version_max: VERSION_MAX.into(),
             fabrics: vec!["future".into(), "sim".into()],
+            client: Some(pb::TcpAddress { ip: PEER.into(), port: 7 }),
         }
     }
 
     async fn ask(service: &OfferService, request: OfferRequest, local: Option<[u8; 4]>) -> Outcome {
         let mut request = Request::new(request);
-        request
-            .extensions_mut()
-            .insert(TcpConnectInfo { local_addr: local.map(|ip| (ip, 50051).into()), remote_addr: None });
+        let info = TcpConnectInfo {
+            local_addr: local.map(|ip| (ip, 50051).into()),
+            remote_addr: Some((PEER.parse::<std::net::IpAddr>().unwrap(), 7).into()),
+        };
+        let connection = Connection::of(info.clone());
+        let _known = service.gateways.accepted(&connection);
+        request.extensions_mut().insert(info);
+        request.extensions_mut().insert(connection);
         service.offer(request).await.unwrap().into_inner().outcome.unwrap()
     }
 
@@ -331,6 +387,22 @@ mod tests {
         let request = OfferRequest { fabrics: vec!["pigeon".into()], ..request() };
         let refusal = refused(ask(&service, request, None).await);
         assert_eq!(refusal, "handshake-rejected: no fabric that both sides have");
+    }
+
+    #[tokio::test]
+    async fn refuses_who_states_no_address_or_none_that_is_one() {
+        let (service, _tx) = service(on(&[listening([10, 0, 0, 1])]));
+        let bad = [("10.0.0", 7), (PEER, 65543), ("", 7)];
+        let bad = bad.map(|(ip, port)| Some(pb::TcpAddress { ip: ip.into(), port }));
+        for client in bad.into_iter().chain([None]) {
+            let refusal = refused(ask(&service, OfferRequest { client, ..request() }, None).await);
+            assert!(refusal.starts_with("through-gateway: the client did not state"), "{refusal}");
+        }
+        // What the server lacks itself comes first.
+        let off = Offering::Off(Reason::new(ReasonCode::Memlock, "needed 2, limit 1"));
+        let (service, _tx) = self::service(off);
+        let silent = OfferRequest { client: None, ..request() };
+        assert_eq!(refused(ask(&service, silent, None).await), "memlock: needed 2, limit 1");
     }
 
     #[tokio::test]

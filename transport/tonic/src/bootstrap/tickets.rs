@@ -3,7 +3,7 @@
 //! | state | issue | redeem | time |
 //! |---|---|---|---|
 //! | (none) | live | refused: unknown | |
-//! | live | withdrawn, if the table is full of tickets of its address and another asks | used, and the caller gets in | expired |
+//! | live | withdrawn, if the table is full of tickets of its network and another asks | used, and the caller gets in | expired |
 //! | used | | refused: used | forgotten when [`SPENT`] later ones are spent |
 //! | withdrawn | | refused: withdrawn | forgotten when [`SPENT`] later ones are spent |
 //! | expired | | refused: expired | forgotten when [`SPENT`] later ones are spent |
@@ -12,13 +12,13 @@
 //! value in a table whose hash has a random key of its own, so that the time of a look-up tells
 //! nothing about tickets that are nearly right; and every guess costs a connect request.
 
+use super::network::Network;
 use crate::reason::ReasonCode;
 use http::Extensions;
 use rand::{TryRngCore, rngs::OsRng};
 use std::{
     collections::{HashMap, VecDeque},
     fmt,
-    net::IpAddr,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -52,7 +52,7 @@ pub(crate) enum Refused {
     Used,
     #[error("ticket expired")]
     Expired,
-    #[error("ticket withdrawn: its address had asked for too many")]
+    #[error("ticket withdrawn: its network had asked for too many")]
     Withdrawn,
 }
 
@@ -93,8 +93,8 @@ struct Table {
 #[derive(Debug)]
 struct Live {
     expires: Instant,
-    /// The client's address, where it has one.
-    from: Option<IpAddr>,
+    /// The client's network, where its address is known.
+    from: Option<Network>,
     /// Counted from the first.
     number: u64,
     /// What the TCP connection of the Offer is known by.
@@ -110,14 +110,15 @@ impl Tickets {
         self.lifetime
     }
 
-    /// Makes a ticket for the client on the other end of `connection`, which comes from this address.
+    /// Makes a ticket for the client on the other end of `connection`, which comes from this
+    /// network.
     ///
-    /// Where there are as many as may be, an address that holds fewer of them than another gets one of the other's, so
-    /// that one flood does not keep everybody out.
+    /// Where there are as many as may be, a network that holds fewer of them than another gets one
+    /// of the other's, so that one flood does not keep everybody out.
     pub(crate) fn issue(
         &self,
         connection: Extensions,
-        from: Option<IpAddr>,
+        from: Option<Network>,
         now: Instant,
     ) -> Result<Ticket, NoTicket> {
         let mut bytes = [0; TICKET_LEN];
@@ -172,9 +173,10 @@ impl Table {
         }
     }
 
-    /// Takes the oldest ticket from the address that holds the most, in favour of one that holds fewer.
-    fn withdraw(&mut self, in_favour: Option<IpAddr>) -> bool {
-        let mut held: HashMap<Option<IpAddr>, usize> = HashMap::new();
+    /// Takes the oldest ticket from the network that holds the most, in favour of one that holds
+    /// fewer.
+    fn withdraw(&mut self, in_favour: Option<Network>) -> bool {
+        let mut held: HashMap<Option<Network>, usize> = HashMap::new();
         for live in self.live.values() {
             *held.entry(live.from).or_default() += 1;
         }
@@ -202,6 +204,7 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::IpAddr;
 
     fn tickets() -> (Tickets, Instant) {
         (Tickets::new(3, Duration::from_secs(10)), Instant::now())
@@ -260,8 +263,8 @@ mod tests {
     #[tokio::test]
     async fn a_flood_from_one_address_keeps_nobody_else_out() {
         let (tickets, now) = tickets();
-        let [flood, quiet, late] = [1, 2, 3].map(|n| Some(IpAddr::from([10, 0, 0, n])));
-        let of = |from| tickets.issue(Extensions::new(), from, now);
+        let [flood, quiet, late, more] = [1, 2, 3, 4].map(|n| IpAddr::from([10, 0, 0, n]));
+        let of = |from: IpAddr| tickets.issue(Extensions::new(), Some(from.into()), now);
         let first = of(flood).unwrap();
         let last = [of(flood).unwrap(), of(flood).unwrap()][1];
         assert_eq!(of(flood).unwrap_err(), NoTicket::Full(3));
@@ -270,10 +273,28 @@ mod tests {
         // One each is as fair as it gets.
         let other = of(late).unwrap();
         assert_eq!(of(flood).unwrap_err(), NoTicket::Full(3));
-        assert_eq!(of(Some([10, 0, 0, 4].into())).unwrap_err(), NoTicket::Full(3));
+        assert_eq!(of(more).unwrap_err(), NoTicket::Full(3));
         for ticket in [last, good, other] {
             tickets.redeem(&ticket, now).unwrap();
         }
+    }
+
+    #[tokio::test]
+    async fn a_flood_from_all_addresses_of_an_ipv6_64_is_one_flood() {
+        let (tickets, now) = tickets();
+        let of = |from: &str| {
+            let from: IpAddr = from.parse().unwrap();
+            tickets.issue(Extensions::new(), Some(from.into()), now)
+        };
+        let flood: Vec<Ticket> = (0..3).map(|n| of(&format!("2001:db8:1:2::{n}")).unwrap()).collect();
+        assert_eq!(of("2001:db8:1:2:ffff::1").unwrap_err(), NoTicket::Full(3));
+        let good = of("2001:db8:1:3::1").unwrap();
+        assert_eq!(tickets.redeem(&flood[0], now).unwrap_err(), Refused::Withdrawn);
+        tickets.redeem(&good, now).unwrap();
+        // An address of IPv4 is itself in either form.
+        of("::ffff:10.0.0.1").unwrap();
+        assert_eq!(of("10.0.0.1").unwrap_err(), NoTicket::Full(3));
+        of("::ffff:10.0.0.2").unwrap();
     }
 
     #[tokio::test]

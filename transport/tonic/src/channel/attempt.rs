@@ -5,6 +5,7 @@ use crate::{
     cause,
     codec::Methods,
     context::Context,
+    endpoint::TcpChannel,
     link::{FastClient, LinkOptions, Origin},
     metrics,
     path::Path,
@@ -21,7 +22,7 @@ use tonic_rdma_proto::{Accept, Hello};
 /// What an attempt needs.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
-    pub(crate) tcp: tonic::transport::Channel,
+    pub(crate) tcp: TcpChannel,
     pub(crate) origin: Arc<Origin>,
     pub(crate) hook: Option<OfferHook>,
     pub(crate) context: Context,
@@ -73,7 +74,7 @@ impl Plan {
         // A ticket is good once: after a fabric on which the server refused it, another is asked for.
         while !paths.is_empty() {
             let hook = self.hook.as_ref();
-            let offered = offer(self.tcp.clone(), self.origin.uri.clone(), hook, &paths).await?;
+            let offered = offer(&self.tcp, self.origin.uri.clone(), hook, &paths).await?;
             reasons.extend(offered.refusals);
             let mut left = offered.places.len() as u32;
             let mut spent = None;

@@ -25,7 +25,7 @@ mod stack;
 pub use balance::Change;
 
 use crate::{
-    endpoint::{Endpoint, FAST_PATH_TIMEOUT},
+    endpoint::{Endpoint, FAST_PATH_TIMEOUT, Noting, TcpChannel},
     error::Error,
     link::Origin,
     metrics,
@@ -156,8 +156,9 @@ impl Channel {
         C::Future: Send,
         C::Response: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
     {
-        let tcp = tonic::transport::Channel::new(connector, endpoint.tcp.clone());
-        Self::lazy(tcp, &endpoint, EnvSettings::read())
+        let (connector, local_end) = Noting::new(connector);
+        let channel = tonic::transport::Channel::new(connector, endpoint.tcp.clone());
+        Self::lazy(TcpChannel { channel, local_end }, &endpoint, EnvSettings::read())
     }
 
     /// As [`new`](Channel::new), connected at once.
@@ -173,13 +174,14 @@ impl Channel {
         C::Response: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
     {
         let env = EnvSettings::read()?;
-        let tcp = tonic::transport::Channel::connect(connector, endpoint.tcp.clone()).await?;
-        Self::establish(tcp, &endpoint, env).await
+        let (connector, local_end) = Noting::new(connector);
+        let channel = tonic::transport::Channel::connect(connector, endpoint.tcp.clone()).await?;
+        Self::establish(TcpChannel { channel, local_end }, &endpoint, env).await
     }
 
     /// A channel whose TCP connection stands; returns when its path is decided.
     pub(crate) async fn establish(
-        tcp: tonic::transport::Channel,
+        tcp: TcpChannel,
         endpoint: &Endpoint,
         env: EnvSettings,
     ) -> Result<Self, Error> {
@@ -194,11 +196,7 @@ impl Channel {
     }
 
     /// A channel that connects at its first call.
-    pub(crate) fn lazy(
-        tcp: tonic::transport::Channel,
-        endpoint: &Endpoint,
-        env: Result<EnvSettings, EnvError>,
-    ) -> Self {
+    pub(crate) fn lazy(tcp: TcpChannel, endpoint: &Endpoint, env: Result<EnvSettings, EnvError>) -> Self {
         Self(Kind::One(One::new(tcp, endpoint, env)))
     }
 
@@ -250,7 +248,7 @@ impl Channel {
 }
 
 impl One {
-    fn new(tcp: tonic::transport::Channel, endpoint: &Endpoint, env: Result<EnvSettings, EnvError>) -> Self {
+    fn new(tcp: TcpChannel, endpoint: &Endpoint, env: Result<EnvSettings, EnvError>) -> Self {
         let settings = &endpoint.shared;
         let (env, broken) = match env {
             Ok(env) => (env, None),
@@ -279,7 +277,7 @@ impl One {
             None => State::Idle,
         };
         let shared = Arc::new(Shared::new(
-            tcp.clone(),
+            tcp.channel.clone(),
             counters.clone(),
             state,
             policy == Policy::Require,

@@ -109,10 +109,20 @@ impl Explain<'_> {
             return Finding { code: reason.code(), blocks: true, device: None, what, cures };
         }
         if reason.side() == Side::Peer {
-            let cures = vec![
-                advice(format!("on the server: {}", reason.cure())),
-                advice("diagnose the server's host too"),
-            ];
+            let cures = match reason.code() {
+                // The server says so, and the cause is neither of the two hosts.
+                ReasonCode::ThroughGateway => vec![
+                    advice("connect to the server's own address, past gateways and address translation"),
+                    advice(
+                        "or, on the server: Server::offer_through_gateways, if no handler goes by \
+                         its callers' address or certificate",
+                    ),
+                ],
+                _ => vec![
+                    advice(format!("on the server: {}", reason.cure())),
+                    advice("diagnose the server's host too"),
+                ],
+            };
             let what = format!("the server says: {}", reason.detail());
             return Finding { code: reason.code(), blocks: true, device: None, what, cures };
         }

@@ -7,7 +7,7 @@ use super::{
 use crate::{
     bootstrap::client::offer,
     cause,
-    endpoint::Endpoint,
+    endpoint::{Endpoint, TcpChannel},
     link::LinkOptions,
     path::Path,
     policy::Policy,
@@ -39,7 +39,7 @@ pub(super) async fn run(ask: &Ask, endpoint: &Endpoint) -> Peer {
         not_measured: None,
     };
     let began = Instant::now();
-    let connected = match tokio::time::timeout(LIMIT, endpoint.tcp.connect()).await {
+    let connected = match tokio::time::timeout(LIMIT, endpoint.connect_tcp()).await {
         Ok(Ok(tcp)) => Ok(tcp),
         Ok(Err(error)) => Err(deepest(&error)),
         Err(_) => Err(format!("no TCP connection after {} ms", LIMIT.as_millis())),
@@ -65,7 +65,7 @@ pub(super) async fn run(ask: &Ask, endpoint: &Endpoint) -> Peer {
             peer.path = Some(path.path);
             peer.path_detail = path.to_string();
             peer.reason = path.reason.clone();
-            probe::run(endpoint, tcp, channel, origin, &mut peer).await;
+            probe::run(endpoint, tcp.channel, channel, origin, &mut peer).await;
         }
         Err(error) => {
             peer.reason = error.reason().cloned();
@@ -81,17 +81,11 @@ pub(super) async fn run(ask: &Ask, endpoint: &Endpoint) -> Peer {
 }
 
 /// From the Offer to a connection by each place that the server names.
-async fn walk(
-    ask: &Ask,
-    endpoint: &Endpoint,
-    tcp: &tonic::transport::Channel,
-    origin: &Uri,
-    peer: &mut Peer,
-) {
+async fn walk(ask: &Ask, endpoint: &Endpoint, tcp: &TcpChannel, origin: &Uri, peer: &mut Peer) {
     let paths = ask.context.paths(&ask.fabrics());
     let hook = endpoint.shared.hook.as_ref();
     let began = Instant::now();
-    let asked = limited(offer(tcp.clone(), origin.clone(), hook, &paths)).await;
+    let asked = limited(offer(tcp, origin.clone(), hook, &paths)).await;
     let detail = asked.as_ref().map_or(String::new(), |offered| format!("places: {}", offered.places.len()));
     peer.steps.push(step("Offer".to_owned(), began, asked.as_ref().map(drop).map_err(Clone::clone), detail));
     let Ok(offered) = asked else { return };
@@ -104,7 +98,7 @@ async fn walk(
         // A ticket is good for one connection.
         let fresh = match ticket.take() {
             Some(ticket) => ticket,
-            None => match limited(offer(tcp.clone(), origin.clone(), hook, &paths)).await {
+            None => match limited(offer(tcp, origin.clone(), hook, &paths)).await {
                 Ok(offered) => offered.ticket.0,
                 Err(_) => return,
             },

@@ -1,6 +1,9 @@
 //! Where to connect to, and how.
 
+mod connector;
 mod tcp;
+
+pub(crate) use connector::{Noting, TcpChannel};
 
 use crate::{
     bootstrap::client::OfferHook,
@@ -13,7 +16,7 @@ use crate::{
 };
 use bytes::Bytes;
 use http::{HeaderValue, Uri};
-use std::{fmt, future::Future, str::FromStr, sync::Arc, time::Duration};
+use std::{fmt, future::Future, net::IpAddr, str::FromStr, sync::Arc, time::Duration};
 use tonic::{Status, metadata::MetadataMap, service::Interceptor};
 
 /// How long [`Endpoint::connect`] waits for the fast path by default.
@@ -58,6 +61,8 @@ pub(crate) struct Settings {
     pub(crate) dead_peer_timeout: Option<Duration>,
     pub(crate) connections: Option<usize>,
     pub(crate) copy_on_delivery: bool,
+    /// tonic's endpoint has it too, and does not tell.
+    pub(crate) local_address: Option<IpAddr>,
     /// Where to count; a balanced channel counts over all its endpoints.
     pub(crate) counters: Option<Arc<Counters>>,
 }
@@ -343,7 +348,7 @@ impl Endpoint {
     /// ([`Error::Environment`]), or RDMA is required and cannot be had ([`Error::RdmaRequired`]).
     pub async fn connect(&self) -> Result<Channel, Error> {
         let env = EnvSettings::read()?;
-        let tcp = self.tcp.connect().await?;
+        let tcp = self.connect_tcp().await?;
         Channel::establish(tcp, self, env).await
     }
 
@@ -356,13 +361,20 @@ impl Endpoint {
     ///
     /// Outside a tokio runtime, unless an [`executor`](Endpoint::executor) was set.
     pub fn connect_lazy(&self) -> Channel {
-        Channel::lazy(self.tcp.connect_lazy(), self, EnvSettings::read())
+        Channel::lazy(self.connect_tcp_lazy(), self, EnvSettings::read())
     }
 
     /// Connect with a connector of your own for the TCP side, such as a Unix socket or a proxy.
     ///
     /// The Offer travels over it like any call, so the fast path is used where the server offers
     /// one that can be reached; add `.policy(Policy::Off)` to keep calls on the connector.
+    ///
+    /// A server takes an Offer that states this end of its TCP connection only
+    /// ([`ThroughGateway`](crate::ReasonCode::ThroughGateway)). It is known of a connector that
+    /// makes `TokioIo<TcpStream>`, or that with rustls' stream of tokio-rustls around it. Over what
+    /// is made by others, over Unix sockets and through proxies calls stay on the connector, unless
+    /// the server was told to [offer through gateways](crate::Server::offer_through_gateways).
+    ///
     /// [`connect_timeout`](Endpoint::connect_timeout) applies to the connector.
     pub async fn connect_with_connector<C>(&self, connector: C) -> Result<Channel, Error>
     where
@@ -372,8 +384,9 @@ impl Endpoint {
         Box<dyn std::error::Error + Send + Sync>: From<C::Error> + Send,
     {
         let env = EnvSettings::read()?;
-        let tcp = self.tcp.connect_with_connector(connector).await?;
-        Channel::establish(tcp, self, env).await
+        let (connector, local_end) = Noting::new(connector);
+        let channel = self.tcp.connect_with_connector(connector).await?;
+        Channel::establish(TcpChannel { channel, local_end }, self, env).await
     }
 
     /// As [`connect_with_connector`](Endpoint::connect_with_connector), but connects at the first
@@ -385,7 +398,9 @@ impl Endpoint {
         C::Future: Send,
         Box<dyn std::error::Error + Send + Sync>: From<C::Error> + Send,
     {
-        Channel::lazy(self.tcp.connect_with_connector_lazy(connector), self, EnvSettings::read())
+        let (connector, local_end) = Noting::new(connector);
+        let channel = self.tcp.connect_with_connector_lazy(connector);
+        Channel::lazy(TcpChannel { channel, local_end }, self, EnvSettings::read())
     }
 
     /// Get the endpoint uri.
@@ -395,8 +410,9 @@ impl Endpoint {
 }
 
 impl From<tonic::transport::Endpoint> for Endpoint {
-    /// Takes over the TCP side's settings. Timeout, limits and user agent set on `tcp` apply on
-    /// the TCP path only; set them on the result instead.
+    /// Takes over the TCP side's settings. Timeout, limits and user agent set on `tcp` apply on the
+    /// TCP path only; set them on the result instead. The local address is not taken over: set it
+    /// on the result, too.
     fn from(tcp: tonic::transport::Endpoint) -> Self {
         Self { tcp, shared: Settings::default() }
     }

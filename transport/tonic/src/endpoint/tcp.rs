@@ -108,7 +108,8 @@ impl Endpoint {
     }
 
     /// The local IP address to connect from (TCP side; on the fast path the route decides).
-    pub fn local_address(self, addr: Option<IpAddr>) -> Self {
+    pub fn local_address(mut self, addr: Option<IpAddr>) -> Self {
+        self.shared.local_address = addr;
         self.with_tcp(|e| e.local_address(addr))
     }
 

@@ -7,7 +7,13 @@
 //!   what the peer still says, updates of windows mostly, is read and dropped until it has closed as well.
 //! - **Accepting that fails is not tried again at once.** A process that has no descriptor left would do nothing else.
 //! - **Connections have a limit.** What comes beyond it is closed before it costs anything.
+//! - **What an Offer has shown of a connection is known until the connection closes**
+//!   (`bootstrap::gateways`).
 
+use crate::bootstrap::{
+    capture::Connection,
+    gateways::{Gateways, Known},
+};
 use futures_core::Stream;
 use pin_project_lite::pin_project;
 use std::{
@@ -42,6 +48,7 @@ pin_project! {
         on_signal: Option<G>,
         places: Arc<Semaphore>,
         most: usize,
+        gateways: Arc<Gateways>,
         // Refused since the last that was not.
         refused: u64,
         pause: Option<Pin<Box<Sleep>>>,
@@ -52,17 +59,18 @@ pin_project! {
 impl<I, F, G> Accepting<I, F, G> {
     /// `on_signal` is called when `signal` completes, before the backlog is accepted; at most `most` connections live at
     /// a time.
-    pub(super) fn new(inner: I, signal: F, on_signal: G, most: usize) -> Self {
+    pub(super) fn new(inner: I, signal: F, on_signal: G, most: usize, gateways: Arc<Gateways>) -> Self {
         let most = most.min(Semaphore::MAX_PERMITS);
         let places = Arc::new(Semaphore::new(most));
         let (signal, on_signal) = (Some(signal), Some(on_signal));
-        Self { inner, signal, on_signal, places, most, refused: 0, pause: None, failing: false }
+        Self { inner, signal, on_signal, places, most, gateways, refused: 0, pause: None, failing: false }
     }
 }
 
 impl<I, IO, IE, F, G> Stream for Accepting<I, F, G>
 where
     I: Stream<Item = Result<IO, IE>>,
+    IO: Connected,
     IE: Into<Box<dyn std::error::Error + Send + Sync>>,
     F: Future<Output = ()>,
     G: FnOnce(),
@@ -97,7 +105,8 @@ where
                 Poll::Ready(Some(Ok(io))) => match this.places.clone().try_acquire_owned() {
                     Ok(place) => {
                         (*this.refused, *this.failing) = (0, false);
-                        return Poll::Ready(Some(Ok(Lingering::new(io, place))));
+                        let known = this.gateways.accepted(&Connection::of(io.connect_info()));
+                        return Poll::Ready(Some(Ok(Lingering::new(io, place, known))));
                     }
                     Err(_) => {
                         *this.refused += 1;
@@ -131,6 +140,7 @@ pub(super) struct Lingering<IO> {
     io: IO,
     end: End,
     _place: OwnedSemaphorePermit,
+    _known: Option<Known>,
 }
 
 /// How far the end has come.
@@ -143,8 +153,8 @@ enum End {
 }
 
 impl<IO> Lingering<IO> {
-    fn new(io: IO, place: OwnedSemaphorePermit) -> Self {
-        Self { io, end: End::Open, _place: place }
+    fn new(io: IO, place: OwnedSemaphorePermit, known: Option<Known>) -> Self {
+        Self { io, end: End::Open, _place: place, _known: known }
     }
 }
 

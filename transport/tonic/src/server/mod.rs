@@ -81,6 +81,7 @@ pub(crate) struct Settings {
     max_header_size: Option<u32>,
     dead_peer_timeout: Option<Duration>,
     copy_on_delivery: bool,
+    offer_through_gateways: bool,
     tcp_nodelay_off: bool,
     tcp_keepalive: Option<Duration>,
     tcp_keepalive_interval: Option<Duration>,
@@ -274,6 +275,24 @@ impl<L> Server<L> {
     #[must_use]
     pub fn copy_on_delivery(mut self, copy: bool) -> Self {
         self.shared.copy_on_delivery = copy;
+        self
+    }
+
+    /// Offer the fast path also to clients whose address this server does not see: behind an HTTP
+    /// gateway (L7 proxy, service mesh), a translation of source addresses, or a transport without
+    /// TCP addresses. Off by default: these stay on TCP, with the reason
+    /// [`ThroughGateway`](crate::ReasonCode::ThroughGateway).
+    ///
+    /// With `true` such a client gets a ticket if the gateway lets the Offer pass, and its calls on
+    /// the fast path then go **past the gateway**: what that checks, limits, routes, adds to
+    /// headers or logs does not happen to them. They carry no address and no certificate, neither
+    /// the client's, which nobody knows, nor the gateway's: [`tonic::Request::remote_addr`] and
+    /// `peer_certs` are `None`. So handlers and layers of this server have to decide by what a call
+    /// itself carries (a token, say), and to refuse calls without it. Clients that connect directly
+    /// are known by address and certificate as before.
+    #[must_use]
+    pub fn offer_through_gateways(mut self, offer: bool) -> Self {
+        self.shared.offer_through_gateways = offer;
         self
     }
 

@@ -9,6 +9,7 @@ use super::{
 use crate::{
     bootstrap::{
         capture::Capture,
+        gateways::Gateways,
         pb::bootstrap_server::BootstrapServer,
         service::{OfferService, Offering},
         tickets::{CAPACITY, LIFETIME, Tickets},
@@ -83,7 +84,14 @@ where
         Some(why) => Offering::Off(Reason::new(ReasonCode::Policy, why)),
         None => Offering::starting(context.paths(&fabrics)),
     });
-    let offer = BootstrapServer::new(OfferService::new(offering.subscribe(), tickets.clone()));
+    let gateways: Arc<Gateways> = Arc::default();
+    let offers = OfferService::new(
+        offering.subscribe(),
+        tickets.clone(),
+        gateways.clone(),
+        settings.offer_through_gateways,
+    );
+    let offer = BootstrapServer::new(offers);
     // One service for both paths: layers with state see every call.
     let layered = layers.service(routes.add_service(offer).prepare());
 
@@ -118,7 +126,7 @@ where
 
     let service = Capture(TcpCalls::new(Calls(layered), methods, stats.tcp().clone()));
     let Some(signal) = signal else {
-        let incoming = Accepting::new(incoming, std::future::pending(), || (), most_tcp);
+        let incoming = Accepting::new(incoming, std::future::pending(), || (), most_tcp, gateways);
         tcp.serve_with_incoming(service, incoming).await?;
         return Ok(());
     };
@@ -127,7 +135,7 @@ where
         drain.send_replace(true);
     };
     // tonic ends in good order, too, when there is nothing more to accept.
-    let incoming = Accepting::new(incoming, signal, end, most_tcp);
+    let incoming = Accepting::new(incoming, signal, end, most_tcp, gateways);
     tcp.serve_with_incoming_shutdown(service, incoming, std::future::pending()).await?;
     // The listeners close with their tasks; what is left are connections that drain.
     tasks.0.shutdown().await;

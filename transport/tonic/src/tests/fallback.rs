@@ -151,14 +151,14 @@ async fn bad_environment_fails_calls_of_a_lazy_channel_by_name() {
     let serving = world.serve().await;
     let bad = EnvSettings::from_lookup(|name| (name == "TONIC_RDMA").then(|| "maybe".into()));
     let endpoint = world.endpoint(&serving);
-    let channel = Channel::lazy(endpoint.tcp.connect_lazy(), &endpoint, bad.clone());
+    let channel = Channel::lazy(endpoint.connect_tcp_lazy(), &endpoint, bad.clone());
     let status = Client::new(channel.clone()).say("hello").await.unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);
     assert!(status.message().contains("TONIC_RDMA=\"maybe\""), "{status}");
     assert_eq!(channel.stats().calls_tcp, 0);
 
     let off = EnvSettings::from_lookup(|name| (name == "TONIC_RDMA").then(|| "off".into())).unwrap();
-    let tcp = endpoint.tcp.connect().await.unwrap();
+    let tcp = endpoint.connect_tcp().await.unwrap();
     let channel = Channel::establish(tcp, &endpoint, off).await.unwrap();
     assert_eq!(channel.path().reason.unwrap().to_string(), "policy: TONIC_RDMA=off");
 }

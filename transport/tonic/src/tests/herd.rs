@@ -49,7 +49,9 @@ pub(super) struct Serving {
 }
 
 impl Serving {
-    pub(super) fn start(port: &Port, mut server: Server) -> Self {
+    pub(super) fn start(port: &Port, server: Server) -> Self {
+        // Pipes have no addresses to compare.
+        let mut server = server.offer_through_gateways(true);
         let (sockets, incoming) = mpsc::unbounded_channel();
         *port.0.lock().unwrap() = Some(sockets);
         let (stop, stopped) = oneshot::channel::<()>();

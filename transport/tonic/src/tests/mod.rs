@@ -7,6 +7,7 @@ mod echo;
 mod fallback;
 mod fast;
 mod flood;
+mod gateway;
 mod given_up;
 mod herd;
 mod interop;

@@ -3,7 +3,7 @@
 use super::{
     echo::Echo,
     logs::Logs,
-    world::{Serving, World},
+    world::{Serving, World, endpoint},
 };
 use crate::{
     bootstrap::pb::{self, bootstrap_client::BootstrapClient, fabric_offer, offer_response::Outcome},
@@ -19,16 +19,24 @@ const LIMIT: Duration = Duration::from_secs(10);
 pub(super) struct Hand<'a> {
     world: &'a World,
     bootstrap: BootstrapClient<tonic::transport::Channel>,
+    /// The end of its TCP connection that it states.
+    pub(super) states: Option<SocketAddr>,
 }
 
 impl<'a> Hand<'a> {
     pub(super) async fn new(world: &'a World, serving: &Serving) -> Self {
-        let tcp = tonic::transport::Endpoint::from_shared(format!("http://{}", serving.addr)).unwrap();
-        Self { world, bootstrap: BootstrapClient::new(tcp.connect().await.unwrap()) }
+        Self::to(world, serving.addr).await
+    }
+
+    pub(super) async fn to(world: &'a World, addr: SocketAddr) -> Self {
+        let tcp = endpoint(addr).connect_tcp().await.unwrap();
+        Self { world, states: tcp.local_end.get(), bootstrap: BootstrapClient::new(tcp.channel) }
     }
 
     pub(super) async fn ask(&mut self) -> Outcome {
-        let request = pb::OfferRequest { version_min: 1, version_max: 1, fabrics: vec!["sim".into()] };
+        let client = self.states.map(|at| pb::TcpAddress { ip: at.ip().to_string(), port: at.port().into() });
+        let fabrics = vec!["sim".into()];
+        let request = pb::OfferRequest { version_min: 1, version_max: 1, fabrics, client };
         self.bootstrap.offer(request).await.unwrap().into_inner().outcome.unwrap()
     }
 

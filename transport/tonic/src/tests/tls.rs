@@ -16,20 +16,20 @@ use std::sync::{
 use tower::ServiceBuilder;
 
 /// Signs certificates.
-struct Authority(CertifiedIssuer<'static, KeyPair>);
+pub(super) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
     }
 
-    fn root(&self) -> Certificate {
+    pub(super) fn root(&self) -> Certificate {
         Certificate::from_pem(self.0.pem())
     }
 
-    fn identity(&self, name: &str) -> Identity {
+    pub(super) fn identity(&self, name: &str) -> Identity {
         let key = KeyPair::generate().unwrap();
         let params = CertificateParams::new([name.to_owned()]).unwrap();
         let cert = params.signed_by(&key, &self.0).unwrap();

@@ -24,6 +24,20 @@ pub struct OfferRequest {
     /// Fabrics that the client has, best first: "shm", "verbs", "sim". Names that the server does not know are skipped.
     #[prost(string, repeated, tag = "3")]
     pub fabrics: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The client's own end of the TCP connection that carries this Offer, as the client sees it;
+    /// absent where it does not know it. The server compares it with the peer that it sees: an HTTP
+    /// gateway in between, or a translated source address, makes a difference.
+    #[prost(message, optional, tag = "4")]
+    pub client: ::core::option::Option<TcpAddress>,
+}
+/// One end of a TCP connection.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TcpAddress {
+    /// IPv4 or IPv6, as text, without a scope.
+    #[prost(string, tag = "1")]
+    pub ip: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "2")]
+    pub port: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct OfferResponse {

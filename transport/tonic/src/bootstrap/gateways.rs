@@ -1,0 +1,321 @@
+//! Whether an Offer came directly from its client, or through an HTTP gateway.
+//!
+//! A ticket stands for the TCP connection of its Offer: calls on the fast path carry the address
+//! and the certificate of that connection. Where a gateway passes an Offer on, that connection is
+//! the gateway's, and the ticket its client's. So the client states its own end of the connection,
+//! and the server compares it with the peer that it sees.
+//!
+//! Of an accepted TCP connection:
+//!
+//! | state | an Offer that states the peer | any other Offer | closed |
+//! |---|---|---|---|
+//! | direct | direct | gateway | (none) |
+//! | gateway | gateway | gateway | (none) |
+//!
+//! So a client that guesses the gateway's port has one guess for each connection of the gateway. A
+//! wrong statement is counted against the network that it came from; after [`MISMATCHES`] of them
+//! no Offer from there is taken for direct until [`WINDOW`] after the first. What is answered
+//! meanwhile does not depend on the statement, and no answer names the peer's address: a guess
+//! teaches nothing.
+
+use super::{
+    capture::{Connection, Trace},
+    network::Network,
+};
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+use tokio::time::Instant;
+
+/// Wrong statements from one network until all its Offers are taken for a gateway's.
+pub(crate) const MISMATCHES: u32 = 8;
+/// Wrong statements are forgotten this long after the first.
+pub(crate) const WINDOW: Duration = Duration::from_secs(600);
+/// Networks whose wrong statements are remembered at a time.
+const NETWORKS: usize = 1024;
+
+/// Why an Offer is not taken for its client's own. The texts go to the client.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Indirect {
+    #[error("the server does not know the Offer's connection: a layer of its own made the request anew")]
+    Rebuilt,
+    #[error("the server sees no TCP address of its peer: it serves another transport")]
+    NoAddress,
+    #[error("the Offer passed an HTTP gateway: {0}")]
+    Trace(Trace),
+    #[error(
+        "the client did not state its own end of the TCP connection: it is an older one, or its \
+         connector makes no TcpStream"
+    )]
+    Unstated,
+    #[error(
+        "the client's end of the TCP connection is {0}, the server sees another: an HTTP gateway or \
+         a translation of source addresses lies in between"
+    )]
+    Differs(SocketAddr),
+    #[error(
+        "the TCP connection that the server sees has carried an Offer before that did not come \
+         directly: an HTTP gateway or a translation of source addresses lies in between"
+    )]
+    Gateway,
+    #[error(
+        "too many Offers from the address that the server sees stated another one lately; none is \
+         taken for direct for up to {} minutes",
+        WINDOW.as_secs() / 60
+    )]
+    Suspect,
+    #[error("the Offer's TCP connection is closed")]
+    Closed,
+}
+
+/// What a server knows of its TCP connections, and of wrong statements.
+#[derive(Debug, Default)]
+pub(crate) struct Gateways(Mutex<Table>);
+
+#[derive(Debug, Default)]
+struct Table {
+    /// By the peer's end.
+    live: HashMap<SocketAddr, Live>,
+    accepted: u64,
+    mismatches: HashMap<Network, Mismatches>,
+}
+
+#[derive(Debug)]
+struct Live {
+    /// Tells it from a later connection of the same address.
+    number: u64,
+    gateway: bool,
+}
+
+#[derive(Debug)]
+struct Mismatches {
+    since: Instant,
+    count: u32,
+}
+
+/// An accepted connection, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Known {
+    gateways: Arc<Gateways>,
+    peer: SocketAddr,
+    number: u64,
+}
+
+impl Gateways {
+    /// Notes a connection that was accepted; `None` where its peer has no TCP address.
+    pub(crate) fn accepted(self: &Arc<Self>, connection: &Connection) -> Option<Known> {
+        let peer = connection.peer()?;
+        let mut table = self.lock();
+        let number = table.accepted;
+        table.accepted += 1;
+        table.live.insert(peer, Live { number, gateway: false });
+        Some(Known { gateways: self.clone(), peer, number })
+    }
+
+    /// Whether an Offer came directly: `connection` is what was captured of its connection,
+    /// `stated` what the client said is its end of it.
+    pub(crate) fn judge(
+        &self,
+        connection: Option<&Connection>,
+        stated: Option<SocketAddr>,
+        now: Instant,
+    ) -> Result<(), Indirect> {
+        let connection = connection.ok_or(Indirect::Rebuilt)?;
+        let peer = connection.peer().ok_or(Indirect::NoAddress)?;
+        let evidence = match (&connection.trace, stated) {
+            (Some(trace), _) => Err(Indirect::Trace(trace.clone())),
+            (None, None) => Err(Indirect::Unstated),
+            (None, Some(stated)) if is_same(stated, peer) => Ok(()),
+            (None, Some(stated)) => Err(Indirect::Differs(stated)),
+        };
+        let mut table = self.lock();
+        let live = table.live.get_mut(&peer).ok_or(Indirect::Closed)?;
+        let before = live.gateway;
+        live.gateway |= evidence.is_err();
+        let network = Network::from(peer.ip());
+        let suspect = table.is_suspect(network, now);
+        // A guess on a connection that is a gateway's already is worth nothing, and costs nothing.
+        if matches!(evidence, Err(Indirect::Differs(_))) && !before {
+            table.count(network, now);
+        }
+        match evidence {
+            // Whether the statement is right must not show.
+            Ok(()) | Err(Indirect::Differs(_)) if suspect => Err(Indirect::Suspect),
+            Ok(()) | Err(Indirect::Differs(_)) if before => Err(Indirect::Gateway),
+            evidence => evidence,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        // Each change leaves the table whole.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    fn is_suspect(&self, network: Network, now: Instant) -> bool {
+        let mismatches = self.mismatches.get(&network);
+        mismatches.is_some_and(|m| m.count >= MISMATCHES && now < m.since + WINDOW)
+    }
+
+    fn count(&mut self, network: Network, now: Instant) {
+        if !self.mismatches.contains_key(&network) && self.mismatches.len() >= NETWORKS {
+            self.mismatches.retain(|_, m| now < m.since + WINDOW);
+            // Of those with the fewest the oldest: whom many networks flood forgets no suspect one.
+            if self.mismatches.len() >= NETWORKS
+                && let Some(least) =
+                    self.mismatches.iter().min_by_key(|(_, m)| (m.count, m.since)).map(|(n, _)| *n)
+            {
+                self.mismatches.remove(&least);
+            }
+        }
+        let of = self.mismatches.entry(network).or_insert(Mismatches { since: now, count: 0 });
+        if now >= of.since + WINDOW {
+            *of = Mismatches { since: now, count: 0 };
+        }
+        of.count = of.count.saturating_add(1);
+    }
+}
+
+impl Drop for Known {
+    fn drop(&mut self) {
+        let mut table = self.gateways.lock();
+        if table.live.get(&self.peer).is_some_and(|live| live.number == self.number) {
+            table.live.remove(&self.peer);
+        }
+    }
+}
+
+/// Each end has its own idea of the scope of an IPv6 address, and of whether an IPv4 address is
+/// mapped into one.
+fn is_same(a: SocketAddr, b: SocketAddr) -> bool {
+    (a.ip().to_canonical(), a.port()) == (b.ip().to_canonical(), b.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::HeaderName;
+    use tonic::transport::server::TcpConnectInfo;
+
+    fn from(peer: &str) -> Connection {
+        let remote_addr = Some(peer.parse().unwrap());
+        Connection::of(TcpConnectInfo { local_addr: None, remote_addr })
+    }
+
+    /// What becomes of an Offer on a connection of its own.
+    fn judged(gateways: &Arc<Gateways>, peer: &str, stated: &str, now: Instant) -> Result<(), Indirect> {
+        let connection = from(peer);
+        let _known = gateways.accepted(&connection);
+        gateways.judge(Some(&connection), Some(stated.parse().unwrap()), now)
+    }
+
+    #[tokio::test]
+    async fn the_same_address_in_any_form_is_direct() {
+        let (gateways, now) = (Arc::default(), Instant::now());
+        for (peer, stated) in [
+            ("10.0.0.1:7", "10.0.0.1:7"),
+            ("[::ffff:10.0.0.1]:7", "10.0.0.1:7"),
+            ("10.0.0.1:7", "[::ffff:10.0.0.1]:7"),
+            ("[2001:db8::1]:7", "[2001:db8::1]:7"),
+            ("[fe80::1%3]:7", "[fe80::1]:7"),
+        ] {
+            assert_eq!(judged(&gateways, peer, stated, now), Ok(()), "{peer} {stated}");
+        }
+        for (peer, stated) in [
+            ("10.0.0.1:7", "10.0.0.2:7"),
+            ("10.0.0.1:7", "10.0.0.1:8"),
+            ("[2001:db8::1]:7", "[2001:db8::2]:7"),
+        ] {
+            let differs = Indirect::Differs(stated.parse().unwrap());
+            assert_eq!(judged(&gateways, peer, stated, now), Err(differs));
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_not_known_is_not_direct() {
+        let (gateways, now): (Arc<Gateways>, _) = (Arc::default(), Instant::now());
+        let stated = Some("10.0.0.1:7".parse().unwrap());
+        assert_eq!(gateways.judge(None, stated, now), Err(Indirect::Rebuilt));
+        let unix = Connection::of(());
+        assert!(gateways.accepted(&unix).is_none());
+        assert_eq!(gateways.judge(Some(&unix), stated, now), Err(Indirect::NoAddress));
+        let mut tcp = from("10.0.0.1:7");
+        assert_eq!(gateways.judge(Some(&tcp), stated, now), Err(Indirect::Closed));
+        {
+            let _known = gateways.accepted(&tcp);
+            assert_eq!(gateways.judge(Some(&tcp), None, now), Err(Indirect::Unstated));
+        }
+        let _known = gateways.accepted(&tcp);
+        let trace = Trace::Header(HeaderName::from_static("via"));
+        tcp.trace = Some(trace.clone());
+        assert_eq!(gateways.judge(Some(&tcp), stated, now), Err(Indirect::Trace(trace)));
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_carried_a_wrong_statement_is_a_gateways_until_it_closes() {
+        let (gateways, now): (Arc<Gateways>, _) = (Arc::default(), Instant::now());
+        let connection = from("10.0.0.1:7");
+        let [right, wrong] = ["10.0.0.1:7", "10.0.0.1:8"].map(|addr| Some(addr.parse().unwrap()));
+        let first = gateways.accepted(&connection);
+        assert_eq!(gateways.judge(Some(&connection), right, now), Ok(()));
+        gateways.judge(Some(&connection), wrong, now).unwrap_err();
+        for stated in [right, wrong] {
+            assert_eq!(gateways.judge(Some(&connection), stated, now), Err(Indirect::Gateway));
+        }
+        assert_eq!(gateways.judge(Some(&connection), None, now), Err(Indirect::Unstated));
+        // Another takes its address over before the end of the first is seen.
+        let _second = gateways.accepted(&connection);
+        drop(first);
+        assert_eq!(gateways.judge(Some(&connection), right, now), Ok(()));
+    }
+
+    #[tokio::test]
+    async fn guesses_are_few_and_teach_nothing() {
+        let (gateways, now): (Arc<Gateways>, _) = (Arc::default(), Instant::now());
+        for port in 0..MISMATCHES {
+            // From anywhere in the gateway's network.
+            let peer = format!("[2001:db8::{port}]:7");
+            let wrong = judged(&gateways, &peer, "[2001:db8::9:9]:7", now);
+            assert!(matches!(wrong, Err(Indirect::Differs(_))), "{wrong:?}");
+        }
+        let later = now + WINDOW - Duration::from_millis(1);
+        for stated in ["[2001:db8::1]:7", "[2001:db8::1]:8"] {
+            assert_eq!(judged(&gateways, "[2001:db8::1]:7", stated, later), Err(Indirect::Suspect));
+        }
+        assert_eq!(judged(&gateways, "10.0.0.1:7", "10.0.0.1:7", later), Ok(()));
+        let after = now + WINDOW;
+        assert_eq!(judged(&gateways, "[2001:db8::1]:7", "[2001:db8::1]:7", after), Ok(()));
+    }
+
+    #[tokio::test]
+    async fn many_clients_of_one_gateway_connection_count_once() {
+        let (gateways, now): (Arc<Gateways>, _) = (Arc::default(), Instant::now());
+        let connection = from("10.0.0.1:7");
+        let known = gateways.accepted(&connection);
+        for _ in 0..2 * MISMATCHES {
+            gateways.judge(Some(&connection), Some("10.9.9.9:1".parse().unwrap()), now).unwrap_err();
+        }
+        drop(known);
+        assert_eq!(judged(&gateways, "10.0.0.1:7", "10.0.0.1:7", now), Ok(()));
+    }
+
+    #[tokio::test]
+    async fn what_is_remembered_is_bounded_and_suspects_stay() {
+        let (gateways, now): (Arc<Gateways>, _) = (Arc::default(), Instant::now());
+        for _ in 0..MISMATCHES {
+            judged(&gateways, "10.0.0.1:7", "10.0.0.1:8", now).unwrap_err();
+        }
+        for n in 0..2 * NETWORKS {
+            let peer = format!("172.16.{}.{}:7", n / 256, n % 256);
+            judged(&gateways, &peer, "10.0.0.1:8", now).unwrap_err();
+        }
+        let table = gateways.lock();
+        assert_eq!((table.mismatches.len(), table.live.len()), (NETWORKS, 0));
+        drop(table);
+        assert_eq!(judged(&gateways, "10.0.0.1:7", "10.0.0.1:7", now), Err(Indirect::Suspect));
+    }
+}
