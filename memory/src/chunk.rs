@@ -9,7 +9,7 @@
 //! | free | granted | [`Landing::alloc`](crate::Landing::alloc): only the account's owner takes |
 //! | granted | filled | [`LandingBuf::filled`], after DONE |
 //! | granted | free | drop of the [`LandingBuf`], after ABORT or with the queue pair gone (R9) |
-//! | filled | free | drop of the last `Bytes` over it, by anyone, on any thread |
+//! | filled | free | drop of the last [`Landed`] or `Bytes` over it, by anyone, on any thread |
 //!
 //! A granule's bit in the chunk's map is set from granted until free.
 
@@ -21,6 +21,7 @@ use bytes::Bytes;
 use crate::account::Account;
 use crate::error::{PoolError, RegisterError};
 use crate::granules::Granules;
+use crate::landed::Landed;
 use crate::limit;
 use crate::pool::Shared;
 use crate::region::{Mapping, Region};
@@ -163,9 +164,10 @@ impl LandingBuf {
         self.piece.bytes()
     }
 
-    /// The peer has written the first `len` bytes, and said DONE: they can be read. At most the capacity counts. The
-    /// memory returns when the last `Bytes` over it is dropped.
-    pub fn filled(self, len: usize) -> Bytes {
+    /// The peer has written the first `len` bytes, and said DONE: they can be read, as what the peer may still write to
+    /// can be. At most the capacity counts. The memory returns when the last of them, and the last `Bytes` that was lent
+    /// of them, is dropped.
+    pub fn filled(self, len: usize) -> Landed {
         let LandingBuf { mut piece } = self;
         let counters = &piece.chunk.lease.shared.counters;
         // Counted twice for a moment, rather than not at all.
@@ -173,7 +175,7 @@ impl LandingBuf {
         counters.granted.fetch_sub(piece.bytes(), Relaxed);
         piece.filled = true;
         let len = len.min(piece.bytes());
-        if len == 0 { Bytes::new() } else { Bytes::from_owner(Filled { piece, len }) }
+        if len == 0 { Landed::default() } else { Landed::from(Bytes::from_owner(Filled { piece, len })) }
     }
 }
 
@@ -188,7 +190,8 @@ impl AsRef<[u8]> for Filled {
         let start = self.piece.start * GRANULE;
         // SAFETY: the piece lies within the region and belongs to this value since DONE (R4, R8); the mapping was zeroed
         // when it was made for this lease, so all of it is initialized. That a peer writes no more after DONE is its
-        // duty (R9): one that does can spoil only what it sent itself (R12).
+        // duty (R9): one that does can spoil only what it sent itself (R12), and `Landed` keeps it from who would rely on
+        // it: all but the application, which is told.
         unsafe { std::slice::from_raw_parts(self.piece.chunk.region.ptr().as_ptr().add(start), self.len) }
     }
 }

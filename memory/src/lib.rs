@@ -6,7 +6,7 @@
 //! | for | made by | is |
 //! |---|---|---|
 //! | sending | [`Pool::alloc`], [`Pool::try_alloc`] | [`PinnedBuf`], then `Bytes` |
-//! | landing | [`Landing::alloc`] | [`LandingBuf`] while a peer may write to it, then `Bytes` |
+//! | landing | [`Landing::alloc`] | [`LandingBuf`] until the peer has said DONE, then [`Landed`] |
 //! | connections | [`Pool::control`] | [`PinnedBuf`] |
 //!
 //! Each has a budget of its own, so that sending cannot starve receiving (R11); all together stay under RLIMIT_MEMLOCK,
@@ -31,6 +31,7 @@
 //! | `account` | waking those that wait for landing memory |
 //! | `limit` | the landing budget where the process may pin less |
 //! | `chunk` | chunks leased to connections, pieces granted to peers |
+//! | `landed` | [`Landed`] bytes, and how they are read while a peer may write to them |
 //! | `granules` | which parts of a chunk are taken |
 //! | `index` | from an address to its lkey |
 //! | `stats` | figures |
@@ -41,8 +42,11 @@ mod buf;
 mod chunk;
 mod config;
 mod error;
+#[doc(hidden)]
+pub mod fuzzing;
 mod granules;
 mod index;
+mod landed;
 mod landing;
 mod limit;
 pub mod memfd;
@@ -64,6 +68,7 @@ pub use buf::{PinnedBuf, PinnedBytes};
 pub use chunk::LandingBuf;
 pub use config::{DEFAULT_POOL, HugePages, MIN_MEMLOCK, MIN_POOL, PoolConfig, Sizes};
 pub use error::{PoolError, RegisterError};
+pub use landed::{Landed, LandedReader, Window};
 pub use landing::Landing;
 pub use memlock::Memlock;
 pub use pool::Pool;

@@ -77,6 +77,11 @@ impl Mapping {
         Ok((mapping, file))
     }
 
+    /// Maps such a file a second time.
+    pub(crate) fn again(len: usize, file: &OwnedFd) -> io::Result<Self> {
+        Self::map(len, libc::MAP_SHARED, Some(file))
+    }
+
     fn map(len: usize, flags: libc::c_int, file: Option<&OwnedFd>) -> io::Result<Self> {
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
         let ptr = unsafe {

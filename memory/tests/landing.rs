@@ -37,7 +37,7 @@ fn what_a_peer_wrote_is_handed_up() {
     write(&buf, &ledger, &[5; 10_000]);
     let addr = buf.addr();
     assert_eq!(pool.stats().granted, 12 << 10);
-    let bytes = buf.filled(10_000);
+    let bytes = buf.filled(10_000).lend();
     assert_eq!((pool.stats().granted, pool.stats().filled), (0, 12 << 10));
     assert_eq!(bytes, vec![5; 10_000]);
     let part = pool.resolve(&bytes.slice(5000..)).unwrap();
@@ -49,7 +49,7 @@ fn what_a_peer_wrote_is_handed_up() {
     assert_unused(&pool);
     // More than there is, and nothing.
     assert_eq!(take(&mut landing, 1, 1).unwrap().filled(usize::MAX).len(), 4096);
-    assert_eq!(take(&mut landing, 1, 1).unwrap().filled(0), Bytes::new());
+    assert_eq!(take(&mut landing, 1, 1).unwrap().filled(0).lend(), Bytes::new());
     assert_unused(&pool);
     drop((landing, pool));
     ledger.assert_settled();
@@ -151,7 +151,7 @@ fn keys_end_with_the_lease() {
     let again = take(&mut two, pool.config().chunk, pool.config().chunk).unwrap();
     assert_ne!(of_rkey(again.rkey()), old);
     let same = again.addr() == addr;
-    let shown = again.filled(usize::MAX);
+    let shown = again.filled(usize::MAX).lend();
     assert!(shown.iter().all(|byte| *byte == 0), "shows what another peer sent (same place: {same})");
     drop((shown, b, one, two, pool));
     ledger.assert_settled();
@@ -166,7 +166,7 @@ fn landed_bytes_outlive_everything() {
     let granted = take(&mut landing, 1, 1).unwrap();
     let buf = take(&mut landing, 3, 1).unwrap();
     write(&buf, &ledger, b"abc");
-    let bytes = buf.filled(3);
+    let bytes = buf.filled(3).lend();
     drop((landing, pool));
     assert_eq!(&bytes[..], b"abc");
     drop(granted);

@@ -194,7 +194,7 @@ proptest! {
                 Op::Fill { piece, len } => {
                     if let Some((piece, _)) = any(&mut pieces, piece) {
                         let (capacity, addr) = (piece.capacity(), piece.addr());
-                        let landed = piece.filled(len);
+                        let landed = piece.filled(len).lend();
                         prop_assert_eq!(landed.len(), len.min(capacity));
                         prop_assert!(landed.is_empty() || landed.as_ptr().addr() as u64 == addr);
                         let mark = landed.first().copied().unwrap_or(0);

@@ -129,7 +129,7 @@ fn landing_memory() {
                     unsafe { std::ptr::write_bytes(piece.addr() as *mut u8, mark, fill) };
                     match i % 3 {
                         0 => drop(piece),
-                        _ => landed.send((piece.filled(fill), mark)).unwrap(),
+                        _ => landed.send((piece.filled(fill).lend(), mark)).unwrap(),
                     }
                     if i % 50 == 0 {
                         landing.trim();

@@ -1,11 +1,14 @@
 //! The zero-copy codec against prost.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use bytes::Bytes;
-use prost::Message;
+use bytes::{Buf, BufMut, Bytes};
+use prost::encoding::{DecodeContext, WireType};
+use prost::{DecodeError, Message};
 use tonic::Code;
 use tonic_rdma::codec::{fuzz, kept_aside};
+use tonic_rdma_memory::fuzzing::{SharedArena, Watched};
 
 /// Everything that can hold bytes.
 #[derive(Clone, PartialEq, Message)]
@@ -133,7 +136,30 @@ fn lengthen(tree: &mut Tree, times: usize, room: &mut usize) {
 /// # Panics
 /// Something is wrong.
 pub fn decode(data: &[u8]) {
-    let Some((flags, mut rest)) = data.split_first() else { return };
+    let Some((wire, cuts)) = body(data) else { return };
+    let got = fuzz::decode::<Tree>(pieces(Bytes::copy_from_slice(&wire), &cuts), LIMIT);
+    assert_eq!(kept_aside(), 0);
+    let mut expected = joined(&wire);
+    if expected.last().is_some_and(Option::is_none) && got.len() + 1 == expected.len() {
+        // tonic leaves a message that is cut off by good trailers alone.
+        expected.pop();
+    }
+    assert_eq!(got.len(), expected.len());
+    for (got, expected) in got.into_iter().zip(expected) {
+        match expected {
+            Some(Ok(tree)) => assert!(got.expect("prost took it") == tree, "other than prost's"),
+            Some(Err(text)) => {
+                let (code, got) = got.expect_err("prost refused it");
+                assert!(code == Code::Internal && got.starts_with(&text), "{code:?} {got}; prost: {text}");
+            }
+            None => assert!(got.is_err(), "a body that breaks off or is compressed"),
+        }
+    }
+}
+
+/// A body, and where it is cut: what [`decode`] reads.
+fn body(data: &[u8]) -> Option<(Vec<u8>, Vec<(usize, bool)>)> {
+    let (flags, mut rest) = data.split_first()?;
     let mut cuts = Vec::new();
     for n in 0..flags >> 3 {
         let Some((cut, after)) = rest.split_first_chunk() else { break };
@@ -154,28 +180,10 @@ pub fn decode(data: &[u8]) {
             framed(&message, &mut wire);
         }
     }
-    let got = fuzz::decode::<Tree>(pieces(&wire, &cuts), LIMIT);
-    assert_eq!(kept_aside(), 0);
-    let mut expected = joined(&wire);
-    if expected.last().is_some_and(Option::is_none) && got.len() + 1 == expected.len() {
-        // tonic leaves a message that is cut off by good trailers alone.
-        expected.pop();
-    }
-    assert_eq!(got.len(), expected.len());
-    for (got, expected) in got.into_iter().zip(expected) {
-        match expected {
-            Some(Ok(tree)) => assert!(got.expect("prost took it") == tree, "other than prost's"),
-            Some(Err(text)) => {
-                let (code, got) = got.expect_err("prost refused it");
-                assert!(code == Code::Internal && got.starts_with(&text), "{code:?} {got}; prost: {text}");
-            }
-            None => assert!(got.is_err(), "a body that breaks off or is compressed"),
-        }
-    }
+    Some((wire, cuts))
 }
 
-fn pieces(wire: &[u8], cuts: &[(usize, bool)]) -> Vec<(Bytes, bool)> {
-    let mut rest = Bytes::copy_from_slice(wire);
+fn pieces(mut rest: Bytes, cuts: &[(usize, bool)]) -> Vec<(Bytes, bool)> {
     let mut pieces = Vec::new();
     for (len, landed) in cuts {
         let piece = rest.split_to((*len).min(rest.len()));
@@ -187,6 +195,80 @@ fn pieces(wire: &[u8], cuts: &[(usize, bool)]) -> Vec<(Bytes, bool)> {
         pieces.push((rest, true));
     }
     pieces
+}
+
+thread_local! {
+    static ARENA: RefCell<Option<SharedArena>> = const { RefCell::new(None) };
+}
+
+/// A [`Tree`] whose sender writes to it whenever prost has looked.
+#[derive(Clone, PartialEq, Debug, Default)]
+struct Changing(Tree);
+
+impl Message for Changing {
+    fn encode_raw(&self, buf: &mut impl BufMut) {
+        self.0.encode_raw(buf);
+    }
+
+    fn merge_field(
+        &mut self,
+        tag: u32,
+        wire_type: WireType,
+        buf: &mut impl Buf,
+        ctx: DecodeContext,
+    ) -> Result<(), DecodeError> {
+        ARENA.with_borrow(|arena| {
+            let arena = arena.as_ref().expect("set for each input");
+            self.0.merge_field(tag, wire_type, &mut Watched { buf, arena }, ctx)
+        })
+    }
+
+    fn encoded_len(&self) -> usize {
+        self.0.encoded_len()
+    }
+
+    fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+/// A body of which some pieces have landed where its sender goes on writing: prost never sees a byte that can change, whatever
+/// it decodes to is text where it says so, and nothing is left behind.
+///
+/// | bytes | what |
+/// |---|---|
+/// | 1 | how many WRITEs come late, one whenever prost has looked |
+/// | 3 for each | where, in two bytes, and the byte |
+/// | the rest | as for [`decode`] |
+///
+/// # Panics
+/// Something is wrong.
+pub fn landed(data: &[u8]) {
+    let Some((count, mut rest)) = data.split_first() else { return };
+    let mut writes = Vec::new();
+    for _ in 0..*count {
+        let Some(([low, high, byte], after)) = rest.split_first_chunk() else { break };
+        rest = after;
+        writes.push((usize::from(u16::from_le_bytes([*low, *high])), *byte));
+    }
+    let Some((wire, cuts)) = body(rest) else { return };
+    let arena = SharedArena::new(wire.len()).expect("a file in memory, mapped twice");
+    arena.write(0, &wire);
+    arena.plan(writes);
+    ARENA.set(Some(arena.clone()));
+    let pieces =
+        pieces(arena.bytes().slice(..wire.len()), &cuts).into_iter().map(|(piece, landed)| match landed {
+            true => (piece, true),
+            // Out of the sender's reach.
+            false => (Bytes::copy_from_slice(&piece), false),
+        });
+    for message in fuzz::decode::<Changing>(pieces.collect(), LIMIT) {
+        let Ok(Changing(tree)) = message else { continue };
+        assert!(!arena.contains(tree.text.as_bytes()) && !arena.contains(&tree.vec));
+        assert!(std::str::from_utf8(tree.text.as_bytes()).is_ok(), "text that is none");
+    }
+    ARENA.set(None);
+    assert_eq!(kept_aside(), 0);
 }
 
 /// What prost makes of each message, until the first error; `None`: there is no whole message, or it is compressed.

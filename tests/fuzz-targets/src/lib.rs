@@ -9,6 +9,7 @@
 //! | `peer` | what a hostile peer sends to a connection, and what its own side does meanwhile: see [`peer()`] |
 //! | `encode` | messages for the zero-copy codec: see [`encode`] |
 //! | `decode` | a body of messages for the zero-copy codec, in pieces: see [`decode`] |
+//! | `landed` | likewise, and what its sender writes to it while it is decoded: see [`landed`] |
 //!
 //! A new target is a function here, a line in [`TARGETS`], a file in `../fuzz/fuzz_targets` and a folder in `../fuzz/corpus`.
 
@@ -19,7 +20,7 @@ mod hello;
 mod peer;
 mod ring;
 
-pub use codec::{decode, encode};
+pub use codec::{decode, encode, landed};
 pub use frames::frames;
 pub use headers::headers;
 pub use hello::hello;
@@ -30,7 +31,7 @@ pub use ring::ring;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 7] = [
+pub const TARGETS: [Target; 8] = [
     ("frames", frames),
     ("hello", hello),
     ("headers", headers),
@@ -38,4 +39,5 @@ pub const TARGETS: [Target; 7] = [
     ("ring", ring),
     ("encode", encode),
     ("decode", decode),
+    ("landed", landed),
 ];

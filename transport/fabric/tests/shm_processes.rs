@@ -81,7 +81,7 @@ async fn another_process(role: String) {
                 end.send(1, &grant).await;
             }
             b"landed" => {
-                landed = landing.take().expect("one grant").filled(256 << 10);
+                landed = landing.take().expect("one grant").filled(256 << 10).lend();
                 let sum: u64 = landed.iter().map(|b| u64::from(*b)).sum();
                 end.send(1, &sum.to_le_bytes()).await;
             }

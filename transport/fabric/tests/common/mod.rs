@@ -436,7 +436,7 @@ pub async fn writes_land_before_the_send(server: &Side, client: &Side) {
         c.link.ring().unwrap();
         let (received, done) = tokio::join!(s.receive(), c.done(id));
         assert_eq!(received.unwrap(), b"landed");
-        let landed = landing.filled(total);
+        let landed = landing.filled(total).lend();
         assert!(landed == data, "the data is not there when the SEND is, round {round}");
         done.unwrap();
     }
@@ -479,7 +479,7 @@ pub async fn a_full_queue_recovers(server: &Side, client: &Side) {
     }
     c.send(0, b"done").await;
     assert_eq!(s.receive().await.unwrap(), b"done");
-    assert!(landing.filled(64 << 10).chunks(4096).all(|c| c == &payload[..]));
+    assert!(landing.filled(64 << 10).lend().chunks(4096).all(|c| c == &payload[..]));
 }
 
 pub async fn misuse_is_told_and_harmless(server: &Side, client: &Side) {
@@ -550,7 +550,7 @@ pub async fn a_bad_write(server: &Side, client: &Side, aim: Aim<'_>) -> (LinkErr
     drop(c);
     let target = s.death().await;
     drop(s);
-    assert!(landing.filled(8192).iter().all(|b| *b == 0), "nothing was written");
+    assert!(landing.filled(8192).lend().iter().all(|b| *b == 0), "nothing was written");
     (target, writer)
 }
 

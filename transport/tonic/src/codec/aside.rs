@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-use bytes::Bytes;
+use tonic_rdma_memory::Landed;
 
 use super::methods::Method;
 use super::stand_in::Key;
@@ -15,7 +15,7 @@ const SHARDS: usize = 16;
 /// A message that waits, and whose it is.
 #[derive(Debug)]
 pub(super) struct Kept {
-    pub(super) message: Bytes,
+    pub(super) message: Landed,
     /// Told of the length once tonic has let it pass, where that is not known.
     pub(super) method: Option<Arc<Method>>,
 }

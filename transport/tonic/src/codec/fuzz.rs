@@ -13,7 +13,7 @@ use tonic::body::Body;
 use tonic::codec::{Codec, EncodeBody, Streaming};
 use tonic::{Code, Status};
 
-use super::intake::Intake;
+use super::intake::{Intake, Part};
 use super::methods::{Call, Methods, Used};
 use super::prost::ProstCodec;
 use super::tap::{Chunk, Polled, Tap};
@@ -128,7 +128,11 @@ impl HttpBody for Received {
                 let ended = std::mem::replace(&mut self.ended, true);
                 return Poll::Ready((!ended).then(|| Ok(Frame::trailers(ok()))));
             };
-            self.intake.push(piece, Used::Ours, landed);
+            let part = match landed {
+                true => Part::Landed(piece.into()),
+                false => Part::Eager(piece),
+            };
+            self.intake.push(part, Used::Ours);
         }
     }
 }

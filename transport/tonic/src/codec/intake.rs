@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
+use tonic_rdma_memory::Landed;
 
 use super::aside::{self, Kept};
 use super::methods::{Method, Used};
@@ -20,15 +21,63 @@ const SLICE: usize = 64 * 1024;
 /// What fills a stand-in up to the length of its message.
 static FILLING: [u8; SLICE] = [0; SLICE];
 
+/// A part of a received body.
+#[derive(Debug)]
+pub(crate) enum Part {
+    /// It came in control messages, and has been copied out of the peer's reach.
+    Eager(Bytes),
+    /// It came by WRITE.
+    Landed(Landed),
+}
+
+impl Part {
+    /// Bytes.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Part::Eager(bytes) => bytes.len(),
+            Part::Landed(landed) => landed.len(),
+        }
+    }
+}
+
 /// Where in its messages a body is.
 #[derive(Debug)]
 enum At {
     /// Within a header: this much of it has come.
     Header([u8; HEADER], usize),
+    /// Behind a header that nobody else has seen, of a message of this length that can stay where it landed. All of it is
+    /// here.
+    Whole(usize),
     /// Within a message that is handed on as it comes.
     Message { left: usize, long: bool },
     /// Messages are not looked for.
     Through,
+}
+
+impl At {
+    /// Before the first byte of a header.
+    const NEXT: At = At::Header([0; HEADER], 0);
+
+    /// Goes on by `len` bytes of this header, or of this message.
+    fn pass(&mut self, len: usize) {
+        match self {
+            At::Header(header, got) => {
+                *got += len;
+                if *got == HEADER {
+                    let left = stand_in::read_header(header).map_or(0, |(_, left)| left);
+                    *self = At::Message { left, long: left >= MIN };
+                    self.pass(0);
+                }
+            }
+            At::Message { left, .. } => {
+                *left -= len;
+                if *left == 0 {
+                    *self = At::NEXT;
+                }
+            }
+            At::Whole(_) | At::Through => {}
+        }
+    }
 }
 
 /// Bytes handed on, by what becomes of them.
@@ -44,20 +93,21 @@ pub(crate) struct Delivered {
     pub(crate) short: u64,
 }
 
-/// What goes to the decoder.
-#[derive(Debug)]
-enum Ready {
-    Bytes(Bytes),
-    /// Behind a stand-in, up to the length of its message.
-    Filling(usize),
-}
-
 /// One received body.
+///
+/// Nobody but the decoder of this crate gets landed bytes: what it is not known to read is copied out first, by at most
+/// [`SLICE`] at a time. Each header is read once, into `at`, and handed on as it was read: tonic finds the messages where
+/// this has found them, whatever the peer writes meanwhile.
 #[derive(Debug)]
 pub(crate) struct Intake {
     method: Arc<Method>,
     at: At,
-    ready: Fifo<Ready>,
+    /// What has been received and not handed on.
+    part: Part,
+    /// The codec of the one who reads.
+    used: Used,
+    /// Bytes behind a stand-in, up to the length of its message.
+    filling: usize,
     /// Of messages that have been handed on as stand-ins, and may wait for their decoder.
     keys: Fifo<Key>,
     share: BytesMut,
@@ -70,32 +120,47 @@ impl Intake {
     pub(crate) fn new(method: Arc<Method>, messages: bool) -> Self {
         Intake {
             method,
-            at: if messages { At::Header([0; HEADER], 0) } else { At::Through },
-            ready: Fifo::default(),
+            at: if messages { At::NEXT } else { At::Through },
+            part: Part::Eager(Bytes::new()),
+            used: Used::Unknown,
+            filling: 0,
             keys: Fifo::default(),
             share: BytesMut::new(),
             delivered: Delivered::default(),
         }
     }
 
-    /// The next bytes for the decoder, which copies them: no more than [`SLICE`].
+    /// The next bytes for the decoder, which copies them: no more than [`SLICE`]. None: all has been handed on.
     pub(crate) fn pop(&mut self) -> Option<Bytes> {
-        match self.ready.front_mut()? {
-            Ready::Filling(left) if *left > FILLING.len() => {
-                *left -= FILLING.len();
-                Some(Bytes::from_static(&FILLING))
+        if self.filling > 0 {
+            let len = self.filling.min(SLICE);
+            self.filling -= len;
+            return Some(Bytes::from_static(&FILLING[..len]));
+        }
+        match &mut self.part {
+            Part::Eager(bytes) if bytes.is_empty() => None,
+            Part::Eager(bytes) if bytes.len() > SLICE => Some(bytes.split_to(SLICE)),
+            Part::Eager(bytes) => Some(std::mem::take(bytes)),
+            Part::Landed(landed) if landed.is_empty() => None,
+            Part::Landed(landed) => {
+                let mut landed = std::mem::take(landed);
+                let copied = self.copy_out(&mut landed);
+                let bytes = match self.at {
+                    At::Whole(len) if copied.is_empty() => {
+                        self.at = At::NEXT;
+                        self.stand_in(landed.split_to(len))
+                    }
+                    _ => copied,
+                };
+                self.part = Part::Landed(landed);
+                Some(bytes)
             }
-            Ready::Bytes(bytes) if bytes.len() > SLICE => Some(bytes.split_to(SLICE)),
-            _ => match self.ready.pop_front()? {
-                Ready::Bytes(bytes) => Some(bytes),
-                Ready::Filling(left) => Some(Bytes::from_static(&FILLING[..left])),
-            },
         }
     }
 
     /// Nothing is left to pop.
     pub(crate) fn is_empty(&self) -> bool {
-        self.ready.is_empty()
+        self.filling == 0 && self.part.len() == 0
     }
 
     /// What was handed on since the last call.
@@ -103,76 +168,87 @@ impl Intake {
         std::mem::take(&mut self.delivered)
     }
 
-    /// Takes a received piece. `used`: the codec of the one who reads. `landed`: the piece came by WRITE; others are
-    /// short, and have been copied.
-    pub(crate) fn push(&mut self, piece: Bytes, used: Used, landed: bool) {
+    /// Takes the next part of the body, when all of those before has been popped. `used`: the codec of the one who reads.
+    pub(crate) fn push(&mut self, part: Part, used: Used) {
+        debug_assert!(self.is_empty(), "a part in front of it would be lost");
+        self.used = used;
         if used == Used::Plain {
             // It does not change within a call.
             self.at = At::Through;
         }
-        // Long messages among what is handed on as it is.
-        let mut joined = false;
-        let (mut at, mut run) = (0, 0);
-        while at < piece.len() {
-            match &mut self.at {
-                At::Through => break,
-                At::Message { left, long } => {
-                    joined |= *long;
-                    let len = (*left).min(piece.len() - at);
-                    *left -= len;
-                    at += len;
-                    if *left == 0 {
-                        self.at = At::Header([0; HEADER], 0);
-                    }
+        if let Part::Eager(bytes) = &part {
+            self.follow(bytes);
+        }
+        self.part = part;
+    }
+
+    /// Finds the ends of messages that are handed on as they are.
+    fn follow(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let len = match &mut self.at {
+                At::Through | At::Whole(_) => return,
+                At::Message { left, .. } => (*left).min(bytes.len()),
+                At::Header(header, got) => {
+                    let len = (HEADER - *got).min(bytes.len());
+                    header[*got..*got + len].copy_from_slice(&bytes[..len]);
+                    len
                 }
-                At::Header(_, 0) if landed && used == Used::Ours => match whole(&piece[at..]) {
-                    Some(len) if len >= MIN => {
-                        self.hand_on(piece.slice(run..at), used, landed, std::mem::take(&mut joined));
-                        self.stand_in(piece.slice(at + HEADER..at + HEADER + len));
-                        at += HEADER + len;
-                        run = at;
+            };
+            bytes = &bytes[len..];
+            self.at.pass(len);
+        }
+    }
+
+    /// Copies landed bytes for whoever may parse them, up to a message that can stay where it is.
+    fn copy_out(&mut self, landed: &mut Landed) -> Bytes {
+        let mut out = BytesMut::new();
+        while !landed.is_empty() && out.len() < SLICE - HEADER {
+            let len = match &mut self.at {
+                At::Whole(_) => break,
+                At::Through => landed.len(),
+                At::Message { left, .. } => (*left).min(landed.len()),
+                At::Header(header, got) => {
+                    let len = (HEADER - *got).min(landed.len());
+                    let read = &mut header[*got..*got + len];
+                    landed.copy_to(read);
+                    landed.advance(len);
+                    if len == HEADER
+                        && self.used == Used::Ours
+                        && let Some((0, message)) = stand_in::read_header(read)
+                        && (MIN..=landed.len()).contains(&message)
+                    {
+                        self.at = At::Whole(message);
+                        break;
                     }
-                    _ => at = self.header(&piece, at),
-                },
-                At::Header(..) => at = self.header(&piece, at),
+                    out.reserve(SLICE.min(len + landed.len()));
+                    out.put_slice(read);
+                    self.at.pass(len);
+                    self.count(len);
+                    continue;
+                }
             }
+            .min(SLICE - out.len());
+            out.reserve(len);
+            landed.split_to(len).append_to(&mut out);
+            self.count(len);
+            self.at.pass(len);
         }
-        self.hand_on(piece.slice(run..), used, landed, joined);
+        out.freeze()
     }
 
-    /// Reads on in a header. Returns where the piece goes on.
-    fn header(&mut self, piece: &Bytes, at: usize) -> usize {
-        let At::Header(header, got) = &mut self.at else { return at };
-        let len = (HEADER - *got).min(piece.len() - at);
-        header[*got..*got + len].copy_from_slice(&piece[at..at + len]);
-        *got += len;
-        if *got == HEADER
-            && let Some((_, left)) = stand_in::read_header(header)
-        {
-            self.at =
-                if left == 0 { At::Header([0; HEADER], 0) } else { At::Message { left, long: left >= MIN } };
-        }
-        at + len
+    /// So many landed bytes are handed on as they are.
+    fn count(&mut self, len: usize) {
+        let counter = match (&self.at, self.used) {
+            (At::Through, _) | (_, Used::Plain) => &mut self.delivered.plain,
+            (_, Used::Unknown) => &mut self.delivered.learning,
+            (At::Message { long: true, .. }, Used::Ours) => &mut self.delivered.joined,
+            (_, Used::Ours) => &mut self.delivered.short,
+        };
+        *counter += len as u64;
     }
 
-    /// Hands bytes on as they are.
-    fn hand_on(&mut self, bytes: Bytes, used: Used, landed: bool, joined: bool) {
-        if bytes.is_empty() {
-            return;
-        }
-        if landed {
-            let len = bytes.len() as u64;
-            match (&self.at, used) {
-                (At::Through, _) | (_, Used::Plain) => self.delivered.plain += len,
-                (_, Used::Unknown) => self.delivered.learning += len,
-                (_, Used::Ours) if joined => self.delivered.joined += len,
-                (_, Used::Ours) => self.delivered.short += len,
-            }
-        }
-        self.ready.push_back(Ready::Bytes(bytes));
-    }
-
-    fn stand_in(&mut self, message: Bytes) {
+    /// What is handed on in the place of a message.
+    fn stand_in(&mut self, message: Landed) -> Bytes {
         let len = message.len();
         let fill = if len > self.method.decodes() { len - stand_in::LEN } else { 0 };
         let key = Key::random();
@@ -188,11 +264,9 @@ impl Intake {
         self.share.put_slice(&stand_in::header((stand_in::LEN + fill) as u32));
         self.share.put_slice(&stand_in::IN);
         self.share.put_slice(&key.0);
-        self.ready.push_back(Ready::Bytes(self.share.split().freeze()));
-        if fill > 0 {
-            self.ready.push_back(Ready::Filling(fill));
-            self.delivered.learning += fill as u64;
-        }
+        self.filling = fill;
+        self.delivered.learning += fill as u64;
+        self.share.split().freeze()
     }
 }
 
@@ -203,10 +277,4 @@ impl Drop for Intake {
             drop(aside::take(key));
         }
     }
-}
-
-/// The length of the message that begins here, if it is not compressed and all of it is here.
-fn whole(bytes: &[u8]) -> Option<usize> {
-    let (flag, len) = stand_in::read_header(bytes)?;
-    (flag == 0 && bytes.len() - HEADER >= len).then_some(len)
 }

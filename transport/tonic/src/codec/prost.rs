@@ -7,6 +7,7 @@ use bytes::Buf;
 use prost::Message;
 use tonic::Status;
 use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic_rdma_memory::Window;
 
 use super::sink::{self, Next};
 use super::stand_in::{self, Key};
@@ -101,7 +102,8 @@ impl<T: Message> Encoder for ProstEncoder<T> {
     }
 }
 
-/// Decodes messages; `bytes` fields are slices of the memory that a message landed in.
+/// Decodes messages; fields of type `Bytes` are slices of the memory that a message landed in, all else is read from private
+/// copies.
 pub struct ProstDecoder<U> {
     settings: BufferSettings,
     _pd: PhantomData<fn() -> U>,
@@ -133,8 +135,11 @@ impl<U: Message + Default> Decoder for ProstDecoder<U> {
             // It was filled up to its true length, and is here.
             method.has_decoded(len);
         }
+        // The peer may still write to the message: prost sees private copies of it, and lends `bytes` fields.
+        let mut window = Window::new();
+        let message = kept.message.reader(&mut window);
         // As in tonic-prost: protobuf errors are INTERNAL.
-        U::decode(kept.message).map(Some).map_err(|error| Status::internal(error.to_string()))
+        U::decode(message).map(Some).map_err(|error| Status::internal(error.to_string()))
     }
 
     fn buffer_settings(&self) -> BufferSettings {

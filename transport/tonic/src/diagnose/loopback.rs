@@ -113,7 +113,7 @@ async fn write(client: &mut AnyLink, server: &mut AnyLink, pool: &Pool) -> Resul
     client.ring().map_err(lost)?;
     // The bytes are there when the SEND behind them is (R4).
     receive(client, server).await?;
-    match landing.filled(BULK) == payload {
+    match landing.filled(BULK).to_private() == payload {
         true => Ok(()),
         false => Err(wrong("the RDMA WRITE")),
     }

@@ -1,12 +1,13 @@
 //! Link to protocol to streams.
 
-use bytes::{BufMut, Bytes};
+use bytes::BufMut;
 use tonic::Status;
 use tonic_rdma_fabric::{Completion, Link, LinkError};
 use tonic_rdma_proto::{CloseCode, Event, Flow, StreamId};
 
 use super::shared::{Inner, Life};
 use super::stream::{Fault, Piece, StreamIo};
+use crate::codec::Part;
 use crate::reason::{Reason, ReasonCode};
 
 /// Received messages share allocations of this many bytes.
@@ -82,21 +83,21 @@ impl Inner {
                     io.ended |= end;
                 }),
                 Event::Data { stream, data, end } => {
-                    self.deliver(stream, Piece { bytes: data, flow: Flow::Window, landed: false }, end);
+                    self.deliver(stream, Piece { part: Part::Eager(data), flow: Flow::Window }, end);
                 }
                 Event::Landed { stream, memory, len, flow, end } => {
                     let Some(buf) = self.granted.try_remove(memory) else { continue };
-                    let mut bytes = buf.filled(len as usize);
+                    let mut landed = buf.filled(len as usize);
                     if self.copy_on_delivery {
                         // From here on nobody looks at what the peer can write to.
-                        bytes = Bytes::copy_from_slice(&bytes);
+                        landed = landed.to_private().into();
                         self.copied.delivery += u64::from(len);
                     } else if self.landing.under_pressure() || self.landing.is_spent() {
                         // A reader that holds on to this must not starve the others.
-                        bytes = Bytes::copy_from_slice(&bytes);
+                        landed = landed.to_private().into();
                         self.copied.pressure += u64::from(len);
                     }
-                    self.deliver(stream, Piece { bytes, flow, landed: true }, end);
+                    self.deliver(stream, Piece { part: Part::Landed(landed), flow }, end);
                 }
                 Event::Returned { memory } => drop(self.granted.try_remove(memory)),
                 Event::Reset { stream, code } => self.with(stream, |io| {
@@ -150,7 +151,7 @@ impl Inner {
     fn deliver(&mut self, id: StreamId, piece: Piece, end: bool) {
         let Some(io) = self.streams.get_mut(&id) else { return };
         io.ended |= end;
-        let (len, flow) = (piece.bytes.len() as u32, piece.flow);
+        let (len, flow) = (piece.part.len() as u32, piece.flow);
         let discard = io.discard;
         if !discard && len > 0 {
             io.pieces.push_back(piece);

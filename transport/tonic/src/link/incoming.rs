@@ -12,6 +12,7 @@ use tonic_rdma_proto::{ResetCode, Side};
 use super::headers;
 use super::stream::{StreamRef, wait_for};
 use crate::codec::{Delivered, Intake, Used};
+use crate::stats::Copied;
 
 /// The body of a request at the server, or of a response at the client.
 ///
@@ -69,6 +70,21 @@ impl Incoming {
         turns
     }
 
+    /// The next bytes of what the intake has. What it copies, it copies here, where nobody waits for the connection's lock.
+    fn pop(&mut self) -> Option<Bytes> {
+        let bytes = self.intake.pop()?;
+        if self.intake.is_empty() {
+            self.finished = self.ended;
+            let delivered = self.intake.take_delivered();
+            if delivered != Delivered::default() {
+                let mut inner = self.stream.shared.lock();
+                add(&mut inner.copied, delivered);
+                inner.count();
+            }
+        }
+        Some(bytes)
+    }
+
     fn hand_on(&mut self, bytes: Bytes) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         self.handed += bytes.len();
         Poll::Ready(Some(Ok(Frame::data(bytes))))
@@ -95,8 +111,7 @@ impl Body for Incoming {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
-        if let Some(bytes) = this.intake.pop() {
-            this.finished = this.ended && this.intake.is_empty();
+        if let Some(bytes) = this.pop() {
             return this.hand_on(bytes);
         }
         let id = this.stream.id;
@@ -112,21 +127,14 @@ impl Body for Incoming {
             }
             let used = this.used;
             this.ended = io.is_at_end();
-            inner.conn.consume(id, piece.bytes.len() as u32, piece.flow);
-            this.intake.push(piece.bytes, used, piece.landed);
-            let Delivered { plain, learning, joined, short } = this.intake.take_delivered();
-            let copied = &mut inner.copied;
-            copied.plain_codec += plain;
-            copied.learning += learning;
-            copied.joined += joined;
-            copied.eager += short;
+            inner.conn.consume(id, piece.part.len() as u32, piece.flow);
             if !inner.flush_soon() {
                 inner.count();
             }
             drop(inner);
+            this.intake.push(piece.part, used);
             // No piece is empty.
-            let bytes = this.intake.pop().unwrap_or_default();
-            this.finished = this.ended && this.intake.is_empty();
+            let bytes = this.pop().unwrap_or_default();
             return this.hand_on(bytes);
         }
         let frame = if let Some(block) = io.trailers.take() {
@@ -158,18 +166,28 @@ impl Body for Incoming {
     }
 }
 
+/// Counts what was handed on.
+fn add(copied: &mut Copied, delivered: Delivered) {
+    let Delivered { plain, learning, joined, short } = delivered;
+    copied.plain_codec += plain;
+    copied.learning += learning;
+    copied.joined += joined;
+    copied.eager += short;
+}
+
 impl Drop for Incoming {
     fn drop(&mut self) {
         let id = self.stream.id;
         let shared = self.stream.shared.clone();
         let mut inner = shared.lock();
+        add(&mut inner.copied, self.intake.take_delivered());
         let side = inner.conn.side();
         let Some(io) = inner.streams.get_mut(&id) else { return };
         io.discard = true;
         let rest = std::mem::take(&mut io.pieces);
         let ended = io.ended;
         for piece in rest.iter() {
-            inner.conn.consume(id, piece.bytes.len() as u32, piece.flow);
+            inner.conn.consume(id, piece.part.len() as u32, piece.flow);
         }
         if !rest.is_empty() {
             inner.count();

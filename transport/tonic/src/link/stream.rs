@@ -8,16 +8,14 @@ use tonic::{Code, Status};
 use tonic_rdma_proto::{Flow, ResetCode, StreamId, Unsent};
 
 use super::shared::{Inner, Shared};
-use crate::codec::Used;
+use crate::codec::{Part, Used};
 use crate::fifo::Fifo;
 
 /// A piece of a received body.
 #[derive(Debug)]
 pub(super) struct Piece {
-    pub(super) bytes: Bytes,
+    pub(super) part: Part,
     pub(super) flow: Flow,
-    /// It came by WRITE.
-    pub(super) landed: bool,
 }
 
 /// The application's side of one stream, behind the connection's lock.

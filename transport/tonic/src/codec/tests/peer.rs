@@ -1,0 +1,176 @@
+//! A peer that goes on writing to what has landed. It writes whenever somebody has looked, so a second look shows.
+
+use std::cell::RefCell;
+
+use bytes::Buf;
+use prost::DecodeError;
+use prost::encoding::{DecodeContext, WireType};
+use tonic_rdma_memory::fuzzing::{SharedArena, Watched};
+
+use super::*;
+
+thread_local! {
+    /// What the message landed in that is being decoded.
+    static LANDED: RefCell<Option<SharedArena>> = const { RefCell::new(None) };
+}
+
+/// A [`Tree`] that is decoded from what is [`Watched`].
+#[derive(Clone, PartialEq, Debug, Default)]
+struct Seen(Tree);
+
+impl Message for Seen {
+    fn encode_raw(&self, buf: &mut impl bytes::BufMut) {
+        self.0.encode_raw(buf);
+    }
+
+    fn merge_field(
+        &mut self,
+        tag: u32,
+        wire_type: WireType,
+        buf: &mut impl Buf,
+        ctx: DecodeContext,
+    ) -> Result<(), DecodeError> {
+        LANDED.with_borrow(|arena| {
+            let arena = arena.as_ref().expect("set by the test");
+            self.0.merge_field(tag, wire_type, &mut Watched { buf, arena }, ctx)
+        })
+    }
+
+    fn encoded_len(&self) -> usize {
+        self.0.encoded_len()
+    }
+
+    fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+/// Fields of every kind, each at a place where windows end, and behind what is lent.
+fn everything() -> Tree {
+    let small = |number| Tree { number, text: "short".into(), ..Tree::default() };
+    Tree {
+        data: vec![1; 70_000].into(),
+        number: u64::MAX,
+        parts: vec![vec![2; 10].into(), vec![3; 5000].into(), Bytes::new()],
+        nested: (0..2000).map(|n| small(1 << (n % 64))).collect(),
+        kind: Some(Kind::Inner(Box::new(Tree { data: vec![4; 100].into(), ..small(7) }))),
+        map: [(1 << 30, vec![5; 300])].into(),
+        vec: vec![6; 9000],
+        text: "x".repeat(30_000),
+        last: Some(vec![7; 64].into()),
+    }
+}
+
+/// Memory that holds these bytes, as they landed.
+fn land(wire: &[u8]) -> (SharedArena, Bytes) {
+    let arena = SharedArena::new(wire.len()).unwrap();
+    arena.write(0, wire);
+    let bytes = arena.bytes().slice(..wire.len());
+    (arena, bytes)
+}
+
+#[test]
+fn prost_sees_each_byte_once_and_in_private_memory() {
+    let message = everything();
+    let (arena, landed) = land(&framed(std::slice::from_ref(&message)));
+    LANDED.set(Some(arena.clone()));
+    let got = fuzz::decode::<Seen>(vec![(landed, true)], usize::MAX).remove(0).unwrap();
+    assert!(got.0 == message, "other fields than were sent");
+    let Tree { data, parts, last, .. } = &got.0;
+    for field in [data, &parts[0], &parts[1], last.as_ref().unwrap()] {
+        assert!(arena.contains(field), "a field of bytes does not lie where it landed");
+    }
+    assert!(arena.looks() > 2000, "{} looks at a message of thousands of fields", arena.looks());
+}
+
+/// The bytes of a body that a reader other than our decoder gets.
+#[test]
+fn no_other_reader_is_given_memory_that_the_peer_can_write_to() {
+    let long = [tree(50_000), tree(10), tree(200_000)];
+    let short = vec![tree(1000); 200];
+    for (messages, used, grpc) in [
+        (&long[..], Used::Plain, true),
+        (&long, Used::Unknown, true),
+        // Compressed, or no gRPC at all.
+        (&long, Used::Ours, false),
+        (&short, Used::Ours, true),
+    ] {
+        let wire = framed(messages);
+        let (arena, landed) = land(&wire);
+        let mut intake = Intake::new(call().method().clone(), grpc);
+        intake.push(Part::Landed(landed.into()), used);
+        let mut got = Vec::new();
+        while let Some(bytes) = intake.pop() {
+            assert!(!arena.contains(&bytes), "{used:?}: lent to a reader that does not know");
+            got.extend_from_slice(&bytes);
+            // What has gone out is of no use to the peer any more.
+            arena.write(0, &vec![0xff; got.len()]);
+        }
+        assert!(got == wire, "{used:?}, gRPC {grpc}: other bytes than were sent");
+    }
+    // Neither are the parts of a message that landed in two.
+    let wire = framed(&[tree(100_000)]);
+    let (arena, landed) = land(&wire);
+    let mut intake = Intake::new(call().method().clone(), true);
+    let mut got = Vec::new();
+    for part in [landed.slice(..60_000), landed.slice(60_000..)] {
+        intake.push(Part::Landed(part.into()), Used::Ours);
+        while let Some(bytes) = intake.pop() {
+            assert!(!arena.contains(&bytes));
+            got.extend_from_slice(&bytes);
+            arena.write(0, &vec![0xff; got.len()]);
+        }
+    }
+    assert!(got == wire);
+}
+
+/// A body whose sender spoils each header as soon as anything of the body has been handed on.
+struct Spoilt {
+    received: Received,
+    arena: SharedArena,
+    headers: Vec<usize>,
+}
+
+impl http_body::Body for Spoilt {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: std::pin::Pin<&mut Self>,
+        cx: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Result<http_body::Frame<Bytes>, Status>>> {
+        let this = &mut *self;
+        let frame = std::pin::Pin::new(&mut this.received).poll_frame(cx);
+        for at in &this.headers {
+            // A little longer: the end of the message would be found in the next.
+            this.arena.write(at + 3, &[0xff, 0xff]);
+        }
+        frame
+    }
+}
+
+#[tokio::test]
+async fn tonic_finds_messages_where_they_were_found_before() {
+    let messages = [tree(10), tree(50_000), tree(3000), tree(3001), tree(70_000), tree(0)];
+    let mut wire = Vec::new();
+    let mut headers = Vec::new();
+    for message in &messages {
+        headers.push(wire.len());
+        wire.extend(framed(std::slice::from_ref(message)));
+    }
+    let (arena, landed) = land(&wire);
+    // Read by the time anything is handed on. Those behind them are read once, too, but later.
+    headers.truncate(2);
+    let received = Received {
+        intake: Intake::new(call().method().clone(), true),
+        pieces: [(landed, true)].into(),
+        ended: false,
+    };
+    let body = Spoilt { received, arena, headers };
+    let decoder = ProstCodec::<Tree, Tree>::new().decoder();
+    let mut stream = Streaming::new_response(decoder, body, StatusCode::OK, None, None);
+    for message in messages {
+        assert!(stream.message().await.unwrap() == Some(message));
+    }
+    assert_eq!(stream.message().await.unwrap(), None);
+}

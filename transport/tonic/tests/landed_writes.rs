@@ -1,0 +1,261 @@
+//! A peer with a ticket that goes on writing to its messages while they are decoded: over shared memory, with the keys that
+//! it was given, by work on its link. What is decoded is private, so no check is passed by one byte and used with another.
+
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed unwrap is a failed test")]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use common::{Blob, Which, World};
+use http::uri::PathAndQuery;
+use prost::Message;
+use tonic_rdma_fabric::{
+    Addr, AnyLink, Completion, Fabric, Link, LinkConfig, LinkError, ShmAccess, Work, WriteSource,
+};
+use tonic_rdma_memory::{Pool, PoolConfig};
+use tonic_rdma_proto::hello::Accept;
+use tonic_rdma_proto::{
+    Config, Connection, Event, Hello, Payload, ResetCode, Room, StreamId, Transmit, headers,
+};
+
+/// Calls of the peer's.
+const CALLS: usize = 3000;
+/// WRITEs to a message between two looks for its answer.
+const FLIPS: usize = 64;
+/// No call takes so long.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// As in `tonic_rdma.v1`, what is needed of it.
+#[derive(Clone, PartialEq, Message)]
+struct OfferRequest {
+    #[prost(uint32, tag = "1")]
+    version_min: u32,
+    #[prost(uint32, tag = "2")]
+    version_max: u32,
+    #[prost(string, repeated, tag = "3")]
+    fabrics: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct OfferResponse {
+    #[prost(message, optional, tag = "3")]
+    grant: Option<Grant>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Grant {
+    #[prost(bytes = "vec", tag = "1")]
+    ticket: Vec<u8>,
+    #[prost(message, repeated, tag = "3")]
+    fabrics: Vec<FabricOffer>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct FabricOffer {
+    #[prost(message, optional, tag = "3")]
+    shm: Option<Shm>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Shm {
+    #[prost(string, tag = "2")]
+    socket: String,
+}
+
+fn config() -> Config {
+    let mut config = Config::default();
+    (config.slot_size, config.recv_slots, config.recv_most) = (4096, 32, 32);
+    config
+}
+
+/// A connection in the wrong hands: it keeps to the protocol, and to no promise of what it does with memory.
+struct Peer {
+    link: AnyLink,
+    conn: Connection,
+    works: u64,
+    /// The key and the address of the last byte that was written by the book.
+    last: Option<(u32, u64)>,
+    /// How calls have ended.
+    ended: BTreeMap<String, usize>,
+    open: Option<StreamId>,
+}
+
+impl Peer {
+    async fn enter(server: SocketAddr) -> Peer {
+        let tcp = tonic::transport::Endpoint::from_shared(format!("http://{server}")).unwrap();
+        let mut grpc = tonic::client::Grpc::new(tcp.connect().await.unwrap());
+        grpc.ready().await.unwrap();
+        let request = OfferRequest { version_min: 1, version_max: 1, fabrics: vec!["shm".into()] };
+        let path = PathAndQuery::from_static("/tonic_rdma.v1.Bootstrap/Offer");
+        let codec = tonic_prost::ProstCodec::<OfferRequest, OfferResponse>::default();
+        let offer = grpc.unary(tonic::Request::new(request), path, codec).await.unwrap().into_inner();
+        let grant = offer.grant.expect("a ticket");
+        let socket = &grant.fabrics[0].shm.as_ref().expect("shared memory").socket;
+        let hello = Hello::new(grant.ticket.try_into().unwrap(), config().settings()).encode();
+
+        let fabric = Fabric::shm(ShmAccess::SameUser).unwrap();
+        let pool = Pool::new(PoolConfig::default().total(8 << 20), fabric.registrar()).unwrap();
+        let link = LinkConfig { recv_slots: 32, slot_size: 4096, send_slots: 8, ..LinkConfig::default() };
+        let at = Addr::Shm(socket.parse().unwrap());
+        let connected = fabric.connect(&at, &link, &pool, &hello, PATIENCE).await.unwrap();
+        let accept = Accept::decode(&connected.private_data).unwrap();
+        let conn = Connection::client(config(), accept.settings, Instant::now());
+        Peer { link: connected.link, conn, works: 0, last: None, ended: BTreeMap::new(), open: None }
+    }
+
+    fn queue(&mut self, work: Work) -> Result<(), LinkError> {
+        self.works += 1;
+        self.link.queue(self.works, work, false).map(drop)
+    }
+
+    /// Sends what the protocol has to send.
+    fn post(&mut self) {
+        let room = Room { write: 1 << 20, staging: 0, chunk: 1 << 20 };
+        loop {
+            let slot = self.link.block_mut().get_mut(..4096);
+            match self.conn.poll_transmit(slot, room) {
+                Some(Transmit::Send(len)) => self.queue(Work::Send { offset: 0, len }).unwrap(),
+                Some(Transmit::Write(write)) => {
+                    self.last = Some((write.rkey, write.addr + write.src.len() as u64 - 1));
+                    let (remote_addr, rkey) = (write.addr, write.rkey);
+                    self.queue(Work::Write { src: WriteSource::Any(write.src), remote_addr, rkey }).unwrap();
+                }
+                None => break,
+            }
+        }
+        self.link.ring().unwrap();
+    }
+
+    /// Acts on what has come, without waiting for more.
+    async fn look(&mut self) {
+        let mut out = Vec::new();
+        let polled = poll_fn(|cx| match self.link.poll(cx, &mut out) {
+            Poll::Ready(result) => Poll::Ready(result),
+            Poll::Pending => Poll::Ready(Ok(())),
+        });
+        polled.await.unwrap();
+        for completion in out {
+            let Completion::Received { slot, len } = completion else { continue };
+            let message = Bytes::copy_from_slice(self.link.recv_slot(slot, len));
+            self.link.repost(slot).unwrap();
+            self.conn.receive(Instant::now(), message).unwrap();
+        }
+        while let Some(event) = self.conn.poll_event() {
+            match event {
+                Event::Headers { block, end: true, .. } => {
+                    let status = headers::Decoder::new(block)
+                        .map(Result::unwrap)
+                        .find(|field| &field.name[..] == b"grpc-status")
+                        .expect("a status");
+                    self.end(format!("grpc-status {}", String::from_utf8_lossy(&status.value)));
+                }
+                Event::Data { stream, data, .. } => {
+                    self.conn.consume(stream, data.len() as u32, tonic_rdma_proto::Flow::Window);
+                }
+                Event::Reset { code, .. } => self.end(format!("reset: {code}")),
+                Event::Closed { code, text } => panic!("the server closed the connection: {code} {text}"),
+                _ => {}
+            }
+        }
+        self.conn.handle_timeout(Instant::now());
+        self.post();
+    }
+
+    fn end(&mut self, how: String) {
+        *self.ended.entry(how).or_default() += 1;
+        if let Some(id) = self.open.take() {
+            self.conn.release(id, ResetCode::CANCEL);
+        }
+    }
+
+    /// Calls a method, and writes to the last byte of the message until the call has ended.
+    async fn call(&mut self, path: &str, message: &Bytes) {
+        let mut block = BytesMut::new();
+        for (name, value) in
+            [(":method", "POST"), (":scheme", "http"), (":path", path), ("content-type", "application/grpc")]
+        {
+            headers::encode(&mut block, name, value.as_bytes()).unwrap();
+        }
+        let id = self.conn.open(block.freeze(), false).unwrap();
+        let mut payload = Payload::new();
+        payload.push(message.clone(), true);
+        self.conn.send_payload(id, payload, true).unwrap();
+        (self.open, self.last) = (Some(id), None);
+        self.post();
+        let values = [Bytes::from_static(&[0x81]), Bytes::from_static(&[0x01])];
+        let begin = Instant::now();
+        while self.open.is_some() {
+            assert!(begin.elapsed() < PATIENCE, "a call does not end; before it: {:?}", self.ended);
+            if let Some((rkey, remote_addr)) = self.last {
+                for flip in 0..FLIPS {
+                    let src = WriteSource::Any(values[flip % 2].clone());
+                    self.queue(Work::Write { src, remote_addr, rkey }).unwrap();
+                }
+            }
+            self.look().await;
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+/// A message as gRPC frames it, for whoever decodes a `common::Text`: text, and behind it fields of two bytes each that are not
+/// known. The peer turns the last byte into one that has no end, and back.
+fn message() -> Bytes {
+    let mut message = common::Text { text: "x".repeat(6000) }.encode_to_vec();
+    for _ in 0..3 {
+        message.extend([0x10, 0x81, 0x01]);
+    }
+    let mut framed = BytesMut::new();
+    framed.put_u8(0);
+    framed.put_u32(message.len() as u32);
+    framed.extend_from_slice(&message);
+    framed.freeze()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_that_changes_while_it_is_decoded_hurts_nobody() {
+    static PANICS: AtomicUsize = AtomicUsize::new(0);
+    let world = World::new(common::Fabric::Shm, Which::Ours).await;
+    let mut honest = world.client(Which::Ours);
+    // From now on the server knows the method's codec, and decodes its messages where they landed.
+    for _ in 0..2 {
+        honest.unary("/test.Blobs/Text", Blob::of(vec![b'x'; 8000].into())).await.unwrap();
+    }
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        PANICS.fetch_add(1, Relaxed);
+        hook(info);
+    }));
+    let addr = world.addr;
+    // A process of its own, but for its address space: it has a thread, and what the server gave it.
+    let attack = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let mut peer = Peer::enter(addr).await;
+            let message = message();
+            for _ in 0..CALLS {
+                peer.call("/test.Blobs/Text", &message).await;
+            }
+            peer.ended
+        })
+    });
+    let ended = tokio::task::spawn_blocking(|| attack.join()).await.unwrap();
+    let _ = std::panic::take_hook();
+    let ended = ended.unwrap();
+    println!("{ended:?}");
+    assert_eq!(PANICS.load(Relaxed), 0, "the server has panicked: {ended:?}");
+    // OK when the byte ended the field as it was read, INTERNAL when it did not.
+    let known = ["grpc-status 0", "grpc-status 13"].iter().filter_map(|how| ended.get(*how)).sum::<usize>();
+    assert_eq!(known, CALLS, "{ended:?}");
+    assert!(ended.len() == 2, "nothing changed while it was decoded: {ended:?}");
+    // Nobody else has noticed.
+    honest.unary("/test.Blobs/Text", Blob::of(vec![b'x'; 8000].into())).await.unwrap();
+}
