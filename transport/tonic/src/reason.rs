@@ -62,7 +62,7 @@ pub enum ReasonCode {
 
 impl ReasonCode {
     /// Every code.
-    pub const ALL: [ReasonCode; 21] = [
+    pub const ALL: [ReasonCode; 22] = [
         Self::Policy,
         Self::PeerNotCapable,
         Self::ThroughGateway,
