@@ -7,7 +7,8 @@
 //! | from | to | by |
 //! |---|---|---|
 //! | free | granted | [`Landing::alloc`](crate::Landing::alloc): only the account's owner takes |
-//! | granted | filled | [`LandingBuf::filled`], after DONE |
+//! | granted | filled | [`LandingBuf::filled`], after DONE: the granules that were written |
+//! | granted | free | the same: those behind |
 //! | granted | free | drop of the [`LandingBuf`], after ABORT or with the queue pair gone (R9) |
 //! | filled | free | drop of the last `Bytes` over it, by anyone, on any thread |
 //!
@@ -125,6 +126,18 @@ impl Piece {
     fn bytes(&self) -> usize {
         self.granules * GRANULE
     }
+
+    /// Frees the granules behind the first so many: nothing was written there, or nothing that anybody reads.
+    fn cut(&mut self, granules: usize) {
+        let Some(rest @ 1..) = self.granules.checked_sub(granules) else { return };
+        let Lease { shared, account, .. } = &self.chunk.lease;
+        shared.counters.granted.fetch_sub(rest * GRANULE, Relaxed);
+        if !self.chunk.granules.free(self.start + granules, rest) {
+            tracing::error!(start = self.start, "a granule of landing memory was free already");
+        }
+        self.granules = granules;
+        shared.accounts.piece_freed(account);
+    }
 }
 
 impl Drop for Piece {
@@ -164,9 +177,11 @@ impl LandingBuf {
     }
 
     /// The peer has written the first `len` bytes, and said DONE: they can be read. At most the capacity counts. The
-    /// memory returns when the last `Bytes` over it is dropped.
+    /// memory returns when the last `Bytes` over it is dropped; whole granules that are not among these bytes return at
+    /// once.
     pub fn filled(self, len: usize) -> Bytes {
         let LandingBuf { mut piece } = self;
+        piece.cut(len.div_ceil(GRANULE).max(1));
         let counters = &piece.chunk.lease.shared.counters;
         // Counted twice for a moment, rather than not at all.
         counters.filled.fetch_add(piece.bytes(), Relaxed);

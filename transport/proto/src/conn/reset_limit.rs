@@ -1,8 +1,8 @@
 //! How many streams a client may reset before they were answered.
 //!
-//! A stream that is reset makes room for the next one at once, so the limit of open streams does not bound how many
-//! calls a client begins and gives up (HTTP/2 rapid reset, CVE-2023-44487). Each of them costs the server the start of a
-//! handler. A budget bounds it:
+//! A stream that is reset makes room for the next one at once, so the limit of open streams does
+//! not bound how many calls a client begins and gives up (HTTP/2 rapid reset, CVE-2023-44487). Each
+//! of them costs the server the start of a handler. A budget bounds it:
 //!
 //! | what | budget |
 //! |---|---|
@@ -11,8 +11,8 @@
 //! | a stream that ended with the server's END | plus [`PER_ANSWER`] |
 //! | time | plus [`PER_SECOND`] times S a second |
 //!
-//! S is the limit of open streams, or [`MIN_STREAMS`] if that is more: 16,384 resets and 10,240 a second with the default
-//! of 1,024 streams. What clients do in good faith stays below that:
+//! S is the limit of open streams, or [`MIN_STREAMS`] if that is more: 16,384 resets and 10,240 a
+//! second with the default of 1,024 streams. What clients do in good faith stays below that:
 //!
 //! | client | resets before the answer | why it is never cut off |
 //! |---|---|---|
@@ -21,8 +21,8 @@
 //! | hedges each call, with up to five attempts (the most that gRPC allows) | 4 for each answer | the answer restores them |
 //! | drops futures | any share, of calls of which one in five is answered | likewise |
 //!
-//! The burst also covers the age that the time of a message may have (`Connection::receive`): in an eighth of
-//! the dead-peer time, 0.6 s by default, clients in good faith use less than half of it.
+//! The burst also covers the age that the time of a message may have (`Connection::receive`): in an
+//! eighth of the dead-peer time, 0.6 s by default, clients in good faith use less than half of it.
 
 use std::time::Instant;
 
@@ -34,7 +34,8 @@ const BURST: u64 = 16;
 const PER_SECOND: u64 = 10;
 /// What an answered stream restores.
 const PER_ANSWER: u64 = 4;
-/// A low limit of open streams does not make each of them more dangerous: they are taken for as many at least.
+/// A low limit of open streams does not make each of them more dangerous: they are taken for as
+/// many at least.
 const MIN_STREAMS: u32 = 100;
 
 const SECOND: u64 = 1_000_000_000;

@@ -106,20 +106,22 @@ impl Body for Incoming {
             this.finished = true;
             return Poll::Ready(None);
         };
-        if let Some(piece) = io.pieces.pop_front() {
+        if let Some(piece) = io.unread.pop() {
             if io.used != Used::Unknown {
                 this.used = io.used;
             }
             let used = this.used;
             this.ended = io.is_at_end();
-            inner.conn.consume(id, piece.bytes.len() as u32, piece.flow);
-            this.intake.push(piece.bytes, used, piece.landed);
+            inner.consume(id, piece.flows());
+            // Of those that were joined the decoder copies even the long ones.
+            let (landed, short_landed) = (piece.is_landed(), piece.landed_and_joined());
+            this.intake.push(piece.bytes, used, landed);
             let Delivered { plain, learning, joined, short } = this.intake.take_delivered();
             let copied = &mut inner.copied;
             copied.plain_codec += plain;
             copied.learning += learning;
             copied.joined += joined;
-            copied.eager += short;
+            copied.eager += short + u64::from(short_landed);
             if !inner.flush_soon() {
                 inner.count();
             }
@@ -166,11 +168,9 @@ impl Drop for Incoming {
         let side = inner.conn.side();
         let Some(io) = inner.streams.get_mut(&id) else { return };
         io.discard = true;
-        let rest = std::mem::take(&mut io.pieces);
+        let rest = std::mem::take(&mut io.unread);
         let ended = io.ended;
-        for piece in rest.iter() {
-            inner.conn.consume(id, piece.bytes.len() as u32, piece.flow);
-        }
+        inner.consume(id, rest.flows());
         if !rest.is_empty() {
             inner.count();
         }

@@ -1,4 +1,5 @@
-//! Streams that are opened and reset: as fast as a hostile client can, and as often as one in good faith does.
+//! Streams that are opened and reset: as fast as a hostile client can, and as often as one in good
+//! faith does.
 
 use std::time::Duration;
 
@@ -13,8 +14,9 @@ fn server(max_streams: u32) -> Pair {
     Pair::new(config.clone(), config, 1 << 20)
 }
 
-/// Messages of a client that keeps to its credits and to the limit of streams: one opens `n` streams, the next resets
-/// them. Returns how many calls the server was to begin, and why it ended the connection, if it did.
+/// Messages of a client that keeps to its credits and to the limit of streams: one opens `n`
+/// streams, the next resets them. Returns how many calls the server was to begin, and why it ended
+/// the connection, if it did.
 fn open_and_reset(p: &mut Pair, first: u32, n: u32) -> (u32, Option<Breach>) {
     let head =
         |stream| Frame::Headers { stream, end: false, more: false, indexed: false, block: block("head") };
