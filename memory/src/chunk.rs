@@ -7,7 +7,8 @@
 //! | from | to | by |
 //! |---|---|---|
 //! | free | granted | [`Landing::alloc`](crate::Landing::alloc): only the account's owner takes |
-//! | granted | filled | [`LandingBuf::filled`], after DONE |
+//! | granted | filled | [`LandingBuf::filled`], after DONE: the granules that were written |
+//! | granted | free | the same: those behind |
 //! | granted | free | drop of the [`LandingBuf`], after ABORT or with the queue pair gone (R9) |
 //! | filled | free | drop of the last [`Landed`] or `Bytes` over it, by anyone, on any thread |
 //!
@@ -126,6 +127,18 @@ impl Piece {
     fn bytes(&self) -> usize {
         self.granules * GRANULE
     }
+
+    /// Frees the granules behind the first so many: nothing was written there, or nothing that anybody reads.
+    fn cut(&mut self, granules: usize) {
+        let Some(rest @ 1..) = self.granules.checked_sub(granules) else { return };
+        let Lease { shared, account, .. } = &self.chunk.lease;
+        shared.counters.granted.fetch_sub(rest * GRANULE, Relaxed);
+        if !self.chunk.granules.free(self.start + granules, rest) {
+            tracing::error!(start = self.start, "a granule of landing memory was free already");
+        }
+        self.granules = granules;
+        shared.accounts.piece_freed(account);
+    }
 }
 
 impl Drop for Piece {
@@ -166,9 +179,10 @@ impl LandingBuf {
 
     /// The peer has written the first `len` bytes, and said DONE: they can be read, as what the peer may still write to
     /// can be. At most the capacity counts. The memory returns when the last of them, and the last `Bytes` that was lent
-    /// of them, is dropped.
+    /// of them, is dropped; whole granules that are not among these bytes return at once.
     pub fn filled(self, len: usize) -> Landed {
         let LandingBuf { mut piece } = self;
+        piece.cut(len.div_ceil(GRANULE).max(1));
         let counters = &piece.chunk.lease.shared.counters;
         // Counted twice for a moment, rather than not at all.
         counters.filled.fetch_add(piece.bytes(), Relaxed);

@@ -201,7 +201,7 @@ fn those_that_wait_are_woken_and_others_asked() {
     // A piece that comes free tells the owner of its chunk, which gives that back.
     assert!(take(&mut two, 4096, 1).is_none());
     let (before1, before2) = (woken1.count(), woken2.count());
-    let bytes = busy.filled(1);
+    let bytes = busy.filled(usize::MAX);
     assert_eq!(one.trim(), 0);
     std::thread::spawn(move || drop(bytes)).join().unwrap();
     assert_eq!(woken1.count(), before1 + 1);
@@ -323,13 +323,38 @@ fn an_account_is_spent_when_all_is_leased_and_nothing_could_go_back() {
     assert!(!landing.is_spent() && other.is_spent(), "the second could; another account has none");
 }
 
+/// A peer is granted as much as it asks for, and says afterwards how much of it is used.
+#[test]
+fn what_was_not_written_comes_free_at_once() {
+    let (pool, ledger) = small();
+    let mut landing = pool.landing();
+    let piece = take(&mut landing, 3 * 4096, 3 * 4096).unwrap();
+    let (addr, bytes) = (piece.addr(), piece.filled(4097));
+    assert_eq!((bytes.as_ptr().addr() as u64, bytes.len()), (addr, 4097));
+    assert_eq!((pool.stats().filled, pool.stats().granted), (2 * 4096, 0));
+    let behind = take(&mut landing, 4096, 4096).unwrap();
+    assert!(behind.addr() != addr && behind.addr() != addr + 4096, "what was written is not given out");
+    drop((bytes, behind));
+    let mut held = Vec::new();
+    while let Some(piece) = take(&mut landing, 16 << 10, 16 << 10) {
+        held.push(piece.filled(1));
+    }
+    let all = pool.config().landing / 4096;
+    assert!(held.len() > all / 2, "{} pieces of a byte fill {all} granules", held.len());
+    assert_eq!((pool.stats().filled, pool.stats().granted), (held.len() * 4096, 0));
+    drop(held);
+    assert_eq!((pool.stats().filled, pool.stats().granted), (0, 0));
+    drop((landing, pool));
+    ledger.assert_settled();
+}
+
 #[test]
 fn pressure_begins_at_three_quarters() {
     let (pool, _) = small();
     let budget = pool.config().landing;
     let (mut landing, other) = (pool.landing(), pool.landing());
     let granted = take(&mut landing, budget / 2, 1).unwrap();
-    let filled = take(&mut landing, budget / 4, 1).unwrap().filled(1);
+    let filled = take(&mut landing, budget / 4, 1).unwrap().filled(usize::MAX);
     assert!(!landing.under_pressure());
     let more = take(&mut landing, 1, 1).unwrap();
     assert!(landing.under_pressure() && other.under_pressure());
@@ -447,7 +472,7 @@ fn an_account_with_a_limit_keeps_to_it_and_waits_for_its_own() {
     assert!(woken.count() > before);
     let piece = take(&mut limited, 64 << 10, 64 << 10).unwrap();
     // Readers that hold on to what they got count as well.
-    let held = piece.filled(1);
+    let held = piece.filled(usize::MAX);
     assert!(take(&mut limited, 64 << 10, 64 << 10).is_none());
     drop(held);
     // What lies idle in short chunks makes room for a long piece.

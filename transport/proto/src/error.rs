@@ -175,6 +175,17 @@ pub enum Breach {
     /// The peer asks for more answers than this side is ready to keep.
     #[error("more than {0} answers asked for and not collected")]
     Flood(usize),
+    /// The client begins calls and resets them before they were answered, faster than any does in good faith (HTTP/2
+    /// would say ENHANCE_YOUR_CALM).
+    #[error(
+        "streams reset before they were answered: more than {burst} at once and {per_second} a second (enhance your calm)"
+    )]
+    RapidReset {
+        /// Resets that are allowed at once.
+        burst: u64,
+        /// Of these, the number that a second allows again.
+        per_second: u64,
+    },
     /// GOAWAY for the second time, or an acknowledgement of none.
     #[error("GOAWAY frame that is a repetition or acknowledges none")]
     UnexpectedGoAway,

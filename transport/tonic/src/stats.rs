@@ -79,11 +79,13 @@ impl TransportStats {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Copied {
-    /// Short messages: to a control slot, or out of one, or out of a batch; on TCP while encoding.
+    /// Short messages: to a control slot, or out of one, or out of a batch; on TCP while encoding. Once more where they
+    /// wait behind others that nobody has read.
     pub eager: u64,
     /// To staging, because it did not lie in memory that the device knows.
     pub staging: u64,
-    /// Messages that came in several parts, brought together. On TCP everything that is received.
+    /// Messages that came in several parts, brought together, and what has landed in parts that are short for the
+    /// memory they keep. On TCP everything that is received.
     pub joined: u64,
     /// From landing memory to the heap, because less than a quarter of the landing memory was free.
     pub pressure: u64,

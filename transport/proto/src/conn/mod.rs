@@ -9,6 +9,7 @@
 //! | `landing` | memory that is granted to the peer (receiving bulk) |
 //! | `bulk` | memory that the peer has granted (sending bulk) |
 //! | `receive` | messages in |
+//! | `reset_limit` | how many streams a client may reset before they were answered |
 //! | `transmit` | messages and WRITEs out |
 //! | `ending` | GOAWAY, drain, CLOSE |
 //! | `heartbeat` | PING, dead peer |
@@ -40,6 +41,7 @@ mod heartbeat;
 mod landing;
 mod output;
 mod receive;
+mod reset_limit;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -55,7 +57,8 @@ use slab::Slab;
 use self::credits::Credits;
 use self::heartbeat::{Beat, Heartbeat};
 use self::landing::Grants;
-use self::stream::{Out, PeerGrant, RecvHalf, Stream};
+use self::reset_limit::ResetLimit;
+use self::stream::{Out, PeerGrant, RecvHalf, SendHalf, Stream};
 pub use self::types::{
     Event, Flow, GrantMemory, LandingWant, Pending, Room, SendError, Side, Stats, Transmit, Unsent, WantKey,
     Write,
@@ -138,6 +141,7 @@ pub struct Connection {
     control: VecDeque<Frame>,
     /// Frames in `control`, at most, that answer the peer.
     answers: usize,
+    resets: ResetLimit,
     /// The CLOSE frame, in [`Phase::Closing`].
     close_frame: Option<Frame>,
     /// Header fields that the peer remembers, and that it wants remembered.
@@ -195,6 +199,7 @@ impl Connection {
             last_known: 0,
             control: VecDeque::new(),
             answers: 0,
+            resets: ResetLimit::new(config.max_streams, now),
             close_frame: None,
             sent_fields: Sent::default(),
             received_fields: Received::default(),
@@ -407,6 +412,9 @@ impl Connection {
     fn remove_if_done(&mut self, key: usize) {
         let stream = &self.streams[key];
         if stream.send.is_done() && stream.recv.is_done() {
+            if stream.send == SendHalf::Ended {
+                self.resets.answered();
+            }
             self.remove(key);
         }
     }

@@ -82,7 +82,7 @@ impl Connection {
             }
             Frame::Data { stream, end, data } => self.on_data(stream, end, data),
             Frame::Window { stream, increment } => self.on_window(stream, increment),
-            Frame::Reset { stream, code } => self.on_reset(stream, ResetCode(code)),
+            Frame::Reset { stream, code } => self.on_reset(stream, ResetCode(code), now),
             Frame::Request { stream, len } => {
                 let key = self.sending_peer_stream(name, stream)?;
                 self.on_request(key, len, now)
@@ -237,7 +237,7 @@ impl Connection {
         Ok(())
     }
 
-    fn on_reset(&mut self, id: u32, code: ResetCode) -> Result<(), Breach> {
+    fn on_reset(&mut self, id: u32, code: ResetCode, now: Instant) -> Result<(), Breach> {
         // It may cross our END.
         let Some(key) = self.known("RESET", id)? else { return Ok(()) };
         let stream = &mut self.streams[key];
@@ -266,7 +266,10 @@ impl Connection {
             self.events.push_back(Event::Reset { stream: StreamId(id), code });
         }
         self.remove_if_done(key);
-        Ok(())
+        match (self.side, answer) {
+            (Side::Server, true) => self.resets.charge(now),
+            _ => Ok(()),
+        }
     }
 
     /// Answers are produced by what the peer asks; one that does not collect them is cut off (R15).

@@ -6,12 +6,10 @@ use tonic_rdma_fabric::{Completion, Link, LinkError};
 use tonic_rdma_proto::{CloseCode, Event, Flow, StreamId};
 
 use super::shared::{Inner, Life};
-use super::stream::{Fault, Piece, StreamIo};
+use super::stream::{Fault, StreamIo};
+use super::unread::{Place, RECEIVE_CHUNK};
 use crate::codec::Part;
 use crate::reason::{Reason, ReasonCode};
-
-/// Received messages share allocations of this many bytes.
-const RECEIVE_CHUNK: usize = 32 * 1024;
 
 impl Inner {
     /// Acts on everything in `completions`.
@@ -83,21 +81,21 @@ impl Inner {
                     io.ended |= end;
                 }),
                 Event::Data { stream, data, end } => {
-                    self.deliver(stream, Piece { part: Part::Eager(data), flow: Flow::Window }, end);
+                    self.deliver(stream, Part::Eager(data), Flow::Window, Place::Message, end);
                 }
                 Event::Landed { stream, memory, len, flow, end } => {
                     let Some(buf) = self.granted.try_remove(memory) else { continue };
-                    let mut landed = buf.filled(len as usize);
-                    if self.copy_on_delivery {
-                        // From here on nobody looks at what the peer can write to.
-                        landed = landed.to_private().into();
-                        self.copied.delivery += u64::from(len);
-                    } else if self.landing.under_pressure() || self.landing.is_spent() {
-                        // A reader that holds on to this must not starve the others.
-                        landed = landed.to_private().into();
-                        self.copied.pressure += u64::from(len);
-                    }
-                    self.deliver(stream, Piece { part: Part::Landed(landed), flow }, end);
+                    let landed = buf.filled(len as usize);
+                    // Copied: from here on nobody looks at what the peer can write to, or a reader that
+                    // holds on to this must not starve the others.
+                    let place = match self.copy_on_delivery
+                        || self.landing.under_pressure()
+                        || self.landing.is_spent()
+                    {
+                        true => Place::Heap,
+                        false => Place::Landing,
+                    };
+                    self.deliver(stream, Part::Landed(landed), flow, place, end);
                 }
                 Event::Returned { memory } => drop(self.granted.try_remove(memory)),
                 Event::Reset { stream, code } => self.with(stream, |io| {
@@ -148,18 +146,37 @@ impl Inner {
         }
     }
 
-    fn deliver(&mut self, id: StreamId, piece: Piece, end: bool) {
+    fn deliver(&mut self, id: StreamId, part: Part, flow: Flow, place: Place, end: bool) {
         let Some(io) = self.streams.get_mut(&id) else { return };
         io.ended |= end;
-        let (len, flow) = (piece.part.len() as u32, piece.flow);
+        let len = part.len() as u32;
         let discard = io.discard;
         if !discard && len > 0 {
-            io.pieces.push_back(piece);
+            let copied = match place {
+                Place::Heap if self.copy_on_delivery => Some(&mut self.copied.delivery),
+                Place::Heap => Some(&mut self.copied.pressure),
+                _ if !io.unread.joins(part.len(), place) => None,
+                Place::Message => Some(&mut self.copied.eager),
+                Place::Landing => Some(&mut self.copied.joined),
+            };
+            if let Some(copied) = copied {
+                *copied += u64::from(len);
+            }
+            io.unread.push(part, flow, place);
         }
         let waker = io.recv_waker.take();
         self.wake(waker);
         if discard {
             self.conn.consume(id, len, flow);
+        }
+    }
+
+    /// Bytes have been read, or will not be.
+    pub(super) fn consume(&mut self, id: StreamId, flows: [(u32, Flow); 2]) {
+        for (len, flow) in flows {
+            if len > 0 {
+                self.conn.consume(id, len, flow);
+            }
         }
     }
 

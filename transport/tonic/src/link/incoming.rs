@@ -121,13 +121,15 @@ impl Body for Incoming {
             this.finished = true;
             return Poll::Ready(None);
         };
-        if let Some(piece) = io.pieces.pop_front() {
+        if let Some(piece) = io.unread.pop() {
             if io.used != Used::Unknown {
                 this.used = io.used;
             }
             let used = this.used;
             this.ended = io.is_at_end();
-            inner.conn.consume(id, piece.part.len() as u32, piece.flow);
+            inner.consume(id, piece.flows());
+            // Of those that were joined the decoder copies even the long ones.
+            inner.copied.eager += u64::from(piece.landed_and_joined());
             if !inner.flush_soon() {
                 inner.count();
             }
@@ -184,11 +186,9 @@ impl Drop for Incoming {
         let side = inner.conn.side();
         let Some(io) = inner.streams.get_mut(&id) else { return };
         io.discard = true;
-        let rest = std::mem::take(&mut io.pieces);
+        let rest = std::mem::take(&mut io.unread);
         let ended = io.ended;
-        for piece in rest.iter() {
-            inner.conn.consume(id, piece.part.len() as u32, piece.flow);
-        }
+        inner.consume(id, rest.flows());
         if !rest.is_empty() {
             inner.count();
         }

@@ -12,6 +12,7 @@
 //! | `events` | link to protocol to streams |
 //! | `drive` | the task that polls the link, keeps the timers and ends the connection |
 //! | `stream` | what a call holds of a stream |
+//! | `unread` | what of a received body nobody has read |
 //! | `incoming` | a received body |
 //! | `outgoing` | a body being sent |
 //! | `headers` | http heads to and from header blocks |
@@ -44,6 +45,7 @@ mod stream;
 #[cfg(test)]
 mod tests;
 mod turns;
+mod unread;
 mod window;
 
 pub(crate) use client::{Call, CallError, FastClient};

@@ -5,18 +5,11 @@ use std::task::{Context, Waker};
 
 use bytes::Bytes;
 use tonic::{Code, Status};
-use tonic_rdma_proto::{Flow, ResetCode, StreamId, Unsent};
+use tonic_rdma_proto::{ResetCode, StreamId, Unsent};
 
 use super::shared::{Inner, Shared};
-use crate::codec::{Part, Used};
-use crate::fifo::Fifo;
-
-/// A piece of a received body.
-#[derive(Debug)]
-pub(super) struct Piece {
-    pub(super) part: Part,
-    pub(super) flow: Flow,
-}
+use super::unread::Unread;
+use crate::codec::Used;
 
 /// The application's side of one stream, behind the connection's lock.
 #[derive(Debug, Default)]
@@ -24,7 +17,7 @@ pub(super) struct StreamIo {
     /// The response's header block, and whether it was all (client).
     pub(super) head: Option<(Bytes, bool)>,
     pub(super) head_taken: bool,
-    pub(super) pieces: Fifo<Piece>,
+    pub(super) unread: Unread,
     pub(super) trailers: Option<Bytes>,
     /// The peer's half has ended.
     pub(super) ended: bool,
@@ -109,7 +102,7 @@ impl StreamIo {
 
     /// There is nothing more to read, and no trailers.
     pub(super) fn is_at_end(&self) -> bool {
-        self.ended && self.pieces.is_empty() && self.trailers.is_none()
+        self.ended && self.unread.is_empty() && self.trailers.is_none()
     }
 }
 

@@ -182,6 +182,13 @@ fn connection() -> Vec<Case> {
 /// Streams, header blocks, windows.
 fn streams() -> Vec<Case> {
     vec![
+        case(CLIENT, Breach::RapidReset { burst: 1600, per_second: 1000 }, |p| {
+            for first in [1, 402, 803, 1204] {
+                let reset = |stream| Frame::Reset { stream, code: ResetCode::CANCEL.0 };
+                let pairs = (first..first + 401).flat_map(|id| [head(id), reset(id)]);
+                p.inject(CLIENT, &pairs.collect::<Vec<_>>());
+            }
+        }),
         case(SERVER, Breach::UnknownStream { frame: "HEADERS", stream: stream(1) }, |p| {
             p.inject(SERVER, &[head(1)]);
         }),
@@ -361,6 +368,7 @@ fn name(breach: &Breach) -> &'static str {
         Breach::ClosedStream { .. } => "ClosedStream",
         Breach::StreamField { .. } => "StreamField",
         Breach::TooManyStreams(_) => "TooManyStreams",
+        Breach::RapidReset { .. } => "RapidReset",
         Breach::OpenedAfterGoAway(_) => "OpenedAfterGoAway",
         Breach::HeaderBlock { .. } => "HeaderBlock",
         Breach::FrameOrder { .. } => "FrameOrder",
@@ -388,7 +396,7 @@ fn all() -> Vec<Case> {
 #[test]
 fn every_breach_has_a_case() {
     let names: BTreeSet<&str> = all().iter().map(|case| name(&case.breach)).collect();
-    assert_eq!(names.len(), 28);
+    assert_eq!(names.len(), 29);
 }
 
 #[test]

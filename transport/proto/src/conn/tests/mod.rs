@@ -11,6 +11,7 @@
 //! | `breach` | every breach by name |
 //! | `model` | random operations against a model of bytes per stream |
 //! | `tables` | the transition tables, every state with every event |
+//! | `resets` | streams that are opened and reset |
 //! | `hostile` | random bytes and changed messages |
 
 mod breach;
@@ -22,5 +23,6 @@ mod hostile;
 mod model;
 mod pair;
 mod recvs;
+mod resets;
 mod segments;
 mod tables;

@@ -1,0 +1,333 @@
+//! What a peer that has a ticket can make a server hold and begin, by streams alone. Over shared
+//! memory; the server has a process of its own, whose memory is measured.
+
+// A failed unwrap is a failed test.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod peer;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use libtest_mimic::{Arguments, Trial};
+use peer::{Ended, Peer, data, head};
+use std::{
+    convert::Infallible,
+    future::{Future, pending},
+    net::SocketAddr,
+    pin::Pin,
+    process::ExitCode,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    task::{Context as Task, Poll},
+};
+use tokio::io::{AsyncBufReadExt as _, BufReader, stdin};
+use tonic::{Status, body::Body, server::NamedService, transport::server::TcpIncoming};
+use tonic_rdma::{Context, FabricKind, Server};
+use tonic_rdma_proto::frame::Frame;
+use tonic_rdma_tests::{
+    codec::Which,
+    process::{Process, role, runtime},
+};
+use tower::Service;
+
+/// What a window of 2 MiB that nobody reads may add to what the server has.
+const MOST: usize = 4 << 20;
+/// A stream whose body the server does not want.
+const DISCARDED: u32 = 3;
+/// Bytes that have been sent on it when the server is measured first.
+const WARM_UP: usize = 100 * 4000;
+
+fn main() -> ExitCode {
+    if let Some(role) = role() {
+        runtime(Which::ZeroCopy).block_on(serve(role[1].parse().unwrap()));
+        return ExitCode::SUCCESS;
+    }
+    let mut arguments = Arguments::from_args();
+    // Each has a process that is measured.
+    arguments.test_threads = Some(1);
+    let eager: [(&str, &[usize]); 6] = [
+        ("1", &[1]),
+        ("5", &[5]),
+        ("7", &[7]),
+        ("100", &[100]),
+        ("4000", &[4000]),
+        ("mixed", &[1, 4000, 5, 333, 2, 1700]),
+    ];
+    let landed: [(&str, &[usize], usize); 5] = [
+        ("1", &[1], 2000),
+        ("7", &[7], 2000),
+        ("100", &[100], 2000),
+        ("5000", &[5000], 2000),
+        ("mixed", &[1, 6000, 3000, 2], 2000),
+    ];
+    let mut trials = Vec::new();
+    for (name, sizes) in eager {
+        let name = format!("a_full_window_of_data_frames_of_{name}_bytes");
+        trials.push(trial(name, move || a_full_window_of_data_frames(sizes)));
+    }
+    for (name, sizes, pieces) in landed {
+        let name = format!("a_window_of_{name}_bytes_landed_by_standing_grant");
+        trials.push(trial(name, move || landed_by_standing_grant(sizes, pieces)));
+    }
+    trials.push(trial("one_byte_of_each_message".into(), one_byte_of_each_message));
+    trials.push(trial("data_frames_between_landed_pieces".into(), data_frames_between_landed_pieces));
+    trials.push(trial("rapid_resets_end_the_connection".into(), rapid_resets_end_the_connection));
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+fn trial<F: Future<Output = ()>>(name: String, test: impl FnOnce() -> F + Send + 'static) -> Trial {
+    Trial::test(name, move || {
+        runtime(Which::ZeroCopy).block_on(test());
+        Ok(())
+    })
+}
+
+/// Handlers that never answer: `Hold` keeps its request and does not read it, `Discard` drops it.
+#[derive(Clone, Default)]
+struct Silent {
+    begun: Arc<AtomicUsize>,
+}
+
+impl NamedService for Silent {
+    const NAME: &'static str = "tonic_rdma.conformance.v1.Conformance";
+}
+
+impl Service<Request<Body>> for Silent {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Task<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        self.begun.fetch_add(1, Relaxed);
+        Box::pin(async move {
+            let method = request.uri().path().rsplit('/').next().unwrap().to_owned();
+            let held = match method.as_str() {
+                "Hold" => Some(request),
+                "Discard" => {
+                    drop(request);
+                    None
+                }
+                _ => return Ok(Status::ok("").into_http()),
+            };
+            pending::<()>().await;
+            drop(held);
+            unreachable!("it waits for ever")
+        })
+    }
+}
+
+/// KiB that are resident.
+fn resident() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+/// The server's process: says where it listens, and answers `resident`, `landing` and `begun` with
+/// a number.
+async fn serve(max_streams: u32) {
+    let context = Context::builder().build();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let at = listener.local_addr().unwrap();
+    let silent = Silent::default();
+    let begun = silent.begun.clone();
+    let mut server = Server::builder()
+        .fabrics([FabricKind::Shm])
+        .context(context.clone())
+        .max_concurrent_streams(max_streams);
+    tokio::spawn(server.add_service(silent).serve_with_incoming(TcpIncoming::from(listener)));
+    println!("{at}");
+    let mut lines = BufReader::new(stdin()).lines();
+    while let Ok(Some(question)) = lines.next_line().await {
+        match question.as_str() {
+            "resident" => println!("{}", resident() * 1024),
+            "landing" => println!("{}", landing(&context).await),
+            "begun" => println!("{}", begun.load(Relaxed)),
+            _ => panic!("no such question: {question}"),
+        }
+    }
+}
+
+async fn landing(context: &Context) -> usize {
+    context.pool_stats().await.iter().map(|(_, stats)| stats.filled).sum()
+}
+
+/// A hostile peer, and the server that it is let in by.
+struct Scene {
+    server: Process,
+    peer: Peer,
+    /// Bytes that the server had before.
+    before: usize,
+}
+
+impl Scene {
+    /// The peer has a stream 1 that nobody reads.
+    async fn new() -> Self {
+        let mut server = Process::start("", "server 1024");
+        let at: SocketAddr = server.line().await.parse().unwrap();
+        let mut peer = Peer::connect(at).await;
+        peer.send(&[head(1, "Hold"), head(DISCARDED, "Discard")]).await.unwrap();
+        peer.settled().await.unwrap();
+        // What a connection has in any case: buffers, and the ring.
+        for _ in 0..WARM_UP / 4000 {
+            peer.send(&[data(DISCARDED, 4000)]).await.unwrap();
+        }
+        peer.settled().await.unwrap();
+        let mut scene = Scene { server, peer, before: 0 };
+        scene.before = scene.ask("resident").await;
+        scene
+    }
+
+    async fn ask(&mut self, what: &str) -> usize {
+        self.server.ask(what).await.parse().unwrap()
+    }
+
+    /// Nothing is read, and little is held: landing memory counts whether or not the server has
+    /// touched it.
+    async fn check(mut self, sent: usize) {
+        self.peer.settled().await.unwrap();
+        let now = self.ask("resident").await;
+        let landing = self.ask("landing").await;
+        let more = now.saturating_sub(self.before);
+        println!("{sent} bytes unread: {more} more are resident, {landing} of landing memory held");
+        assert!(
+            more + landing <= MOST,
+            "{sent} bytes of payload keep {more} and {landing} of landing memory"
+        );
+        assert!(sent < 1 << 20 || more + landing >= sent / 2, "it is not held: {more} + {landing}");
+        assert_eq!(self.ask("begun").await, 2);
+    }
+}
+
+async fn a_full_window_of_data_frames(sizes: &[usize]) {
+    let mut scene = Scene::new().await;
+    let window = scene.peer.window as usize;
+    let (mut sent, mut frames) = (0, Vec::new());
+    for len in sizes.iter().copied().cycle() {
+        let len = len.min(window - sent);
+        frames.push(data(1, len));
+        sent += len;
+        if frames.len() == 1000 || sent == window {
+            scene.peer.send(&frames).await.unwrap();
+            frames.clear();
+        }
+        if sent == window {
+            break;
+        }
+    }
+    scene.check(sent).await;
+}
+
+/// The buffer that each message is received in is full, of what is for another stream.
+async fn one_byte_of_each_message() {
+    let mut scene = Scene::new().await;
+    let mut others = WARM_UP;
+    for _ in 0..10_000 {
+        scene.peer.has_window(others + 4000).await;
+        scene.peer.send(&[data(1, 1), data(DISCARDED, 4000)]).await.unwrap();
+        others += 4000;
+    }
+    scene.check(10_000).await;
+}
+
+/// Pieces that come by WRITE, and none of which was asked for: `DONE` names a grant that any stream
+/// may use.
+async fn landed_by_standing_grant(sizes: &[usize], pieces: usize) {
+    let mut scene = Scene::new().await;
+    let sent = land(&mut scene, sizes, pieces, |_| None).await;
+    scene.check(sent).await;
+}
+
+async fn data_frames_between_landed_pieces() {
+    let mut scene = Scene::new().await;
+    let sent = land(&mut scene, &[3000, 6000, 2900], 1200, |n| Some(data(1, 1 + n % 3))).await;
+    scene.check(sent).await;
+}
+
+/// Lands up to so many pieces, as far as the window goes, with a frame behind each. Returns the bytes.
+async fn land(
+    scene: &mut Scene,
+    sizes: &[usize],
+    pieces: usize,
+    between: impl Fn(usize) -> Option<Frame>,
+) -> usize {
+    let peer = &mut scene.peer;
+    // A long one on the stream that is discarded: from then on the server grants memory of this
+    // length before it is asked.
+    peer.send(&[Frame::Request { stream: DISCARDED, len: 64 << 10 }]).await.unwrap();
+    let window = peer.window as usize;
+    let (mut sent, mut discarded, mut landed) = (0, WARM_UP, 0);
+    let mut sizes = sizes.iter().copied().cycle();
+    while landed < pieces {
+        let grant = peer.standing().await;
+        let (stream, len) = match landed % 5 {
+            // What is granted remains as long as the longest of the last eight.
+            4 => (DISCARDED, grant.len as usize),
+            _ => (1, sizes.next().unwrap().min(grant.len as usize)),
+        };
+        landed += 1;
+        if stream == DISCARDED {
+            discarded += len;
+            peer.has_window(discarded).await;
+        } else if sent + len + 3 > window {
+            break;
+        }
+        // All of the grant is touched.
+        peer.write(grant, Bytes::from(vec![0; grant.len as usize]));
+        let mut frames = vec![Frame::Done { stream, end: false, id: grant.id, len: len as u32 }];
+        if stream == 1 {
+            sent += len;
+            if let Some(Frame::Data { data, .. }) = between(landed) {
+                sent += data.len();
+                frames.push(Frame::Data { stream, end: false, data });
+            }
+        }
+        peer.send(&frames).await.unwrap();
+    }
+    sent
+}
+
+/// Streams are opened and reset, all in good order otherwise: never more than are allowed are open.
+async fn rapid_resets_end_the_connection() {
+    const STREAMS: u32 = 25;
+    let mut server = Process::start("", &format!("server {STREAMS}"));
+    let at: SocketAddr = server.line().await.parse().unwrap();
+    let mut peer = Peer::connect(at).await;
+    let mut pairs = 0;
+    let Ended(why) = loop {
+        let ids = pairs + 1..pairs + 1 + STREAMS;
+        let heads: Vec<_> = ids.clone().map(|id| head(id, "Hold")).collect();
+        let resets: Vec<_> = ids.map(|stream| Frame::Reset { stream, code: 8 }).collect();
+        let round = async {
+            // Their handlers begin before they are reset.
+            peer.send(&heads).await?;
+            peer.settled().await?;
+            peer.send(&resets).await?;
+            peer.settled().await
+        };
+        if let Err(ended) = round.await {
+            break ended;
+        }
+        pairs += STREAMS;
+        assert!(pairs < 50_000, "nothing limits what is begun for a client that resets it all");
+    };
+    assert!(why.contains("enhance your calm"), "{why}");
+    let begun: usize = server.ask("begun").await.parse().unwrap();
+    println!("{begun} handlers were begun, by {pairs} pairs");
+    // 1,600 at once, for so low a limit of streams, and what time allowed again.
+    assert!((1600..50_000).contains(&begun), "{begun}");
+    // Others, and the same host again, are served.
+    let mut peer = Peer::connect(at).await;
+    peer.send(&[head(1, "Other")]).await.unwrap();
+    peer.settled().await.unwrap();
+    let answered = |frame: &Frame| matches!(frame, Frame::Headers { stream: 1, .. });
+    while !peer.frames.iter().any(answered) {
+        peer.settled().await.unwrap();
+    }
+}

@@ -1,0 +1,203 @@
+//! A peer over shared memory that has a ticket and composes its messages itself. It keeps to its
+//! credits.
+
+use std::{collections::VecDeque, future::poll_fn, net::SocketAddr, time::Duration};
+
+use bytes::{Bytes, BytesMut};
+use tonic_rdma::{Pool, PoolConfig};
+use tonic_rdma_fabric::{
+    Addr, AnyLink, Completion, Fabric, Link, LinkConfig, LinkError, ShmAccess, Work, WriteSource,
+};
+use tonic_rdma_proto::{
+    Accept, Config, Hello,
+    frame::{Composer, Frame, Reader},
+    headers,
+};
+use tonic_rdma_tests::{
+    bootstrap::{
+        OfferRequest, bootstrap_client::BootstrapClient, fabric_offer::Fabric as Offered,
+        offer_response::Outcome,
+    },
+    load::bounded,
+};
+
+const SLOT: usize = 4096;
+
+/// Landing memory that any stream may use.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Standing {
+    pub(crate) id: u32,
+    pub(crate) rkey: u32,
+    pub(crate) len: u32,
+    pub(crate) addr: u64,
+}
+
+pub(crate) struct Peer {
+    link: AnyLink,
+    _pool: Pool,
+    /// SENDs that the server has RECVs for.
+    credits: u32,
+    /// Messages received since credits were last given back.
+    owed: u16,
+    work: u64,
+    pings: u64,
+    ponged: u64,
+    /// What the server has said, PONGs and WINDOWs apart.
+    pub(crate) frames: VecDeque<Frame>,
+    /// By how much windows have grown.
+    pub(crate) grown: u32,
+    /// Of a stream, at first.
+    pub(crate) window: u32,
+}
+
+/// The connection has ended, and why, in the server's words.
+#[derive(Debug)]
+pub(crate) struct Ended(pub(crate) String);
+
+impl Peer {
+    pub(crate) async fn connect(server: SocketAddr) -> Self {
+        let fabric = Fabric::shm(ShmAccess::SameUser).unwrap();
+        let pool = Pool::new(PoolConfig::default().total(8 << 20), fabric.registrar()).unwrap();
+        let mut client = BootstrapClient::connect(format!("http://{server}")).await.unwrap();
+        let request = OfferRequest { version_min: 1, version_max: 1, fabrics: vec!["shm".into()] };
+        let response = client.offer(request).await.unwrap().into_inner();
+        let Some(Outcome::Grant(grant)) = response.outcome else { panic!("{response:?}") };
+        let Some(Offered::Shm(shm)) = &grant.fabrics[0].fabric else { panic!("{grant:?}") };
+        let mine = Config { slot_size: SLOT as u32, recv_slots: 32, recv_most: 32, ..Config::default() };
+        let hello = Hello::new(grant.ticket[..].try_into().unwrap(), mine.settings()).encode();
+        let sizes = LinkConfig {
+            recv_slots: 32,
+            slot_size: SLOT as u32,
+            send_slots: 8,
+            staging: 0,
+            ..LinkConfig::default()
+        };
+        let addr = Addr::Shm(shm.socket.parse().unwrap());
+        let limit = Duration::from_secs(20);
+        let connected = fabric.connect(&addr, &sizes, &pool, &hello, limit).await.unwrap();
+        let settings = Accept::decode(&connected.private_data).unwrap().settings;
+        Peer {
+            link: connected.link,
+            _pool: pool,
+            credits: settings.recv_slots.into(),
+            owed: 0,
+            work: 0,
+            pings: 0,
+            ponged: 0,
+            frames: VecDeque::new(),
+            grown: 0,
+            window: settings.stream_window,
+        }
+    }
+
+    /// Takes what has come.
+    async fn hear(&mut self) -> Result<(), Ended> {
+        let mut out = Vec::new();
+        let what = "a word of the server's";
+        let result = bounded(what, poll_fn(|cx| self.link.poll(cx, &mut out))).await;
+        for completion in out {
+            let Completion::Received { slot, len } = completion else { continue };
+            let message = Bytes::copy_from_slice(self.link.recv_slot(slot, len));
+            self.link.repost(slot).map_err(gone)?;
+            self.owed += 1;
+            let mut reader = Reader::new(message).unwrap();
+            self.credits += u32::from(reader.credits);
+            while let Some(frame) = reader.next_frame().unwrap() {
+                match frame {
+                    Frame::Ping { ack: true, token } => self.ponged = token,
+                    Frame::Window { increment, .. } => self.grown += increment,
+                    Frame::Close { text, .. } => {
+                        return Err(Ended(String::from_utf8_lossy(&text).into_owned()));
+                    }
+                    frame => self.frames.push_back(frame),
+                }
+            }
+        }
+        result.map_err(gone)
+    }
+
+    fn queue(&mut self, work: Work) -> Result<(), Ended> {
+        self.work += 1;
+        // Over shared memory all of it is done when this returns.
+        self.link.queue(self.work, work, true).map(drop).map_err(gone)
+    }
+
+    /// Sends frames, as many to a message as fit.
+    pub(crate) async fn send(&mut self, frames: &[Frame]) -> Result<(), Ended> {
+        let mut rest = frames;
+        while !rest.is_empty() {
+            // The last one is for what gives credits back.
+            while self.credits < 2 {
+                self.hear().await?;
+            }
+            let mut message = Composer::new(&mut self.link.block_mut()[..SLOT]);
+            let fit = rest.iter().take_while(|frame| message.add(frame)).count();
+            assert!(fit > 0, "a frame that fits no message: {:?}", rest[0]);
+            let len = message.finish(std::mem::take(&mut self.owed));
+            rest = &rest[fit..];
+            self.credits -= 1;
+            self.queue(Work::Send { offset: 0, len })?;
+            self.link.ring().map_err(gone)?;
+        }
+        Ok(())
+    }
+
+    /// Until the server has acted on all that was sent.
+    pub(crate) async fn settled(&mut self) -> Result<(), Ended> {
+        self.pings += 1;
+        self.send(&[Frame::Ping { ack: false, token: self.pings }]).await?;
+        while self.ponged < self.pings {
+            self.hear().await?;
+        }
+        Ok(())
+    }
+
+    /// Until so many bytes in all may have been sent on the one stream whose window grows.
+    pub(crate) async fn has_window(&mut self, bytes: usize) {
+        let grows = async {
+            while bytes > (self.window + self.grown) as usize {
+                self.hear().await.unwrap();
+            }
+        };
+        bounded("a window", grows).await;
+    }
+
+    /// The next landing memory that the server grants to any stream.
+    pub(crate) async fn standing(&mut self) -> Standing {
+        loop {
+            match self.frames.pop_front() {
+                Some(Frame::Grant { stream: 0, id, rkey, len, addr }) => {
+                    return Standing { id, rkey, len, addr };
+                }
+                Some(_) => {}
+                None => self.hear().await.unwrap(),
+            }
+        }
+    }
+
+    pub(crate) fn write(&mut self, at: Standing, bytes: Bytes) {
+        let work = Work::Write { src: WriteSource::Any(bytes), remote_addr: at.addr, rkey: at.rkey };
+        self.queue(work).unwrap();
+    }
+}
+
+fn gone(error: LinkError) -> Ended {
+    Ended(error.to_string())
+}
+
+/// The head of a call.
+pub(crate) fn head(stream: u32, method: &str) -> Frame {
+    let mut block = BytesMut::new();
+    let path = format!("/tonic_rdma.conformance.v1.Conformance/{method}");
+    for (name, value) in
+        [(":method", "POST"), (":scheme", "http"), (":path", &path), ("content-type", "application/grpc")]
+    {
+        headers::encode(&mut block, name, value.as_bytes()).unwrap();
+    }
+    Frame::Headers { stream, end: false, more: false, indexed: false, block: block.freeze() }
+}
+
+/// A piece of a body: empty gRPC messages, wherever it is cut.
+pub(crate) fn data(stream: u32, len: usize) -> Frame {
+    Frame::Data { stream, end: false, data: Bytes::from(vec![0; len]) }
+}

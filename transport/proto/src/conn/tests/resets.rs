@@ -1,0 +1,123 @@
+//! Streams that are opened and reset: as fast as a hostile client can, and as often as one in good
+//! faith does.
+
+use std::time::Duration;
+
+use super::super::*;
+use super::pair::*;
+use crate::error::Breach;
+use crate::frame::{Composer, Frame};
+use crate::ids::{ResetCode, StreamId};
+
+fn server(max_streams: u32) -> Pair {
+    let config = Config { max_streams, slot_size: 4096, recv_slots: 64, recv_most: 64, ..small() };
+    Pair::new(config.clone(), config, 1 << 20)
+}
+
+/// Messages of a client that keeps to its credits and to the limit of streams: one opens `n`
+/// streams, the next resets them. Returns how many calls the server was to begin, and why it ended
+/// the connection, if it did.
+fn open_and_reset(p: &mut Pair, first: u32, n: u32) -> (u32, Option<Breach>) {
+    let head =
+        |stream| Frame::Headers { stream, end: false, more: false, indexed: false, block: block("head") };
+    let reset = |stream| Frame::Reset { stream, code: ResetCode::CANCEL.0 };
+    let ids = first..first + n;
+    let messages: [Vec<Frame>; 2] = [ids.clone().map(head).collect(), ids.map(reset).collect()];
+    let mut begun = 0;
+    for frames in messages {
+        let mut slot = vec![0; 4096];
+        let mut composer = Composer::new(&mut slot);
+        assert!(frames.iter().all(|frame| composer.add(frame)));
+        let len = composer.finish(64 - p.server().credits.ours() as u16);
+        slot.truncate(len);
+        p.inject_raw(CLIENT, slot.into());
+        while let Some(event) = p.server().poll_event() {
+            begun += u32::from(matches!(event, Event::Opened { .. }));
+        }
+        p.ends[SERVER].slots = 4;
+        p.drive_unchecked(SERVER);
+        p.to[CLIENT].clear();
+    }
+    (begun, p.ends[SERVER].error.take())
+}
+
+#[test]
+fn rapid_resets_are_a_breach() {
+    for (max_streams, burst, per_second) in [(4, 1600, 1000), (1024, 16_384, 10_240)] {
+        let mut p = server(max_streams);
+        let n = max_streams.min(64);
+        let (mut first, mut begun) = (1, 0);
+        let breach = loop {
+            let (more, breach) = open_and_reset(&mut p, first, n);
+            (first, begun) = (first + n, begun + more);
+            if let Some(breach) = breach {
+                break breach;
+            }
+            assert!(begun <= burst, "{begun} calls begun for a client that reads none of their answers");
+        };
+        assert_eq!(breach, Breach::RapidReset { burst: burst.into(), per_second });
+        assert!(breach.to_string().contains("enhance your calm"), "{breach}");
+        assert!(begun > burst - n && begun <= burst + n, "{begun}");
+    }
+}
+
+#[test]
+fn time_restores_what_clients_in_good_faith_need() {
+    let mut p = server(64);
+    // All that may be open, given up at once, ten times a second, for a minute.
+    let mut first = 1;
+    for _ in 0..600 {
+        p.now += Duration::from_millis(100);
+        let (begun, breach) = open_and_reset(&mut p, first, 64);
+        assert_eq!((begun, breach), (64, None));
+        first += 64;
+    }
+    // What an attacker gains by waiting is the burst, and no more.
+    p.now += Duration::from_secs(3600);
+    let mut begun = 0;
+    let breach = loop {
+        let (more, breach) = open_and_reset(&mut p, first, 64);
+        (first, begun) = (first + 64, begun + more);
+        if let Some(breach) = breach {
+            break breach;
+        }
+        assert!(begun <= 1600, "{begun}");
+    };
+    assert!(matches!(breach, Breach::RapidReset { burst: 1600, per_second: 1000 }), "{breach}");
+    // At a steady rate beyond what time restores it takes longer, and comes to the same.
+    let mut p = server(64);
+    let (mut first, mut rounds) = (1, 0);
+    while open_and_reset(&mut p, first, 64).1.is_none() {
+        p.now += Duration::from_millis(32);
+        (first, rounds) = (first + 64, rounds + 1);
+        assert!(rounds <= 60, "two thousand a second");
+    }
+    assert!(rounds >= 40, "{rounds}");
+}
+
+#[test]
+fn answers_restore_what_hedging_needs() {
+    let mut p = Pair::small();
+    // No time passes. Five attempts of each call, of which one is answered.
+    for _ in 0..2000 {
+        let attempts: Vec<StreamId> = (0..5).map(|_| p.open("head", true)).collect();
+        p.settle();
+        p.answer(attempts[0], pattern(1, 10));
+        p.settle();
+        for id in &attempts[1..] {
+            p.client().reset(*id, ResetCode::CANCEL);
+        }
+        p.settle();
+        assert_eq!(p.ends[SERVER].error, None);
+    }
+    // The server has ended its half: what the client does then is not counted.
+    for _ in 0..2000 {
+        let id = p.open("head", false);
+        p.settle();
+        p.answer(id, pattern(1, 10));
+        p.settle();
+        p.client().reset(id, ResetCode::CANCEL);
+        p.settle();
+        assert_eq!(p.ends[SERVER].error, None);
+    }
+}
