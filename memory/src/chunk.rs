@@ -164,9 +164,9 @@ impl LandingBuf {
         self.piece.bytes()
     }
 
-    /// The peer has written the first `len` bytes, and said DONE: they can be read, as what the peer may still write to
-    /// can be. At most the capacity counts. The memory returns when the last of them, and the last `Bytes` that was lent
-    /// of them, is dropped.
+    /// The peer has written the first `len` bytes, and said DONE: they can be read, as what the
+    /// peer may still write to can be. At most the capacity counts. The memory returns when the
+    /// last of them, and the last `Bytes` that was lent of them, is dropped.
     pub fn filled(self, len: usize) -> Landed {
         let LandingBuf { mut piece } = self;
         let counters = &piece.chunk.lease.shared.counters;
@@ -190,8 +190,8 @@ impl AsRef<[u8]> for Filled {
         let start = self.piece.start * GRANULE;
         // SAFETY: the piece lies within the region and belongs to this value since DONE (R4, R8); the mapping was zeroed
         // when it was made for this lease, so all of it is initialized. That a peer writes no more after DONE is its
-        // duty (R9): one that does can spoil only what it sent itself (R12), and `Landed` keeps it from who would rely on
-        // it: all but the application, which is told.
+        // duty (R9): one that does can spoil only what it sent itself (R12), and `Landed` keeps it
+        // from who would rely on it: all but the application, which is told.
         unsafe { std::slice::from_raw_parts(self.piece.chunk.region.ptr().as_ptr().add(start), self.len) }
     }
 }
