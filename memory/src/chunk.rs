@@ -177,9 +177,10 @@ impl LandingBuf {
         self.piece.bytes()
     }
 
-    /// The peer has written the first `len` bytes, and said DONE: they can be read, as what the peer may still write to
-    /// can be. At most the capacity counts. The memory returns when the last of them, and the last `Bytes` that was lent
-    /// of them, is dropped; whole granules that are not among these bytes return at once.
+    /// The peer has written the first `len` bytes, and said DONE: they can be read, as what the
+    /// peer may still write to can be. At most the capacity counts. The memory returns when the
+    /// last of them, and the last `Bytes` that was lent of them, is dropped; whole
+    /// granules that are not among these bytes return at once.
     pub fn filled(self, len: usize) -> Landed {
         let LandingBuf { mut piece } = self;
         piece.cut(len.div_ceil(GRANULE).max(1));
@@ -204,8 +205,8 @@ impl AsRef<[u8]> for Filled {
         let start = self.piece.start * GRANULE;
         // SAFETY: the piece lies within the region and belongs to this value since DONE (R4, R8); the mapping was zeroed
         // when it was made for this lease, so all of it is initialized. That a peer writes no more after DONE is its
-        // duty (R9): one that does can spoil only what it sent itself (R12), and `Landed` keeps it from who would rely on
-        // it: all but the application, which is told.
+        // duty (R9): one that does can spoil only what it sent itself (R12), and `Landed` keeps it
+        // from who would rely on it: all but the application, which is told.
         unsafe { std::slice::from_raw_parts(self.piece.chunk.region.ptr().as_ptr().add(start), self.len) }
     }
 }

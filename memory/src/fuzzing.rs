@@ -1,4 +1,5 @@
-//! Memory that changes under its reader, for tests and fuzz targets. Not part of the public interface.
+//! Memory that changes under its reader, for tests and fuzz targets. Not part of the public
+//! interface.
 
 use std::io;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
@@ -9,8 +10,8 @@ use bytes::{Buf, Bytes};
 use crate::config::HugePages;
 use crate::region::Mapping;
 
-/// A file that is mapped twice: once for whoever reads it as [`Bytes`], and once for the stranger who writes to it, as a peer
-/// does that has a landing chunk mapped.
+/// A file that is mapped twice: once for whoever reads it as [`Bytes`], and once for the stranger
+/// who writes to it, as a peer does that has a landing chunk mapped.
 #[derive(Clone, Debug)]
 pub struct SharedArena(Arc<Both>);
 
@@ -29,8 +30,9 @@ struct View(Arc<Both>);
 impl AsRef<[u8]> for View {
     fn as_ref(&self) -> &[u8] {
         let reader = &self.0.reader;
-        // SAFETY: the mapping is `len` bytes long, zeroed when it was made, and lives as long as this value. That it changes
-        // meanwhile is what it is for; this process writes to it by another mapping only.
+        // SAFETY: the mapping is `len` bytes long, zeroed when it was made, and lives as long as
+        // this value. That it changes meanwhile is what it is for; this process writes to it by
+        // another mapping only.
         unsafe { std::slice::from_raw_parts(reader.ptr().as_ptr(), reader.len()) }
     }
 }
@@ -106,13 +108,14 @@ impl SharedArena {
 
     fn words(&self) -> &[AtomicU8] {
         let writer = &self.0.writer;
-        // SAFETY: the mapping is `len` bytes long, zeroed when it was made, lives as long as self, and is reached through
-        // these atomics only.
+        // SAFETY: the mapping is `len` bytes long, zeroed when it was made, lives as long as self,
+        // and is reached through these atomics only.
         unsafe { std::slice::from_raw_parts(writer.ptr().as_ptr().cast::<AtomicU8>(), writer.len()) }
     }
 }
 
-/// What a parser is given that reads what landed in an arena. Panics when it is shown a byte of the arena itself.
+/// What a parser is given that reads what landed in an arena. Panics when it is shown a byte of the
+/// arena itself.
 #[derive(Debug)]
 pub struct Watched<'a, B> {
     /// What it reads.

@@ -1,7 +1,8 @@
 //! Landed bytes, which the peer that wrote them may still write to.
 //!
-//! A peer keeps its key, or its mapping, after DONE. So what landed is never parsed where it lies: a value that was checked
-//! could be another when it is used. [`Landed`] shows no bytes; it is cut up by lengths alone, and read in three ways:
+//! A peer keeps its key, or its mapping, after DONE. So what landed is never parsed where it lies:
+//! a value that was checked could be another when it is used. [`Landed`] shows no bytes; it is cut
+//! up by lengths alone, and read in three ways:
 //!
 //! | way | by | who may use it |
 //! |---|---|---|
@@ -15,28 +16,32 @@ use std::sync::atomic::{Ordering, compiler_fence};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-/// Bytes of the first window, and of the first behind a field that was lent or skipped: tags, lengths and short fields.
+/// Bytes of the first window, and of the first behind a field that was lent or skipped: tags,
+/// lengths and short fields.
 const FIRST: usize = 64;
 /// Bytes of the longest window. Windows double while a message is read on without a gap.
 const LONGEST: usize = 4096;
 
 /// Copies `len` bytes that somebody else may write to meanwhile.
 ///
-/// Each byte of the copy is one that was there at some time; those of one copy may be of different times.
+/// Each byte of the copy is one that was there at some time; those of one copy may be of different
+/// times.
 ///
 /// # Safety
-/// `src` is valid for reads of `len` bytes, `dst` for writes, and they do not overlap. No other thread of this process writes
-/// to `src` meanwhile.
+/// `src` is valid for reads of `len` bytes, `dst` for writes, and they do not overlap. No other
+/// thread of this process writes to `src` meanwhile.
 #[inline]
 unsafe fn fetch(src: *const u8, dst: *mut u8, len: usize) {
-    // SAFETY: as the caller says. What another process or a device writes meanwhile is not seen by the compiler; nothing is
-    // concluded from `src` (R4).
+    // SAFETY: as the caller says. What another process or a device writes meanwhile is not seen by
+    // the compiler; nothing is concluded from `src` (R4).
     unsafe { std::ptr::copy_nonoverlapping(src, dst, len) };
-    // The compiler must take `src` to have changed: it may not read there again in place of the copy.
+    // The compiler must take `src` to have changed: it may not read there again in place of the
+    // copy.
     compiler_fence(Ordering::SeqCst);
 }
 
-/// Landed bytes. Dropping the last part of them, and of what was lent of them, gives the memory back.
+/// Landed bytes. Dropping the last part of them, and of what was lent of them, gives the memory
+/// back.
 ///
 /// ```
 /// use bytes::{Buf, Bytes};
@@ -85,7 +90,8 @@ impl Landed {
     /// There are fewer.
     pub fn copy_to(&self, dst: &mut [u8]) {
         assert!(dst.len() <= self.len(), "{} bytes of {} landed ones", dst.len(), self.len());
-        // SAFETY: as checked; `dst` is borrowed exclusively, and landed bytes are written by nobody of this process (R8).
+        // SAFETY: as checked; `dst` is borrowed exclusively, and landed bytes are written by nobody
+        // of this process (R8).
         unsafe { fetch(self.0.as_ptr(), dst.as_mut_ptr(), dst.len()) };
     }
 
@@ -93,8 +99,8 @@ impl Landed {
     pub fn append_to(&self, dst: &mut BytesMut) {
         let len = self.len();
         dst.reserve(len);
-        // SAFETY: `len` bytes are reserved behind the last of `dst`, which is borrowed exclusively, and filled before they
-        // count; landed bytes are written by nobody of this process (R8).
+        // SAFETY: `len` bytes are reserved behind the last of `dst`, which is borrowed exclusively,
+        // and filled before they count; landed bytes are written by nobody of this process (R8).
         unsafe {
             fetch(self.0.as_ptr(), dst.chunk_mut().as_mut_ptr(), len);
             dst.advance_mut(len);
@@ -108,8 +114,8 @@ impl Landed {
         copy.freeze()
     }
 
-    /// The memory itself, **which the peer may still write to**: for the application, which has been told so, and never for
-    /// code that checks and then uses.
+    /// The memory itself, **which the peer may still write to**: for the application, which has
+    /// been told so, and never for code that checks and then uses.
     pub fn lend(self) -> Bytes {
         self.0
     }
@@ -135,7 +141,8 @@ impl fmt::Debug for Landed {
     }
 }
 
-/// Where a [`LandedReader`] copies to: 4 KiB for the stack, which are not initialized before they are needed.
+/// Where a [`LandedReader`] copies to: 4 KiB for the stack, which are not initialized before they
+/// are needed.
 pub struct Window([MaybeUninit<u8>; LONGEST]);
 
 impl Window {
@@ -158,11 +165,12 @@ impl fmt::Debug for Window {
     }
 }
 
-/// A [`Buf`] for parsers: [`chunk`](Buf::chunk) shows private copies, of each byte one; [`copy_to_bytes`](Buf::copy_to_bytes)
-/// lends the memory that the bytes landed in, and [`advance`](Buf::advance) past a window skips it without copying.
+/// A [`Buf`] for parsers: [`chunk`](Buf::chunk) shows private copies, of each byte one;
+/// [`copy_to_bytes`](Buf::copy_to_bytes) lends the memory that the bytes landed in, and
+/// [`advance`](Buf::advance) past a window skips it without copying.
 ///
-/// Windows follow each other. One is copied when the window before is used up, so what stands behind a field of
-/// `bytes` is not read before the field is passed.
+/// Windows follow each other. One is copied when the window before is used up, so what stands
+/// behind a field of `bytes` is not read before the field is passed.
 #[derive(Debug)]
 pub struct LandedReader<'a> {
     /// What landed, from the beginning of the window on.
@@ -178,13 +186,14 @@ impl LandedReader<'_> {
     /// Makes a window of up to `len` bytes at the beginning of the memory.
     fn fill(&mut self, len: usize) {
         let len = len.min(self.memory.len()).min(LONGEST);
-        // SAFETY: `len` bytes lie in the memory and in the window, which is borrowed exclusively; landed bytes are written
-        // by nobody of this process (R8).
+        // SAFETY: `len` bytes lie in the memory and in the window, which is borrowed exclusively;
+        // landed bytes are written by nobody of this process (R8).
         unsafe { fetch(self.memory.as_ptr(), self.window.0.as_mut_ptr().cast(), len) };
         (self.at, self.filled) = (0, len);
     }
 
-    /// Leaves the window, of which `left` bytes are unread, for where `count` bytes have been read or skipped.
+    /// Leaves the window, of which `left` bytes are unread, for where `count` bytes have been read
+    /// or skipped.
     #[inline(never)]
     fn leave(&mut self, left: usize, count: usize) {
         assert!(count <= self.remaining(), "advanced {count} bytes past {} left", self.remaining());
@@ -202,7 +211,8 @@ impl Buf for LandedReader<'_> {
 
     #[inline]
     fn chunk(&self) -> &[u8] {
-        // SAFETY: `fill` has initialized the first `filled` bytes of the window, and `at` is no more than that.
+        // SAFETY: `fill` has initialized the first `filled` bytes of the window, and `at` is no
+        // more than that.
         unsafe {
             let start = self.window.0.as_ptr().cast::<u8>().add(self.at);
             std::slice::from_raw_parts(start, self.filled - self.at)
@@ -265,7 +275,8 @@ mod tests {
         assert_eq!(reader.chunk(), &all[at + 1000..at + 1064]);
     }
 
-    /// A peer that writes whenever the reader has looked: what was shown stays, what is lent is the memory.
+    /// A peer that writes whenever the reader has looked: what was shown stays, what is lent is the
+    /// memory.
     #[test]
     fn what_a_window_shows_does_not_change_and_what_is_lent_is_not_copied() {
         let arena = SharedArena::new(16 << 10).unwrap();

@@ -232,8 +232,9 @@ impl Message for Changing {
     }
 }
 
-/// A body of which some pieces have landed where its sender goes on writing: prost never sees a byte that can change, whatever
-/// it decodes to is text where it says so, and nothing is left behind.
+/// A body of which some pieces have landed where its sender goes on writing: prost never sees a
+/// byte that can change, whatever it decodes to is text where it says so, and nothing is left
+/// behind.
 ///
 /// | bytes | what |
 /// |---|---|

@@ -1,5 +1,6 @@
-//! A peer with a ticket that goes on writing to its messages while they are decoded: over shared memory, with the keys that
-//! it was given, by work on its link. What is decoded is private, so no check is passed by one byte and used with another.
+//! A peer with a ticket that goes on writing to its messages while they are decoded: over shared
+//! memory, with the keys that it was given, by work on its link. What is decoded is private, so no
+//! check is passed by one byte and used with another.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed unwrap is a failed test")]
@@ -76,7 +77,8 @@ fn config() -> Config {
     config
 }
 
-/// A connection in the wrong hands: it keeps to the protocol, and to no promise of what it does with memory.
+/// A connection in the wrong hands: it keeps to the protocol, and to no promise of what it does
+/// with memory.
 struct Peer {
     link: AnyLink,
     conn: Connection,
@@ -206,8 +208,9 @@ impl Peer {
     }
 }
 
-/// A message as gRPC frames it, for whoever decodes a `common::Text`: text, and behind it fields of two bytes each that are not
-/// known. The peer turns the last byte into one that has no end, and back.
+/// A message as gRPC frames it, for whoever decodes a `common::Text`: text, and behind it fields of
+/// two bytes each that are not known. The peer turns the last byte into one that has no end, and
+/// back.
 fn message() -> Bytes {
     let mut message = common::Text { text: "x".repeat(6000) }.encode_to_vec();
     for _ in 0..3 {
@@ -235,7 +238,8 @@ async fn a_message_that_changes_while_it_is_decoded_hurts_nobody() {
         hook(info);
     }));
     let addr = world.addr;
-    // A process of its own, but for its address space: it has a thread, and what the server gave it.
+    // A process of its own, but for its address space: it has a thread, and what the server gave
+    // it.
     let attack = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {

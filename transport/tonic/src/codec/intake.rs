@@ -45,8 +45,8 @@ impl Part {
 enum At {
     /// Within a header: this much of it has come.
     Header([u8; HEADER], usize),
-    /// Behind a header that nobody else has seen, of a message of this length that can stay where it landed. All of it is
-    /// here.
+    /// Behind a header that nobody else has seen, of a message of this length that can stay where
+    /// it landed. All of it is here.
     Whole(usize),
     /// Within a message that is handed on as it comes.
     Message { left: usize, long: bool },
@@ -95,9 +95,10 @@ pub(crate) struct Delivered {
 
 /// One received body.
 ///
-/// Nobody but the decoder of this crate gets landed bytes: what it is not known to read is copied out first, by at most
-/// [`SLICE`] at a time. Each header is read once, into `at`, and handed on as it was read: tonic finds the messages where
-/// this has found them, whatever the peer writes meanwhile.
+/// Nobody but the decoder of this crate gets landed bytes: what it is not known to read is copied
+/// out first, by at most [`SLICE`] at a time. Each header is read once, into `at`, and handed on as
+/// it was read: tonic finds the messages where this has found them, whatever the peer writes
+/// meanwhile.
 #[derive(Debug)]
 pub(crate) struct Intake {
     method: Arc<Method>,
@@ -130,7 +131,8 @@ impl Intake {
         }
     }
 
-    /// The next bytes for the decoder, which copies them: no more than [`SLICE`]. None: all has been handed on.
+    /// The next bytes for the decoder, which copies them: no more than [`SLICE`]. None: all has
+    /// been handed on.
     pub(crate) fn pop(&mut self) -> Option<Bytes> {
         if self.filling > 0 {
             let len = self.filling.min(SLICE);
@@ -168,7 +170,8 @@ impl Intake {
         std::mem::take(&mut self.delivered)
     }
 
-    /// Takes the next part of the body, when all of those before has been popped. `used`: the codec of the one who reads.
+    /// Takes the next part of the body, when all of those before has been popped. `used`: the codec
+    /// of the one who reads.
     pub(crate) fn push(&mut self, part: Part, used: Used) {
         debug_assert!(self.is_empty(), "a part in front of it would be lost");
         self.used = used;

@@ -21,11 +21,11 @@
 //! - Sent: fields of type [`Bytes`](bytes::Bytes) of at least [`SEGMENT`] bytes, in messages that do not fit a control
 //!   slot. Those that lie in a [`Pool`](crate::Pool) of the connection are not touched by the CPU at all; others are
 //!   copied once, to staging. Long `string` and `Vec<u8>` fields are copied once more, as by the plain codec.
-//! - Received: the `bytes` fields of type `Bytes` of every message that landed in one piece. The peer can still write to
-//!   them: copy such a field before you check it or parse it in place, or set
-//!   [`Server::copy_on_delivery`](crate::Server::copy_on_delivery) or
-//!   [`Endpoint::copy_on_delivery`](crate::Endpoint::copy_on_delivery). Everything else of a message is decoded from private
-//!   copies.
+//! - Received: the `bytes` fields of type `Bytes` of every message that landed in one piece. The
+//!   peer can still write to them: copy such a field before you check it or parse it in place, or
+//!   set [`Server::copy_on_delivery`](crate::Server::copy_on_delivery) or
+//!   [`Endpoint::copy_on_delivery`](crate::Endpoint::copy_on_delivery). Everything else of a
+//!   message is decoded from private copies.
 //!
 //! # Limits on the size of messages
 //!

@@ -102,8 +102,8 @@ impl<T: Message> Encoder for ProstEncoder<T> {
     }
 }
 
-/// Decodes messages; fields of type `Bytes` are slices of the memory that a message landed in, all else is read from private
-/// copies.
+/// Decodes messages; fields of type `Bytes` are slices of the memory that a message landed in, all
+/// else is read from private copies.
 pub struct ProstDecoder<U> {
     settings: BufferSettings,
     _pd: PhantomData<fn() -> U>,
@@ -135,7 +135,8 @@ impl<U: Message + Default> Decoder for ProstDecoder<U> {
             // It was filled up to its true length, and is here.
             method.has_decoded(len);
         }
-        // The peer may still write to the message: prost sees private copies of it, and lends `bytes` fields.
+        // The peer may still write to the message: prost sees private copies of it, and lends
+        // `bytes` fields.
         let mut window = Window::new();
         let message = kept.message.reader(&mut window);
         // As in tonic-prost: protobuf errors are INTERNAL.

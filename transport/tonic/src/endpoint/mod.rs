@@ -328,8 +328,9 @@ impl Endpoint {
     /// Copy what the server sends out of the memory that it can write to, before the application sees it. Off by default.
     ///
     /// A server that breaks the protocol can still write to memory that it was granted, after it has said that it is done:
-    /// to `Bytes` fields that [`ProstCodec`](crate::codec::ProstCodec) decoded from what it has sent itself, while the
-    /// application checks or uses them, and to nothing else. Where the server is not trusted that far, this
+    /// to `Bytes` fields that [`ProstCodec`](crate::codec::ProstCodec) decoded from what it has
+    /// sent itself, while the application checks or uses them, and to nothing else. Where the
+    /// server is not trusted that far, this
     /// takes the zero out of zero-copy: each message is copied once, from landing memory to the heap, and counted in
     /// [`Copied::delivery`](crate::Copied::delivery). Over TCP there is no such memory.
     pub fn copy_on_delivery(mut self, copy: bool) -> Self {

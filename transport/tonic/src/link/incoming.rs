@@ -70,7 +70,8 @@ impl Incoming {
         turns
     }
 
-    /// The next bytes of what the intake has. What it copies, it copies here, where nobody waits for the connection's lock.
+    /// The next bytes of what the intake has. What it copies, it copies here, where nobody waits
+    /// for the connection's lock.
     fn pop(&mut self) -> Option<Bytes> {
         let bytes = self.intake.pop()?;
         if self.intake.is_empty() {

@@ -269,8 +269,9 @@ impl<L> Server<L> {
     /// Copy what clients send out of the memory that they can write to, before a handler sees it. Off by default.
     ///
     /// A client that breaks the protocol can still write to memory that it was granted, after it has said that it is done:
-    /// to `Bytes` fields that [`ProstCodec`](crate::codec::ProstCodec) decoded from what it has sent itself, while a handler
-    /// checks or uses them, and to nothing else. Where clients are not trusted that far, this takes
+    /// to `Bytes` fields that [`ProstCodec`](crate::codec::ProstCodec) decoded from what it has
+    /// sent itself, while a handler checks or uses them, and to nothing else. Where clients are not
+    /// trusted that far, this takes
     /// the zero out of zero-copy: each message is copied once, from landing memory to the heap, and counted in
     /// [`Copied::delivery`](crate::Copied::delivery). Over TCP there is no such memory.
     #[must_use]

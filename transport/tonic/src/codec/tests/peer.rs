@@ -1,4 +1,5 @@
-//! A peer that goes on writing to what has landed. It writes whenever somebody has looked, so a second look shows.
+//! A peer that goes on writing to what has landed. It writes whenever somebody has looked, so a
+//! second look shows.
 
 use std::cell::RefCell;
 
