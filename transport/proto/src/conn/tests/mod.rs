@@ -6,6 +6,8 @@
 //! | `calls` | the shapes of calls, header blocks, limits, windows, credits |
 //! | `bulk` | grants: on request, standing, partial; taking turns |
 //! | `segments` | pieces in several segments |
+//! | `recall` | grants that are asked back |
+//! | `answers` | a peer that does not answer RESET or RECALL |
 //! | `cancel` | resets, and what crosses them |
 //! | `ending` | GOAWAY, drain, CLOSE, heartbeat |
 //! | `breach` | every breach by name |
@@ -13,6 +15,7 @@
 //! | `tables` | the transition tables, every state with every event |
 //! | `hostile` | random bytes and changed messages |
 
+mod answers;
 mod breach;
 mod bulk;
 mod calls;
@@ -21,6 +24,7 @@ mod ending;
 mod hostile;
 mod model;
 mod pair;
+mod recall;
 mod recvs;
 mod segments;
 mod tables;
