@@ -8,6 +8,7 @@
 //! | `sends` | SEND slots and staging blocks in flight |
 //! | `window` | how much of WRITEs is under way |
 //! | `patience` | whether a message may land in parts |
+//! | `share` | giving landing memory back to connections that wait |
 //! | `stamps` | when messages came |
 //! | `events` | link to protocol to streams |
 //! | `drive` | the task that polls the link, keeps the timers and ends the connection |
@@ -37,6 +38,7 @@ mod outgoing;
 mod patience;
 mod runners;
 mod sends;
+mod share;
 mod server;
 mod shared;
 mod stamps;
