@@ -34,7 +34,13 @@ pub struct Hoarder {
 impl Hoarder {
     /// With a ticket of the server at `at`, over `kind` ("shm" or "verbs"). Calls `path` as often as it may, with a deadline
     /// as the header has it.
-    pub async fn enter(at: SocketAddr, kind: &str, fabric: &Fabric, path: &str, deadline: Option<&str>) -> Self {
+    pub async fn enter(
+        at: SocketAddr,
+        kind: &str,
+        fabric: &Fabric,
+        path: &str,
+        deadline: Option<&str>,
+    ) -> Self {
         let mut client = BootstrapClient::connect(format!("http://{at}")).await.unwrap();
         let request = OfferRequest { version_min: 1, version_max: 1, fabrics: vec![kind.into()] };
         let response = client.offer(request).await.unwrap().into_inner();
