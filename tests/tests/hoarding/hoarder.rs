@@ -24,7 +24,7 @@ const CALLS: usize = 64;
 const EACH: usize = 4 << 20;
 const SLOT: usize = 4096;
 
-pub struct Hoarder {
+pub(crate) struct Hoarder {
     link: AnyLink,
     conn: Connection,
     next: u64,
@@ -34,7 +34,7 @@ pub struct Hoarder {
 impl Hoarder {
     /// With a ticket of the server at `at`, over `kind` ("shm" or "verbs"). Calls `path` as often as it may, with a deadline
     /// as the header has it.
-    pub async fn enter(
+    pub(crate) async fn enter(
         at: SocketAddr,
         kind: &str,
         fabric: &Fabric,
@@ -77,19 +77,19 @@ impl Hoarder {
     }
 
     /// Grants that it holds.
-    pub fn grants(&self) -> usize {
+    pub(crate) fn grants(&self) -> usize {
         self.conn.pending().peer_grants
     }
 
     /// Goes on until it holds so many grants.
-    pub async fn hoard(&mut self, grants: usize) {
+    pub(crate) async fn hoard(&mut self, grants: usize) {
         while self.grants() < grants {
             self.turn().await.unwrap();
         }
     }
 
     /// Lives until the server ends its connection, and gives the reason that the server has named.
-    pub async fn live(mut self) -> String {
+    pub(crate) async fn live(mut self) -> String {
         let mut reason = None;
         loop {
             let ended = self.turn().await;

@@ -10,7 +10,7 @@ use hoarder::Hoarder;
 use std::{net::SocketAddr, time::Duration};
 use tokio::task::{JoinHandle, JoinSet};
 use tonic::transport::server::TcpIncoming;
-use tonic_rdma::{Channel, Context, FabricKind, Path, PoolStats};
+use tonic_rdma::{Channel, Context, FabricKind, Path, PoolConfig, PoolStats};
 use tonic_rdma_fabric::{Fabric, ShmAccess};
 use tonic_rdma_tests::{
     channel::AnyChannel,
@@ -26,7 +26,7 @@ const UPLOAD: &str = "/tonic_rdma.conformance.v1.Conformance/Upload";
 /// A put of the attack's victim.
 const PUT: usize = 8 << 20;
 
-/// A server with the pool that every program has, in this process.
+/// A server with 32 MiB for landing, in this process.
 struct Served {
     at: SocketAddr,
     context: Context,
@@ -43,7 +43,7 @@ impl Served {
     async fn new(dead_peer: Duration) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = listener.local_addr().unwrap();
-        let context = Context::builder().build();
+        let context = Context::builder().pool(PoolConfig::default().total(64 << 20)).build();
         let mut server = tonic_rdma::Server::builder()
             .fabrics([FabricKind::Shm])
             .context(context.clone())
@@ -123,7 +123,6 @@ async fn another_client_gets_its_share() {
     let (channel, mut victim) = served.client().await;
     let mut hoarders = JoinSet::new();
     let mut first = served.hoarder(UPLOAD, None).await;
-    // 32 MiB are there for landing.
     bounded("all of the memory", first.hoard(8)).await;
     assert_eq!(served.pool().await.granted, 32 << 20, "alone it has all there is");
     hoarders.spawn(first.live());
