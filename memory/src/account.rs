@@ -7,7 +7,7 @@
 //!
 //! One that has leased all that it may is not waiting in this sense: others cannot help it. It is woken by its own pieces.
 
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst, fence};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 
@@ -20,6 +20,12 @@ pub(crate) struct Account {
     wanting: AtomicBool,
     /// It has leased all that it may, and waits for some of that to come free.
     full: AtomicBool,
+    /// It waits because of its share: the budget has what it wants.
+    held: AtomicBool,
+    /// Bytes that it has leased.
+    leased: AtomicUsize,
+    /// It has leased memory, or waits for some.
+    active: AtomicBool,
     waker: Mutex<Option<Waker>>,
 }
 
@@ -35,6 +41,12 @@ impl Account {
     /// Before `true` counts, its owner must look for memory once more.
     pub(crate) fn set_full(&self, full: bool) {
         self.full.store(full, SeqCst);
+        fence(SeqCst);
+    }
+
+    /// It is held to its share. Before that counts, its owner must look once more.
+    pub(crate) fn set_held(&self) {
+        self.held.store(true, SeqCst);
         fence(SeqCst);
     }
 
@@ -62,6 +74,8 @@ pub(crate) struct Accounts {
     /// Those that wait stand in the order in which they began to.
     list: Mutex<Vec<Weak<Account>>>,
     waiting: Waiting,
+    /// How many are active.
+    active: AtomicUsize,
 }
 
 impl Accounts {
@@ -78,6 +92,7 @@ impl Accounts {
     /// Its owner is gone; pieces may live on.
     pub(crate) fn close(&self, account: &Arc<Account>) {
         self.set_wanting(account, false);
+        self.book(account, 0);
         self.list().retain(|a| a.as_ptr() != Arc::as_ptr(account));
         account.set_waker(None);
     }
@@ -88,8 +103,11 @@ impl Accounts {
         if account.wanting.swap(wanting, SeqCst) == wanting {
             return false;
         }
+        self.count_active(account);
         if !wanting {
+            account.held.store(false, SeqCst);
             self.waiting.leave();
+            self.wake_held();
             return true;
         }
         {
@@ -104,6 +122,39 @@ impl Accounts {
         true
     }
 
+    /// Notes what the account has leased. For its owner.
+    pub(crate) fn book(&self, account: &Account, leased: usize) {
+        account.leased.store(leased, SeqCst);
+        self.count_active(account);
+    }
+
+    fn count_active(&self, account: &Account) {
+        let active = account.is_wanting() || account.leased.load(SeqCst) > 0;
+        match (account.active.swap(active, SeqCst), active) {
+            (false, true) => {
+                self.active.fetch_add(1, SeqCst);
+            }
+            (true, false) => {
+                self.active.fetch_sub(1, SeqCst);
+                // The shares of the others are larger now.
+                self.wake_held();
+            }
+            (true, true) | (false, false) => {}
+        }
+    }
+
+    /// How many accounts have leased memory or wait for some.
+    pub(crate) fn active(&self) -> usize {
+        self.active.load(SeqCst)
+    }
+
+    /// Whether another account waits that has leased no more than so many bytes.
+    pub(crate) fn others_wait_below(&self, account: &Account, leased: usize) -> bool {
+        self.list().iter().filter_map(Weak::upgrade).any(|other| {
+            !std::ptr::eq(&*other, account) && other.is_wanting() && other.leased.load(SeqCst) <= leased
+        })
+    }
+
     /// Whether others than this account wait.
     pub(crate) fn others_wait(&self, account: &Account) -> bool {
         self.waiting.count() > usize::from(account.is_wanting())
@@ -112,6 +163,13 @@ impl Accounts {
     fn each(&self, wake: impl Fn(&Account) -> bool) {
         let accounts: Vec<Arc<Account>> = self.list().iter().filter_map(Weak::upgrade).collect();
         accounts.iter().filter(|account| wake(account)).for_each(|account| account.wake());
+    }
+
+    /// Those that are held to their shares may look again: fewer wait, or shares have grown.
+    fn wake_held(&self) {
+        if self.waiting.any_after_free() {
+            self.each(|account| account.is_wanting() && account.held.load(SeqCst));
+        }
     }
 
     /// This account has begun to wait: the others look for what they can give back.

@@ -15,7 +15,8 @@
 //! A granule's bit in the chunk's map is set from granted until free.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use bytes::Bytes;
 
@@ -69,6 +70,10 @@ pub(crate) struct Chunk {
     region: Region,
     lease: Lease,
     pub(crate) granules: Granules,
+    /// Of `granules`, those that a peer may write to.
+    granted: AtomicUsize,
+    /// It is to go back as soon as it is free: see [`share`](crate::share).
+    leaving: AtomicBool,
 }
 
 impl Chunk {
@@ -91,12 +96,26 @@ impl Chunk {
         shared.budgets.registered();
         shared.index.insert(&region);
         let granules = Granules::new(len / GRANULE);
-        Ok(Chunk { region, granules, lease })
+        Ok(Chunk { region, granules, lease, granted: AtomicUsize::new(0), leaving: AtomicBool::new(false) })
     }
 
     /// Bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.lease.len
+    }
+
+    /// Granules that a peer may write to.
+    pub(crate) fn granted(&self) -> usize {
+        self.granted.load(Relaxed)
+    }
+
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.leaving.load(SeqCst)
+    }
+
+    /// For the owner of the account.
+    pub(crate) fn set_leaving(&self, leaving: bool) {
+        self.leaving.store(leaving, SeqCst);
     }
 }
 
@@ -146,6 +165,9 @@ impl Drop for Piece {
         let Lease { shared, account, .. } = &self.chunk.lease;
         let counter = if self.filled { &shared.counters.filled } else { &shared.counters.granted };
         counter.fetch_sub(self.bytes(), Relaxed);
+        if !self.filled {
+            self.chunk.granted.fetch_sub(self.granules, Relaxed);
+        }
         if !self.chunk.granules.free(self.start, self.granules) {
             tracing::error!(start = self.start, "a granule of landing memory was free already");
         }
@@ -157,6 +179,7 @@ impl LandingBuf {
     /// Takes free granules of a chunk. For the owner of the account only.
     pub(crate) fn new(chunk: &Arc<Chunk>, start: usize, granules: usize) -> Self {
         chunk.granules.take(start, granules);
+        chunk.granted.fetch_add(granules, Relaxed);
         let piece = Piece { chunk: chunk.clone(), start, granules, filled: false };
         chunk.lease.shared.counters.granted.fetch_add(piece.bytes(), Relaxed);
         LandingBuf { piece }
@@ -165,6 +188,10 @@ impl LandingBuf {
     /// The address, as a peer's WRITE names it.
     pub fn addr(&self) -> u64 {
         (self.piece.chunk.region.start() + self.piece.start * GRANULE) as u64
+    }
+
+    pub(crate) fn chunk(&self) -> &Chunk {
+        &self.piece.chunk
     }
 
     /// The remote key.
@@ -188,6 +215,7 @@ impl LandingBuf {
         // Counted twice for a moment, rather than not at all.
         counters.filled.fetch_add(piece.bytes(), Relaxed);
         counters.granted.fetch_sub(piece.bytes(), Relaxed);
+        piece.chunk.granted.fetch_sub(piece.granules, Relaxed);
         piece.filled = true;
         let len = len.min(piece.bytes());
         if len == 0 { Landed::default() } else { Landed::from(Bytes::from_owner(Filled { piece, len })) }

@@ -67,6 +67,11 @@ impl Granules {
         self.next(0, true) == self.len
     }
 
+    /// Granules that are taken.
+    pub(crate) fn taken(&self) -> usize {
+        self.words.iter().map(|word| word.load(Ordering::Relaxed).count_ones() as usize).sum()
+    }
+
     /// Takes granules that are free. The owner only.
     pub(crate) fn take(&self, start: usize, len: usize) {
         for (word, mask) in masks(start, len) {

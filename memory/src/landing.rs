@@ -20,22 +20,24 @@ const LOST_RACES: usize = 3;
 /// dropped.
 #[derive(Debug)]
 pub struct Landing {
-    account: Arc<Account>,
+    pub(crate) account: Arc<Account>,
     /// Bytes that may be leased at a time.
-    limit: usize,
-    chunks: Vec<Arc<Chunk>>,
-    shared: Arc<Shared>,
+    pub(crate) limit: usize,
+    pub(crate) chunks: Vec<Arc<Chunk>>,
+    /// Some of `chunks` are leaving.
+    pub(crate) leaves: bool,
+    pub(crate) shared: Arc<Shared>,
 }
 
 impl Landing {
     pub(crate) fn new(shared: Arc<Shared>, limit: usize) -> Self {
         let limit = limit.min(shared.sizes.landing);
-        Landing { account: shared.accounts.open(), limit, chunks: Vec::new(), shared }
+        Landing { account: shared.accounts.open(), limit, chunks: Vec::new(), leaves: false, shared }
     }
 
     /// One contiguous piece of `want` bytes, or of less if there is no such piece now, but of at least `min` bytes; both
-    /// rounded up to 4 KiB. Leases another chunk while the landing budget allows; a `want` longer than a chunk gets a
-    /// chunk of its own if the budget has it.
+    /// rounded up to 4 KiB. Leases another chunk while the landing budget allows, and, while another account waits, its
+    /// [share](Landing::share); a `want` longer than a chunk gets a chunk of its own if the budget has it.
     ///
     /// None: there is no such piece now. The account waits from then on: the waker given to
     /// [`Landing::register_waker`] is woken when memory comes free in the pool, and other accounts are told through
@@ -47,6 +49,10 @@ impl Landing {
     pub fn alloc(&mut self, want: usize, min: usize) -> Result<Option<LandingBuf>, RegisterError> {
         let want = want.max(min).div_ceil(GRANULE).max(1);
         let min = min.div_ceil(GRANULE).max(1);
+        if self.leaves {
+            // Perhaps nobody waits any more.
+            self.keep_share();
+        }
         let whole = self.whole(want);
         if whole.is_some() {
             self.stop_waiting();
@@ -91,22 +97,26 @@ impl Landing {
         self.limit.saturating_sub(self.leased())
     }
 
-    /// Bytes that are leased.
-    fn leased(&self) -> usize {
-        self.chunks.iter().map(|chunk| chunk.bytes()).sum()
+    /// The chunks that pieces are taken from.
+    fn kept(&self) -> impl Iterator<Item = &Arc<Chunk>> {
+        self.chunks.iter().filter(|chunk| !chunk.is_leaving())
     }
 
     /// Whether it may not lease another chunk that is of use for `want` granules, or `min`.
     fn is_full(&self, want: usize, min: usize) -> bool {
-        let longest =
-            self.chunks.iter().filter_map(|chunk| chunk.granules.longest()).map(|(_, run)| run).max();
+        let longest = self.kept().filter_map(|chunk| chunk.granules.longest()).map(|(_, run)| run).max();
         self.room() < least(want, min, longest.unwrap_or(0).min(want))
+    }
+
+    /// Whether its share, and not its limit, keeps it from leasing `bytes` more.
+    fn is_held(&self, bytes: usize) -> bool {
+        self.room() >= bytes && self.cap().saturating_sub(self.leased()) < bytes
     }
 
     /// A piece of `want` granules from the chunks that there are.
     fn whole(&self, want: usize) -> Option<LandingBuf> {
         let find = |chunk: &Arc<Chunk>| chunk.granules.find(want).map(|at| LandingBuf::new(chunk, at, want));
-        self.chunks.iter().find_map(find)
+        self.kept().find_map(find)
     }
 
     /// As [`best`](Self::best), again where another pool of the process was faster to pin what there was: then this one may
@@ -129,7 +139,7 @@ impl Landing {
         if whole.is_some() {
             return Ok(whole);
         }
-        let runs = self.chunks.iter().filter_map(|c| c.granules.longest().map(|(at, run)| (c, at, run)));
+        let runs = self.kept().filter_map(|c| c.granules.longest().map(|(at, run)| (c, at, run)));
         let longest = runs.max_by_key(|(_, _, run)| *run);
         // One may have become long enough since.
         let run = longest.map_or(0, |(_, _, run)| run.min(want));
@@ -137,7 +147,13 @@ impl Landing {
         let most = bytes(want).max(self.shared.sizes.chunk);
         let most = most.checked_next_multiple_of(page()).unwrap_or(usize::MAX).min(self.room());
         let least = least(want, min, run);
-        let lease = match (run < want).then(|| self.shared.fit_landing(least)) {
+        let mut held = self.is_held(least);
+        if held {
+            self.account.set_held();
+            held = self.is_held(least);
+        }
+        let most = most.min(self.cap().saturating_sub(self.leased()));
+        let lease = match (run < want && !held).then(|| self.shared.fit_landing(least)) {
             Some(Some(left)) => Lease::take(&self.shared, &self.account, most.min(left), least),
             Some(None) if run < min => {
                 return Err(RegisterError::new(least, io::Error::from_raw_os_error(libc::ENOMEM)));
@@ -155,6 +171,7 @@ impl Landing {
                 let chunk = Arc::new(chunk);
                 let piece = LandingBuf::new(&chunk, 0, chunk.granules.len().min(want));
                 self.chunks.push(chunk);
+                self.book();
                 Ok(Some(piece))
             }
             Err(error) => match old {
@@ -183,7 +200,15 @@ impl Landing {
             bytes += if idle { chunk.bytes() } else { 0 };
             !idle
         });
+        if bytes > 0 {
+            self.book();
+        }
         bytes
+    }
+
+    /// Others see what is leased here.
+    fn book(&self) {
+        self.shared.accounts.book(&self.account, self.leased());
     }
 
     /// Whether another account waits for memory: what is idle here should go back.

@@ -29,6 +29,7 @@
 //! | `waiting` | the count of those that wait, by which no wake-up is lost |
 //! | `landing` | one connection's account of landing memory |
 //! | `account` | waking those that wait for landing memory |
+//! | `share` | what an account may have while others wait |
 //! | `limit` | the landing budget where the process may pin less |
 //! | `chunk` | chunks leased to connections, pieces granted to peers |
 //! | `landed` | [`Landed`] bytes, and how they are read while a peer may write to them |
@@ -55,6 +56,7 @@ mod pool;
 mod region;
 mod registrar;
 mod segments;
+mod share;
 mod stats;
 mod wait;
 mod waiting;
@@ -74,5 +76,6 @@ pub use memlock::Memlock;
 pub use pool::Pool;
 pub use registrar::{Access, HeapRegistrar, Memory, Registrar, Registration};
 pub use segments::{Segment, SegmentBuf};
+pub use share::Excess;
 pub use stats::{ClassStats, PoolStats, Use};
 pub use wait::Alloc;

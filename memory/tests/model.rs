@@ -12,7 +12,7 @@ use bytes::{BufMut, Bytes};
 use common::{assert_budgets, assert_unused, of_rkey, small, usage};
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tonic_rdma_memory::{Alloc, Landing, LandingBuf, PinnedBuf, PoolError, Use};
+use tonic_rdma_memory::{Alloc, Excess, Landing, LandingBuf, PinnedBuf, PoolError, Use};
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -29,6 +29,7 @@ enum Op {
     Trim(usize),
     Reopen(usize),
     StopWaiting(usize),
+    KeepShare(usize),
     DropBuf(usize),
     DropBytes(usize),
     DropControl(usize),
@@ -60,6 +61,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (0usize..4).prop_map(Op::Trim),
         1 => (0usize..4).prop_map(Op::Reopen),
         1 => (0usize..4).prop_map(Op::StopWaiting),
+        3 => (0usize..4).prop_map(Op::KeepShare),
         6 => at().prop_map(Op::DropBuf),
         6 => at().prop_map(Op::DropBytes),
         3 => at().prop_map(Op::DropControl),
@@ -183,8 +185,16 @@ proptest! {
                     }
                     Ok(None) => {
                         let idle = sizes.landing - pool.stats().leased;
-                        prop_assert!(idle < min.max(4096), "{idle} bytes were left");
                         waiting[account] = true;
+                        // The rest may be held for those that have less than their share.
+                        let leased = accounts[account].leased();
+                        let share = accounts[account].share();
+                        let behind = |i: usize| waiting[i] && accounts[i].leased() + 4096 <= share;
+                        let held = (0..4).any(|i| i != account && behind(i));
+                        prop_assert!(
+                            idle < min.max(4096) || (held && leased.saturating_add(min) > share),
+                            "{idle} bytes were left"
+                        );
                     }
                     Err(_) => {
                         prop_assert!(fails || want.max(min) > sizes.landing);
@@ -217,6 +227,21 @@ proptest! {
                     accounts[account].stop_waiting();
                     waiting[account] = false;
                 }
+                Op::KeepShare(account) => {
+                    let excess = accounts[account].keep_share();
+                    let share = accounts[account].share();
+                    let leased = accounts[account].leased();
+                    let own = || pieces.iter().filter(|(_, owner)| *owner == account);
+                    let wanted = own().filter(|(piece, _)| piece.is_wanted_back()).count();
+                    let behind = |i: usize| waiting[i] && accounts[i].leased() + 4096 <= share;
+                    let held = (0..4).any(|i| i != account && behind(i)) && leased > share;
+                    prop_assert!(held || (excess == Excess::None && wanted == 0), "{excess:?}");
+                    // What is not wanted back fits into the share.
+                    let kept: usize = own().filter(|(p, _)| !p.is_wanted_back()).map(|(p, _)| p.capacity()).sum();
+                    prop_assert!(!held || kept <= share, "{kept} of {share}");
+                    // And nothing more when all that is wanted has come back.
+                    prop_assert!(held == (excess != Excess::None) || pool.stats().filled > 0);
+                }
                 Op::DropBuf(at) => {
                     if let Some((buf, mark)) = any(&mut bufs, at) {
                         prop_assert!(is_marked(&buf, mark));
@@ -241,6 +266,9 @@ proptest! {
             for (i, account) in accounts.iter().enumerate() {
                 let others = (0..4).any(|j| j != i && waiting[j]);
                 prop_assert_eq!(account.wanted_elsewhere(), others);
+                // Active accounts have equal shares of the budget.
+                let active = (0..4).filter(|j| waiting[*j] || accounts[*j].leased() > 0).count();
+                prop_assert_eq!(account.share(), (sizes.landing / active.max(1)).max(64 << 10));
             }
             let granted: usize = pieces.iter().map(|(p, _)| p.capacity()).sum();
             prop_assert_eq!(pool.stats().granted, granted);

@@ -25,7 +25,7 @@ const STEPS: usize = 400;
 /// | 12 | this side is asked for memory, and has some |
 /// | 13 | time passes |
 /// | 14 | this side reads |
-/// | 15 | this side drains, closes, or recalls its standing grants |
+/// | 15 | this side drains, closes, or recalls grants |
 ///
 /// # Panics
 /// The connection has panicked, keeps more than its limits allow, names memory that it was not granted, loses or repeats
@@ -180,7 +180,7 @@ impl Side {
             12 => self.grant(input.byte()?),
             13 => {
                 self.now += Duration::from_millis(u64::from(input.byte()?) * 40);
-                self.conn.handle_timeout(self.now);
+                self.breached |= self.conn.handle_timeout(self.now).is_err();
             }
             14 => {
                 let count = usize::from(input.byte()?).min(self.unread.len());
@@ -188,9 +188,10 @@ impl Side {
                     self.conn.consume(id, len, flow);
                 }
             }
-            _ => match input.byte()? % 4 {
+            _ => match input.byte()? % 5 {
                 0 => self.conn.go_away(CloseCode::Ok, "drain"),
                 1 => self.conn.close(CloseCode::Ok, "close"),
+                4 => self.conn.recall_grants(|memory| memory % 2 == 0),
                 _ => self.conn.recall_standing(),
             },
         }

@@ -186,6 +186,13 @@ pub enum Breach {
         /// Of these, the number that a second allows again.
         per_second: u64,
     },
+    /// The peer has not ended its half of a stream that was reset, in time.
+    #[error("RESET of {0} was not answered in time")]
+    ResetUnanswered(StreamId),
+    /// The peer has neither written to a grant that it was asked for, or whose stream is over, nor given it back, in
+    /// time.
+    #[error("{0} was asked back and kept, with neither DONE nor ABORT in time")]
+    GrantKept(GrantId),
     /// GOAWAY for the second time, or an acknowledgement of none.
     #[error("GOAWAY frame that is a repetition or acknowledges none")]
     UnexpectedGoAway,

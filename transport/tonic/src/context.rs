@@ -363,8 +363,8 @@ impl ContextBuilder {
     /// its peer may write to, or has written to and somebody holds. Default is what the pool has; no less than 256 KiB are
     /// left for landing.
     ///
-    /// A peer that asks for memory on many streams, and then sends nothing or holds its messages back, keeps others from
-    /// getting some, up to this limit. Messages that do not fit into what is left of it land in parts, or wait until the
+    /// While others wait, a connection gives back what it has beyond its share of the pool, whatever the limit; until
+    /// then it may have as much as this. Messages that do not fit into what is left of it land in parts, or wait until the
     /// reader has let go of others; half of it is the longest message that lands in one piece.
     pub fn pinned_per_peer(mut self, bytes: usize) -> Self {
         self.pinned_per_peer = Some(bytes);

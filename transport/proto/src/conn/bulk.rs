@@ -63,7 +63,7 @@ impl Connection {
         if grant.addr.checked_add(grant.len.into()).is_none() {
             return bad("reaches past the end of the address space");
         }
-        if !self.peer_grants.insert(id.0) {
+        if self.peer_grants.insert(id.0, stream).is_some() {
             return bad("its id is in use");
         }
         if stream == 0 {
@@ -101,16 +101,6 @@ impl Connection {
         }
         self.mark_write(key);
         Ok(())
-    }
-
-    /// The peer wants a standing grant back. One that is bound to a transfer ends with its DONE, and one that
-    /// is not known has just ended with it.
-    pub(super) fn on_recall(&mut self, id: u32) {
-        if let Some(at) = self.standing.iter().position(|g| g.id.0 == id) {
-            let grant = self.standing.swap_remove(at);
-            self.answers += 1;
-            self.abort_grant(grant.id);
-        }
     }
 
     pub(super) fn abort_grant(&mut self, id: GrantId) {

@@ -37,6 +37,11 @@ impl Heartbeat {
         self.asked = None;
     }
 
+    /// When the last message came, as far as was told.
+    pub(super) fn last_received(&self) -> Instant {
+        self.last_received
+    }
+
     /// A PING has no answer yet.
     pub(super) fn waits(&self) -> bool {
         self.outstanding > 0

@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use slab::Slab;
 
-use super::stream::RecvHalf;
-use super::{Connection, Event, Flow, GrantMemory, LandingWant, WantKey};
+use super::answers::Owed;
+use super::stream::{RecvHalf, SendHalf, Want};
+use super::{Connection, Event, Flow, GrantMemory, LandingWant, Side, WantKey};
 use crate::config::Config;
 use crate::error::Breach;
 use crate::frame::{Frame, MIN_GRANT};
@@ -22,8 +23,12 @@ pub(super) struct Grant {
     pub(super) stream: u32,
     pub(super) memory: usize,
     pub(super) len: u32,
-    /// RECALL has been sent (standing grants only).
-    recalled: bool,
+    /// Number of the request that it answers.
+    request: u64,
+    /// RECALL has been queued.
+    pub(super) recalled: bool,
+    /// The end of it, once it is owed: since the GRANT, or the RECALL.
+    pub(super) asked: Owed,
 }
 
 /// All grants that the peer holds.
@@ -37,6 +42,8 @@ pub(super) struct Grants {
     recent: [u32; 8],
     next_recent: usize,
     last_bulk: Instant,
+    /// Requests so far.
+    requests: u64,
     max_standing: usize,
     standing_max: u32,
     idle_recall: Duration,
@@ -51,6 +58,7 @@ impl Grants {
             recent: [0; 8],
             next_recent: 0,
             last_bulk: now,
+            requests: 0,
             max_standing: config.standing_grants.into(),
             standing_max: config.standing_max,
             idle_recall: config.idle_recall,
@@ -59,6 +67,18 @@ impl Grants {
 
     pub(super) fn outstanding(&self) -> usize {
         self.out.len()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (usize, &Grant)> {
+        self.out.iter()
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (usize, &mut Grant)> {
+        self.out.iter_mut()
+    }
+
+    pub(super) fn get_mut(&mut self, id: u32) -> &mut Grant {
+        &mut self.out[id as usize]
     }
 
     #[cfg(test)]
@@ -126,7 +146,12 @@ impl Connection {
 
     fn stream_want(&self, key: usize) -> Option<LandingWant> {
         let stream = &self.streams[key];
-        let want = *stream.wants.front()?;
+        let want = stream.wants.front()?.rest;
+        // Of a server that has said all the rest of the request is not wanted; see `recall` for the other.
+        let answered = self.side == Side::Server && stream.send != SendHalf::Open;
+        if answered || stream.recalled > 0 {
+            return None;
+        }
         let mut window = u64::from(self.config.bulk_window);
         if stream.held == 0 {
             window = window.max(self.config.whole.into());
@@ -146,14 +171,17 @@ impl Connection {
     pub fn provide_landing(&mut self, key: WantKey, memory: GrantMemory) {
         let booked = match key {
             _ if !self.is_live() => None,
-            WantKey::Standing => (self.grants.wants_standing() && memory.len > 0).then_some((0, memory.len)),
-            WantKey::Stream(id) => self.book_grant(id, memory.len).map(|len| (id.0, len)),
+            WantKey::Standing => {
+                (self.grants.wants_standing() && memory.len > 0).then_some((0, memory.len, 0))
+            }
+            WantKey::Stream(id) => self.book_grant(id, memory.len).map(|(len, request)| (id.0, len, request)),
         };
-        let Some((stream, len)) = booked else {
+        let Some((stream, len, request)) = booked else {
             self.events.push_back(Event::Returned { memory: memory.key });
             return;
         };
-        let grant = Grant { stream, memory: memory.key, len, recalled: false };
+        let asked = Owed::by(self.last_frame() + 1);
+        let grant = Grant { stream, memory: memory.key, len, request, recalled: false, asked };
         let id = self.grants.out.insert(grant) as u32;
         if stream == 0 {
             self.grants.standing.push(id);
@@ -163,13 +191,14 @@ impl Connection {
         self.push_control(Frame::Grant { stream, id, rkey, len, addr });
     }
 
-    /// How much of `len` bytes is granted to the stream.
-    fn book_grant(&mut self, id: StreamId, len: u32) -> Option<u32> {
+    /// How much of `len` bytes is granted to the stream, and for which of its requests.
+    fn book_grant(&mut self, id: StreamId, len: u32) -> Option<(u32, u64)> {
         let &key = self.ids.get(&id.0)?;
         let want = self.stream_want(key).filter(|want| len >= want.min)?;
         let len = len.min(want.want);
         let stream = &mut self.streams[key];
-        let rest = stream.wants.front_mut()?;
+        let Want { number, rest } = stream.wants.front_mut()?;
+        let request = *number;
         *rest -= u64::from(len);
         if *rest == 0 {
             stream.wants.pop_front();
@@ -180,7 +209,7 @@ impl Connection {
             // Others first, before this one's next piece.
             self.landing_queue.rotate_left(1);
         }
-        Some(len)
+        Some((len, request))
     }
 
     pub(super) fn queue_for_landing(&mut self, key: usize) {
@@ -204,7 +233,8 @@ impl Connection {
         if stream.wants.len() >= MAX_REQUESTS {
             return Err(Breach::TooManyRequests(id, MAX_REQUESTS));
         }
-        stream.wants.push_back(len);
+        self.grants.requests += 1;
+        stream.wants.push_back(Want { number: self.grants.requests, rest: len });
         self.queue_for_landing(key);
         self.grants.learn(len, now);
         self.replace_short_standing();
@@ -233,13 +263,6 @@ impl Connection {
         }
     }
 
-    fn recall(&mut self, id: u32) {
-        let grant = &mut self.grants.out[id as usize];
-        if !std::mem::replace(&mut grant.recalled, true) {
-            self.push_control(Frame::Recall { id });
-        }
-    }
-
     fn grant(&self, frame: &'static str, id: u32) -> Result<Grant, Breach> {
         let grant = self.grants.out.get(id as usize);
         grant.copied().ok_or(Breach::UnknownGrant { frame, grant: GrantId(id) })
@@ -251,7 +274,9 @@ impl Connection {
         if grant.stream == 0 {
             self.grants.standing.retain(|standing| *standing != id);
         } else if let Some(&key) = self.ids.get(&grant.stream) {
-            self.streams[key].open_grants -= 1;
+            let stream = &mut self.streams[key];
+            stream.open_grants -= 1;
+            stream.recalled -= u32::from(grant.recalled);
         }
     }
 
@@ -262,6 +287,9 @@ impl Connection {
         if let Some(&key) = self.ids.get(&grant.stream) {
             let stream = &mut self.streams[key];
             stream.held = stream.held.saturating_sub(grant.len.into());
+            if grant.recalled {
+                self.want_again(key, grant.request, grant.len);
+            }
             self.queue_for_landing(key);
         }
         Ok(())
@@ -297,6 +325,9 @@ impl Connection {
         } else {
             // What the peer left of its grant is free again.
             stream.held = stream.held.saturating_sub(u64::from(grant.len - len));
+            if grant.recalled {
+                self.want_again(key, grant.request, grant.len - len);
+            }
             self.grants.last_bulk = now;
             self.queue_for_landing(key);
             Flow::Bulk

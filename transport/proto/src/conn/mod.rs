@@ -8,6 +8,8 @@
 //! | `output` | what the application sends, resets and has read |
 //! | `landing` | memory that is granted to the peer (receiving bulk) |
 //! | `bulk` | memory that the peer has granted (sending bulk) |
+//! | `recall` | grants that are asked back before they are used |
+//! | `answers` | the time that the peer has to answer RESET and RECALL |
 //! | `receive` | messages in |
 //! | `reset_limit` | how many streams a client may reset before they were answered |
 //! | `transmit` | messages and WRITEs out |
@@ -32,14 +34,17 @@
 //!
 //! Grants answer the requests of a stream in their order, and a standing grant is bound to a transfer only
 //! when all transfers in front of it have their memory. So nothing that holds a grant waits for another
-//! grant: it waits for credits and for room in the send queue, and both come back by themselves.
+//! grant: it waits for credits and for room in the send queue, and both come back by themselves. A peer that keeps a
+//! grant all the same is asked for it (`recall`), and has a time to answer (`answers`).
 
+mod answers;
 mod bulk;
 mod credits;
 mod ending;
 mod heartbeat;
 mod landing;
 mod output;
+mod recall;
 mod receive;
 mod reset_limit;
 mod stream;
@@ -48,12 +53,13 @@ mod tests;
 mod transmit;
 mod types;
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::time::{Duration, Instant};
 
 use slab::Slab;
 
+use self::answers::AnswerClock;
 use self::credits::Credits;
 use self::heartbeat::{Beat, Heartbeat};
 use self::landing::Grants;
@@ -64,6 +70,7 @@ pub use self::types::{
     Write,
 };
 use crate::config::Config;
+use crate::error::Breach;
 use crate::frame::{FRAME_HEADER, Frame, MESSAGE_HEADER};
 use crate::headers::table::{Received, Sent};
 use crate::hello::Settings;
@@ -139,6 +146,9 @@ pub struct Connection {
     last_known: u32,
     /// Frames that do not wait for a stream's turn.
     control: VecDeque<Frame>,
+    /// Frames that have been taken out of `control`, since the start.
+    control_out: u64,
+    answer_clock: AnswerClock,
     /// Frames in `control`, at most, that answer the peer.
     answers: usize,
     resets: ResetLimit,
@@ -157,8 +167,8 @@ pub struct Connection {
     landing_queue: VecDeque<usize>,
     /// Standing grants of the peer, unused.
     standing: Vec<PeerGrant>,
-    /// Grants of the peer that this side has not ended.
-    peer_grants: BTreeSet<u32>,
+    /// Grants of the peer that this side has not ended, with their streams. 0: a standing one, or one that was.
+    peer_grants: BTreeMap<u32, u32>,
     /// The client's first message goes out even if it is empty; the server waits for it.
     greeted: bool,
     /// Alternates SENDs and WRITEs, so that neither starves the other.
@@ -198,6 +208,8 @@ impl Connection {
             last_opened: 0,
             last_known: 0,
             control: VecDeque::new(),
+            control_out: 0,
+            answer_clock: AnswerClock::default(),
             answers: 0,
             resets: ResetLimit::new(config.max_streams, now),
             close_frame: None,
@@ -210,7 +222,7 @@ impl Connection {
             grants: Grants::new(&config, now),
             landing_queue: VecDeque::new(),
             standing: Vec::new(),
-            peer_grants: BTreeSet::new(),
+            peer_grants: BTreeMap::new(),
             greeted: false,
             wrote_last: true,
             starved: false,
@@ -329,14 +341,18 @@ impl Connection {
         if !self.is_live() {
             return None;
         }
-        let others = [self.grants.recall_deadline(), self.shed];
+        let others = [self.grants.recall_deadline(), self.shed, self.answers_due()];
         Some(others.into_iter().flatten().fold(self.heartbeat.deadline(), Instant::min))
     }
 
     /// Acts on the passing of time. Feed what has been received before calling it.
-    pub fn handle_timeout(&mut self, now: Instant) {
+    ///
+    /// # Errors
+    /// The peer has not answered in time. The connection is closing, as after a breach in
+    /// [`receive`](Self::receive).
+    pub fn handle_timeout(&mut self, now: Instant) -> Result<(), Breach> {
         if !self.is_live() {
-            return;
+            return Ok(());
         }
         match self.heartbeat.timeout(now) {
             Beat::Nothing => {}
@@ -347,7 +363,7 @@ impl Connection {
             Beat::Dead => {
                 self.phase = Phase::Closed;
                 self.events.push_back(Event::Dead);
-                return;
+                return Ok(());
             }
         }
         if self.grants.recall_deadline().is_some_and(|at| now >= at) {
@@ -360,6 +376,7 @@ impl Connection {
             }
             self.shed = self.has_extra_recvs().then(|| now + self.config.dead_peer / SHED);
         }
+        self.tick_answers(now)
     }
 
     fn ping(&mut self) {
@@ -405,7 +422,11 @@ impl Connection {
             && let Some(pinned) = stream.can_write()
         {
             stream.in_write_ready = true;
-            self.write_ready[usize::from(pinned)].push_back(key);
+            let queue = &mut self.write_ready[usize::from(pinned)];
+            match stream.hurried {
+                0 => queue.push_back(key),
+                _ => queue.push_front(key),
+            }
         }
     }
 

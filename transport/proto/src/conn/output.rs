@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 
+use super::answers::Owed;
 use super::stream::{Bulk, Out, RecvHalf, SendHalf};
 use super::{Connection, Event, Flow, SendError, Side, Unsent};
 use crate::frame::Frame;
@@ -157,6 +158,8 @@ impl Connection {
             return;
         }
         self.push_control(Frame::Reset { stream: id.0, code: code.0 });
+        self.streams[key].reset = Owed::by(self.last_frame());
+        self.expect_answer();
         self.remove_if_done(key);
     }
 

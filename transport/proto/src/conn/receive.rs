@@ -88,7 +88,9 @@ impl Connection {
                 self.on_request(key, len, now)
             }
             Frame::Grant { stream, id, rkey, len, addr } => {
-                self.on_grant(stream, PeerGrant { id: GrantId(id), rkey, len, addr, used: 0 })
+                let standing = stream == 0;
+                let id = GrantId(id);
+                self.on_grant(stream, PeerGrant { id, rkey, len, addr, used: 0, standing, recalled: false })
             }
             Frame::Done { stream, end, id, len } => {
                 let key = self.sending_peer_stream(name, stream)?;
@@ -251,6 +253,7 @@ impl Connection {
             stream.recv = RecvHalf::Reset;
         }
         stream.wants.clear();
+        let owes = stream.open_grants > 0;
         stream.block = BytesMut::new();
         let grants = stream.drop_output();
         let answer = !stream.send.is_done();
@@ -266,6 +269,9 @@ impl Connection {
             self.events.push_back(Event::Reset { stream: StreamId(id), code });
         }
         self.remove_if_done(key);
+        if owes {
+            self.expect_answer();
+        }
         match (self.side, answer) {
             (Side::Server, true) => self.resets.charge(now),
             _ => Ok(()),

@@ -30,6 +30,7 @@ use std::collections::VecDeque;
 
 use bytes::{Bytes, BytesMut};
 
+use super::answers::Owed;
 use crate::ids::GrantId;
 use crate::payload::Payload;
 
@@ -83,6 +84,10 @@ pub(super) struct PeerGrant {
     pub(super) addr: u64,
     /// Bytes for which a WRITE has been handed out.
     pub(super) used: u32,
+    /// It was advertised beforehand.
+    pub(super) standing: bool,
+    /// The peer has asked for it back, and it is written first.
+    pub(super) recalled: bool,
 }
 
 /// A piece of a body that goes by WRITE.
@@ -130,11 +135,22 @@ pub(super) struct Announce {
     pub(super) end: bool,
 }
 
+/// A transfer that the peer has asked memory for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Want {
+    /// Place of its request among all of the connection.
+    pub(super) number: u64,
+    /// Bytes that are not granted.
+    pub(super) rest: u64,
+}
+
 #[derive(Debug)]
 pub(super) struct Stream {
     pub(super) id: u32,
     pub(super) send: SendHalf,
     pub(super) recv: RecvHalf,
+    /// The answer to the RESET, in [`RecvHalf::Discarding`].
+    pub(super) reset: Owed,
 
     pub(super) out: VecDeque<Out>,
     pub(super) announce: VecDeque<Announce>,
@@ -144,17 +160,21 @@ pub(super) struct Stream {
     /// `queued` has reached the mark and the driver waits for room.
     pub(super) full: bool,
     pub(super) send_window: u32,
+    /// Grants in `out` that the peer has asked back, and that are written before those of other streams.
+    pub(super) hurried: u32,
 
     pub(super) recv_window: u32,
     /// Bytes read by the application that the peer has not been told of.
     pub(super) unreported: u32,
     pub(super) block: BytesMut,
-    /// Transfers that the peer has asked memory for.
-    pub(super) wants: VecDeque<u64>,
+    /// What is not granted yet, in the order of the requests.
+    pub(super) wants: VecDeque<Want>,
     /// Bytes granted on request or landed and not read.
     pub(super) held: u64,
     /// Grants on request that the peer has not ended.
     pub(super) open_grants: u32,
+    /// Of these, how many have been asked back.
+    pub(super) recalled: u32,
 
     /// In the queue of that name; kept true so that a stream is in each queue at most once.
     pub(super) in_send_ready: bool,
@@ -175,18 +195,21 @@ impl Stream {
             id,
             send: SendHalf::Open,
             recv,
+            reset: Owed::default(),
             out,
             announce: VecDeque::new(),
             requests: VecDeque::new(),
             queued: 0,
             full: false,
             send_window,
+            hurried: 0,
             recv_window,
             unreported: 0,
             block: BytesMut::new(),
             wants: VecDeque::new(),
             held: 0,
             open_grants: 0,
+            recalled: 0,
             in_send_ready: false,
             in_write_ready: false,
             in_landing_queue: false,
@@ -203,6 +226,14 @@ impl Stream {
         }
     }
 
+    /// Where a grant of the peer is bound: which of `out`, and which of its grants.
+    pub(super) fn find_grant(&self, id: u32) -> Option<(usize, usize)> {
+        self.out.iter().enumerate().find_map(|(place, out)| match out {
+            Out::Bulk(bulk) => bulk.grants.iter().position(|grant| grant.id.0 == id).map(|at| (place, at)),
+            Out::Headers { .. } | Out::Eager { .. } => None,
+        })
+    }
+
     /// Empties the sending half; returns the grants that must be aborted.
     pub(super) fn drop_output(&mut self) -> Vec<GrantId> {
         let mut grants: Vec<GrantId> = self.announce.drain(..).map(|a| a.grant).collect();
@@ -213,6 +244,7 @@ impl Stream {
         }
         self.requests.clear();
         self.queued = 0;
+        self.hurried = 0;
         grants
     }
 }

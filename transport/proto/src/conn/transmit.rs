@@ -1,5 +1,6 @@
 //! Messages and WRITEs out.
 
+use super::answers::Owed;
 use super::stream::{Announce, Out, RecvHalf, SendHalf};
 use super::{Connection, Event, Phase, Room, Side, Transmit, Write};
 use crate::frame::{Composer, FRAME_HEADER, Frame};
@@ -107,6 +108,7 @@ impl Connection {
                 break;
             }
             self.control.pop_front();
+            self.control_out += 1;
         }
         self.answers = self.answers.min(self.control.len());
         if self.control.is_empty() {
@@ -239,6 +241,8 @@ impl Connection {
             let code = ResetCode::NO_ERROR.0;
             let id = stream.id;
             self.push_control(Frame::Reset { stream: id, code });
+            self.streams[key].reset = Owed::by(self.last_frame());
+            self.expect_answer();
         }
         self.remove_if_done(key);
     }
@@ -289,6 +293,7 @@ impl Connection {
         if finished || grant.used == grant.len {
             let announce = Announce { grant: grant.id, len: grant.used, end: finished && bulk.end };
             stream.announce.push_back(announce);
+            stream.hurried -= u32::from(grant.recalled);
             bulk.grants.pop_front();
             if finished {
                 stream.out.pop_front();

@@ -168,7 +168,8 @@ impl Driver {
     fn poll_end(&mut self, cx: &mut Context<'_>, inner: &mut Inner) -> Poll<Reason> {
         let (patience, stamps) = (inner.patience.is_news(), inner.stamps.is_news());
         let answered = self.asking && !inner.conn.is_asking();
-        if patience || stamps || answered {
+        let give_back = inner.give_back.is_news();
+        if patience || stamps || answered || give_back {
             self.armed = false;
         }
         loop {
@@ -193,7 +194,8 @@ impl Driver {
                 }
                 Life::Open if !self.armed => {
                     let patience = inner.patience.deadline().map(Instant::into_std);
-                    let others = [patience, inner.stamps.deadline()].into_iter().flatten();
+                    let give_back = inner.give_back.deadline().map(Instant::into_std);
+                    let others = [patience, give_back, inner.stamps.deadline()].into_iter().flatten();
                     if let Some(at) = inner.conn.next_timeout().into_iter().chain(others).min() {
                         self.timer.set(at);
                         self.armed = true;
@@ -213,10 +215,14 @@ impl Driver {
                 }
                 _ => {
                     let now = Instant::now();
-                    inner.conn.handle_timeout(now.into_std());
+                    let judged = inner.conn.handle_timeout(now.into_std());
                     inner.patience.expire(now);
+                    inner.recall_excess(now);
                     inner.stamps.expire();
                     inner.dispatch();
+                    if let Err(breach) = judged {
+                        inner.breached(&breach);
+                    }
                     inner.flush();
                     inner.tell();
                     inner.tidy(now.into_std());
@@ -300,13 +306,5 @@ impl Inner {
             self.landing.trim();
         }
         self.pool.trim(now);
-    }
-
-    /// Another connection waits for landing memory: what is idle here goes back.
-    fn make_room_elsewhere(&mut self) {
-        if self.landing.wanted_elsewhere() {
-            self.conn.recall_standing();
-            self.landing.trim();
-        }
     }
 }

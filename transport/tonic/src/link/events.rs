@@ -3,7 +3,7 @@
 use bytes::BufMut;
 use tonic::Status;
 use tonic_rdma_fabric::{Completion, Link, LinkError};
-use tonic_rdma_proto::{CloseCode, Event, Flow, StreamId};
+use tonic_rdma_proto::{Breach, CloseCode, Event, Flow, StreamId};
 
 use super::shared::{Inner, Life};
 use super::stream::{Fault, StreamIo};
@@ -50,17 +50,19 @@ impl Inner {
         if self.conn.wants_recvs() {
             self.conn.recvs_posted(link.grow(&self.pool)?);
         }
-        if let Err(breach) = received {
-            let peer = &self.peer;
-            tracing::warn!(%peer, %breach, "the peer broke the protocol; closing the connection");
-            let reason =
-                Reason::from_peer(ReasonCode::LinkLost, format!("protocol breach: {breach} ({peer})"));
-            self.dispatch();
-            self.end(Life::Closing(reason));
-            return Ok(());
-        }
         self.dispatch();
+        if let Err(breach) = received {
+            self.breached(&breach);
+        }
         Ok(())
+    }
+
+    /// The protocol has found a breach, and closes.
+    pub(super) fn breached(&mut self, breach: &Breach) {
+        let peer = &self.peer;
+        tracing::warn!(%peer, %breach, "the peer broke the protocol; closing the connection");
+        let reason = Reason::from_peer(ReasonCode::LinkLost, format!("protocol breach: {breach} ({peer})"));
+        self.end(Life::Closing(reason));
     }
 
     /// Hands the protocol's events to their streams.

@@ -8,6 +8,7 @@
 //! | `sends` | SEND slots and staging blocks in flight |
 //! | `window` | how much of WRITEs is under way |
 //! | `patience` | whether a message may land in parts |
+//! | `share` | giving landing memory back to connections that wait |
 //! | `stamps` | when messages came |
 //! | `events` | link to protocol to streams |
 //! | `drive` | the task that polls the link, keeps the timers and ends the connection |
@@ -39,6 +40,7 @@ mod patience;
 mod runners;
 mod sends;
 mod server;
+mod share;
 mod shared;
 mod stamps;
 mod stream;

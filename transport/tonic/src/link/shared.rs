@@ -18,6 +18,7 @@ use super::LinkOptions;
 use super::beside::Beside;
 use super::patience::Patience;
 use super::sends::Sends;
+use super::share::GiveBack;
 use super::stamps::Stamps;
 use super::stream::StreamIo;
 use super::window::WriteWindow;
@@ -64,6 +65,8 @@ pub(super) struct Inner {
     pub(super) window: WriteWindow,
     /// Whether parts are taken where whole pieces of landing memory are short.
     pub(super) patience: Patience,
+    /// Whether memory is to go back to others.
+    pub(super) give_back: GiveBack,
     pub(super) stamps: Stamps,
     /// The link copies from any memory while work is queued.
     pub(super) any_memory: bool,
@@ -142,6 +145,7 @@ impl Shared {
                 sends: Sends::new(&options.link, options.staging.0, options.staging.1),
                 window: WriteWindow::default(),
                 patience: Patience::default(),
+                give_back: GiveBack::default(),
                 stamps: Stamps::new(options.proto.dead_peer),
                 any_memory: link.caps().any_memory,
                 copy_on_delivery: options.copy_on_delivery,

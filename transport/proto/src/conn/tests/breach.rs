@@ -385,6 +385,8 @@ fn name(breach: &Breach) -> &'static str {
         Breach::BadGrant { .. } => "BadGrant",
         Breach::UnexpectedGoAway => "UnexpectedGoAway",
         Breach::Flood(_) => "Flood",
+        // Nothing is received then: see `answers`.
+        Breach::ResetUnanswered(_) | Breach::GrantKept(_) => "",
         Breach::UnexpectedPong => "UnexpectedPong",
     }
 }

@@ -99,7 +99,7 @@ fn close_is_the_last_that_is_sent() {
         conn.consume(id, 1 << 20, Flow::Window);
         conn.recall_standing();
         conn.go_away(CloseCode::Ok, "");
-        conn.handle_timeout(p.now + Duration::from_secs(1000));
+        conn.handle_timeout(p.now + Duration::from_secs(1000)).unwrap();
         assert_eq!(conn.send_data(id, pattern(2, 10), false, true), Err(SendError::Closed));
         assert_eq!(conn.open(block("late"), true), Err(SendError::GoingAway));
         assert_eq!((conn.poll_landing(), conn.next_timeout()), (None, None));

@@ -6,6 +6,8 @@
 //! | `calls` | the shapes of calls, header blocks, limits, windows, credits |
 //! | `bulk` | grants: on request, standing, partial; taking turns |
 //! | `segments` | pieces in several segments |
+//! | `recall` | grants that are asked back |
+//! | `answers` | a peer that does not answer RESET or RECALL |
 //! | `cancel` | resets, and what crosses them |
 //! | `ending` | GOAWAY, drain, CLOSE, heartbeat |
 //! | `breach` | every breach by name |
@@ -14,6 +16,7 @@
 //! | `resets` | streams that are opened and reset |
 //! | `hostile` | random bytes and changed messages |
 
+mod answers;
 mod breach;
 mod bulk;
 mod calls;
@@ -22,6 +25,7 @@ mod ending;
 mod hostile;
 mod model;
 mod pair;
+mod recall;
 mod recvs;
 mod resets;
 mod segments;

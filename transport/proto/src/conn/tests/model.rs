@@ -25,6 +25,7 @@ enum Op {
     Drive(usize),
     Deliver { end: usize, messages: usize },
     Recall(usize),
+    RecallGrants { end: usize, one_in: usize },
     Shrink(usize),
     Advance(u64),
     GoAway(usize),
@@ -64,6 +65,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         3 => end.clone().prop_map(Op::Drive),
         4 => (end.clone(), 1..6usize).prop_map(|(end, messages)| Op::Deliver { end, messages }),
         1 => end.clone().prop_map(Op::Recall),
+        2 => (end.clone(), 1..4usize).prop_map(|(end, one_in)| Op::RecallGrants { end, one_in }),
         1 => end.clone().prop_map(Op::Shrink),
         1 => (1..1000u64).prop_map(Op::Advance),
     ];
@@ -207,6 +209,9 @@ impl Model {
                 p.deliver(*end);
             }),
             Op::Recall(end) => p.ends[*end].conn.recall_standing(),
+            Op::RecallGrants { end, one_in } => {
+                p.ends[*end].conn.recall_grants(|memory| memory % one_in == 0);
+            }
             Op::Shrink(end) => p.ends[*end].leaving = true,
             Op::Advance(millis) => p.advance(Duration::from_millis(*millis)),
             Op::GoAway(end) => p.ends[*end].conn.go_away(CloseCode::Ok, "enough"),
@@ -249,7 +254,7 @@ impl Model {
                 Frame::Done { id, .. } | Frame::Abort { id } => Some(id),
                 _ => None,
             });
-            let held = p.ends[holder].conn.peer_grants.iter().copied();
+            let held = p.ends[holder].conn.peer_grants.keys().copied();
             let mut there: Vec<u32> = coming.chain(held).chain(going).collect();
             there.sort_unstable();
             let mut out: Vec<u32> = p.ends[granter].conn.grants.ids().collect();

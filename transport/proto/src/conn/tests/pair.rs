@@ -526,7 +526,9 @@ impl Pair {
         self.now += time;
         for end in &mut self.ends {
             if end.conn.next_timeout().is_some_and(|at| at <= self.now) {
-                end.conn.handle_timeout(self.now);
+                if let Err(breach) = end.conn.handle_timeout(self.now) {
+                    assert!(end.error.replace(breach).is_none(), "a closed connection judges nobody");
+                }
             }
         }
     }

@@ -369,8 +369,8 @@ fn every_phase_of_a_connection_with_every_event() {
                     Turn::Dead => {
                         let dead = small().dead_peer;
                         // Asks, then judges.
-                        conn.handle_timeout(now + dead);
-                        conn.handle_timeout(now + 2 * dead - Duration::from_millis(1));
+                        conn.handle_timeout(now + dead).unwrap();
+                        conn.handle_timeout(now + 2 * dead - Duration::from_millis(1)).unwrap();
                         Ok(())
                     }
                 };

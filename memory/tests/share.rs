@@ -1,0 +1,116 @@
+//! The share of the landing budget that an account has while others wait.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+mod common;
+
+use bytes::Bytes;
+use common::{Woken, assert_unused, small};
+use tonic_rdma_memory::{Excess, Landing, LandingBuf};
+
+/// All pieces of that length that it may have.
+fn everything(landing: &mut Landing, each: usize) -> Vec<LandingBuf> {
+    std::iter::from_fn(|| landing.alloc(each, each).unwrap()).collect()
+}
+
+/// Drops what is wanted back, as when the peer has given it up.
+fn give_back(pieces: &mut Vec<LandingBuf>) -> usize {
+    let before = pieces.len();
+    pieces.retain(|piece| !piece.is_wanted_back());
+    before - pieces.len()
+}
+
+#[test]
+fn alone_an_account_has_all_and_gives_back_to_one_that_waits() {
+    let (pool, _ledger) = small();
+    let each = pool.config().chunk / 4;
+    let (mut hog, mut other) = (pool.landing(), pool.landing());
+    let mut held = everything(&mut hog, each);
+    hog.stop_waiting();
+    assert!(hog.leased() > pool.config().landing - pool.config().chunk, "alone it has all");
+    assert_eq!(hog.keep_share(), Excess::None, "nobody waits");
+    assert!(other.alloc(each, each).unwrap().is_none());
+    assert_eq!(hog.share(), pool.config().landing / 2);
+    assert_eq!(hog.keep_share(), Excess::More);
+    assert_eq!(hog.keep_share(), Excess::Same);
+    let kept: usize = held.iter().filter(|p| !p.is_wanted_back()).map(LandingBuf::capacity).sum();
+    assert!(kept > 0 && kept <= hog.share(), "{kept}");
+    // Meanwhile it gets nothing of what has to go.
+    let at = held.iter().position(LandingBuf::is_wanted_back).unwrap();
+    drop(held.swap_remove(at));
+    assert!(hog.alloc(each, each).unwrap().is_none());
+    assert!(give_back(&mut held) > 0);
+    hog.trim();
+    assert_eq!(hog.keep_share(), Excess::None);
+    let share = everything(&mut other, each);
+    let bytes: usize = share.iter().map(LandingBuf::capacity).sum();
+    assert!(bytes >= pool.config().landing / 2 - pool.config().chunk, "{bytes}");
+    drop((held, share, hog, other));
+    assert_unused(&pool);
+}
+
+/// Eight accounts that hoard whatever they get leave room for one more.
+#[test]
+fn many_hoarders_leave_room() {
+    let (pool, _ledger) = small();
+    let each = 64 << 10;
+    let mut hoarders: Vec<(Landing, Vec<LandingBuf>)> =
+        (0..8).map(|_| (pool.landing(), Vec::new())).collect();
+    let mut victim = pool.landing();
+    let mut got = None;
+    for _ in 0..16 {
+        for (landing, held) in &mut hoarders {
+            held.extend(everything(landing, each));
+        }
+        got = victim.alloc(each, each).unwrap();
+        if got.is_some() {
+            break;
+        }
+        for (landing, held) in &mut hoarders {
+            if landing.wanted_elsewhere() {
+                landing.keep_share();
+                // The peer is ended, or gives up what it was asked for.
+                give_back(held);
+                landing.trim();
+            }
+        }
+    }
+    assert!(got.is_some());
+}
+
+/// What readers hold is nobody's fault: a connection whose only chunk is held goes on with it.
+#[test]
+fn a_chunk_that_readers_hold_is_kept_where_it_is_the_only_one() {
+    let (pool, _ledger) = small();
+    let landing = pool.config().landing;
+    let (mut one, mut other) = (pool.landing(), pool.landing());
+    let whole = one.alloc(landing, landing).unwrap().unwrap();
+    assert!(other.alloc(4096, 4096).unwrap().is_none());
+    assert_eq!(one.keep_share(), Excess::More, "it is granted, and can be asked back");
+    assert!(whole.is_wanted_back());
+    let read: Bytes = whole.filled(4096);
+    assert_eq!(one.keep_share(), Excess::None, "it is read");
+    drop(read);
+    one.trim();
+    assert!(other.alloc(4096, 4096).unwrap().is_some());
+}
+
+/// One that is held to its share is woken when nobody waits any more, though nothing has come free.
+#[test]
+fn one_that_was_held_back_is_woken() {
+    let (pool, _ledger) = small();
+    let (chunk, landing) = (pool.config().chunk, pool.config().landing);
+    let (mut hog, mut other) = (pool.landing(), pool.landing());
+    let (woken, waker) = Woken::new();
+    hog.register_waker(&waker);
+    let held: Vec<LandingBuf> =
+        (0..landing / chunk - 1).map(|_| hog.alloc(chunk, chunk).unwrap().unwrap()).collect();
+    // More than is left, so that it waits.
+    assert!(other.alloc(2 * chunk, 2 * chunk).unwrap().is_none());
+    let before = woken.count();
+    assert!(hog.alloc(chunk, chunk).unwrap().is_none(), "the last chunk is not for it");
+    other.stop_waiting();
+    assert!(woken.count() > before);
+    assert!(hog.alloc(chunk, chunk).unwrap().is_some());
+    drop(held);
+}

@@ -1,0 +1,176 @@
+//! A peer that has a ticket and hoards landing memory: it asks for as much as it gets, never writes to it, and does not
+//! hear RESET and RECALL. For the rest it keeps to the protocol, and answers every PING.
+
+use bytes::{Bytes, BytesMut};
+use std::{future::poll_fn, net::SocketAddr, time::Duration};
+use tonic_rdma_fabric::{AnyLink, Completion, Fabric, Link, LinkConfig, LinkError, Work};
+use tonic_rdma_memory::{Pool, PoolConfig};
+use tonic_rdma_proto::{
+    Accept, CloseCode, Config, Connection, Event, Hello, Room, Transmit,
+    frame::{Composer, Frame, Reader},
+    headers,
+};
+use tonic_rdma_tests::{
+    bootstrap::{
+        OfferRequest, bootstrap_client::BootstrapClient, fabric_offer::Fabric as Offered,
+        offer_response::Outcome,
+    },
+    load::bounded,
+};
+
+/// Calls that are open at a time.
+const CALLS: usize = 64;
+/// Bytes that each asks memory for.
+const EACH: usize = 4 << 20;
+const SLOT: usize = 4096;
+
+pub(crate) struct Hoarder {
+    link: AnyLink,
+    conn: Connection,
+    next: u64,
+    _pool: Pool,
+}
+
+impl Hoarder {
+    /// With a ticket of the server at `at`, over `kind` ("shm" or "verbs"). Calls `path` as often as it may, with a deadline
+    /// as the header has it.
+    pub(crate) async fn enter(
+        at: SocketAddr,
+        kind: &str,
+        fabric: &Fabric,
+        path: &str,
+        deadline: Option<&str>,
+    ) -> Self {
+        let mut client = BootstrapClient::connect(format!("http://{at}")).await.unwrap();
+        let request = OfferRequest { version_min: 1, version_max: 1, fabrics: vec![kind.into()] };
+        let response = client.offer(request).await.unwrap().into_inner();
+        let Some(Outcome::Grant(grant)) = response.outcome else { panic!("{response:?}") };
+        let place = match &grant.fabrics[0].fabric {
+            Some(Offered::Shm(shm)) => tonic_rdma_fabric::Addr::Shm(shm.socket.parse().unwrap()),
+            Some(Offered::Verbs(verbs)) => {
+                let address = &verbs.addresses[0];
+                SocketAddr::new(address.ip.parse().unwrap(), address.port as u16).into()
+            }
+            _ => panic!("{grant:?}"),
+        };
+        let config = Config { slot_size: SLOT as u32, ..Config::default() };
+        let hello = Hello::new(grant.ticket[..].try_into().unwrap(), config.settings()).encode();
+        let pool = Pool::new(PoolConfig::default().total(8 << 20), fabric.registrar()).unwrap();
+        let link = LinkConfig {
+            recv_slots: 32,
+            slot_size: SLOT as u32,
+            send_slots: 4,
+            staging: 0,
+            inline: 0,
+            ..LinkConfig::default()
+        };
+        let connecting = fabric.connect(&place, &link, &pool, &hello, Duration::from_secs(20));
+        let connected = bounded("connecting", connecting).await.unwrap();
+        let settings = Accept::decode(&connected.private_data).unwrap().settings;
+        let mut conn = Connection::client(config, settings, std::time::Instant::now());
+        for _ in 0..CALLS {
+            let id = conn.open(head(path, deadline), false).unwrap();
+            // Zeros from the heap, of which not one is ever sent.
+            conn.send_data(id, Bytes::from(vec![0; EACH]), true, false).unwrap();
+        }
+        Hoarder { link: connected.link, conn, next: 0, _pool: pool }
+    }
+
+    /// Grants that it holds.
+    pub(crate) fn grants(&self) -> usize {
+        self.conn.pending().peer_grants
+    }
+
+    /// Goes on until it holds so many grants.
+    pub(crate) async fn hoard(&mut self, grants: usize) {
+        while self.grants() < grants {
+            self.turn().await.unwrap();
+        }
+    }
+
+    /// Lives until the server ends its connection, and gives the reason that the server has named.
+    pub(crate) async fn live(mut self) -> String {
+        let mut reason = None;
+        loop {
+            let ended = self.turn().await;
+            while let Some(event) = self.conn.poll_event() {
+                if let Event::Closed { code, text } = event {
+                    assert_eq!(code, CloseCode::Breach, "{text}");
+                    reason = Some(text);
+                }
+            }
+            match (reason, ended) {
+                (Some(reason), _) => return reason,
+                (None, Err(error)) => panic!("ended without a word: {error}"),
+                (None, Ok(())) => reason = None,
+            }
+        }
+    }
+
+    /// Says what there is to say, and listens once.
+    async fn turn(&mut self) -> Result<(), LinkError> {
+        let nothing = Room { write: 0, staging: 0, chunk: 0 };
+        loop {
+            let slot = &mut self.link.block_mut()[..SLOT];
+            let Some(Transmit::Send(len)) = self.conn.poll_transmit(Some(slot), nothing) else { break };
+            self.next += 1;
+            let id = self.next;
+            let mut done = matches!(
+                self.link.queue(id, Work::Send { offset: 0, len }, true)?,
+                tonic_rdma_fabric::Posted::Done
+            );
+            self.link.ring()?;
+            while !done {
+                done = self.poll(id).await?;
+            }
+        }
+        self.poll(0).await.map(drop)
+    }
+
+    /// Takes what has come; true when the SEND of that number is done.
+    async fn poll(&mut self, id: u64) -> Result<bool, LinkError> {
+        let mut out = Vec::new();
+        let result = poll_fn(|cx| self.link.poll(cx, &mut out)).await;
+        let mut done = false;
+        for completion in out {
+            match completion {
+                Completion::Sent { id: sent } => done |= sent == id,
+                Completion::Received { slot, len } => {
+                    let message = deaf(Bytes::copy_from_slice(self.link.recv_slot(slot, len)));
+                    self.link.repost(slot)?;
+                    self.conn.receive(std::time::Instant::now(), message).unwrap();
+                }
+            }
+        }
+        result.map(|()| done)
+    }
+}
+
+fn head(path: &str, deadline: Option<&str>) -> Bytes {
+    let mut block = BytesMut::new();
+    let fields =
+        [(":method", "POST"), (":scheme", "http"), (":path", path), ("content-type", "application/grpc")];
+    for (name, value) in fields.into_iter().chain(deadline.map(|time| ("grpc-timeout", time))) {
+        headers::encode(&mut block, name, value.as_bytes()).unwrap();
+    }
+    block.freeze()
+}
+
+/// The message without what is asked of this peer.
+fn deaf(message: Bytes) -> Bytes {
+    let mut reader = Reader::new(message).unwrap();
+    let (credits, waited) = (reader.credits, reader.waited);
+    let mut slot = vec![0; SLOT];
+    let mut heard = Composer::new(&mut slot);
+    while let Some(frame) = reader.next_frame().unwrap() {
+        if !matches!(frame, Frame::Reset { .. } | Frame::Recall { .. }) {
+            assert!(heard.add(&frame));
+        }
+    }
+    if waited {
+        heard.waited();
+    }
+    let len = heard.finish(credits);
+    slot.truncate(len);
+    slot.into()
+}

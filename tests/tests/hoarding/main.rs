@@ -1,0 +1,175 @@
+//! Landing memory that a peer keeps: it comes back when the call is over, and when others want their share. Over shared
+//! memory.
+
+// A failed unwrap is a failed test.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod hoarder;
+
+use hoarder::Hoarder;
+use std::{net::SocketAddr, time::Duration};
+use tokio::task::{JoinHandle, JoinSet};
+use tonic::transport::server::TcpIncoming;
+use tonic_rdma::{Channel, Context, FabricKind, Path, PoolConfig, PoolStats};
+use tonic_rdma_fabric::{Fabric, ShmAccess};
+use tonic_rdma_tests::{
+    channel::AnyChannel,
+    harness::{Client, client_of},
+    load::{bounded, takes, until},
+    probe::Probe,
+    script::{echo, steps},
+    server::endpoint,
+    service::Scripted,
+};
+
+const UPLOAD: &str = "/tonic_rdma.conformance.v1.Conformance/Upload";
+/// A put of the attack's victim.
+const PUT: usize = 8 << 20;
+
+/// A server with 32 MiB for landing, in this process.
+struct Served {
+    at: SocketAddr,
+    context: Context,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Served {
+    async fn new(dead_peer: Duration) -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = listener.local_addr().unwrap();
+        let context = Context::builder().pool(PoolConfig::default().total(64 << 20)).build();
+        let mut server = tonic_rdma::Server::builder()
+            .fabrics([FabricKind::Shm])
+            .context(context.clone())
+            .dead_peer_timeout(dead_peer);
+        let router = server.add_service(Scripted::server(&Probe::default()));
+        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+        let task = tokio::spawn(async move { router.serve_with_incoming(incoming).await.unwrap() });
+        Served { at, context, task }
+    }
+
+    async fn pool(&self) -> PoolStats {
+        self.context.pool_stats().await.remove(0).1
+    }
+
+    /// A client with a pool of its own.
+    async fn client(&self) -> (Channel, Client) {
+        let context = Context::builder().build();
+        let channel =
+            bounded("connecting", endpoint(self.at, (FabricKind::Shm, &context)).connect()).await.unwrap();
+        takes(&channel, Path::Shm).await;
+        (channel.clone(), client_of(AnyChannel::Rdma(channel)))
+    }
+
+    async fn hoarder(&self, path: &str, deadline: Option<&str>) -> Hoarder {
+        let fabric = Fabric::shm(ShmAccess::SameUser).unwrap();
+        Hoarder::enter(self.at, "shm", &fabric, path, deadline).await
+    }
+
+    /// Nothing is granted, leased or held any more.
+    async fn is_whole(&self) {
+        let read = || async {
+            let pool = self.pool().await;
+            (pool.granted, pool.filled, pool.leased)
+        };
+        until("landing memory is gone", read, |left| *left == (0, 0, 0)).await;
+    }
+}
+
+/// A put whose data comes back, and has to be right.
+async fn put(client: &mut Client, seed: u64) {
+    let request = steps("", [echo(1)]).with_payload(seed, PUT);
+    let reply = bounded("a put", client.unary(request)).await.unwrap().into_inner();
+    reply.expect(seed, PUT);
+}
+
+/// 64 calls that are over, and whose memory the peer keeps.
+async fn calls_that_are_over(path: &str, deadline: Option<&str>) {
+    let served = Served::new(Duration::from_secs(1)).await;
+    let (channel, mut victim) = served.client().await;
+    let mut hoarder = served.hoarder(path, deadline).await;
+    bounded("grants", hoarder.hoard(1)).await;
+    let reason = bounded("the end of the hoarder", hoarder.live()).await;
+    assert!(reason.contains("RESET of stream") && reason.contains("not answered"), "{reason}");
+    served.is_whole().await;
+    for seed in 0..4 {
+        put(&mut victim, seed).await;
+    }
+    assert_eq!((channel.stats().calls_fast, channel.stats().calls_tcp), (4, 0));
+    drop((channel, victim));
+    served.is_whole().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_whose_deadline_has_passed_hold_no_memory() {
+    calls_that_are_over(UPLOAD, Some("500m")).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_to_unknown_methods_hold_no_memory() {
+    calls_that_are_over("/nobody.knows.v1.This/Method", None).await;
+}
+
+/// Calls that last for ever: nothing asks for their memory but another client.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_client_gets_its_share() {
+    let served = Served::new(Duration::from_secs(1)).await;
+    let (channel, mut victim) = served.client().await;
+    let mut hoarders = JoinSet::new();
+    let mut first = served.hoarder(UPLOAD, None).await;
+    bounded("all of the memory", first.hoard(8)).await;
+    assert_eq!(served.pool().await.granted, 32 << 20, "alone it has all there is");
+    hoarders.spawn(first.live());
+    for _ in 0..2 {
+        // These want their shares, too, and keep them.
+        hoarders.spawn(served.hoarder(UPLOAD, None).await.live());
+    }
+    for seed in 0..4 {
+        put(&mut victim, seed).await;
+    }
+    assert_eq!((channel.stats().calls_fast, channel.stats().calls_tcp), (4, 0));
+    // Whoever was in the way has been ended, with the reason.
+    let reason = bounded("the end of a hoarder", hoarders.join_next()).await.unwrap().unwrap();
+    assert!(reason.contains("asked back and kept"), "{reason}");
+    drop((channel, victim, hoarders));
+    served.is_whole().await;
+}
+
+/// Two that behave, and want more than there is, get on with each other: all of their calls go well, over the connections
+/// that they began with.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn honest_peers_share() {
+    const WORKERS: u64 = 8;
+    const PUTS: u64 = 6;
+    let served = Served::new(Duration::from_secs(5)).await;
+    let mut peers = JoinSet::new();
+    let mut channels = Vec::new();
+    for _ in 0..2 {
+        let (channel, client) = served.client().await;
+        channels.push(channel);
+        for worker in 0..WORKERS {
+            let mut client = client.clone();
+            peers.spawn(async move {
+                for n in 0..PUTS {
+                    put(&mut client, worker * PUTS + n).await;
+                }
+            });
+        }
+    }
+    while let Some(ended) = peers.join_next().await {
+        ended.unwrap();
+    }
+    for channel in &channels {
+        let stats = channel.stats();
+        assert_eq!((stats.calls_fast, stats.calls_tcp), (WORKERS * PUTS, 0), "{}", channel.path());
+        assert_eq!(channel.path().path, Path::Shm, "{}", channel.path());
+    }
+    drop(channels);
+    served.is_whole().await;
+}

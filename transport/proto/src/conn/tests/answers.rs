@@ -1,0 +1,285 @@
+//! A peer that lives, and does not answer RESET or RECALL.
+
+use std::time::Duration;
+
+use super::super::answers::{AnswerClock, TICKS};
+use super::super::*;
+use super::pair::*;
+use crate::error::Breach;
+use crate::frame::Frame;
+use crate::ids::{GrantId, ResetCode, StreamId};
+
+fn config() -> Config {
+    Config { recv_slots: 256, recv_most: 256, standing_grants: 0, ..small() }
+}
+
+fn pair() -> Pair {
+    let mut p = Pair::new(config(), config(), 16 << 20);
+    p.settle();
+    p
+}
+
+fn eighth() -> Duration {
+    config().dead_peer / 8
+}
+
+fn head(stream: u32) -> Frame {
+    Frame::Headers { stream, end: false, more: false, indexed: false, block: block("head") }
+}
+
+/// What the victim says gets out, and the peer takes no notice of it, but lives.
+fn ignored(p: &mut Pair, victim: usize) {
+    p.ends[victim].slots = 64;
+    p.drive_unchecked(victim);
+    p.to[1 - victim].clear();
+    if p.ends[victim].error.is_none() {
+        p.inject(1 - victim, &[Frame::Ping { ack: false, token: 0 }]);
+    }
+}
+
+/// Eighths of the dead-peer time, up to a bound, until the victim has judged its peer; and how.
+fn judged(p: &mut Pair, victim: usize) -> (u32, Option<Breach>) {
+    for eighths in 0..20 {
+        ignored(p, victim);
+        if let Some(breach) = p.ends[victim].error.clone() {
+            return (eighths, Some(breach));
+        }
+        p.advance(eighth());
+    }
+    (20, None)
+}
+
+/// A hostile client has this many streams open, each with memory for 4 MiB granted and not written.
+fn hoards(p: &mut Pair, streams: u32) {
+    for stream in 1..=streams {
+        p.inject(CLIENT, &[head(stream), Frame::Request { stream, len: 4 << 20 }]);
+    }
+    p.drive_unchecked(SERVER);
+    p.to[CLIENT].clear();
+    assert_eq!((p.server().pending().grants, p.ends[SERVER].memory.used), (4, 16 << 20));
+}
+
+fn assert_judged(p: &mut Pair, victim: usize, expected: &Breach) {
+    let (eighths, breach) = judged(p, victim);
+    assert_eq!(breach.as_ref(), Some(expected));
+    assert!((6..=8).contains(&eighths), "{expected}: after {eighths} eighths of the dead-peer time");
+    assert_eq!(p.ends[victim].conn.next_timeout(), None);
+    assert!(p.ends[victim].conn.poll_landing().is_none(), "it is over");
+}
+
+#[test]
+fn a_reset_that_is_not_answered_ends_the_connection() {
+    let mut p = pair();
+    hoards(&mut p, 4);
+    // The deadline of all calls has passed.
+    for id in (1..=4).map(StreamId) {
+        p.server().reset(id, ResetCode::CANCEL);
+    }
+    assert_judged(&mut p, SERVER, &Breach::ResetUnanswered(StreamId(1)));
+}
+
+#[test]
+fn a_response_that_is_complete_asks_for_the_memory_back() {
+    let mut p = pair();
+    hoards(&mut p, 4);
+    for id in (1..=4).map(StreamId) {
+        p.server().send_headers(id, block("unimplemented"), true).unwrap();
+    }
+    assert_judged(&mut p, SERVER, &Breach::ResetUnanswered(StreamId(1)));
+}
+
+/// A client hears no answer either: the server keeps a stream that was cancelled.
+#[test]
+fn a_client_waits_no_longer_for_a_server() {
+    let mut p = pair();
+    let id = p.open("head", false);
+    p.settle();
+    p.client().reset(id, ResetCode::CANCEL);
+    assert_judged(&mut p, CLIENT, &Breach::ResetUnanswered(id));
+}
+
+/// The streams end as they should, and what they had been granted stays.
+#[test]
+fn grants_that_outlive_their_stream_end_the_connection() {
+    for reset_by_peer in [false, true] {
+        let mut p = pair();
+        hoards(&mut p, 4);
+        let frames: Vec<Frame> = (1..=4).map(|stream| Frame::Reset { stream, code: 8 }).collect();
+        if !reset_by_peer {
+            for id in (1..=4).map(StreamId) {
+                p.server().reset(id, ResetCode::CANCEL);
+            }
+            p.drive_unchecked(SERVER);
+        }
+        p.inject(CLIENT, &frames);
+        if reset_by_peer {
+            // Its own half, which the server answers.
+            p.drive_unchecked(SERVER);
+        }
+        assert_eq!(p.server().pending(), Pending { streams: 0, grants: 4, peer_grants: 0 });
+        assert_judged(&mut p, SERVER, &Breach::GrantKept(GrantId(0)));
+    }
+}
+
+#[test]
+fn grants_that_are_recalled_and_kept_end_the_connection() {
+    let mut p = pair();
+    hoards(&mut p, 4);
+    let memory: Vec<usize> = p.server().grants.iter().map(|(_, grant)| grant.memory).collect();
+    p.server().recall_grants(|key| key == memory[2]);
+    p.drive_unchecked(SERVER);
+    assert_eq!(p.count(SERVER, "RECALL"), 1);
+    assert_judged(&mut p, SERVER, &Breach::GrantKept(GrantId(2)));
+}
+
+#[test]
+fn standing_grants_that_are_recalled_and_kept_end_the_connection() {
+    let config = Config { standing_grants: 4, ..config() };
+    let mut p = Pair::new(config.clone(), config, 16 << 20);
+    let id = p.open("head", false);
+    p.send(CLIENT, id, pattern(1, 100_000));
+    p.settle();
+    assert_eq!(p.server().pending().grants, 4);
+    p.server().recall_standing();
+    let (_, breach) = judged(&mut p, SERVER);
+    assert!(matches!(breach, Some(Breach::GrantKept(_))), "{breach:?}");
+}
+
+/// A grant that nobody asks back may be kept for ever: the call has no deadline, and nobody else wants the memory.
+#[test]
+fn what_is_not_asked_back_may_be_kept() {
+    let mut p = pair();
+    hoards(&mut p, 4);
+    assert_eq!(judged(&mut p, SERVER), (20, None));
+    assert_eq!(p.server().answer_clock, AnswerClock::Idle);
+}
+
+/// Until it has been handed out nobody can answer it.
+#[test]
+fn the_time_begins_when_the_frame_is_out() {
+    let mut p = pair();
+    hoards(&mut p, 4);
+    p.server().reset(StreamId(1), ResetCode::CANCEL);
+    for _ in 0..40 {
+        // No SEND slot comes free. The peer is heard of.
+        p.ends[SERVER].slots = 0;
+        p.drive_unchecked(SERVER);
+        p.inject(CLIENT, &[Frame::Ping { ack: false, token: 0 }]);
+        p.advance(eighth());
+        assert_eq!(p.ends[SERVER].error, None);
+    }
+    assert_eq!(p.count(SERVER, "RESET"), 0);
+    assert_judged(&mut p, SERVER, &Breach::ResetUnanswered(StreamId(1)));
+    assert_eq!(p.count(SERVER, "RESET"), 1);
+}
+
+/// A timer that comes late says that this side was stopped. It counts once.
+#[test]
+fn time_in_which_this_side_stood_still_does_not_count() {
+    let mut p = pair();
+    hoards(&mut p, 4);
+    p.server().reset(StreamId(1), ResetCode::CANCEL);
+    for _ in 1..TICKS {
+        ignored(&mut p, SERVER);
+        p.advance(config().dead_peer * 10);
+        assert_eq!(p.ends[SERVER].error, None);
+    }
+    p.inject(CLIENT, &[Frame::Abort { id: 0 }, Frame::Reset { stream: 1, code: 8 }]);
+    assert_eq!(judged(&mut p, SERVER), (20, None), "it was answered");
+}
+
+/// 64 streams full of bulk in both directions over a link that takes three quarters of the time there and back, and
+/// all of them are given up: everything is answered at once, behind what was on the way.
+#[test]
+fn an_honest_peer_behind_a_slow_link_is_not_ended() {
+    for side in [CLIENT, SERVER] {
+        let config = Config { recv_slots: 32, recv_most: 32, slot_size: 4096, ..small() };
+        let mut p = Pair::new(config.clone(), config, 32 << 20);
+        let ids: Vec<StreamId> = (0..64).map(|_| p.open("head", false)).collect();
+        for &id in &ids {
+            p.client().send_data(id, pattern(1, 600_000), true, false).unwrap();
+        }
+        p.until("streams", |p| p.ends[SERVER].streams.len() == 64);
+        for &id in &ids {
+            p.server().send_headers(id, block("head"), false).unwrap();
+            p.server().send_data(id, pattern(2, 600_000), true, false).unwrap();
+        }
+        for _ in 0..200 {
+            p.step();
+        }
+        for &id in &ids {
+            p.ends[side].conn.reset(id, ResetCode::CANCEL);
+        }
+        // What is posted arrives three eighths later.
+        while p.ends.iter().any(|end| end.conn.pending() != Pending::default()) {
+            p.drive(CLIENT);
+            p.drive(SERVER);
+            let waiting = [p.to[CLIENT].len(), p.to[SERVER].len()];
+            p.advance(eighth() * 3);
+            for end in [CLIENT, SERVER] {
+                for _ in 0..waiting[end] {
+                    p.deliver(end);
+                }
+            }
+            assert!(p.ends.iter().all(|end| end.error.is_none()), "{p:?}");
+            if waiting == [0, 0] {
+                p.ends.iter_mut().for_each(|end| end.conn.recall_standing());
+            }
+        }
+        p.assert_clean();
+    }
+}
+
+/// The table of the module.
+#[test]
+fn the_clock_runs_while_something_is_owed() {
+    let mut p = pair();
+    let (first, second) = (p.open("head", false), p.open("head", false));
+    p.settle();
+    let clock = |p: &Pair| p.ends[CLIENT].conn.answer_clock;
+    let handled = |p: &mut Pair| {
+        let now = p.now;
+        p.client().handle_timeout(now).unwrap();
+        now + eighth()
+    };
+    handled(&mut p);
+    assert_eq!(clock(&p), AnswerClock::Idle);
+    p.client().reset(first, ResetCode::CANCEL);
+    assert_eq!(clock(&p), AnswerClock::Pending);
+    assert!(p.client().next_timeout().unwrap() <= p.ends[CLIENT].conn.answers_due().unwrap());
+    let next = handled(&mut p);
+    assert_eq!(clock(&p), AnswerClock::Ticking { next });
+    p.client().reset(second, ResetCode::CANCEL);
+    handled(&mut p);
+    assert_eq!(clock(&p), AnswerClock::Ticking { next }, "a tick that is not due");
+    p.advance(eighth());
+    let next = p.now + eighth();
+    assert_eq!(clock(&p), AnswerClock::Ticking { next });
+    p.settle();
+    assert_eq!(clock(&p), AnswerClock::Ticking { next }, "an answer is seen by the next tick");
+    p.advance(eighth());
+    assert_eq!(clock(&p), AnswerClock::Idle);
+    // And from Pending, when the answer was faster than the tick.
+    let third = p.open("head", false);
+    p.settle();
+    p.client().reset(third, ResetCode::CANCEL);
+    p.settle();
+    handled(&mut p);
+    assert_eq!(clock(&p), AnswerClock::Idle);
+    p.assert_clean();
+}
+
+/// What a server that has said all would throw away is not granted memory.
+#[test]
+fn a_call_that_is_answered_gets_no_memory() {
+    let mut p = pair();
+    p.inject(CLIENT, &[head(1)]);
+    p.ends[SERVER].take_events();
+    // The end of the response is queued, and cannot go out.
+    p.server().send_headers(StreamId(1), block("unimplemented"), true).unwrap();
+    p.ends[SERVER].slots = 0;
+    p.inject(CLIENT, &[Frame::Request { stream: 1, len: 4 << 20 }]);
+    p.drive_unchecked(SERVER);
+    assert_eq!((p.server().pending().grants, p.ends[SERVER].memory.used), (0, 0));
+    assert_eq!(p.server().poll_landing(), None);
+}

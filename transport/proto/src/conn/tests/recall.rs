@@ -1,0 +1,127 @@
+//! Grants that are asked back before they are used.
+
+use super::super::*;
+use super::pair::*;
+use crate::ids::StreamId;
+
+fn config() -> Config {
+    Config { recv_slots: 64, recv_most: 64, standing_grants: 0, write_chunk: 16 << 10, ..small() }
+}
+
+/// Streams whose client has memory for a message of 200,000 bytes each, of which so many bytes may be under way.
+fn granted(config: Config, streams: usize, room: usize) -> (Pair, Vec<StreamId>) {
+    let mut p = Pair::new(config.clone(), config, 1 << 30);
+    p.ends[CLIENT].limit(16, 4, 64 << 10, 0);
+    let ids: Vec<StreamId> = (0..streams).map(|_| p.open("head", false)).collect();
+    for &id in &ids {
+        p.send(CLIENT, id, pattern(id.get(), 200_000));
+    }
+    p.settle();
+    assert_eq!(p.client().pending().peer_grants, streams);
+    p.ends[CLIENT].limit(16, 4, 64 << 10, room);
+    (p, ids)
+}
+
+fn finish(mut p: Pair, ids: &[StreamId]) {
+    p.ends[CLIENT].limit(16, 4, 64 << 10, 1 << 20);
+    p.settle();
+    for &id in ids {
+        assert!(p.ends[SERVER].app(id).body == pattern(id.get(), 200_000), "{id}");
+        assert!(p.ends[SERVER].app(id).ended);
+        p.answer(id, bytes::Bytes::new());
+    }
+    p.assert_clean();
+}
+
+#[test]
+fn what_nothing_was_written_to_comes_back_and_is_granted_again() {
+    let (mut p, ids) = granted(config(), 3, 0);
+    let kept = p.server().grants.iter().map(|(_, grant)| grant.memory).next().unwrap();
+    p.server().recall_grants(|memory| memory != kept);
+    // Twice is once.
+    p.server().recall_grants(|memory| memory != kept);
+    let used = p.ends[SERVER].memory.used;
+    p.settle();
+    assert_eq!((p.count(SERVER, "RECALL"), p.count(CLIENT, "ABORT")), (2, 2));
+    assert_eq!(p.ends[SERVER].memory.used, used, "granted again");
+    assert_eq!((p.count(SERVER, "GRANT"), p.count(CLIENT, "REQUEST")), (5, 3), "without another REQUEST");
+    finish(p, &ids);
+}
+
+#[test]
+fn what_is_being_written_is_cut_off() {
+    let (mut p, ids) = granted(config(), 1, 32 << 10);
+    p.hold[SERVER] = true;
+    p.settle();
+    assert_eq!(p.client().stats().write_sent, 32 << 10);
+    p.server().recall_grants(|_| true);
+    p.hold[SERVER] = false;
+    p.drive(SERVER);
+    while p.deliver(CLIENT) {}
+    p.drive(CLIENT);
+    while p.deliver(SERVER) {}
+    p.ends[SERVER].take_events();
+    assert_eq!(p.ends[SERVER].app(ids[0]).landed, [(32 << 10, Flow::Bulk)]);
+    assert_eq!((p.count(CLIENT, "DONE"), p.count(CLIENT, "ABORT")), (1, 0));
+    assert_eq!(p.server().pending().grants, 0);
+    finish(p, &ids);
+}
+
+/// A transfer that is behind another gives its memory back with it.
+#[test]
+fn all_grants_of_a_stream_come_back_together() {
+    let config = Config { bulk_window: 1 << 20, ..config() };
+    let mut p = Pair::new(config.clone(), config, 1 << 30);
+    p.ends[CLIENT].limit(16, 4, 64 << 10, 0);
+    let id = p.open("head", false);
+    for seed in 0..3 {
+        p.client().send_data(id, pattern(seed, 150_000), true, seed == 2).unwrap();
+    }
+    p.settle();
+    assert_eq!(p.client().pending().peer_grants, 3);
+    let first = p.server().grants.iter().map(|(_, grant)| grant.memory).next().unwrap();
+    p.hold[CLIENT] = true;
+    p.server().recall_grants(|memory| memory == first);
+    p.settle();
+    assert_eq!(p.count(SERVER, "RECALL"), 3);
+    assert_eq!(p.server().poll_landing(), None);
+    p.hold[CLIENT] = false;
+    p.ends[CLIENT].limit(16, 4, 64 << 10, 1 << 20);
+    p.settle();
+    let body: Vec<u8> = (0..3).flat_map(|seed| pattern(seed, 150_000)).collect();
+    assert!(p.ends[SERVER].app(id).body == body);
+    p.answer(id, bytes::Bytes::new());
+    p.assert_clean();
+}
+
+/// A standing grant that is bound is not given back: it is written before all others.
+#[test]
+fn a_bound_standing_grant_is_written_first() {
+    let config = Config { standing_grants: 1, ..config() };
+    let mut p = Pair::new(config.clone(), config, 1 << 30);
+    let id = p.open("head", false);
+    p.send(CLIENT, id, pattern(1, 100_000));
+    p.settle();
+    p.answer(id, bytes::Bytes::new());
+    p.settle();
+    p.ends[CLIENT].limit(16, 4, 64 << 10, 0);
+    let ids: Vec<StreamId> = (0..3).map(|_| p.open("head", false)).collect();
+    for &id in &ids {
+        // The first asks, and has the short standing grant exchanged. The second finds one that is long enough.
+        p.send(CLIENT, id, pattern(id.get(), 200_000));
+        p.settle();
+    }
+    assert_eq!(p.count(CLIENT, "REQUEST"), 3);
+    p.server().recall_standing();
+    p.settle();
+    assert_eq!(p.count(CLIENT, "ABORT"), 1, "the short one");
+    // As many WRITEs of 16 KiB as 200,000 bytes need.
+    p.ends[CLIENT].limit(16, 4, 64 << 10, 208 << 10);
+    p.hold[SERVER] = true;
+    p.settle();
+    p.hold[SERVER] = false;
+    while p.deliver(SERVER) {}
+    p.ends[SERVER].take_events();
+    assert_eq!(p.ends[SERVER].app(ids[1]).landed, [(200_000, Flow::Window)]);
+    finish(p, &ids);
+}
