@@ -63,6 +63,7 @@ pub mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod link;
+mod log_throttle;
 pub mod news;
 mod queue;
 #[cfg(all(target_os = "linux", feature = "shm"))]
@@ -90,6 +91,7 @@ pub use any::{AnyLink, Connected, Fabric, Incoming, Listener};
 pub use device::{DeviceInfo, LinkLayer, PortInfo, PortState, Transport};
 pub use error::{ConnectError, ConnectStep, FabricError, LinkError, Verb};
 pub use link::{Caps, Completion, Link, LinkConfig, MAX_PRIVATE_DATA, PeerInfo, Posted, Work, WriteSource};
+pub use log_throttle::LogThrottle;
 pub use news::News;
 pub use survey::Survey;
 pub use trial::{DeviceLimits, Trial, TrialStep};
