@@ -49,8 +49,10 @@
 //!
 //! # Runtime
 //!
-//! The verbs provider registers file descriptors with tokio and bounds waits with tokio's timer, so everything here is
-//! called from within a tokio runtime with both drivers enabled. No threads are started.
+//! The verbs provider registers file descriptors with tokio and bounds waits with tokio's timer, so
+//! everything here is called from within a tokio runtime with both drivers enabled. Over shared
+//! memory, what a peer can make block is done by threads of their own (`shm::blocking`), which
+//! neither a runtime nor the process waits for.
 
 pub mod access;
 pub mod addr;

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use tonic_rdma_memory::Pool;
 
-use super::link::ShmLink;
+use super::ShmDevice;
+use super::kin::is_kin;
+use super::link::{ShmLink, is_end};
 use super::setup::{Own, Theirs};
-use super::socket::{Received, Socket};
+use super::socket::{Heard, Socket};
 use super::wire::Message;
-use super::{ShmDevice, is_kin};
 use crate::addr::{Addr, ShmAddr};
 use crate::block::ControlBlock;
 use crate::error::{ConnectError, ConnectStep};
@@ -60,29 +61,36 @@ async fn attempt(
             Err(error) => return Err(failed(error)),
         }
     };
-    let peer = socket.peer().map_err(failed)?;
+    let peer = socket.peer();
     if !device.allows(peer.uid) {
         return Err(ConnectError::NotAllowed { addr: Addr::Process(peer.pid), uid: peer.uid });
     }
     let hello = Message::Hello { shape: own.shape, private_data: private_data.to_vec() };
-    own.with_fds(|fds| socket.send(&hello.encode(), fds)).map_err(failed)?;
+    socket.send(&hello.encode(), &[]).map_err(failed)?;
     // One that hangs up has nothing to say about it; a listener that goes does so too.
     let gone = || ConnectError::Rejected { addr: addr.clone().into(), private_data: Vec::new() };
-    let Received { bytes, fds } = match socket.next().await {
+    let Heard { bytes, rights } = match socket.next().await {
         Ok(Some(received)) => received,
         Ok(None) => return Err(gone()),
         Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Err(gone()),
         Err(error) => return Err(failed(error)),
     };
-    match Message::decode(&bytes) {
-        Some(Message::Accept { shape, private_data }) => {
-            let theirs = Theirs::new(shape, fds, is_kin(peer.uid)).map_err(failed)?;
-            Ok((ShmLink::new(device, socket, peer, own, theirs, block, config), private_data))
+    match (Message::decode(&bytes), rights) {
+        (Some(Message::Accept { shape, private_data }), true) => {
+            let kin = is_kin(&socket);
+            let theirs =
+                socket.take(move |fds| Theirs::new(shape, fds, peer.uid, kin)).await.map_err(failed)?;
+            match own.with_fds(|fds| socket.send(&Message::Ring.encode(), fds)) {
+                // The link says so, after what the peer sent before.
+                Err(error) if is_end(&error) => {}
+                sent => sent.map_err(failed)?,
+            }
+            Ok((ShmLink::new(device, socket, own, theirs, block, config), private_data))
         }
-        Some(Message::Reject { private_data }) => {
+        (Some(Message::Reject { private_data }), false) => {
             Err(ConnectError::Rejected { addr: addr.clone().into(), private_data })
         }
-        Some(Message::Refused { text }) => {
+        (Some(Message::Refused { text }), false) => {
             Err(failed(io::Error::new(io::ErrorKind::PermissionDenied, format!("the peer says: {text:?}"))))
         }
         _ => Err(failed(io::Error::new(io::ErrorKind::InvalidData, "an answer that makes no sense"))),
