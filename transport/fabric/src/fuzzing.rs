@@ -58,7 +58,7 @@ fn run(mut input: Input<'_>) -> Option<()> {
     let writer = Writer::new(memory.clone(), shape);
     let sound = shape.is_sound() && missing == 0;
     assert_eq!((reader.is_some(), writer.is_some()), (sound, sound), "{shape:?} in {words} words");
-    let mut ends = Ends { reader: reader?, writer: writer?, shape, held: 0 };
+    let mut ends = Ends { reader: reader?, writer: writer?, shape, held: 0, chunks: 0 };
     loop {
         let op = input.byte()?;
         match op % 8 {
@@ -80,6 +80,8 @@ struct Ends {
     shape: Shape,
     /// Messages taken whose slots are not posted again.
     held: u32,
+    /// CHUNK messages that the reader has dealt with.
+    chunks: u64,
 }
 
 impl Ends {
@@ -87,7 +89,9 @@ impl Ends {
         let Shape { slots, slot_size } = self.shape;
         match op {
             2 | 3 => {
-                if let Some(message) = self.reader.next()? {
+                // Every other reading waits for chunks that the memory speaks of, until the next.
+                self.chunks = self.chunks.wrapping_add(u64::from(operand));
+                if let Some(message) = self.reader.next(self.chunks)? {
                     assert!(message.slot < slots && message.len <= slot_size, "{message:?}");
                     let mut bytes = vec![0; message.len as usize];
                     message.copy_to(&mut bytes);

@@ -49,8 +49,10 @@
 //!
 //! # Runtime
 //!
-//! The verbs provider registers file descriptors with tokio and bounds waits with tokio's timer, so everything here is
-//! called from within a tokio runtime with both drivers enabled. No threads are started.
+//! The verbs provider registers file descriptors with tokio and bounds waits with tokio's timer, so
+//! everything here is called from within a tokio runtime with both drivers enabled. Over shared
+//! memory, what a peer can make block is done by threads of their own (`shm::blocking`), which
+//! neither a runtime nor the process waits for.
 
 pub mod access;
 pub mod addr;
@@ -63,6 +65,7 @@ pub mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod link;
+mod log_throttle;
 pub mod news;
 mod queue;
 #[cfg(all(target_os = "linux", feature = "shm"))]
@@ -90,6 +93,7 @@ pub use any::{AnyLink, Connected, Fabric, Incoming, Listener};
 pub use device::{DeviceInfo, LinkLayer, PortInfo, PortState, Transport};
 pub use error::{ConnectError, ConnectStep, FabricError, LinkError, Verb};
 pub use link::{Caps, Completion, Link, LinkConfig, MAX_PRIVATE_DATA, PeerInfo, Posted, Work, WriteSource};
+pub use log_throttle::LogThrottle;
 pub use news::News;
 pub use survey::Survey;
 pub use trial::{DeviceLimits, Trial, TrialStep};

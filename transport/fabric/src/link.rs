@@ -133,6 +133,8 @@ pub struct Caps {
     pub recv_queue: usize,
     /// Longest single message, in bytes, that the device carries. SENDs are limited further by the peer's slot size.
     pub max_msg: usize,
+    /// Bytes of landing memory that the peer takes from this end at a time.
+    pub max_landing: usize,
     /// WRITEs may come from any memory ([`WriteSource::Any`]): nothing need be registered or staged, because the link
     /// copies while the work is queued.
     pub any_memory: bool,
@@ -287,8 +289,9 @@ pub trait Link: Send + 'static {
     fn queue(&mut self, id: u64, work: Work, signal: bool) -> Result<Posted, LinkError>;
 
     /// Gives the peer of this link, and nobody else, access to the landing memory behind a remote key (R12). Called
-    /// before the SEND that first tells the peer the key. Costs next to nothing when it has access already; does nothing
-    /// where the device checks keys itself.
+    /// before the SEND that first tells the peer the key: the peer can WRITE there when it has
+    /// received that. Costs next to nothing when it has access already; does nothing where the
+    /// device checks keys itself.
     ///
     /// # Errors
     /// [`LinkError::Misuse`] for a key that this device does not have. Any other error: the link is dead.

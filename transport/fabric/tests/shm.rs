@@ -102,7 +102,7 @@ async fn regions_are_for_one_peer_while_they_last() {
     let landing = account.alloc(4096, 4096).unwrap().unwrap();
     let (remote_addr, rkey) = (landing.addr(), landing.rkey());
     s.link.share(rkey).unwrap();
-    s.link.share(rkey).unwrap();
+    grant(&mut s, &mut c, rkey).await;
     let error = s2.link.share(rkey).unwrap_err();
     assert!(matches!(error, LinkError::Misuse { .. }), "{error}");
     assert!(matches!(s.link.share(rkey + 1000).unwrap_err(), LinkError::Misuse { .. }));
@@ -112,7 +112,7 @@ async fn regions_are_for_one_peer_while_they_last() {
     assert!(matches!(error, LinkError::Completion { code: 10, .. }), "{error}");
     drop(landing);
     assert!(account.trim() > 0);
-    // The peer is told when this end next looks; it takes note when it next waits, or meets a key that it does not know.
+    // The peer is told when this end next looks; it takes note when it next waits.
     assert!(s.is_quiet().await);
     for _ in 0..200 {
         assert!(c.is_quiet().await);

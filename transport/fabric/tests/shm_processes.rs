@@ -4,9 +4,14 @@
 
 mod common;
 
-use std::process::ExitCode;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::process::{Command, ExitCode};
+use std::sync::mpsc;
+use std::time::Duration;
 
 use common::process::{self, Process};
+use common::stranger::{RING, Stranger, TAIL, WAITING};
 use common::*;
 use tonic_rdma_fabric::shm::ShmDevice;
 use tonic_rdma_fabric::{Addr, Fabric, Link, LinkError, ShmAccess, ShmAddr, Work, WriteSource};
@@ -17,12 +22,18 @@ const ADDR: &str = "SHM_ADDR";
 
 fn main() -> ExitCode {
     if let Ok(role) = std::env::var(ROLE) {
+        if role == "namespace" {
+            in_another_namespace();
+            return ExitCode::SUCCESS;
+        }
         process::block_on(another_process(role));
         return ExitCode::SUCCESS;
     }
     process::run([
-        process::trial("two_processes_talk", two_processes_talk),
+        // First, as what others leave is closed by other threads.
         process::trial("a_killed_peer_leaves_nothing_behind", a_killed_peer_leaves_nothing_behind),
+        process::trial("two_processes_talk", two_processes_talk),
+        process::trial("a_peer_of_another_namespace_is_not_waited_for", a_peer_of_another_namespace),
     ])
 }
 
@@ -149,7 +160,7 @@ async fn with_process(me: &Side, role: &str) -> (Process, End) {
 /// After kill -9 of the peer, in the middle of traffic, nothing of it stays here: no descriptor, no mapping, no memory.
 async fn a_killed_peer_leaves_nothing_behind() {
     let me = side();
-    let mut first = None;
+    let before = held();
     for (round, role) in ["serve", "connect", "serve", "connect"].into_iter().enumerate() {
         let (mut process, mut end) = with_process(&me, role).await;
         process.says("stands");
@@ -168,10 +179,71 @@ async fn a_killed_peer_leaves_nothing_behind() {
         assert!(matches!(error, LinkError::Disconnected { .. }), "{error}");
         assert!(error.to_string().contains("process "), "{error}");
         drop((process, end, mine));
-        let now = (held(), me.pool.stats().in_use_bytes(), me.pool.stats().leased);
-        assert_eq!((now.1, now.2), (0, 0));
+        assert_eq!((me.pool.stats().in_use_bytes(), me.pool.stats().leased), (0, 0));
         assert_eq!(named(), Vec::<std::ffi::OsString>::new());
-        let first = first.get_or_insert(now);
-        assert_eq!(now, *first, "round {round}");
+        // Other threads close and unmap what was the peer's.
+        let closed = async {
+            while held() != before {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let closed = tokio::time::timeout(PATIENCE, closed).await;
+        assert!(closed.is_ok(), "round {round}: {:?}, before {before:?}", held());
     }
+}
+
+/// Made the first process of a PID namespace: it cannot stop its peer outside, and tries to have it
+/// wait for ever, in a write to an eventfd that is full and that blocks since it was looked at.
+fn in_another_namespace() {
+    assert_eq!(std::process::id(), 1, "this is no namespace of its own");
+    let stranger = Stranger::connect(&std::env::var(ADDR).expect(ADDR));
+    stranger.greet();
+    let _ring = stranger.accepted();
+    rustix::io::write(&stranger.bell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    stranger.say(&[RING], &[stranger.ring.as_fd(), stranger.bell.as_fd()]);
+    let mut tail = [0; 8];
+    while tail == [0; 8] {
+        stranger.ring.read_exact_at(&mut tail, TAIL).unwrap();
+        std::thread::yield_now();
+    }
+    rustix::fs::fcntl_setfl(&stranger.bell, rustix::fs::OFlags::empty()).unwrap();
+    stranger.ring.write_all_at(&1_u64.to_ne_bytes(), WAITING).unwrap();
+    println!("waits {}", std::process::id());
+    let (woken, _) = stranger.hear().expect("hung up on");
+    println!("heard {woken:?}");
+}
+
+/// A process of the same user that could not stop this one is woken by what cannot block.
+async fn a_peer_of_another_namespace() {
+    let me = side();
+    let mut listener = me.listen();
+    // Root needs no user namespace, and may not be given one; others need one.
+    let user: &[&str] = if is_root() { &[] } else { &["--user", "--map-root-user"] };
+    let mut unshare = Command::new("unshare");
+    unshare.args(user).args(["--pid", "--fork", "--kill-child"]).arg(std::env::current_exe().unwrap());
+    unshare.env(ROLE, "namespace").env(ADDR, listener.local_addr().shm().unwrap().name());
+    let mut process = Process::run(unshare);
+    let accept = async {
+        let incoming = listener.accept().await.unwrap();
+        incoming.accept(&config(), &me.pool, b"", PATIENCE).await.unwrap()
+    };
+    let accepted = tokio::time::timeout(PATIENCE, accept).await;
+    let mut end =
+        End::new(accepted.expect("`unshare` (util-linux) must be able to make PID namespaces here"));
+    end.post(0, b"go on");
+    assert_eq!(process.says("waits"), "1");
+    let (told, done) = mpsc::channel();
+    std::thread::spawn(move || {
+        end.post(1, b"wake up");
+        told.send(end).unwrap();
+    });
+    let end = done.recv_timeout(PATIENCE).expect("a write to its eventfd waits for ever");
+    assert_eq!(process.says("heard"), "[7]", "it is woken by a message");
+    drop(end);
+    assert!(process.ends_well());
+}
+
+fn is_root() -> bool {
+    // The owner of this process's directory is its effective user.
+    std::fs::metadata("/proc/self").is_ok_and(|me| std::os::unix::fs::MetadataExt::uid(&me) == 0)
 }

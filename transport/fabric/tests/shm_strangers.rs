@@ -5,136 +5,54 @@
 mod common;
 
 use std::fs::File;
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
+use common::stranger::*;
 use common::*;
-use rustix::event::{EventfdFlags, eventfd};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, sendmsg,
-    socket_with, sockopt,
+use rustix::fs::{FallocateFlags, SealFlags, fallocate, fstat};
+use rustix::net::sockopt;
+use tonic_rdma_fabric::{
+    AnyLink, ConnectError, Fabric, Link, LinkError, Listener, ShmAccess, Verb, Work, WriteSource,
 };
-use tonic_rdma_fabric::{Addr, Fabric, Link, LinkError, Listener, ShmAccess, Verb, Work, WriteSource};
-
-const HELLO: u8 = 1;
-const ACCEPT: u8 = 2;
-const REFUSED: u8 = 4;
-const CHUNK: u8 = 5;
-const FORGET: u8 = 6;
-/// Offsets in a ring of at least 8 slots.
-const TAIL: u64 = 0;
-const HEAD: u64 = 64;
-const LENGTHS: u64 = 256;
-/// What a stranger's ring has: slots of so many bytes.
-const SLOTS: u32 = 8;
-const SLOT_SIZE: u32 = 1024;
 
 fn side() -> Side {
     Side::new(Fabric::shm(ShmAccess::SameUser).unwrap())
 }
 
-fn head(kind: u8) -> Vec<u8> {
-    [&[kind], b"trdshm\x01".as_slice()].concat()
-}
-
-fn hello(slots: u32, slot_size: u32) -> Vec<u8> {
-    [head(HELLO), slots.to_le_bytes().to_vec(), slot_size.to_le_bytes().to_vec()].concat()
-}
-
-fn chunk(rkey: u32, addr: u64, len: u64) -> Vec<u8> {
-    [&[CHUNK], rkey.to_le_bytes().as_slice(), &addr.to_le_bytes(), &len.to_le_bytes()].concat()
-}
-
-fn file(len: u64, seals: SealFlags) -> OwnedFd {
-    let file = memfd_create("stranger", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
-    ftruncate(&file, len).unwrap();
-    if !seals.is_empty() {
-        fcntl_add_seals(&file, seals).unwrap();
-    }
-    file
-}
-
-fn sealed(len: u64) -> OwnedFd {
-    file(len, SealFlags::SHRINK | SealFlags::GROW)
-}
-
-fn bell() -> OwnedFd {
-    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
-}
-
-/// A process that has connected and may say anything. Its socket blocks.
-struct Stranger {
-    socket: OwnedFd,
-    ring: File,
-    bell: OwnedFd,
-}
-
-impl Stranger {
-    fn connect(listener: &Listener) -> Stranger {
-        let Addr::Shm(addr) = listener.local_addr() else { panic!("no socket") };
-        let socket =
-            socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-        connect(&socket, &SocketAddrUnix::new_abstract_name(addr.name().as_bytes()).unwrap()).unwrap();
-        // A test that would hang fails.
-        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(PATIENCE)).unwrap();
-        Stranger { socket, ring: sealed(1 << 20).into(), bell: bell() }
-    }
-
-    fn say(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(40))];
-        let mut beside = SendAncillaryBuffer::new(&mut space);
-        assert!(fds.is_empty() || beside.push(SendAncillaryMessage::ScmRights(fds)));
-        sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut beside, SendFlags::NOSIGNAL).unwrap();
-    }
-
-    /// The next message, or None when the connection was closed.
-    fn hear(&self) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
-        let mut bytes = [0; 512];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
-        let mut beside = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::CMSG_CLOEXEC;
-        let got = loop {
-            match recvmsg(&self.socket, &mut [IoSliceMut::new(&mut bytes)], &mut beside, flags) {
-                // What was said before the end lies behind this.
-                Err(rustix::io::Errno::CONNRESET) => {}
-                got => break got.unwrap(),
-            }
-        };
-        let mut fds = Vec::new();
-        for message in beside.drain() {
-            if let RecvAncillaryMessage::ScmRights(rights) = message {
-                fds.extend(rights);
-            }
-        }
-        (got.bytes > 0).then(|| (bytes[..got.bytes].to_vec(), fds))
-    }
-
-    fn greet(&self) {
-        self.say(&hello(SLOTS, SLOT_SIZE), &[self.ring.as_fd(), self.bell.as_fd()]);
-    }
-
-    /// Says how it was refused.
-    fn refusal(&self) -> String {
-        let (bytes, fds) = self.hear().expect("it was hung up on without a word");
-        assert_eq!((bytes[0], fds.len()), (REFUSED, 0));
-        String::from_utf8(bytes[8..].to_vec()).unwrap()
-    }
+fn stranger_at(listener: &Listener) -> Stranger {
+    Stranger::connect(listener.local_addr().shm().expect("no socket").name())
 }
 
 /// A link to a stranger that has shaken hands, the stranger, and the ring that it may send through.
-async fn acquainted(side: &Side) -> (End, Stranger, File) {
+async fn acquainted(side: &Side) -> (End, Arc<Stranger>, File) {
     let mut listener = side.listen();
-    let stranger = Stranger::connect(&listener);
+    acquainted_at(&mut listener, side).await
+}
+
+async fn acquainted_at(listener: &mut Listener, side: &Side) -> (End, Arc<Stranger>, File) {
+    let stranger = Arc::new(stranger_at(listener));
+    let fds = stranger.own();
+    let (link, ring) = let_in(listener, side, &stranger, fds).await;
+    (End::new(link.unwrap()), stranger, ring)
+}
+
+/// A stranger greets, is let in, and gives these descriptors.
+async fn let_in(
+    listener: &mut Listener,
+    side: &Side,
+    stranger: &Arc<Stranger>,
+    fds: Vec<OwnedFd>,
+) -> (Result<AnyLink, ConnectError>, File) {
     stranger.greet();
     let incoming = listener.accept().await.unwrap();
-    let end = End::new(incoming.accept(&config(), &side.pool, b"", PATIENCE).await.unwrap());
-    let (accept, mut fds) = stranger.hear().unwrap();
-    assert_eq!((accept[0], fds.len()), (ACCEPT, 2));
-    (end, stranger, fds.swap_remove(0).into())
+    let config = config();
+    tokio::join!(incoming.accept(&config, &side.pool, b"", PATIENCE), stranger.enters(fds))
 }
 
 fn put(ring: &File, at: u64, value: u64) {
@@ -156,59 +74,75 @@ async fn breach(mut end: End) -> String {
 async fn greetings_that_are_wrong_are_refused_by_name_and_hurt_nobody() {
     let side = side();
     let mut listener = side.listen();
-    let (ring, event) = (sealed(1 << 20), bell());
-    let (pipe, _end) = std::io::pipe().unwrap();
-    let whole = [ring.as_fd(), event.as_fd()];
-    let (unsealed, short) = (file(1 << 20, SealFlags::SHRINK), sealed(8192));
-    let disk: OwnedFd = tempfile::tempfile().unwrap().into();
+    let (ring, event) = (sealed(RING_BYTES), bell());
     let good = hello(SLOTS, SLOT_SIZE);
     let mut other_version = good.clone();
-    other_version[7] = 2;
-    let cases: Vec<(&[u8], Vec<BorrowedFd<'_>>, &str)> = vec![
-        (b"GET / HTTP/1.1", whole.to_vec(), "makes no sense"),
-        (&other_version, whole.to_vec(), "another version"),
-        (&good[..12], whole.to_vec(), "makes no sense"),
-        (&good, vec![unsealed.as_fd(), event.as_fd()], "not sealed"),
-        (&good, vec![disk.as_fd(), event.as_fd()], "not a file that can be sealed"),
-        (&good, vec![short.as_fd(), event.as_fd()], "8192 bytes"),
-        (&good, vec![event.as_fd(), ring.as_fd()], "not a file that can be sealed"),
-        (&good, vec![ring.as_fd(), pipe.as_fd()], "no eventfd"),
-        (&good, vec![ring.as_fd()], "exactly a ring and a bell"),
-        (&good, vec![], "exactly a ring and a bell"),
-        (&good, vec![ring.as_fd(), event.as_fd(), event.as_fd()], "more descriptors"),
-        (&good, vec![event.as_fd(); 40], "more descriptors"),
+    other_version[7] = 1;
+    let absurd = [(0, 64), (8, 100), (65536, 1 << 20), (u32::MAX, u32::MAX)];
+    let absurd = absurd.map(|(slots, slot_size)| hello(slots, slot_size));
+    let mut cases: Vec<(&[u8], &[BorrowedFd<'_>], &str)> = vec![
+        (b"GET / HTTP/1.1", &[], "makes no sense"),
+        (&other_version, &[], "another version"),
+        (&good[..12], &[], "makes no sense"),
+        (&[0; 300], &[], "longer"),
     ];
+    cases.extend(absurd.iter().map(|hello| (hello.as_slice(), [].as_slice(), "makes no sense")));
+    let both = [ring.as_fd(), event.as_fd()];
+    let forty = [event.as_fd(); 40];
+    cases.extend([(good.as_slice(), both.as_slice(), "before they were asked for")]);
+    cases.extend([(good.as_slice(), forty.as_slice(), "before they were asked for")]);
     let strangers: Vec<_> = cases
         .iter()
-        .map(|(bytes, fds, _)| {
-            let stranger = Stranger::connect(&listener);
-            stranger.say(bytes, fds);
-            stranger
-        })
-        .collect();
-    let absurd: Vec<_> = [(0, 64), (8, 100), (65536, 1 << 20), (u32::MAX, u32::MAX)]
-        .iter()
-        .map(|(slots, slot_size)| {
-            let stranger = Stranger::connect(&listener);
-            stranger.say(&hello(*slots, *slot_size), &whole);
-            stranger
+        .filter_map(|(bytes, fds, why)| {
+            let stranger = stranger_at(&listener);
+            let said = stranger.try_say(bytes, fds);
+            // Kernels from 6.16 on keep descriptors from those that have not asked for any.
+            assert!(said.is_ok() || !fds.is_empty());
+            said.ok().map(|()| (stranger, why))
         })
         .collect();
     // Some that say nothing at all, and keep nobody waiting.
-    let silent: Vec<_> = (0..10).map(|_| Stranger::connect(&listener)).collect();
+    let silent: Vec<_> = (0..10).map(|_| stranger_at(&listener)).collect();
     let (mut s, mut c) = pair_over(&mut listener, &side, &side, &config()).await;
     c.send(0, b"x").await;
     assert_eq!(s.receive().await.unwrap(), b"x");
     // The listener has turned to each of them by the time that it has accepted one that came last.
-    for ((_, _, why), stranger) in cases.iter().zip(&strangers) {
+    for (stranger, why) in &strangers {
+        let refusal = stranger.refusal();
+        assert!(refusal.contains(*why), "{refusal}, expected {why}");
+        assert!(stranger.hear().is_none(), "and hung up");
+    }
+    drop(silent);
+}
+
+/// What is said to be a ring and a bell, by a peer that has been let in.
+#[tokio::test]
+async fn rings_that_cannot_be_used_are_refused_by_name() {
+    let side = side();
+    let mut listener = side.listen();
+    let unsealed = || file(RING_BYTES, SealFlags::SHRINK);
+    let pipe = || std::io::pipe().unwrap().0.into();
+    let cases: Vec<(Vec<OwnedFd>, &str)> = vec![
+        (vec![unsealed(), bell()], "not sealed"),
+        (vec![tempfile::tempfile().unwrap().into(), bell()], "not a file that can be sealed"),
+        (vec![sealed(8192), bell()], "8192 bytes"),
+        (vec![sealed(1 << 20), bell()], "1048576 bytes"),
+        (vec![bell(), sealed(RING_BYTES)], "not a file that can be sealed"),
+        (vec![sealed(RING_BYTES), pipe()], "no eventfd"),
+        (vec![sealed(RING_BYTES)], "exactly a ring and a bell"),
+        (vec![], "did not give its ring"),
+        (vec![sealed(RING_BYTES), bell(), bell()], "more descriptors"),
+        ((0..40).map(|_| bell()).collect(), "more descriptors"),
+    ];
+    for (fds, why) in cases {
+        let stranger = Arc::new(stranger_at(&listener));
+        let (link, _ring) = let_in(&mut listener, &side, &stranger, fds).await;
+        let error = link.map(drop).unwrap_err();
+        assert!(format!("{error} {error:?}").contains(why), "{error:?}, expected {why}");
         let refusal = stranger.refusal();
         assert!(refusal.contains(why), "{refusal}, expected {why}");
         assert!(stranger.hear().is_none(), "and hung up");
     }
-    for stranger in &absurd {
-        assert!(stranger.refusal().contains("makes no sense"));
-    }
-    drop(silent);
 }
 
 #[tokio::test]
@@ -249,21 +183,27 @@ async fn rings_that_lie_end_the_connection() {
 #[tokio::test]
 async fn memory_that_is_not_what_it_should_be_ends_the_connection() {
     let side = side();
-    let (good, page) = (sealed(1 << 20), 4096);
+    let (good, small, page) = (sealed(1 << 20), sealed(4096), 4096);
     let unsealed = file(1 << 20, SealFlags::GROW);
     type Words<'a> = (Vec<u8>, Vec<BorrowedFd<'a>>);
     let cases: Vec<(Vec<Words<'_>>, &str)> = vec![
         (vec![(chunk(1, 0, page), vec![unsealed.as_fd()])], "not sealed"),
         (vec![(chunk(1, 0, (1 << 20) + 1), vec![good.as_fd()])], "1048576 bytes"),
+        (vec![(chunk(1, 0, page), vec![good.as_fd()])], "1048576 bytes"),
         (vec![(chunk(1, 0, 0), vec![good.as_fd()])], "0 are to be mapped"),
         (vec![(chunk(1, u64::MAX, 2), vec![good.as_fd()])], "makes no sense"),
         (vec![(chunk(1, 0, page), vec![])], "makes no sense"),
-        (vec![(chunk(1, 0, page), vec![good.as_fd(); 2])], "makes no sense"),
+        (vec![(chunk(1, 0, page), vec![small.as_fd(); 2])], "not exactly one file"),
         (vec![(chunk(1, 0, page), vec![good.as_fd(); 3])], "more descriptors"),
         (vec![(chunk(1, 0, 65 << 30), vec![good.as_fd()])], "more landing memory than a peer may give"),
-        (vec![(chunk(1, 0, page), vec![good.as_fd()]), (chunk(1, 0, page), vec![good.as_fd()])], "0x1 twice"),
-        (vec![([&[FORGET], 7_u32.to_le_bytes().as_slice()].concat(), vec![])], "was not given"),
+        (
+            vec![(chunk(1, 0, page), vec![small.as_fd()]), (chunk(1, 0, page), vec![good.as_fd()])],
+            "0x1 twice",
+        ),
+        (vec![(forget(7), vec![])], "was not given"),
+        (vec![(forget(7), vec![small.as_fd()])], "makes no sense"),
         (vec![(hello(8, 64), vec![])], "makes no sense"),
+        (vec![(vec![RING], vec![small.as_fd(); 2])], "makes no sense"),
         (vec![(vec![99; 200], vec![])], "makes no sense"),
         (vec![(vec![0; 300], vec![])], "longer"),
     ];
@@ -277,14 +217,24 @@ async fn memory_that_is_not_what_it_should_be_ends_the_connection() {
     }
 }
 
+/// The stranger's first chunk, at address 0x10000, and a message behind it.
+async fn offer(end: &mut End, stranger: &Stranger, ring: &File, rkey: u32, landing: &OwnedFd) {
+    let len = fstat(landing).unwrap().st_size as u64;
+    stranger.say(&chunk(rkey, 0x10000, len), &[landing.as_fd()]);
+    put(ring, CHUNKS, 1);
+    put(ring, LENGTHS, 4);
+    put(ring, TAIL, 1);
+    assert_eq!(end.receive().await.unwrap().len(), 4);
+}
+
 /// A WRITE goes where a key leads, or nowhere.
 #[tokio::test]
 async fn grants_that_lie_end_the_connection() {
     let side = side();
     for (rkey, addr, why) in [(2, 0x10000, "0x2"), (1, 0xffff, "0xffff"), (1, 0x10fff, "0x10fff")] {
-        let (mut end, stranger, _ring) = acquainted(&side).await;
+        let (mut end, stranger, ring) = acquainted(&side).await;
         let landing = sealed(4096);
-        stranger.say(&chunk(1, 0x10000, 4096), &[landing.as_fd()]);
+        offer(&mut end, &stranger, &ring, 1, &landing).await;
         let write = |remote_addr, rkey| Work::Write {
             src: WriteSource::Any(b"data".as_slice().into()),
             remote_addr,
@@ -319,4 +269,299 @@ async fn a_peer_that_reads_nothing_is_given_up() {
     let error = error.expect("the socket takes everything");
     assert!(error.to_string().contains("does not read its socket"), "{error}");
     assert!(matches!(end.death().await, LinkError::Breach { .. }));
+}
+
+/// Kilobytes of this process's mappings of files that are called so, and that are there.
+fn resident(name: &str) -> u64 {
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let (mut ours, mut sum) = (false, 0);
+    for line in maps.lines() {
+        let mut words = line.split_whitespace();
+        match words.next() {
+            Some(range) if range.contains('-') => ours = line.contains(&format!("/memfd:{name}")),
+            Some("Rss:") if ours => sum += words.next().unwrap().parse::<u64>().unwrap(),
+            _ => {}
+        }
+    }
+    sum
+}
+
+/// Nothing of a peer's file is made, or counted to this process, before something is written there;
+/// also where the peer takes pages away that it had.
+#[tokio::test]
+async fn a_peers_memory_is_its_own_until_it_is_written() {
+    const LEN: u64 = 64 << 20;
+    let side = side();
+    let (mut end, stranger, ring) = acquainted(&side).await;
+    let landing = file_called("hoard", LEN, SealFlags::SHRINK | SealFlags::GROW);
+    fallocate(&landing, FallocateFlags::empty(), 0, LEN).unwrap();
+    let blocks = || fstat(&landing).unwrap().st_blocks;
+    assert_eq!(blocks(), LEN as i64 / 512);
+    offer(&mut end, &stranger, &ring, 1, &landing).await;
+    assert_eq!(resident("hoard"), 0);
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(&landing, punch, 0, LEN).unwrap();
+    assert_eq!(blocks(), 0);
+    let mut write = |offset: u64, len: usize| {
+        let src = WriteSource::Any(vec![7; len].into());
+        end.queue(Work::Write { src, remote_addr: 0x10000 + offset, rkey: 1 }, false).unwrap();
+    };
+    write(0, 1);
+    assert_eq!((blocks(), resident("hoard")), (8, 4), "one page for one byte");
+    write(LEN / 2, 40_960);
+    assert_eq!((blocks(), resident("hoard")), (88, 44));
+    // Again, and again no more than is sent.
+    fallocate(&landing, punch, 0, LEN).unwrap();
+    write(0, 4096);
+    assert_eq!((blocks(), resident("hoard")), (8, 4));
+}
+
+#[tokio::test]
+async fn a_file_is_taken_once() {
+    let side = side();
+    let (mut first, stranger, ring) = acquainted(&side).await;
+    let landing = sealed(1 << 20);
+    offer(&mut first, &stranger, &ring, 1, &landing).await;
+    // By another key of the same peer, and by another peer.
+    let (other, another, _ring) = acquainted(&side).await;
+    another.say(&chunk(1, 0, 1 << 20), &[landing.as_fd()]);
+    let text = breach(other).await;
+    assert!(text.contains("a file that was given already"), "{text}");
+    stranger.say(&chunk(2, 0, 1 << 20), &[landing.as_fd()]);
+    let text = breach(first).await;
+    assert!(text.contains("a file that was given already"), "{text}");
+}
+
+#[tokio::test]
+async fn no_more_chunks_than_a_peer_needs() {
+    let side = side();
+    for (len, count) in [(4096, 512), (256 << 20, 4)] {
+        let (end, stranger, _ring) = acquainted(&side).await;
+        let offers = tokio::task::spawn_blocking(move || {
+            let taken = (0..10_000)
+                .take_while(|rkey| stranger.try_say(&chunk(*rkey, 0, len), &[sealed(len).as_fd()]).is_ok());
+            taken.count()
+        });
+        let text = breach(end).await;
+        assert!(text.contains(&format!("may give: {} chunks", count + 1)), "{text}");
+        assert!(offers.await.unwrap() > count);
+    }
+}
+
+/// Chunks given and taken back keep this end busy, and other connections are served meanwhile.
+#[tokio::test]
+async fn a_flood_of_chunks_ends_the_connection() {
+    let side = side();
+    let mut listener = side.listen();
+    let (end, stranger, _ring) = acquainted_at(&mut listener, &side).await;
+    let (mut s, mut c) = pair_over(&mut listener, &side, &side, &config()).await;
+    let flood = tokio::task::spawn_blocking(move || {
+        let mut rounds = (0..20_000).take_while(|rkey| {
+            let given = stranger.try_say(&chunk(*rkey, 0, 4096), &[sealed(4096).as_fd()]);
+            given.and_then(|()| stranger.try_say(&forget(*rkey), &[])).is_ok()
+        });
+        rounds.by_ref().count()
+    });
+    let serve = async {
+        let mut calls = 0;
+        while !flood.is_finished() {
+            c.send(0, b"ask").await;
+            assert_eq!(s.receive().await.unwrap(), b"ask");
+            calls += 1;
+            tokio::task::yield_now().await;
+        }
+        calls
+    };
+    let (text, calls) = tokio::join!(breach(end), serve);
+    assert!(text.contains("a flood of chunks"), "{text}");
+    assert!(calls > 0);
+    assert!(flood.await.unwrap() >= 1024);
+}
+
+/// TCP sockets whose close waits for far longer than any test, and what lets go of them.
+struct Lingering {
+    release: mpsc::Sender<()>,
+    late: Arc<AtomicBool>,
+    peers: Arc<std::sync::Mutex<Vec<TcpStream>>>,
+}
+
+impl Lingering {
+    fn new() -> Lingering {
+        let (release, released) = mpsc::channel();
+        let late = Arc::new(AtomicBool::new(false));
+        let peers = Arc::new(std::sync::Mutex::new(Vec::<TcpStream>::new()));
+        let (overdue, all) = (late.clone(), peers.clone());
+        // Where somebody waits for a close, this is what ends it; the test has failed then.
+        std::thread::spawn(move || {
+            let timed_out = released.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout);
+            overdue.store(timed_out, Ordering::Relaxed);
+            all.lock().unwrap().clear();
+        });
+        Lingering { release, late, peers }
+    }
+
+    /// One with unsent data, to a peer that does not read.
+    fn socket(&self) -> OwnedFd {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let peer = listener.accept().unwrap().0;
+        stream.set_nonblocking(true).unwrap();
+        while std::io::Write::write(&mut stream, &[0; 1 << 16]).is_ok() {}
+        sockopt::set_socket_linger(&stream, Some(Duration::from_secs(3600))).unwrap();
+        self.peers.lock().unwrap().push(peer);
+        stream.into()
+    }
+
+    /// Nobody has waited.
+    fn end(self) {
+        assert!(!self.late.load(Ordering::Relaxed), "somebody waited for a socket to close");
+        self.release.send(()).unwrap();
+    }
+}
+
+/// Another connection comes about, and messages go both ways.
+async fn others_are_served(listener: &mut Listener, side: &Side) {
+    let (mut s, mut c) = pair_over(listener, side, side, &config()).await;
+    for _ in 0..20 {
+        c.send(0, b"ask").await;
+        assert_eq!(s.receive().await.unwrap(), b"ask");
+        s.send(0, b"answer").await;
+        assert_eq!(c.receive().await.unwrap(), b"answer");
+    }
+}
+
+/// Descriptors of strangers, before they have shown a ticket: with a greeting that is refused, with
+/// one that waits to be accepted and is not, and on sockets that are never accepted.
+#[tokio::test]
+async fn what_strangers_pass_holds_up_nobody() {
+    let side = side();
+    let mut listener = side.listen();
+    let lingering = Lingering::new();
+    let say = |stranger: &Stranger, bytes: &[u8]| {
+        let socket = lingering.socket();
+        if stranger.try_say(bytes, &[socket.as_fd()]).is_err() {
+            // The kernel keeps it out (Linux 6.16), and it is the stranger's own to close.
+            std::mem::forget(socket);
+            stranger.say(bytes, &[]);
+        }
+    };
+    let pass = |listener: &Listener, bytes: &[u8]| {
+        let stranger = stranger_at(listener);
+        say(&stranger, bytes);
+        stranger
+    };
+    for bytes in [hello(SLOTS, SLOT_SIZE), vec![99; 20], hello(0, 0)] {
+        drop(pass(&listener, &bytes));
+    }
+    let mut refused = Vec::new();
+    for _ in 0..8 {
+        refused.push(pass(&listener, b"no greeting"));
+    }
+    let rejected = stranger_at(&listener);
+    rejected.greet();
+    say(&rejected, b"more");
+    for _ in 0..2 {
+        // Which of the two greetings it is does not matter: one has hung up, and both are turned
+        // away.
+        let incoming = tokio::time::timeout(Duration::from_millis(500), listener.accept()).await;
+        if let Ok(incoming) = incoming {
+            drop(incoming.unwrap());
+        }
+    }
+    others_are_served(&mut listener, &side).await;
+    let waiting = pass(&listener, b"never accepted");
+    drop(listener);
+    others_are_served(&mut side.listen(), &side).await;
+    drop((refused, rejected, waiting));
+    lingering.end();
+}
+
+/// Descriptors of peers that have been let in: in place of a ring, a bell or a chunk, too many of
+/// them, unasked for, and unread when the connection ends.
+#[tokio::test]
+async fn what_peers_pass_holds_up_nobody() {
+    let side = side();
+    let mut listener = side.listen();
+    let lingering = Lingering::new();
+    let socket = || lingering.socket();
+    let rings: [Vec<OwnedFd>; 4] = [
+        vec![socket(), bell()],
+        vec![sealed(RING_BYTES), socket()],
+        vec![sealed(RING_BYTES), bell(), socket()],
+        (0..12).map(|_| socket()).collect(),
+    ];
+    for fds in rings {
+        let stranger = Arc::new(stranger_at(&listener));
+        stranger.greet();
+        let (incoming, config) = (listener.accept().await.unwrap(), config());
+        let accept = async {
+            // Fails at once, or has to wait until there is nothing left of what cannot be opened.
+            incoming.accept(&config, &side.pool, b"", PATIENCE * 10).await.map(drop).unwrap_err();
+            std::future::pending::<()>().await;
+        };
+        let serve = async {
+            stranger.enters(fds).await;
+            drop(stranger);
+            others_are_served(&mut listener, &side).await;
+        };
+        tokio::select! {
+            () = serve => {}
+            () = accept => {}
+        }
+    }
+    for bytes in [chunk(1, 0, 4096), vec![99; 8], vec![]] {
+        let (end, stranger, _ring) = acquainted_at(&mut listener, &side).await;
+        stranger.say(&bytes, &[socket().as_fd()]);
+        breach(end).await;
+        others_are_served(&mut listener, &side).await;
+    }
+    let (end, stranger, _ring) = acquainted_at(&mut listener, &side).await;
+    // Behind others, so that nobody has seen them.
+    stranger.say(&[7], &[]);
+    stranger.say(&[], &[]);
+    stranger.say(&[7], &[socket().as_fd(), socket().as_fd()]);
+    drop(end);
+    drop(stranger);
+    others_are_served(&mut listener, &side).await;
+    lingering.end();
+}
+
+/// A subscriber that counts lines.
+struct Lines(Arc<AtomicU64>);
+
+impl tracing::Subscriber for Lines {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::INFO
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, _: &tracing::Event<'_>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// Whoever reaches the socket can be refused as often as it likes.
+#[tokio::test]
+async fn refusals_do_not_fill_the_log() {
+    const REFUSALS: u64 = 500;
+    let lines = Arc::new(AtomicU64::new(0));
+    let _log = tracing::subscriber::set_default(Lines(lines.clone()));
+    let (side, since) = (side(), Instant::now());
+    let mut listener = side.listen();
+    for _ in 0..REFUSALS / 10 {
+        let strangers: Vec<_> = (0..10).map(|_| stranger_at(&listener)).collect();
+        for stranger in &strangers {
+            stranger.say(b"no greeting", &[]);
+        }
+        others_are_served(&mut listener, &side).await;
+        assert!(strangers.iter().all(|stranger| stranger.refusal().contains("makes no sense")));
+    }
+    // Twenty, and then one for each second that it took.
+    let (lines, most) = (lines.load(Ordering::Relaxed), 21 + since.elapsed().as_secs());
+    assert!((1..=most.min(REFUSALS / 2)).contains(&lines), "{lines} lines, at most {most}");
 }

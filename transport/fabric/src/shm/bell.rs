@@ -43,26 +43,32 @@ impl Bell {
 pub(super) enum Rope {
     /// By its eventfd.
     Event(OwnedFd),
-    /// By a message on the socket. A write to a descriptor that a stranger has too can block for ever: it can fill the
-    /// counter and take O_NONBLOCK away at any time. So the eventfd is for peers that could stop this process anyway.
+    /// By a message on the socket. A write to a descriptor that a stranger has too can block for
+    /// ever: it can fill the counter and take O_NONBLOCK away at any time. So the eventfd is for
+    /// peers that could stop this process anyway (`kin`).
     Message,
 }
 
 impl Rope {
-    /// For the eventfd that the peer sent; `kin`: it runs as root or as the user of this process.
+    /// For the eventfd that the peer sent; `kin`: the peer could stop this process anyway. May
+    /// block: the descriptor can be anything. What is kept of it cannot: closing an eventfd waits
+    /// for nothing.
     ///
     /// # Errors
     /// It is no eventfd, or would block.
-    pub(super) fn new(fd: OwnedFd, kin: bool) -> io::Result<Rope> {
-        let blocks = !rustix::fs::fcntl_getfl(&fd)?.contains(rustix::fs::OFlags::NONBLOCK);
+    pub(super) fn new(fds: &mut Vec<OwnedFd>, kin: bool) -> io::Result<Rope> {
+        let missing = || io::Error::new(io::ErrorKind::InvalidData, "no bell");
+        let fd = fds.last().ok_or_else(missing)?;
+        let blocks = !rustix::fs::fcntl_getfl(fd)?.contains(rustix::fs::OFlags::NONBLOCK);
         // Its kind shows in its link name. Without /proc it is not known, and not used.
-        let name = rustix::fs::readlinkat(rustix::fs::CWD, link_of(&fd), Vec::new()).ok();
+        let name = rustix::fs::readlinkat(rustix::fs::CWD, link_of(fd), Vec::new()).ok();
         let other = name.as_ref().is_some_and(|name| name.as_bytes() != b"anon_inode:[eventfd]");
         if blocks || other {
             let what = "the peer's bell is no eventfd, or would block";
             return Err(io::Error::new(io::ErrorKind::InvalidData, what));
         }
-        Ok(if kin && name.is_some() { Rope::Event(fd) } else { Rope::Message })
+        let event = if kin && name.is_some() { fds.pop() } else { None };
+        Ok(event.map_or(Rope::Message, Rope::Event))
     }
 
     /// Wakes the peer. Fails when it has not heard the last 2^64 rings, or a socket full of messages: its own affair, and
@@ -90,11 +96,14 @@ mod tests {
 
     #[test]
     fn only_events_of_kin_are_written_to() {
-        assert!(matches!(Rope::new(event(EventfdFlags::NONBLOCK), true), Ok(Rope::Event(_))));
-        assert!(matches!(Rope::new(event(EventfdFlags::NONBLOCK), false), Ok(Rope::Message)));
-        assert!(Rope::new(event(EventfdFlags::empty()), true).is_err(), "it would block");
+        let mut fds = vec![event(EventfdFlags::NONBLOCK)];
+        assert!(matches!(Rope::new(&mut fds, false), Ok(Rope::Message)));
+        assert_eq!(fds.len(), 1, "it is left to be closed");
+        assert!(matches!(Rope::new(&mut fds, true), Ok(Rope::Event(_))));
+        assert!(Rope::new(&mut fds, true).is_err(), "there is none");
+        assert!(Rope::new(&mut vec![event(EventfdFlags::empty())], true).is_err(), "it would block");
         let (pipe, _end) = std::io::pipe().unwrap();
         rustix::fs::fcntl_setfl(&pipe, rustix::fs::OFlags::NONBLOCK).unwrap();
-        assert!(Rope::new(pipe.into(), true).is_err());
+        assert!(Rope::new(&mut vec![pipe.into()], true).is_err());
     }
 }

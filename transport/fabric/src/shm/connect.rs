@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use tonic_rdma_memory::Pool;
 
-use super::link::ShmLink;
+use super::ShmDevice;
+use super::kin::is_kin;
+use super::link::{ShmLink, is_end};
 use super::setup::{Own, Theirs};
-use super::socket::{Received, Socket};
+use super::socket::{Heard, Socket};
 use super::wire::Message;
-use super::{ShmDevice, is_kin};
 use crate::addr::{Addr, ShmAddr};
 use crate::block::ControlBlock;
 use crate::error::{ConnectError, ConnectStep};
@@ -18,11 +19,6 @@ use crate::link::{LinkConfig, MAX_PRIVATE_DATA};
 
 /// Pause before another try where the listener has more to do than it takes on.
 const BUSY: Duration = Duration::from_millis(1);
-
-/// The peer has closed its end.
-fn has_gone(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
-}
 
 pub(super) async fn connect(
     device: &ShmDevice,
@@ -65,35 +61,42 @@ async fn attempt(
             Err(error) => return Err(failed(error)),
         }
     };
-    let peer = socket.peer().map_err(failed)?;
+    let peer = socket.peer();
     if !device.allows(peer.uid) {
         return Err(ConnectError::NotAllowed { addr: Addr::Process(peer.pid), uid: peer.uid });
     }
     let hello = Message::Hello { shape: own.shape, private_data: private_data.to_vec() };
-    match own.with_fds(|fds| socket.send(&hello.encode(), fds)) {
-        Err(error) if !has_gone(&error) => return Err(failed(error)),
+    match socket.send(&hello.encode(), &[]) {
+        Err(error) if !is_end(&error) => return Err(failed(error)),
         _ => {}
     }
     // One that hangs up has nothing to say about it; a listener that goes does so too.
     let gone = || ConnectError::Rejected { addr: addr.clone().into(), private_data: Vec::new() };
     let answer = match socket.next().await {
         // A listener that refuses does not read the greeting first, and that is told before what it said.
-        Err(error) if has_gone(&error) => socket.receive().unwrap_or(None),
+        Err(error) if is_end(&error) => socket.receive().unwrap_or(None),
         answer => answer.map_err(failed)?,
     };
-    let Some(Received { bytes, fds }) = answer else { return Err(gone()) };
-    match Message::decode(&bytes) {
-        Some(Message::Accept { shape, private_data }) => {
-            let theirs = Theirs::new(shape, fds, is_kin(peer.uid)).map_err(failed)?;
-            Ok((ShmLink::new(device, socket, peer, own, theirs, block, config), private_data))
+    let Some(Heard { bytes, rights }) = answer else { return Err(gone()) };
+    match (Message::decode(&bytes), rights) {
+        (Some(Message::Accept { shape, private_data }), true) => {
+            let kin = is_kin(&socket);
+            let theirs =
+                socket.take(move |fds| Theirs::new(shape, fds, peer.uid, kin)).await.map_err(failed)?;
+            match own.with_fds(|fds| socket.send(&Message::Ring.encode(), fds)) {
+                // The link says so, after what the peer sent before.
+                Err(error) if is_end(&error) => {}
+                sent => sent.map_err(failed)?,
+            }
+            Ok((ShmLink::new(device, socket, own, theirs, block, config), private_data))
         }
-        Some(Message::Reject { private_data }) => {
+        (Some(Message::Reject { private_data }), false) => {
             Err(ConnectError::Rejected { addr: addr.clone().into(), private_data })
         }
-        Some(Message::OtherUser { uid }) => {
+        (Some(Message::OtherUser { uid }), false) => {
             Err(ConnectError::NotWelcome { addr: Addr::Process(peer.pid), uid })
         }
-        Some(Message::Refused { text }) => {
+        (Some(Message::Refused { text }), false) => {
             Err(failed(io::Error::new(io::ErrorKind::PermissionDenied, format!("the peer says: {text:?}"))))
         }
         _ => Err(failed(io::Error::new(io::ErrorKind::InvalidData, "an answer that makes no sense"))),

@@ -1,22 +1,37 @@
 //! A link over shared memory.
 //!
 //! Work is done while it is queued: nothing is ever under way, and no completions of SENDs and WRITEs are reported.
+//!
+//! Messages on the socket are read by the driver, but for the descriptors of CHUNK messages, which
+//! are taken by a thread that may block (`blocking`):
+//!
+//! | from | on | to |
+//! |---|---|---|
+//! | listening | any other message | listening |
+//! | listening | CHUNK: it is checked, and a thread maps the file | taking |
+//! | taking | the file is mapped | listening |
+//! | taking | the file is none of those that can be used | dead |
+//!
+//! While a chunk is being taken nothing is read from the socket, and no message of the ring that
+//! was published behind it is given; the rest goes on.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::future::Future;
 use std::io;
 use std::os::fd::AsFd;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use tonic_rdma_memory::Pool;
 
 use super::bell::{Bell, Rope};
+use super::chunks::{MAX_CHUNK_BYTES, MAX_CHUNKS, Offered, PeerChunks};
 use super::map::Map;
+use super::peer_map::PeerMap;
 use super::ring::{Put, Reader, RingBreach, Writer};
 use super::setup::{Own, Theirs};
-use super::socket::{Credentials, Received, Socket};
+use super::socket::{Heard, Socket, Taking};
 use super::table::{Gone, Table};
 use super::wire::Message;
 use super::{NAME, ShmDevice};
@@ -28,10 +43,6 @@ use crate::spin::{Next, Spin};
 
 /// Completions per poll, at most.
 const BUDGET: usize = 256;
-/// Chunks of a peer that are kept mapped, at most.
-const MAX_CHUNKS: usize = 4096;
-/// Their bytes, at most: address space of this process, and memory of the peer's.
-const MAX_CHUNK_BYTES: u64 = 64 << 30;
 /// Messages on the socket, or turns, that are dealt with before other tasks get theirs.
 const ROUNDS: usize = 64;
 
@@ -52,14 +63,6 @@ pub struct ShmStats {
     pub waits: u64,
 }
 
-/// A chunk of the peer's landing memory.
-#[derive(Debug)]
-struct PeerChunk {
-    addr: u64,
-    len: u64,
-    map: Map,
-}
-
 /// A link over shared memory.
 #[derive(Debug)]
 pub struct ShmLink {
@@ -68,10 +71,11 @@ pub struct ShmLink {
     socket: Socket,
     reader: Reader<Map>,
     bell: Bell,
-    writer: Writer<Map>,
+    writer: Writer<PeerMap>,
     rope: Rope,
-    chunks: HashMap<u32, PeerChunk>,
-    chunk_bytes: u64,
+    chunks: PeerChunks,
+    /// A chunk that is being taken.
+    taking: Option<(Offered, Taking<PeerMap>)>,
     table: Arc<Table>,
     /// Keys of this end's chunks that the peer has.
     lent: HashSet<u32>,
@@ -88,7 +92,6 @@ impl ShmLink {
     pub(super) fn new(
         device: &ShmDevice,
         socket: Socket,
-        peer: Credentials,
         own: Own,
         theirs: Theirs,
         mut block: ControlBlock,
@@ -106,21 +109,22 @@ impl ShmLink {
                 send_queue: config.send_queue as usize,
                 recv_queue: config.recv_slots as usize,
                 max_msg: 1 << 30,
+                max_landing: MAX_CHUNK_BYTES as usize,
                 any_memory: true,
             },
             peer: PeerInfo {
                 provider: NAME,
                 device: NAME.to_owned(),
                 local: Addr::Process(std::process::id()),
-                remote: Addr::Process(peer.pid),
+                remote: Addr::Process(socket.peer().pid),
             },
             socket,
             reader,
             bell,
             writer,
             rope,
-            chunks: HashMap::new(),
-            chunk_bytes: 0,
+            chunks: PeerChunks::default(),
+            taking: None,
             table: device.table().clone(),
             lent: HashSet::new(),
             gone: Arc::default(),
@@ -203,10 +207,6 @@ impl ShmLink {
     }
 
     fn write(&mut self, src: &WriteSource, remote_addr: u64, rkey: u32) -> Result<(), LinkError> {
-        if !self.chunks.contains_key(&rkey) {
-            // The chunk was sent before the SEND that named its key.
-            self.hear(rkey).map_err(|error| self.die(error))?;
-        }
         let ShmLink { chunks, block, .. } = self;
         let bytes = match src {
             WriteSource::Any(bytes) => Some(&bytes[..]),
@@ -219,12 +219,7 @@ impl ShmLink {
         let Some(bytes) = bytes else {
             return Err(self.misuse("the WRITE's source lies outside the block".to_owned()));
         };
-        let chunk = chunks.get_mut(&rkey);
-        // The key, the address and the length are the peer's: they must make sense against what it gave (R15).
-        let written = chunk.is_some_and(|chunk| {
-            let offset = remote_addr.checked_sub(chunk.addr);
-            offset.is_some_and(|offset| chunk.map.write(offset, bytes))
-        });
+        let written = chunks.write(rkey, remote_addr, bytes);
         let len = bytes.len() as u64;
         if !written {
             let error = LinkError::Completion {
@@ -244,8 +239,8 @@ impl ShmLink {
     /// Takes messages off the ring.
     fn receive(&mut self, out: &mut Vec<Completion>) -> Result<(), LinkError> {
         for _ in 0..BUDGET {
-            let ShmLink { reader, block, .. } = self;
-            match reader.next() {
+            let ShmLink { reader, block, chunks, .. } = self;
+            match reader.next(chunks.heard()) {
                 Ok(None) => break,
                 Ok(Some(message)) => {
                     let (slot, len) = (message.slot, message.len);
@@ -255,22 +250,6 @@ impl ShmLink {
                     out.push(Completion::Received { slot, len });
                 }
                 Err(breach) => return Err(self.ring_breach(breach)),
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes what lies in the socket until a key is known, as far as a peer may have chunks.
-    fn hear(&mut self, rkey: u32) -> Result<(), LinkError> {
-        for _ in 0..MAX_CHUNKS {
-            match self.socket.receive() {
-                Ok(Some(received)) => self.heard(received)?,
-                Ok(None) => return Err(self.disconnected()),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) => return Err(self.unheard(error)),
-            }
-            if self.chunks.contains_key(&rkey) {
-                break;
             }
         }
         Ok(())
@@ -288,37 +267,56 @@ impl ShmLink {
         }
     }
 
-    fn heard(&mut self, received: Received) -> Result<(), LinkError> {
-        let Received { bytes, mut fds } = received;
-        match (Message::decode(&bytes), fds.pop(), fds.is_empty()) {
-            (Some(Message::Chunk { rkey, addr, len }), Some(file), true) => {
-                let total = self.chunk_bytes.saturating_add(len);
-                if self.chunks.len() >= MAX_CHUNKS || total > MAX_CHUNK_BYTES {
-                    return Err(self.breach(format!(
-                        "more landing memory than a peer may give: {} chunks, {total} bytes; the limit is {MAX_CHUNKS} and {MAX_CHUNK_BYTES}",
-                        self.chunks.len() + 1
-                    )));
-                }
-                let size = usize::try_from(len).unwrap_or(usize::MAX);
-                let map = Map::new(&file, size)
-                    .map_err(|e| self.breach(format!("landing memory that cannot be used: {e}")))?;
-                if self.chunks.insert(rkey, PeerChunk { addr, len, map }).is_some() {
-                    return Err(self.breach(format!("rkey {rkey:#x} twice")));
-                }
-                self.chunk_bytes = total;
+    /// Deals with the next message on the socket, or with the end of one that is being dealt with.
+    fn hear(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), LinkError>> {
+        if self.taking.is_none() {
+            match self.socket.poll(cx) {
+                Poll::Ready(Ok(Some(heard))) => self.heard(heard)?,
+                Poll::Ready(Ok(None)) => return Poll::Ready(Err(self.disconnected())),
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(self.unheard(error))),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+        let Some((offered, taking)) = &mut self.taking else { return Poll::Ready(Ok(())) };
+        let (offered, taken) = match Pin::new(taking).poll(cx) {
+            Poll::Ready(taken) => (*offered, taken),
+            Poll::Pending => return Poll::Pending,
+        };
+        self.taking = None;
+        Poll::Ready(match taken {
+            Ok(map) => {
+                self.chunks.insert(offered, map);
                 Ok(())
             }
-            (Some(Message::Forget { rkey }), None, true) => {
-                match self.chunks.remove(&rkey) {
-                    Some(chunk) => self.chunk_bytes -= chunk.len,
-                    None => {
-                        return Err(self.breach(format!("rkey {rkey:#x} is taken back, and was not given")));
-                    }
-                }
+            Err(error) => Err(self.breach(format!("landing memory that cannot be used: {error}"))),
+        })
+    }
+
+    fn heard(&mut self, heard: Heard) -> Result<(), LinkError> {
+        let Heard { bytes, rights } = heard;
+        match (Message::decode(&bytes), rights) {
+            (Some(Message::Chunk { rkey, addr, len }), true) => {
+                let offered = Offered { rkey, addr, len };
+                self.chunks.check(offered).map_err(|what| self.breach(what))?;
+                let size = usize::try_from(len).unwrap_or(usize::MAX);
+                let user = self.socket.peer().uid;
+                let taking = self.socket.take(move |fds| match fds.as_slice() {
+                    [file] => PeerMap::new(file, size, user),
+                    _ => Err(io::Error::new(io::ErrorKind::InvalidData, "not exactly one file")),
+                });
+                self.taking = Some((offered, taking));
                 Ok(())
+            }
+            (Some(Message::Forget { rkey }), false) => {
+                self.chunks.forget(rkey).map_err(|what| self.breach(what))
             }
             // That it has arrived is all there is to it.
-            (Some(Message::Wake), None, true) => Ok(()),
+            (Some(Message::Wake), false) => Ok(()),
+            (Some(Message::Refused { text }), false) => {
+                let source =
+                    io::Error::new(io::ErrorKind::PermissionDenied, format!("the peer says: {text:?}"));
+                Err(self.device("accept", source))
+            }
             _ => Err(self.breach("a message on the socket that makes no sense".to_owned())),
         }
     }
@@ -344,6 +342,10 @@ impl ShmLink {
             self.lent.remove(&rkey);
         }
         Ok(())
+    }
+
+    fn awaits_chunk(&self) -> bool {
+        self.reader.awaits_chunk(self.chunks.heard())
     }
 
     /// Shows the peer what was queued.
@@ -374,6 +376,15 @@ impl ShmLink {
                 self.spin.came();
                 return Poll::Ready(Ok(()));
             }
+            if self.awaits_chunk() {
+                // The messages that there are come after it. Nothing else is to be looked for
+                // meanwhile.
+                match self.hear(cx) {
+                    Poll::Ready(heard) => heard?,
+                    Poll::Pending => return Poll::Pending,
+                }
+                continue;
+            }
             let cpu = processor();
             self.reader.runs_on(cpu);
             let apart = self.writer.peer_runs_on() != cpu;
@@ -388,21 +399,12 @@ impl ShmLink {
                 return Poll::Pending;
             }
             // Both are listened to before the flag is set, and the ring is looked at after: nothing is missed between.
-            match self.socket.poll(cx) {
-                Poll::Ready(Ok(Some(received))) => {
-                    self.heard(received)?;
-                    continue;
-                }
-                Poll::Ready(end) => {
+            match self.hear(cx) {
+                Poll::Ready(Ok(())) => continue,
+                Poll::Ready(Err(error)) => {
                     // What was sent before the end counts.
                     self.receive(out)?;
-                    if out.len() > before {
-                        return Poll::Ready(Ok(()));
-                    }
-                    return Poll::Ready(Err(match end {
-                        Err(error) => self.unheard(error),
-                        Ok(_) => self.disconnected(),
-                    }));
+                    return Poll::Ready(if out.len() > before { Ok(()) } else { Err(error) });
                 }
                 Poll::Pending => {}
             }
@@ -430,7 +432,7 @@ fn processor() -> u64 {
     u64::try_from(processor).map_or(0, |processor| processor + 1)
 }
 
-fn is_end(error: &io::Error) -> bool {
+pub(super) fn is_end(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
@@ -470,6 +472,11 @@ impl Link for ShmLink {
         if self.lent.contains(&rkey) {
             return Ok(());
         }
+        // The peer counts those that it has not heard to be gone.
+        self.forget().map_err(|error| self.die(error))?;
+        if self.lent.len() >= MAX_CHUNKS {
+            return Err(self.misuse(format!("{MAX_CHUNKS} chunks are given, and a peer takes no more")));
+        }
         let Some(chunk) = self.table.lend(rkey, &self.gone) else {
             return Err(self.misuse(format!("rkey {rkey:#x} is none of this device's, or another link's")));
         };
@@ -484,7 +491,7 @@ impl Link for ShmLink {
                 };
                 return Err(self.die(error));
             }
-            Ok(()) => {}
+            Ok(()) => self.writer.chunk_sent(),
         }
         self.lent.insert(rkey);
         Ok(())
@@ -501,7 +508,7 @@ impl Link for ShmLink {
     }
 
     fn has_news(&self) -> bool {
-        self.reader.has_news()
+        self.reader.has_news() && !self.awaits_chunk()
     }
 
     fn shares_processor(&self) -> bool {

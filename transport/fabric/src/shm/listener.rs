@@ -1,4 +1,14 @@
 //! The accepting side.
+//!
+//! | who | is told or asked | with descriptors |
+//! |---|---|---|
+//! | stranger | HELLO: private data with a ticket, and the shape of its ring | no: refused |
+//! | whoever is let in | ACCEPT: ring and bell of this end | yes |
+//! | | RING: ring and bell of its own, taken by a thread that may block | yes |
+//!
+//! So nothing of a stranger's is opened here. What strangers send nevertheless is closed with their
+//! socket, by other threads than those of peers that have been let in; while [`BACKLOG`] sockets
+//! wait for that, nobody else is accepted.
 
 use std::io;
 use std::sync::Arc;
@@ -7,21 +17,30 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tonic_rdma_memory::Pool;
 
-use super::link::ShmLink;
+use super::ShmDevice;
+use super::blocking::{PEERS, STRANGERS};
+use super::kin::is_kin;
+use super::link::{ShmLink, is_end};
 use super::ring::Shape;
 use super::setup::{Own, Theirs};
-use super::socket::{Credentials, Listening, Received, Socket};
+use super::socket::{Credentials, Heard, Listening, Socket};
 use super::wire::Message;
-use super::{ShmDevice, is_kin};
 use crate::addr::{Addr, ShmAddr};
 use crate::block::ControlBlock;
 use crate::error::{ConnectError, ConnectStep, FabricError};
 use crate::link::{LinkConfig, MAX_PRIVATE_DATA};
+use crate::log_throttle::LogThrottle;
 
 /// A connection that has not said HELLO by then is closed.
 const HELLO_LIMIT: Duration = Duration::from_secs(5);
 /// Connections that may be waited for at a time; further ones wait in the kernel.
 const PENDING: usize = 64;
+/// Sockets of strangers that may wait to be closed.
+const BACKLOG: usize = 256;
+/// Sockets of one user's peers that may wait to be closed. With more, its next peer waits to be let in.
+const CLOSING: usize = 256;
+/// Pause before that is looked at again.
+const CLOSING_PAUSE: Duration = Duration::from_millis(10);
 /// Pause after the process has run out of descriptors or memory.
 const SHORT_OF: Duration = Duration::from_millis(100);
 
@@ -33,6 +52,7 @@ pub struct ShmListener {
     listening: Listening,
     /// Those that have connected and not yet said HELLO.
     pending: JoinSet<Option<ShmIncoming>>,
+    log: Arc<LogThrottle>,
 }
 
 impl ShmListener {
@@ -41,7 +61,8 @@ impl ShmListener {
             io::ErrorKind::AddrInUse => FabricError::AddressInUse { addr: addr.clone().into() },
             _ => FabricError::Shm { what: "no socket to listen on", source: Arc::new(error) },
         })?;
-        Ok(ShmListener { device, addr: addr.clone(), listening, pending: JoinSet::new() })
+        let log = Arc::default();
+        Ok(ShmListener { device, addr: addr.clone(), listening, pending: JoinSet::new(), log })
     }
 
     /// The name of its socket.
@@ -55,16 +76,24 @@ impl ShmListener {
     /// The socket is dead. A peer cannot cause that.
     pub async fn accept(&mut self) -> Result<ShmIncoming, FabricError> {
         loop {
+            let crowded = STRANGERS.backlog() >= BACKLOG;
             tokio::select! {
+                () = tokio::time::sleep(SHORT_OF), if crowded => {
+                    if let Some(suppressed) = self.log.pass() {
+                        tracing::warn!(suppressed, "processes without a ticket keep shared memory from being accepted");
+                    }
+                }
                 Some(done) = self.pending.join_next() => {
                     if let Ok(Some(incoming)) = done {
                         return Ok(incoming);
                     }
                 }
-                accepted = self.listening.accept(), if self.pending.len() < PENDING => match accepted {
+                accepted = self.listening.accept(), if self.pending.len() < PENDING && !crowded => match accepted {
                     Ok(socket) => self.greet(socket),
                     Err(error) if is_shortage(&error) => {
-                        tracing::warn!(%error, "no shared-memory connection can be accepted for now");
+                        if let Some(suppressed) = self.log.pass() {
+                            tracing::warn!(%error, suppressed, "no shared-memory connection can be accepted for now");
+                        }
                         tokio::time::sleep(SHORT_OF).await;
                     }
                     Err(source) => {
@@ -77,14 +106,22 @@ impl ShmListener {
 
     fn greet(&mut self, socket: Socket) {
         let device = self.device.clone();
-        let local = self.addr.clone();
+        let (local, log) = (self.addr.clone(), self.log.clone());
         self.pending.spawn(async move {
-            let hello = tokio::time::timeout(HELLO_LIMIT, hello(device, local, socket)).await;
-            hello.unwrap_or_else(|_| {
-                tracing::warn!("a process connected for shared memory and said nothing");
+            let peer = socket.peer();
+            let hello = hello(device, local, socket, &log);
+            tokio::time::timeout(HELLO_LIMIT, hello).await.unwrap_or_else(|_| {
+                refused(&log, peer, "it connected and said nothing");
                 None
             })
         });
+    }
+}
+
+/// Whoever reaches the socket can have this said as often as it likes.
+fn refused(log: &LogThrottle, peer: Credentials, why: &str) {
+    if let Some(suppressed) = log.pass() {
+        tracing::warn!(pid = peer.pid, uid = peer.uid, why, suppressed, "shared memory refused");
     }
 }
 
@@ -93,10 +130,10 @@ fn is_shortage(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
 }
 
-async fn hello(device: ShmDevice, local: ShmAddr, socket: Socket) -> Option<ShmIncoming> {
-    let peer = socket.peer().ok()?;
+async fn hello(device: ShmDevice, local: ShmAddr, socket: Socket, log: &LogThrottle) -> Option<ShmIncoming> {
+    let peer = socket.peer();
     let refuse = |text: String| {
-        tracing::warn!(pid = peer.pid, uid = peer.uid, text, "shared memory refused");
+        refused(log, peer, &text);
         // A peer that does not listen need not hear it.
         let _ = socket.send(&Message::Refused { text }.encode(), &[]);
     };
@@ -106,25 +143,23 @@ async fn hello(device: ShmDevice, local: ShmAddr, socket: Socket) -> Option<ShmI
         refuse(format!("memory is not shared with user {} (ShmAccess)", peer.uid));
         return None;
     }
-    let Received { bytes, fds } = match socket.next().await {
-        Ok(Some(received)) => received,
+    let Heard { bytes, rights } = match socket.next().await {
+        Ok(Some(heard)) => heard,
         Ok(None) => return None,
         Err(error) => {
             refuse(error.to_string());
             return None;
         }
     };
+    if rights {
+        refuse("descriptors before they were asked for".to_owned());
+        return None;
+    }
     let Some(Message::Hello { shape, private_data }) = Message::decode(&bytes) else {
         refuse("a greeting that makes no sense, or of another version".to_owned());
         return None;
     };
-    match Theirs::new(shape, fds, is_kin(peer.uid)) {
-        Ok(theirs) => Some(ShmIncoming { device, local, socket, peer, private_data, theirs }),
-        Err(error) => {
-            refuse(error.to_string());
-            None
-        }
-    }
+    Some(ShmIncoming { device, local, socket, private_data, shape })
 }
 
 /// A connect request of a process of this host. Dropping it rejects it without private data.
@@ -133,9 +168,9 @@ pub struct ShmIncoming {
     device: ShmDevice,
     local: ShmAddr,
     socket: Socket,
-    peer: Credentials,
     private_data: Vec<u8>,
-    theirs: Theirs,
+    /// Of the peer's ring.
+    shape: Shape,
 }
 
 impl ShmIncoming {
@@ -146,7 +181,7 @@ impl ShmIncoming {
 
     /// The peer's process.
     pub fn peer_addr(&self) -> Addr {
-        Addr::Process(self.peer.pid)
+        Addr::Process(self.socket.peer().pid)
     }
 
     /// The socket that it came by.
@@ -156,24 +191,36 @@ impl ShmIncoming {
 
     /// See [`Incoming::accept`](crate::Incoming::accept).
     ///
-    /// Waits for nothing: when the peer has gone, the link says so.
+    /// Waits for the peer's ring. From here on the peer may pass descriptors.
     pub async fn accept(
         self,
         config: &LinkConfig,
         pool: &Pool,
         private_data: &[u8],
-        _timeout: Duration,
+        timeout: Duration,
     ) -> Result<ShmLink, ConnectError> {
         if private_data.len() > MAX_PRIVATE_DATA {
             return Err(ConnectError::PrivateDataTooLong { len: private_data.len() });
         }
-        let ShmIncoming { device, socket, peer, theirs, .. } = self;
+        let addr = self.peer_addr();
+        let late = || ConnectError::Timeout { addr, step: ConnectStep::Accept, after: timeout };
+        let attempt = self.attempt(config, pool, private_data);
+        tokio::time::timeout(timeout, attempt).await.map_err(|_| late())?
+    }
+
+    async fn attempt(
+        self,
+        config: &LinkConfig,
+        pool: &Pool,
+        private_data: &[u8],
+    ) -> Result<ShmLink, ConnectError> {
+        let ShmIncoming { device, mut socket, shape, .. } = self;
+        let peer = socket.peer();
         let addr = Addr::Process(peer.pid);
-        let failed = |source: io::Error| match source.kind() {
-            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
-                ConnectError::PeerGone { addr: addr.clone(), step: ConnectStep::Accept }
-            }
-            _ => ConnectError::Failed {
+        let gone = || ConnectError::PeerGone { addr: addr.clone(), step: ConnectStep::Accept };
+        let failed = |source: io::Error| match is_end(&source) {
+            true => gone(),
+            false => ConnectError::Failed {
                 addr: addr.clone(),
                 step: ConnectStep::Accept,
                 source: Arc::new(source),
@@ -181,12 +228,26 @@ impl ShmIncoming {
         };
         let block = ControlBlock::new(pool, config)?;
         let own = Own::new(config).map_err(failed)?;
-        let Shape { slots, slot_size } = own.shape;
-        let accept =
-            Message::Accept { shape: Shape { slots, slot_size }, private_data: private_data.to_vec() };
+        let accept = Message::Accept { shape: own.shape, private_data: private_data.to_vec() };
+        while PEERS.closing(peer.uid) >= CLOSING {
+            tokio::time::sleep(CLOSING_PAUSE).await;
+        }
+        socket.admit();
         // A fresh socket has room for it, so this waits for nothing.
         own.with_fds(|fds| socket.send(&accept.encode(), fds)).map_err(failed)?;
-        Ok(ShmLink::new(&device, socket, peer, own, theirs, block, config))
+        let Heard { bytes, rights } = socket.next().await.map_err(failed)?.ok_or_else(gone)?;
+        let refuse = |error: io::Error| {
+            // A peer that does not listen need not hear it.
+            let _ = socket.send(&Message::Refused { text: error.to_string() }.encode(), &[]);
+            failed(error)
+        };
+        if !rights || Message::decode(&bytes) != Some(Message::Ring) {
+            let what = "it was let in, and did not give its ring";
+            return Err(refuse(io::Error::new(io::ErrorKind::InvalidData, what)));
+        }
+        let kin = is_kin(&socket);
+        let theirs = socket.take(move |fds| Theirs::new(shape, fds, peer.uid, kin)).await.map_err(refuse)?;
+        Ok(ShmLink::new(&device, socket, own, theirs, block, config))
     }
 
     /// Says no.

@@ -1,4 +1,10 @@
 //! Files mapped into this process: rings of its own, and what a peer gave.
+//!
+//! Nothing of a peer's file is made here before something is written there: a file only promises
+//! its pages, and a peer can take those away that it had (fallocate(2), FALLOC_FL_PUNCH_HOLE). So a
+//! mapping begins without pages. A WRITE first reads one byte of each [`WINDOW`] that it is the
+//! first to reach: the kernel then maps what the file has of the window with one fault, and makes
+//! no page but the one that was read, which is about to be written.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,11 +19,24 @@ use super::ring::Words;
 /// The file system of memfds, as linux/magic.h has it. Huge pages have one of their own.
 const TMPFS: u64 = 0x0102_1994;
 
+/// Bytes around a fault that the kernel maps if they are there (fault_around_bytes, 64 KiB unless
+/// set otherwise).
+const WINDOW: usize = 64 << 10;
+/// Bytes of the largest ordinary page of any kernel, to which a file may be rounded up.
+const LARGEST_PAGE: u64 = 64 << 10;
+/// Bytes that are unmapped at a time: meanwhile no other thread can map anything.
+const UNMAP: usize = 4 << 20;
+
+/// Device and inode of a file.
+pub(super) type FileId = (u64, u64);
+
 /// A mapping that other processes write to. Never seen through a reference to plain bytes.
 #[derive(Debug)]
 pub(super) struct Map {
     ptr: NonNull<u8>,
     len: usize,
+    /// Offset behind the last byte that was written.
+    touched: usize,
 }
 
 // SAFETY: the mapping is owned by this value; it is reached through atomics and raw copies only.
@@ -26,11 +45,18 @@ unsafe impl Send for Map {}
 unsafe impl Sync for Map {}
 
 impl Map {
-    /// Maps the first `len` bytes of a file, if nobody can cut it short: touching what is gone would kill this process.
+    /// Maps a file of `len` bytes, rounded up to 64 KiB at most, if nobody can cut it short:
+    /// touching what is gone would kill this process. `accept` is told which file it is, and may
+    /// refuse it.
     ///
     /// # Errors
-    /// It is no memory file of ordinary pages, not sealed against shrinking and growing, too short, or cannot be mapped.
-    pub(super) fn new(file: impl AsFd, len: usize) -> io::Result<Map> {
+    /// It is no memory file of ordinary pages, not sealed against shrinking and growing, of another
+    /// length, or cannot be mapped.
+    pub(super) fn new(
+        file: impl AsFd,
+        len: usize,
+        accept: impl FnOnce(FileId) -> io::Result<()>,
+    ) -> io::Result<Map> {
         let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
         let wanted = SealFlags::SHRINK | SealFlags::GROW;
         // Fails for anything that is no memory file.
@@ -46,13 +72,15 @@ impl Map {
             )));
         }
         let stat = fstat(&file)?;
-        let (size, blocks) = (stat.st_size, u64::try_from(stat.st_blocks).unwrap_or(0));
-        if len == 0 || u64::try_from(size).unwrap_or(0) < len as u64 {
+        let size = u64::try_from(stat.st_size).unwrap_or(0);
+        let most = (len as u64).next_multiple_of(LARGEST_PAGE);
+        // A fault waits while the peer punches a hole around it: for no longer than this much
+        // takes.
+        if len == 0 || size < len as u64 || size > most {
             return Err(invalid(format!("a file of {size} bytes, {len} are to be mapped")));
         }
-        // Pages that the peer has are mapped at once, which costs less than one by one. Those that it only promises are
-        // not: they would be made here, and be this process's to account for.
-        Map::of(file, len, blocks.saturating_mul(512) >= len as u64)
+        accept((stat.st_dev, stat.st_ino))?;
+        Map::of(file, len, false)
     }
 
     fn of(file: impl AsFd, len: usize, populate: bool) -> io::Result<Map> {
@@ -61,7 +89,7 @@ impl Map {
         // SAFETY: a new mapping, at an address of the kernel's choice, of a file that keeps its size.
         let ptr = unsafe { mmap(std::ptr::null_mut(), len, prot, flags, &file, 0) }?;
         let ptr = NonNull::new(ptr.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let map = Map { ptr, len };
+        let map = Map { ptr, len, touched: 0 };
         // A child of fork() has no use for it, and would keep the peer's memory.
         // SAFETY: the range is this mapping, and its contents stay as they are.
         if let Err(error) = unsafe { madvise(map.ptr.as_ptr().cast(), len, Advice::LinuxDontFork) } {
@@ -83,10 +111,29 @@ impl Map {
         if end > self.len {
             return false;
         }
+        self.touch(at, end);
         // SAFETY: at .. end lies within the mapping, which keeps its size (R15). This process does not read there, and
         // has no reference to it. Source and destination differ: the destination is the peer's file.
         unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), self.ptr.as_ptr().add(at), src.len()) };
         true
+    }
+
+    /// Maps what the file has of the windows that `at .. end` is the first to reach.
+    fn touch(&mut self, at: usize, end: usize) {
+        let mut next = at.max(self.touched);
+        while next < end {
+            // SAFETY: next lies within the mapping, which keeps its size (R15). Whatever is read is
+            // not looked at.
+            unsafe { self.ptr.as_ptr().add(next).read_volatile() };
+            let addr = self.ptr.addr().get() + next;
+            next += WINDOW - addr % WINDOW;
+        }
+        self.touched = self.touched.max(end);
+    }
+
+    /// Whether nothing has been written so far.
+    pub(super) fn is_untouched(&self) -> bool {
+        self.touched == 0
     }
 }
 
@@ -100,8 +147,11 @@ impl Words for Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: mapped in `new`, unmapped once, and no borrow outlives self.
-        let _ = unsafe { munmap(self.ptr.as_ptr().cast(), self.len) };
+        for at in (0..self.len).step_by(UNMAP) {
+            let len = UNMAP.min(self.len - at);
+            // SAFETY: mapped in `of`, each part unmapped once, and no borrow outlives self.
+            let _ = unsafe { munmap(self.ptr.as_ptr().add(at).cast(), len) };
+        }
     }
 }
 
@@ -112,7 +162,7 @@ mod tests {
     use std::sync::atomic::Ordering;
 
     fn refused(file: impl AsFd, len: usize) -> String {
-        Map::new(file, len).unwrap_err().to_string()
+        Map::new(file, len, |_| Ok(())).unwrap_err().to_string()
     }
 
     #[test]
@@ -124,31 +174,59 @@ mod tests {
         assert!(refused(&file, 4096).contains("not sealed"), "it could still grow");
         fcntl_add_seals(&file, SealFlags::GROW).unwrap();
         assert!(refused(&file, 8193).contains("8192 bytes"));
+        let long = tonic_rdma_memory::memfd::sealed(c"test", 128 << 10).unwrap();
+        assert!(refused(&long, 4096).contains("131072 bytes"), "longer than it should be");
         assert!(refused(&file, 0).contains("0 are to be mapped"));
-        Map::new(&file, 8192).unwrap();
+        Map::new(&file, 8192, |_| Ok(())).unwrap();
         let (pipe, _end) = std::io::pipe().unwrap();
         assert!(refused(&pipe, 1).contains("not a file that can be sealed"));
         let disk = tempfile::tempfile().unwrap();
         assert!(refused(&disk, 1).contains("not a file that can be sealed"));
     }
 
-    /// A peer could otherwise have this process make gigabytes of pages by promising them.
+    fn blocks(file: &OwnedFd) -> i64 {
+        fstat(file).unwrap().st_blocks
+    }
+
+    /// A peer could otherwise have this process make gigabytes of pages by promising them, or by
+    /// taking them away later.
     #[test]
-    fn pages_that_are_only_promised_are_not_made() {
-        let blocks = |file: &OwnedFd| fstat(file).unwrap().st_blocks;
+    fn only_pages_that_are_written_are_made() {
         let promised = tonic_rdma_memory::memfd::sealed(c"test", 1 << 20).unwrap();
-        let mut map = Map::new(&promised, 1 << 20).unwrap();
+        let mut map = Map::new(&promised, 1 << 20, |_| Ok(())).unwrap();
         assert_eq!(blocks(&promised), 0);
-        assert!(map.write(0, &[1]));
+        assert!(map.is_untouched() && map.write(0, &[1]));
         assert_eq!(blocks(&promised), 8);
+        assert!(map.write(100 << 10, &[1; 8192]));
+        assert_eq!(blocks(&promised), 24);
+        assert!(map.write(200 << 10, &[1]) && map.write(300 << 10, &[]));
+        assert_eq!(blocks(&promised), 32);
         let (_own, there) = Map::own(1 << 20).unwrap();
         assert_eq!(blocks(&there), 2048);
+    }
+
+    /// Pages that are there are mapped many at a time.
+    #[test]
+    fn a_first_write_does_not_fault_page_by_page() {
+        let (_own, file) = Map::own(1 << 20).unwrap();
+        let mut map = Map::new(&file, 1 << 20, |_| Ok(())).unwrap();
+        let data = vec![1; 1 << 20];
+        // SAFETY: all zeros are a valid rusage, and the call writes to it only.
+        let faults = || unsafe {
+            let mut usage: libc::rusage = std::mem::zeroed();
+            assert_eq!(libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage), 0);
+            usage.ru_minflt
+        };
+        let before = faults();
+        assert!(map.write(0, &data));
+        let faults = faults() - before;
+        assert!(faults <= 64, "{faults} faults for 256 pages");
     }
 
     #[test]
     fn writes_stay_within() {
         let (reader, file) = Map::own(4096).unwrap();
-        let mut writer = Map::new(&file, 4096).unwrap();
+        let mut writer = Map::new(&file, 4096, |_| Ok(())).unwrap();
         assert!(writer.write(4088, &[1; 8]));
         assert_eq!(reader.words()[511].load(Ordering::Relaxed), 0x0101_0101_0101_0101);
         for (offset, len) in [(4089, 8), (u64::MAX, 1), (4097, 0), (0, 4097)] {

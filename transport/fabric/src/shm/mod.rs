@@ -19,6 +19,12 @@
 //! A process that waits says so in its ring and is woken through an eventfd; one that does not wait costs its peer no
 //! system call. Before it waits it looks again for a while (`crate::spin`).
 //!
+//! A handshake is three messages: HELLO, which carries a ticket and no descriptor; ACCEPT, with the
+//! ring of the end that accepts; RING, with that of the other end. No descriptor of a peer's is
+//! opened before its ticket was looked at, and what may block on one is done by threads of its own
+//! (`blocking`). In particular there is no task that opens, waits for or closes a file that it does
+//! not know: what tasks wait for are sockets and eventfds that this end has made.
+//!
 //! Everything in shared memory is as untrusted as a packet: `ring` reads each word once, and checks the copy. What a
 //! peer that breaks the rules can reach is the ring and the chunks that it was given, all of them its own connection's.
 //!
@@ -26,7 +32,11 @@
 //! |---|---|
 //! | `socket` | unix sockets with message boundaries and descriptors |
 //! | `wire` | messages on them |
-//! | `map` | a file of the peer's, checked and mapped |
+//! | `blocking` | threads for what a peer can make block |
+//! | `kin` | whether a peer could stop this process anyway |
+//! | `map` | a file, checked and mapped |
+//! | `peer_map` | a file of the peer's: mapped once, unmapped elsewhere |
+//! | `chunks` | landing chunks of the peer: limits, WRITEs |
 //! | `ring` | the ring: layout, reading and writing end |
 //! | `wake` | the flag by which no wake-up is lost |
 //! | `table` | landing chunks of this process, by remote key |
@@ -36,10 +46,14 @@
 //! | `link` | the [`Link`](crate::Link) |
 
 mod bell;
+mod blocking;
+mod chunks;
 mod connect;
+mod kin;
 mod link;
 mod listener;
 mod map;
+mod peer_map;
 pub(crate) mod ring;
 mod setup;
 mod socket;
@@ -161,11 +175,6 @@ impl ShmDevice {
 
 fn own_user() -> u32 {
     rustix::process::geteuid().as_raw()
-}
-
-/// Whether a process of user `uid` could stop this one anyway.
-fn is_kin(uid: u32) -> bool {
-    ShmAccess::SameUser.allows(uid, own_user()) && !is_anybody(uid)
 }
 
 /// In a user namespace, all users from outside of it show as one, by default 65534.

@@ -5,6 +5,7 @@
 //! | words | written by | what |
 //! |---|---|---|
 //! | 0 | sender | tail: messages published, counted from 0 |
+//! | 1 | sender | CHUNK messages that it had put on the socket when it published the tail |
 //! | 8 | receiver | head: messages whose slots are free again |
 //! | 16 | both | 1: the receiver waits for its eventfd |
 //! | 24 | receiver | the processor it last ran on |
@@ -13,11 +14,16 @@
 //!
 //! Tail, head, the waiting flag and the processor each have a cache line of their own. Message `n` lies in slot
 //! `n % slots`.
+//!
+//! A message may name the key of a chunk that went by the socket. The count of CHUNK messages
+//! orders the two ways: the receiver gives no message of a tail before it has as many chunks as the
+//! sender counted with it.
 
 use super::wake;
 use crate::atomics::{AtomicU64, Ordering};
 
 const TAIL: usize = 0;
+const CHUNKS: usize = 1;
 const HEAD: usize = 8;
 const WAITING: usize = 16;
 const CPU: usize = 24;
@@ -98,20 +104,23 @@ pub(crate) struct Reader<W> {
     freed: u64,
     /// The tail as last read.
     tail: u64,
+    /// The CHUNK messages that belong before it.
+    chunks: u64,
 }
 
 impl<W: Words> Reader<W> {
     /// `None` when the memory is too small.
     pub(crate) fn new(memory: W, shape: Shape) -> Option<Self> {
         let enough = shape.is_sound() && memory.words().len() * 8 >= shape.bytes();
-        enough.then_some(Reader { memory, shape, read: 0, freed: 0, tail: 0 })
+        enough.then_some(Reader { memory, shape, read: 0, freed: 0, tail: 0, chunks: 0 })
     }
 
-    /// Takes the next message, if there is one: `fill` is given its slot and length, and the writer of its bytes.
+    /// Takes the next message, if there is one that does not wait for a chunk; `chunks`: CHUNK
+    /// messages of the peer's that have been dealt with.
     ///
     /// # Errors
     /// The peer broke a rule.
-    pub(crate) fn next(&mut self) -> Result<Option<Message<'_>>, RingBreach> {
+    pub(crate) fn next(&mut self, chunks: u64) -> Result<Option<Message<'_>>, RingBreach> {
         if self.tail == self.read {
             let tail = self.word(TAIL).load(Ordering::Acquire);
             let (new, posted) = (tail.wrapping_sub(self.read), self.posted());
@@ -122,6 +131,10 @@ impl<W: Words> Reader<W> {
             if new == 0 {
                 return Ok(None);
             }
+            self.chunks = self.word(CHUNKS).load(Ordering::Relaxed);
+        }
+        if self.awaits_chunk(chunks) {
+            return Ok(None);
         }
         let index = self.shape.index(self.read);
         let len = self.word(LENGTHS + index).load(Ordering::Relaxed);
@@ -132,6 +145,12 @@ impl<W: Words> Reader<W> {
         let at = self.shape.slots_at() + index * self.shape.slot_words();
         let words = self.memory.words().get(at..at + self.shape.slot_words()).unwrap_or_default();
         Ok(Some(Message { slot: index as u32, len: len as u32, words }))
+    }
+
+    /// Whether the next message waits for more than `chunks` CHUNK messages. A peer that counts
+    /// some that it has not sent holds up its own messages.
+    pub(crate) fn awaits_chunk(&self, chunks: u64) -> bool {
+        self.tail != self.read && self.chunks.wrapping_sub(chunks).cast_signed() > 0
     }
 
     /// RECVs that the peer may still use.
@@ -219,6 +238,8 @@ pub(crate) struct Writer<W> {
     published: u64,
     /// The peer's head as last read.
     head: u64,
+    /// CHUNK messages sent.
+    chunks: u64,
 }
 
 /// What became of a message that was to be written.
@@ -234,7 +255,7 @@ impl<W: Words> Writer<W> {
     /// `None` when the memory is too small.
     pub(crate) fn new(memory: W, shape: Shape) -> Option<Self> {
         let enough = shape.is_sound() && memory.words().len() * 8 >= shape.bytes();
-        enough.then_some(Writer { memory, shape, written: 0, published: 0, head: 0 })
+        enough.then_some(Writer { memory, shape, written: 0, published: 0, head: 0, chunks: 0 })
     }
 
     /// Bytes that a message may have.
@@ -278,6 +299,11 @@ impl<W: Words> Writer<W> {
         Ok(Put::Done)
     }
 
+    /// A CHUNK message has gone by the socket: what is published from now on waits for it.
+    pub(crate) fn chunk_sent(&mut self) {
+        self.chunks = self.chunks.wrapping_add(1);
+    }
+
     /// Whether something was written and not published.
     pub(crate) fn has_unpublished(&self) -> bool {
         self.published != self.written
@@ -289,6 +315,7 @@ impl<W: Words> Writer<W> {
             return false;
         }
         self.published = self.written;
+        self.word(CHUNKS).store(self.chunks, Ordering::Relaxed);
         self.word(TAIL).store(self.written, Ordering::Release);
         wake::must_wake(self.word(WAITING))
     }
@@ -329,7 +356,7 @@ mod tests {
     }
 
     fn take(reader: &mut Reader<Memory>) -> Option<(u32, Vec<u8>)> {
-        let message = reader.next().unwrap()?;
+        let message = reader.next(0).unwrap()?;
         let mut out = vec![0; message.len as usize];
         message.copy_to(&mut out);
         Some((message.slot, out))
@@ -347,6 +374,25 @@ mod tests {
             reader.free(|_| true);
         }
         assert_eq!(take(&mut reader), None);
+    }
+
+    #[test]
+    fn messages_wait_for_the_chunks_before_them() {
+        let (mut writer, mut reader, memory) = pair();
+        writer.put(b"before").unwrap();
+        writer.publish();
+        writer.chunk_sent();
+        assert!(reader.next(0).unwrap().is_some(), "it was published before");
+        writer.put(b"behind").unwrap();
+        writer.publish();
+        assert!(reader.next(0).unwrap().is_none());
+        assert!(reader.awaits_chunk(0) && reader.has_news() && !reader.awaits_chunk(1));
+        assert!(reader.next(1).unwrap().is_some());
+        reader.free(|_| true);
+        // Counts that run backwards hold up nothing.
+        memory[CHUNKS].store(u64::MAX, Ordering::Relaxed);
+        memory[TAIL].store(3, Ordering::Relaxed);
+        assert!(reader.next(1).unwrap().is_some());
     }
 
     #[test]
@@ -388,14 +434,14 @@ mod tests {
     fn breaches_are_named() {
         let (_, mut reader, memory) = pair();
         memory[TAIL].store(5, Ordering::Relaxed);
-        assert_eq!(reader.next().err(), Some(RingBreach::Tail { from: 0, to: 5, posted: 4 }));
+        assert_eq!(reader.next(0).err(), Some(RingBreach::Tail { from: 0, to: 5, posted: 4 }));
         memory[TAIL].store(1, Ordering::Relaxed);
         memory[LENGTHS].store(65, Ordering::Relaxed);
-        assert_eq!(reader.next().err(), Some(RingBreach::Length { len: 65, slot_size: 64 }));
+        assert_eq!(reader.next(0).err(), Some(RingBreach::Length { len: 65, slot_size: 64 }));
         memory[LENGTHS].store(64, Ordering::Relaxed);
-        assert!(reader.next().unwrap().is_some());
+        assert!(reader.next(0).unwrap().is_some());
         memory[TAIL].store(0, Ordering::Relaxed);
-        assert_eq!(reader.next().err(), Some(RingBreach::Tail { from: 1, to: 0, posted: 3 }));
+        assert_eq!(reader.next(0).err(), Some(RingBreach::Tail { from: 1, to: 0, posted: 3 }));
 
         for head in [5, u64::MAX] {
             let (mut writer, _, memory) = pair();

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use super::bell::{Bell, Rope};
 use super::map::Map;
+use super::peer_map::PeerMap;
 use super::ring::{Reader, Shape, Writer};
 use crate::link::LinkConfig;
 
@@ -35,21 +36,23 @@ impl Own {
 /// The peer's ring and bell.
 #[derive(Debug)]
 pub(super) struct Theirs {
-    pub(super) writer: Writer<Map>,
+    pub(super) writer: Writer<PeerMap>,
     pub(super) rope: Rope,
 }
 
 impl Theirs {
-    /// Checks what the peer gave: exactly a ring, which keeps its size and holds the shape, and a bell.
-    /// `kin`: the peer runs as root or as the user of this process.
-    pub(super) fn new(shape: Shape, fds: Vec<OwnedFd>, kin: bool) -> io::Result<Theirs> {
+    /// Checks what the peer gave: exactly a ring, which keeps its size and holds the shape, and a
+    /// bell. May block: the descriptors can be anything. Those that are not kept are left, to be
+    /// closed where that may block.
+    ///
+    /// `user`: the peer's. `kin`: it could stop this process anyway.
+    pub(super) fn new(shape: Shape, fds: &mut Vec<OwnedFd>, user: u32, kin: bool) -> io::Result<Theirs> {
         let wrong = |what| io::Error::new(io::ErrorKind::InvalidData, what);
-        let fds: [OwnedFd; 2] = fds
-            .try_into()
-            .map_err(|_| wrong("the peer's handshake comes without exactly a ring and a bell"))?;
-        let [ring, bell] = fds;
-        let map = Map::new(&ring, shape.bytes())?;
+        let [ring, _bell] = fds.as_slice() else {
+            return Err(wrong("the peer's handshake comes without exactly a ring and a bell"));
+        };
+        let map = PeerMap::new(ring, shape.bytes(), user)?;
         let writer = Writer::new(map, shape).ok_or_else(|| wrong("the peer's ring is too small"))?;
-        Ok(Theirs { writer, rope: Rope::new(bell, kin)? })
+        Ok(Theirs { writer, rope: Rope::new(fds, kin)? })
     }
 }

@@ -1,8 +1,11 @@
 //! Unix sockets with message boundaries, and descriptors beside the messages.
 
+use std::future::Future;
 use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use rustix::net::{
@@ -11,7 +14,9 @@ use rustix::net::{
     connect, listen, recvmsg, sendmsg, shutdown, socket_with,
 };
 use tokio::io::unix::AsyncFd;
+use tokio::sync::oneshot;
 
+use super::blocking::{Lane, PEERS, STRANGERS};
 use crate::addr::ShmAddr;
 use crate::watch::Watch;
 
@@ -22,11 +27,12 @@ pub(super) const MAX_FDS: usize = 2;
 /// Connections that the kernel keeps until they are accepted.
 const BACKLOG: i32 = 128;
 
-/// A message and what came beside it.
+/// A message.
 #[derive(Debug)]
-pub(super) struct Received {
+pub(super) struct Heard {
     pub(super) bytes: Vec<u8>,
-    pub(super) fds: Vec<OwnedFd>,
+    /// Descriptors came with it. It lies in the queue until [`Socket::take`] has taken them.
+    pub(super) rights: bool,
 }
 
 /// Who is at the other end, as the kernel says.
@@ -39,7 +45,14 @@ pub(super) struct Credentials {
 
 /// A connected socket.
 #[derive(Debug)]
-pub(super) struct Socket(Watch);
+pub(super) struct Socket {
+    /// Given to a thread that may block when the socket is dropped.
+    fd: ManuallyDrop<Arc<OwnedFd>>,
+    /// There until the socket is dropped.
+    watch: Option<Watch<Arc<OwnedFd>>>,
+    peer: Credentials,
+    lane: &'static Lane,
+}
 
 fn open() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -50,35 +63,102 @@ fn name(addr: &ShmAddr) -> io::Result<SocketAddrUnix> {
     Ok(SocketAddrUnix::new_abstract_name(addr.name().as_bytes())?)
 }
 
-fn receive(socket: &OwnedFd) -> io::Result<Option<Received>> {
+/// Takes the next message, unless there are descriptors with it: the message then stays where it
+/// is. None of this closes a descriptor: to look at a message takes descriptors of its files, which
+/// the queue goes on holding.
+fn receive(socket: &OwnedFd) -> io::Result<Option<Heard>> {
     let mut bytes = [0; MAX_MESSAGE];
-    // Room for one descriptor more than is allowed: a surplus is seen, and closed.
+    let (len, rights) = read(socket, &mut bytes, RecvFlags::PEEK, &mut RecvAncillaryBuffer::default())?;
+    if !rights {
+        // The same, as nobody else takes anything from this socket.
+        read(socket, &mut bytes, RecvFlags::empty(), &mut RecvAncillaryBuffer::default())?;
+    }
+    Ok((len > 0 || rights).then(|| Heard { bytes: bytes[..len].to_vec(), rights }))
+}
+
+/// Takes the next message with its descriptors. May block, where some cannot be opened and are
+/// therefore closed.
+fn receive_rights(socket: &OwnedFd, fds: &mut Vec<OwnedFd>) -> io::Result<()> {
+    let mut bytes = [0; MAX_MESSAGE];
+    // Room for one descriptor more than is allowed: a surplus is seen.
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS + 1))];
-    let mut beside = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = read(socket, &mut bytes, RecvFlags::CMSG_CLOEXEC, &mut control);
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    let (_, truncated) = received?;
+    if truncated || fds.len() > MAX_FDS {
+        let what = "a message that brings more descriptors than any of the protocol, or than can be opened";
+        return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+    }
+    Ok(())
+}
+
+/// Bytes of a message, and whether it had more descriptors than there was room for.
+fn read(
+    socket: &OwnedFd,
+    bytes: &mut [u8],
+    flags: RecvFlags,
+    control: &mut RecvAncillaryBuffer<'_>,
+) -> io::Result<(usize, bool)> {
     let mut reset = false;
     let got = loop {
-        match recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut beside, flags) {
+        match recvmsg(socket, &mut [IoSliceMut::new(bytes)], control, flags | RecvFlags::DONTWAIT) {
             Err(rustix::io::Errno::INTR) => {}
             // The peer has closed and left something unread. What it said before lies behind this.
             Err(rustix::io::Errno::CONNRESET) if !reset => reset = true,
             got => break got?,
         }
     };
-    let mut fds = Vec::new();
-    for message in beside.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = message {
-            fds.extend(rights);
-        }
-    }
-    if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) || fds.len() > MAX_FDS {
-        let what = "a message that is longer, or brings more descriptors, than any of the protocol";
+    if got.flags.contains(ReturnFlags::TRUNC) {
+        let what = "a message that is longer than any of the protocol";
         return Err(io::Error::new(io::ErrorKind::InvalidData, what));
     }
-    if got.bytes == 0 {
-        return Ok(None);
+    Ok((got.bytes, got.flags.contains(ReturnFlags::CTRUNC)))
+}
+
+/// SO_PASSRIGHTS (Linux 6.16), where it has the number that most architectures use.
+const PASS_RIGHTS: Option<libc::c_int> = match cfg!(any(
+    target_arch = "x86_64",
+    target_arch = "aarch64",
+    target_arch = "riscv64",
+    target_arch = "loongarch64"
+)) {
+    true => Some(83),
+    false => None,
+};
+
+/// Whether descriptors can be sent to this socket, or, for one that listens, to those that connect
+/// to it. Older kernels know no such wish: there they can.
+fn let_rights_pass(socket: &OwnedFd, pass: bool) {
+    let (Some(option), pass) = (PASS_RIGHTS, libc::c_int::from(pass)) else { return };
+    let len = size_of::<libc::c_int>() as libc::socklen_t;
+    let value = (&raw const pass).cast();
+    // SAFETY: the descriptor is open; the call reads `len` bytes of `pass`.
+    unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, value, len) };
+}
+
+fn credentials(socket: &OwnedFd) -> io::Result<Credentials> {
+    let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the descriptor is open; the call writes at most `len` bytes to `cred`, of which any
+    // are valid.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut cred).cast(),
+            &raw mut len,
+        )
+    };
+    match result {
+        0 => Ok(Credentials { pid: u32::try_from(cred.pid).unwrap_or(0), uid: cred.uid }),
+        _ => Err(io::Error::last_os_error()),
     }
-    Ok(Some(Received { bytes: bytes[..got.bytes].to_vec(), fds }))
 }
 
 impl Socket {
@@ -86,32 +166,42 @@ impl Socket {
     pub(super) fn connect(addr: &ShmAddr) -> io::Result<Socket> {
         let fd = open()?;
         connect(&fd, &name(addr)?)?;
-        Socket::new(fd)
+        Socket::new(fd, &PEERS)
     }
 
-    fn new(fd: OwnedFd) -> io::Result<Socket> {
+    fn new(fd: OwnedFd, lane: &'static Lane) -> io::Result<Socket> {
+        let fd = Arc::new(fd);
+        // Its other end is the peer's from here on, so it is not closed here, whatever fails.
+        let peer = credentials(&fd);
+        let user = peer.as_ref().map_or(u32::MAX, |peer| peer.uid);
         // SAFETY: an OwnedFd owns its descriptor and always gives the same one (R17).
-        Ok(Socket(Watch::new(unsafe { AsyncFd::register(fd) }?)))
+        let watch = unsafe { AsyncFd::register(fd.clone()) }.map_err(io::Error::from);
+        match (watch, peer) {
+            (Ok(watch), Ok(peer)) => {
+                let fd = ManuallyDrop::new(fd);
+                Ok(Socket { fd, watch: Some(Watch::new(watch)), peer, lane })
+            }
+            (watch, peer) => {
+                let error = watch.err().or(peer.err());
+                lane.close(user, fd);
+                Err(error.unwrap_or_else(|| io::ErrorKind::Other.into()))
+            }
+        }
     }
 
     /// The process at the other end. Of a listener's side: the one that called connect; of a client's: listen.
-    pub(super) fn peer(&self) -> io::Result<Credentials> {
-        let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
-        let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-        // SAFETY: the descriptor is open; the call writes at most `len` bytes to `cred`, of which any are valid.
-        let result = unsafe {
-            libc::getsockopt(
-                self.0.get_ref().as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_PEERCRED,
-                (&raw mut cred).cast(),
-                &raw mut len,
-            )
-        };
-        match result {
-            0 => Ok(Credentials { pid: u32::try_from(cred.pid).unwrap_or(0), uid: cred.uid }),
-            _ => Err(io::Error::last_os_error()),
-        }
+    pub(super) fn peer(&self) -> Credentials {
+        self.peer
+    }
+
+    /// The peer has shown a ticket, and may pass descriptors.
+    pub(super) fn admit(&mut self) {
+        self.lane = &PEERS;
+        let_rights_pass(self.fd(), true);
+    }
+
+    pub(super) fn fd(&self) -> &OwnedFd {
+        &self.fd
     }
 
     /// Sends a message now.
@@ -120,26 +210,29 @@ impl Socket {
     /// `WouldBlock` when the peer does not read.
     pub(super) fn send(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-        let mut beside = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() && !beside.push(SendAncillaryMessage::ScmRights(fds)) {
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors for one message"));
         }
-        sendmsg(self.0.get_ref(), &[IoSlice::new(message)], &mut beside, SendFlags::NOSIGNAL)?;
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        sendmsg(self.fd(), &[IoSlice::new(message)], &mut control, flags)?;
         Ok(())
     }
 
-    /// Takes the next message that is there. `None`: the peer's end is closed.
+    /// The next message, taken unless there are descriptors with it. `None`: the peer's end is
+    /// closed, or it has sent an empty message, which is as good as the end.
     ///
     /// # Errors
-    /// `WouldBlock` when there is none; `InvalidData` when it or its descriptors do not fit.
-    pub(super) fn receive(&self) -> io::Result<Option<Received>> {
-        receive(self.0.get_ref())
+    /// `WouldBlock` when there is none; `InvalidData` when it does not fit.
+    pub(super) fn receive(&self) -> io::Result<Option<Heard>> {
+        receive(self.fd())
     }
 
     /// As [`receive`](Self::receive), waiting for one. Cancel safe.
-    pub(super) async fn next(&self) -> io::Result<Option<Received>> {
+    pub(super) async fn next(&self) -> io::Result<Option<Heard>> {
+        let Some(watch) = &self.watch else { return Ok(None) };
         loop {
-            let mut guard = self.0.fd().readable().await?;
+            let mut guard = watch.fd().readable().await?;
             match guard.try_io(|_| self.receive()) {
                 Ok(result) => return result,
                 Err(_would_block) => {}
@@ -148,9 +241,10 @@ impl Socket {
     }
 
     /// As [`receive`](Self::receive), in a task that is woken when there is one.
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Received>>> {
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Heard>>> {
+        let Some(watch) = &mut self.watch else { return Poll::Ready(Ok(None)) };
         loop {
-            let mut guard = match self.0.poll(cx) {
+            let mut guard = match watch.poll(cx) {
                 Poll::Ready(Ok(guard)) => guard,
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
                 Poll::Pending => return Poll::Pending,
@@ -161,39 +255,96 @@ impl Socket {
         }
     }
 
+    /// Takes the message that was heard, and lets `make` make something of its descriptors, on a
+    /// thread that may block. What `make` leaves of them is closed there, after its result is
+    /// known. Until then nothing must be received.
+    pub(super) fn take<T: Send + 'static>(
+        &self,
+        make: impl FnOnce(&mut Vec<OwnedFd>) -> io::Result<T> + Send + 'static,
+    ) -> Taking<T> {
+        let (told, result) = oneshot::channel();
+        let socket = Arc::clone(&self.fd);
+        self.lane.run(self.peer.uid, move || {
+            let mut fds = Vec::new();
+            let received = receive_rights(&socket, &mut fds);
+            let _ = told.send(received.and_then(|()| make(&mut fds)));
+            drop((fds, socket));
+        });
+        Taking(result)
+    }
+
     /// The peer sees the end.
     pub(super) fn shut(&self) {
-        let _ = shutdown(self.0.get_ref(), Shutdown::Both);
+        let _ = shutdown(self.fd(), Shutdown::Both);
+    }
+}
+
+impl Drop for Socket {
+    /// The peer sees the end at once. The descriptor is closed where that may block: there may be
+    /// more in its queue.
+    fn drop(&mut self) {
+        self.shut();
+        // Before the other, so that neither is the last of them on this thread.
+        self.watch = None;
+        // SAFETY: taken once, and not used any more (R17).
+        let fd = unsafe { ManuallyDrop::take(&mut self.fd) };
+        self.lane.close(self.peer.uid, fd);
+    }
+}
+
+/// Descriptors that are being taken. Cancel safe.
+#[derive(Debug)]
+pub(super) struct Taking<T>(oneshot::Receiver<io::Result<T>>);
+
+impl<T> Future for Taking<T> {
+    type Output = io::Result<T>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let lost = |_| io::Error::other("the thread that takes descriptors has failed");
+        Pin::new(&mut self.0).poll(cx).map(|told| told.map_err(lost).and_then(|made| made))
     }
 }
 
 /// A listening socket.
 #[derive(Debug)]
-pub(super) struct Listening(AsyncFd<OwnedFd>);
+pub(super) struct Listening(Option<AsyncFd<OwnedFd>>);
 
 impl Listening {
     pub(super) fn bind(addr: &ShmAddr) -> io::Result<Listening> {
         let fd = open()?;
         bind(&fd, &name(addr)?)?;
+        // Those that connect have it from this socket, so before the first can.
+        let_rights_pass(&fd, false);
         listen(&fd, BACKLOG)?;
         // SAFETY: as above.
-        Ok(Listening(unsafe { AsyncFd::register(fd) }?))
+        Ok(Listening(Some(unsafe { AsyncFd::register(fd) }?)))
     }
 
     /// The next connection. Cancel safe.
     pub(super) async fn accept(&self) -> io::Result<Socket> {
+        let Some(listening) = &self.0 else { return Err(io::ErrorKind::NotConnected.into()) };
         loop {
-            let mut guard = self.0.readable().await?;
+            let mut guard = listening.readable().await?;
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let accepted = guard.try_io(|fd| Ok(accept_with(fd.get_ref(), flags)?));
             match accepted {
-                Ok(Ok(fd)) => return Socket::new(fd),
+                Ok(Ok(fd)) => return Socket::new(fd, &STRANGERS),
                 // It was gone before it was accepted.
                 Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Ok(Err(error)) => return Err(error),
                 Err(_would_block) => {}
             }
         }
+    }
+}
+
+impl Drop for Listening {
+    /// Nobody can connect from now on. Those that have and were not accepted are closed with it,
+    /// and may have sent descriptors.
+    fn drop(&mut self) {
+        let Some(fd) = self.0.take().map(AsyncFd::into_inner) else { return };
+        let _ = shutdown(&fd, Shutdown::Both);
+        STRANGERS.close(rustix::process::geteuid().as_raw(), fd);
     }
 }
 
@@ -210,43 +361,70 @@ mod tests {
         (one, listening.accept().await.unwrap())
     }
 
-    fn refused(socket: &Socket) -> String {
-        let error = socket.receive().unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
-        error.to_string()
+    async fn rights(socket: &Socket) -> io::Result<usize> {
+        socket.take(|fds| Ok(fds.len())).await
     }
 
     #[tokio::test]
     async fn messages_keep_their_bounds_and_bring_their_descriptors() {
-        let (one, other) = pair().await;
+        let (one, mut other) = pair().await;
+        other.admit();
         let file = std::fs::File::open("/dev/null").unwrap();
-        assert_eq!(one.receive().unwrap_err().kind(), io::ErrorKind::WouldBlock);
-        other.send(b"first", &[file.as_fd(), file.as_fd()]).unwrap();
-        other.send(b"second", &[]).unwrap();
-        let Received { bytes, fds } = one.receive().unwrap().unwrap();
-        assert_eq!((bytes.as_slice(), fds.len()), (b"first".as_slice(), 2));
-        let Received { bytes, fds } = one.next().await.unwrap().unwrap();
-        assert_eq!((bytes.as_slice(), fds.len()), (b"second".as_slice(), 0));
-        let me = one.peer().unwrap();
-        assert_eq!(me.pid, std::process::id());
-        drop(other);
-        assert!(one.next().await.unwrap().is_none());
+        assert_eq!(other.receive().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        one.send(b"first", &[file.as_fd(), file.as_fd()]).unwrap();
+        one.send(b"second", &[]).unwrap();
+        for _ in 0..2 {
+            let Heard { bytes, rights } = other.receive().unwrap().unwrap();
+            assert_eq!(
+                (bytes.as_slice(), rights),
+                (b"first".as_slice(), true),
+                "it stays until they are taken"
+            );
+        }
+        assert_eq!(rights(&other).await.unwrap(), 2);
+        let Heard { bytes, rights } = other.next().await.unwrap().unwrap();
+        assert_eq!((bytes.as_slice(), rights), (b"second".as_slice(), false));
+        assert_eq!(other.receive().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(one.peer().pid, std::process::id());
+        drop(one);
+        assert!(other.next().await.unwrap().is_none());
     }
 
     #[tokio::test]
     async fn a_surplus_is_refused() {
-        let (one, other) = pair().await;
         let file = std::fs::File::open("/dev/null").unwrap();
         for count in [MAX_FDS + 1, 40] {
+            let (one, mut other) = pair().await;
+            other.admit();
             let fds = vec![file.as_fd(); count];
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(40))];
-            let mut beside = SendAncillaryBuffer::new(&mut space);
-            assert!(beside.push(SendAncillaryMessage::ScmRights(&fds)));
-            sendmsg(other.0.get_ref(), &[IoSlice::new(b"x")], &mut beside, SendFlags::NOSIGNAL).unwrap();
-            assert!(refused(&one).contains("more descriptors"), "{count}");
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+            sendmsg(one.fd(), &[IoSlice::new(b"x")], &mut control, SendFlags::NOSIGNAL).unwrap();
+            assert!(other.next().await.unwrap().unwrap().rights);
+            let error = rights(&other).await.unwrap_err();
+            assert!(error.to_string().contains("more descriptors"), "{count}: {error}");
         }
+        let (one, other) = pair().await;
         other.send(&[0; MAX_MESSAGE + 1], &[]).unwrap();
-        assert!(refused(&one).contains("longer"));
+        let error = one.receive().unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        assert!(error.to_string().contains("longer"), "{error}");
+    }
+
+    /// Where the kernel can keep them out (Linux 6.16), descriptors cannot even be sent before the
+    /// peer is admitted.
+    #[tokio::test]
+    async fn strangers_pass_no_descriptors() {
+        let (one, mut other) = pair().await;
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+        let mut version = release.split('.').map(|n| n.parse::<u32>().unwrap_or(0));
+        let passes_all = (version.next().unwrap_or(0), version.next().unwrap_or(0)) < (6, 16);
+        let sent = one.send(b"x", &[file.as_fd()]).is_ok();
+        assert_eq!(sent, passes_all || PASS_RIGHTS.is_none(), "{release}");
+        other.admit();
+        one.send(b"x", &[file.as_fd()]).unwrap();
     }
 
     /// One that closes without having read everything resets the connection; what it said is still heard.

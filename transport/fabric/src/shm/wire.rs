@@ -2,7 +2,9 @@
 //!
 //! | message | bytes | descriptors |
 //! |---|---|---|
-//! | HELLO, ACCEPT | kind, magic, slots u32, slot_size u32, private data | ring, bell |
+//! | HELLO | kind, magic, slots u32, slot_size u32, private data | |
+//! | ACCEPT | kind, magic, slots u32, slot_size u32, private data | ring, bell |
+//! | RING | kind | ring of the shape that HELLO named, bell |
 //! | REJECT | kind, magic, private data | |
 //! | REFUSED | kind, magic, text | |
 //! | OTHER_USER | kind, magic, the user that is refused u32; REFUSED follows | |
@@ -16,7 +18,7 @@ use super::ring::Shape;
 use crate::link::MAX_PRIVATE_DATA;
 
 /// Protocol and version.
-const MAGIC: [u8; 7] = *b"trdshm\x01";
+const MAGIC: [u8; 7] = *b"trdshm\x02";
 
 const HELLO: u8 = 1;
 const ACCEPT: u8 = 2;
@@ -25,7 +27,8 @@ const REFUSED: u8 = 4;
 const CHUNK: u8 = 5;
 const FORGET: u8 = 6;
 const WAKE: u8 = 7;
-const OTHER_USER: u8 = 8;
+const RING: u8 = 8;
+const OTHER_USER: u8 = 9;
 
 /// A message.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,6 +41,7 @@ pub(super) enum Message {
     Chunk { rkey: u32, addr: u64, len: u64 },
     Forget { rkey: u32 },
     Wake,
+    Ring,
 }
 
 impl Message {
@@ -77,6 +81,7 @@ impl Message {
                 out.extend(rkey.to_le_bytes());
             }
             Message::Wake => out.push(WAKE),
+            Message::Ring => out.push(RING),
         }
         out
     }
@@ -125,6 +130,7 @@ impl Message {
                 rest.is_empty().then_some(Message::Forget { rkey })
             }
             WAKE => rest.is_empty().then_some(Message::Wake),
+            RING => rest.is_empty().then_some(Message::Ring),
             _ => None,
         }
     }
@@ -157,6 +163,7 @@ mod tests {
             Message::Chunk { rkey: 1, addr: 2, len: 3 },
             Message::Forget { rkey: 9 },
             Message::Wake,
+            Message::Ring,
         ] {
             let bytes = message.encode();
             assert_eq!(Message::decode(&bytes), Some(message.clone()));
@@ -169,7 +176,7 @@ mod tests {
         let no_shape = Message::Hello { shape: Shape { slots: 0, slot_size: 64 }, private_data };
         assert_eq!(Message::decode(&no_shape.encode()), None);
         let mut other = Message::Reject { private_data: vec![] }.encode();
-        other[7] = 2;
+        other[7] = 1;
         assert_eq!(Message::decode(&other), None, "another version");
         assert_eq!(Message::decode(&Message::Chunk { rkey: 1, addr: u64::MAX, len: 1 }.encode()), None);
     }

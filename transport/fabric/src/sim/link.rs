@@ -96,6 +96,7 @@ impl SimLink {
             send_queue: config.send_queue.min(net.config.send_queue.unwrap_or(u32::MAX).max(4)) as usize,
             recv_queue: config.recv_slots as usize,
             max_msg: net.config.max_msg,
+            max_landing: usize::MAX,
             any_memory: false,
         };
         let id = EndId(net.counters.links.fetch_add(1, Relaxed));

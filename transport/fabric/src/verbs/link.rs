@@ -100,6 +100,7 @@ impl VerbsLink {
             send_queue: send as usize,
             recv_queue: config.recv_slots as usize,
             max_msg: limits.max_msg as usize,
+            max_landing: usize::MAX,
             any_memory: false,
         };
         let local = qp.id.local().unwrap_or(remote);

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 pub mod process;
+#[cfg(all(target_os = "linux", feature = "shm"))]
+pub mod stranger;
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -247,6 +249,13 @@ pub async fn greeted_pair(server: &Side, client: &Side) -> (End, End) {
     (s, c)
 }
 
+/// Gives the peer access to landing memory, and tells it: it may WRITE from then on.
+pub async fn grant(s: &mut End, c: &mut End, rkey: u32) {
+    s.link.share(rkey).unwrap();
+    s.send(31, b"granted").await;
+    assert_eq!(c.receive().await.unwrap(), b"granted");
+}
+
 pub async fn private_data_goes_both_ways(server: &Side, client: &Side) {
     let mut listener = server.listen();
     let addr = listener.local_addr();
@@ -395,7 +404,7 @@ pub async fn writes_land_before_the_send(server: &Side, client: &Side) {
     let chunk = 64 << 10;
     for round in 0..3u8 {
         let landing = server.landing(1 << 20);
-        s.link.share(landing.rkey()).unwrap();
+        grant(&mut s, &mut c, landing.rkey()).await;
         let total = landing.capacity().min(1 << 20);
         let (addr, rkey) = (landing.addr(), landing.rkey());
         let data = pattern(total, round);
@@ -447,7 +456,7 @@ pub async fn a_full_queue_recovers(server: &Side, client: &Side) {
     let (mut s, mut c) = greeted_pair(server, client).await;
     let depth = c.link.caps().send_queue;
     let landing = server.landing(64 << 10);
-    s.link.share(landing.rkey()).unwrap();
+    grant(&mut s, &mut c, landing.rkey()).await;
     let (addr, rkey) = (landing.addr(), landing.rkey());
     let payload = client.payload(4096, 9);
     // A link that copies at once is never full.
@@ -486,7 +495,7 @@ pub async fn misuse_is_told_and_harmless(server: &Side, client: &Side) {
     let (mut s, mut c) = greeted_pair(server, client).await;
     let block = config().block_bytes();
     let landing = server.landing(4096);
-    s.link.share(landing.rkey()).unwrap();
+    grant(&mut s, &mut c, landing.rkey()).await;
     let (remote_addr, rkey) = (landing.addr(), landing.rkey());
     if !c.link.caps().any_memory {
         let src = WriteSource::Any(Bytes::from_static(b"x"));
@@ -539,7 +548,7 @@ pub type Aim<'a> = &'a dyn Fn(&LandingBuf) -> (u64, u32);
 pub async fn a_bad_write(server: &Side, client: &Side, aim: Aim<'_>) -> (LinkError, LinkError) {
     let (mut s, mut c) = greeted_pair(server, client).await;
     let landing = server.landing(8192);
-    s.link.share(landing.rkey()).unwrap();
+    grant(&mut s, &mut c, landing.rkey()).await;
     let (remote_addr, rkey) = aim(&landing);
     let src = WriteSource::Bytes(client.pool.resolve(&client.payload(4096, 1)).unwrap());
     // A link that copies at once tells at once.

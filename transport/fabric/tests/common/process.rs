@@ -14,11 +14,13 @@ pub struct Process {
 
 impl Process {
     pub fn start(variables: &[(&str, &str)]) -> Process {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .envs(variables.iter().copied())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.envs(variables.iter().copied());
+        Process::run(command)
+    }
+
+    pub fn run(mut command: Command) -> Process {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         Process { child, lines }
     }

@@ -149,7 +149,7 @@ impl Shared {
                 stamps: Stamps::new(options.proto.dead_peer),
                 any_memory: link.caps().any_memory,
                 copy_on_delivery: options.copy_on_delivery,
-                landing: pool.landing_up_to(options.landing),
+                landing: pool.landing_up_to(options.landing.min(link.caps().max_landing)),
                 pool,
                 granted: Slab::new(),
                 streams: StreamMap::default(),

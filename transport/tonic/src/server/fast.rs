@@ -25,7 +25,9 @@ use tokio::{
     sync::{Semaphore, mpsc, watch},
     time::Instant,
 };
-use tonic_rdma_fabric::{Addr, AnyLink, Fabric, FabricError, Incoming, Link, Listener, ShmAddr, Transport};
+use tonic_rdma_fabric::{
+    Addr, AnyLink, Fabric, FabricError, Incoming, Link, Listener, LogThrottle, ShmAddr, Transport,
+};
 use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::{Accept, Hello, Reject, Settings as PeerSettings, Side, hello::HelloError};
 
@@ -37,6 +39,9 @@ const MAX_CONNECTIONS: usize = 4096;
 const MAX_HANDSHAKES: usize = 64;
 /// Pause before listening is tried again where nothing has changed: somebody has to mend something first.
 const RETRY: Duration = Duration::from_secs(60);
+/// Lines about connections that do not come about, of all servers of the process: a flood is not
+/// to fill the disk.
+static REFUSED: LogThrottle = LogThrottle::new();
 /// Pause after a listener has ended.
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -212,7 +217,9 @@ impl FastPath {
                 Ok(link) => this.serve(link, pool, hello.settings, options, layered, extensions).await,
                 Err(error) => {
                     let reason = crate::cause::connect(error);
-                    tracing::warn!(%peer, %reason, "fast path did not come about");
+                    if let Some(suppressed) = REFUSED.pass() {
+                        tracing::warn!(%peer, %reason, suppressed, "fast path did not come about");
+                    }
                 }
             }
         });
@@ -220,11 +227,9 @@ impl FastPath {
 
     fn refuse(&self, incoming: Incoming, reject: Reject, why: &str) {
         let (peer, counters) = (incoming.peer_addr(), self.settings.stats.tcp());
-        // One line for each, of the first and then of ever fewer: a flood is not to fill the disk.
-        let refused = counters.connections_refused.get() + 1;
         counters.connections_refused.add(1);
-        if refused < 1000 || refused.is_power_of_two() {
-            tracing::warn!(%peer, why, refused, "fast path refused");
+        if let Some(suppressed) = REFUSED.pass() {
+            tracing::warn!(%peer, why, suppressed, "fast path refused");
         }
         incoming.reject(&reject.encode());
     }

@@ -102,8 +102,8 @@ async fn a_clients_process_ends() {
     is_no_loss(|addr, runtime| {
         let gone = async {
             let uri = format!("http://{addr}");
-            let tcp = tonic::transport::Endpoint::from_shared(uri.clone()).unwrap().connect().await.unwrap();
-            let offered = offer(tcp, uri.parse().unwrap(), None, &[Path::Shm]).await.unwrap();
+            let tcp = Endpoint::from_shared(uri.clone()).unwrap().connect_tcp().await.unwrap();
+            let offered = offer(&tcp, uri.parse().unwrap(), None, &[Path::Shm]).await.unwrap();
             let (path, place) = &offered.places[0];
             let context = Context::builder().build();
             let (fabric, pool) = context.toward(*path, place, None, LIMIT).await.unwrap();

@@ -1,0 +1,224 @@
+//! Threads for what may block: taking a peer's descriptors, and closing what may hold some.
+//!
+//! A descriptor is a file of the peer's choice, and nothing can be concluded about a file that is
+//! not known: a TCP socket with SO_LINGER waits in close(2) until its data is sent, O_NONBLOCK or
+//! not; one of FUSE asks its server; both can be changed at any time by whoever holds the other
+//! copy. And descriptors that lie in a socket's queue are closed by whoever takes the message
+//! without room for them, or closes the socket. So recvmsg(2) with room for descriptors, the calls
+//! on a descriptor whose kind is not known yet, and close(2) of such a descriptor and of every
+//! socket that a peer has the other end of, are jobs for these threads, and for nobody else. So is
+//! munmap(2) of a peer's file, which takes its time when there is much to unmap.
+//!
+//! A job may last for ever. Therefore:
+//!
+//! - Connections that have shown a ticket have a lane of their own, of which strangers cannot block
+//!   anything.
+//! - A user has at most half of a lane's threads.
+//! - A user with too many sockets that wait to be closed gets no new connections (`listener`).
+//! - A connection has one job that takes descriptors at a time, and waits for it without a thread.
+//! - Nobody waits for these threads to end: neither a runtime that is shut down, nor the process.
+//!
+//! | a thread | on | then |
+//! |---|---|---|
+//! | works | a job that its user may have done is queued | works |
+//! | works | none is | waits |
+//! | waits | a job is queued | works |
+//! | waits | [`IDLE`] has passed | ends |
+
+use std::collections::{BTreeMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+/// Threads of a lane at most.
+const THREADS: usize = 64;
+/// Of them with jobs of one user, at most.
+const THREADS_PER_USER: usize = THREADS / 2;
+/// A thread without a job ends after this.
+const IDLE: Duration = Duration::from_secs(2);
+/// Bytes of a thread's stack.
+const STACK: usize = 128 << 10;
+
+/// For connections that have shown no ticket so far.
+pub(super) static STRANGERS: Lane = Lane::new();
+/// For the others.
+pub(super) static PEERS: Lane = Lane::new();
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// A bounded number of threads.
+#[derive(Debug)]
+pub(super) struct Lane {
+    state: Mutex<State>,
+    queued: Condvar,
+}
+
+struct State {
+    queue: VecDeque<(u32, Job)>,
+    /// Threads by the user whose job they do.
+    busy: BTreeMap<u32, usize>,
+    /// Sockets to be closed, by the user of the peer.
+    closing: BTreeMap<u32, usize>,
+    threads: usize,
+    waiting: usize,
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let State { queue, busy, closing, threads, waiting } = self;
+        let mut out = f.debug_struct("State");
+        out.field("queued", &queue.len()).field("busy", busy).field("closing", closing);
+        out.field("threads", threads).field("waiting", waiting).finish()
+    }
+}
+
+impl Lane {
+    const fn new() -> Lane {
+        let state = State {
+            queue: VecDeque::new(),
+            busy: BTreeMap::new(),
+            closing: BTreeMap::new(),
+            threads: 0,
+            waiting: 0,
+        };
+        Lane { state: Mutex::new(state), queued: Condvar::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has a job done on behalf of a peer of this user, and does not wait for it.
+    pub(super) fn run(&'static self, user: u32, job: impl FnOnce() + Send + 'static) {
+        let mut state = self.lock();
+        state.queue.push_back((user, Box::new(job)));
+        // Each job has a thread, as long as there may be more: the one before it may never end.
+        let spawn = state.queue.len() > state.waiting && state.threads < THREADS;
+        if spawn {
+            state.threads += 1;
+        }
+        drop(state);
+        self.queued.notify_one();
+        if spawn {
+            let thread = thread::Builder::new().name("tonic-rdma-fd".to_owned()).stack_size(STACK);
+            if let Err(error) = thread.spawn(|| self.work()) {
+                self.lock().threads -= 1;
+                // The job stays: a thread that there is takes it, or the one that comes with the
+                // next job.
+                tracing::debug!(%error, "no thread for descriptors of peers");
+            }
+        }
+    }
+
+    /// Closes a socket of a peer of this user.
+    pub(super) fn close(&'static self, user: u32, socket: impl Send + 'static) {
+        *self.lock().closing.entry(user).or_default() += 1;
+        self.run(user, move || {
+            drop(socket);
+            count_down(&mut self.lock().closing, user);
+        });
+    }
+
+    /// Sockets of peers of this user that are not closed so far.
+    pub(super) fn closing(&self, user: u32) -> usize {
+        self.lock().closing.get(&user).copied().unwrap_or(0)
+    }
+
+    /// Jobs that no thread has taken.
+    pub(super) fn backlog(&self) -> usize {
+        self.lock().queue.len()
+    }
+
+    fn work(&self) {
+        let mut state = self.lock();
+        loop {
+            let State { queue, busy, .. } = &mut *state;
+            let free = |user: &u32| busy.get(user).is_none_or(|threads| *threads < THREADS_PER_USER);
+            let next = queue.iter().position(|(user, _)| free(user)).and_then(|at| queue.remove(at));
+            let Some((user, job)) = next else {
+                state.waiting += 1;
+                let timed_out;
+                (state, timed_out) = match self.queued.wait_timeout(state, IDLE) {
+                    Ok((state, result)) => (state, result.timed_out()),
+                    Err(poisoned) => (poisoned.into_inner().0, false),
+                };
+                state.waiting -= 1;
+                if timed_out && state.queue.is_empty() {
+                    state.threads -= 1;
+                    return;
+                }
+                continue;
+            };
+            *busy.entry(user).or_default() += 1;
+            drop(state);
+            if catch_unwind(AssertUnwindSafe(job)).is_err() {
+                tracing::error!("a job for descriptors of a peer panicked");
+            }
+            state = self.lock();
+            count_down(&mut state.busy, user);
+        }
+    }
+}
+
+fn count_down(counts: &mut BTreeMap<u32, usize>, user: u32) {
+    if let Some(count) = counts.get_mut(&user) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(&user);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn jobs_that_never_end_hold_up_neither_others_nor_other_users() {
+        static LANE: Lane = Lane::new();
+        let (stuck, stuck_end) = mpsc::channel::<()>();
+        let stuck_end = std::sync::Arc::new(Mutex::new(stuck_end));
+        let (done, told) = mpsc::channel();
+        let stick = |user| {
+            let (end, done) = (stuck_end.clone(), done.clone());
+            LANE.run(user, move || {
+                let _ = end.lock().unwrap().recv();
+                done.send(user).unwrap();
+            });
+        };
+        let quick = |user| {
+            let done = done.clone();
+            LANE.run(user, move || done.send(user).unwrap());
+        };
+        stick(1);
+        quick(1);
+        assert_eq!(told.recv_timeout(PATIENCE), Ok(1), "there is a thread for each");
+        for _ in 0..2 * THREADS {
+            stick(1);
+        }
+        struct Slow(mpsc::Sender<u32>);
+        impl Drop for Slow {
+            fn drop(&mut self) {
+                self.0.send(3).unwrap();
+            }
+        }
+        LANE.close(1, Slow(done.clone()));
+        quick(1);
+        quick(2);
+        assert_eq!(told.recv_timeout(PATIENCE), Ok(2), "another user is not kept waiting");
+        assert!(told.try_recv().is_err() && LANE.backlog() > THREADS);
+        assert_eq!((LANE.closing(1), LANE.closing(2)), (1, 0));
+        assert_eq!(LANE.lock().busy.get(&1), Some(&THREADS_PER_USER));
+        assert!(LANE.lock().threads <= THREADS);
+        drop(stuck);
+        let rest: Vec<_> = (0..2 * THREADS + 3).map(|_| told.recv_timeout(PATIENCE).unwrap()).collect();
+        assert_eq!(rest.iter().filter(|told| **told == 3).count(), 1);
+        while LANE.closing(1) > 0 {
+            thread::yield_now();
+        }
+    }
+}

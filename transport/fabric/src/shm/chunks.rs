@@ -1,0 +1,139 @@
+//! Landing chunks of the peer that this end has mapped.
+//!
+//! | message | before its descriptor is taken | then |
+//! |---|---|---|
+//! | CHUNK | its key is new, and the limits hold | the file is mapped (`peer_map`), and WRITEs find it |
+//! | FORGET | its key is known | it is unmapped |
+//!
+//! The limits are what a peer needs that leases all of its landing memory to one connection
+//! ([`MAX_CHUNK_BYTES`], which an end holds itself to as
+//! [`Caps::max_landing`](crate::Caps::max_landing)), in chunks of the usual size and some odd ones.
+//! Who gives chunks and takes them back for nothing keeps this end busy for nothing, and is
+//! stopped.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use super::peer_map::PeerMap;
+
+/// Chunks of a peer that are kept mapped, at most.
+pub(super) const MAX_CHUNKS: usize = 512;
+/// Their bytes, at most: address space of this process, and memory of the peer's.
+pub(super) const MAX_CHUNK_BYTES: u64 = 1 << 30;
+/// Chunks that are taken back without a WRITE in them, at most, in [`UNUSED_TIME`].
+const MAX_UNUSED: u32 = 1024;
+const UNUSED_TIME: Duration = Duration::from_secs(10);
+
+/// A chunk that a peer offers.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Offered {
+    pub(super) rkey: u32,
+    pub(super) addr: u64,
+    pub(super) len: u64,
+}
+
+#[derive(Debug)]
+struct PeerChunk {
+    addr: u64,
+    len: u64,
+    map: PeerMap,
+}
+
+/// The chunks of one link's peer.
+#[derive(Debug, Default)]
+pub(super) struct PeerChunks {
+    chunks: HashMap<u32, PeerChunk>,
+    bytes: u64,
+    /// CHUNK messages that have been dealt with.
+    heard: u64,
+    /// When the count of `unused` began.
+    unused_since: Option<Instant>,
+    unused: u32,
+}
+
+impl PeerChunks {
+    /// CHUNK messages that have been dealt with.
+    pub(super) fn heard(&self) -> u64 {
+        self.heard
+    }
+
+    /// Whether a chunk may be given.
+    ///
+    /// # Errors
+    /// What the peer did wrong.
+    pub(super) fn check(&self, offered: Offered) -> Result<(), String> {
+        let Offered { rkey, len, .. } = offered;
+        let (count, total) = (self.chunks.len() + 1, self.bytes.saturating_add(len));
+        if count > MAX_CHUNKS || total > MAX_CHUNK_BYTES {
+            return Err(format!(
+                "more landing memory than a peer may give: {count} chunks, {total} bytes; \
+                 the limit is {MAX_CHUNKS} and {MAX_CHUNK_BYTES}"
+            ));
+        }
+        match self.chunks.contains_key(&rkey) {
+            true => Err(format!("rkey {rkey:#x} twice")),
+            false => Ok(()),
+        }
+    }
+
+    /// One that was checked, and is mapped now.
+    pub(super) fn insert(&mut self, offered: Offered, map: PeerMap) {
+        let Offered { rkey, addr, len } = offered;
+        self.chunks.insert(rkey, PeerChunk { addr, len, map });
+        self.bytes += len;
+        self.heard += 1;
+    }
+
+    /// The peer takes a chunk back.
+    ///
+    /// # Errors
+    /// What it did wrong.
+    pub(super) fn forget(&mut self, rkey: u32) -> Result<(), String> {
+        let Some(chunk) = self.chunks.remove(&rkey) else {
+            return Err(format!("rkey {rkey:#x} is taken back, and was not given"));
+        };
+        self.bytes -= chunk.len;
+        match chunk.map.is_unused() && self.is_flood(Instant::now()) {
+            true => Err(format!(
+                "a flood of chunks: {MAX_UNUSED} within {UNUSED_TIME:?} that nothing was sent to"
+            )),
+            false => Ok(()),
+        }
+    }
+
+    fn is_flood(&mut self, now: Instant) -> bool {
+        let since = *self.unused_since.get_or_insert(now);
+        if now.saturating_duration_since(since) >= UNUSED_TIME {
+            (self.unused_since, self.unused) = (Some(now), 0);
+        }
+        self.unused += 1;
+        self.unused > MAX_UNUSED
+    }
+
+    /// Copies to the address of a chunk. False when it does not lie there: key, address and length
+    /// are the peer's, and must make sense against what it gave (R15).
+    pub(super) fn write(&mut self, rkey: u32, remote_addr: u64, bytes: &[u8]) -> bool {
+        self.chunks.get_mut(&rkey).is_some_and(|chunk| {
+            let offset = remote_addr.checked_sub(chunk.addr);
+            offset.is_some_and(|offset| {
+                offset.checked_add(bytes.len() as u64).is_some_and(|end| end <= chunk.len)
+                    && chunk.map.write(offset, bytes)
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unused_chunks_are_counted_over_a_time() {
+        let (mut chunks, start) = (PeerChunks::default(), Instant::now());
+        for round in 0..3 {
+            let now = start + UNUSED_TIME * round;
+            assert!((0..MAX_UNUSED).all(|_| !chunks.is_flood(now)));
+        }
+        assert!(chunks.is_flood(start + UNUSED_TIME * 2));
+    }
+}

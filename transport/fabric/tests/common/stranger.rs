@@ -1,0 +1,165 @@
+//! A process that speaks the language of shared-memory sockets without the library, and may say
+//! anything.
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses its own part")]
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, sendmsg,
+    socket_with, sockopt,
+};
+
+use super::PATIENCE;
+
+pub const HELLO: u8 = 1;
+pub const ACCEPT: u8 = 2;
+pub const REFUSED: u8 = 4;
+pub const CHUNK: u8 = 5;
+pub const FORGET: u8 = 6;
+pub const RING: u8 = 8;
+/// Offsets in a ring of at least 8 slots.
+pub const TAIL: u64 = 0;
+pub const CHUNKS: u64 = 8;
+pub const HEAD: u64 = 64;
+pub const WAITING: u64 = 128;
+pub const LENGTHS: u64 = 256;
+/// What a stranger's ring has: slots of so many bytes.
+pub const SLOTS: u32 = 8;
+pub const SLOT_SIZE: u32 = 1024;
+/// Bytes of that ring: 40 words, then the slots.
+pub const RING_BYTES: u64 = 40 * 8 + (SLOTS * SLOT_SIZE) as u64;
+
+pub fn head(kind: u8) -> Vec<u8> {
+    [&[kind], b"trdshm\x02".as_slice()].concat()
+}
+
+pub fn hello(slots: u32, slot_size: u32) -> Vec<u8> {
+    [head(HELLO), slots.to_le_bytes().to_vec(), slot_size.to_le_bytes().to_vec()].concat()
+}
+
+pub fn chunk(rkey: u32, addr: u64, len: u64) -> Vec<u8> {
+    [&[CHUNK], rkey.to_le_bytes().as_slice(), &addr.to_le_bytes(), &len.to_le_bytes()].concat()
+}
+
+pub fn forget(rkey: u32) -> Vec<u8> {
+    [&[FORGET], rkey.to_le_bytes().as_slice()].concat()
+}
+
+pub fn file_called(name: &str, len: u64, seals: SealFlags) -> OwnedFd {
+    let file = memfd_create(name, MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, len).unwrap();
+    if !seals.is_empty() {
+        fcntl_add_seals(&file, seals).unwrap();
+    }
+    file
+}
+
+pub fn file(len: u64, seals: SealFlags) -> OwnedFd {
+    file_called("stranger", len, seals)
+}
+
+pub fn sealed(len: u64) -> OwnedFd {
+    file(len, SealFlags::SHRINK | SealFlags::GROW)
+}
+
+pub fn bell() -> OwnedFd {
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
+}
+
+/// A process that has connected and may say anything. Its socket blocks.
+pub struct Stranger {
+    pub socket: OwnedFd,
+    pub ring: File,
+    pub bell: OwnedFd,
+}
+
+impl Stranger {
+    pub fn connect(name: &str) -> Stranger {
+        let socket =
+            socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
+        // A test that would hang fails.
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(PATIENCE)).unwrap();
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(PATIENCE)).unwrap();
+        Stranger { socket, ring: sealed(RING_BYTES).into(), bell: bell() }
+    }
+
+    pub fn try_say(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(40))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(fds)));
+        sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
+        Ok(())
+    }
+
+    pub fn say(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+        self.try_say(bytes, fds).unwrap();
+    }
+
+    /// The next message, or None when the connection was closed.
+    pub fn hear(&self) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
+        let mut bytes = [0; 512];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let got = loop {
+            match recvmsg(&self.socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
+                // What was said before the end lies behind this.
+                Err(rustix::io::Errno::CONNRESET) => {}
+                got => break got.unwrap(),
+            }
+        };
+        let mut fds = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                fds.extend(rights);
+            }
+        }
+        (got.bytes > 0).then(|| (bytes[..got.bytes].to_vec(), fds))
+    }
+
+    pub fn greet(&self) {
+        self.say(&hello(SLOTS, SLOT_SIZE), &[]);
+    }
+
+    /// The ring that it is given when it is let in.
+    pub fn accepted(&self) -> File {
+        let (accept, mut fds) = self.hear().unwrap();
+        assert_eq!((accept[0], fds.len()), (ACCEPT, 2));
+        fds.swap_remove(0).into()
+    }
+
+    /// As [`accepted`](Self::accepted), in a test; then it gives what is said to be a ring and a
+    /// bell.
+    pub async fn enters(self: &Arc<Self>, fds: Vec<OwnedFd>) -> File {
+        let (this, (told, entered)) = (self.clone(), tokio::sync::oneshot::channel());
+        std::thread::spawn(move || {
+            let ring = this.accepted();
+            this.say(&[RING], &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>());
+            let _ = told.send(ring);
+            // Whoever closes them last may have to wait.
+            drop(fds);
+        });
+        entered.await.unwrap()
+    }
+
+    /// Its ring and its bell.
+    pub fn own(&self) -> Vec<OwnedFd> {
+        vec![self.ring.as_fd().try_clone_to_owned().unwrap(), self.bell.try_clone().unwrap()]
+    }
+
+    /// Says how it was refused.
+    pub fn refusal(&self) -> String {
+        let (bytes, fds) = self.hear().expect("it was hung up on without a word");
+        assert_eq!((bytes[0], fds.len()), (REFUSED, 0));
+        String::from_utf8(bytes[8..].to_vec()).unwrap()
+    }
+}
