@@ -82,3 +82,24 @@ pub(crate) fn pool(error: &PoolError) -> Reason {
     };
     Reason::new(code, error.to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_was_met_comes_before_what_could_not_be_tried_and_rdma_first() {
+        let reason = |path: Path, code| (path, Reason::new(code, "why"));
+        let shm = reason(Path::Shm, ReasonCode::OtherUser);
+        let code = |reasons: &[(Path, Reason)], met: &[Path]| foremost(reasons.to_vec(), met).unwrap().code();
+        let absent = [shm.clone(), reason(Path::Verbs, ReasonCode::NoDevice)];
+        assert_eq!(code(&absent, &[Path::Shm]), ReasonCode::OtherUser);
+        assert_eq!(code(&absent, &[]), ReasonCode::NoDevice);
+        let late = [shm.clone(), reason(Path::Verbs, ReasonCode::HandshakeTimeout)];
+        assert_eq!(code(&late, &[Path::Shm, Path::Verbs]), ReasonCode::HandshakeTimeout);
+        assert_eq!(code(&[shm], &[]), ReasonCode::OtherUser);
+        let both = foremost(absent.to_vec(), &[Path::Shm]).unwrap().to_string();
+        assert_eq!(both, "other-user: why; verbs: no-device: why");
+        assert_eq!(foremost(Vec::new(), &[]), None);
+    }
+}
