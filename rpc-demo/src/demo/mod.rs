@@ -229,7 +229,7 @@ impl Drop for Place {
         let path = shown(&self.path());
         let Some(dir) = self.dir.take() else { return };
         if self.keep {
-            dir.keep();
+            let _ = dir.keep();
         } else if let Err(error) = dir.close() {
             tracing::warn!("{path} could not be removed: {error}; remove it by hand");
         }
