@@ -9,8 +9,9 @@ use bytes::Bytes;
 use cap_std::fs::{Dir, OpenOptions, OpenOptionsExt};
 use std::fs::File;
 use std::io;
+use std::ops::Deref;
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -20,11 +21,39 @@ const WRITE_BEHIND: usize = 2;
 /// Permission bits of a file that comes without any, before the umask.
 const DEFAULT_MODE: u32 = 0o666;
 
+/// A file that several transfers may write to, each to a part of its own.
+///
+/// The kernel lets one of them write at a time, and the others spin for their turn. Whoever writes
+/// much takes its turn here, where one sleeps that waits for it.
+#[derive(Debug)]
+pub(crate) struct Written {
+    file: File,
+    turn: Mutex<()>,
+}
+
+impl Written {
+    fn new(file: File) -> Arc<Written> {
+        Arc::new(Written { file, turn: Mutex::new(()) })
+    }
+
+    fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Deref for Written {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        &self.file
+    }
+}
+
 /// A file that has no name of its own yet. Dropping it removes it, unless it is to be kept.
 pub(crate) struct Pending {
     dir: Arc<Dir>,
     temp: String,
-    file: Arc<File>,
+    file: Arc<Written>,
     on_drop: OnDrop,
 }
 
@@ -41,14 +70,14 @@ impl Pending {
     pub(crate) fn create(dir: Arc<Dir>, temp: String, private: bool) -> io::Result<Pending> {
         let mode = if private { 0o600 } else { DEFAULT_MODE };
         let options = OpenOptions::new().read(true).write(true).create_new(true).mode(mode).clone();
-        let file = Arc::new(dir.open_with(&temp, &options)?.into_std());
+        let file = Written::new(dir.open_with(&temp, &options)?.into_std());
         Ok(Pending { dir, temp, file, on_drop: OnDrop::Remove })
     }
 
     /// Takes up the file `temp` that an earlier transfer left in `dir`, or makes it.
     pub(crate) fn reopen(dir: Arc<Dir>, temp: String) -> io::Result<Pending> {
         let options = OpenOptions::new().read(true).write(true).create(true).mode(0o600).clone();
-        let file = Arc::new(dir.open_with(&temp, &options)?.into_std());
+        let file = Written::new(dir.open_with(&temp, &options)?.into_std());
         Ok(Pending { dir, temp, file, on_drop: OnDrop::Keep })
     }
 
@@ -63,7 +92,7 @@ impl Pending {
     }
 
     /// The file itself.
-    pub(crate) fn file(&self) -> &Arc<File> {
+    pub(crate) fn file(&self) -> &Arc<Written> {
         &self.file
     }
 
@@ -99,6 +128,9 @@ pub(crate) fn sync_dir(dir: &Dir) -> io::Result<()> {
 
 /// Where chunks are written to.
 pub(crate) trait Room: Send + 'static {
+    /// The file that it is a part of.
+    fn file(&self) -> &Arc<Written>;
+
     /// Writes `bytes`, `offset` bytes behind the beginning of this room.
     fn write(&mut self, bytes: &[u8], offset: u64) -> io::Result<()>;
 }
@@ -106,12 +138,16 @@ pub(crate) trait Room: Send + 'static {
 /// A part of a file that nobody else writes to.
 pub(crate) struct Part {
     /// The file.
-    pub(crate) file: Arc<File>,
+    pub(crate) file: Arc<Written>,
     /// Where the part begins, in bytes.
     pub(crate) offset: u64,
 }
 
 impl Room for Part {
+    fn file(&self) -> &Arc<Written> {
+        &self.file
+    }
+
     fn write(&mut self, bytes: &[u8], offset: u64) -> io::Result<()> {
         write_at(&self.file, bytes, self.offset + offset)
     }
@@ -140,7 +176,9 @@ impl Writer {
         let (chunks, mut queue) = mpsc::channel::<Bytes>(WRITE_BEHIND);
         let thread = tokio::task::spawn_blocking(move || {
             let mut digest = Digest::default();
+            let file = room.file().clone();
             while let Some(chunk) = queue.blocking_recv() {
+                let _turn = file.turn();
                 // Each block is copied while it is in the cache for its checksum.
                 for block in chunk.chunks(BLOCK) {
                     let offset = digest.size;

@@ -41,7 +41,7 @@ fn it_compares_tcp_the_best_path_and_a_copy() {
     let dir = scratch();
     let output = ok(demo(&["--size", "32MiB", "--rounds", "1", "--dir"]).arg(dir.path()).output().unwrap());
     let said = stdout(&output);
-    says(said, &["demo: generated 33554432 bytes in ", "files came back identical", "of the put and "]);
+    says(said, &["demo: generated 33554432 bytes in ", ", came back identical", " % of put and "]);
     let [tcp, shm] = ["tcp", "shm"].map(|name| row(said, name));
     assert_eq!((tcp.len(), shm.len()), (6, 6), "{said}");
     assert!(tcp.iter().chain(&shm).all(|figure| *figure > 0.0), "{said}");

@@ -8,7 +8,6 @@ use common::*;
 use std::fs::{self, Permissions};
 use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::Path;
 use std::process::Stdio;
 
 #[test]

@@ -20,11 +20,10 @@ use crate::attributes::Attributes;
 use crate::digest::Digest;
 use crate::names::Name;
 use crate::ranges::Ranges;
-use crate::sink::{Pending, Room, write_at};
+use crate::sink::{Pending, Room, Written, write_at};
 use crate::source;
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::fs::File;
 use std::io;
 use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt;
@@ -45,7 +44,7 @@ pub(crate) struct Upload {
     ranges: Ranges,
     attributes: Attributes,
     temp: String,
-    file: Arc<File>,
+    file: Arc<Written>,
     /// Taken when it ends.
     pending: Mutex<Option<Pending>>,
     /// Read-locked around each write, so that none follows its closing.
@@ -362,6 +361,10 @@ impl Drop for Right {
 }
 
 impl Room for Claim {
+    fn file(&self) -> &Arc<Written> {
+        &self.0.upload.file
+    }
+
     fn write(&mut self, bytes: &[u8], offset: u64) -> io::Result<()> {
         let right = &self.0;
         if offset.saturating_add(bytes.len() as u64) > right.length {
