@@ -19,7 +19,7 @@ packages:
 build: packages ## compile the workspace, optimised
 	$(CARGO) build --workspace --release
 
-demo: packages ## send about 1 GiB of files to a server process and back, compare, and report the path taken
+demo: packages ## send about 1 GiB of files to a server process and back, over TCP, over the best path, and beside cp -r
 	$(CARGO) run --release -p rpc-demo -- demo
 
 bench: ## compare tonic and tonic-rdma over TCP, a unix socket and shared memory on this machine, in a table, JSON and plots

@@ -88,7 +88,8 @@ impl PinnedBuf {
         unsafe { std::slice::from_raw_parts_mut(self.slot.ptr().as_ptr(), self.len) }
     }
 
-    /// Reads until the buffer is full or the reader has no more. Returns the bytes read. For a tokio reader use its
+    /// Reads until the buffer is full or the reader has no more. Returns the bytes read. The reader is lent memory that
+    /// holds whatever it held before, and is trusted to say how much of it it has filled. For a tokio reader use its
     /// `read_buf`, which takes any [`BufMut`]:
     ///
     /// ```
@@ -116,11 +117,9 @@ impl PinnedBuf {
     /// Those of the reader, `Interrupted` apart; what was read before stays.
     pub fn fill_from(&mut self, reader: &mut impl Read) -> io::Result<usize> {
         let start = self.len;
-        // Initialized first: a reader may look at what it is given.
-        self.resize_zeroed(self.capacity);
         let mut filled = start;
         let result = loop {
-            let rest = &mut self.as_mut_slice()[filled..];
+            let rest = self.room(filled);
             if rest.is_empty() {
                 break Ok(());
             }
@@ -131,8 +130,16 @@ impl PinnedBuf {
                 Err(error) => break Err(error),
             }
         };
-        self.truncate(filled);
+        self.len = filled;
         result.map(|()| filled - start)
+    }
+
+    /// What of the capacity lies behind the first `from` bytes: whatever the memory held before.
+    fn room(&mut self, from: usize) -> &mut [u8] {
+        let len = self.capacity.saturating_sub(from);
+        // SAFETY: from .. from + len lies within the slot, which this value owns (R8). All of it is initialized: a slot is
+        // a part of a mapping, which is zeroed when it is made (`Mapping`), and nothing makes memory uninitialized again.
+        unsafe { std::slice::from_raw_parts_mut(self.slot.ptr().as_ptr().add(self.capacity - len), len) }
     }
 
     /// The local key of the memory.

@@ -81,6 +81,25 @@ fn readers_fill_buffers() {
     assert!(buf.is_empty() && buf.freeze().is_empty());
 }
 
+/// A reader gets the memory as it is: to fill it with zeros first would be a pass of its own over every byte.
+#[test]
+fn memory_is_not_touched_before_it_is_read_into() {
+    let (pool, _) = small();
+    let mut buf = pool.try_alloc(100).unwrap();
+    buf.fill_from(&mut io::repeat(9)).unwrap();
+    buf.truncate(10);
+    struct Look(Vec<u8>);
+    impl Read for Look {
+        fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+            self.0 = buf.to_vec();
+            Ok(0)
+        }
+    }
+    let mut look = Look(Vec::new());
+    assert_eq!(buf.fill_from(&mut look).unwrap(), 0);
+    assert_eq!((look.0, buf.len()), (vec![9; 90], 10));
+}
+
 #[tokio::test]
 async fn async_readers_fill_buffers() {
     use tokio::io::AsyncReadExt;

@@ -1,6 +1,7 @@
 //! `rpc-demo cp`: from one server to another, through this program.
 
 use crate::cli::Cp;
+use crate::costs::Costs;
 use crate::destination::{Destination, all_different};
 use crate::entry::attributes;
 use crate::failure::Failure;
@@ -37,7 +38,7 @@ pub(crate) async fn run(args: Cp) -> Result<(), Failure> {
     let source = net::connect(&from, &path).await?;
     let sink = net::connect(to.as_deref().unwrap_or(&from), &path).await?;
     let (read, written) = (Meter::start(&source, Direction::Received), Meter::start(&sink, Direction::Sent));
-    let began = Instant::now();
+    let (began, before) = (Instant::now(), Costs::now());
     let checksum = if transfer.resume { Checksum::Computed } else { Checksum::Recorded };
     let mut plan = Plan::default();
     for (name, new) in &pairs {
@@ -73,6 +74,7 @@ pub(crate) async fn run(args: Cp) -> Result<(), Failure> {
     let routes = Routes::Two { from: Box::new(read.route()), to: Box::new(written.route()) };
     let name = target.trim_end_matches('/');
     let name = if name.is_empty() { "/" } else { name };
-    let summary = Summary { verb: "cp", name, tally: job.tally(), elapsed: began.elapsed(), routes };
+    let (elapsed, costs) = (began.elapsed(), Costs::now() - before);
+    let summary = Summary { verb: "cp", name, tally: job.tally(), elapsed, costs, routes };
     if transfer.json { output::json(&summary.json()) } else { output::line(format_args!("{summary}")) }
 }

@@ -1,6 +1,7 @@
 //! `rpc-demo get`.
 
 use crate::cli::Get;
+use crate::costs::Costs;
 use crate::destination::all_different;
 use crate::entry::attributes;
 use crate::failure::Failure;
@@ -29,7 +30,7 @@ pub(crate) async fn run(args: Get) -> Result<(), Failure> {
     }
     let connection = net::connect(&remote.server, &remote.path).await?;
     let meter = Meter::start(&connection, Direction::Received);
-    let began = Instant::now();
+    let (began, before) = (Instant::now(), Costs::now());
     let checksum = if transfer.resume { Checksum::Computed } else { Checksum::Unspecified };
     let mut plan = Plan::default();
     // Nothing is made here before all of them were found there.
@@ -47,10 +48,10 @@ pub(crate) async fn run(args: Get) -> Result<(), Failure> {
     }
     let job = Arc::new(Job::new(Verb::Get, &transfer, plan.bytes()));
     plan.run(job.clone()).await?;
-    let (elapsed, route) = (began.elapsed(), meter.route());
+    let (elapsed, costs, route) = (began.elapsed(), Costs::now() - before, meter.route());
     let name = names.iter().map(Name::as_str).collect::<Vec<_>>().join("' '");
-    let summary =
-        Summary { verb: "get", name: &name, tally: job.tally(), elapsed, routes: Routes::One(route) };
+    let (tally, routes) = (job.tally(), Routes::One(route));
+    let summary = Summary { verb: "get", name: &name, tally, elapsed, costs, routes };
     if transfer.json { output::json(&summary.json()) } else { output::line(format_args!("{summary}")) }
 }
 

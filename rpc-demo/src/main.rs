@@ -8,8 +8,9 @@
 //! | [`transfer`] | what moves contents: files, objects, ranges, what is missing |
 //! | [`mod@metrics`] | what a server tells Prometheus |
 //! | [`doctor`] | whether RDMA would be used, and what to do if not |
-//! | [`demo`] | server and client in one command, as two processes |
+//! | [`demo`] | TCP, the best path and a plain copy in one command, server and client as processes of their own |
 //! | [`net`] | all that knows the transport |
+//! | [`costs`] | processor time, and bytes copied between files and memory |
 //! | [`names`], [`digest`], [`attributes`], [`ranges`] | names, CRC32C, modes and times, how large files are cut |
 //! | [`source`], [`sink`], [`tree`], [`listing`] | files on their way out and in; trees, here and there |
 //! | [`progress`], [`summary`], [`entry`], [`output`], [`failure`], [`logging`], [`signals`] | what is said, and when it ends |
@@ -17,6 +18,7 @@
 mod attributes;
 mod bench;
 mod cli;
+mod costs;
 mod cp;
 mod demo;
 mod destination;
@@ -86,13 +88,13 @@ async fn command(command: Command) -> Result<ExitCode, Failure> {
         // These have their own ways to stop.
         Command::Serve(args) => serve::run(args).await,
         Command::Bench(args) => bench::run(args).await,
+        Command::Demo(args) => demo::run(args).await,
         Command::Put(args) => until_signal(put::run(args)).await,
         Command::Get(args) => until_signal(get::run(args)).await,
         Command::Cp(args) => until_signal(cp::run(args)).await,
         Command::Ls(args) => until_signal(ls::run(args)).await,
         Command::Stat(args) => until_signal(stat::run(args)).await,
         Command::Rm(args) => until_signal(rm::run(args)).await,
-        Command::Demo(args) => until_signal(demo::run(args)).await,
         Command::Completions(args) => completions(args.shell),
     };
     done.map(|()| ExitCode::SUCCESS)

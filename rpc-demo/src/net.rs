@@ -14,7 +14,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tonic::transport::Uri;
 use tonic::transport::server::TcpIncoming;
-use tonic_rdma::{Channel, Copied, Endpoint, FabricKind, Path, PathInfo, Pool, Server, TransportStats};
+use tonic_rdma::{
+    Channel, Copied, Endpoint, FabricKind, Path, PathInfo, Pool, Server, ServerStats, TransportStats,
+};
 
 /// HTTP/2 windows in bytes, for TCP: the default of 64 KiB stalls a bulk stream on every round trip.
 const STREAM_WINDOW: u32 = 4 << 20;
@@ -148,6 +150,7 @@ pub(crate) fn causes(error: &dyn Error) -> String {
 /// A bound server.
 pub(crate) struct Listener {
     incoming: TcpIncoming,
+    server: Server,
     /// Where it listens.
     pub(crate) addr: SocketAddr,
 }
@@ -161,7 +164,12 @@ impl Listener {
         };
         let incoming = TcpIncoming::bind(addr).map_err(cannot)?.with_nodelay(Some(true));
         let addr = incoming.local_addr().map_err(cannot)?;
-        Ok(Listener { incoming, addr })
+        Ok(Listener { incoming, server: Server::builder(), addr })
+    }
+
+    /// What it copies, once it serves.
+    pub(crate) fn copies(&self) -> Copies {
+        Copies(self.server.stats())
     }
 
     /// Serves until `stop`, then lets the calls that run come to their end.
@@ -170,7 +178,7 @@ impl Listener {
         service: Service,
         stop: impl Future<Output = ()>,
     ) -> Result<(), tonic_rdma::Error> {
-        Server::builder()
+        self.server
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
             .http2_keepalive_interval(Some(PROBE_AFTER))
@@ -178,6 +186,18 @@ impl Listener {
             .add_service(ObjectStoreServer::new(service))
             .serve_with_incoming_shutdown(self.incoming, stop)
             .await
+    }
+}
+
+/// Counts what a server's transport copies.
+pub(crate) struct Copies(ServerStats);
+
+impl Copies {
+    /// Payload bytes that a CPU has copied at this end so far. The kernel's copies on TCP, and WRITEs
+    /// to shared memory, are not among them.
+    pub(crate) fn bytes(&self) -> u64 {
+        let stats = self.0.get();
+        stats.copied_fast.total() + stats.copied_tcp.total()
     }
 }
 
@@ -265,8 +285,9 @@ const BESIDE: usize = 4 << 10;
 impl Serialize for Route {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let reason = self.path.reason.as_ref();
-        let mut route = serializer.serialize_struct("route", 9)?;
+        let mut route = serializer.serialize_struct("route", 10)?;
         route.serialize_field("path", self.path.path.as_str())?;
+        route.serialize_field("shown", &self.path.to_string())?;
         route.serialize_field("device", &self.path.device)?;
         route.serialize_field("reason", &reason.map(|reason| reason.code().to_string()))?;
         route.serialize_field("cause", &reason.map(ToString::to_string))?;

@@ -2,6 +2,7 @@
 
 use crate::attributes::Attributes;
 use crate::cli::Put;
+use crate::costs::Costs;
 use crate::destination::{Destination, all_different};
 use crate::failure::Failure;
 use crate::listing;
@@ -25,17 +26,18 @@ pub(crate) async fn run(args: Put) -> Result<(), Failure> {
     all_different(sources.iter().map(|source| source.name.as_str()))?;
     let connection = net::connect(&remote.server, &remote.path).await?;
     let meter = Meter::start(&connection, Direction::Sent);
-    let began = Instant::now();
+    let (began, before) = (Instant::now(), Costs::now());
     let mut plan = Plan::default();
     for source in sources {
         source.plan(&connection, transfer.resume, &mut plan).await?;
     }
     let job = Arc::new(Job::new(Verb::Put, &transfer, plan.bytes()));
     plan.run(job.clone()).await?;
-    let (elapsed, route) = (began.elapsed(), meter.route());
+    let (elapsed, costs, route) = (began.elapsed(), Costs::now() - before, meter.route());
     let name = target.trim_end_matches('/');
     let name = if name.is_empty() { "/" } else { name };
-    let summary = Summary { verb: "put", name, tally: job.tally(), elapsed, routes: Routes::One(route) };
+    let (tally, routes) = (job.tally(), Routes::One(route));
+    let summary = Summary { verb: "put", name, tally, elapsed, costs, routes };
     if transfer.json { output::json(&summary.json()) } else { output::line(format_args!("{summary}")) }
 }
 

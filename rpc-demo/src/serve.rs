@@ -1,14 +1,16 @@
 //! `rpc-demo serve`.
 
 use crate::cli::Serve;
+use crate::costs::Costs;
 use crate::failure::Failure;
 use crate::metrics::{self, Metrics};
 use crate::names::Shown;
-use crate::net::{Listener, causes};
+use crate::net::{Copies, Listener, causes};
 use crate::output;
 use crate::service::Service;
 use crate::store::{Options, Store};
-use std::io::Read;
+use serde::{Deserialize, Serialize};
+use std::io::BufRead;
 use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
@@ -16,9 +18,18 @@ use tokio::sync::oneshot;
 /// What the line begins with that tells where the server listens; the address follows.
 pub(crate) const LISTENING: &str = "rpc-demo: listening on ";
 
+/// What a server has spent so far: its answer to a line on stdin, with `--until-eof`.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Spent {
+    #[serde(flatten)]
+    pub(crate) costs: Costs,
+    /// Payload bytes that its transport has copied.
+    pub(crate) copied_bytes: u64,
+}
+
 /// Serves until it is told to stop.
 pub(crate) async fn run(args: Serve) -> Result<(), Failure> {
-    let mut stops = Stops::new(args.until_eof).map_err(crate::signals::no_signals)?;
+    let mut stops = Stops::new().map_err(crate::signals::no_signals)?;
 
     let root = args.root.clone();
     let keep_uploads = Duration::from_secs(args.keep_uploads * 3600);
@@ -33,6 +44,10 @@ pub(crate) async fn run(args: Serve) -> Result<(), Failure> {
         None => None,
     };
     let listener = Listener::bind(args.addr)?;
+    if args.until_eof {
+        let eof = stdin_ends(listener.copies()).map_err(|error| Failure::io("cannot read stdin", &error))?;
+        stops.eof = Some(eof);
+    }
     output::line(format_args!("{LISTENING}{}, root {}", listener.addr, Shown(&args.root.to_string_lossy())))?;
     if let Some(metrics) = &metrics {
         output::line(format_args!("rpc-demo: metrics at http://{}/metrics", metrics.addr))?;
@@ -73,12 +88,11 @@ struct Stops {
 }
 
 impl Stops {
-    fn new(until_eof: bool) -> std::io::Result<Stops> {
-        let eof = if until_eof { Some(stdin_ends()?) } else { None };
+    fn new() -> std::io::Result<Stops> {
         Ok(Stops {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
-            eof,
+            eof: None,
         })
     }
 
@@ -99,13 +113,19 @@ impl Stops {
     }
 }
 
-/// Waits on a thread that nobody joins: a read from stdin cannot be called off.
-fn stdin_ends() -> std::io::Result<oneshot::Receiver<()>> {
+/// Waits on a thread that nobody joins: a read from stdin cannot be called off. Answers each line.
+fn stdin_ends(copies: Copies) -> std::io::Result<oneshot::Receiver<()>> {
     let (ended, wait) = oneshot::channel();
     std::thread::Builder::new().name("stdin".into()).spawn(move || {
         let mut stdin = std::io::stdin().lock();
-        let mut scrap = [0; 256];
-        while matches!(stdin.read(&mut scrap), Ok(1..)) {}
+        let mut line = Vec::new();
+        while matches!(stdin.read_until(b'\n', &mut line), Ok(1..)) {
+            line.clear();
+            let spent = Spent { costs: Costs::now(), copied_bytes: copies.bytes() };
+            if output::json(&spent).is_err() {
+                break;
+            }
+        }
         let _ = ended.send(());
     })?;
     Ok(wait)

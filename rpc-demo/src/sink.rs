@@ -2,26 +2,58 @@
 //!
 //! Both ends use it: the server for what is put, the client for what it gets.
 
+use crate::costs;
 use crate::digest::Digest;
+use crate::source::BLOCK;
 use bytes::Bytes;
 use cap_std::fs::{Dir, OpenOptions, OpenOptionsExt};
 use std::fs::File;
-use std::io::{self, IoSlice};
-use std::sync::Arc;
+use std::io;
+use std::ops::Deref;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-/// Chunks that may wait for the disk; as many more are being written.
+/// Chunks that may wait for the disk; one more is being written.
 const WRITE_BEHIND: usize = 2;
 
 /// Permission bits of a file that comes without any, before the umask.
 const DEFAULT_MODE: u32 = 0o666;
 
+/// A file that several transfers may write to, each to a part of its own.
+///
+/// The kernel lets one of them write at a time, and the others spin for their turn. Whoever writes
+/// much takes its turn here, where one sleeps that waits for it.
+#[derive(Debug)]
+pub(crate) struct Written {
+    file: File,
+    turn: Mutex<()>,
+}
+
+impl Written {
+    fn new(file: File) -> Arc<Written> {
+        Arc::new(Written { file, turn: Mutex::new(()) })
+    }
+
+    fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Deref for Written {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        &self.file
+    }
+}
+
 /// A file that has no name of its own yet. Dropping it removes it, unless it is to be kept.
 pub(crate) struct Pending {
     dir: Arc<Dir>,
     temp: String,
-    file: Arc<File>,
+    file: Arc<Written>,
     on_drop: OnDrop,
 }
 
@@ -38,14 +70,14 @@ impl Pending {
     pub(crate) fn create(dir: Arc<Dir>, temp: String, private: bool) -> io::Result<Pending> {
         let mode = if private { 0o600 } else { DEFAULT_MODE };
         let options = OpenOptions::new().read(true).write(true).create_new(true).mode(mode).clone();
-        let file = Arc::new(dir.open_with(&temp, &options)?.into_std());
+        let file = Written::new(dir.open_with(&temp, &options)?.into_std());
         Ok(Pending { dir, temp, file, on_drop: OnDrop::Remove })
     }
 
     /// Takes up the file `temp` that an earlier transfer left in `dir`, or makes it.
     pub(crate) fn reopen(dir: Arc<Dir>, temp: String) -> io::Result<Pending> {
         let options = OpenOptions::new().read(true).write(true).create(true).mode(0o600).clone();
-        let file = Arc::new(dir.open_with(&temp, &options)?.into_std());
+        let file = Written::new(dir.open_with(&temp, &options)?.into_std());
         Ok(Pending { dir, temp, file, on_drop: OnDrop::Keep })
     }
 
@@ -60,7 +92,7 @@ impl Pending {
     }
 
     /// The file itself.
-    pub(crate) fn file(&self) -> &Arc<File> {
+    pub(crate) fn file(&self) -> &Arc<Written> {
         &self.file
     }
 
@@ -96,41 +128,35 @@ pub(crate) fn sync_dir(dir: &Dir) -> io::Result<()> {
 
 /// Where chunks are written to.
 pub(crate) trait Room: Send + 'static {
-    /// Writes `chunks` one behind the other, the first of them `offset` bytes behind the beginning of this room.
-    fn write(&mut self, chunks: &[Bytes], offset: u64) -> io::Result<()>;
+    /// The file that it is a part of.
+    fn file(&self) -> &Arc<Written>;
+
+    /// Writes `bytes`, `offset` bytes behind the beginning of this room.
+    fn write(&mut self, bytes: &[u8], offset: u64) -> io::Result<()>;
 }
 
 /// A part of a file that nobody else writes to.
 pub(crate) struct Part {
     /// The file.
-    pub(crate) file: Arc<File>,
+    pub(crate) file: Arc<Written>,
     /// Where the part begins, in bytes.
     pub(crate) offset: u64,
 }
 
 impl Room for Part {
-    fn write(&mut self, chunks: &[Bytes], offset: u64) -> io::Result<()> {
-        write_at(&self.file, chunks, self.offset + offset)
+    fn file(&self) -> &Arc<Written> {
+        &self.file
+    }
+
+    fn write(&mut self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        write_at(&self.file, bytes, self.offset + offset)
     }
 }
 
-/// Writes all of `chunks` at `offset`, from where they lie.
-pub(crate) fn write_at(file: &File, chunks: &[Bytes], mut offset: u64) -> io::Result<()> {
-    let mut slices: Vec<_> = chunks.iter().map(|chunk| IoSlice::new(chunk)).collect();
-    let mut left = slices.as_mut_slice();
-    // Leading empty slices would make a write of nothing look like a disk that takes no more.
-    IoSlice::advance_slices(&mut left, 0);
-    while !left.is_empty() {
-        match rustix::io::pwritev(file, left, offset) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(written) => {
-                IoSlice::advance_slices(&mut left, written);
-                offset += written as u64;
-            }
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
+/// Writes all of `bytes` at `offset`, from where they lie.
+pub(crate) fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+    file.write_all_at(bytes, offset)?;
+    costs::written(bytes.len() as u64);
     Ok(())
 }
 
@@ -150,17 +176,14 @@ impl Writer {
         let (chunks, mut queue) = mpsc::channel::<Bytes>(WRITE_BEHIND);
         let thread = tokio::task::spawn_blocking(move || {
             let mut digest = Digest::default();
-            let mut batch = Vec::with_capacity(WRITE_BEHIND);
+            let file = room.file().clone();
             while let Some(chunk) = queue.blocking_recv() {
-                batch.push(chunk);
-                while batch.len() < WRITE_BEHIND
-                    && let Ok(chunk) = queue.try_recv()
-                {
-                    batch.push(chunk);
-                }
-                room.write(&batch, digest.size)?;
-                for chunk in batch.drain(..) {
-                    digest.add(&chunk);
+                let _turn = file.turn();
+                // Each block is copied while it is in the cache for its checksum.
+                for block in chunk.chunks(BLOCK) {
+                    let offset = digest.size;
+                    digest.add(block);
+                    room.write(block, offset)?;
                 }
             }
             Ok(digest)
@@ -234,6 +257,20 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn chunks_of_many_blocks_are_written_and_checked_whole() {
+        let (temp, dir) = dir();
+        let mut pending = Pending::create(dir.clone(), "t".into(), true).unwrap();
+        let content: Vec<u8> = (0..3 * BLOCK as u32 + 5).map(|n| (n >> 3) as u8).collect();
+        let mut writer = Writer::start(Part { file: pending.file().clone(), offset: 7 });
+        for chunk in [&content[..2 * BLOCK], &content[2 * BLOCK..2 * BLOCK + 1], &content[2 * BLOCK + 1..]] {
+            writer.push(Bytes::copy_from_slice(chunk)).await.unwrap();
+        }
+        assert_eq!(writer.finish().await.unwrap(), Digest::of(&content));
+        pending.keep();
+        assert!(std::fs::read(temp.path().join("t")).unwrap()[7..] == content);
+    }
+
+    #[tokio::test]
     async fn a_dropped_file_is_gone() {
         let (temp, dir) = dir();
         let pending = Pending::create(dir.clone(), "t".into(), false).unwrap();
@@ -254,8 +291,8 @@ mod tests {
     #[test]
     fn a_disk_that_is_full_says_so() {
         let full = File::options().write(true).open("/dev/full").unwrap();
-        let error = write_at(&full, &[Bytes::from_static(b"x")], 0).unwrap_err();
+        let error = write_at(&full, b"x", 0).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::StorageFull);
-        write_at(&full, &[Bytes::new()], 0).unwrap();
+        write_at(&full, b"", 0).unwrap();
     }
 }

@@ -1,5 +1,6 @@
 //! Files on their way out: read in chunks on a thread of their own, a bounded distance ahead of the network.
 
+use crate::costs;
 use crate::digest::Digest;
 use crate::ranges::{RANGE_MAX, Ranges};
 use bytes::{Bytes, BytesMut};
@@ -88,10 +89,9 @@ fn read(
         let want = usize::try_from(left).map_or(chunk, |left| left.min(chunk));
         let at = offset + digest.size;
         let data = match extent {
-            Extent::Stream => buffers.read(want, &mut &*file)?,
-            _ => buffers.read(want, &mut At { file, at })?,
+            Extent::Stream => buffers.read(want, &mut &*file, &mut digest)?,
+            _ => buffers.read(want, &mut At { file, at }, &mut digest)?,
         };
-        digest.add(&data);
         // The end of a range is known; that of a file is seen by reading past it.
         let end = data.is_empty() || (matches!(extent, Extent::Range { .. }) && digest.size == limit);
         let piece = Piece { data, end: end.then_some(digest) };
@@ -118,8 +118,8 @@ impl Read for At<'_> {
 /// Reads a small file in one go: `size` bytes and what may follow, a few at most. Blocks.
 pub(crate) fn read_small(file: &File, size: u64, pool: Option<Pool>) -> io::Result<(Bytes, Digest)> {
     let want = usize::try_from(size).unwrap_or(usize::MAX).saturating_add(1);
-    let bytes = Buffers::new(pool).read(want, &mut At { file, at: 0 })?;
-    let digest = Digest::of(&bytes);
+    let mut digest = Digest::default();
+    let bytes = Buffers::new(pool).read(want, &mut At { file, at: 0 }, &mut digest)?;
     Ok((bytes, digest))
 }
 
@@ -154,6 +154,7 @@ pub(crate) fn range_digest(
         let most = left.min(buffer.len());
         let Some(room) = buffer.get_mut(..most) else { break };
         let filled = fill(&mut At { file, at: offset + digest.size }, room)?;
+        costs::read(filled);
         if filled == 0 {
             break;
         }
@@ -173,8 +174,9 @@ pub(crate) fn whole_digest(file: &File) -> io::Result<Digest> {
     Ok(digest)
 }
 
-/// Bytes read at a time for a checksum.
-pub(crate) const BLOCK: usize = 256 << 10;
+/// Bytes that are read, checked and written at a time: so few that what was touched last still lies
+/// in the processor's cache when it is touched next.
+pub(crate) const BLOCK: usize = 128 << 10;
 
 /// Memory to read into.
 ///
@@ -213,14 +215,33 @@ impl Buffers {
         }
     }
 
-    /// Up to `want` bytes, as far as the reader has some.
-    fn read(&mut self, want: usize, reader: &mut impl Read) -> io::Result<Bytes> {
+    /// Up to `want` bytes, as far as the reader has some. Takes them into account in `digest`, block
+    /// by block.
+    fn read(&mut self, want: usize, reader: &mut impl Read, digest: &mut Digest) -> io::Result<Bytes> {
         if let Some(mut pinned) = self.pinned(want) {
-            pinned.fill_from(reader)?;
+            let mut filled = 0;
+            loop {
+                let block = pinned.fill_from(&mut reader.take(BLOCK as u64))?;
+                digest.add(pinned.get(filled..).unwrap_or_default());
+                filled += block;
+                if block < BLOCK {
+                    break;
+                }
+            }
+            costs::read(filled);
             return Ok(pinned.freeze());
         }
         let mut buffer = self.take(want);
-        let filled = fill(reader, &mut buffer)?;
+        let mut filled = 0;
+        for room in buffer.chunks_mut(BLOCK) {
+            let block = fill(reader, room)?;
+            digest.add(room.get(..block).unwrap_or_default());
+            filled += block;
+            if block < room.len() {
+                break;
+            }
+        }
+        costs::read(filled);
         Ok(self.lend(buffer).split_to(filled))
     }
 
@@ -318,6 +339,18 @@ mod tests {
         }
         assert_eq!(chunks(&content, Extent::Whole(None), 4096).await.0, [4096, 4096, 1808]);
         assert_eq!(chunks(b"", Extent::Whole(Some(0)), 4096).await, (vec![], vec![], Digest::default()));
+    }
+
+    #[tokio::test]
+    async fn chunks_of_many_blocks_are_read_and_checked_whole() {
+        let content: Vec<u8> = (0..5 * BLOCK as u32 + 1).map(|n| (n >> 3) as u8).collect();
+        for extent in [Extent::Whole(None), Extent::Whole(Some(content.len() as u64)), Extent::Stream] {
+            for chunk in [2 * BLOCK, 3 * BLOCK - 1, content.len(), content.len() + 1] {
+                let (_, bytes, digest) = chunks(&content, extent, chunk).await;
+                assert!(bytes == content, "{extent:?} {chunk}");
+                assert_eq!(digest, Digest::of(&content));
+            }
+        }
     }
 
     #[tokio::test]

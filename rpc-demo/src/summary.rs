@@ -1,5 +1,6 @@
 //! The closing line of a transfer.
 
+use crate::costs::Costs;
 use crate::names::Shown;
 use crate::net::Route;
 use serde::Serialize;
@@ -39,6 +40,8 @@ pub(crate) struct Summary<'a> {
     pub(crate) tally: Tally,
     /// From the first request to the last answer, syncing to disk included.
     pub(crate) elapsed: Duration,
+    /// What this process spent meanwhile.
+    pub(crate) costs: Costs,
     /// Which way; two of them from server to server.
     pub(crate) routes: Routes,
 }
@@ -72,6 +75,7 @@ impl Summary<'_> {
             moved_bytes: self.tally.bytes - self.tally.kept_bytes,
             seconds: self.elapsed.as_secs_f64(),
             bytes_per_second: self.rate(),
+            costs: self.costs,
             route,
             from,
             to,
@@ -89,6 +93,7 @@ pub(crate) struct Json<'a> {
     moved_bytes: u64,
     seconds: f64,
     bytes_per_second: f64,
+    costs: Costs,
     #[serde(skip_serializing_if = "Option::is_none")]
     route: Option<&'a Route>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -6,9 +6,8 @@ mod common;
 
 use common::*;
 use std::fs::{self, Permissions};
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::Path;
 use std::process::Stdio;
 
 #[test]
@@ -204,74 +203,4 @@ fn of_writers_at_once_one_wins_whole() {
     ok(server.client(["get".as_ref(), "same/name".as_ref(), at("back").as_os_str()]));
     assert!(versions.contains(&fs::read(at("back")).unwrap()));
     assert_eq!(server.unfinished(), 0);
-}
-
-#[test]
-fn the_demo_runs_and_cleans_up() {
-    let dir = scratch();
-    let output = ok(program().args(["demo", "--size", "4MiB", "--dir"]).arg(dir.path()).output().unwrap());
-    let said = stdout(&output);
-    says(said, &["put 'demo': 4194304 bytes in ", "get 'demo': 4194304 bytes in ", "came back identical"]);
-    assert!(names(dir.path()).is_empty(), "{:?}", names(dir.path()));
-
-    let output =
-        ok(program().args(["demo", "--size", "1MiB", "--keep", "--dir"]).arg(dir.path()).output().unwrap());
-    let [kept] = names(dir.path()).try_into().unwrap();
-    says(stdout(&output), &[&kept]);
-    let kept = dir.path().join(kept);
-    assert_eq!(names(&kept), ["copy", "root", "source"]);
-    assert!(picture(&kept.join("source")) == picture(&kept.join("copy")));
-}
-
-/// A demo whose server runs, and the number of the server's process.
-fn demo_under_way(dir: &Path) -> (std::process::Child, u32) {
-    let mut demo = program();
-    demo.args(["demo", "--size", "512MiB", "--dir"]).arg(dir).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut demo = demo.spawn().unwrap();
-    let mut lines = BufReader::new(demo.stdout.take().unwrap()).lines();
-    let line = lines.find(|line| line.as_ref().unwrap().starts_with("demo: server at ")).unwrap().unwrap();
-    let server = line.rsplit_once(' ').unwrap().1.parse().unwrap();
-    (demo, server)
-}
-
-#[test]
-fn a_demo_that_is_interrupted_leaves_nothing() {
-    let dir = scratch();
-    let (mut demo, server) = demo_under_way(dir.path());
-    signal(&demo, rustix::process::Signal::INT);
-    assert_eq!(wait(&mut demo).code(), Some(1));
-    assert!(names(dir.path()).is_empty(), "{:?}", names(dir.path()));
-    ends(server);
-
-    // Killed, it cannot remove its files; its server ends all the same.
-    let (mut demo, server) = demo_under_way(dir.path());
-    demo.kill().unwrap();
-    demo.wait().unwrap();
-    ends(server);
-}
-
-#[test]
-fn a_demo_that_fails_cleans_up_too() {
-    let dir = scratch();
-    let demo = |more: &[&str]| {
-        let mut demo = program();
-        // A device that no host has.
-        demo.env("TONIC_RDMA", "verbs").env("TONIC_RDMA_DEVICE", "no-such-device");
-        demo.args(["demo", "--size", "1MiB", "--dir"]).arg(dir.path()).args(more).output().unwrap()
-    };
-    let output = demo(&["--require-rdma"]);
-    assert_eq!(output.status.code(), Some(1));
-    let log = String::from_utf8(output.stderr).unwrap();
-    says(&log, &["no RDMA to http://", "no-", "rpc-demo: the demo's put failed: exit status: 1"]);
-    assert!(names(dir.path()).is_empty());
-
-    // No address of this host: kept for documentation. Nothing is made before that is seen.
-    let line = failed(demo(&["--addr", "192.0.2.1:0"]), 1);
-    says(&line, &["cannot listen on 192.0.2.1:0", "--addr"]);
-
-    let line =
-        failed(program().args(["demo", "--size", "9999TiB", "--dir"]).arg(dir.path()).output().unwrap(), 1);
-    says(&line, &["bytes, and", "are free", "--size"]);
-    let line = failed(program().args(["demo", "--size", "1KiB"]).output().unwrap(), 2);
-    says(&line, &["1MiB at least"]);
 }

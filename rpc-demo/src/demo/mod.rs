@@ -1,113 +1,215 @@
-//! `rpc-demo demo`: a server and a client, as two processes of this very program.
+//! `rpc-demo demo`: a server and its clients, as processes of this very program, that send one tree
+//! over TCP and over the best path, beside a plain copy of it.
+//!
+//! | module | what |
+//! |---|---|
+//! | `place` | where to work: in memory, if that holds three trees |
+//! | `generate` | the tree |
+//! | `processes` | server and clients, and what a transfer costs at both ends |
+//! | `plain` | the plain copy |
+//! | `compare` | whether what came back is the same |
+//! | `report` | the table |
 
 mod compare;
 mod generate;
+mod place;
+mod plain;
+mod processes;
+mod report;
 
-use crate::cli::Demo;
+use crate::cli::{Demo, size_shown};
 use crate::failure::Failure;
-use crate::names::Shown;
 use crate::net::Listener;
 use crate::output;
-use crate::serve::LISTENING;
+use crate::signals::until_signal;
 use crate::tree::shown;
 use generate::Plan;
+use place::{Backing, Chosen};
+use processes::{Done, Processes, TCP, Way};
+use report::{Path as Measured, Report};
 use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::fs;
+use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tempfile::TempDir;
-use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::process::{Child, Command};
 
-/// How long the server has to begin, and to end.
-const SERVER_TIMEOUT: Duration = Duration::from_secs(60);
 /// The smallest tree that has all its parts, in bytes.
 const SIZE_MIN: u64 = 1 << 20;
+/// The tree, where nobody asks for another and there is room for it: bytes.
+const SIZE: u64 = 1 << 30;
+/// A tree below this is sent more often, so that what is measured amounts to something: bytes.
+const SMALL: u64 = 256 << 20;
+/// Rounds, and those of a small tree.
+const ROUNDS: u16 = 3;
+const ROUNDS_SMALL: u16 = 9;
 
-/// Runs the demonstration.
+/// Runs the demonstration. However it ends, its processes and its files are gone afterwards.
 pub(crate) async fn run(args: Demo) -> Result<(), Failure> {
-    if args.size < SIZE_MIN {
-        return Err(Failure::usage(
-            format!("--size {} is too small", args.size),
-            "it must be 1MiB at least",
-            "",
-        ));
+    if let Some(size) = args.size.filter(|size| *size < SIZE_MIN) {
+        return Err(Failure::usage(format!("--size {size} is too small"), "it must be 1MiB at least", ""));
     }
+    let stop = Arc::<AtomicBool>::default();
+    let mut processes = Processes::default();
+    let done = until_signal(steps(&args, &stop, &mut processes)).await;
+    // A thread that still works ends soon. It, or this, lets go of the place last, which removes it.
+    stop.store(true, Ordering::Relaxed);
+    processes.kill().await;
+    done
+}
+
+async fn steps(args: &Demo, stop: &Arc<AtomicBool>, processes: &mut Processes) -> Result<(), Failure> {
     // Rather now than when the tree is made.
     drop(Listener::bind(args.addr)?);
-    let place = Arc::new(Place::new(&args)?);
-    let dir = place.path();
-    let plan = Arc::new(Plan::new(args.size, args.seed));
-    if args.keep {
-        output::line(format_args!("demo: working in {}, which is kept", shown(&dir)))?;
+    let chosen = place::choose(args.dir.as_deref(), args.size)?;
+    let rounds = args.rounds.unwrap_or(if chosen.size < SMALL { ROUNDS_SMALL } else { ROUNDS });
+    let place = Arc::new(Place::new(&chosen, args.keep, stop)?);
+    if let (Some(why), None) = (&chosen.why, &args.dir) {
+        let what = match chosen.backing {
+            Backing::Memory => format!("a smaller tree, of {}", size_shown(chosen.size)),
+            Backing::Disk => "files on a disk, so the disk counts".to_owned(),
+        };
+        output::line(format_args!("demo: {what}: {why}"))?;
     }
-    // When this future is dropped, work on a thread ends; the last to let go of the place removes it.
-    let _stop = StopOnDrop(place.stop.clone());
-    steps(&args, &place, &dir, &plan).await
+    let kept = if args.keep { ", which is kept" } else { "" };
+    output::line(format_args!("demo: working in {}{kept}", shown(&place.path())))?;
+    let mut run = Demonstration { args, place, processes, program: program()?, report: Report::default() };
+    run.generate(Plan::new(chosen.size, args.seed)).await?;
+    run.serve().await?;
+    let mut last = None;
+    for round in 1..=rounds {
+        last = Some(run.round(round, rounds).await?);
+    }
+    run.processes.stop().await?;
+    output::line(format_args!("{}", run.report))?;
+    match last {
+        Some(last) => output::line(format_args!("{last}")),
+        None => Ok(()),
+    }
 }
 
-async fn steps(args: &Demo, place: &Arc<Place>, dir: &Path, plan: &Arc<Plan>) -> Result<(), Failure> {
-    let (source, root, copy) = (dir.join("source"), dir.join("root"), dir.join("copy"));
-    let began = Instant::now();
-    let generate = (plan.clone(), source.clone());
-    place.blocking(move |stop| generate.0.write(&generate.1, stop)).await?;
-    output::line(format_args!(
-        "demo: generated {} bytes in {} files, {:.3} s",
-        plan.bytes(),
-        plan.files(),
-        began.elapsed().as_secs_f64()
-    ))?;
-
-    std::fs::create_dir(&root)
-        .map_err(|error| Failure::io(format!("cannot make {}", shown(&root)), &error))?;
-    let program =
-        std::env::current_exe().map_err(|error| Failure::io("cannot find this program's file", &error))?;
-    let mut server = Server::start(&program, &root, args).await?;
-    output::line(format_args!("demo: server at {}, process {}", server.url, server.pid))?;
-    server.client(&program, args, "put", source.as_os_str(), OsStr::new("demo")).await?;
-    server.client(&program, args, "get", OsStr::new("demo"), copy.as_os_str()).await?;
-    server.stop().await?;
-
-    let began = Instant::now();
-    let compared = place.blocking(move |stop| compare::trees(&source, &copy, stop)).await?;
-    output::line(format_args!(
-        "demo: {} bytes in {} files and {} directories came back identical, compared in {:.3} s",
-        compared.bytes,
-        compared.files,
-        compared.directories,
-        began.elapsed().as_secs_f64()
-    ))
+fn program() -> Result<PathBuf, Failure> {
+    std::env::current_exe().map_err(|error| Failure::io("cannot find this program's file", &error))
 }
 
-/// The directory that the demonstration works in, and the word to stop.
+struct Demonstration<'a> {
+    args: &'a Demo,
+    place: Arc<Place>,
+    processes: &'a mut Processes,
+    program: PathBuf,
+    report: Report,
+}
+
+impl Demonstration<'_> {
+    async fn generate(&self, plan: Plan) -> Result<(), Failure> {
+        let (began, to) = (Instant::now(), self.place.path().join("source"));
+        let (bytes, files) = (plan.bytes(), plan.files());
+        self.place.blocking(move |stop| plan.write(&to, stop)).await?;
+        let seconds = began.elapsed().as_secs_f64();
+        output::line(format_args!("demo: generated {bytes} bytes in {files} files, {seconds:.3} s"))
+    }
+
+    async fn serve(&mut self) -> Result<(), Failure> {
+        let root = self.place.path().join("root");
+        fs::create_dir(&root)
+            .map_err(|error| Failure::io(format!("cannot make {}", shown(&root)), &error))?;
+        let (url, pid) = self.processes.start(&self.program, &root, self.args).await?;
+        output::line(format_args!("demo: server at {url}, process {pid}"))
+    }
+
+    /// A plain copy, and the tree there and back over the best path and over TCP. Returns what is to
+    /// be said of the best path.
+    async fn round(&mut self, round: u16, rounds: u16) -> Result<String, Failure> {
+        let (source, copy) = (self.place.path().join("source"), self.place.path().join("copy"));
+        let plain = self.place.blocking(move |stop| plain::copy(&source, &copy, stop)).await?;
+        self.report.plain.push(plain);
+        self.remove(&["copy"]).await?;
+        let count = format!("{round} of {rounds}");
+        output::line(format_args!("demo: round {count}: cp -r: {:.2} GB/s", plain.rate()))?;
+
+        let [put, get] = self.there_and_back(&count, Way::Best).await?;
+        let best = put.path.clone();
+        let said = if best == TCP {
+            format!("demo: no better path than TCP here: path {}", put.shown)
+        } else {
+            let [up, down] = [&put, &get].map(|done| done.write_share * 100.0);
+            format!("demo: {up:.1} % of put and {down:.1} % of get by WRITE, path {}", put.shown)
+        };
+        if best == TCP {
+            self.report.tcp.add(put.run, get.run);
+        } else {
+            let report = self.report.best.get_or_insert_with(|| Measured::new(&best));
+            report.add(put.run, get.run);
+            self.remove(&["copy", "root/demo"]).await?;
+            let [put, get] = self.there_and_back(&count, Way::Tcp).await?;
+            self.report.tcp.add(put.run, get.run);
+        }
+        // The last trees are there to be kept.
+        if round < rounds {
+            self.remove(&["copy", "root/demo"]).await?;
+        }
+        Ok(said)
+    }
+
+    /// Puts the tree, gets it, and compares what came back.
+    async fn there_and_back(&mut self, count: &str, way: Way) -> Result<[Done; 2], Failure> {
+        let (source, copy) = (self.place.path().join("source"), self.place.path().join("copy"));
+        let name = OsStr::new("demo");
+        let Demonstration { processes, program, args, .. } = self;
+        let put = processes.transfer(program, args, way, ["put".as_ref(), source.as_os_str(), name]).await?;
+        let get = processes.transfer(program, args, way, ["get".as_ref(), name, copy.as_os_str()]).await?;
+        self.place.blocking(move |stop| compare::trees(&source, &copy, stop)).await?;
+        output::line(format_args!(
+            "demo: round {count}: {}: put {:.2} GB/s, get {:.2} GB/s, came back identical",
+            put.path,
+            put.run.rate(),
+            get.run.rate(),
+        ))?;
+        Ok([put, get])
+    }
+
+    /// Removes directories of the place, as far as they are there.
+    async fn remove(&self, names: &'static [&'static str]) -> Result<(), Failure> {
+        let dir = self.place.path();
+        self.place
+            .blocking(move |_| {
+                for name in names {
+                    let path = dir.join(name);
+                    match fs::remove_dir_all(&path) {
+                        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                            return Err(Failure::io(format!("cannot remove {}", shown(&path)), &error));
+                        }
+                        _ => {}
+                    }
+                }
+                Ok(())
+            })
+            .await
+    }
+}
+
+/// The directory that the demonstration works in, and the word to stop. It is removed with the last
+/// clone of the handle, unless it is to be kept.
 struct Place {
-    dir: TempDir,
+    dir: Option<TempDir>,
+    keep: bool,
     stop: Arc<AtomicBool>,
 }
 
 impl Place {
-    fn new(args: &Demo) -> Result<Place, Failure> {
-        let parent = args.dir.clone().unwrap_or_else(std::env::temp_dir);
-        let what = || format!("cannot work in {}", shown(&parent));
-        let cure = "name another directory with --dir, or a smaller tree with --size";
-        let stat = rustix::fs::statvfs(&parent).map_err(|error| Failure::new(what(), error, cure))?;
-        let free = stat.f_bavail.saturating_mul(stat.f_frsize);
-        // The tree, the server's copy, the copy that comes back; and a little for directories.
-        let need = args.size.saturating_mul(3).saturating_add(args.size / 32).saturating_add(8 << 20);
-        if stat.f_blocks > 0 && free < need {
-            let why = format!("three trees need {need} bytes, and {free} are free");
-            return Err(Failure::new(what(), why, cure));
-        }
-        let mut builder = tempfile::Builder::new();
-        builder.prefix("rpc-demo-").disable_cleanup(args.keep);
-        let dir = builder.tempdir_in(&parent).map_err(|error| Failure::new(what(), error, cure))?;
-        Ok(Place { dir, stop: Arc::default() })
+    fn new(chosen: &Chosen, keep: bool, stop: &Arc<AtomicBool>) -> Result<Place, Failure> {
+        let dir = tempfile::Builder::new().prefix("rpc-demo-").tempdir_in(&chosen.path);
+        let dir = dir.map_err(|error| {
+            let what = format!("cannot work in {}", shown(&chosen.path));
+            Failure::new(what, error, "name another directory with --dir")
+        })?;
+        Ok(Place { dir: Some(dir), keep, stop: stop.clone() })
     }
 
     fn path(&self) -> PathBuf {
-        self.dir.path().to_owned()
+        self.dir.as_ref().map(|dir| dir.path().to_owned()).unwrap_or_default()
     }
 
     /// Runs `work` on a thread; the directory outlives it.
@@ -121,101 +223,14 @@ impl Place {
     }
 }
 
-struct StopOnDrop(Arc<AtomicBool>);
-
-impl Drop for StopOnDrop {
+impl Drop for Place {
     fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
-/// The server's process. It ends when this is dropped.
-struct Server {
-    child: Child,
-    url: String,
-    pid: u32,
-}
-
-impl Server {
-    async fn start(program: &Path, root: &Path, args: &Demo) -> Result<Server, Failure> {
-        let mut child = Command::new(program)
-            .arg("serve")
-            .arg("--until-eof")
-            .arg("--root")
-            .arg(root)
-            .arg("--addr")
-            .arg(args.addr.to_string())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .map_err(|error| Failure::io("cannot start the demo's server", &error))?;
-        let pid = child.id().unwrap_or_default();
-        let failed = |why: &str| {
-            Failure::new("the demo's server did not start", why.to_owned(), "see what it said above")
-        };
-        let stdout = child.stdout.take().ok_or_else(|| failed("it has no stdout"))?;
-        let mut line = String::new();
-        let mut stdout = BufReader::new(stdout);
-        match tokio::time::timeout(SERVER_TIMEOUT, stdout.read_line(&mut line)).await {
-            Ok(Ok(_)) => {}
-            Ok(Err(error)) => return Err(failed(&error.to_string())),
-            Err(_) => return Err(failed("it was silent for a minute")),
-        }
-        let addr = line.strip_prefix(LISTENING).and_then(|rest| rest.split(',').next());
-        let Some(addr) = addr else {
-            let said = line.trim_end();
-            return Err(failed(&if said.is_empty() {
-                "it ended".into()
-            } else {
-                format!("it said {}", Shown(said))
-            }));
-        };
-        Ok(Server { url: format!("http://{addr}"), child, pid })
-    }
-
-    /// Runs a client's process to its end.
-    async fn client(
-        &mut self,
-        program: &Path,
-        args: &Demo,
-        verb: &str,
-        from: &OsStr,
-        to: &OsStr,
-    ) -> Result<(), Failure> {
-        let mut command = Command::new(program);
-        command
-            .arg(verb)
-            .arg("--server")
-            .arg(&self.url)
-            .arg("--chunk-size")
-            .arg(args.chunks.chunk_size.to_string());
-        if args.require_rdma {
-            command.arg("--require-rdma");
-        }
-        let mut client = command
-            .arg(from)
-            .arg(to)
-            .stdin(Stdio::null())
-            .kill_on_drop(true)
-            .spawn()
-            .map_err(|error| Failure::io("cannot start the demo's client", &error))?;
-        let status =
-            client.wait().await.map_err(|error| Failure::io("cannot wait for the demo's client", &error))?;
-        if status.success() {
-            return Ok(());
-        }
-        Err(Failure::new(format!("the demo's {verb} failed"), status, "see what it said above"))
-    }
-
-    /// Lets the server end in good order, and sees that it does.
-    async fn stop(mut self) -> Result<(), Failure> {
-        drop(self.child.stdin.take());
-        match tokio::time::timeout(SERVER_TIMEOUT, self.child.wait()).await {
-            Ok(Ok(status)) if status.success() => Ok(()),
-            Ok(Ok(status)) => Err(Failure::new("the demo's server failed", status, "see what it said above")),
-            Ok(Err(error)) => Err(Failure::io("cannot wait for the demo's server", &error)),
-            Err(_) => Err(Failure::new("the demo's server did not stop", "it had a minute", "")),
+        let path = shown(&self.path());
+        let Some(dir) = self.dir.take() else { return };
+        if self.keep {
+            let _ = dir.keep();
+        } else if let Err(error) = dir.close() {
+            tracing::warn!("{path} could not be removed: {error}; remove it by hand");
         }
     }
 }

@@ -67,7 +67,7 @@ impl Service {
                 .on_disk(move |store| {
                     let write = || -> io::Result<_> {
                         let pending = store.begin(private)?;
-                        write_at(pending.file(), &[data], 0)?;
+                        write_at(pending.file(), &data, 0)?;
                         Ok(pending)
                     };
                     let pending = write().map_err(|error| store_error(&target, error))?;

@@ -20,12 +20,10 @@ use crate::attributes::Attributes;
 use crate::digest::Digest;
 use crate::names::Name;
 use crate::ranges::Ranges;
-use crate::sink::{Pending, Room, write_at};
+use crate::sink::{Pending, Room, Written, write_at};
 use crate::source;
-use bytes::Bytes;
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::fs::File;
 use std::io;
 use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt;
@@ -46,7 +44,7 @@ pub(crate) struct Upload {
     ranges: Ranges,
     attributes: Attributes,
     temp: String,
-    file: Arc<File>,
+    file: Arc<Written>,
     /// Taken when it ends.
     pending: Mutex<Option<Pending>>,
     /// Read-locked around each write, so that none follows its closing.
@@ -363,17 +361,20 @@ impl Drop for Right {
 }
 
 impl Room for Claim {
-    fn write(&mut self, chunks: &[Bytes], offset: u64) -> io::Result<()> {
+    fn file(&self) -> &Arc<Written> {
+        &self.0.upload.file
+    }
+
+    fn write(&mut self, bytes: &[u8], offset: u64) -> io::Result<()> {
         let right = &self.0;
-        let size: u64 = chunks.iter().map(|chunk| chunk.len() as u64).sum();
-        if offset.saturating_add(size) > right.length {
+        if offset.saturating_add(bytes.len() as u64) > right.length {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "more bytes came than the range has"));
         }
         let open = right.upload.open.read().unwrap_or_else(PoisonError::into_inner);
         if !*open {
             return Err(io::Error::other("the upload has ended; repeat the command with --resume"));
         }
-        write_at(&right.upload.file, chunks, right.offset + offset)
+        write_at(&right.upload.file, bytes, right.offset + offset)
     }
 }
 
@@ -410,11 +411,12 @@ mod tests {
 
     fn send(store: &Store, id: &str, index: usize) {
         let content = content();
-        let part = Bytes::copy_from_slice(content.chunks(EACH).nth(index).unwrap());
+        let part = content.chunks(EACH).nth(index).unwrap();
         let mut claim = store.upload(id).unwrap().claim(index as u64).unwrap();
         assert_eq!(claim.length(), part.len() as u64);
-        claim.write(&[part.slice(..100), part.slice(100..)], 0).unwrap();
-        claim.complete(crc32c::crc32c(&part));
+        claim.write(&part[..100], 0).unwrap();
+        claim.write(&part[100..], 100).unwrap();
+        claim.complete(crc32c::crc32c(part));
     }
 
     #[test]
@@ -475,12 +477,12 @@ mod tests {
         let (new, resumed) = store.begin_upload(wanted(true)).unwrap();
         assert!(resumed);
         assert!(matches!(store.upload(&old), Err(UploadError::Unknown)));
-        late.write(&[Bytes::from_static(b"late")], 0).unwrap_err();
+        late.write(b"late", 0).unwrap_err();
         for index in 0..3 {
             send(&store, &new, index);
         }
         store.finish_upload(&new, Digest::of(&content())).unwrap();
-        late.write(&[Bytes::from_static(b"late")], 0).unwrap_err();
+        late.write(b"late", 0).unwrap_err();
         assert_eq!(std::fs::read(dir.path().join("dir/large")).unwrap(), content());
     }
 
@@ -501,7 +503,7 @@ mod tests {
         // A claim that is dropped can be made again, and a range has an end.
         drop(store.upload(&two).unwrap().claim(0).unwrap());
         let mut claim = store.upload(&two).unwrap().claim(2).unwrap();
-        claim.write(&[Bytes::from(vec![0; 101])], 0).unwrap_err();
+        claim.write(&[0; 101], 0).unwrap_err();
     }
 
     #[test]

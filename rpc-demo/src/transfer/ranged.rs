@@ -14,10 +14,9 @@ use crate::pb::{
 };
 use crate::progress::Bar;
 use crate::ranges::Ranges;
-use crate::sink::{Part, Pending};
+use crate::sink::{Part, Pending, Written};
 use crate::source;
 use rustix::fs::{FlockOperation, flock};
-use std::fs::File;
 use std::io;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -53,7 +52,7 @@ struct Moving {
 
 enum Into {
     Upload { connection: Connection, id: String },
-    File { place: Place, file: Arc<File>, pending: Mutex<Option<Pending>> },
+    File { place: Place, file: Arc<Written>, pending: Mutex<Option<Pending>> },
 }
 
 impl Large {
@@ -133,7 +132,7 @@ impl Large {
         let (here, resume, size) = (place.clone(), job.resume, self.ranges.size());
         let open = move || -> io::Result<_> {
             let mut pending = here.partial()?;
-            flock(pending.file(), FlockOperation::NonBlockingLockExclusive).map_err(|_| {
+            flock(&***pending.file(), FlockOperation::NonBlockingLockExclusive).map_err(|_| {
                 io::Error::new(io::ErrorKind::ResourceBusy, "another rpc-demo is getting it at the same time")
             })?;
             let resumed = resume && pending.file().metadata()?.len() > 0;

@@ -94,7 +94,7 @@ pub(super) async fn receive(
         bar.add(data.len());
         let write = move || {
             let pending = here.temporary(private)?;
-            write_at(pending.file(), &[data], 0)?;
+            write_at(pending.file(), &data, 0)?;
             here.place(pending, &attributes)
         };
         super::origin::blocking(write).await.map_err(failed)?;

@@ -1,0 +1,74 @@
+//! What this process spends on transfers: processor time, and bytes copied between files and memory.
+//!
+//! What the transport copies is counted by the transport ([`tonic_rdma::Copied`]). Computing a
+//! CRC32C reads bytes and copies none.
+
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+use std::ops::Sub;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+static READ: AtomicU64 = AtomicU64::new(0);
+static WRITTEN: AtomicU64 = AtomicU64::new(0);
+
+/// `bytes` were copied from a file, a pipe or a terminal into memory.
+pub(crate) fn read(bytes: usize) {
+    READ.fetch_add(bytes as u64, Ordering::Relaxed);
+}
+
+/// `bytes` were copied from memory, or by the kernel from another file, into a file.
+pub(crate) fn written(bytes: u64) {
+    WRITTEN.fetch_add(bytes, Ordering::Relaxed);
+}
+
+/// What this process has spent so far; the difference of two is what it spent between them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Costs {
+    /// Processor time of all threads, in the kernel and outside of it, in seconds.
+    pub(crate) cpu_seconds: f64,
+    /// Bytes copied out of files.
+    pub(crate) file_read_bytes: u64,
+    /// Bytes copied into files.
+    pub(crate) file_written_bytes: u64,
+}
+
+impl Costs {
+    /// Since the process began.
+    pub(crate) fn now() -> Costs {
+        let cpu = clock_gettime(ClockId::ProcessCPUTime);
+        Costs {
+            cpu_seconds: cpu.tv_sec as f64 + cpu.tv_nsec as f64 / 1e9,
+            file_read_bytes: READ.load(Ordering::Relaxed),
+            file_written_bytes: WRITTEN.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Sub for Costs {
+    type Output = Costs;
+
+    fn sub(self, before: Costs) -> Costs {
+        Costs {
+            cpu_seconds: self.cpu_seconds - before.cpu_seconds,
+            file_read_bytes: self.file_read_bytes.saturating_sub(before.file_read_bytes),
+            file_written_bytes: self.file_written_bytes.saturating_sub(before.file_written_bytes),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_spent_between_two_is_their_difference() {
+        let before = Costs::now();
+        read(10);
+        written(20);
+        let spent = Costs::now() - before;
+        // Other tests of this process count, too.
+        assert!(spent.file_read_bytes >= 10 && spent.file_written_bytes >= 20);
+        assert!(spent.cpu_seconds >= 0.0);
+        assert_eq!(before - before, Costs::default());
+    }
+}
