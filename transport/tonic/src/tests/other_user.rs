@@ -110,8 +110,8 @@ fn a_server_refuses_a_client() {
     let said = said(Refuses::Server);
     is_named(&said, Side::Peer);
     let refused = if own() == 0 { OTHER } else { own() };
-    let named = |line: &&String| line.contains(&format!("uid={refused}")) && line.contains("ShmAccess");
-    assert!(said.server.iter().find(named).is_some(), "{:?}", said.server);
+    let named = |line: &String| line.contains(&format!("uid={refused}")) && line.contains("ShmAccess");
+    assert!(said.server.iter().any(named), "{:?}", said.server);
 }
 
 #[test]
