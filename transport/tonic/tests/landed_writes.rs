@@ -28,7 +28,7 @@ use tonic_rdma_proto::{
 };
 
 /// Calls of the peer's.
-const CALLS: usize = 3000;
+const CALLS: usize = 1000;
 /// WRITEs to a message between two looks for its answer.
 const FLIPS: usize = 64;
 /// No call takes so long.
