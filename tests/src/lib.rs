@@ -15,6 +15,7 @@
 //! - [`pattern`]: payload bytes that tell when something is lost, moved or repeated
 //! - [`cases`]: the cases, one module per idea
 //! - [`load`]: calls of every kind at once, checked and counted, for tests of faults
+//! - [`offer`]: tickets for peers that a test makes up itself
 //! - [`held`], [`process`], [`server`]: what a process holds, processes of a test's own program, and one that serves
 //! - [`runner`]: runs the cases as tests, with a limit on how long one may hang
 //!
@@ -33,6 +34,7 @@ pub mod fabric;
 pub mod harness;
 pub mod held;
 pub mod load;
+pub mod offer;
 pub mod paths;
 pub mod pattern;
 pub mod probe;

@@ -5,18 +5,8 @@ use crate::{
     world::{Place, World},
 };
 use bytes::{Bytes, BytesMut};
-use http::Uri;
-use hyper_util::rt::TokioIo;
 use rand::Rng;
-use std::{
-    collections::VecDeque,
-    future::{poll_fn, ready},
-    io,
-    net::SocketAddr,
-    time::Duration,
-};
-use tokio::net::TcpStream;
-use tonic::transport::Endpoint;
+use std::{collections::VecDeque, future::poll_fn, net::SocketAddr, time::Duration};
 use tonic_rdma_fabric::{
     AnyLink, Completion, ConnectError, Fabric, Link, LinkConfig, LinkError, Work, WriteSource,
 };
@@ -27,13 +17,10 @@ use tonic_rdma_proto::{
     headers,
 };
 use tonic_rdma_tests::{
-    bootstrap::{
-        OfferRequest, TcpAddress, bootstrap_client::BootstrapClient, fabric_offer::Fabric as Offered,
-        offer_response::Outcome,
-    },
+    bootstrap::fabric_offer::Fabric as Offered,
     load::{Load, Tally, bounded, until},
+    offer::granted,
 };
-use tower::service_fn;
 
 /// Connections that vanish halfway.
 const HALF: usize = 20;
@@ -173,19 +160,7 @@ impl Host {
 
     /// A ticket, and where it is good.
     async fn ask(&self) -> ([u8; 16], SocketAddr) {
-        let tcp = TcpStream::connect(self.server).await.unwrap();
-        let own = tcp.local_addr().unwrap();
-        // The server gives a ticket to who states its end of this connection.
-        let own = TcpAddress { ip: own.ip().to_string(), port: own.port().into() };
-        let mut tcp = Some(TokioIo::new(tcp));
-        let once = || io::Error::other("it connects once");
-        let connector = service_fn(move |_: Uri| ready(tcp.take().ok_or_else(once)));
-        let endpoint = Endpoint::from_shared(format!("http://{}", self.server)).unwrap();
-        let mut client = BootstrapClient::new(endpoint.connect_with_connector(connector).await.unwrap());
-        let request =
-            OfferRequest { version_min: 1, version_max: 1, fabrics: vec!["verbs".into()], client: Some(own) };
-        let response = client.offer(request).await.unwrap().into_inner();
-        let Some(Outcome::Grant(grant)) = response.outcome else { panic!("{response:?}") };
+        let grant = granted(self.server, "verbs").await;
         let Some(Offered::Verbs(verbs)) = &grant.fabrics[0].fabric else { panic!("{grant:?}") };
         let address = &verbs.addresses[0];
         let place = SocketAddr::new(address.ip.parse().unwrap(), address.port as u16);

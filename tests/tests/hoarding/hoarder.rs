@@ -10,13 +10,7 @@ use tonic_rdma_proto::{
     frame::{Composer, Frame, Reader},
     headers,
 };
-use tonic_rdma_tests::{
-    bootstrap::{
-        OfferRequest, bootstrap_client::BootstrapClient, fabric_offer::Fabric as Offered,
-        offer_response::Outcome,
-    },
-    load::bounded,
-};
+use tonic_rdma_tests::{bootstrap::fabric_offer::Fabric as Offered, load::bounded, offer::granted};
 
 /// Calls that are open at a time.
 const CALLS: usize = 64;
@@ -41,10 +35,7 @@ impl Hoarder {
         path: &str,
         deadline: Option<&str>,
     ) -> Self {
-        let mut client = BootstrapClient::connect(format!("http://{at}")).await.unwrap();
-        let request = OfferRequest { version_min: 1, version_max: 1, fabrics: vec![kind.into()] };
-        let response = client.offer(request).await.unwrap().into_inner();
-        let Some(Outcome::Grant(grant)) = response.outcome else { panic!("{response:?}") };
+        let grant = granted(at, kind).await;
         let place = match &grant.fabrics[0].fabric {
             Some(Offered::Shm(shm)) => tonic_rdma_fabric::Addr::Shm(shm.socket.parse().unwrap()),
             Some(Offered::Verbs(verbs)) => {

@@ -13,13 +13,7 @@ use tonic_rdma_proto::{
     frame::{Composer, Frame, Reader},
     headers,
 };
-use tonic_rdma_tests::{
-    bootstrap::{
-        OfferRequest, bootstrap_client::BootstrapClient, fabric_offer::Fabric as Offered,
-        offer_response::Outcome,
-    },
-    load::bounded,
-};
+use tonic_rdma_tests::{bootstrap::fabric_offer::Fabric as Offered, load::bounded, offer::granted};
 
 const SLOT: usize = 4096;
 
@@ -58,10 +52,7 @@ impl Peer {
     pub(crate) async fn connect(server: SocketAddr) -> Self {
         let fabric = Fabric::shm(ShmAccess::SameUser).unwrap();
         let pool = Pool::new(PoolConfig::default().total(8 << 20), fabric.registrar()).unwrap();
-        let mut client = BootstrapClient::connect(format!("http://{server}")).await.unwrap();
-        let request = OfferRequest { version_min: 1, version_max: 1, fabrics: vec!["shm".into()] };
-        let response = client.offer(request).await.unwrap().into_inner();
-        let Some(Outcome::Grant(grant)) = response.outcome else { panic!("{response:?}") };
+        let grant = granted(server, "shm").await;
         let Some(Offered::Shm(shm)) = &grant.fabrics[0].fabric else { panic!("{grant:?}") };
         let mine = Config { slot_size: SLOT as u32, recv_slots: 32, recv_most: 32, ..Config::default() };
         let hello = Hello::new(grant.ticket[..].try_into().unwrap(), mine.settings()).encode();

@@ -8,7 +8,7 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::future::poll_fn;
+use std::future::{poll_fn, ready};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::task::Poll;
@@ -16,8 +16,11 @@ use std::time::{Duration, Instant};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use common::{Blob, Which, World};
+use http::Uri;
 use http::uri::PathAndQuery;
+use hyper_util::rt::TokioIo;
 use prost::Message;
+use tokio::net::TcpStream;
 use tonic_rdma_fabric::{
     Addr, AnyLink, Completion, Fabric, Link, LinkConfig, LinkError, ShmAccess, Work, WriteSource,
 };
@@ -43,6 +46,16 @@ struct OfferRequest {
     version_max: u32,
     #[prost(string, repeated, tag = "3")]
     fabrics: Vec<String>,
+    #[prost(message, optional, tag = "4")]
+    client: Option<TcpAddress>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct TcpAddress {
+    #[prost(string, tag = "1")]
+    ip: String,
+    #[prost(uint32, tag = "2")]
+    port: u32,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -92,10 +105,17 @@ struct Peer {
 
 impl Peer {
     async fn enter(server: SocketAddr) -> Peer {
-        let tcp = tonic::transport::Endpoint::from_shared(format!("http://{server}")).unwrap();
-        let mut grpc = tonic::client::Grpc::new(tcp.connect().await.unwrap());
+        let tcp = TcpStream::connect(server).await.unwrap();
+        let own = tcp.local_addr().unwrap();
+        // The server gives a ticket to who states its end of this connection.
+        let client = Some(TcpAddress { ip: own.ip().to_string(), port: own.port().into() });
+        let mut tcp = Some(TokioIo::new(tcp));
+        let once = || std::io::Error::other("it connects once");
+        let connector = tower::service_fn(move |_: Uri| ready(tcp.take().ok_or_else(once)));
+        let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{server}")).unwrap();
+        let mut grpc = tonic::client::Grpc::new(endpoint.connect_with_connector(connector).await.unwrap());
         grpc.ready().await.unwrap();
-        let request = OfferRequest { version_min: 1, version_max: 1, fabrics: vec!["shm".into()] };
+        let request = OfferRequest { version_min: 1, version_max: 1, fabrics: vec!["shm".into()], client };
         let path = PathAndQuery::from_static("/tonic_rdma.v1.Bootstrap/Offer");
         let codec = tonic_prost::ProstCodec::<OfferRequest, OfferResponse>::default();
         let offer = grpc.unary(tonic::Request::new(request), path, codec).await.unwrap().into_inner();

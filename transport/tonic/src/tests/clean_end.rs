@@ -6,7 +6,8 @@ use super::{
     world::{Serving, endpoint},
 };
 use crate::{
-    Channel, Context, FabricKind, Path, ReasonCode, Server, Side, bootstrap::client::offer, link::LinkOptions,
+    Channel, Context, Endpoint, FabricKind, Path, ReasonCode, Server, Side, bootstrap::client::offer,
+    link::LinkOptions,
 };
 use std::{net::SocketAddr, thread, time::Duration};
 use tokio::{

@@ -1,0 +1,34 @@
+//! A ticket for a peer that a test makes up itself.
+
+use std::{future::ready, io, net::SocketAddr};
+
+use http::Uri;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tonic::transport::Endpoint;
+use tower::service_fn;
+
+use crate::bootstrap::{
+    Grant, OfferRequest, TcpAddress, bootstrap_client::BootstrapClient, offer_response::Outcome,
+};
+
+/// What `server` offers on `fabric` ("shm", "verbs"), with a ticket.
+///
+/// # Panics
+/// The server does not answer, or refuses.
+pub async fn granted(server: SocketAddr, fabric: &str) -> Grant {
+    let tcp = TcpStream::connect(server).await.unwrap();
+    let own = tcp.local_addr().unwrap();
+    // The server gives a ticket to who states its end of this connection.
+    let own = TcpAddress { ip: own.ip().to_string(), port: own.port().into() };
+    let mut tcp = Some(TokioIo::new(tcp));
+    let once = || io::Error::other("it connects once");
+    let connector = service_fn(move |_: Uri| ready(tcp.take().ok_or_else(once)));
+    let endpoint = Endpoint::from_shared(format!("http://{server}")).unwrap();
+    let mut client = BootstrapClient::new(endpoint.connect_with_connector(connector).await.unwrap());
+    let request =
+        OfferRequest { version_min: 1, version_max: 1, fabrics: vec![fabric.into()], client: Some(own) };
+    let response = client.offer(request).await.unwrap().into_inner();
+    let Some(Outcome::Grant(grant)) = response.outcome else { panic!("{response:?}") };
+    grant
+}
