@@ -402,6 +402,8 @@ impl Lingering {
 
     /// One with unsent data, to a peer that does not read.
     fn socket(&self) -> OwnedFd {
+        // Nothing would let go of it any more.
+        assert!(!self.late.load(Ordering::Relaxed), "somebody waited for a socket to close");
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let peer = listener.accept().unwrap().0;
