@@ -122,11 +122,15 @@ impl Service<Request<Body>> for Silent {
     }
 }
 
-/// KiB that are resident.
+/// Bytes that are resident, without those that are shared. Those are the pool's landing memory, of
+/// which any traffic leaves some mapped; what is held of it counts beside this.
 fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    line.split_whitespace().next().unwrap().parse().unwrap()
+    let kib = |name| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        line.split_whitespace().next().unwrap().parse::<usize>().unwrap()
+    };
+    (kib("VmRSS:") - kib("RssShmem:")) * 1024
 }
 
 /// The server's process: says where it listens, and answers `resident`, `landing` and `begun` with
@@ -146,7 +150,7 @@ async fn serve(max_streams: u32) {
     let mut lines = BufReader::new(stdin()).lines();
     while let Ok(Some(question)) = lines.next_line().await {
         match question.as_str() {
-            "resident" => println!("{}", resident() * 1024),
+            "resident" => println!("{}", resident()),
             "landing" => println!("{}", landing(&context).await),
             "begun" => println!("{}", begun.load(Relaxed)),
             _ => panic!("no such question: {question}"),
