@@ -44,12 +44,6 @@ impl Account {
         fence(SeqCst);
     }
 
-    /// It is held to its share. Before that counts, its owner must look once more.
-    pub(crate) fn set_held(&self) {
-        self.held.store(true, SeqCst);
-        fence(SeqCst);
-    }
-
     /// Replaces the waker. The old one is dropped without the lock: that may drop a task, and what it owns.
     pub(crate) fn set_waker(&self, new: Option<Waker>) {
         let old = std::mem::replace(&mut *self.waker(), new);
@@ -76,6 +70,8 @@ pub(crate) struct Accounts {
     waiting: Waiting,
     /// How many are active.
     active: AtomicUsize,
+    /// How many are held to their shares.
+    held: AtomicUsize,
 }
 
 impl Accounts {
@@ -105,7 +101,9 @@ impl Accounts {
         }
         self.count_active(account);
         if !wanting {
-            account.held.store(false, SeqCst);
+            if account.held.swap(false, SeqCst) {
+                self.held.fetch_sub(1, SeqCst);
+            }
             self.waiting.leave();
             self.wake_held();
             return true;
@@ -165,9 +163,18 @@ impl Accounts {
         accounts.iter().filter(|account| wake(account)).for_each(|account| account.wake());
     }
 
+    /// The account, which waits, is held to its share. Before that counts, its owner must look once more.
+    pub(crate) fn set_held(&self, account: &Account) {
+        if account.is_wanting() && !account.held.swap(true, SeqCst) {
+            self.held.fetch_add(1, SeqCst);
+        }
+        fence(SeqCst);
+    }
+
     /// Those that are held to their shares may look again: fewer wait, or shares have grown.
     fn wake_held(&self) {
-        if self.waiting.any_after_free() {
+        fence(SeqCst);
+        if self.held.load(SeqCst) > 0 {
             self.each(|account| account.is_wanting() && account.held.load(SeqCst));
         }
     }

@@ -149,7 +149,7 @@ impl Landing {
         let least = least(want, min, run);
         let mut held = self.is_held(least);
         if held {
-            self.account.set_held();
+            self.shared.accounts.set_held(&self.account);
             held = self.is_held(least);
         }
         let most = most.min(self.cap().saturating_sub(self.leased()));

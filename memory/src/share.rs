@@ -66,6 +66,10 @@ impl Landing {
     /// once more when it does not any more. Pieces that a peer may write to say whether their chunk is one of them
     /// ([`LandingBuf::is_wanted_back`]).
     pub fn keep_share(&mut self) -> Excess {
+        // Most have little, and need not look who waits.
+        if !self.leaves && self.leased() <= self.share() {
+            return Excess::None;
+        }
         let cap = self.cap();
         if !self.leaves && self.leased() <= cap {
             return Excess::None;
