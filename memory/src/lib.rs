@@ -22,6 +22,7 @@
 //! | `registrar` | the boundary to devices |
 //! | [`memfd`] | memory that can be shared with another process |
 //! | `region` | mappings and registrations |
+//! | `random_address` | addresses of landing memory that peers cannot guess |
 //! | `arena` | slots of size classes |
 //! | `buf` | [`PinnedBuf`], [`PinnedBytes`] |
 //! | `segments` | encoding without copying what is large |
@@ -32,7 +33,7 @@
 //! | `limit` | the landing budget where the process may pin less |
 //! | `chunk` | chunks leased to connections, pieces granted to peers |
 //! | `granules` | which parts of a chunk are taken |
-//! | `index` | from an address to its lkey |
+//! | `index` | from an address to its lkey and iova |
 //! | `stats` | figures |
 
 mod account;
@@ -48,6 +49,7 @@ mod limit;
 pub mod memfd;
 pub mod memlock;
 mod pool;
+mod random_address;
 mod region;
 mod registrar;
 mod segments;
@@ -67,6 +69,7 @@ pub use error::{PoolError, RegisterError};
 pub use landing::Landing;
 pub use memlock::Memlock;
 pub use pool::Pool;
+pub use random_address::random_iova;
 pub use registrar::{Access, HeapRegistrar, Memory, Registrar, Registration};
 pub use segments::{Segment, SegmentBuf};
 pub use stats::{ClassStats, PoolStats, Use};
