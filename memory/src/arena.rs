@@ -24,7 +24,7 @@ use crate::config::Sizes;
 use crate::error::PoolError;
 use crate::limit;
 use crate::pool::Shared;
-use crate::region::{HUGE_PAGE, Mapping, Region, page};
+use crate::region::{HUGE_PAGE, Mapping, Place, Region, page};
 use crate::registrar::Access;
 use crate::stats::{ClassStats, Use};
 
@@ -287,7 +287,7 @@ impl Arenas {
         if !self.take_budget(shared, arenas, bytes) {
             return Err(PoolError::Exhausted { len: bytes, budget: self.budget, usage: self.usage });
         }
-        let made = Mapping::new(bytes, shared.sizes.huge_pages).and_then(|mapping| {
+        let made = Mapping::new(bytes, shared.sizes.huge_pages, Place::Any).and_then(|mapping| {
             Region::new(mapping, None, &*shared.registrar, Access::Local).map_err(PoolError::from)
         });
         match made {

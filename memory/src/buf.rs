@@ -205,11 +205,12 @@ unsafe impl BufMut for PinnedBuf {
 pub struct PinnedBytes {
     bytes: Bytes,
     lkey: u32,
+    iova: u64,
 }
 
 impl PinnedBytes {
-    pub(crate) fn new(bytes: Bytes, lkey: u32) -> Self {
-        PinnedBytes { bytes, lkey }
+    pub(crate) fn new(bytes: Bytes, lkey: u32, iova: u64) -> Self {
+        PinnedBytes { bytes, lkey, iova }
     }
 
     /// The local key of the memory.
@@ -217,9 +218,15 @@ impl PinnedBytes {
         self.lkey
     }
 
-    /// The address of the first byte.
+    /// The virtual address of the first byte, for whoever copies.
     pub fn addr(&self) -> u64 {
         self.bytes.as_ptr().addr() as u64
+    }
+
+    /// The address of the first byte for the device, with the [local key](PinnedBytes::lkey).
+    /// Another one than [`addr`](PinnedBytes::addr) for what has landed.
+    pub fn iova(&self) -> u64 {
+        self.iova
     }
 
     /// Bytes.
@@ -234,7 +241,10 @@ impl PinnedBytes {
 
     /// A part of it. Panics, as slicing does, when the range reaches past the end.
     pub fn slice(&self, range: impl std::ops::RangeBounds<usize>) -> Self {
-        PinnedBytes { bytes: self.bytes.slice(range), lkey: self.lkey }
+        let bytes = self.bytes.slice(range);
+        // An empty slice may point anywhere; nobody reads there.
+        let by = bytes.as_ptr().addr().wrapping_sub(self.bytes.as_ptr().addr()) as u64;
+        PinnedBytes { bytes, lkey: self.lkey, iova: self.iova.wrapping_add(by) }
     }
 
     /// The bytes.

@@ -1,8 +1,9 @@
 //! Chunks of landing memory, and pieces of them.
 //!
-//! A chunk is a region of its own, mapped and registered for one lease to one connection's account: a key that an
-//! earlier peer had is worth nothing, and nothing that an earlier peer sent can be read (R12). Pieces are cut from it in
-//! granules of 4 KiB:
+//! A chunk is a region of its own, mapped and registered for one lease to one connection's account:
+//! a key that an earlier peer had is worth nothing, and nothing that an earlier peer sent can be
+//! read (R12). Its address is random, so that a peer of another connection who has the key does not
+//! find it (`random_address`). Pieces are cut from it in granules of 4 KiB:
 //!
 //! | from | to | by |
 //! |---|---|---|
@@ -26,7 +27,7 @@ use crate::granules::Granules;
 use crate::landed::Landed;
 use crate::limit;
 use crate::pool::Shared;
-use crate::region::{Mapping, Region};
+use crate::region::{Mapping, Place, Region};
 use crate::registrar::Access;
 use crate::stats::Use;
 
@@ -85,7 +86,9 @@ impl Chunk {
             let (mapping, file) = shared.map_err(|source| RegisterError::new(*len, source))?;
             (mapping, Some(file))
         } else {
-            let mapping = Mapping::new(*len, shared.sizes.huge_pages).map_err(|error| match error {
+            let place = if shared.registrar.ignores_iova() { Place::Random } else { Place::Any };
+            let mapping = Mapping::new(*len, shared.sizes.huge_pages, place);
+            let mapping = mapping.map_err(|error| match error {
                 PoolError::Map { len, source } => RegisterError::new(len, source),
                 other => RegisterError::new(*len, std::io::Error::other(other)),
             })?;
@@ -185,9 +188,9 @@ impl LandingBuf {
         LandingBuf { piece }
     }
 
-    /// The address, as a peer's WRITE names it.
+    /// The address, as a peer's WRITE names it: random, and not the virtual one, as a rule.
     pub fn addr(&self) -> u64 {
-        (self.piece.chunk.region.start() + self.piece.start * GRANULE) as u64
+        self.piece.chunk.region.iova() + (self.piece.start * GRANULE) as u64
     }
 
     pub(crate) fn chunk(&self) -> &Chunk {

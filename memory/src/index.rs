@@ -9,6 +9,7 @@ struct Entry {
     start: usize,
     end: usize,
     lkey: u32,
+    iova: u64,
 }
 
 /// Regions in the order of their addresses. Looked up by every sender, changed only when an arena or a chunk is made or
@@ -18,7 +19,8 @@ pub(crate) struct Index(ShardedLock<Vec<Entry>>);
 
 impl Index {
     pub(crate) fn insert(&self, region: &Region) {
-        let entry = Entry { start: region.start(), end: region.start() + region.len(), lkey: region.lkey() };
+        let (start, lkey, iova) = (region.start(), region.lkey(), region.iova());
+        let entry = Entry { start, end: start + region.len(), lkey, iova };
         let mut entries = self.0.write().unwrap_or_else(std::sync::PoisonError::into_inner);
         let at = entries.partition_point(|e| e.start < entry.start);
         entries.insert(at, entry);
@@ -29,11 +31,12 @@ impl Index {
         entries.retain(|e| e.start != region.start());
     }
 
-    /// The lkey for a range that lies in one region.
-    pub(crate) fn lkey(&self, start: usize, len: usize) -> Option<u32> {
+    /// The lkey for a range that lies in one region, and the range's address with that key (iova).
+    pub(crate) fn find(&self, start: usize, len: usize) -> Option<(u32, u64)> {
         let entries = self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner);
         let at = entries.partition_point(|e| e.start <= start).checked_sub(1)?;
         let entry = entries.get(at)?;
-        (start.checked_add(len)? <= entry.end).then_some(entry.lkey)
+        let within = start.checked_add(len)? <= entry.end;
+        within.then(|| (entry.lkey, entry.iova + (start - entry.start) as u64))
     }
 }

@@ -22,6 +22,7 @@
 //! | `registrar` | the boundary to devices |
 //! | [`memfd`] | memory that can be shared with another process |
 //! | `region` | mappings and registrations |
+//! | `random_address` | addresses of landing memory that peers cannot guess |
 //! | `arena` | slots of size classes |
 //! | `buf` | [`PinnedBuf`], [`PinnedBytes`] |
 //! | `segments` | encoding without copying what is large |
@@ -34,7 +35,7 @@
 //! | `chunk` | chunks leased to connections, pieces granted to peers |
 //! | `landed` | [`Landed`] bytes, and how they are read while a peer may write to them |
 //! | `granules` | which parts of a chunk are taken |
-//! | `index` | from an address to its lkey |
+//! | `index` | from an address to its lkey and iova |
 //! | `stats` | figures |
 
 mod account;
@@ -53,6 +54,7 @@ mod limit;
 pub mod memfd;
 pub mod memlock;
 mod pool;
+mod random_address;
 mod region;
 mod registrar;
 mod segments;
@@ -74,6 +76,7 @@ pub use landed::{Landed, LandedReader, Window};
 pub use landing::Landing;
 pub use memlock::Memlock;
 pub use pool::Pool;
+pub use random_address::random_iova;
 pub use registrar::{Access, HeapRegistrar, Memory, Registrar, Registration};
 pub use segments::{Segment, SegmentBuf};
 pub use share::Excess;

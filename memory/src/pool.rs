@@ -161,8 +161,8 @@ impl Pool {
         if bytes.is_empty() {
             return None;
         }
-        let lkey = self.0.index.lkey(bytes.as_ptr().addr(), bytes.len())?;
-        Some(PinnedBytes::new(bytes.clone(), lkey))
+        let (lkey, iova) = self.0.index.find(bytes.as_ptr().addr(), bytes.len())?;
+        Some(PinnedBytes::new(bytes.clone(), lkey, iova))
     }
 
     /// A landing account for one connection, that may lease what the landing budget has.

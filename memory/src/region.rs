@@ -8,6 +8,7 @@ use std::sync::{Once, OnceLock};
 use crate::config::HugePages;
 use crate::error::{PoolError, RegisterError};
 use crate::memfd;
+use crate::random_address::map_at_random;
 use crate::registrar::{Access, Memory, Registrar, Registration};
 
 /// Bytes of a huge page on x86-64 and, by default, on arm64.
@@ -27,6 +28,15 @@ pub(crate) fn page() -> usize {
     })
 }
 
+/// Where a mapping goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Where the kernel puts it: beside others, as a rule.
+    Any,
+    /// Where nobody can guess it.
+    Random,
+}
+
 /// Memory of this process, or of a file that peers may map: page aligned, zeroed when it is mapped.
 #[derive(Debug)]
 pub(crate) struct Mapping {
@@ -43,11 +53,11 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps `len` bytes, a multiple of the page size.
-    pub(crate) fn new(len: usize, huge: HugePages) -> Result<Self, PoolError> {
+    pub(crate) fn new(len: usize, huge: HugePages, place: Place) -> Result<Self, PoolError> {
         if huge == HugePages::Explicit && len.is_multiple_of(HUGE_PAGE) {
             static WARNED: Once = Once::new();
             // The size is named: the default may be another, and unmapping must be in whole pages.
-            match Self::map(len, ANONYMOUS | libc::MAP_HUGETLB | libc::MAP_HUGE_2MB, None) {
+            match Self::map(len, ANONYMOUS | libc::MAP_HUGETLB | libc::MAP_HUGE_2MB, None, place) {
                 Ok(mapping) => return Ok(mapping),
                 Err(error) => WARNED.call_once(|| {
                     tracing::warn!(
@@ -57,7 +67,8 @@ impl Mapping {
                 }),
             }
         }
-        let mapping = Self::map(len, ANONYMOUS, None).map_err(|source| PoolError::Map { len, source })?;
+        let mapping =
+            Self::map(len, ANONYMOUS, None, place).map_err(|source| PoolError::Map { len, source })?;
         if huge != HugePages::Off && len >= HUGE_PAGE {
             mapping.advise(libc::MADV_HUGEPAGE);
         }
@@ -68,7 +79,7 @@ impl Mapping {
     /// first WRITE should not have to wait for them.
     pub(crate) fn shared(len: usize, huge: HugePages) -> io::Result<(Self, OwnedFd)> {
         let file = memfd::sealed(c"tonic-rdma-landing", len)?;
-        let mapping = Self::map(len, libc::MAP_SHARED, Some(&file))?;
+        let mapping = Self::map(len, libc::MAP_SHARED, Some(&file), Place::Any)?;
         if huge != HugePages::Off && len >= HUGE_PAGE {
             mapping.advise(libc::MADV_HUGEPAGE);
         }
@@ -79,25 +90,28 @@ impl Mapping {
 
     /// Maps such a file a second time.
     pub(crate) fn again(len: usize, file: &OwnedFd) -> io::Result<Self> {
-        Self::map(len, libc::MAP_SHARED, Some(file))
+        Self::map(len, libc::MAP_SHARED, Some(file), Place::Any)
     }
 
-    fn map(len: usize, flags: libc::c_int, file: Option<&OwnedFd>) -> io::Result<Self> {
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-        let ptr = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                len,
-                libc::PROT_READ | libc::PROT_WRITE,
-                flags,
-                file.map_or(-1, AsRawFd::as_raw_fd),
-                0,
-            )
+    fn map(len: usize, flags: libc::c_int, file: Option<&OwnedFd>, place: Place) -> io::Result<Self> {
+        let map = |at: usize, flags| {
+            let (at, fd) = (std::ptr::without_provenance_mut(at), file.map_or(-1, AsRawFd::as_raw_fd));
+            // SAFETY: a new mapping touches nothing that exists: an address without MAP_FIXED is a hint,
+            // which the kernel takes where nothing is (R8).
+            let ptr = unsafe { libc::mmap(at, len, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0) };
+            if ptr == libc::MAP_FAILED {
+                return Err(io::Error::last_os_error());
+            }
+            Ok(NonNull::new(ptr.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?)
         };
-        if ptr == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let ptr = NonNull::new(ptr.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let unmap = |ptr: NonNull<u8>| {
+            // SAFETY: `map` has just given it, and nobody else knows it (R8).
+            let _ = unsafe { libc::munmap(ptr.as_ptr().cast(), len) };
+        };
+        let ptr = match place {
+            Place::Any => map(0, flags)?,
+            Place::Random => map_at_random(len, |at| map(at, flags), unmap)?,
+        };
         let mapping = Mapping { ptr, len, shared: file.is_some() };
         // A child of fork() must not get copies of pages that the device writes to: with copy-on-write the parent
         // would end up with pages that the device does not know.
@@ -167,6 +181,10 @@ impl Region {
         self.registration.rkey()
     }
 
+    pub(crate) fn iova(&self) -> u64 {
+        self.registration.iova()
+    }
+
     pub(crate) fn ptr(&self) -> NonNull<u8> {
         self.mapping.ptr()
     }
@@ -177,5 +195,39 @@ impl Region {
 
     pub(crate) fn start(&self) -> usize {
         self.mapping.ptr().addr().get()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Also under the sanitizers, which leave the program a part of the address space only.
+    #[test]
+    fn mappings_at_random_places_are_ordinary_memory() {
+        let len = 64 << 10;
+        let mappings: Vec<Mapping> =
+            (0..32).map(|_| Mapping::new(len, HugePages::Off, Place::Random).unwrap()).collect();
+        for (i, mapping) in mappings.iter().enumerate() {
+            // SAFETY: the mapping is `len` bytes long, zeroed, and nobody else's (R8).
+            let bytes = unsafe { std::slice::from_raw_parts_mut(mapping.ptr().as_ptr(), len) };
+            assert!(bytes.iter().all(|byte| *byte == 0));
+            bytes.fill(i as u8 + 1);
+        }
+        for (i, mapping) in mappings.iter().enumerate() {
+            // SAFETY: as above.
+            let bytes = unsafe { std::slice::from_raw_parts(mapping.ptr().as_ptr(), len) };
+            assert!(bytes.iter().all(|byte| *byte == i as u8 + 1));
+        }
+        let mut starts: Vec<usize> = mappings.iter().map(|m| m.ptr().addr().get()).collect();
+        starts.sort_unstable();
+        let beside = starts.windows(2).filter(|pair| pair[1] - pair[0] < 1 << 20).count();
+        assert_eq!(beside, 0, "{starts:x?}");
+    }
+
+    #[test]
+    fn huge_pages_are_whole_at_random_places() {
+        let mapping = Mapping::new(2 * HUGE_PAGE, HugePages::Transparent, Place::Random).unwrap();
+        assert!(mapping.ptr().addr().get().is_multiple_of(HUGE_PAGE));
     }
 }

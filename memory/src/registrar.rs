@@ -43,6 +43,13 @@ pub unsafe trait Registrar: Send + Sync + 'static {
         false
     }
 
+    /// Whether peers name memory by its virtual address, whatever iova is asked for (Soft-iWARP).
+    /// Then what peers write to is mapped at a random place, because a peer must not guess it. Of
+    /// no consequence for memory that is a [file](Registrar::wants_file).
+    fn ignores_iova(&self) -> bool {
+        false
+    }
+
     /// Whether memory that peers write to must be a file that they can map: a memfd that neither shrinks nor grows.
     fn wants_file(&self) -> bool {
         false
@@ -64,6 +71,9 @@ pub trait Registration: Send + Sync {
     fn lkey(&self) -> u32;
     /// The key for peers.
     fn rkey(&self) -> u32;
+    /// The address of the first byte in work requests, with either key. For [`Access::RemoteWrite`]
+    /// over a network peers cannot guess it; for [`Access::Local`] it is the virtual address.
+    fn iova(&self) -> u64;
 }
 
 /// Registers nothing: a pool of ordinary memory, for TCP and for tests. Every registration gets a key of its own.
@@ -72,14 +82,20 @@ pub struct HeapRegistrar {
     next: AtomicU32,
 }
 
-struct HeapRegistration(u32);
+struct HeapRegistration {
+    key: u32,
+    addr: u64,
+}
 
 impl Registration for HeapRegistration {
     fn lkey(&self) -> u32 {
-        self.0
+        self.key
     }
     fn rkey(&self) -> u32 {
-        self.0
+        self.key
+    }
+    fn iova(&self) -> u64 {
+        self.addr
     }
 }
 
@@ -89,7 +105,8 @@ unsafe impl Registrar for HeapRegistrar {
         false
     }
 
-    unsafe fn register(&self, _: Memory) -> Result<Box<dyn Registration>, RegisterError> {
-        Ok(Box::new(HeapRegistration(self.next.fetch_add(1, Ordering::Relaxed))))
+    unsafe fn register(&self, memory: Memory) -> Result<Box<dyn Registration>, RegisterError> {
+        let addr = memory.addr.addr().get() as u64;
+        Ok(Box::new(HeapRegistration { key: self.next.fetch_add(1, Ordering::Relaxed), addr }))
     }
 }

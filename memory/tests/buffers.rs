@@ -20,7 +20,7 @@ fn resolve_knows_what_is_in_the_pool() {
     let part = bytes.slice(10..20);
     let resolved = pool.resolve(&part).unwrap();
     assert_eq!((resolved.addr(), resolved.len(), resolved.lkey()), (addr + 10, 10, lkey));
-    assert!(ledger.covers(resolved.lkey(), resolved.addr(), resolved.len()));
+    assert!(ledger.covers(resolved.lkey(), resolved.iova(), resolved.len()));
     let inner = resolved.slice(2..5);
     assert_eq!((inner.addr(), inner.len(), inner.lkey()), (addr + 12, 3, lkey));
     drop((bytes, part, resolved));
@@ -32,7 +32,7 @@ fn resolve_knows_what_is_in_the_pool() {
     let mut own = pool.try_alloc(300_000).unwrap();
     own.resize_zeroed(300_000);
     let own = own.freeze();
-    assert!(pool.resolve(&own).is_some_and(|r| ledger.covers(r.lkey(), r.addr(), 300_000)));
+    assert!(pool.resolve(&own).is_some_and(|r| ledger.covers(r.lkey(), r.iova(), 300_000)));
 }
 
 /// Gives a little at a time, sometimes nothing but an interruption, and in the end an error.

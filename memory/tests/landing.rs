@@ -21,7 +21,7 @@ fn write(buf: &LandingBuf, ledger: &Ledger, data: &[u8]) {
     assert_eq!(ledger.entry(key).unwrap().access, Access::RemoteWrite);
     assert!(data.len() <= buf.capacity());
     // SAFETY: the range is registered, as checked, and granted to this "peer" alone.
-    unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), buf.addr() as *mut u8, data.len()) };
+    unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), ledger.place(key, buf.addr()), data.len()) };
 }
 
 fn everything(landing: &mut Landing, each: usize) -> Vec<LandingBuf> {
@@ -35,15 +35,19 @@ fn what_a_peer_wrote_is_handed_up() {
     let buf = take(&mut landing, 10_000, 1).unwrap();
     assert_eq!(buf.capacity(), 12 << 10);
     write(&buf, &ledger, &[5; 10_000]);
-    let addr = buf.addr();
+    let (addr, place) = (buf.addr(), ledger.place(of_rkey(buf.rkey()), buf.addr()));
     assert_eq!(pool.stats().granted, 12 << 10);
     let bytes = buf.filled(10_000).lend();
     assert_eq!((pool.stats().granted, pool.stats().filled), (0, 12 << 10));
     assert_eq!(bytes, vec![5; 10_000]);
     let part = pool.resolve(&bytes.slice(5000..)).unwrap();
-    assert_eq!((part.addr(), part.len()), (addr + 5000, 5000));
-    assert!(ledger.covers(part.lkey(), part.addr(), part.len()));
-    drop(bytes);
+    // Sent on from where it landed: by the address that the device knows it by.
+    assert_eq!((part.iova(), part.len()), (addr + 5000, 5000));
+    assert_eq!(part.addr(), (place.addr() + 5000) as u64);
+    assert!(ledger.covers(part.lkey(), part.iova(), part.len()));
+    let inner = part.slice(100..200);
+    assert_eq!((inner.iova(), inner.addr()), (part.iova() + 100, part.addr() + 100));
+    drop((bytes, inner));
     assert_eq!(pool.stats().filled, 12 << 10, "a slice holds it");
     drop(part);
     assert_unused(&pool);

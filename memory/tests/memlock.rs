@@ -28,6 +28,9 @@ impl Registration for Pinned {
     fn rkey(&self) -> u32 {
         self.registration.rkey()
     }
+    fn iova(&self) -> u64 {
+        self.registration.iova()
+    }
 }
 
 impl Drop for Pinned {

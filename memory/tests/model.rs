@@ -155,7 +155,7 @@ proptest! {
                     if let Some((whole, mark)) = any(&mut bytes, at) {
                         if !whole.is_empty() {
                             let found = pool.resolve(&whole).unwrap();
-                            prop_assert!(ledger.covers(found.lkey(), found.addr(), found.len()));
+                            prop_assert!(ledger.covers(found.lkey(), found.iova(), found.len()));
                         }
                         let (front, back) = (whole.slice(..whole.len() / 2), whole.slice(whole.len() / 2..));
                         bytes.extend([(front, mark), (back, mark)]);
@@ -179,7 +179,7 @@ proptest! {
                         prop_assert!(ledger.covers(key, piece.addr(), piece.capacity()));
                         prop_assert!(pieces.iter().all(|(p, owner)| *owner == account || p.rkey() != piece.rkey()));
                         // SAFETY: granted to nobody else, and registered.
-                        unsafe { std::ptr::write_bytes(piece.addr() as *mut u8, mark, piece.capacity()) };
+                        unsafe { std::ptr::write_bytes(ledger.place(key, piece.addr()), mark, piece.capacity()) };
                         pieces.push((piece, account));
                         waiting[account] = false;
                     }
@@ -203,10 +203,11 @@ proptest! {
                 },
                 Op::Fill { piece, len } => {
                     if let Some((piece, _)) = any(&mut pieces, piece) {
-                        let (capacity, addr) = (piece.capacity(), piece.addr());
+                        let capacity = piece.capacity();
+                        let place = ledger.place(of_rkey(piece.rkey()), piece.addr());
                         let landed = piece.filled(len).lend();
                         prop_assert_eq!(landed.len(), len.min(capacity));
-                        prop_assert!(landed.is_empty() || landed.as_ptr().addr() as u64 == addr);
+                        prop_assert!(landed.is_empty() || landed.as_ptr().addr() == place.addr());
                         let mark = landed.first().copied().unwrap_or(0);
                         bytes.push((landed, mark));
                     }

@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
 use bytes::{BufMut, Bytes};
-use common::{assert_unused, small};
+use common::{assert_unused, of_rkey, small};
 use tonic_rdma_memory::{Access, Landing, PoolError};
 
 const THREADS: usize = 6;
@@ -117,7 +117,7 @@ fn landing_memory() {
     thread::scope(|scope| {
         let (landed, readers) = mpsc::channel::<(Bytes, u8)>();
         for t in 0..THREADS {
-            let (pool, landed) = (pool.clone(), landed.clone());
+            let (pool, landed, ledger) = (pool.clone(), landed.clone(), ledger.clone());
             scope.spawn(move || {
                 let mut landing = pool.landing();
                 landing.register_waker(&waker());
@@ -125,8 +125,9 @@ fn landing_memory() {
                     let (len, mark) = (len(i * (t + 1)), (i + t) as u8);
                     let piece = grant(&mut landing, len);
                     let fill = piece.capacity().min(200);
+                    let place = ledger.place(of_rkey(piece.rkey()), piece.addr());
                     // SAFETY: granted to nobody else, and mapped.
-                    unsafe { std::ptr::write_bytes(piece.addr() as *mut u8, mark, fill) };
+                    unsafe { std::ptr::write_bytes(place, mark, fill) };
                     match i % 3 {
                         0 => drop(piece),
                         _ => landed.send((piece.filled(fill).lend(), mark)).unwrap(),

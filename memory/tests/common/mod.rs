@@ -16,6 +16,8 @@ use tonic_rdma_memory::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) start: usize,
+    /// The address of `start` for the holder of a key.
+    pub(crate) iova: u64,
     pub(crate) len: usize,
     pub(crate) access: Access,
 }
@@ -71,10 +73,17 @@ impl Ledger {
         self.books().live.get(&key).copied()
     }
 
-    /// Whether a live registration with the key covers the range.
-    pub(crate) fn covers(&self, key: u32, addr: u64, len: usize) -> bool {
-        let addr = addr as usize;
-        self.entry(key).is_some_and(|e| e.start <= addr && addr + len <= e.start + e.len)
+    /// Whether a live registration with the key covers the range, which is named as work requests
+    /// do.
+    pub(crate) fn covers(&self, key: u32, iova: u64, len: usize) -> bool {
+        self.entry(key)
+            .is_some_and(|e| iova.checked_sub(e.iova).is_some_and(|at| at + len as u64 <= e.len as u64))
+    }
+
+    /// Where the device puts what is written with the key to this address.
+    pub(crate) fn place(&self, key: u32, iova: u64) -> *mut u8 {
+        let entry = self.entry(key).expect("the key works");
+        std::ptr::with_exposed_provenance_mut(entry.start + usize::try_from(iova - entry.iova).unwrap())
     }
 
     pub(crate) fn registrations(&self) -> usize {
@@ -98,6 +107,7 @@ pub(crate) struct Keeper(pub(crate) Arc<Ledger>);
 
 struct Kept {
     key: u32,
+    iova: u64,
     ledger: Arc<Ledger>,
 }
 
@@ -109,9 +119,15 @@ impl Registration for Kept {
     fn rkey(&self) -> u32 {
         self.key | RKEY
     }
+    fn iova(&self) -> u64 {
+        self.iova
+    }
 }
 
 const RKEY: u32 = 1 << 31;
+
+/// Added to the virtual address where peers write: mixed up, the two do not work.
+const IOVA: u64 = 1 << 60;
 
 /// The lkey of the registration that an rkey belongs to.
 pub(crate) fn of_rkey(rkey: u32) -> u32 {
@@ -147,7 +163,9 @@ unsafe impl Registrar for Keeper {
             return Err(refused());
         }
         let mut books = self.0.books();
-        let entry = Entry { start: addr.addr().get(), len, access };
+        let start = addr.as_ptr().expose_provenance();
+        let iova = start as u64 + if access == Access::RemoteWrite { IOVA } else { 0 };
+        let entry = Entry { start, iova, len, access };
         let total = books.live.values().map(|e| e.len).sum::<usize>() + len;
         if books.limit.is_some_and(|limit| total > limit) {
             return Err(refused());
@@ -162,7 +180,7 @@ unsafe impl Registrar for Keeper {
         let key = books.next;
         books.every_key.insert(key);
         books.live.insert(key, entry);
-        Ok(Box::new(Kept { key, ledger: self.0.clone() }))
+        Ok(Box::new(Kept { key, iova, ledger: self.0.clone() }))
     }
 }
 

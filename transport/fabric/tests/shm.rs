@@ -55,6 +55,7 @@ everywhere! {
     extra_recvs_come_and_go
     sends_of_all_sizes
     writes_land_before_the_send
+    what_landed_is_sent_on
     a_full_queue_recovers
     misuse_is_told_and_harmless
     a_disconnect_is_seen

@@ -56,12 +56,34 @@ everywhere! {
     extra_recvs_come_and_go
     sends_of_all_sizes
     writes_land_before_the_send
+    what_landed_is_sent_on
     a_full_queue_recovers
     misuse_is_told_and_harmless
     a_disconnect_is_seen
     a_drop_is_seen
     a_dropped_attempt_is_harmless
     an_unanswered_request_times_out
+}
+
+/// The key of another connection's memory is worth nothing without its address, which does not lie
+/// beside the own one.
+#[tokio::test]
+async fn landing_memory_of_another_connection_is_not_found() {
+    let w = world(1, 0);
+    let len = w.server.pool.config().chunk;
+    let victim = w.server.landing(len);
+    for chunks in 0..24 {
+        let by = chunks * len as u64;
+        let aims: [Aim<'_>; 2] = [&|own| (own.addr().wrapping_add(by), victim.rkey()), &|own| {
+            (own.addr().wrapping_sub(by), victim.rkey())
+        }];
+        for aim in aims {
+            let (_, writer) = a_bad_write(&w.server, &w.client, aim).await;
+            assert!(matches!(writer, LinkError::Completion { code: 10, .. }), "{writer}");
+        }
+    }
+    assert_eq!(w.net.stats().remote_access_errors, 48);
+    assert!(victim.filled(len).iter().all(|b| *b == 0), "nothing was written");
 }
 
 #[tokio::test]

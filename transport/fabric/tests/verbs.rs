@@ -48,6 +48,7 @@ on_the_device! {
     extra_recvs_come_and_go
     sends_of_all_sizes
     writes_land_before_the_send
+    what_landed_is_sent_on
     a_full_queue_recovers
     misuse_is_told_and_harmless
     a_disconnect_is_seen
@@ -221,6 +222,81 @@ async fn writes_outside_the_grant_hurt_the_link_only() {
         }
     }
     common::sends_of_all_sizes(&side, &side).await;
+}
+
+/// A WRITE over a connection of its own, and a SEND behind it. None: both arrived.
+async fn end_of_a_write(side: &Side, remote_addr: u64, rkey: u32) -> Option<LinkError> {
+    let (mut s, mut c) = greeted_pair(side, side).await;
+    let src = WriteSource::Bytes(side.pool.resolve(&side.payload(4096, 0xa5)).unwrap());
+    c.queue(Work::Write { src, remote_addr, rkey }, false).unwrap();
+    c.queue_send(1, b"behind it", true).unwrap();
+    c.link.ring().unwrap();
+    let received = tokio::time::timeout(PATIENCE, s.receive()).await.expect("neither arrives nor ends");
+    match received {
+        Ok(message) => {
+            assert_eq!(message, b"behind it");
+            None
+        }
+        Err(_) => Some(c.death().await),
+    }
+}
+
+/// All queue pairs share one protection domain, so the key of another connection's landing memory
+/// works for everybody: what keeps a peer out is the address. It looks beside its own first, with
+/// one connection for each guess.
+#[tokio::test]
+async fn landing_memory_of_another_connection_is_not_found() {
+    let _turn = TURN.lock().await;
+    let side = on_guest_device();
+    let len = side.pool.config().chunk;
+    let (mut s, mut c) = greeted_pair(&side, &side).await;
+    // Leased one after the other, each by an account of its own, as two connections do.
+    let victim = side.landing(len);
+    let own = side.landing(len);
+    assert_ne!(victim.rkey(), own.rkey());
+    // Other memory may have been mapped between the two.
+    let near = (0..24).map(|chunks| chunks * len as u64);
+    let guesses = near.flat_map(|by| [own.addr().wrapping_sub(by), own.addr().wrapping_add(by)]);
+    for guess in guesses {
+        match (end_of_a_write(&side, guess, victim.rkey()).await, transport(&side)) {
+            (Some(LinkError::Completion { verb: Verb::Write, code: 10, .. }), Transport::RoCE) => {}
+            // The sender is told nothing but that the connection has ended.
+            (Some(LinkError::Disconnected { .. }), Transport::IWarp) => {}
+            (None, _) => panic!("{guess:#x} is the victim's: its memory is at {:#x}", victim.addr()),
+            (Some(other), _) => panic!("{other}"),
+        }
+    }
+    // The victim's connection goes on, and nothing has changed but what its own peer wrote.
+    let src = WriteSource::Bytes(side.pool.resolve(&side.payload(4096, 1)).unwrap());
+    c.queue(Work::Write { src, remote_addr: victim.addr() + 4096, rkey: victim.rkey() }, false).unwrap();
+    c.queue_send(1, b"landed", true).unwrap();
+    c.link.ring().unwrap();
+    assert_eq!(s.receive().await.unwrap(), b"landed");
+    // The address alone is what a guess lacks.
+    let hit = end_of_a_write(&side, victim.addr() + 8192, victim.rkey()).await;
+    assert!(hit.is_none(), "{hit:?}");
+    let landed = victim.filled(len);
+    assert!(landed[..4096].iter().all(|b| *b == 0), "changed before what was written");
+    assert!(landed[4096..8192] == pattern(4096, 1)[..]);
+    assert!(landed[8192..12288] == pattern(4096, 0xa5)[..]);
+    assert!(landed[12288..].iter().all(|b| *b == 0), "changed behind what was written");
+}
+
+/// As SECURITY.md counts them: of the page number each bit is now set and now not.
+#[tokio::test]
+async fn addresses_of_landing_memory_are_random() {
+    let _turn = TURN.lock().await;
+    let side = on_guest_device();
+    let named: Vec<u64> = (0..40).map(|_| side.landing(4096).addr()).collect();
+    let top = u64::BITS - named.iter().max().unwrap().leading_zeros();
+    match transport(&side) {
+        Transport::IWarp => assert!(top >= 39, "{top}: User Mode Linux has 39, other x86-64 kernels 47"),
+        _ => assert_eq!(top, 64),
+    }
+    for bit in 12..top {
+        let set = named.iter().filter(|addr| (*addr >> bit) & 1 == 1).count();
+        assert!(set > 0 && set < named.len(), "bit {bit} of {top} is always the same: {named:x?}");
+    }
 }
 
 #[tokio::test]

@@ -79,6 +79,7 @@ pub(super) struct ShmRegistrar(pub(super) Arc<Table>);
 struct ShmRegistration {
     table: Arc<Table>,
     key: u32,
+    addr: u64,
 }
 
 impl Registration for ShmRegistration {
@@ -87,6 +88,11 @@ impl Registration for ShmRegistration {
     }
     fn rkey(&self) -> u32 {
         self.key
+    }
+    /// The virtual address: a peer reaches what its own link has lent it, and nothing else at any
+    /// address.
+    fn iova(&self) -> u64 {
+        self.addr
     }
 }
 
@@ -114,9 +120,9 @@ unsafe impl Registrar for ShmRegistrar {
 
     unsafe fn register(&self, memory: Memory) -> Result<Box<dyn Registration>, RegisterError> {
         let Memory { addr, len, access, file } = memory;
+        let addr = addr.as_ptr().addr() as u64;
         let mut key = self.0.next.fetch_add(1, Ordering::Relaxed);
         if let (Access::RemoteWrite, Some(file)) = (access, file) {
-            let addr = addr.as_ptr().addr() as u64;
             let chunk = Chunk { addr, len: len as u64, file, link: Mutex::default() };
             let mut chunks = lock(&self.0.chunks);
             // After 2^32 registrations keys come round.
@@ -125,7 +131,7 @@ unsafe impl Registrar for ShmRegistrar {
             }
             chunks.insert(key, Arc::new(chunk));
         }
-        Ok(Box::new(ShmRegistration { table: self.0.clone(), key }))
+        Ok(Box::new(ShmRegistration { table: self.0.clone(), key, addr }))
     }
 }
 

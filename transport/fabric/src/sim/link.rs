@@ -39,6 +39,8 @@ pub(super) enum Ends {
 struct Op {
     seq: u64,
     addr: NonNull<u8>,
+    /// The address of the same bytes for the device.
+    iova: u64,
     len: usize,
     lkey: u32,
     /// Address and key of a WRITE.
@@ -201,7 +203,8 @@ impl SimLink {
         if side == Ends::Accepting && !self.me.heard() {
             return Err(Status::SentFirst);
         }
-        if !self.me.device.table.readable(op.lkey, op.addr.as_ptr() as u64, op.len) {
+        let place = self.me.device.table.readable(op.lkey, op.iova, op.len);
+        if place != Some(op.addr.as_ptr() as u64) {
             return Err(Status::LocalProtection);
         }
         if !self.sums.is_same(op.seq) {
@@ -366,24 +369,40 @@ impl SimLink {
     }
 }
 
+/// Memory that work reads: where it lies, its address and its key for the device, and its bytes.
+struct Source {
+    addr: NonNull<u8>,
+    iova: u64,
+    lkey: u32,
+    len: usize,
+}
+
+impl Source {
+    /// A part of the block, which the device knows by its virtual address.
+    fn in_block(block: &ControlBlock, offset: usize, len: usize) -> Option<Source> {
+        let addr = block.range(offset, len)?;
+        Some(Source { addr, iova: addr.as_ptr() as u64, lkey: block.lkey(), len })
+    }
+}
+
 /// A WRITE's source taken apart: what keeps it, and where it lies.
-fn take_apart(src: WriteSource, block: &ControlBlock) -> Option<(Held, NonNull<u8>, usize, u32)> {
+fn take_apart(src: WriteSource, block: &ControlBlock) -> Option<(Held, Source)> {
     fn at(addr: u64) -> NonNull<u8> {
         // A pool's memory has an address, so the fallback is never used; length 0 makes it harmless.
         NonNull::new(std::ptr::with_exposed_provenance_mut(addr as usize)).unwrap_or(NonNull::dangling())
     }
-    fn bytes(b: PinnedBytes) -> (Held, NonNull<u8>, usize, u32) {
-        let (addr, len, lkey) = (at(b.addr()), b.len(), b.lkey());
-        (Held::Bytes(b), addr, len, lkey)
+    fn bytes(b: PinnedBytes) -> (Held, Source) {
+        let source = Source { addr: at(b.addr()), iova: b.iova(), lkey: b.lkey(), len: b.len() };
+        (Held::Bytes(b), source)
     }
-    fn buf(b: PinnedBuf) -> (Held, NonNull<u8>, usize, u32) {
-        let (addr, len, lkey) = (at(b.addr()), b.len(), b.lkey());
-        (Held::Buf(b), addr, len, lkey)
+    fn buf(b: PinnedBuf) -> (Held, Source) {
+        let source = Source { addr: at(b.addr()), iova: b.addr(), lkey: b.lkey(), len: b.len() };
+        (Held::Buf(b), source)
     }
     Some(match src {
         WriteSource::Bytes(b) => bytes(b),
         WriteSource::Buf(b) => buf(b),
-        WriteSource::Staged { offset, len } => (Held::Staging, block.range(offset, len)?, len, block.lkey()),
+        WriteSource::Staged { offset, len } => (Held::Staging, Source::in_block(block, offset, len)?),
         WriteSource::Any(_) => return None,
     })
 }
@@ -412,9 +431,9 @@ impl Link for SimLink {
         if self.sq.room() == 0 {
             return Err(self.misuse("the send queue is full".to_owned()));
         }
-        let (verb, held, addr, len, lkey, remote) = match work {
-            Work::Send { offset, len } => match self.block.range(offset, len) {
-                Some(addr) => (Verb::Send, Held::Slot, addr, len, self.block.lkey(), None),
+        let (verb, held, source, remote) = match work {
+            Work::Send { offset, len } => match Source::in_block(&self.block, offset, len) {
+                Some(source) => (Verb::Send, Held::Slot, source, None),
                 None => {
                     return Err(
                         self.misuse(format!("SEND of {len} bytes at {offset} lies outside the block"))
@@ -422,9 +441,7 @@ impl Link for SimLink {
                 }
             },
             Work::Write { src, remote_addr, rkey } => match take_apart(src, &self.block) {
-                Some((held, addr, len, lkey)) => {
-                    (Verb::Write, held, addr, len, lkey, Some((remote_addr, rkey)))
-                }
+                Some((held, source)) => (Verb::Write, held, source, Some((remote_addr, rkey))),
                 None => {
                     return Err(self.misuse(
                         "the WRITE's source is not registered, or lies outside the block".to_owned(),
@@ -432,6 +449,7 @@ impl Link for SimLink {
                 }
             },
         };
+        let Source { addr, iova, lkey, len } = source;
         if len > self.caps.max_msg {
             return Err(
                 self.misuse(format!("message of {len} bytes, the device carries {}", self.caps.max_msg))
@@ -440,14 +458,14 @@ impl Link for SimLink {
         let seq = self.sq.push(id, verb, held, signal);
         let net = &self.me.device.net;
         let write = remote.is_some();
-        net.tell(Event::Queued { end: self.me.id, id, write, addr: addr.as_ptr() as u64, len });
+        net.tell(Event::Queued { end: self.me.id, id, write, addr: iova, len });
         if net.config.audit {
             // SAFETY: the range lies in the block, or in memory that the send queue now holds until the work is done;
             // only &mut self writes to the block.
             unsafe { self.sums.watch(seq, addr, len) };
         }
         let hold = Hold::draw(&mut self.rng, &net.config);
-        self.queued.push(Op { seq, addr, len, lkey, remote, hold });
+        self.queued.push(Op { seq, addr, iova, len, lkey, remote, hold });
         Ok(Posted::UnderWay)
     }
 

@@ -13,16 +13,17 @@ use super::{Breakage, Event};
 #[derive(Debug, Clone, Copy)]
 struct Region {
     addr: u64,
+    /// The address of `addr` in work requests.
+    iova: u64,
     len: usize,
     access: Access,
 }
 
 impl Region {
-    fn covers(&self, addr: u64, len: usize) -> bool {
-        addr >= self.addr
-            && addr
-                .checked_add(len as u64)
-                .is_some_and(|end| end <= self.addr.saturating_add(self.len as u64))
+    /// Where `[iova, iova + len)` lies, if all of it lies in the region.
+    fn place(&self, iova: u64, len: usize) -> Option<u64> {
+        let at = iova.checked_sub(self.iova)?;
+        (at.checked_add(len as u64)? <= self.len as u64).then_some(self.addr + at)
     }
 }
 
@@ -76,22 +77,23 @@ impl Table {
         self.lock().by_lkey.len()
     }
 
-    /// True when `[addr, addr + len)` may be read with `lkey`.
-    pub(super) fn readable(&self, lkey: u32, addr: u64, len: usize) -> bool {
-        self.lock().by_lkey.get(&lkey).is_some_and(|r| r.covers(addr, len))
+    /// Where `[iova, iova + len)` lies, if it may be read with `lkey`.
+    pub(super) fn readable(&self, lkey: u32, iova: u64, len: usize) -> Option<u64> {
+        self.lock().by_lkey.get(&lkey)?.place(iova, len)
     }
 
-    /// A remote write of `len` bytes from `src` to `addr`, if `rkey` allows it.
+    /// A remote write of `len` bytes from `src` to `iova`, if `rkey` allows it.
     ///
     /// # Safety
     /// `src` is readable for `len` bytes, and nobody writes there meanwhile.
-    pub(super) unsafe fn write(&self, rkey: u32, addr: u64, src: NonNull<u8>, len: usize) -> bool {
+    pub(super) unsafe fn write(&self, rkey: u32, iova: u64, src: NonNull<u8>, len: usize) -> bool {
         let regions = self.lock();
-        let allowed = regions
+        let place = regions
             .by_lkey
             .get(&lkey_of(rkey))
-            .is_some_and(|r| matches!(r.access, Access::RemoteWrite) && r.covers(addr, len));
-        if allowed {
+            .filter(|r| matches!(r.access, Access::RemoteWrite))
+            .and_then(|r| r.place(iova, len));
+        if let Some(addr) = place {
             let dst = std::ptr::with_exposed_provenance_mut::<u8>(addr as usize);
             // SAFETY: the region is live and covers the range, and it stays so while the lock is held, because
             // deregistration takes the same lock; whoever registered it promised that it stays mapped until then. That
@@ -99,7 +101,7 @@ impl Table {
             // both ends share a process, so this is a move.
             unsafe { std::ptr::copy(src.as_ptr(), dst, len) };
         }
-        allowed
+        place.is_some()
     }
 }
 
@@ -112,7 +114,7 @@ pub(super) struct SimRegistrar {
 struct SimRegistration {
     device: Arc<DeviceInner>,
     lkey: u32,
-    addr: u64,
+    iova: u64,
     len: usize,
 }
 
@@ -123,6 +125,9 @@ impl Registration for SimRegistration {
     fn rkey(&self) -> u32 {
         rkey_of(self.lkey)
     }
+    fn iova(&self) -> u64 {
+        self.iova
+    }
 }
 
 impl Drop for SimRegistration {
@@ -132,7 +137,7 @@ impl Drop for SimRegistration {
         }
         self.device.table.lock().by_lkey.remove(&self.lkey);
         let device = &self.device.name;
-        self.device.net.tell(Event::Deregistered { device, addr: self.addr, len: self.len });
+        self.device.net.tell(Event::Deregistered { device, addr: self.iova, len: self.len });
     }
 }
 
@@ -150,14 +155,15 @@ unsafe impl Registrar for SimRegistrar {
             return Err(RegisterError::new(len, std::io::Error::from_raw_os_error(libc::ENOMEM)));
         }
         let addr = addr.as_ptr().expose_provenance() as u64;
+        let remote = matches!(access, Access::RemoteWrite);
+        let iova = if remote { device.net.fresh_iova() } else { addr };
         let mut regions = device.table.lock();
         regions.next = regions.next.wrapping_add(1);
         let lkey = regions.next;
-        regions.by_lkey.insert(lkey, Region { addr, len, access });
+        regions.by_lkey.insert(lkey, Region { addr, iova, len, access });
         drop(regions);
-        let remote = matches!(access, Access::RemoteWrite);
-        device.net.tell(Event::Registered { device: &device.name, addr, len, remote });
-        Ok(Box::new(SimRegistration { device: device.clone(), lkey, addr, len }))
+        device.net.tell(Event::Registered { device: &device.name, addr: iova, len, remote });
+        Ok(Box::new(SimRegistration { device: device.clone(), lkey, iova, len }))
     }
 }
 

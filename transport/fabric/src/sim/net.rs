@@ -43,6 +43,7 @@ pub(super) struct NetInner {
     directory: Mutex<Directory>,
     ports: AtomicU64,
     draws: AtomicU64,
+    iovas: AtomicU64,
     tap: OnceLock<Arc<dyn Tap>>,
     breaches: Mutex<Vec<String>>,
     /// Occasions for the breakage so far.
@@ -69,6 +70,7 @@ impl NetInner {
             directory: Mutex::default(),
             ports: AtomicU64::new(0),
             draws: AtomicU64::new(0),
+            iovas: AtomicU64::new(0),
             tap: OnceLock::new(),
             breaches: Mutex::default(),
             occasions: AtomicU64::new(0),
@@ -116,6 +118,15 @@ impl NetInner {
     pub(super) fn draw(&self) -> u64 {
         // Links count from 0: their streams of chance are others.
         Rng::new(self.config.seed, u64::MAX - self.draws.fetch_add(1, Relaxed)).next()
+    }
+
+    /// An address for memory that peers write to, drawn from the seed: no peer can tell it from
+    /// another.
+    pub(super) fn fresh_iova(&self) -> u64 {
+        // A stream of chance that neither links nor draws have. No region is as long as the half
+        // that is left out.
+        let stream = (1 << 63) + self.iovas.fetch_add(1, Relaxed);
+        (Rng::new(self.config.seed, stream).next() >> 1) & !4095
     }
 
     /// A port that was not given out before: 32768 and up.

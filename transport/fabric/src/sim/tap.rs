@@ -42,7 +42,7 @@ pub enum Event<'a> {
         id: u64,
         /// A WRITE, not a SEND.
         write: bool,
-        /// Where its bytes lie.
+        /// Where its bytes lie, as the request names it.
         addr: u64,
         /// How many.
         len: usize,
@@ -62,7 +62,7 @@ pub enum Event<'a> {
         end: EndId,
         /// The owner of the memory.
         peer: EndId,
-        /// Where.
+        /// Where, as the request names it.
         addr: u64,
         /// With which key.
         rkey: u32,
@@ -114,7 +114,7 @@ pub enum Event<'a> {
     Registered {
         /// With this device.
         device: &'a str,
-        /// From here.
+        /// From here, as work requests name it (iova).
         addr: u64,
         /// Bytes.
         len: usize,
@@ -125,7 +125,7 @@ pub enum Event<'a> {
     Deregistered {
         /// With this device.
         device: &'a str,
-        /// From here.
+        /// From here, as it was registered.
         addr: u64,
         /// Bytes.
         len: usize,

@@ -58,6 +58,8 @@ pub(super) struct DeviceInner {
     pub(super) limits: Limits,
     /// Soft-iWARP counts pinned pages by itself, and against RLIMIT_MEMLOCK whatever the process may do.
     pub(super) is_siw: bool,
+    /// Peers name memory by its virtual address, whatever iova it is registered at.
+    pub(super) ignores_iova: bool,
     context: NonNull<rdma_sys::ibv_context>,
     pd: NonNull<rdma_sys::ibv_pd>,
     /// Dropped in Drop, before the anchor.
@@ -285,6 +287,7 @@ impl VerbsDevice {
                 max_msg: port.map_or(1 << 30, |p| p.max_msg).clamp(1, 1 << 30),
             },
             is_siw,
+            ignores_iova: is_siw || !lib_probe::has_reg_mr_iova(),
             context,
             pd,
             cover,

@@ -17,7 +17,7 @@ pub(super) fn probe() -> Result<(), FabricError> {
     static ANSWER: OnceLock<Result<(), FabricError>> = OnceLock::new();
     ANSWER
         .get_or_init(|| {
-            LIBRARIES.iter().try_for_each(|(c_name, name)| load(c_name, name))?;
+            LIBRARIES.iter().try_for_each(|(c_name, name)| load(c_name, name).map(drop))?;
             // Lets the application fork: on kernels that copy pinned pages for a child (5.12) this does nothing, on
             // older ones registered memory is kept out of children.
             // SAFETY: both libraries are there; called once, before anything is registered.
@@ -30,12 +30,24 @@ pub(super) fn probe() -> Result<(), FabricError> {
         .clone()
 }
 
-fn load(c_name: &CStr, name: &'static str) -> Result<(), FabricError> {
+/// Whether rdma-core registers memory at an address of the caller's choice: since version 25.
+pub(super) fn has_reg_mr_iova() -> bool {
+    static ANSWER: OnceLock<bool> = OnceLock::new();
+    let [(c_name, name), _] = LIBRARIES;
+    *ANSWER.get_or_init(|| {
+        // SAFETY: the handle is that of a library which is never closed; the symbol is not used
+        // (R17).
+        let found = |handle| unsafe { libc::dlsym(handle, c"ibv_reg_mr_iova".as_ptr()) };
+        load(c_name, name).is_ok_and(|handle| !found(handle).is_null())
+    })
+}
+
+fn load(c_name: &CStr, name: &'static str) -> Result<*mut libc::c_void, FabricError> {
     // SAFETY: dlopen of a shared object whose constructors are those of rdma-core; the handle is never closed, so
     // nothing taken from it can dangle.
     let handle = unsafe { libc::dlopen(c_name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
     if !handle.is_null() {
-        return Ok(());
+        return Ok(handle);
     }
     // SAFETY: dlerror gives null or a string that lives until this thread's next call of a dl function.
     let dlerror = unsafe {

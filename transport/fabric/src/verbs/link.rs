@@ -361,7 +361,10 @@ impl Link for VerbsLink {
                         (Verb::Write, Held::Staging, block(offset, len), remote)
                     }
                     WriteSource::Bytes(b) => {
-                        let place = Some((b.addr(), b.len(), b.lkey()));
+                        // What goes inline is copied by the processor, anything else is read by the
+                        // device.
+                        let inline = b.len() <= self.qp.max_inline as usize;
+                        let place = Some((if inline { b.addr() } else { b.iova() }, b.len(), b.lkey()));
                         (Verb::Write, Held::Bytes(b), place, remote)
                     }
                     WriteSource::Buf(b) => {

@@ -451,6 +451,35 @@ pub async fn writes_land_before_the_send(server: &Side, client: &Side) {
     }
 }
 
+/// What has landed is sent on from where it lies, by a name that the device knows it by: short
+/// pieces, which go inline, and long ones.
+pub async fn what_landed_is_sent_on(server: &Side, client: &Side) {
+    let (mut s, mut c) = greeted_pair(server, client).await;
+    let len = 64 << 10;
+    let payload = client.payload(len, 5);
+    let landing = server.landing(len);
+    s.link.share(landing.rkey()).unwrap();
+    let src = WriteSource::Bytes(client.pool.resolve(&payload).unwrap());
+    c.queue(Work::Write { src, remote_addr: landing.addr(), rkey: landing.rkey() }, false).unwrap();
+    let id = c.queue_send(1, b"there", true).unwrap();
+    c.link.ring().unwrap();
+    let (received, done) = tokio::join!(s.receive(), c.done(id));
+    assert_eq!((received.unwrap(), done.unwrap()), (b"there".to_vec(), ()));
+    let landed = landing.filled(len);
+    for (from, to) in [(0, len), (1, 60), (4095, 4097), (4096, 4097), (100, len - 3)] {
+        let back = client.landing(len);
+        c.link.share(back.rkey()).unwrap();
+        let part = server.pool.resolve(&landed).unwrap().slice(from..to);
+        let src = WriteSource::Bytes(part);
+        s.queue(Work::Write { src, remote_addr: back.addr(), rkey: back.rkey() }, false).unwrap();
+        let id = s.queue_send(1, b"back", true).unwrap();
+        s.link.ring().unwrap();
+        let (received, done) = tokio::join!(c.receive(), s.done(id));
+        assert_eq!((received.unwrap(), done.unwrap()), (b"back".to_vec(), ()));
+        assert!(back.filled(to - from) == payload[from..to], "{from}..{to}");
+    }
+}
+
 /// A full queue is back-pressure (R5): no place, then places again, and nothing lost.
 pub async fn a_full_queue_recovers(server: &Side, client: &Side) {
     let (mut s, mut c) = greeted_pair(server, client).await;

@@ -1,0 +1,125 @@
+//! How random the addresses are that peers write to. With Soft-iWARP, and devices that are like it,
+//! that is where landing memory is mapped; otherwise a number that the device is given.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use tonic_rdma_memory::{
+    HeapRegistrar, Memory, Pool, PoolConfig, RegisterError, Registrar, Registration, random_iova,
+};
+
+const SAMPLES: usize = 1024;
+const LEN: usize = 64 << 10;
+const HUGE: usize = 2 << 20;
+
+/// A device that addresses memory by its place, as Soft-iWARP does.
+struct ByPlace(HeapRegistrar);
+
+// SAFETY: as HeapRegistrar.
+unsafe impl Registrar for ByPlace {
+    fn pins(&self) -> bool {
+        false
+    }
+    fn ignores_iova(&self) -> bool {
+        true
+    }
+    unsafe fn register(&self, memory: Memory) -> Result<Box<dyn Registration>, RegisterError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.register(memory) }
+    }
+}
+
+/// Pairs of samples that agree in these bits, as a part of all pairs.
+fn collisions(samples: &[u64], bits: Range<u32>) -> f64 {
+    let mut times = HashMap::<u64, u64>::new();
+    for sample in samples {
+        *times.entry((sample >> bits.start) & ((1 << bits.len()) - 1)).or_default() += 1;
+    }
+    let pairs: u64 = times.values().map(|n| n * (n - 1) / 2).sum();
+    pairs as f64 / (samples.len() * (samples.len() - 1) / 2) as f64
+}
+
+/// Every bit of the range is set about half of the time, and ten neighbouring bits agree about as
+/// often as those of random numbers (collision entropy, at least 9.6 of 10 bits). So it is with
+/// what lies between one sample and the next: the last one tells nothing about it.
+fn is_random(samples: &[u64], bits: Range<u32>) {
+    let steps: Vec<u64> = samples.windows(2).map(|pair| pair[1].wrapping_sub(pair[0])).collect();
+    for numbers in [samples, &steps] {
+        for bit in bits.clone() {
+            let ones = numbers.iter().filter(|n| (*n >> bit) & 1 == 1).count();
+            let half = numbers.len() / 2;
+            assert!(
+                ones.abs_diff(half) < numbers.len() / 8,
+                "bit {bit}: set {ones} times of {}",
+                numbers.len()
+            );
+        }
+        for from in bits.start..=bits.end - 10 {
+            let measured = -collisions(numbers, from..from + 10).log2();
+            assert!(measured > 9.6, "bits {from} to {}: {measured:.2} bits of entropy", from + 9);
+        }
+    }
+}
+
+/// Addresses of chunks of `len` bytes, each leased to an account of its own, sixteen at a time.
+fn places(len: usize) -> Vec<u64> {
+    let config = PoolConfig::default().total(256 << 20);
+    let pool = Pool::new(config, Arc::new(ByPlace(HeapRegistrar::default()))).unwrap();
+    let mut held = VecDeque::new();
+    let mut places = Vec::new();
+    for i in 0..SAMPLES {
+        // An account that may lease less than a chunk leases that.
+        let piece = pool.landing_up_to(len).alloc(len, len).unwrap().unwrap();
+        assert_eq!(piece.capacity(), len);
+        places.push(piece.addr());
+        held.push_back((piece, i));
+        if held.len() > 16 {
+            let (piece, i) = held.pop_front().unwrap();
+            let landed = piece.filled(len);
+            assert_eq!(landed.as_ptr().addr() as u64, places[i]);
+            assert!(landed.iter().step_by(4096).all(|byte| *byte == 0));
+        }
+    }
+    places
+}
+
+/// SECURITY.md counts on 35 bits on x86-64, in page numbers of 4 KiB: 47 bits of address space.
+#[test]
+fn landing_memory_is_mapped_at_random_places() {
+    for (len, step) in [(LEN, 4096), (HUGE, HUGE)] {
+        let places = places(len);
+        assert!(places.iter().all(|place| *place % step as u64 == 0));
+        let top = u64::BITS - places.iter().max().unwrap().leading_zeros();
+        if cfg!(target_arch = "x86_64") {
+            assert_eq!(top, 47, "the range is the user address space");
+        }
+        is_random(&places, step.trailing_zeros()..top);
+    }
+}
+
+/// What is sent is named by no peer, and lies where the kernel puts it.
+#[test]
+fn memory_that_no_peer_names_is_mapped_as_ever() {
+    let pool = Pool::new(PoolConfig::default(), Arc::new(ByPlace(HeapRegistrar::default()))).unwrap();
+    let stack = &raw const pool as u64;
+    let far = [pool.try_alloc(LEN).unwrap(), pool.control(LEN).unwrap()]
+        .into_iter()
+        .filter(|buf| stack.abs_diff(buf.addr()) > 1 << 42)
+        .count();
+    assert_eq!(far, 0);
+}
+
+/// Likewise 52 bits, and 43 where a chunk is as long as a huge page.
+#[test]
+fn an_iova_is_random() {
+    for (len, step) in [(LEN, 4096), (HUGE, HUGE)] {
+        let mapped = NonNull::new(std::ptr::without_provenance_mut(0x7f12_3456_7000)).unwrap();
+        let iovas: Vec<u64> = (0..SAMPLES).map(|_| random_iova(mapped, len).unwrap()).collect();
+        assert!(iovas.iter().all(|iova| (iova ^ 0x7f12_3456_7000) % step as u64 == 0));
+        is_random(&iovas, step.trailing_zeros()..64);
+    }
+}
