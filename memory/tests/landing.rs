@@ -333,8 +333,10 @@ fn what_was_not_written_comes_free_at_once() {
     let (pool, ledger) = small();
     let mut landing = pool.landing();
     let piece = take(&mut landing, 3 * 4096, 3 * 4096).unwrap();
-    let (addr, bytes) = (piece.addr(), piece.filled(4097));
-    assert_eq!((bytes.as_ptr().addr() as u64, bytes.len()), (addr, 4097));
+    let addr = piece.addr();
+    let place = ledger.place(of_rkey(piece.rkey()), addr);
+    let bytes = piece.filled(4097).lend();
+    assert_eq!((bytes.as_ptr().addr(), bytes.len()), (place.addr(), 4097));
     assert_eq!((pool.stats().filled, pool.stats().granted), (2 * 4096, 0));
     let behind = take(&mut landing, 4096, 4096).unwrap();
     assert!(behind.addr() != addr && behind.addr() != addr + 4096, "what was written is not given out");

@@ -79,7 +79,7 @@ fn places(len: usize) -> Vec<u64> {
         held.push_back((piece, i));
         if held.len() > 16 {
             let (piece, i) = held.pop_front().unwrap();
-            let landed = piece.filled(len);
+            let landed = piece.filled(len).lend();
             assert_eq!(landed.as_ptr().addr() as u64, places[i]);
             assert!(landed.iter().step_by(4096).all(|byte| *byte == 0));
         }

@@ -4,7 +4,6 @@
 
 mod common;
 
-use bytes::Bytes;
 use common::{Woken, assert_unused, small};
 use tonic_rdma_memory::{Excess, Landing, LandingBuf};
 

@@ -83,7 +83,7 @@ async fn landing_memory_of_another_connection_is_not_found() {
         }
     }
     assert_eq!(w.net.stats().remote_access_errors, 48);
-    assert!(victim.filled(len).iter().all(|b| *b == 0), "nothing was written");
+    assert!(victim.filled(len).lend().iter().all(|b| *b == 0), "nothing was written");
 }
 
 #[tokio::test]

@@ -275,7 +275,7 @@ async fn landing_memory_of_another_connection_is_not_found() {
     // The address alone is what a guess lacks.
     let hit = end_of_a_write(&side, victim.addr() + 8192, victim.rkey()).await;
     assert!(hit.is_none(), "{hit:?}");
-    let landed = victim.filled(len);
+    let landed = victim.filled(len).lend();
     assert!(landed[..4096].iter().all(|b| *b == 0), "changed before what was written");
     assert!(landed[4096..8192] == pattern(4096, 1)[..]);
     assert!(landed[8192..12288] == pattern(4096, 0xa5)[..]);

@@ -187,7 +187,7 @@ impl Peer {
                 _ => {}
             }
         }
-        self.conn.handle_timeout(Instant::now());
+        self.conn.handle_timeout(Instant::now()).unwrap();
         self.post();
     }
 

@@ -458,17 +458,17 @@ pub async fn what_landed_is_sent_on(server: &Side, client: &Side) {
     let len = 64 << 10;
     let payload = client.payload(len, 5);
     let landing = server.landing(len);
-    s.link.share(landing.rkey()).unwrap();
+    grant(&mut s, &mut c, landing.rkey()).await;
     let src = WriteSource::Bytes(client.pool.resolve(&payload).unwrap());
     c.queue(Work::Write { src, remote_addr: landing.addr(), rkey: landing.rkey() }, false).unwrap();
     let id = c.queue_send(1, b"there", true).unwrap();
     c.link.ring().unwrap();
     let (received, done) = tokio::join!(s.receive(), c.done(id));
     assert_eq!((received.unwrap(), done.unwrap()), (b"there".to_vec(), ()));
-    let landed = landing.filled(len);
+    let landed = landing.filled(len).lend();
     for (from, to) in [(0, len), (1, 60), (4095, 4097), (4096, 4097), (100, len - 3)] {
         let back = client.landing(len);
-        c.link.share(back.rkey()).unwrap();
+        grant(&mut c, &mut s, back.rkey()).await;
         let part = server.pool.resolve(&landed).unwrap().slice(from..to);
         let src = WriteSource::Bytes(part);
         s.queue(Work::Write { src, remote_addr: back.addr(), rkey: back.rkey() }, false).unwrap();
@@ -476,7 +476,7 @@ pub async fn what_landed_is_sent_on(server: &Side, client: &Side) {
         s.link.ring().unwrap();
         let (received, done) = tokio::join!(c.receive(), s.done(id));
         assert_eq!((received.unwrap(), done.unwrap()), (b"back".to_vec(), ()));
-        assert!(back.filled(to - from) == payload[from..to], "{from}..{to}");
+        assert!(back.filled(to - from).lend() == payload[from..to], "{from}..{to}");
     }
 }
 
