@@ -2,9 +2,10 @@
 
 use crate::{
     log::Log,
-    world::{Place, World},
+    world::{Place, World, kind},
 };
-use bytes::{Bytes, BytesMut};
+use bytes::{BufMut, Bytes, BytesMut};
+use prost::Message as _;
 use rand::Rng;
 use std::{collections::VecDeque, future::poll_fn, net::SocketAddr, time::Duration};
 use tonic_rdma_fabric::{
@@ -20,10 +21,20 @@ use tonic_rdma_tests::{
     bootstrap::fabric_offer::Fabric as Offered,
     load::{Load, Tally, bounded, until},
     offer::granted,
+    pattern,
+    pb::{Message, Script, Step, step::Step as Kind},
 };
 
 /// Connections that vanish halfway.
 const HALF: usize = 20;
+
+/// What a peer asks memory for, in bytes.
+const ASKED: usize = 1 << 20;
+
+/// Guesses at an address, and what lies between them: no chunk of landing memory for what is asked
+/// is shorter.
+const GUESSES: u64 = 24;
+const STEP: u64 = ASKED as u64 / 2;
 
 pub async fn peers_that_break_the_rules(log: Log) {
     let mut world = World::new(Place::one_device(), log).await;
@@ -64,6 +75,102 @@ pub async fn peers_that_break_the_rules(log: Log) {
     println!("  beside them {} calls went well", tally.of("OK"));
     drop((channel, host));
     world.end("hostile peers").await;
+}
+
+/// All connections to a device are in one protection domain: the key of another one's landing
+/// memory works for every peer that comes in. What it lacks is the address, and it has one guess
+/// for each ticket. It knows the key here, and looks beside its own memory first.
+pub async fn a_key_without_its_address(log: Log) {
+    let mut world = World::new(Place::one_device(), log).await;
+    let channel = world.connect().await;
+    let tally = Tally::default();
+    let load = Load::start(&channel, 0, &tally);
+    let host = Host::new(&world);
+
+    // Has written its message, and not said so yet.
+    let mut victim = host.enter().await;
+    let granted = victim.grant().await;
+    let (message, payload) = upload(ASKED);
+    victim.write(&message, granted.addr, granted.rkey);
+    let mut named = vec![granted.addr];
+    tokio::select! {
+        () = guess(&host, &mut world, granted.rkey, &mut named) => {}
+        error = victim.stands_by() => panic!("the connection whose memory they look for has ended: {error}"),
+    }
+    // Its memory is as it wrote it: the handler checks each byte.
+    victim.frame(&Frame::Done { stream: 1, end: true, id: granted.id, len: ASKED as u32 }).await;
+    let summary = victim.reply().await;
+    assert_eq!((summary.count, summary.total), (1, payload as u64));
+    are_random(&named);
+
+    let ok = tally.of("OK");
+    let read = || async { tally.of("OK") };
+    until("no calls beside the peers that guess", read, |now| *now > ok + 10).await;
+    load.stop().await;
+    assert_eq!((tally.failed(), channel.stats().calls_tcp), (0, 0), "{tally:?}");
+    println!("  {GUESSES} guesses; beside them {} calls went well", tally.of("OK"));
+    drop((victim, channel, host));
+    world.end("guessed addresses").await;
+}
+
+/// Peers come in one after the other. Each asks for memory, and WRITEs beside it with the key of
+/// another connection.
+async fn guess(host: &Host, world: &mut World, rkey: u32, named: &mut Vec<u64>) {
+    for guess in 0..GUESSES {
+        let mut peer = host.enter().await;
+        let (before, by) = (world.said("fast path lost"), guess / 2 * STEP);
+        let own = peer.grant().await;
+        named.push(own.addr);
+        let beside = if guess % 2 == 0 { own.addr.wrapping_add(by) } else { own.addr.wrapping_sub(by) };
+        peer.write(&[0; 4096], beside, rkey);
+        match bounded("the end of a peer that guessed", peer.death()).await {
+            LinkError::Completion { code: 10, .. } if kind() == "rxe" => {}
+            LinkError::Disconnected { .. } if kind() == "siw" => {}
+            other => panic!("guess {guess}: {other}"),
+        }
+        drop(peer);
+        world.counts_a_fault();
+        let read = || async { world.said("fast path lost") };
+        until("the loss is not in the server's log", read, |now| *now > before).await;
+    }
+}
+
+/// The addresses that grants have named: of the page number each bit is now set and now not, up to
+/// the length that SECURITY.md names for the device.
+fn are_random(named: &[u64]) {
+    let top = u64::BITS - named.iter().max().unwrap().leading_zeros();
+    match kind().as_str() {
+        "rxe" => assert_eq!(top, 64),
+        // User Mode Linux has no more address space for a process; on other x86-64 kernels it is
+        // 47.
+        _ => assert!(top >= 39, "{top}"),
+    }
+    let page = 12;
+    for bit in page..top {
+        let set = named.iter().filter(|addr| (*addr >> bit) & 1 == 1).count();
+        assert!(set > 0 && set < named.len(), "bit {bit} of {top} is always the same: {named:x?}");
+    }
+    println!("  {} bits of the page number vary in {} grants", top - page, named.len());
+}
+
+/// A message for Upload of `len` bytes as they go over the wire, and the bytes of payload in it.
+fn upload(len: usize) -> (Vec<u8>, usize) {
+    let steps = [Kind::Receive(1), Kind::Summary(true)].map(|step| Step { step: Some(step) });
+    let script = Some(Script { steps: steps.to_vec(), ..Script::default() });
+    let of = |payload| Message {
+        payload: pattern::make(7, payload),
+        seed: 7,
+        script: script.clone(),
+        ..Message::default()
+    };
+    const PREFIX: usize = 5;
+    // What is not payload has the same length in both.
+    let payload = 2 * len - PREFIX - of(len).encoded_len();
+    let mut bytes = vec![0];
+    bytes.put_u32((len - PREFIX) as u32);
+    of(payload).encode(&mut bytes).unwrap();
+    assert_eq!(bytes.len(), len);
+    (bytes, payload)
 }
 
 /// One of them, beside a channel that it does not hurt.
@@ -176,6 +283,7 @@ impl Host {
             next: 0,
             done: 0,
             messages: VecDeque::new(),
+            credits: 0,
         })
     }
 
@@ -202,6 +310,7 @@ impl Host {
 
 /// Where the server lets this peer write.
 struct Granted {
+    id: u32,
     addr: u64,
     rkey: u32,
 }
@@ -213,6 +322,8 @@ struct Peer {
     next: u64,
     done: u64,
     messages: VecDeque<Bytes>,
+    /// RECVs posted again that the server has not been told of.
+    credits: u16,
 }
 
 impl Peer {
@@ -225,6 +336,7 @@ impl Peer {
                 Completion::Received { slot, len } => {
                     self.messages.push_back(Bytes::copy_from_slice(self.link.recv_slot(slot, len)));
                     self.link.repost(slot)?;
+                    self.credits += 1;
                 }
             }
         }
@@ -255,11 +367,34 @@ impl Peer {
         let size = config().slot_size as usize;
         let mut message = Composer::new(&mut self.link.block_mut()[slot * size..][..size]);
         assert!(message.add(frame));
-        message.finish(0)
+        message.finish(std::mem::take(&mut self.credits))
     }
 
-    /// Sends a frame, and waits until the slot may be used again.
+    /// Says that it is there when it is asked, until its connection ends.
+    async fn stands_by(&mut self) -> LinkError {
+        loop {
+            while let Some(message) = self.messages.pop_front() {
+                let mut reader = Reader::new(message).unwrap();
+                while let Some(frame) = reader.next_frame().unwrap() {
+                    if let Frame::Ping { ack: false, token } = frame
+                        && let Err(error) = self.try_frame(&Frame::Ping { ack: true, token }).await
+                    {
+                        return error;
+                    }
+                }
+            }
+            if let Err(error) = self.poll().await {
+                return error;
+            }
+        }
+    }
+
+    /// Sends a frame when what it has sent before is done, and waits until the slot may be used
+    /// again.
     async fn try_frame(&mut self, frame: &Frame) -> Result<(), LinkError> {
+        while self.done < self.next {
+            self.poll().await?;
+        }
         let len = self.compose(0, frame);
         let id = self.queue(Work::Send { offset: 0, len })?;
         self.link.ring()?;
@@ -290,13 +425,13 @@ impl Peer {
             block: block.freeze(),
         })
         .await;
-        self.frame(&Frame::Request { stream: 1, len: 1 << 20 }).await;
+        self.frame(&Frame::Request { stream: 1, len: ASKED as u64 }).await;
         loop {
             while let Some(message) = self.messages.pop_front() {
                 let mut reader = Reader::new(message).unwrap();
                 while let Some(frame) = reader.next_frame().unwrap() {
-                    if let Frame::Grant { rkey, addr, .. } = frame {
-                        return Granted { addr, rkey };
+                    if let Frame::Grant { stream: 1, id, rkey, addr, .. } = frame {
+                        return Granted { id, addr, rkey };
                     }
                 }
             }
@@ -304,11 +439,36 @@ impl Peer {
         }
     }
 
+    /// The message that answers its call.
+    async fn reply(&mut self) -> Message {
+        let mut body = BytesMut::new();
+        loop {
+            while let Some(message) = self.messages.pop_front() {
+                let mut reader = Reader::new(message).unwrap();
+                while let Some(frame) = reader.next_frame().unwrap() {
+                    match frame {
+                        Frame::Data { stream: 1, data, .. } => body.put(data),
+                        Frame::Headers { stream: 1, end: true, .. } => {
+                            let message = body.get(5..).expect("the call failed: there is no message");
+                            return Message::decode(message).unwrap();
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            bounded("the answer", self.poll()).await.unwrap();
+        }
+    }
+
     /// WRITEs where it was not allowed to.
     async fn write_at(&mut self, aim: fn(Granted) -> (u64, u32)) {
         let (remote_addr, rkey) = aim(self.grant().await);
-        let mut buf = self.pool.try_alloc(4096).unwrap();
-        buf.resize_zeroed(4096);
+        self.write(&[0; 4096], remote_addr, rkey);
+    }
+
+    fn write(&mut self, bytes: &[u8], remote_addr: u64, rkey: u32) {
+        let mut buf = self.pool.try_alloc(bytes.len()).unwrap();
+        buf.put_slice(bytes);
         let src = WriteSource::Bytes(self.pool.resolve(&buf.freeze()).unwrap());
         self.queue(Work::Write { src, remote_addr, rkey }).unwrap();
         self.link.ring().unwrap();

@@ -61,7 +61,7 @@ fn main() -> ExitCode {
     arguments.test_threads = Some(1);
     let tests = tests! {
         host: server_killed client_killed server_stopped client_stopped device_removed interface_down address_removed;
-        hostile: peers_that_break_the_rules;
+        hostile: peers_that_break_the_rules a_key_without_its_address;
         veth: packets_lost_delayed_repeated_and_changed swallowed_by_the_rdma_network swallowed_by_the_network;
         memlock: of_the_server of_a_client;
         cable: cut;
