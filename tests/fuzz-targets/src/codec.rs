@@ -157,8 +157,11 @@ pub fn decode(data: &[u8]) {
     }
 }
 
+/// Where a body is cut, and whether the piece that begins there has landed.
+type Cuts = Vec<(usize, bool)>;
+
 /// A body, and where it is cut: what [`decode`] reads.
-fn body(data: &[u8]) -> Option<(Vec<u8>, Vec<(usize, bool)>)> {
+fn body(data: &[u8]) -> Option<(Vec<u8>, Cuts)> {
     let (flags, mut rest) = data.split_first()?;
     let mut cuts = Vec::new();
     for n in 0..flags >> 3 {
