@@ -68,13 +68,13 @@ impl Hoarder {
     }
 
     /// Grants that it holds.
-    pub(crate) fn grants(&self) -> usize {
+    pub(crate) fn peer_grants(&self) -> usize {
         self.conn.pending().peer_grants
     }
 
     /// Goes on until it holds so many grants.
     pub(crate) async fn hoard(&mut self, grants: usize) {
-        while self.grants() < grants {
+        while self.peer_grants() < grants {
             self.turn().await.unwrap();
         }
     }

@@ -67,7 +67,7 @@ pub struct ShmStats {
 #[derive(Debug)]
 pub struct ShmLink {
     caps: Caps,
-    peer: PeerInfo,
+    peer: Box<PeerInfo>,
     socket: Socket,
     reader: Reader<Map>,
     bell: Bell,
@@ -112,12 +112,12 @@ impl ShmLink {
                 max_landing: MAX_CHUNK_BYTES as usize,
                 any_memory: true,
             },
-            peer: PeerInfo {
+            peer: Box::new(PeerInfo {
                 provider: NAME,
                 device: NAME.to_owned(),
                 local: Addr::Process(std::process::id()),
                 remote: Addr::Process(socket.peer().pid),
-            },
+            }),
             socket,
             reader,
             bell,
@@ -142,19 +142,15 @@ impl ShmLink {
     }
 
     fn misuse(&self, what: String) -> LinkError {
-        LinkError::Misuse { what, peer: Box::new(self.peer.clone()) }
+        LinkError::Misuse { what, peer: self.peer.clone() }
     }
 
     fn device(&self, call: &'static str, source: io::Error) -> LinkError {
-        LinkError::Device {
-            verb: Verb::Call(call),
-            source: Arc::new(source),
-            peer: Box::new(self.peer.clone()),
-        }
+        LinkError::Device { verb: Verb::Call(call), source: Arc::new(source), peer: self.peer.clone() }
     }
 
     fn breach(&self, what: String) -> LinkError {
-        LinkError::Breach { what, peer: Box::new(self.peer.clone()) }
+        LinkError::Breach { what, peer: self.peer.clone() }
     }
 
     fn ring_breach(&self, breach: RingBreach) -> LinkError {
@@ -195,7 +191,7 @@ impl ShmLink {
                     status: "no RECV is posted at the peer: a SEND without a credit".to_owned(),
                     code: RNR_RETRY_EXCEEDED,
                     vendor_err: 0,
-                    peer: Box::new(self.peer.clone()),
+                    peer: self.peer.clone(),
                 };
                 Err(self.die(error))
             }
@@ -227,7 +223,7 @@ impl ShmLink {
                 status: format!("remote access error: {len} bytes at {remote_addr:#x} with rkey {rkey:#x}"),
                 code: REMOTE_ACCESS,
                 vendor_err: 0,
-                peer: Box::new(self.peer.clone()),
+                peer: self.peer.clone(),
             };
             return Err(self.die(error));
         }
@@ -256,7 +252,7 @@ impl ShmLink {
     }
 
     fn disconnected(&self) -> LinkError {
-        LinkError::Disconnected { peer: Box::new(self.peer.clone()) }
+        LinkError::Disconnected { peer: self.peer.clone() }
     }
 
     fn unheard(&self, error: io::Error) -> LinkError {
@@ -545,7 +541,7 @@ impl Link for ShmLink {
 
     fn disconnect(&mut self) {
         if self.dead.is_none() {
-            let error = LinkError::Closed { peer: Box::new(self.peer.clone()) };
+            let error = LinkError::Closed { peer: self.peer.clone() };
             self.die(error);
         }
     }

@@ -525,10 +525,10 @@ impl Pair {
     pub(super) fn advance(&mut self, time: Duration) {
         self.now += time;
         for end in &mut self.ends {
-            if end.conn.next_timeout().is_some_and(|at| at <= self.now) {
-                if let Err(breach) = end.conn.handle_timeout(self.now) {
-                    assert!(end.error.replace(breach).is_none(), "a closed connection judges nobody");
-                }
+            if end.conn.next_timeout().is_some_and(|at| at <= self.now)
+                && let Err(breach) = end.conn.handle_timeout(self.now)
+            {
+                assert!(end.error.replace(breach).is_none(), "a closed connection judges nobody");
             }
         }
     }
