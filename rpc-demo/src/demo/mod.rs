@@ -53,19 +53,27 @@ pub(crate) async fn run(args: Demo) -> Result<(), Failure> {
     }
     let stop = Arc::<AtomicBool>::default();
     let mut processes = Processes::default();
-    let done = until_signal(steps(&args, &stop, &mut processes)).await;
+    // Outlives the steps: while a process writes to it, it cannot be removed.
+    let mut place = None;
+    let done = until_signal(steps(&args, &stop, &mut processes, &mut place)).await;
     // A thread that still works ends soon. It, or this, lets go of the place last, which removes it.
     stop.store(true, Ordering::Relaxed);
     processes.kill().await;
+    drop(place);
     done
 }
 
-async fn steps(args: &Demo, stop: &Arc<AtomicBool>, processes: &mut Processes) -> Result<(), Failure> {
+async fn steps(
+    args: &Demo,
+    stop: &Arc<AtomicBool>,
+    processes: &mut Processes,
+    kept_place: &mut Option<Arc<Place>>,
+) -> Result<(), Failure> {
     // Rather now than when the tree is made.
     drop(Listener::bind(args.addr)?);
     let chosen = place::choose(args.dir.as_deref(), args.size)?;
     let rounds = args.rounds.unwrap_or(if chosen.size < SMALL { ROUNDS_SMALL } else { ROUNDS });
-    let place = Arc::new(Place::new(&chosen, args.keep, stop)?);
+    let place = kept_place.insert(Arc::new(Place::new(&chosen, args.keep, stop)?)).clone();
     if let (Some(why), None) = (&chosen.why, &args.dir) {
         let what = match chosen.backing {
             Backing::Memory => format!("a smaller tree, of {}", size_shown(chosen.size)),
