@@ -1,14 +1,12 @@
 //! The zero-copy codec against prost.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use bytes::{Buf, BufMut, Bytes};
-use prost::encoding::{DecodeContext, WireType};
-use prost::{DecodeError, Message};
+use bytes::Bytes;
+use prost::Message;
 use tonic::Code;
 use tonic_rdma::codec::{fuzz, kept_aside};
-use tonic_rdma_memory::fuzzing::{SharedArena, Watched};
+use tonic_rdma_memory::fuzzing::SharedArena;
 
 /// Everything that can hold bytes.
 #[derive(Clone, PartialEq, Message)]
@@ -200,41 +198,6 @@ fn pieces(mut rest: Bytes, cuts: &[(usize, bool)]) -> Vec<(Bytes, bool)> {
     pieces
 }
 
-thread_local! {
-    static ARENA: RefCell<Option<SharedArena>> = const { RefCell::new(None) };
-}
-
-/// A [`Tree`] whose sender writes to it whenever prost has looked.
-#[derive(Clone, PartialEq, Debug, Default)]
-struct Changing(Tree);
-
-impl Message for Changing {
-    fn encode_raw(&self, buf: &mut impl BufMut) {
-        self.0.encode_raw(buf);
-    }
-
-    fn merge_field(
-        &mut self,
-        tag: u32,
-        wire_type: WireType,
-        buf: &mut impl Buf,
-        ctx: DecodeContext,
-    ) -> Result<(), DecodeError> {
-        ARENA.with_borrow(|arena| {
-            let arena = arena.as_ref().expect("set for each input");
-            self.0.merge_field(tag, wire_type, &mut Watched { buf, arena }, ctx)
-        })
-    }
-
-    fn encoded_len(&self) -> usize {
-        self.0.encoded_len()
-    }
-
-    fn clear(&mut self) {
-        self.0.clear();
-    }
-}
-
 /// A body of which some pieces have landed where its sender goes on writing: prost never sees a
 /// byte that can change, whatever it decodes to is text where it says so, and nothing is left
 /// behind.
@@ -259,19 +222,17 @@ pub fn landed(data: &[u8]) {
     let arena = SharedArena::new(wire.len()).expect("a file in memory, mapped twice");
     arena.write(0, &wire);
     arena.plan(writes);
-    ARENA.set(Some(arena.clone()));
     let pieces =
         pieces(arena.bytes().slice(..wire.len()), &cuts).into_iter().map(|(piece, landed)| match landed {
             true => (piece, true),
             // Out of the sender's reach.
             false => (Bytes::copy_from_slice(&piece), false),
         });
-    for message in fuzz::decode::<Changing>(pieces.collect(), LIMIT) {
-        let Ok(Changing(tree)) = message else { continue };
+    for message in fuzz::decode_watched::<Tree>(pieces.collect(), LIMIT, &arena) {
+        let Ok(tree) = message else { continue };
         assert!(!arena.contains(tree.text.as_bytes()) && !arena.contains(&tree.vec));
         assert!(std::str::from_utf8(tree.text.as_bytes()).is_ok(), "text that is none");
     }
-    ARENA.set(None);
     assert_eq!(kept_aside(), 0);
 }
 

@@ -26,6 +26,9 @@ pub struct Config {
     /// A message that is longer than `bulk_window`, but no longer than this, lands in one piece, too, when it is
     /// all that its stream has granted or unread. Of no effect below `bulk_window`; default 0.
     pub whole: u32,
+    /// Bytes that are granted or unread at once for all streams together that asked for memory. At least `bulk_window`
+    /// and `whole`; default 1 GiB.
+    pub bulk_total: u64,
     /// The longest header block that is received, in bytes: request headers, response headers, or trailers.
     /// 4 KiB to 1 MiB; default 64 KiB.
     pub max_headers: u32,
@@ -55,6 +58,7 @@ impl Default for Config {
             stream_window: 2 << 20,
             bulk_window: 8 << 20,
             whole: 0,
+            bulk_total: 1 << 30,
             max_headers: MAX_HEADER_BLOCK as u32,
             max_message: 256 << 20,
             standing_grants: 4,
@@ -109,6 +113,12 @@ impl Config {
             "4096 to 2147483647",
         )?;
         rule(self.bulk_window >= 65_536, "bulk_window", self.bulk_window.into(), "at least 65536")?;
+        rule(
+            self.bulk_total >= self.bulk_window.max(self.whole).into(),
+            "bulk_total",
+            self.bulk_total,
+            "at least bulk_window and whole",
+        )?;
         rule(HEADERS.contains(&self.max_headers), "max_headers", self.max_headers.into(), "4096 to 1048576")?;
         rule((1..=1 << 40).contains(&self.max_message), "max_message", self.max_message, "1 to 2^40")?;
         rule(self.standing_grants <= 64, "standing_grants", self.standing_grants.into(), "0 to 64")?;

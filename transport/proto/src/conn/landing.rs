@@ -42,6 +42,8 @@ pub(super) struct Grants {
     recent: [u32; 8],
     next_recent: usize,
     last_bulk: Instant,
+    /// Bytes that streams have granted or unread.
+    held: u64,
     /// Requests so far.
     requests: u64,
     max_standing: usize,
@@ -58,6 +60,7 @@ impl Grants {
             recent: [0; 8],
             next_recent: 0,
             last_bulk: now,
+            held: 0,
             requests: 0,
             max_standing: config.standing_grants.into(),
             standing_max: config.standing_max,
@@ -123,7 +126,7 @@ impl Connection {
         }
         while let Some(&key) = self.landing_queue.front() {
             match self.stream_want(key) {
-                Some(want) => return Some(want),
+                Some(want) => return self.within_connection(want),
                 None => {
                     self.landing_queue.pop_front();
                     self.streams[key].in_landing_queue = false;
@@ -141,7 +144,37 @@ impl Connection {
     /// there is none for the first: its want may be shorter. The inner None: nothing any more. The outer None: there is no
     /// such stream.
     pub fn landing_behind(&self, place: usize) -> Option<Option<LandingWant>> {
-        self.landing_queue.get(place).map(|key| self.stream_want(*key))
+        let within = |key: &usize| self.stream_want(*key).and_then(|want| self.within_connection(want));
+        self.landing_queue.get(place).map(within)
+    }
+
+    /// As much of it as all streams together leave of `bulk_total`. None: as soon as a reader takes something, or a stream
+    /// ends, the want may be met.
+    fn within_connection(&self, want: LandingWant) -> Option<LandingWant> {
+        let free = self.config.bulk_total.saturating_sub(self.grants.held);
+        // As of a stream's window: large pieces are worth waiting for.
+        let least = want.want.min(self.config.bulk_window / 2);
+        let want = LandingWant { want: want.want.min(u32::try_from(free).unwrap_or(u32::MAX)), ..want };
+        (want.want >= least).then_some(LandingWant { min: want.min.min(want.want), ..want })
+    }
+
+    /// The stream has so many bytes more that are granted or unread.
+    fn hold(&mut self, key: usize, len: u32) {
+        self.streams[key].held += u64::from(len);
+        self.grants.held += u64::from(len);
+    }
+
+    /// So many bytes of the stream have been read, or came back.
+    pub(super) fn let_go(&mut self, key: usize, len: u32) {
+        let stream = &mut self.streams[key];
+        let len = stream.held.min(len.into());
+        stream.held -= len;
+        self.grants.held -= len;
+    }
+
+    /// The stream is removed, with whatever it holds.
+    pub(super) fn holds_nothing(&mut self, held: u64) {
+        self.grants.held -= held;
     }
 
     fn stream_want(&self, key: usize) -> Option<LandingWant> {
@@ -203,8 +236,8 @@ impl Connection {
         if *rest == 0 {
             stream.wants.pop_front();
         }
-        stream.held += u64::from(len);
         stream.open_grants += 1;
+        self.hold(key, len);
         if self.landing_queue.front() == Some(&key) {
             // Others first, before this one's next piece.
             self.landing_queue.rotate_left(1);
@@ -285,8 +318,7 @@ impl Connection {
         self.take_grant(id);
         self.events.push_back(Event::Returned { memory: grant.memory });
         if let Some(&key) = self.ids.get(&grant.stream) {
-            let stream = &mut self.streams[key];
-            stream.held = stream.held.saturating_sub(grant.len.into());
+            self.let_go(key, grant.len);
             if grant.recalled {
                 self.want_again(key, grant.request, grant.len);
             }
@@ -317,14 +349,13 @@ impl Connection {
         }
         self.take_grant(id);
         self.stats.write_received += u64::from(len);
-        let stream = &mut self.streams[key];
         let flow = if grant.stream == 0 {
-            stream.recv_window -= len;
+            self.streams[key].recv_window -= len;
             self.grants.learn(len.into(), now);
             Flow::Window
         } else {
             // What the peer left of its grant is free again.
-            stream.held = stream.held.saturating_sub(u64::from(grant.len - len));
+            self.let_go(key, grant.len - len);
             if grant.recalled {
                 self.want_again(key, grant.request, grant.len - len);
             }

@@ -28,7 +28,9 @@
 //!
 //! Eager data and standing grants are bounded by the stream's window, which grows again as the application
 //! reads. Requested grants are bounded by the receiver, which grants no more than `bulk_window` for a stream
-//! at once, or one message of up to `whole` bytes. So a stream that is not read stops only itself (R13).
+//! at once, or one message of up to `whole` bytes. So a stream that is not read stops only itself (R13), until the
+//! unread of all streams together amounts to `bulk_total`, beyond which a peer could fill any heap: bulk waits for a
+//! reader then, small messages do not.
 //!
 //! # Why granted memory always comes back
 //!
@@ -444,6 +446,7 @@ impl Connection {
     fn remove(&mut self, key: usize) {
         let mut stream = self.streams.remove(key);
         self.ids.remove(&stream.id);
+        self.holds_nothing(stream.held);
         if self.spare.len() < SPARE && stream.out.capacity() <= SPARE {
             stream.out.clear();
             self.spare.push(std::mem::take(&mut stream.out));

@@ -207,7 +207,7 @@ impl Connection {
         let stream = &mut self.streams[key];
         match flow {
             Flow::Bulk => {
-                stream.held = stream.held.saturating_sub(len.into());
+                self.let_go(key, len);
                 self.queue_for_landing(key);
             }
             Flow::Window if stream.recv == RecvHalf::Body => {

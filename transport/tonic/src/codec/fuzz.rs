@@ -1,17 +1,20 @@
 //! Both directions of the codec without a connection, for fuzzing and for property tests.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use bytes::Bytes;
+use bytes::{Buf, BufMut, Bytes};
 use http::{StatusCode, Uri};
 use http_body::{Body as HttpBody, Frame};
-use prost::Message;
+use prost::encoding::{DecodeContext, WireType};
+use prost::{DecodeError, Message};
 use tonic::body::Body;
 use tonic::codec::{Codec, EncodeBody, Streaming};
 use tonic::{Code, Status};
+use tonic_rdma_memory::fuzzing::{SharedArena, Watched};
 
 use super::intake::{Intake, Part};
 use super::methods::{Call, Methods, Used};
@@ -103,6 +106,60 @@ where
     M: Message + Default + Send + 'static,
 {
     OneMethod::default().decode(pieces, limit)
+}
+
+/// As [`decode`]; whenever prost has looked, the sender writes to `arena`, in which pieces landed, as is planned there.
+///
+/// # Panics
+/// Prost is shown a byte of the arena.
+pub fn decode_watched<M>(
+    pieces: Vec<(Bytes, bool)>,
+    limit: usize,
+    arena: &SharedArena,
+) -> Vec<Result<M, (Code, String)>>
+where
+    M: Message + Default + Send + 'static,
+{
+    LANDED.set(Some(arena.clone()));
+    let messages = decode::<Seen<M>>(pieces, limit);
+    LANDED.set(None);
+    messages.into_iter().map(|message| message.map(|Seen(message)| message)).collect()
+}
+
+thread_local! {
+    /// What the message landed in that is being decoded.
+    static LANDED: RefCell<Option<SharedArena>> = const { RefCell::new(None) };
+}
+
+/// A message that is decoded from what is [`Watched`].
+#[derive(Debug, Default)]
+struct Seen<M>(M);
+
+impl<M: Message> Message for Seen<M> {
+    fn encode_raw(&self, buf: &mut impl BufMut) {
+        self.0.encode_raw(buf);
+    }
+
+    fn merge_field(
+        &mut self,
+        tag: u32,
+        wire_type: WireType,
+        buf: &mut impl Buf,
+        ctx: DecodeContext,
+    ) -> Result<(), DecodeError> {
+        LANDED.with_borrow(|arena| match arena {
+            Some(arena) => self.0.merge_field(tag, wire_type, &mut Watched { buf, arena }, ctx),
+            None => self.0.merge_field(tag, wire_type, buf, ctx),
+        })
+    }
+
+    fn encoded_len(&self) -> usize {
+        self.0.encoded_len()
+    }
+
+    fn clear(&mut self) {
+        self.0.clear();
+    }
 }
 
 /// A body as the transport delivers it.

@@ -166,9 +166,9 @@ impl Driver {
 
     /// Timers and the end.
     fn poll_end(&mut self, cx: &mut Context<'_>, inner: &mut Inner) -> Poll<Reason> {
-        let (patience, stamps) = (inner.patience.is_news(), inner.stamps.is_news());
+        let (patience, stamps) = (inner.patience.0.is_news(), inner.stamps.is_news());
         let answered = self.asking && !inner.conn.is_asking();
-        let give_back = inner.give_back.is_news();
+        let give_back = inner.give_back.0.is_news();
         if patience || stamps || answered || give_back {
             self.armed = false;
         }
@@ -193,8 +193,8 @@ impl Driver {
                     self.armed = true;
                 }
                 Life::Open if !self.armed => {
-                    let patience = inner.patience.deadline().map(Instant::into_std);
-                    let give_back = inner.give_back.deadline().map(Instant::into_std);
+                    let patience = inner.patience.0.deadline().map(Instant::into_std);
+                    let give_back = inner.give_back.0.deadline().map(Instant::into_std);
                     let others = [patience, give_back, inner.stamps.deadline()].into_iter().flatten();
                     if let Some(at) = inner.conn.next_timeout().into_iter().chain(others).min() {
                         self.timer.set(at);
@@ -216,7 +216,7 @@ impl Driver {
                 _ => {
                     let now = Instant::now();
                     let judged = inner.conn.handle_timeout(now.into_std());
-                    inner.patience.expire(now);
+                    inner.patience.0.expire(now);
                     inner.recall_excess(now);
                     inner.stamps.expire();
                     inner.dispatch();

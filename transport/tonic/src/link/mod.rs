@@ -7,6 +7,7 @@
 //! | `flush` | protocol to link: SENDs, WRITEs, staging |
 //! | `sends` | SEND slots and staging blocks in flight |
 //! | `window` | how much of WRITEs is under way |
+//! | `delay` | a time that is let pass before something is done |
 //! | `patience` | whether a message may land in parts |
 //! | `share` | giving landing memory back to connections that wait |
 //! | `stamps` | when messages came |
@@ -28,6 +29,7 @@
 mod beside;
 mod client;
 mod copies;
+mod delay;
 mod drive;
 mod events;
 mod flush;

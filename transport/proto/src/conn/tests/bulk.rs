@@ -233,6 +233,38 @@ fn memory_held_by_readers_is_waited_for() {
     p.assert_clean();
 }
 
+/// What nobody reads is bounded for all streams together; it comes back as it is read, and with streams that end.
+#[test]
+fn all_streams_together_hold_no_more_than_the_total() {
+    let config = Config { bulk_window: 65_536, bulk_total: 150_000, ..with_standing(0) };
+    let mut p = Pair::new(config.clone(), config, 64 << 20);
+    let ids: Vec<StreamId> = (0..8).map(|_| p.open("head", false)).collect();
+    let came = |p: &Pair| ids.iter().map(|id| p.ends[SERVER].app(*id).body.len()).sum::<usize>();
+    for id in &ids {
+        p.ends[SERVER].stalled.insert(id.get());
+        p.send(CLIENT, *id, pattern(id.get(), 60_000));
+    }
+    p.settle();
+    assert_eq!(came(&p), 120_000, "two of them, and no small piece of a third");
+    // Small messages go on.
+    let small = upload(&mut p, 100);
+    assert_eq!(p.ends[SERVER].app(small).body.len(), 100);
+    // One ends without being read, the other is read: there is room for two more.
+    p.client().reset(ids[0], ResetCode::CANCEL);
+    p.ends[SERVER].unstall(ids[1]);
+    p.settle();
+    assert_eq!(came(&p), 240_000);
+    for id in &ids[2..] {
+        p.ends[SERVER].unstall(*id);
+    }
+    p.settle();
+    for id in &ids[1..] {
+        assert_eq!(p.ends[SERVER].app(*id).body, pattern(id.get(), 60_000));
+        p.answer(*id, Bytes::new());
+    }
+    p.assert_clean();
+}
+
 /// The longest body that the defaults allow to land in one piece, and longer ones.
 #[test]
 fn long_bodies_land_in_as_few_pieces_as_the_window_allows() {

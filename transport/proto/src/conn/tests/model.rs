@@ -86,7 +86,7 @@ fn configs() -> impl Strategy<Value = Config> {
         prop::sample::select(vec![2, 5, 100]),
         prop::sample::select(vec![4096, 20_000, 300_000]),
         prop::sample::select(vec![65_536, 150_000, 8 << 20]),
-        prop::sample::select(vec![0, 100_000, 8 << 20]),
+        (prop::sample::select(vec![0, 100_000, 8 << 20]), prop::sample::select(vec![0, 65_536, 1 << 30])),
         0..4u8,
         prop::sample::select(vec![4096, 20_000, 256 << 10]),
     )
@@ -97,7 +97,7 @@ fn configs() -> impl Strategy<Value = Config> {
                 max_streams,
                 stream_window,
                 bulk_window,
-                whole,
+                (whole, bulk_total),
                 standing_grants,
                 write_chunk,
             )| Config {
@@ -108,6 +108,7 @@ fn configs() -> impl Strategy<Value = Config> {
                 stream_window,
                 bulk_window,
                 whole,
+                bulk_total: bulk_total.max(bulk_window.max(whole).into()),
                 standing_grants,
                 write_chunk,
                 dead_peer: Duration::from_secs(1000),

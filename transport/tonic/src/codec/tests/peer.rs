@@ -1,50 +1,9 @@
 //! A peer that goes on writing to what has landed. It writes whenever somebody has looked, so a
 //! second look shows.
 
-use std::cell::RefCell;
-
-use bytes::Buf;
-use prost::DecodeError;
-use prost::encoding::{DecodeContext, WireType};
-use tonic_rdma_memory::fuzzing::{SharedArena, Watched};
+use tonic_rdma_memory::fuzzing::SharedArena;
 
 use super::*;
-
-thread_local! {
-    /// What the message landed in that is being decoded.
-    static LANDED: RefCell<Option<SharedArena>> = const { RefCell::new(None) };
-}
-
-/// A [`Tree`] that is decoded from what is [`Watched`].
-#[derive(Clone, PartialEq, Debug, Default)]
-struct Seen(Tree);
-
-impl Message for Seen {
-    fn encode_raw(&self, buf: &mut impl bytes::BufMut) {
-        self.0.encode_raw(buf);
-    }
-
-    fn merge_field(
-        &mut self,
-        tag: u32,
-        wire_type: WireType,
-        buf: &mut impl Buf,
-        ctx: DecodeContext,
-    ) -> Result<(), DecodeError> {
-        LANDED.with_borrow(|arena| {
-            let arena = arena.as_ref().expect("set by the test");
-            self.0.merge_field(tag, wire_type, &mut Watched { buf, arena }, ctx)
-        })
-    }
-
-    fn encoded_len(&self) -> usize {
-        self.0.encoded_len()
-    }
-
-    fn clear(&mut self) {
-        self.0.clear();
-    }
-}
 
 /// Fields of every kind, each at a place where windows end, and behind what is lent.
 fn everything() -> Tree {
@@ -74,10 +33,9 @@ fn land(wire: &[u8]) -> (SharedArena, Bytes) {
 fn prost_sees_each_byte_once_and_in_private_memory() {
     let message = everything();
     let (arena, landed) = land(&framed(std::slice::from_ref(&message)));
-    LANDED.set(Some(arena.clone()));
-    let got = fuzz::decode::<Seen>(vec![(landed, true)], usize::MAX).remove(0).unwrap();
-    assert!(got.0 == message, "other fields than were sent");
-    let Tree { data, parts, last, .. } = &got.0;
+    let got = fuzz::decode_watched::<Tree>(vec![(landed, true)], usize::MAX, &arena).remove(0).unwrap();
+    assert!(got == message, "other fields than were sent");
+    let Tree { data, parts, last, .. } = &got;
     for field in [data, &parts[0], &parts[1], last.as_ref().unwrap()] {
         assert!(arena.contains(field), "a field of bytes does not lie where it landed");
     }
