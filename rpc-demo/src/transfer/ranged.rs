@@ -19,7 +19,7 @@ use crate::source;
 use rustix::fs::{FlockOperation, flock};
 use std::io;
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use tokio::sync::OnceCell;
 
@@ -35,6 +35,8 @@ pub(super) struct Large {
     /// Of the object that is read, as its first answer says.
     header: OnceLock<GetHeader>,
     bar: OnceLock<Bar>,
+    /// A range has failed for good, and what has been moved is being discarded.
+    discarded: AtomicBool,
 }
 
 enum Begun {
@@ -64,6 +66,7 @@ impl Large {
             left: AtomicUsize::new(ranges.count()),
             header: OnceLock::new(),
             bar: OnceLock::new(),
+            discarded: AtomicBool::new(false),
             ranges,
             item,
         }
@@ -84,9 +87,18 @@ impl Large {
             Ok(())
         };
         let moved: Result<(), Failure> = moved.await;
-        if let Err(failure) = &moved
-            && !failure.resumable()
-        {
+        let Err(failure) = &moved else { return moved };
+        let discard = !failure.resumable();
+        let discarded = if discard {
+            self.discarded.swap(true, Ordering::AcqRel)
+        } else {
+            self.discarded.load(Ordering::Acquire)
+        };
+        if discarded {
+            // It fails because the upload is gone. The range that failed first says why, and ends this one.
+            return std::future::pending().await;
+        }
+        if discard {
             moving.into.discard().await;
         }
         moved
