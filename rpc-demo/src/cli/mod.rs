@@ -393,8 +393,7 @@ pub(crate) struct Demo {
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
 
-    /// Transfers at once. Default: one more than this host has processors, which both ends share, and
-    /// 8 at most.
+    /// Transfers at once. Default: four for each processor of this host, and 8 at most.
     #[arg(short, long, value_name = "N", value_parser = value_parser!(u16).range(1..=256))]
     pub(crate) jobs: Option<u16>,
 
