@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use slab::Slab;
 
 use super::answers::Owed;
-use super::stream::{RecvHalf, SendHalf, Want};
-use super::{Connection, Event, Flow, GrantMemory, LandingWant, Side, WantKey};
+use super::stream::{RecvHalf, SendHalf, Stream, Want};
+use super::{Connection, Event, Flow, GrantMemory, Ids, LandingWant, Side, WantKey};
 use crate::config::Config;
 use crate::error::Breach;
 use crate::frame::{Frame, MIN_GRANT};
@@ -14,6 +14,8 @@ use crate::ids::{GrantId, StreamId};
 
 /// Requests that a stream may have open at once.
 pub(super) const MAX_REQUESTS: usize = 8;
+/// Streams that are looked at while the first wants more than `bulk_total` leaves.
+const BEHIND: usize = 8;
 /// Lengths are rounded up to whole granules of landing memory.
 const GRANULE: u32 = 4096;
 
@@ -42,8 +44,10 @@ pub(super) struct Grants {
     recent: [u32; 8],
     next_recent: usize,
     last_bulk: Instant,
-    /// Bytes that streams have granted or unread.
+    /// Bytes that streams have granted or unread, those of `ended` included.
     held: u64,
+    /// Streams that have ended, and what nobody has read of them.
+    ended: Ids<u64>,
     /// Requests so far.
     requests: u64,
     max_standing: usize,
@@ -61,6 +65,7 @@ impl Grants {
             next_recent: 0,
             last_bulk: now,
             held: 0,
+            ended: Ids::default(),
             requests: 0,
             max_standing: config.standing_grants.into(),
             standing_max: config.standing_max,
@@ -125,12 +130,16 @@ impl Connection {
             return None;
         }
         while let Some(&key) = self.landing_queue.front() {
-            match self.stream_want(key) {
-                Some(want) => return self.within_connection(want),
-                None => {
-                    self.landing_queue.pop_front();
-                    self.streams[key].in_landing_queue = false;
-                }
+            let Some(want) = self.stream_want(key) else {
+                self.landing_queue.pop_front();
+                self.streams[key].in_landing_queue = false;
+                continue;
+            };
+            let shorter = || (1..=BEHIND).find_map(|place| self.landing_behind(place)?);
+            match self.within_connection(want).or_else(shorter) {
+                Some(want) => return Some(want),
+                // Standing grants count for no stream.
+                None => break,
             }
         }
         if !self.grants.wants_standing() {
@@ -172,9 +181,50 @@ impl Connection {
         self.grants.held -= len;
     }
 
-    /// The stream is removed, with whatever it holds.
-    pub(super) fn holds_nothing(&mut self, held: u64) {
-        self.grants.held -= held;
+    /// A stream is removed. What has landed for it and nobody has read counts on, unless the application has let go of
+    /// the stream.
+    pub(super) fn ends_with(&mut self, stream: &Stream) {
+        let granted =
+            |(_, grant): (usize, &Grant)| (grant.stream == stream.id).then_some(u64::from(grant.len));
+        let granted: u64 = match stream.open_grants {
+            0 => 0,
+            _ => self.grants.out.iter().filter_map(granted).sum(),
+        };
+        let unread = if stream.released { 0 } else { stream.held.saturating_sub(granted) };
+        self.grants.held -= stream.held - unread;
+        if unread > 0 {
+            self.grants.ended.insert(stream.id, unread);
+        }
+    }
+
+    /// Bytes of a stream that has ended have been read.
+    pub(super) fn read_of_ended(&mut self, id: StreamId, len: u32) {
+        let Some(unread) = self.grants.ended.get_mut(&id.0) else { return };
+        let len = u64::from(len).min(*unread);
+        *unread -= len;
+        let all = *unread == 0;
+        self.grants.held -= len;
+        if all {
+            self.grants.ended.remove(&id.0);
+        }
+    }
+
+    /// Nobody will read what came for the stream.
+    pub(super) fn released(&mut self, id: StreamId) {
+        match self.ids.get(&id.0) {
+            Some(&key) => self.streams[key].released = true,
+            None => self.grants.held -= self.grants.ended.remove(&id.0).unwrap_or(0),
+        }
+    }
+
+    /// What all streams hold, which is the sum of its parts and no more than there may be.
+    #[cfg(test)]
+    pub(super) fn held(&self) -> u64 {
+        let streams: u64 = self.streams.iter().map(|(_, stream)| stream.held).sum();
+        let ended: u64 = self.grants.ended.values().sum();
+        assert_eq!(self.grants.held, streams + ended);
+        assert!(self.grants.held <= self.config.bulk_total);
+        self.grants.held
     }
 
     fn stream_want(&self, key: usize) -> Option<LandingWant> {
@@ -227,7 +277,8 @@ impl Connection {
     /// How much of `len` bytes is granted to the stream, and for which of its requests.
     fn book_grant(&mut self, id: StreamId, len: u32) -> Option<(u32, u64)> {
         let &key = self.ids.get(&id.0)?;
-        let want = self.stream_want(key).filter(|want| len >= want.min)?;
+        let want = self.stream_want(key).and_then(|want| self.within_connection(want));
+        let want = want.filter(|want| len >= want.min)?;
         let len = len.min(want.want);
         let stream = &mut self.streams[key];
         let Want { number, rest } = stream.wants.front_mut()?;
@@ -365,6 +416,9 @@ impl Connection {
         };
         let memory = grant.memory;
         if self.streams[key].recv == RecvHalf::Discarding {
+            if flow == Flow::Bulk {
+                self.let_go(key, len);
+            }
             self.events.push_back(Event::Returned { memory });
         } else {
             self.events.push_back(Event::Landed { stream: stream_id, memory, len, flow, end });

@@ -446,7 +446,7 @@ impl Connection {
     fn remove(&mut self, key: usize) {
         let mut stream = self.streams.remove(key);
         self.ids.remove(&stream.id);
-        self.holds_nothing(stream.held);
+        self.ends_with(&stream);
         if self.spare.len() < SPARE && stream.out.capacity() <= SPARE {
             stream.out.clear();
             self.spare.push(std::mem::take(&mut stream.out));

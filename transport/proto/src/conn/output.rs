@@ -186,8 +186,9 @@ impl Connection {
     }
 
     /// The application lets go of a stream: as [`Connection::reset`], except that a response that has been
-    /// queued to its end still goes out (server).
+    /// queued to its end still goes out (server). Nothing is read of it any more, also where it has ended.
     pub fn release(&mut self, id: StreamId, code: ResetCode) {
+        self.released(id);
         let ending = |key: &usize| self.streams[*key].send == SendHalf::Ending;
         if self.side == Side::Client || !self.ids.get(&id.0).is_some_and(ending) {
             self.reset(id, code);
@@ -200,9 +201,15 @@ impl Connection {
         }
     }
 
-    /// The application has read `len` bytes that came as `flow`. Unknown streams are left alone.
+    /// The application has read `len` bytes that came as `flow`, of a stream that may have ended. Unknown streams are left
+    /// alone.
     pub fn consume(&mut self, id: StreamId, len: u32, flow: Flow) {
-        let Some(&key) = self.ids.get(&id.0) else { return };
+        let Some(&key) = self.ids.get(&id.0) else {
+            if flow == Flow::Bulk {
+                self.read_of_ended(id, len);
+            }
+            return;
+        };
         let full = self.config.stream_window;
         let stream = &mut self.streams[key];
         match flow {

@@ -171,6 +171,8 @@ pub(super) struct Stream {
     pub(super) wants: VecDeque<Want>,
     /// Bytes granted on request or landed and not read.
     pub(super) held: u64,
+    /// The application reads nothing of it any more.
+    pub(super) released: bool,
     /// Grants on request that the peer has not ended.
     pub(super) open_grants: u32,
     /// Of these, how many have been asked back.
@@ -208,6 +210,7 @@ impl Stream {
             block: BytesMut::new(),
             wants: VecDeque::new(),
             held: 0,
+            released: false,
             open_grants: 0,
             recalled: 0,
             in_send_ready: false,

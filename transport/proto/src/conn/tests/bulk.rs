@@ -251,6 +251,9 @@ fn all_streams_together_hold_no_more_than_the_total() {
     assert_eq!(p.ends[SERVER].app(small).body.len(), 100);
     // One ends without being read, the other is read: there is room for two more.
     p.client().reset(ids[0], ResetCode::CANCEL);
+    p.settle();
+    assert_eq!(came(&p), 120_000, "what came of it is still there");
+    p.server().release(ids[0], ResetCode::CANCEL);
     p.ends[SERVER].unstall(ids[1]);
     p.settle();
     assert_eq!(came(&p), 240_000);
@@ -261,6 +264,64 @@ fn all_streams_together_hold_no_more_than_the_total() {
     for id in &ids[1..] {
         assert_eq!(p.ends[SERVER].app(*id).body, pattern(id.get(), 60_000));
         p.answer(*id, Bytes::new());
+    }
+    p.assert_clean();
+}
+
+/// A response that is complete counts until it has been read, or until nobody will.
+#[test]
+fn what_ended_streams_hold_counts_until_it_is_read() {
+    let config = Config { bulk_window: 65_536, bulk_total: 150_000, ..with_standing(0) };
+    let mut p = Pair::new(config.clone(), config, 64 << 20);
+    let ids: Vec<StreamId> = (0..8).map(|_| p.open("head", true)).collect();
+    let came = |p: &Pair| ids.iter().map(|id| p.ends[CLIENT].app(*id).body.len()).sum::<usize>();
+    p.settle();
+    for id in &ids {
+        p.ends[CLIENT].stalled.insert(id.get());
+        p.answer(*id, pattern(id.get(), 60_000));
+    }
+    p.settle();
+    assert_eq!(came(&p), 120_000);
+    // One is read, of another nobody wants to know: there is room for two more.
+    let ended: Vec<StreamId> = ids.iter().copied().filter(|id| p.ends[CLIENT].app(*id).ended).collect();
+    assert_eq!(ended.len(), 2);
+    p.ends[CLIENT].unstall(ended[0]);
+    p.client().release(ended[1], ResetCode::CANCEL);
+    p.settle();
+    assert_eq!(came(&p), 240_000);
+    assert_eq!(p.client().held(), 120_000);
+    for id in &ids {
+        p.ends[CLIENT].unstall(*id);
+    }
+    p.settle();
+    for id in &ids {
+        assert_eq!(p.ends[CLIENT].app(*id).body, pattern(id.get(), 60_000));
+    }
+    p.assert_clean();
+}
+
+/// Where the total leaves too little for the first, those behind it that want less go on.
+#[test]
+fn a_long_want_beyond_the_total_holds_up_no_short_one() {
+    let config = Config { bulk_window: 65_536, bulk_total: 150_000, ..with_standing(0) };
+    let mut p = Pair::new(config.clone(), config, 64 << 20);
+    let stalled: Vec<StreamId> = (0..3).map(|_| p.open("head", false)).collect();
+    for id in &stalled {
+        p.ends[SERVER].stalled.insert(id.get());
+        p.send(CLIENT, *id, pattern(id.get(), 60_000));
+    }
+    p.settle();
+    assert_eq!(p.ends[SERVER].app(stalled[2]).body.len(), 0, "it waits in front");
+    for _ in 0..3 {
+        upload(&mut p, 20_000);
+    }
+    for id in &stalled {
+        p.ends[SERVER].unstall(*id);
+    }
+    p.settle();
+    for id in stalled {
+        assert_eq!(p.ends[SERVER].app(id).body, pattern(id.get(), 60_000));
+        p.answer(id, Bytes::new());
     }
     p.assert_clean();
 }

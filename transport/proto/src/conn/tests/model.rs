@@ -235,6 +235,7 @@ impl Model {
     /// Every grant is in one place: on its way, with the peer, or on its way back (R8, R9).
     fn check_grants(p: &Pair) {
         for (granter, holder) in [(CLIENT, SERVER), (SERVER, CLIENT)] {
+            p.ends[granter].conn.held();
             let frames = |from: usize| {
                 let queued = p.ends[from].conn.control.iter().cloned();
                 let sent = p.to[1 - from].iter().flat_map(|wire| {

@@ -571,6 +571,7 @@ impl Pair {
             let c = &end.conn;
             assert!(c.control.is_empty() && c.events.is_empty() && c.landing_queue.is_empty(), "end {at}");
             assert!(!c.has_output() && c.ids.is_empty() && c.standing.is_empty(), "end {at}");
+            assert_eq!(c.held(), 0, "end {at}: bytes of nobody count");
         }
         self.check();
     }
