@@ -155,6 +155,7 @@ impl Piece {
         let Some(rest @ 1..) = self.granules.checked_sub(granules) else { return };
         let Lease { shared, account, .. } = &self.chunk.lease;
         shared.counters.granted.fetch_sub(rest * GRANULE, Relaxed);
+        self.chunk.granted.fetch_sub(rest, Relaxed);
         if !self.chunk.granules.free(self.start + granules, rest) {
             tracing::error!(start = self.start, "a granule of landing memory was free already");
         }

@@ -94,6 +94,22 @@ fn a_chunk_that_readers_hold_is_kept_where_it_is_the_only_one() {
     assert!(other.alloc(4096, 4096).unwrap().is_some());
 }
 
+/// What was granted and not written is not granted any more.
+#[test]
+fn a_chunk_of_which_a_part_was_written_is_held_by_readers_alone() {
+    let (pool, _ledger) = small();
+    let landing = pool.config().landing;
+    let (mut one, mut other) = (pool.landing(), pool.landing());
+    let whole = one.alloc(landing, landing).unwrap().unwrap();
+    let read = whole.filled(landing - 3 * 4096);
+    let rest: Vec<_> = std::iter::from_fn(|| one.alloc(4096, 4096).unwrap()).collect();
+    let read_too: Vec<_> = rest.into_iter().map(|piece| piece.filled(1)).collect();
+    assert_eq!(read_too.len(), 3);
+    assert!(other.alloc(4096, 4096).unwrap().is_none());
+    assert_eq!(one.keep_share(), Excess::None, "nothing of it is granted");
+    drop((read, read_too));
+}
+
 /// One that is held to its share is woken when nobody waits any more, though nothing has come free.
 #[test]
 fn one_that_was_held_back_is_woken() {

@@ -18,17 +18,18 @@ use bytes::Bytes;
 use http::Extensions;
 use std::{
     net::SocketAddr,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, OnceLock},
 };
 use tokio::{sync::watch, time::Instant};
 use tonic::{Request, Response, Status};
+use tonic_rdma_fabric::LogThrottle;
 use tonic_rdma_proto::hello::{VERSION_MAX, VERSION_MIN};
 
 /// The longest answer to a Probe in bytes.
 pub(crate) const PROBE_MOST: usize = 1 << 20;
+
+/// Lines about Offers that came through gateways: clients of one are not to fill the disk.
+static REFUSED: LogThrottle = LogThrottle::new();
 
 /// What a server has to offer on one fabric.
 #[derive(Debug, Clone)]
@@ -92,8 +93,6 @@ pub(crate) struct OfferService {
     gateways: Arc<Gateways>,
     /// Whether Offers that came through a gateway get a ticket.
     through_gateways: bool,
-    /// Offers that got none because of a gateway.
-    refused: Arc<AtomicU64>,
 }
 
 impl OfferService {
@@ -103,7 +102,7 @@ impl OfferService {
         gateways: Arc<Gateways>,
         through_gateways: bool,
     ) -> Self {
-        Self { offering, tickets, gateways, through_gateways, refused: Arc::default() }
+        Self { offering, tickets, gateways, through_gateways }
     }
 
     /// What calls of the fast path will carry of the Offer's TCP connection. Nothing where it is a
@@ -122,10 +121,8 @@ impl OfferService {
             Err(why) => {
                 let reason = Reason::new(ReasonCode::ThroughGateway, why.to_string());
                 let peer = connection.and_then(Connection::peer);
-                let refused = self.refused.fetch_add(1, Ordering::Relaxed) + 1;
-                // Of the first, and then of ever fewer: a flood is not to fill the disk.
-                if refused < 100 || refused.is_power_of_two() {
-                    tracing::warn!(?peer, %reason, refused, cure = reason.cure(), "Offer refused");
+                if let Some(suppressed) = REFUSED.pass() {
+                    tracing::warn!(?peer, %reason, suppressed, cure = reason.cure(), "Offer refused");
                 }
                 Err(reason)
             }

@@ -2,7 +2,7 @@
 
 use bytes::BufMut;
 use tonic::Status;
-use tonic_rdma_fabric::{Completion, Link, LinkError};
+use tonic_rdma_fabric::{Completion, Link, LinkError, LogThrottle};
 use tonic_rdma_proto::{Breach, CloseCode, Event, Flow, StreamId};
 
 use super::shared::{Inner, Life};
@@ -10,6 +10,9 @@ use super::stream::{Fault, StreamIo};
 use super::unread::{Place, RECEIVE_CHUNK};
 use crate::codec::Part;
 use crate::reason::{Reason, ReasonCode};
+
+/// Lines about peers that break the protocol: one that comes back is not to fill the disk.
+static BREACHES: LogThrottle = LogThrottle::new();
 
 impl Inner {
     /// Acts on everything in `completions`.
@@ -60,7 +63,9 @@ impl Inner {
     /// The protocol has found a breach, and closes.
     pub(super) fn breached(&mut self, breach: &Breach) {
         let peer = &self.peer;
-        tracing::warn!(%peer, %breach, "the peer broke the protocol; closing the connection");
+        if let Some(suppressed) = BREACHES.pass() {
+            tracing::warn!(%peer, %breach, suppressed, "the peer broke the protocol; closing the connection");
+        }
         let reason = Reason::from_peer(ReasonCode::LinkLost, format!("protocol breach: {breach} ({peer})"));
         self.end(Life::Closing(reason));
     }

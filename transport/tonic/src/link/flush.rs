@@ -2,7 +2,7 @@
 
 use bytes::{BufMut, Bytes};
 use tonic::Status;
-use tonic_rdma_fabric::{AnyLink, Link, LinkError, Posted, Work, WriteSource};
+use tonic_rdma_fabric::{AnyLink, Link, LinkError, LogThrottle, Posted, Work, WriteSource};
 use tonic_rdma_memory::RegisterError;
 use tonic_rdma_proto::{
     CloseCode, GrantMemory, LandingWant, ResetCode, Room, StreamId, Transmit, WantKey, Write,
@@ -17,6 +17,8 @@ use crate::reason::{Reason, ReasonCode};
 const BATCH: u32 = 8;
 /// Streams that are asked for shorter wants while the first waits for landing memory.
 const BEHIND: usize = 8;
+/// Lines about memory that cannot be registered: a peer decides how often some is wanted.
+static UNREGISTERED: LogThrottle = LogThrottle::new();
 
 impl Inner {
     /// Hands out landing memory that is wanted, then posts what the protocol has to send, with one doorbell; where the link
@@ -238,7 +240,9 @@ impl Inner {
         match key {
             WantKey::Stream(id) => self.refuse_bulk(id, error),
             WantKey::Standing => {
-                tracing::warn!(%error, "no standing grants: landing memory cannot be registered");
+                if let Some(suppressed) = UNREGISTERED.pass() {
+                    tracing::warn!(%error, suppressed, "no standing grants: landing memory cannot be registered");
+                }
                 self.conn.recall_standing();
             }
         }
@@ -252,7 +256,9 @@ impl Inner {
             self.conn.close(CloseCode::Resources, &text);
             return self.end(Life::Closing(Reason::new(ReasonCode::Memlock, text)));
         }
-        tracing::warn!(%error, stream = %id, "landing memory cannot be registered; the call fails");
+        if let Some(suppressed) = UNREGISTERED.pass() {
+            tracing::warn!(%error, stream = %id, suppressed, "landing memory cannot be registered; the call fails");
+        }
         let status = Status::resource_exhausted(format!("no memory to receive the message: {error}"));
         self.conn.reset(id, ResetCode::ENHANCE_YOUR_CALM);
         self.fail_stream(id, status);
