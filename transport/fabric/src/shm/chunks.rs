@@ -57,6 +57,11 @@ impl PeerChunks {
         self.heard
     }
 
+    /// Chunks that are mapped.
+    pub(super) fn len(&self) -> usize {
+        self.chunks.len()
+    }
+
     /// Whether a chunk may be given.
     ///
     /// # Errors

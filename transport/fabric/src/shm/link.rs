@@ -28,7 +28,7 @@ use tonic_rdma_memory::Pool;
 use super::bell::{Bell, Rope};
 use super::chunks::{MAX_CHUNK_BYTES, MAX_CHUNKS, Offered, PeerChunks};
 use super::map::Map;
-use super::peer_map::PeerMap;
+use super::peer_map::{PeerMap, Use};
 use super::ring::{Put, Reader, RingBreach, Writer};
 use super::setup::{Own, Theirs};
 use super::socket::{Heard, Socket, Taking};
@@ -296,8 +296,9 @@ impl ShmLink {
                 self.chunks.check(offered).map_err(|what| self.breach(what))?;
                 let size = usize::try_from(len).unwrap_or(usize::MAX);
                 let user = self.socket.peer().uid;
+                let purpose = Use::Chunk { others: self.chunks.len() };
                 let taking = self.socket.take(move |fds| match fds.as_slice() {
-                    [file] => PeerMap::new(file, size, user),
+                    [file] => PeerMap::new(file, size, user, purpose),
                     _ => Err(io::Error::new(io::ErrorKind::InvalidData, "not exactly one file")),
                 });
                 self.taking = Some((offered, taking));

@@ -15,36 +15,78 @@ const MAX_MAPPINGS: usize = 65530;
 /// The part of it that files of peers may have.
 const SHARE: usize = 4;
 
+/// Chunks that a connection may give, however many others there are: an honest one has a few.
+const FEW: usize = 8;
+
+/// What a file is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Use {
+    /// A connection has one.
+    Ring,
+    /// Landing memory of a connection that has given so many others.
+    Chunk { others: usize },
+}
+
 /// Files of peers that this process has mapped.
-static MAPPED: Mutex<BTreeSet<FileId>> = Mutex::new(BTreeSet::new());
+#[derive(Debug)]
+struct Mapped {
+    files: BTreeSet<FileId>,
+    /// Of these, so many are rings: connections.
+    rings: usize,
+}
+
+static MAPPED: Mutex<Mapped> = Mutex::new(Mapped { files: BTreeSet::new(), rings: 0 });
+
+impl Mapped {
+    /// Whether one more may be mapped, of `limit` in all. Beyond a half of them no connection gets more chunks than its
+    /// share of a quarter, so that those who gave many leave places to others; the last sixteenth is for rings.
+    fn has_place(&self, purpose: Use, limit: usize) -> bool {
+        let mapped = self.files.len();
+        match purpose {
+            Use::Ring => mapped < limit,
+            Use::Chunk { .. } if mapped < limit / 2 => true,
+            Use::Chunk { others } => {
+                let share = (limit / 4 / self.rings.max(1)).max(FEW);
+                others < share && mapped < limit - limit / 16
+            }
+        }
+    }
+}
 
 /// The place of one in [`MAPPED`].
 #[derive(Debug)]
-struct Entry(FileId);
+struct Entry(FileId, Use);
 
 impl Entry {
-    fn new(file: FileId) -> io::Result<Entry> {
+    fn new(file: FileId, purpose: Use) -> io::Result<Entry> {
         static LIMIT: OnceLock<usize> = OnceLock::new();
         let limit = *LIMIT.get_or_init(|| {
             let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
             limit.trim().parse().unwrap_or(MAX_MAPPINGS) / SHARE
         });
         let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
-        if mapped.contains(&file) {
+        if mapped.files.contains(&file) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a file that was given already"));
         }
-        if mapped.len() >= limit {
-            let what = format!("as many files of peers are mapped as a process may have here: {limit}");
+        if !mapped.has_place(purpose, limit) {
+            let what = format!(
+                "more files than a connection may give while peers have so many mapped: {} of {limit}, {} connections",
+                mapped.files.len(),
+                mapped.rings
+            );
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, what));
         }
-        mapped.insert(file);
-        Ok(Entry(file))
+        mapped.files.insert(file);
+        mapped.rings += usize::from(purpose == Use::Ring);
+        Ok(Entry(file, purpose))
     }
 }
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        MAPPED.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+        let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
+        mapped.files.remove(&self.0);
+        mapped.rings -= usize::from(self.1 == Use::Ring);
     }
 }
 
@@ -62,10 +104,10 @@ impl PeerMap {
     ///
     /// # Errors
     /// Those of [`Map::new`]; the file is mapped already; or there are too many.
-    pub(super) fn new(file: impl AsFd, len: usize, user: u32) -> io::Result<PeerMap> {
+    pub(super) fn new(file: impl AsFd, len: usize, user: u32, purpose: Use) -> io::Result<PeerMap> {
         let mut entry = None;
         let map = Map::new(file, len, |file| {
-            entry = Some(Entry::new(file)?);
+            entry = Some(Entry::new(file, purpose)?);
             Ok(())
         })?;
         Ok(PeerMap { mapped: entry.map(|entry| (map, entry)), user })
@@ -104,12 +146,40 @@ mod tests {
     #[test]
     fn a_file_is_mapped_once_at_a_time() {
         let file = sealed(c"test", 4096).unwrap();
-        let map = PeerMap::new(&file, 4096, 0).unwrap();
-        let error = PeerMap::new(&file, 4096, 0).unwrap_err();
+        let map = PeerMap::new(&file, 4096, 0, Use::Ring).unwrap();
+        let error = PeerMap::new(&file, 4096, 0, Use::Ring).unwrap_err();
         assert!(error.to_string().contains("given already"), "{error}");
         drop(map);
-        while PeerMap::new(&file, 4096, 0).is_err() {
+        while PeerMap::new(&file, 4096, 0, Use::Ring).is_err() {
             std::thread::yield_now();
+        }
+    }
+
+    /// As many connections as `hoarders` give chunks as long as they can; then one comes that wants a few.
+    fn gets_a_few(hoarders: usize) -> bool {
+        const LIMIT: usize = 16_382;
+        let mut mapped = Mapped { files: BTreeSet::new(), rings: 0 };
+        let mut number = 0;
+        let mut map = |mapped: &mut Mapped, purpose: Use| {
+            let has = mapped.has_place(purpose, LIMIT);
+            if has {
+                number += 1;
+                mapped.files.insert((0, number));
+                mapped.rings += usize::from(purpose == Use::Ring);
+            }
+            has
+        };
+        assert!((0..hoarders).all(|_| map(&mut mapped, Use::Ring)), "{hoarders}");
+        for _ in 0..hoarders {
+            (0..512).take_while(|&others| map(&mut mapped, Use::Chunk { others })).count();
+        }
+        map(&mut mapped, Use::Ring) && (0..FEW).all(|others| map(&mut mapped, Use::Chunk { others }))
+    }
+
+    #[test]
+    fn hoarders_leave_places_to_others() {
+        for hoarders in [0, 1, 16, 32, 100, 500, 700] {
+            assert!(gets_a_few(hoarders), "{hoarders} connections that give 512 chunks each keep others out");
         }
     }
 }

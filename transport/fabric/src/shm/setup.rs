@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use super::bell::{Bell, Rope};
 use super::map::Map;
-use super::peer_map::PeerMap;
+use super::peer_map::{PeerMap, Use};
 use super::ring::{Reader, Shape, Writer};
 use crate::link::LinkConfig;
 
@@ -51,7 +51,7 @@ impl Theirs {
         let [ring, _bell] = fds.as_slice() else {
             return Err(wrong("the peer's handshake comes without exactly a ring and a bell"));
         };
-        let map = PeerMap::new(ring, shape.bytes(), user)?;
+        let map = PeerMap::new(ring, shape.bytes(), user, Use::Ring)?;
         let writer = Writer::new(map, shape).ok_or_else(|| wrong("the peer's ring is too small"))?;
         Ok(Theirs { writer, rope: Rope::new(fds, kin)? })
     }
