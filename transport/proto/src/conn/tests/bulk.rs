@@ -233,11 +233,16 @@ fn memory_held_by_readers_is_waited_for() {
     p.assert_clean();
 }
 
+/// A pair whose streams have so much unread together, and 64 KiB each.
+fn with_total(bulk_total: u64) -> Pair {
+    let config = Config { bulk_window: 65_536, bulk_total, ..with_standing(0) };
+    Pair::new(config.clone(), config, 64 << 20)
+}
+
 /// What nobody reads is bounded for all streams together; it comes back as it is read, and with streams that end.
 #[test]
 fn all_streams_together_hold_no_more_than_the_total() {
-    let config = Config { bulk_window: 65_536, bulk_total: 150_000, ..with_standing(0) };
-    let mut p = Pair::new(config.clone(), config, 64 << 20);
+    let mut p = with_total(150_000);
     let ids: Vec<StreamId> = (0..8).map(|_| p.open("head", false)).collect();
     let came = |p: &Pair| ids.iter().map(|id| p.ends[SERVER].app(*id).body.len()).sum::<usize>();
     for id in &ids {
@@ -271,8 +276,7 @@ fn all_streams_together_hold_no_more_than_the_total() {
 /// A response that is complete counts until it has been read, or until nobody will.
 #[test]
 fn what_ended_streams_hold_counts_until_it_is_read() {
-    let config = Config { bulk_window: 65_536, bulk_total: 150_000, ..with_standing(0) };
-    let mut p = Pair::new(config.clone(), config, 64 << 20);
+    let mut p = with_total(150_000);
     let ids: Vec<StreamId> = (0..8).map(|_| p.open("head", true)).collect();
     let came = |p: &Pair| ids.iter().map(|id| p.ends[CLIENT].app(*id).body.len()).sum::<usize>();
     p.settle();
@@ -303,8 +307,7 @@ fn what_ended_streams_hold_counts_until_it_is_read() {
 /// Where the total leaves too little for the first, those behind it that want less go on.
 #[test]
 fn a_long_want_beyond_the_total_holds_up_no_short_one() {
-    let config = Config { bulk_window: 65_536, bulk_total: 150_000, ..with_standing(0) };
-    let mut p = Pair::new(config.clone(), config, 64 << 20);
+    let mut p = with_total(150_000);
     let stalled: Vec<StreamId> = (0..3).map(|_| p.open("head", false)).collect();
     for id in &stalled {
         p.ends[SERVER].stalled.insert(id.get());
