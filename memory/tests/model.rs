@@ -191,8 +191,10 @@ proptest! {
                         let share = accounts[account].share();
                         let behind = |i: usize| waiting[i] && accounts[i].leased() + 4096 <= share;
                         let held = (0..4).any(|i| i != account && behind(i));
+                        // No piece is shorter than a granule.
+                        let least = min.max(1).checked_next_multiple_of(4096).unwrap_or(usize::MAX);
                         prop_assert!(
-                            idle < min.max(4096) || (held && leased.saturating_add(min) > share),
+                            idle < least || (held && leased.saturating_add(least) > share),
                             "{idle} bytes were left"
                         );
                     }
