@@ -5,7 +5,7 @@ use crate::{
     measure::Calls,
     pb::{self, Blob},
     service::{self, LIMIT, WINDOWS},
-    work::Row,
+    work::{Kind, Row},
 };
 use anyhow::{Context as _, ensure};
 use bytes::{BufMut, Bytes};
@@ -115,8 +115,8 @@ impl Calls for Client {
         Ok(Box::new(replies?.into_inner()))
     }
 
-    fn runs(&self, _: &Row) -> bool {
-        true
+    fn runs(&self, row: &Row) -> bool {
+        !matches!(row.kind, Kind::Phase { .. })
     }
 
     fn path(&self) -> String {
@@ -214,7 +214,7 @@ impl Channel {
                 ensure!(path.path.as_str() == wanted, "{contender} is to be on {wanted}, and is on {path}");
                 Self::Ours(channel)
             }
-            Way::Raw(_) | Way::Memcpy { .. } | Way::Neighbour(_) => {
+            Way::Raw(_) | Way::Copy(_) | Way::Neighbour(_) => {
                 anyhow::bail!("{contender} carries no calls of this program's")
             }
         })

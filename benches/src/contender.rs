@@ -31,6 +31,10 @@ pub enum Contender {
     MemcpyHot,
     /// A copy within this process, of memory that is not in the cache
     MemcpyCold,
+    /// The same at the distance of a row of copies by distance
+    MemcpyApart,
+    /// The same by the transport's own copy
+    Copy,
     /// tonic over rdma-io-tonic: HTTP/2 over RDMA
     RdmaIoTonic,
     /// ruapc, another RPC stack, over RDMA
@@ -46,6 +50,19 @@ pub enum Neighbour {
     Ruapc,
 }
 
+/// By what is copied, and which memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// The C library, in the cache.
+    MemcpyHot,
+    /// The C library, at distance 0.
+    MemcpyCold,
+    /// The C library, at the distance of the row.
+    MemcpyApart,
+    /// The transport, at the distance of the row.
+    Transport,
+}
+
 /// How a contender's two processes find each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
@@ -58,11 +75,8 @@ pub enum Way {
     Ours(Option<FabricKind>),
     /// A bare link of this fabric.
     Raw(FabricKind),
-    /// No second process.
-    Memcpy {
-        /// Memory that is not in the cache.
-        cold: bool,
-    },
+    /// No second process: a copy.
+    Copy(By),
     /// By the program in `benches/neighbours`.
     Neighbour(Neighbour),
 }
@@ -78,8 +92,10 @@ impl Contender {
             Self::Verbs | Self::VerbsPlain => Way::Ours(Some(FabricKind::Verbs)),
             Self::RawShm => Way::Raw(FabricKind::Shm),
             Self::RawVerbs => Way::Raw(FabricKind::Verbs),
-            Self::MemcpyHot => Way::Memcpy { cold: false },
-            Self::MemcpyCold => Way::Memcpy { cold: true },
+            Self::MemcpyHot => Way::Copy(By::MemcpyHot),
+            Self::MemcpyCold => Way::Copy(By::MemcpyCold),
+            Self::MemcpyApart => Way::Copy(By::MemcpyApart),
+            Self::Copy => Way::Copy(By::Transport),
             Self::RdmaIoTonic => Way::Neighbour(Neighbour::RdmaIoTonic),
             Self::Ruapc => Way::Neighbour(Neighbour::Ruapc),
         }

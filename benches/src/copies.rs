@@ -57,8 +57,13 @@ impl Copies {
     }
 
     /// What a process needs in its environment to be counted.
-    pub fn environment(&self) -> [(&'static str, PathBuf); 2] {
-        [("LD_PRELOAD", self.library.clone()), ("TONIC_RDMA_BENCH_COPIES", self.counts.clone())]
+    pub fn environment(&self) -> [(&'static str, PathBuf); 3] {
+        [
+            ("LD_PRELOAD", self.library.clone()),
+            ("TONIC_RDMA_BENCH_COPIES", self.counts.clone()),
+            // The transport leaves all copies to memcpy, where they are counted (`memory::copy`).
+            ("GLIBC_TUNABLES", "glibc.cpu.x86_rep_movsb_threshold=1073741824".into()),
+        ]
     }
 
     /// The counts now.

@@ -16,6 +16,7 @@
 //! | [`measure`] | one round of a row |
 //! | [`cost`] | what a round costs: CPU time, context switches, system calls |
 //! | [`instructions`] | the same in instructions, where the machine counts them |
+//! | [`machine`] | processor, kernel, C library and allocator, beside which figures are told |
 //! | [`footprint`] | memory, descriptors and threads of a process |
 //! | [`copies`] | the same in bytes that are copied |
 //! | [`costs`] | what does not vary: instructions, allocations, doorbells, held against a record |
@@ -32,6 +33,7 @@ pub mod costs;
 pub mod cpu;
 pub mod footprint;
 pub mod instructions;
+pub mod machine;
 pub mod measure;
 pub mod memcpy;
 pub mod pair;

@@ -75,6 +75,7 @@ pub async fn round<C: Calls>(clients: &[C], row: &Row) -> anyhow::Result<Round> 
             Ok(throughput(row.calls, size, begin.elapsed()))
         }
         Kind::Beside { size } => beside(client, size, row.calls).await,
+        Kind::Phase { .. } => bail!("a row of copies has no calls"),
     }
 }
 

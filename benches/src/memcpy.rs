@@ -1,6 +1,7 @@
 //! The limit within one host: one copy by one processor.
 
 use crate::{
+    contender::By,
     measure::{Round, throughput},
     session::Contestant,
     work::{Kind, Row},
@@ -10,29 +11,42 @@ use std::{hint::black_box, time::Instant};
 
 /// Bytes of either side of a cold copy: many times what a cache holds.
 const COLD: usize = 256 << 20;
+/// Distances of source and destination are told modulo this.
+const PAGE: usize = 4096;
 
 /// Copies of a row's messages.
 #[derive(Debug)]
 pub struct Memcpy {
     from: Vec<u8>,
     to: Vec<u8>,
-    cold: bool,
+    by: By,
 }
 
 impl Memcpy {
-    /// Hot: the same two pieces of memory each time. Cold: memory that was not touched for the last 512 MiB.
-    pub fn new(cold: bool) -> Self {
-        Self { from: vec![1; COLD], to: vec![2; COLD], cold }
+    /// As `by` says, of memory that was not touched for the last 512 MiB, or of the same two pieces each time.
+    pub fn new(by: By) -> Self {
+        // With room for a start at a page, and for the distance.
+        Self { from: vec![1; COLD + 2 * PAGE], to: vec![2; COLD + 2 * PAGE], by }
     }
 }
 
 impl Contestant for Memcpy {
     fn runs(&self, row: &Row) -> bool {
-        matches!(row.kind, Kind::Bulk { .. } | Kind::Stream { .. })
+        match row.kind {
+            Kind::Phase { .. } => self.by != By::MemcpyHot,
+            Kind::Bulk { .. } | Kind::Stream { .. } => matches!(self.by, By::MemcpyHot | By::MemcpyCold),
+            _ => false,
+        }
     }
 
     fn path(&self) -> String {
-        if self.cold { "memcpy, cold" } else { "memcpy, hot" }.to_owned()
+        match self.by {
+            By::MemcpyHot => "memcpy, hot",
+            By::MemcpyCold => "memcpy, cold",
+            By::MemcpyApart => "memcpy, cold, at the row's distance",
+            By::Transport => "the transport's copy, cold",
+        }
+        .to_owned()
     }
 
     async fn prepare(&mut self, _: &Row) -> anyhow::Result<()> {
@@ -40,17 +54,48 @@ impl Contestant for Memcpy {
     }
 
     async fn round(&mut self, row: &Row) -> anyhow::Result<Round> {
-        let (Kind::Bulk { size, .. } | Kind::Stream { size }) = row.kind else {
-            bail!("there is nothing to copy in this row")
+        let (size, distance) = match (row.kind, self.by) {
+            (Kind::Bulk { size, .. } | Kind::Stream { size }, _) => (size, 0),
+            (Kind::Phase { size, .. }, By::MemcpyCold) => (size, 0),
+            (Kind::Phase { size, distance }, _) => (size, distance),
+            _ => bail!("there is nothing to copy in this row"),
         };
-        let places = if self.cold { COLD / size } else { 1 };
+        let places = if self.by == By::MemcpyHot { 1 } else { COLD / size };
+        let start = |memory: &[u8]| memory.as_ptr().align_offset(PAGE);
+        let (from, to) = (start(&self.from), start(&self.to) + distance);
         let begin = Instant::now();
         for call in 0..row.calls {
             let at = call % places * size;
-            let (from, to) = (&self.from[at..at + size], &mut self.to[at..at + size]);
-            to.copy_from_slice(black_box(from));
-            black_box(to);
+            let (src, dst) = (&self.from[from + at..][..size], &mut self.to[to + at..][..size]);
+            match self.by {
+                By::Transport => tonic_rdma_memory::copy_slice(black_box(src), dst),
+                _ => dst.copy_from_slice(black_box(src)),
+            }
+            black_box(dst);
         }
         Ok(throughput(row.calls, size, begin.elapsed()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::work;
+
+    /// Each contender copies to where the row says, or beside it as a limit, and takes part in no other row.
+    #[tokio::test]
+    async fn copies_are_as_far_apart_as_the_row_says() {
+        let row = Row { kind: Kind::Phase { size: 4096, distance: 22 }, calls: 1 };
+        for (by, distance) in [(By::Transport, 22), (By::MemcpyApart, 22), (By::MemcpyCold, 0)] {
+            let mut contestant = Memcpy::new(by);
+            assert!(contestant.runs(&row));
+            assert_eq!(contestant.runs(&work::short()[2]), by == By::MemcpyCold);
+            contestant.round(&row).await.unwrap();
+            let start = contestant.to.as_ptr().align_offset(PAGE);
+            let (before, copied) = contestant.to.split_at(start + distance);
+            assert!(copied[..4096].iter().all(|byte| *byte == 1), "{by:?}");
+            assert!(before.iter().chain(&copied[4096..8192]).all(|byte| *byte == 2), "{by:?}");
+        }
+        assert!(!Memcpy::new(By::MemcpyHot).runs(&row));
     }
 }

@@ -1,6 +1,6 @@
 //! Medians, ratios, tables, JSON, and bounds that a run must keep.
 
-use crate::{contender::Contender, cost::Usage, measure::Round, pair::Counted, work::Row};
+use crate::{contender::Contender, cost::Usage, machine::Machine, measure::Round, pair::Counted, work::Row};
 use anyhow::{Context as _, ensure};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
@@ -218,6 +218,8 @@ pub fn failures(results: &[RowResult], whose: impl Fn(Contender) -> bool) -> Vec
 /// A run.
 #[derive(Clone, Debug)]
 pub struct Run {
+    /// Where.
+    pub machine: Machine,
     /// How it was done.
     pub notes: Vec<String>,
     /// Row by row.
@@ -226,6 +228,7 @@ pub struct Run {
 
 #[derive(Serialize)]
 struct Json<'a> {
+    machine: &'a Machine,
     notes: &'a [String],
     results: Vec<JsonCell>,
 }
@@ -277,7 +280,11 @@ pub fn json(run: &Run) -> anyhow::Result<String> {
         }
     };
     let cells = run.results.iter().flat_map(|r| r.cells.iter().map(move |cell| of(r, cell)));
-    Ok(serde_json::to_string_pretty(&Json { notes: &run.notes, results: cells.collect() })?)
+    Ok(serde_json::to_string_pretty(&Json {
+        machine: &run.machine,
+        notes: &run.notes,
+        results: cells.collect(),
+    })?)
 }
 
 /// A bound on a ratio: `latency-64:shm/tonic-tcp<=0.35`.
@@ -392,7 +399,9 @@ mod tests {
         assert_eq!(failures(&results, |_| true), ["latency-64 shm: the server was gone"]);
         assert!(failures(&results, |contender| contender != Contender::Shm).is_empty());
         let json: serde_json::Value =
-            serde_json::from_str(&json(&Run { notes: vec![], results }).unwrap()).unwrap();
+            serde_json::from_str(&json(&Run { machine: Machine::here(), notes: vec![], results }).unwrap())
+                .unwrap();
+        assert_ne!(json["machine"]["processor"], "");
         assert_eq!(json["results"][1]["failure"], "the server was gone");
         assert_eq!(json["results"][0]["failure"], serde_json::Value::Null);
         assert_eq!(json["results"][0]["median"], 11.0);

@@ -115,7 +115,7 @@ impl Role {
         let Some(contender) = self.client else { return Ok(()) };
         match contender.way() {
             Way::Raw(kind) => as_task(session::run(Raw::connect(kind, &self.said).await?)).await,
-            Way::Memcpy { cold } => as_task(session::run(Memcpy::new(cold))).await,
+            Way::Copy(by) => as_task(session::run(Memcpy::new(by))).await,
             _ => {
                 let (said, room) = (self.said.clone(), self.room);
                 let connect = async move || Client::connect(contender, &said, room).await;

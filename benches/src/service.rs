@@ -201,7 +201,7 @@ pub async fn serve(
                 .await?;
         }
         (Way::Raw(kind), Place::Ip(addr)) => raw::serve(kind, addr, ready).await?,
-        (Way::Memcpy { .. }, _) => {
+        (Way::Copy(_), _) => {
             ready("nobody".to_owned());
             std::future::pending().await
         }

@@ -52,6 +52,13 @@ pub enum Kind {
         /// Streams.
         streams: usize,
     },
+    /// Copies of memory that is in no cache, by where the destination lies behind the source: megabytes per second.
+    Phase {
+        /// Bytes of a copy.
+        size: usize,
+        /// Bytes modulo a page.
+        distance: usize,
+    },
 }
 
 /// One row.
@@ -65,7 +72,7 @@ pub struct Row {
 
 impl Row {
     /// The name: `latency-64`, `rate-64-x64`, `rate-64-x64-c8`, `up-1MiB-x8`, `stream-64KiB`, `beside-64MiB`,
-    /// `held-10000`.
+    /// `held-10000`, `phase-64KiB-22`.
     pub fn name(&self) -> String {
         match self.kind {
             Kind::Latency => format!("latency-{SMALL}"),
@@ -78,6 +85,7 @@ impl Row {
             Kind::Stream { size } => format!("stream-{}", bytes(size)),
             Kind::Beside { size } => format!("beside-{}", bytes(size)),
             Kind::Held { streams } => format!("held-{streams}"),
+            Kind::Phase { size, distance } => format!("phase-{}-{distance}", bytes(size)),
         }
     }
 
@@ -86,7 +94,7 @@ impl Row {
         match self.kind {
             Kind::Latency | Kind::Beside { .. } | Kind::Held { .. } => "us",
             Kind::Rate { .. } => "kcall/s",
-            Kind::Bulk { .. } | Kind::Stream { .. } => "MB/s",
+            Kind::Bulk { .. } | Kind::Stream { .. } | Kind::Phase { .. } => "MB/s",
         }
     }
 
@@ -167,4 +175,16 @@ pub fn full() -> Vec<Row> {
     rows.push(Row { kind: Kind::Stream { size: 64 << 10 }, calls: 4096 });
     rows.push(Row { kind: Kind::Beside { size: 64 << 20 }, calls: 2000 });
     rows
+}
+
+/// Distances of source and destination: none, those behind headers, alignments, and the end of a page.
+const DISTANCES: [usize; 16] = [0, 1, 6, 8, 16, 22, 32, 38, 48, 64, 128, 256, 512, 1024, 2048, 4090];
+
+/// Copies by distance of source and destination.
+pub fn phase() -> Vec<Row> {
+    let of = |size: usize| {
+        let row = move |distance| Row { kind: Kind::Phase { size, distance }, calls: (128 << 20) / size };
+        DISTANCES.map(row)
+    };
+    [64 << 10, 1 << 20].into_iter().flat_map(of).collect()
 }

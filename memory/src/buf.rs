@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 
 use bytes::buf::UninitSlice;
-use bytes::{BufMut, Bytes};
+use bytes::{Buf, BufMut, Bytes};
 
 use crate::arena::SlotRef;
 
@@ -197,6 +197,25 @@ unsafe impl BufMut for PinnedBuf {
             std::slice::from_raw_parts_mut(start, rest)
         };
         UninitSlice::uninit(slice)
+    }
+
+    fn put<B: Buf>(&mut self, mut src: B) {
+        while src.has_remaining() {
+            let len = src.chunk().len();
+            self.put_slice(src.chunk());
+            src.advance(len);
+        }
+    }
+
+    fn put_slice(&mut self, src: &[u8]) {
+        let len = src.len();
+        assert!(len <= self.remaining_mut(), "{len} bytes into {} left", self.remaining_mut());
+        // SAFETY: the rest of the slot has room for them, as checked, and this value owns it (R8):
+        // nothing that is borrowed lies there.
+        unsafe {
+            crate::copy(src.as_ptr(), self.chunk_mut().as_mut_ptr(), len);
+            self.advance_mut(len);
+        }
     }
 }
 

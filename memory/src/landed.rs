@@ -34,7 +34,7 @@ const LONGEST: usize = 4096;
 unsafe fn fetch(src: *const u8, dst: *mut u8, len: usize) {
     // SAFETY: as the caller says. What another process or a device writes meanwhile is not seen by
     // the compiler; nothing is concluded from `src` (R4).
-    unsafe { std::ptr::copy_nonoverlapping(src, dst, len) };
+    unsafe { crate::copy(src, dst, len) };
     // The compiler must take `src` to have changed: it may not read there again in place of the
     // copy.
     compiler_fence(Ordering::SeqCst);

@@ -24,6 +24,7 @@
 //! | `region` | mappings and registrations |
 //! | `random_address` | addresses of landing memory that peers cannot guess |
 //! | `arena` | slots of size classes |
+//! | `copy` | copies of payload at the speed of memory |
 //! | `buf` | [`PinnedBuf`], [`PinnedBytes`] |
 //! | `segments` | encoding without copying what is large |
 //! | `wait` | waiting for memory in order |
@@ -43,6 +44,7 @@ mod arena;
 mod buf;
 mod chunk;
 mod config;
+mod copy;
 mod error;
 #[doc(hidden)]
 pub mod fuzzing;
@@ -71,6 +73,7 @@ mod atomics {
 pub use buf::{PinnedBuf, PinnedBytes};
 pub use chunk::LandingBuf;
 pub use config::{DEFAULT_POOL, HugePages, MIN_MEMLOCK, MIN_POOL, PoolConfig, Sizes};
+pub use copy::{copy, copy_slice};
 pub use error::{PoolError, RegisterError};
 pub use landed::{Landed, LandedReader, Window};
 pub use landing::Landing;

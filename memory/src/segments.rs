@@ -109,7 +109,7 @@ unsafe impl BufMut for SegmentBuf<'_> {
             return self.copied.put_slice(src);
         }
         self.moved += src.len();
-        self.keep(Bytes::copy_from_slice(src));
+        self.keep(crate::copy::to_vec(src).into());
     }
 }
 

@@ -7,6 +7,7 @@ use anyhow::{Context as _, ensure};
 use benches::{
     contender::Contender,
     copies::Copies,
+    machine::Machine,
     pair::{Pair, Setup},
     plot,
     report::{self, Bound, Cell, RowResult, Run},
@@ -23,7 +24,7 @@ struct Args {
     #[arg(long, value_delimiter = ',', default_values_t = [
         Contender::TonicTcp, Contender::TonicUnix, Contender::TcpPlain, Contender::ShmPlain, Contender::Shm,
         Contender::RawShm, Contender::MemcpyHot, Contender::MemcpyCold,
-    ])]
+    ], default_value_ifs = [("rows", "phase", "copy,memcpy-apart,memcpy-cold")])]
     contenders: Vec<Contender>,
     #[command(flatten)]
     places: Places,
@@ -65,8 +66,11 @@ struct Args {
 enum Rows {
     /// Those that show most in a short time
     Short,
-    /// All
+    /// All that are about calls
     Full,
+    /// Copies by distance of source and destination: for the contenders copy, memcpy-apart and memcpy-cold, which take
+    /// part unless others are named
+    Phase,
 }
 
 impl Args {
@@ -88,6 +92,7 @@ impl Args {
         let mut rows = match self.rows {
             Rows::Short => work::short(),
             Rows::Full => work::full(),
+            Rows::Phase => work::phase(),
         };
         if let Some(only) = &self.only {
             rows.retain(|row| row.name().contains(only));
@@ -158,10 +163,11 @@ async fn compare(args: &Args) -> anyhow::Result<()> {
     let room = rows.iter().map(Row::connections).max().filter(|most| *most > 1);
     let limit = Duration::from_secs(args.limit);
     let setup = Setup { addr: args.places.addr, cpus, limit, room, neighbours: args.neighbours()? };
-    let mut notes = vec![format!(
-        "clients on processor {}, servers on {}; {} rounds, medians",
-        cpus.0, cpus.1, args.rounds
-    )];
+    let machine = Machine::here();
+    let mut notes = vec![
+        machine.to_string(),
+        format!("clients on processor {}, servers on {}; {} rounds, medians", cpus.0, cpus.1, args.rounds),
+    ];
     let mut slots = Vec::new();
     for contender in &args.contenders {
         let mut slot = Slot { contender: *contender, pair: None, failure: None };
@@ -200,7 +206,7 @@ async fn compare(args: &Args) -> anyhow::Result<()> {
         count(&mut results, &args.contenders, &setup).await?;
     }
     println!("{}\n{}", report::figures(&results), report::costs(&results));
-    let run = Run { notes, results };
+    let run = Run { machine, notes, results };
     for note in &run.notes {
         println!("{note}");
     }

@@ -114,7 +114,7 @@ impl Map {
         self.touch(at, end);
         // SAFETY: at .. end lies within the mapping, which keeps its size (R15). This process does not read there, and
         // has no reference to it. Source and destination differ: the destination is the peer's file.
-        unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), self.ptr.as_ptr().add(at), src.len()) };
+        unsafe { tonic_rdma_memory::copy(src.as_ptr(), self.ptr.as_ptr().add(at), src.len()) };
         true
     }
 

@@ -3,7 +3,7 @@
 use bytes::{BufMut, Bytes};
 use tonic::Status;
 use tonic_rdma_fabric::{AnyLink, Link, LinkError, LogThrottle, Posted, Work, WriteSource};
-use tonic_rdma_memory::RegisterError;
+use tonic_rdma_memory::{RegisterError, copy_slice};
 use tonic_rdma_proto::{
     CloseCode, GrantMemory, LandingWant, ResetCode, Room, StreamId, Transmit, WantKey, Write,
 };
@@ -274,7 +274,7 @@ fn copy(link: &mut AnyLink, stage: Stage, src: &Bytes) -> WriteSource {
         Stage::Slot(offset) => {
             let len = src.len();
             if let Some(slot) = link.block_mut().get_mut(offset..offset + len) {
-                slot.copy_from_slice(src);
+                copy_slice(src, slot);
             }
             WriteSource::Staged { offset, len }
         }

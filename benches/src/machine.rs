@@ -1,0 +1,109 @@
+//! What a figure depends on beside the code: processor, kernel, C library and allocator.
+
+use serde::Serialize;
+use std::{fmt, fs, process::Command};
+
+/// The machine, and what the processes that are measured are told of it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Machine {
+    /// Its name, and for x86 family and model, by which glibc chooses how to copy.
+    pub processor: String,
+    /// Processors that this process may use.
+    pub processors: usize,
+    /// `uname -sr`.
+    pub kernel: String,
+    /// Name and version.
+    pub c_library: String,
+    /// Whose, and what the environment sets of it.
+    pub allocator: String,
+    /// `GLIBC_TUNABLES` and the variables of glibc's malloc, as far as they are set.
+    pub environment: Vec<String>,
+}
+
+/// What this system does not say.
+const UNKNOWN: &str = "unknown";
+
+impl Machine {
+    /// This one.
+    pub fn here() -> Self {
+        let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let uname = rustix::system::uname();
+        let kernel = format!("{} {}", uname.sysname().to_string_lossy(), uname.release().to_string_lossy());
+        Self {
+            processor: processor(&info),
+            processors: std::thread::available_parallelism().map_or(1, usize::from),
+            kernel,
+            c_library: c_library(),
+            allocator: "the C library's".to_owned(),
+            environment: std::env::vars()
+                .filter(|(name, _)| is_told(name))
+                .map(|(n, v)| format!("{n}={v}"))
+                .collect(),
+        }
+    }
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { processor, processors, kernel, c_library, allocator, environment } = self;
+        write!(f, "{processor}, {processors} processors, {kernel}, {c_library}, allocator: {allocator}")?;
+        environment.iter().try_for_each(|set| write!(f, ", {set}"))
+    }
+}
+
+/// Whether a variable changes how the C library copies or allocates.
+fn is_told(name: &str) -> bool {
+    name == "GLIBC_TUNABLES" || (name.starts_with("MALLOC_") && name.ends_with('_'))
+}
+
+/// Of the first processor in /proc/cpuinfo.
+fn processor(info: &str) -> String {
+    let of = |wanted: &str| {
+        info.lines().find_map(|line| {
+            let (name, value) = line.split_once(':')?;
+            (name.trim() == wanted).then(|| value.trim())
+        })
+    };
+    // On aarch64 there are numbers alone.
+    let numbers = |names: &[&str]| {
+        let found = names.iter().filter_map(|name| Some(format!("{name} {}", of(name)?)));
+        found.collect::<Vec<_>>().join(", ")
+    };
+    match of("model name") {
+        Some(model) => format!("{model} ({})", numbers(&["cpu family", "model"])),
+        None => Some(numbers(&["CPU implementer", "CPU part"]))
+            .filter(|n| !n.is_empty())
+            .unwrap_or(UNKNOWN.to_owned()),
+    }
+}
+
+/// As getconf(1) says; musl has no such name.
+fn c_library() -> String {
+    let said =
+        Command::new("getconf").arg("GNU_LIBC_VERSION").output().ok().filter(|said| said.status.success());
+    said.map_or_else(|| UNKNOWN.to_owned(), |said| String::from_utf8_lossy(&said.stdout).trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_processor_is_named_by_what_there_is() {
+        let x86 = "processor\t: 0\ncpu family\t: 25\nmodel\t\t: 1\nmodel name\t: AMD EPYC 7B13\n\nprocessor\t: 1\nmodel name\t: x\n";
+        assert_eq!(processor(x86), "AMD EPYC 7B13 (cpu family 25, model 1)");
+        assert_eq!(
+            processor("processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\n"),
+            "CPU implementer 0x41, CPU part 0xd40"
+        );
+        assert_eq!(processor(""), "unknown");
+    }
+
+    #[test]
+    fn what_changes_the_c_library_is_told() {
+        assert!(["GLIBC_TUNABLES", "MALLOC_TOP_PAD_"].iter().all(|name| is_told(name)));
+        assert!(!is_told("MALLOC_CONF") && !is_told("PATH"));
+        let here = Machine::here();
+        assert!(here.kernel.starts_with("Linux ") && here.to_string().contains(&here.processor), "{here}");
+    }
+}

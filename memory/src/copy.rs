@@ -1,0 +1,218 @@
+//! Copies of payload, at the speed of memory for each distance of source and destination.
+//!
+//! glibc's memcpy copies with `rep movsb` from 2 KiB on where the processor has ERMS. On AMD's Zen 3
+//! and later that is four times slower and more where the destination lies a few bytes behind the
+//! source modulo a page (glibc bugs 30994 and 30995), which is where a payload lands behind a
+//! header. glibc 2.40 copies otherwise there; Debian 12 and most clouds have an older one.
+//!
+//! | processor | copies of |
+//! |---|---|
+//! | x86-64 with ERMS and AVX, AMD's | 2 KiB to 1 MiB: a loop of 32-byte loads and stores |
+//! | the same, neither AMD's nor Intel's | 2 KiB and more: the loop |
+//! | any other | memcpy |
+//!
+//! What is shorter or longer is copied by memcpy, which uses no `rep movsb` there: on AMD's beyond
+//! the second-level cache, of 512 KiB or 1 MiB (glibc, sysdeps/x86/dl-cacheinfo.h, from 2.33). Where
+//! `GLIBC_TUNABLES=glibc.cpu.x86_rep_movsb_threshold=` tells it to begin at another length, the loop
+//! begins there too.
+//!
+//! `compare --rows phase` measures both for each distance. On Intel's processors memcpy is as fast
+//! at any distance, and by a twentieth faster than the loop.
+
+/// Copies `len` bytes.
+///
+/// # Safety
+/// `src` is valid for reads of `len` bytes, `dst` for writes, and they do not overlap. Another
+/// process or a device may write to either meanwhile, no other thread of this process.
+#[inline]
+pub unsafe fn copy(src: *const u8, dst: *mut u8, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if len >= x86::LEAST && x86::lengths().contains(&len) {
+        // SAFETY: as the caller says; the processor has AVX, and `len` is no less than LEAST.
+        return unsafe { x86::by_loop(src, dst, len) };
+    }
+    // SAFETY: as the caller says. What another process or a device writes meanwhile is not seen by
+    // the compiler; nothing is concluded from the bytes (R4).
+    unsafe { std::ptr::copy_nonoverlapping(src, dst, len) };
+}
+
+/// Copies all of `src` to the first bytes of `dst`.
+///
+/// # Panics
+/// `dst` is shorter.
+pub fn copy_slice(src: &[u8], dst: &mut [u8]) {
+    assert!(src.len() <= dst.len(), "{} bytes into {}", src.len(), dst.len());
+    // SAFETY: as checked; `dst` is borrowed exclusively, and so does not overlap.
+    unsafe { copy(src.as_ptr(), dst.as_mut_ptr(), src.len()) };
+}
+
+/// A copy on the heap.
+pub(crate) fn to_vec(src: &[u8]) -> Vec<u8> {
+    let mut copied = Vec::with_capacity(src.len());
+    // SAFETY: there is room for as many bytes, of a new allocation, and they are initialized before
+    // they count.
+    unsafe {
+        copy(src.as_ptr(), copied.as_mut_ptr(), src.len());
+        copied.set_len(src.len());
+    }
+    copied
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::{__cpuid, __cpuid_count, __m256i, _mm256_loadu_si256, _mm256_storeu_si256};
+    use std::ops::RangeInclusive;
+    use std::sync::LazyLock;
+
+    /// Bytes that the loop copies at least.
+    pub(super) const LEAST: usize = 64;
+    /// Bytes from which on glibc copies with `rep movsb`: no fewer than this, for any width of vectors.
+    const BEGIN: usize = 2048;
+    /// Bytes up to which it does on AMD's processors, at most.
+    const AMD_END: usize = 1 << 20;
+
+    /// Lengths that memcpy would copy with a slow `rep movsb`.
+    pub(super) fn lengths() -> &'static RangeInclusive<usize> {
+        static LENGTHS: LazyLock<RangeInclusive<usize>> = LazyLock::new(|| {
+            let avx = std::arch::is_x86_feature_detected!("avx");
+            let end = if avx { end(vendor(), has_erms()) } else { 0 };
+            let tunables = std::env::var("GLIBC_TUNABLES").unwrap_or_default();
+            begin(&tunables)..=end
+        });
+        &LENGTHS
+    }
+
+    /// The longest; 0: none.
+    pub(super) fn end(vendor: [u8; 12], erms: bool) -> usize {
+        match &vendor {
+            b"GenuineIntel" => 0,
+            _ if !erms => 0,
+            b"AuthenticAMD" => AMD_END,
+            _ => usize::MAX,
+        }
+    }
+
+    /// CPUID, leaf 0.
+    fn vendor() -> [u8; 12] {
+        let leaf = __cpuid(0);
+        let mut vendor = [0; 12];
+        for (bytes, register) in vendor.chunks_exact_mut(4).zip([leaf.ebx, leaf.edx, leaf.ecx]) {
+            bytes.copy_from_slice(&register.to_le_bytes());
+        }
+        vendor
+    }
+
+    /// CPUID, leaf 7, EBX, bit 9.
+    fn has_erms() -> bool {
+        __cpuid(0).eax >= 7 && __cpuid_count(7, 0).ebx & (1 << 9) != 0
+    }
+
+    /// The shortest: glibc's own, or what it has been told.
+    pub(super) fn begin(tunables: &str) -> usize {
+        let mut told = tunables.split(':').filter_map(|one| {
+            let number = one.strip_prefix("glibc.cpu.x86_rep_movsb_threshold=")?;
+            match number.strip_prefix("0x") {
+                Some(digits) => usize::from_str_radix(digits, 16).ok(),
+                None => number.parse().ok(),
+            }
+        });
+        told.next_back().unwrap_or(BEGIN).max(LEAST)
+    }
+
+    const WIDTH: usize = size_of::<__m256i>();
+    /// Bytes of a turn of the loop.
+    const TURN: usize = 4 * WIDTH;
+
+    /// Stores are aligned and volatile, so that the compiler makes no call of memcpy of them.
+    ///
+    /// # Safety
+    /// As of [`copy`](super::copy); `len` is at least [`LEAST`], and the processor has AVX.
+    #[target_feature(enable = "avx")]
+    pub(super) unsafe fn by_loop(src: *const u8, dst: *mut u8, len: usize) {
+        // SAFETY: each load of WIDTH bytes lies within the `len` bytes of the source, and each
+        // store within those of the destination: the first and the last by `len`, those between by
+        // the bounds of the loops. Aligned stores begin at the first multiple of WIDTH behind the
+        // start of the destination.
+        unsafe {
+            let load = |at: usize| _mm256_loadu_si256(src.add(at).cast());
+            let store = |at: usize, vector: __m256i| dst.add(at).cast::<__m256i>().write_volatile(vector);
+            let (first, last) = (load(0), load(len - WIDTH));
+            let mut at = WIDTH - dst.addr() % WIDTH;
+            while at + TURN <= len {
+                let vectors = [load(at), load(at + WIDTH), load(at + 2 * WIDTH), load(at + 3 * WIDTH)];
+                for (n, vector) in vectors.into_iter().enumerate() {
+                    store(at + n * WIDTH, vector);
+                }
+                at += TURN;
+            }
+            while at + WIDTH <= len {
+                store(at, load(at));
+                at += WIDTH;
+            }
+            _mm256_storeu_si256(dst.cast(), first);
+            _mm256_storeu_si256(dst.add(len - WIDTH).cast(), last);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What lies around the destination stays as it is.
+    fn check(by: unsafe fn(*const u8, *mut u8, usize), len: usize, from: usize, to: usize) {
+        let src: Vec<u8> = (0..from + len).map(|n| (n * 7 % 251) as u8).collect();
+        let mut dst = vec![0xee; to + len + 64];
+        // SAFETY: both are as long as that, and do not overlap.
+        unsafe { by(src[from..].as_ptr(), dst[to..].as_mut_ptr(), len) };
+        assert!(dst[to..to + len] == src[from..], "{len} bytes from {from} to {to}");
+        assert!(dst[..to].iter().chain(&dst[to + len..]).all(|byte| *byte == 0xee), "{len} bytes to {to}");
+    }
+
+    proptest! {
+        #[test]
+        fn every_byte_arrives_and_no_other(len in 0..20_000usize, from in 0..130usize, to in 0..130usize) {
+            check(copy, len, from, to);
+        }
+
+        #[cfg(target_arch = "x86_64")]
+        #[test]
+        fn by_the_loop_too(len in 64..20_000usize, from in 0..130usize, to in 0..130usize) {
+            if std::arch::is_x86_feature_detected!("avx") {
+                // SAFETY: the caller's promise, and there is AVX.
+                check(|src, dst, len| unsafe { x86::by_loop(src, dst, len) }, len, from, to);
+            }
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn each_end_of_the_loop() {
+        if std::arch::is_x86_feature_detected!("avx") {
+            for len in 64..400 {
+                for to in 0..33 {
+                    // SAFETY: as above.
+                    check(|src, dst, len| unsafe { x86::by_loop(src, dst, len) }, len, 1, to);
+                }
+            }
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn the_loop_is_for_lengths_that_glibc_copies_slowly() {
+        assert_eq!(x86::end(*b"GenuineIntel", true), 0);
+        assert_eq!(x86::end(*b"AuthenticAMD", true), 1 << 20);
+        assert_eq!(x86::end(*b"AuthenticAMD", false), 0);
+        assert_eq!(x86::end(*b"  Shanghai  ", true), usize::MAX);
+        assert_eq!(x86::begin(""), 2048);
+        let told = "glibc.malloc.trim_threshold=1:glibc.cpu.x86_rep_movsb_threshold=";
+        assert_eq!(x86::begin(&format!("{told}100000000")), 100_000_000);
+        assert_eq!(x86::begin(&format!("{told}0x1000")), 4096);
+        assert_eq!(x86::begin(&format!("{told}1")), 64);
+        assert_eq!(x86::begin(&format!("{told}much")), 2048);
+        assert_eq!(x86::begin("glibc.cpu.x86_rep_stosb_threshold=1"), 2048);
+    }
+}
