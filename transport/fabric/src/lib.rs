@@ -59,6 +59,8 @@ pub mod addr;
 pub mod alarm;
 pub mod any;
 mod block;
+#[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
+mod busy_poll;
 pub mod device;
 pub mod error;
 #[cfg(all(target_os = "linux", feature = "shm"))]
@@ -71,8 +73,6 @@ mod queue;
 #[cfg(all(target_os = "linux", feature = "shm"))]
 pub mod shm;
 pub mod sim;
-#[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
-mod spin;
 pub mod survey;
 pub mod trial;
 #[cfg(all(target_os = "linux", feature = "verbs"))]

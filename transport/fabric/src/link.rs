@@ -37,14 +37,15 @@ pub struct LinkConfig {
     /// Longest payload, in bytes, that is asked to travel inside the work request itself. The device may grant less;
     /// [`Caps::max_inline`] tells. Default 256.
     pub inline: u32,
-    /// How long an end over verbs looks for completions, at most, before it waits for the device's event: a look costs
-    /// processor time, an event two system calls and a context switch. How long pays off is learnt, link by link. Default 50 us;
-    /// zero, for never, where the process may use one processor only.
-    pub look: Duration,
+    /// How long an end polls for a message, at most, before it sleeps until the peer or the device wakes it. Whether it
+    /// polls, and for how long within this, follows what a wake-up takes on this machine. No end polls over shared memory
+    /// for a peer on its own processor, nor over verbs where the process may use one processor only. Default 2 ms; zero
+    /// for never.
+    pub busy_poll_limit: Duration,
 }
 
-/// The longest that an end looks for one message, over verbs and over shared memory.
-pub(crate) const LOOK: Duration = Duration::from_micros(50);
+/// Two wake-ups, the peer's and its own, on the slowest of virtual machines; on others an end stops long before.
+const BUSY_POLL_LIMIT: Duration = Duration::from_millis(2);
 
 /// Whether this host has one processor only. Found out once.
 #[cfg(all(target_os = "linux", feature = "verbs"))]
@@ -70,7 +71,7 @@ impl Default for LinkConfig {
             staging: 256 * 1024,
             send_queue: 128,
             inline: 256,
-            look: if one_processor() { Duration::ZERO } else { LOOK },
+            busy_poll_limit: BUSY_POLL_LIMIT,
         }
     }
 }

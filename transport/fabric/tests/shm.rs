@@ -14,16 +14,21 @@ use tonic_rdma_fabric::{
     WriteSource,
 };
 
-fn looking(look: Duration) -> Side {
-    Side::new(Fabric::Shm(ShmDevice::new(ShmAccess::SameUser).look(look)))
+/// A side whose test makes links with this limit from now on.
+fn polling(limit: Duration) -> Side {
+    BUSY_POLL_LIMIT.set(limit);
+    sharing(ShmAccess::SameUser)
 }
+
+/// As by default.
+const LIMIT: Duration = Duration::from_millis(2);
 
 fn sharing(access: ShmAccess) -> Side {
     Side::new(Fabric::Shm(ShmDevice::new(access)))
 }
 
 fn side() -> Side {
-    sharing(ShmAccess::SameUser)
+    polling(LIMIT)
 }
 
 fn stats(end: &End) -> ShmStats {
@@ -33,13 +38,13 @@ fn stats(end: &End) -> ShmStats {
     }
 }
 
-/// Runs a shared test with looking and without, between two devices and on one.
+/// Runs a shared test with polling and without, between two devices and on one.
 macro_rules! everywhere {
     ($($name:ident)*) => { $(
         #[tokio::test]
         async fn $name() {
-            for look in [Duration::ZERO, Duration::from_micros(50)] {
-                let (server, client) = (looking(look), looking(look));
+            for limit in [Duration::ZERO, LIMIT] {
+                let (server, client) = (polling(limit), polling(limit));
                 common::$name(&server, &client).await;
                 common::$name(&server, &server).await;
             }
@@ -96,7 +101,7 @@ async fn writes_outside_a_grant_end_the_link() {
 /// Keys of a connection are of no use to another, and end with their memory (R12).
 #[tokio::test]
 async fn regions_are_for_one_peer_while_they_last() {
-    let (server, client) = (side(), looking(Duration::ZERO));
+    let (server, client) = (polling(Duration::ZERO), polling(Duration::ZERO));
     let (mut s, mut c) = greeted_pair(&server, &client).await;
     let (mut s2, mut c2) = greeted_pair(&server, &client).await;
     let mut account = server.pool.landing();
@@ -192,9 +197,9 @@ async fn a_ring_that_is_too_long_is_refused_here() {
 }
 
 /// Wake-ups: none is lost, and those that are sent are counted.
-async fn a_hundred_thousand_round_trips(look: Duration) {
+async fn a_hundred_thousand_round_trips(limit: Duration) {
     const ROUNDS: u32 = 100_000;
-    let (server, client) = (looking(look), looking(look));
+    let (server, client) = (polling(limit), polling(limit));
     let (mut s, mut c) = greeted_pair(&server, &client).await;
     let echo = tokio::spawn(async move {
         for i in 0..ROUNDS {
@@ -213,27 +218,32 @@ async fn a_hundred_thousand_round_trips(look: Duration) {
         }
         c
     });
+    let mut polled = 0;
     for end in [echo.await.unwrap(), ask.await.unwrap()] {
         let stats = stats(&end);
+        polled += stats.polled;
         assert!(stats.sends >= u64::from(ROUNDS), "{stats:?}");
         assert_eq!(stats.wakes + stats.wakes_spared, stats.sends, "one message to a batch: {stats:?}");
     }
+    // On one processor there is nothing to poll for.
+    let may_poll = !limit.is_zero() && std::thread::available_parallelism().unwrap().get() > 1;
+    assert_eq!(polled > 0, may_poll, "{polled}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn those_that_wait_lose_no_wakeup() {
+async fn those_that_sleep_lose_no_wakeup() {
     a_hundred_thousand_round_trips(Duration::ZERO).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn those_that_look_lose_no_wakeup() {
-    a_hundred_thousand_round_trips(Duration::from_micros(50)).await;
+async fn those_that_poll_lose_no_wakeup() {
+    a_hundred_thousand_round_trips(LIMIT).await;
 }
 
 /// A receiver that is awake is not woken.
 #[tokio::test]
 async fn only_those_that_wait_are_woken() {
-    let (server, client) = (looking(Duration::ZERO), looking(Duration::ZERO));
+    let (server, client) = (polling(Duration::ZERO), polling(Duration::ZERO));
     let (mut s, mut c) = greeted_pair(&server, &client).await;
     assert!(s.is_quiet().await, "it waits from here on");
     let before = stats(&c);

@@ -6,7 +6,6 @@
 mod common;
 
 use std::net::SocketAddr;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use common::*;
@@ -24,18 +23,17 @@ fn transport(side: &Side) -> Transport {
     transport
 }
 
-/// Runs shared tests with both ends on the device, with links that wait at once and with some that look first.
+/// Runs shared tests with both ends on the device, with links that sleep at once and with some that poll first.
 macro_rules! on_the_device {
     ($($name:ident)*) => { $(
         #[tokio::test]
         async fn $name() {
             let _turn = TURN.lock().await;
             let side = on_guest_device();
-            for look in [0, 50] {
-                LOOK.store(look, Relaxed);
+            for limit in [Duration::ZERO, Duration::from_millis(2)] {
+                BUSY_POLL_LIMIT.set(limit);
                 common::$name(&side, &side).await;
             }
-            LOOK.store(0, Relaxed);
         }
     )* };
 }

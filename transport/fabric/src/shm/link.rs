@@ -33,13 +33,14 @@ use super::ring::{Put, Reader, RingBreach, Writer};
 use super::setup::{Own, Theirs};
 use super::socket::{Heard, Socket, Taking};
 use super::table::{Gone, Table};
+use super::wake_cost::{UNKNOWN, WakeCost, monotonic, wake_up};
 use super::wire::Message;
 use super::{NAME, ShmDevice};
 use crate::addr::Addr;
 use crate::block::ControlBlock;
+use crate::busy_poll::{BusyPoll, Next};
 use crate::error::{LinkError, Verb};
 use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work, WriteSource};
-use crate::spin::{Next, Spin};
 
 /// Completions per poll, at most.
 const BUDGET: usize = 256;
@@ -61,6 +62,8 @@ pub struct ShmStats {
     pub wakes_spared: u64,
     /// Times that this end began to wait.
     pub waits: u64,
+    /// Times that a message came while this end polled.
+    pub polled: u64,
 }
 
 /// A link over shared memory.
@@ -80,9 +83,10 @@ pub struct ShmLink {
     /// Keys of this end's chunks that the peer has.
     lent: HashSet<u32>,
     gone: Arc<Gone>,
-    spin: Spin,
-    /// The peer was told that it must ring.
-    waiting: bool,
+    busy_poll: Box<BusyPoll>,
+    wake_cost: WakeCost,
+    /// Since when, in nanoseconds of CLOCK_MONOTONIC, the peer knows that it must ring.
+    waiting: Option<u64>,
     stats: ShmStats,
     dead: Option<LinkError>,
     block: ControlBlock,
@@ -128,8 +132,9 @@ impl ShmLink {
             table: device.table().clone(),
             lent: HashSet::new(),
             gone: Arc::default(),
-            spin: Spin::new(device.longest_look()),
-            waiting: false,
+            busy_poll: Box::new(BusyPoll::new(config.busy_poll_limit, UNKNOWN)),
+            wake_cost: WakeCost::default(),
+            waiting: None,
             stats: ShmStats::default(),
             dead: None,
             block,
@@ -350,27 +355,39 @@ impl ShmLink {
         if !self.writer.has_unpublished() {
             return;
         }
-        if self.writer.publish() {
+        let rung = self.writer.publish();
+        if rung {
             self.stats.wakes += 1;
+            self.writer.rings_at(monotonic());
             self.rope.ring(&self.socket);
         } else {
             self.stats.wakes_spared += 1;
         }
-        self.spin.sent();
+        self.busy_poll.sent(Some(rung));
+    }
+
+    /// This end runs again after it waited. How long that took since the peer rang is what a wake-up costs, unless the
+    /// two share a processor.
+    fn woken(&mut self) {
+        let Some(since) = self.waiting.take() else { return };
+        self.reader.awake();
+        if !self.shares_processor()
+            && let Some(took) = wake_up(since, self.reader.rang_at(), monotonic())
+        {
+            let cost = self.wake_cost.learn(self.busy_poll.cost(), took);
+            self.busy_poll.set_cost(cost);
+        }
     }
 
     /// Looks at the ring, the socket and the bell until there is something, or nothing to do but wait.
     fn turn(&mut self, cx: &mut Context<'_>, out: &mut Vec<Completion>) -> Poll<Result<(), LinkError>> {
-        if self.waiting {
-            self.reader.awake();
-            self.waiting = false;
-        }
+        self.woken();
         self.forget()?;
         for _ in 0..ROUNDS {
             let before = out.len();
             self.receive(out)?;
             if out.len() > before {
-                self.spin.came();
+                self.stats.polled += u64::from(self.busy_poll.received());
                 return Poll::Ready(Ok(()));
             }
             if self.awaits_chunk() {
@@ -386,7 +403,7 @@ impl ShmLink {
             self.reader.runs_on(cpu);
             let apart = self.writer.peer_runs_on() != cpu;
             let reader = &self.reader;
-            if self.spin.nothing(apart, || reader.has_news()) == Next::Again {
+            if self.busy_poll.nothing(apart, || reader.has_news()) == Next::Again {
                 if self.reader.has_news() {
                     continue;
                 }
@@ -408,8 +425,9 @@ impl ShmLink {
             if let Err(error) = self.bell.listen(cx) {
                 return Poll::Ready(Err(self.device("eventfd", error)));
             }
+            let since = monotonic();
             if self.reader.wait() {
-                self.waiting = true;
+                self.waiting = Some(since);
                 self.stats.waits += 1;
                 return Poll::Pending;
             }
@@ -501,7 +519,7 @@ impl Link for ShmLink {
     }
 
     fn is_eager(&self) -> bool {
-        self.dead.is_none() && self.spin.is_eager() && self.writer.peer_runs_on() != processor()
+        self.dead.is_none() && self.busy_poll.is_ready() && self.writer.peer_runs_on() != processor()
     }
 
     fn has_news(&self) -> bool {

@@ -17,7 +17,7 @@
 //! ```
 //!
 //! A process that waits says so in its ring and is woken through an eventfd; one that does not wait costs its peer no
-//! system call. Before it waits it looks again for a while (`crate::spin`).
+//! system call. Before it sleeps it polls for a while (`crate::busy_poll`).
 //!
 //! A handshake is three messages: HELLO, which carries a ticket and no descriptor; ACCEPT, with the
 //! ring of the end that accepts; RING, with that of the other end. No descriptor of a peer's is
@@ -59,6 +59,7 @@ mod setup;
 mod socket;
 mod table;
 mod wake;
+mod wake_cost;
 mod wire;
 
 use std::sync::Arc;
@@ -99,20 +100,12 @@ pub struct ShmDevice(Arc<Inner>);
 struct Inner {
     table: Arc<Table>,
     access: ShmAccess,
-    look: Duration,
 }
 
 impl ShmDevice {
     /// A device of its own, with its own registrations. Opens nothing.
     pub fn new(access: ShmAccess) -> ShmDevice {
-        ShmDevice(Arc::new(Inner { table: Arc::default(), access, look: crate::link::LOOK }))
-    }
-
-    /// The same, with links that look for a message for at most `look` before they wait: 50 us unless told otherwise. Zero
-    /// spares the processor and costs a wake-up for each message that comes alone.
-    pub fn look(self, look: Duration) -> ShmDevice {
-        let Inner { table, access, .. } = &*self.0;
-        ShmDevice(Arc::new(Inner { table: table.clone(), access: access.clone(), look }))
+        ShmDevice(Arc::new(Inner { table: Arc::default(), access }))
     }
 
     /// `shm`.
@@ -155,10 +148,6 @@ impl ShmDevice {
         timeout: Duration,
     ) -> Result<(ShmLink, Vec<u8>), ConnectError> {
         connect::connect(self, addr, config, pool, private_data, timeout).await
-    }
-
-    fn longest_look(&self) -> Duration {
-        self.0.look
     }
 
     fn table(&self) -> &Arc<Table> {

@@ -6,6 +6,7 @@
 //! |---|---|---|
 //! | 0 | sender | tail: messages published, counted from 0 |
 //! | 1 | sender | CHUNK messages that it had put on the socket when it published the tail |
+//! | 2 | sender | when it last rang for the receiver: nanoseconds of CLOCK_MONOTONIC |
 //! | 8 | receiver | head: messages whose slots are free again |
 //! | 16 | both | 1: the receiver waits for its eventfd |
 //! | 24 | receiver | the processor it last ran on |
@@ -24,6 +25,7 @@ use crate::atomics::{AtomicU64, Ordering};
 
 const TAIL: usize = 0;
 const CHUNKS: usize = 1;
+const RANG: usize = 2;
 const HEAD: usize = 8;
 const WAITING: usize = 16;
 const CPU: usize = 24;
@@ -189,6 +191,11 @@ impl<W: Words> Reader<W> {
         wake::lower(self.word(WAITING));
     }
 
+    /// When the peer last rang, as it says; 0: never.
+    pub(crate) fn rang_at(&self) -> u64 {
+        self.word(RANG).load(Ordering::Relaxed)
+    }
+
     /// Tells the peer which processor this end runs on.
     pub(crate) fn runs_on(&self, cpu: u64) {
         let word = self.word(CPU);
@@ -318,6 +325,11 @@ impl<W: Words> Writer<W> {
         self.word(CHUNKS).store(self.chunks, Ordering::Relaxed);
         self.word(TAIL).store(self.written, Ordering::Release);
         wake::must_wake(self.word(WAITING))
+    }
+
+    /// Tells the peer when this end rings for it, which it is about to.
+    pub(crate) fn rings_at(&self, nanos: u64) {
+        self.word(RANG).store(nanos, Ordering::Relaxed);
     }
 
     /// The processor that the peer last ran on, as it says.

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Instant;
 
 use rdma_sys::{ibv_wc_status, rdma_cm_event_type as kind};
 use tonic_rdma_memory::Pool;
@@ -16,11 +17,14 @@ use super::cq::{Armed, BATCH};
 use super::device::DeviceInner;
 use super::post::{Batch, Request};
 use super::qp::{Qp, Want};
+use super::wake_cost;
 use crate::block::ControlBlock;
+use crate::busy_poll::{BusyPoll, Next};
 use crate::error::{ConnectError, LinkError, Verb};
-use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work, WriteSource, one_in_all};
+use crate::link::{
+    Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work, WriteSource, one_in_all, one_processor,
+};
 use crate::queue::{Held, SendQueue};
-use crate::spin::{Next, Spin};
 use crate::watch::Watch;
 
 /// Completions per poll, at most.
@@ -64,7 +68,7 @@ pub struct VerbsLink {
     memory: ManuallyDrop<Memory>,
     batch: Batch,
     /// None: it waits at once.
-    spin: Option<Spin>,
+    busy_poll: Option<BusyPoll>,
     ending: Option<Ending>,
     failure: Option<Failure>,
     dead: Option<LinkError>,
@@ -117,7 +121,8 @@ impl VerbsLink {
             qp,
             memory: ManuallyDrop::new(Memory { sq, block }),
             batch: Batch::default(),
-            spin: (!config.look.is_zero()).then(|| Spin::new(config.look)),
+            busy_poll: (!config.busy_poll_limit.is_zero() && !one_processor())
+                .then(|| BusyPoll::new(config.busy_poll_limit, wake_cost::get())),
             ending: None,
             failure: None,
             dead: None,
@@ -251,8 +256,8 @@ impl VerbsLink {
                 return Err(self.broken("ibv_poll_cq", error));
             }
             if out.len() > before {
-                if let Some(spin) = &mut self.spin {
-                    spin.came();
+                if let Some(busy_poll) = &mut self.busy_poll {
+                    busy_poll.received();
                 }
                 return Ok(Poll::Ready(()));
             }
@@ -260,12 +265,14 @@ impl VerbsLink {
             if let Some(error) = self.verdict() {
                 return Err(self.dead.insert(error).clone());
             }
-            if let Some(spin) = &mut self.spin
-                && spin.nothing(true, || false) == Next::Again
-            {
-                // Every other task has its turn before this one looks again.
-                let _ = pin!(tokio::task::yield_now()).poll(cx);
-                return Ok(Poll::Pending);
+            if let Some(busy_poll) = &mut self.busy_poll {
+                if busy_poll.nothing(true, || false) == Next::Again {
+                    // Every other task has its turn before this one looks again.
+                    let _ = pin!(tokio::task::yield_now()).poll(cx);
+                    return Ok(Poll::Pending);
+                }
+                busy_poll.set_cost(wake_cost::get());
+                wake_cost::measure_if_old(Instant::now());
             }
             // Soft-iWARP does not tell solicited messages from others: it would not announce any.
             let all = self.memory.sq.is_waited_for() || self.qp.device.is_siw;
@@ -412,8 +419,8 @@ impl Link for VerbsLink {
         // R10).
         match unsafe { self.batch.post(&mut self.qp, |seq| sq.is_signalled(seq)) } {
             Ok(()) => {
-                if let Some(spin) = &mut self.spin {
-                    spin.sent();
+                if let Some(busy_poll) = &mut self.busy_poll {
+                    busy_poll.sent(None);
                 }
                 Ok(())
             }
@@ -423,7 +430,7 @@ impl Link for VerbsLink {
 
     /// An answer to what was sent is worth looking for.
     fn is_eager(&self) -> bool {
-        self.dead.is_none() && self.spin.as_ref().is_some_and(Spin::is_eager)
+        self.dead.is_none() && self.busy_poll.as_ref().is_some_and(BusyPoll::is_ready)
     }
 
     fn shares_processor(&self) -> bool {

@@ -47,6 +47,7 @@ mod post;
 mod qp;
 mod siw;
 mod trial;
+mod wake_cost;
 
 pub(crate) use self::addr::local_ips;
 pub use self::device::VerbsDevice;

@@ -6,10 +6,10 @@ pub mod process;
 #[cfg(all(target_os = "linux", feature = "shm"))]
 pub mod stranger;
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -32,12 +32,14 @@ pub fn config() -> LinkConfig {
         staging: 128 << 10,
         send_queue: 64,
         inline: 256,
-        look: Duration::from_micros(LOOK.load(Relaxed)),
+        busy_poll_limit: BUSY_POLL_LIMIT.get(),
     }
 }
 
-/// Microseconds that links over verbs look for completions before they wait.
-pub static LOOK: AtomicU64 = AtomicU64::new(0);
+thread_local! {
+    /// Of the links that this thread's test makes: as by default, unless it says otherwise.
+    pub static BUSY_POLL_LIMIT: Cell<Duration> = const { Cell::new(Duration::from_millis(2)) };
+}
 
 /// The device that the tests in the guest are told to use.
 pub fn guest_device() -> String {

@@ -6,7 +6,7 @@ use crate::{
     codec::Methods,
     context::Context,
     endpoint::TcpChannel,
-    link::{FastClient, LinkOptions, Origin},
+    link::{FastClient, Origin},
     metrics,
     path::Path,
     policy::FabricKind,
@@ -120,7 +120,7 @@ impl Plan {
         let started = Instant::now();
         let (fabric, pool) = self.context.toward(path, addr, self.env_device.as_deref(), limit).await?;
         pool.may_land().map_err(|error| cause::pool(&error))?;
-        let mut options = LinkOptions::for_pool(&pool, fabric.grows(), self.context.pinned_per_peer());
+        let mut options = self.context.link_options(&pool, fabric.grows());
         options.headers(self.max_header_size);
         options.dead_peer(self.dead_peer_timeout);
         options.copy_on_delivery = self.copy_on_delivery;

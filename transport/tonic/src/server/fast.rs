@@ -198,7 +198,7 @@ impl FastPath {
             let Ok(_place) = this.limits.connections.clone().try_acquire_owned() else {
                 return this.refuse(incoming, Reject::Connections, &Reject::Connections.to_string());
             };
-            let mut options = LinkOptions::for_pool(&pool, incoming.grows(), this.context.pinned_per_peer());
+            let mut options = this.context.link_options(&pool, incoming.grows());
             if let Some(max) = this.settings.max_concurrent_streams {
                 options.proto.max_streams = max.max(1);
             }

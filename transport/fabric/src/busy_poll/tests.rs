@@ -1,0 +1,373 @@
+use std::cell::Cell;
+use std::rc::Rc;
+
+use super::*;
+
+/// Time that passes when the test says so.
+#[derive(Debug, Clone)]
+struct Fake {
+    now: Rc<Cell<Instant>>,
+    /// Time polled in vain, by all ends.
+    vain: Rc<Cell<Duration>>,
+    allowed: bool,
+}
+
+impl Machine for Fake {
+    fn now(&self) -> Instant {
+        self.now.get()
+    }
+    fn may_poll(&self, _: Instant) -> bool {
+        self.allowed
+    }
+    fn charge(&self, _: Instant, time: Duration) {
+        self.vain.set(self.vain.get() + time);
+    }
+}
+
+/// As in [`LinkConfig`](crate::LinkConfig).
+fn limit() -> Duration {
+    crate::LinkConfig::default().busy_poll_limit
+}
+
+fn end(cost: Duration) -> BusyPoll<Fake> {
+    let fake = Fake { now: Rc::new(Cell::new(Instant::now())), vain: Rc::default(), allowed: true };
+    BusyPoll::on(fake, limit(), cost)
+}
+
+impl BusyPoll<Fake> {
+    fn sleeps(mut self) -> Self {
+        self.received.expected = self.cost * LONG;
+        self.sent.expected = self.cost * LONG;
+        self
+    }
+
+    fn pass(&self, time: Duration) -> Instant {
+        self.machine.now.set(self.machine.now() + time);
+        self.machine.now()
+    }
+
+    /// Waits until then; whether it sleeps at last.
+    fn waits(&mut self, until: Instant) -> bool {
+        loop {
+            let left = until.saturating_duration_since(self.machine.now());
+            if left.is_zero() {
+                return false;
+            }
+            match self.nothing(true, || false) {
+                Next::Again => self.pass(left.min(self.cost / 16)),
+                Next::Sleep => return true,
+            };
+        }
+    }
+
+    fn comes(&mut self, at: Instant, wake_up: Duration) {
+        self.machine.now.set(at.max(self.machine.now()) + wake_up);
+        self.received();
+    }
+}
+
+/// A client and a server that wait for each other.
+struct Pair {
+    ends: [BusyPoll<Fake>; 2],
+    /// Whether an end is told that its peer slept.
+    told: bool,
+    /// A linear congruential generator (Numerical Recipes).
+    state: u32,
+    /// Each wake-up takes a part of this, in eighths, more or less than is known.
+    noise: u32,
+    cost: Duration,
+    /// What waiting has cost the processors: sleeps, and polls.
+    spent: Duration,
+    /// What it would have at best: each wait is as long as the peer works.
+    best: Duration,
+    sleeps: usize,
+}
+
+impl Pair {
+    fn new(cost: Duration, told: bool) -> Pair {
+        Pair::of([end(cost), end(cost)], told)
+    }
+
+    fn of(ends: [BusyPoll<Fake>; 2], told: bool) -> Pair {
+        let cost = ends[0].cost;
+        let zero = Duration::ZERO;
+        Pair { ends, told, state: 1, noise: 0, cost, spent: zero, best: zero, sleeps: 0 }
+    }
+
+    fn random(&mut self) -> u32 {
+        self.state = self.state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        self.state >> 16
+    }
+
+    fn wake_up(&mut self) -> Duration {
+        let span = 2 * self.noise + 1;
+        let eighths = 8 + self.random() % span - self.noise;
+        self.cost * eighths / 8
+    }
+
+    /// One end works for so long and sends; the other waits for that.
+    fn turn(&mut self, from: usize, work: Duration) {
+        let wake_up = self.wake_up();
+        let [client, server] = &mut self.ends;
+        let (sender, waiter) = if from == 0 { (client, server) } else { (server, client) };
+        let begun = waiter.machine.now();
+        let at = sender.pass(work);
+        let slept = waiter.waits(at);
+        sender.sent(self.told.then_some(slept));
+        let polled = waiter.machine.now().saturating_duration_since(begun);
+        waiter.comes(at, if slept { wake_up } else { Duration::ZERO });
+        self.spent += polled + if slept { self.cost } else { Duration::ZERO };
+        self.best += work.min(self.cost);
+        self.sleeps += usize::from(slept);
+    }
+
+    /// Calls one after the other, with work for each end. Gives how often an end slept in the last 100.
+    fn calls(&mut self, calls: usize, client: Duration, server: Duration) -> usize {
+        let mut before = self.sleeps;
+        for call in 0..calls {
+            if call + 100 == calls {
+                before = self.sleeps;
+            }
+            self.turn(0, client);
+            self.turn(1, server);
+        }
+        self.sleeps - before
+    }
+
+    fn vain(&self) -> Duration {
+        self.ends.iter().map(|end| end.machine.vain.get()).sum()
+    }
+}
+
+fn costs() -> [Duration; 4] {
+    [1, 10, 100, 1000].map(Duration::from_micros)
+}
+
+/// In whatever mode both begin, and whatever a wake-up costs: when polling pays, both poll.
+#[test]
+fn both_come_to_poll() {
+    for (cost, told) in costs().into_iter().skip(1).flat_map(|cost| [(cost, true), (cost, false)]) {
+        for (client, server) in [(1, 1), (1, 10), (10, 1), (10, 10), (16, 16), (18, 2)] {
+            for modes in 0..4 {
+                let mode = |which| if modes & which == 0 { end(cost) } else { end(cost).sleeps() };
+                let mut pair = Pair::of([mode(1), mode(2)], told);
+                let slept = pair.calls(120, cost * client / 20, cost * server / 20);
+                assert_eq!(slept, 0, "{cost:?}, told {told}, work {client} {server}, modes {modes}");
+            }
+        }
+    }
+}
+
+/// No wake-up takes as long as the one before.
+#[test]
+fn both_come_to_poll_where_wake_ups_differ() {
+    for (cost, told) in costs().into_iter().skip(1).flat_map(|cost| [(cost, true), (cost, false)]) {
+        for seed in 0..50 {
+            let mut pair = Pair::of([end(cost).sleeps(), end(cost).sleeps()], told);
+            (pair.state, pair.noise) = (seed, 4);
+            let slept = pair.calls(200, cost / 10, cost / 10);
+            assert_eq!(slept, 0, "{cost:?}, told {told}, seed {seed}");
+        }
+    }
+}
+
+/// A phase of pauses does not outlast the pauses, wherever each end is in it.
+#[test]
+fn what_was_given_up_comes_back() {
+    for (cost, told) in costs().into_iter().skip(1).flat_map(|cost| [(cost, true), (cost, false)]) {
+        for calls in [1, 2, 3, 5, 8, 100] {
+            for (client, server) in [(50, 0), (0, 50), (50, 50), (3, 1), (1, 3)] {
+                let mut pair = Pair::new(cost, told);
+                assert_eq!(pair.calls(120, cost / 10, cost / 10), 0);
+                pair.calls(calls, cost * client, cost * server);
+                let slept = pair.calls(120, cost / 10, cost / 10);
+                assert_eq!(slept, 0, "{cost:?}, told {told}, {calls} calls with {client} and {server}");
+            }
+        }
+    }
+}
+
+#[test]
+fn where_a_wake_up_costs_nothing_none_polls() {
+    let mut pair = Pair::new(costs()[0], true);
+    let work = Duration::from_micros(3);
+    assert_eq!(pair.calls(200, work, work), 200);
+    assert_eq!(pair.vain(), Duration::ZERO);
+}
+
+/// Work that takes longer than a wake-up is slept for.
+#[test]
+fn what_takes_longer_than_a_wake_up_is_slept_for() {
+    for (cost, told) in costs().into_iter().skip(1).flat_map(|cost| [(cost, true), (cost, false)]) {
+        for times in [4, 5, 50] {
+            let mut pair = Pair::new(cost, told);
+            pair.calls(20, cost * times, cost * times);
+            let before = pair.vain();
+            assert_eq!(pair.calls(1000, cost * times, cost * times), 200, "{cost:?} x{times}");
+            assert_eq!(pair.vain(), before, "{cost:?} x{times}, told {told}");
+        }
+    }
+}
+
+/// A client that thinks does not keep either end from polling for what comes soon.
+#[test]
+fn each_end_learns_its_own_waits() {
+    for told in [true, false] {
+        let cost = Duration::from_micros(100);
+        let mut pair = Pair::new(cost, told);
+        pair.calls(20, cost * 50, cost / 10);
+        // The server sleeps for each request, the client for no answer.
+        assert_eq!(pair.calls(100, cost * 50, cost / 10), 100, "told {told}");
+    }
+}
+
+/// Whatever comes when, waiting costs about twice what it would at best, at most: polls for a peer that has to be woken
+/// are longer than a wake-up, and habits are learnt.
+#[test]
+fn no_pattern_costs_much_more_than_twice_the_best() {
+    // Where a wake-up takes a microsecond, none polls: it would not be worth the clock.
+    for cost in costs().into_iter().skip(1) {
+        for seed in 0..60 {
+            let mut pair = Pair::new(cost, true);
+            pair.state = seed;
+            // Some patterns have short waits, some long ones, some both, in runs of any length.
+            let (most, run) = (1 + pair.random() % 64, 1 + pair.random() % 20);
+            let mut work = Duration::ZERO;
+            for call in 0..1000 {
+                if call % run == 0 {
+                    work = cost * (pair.random() % (most + 1)) / 8;
+                }
+                pair.turn(0, work);
+                pair.turn(1, work);
+            }
+            let bound = pair.best * 9 / 4 + cost * 20;
+            assert!(pair.spent <= bound, "{cost:?}, seed {seed}: {:?} of {bound:?}", pair.spent);
+        }
+    }
+}
+
+/// A sender that nobody answers polls once.
+#[test]
+fn one_that_only_sends_does_not_poll() {
+    for rung in [Some(false), Some(true), None] {
+        let cost = Duration::from_micros(100);
+        let mut end = end(cost);
+        for _ in 0..10_000 {
+            end.sent(rung);
+            let until = end.machine.now() + Duration::from_micros(7);
+            end.waits(until);
+            end.machine.now.set(until);
+        }
+        assert!(end.machine.vain.get() <= cost * 2 * LONG, "{rung:?}: {:?}", end.machine.vain.get());
+    }
+}
+
+/// A server that works for long before it answers does not poll meanwhile, and polls for the next request.
+#[test]
+fn time_to_think_is_not_polled_away() {
+    let cost = Duration::from_micros(100);
+    let mut server = end(cost);
+    for call in 0..200 {
+        // It works, on another thread.
+        let done = server.machine.now() + cost * 10;
+        server.waits(done);
+        server.machine.now.set(done);
+        server.sent(Some(false));
+        assert!(!server.waits(done + cost / 10), "call {call}");
+        server.comes(done + cost / 10, Duration::ZERO);
+    }
+    assert!(server.machine.vain.get() <= cost * LONG, "{:?}", server.machine.vain.get());
+}
+
+/// Messages that come by themselves, one after another.
+#[test]
+fn a_stream_is_polled_for() {
+    let cost = Duration::from_micros(100);
+    let mut reader = end(cost).sleeps();
+    for message in 0..100 {
+        let at = reader.machine.now() + cost / 10;
+        let slept = reader.waits(at);
+        assert!(!slept || message < 10, "message {message}");
+        reader.comes(at, if slept { cost } else { Duration::ZERO });
+    }
+}
+
+#[test]
+fn an_idle_end_and_one_beside_its_peer_sleep_at_once() {
+    let mut end = end(Duration::from_micros(100));
+    assert_eq!(end.nothing(true, || false), Next::Sleep);
+    end.received();
+    assert_eq!(end.nothing(false, || false), Next::Sleep, "on one processor");
+    assert_eq!(end.nothing(true, || false), Next::Sleep, "it sleeps already");
+}
+
+#[test]
+fn one_that_is_told_not_to_never_polls() {
+    let mut end = end(Duration::from_micros(100));
+    end.limit = Duration::ZERO;
+    for _ in 0..5 {
+        end.received();
+        assert_eq!(end.nothing(true, || true), Next::Sleep);
+        end.sent(Some(false));
+        assert!(!end.is_ready());
+    }
+}
+
+/// And one whose polls find something goes on.
+#[test]
+fn where_the_share_is_used_up_no_other_begins() {
+    let mut end = end(Duration::from_micros(100));
+    end.sent(Some(false));
+    assert_eq!(end.nothing(true, || false), Next::Again);
+    end.received();
+    end.machine.allowed = false;
+    end.sent(Some(false));
+    assert!(end.is_ready());
+    assert_eq!(end.nothing(true, || false), Next::Again);
+    // In vain.
+    end.pass(Duration::from_millis(1));
+    assert_eq!(end.nothing(true, || false), Next::Sleep);
+    end.received();
+    end.sent(Some(false));
+    assert!(!end.is_ready());
+    assert_eq!(end.nothing(true, || true), Next::Sleep);
+}
+
+/// A peer that answers at once, then late, in turn, so that polling seems to pay.
+#[test]
+fn a_peer_that_plays_with_this_end_takes_no_more_than_the_share() {
+    let cost = Duration::from_micros(100);
+    let mut end = end(cost);
+    let begun = end.machine.now();
+    for call in 0..100_000 {
+        // As the share does: a burst, then an eighth.
+        let paid = (end.machine.now() - begun) / share::SHARE + Duration::from_millis(2);
+        end.machine.allowed = end.machine.vain.get() <= paid;
+        end.sent(Some(false));
+        let at = end.machine.now() + cost * if call % 2 == 0 { 0 } else { 19 } / 10;
+        let slept = end.waits(at);
+        end.comes(at, if slept { cost } else { Duration::ZERO });
+    }
+    let (vain, all) = (end.machine.vain.get(), end.machine.now() - begun);
+    assert!(vain > all / 10, "it tries: {vain:?} of {all:?}");
+    assert!(vain <= all / share::SHARE + Duration::from_millis(3), "{vain:?} of {all:?}");
+}
+
+/// Other tasks had the processor for long while it polled.
+#[test]
+fn no_more_than_the_poll_is_charged() {
+    let cost = Duration::from_micros(100);
+    let mut end = end(cost);
+    end.sent(Some(false));
+    assert_eq!(end.nothing(true, || false), Next::Again);
+    end.pass(Duration::from_secs(1));
+    assert_eq!(end.nothing(true, || false), Next::Sleep);
+    assert_eq!(end.machine.vain.get(), cost);
+}
+
+#[test]
+fn news_ends_the_poll() {
+    let mut end = end(Duration::from_micros(100));
+    end.received();
+    assert_eq!(end.nothing(true, || true), Next::Again);
+}

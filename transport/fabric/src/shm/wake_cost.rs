@@ -1,0 +1,96 @@
+//! What a sleep and its wake-up take, learnt from the wake-ups of one link.
+
+use std::time::Duration;
+
+/// Before it has been learnt.
+pub(super) const UNKNOWN: Duration = Duration::from_micros(20);
+/// The cheapest wake-up: two system calls.
+const FEWEST: Duration = Duration::from_micros(1);
+/// A wake-up that took longer met a busy processor, and is no measure.
+const MOST: Duration = Duration::from_millis(4);
+/// Wake-ups that the average runs over.
+const OVER: u32 = 8;
+/// So many count in full; later ones as no more than twice what is known, so that a few which met
+/// other tasks change little.
+const IN_FULL: u32 = 3;
+
+/// What one link's wake-ups have told. Of one link, since a peer decides on it too.
+#[derive(Debug, Default)]
+pub(super) struct WakeCost {
+    seen: u32,
+}
+
+impl WakeCost {
+    /// What is known after a sleep and its wake-up have taken so long.
+    pub(super) fn learn(&mut self, known: Duration, took: Duration) -> Duration {
+        if took > MOST {
+            return known;
+        }
+        let most = if self.seen < IN_FULL { MOST } else { known * 2 };
+        self.seen = (self.seen + 1).min(OVER);
+        (known * (self.seen - 1) + took.clamp(FEWEST, most)) / self.seen
+    }
+}
+
+/// How long it took from the peer's ringing until now, for an end that has waited `since` then. None: it did not ring
+/// meanwhile, or the clock by which it says so is another one.
+pub(super) fn wake_up(since: u64, rang_at: u64, now: u64) -> Option<Duration> {
+    (since..=now).contains(&rang_at).then(|| Duration::from_nanos(now - rang_at))
+}
+
+/// Nanoseconds of CLOCK_MONOTONIC, which is one for all processes of a time namespace.
+pub(super) fn monotonic() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let (seconds, nanos) = (u64::try_from(now.tv_sec), u64::try_from(now.tv_nsec));
+    seconds.unwrap_or(0).saturating_mul(1_000_000_000).saturating_add(nanos.unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn learnt(times: impl IntoIterator<Item = u64>) -> u64 {
+        let mut cost = WakeCost::default();
+        let learn = |known, micros| cost.learn(known, Duration::from_micros(micros));
+        times.into_iter().fold(UNKNOWN, learn).as_micros().try_into().unwrap()
+    }
+
+    #[test]
+    fn the_first_wake_ups_tell_it() {
+        assert_eq!(learnt([]), 20);
+        assert_eq!(learnt([80]), 80);
+        assert_eq!(learnt([80, 100, 120]), 100);
+    }
+
+    #[test]
+    fn it_follows_the_wake_ups() {
+        for (before, after) in [(80, 10), (10, 100), (100, 3), (3, 1000), (1, 4)] {
+            let found = learnt([before; 20].into_iter().chain([after; 100]));
+            assert!(found.abs_diff(after) <= after / 20 + 1, "{before} to {after}: {found}");
+        }
+    }
+
+    #[test]
+    fn a_few_that_met_a_busy_processor_change_little() {
+        let found = learnt([10; 8].into_iter().chain([3000, 3900]));
+        assert!(found < 15, "{found}");
+        assert_eq!(learnt([10, 5000, 10]), 10, "no measure");
+    }
+
+    /// A peer that says that it rang just now.
+    #[test]
+    fn no_time_at_all_counts_as_the_cheapest() {
+        assert_eq!(learnt([0; 100]), 1);
+        assert!(learnt([0; 100].into_iter().chain([50; 100])) > 45);
+    }
+
+    #[test]
+    fn only_what_the_peer_rang_during_the_sleep_is_a_wake_up() {
+        assert_eq!(wake_up(100, 150, 180), Some(Duration::from_nanos(30)));
+        assert_eq!(wake_up(100, 100, 100), Some(Duration::ZERO));
+        assert_eq!(wake_up(100, 99, 180), None, "before it slept");
+        assert_eq!(wake_up(100, 181, 180), None, "later than now");
+        assert_eq!(wake_up(100, 0, 180), None, "never");
+        assert_eq!(wake_up(100, u64::MAX, 180), None);
+    }
+}

@@ -1,0 +1,152 @@
+//! What a sleep and its wake-up take on this machine.
+//!
+//! A device does not say when it announced a completion, so two threads wake each other as a device's event wakes a
+//! task, each on a processor of its own: when the figure is older than [`AGE`] and a link is about to sleep, for a few
+//! milliseconds, most of them asleep. It is of the process: all links share it.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{LazyLock, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use rustix::io::Errno;
+use rustix::thread::CpuSet;
+
+/// Before it has been measured, and the least that counts: an interrupt, a completion channel and epoll are part of it.
+const LEAST: Duration = Duration::from_micros(20);
+/// The dearest wake-up.
+const MOST: Duration = Duration::from_millis(4);
+/// So old a figure is measured again.
+const AGE: Duration = Duration::from_secs(60);
+/// Wake-ups there and back.
+const ROUNDS: usize = 32;
+/// A round that is not over by then never will be: the other thread is gone.
+const PATIENCE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+/// Nanoseconds.
+static COST: AtomicU64 = AtomicU64::new(LEAST.as_nanos() as u64);
+static MEASURED: LazyLock<Mutex<Option<Instant>>> = LazyLock::new(Mutex::default);
+
+/// What a sleep and its wake-up take.
+pub(super) fn get() -> Duration {
+    Duration::from_nanos(COST.load(Ordering::Relaxed))
+}
+
+/// Measures it, on threads of its own, unless that was done lately.
+pub(super) fn measure_if_old(now: Instant) {
+    // Whoever finds it taken leaves it to the other.
+    let Ok(mut measured) = MEASURED.try_lock() else { return };
+    if measured.is_some_and(|last| now.saturating_duration_since(last) < AGE) {
+        return;
+    }
+    *measured = Some(now);
+    let work = || match measure() {
+        Ok(Some(cost)) => {
+            let cost = cost.clamp(LEAST, MOST);
+            COST.store(u64::try_from(cost.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        }
+        Ok(None) => tracing::debug!("one processor: a wake-up of another cannot be measured"),
+        Err(error) => tracing::debug!(%error, "the cost of a wake-up cannot be measured"),
+    };
+    if let Err(error) = thread::Builder::new().name("wake-cost".to_owned()).spawn(work) {
+        tracing::debug!(%error, "the cost of a wake-up cannot be measured");
+    }
+}
+
+/// A thread's end: it sleeps until the other wakes it.
+struct Sleeper {
+    event: OwnedFd,
+    epoll: OwnedFd,
+}
+
+impl Sleeper {
+    fn new() -> rustix::io::Result<Sleeper> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &event, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        Ok(Sleeper { event, epoll })
+    }
+
+    fn wake(&self) -> rustix::io::Result<()> {
+        rustix::io::write(&self.event, &1_u64.to_ne_bytes()).map(drop)
+    }
+
+    fn sleep(&self) -> rustix::io::Result<()> {
+        let mut events = Vec::with_capacity(1);
+        if epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&PATIENCE))? == 0 {
+            return Err(Errno::TIMEDOUT);
+        }
+        rustix::io::read(&self.event, &mut [0; 8]).map(drop)
+    }
+}
+
+/// The lower quartile of the time from waking the other thread until it runs. None: the process may use one processor only.
+fn measure() -> rustix::io::Result<Option<Duration>> {
+    let mut processors = processors()?.into_iter();
+    let (Some(here), Some(there)) = (processors.next(), processors.next()) else { return Ok(None) };
+    let (one, other) = (Sleeper::new()?, Sleeper::new()?);
+    keep_to(here)?;
+    thread::scope(|scope| {
+        let answer = || {
+            keep_to(there)?;
+            for _ in 0..ROUNDS {
+                other.sleep()?;
+                one.wake()?;
+            }
+            rustix::io::Result::Ok(())
+        };
+        thread::Builder::new()
+            .name("wake-cost".to_owned())
+            .spawn_scoped(scope, answer)
+            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))?;
+        let mut times = Vec::with_capacity(ROUNDS);
+        for _ in 0..ROUNDS {
+            let begin = Instant::now();
+            other.wake()?;
+            one.sleep()?;
+            times.push(begin.elapsed() / 2);
+        }
+        times.sort_unstable();
+        Ok(times.get(ROUNDS / 4).copied())
+    })
+}
+
+/// Those that this process may use, as its first thread does: the one that asks may be kept to one of them.
+fn processors() -> rustix::io::Result<Vec<usize>> {
+    let allowed = rustix::thread::sched_getaffinity(Some(rustix::process::getpid()))?;
+    Ok((0..CpuSet::MAX_CPU).filter(|processor| allowed.is_set(*processor)).collect())
+}
+
+/// Keeps this thread on a processor.
+fn keep_to(processor: usize) -> rustix::io::Result<()> {
+    let mut only = CpuSet::new();
+    only.set(processor);
+    rustix::thread::sched_setaffinity(None, &only)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_measured_where_there_are_two_processors() {
+        let processors = processors().unwrap();
+        let measured = thread::spawn(measure).join().unwrap().unwrap();
+        assert_eq!(measured.is_some(), processors.len() > 1);
+        assert!(measured.is_none_or(|cost| !cost.is_zero()));
+    }
+
+    /// As a worker of a runtime that keeps its threads to processors.
+    #[test]
+    fn a_thread_that_is_kept_to_one_processor_measures_it_too() {
+        let processors = processors().unwrap();
+        let kept = || {
+            keep_to(processors[0]).unwrap();
+            thread::spawn(measure).join().unwrap().unwrap()
+        };
+        let measured = thread::scope(|scope| scope.spawn(kept).join().unwrap());
+        assert_eq!(measured.is_some(), processors.len() > 1);
+    }
+}
