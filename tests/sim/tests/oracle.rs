@@ -168,7 +168,7 @@ impl Wire {
 }
 
 const GRANT: Frame = Frame::Grant { stream: 1, id: 7, rkey: 9, len: 1000, addr: 5000 };
-const DONE: Frame = Frame::Done { stream: 1, end: true, id: 7, len: 600 };
+const DONE: Frame = Frame::Done { stream: 1, end: true, id: 7, len: 600, begin: 0 };
 
 #[test]
 fn the_wiretap_lets_pass_what_is_right() {
@@ -201,7 +201,7 @@ fn the_wiretap_knows_the_rules_of_credits() {
 
 #[test]
 fn the_wiretap_knows_the_rules_of_memory() {
-    let done = |len| Frame::Done { stream: 1, end: false, id: 7, len };
+    let done = |len| Frame::Done { stream: 1, end: false, id: 7, len, begin: 0 };
     Wire::granted().write(5001, 9, 10).wrong("R9");
     Wire::granted().write(5000, 9, 10).write(5000, 9, 10).wrong("R9");
     Wire::granted().write(5000, 9, 1001).wrong("R9");
@@ -210,7 +210,7 @@ fn the_wiretap_knows_the_rules_of_memory() {
     Wire::granted().write(5000, 9, 10).send(CLIENT, 0, &[done(11)]).wrong("R4");
     Wire::granted().write(5000, 9, 10).send(CLIENT, 0, &[done(10)]).write(5010, 9, 1).wrong("R9");
     Wire::granted().send(CLIENT, 0, &[Frame::Abort { id: 7 }, Frame::Abort { id: 7 }]).wrong("R9");
-    let other = Frame::Done { stream: 3, end: false, id: 7, len: 1 };
+    let other = Frame::Done { stream: 3, end: false, id: 7, len: 1, begin: 0 };
     Wire::granted().write(5000, 9, 1).send(CLIENT, 0, &[other]).wrong("R9");
 
     let again = Frame::Grant { stream: 1, id: 8, rkey: 9, len: 10, addr: 5990 };

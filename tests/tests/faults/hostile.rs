@@ -98,7 +98,7 @@ pub async fn a_key_without_its_address(log: Log) {
         error = victim.stands_by() => panic!("the connection whose memory they look for has ended: {error}"),
     }
     // Its memory is as it wrote it: the handler checks each byte.
-    victim.frame(&Frame::Done { stream: 1, end: true, id: granted.id, len: ASKED as u32 }).await;
+    victim.frame(&Frame::Done { stream: 1, end: true, id: granted.id, len: ASKED as u32, begin: 0 }).await;
     let summary = victim.reply().await;
     assert_eq!((summary.count, summary.total), (1, payload as u64));
     are_random(&named);
@@ -425,7 +425,7 @@ impl Peer {
             block: block.freeze(),
         })
         .await;
-        self.frame(&Frame::Request { stream: 1, len: ASKED as u64 }).await;
+        self.frame(&Frame::Request { stream: 1, len: ASKED as u64, begin: 0 }).await;
         loop {
             while let Some(message) = self.messages.pop_front() {
                 let mut reader = Reader::new(message).unwrap();

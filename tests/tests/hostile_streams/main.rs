@@ -264,7 +264,7 @@ async fn land(
     let peer = &mut scene.peer;
     // A long one on the stream that is discarded: from then on the server grants memory of this
     // length before it is asked.
-    peer.send(&[Frame::Request { stream: DISCARDED, len: 64 << 10 }]).await.unwrap();
+    peer.send(&[Frame::Request { stream: DISCARDED, len: 64 << 10, begin: 0 }]).await.unwrap();
     let window = peer.window as usize;
     let (mut sent, mut discarded, mut landed) = (0, WARM_UP, 0);
     let mut sizes = sizes.iter().copied().cycle();
@@ -284,7 +284,7 @@ async fn land(
         }
         // All of the grant is touched.
         peer.write(grant, Bytes::from(vec![0; grant.len as usize]));
-        let mut frames = vec![Frame::Done { stream, end: false, id: grant.id, len: len as u32 }];
+        let mut frames = vec![Frame::Done { stream, end: false, id: grant.id, len: len as u32, begin: 0 }];
         if stream == 1 {
             sent += len;
             if let Some(Frame::Data { data, .. }) = between(landed) {

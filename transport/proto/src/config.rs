@@ -34,6 +34,10 @@ pub struct Config {
     pub max_headers: u32,
     /// The longest piece of a body, so the longest message, in bytes. 1 to 2^40; default 256 MiB.
     pub max_message: u64,
+    /// Bytes that landed payload is aligned to: the longest [aligned segment](crate::Payload::push_aligned) of a message
+    /// lands at an address that is a multiple of this. 1 asks for nothing: it lands as its source lies modulo 64. A
+    /// power of two, 1 to 4,096; default 64.
+    pub align: u16,
     /// Standing grants that are kept with a peer that sends bulk. 0 turns them off; default 4, at most 64.
     pub standing_grants: u8,
     /// The longest message that standing grants are kept for, in bytes. At most 1 GiB; default 1 MiB + 64 KiB
@@ -61,6 +65,7 @@ impl Default for Config {
             bulk_total: 1 << 30,
             max_headers: MAX_HEADER_BLOCK as u32,
             max_message: 256 << 20,
+            align: 64,
             standing_grants: 4,
             standing_max: (1 << 20) + (64 << 10),
             write_chunk: 256 << 10,
@@ -72,6 +77,11 @@ impl Default for Config {
 
 /// Bytes that a header block may be limited to.
 pub const HEADERS: std::ops::RangeInclusive<u32> = 4096..=1 << 20;
+
+/// Whether landed payload may be aligned to so many bytes: landing memory itself is aligned to no more than a page.
+pub(crate) fn is_alignment(align: u16) -> bool {
+    align.is_power_of_two() && align <= 4096
+}
 
 /// How long a peer may be silent, at least and at most.
 pub const DEAD_PEER: std::ops::RangeInclusive<Duration> =
@@ -121,6 +131,7 @@ impl Config {
         )?;
         rule(HEADERS.contains(&self.max_headers), "max_headers", self.max_headers.into(), "4096 to 1048576")?;
         rule((1..=1 << 40).contains(&self.max_message), "max_message", self.max_message, "1 to 2^40")?;
+        rule(is_alignment(self.align), "align", self.align.into(), "a power of two, 1 to 4096")?;
         rule(self.standing_grants <= 64, "standing_grants", self.standing_grants.into(), "0 to 64")?;
         rule(self.standing_max <= 1 << 30, "standing_max", self.standing_max.into(), "at most 2^30")?;
         rule(self.write_chunk >= 4096, "write_chunk", self.write_chunk.into(), "at least 4096")?;
@@ -149,6 +160,7 @@ impl Config {
             stream_window: self.stream_window,
             max_headers: self.max_headers,
             max_message: self.max_message,
+            align: self.align,
         }
     }
 }
@@ -162,5 +174,9 @@ mod tests {
         Config::default().check().unwrap();
         let bad = Config { slot_size: 100, ..Config::default() };
         assert_eq!(bad.check().unwrap_err().to_string(), "slot_size is 100, must be 512 to 32768");
+        for align in [0, 48, 8192] {
+            let bad = Config { align, ..Config::default() }.check().unwrap_err().to_string();
+            assert_eq!(bad, format!("align is {align}, must be a power of two, 1 to 4096"));
+        }
     }
 }

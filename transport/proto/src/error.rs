@@ -143,11 +143,34 @@ pub enum Breach {
         /// The grant.
         grant: GrantId,
     },
-    /// DONE with more bytes than were granted, or none.
-    #[error("DONE with {len} bytes for {grant} of {granted}")]
+    /// A request whose first byte is to lie further behind a multiple of the modulus than there is.
+    #[error("request on {stream} begins at {begin} modulo {modulus}")]
+    RequestBegin {
+        /// The stream.
+        stream: StreamId,
+        /// The begin stated.
+        begin: u32,
+        /// Begins are less than this.
+        modulus: u32,
+    },
+    /// DONE of a standing grant that was written from too far behind its first byte on, or of any other that was not
+    /// written from its first byte on.
+    #[error("DONE of {grant} begins at {begin}, the limit is {limit}")]
+    DoneBegin {
+        /// The grant.
+        grant: GrantId,
+        /// The begin stated.
+        begin: u32,
+        /// The limit: 0 where the grant answered a request.
+        limit: u32,
+    },
+    /// DONE with more bytes than were granted behind its begin, or none.
+    #[error("DONE with {len} bytes from {begin} on for {grant} of {granted}")]
     DoneLength {
         /// The grant.
         grant: GrantId,
+        /// Where they begin.
+        begin: u32,
         /// Bytes stated.
         len: u32,
         /// Bytes granted.

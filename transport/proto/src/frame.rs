@@ -26,17 +26,22 @@
 //! | 2 | DATA | yes | bytes of the body | END 1 |
 //! | 3 | WINDOW | yes | increment (4) | |
 //! | 4 | RESET | yes | reset code (4) | |
-//! | 5 | REQUEST | yes | bytes wanted (8) | |
+//! | 5 | REQUEST | yes | bytes wanted (8), begin (4) | |
 //! | 6 | GRANT | yes, or 0 for a standing grant | grant id (4), rkey (4), length (4), reserved (4), address (8) | |
-//! | 7 | DONE | yes | grant id (4), bytes written (4) | END 1 |
+//! | 7 | DONE | yes | grant id (4), bytes written (4), begin (4) | END 1 |
 //! | 8 | ABORT | 0 | grant id (4) | |
 //! | 9 | RECALL | 0 | grant id (4) | |
 //! | 10 | PING | 0 | token (8) | ACK 1 |
 //! | 11 | GOAWAY | 0 | close code (4), text (0 to 240) | ACK 1 |
 //! | 12 | CLOSE | 0 | close code (4), text (0 to 240) | |
 //!
-//! A header block has at most 65,536 bytes. A GRANT that answers a REQUEST has at least 16,384 bytes, unless
-//! fewer complete it. Frame types, flags and reserved fields that are not in these tables are breaches.
+//! A header block has at most 65,536 bytes. A GRANT that answers a REQUEST has at least 12,288 bytes, unless
+//! fewer complete it.
+//!
+//! A receiver's **modulus** is the larger of 64 and the alignment that its hello asks for. The begin of a REQUEST says
+//! where the first byte is to lie, modulo the modulus; the address of a GRANT that answers it is in phase with that and
+//! with what has been granted of the request before. The begin of a DONE says how far into a standing grant the first byte
+//! lies; it is 0 where the grant answered a REQUEST. Both are less than the modulus. Frame types, flags and reserved fields that are not in these tables are breaches.
 
 use bytes::{Buf, Bytes};
 
@@ -63,8 +68,8 @@ pub const MAX_TEXT: usize = 240;
 /// The longest header block in bytes, unless [`Config::max_headers`](crate::Config::max_headers) says otherwise.
 pub const MAX_HEADER_BLOCK: usize = 65_536;
 /// The shortest GRANT, in bytes, that answers a REQUEST without completing it: a request cannot be answered
-/// with more grants than its bytes are worth.
-pub const MIN_GRANT: u32 = 16 * 1024;
+/// with more grants than its bytes are worth. Wherever such a piece begins, 16 KiB of memory hold it.
+pub const MIN_GRANT: u32 = 12 * 1024;
 
 /// A frame as received. Payloads are slices of the message.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,11 +84,11 @@ pub enum Frame {
     /// The stream is given up.
     Reset { stream: u32, code: u32 },
     /// Landing memory is asked for.
-    Request { stream: u32, len: u64 },
+    Request { stream: u32, len: u64, begin: u32 },
     /// Landing memory is granted.
     Grant { stream: u32, id: u32, rkey: u32, len: u32, addr: u64 },
     /// Granted memory has been written; the grant ends.
-    Done { stream: u32, end: bool, id: u32, len: u32 },
+    Done { stream: u32, end: bool, id: u32, len: u32, begin: u32 },
     /// Granted memory will not be written; the grant ends.
     Abort { id: u32 },
     /// A standing grant is asked back.
@@ -126,7 +131,8 @@ impl Frame {
                 Frame::Headers { block, .. } => block.len(),
                 Frame::Data { data, .. } => data.len(),
                 Frame::Window { .. } | Frame::Reset { .. } | Frame::Abort { .. } | Frame::Recall { .. } => 4,
-                Frame::Request { .. } | Frame::Done { .. } | Frame::Ping { .. } => 8,
+                Frame::Ping { .. } => 8,
+                Frame::Request { .. } | Frame::Done { .. } => 12,
                 Frame::Grant { .. } => 24,
                 Frame::GoAway { text, .. } | Frame::Close { text, .. } => 4 + text.len(),
             }
@@ -205,9 +211,10 @@ impl<'a> Composer<'a> {
                 self.header(kind, 0, len, *stream);
                 self.put(&word.to_le_bytes());
             }
-            Frame::Request { stream, len: wanted } => {
+            Frame::Request { stream, len: wanted, begin } => {
                 self.header(kind, 0, len, *stream);
                 self.put(&wanted.to_le_bytes());
+                self.put(&begin.to_le_bytes());
             }
             Frame::Grant { stream, id, rkey, len: granted, addr } => {
                 self.header(kind, 0, len, *stream);
@@ -216,10 +223,11 @@ impl<'a> Composer<'a> {
                 }
                 self.put(&addr.to_le_bytes());
             }
-            Frame::Done { stream, end, id, len: written } => {
+            Frame::Done { stream, end, id, len: written, begin } => {
                 self.header(kind, u8::from(*end) * END, len, *stream);
-                self.put(&id.to_le_bytes());
-                self.put(&written.to_le_bytes());
+                for word in [*id, *written, *begin] {
+                    self.put(&word.to_le_bytes());
+                }
             }
             Frame::Abort { id } | Frame::Recall { id } => {
                 self.header(kind, 0, len, 0);
@@ -346,7 +354,8 @@ impl Reader {
         }
         let exact = match kind {
             3 | 4 | 8 | 9 => Some(4),
-            5 | 7 | 10 => Some(8),
+            5 | 7 => Some(12),
+            10 => Some(8),
             6 => Some(24),
             11 | 12 if !(4..=4 + MAX_TEXT).contains(&len) => Some(4),
             _ => None,
@@ -369,7 +378,7 @@ impl Reader {
             2 => Frame::Data { stream, end, data: bytes(0) },
             3 => Frame::Window { stream, increment: p.get_u32_le() },
             4 => Frame::Reset { stream, code: p.get_u32_le() },
-            5 => Frame::Request { stream, len: p.get_u64_le() },
+            5 => Frame::Request { stream, len: p.get_u64_le(), begin: p.get_u32_le() },
             6 => {
                 let (id, rkey, len, reserved) =
                     (p.get_u32_le(), p.get_u32_le(), p.get_u32_le(), p.get_u32_le());
@@ -378,7 +387,7 @@ impl Reader {
                 }
                 Frame::Grant { stream, id, rkey, len, addr: p.get_u64_le() }
             }
-            7 => Frame::Done { stream, end, id: p.get_u32_le(), len: p.get_u32_le() },
+            7 => Frame::Done { stream, end, id: p.get_u32_le(), len: p.get_u32_le(), begin: p.get_u32_le() },
             8 => Frame::Abort { id: p.get_u32_le() },
             9 => Frame::Recall { id: p.get_u32_le() },
             10 => Frame::Ping { ack: flags & ACK != 0, token: p.get_u64_le() },
@@ -399,9 +408,9 @@ mod tests {
             Frame::Data { stream: 1, end: true, data: text.clone() },
             Frame::Window { stream: 1, increment: 9 },
             Frame::Reset { stream: 1, code: 8 },
-            Frame::Request { stream: 1, len: 1 << 40 },
+            Frame::Request { stream: 1, len: 1 << 40, begin: 42 },
             Frame::Grant { stream: 0, id: 1, rkey: 2, len: 3, addr: 1 << 50 },
-            Frame::Done { stream: 1, end: true, id: 1, len: 3 },
+            Frame::Done { stream: 1, end: true, id: 1, len: 3, begin: 4095 },
             Frame::Abort { id: 1 },
             Frame::Recall { id: 1 },
             Frame::Ping { ack: true, token: 7 },

@@ -20,7 +20,8 @@
 //! | 36 | 4 | stream window in bytes |
 //! | 40 | 8 | longest message in bytes |
 //! | 48 | 4 | longest header block in bytes |
-//! | 52 | 4 | reserved, 0 |
+//! | 52 | 2 | alignment of what lands, in bytes: a power of two, 1 to 4096 |
+//! | 54 | 2 | reserved, 0 |
 //!
 //! Accept (server to client) is the same with kind 2, both version bytes holding the version chosen, and
 //! a ticket of zeros. Reject, 16 bytes: magic, length 16, kind 3, the versions that the server speaks,
@@ -41,7 +42,7 @@ pub const HELLO_LEN: usize = 56;
 /// Bytes of a reject.
 pub const REJECT_LEN: usize = 16;
 
-use crate::config::HEADERS;
+use crate::config::{HEADERS, is_alignment};
 
 const MAGIC: [u8; 4] = *b"tRDM";
 
@@ -62,6 +63,8 @@ pub struct Settings {
     pub max_headers: u32,
     /// Longest message in bytes.
     pub max_message: u64,
+    /// Where a message has an aligned segment, its address in landing memory is to be a multiple of this.
+    pub align: u16,
 }
 
 /// The client's side of connection set-up.
@@ -204,6 +207,7 @@ fn put(kind: u8, min: u8, max: u8, ticket: &[u8; 16], s: &Settings) -> [u8; HELL
     out[36..40].copy_from_slice(&s.stream_window.to_le_bytes());
     out[40..48].copy_from_slice(&s.max_message.to_le_bytes());
     out[48..52].copy_from_slice(&s.max_headers.to_le_bytes());
+    out[52..54].copy_from_slice(&s.align.to_le_bytes());
     out
 }
 
@@ -216,10 +220,11 @@ fn settings(data: &[u8]) -> Result<Settings, HelloError> {
         stream_window: u32::from_le_bytes(le(data, 36)),
         max_headers: u32::from_le_bytes(le(data, 48)),
         max_message: u64::from_le_bytes(le(data, 40)),
+        align: u16::from_le_bytes(le(data, 52)),
     };
     let rule =
         |ok: bool, name, value: u64| if ok { Ok(()) } else { Err(HelloError::Setting { name, value }) };
-    rule(data[52..56] == [0; 4], "reserved field", 1)?;
+    rule(data[54..56] == [0; 2], "reserved field", 1)?;
     rule((4..=4096).contains(&s.recv_slots), "recv_slots", s.recv_slots.into())?;
     rule((s.recv_slots..=4096).contains(&s.recv_most), "recv_most", s.recv_most.into())?;
     rule((512..=32_768).contains(&s.slot_size), "slot_size", s.slot_size.into())?;
@@ -232,6 +237,7 @@ fn settings(data: &[u8]) -> Result<Settings, HelloError> {
     )?;
     rule(s.max_message > 0, "max_message", s.max_message)?;
     rule(HEADERS.contains(&s.max_headers), "max_headers", s.max_headers.into())?;
+    rule(is_alignment(s.align), "align", s.align.into())?;
     Ok(s)
 }
 
@@ -341,8 +347,10 @@ mod tests {
         let mut data = hello().encode().to_vec();
         data.extend([0; 40]);
         assert_eq!(Hello::decode(&data).unwrap(), hello());
-        let accept = Accept { version: 1, settings: hello().settings };
-        assert_eq!(Accept::decode(&accept.encode()).unwrap(), accept);
+        for align in [1, 2, 64, 4096] {
+            let accept = Accept { version: 1, settings: Settings { align, ..hello().settings } };
+            assert_eq!(Accept::decode(&accept.encode()).unwrap(), accept);
+        }
         for reject in [
             Reject::Ticket,
             Reject::Resources,
@@ -379,8 +387,13 @@ mod tests {
         data[28..32].copy_from_slice(&u32::MAX.to_le_bytes());
         assert_eq!(Hello::decode(&data).unwrap_err().to_string(), "peer's slot_size is 4294967295");
         let mut data = hello().encode();
-        data[53] = 1;
-        assert!(Hello::decode(&data).is_err());
+        data[55] = 1;
+        assert_eq!(Hello::decode(&data).unwrap_err().to_string(), "peer's reserved field is 1");
+        for align in [0, 3, 65, 8192, u16::MAX] {
+            let mut data = hello().encode();
+            data[52..54].copy_from_slice(&align.to_le_bytes());
+            assert_eq!(Hello::decode(&data).unwrap_err().to_string(), format!("peer's align is {align}"));
+        }
         let mut data = hello().encode();
         data[48..52].copy_from_slice(&4095_u32.to_le_bytes());
         assert_eq!(Hello::decode(&data).unwrap_err().to_string(), "peer's max_headers is 4095");

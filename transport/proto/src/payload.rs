@@ -27,6 +27,19 @@ pub struct Payload {
 struct Segment {
     bytes: Bytes,
     pinned: bool,
+    /// Where it lands matters to the receiver.
+    aligned: bool,
+}
+
+/// The segment by which it is decided where a payload lands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lead {
+    /// Bytes of the payload in front of it.
+    pub(crate) at: u64,
+    /// The address of its first byte.
+    pub(crate) source: u64,
+    pub(crate) pinned: bool,
+    pub(crate) aligned: bool,
 }
 
 impl Payload {
@@ -37,9 +50,19 @@ impl Payload {
 
     /// Appends a segment. `pinned`: it lies in memory that the device can read; otherwise it is staged.
     pub fn push(&mut self, bytes: Bytes, pinned: bool) {
-        if !bytes.is_empty() {
-            self.len += bytes.len();
-            self.segments.push(Segment { bytes, pinned });
+        self.push_segment(Segment { bytes, pinned, aligned: false });
+    }
+
+    /// As [`Payload::push`]. Of all segments that are appended so, the longest lands with its first byte at a multiple
+    /// of the alignment that the receiver asks for ([`Config::align`](crate::Config::align)).
+    pub fn push_aligned(&mut self, bytes: Bytes, pinned: bool) {
+        self.push_segment(Segment { bytes, pinned, aligned: true });
+    }
+
+    fn push_segment(&mut self, segment: Segment) {
+        if !segment.bytes.is_empty() {
+            self.len += segment.bytes.len();
+            self.segments.push(segment);
         }
     }
 
@@ -56,6 +79,20 @@ impl Payload {
     /// What has not been taken, segment by segment.
     pub fn into_segments(self) -> impl Iterator<Item = Bytes> {
         self.segments.into_iter().skip(self.first).map(|segment| segment.bytes)
+    }
+
+    /// The longest of the aligned segments, or of all if there is none; of several the first.
+    pub(crate) fn lead(&self) -> Option<Lead> {
+        let mut at = 0;
+        let mut longest: Option<(Lead, usize)> = None;
+        for Segment { bytes, pinned, aligned } in self.segments.iter().skip(self.first) {
+            if longest.is_none_or(|(lead, len)| (lead.aligned, len) < (*aligned, bytes.len())) {
+                let source = bytes.as_ptr() as usize as u64;
+                longest = Some((Lead { at, source, pinned: *pinned, aligned: *aligned }, bytes.len()));
+            }
+            at += bytes.len() as u64;
+        }
+        longest.map(|(lead, _)| lead)
     }
 
     /// Bytes of the segment in front, and whether it is pinned.

@@ -2,7 +2,8 @@
 
 use super::Connection;
 use super::landing::MAX_REQUESTS;
-use super::stream::{Out, PeerGrant, SendHalf};
+use super::phase::{self, Modulus};
+use super::stream::{Ask, Bulk, Out, PeerGrant, SendHalf};
 use crate::error::Breach;
 use crate::frame::{Frame, MIN_GRANT};
 use crate::ids::GrantId;
@@ -25,6 +26,7 @@ impl Connection {
             return;
         }
         let (mut asked, mut waiting) = (false, false);
+        let modulus = Modulus::of(self.peer.align);
         for out in stream.out.iter_mut().take(LOOK_AHEAD) {
             let bulk = match out {
                 Out::Headers { .. } => continue,
@@ -34,14 +36,14 @@ impl Connection {
             if !bulk.prepared {
                 bulk.prepared = true;
                 let window = if waiting { 0 } else { stream.send_window };
-                match take_standing(&mut self.standing, bulk.len, window) {
+                match take_standing(&mut self.standing, bulk, window, modulus) {
                     Some(grant) => {
                         stream.send_window -= bulk.len as u32;
                         bulk.granted = bulk.len;
                         bulk.grants.push_back(grant);
                     }
                     None => {
-                        stream.requests.push_back(bulk.len);
+                        stream.requests.push_back(Ask { len: bulk.len, begin: bulk.begin });
                         asked = true;
                     }
                 }
@@ -109,12 +111,21 @@ impl Connection {
     }
 }
 
-/// The shortest standing grant that holds the whole transfer, if the window does too.
-fn take_standing(standing: &mut Vec<PeerGrant>, len: u64, window: u32) -> Option<PeerGrant> {
-    if len > u64::from(window) {
+/// The shortest standing grant that holds the whole transfer where it begins in it, if the window does too; from there on.
+fn take_standing(
+    standing: &mut Vec<PeerGrant>,
+    bulk: &Bulk,
+    window: u32,
+    modulus: Modulus,
+) -> Option<PeerGrant> {
+    if bulk.len > u64::from(window) {
         return None;
     }
+    let offset = |grant: &PeerGrant| phase::offset(modulus, grant.addr, bulk.begin);
+    let holds = |grant: &PeerGrant| bulk.len + u64::from(offset(grant)) <= u64::from(grant.len);
     let (at, _) =
-        standing.iter().enumerate().filter(|(_, g)| u64::from(g.len) >= len).min_by_key(|(_, g)| g.len)?;
-    Some(standing.swap_remove(at))
+        standing.iter().enumerate().filter(|(_, grant)| holds(grant)).min_by_key(|(_, grant)| grant.len)?;
+    let grant = standing.swap_remove(at);
+    let begin = offset(&grant);
+    Some(PeerGrant { addr: grant.addr + u64::from(begin), len: grant.len - begin, begin, ..grant })
 }

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use slab::Slab;
 
 use super::answers::Owed;
-use super::stream::{RecvHalf, SendHalf, Stream, Want};
+use super::phase::Modulus;
+use super::stream::{Asked, RecvHalf, SendHalf, Stream, Want};
 use super::{Connection, Event, Flow, GrantMemory, Ids, LandingWant, Side, WantKey};
 use crate::config::Config;
 use crate::error::Breach;
@@ -24,13 +25,24 @@ pub(super) struct Grant {
     /// 0: standing.
     pub(super) stream: u32,
     pub(super) memory: usize,
+    /// Bytes in front of it that belong to the memory.
+    begin: u32,
     pub(super) len: u32,
-    /// Number of the request that it answers.
-    request: u64,
+    /// What it answers.
+    request: Asked,
     /// RECALL has been queued.
     pub(super) recalled: bool,
     /// The end of it, once it is owed: since the GRANT, or the RECALL.
     pub(super) asked: Owed,
+}
+
+/// Memory that is to be granted.
+#[derive(Clone, Copy, Debug)]
+struct Booked {
+    stream: u32,
+    begin: u32,
+    len: u32,
+    request: Asked,
 }
 
 /// All grants that the peer holds.
@@ -103,11 +115,12 @@ impl Grants {
     }
 
     /// Learns the length of a transfer. Standing grants follow the longest of the last eight.
-    fn learn(&mut self, len: u64, now: Instant) {
+    /// `begin`: bytes that it leaves out at first.
+    fn learn(&mut self, begin: u32, len: u64, now: Instant) {
         self.last_bulk = now;
         let Ok(len) = u32::try_from(len) else { return };
         if len <= self.standing_max {
-            self.recent[self.next_recent] = len;
+            self.recent[self.next_recent] = begin + len;
             self.next_recent = (self.next_recent + 1) % self.recent.len();
             self.active = self.max_standing > 0;
         }
@@ -136,7 +149,7 @@ impl Connection {
                 continue;
             };
             let shorter = || (1..=BEHIND).find_map(|place| self.landing_behind(place)?);
-            match self.within_connection(want).or_else(shorter) {
+            match self.within_connection(want).map(|want| self.with_begin(key, want)).or_else(shorter) {
                 Some(want) => return Some(want),
                 // Standing grants count for no stream.
                 None => break,
@@ -153,8 +166,27 @@ impl Connection {
     /// there is none for the first: its want may be shorter. The inner None: nothing any more. The outer None: there is no
     /// such stream.
     pub fn landing_behind(&self, place: usize) -> Option<Option<LandingWant>> {
-        let within = |key: &usize| self.stream_want(*key).and_then(|want| self.within_connection(want));
+        let within = |key: &usize| {
+            let want = self.stream_want(*key).and_then(|want| self.within_connection(want))?;
+            Some(self.with_begin(*key, want))
+        };
         self.landing_queue.get(place).map(within)
+    }
+
+    fn modulus(&self) -> Modulus {
+        Modulus::of(self.config.align)
+    }
+
+    /// Where the first byte that the stream wants memory for is to lie.
+    fn begin_of(&self, key: usize) -> u32 {
+        self.streams[key].wants.front().map_or(0, |want| want.begin(self.modulus()))
+    }
+
+    /// The memory that holds what is wanted where it is to begin.
+    fn with_begin(&self, key: usize, want: LandingWant) -> LandingWant {
+        let begin = self.begin_of(key);
+        let LandingWant { want: most, min, .. } = want;
+        LandingWant { want: most.saturating_add(begin), min: min.saturating_add(begin), ..want }
     }
 
     /// As much of it as all streams together leave of `bulk_total`. None: as soon as a reader takes something, or a stream
@@ -255,34 +287,35 @@ impl Connection {
         let booked = match key {
             _ if !self.is_live() => None,
             WantKey::Standing => {
-                (self.grants.wants_standing() && memory.len > 0).then_some((0, memory.len, 0))
+                let grant = Booked { stream: 0, begin: 0, len: memory.len, request: Asked::default() };
+                (self.grants.wants_standing() && memory.len > 0).then_some(grant)
             }
-            WantKey::Stream(id) => self.book_grant(id, memory.len).map(|(len, request)| (id.0, len, request)),
+            WantKey::Stream(id) => self.book_grant(id, memory.len),
         };
-        let Some((stream, len, request)) = booked else {
+        let Some(Booked { stream, begin, len, request }) = booked else {
             self.events.push_back(Event::Returned { memory: memory.key });
             return;
         };
         let asked = Owed::by(self.last_frame() + 1);
-        let grant = Grant { stream, memory: memory.key, len, request, recalled: false, asked };
+        let grant = Grant { stream, memory: memory.key, begin, len, request, recalled: false, asked };
         let id = self.grants.out.insert(grant) as u32;
         if stream == 0 {
             self.grants.standing.push(id);
         }
         self.stats.grants_given += 1;
-        let GrantMemory { addr, rkey, .. } = memory;
+        let (rkey, addr) = (memory.rkey, memory.addr + u64::from(begin));
         self.push_control(Frame::Grant { stream, id, rkey, len, addr });
     }
 
-    /// How much of `len` bytes is granted to the stream, and for which of its requests.
-    fn book_grant(&mut self, id: StreamId, len: u32) -> Option<(u32, u64)> {
+    /// What of `len` bytes is granted to the stream, and for which of its requests.
+    fn book_grant(&mut self, id: StreamId, len: u32) -> Option<Booked> {
         let &key = self.ids.get(&id.0)?;
-        let want = self.stream_want(key).and_then(|want| self.within_connection(want));
-        let want = want.filter(|want| len >= want.min)?;
-        let len = len.min(want.want);
+        let want = self.stream_want(key).and_then(|want| self.within_connection(want))?;
+        let begin = self.begin_of(key);
+        let len = len.checked_sub(begin).filter(|len| *len >= want.min)?.min(want.want);
         let stream = &mut self.streams[key];
-        let Want { number, rest } = stream.wants.front_mut()?;
-        let request = *number;
+        let Want { request, rest } = stream.wants.front_mut()?;
+        let request = *request;
         *rest -= u64::from(len);
         if *rest == 0 {
             stream.wants.pop_front();
@@ -293,7 +326,7 @@ impl Connection {
             // Others first, before this one's next piece.
             self.landing_queue.rotate_left(1);
         }
-        Some((len, request))
+        Some(Booked { stream: id.0, begin, len, request })
     }
 
     pub(super) fn queue_for_landing(&mut self, key: usize) {
@@ -304,12 +337,21 @@ impl Connection {
         }
     }
 
-    pub(super) fn on_request(&mut self, key: usize, len: u64, now: Instant) -> Result<(), Breach> {
-        let limit = self.config.max_message;
+    pub(super) fn on_request(
+        &mut self,
+        key: usize,
+        len: u64,
+        begin: u32,
+        now: Instant,
+    ) -> Result<(), Breach> {
+        let (limit, modulus) = (self.config.max_message, self.modulus());
         let stream = &mut self.streams[key];
         let id = StreamId(stream.id);
         if len == 0 || len > limit {
             return Err(Breach::RequestLength { stream: id, len, limit });
+        }
+        if begin >= modulus.get() {
+            return Err(Breach::RequestBegin { stream: id, begin, modulus: modulus.get() });
         }
         if stream.recv == RecvHalf::Discarding {
             return Ok(());
@@ -318,9 +360,11 @@ impl Connection {
             return Err(Breach::TooManyRequests(id, MAX_REQUESTS));
         }
         self.grants.requests += 1;
-        stream.wants.push_back(Want { number: self.grants.requests, rest: len });
+        let end = modulus.rest(u64::from(begin) + len);
+        let request = Asked { number: self.grants.requests, end };
+        stream.wants.push_back(Want { request, rest: len });
         self.queue_for_landing(key);
-        self.grants.learn(len, now);
+        self.grants.learn(begin, len, now);
         self.replace_short_standing();
         Ok(())
     }
@@ -382,15 +426,21 @@ impl Connection {
         &mut self,
         key: usize,
         id: u32,
+        begin: u32,
         len: u32,
         end: bool,
         now: Instant,
     ) -> Result<(), Breach> {
         let grant = self.grant("DONE", id)?;
-        let stream = &mut self.streams[key];
+        let stream = &self.streams[key];
         let stream_id = StreamId(stream.id);
-        if len == 0 || len > grant.len {
-            return Err(Breach::DoneLength { grant: GrantId(id), len, granted: grant.len });
+        // What answers a request has been granted from where it begins on.
+        let limit = if grant.stream == 0 { self.modulus().get() - 1 } else { 0 };
+        if begin > limit {
+            return Err(Breach::DoneBegin { grant: GrantId(id), begin, limit });
+        }
+        if len == 0 || u64::from(begin) + u64::from(len) > grant.len.into() {
+            return Err(Breach::DoneLength { grant: GrantId(id), begin, len, granted: grant.len });
         }
         if grant.stream != 0 && grant.stream != stream.id {
             return Err(Breach::DoneStream { grant: GrantId(id), stream: stream_id });
@@ -402,7 +452,7 @@ impl Connection {
         self.stats.write_received += u64::from(len);
         let flow = if grant.stream == 0 {
             self.streams[key].recv_window -= len;
-            self.grants.learn(len.into(), now);
+            self.grants.learn(begin, len.into(), now);
             Flow::Window
         } else {
             // What the peer left of its grant is free again.
@@ -414,14 +464,14 @@ impl Connection {
             self.queue_for_landing(key);
             Flow::Bulk
         };
-        let memory = grant.memory;
+        let (memory, begin) = (grant.memory, grant.begin + begin);
         if self.streams[key].recv == RecvHalf::Discarding {
             if flow == Flow::Bulk {
                 self.let_go(key, len);
             }
             self.events.push_back(Event::Returned { memory });
         } else {
-            self.events.push_back(Event::Landed { stream: stream_id, memory, len, flow, end });
+            self.events.push_back(Event::Landed { stream: stream_id, memory, begin, len, flow, end });
         }
         Ok(())
     }

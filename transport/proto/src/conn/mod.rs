@@ -8,6 +8,7 @@
 //! | `output` | what the application sends, resets and has read |
 //! | `landing` | memory that is granted to the peer (receiving bulk) |
 //! | `bulk` | memory that the peer has granted (sending bulk) |
+//! | `phase` | where in landing memory a message begins |
 //! | `recall` | grants that are asked back before they are used |
 //! | `answers` | the time that the peer has to answer RESET and RECALL |
 //! | `receive` | messages in |
@@ -46,6 +47,7 @@ mod ending;
 mod heartbeat;
 mod landing;
 mod output;
+mod phase;
 mod recall;
 mod receive;
 mod reset_limit;

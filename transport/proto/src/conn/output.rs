@@ -99,7 +99,7 @@ impl Connection {
         stream.out.push_back(if eager {
             Out::Eager { payload, end }
         } else {
-            Out::Bulk(Box::new(Bulk::new(payload, end)))
+            Out::Bulk(Box::new(Bulk::new(payload, end, self.peer.align)))
         });
         if !eager {
             self.prepare_bulk(key);

@@ -20,7 +20,7 @@
 
 use super::Connection;
 use super::answers::Owed;
-use super::stream::{Announce, Out, RecvHalf, Want};
+use super::stream::{Announce, Asked, Out, RecvHalf, Want};
 use crate::frame::Frame;
 use crate::ids::GrantId;
 
@@ -72,16 +72,17 @@ impl Connection {
     }
 
     /// The peer has given back `len` bytes of a grant that was recalled, unwritten: its request still wants them.
-    pub(super) fn want_again(&mut self, key: usize, number: u64, len: u32) {
+    pub(super) fn want_again(&mut self, key: usize, request: Asked, len: u32) {
         let stream = &mut self.streams[key];
         if !matches!(stream.recv, RecvHalf::Headers | RecvHalf::Body) || len == 0 {
             return;
         }
         let wants = &mut stream.wants;
-        let at = wants.iter().position(|want| want.number >= number).unwrap_or(wants.len());
+        let at = wants.iter().position(|want| want.request.number >= request.number);
+        let at = at.unwrap_or(wants.len());
         match wants.get_mut(at) {
-            Some(want) if want.number == number => want.rest += u64::from(len),
-            _ => wants.insert(at, Want { number, rest: len.into() }),
+            Some(want) if want.request.number == request.number => want.rest += u64::from(len),
+            _ => wants.insert(at, Want { request, rest: len.into() }),
         }
     }
 
@@ -119,7 +120,7 @@ impl Connection {
         bulk.grants.remove(at);
         bulk.granted -= u64::from(len - used);
         if used > 0 {
-            stream.announce.push_back(Announce { grant: GrantId(id), len: used, end: false });
+            stream.announce.push_back(Announce { grant: GrantId(id), len: used, begin: 0, end: false });
             self.mark_send(key);
         } else {
             self.answers += 1;

@@ -83,19 +83,20 @@ impl Connection {
             Frame::Data { stream, end, data } => self.on_data(stream, end, data),
             Frame::Window { stream, increment } => self.on_window(stream, increment),
             Frame::Reset { stream, code } => self.on_reset(stream, ResetCode(code), now),
-            Frame::Request { stream, len } => {
+            Frame::Request { stream, len, begin } => {
                 let key = self.sending_peer_stream(name, stream)?;
-                self.on_request(key, len, now)
+                self.on_request(key, len, begin, now)
             }
             Frame::Grant { stream, id, rkey, len, addr } => {
                 let standing = stream == 0;
                 let id = GrantId(id);
-                self.on_grant(stream, PeerGrant { id, rkey, len, addr, used: 0, standing, recalled: false })
+                let grant = PeerGrant { id, rkey, len, addr, begin: 0, used: 0, standing, recalled: false };
+                self.on_grant(stream, grant)
             }
-            Frame::Done { stream, end, id, len } => {
+            Frame::Done { stream, end, id, len, begin } => {
                 let key = self.sending_peer_stream(name, stream)?;
                 self.check_body(name, key)?;
-                self.on_done(key, id, len, end, now)?;
+                self.on_done(key, id, begin, len, end, now)?;
                 self.on_end(key, end)
             }
             Frame::Abort { id } => self.on_abort(id),

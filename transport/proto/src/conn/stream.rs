@@ -31,6 +31,7 @@ use std::collections::VecDeque;
 use bytes::{Bytes, BytesMut};
 
 use super::answers::Owed;
+use super::phase::{self, Modulus};
 use crate::ids::GrantId;
 use crate::payload::Payload;
 
@@ -82,6 +83,8 @@ pub(super) struct PeerGrant {
     pub(super) rkey: u32,
     pub(super) len: u32,
     pub(super) addr: u64,
+    /// Bytes of a bound standing grant that were left out in front of `addr`, and are not in `len`.
+    pub(super) begin: u32,
     /// Bytes for which a WRITE has been handed out.
     pub(super) used: u32,
     /// It was advertised beforehand.
@@ -100,13 +103,16 @@ pub(super) struct Bulk {
     /// Bytes of grants received for it.
     pub(super) granted: u64,
     pub(super) len: u64,
+    /// Where it begins at the peer: see [`phase`](super::phase).
+    pub(super) begin: u32,
     pub(super) grants: VecDeque<PeerGrant>,
 }
 
 impl Bulk {
-    pub(super) fn new(payload: Payload, end: bool) -> Self {
-        let len = payload.len() as u64;
-        Bulk { payload, end, prepared: false, granted: 0, len, grants: VecDeque::new() }
+    /// To a peer that asks for `align`.
+    pub(super) fn new(payload: Payload, end: bool, align: u16) -> Self {
+        let (len, begin) = (payload.len() as u64, phase::begin(&payload, align));
+        Bulk { payload, end, prepared: false, granted: 0, len, begin, grants: VecDeque::new() }
     }
 }
 
@@ -132,16 +138,41 @@ pub(super) enum Out {
 pub(super) struct Announce {
     pub(super) grant: GrantId,
     pub(super) len: u32,
+    /// How far into the grant the bytes begin.
+    pub(super) begin: u32,
     pub(super) end: bool,
+}
+
+/// A transfer that memory is to be asked for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ask {
+    pub(super) len: u64,
+    pub(super) begin: u32,
+}
+
+/// A request of the peer.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Asked {
+    /// Its place among all of the connection.
+    pub(super) number: u64,
+    /// Where the byte behind its last is to lie, modulo the modulus: what is left of it begins as far in front of this
+    /// as it is long.
+    pub(super) end: u32,
 }
 
 /// A transfer that the peer has asked memory for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Want {
-    /// Place of its request among all of the connection.
-    pub(super) number: u64,
+    pub(super) request: Asked,
     /// Bytes that are not granted.
     pub(super) rest: u64,
+}
+
+impl Want {
+    /// Where the next byte of it is to lie.
+    pub(super) fn begin(&self, modulus: Modulus) -> u32 {
+        modulus.rest(u64::from(self.request.end).wrapping_sub(self.rest))
+    }
 }
 
 #[derive(Debug)]
@@ -154,7 +185,7 @@ pub(super) struct Stream {
 
     pub(super) out: VecDeque<Out>,
     pub(super) announce: VecDeque<Announce>,
-    pub(super) requests: VecDeque<u64>,
+    pub(super) requests: VecDeque<Ask>,
     /// Body bytes in `out`.
     pub(super) queued: usize,
     /// `queued` has reached the mark and the driver waits for room.

@@ -1,7 +1,7 @@
 //! Messages and WRITEs out.
 
 use super::answers::Owed;
-use super::stream::{Announce, Out, RecvHalf, SendHalf};
+use super::stream::{Announce, Ask, Out, PeerGrant, RecvHalf, SendHalf};
 use super::{Connection, Event, Phase, Room, Side, Transmit, Write};
 use crate::frame::{Composer, FRAME_HEADER, Frame};
 use crate::ids::{ResetCode, StreamId};
@@ -150,8 +150,8 @@ impl Connection {
         loop {
             let stream = &mut self.streams[key];
             let id = stream.id;
-            if let Some(&Announce { grant, len, end }) = stream.announce.front() {
-                if !message.add(&Frame::Done { stream: id, end, id: grant.0, len }) {
+            if let Some(&Announce { grant, len, begin, end }) = stream.announce.front() {
+                if !message.add(&Frame::Done { stream: id, end, id: grant.0, len, begin }) {
                     return Composed::Full;
                 }
                 stream.announce.pop_front();
@@ -163,9 +163,9 @@ impl Connection {
                 continue;
             }
             if id <= self.last_known
-                && let Some(&len) = stream.requests.front()
+                && let Some(&Ask { len, begin }) = stream.requests.front()
             {
-                if !message.add(&Frame::Request { stream: id, len }) {
+                if !message.add(&Frame::Request { stream: id, len, begin }) {
                     return Composed::Full;
                 }
                 stream.requests.pop_front();
@@ -291,7 +291,8 @@ impl Connection {
         grant.used += len as u32;
         let finished = bulk.payload.is_empty();
         if finished || grant.used == grant.len {
-            let announce = Announce { grant: grant.id, len: grant.used, end: finished && bulk.end };
+            let PeerGrant { id, used: len, begin, .. } = *grant;
+            let announce = Announce { grant: id, len, begin, end: finished && bulk.end };
             stream.announce.push_back(announce);
             stream.hurried -= u32::from(grant.recalled);
             bulk.grants.pop_front();

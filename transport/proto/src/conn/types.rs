@@ -60,7 +60,10 @@ pub enum Event {
         stream: StreamId,
         /// The driver's key of the memory ([`GrantMemory::key`]).
         memory: usize,
-        /// Bytes written, from the start of the memory.
+        /// Where in the memory the bytes begin. Less than the larger of 64 and
+        /// [`Config::align`](crate::Config::align).
+        begin: u32,
+        /// Bytes written, from there on; all lie in the memory.
         len: u32,
         /// How they count.
         flow: Flow,
@@ -129,7 +132,8 @@ pub enum Unsent {
 pub struct GrantMemory {
     /// The driver's key, returned in [`Event::Landed`] or [`Event::Returned`].
     pub key: usize,
-    /// Address as the peer's WRITE names it.
+    /// Address as the peer's WRITE names it, a multiple of the larger of 64 and
+    /// [`Config::align`](crate::Config::align), as the memory's own address is.
     pub addr: u64,
     /// Remote key.
     pub rkey: u32,
@@ -151,7 +155,8 @@ pub enum WantKey {
 pub struct LandingWant {
     /// For what.
     pub key: WantKey,
-    /// Best length in bytes. Of longer memory no more than this is granted to a stream.
+    /// Best length in bytes. Of longer memory no more than this is granted to a stream. Bytes in front of the place where
+    /// the sender wants to begin are included, in `min`, too; they are not granted.
     pub want: u32,
     /// Shortest length in bytes that is accepted.
     pub min: u32,

@@ -52,7 +52,7 @@ fn judged(p: &mut Pair, victim: usize) -> (u32, Option<Breach>) {
 /// A hostile client has this many streams open, each with memory for 4 MiB granted and not written.
 fn hoards(p: &mut Pair, streams: u32) {
     for stream in 1..=streams {
-        p.inject(CLIENT, &[head(stream), Frame::Request { stream, len: 4 << 20 }]);
+        p.inject(CLIENT, &[head(stream), Frame::Request { stream, len: 4 << 20, begin: 0 }]);
     }
     p.drive_unchecked(SERVER);
     p.to[CLIENT].clear();
@@ -278,7 +278,7 @@ fn a_call_that_is_answered_gets_no_memory() {
     // The end of the response is queued, and cannot go out.
     p.server().send_headers(StreamId(1), block("unimplemented"), true).unwrap();
     p.ends[SERVER].slots = 0;
-    p.inject(CLIENT, &[Frame::Request { stream: 1, len: 4 << 20 }]);
+    p.inject(CLIENT, &[Frame::Request { stream: 1, len: 4 << 20, begin: 0 }]);
     p.drive_unchecked(SERVER);
     assert_eq!((p.server().pending().grants, p.ends[SERVER].memory.used), (0, 0));
     assert_eq!(p.server().poll_landing(), None);

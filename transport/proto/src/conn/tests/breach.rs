@@ -66,7 +66,7 @@ fn asking(p: &mut Pair) {
 
 /// Grant 0 (stream 1, 20,000 bytes) is with the hostile client.
 fn granted(p: &mut Pair) {
-    p.inject(CLIENT, &[head(1), Frame::Request { stream: 1, len: 20_000 }]);
+    p.inject(CLIENT, &[head(1), Frame::Request { stream: 1, len: 20_000, begin: 0 }]);
     p.drive(SERVER);
     assert_eq!(p.server().pending().grants, 1);
 }
@@ -217,7 +217,7 @@ fn streams() -> Vec<Case> {
         case(CLIENT, Breach::ClosedStream { frame: "REQUEST", stream: stream(1) }, |p| {
             opened(p);
             let reset = Frame::Reset { stream: 1, code: 8 };
-            p.inject(CLIENT, &[reset.clone(), reset, Frame::Request { stream: 1, len: 1 }]);
+            p.inject(CLIENT, &[reset.clone(), reset, Frame::Request { stream: 1, len: 1, begin: 0 }]);
         }),
         case(CLIENT, Breach::TooManyStreams(4), |p| {
             p.inject(CLIENT, &[head(1), head(2), head(3), head(4), head(5)]);
@@ -282,33 +282,40 @@ fn streams() -> Vec<Case> {
 fn transfers() -> Vec<Case> {
     vec![
         case(CLIENT, Breach::RequestLength { stream: stream(1), len: 0, limit: 1 << 20 }, |p| {
-            p.inject(CLIENT, &[head(1), Frame::Request { stream: 1, len: 0 }]);
+            p.inject(CLIENT, &[head(1), Frame::Request { stream: 1, len: 0, begin: 0 }]);
         }),
         case(CLIENT, Breach::RequestLength { stream: stream(1), len: u64::MAX, limit: 1 << 20 }, |p| {
-            p.inject(CLIENT, &[head(1), Frame::Request { stream: 1, len: u64::MAX }]);
+            p.inject(CLIENT, &[head(1), Frame::Request { stream: 1, len: u64::MAX, begin: 0 }]);
+        }),
+        case(CLIENT, Breach::RequestBegin { stream: stream(1), begin: 64, modulus: 64 }, |p| {
+            p.inject(CLIENT, &[head(1), Frame::Request { stream: 1, len: 9, begin: 64 }]);
+        }),
+        case(CLIENT, Breach::DoneBegin { grant: GrantId(0), begin: 1, limit: 0 }, |p| {
+            granted(p);
+            p.inject(CLIENT, &[Frame::Done { stream: 1, end: false, id: 0, len: 1, begin: 1 }]);
         }),
         case(CLIENT, Breach::TooManyRequests(stream(1), 8), |p| {
             opened(p);
-            p.inject(CLIENT, &vec![Frame::Request { stream: 1, len: 9 }; 9]);
+            p.inject(CLIENT, &vec![Frame::Request { stream: 1, len: 9, begin: 0 }; 9]);
         }),
         case(CLIENT, Breach::UnknownGrant { frame: "DONE", grant: GrantId(7) }, |p| {
-            p.inject(CLIENT, &[head(1), Frame::Done { stream: 1, end: false, id: 7, len: 1 }]);
+            p.inject(CLIENT, &[head(1), Frame::Done { stream: 1, end: false, id: 7, len: 1, begin: 0 }]);
         }),
         case(CLIENT, Breach::UnknownGrant { frame: "ABORT", grant: GrantId(0) }, |p| {
             granted(p);
             p.inject(CLIENT, &[Frame::Abort { id: 0 }, Frame::Abort { id: 0 }]);
         }),
-        case(CLIENT, Breach::DoneLength { grant: GrantId(0), len: 20_001, granted: 20_000 }, |p| {
+        case(CLIENT, Breach::DoneLength { grant: GrantId(0), begin: 0, len: 20_001, granted: 20_000 }, |p| {
             granted(p);
-            p.inject(CLIENT, &[Frame::Done { stream: 1, end: false, id: 0, len: 20_001 }]);
+            p.inject(CLIENT, &[Frame::Done { stream: 1, end: false, id: 0, len: 20_001, begin: 0 }]);
         }),
-        case(CLIENT, Breach::DoneLength { grant: GrantId(0), len: 0, granted: 20_000 }, |p| {
+        case(CLIENT, Breach::DoneLength { grant: GrantId(0), begin: 0, len: 0, granted: 20_000 }, |p| {
             granted(p);
-            p.inject(CLIENT, &[Frame::Done { stream: 1, end: false, id: 0, len: 0 }]);
+            p.inject(CLIENT, &[Frame::Done { stream: 1, end: false, id: 0, len: 0, begin: 0 }]);
         }),
         case(CLIENT, Breach::DoneStream { grant: GrantId(0), stream: stream(2) }, |p| {
             granted(p);
-            p.inject(CLIENT, &[head(2), Frame::Done { stream: 2, end: false, id: 0, len: 20_000 }]);
+            p.inject(CLIENT, &[head(2), Frame::Done { stream: 2, end: false, id: 0, len: 20_000, begin: 0 }]);
         }),
         case(CLIENT, Breach::EndWithGrants(stream(1)), |p| {
             granted(p);
@@ -316,7 +323,7 @@ fn transfers() -> Vec<Case> {
         }),
         case(CLIENT, Breach::EndWithGrants(stream(1)), |p| {
             opened(p);
-            p.inject(CLIENT, &[Frame::Request { stream: 1, len: 9 }, data(1, 0, true)]);
+            p.inject(CLIENT, &[Frame::Request { stream: 1, len: 9, begin: 0 }, data(1, 0, true)]);
         }),
         case(SERVER, Breach::BadGrant { grant: GrantId(1), why: "no bytes" }, |p| {
             p.inject(SERVER, &[grant(0, 1, 0)])
@@ -346,7 +353,7 @@ fn transfers() -> Vec<Case> {
             Breach::BadGrant { grant: GrantId(2), why: "too short a part of what was asked for" },
             |p| {
                 asking(p);
-                p.inject(SERVER, &[grant(1, 1, 16_384), grant(1, 2, 16_383)]);
+                p.inject(SERVER, &[grant(1, 1, 12_288), grant(1, 2, 12_287)]);
             },
         ),
     ]
@@ -387,6 +394,8 @@ fn name(breach: &Breach) -> &'static str {
         Breach::Flood(_) => "Flood",
         // Nothing is received then: see `answers`.
         Breach::ResetUnanswered(_) | Breach::GrantKept(_) => "",
+        Breach::RequestBegin { .. } => "RequestBegin",
+        Breach::DoneBegin { .. } => "DoneBegin",
         Breach::UnexpectedPong => "UnexpectedPong",
     }
 }
@@ -398,7 +407,7 @@ fn all() -> Vec<Case> {
 #[test]
 fn every_breach_has_a_case() {
     let names: BTreeSet<&str> = all().iter().map(|case| name(&case.breach)).collect();
-    assert_eq!(names.len(), 29);
+    assert_eq!(names.len(), 31);
 }
 
 #[test]

@@ -499,12 +499,12 @@ fn short_done_frees_the_window() {
         CLIENT,
         &[
             Frame::Headers { stream: 1, end: false, more: false, indexed: false, block: block("head") },
-            Frame::Request { stream: 1, len: 100_000 },
+            Frame::Request { stream: 1, len: 100_000, begin: 0 },
         ],
     );
     p.drive(SERVER);
     assert_eq!((p.count(SERVER, "GRANT"), p.ends[SERVER].memory.used), (1, 65_536));
-    p.inject(CLIENT, &[Frame::Done { stream: 1, end: false, id: 0, len: 1 }]);
+    p.inject(CLIENT, &[Frame::Done { stream: 1, end: false, id: 0, len: 1, begin: 0 }]);
     p.drive(SERVER);
     assert_eq!((p.count(SERVER, "GRANT"), p.server().pending().grants), (2, 1));
 }
@@ -545,9 +545,9 @@ fn provided_memory_is_checked() {
     p.send(CLIENT, id, pattern(1, 50_000));
     p.settle();
     let want = p.server().poll_landing().unwrap();
-    assert_eq!(want, LandingWant { key: WantKey::Stream(id), want: 50_000, min: 16_384 });
+    assert_eq!(want, LandingWant { key: WantKey::Stream(id), want: 50_000, min: 12_288 });
     let memory = |key, len| GrantMemory { key, addr: 0x1000, rkey: 1, len };
-    p.server().provide_landing(want.key, memory(7, 16_383));
+    p.server().provide_landing(want.key, memory(7, 12_287));
     assert_eq!(p.server().poll_event(), Some(Event::Returned { memory: 7 }));
     p.server().provide_landing(WantKey::Standing, memory(8, 50_000));
     assert_eq!(p.server().poll_event(), Some(Event::Returned { memory: 8 }));

@@ -11,7 +11,11 @@ use crate::ids::{ResetCode, StreamId};
 
 /// Small numbers meet what exists; large ones test the limits.
 fn number() -> impl Strategy<Value = u32> {
-    prop_oneof![8 => 0..8u32, 2 => 16_380..16_390u32, 1 => 19_990..70_000u32, 1 => any::<u32>()]
+    prop_oneof![8 => 0..8u32, 2 => 12_280..12_300u32, 1 => 19_990..70_000u32, 1 => any::<u32>()]
+}
+
+fn begin() -> impl Strategy<Value = u32> {
+    prop_oneof![20 => Just(0), 4 => 0..64u32, 1 => 60..70u32, 1 => any::<u32>()]
 }
 
 /// Of fields that are remembered, fields that were, and what is no field.
@@ -40,12 +44,14 @@ fn frame() -> impl Strategy<Value = Frame> {
         4 => (stream(), flag(), bytes()).prop_map(|(stream, end, data)| Frame::Data { stream, end, data }),
         2 => (stream(), number()).prop_map(|(stream, increment)| Frame::Window { stream, increment }),
         1 => (stream(), number()).prop_map(|(stream, code)| Frame::Reset { stream, code }),
-        3 => (stream(), number()).prop_map(|(stream, len)| Frame::Request { stream, len: len.into() }),
+        3 => (stream(), number(), begin()).prop_map(|(stream, len, begin)| {
+            Frame::Request { stream, len: len.into(), begin }
+        }),
         4 => (0..5u32, number(), number(), number(), any::<u64>()).prop_map(|(stream, id, rkey, len, addr)| {
             Frame::Grant { stream, id, rkey, len, addr: addr >> 1 }
         }),
-        3 => (stream(), flag(), number(), number()).prop_map(|(stream, end, id, len)| {
-            Frame::Done { stream, end, id, len }
+        3 => (stream(), flag(), number(), number(), begin()).prop_map(|(stream, end, id, len, begin)| {
+            Frame::Done { stream, end, id, len, begin }
         }),
         1 => number().prop_map(|id| Frame::Abort { id }),
         1 => number().prop_map(|id| Frame::Recall { id }),

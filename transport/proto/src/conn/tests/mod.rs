@@ -6,6 +6,7 @@
 //! | `calls` | the shapes of calls, header blocks, limits, windows, credits |
 //! | `bulk` | grants: on request, standing, partial; taking turns |
 //! | `segments` | pieces in several segments |
+//! | `phase` | where messages begin in landing memory, and peers that say they begin elsewhere |
 //! | `recall` | grants that are asked back |
 //! | `answers` | a peer that does not answer RESET or RECALL |
 //! | `cancel` | resets, and what crosses them |
@@ -25,6 +26,7 @@ mod ending;
 mod hostile;
 mod model;
 mod pair;
+mod phase;
 mod recall;
 mod recvs;
 mod resets;

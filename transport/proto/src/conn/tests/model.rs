@@ -11,21 +11,55 @@ use super::pair::*;
 use crate::error::CloseCode;
 use crate::frame::{Frame, Reader};
 use crate::ids::{ResetCode, StreamId};
+use crate::payload::Payload;
 
 #[derive(Clone, Debug)]
 enum Op {
-    Open { block: usize, end: bool },
-    Send { end: usize, stream: Index, len: usize, pinned: bool, last: bool },
-    Trailers { end: usize, stream: Index, len: usize },
-    Reset { end: usize, stream: Index },
-    Release { stream: Index },
-    Stall { end: usize, stream: Index },
-    Unstall { end: usize, stream: Index },
+    Open {
+        block: usize,
+        end: bool,
+    },
+    /// Two segments, of which the second is to lie aligned, and lies at `place` modulo 4096.
+    Send {
+        end: usize,
+        stream: Index,
+        front: usize,
+        place: usize,
+        len: usize,
+        pinned: bool,
+        last: bool,
+    },
+    Trailers {
+        end: usize,
+        stream: Index,
+        len: usize,
+    },
+    Reset {
+        end: usize,
+        stream: Index,
+    },
+    Release {
+        stream: Index,
+    },
+    Stall {
+        end: usize,
+        stream: Index,
+    },
+    Unstall {
+        end: usize,
+        stream: Index,
+    },
     Steps(usize),
     Drive(usize),
-    Deliver { end: usize, messages: usize },
+    Deliver {
+        end: usize,
+        messages: usize,
+    },
     Recall(usize),
-    RecallGrants { end: usize, one_in: usize },
+    RecallGrants {
+        end: usize,
+        one_in: usize,
+    },
     Shrink(usize),
     Advance(u64),
     GoAway(usize),
@@ -50,10 +84,13 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     let end = 0..2usize;
     let len =
         prop_oneof![0..20usize, 480..520usize, 1000..1100usize, 2000..70_000usize, 100_000..400_000usize];
+    let place = prop_oneof![Just(0usize), 0..64usize, 0..4096usize];
     let op = prop_oneof![
         4 => (prop_oneof![0..100usize, 100..5000usize], any::<bool>()).prop_map(|(block, end)| Op::Open { block, end }),
-        8 => (end.clone(), any::<Index>(), len, any::<bool>(), prop::bool::weighted(0.2)).prop_map(
-            |(end, stream, len, pinned, last)| Op::Send { end, stream, len, pinned, last }
+        8 => (end.clone(), any::<Index>(), (0..40usize, place), len, any::<bool>(), prop::bool::weighted(0.2)).prop_map(
+            |(end, stream, (front, place), len, pinned, last)| {
+                Op::Send { end, stream, front, place, len, pinned, last }
+            }
         ),
         2 => (end.clone(), any::<Index>(), 0..3000usize)
             .prop_map(|(end, stream, len)| Op::Trailers { end, stream, len }),
@@ -87,7 +124,7 @@ fn configs() -> impl Strategy<Value = Config> {
         prop::sample::select(vec![4096, 20_000, 300_000]),
         prop::sample::select(vec![65_536, 150_000, 8 << 20]),
         (prop::sample::select(vec![0, 100_000, 8 << 20]), prop::sample::select(vec![0, 65_536, 1 << 30])),
-        0..4u8,
+        (0..4u8, prop::sample::select(vec![1, 8, 64, 256, 4096])),
         prop::sample::select(vec![4096, 20_000, 256 << 10]),
     )
         .prop_map(
@@ -98,7 +135,7 @@ fn configs() -> impl Strategy<Value = Config> {
                 stream_window,
                 bulk_window,
                 (whole, bulk_total),
-                standing_grants,
+                (standing_grants, align),
                 write_chunk,
             )| Config {
                 slot_size,
@@ -110,6 +147,7 @@ fn configs() -> impl Strategy<Value = Config> {
                 whole,
                 bulk_total: bulk_total.max(bulk_window.max(whole).into()),
                 standing_grants,
+                align,
                 write_chunk,
                 dead_peer: Duration::from_secs(1000),
                 idle_recall: Duration::from_millis(500),
@@ -156,7 +194,7 @@ impl Model {
                     (half.blocks, half.ended) = (1, *end);
                 }
             }
-            Op::Send { end, stream, len, pinned, last } => {
+            Op::Send { end, stream, front, place, len, pinned, last } => {
                 let Some(id) = self.pick(p, *end, stream) else { return };
                 // A response begins with its head.
                 if *end == SERVER && self.half(id, SERVER).blocks == 0 {
@@ -165,9 +203,14 @@ impl Model {
                     }
                     self.half(id, SERVER).blocks = 1;
                 }
-                let bytes = pattern(seed, *len);
-                if p.ends[*end].conn.send_data(id, bytes.clone(), *pinned, *last).is_ok() {
+                let (front, bytes) = (pattern(!seed, *front), pattern_at(*place, seed, *len));
+                let mut payload = Payload::new();
+                payload.push(front.clone(), !pinned);
+                payload.push_aligned(bytes.clone(), *pinned);
+                if p.ends[*end].conn.send_payload(id, payload, *last).is_ok() {
+                    p.aligned.push(bytes.clone());
                     let half = self.half(id, *end);
+                    half.body.extend_from_slice(&front);
                     half.body.extend_from_slice(&bytes);
                     half.ended |= *last;
                 }

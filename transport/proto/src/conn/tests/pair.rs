@@ -37,6 +37,8 @@ pub(super) struct Memory {
 struct Region {
     addr: u64,
     data: Vec<u8>,
+    /// Where the first WRITE began.
+    begin: Option<usize>,
     written: usize,
     filled: bool,
 }
@@ -53,7 +55,8 @@ impl Memory {
         let addr = u64::from(rkey) << 32;
         self.used += capacity;
         self.peak = self.peak.max(self.used);
-        self.regions.insert(rkey, Region { addr, data: vec![0xee; capacity], written: 0, filled: false });
+        let region = Region { addr, data: vec![0xee; capacity], begin: None, written: 0, filled: false };
+        self.regions.insert(rkey, region);
         Some(GrantMemory { key: rkey as usize, addr, rkey, len: capacity as u32 })
     }
 
@@ -65,16 +68,19 @@ impl Memory {
         let region = self.regions.get_mut(&write.rkey).expect("WRITE to memory that is not granted");
         assert!(!region.filled, "WRITE behind DONE");
         let at = write.addr.checked_sub(region.addr).expect("WRITE in front of the grant") as usize;
-        assert_eq!(at, region.written, "WRITEs of a grant leave gaps or overlap");
+        let begin = *region.begin.get_or_insert(at);
+        assert!(begin < GRANULE, "a message begins in the first granule");
+        assert_eq!(at, begin + region.written, "WRITEs of a grant leave gaps or overlap");
         region.data[at..at + write.src.len()].copy_from_slice(&write.src);
         region.written += write.src.len();
     }
 
-    fn filled(&mut self, key: usize, len: usize) -> &[u8] {
+    fn filled(&mut self, key: usize, begin: usize, len: usize) -> &[u8] {
         let region = self.regions.get_mut(&(key as u32)).expect("landed in memory that is not granted");
         assert!(!std::mem::replace(&mut region.filled, true));
-        assert!(self.lenient || region.written == len, "DONE in front of its WRITE");
-        &region.data[..len]
+        let written = (region.begin.unwrap_or(0), region.written);
+        assert!(self.lenient || written == (begin, len), "DONE of other bytes than were written");
+        &region.data[begin..begin + len]
     }
 
     fn free(&mut self, key: usize) {
@@ -131,6 +137,9 @@ pub(super) struct Pair {
     pub(super) hold: [bool; 2],
     /// Of all that was transmitted.
     pub(super) digest: u64,
+    /// Aligned segments that are sent, and bytes of them for which a WRITE was transmitted.
+    pub(super) aligned: Vec<Bytes>,
+    pub(super) aligned_written: usize,
     /// Frames transmitted by each end, by name.
     pub(super) sent: [BTreeMap<&'static str, usize>; 2],
     pub(super) steps: usize,
@@ -141,8 +150,13 @@ pub(super) fn small() -> Config {
     Config { slot_size: 1024, recv_slots: 8, recv_most: 8, ..Config::default() }
 }
 
-/// Bytes that differ by position and by seed.
+/// Bytes that differ by position and by seed, at a multiple of 4096 in memory.
 pub(super) fn pattern(seed: u32, len: usize) -> Bytes {
+    pattern_at(0, seed, len)
+}
+
+/// The same at an address that is this modulo 4096.
+pub(super) fn pattern_at(place: usize, seed: u32, len: usize) -> Bytes {
     let mut x = seed.wrapping_mul(0x9e37_79b9) | 1;
     let mut block = Vec::with_capacity(4093);
     for _ in 0..4093.min(len) {
@@ -151,12 +165,14 @@ pub(super) fn pattern(seed: u32, len: usize) -> Bytes {
         x ^= x << 5;
         block.push(x as u8);
     }
-    let mut out = Vec::with_capacity(len + 4093);
-    while out.len() < len {
+    let mut out: Vec<u8> = Vec::with_capacity(len + 4093 + 4096);
+    let front = place.wrapping_sub(out.as_ptr() as usize) % 4096;
+    out.resize(front, 0);
+    while out.len() < front + len {
         out.extend_from_slice(&block);
     }
-    out.truncate(len);
-    out.into()
+    out.truncate(front + len);
+    Bytes::from(out).slice(front..)
 }
 
 pub(super) fn block(text: &str) -> Bytes {
@@ -242,8 +258,8 @@ impl End {
                 app.unread.push_back((data.len() as u32, Flow::Window, None));
                 self.read(stream);
             }
-            Event::Landed { stream, memory, len, flow, end } => {
-                let bytes = self.memory.filled(memory, len as usize);
+            Event::Landed { stream, memory, begin, len, flow, end } => {
+                let bytes = self.memory.filled(memory, begin as usize, len as usize);
                 let app = self.streams.get_mut(&stream.get()).expect("landed before it was opened");
                 assert!(!app.ended && app.reset.is_none(), "landed after the end");
                 app.ended = end;
@@ -321,6 +337,8 @@ impl Pair {
             to: [VecDeque::new(), VecDeque::new()],
             hold: [false; 2],
             digest: 0xcbf2_9ce4_8422_2325,
+            aligned: Vec::new(),
+            aligned_written: 0,
             sent: [BTreeMap::new(), BTreeMap::new()],
             steps: 0,
         }
@@ -383,7 +401,24 @@ impl Pair {
             }
         };
         self.note(at, &wire);
+        if let Wire::Write(write) = &wire {
+            self.check_aligned(at, write);
+        }
         Some(wire)
+    }
+
+    /// A segment that is to lie aligned does, or so do the parts in which it lands: all as if it lay in one piece.
+    fn check_aligned(&mut self, from: usize, write: &Write) {
+        let src = write.src.as_ptr() as u64;
+        let within = |bytes: &&Bytes| (bytes.as_ptr() as u64..bytes.as_ptr_range().end as u64).contains(&src);
+        let Some(segment) = self.aligned.iter().find(within) else { return };
+        let (align, source) = (u64::from(self.ends[1 - from].conn.config.align), segment.as_ptr() as u64);
+        let lands = write.addr.wrapping_sub(src - source);
+        assert_eq!(lands % align, 0, "{align}");
+        if source.is_multiple_of(align) {
+            assert_eq!((write.addr ^ src) % 64, 0, "in phase: {align}");
+        }
+        self.aligned_written += write.src.len();
     }
 
     /// Frames of one name that `end` has transmitted.
