@@ -8,7 +8,7 @@
 //! | from | to | by |
 //! |---|---|---|
 //! | free | granted | [`Landing::alloc`](crate::Landing::alloc): only the account's owner takes |
-//! | granted | filled | [`LandingBuf::filled`], after DONE: the granules that were written |
+//! | granted | filled | [`LandingBuf::filled_from`], after DONE: the granules that were written, and those in front of them |
 //! | granted | free | the same: those behind |
 //! | granted | free | drop of the [`LandingBuf`], after ABORT or with the queue pair gone (R9) |
 //! | filled | free | drop of the last [`Landed`] or `Bytes` over it, by anyone, on any thread |
@@ -208,34 +208,45 @@ impl LandingBuf {
         self.piece.bytes()
     }
 
-    /// The peer has written the first `len` bytes, and said DONE: they can be read, as what the
-    /// peer may still write to can be. At most the capacity counts. The memory returns when the
-    /// last of them, and the last `Bytes` that was lent of them, is dropped; whole
-    /// granules that are not among these bytes return at once.
+    /// The peer has written the first `len` bytes: [`filled_from`](Self::filled_from) the first.
     pub fn filled(self, len: usize) -> Landed {
+        self.filled_from(0, len)
+    }
+
+    /// The peer has written `len` bytes from the offset `begin` on, and said DONE: they can be
+    /// read, as what the peer may still write to can be. At most the capacity counts. The memory
+    /// returns when the last of them, and the last `Bytes` that was lent of them, is dropped; whole
+    /// granules behind these bytes return at once.
+    pub fn filled_from(self, begin: usize, len: usize) -> Landed {
         let LandingBuf { mut piece } = self;
-        piece.cut(len.div_ceil(GRANULE).max(1));
+        let begin = begin.min(piece.bytes());
+        let len = len.min(piece.bytes() - begin);
+        piece.cut((begin + len).div_ceil(GRANULE).max(1));
         let counters = &piece.chunk.lease.shared.counters;
         // Counted twice for a moment, rather than not at all.
         counters.filled.fetch_add(piece.bytes(), Relaxed);
         counters.granted.fetch_sub(piece.bytes(), Relaxed);
         piece.chunk.granted.fetch_sub(piece.granules, Relaxed);
         piece.filled = true;
-        let len = len.min(piece.bytes());
-        if len == 0 { Landed::default() } else { Landed::from(Bytes::from_owner(Filled { piece, len })) }
+        match len {
+            0 => Landed::default(),
+            _ => Landed::from(Bytes::from_owner(Filled { piece, begin, len })),
+        }
     }
 }
 
 /// Landed bytes.
 struct Filled {
     piece: Piece,
+    /// No more than the piece has, together with `len`.
+    begin: usize,
     len: usize,
 }
 
 impl AsRef<[u8]> for Filled {
     fn as_ref(&self) -> &[u8] {
-        let start = self.piece.start * GRANULE;
-        // SAFETY: the piece lies within the region and belongs to this value since DONE (R4, R8); the mapping was zeroed
+        let start = self.piece.start * GRANULE + self.begin;
+        // SAFETY: the bytes lie in the piece, the piece lies within the region and belongs to this value since DONE (R4, R8); the mapping was zeroed
         // when it was made for this lease, so all of it is initialized. That a peer writes no more after DONE is its
         // duty (R9): one that does can spoil only what it sent itself (R12), and `Landed` keeps it
         // from who would rely on it: all but the application, which is told.

@@ -12,6 +12,8 @@ pub struct Segment {
     pub at: usize,
     /// The bytes, as they were put.
     pub bytes: Bytes,
+    /// They came as a buffer, as protobuf's `bytes` fields do, and not as a slice, as its strings do.
+    pub is_buf: bool,
 }
 
 /// A [`BufMut`] that copies small things to one buffer, and keeps what is put as `Bytes` of some length as segments.
@@ -69,9 +71,9 @@ impl<'a> SegmentBuf<'a> {
         self.moved
     }
 
-    fn keep(&mut self, bytes: Bytes) {
+    fn keep(&mut self, bytes: Bytes, is_buf: bool) {
         self.kept += bytes.len();
-        self.segments.push_back(Segment { at: self.copied.len(), bytes });
+        self.segments.push_back(Segment { at: self.copied.len(), bytes, is_buf });
     }
 }
 
@@ -101,7 +103,7 @@ unsafe impl BufMut for SegmentBuf<'_> {
         if bytes.as_ptr() != at {
             self.moved += len;
         }
-        self.keep(bytes);
+        self.keep(bytes, true);
     }
 
     fn put_slice(&mut self, src: &[u8]) {
@@ -109,7 +111,7 @@ unsafe impl BufMut for SegmentBuf<'_> {
             return self.copied.put_slice(src);
         }
         self.moved += src.len();
-        self.keep(crate::copy::to_vec(src).into());
+        self.keep(crate::copy::to_vec(src).into(), false);
     }
 }
 
@@ -142,6 +144,7 @@ mod tests {
         buf.put(Bytes::new());
         assert_eq!((buf.len(), buf.kept(), buf.moved()), (29, 16, 11));
         assert_eq!(joined(&copied, &segments), b"first2nd/thirdfourthxxxxxxxxx");
-        assert_eq!(segments.len(), 3);
+        let is_buf: Vec<bool> = segments.iter().map(|segment| segment.is_buf).collect();
+        assert_eq!(is_buf, [true, false, true]);
     }
 }

@@ -55,6 +55,25 @@ fn what_a_peer_wrote_is_handed_up() {
     assert_eq!(take(&mut landing, 1, 1).unwrap().filled(usize::MAX).len(), 4096);
     assert_eq!(take(&mut landing, 1, 1).unwrap().filled(0).lend(), Bytes::new());
     assert_unused(&pool);
+    for (begin, len, has, keeps) in [
+        (42, 4000, 4000, 4096),
+        (96, 4001, 4001, 8192),
+        (4095, 1, 1, 4096),
+        (4095, 2, 2, 8192),
+        (8191, usize::MAX, 1, 8192),
+        (8192, 1, 0, 0),
+        (usize::MAX, usize::MAX, 0, 0),
+    ] {
+        let buf = take(&mut landing, 8192, 8192).unwrap();
+        let data: Vec<u8> = (0..8192).map(|n| (n % 251) as u8).collect();
+        write(&buf, &ledger, &data);
+        let place = ledger.place(of_rkey(buf.rkey()), buf.addr()).addr();
+        let bytes = buf.filled_from(begin, len).lend();
+        assert_eq!((bytes.len(), pool.stats().filled), (has, keeps), "{len} from {begin} on");
+        assert!(bytes.is_empty() || bytes == data[begin..][..has] && bytes.as_ptr().addr() == place + begin);
+        drop(bytes);
+        assert_unused(&pool);
+    }
     drop((landing, pool));
     ledger.assert_settled();
 }

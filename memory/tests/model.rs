@@ -24,7 +24,7 @@ enum Op {
     Slice(usize),
     Control(usize),
     Grant { account: usize, want: usize, min: usize },
-    Fill { piece: usize, len: usize },
+    Fill { piece: usize, begin: usize, len: usize },
     Abort(usize),
     Trim(usize),
     Reopen(usize),
@@ -56,7 +56,9 @@ fn op() -> impl Strategy<Value = Op> {
         3 => at().prop_map(Op::Slice),
         2 => lens().prop_map(Op::Control),
         8 => (0usize..4, lens(), lens()).prop_map(|(account, want, min)| Op::Grant { account, want, min }),
-        3 => (at(), lens()).prop_map(|(piece, len)| Op::Fill { piece, len }),
+        3 => (at(), prop_oneof![0..4096usize, lens()], lens()).prop_map(|(piece, begin, len)| {
+            Op::Fill { piece, begin, len }
+        }),
         3 => at().prop_map(Op::Abort),
         2 => (0usize..4).prop_map(Op::Trim),
         1 => (0usize..4).prop_map(Op::Reopen),
@@ -203,13 +205,13 @@ proptest! {
                         waiting[account] = false;
                     }
                 },
-                Op::Fill { piece, len } => {
+                Op::Fill { piece, begin, len } => {
                     if let Some((piece, _)) = any(&mut pieces, piece) {
                         let capacity = piece.capacity();
                         let place = ledger.place(of_rkey(piece.rkey()), piece.addr());
-                        let landed = piece.filled(len).lend();
-                        prop_assert_eq!(landed.len(), len.min(capacity));
-                        prop_assert!(landed.is_empty() || landed.as_ptr().addr() == place.addr());
+                        let landed = piece.filled_from(begin, len).lend();
+                        prop_assert_eq!(landed.len(), len.min(capacity - begin.min(capacity)));
+                        prop_assert!(landed.is_empty() || landed.as_ptr().addr() == place.addr() + begin);
                         let mark = landed.first().copied().unwrap_or(0);
                         bytes.push((landed, mark));
                     }

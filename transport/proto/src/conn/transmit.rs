@@ -1,8 +1,9 @@
 //! Messages and WRITEs out.
 
 use super::answers::Owed;
+use super::phase::LINE;
 use super::stream::{Announce, Ask, Out, PeerGrant, RecvHalf, SendHalf};
-use super::{Connection, Event, Phase, Room, Side, Transmit, Write};
+use super::{Connection, Event, Phase, Room, Side, Stats, Transmit, Write};
 use crate::frame::{Composer, FRAME_HEADER, Frame};
 use crate::ids::{ResetCode, StreamId};
 
@@ -300,6 +301,11 @@ impl Connection {
                 stream.out.pop_front();
             }
             self.mark_send(key);
+        }
+        if pinned && len >= Stats::LONG_WRITE {
+            let in_phase = (write.src.as_ptr() as u64 ^ write.addr).is_multiple_of(LINE.into());
+            self.stats.long_writes += 1;
+            self.stats.long_writes_in_phase += u64::from(in_phase);
         }
         self.stats.writes += 1;
         self.stats.write_sent += len as u64;

@@ -247,6 +247,10 @@ pub struct Stats {
     pub writes: u64,
     /// Body bytes handed out as WRITEs.
     pub write_sent: u64,
+    /// WRITEs of pinned sources with [`LONG_WRITE`](super::Stats::LONG_WRITE) bytes or more.
+    pub long_writes: u64,
+    /// Of these, those whose source and destination are equal modulo 64.
+    pub long_writes_in_phase: u64,
     /// Body bytes received by WRITE.
     pub write_received: u64,
     /// Times that output began to wait for a credit.
@@ -256,6 +260,9 @@ pub struct Stats {
 }
 
 impl Stats {
+    /// From so many bytes on it matters how a copy goes: glibc uses another way from 2 KiB on.
+    pub const LONG_WRITE: usize = 4096;
+
     /// Body bytes sent and received, by either way.
     pub fn body_bytes(&self) -> u64 {
         self.eager_sent + self.eager_received + self.write_sent + self.write_received

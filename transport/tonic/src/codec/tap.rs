@@ -25,12 +25,14 @@ pub(crate) struct Chunk {
     pub(crate) len: usize,
     /// It is one message, of which segments have been kept apart. Otherwise it is as the body gave it.
     pub(crate) apart: bool,
+    /// Which segment is the longest field of type `bytes`, where one is known.
+    pub(crate) longest: Option<usize>,
 }
 
 impl Chunk {
     fn whole(bytes: Bytes) -> Self {
         let len = bytes.len();
-        Chunk { segments: SmallVec::from_iter([bytes]), len, apart: false }
+        Chunk { segments: SmallVec::from_iter([bytes]), len, apart: false, longest: None }
     }
 }
 
@@ -194,10 +196,16 @@ fn together(apart: &mut Apart, taken: &Taken, small: Bytes) -> Chunk {
             from = to;
         }
     };
+    let mut longest: Option<(usize, usize)> = None;
     for segment in apart.segments.drain(..taken.segments) {
         until(HEADER + segment.at, &mut segments);
+        let len = segment.bytes.len();
+        if segment.is_buf && longest.is_none_or(|(_, longest)| longest < len) {
+            longest = Some((segments.len(), len));
+        }
         segments.push(segment.bytes);
     }
     until(HEADER + taken.small, &mut segments);
-    Chunk { segments, len: HEADER + taken.len, apart: true }
+    let longest = longest.map(|(at, _)| at);
+    Chunk { segments, len: HEADER + taken.len, apart: true, longest }
 }

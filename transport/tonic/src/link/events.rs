@@ -90,9 +90,9 @@ impl Inner {
                 Event::Data { stream, data, end } => {
                     self.deliver(stream, Part::Eager(data), Flow::Window, Place::Message, end);
                 }
-                Event::Landed { stream, memory, len, flow, end } => {
+                Event::Landed { stream, memory, begin, len, flow, end } => {
                     let Some(buf) = self.granted.try_remove(memory) else { continue };
-                    let landed = buf.filled(len as usize);
+                    let landed = buf.filled_from(begin as usize, len as usize);
                     // Copied: from here on nobody looks at what the peer can write to, or a reader that
                     // holds on to this must not starve the others.
                     let place = match self.copy_on_delivery

@@ -246,7 +246,7 @@ impl Inner {
     pub(super) fn payload(&mut self, chunk: Chunk) -> Payload {
         let eager = chunk.len <= self.conn.eager_limit();
         let mut payload = Payload::new();
-        for bytes in chunk.segments {
+        for (at, bytes) in chunk.segments.into_iter().enumerate() {
             // A WRITE can have it as it lies: the device knows the memory, or the link copies from any.
             let framing = chunk.apart && bytes.len() <= FRAMING;
             let in_pool = !eager && !framing && self.pool.resolve(&bytes).is_some();
@@ -260,7 +260,10 @@ impl Inner {
                     self.copied.staging += len;
                 }
             }
-            payload.push(bytes, pinned);
+            match chunk.longest == Some(at) {
+                true => payload.push_aligned(bytes, pinned),
+                false => payload.push(bytes, pinned),
+            }
         }
         payload
     }
@@ -360,6 +363,8 @@ pub(super) struct Moved {
     eager_sent: u64,
     write_received: u64,
     eager_received: u64,
+    long_writes: u64,
+    long_writes_in_phase: u64,
     /// Eager data apart.
     copied: Copied,
 }
@@ -381,6 +386,8 @@ impl Moved {
         };
         add(&counters.bytes_sent_write, now.write_sent, &mut self.write_sent);
         add(&counters.bytes_received_write, now.write_received, &mut self.write_received);
+        add(&counters.long_writes, now.long_writes, &mut self.long_writes);
+        add(&counters.long_writes_in_phase, now.long_writes_in_phase, &mut self.long_writes_in_phase);
         let sent = add(&counters.bytes_sent_send, now.eager_sent, &mut self.eager_sent);
         let received = add(&counters.bytes_received_send, now.eager_received, &mut self.eager_received);
         if sent + received > 0 {
