@@ -13,6 +13,7 @@ pub fn hello(data: &[u8]) {
         assert!(data.starts_with(&again), "every byte means something");
         let settings = hello.settings;
         assert!(settings.recv_slots >= 4 && settings.slot_size >= 512 && settings.max_streams > 0);
+        assert!(settings.align.is_power_of_two() && settings.align <= 4096);
     }
     if let Ok(accept) = Accept::decode(data) {
         assert_eq!(Accept::decode(&accept.encode()), Ok(accept));

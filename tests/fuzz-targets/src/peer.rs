@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tonic_rdma_proto::frame::{Frame, Reader};
 use tonic_rdma_proto::{
-    CloseCode, Config, Connection, Event, Flow, GrantMemory, ResetCode, Room, StreamId, Transmit, WantKey,
+    CloseCode, Config, Connection, Event, Flow, GrantMemory, Payload, ResetCode, Room, StreamId, Transmit,
+    WantKey,
 };
 
 /// Steps that one input may take.
@@ -65,6 +66,13 @@ impl<'a> Input<'a> {
     }
 }
 
+/// Bytes so far behind a multiple of 4096: where they lie decides where they are to land.
+fn lies_at(place: usize, len: usize) -> Bytes {
+    let all = Bytes::from(vec![3; len + 4096]);
+    let at = place.wrapping_sub(all.as_ptr() as usize) % 4096;
+    all.slice(at..at + len)
+}
+
 /// Memory that the peer says it has granted.
 #[derive(Debug, Clone, Copy)]
 struct Granted {
@@ -105,6 +113,7 @@ impl Side {
             whole: 100_000,
             max_message: 1 << 20,
             standing_grants: (first >> 4) & 3,
+            align: if first & 64 == 0 { 64 } else { 4096 },
             standing_max: 32 << 10,
             write_chunk: 4096,
             ..Config::default()
@@ -164,7 +173,14 @@ impl Side {
             8 => {
                 let (id, len) = (self.id(input)?, usize::from(input.short()?) * 4);
                 let (pinned, end) = (len.is_multiple_of(8), len.is_multiple_of(7));
-                let _ = self.conn.send_data(id, Bytes::from(vec![3; len]), pinned, end);
+                let mut payload = Payload::new();
+                if len.is_multiple_of(5) {
+                    payload.push(lies_at(0, 22), !pinned);
+                    payload.push_aligned(lies_at(len % 67, len), pinned);
+                } else {
+                    payload.push(lies_at(len % 67, len), pinned);
+                }
+                let _ = self.conn.send_payload(id, payload, end);
             }
             9 => {
                 let id = self.id(input)?;
@@ -197,6 +213,11 @@ impl Side {
         }
         self.events();
         Some(())
+    }
+
+    /// Messages begin less than this far behind the beginning of their memory.
+    fn front(&self) -> u32 {
+        self.config.align.into()
     }
 
     /// One of the first streams.
@@ -233,9 +254,13 @@ impl Side {
                 Event::Data { stream, data, .. } => {
                     self.unread.push((stream, data.len() as u32, Flow::Window))
                 }
-                Event::Landed { stream, memory, len, flow, .. } => {
+                Event::Landed { stream, memory, begin, len, flow, .. } => {
                     let had = self.out.remove(&memory).expect("memory that is out lands once");
-                    assert!(len > 0 && len <= had, "{len} bytes in {had}");
+                    let ends = begin.checked_add(len).expect("no more than fits");
+                    assert!(
+                        begin < self.front() && len > 0 && ends <= had,
+                        "{len} bytes from {begin} on in {had}"
+                    );
                     self.unread.push((stream, len, flow));
                 }
                 Event::Returned { memory } => {
@@ -288,7 +313,8 @@ impl Side {
     fn grant(&mut self, kind: u8) {
         let Some(want) = self.conn.poll_landing() else { return };
         assert!(want.min > 0 && want.min <= want.want, "{want:?}");
-        assert!(want.want <= self.config.whole.max(self.config.standing_max + 4096), "{want:?}");
+        let most = self.config.whole.max(self.config.standing_max + 4096) + self.front();
+        assert!(want.want <= most, "{want:?}");
         let len = match kind % 4 {
             0 => want.min,
             1 => want.want,

@@ -27,6 +27,8 @@ struct Grant {
     rkey: u32,
     /// 0: for any.
     stream: u32,
+    /// Where in it the WRITEs began.
+    begin: u64,
     written: u64,
 }
 
@@ -374,16 +376,16 @@ impl State {
                 if let Some((other, grant)) = self.granted(&device, addr, len.into()) {
                     self.wrong(format!("R8: {from} grants memory that is {grant} of {other} already"));
                 }
-                let grant = Grant { addr, len: len.into(), rkey, stream, written: 0 };
+                let grant = Grant { addr, len: len.into(), rkey, stream, begin: 0, written: 0 };
                 if self.at(from).grants.insert(id, grant).is_some() {
                     self.wrong(format!("R8: {from}: grant {id} is given twice"));
                 }
             }
-            Frame::Done { stream, end, id, len } => {
+            Frame::Done { stream, end, id, len, begin } => {
                 match self.at(to).grants.remove(&id) {
                     None => self.wrong(format!("R9: {from} ends grant {id}, which it does not hold")),
-                    Some(grant) if grant.written != u64::from(len) => {
-                        self.wrong(format!("R4: {from} announces {len} bytes of {grant:?}"));
+                    Some(grant) if (grant.begin, grant.written) != (begin.into(), len.into()) => {
+                        self.wrong(format!("R4: {from} announces {len} bytes from {begin} on of {grant:?}"));
                     }
                     Some(grant) if grant.stream != 0 && grant.stream != stream => {
                         self.wrong(format!("R9: {from} uses {grant:?} for stream {stream}"));
@@ -409,7 +411,12 @@ impl State {
         let wrong = match grant {
             None => format!("R9: {from} writes {len} bytes outside of any grant"),
             Some(grant) if grant.rkey != rkey => format!("R12: {from} writes with another key than granted"),
-            Some(grant) if addr - grant.addr != grant.written => {
+            // Into a standing grant the sender writes from where it likes on.
+            Some(grant) if grant.stream == 0 && grant.written == 0 => {
+                (grant.begin, grant.written) = (addr - grant.addr, len);
+                return;
+            }
+            Some(grant) if addr - grant.addr != grant.begin + grant.written => {
                 format!(
                     "R9: {from} writes with a gap, or again: {len} bytes at {} of {grant:?}",
                     addr - grant.addr

@@ -213,6 +213,18 @@ fn the_wiretap_knows_the_rules_of_memory() {
     let other = Frame::Done { stream: 3, end: false, id: 7, len: 1, begin: 0 };
     Wire::granted().write(5000, 9, 1).send(CLIENT, 0, &[other]).wrong("R9");
 
+    // A standing grant is written from anywhere on, without gaps, and DONE says from where.
+    let standing = || {
+        let wire = Wire::granted();
+        wire.send(SERVER, 0, &[Frame::Grant { stream: 0, id: 8, rkey: 9, len: 100, addr: 7000 }]);
+        wire
+    };
+    let done = |begin| Frame::Done { stream: 1, end: false, id: 8, len: 20, begin };
+    standing().write(7042, 9, 10).write(7052, 9, 10).send(CLIENT, 0, &[done(42)]).right();
+    standing().write(7042, 9, 10).write(7052, 9, 10).send(CLIENT, 0, &[done(41)]).wrong("R4");
+    standing().write(7042, 9, 10).write(7053, 9, 10).wrong("R9");
+    standing().write(7042, 9, 59).wrong("R9");
+
     let again = Frame::Grant { stream: 1, id: 8, rkey: 9, len: 10, addr: 5990 };
     Wire::granted().send(SERVER, 0, &[again]).wrong("R8");
     let wire = Wire::granted();
