@@ -247,7 +247,7 @@ pub struct Stats {
     pub writes: u64,
     /// Body bytes handed out as WRITEs.
     pub write_sent: u64,
-    /// WRITEs of pinned sources with [`LONG_WRITE`](super::Stats::LONG_WRITE) bytes or more.
+    /// WRITEs of pinned sources with [`LONG_WRITE`](Stats::LONG_WRITE) bytes or more.
     pub long_writes: u64,
     /// Of these, those whose source and destination are equal modulo 64.
     pub long_writes_in_phase: u64,

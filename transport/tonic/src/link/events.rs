@@ -100,7 +100,7 @@ impl Inner {
                         || self.landing.is_spent()
                     {
                         true => Place::Heap,
-                        false => Place::Landing,
+                        false => Place::Landing { begin },
                     };
                     self.deliver(stream, Part::Landed(landed), flow, place, end);
                 }
@@ -164,7 +164,7 @@ impl Inner {
                 Place::Heap => Some(&mut self.copied.pressure),
                 _ if !io.unread.joins(part.len(), place) => None,
                 Place::Message => Some(&mut self.copied.eager),
-                Place::Landing => Some(&mut self.copied.joined),
+                Place::Landing { .. } => Some(&mut self.copied.joined),
             };
             if let Some(copied) = copied {
                 *copied += u64::from(len);

@@ -6,7 +6,7 @@
 //! | piece | keeps, beside [`OVERHEAD`] |
 //! |---|---|
 //! | of a control message | the buffer of [`RECEIVE_CHUNK`] bytes that the message was copied to, with all others there |
-//! | landed | its granules |
+//! | landed | its granules, those in which it begins and ends with all that lies in front of it and behind |
 //! | landed, and copied to the heap | itself |
 //!
 //! A piece that keeps more than half as much again as it has is therefore copied to a buffer of the
@@ -44,8 +44,8 @@ const FIRST: usize = 256;
 pub(super) enum Place {
     /// In a buffer of received messages.
     Message,
-    /// In landing memory.
-    Landing,
+    /// In landing memory, so far behind the beginning of a granule.
+    Landing { begin: u32 },
     /// They landed, and are to be copied to the heap before anything looks at them.
     Heap,
 }
@@ -119,7 +119,7 @@ impl Unread {
         }
         let kept = match place {
             Place::Message => RECEIVE_CHUNK,
-            Place::Landing => len.next_multiple_of(GRANULE),
+            Place::Landing { begin } => (begin as usize + len).next_multiple_of(GRANULE),
             Place::Heap => len,
         };
         kept + OVERHEAD > len + len / 2
@@ -187,10 +187,12 @@ mod tests {
 
     use super::*;
 
+    const LANDING: Place = Place::Landing { begin: 0 };
+
     fn part(bytes: Bytes, place: Place) -> Part {
         match place {
             Place::Message => Part::Eager(bytes),
-            Place::Landing | Place::Heap => Part::Landed(bytes.into()),
+            Place::Landing { .. } | Place::Heap => Part::Landed(bytes.into()),
         }
     }
 
@@ -202,12 +204,13 @@ mod tests {
         }
     }
 
-    /// Memory that the pieces keep, as an adversary has it: no two share a buffer or a granule.
-    fn kept(unread: &Unread) -> usize {
+    /// Memory that the pieces keep, as an adversary has it: no two share a buffer or a granule, and all that landed begin
+    /// so far behind the beginning of one.
+    fn kept(unread: &Unread, begin: usize) -> usize {
         let piece = |piece: &Piece| match (piece.joined, piece.landed) {
             (true, _) => piece.part.len() * 5 / 4 + OVERHEAD,
             (false, 0) => RECEIVE_CHUNK + OVERHEAD,
-            (false, len) => (len as usize).next_multiple_of(GRANULE) + OVERHEAD,
+            (false, len) => (begin + len as usize).next_multiple_of(GRANULE) + OVERHEAD,
         };
         let joining = unread.joining.as_ref().map_or(0, |joining| joining.bytes.capacity());
         unread.pieces.iter().map(piece).sum::<usize>() + joining
@@ -230,13 +233,13 @@ mod tests {
     #[test]
     fn what_is_read_at_once_is_not_copied() {
         let mut unread = Unread::default();
-        for place in [Place::Message, Place::Landing] {
+        for place in [Place::Message, LANDING] {
             let bytes = Bytes::from(vec![1; 100]);
             for _ in 0..10 {
                 unread.push(part(bytes.clone(), place), Flow::Window, place);
                 let (piece, landed) = shown(unread.pop().unwrap());
                 assert_eq!(piece.as_ptr(), bytes.as_ptr());
-                assert_eq!((landed, unread.is_empty()), (place == Place::Landing, true));
+                assert_eq!((landed, unread.is_empty()), (place == LANDING, true));
             }
         }
     }
@@ -247,7 +250,7 @@ mod tests {
         for len in [8192, 100_000, 1 << 20] {
             let bytes = Bytes::from(vec![1; len]);
             for _ in 0..3 {
-                unread.push(part(bytes.clone(), Place::Landing), Flow::Bulk, Place::Landing);
+                unread.push(part(bytes.clone(), LANDING), Flow::Bulk, LANDING);
             }
             for _ in 0..3 {
                 let (piece, landed) = shown(unread.pop().unwrap());
@@ -276,30 +279,33 @@ mod tests {
         let kinds: [&[(usize, Place)]; 9] = [
             &[(1, Place::Message)],
             &[(4000, Place::Message)],
-            &[(1, Place::Landing)],
-            &[(2700, Place::Landing)],
-            &[(5000, Place::Landing)],
+            &[(1, LANDING)],
+            &[(2700, LANDING)],
+            &[(5000, LANDING)],
             &[(1, Place::Heap)],
-            &[(1, Place::Message), (1, Place::Landing)],
-            &[(2860, Place::Landing), (1, Place::Message)],
-            &[(5600, Place::Landing), (4000, Place::Message), (400, Place::Heap), (33_000, Place::Heap)],
+            &[(1, Place::Message), (1, LANDING)],
+            &[(2860, LANDING), (1, Place::Message)],
+            &[(5600, LANDING), (4000, Place::Message), (400, Place::Heap), (33_000, Place::Heap)],
         ];
-        for kind in kinds {
+        let runs = kinds.into_iter().flat_map(|kind| [0, 42, 63, 2048, 4095].map(|begin| (kind, begin)));
+        for (kind, begin) in runs {
             let (mut unread, mut window) = (Unread::default(), 2 << 20);
             for &(len, place) in kind.iter().cycle() {
+                let place = if place == LANDING { Place::Landing { begin } } else { place };
                 if len > window {
                     break;
                 }
                 window -= len;
                 unread.push(part(vec![0; len].into(), place), Flow::Window, place);
             }
-            let kept = kept(&unread);
-            assert!(kept <= (4 << 20) - RECEIVE_CHUNK, "{kind:?} keep {kept}");
+            let kept = kept(&unread, begin as usize);
+            assert!(kept <= (4 << 20) - RECEIVE_CHUNK, "{kind:?} from {begin} on keep {kept}");
         }
     }
 
     fn place() -> impl Strategy<Value = Place> {
-        prop_oneof![Just(Place::Message), Just(Place::Landing), Just(Place::Heap)]
+        let landing = (0..4096_u32).prop_map(|begin| Place::Landing { begin });
+        prop_oneof![Just(Place::Message), landing, Just(Place::Heap)]
     }
 
     proptest! {
