@@ -73,6 +73,10 @@ fn main() -> ExitCode {
     }
     trials.push(trial("one_byte_of_each_message".into(), one_byte_of_each_message));
     trials.push(trial("data_frames_between_landed_pieces".into(), data_frames_between_landed_pieces));
+    trials.push(trial(
+        "begins_out_of_bounds_end_the_connection".into(),
+        begins_out_of_bounds_end_the_connection,
+    ));
     trials.push(trial("rapid_resets_end_the_connection".into(), rapid_resets_end_the_connection));
     libtest_mimic::run(&arguments, trials).exit_code()
 }
@@ -295,6 +299,43 @@ async fn land(
         peer.send(&frames).await.unwrap();
     }
     sent
+}
+
+/// Of a standing grant no more is shown than was granted, and what was not written from its first byte on begins within the
+/// modulus, or the connection ends.
+async fn begins_out_of_bounds_end_the_connection() {
+    let mut server = Process::start("", "server 100");
+    let at: SocketAddr = server.line().await.parse().unwrap();
+    let long = 64 << 10;
+    // The begin and the length of a DONE, from the length of the grant, and what is said of it.
+    let cases: [(fn(u32) -> (u32, u32), &str); 5] = [
+        (|_| (64, 1), "begins at 64, the limit is 63"),
+        (|_| (u32::MAX, 1), "begins at 4294967295, the limit is 63"),
+        (|len| (1, len), "bytes from 1 on for"),
+        (|len| (63, len - 62), "bytes from 63 on for"),
+        (|_| (63, u32::MAX), "bytes from 63 on for"),
+    ];
+    for (of, said) in cases {
+        let mut peer = Peer::connect(at).await;
+        peer.send(&[head(1, "Hold"), Frame::Request { stream: 1, len: long, begin: 63 }]).await.unwrap();
+        let grant = peer.standing().await;
+        let (begin, len) = of(grant.len);
+        peer.send(&[Frame::Done { stream: 1, end: false, id: grant.id, len, begin }]).await.unwrap();
+        let Err(Ended(why)) = peer.settled().await else { panic!("{begin} {len}: it goes on") };
+        assert!(why.contains(said), "{why}");
+    }
+    let mut peer = Peer::connect(at).await;
+    peer.send(&[head(1, "Hold"), Frame::Request { stream: 1, len: long, begin: 64 }]).await.unwrap();
+    let Err(Ended(why)) = peer.settled().await else { panic!("it goes on") };
+    assert!(why.contains("begins at 64 modulo 64"), "{why}");
+    // The last that there are are taken.
+    let mut peer = Peer::connect(at).await;
+    peer.send(&[head(1, "Hold"), Frame::Request { stream: 1, len: long, begin: 63 }]).await.unwrap();
+    let grant = peer.standing().await;
+    peer.send(&[Frame::Done { stream: 1, end: false, id: grant.id, len: grant.len - 63, begin: 63 }])
+        .await
+        .unwrap();
+    peer.settled().await.unwrap();
 }
 
 /// Streams are opened and reset, all in good order otherwise: never more than are allowed are open.
