@@ -1,5 +1,5 @@
-//! A steady stream of long messages allocates nothing that grows with the payload. In a process of its own, for its
-//! allocator.
+//! A steady stream of long messages allocates nothing that grows with the payload; with tonic's codec nothing does but
+//! tonic's own buffers, and each of these to its length at once. In a process of its own, for its allocator.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -9,10 +9,14 @@ use std::alloc::System;
 
 use common::{Blob, Fabric, Which, World, pooled};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+use tokio::sync::Mutex;
 use tokio_stream::{StreamExt, iter};
 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+/// The allocator counts for all threads.
+static ALONE: Mutex<()> = Mutex::const_new(());
 
 /// Bytes allocated per message in a stream each way.
 async fn per_message(world: &World, len: usize) -> usize {
@@ -38,6 +42,7 @@ async fn per_message(world: &World, len: usize) -> usize {
 
 #[tokio::test]
 async fn nothing_is_allocated_that_grows_with_the_payload() {
+    let _alone = ALONE.lock().await;
     for fabric in Fabric::FAST {
         let world = World::new(*fabric, Which::Ours).await;
         let short = per_message(&world, 64 << 10).await;
@@ -48,5 +53,31 @@ async fn nothing_is_allocated_that_grows_with_the_payload() {
             long < 16 << 10 && long < short + (8 << 10),
             "{fabric:?}: {short} and {long} bytes per message"
         );
+    }
+}
+
+#[tokio::test]
+async fn tonics_codec_allocates_a_buffer_to_encode_and_one_to_decode() {
+    const COUNT: usize = 20;
+    let _alone = ALONE.lock().await;
+    for fabric in Fabric::FAST {
+        let world = World::new(*fabric, Which::Plain).await;
+        let mut client = world.client(Which::Plain);
+        let len = 1 << 20;
+        let blob = Blob::of(vec![7; len].into());
+        let mut run = async |count: usize| {
+            for _ in 0..count {
+                assert_eq!(client.echo(blob.clone()).await.unwrap().data.len(), len);
+            }
+        };
+        run(COUNT).await;
+        let region = Region::new(ALLOCATOR);
+        run(COUNT).await;
+        let change = region.change();
+        let (bytes, grown) = (change.bytes_allocated / COUNT, change.reallocations / COUNT);
+        println!("{fabric:?}: {bytes} bytes and {grown} reallocations per message and back");
+        // Four buffers, two at either end, each grown once from what tonic begins with.
+        assert!((4 * len..4 * len + (64 << 10)).contains(&bytes), "{fabric:?}: {bytes} bytes");
+        assert!(grown <= 4, "{fabric:?}: {grown} reallocations");
     }
 }

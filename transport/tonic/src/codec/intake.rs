@@ -1,5 +1,6 @@
 //! Finds the messages in a received body, and puts stand-ins in the place of those that can stay where they landed.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
@@ -15,11 +16,24 @@ const MIN: usize = 4096;
 /// Stand-ins share allocations of this many bytes.
 const SHARE: usize = 1024;
 
-/// The most that a decoder copies at a time.
-const SLICE: usize = 64 * 1024;
+/// Bytes that are copied out of landing memory at a time. The decoder copies them again, out of the first-level cache.
+pub(super) const SLICE: usize = 16 * 1024;
+/// Bytes that are handed on at a time where nothing is copied.
+const HANDED: usize = 64 * 1024;
+
+/// The header of a message longer than this is handed on alone. tonic reads it and makes its buffer as long as the message,
+/// once; with bytes of the message behind it the buffer would grow to these first, and then by the whole length. What fits
+/// into the buffer that tonic begins with needs no second piece.
+const ALONE: usize = 8 * 1024 - HEADER;
+
+thread_local! {
+    /// The buffer of the last long piece, which its reader has copied, most often: what is reused is in the cache, and not
+    /// taken from the kernel page by page.
+    static BUFFER: Cell<BytesMut> = Cell::new(BytesMut::new());
+}
 
 /// What fills a stand-in up to the length of its message.
-static FILLING: [u8; SLICE] = [0; SLICE];
+static FILLING: [u8; HANDED] = [0; HANDED];
 
 /// A part of a received body.
 #[derive(Debug)]
@@ -109,6 +123,9 @@ pub(crate) struct Intake {
     used: Used,
     /// Bytes behind a stand-in, up to the length of its message.
     filling: usize,
+    /// Bytes that have been handed on in front of the next piece, which ends as if they were part of it: so source and
+    /// destination of a copy remain aligned.
+    ahead: usize,
     /// Of messages that have been handed on as stand-ins, and may wait for their decoder.
     keys: Fifo<Key>,
     share: BytesMut,
@@ -125,23 +142,24 @@ impl Intake {
             part: Part::Eager(Bytes::new()),
             used: Used::Unknown,
             filling: 0,
+            ahead: 0,
             keys: Fifo::default(),
             share: BytesMut::new(),
             delivered: Delivered::default(),
         }
     }
 
-    /// The next bytes for the decoder, which copies them: no more than [`SLICE`]. None: all has
+    /// The next bytes for the decoder, which copies them: no more than [`HANDED`]. None: all has
     /// been handed on.
     pub(crate) fn pop(&mut self) -> Option<Bytes> {
         if self.filling > 0 {
-            let len = self.filling.min(SLICE);
+            let len = self.filling.min(HANDED);
             self.filling -= len;
             return Some(Bytes::from_static(&FILLING[..len]));
         }
         match &mut self.part {
             Part::Eager(bytes) if bytes.is_empty() => None,
-            Part::Eager(bytes) if bytes.len() > SLICE => Some(bytes.split_to(SLICE)),
+            Part::Eager(bytes) if bytes.len() > HANDED => Some(bytes.split_to(HANDED)),
             Part::Eager(bytes) => Some(std::mem::take(bytes)),
             Part::Landed(landed) if landed.is_empty() => None,
             Part::Landed(landed) => {
@@ -175,10 +193,6 @@ impl Intake {
     pub(crate) fn push(&mut self, part: Part, used: Used) {
         debug_assert!(self.is_empty(), "a part in front of it would be lost");
         self.used = used;
-        if used == Used::Plain {
-            // It does not change within a call.
-            self.at = At::Through;
-        }
         if let Part::Eager(bytes) = &part {
             self.follow(bytes);
         }
@@ -202,41 +216,49 @@ impl Intake {
         }
     }
 
-    /// Copies landed bytes for whoever may parse them, up to a message that can stay where it is.
+    /// Copies landed bytes for whoever may parse them, up to a message that can stay where it is,
+    /// and up to the end of a long one's header.
     fn copy_out(&mut self, landed: &mut Landed) -> Bytes {
-        let mut out = BytesMut::new();
-        while !landed.is_empty() && out.len() < SLICE - HEADER {
+        let most = SLICE - std::mem::take(&mut self.ahead);
+        let mut out = CopyBuffer::default();
+        while !landed.is_empty() && out.bytes.len() < most - HEADER {
             let len = match &mut self.at {
                 At::Whole(_) => break,
                 At::Through => landed.len(),
                 At::Message { left, .. } => (*left).min(landed.len()),
                 At::Header(header, got) => {
-                    let len = (HEADER - *got).min(landed.len());
-                    let read = &mut header[*got..*got + len];
-                    landed.copy_to(read);
+                    let (begin, len) = (*got, (HEADER - *got).min(landed.len()));
+                    landed.copy_to(&mut header[begin..begin + len]);
                     landed.advance(len);
+                    let header = *header;
                     if len == HEADER
                         && self.used == Used::Ours
-                        && let Some((0, message)) = stand_in::read_header(read)
+                        && let Some((0, message)) = stand_in::read_header(&header)
                         && (MIN..=landed.len()).contains(&message)
                     {
                         self.at = At::Whole(message);
                         break;
                     }
-                    out.reserve(SLICE.min(len + landed.len()));
-                    out.put_slice(read);
                     self.at.pass(len);
                     self.count(len);
+                    let alone = matches!(self.at, At::Message { left, .. } if left > ALONE);
+                    let more = if alone { 0 } else { landed.len() };
+                    out.reserve((len + more).min(most - out.bytes.len()));
+                    out.bytes.put_slice(&header[begin..begin + len]);
+                    if alone {
+                        self.ahead = HEADER;
+                        break;
+                    }
                     continue;
                 }
             }
-            .min(SLICE - out.len());
+            .min(most - out.bytes.len());
             out.reserve(len);
-            landed.split_to(len).append_to(&mut out);
+            landed.split_to(len).append_to(&mut out.bytes);
             self.count(len);
             self.at.pass(len);
         }
-        out.freeze()
+        out.finish()
     }
 
     /// So many landed bytes are handed on as they are.
@@ -270,6 +292,39 @@ impl Intake {
         self.filling = fill;
         self.delivered.learning += fill as u64;
         self.share.split().freeze()
+    }
+}
+
+/// A piece that is being copied.
+#[derive(Debug, Default)]
+struct CopyBuffer {
+    bytes: BytesMut,
+    /// Its memory is [`BUFFER`]'s.
+    reused: bool,
+}
+
+impl CopyBuffer {
+    /// Makes room for so many more bytes. A short piece has memory of its own length: whoever keeps it keeps no more.
+    fn reserve(&mut self, len: usize) {
+        if self.bytes.capacity() > 0 {
+            self.bytes.reserve(len);
+        } else if len < SLICE / 2 {
+            self.bytes = BytesMut::with_capacity(len);
+        } else {
+            self.reused = true;
+            self.bytes = BUFFER.take();
+            // New memory if somebody still has the last piece.
+            self.bytes.reserve(SLICE);
+        }
+    }
+
+    fn finish(mut self) -> Bytes {
+        if !self.reused {
+            return self.bytes.freeze();
+        }
+        let bytes = self.bytes.split().freeze();
+        BUFFER.set(self.bytes);
+        bytes
     }
 }
 

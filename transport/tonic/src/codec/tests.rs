@@ -14,7 +14,7 @@ use tonic::codec::{Codec, EncodeBody, SingleMessageCompressionOverride, Streamin
 use tonic::{Code, Status};
 
 use super::fuzz::{self, Received, ready, send};
-use super::intake::{Intake, Part};
+use super::intake::{Intake, Part, SLICE};
 use super::methods::{Call, Methods, Used};
 use super::stand_in::{self, HEADER};
 use super::tap::Tap;
@@ -334,6 +334,38 @@ fn what_is_not_plain_grpc_is_left_alone() {
 /// All that an intake has.
 fn popped(intake: &mut Intake) -> Vec<u8> {
     std::iter::from_fn(|| intake.pop()).collect::<Vec<_>>().concat()
+}
+
+/// tonic's buffer grows once, and what is copied for it lies in one place.
+#[test]
+fn the_header_of_a_long_message_is_handed_on_alone() {
+    let lengths = |wire: Vec<u8>, used, messages| {
+        let mut intake = Intake::new(call().method().clone(), messages);
+        intake.push(Part::Landed(Bytes::from(wire).into()), used);
+        std::iter::from_fn(|| intake.pop()).map(|bytes| bytes.len()).collect::<Vec<_>>()
+    };
+    let message = |len: usize| [&stand_in::header(len as u32)[..], &vec![7; len]].concat();
+    for used in [Used::Plain, Used::Unknown] {
+        // The second slice ends where it would have if the header were part of it.
+        assert_eq!(lengths(message(40_000), used, true), [5, SLICE - 5, SLICE, 40_005 - 2 * SLICE]);
+        assert_eq!(lengths(message(8187), used, true), [8192], "tonic's buffer has room for it");
+        assert_eq!(lengths(message(8188), used, true), [5, 8188]);
+        let three = [message(10_000), message(100), message(15_000)].concat();
+        assert_eq!(lengths(three, used, true), [5, 10_000 + 105 + 5, 15_000]);
+    }
+    assert_eq!(lengths(message(20_000), Used::Ours, false), [SLICE, 20_005 - SLICE], "no gRPC");
+
+    let mut intake = Intake::new(call().method().clone(), true);
+    intake.push(Part::Landed(Bytes::from(message(4 * SLICE)).into()), Used::Plain);
+    intake.pop().unwrap();
+    let place = intake.pop().unwrap().as_ptr();
+    let mut next = || intake.pop().unwrap();
+    assert_eq!(next().as_ptr(), place);
+    let kept = next();
+    assert_eq!(kept.as_ptr(), place);
+    let other = next();
+    assert_ne!(other.as_ptr(), place, "nobody writes over what a reader has kept");
+    assert!(kept.iter().chain(&other).all(|byte| *byte == 7));
 }
 
 #[test]
