@@ -24,6 +24,7 @@ demo: packages ## send about 1 GiB of files to a server process and back, over T
 
 bench: ## compare tonic and tonic-rdma over TCP, a unix socket and shared memory on this machine, in a table, JSON and plots
 	@scripts/install-packages bench
+	$(CARGO) build --release -p benches --bins
 	$(CARGO) run --release -p benches --bin compare -- --rows full --counts --json target/bench.json --plots target/bench
 
 bench-rdma: ## compare over real verbs with tonic over TCP, bare verbs and other transports over RDMA, in the guest, on both devices

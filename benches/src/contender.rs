@@ -111,6 +111,11 @@ impl Contender {
         matches!(self.way(), Way::Neighbour(_))
     }
 
+    /// Whether what it does depends on the allocator: bare links and copies use the same memory again and again.
+    pub fn allocates(self) -> bool {
+        !matches!(self.way(), Way::Raw(_) | Way::Copy(_))
+    }
+
     /// The name that it has on the command line and in the results.
     pub fn name(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())

@@ -16,6 +16,8 @@ pub struct Usage {
     pub cpu_ns: u64,
     /// Context switches, voluntary and not (`/proc/PID/task/TID/status`).
     pub switches: u64,
+    /// Page faults that needed nothing from a disk (`/proc/PID/stat`): most often memory that the allocator has anew.
+    pub faults: u64,
 }
 
 impl Sub for Usage {
@@ -24,6 +26,7 @@ impl Sub for Usage {
         Usage {
             cpu_ns: self.cpu_ns.saturating_sub(before.cpu_ns),
             switches: self.switches.saturating_sub(before.switches),
+            faults: self.faults.saturating_sub(before.faults),
         }
     }
 }
@@ -45,6 +48,7 @@ impl Usage {
             let switches = status.lines().filter_map(|line| line.split_once("_ctxt_switches:"));
             usage.switches += switches.filter_map(|(_, n)| n.trim().parse::<u64>().ok()).sum::<u64>();
         }
+        usage.faults = stat_fields(Path::new(&format!("/proc/{pid}")), 7, 1);
         Ok(usage)
     }
 }
@@ -54,11 +58,15 @@ fn cpu_ns(task: &Path) -> u64 {
     if let Ok(schedstat) = fs::read_to_string(task.join("schedstat")) {
         return schedstat.split_whitespace().next().and_then(|ns| ns.parse().ok()).unwrap_or(0);
     }
-    let stat = fs::read_to_string(task.join("stat")).unwrap_or_default();
-    // The name, in brackets, may hold anything; user and system time are the 12th and 13th after it.
+    // User and system time.
+    stat_fields(task, 11, 2) * 10_000_000
+}
+
+/// The sum of some fields of `stat`, counted from behind the name, which may hold anything in its brackets.
+fn stat_fields(directory: &Path, first: usize, count: usize) -> u64 {
+    let stat = fs::read_to_string(directory.join("stat")).unwrap_or_default();
     let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-    let ticks = fields.split_whitespace().skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok());
-    ticks.sum::<u64>() * 10_000_000
+    fields.split_whitespace().skip(first).take(count).filter_map(|field| field.parse::<u64>().ok()).sum()
 }
 
 /// Counts a process's system calls, with strace, until it is asked for the sum. Slows the process down: rounds that

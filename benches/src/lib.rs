@@ -5,6 +5,7 @@
 //! | module | what |
 //! |---|---|
 //! | [`contender`] | who is compared |
+//! | [`allocator`] | with which allocator |
 //! | [`role`] | what the processes of a contender are told, and do |
 //! | [`pair`] | those processes, as `compare` sees them |
 //! | [`service`] | what is called, and the server process |
@@ -25,6 +26,7 @@
 //! | [`report`] | medians, ratios, table, JSON, assertions |
 //! | [`plot`] | SVG |
 
+pub mod allocator;
 pub mod client;
 pub mod contender;
 pub mod copies;

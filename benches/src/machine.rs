@@ -1,5 +1,6 @@
 //! What a figure depends on beside the code: processor, kernel, C library and allocator.
 
+use crate::allocator::Allocator;
 use serde::Serialize;
 use std::{fmt, fs, process::Command};
 
@@ -14,8 +15,8 @@ pub struct Machine {
     pub kernel: String,
     /// Name and version.
     pub c_library: String,
-    /// Whose, and what the environment sets of it.
-    pub allocator: String,
+    /// Those that the measured processes use, with their versions or settings.
+    pub allocators: Vec<String>,
     /// `GLIBC_TUNABLES` and the variables of glibc's malloc, as far as they are set.
     pub environment: Vec<String>,
 }
@@ -24,29 +25,34 @@ pub struct Machine {
 const UNKNOWN: &str = "unknown";
 
 impl Machine {
-    /// This one.
-    pub fn here() -> Self {
+    /// This one, where processes with these allocators are measured.
+    ///
+    /// # Errors
+    /// There is no program with one of them.
+    pub fn here(allocators: &[Allocator]) -> anyhow::Result<Self> {
         let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let uname = rustix::system::uname();
         let kernel = format!("{} {}", uname.sysname().to_string_lossy(), uname.release().to_string_lossy());
-        Self {
+        let allocators = allocators.iter().map(|allocator| allocator.described());
+        Ok(Self {
             processor: processor(&info),
             processors: std::thread::available_parallelism().map_or(1, usize::from),
             kernel,
             c_library: c_library(),
-            allocator: "the C library's".to_owned(),
+            allocators: allocators.collect::<Result<_, _>>()?,
             environment: std::env::vars()
                 .filter(|(name, _)| is_told(name))
                 .map(|(n, v)| format!("{n}={v}"))
                 .collect(),
-        }
+        })
     }
 }
 
 impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { processor, processors, kernel, c_library, allocator, environment } = self;
-        write!(f, "{processor}, {processors} processors, {kernel}, {c_library}, allocator: {allocator}")?;
+        let Self { processor, processors, kernel, c_library, allocators, environment } = self;
+        let allocators = allocators.join(" / ");
+        write!(f, "{processor}, {processors} processors, {kernel}, {c_library}, allocator: {allocators}")?;
         environment.iter().try_for_each(|set| write!(f, ", {set}"))
     }
 }
@@ -103,7 +109,11 @@ mod tests {
     fn what_changes_the_c_library_is_told() {
         assert!(["GLIBC_TUNABLES", "MALLOC_TOP_PAD_"].iter().all(|name| is_told(name)));
         assert!(!is_told("MALLOC_CONF") && !is_told("PATH"));
-        let here = Machine::here();
+        let here = Machine::here(&[Allocator::Glibc, Allocator::GlibcTuned]).unwrap();
+        assert!(
+            here.to_string().contains("allocator: the C library's / the C library's with MALLOC_TRIM"),
+            "{here}"
+        );
         assert!(here.kernel.starts_with("Linux ") && here.to_string().contains(&here.processor), "{here}");
     }
 }

@@ -1,7 +1,8 @@
 //! The two processes of a contender, which end with the value.
 
 use crate::{
-    contender::{Contender, Way},
+    allocator::Entrant,
+    contender::Way,
     copies::{Copied, Copies},
     cost::{SystemCalls, Usage},
     instructions::Instructions,
@@ -64,22 +65,24 @@ impl Pair {
     /// # Errors
     /// One of them did not start, connect, or say so in time.
     pub async fn start(
-        contender: Contender,
+        entrant: Entrant,
         setup: &Setup,
         environment: &[(&'static str, PathBuf)],
     ) -> anyhow::Result<Self> {
+        let Entrant { contender, allocator } = entrant;
         let dir = match contender.way() {
             Way::Tonic { unix: true } => Some(tempfile::tempdir().context("no directory for a unix socket")?),
             _ => None,
         };
+        let program = match (contender.is_neighbour(), &setup.neighbours) {
+            (false, _) => allocator.program(&std::env::current_exe()?, false)?,
+            (true, Some(program)) => allocator.program(program, true)?,
+            (true, None) => bail!("nobody said where the program is that {contender} runs in"),
+        };
         let spawn = |role: Role, stdin: Stdio| -> anyhow::Result<Child> {
-            let program = match (contender.is_neighbour(), &setup.neighbours) {
-                (false, _) => std::env::current_exe()?,
-                (true, Some(program)) => program.clone(),
-                (true, None) => bail!("nobody said where the program is that {contender} runs in"),
-            };
             let mut command = Command::new(&program);
-            command.args(role.arguments(setup.addr, setup.cpus)).envs(environment.iter().cloned());
+            command.args(role.arguments(setup.addr, setup.cpus));
+            command.envs(allocator.environment().iter().copied()).envs(environment.iter().cloned());
             command.stdin(stdin).stdout(Stdio::piped()).kill_on_drop(true);
             command.spawn().with_context(|| format!("cannot start {}", program.display()))
         };

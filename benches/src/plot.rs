@@ -1,7 +1,7 @@
 //! Figures as SVG.
 
 use crate::{
-    contender::Contender,
+    allocator::Entrant,
     report::{Cell, RowResult},
     work::{Direction, Kind, Row, bytes},
 };
@@ -28,10 +28,11 @@ const PALETTE: [RGBColor; 10] = [
 ];
 
 /// A curve: who, its colour, and its points.
-type Curve = (Contender, RGBColor, Vec<(f64, f64)>);
+type Curve = (Entrant, RGBColor, Vec<(f64, f64)>);
 
 /// Draws what there is to draw: `latency.svg`, `beside.svg`, `rate.svg`, `up.svg`, `down.svg`, `cpu.svg`. A figure of rows
-/// that did not run is left out, and so is a contender that failed.
+/// that did not run is left out, and so is a contender that failed. Each contender is drawn with the first allocator that it
+/// takes part with.
 ///
 /// # Errors
 /// The directory cannot be written to.
@@ -71,17 +72,26 @@ pub fn all(results: &[RowResult], directory: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// So many cells have the first allocator, or need none: those with others come behind.
+fn drawn(cells: &[Cell]) -> usize {
+    let mut contenders: Vec<_> = cells.iter().map(|cell| cell.entrant.contender).collect();
+    contenders.sort_unstable_by_key(|contender| *contender as usize);
+    contenders.dedup();
+    contenders.len()
+}
+
 /// For each contender the figures of some rows, over what `x` says of them.
 fn curves(results: &[RowResult], x: impl Fn(&Row) -> Option<f64>) -> Vec<Curve> {
-    let contenders = results.first().map_or(&[][..], |result| &result.cells);
+    let cells = results.first().map_or(&[][..], |result| &result.cells);
     let curve = |(index, cell): (usize, &Cell)| -> Curve {
         let point = |result: &RowResult| {
             let cell = result.cells.get(index).filter(|cell| cell.finished())?;
             Some((x(&result.row)?, cell.figure()))
         };
-        (cell.contender, PALETTE[index % PALETTE.len()], results.iter().filter_map(point).collect())
+        (cell.entrant, PALETTE[index % PALETTE.len()], results.iter().filter_map(point).collect())
     };
-    contenders.iter().enumerate().map(curve).filter(|(_, _, points)| points.len() > 1).collect()
+    let drawn = drawn(cells);
+    cells.iter().enumerate().take(drawn).map(curve).filter(|(_, _, points)| points.len() > 1).collect()
 }
 
 fn lines(
@@ -145,14 +155,14 @@ where
         let y = 50 + 18 * i32::try_from(index)?;
         let left = i32::try_from(SIZE.0)? - 125;
         root.draw(&Rectangle::new([(left, y), (left + 12, y + 10)], colour.filled()))?;
-        root.draw(&Text::new(contender.name(), (left + 18, y), (FONT, 14)))?;
+        root.draw(&Text::new(contender.to_string(), (left + 18, y), (FONT, 14)))?;
     }
     root.present()?;
     Ok(())
 }
 
 /// A bar: who, its colour, and its value, with a second one where a line goes from it.
-type Bar = (Contender, RGBColor, (f64, Option<f64>));
+type Bar = (Entrant, RGBColor, (f64, Option<f64>));
 
 /// A bar for each contender, and a line above it, which is cut off where it would dwarf the bars.
 fn bars(
@@ -161,9 +171,10 @@ fn bars(
     result: &RowResult,
     value: impl Fn(&Cell) -> Option<(f64, Option<f64>)>,
 ) -> anyhow::Result<()> {
-    let cells = result.cells.iter().enumerate().filter(|(_, cell)| cell.finished());
+    let drawn = drawn(&result.cells);
+    let cells = result.cells.iter().enumerate().take(drawn).filter(|(_, cell)| cell.finished());
     let bars: Vec<Bar> = cells
-        .filter_map(|(index, cell)| Some((cell.contender, PALETTE[index % PALETTE.len()], value(cell)?)))
+        .filter_map(|(index, cell)| Some((cell.entrant, PALETTE[index % PALETTE.len()], value(cell)?)))
         .collect();
     if bars.is_empty() {
         return Ok(());
@@ -208,7 +219,7 @@ fn barred(root: &Area<'_>, title: &str, bars: &[Bar]) -> Drawn {
         let style = (FONT, 14).into_text_style(root).pos(centred);
         chart.draw_series([Text::new(figure, (middle, over + top * 0.01), style.clone())])?;
         let (x, _) = chart.backend_coord(&(middle, 0.0));
-        root.draw(&Text::new(contender.name(), (x, i32::try_from(SIZE.1)? - 14), style))?;
+        root.draw(&Text::new(contender.to_string(), (x, i32::try_from(SIZE.1)? - 14), style))?;
     }
     root.present()?;
     Ok(())

@@ -1,6 +1,9 @@
 //! Medians, ratios, tables, JSON, and bounds that a run must keep.
 
-use crate::{contender::Contender, cost::Usage, machine::Machine, measure::Round, pair::Counted, work::Row};
+use crate::{
+    allocator::Entrant, contender::Contender, cost::Usage, machine::Machine, measure::Round, pair::Counted,
+    work::Row,
+};
 use anyhow::{Context as _, ensure};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
@@ -46,7 +49,7 @@ pub struct Sample {
 #[derive(Clone, Debug)]
 pub struct Cell {
     /// Who.
-    pub contender: Contender,
+    pub entrant: Entrant,
     /// Round by round.
     pub samples: Vec<Sample>,
     /// What was counted in rounds of its own.
@@ -59,8 +62,8 @@ pub struct Cell {
 
 impl Cell {
     /// Before the first round.
-    pub fn new(contender: Contender) -> Self {
-        Self { contender, samples: Vec::new(), counted: Counted::default(), absent: false, failure: None }
+    pub fn new(entrant: Entrant) -> Self {
+        Self { entrant, samples: Vec::new(), counted: Counted::default(), absent: false, failure: None }
     }
 
     /// Whether there are figures, and no failure.
@@ -105,6 +108,11 @@ impl Cell {
         (!small).then_some(rate)
     }
 
+    /// Page faults of both processes for a call.
+    pub fn page_faults(&self) -> f64 {
+        self.per_call(|s| s.client.faults + s.server.faults)
+    }
+
     fn instructions(&self) -> Option<f64> {
         self.samples.first()?.instructions?;
         Some(self.per_call(|s| s.instructions.unwrap_or_default()))
@@ -116,18 +124,18 @@ impl Cell {
 pub struct RowResult {
     /// What was done.
     pub row: Row,
-    /// By contender, in the order of the command line.
+    /// In the order of [`Entrant::all`].
     pub cells: Vec<Cell>,
 }
 
 impl RowResult {
-    fn cell(&self, contender: Contender) -> Option<&Cell> {
-        self.cells.iter().find(|cell| cell.contender == contender)
+    fn cell(&self, entrant: Entrant) -> Option<&Cell> {
+        self.cells.iter().find(|cell| cell.entrant == entrant)
     }
 
     /// The median of what `a`'s figure is to `b`'s in the same round: a machine that slows down for a while slows both
     /// alike. None when either has no rounds.
-    pub fn ratio(&self, a: Contender, b: Contender) -> Option<f64> {
+    pub fn ratio(&self, a: Entrant, b: Entrant) -> Option<f64> {
         let (a, b) = (self.cell(a)?, self.cell(b)?);
         if a.failure.is_some() || b.failure.is_some() || a.samples.is_empty() || b.samples.is_empty() {
             return None;
@@ -146,21 +154,23 @@ pub fn markdown(header: &[String]) -> Table {
     table
 }
 
-/// Figures: the median of each contender, and how it stands to the first one.
+/// Figures: the median of each entrant, and how it stands to the first contender with the same allocator.
 pub fn figures(results: &[RowResult]) -> Table {
     let mut header = vec!["row".to_owned(), "unit".to_owned()];
-    let contenders = results.first().map_or(&[][..], |r| &r.cells);
-    header.extend(contenders.iter().map(|cell| cell.contender.to_string()));
+    let cells = results.first().map_or(&[][..], |r| &r.cells);
+    let entrants: Vec<Entrant> = cells.iter().map(|cell| cell.entrant).collect();
+    header.extend(entrants.iter().map(Entrant::to_string));
     let mut table = markdown(&header);
     for result in results {
         let mut line = vec![result.row.name(), result.row.unit().to_owned()];
         for (index, cell) in result.cells.iter().enumerate() {
-            line.push(match (&cell.failure, index) {
-                (Some(_), _) => "failed".to_owned(),
-                (None, _) if cell.absent || cell.samples.is_empty() => "-".to_owned(),
-                (None, 0) => format!("{:.1} ±{:.0}%", cell.figure(), cell.spread() * 100.0),
-                (None, _) => {
-                    let ratio = result.ratio(cell.contender, result.cells[0].contender).unwrap_or(f64::NAN);
+            let baseline = cell.entrant.baseline(&entrants);
+            line.push(match &cell.failure {
+                Some(_) => "failed".to_owned(),
+                None if cell.absent || cell.samples.is_empty() => "-".to_owned(),
+                None if baseline == index => format!("{:.1} ±{:.0}%", cell.figure(), cell.spread() * 100.0),
+                None => {
+                    let ratio = result.ratio(cell.entrant, entrants[baseline]).unwrap_or(f64::NAN);
                     format!("{:.1} ±{:.0}% ({ratio:.2}x)", cell.figure(), cell.spread() * 100.0)
                 }
             });
@@ -170,7 +180,8 @@ pub fn figures(results: &[RowResult]) -> Table {
     table
 }
 
-/// Costs: for each call microseconds of CPU on either side, context switches, system calls; tails of latencies.
+/// Costs: for each call microseconds of CPU on either side, context switches, page faults, system calls; tails
+/// of latencies.
 pub fn costs(results: &[RowResult]) -> Table {
     let header = [
         "row",
@@ -179,6 +190,7 @@ pub fn costs(results: &[RowResult]) -> Table {
         "server CPU us/call",
         "CPU s/GB",
         "switches/call",
+        "page faults/call",
         "instructions/call",
         "system calls/call",
         "copies",
@@ -191,11 +203,12 @@ pub fn costs(results: &[RowResult]) -> Table {
         for cell in result.cells.iter().filter(|cell| !cell.samples.is_empty()) {
             table.add_row([
                 result.row.name(),
-                cell.contender.to_string(),
+                cell.entrant.to_string(),
                 format!("{:.2}", cell.per_call(|s| s.client.cpu_ns) / 1e3),
                 format!("{:.2}", cell.per_call(|s| s.server.cpu_ns) / 1e3),
                 or_dash(cell.cpu_per_gb()),
                 format!("{:.3}", cell.per_call(|s| s.client.switches + s.server.switches)),
+                format!("{:.3}", cell.page_faults()),
                 cell.instructions().map_or_else(|| "-".to_owned(), |n| format!("{n:.0}")),
                 or_dash(cell.counted.system_calls),
                 or_dash(cell.counted.copies),
@@ -210,9 +223,9 @@ pub fn costs(results: &[RowResult]) -> Table {
 /// Failures of some contenders, one a line.
 pub fn failures(results: &[RowResult], whose: impl Fn(Contender) -> bool) -> Vec<String> {
     let cells = results.iter().flat_map(|r| r.cells.iter().map(move |cell| (r, cell)));
-    let cells = cells.filter(|(_, cell)| whose(cell.contender));
+    let cells = cells.filter(|(_, cell)| whose(cell.entrant.contender));
     let failed = cells.filter_map(|(r, cell)| Some((r, cell, cell.failure.as_ref()?)));
-    failed.map(|(r, cell, why)| format!("{} {}: {why}", r.row.name(), cell.contender)).collect()
+    failed.map(|(r, cell, why)| format!("{} {}: {why}", r.row.name(), cell.entrant)).collect()
 }
 
 /// A run.
@@ -238,6 +251,8 @@ struct JsonCell {
     row: String,
     unit: &'static str,
     contender: String,
+    /// Null where it makes no difference.
+    allocator: Option<String>,
     median: Option<f64>,
     rounds: Vec<f64>,
     p50_p99_p999_us: Option<[f64; 3]>,
@@ -245,6 +260,7 @@ struct JsonCell {
     server_cpu_us_per_call: Option<f64>,
     cpu_s_per_gb: Option<f64>,
     switches_per_call: Option<f64>,
+    page_faults_per_call: Option<f64>,
     instructions_per_call: Option<f64>,
     system_calls_per_call: Option<f64>,
     copies: Option<f64>,
@@ -262,7 +278,8 @@ pub fn json(run: &Run) -> anyhow::Result<String> {
         JsonCell {
             row: result.row.name(),
             unit: result.row.unit(),
-            contender: cell.contender.to_string(),
+            contender: cell.entrant.contender.to_string(),
+            allocator: cell.entrant.contender.allocates().then(|| cell.entrant.allocator.to_string()),
             median: some(cell.figure()),
             rounds: cell.samples.iter().map(|s| s.round.figure).collect(),
             p50_p99_p999_us: match percentiles {
@@ -273,6 +290,7 @@ pub fn json(run: &Run) -> anyhow::Result<String> {
             server_cpu_us_per_call: some(cell.per_call(|s| s.server.cpu_ns) / 1e3),
             cpu_s_per_gb: cell.cpu_per_gb(),
             switches_per_call: some(cell.per_call(|s| s.client.switches + s.server.switches)),
+            page_faults_per_call: some(cell.page_faults()),
             instructions_per_call: cell.instructions(),
             system_calls_per_call: cell.counted.system_calls,
             copies: cell.counted.copies,
@@ -287,12 +305,13 @@ pub fn json(run: &Run) -> anyhow::Result<String> {
     })?)
 }
 
-/// A bound on a ratio: `latency-64:shm/tonic-tcp<=0.35`.
+/// A bound on a ratio: `latency-64:shm/tonic-tcp<=0.35`, or with an allocator
+/// `up-1MiB-x8:shm-plain+mimalloc/tonic-tcp+mimalloc>=3`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bound {
     row: String,
-    a: Contender,
-    b: Contender,
+    a: Entrant,
+    b: Entrant,
     at_most: bool,
     limit: f64,
 }
@@ -309,11 +328,9 @@ impl FromStr for Bound {
             (None, None) => anyhow::bail!(form),
         };
         let (a, b) = names.split_once('/').context(form)?;
-        let contender = |name: &str| {
-            <Contender as clap::ValueEnum>::from_str(name, false).map_err(|e| anyhow::anyhow!("{name}: {e}"))
-        };
+        let entrant = |name: &str| name.parse().map_err(|e| anyhow::anyhow!("{name}: {e}"));
         let limit = limit.parse().with_context(|| format!("{limit} is no number"))?;
-        Ok(Self { row: row.to_owned(), a: contender(a)?, b: contender(b)?, at_most, limit })
+        Ok(Self { row: row.to_owned(), a: entrant(a)?, b: entrant(b)?, at_most, limit })
     }
 }
 
@@ -339,7 +356,7 @@ impl Bound {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::work;
+    use crate::{allocator::Allocator, work};
 
     #[test]
     fn medians() {
@@ -349,14 +366,14 @@ mod tests {
     }
 
     fn result(pairs: &[(f64, f64)]) -> RowResult {
-        let cell = |contender, figures: Vec<f64>| {
+        let cell = |contender: Contender, figures: Vec<f64>| {
             let sample = |figure| Sample {
                 round: Round { figure, ..Round::default() },
                 client: Usage::default(),
                 server: Usage::default(),
                 instructions: None,
             };
-            Cell { samples: figures.into_iter().map(sample).collect(), ..Cell::new(contender) }
+            Cell { samples: figures.into_iter().map(sample).collect(), ..Cell::new(contender.into()) }
         };
         RowResult {
             row: work::short()[0],
@@ -371,7 +388,7 @@ mod tests {
     fn the_ratio_pairs_rounds_and_bounds_hold_it() {
         // The machine is ten times slower in the last round: no ratio changes.
         let mut results = vec![result(&[(10.0, 20.0), (12.0, 24.0), (1.0, 2.0)])];
-        assert_eq!(results[0].ratio(Contender::Shm, Contender::TonicTcp), Some(2.0));
+        assert_eq!(results[0].ratio(Contender::Shm.into(), Contender::TonicTcp.into()), Some(2.0));
         let check = |text: &str, results: &[RowResult]| text.parse::<Bound>().unwrap().check(results);
         check("latency-64:shm/tonic-tcp<=2.0", &results).unwrap();
         check("latency-64:shm/tonic-tcp>=2.0", &results).unwrap();
@@ -380,6 +397,30 @@ mod tests {
         assert!(check("latency-65:shm/tonic-tcp<=2", &results).is_err());
         results[0].cells[1].failure = Some("no".into());
         assert!(check("latency-64:shm/tonic-tcp<=2.0", &results).is_err(), "a failure keeps no bound");
+    }
+
+    #[test]
+    fn each_is_set_against_the_first_with_its_allocator() {
+        let mut with_both = result(&[(10.0, 30.0)]);
+        for mut cell in result(&[(20.0, 40.0)]).cells {
+            cell.entrant.allocator = Allocator::Mimalloc;
+            with_both.cells.push(cell);
+        }
+        let results = [with_both];
+        let table = figures(&results).to_string();
+        let line = table.lines().find(|line| line.contains("latency-64")).unwrap();
+        let cells: Vec<_> = line.split('|').map(str::trim).collect();
+        assert_eq!(cells[3..7], ["10.0 ±0%", "30.0 ±0% (3.00x)", "20.0 ±0%", "40.0 ±0% (2.00x)"], "{table}");
+        let check = |text: &str| text.parse::<Bound>().unwrap().check(&results);
+        check("latency-64:shm+mimalloc/tonic-tcp+mimalloc<=2").unwrap();
+        let error = check("latency-64:shm/tonic-tcp<=2").unwrap_err().to_string();
+        assert_eq!(error, "latency-64: shm is 3.00 times tonic-tcp, at most 2 wanted");
+        let run = Run { machine: Machine::here(&[]).unwrap(), notes: vec![], results: results.into() };
+        let json: serde_json::Value = serde_json::from_str(&json(&run).unwrap()).unwrap();
+        assert_eq!(
+            (&json["results"][3]["contender"], &json["results"][3]["allocator"]),
+            (&"shm".into(), &"mimalloc".into())
+        );
     }
 
     #[test]
@@ -398,9 +439,10 @@ mod tests {
         assert!(table.contains("| failed |"), "{table}");
         assert_eq!(failures(&results, |_| true), ["latency-64 shm: the server was gone"]);
         assert!(failures(&results, |contender| contender != Contender::Shm).is_empty());
-        let json: serde_json::Value =
-            serde_json::from_str(&json(&Run { machine: Machine::here(), notes: vec![], results }).unwrap())
-                .unwrap();
+        let json: serde_json::Value = serde_json::from_str(
+            &json(&Run { machine: Machine::here(&[]).unwrap(), notes: vec![], results }).unwrap(),
+        )
+        .unwrap();
         assert_ne!(json["machine"]["processor"], "");
         assert_eq!(json["results"][1]["failure"], "the server was gone");
         assert_eq!(json["results"][0]["failure"], serde_json::Value::Null);
@@ -410,7 +452,7 @@ mod tests {
     #[test]
     fn plots_show_who_finished() {
         let mut result = result(&[(10.0, 20.0)]);
-        result.cells.push(Cell { failure: Some("no".into()), ..Cell::new(Contender::Verbs) });
+        result.cells.push(Cell { failure: Some("no".into()), ..Cell::new(Contender::Verbs.into()) });
         let dir = tempfile::tempdir().unwrap();
         crate::plot::all(&[result], dir.path()).unwrap();
         let svg = std::fs::read_to_string(dir.path().join("latency.svg")).unwrap();

@@ -86,6 +86,19 @@ impl Role {
         arguments
     }
 
+    /// Whether it is for something.
+    pub fn is_some(&self) -> bool {
+        self.serve.is_some() || self.client.is_some()
+    }
+
+    /// Does what it is for, on the processor that it is to be on.
+    ///
+    /// # Errors
+    /// As of [`runtime`](Self::runtime) and [`run`](Self::run).
+    pub fn start(&self, places: &Places) -> anyhow::Result<()> {
+        self.runtime(places)?.block_on(self.run(places))
+    }
+
     /// Keeps this process on its processor, and starts a runtime of one thread.
     ///
     /// # Errors

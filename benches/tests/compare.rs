@@ -8,7 +8,7 @@ fn a_contender_that_fails_is_shown_and_the_run_goes_on() {
     let json = dir.path().join("out.json");
     // No RDMA device has the loopback address, so this one is not on the path that it is to be on.
     let out = Command::new(env!("CARGO_BIN_EXE_compare"))
-        .args(["--contenders", "tonic-tcp,verbs,tonic-unix,shm,memcpy-hot"])
+        .args(["--contenders", "tonic-tcp,verbs,tonic-unix,shm,memcpy-hot", "--allocators", "glibc"])
         .args([
             "--rows", "full", "--only", "64", "--divide", "1000", "--rounds", "1", "--counts", "--limit",
             "900",
@@ -50,7 +50,18 @@ fn a_contender_that_fails_is_shown_and_the_run_goes_on() {
 fn a_neighbour_that_fails_is_shown_and_fails_nothing() {
     let out = Command::new(env!("CARGO_BIN_EXE_compare"))
         .args(["--contenders", "tonic-tcp,rdma-io-tonic,ruapc", "--neighbours", "/bin/false"])
-        .args(["--only", "latency", "--divide", "100", "--rounds", "1", "--limit", "900"])
+        .args([
+            "--only",
+            "latency",
+            "--divide",
+            "100",
+            "--rounds",
+            "1",
+            "--limit",
+            "900",
+            "--allocators",
+            "glibc",
+        ])
         .output()
         .unwrap();
     let said = [&out.stdout[..], &out.stderr[..]].concat();
@@ -61,6 +72,38 @@ fn a_neighbour_that_fails_is_shown_and_fails_nothing() {
             said.contains(&format!("failed: latency-64 {contender}: the server did not start")),
             "{said}"
         );
+    }
+}
+
+#[test]
+fn contenders_take_part_with_both_allocators() {
+    let dir = tempfile::tempdir().unwrap();
+    let json = dir.path().join("out.json");
+    let out = Command::new(env!("CARGO_BIN_EXE_compare"))
+        .args(["--contenders", "tonic-tcp,shm-plain,memcpy-hot", "--rows", "full", "--only", "up-16MiB-x8"])
+        .args(["--divide", "1000", "--rounds", "3", "--limit", "900", "--json"])
+        .arg(&json)
+        .args(["--assert", "up-16MiB-x8:shm-plain+mimalloc/tonic-tcp+mimalloc>=0.01"])
+        // However slow this machine is.
+        .env("MIMALLOC_PURGE_DELAY", "-1")
+        .output()
+        .unwrap();
+    let said = [&out.stdout[..], &out.stderr[..]].concat();
+    let said = String::from_utf8_lossy(&said);
+    assert!(out.status.success(), "{said}");
+    let json: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
+    assert!(json["machine"]["allocators"][1].as_str().unwrap().starts_with("mimalloc "), "{said}");
+    let cells: Vec<_> = json["results"].as_array().unwrap().iter().collect();
+    let who: Vec<_> =
+        cells.iter().map(|c| (c["contender"].as_str().unwrap(), c["allocator"].as_str())).collect();
+    let (glibc, mimalloc) = (Some("glibc"), Some("mimalloc"));
+    let both = |allocator| [("tonic-tcp", allocator), ("shm-plain", allocator)];
+    let expected = [&both(glibc)[..], &[("memcpy-hot", None)], &both(mimalloc)].concat();
+    assert_eq!(who, expected);
+    // A message has 4096 pages. glibc maps most of them anew for each, mimalloc keeps them.
+    let faults = |cell: &serde_json::Value| cell["page_faults_per_call"].as_f64().unwrap();
+    for (kept, given_back) in [(cells[3], cells[0]), (cells[4], cells[1])] {
+        assert!(faults(kept) < faults(given_back) / 4.0 && faults(given_back) > 1000.0, "{said}");
     }
 }
 

@@ -5,6 +5,7 @@
 
 use anyhow::{Context as _, ensure};
 use benches::{
+    allocator::{Allocator, Entrant},
     contender::Contender,
     copies::Copies,
     machine::Machine,
@@ -20,12 +21,15 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 #[derive(Parser, Debug)]
 #[command(version, about, long_about = None)]
 struct Args {
-    /// Who takes part; the others are set against the first
+    /// Who takes part; the others are set against the first, each against it with the same allocator
     #[arg(long, value_delimiter = ',', default_values_t = [
         Contender::TonicTcp, Contender::TonicUnix, Contender::TcpPlain, Contender::ShmPlain, Contender::Shm,
         Contender::RawShm, Contender::MemcpyHot, Contender::MemcpyCold,
     ], default_value_ifs = [("rows", "phase", "copy,memcpy-apart,memcpy-cold")])]
     contenders: Vec<Contender>,
+    /// Allocators that each of them takes part with, but for bare links and copies, which allocate nothing
+    #[arg(long, value_delimiter = ',', default_values_t = [Allocator::Glibc, Allocator::Mimalloc])]
+    allocators: Vec<Allocator>,
     #[command(flatten)]
     places: Places,
     /// Rounds of each row and contender, after one that does not count
@@ -55,7 +59,8 @@ struct Args {
     /// The program that rdma-io-tonic and ruapc run in, built from benches/neighbours
     #[arg(long, value_name = "PROGRAM")]
     neighbours: Option<PathBuf>,
-    /// Fail unless a ratio of medians keeps a bound, such as latency-64:shm/tonic-tcp<=0.35
+    /// Fail unless a ratio of medians keeps a bound, such as latency-64:shm/tonic-tcp<=0.35, or with an allocator
+    /// up-1MiB-x8:shm-plain+mimalloc/tonic-tcp+mimalloc>=3
     #[arg(long, value_name = "BOUND")]
     assert: Vec<Bound>,
     #[command(flatten)]
@@ -110,15 +115,15 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> anyhow::Result<()> {
-    if args.role.serve.is_some() || args.role.client.is_some() {
-        return args.role.runtime(&args.places)?.block_on(args.role.run(&args.places));
+    if args.role.is_some() {
+        return args.role.start(&args.places);
     }
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(compare(args))
 }
 
-/// A contender, and its processes while they are well.
+/// An entrant, and its processes while they are well.
 struct Slot {
-    contender: Contender,
+    entrant: Entrant,
     pair: Option<Pair>,
     /// Why there are none.
     failure: Option<String>,
@@ -128,7 +133,7 @@ impl Slot {
     /// A failed pair is not to be trusted with another row: it ends, and the next row gets a new one.
     async fn renew(&mut self, setup: &Setup) {
         self.pair = None;
-        match Pair::start(self.contender, setup, &[]).await {
+        match Pair::start(self.entrant, setup, &[]).await {
             Ok(pair) => self.pair = Some(pair),
             Err(error) => self.failure = Some(format!("{error:#}")),
         }
@@ -149,7 +154,7 @@ impl Slot {
             Ok(None) => cell.absent = true,
             Err(error) => {
                 cell.failure = Some(format!("{error:#}"));
-                eprintln!("{} {}: {error:#}", row.name(), self.contender);
+                eprintln!("{} {}: {error:#}", row.name(), self.entrant);
                 self.renew(setup).await;
             }
         }
@@ -163,31 +168,35 @@ async fn compare(args: &Args) -> anyhow::Result<()> {
     let room = rows.iter().map(Row::connections).max().filter(|most| *most > 1);
     let limit = Duration::from_secs(args.limit);
     let setup = Setup { addr: args.places.addr, cpus, limit, room, neighbours: args.neighbours()? };
-    let machine = Machine::here();
+    let entrants = Entrant::all(&args.contenders, &args.allocators);
+    let used =
+        |allocator: &Allocator| entrants.iter().any(|e| e.allocator == *allocator && e.contender.allocates());
+    let allocators: Vec<Allocator> = args.allocators.iter().copied().filter(used).collect();
+    let machine = Machine::here(&allocators)?;
     let mut notes = vec![
         machine.to_string(),
         format!("clients on processor {}, servers on {}; {} rounds, medians", cpus.0, cpus.1, args.rounds),
     ];
     let mut slots = Vec::new();
-    for contender in &args.contenders {
-        let mut slot = Slot { contender: *contender, pair: None, failure: None };
+    for entrant in &entrants {
+        let mut slot = Slot { entrant: *entrant, pair: None, failure: None };
         slot.renew(&setup).await;
         match (&mut slot.pair, &slot.failure) {
             (Some(pair), _) => {
                 let (client, server) = pair.processes();
-                eprintln!("{contender}: client process {client}, server process {server}, {}", pair.path());
+                eprintln!("{entrant}: client process {client}, server process {server}, {}", pair.path());
                 if let Err(error) = pair.count_instructions()
                     && slots.is_empty()
                 {
                     notes.push(format!("instructions are not counted: {error:#}"));
                 }
             }
-            (None, failure) => eprintln!("{contender}: {}", failure.as_deref().unwrap_or_default()),
+            (None, failure) => eprintln!("{entrant}: {}", failure.as_deref().unwrap_or_default()),
         }
         slots.push(slot);
     }
 
-    let cells = || slots.iter().map(|slot| Cell::new(slot.contender)).collect();
+    let cells = || slots.iter().map(|slot| Cell::new(slot.entrant)).collect();
     let mut results: Vec<RowResult> =
         rows.iter().map(|row| RowResult { row: *row, cells: cells() }).collect();
     // One round of each that does not count: what is set up by first use is set up.
@@ -203,7 +212,7 @@ async fn compare(args: &Args) -> anyhow::Result<()> {
     }
     drop(slots);
     if args.counts {
-        count(&mut results, &args.contenders, &setup).await?;
+        count(&mut results, &entrants, &setup).await?;
     }
     println!("{}\n{}", report::figures(&results), report::costs(&results));
     let run = Run { machine, notes, results };
@@ -234,11 +243,11 @@ async fn compare(args: &Args) -> anyhow::Result<()> {
 }
 
 /// Counts what takes other processes, or slows them down.
-async fn count(results: &mut [RowResult], contenders: &[Contender], setup: &Setup) -> anyhow::Result<()> {
+async fn count(results: &mut [RowResult], entrants: &[Entrant], setup: &Setup) -> anyhow::Result<()> {
     let copies = Copies::new()?;
-    for (index, contender) in contenders.iter().enumerate() {
-        eprintln!("counting {contender}");
-        let Ok(mut pair) = Pair::start(*contender, setup, &copies.environment()).await else { continue };
+    for (index, entrant) in entrants.iter().enumerate() {
+        eprintln!("counting {entrant}");
+        let Ok(mut pair) = Pair::start(*entrant, setup, &copies.environment()).await else { continue };
         for result in &mut *results {
             let Some(cell) = result.cells.get_mut(index).filter(|cell| !cell.samples.is_empty()) else {
                 continue;

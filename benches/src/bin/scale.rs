@@ -3,6 +3,7 @@
 
 use anyhow::Context as _;
 use benches::{
+    allocator::{Allocator, Entrant},
     contender::Contender,
     cost::Usage,
     footprint::Footprint,
@@ -21,6 +22,9 @@ struct Args {
     /// Whose
     #[arg(long, value_delimiter = ',', default_values_t = [Contender::TonicTcp, Contender::ShmPlain])]
     contenders: Vec<Contender>,
+    /// What their processes allocate with
+    #[arg(long, value_enum, default_value_t = Allocator::Glibc)]
+    allocator: Allocator,
     #[command(flatten)]
     places: Places,
     /// Connections between two processes
@@ -44,8 +48,8 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> anyhow::Result<()> {
-    if args.role.serve.is_some() || args.role.client.is_some() {
-        return args.role.runtime(&args.places)?.block_on(args.role.run(&args.places));
+    if args.role.is_some() {
+        return args.role.start(&args.places);
     }
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(scale(args))
 }
@@ -186,7 +190,8 @@ async fn scale(args: &Args) -> anyhow::Result<()> {
         };
         for contender in &args.contenders {
             report.first = None;
-            let start = Pair::start(*contender, &setup, &[]).await;
+            let entrant = Entrant { contender: *contender, allocator: args.allocator };
+            let start = Pair::start(entrant, &setup, &[]).await;
             let mut pair = start.with_context(|| format!("{contender} did not start"))?;
             for count in counts {
                 eprintln!("{contender}: {count} {what:?}");

@@ -6,7 +6,11 @@ use benches::{
     threads::Threads,
 };
 use clap::Parser;
+use mimalloc::MiMalloc;
 use std::process::ExitCode;
+
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
 
 #[derive(Parser, Debug)]
 #[command(version, about, long_about = None)]

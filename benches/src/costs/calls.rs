@@ -84,6 +84,11 @@ pub const SCENARIOS: &[Scenario] = &[
         run: || count(Over::Sim, true, UP),
     },
     Scenario {
+        name: "call-1MiB-up-sim-plain",
+        what: "1 MiB up, tonic's codec, simulated fabric",
+        run: || count(Over::Sim, false, UP),
+    },
+    Scenario {
         name: "call-1MiB-down-sim",
         what: "1 MiB down from pinned memory, zero-copy codec, simulated fabric",
         run: || count(Over::Sim, true, DOWN),

@@ -1,0 +1,53 @@
+//! Transports that are not this project's, as contenders: rdma-io-tonic, which is tonic over a byte stream over RDMA, and
+//! ruapc, an RPC stack of its own. `compare --neighbours` starts this program for their processes as it starts itself for
+//! those of all others. Each is set up as its own documents say.
+
+mod byte_stream;
+mod rpc_stack;
+
+use anyhow::{Context as _, bail};
+use benches::{
+    contender::{Contender, Neighbour, Way},
+    role::{Places, Role},
+};
+use clap::Parser;
+use std::process::ExitCode;
+
+#[derive(Parser, Debug)]
+#[command(version, about, long_about = None)]
+struct Args {
+    #[command(flatten)]
+    places: Places,
+    #[command(flatten)]
+    role: Role,
+}
+
+/// What its programs do; they differ in their allocators.
+pub fn main() -> ExitCode {
+    let args = Args::parse();
+    match start(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("neighbours: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// As a task, for the future that a runtime blocks on is polled only once it has looked for events another time.
+fn start(args: Args) -> anyhow::Result<()> {
+    let runtime = args.role.runtime(&args.places)?;
+    runtime.block_on(async { tokio::spawn(run(args)).await.context("it has panicked")? })
+}
+
+async fn run(args: Args) -> anyhow::Result<()> {
+    let Role { serve, client, said, .. } = args.role;
+    let way = |contender: Option<Contender>| contender.map(Contender::way);
+    match (way(serve), way(client)) {
+        (Some(Way::Neighbour(Neighbour::RdmaIoTonic)), _) => byte_stream::serve(args.places.addr).await,
+        (Some(Way::Neighbour(Neighbour::Ruapc)), _) => rpc_stack::serve(args.places.addr).await,
+        (_, Some(Way::Neighbour(Neighbour::RdmaIoTonic))) => byte_stream::client(said).await,
+        (_, Some(Way::Neighbour(Neighbour::Ruapc))) => rpc_stack::client(said).await,
+        _ => bail!("compare starts this program, when it is told where it is: see benches/README.md"),
+    }
+}

@@ -1,0 +1,252 @@
+//! Which allocator the processes of a contender use.
+//!
+//! A program's allocator is linked into it, so each has a program of its own. What they run is the same.
+
+use crate::{
+    contender::Contender,
+    role::{Places, Role},
+};
+use anyhow::{Context as _, bail, ensure};
+use clap::{Parser, ValueEnum};
+use std::{
+    fmt, fs,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+    str::FromStr,
+};
+
+/// Whose `malloc`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, ValueEnum)]
+pub enum Allocator {
+    /// The C library's, as the environment sets it
+    #[default]
+    Glibc,
+    /// The C library's, set to keep what is freed
+    GlibcTuned,
+    /// mimalloc, which keeps what is freed for a second
+    Mimalloc,
+}
+
+/// What makes glibc keep what is freed: from where on the end of the heap goes back to the kernel, how much more the heap
+/// grows than it must, and from where on memory is mapped for one allocation alone. glibc takes no more than 32 MiB for the last.
+pub const TUNED: [(&str, &str); 3] = [
+    ("MALLOC_TRIM_THRESHOLD_", "268435456"),
+    ("MALLOC_TOP_PAD_", "67108864"),
+    ("MALLOC_MMAP_THRESHOLD_", "33554432"),
+];
+
+impl Allocator {
+    /// The name that it has on the command line and in the results.
+    pub fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    /// What a process that uses it has in its environment.
+    pub fn environment(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::GlibcTuned => &TUNED,
+            Self::Glibc | Self::Mimalloc => &[],
+        }
+    }
+
+    /// The program with this allocator that does what `program` does with the C library's. `neighbour`: for others'
+    /// transports.
+    ///
+    /// # Errors
+    /// It has not been built, or not since something that it is made of was changed.
+    pub fn program(self, program: &Path, neighbour: bool) -> anyhow::Result<PathBuf> {
+        let name = match (self, neighbour) {
+            (Self::Glibc | Self::GlibcTuned, _) => return Ok(program.to_owned()),
+            (Self::Mimalloc, true) => "neighbours-mimalloc",
+            (Self::Mimalloc, false) => "role-mimalloc",
+        };
+        // A test lies one directory below the programs.
+        let beside = program.ancestors().skip(1).take(2).map(|directory| directory.join(name));
+        let build = "build all programs: cargo build --release -p benches --bins, and benches/neighbours if those take part";
+        let Some(found) = beside.into_iter().find(|path| path.is_file()) else {
+            bail!("{} runs in {name}, which is not beside {}; {build}", self, program.display());
+        };
+        if let Some(source) = newer_source(&found)? {
+            bail!("{} is older than {}; {build}", found.display(), source.display());
+        }
+        Ok(found)
+    }
+
+    /// Its name and version, as its program says.
+    ///
+    /// # Errors
+    /// There is no such program.
+    pub fn described(self) -> anyhow::Result<String> {
+        Ok(match self {
+            Self::Glibc => "the C library's".to_owned(),
+            Self::GlibcTuned => {
+                let set = TUNED.map(|(name, value)| format!("{name}={value}")).join(" ");
+                format!("the C library's with {set}")
+            }
+            Self::Mimalloc => {
+                let program = self.program(&std::env::current_exe()?, false)?;
+                let said = Command::new(&program).arg("--allocator").output();
+                let said = said.with_context(|| format!("cannot start {}", program.display()))?;
+                ensure!(said.status.success(), "{}: {}", program.display(), said.status);
+                String::from_utf8(said.stdout)?.trim().to_owned()
+            }
+        })
+    }
+}
+
+impl fmt::Display for Allocator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.name())
+    }
+}
+
+/// A source file that has changed since `program` was built, by what cargo has noted beside it: cargo run builds one
+/// program and leaves the others as they are. None where cargo has noted nothing.
+fn newer_source(program: &Path) -> anyhow::Result<Option<PathBuf>> {
+    let Ok(noted) = fs::read_to_string(program.with_extension("d")) else { return Ok(None) };
+    let built = fs::metadata(program)?.modified()?;
+    let sources =
+        noted.lines().next().and_then(|line| line.split_once(": ")).map_or("", |(_, sources)| sources);
+    // A blank within a name has a backslash before it.
+    let sources = sources.replace("\\ ", "\0");
+    let changed =
+        |path: &PathBuf| fs::metadata(path).and_then(|m| m.modified()).is_ok_and(|time| time > built);
+    Ok(sources.split(' ').map(|source| PathBuf::from(source.replace('\0', " "))).find(changed))
+}
+
+/// Who is compared, and with which allocator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Entrant {
+    /// Who.
+    pub contender: Contender,
+    /// What its processes allocate with.
+    pub allocator: Allocator,
+}
+
+impl Entrant {
+    /// One for each contender and allocator; contenders that allocate nothing take part once. Allocator by allocator.
+    pub fn all(contenders: &[Contender], allocators: &[Allocator]) -> Vec<Entrant> {
+        let with = |(at, allocator): (usize, &Allocator)| {
+            let allocator = *allocator;
+            contenders.iter().filter(move |contender| at == 0 || contender.allocates()).map(
+                move |contender| {
+                    let allocator = if contender.allocates() { allocator } else { Allocator::default() };
+                    Entrant { contender: *contender, allocator }
+                },
+            )
+        };
+        allocators.iter().enumerate().flat_map(with).collect()
+    }
+
+    /// The place among `all` of whom it is set against: the first contender, with the same allocator if it takes part with
+    /// that.
+    pub fn baseline(self, all: &[Entrant]) -> usize {
+        let first =
+            |entrant: &Entrant| entrant.contender == all[0].contender && entrant.allocator == self.allocator;
+        all.iter().position(first).unwrap_or(0)
+    }
+}
+
+impl From<Contender> for Entrant {
+    fn from(contender: Contender) -> Self {
+        Entrant { contender, allocator: Allocator::default() }
+    }
+}
+
+impl fmt::Display for Entrant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.allocator {
+            Allocator::Glibc => f.pad(&self.contender.name()),
+            allocator => f.pad(&format!("{}+{allocator}", self.contender)),
+        }
+    }
+}
+
+impl FromStr for Entrant {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (contender, allocator) = text.split_once('+').unwrap_or((text, "glibc"));
+        Ok(Entrant {
+            contender: ValueEnum::from_str(contender, false)?,
+            allocator: ValueEnum::from_str(allocator, false)?,
+        })
+    }
+}
+
+#[derive(Parser, Debug)]
+#[command(version, about = "A process of a contender: compare starts it", long_about = None)]
+struct Args {
+    /// Say which allocator this program has
+    #[arg(long)]
+    allocator: bool,
+    #[command(flatten)]
+    places: Places,
+    #[command(flatten)]
+    role: Role,
+}
+
+/// What a program does that is there for its allocator, which is called `allocator`.
+pub fn main(program: &str, allocator: &str) -> ExitCode {
+    let args = Args::parse();
+    if args.allocator {
+        println!("{allocator}");
+        return ExitCode::SUCCESS;
+    }
+    crate::report::exit(program, args.role.start(&args.places))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, SystemTime};
+
+    #[test]
+    fn those_who_allocate_take_part_with_each_allocator() {
+        let contenders = [Contender::TonicTcp, Contender::Shm, Contender::MemcpyHot];
+        let all = Entrant::all(&contenders, &[Allocator::Glibc, Allocator::Mimalloc]);
+        let names: Vec<_> = all.iter().map(Entrant::to_string).collect();
+        assert_eq!(names, ["tonic-tcp", "shm", "memcpy-hot", "tonic-tcp+mimalloc", "shm+mimalloc"]);
+        assert_eq!(all.iter().map(|entrant| entrant.baseline(&all)).collect::<Vec<_>>(), [0, 0, 0, 3, 3]);
+        for entrant in all {
+            assert_eq!(entrant.to_string().parse(), Ok(entrant));
+        }
+        assert!("shm+musl".parse::<Entrant>().is_err() && "+mimalloc".parse::<Entrant>().is_err());
+
+        let only = Entrant::all(&contenders, &[Allocator::Mimalloc]);
+        let names: Vec<_> = only.iter().map(Entrant::to_string).collect();
+        assert_eq!(names, ["tonic-tcp+mimalloc", "shm+mimalloc", "memcpy-hot"]);
+        assert_eq!(only[2].baseline(&only), 0);
+    }
+
+    #[test]
+    fn a_program_that_is_older_than_its_sources_is_not_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let program = |name: &str| Allocator::Mimalloc.program(&at(name), false);
+        let said = program("compare").unwrap_err().to_string();
+        assert!(said.starts_with("mimalloc runs in role-mimalloc, which is not beside "), "{said}");
+        for file in ["role-mimalloc", "a b.rs", "c.rs"] {
+            fs::write(at(file), "").unwrap();
+        }
+        assert_eq!(program("compare").unwrap(), at("role-mimalloc"));
+        assert_eq!(program("deps/a-test").unwrap(), at("role-mimalloc"));
+        assert!(Allocator::Mimalloc.program(&at("neighbours"), true).is_err());
+        assert_eq!(Allocator::GlibcTuned.program(&at("compare"), false).unwrap(), at("compare"));
+
+        let source = at("a b.rs").display().to_string().replace(' ', "\\ ");
+        let noted = format!("{}: {} {source}\n", at("role-mimalloc").display(), at("c.rs").display());
+        fs::write(at("role-mimalloc.d"), noted).unwrap();
+        let date = |file: &str, ahead: u64| {
+            let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000 + ahead);
+            fs::File::options().write(true).open(at(file)).unwrap().set_modified(time).unwrap();
+        };
+        date("a b.rs", 0);
+        date("c.rs", 1);
+        date("role-mimalloc", 2);
+        assert!(program("compare").is_ok());
+        date("a b.rs", 3);
+        let said = program("compare").unwrap_err().to_string();
+        assert!(said.contains("role-mimalloc is older than ") && said.contains("a b.rs;"), "{said}");
+    }
+}
