@@ -1,7 +1,7 @@
 //! A connection to the server process of a contender.
 
 use crate::{
-    contender::{Contender, Way},
+    contender::{Contender, Source, Way},
     measure::Calls,
     pb::{self, Blob},
     service::{self, LIMIT, WINDOWS},
@@ -33,6 +33,7 @@ enum Stub {
 pub struct Client {
     channel: Channel,
     stub: Stub,
+    source: Source,
 }
 
 /// The longest payload that is sent from pinned memory, in bytes, as at the server.
@@ -44,7 +45,8 @@ impl Client {
     /// # Errors
     /// There is no connection, or a tonic-rdma contender is on another path than its own.
     pub async fn connect(contender: Contender, said: &str, room: Option<usize>) -> anyhow::Result<Self> {
-        Ok(Self::over(Channel::connect(contender, said, room).await?, contender.zero_copy()))
+        let over = Self::over(Channel::connect(contender, said, room).await?, contender.zero_copy());
+        Ok(Self { source: contender.source(), ..over })
     }
 
     /// A stub with tonic's codec over a channel of tonic's, whatever carries that.
@@ -67,20 +69,22 @@ impl Client {
                     .max_encoding_message_size(LIMIT),
             ),
         };
-        Self { channel, stub }
+        Self { channel, stub, source: Source::Best }
     }
 }
 
 impl Calls for Client {
-    /// From the channel's pool where it has one and the codec knows what to do with it.
+    /// From the channel's pool where it has one and the codec knows what to do with it, unless it is to come from the heap.
     fn payload(&self, length: usize) -> Bytes {
-        if let (Channel::Ours(channel), Stub::ZeroCopy(_), 1..=PINNED) = (&self.channel, &self.stub, length)
+        if self.source == Source::Best
+            && let (Channel::Ours(channel), Stub::ZeroCopy(_), 1..=PINNED) =
+                (&self.channel, &self.stub, length)
             && let Ok(mut buf) = channel.pool().try_alloc(length)
         {
             buf.put_bytes(0xa5, length);
             return buf.freeze();
         }
-        Bytes::from(vec![0xa5; length])
+        self.source.heap(0xa5, length)
     }
 
     async fn unary(&mut self, payload: Bytes, reply: usize) -> anyhow::Result<usize> {

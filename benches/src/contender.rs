@@ -1,5 +1,6 @@
 //! Who is compared.
 
+use bytes::Bytes;
 use clap::ValueEnum;
 use std::fmt;
 use tonic_rdma::FabricKind;
@@ -17,6 +18,8 @@ pub enum Contender {
     TcpPlain,
     /// tonic-rdma over shared memory, with its codec
     Shm,
+    /// The same, with payloads from the heap, one that lies at an odd address and is sent again and again
+    ShmHeap,
     /// tonic-rdma over shared memory, with tonic's codec
     ShmPlain,
     /// tonic-rdma over RDMA, with its codec
@@ -49,6 +52,32 @@ pub enum Neighbour {
     /// ruapc.
     Ruapc,
 }
+
+/// Where payloads come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// From where the transport likes it best: pinned memory, if it has some.
+    Best,
+    /// From the heap, at an odd address.
+    Heap,
+}
+
+impl Source {
+    /// Memory of the heap.
+    pub fn heap(self, fill: u8, length: usize) -> Bytes {
+        if self == Self::Best {
+            return Bytes::from(vec![fill; length]);
+        }
+        let all = Bytes::from(vec![fill; length + LINE]);
+        let at = (ODD + LINE - all.as_ptr().addr() % LINE) % LINE;
+        all.slice(at..at + length)
+    }
+}
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
+/// Where payloads at an odd address begin in one.
+const ODD: usize = 7;
 
 /// By what is copied, and which memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,7 +117,7 @@ impl Contender {
             Self::TonicTcp => Way::Tonic { unix: false },
             Self::TonicUnix => Way::Tonic { unix: true },
             Self::Tcp | Self::TcpPlain => Way::Ours(None),
-            Self::Shm | Self::ShmPlain => Way::Ours(Some(FabricKind::Shm)),
+            Self::Shm | Self::ShmHeap | Self::ShmPlain => Way::Ours(Some(FabricKind::Shm)),
             Self::Verbs | Self::VerbsPlain => Way::Ours(Some(FabricKind::Verbs)),
             Self::RawShm => Way::Raw(FabricKind::Shm),
             Self::RawVerbs => Way::Raw(FabricKind::Verbs),
@@ -103,7 +132,12 @@ impl Contender {
 
     /// Whether both ends use the zero-copy codec.
     pub fn zero_copy(self) -> bool {
-        matches!(self, Self::Tcp | Self::Shm | Self::Verbs)
+        matches!(self, Self::Tcp | Self::Shm | Self::ShmHeap | Self::Verbs)
+    }
+
+    /// Where its payloads come from.
+    pub fn source(self) -> Source {
+        if self == Self::ShmHeap { Source::Heap } else { Source::Best }
     }
 
     /// Whether it runs in the program in `benches/neighbours`.
@@ -125,5 +159,20 @@ impl Contender {
 impl fmt::Display for Contender {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn payloads_lie_where_the_source_says() {
+        for length in [0, 1, 4096, 1 << 20] {
+            let odd = Source::Heap.heap(7, length);
+            assert_eq!((odd.len(), odd.iter().all(|byte| *byte == 7)), (length, true));
+            assert!(length == 0 || odd.as_ptr().addr() % LINE == ODD);
+            assert_eq!(Source::Best.heap(7, length), odd);
+        }
     }
 }

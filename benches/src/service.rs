@@ -1,7 +1,7 @@
 //! What is called, and the server process of a contender.
 
 use crate::{
-    contender::{Contender, Way},
+    contender::{Contender, Source, Way},
     pb::{self, Blob},
     raw,
     work::SMALL,
@@ -33,6 +33,7 @@ pub const WINDOWS: (u32, u32) = (8 << 20, 16 << 20);
 /// memory where the connection has some, as a storage server would.
 #[derive(Clone, Debug)]
 struct Replies {
+    source: Source,
     heap: Bytes,
     pinned: Arc<OnceLock<Bytes>>,
 }
@@ -42,8 +43,8 @@ struct Replies {
 const PINNED: usize = 8 << 20;
 
 impl Replies {
-    fn new(largest: usize) -> Self {
-        Self { heap: Bytes::from(vec![0x5a; largest]), pinned: Arc::default() }
+    fn new(source: Source, largest: usize) -> Self {
+        Self { source, heap: source.heap(0x5a, largest), pinned: Arc::default() }
     }
 
     fn reply(&self, request: &Request<Blob>) -> Result<Blob, Status> {
@@ -51,8 +52,8 @@ impl Replies {
         if length > self.heap.len() {
             return Err(Status::out_of_range(format!("a reply has at most {} bytes", self.heap.len())));
         }
-        let fast = tonic_rdma::connect_info(request).path.is_fast();
-        let payload = match fast && (SMALL + 1..=PINNED).contains(&length) {
+        let pinned = self.source == Source::Best && tonic_rdma::connect_info(request).path.is_fast();
+        let payload = match pinned && (SMALL + 1..=PINNED).contains(&length) {
             true => self.pinned(request).slice(..length),
             false => self.heap.slice(..length),
         };
@@ -113,8 +114,8 @@ impl pb::zero_copy::bench_server::Bench for Replies {
 }
 
 /// The service, with replies of up to so many bytes.
-pub fn routes(zero_copy: bool, largest_reply: usize) -> Routes {
-    let replies = Replies::new(largest_reply);
+pub fn routes(zero_copy: bool, source: Source, largest_reply: usize) -> Routes {
+    let replies = Replies::new(source, largest_reply);
     match zero_copy {
         true => Routes::new(
             pb::zero_copy::bench_server::BenchServer::new(replies)
@@ -172,7 +173,7 @@ pub async fn serve(
     room: Option<usize>,
     ready: impl FnOnce(String),
 ) -> anyhow::Result<()> {
-    let routes = routes(contender.zero_copy(), largest_reply);
+    let routes = routes(contender.zero_copy(), contender.source(), largest_reply);
     let (stream, connection) = WINDOWS;
     let streams = room.map(|_| STREAMS);
     let tonic_server = || tonic_server().max_concurrent_streams(streams);

@@ -3,6 +3,7 @@
 use anyhow::Context as _;
 use benches::{
     client::{Client, tonic_endpoint},
+    contender::Source,
     service::{self, LARGEST},
     session::{self, Calling},
 };
@@ -28,7 +29,7 @@ pub(crate) async fn serve(addr: IpAddr) -> anyhow::Result<()> {
     println!("{}", incoming.local_addr().context("it does not say where it listens")?);
     let mut server =
         service::tonic_server().initial_stream_window_size(WINDOW).initial_connection_window_size(WINDOW);
-    Ok(server.add_routes(service::routes(false, LARGEST)).serve_with_incoming(incoming).await?)
+    Ok(server.add_routes(service::routes(false, Source::Best, LARGEST)).serve_with_incoming(incoming).await?)
 }
 
 pub(crate) async fn client(said: String) -> anyhow::Result<()> {

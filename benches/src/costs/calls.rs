@@ -9,6 +9,7 @@ use super::{
 };
 use crate::{
     client::{Channel, Client, tonic_endpoint},
+    contender::Source,
     measure::{Calls as _, together},
     service,
 };
@@ -162,7 +163,7 @@ fn calls(runtime: &Runtime, client: &Client, payload: Bytes, load: Load, times: 
 }
 
 async fn connect(over: Over, zero_copy: bool, net: &SimNet) -> anyhow::Result<Client> {
-    let routes = service::routes(zero_copy, 1 << 20);
+    let routes = service::routes(zero_copy, Source::Best, 1 << 20);
     let channel = match over {
         Over::Nothing => Channel::InPlace(routes.prepare()),
         Over::TonicDuplex => {
