@@ -307,8 +307,9 @@ async fn begins_out_of_bounds_end_the_connection() {
     let mut server = Process::start("", "server 100");
     let at: SocketAddr = server.line().await.parse().unwrap();
     let long = 64 << 10;
-    // The begin and the length of a DONE, from the length of the grant, and what is said of it.
-    let cases: [(fn(u32) -> (u32, u32), &str); 5] = [
+    /// The begin and the length of a DONE, from the length of the grant.
+    type Done = fn(u32) -> (u32, u32);
+    let cases: [(Done, &str); 5] = [
         (|_| (64, 1), "begins at 64, the limit is 63"),
         (|_| (u32::MAX, 1), "begins at 4294967295, the limit is 63"),
         (|len| (1, len), "bytes from 1 on for"),
