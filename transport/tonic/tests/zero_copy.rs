@@ -181,6 +181,25 @@ async fn every_place_where_bytes_may_be() {
     }
 }
 
+/// Wants small calls to see something copied beside them, and no more than `most`, in one of a few tries: what lies close
+/// together is told by time, which a busy machine stretches. Without the mechanism it is 8 MiB in each.
+async fn little_is_copied_beside_small_calls(of_another: bool, most: u64) {
+    let mut seen = Vec::new();
+    for _ in 0..5 {
+        let world = World::new(Fabric::Shm, Which::Ours).await;
+        let client = match of_another {
+            true => common::Client::new(world.connect().await, Which::Ours, LIMIT),
+            false => world.client(Which::Ours),
+        };
+        let copied = copied_beside_small_calls(&world, client).await;
+        if (1..=most).contains(&copied) {
+            return;
+        }
+        seen.push(copied);
+    }
+    panic!("{seen:?} bytes are copied beside a small call, {most} at most wanted");
+}
+
 /// What a small call of `client` sees copied for long messages of the world's channel, in the middle.
 async fn copied_beside_small_calls(world: &World, mut client: common::Client) -> u64 {
     let large = Blob::of(pattern(16 * MIB, 1).into());
@@ -208,18 +227,13 @@ async fn copied_beside_small_calls(world: &World, mut client: common::Client) ->
 /// Where the link copies, a small call waits for little of what goes on beside it; and that does go on.
 #[tokio::test]
 async fn small_calls_do_not_wait_for_long_copies() {
-    let world = World::new(Fabric::Shm, Which::Ours).await;
-    let copied = copied_beside_small_calls(&world, world.client(Which::Ours)).await;
-    assert!((1..=256 << 10).contains(&copied), "{copied} bytes are copied beside a small call");
+    little_is_copied_beside_small_calls(false, 256 << 10).await;
 }
 
 /// Nor for those of another connection, which knows nothing of them.
 #[tokio::test]
 async fn nor_do_those_of_another_connection() {
-    let world = World::new(Fabric::Shm, Which::Ours).await;
-    let client = common::Client::new(world.connect().await, Which::Ours, LIMIT);
-    let copied = copied_beside_small_calls(&world, client).await;
-    assert!((1..=2 * MIB as u64).contains(&copied), "{copied} bytes are copied beside a small call");
+    little_is_copied_beside_small_calls(true, 2 * MIB as u64).await;
 }
 
 #[tokio::test]
