@@ -19,18 +19,19 @@
 //!
 //! | state | on | next |
 //! |---|---|---|
-//! | Idle | message | Fresh |
+//! | Idle | message, or something sent | Fresh; Sleeping when something was sent and the habit is to |
 //! | Fresh | nothing there | Polling; Sleeping when the habit is to; Idle when the peer runs on this processor |
 //! | Polling | message | Fresh |
-//! | Polling | its time is over | Sleeping |
+//! | Polling | its time is over, or the peer runs on this processor now | Sleeping |
 //! | Polling, Sleeping | something sent, the first since a message came | Fresh, or Sleeping when the habit is to |
 //! | Polling, Sleeping | something sent, not the first | the same: the wait goes on, and the poll is not prolonged |
 //! | Sleeping | something sent, not the first, and the wait is long already | as the first |
 //! | Sleeping | message | Fresh |
 //!
 //! Polls in vain of all links of a process together take at most a [`SHARE`](share::SHARE)th of one
-//! processor, in the long run. When it is used up, an end whose last poll found something may begin
-//! another all the same: one that is in vain is charged and was its last until the debt is paid. An end that has had no traffic since it last slept does not poll at all.
+//! processor, in the long run. When it is used up, an end whose last poll found something may poll
+//! once more. If that is in vain, it is charged, and the end polls no more until the debt is paid.
+//! An end without traffic since it last slept does not poll.
 
 mod share;
 #[cfg(test)]
@@ -172,7 +173,14 @@ impl<M: Machine> BusyPoll<M> {
         self.cost = cost;
     }
 
-    fn habit(&mut self, behind: Behind) -> &mut Habit {
+    fn habit(&self, behind: Behind) -> &Habit {
+        match behind {
+            Behind::Received => &self.received,
+            Behind::Sent => &self.sent,
+        }
+    }
+
+    fn habit_mut(&mut self, behind: Behind) -> &mut Habit {
         match behind {
             Behind::Received => &mut self.received,
             Behind::Sent => &mut self.sent,
@@ -181,7 +189,7 @@ impl<M: Machine> BusyPoll<M> {
 
     fn learn(&mut self, behind: Behind, took: Duration) {
         let cost = self.cost;
-        self.habit(behind).learn(took, cost);
+        self.habit_mut(behind).learn(took, cost);
     }
 
     /// Wake-ups of the peer's that are part of a wait.
@@ -191,12 +199,8 @@ impl<M: Machine> BusyPoll<M> {
 
     /// How long a poll lasts. None: this end sleeps at once.
     fn length(&self, behind: Behind) -> Option<Duration> {
-        let habit = match behind {
-            Behind::Received => self.received,
-            Behind::Sent => self.sent,
-        };
         let length = (self.cost * (1 + self.peers(behind))).min(self.limit);
-        (habit.expected <= self.cost && self.cost.min(self.limit) >= LEAST).then_some(length)
+        (self.habit(behind).expected <= self.cost && self.cost.min(self.limit) >= LEAST).then_some(length)
     }
 
     /// Something was sent: an answer may come. `rung`: the peer slept and was rung. None: the device does not tell; the
@@ -207,10 +211,9 @@ impl<M: Machine> BusyPoll<M> {
             State::Fresh(Behind::Sent) | State::Polling { behind: Behind::Sent, .. } => {
                 self.peer_sleeps |= rung == Some(true);
             }
-            State::Polling { behind: Behind::Received, since, .. } => {
+            State::Polling { behind: Behind::Received, since, until } => {
                 // Nothing came by itself.
-                let now = self.machine.now();
-                self.in_vain(Behind::Received, now, now.saturating_duration_since(since));
+                self.in_vain(Behind::Received, since, until);
                 self.learn(Behind::Received, Duration::MAX);
                 self.begin(rung);
             }
@@ -240,14 +243,17 @@ impl<M: Machine> BusyPoll<M> {
         };
     }
 
+    /// How long a poll that begins now may last. None: this end sleeps at once.
+    fn allowed(&self, behind: Behind, now: Instant) -> Option<Duration> {
+        self.length(behind).filter(|_| self.habit(behind).proven || self.machine.may_poll(now))
+    }
+
     /// Whether it is worth polling now.
     pub(crate) fn is_ready(&self) -> bool {
-        let State::Fresh(behind) = self.state else { return false };
-        let proven = match behind {
-            Behind::Received => self.received.proven,
-            Behind::Sent => self.sent.proven,
-        };
-        self.length(behind).is_some() && (proven || self.machine.may_poll(self.machine.now()))
+        match self.state {
+            State::Fresh(behind) => self.allowed(behind, self.machine.now()).is_some(),
+            State::Idle | State::Polling { .. } | State::Sleeping { .. } => false,
+        }
     }
 
     /// Something came. Whether this end polled for it.
@@ -256,14 +262,14 @@ impl<M: Machine> BusyPoll<M> {
         match self.state {
             State::Polling { behind, since, .. } => {
                 let took = if self.peers(behind) == 0 {
-                    // No longer than a wake-up; how long is not worth a look at the clock.
+                    // About a wake-up at most; how long is not worth a look at the clock.
                     Duration::ZERO
                 } else {
                     let waited = self.machine.now().saturating_duration_since(since);
                     self.peer_sleeps = waited > self.cost;
                     waited.saturating_sub(self.cost)
                 };
-                self.habit(behind).proven = true;
+                self.habit_mut(behind).proven = true;
                 self.learn(behind, took);
             }
             State::Sleeping { behind, since } => {
@@ -290,8 +296,7 @@ impl<M: Machine> BusyPoll<M> {
             }
             State::Fresh(behind) => {
                 let now = self.machine.now();
-                let allowed = self.habit(behind).proven || self.machine.may_poll(now);
-                match self.length(behind).filter(|_| allowed) {
+                match self.allowed(behind, now) {
                     Some(length) => (behind, now, now + length),
                     None => {
                         self.state = State::Sleeping { behind, since: now };
@@ -308,19 +313,20 @@ impl<M: Machine> BusyPoll<M> {
             }
             std::hint::spin_loop();
         }
-        let now = self.machine.now();
-        if now < until && apart {
+        if self.machine.now() < until && apart {
             return Next::Again;
         }
-        // What other tasks took beyond its end was not polled.
-        self.in_vain(behind, now, now.min(until).saturating_duration_since(since));
+        self.in_vain(behind, since, until);
         // The wait began with the poll.
         self.state = State::Sleeping { behind, since };
         Next::Sleep
     }
 
-    fn in_vain(&mut self, behind: Behind, now: Instant, time: Duration) {
-        self.machine.charge(now, time);
-        self.habit(behind).proven = false;
+    /// A poll is over, and found nothing.
+    fn in_vain(&mut self, behind: Behind, since: Instant, until: Instant) {
+        let now = self.machine.now();
+        // What other tasks took beyond its end was not polled.
+        self.machine.charge(now, now.min(until).saturating_duration_since(since));
+        self.habit_mut(behind).proven = false;
     }
 }

@@ -39,7 +39,8 @@ impl Share {
     }
 
     fn take(&self, now: u64, time: Duration) {
-        // Ends whose last poll found something go into debt, each by one poll: it begins no other before the debt is paid.
+        // Ends whose last poll found something go into debt, by one poll of each
+        // habit: they begin no other before the debt is paid.
         let add = |used: u64| Some(used.max(now).saturating_add(nanos(time * SHARE)));
         let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
     }

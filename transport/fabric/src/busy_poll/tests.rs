@@ -363,6 +363,12 @@ fn no_more_than_the_poll_is_charged() {
     end.pass(Duration::from_secs(1));
     assert_eq!(end.nothing(true, || false), Next::Sleep);
     assert_eq!(end.machine.vain.get(), cost);
+    // Nor where a handler had it for long before it answered.
+    end.received();
+    assert_eq!(end.nothing(true, || false), Next::Again);
+    end.pass(Duration::from_secs(1));
+    end.sent(Some(false));
+    assert_eq!(end.machine.vain.get(), cost * 2);
 }
 
 #[test]

@@ -256,7 +256,11 @@ impl VerbsLink {
                 return Err(self.broken("ibv_poll_cq", error));
             }
             if out.len() > before {
-                if let Some(busy_poll) = &mut self.busy_poll {
+                // That own work is done is no message.
+                let is_message = |completion: &Completion| matches!(completion, Completion::Received { .. });
+                if let Some(busy_poll) = &mut self.busy_poll
+                    && out[before..].iter().any(is_message)
+                {
                     busy_poll.received();
                 }
                 return Ok(Poll::Ready(()));
