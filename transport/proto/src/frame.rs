@@ -41,7 +41,9 @@
 //! A receiver's **modulus** is the larger of 64 and the alignment that its hello asks for. The begin of a REQUEST says
 //! where the first byte is to lie, modulo the modulus; the address of a GRANT that answers it is in phase with that and
 //! with what has been granted of the request before. The begin of a DONE says how far into a standing grant the first byte
-//! lies; it is 0 where the grant answered a REQUEST. Both are less than the modulus. Frame types, flags and reserved fields that are not in these tables are breaches.
+//! lies; it is 0 where the grant answered a REQUEST. Both are less than the modulus.
+//!
+//! Frame types, flags and reserved fields that are not in these tables are breaches.
 
 use bytes::{Buf, Bytes};
 

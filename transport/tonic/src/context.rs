@@ -405,7 +405,8 @@ impl ContextBuilder {
     ///
     /// Holds for messages that the peer sends with [`codec::ProstCodec`](crate::codec::ProstCodec), and fields of
     /// [`codec::SEGMENT`](crate::codec::SEGMENT) bytes and more; not for what is
-    /// [copied before it is handed on](crate::Copied). Each message takes up to this much more landing memory.
+    /// [copied before it is handed on](crate::Copied). Memory is given out by 4 KiB, so
+    /// a message takes up to 4 KiB more of it.
     ///
     /// # Errors
     /// [`Error::InvalidAlignment`]: `bytes` is no power of two, or above 4096.

@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | aligned segments | `LINE` or more | at 0 |
 //! | aligned segments | less | as its source lies modulo `LINE`, if that is a multiple of what is asked for; at 0 if not |
-//! | none | anything | the longest segment that is written from where it lies: as its source lies modulo `LINE`. What is staged: the message at 0 |
+//! | none | anything | as the longest segment lies modulo `LINE`, if it is written from there; if it is staged, the message at 0 |
 //!
 //! So source and destination of the longest segment are equal modulo `LINE` wherever the receiver leaves
 //! the choice, or the source is aligned as the receiver asks. On some processors a copy is several times slower otherwise.

@@ -260,7 +260,7 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// From so many bytes on it matters how a copy goes: glibc uses another way from 2 KiB on.
+    /// Length, in bytes, from which on WRITEs are counted as long.
     pub const LONG_WRITE: usize = 4096;
 
     /// Body bytes sent and received, by either way.

@@ -304,7 +304,8 @@ struct CopyBuffer {
 }
 
 impl CopyBuffer {
-    /// Makes room for so many more bytes. A short piece has memory of its own length: whoever keeps it keeps no more.
+    /// Makes room for so many more bytes. A piece that begins short has memory of its own: whoever keeps it
+    /// keeps little more.
     fn reserve(&mut self, len: usize) {
         if self.bytes.capacity() > 0 {
             self.bytes.reserve(len);
