@@ -1,6 +1,7 @@
 //! Which allocator the processes of a contender use.
 //!
-//! A program's allocator is linked into it, so each has a program of its own. What they run is the same.
+//! A program's allocator is linked into it, so each has a program of its own. What they run is the
+//! same.
 
 use crate::{
     contender::Contender,
@@ -27,8 +28,9 @@ pub enum Allocator {
     Mimalloc,
 }
 
-/// What makes glibc keep what is freed: from where on the end of the heap goes back to the kernel, how much more the heap
-/// grows than it must, and from where on memory is mapped for one allocation alone. glibc takes no more than 32 MiB for the last.
+/// What makes glibc keep what is freed: from where on the end of the heap goes back to the kernel,
+/// how much more the heap grows than it must, and from where on memory is mapped for one allocation
+/// alone. glibc takes no more than 32 MiB for the last.
 pub const TUNED: [(&str, &str); 3] = [
     ("MALLOC_TRIM_THRESHOLD_", "268435456"),
     ("MALLOC_TOP_PAD_", "67108864"),
@@ -49,8 +51,8 @@ impl Allocator {
         }
     }
 
-    /// The program with this allocator that does what `program` does with the C library's. `neighbour`: for others'
-    /// transports.
+    /// The program with this allocator that does what `program` does with the C library's.
+    /// `neighbour`: for others' transports.
     ///
     /// # Errors
     /// It has not been built, or not since something that it is made of was changed.
@@ -100,8 +102,9 @@ impl fmt::Display for Allocator {
     }
 }
 
-/// A source file that has changed since `program` was built, by what cargo has noted beside it: cargo run builds one
-/// program and leaves the others as they are. None where cargo has noted nothing.
+/// A source file that has changed since `program` was built, by what cargo has noted beside it:
+/// cargo run builds one program and leaves the others as they are. None where cargo has noted
+/// nothing.
 fn newer_source(program: &Path) -> anyhow::Result<Option<PathBuf>> {
     let Ok(noted) = fs::read_to_string(program.with_extension("d")) else { return Ok(None) };
     let built = fs::metadata(program)?.modified()?;
@@ -124,7 +127,8 @@ pub struct Entrant {
 }
 
 impl Entrant {
-    /// One for each contender and allocator; contenders that allocate nothing take part once. Allocator by allocator.
+    /// One for each contender and allocator; contenders that allocate nothing take part once.
+    /// Allocator by allocator.
     pub fn all(contenders: &[Contender], allocators: &[Allocator]) -> Vec<Entrant> {
         let with = |(at, allocator): (usize, &Allocator)| {
             let allocator = *allocator;
@@ -138,8 +142,8 @@ impl Entrant {
         allocators.iter().enumerate().flat_map(with).collect()
     }
 
-    /// The place among `all` of whom it is set against: the first contender, with the same allocator if it takes part with
-    /// that.
+    /// The place among `all` of whom it is set against: the first contender, with the same
+    /// allocator if it takes part with that.
     pub fn baseline(self, all: &[Entrant]) -> usize {
         let first =
             |entrant: &Entrant| entrant.contender == all[0].contender && entrant.allocator == self.allocator;

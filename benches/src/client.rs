@@ -74,7 +74,8 @@ impl Client {
 }
 
 impl Calls for Client {
-    /// From the channel's pool where it has one and the codec knows what to do with it, unless it is to come from the heap.
+    /// From the channel's pool where it has one and the codec knows what to do with it, unless it
+    /// is to come from the heap.
     fn payload(&self, length: usize) -> Bytes {
         if self.source == Source::Best
             && let (Channel::Ours(channel), Stub::ZeroCopy(_), 1..=PINNED) =

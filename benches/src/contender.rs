@@ -18,7 +18,8 @@ pub enum Contender {
     TcpPlain,
     /// tonic-rdma over shared memory, with its codec
     Shm,
-    /// The same, with payloads from the heap, one that lies at an odd address and is sent again and again
+    /// The same, with payloads from the heap, one that lies at an odd address and is sent again and
+    /// again
     ShmHeap,
     /// tonic-rdma over shared memory, with tonic's codec
     ShmPlain,
@@ -145,7 +146,8 @@ impl Contender {
         matches!(self.way(), Way::Neighbour(_))
     }
 
-    /// Whether what it does depends on the allocator: bare links and copies use the same memory again and again.
+    /// Whether what it does depends on the allocator: bare links and copies use the same memory
+    /// again and again.
     pub fn allocates(self) -> bool {
         !matches!(self.way(), Way::Raw(_) | Way::Copy(_))
     }

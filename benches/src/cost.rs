@@ -16,7 +16,8 @@ pub struct Usage {
     pub cpu_ns: u64,
     /// Context switches, voluntary and not (`/proc/PID/task/TID/status`).
     pub switches: u64,
-    /// Page faults that needed nothing from a disk (`/proc/PID/stat`): most often memory that the allocator has anew.
+    /// Page faults that needed nothing from a disk (`/proc/PID/stat`): most often memory that the
+    /// allocator has anew.
     pub faults: u64,
 }
 
@@ -62,7 +63,8 @@ fn cpu_ns(task: &Path) -> u64 {
     stat_fields(task, 11, 2) * 10_000_000
 }
 
-/// The sum of some fields of `stat`, counted from behind the name, which may hold anything in its brackets.
+/// The sum of some fields of `stat`, counted from behind the name, which may hold anything in its
+/// brackets.
 fn stat_fields(directory: &Path, first: usize, count: usize) -> u64 {
     let stat = fs::read_to_string(directory.join("stat")).unwrap_or_default();
     let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);

@@ -23,7 +23,8 @@ pub struct Memcpy {
 }
 
 impl Memcpy {
-    /// As `by` says, of memory that was not touched for the last 512 MiB, or of the same two pieces each time.
+    /// As `by` says, of memory that was not touched for the last 512 MiB, or of the same two pieces
+    /// each time.
     pub fn new(by: By) -> Self {
         // With room for a start at a page, and for the distance.
         Self { from: vec![1; COLD + 2 * PAGE], to: vec![2; COLD + 2 * PAGE], by }
@@ -82,7 +83,8 @@ mod tests {
     use super::*;
     use crate::work;
 
-    /// Each contender copies to where the row says, or beside it as a limit, and takes part in no other row.
+    /// Each contender copies to where the row says, or beside it as a limit, and takes part in no
+    /// other row.
     #[tokio::test]
     async fn copies_are_as_far_apart_as_the_row_says() {
         let row = Row { kind: Kind::Phase { size: 4096, distance: 22 }, calls: 1 };

@@ -30,9 +30,9 @@ const PALETTE: [RGBColor; 10] = [
 /// A curve: who, its colour, and its points.
 type Curve = (Entrant, RGBColor, Vec<(f64, f64)>);
 
-/// Draws what there is to draw: `latency.svg`, `beside.svg`, `rate.svg`, `up.svg`, `down.svg`, `cpu.svg`. A figure of rows
-/// that did not run is left out, and so is a contender that failed. Each contender is drawn with the first allocator that it
-/// takes part with.
+/// Draws what there is to draw: `latency.svg`, `beside.svg`, `rate.svg`, `up.svg`, `down.svg`,
+/// `cpu.svg`. A figure of rows that did not run is left out, and so is a contender that failed.
+/// Each contender is drawn with the first allocator that it takes part with.
 ///
 /// # Errors
 /// The directory cannot be written to.

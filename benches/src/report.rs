@@ -154,7 +154,8 @@ pub fn markdown(header: &[String]) -> Table {
     table
 }
 
-/// Figures: the median of each entrant, and how it stands to the first contender with the same allocator.
+/// Figures: the median of each entrant, and how it stands to the first contender with the same
+/// allocator.
 pub fn figures(results: &[RowResult]) -> Table {
     let mut header = vec!["row".to_owned(), "unit".to_owned()];
     let cells = results.first().map_or(&[][..], |r| &r.cells);
@@ -180,8 +181,8 @@ pub fn figures(results: &[RowResult]) -> Table {
     table
 }
 
-/// Costs: for each call microseconds of CPU on either side, context switches, page faults, system calls; tails
-/// of latencies.
+/// Costs: for each call microseconds of CPU on either side, context switches, page faults, system
+/// calls; tails of latencies.
 pub fn costs(results: &[RowResult]) -> Table {
     let header = [
         "row",

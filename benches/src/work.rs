@@ -52,7 +52,8 @@ pub enum Kind {
         /// Streams.
         streams: usize,
     },
-    /// Copies of memory that is in no cache, by where the destination lies behind the source: megabytes per second.
+    /// Copies of memory that is in no cache, by where the destination lies behind the source:
+    /// megabytes per second.
     Phase {
         /// Bytes of a copy.
         size: usize,
@@ -177,7 +178,8 @@ pub fn full() -> Vec<Row> {
     rows
 }
 
-/// Distances of source and destination: none, those behind headers, alignments, and the end of a page.
+/// Distances of source and destination: none, those behind headers, alignments, and the end of a
+/// page.
 const DISTANCES: [usize; 16] = [0, 1, 6, 8, 16, 22, 32, 38, 48, 64, 128, 256, 512, 1024, 2048, 4090];
 
 /// Copies by distance of source and destination.

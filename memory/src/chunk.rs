@@ -246,10 +246,11 @@ struct Filled {
 impl AsRef<[u8]> for Filled {
     fn as_ref(&self) -> &[u8] {
         let start = self.piece.start * GRANULE + self.begin;
-        // SAFETY: the bytes lie in the piece, the piece lies within the region and belongs to this value since DONE (R4,
-        // R8); the mapping was zeroed when it was made for this lease, so all of it is initialized. That a peer writes no more after DONE is its
-        // duty (R9): one that does can spoil only what it sent itself (R12), and `Landed` keeps it
-        // from who would rely on it: all but the application, which is told.
+        // SAFETY: the bytes lie in the piece, the piece lies within the region and belongs to this
+        // value since DONE (R4, R8); the mapping was zeroed when it was made for this lease, so all
+        // of it is initialized. That a peer writes no more after DONE is its duty (R9): one that
+        // does can spoil only what it sent itself (R12), and `Landed` keeps it from who would rely
+        // on it: all but the application, which is told.
         unsafe { std::slice::from_raw_parts(self.piece.chunk.region.ptr().as_ptr().add(start), self.len) }
     }
 }

@@ -1,7 +1,7 @@
 //! Copies of payload, at the speed of memory for each distance of source and destination.
 //!
-//! glibc's memcpy copies with `rep movsb` from 2 KiB on where the processor has ERMS. On AMD's Zen 3
-//! and later that is four times slower and more where the destination lies a few bytes behind the
+//! glibc's memcpy copies with `rep movsb` from 2 KiB on where the processor has ERMS. On AMD's Zen
+//! 3 and later that is four times slower and more where the destination lies a few bytes behind the
 //! source modulo a page (glibc bugs 30994 and 30995), which is where a payload lands behind a
 //! header. glibc 2.40 copies otherwise there; Debian 12 and most clouds have an older one.
 //!
@@ -12,12 +12,12 @@
 //! | any other | memcpy |
 //!
 //! What is shorter or longer is copied by memcpy, which uses no `rep movsb` there: on AMD's beyond
-//! the second-level cache, of 512 KiB or 1 MiB (glibc, sysdeps/x86/dl-cacheinfo.h, from 2.33). Where
-//! `GLIBC_TUNABLES=glibc.cpu.x86_rep_movsb_threshold=` tells it to begin at another length, the loop
-//! begins there too.
+//! the second-level cache, of 512 KiB or 1 MiB (glibc, sysdeps/x86/dl-cacheinfo.h, from 2.33).
+//! Where `GLIBC_TUNABLES=glibc.cpu.x86_rep_movsb_threshold=` tells it to begin at another length,
+//! the loop begins there too.
 //!
-//! `compare --rows phase` measures, for each distance, what the transport does on this processor, and
-//! memcpy. On Intel's that is memcpy both times.
+//! `compare --rows phase` measures, for each distance, what the transport does on this processor,
+//! and memcpy. On Intel's that is memcpy both times.
 
 /// Copies `len` bytes.
 ///
@@ -66,7 +66,8 @@ mod x86 {
 
     /// Bytes that the loop copies at least.
     pub(super) const LEAST: usize = 64;
-    /// Bytes from which on glibc copies with `rep movsb`: no fewer than this, for any width of vectors.
+    /// Bytes from which on glibc copies with `rep movsb`: no fewer than this, for any width of
+    /// vectors.
     const BEGIN: usize = 2048;
     /// Bytes up to which it does on AMD's processors, at most.
     const AMD_END: usize = 1 << 20;

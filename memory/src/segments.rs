@@ -12,7 +12,8 @@ pub struct Segment {
     pub at: usize,
     /// The bytes, as they were put.
     pub bytes: Bytes,
-    /// They came as a buffer, as protobuf's `bytes` fields do, and not as a slice, as its strings do.
+    /// They came as a buffer, as protobuf's `bytes` fields do, and not as a slice, as its strings
+    /// do.
     pub is_buf: bool,
 }
 

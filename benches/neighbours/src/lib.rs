@@ -1,6 +1,7 @@
-//! Transports that are not this project's, as contenders: rdma-io-tonic, which is tonic over a byte stream over RDMA, and
-//! ruapc, an RPC stack of its own. `compare --neighbours` starts this program for their processes as it starts itself for
-//! those of all others. Each is set up as its own documents say.
+//! Transports that are not this project's, as contenders: rdma-io-tonic, which is tonic over a byte
+//! stream over RDMA, and ruapc, an RPC stack of its own. `compare --neighbours` starts this program
+//! for their processes as it starts itself for those of all others. Each is set up as its own
+//! documents say.
 
 mod byte_stream;
 mod rpc_stack;
@@ -34,7 +35,8 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// As a task, for the future that a runtime blocks on is polled only once it has looked for events another time.
+/// As a task, for the future that a runtime blocks on is polled only once it has looked for events
+/// another time.
 fn start(args: Args) -> anyhow::Result<()> {
     let runtime = args.role.runtime(&args.places)?;
     runtime.block_on(async { tokio::spawn(run(args)).await.context("it has panicked")? })

@@ -21,13 +21,15 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 #[derive(Parser, Debug)]
 #[command(version, about, long_about = None)]
 struct Args {
-    /// Who takes part; the others are set against the first, each against it with the same allocator
+    /// Who takes part; the others are set against the first, each against it with the same
+    /// allocator
     #[arg(long, value_delimiter = ',', default_values_t = [
         Contender::TonicTcp, Contender::TonicUnix, Contender::TcpPlain, Contender::ShmPlain, Contender::Shm,
         Contender::RawShm, Contender::MemcpyHot, Contender::MemcpyCold,
     ], default_value_ifs = [("rows", "phase", "copy,memcpy-apart,memcpy-cold")])]
     contenders: Vec<Contender>,
-    /// Allocators that each of them takes part with, but for bare links and copies, which allocate nothing
+    /// Allocators that each of them takes part with, but for bare links and copies, which allocate
+    /// nothing
     #[arg(long, value_delimiter = ',', default_values_t = [Allocator::Glibc, Allocator::Mimalloc])]
     allocators: Vec<Allocator>,
     #[command(flatten)]
@@ -59,8 +61,8 @@ struct Args {
     /// The program that rdma-io-tonic and ruapc run in, built from benches/neighbours
     #[arg(long, value_name = "PROGRAM")]
     neighbours: Option<PathBuf>,
-    /// Fail unless a ratio of medians keeps a bound, such as latency-64:shm/tonic-tcp<=0.35, or with an allocator
-    /// up-1MiB-x8:shm-plain+mimalloc/tonic-tcp+mimalloc>=3
+    /// Fail unless a ratio of medians keeps a bound, such as latency-64:shm/tonic-tcp<=0.35, or
+    /// with an allocator up-1MiB-x8:shm-plain+mimalloc/tonic-tcp+mimalloc>=3
     #[arg(long, value_name = "BOUND")]
     assert: Vec<Bound>,
     #[command(flatten)]
@@ -73,8 +75,8 @@ enum Rows {
     Short,
     /// All that are about calls
     Full,
-    /// Copies by distance of source and destination: for the contenders copy, memcpy-apart and memcpy-cold, which take
-    /// part unless others are named
+    /// Copies by distance of source and destination: for the contenders copy, memcpy-apart and
+    /// memcpy-cold, which take part unless others are named
     Phase,
 }
 

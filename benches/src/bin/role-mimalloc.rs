@@ -1,4 +1,5 @@
-//! A contender's processes with mimalloc: `compare` starts it as it starts itself for those with the C library's allocator.
+//! A contender's processes with mimalloc: `compare` starts it as it starts itself for those with
+//! the C library's allocator.
 
 use mimalloc::MiMalloc;
 use std::process::ExitCode;

@@ -301,8 +301,8 @@ async fn land(
     sent
 }
 
-/// Of a standing grant no more is shown than was granted, and what was not written from its first byte on begins within the
-/// modulus, or the connection ends.
+/// Of a standing grant no more is shown than was granted, and what was not written from its first
+/// byte on begins within the modulus, or the connection ends.
 async fn begins_out_of_bounds_end_the_connection() {
     let mut server = Process::start("", "server 100");
     let at: SocketAddr = server.line().await.parse().unwrap();

@@ -37,14 +37,15 @@ pub struct LinkConfig {
     /// Longest payload, in bytes, that is asked to travel inside the work request itself. The device may grant less;
     /// [`Caps::max_inline`] tells. Default 256.
     pub inline: u32,
-    /// How long an end polls for a message, at most, before it sleeps until the peer or the device wakes it. Whether it
-    /// polls, and for how long within this, follows what a wake-up takes on this machine. No end polls over shared memory
-    /// for a peer on its own processor, nor over verbs where the process may use one processor only. Default 2 ms; zero
-    /// for never.
+    /// How long an end polls for a message, at most, before it sleeps until the peer or the device
+    /// wakes it. Whether it polls, and for how long within this, follows what a wake-up takes on
+    /// this machine. No end polls over shared memory for a peer on its own processor, nor over
+    /// verbs where the process may use one processor only. Default 2 ms; zero for never.
     pub busy_poll_limit: Duration,
 }
 
-/// Two wake-ups, the peer's and its own, on the slowest of virtual machines; on others an end stops long before.
+/// Two wake-ups, the peer's and its own, on the slowest of virtual machines; on others an end stops
+/// long before.
 const BUSY_POLL_LIMIT: Duration = Duration::from_millis(2);
 
 /// Whether this host has one processor only. Found out once.

@@ -23,7 +23,8 @@ fn transport(side: &Side) -> Transport {
     transport
 }
 
-/// Runs shared tests with both ends on the device, with links that sleep at once and with some that poll first.
+/// Runs shared tests with both ends on the device, with links that sleep at once and with some that
+/// poll first.
 macro_rules! on_the_device {
     ($($name:ident)*) => { $(
         #[tokio::test]

@@ -34,9 +34,10 @@ pub struct Config {
     pub max_headers: u32,
     /// The longest piece of a body, so the longest message, in bytes. 1 to 2^40; default 256 MiB.
     pub max_message: u64,
-    /// Bytes that landed payload is aligned to: the longest [aligned segment](crate::Payload::push_aligned) of a message
-    /// lands at an address that is a multiple of this. 1 asks for nothing: it lands as its source lies modulo 64. A
-    /// power of two, 1 to 4,096; default 64.
+    /// Bytes that landed payload is aligned to: the longest [aligned
+    /// segment](crate::Payload::push_aligned) of a message lands at an address that is a multiple
+    /// of this. 1 asks for nothing: it lands as its source lies modulo 64. A power of two, 1 to
+    /// 4,096; default 64.
     pub align: u16,
     /// Standing grants that are kept with a peer that sends bulk. 0 turns them off; default 4, at most 64.
     pub standing_grants: u8,
@@ -78,7 +79,8 @@ impl Default for Config {
 /// Bytes that a header block may be limited to.
 pub const HEADERS: std::ops::RangeInclusive<u32> = 4096..=1 << 20;
 
-/// Whether landed payload may be aligned to so many bytes: landing memory itself is aligned to no more than a page.
+/// Whether landed payload may be aligned to so many bytes: landing memory itself is aligned to no
+/// more than a page.
 pub(crate) fn is_alignment(align: u16) -> bool {
     align.is_power_of_two() && align <= 4096
 }

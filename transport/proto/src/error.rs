@@ -153,8 +153,8 @@ pub enum Breach {
         /// Begins are less than this.
         modulus: u32,
     },
-    /// DONE of a standing grant that was written from too far behind its first byte on, or of any other that was not
-    /// written from its first byte on.
+    /// DONE of a standing grant that was written from too far behind its first byte on, or of any
+    /// other that was not written from its first byte on.
     #[error("DONE of {grant} begins at {begin}, the limit is {limit}")]
     DoneBegin {
         /// The grant.

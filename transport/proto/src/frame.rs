@@ -35,13 +35,14 @@
 //! | 11 | GOAWAY | 0 | close code (4), text (0 to 240) | ACK 1 |
 //! | 12 | CLOSE | 0 | close code (4), text (0 to 240) | |
 //!
-//! A header block has at most 65,536 bytes. A GRANT that answers a REQUEST has at least 12,288 bytes, unless
-//! fewer complete it.
+//! A header block has at most 65,536 bytes. A GRANT that answers a REQUEST has at least 12,288
+//! bytes, unless fewer complete it.
 //!
-//! A receiver's **modulus** is the larger of 64 and the alignment that its hello asks for. The begin of a REQUEST says
-//! where the first byte is to lie, modulo the modulus; the address of a GRANT that answers it is in phase with that and
-//! with what has been granted of the request before. The begin of a DONE says how far into a standing grant the first byte
-//! lies; it is 0 where the grant answered a REQUEST. Both are less than the modulus.
+//! A receiver's **modulus** is the larger of 64 and the alignment that its hello asks for. The
+//! begin of a REQUEST says where the first byte is to lie, modulo the modulus; the address of a
+//! GRANT that answers it is in phase with that and with what has been granted of the request
+//! before. The begin of a DONE says how far into a standing grant the first byte lies; it is 0
+//! where the grant answered a REQUEST. Both are less than the modulus.
 //!
 //! Frame types, flags and reserved fields that are not in these tables are breaches.
 
@@ -69,8 +70,9 @@ pub const ACK: u8 = 1;
 pub const MAX_TEXT: usize = 240;
 /// The longest header block in bytes, unless [`Config::max_headers`](crate::Config::max_headers) says otherwise.
 pub const MAX_HEADER_BLOCK: usize = 65_536;
-/// The shortest GRANT, in bytes, that answers a REQUEST without completing it: a request cannot be answered
-/// with more grants than its bytes are worth. Wherever such a piece begins, 16 KiB of memory hold it.
+/// The shortest GRANT, in bytes, that answers a REQUEST without completing it: a request cannot be
+/// answered with more grants than its bytes are worth. Wherever such a piece begins, 16 KiB of
+/// memory hold it.
 pub const MIN_GRANT: u32 = 12 * 1024;
 
 /// A frame as received. Payloads are slices of the message.

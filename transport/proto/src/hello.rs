@@ -63,7 +63,8 @@ pub struct Settings {
     pub max_headers: u32,
     /// Longest message in bytes.
     pub max_message: u64,
-    /// Where a message has an aligned segment, its address in landing memory is to be a multiple of this.
+    /// Where a message has an aligned segment, its address in landing memory is to be a multiple of
+    /// this.
     pub align: u16,
 }
 

@@ -53,8 +53,9 @@ impl Payload {
         self.push_segment(Segment { bytes, pinned, aligned: false });
     }
 
-    /// As [`Payload::push`]. Of all segments that are appended so, the longest lands with its first byte at a multiple
-    /// of the alignment that the receiver asks for ([`Config::align`](crate::Config::align)).
+    /// As [`Payload::push`]. Of all segments that are appended so, the longest lands with its first
+    /// byte at a multiple of the alignment that the receiver asks for
+    /// ([`Config::align`](crate::Config::align)).
     pub fn push_aligned(&mut self, bytes: Bytes, pinned: bool) {
         self.push_segment(Segment { bytes, pinned, aligned: true });
     }

@@ -389,24 +389,26 @@ impl ContextBuilder {
 
     /// Limit how long an end of a connection polls for a message before it sleeps. Default is 2 ms.
     ///
-    /// Within the limit an end polls for as long as a wake-up takes on this machine, which the transport measures, for two
-    /// where the peer has to be woken, and only while messages are expected as soon. Polls in vain of all connections of
-    /// the process together take an eighth of one processor at most, in the long run, and a connection at rest polls never.
-    /// Zero spares that, and costs a wake-up for each message that comes alone.
+    /// Within the limit an end polls for as long as a wake-up takes on this machine, which the
+    /// transport measures, for two where the peer has to be woken, and only while messages are
+    /// expected as soon. Polls in vain of all connections of the process together take an eighth of
+    /// one processor at most, in the long run, and a connection at rest polls never. Zero spares
+    /// that, and costs a wake-up for each message that comes alone.
     pub fn busy_poll_limit(mut self, limit: Duration) -> Self {
         self.busy_poll_limit = Some(limit);
         self
     }
 
-    /// Align received payload to so many bytes: the longest field of type `bytes` of a message begins at a multiple of this
-    /// where it lies in landing memory. Default is 64, a cache line, at which most buffers that are sent begin, too, so
-    /// that on shared memory they are copied in phase, which is the fastest on any processor. With 1 such a field lies as
-    /// its source did, modulo 64.
+    /// Align received payload to so many bytes: the longest field of type `bytes` of a message
+    /// begins at a multiple of this where it lies in landing memory. Default is 64, a cache line,
+    /// at which most buffers that are sent begin, too, so that on shared memory they are copied in
+    /// phase, which is the fastest on any processor. With 1 such a field lies as its source did,
+    /// modulo 64.
     ///
-    /// Holds for messages that the peer sends with [`codec::ProstCodec`](crate::codec::ProstCodec), and fields of
-    /// [`codec::SEGMENT`](crate::codec::SEGMENT) bytes and more; not for what is
-    /// [copied before it is handed on](crate::Copied). Memory is given out by 4 KiB, so
-    /// a message takes up to 4 KiB more of it.
+    /// Holds for messages that the peer sends with [`codec::ProstCodec`](crate::codec::ProstCodec),
+    /// and fields of [`codec::SEGMENT`](crate::codec::SEGMENT) bytes and more; not for what is
+    /// [copied before it is handed on](crate::Copied). Memory is given out by 4 KiB, so a message
+    /// takes up to 4 KiB more of it.
     ///
     /// # Errors
     /// [`Error::InvalidAlignment`]: `bytes` is no power of two, or above 4096.

@@ -19,8 +19,8 @@ pub enum Error {
     /// The value given to [`user_agent`](crate::Endpoint::user_agent) is no header value.
     #[error("user agent is not a valid header value")]
     InvalidUserAgent,
-    /// The value given to [`landing_alignment`](crate::ContextBuilder::landing_alignment) is no power of two, or above
-    /// 4096.
+    /// The value given to [`landing_alignment`](crate::ContextBuilder::landing_alignment) is no
+    /// power of two, or above 4096.
     #[error("landed payload cannot be aligned to {0} bytes: it must be a power of two, 1 to 4096")]
     InvalidAlignment(usize),
     /// The server's TCP address cannot be bound.

@@ -46,8 +46,8 @@ pub struct TransportStats {
     pub bytes_received_tcp: u64,
     /// RDMA WRITEs of 4 KiB and more of memory as it lies, without a copy to staging.
     pub long_writes: u64,
-    /// Of these, those whose source and destination are equal modulo 64: on shared memory, where each is a copy, they
-    /// are the fastest on any processor.
+    /// Of these, those whose source and destination are equal modulo 64: on shared memory, where
+    /// each is a copy, they are the fastest on any processor.
     pub long_writes_in_phase: u64,
     /// What this process copied of the payload of calls on a fast path.
     pub copied_fast: Copied,

@@ -1,5 +1,6 @@
-//! A steady stream of long messages allocates nothing that grows with the payload; with tonic's codec nothing does but
-//! tonic's own buffers, and each of these to its length at once. In a process of its own, for its allocator.
+//! A steady stream of long messages allocates nothing that grows with the payload; with tonic's
+//! codec nothing does but tonic's own buffers, and each of these to its length at once. In a
+//! process of its own, for its allocator.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 

@@ -181,8 +181,9 @@ async fn every_place_where_bytes_may_be() {
     }
 }
 
-/// Wants small calls to see something copied beside them, and no more than `most`, in one of a few tries: what lies close
-/// together is told by time, which a busy machine stretches. Without the mechanism it is 8 MiB in each.
+/// Wants small calls to see something copied beside them, and no more than `most`, in one of a few
+/// tries: what lies close together is told by time, which a busy machine stretches. Without the
+/// mechanism it is 8 MiB in each.
 async fn little_is_copied_beside_small_calls(of_another: bool, most: u64) {
     let mut seen = Vec::new();
     for _ in 0..5 {

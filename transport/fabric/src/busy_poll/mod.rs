@@ -1,16 +1,17 @@
 //! How long an end polls for a message before it sleeps.
 //!
-//! A sleep costs system calls at both ends, a context switch and the time until this end runs again;
-//! polling costs the processor. An end that polls for as long as a sleep and its wake-up take, and
-//! then sleeps, never spends more than twice what the best choice would have (ski rental: Karlin et
-//! al., "Competitive snoopy caching", 1988). What a wake-up takes differs by two orders of magnitude
-//! between machines, so it is measured (`shm::wake_cost`, `verbs::wake_cost`).
+//! A sleep costs system calls at both ends, a context switch and the time until this end runs
+//! again; polling costs the processor. An end that polls for as long as a sleep and its wake-up
+//! take, and then sleeps, never spends more than twice what the best choice would have (ski rental:
+//! Karlin et al., "Competitive snoopy caching", 1988). What a wake-up takes differs by two orders
+//! of magnitude between machines, so it is measured (`shm::wake_cost`, `verbs::wake_cost`).
 //!
 //! Whether polling pays is learnt from what each wait would have taken had neither end slept: its
-//! length, less one wake-up if this end slept and another if the peer did and had to be rung. So two
-//! ends that sleep find out that both could poll, and neither has to try. Waits behind something
-//! that was sent and waits behind something that came have a [`Habit`] each: a server that works for
-//! long before it answers does not poll meanwhile, and yet may poll for the next request.
+//! length, less one wake-up if this end slept and another if the peer did and had to be rung. So
+//! two ends that sleep find out that both could poll, and neither has to try. Waits behind
+//! something that was sent and waits behind something that came have a [`Habit`] each: a server
+//! that works for long before it answers does not poll meanwhile, and yet may poll for the next
+//! request.
 //!
 //! | habit | a wait is expected to take | the end |
 //! |---|---|---|
@@ -142,7 +143,8 @@ pub(crate) struct BusyPoll<M = Host> {
 }
 
 impl BusyPoll {
-    /// Polls for `limit` at most; never, if that is zero. `cost`: what a wake-up takes, as far as is known.
+    /// Polls for `limit` at most; never, if that is zero. `cost`: what a wake-up takes, as far as
+    /// is known.
     pub(crate) fn new(limit: Duration, cost: Duration) -> BusyPoll {
         BusyPoll::on(Host, limit, cost)
     }
@@ -203,8 +205,9 @@ impl<M: Machine> BusyPoll<M> {
         (self.habit(behind).expected <= self.cost && self.cost.min(self.limit) >= LEAST).then_some(length)
     }
 
-    /// Something was sent: an answer may come. `rung`: the peer slept and was rung. None: the device does not tell; the
-    /// peer is taken to sleep then if the last answer took longer than a wake-up.
+    /// Something was sent: an answer may come. `rung`: the peer slept and was rung. None: the
+    /// device does not tell; the peer is taken to sleep then if the last answer took longer than a
+    /// wake-up.
     pub(crate) fn sent(&mut self, rung: Option<bool>) {
         match self.state {
             State::Idle | State::Fresh(Behind::Received) => self.begin(rung),
@@ -284,8 +287,8 @@ impl<M: Machine> BusyPoll<M> {
         polled
     }
 
-    /// Nothing is there. `apart`: the peer runs on another processor. `look` is called until it says true, for about a
-    /// microsecond.
+    /// Nothing is there. `apart`: the peer runs on another processor. `look` is called until it
+    /// says true, for about a microsecond.
     pub(crate) fn nothing(&mut self, apart: bool, look: impl Fn() -> bool) -> Next {
         let (behind, since, until) = match self.state {
             State::Idle | State::Sleeping { .. } => return Next::Sleep,

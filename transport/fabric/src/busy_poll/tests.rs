@@ -121,7 +121,8 @@ impl Pair {
         self.sleeps += usize::from(slept);
     }
 
-    /// Calls one after the other, with work for each end. Gives how often an end slept in the last 100.
+    /// Calls one after the other, with work for each end. Gives how often an end slept in the last
+    /// 100.
     fn calls(&mut self, calls: usize, client: Duration, server: Duration) -> usize {
         let mut before = self.sleeps;
         for call in 0..calls {
@@ -221,8 +222,8 @@ fn each_end_learns_its_own_waits() {
     }
 }
 
-/// Whatever comes when, waiting costs about twice what it would at best, at most: polls for a peer that has to be woken
-/// are longer than a wake-up, and habits are learnt.
+/// Whatever comes when, waiting costs about twice what it would at best, at most: polls for a peer
+/// that has to be woken are longer than a wake-up, and habits are learnt.
 #[test]
 fn no_pattern_costs_much_more_than_twice_the_best() {
     // Where a wake-up takes a microsecond, none polls: it would not be worth the clock.
@@ -262,7 +263,8 @@ fn one_that_only_sends_does_not_poll() {
     }
 }
 
-/// A server that works for long before it answers does not poll meanwhile, and polls for the next request.
+/// A server that works for long before it answers does not poll meanwhile, and polls for the next
+/// request.
 #[test]
 fn time_to_think_is_not_polled_away() {
     let cost = Duration::from_micros(100);

@@ -366,8 +366,8 @@ impl ShmLink {
         self.busy_poll.sent(Some(rung));
     }
 
-    /// This end runs again after it waited. How long that took since the peer rang is what a wake-up costs, unless the
-    /// two share a processor.
+    /// This end runs again after it waited. How long that took since the peer rang is what a
+    /// wake-up costs, unless the two share a processor.
     fn woken(&mut self) {
         let Some(since) = self.waiting.take() else { return };
         self.reader.awake();

@@ -38,8 +38,9 @@ struct Mapped {
 static MAPPED: Mutex<Mapped> = Mutex::new(Mapped { files: BTreeSet::new(), rings: 0 });
 
 impl Mapped {
-    /// Whether one more may be mapped, of `limit` in all. Beyond a half of them no connection gets more chunks than its
-    /// share of a quarter, so that those who gave many leave places to others; the last sixteenth is for rings.
+    /// Whether one more may be mapped, of `limit` in all. Beyond a half of them no connection gets
+    /// more chunks than its share of a quarter, so that those who gave many leave places to others;
+    /// the last sixteenth is for rings.
     fn has_place(&self, purpose: Use, limit: usize) -> bool {
         let mapped = self.files.len();
         match purpose {
@@ -155,7 +156,8 @@ mod tests {
         }
     }
 
-    /// As many connections as `hoarders` give chunks as long as they can; then one comes that wants a few.
+    /// As many connections as `hoarders` give chunks as long as they can; then one comes that wants
+    /// a few.
     fn gets_a_few(hoarders: usize) -> bool {
         const LIMIT: usize = 16_382;
         let mut mapped = Mapped { files: BTreeSet::new(), rings: 0 };

@@ -32,13 +32,14 @@ impl WakeCost {
     }
 }
 
-/// How long it took from the peer's ringing until now, for an end that has waited `since` then. None: it did not ring
-/// meanwhile, or the clock by which it says so is another one.
+/// How long it took from the peer's ringing until now, for an end that has waited `since` then.
+/// None: it did not ring meanwhile, or the clock by which it says so is another one.
 pub(super) fn wake_up(since: u64, rang_at: u64, now: u64) -> Option<Duration> {
     (since..=now).contains(&rang_at).then(|| Duration::from_nanos(now - rang_at))
 }
 
-/// Nanoseconds of CLOCK_MONOTONIC, which is one for all processes of a time namespace; 0 where there is none.
+/// Nanoseconds of CLOCK_MONOTONIC, which is one for all processes of a time namespace; 0 where
+/// there is none.
 pub(super) fn monotonic() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // By the C library: rustix would ask the kernel's vDSO, which a process under valgrind has not.

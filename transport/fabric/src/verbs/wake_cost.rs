@@ -1,8 +1,9 @@
 //! What a sleep and its wake-up take on this machine.
 //!
-//! A device does not say when it announced a completion, so two threads wake each other as a device's event wakes a
-//! task, each on a processor of its own: when the figure is older than [`AGE`] and a link is about to sleep, for a few
-//! milliseconds, most of them asleep. It is of the process: all links share it.
+//! A device does not say when it announced a completion, so two threads wake each other as a
+//! device's event wakes a task, each on a processor of its own: when the figure is older than
+//! [`AGE`] and a link is about to sleep, for a few milliseconds, most of them asleep. It is of the
+//! process: all links share it.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +15,8 @@ use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::Errno;
 use rustix::thread::CpuSet;
 
-/// Before it has been measured, and the least that counts: an interrupt, a completion channel and epoll are part of it.
+/// Before it has been measured, and the least that counts: an interrupt, a completion channel and
+/// epoll are part of it.
 const LEAST: Duration = Duration::from_micros(20);
 /// The dearest wake-up.
 const MOST: Duration = Duration::from_millis(4);
@@ -82,7 +84,8 @@ impl Sleeper {
     }
 }
 
-/// The lower quartile of the time from waking the other thread until it runs. None: the process may use one processor only.
+/// The lower quartile of the time from waking the other thread until it runs. None: the process may
+/// use one processor only.
 fn measure() -> rustix::io::Result<Option<Duration>> {
     let mut processors = processors()?.into_iter();
     let (Some(here), Some(there)) = (processors.next(), processors.next()) else { return Ok(None) };
@@ -113,7 +116,8 @@ fn measure() -> rustix::io::Result<Option<Duration>> {
     })
 }
 
-/// Those that this process may use, as its first thread does: the one that asks may be kept to one of them.
+/// Those that this process may use, as its first thread does: the one that asks may be kept to one
+/// of them.
 fn processors() -> rustix::io::Result<Vec<usize>> {
     let allowed = rustix::thread::sched_getaffinity(Some(rustix::process::getpid()))?;
     Ok((0..CpuSet::MAX_CPU).filter(|processor| allowed.is_set(*processor)).collect())

@@ -111,7 +111,8 @@ impl Connection {
     }
 }
 
-/// The shortest standing grant that holds the whole transfer where it begins in it, if the window does too; from there on.
+/// The shortest standing grant that holds the whole transfer where it begins in it, if the window
+/// does too; from there on.
 fn take_standing(
     standing: &mut Vec<PeerGrant>,
     bulk: &Bulk,

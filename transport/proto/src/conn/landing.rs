@@ -213,8 +213,8 @@ impl Connection {
         self.grants.held -= len;
     }
 
-    /// A stream is removed. What has landed for it and nobody has read counts on, unless the application has let go of
-    /// the stream.
+    /// A stream is removed. What has landed for it and nobody has read counts on, unless the
+    /// application has let go of the stream.
     pub(super) fn ends_with(&mut self, stream: &Stream) {
         let granted =
             |(_, grant): (usize, &Grant)| (grant.stream == stream.id).then_some(u64::from(grant.len));

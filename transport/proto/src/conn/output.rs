@@ -185,8 +185,9 @@ impl Connection {
         unsent
     }
 
-    /// The application lets go of a stream: as [`Connection::reset`], except that a response that has been
-    /// queued to its end still goes out (server). Nothing is read of it any more, also where it has ended.
+    /// The application lets go of a stream: as [`Connection::reset`], except that a response that
+    /// has been queued to its end still goes out (server). Nothing is read of it any more, also
+    /// where it has ended.
     pub fn release(&mut self, id: StreamId, code: ResetCode) {
         self.released(id);
         let ending = |key: &usize| self.streams[*key].send == SendHalf::Ending;
@@ -201,8 +202,8 @@ impl Connection {
         }
     }
 
-    /// The application has read `len` bytes that came as `flow`, of a stream that may have ended. Unknown streams are left
-    /// alone.
+    /// The application has read `len` bytes that came as `flow`, of a stream that may have ended.
+    /// Unknown streams are left alone.
     pub fn consume(&mut self, id: StreamId, len: u32, flow: Flow) {
         let Some(&key) = self.ids.get(&id.0) else {
             if flow == Flow::Bulk {

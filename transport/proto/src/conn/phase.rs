@@ -8,17 +8,20 @@
 //! | aligned segments | less | as its source lies modulo `LINE`, if that is a multiple of what is asked for; at 0 if not |
 //! | none | anything | as the longest segment lies modulo `LINE`, if it is written from there; if it is staged, the message at 0 |
 //!
-//! So source and destination of the longest segment are equal modulo `LINE` wherever the receiver leaves
-//! the choice, or the source is aligned as the receiver asks. On some processors a copy is several times slower otherwise.
+//! So source and destination of the longest segment are equal modulo `LINE` wherever the receiver
+//! leaves the choice, or the source is aligned as the receiver asks. On some processors a copy is
+//! several times slower otherwise.
 //!
-//! The sender computes where the message begins so that this holds, its **begin**, less than the modulus. A REQUEST
-//! says it, and the receiver grants memory that begins so far behind a multiple of the modulus; each
-//! further part goes on at the address modulo the modulus at which the part in front of it ended. Into a
-//! standing grant the sender writes from such an address on, and DONE says how far into the grant that is.
+//! The sender computes where the message begins so that this holds, its **begin**, less than the
+//! modulus. A REQUEST says it, and the receiver grants memory that begins so far behind a multiple
+//! of the modulus; each further part goes on at the address modulo the modulus at which the part in
+//! front of it ended. Into a standing grant the sender writes from such an address on, and DONE
+//! says how far into the grant that is.
 
 use crate::payload::Payload;
 
-/// Bytes of a cache line, modulo which source and destination are equal where nothing more is asked for.
+/// Bytes of a cache line, modulo which source and destination are equal where nothing more is asked
+/// for.
 pub(crate) const LINE: u32 = 64;
 
 /// Addresses modulo a power of two.

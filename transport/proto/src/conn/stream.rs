@@ -155,8 +155,8 @@ pub(super) struct Ask {
 pub(super) struct Asked {
     /// Its place among all of the connection.
     pub(super) number: u64,
-    /// Where the byte behind its last is to lie, modulo the modulus: what is left of it begins as far in front of this
-    /// as it is long.
+    /// Where the byte behind its last is to lie, modulo the modulus: what is left of it begins as
+    /// far in front of this as it is long.
     pub(super) end: u32,
 }
 

@@ -155,8 +155,9 @@ pub enum WantKey {
 pub struct LandingWant {
     /// For what.
     pub key: WantKey,
-    /// Best length in bytes. Of longer memory no more than this is granted to a stream. Bytes in front of the place where
-    /// the sender wants to begin are included, in `min`, too; they are not granted.
+    /// Best length in bytes. Of longer memory no more than this is granted to a stream. Bytes in
+    /// front of the place where the sender wants to begin are included, in `min`, too; they are not
+    /// granted.
     pub want: u32,
     /// Shortest length in bytes that is accepted.
     pub min: u32,

@@ -16,19 +16,21 @@ const MIN: usize = 4096;
 /// Stand-ins share allocations of this many bytes.
 const SHARE: usize = 1024;
 
-/// Bytes that are copied out of landing memory at a time. The decoder copies them again, out of the first-level cache.
+/// Bytes that are copied out of landing memory at a time. The decoder copies them again, out of the
+/// first-level cache.
 pub(super) const SLICE: usize = 16 * 1024;
 /// Bytes that are handed on at a time where nothing is copied.
 const HANDED: usize = 64 * 1024;
 
-/// The header of a message longer than this is handed on alone. tonic reads it and makes its buffer as long as the message,
-/// once; with bytes of the message behind it the buffer would grow to these first, and then by the whole length. What fits
-/// into the buffer that tonic begins with needs no second piece.
+/// The header of a message longer than this is handed on alone. tonic reads it and makes its buffer
+/// as long as the message, once; with bytes of the message behind it the buffer would grow to these
+/// first, and then by the whole length. What fits into the buffer that tonic begins with needs no
+/// second piece.
 const ALONE: usize = 8 * 1024 - HEADER;
 
 thread_local! {
-    /// The buffer of the last long piece, which its reader has copied, most often: what is reused is in the cache, and not
-    /// taken from the kernel page by page.
+    /// The buffer of the last long piece, which its reader has copied, most often: what is reused
+    /// is in the cache, and not taken from the kernel page by page.
     static BUFFER: Cell<BytesMut> = Cell::new(BytesMut::new());
 }
 
@@ -123,8 +125,8 @@ pub(crate) struct Intake {
     used: Used,
     /// Bytes behind a stand-in, up to the length of its message.
     filling: usize,
-    /// Bytes that have been handed on in front of the next piece, which ends as if they were part of it: so source and
-    /// destination of a copy remain aligned.
+    /// Bytes that have been handed on in front of the next piece, which ends as if they were part
+    /// of it: so source and destination of a copy remain aligned.
     ahead: usize,
     /// Of messages that have been handed on as stand-ins, and may wait for their decoder.
     keys: Fifo<Key>,
@@ -304,8 +306,8 @@ struct CopyBuffer {
 }
 
 impl CopyBuffer {
-    /// Makes room for so many more bytes. A piece that begins short has memory of its own: whoever keeps it
-    /// keeps little more.
+    /// Makes room for so many more bytes. A piece that begins short has memory of its own: whoever
+    /// keeps it keeps little more.
     fn reserve(&mut self, len: usize) {
         if self.bytes.capacity() > 0 {
             self.bytes.reserve(len);

@@ -204,8 +204,8 @@ mod tests {
         }
     }
 
-    /// Memory that the pieces keep, as an adversary has it: no two share a buffer or a granule, and all that landed begin
-    /// so far behind the beginning of one.
+    /// Memory that the pieces keep, as an adversary has it: no two share a buffer or a granule, and
+    /// all that landed begin so far behind the beginning of one.
     fn kept(unread: &Unread, begin: usize) -> usize {
         let piece = |piece: &Piece| match (piece.joined, piece.landed) {
             (true, _) => piece.part.len() * 5 / 4 + OVERHEAD,

@@ -407,7 +407,8 @@ impl Pair {
         Some(wire)
     }
 
-    /// A segment that is to lie aligned does, or so do the parts in which it lands: all as if it lay in one piece.
+    /// A segment that is to lie aligned does, or so do the parts in which it lands: all as if it
+    /// lay in one piece.
     fn check_aligned(&mut self, from: usize, write: &Write) {
         let src = write.src.as_ptr() as u64;
         let within = |bytes: &&Bytes| (bytes.as_ptr() as u64..bytes.as_ptr_range().end as u64).contains(&src);

@@ -11,7 +11,8 @@ use crate::payload::Payload;
 
 const HEAD: usize = 22;
 
-/// A call with a message of a short head and an aligned segment that lies at `place`, answered with nothing.
+/// A call with a message of a short head and an aligned segment that lies at `place`, answered with
+/// nothing.
 fn call(p: &mut Pair, place: usize, len: usize) -> StreamId {
     let id = p.open("head", false);
     let (head, segment) = (pattern(1, HEAD), pattern_at(place, 2, len));
@@ -189,7 +190,8 @@ fn a_begin_is_within_the_modulus_and_the_bytes_within_the_grant() {
     }
 }
 
-/// What answers a request is written from its first byte on: what is in front of it was not granted.
+/// What answers a request is written from its first byte on: what is in front of it was not
+/// granted.
 #[test]
 fn only_standing_grants_have_a_begin() {
     let mut p = Pair::new(asks_for(64, 0), asks_for(64, 0), 1 << 20);
@@ -200,8 +202,8 @@ fn only_standing_grants_have_a_begin() {
     assert_eq!(p.ends[SERVER].error, Some(Breach::DoneBegin { grant: GrantId(0), begin: 1, limit: 0 }));
 }
 
-/// A receiver may grant memory at any address: the sender begins where the phase is right, or asks where that does not
-/// leave enough.
+/// A receiver may grant memory at any address: the sender begins where the phase is right, or asks
+/// where that does not leave enough.
 #[test]
 fn standing_grants_at_odd_addresses_are_used_from_where_the_phase_is_right() {
     for (len, offset) in [(100_000 + 47, None), (100_000 + 48, Some(48)), (200_000, Some(48))] {
