@@ -27,8 +27,8 @@
 #[inline]
 pub unsafe fn copy(src: *const u8, dst: *mut u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
-    if len >= x86::LEAST && x86::lengths().contains(&len) {
-        // SAFETY: as the caller says; the processor has AVX, and `len` is no less than LEAST.
+    if len >= x86::MIN_LEN && x86::lengths().contains(&len) {
+        // SAFETY: as the caller says; the processor has AVX, and `len` is no less than MIN_LEN.
         return unsafe { x86::by_loop(src, dst, len) };
     }
     // SAFETY: as the caller says. What another process or a device writes meanwhile is not seen by
@@ -65,7 +65,7 @@ mod x86 {
     use std::sync::LazyLock;
 
     /// Bytes that the loop copies at least.
-    pub(super) const LEAST: usize = 64;
+    pub(super) const MIN_LEN: usize = 64;
     /// Bytes from which on glibc copies with `rep movsb`: no fewer than this, for any width of
     /// vectors.
     const BEGIN: usize = 2048;
@@ -117,7 +117,7 @@ mod x86 {
                 None => number.parse().ok(),
             }
         });
-        told.next_back().unwrap_or(BEGIN).max(LEAST)
+        told.next_back().unwrap_or(BEGIN).max(MIN_LEN)
     }
 
     const WIDTH: usize = size_of::<__m256i>();
@@ -127,7 +127,7 @@ mod x86 {
     /// Stores are aligned and volatile, so that the compiler makes no call of memcpy of them.
     ///
     /// # Safety
-    /// As of [`copy`](super::copy); `len` is at least [`LEAST`], and the processor has AVX.
+    /// As of [`copy`](super::copy); `len` is at least [`MIN_LEN`], and the processor has AVX.
     #[target_feature(enable = "avx")]
     pub(super) unsafe fn by_loop(src: *const u8, dst: *mut u8, len: usize) {
         // SAFETY: each load of WIDTH bytes lies within the `len` bytes of the source, and each

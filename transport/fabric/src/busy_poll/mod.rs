@@ -41,12 +41,12 @@ mod tests;
 use std::time::{Duration, Instant};
 
 /// Where a wake-up takes less, or no poll may take as much, none begins.
-const LEAST: Duration = Duration::from_micros(2);
+const MIN_COST: Duration = Duration::from_micros(2);
 /// Looks between two yields to other tasks: a microsecond or two, at 40 to 140 cycles a pause.
-const LOOKS: u32 = 32;
+const PAUSES: u32 = 32;
 /// Wake-ups that a wait counts for at most: one that lasted for ever is forgotten after five that
 /// were short.
-const LONG: u32 = 4;
+const MAX_WAKE_UPS: u32 = 4;
 
 /// What time it is, and what polls in vain may still take.
 pub(crate) trait Machine {
@@ -94,7 +94,7 @@ struct Habit {
 impl Habit {
     /// A wait took so long beside wake-ups, which take `cost` each.
     fn learn(&mut self, took: Duration, cost: Duration) {
-        let most = cost * LONG;
+        let most = cost * MAX_WAKE_UPS;
         self.expected = self.expected.min(most) * 3 / 4 + took.min(most) / 4;
     }
 }
@@ -202,7 +202,7 @@ impl<M: Machine> BusyPoll<M> {
     /// How long a poll lasts. None: this end sleeps at once.
     fn length(&self, behind: Behind) -> Option<Duration> {
         let length = (self.cost * (1 + self.peers(behind))).min(self.limit);
-        (self.habit(behind).expected <= self.cost && self.cost.min(self.limit) >= LEAST).then_some(length)
+        (self.habit(behind).expected <= self.cost && self.cost.min(self.limit) >= MIN_COST).then_some(length)
     }
 
     /// Something was sent: an answer may come. `rung`: the peer slept and was rung. None: the
@@ -225,7 +225,7 @@ impl<M: Machine> BusyPoll<M> {
                 self.begin(rung);
             }
             State::Sleeping { behind: Behind::Sent, since } => {
-                if self.machine.now().saturating_duration_since(since) > self.cost * LONG {
+                if self.machine.now().saturating_duration_since(since) > self.cost * MAX_WAKE_UPS {
                     // What was sent before asked for no answer, or for one that takes its time.
                     self.learn(Behind::Sent, Duration::MAX);
                     self.begin(rung);
@@ -310,7 +310,7 @@ impl<M: Machine> BusyPoll<M> {
             State::Polling { behind, since, until } => (behind, since, until),
         };
         self.state = State::Polling { behind, since, until };
-        for _ in 0..LOOKS {
+        for _ in 0..PAUSES {
             if look() {
                 return Next::Again;
             }

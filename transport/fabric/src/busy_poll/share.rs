@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// Of the time of one processor, polls in vain take one part in so many.
 pub(super) const SHARE: u32 = 8;
 /// Polls in vain that are free at first, and after a pause.
-const BURST: Duration = Duration::from_millis(2);
+pub(super) const BURST: Duration = Duration::from_millis(2);
 
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 static VAIN: Share = Share(AtomicU64::new(0));
@@ -26,19 +26,20 @@ fn since_start(now: Instant) -> u64 {
     nanos(now.saturating_duration_since(*START))
 }
 
-fn nanos(time: Duration) -> u64 {
+pub(super) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Until when it is used up, in nanoseconds since START.
-struct Share(AtomicU64);
+/// Until when it is used up, in nanoseconds since a start.
+#[derive(Debug, Default)]
+pub(super) struct Share(AtomicU64);
 
 impl Share {
-    fn is_left(&self, now: u64) -> bool {
+    pub(super) fn is_left(&self, now: u64) -> bool {
         self.0.load(Ordering::Relaxed) <= now.saturating_add(nanos(BURST * SHARE))
     }
 
-    fn take(&self, now: u64, time: Duration) {
+    pub(super) fn take(&self, now: u64, time: Duration) {
         // Ends whose last poll found something go into debt, by one poll of each
         // habit: they begin no other before the debt is paid.
         let add = |used: u64| Some(used.max(now).saturating_add(nanos(time * SHARE)));

@@ -5,9 +5,9 @@ use std::time::Duration;
 /// Before it has been learnt.
 pub(super) const UNKNOWN: Duration = Duration::from_micros(20);
 /// The cheapest wake-up: two system calls.
-const FEWEST: Duration = Duration::from_micros(1);
+const MIN_COST: Duration = Duration::from_micros(1);
 /// A wake-up that took longer met a busy processor, and is no measure.
-const MOST: Duration = Duration::from_millis(4);
+const MAX_COST: Duration = Duration::from_millis(4);
 /// Wake-ups that the average runs over.
 const OVER: u32 = 8;
 /// So many count in full; later ones as no more than twice what is known, so that a few which met
@@ -23,12 +23,12 @@ pub(super) struct WakeCost {
 impl WakeCost {
     /// What is known after a sleep and its wake-up have taken so long.
     pub(super) fn learn(&mut self, known: Duration, took: Duration) -> Duration {
-        if took > MOST {
+        if took > MAX_COST {
             return known;
         }
-        let most = if self.seen < IN_FULL { MOST } else { known * 2 };
+        let most = if self.seen < IN_FULL { MAX_COST } else { known * 2 };
         self.seen = (self.seen + 1).min(OVER);
-        (known * (self.seen - 1) + took.clamp(FEWEST, most)) / self.seen
+        (known * (self.seen - 1) + took.clamp(MIN_COST, most)) / self.seen
     }
 }
 

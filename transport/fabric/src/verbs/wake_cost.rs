@@ -17,18 +17,18 @@ use rustix::thread::CpuSet;
 
 /// Before it has been measured, and the least that counts: an interrupt, a completion channel and
 /// epoll are part of it.
-const LEAST: Duration = Duration::from_micros(20);
+const MIN_COST: Duration = Duration::from_micros(20);
 /// The dearest wake-up.
-const MOST: Duration = Duration::from_millis(4);
+const MAX_COST: Duration = Duration::from_millis(4);
 /// So old a figure is measured again.
 const AGE: Duration = Duration::from_secs(60);
 /// Wake-ups there and back.
 const ROUNDS: usize = 32;
 /// A round that is not over by then never will be: the other thread is gone.
-const PATIENCE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+const ROUND_TIMEOUT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// Nanoseconds.
-static COST: AtomicU64 = AtomicU64::new(LEAST.as_nanos() as u64);
+static COST: AtomicU64 = AtomicU64::new(MIN_COST.as_nanos() as u64);
 static MEASURED: LazyLock<Mutex<Option<Instant>>> = LazyLock::new(Mutex::default);
 
 /// What a sleep and its wake-up take.
@@ -46,7 +46,7 @@ pub(super) fn measure_if_old(now: Instant) {
     *measured = Some(now);
     let work = || match measure() {
         Ok(Some(cost)) => {
-            let cost = cost.clamp(LEAST, MOST);
+            let cost = cost.clamp(MIN_COST, MAX_COST);
             COST.store(u64::try_from(cost.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
         }
         Ok(None) => tracing::debug!("one processor: a wake-up of another cannot be measured"),
@@ -77,7 +77,7 @@ impl Sleeper {
 
     fn sleep(&self) -> rustix::io::Result<()> {
         let mut events = Vec::with_capacity(1);
-        if epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&PATIENCE))? == 0 {
+        if epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&ROUND_TIMEOUT))? == 0 {
             return Err(Errno::TIMEDOUT);
         }
         rustix::io::read(&self.event, &mut [0; 8]).map(drop)
