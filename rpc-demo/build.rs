@@ -1,5 +1,5 @@
-//! Generates the store's messages and stubs. `protox` compiles the `.proto` file in pure Rust, so that no `protoc` is
-//! needed on the machine that builds.
+//! Generates the store's messages and stubs. `protox` compiles the `.proto` file in pure Rust, so
+//! that no `protoc` is needed on the machine that builds.
 
 type Error = Box<dyn std::error::Error>;
 

@@ -6,6 +6,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let files = protox::compile(["proto/conformance.proto", &bootstrap], ["proto", BOOTSTRAP])?;
     println!("cargo:rerun-if-changed=proto/conformance.proto");
     println!("cargo:rerun-if-changed={bootstrap}");
-    tonic_prost_build::configure().bytes(".").codec_path("crate::codec::Chosen").compile_fds(files)?;
+    tonic_prost_build::configure()
+        .bytes(".")
+        .codec_path("crate::codec::Chosen")
+        .compile_fds(files)?;
     Ok(())
 }

@@ -3,18 +3,16 @@
 //! A program's allocator is linked into it, so each has a program of its own. What they run is the
 //! same.
 
-use crate::{
-    contender::Contender,
-    role::{Places, Role},
-};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::str::FromStr;
+use std::{fmt, fs};
+
 use anyhow::{Context as _, bail, ensure};
 use clap::{Parser, ValueEnum};
-use std::{
-    fmt, fs,
-    path::{Path, PathBuf},
-    process::{Command, ExitCode},
-    str::FromStr,
-};
+
+use crate::contender::Contender;
+use crate::role::{Places, Role};
 
 /// Whose `malloc`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, ValueEnum)]
@@ -108,12 +106,16 @@ impl fmt::Display for Allocator {
 fn newer_source(program: &Path) -> anyhow::Result<Option<PathBuf>> {
     let Ok(noted) = fs::read_to_string(program.with_extension("d")) else { return Ok(None) };
     let built = fs::metadata(program)?.modified()?;
-    let sources =
-        noted.lines().next().and_then(|line| line.split_once(": ")).map_or("", |(_, sources)| sources);
+    let sources = noted
+        .lines()
+        .next()
+        .and_then(|line| line.split_once(": "))
+        .map_or("", |(_, sources)| sources);
     // A blank within a name has a backslash before it.
     let sources = sources.replace("\\ ", "\0");
-    let changed =
-        |path: &PathBuf| fs::metadata(path).and_then(|m| m.modified()).is_ok_and(|time| time > built);
+    let changed = |path: &PathBuf| {
+        fs::metadata(path).and_then(|m| m.modified()).is_ok_and(|time| time > built)
+    };
     Ok(sources.split(' ').map(|source| PathBuf::from(source.replace('\0', " "))).find(changed))
 }
 
@@ -134,7 +136,8 @@ impl Entrant {
             let allocator = *allocator;
             contenders.iter().filter(move |contender| at == 0 || contender.allocates()).map(
                 move |contender| {
-                    let allocator = if contender.allocates() { allocator } else { Allocator::default() };
+                    let allocator =
+                        if contender.allocates() { allocator } else { Allocator::default() };
                     Entrant { contender: *contender, allocator }
                 },
             )
@@ -145,8 +148,9 @@ impl Entrant {
     /// The place among `all` of whom it is set against: the first contender, with the same
     /// allocator if it takes part with that.
     pub fn baseline(self, all: &[Entrant]) -> usize {
-        let first =
-            |entrant: &Entrant| entrant.contender == all[0].contender && entrant.allocator == self.allocator;
+        let first = |entrant: &Entrant| {
+            entrant.contender == all[0].contender && entrant.allocator == self.allocator
+        };
         all.iter().position(first).unwrap_or(0)
     }
 }
@@ -202,8 +206,9 @@ pub fn main(program: &str, allocator: &str) -> ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::time::{Duration, SystemTime};
+
+    use super::*;
 
     #[test]
     fn those_who_allocate_take_part_with_each_allocator() {
@@ -211,7 +216,10 @@ mod tests {
         let all = Entrant::all(&contenders, &[Allocator::Glibc, Allocator::Mimalloc]);
         let names: Vec<_> = all.iter().map(Entrant::to_string).collect();
         assert_eq!(names, ["tonic-tcp", "shm", "memcpy-hot", "tonic-tcp+mimalloc", "shm+mimalloc"]);
-        assert_eq!(all.iter().map(|entrant| entrant.baseline(&all)).collect::<Vec<_>>(), [0, 0, 0, 3, 3]);
+        assert_eq!(
+            all.iter().map(|entrant| entrant.baseline(&all)).collect::<Vec<_>>(),
+            [0, 0, 0, 3, 3]
+        );
         for entrant in all {
             assert_eq!(entrant.to_string().parse(), Ok(entrant));
         }
@@ -239,7 +247,8 @@ mod tests {
         assert_eq!(Allocator::GlibcTuned.program(&at("compare"), false).unwrap(), at("compare"));
 
         let source = at("a b.rs").display().to_string().replace(' ', "\\ ");
-        let noted = format!("{}: {} {source}\n", at("role-mimalloc").display(), at("c.rs").display());
+        let noted =
+            format!("{}: {} {source}\n", at("role-mimalloc").display(), at("c.rs").display());
         fs::write(at("role-mimalloc.d"), noted).unwrap();
         let date = |file: &str, ahead: u64| {
             let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000 + ahead);
@@ -251,6 +260,9 @@ mod tests {
         assert!(program("compare").is_ok());
         date("a b.rs", 3);
         let said = program("compare").unwrap_err().to_string();
-        assert!(said.contains("role-mimalloc is older than ") && said.contains("a b.rs;"), "{said}");
+        assert!(
+            said.contains("role-mimalloc is older than ") && said.contains("a b.rs;"),
+            "{said}"
+        );
     }
 }

@@ -1,25 +1,23 @@
 //! A connection to the server process of a contender.
 
-use crate::{
-    contender::{Contender, Source, Way},
-    measure::Calls,
-    pb::{self, Blob},
-    service::{self, LIMIT, WINDOWS},
-    work::{Kind, Row},
-};
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
 use anyhow::{Context as _, ensure};
 use bytes::{BufMut, Bytes};
 use hyper_util::rt::TokioIo;
-use std::{
-    future::Future,
-    pin::Pin,
-    task::{Context, Poll},
-    time::Duration,
-};
 use tokio::net::UnixStream;
 use tonic::body::Body;
 use tonic::service::Routes;
 use tower::{Service, service_fn};
+
+use crate::contender::{Contender, Source, Way};
+use crate::measure::Calls;
+use crate::pb::{self, Blob};
+use crate::service::{self, LIMIT, WINDOWS};
+use crate::work::{Kind, Row};
 
 /// A stub with either codec.
 #[derive(Clone, Debug)]
@@ -44,8 +42,13 @@ impl Client {
     ///
     /// # Errors
     /// There is no connection, or a tonic-rdma contender is on another path than its own.
-    pub async fn connect(contender: Contender, said: &str, room: Option<usize>) -> anyhow::Result<Self> {
-        let over = Self::over(Channel::connect(contender, said, room).await?, contender.zero_copy());
+    pub async fn connect(
+        contender: Contender,
+        said: &str,
+        room: Option<usize>,
+    ) -> anyhow::Result<Self> {
+        let over =
+            Self::over(Channel::connect(contender, said, room).await?, contender.zero_copy());
         Ok(Self { source: contender.source(), ..over })
     }
 
@@ -189,7 +192,11 @@ pub fn tonic_endpoint(uri: impl Into<String>) -> anyhow::Result<tonic::transport
 }
 
 impl Channel {
-    async fn connect(contender: Contender, said: &str, room: Option<usize>) -> anyhow::Result<Self> {
+    async fn connect(
+        contender: Contender,
+        said: &str,
+        room: Option<usize>,
+    ) -> anyhow::Result<Self> {
         let (stream, connection) = WINDOWS;
         Ok(match contender.way() {
             Way::Tonic { unix: false } => {
@@ -199,9 +206,15 @@ impl Channel {
                 let path = said.to_owned();
                 let connector = service_fn(move |_| {
                     let path = path.clone();
-                    async move { Ok::<_, std::io::Error>(TokioIo::new(UnixStream::connect(path).await?)) }
+                    async move {
+                        Ok::<_, std::io::Error>(TokioIo::new(UnixStream::connect(path).await?))
+                    }
                 });
-                Self::Tonic(tonic_endpoint("http://unix.invalid")?.connect_with_connector(connector).await?)
+                Self::Tonic(
+                    tonic_endpoint("http://unix.invalid")?
+                        .connect_with_connector(connector)
+                        .await?,
+                )
             }
             Way::Ours(fabric) => {
                 let channel = tonic_rdma::Endpoint::from_shared(format!("http://{said}"))?
@@ -216,7 +229,10 @@ impl Channel {
                     .context("cannot connect")?;
                 let path = channel.path();
                 let wanted = fabric.map_or("tcp", |fabric| fabric.as_str());
-                ensure!(path.path.as_str() == wanted, "{contender} is to be on {wanted}, and is on {path}");
+                ensure!(
+                    path.path.as_str() == wanted,
+                    "{contender} is to be on {wanted}, and is on {path}"
+                );
                 Self::Ours(channel)
             }
             Way::Raw(_) | Way::Copy(_) | Way::Neighbour(_) => {

@@ -1,8 +1,9 @@
 //! Who is compared.
 
+use std::fmt;
+
 use bytes::Bytes;
 use clap::ValueEnum;
-use std::fmt;
 use tonic_rdma::FabricKind;
 
 /// What carries the calls.

@@ -1,15 +1,15 @@
 //! Counts bytes that processes copy, by a small library that is loaded before libc (`copies.c`).
 //!
-//! It sees copies by memcpy and memmove, and what passes into and out of the kernel by system calls. It does not see what a
-//! kernel copies behind a device (Soft-RoCE and Soft-iWARP copy every byte), nor a few bytes copied by plain instructions.
+//! It sees copies by memcpy and memmove, and what passes into and out of the kernel by system
+//! calls. It does not see what a kernel copies behind a device (Soft-RoCE and Soft-iWARP copy every
+//! byte), nor a few bytes copied by plain instructions.
+
+use std::fs;
+use std::ops::Sub;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, ensure};
-use std::{
-    fs,
-    ops::Sub,
-    path::PathBuf,
-    process::{Command, Stdio},
-};
 use tempfile::TempDir;
 
 const SOURCE: &str = include_str!("copies.c");
@@ -50,7 +50,9 @@ impl Copies {
         fs::write(&source, SOURCE)?;
         fs::write(&counts, [0; 16])?;
         let mut cc = Command::new("cc");
-        cc.args(["-O2", "-Wall", "-fno-builtin", "-shared", "-fPIC", "-o"]).arg(&library).arg(&source);
+        cc.args(["-O2", "-Wall", "-fno-builtin", "-shared", "-fPIC", "-o"])
+            .arg(&library)
+            .arg(&source);
         let made = cc.arg("-ldl").stdin(Stdio::null()).output().context("cannot run cc")?;
         ensure!(made.status.success(), "cc: {}", String::from_utf8_lossy(&made.stderr).trim());
         Ok(Self { _dir: dir, library, counts })

@@ -1,13 +1,12 @@
 //! What a round costs its two processes.
 
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::ops::Sub;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
 use anyhow::{Context as _, bail};
-use std::{
-    fs,
-    io::{BufRead, BufReader},
-    ops::Sub,
-    path::Path,
-    process::{Child, Command, Stdio},
-};
 
 /// What a process has used so far; the difference of two is what it used between.
 #[derive(Clone, Copy, Debug, Default)]
@@ -39,15 +38,16 @@ impl Usage {
     /// There is no such process.
     pub fn of(pid: u32) -> anyhow::Result<Usage> {
         let mut usage = Usage::default();
-        let tasks =
-            fs::read_dir(format!("/proc/{pid}/task")).with_context(|| format!("process {pid} is gone"))?;
+        let tasks = fs::read_dir(format!("/proc/{pid}/task"))
+            .with_context(|| format!("process {pid} is gone"))?;
         for task in tasks {
             let path = task?.path();
             // A thread may end between.
             let Ok(status) = fs::read_to_string(path.join("status")) else { continue };
             usage.cpu_ns += cpu_ns(&path);
             let switches = status.lines().filter_map(|line| line.split_once("_ctxt_switches:"));
-            usage.switches += switches.filter_map(|(_, n)| n.trim().parse::<u64>().ok()).sum::<u64>();
+            usage.switches +=
+                switches.filter_map(|(_, n)| n.trim().parse::<u64>().ok()).sum::<u64>();
         }
         usage.faults = stat_fields(Path::new(&format!("/proc/{pid}")), 7, 1);
         Ok(usage)
@@ -68,11 +68,16 @@ fn cpu_ns(task: &Path) -> u64 {
 fn stat_fields(directory: &Path, first: usize, count: usize) -> u64 {
     let stat = fs::read_to_string(directory.join("stat")).unwrap_or_default();
     let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-    fields.split_whitespace().skip(first).take(count).filter_map(|field| field.parse::<u64>().ok()).sum()
+    fields
+        .split_whitespace()
+        .skip(first)
+        .take(count)
+        .filter_map(|field| field.parse::<u64>().ok())
+        .sum()
 }
 
-/// Counts a process's system calls, with strace, until it is asked for the sum. Slows the process down: rounds that
-/// are counted are not timed.
+/// Counts a process's system calls, with strace, until it is asked for the sum. Slows the process
+/// down: rounds that are counted are not timed.
 #[derive(Debug)]
 pub struct SystemCalls {
     strace: Child,
@@ -82,7 +87,8 @@ impl SystemCalls {
     /// Begins to count, when strace has attached.
     ///
     /// # Errors
-    /// There is no strace, or it may not attach (as an ordinary user under `kernel.yama.ptrace_scope` 1).
+    /// There is no strace, or it may not attach (as an ordinary user under
+    /// `kernel.yama.ptrace_scope` 1).
     pub fn of(pid: u32) -> anyhow::Result<SystemCalls> {
         let mut strace = Command::new("strace")
             .args(["-f", "-c", "-p", &pid.to_string()])
@@ -111,7 +117,8 @@ impl SystemCalls {
         let SystemCalls { strace } = self;
         let pid = i32::try_from(strace.id()).ok().and_then(rustix::process::Pid::from_raw);
         let pid = pid.context("strace has no process id")?;
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).context("cannot end strace")?;
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM)
+            .context("cannot end strace")?;
         let said = strace.wait_with_output()?.stderr;
         let text = String::from_utf8_lossy(&said);
         let total = text.lines().rev().find(|line| line.trim_end().ends_with(" total"));

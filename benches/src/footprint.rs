@@ -1,7 +1,8 @@
 //! What a process has.
 
-use anyhow::Context as _;
 use std::fs;
+
+use anyhow::Context as _;
 
 /// At one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

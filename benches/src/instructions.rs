@@ -1,11 +1,10 @@
 //! Instructions of processes, where the kernel and the machine count them (`perf_event_open`).
 
-use anyhow::Context as _;
-use perf_event::{
-    Builder, Counter,
-    events::{Event, Hardware},
-};
 use std::{fs, io};
+
+use anyhow::Context as _;
+use perf_event::events::{Event, Hardware};
+use perf_event::{Builder, Counter};
 
 /// A counter of each thread of a process, and of the threads that these start.
 #[derive(Debug)]
@@ -16,10 +15,12 @@ pub struct Instructions {
 }
 
 impl Instructions {
-    /// Of the threads that a process has now, and will have: in the kernel too, where that is allowed.
+    /// Of the threads that a process has now, and will have: in the kernel too, where that is
+    /// allowed.
     ///
     /// # Errors
-    /// The machine has no such counters (most virtual ones), or `/proc/sys/kernel/perf_event_paranoid` forbids it.
+    /// The machine has no such counters (most virtual ones), or
+    /// `/proc/sys/kernel/perf_event_paranoid` forbids it.
     pub fn of(pid: u32) -> anyhow::Result<Self> {
         Self::events(pid, Hardware::INSTRUCTIONS)
     }
@@ -28,7 +29,9 @@ impl Instructions {
         let with = |kernel: bool| -> io::Result<Self> {
             let mut counters = Vec::new();
             for task in fs::read_dir(format!("/proc/{pid}/task"))? {
-                let Some(tid) = task?.file_name().to_str().and_then(|tid| tid.parse().ok()) else { continue };
+                let Some(tid) = task?.file_name().to_str().and_then(|tid| tid.parse().ok()) else {
+                    continue;
+                };
                 let mut builder = Builder::new(event.clone());
                 builder.observe_pid(tid).inherit(true).exclude_kernel(!kernel).enabled(true);
                 counters.push(builder.build()?);
@@ -53,16 +56,20 @@ impl Instructions {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use perf_event::events::Software;
+
+    use super::*;
 
     #[test]
     fn all_threads_are_counted_also_those_to_come() {
-        // A clock that every kernel has stands in for instructions, which few virtual machines count.
-        let busy = || std::hint::black_box((0..20_000_000u64).fold(0, |a, b| std::hint::black_box(a ^ b)));
+        // A clock that every kernel has stands in for instructions, which few virtual machines
+        // count.
+        let busy =
+            || std::hint::black_box((0..20_000_000u64).fold(0, |a, b| std::hint::black_box(a ^ b)));
         let mut clock = match Instructions::events(std::process::id(), Software::TASK_CLOCK) {
             Ok(clock) => clock,
-            // Not even that, as in a container that forbids the system call: said, as compare says it.
+            // Not even that, as in a container that forbids the system call: said, as compare says
+            // it.
             Err(error) => {
                 assert!(format!("{error:#}").contains("does not count"), "{error:#}");
                 return;
@@ -70,6 +77,9 @@ mod tests {
         };
         let before = clock.read().unwrap();
         std::thread::spawn(busy).join().unwrap();
-        assert!(clock.read().unwrap() > before + 100_000, "a thread that came later was not counted");
+        assert!(
+            clock.read().unwrap() > before + 100_000,
+            "a thread that came later was not counted"
+        );
     }
 }

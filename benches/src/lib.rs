@@ -1,6 +1,7 @@
 //! Side-by-side comparisons, and counted costs.
 //!
-//! `compare` runs contenders in turns within one run; figures of different runs say little on a shared machine.
+//! `compare` runs contenders in turns within one run; figures of different runs say little on a
+//! shared machine.
 //!
 //! | module | what |
 //! |---|---|

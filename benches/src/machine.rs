@@ -1,8 +1,11 @@
 //! What a figure depends on beside the code: processor, kernel, C library and allocator.
 
-use crate::allocator::Allocator;
+use std::process::Command;
+use std::{fmt, fs};
+
 use serde::Serialize;
-use std::{fmt, fs, process::Command};
+
+use crate::allocator::Allocator;
 
 /// The machine, and what the processes that are measured are told of it.
 #[derive(Clone, Debug, Serialize)]
@@ -32,7 +35,8 @@ impl Machine {
     pub fn here(allocators: &[Allocator]) -> anyhow::Result<Self> {
         let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let uname = rustix::system::uname();
-        let kernel = format!("{} {}", uname.sysname().to_string_lossy(), uname.release().to_string_lossy());
+        let kernel =
+            format!("{} {}", uname.sysname().to_string_lossy(), uname.release().to_string_lossy());
         let allocators = allocators.iter().map(|allocator| allocator.described());
         Ok(Self {
             processor: processor(&info),
@@ -52,7 +56,10 @@ impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { processor, processors, kernel, c_library, allocators, environment } = self;
         let allocators = allocators.join(" / ");
-        write!(f, "{processor}, {processors} processors, {kernel}, {c_library}, allocator: {allocators}")?;
+        write!(
+            f,
+            "{processor}, {processors} processors, {kernel}, {c_library}, allocator: {allocators}"
+        )?;
         environment.iter().try_for_each(|set| write!(f, ", {set}"))
     }
 }
@@ -85,9 +92,15 @@ fn processor(info: &str) -> String {
 
 /// As getconf(1) says; musl has no such name.
 fn c_library() -> String {
-    let said =
-        Command::new("getconf").arg("GNU_LIBC_VERSION").output().ok().filter(|said| said.status.success());
-    said.map_or_else(|| UNKNOWN.to_owned(), |said| String::from_utf8_lossy(&said.stdout).trim().to_owned())
+    let said = Command::new("getconf")
+        .arg("GNU_LIBC_VERSION")
+        .output()
+        .ok()
+        .filter(|said| said.status.success());
+    said.map_or_else(
+        || UNKNOWN.to_owned(),
+        |said| String::from_utf8_lossy(&said.stdout).trim().to_owned(),
+    )
 }
 
 #[cfg(test)]
@@ -111,9 +124,13 @@ mod tests {
         assert!(!is_told("MALLOC_CONF") && !is_told("PATH"));
         let here = Machine::here(&[Allocator::Glibc, Allocator::GlibcTuned]).unwrap();
         assert!(
-            here.to_string().contains("allocator: the C library's / the C library's with MALLOC_TRIM"),
+            here.to_string()
+                .contains("allocator: the C library's / the C library's with MALLOC_TRIM"),
             "{here}"
         );
-        assert!(here.kernel.starts_with("Linux ") && here.to_string().contains(&here.processor), "{here}");
+        assert!(
+            here.kernel.starts_with("Linux ") && here.to_string().contains(&here.processor),
+            "{here}"
+        );
     }
 }

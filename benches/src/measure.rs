@@ -1,24 +1,24 @@
 //! One round of a row, over whatever carries calls.
 
-use crate::work::{Direction, Kind, Row, SMALL};
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
 use anyhow::{bail, ensure};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
-use std::{
-    future::Future,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
-    time::{Duration, Instant},
-};
+
+use crate::work::{Direction, Kind, Row, SMALL};
 
 /// What a round gave.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Round {
     /// The row's figure, in its unit.
     pub figure: f64,
-    /// Latencies in microseconds at the 50th, 99th and 99.9th percentile, where calls are timed one by one.
+    /// Latencies in microseconds at the 50th, 99th and 99.9th percentile, where calls are timed one
+    /// by one.
     pub percentiles: Option<[f64; 3]>,
     /// Calls, or messages.
     pub calls: usize,
@@ -31,9 +31,17 @@ pub trait Calls: Clone + Send + 'static {
     /// Memory to send: from where this transport likes it best.
     fn payload(&self, length: usize) -> Bytes;
     /// One unary call; gives the bytes of the reply, of which `reply` were asked for.
-    fn unary(&mut self, payload: Bytes, reply: usize) -> impl Future<Output = anyhow::Result<usize>> + Send;
+    fn unary(
+        &mut self,
+        payload: Bytes,
+        reply: usize,
+    ) -> impl Future<Output = anyhow::Result<usize>> + Send;
     /// One streaming call, which ends in an error unless `count` messages of `size` bytes came.
-    fn stream(&mut self, size: usize, count: usize) -> impl Future<Output = anyhow::Result<()>> + Send;
+    fn stream(
+        &mut self,
+        size: usize,
+        count: usize,
+    ) -> impl Future<Output = anyhow::Result<()>> + Send;
     /// A streaming call that stays open, with nothing sent on it, until what it gives is dropped.
     fn open(&mut self) -> impl Future<Output = anyhow::Result<Box<dyn Send>>> + Send;
     /// Whether it can do what this row does.
@@ -57,7 +65,8 @@ pub async fn round<C: Calls>(clients: &[C], row: &Row) -> anyhow::Result<Round> 
     match row.kind {
         Kind::Latency | Kind::Held { .. } => Ok(latencies(one_by_one(client, row.calls).await?)),
         Kind::Rate { in_flight, .. } => {
-            let time = together(clients, client.payload(SMALL), SMALL, row.calls, in_flight).await?;
+            let time =
+                together(clients, client.payload(SMALL), SMALL, row.calls, in_flight).await?;
             let figure = row.calls as f64 / time.as_secs_f64() / 1e3;
             Ok(Round { figure, percentiles: None, calls: row.calls, bytes: row.calls * SMALL * 2 })
         }
@@ -66,7 +75,8 @@ pub async fn round<C: Calls>(clients: &[C], row: &Row) -> anyhow::Result<Round> 
                 Direction::Up => (size, 0),
                 Direction::Down => (0, size),
             };
-            let time = together(clients, client.payload(request), reply, row.calls, in_flight).await?;
+            let time =
+                together(clients, client.payload(request), reply, row.calls, in_flight).await?;
             Ok(throughput(row.calls, size, time))
         }
         Kind::Stream { size } => {
@@ -139,15 +149,17 @@ pub(crate) async fn together<C: Calls>(
     Ok(begin.elapsed())
 }
 
-/// Large requests that end while small calls are measured beside them, at least: each has a beginning and an end, where
-/// calls may wait for longer.
+/// Large requests that end while small calls are measured beside them, at least: each has a
+/// beginning and an end, where calls may wait for longer.
 const TRANSFERS: usize = 8;
-/// Small calls per large request, at most: where it takes more, the large ones are starved, and the latency worth nothing.
+/// Small calls per large request, at most: where it takes more, the large ones are starved, and the
+/// latency worth nothing.
 const STARVED: usize = 20_000;
 
 /// Latency while a large request is always under way.
 async fn beside<C: Calls>(client: &C, size: usize, calls: usize) -> anyhow::Result<Round> {
-    let (payload, mut bulk, done) = (client.payload(size), client.clone(), Arc::new(AtomicUsize::new(0)));
+    let (payload, mut bulk, done) =
+        (client.payload(size), client.clone(), Arc::new(AtomicUsize::new(0)));
     let ended = done.clone();
     // Ends with this set.
     let mut large = tokio::task::JoinSet::new();

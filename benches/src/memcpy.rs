@@ -1,13 +1,14 @@
 //! The limit within one host: one copy by one processor.
 
-use crate::{
-    contender::By,
-    measure::{Round, throughput},
-    session::Contestant,
-    work::{Kind, Row},
-};
+use std::hint::black_box;
+use std::time::Instant;
+
 use anyhow::bail;
-use std::{hint::black_box, time::Instant};
+
+use crate::contender::By;
+use crate::measure::{Round, throughput};
+use crate::session::Contestant;
+use crate::work::{Kind, Row};
 
 /// Bytes of either side of a cold copy: many times what a cache holds.
 const COLD: usize = 256 << 20;
@@ -35,7 +36,9 @@ impl Contestant for Memcpy {
     fn runs(&self, row: &Row) -> bool {
         match row.kind {
             Kind::Phase { .. } => self.by != By::MemcpyHot,
-            Kind::Bulk { .. } | Kind::Stream { .. } => matches!(self.by, By::MemcpyHot | By::MemcpyCold),
+            Kind::Bulk { .. } | Kind::Stream { .. } => {
+                matches!(self.by, By::MemcpyHot | By::MemcpyCold)
+            }
             _ => false,
         }
     }

@@ -1,24 +1,25 @@
 //! The two processes of a contender, which end with the value.
 
-use crate::{
-    allocator::Entrant,
-    contender::Way,
-    copies::{Copied, Copies},
-    cost::{SystemCalls, Usage},
-    instructions::Instructions,
-    measure::Round,
-    report::Sample,
-    role::Role,
-    session::{Answer, Order},
-    work::{Kind, Row},
-};
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
 use anyhow::{Context as _, bail, ensure};
-use std::{net::IpAddr, path::PathBuf, process::Stdio, time::Duration};
-use tokio::{
-    io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines},
-    process::{Child, ChildStdin, ChildStdout, Command},
-    time::timeout,
-};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::time::timeout;
+
+use crate::allocator::Entrant;
+use crate::contender::Way;
+use crate::copies::{Copied, Copies};
+use crate::cost::{SystemCalls, Usage};
+use crate::instructions::Instructions;
+use crate::measure::Round;
+use crate::report::Sample;
+use crate::role::Role;
+use crate::session::{Answer, Order};
+use crate::work::{Kind, Row};
 
 /// How pairs are set up.
 #[derive(Clone, Debug)]
@@ -71,7 +72,9 @@ impl Pair {
     ) -> anyhow::Result<Self> {
         let Entrant { contender, allocator } = entrant;
         let dir = match contender.way() {
-            Way::Tonic { unix: true } => Some(tempfile::tempdir().context("no directory for a unix socket")?),
+            Way::Tonic { unix: true } => {
+                Some(tempfile::tempdir().context("no directory for a unix socket")?)
+            }
             _ => None,
         };
         let program = match (contender.is_neighbour(), &setup.neighbours) {
@@ -91,8 +94,9 @@ impl Pair {
         let role = Role { serve: Some(contender), socket, room, ..Role::default() };
         let mut server = spawn(role, Stdio::null())?;
         let mut lines = lines(&mut server)?;
-        let said =
-            timeout(setup.limit, lines.next_line()).await.context("the server did not start in time")?;
+        let said = timeout(setup.limit, lines.next_line())
+            .await
+            .context("the server did not start in time")?;
         let Some(said) = said? else {
             bail!("the server did not start: {}", server.wait().await?);
         };
@@ -135,7 +139,8 @@ impl Pair {
     /// # Errors
     /// They cannot be counted here.
     pub fn count_instructions(&mut self) -> anyhow::Result<()> {
-        self.instructions = Some([Instructions::of(self.client_id)?, Instructions::of(self.server_id)?]);
+        self.instructions =
+            Some([Instructions::of(self.client_id)?, Instructions::of(self.server_id)?]);
         Ok(())
     }
 
@@ -145,7 +150,8 @@ impl Pair {
         // A client that has ended says why by its exit code, below.
         let _ = self.orders.write_all(line.as_bytes()).await;
         let answer = timeout(self.limit, self.answers.next_line()).await;
-        let answer = answer.with_context(|| format!("nothing came within {} s", self.limit.as_secs()))??;
+        let answer =
+            answer.with_context(|| format!("nothing came within {} s", self.limit.as_secs()))??;
         let Some(answer) = answer else {
             bail!("the client process ended: {}", self.client.wait().await?);
         };
@@ -182,8 +188,9 @@ impl Pair {
         Ok(Some(client.read()? + server.read()?))
     }
 
-    /// Runs a row once, after a tenth of its calls that do not count: rows come seconds apart, and memory that was given back
-    /// meanwhile is to be there again. None when this contender has no such row.
+    /// Runs a row once, after a tenth of its calls that do not count: rows come seconds apart, and
+    /// memory that was given back meanwhile is to be there again. None when this contender has no
+    /// such row.
     ///
     /// # Errors
     /// A call fails, something takes too long, a process ends, or the path changes.
@@ -200,8 +207,8 @@ impl Pair {
         Ok(Some(Sample { round, client, server, instructions }))
     }
 
-    /// Counts a tenth of a row's calls, after as many that are not counted. The pair was started with what
-    /// [`Copies::environment`] names.
+    /// Counts a tenth of a row's calls, after as many that are not counted. The pair was started
+    /// with what [`Copies::environment`] names.
     ///
     /// # Errors
     /// As [`sample`](Self::sample); that strace cannot be had is no error.

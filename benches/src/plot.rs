@@ -1,16 +1,16 @@
 //! Figures as SVG.
 
-use crate::{
-    allocator::Entrant,
-    report::{Cell, RowResult},
-    work::{Direction, Kind, Row, bytes},
-};
+use std::fs;
+use std::ops::Range;
+use std::path::Path;
+
 use anyhow::{Context as _, anyhow};
-use plotters::{
-    coord::ranged1d::{AsRangedCoord, ValueFormatter},
-    prelude::*,
-};
-use std::{fs, ops::Range, path::Path};
+use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
+use plotters::prelude::*;
+
+use crate::allocator::Entrant;
+use crate::report::{Cell, RowResult};
+use crate::work::{Direction, Kind, Row, bytes};
 
 const SIZE: (u32, u32) = (760, 380);
 const FONT: &str = "sans-serif";
@@ -37,7 +37,8 @@ type Curve = (Entrant, RGBColor, Vec<(f64, f64)>);
 /// # Errors
 /// The directory cannot be written to.
 pub fn all(results: &[RowResult], directory: &Path) -> anyhow::Result<()> {
-    fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
+    fs::create_dir_all(directory)
+        .with_context(|| format!("cannot make {}", directory.display()))?;
     let at = |name: &str| directory.join(name);
     let find = |wanted: fn(&Kind) -> bool| results.iter().find(|result| wanted(&result.row.kind));
     if let Some(result) = find(|kind| matches!(kind, Kind::Latency)) {
@@ -48,8 +49,9 @@ pub fn all(results: &[RowResult], directory: &Path) -> anyhow::Result<()> {
         let title = "64 B beside a transfer of 64 MiB: latency in us, p50 / p99";
         bars(&at("beside.svg"), title, result, |cell| Some((cell.figure(), cell.percentile(1))))?;
     }
-    let big =
-        |kind: &Kind| matches!(kind, Kind::Bulk { size: 0x10_0000, in_flight: 8, direction: Direction::Up });
+    let big = |kind: &Kind| {
+        matches!(kind, Kind::Bulk { size: 0x10_0000, in_flight: 8, direction: Direction::Up })
+    };
     if let Some(result) = results.iter().find(|result| big(&result.row.kind)) {
         let title = "1 MiB requests, 8 in flight: CPU seconds per GB, both processes";
         bars(&at("cpu.svg"), title, result, |cell| Some((cell.cpu_per_gb()?, None)))?;
@@ -62,7 +64,9 @@ pub fn all(results: &[RowResult], directory: &Path) -> anyhow::Result<()> {
     lines(&at("rate.svg"), title, &rate, |x| format!("{x}"), false)?;
     for (name, wanted) in [("up.svg", Direction::Up), ("down.svg", Direction::Down)] {
         let curves = curves(results, |row| match row.kind {
-            Kind::Bulk { size, direction, in_flight: 8 } if direction == wanted => Some(size as f64),
+            Kind::Bulk { size, direction, in_flight: 8 } if direction == wanted => {
+                Some(size as f64)
+            }
             _ => None,
         });
         let what = if wanted == Direction::Up { "Requests" } else { "Replies" };
@@ -91,7 +95,13 @@ fn curves(results: &[RowResult], x: impl Fn(&Row) -> Option<f64>) -> Vec<Curve> 
         (cell.entrant, PALETTE[index % PALETTE.len()], results.iter().filter_map(point).collect())
     };
     let drawn = drawn(cells);
-    cells.iter().enumerate().take(drawn).map(curve).filter(|(_, _, points)| points.len() > 1).collect()
+    cells
+        .iter()
+        .enumerate()
+        .take(drawn)
+        .map(curve)
+        .filter(|(_, _, points)| points.len() > 1)
+        .collect()
 }
 
 fn lines(
@@ -174,7 +184,9 @@ fn bars(
     let drawn = drawn(&result.cells);
     let cells = result.cells.iter().enumerate().take(drawn).filter(|(_, cell)| cell.finished());
     let bars: Vec<Bar> = cells
-        .filter_map(|(index, cell)| Some((cell.entrant, PALETTE[index % PALETTE.len()], value(cell)?)))
+        .filter_map(|(index, cell)| {
+            Some((cell.entrant, PALETTE[index % PALETTE.len()], value(cell)?))
+        })
         .collect();
     if bars.is_empty() {
         return Ok(());
@@ -197,7 +209,9 @@ fn barred(root: &Area<'_>, title: &str, bars: &[Bar]) -> Drawn {
         .configure_mesh()
         .disable_x_mesh()
         .disable_x_axis()
-        .y_label_formatter(&|value| if top < 10.0 { format!("{value:.1}") } else { format!("{value:.0}") })
+        .y_label_formatter(&|value| {
+            if top < 10.0 { format!("{value:.1}") } else { format!("{value:.0}") }
+        })
         .light_line_style(TRANSPARENT)
         .label_style((FONT, 14))
         .draw()?;
@@ -207,14 +221,21 @@ fn barred(root: &Area<'_>, title: &str, bars: &[Bar]) -> Drawn {
     );
     for (index, (contender, colour, (value, line))) in bars.iter().enumerate() {
         let (left, middle) = (index as f64, index as f64 + 0.5);
-        chart.draw_series([Rectangle::new([(left + 0.2, 0.0), (left + 0.8, *value)], colour.filled())])?;
-        let text = |value: f64| if value < 10.0 { format!("{value:.2}") } else { format!("{value:.0}") };
+        chart.draw_series([Rectangle::new(
+            [(left + 0.2, 0.0), (left + 0.8, *value)],
+            colour.filled(),
+        )])?;
+        let text =
+            |value: f64| if value < 10.0 { format!("{value:.2}") } else { format!("{value:.0}") };
         let (mut over, mut figure) = (*value, text(*value));
         if let Some(line) = line {
             over = line.min(top * 0.92);
             figure = format!("{figure} / {}", text(*line));
             chart.draw_series([PathElement::new(vec![(middle, *value), (middle, over)], BLACK)])?;
-            chart.draw_series([PathElement::new(vec![(left + 0.4, over), (left + 0.6, over)], BLACK)])?;
+            chart.draw_series([PathElement::new(
+                vec![(left + 0.4, over), (left + 0.6, over)],
+                BLACK,
+            )])?;
         }
         let style = (FONT, 14).into_text_style(root).pos(centred);
         chart.draw_series([Text::new(figure, (middle, over + top * 0.01), style.clone())])?;

@@ -1,29 +1,28 @@
 //! The limit: SENDs and WRITEs of a fabric's link, without protocol, calls or messages.
 
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
 use anyhow::{Context as _, bail};
 use bytes::{BufMut, Bytes};
-use std::{
-    future::poll_fn,
-    net::SocketAddr,
-    time::{Duration, Instant},
-};
 use tonic_rdma::FabricKind;
 use tonic_rdma_fabric::{
-    Addr, AnyLink, Completion, Fabric, Link, LinkConfig, Posted, ShmAccess, ShmAddr, Work, WriteSource,
+    Addr, AnyLink, Completion, Fabric, Link, LinkConfig, Posted, ShmAccess, ShmAddr, Work,
+    WriteSource,
 };
 use tonic_rdma_memory::{LandingBuf, Pool, PoolConfig};
 
-use crate::{
-    measure::{Round, latencies, throughput},
-    session::Contestant,
-    work::{Kind, Row, SMALL},
-};
+use crate::measure::{Round, latencies, throughput};
+use crate::session::Contestant;
+use crate::work::{Kind, Row, SMALL};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest WRITE that is measured, in bytes: Soft-RoCE carries 8 MiB at most.
 const LONGEST: usize = 4 << 20;
-/// Pieces of memory of the length of [`LONGEST`] that are written to: what is in flight lies side by side, as messages
-/// that somebody has yet to read do, and not on top of each other in the cache.
+/// Pieces of memory of the length of [`LONGEST`] that are written to: what is in flight lies side
+/// by side, as messages that somebody has yet to read do, and not on top of each other in the
+/// cache.
 const PLACES: usize = 8;
 /// WRITEs under way at a time where a row does not say.
 const WINDOW: usize = 16;
@@ -76,8 +75,11 @@ impl Driver {
 
     /// One message is under way at a time, so the first slot is free.
     fn send(&mut self, message: &[u8]) -> anyhow::Result<()> {
-        let slot =
-            self.link.block_mut().get_mut(..message.len()).context("the message is longer than a slot")?;
+        let slot = self
+            .link
+            .block_mut()
+            .get_mut(..message.len())
+            .context("the message is longer than a slot")?;
         slot.copy_from_slice(message);
         self.queue(Work::Send { offset: 0, len: message.len() }, false)?;
         Ok(self.link.ring()?)
@@ -108,19 +110,28 @@ impl Place {
 
     fn decode(bytes: &[u8]) -> Option<Self> {
         let (addr, rkey) = bytes.split_first_chunk()?;
-        Some(Self { addr: u64::from_le_bytes(*addr), rkey: u32::from_le_bytes(rkey.try_into().ok()?) })
+        Some(Self {
+            addr: u64::from_le_bytes(*addr),
+            rkey: u32::from_le_bytes(rkey.try_into().ok()?),
+        })
     }
 }
 
 fn landing(pool: &Pool) -> anyhow::Result<Vec<LandingBuf>> {
-    (0..PLACES).map(|_| pool.landing().alloc(LONGEST, LONGEST)?.context("no landing memory")).collect()
+    (0..PLACES)
+        .map(|_| pool.landing().alloc(LONGEST, LONGEST)?.context("no landing memory"))
+        .collect()
 }
 
 /// Answers SENDs, and grants memory to WRITE to, until the process ends.
 ///
 /// # Errors
 /// There is no such fabric here, or the client broke off.
-pub async fn serve(kind: FabricKind, addr: SocketAddr, ready: impl FnOnce(String)) -> anyhow::Result<()> {
+pub async fn serve(
+    kind: FabricKind,
+    addr: SocketAddr,
+    ready: impl FnOnce(String),
+) -> anyhow::Result<()> {
     let (fabric, at): (Fabric, Addr) = match kind {
         FabricKind::Shm => (Fabric::shm(ShmAccess::SameUser)?, ShmAddr::unique().into()),
         _ => (Fabric::at(addr.ip())?, SocketAddr::new(addr.ip(), 0).into()),
@@ -178,12 +189,14 @@ impl Raw {
         driver.send(b"grant")?;
         let grants = driver.receive().await?;
         let places: Option<Vec<_>> = grants.chunks(Place::LEN).map(Place::decode).collect();
-        let places = places.filter(|places| places.len() == PLACES).context("grants that make no sense")?;
+        let places =
+            places.filter(|places| places.len() == PLACES).context("grants that make no sense")?;
         let path = format!("raw {} ({})", fabric.provider(), fabric.name());
         Ok(Self { driver, pool, places, path })
     }
 
-    /// Up to `window` WRITEs under way at a time, each to a place of its own as far as there is memory for that.
+    /// Up to `window` WRITEs under way at a time, each to a place of its own as far as there is
+    /// memory for that.
     async fn writes(&mut self, bytes: &Bytes, count: usize, window: usize) -> anyhow::Result<()> {
         let driver = &mut self.driver;
         // SENDs before these may not have been reported: they count for nothing.

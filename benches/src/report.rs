@@ -1,13 +1,19 @@
 //! Medians, ratios, tables, JSON, and bounds that a run must keep.
 
-use crate::{
-    allocator::Entrant, contender::Contender, cost::Usage, machine::Machine, measure::Round, pair::Counted,
-    work::Row,
-};
+use std::process::ExitCode;
+use std::str::FromStr;
+
 use anyhow::{Context as _, ensure};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
-use std::{process::ExitCode, str::FromStr};
+
+use crate::allocator::Entrant;
+use crate::contender::Contender;
+use crate::cost::Usage;
+use crate::machine::Machine;
+use crate::measure::Round;
+use crate::pair::Counted;
+use crate::work::Row;
 
 /// How a program ends: an error is told on standard error, in one line.
 pub fn exit(program: &str, result: anyhow::Result<()>) -> ExitCode {
@@ -63,7 +69,13 @@ pub struct Cell {
 impl Cell {
     /// Before the first round.
     pub fn new(entrant: Entrant) -> Self {
-        Self { entrant, samples: Vec::new(), counted: Counted::default(), absent: false, failure: None }
+        Self {
+            entrant,
+            samples: Vec::new(),
+            counted: Counted::default(),
+            absent: false,
+            failure: None,
+        }
     }
 
     /// Whether there are figures, and no failure.
@@ -84,8 +96,9 @@ impl Cell {
     fn spread(&self) -> f64 {
         let mut figures: Vec<f64> = self.samples.iter().map(|s| s.round.figure).collect();
         figures.sort_unstable_by(f64::total_cmp);
-        let at =
-            |share: f64| figures.get((figures.len() as f64 * share) as usize).copied().unwrap_or(f64::NAN);
+        let at = |share: f64| {
+            figures.get((figures.len() as f64 * share) as usize).copied().unwrap_or(f64::NAN)
+        };
         (at(0.75) - at(0.25)) / 2.0 / self.figure()
     }
 
@@ -99,7 +112,8 @@ impl Cell {
         self.of(|s| usage(s) as f64 / s.round.calls.max(1) as f64)
     }
 
-    /// Seconds of processor time of both processes for a gigabyte of payload, where the row is about payload.
+    /// Seconds of processor time of both processes for a gigabyte of payload, where the row is
+    /// about payload.
     pub fn cpu_per_gb(&self) -> Option<f64> {
         let bytes = |s: &Sample| s.round.bytes.max(1) as f64;
         let rate = self.of(|s| (s.client.cpu_ns + s.server.cpu_ns) as f64 / bytes(s));
@@ -133,11 +147,15 @@ impl RowResult {
         self.cells.iter().find(|cell| cell.entrant == entrant)
     }
 
-    /// The median of what `a`'s figure is to `b`'s in the same round: a machine that slows down for a while slows both
-    /// alike. None when either has no rounds.
+    /// The median of what `a`'s figure is to `b`'s in the same round: a machine that slows down for
+    /// a while slows both alike. None when either has no rounds.
     pub fn ratio(&self, a: Entrant, b: Entrant) -> Option<f64> {
         let (a, b) = (self.cell(a)?, self.cell(b)?);
-        if a.failure.is_some() || b.failure.is_some() || a.samples.is_empty() || b.samples.is_empty() {
+        if a.failure.is_some()
+            || b.failure.is_some()
+            || a.samples.is_empty()
+            || b.samples.is_empty()
+        {
             return None;
         }
         Some(median(a.samples.iter().zip(&b.samples).map(|(a, b)| a.round.figure / b.round.figure)))
@@ -169,7 +187,9 @@ pub fn figures(results: &[RowResult]) -> Table {
             line.push(match &cell.failure {
                 Some(_) => "failed".to_owned(),
                 None if cell.absent || cell.samples.is_empty() => "-".to_owned(),
-                None if baseline == index => format!("{:.1} ±{:.0}%", cell.figure(), cell.spread() * 100.0),
+                None if baseline == index => {
+                    format!("{:.1} ±{:.0}%", cell.figure(), cell.spread() * 100.0)
+                }
                 None => {
                     let ratio = result.ratio(cell.entrant, entrants[baseline]).unwrap_or(f64::NAN);
                     format!("{:.1} ±{:.0}% ({ratio:.2}x)", cell.figure(), cell.spread() * 100.0)
@@ -280,7 +300,11 @@ pub fn json(run: &Run) -> anyhow::Result<String> {
             row: result.row.name(),
             unit: result.row.unit(),
             contender: cell.entrant.contender.to_string(),
-            allocator: cell.entrant.contender.allocates().then(|| cell.entrant.allocator.to_string()),
+            allocator: cell
+                .entrant
+                .contender
+                .allocates()
+                .then(|| cell.entrant.allocator.to_string()),
             median: some(cell.figure()),
             rounds: cell.samples.iter().map(|s| s.round.figure).collect(),
             p50_p99_p999_us: match percentiles {
@@ -344,8 +368,9 @@ impl Bound {
         let Self { row, a, b, at_most, limit } = self;
         let result = results.iter().find(|r| r.row.name() == *row);
         let result = result.with_context(|| format!("there is no row {row} in this run"))?;
-        let ratio =
-            result.ratio(*a, *b).with_context(|| format!("{row}: {a} and {b} did not both finish"))?;
+        let ratio = result
+            .ratio(*a, *b)
+            .with_context(|| format!("{row}: {a} and {b} did not both finish"))?;
         let kept = if *at_most { ratio <= *limit } else { ratio >= *limit };
         let sign = if *at_most { "at most" } else { "at least" };
         ensure!(kept, "{row}: {a} is {ratio:.2} times {b}, {sign} {limit} wanted");
@@ -357,7 +382,8 @@ impl Bound {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{allocator::Allocator, work};
+    use crate::allocator::Allocator;
+    use crate::work;
 
     #[test]
     fn medians() {
@@ -374,7 +400,10 @@ mod tests {
                 server: Usage::default(),
                 instructions: None,
             };
-            Cell { samples: figures.into_iter().map(sample).collect(), ..Cell::new(contender.into()) }
+            Cell {
+                samples: figures.into_iter().map(sample).collect(),
+                ..Cell::new(contender.into())
+            }
         };
         RowResult {
             row: work::short()[0],
@@ -390,14 +419,18 @@ mod tests {
         // The machine is ten times slower in the last round: no ratio changes.
         let mut results = vec![result(&[(10.0, 20.0), (12.0, 24.0), (1.0, 2.0)])];
         assert_eq!(results[0].ratio(Contender::Shm.into(), Contender::TonicTcp.into()), Some(2.0));
-        let check = |text: &str, results: &[RowResult]| text.parse::<Bound>().unwrap().check(results);
+        let check =
+            |text: &str, results: &[RowResult]| text.parse::<Bound>().unwrap().check(results);
         check("latency-64:shm/tonic-tcp<=2.0", &results).unwrap();
         check("latency-64:shm/tonic-tcp>=2.0", &results).unwrap();
         let error = check("latency-64:shm/tonic-tcp<=1.9", &results).unwrap_err().to_string();
         assert_eq!(error, "latency-64: shm is 2.00 times tonic-tcp, at most 1.9 wanted");
         assert!(check("latency-65:shm/tonic-tcp<=2", &results).is_err());
         results[0].cells[1].failure = Some("no".into());
-        assert!(check("latency-64:shm/tonic-tcp<=2.0", &results).is_err(), "a failure keeps no bound");
+        assert!(
+            check("latency-64:shm/tonic-tcp<=2.0", &results).is_err(),
+            "a failure keeps no bound"
+        );
     }
 
     #[test]
@@ -411,12 +444,17 @@ mod tests {
         let table = figures(&results).to_string();
         let line = table.lines().find(|line| line.contains("latency-64")).unwrap();
         let cells: Vec<_> = line.split('|').map(str::trim).collect();
-        assert_eq!(cells[3..7], ["10.0 ±0%", "30.0 ±0% (3.00x)", "20.0 ±0%", "40.0 ±0% (2.00x)"], "{table}");
+        assert_eq!(
+            cells[3..7],
+            ["10.0 ±0%", "30.0 ±0% (3.00x)", "20.0 ±0%", "40.0 ±0% (2.00x)"],
+            "{table}"
+        );
         let check = |text: &str| text.parse::<Bound>().unwrap().check(&results);
         check("latency-64:shm+mimalloc/tonic-tcp+mimalloc<=2").unwrap();
         let error = check("latency-64:shm/tonic-tcp<=2").unwrap_err().to_string();
         assert_eq!(error, "latency-64: shm is 3.00 times tonic-tcp, at most 2 wanted");
-        let run = Run { machine: Machine::here(&[]).unwrap(), notes: vec![], results: results.into() };
+        let run =
+            Run { machine: Machine::here(&[]).unwrap(), notes: vec![], results: results.into() };
         let json: serde_json::Value = serde_json::from_str(&json(&run).unwrap()).unwrap();
         assert_eq!(
             (&json["results"][3]["contender"], &json["results"][3]["allocator"]),
@@ -426,7 +464,8 @@ mod tests {
 
     #[test]
     fn a_bad_bound_says_what_is_wrong() {
-        for bad in ["", "a:b<=1", "latency-64:shm/tonic-tcp=1", "latency-64:shm<=1", "x:shm/tcp<=y"] {
+        for bad in ["", "a:b<=1", "latency-64:shm/tonic-tcp=1", "latency-64:shm<=1", "x:shm/tcp<=y"]
+        {
             assert!(bad.parse::<Bound>().is_err(), "{bad}");
         }
     }
@@ -453,11 +492,16 @@ mod tests {
     #[test]
     fn plots_show_who_finished() {
         let mut result = result(&[(10.0, 20.0)]);
-        result.cells.push(Cell { failure: Some("no".into()), ..Cell::new(Contender::Verbs.into()) });
+        result
+            .cells
+            .push(Cell { failure: Some("no".into()), ..Cell::new(Contender::Verbs.into()) });
         let dir = tempfile::tempdir().unwrap();
         crate::plot::all(&[result], dir.path()).unwrap();
         let svg = std::fs::read_to_string(dir.path().join("latency.svg")).unwrap();
-        assert!(svg.contains("tonic-tcp") && svg.contains("shm") && !svg.contains("verbs"), "{svg}");
+        assert!(
+            svg.contains("tonic-tcp") && svg.contains("shm") && !svg.contains("verbs"),
+            "{svg}"
+        );
         assert!(!dir.path().join("up.svg").exists());
     }
 }

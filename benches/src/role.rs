@@ -1,22 +1,22 @@
 //! What `compare` tells the processes that it starts, and what those do.
 
-use crate::{
-    client::Client,
-    contender::{Contender, Way},
-    cpu,
-    memcpy::Memcpy,
-    raw::Raw,
-    service::{self, LARGEST, Place},
-    session::{self, Calling},
-};
+use std::ffi::OsString;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
 use anyhow::Context as _;
 use clap::Args;
-use rustix::process::{Resource, Rlimit, Signal, getrlimit, set_parent_process_death_signal, setrlimit};
-use std::{
-    ffi::OsString,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
-    path::PathBuf,
+use rustix::process::{
+    Resource, Rlimit, Signal, getrlimit, set_parent_process_death_signal, setrlimit,
 };
+
+use crate::client::Client;
+use crate::contender::{Contender, Way};
+use crate::cpu;
+use crate::memcpy::Memcpy;
+use crate::raw::Raw;
+use crate::service::{self, LARGEST, Place};
+use crate::session::{self, Calling};
 
 /// Where things are.
 #[derive(Args, Clone, Debug)]
@@ -107,7 +107,8 @@ impl Role {
         let (client, server) = places.cpus()?;
         cpu::pin(if self.serve.is_some() { server } else { client })?;
         // Whoever ends `compare` with a signal ends its processes too.
-        set_parent_process_death_signal(Some(Signal::KILL)).context("cannot follow the parent process")?;
+        set_parent_process_death_signal(Some(Signal::KILL))
+            .context("cannot follow the parent process")?;
         // Each connection has a few.
         let files = getrlimit(Resource::Nofile);
         setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files })
@@ -123,7 +124,8 @@ impl Role {
         if let Some(contender) = self.serve {
             let ip = Place::Ip(SocketAddr::new(places.addr, 0));
             let place = self.socket.clone().map_or(ip, Place::Unix);
-            return service::serve(contender, place, LARGEST, self.room, |said| println!("{said}")).await;
+            return service::serve(contender, place, LARGEST, self.room, |said| println!("{said}"))
+                .await;
         }
         let Some(contender) = self.client else { return Ok(()) };
         match contender.way() {
@@ -138,8 +140,10 @@ impl Role {
     }
 }
 
-/// Runs it as a task, as callers run. The future that a runtime blocks on is polled only once the runtime has looked for
-/// events another time, which costs each call several system calls.
-async fn as_task(session: impl Future<Output = anyhow::Result<()>> + Send + 'static) -> anyhow::Result<()> {
+/// Runs it as a task, as callers run. The future that a runtime blocks on is polled only once the
+/// runtime has looked for events another time, which costs each call several system calls.
+async fn as_task(
+    session: impl Future<Output = anyhow::Result<()>> + Send + 'static,
+) -> anyhow::Result<()> {
     tokio::spawn(session).await.context("the session has panicked")?
 }

@@ -1,23 +1,24 @@
 //! What is called, and the server process of a contender.
 
-use crate::{
-    contender::{Contender, Source, Way},
-    pb::{self, Blob},
-    raw,
-    work::SMALL,
-};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+
 use anyhow::Context as _;
 use bytes::{BufMut, Bytes};
-use std::{
-    net::SocketAddr,
-    path::PathBuf,
-    pin::Pin,
-    sync::{Arc, OnceLock},
-};
 use tokio::net::UnixListener;
-use tokio_stream::{Stream, wrappers::UnixListenerStream};
-use tonic::{Request, Response, Status, service::Routes, transport::server::TcpIncoming};
+use tokio_stream::Stream;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::service::Routes;
+use tonic::transport::server::TcpIncoming;
+use tonic::{Request, Response, Status};
 use tonic_rdma::{Context, FabricKind, PoolConfig};
+
+use crate::contender::{Contender, Source, Way};
+use crate::pb::{self, Blob};
+use crate::raw;
+use crate::work::SMALL;
 
 /// The largest reply that a row asks for, in bytes.
 pub const LARGEST: usize = 64 << 20;
@@ -25,12 +26,12 @@ pub const LARGEST: usize = 64 << 20;
 /// Largest message in bytes that the programs here exchange.
 pub const LIMIT: usize = 128 << 20;
 
-/// HTTP/2 windows in bytes, of a stream and of a connection. Wide enough that 8 calls of 1 MiB never
-/// wait for a window: TCP is to be compared at its best.
+/// HTTP/2 windows in bytes, of a stream and of a connection. Wide enough that 8 calls of 1 MiB
+/// never wait for a window: TCP is to be compared at its best.
 pub const WINDOWS: (u32, u32) = (8 << 20, 16 << 20);
 
-/// Answers from memory that is there already, so that the transport is measured and not the handler: from pinned
-/// memory where the connection has some, as a storage server would.
+/// Answers from memory that is there already, so that the transport is measured and not the
+/// handler: from pinned memory where the connection has some, as a storage server would.
 #[derive(Clone, Debug)]
 struct Replies {
     source: Source,
@@ -38,8 +39,8 @@ struct Replies {
     pinned: Arc<OnceLock<Bytes>>,
 }
 
-/// The longest reply that comes from pinned memory, in bytes: what fits into half of what the default pool has for
-/// sending.
+/// The longest reply that comes from pinned memory, in bytes: what fits into half of what the
+/// default pool has for sending.
 const PINNED: usize = 8 << 20;
 
 impl Replies {
@@ -50,9 +51,13 @@ impl Replies {
     fn reply(&self, request: &Request<Blob>) -> Result<Blob, Status> {
         let length = usize::try_from(request.get_ref().reply).unwrap_or(usize::MAX);
         if length > self.heap.len() {
-            return Err(Status::out_of_range(format!("a reply has at most {} bytes", self.heap.len())));
+            return Err(Status::out_of_range(format!(
+                "a reply has at most {} bytes",
+                self.heap.len()
+            )));
         }
-        let pinned = self.source == Source::Best && tonic_rdma::connect_info(request).path.is_fast();
+        let pinned =
+            self.source == Source::Best && tonic_rdma::connect_info(request).path.is_fast();
         let payload = match pinned && (SMALL + 1..=PINNED).contains(&length) {
             true => self.pinned(request).slice(..length),
             false => self.heap.slice(..length),
@@ -141,8 +146,8 @@ pub fn tonic_server() -> tonic::transport::Server {
 /// Streams that a connection may have where there is to be room.
 const STREAMS: u32 = 16 << 10;
 
-/// The process's own pools, with the default sizes; or pools with control memory for so many connections, and otherwise
-/// the default sizes.
+/// The process's own pools, with the default sizes; or pools with control memory for so many
+/// connections, and otherwise the default sizes.
 pub(crate) fn context(room: Option<usize>, fabric: Option<FabricKind>) -> Context {
     static ROOMY: OnceLock<Context> = OnceLock::new();
     let Some(connections) = room else { return Context::global() };
@@ -162,7 +167,8 @@ pub enum Place {
     Unix(PathBuf),
 }
 
-/// Serves until the process ends, with room for so many connections if that is said, calling `ready` with the address, or path, once clients can connect.
+/// Serves until the process ends, with room for so many connections if that is said, calling
+/// `ready` with the address, or path, once clients can connect.
 ///
 /// # Errors
 /// The address cannot be bound, or serving fails.
@@ -181,7 +187,10 @@ pub async fn serve(
         (Way::Tonic { .. }, Place::Unix(path)) => {
             let listener = UnixListener::bind(&path).context("cannot bind the unix socket")?;
             ready(path.display().to_string());
-            tonic_server().add_routes(routes).serve_with_incoming(UnixListenerStream::new(listener)).await?;
+            tonic_server()
+                .add_routes(routes)
+                .serve_with_incoming(UnixListenerStream::new(listener))
+                .await?;
         }
         (Way::Tonic { .. }, Place::Ip(addr)) => {
             let incoming = TcpIncoming::bind(addr)?.with_nodelay(Some(true));
@@ -206,7 +215,9 @@ pub async fn serve(
             ready("nobody".to_owned());
             std::future::pending().await
         }
-        (Way::Neighbour(_), _) => anyhow::bail!("{contender} is served by the program in benches/neighbours"),
+        (Way::Neighbour(_), _) => {
+            anyhow::bail!("{contender} is served by the program in benches/neighbours")
+        }
         (Way::Ours(_) | Way::Raw(_), Place::Unix(_)) => {
             anyhow::bail!("only tonic's own transport is bound to a unix socket here")
         }

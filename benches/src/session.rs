@@ -1,15 +1,17 @@
 //! The client process of a contender: runs the rounds that it is told to, and says what they gave.
 //!
-//! It reads a line for each thing to do on its standard input, and answers each with a line on its standard output, both
-//! JSON: an [`Order`], and an [`Answer`]. It ends with its input. So a contender that crashes or hangs takes nobody along.
+//! It reads a line for each thing to do on its standard input, and answers each with a line on its
+//! standard output, both JSON: an [`Order`], and an [`Answer`]. It ends with its input. So a
+//! contender that crashes or hangs takes nobody along.
 
-use crate::{
-    measure::{self, Calls, Round},
-    work::Row,
-};
+use std::future::Future;
+use std::io::Write as _;
+
 use serde::{Deserialize, Serialize};
-use std::{future::Future, io::Write as _};
 use tokio::io::{AsyncBufReadExt, BufReader};
+
+use crate::measure::{self, Calls, Round};
+use crate::work::Row;
 
 /// What a client is told.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]

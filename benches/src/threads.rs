@@ -1,15 +1,16 @@
-//! Calls that are made on several threads at a time, over one connection and over one for each thread.
+//! Calls that are made on several threads at a time, over one connection and over one for each
+//! thread.
 
-use crate::{
-    client::{Channel, Client},
-    contender::{Contender, Way},
-    measure::{Round, round},
-    service,
-    work::{Kind, Row, SMALL},
-};
-use anyhow::{Context as _, ensure};
 use std::net::{Ipv4Addr, SocketAddr};
+
+use anyhow::{Context as _, ensure};
 use tokio::runtime::{Builder, Runtime};
+
+use crate::client::{Channel, Client};
+use crate::contender::{Contender, Way};
+use crate::measure::{Round, round};
+use crate::service;
+use crate::work::{Kind, Row, SMALL};
 
 fn runtime(workers: usize) -> anyhow::Result<Runtime> {
     Ok(Builder::new_multi_thread().worker_threads(workers).enable_all().build()?)
@@ -29,13 +30,20 @@ impl Threads {
     ///
     /// # Errors
     /// There are no threads, or no fast path.
-    pub fn new(contender: Contender, workers: usize, connections: &[usize]) -> anyhow::Result<Self> {
-        let Way::Ours(fabric) = contender.way() else { anyhow::bail!("{contender} has one connection") };
+    pub fn new(
+        contender: Contender,
+        workers: usize,
+        connections: &[usize],
+    ) -> anyhow::Result<Self> {
+        let Way::Ours(fabric) = contender.way() else {
+            anyhow::bail!("{contender} has one connection")
+        };
         let (server, client) = (runtime(workers)?, runtime(workers)?);
         let (ready, address) = std::sync::mpsc::channel();
         let at = service::Place::Ip(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         server.spawn(async move {
-            if let Err(error) = service::serve(contender, at, SMALL, None, |said| _ = ready.send(said)).await
+            if let Err(error) =
+                service::serve(contender, at, SMALL, None, |said| _ = ready.send(said)).await
             {
                 eprintln!("the server: {error:#}");
             }
@@ -43,11 +51,14 @@ impl Threads {
         let address = address.recv().context("there is no server")?;
         let channel = |count| {
             let endpoint = tonic_rdma::Endpoint::from_shared(format!("http://{address}"));
-            let endpoint = endpoint.map(|to| to.fabrics(fabric).require_rdma(true).connections(count));
+            let endpoint =
+                endpoint.map(|to| to.fabrics(fabric).require_rdma(true).connections(count));
             anyhow::Ok((count, client.block_on(endpoint?.connect())?))
         };
-        let channels = connections.iter().map(|count| channel(*count)).collect::<Result<Vec<_>, _>>()?;
-        let over = |(count, channel)| (count, Client::over(Channel::Ours(channel), contender.zero_copy()));
+        let channels =
+            connections.iter().map(|count| channel(*count)).collect::<Result<Vec<_>, _>>()?;
+        let over =
+            |(count, channel)| (count, Client::over(Channel::Ours(channel), contender.zero_copy()));
         Ok(Self { clients: channels.into_iter().map(over).collect(), client, _server: server })
     }
 

@@ -1,4 +1,5 @@
-//! The rows of the comparison: which calls, of which size, how many at a time, over how many connections.
+//! The rows of the comparison: which calls, of which size, how many at a time, over how many
+//! connections.
 
 use serde::{Deserialize, Serialize};
 
@@ -47,7 +48,8 @@ pub enum Kind {
         /// Bytes of the large message.
         size: usize,
     },
-    /// Latency of small calls on a connection that has so many streams open, on which nothing moves: microseconds.
+    /// Latency of small calls on a connection that has so many streams open, on which nothing
+    /// moves: microseconds.
     Held {
         /// Streams.
         streams: usize,
@@ -72,13 +74,15 @@ pub struct Row {
 }
 
 impl Row {
-    /// The name: `latency-64`, `rate-64-x64`, `rate-64-x64-c8`, `up-1MiB-x8`, `stream-64KiB`, `beside-64MiB`,
-    /// `held-10000`, `phase-64KiB-22`.
+    /// The name: `latency-64`, `rate-64-x64`, `rate-64-x64-c8`, `up-1MiB-x8`, `stream-64KiB`,
+    /// `beside-64MiB`, `held-10000`, `phase-64KiB-22`.
     pub fn name(&self) -> String {
         match self.kind {
             Kind::Latency => format!("latency-{SMALL}"),
             Kind::Rate { in_flight, connections: 1 } => format!("rate-{SMALL}-x{in_flight}"),
-            Kind::Rate { in_flight, connections } => format!("rate-{SMALL}-x{in_flight}-c{connections}"),
+            Kind::Rate { in_flight, connections } => {
+                format!("rate-{SMALL}-x{in_flight}-c{connections}")
+            }
             Kind::Bulk { size, direction, in_flight } => {
                 let way = if direction == Direction::Up { "up" } else { "down" };
                 format!("{way}-{}-x{in_flight}", bytes(size))
@@ -180,12 +184,14 @@ pub fn full() -> Vec<Row> {
 
 /// Distances of source and destination: none, those behind headers, alignments, and the end of a
 /// page.
-const DISTANCES: [usize; 16] = [0, 1, 6, 8, 16, 22, 32, 38, 48, 64, 128, 256, 512, 1024, 2048, 4090];
+const DISTANCES: [usize; 16] =
+    [0, 1, 6, 8, 16, 22, 32, 38, 48, 64, 128, 256, 512, 1024, 2048, 4090];
 
 /// Copies by distance of source and destination.
 pub fn phase() -> Vec<Row> {
     let of = |size: usize| {
-        let row = move |distance| Row { kind: Kind::Phase { size, distance }, calls: (128 << 20) / size };
+        let row =
+            move |distance| Row { kind: Kind::Phase { size, distance }, calls: (128 << 20) / size };
         DISTANCES.map(row)
     };
     [64 << 10, 1 << 20].into_iter().flat_map(of).collect()

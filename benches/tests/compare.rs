@@ -8,10 +8,15 @@ fn a_contender_that_fails_is_shown_and_the_run_goes_on() {
     let json = dir.path().join("out.json");
     // No RDMA device has the loopback address, so this one is not on the path that it is to be on.
     let out = Command::new(env!("CARGO_BIN_EXE_compare"))
-        .args(["--contenders", "tonic-tcp,verbs,tonic-unix,shm,memcpy-hot", "--allocators", "glibc"])
         .args([
-            "--rows", "full", "--only", "64", "--divide", "1000", "--rounds", "1", "--counts", "--limit",
-            "900",
+            "--contenders",
+            "tonic-tcp,verbs,tonic-unix,shm,memcpy-hot",
+            "--allocators",
+            "glibc",
+        ])
+        .args([
+            "--rows", "full", "--only", "64", "--divide", "1000", "--rounds", "1", "--counts",
+            "--limit", "900",
         ])
         .args(["--json".as_ref(), json.as_os_str(), "--plots".as_ref(), dir.path().as_os_str()])
         .output()
@@ -23,21 +28,35 @@ fn a_contender_that_fails_is_shown_and_the_run_goes_on() {
     let json: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
     let cell = |row: &str, contender: &str| {
         let cells = json["results"].as_array().unwrap();
-        cells.iter().find(|cell| cell["row"] == row && cell["contender"] == contender).unwrap().clone()
+        cells
+            .iter()
+            .find(|cell| cell["row"] == row && cell["contender"] == contender)
+            .unwrap()
+            .clone()
     };
-    for row in ["latency-64", "rate-64-x1", "rate-64-x64-c64", "up-64KiB-x8", "stream-64KiB", "beside-64MiB"]
-    {
+    for row in [
+        "latency-64",
+        "rate-64-x1",
+        "rate-64-x64-c64",
+        "up-64KiB-x8",
+        "stream-64KiB",
+        "beside-64MiB",
+    ] {
         for contender in ["tonic-tcp", "tonic-unix", "shm"] {
             assert!(cell(row, contender)["failure"].is_null(), "{row} {contender}: {said}");
-            assert!(cell(row, contender)["median"].as_f64().unwrap() > 0.0, "{row} {contender}: {said}");
+            assert!(
+                cell(row, contender)["median"].as_f64().unwrap() > 0.0,
+                "{row} {contender}: {said}"
+            );
         }
         assert!(cell(row, "verbs")["failure"].is_string(), "{row}");
     }
     // It copies, and carries no calls.
     assert!(cell("up-64KiB-x8", "memcpy-hot")["median"].is_f64());
     assert!(cell("latency-64", "memcpy-hot")["median"].is_null());
-    // TCP: into the message, into the kernel, out of it, out of the message. Shared memory: once, and twice until the
-    // client has learnt that the server's stub uses the codec. Without optimisation whatever is moved is copied, too.
+    // TCP: into the message, into the kernel, out of it, out of the message. Shared memory: once,
+    // and twice until the client has learnt that the server's stub uses the codec. Without
+    // optimisation whatever is moved is copied, too.
     let copies = |contender| cell("up-64KiB-x8", contender)["copies"].as_f64().unwrap();
     assert!(
         copies("tonic-tcp") >= 4.0 && (1.0..copies("tonic-tcp") / 1.5).contains(&copies("shm")),
@@ -80,7 +99,14 @@ fn contenders_take_part_with_both_allocators() {
     let dir = tempfile::tempdir().unwrap();
     let json = dir.path().join("out.json");
     let out = Command::new(env!("CARGO_BIN_EXE_compare"))
-        .args(["--contenders", "tonic-tcp,shm-plain,memcpy-hot", "--rows", "full", "--only", "up-16MiB-x8"])
+        .args([
+            "--contenders",
+            "tonic-tcp,shm-plain,memcpy-hot",
+            "--rows",
+            "full",
+            "--only",
+            "up-16MiB-x8",
+        ])
         .args(["--divide", "1000", "--rounds", "3", "--limit", "900", "--json"])
         .arg(&json)
         .args(["--assert", "up-16MiB-x8:shm-plain+mimalloc/tonic-tcp+mimalloc>=0.01"])
@@ -111,12 +137,16 @@ fn contenders_take_part_with_both_allocators() {
 fn neighbours_want_their_program() {
     let compare = |arguments: &[&str]| {
         let mut compare = Command::new(env!("CARGO_BIN_EXE_compare"));
-        let out = compare.args(["--contenders", "tonic-tcp,ruapc"]).args(arguments).output().unwrap();
+        let out =
+            compare.args(["--contenders", "tonic-tcp,ruapc"]).args(arguments).output().unwrap();
         assert!(!out.status.success());
         String::from_utf8(out.stderr).unwrap()
     };
     let said = compare(&[]);
-    assert!(said.contains("ruapc runs in a program of its own: build benches/neighbours"), "{said}");
+    assert!(
+        said.contains("ruapc runs in a program of its own: build benches/neighbours"),
+        "{said}"
+    );
     let said = compare(&["--neighbours", "/nonexistent/neighbours"]);
     assert!(said.contains("/nonexistent/neighbours, which is not there: build"), "{said}");
 }

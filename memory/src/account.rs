@@ -5,9 +5,11 @@
 //! | content | the start | waiting: an allocation found nothing |
 //! | waiting | | content: the next allocation got something or failed, its owner gave up or was dropped |
 //!
-//! One that has leased all that it may is not waiting in this sense: others cannot help it. It is woken by its own pieces.
+//! One that has leased all that it may is not waiting in this sense: others cannot help it. It is
+//! woken by its own pieces.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst, fence};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicUsize, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 
@@ -44,7 +46,8 @@ impl Account {
         fence(SeqCst);
     }
 
-    /// Replaces the waker. The old one is dropped without the lock: that may drop a task, and what it owns.
+    /// Replaces the waker. The old one is dropped without the lock: that may drop a task, and what
+    /// it owns.
     pub(crate) fn set_waker(&self, new: Option<Waker>) {
         let old = std::mem::replace(&mut *self.waker(), new);
         drop(old);
@@ -93,8 +96,8 @@ impl Accounts {
         account.set_waker(None);
     }
 
-    /// Sets what only the account's owner sets. Returns whether it is a change. After `true` the owner must look for
-    /// memory once more.
+    /// Sets what only the account's owner sets. Returns whether it is a change. After `true` the
+    /// owner must look for memory once more.
     pub(crate) fn set_wanting(&self, account: &Arc<Account>, wanting: bool) -> bool {
         if account.wanting.swap(wanting, SeqCst) == wanting {
             return false;
@@ -149,7 +152,9 @@ impl Accounts {
     /// Whether another account waits that has leased no more than so many bytes.
     pub(crate) fn others_wait_below(&self, account: &Account, leased: usize) -> bool {
         self.list().iter().filter_map(Weak::upgrade).any(|other| {
-            !std::ptr::eq(&*other, account) && other.is_wanting() && other.leased.load(SeqCst) <= leased
+            !std::ptr::eq(&*other, account)
+                && other.is_wanting()
+                && other.leased.load(SeqCst) <= leased
         })
     }
 
@@ -163,7 +168,8 @@ impl Accounts {
         accounts.iter().filter(|account| wake(account)).for_each(|account| account.wake());
     }
 
-    /// The account, which waits, is held to its share. Before that counts, its owner must look once more.
+    /// The account, which waits, is held to its share. Before that counts, its owner must look once
+    /// more.
     pub(crate) fn set_held(&self, account: &Account) {
         if account.is_wanting() && !account.held.swap(true, SeqCst) {
             self.held.fetch_add(1, SeqCst);
@@ -191,8 +197,8 @@ impl Accounts {
         }
     }
 
-    /// A piece of this account's has come free: it may wait for that itself, and if others wait, its chunk may have
-    /// become idle and can go back.
+    /// A piece of this account's has come free: it may wait for that itself, and if others wait,
+    /// its chunk may have become idle and can go back.
     pub(crate) fn piece_freed(&self, account: &Account) {
         // The fence between freeing and looking is in the first.
         if self.waiting.any_after_free() || account.full.load(SeqCst) {

@@ -7,13 +7,14 @@
 //! | free | owned | `Arenas::take`, which pops its handle |
 //! | owned | free | drop of the `SlotRef`, which pushes the handle back |
 //!
-//! An arena of its own, for a request above the largest class, has one slot; while that is free the arena stays
-//! registered, until another request fits it or the budget needs its bytes.
+//! An arena of its own, for a request above the largest class, has one slot; while that is free the
+//! arena stays registered, until another request fits it or the budget needs its bytes.
 //!
 //! The lists are lock-free; a lock is taken only to make an arena or to take one down.
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -68,8 +69,8 @@ pub(crate) struct Arenas {
     arenas: Mutex<Slab<Arc<Arena>>>,
     /// Bytes of a new arena of small slots.
     arena: usize,
-    /// Free arenas of their own, kept registered for the next request of their size until the budget needs them: memory
-    /// is not registered per message (R12), however long.
+    /// Free arenas of their own, kept registered for the next request of their size until the
+    /// budget needs them: memory is not registered per message (R12), however long.
     idle: Mutex<Idle>,
     /// Arenas have been taken down, and other pools of the process have not been told.
     freed: AtomicBool,
@@ -101,8 +102,8 @@ pub(crate) struct SlotRef {
 
 impl Arenas {
     pub(crate) fn new(usage: Use, budget: usize, sizes: &Sizes) -> Self {
-        // Send memory is cut into classes that fit its budget at least twice; a connection's control block always has
-        // an arena of its own.
+        // Send memory is cut into classes that fit its budget at least twice; a connection's
+        // control block always has an arena of its own.
         let largest = if usage == Use::Send { budget / 2 } else { 0 };
         let class = |slot: &usize| Class {
             slot: *slot,
@@ -157,15 +158,17 @@ impl Arenas {
 
     fn pop_or_grow(&self, shared: &Arc<Shared>, first: usize) -> Result<SlotRef, PoolError> {
         let mut arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
-        // Someone may have grown it meanwhile; and while an arena is taken down, under this lock, lists look emptier
-        // than they are.
+        // Someone may have grown it meanwhile; and while an arena is taken down, under this lock,
+        // lists look emptier than they are.
         if let Some(slot) = self.pop(shared, first) {
             return Ok(slot);
         }
         match self.grow(shared, &mut arenas, first) {
             Ok(slot) => Ok(slot),
             // Better a larger slot than none.
-            Err(error) => (first + 1..self.classes.len()).find_map(|c| self.pop(shared, c)).ok_or(error),
+            Err(error) => {
+                (first + 1..self.classes.len()).find_map(|c| self.pop(shared, c)).ok_or(error)
+            }
         }
     }
 
@@ -182,7 +185,8 @@ impl Arenas {
             self.classes[class].in_use.fetch_add(1, Relaxed);
         }
         SlotRef {
-            // SAFETY: index < slots, so the slot lies within the region, which the handle keeps (R8).
+            // SAFETY: index < slots, so the slot lies within the region, which the handle keeps
+            // (R8).
             ptr: unsafe { region.ptr().add(handle.index * slot) },
             len: *slot,
             lkey: region.lkey(),
@@ -204,7 +208,9 @@ impl Arenas {
         let unit = slot.max(page());
         let bytes = (self.arena - self.arena % unit).max(unit);
         let arena = match self.make(shared, arenas, bytes, slot) {
-            Err(PoolError::Exhausted { .. }) if bytes > unit => self.make(shared, arenas, unit, slot)?,
+            Err(PoolError::Exhausted { .. }) if bytes > unit => {
+                self.make(shared, arenas, unit, slot)?
+            }
             made => made?,
         };
         let slots = arena.region.len() / slot;
@@ -220,10 +226,15 @@ impl Arenas {
 
     fn own_arena(&self, shared: &Arc<Shared>, len: usize) -> Result<SlotRef, PoolError> {
         let (budget, usage) = (self.budget, self.usage);
-        let bytes = len.checked_next_multiple_of(page()).ok_or(PoolError::TooLarge { len, budget, usage })?;
+        let bytes = len.checked_next_multiple_of(page()).ok_or(PoolError::TooLarge {
+            len,
+            budget,
+            usage,
+        })?;
         // A connection keeps its block for long, and is to have no more than it asked for.
-        let fits =
-            |idle| if usage == Use::Control { idle == bytes } else { idle >= bytes && idle / 2 < bytes };
+        let fits = |idle| {
+            if usage == Use::Control { idle == bytes } else { idle >= bytes && idle / 2 < bytes }
+        };
         if let Some(handle) = self.take_idle(fits) {
             return Ok(self.own(shared, handle, None));
         }
@@ -240,8 +251,8 @@ impl Arenas {
         Some(idle.arenas.swap_remove(at).0)
     }
 
-    /// Ends arenas of their own: those that have been idle since the last time, at most every [`BETWEEN_TRIMS`]; without a clock
-    /// all that are idle.
+    /// Ends arenas of their own: those that have been idle since the last time, at most every
+    /// [`BETWEEN_TRIMS`]; without a clock all that are idle.
     pub(crate) fn trim(&self, shared: &Shared, now: Option<Instant>) {
         // Nobody looks for budget meanwhile, and finds neither an idle arena nor what it takes.
         let arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
@@ -285,7 +296,11 @@ impl Arenas {
         slot: usize,
     ) -> Result<Arc<Arena>, PoolError> {
         if !self.take_budget(shared, arenas, bytes) {
-            return Err(PoolError::Exhausted { len: bytes, budget: self.budget, usage: self.usage });
+            return Err(PoolError::Exhausted {
+                len: bytes,
+                budget: self.budget,
+                usage: self.usage,
+            });
         }
         let made = Mapping::new(bytes, shared.sizes.huge_pages, Place::Any).and_then(|mapping| {
             Region::new(mapping, None, &*shared.registrar, Access::Local).map_err(PoolError::from)
@@ -311,9 +326,13 @@ impl Arenas {
                 self.end(shared, handle);
                 continue;
             }
-            let idle: Vec<usize> =
-                arenas.iter().filter(|(_, a)| a.live.load(Relaxed) == 0).map(|(key, _)| key).collect();
-            let bound = idle.iter().filter_map(|key| arenas.get(*key)).map(|a| a.region.len()).sum();
+            let idle: Vec<usize> = arenas
+                .iter()
+                .filter(|(_, a)| a.live.load(Relaxed) == 0)
+                .map(|(key, _)| key)
+                .collect();
+            let bound =
+                idle.iter().filter_map(|key| arenas.get(*key)).map(|a| a.region.len()).sum();
             let held = shared.budgets.used(self.usage).saturating_sub(bound);
             let enough = held.saturating_add(bytes) <= self.budget;
             // Someone may take a slot of one first: then the next, or none.
@@ -341,7 +360,8 @@ impl Arenas {
         class.slots.fetch_sub(total, Relaxed);
         shared.index.remove(&arena.region);
         let bytes = arena.region.len();
-        // Every handle is here, so these are the last references: deregistered and unmapped before the budget says so.
+        // Every handle is here, so these are the last references: deregistered and unmapped before
+        // the budget says so.
         drop((mine, arenas.remove(key), arena));
         shared.budgets.give(self.usage, bytes);
         self.freed.store(true, Relaxed);

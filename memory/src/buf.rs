@@ -9,11 +9,13 @@ use bytes::{Buf, BufMut, Bytes};
 
 use crate::arena::SlotRef;
 
-/// A uniquely owned buffer in registered memory: fill it, then [`freeze`](PinnedBuf::freeze) it and send it.
+/// A uniquely owned buffer in registered memory: fill it, then [`freeze`](PinnedBuf::freeze) it and
+/// send it.
 ///
-/// It starts empty, grows as it is filled up to its [`capacity`](PinnedBuf::capacity), and never moves. Fill it through
-/// [`BufMut`] (so with tokio's `read_buf`, too), [`fill_from`](PinnedBuf::fill_from) or
-/// [`resize_zeroed`](PinnedBuf::resize_zeroed). It stays valid when the pool and everything else is gone.
+/// It starts empty, grows as it is filled up to its [`capacity`](PinnedBuf::capacity), and never
+/// moves. Fill it through [`BufMut`] (so with tokio's `read_buf`, too),
+/// [`fill_from`](PinnedBuf::fill_from) or [`resize_zeroed`](PinnedBuf::resize_zeroed). It stays
+/// valid when the pool and everything else is gone.
 ///
 /// ```
 /// use bytes::BufMut;
@@ -88,9 +90,9 @@ impl PinnedBuf {
         unsafe { std::slice::from_raw_parts_mut(self.slot.ptr().as_ptr(), self.len) }
     }
 
-    /// Reads until the buffer is full or the reader has no more. Returns the bytes read. The reader is lent memory that
-    /// holds whatever it held before, and is trusted to say how much of it it has filled. For a tokio reader use its
-    /// `read_buf`, which takes any [`BufMut`]:
+    /// Reads until the buffer is full or the reader has no more. Returns the bytes read. The reader
+    /// is lent memory that holds whatever it held before, and is trusted to say how much of it it
+    /// has filled. For a tokio reader use its `read_buf`, which takes any [`BufMut`]:
     ///
     /// ```
     /// use bytes::BufMut;
@@ -137,9 +139,12 @@ impl PinnedBuf {
     /// What of the capacity lies behind the first `from` bytes: whatever the memory held before.
     fn room(&mut self, from: usize) -> &mut [u8] {
         let len = self.capacity.saturating_sub(from);
-        // SAFETY: from .. from + len lies within the slot, which this value owns (R8). All of it is initialized: a slot is
-        // a part of a mapping, which is zeroed when it is made (`Mapping`), and nothing makes memory uninitialized again.
-        unsafe { std::slice::from_raw_parts_mut(self.slot.ptr().as_ptr().add(self.capacity - len), len) }
+        // SAFETY: from .. from + len lies within the slot, which this value owns (R8). All of it is
+        // initialized: a slot is a part of a mapping, which is zeroed when it is made (`Mapping`),
+        // and nothing makes memory uninitialized again.
+        unsafe {
+            std::slice::from_raw_parts_mut(self.slot.ptr().as_ptr().add(self.capacity - len), len)
+        }
     }
 
     /// The local key of the memory.
@@ -152,7 +157,8 @@ impl PinnedBuf {
         self.slot.ptr().addr().get() as u64
     }
 
-    /// The filled part as [`Bytes`]. The memory returns to the pool when the last clone and slice of it is dropped.
+    /// The filled part as [`Bytes`]. The memory returns to the pool when the last clone and slice
+    /// of it is dropped.
     pub fn freeze(self) -> Bytes {
         if self.is_empty() { Bytes::new() } else { Bytes::from_owner(self) }
     }
@@ -178,20 +184,26 @@ impl DerefMut for PinnedBuf {
     }
 }
 
-// SAFETY: chunk_mut gives the unfilled rest of an owned slot, advance_mut grows only within the capacity (R8).
+// SAFETY: chunk_mut gives the unfilled rest of an owned slot, advance_mut grows only within the
+// capacity (R8).
 unsafe impl BufMut for PinnedBuf {
     fn remaining_mut(&self) -> usize {
         self.capacity - self.len
     }
 
     unsafe fn advance_mut(&mut self, count: usize) {
-        assert!(count <= self.remaining_mut(), "advanced {count} bytes past {} left", self.remaining_mut());
+        assert!(
+            count <= self.remaining_mut(),
+            "advanced {count} bytes past {} left",
+            self.remaining_mut()
+        );
         self.len += count;
     }
 
     fn chunk_mut(&mut self) -> &mut UninitSlice {
         let rest = self.remaining_mut();
-        // SAFETY: len..capacity lies within the slot, which this value owns (R8); it is handed out as uninitialized.
+        // SAFETY: len..capacity lies within the slot, which this value owns (R8); it is handed out
+        // as uninitialized.
         let slice = unsafe {
             let start = self.slot.ptr().as_ptr().add(self.len).cast::<MaybeUninit<u8>>();
             std::slice::from_raw_parts_mut(start, rest)
@@ -219,7 +231,8 @@ unsafe impl BufMut for PinnedBuf {
     }
 }
 
-/// Pool memory that a device may read: a slice of frozen [`Bytes`], with its key. Keeps the memory alive.
+/// Pool memory that a device may read: a slice of frozen [`Bytes`], with its key. Keeps the memory
+/// alive.
 #[derive(Clone, Debug)]
 pub struct PinnedBytes {
     bytes: Bytes,

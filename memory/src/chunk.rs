@@ -99,7 +99,13 @@ impl Chunk {
         shared.budgets.registered();
         shared.index.insert(&region);
         let granules = Granules::new(len / GRANULE);
-        Ok(Chunk { region, granules, lease, granted: AtomicUsize::new(0), leaving: AtomicBool::new(false) })
+        Ok(Chunk {
+            region,
+            granules,
+            lease,
+            granted: AtomicUsize::new(0),
+            leaving: AtomicBool::new(false),
+        })
     }
 
     /// Bytes.
@@ -128,9 +134,11 @@ impl Drop for Chunk {
     }
 }
 
-/// A piece of landing memory that has been granted, or is about to be: a peer may write to it, nobody may read it.
+/// A piece of landing memory that has been granted, or is about to be: a peer may write to it,
+/// nobody may read it.
 ///
-/// Drop it only when nothing can write to it any more: after ABORT, or when the queue pair has been destroyed (R9).
+/// Drop it only when nothing can write to it any more: after ABORT, or when the queue pair has been
+/// destroyed (R9).
 #[derive(Debug)]
 pub struct LandingBuf {
     piece: Piece,
@@ -150,7 +158,8 @@ impl Piece {
         self.granules * GRANULE
     }
 
-    /// Frees the granules behind the first so many: nothing was written there, or nothing that anybody reads.
+    /// Frees the granules behind the first so many: nothing was written there, or nothing that
+    /// anybody reads.
     fn cut(&mut self, granules: usize) {
         let Some(rest @ 1..) = self.granules.checked_sub(granules) else { return };
         let Lease { shared, account, .. } = &self.chunk.lease;
@@ -251,6 +260,8 @@ impl AsRef<[u8]> for Filled {
         // of it is initialized. That a peer writes no more after DONE is its duty (R9): one that
         // does can spoil only what it sent itself (R12), and `Landed` keeps it from who would rely
         // on it: all but the application, which is told.
-        unsafe { std::slice::from_raw_parts(self.piece.chunk.region.ptr().as_ptr().add(start), self.len) }
+        unsafe {
+            std::slice::from_raw_parts(self.piece.chunk.region.ptr().as_ptr().add(start), self.len)
+        }
     }
 }

@@ -11,7 +11,8 @@ pub const DEFAULT_POOL: usize = 64 << 20;
 
 /// Left to the rest of the process: half of what it may pin, at most this many bytes.
 const MARGIN: u64 = 256 * 1024;
-/// The lowest limit in bytes (RLIMIT_MEMLOCK) under which a pool can be made, if the process pins nothing else.
+/// The lowest limit in bytes (RLIMIT_MEMLOCK) under which a pool can be made, if the process pins
+/// nothing else.
 pub const MIN_MEMLOCK: u64 = MIN_POOL as u64 + MARGIN;
 /// The least for landing and for control blocks.
 const MIN_PART: usize = MIN_POOL / 8;
@@ -25,8 +26,8 @@ pub enum HugePages {
     /// Huge ones where the kernel has them (madvise(2), MADV_HUGEPAGE).
     #[default]
     Transparent,
-    /// From the reserved pool (mmap(2), MAP_HUGETLB), for arenas whose size is a multiple of 2 MiB; where there are none,
-    /// a warning and ordinary ones.
+    /// From the reserved pool (mmap(2), MAP_HUGETLB), for arenas whose size is a multiple of 2 MiB;
+    /// where there are none, a warning and ordinary ones.
     Explicit,
 }
 
@@ -48,13 +49,18 @@ pub struct PoolConfig {
 
 impl Default for PoolConfig {
     fn default() -> Self {
-        PoolConfig { total: DEFAULT_POOL, send: None, landing: None, huge_pages: HugePages::default() }
+        PoolConfig {
+            total: DEFAULT_POOL,
+            send: None,
+            landing: None,
+            huge_pages: HugePages::default(),
+        }
     }
 }
 
 impl PoolConfig {
-    /// Bytes that the pool may pin at most; at least [`MIN_POOL`]. Default [`DEFAULT_POOL`]. It shrinks to what
-    /// RLIMIT_MEMLOCK allows.
+    /// Bytes that the pool may pin at most; at least [`MIN_POOL`]. Default [`DEFAULT_POOL`]. It
+    /// shrinks to what RLIMIT_MEMLOCK allows.
     pub fn total(mut self, bytes: usize) -> Self {
         self.total = bytes;
         self
@@ -78,25 +84,37 @@ impl PoolConfig {
         self
     }
 
-    /// The limit in bytes (RLIMIT_MEMLOCK) under which a pool becomes as large as configured, if the process pins
-    /// nothing else.
+    /// The limit in bytes (RLIMIT_MEMLOCK) under which a pool becomes as large as configured, if
+    /// the process pins nothing else.
     pub fn memlock(&self) -> u64 {
         (self.total as u64).saturating_add(MARGIN)
     }
 
-    /// The sizes that a pool has under a limit (None: no limit); `ignores_ipc_lock` as in [`Memlock::available`].
-    /// [`Pool::new`](crate::Pool::new) raises the soft limit to the hard one first; this takes it as it is.
+    /// The sizes that a pool has under a limit (None: no limit); `ignores_ipc_lock` as in
+    /// [`Memlock::available`]. [`Pool::new`](crate::Pool::new) raises the soft limit to the hard
+    /// one first; this takes it as it is.
     ///
     /// # Errors
     /// Those of [`Pool::new`](crate::Pool::new).
-    pub fn fit(&self, memlock: Option<&Memlock>, ignores_ipc_lock: bool) -> Result<Sizes, PoolError> {
+    pub fn fit(
+        &self,
+        memlock: Option<&Memlock>,
+        ignores_ipc_lock: bool,
+    ) -> Result<Sizes, PoolError> {
         if self.total < MIN_POOL {
             return Err(PoolError::TooSmall { total: self.total, min: MIN_POOL });
         }
-        let (send, landing) = (self.send.unwrap_or(self.total / 4), self.landing.unwrap_or(self.total / 2));
+        let (send, landing) =
+            (self.send.unwrap_or(self.total / 4), self.landing.unwrap_or(self.total / 2));
         let control = self.total.saturating_sub(send).saturating_sub(landing);
         if landing < MIN_PART || control < MIN_PART {
-            return Err(PoolError::Parts { total: self.total, send, landing, control, min: MIN_PART });
+            return Err(PoolError::Parts {
+                total: self.total,
+                send,
+                landing,
+                control,
+                min: MIN_PART,
+            });
         }
         let mut total = self.total;
         if let Some(memlock) = memlock
@@ -114,7 +132,8 @@ impl PoolConfig {
             total = total.min(room);
         }
         total -= total % page();
-        // The parts keep their proportion when the whole has to shrink, as far as each stays large enough.
+        // The parts keep their proportion when the whole has to shrink, as far as each stays large
+        // enough.
         let scaled = |part: usize| {
             let part = (part as u128 * total as u128 / self.total as u128) as usize;
             part - part % page()
@@ -128,8 +147,8 @@ impl PoolConfig {
             send = send.saturating_sub(lack)
         }
         let control = total.saturating_sub(send).saturating_sub(landing);
-        // Small enough that many connections get one, large enough, in a pool of default size, for a message of a
-        // mebibyte. Explicit huge pages need whole ones.
+        // Small enough that many connections get one, large enough, in a pool of default size, for
+        // a message of a mebibyte. Explicit huge pages need whole ones.
         let parts = if self.huge_pages == HugePages::Explicit { 4 } else { 24 };
         let chunk = (landing / parts).clamp(MIN_PART / 4, MAX_CHUNK);
         // No odd ends: pieces are often 64 KiB, and huge pages are whole.
@@ -206,7 +225,11 @@ mod tests {
                         assert!(s.send + s.landing + s.control <= s.total, "{s:?}");
                         assert!(s.landing >= MIN_PART && s.control >= MIN_PART, "{s:?}");
                         assert!(s.total <= room.min(total) && s.send <= send, "{s:?}");
-                        assert!(s.chunk <= s.landing && s.chunk >= 64 << 10 && s.chunk % (64 << 10) == 0);
+                        assert!(
+                            s.chunk <= s.landing
+                                && s.chunk >= 64 << 10
+                                && s.chunk % (64 << 10) == 0
+                        );
                     }
                 }
             }
@@ -225,7 +248,10 @@ mod tests {
         assert!(text.contains("ulimit -l 2304"), "{text}");
         let nearly = PoolConfig::default().fit(Some(&limit(8 << 20, 7 << 20)), false).unwrap_err();
         assert!(matches!(nearly, PoolError::Memlock { pinned, .. } if pinned == 7 << 20));
-        assert!(matches!(PoolConfig::default().total(1).fit(None, false), Err(PoolError::TooSmall { .. })));
+        assert!(matches!(
+            PoolConfig::default().total(1).fit(None, false),
+            Err(PoolError::TooSmall { .. })
+        ));
         let parts = PoolConfig::default().landing(0).fit(None, false).unwrap_err();
         assert!(matches!(parts, PoolError::Parts { landing: 0, .. }), "{parts}");
     }

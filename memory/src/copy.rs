@@ -60,7 +60,9 @@ pub(crate) fn to_vec(src: &[u8]) -> Vec<u8> {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use std::arch::x86_64::{__cpuid, __cpuid_count, __m256i, _mm256_loadu_si256, _mm256_storeu_si256};
+    use std::arch::x86_64::{
+        __cpuid, __cpuid_count, __m256i, _mm256_loadu_si256, _mm256_storeu_si256,
+    };
     use std::ops::RangeInclusive;
     use std::sync::LazyLock;
 
@@ -136,11 +138,13 @@ mod x86 {
         // start of the destination.
         unsafe {
             let load = |at: usize| _mm256_loadu_si256(src.add(at).cast());
-            let store = |at: usize, vector: __m256i| dst.add(at).cast::<__m256i>().write_volatile(vector);
+            let store =
+                |at: usize, vector: __m256i| dst.add(at).cast::<__m256i>().write_volatile(vector);
             let (first, last) = (load(0), load(len - WIDTH));
             let mut at = WIDTH - dst.addr() % WIDTH;
             while at + TURN <= len {
-                let vectors = [load(at), load(at + WIDTH), load(at + 2 * WIDTH), load(at + 3 * WIDTH)];
+                let vectors =
+                    [load(at), load(at + WIDTH), load(at + 2 * WIDTH), load(at + 3 * WIDTH)];
                 for (n, vector) in vectors.into_iter().enumerate() {
                     store(at + n * WIDTH, vector);
                 }
@@ -169,7 +173,10 @@ mod tests {
         // SAFETY: both are as long as that, and do not overlap.
         unsafe { by(src[from..].as_ptr(), dst[to..].as_mut_ptr(), len) };
         assert!(dst[to..to + len] == src[from..], "{len} bytes from {from} to {to}");
-        assert!(dst[..to].iter().chain(&dst[to + len..]).all(|byte| *byte == 0xee), "{len} bytes to {to}");
+        assert!(
+            dst[..to].iter().chain(&dst[to + len..]).all(|byte| *byte == 0xee),
+            "{len} bytes to {to}"
+        );
     }
 
     proptest! {

@@ -73,7 +73,8 @@ impl SharedArena {
     pub fn contains(&self, bytes: &[u8]) -> bool {
         let reader = &self.0.reader;
         let start = reader.ptr().addr().get();
-        bytes.as_ptr_range().start.addr() >= start && bytes.as_ptr_range().end.addr() <= start + reader.len()
+        bytes.as_ptr_range().start.addr() >= start
+            && bytes.as_ptr_range().end.addr() <= start + reader.len()
     }
 
     /// The stranger's writing. What does not fit is left out.
@@ -110,7 +111,9 @@ impl SharedArena {
         let writer = &self.0.writer;
         // SAFETY: the mapping is `len` bytes long, zeroed when it was made, lives as long as self,
         // and is reached through these atomics only.
-        unsafe { std::slice::from_raw_parts(writer.ptr().as_ptr().cast::<AtomicU8>(), writer.len()) }
+        unsafe {
+            std::slice::from_raw_parts(writer.ptr().as_ptr().cast::<AtomicU8>(), writer.len())
+        }
     }
 }
 

@@ -1,8 +1,9 @@
 //! Which granules of a chunk are taken: one bit each.
 //!
-//! Setting is the owner's alone, so what it has seen free stays free until it takes it. Clearing is an atomic and-not by
-//! anyone, so that freeing takes no lock. A cleared bit is released, a bit seen clear is acquired: what its last holder
-//! did to the memory is over before the next holder has it.
+//! Setting is the owner's alone, so what it has seen free stays free until it takes it. Clearing is
+//! an atomic and-not by anyone, so that freeing takes no lock. A cleared bit is released, a bit
+//! seen clear is acquired: what its last holder did to the memory is over before the next holder
+//! has it.
 //!
 //! Checked with loom: tests/loom.rs compiles this file over loom's atomics.
 

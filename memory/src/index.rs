@@ -12,8 +12,8 @@ struct Entry {
     iova: u64,
 }
 
-/// Regions in the order of their addresses. Looked up by every sender, changed only when an arena or a chunk is made or
-/// taken down: a sharded lock, of which a reader touches one shard.
+/// Regions in the order of their addresses. Looked up by every sender, changed only when an arena
+/// or a chunk is made or taken down: a sharded lock, of which a reader touches one shard.
 #[derive(Debug, Default)]
 pub(crate) struct Index(ShardedLock<Vec<Entry>>);
 

@@ -16,8 +16,8 @@ const LOST_RACES: usize = 3;
 
 /// One connection's account of landing memory.
 ///
-/// It leases chunks as it needs them and keeps them until [`trim`](Landing::trim), or until it and the last piece are
-/// dropped.
+/// It leases chunks as it needs them and keeps them until [`trim`](Landing::trim), or until it and
+/// the last piece are dropped.
 #[derive(Debug)]
 pub struct Landing {
     pub(crate) account: Arc<Account>,
@@ -32,20 +32,28 @@ pub struct Landing {
 impl Landing {
     pub(crate) fn new(shared: Arc<Shared>, limit: usize) -> Self {
         let limit = limit.min(shared.sizes.landing);
-        Landing { account: shared.accounts.open(), limit, chunks: Vec::new(), leaves: false, shared }
+        Landing {
+            account: shared.accounts.open(),
+            limit,
+            chunks: Vec::new(),
+            leaves: false,
+            shared,
+        }
     }
 
-    /// One contiguous piece of `want` bytes, or of less if there is no such piece now, but of at least `min` bytes; both
-    /// rounded up to 4 KiB. Leases another chunk while the landing budget allows, and, while another account waits, its
-    /// [share](Landing::share); a `want` longer than a chunk gets a chunk of its own if the budget has it.
+    /// One contiguous piece of `want` bytes, or of less if there is no such piece now, but of at
+    /// least `min` bytes; both rounded up to 4 KiB. Leases another chunk while the landing budget
+    /// allows, and, while another account waits, its [share](Landing::share); a `want` longer than
+    /// a chunk gets a chunk of its own if the budget has it.
     ///
     /// None: there is no such piece now. The account waits from then on: the waker given to
-    /// [`Landing::register_waker`] is woken when memory comes free in the pool, and other accounts are told through
-    /// [`Landing::wanted_elsewhere`]. It waits until the next call gives a piece or an error, or until
-    /// [`Landing::stop_waiting`].
+    /// [`Landing::register_waker`] is woken when memory comes free in the pool, and other accounts
+    /// are told through [`Landing::wanted_elsewhere`]. It waits until the next call gives a piece
+    /// or an error, or until [`Landing::stop_waiting`].
     ///
     /// # Errors
-    /// Another chunk was needed, the budget had it, and it could not be mapped or registered. What the account has stays.
+    /// Another chunk was needed, the budget had it, and it could not be mapped or registered. What
+    /// the account has stays.
     pub fn alloc(&mut self, want: usize, min: usize) -> Result<Option<LandingBuf>, RegisterError> {
         let want = want.max(min).div_ceil(GRANULE).max(1);
         let min = min.div_ceil(GRANULE).max(1);
@@ -75,7 +83,8 @@ impl Landing {
         let first = self.shared.accounts.set_wanting(&self.account, true);
         let mut found = self.try_best(want, min);
         if matches!(found, Ok(None)) && self.trim() > 0 {
-            // Chunks of its own that are idle, each too short, may have been in the way of a longer one.
+            // Chunks of its own that are idle, each too short, may have been in the way of a longer
+            // one.
             found = self.try_best(want, min);
         }
         match found {
@@ -86,8 +95,8 @@ impl Landing {
         found
     }
 
-    /// The account does not wait any longer for what [`alloc`](Landing::alloc) did not have: nobody needs it any more.
-    /// Without this other accounts go on giving back what they could keep.
+    /// The account does not wait any longer for what [`alloc`](Landing::alloc) did not have: nobody
+    /// needs it any more. Without this other accounts go on giving back what they could keep.
     pub fn stop_waiting(&mut self) {
         self.shared.accounts.set_wanting(&self.account, false);
     }
@@ -104,7 +113,8 @@ impl Landing {
 
     /// Whether it may not lease another chunk that is of use for `want` granules, or `min`.
     fn is_full(&self, want: usize, min: usize) -> bool {
-        let longest = self.kept().filter_map(|chunk| chunk.granules.longest()).map(|(_, run)| run).max();
+        let longest =
+            self.kept().filter_map(|chunk| chunk.granules.longest()).map(|(_, run)| run).max();
         self.room() < least(want, min, longest.unwrap_or(0).min(want))
     }
 
@@ -115,16 +125,20 @@ impl Landing {
 
     /// A piece of `want` granules from the chunks that there are.
     fn whole(&self, want: usize) -> Option<LandingBuf> {
-        let find = |chunk: &Arc<Chunk>| chunk.granules.find(want).map(|at| LandingBuf::new(chunk, at, want));
+        let find = |chunk: &Arc<Chunk>| {
+            chunk.granules.find(want).map(|at| LandingBuf::new(chunk, at, want))
+        };
         self.kept().find_map(find)
     }
 
-    /// As [`best`](Self::best), again where another pool of the process was faster to pin what there was: then this one may
-    /// wait.
+    /// As [`best`](Self::best), again where another pool of the process was faster to pin what
+    /// there was: then this one may wait.
     fn try_best(&mut self, want: usize, min: usize) -> Result<Option<LandingBuf>, RegisterError> {
         let mut found = self.best(want, min);
         for _ in 0..LOST_RACES {
-            if !found.as_ref().is_err_and(RegisterError::is_limit) || self.shared.landing_left().is_none() {
+            if !found.as_ref().is_err_and(RegisterError::is_limit)
+                || self.shared.landing_left().is_none()
+            {
                 break;
             }
             self.shared.accounts.set_wanting(&self.account, true);
@@ -133,7 +147,8 @@ impl Landing {
         found
     }
 
-    /// The longest piece up to `want` granules, and not below `min`, from the chunks that there are or from a new one.
+    /// The longest piece up to `want` granules, and not below `min`, from the chunks that there are
+    /// or from a new one.
     fn best(&mut self, want: usize, min: usize) -> Result<Option<LandingBuf>, RegisterError> {
         let whole = self.whole(want);
         if whole.is_some() {
@@ -164,7 +179,8 @@ impl Landing {
         let Some(lease) = lease else {
             return Ok(old.map(|(chunk, at, run)| LandingBuf::new(chunk, at, run)));
         };
-        // It has its part now. Should registering fail, it must not wake itself when it gives that back.
+        // It has its part now. Should registering fail, it must not wake itself when it gives that
+        // back.
         self.shared.accounts.set_wanting(&self.account, false);
         match Chunk::new(lease) {
             Ok(chunk) => {
@@ -184,15 +200,16 @@ impl Landing {
         }
     }
 
-    /// The task to wake: when memory comes free after [`alloc`](Landing::alloc) had none, and when another account begins
-    /// to wait. Kept until it is replaced.
+    /// The task to wake: when memory comes free after [`alloc`](Landing::alloc) had none, and when
+    /// another account begins to wait. Kept until it is replaced.
     pub fn register_waker(&mut self, waker: &Waker) {
         if !self.account.has_waker(waker) {
             self.account.set_waker(Some(waker.clone()));
         }
     }
 
-    /// Gives chunks without granted or filled pieces back to the pool, deregistered. Returns their bytes.
+    /// Gives chunks without granted or filled pieces back to the pool, deregistered. Returns their
+    /// bytes.
     pub fn trim(&mut self) -> usize {
         let mut bytes = 0;
         self.chunks.retain(|chunk| {
@@ -216,27 +233,30 @@ impl Landing {
         self.shared.accounts.others_wait(&self.account)
     }
 
-    /// Whether nearly all of the pool's landing budget, or of what this account may lease, is leased, and no chunk of this
-    /// account could be given back: if what lands now is held, another account, or this one, may find nothing at all,
-    /// however little of the chunks is in use.
+    /// Whether nearly all of the pool's landing budget, or of what this account may lease, is
+    /// leased, and no chunk of this account could be given back: if what lands now is held, another
+    /// account, or this one, may find nothing at all, however little of the chunks is in use.
     pub fn is_spent(&self) -> bool {
         let landing = self.shared.landing.bytes();
         let leased = self.shared.budgets.used(crate::stats::Use::Landing);
         let own = self.limit < self.shared.sizes.landing && self.leased() > self.limit / 8 * 7;
-        (own || leased > landing / 8 * 7) && !self.chunks.iter().any(|chunk| chunk.granules.is_free())
+        (own || leased > landing / 8 * 7)
+            && !self.chunks.iter().any(|chunk| chunk.granules.is_free())
     }
 
-    /// Whether less than a quarter of the pool's landing budget is free: what lands should be copied out, so that
-    /// readers that hold on to it do not starve the rest.
+    /// Whether less than a quarter of the pool's landing budget is free: what lands should be
+    /// copied out, so that readers that hold on to it do not starve the rest.
     pub fn under_pressure(&self) -> bool {
         let counters = &self.shared.counters;
         let used = counters.granted.load(Relaxed).saturating_add(counters.filled.load(Relaxed));
         used > self.shared.landing.bytes() / 4 * 3 || self.is_nearly_full()
     }
 
-    /// Whether less than a quarter is free of what this account may lease, if that is less than there is.
+    /// Whether less than a quarter is free of what this account may lease, if that is less than
+    /// there is.
     fn is_nearly_full(&self) -> bool {
-        let free = |chunk: &Arc<Chunk>| chunk.granules.runs().map(|(_, run)| run * GRANULE).sum::<usize>();
+        let free =
+            |chunk: &Arc<Chunk>| chunk.granules.runs().map(|(_, run)| run * GRANULE).sum::<usize>();
         self.limit < self.shared.sizes.landing
             && self.leased() - self.chunks.iter().map(free).sum::<usize>() > self.limit / 4 * 3
     }

@@ -1,7 +1,7 @@
 //! A pool of pinned memory.
 //!
-//! A device reads and writes registered memory only, and registering is slow: it pins pages. So memory is mapped and
-//! registered in arenas, within budgets, and handed out in slots.
+//! A device reads and writes registered memory only, and registering is slow: it pins pages. So
+//! memory is mapped and registered in arenas, within budgets, and handed out in slots.
 //!
 //! | for | made by | is |
 //! |---|---|---|
@@ -9,9 +9,9 @@
 //! | landing | [`Landing::alloc`] | [`LandingBuf`] until the peer has said DONE, then [`Landed`] |
 //! | connections | [`Pool::control`] | [`PinnedBuf`] |
 //!
-//! Each has a budget of its own, so that sending cannot starve receiving (R11); all together stay under RLIMIT_MEMLOCK,
-//! down to a pool of [`MIN_POOL`] bytes. Memory that is held outlives the pool, the device's other users, and the
-//! connection that it came by.
+//! Each has a budget of its own, so that sending cannot starve receiving (R11); all together stay
+//! under RLIMIT_MEMLOCK, down to a pool of [`MIN_POOL`] bytes. Memory that is held outlives the
+//! pool, the device's other users, and the connection that it came by.
 //!
 //! # Map
 //!

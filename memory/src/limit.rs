@@ -1,16 +1,18 @@
 //! The landing budget where the process may pin less than its pools would.
 //!
-//! Each pool is made to fit into RLIMIT_MEMLOCK as it finds it, and pins later. Where several share a process, or the limit
-//! falls, one may find that it can pin no more. It then works with what it has leased: waits for memory, and copies out what
-//! lands where readers hold on to it, as in a smaller pool. It leaves alone what its own control budget has not pinned yet, so
-//! that it turns no connection away for what its others land.
+//! Each pool is made to fit into RLIMIT_MEMLOCK as it finds it, and pins later. Where several share
+//! a process, or the limit falls, one may find that it can pin no more. It then works with what it
+//! has leased: waits for memory, and copies out what lands where readers hold on to it, as in a
+//! smaller pool. It leaves alone what its own control budget has not pinned yet, so that it turns
+//! no connection away for what its others land.
 //!
 //! | a pool's landing budget is | from | to, by |
 //! |---|---|---|
 //! | as configured | the start | short: a chunk was wanted and the process may not pin it |
 //! | short | | as configured: a pool of the process has deregistered memory, or the limit allows a chunk that is wanted |
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst, fence};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicUsize, fence};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::memlock::Memlock;
@@ -37,7 +39,8 @@ static SHORT: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 static ANY: AtomicBool = AtomicBool::new(false);
 
 impl Shared {
-    /// What the limit leaves: bytes that landing memory may still pin, and the limit. None: there is none.
+    /// What the limit leaves: bytes that landing memory may still pin, and the limit. None: there
+    /// is none.
     pub(crate) fn landing_left(&self) -> Option<(usize, Memlock)> {
         if !self.registrar.pins() {
             return None;
@@ -48,8 +51,9 @@ impl Shared {
         Some((usize::try_from(available).unwrap_or(usize::MAX).saturating_sub(control), memlock))
     }
 
-    /// Bytes that another chunk may have, as far as the process's limit goes. Lowers the landing budget if that is less
-    /// than `least`. None: there is no landing memory at all, and waiting would bring none.
+    /// Bytes that another chunk may have, as far as the process's limit goes. Lowers the landing
+    /// budget if that is less than `least`. None: there is no landing memory at all, and waiting
+    /// would bring none.
     pub(crate) fn fit_landing(self: &Arc<Self>, least: usize) -> Option<usize> {
         let used = self.budgets.used(Use::Landing);
         if used.saturating_add(least) > self.sizes.landing {

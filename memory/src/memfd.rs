@@ -1,15 +1,17 @@
-//! Memory that can be shared with another process: files without a name that can neither shrink nor grow.
+//! Memory that can be shared with another process: files without a name that can neither shrink nor
+//! grow.
 //!
-//! A process that maps a file is killed by SIGBUS when it touches a part that another process has cut off. So whoever
-//! maps a stranger's file must know that it cannot be cut, which is what the seals say (fcntl(2), F_ADD_SEALS). Nothing
-//! of such a file shows in /dev/shm, and it is gone with its last descriptor and mapping.
+//! A process that maps a file is killed by SIGBUS when it touches a part that another process has
+//! cut off. So whoever maps a stranger's file must know that it cannot be cut, which is what the
+//! seals say (fcntl(2), F_ADD_SEALS). Nothing of such a file shows in /dev/shm, and it is gone with
+//! its last descriptor and mapping.
 
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// Makes a file of `len` zero bytes that can neither shrink nor grow, nor be sealed further. `name` shows in
-/// /proc/PID/maps only.
+/// Makes a file of `len` zero bytes that can neither shrink nor grow, nor be sealed further. `name`
+/// shows in /proc/PID/maps only.
 ///
 /// # Errors
 /// Those of memfd_create(2), ftruncate(2) and fcntl(2).
@@ -60,7 +62,10 @@ mod tests {
         unsafe {
             assert_eq!(errno(libc::ftruncate(fd, 4096)), Some(libc::EPERM));
             assert_eq!(errno(libc::ftruncate(fd, 12288)), Some(libc::EPERM));
-            assert_eq!(errno(libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_WRITE)), Some(libc::EPERM));
+            assert_eq!(
+                errno(libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_WRITE)),
+                Some(libc::EPERM)
+            );
         }
     }
 }

@@ -1,8 +1,8 @@
 //! How much memory the process may pin.
 //!
-//! The kernel counts pinned pages over the process and refuses registrations past RLIMIT_MEMLOCK (getrlimit(2)); most
-//! distributions, containers and systemd set 8 MiB. CAP_IPC_LOCK lifts the limit, except on Soft-iWARP, which applies it
-//! to everyone.
+//! The kernel counts pinned pages over the process and refuses registrations past RLIMIT_MEMLOCK
+//! (getrlimit(2)); most distributions, containers and systemd set 8 MiB. CAP_IPC_LOCK lifts the
+//! limit, except on Soft-iWARP, which applies it to everyone.
 
 use std::{fs, io};
 
@@ -54,8 +54,8 @@ impl Memlock {
         Self::read()
     }
 
-    /// Bytes that may still be pinned; None: any number. `ignores_ipc_lock`: the device applies the limit to
-    /// privileged processes too.
+    /// Bytes that may still be pinned; None: any number. `ignores_ipc_lock`: the device applies the
+    /// limit to privileged processes too.
     pub fn available(&self, ignores_ipc_lock: bool) -> Option<u64> {
         if self.cap_ipc_lock && !ignores_ipc_lock {
             return None;
@@ -94,7 +94,8 @@ fn has_ipc_lock(status: &str) -> bool {
 mod tests {
     use super::*;
 
-    const STATUS: &str = "Name:\tx\nVmLck:\t      12 kB\nVmPin:\t     100 kB\nCapEff:\t0000000000004000\n";
+    const STATUS: &str =
+        "Name:\tx\nVmLck:\t      12 kB\nVmPin:\t     100 kB\nCapEff:\t0000000000004000\n";
 
     #[test]
     fn status_is_read() {

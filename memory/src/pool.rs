@@ -19,9 +19,11 @@ use crate::registrar::Registrar;
 use crate::stats::{Budgets, Counters, PoolStats, Use};
 use crate::wait::{Alloc, Waiters};
 
-/// Memory that one device knows: for sending, for landing, and for the connections' own use. Cheap to clone.
+/// Memory that one device knows: for sending, for landing, and for the connections' own use. Cheap
+/// to clone.
 ///
-/// Memory is mapped and registered when it is first needed, within the budgets, and never per message (R12).
+/// Memory is mapped and registered when it is first needed, within the budgets, and never per
+/// message (R12).
 #[derive(Clone, Debug)]
 pub struct Pool(pub(crate) Arc<Shared>);
 
@@ -65,15 +67,17 @@ impl Shared {
 impl Pool {
     /// Makes a pool for the device behind `registrar`. Nothing is pinned yet.
     ///
-    /// If registering pins memory, the soft RLIMIT_MEMLOCK of the process is raised to the hard one, and the pool
-    /// shrinks to what the limit leaves, less a margin of half of it up to 256 KiB for the rest of the process. What
-    /// counts is what the process has pinned by now: of two pools in one process the second does not know what the
-    /// first may pin later. If the limit turns out to be tighter, landing memory is waited for as in a smaller pool, as
-    /// long as there is any, and other requests fail with [`PoolError::Register`].
+    /// If registering pins memory, the soft RLIMIT_MEMLOCK of the process is raised to the hard
+    /// one, and the pool shrinks to what the limit leaves, less a margin of half of it up to 256
+    /// KiB for the rest of the process. What counts is what the process has pinned by now: of two
+    /// pools in one process the second does not know what the first may pin later. If the limit
+    /// turns out to be tighter, landing memory is waited for as in a smaller pool, as long as there
+    /// is any, and other requests fail with [`PoolError::Register`].
     ///
     /// # Errors
-    /// [`PoolError::Memlock`] when less than [`MIN_POOL`](crate::MIN_POOL) is left; [`PoolError::TooSmall`] when less is
-    /// configured; [`PoolError::Parts`] when the parts leave too little for landing or for connections.
+    /// [`PoolError::Memlock`] when less than [`MIN_POOL`](crate::MIN_POOL) is left;
+    /// [`PoolError::TooSmall`] when less is configured; [`PoolError::Parts`] when the parts leave
+    /// too little for landing or for connections.
     pub fn new(config: PoolConfig, registrar: Arc<dyn Registrar>) -> Result<Pool, PoolError> {
         let memlock = if registrar.pins() {
             Memlock::raise()
@@ -106,8 +110,8 @@ impl Pool {
     /// Cancel safe: see [`Alloc`].
     ///
     /// # Errors
-    /// [`PoolError::TooLarge`] at once when the send budget is smaller than `len`; [`PoolError::Register`] and
-    /// [`PoolError::Map`] when the system gives no memory.
+    /// [`PoolError::TooLarge`] at once when the send budget is smaller than `len`;
+    /// [`PoolError::Register`] and [`PoolError::Map`] when the system gives no memory.
     pub fn alloc(&self, len: usize) -> Alloc {
         Alloc::new(self.clone(), len)
     }
@@ -130,33 +134,37 @@ impl Pool {
     /// Memory that a connection keeps for its life: RECV ring and SEND slots.
     ///
     /// # Errors
-    /// [`PoolError::TooLarge`], [`PoolError::Exhausted`], [`PoolError::Register`], [`PoolError::Map`].
+    /// [`PoolError::TooLarge`], [`PoolError::Exhausted`], [`PoolError::Register`],
+    /// [`PoolError::Map`].
     pub fn control(&self, len: usize) -> Result<PinnedBuf, PoolError> {
         self.0.control.take(&self.0, len.max(1)).map(|slot| PinnedBuf::new(slot, len))
     }
 
-    /// Control memory that a connection can do without, and gives back when it is idle: more RECV slots, staging. None when
-    /// less than a quarter of the control budget would be left for what connections need, or the system gives no memory.
+    /// Control memory that a connection can do without, and gives back when it is idle: more RECV
+    /// slots, staging. None when less than a quarter of the control budget would be left for what
+    /// connections need, or the system gives no memory.
     pub fn spare(&self, len: usize) -> Option<PinnedBuf> {
         let budget = self.0.control.budget();
         let used = self.0.counters.of(Use::Control).load(Relaxed);
         (used.saturating_add(len) <= budget - budget / 4).then(|| self.control(len).ok()).flatten()
     }
 
-    /// Deregisters control memory that has been in nobody's use for a second at least; `now` is the caller's clock. It is kept
-    /// otherwise, for whoever is next. Costs next to nothing when it was called less than a second ago.
+    /// Deregisters control memory that has been in nobody's use for a second at least; `now` is the
+    /// caller's clock. It is kept otherwise, for whoever is next. Costs next to nothing when it was
+    /// called less than a second ago.
     pub fn trim(&self, now: Instant) {
         self.0.control.trim(&self.0, Some(now));
     }
 
-    /// Deregisters control memory that is in nobody's use, at once: a connection has ended, and there may be no other that would
-    /// [trim](Pool::trim) later.
+    /// Deregisters control memory that is in nobody's use, at once: a connection has ended, and
+    /// there may be no other that would [trim](Pool::trim) later.
     pub fn trim_now(&self) {
         self.0.control.trim(&self.0, None);
     }
 
-    /// The bytes as memory that the device can read, if they lie in this pool: any slice of what [`PinnedBuf::freeze`]
-    /// gave or of what landed over any connection. A look-up in a sorted list; takes no exclusive lock.
+    /// The bytes as memory that the device can read, if they lie in this pool: any slice of what
+    /// [`PinnedBuf::freeze`] gave or of what landed over any connection. A look-up in a sorted
+    /// list; takes no exclusive lock.
     pub fn resolve(&self, bytes: &Bytes) -> Option<PinnedBytes> {
         if bytes.is_empty() {
             return None;
@@ -170,14 +178,14 @@ impl Pool {
         self.landing_up_to(usize::MAX)
     }
 
-    /// A landing account for one connection, that may lease `limit` bytes at a time. Below the pool's
-    /// [chunk](Sizes::chunk) it can lease shorter chunks only, and below 4 KiB nothing.
+    /// A landing account for one connection, that may lease `limit` bytes at a time. Below the
+    /// pool's [chunk](Sizes::chunk) it can lease shorter chunks only, and below 4 KiB nothing.
     pub fn landing_up_to(&self, limit: usize) -> Landing {
         Landing::new(self.0.clone(), limit)
     }
 
-    /// Whether there is landing memory, or the process may pin a chunk: the limit may be lower by now than it was when the
-    /// pool was made, and other pools may have used it up.
+    /// Whether there is landing memory, or the process may pin a chunk: the limit may be lower by
+    /// now than it was when the pool was made, and other pools may have used it up.
     ///
     /// # Errors
     /// [`PoolError::Memlock`]: what a connection is sent by WRITE would not find a place.

@@ -77,18 +77,21 @@ fn random_place(len: usize) -> io::Result<usize> {
     // The product's upper half is below `places`.
     let at = ((u128::from(random()?) * places as u128) >> 64) as usize;
     match places {
-        0 => Err(io::Error::new(io::ErrorKind::OutOfMemory, "no address space to place landing memory in")),
+        0 => Err(io::Error::new(
+            io::ErrorKind::OutOfMemory,
+            "no address space to place landing memory in",
+        )),
         _ => Ok((part / step + 1 + at) * step),
     }
 }
 
-/// Maps `len` bytes at a random place. `map` gets an address as a hint, and maps there or elsewhere;
-/// what lies elsewhere is given to `unmap`. (With MAP_FIXED_NOREPLACE instead the thread sanitizer would
-/// end the process at an address that it does not leave to the program.)
+/// Maps `len` bytes at a random place. `map` gets an address as a hint, and maps there or
+/// elsewhere; what lies elsewhere is given to `unmap`. (With MAP_FIXED_NOREPLACE instead the thread
+/// sanitizer would end the process at an address that it does not leave to the program.)
 ///
 /// # Errors
-/// Those of `map`; none of [`ATTEMPTS`] places was free; the kernel gives no random numbers. There is
-/// no other place to fall back to.
+/// Those of `map`; none of [`ATTEMPTS`] places was free; the kernel gives no random numbers. There
+/// is no other place to fall back to.
 pub(crate) fn map_at_random(
     len: usize,
     map: impl Fn(usize) -> io::Result<NonNull<u8>>,
@@ -110,8 +113,9 @@ pub(crate) fn map_at_random(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::cell::RefCell;
+
+    use super::*;
 
     const LEN: usize = 64 << 10;
 

@@ -18,7 +18,8 @@ const ANONYMOUS: libc::c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
 /// Bytes of the smallest page there is.
 const SMALLEST_PAGE: usize = 4096;
 
-/// Bytes of a page: 4 KiB, on some arm64 and ppc64 kernels 64 KiB. Mappings, and so budgets, are whole pages.
+/// Bytes of a page: 4 KiB, on some arm64 and ppc64 kernels 64 KiB. Mappings, and so budgets, are
+/// whole pages.
 pub(crate) fn page() -> usize {
     static PAGE: OnceLock<usize> = OnceLock::new();
     *PAGE.get_or_init(|| {
@@ -46,7 +47,8 @@ pub(crate) struct Mapping {
     shared: bool,
 }
 
-// SAFETY: a mapping is plain memory, owned by this value; who may touch which part is decided by slots and pieces (R8).
+// SAFETY: a mapping is plain memory, owned by this value; who may touch which part is decided by
+// slots and pieces (R8).
 unsafe impl Send for Mapping {}
 // SAFETY: as above; nothing is reachable through &Mapping but the address.
 unsafe impl Sync for Mapping {}
@@ -67,16 +69,16 @@ impl Mapping {
                 }),
             }
         }
-        let mapping =
-            Self::map(len, ANONYMOUS, None, place).map_err(|source| PoolError::Map { len, source })?;
+        let mapping = Self::map(len, ANONYMOUS, None, place)
+            .map_err(|source| PoolError::Map { len, source })?;
         if huge != HugePages::Off && len >= HUGE_PAGE {
             mapping.advise(libc::MADV_HUGEPAGE);
         }
         Ok(mapping)
     }
 
-    /// Maps a file that peers can map too, and that can neither shrink nor grow. Its pages are there at once: a peer's
-    /// first WRITE should not have to wait for them.
+    /// Maps a file that peers can map too, and that can neither shrink nor grow. Its pages are
+    /// there at once: a peer's first WRITE should not have to wait for them.
     pub(crate) fn shared(len: usize, huge: HugePages) -> io::Result<(Self, OwnedFd)> {
         let file = memfd::sealed(c"tonic-rdma-landing", len)?;
         let mapping = Self::map(len, libc::MAP_SHARED, Some(&file), Place::Any)?;
@@ -93,12 +95,19 @@ impl Mapping {
         Self::map(len, libc::MAP_SHARED, Some(file), Place::Any)
     }
 
-    fn map(len: usize, flags: libc::c_int, file: Option<&OwnedFd>, place: Place) -> io::Result<Self> {
+    fn map(
+        len: usize,
+        flags: libc::c_int,
+        file: Option<&OwnedFd>,
+        place: Place,
+    ) -> io::Result<Self> {
         let map = |at: usize, flags| {
-            let (at, fd) = (std::ptr::without_provenance_mut(at), file.map_or(-1, AsRawFd::as_raw_fd));
-            // SAFETY: a new mapping touches nothing that exists: an address without MAP_FIXED is a hint,
-            // which the kernel takes where nothing is (R8).
-            let ptr = unsafe { libc::mmap(at, len, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0) };
+            let (at, fd) =
+                (std::ptr::without_provenance_mut(at), file.map_or(-1, AsRawFd::as_raw_fd));
+            // SAFETY: a new mapping touches nothing that exists: an address without MAP_FIXED is a
+            // hint, which the kernel takes where nothing is (R8).
+            let ptr =
+                unsafe { libc::mmap(at, len, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0) };
             if ptr == libc::MAP_FAILED {
                 return Err(io::Error::last_os_error());
             }
@@ -113,14 +122,15 @@ impl Mapping {
             Place::Random => map_at_random(len, |at| map(at, flags), unmap)?,
         };
         let mapping = Mapping { ptr, len, shared: file.is_some() };
-        // A child of fork() must not get copies of pages that the device writes to: with copy-on-write the parent
-        // would end up with pages that the device does not know.
+        // A child of fork() must not get copies of pages that the device writes to: with
+        // copy-on-write the parent would end up with pages that the device does not know.
         mapping.advise(libc::MADV_DONTFORK);
         Ok(mapping)
     }
 
     fn advise(&self, advice: libc::c_int) {
-        // SAFETY: the range is this mapping. None of the advices used changes its contents, but MADV_REMOVE in `drop`.
+        // SAFETY: the range is this mapping. None of the advices used changes its contents, but
+        // MADV_REMOVE in `drop`.
         if unsafe { libc::madvise(self.ptr.as_ptr().cast(), self.len, advice) } != 0 {
             tracing::debug!(error = %io::Error::last_os_error(), advice, "madvise was not taken");
         }
@@ -138,10 +148,12 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         if self.shared {
-            // A peer that keeps its mapping must not keep the memory: the pages go back to the system now.
+            // A peer that keeps its mapping must not keep the memory: the pages go back to the
+            // system now.
             self.advise(libc::MADV_REMOVE);
         }
-        // SAFETY: mapped in `map`, unmapped once; whoever registered it has deregistered before (field order in Region).
+        // SAFETY: mapped in `map`, unmapped once; whoever registered it has deregistered before
+        // (field order in Region).
         unsafe { libc::munmap(self.ptr.as_ptr().cast(), self.len) };
     }
 }
@@ -154,7 +166,10 @@ pub(crate) struct Region {
 
 impl std::fmt::Debug for Region {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Region").field("mapping", &self.mapping).field("lkey", &self.lkey()).finish()
+        f.debug_struct("Region")
+            .field("mapping", &self.mapping)
+            .field("lkey", &self.lkey())
+            .finish()
     }
 }
 
@@ -166,10 +181,11 @@ impl Region {
         registrar: &dyn Registrar,
         access: Access,
     ) -> Result<Self, RegisterError> {
-        // SAFETY: the mapping lives as long as the registration: both are owned by the region, which drops the
-        // registration first (R9, R12).
-        let registration =
-            unsafe { registrar.register(Memory { addr: mapping.ptr, len: mapping.len, access, file }) }?;
+        // SAFETY: the mapping lives as long as the registration: both are owned by the region,
+        // which drops the registration first (R9, R12).
+        let registration = unsafe {
+            registrar.register(Memory { addr: mapping.ptr, len: mapping.len, access, file })
+        }?;
         Ok(Region { registration, mapping })
     }
 

@@ -24,21 +24,22 @@ pub struct Memory {
     pub len: usize,
     /// What may be done with it.
     pub access: Access,
-    /// The file that it is a mapping of, from its first byte: for [`Access::RemoteWrite`] when the registrar
-    /// [wants one](Registrar::wants_file).
+    /// The file that it is a mapping of, from its first byte: for [`Access::RemoteWrite`] when the
+    /// registrar [wants one](Registrar::wants_file).
     pub file: Option<OwnedFd>,
 }
 
 /// Registers memory with one device. Implemented by fabrics. It outlives its registrations.
 ///
 /// # Safety
-/// The keys of a registration must stop working when it is dropped: the pool unmaps the memory, or leases it to another
-/// peer, right after.
+/// The keys of a registration must stop working when it is dropped: the pool unmaps the memory, or
+/// leases it to another peer, right after.
 pub unsafe trait Registrar: Send + Sync + 'static {
     /// Whether registering pins pages, so that RLIMIT_MEMLOCK applies.
     fn pins(&self) -> bool;
 
-    /// Whether the device applies RLIMIT_MEMLOCK to processes with CAP_IPC_LOCK too (Soft-iWARP does).
+    /// Whether the device applies RLIMIT_MEMLOCK to processes with CAP_IPC_LOCK too (Soft-iWARP
+    /// does).
     fn ignores_ipc_lock(&self) -> bool {
         false
     }
@@ -50,7 +51,8 @@ pub unsafe trait Registrar: Send + Sync + 'static {
         false
     }
 
-    /// Whether memory that peers write to must be a file that they can map: a memfd that neither shrinks nor grows.
+    /// Whether memory that peers write to must be a file that they can map: a memfd that neither
+    /// shrinks nor grows.
     fn wants_file(&self) -> bool {
         false
     }
@@ -65,7 +67,8 @@ pub unsafe trait Registrar: Send + Sync + 'static {
     unsafe fn register(&self, memory: Memory) -> Result<Box<dyn Registration>, RegisterError>;
 }
 
-/// A registered range. Dropping it deregisters; as when registering, the pool must not be used meanwhile.
+/// A registered range. Dropping it deregisters; as when registering, the pool must not be used
+/// meanwhile.
 pub trait Registration: Send + Sync {
     /// The key for this side's own work requests.
     fn lkey(&self) -> u32;
@@ -76,7 +79,8 @@ pub trait Registration: Send + Sync {
     fn iova(&self) -> u64;
 }
 
-/// Registers nothing: a pool of ordinary memory, for TCP and for tests. Every registration gets a key of its own.
+/// Registers nothing: a pool of ordinary memory, for TCP and for tests. Every registration gets a
+/// key of its own.
 #[derive(Debug, Default)]
 pub struct HeapRegistrar {
     next: AtomicU32,

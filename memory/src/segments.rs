@@ -17,7 +17,8 @@ pub struct Segment {
     pub is_buf: bool,
 }
 
-/// A [`BufMut`] that copies small things to one buffer, and keeps what is put as `Bytes` of some length as segments.
+/// A [`BufMut`] that copies small things to one buffer, and keeps what is put as `Bytes` of some
+/// length as segments.
 ///
 /// ```
 /// use bytes::{BufMut, Bytes, BytesMut};
@@ -47,7 +48,8 @@ pub struct SegmentBuf<'a> {
 }
 
 impl<'a> SegmentBuf<'a> {
-    /// Copies to `copied`, which is empty, and appends what has at least `keep` bytes to `segments`.
+    /// Copies to `copied`, which is empty, and appends what has at least `keep` bytes to
+    /// `segments`.
     pub fn new(copied: &'a mut BytesMut, segments: &'a mut VecDeque<Segment>, keep: usize) -> Self {
         SegmentBuf { copied, segments, keep, kept: 0, moved: 0 }
     }
@@ -67,7 +69,8 @@ impl<'a> SegmentBuf<'a> {
         self.kept
     }
 
-    /// Bytes of segments that were copied because they were not put as `Bytes`: a long string or `Vec<u8>`.
+    /// Bytes of segments that were copied because they were not put as `Bytes`: a long string or
+    /// `Vec<u8>`.
     pub fn moved(&self) -> usize {
         self.moved
     }
@@ -78,15 +81,16 @@ impl<'a> SegmentBuf<'a> {
     }
 }
 
-// SAFETY: chunk_mut, advance_mut and remaining_mut are those of the BytesMut inside, unchanged, and nothing else here
-// moves or shrinks it between a chunk_mut and its advance_mut.
+// SAFETY: chunk_mut, advance_mut and remaining_mut are those of the BytesMut inside, unchanged, and
+// nothing else here moves or shrinks it between a chunk_mut and its advance_mut.
 unsafe impl BufMut for SegmentBuf<'_> {
     fn remaining_mut(&self) -> usize {
         self.copied.remaining_mut()
     }
 
     unsafe fn advance_mut(&mut self, count: usize) {
-        // SAFETY: the caller has initialized `count` bytes of what chunk_mut gave, which was the inner buffer's.
+        // SAFETY: the caller has initialized `count` bytes of what chunk_mut gave, which was the
+        // inner buffer's.
         unsafe { self.copied.advance_mut(count) };
     }
 

@@ -1,9 +1,10 @@
 //! What of the landing memory an account may have while others wait.
 //!
-//! An account is active when it has leased memory or waits for some. The **share** of each is the landing budget divided by
-//! the number of active accounts, and no less than [`MIN_SHARE`]. An account that is alone may lease all that
-//! there is. It is held to its share only while another waits that has less than its own: it leases no more,
-//! and of what it has leased it chooses chunks that go back.
+//! An account is active when it has leased memory or waits for some. The **share** of each is the
+//! landing budget divided by the number of active accounts, and no less than [`MIN_SHARE`]. An
+//! account that is alone may lease all that there is. It is held to its share only while another
+//! waits that has less than its own: it leases no more, and of what it has leased it chooses chunks
+//! that go back.
 //!
 //! | a chunk is | from | to, by |
 //! |---|---|---|
@@ -11,9 +12,10 @@
 //! | leaving | | kept: the account is within its share, or not held to it any more |
 //! | leaving | | given back: nothing of it is granted or filled ([`Landing::trim`]) |
 //!
-//! Pieces are allocated from kept chunks only. What is granted of a leaving one has to be asked back from the
-//! peer ([`LandingBuf::is_wanted_back`]). What is filled comes back when its readers drop it: nobody can hurry them, so where
-//! all that an account has is filled, and no chunk could be kept, it keeps one.
+//! Pieces are allocated from kept chunks only. What is granted of a leaving one has to be asked
+//! back from the peer ([`LandingBuf::is_wanted_back`]). What is filled comes back when its readers
+//! drop it: nobody can hurry them, so where all that an account has is filled, and no chunk could
+//! be kept, it keeps one.
 
 use std::cmp::Reverse;
 
@@ -40,8 +42,8 @@ impl Landing {
         self.chunks.iter().map(|chunk| chunk.bytes()).sum()
     }
 
-    /// Bytes that this account may have while others wait for theirs: its part of the landing budget as it is
-    /// now.
+    /// Bytes that this account may have while others wait for theirs: its part of the landing
+    /// budget as it is now.
     pub fn share(&self) -> usize {
         let budget = self.shared.landing.bytes();
         (budget / self.shared.accounts.active().max(1)).max(MIN_SHARE)
@@ -61,10 +63,10 @@ impl Landing {
         }
     }
 
-    /// Chooses the chunks that have to go back while another account waits and this one has more than its
-    /// share. To be called when [`wanted_elsewhere`](Landing::wanted_elsewhere) says so, and
-    /// once more when it does not any more. Pieces that a peer may write to say whether their chunk is one of them
-    /// ([`LandingBuf::is_wanted_back`]).
+    /// Chooses the chunks that have to go back while another account waits and this one has more
+    /// than its share. To be called when [`wanted_elsewhere`](Landing::wanted_elsewhere) says so,
+    /// and once more when it does not any more. Pieces that a peer may write to say whether their
+    /// chunk is one of them ([`LandingBuf::is_wanted_back`]).
     pub fn keep_share(&mut self) -> Excess {
         // Most have little, and need not look who waits.
         if !self.leaves && self.leased() <= self.share() {
@@ -106,7 +108,8 @@ impl Landing {
 }
 
 impl LandingBuf {
-    /// Its account has more than its share, another waits, and this piece is in the way: the peer should give it back.
+    /// Its account has more than its share, another waits, and this piece is in the way: the peer
+    /// should give it back.
     pub fn is_wanted_back(&self) -> bool {
         self.chunk().is_leaving()
     }

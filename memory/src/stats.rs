@@ -37,8 +37,8 @@ pub struct ClassStats {
     pub in_use: usize,
 }
 
-/// A pool's figures at one moment, in bytes where nothing else is said. Taken while the pool is in use, they may be off
-/// by what moves meanwhile.
+/// A pool's figures at one moment, in bytes where nothing else is said. Taken while the pool is in
+/// use, they may be off by what moves meanwhile.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct PoolStats {
@@ -60,7 +60,8 @@ pub struct PoolStats {
     pub registrations: u64,
     /// Requests that had to wait.
     pub waits: u64,
-    /// Size classes of send memory; requests above the largest have arenas of their own and are not in here.
+    /// Size classes of send memory; requests above the largest have arenas of their own and are not
+    /// in here.
     pub classes: Vec<ClassStats>,
 }
 
@@ -129,7 +130,8 @@ impl Budgets {
         self.take_some(usage, len, len, 1, budget).is_some()
     }
 
-    /// Takes as much as there is of `most` bytes, in multiples of `unit`, at least `least`; or nothing.
+    /// Takes as much as there is of `most` bytes, in multiples of `unit`, at least `least`; or
+    /// nothing.
     pub(crate) fn take_some(
         &self,
         usage: Use,

@@ -81,7 +81,8 @@ impl Waiters {
 
 /// The future of [`Pool::alloc`].
 ///
-/// Cancel safe: dropping it gives up its place, and passes memory that it had been given to the next.
+/// Cancel safe: dropping it gives up its place, and passes memory that it had been given to the
+/// next.
 #[derive(Debug)]
 #[must_use = "futures do nothing unless polled"]
 pub struct Alloc {
@@ -117,7 +118,9 @@ impl Future for Alloc {
         let waiters = &shared.waiters;
         if let Some(id) = this.id {
             let mut queue = waiters.lock();
-            if let Some(waiter) = queue.waiters.iter_mut().find(|w| w.id == id && w.served.is_none()) {
+            if let Some(waiter) =
+                queue.waiters.iter_mut().find(|w| w.id == id && w.served.is_none())
+            {
                 let old = std::mem::replace(&mut waiter.waker, cx.waker().clone());
                 // The old one is dropped without the lock: that may drop a task, and what it owns.
                 drop(queue);
@@ -136,7 +139,12 @@ impl Future for Alloc {
             let mut queue = waiters.lock();
             let id = queue.next;
             queue.next += 1;
-            queue.waiters.push_back(Waiter { id, len: this.len, waker: cx.waker().clone(), served: None });
+            queue.waiters.push_back(Waiter {
+                id,
+                len: this.len,
+                waker: cx.waker().clone(),
+                served: None,
+            });
             waiters.waiting.enter();
             id
         };
@@ -152,8 +160,8 @@ impl Future for Alloc {
 impl Drop for Alloc {
     fn drop(&mut self) {
         if self.id.is_some() {
-            // A buffer that it held is dropped outside the lock, which serves the next; if it held none, it may have
-            // stood in the way of one that needs less.
+            // A buffer that it held is dropped outside the lock, which serves the next; if it held
+            // none, it may have stood in the way of one that needs less.
             drop(self.leave());
             self.pool.0.waiters.freed(&self.pool.0);
         }

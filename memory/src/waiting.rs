@@ -6,7 +6,8 @@
 //! | looks for memory once more | [`Waiting::any_after_free`] |
 //! | found none: waits | if so, wakes or serves |
 //!
-//! Between the two steps of each lies a sequentially consistent fence, so that at least one of them sees the other.
+//! Between the two steps of each lies a sequentially consistent fence, so that at least one of them
+//! sees the other.
 //!
 //! Checked with loom: tests/loom.rs compiles this file over loom's atomics.
 

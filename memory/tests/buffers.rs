@@ -63,7 +63,10 @@ fn readers_fill_buffers() {
     let (pool, _) = small();
     let mut buf = pool.try_alloc(100).unwrap();
     buf.put_u8(1);
-    assert_eq!(buf.fill_from(&mut Slow { left: 50, interrupted: false, fails: false }).unwrap(), 50);
+    assert_eq!(
+        buf.fill_from(&mut Slow { left: 50, interrupted: false, fails: false }).unwrap(),
+        50
+    );
     assert_eq!(buf.len(), 51);
     let error = buf.fill_from(&mut Slow { left: 20, interrupted: false, fails: true }).unwrap_err();
     assert_eq!((error.kind(), buf.len()), (io::ErrorKind::BrokenPipe, 71));
@@ -81,7 +84,8 @@ fn readers_fill_buffers() {
     assert!(buf.is_empty() && buf.freeze().is_empty());
 }
 
-/// A reader gets the memory as it is: to fill it with zeros first would be a pass of its own over every byte.
+/// A reader gets the memory as it is: to fill it with zeros first would be a pass of its own over
+/// every byte.
 #[test]
 fn memory_is_not_touched_before_it_is_read_into() {
     let (pool, _) = small();

@@ -21,7 +21,9 @@ fn write(buf: &LandingBuf, ledger: &Ledger, data: &[u8]) {
     assert_eq!(ledger.entry(key).unwrap().access, Access::RemoteWrite);
     assert!(data.len() <= buf.capacity());
     // SAFETY: the range is registered, as checked, and granted to this "peer" alone.
-    unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), ledger.place(key, buf.addr()), data.len()) };
+    unsafe {
+        std::ptr::copy_nonoverlapping(data.as_ptr(), ledger.place(key, buf.addr()), data.len())
+    };
 }
 
 fn everything(landing: &mut Landing, each: usize) -> Vec<LandingBuf> {
@@ -70,7 +72,10 @@ fn what_a_peer_wrote_is_handed_up() {
         let place = ledger.place(of_rkey(buf.rkey()), buf.addr()).addr();
         let bytes = buf.filled_from(begin, len).lend();
         assert_eq!((bytes.len(), pool.stats().filled), (has, keeps), "{len} from {begin} on");
-        assert!(bytes.is_empty() || bytes == data[begin..][..has] && bytes.as_ptr().addr() == place + begin);
+        assert!(
+            bytes.is_empty()
+                || bytes == data[begin..][..has] && bytes.as_ptr().addr() == place + begin
+        );
         drop(bytes);
         assert_unused(&pool);
     }
@@ -175,7 +180,10 @@ fn keys_end_with_the_lease() {
     assert_ne!(of_rkey(again.rkey()), old);
     let same = again.addr() == addr;
     let shown = again.filled(usize::MAX).lend();
-    assert!(shown.iter().all(|byte| *byte == 0), "shows what another peer sent (same place: {same})");
+    assert!(
+        shown.iter().all(|byte| *byte == 0),
+        "shows what another peer sent (same place: {same})"
+    );
     drop((shown, b, one, two, pool));
     ledger.assert_settled();
 }
@@ -358,7 +366,10 @@ fn what_was_not_written_comes_free_at_once() {
     assert_eq!((bytes.as_ptr().addr(), bytes.len()), (place.addr(), 4097));
     assert_eq!((pool.stats().filled, pool.stats().granted), (2 * 4096, 0));
     let behind = take(&mut landing, 4096, 4096).unwrap();
-    assert!(behind.addr() != addr && behind.addr() != addr + 4096, "what was written is not given out");
+    assert!(
+        behind.addr() != addr && behind.addr() != addr + 4096,
+        "what was written is not given out"
+    );
     drop((bytes, behind));
     let mut held = Vec::new();
     while let Some(piece) = take(&mut landing, 16 << 10, 16 << 10) {

@@ -1,4 +1,5 @@
-//! The lock-free parts under loom, which tries every interleaving and every outcome that the memory model allows.
+//! The lock-free parts under loom, which tries every interleaving and every outcome that the memory
+//! model allows.
 
 #![allow(dead_code, clippy::unwrap_used, reason = "a test, and a part of what it includes")]
 

@@ -3,7 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
 use std::task::{Wake, Waker};
 
 use tonic_rdma_memory::{
@@ -35,7 +36,8 @@ impl Registration for Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // SAFETY: the range is mapped until the registration is dropped; munlock touches no contents.
+        // SAFETY: the range is mapped until the registration is dropped; munlock touches no
+        // contents.
         assert_eq!(unsafe { libc::munlock(self.addr as *const _, self.len) }, 0);
     }
 }
@@ -91,7 +93,8 @@ fn two_pools_share_the_limit() {
     assert!(leased > 0 && leased < sizes.landing, "{leased}");
     assert!(sizes.total + leased > 8 << 20, "{leased}");
     // Connections can still be made, and messages that come now are copied out.
-    let controls: Vec<_> = (0..8).map(|n| [&first, &second][n % 2].control(80 << 10).unwrap()).collect();
+    let controls: Vec<_> =
+        (0..8).map(|n| [&first, &second][n % 2].control(80 << 10).unwrap()).collect();
     assert!(seconds.under_pressure());
     assert!(second.may_land().is_ok());
     // A third has nothing to wait for.
@@ -136,7 +139,11 @@ fn the_limit_decides_the_size() {
     two_pools_share_the_limit();
     let all = pool().unwrap();
     assert_eq!(all.config().total, (8 << 20) - MARGIN);
-    assert_eq!(Memlock::read().unwrap().soft, Some(8 << 20), "the soft limit is raised to the hard one");
+    assert_eq!(
+        Memlock::read().unwrap().soft,
+        Some(8 << 20),
+        "the soft limit is raised to the hard one"
+    );
     // It works: everything that the parts have, at once.
     let sizes = all.config().clone();
     let mut landing = all.landing();
@@ -158,7 +165,9 @@ fn the_limit_decides_the_size() {
     let PoolError::Memlock { needed, limit: named, pinned: 0 } = error else { panic!("{error}") };
     assert_eq!((needed, named), (least, least - 1));
     let text = error.to_string();
-    for part in ["2359296 bytes", "2359295 bytes", "ulimit -l 2304", "LimitMEMLOCK=", "--ulimit memlock=-1"] {
+    for part in
+        ["2359296 bytes", "2359295 bytes", "ulimit -l 2304", "LimitMEMLOCK=", "--ulimit memlock=-1"]
+    {
         assert!(text.contains(part), "{text}");
     }
     // What pins nothing does not care.

@@ -104,7 +104,8 @@ fn landing_memory_is_mapped_at_random_places() {
 /// What is sent is named by no peer, and lies where the kernel puts it.
 #[test]
 fn memory_that_no_peer_names_is_mapped_as_ever() {
-    let pool = Pool::new(PoolConfig::default(), Arc::new(ByPlace(HeapRegistrar::default()))).unwrap();
+    let pool =
+        Pool::new(PoolConfig::default(), Arc::new(ByPlace(HeapRegistrar::default()))).unwrap();
     let stack = &raw const pool as u64;
     let far = [pool.try_alloc(LEN).unwrap(), pool.control(LEN).unwrap()]
         .into_iter()

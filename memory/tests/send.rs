@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use bytes::BufMut;
 use common::{Keeper, Ledger, Woken, assert_budgets, assert_unused, pool, small, usage};
-use tonic_rdma_memory::{Alloc, HugePages, MIN_POOL, PinnedBuf, Pool, PoolConfig, PoolError, Registrar, Use};
+use tonic_rdma_memory::{
+    Alloc, HugePages, MIN_POOL, PinnedBuf, Pool, PoolConfig, PoolError, Registrar, Use,
+};
 
 fn poll(alloc: &mut Alloc, waker: &Waker) -> Poll<Result<PinnedBuf, PoolError>> {
     Pin::new(alloc).poll(&mut Context::from_waker(waker))
@@ -112,7 +114,10 @@ fn lengths_at_the_edges() {
         assert!(matches!(pool.try_alloc(len), Err(PoolError::TooLarge { len: l, .. }) if l == len));
         assert!(matches!(pool.control(len), Err(PoolError::TooLarge { usage: Use::Control, .. })));
         let mut alloc = pool.alloc(len);
-        assert!(matches!(poll(&mut alloc, Waker::noop()), Poll::Ready(Err(PoolError::TooLarge { .. }))));
+        assert!(matches!(
+            poll(&mut alloc, Waker::noop()),
+            Poll::Ready(Err(PoolError::TooLarge { .. }))
+        ));
     }
     drop(pool);
     ledger.assert_settled();
@@ -139,7 +144,10 @@ fn what_can_be_spared_leaves_a_quarter_and_is_deregistered_when_asked() {
         // Once a second, and not again.
         pool.trim(start + second * after + second / 2);
         let only_block = pool.stats().registered == block.capacity();
-        assert_eq!(only_block, left, "what was idle since the last time is taken down, after {after} s");
+        assert_eq!(
+            only_block, left,
+            "what was idle since the last time is taken down, after {after} s"
+        );
     }
     drop(pool.spare(4096));
     assert!(pool.stats().registered > block.capacity());
@@ -261,7 +269,8 @@ fn a_wait_can_be_cancelled_at_every_point() {
                 let held = pool.try_alloc(budget).unwrap();
                 let (mut a, mut b) = (pool.alloc(budget), pool.alloc(1));
                 // The one that is cancelled stands first or last.
-                let order: [&mut Alloc; 2] = if first { [&mut a, &mut b] } else { [&mut b, &mut a] };
+                let order: [&mut Alloc; 2] =
+                    if first { [&mut a, &mut b] } else { [&mut b, &mut a] };
                 let (woken, waker) = Woken::new();
                 for alloc in order {
                     for _ in 0..if alloc.is(budget) { polls } else { 1 } {
@@ -347,7 +356,9 @@ fn a_refusing_device_costs_nothing_but_the_request() {
     drop(held);
     // They are told, rather than left waiting for what will not come.
     for alloc in [&mut first, &mut second] {
-        let Poll::Ready(Err(PoolError::Register(error))) = poll(alloc, Waker::noop()) else { panic!() };
+        let Poll::Ready(Err(PoolError::Register(error))) = poll(alloc, Waker::noop()) else {
+            panic!()
+        };
         assert!(error.to_string().contains("RLIMIT_MEMLOCK"), "{error}");
     }
     ledger.fail(false);
@@ -396,7 +407,8 @@ fn a_registrar_outlives_its_registrations() {
         unsafe fn register(
             &self,
             memory: tonic_rdma_memory::Memory,
-        ) -> Result<Box<dyn tonic_rdma_memory::Registration>, tonic_rdma_memory::RegisterError> {
+        ) -> Result<Box<dyn tonic_rdma_memory::Registration>, tonic_rdma_memory::RegisterError>
+        {
             // SAFETY: the caller's promise.
             unsafe { self.0.register(memory) }
         }
@@ -437,7 +449,8 @@ fn long_messages_are_not_registered_one_by_one() {
 
 #[test]
 fn explicit_huge_pages_fall_back() {
-    let (pool, ledger) = pool(PoolConfig::default().total(64 << 20).huge_pages(HugePages::Explicit));
+    let (pool, ledger) =
+        pool(PoolConfig::default().total(64 << 20).huge_pages(HugePages::Explicit));
     assert_eq!(pool.config().chunk % (2 << 20), 0);
     let mut buf = pool.try_alloc(4 << 20).unwrap();
     buf.resize_zeroed(4 << 20);

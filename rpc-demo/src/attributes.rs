@@ -1,10 +1,11 @@
 //! What a file or directory has beside its content: permission bits and time of change.
 
-use crate::pb;
 use std::fs::{File, FileTimes, Metadata, Permissions};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::pb;
 
 /// Permission bits that are kept: no set-id or sticky bits travel.
 const BITS: u32 = 0o777;
@@ -21,7 +22,10 @@ pub(crate) struct Attributes {
 impl Attributes {
     /// Those of a local file or directory.
     pub(crate) fn of(metadata: &Metadata) -> Attributes {
-        Attributes { mode: Some(metadata.permissions().mode() & BITS), modified: metadata.modified().ok() }
+        Attributes {
+            mode: Some(metadata.permissions().mode() & BITS),
+            modified: metadata.modified().ok(),
+        }
     }
 
     /// Sets them; whatever the mode, the bits `least` are kept.
@@ -46,7 +50,8 @@ impl Attributes {
         }
     }
 
-    /// Whether `self` asks for nothing that `there` does not have. `least` as in [`apply`](Attributes::apply).
+    /// Whether `self` asks for nothing that `there` does not have. `least` as in
+    /// [`apply`](Attributes::apply).
     pub(crate) fn are(&self, there: &Attributes, least: u32) -> bool {
         self.mode.is_none_or(|mode| there.mode == Some(mode & BITS | least))
             && self.modified.is_none_or(|modified| there.modified == Some(modified))
@@ -89,8 +94,11 @@ fn time(stamp: &pb::Timestamp) -> Option<SystemTime> {
         return None;
     }
     let seconds = Duration::from_secs(stamp.seconds.unsigned_abs());
-    let whole =
-        if stamp.seconds < 0 { UNIX_EPOCH.checked_sub(seconds) } else { UNIX_EPOCH.checked_add(seconds) };
+    let whole = if stamp.seconds < 0 {
+        UNIX_EPOCH.checked_sub(seconds)
+    } else {
+        UNIX_EPOCH.checked_add(seconds)
+    };
     whole?.checked_add(Duration::from_nanos(stamp.nanos.into()))
 }
 
@@ -121,7 +129,8 @@ mod tests {
     #[test]
     fn are_set_and_compared() {
         let file = tempfile::tempfile().unwrap();
-        let wanted = Attributes { mode: Some(0o6040), modified: Some(UNIX_EPOCH + Duration::from_secs(5)) };
+        let wanted =
+            Attributes { mode: Some(0o6040), modified: Some(UNIX_EPOCH + Duration::from_secs(5)) };
         wanted.apply(&file, 0o400).unwrap();
         let there = Attributes::of(&file.metadata().unwrap());
         assert_eq!(there, Attributes { mode: Some(0o440), ..wanted });

@@ -1,12 +1,14 @@
-//! What this process spends on transfers: processor time, and bytes copied between files and memory.
+//! What this process spends on transfers: processor time, and bytes copied between files and
+//! memory.
 //!
 //! What the transport copies is counted by the transport ([`tonic_rdma::Copied`]). Computing a
 //! CRC32C reads bytes and copies none.
 
-use rustix::time::{ClockId, clock_gettime};
-use serde::{Deserialize, Serialize};
 use std::ops::Sub;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
 
 static READ: AtomicU64 = AtomicU64::new(0);
 static WRITTEN: AtomicU64 = AtomicU64::new(0);

@@ -1,5 +1,8 @@
 //! `rpc-demo cp`: from one server to another, through this program.
 
+use std::sync::Arc;
+use std::time::Instant;
+
 use crate::cli::Cp;
 use crate::costs::Costs;
 use crate::destination::{Destination, all_different};
@@ -12,8 +15,6 @@ use crate::output;
 use crate::pb::Checksum;
 use crate::summary::{Routes, Summary};
 use crate::transfer::{Directory, Item, Job, Origin, Plan, Target, Verb};
-use std::sync::Arc;
-use std::time::Instant;
 
 /// Copies what the flags name.
 pub(crate) async fn run(args: Cp) -> Result<(), Failure> {
@@ -37,7 +38,8 @@ pub(crate) async fn run(args: Cp) -> Result<(), Failure> {
     all_different(pairs.iter().map(|(_, new)| new.as_str()))?;
     let source = net::connect(&from, &path).await?;
     let sink = net::connect(to.as_deref().unwrap_or(&from), &path).await?;
-    let (read, written) = (Meter::start(&source, Direction::Received), Meter::start(&sink, Direction::Sent));
+    let (read, written) =
+        (Meter::start(&source, Direction::Received), Meter::start(&sink, Direction::Sent));
     let (began, before) = (Instant::now(), Costs::now());
     let checksum = if transfer.resume { Checksum::Computed } else { Checksum::Recorded };
     let mut plan = Plan::default();
@@ -49,12 +51,15 @@ pub(crate) async fn run(args: Cp) -> Result<(), Failure> {
             false => Default::default(),
         };
         plan.skipped += listed.skipped;
-        let empty: Vec<_> = (0..listed.found.len()).map(|index| listed.is_empty_at(index)).collect();
-        for (Found { name, below, directory, entry }, empty) in listed.found.into_iter().zip(empty) {
+        let empty: Vec<_> =
+            (0..listed.found.len()).map(|index| listed.is_empty_at(index)).collect();
+        for (Found { name, below, directory, entry }, empty) in listed.found.into_iter().zip(empty)
+        {
             let top = below.is_empty();
             let full = if top { Ok(new.clone()) } else { new.join(&below) };
             let full = full.map_err(|error| {
-                let what = format!("{what}: '{new}/{}' cannot be the name of an object", Shown(&below));
+                let what =
+                    format!("{what}: '{new}/{}' cannot be the name of an object", Shown(&below));
                 Failure::new(what, error, "copy it to a shorter name")
             })?;
             let attributes = attributes(&entry);
@@ -76,5 +81,9 @@ pub(crate) async fn run(args: Cp) -> Result<(), Failure> {
     let name = if name.is_empty() { "/" } else { name };
     let (elapsed, costs) = (began.elapsed(), Costs::now() - before);
     let summary = Summary { verb: "cp", name, tally: job.tally(), elapsed, costs, routes };
-    if transfer.json { output::json(&summary.json()) } else { output::line(format_args!("{summary}")) }
+    if transfer.json {
+        output::json(&summary.json())
+    } else {
+        output::line(format_args!("{summary}"))
+    }
 }

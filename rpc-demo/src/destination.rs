@@ -1,8 +1,9 @@
 //! Where things go in a store, as it is given on the command line.
 
+use std::collections::HashSet;
+
 use crate::failure::Failure;
 use crate::names::{Name, NameError, Shown};
-use std::collections::HashSet;
 
 /// Where things go in a store.
 pub(crate) enum Destination {
@@ -68,7 +69,9 @@ mod tests {
     #[test]
     fn as_cp_has_it() {
         let name = |target: &str, count, last| {
-            Destination::parse(target, count).and_then(|to| to.name(last, "it")).map(|name| name.to_string())
+            Destination::parse(target, count)
+                .and_then(|to| to.name(last, "it"))
+                .map(|name| name.to_string())
         };
         assert_eq!(name("a/b", 1, Some("x")).unwrap(), "a/b");
         assert_eq!(name("a/b", 2, Some("x")).unwrap(), "a/b/x");

@@ -1,7 +1,8 @@
 //! Length and CRC32C of a content, as it goes by.
 
-use crate::pb;
 use std::fmt;
+
+use crate::pb;
 
 /// What has gone by so far: bytes, and their CRC-32C (Castagnoli).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,8 +67,10 @@ mod tests {
         pieces.add(b"");
         pieces.add(b"56789");
         assert_eq!(pieces, whole);
-        let joined =
-            Digest::default().then(Digest::of(b"12345")).then(Digest::of(b"")).then(Digest::of(b"6789"));
+        let joined = Digest::default()
+            .then(Digest::of(b"12345"))
+            .then(Digest::of(b""))
+            .then(Digest::of(b"6789"));
         assert_eq!(joined, whole);
     }
 }

@@ -1,11 +1,14 @@
 //! How an entry of the store is shown.
 
-use crate::attributes::Attributes;
-use crate::pb::{Entry, entry::Kind};
-use serde::Serialize;
 use std::time::SystemTime;
+
+use serde::Serialize;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
+
+use crate::attributes::Attributes;
+use crate::pb::Entry;
+use crate::pb::entry::Kind;
 
 /// The form of `--json`.
 #[derive(Serialize)]
@@ -84,21 +87,24 @@ pub(crate) fn crc32c(entry: &Entry) -> String {
 
 /// RFC 3339 to the nanosecond, UTC. Years that it has no form for are given in seconds since 1970.
 pub(crate) fn rfc3339(time: SystemTime) -> String {
-    let seconds =
-        |sign, duration: std::time::Duration| (sign * duration.as_nanos() as i128, duration.as_secs());
+    let seconds = |sign, duration: std::time::Duration| {
+        (sign * duration.as_nanos() as i128, duration.as_secs())
+    };
     let (nanos, whole) = match time.duration_since(SystemTime::UNIX_EPOCH) {
         Ok(after) => seconds(1, after),
         Err(before) => seconds(-1, before.duration()),
     };
-    let formatted =
-        OffsetDateTime::from_unix_timestamp_nanos(nanos).ok().and_then(|at| at.format(&Rfc3339).ok());
+    let formatted = OffsetDateTime::from_unix_timestamp_nanos(nanos)
+        .ok()
+        .and_then(|at| at.format(&Rfc3339).ok());
     formatted.unwrap_or_else(|| format!("{}@{whole}", if nanos < 0 { "-" } else { "" }))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::time::Duration;
+
+    use super::*;
 
     #[test]
     fn shown_as_people_know_it() {
@@ -122,12 +128,22 @@ mod tests {
             json,
             r#"{"name":"a\"b","kind":"file","size":7,"mode":"0754","modified":"2023-11-14T22:13:20.12Z","crc32c":"000000ab"}"#
         );
-        entry =
-            Entry { name: "x".into(), kind: Kind::Other.into(), note: "a link".into(), ..Entry::default() };
+        entry = Entry {
+            name: "x".into(),
+            kind: Kind::Other.into(),
+            note: "a link".into(),
+            ..Entry::default()
+        };
         assert_eq!((mode(&entry).as_str(), modified(&entry).as_str()), ("?---------", "-"));
         let json = serde_json::to_string(&Json::of(&entry)).unwrap();
         assert_eq!(json, r#"{"name":"x","kind":"other","note":"a link"}"#);
-        assert_eq!(rfc3339(SystemTime::UNIX_EPOCH - Duration::from_secs(1)), "1969-12-31T23:59:59Z");
-        assert_eq!(rfc3339(SystemTime::UNIX_EPOCH + Duration::from_secs(1 << 50)), "@1125899906842624");
+        assert_eq!(
+            rfc3339(SystemTime::UNIX_EPOCH - Duration::from_secs(1)),
+            "1969-12-31T23:59:59Z"
+        );
+        assert_eq!(
+            rfc3339(SystemTime::UNIX_EPOCH + Duration::from_secs(1 << 50)),
+            "@1125899906842624"
+        );
     }
 }

@@ -1,8 +1,10 @@
 //! What went wrong, in one line: with what, why, and what to do.
 
-use crate::names::Shown;
 use std::fmt;
+
 use tonic::{Code, Status};
+
+use crate::names::Shown;
 
 /// A command failed.
 #[derive(Debug)]
@@ -22,12 +24,26 @@ const USAGE: u8 = 2;
 
 impl Failure {
     /// `what` could not be done because of `why`; `cure` says what to do, or is empty.
-    pub(crate) fn new(what: impl Into<String>, why: impl fmt::Display, cure: impl Into<String>) -> Failure {
-        Failure { exit: FAILED, what: what.into(), why: why.to_string(), cure: cure.into(), resumable: true }
+    pub(crate) fn new(
+        what: impl Into<String>,
+        why: impl fmt::Display,
+        cure: impl Into<String>,
+    ) -> Failure {
+        Failure {
+            exit: FAILED,
+            what: what.into(),
+            why: why.to_string(),
+            cure: cure.into(),
+            resumable: true,
+        }
     }
 
     /// The user gave something that cannot be used.
-    pub(crate) fn usage(what: impl Into<String>, why: impl fmt::Display, cure: impl Into<String>) -> Failure {
+    pub(crate) fn usage(
+        what: impl Into<String>,
+        why: impl fmt::Display,
+        cure: impl Into<String>,
+    ) -> Failure {
         Failure { exit: USAGE, ..Failure::new(what, why, cure) }
     }
 
@@ -62,7 +78,9 @@ impl Failure {
             Kind::NotFound => "check the path",
             Kind::PermissionDenied => "check the permissions, or run as a user who has them",
             Kind::StorageFull | Kind::QuotaExceeded => "free some space, or use another disk",
-            Kind::FileTooLarge => "raise the limit on file sizes (ulimit -f), or use another file system",
+            Kind::FileTooLarge => {
+                "raise the limit on file sizes (ulimit -f), or use another file system"
+            }
             Kind::NotADirectory | Kind::IsADirectory => "use another path",
             Kind::InvalidFilename => "use a shorter path",
             _ => "",
@@ -104,7 +122,8 @@ impl Failure {
 
 /// Whether the connection failed and not the call.
 fn lost(status: &Status) -> bool {
-    // The store's own answers carry no source; what the transport makes up has one, or is UNAVAILABLE.
+    // The store's own answers carry no source; what the transport makes up has one, or is
+    // UNAVAILABLE.
     status.code() == Code::Unavailable || std::error::Error::source(status).is_some()
 }
 

@@ -1,5 +1,12 @@
 //! `rpc-demo get`.
 
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use cap_std::ambient_authority;
+use cap_std::fs::Dir;
+
 use crate::cli::Get;
 use crate::costs::Costs;
 use crate::destination::all_different;
@@ -13,11 +20,6 @@ use crate::pb::Checksum;
 use crate::summary::{Routes, Summary};
 use crate::transfer::{Directory, Item, Job, Origin, Place, Plan, Target, Verb};
 use crate::tree::shown;
-use cap_std::ambient_authority;
-use cap_std::fs::Dir;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Instant;
 
 /// Fetches what the flags name.
 pub(crate) async fn run(args: Get) -> Result<(), Failure> {
@@ -52,10 +54,19 @@ pub(crate) async fn run(args: Get) -> Result<(), Failure> {
     let name = names.iter().map(Name::as_str).collect::<Vec<_>>().join("' '");
     let (tally, routes) = (job.tally(), Routes::One(route));
     let summary = Summary { verb: "get", name: &name, tally, elapsed, costs, routes };
-    if transfer.json { output::json(&summary.json()) } else { output::line(format_args!("{summary}")) }
+    if transfer.json {
+        output::json(&summary.json())
+    } else {
+        output::line(format_args!("{summary}"))
+    }
 }
 
-fn add(connection: &Connection, listed: Listed, path: &Path, plan: &mut Plan) -> Result<(), Failure> {
+fn add(
+    connection: &Connection,
+    listed: Listed,
+    path: &Path,
+    plan: &mut Plan,
+) -> Result<(), Failure> {
     plan.skipped += listed.skipped;
     let tree = listed.found.first().is_some_and(|first| first.directory);
     let (root, path) = if tree { (make_root(path)?, path.to_owned()) } else { file_root(path)? };
@@ -63,7 +74,11 @@ fn add(connection: &Connection, listed: Listed, path: &Path, plan: &mut Plan) ->
         Target::File(Place {
             root: root.clone(),
             // For a file the last component is in `below`.
-            path: if tree { path.clone() } else { path.parent().unwrap_or(Path::new("")).to_owned() },
+            path: if tree {
+                path.clone()
+            } else {
+                path.parent().unwrap_or(Path::new("")).to_owned()
+            },
             below: below.to_owned(),
         })
     };
@@ -94,7 +109,8 @@ fn make_root(path: &Path) -> Result<Arc<Dir>, Failure> {
         std::fs::create_dir_all(path)?;
         Dir::open_ambient_dir(path, ambient_authority())
     };
-    let failed = |error| Failure::io(format!("cannot write to the directory {}", shown(path)), &error);
+    let failed =
+        |error| Failure::io(format!("cannot write to the directory {}", shown(path)), &error);
     open().map(Arc::new).map_err(failed)
 }
 
@@ -110,14 +126,17 @@ fn file_root(path: &Path) -> Result<(Arc<Dir>, PathBuf), Failure> {
     }
     match path.file_name().map(|last| last.to_str()) {
         None => return Err(Failure::usage(what(), "it names no file", "name the file to write")),
-        Some(None) => return Err(Failure::usage(what(), "its name is not UTF-8", "use another name")),
+        Some(None) => {
+            return Err(Failure::usage(what(), "its name is not UTF-8", "use another name"));
+        }
         Some(Some(_)) => {}
     }
     let parent = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
-    let dir = Dir::open_ambient_dir(parent, ambient_authority())
-        .map_err(|error| Failure::io(format!("{}: its directory cannot be opened", what()), &error))?;
+    let dir = Dir::open_ambient_dir(parent, ambient_authority()).map_err(|error| {
+        Failure::io(format!("{}: its directory cannot be opened", what()), &error)
+    })?;
     Ok((Arc::new(dir), path.to_owned()))
 }

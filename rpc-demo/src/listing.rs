@@ -1,12 +1,15 @@
-//! What a server has under a name. Its word is no better than a stranger's: no name of its making leads out of the one
-//! that was asked for.
+//! What a server has under a name. Its word is no better than a stranger's: no name of its making
+//! leads out of the one that was asked for.
+
+use std::collections::HashMap;
+
+use tonic::{Code, Status};
 
 use crate::failure::Failure;
 use crate::names::{Name, Shown};
 use crate::net::Connection;
-use crate::pb::{Checksum, Entry, ListRequest, entry::Kind};
-use std::collections::HashMap;
-use tonic::{Code, Status};
+use crate::pb::entry::Kind;
+use crate::pb::{Checksum, Entry, ListRequest};
 
 /// An object, or a directory and all below it.
 pub(crate) struct Listed {
@@ -33,8 +36,9 @@ impl Listed {
         checksum: Checksum,
         what: &str,
     ) -> Result<Listed, Failure> {
-        let entries =
-            all(connection, name, checksum).await.map_err(|status| Failure::status(what, &status))?;
+        let entries = all(connection, name, checksum)
+            .await
+            .map_err(|status| Failure::status(what, &status))?;
         Listed::check(name, entries, what)
     }
 
@@ -56,7 +60,11 @@ impl Listed {
                 return Err(Failure::new(what, why, "only files are served"));
             }
             if kind == Kind::Other {
-                tracing::warn!("'{}' on the server is left out: {}", Shown(&entry.name), Shown(&entry.note));
+                tracing::warn!(
+                    "'{}' on the server is left out: {}",
+                    Shown(&entry.name),
+                    Shown(&entry.note)
+                );
                 listed.skipped += 1;
                 continue;
             }
@@ -66,7 +74,8 @@ impl Listed {
                 _ => name.below(full).map(str::to_owned),
             });
             let (Some(full), Some(below)) = (full, below) else {
-                let why = format!("the server lists '{}', which is not below it", Shown(&entry.name));
+                let why =
+                    format!("the server lists '{}', which is not below it", Shown(&entry.name));
                 return Err(Failure::new(what, why, "do not trust this server"));
             };
             let known = matches!(kind, Kind::File | Kind::Directory);
@@ -75,10 +84,19 @@ impl Listed {
                 let why = format!("the server does not say what '{full}' is");
                 return Err(Failure::new(what, why, "see the server's log"));
             }
-            listed.found.push(Found { name: full, below, directory: kind == Kind::Directory, entry });
+            listed.found.push(Found {
+                name: full,
+                below,
+                directory: kind == Kind::Directory,
+                entry,
+            });
         }
         if listed.found.is_empty() {
-            return Err(Failure::new(what, "the server does not say what it is", "see the server's log"));
+            return Err(Failure::new(
+                what,
+                "the server does not say what it is",
+                "see the server's log",
+            ));
         }
         Ok(listed)
     }
@@ -90,7 +108,8 @@ impl Listed {
     }
 }
 
-/// What there is under a name to which something is going, by name; nothing, where there is no such name.
+/// What there is under a name to which something is going, by name; nothing, where there is no such
+/// name.
 pub(crate) async fn there(
     connection: &Connection,
     name: &Name,
@@ -106,7 +125,11 @@ pub(crate) async fn there(
     }
 }
 
-async fn all(connection: &Connection, name: &Name, checksum: Checksum) -> Result<Vec<Entry>, Status> {
+async fn all(
+    connection: &Connection,
+    name: &Name,
+    checksum: Checksum,
+) -> Result<Vec<Entry>, Status> {
     let request = ListRequest { name: name.as_str().to_owned(), checksum: checksum.into() };
     let mut stream = connection.store().list(request).await?.into_inner();
     let mut entries = Vec::new();

@@ -1,11 +1,14 @@
 //! The log, on stderr.
 
-use crate::failure::Failure;
-use crate::progress::Aside;
 use std::io::{self, IsTerminal};
+
 use tracing_subscriber::EnvFilter;
 
-/// Begins to log: warnings, so that the reason for TCP is seen; more with `-v`; what RUST_LOG says above all.
+use crate::failure::Failure;
+use crate::progress::Aside;
+
+/// Begins to log: warnings, so that the reason for TCP is seen; more with `-v`; what RUST_LOG says
+/// above all.
 pub(crate) fn start(verbose: u8) -> Result<(), Failure> {
     let filter = match std::env::var("RUST_LOG") {
         Ok(text) if !text.trim().is_empty() => EnvFilter::try_new(&text).map_err(|error| {

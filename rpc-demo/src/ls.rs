@@ -1,14 +1,13 @@
 //! `rpc-demo ls`.
 
+use std::io::{self, BufWriter, Write};
+
 use crate::cli::{Asked, Ls};
-use crate::entry;
 use crate::failure::Failure;
 use crate::names::{Escaped, Name, Shown};
-use crate::net;
-use crate::output;
 use crate::pb::entry::Kind;
 use crate::pb::{Checksum, Entry, ListRequest};
-use std::io::{self, BufWriter, Write};
+use crate::{entry, net, output};
 
 /// How entries are written.
 #[derive(Clone, Copy)]
@@ -38,7 +37,8 @@ pub(crate) async fn run(args: Ls) -> Result<(), Failure> {
         (false, _) => Checksum::Recorded,
     };
     let connection = net::connect(&remote.server, &remote.path).await?;
-    let what = || name.as_ref().map_or("cannot list".to_owned(), |name| format!("cannot list '{name}'"));
+    let what =
+        || name.as_ref().map_or("cannot list".to_owned(), |name| format!("cannot list '{name}'"));
     let mut unreadable = Vec::new();
     let mut out = BufWriter::new(io::stdout().lock());
     let request = ListRequest {
@@ -63,9 +63,14 @@ pub(crate) async fn run(args: Ls) -> Result<(), Failure> {
     match unreadable.as_slice() {
         [] => Ok(()),
         [first, more @ ..] => {
-            let others = if more.is_empty() { String::new() } else { format!(" and {} others", more.len()) };
+            let others =
+                if more.is_empty() { String::new() } else { format!(" and {} others", more.len()) };
             let what = format!("cannot list '{}'{others}", Shown(&first.name));
-            Err(Failure::new(what, Shown(&first.note), "check the permissions under the server's root"))
+            Err(Failure::new(
+                what,
+                Shown(&first.note),
+                "check the permissions under the server's root",
+            ))
         }
     }
 }

@@ -50,11 +50,12 @@ mod summary;
 mod transfer;
 mod tree;
 
+use std::process::ExitCode;
+
 use cli::{Cli, Command};
 use failure::Failure;
 use mimalloc::MiMalloc;
 use signals::until_signal;
-use std::process::ExitCode;
 
 /// Keeps what is freed for a while: messages of megabytes are not faulted in page by page.
 #[global_allocator]
@@ -78,7 +79,8 @@ fn start(cli: Cli) -> Result<ExitCode, Failure> {
         .enable_all()
         .build()
         .map_err(|error| Failure::io("cannot start", &error))?;
-    // When the runtime is dropped, unfinished files have been removed: it waits for the threads that hold them.
+    // When the runtime is dropped, unfinished files have been removed: it waits for the threads
+    // that hold them.
     runtime.block_on(command(cli.command))
 }
 
@@ -88,7 +90,9 @@ async fn command(command: Command) -> Result<ExitCode, Failure> {
     let done = match command {
         // Its code is its answer: what keeps it from answering has another.
         Command::Doctor(args) => {
-            return until_signal(doctor::run(args)).await.map_err(|failure| failure.with_exit(doctor::ERROR));
+            return until_signal(doctor::run(args))
+                .await
+                .map_err(|failure| failure.with_exit(doctor::ERROR));
         }
         // These have their own ways to stop.
         Command::Serve(args) => serve::run(args).await,

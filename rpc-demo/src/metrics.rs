@@ -1,19 +1,21 @@
 //! What a server tells Prometheus: the transport's own metrics, over HTTP.
 
-use crate::failure::Failure;
+use std::net::SocketAddr;
+use std::time::Duration;
+use std::{future, io};
+
 use axum::Router;
 use axum::http::header::CONTENT_TYPE;
 use axum::routing::get;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
-use std::future;
-use std::io;
-use std::net::SocketAddr;
-use std::time::Duration;
 use tokio::net::TcpListener;
+
+use crate::failure::Failure;
 
 /// Prometheus' text format.
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
-/// Histograms are brought up to date this often when nobody fetches them: until then each value takes its place.
+/// Histograms are brought up to date this often when nobody fetches them: until then each value
+/// takes its place.
 const UPKEEP: Duration = Duration::from_secs(5);
 /// Buckets of histograms.
 const COMPLETIONS: [f64; 8] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
@@ -30,7 +32,8 @@ impl Metrics {
     /// Takes the port and begins to record.
     pub(crate) async fn start(addr: SocketAddr) -> Result<Metrics, Failure> {
         let cure = "name an address of this host and a free port with --metrics (port 0 takes any)";
-        let cannot = |error: io::Error| Failure::new(format!("cannot offer metrics on {addr}"), error, cure);
+        let cannot =
+            |error: io::Error| Failure::new(format!("cannot offer metrics on {addr}"), error, cure);
         let listener = TcpListener::bind(addr).await.map_err(cannot)?;
         let addr = listener.local_addr().map_err(cannot)?;
         let full = |name: &str| Matcher::Full(name.to_owned());

@@ -1,7 +1,8 @@
 //! Names of objects, and text that is safe to show.
 //!
-//! A name comes from a peer that need not be honest, in either direction: a client may try to leave the server's root,
-//! and a server may try to make `get` write outside the directory it was given. Both go through [`Name::parse`].
+//! A name comes from a peer that need not be honest, in either direction: a client may try to leave
+//! the server's root, and a server may try to make `get` write outside the directory it was given.
+//! Both go through [`Name::parse`].
 
 use std::fmt;
 
@@ -14,7 +15,8 @@ pub(crate) const PRIVATE_DIR: &str = ".rpc-demo-tmp";
 
 /// A checked name: relative, UTF-8, `/` between components, none of them empty, `.` or `..`.
 ///
-/// A backslash is a character like any other, as it is on Unix; where it separates paths it is refused.
+/// A backslash is a character like any other, as it is on Unix; where it separates paths it is
+/// refused.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Name(String);
 
@@ -64,7 +66,9 @@ impl Name {
                 "" => return Err(NameError::EmptyComponent),
                 "." => return Err(NameError::Dots(".")),
                 ".." => return Err(NameError::Dots("..")),
-                long if long.len() > MAX_COMPONENT => return Err(NameError::LongComponent(long.len())),
+                long if long.len() > MAX_COMPONENT => {
+                    return Err(NameError::LongComponent(long.len()));
+                }
                 _ => {}
             }
         }
@@ -102,14 +106,16 @@ impl fmt::Display for Name {
     }
 }
 
-/// A number for a name, the same in every version of the program (FNV-1a): file names are made of it.
+/// A number for a name, the same in every version of the program (FNV-1a): file names are made of
+/// it.
 pub(crate) fn hash(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     })
 }
 
-/// Text from elsewhere, for one line of a terminal: control characters are escaped, and a long one is cut in its middle.
+/// Text from elsewhere, for one line of a terminal: control characters are escaped, and a long one
+/// is cut in its middle.
 pub(crate) struct Shown<'a>(pub(crate) &'a str);
 
 /// Characters that [`Shown`] leaves of a text at most, before escaping.
@@ -142,8 +148,13 @@ impl fmt::Display for Escaped<'_> {
 
 fn escaped(c: char, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     // Bidirectional overrides can make one name look like another.
-    let turns = matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    if c.is_control() || turns { write!(f, "{}", c.escape_default()) } else { fmt::Write::write_char(f, c) }
+    let turns =
+        matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    if c.is_control() || turns {
+        write!(f, "{}", c.escape_default())
+    } else {
+        fmt::Write::write_char(f, c)
+    }
 }
 
 #[cfg(test)]
@@ -152,7 +163,8 @@ mod tests {
 
     #[test]
     fn takes_what_is_a_name() {
-        for good in ["a", "a/b/c", ".hidden", "...", "a..b", "ü/é 😀", "a\\..\\b", "new\nline", " ", "-x"]
+        for good in
+            ["a", "a/b/c", ".hidden", "...", "a..b", "ü/é 😀", "a\\..\\b", "new\nline", " ", "-x"]
         {
             assert_eq!(Name::parse(good).unwrap().as_str(), good);
         }

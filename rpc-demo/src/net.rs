@@ -1,32 +1,36 @@
-//! The only file that knows the transport: how to connect, how to serve, and what it tells about the path of the bytes.
+//! The only file that knows the transport: how to connect, how to serve, and what it tells about
+//! the path of the bytes.
+
+use std::error::Error;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+use std::{fmt, io};
+
+use serde::ser::{Serialize, SerializeStruct, Serializer};
+use tonic::transport::Uri;
+use tonic::transport::server::TcpIncoming;
+use tonic_rdma::{
+    Channel, Copied, Endpoint, FabricKind, Path, PathInfo, Pool, Server, ServerStats,
+    TransportStats,
+};
 
 use crate::cli::{CHUNK_MIN, Path as Way};
 use crate::failure::Failure;
 use crate::pb::object_store_client::ObjectStoreClient;
 use crate::pb::object_store_server::ObjectStoreServer;
 use crate::service::Service;
-use serde::ser::{Serialize, SerializeStruct, Serializer};
-use std::error::Error;
-use std::fmt;
-use std::io;
-use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
-use std::time::Duration;
-use tonic::transport::Uri;
-use tonic::transport::server::TcpIncoming;
-use tonic_rdma::{
-    Channel, Copied, Endpoint, FabricKind, Path, PathInfo, Pool, Server, ServerStats, TransportStats,
-};
 
-/// HTTP/2 windows in bytes, for TCP: the default of 64 KiB stalls a bulk stream on every round trip.
+/// HTTP/2 windows in bytes, for TCP: the default of 64 KiB stalls a bulk stream on every round
+/// trip.
 const STREAM_WINDOW: u32 = 4 << 20;
 const CONNECTION_WINDOW: u32 = 8 << 20;
 /// A TCP connection whose other end is silent is probed, and given up when no answer comes.
 const PROBE_AFTER: Duration = Duration::from_secs(10);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A bulk transfer is worth waiting a little longer for the fast path than the transport's own second. Where there is
-/// none to wait for, nothing waits.
+/// A bulk transfer is worth waiting a little longer for the fast path than the transport's own
+/// second. Where there is none to wait for, nothing waits.
 const FAST_PATH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connected client. Clones share the connection.
@@ -39,7 +43,8 @@ struct Connected {
 }
 
 impl Connection {
-    /// The pool to read files into that are to be sent, on a fast path. On TCP nothing would be gained.
+    /// The pool to read files into that are to be sent, on a fast path. On TCP nothing would be
+    /// gained.
     pub(crate) fn pool(&self) -> Option<Pool> {
         self.0.channel.path().path.is_fast().then(|| self.0.channel.pool())
     }
@@ -52,15 +57,17 @@ impl Connection {
 
 /// Sees that the variables which choose the path can be used, before anything is done.
 pub(crate) fn check_environment() -> Result<(), Failure> {
-    tonic_rdma::check_environment()
-        .map_err(|error| Failure::usage("wrong environment", error, "correct the variable, or unset it"))
+    tonic_rdma::check_environment().map_err(|error| {
+        Failure::usage("wrong environment", error, "correct the variable, or unset it")
+    })
 }
 
 /// The server at `server`, which was named with `flag`, to be reached the way that the flags say.
 pub(crate) fn endpoint(server: &str, way: &Way, flag: &str) -> Result<Endpoint, Failure> {
     let url = if server.contains("://") { server.to_owned() } else { format!("http://{server}") };
     let shown = crate::names::Shown(&url).to_string();
-    let endpoint = Endpoint::from_shared(url).map_err(|error| bad_url(&shown, &causes(&error), flag))?;
+    let endpoint =
+        Endpoint::from_shared(url).map_err(|error| bad_url(&shown, &causes(&error), flag))?;
     if endpoint.uri().scheme_str() != Some("http") || endpoint.uri().host().is_none() {
         return Err(bad_url(&shown, "it is no http:// address", flag));
     }
@@ -159,7 +166,8 @@ impl Listener {
     /// Binds `addr`; port 0 takes any free port.
     pub(crate) fn bind(addr: SocketAddr) -> Result<Listener, Failure> {
         let cannot = |error: io::Error| {
-            let cure = "name an address of this host and a free port with --addr (port 0 takes any)";
+            let cure =
+                "name an address of this host and a free port with --addr (port 0 takes any)";
             Failure::new(format!("cannot listen on {addr}"), error, cure)
         };
         let incoming = TcpIncoming::bind(addr).map_err(cannot)?.with_nodelay(Some(true));
@@ -193,8 +201,8 @@ impl Listener {
 pub(crate) struct Copies(ServerStats);
 
 impl Copies {
-    /// Payload bytes that a CPU has copied at this end so far. The kernel's copies on TCP, and WRITEs
-    /// to shared memory, are not among them.
+    /// Payload bytes that a CPU has copied at this end so far. The kernel's copies on TCP, and
+    /// WRITEs to shared memory, are not among them.
     pub(crate) fn bytes(&self) -> u64 {
         let stats = self.0.get();
         stats.copied_fast.total() + stats.copied_tcp.total()
@@ -229,7 +237,9 @@ impl Meter {
     pub(crate) fn route(&self) -> Route {
         let after = self.channel.stats();
         let bytes = |stats: &TransportStats| match self.direction {
-            Direction::Sent => [stats.bytes_sent_write, stats.bytes_sent_send, stats.bytes_sent_tcp],
+            Direction::Sent => {
+                [stats.bytes_sent_write, stats.bytes_sent_send, stats.bytes_sent_tcp]
+            }
             Direction::Received => {
                 [stats.bytes_received_write, stats.bytes_received_send, stats.bytes_received_tcp]
             }
@@ -246,7 +256,8 @@ impl Meter {
     }
 }
 
-/// The way that a transfer's payload took. Payload is what gRPC messages hold, a few bytes more than the files'.
+/// The way that a transfer's payload took. Payload is what gRPC messages hold, a few bytes more
+/// than the files'.
 #[derive(Clone, Debug)]
 pub(crate) struct Route {
     /// The path in use at the end, with the device, or the reason for TCP.
@@ -257,7 +268,8 @@ pub(crate) struct Route {
     send: u64,
     /// Payload bytes over TCP.
     tcp: u64,
-    /// Payload bytes that a CPU has copied at this end, of both directions. The kernel's copies on TCP are not counted.
+    /// Payload bytes that a CPU has copied at this end, of both directions. The kernel's copies on
+    /// TCP are not counted.
     copied: Copied,
 }
 
@@ -266,16 +278,18 @@ pub(crate) fn pool<T>(request: &tonic::Request<T>) -> Option<Pool> {
     tonic_rdma::connect_info(request).path.is_fast().then(|| tonic_rdma::pool(request))
 }
 
-/// Bytes of a message, at most `asked`, that a connection with this pool can carry without a copy: read into memory of
-/// which there are several more, and landed in one piece in a pool like this at the other end.
+/// Bytes of a message, at most `asked`, that a connection with this pool can carry without a copy:
+/// read into memory of which there are several more, and landed in one piece in a pool like this at
+/// the other end.
 pub(crate) fn fitting(asked: usize, pool: Option<&Pool>) -> usize {
     let Some(sizes) = pool.map(Pool::config) else { return asked };
-    let most = (sizes.send / SENDING).min(sizes.landing / LANDED).min(sizes.chunk.saturating_sub(BESIDE));
+    let most =
+        (sizes.send / SENDING).min(sizes.landing / LANDED).min(sizes.chunk.saturating_sub(BESIDE));
     asked.min((most - most % BESIDE).max(CHUNK_MIN))
 }
 
-/// A message takes at most these parts of the memory that is there to send from, and to land in: so that each of the
-/// usual number of jobs can have some on the way, and some that wait for the disk.
+/// A message takes at most these parts of the memory that is there to send from, and to land in: so
+/// that each of the usual number of jobs can have some on the way, and some that wait for the disk.
 const SENDING: usize = 16;
 const LANDED: usize = 64;
 /// Bytes beside the data of a message, more than enough: a page.

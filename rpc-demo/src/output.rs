@@ -1,9 +1,11 @@
 //! Lines on stdout.
 
-use crate::failure::Failure;
-use serde::Serialize;
 use std::fmt;
 use std::io::{self, ErrorKind, Write};
+
+use serde::Serialize;
+
+use crate::failure::Failure;
 
 /// Prints a line, above the progress bars if there are any.
 pub(crate) fn line(text: fmt::Arguments<'_>) -> Result<(), Failure> {

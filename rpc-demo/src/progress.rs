@@ -1,10 +1,12 @@
-//! Bars on a terminal: one for all, and one for each large file that is under way. Nothing is drawn elsewhere.
+//! Bars on a terminal: one for all, and one for each large file that is under way. Nothing is drawn
+//! elsewhere.
 
-use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{self, IsTerminal, Write};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// A file of at least so many bytes has a bar of its own.
 const OWN_BAR: u64 = 4 << 20;
@@ -18,7 +20,8 @@ fn bars() -> &'static MultiProgress {
     static BARS: OnceLock<MultiProgress> = OnceLock::new();
     BARS.get_or_init(|| {
         let terminal = io::stderr().is_terminal();
-        let target = if terminal { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+        let target =
+            if terminal { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
         MultiProgress::with_draw_target(target)
     })
 }
@@ -33,7 +36,8 @@ fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
-/// A bar that draws nothing until it is one of [`bars`]: a bar that draws itself before leaves a line that nobody clears.
+/// A bar that draws nothing until it is one of [`bars`]: a bar that draws itself before leaves a
+/// line that nobody clears.
 fn hidden(length: Option<u64>) -> ProgressBar {
     ProgressBar::with_draw_target(length, ProgressDrawTarget::hidden())
 }
@@ -48,16 +52,20 @@ pub(crate) struct Progress {
 impl Progress {
     /// `total` in bytes, where known.
     pub(crate) fn start(total: Option<u64>) -> Progress {
-        let bar = bars().add(hidden(total).with_style(style(if total.is_some() { TOTAL } else { ENDLESS })));
+        let bar = bars().add(hidden(total).with_style(style(if total.is_some() {
+            TOTAL
+        } else {
+            ENDLESS
+        })));
         bar.enable_steady_tick(Duration::from_millis(250));
         Progress { bar, files: AtomicU64::new(0) }
     }
 
     /// A file of `size` bytes is under way; `u64::MAX` where that is not known.
     pub(crate) fn file(&self, name: &str, size: u64) -> Bar {
-        let own = (OWN_BAR..u64::MAX)
-            .contains(&size)
-            .then(|| bars().add(hidden(Some(size)).with_style(style(FILE)).with_message(short(name))));
+        let own = (OWN_BAR..u64::MAX).contains(&size).then(|| {
+            bars().add(hidden(Some(size)).with_style(style(FILE)).with_message(short(name)))
+        });
         Bar { all: Some(self.bar.clone()), own }
     }
 

@@ -1,28 +1,30 @@
 //! `rpc-demo put`.
 
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
 use crate::attributes::Attributes;
 use crate::cli::Put;
 use crate::costs::Costs;
 use crate::destination::{Destination, all_different};
 use crate::failure::Failure;
-use crate::listing;
 use crate::names::Name;
 use crate::net::{self, Connection, Direction, Meter};
-use crate::output;
 use crate::summary::{Routes, Summary};
 use crate::transfer::{Directory, Item, Job, Origin, Plan, Target, Verb};
 use crate::tree::{Tree, shown};
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Instant;
+use crate::{listing, output};
 
 /// Stores what the flags name.
 pub(crate) async fn run(args: Put) -> Result<(), Failure> {
     let Put { sources, target, transfer, remote } = args;
     let destination = Destination::parse(&target, sources.len())?;
     // What is wrong with a tree is better said before anything is sent.
-    let sources: Vec<_> =
-        sources.into_iter().map(|path| Source::look(path, &destination)).collect::<Result<_, _>>()?;
+    let sources: Vec<_> = sources
+        .into_iter()
+        .map(|path| Source::look(path, &destination))
+        .collect::<Result<_, _>>()?;
     all_different(sources.iter().map(|source| source.name.as_str()))?;
     let connection = net::connect(&remote.server, &remote.path).await?;
     let meter = Meter::start(&connection, Direction::Sent);
@@ -38,7 +40,11 @@ pub(crate) async fn run(args: Put) -> Result<(), Failure> {
     let name = if name.is_empty() { "/" } else { name };
     let (tally, routes) = (job.tally(), Routes::One(route));
     let summary = Summary { verb: "put", name, tally, elapsed, costs, routes };
-    if transfer.json { output::json(&summary.json()) } else { output::line(format_args!("{summary}")) }
+    if transfer.json {
+        output::json(&summary.json())
+    } else {
+        output::line(format_args!("{summary}"))
+    }
 }
 
 /// One of the things to be stored.
@@ -74,11 +80,21 @@ impl Source {
         Ok(Source { path, name, kind })
     }
 
-    async fn plan(self, connection: &Connection, resume: bool, plan: &mut Plan) -> Result<(), Failure> {
+    async fn plan(
+        self,
+        connection: &Connection,
+        resume: bool,
+        plan: &mut Plan,
+    ) -> Result<(), Failure> {
         let Source { path, name, kind } = self;
         let mut there = match resume {
             true => {
-                listing::there(connection, &name, &format!("cannot put {} as '{name}'", shown(&path))).await?
+                listing::there(
+                    connection,
+                    &name,
+                    &format!("cannot put {} as '{name}'", shown(&path)),
+                )
+                .await?
             }
             false => Default::default(),
         };

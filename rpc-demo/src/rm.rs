@@ -1,12 +1,12 @@
 //! `rpc-demo rm`.
 
+use serde::Serialize;
+
 use crate::cli::{Asked, Rm};
 use crate::failure::Failure;
 use crate::names::Name;
-use crate::net;
-use crate::output;
 use crate::pb::RemoveRequest;
-use serde::Serialize;
+use crate::{net, output};
 
 /// The form of `--json`.
 #[derive(Default, Serialize)]

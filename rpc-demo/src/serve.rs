@@ -1,5 +1,12 @@
 //! `rpc-demo serve`.
 
+use std::io::BufRead;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::oneshot;
+
 use crate::cli::Serve;
 use crate::costs::Costs;
 use crate::failure::Failure;
@@ -9,11 +16,6 @@ use crate::net::{Copies, Listener, causes};
 use crate::output;
 use crate::service::Service;
 use crate::store::{Options, Store};
-use serde::{Deserialize, Serialize};
-use std::io::BufRead;
-use std::time::Duration;
-use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::oneshot;
 
 /// What the line begins with that tells where the server listens; the address follows.
 pub(crate) const LISTENING: &str = "rpc-demo: listening on ";
@@ -45,10 +47,15 @@ pub(crate) async fn run(args: Serve) -> Result<(), Failure> {
     };
     let listener = Listener::bind(args.addr)?;
     if args.until_eof {
-        let eof = stdin_ends(listener.copies()).map_err(|error| Failure::io("cannot read stdin", &error))?;
+        let eof = stdin_ends(listener.copies())
+            .map_err(|error| Failure::io("cannot read stdin", &error))?;
         stops.eof = Some(eof);
     }
-    output::line(format_args!("{LISTENING}{}, root {}", listener.addr, Shown(&args.root.to_string_lossy())))?;
+    output::line(format_args!(
+        "{LISTENING}{}, root {}",
+        listener.addr,
+        Shown(&args.root.to_string_lossy())
+    ))?;
     if let Some(metrics) = &metrics {
         output::line(format_args!("rpc-demo: metrics at http://{}/metrics", metrics.addr))?;
     }

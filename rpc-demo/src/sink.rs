@@ -2,18 +2,20 @@
 //!
 //! Both ends use it: the server for what is put, the client for what it gets.
 
-use crate::costs;
-use crate::digest::Digest;
-use crate::source::BLOCK;
-use bytes::Bytes;
-use cap_std::fs::{Dir, OpenOptions, OpenOptionsExt};
 use std::fs::File;
 use std::io;
 use std::ops::Deref;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use cap_std::fs::{Dir, OpenOptions, OpenOptionsExt};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
+
+use crate::costs;
+use crate::digest::Digest;
+use crate::source::BLOCK;
 
 /// Chunks that may wait for the disk; one more is being written.
 const WRITE_BEHIND: usize = 2;
@@ -65,8 +67,8 @@ enum OnDrop {
 }
 
 impl Pending {
-    /// Makes the empty file `temp` in `dir`; that name must be free. `private`: until it is whole nobody else may read
-    /// it; otherwise it has the permission bits that a new file usually has.
+    /// Makes the empty file `temp` in `dir`; that name must be free. `private`: until it is whole
+    /// nobody else may read it; otherwise it has the permission bits that a new file usually has.
     pub(crate) fn create(dir: Arc<Dir>, temp: String, private: bool) -> io::Result<Pending> {
         let mode = if private { 0o600 } else { DEFAULT_MODE };
         let options = OpenOptions::new().read(true).write(true).create_new(true).mode(mode).clone();
@@ -96,8 +98,8 @@ impl Pending {
         &self.file
     }
 
-    /// Gives the file the name `name` in `dir`, which lies on the same file system, replacing a file of that name;
-    /// durably with `sync`.
+    /// Gives the file the name `name` in `dir`, which lies on the same file system, replacing a
+    /// file of that name; durably with `sync`.
     pub(crate) fn place(mut self, dir: &Dir, name: &str, sync: bool) -> io::Result<()> {
         if sync {
             self.file.sync_all()?;
@@ -205,10 +207,12 @@ impl Writer {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use cap_std::ambient_authority;
+
     use super::*;
     use crate::attributes::Attributes;
-    use cap_std::ambient_authority;
-    use std::os::unix::fs::PermissionsExt;
 
     fn dir() -> (tempfile::TempDir, Arc<Dir>) {
         let temp = tempfile::tempdir().unwrap();
@@ -262,7 +266,9 @@ mod tests {
         let mut pending = Pending::create(dir.clone(), "t".into(), true).unwrap();
         let content: Vec<u8> = (0..3 * BLOCK as u32 + 5).map(|n| (n >> 3) as u8).collect();
         let mut writer = Writer::start(Part { file: pending.file().clone(), offset: 7 });
-        for chunk in [&content[..2 * BLOCK], &content[2 * BLOCK..2 * BLOCK + 1], &content[2 * BLOCK + 1..]] {
+        for chunk in
+            [&content[..2 * BLOCK], &content[2 * BLOCK..2 * BLOCK + 1], &content[2 * BLOCK + 1..]]
+        {
             writer.push(Bytes::copy_from_slice(chunk)).await.unwrap();
         }
         assert_eq!(writer.finish().await.unwrap(), Digest::of(&content));

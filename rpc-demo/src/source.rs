@@ -1,9 +1,6 @@
-//! Files on their way out: read in chunks on a thread of their own, a bounded distance ahead of the network.
+//! Files on their way out: read in chunks on a thread of their own, a bounded distance ahead of the
+//! network.
 
-use crate::costs;
-use crate::digest::Digest;
-use crate::ranges::{RANGE_MAX, Ranges};
-use bytes::{Bytes, BytesMut};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read};
@@ -14,15 +11,21 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
 use tokio::sync::mpsc;
 use tonic_rdma::codec::SEGMENT;
 use tonic_rdma::{PinnedBuf, Pool};
 
+use crate::costs;
+use crate::digest::Digest;
+use crate::ranges::{RANGE_MAX, Ranges};
+
 /// Chunks read ahead of the network; one more is being read.
 const READ_AHEAD: usize = 2;
 
-/// What a source yields: the next bytes, and with the last of them, of which there may be none, what all of them amount
-/// to.
+/// What a source yields: the next bytes, and with the last of them, of which there may be none,
+/// what all of them amount to.
 #[derive(Debug)]
 pub(crate) struct Piece {
     /// The next bytes. None only in the last piece.
@@ -34,18 +37,18 @@ pub(crate) struct Piece {
 /// What to read of a file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Extent {
-    /// All of it, from its beginning. Its bytes, where known: a small file gets a small buffer, and one byte more is
-    /// tried, so that a file that grew shows.
+    /// All of it, from its beginning. Its bytes, where known: a small file gets a small buffer, and
+    /// one byte more is tried, so that a file that grew shows.
     Whole(Option<u64>),
     /// So many bytes from an offset, or as many of them as there are.
     Range { offset: u64, length: u64 },
-    /// What follows where the file stands. For a pipe or a terminal, whose reads may never return: its thread is not
-    /// waited for.
+    /// What follows where the file stands. For a pipe or a terminal, whose reads may never return:
+    /// its thread is not waited for.
     Stream,
 }
 
-/// Begins to read, `chunk` bytes at a time, into memory of the pool if there is one. Needs a tokio runtime. The thread
-/// ends when the receiver is dropped.
+/// Begins to read, `chunk` bytes at a time, into memory of the pool if there is one. Needs a tokio
+/// runtime. The thread ends when the receiver is dropped.
 pub(crate) fn start(
     file: Arc<File>,
     extent: Extent,
@@ -93,7 +96,8 @@ fn read(
             _ => buffers.read(want, &mut At { file, at }, &mut digest)?,
         };
         // The end of a range is known; that of a file is seen by reading past it.
-        let end = data.is_empty() || (matches!(extent, Extent::Range { .. }) && digest.size == limit);
+        let end =
+            data.is_empty() || (matches!(extent, Extent::Range { .. }) && digest.size == limit);
         let piece = Piece { data, end: end.then_some(digest) };
         if pieces.blocking_send(Ok(piece)).is_err() || end {
             return Ok(());
@@ -116,15 +120,19 @@ impl Read for At<'_> {
 }
 
 /// Reads a small file in one go: `size` bytes and what may follow, a few at most. Blocks.
-pub(crate) fn read_small(file: &File, size: u64, pool: Option<Pool>) -> io::Result<(Bytes, Digest)> {
+pub(crate) fn read_small(
+    file: &File,
+    size: u64,
+    pool: Option<Pool>,
+) -> io::Result<(Bytes, Digest)> {
     let want = usize::try_from(size).unwrap_or(usize::MAX).saturating_add(1);
     let mut digest = Digest::default();
     let bytes = Buffers::new(pool).read(want, &mut At { file, at: 0 }, &mut digest)?;
     Ok((bytes, digest))
 }
 
-/// The CRC32C of each range of a file, in order, handed to `emit` until it has enough. A range that the file does not
-/// reach counts as what is there. Blocks.
+/// The CRC32C of each range of a file, in order, handed to `emit` until it has enough. A range that
+/// the file does not reach counts as what is there. Blocks.
 pub(crate) fn checksums(
     file: &File,
     ranges: &Ranges,
@@ -180,12 +188,12 @@ pub(crate) const BLOCK: usize = 128 << 10;
 
 /// Memory to read into.
 ///
-/// What lies in a connection's pool is sent from where it lies. There is only so much of that, and whoever holds some may
-/// have to wait for its turn at the server: so nobody waits for it long here, and what it has no room for is read into
-/// ordinary memory.
+/// What lies in a connection's pool is sent from where it lies. There is only so much of that, and
+/// whoever holds some may have to wait for its turn at the server: so nobody waits for it long
+/// here, and what it has no room for is read into ordinary memory.
 ///
-/// Ordinary buffers come back when their bytes have gone out: fresh ones of this size would each be mapped, faulted in
-/// page by page, and unmapped again.
+/// Ordinary buffers come back when their bytes have gone out: fresh ones of this size would each be
+/// mapped, faulted in page by page, and unmapped again.
 #[derive(Default)]
 struct Buffers {
     pool: Option<Pool>,
@@ -215,9 +223,14 @@ impl Buffers {
         }
     }
 
-    /// Up to `want` bytes, as far as the reader has some. Takes them into account in `digest`, block
-    /// by block.
-    fn read(&mut self, want: usize, reader: &mut impl Read, digest: &mut Digest) -> io::Result<Bytes> {
+    /// Up to `want` bytes, as far as the reader has some. Takes them into account in `digest`,
+    /// block by block.
+    fn read(
+        &mut self,
+        want: usize,
+        reader: &mut impl Read,
+        digest: &mut Digest,
+    ) -> io::Result<Bytes> {
         if let Some(mut pinned) = self.pinned(want) {
             let mut filled = 0;
             loop {
@@ -267,8 +280,8 @@ impl Buffers {
     }
 }
 
-/// Waits on this thread for what a future gives, but no longer than `patience`. No runtime takes part in it: one that
-/// shuts down waits for this thread.
+/// Waits on this thread for what a future gives, but no longer than `patience`. No runtime takes
+/// part in it: one that shuts down waits for this thread.
 fn wait<T>(future: impl Future<Output = T>, patience: Duration) -> Option<T> {
     struct Unpark(Thread);
     impl Wake for Unpark {
@@ -307,8 +320,9 @@ pub(crate) fn fill(reader: &mut impl Read, buffer: &mut [u8]) -> io::Result<usiz
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::io::Write;
+
+    use super::*;
 
     async fn chunks(content: &[u8], extent: Extent, chunk: usize) -> (Vec<usize>, Vec<u8>, Digest) {
         let mut file = tempfile::NamedTempFile::new().unwrap();
@@ -338,13 +352,18 @@ mod tests {
             assert!(sizes.iter().all(|&size| size <= 4096 && size > 0));
         }
         assert_eq!(chunks(&content, Extent::Whole(None), 4096).await.0, [4096, 4096, 1808]);
-        assert_eq!(chunks(b"", Extent::Whole(Some(0)), 4096).await, (vec![], vec![], Digest::default()));
+        assert_eq!(
+            chunks(b"", Extent::Whole(Some(0)), 4096).await,
+            (vec![], vec![], Digest::default())
+        );
     }
 
     #[tokio::test]
     async fn chunks_of_many_blocks_are_read_and_checked_whole() {
         let content: Vec<u8> = (0..5 * BLOCK as u32 + 1).map(|n| (n >> 3) as u8).collect();
-        for extent in [Extent::Whole(None), Extent::Whole(Some(content.len() as u64)), Extent::Stream] {
+        for extent in
+            [Extent::Whole(None), Extent::Whole(Some(content.len() as u64)), Extent::Stream]
+        {
             for chunk in [2 * BLOCK, 3 * BLOCK - 1, content.len(), content.len() + 1] {
                 let (_, bytes, digest) = chunks(&content, extent, chunk).await;
                 assert!(bytes == content, "{extent:?} {chunk}");
@@ -356,7 +375,8 @@ mod tests {
     #[tokio::test]
     async fn reads_a_range_and_nothing_beside_it() {
         let content: Vec<u8> = (0..10_000u32).map(|n| (n >> 3) as u8).collect();
-        for (offset, length, end) in [(0, 10_000, 10_000), (5, 4096, 4101), (9_000, 9_000, 10_000), (1, 0, 1)]
+        for (offset, length, end) in
+            [(0, 10_000, 10_000), (5, 4096, 4101), (9_000, 9_000, 10_000), (1, 0, 1)]
         {
             let extent = Extent::Range { offset, length };
             let (_, bytes, digest) = chunks(&content, extent, 4096).await;

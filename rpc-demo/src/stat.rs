@@ -1,12 +1,11 @@
 //! `rpc-demo stat`.
 
 use crate::cli::{Asked, Stat};
-use crate::entry;
 use crate::failure::Failure;
 use crate::names::{Escaped, Name, Shown};
-use crate::net;
-use crate::output;
-use crate::pb::{Checksum, StatRequest, entry::Kind};
+use crate::pb::entry::Kind;
+use crate::pb::{Checksum, StatRequest};
+use crate::{entry, net, output};
 
 /// Tells all about what the flags name.
 pub(crate) async fn run(args: Stat) -> Result<(), Failure> {
@@ -14,12 +13,17 @@ pub(crate) async fn run(args: Stat) -> Result<(), Failure> {
     let name = name.strip_suffix('/').unwrap_or(&name);
     let name = Name::parse(name).map_err(|error| Failure::name(name, error))?;
     let connection = net::connect(&remote.server, &remote.path).await?;
-    let request = StatRequest { name: name.as_str().to_owned(), checksum: Checksum::Computed.into() };
+    let request =
+        StatRequest { name: name.as_str().to_owned(), checksum: Checksum::Computed.into() };
     let what = format!("cannot tell about '{name}'");
     let answer = connection.store().stat(request).await;
     let answer = answer.map_err(|status| Failure::status(&what, &status))?.into_inner();
     let Some(found) = answer.entry else {
-        return Err(Failure::new(what, "the server does not say what it is", "see the server's log"));
+        return Err(Failure::new(
+            what,
+            "the server does not say what it is",
+            "see the server's log",
+        ));
     };
     if json {
         return output::json(&entry::Json::of(&found));

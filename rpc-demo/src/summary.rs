@@ -1,11 +1,13 @@
 //! The closing line of a transfer.
 
+use std::fmt;
+use std::time::Duration;
+
+use serde::Serialize;
+
 use crate::costs::Costs;
 use crate::names::Shown;
 use crate::net::Route;
-use serde::Serialize;
-use std::fmt;
-use std::time::Duration;
 
 /// What went over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -117,7 +119,12 @@ impl fmt::Display for Summary<'_> {
             let whole = count(kept_files, "whole file", "whole files");
             write!(f, ", of which {kept_bytes} bytes were there, {whole} among them")?;
         }
-        write!(f, ", {:.3} s, {:.3} GB/s, CRC32C ok, ", self.elapsed.as_secs_f64(), self.rate() / 1e9)?;
+        write!(
+            f,
+            ", {:.3} s, {:.3} GB/s, CRC32C ok, ",
+            self.elapsed.as_secs_f64(),
+            self.rate() / 1e9
+        )?;
         match &self.routes {
             Routes::One(route) => write!(f, "{route}"),
             Routes::Two { from, to } => write!(f, "from: {from}; to: {to}"),

@@ -1,10 +1,11 @@
 //! A directory on this side: what is in it.
 
+use std::fs::{self, FileType};
+use std::path::{Path, PathBuf};
+
 use crate::attributes::Attributes;
 use crate::failure::Failure;
 use crate::names::Shown;
-use std::fs::{self, FileType};
-use std::path::{Path, PathBuf};
 
 /// What a directory holds, below it.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -27,8 +28,8 @@ pub(crate) struct Node {
 }
 
 impl Tree {
-    /// Walks `dir`. Links and special files are reported and left out; a name that is not UTF-8, or anything that
-    /// cannot be looked at, is an error.
+    /// Walks `dir`. Links and special files are reported and left out; a name that is not UTF-8, or
+    /// anything that cannot be looked at, is an error.
     pub(crate) fn walk(dir: &Path) -> Result<Tree, Failure> {
         let mut tree = Tree::default();
         let mut levels = vec![children(dir, "")?];
@@ -101,8 +102,9 @@ pub(crate) fn shown(path: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::os::unix::ffi::OsStrExt;
+
+    use super::*;
 
     #[test]
     fn parents_first_sorted_and_links_left_out() {
@@ -115,7 +117,10 @@ mod tests {
         std::os::unix::fs::symlink("a", at("link")).unwrap();
         let tree = Tree::walk(dir.path()).unwrap();
         let nodes: Vec<_> = tree.nodes.iter().map(|node| (node.path.as_str(), node.size)).collect();
-        assert_eq!(nodes, [("a", Some(5)), ("b", None), ("b/c", None), ("b/c/d", Some(0)), ("empty", None)]);
+        assert_eq!(
+            nodes,
+            [("a", Some(5)), ("b", None), ("b/c", None), ("b/c/d", Some(0)), ("empty", None)]
+        );
         assert_eq!((tree.skipped, tree.bytes()), (1, 5));
         let empty: Vec<_> = (0..5).filter(|index| tree.is_empty_at(*index)).collect();
         assert_eq!(empty, [0, 2 + 1, 4]);

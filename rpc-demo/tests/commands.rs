@@ -4,11 +4,12 @@
 
 mod common;
 
-use common::*;
 use std::fs::{self, File, FileTimes, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::process::Stdio;
 use std::time::{Duration, UNIX_EPOCH};
+
+use common::*;
 
 #[test]
 fn ls_and_stat_tell_sizes_times_and_checksums() {
@@ -35,7 +36,10 @@ fn ls_and_stat_tell_sizes_times_and_checksums() {
     assert_eq!(fields, ["-rw-r-----", "9", "2023-11-14", "22:13:20"]);
 
     let entries = |args: &[&str]| -> Vec<serde_json::Value> {
-        stdout(&ok(server.client(args))).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        stdout(&ok(server.client(args)))
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
     };
     let listed = entries(&["ls", "--json", "--checksum"]);
     let names: Vec<_> = listed.iter().map(|entry| entry["name"].as_str().unwrap()).collect();
@@ -53,7 +57,10 @@ fn ls_and_stat_tell_sizes_times_and_checksums() {
     let stat = json(&ok(server.client(["stat", "stranger", "--json"])));
     assert_eq!((number(&stat, "size"), &stat["crc32c"]), (9, &"e3069283".into()));
     let stat = ok(server.client(["stat", "dir/"]));
-    says(stdout(&stat), &["name      dir\n", "kind      directory\n", "mode      0755 (drwxr-xr-x)\n"]);
+    says(
+        stdout(&stat),
+        &["name      dir\n", "kind      directory\n", "mode      0755 (drwxr-xr-x)\n"],
+    );
     says(&failed(server.client(["stat", "missing"]), 1), &["'missing'", "rpc-demo ls"]);
 }
 
@@ -82,8 +89,15 @@ fn bench_measures_and_cleans_up() {
     let dir = scratch();
     let server = Server::start(dir.path());
     let bench = |more: &[&str]| {
-        let mut command =
-            server.client_command(["bench", "--sizes", "8KiB,1MiB", "--jobs", "3", "--amount", "2MiB"]);
+        let mut command = server.client_command([
+            "bench",
+            "--sizes",
+            "8KiB,1MiB",
+            "--jobs",
+            "3",
+            "--amount",
+            "2MiB",
+        ]);
         ok(command.args(more).output().unwrap())
     };
     let report = json(&bench(&["--json"]));
@@ -91,7 +105,11 @@ fn bench_measures_and_cleans_up() {
     let passes: Vec<_> = figures
         .iter()
         .map(|row| {
-            (row["operation"].as_str().unwrap(), row["order"].as_str().unwrap(), number(row, "object_bytes"))
+            (
+                row["operation"].as_str().unwrap(),
+                row["order"].as_str().unwrap(),
+                number(row, "object_bytes"),
+            )
         })
         .collect();
     let of = |size| {
@@ -137,7 +155,8 @@ fn completions_for_the_usual_shells() {
     }
     // The shell itself takes it.
     let script = ok(program().args(["completions", "bash"]).output().unwrap());
-    let check = std::process::Command::new("bash").args(["-n", "-c", stdout(&script)]).output().unwrap();
+    let check =
+        std::process::Command::new("bash").args(["-n", "-c", stdout(&script)]).output().unwrap();
     assert!(check.status.success() && check.stderr.is_empty());
 }
 
@@ -183,7 +202,10 @@ fn failures_say_once_what_could_not_be_done() {
         assert_eq!(line.matches("cannot").count(), 1, "{line}");
     }
     let line = failed(server.client(["rm", "d"]), 1);
-    says(&line, &["cannot remove 'd': it is a directory; --recursive removes it with all below it"]);
+    says(
+        &line,
+        &["cannot remove 'd': it is a directory; --recursive removes it with all below it"],
+    );
     ok(server.client(["rm", "d", "--recursive"]));
     assert!(!dir.path().join("d").exists());
 }
@@ -198,12 +220,19 @@ fn host_names_will_do_for_addresses() {
     ok(program().args(["ls", "--server", &format!("localhost:{port}")]).output().unwrap());
 
     // RFC 6761: no name below `invalid` exists.
-    let line = failed(program().args(["ls", "--server", "no-such-host.invalid:1"]).output().unwrap(), 1);
-    says(&line, &["the host name 'no-such-host.invalid' cannot be resolved: ", "/etc/hosts and DNS"]);
+    let line =
+        failed(program().args(["ls", "--server", "no-such-host.invalid:1"]).output().unwrap(), 1);
+    says(
+        &line,
+        &["the host name 'no-such-host.invalid' cannot be resolved: ", "/etc/hosts and DNS"],
+    );
     assert!(!line.contains("start one"), "{line}");
     let mut serve = program();
     serve.args(["serve", "--addr", "no-such-host.invalid:1", "--root", "/"]);
-    says(&failed(serve.output().unwrap(), 2), &["--addr", "'no-such-host.invalid' cannot be resolved"]);
+    says(
+        &failed(serve.output().unwrap(), 2),
+        &["--addr", "'no-such-host.invalid' cannot be resolved"],
+    );
 }
 
 #[test]
@@ -222,7 +251,10 @@ fn help_teaches() {
         }
     }
     let serve = ok(program().args(["serve", "--help"]).output().unwrap());
-    says(stdout(&serve), &["RPC_DEMO_ROOT", "RPC_DEMO_ADDR", "RPC_DEMO_MAX_WRITES", "--no-sync", "SIGTERM"]);
+    says(
+        stdout(&serve),
+        &["RPC_DEMO_ROOT", "RPC_DEMO_ADDR", "RPC_DEMO_MAX_WRITES", "--no-sync", "SIGTERM"],
+    );
 }
 
 #[test]
@@ -231,7 +263,10 @@ fn the_environment_configures_both_ends() {
     let mut serve = by_path(program());
     let addr = std::env::var("GUEST_ADDR").unwrap_or("127.0.0.1".into());
     serve.arg("serve").env("RPC_DEMO_ROOT", dir.path()).env("RPC_DEMO_ADDR", format!("{addr}:0"));
-    serve.env("RPC_DEMO_NO_SYNC", "1").env("RPC_DEMO_MAX_WRITES", "1").env("RPC_DEMO_MAX_READS", "1");
+    serve
+        .env("RPC_DEMO_NO_SYNC", "1")
+        .env("RPC_DEMO_MAX_WRITES", "1")
+        .env("RPC_DEMO_MAX_READS", "1");
     let mut server = Server::spawn(serve, dir.path());
     // More at once than it takes: they wait for their turn.
     let tree = scratch();
@@ -239,7 +274,9 @@ fn the_environment_configures_both_ends() {
         fs::write(tree.path().join(n.to_string()), content(100_000, n)).unwrap();
     }
     let mut put = server.client_command(["put".as_ref(), tree.path().as_os_str(), "t".as_ref()]);
-    put.env("RPC_DEMO_JOBS", "20").env("RPC_DEMO_CHUNK_SIZE", "8KiB").env("RPC_DEMO_RANGE_SIZE", "64KiB");
+    put.env("RPC_DEMO_JOBS", "20")
+        .env("RPC_DEMO_CHUNK_SIZE", "8KiB")
+        .env("RPC_DEMO_RANGE_SIZE", "64KiB");
     ok(put.output().unwrap());
     same(tree.path(), &dir.path().join("t"));
     server.signal(rustix::process::Signal::TERM);
@@ -248,6 +285,7 @@ fn the_environment_configures_both_ends() {
     says(&log, &["--no-sync"]);
 
     let mut wrong = program();
-    let line = failed(wrong.args(["get", "a", "b"]).env("RPC_DEMO_JOBS", "many").output().unwrap(), 2);
+    let line =
+        failed(wrong.args(["get", "a", "b"]).env("RPC_DEMO_JOBS", "many").output().unwrap(), 2);
     says(&line, &["invalid value 'many'", "--jobs"]);
 }

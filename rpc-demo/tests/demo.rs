@@ -4,13 +4,14 @@
 
 mod common;
 
-use common::*;
-use rustix::process::Signal;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
+
+use common::*;
+use rustix::process::Signal;
 
 /// A demonstration over the best path of every host, shared memory.
 fn demo(args: &[&str]) -> Command {
@@ -23,7 +24,12 @@ fn demo(args: &[&str]) -> Command {
 #[track_caller]
 fn row(said: &str, name: &str) -> Vec<f64> {
     let of = |line: &str| -> Option<Vec<f64>> {
-        let cells = line.strip_prefix('│')?.strip_suffix('│')?.trim().strip_prefix(name)?.split_whitespace();
+        let cells = line
+            .strip_prefix('│')?
+            .strip_suffix('│')?
+            .trim()
+            .strip_prefix(name)?
+            .split_whitespace();
         cells.map(|cell| cell.parse().ok()).collect()
     };
     said.lines().find_map(of).unwrap_or_else(|| panic!("no row '{name}' in\n{said}"))
@@ -60,7 +66,9 @@ fn it_compares_tcp_the_best_path_and_a_copy() {
     assert_eq!(beside_cp.len(), 6);
     // Plain copies are made by the kernel, from file to file.
     assert!(said.lines().any(|line| line.contains("│ cp -r ") && line.contains("1.00")), "{said}");
-    assert!(said.lines().filter(|line| line.starts_with('│')).all(|line| line.chars().count() < 80));
+    assert!(
+        said.lines().filter(|line| line.starts_with('│')).all(|line| line.chars().count() < 80)
+    );
     assert!(names(dir.path()).is_empty(), "{:?}", names(dir.path()));
 }
 
@@ -70,7 +78,10 @@ fn where_tcp_is_the_best_it_says_why() {
     let args = ["demo", "--size", "1MiB", "--rounds", "2", "--keep", "--dir"];
     let output = ok(program().args(args).arg(dir.path()).output().unwrap());
     let said = stdout(&output);
-    says(said, &["round 2 of 2", "no better path than TCP here: path tcp (policy: TONIC_RDMA=off)"]);
+    says(
+        said,
+        &["round 2 of 2", "no better path than TCP here: path tcp (policy: TONIC_RDMA=off)"],
+    );
     assert_eq!(row(said, "tcp").len(), 6);
     assert!(!said.contains(": tcp "), "a factor between a path and itself: {said}");
     // What is kept are the trees of the last round.
@@ -154,7 +165,10 @@ fn what_comes_back_altered_fails_it() {
     stdout.read_to_string(&mut said).unwrap();
     demo.stderr.take().unwrap().read_to_string(&mut log).unwrap();
     says(&log, &["half.bin", "rpc-demo: "]);
-    assert!(!said.contains("GB/s, get") && !said.contains('│'), "figures of what went wrong: {said}");
+    assert!(
+        !said.contains("GB/s, get") && !said.contains('│'),
+        "figures of what went wrong: {said}"
+    );
     assert!(names(dir.path()).is_empty(), "{:?}", names(dir.path()));
 }
 
@@ -177,7 +191,8 @@ fn one_that_fails_cleans_up_too() {
     let line = failed(failing(&["--addr", "192.0.2.1:0"]), 1);
     says(&line, &["cannot listen on 192.0.2.1:0", "--addr"]);
 
-    let demo = |args: &[&str], dir: &Path| failed(program().args(args).arg(dir).output().unwrap(), 1);
+    let demo =
+        |args: &[&str], dir: &Path| failed(program().args(args).arg(dir).output().unwrap(), 1);
     let line = demo(&["demo", "--size", "9999TiB", "--dir"], dir.path());
     says(&line, &["three trees of 9999 TiB need", "--size"]);
     let line = demo(&["demo", "--size", "1MiB", "--dir"], &dir.path().join("missing"));

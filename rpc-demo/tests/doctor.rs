@@ -1,4 +1,5 @@
-//! `rpc-demo doctor`, on whatever this machine is: what it prints can be read, and its codes are kept.
+//! `rpc-demo doctor`, on whatever this machine is: what it prints can be read, and its codes are
+//! kept.
 
 #![allow(clippy::unwrap_used)]
 
@@ -6,9 +7,10 @@ mod common;
 #[path = "common/fields.rs"]
 mod fields;
 
+use std::process::{Command, Output, Stdio};
+
 use common::*;
 use serde_json::Value;
-use std::process::{Command, Output, Stdio};
 
 fn doctor() -> Command {
     let mut command = program();
@@ -29,7 +31,8 @@ fn verdict(output: &Output) -> Value {
     let rdma = found["rdma"].as_bool().unwrap();
     assert_eq!(output.status.code(), Some(if rdma { 0 } else { 1 }), "{found}");
     assert_eq!(found["reason"].is_null(), rdma, "{found}");
-    let blocks = found["findings"].as_array().unwrap().iter().any(|finding| finding["blocks"] == true);
+    let blocks =
+        found["findings"].as_array().unwrap().iter().any(|finding| finding["blocks"] == true);
     assert_eq!(blocks, !rdma, "{found}");
     fields::are_documented(&found);
     found
@@ -60,7 +63,10 @@ fn people_get_tables_and_the_verdict_last() {
     let output = doctor().env("TONIC_RDMA", "off").output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let text = stdout(&output);
-    says(text, &["rdma-core", "Pinned memory", "In the way", "policy: TONIC_RDMA=off", "unset TONIC_RDMA"]);
+    says(
+        text,
+        &["rdma-core", "Pinned memory", "In the way", "policy: TONIC_RDMA=off", "unset TONIC_RDMA"],
+    );
     let last = text.lines().last().unwrap();
     assert_eq!(last, "RDMA would not be used: policy: TONIC_RDMA=off");
 }
@@ -112,7 +118,8 @@ fn what_cannot_be_told_is_code_2_and_one_line() {
     let output = Output { stdout: Vec::new(), ..output };
     says(&failed(output, 2), &["no server answers", &url, "--peer"]);
 
-    for (args, said) in [(&["--peer", "ftp://x"][..], "no server address"), (&["--jsn"], "--json")] {
+    for (args, said) in [(&["--peer", "ftp://x"][..], "no server address"), (&["--jsn"], "--json")]
+    {
         says(&failed(doctor().args(args).output().unwrap(), 2), &[said]);
     }
     let output = doctor().env("TONIC_RDMA", "maybe").output().unwrap();

@@ -1,20 +1,21 @@
-//! The doctor in the guest, as root of it: each test breaks something, reads what the doctor says, does what it says to
-//! the letter, and wants the next run to say RDMA.
+//! The doctor in the guest, as root of it: each test breaks something, reads what the doctor says,
+//! does what it says to the letter, and wants the next run to say RDMA.
 //!
-//! `tests/guest/run --device none --memlock 64 --mem 4G --env TONIC_RDMA_DEBS=DIR -- target/.../doctor_guest-HASH
-//! --test-threads=1`, where DIR has the Debian packages of rdma-core: what a mirror would send. The guest's limit is the
-//! low one because PAM takes that of process 1 for a login that has none of its own.
+//! `tests/guest/run --device none --memlock 64 --mem 4G --env TONIC_RDMA_DEBS=DIR -- target/.../doctor_guest-HASH --test-threads=1`,
+//! where DIR has the Debian packages of rdma-core: what a mirror would send. The guest's limit is
+//! the low one because PAM takes that of process 1 for a login that has none of its own.
 
 #![allow(clippy::unwrap_used)]
 
 #[path = "common/fields.rs"]
 mod fields;
 
-use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use serde_json::Value;
 
 /// The program, where an ordinary user can reach it.
 const PROGRAM: &str = "/tmp/rpc-demo";
@@ -26,14 +27,19 @@ const USUAL: u64 = 8 << 20;
 /// Runs a command of the test's own; it must work.
 fn run(command: &str) -> String {
     let output = Command::new("bash").args(["-euc", command]).output().unwrap();
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (out, err) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{command}: {}\n{out}{err}", output.status);
     out.into_owned()
 }
 
-/// Begins a test: no RDMA device, two interfaces that could have one, device files as rdma-core leaves them.
+/// Begins a test: no RDMA device, two interfaces that could have one, device files as rdma-core
+/// leaves them.
 fn guest() {
-    assert!(std::env::var_os("TONIC_RDMA_GUEST").is_some(), "this test is for the guest: tests/guest/run");
+    assert!(
+        std::env::var_os("TONIC_RDMA_GUEST").is_some(),
+        "this test is for the guest: tests/guest/run"
+    );
     if !fs::exists(PROGRAM).unwrap() {
         fs::copy(env!("CARGO_BIN_EXE_rpc-demo"), PROGRAM).unwrap();
         fs::set_permissions(PROGRAM, PermissionsExt::from_mode(0o755)).unwrap();
@@ -61,8 +67,9 @@ impl Shell {
     }
 
     fn user(memlock: u64) -> Shell {
-        let drop =
-            format!("--reuid={USER} --regid={USER} --clear-groups --inh-caps=-all --bounding-set=-all");
+        let drop = format!(
+            "--reuid={USER} --regid={USER} --clear-groups --inh-caps=-all --bounding-set=-all"
+        );
         Shell::start(&format!("exec setpriv {drop} bash"), memlock)
     }
 
@@ -76,7 +83,8 @@ impl Shell {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let (stdin, stdout) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        let (stdin, stdout) =
+            (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
         Shell { child, stdin, stdout }
     }
 
@@ -104,7 +112,8 @@ impl Shell {
         let command = format!("{PROGRAM} doctor --json {args}; code=$?; (exit $code)");
         writeln!(self.stdin, "{command}; echo \"done $?\"").unwrap();
         let (code, text) = self.finish();
-        let found: Value = serde_json::from_str(text.trim()).unwrap_or_else(|e| panic!("{e}: {code} {text}"));
+        let found: Value =
+            serde_json::from_str(text.trim()).unwrap_or_else(|e| panic!("{e}: {code} {text}"));
         assert_eq!(code, if found["rdma"] == true { 0 } else { 1 }, "{found}");
         assert_eq!(found["reason"].is_null(), found["rdma"] == true, "{found}");
         fields::are_documented(&found);
@@ -120,7 +129,8 @@ impl Shell {
             assert_eq!(device["usable"], true, "{device}");
             let steps = device["steps"].as_array().unwrap();
             assert!(steps.iter().all(|step| step["reason"].is_null()), "{device}");
-            let names: Vec<&str> = steps.iter().map(|step| step["name"].as_str().unwrap()).collect();
+            let names: Vec<&str> =
+                steps.iter().map(|step| step["name"].as_str().unwrap()).collect();
             for wanted in [
                 "protection domain",
                 "memory registration",
@@ -130,7 +140,10 @@ impl Shell {
                 "SEND",
                 "RDMA WRITE",
             ] {
-                assert!(names.iter().any(|name| name.starts_with(wanted)), "no {wanted}: {names:?}");
+                assert!(
+                    names.iter().any(|name| name.starts_with(wanted)),
+                    "no {wanted}: {names:?}"
+                );
             }
         }
         found
@@ -142,11 +155,18 @@ impl Shell {
         let found = self.doctor("");
         assert_eq!(found["reason"]["code"], code, "{found}");
         let first = &found["findings"][0];
-        assert_eq!((&first["code"], &first["blocks"]), (&Value::from(code), &Value::from(true)), "{found}");
+        assert_eq!(
+            (&first["code"], &first["blocks"]),
+            (&Value::from(code), &Value::from(true)),
+            "{found}"
+        );
         let cures = first["cures"].as_array().unwrap().iter();
         let cures: Vec<Cure> = cures
             .filter_map(|cure| {
-                Some(Cure { command: cure["command"].as_str()?.to_owned(), root: cure["root"] == true })
+                Some(Cure {
+                    command: cure["command"].as_str()?.to_owned(),
+                    root: cure["root"] == true,
+                })
             })
             .collect();
         assert!(!cures.is_empty(), "{found}");
@@ -195,7 +215,10 @@ fn rxe_up() {
         assert!(found["library"]["version"].as_str().is_some_and(|version| version.contains('.')));
         let states = found["modules"].as_array().unwrap().iter().map(|module| &module["state"]);
         assert!(states.into_iter().all(|state| state != "missing"), "{found}");
-        assert!(found["files"].as_array().unwrap().iter().all(|file| file["usable"] == true), "{found}");
+        assert!(
+            found["files"].as_array().unwrap().iter().all(|file| file["usable"] == true),
+            "{found}"
+        );
     }
 }
 
@@ -264,7 +287,8 @@ fn memlock_of_64_kib_raised_for_the_shell() {
             (&TOO_LITTLE.into(), &TOO_LITTLE.into())
         );
         assert!(
-            found["memlock"]["pool_gets"].is_null() && found["memlock"]["needed"].as_u64() > Some(2 << 20)
+            found["memlock"]["pool_gets"].is_null()
+                && found["memlock"]["needed"].as_u64() > Some(2 << 20)
         );
         let cures = shell.is_ill("memlock");
         let now = &cures[0];
@@ -283,7 +307,8 @@ fn memlock_of_64_kib_raised_for_the_next_login() {
     // A login as an ordinary user, by PAM, from a shell that has the low limit.
     let login = || Shell::start("exec su -s /bin/bash nobody -c 'exec bash'", TOO_LITTLE);
     let cures = login().is_ill("memlock");
-    let lasting = cures.iter().find(|cure| cure.command.contains("/etc/security/limits.d/")).unwrap();
+    let lasting =
+        cures.iter().find(|cure| cure.command.contains("/etc/security/limits.d/")).unwrap();
     lasting.follow();
     login().is_well();
     run("umount /etc/security/limits.d");
@@ -360,7 +385,8 @@ fn a_peer_is_reached_and_measured_over_rdma_and_tcp() {
     }
 }
 
-/// Makes a root of its own under /tmp/bare, from this one, in which packages can be removed and installed.
+/// Makes a root of its own under /tmp/bare, from this one, in which packages can be removed and
+/// installed.
 const BARE: &str = r#"
 root=/tmp/bare libraries=/usr/lib/x86_64-linux-gnu
 mkdir $root && mount -t tmpfs none $root && mkdir $root/{usr,etc,var,proc,sys,dev,tmp,run,original,root,home,opt,srv}
@@ -389,11 +415,16 @@ fn no_library() {
     add("rxe");
     run(BARE);
     let doctor = || {
-        let command = "ulimit -l 8192; exec env -u TONIC_RDMA chroot /tmp/bare /rpc-demo doctor --json";
+        let command =
+            "ulimit -l 8192; exec env -u TONIC_RDMA chroot /tmp/bare /rpc-demo doctor --json";
         let output = Command::new("bash").args(["-euc", command]).output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         let found: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
-        assert_eq!(output.status.code(), Some(if found["rdma"] == true { 0 } else { 1 }), "{found}");
+        assert_eq!(
+            output.status.code(),
+            Some(if found["rdma"] == true { 0 } else { 1 }),
+            "{found}"
+        );
         found
     };
     let found = doctor();
@@ -404,9 +435,10 @@ fn no_library() {
     let cure = &found["findings"][0]["cures"][0];
     assert_eq!(cure["root"], true);
     let command = cure["command"].as_str().unwrap();
-    let output = Command::new("chroot").args(["/tmp/bare", "bash", "-euc", command]).output().unwrap();
-    let said =
-        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    let output =
+        Command::new("chroot").args(["/tmp/bare", "bash", "-euc", command]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned()
+        + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{command}: {said}");
     let found = doctor();
     assert_eq!(found["rdma"], true, "{found}\n{said}");

@@ -1,13 +1,14 @@
-//! What is acknowledged has been synced: where a sync fails, which strace makes happen, so does the command. Run by
-//! `tests/guest/suite`, on this machine; it needs strace.
+//! What is acknowledged has been synced: where a sync fails, which strace makes happen, so does the
+//! command. Run by `tests/guest/suite`, on this machine; it needs strace.
 
 #![allow(clippy::unwrap_used)]
 
 mod common;
 
-use common::*;
 use std::fs;
 use std::process::{Command, Output};
+
+use common::*;
 use tempfile::TempDir;
 
 /// A server to which each sync of `path`, which lies below its root, fails.
@@ -45,14 +46,20 @@ impl Broken {
             Some(length) => fs::write(&source, content(length, 1)).unwrap(),
             None => fs::create_dir(&source).unwrap(),
         }
-        let args =
-            ["put".as_ref(), source.as_os_str(), name.as_ref(), "--range-size".as_ref(), "64KiB".as_ref()];
+        let args = [
+            "put".as_ref(),
+            source.as_os_str(),
+            name.as_ref(),
+            "--range-size".as_ref(),
+            "64KiB".as_ref(),
+        ];
         self.server.client(args)
     }
 }
 
-/// What a server may fail to sync, and what is put then: bytes (none: a directory), and under which name. Numbers are
-/// given to temporary files in turn, the first to one by which the server tries out the file system.
+/// What a server may fail to sync, and what is put then: bytes (none: a directory), and under which
+/// name. Numbers are given to temporary files in turn, the first to one by which the server tries
+/// out the file system.
 const PUTS: [(&str, Option<usize>, &str); 7] = [
     // The content, before it has its name; of a large one, which comes in ranges, too.
     (".rpc-demo-tmp/1.part", Some(1000), "name"),
@@ -74,7 +81,11 @@ fn a_put_is_acknowledged_when_all_is_on_the_disk() {
         let line = failed(broken.put(length, name), 1);
         says(&line, &["Input/output error"]);
         if path.starts_with('.') {
-            assert_eq!(names(&broken.server.root), [".rpc-demo-tmp"], "it is shown, and may be lost");
+            assert_eq!(
+                names(&broken.server.root),
+                [".rpc-demo-tmp"],
+                "it is shown, and may be lost"
+            );
         }
     }
 }

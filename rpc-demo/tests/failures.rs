@@ -4,8 +4,6 @@
 
 mod common;
 
-use common::*;
-use rustix::process::Signal;
 use std::ffi::OsStr;
 use std::fs::{self, File, FileTimes, Permissions};
 use std::io::{Seek, SeekFrom, Write};
@@ -15,6 +13,9 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
+
+use common::*;
+use rustix::process::Signal;
 use tempfile::TempDir;
 
 /// A root, and a directory beside it for the client.
@@ -76,8 +77,9 @@ fn get_under_way(server: &Server, dirs: &Dirs) -> Child {
     endless(dirs.root().join("big"));
     let mut command = server.client_command(get("big", &dirs.here().join("target")));
     let client = spawn(command.args(["--range-size", "1MiB", "--jobs", "4"]));
-    let written =
-        |name: &String| fs::metadata(dirs.here().join(name)).is_ok_and(|file| file.blocks() * 512 > 16 << 20);
+    let written = |name: &String| {
+        fs::metadata(dirs.here().join(name)).is_ok_and(|file| file.blocks() * 512 > 16 << 20)
+    };
     until("the client writes", &dirs.here(), || names(&dirs.here()).iter().any(written));
     client
 }
@@ -98,7 +100,10 @@ fn where_no_server_is() {
     let target = dirs.here().join("target");
     for args in [put(&file, "x").as_slice(), &get("x", &target), &["ls".as_ref()]] {
         let line = failed(program().args(args).args(["--server", &url]).output().unwrap(), 1);
-        says(&line, &[&format!("no server answers at {url}"), "refused", "rpc-demo serve", "--server"]);
+        says(
+            &line,
+            &[&format!("no server answers at {url}"), "refused", "rpc-demo serve", "--server"],
+        );
     }
     let line = failed(program().args(["ls", "--server", &free.to_string()]).output().unwrap(), 1);
     says(&line, &[&url]);
@@ -191,8 +196,14 @@ fn what_is_not_there_or_not_a_file() {
 
     ok(server.client(put(&file, "file")));
     ok(server.client(put(&dirs.here(), "dir")));
-    says(&failed(server.client(put(&file, "file/x")), 1), &["'file/x'", "a part of the name is a file"]);
-    says(&failed(server.client(put(&file, "dir")), 1), &["'dir'", "there is a directory of that name"]);
+    says(
+        &failed(server.client(put(&file, "file/x")), 1),
+        &["'file/x'", "a part of the name is a file"],
+    );
+    says(
+        &failed(server.client(put(&file, "dir")), 1),
+        &["'dir'", "there is a directory of that name"],
+    );
     says(&failed(server.client(put(&dirs.here(), "file")), 1), &["'file'"]);
     says(&failed(server.client(get("file", &dirs.here())), 1), &["here", "is a directory"]);
     says(&failed(server.client(get("file", &dirs.here().join("no/such"))), 1), &["no/such"]);
@@ -225,7 +236,8 @@ fn ordinary(program: &Path) -> Command {
 #[test]
 fn a_file_without_permission() {
     // Where any user may go, with a program that any user may run.
-    let top = tempfile::Builder::new().permissions(Permissions::from_mode(0o755)).tempdir().unwrap();
+    let top =
+        tempfile::Builder::new().permissions(Permissions::from_mode(0o755)).tempdir().unwrap();
     let at = |name: &str| top.path().join(name);
     let copy = at("rpc-demo");
     fs::copy(env!("CARGO_BIN_EXE_rpc-demo"), &copy).unwrap();
@@ -234,8 +246,9 @@ fn a_file_without_permission() {
         fs::set_permissions(at(dir), Permissions::from_mode(0o777)).unwrap();
     }
     let server = Server::spawn(serve(ordinary(&copy), &at("root")), &at("root"));
-    let client =
-        |args: &[&OsStr]| ordinary(&copy).args(args).args(["--server", &server.url]).output().unwrap();
+    let client = |args: &[&OsStr]| {
+        ordinary(&copy).args(args).args(["--server", &server.url]).output().unwrap()
+    };
 
     let secret = at("here/secret");
     fs::write(&secret, "secret").unwrap();
@@ -254,7 +267,8 @@ fn a_file_without_permission() {
     says(&line, &["'closed'", "ermission denied", "under the server's root"]);
     assert!(!at("here/back").exists());
 
-    // A directory that cannot be listed makes a tree incomplete: that is said before anything is fetched.
+    // A directory that cannot be listed makes a tree incomplete: that is said before anything is
+    // fetched.
     fs::set_permissions(at("root/dir"), Permissions::from_mode(0o000)).unwrap();
     says(&failed(client(&["ls".as_ref(), "dir".as_ref()]), 1), &["'dir'", "ermission denied"]);
     fs::set_permissions(at("root/dir"), Permissions::from_mode(0o755)).unwrap();
@@ -270,7 +284,10 @@ fn a_file_without_permission() {
     fs::set_permissions(at("root/dir"), Permissions::from_mode(0o555)).unwrap();
     says(&failed(client(&put(&at("here/open"), "dir/new")), 1), &["'dir/new'", "ermission denied"]);
     fs::set_permissions(at("here"), Permissions::from_mode(0o555)).unwrap();
-    says(&failed(client(&get("dir/file", &at("here/back"))), 1), &["here/back", "ermission denied"]);
+    says(
+        &failed(client(&get("dir/file", &at("here/back"))), 1),
+        &["here/back", "ermission denied"],
+    );
     assert_eq!(server.unfinished(), 0);
     // So that the directory can be removed by an ordinary user.
     for path in ["here", "root/dir", "root/dir/sub"] {
@@ -278,8 +295,9 @@ fn a_file_without_permission() {
     }
 }
 
-/// The program, to which `dir` is a disk of 2 MiB, in a mount namespace of its own where the system allows one (true), or
-/// else with a limit on file sizes (in units of 512 bytes), which every user may set.
+/// The program, to which `dir` is a disk of 2 MiB, in a mount namespace of its own where the system
+/// allows one (true), or else with a limit on file sizes (in units of 512 bytes), which every user
+/// may set.
 fn on_a_small_disk(dir: &Path) -> (Command, bool) {
     let alone = ["--user", "--map-root-user", "--mount", "sh", "-c"];
     let mount = "mount -t tmpfs -o size=2m tiny \"$1\"";
@@ -289,7 +307,9 @@ fn on_a_small_disk(dir: &Path) -> (Command, bool) {
         true => (quiet(Command::new("unshare")), mount),
         false => (quiet(Command::new("sh")), "ulimit -f 4096"),
     };
-    command.args(&alone[if possible { 0 } else { 4 }..]).arg(format!("{prepare} && shift && exec \"$@\""));
+    command
+        .args(&alone[if possible { 0 } else { 4 }..])
+        .arg(format!("{prepare} && shift && exec \"$@\""));
     command.arg("sh").arg(dir).arg(env!("CARGO_BIN_EXE_rpc-demo"));
     (command, possible)
 }
@@ -354,7 +374,8 @@ fn a_server_whose_disk_is_full() {
     assert_eq!(after, format!("{:>16}  again\n{before}", 100_000));
 }
 
-/// Runs the program with a limit on the size of files, in bytes: any user can have a disk that refuses to take more.
+/// Runs the program with a limit on the size of files, in bytes: any user can have a disk that
+/// refuses to take more.
 fn limited(bytes: usize) -> Command {
     let mut command = quiet(Command::new("sh"));
     command.args(["-c", "ulimit -f \"$0\" && exec \"$@\""]).arg((bytes / 512).to_string());
@@ -388,7 +409,11 @@ fn a_file_larger_than_the_limit() {
     let target = dirs.here().join("target");
     let client = limited(1 << 20);
     let line = failed(
-        tcp(by_path(client)).args(get("large", &target)).args(["--server", &server.url]).output().unwrap(),
+        tcp(by_path(client))
+            .args(get("large", &target))
+            .args(["--server", &server.url])
+            .output()
+            .unwrap(),
         1,
     );
     says(&line, &["cannot write ", "here/target", "limit on file sizes"]);
@@ -415,7 +440,12 @@ fn an_object_that_rotted_on_the_disk() {
     let line = failed(server.client(get("dir/object", &target)), 1);
     says(
         &line,
-        &["cannot get 'dir/object' as ", "here/target", "is damaged on the server's disk", "put it again"],
+        &[
+            "cannot get 'dir/object' as ",
+            "here/target",
+            "is damaged on the server's disk",
+            "put it again",
+        ],
     );
     assert_eq!(names(&dirs.here()), ["file"]);
     let tree = dirs.here().join("tree");
@@ -431,7 +461,8 @@ fn an_object_that_rotted_on_the_disk() {
 
     // One that was edited, and shows it, is served as it is.
     raw.set_times(
-        FileTimes::new().set_modified(times.modified().unwrap() + std::time::Duration::from_nanos(1)),
+        FileTimes::new()
+            .set_modified(times.modified().unwrap() + std::time::Duration::from_nanos(1)),
     )
     .unwrap();
     ok(server.client(get("dir/object", &target)));
@@ -449,7 +480,10 @@ fn a_server_that_is_killed_during_a_put() {
     server.wait();
     wait(&mut client);
     let line = failed(client.wait_with_output().unwrap(), 1);
-    says(&line, &["cannot put stdin as 'half'", "connection to the server was lost", "repeat the command"]);
+    says(
+        &line,
+        &["cannot put stdin as 'half'", "connection to the server was lost", "repeat the command"],
+    );
 
     // What it left is not to be seen, and the next server removes it.
     assert_eq!(server.unfinished(), 1);
@@ -472,7 +506,10 @@ fn a_server_that_is_killed_during_a_get() {
     server.wait();
     wait(&mut client);
     let line = failed(client.wait_with_output().unwrap(), 1);
-    says(&line, &["cannot get 'big' as ", "here/target", "connection to the server was lost", "--resume"]);
+    says(
+        &line,
+        &["cannot get 'big' as ", "here/target", "connection to the server was lost", "--resume"],
+    );
     only_a_part(&dirs);
 }
 
@@ -547,9 +584,10 @@ fn a_file_that_changes_while_it_is_put() {
     let (file, target) = (dirs.here().join("file"), dirs.root().join("file"));
     // Grown or shrunk after it was announced and long before its end is read.
     let before = 1 << 29;
-    for (after, why) in
-        [(before + 4, "it grew past the 536870912 bytes"), (1 << 20, " of the 536870912 bytes it had")]
-    {
+    for (after, why) in [
+        (before + 4, "it grew past the 536870912 bytes"),
+        (1 << 20, " of the 536870912 bytes it had"),
+    ] {
         File::create(&file).unwrap().set_len(before).unwrap();
         let client = spawn(&mut server.client_command(put(&file, "file")));
         server.writes();
@@ -570,7 +608,10 @@ fn rdma_that_is_required_and_cannot_be_had() {
     let file = dirs.file("file", 10);
     // A device that no host has, so that it cannot be had on one with others.
     let mut client = server.client_command(put(&file, "x"));
-    client.arg("--require-rdma").env("TONIC_RDMA", "verbs").env("TONIC_RDMA_DEVICE", "no-such-device");
+    client
+        .arg("--require-rdma")
+        .env("TONIC_RDMA", "verbs")
+        .env("TONIC_RDMA_DEVICE", "no-such-device");
     let line = failed(client.output().unwrap(), 1);
     says(&line, &["no RDMA to ", "no-", "leave out --require-rdma"]);
     // Without the flag the same is a warning with its cure, and the transfer goes over TCP.
@@ -587,7 +628,10 @@ fn rdma_that_is_required_and_cannot_be_had() {
     server.env_remove("TONIC_RDMA");
     let server = Server::spawn(server, &dirs.root());
     let mut client = server.client_command(put(&file, "z"));
-    client.arg("--require-rdma").env_remove("TONIC_RDMA").env("TONIC_RDMA_DEVICE", "no-such-device");
+    client
+        .arg("--require-rdma")
+        .env_remove("TONIC_RDMA")
+        .env("TONIC_RDMA_DEVICE", "no-such-device");
     let line = failed(client.output().unwrap(), 1);
     says(&line, &["no RDMA to ", "no-", "use shared memory or TCP"]);
     assert!(!dirs.root().join("z").exists());

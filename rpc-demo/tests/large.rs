@@ -1,17 +1,19 @@
-//! 10,000 small files and some of 4 GiB, up, killed on the way, resumed, and back. Needs 20 GB of disk and some minutes:
-//! `make test-large` runs it, over TCP, over shared memory, and over RDMA in the guest.
+//! 10,000 small files and some of 4 GiB, up, killed on the way, resumed, and back. Needs 20 GB of
+//! disk and some minutes: `make test-large` runs it, over TCP, over shared memory, and over RDMA in
+//! the guest.
 
 #![allow(clippy::unwrap_used)]
 
 mod common;
 
-use common::*;
-use rustix::process::Signal;
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+
+use common::*;
+use rustix::process::Signal;
 
 /// Large files.
 const LARGE: u64 = 2;
@@ -72,14 +74,21 @@ fn large_and_many_files_survive_a_kill_and_come_back() {
         let file = File::create(tree.join(format!("large-{n}"))).unwrap();
         file.set_len(size()).unwrap();
         for offset in (0..size()).step_by(EACH as usize) {
-            file.write_all_at(&content(10_000, (offset >> 20) as u32 * 7 + n as u32), offset).unwrap();
+            file.write_all_at(&content(10_000, (offset >> 20) as u32 * 7 + n as u32), offset)
+                .unwrap();
         }
         bytes += size().max((size() - 1) / EACH * EACH + 10_000);
     }
 
     let put = |server: &Server, more: &[&str]| {
         let mut command = server.client_command(["put".as_ref(), tree.as_os_str(), "t".as_ref()]);
-        command.arg("--json").args(more).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        command
+            .arg("--json")
+            .args(more)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
     };
     let mut server = Server::start(&root);
     let client = put(&server, &[]);
@@ -89,7 +98,8 @@ fn large_and_many_files_survive_a_kill_and_come_back() {
     until("a quarter of a large one is there", &temp, || {
         names(&temp).iter().any(|name| {
             let mut bytes = [0; 100];
-            let read = File::open(temp.join(name)).and_then(|file| file.read_exact_at(&mut bytes, quarter));
+            let read = File::open(temp.join(name))
+                .and_then(|file| file.read_exact_at(&mut bytes, quarter));
             read.is_ok() && bytes != [0; 100]
         })
     });
@@ -97,7 +107,10 @@ fn large_and_many_files_survive_a_kill_and_come_back() {
     server.wait();
     failed(client.wait_with_output().unwrap(), 1);
     each_file(&root.join("t"), &mut |path| {
-        assert!(same_content(path, &tree.join(path.strip_prefix(root.join("t")).unwrap())), "{path:?}");
+        assert!(
+            same_content(path, &tree.join(path.strip_prefix(root.join("t")).unwrap())),
+            "{path:?}"
+        );
     });
 
     let server = Server::start(&root);

@@ -1,14 +1,16 @@
-//! What `rpc-demo serve --metrics` tells Prometheus, after transfers over TCP and over shared memory.
+//! What `rpc-demo serve --metrics` tells Prometheus, after transfers over TCP and over shared
+//! memory.
 
 #![allow(clippy::unwrap_used)]
 
 mod common;
 
-use common::*;
 use std::collections::HashMap;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+
+use common::*;
 
 /// What Prometheus would take from this text: each series with its value.
 struct Scrape {
@@ -21,7 +23,8 @@ impl Scrape {
         let (addr, path) = url.strip_prefix("http://").unwrap().split_once('/').unwrap();
         let mut stream = TcpStream::connect(addr).unwrap();
         stream.set_read_timeout(Some(HANG)).unwrap();
-        write!(stream, "GET /{path} HTTP/1.1\r\nhost: {addr}\r\nconnection: close\r\n\r\n").unwrap();
+        write!(stream, "GET /{path} HTTP/1.1\r\nhost: {addr}\r\nconnection: close\r\n\r\n")
+            .unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         let (head, text) = answer.split_once("\r\n\r\n").unwrap();
@@ -43,7 +46,9 @@ impl Scrape {
             let (known, told) = series.split_once('{').unwrap_or((series, "}"));
             known == name
                 && labels.iter().all(|(label, value)| {
-                    told.trim_end_matches('}').split(',').any(|own| own == format!("{label}=\"{value}\""))
+                    told.trim_end_matches('}')
+                        .split(',')
+                        .any(|own| own == format!("{label}=\"{value}\""))
                 })
         };
         self.series.iter().filter(|(series, _)| wanted(series)).map(|(_, value)| value).sum()
@@ -60,12 +65,16 @@ fn transfers(fabrics: &str) {
     command.args(["--metrics", "127.0.0.1:0"]).env("TONIC_RDMA", fabrics);
     let mut server = Server::spawn(command, &at("root"));
     let line = server.line();
-    let url =
-        line.trim_end().strip_prefix("rpc-demo: metrics at ").unwrap_or_else(|| panic!("{line}")).to_owned();
+    let url = line
+        .trim_end()
+        .strip_prefix("rpc-demo: metrics at ")
+        .unwrap_or_else(|| panic!("{line}"))
+        .to_owned();
 
     let fresh = Scrape::of(&url);
     assert_eq!(fresh.get("tonic_rdma_calls_total", &[]), 0.0);
-    for arguments in [["put", at("file").to_str().unwrap(), "x"], ["get", "x", at("copy").to_str().unwrap()]]
+    for arguments in
+        [["put", at("file").to_str().unwrap(), "x"], ["get", "x", at("copy").to_str().unwrap()]]
     {
         ok(server.client_command(arguments).env("TONIC_RDMA", fabrics).output().unwrap());
     }
@@ -74,14 +83,19 @@ fn transfers(fabrics: &str) {
     let with = |more: &[(&'static str, &'static str)]| [there, more].concat();
     let payload = "tonic_rdma_payload_bytes_total";
 
-    // A connection tells at the end of its driver's turn, and when it has ended: the client has, before that.
+    // A connection tells at the end of its driver's turn, and when it has ended: the client has,
+    // before that.
     let told = Scrape::until(&url, |now| {
         now.get(payload, &with(&[("direction", "sent")])) >= LENGTH as f64
             && now.get("tonic_rdma_connections", &[]) == 0.0
     });
     assert!(told.get("tonic_rdma_calls_total", there) >= 2.0, "{}", told.text);
     let received = told.get(payload, &with(&[("direction", "received")]));
-    assert!((LENGTH as f64..LENGTH as f64 * 1.1).contains(&received), "{received} in {}", told.text);
+    assert!(
+        (LENGTH as f64..LENGTH as f64 * 1.1).contains(&received),
+        "{received} in {}",
+        told.text
+    );
     let by = if path == "tcp" { "http2" } else { "write" };
     assert!(told.get(payload, &with(&[("by", by)])) >= 2.0 * LENGTH as f64, "{}", told.text);
     // The Offers.
@@ -91,16 +105,26 @@ fn transfers(fabrics: &str) {
         let policy = [("role", "server"), ("reason", "policy"), ("side", "local")];
         assert_eq!(told.get("tonic_rdma_fallbacks_total", &policy), 1.0);
         assert_eq!(told.get("tonic_rdma_connections_total", &[]), 0.0);
-        assert!(told.get("tonic_rdma_copied_bytes_total", &with(&[("reason", "joined")])) >= LENGTH as f64);
+        assert!(
+            told.get("tonic_rdma_copied_bytes_total", &with(&[("reason", "joined")]))
+                >= LENGTH as f64
+        );
     } else {
         assert_eq!(told.get("tonic_rdma_fallbacks_total", &[]), 0.0, "{}", told.text);
         assert_eq!(told.get("tonic_rdma_connections_total", there), 2.0);
-        let pool = |state| told.get("tonic_rdma_pool_bytes", &[("device", "shm"), ("state", state)]);
+        let pool =
+            |state| told.get("tonic_rdma_pool_bytes", &[("device", "shm"), ("state", state)]);
         assert!(told.get("tonic_rdma_pool_registrations_total", &[("device", "shm")]) >= 1.0);
         assert_eq!((pool("granted"), pool("filled")), (0.0, 0.0));
         assert!(pool("free") + pool("control") + pool("send") > 0.0, "{}", told.text);
-        for counted in ["messages_total", "writes_total", "grants_total", "completions_per_poll_count"] {
-            assert!(told.get(&format!("tonic_rdma_{counted}"), there) > 0.0, "{counted} in {}", told.text);
+        for counted in
+            ["messages_total", "writes_total", "grants_total", "completions_per_poll_count"]
+        {
+            assert!(
+                told.get(&format!("tonic_rdma_{counted}"), there) > 0.0,
+                "{counted} in {}",
+                told.text
+            );
         }
         let bucket = "tonic_rdma_completions_per_poll_bucket";
         let all = told.get("tonic_rdma_completions_per_poll_count", there);
@@ -115,8 +139,10 @@ fn transfers(fabrics: &str) {
         );
     }
     let known = |name: &str| {
-        let bare =
-            ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
+        let bare = ["_bucket", "_sum", "_count"]
+            .iter()
+            .find_map(|end| name.strip_suffix(end))
+            .unwrap_or(name);
         tonic_rdma::metrics::ALL.iter().any(|metric| metric.name == name || metric.name == bare)
     };
     for series in told.series.keys() {
@@ -125,7 +151,8 @@ fn transfers(fabrics: &str) {
 }
 
 impl Scrape {
-    /// Fetches until it is so. Each fetch is an exchange with the server, whose connections end meanwhile.
+    /// Fetches until it is so. Each fetch is an exchange with the server, whose connections end
+    /// meanwhile.
     fn until(url: &str, done: impl Fn(&Scrape) -> bool) -> Scrape {
         let began = std::time::Instant::now();
         loop {

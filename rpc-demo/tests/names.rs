@@ -4,15 +4,17 @@
 
 mod common;
 
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::symlink;
+
+use common::pb::checksums_request::Of;
+use common::pb::entry::Kind;
 use common::pb::object_store_client::ObjectStoreClient;
 use common::pb::object_store_server::{ObjectStore, ObjectStoreServer};
 use common::pb::put_request::Head;
 use common::pb::*;
-use common::pb::{checksums_request::Of, entry::Kind};
 use common::*;
-use std::fs;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::symlink;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Response, Status, Streaming};
@@ -76,8 +78,12 @@ async fn a_client_that_checks_nothing_gets_nowhere() {
     for bad in BAD.iter().copied().chain(long.iter().map(String::as_str)) {
         let name = bad.to_owned();
         let put = parts([head(bad, None), data("evil"), end(digest(b"evil"))]);
-        let begin =
-            BeginUploadRequest { name: name.clone(), size: 1, range_size: 1 << 20, ..Default::default() };
+        let begin = BeginUploadRequest {
+            name: name.clone(),
+            size: 1,
+            range_size: 1 << 20,
+            ..Default::default()
+        };
         let sums = ChecksumsRequest { of: Some(Of::Name(name.clone())), range_size: 1 << 20 };
         let refusals = [
             client.put(put).await.map(drop),
@@ -121,8 +127,12 @@ fn the_command_line_says_what_is_wrong_with_a_name() {
             says(&failed(server.client(args), 2), &[&says_so]);
         }
     }
-    for args in [["put", "/dev/null", "../"].as_slice(), &["put", "..", "x/"], &["rm", ".."], &["stat", "/x"]]
-    {
+    for args in [
+        ["put", "/dev/null", "../"].as_slice(),
+        &["put", "..", "x/"],
+        &["rm", ".."],
+        &["stat", "/x"],
+    ] {
         failed(server.client(args), 2);
     }
     failed(server.client(["ls", "../"]), 2);
@@ -143,7 +153,9 @@ async fn links_under_the_root_do_not_lead_out() {
     let mut client = connect(&server).await;
     for name in ["absolute/secret", "relative/secret", "file", "inside/../../outside/secret"] {
         client.get(GetRequest { name: name.into(), ..Default::default() }).await.unwrap_err();
-        let stat = client.stat(StatRequest { name: name.into(), checksum: Checksum::Computed.into() }).await;
+        let stat = client
+            .stat(StatRequest { name: name.into(), checksum: Checksum::Computed.into() })
+            .await;
         // What a link is may be told; where it leads is not looked at.
         assert!(stat.is_err() || stat.unwrap().into_inner().entry.unwrap().kind() == Kind::Other);
         let attributes = Some(Attributes { mode: Some(0), modified: None });
@@ -153,7 +165,8 @@ async fn links_under_the_root_do_not_lead_out() {
     for name in ["absolute/new", "relative/new", "relative/new/deeper"] {
         let status = client.put(parts([whole(name, "evil")])).await.unwrap_err();
         assert_eq!(status.code(), Code::PermissionDenied, "{status:?}");
-        let made = client.make_directory(MakeDirectoryRequest { name: name.into(), writable: true }).await;
+        let made =
+            client.make_directory(MakeDirectoryRequest { name: name.into(), writable: true }).await;
         assert_eq!(made.unwrap_err().code(), Code::PermissionDenied);
     }
     let recursive = true;
@@ -189,13 +202,29 @@ async fn a_put_that_breaks_the_protocol_stores_nothing() {
         (vec![header("x")], Code::Aborted, "'x' ended early"),
         (vec![header("x"), chunk()], Code::Aborted, "'x' ended early"),
         (vec![header("x"), chunk(), header("y"), trailer()], Code::InvalidArgument, "second head"),
-        (vec![header("x"), chunk(), trailer(), chunk()], Code::InvalidArgument, "more after its digest"),
+        (
+            vec![header("x"), chunk(), trailer(), chunk()],
+            Code::InvalidArgument,
+            "more after its digest",
+        ),
         (vec![whole("x", "1234"), chunk()], Code::InvalidArgument, "more after its digest"),
         (vec![header("x"), chunk(), chunk(), trailer()], Code::DataLoss, "'x' arrived as 8 bytes"),
-        (vec![header("x"), chunk(), end(wrong)], Code::DataLoss, "'x' arrived as 4 bytes with CRC32C"),
+        (
+            vec![header("x"), chunk(), end(wrong)],
+            Code::DataLoss,
+            "'x' arrived as 4 bytes with CRC32C",
+        ),
         (vec![evil], Code::DataLoss, "'x' arrived as 4 bytes with CRC32C"),
-        (vec![sized(3), chunk(), trailer()], Code::InvalidArgument, "announced with 3 bytes, and 4 came"),
-        (vec![sized(5), chunk(), trailer()], Code::InvalidArgument, "announced with 5 bytes, and 4 came"),
+        (
+            vec![sized(3), chunk(), trailer()],
+            Code::InvalidArgument,
+            "announced with 3 bytes, and 4 came",
+        ),
+        (
+            vec![sized(5), chunk(), trailer()],
+            Code::InvalidArgument,
+            "announced with 5 bytes, and 4 came",
+        ),
         (vec![short], Code::InvalidArgument, "announced with 5 bytes, and 4 came"),
         (
             vec![sized(u64::MAX), chunk(), trailer()],
@@ -222,8 +251,12 @@ async fn an_upload_that_breaks_the_protocol_stores_nothing() {
     let dir = scratch();
     let server = Server::start(dir.path());
     let mut client = connect(&server).await;
-    let begin =
-        |size, range_size| BeginUploadRequest { name: "x".into(), size, range_size, ..Default::default() };
+    let begin = |size, range_size| BeginUploadRequest {
+        name: "x".into(),
+        size,
+        range_size,
+        ..Default::default()
+    };
     for (size, range_size) in [(10, 0), (10, 1), (u64::MAX, EACH), (10, u64::MAX)] {
         let status = client.begin_upload(begin(size, range_size)).await.unwrap_err();
         assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
@@ -240,9 +273,21 @@ async fn an_upload_that_breaks_the_protocol_stores_nothing() {
     let trailer = || end(digest(b"1234"));
     let cases = [
         (vec![range("nonsense", 0), trailer()], Code::Aborted, "knows no such upload"),
-        (vec![range(&upload, 2), trailer()], Code::InvalidArgument, "range 2 is none of the 2 ranges"),
-        (vec![range(&upload, u64::MAX), trailer()], Code::InvalidArgument, "is none of the 2 ranges"),
-        (vec![range(&upload, 1), data("12345")], Code::InvalidArgument, "announced with 4 bytes, and 5 came"),
+        (
+            vec![range(&upload, 2), trailer()],
+            Code::InvalidArgument,
+            "range 2 is none of the 2 ranges",
+        ),
+        (
+            vec![range(&upload, u64::MAX), trailer()],
+            Code::InvalidArgument,
+            "is none of the 2 ranges",
+        ),
+        (
+            vec![range(&upload, 1), data("12345")],
+            Code::InvalidArgument,
+            "announced with 4 bytes, and 5 came",
+        ),
         (vec![range(&upload, 1), data("123"), trailer()], Code::InvalidArgument, "and 3 came"),
         (vec![range(&upload, 1), data("4321"), trailer()], Code::DataLoss, "arrived as 4 bytes"),
         (vec![range(&upload, 1), data("1234")], Code::Aborted, "ended early"),
@@ -275,7 +320,8 @@ fn a_local_name_that_is_not_utf8_is_named() {
     fs::create_dir_all(dir.path().join("tree/sub")).unwrap();
     fs::create_dir(dir.path().join("root")).unwrap();
     fs::write(dir.path().join("tree/good"), "x").unwrap();
-    fs::write(dir.path().join("tree/sub").join(std::ffi::OsStr::from_bytes(b"bad\xff")), "x").unwrap();
+    fs::write(dir.path().join("tree/sub").join(std::ffi::OsStr::from_bytes(b"bad\xff")), "x")
+        .unwrap();
     let server = Server::start(&dir.path().join("root"));
     let tree = dir.path().join("tree");
     let line = failed(server.client(["put".as_ref(), tree.as_os_str(), "t".as_ref()]), 1);
@@ -338,11 +384,17 @@ impl ObjectStore for Liar {
         Ok(Response::new(tokio_stream::iter(vec![Ok(ListResponse { entries })])))
     }
 
-    async fn make_directory(&self, _: Request<MakeDirectoryRequest>) -> Answer<MakeDirectoryResponse> {
+    async fn make_directory(
+        &self,
+        _: Request<MakeDirectoryRequest>,
+    ) -> Answer<MakeDirectoryResponse> {
         Ok(Response::new(MakeDirectoryResponse {}))
     }
 
-    async fn set_attributes(&self, _: Request<SetAttributesRequest>) -> Answer<SetAttributesResponse> {
+    async fn set_attributes(
+        &self,
+        _: Request<SetAttributesRequest>,
+    ) -> Answer<SetAttributesResponse> {
         Ok(Response::new(SetAttributesResponse {}))
     }
 
@@ -353,7 +405,10 @@ impl ObjectStore for Liar {
 
 /// An answer to a get, part by part.
 fn got(size: u64) -> GetResponse {
-    GetResponse { header: Some(GetHeader { size, ..GetHeader::default() }), ..GetResponse::default() }
+    GetResponse {
+        header: Some(GetHeader { size, ..GetHeader::default() }),
+        ..GetResponse::default()
+    }
 }
 
 fn got_data(bytes: &'static str) -> GetResponse {
@@ -461,8 +516,14 @@ async fn ranges_that_do_not_add_up_leave_no_file() {
     let part = || GetResponse { data: vec![0; 64 << 10].into(), ..GetResponse::default() };
     let cases = [
         (vec![header("1"), got_data("1234"), got_end(digest(b"1234"))], "4 bytes with CRC32C"),
-        (vec![header("1"), part(), got_data("1234"), got_end(digest(b"1234"))], "65540 bytes with CRC32C"),
-        (vec![got(4), got_data("1234"), got_end(digest(b"1234"))], "it was replaced while it was read"),
+        (
+            vec![header("1"), part(), got_data("1234"), got_end(digest(b"1234"))],
+            "65540 bytes with CRC32C",
+        ),
+        (
+            vec![got(4), got_data("1234"), got_end(digest(b"1234"))],
+            "it was replaced while it was read",
+        ),
     ];
     for (answer, says_so) in cases {
         let liar = Liar { listed: large(), answer };

@@ -4,14 +4,15 @@
 
 mod common;
 
-use common::*;
-use rustix::process::Signal;
-use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
-use rustix::termios::{Winsize, tcsetwinsize};
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::process::Stdio;
+
+use common::*;
+use rustix::process::Signal;
+use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
 
 /// Rows of a terminal.
 const ROWS: u16 = 30;
@@ -21,13 +22,15 @@ fn terminal(columns: u16) -> (File, OwnedFd) {
     let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
     grantpt(&ours).unwrap();
     unlockpt(&ours).unwrap();
-    tcsetwinsize(&ours, Winsize { ws_row: ROWS, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+    tcsetwinsize(&ours, Winsize { ws_row: ROWS, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 })
+        .unwrap();
     let theirs = ioctl_tiocgptpeer(&ours, OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
     (File::from(ours), theirs)
 }
 
-/// The bars in what was drawn: what is done, of how much, how fast, and how long it takes yet, as in
-/// `1.50 MiB/16.00 GiB 2.00 MiB/s 3m left`. A row that is full begins the next one, without a line break.
+/// The bars in what was drawn: what is done, of how much, how fast, and how long it takes yet, as
+/// in `1.50 MiB/16.00 GiB 2.00 MiB/s 3m left`. A row that is full begins the next one, without a
+/// line break.
 fn moving_bars(drawn: &str) -> impl Iterator<Item = &str> {
     let (bars, _) = drawn.rsplit_once(" left").unwrap_or_default();
     bars.split(" left").filter(|bar| {
@@ -45,11 +48,13 @@ fn a_terminal_shows_a_bar_for_all_and_one_for_each_large_file() {
     let (mut screen, stderr) = terminal(100);
     let target = dir.path().join("copy");
     let mut command = server.client_command(["get".as_ref(), "large".as_ref(), target.as_os_str()]);
-    let client = command.env("TERM", "xterm").stdout(Stdio::piped()).stderr(stderr).spawn().unwrap();
+    let client =
+        command.env("TERM", "xterm").stdout(Stdio::piped()).stderr(stderr).spawn().unwrap();
     drop(command);
     let (mut text, mut piece) = (String::new(), [0; 4096]);
     let of_one = |bar: &str| bar.contains("  large ");
-    let drawn = |text: &str| moving_bars(text).any(of_one) && moving_bars(text).any(|bar| !of_one(bar));
+    let drawn =
+        |text: &str| moving_bars(text).any(of_one) && moving_bars(text).any(|bar| !of_one(bar));
     while !drawn(&text) {
         let length = screen.read(&mut piece).unwrap();
         assert!(length > 0 && text.len() < 1 << 20, "no bars: {text:?}");
@@ -67,7 +72,8 @@ fn a_terminal_shows_a_bar_for_all_and_one_for_each_large_file() {
     says(last, &["rpc-demo: interrupted: SIGINT came; repeat the command"]);
 }
 
-/// What is left on a terminal of `columns` when `command` has written all it writes to it, without what is blank.
+/// What is left on a terminal of `columns` when `command` has written all it writes to it, without
+/// what is blank.
 fn left_on_screen(columns: u16, mut command: std::process::Command) -> Vec<String> {
     let (mut screen, theirs) = terminal(columns);
     let stdout = theirs.try_clone().unwrap();
@@ -84,7 +90,8 @@ fn left_on_screen(columns: u16, mut command: std::process::Command) -> Vec<Strin
     rows.filter(|row| !row.is_empty()).collect()
 }
 
-/// The bars are gone in the end, whatever the width: what stays is the closing line, which may be longer than a row.
+/// The bars are gone in the end, whatever the width: what stays is the closing line, which may be
+/// longer than a row.
 #[test]
 fn what_stays_on_the_screen_is_the_closing_line() {
     for columns in [80, 120, 200] {
@@ -103,7 +110,8 @@ fn what_stays_on_the_screen_is_the_closing_line() {
             let line = rows.concat();
             assert!(line.starts_with(begins), "{columns} columns: {rows:#?}");
             says(&line, &["in 2 files", "CRC32C ok", "path "]);
-            let full = rows.iter().rev().skip(1).all(|row| row.chars().count() + 1 >= columns.into());
+            let full =
+                rows.iter().rev().skip(1).all(|row| row.chars().count() + 1 >= columns.into());
             assert!(full, "more than one line, {columns} columns: {rows:#?}");
         }
     }

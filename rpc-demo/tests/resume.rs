@@ -1,15 +1,17 @@
-//! Interrupted transfers: only whole objects are ever seen, and what is missing is all that is sent again.
+//! Interrupted transfers: only whole objects are ever seen, and what is missing is all that is sent
+//! again.
 
 #![allow(clippy::unwrap_used)]
 
 mod common;
 
-use common::*;
-use rustix::process::Signal;
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+
+use common::*;
+use rustix::process::Signal;
 use tempfile::TempDir;
 
 /// Bytes of a range in these tests.
@@ -95,10 +97,15 @@ fn a_server_that_is_killed_has_only_whole_objects_and_put_goes_on() {
     // Once among the small files, once in the large one.
     let mut server = Server::start(&root);
     let client = spawn(&server, &put);
-    until("some files are there", &root, || fs::read_dir(root.join("t/a")).is_ok_and(|dir| dir.count() > 20));
+    until("some files are there", &root, || {
+        fs::read_dir(root.join("t/a")).is_ok_and(|dir| dir.count() > 20)
+    });
     server.signal(Signal::KILL);
     server.wait();
-    says(&failed(client.wait_with_output().unwrap(), 1), &["connection to the server was lost", "--resume"]);
+    says(
+        &failed(client.wait_with_output().unwrap(), 1),
+        &["connection to the server was lost", "--resume"],
+    );
     assert!(only_whole(&root.join("t"), &tree_at) > 20);
 
     let mut server = Server::start(&root);
@@ -141,7 +148,8 @@ fn a_client_that_is_killed_goes_on_where_it_was() {
         client.wait().unwrap();
         // The same server, whose upload is still open: it is taken over.
         let had = received(&root);
-        let resumed = spawn(&server, &[put.as_slice(), &["--resume"]].concat()).wait_with_output().unwrap();
+        let resumed =
+            spawn(&server, &[put.as_slice(), &["--resume"]].concat()).wait_with_output().unwrap();
         let resumed = json(&ok(resumed));
         assert!(fs::read(&file).unwrap() == fs::read(root.join(&name)).unwrap());
         assert_eq!(server.unfinished(), 0);
@@ -174,7 +182,8 @@ fn what_was_received_is_checked_before_it_is_kept() {
     changed.write_all_at(b"new", RANGE + 10).unwrap();
 
     let server = Server::start(&root);
-    let resumed = spawn(&server, &[put.as_slice(), &["--resume"]].concat()).wait_with_output().unwrap();
+    let resumed =
+        spawn(&server, &[put.as_slice(), &["--resume"]].concat()).wait_with_output().unwrap();
     only_the_rest(&json(&ok(resumed)), "route", all as u64, 10 * RANGE);
     assert!(fs::read(&file).unwrap() == fs::read(root.join("file")).unwrap());
 }
@@ -188,7 +197,8 @@ fn get_goes_on_after_both_ends_were_killed() {
     let get = ["get", "t", copy.to_str().unwrap()];
     let part = |dir: &Path| {
         let found = fs::read_dir(dir).into_iter().flatten().map(|entry| entry.unwrap());
-        let parts = found.filter(|entry| entry.file_name().to_str().unwrap().starts_with(".rpc-demo-"));
+        let parts =
+            found.filter(|entry| entry.file_name().to_str().unwrap().starts_with(".rpc-demo-"));
         // It may get its name in this moment.
         parts.map(|entry| entry.metadata().map_or(0, |file| file.blocks() * 512)).sum::<u64>()
     };
@@ -209,7 +219,8 @@ fn get_goes_on_after_both_ends_were_killed() {
     drop(server);
 
     let server = Server::start(&root);
-    let resumed = spawn(&server, &[get.as_slice(), &["--resume"]].concat()).wait_with_output().unwrap();
+    let resumed =
+        spawn(&server, &[get.as_slice(), &["--resume"]].concat()).wait_with_output().unwrap();
     let resumed = json(&ok(resumed));
     only_the_rest(&resumed, "route", all, had - 2 * RANGE);
     assert_eq!(number(&resumed, "kept_files"), 100);
@@ -228,7 +239,10 @@ fn cp_goes_on_after_its_target_was_killed() {
     let all = tree(&root.join("t"), 50, 96 << 20);
     let one = Server::start(&root);
     let cp = |to: &Server, more: &[&str]| {
-        spawn(&one, &[["cp", "--from", &one.url, "--to", &to.url, "t", "t"].as_slice(), more].concat())
+        spawn(
+            &one,
+            &[["cp", "--from", &one.url, "--to", &to.url, "t", "t"].as_slice(), more].concat(),
+        )
     };
     let mut server = Server::start(&two);
     let client = cp(&server, &[]);
@@ -261,7 +275,15 @@ fn a_put_that_begins_anew_removes_what_another_left() {
 
     // A server that keeps nothing removes it at once.
     let other = dirs.at("two/root");
-    assert!(std::process::Command::new("cp").arg("-r").arg(&root).arg(&other).status().unwrap().success());
+    assert!(
+        std::process::Command::new("cp")
+            .arg("-r")
+            .arg(&root)
+            .arg(&other)
+            .status()
+            .unwrap()
+            .success()
+    );
     let mut command = serve(program(), &other);
     let mut strict = Server::spawn(
         {

@@ -4,11 +4,12 @@
 
 mod common;
 
-use common::*;
 use std::fs::{self, Permissions};
 use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::process::Stdio;
+
+use common::*;
 
 #[test]
 fn a_tree_comes_back_the_same() {
@@ -49,7 +50,11 @@ fn a_tree_comes_back_the_same() {
     assert_eq!(closing.lines().count(), 1);
     says(
         closing,
-        &["put 'a/tree': ", &format!("{bytes} bytes in 10 files, 14 directories, "), " GB/s, CRC32C ok, "],
+        &[
+            "put 'a/tree': ",
+            &format!("{bytes} bytes in 10 files, 14 directories, "),
+            " GB/s, CRC32C ok, ",
+        ],
     );
     says(closing, &[&path()]);
     assert!(!closing.contains("skipped"));
@@ -170,7 +175,10 @@ fn links_and_special_files_are_left_out_and_counted() {
     let server = Server::start(&at("root"));
     let put = ok(server.client(["put".as_ref(), at("tree").as_os_str(), "t".as_ref()]));
     says(stdout(&put), &["4 bytes in 1 file, 1 directory, 2 skipped, "]);
-    says(str::from_utf8(&put.stderr).unwrap(), &["sub/link is a symbolic link", "pipe is a special file"]);
+    says(
+        str::from_utf8(&put.stderr).unwrap(),
+        &["sub/link is a symbolic link", "pipe is a special file"],
+    );
 
     // The same the other way, for what someone put under the root by hand.
     symlink("file", at("root/t/sub/link")).unwrap();
@@ -179,7 +187,8 @@ fn links_and_special_files_are_left_out_and_counted() {
     let get = ok(server.client(["get".as_ref(), "t".as_ref(), at("copy").as_os_str()]));
     says(stdout(&get), &["4 bytes in 1 file, 1 directory, 1 skipped, "]);
     assert_eq!(names(&at("copy/sub")), ["file"]);
-    let line = failed(server.client(["get".as_ref(), "t/sub/link".as_ref(), at("l").as_os_str()]), 1);
+    let line =
+        failed(server.client(["get".as_ref(), "t/sub/link".as_ref(), at("l").as_os_str()]), 1);
     says(&line, &["t/sub/link", "a symbolic link"]);
 }
 
@@ -194,7 +203,8 @@ fn of_writers_at_once_one_wins_whole() {
     for (n, version) in versions.iter().enumerate() {
         let file = at(&format!("file{n}"));
         fs::write(&file, version).unwrap();
-        let mut put = server.client_command(["put".as_ref(), file.as_os_str(), "same/name".as_ref()]);
+        let mut put =
+            server.client_command(["put".as_ref(), file.as_os_str(), "same/name".as_ref()]);
         clients.push(put.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
     }
     for client in clients {

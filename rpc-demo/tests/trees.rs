@@ -1,15 +1,17 @@
-//! Trees: many files, large files, modes and times; from files to a server, between servers, and back.
+//! Trees: many files, large files, modes and times; from files to a server, between servers, and
+//! back.
 
 #![allow(clippy::unwrap_used)]
 
 mod common;
 
-use common::*;
 use std::ffi::OsStr;
 use std::fs::{self, File, FileTimes, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
+
+use common::*;
 use tempfile::TempDir;
 
 /// Two roots, and a directory of the client's.
@@ -31,7 +33,10 @@ impl Dirs {
 
 fn args<'a>(verb: &'a str, paths: &[&'a Path], flags: &'a [&'a str]) -> Vec<&'a OsStr> {
     let paths = paths.iter().map(|path| path.as_os_str());
-    std::iter::once(verb.as_ref()).chain(paths).chain(flags.iter().map(|flag| flag.as_ref())).collect()
+    std::iter::once(verb.as_ref())
+        .chain(paths)
+        .chain(flags.iter().map(|flag| flag.as_ref()))
+        .collect()
 }
 
 /// A file with islands of content in a sea of zeros.
@@ -60,10 +65,12 @@ fn ten_thousand_small_files_and_some_large_ones() {
     for n in 0..large {
         sparse(&tree.join(format!("large-{n}")), (40 << 20) + 12_345 * n, n as u32);
     }
-    let bytes: u64 = 100 * (0..100).map(|file| file * 17).sum::<u64>() + large * (40 << 20) + 12_345 * 3;
+    let bytes: u64 =
+        100 * (0..100).map(|file| file * 17).sum::<u64>() + large * (40 << 20) + 12_345 * 3;
 
     let server = Server::start(&dirs.at("one"));
-    let put = ok(server.client(args("put", &[&tree, "a/tree".as_ref()], &["--jobs", "16", "--json"])));
+    let put =
+        ok(server.client(args("put", &[&tree, "a/tree".as_ref()], &["--jobs", "16", "--json"])));
     let put = json(&put);
     assert_eq!((number(&put, "files"), number(&put, "directories")), (10_000 + large, 110));
     assert_eq!((number(&put, "bytes"), number(&put, "moved_bytes")), (bytes, bytes));
@@ -75,9 +82,10 @@ fn ten_thousand_small_files_and_some_large_ones() {
     same(&tree, &copy);
 
     // Nothing is missing.
-    for direction in
-        [args("put", &[&tree, "a/tree".as_ref()], &[]), args("get", &["a/tree".as_ref(), &copy], &[])]
-    {
+    for direction in [
+        args("put", &[&tree, "a/tree".as_ref()], &[]),
+        args("get", &["a/tree".as_ref(), &copy], &[]),
+    ] {
         let again = server.client_command(direction).args(["--resume", "--json"]).output().unwrap();
         let again = json(&ok(again));
         assert_eq!((number(&again, "moved_bytes"), number(&again, "kept_bytes")), (0, bytes));
@@ -124,7 +132,8 @@ fn modes_and_times_come_back() {
     // Twice: directories without write permission are in the way neither here nor there.
     for _ in 0..2 {
         ok(one.client(args("put", &[&tree, "t".as_ref()], &ranges)));
-        let mut cp = one.client_command(["cp", "--from", &one.url, "--to", &two.url, "t", "deep/t"]);
+        let mut cp =
+            one.client_command(["cp", "--from", &one.url, "--to", &two.url, "t", "deep/t"]);
         ok(cp.args(ranges).output().unwrap());
         ok(two.client(args("get", &["deep/t".as_ref(), &copy], &ranges)));
         same(&tree, &dirs.at("one/t"));
@@ -161,8 +170,12 @@ fn several_things_go_into_a_directory() {
     ok(server.client(args("put", &[&file, "other/".as_ref()], &[])));
     ok(server.client(args("put", &[&file, "/".as_ref()], &[])));
     let ls = ok(server.client(["ls"]));
-    let listed: Vec<_> = stdout(&ls).lines().map(|line| line.split_whitespace().last().unwrap()).collect();
-    assert_eq!(listed, ["file", "into/", "into/dir/", "into/dir/x", "into/file", "other/", "other/file"]);
+    let listed: Vec<_> =
+        stdout(&ls).lines().map(|line| line.split_whitespace().last().unwrap()).collect();
+    assert_eq!(
+        listed,
+        ["file", "into/", "into/dir/", "into/dir/x", "into/file", "other/", "other/file"]
+    );
 
     let (back, single) = (dirs.at("here/back"), dirs.at("here/back/new/"));
     ok(server.client(args("get", &["into/dir".as_ref(), "file".as_ref(), &back], &[])));
@@ -172,7 +185,8 @@ fn several_things_go_into_a_directory() {
 
     let line = failed(server.client(args("put", &[&file, &file, "x".as_ref()], &[])), 2);
     says(&line, &["two of them would be called 'x/file'"]);
-    let line = failed(server.client(args("get", &["file".as_ref(), "into/file".as_ref(), &back], &[])), 2);
+    let line =
+        failed(server.client(args("get", &["file".as_ref(), "into/file".as_ref(), &back], &[])), 2);
     says(&line, &["two of them would be called 'file'"]);
     failed(server.client(["put", "-", "x/"]), 2);
 }
@@ -182,7 +196,9 @@ fn from_server_to_server() {
     let dirs = Dirs::new();
     let tree = dirs.at("here/tree");
     fs::create_dir_all(tree.join("sub/empty")).unwrap();
-    for (name, length) in [("none", 0), ("small", 1000), ("sub/middle", 100_000), ("sub/large", 3_000_000)] {
+    for (name, length) in
+        [("none", 0), ("small", 1000), ("sub/middle", 100_000), ("sub/large", 3_000_000)]
+    {
         fs::write(tree.join(name), content(length, length as u32)).unwrap();
     }
     let bytes = 3_101_000;
@@ -197,8 +213,10 @@ fn from_server_to_server() {
     assert_eq!((number(&first, "files"), number(&first, "directories")), (4, 2));
     for way in ["from", "to"] {
         let route = &first[way];
-        let all: u64 =
-            ["write_bytes", "send_bytes", "tcp_bytes"].iter().map(|field| number(route, field)).sum();
+        let all: u64 = ["write_bytes", "send_bytes", "tcp_bytes"]
+            .iter()
+            .map(|field| number(route, field))
+            .sum();
         // The bytes of the messages: contents, and some around them.
         assert!((bytes..bytes + 20_000).contains(&all), "{way}: {route}");
     }
@@ -219,7 +237,10 @@ fn from_server_to_server() {
         let line = failed(one.client(["cp", "--from", &one.url, "tree", target]), 2);
         says(&line, &["copied into itself"]);
     }
-    let line = failed(one.client(["cp", "--from", &one.url, "--to", "http://127.0.0.1:1", "tree", "t"]), 1);
+    let line = failed(
+        one.client(["cp", "--from", &one.url, "--to", "http://127.0.0.1:1", "tree", "t"]),
+        1,
+    );
     says(&line, &["no server answers at http://127.0.0.1:1"]);
 }
 
@@ -245,7 +266,8 @@ fn over_shared_memory_little_is_copied() {
         assert!(number(route, "copied_bytes") < bytes / 4, "{route}");
     };
     little(&run(&args("put", &[&file, "x".as_ref()], &[]))["route"]);
-    let cp = run(&args("cp", &["x".as_ref(), "y".as_ref()], &["--from", &one.url, "--to", &two.url]));
+    let cp =
+        run(&args("cp", &["x".as_ref(), "y".as_ref()], &["--from", &one.url, "--to", &two.url]));
     little(&cp["from"]);
     little(&cp["to"]);
     let back = dirs.at("here/back");

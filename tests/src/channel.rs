@@ -1,11 +1,11 @@
 //! One type for the channels of every fabric.
 
-use std::{
-    future::Future,
-    pin::Pin,
-    task::{Context, Poll},
-};
-use tonic::{Status, body::Body};
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tonic::Status;
+use tonic::body::Body;
 use tower::Service;
 
 /// Any error.
@@ -38,8 +38,12 @@ impl Service<http::Request<Body>> for AnyChannel {
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         match self {
-            AnyChannel::Stock(channel) => channel.poll_ready(cx).map_err(|e| Status::from_error(e.into())),
-            AnyChannel::Rdma(channel) => channel.poll_ready(cx).map_err(|e| Status::from_error(e.into())),
+            AnyChannel::Stock(channel) => {
+                channel.poll_ready(cx).map_err(|e| Status::from_error(e.into()))
+            }
+            AnyChannel::Rdma(channel) => {
+                channel.poll_ready(cx).map_err(|e| Status::from_error(e.into()))
+            }
         }
     }
 
@@ -47,11 +51,15 @@ impl Service<http::Request<Body>> for AnyChannel {
         match self {
             AnyChannel::Stock(channel) => {
                 let call = channel.call(request);
-                AnyCall(Box::pin(async move { call.await.map_err(|e| Status::from_error(e.into())) }))
+                AnyCall(Box::pin(
+                    async move { call.await.map_err(|e| Status::from_error(e.into())) },
+                ))
             }
             AnyChannel::Rdma(channel) => {
                 let call = channel.call(request);
-                AnyCall(Box::pin(async move { call.await.map_err(|e| Status::from_error(e.into())) }))
+                AnyCall(Box::pin(
+                    async move { call.await.map_err(|e| Status::from_error(e.into())) },
+                ))
             }
         }
     }

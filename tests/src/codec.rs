@@ -1,10 +1,11 @@
-//! The codec of the generated stubs: that of tonic-rdma, or the plain one, as the fabric says for either end.
+//! The codec of the generated stubs: that of tonic-rdma, or the plain one, as the fabric says for
+//! either end.
 
-use std::{cell::Cell, marker::PhantomData};
-use tonic::{
-    Status,
-    codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
-};
+use std::cell::Cell;
+use std::marker::PhantomData;
+
+use tonic::Status;
+use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 
 /// A codec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,8 +20,8 @@ thread_local! {
     static WHICH: Cell<Which> = const { Cell::new(Which::Plain) };
 }
 
-/// Stubs that are made on this thread use it. Handlers run on the threads of a case's runtime, the calls of the case
-/// itself on another.
+/// Stubs that are made on this thread use it. Handlers run on the threads of a case's runtime, the
+/// calls of the case itself on another.
 pub fn use_here(which: Which) {
     WHICH.set(which);
 }

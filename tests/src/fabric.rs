@@ -1,8 +1,11 @@
 //! The fabrics a case can run over, and which of them this process runs.
 
-use crate::codec::Which;
-use std::{fmt, net::IpAddr};
+use std::fmt;
+use std::net::IpAddr;
+
 use tonic_rdma::{FabricKind, Path};
+
+use crate::codec::Which;
 
 /// What carries the calls of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -19,8 +22,8 @@ pub enum Fabric {
     Sim,
     /// Likewise, with work and completions held back, so that they are reported late and in parts.
     SimDelayed,
-    /// The simulated network with the plain codec at both ends; with the other fabrics that have a fast path it is
-    /// tonic-rdma's, at one end or both.
+    /// The simulated network with the plain codec at both ends; with the other fabrics that have a
+    /// fast path it is tonic-rdma's, at one end or both.
     SimPlain,
     /// The simulated network with one device and one pool for both ends, as large as the usual
     /// memlock limit of 8 MiB allows.
@@ -29,8 +32,8 @@ pub enum Fabric {
     Shm,
     /// Likewise, with one pool for both ends, no larger than the usual memlock limit of 8 MiB.
     ShmSmall,
-    /// Memory shared between two processes: the server of the scripted service alone runs in one of its own. Cases
-    /// that build another server keep it in theirs.
+    /// Memory shared between two processes: the server of the scripted service alone runs in one of
+    /// its own. Cases that build another server keep it in theirs.
     ShmTwo,
     /// The fast path over RDMA devices.
     Verbs,
@@ -68,7 +71,9 @@ impl Fabric {
     pub fn fast(self) -> Option<Path> {
         match self {
             Fabric::Stock | Fabric::Tcp | Fabric::StockClient | Fabric::StockServer => None,
-            Fabric::Sim | Fabric::SimDelayed | Fabric::SimPlain | Fabric::SimSmall => Some(Path::Sim),
+            Fabric::Sim | Fabric::SimDelayed | Fabric::SimPlain | Fabric::SimSmall => {
+                Some(Path::Sim)
+            }
             Fabric::Shm | Fabric::ShmSmall | Fabric::ShmTwo => Some(Path::Shm),
             Fabric::Verbs => Some(Path::Verbs),
         }
@@ -82,9 +87,12 @@ impl Fabric {
             Fabric::SimDelayed => (Which::Plain, Which::ZeroCopy),
             Fabric::StockClient => (Which::ZeroCopy, Which::Plain),
             Fabric::StockServer => (Which::Plain, Which::ZeroCopy),
-            Fabric::Tcp | Fabric::Sim | Fabric::SimSmall | Fabric::Shm | Fabric::ShmTwo | Fabric::Verbs => {
-                (Which::ZeroCopy, Which::ZeroCopy)
-            }
+            Fabric::Tcp
+            | Fabric::Sim
+            | Fabric::SimSmall
+            | Fabric::Shm
+            | Fabric::ShmTwo
+            | Fabric::Verbs => (Which::ZeroCopy, Which::ZeroCopy),
         }
     }
 
@@ -125,7 +133,8 @@ impl Fabric {
         }
     }
 
-    /// The fabrics named in `TONIC_RDMA_TEST_FABRIC` (separated by commas); without it, [`Fabric::NATIVE`].
+    /// The fabrics named in `TONIC_RDMA_TEST_FABRIC` (separated by commas); without it,
+    /// [`Fabric::NATIVE`].
     ///
     /// # Errors
     /// A name that is not a fabric's.

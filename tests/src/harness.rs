@@ -1,39 +1,40 @@
 //! A server and its clients over one fabric.
 
-use crate::{
-    channel::{AnyChannel, BoxError},
-    fabric::{Fabric, bind_ip},
-    paths::PathLog,
-    pb::conformance_client::ConformanceClient,
-    probe::Probe,
-    remote::Remote,
-    service::Scripted,
-};
-use std::{
-    future::Future,
-    net::SocketAddr,
-    sync::{
-        Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::{Duration, Instant},
-};
-use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 use tonic::transport::server::TcpIncoming;
+use tonic_rdma::sim::{SimConfig, SimNet};
 use tonic_rdma::{
     Context, Copied, Path, Policy, Pool, PoolConfig, PoolStats, ReasonCode, ServerStats,
-    sim::{SimConfig, SimNet},
 };
+
+use crate::channel::{AnyChannel, BoxError};
+use crate::fabric::{Fabric, bind_ip};
+use crate::paths::PathLog;
+use crate::pb::conformance_client::ConformanceClient;
+use crate::probe::Probe;
+use crate::remote::Remote;
+use crate::service::Scripted;
 
 /// A client of the scripted service over any fabric.
 pub type Client = ConformanceClient<AnyChannel>;
 
-/// By then the memory of connections that ended must be back. Nothing waits this long when all is well.
+/// By then the memory of connections that ended must be back. Nothing waits this long when all is
+/// well.
 const POOL_LIMIT: Duration = Duration::from_secs(30);
 
-/// How long a client waits for a fast path that it needs: one that is slow to come is reported, not given up for TCP.
+/// How long a client waits for a fast path that it needs: one that is slow to come is reported, not
+/// given up for TCP.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// And where the case takes it away for good. Some hundred times what a connection takes in the guest.
+/// And where the case takes it away for good. Some hundred times what a connection takes in the
+/// guest.
 const LITTLE_PATIENCE: Duration = Duration::from_secs(8);
 
 /// One case over one fabric.
@@ -69,7 +70,10 @@ impl Contexts {
                 return Some(Self { server: Context::global(), client: Context::global() });
             }
             Fabric::Shm | Fabric::ShmTwo => {
-                return Some(Self { server: Context::builder().build(), client: Context::builder().build() });
+                return Some(Self {
+                    server: Context::builder().build(),
+                    client: Context::builder().build(),
+                });
             }
             Fabric::ShmSmall => {
                 let both = Context::builder().pool(PoolConfig::default().total(8 << 20)).build();
@@ -180,8 +184,9 @@ impl Bed {
 
     /// A builder of a tonic-rdma server for this fabric.
     pub fn rdma_server(&self) -> tonic_rdma::Server {
-        let server =
-            tonic_rdma::Server::builder().policy(self.policy()).fabrics(self.fabric.kinds().to_vec());
+        let server = tonic_rdma::Server::builder()
+            .policy(self.policy())
+            .fabrics(self.fabric.kinds().to_vec());
         *self.server_stats.lock().unwrap() = Some(server.stats());
         match &self.contexts {
             Some(contexts) => server.context(contexts.server.clone()),
@@ -194,7 +199,12 @@ impl Bed {
         if let Some(remote) = self.remotes.lock().unwrap().last() {
             return remote.copied();
         }
-        self.server_stats.lock().unwrap().as_ref().map(|stats| stats.get().copied_fast).unwrap_or_default()
+        self.server_stats
+            .lock()
+            .unwrap()
+            .as_ref()
+            .map(|stats| stats.get().copied_fast)
+            .unwrap_or_default()
     }
 
     /// A tonic-rdma endpoint for this fabric.
@@ -205,7 +215,8 @@ impl Bed {
             .fabrics(self.fabric.kinds().to_vec());
         match &self.contexts {
             Some(contexts) => {
-                let patience = if self.ends.load(Ordering::Relaxed) { LITTLE_PATIENCE } else { PATIENCE };
+                let patience =
+                    if self.ends.load(Ordering::Relaxed) { LITTLE_PATIENCE } else { PATIENCE };
                 endpoint.context(contexts.client.clone()).fast_path_timeout(patience)
             }
             None => endpoint,
@@ -238,7 +249,8 @@ impl Bed {
         self.may_fall_back.store(true, Ordering::Relaxed);
     }
 
-    /// The case ends a server, or a client's runtime, for good: calls that are made then need not wait for it long.
+    /// The case ends a server, or a client's runtime, for good: calls that are made then need not
+    /// wait for it long.
     pub fn ends(&self) {
         self.ends.store(true, Ordering::Relaxed);
     }
@@ -255,7 +267,8 @@ impl Bed {
         all.collect()
     }
 
-    /// Waits until every byte of the pools has come back. Call it when servers and clients are gone.
+    /// Waits until every byte of the pools has come back. Call it when servers and clients are
+    /// gone.
     pub async fn pools_are_whole(&self) {
         for remote in self.remotes.lock().unwrap().iter() {
             remote.pools_are_whole();
@@ -265,13 +278,17 @@ impl Bed {
         loop {
             let mut stats: Vec<_> = pools.iter().map(Pool::stats).collect();
             if let Some(contexts) = &self.contexts {
-                stats.extend(contexts.server.pool_stats().await.into_iter().map(|(_, stats)| stats));
+                stats
+                    .extend(contexts.server.pool_stats().await.into_iter().map(|(_, stats)| stats));
             }
             stats.retain(|stats| stats.in_use_bytes() != 0 || stats.leased != 0);
             if stats.is_empty() {
                 return;
             }
-            assert!(begin.elapsed() < POOL_LIMIT, "connections are gone, and still in use: {stats:?}");
+            assert!(
+                begin.elapsed() < POOL_LIMIT,
+                "connections are gone, and still in use: {stats:?}"
+            );
             // A pool tells nobody when memory comes back.
             tokio::time::sleep(Duration::from_millis(2)).await;
         }

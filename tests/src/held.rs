@@ -1,7 +1,8 @@
 //! What a process holds of the system: the measure of leaks.
 
-use crate::load::until;
 use std::time::Duration;
+
+use crate::load::until;
 
 /// Counts of one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,18 +69,19 @@ impl Held {
 pub struct Watch(Option<Held>);
 
 impl Watch {
-    /// The first time notes what is held at rest, `after` so many faults. From then on fails if it does not come back to
-    /// that.
+    /// The first time notes what is held at rest, `after` so many faults. From then on fails if it
+    /// does not come back to that.
     pub async fn check(&mut self, process: &str, after: usize) -> Held {
         let read = || async { Held::by(process) };
         let now = match self.0 {
             Some(measure) => {
-                let what = format!("process {process} holds more than {measure:?} after {after} faults");
+                let what =
+                    format!("process {process} holds more than {measure:?} after {after} faults");
                 until(&what, read, |now| now.within(measure)).await
             }
             None => {
-                // That of a moment could be too much, for good, or too little: the library looks at the devices once a
-                // second.
+                // That of a moment could be too much, for good, or too little: the library looks at
+                // the devices once a second.
                 let mut steady = Held::by(process);
                 for _ in 0..40 {
                     tokio::time::sleep(Duration::from_millis(30)).await;

@@ -4,7 +4,8 @@
 //! stock server ([`Fabric::Stock`]) before it says anything about tonic-rdma.
 //!
 //! - [`fabric`]: the fabrics a case can run over, and which of them this process runs
-//! - [`harness`]: a server and its clients over one fabric, with the same text for stock and tonic-rdma
+//! - [`harness`]: a server and its clients over one fabric, with the same text for stock and
+//!   tonic-rdma
 //! - [`channel`]: one type for the channels of every fabric
 //! - [`codec`]: the codec of the stubs at either end
 //! - [`remote`]: a server in a process of its own
@@ -16,7 +17,8 @@
 //! - [`cases`]: the cases, one module per idea
 //! - [`load`]: calls of every kind at once, checked and counted, for tests of faults
 //! - [`offer`]: tickets for peers that a test makes up itself
-//! - [`held`], [`process`], [`server`]: what a process holds, processes of a test's own program, and one that serves
+//! - [`held`], [`process`], [`server`]: what a process holds, processes of a test's own program,
+//!   and one that serves
 //! - [`runner`]: runs the cases as tests, with a limit on how long one may hang
 //!
 //! [`Fabric::Stock`]: fabric::Fabric::Stock

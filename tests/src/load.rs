@@ -1,25 +1,22 @@
 //! Load on a channel: calls of every kind whose data is checked, and how each of them ended.
 
-use crate::{
-    channel::AnyChannel,
-    harness::{Client, client_of},
-    script::{echo, echo_all, payload, receive_all, send_many, steps, summary},
-};
-use rand::{Rng, SeedableRng, rngs::SmallRng};
-use std::{
-    collections::BTreeMap,
-    fmt::{self, Debug},
-    future::Future,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::collections::BTreeMap;
+use std::fmt::{self, Debug};
+use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
 use tokio::task::JoinSet;
 use tokio_stream::{StreamExt as _, iter, once};
 use tonic::{Code, Status};
 use tonic_rdma::{Channel, Path};
+
+use crate::channel::AnyChannel;
+use crate::harness::{Client, client_of};
+use crate::script::{echo, echo_all, payload, receive_all, send_many, steps, summary};
 
 /// No wait takes this long when all is well.
 pub const LIMIT: Duration = Duration::from_secs(60);
@@ -100,12 +97,14 @@ pub struct Load {
 }
 
 impl Load {
-    /// Begins. Calls may end well, or with the status of a lost connection; all else fails the test.
+    /// Begins. Calls may end well, or with the status of a lost connection; all else fails the
+    /// test.
     pub fn start(channel: &Channel, seed: u64, tally: &Tally) -> Self {
         Self::of_callers(channel, seed, tally, None)
     }
 
-    /// Likewise, but one call in eight is dropped by its caller, within 10 ms. It counts as `given up` if it had not ended.
+    /// Likewise, but one call in eight is dropped by its caller, within 10 ms. It counts as
+    /// `given up` if it had not ended.
     pub fn start_fickle(channel: &Channel, seed: u64, tally: &Tally) -> Self {
         Self::of_callers(channel, seed, tally, Some(Duration::from_millis(10)))
     }
@@ -120,7 +119,8 @@ impl Load {
             workers.spawn(async move {
                 while on.load(Ordering::Relaxed) {
                     let patience = patience.filter(|_| rng.random_ratio(1, 8));
-                    let patience = patience.map(|longest| rng.random_range(Duration::ZERO..longest));
+                    let patience =
+                        patience.map(|longest| rng.random_range(Duration::ZERO..longest));
                     let call = bounded("a call", one_call(&mut client, &mut rng));
                     let end = match patience {
                         Some(patience) => tokio::time::timeout(patience, call).await,
@@ -161,7 +161,8 @@ impl Load {
     }
 }
 
-/// One call of any kind, with messages of 64 bytes to 1 MiB. Wrong data, and an end that only looks good, panic.
+/// One call of any kind, with messages of 64 bytes to 1 MiB. Wrong data, and an end that only looks
+/// good, panic.
 ///
 /// # Errors
 /// The call's.
@@ -177,7 +178,8 @@ pub async fn one_call(client: &mut Client, rng: &mut SmallRng) -> Result<(), Sta
             client.unary(request).await?.into_inner().expect(seed, size);
         }
         3 => {
-            let mut replies = client.download(steps("", [send_many(seed, size, 3)])).await?.into_inner();
+            let mut replies =
+                client.download(steps("", [send_many(seed, size, 3)])).await?.into_inner();
             for seed in seed..seed + 3 {
                 replies.message().await?.expect(missing).expect(seed, size);
             }
@@ -201,7 +203,8 @@ pub async fn one_call(client: &mut Client, rng: &mut SmallRng) -> Result<(), Sta
     Ok(())
 }
 
-/// Fails unless it is UNAVAILABLE, or one of the other words that hyper has for a TCP connection that broke.
+/// Fails unless it is UNAVAILABLE, or one of the other words that hyper has for a TCP connection
+/// that broke.
 pub fn check_lost(status: &Status) {
     let by_hyper = || {
         let text = format!("{status:?}");
@@ -227,7 +230,9 @@ pub async fn takes(channel: &Channel, path: Path) {
             channel.path_changed().await;
         }
     };
-    tokio::time::timeout(LIMIT, there).await.unwrap_or_else(|_| panic!("not on {path}: {}", last.path()));
+    tokio::time::timeout(LIMIT, there)
+        .await
+        .unwrap_or_else(|_| panic!("not on {path}: {}", last.path()));
 }
 
 /// Waits for a call that went well. Whether that was while the fast path was away.

@@ -1,6 +1,8 @@
 //! A ticket for a peer that a test makes up itself.
 
-use std::{future::ready, io, net::SocketAddr};
+use std::future::ready;
+use std::io;
+use std::net::SocketAddr;
 
 use http::Uri;
 use hyper_util::rt::TokioIo;
@@ -8,9 +10,9 @@ use tokio::net::TcpStream;
 use tonic::transport::Endpoint;
 use tower::service_fn;
 
-use crate::bootstrap::{
-    Grant, OfferRequest, TcpAddress, bootstrap_client::BootstrapClient, offer_response::Outcome,
-};
+use crate::bootstrap::bootstrap_client::BootstrapClient;
+use crate::bootstrap::offer_response::Outcome;
+use crate::bootstrap::{Grant, OfferRequest, TcpAddress};
 
 /// What `server` offers on `fabric` ("shm", "verbs"), with a ticket.
 ///
@@ -25,9 +27,14 @@ pub async fn granted(server: SocketAddr, fabric: &str) -> Grant {
     let once = || io::Error::other("it connects once");
     let connector = service_fn(move |_: Uri| ready(tcp.take().ok_or_else(once)));
     let endpoint = Endpoint::from_shared(format!("http://{server}")).unwrap();
-    let mut client = BootstrapClient::new(endpoint.connect_with_connector(connector).await.unwrap());
-    let request =
-        OfferRequest { version_min: 1, version_max: 1, fabrics: vec![fabric.into()], client: Some(own) };
+    let mut client =
+        BootstrapClient::new(endpoint.connect_with_connector(connector).await.unwrap());
+    let request = OfferRequest {
+        version_min: 1,
+        version_max: 1,
+        fabrics: vec![fabric.into()],
+        client: Some(own),
+    };
     let response = client.offer(request).await.unwrap().into_inner();
     let Some(Outcome::Grant(grant)) = response.outcome else { panic!("{response:?}") };
     grant

@@ -1,12 +1,12 @@
 //! Which path each call took, recorded by a layer of every server.
 
-use crate::probe::Teller;
-use std::{
-    sync::{Arc, Mutex, OnceLock},
-    task::{Context, Poll},
-};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::task::{Context, Poll};
+
 use tonic_rdma::{Path, RdmaConnectInfo};
 use tower::{Layer, Service};
+
+use crate::probe::Teller;
 
 /// A call as the server saw it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,9 +5,11 @@
 //! chunks) see the same bytes. Filling and checking are block copies and compares, so that a
 //! debug build checks 64 MiB in milliseconds.
 
-use bytes::{Bytes, BytesMut};
-use rand::{RngCore, SeedableRng, rngs::SmallRng};
 use std::sync::OnceLock;
+
+use bytes::{Bytes, BytesMut};
+use rand::rngs::SmallRng;
+use rand::{RngCore, SeedableRng};
 
 const PERIOD: usize = 65_521;
 

@@ -1,12 +1,12 @@
 //! Events and gates by which a test and its handlers meet, without sleeps.
 
-use crate::remote::Remote;
-use std::{
-    collections::HashMap,
-    fmt,
-    sync::{Arc, Mutex, OnceLock},
-};
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock};
+
 use tokio::sync::{Notify, Semaphore};
+
+use crate::remote::Remote;
 
 /// Counts named events and holds named gates. Clones share both.
 #[derive(Clone, Debug, Default)]

@@ -1,22 +1,19 @@
-//! Processes of a test's own program: it is started again, and an environment variable says what to be.
+//! Processes of a test's own program: it is started again, and an environment variable says what to
+//! be.
 
-use crate::{
-    codec::{self, Which},
-    held::Held,
-    load::bounded,
-};
-use std::{
-    ffi::OsStr,
-    io::{BufRead as _, BufReader as StdReader},
-    process::Stdio,
-    sync::{Arc, Mutex},
-};
-use tokio::{
-    io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines},
-    process::{Child, ChildStdin, ChildStdout, Command},
-    runtime::Runtime,
-};
+use std::ffi::OsStr;
+use std::io::{BufRead as _, BufReader as StdReader};
+use std::process::Stdio;
+use std::sync::{Arc, Mutex};
+
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::runtime::Runtime;
 use tonic_rdma::Context;
+
+use crate::codec::{self, Which};
+use crate::held::Held;
+use crate::load::bounded;
 
 /// Names the role, and what it needs to know, in words.
 const ROLE: &str = "TONIC_RDMA_TEST_ROLE";
@@ -70,8 +67,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts it, through a command that executes another one (`prlimit --memlock=65536`), or through none. Its standard
-    /// error is repeated on this process', and kept.
+    /// Starts it, through a command that executes another one (`prlimit --memlock=65536`), or
+    /// through none. Its standard error is repeated on this process', and kept.
     pub fn start(through: &str, role: &str) -> Self {
         let program = std::env::current_exe().unwrap();
         let mut words = through.split_whitespace().map(OsStr::new).chain([program.as_os_str()]);
@@ -87,7 +84,8 @@ impl Process {
         let (stdin, stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
         let stderr = child.stderr.take().unwrap().into_owned_fd().unwrap();
         let said = Arc::new(Mutex::new(String::new()));
-        let (heard, name) = (Arc::clone(&said), role.split(' ').next().unwrap_or_default().to_owned());
+        let (heard, name) =
+            (Arc::clone(&said), role.split(' ').next().unwrap_or_default().to_owned());
         std::thread::spawn(move || {
             for line in StdReader::new(std::fs::File::from(stderr)).lines().map_while(Result::ok) {
                 eprintln!("{name}: {line}");

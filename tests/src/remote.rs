@@ -17,28 +17,23 @@
 //!
 //! The child ends with its stdin.
 
-use crate::{
-    codec,
-    fabric::Fabric,
-    harness::{Bed, Server},
-    paths::{PathLog, Seen},
-    probe::Probe,
-};
-use std::{
-    collections::HashMap,
-    io::{self, BufRead as _, BufReader, Write as _},
-    net::SocketAddr,
-    process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio},
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
-        mpsc as std_mpsc,
-    },
-    thread,
-    time::Duration,
-};
+use std::collections::HashMap;
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::net::SocketAddr;
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, mpsc as std_mpsc};
+use std::thread;
+use std::time::Duration;
+
 use tokio::sync::{mpsc, watch};
 use tonic_rdma::{Copied, Path};
+
+use crate::codec;
+use crate::fabric::Fabric;
+use crate::harness::{Bed, Server};
+use crate::paths::{PathLog, Seen};
+use crate::probe::Probe;
 
 /// Names the fabric to a child.
 const VARIABLE: &str = "TONIC_RDMA_TEST_SERVE";
@@ -75,8 +70,10 @@ impl Remote {
             .spawn()
             .unwrap();
         let (stdin, stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        let heard =
-            Arc::new(Heard { asked: Mutex::new(Some(HashMap::new())), ended: watch::Sender::new(None) });
+        let heard = Arc::new(Heard {
+            asked: Mutex::new(Some(HashMap::new())),
+            ended: watch::Sender::new(None),
+        });
         let remote = Remote(Arc::new(Inner {
             child: Mutex::new(child),
             stdin: Mutex::new(stdin),
@@ -107,7 +104,8 @@ impl Remote {
         self.say("stop");
     }
 
-    /// Ends the server at once, as the drop of one in this process does. The process stays, to tell of its pools.
+    /// Ends the server at once, as the drop of one in this process does. The process stays, to tell
+    /// of its pools.
     pub(crate) fn abort(&self) {
         self.say("abort");
     }
@@ -127,7 +125,8 @@ impl Remote {
         let _ = child.wait();
     }
 
-    /// The answer to a question; `None` when the process has ended, and everything it said before is known.
+    /// The answer to a question; `None` when the process has ended, and everything it said before
+    /// is known.
     fn ask(&self, question: &str) -> Option<String> {
         let (sender, answer) = std_mpsc::channel();
         let n = {
@@ -153,9 +152,11 @@ impl Remote {
         self.ask("sync");
     }
 
-    /// What the server has copied of the calls over its fast path, of all reasons, of short messages, and by a plain codec.
+    /// What the server has copied of the calls over its fast path, of all reasons, of short
+    /// messages, and by a plain codec.
     pub(crate) fn copied(&self) -> Copied {
-        let answer = self.ask("copied").unwrap_or_else(|| unreachable!("the server's process has ended"));
+        let answer =
+            self.ask("copied").unwrap_or_else(|| unreachable!("the server's process has ended"));
         let mut figures = answer.split(' ').map(|figure| figure.parse().unwrap());
         let mut next = || figures.next().unwrap();
         let mut copied = Copied::default();
@@ -168,7 +169,8 @@ impl Remote {
         copied
     }
 
-    /// Fails unless every byte of the pools over there has come back. Call it when clients are gone.
+    /// Fails unless every byte of the pools over there has come back. Call it when clients are
+    /// gone.
     pub(crate) fn pools_are_whole(&self) {
         if self.0.killed.load(Ordering::Relaxed) {
             return;
@@ -254,7 +256,8 @@ pub fn serve_if_asked() -> Result<Option<ExitCode>, String> {
         return Ok(None);
     };
     let name = name.to_string_lossy();
-    let fabric = Fabric::from_name(&name).ok_or_else(|| format!("{VARIABLE}={name}: no such fabric"))?;
+    let fabric =
+        Fabric::from_name(&name).ok_or_else(|| format!("{VARIABLE}={name}: no such fabric"))?;
     let (_, codec) = fabric.codecs();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -317,8 +320,9 @@ fn obey(bed: &Bed, orders: &mpsc::UnboundedSender<Order>) {
                 match question {
                     "pools" => drop(orders.send(Order::Pools(n.to_owned()))),
                     "copied" => {
-                        let Copied { eager, staging, joined, pressure, plain_codec, learning, .. } =
-                            bed.server_copied();
+                        let Copied {
+                            eager, staging, joined, pressure, plain_codec, learning, ..
+                        } = bed.server_copied();
                         tell(&format!(
                             "answer {n} {eager} {staging} {joined} {pressure} {plain_codec} {learning}"
                         ));

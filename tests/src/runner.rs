@@ -1,22 +1,20 @@
 //! Runs the cases as tests, with a limit on how long one may hang.
 
-use crate::{
-    cases::{self, Case},
-    codec,
-    fabric::Fabric,
-    harness::Bed,
-};
-use libtest_mimic::{Failed, Trial};
-use std::{
-    any::Any,
-    sync::{Arc, PoisonError, RwLock, mpsc},
-    thread,
-    time::Duration,
-};
+use std::any::Any;
+use std::sync::{Arc, PoisonError, RwLock, mpsc};
+use std::thread;
+use std::time::Duration;
 
-/// After this many seconds a case counts as hung, unless `TONIC_RDMA_TEST_HANG` says otherwise. Cases
-/// take milliseconds to a few seconds; the guest and a busy machine are slow, and only a case that
-/// would never end may meet this.
+use libtest_mimic::{Failed, Trial};
+
+use crate::cases::{self, Case};
+use crate::codec;
+use crate::fabric::Fabric;
+use crate::harness::Bed;
+
+/// After this many seconds a case counts as hung, unless `TONIC_RDMA_TEST_HANG` says otherwise.
+/// Cases take milliseconds to a few seconds; the guest and a busy machine are slow, and only a case
+/// that would never end may meet this.
 const HANG: u64 = 120;
 
 fn hang_limit() -> Result<Duration, String> {
@@ -39,15 +37,17 @@ pub fn trials() -> Result<Vec<Trial>, String> {
     for fabric in Fabric::chosen()? {
         for case in cases::all() {
             if case.only.is_none_or(|only| only.contains(&fabric)) {
-                trials.push(Trial::test(format!("{fabric}::{}", case.name), move || run(case, fabric, hang)));
+                trials.push(Trial::test(format!("{fabric}::{}", case.name), move || {
+                    run(case, fabric, hang)
+                }));
             }
         }
     }
     Ok(trials)
 }
 
-/// Over verbs all cases share the pool of the process. One that says what is copied has it for itself: others may hold so
-/// much that messages have to be.
+/// Over verbs all cases share the pool of the process. One that says what is copied has it for
+/// itself: others may hold so much that messages have to be.
 static POOL: RwLock<()> = RwLock::new(());
 
 fn run(case: Case, fabric: Fabric, hang: Duration) -> Result<(), Failed> {

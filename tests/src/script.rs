@@ -1,10 +1,10 @@
 //! Builders for the scripts that tell the handler what to do.
 
-use crate::{
-    pattern,
-    pb::{Entry, Failure, Message, Script, Send, Step, step::Step as Kind},
-};
 use tonic::Code;
+
+use crate::pattern;
+use crate::pb::step::Step as Kind;
+use crate::pb::{Entry, Failure, Message, Script, Send, Step};
 
 fn step(kind: Kind) -> Step {
     Step { step: Some(kind) }
@@ -64,7 +64,12 @@ pub fn fail(code: Code, message: impl Into<String>) -> Step {
 }
 
 /// End with a status that has details and metadata.
-pub fn fail_with(code: Code, message: impl Into<String>, details: &[u8], metadata: &[(&str, &[u8])]) -> Step {
+pub fn fail_with(
+    code: Code,
+    message: impl Into<String>,
+    details: &[u8],
+    metadata: &[(&str, &[u8])],
+) -> Step {
     step(Kind::Fail(Failure {
         code: code as i32,
         message: message.into(),
@@ -90,7 +95,10 @@ pub fn drop_inbound() -> Step {
 
 /// Metadata entries.
 pub fn entries(pairs: &[(&str, &[u8])]) -> Vec<Entry> {
-    pairs.iter().map(|(key, value)| Entry { key: (*key).to_owned(), value: value.to_vec().into() }).collect()
+    pairs
+        .iter()
+        .map(|(key, value)| Entry { key: (*key).to_owned(), value: value.to_vec().into() })
+        .collect()
 }
 
 /// A message that carries `size` bytes of the pattern of `seed`, and no script.

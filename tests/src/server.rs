@@ -1,18 +1,18 @@
-//! A server of the scripted service that has a process of its own, to be killed, stopped and measured.
+//! A server of the scripted service that has a process of its own, to be killed, stopped and
+//! measured.
 
-use crate::{
-    load::until,
-    probe::Probe,
-    process::{Process, in_use},
-    service::Scripted,
-};
-use rand::{Rng, rngs::SmallRng};
-use std::{
-    net::{IpAddr, SocketAddr, TcpListener},
-    time::Duration,
-};
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::time::Duration;
+
+use rand::Rng;
+use rand::rngs::SmallRng;
 use tokio::io::{AsyncBufReadExt as _, BufReader, stdin};
 use tonic_rdma::{Context, Endpoint, FabricKind};
+
+use crate::load::until;
+use crate::probe::Probe;
+use crate::process::{Process, in_use};
+use crate::service::Scripted;
 
 /// The fabric and the devices that a device's name stands for: `shm` is none.
 pub fn fabric_of(device: &str) -> (FabricKind, Context) {
@@ -45,8 +45,8 @@ pub fn fixed_port(ip: IpAddr, rng: &mut SmallRng) -> u16 {
     panic!("no free port below {lowest}")
 }
 
-/// What the server's process does: serves, and answers `pools` with the bytes that are in use, and `heap` with those that
-/// `heap` says. One that is `alone` has nobody who asks.
+/// What the server's process does: serves, and answers `pools` with the bytes that are in use, and
+/// `heap` with those that `heap` says. One that is `alone` has nobody who asks.
 #[allow(clippy::panic)]
 pub async fn serve(at: SocketAddr, device: &str, alone: bool, heap: fn() -> usize) {
     let (fabric, context) = fabric_of(device);
@@ -69,7 +69,8 @@ pub async fn serve(at: SocketAddr, device: &str, alone: bool, heap: fn() -> usiz
     }
 }
 
-/// Its process, through a command that executes another one, or through none: see [`Process::start`]. It serves.
+/// Its process, through a command that executes another one, or through none: see
+/// [`Process::start`]. It serves.
 pub async fn start(through: &str, codec: &str, at: SocketAddr, device: &str) -> Process {
     let mut server = Process::start(through, &format!("server {codec} {at} {device}"));
     assert_eq!(server.line().await, "ready");

@@ -1,21 +1,20 @@
 //! The scripted service: every handler does what the request's script says.
 
-use crate::{
-    pattern,
-    pb::{
-        Entry, Failure, Message, Script, Step,
-        conformance_server::{Conformance, ConformanceServer},
-        step::Step as Kind,
-    },
-    probe::{Guard, Probe},
-};
+use std::future::pending;
+use std::pin::Pin;
+
 use prost::Message as _;
-use std::{future::pending, pin::Pin};
 use tokio_stream::{Stream, StreamExt, once};
-use tonic::{
-    Code, Request, Response, Status,
-    metadata::{AsciiMetadataKey, BinaryMetadataKey, BinaryMetadataValue, KeyAndValueRef, MetadataMap},
+use tonic::metadata::{
+    AsciiMetadataKey, BinaryMetadataKey, BinaryMetadataValue, KeyAndValueRef, MetadataMap,
 };
+use tonic::{Code, Request, Response, Status};
+
+use crate::pattern;
+use crate::pb::conformance_server::{Conformance, ConformanceServer};
+use crate::pb::step::Step as Kind;
+use crate::pb::{Entry, Failure, Message, Script, Step};
+use crate::probe::{Guard, Probe};
 
 type Messages = Pin<Box<dyn Stream<Item = Result<Message, Status>> + Send>>;
 
@@ -118,7 +117,8 @@ struct Begun {
 }
 
 fn decode_script(value: &BinaryMetadataValue) -> Result<Script, Status> {
-    let bytes = value.to_bytes().map_err(|e| Status::invalid_argument(format!("{SCRIPT_KEY}: {e}")))?;
+    let bytes =
+        value.to_bytes().map_err(|e| Status::invalid_argument(format!("{SCRIPT_KEY}: {e}")))?;
     Script::decode(bytes).map_err(|e| Status::invalid_argument(format!("{SCRIPT_KEY}: {e}")))
 }
 
@@ -268,7 +268,11 @@ impl Play {
                 }
             }
             Kind::Summary(_) => {
-                return Ok(Out::One(Message { count: self.count, total: self.total, ..Message::default() }));
+                return Ok(Out::One(Message {
+                    count: self.count,
+                    total: self.total,
+                    ..Message::default()
+                }));
             }
             Kind::Gate(name) => self.probe.pass(&name).await,
             Kind::Report(event) => self.probe.report(event),
@@ -314,7 +318,12 @@ fn ended_early() -> Status {
 fn status(failure: Failure) -> Status {
     let mut metadata = MetadataMap::new();
     append(&mut metadata, &failure.metadata);
-    Status::with_details_and_metadata(Code::from(failure.code), failure.message, failure.details, metadata)
+    Status::with_details_and_metadata(
+        Code::from(failure.code),
+        failure.message,
+        failure.details,
+        metadata,
+    )
 }
 
 #[tonic::async_trait]
@@ -326,7 +335,10 @@ impl Conformance for Scripted {
         self.single(request.map(|m| Box::pin(once(Ok(m))) as Messages)).await
     }
 
-    async fn upload(&self, request: Request<tonic::Streaming<Message>>) -> Result<Response<Message>, Status> {
+    async fn upload(
+        &self,
+        request: Request<tonic::Streaming<Message>>,
+    ) -> Result<Response<Message>, Status> {
         self.single(request.map(|s| Box::pin(s) as Messages)).await
     }
 
@@ -334,7 +346,10 @@ impl Conformance for Scripted {
         self.streaming(request.map(|m| Box::pin(once(Ok(m))) as Messages)).await
     }
 
-    async fn chat(&self, request: Request<tonic::Streaming<Message>>) -> Result<Response<Messages>, Status> {
+    async fn chat(
+        &self,
+        request: Request<tonic::Streaming<Message>>,
+    ) -> Result<Response<Messages>, Status> {
         self.streaming(request.map(|s| Box::pin(s) as Messages)).await
     }
 }

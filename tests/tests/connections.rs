@@ -1,41 +1,39 @@
-//! What a process holds after 1,000 connections is what it held after 10: descriptors, mappings, threads, pinned memory, bytes
-//! of the pools and of the heap. Half of the connections are closed, one in two of those with a call in flight, and half are
-//! cut off under load by SIGKILL of the other process, which is this program again. Over shared memory; in the guest over
-//! its device, where `CONNECTIONS` says how many.
+//! What a process holds after 1,000 connections is what it held after 10: descriptors, mappings,
+//! threads, pinned memory, bytes of the pools and of the heap. Half of the connections are closed,
+//! one in two of those with a call in flight, and half are cut off under load by SIGKILL of the
+//! other process, which is this program again. Over shared memory; in the guest over its device,
+//! where `CONNECTIONS` says how many.
 
 // A failed unwrap is a failed test.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::process::ExitCode;
+use std::time::Duration;
+
 use libtest_mimic::Trial;
 use peak_alloc::PeakAlloc;
-use rand::{Rng, SeedableRng, rngs::SmallRng};
-use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr},
-    process::ExitCode,
-    time::Duration,
-};
-use tokio::{
-    io::{AsyncBufReadExt as _, BufReader, stdin},
-    task::JoinSet,
-};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use tokio::io::{AsyncBufReadExt as _, BufReader, stdin};
+use tokio::task::JoinSet;
 use tonic_rdma::{Channel, Context, FabricKind, Path};
-use tonic_rdma_tests::{
-    channel::AnyChannel,
-    codec::Which,
-    fabric::bind_ip,
-    harness::{Client, client_of},
-    held::{Held, Watch},
-    load::{bounded, check_lost, one_call, takes, until},
-    process::{Process, codec_name, codec_of, in_use, role, runtime},
-    server::{self, endpoint, fabric_of, fixed_port},
-};
+use tonic_rdma_tests::channel::AnyChannel;
+use tonic_rdma_tests::codec::Which;
+use tonic_rdma_tests::fabric::bind_ip;
+use tonic_rdma_tests::harness::{Client, client_of};
+use tonic_rdma_tests::held::{Held, Watch};
+use tonic_rdma_tests::load::{bounded, check_lost, one_call, takes, until};
+use tonic_rdma_tests::process::{Process, codec_name, codec_of, in_use, role, runtime};
+use tonic_rdma_tests::server::{self, endpoint, fabric_of, fixed_port};
 
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
 
 /// Connections that one process has at a time. The first so many are the measure.
 const AT_ONCE: usize = 10;
-/// Bytes by which the heap may differ between two looks, whatever went before: a queue that has grown, a table's spare room.
+/// Bytes by which the heap may differ between two looks, whatever went before: a queue that has
+/// grown, a table's spare room.
 const HEAP_SLACK: usize = 64 << 10;
 
 fn heap() -> usize {
@@ -180,7 +178,9 @@ impl Record {
         let held = self.watch.check(process, connections).await;
         let heap = match self.heap {
             None => *self.heap.insert(settled(&heap).await),
-            Some(before) => until("bytes of the heap", || heap(), |now| *now <= before + HEAP_SLACK).await,
+            Some(before) => {
+                until("bytes of the heap", || heap(), |now| *now <= before + HEAP_SLACK).await
+            }
         };
         eprintln!("process {process} after {connections} connections: heap {heap}");
         (held, heap)
@@ -188,8 +188,14 @@ impl Record {
 
     fn tell(&self, whose: &str, place: &Place, connections: usize, (held, heap): (Held, usize)) {
         let (first, heap_then) = (self.watch.first().unwrap(), self.heap.unwrap());
-        println!("{whose}, {}: after {AT_ONCE} connections {first:?}, heap {heap_then}", place.device);
-        println!("{whose}, {}: after {connections} connections {held:?}, heap {heap}", place.device);
+        println!(
+            "{whose}, {}: after {AT_ONCE} connections {first:?}, heap {heap_then}",
+            place.device
+        );
+        println!(
+            "{whose}, {}: after {connections} connections {held:?}, heap {heap}",
+            place.device
+        );
     }
 }
 

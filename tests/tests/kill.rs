@@ -1,31 +1,28 @@
-//! SIGKILL under load, over shared memory: a server a hundred times, then a hundred clients of another. The survivor goes
-//! on, and nothing of the dead stays with it. The processes are this program again. `TONIC_RDMA_TEST_SEED` repeats the
-//! draws of a run; moments still depend on the machine.
+//! SIGKILL under load, over shared memory: a server a hundred times, then a hundred clients of
+//! another. The survivor goes on, and nothing of the dead stays with it. The processes are this
+//! program again. `TONIC_RDMA_TEST_SEED` repeats the draws of a run; moments still depend on the
+//! machine.
 
 // A failed unwrap is a failed test.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::process::ExitCode;
+use std::time::Duration;
+
 use libtest_mimic::Trial;
-use rand::{Rng, SeedableRng, rngs::SmallRng};
-use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr},
-    process::ExitCode,
-    time::Duration,
-};
-use tokio::{
-    io::{AsyncBufReadExt as _, BufReader, stdin},
-    task::JoinSet,
-};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use tokio::io::{AsyncBufReadExt as _, BufReader, stdin};
+use tokio::task::JoinSet;
 use tonic_rdma::{Context, Endpoint, FabricKind, Path};
-use tonic_rdma_tests::{
-    channel::AnyChannel,
-    codec::Which,
-    harness::client_of,
-    held::{Held, Watch},
-    load::{Load, Tally, WORKERS, bounded, goes_on, one_call, takes, until},
-    process::{Process, codec_name, codec_of, in_use, role, runtime},
-    server,
-};
+use tonic_rdma_tests::channel::AnyChannel;
+use tonic_rdma_tests::codec::Which;
+use tonic_rdma_tests::harness::client_of;
+use tonic_rdma_tests::held::{Held, Watch};
+use tonic_rdma_tests::load::{Load, Tally, WORKERS, bounded, goes_on, one_call, takes, until};
+use tonic_rdma_tests::process::{Process, codec_name, codec_of, in_use, role, runtime};
+use tonic_rdma_tests::server;
 
 const KILLS: usize = 100;
 /// What comes after so many kills is the measure.
@@ -40,7 +37,9 @@ fn main() -> ExitCode {
             ["server", _, at, device] => {
                 runtime.block_on(server::serve(at.parse().unwrap(), device, false, || 0))
             }
-            ["client", _, port, seed] => runtime.block_on(load(port.parse().unwrap(), seed.parse().unwrap())),
+            ["client", _, port, seed] => {
+                runtime.block_on(load(port.parse().unwrap(), seed.parse().unwrap()))
+            }
             _ => panic!("no role: {role:?}"),
         }
         runtime.shutdown_background();
@@ -105,8 +104,8 @@ async fn killed_servers(seed: u64) {
     let (tally, mut watch) = (Tally::default(), Watch::default());
     let (mut fast, mut tcp, mut answered, mut returns) = (0, 0, 0, 0);
     let mut server = start(port, 0).await;
-    // One channel lives through all of it. With each loss it waits longer before it tries for the fast path again, so
-    // others take turns: each sees its path go twice at least, once it was up.
+    // One channel lives through all of it. With each loss it waits longer before it tries for the
+    // fast path again, so others take turns: each sees its path go twice at least, once it was up.
     let veteran = endpoint(port, &context).connect().await.unwrap();
     let mut beside = Load::start(&veteran, seed, &tally);
     let mut turn = None;
@@ -122,7 +121,8 @@ async fn killed_servers(seed: u64) {
             // Mostly over TCP, or while the path is set up.
             Some((_, _, losses)) if *losses == 1 => {}
             Some((channel, ..)) => {
-                answered += usize::from(bounded("a call over TCP", goes_on(channel, &mut rng)).await);
+                answered +=
+                    usize::from(bounded("a call over TCP", goes_on(channel, &mut rng)).await);
                 takes(channel, Path::Shm).await;
                 returns += 1;
             }
@@ -132,7 +132,9 @@ async fn killed_servers(seed: u64) {
         if let Some((.., losses)) = &mut turn {
             *losses += 1;
         }
-        if let Some((channel, load, _)) = turn.take_if(|(.., losses)| *losses == 3 || is_checkpoint(kill)) {
+        if let Some((channel, load, _)) =
+            turn.take_if(|(.., losses)| *losses == 3 || is_checkpoint(kill))
+        {
             load.stop().await;
             fast += channel.stats().calls_fast;
             tcp += channel.stats().calls_tcp;
@@ -182,7 +184,8 @@ async fn killed_clients(seed: u64) {
                 "",
                 &format!("client {} {port} {}", codec_name(kills + n), rng.random::<u64>()),
             );
-            let (early, pause) = (rng.random_ratio(1, 4), Duration::from_micros(rng.random_range(0..60_000)));
+            let (early, pause) =
+                (rng.random_ratio(1, 4), Duration::from_micros(rng.random_range(0..60_000)));
             doomed.spawn(async move {
                 if !early {
                     assert_eq!(client.line().await, "up");
@@ -204,6 +207,8 @@ async fn killed_clients(seed: u64) {
             watch.check(&process, kills).await;
         }
     }
-    eprintln!("clients: {KILLS} kills, {under_way} with calls over shm under way, healthy: {tally:?}");
+    eprintln!(
+        "clients: {KILLS} kills, {under_way} with calls over shm under way, healthy: {tally:?}"
+    );
     assert!(tally.of("OK") > 0 && tally.failed() == 0, "calls of the healthy client: {tally:?}");
 }

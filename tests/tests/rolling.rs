@@ -1,25 +1,25 @@
-//! A server is replaced under load, again and again, by one that takes over its listening socket: no call is lost, over any
-//! path, and channels return to their fast path.
+//! A server is replaced under load, again and again, by one that takes over its listening socket:
+//! no call is lost, over any path, and channels return to their fast path.
 
 // A failed unwrap is a failed test.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use std::net::TcpListener;
+use std::process::ExitCode;
+use std::time::Duration;
+
 use libtest_mimic::{Arguments, Trial};
-use std::{net::TcpListener, process::ExitCode, time::Duration};
-use tokio::{sync::oneshot, task::JoinHandle};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 use tonic::transport::server::TcpIncoming;
-use tonic_rdma::{
-    Channel, Context, Endpoint, FabricKind, Path, Policy, ReasonCode, Server,
-    sim::{SimConfig, SimNet},
-};
-use tonic_rdma_tests::{
-    codec::Which,
-    fabric::bind_ip,
-    load::{Load, Tally, bounded, takes, until},
-    probe::Probe,
-    process::{in_use, runtime},
-    service::Scripted,
-};
+use tonic_rdma::sim::{SimConfig, SimNet};
+use tonic_rdma::{Channel, Context, Endpoint, FabricKind, Path, Policy, ReasonCode, Server};
+use tonic_rdma_tests::codec::Which;
+use tonic_rdma_tests::fabric::bind_ip;
+use tonic_rdma_tests::load::{Load, Tally, bounded, takes, until};
+use tonic_rdma_tests::probe::Probe;
+use tonic_rdma_tests::process::{in_use, runtime};
+use tonic_rdma_tests::service::Scripted;
 
 const REPLACEMENTS: u64 = 6;
 const CHANNELS: u64 = 3;
@@ -77,7 +77,9 @@ impl Serving {
 fn contexts(path: Path) -> [Context; 2] {
     let net = SimNet::new(SimConfig::default());
     [1, 2].map(|n| match path {
-        Path::Sim => Context::builder().sim(net.device(format!("sim{n}"), [10, 0, 0, n].into())).build(),
+        Path::Sim => {
+            Context::builder().sim(net.device(format!("sim{n}"), [10, 0, 0, n].into())).build()
+        }
         _ => Context::builder().build(),
     })
 }
@@ -96,7 +98,8 @@ async fn replaced(path: Path, policy: Policy) {
     let mut serving = Serving::start(&socket, &builder);
     let (tally, mut channels, mut loads) = (Tally::default(), Vec::<Channel>::new(), Vec::new());
     for n in 0..CHANNELS {
-        let endpoint = Endpoint::from_shared(uri.clone()).unwrap().fabrics([kind]).context(clients.clone());
+        let endpoint =
+            Endpoint::from_shared(uri.clone()).unwrap().fabrics([kind]).context(clients.clone());
         let endpoint = endpoint.policy(policy).fast_path_timeout(Duration::from_secs(30));
         let channel = endpoint.connect().await.unwrap();
         loads.push(Load::start(&channel, n, &tally));
@@ -119,7 +122,8 @@ async fn replaced(path: Path, policy: Policy) {
     let (mut fast, mut tcp, mut moved) = (0, 0, 0);
     for channel in &channels {
         let stats = channel.stats();
-        (fast, tcp, moved) = (fast + stats.calls_fast, tcp + stats.calls_tcp, moved + stats.calls_moved);
+        (fast, tcp, moved) =
+            (fast + stats.calls_fast, tcp + stats.calls_tcp, moved + stats.calls_moved);
         match channel.path().reason.map(|reason| reason.code()) {
             None => assert_ne!(path, Path::Tcp),
             Some(code) => assert_eq!((path, code), (Path::Tcp, ReasonCode::Policy)),

@@ -1,4 +1,5 @@
-//! ruapc: messages as MessagePack, up to 256 KiB by SEND, longer ones by READ. It has unary calls only.
+//! ruapc: messages as MessagePack, up to 256 KiB by SEND, longer ones by READ. It has unary calls
+//! only.
 
 use anyhow::Context as _;
 use benches::{
@@ -50,15 +51,17 @@ impl Bench for Replies {
 /// The most connections that a row has.
 const CONNECTIONS: usize = 64;
 
-/// Its own settings, but for two: the memory that its own benchmark gives it, and so much of that for what is under way that 8
-/// messages of 16 MiB, each of which takes a buffer of 64 MiB, are not refused.
+/// Its own settings, but for two: the memory that its own benchmark gives it, and so much of that
+/// for what is under way that 8 messages of 16 MiB, each of which takes a buffer of 64 MiB, are not
+/// refused.
 fn config() -> SocketPoolConfig {
     let connection = RdmaConnectionTuningConfig { max_inflight_large_bytes: 512 << 20, ..Default::default() };
     let rdma = RdmaSocketPoolConfig { connection, ..Default::default() };
     SocketPoolConfig { buffer_pool_memory: 1 << 30, rdma: Some(rdma), ..Default::default() }
 }
 
-/// Listens on a port for each connection: a client keeps one connection for each address that it is told.
+/// Listens on a port for each connection: a client keeps one connection for each address that it is
+/// told.
 pub(crate) async fn serve(addr: IpAddr) -> anyhow::Result<()> {
     let mut router = Router::default();
     Bench::ruapc_export(Arc::new(Replies(Bytes::from(vec![0x5a; LARGEST]))), &mut router);

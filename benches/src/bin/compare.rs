@@ -1,22 +1,23 @@
-//! Compares transports for tonic in one run: each contender's client and server in processes of their own, all clients on
-//! one processor and all servers on another, the contenders in turns.
+//! Compares transports for tonic in one run: each contender's client and server in processes of
+//! their own, all clients on one processor and all servers on another, the contenders in turns.
 //!
 //! What is printed, plotted and asserted are medians over the rounds.
 
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
 use anyhow::{Context as _, ensure};
-use benches::{
-    allocator::{Allocator, Entrant},
-    contender::Contender,
-    copies::Copies,
-    machine::Machine,
-    pair::{Pair, Setup},
-    plot,
-    report::{self, Bound, Cell, RowResult, Run},
-    role::{Places, Role},
-    work::{self, Row},
-};
+use benches::allocator::{Allocator, Entrant};
+use benches::contender::Contender;
+use benches::copies::Copies;
+use benches::machine::Machine;
+use benches::pair::{Pair, Setup};
+use benches::plot;
+use benches::report::{self, Bound, Cell, RowResult, Run};
+use benches::role::{Places, Role};
+use benches::work::{self, Row};
 use clap::{Parser, ValueEnum};
-use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 #[derive(Parser, Debug)]
 #[command(version, about, long_about = None)]
@@ -83,15 +84,19 @@ enum Rows {
 impl Args {
     /// The program of contenders that are not this project's, if some take part.
     fn neighbours(&self) -> anyhow::Result<Option<PathBuf>> {
-        let Some(contender) = self.contenders.iter().find(|contender| contender.is_neighbour()) else {
+        let Some(contender) = self.contenders.iter().find(|contender| contender.is_neighbour())
+        else {
             return Ok(None);
         };
-        let wanted =
-            "build benches/neighbours as benches/README.md says, and say where it is: --neighbours PROGRAM";
+        let wanted = "build benches/neighbours as benches/README.md says, and say where it is: --neighbours PROGRAM";
         let program = self.neighbours.as_ref();
-        let program =
-            program.with_context(|| format!("{contender} runs in a program of its own: {wanted}"))?;
-        ensure!(program.is_file(), "{contender} runs in {}, which is not there: {wanted}", program.display());
+        let program = program
+            .with_context(|| format!("{contender} runs in a program of its own: {wanted}"))?;
+        ensure!(
+            program.is_file(),
+            "{contender} runs in {}, which is not there: {wanted}",
+            program.display()
+        );
         Ok(Some(program.clone()))
     }
 
@@ -132,7 +137,8 @@ struct Slot {
 }
 
 impl Slot {
-    /// A failed pair is not to be trusted with another row: it ends, and the next row gets a new one.
+    /// A failed pair is not to be trusted with another row: it ends, and the next row gets a new
+    /// one.
     async fn renew(&mut self, setup: &Setup) {
         self.pair = None;
         match Pair::start(self.entrant, setup, &[]).await {
@@ -171,13 +177,17 @@ async fn compare(args: &Args) -> anyhow::Result<()> {
     let limit = Duration::from_secs(args.limit);
     let setup = Setup { addr: args.places.addr, cpus, limit, room, neighbours: args.neighbours()? };
     let entrants = Entrant::all(&args.contenders, &args.allocators);
-    let used =
-        |allocator: &Allocator| entrants.iter().any(|e| e.allocator == *allocator && e.contender.allocates());
+    let used = |allocator: &Allocator| {
+        entrants.iter().any(|e| e.allocator == *allocator && e.contender.allocates())
+    };
     let allocators: Vec<Allocator> = args.allocators.iter().copied().filter(used).collect();
     let machine = Machine::here(&allocators)?;
     let mut notes = vec![
         machine.to_string(),
-        format!("clients on processor {}, servers on {}; {} rounds, medians", cpus.0, cpus.1, args.rounds),
+        format!(
+            "clients on processor {}, servers on {}; {} rounds, medians",
+            cpus.0, cpus.1, args.rounds
+        ),
     ];
     let mut slots = Vec::new();
     for entrant in &entrants {
@@ -186,7 +196,10 @@ async fn compare(args: &Args) -> anyhow::Result<()> {
         match (&mut slot.pair, &slot.failure) {
             (Some(pair), _) => {
                 let (client, server) = pair.processes();
-                eprintln!("{entrant}: client process {client}, server process {server}, {}", pair.path());
+                eprintln!(
+                    "{entrant}: client process {client}, server process {server}, {}",
+                    pair.path()
+                );
                 if let Err(error) = pair.count_instructions()
                     && slots.is_empty()
                 {
@@ -205,7 +218,8 @@ async fn compare(args: &Args) -> anyhow::Result<()> {
     for round in 0..=args.rounds as usize {
         eprintln!("round {round} of {}", args.rounds);
         for result in &mut results {
-            // In another order each round: who comes first finds the machine in another state than the rest.
+            // In another order each round: who comes first finds the machine in another state than
+            // the rest.
             for turn in 0..slots.len() {
                 let at = (round + turn) % slots.len();
                 slots[at].round(&mut result.cells[at], &result.row, round > 0, &setup).await;
@@ -245,13 +259,20 @@ async fn compare(args: &Args) -> anyhow::Result<()> {
 }
 
 /// Counts what takes other processes, or slows them down.
-async fn count(results: &mut [RowResult], entrants: &[Entrant], setup: &Setup) -> anyhow::Result<()> {
+async fn count(
+    results: &mut [RowResult],
+    entrants: &[Entrant],
+    setup: &Setup,
+) -> anyhow::Result<()> {
     let copies = Copies::new()?;
     for (index, entrant) in entrants.iter().enumerate() {
         eprintln!("counting {entrant}");
-        let Ok(mut pair) = Pair::start(*entrant, setup, &copies.environment()).await else { continue };
+        let Ok(mut pair) = Pair::start(*entrant, setup, &copies.environment()).await else {
+            continue;
+        };
         for result in &mut *results {
-            let Some(cell) = result.cells.get_mut(index).filter(|cell| !cell.samples.is_empty()) else {
+            let Some(cell) = result.cells.get_mut(index).filter(|cell| !cell.samples.is_empty())
+            else {
                 continue;
             };
             match pair.count(&result.row, &copies).await {

@@ -1,23 +1,18 @@
-//! Counts what calls cost, in instructions, allocations, control messages and doorbells, and holds the counts against
-//! the record.
+//! Counts what calls cost, in instructions, allocations, control messages and doorbells, and holds
+//! the counts against the record.
+
+use std::alloc::System;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, ensure};
-use benches::{
-    costs::{
-        self, Scenario,
-        callgrind::{Callgrind, toolchain},
-        record::{Line, Record, Verdict, table},
-    },
-    cpu,
-};
+use benches::costs::callgrind::{Callgrind, toolchain};
+use benches::costs::record::{Line, Record, Verdict, table};
+use benches::costs::{self, Scenario};
+use benches::cpu;
 use clap::Parser;
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
-use std::{
-    alloc::System,
-    path::PathBuf,
-    process::ExitCode,
-    sync::{Mutex, PoisonError},
-};
 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
@@ -62,7 +57,8 @@ fn named(name: &str) -> anyhow::Result<Scenario> {
 
 fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(name) = &args.run {
-        // Which processor an end runs on decides whether shared memory is looked at: always the same one.
+        // Which processor an end runs on decides whether shared memory is looked at: always the
+        // same one.
         cpu::pin(*cpu::allowed()?.first().context("no processor is allowed")?)?;
         let counts = (named(name)?.run)()?;
         println!("{}", serde_json::to_string(&counts)?);
@@ -74,7 +70,8 @@ fn run(args: &Args) -> anyhow::Result<()> {
         return Ok(());
     }
     let looked_at = |name: &str| name.contains(&args.only);
-    let scenarios: Vec<_> = costs::all().into_iter().filter(|scenario| looked_at(scenario.name)).collect();
+    let scenarios: Vec<_> =
+        costs::all().into_iter().filter(|scenario| looked_at(scenario.name)).collect();
     ensure!(!scenarios.is_empty(), "no scenario's name contains {}", args.only);
     let now = Record { toolchain: toolchain()?, costs: count(&callgrind, scenarios)? };
     let mut recorded = match Record::read(&args.file) {

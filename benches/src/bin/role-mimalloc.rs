@@ -1,8 +1,9 @@
 //! A contender's processes with mimalloc: `compare` starts it as it starts itself for those with
 //! the C library's allocator.
 
-use mimalloc::MiMalloc;
 use std::process::ExitCode;
+
+use mimalloc::MiMalloc;
 
 #[global_allocator]
 static ALLOCATOR: MiMalloc = MiMalloc;

@@ -1,20 +1,21 @@
-//! What connections and streams cost while they are there, and what each does to the cost of a call: memory, pinned
-//! memory, descriptors, threads, processor time at rest, latency and rate, of client and server in processes of their own.
+//! What connections and streams cost while they are there, and what each does to the cost of a
+//! call: memory, pinned memory, descriptors, threads, processor time at rest, latency and rate, of
+//! client and server in processes of their own.
+
+use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context as _;
-use benches::{
-    allocator::{Allocator, Entrant},
-    contender::Contender,
-    cost::Usage,
-    footprint::Footprint,
-    pair::{Pair, Setup},
-    report::{markdown, median},
-    role::{Places, Role},
-    work::{Kind, Row},
-};
+use benches::allocator::{Allocator, Entrant};
+use benches::contender::Contender;
+use benches::cost::Usage;
+use benches::footprint::Footprint;
+use benches::pair::{Pair, Setup};
+use benches::report::{markdown, median};
+use benches::role::{Places, Role};
+use benches::work::{Kind, Row};
 use clap::Parser;
 use comfy_table::Table;
-use std::{process::ExitCode, time::Duration};
 
 #[derive(Parser, Debug)]
 #[command(version, about, long_about = None)]
@@ -86,8 +87,8 @@ impl What {
 
 const ROUNDS: usize = 5;
 const REST: Duration = Duration::from_secs(2);
-/// By then a connection over RDMA has given back what only a busy one needs: twice its dead-peer time, and some more for landing
-/// memory.
+/// By then a connection over RDMA has given back what only a busy one needs: twice its dead-peer
+/// time, and some more for landing memory.
 const LONG_REST: Duration = Duration::from_secs(20);
 
 async fn find(pair: &mut Pair, row: &Row) -> anyhow::Result<Option<Found>> {
@@ -119,7 +120,9 @@ async fn find(pair: &mut Pair, row: &Row) -> anyhow::Result<Option<Found>> {
         rest,
         figure: median(samples.iter().map(|s| s.round.figure)),
         cpu: median(
-            samples.iter().map(|s| (s.client.cpu_ns + s.server.cpu_ns) as f64 / 1e3 / s.round.calls as f64),
+            samples
+                .iter()
+                .map(|s| (s.client.cpu_ns + s.server.cpu_ns) as f64 / 1e3 / s.round.calls as f64),
         ),
     }))
 }

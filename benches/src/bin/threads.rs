@@ -1,13 +1,13 @@
-//! The rate of small calls that are made on several threads at a time, by the number of connections that they go over.
+//! The rate of small calls that are made on several threads at a time, by the number of connections
+//! that they go over.
 
-use benches::{
-    contender::Contender,
-    report::{markdown, median},
-    threads::Threads,
-};
+use std::process::ExitCode;
+
+use benches::contender::Contender;
+use benches::report::{markdown, median};
+use benches::threads::Threads;
 use clap::Parser;
 use mimalloc::MiMalloc;
-use std::process::ExitCode;
 
 #[global_allocator]
 static ALLOCATOR: MiMalloc = MiMalloc;

@@ -1,16 +1,14 @@
 //! Runs a scenario under callgrind.
 
-use super::{
-    Scenario,
-    meter::{COUNTED, Counts},
-};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
 use anyhow::{Context as _, bail, ensure};
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
-};
 use tempfile::TempDir;
+
+use super::Scenario;
+use super::meter::{COUNTED, Counts};
 
 /// The clock and the randomness of what is counted.
 const FIXED: &str = include_str!("fixed.c");
@@ -26,7 +24,8 @@ impl Callgrind {
     /// Makes ready.
     ///
     /// # Errors
-    /// There is no valgrind or no C compiler (`scripts/install-packages bench` installs both), or no room for files.
+    /// There is no valgrind or no C compiler (`scripts/install-packages bench` installs both), or
+    /// no room for files.
     pub fn new() -> anyhow::Result<Self> {
         valgrind_version()?;
         let dir = tempfile::tempdir().context("cannot make a directory for counts")?;
@@ -47,7 +46,8 @@ impl Callgrind {
         let said = profile.output;
         let mut counts: Counts = serde_json::from_slice(&said.stdout)
             .with_context(|| format!("{}: no counts, but: {}", scenario.name, text(&said)))?;
-        let times = counts.remove("times").context("a scenario does not say how often it was run")?;
+        let times =
+            counts.remove("times").context("a scenario does not say how often it was run")?;
         let instructions = total(&profile.file)?;
         ensure!(instructions > 0, "{}: callgrind did not see {COUNTED}", scenario.name);
         counts.insert("instructions".to_owned(), instructions as f64 / times);
@@ -61,7 +61,9 @@ impl Callgrind {
     pub fn annotate(&self, scenario: &Scenario, inclusive: bool) -> anyhow::Result<String> {
         let profile = self.profile(scenario)?;
         let mut annotate = Command::new("callgrind_annotate");
-        annotate.arg(format!("--inclusive={}", if inclusive { "yes" } else { "no" })).arg(&profile.file);
+        annotate
+            .arg(format!("--inclusive={}", if inclusive { "yes" } else { "no" }))
+            .arg(&profile.file);
         Ok(String::from_utf8_lossy(&said(&mut annotate)?.stdout).into_owned())
     }
 
@@ -92,7 +94,8 @@ struct Profile {
 
 /// The sum in a file of callgrind's.
 fn total(file: &Path) -> anyhow::Result<u64> {
-    let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let text =
+        fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
     let line = text.lines().find_map(|line| line.strip_prefix("summary: "));
     let sum = line.context("callgrind wrote no summary")?;
     sum.trim().parse().with_context(|| format!("callgrind's summary makes no sense: {sum}"))

@@ -1,30 +1,31 @@
 //! Whole calls: client and server in one thread.
 //!
-//! What tonic's stubs, codec and routes cost is counted by calls that are answered in place, by the service itself
-//! without a transport ([`Over::Nothing`]). A transport's part of a call is the whole less this.
+//! What tonic's stubs, codec and routes cost is counted by calls that are answered in place, by the
+//! service itself without a transport ([`Over::Nothing`]). A transport's part of a call is the
+//! whole less this.
 
-use super::{
-    Scenario,
-    meter::{Counts, measure},
-};
-use crate::{
-    client::{Channel, Client, tonic_endpoint},
-    contender::Source,
-    measure::{Calls as _, together},
-    service,
-};
+use std::io;
+use std::sync::Mutex;
+use std::time::Duration;
+
 use anyhow::{Context as _, ensure};
 use bytes::Bytes;
 use hyper_util::rt::TokioIo;
-use std::{io, sync::Mutex, time::Duration};
-use tokio::{io::DuplexStream, net::TcpListener, runtime::Runtime};
+use tokio::io::DuplexStream;
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
 use tokio_stream::StreamExt as _;
 use tonic::transport::server::TcpIncoming;
-use tonic_rdma::{
-    Context, FabricKind, Policy,
-    sim::{SimConfig, SimNet},
-};
+use tonic_rdma::sim::{SimConfig, SimNet};
+use tonic_rdma::{Context, FabricKind, Policy};
 use tower::service_fn;
+
+use super::Scenario;
+use super::meter::{Counts, measure};
+use crate::client::{Channel, Client, tonic_endpoint};
+use crate::contender::Source;
+use crate::measure::{Calls as _, together};
+use crate::service;
 
 /// See [`super::all`].
 pub const SCENARIOS: &[Scenario] = &[
@@ -43,7 +44,11 @@ pub const SCENARIOS: &[Scenario] = &[
         what: "64 B and back, tonic over TCP",
         run: || small(Over::TonicTcp, 1),
     },
-    Scenario { name: "call-64-tcp", what: "64 B and back, tonic-rdma over TCP", run: || small(Over::Tcp, 1) },
+    Scenario {
+        name: "call-64-tcp",
+        what: "64 B and back, tonic-rdma over TCP",
+        run: || small(Over::Tcp, 1),
+    },
     Scenario {
         name: "call-64-sim",
         what: "64 B and back, tonic-rdma over the simulated fabric",
@@ -137,7 +142,8 @@ fn count(over: Over, zero_copy: bool, load: Load) -> anyhow::Result<Counts> {
     let net = SimNet::new(SimConfig::default());
     let client = runtime.block_on(connect(over, zero_copy, &net))?;
     let payload = client.payload(load.request);
-    let run = |times| -> anyhow::Result<()> { calls(&runtime, &client, payload.clone(), load, times) };
+    let run =
+        |times| -> anyhow::Result<()> { calls(&runtime, &client, payload.clone(), load, times) };
     // Tables fill, windows open, what is learnt is learnt.
     run(load.times)?;
     let before = net.stats();
@@ -146,8 +152,9 @@ fn count(over: Over, zero_copy: bool, load: Load) -> anyhow::Result<Counts> {
     result?;
     if over == Over::Sim {
         let after = net.stats();
-        let mut add =
-            |name: &str, count: u64| counts.insert(name.to_owned(), count as f64 / load.times as f64);
+        let mut add = |name: &str, count: u64| {
+            counts.insert(name.to_owned(), count as f64 / load.times as f64)
+        };
         add("sends", after.sends - before.sends);
         add("writes", after.writes - before.writes);
         add("doorbells", after.doorbells - before.doorbells);
@@ -157,8 +164,20 @@ fn count(over: Over, zero_copy: bool, load: Load) -> anyhow::Result<Counts> {
     Ok(counts)
 }
 
-fn calls(runtime: &Runtime, client: &Client, payload: Bytes, load: Load, times: usize) -> anyhow::Result<()> {
-    runtime.block_on(together(std::slice::from_ref(client), payload, load.reply, times, load.in_flight))?;
+fn calls(
+    runtime: &Runtime,
+    client: &Client,
+    payload: Bytes,
+    load: Load,
+    times: usize,
+) -> anyhow::Result<()> {
+    runtime.block_on(together(
+        std::slice::from_ref(client),
+        payload,
+        load.reply,
+        times,
+        load.in_flight,
+    ))?;
     Ok(())
 }
 
@@ -168,13 +187,15 @@ async fn connect(over: Over, zero_copy: bool, net: &SimNet) -> anyhow::Result<Cl
         Over::Nothing => Channel::InPlace(routes.prepare()),
         Over::TonicDuplex => {
             let (near, far) = tokio::io::duplex(PIPE);
-            let incoming = tokio_stream::once(Ok::<_, io::Error>(far)).chain(tokio_stream::pending());
+            let incoming =
+                tokio_stream::once(Ok::<_, io::Error>(far)).chain(tokio_stream::pending());
             tokio::spawn(service::tonic_server().add_routes(routes).serve_with_incoming(incoming));
             let near = Mutex::new(Some(near));
             let connector = service_fn(move |_| {
                 let near = near.lock().ok().and_then(|mut near| near.take());
                 async move {
-                    let near: DuplexStream = near.ok_or_else(|| io::Error::other("it connects once"))?;
+                    let near: DuplexStream =
+                        near.ok_or_else(|| io::Error::other("it connects once"))?;
                     Ok::<_, io::Error>(TokioIo::new(near))
                 }
             });
@@ -203,7 +224,8 @@ async fn connect(over: Over, zero_copy: bool, net: &SimNet) -> anyhow::Result<Cl
             };
             let router = server.policy(policy).fabrics(fabric).add_routes(routes);
             tokio::spawn(router.serve_with_incoming(incoming));
-            let endpoint = endpoint.policy(policy).fabrics(fabric).fast_path_timeout(Duration::from_secs(60));
+            let endpoint =
+                endpoint.policy(policy).fabrics(fabric).fast_path_timeout(Duration::from_secs(60));
             Channel::Ours(endpoint.connect().await.context("cannot connect")?)
         }
     };

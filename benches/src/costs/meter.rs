@@ -1,13 +1,16 @@
 //! Counts repetitions of a piece of work.
 
-use stats_alloc::{INSTRUMENTED_SYSTEM, Region};
-use std::{collections::BTreeMap, hint::black_box};
+use std::collections::BTreeMap;
+use std::hint::black_box;
 
-/// Counts of one repetition, by name: `instructions`, `allocations`, `allocated_bytes`, `sends`, ...
+use stats_alloc::{INSTRUMENTED_SYSTEM, Region};
+
+/// Counts of one repetition, by name: `instructions`, `allocations`, `allocated_bytes`, `sends`,
+/// ...
 pub type Counts = BTreeMap<String, f64>;
 
-/// The function whose instructions callgrind counts, with those of what it calls; the pattern matches its name however
-/// the compiler decorates it.
+/// The function whose instructions callgrind counts, with those of what it calls; the pattern
+/// matches its name however the compiler decorates it.
 pub const COUNTED: &str = "*costs*meter*counted*";
 
 /// Does what is counted.
@@ -18,8 +21,9 @@ pub fn counted(work: &mut dyn FnMut()) {
     black_box(());
 }
 
-/// Does `times` repetitions of something, in one go, and counts allocations of one of them. The binary's global
-/// allocator is [`INSTRUMENTED_SYSTEM`], which costs some ten instructions per allocation everywhere alike.
+/// Does `times` repetitions of something, in one go, and counts allocations of one of them. The
+/// binary's global allocator is [`INSTRUMENTED_SYSTEM`], which costs some ten instructions per
+/// allocation everywhere alike.
 pub fn measure(times: usize, mut work: impl FnMut()) -> Counts {
     let region = Region::new(&INSTRUMENTED_SYSTEM);
     counted(&mut work);

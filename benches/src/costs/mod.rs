@@ -1,11 +1,13 @@
-//! Counted costs: what a piece of work takes in instructions, allocations, control messages and doorbells.
+//! Counted costs: what a piece of work takes in instructions, allocations, control messages and
+//! doorbells.
 //!
-//! Counts do not depend on what else a machine does, so they show a loss of a few percent that no clock would. `costs`
-//! holds them against the record in `costs.toml`.
+//! Counts do not depend on what else a machine does, so they show a loss of a few percent that no
+//! clock would. `costs` holds them against the record in `costs.toml`.
 //!
-//! Each [`Scenario`] runs in a process of its own under callgrind, which counts the instructions of [`meter::counted`] and
-//! of what it calls. Nothing else may move the counts: the process has one thread, an empty environment, and a clock and
-//! randomness that go by a rule (`fixed.c`, loaded before libc).
+//! Each [`Scenario`] runs in a process of its own under callgrind, which counts the instructions of
+//! [`meter::counted`] and of what it calls. Nothing else may move the counts: the process has one
+//! thread, an empty environment, and a clock and randomness that go by a rule (`fixed.c`, loaded
+//! before libc).
 //!
 //! | module | what |
 //! |---|---|

@@ -1,21 +1,34 @@
 //! The pool, and the codec.
 
-use super::{
-    Scenario,
-    meter::{Counts, measure},
-};
-use crate::pb::Blob;
+use std::hint::black_box;
+use std::sync::Arc;
+
 use anyhow::{Context as _, ensure};
 use bytes::Bytes;
-use std::{hint::black_box, sync::Arc};
 use tonic_rdma::codec::fuzz;
 use tonic_rdma_memory::{HeapRegistrar, Pool, PoolConfig};
 
+use super::Scenario;
+use super::meter::{Counts, measure};
+use crate::pb::Blob;
+
 /// See [`super::all`].
 pub const SCENARIOS: &[Scenario] = &[
-    Scenario { name: "pool-4KiB", what: "4 KiB taken to send, frozen, given back", run: || send(4 << 10) },
-    Scenario { name: "pool-1MiB", what: "1 MiB taken to send, frozen, given back", run: || send(1 << 20) },
-    Scenario { name: "pool-resolve", what: "a slice of pool memory found by its address", run: resolve },
+    Scenario {
+        name: "pool-4KiB",
+        what: "4 KiB taken to send, frozen, given back",
+        run: || send(4 << 10),
+    },
+    Scenario {
+        name: "pool-1MiB",
+        what: "1 MiB taken to send, frozen, given back",
+        run: || send(1 << 20),
+    },
+    Scenario {
+        name: "pool-resolve",
+        what: "a slice of pool memory found by its address",
+        run: resolve,
+    },
     Scenario {
         name: "pool-landing-1MiB",
         what: "1 MiB of landing memory granted, filled, given back",
@@ -26,7 +39,11 @@ pub const SCENARIOS: &[Scenario] = &[
         what: "a message of 64 B encoded, with tonic's part",
         run: || encode(64),
     },
-    Scenario { name: "codec-encode-1MiB", what: "1 MiB encoded, with tonic's part", run: || encode(1 << 20) },
+    Scenario {
+        name: "codec-encode-1MiB",
+        what: "1 MiB encoded, with tonic's part",
+        run: || encode(1 << 20),
+    },
     Scenario {
         name: "codec-decode-64",
         what: "a message of 64 B decoded, with tonic's part",

@@ -1,16 +1,15 @@
 //! Frames and connections, without IO.
 
-use super::{
-    Scenario,
-    meter::{Counts, measure},
-};
+use std::hint::black_box;
+use std::time::Instant;
+
 use anyhow::ensure;
 use bytes::Bytes;
-use std::{hint::black_box, time::Instant};
-use tonic_rdma_proto::{
-    Config, Connection, Event, Flow, GrantMemory, Room, StreamId, Transmit,
-    frame::{Composer, Frame, Reader},
-};
+use tonic_rdma_proto::frame::{Composer, Frame, Reader};
+use tonic_rdma_proto::{Config, Connection, Event, Flow, GrantMemory, Room, StreamId, Transmit};
+
+use super::Scenario;
+use super::meter::{Counts, measure};
 
 /// See [`super::all`].
 pub const SCENARIOS: &[Scenario] = &[
@@ -94,7 +93,8 @@ impl Pair {
             for from in [0, 1] {
                 while let Some(want) = self.ends[from].poll_landing() {
                     self.keys += 1;
-                    let memory = GrantMemory { key: self.keys, addr: 1 << 20, rkey: 7, len: want.want };
+                    let memory =
+                        GrantMemory { key: self.keys, addr: 1 << 20, rkey: 7, len: want.want };
                     self.ends[from].provide_landing(want.key, memory);
                 }
                 while let Some(work) = self.ends[from].poll_transmit(Some(&mut self.slot), room) {
@@ -118,7 +118,8 @@ impl Pair {
         }
     }
 
-    /// Takes what has arrived at one end, and says which stream was opened and how many bytes of bodies came.
+    /// Takes what has arrived at one end, and says which stream was opened and how many bytes of
+    /// bodies came.
     fn take(&mut self, end: usize) -> (Option<StreamId>, usize) {
         let (mut opened, mut bytes) = (None, 0);
         while let Some(event) = self.ends[end].poll_event() {
@@ -143,7 +144,10 @@ impl Pair {
         self.ends[0].send_data(id, request.clone(), true, true)?;
         self.settle()?;
         let (opened, bytes) = self.take(1);
-        ensure!(opened == Some(id) && bytes == request.len(), "the request did not arrive: {bytes} bytes");
+        ensure!(
+            opened == Some(id) && bytes == request.len(),
+            "the request did not arrive: {bytes} bytes"
+        );
         let server = &mut self.ends[1];
         server.send_headers(id, block.clone(), false)?;
         server.send_data(id, reply.clone(), true, false)?;

@@ -1,14 +1,14 @@
 //! The recorded counts, and how the ones at hand compare.
 
-use super::meter::Counts;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
 use anyhow::Context as _;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::{Deserialize, Serialize};
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fs,
-    path::Path,
-};
+
+use super::meter::Counts;
 
 /// By this much a count may grow.
 pub const MARGIN: f64 = 0.05;
@@ -70,7 +70,8 @@ impl Record {
     /// # Errors
     /// There is none, or it is damaged.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
-        let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let text =
+            fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         toml::from_str(&text).with_context(|| format!("{} makes no sense", path.display()))
     }
 
@@ -89,7 +90,8 @@ impl Record {
         fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Sets what was counted now beside this record. Scenarios for which `looked_at` says no are left out.
+    /// Sets what was counted now beside this record. Scenarios for which `looked_at` says no are
+    /// left out.
     pub fn compare(&self, now: &Record, looked_at: impl Fn(&str) -> bool) -> Vec<Line> {
         let scenarios = self.costs.keys().chain(now.costs.keys()).filter(|name| looked_at(name));
         let scenarios: BTreeSet<&String> = scenarios.collect();
@@ -102,7 +104,13 @@ impl Record {
                 let recorded = then.and_then(|counts| counts.get(count)).copied();
                 let now = now.and_then(|counts| counts.get(count)).copied();
                 let verdict = verdict(recorded, now);
-                lines.push(Line { scenario: scenario.clone(), count: count.clone(), recorded, now, verdict });
+                lines.push(Line {
+                    scenario: scenario.clone(),
+                    count: count.clone(),
+                    recorded,
+                    now,
+                    verdict,
+                });
             }
         }
         lines
@@ -126,9 +134,11 @@ impl Line {
         let number = |value: &Option<f64>| value.map_or_else(String::new, shown);
         match verdict {
             Verdict::Same | Verdict::Less => None,
-            Verdict::More => {
-                Some(format!("{scenario}: {} {count}, recorded are {}", number(now), number(recorded)))
-            }
+            Verdict::More => Some(format!(
+                "{scenario}: {} {count}, recorded are {}",
+                number(now),
+                number(recorded)
+            )),
             Verdict::New => Some(format!("{scenario}: {count} is not recorded")),
             Verdict::Gone => Some(format!("{scenario}: {count} is recorded, and was not counted")),
         }
@@ -138,7 +148,9 @@ impl Line {
     fn shown(&self) -> String {
         match (self.recorded, self.now) {
             (_, None) => "-".to_owned(),
-            (Some(then), Some(now)) if then > 0.0 && (now - then).abs() > GRAIN.max(then * 0.0005) => {
+            (Some(then), Some(now))
+                if then > 0.0 && (now - then).abs() > GRAIN.max(then * 0.0005) =>
+            {
                 format!("{} ({:+.1} %)", shown(now), (now / then - 1.0) * 100.0)
             }
             (_, Some(now)) => shown(now),
@@ -148,20 +160,33 @@ impl Line {
 
 /// Without a fraction that is none.
 fn shown(value: f64) -> String {
-    if value.fract().abs() < 0.005 || value >= 1000.0 { format!("{value:.0}") } else { format!("{value:.2}") }
+    if value.fract().abs() < 0.005 || value >= 1000.0 {
+        format!("{value:.0}")
+    } else {
+        format!("{value:.2}")
+    }
 }
 
 /// The counts in the order in which a table shows them; others stand behind.
-const COLUMNS: [&str; 7] =
-    ["instructions", "allocations", "allocated_bytes", "sends", "writes", "doorbells", "completions"];
+const COLUMNS: [&str; 7] = [
+    "instructions",
+    "allocations",
+    "allocated_bytes",
+    "sends",
+    "writes",
+    "doorbells",
+    "completions",
+];
 
 /// A table of all counts, and by how much those that differ from the record do.
 pub fn table(lines: &[Line]) -> Table {
-    let others = lines.iter().map(|line| line.count.as_str()).filter(|count| !COLUMNS.contains(count));
+    let others =
+        lines.iter().map(|line| line.count.as_str()).filter(|count| !COLUMNS.contains(count));
     let others: BTreeSet<&str> = others.collect();
     let columns: Vec<&str> = COLUMNS.into_iter().chain(others).collect();
     let mut table = Table::new();
-    let header = std::iter::once("scenario".to_owned()).chain(columns.iter().map(|c| c.replace('_', " ")));
+    let header =
+        std::iter::once("scenario".to_owned()).chain(columns.iter().map(|c| c.replace('_', " ")));
     table.load_preset(presets::ASCII_MARKDOWN).set_header(header);
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
@@ -195,13 +220,22 @@ mod tests {
 
     #[test]
     fn growth_is_allowed_up_to_the_margin() {
-        let then =
-            record(&[("call", "instructions", 1000.0), ("call", "sends", 2.0), ("call", "writes", 0.0)]);
-        let now =
-            record(&[("call", "instructions", 1050.0), ("call", "sends", 2.1), ("call", "writes", 0.0)]);
+        let then = record(&[
+            ("call", "instructions", 1000.0),
+            ("call", "sends", 2.0),
+            ("call", "writes", 0.0),
+        ]);
+        let now = record(&[
+            ("call", "instructions", 1050.0),
+            ("call", "sends", 2.1),
+            ("call", "writes", 0.0),
+        ]);
         assert_eq!(complaints(&then, &now), Vec::<String>::new());
-        let now =
-            record(&[("call", "instructions", 1051.0), ("call", "sends", 2.2), ("call", "writes", 0.1)]);
+        let now = record(&[
+            ("call", "instructions", 1051.0),
+            ("call", "sends", 2.2),
+            ("call", "writes", 0.1),
+        ]);
         assert_eq!(
             complaints(&then, &now),
             [
@@ -236,7 +270,11 @@ mod tests {
     fn a_record_survives_its_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("costs.toml");
-        let record = record(&[("a", "instructions", 1000.0), ("a", "sends", 2.004), ("b-c", "writes", 0.25)]);
+        let record = record(&[
+            ("a", "instructions", 1000.0),
+            ("a", "sends", 2.004),
+            ("b-c", "writes", 0.25),
+        ]);
         record.write(&path).unwrap();
         let read = Record::read(&path).unwrap();
         assert_eq!(read.costs["a"]["sends"], 2.0);

@@ -4,7 +4,8 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
 
@@ -27,13 +28,14 @@ struct Books {
     live: BTreeMap<u32, Entry>,
     every_key: HashSet<u32>,
     most: usize,
-    /// Registering fails when more than this many bytes would be registered, as RLIMIT_MEMLOCK has it.
+    /// Registering fails when more than this many bytes would be registered, as RLIMIT_MEMLOCK has
+    /// it.
     limit: Option<usize>,
     next: u32,
 }
 
-/// Writes down what is registered. Panics on what must never happen; checks at the end of each registration that its
-/// memory is still mapped.
+/// Writes down what is registered. Panics on what must never happen; checks at the end of each
+/// registration that its memory is still mapped.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     books: Mutex<Books>,
@@ -76,14 +78,17 @@ impl Ledger {
     /// Whether a live registration with the key covers the range, which is named as work requests
     /// do.
     pub(crate) fn covers(&self, key: u32, iova: u64, len: usize) -> bool {
-        self.entry(key)
-            .is_some_and(|e| iova.checked_sub(e.iova).is_some_and(|at| at + len as u64 <= e.len as u64))
+        self.entry(key).is_some_and(|e| {
+            iova.checked_sub(e.iova).is_some_and(|at| at + len as u64 <= e.len as u64)
+        })
     }
 
     /// Where the device puts what is written with the key to this address.
     pub(crate) fn place(&self, key: u32, iova: u64) -> *mut u8 {
         let entry = self.entry(key).expect("the key works");
-        std::ptr::with_exposed_provenance_mut(entry.start + usize::try_from(iova - entry.iova).unwrap())
+        std::ptr::with_exposed_provenance_mut(
+            entry.start + usize::try_from(iova - entry.iova).unwrap(),
+        )
     }
 
     pub(crate) fn registrations(&self) -> usize {
@@ -170,8 +175,10 @@ unsafe impl Registrar for Keeper {
         if books.limit.is_some_and(|limit| total > limit) {
             return Err(refused());
         }
-        let overlap =
-            books.live.values().any(|e| e.start < entry.start + len && entry.start < e.start + e.len);
+        let overlap = books
+            .live
+            .values()
+            .any(|e| e.start < entry.start + len && entry.start < e.start + e.len);
         if overlap || !is_mapped(entry) {
             self.0.breaches.fetch_add(1, SeqCst);
         }

@@ -2,28 +2,31 @@
 
 mod report;
 
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use rand::rngs::SmallRng;
+use rand::seq::SliceRandom;
+use rand::{RngCore, SeedableRng};
+use report::{Figures, Report};
+use tokio::task::JoinSet;
+use tonic_rdma::Pool;
+
 use crate::cli::{Bench, size_shown};
 use crate::digest::Digest;
 use crate::failure::Failure;
 use crate::names::Name;
 use crate::net::{self, Connection, Direction, Meter, fitting};
 use crate::output;
-use crate::pb::{GetRequest, ObjectHead, RemoveRequest, put_request::Head};
+use crate::pb::put_request::Head;
+use crate::pb::{GetRequest, ObjectHead, RemoveRequest};
 use crate::progress::{Bar, Progress};
 use crate::signals::until_signal;
 use crate::source::Piece;
 use crate::transfer::{Pieces, send};
-use bytes::Bytes;
-use rand::rngs::SmallRng;
-use rand::seq::SliceRandom;
-use rand::{RngCore, SeedableRng};
-use report::{Figures, Report};
-use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
-use tokio::task::JoinSet;
-use tonic_rdma::Pool;
 
 /// Objects of one size at most.
 const OBJECTS_MAX: u64 = 2000;
@@ -41,7 +44,8 @@ enum Pass {
     WriteAtRandom,
 }
 
-const PASSES: [Pass; 4] = [Pass::WriteInOrder, Pass::ReadInOrder, Pass::ReadAtRandom, Pass::WriteAtRandom];
+const PASSES: [Pass; 4] =
+    [Pass::WriteInOrder, Pass::ReadInOrder, Pass::ReadAtRandom, Pass::WriteAtRandom];
 
 impl Pass {
     fn writes(self) -> bool {
@@ -79,7 +83,10 @@ pub(crate) async fn run(args: Bench) -> Result<(), Failure> {
     let gone = |status: &tonic::Status| status.code() == tonic::Code::NotFound;
     match removed {
         Err(status) if !gone(&status) => {
-            return Err(Failure::status(format!("cannot remove the bench's objects in '{dir}'"), &status));
+            return Err(Failure::status(
+                format!("cannot remove the bench's objects in '{dir}'"),
+                &status,
+            ));
         }
         _ => {}
     }
@@ -87,7 +94,8 @@ pub(crate) async fn run(args: Bench) -> Result<(), Failure> {
     if args.asked.json { output::json(&report) } else { output::line(format_args!("{report}")) }
 }
 
-/// The first failure sets `stop`, and whoever sets it ends the measurement after the objects that are under way.
+/// The first failure sets `stop`, and whoever sets it ends the measurement after the objects that
+/// are under way.
 async fn measure(
     args: &Bench,
     connection: &Connection,
@@ -106,8 +114,8 @@ async fn measure(
     Ok(Report { jobs: args.parallel.jobs, figures, sent: sent.route(), received: received.route() })
 }
 
-/// Random bytes, in memory of the pool if there is one: what is measured should be the way of the bytes, and not the
-/// reading of files.
+/// Random bytes, in memory of the pool if there is one: what is measured should be the way of the
+/// bytes, and not the reading of files.
 fn pattern(pool: Option<Pool>, length: usize) -> Bytes {
     let mut random = SmallRng::seed_from_u64(SEED);
     if let Some(Ok(mut pinned)) = pool.map(|pool| pool.try_alloc(length)) {
@@ -194,8 +202,9 @@ impl Set {
         }
         let mut times = Ok(Vec::new());
         while let Some(ended) = workers.join_next().await {
-            let ended =
-                ended.map_err(|error| Failure::new("the bench failed", error, "")).and_then(|ended| ended);
+            let ended = ended
+                .map_err(|error| Failure::new("the bench failed", error, ""))
+                .and_then(|ended| ended);
             match (&mut times, ended) {
                 (Ok(times), Ok(more)) => times.extend::<Vec<Duration>>(more),
                 (Ok(_), Err(failure)) => times = Err(failure),
@@ -212,9 +221,11 @@ impl Set {
     async fn write(&self, index: usize, bar: &Bar) -> Result<(), Failure> {
         let name = self.name(index)?;
         let from = index % SHIFT;
-        let head = ObjectHead { name: name.as_str().to_owned(), size: Some(self.size), attributes: None };
+        let head =
+            ObjectHead { name: name.as_str().to_owned(), size: Some(self.size), attributes: None };
         let pieces = Pieces::pattern(self.pattern.slice(from..from + self.chunk), self.size);
-        send(&self.connection, Head::Object(head), pieces, &format!("cannot write '{name}'"), bar).await?;
+        send(&self.connection, Head::Object(head), pieces, &format!("cannot write '{name}'"), bar)
+            .await?;
         Ok(())
     }
 

@@ -1,12 +1,14 @@
 //! What was measured, as a table and as JSON.
 
+use std::fmt;
+use std::time::Duration;
+
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+
 use super::Pass;
 use crate::cli::size_shown;
 use crate::net::Route;
-use comfy_table::{CellAlignment, Table, presets};
-use serde::Serialize;
-use std::fmt;
-use std::time::Duration;
 
 /// All figures of a run.
 #[derive(Serialize)]

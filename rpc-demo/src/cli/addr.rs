@@ -2,15 +2,18 @@
 
 use std::net::{SocketAddr, ToSocketAddrs};
 
-/// The address that `text` names: `127.0.0.1:50051`, `[::1]:50051` or `localhost:50051`. A host name is looked up here; of
-/// several addresses the first IPv4 one is taken, because that is what clients try by default.
+/// The address that `text` names: `127.0.0.1:50051`, `[::1]:50051` or `localhost:50051`. A host
+/// name is looked up here; of several addresses the first IPv4 one is taken, because that is what
+/// clients try by default.
 pub(super) fn listen(text: &str) -> Result<SocketAddr, String> {
     if let Ok(addr) = text.parse() {
         return Ok(addr);
     }
     let port = text.rsplit_once(':').map(|(host, port)| (host, port.parse::<u16>()));
     let Some((host, Ok(_))) = port.filter(|(host, _)| !host.is_empty()) else {
-        return Err("it must be an address or a host name with a port, such as 127.0.0.1:50051".into());
+        return Err(
+            "it must be an address or a host name with a port, such as 127.0.0.1:50051".into()
+        );
     };
     let found: Vec<_> = text
         .to_socket_addrs()

@@ -5,13 +5,13 @@ mod completions;
 mod size;
 mod usage;
 
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueHint, value_parser};
 pub(crate) use completions::completions;
 pub(crate) use size::{CHUNK, CHUNK_MAX, CHUNK_MIN, shown as size_shown};
 pub(crate) use usage::parse;
-
-use clap::{Args, Parser, Subcommand, ValueHint, value_parser};
-use std::net::SocketAddr;
-use std::path::PathBuf;
 
 /// A small object store over RDMA, and over TCP where there is none.
 #[derive(Debug, Parser)]
@@ -77,8 +77,9 @@ reason code (docs/troubleshooting.md tells about each) and the command that mend
 Exit codes: 0 RDMA would be used, 1 it would not, 2 it cannot be told: a wrong flag or variable, no server at --peer, or \
 an answer that could not be written. With --peer a server on this host counts as 0 too when memory is shared with it.")]
 pub(crate) struct Doctor {
-    /// A server to ask and to reach: what it offers, which path is chosen, how long each step takes, and a measurement of
-    /// TCP and that path, side by side, of about two seconds and some tens of megabytes.
+    /// A server to ask and to reach: what it offers, which path is chosen, how long each step
+    /// takes, and a measurement of TCP and that path, side by side, of about two seconds and some
+    /// tens of megabytes.
     #[arg(long, value_name = "URL", value_hint = ValueHint::Url)]
     pub(crate) peer: Option<String>,
 
@@ -106,8 +107,8 @@ const DEFAULT_SERVER: &str = "http://127.0.0.1:50051";
 /// How to come to a server.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Path {
-    /// Fail, with the reason, where RDMA cannot be had. Shared memory does not count as RDMA. What TONIC_RDMA says is
-    /// stronger.
+    /// Fail, with the reason, where RDMA cannot be had. Shared memory does not count as RDMA. What
+    /// TONIC_RDMA says is stronger.
     #[arg(long)]
     pub(crate) require_rdma: bool,
 
@@ -140,8 +141,8 @@ pub(crate) struct Transfer {
     #[command(flatten)]
     pub(crate) parallel: Parallel,
 
-    /// Take up what an interrupted transfer left: what is there already is compared by CRC32C, and only what is missing
-    /// or differs travels.
+    /// Take up what an interrupted transfer left: what is there already is compared by CRC32C, and
+    /// only what is missing or differs travels.
     #[arg(long)]
     pub(crate) resume: bool,
 
@@ -190,12 +191,13 @@ pub(crate) struct Serve {
     #[arg(long, env = "RPC_DEMO_ROOT", value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) root: PathBuf,
 
-    /// Where to listen; port 0 takes a free one. There is no authentication: choose an address that only those can reach
-    /// who may read and write the root.
+    /// Where to listen; port 0 takes a free one. There is no authentication: choose an address that
+    /// only those can reach who may read and write the root.
     #[arg(long, env = "RPC_DEMO_ADDR", value_name = "HOST:PORT", default_value = "127.0.0.1:50051", value_parser = addr::listen)]
     pub(crate) addr: SocketAddr,
 
-    /// Where Prometheus may fetch metrics over HTTP, at /metrics; port 0 takes a free one. docs/metrics.md tells about each.
+    /// Where Prometheus may fetch metrics over HTTP, at /metrics; port 0 takes a free one.
+    /// docs/metrics.md tells about each.
     #[arg(long, env = "RPC_DEMO_METRICS", value_name = "HOST:PORT", value_parser = addr::listen)]
     pub(crate) metrics: Option<SocketAddr>,
 
@@ -207,16 +209,18 @@ pub(crate) struct Serve {
     #[arg(long, env = "RPC_DEMO_MAX_READS", value_name = "N", default_value_t = 128, value_parser = value_parser!(u32).range(1..=200))]
     pub(crate) max_reads: u32,
 
-    /// Acknowledge without syncing files and directories to the disk: to measure what that costs. A crash of the host
-    /// may then take what was acknowledged.
+    /// Acknowledge without syncing files and directories to the disk: to measure what that costs. A
+    /// crash of the host may then take what was acknowledged.
     #[arg(long, env = "RPC_DEMO_NO_SYNC", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) no_sync: bool,
 
-    /// Hours that what an interrupted upload has received is kept for --resume; 0 removes it at the next start.
+    /// Hours that what an interrupted upload has received is kept for --resume; 0 removes it at the
+    /// next start.
     #[arg(long, env = "RPC_DEMO_KEEP_UPLOADS", value_name = "HOURS", default_value_t = 24, value_parser = value_parser!(u64).range(..=8760))]
     pub(crate) keep_uploads: u64,
 
-    /// Seconds that transfers under way get to finish after SIGTERM or SIGINT. A second signal ends them at once.
+    /// Seconds that transfers under way get to finish after SIGTERM or SIGINT. A second signal ends
+    /// them at once.
     #[arg(long, env = "RPC_DEMO_GRACE", value_name = "SECONDS", default_value_t = 30, value_parser = value_parser!(u64).range(..=86400))]
     pub(crate) grace: u64,
 
@@ -240,7 +244,8 @@ pub(crate) struct Put {
     #[arg(value_name = "FILE|DIR", required = true, value_hint = ValueHint::AnyPath)]
     pub(crate) sources: Vec<PathBuf>,
 
-    /// What to call it. With several sources, or with a / at its end, the directory to put them in; / is the root.
+    /// What to call it. With several sources, or with a / at its end, the directory to put them in;
+    /// / is the root.
     pub(crate) target: String,
 
     #[command(flatten)]
@@ -262,7 +267,8 @@ pub(crate) struct Get {
     #[arg(value_name = "NAME", required = true)]
     pub(crate) names: Vec<String>,
 
-    /// What to call it here. With several names, or with a / at its end, the directory to put them in.
+    /// What to call it here. With several names, or with a / at its end, the directory to put them
+    /// in.
     #[arg(value_hint = ValueHint::AnyPath)]
     pub(crate) target: PathBuf,
 
@@ -328,7 +334,8 @@ pub(crate) struct Cp {
     #[arg(value_name = "NAME", required = true)]
     pub(crate) names: Vec<String>,
 
-    /// What to call it on the other. With several names, or with a / at its end, the directory; / is the root.
+    /// What to call it on the other. With several names, or with a / at its end, the directory; /
+    /// is the root.
     pub(crate) target: String,
 
     /// The server to read from.
@@ -410,8 +417,8 @@ pub(crate) struct Demo {
     #[arg(long)]
     pub(crate) keep: bool,
 
-    /// Fail, with the reason, where RDMA cannot be had. Shared memory does not count as RDMA. What TONIC_RDMA says is
-    /// stronger.
+    /// Fail, with the reason, where RDMA cannot be had. Shared memory does not count as RDMA. What
+    /// TONIC_RDMA says is stronger.
     #[arg(long)]
     pub(crate) require_rdma: bool,
 

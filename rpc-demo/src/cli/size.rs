@@ -1,7 +1,7 @@
 //! Sizes on the command line.
 
-/// Smallest and largest chunk in bytes; with its few bytes of framing the largest stays below the 4 MiB that tonic lets
-/// a message have by default.
+/// Smallest and largest chunk in bytes; with its few bytes of framing the largest stays below the 4
+/// MiB that tonic lets a message have by default.
 pub(crate) const CHUNK_MIN: usize = 4 << 10;
 pub(crate) const CHUNK_MAX: usize = 3 << 20;
 /// Bytes of a chunk where nobody asks for another size.
@@ -49,11 +49,13 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
         "TB" => 1000_u64.pow(4),
         _ => {
             return Err(
-                "write a number of bytes with one of the units KiB, MiB, GiB, TiB, kB, MB, GB, TB".into()
+                "write a number of bytes with one of the units KiB, MiB, GiB, TiB, kB, MB, GB, TB"
+                    .into(),
             );
         }
     };
-    let number: u64 = digits.parse().map_err(|_| "it does not begin with a whole number".to_owned())?;
+    let number: u64 =
+        digits.parse().map_err(|_| "it does not begin with a whole number".to_owned())?;
     number.checked_mul(factor).ok_or_else(|| "it is more than 2^64 bytes".to_owned())
 }
 
@@ -84,7 +86,8 @@ mod tests {
         assert!(chunk("4MiB").is_err() && chunk("1").is_err());
         assert!(range("1KiB").is_err() && range("5GiB").is_err() && range("4GiB").is_ok());
         assert!(object("1KiB").is_err() && object("65MiB").is_err() && object("64MiB").is_ok());
-        for (bytes, text) in [(0, "0 B"), (1000, "1000 B"), (4096, "4 KiB"), (3 << 29, "1536 MiB")] {
+        for (bytes, text) in [(0, "0 B"), (1000, "1000 B"), (4096, "4 KiB"), (3 << 29, "1536 MiB")]
+        {
             assert_eq!(shown(bytes), text);
             assert_eq!(size(text), Ok(bytes));
         }

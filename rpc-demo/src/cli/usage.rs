@@ -1,10 +1,11 @@
 //! What is wrong with a command line, in one line.
 
-use crate::failure::Failure;
 use clap::error::ErrorKind;
 
-/// Parses the command line. `Err` holds what to say and the code to exit with; help and version are printed as clap
-/// does, and end with code 0.
+use crate::failure::Failure;
+
+/// Parses the command line. `Err` holds what to say and the code to exit with; help and version are
+/// printed as clap does, and end with code 0.
 pub(crate) fn parse<C: clap::Parser>() -> Result<C, Failure> {
     C::try_parse().map_err(|error| match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => error.exit(),
@@ -25,12 +26,15 @@ fn failure(message: &str, command: &str) -> Failure {
     let first = paragraphs.next().unwrap_or_default();
     let what = first.strip_prefix("error: ").unwrap_or(&first).to_owned();
     let more = format!("see `{command} --help`");
-    let tips: Vec<_> = paragraphs.filter_map(|line| Some(line.strip_prefix("tip: ")?.to_owned())).collect();
+    let tips: Vec<_> =
+        paragraphs.filter_map(|line| Some(line.strip_prefix("tip: ")?.to_owned())).collect();
     match what.as_str() {
         // Without any argument clap prints the whole help.
-        _ if !message.starts_with("error: ") => {
-            Failure::usage("no command was given", "there is nothing to do", "see `rpc-demo --help`")
-        }
+        _ if !message.starts_with("error: ") => Failure::usage(
+            "no command was given",
+            "there is nothing to do",
+            "see `rpc-demo --help`",
+        ),
         _ if tips.is_empty() => Failure::usage("wrong usage", what, more),
         _ => Failure::usage("wrong usage", what, format!("{}; {more}", tips.join("; "))),
     }
@@ -42,16 +46,20 @@ fn one_line(paragraph: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::super::Cli;
     use super::*;
-    use clap::Parser;
 
     #[test]
     fn is_one_line_that_names_what_is_wrong() {
         let cases: [(&[&str], &[&str]); 6] = [
             (&[], &["no command was given", "`rpc-demo --help`"]),
             (&["fetch"], &["unrecognized subcommand 'fetch'"]),
-            (&["ls", "--jsn"], &["unexpected argument '--jsn'", "'--json'", "`rpc-demo ls --help`"]),
+            (
+                &["ls", "--jsn"],
+                &["unexpected argument '--jsn'", "'--json'", "`rpc-demo ls --help`"],
+            ),
             (&["put", "x"], &["required arguments were not provided", "`rpc-demo put --help`"]),
             (&["put", "x", "y", "--chunk-size", "9"], &["--chunk-size", "4KiB to 3MiB"]),
             (&["get", "x", "y", "--jobs", "0"], &["invalid value '0' for '--jobs <N>'"]),
@@ -59,7 +67,8 @@ mod tests {
         for (args, said) in cases {
             let all = || ["rpc-demo"].into_iter().chain(args.iter().copied());
             let error = Cli::try_parse_from(all()).unwrap_err();
-            let line = failure(&error.to_string(), &command_of(all().map(str::to_owned))).to_string();
+            let line =
+                failure(&error.to_string(), &command_of(all().map(str::to_owned))).to_string();
             assert!(!line.contains('\n'), "{line}");
             assert!(said.iter().all(|part| line.contains(part)), "{line}");
         }

@@ -1,14 +1,15 @@
 //! Whether two trees are the same, byte for byte.
 
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use crate::failure::Failure;
 use crate::progress::Progress;
 use crate::source::fill;
 use crate::summary::Tally;
 use crate::tree::{Tree, shown};
-use std::fs::File;
-use std::io;
-use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Bytes compared at a time.
 const BLOCK: usize = 1 << 20;
@@ -52,7 +53,9 @@ pub(super) fn trees(left: &Path, right: &Path, stop: &AtomicBool) -> Result<Tall
         match compare() {
             Ok(true) => {}
             Ok(false) => return Err(differ(&one, &other, "their contents differ".into())),
-            Err(error) => return Err(Failure::io(format!("cannot compare {}", shown(&one)), &error)),
+            Err(error) => {
+                return Err(Failure::io(format!("cannot compare {}", shown(&one)), &error));
+            }
         }
         tally.files += 1;
         tally.bytes += size;
@@ -70,9 +73,10 @@ fn differ(left: &Path, right: &Path, why: String) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::fs::{self, Permissions};
     use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
 
     fn compare(left: &Path, right: &Path) -> Result<Tally, Failure> {
         trees(left, right, &AtomicBool::new(false))

@@ -1,14 +1,16 @@
 //! The generated tree: the same for the same size and seed.
 
-use crate::failure::Failure;
-use crate::progress::{Bar, Progress};
-use crate::tree::shown;
-use rand::rngs::SmallRng;
-use rand::{RngCore, SeedableRng};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+use rand::rngs::SmallRng;
+use rand::{RngCore, SeedableRng};
+
+use crate::failure::Failure;
+use crate::progress::{Bar, Progress};
+use crate::tree::shown;
 
 /// Bytes generated at a time.
 const BLOCK: usize = 1 << 20;
@@ -22,8 +24,8 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// `size` bytes in all: half of them in one file, then the odd ones (empty, tiny, deep, oddly named, of sizes around
-    /// those of chunks and pages), and the rest in files of middling size.
+    /// `size` bytes in all: half of them in one file, then the odd ones (empty, tiny, deep, oddly
+    /// named, of sizes around those of chunks and pages), and the rest in files of middling size.
     pub(super) fn new(size: u64, seed: u64) -> Plan {
         let mut files = vec![("half.bin".to_owned(), size / 2), ("empty.bin".to_owned(), 0)];
         files.extend((0..32).map(|n| (format!("tiny/{n:02}.bin"), n * n + 1)));
@@ -73,13 +75,21 @@ impl Plan {
         Ok(())
     }
 
-    fn file(&self, path: &Path, name: &str, size: u64, stop: &AtomicBool, bar: &Bar) -> io::Result<()> {
+    fn file(
+        &self,
+        path: &Path,
+        name: &str,
+        size: u64,
+        stop: &AtomicBool,
+        bar: &Bar,
+    ) -> io::Result<()> {
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent)?;
         }
         let mut file = File::create_new(path)?;
-        let mut random =
-            SmallRng::seed_from_u64(self.seed.rotate_left(32) ^ u64::from(crc32c::crc32c(name.as_bytes())));
+        let mut random = SmallRng::seed_from_u64(
+            self.seed.rotate_left(32) ^ u64::from(crc32c::crc32c(name.as_bytes())),
+        );
         let mut block = vec![0; BLOCK];
         let mut left = size;
         while left > 0 {
@@ -120,7 +130,10 @@ mod tests {
             let at = dir.path().join(name);
             plan.write(&at, &AtomicBool::new(false)).unwrap();
             assert_eq!(Tree::walk(&at).unwrap().bytes(), 1 << 20);
-            plan.files.iter().map(|(file, _)| crc32c::crc32c(&fs::read(at.join(file)).unwrap())).collect()
+            plan.files
+                .iter()
+                .map(|(file, _)| crc32c::crc32c(&fs::read(at.join(file)).unwrap()))
+                .collect()
         };
         let first = crcs("a", 1);
         assert_eq!(first, crcs("b", 1));

@@ -17,24 +17,25 @@ mod plain;
 mod processes;
 mod report;
 
+use std::ffi::OsStr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+use std::{fs, io};
+
+use generate::Plan;
+use place::{Backing, Chosen};
+use processes::{Done, Processes, TCP, Way};
+use report::{Path as Measured, Report};
+use tempfile::TempDir;
+
 use crate::cli::{Demo, size_shown};
 use crate::failure::Failure;
 use crate::net::Listener;
 use crate::output;
 use crate::signals::until_signal;
 use crate::tree::shown;
-use generate::Plan;
-use place::{Backing, Chosen};
-use processes::{Done, Processes, TCP, Way};
-use report::{Path as Measured, Report};
-use std::ffi::OsStr;
-use std::fs;
-use std::io;
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
-use tempfile::TempDir;
 
 /// The smallest tree that has all its parts, in bytes.
 const SIZE_MIN: u64 = 1 << 20;
@@ -49,14 +50,19 @@ const ROUNDS_SMALL: u16 = 9;
 /// Runs the demonstration. However it ends, its processes and its files are gone afterwards.
 pub(crate) async fn run(args: Demo) -> Result<(), Failure> {
     if let Some(size) = args.size.filter(|size| *size < SIZE_MIN) {
-        return Err(Failure::usage(format!("--size {size} is too small"), "it must be 1MiB at least", ""));
+        return Err(Failure::usage(
+            format!("--size {size} is too small"),
+            "it must be 1MiB at least",
+            "",
+        ));
     }
     let stop = Arc::<AtomicBool>::default();
     let mut processes = Processes::default();
     // Outlives the steps: while a process writes to it, it cannot be removed.
     let mut place = None;
     let done = until_signal(steps(&args, &stop, &mut processes, &mut place)).await;
-    // A thread that still works ends soon. It, or this, lets go of the place last, which removes it.
+    // A thread that still works ends soon. It, or this, lets go of the place last, which removes
+    // it.
     stop.store(true, Ordering::Relaxed);
     processes.kill().await;
     drop(place);
@@ -83,7 +89,8 @@ async fn steps(
     }
     let kept = if args.keep { ", which is kept" } else { "" };
     output::line(format_args!("demo: working in {}{kept}", shown(&place.path())))?;
-    let mut run = Demonstration { args, place, processes, program: program()?, report: Report::default() };
+    let mut run =
+        Demonstration { args, place, processes, program: program()?, report: Report::default() };
     run.generate(Plan::new(chosen.size, args.seed)).await?;
     run.serve().await?;
     let mut last = None;
@@ -127,8 +134,8 @@ impl Demonstration<'_> {
         output::line(format_args!("demo: server at {url}, process {pid}"))
     }
 
-    /// A plain copy, and the tree there and back over the best path and over TCP. Returns what is to
-    /// be said of the best path.
+    /// A plain copy, and the tree there and back over the best path and over TCP. Returns what is
+    /// to be said of the best path.
     async fn round(&mut self, round: u16, rounds: u16) -> Result<String, Failure> {
         let (source, copy) = (self.place.path().join("source"), self.place.path().join("copy"));
         let plain = self.place.blocking(move |stop| plain::copy(&source, &copy, stop)).await?;
@@ -166,8 +173,12 @@ impl Demonstration<'_> {
         let (source, copy) = (self.place.path().join("source"), self.place.path().join("copy"));
         let name = OsStr::new("demo");
         let Demonstration { processes, program, args, .. } = self;
-        let put = processes.transfer(program, args, way, ["put".as_ref(), source.as_os_str(), name]).await?;
-        let get = processes.transfer(program, args, way, ["get".as_ref(), name, copy.as_os_str()]).await?;
+        let put = processes
+            .transfer(program, args, way, ["put".as_ref(), source.as_os_str(), name])
+            .await?;
+        let get = processes
+            .transfer(program, args, way, ["get".as_ref(), name, copy.as_os_str()])
+            .await?;
         self.place.blocking(move |stop| compare::trees(&source, &copy, stop)).await?;
         output::line(format_args!(
             "demo: round {count}: {}: put {:.2} GB/s, get {:.2} GB/s, came back identical",
@@ -187,7 +198,10 @@ impl Demonstration<'_> {
                     let path = dir.join(name);
                     match fs::remove_dir_all(&path) {
                         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                            return Err(Failure::io(format!("cannot remove {}", shown(&path)), &error));
+                            return Err(Failure::io(
+                                format!("cannot remove {}", shown(&path)),
+                                &error,
+                            ));
                         }
                         _ => {}
                     }

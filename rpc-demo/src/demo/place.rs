@@ -11,12 +11,14 @@
 //! room is bounded by what the file system has free, and by the memory that this process may still
 //! take (MemAvailable, and the limits of its control groups).
 
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Access, StatVfsMountFlags, access, statfs, statvfs};
+
 use super::{SIZE, SIZE_MIN};
 use crate::cli::size_shown;
 use crate::failure::Failure;
 use crate::tree::shown;
-use rustix::fs::{Access, StatVfsMountFlags, access, statfs, statvfs};
-use std::path::{Path, PathBuf};
 
 /// The smallest tree that is worth having in memory when a larger one fits on a disk, in bytes.
 const WORTHWHILE: u64 = 16 << 20;
@@ -58,7 +60,8 @@ pub(super) struct Chosen {
     pub(super) why: Option<String>,
 }
 
-/// Bytes that three trees of `size` take: the one that is sent, the server's, the one that comes back.
+/// Bytes that three trees of `size` take: the one that is sent, the server's, the one that comes
+/// back.
 fn need(size: u64) -> u64 {
     size.saturating_mul(3).saturating_add(size / 32).saturating_add(BESIDE)
 }
@@ -88,7 +91,8 @@ pub(super) fn choose(dir: Option<&Path>, size: Option<u64>) -> Result<Chosen, Fa
 pub(super) fn among(candidates: &[Candidate], asked: Option<u64>) -> Result<Chosen, Failure> {
     let full = asked.unwrap_or(SIZE);
     let of = |backing| candidates.iter().filter(move |candidate| candidate.backing == backing);
-    let fits = |candidate: &&Candidate| candidate.room.as_ref().is_ok_and(|room| *room >= need(full));
+    let fits =
+        |candidate: &&Candidate| candidate.room.as_ref().is_ok_and(|room| *room >= need(full));
     let chosen = |candidate: &Candidate, size, why| {
         Ok(Chosen { path: candidate.path.clone(), backing: candidate.backing, size, why })
     };
@@ -145,7 +149,11 @@ impl Candidate {
         let path = shown(&self.path);
         match &self.room {
             Ok(room) => {
-                format!("three trees of {} need {} bytes, {path} has {room}", size_shown(size), need(size))
+                format!(
+                    "three trees of {} need {} bytes, {path} has {room}",
+                    size_shown(size),
+                    need(size)
+                )
             }
             Err(why) => format!("{path}: {why}"),
         }
@@ -170,7 +178,8 @@ pub(super) fn memory_available(root: &Path) -> Option<u64> {
     let read = |path: &Path| std::fs::read_to_string(root.join(path)).ok();
     let number = |path: &Path| read(path)?.trim().parse::<u64>().ok();
     let system = read(Path::new("proc/meminfo")).and_then(|text| {
-        let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:").map(str::to_owned))?;
+        let line =
+            text.lines().find_map(|line| line.strip_prefix("MemAvailable:").map(str::to_owned))?;
         line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
     });
     let groups = read(Path::new("proc/self/cgroup")).unwrap_or_default();
@@ -195,7 +204,8 @@ pub(super) fn memory_available(root: &Path) -> Option<u64> {
                 let usage = number(&group.join(usage))?;
                 // Pages of files that were read can be dropped.
                 let stat = read(&group.join("memory.stat")).unwrap_or_default();
-                let pages = stat.lines().find_map(|line| line.strip_prefix("inactive_file ")?.parse().ok());
+                let pages =
+                    stat.lines().find_map(|line| line.strip_prefix("inactive_file ")?.parse().ok());
                 Some(limit.saturating_sub(usage.saturating_sub(pages.unwrap_or(0))))
             })
             .collect::<Vec<_>>()
@@ -205,8 +215,9 @@ pub(super) fn memory_available(root: &Path) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::fs;
+
+    use super::*;
 
     const GIB: u64 = 1 << 30;
     const MIB: u64 = 1 << 20;
@@ -244,7 +255,10 @@ mod tests {
         let (path, size, why) = chosen(&[shm(Ok(64 * MIB)), tmp(Ok(100 * GIB))], None);
         assert_eq!((path.as_str(), size), ("/dev/shm", 16 * MIB));
         let why = why.unwrap();
-        assert!(why.contains("three trees of 1 GiB") && why.contains("/dev/shm has 67108864"), "{why}");
+        assert!(
+            why.contains("three trees of 1 GiB") && why.contains("/dev/shm has 67108864"),
+            "{why}"
+        );
         // A tree whose size was asked for is not made smaller.
         let (path, size, why) = chosen(&[shm(Ok(64 * MIB)), tmp(Ok(100 * GIB))], Some(GIB));
         assert_eq!((path.as_str(), size), ("/tmp", GIB));
@@ -254,12 +268,16 @@ mod tests {
     #[test]
     fn without_memory_it_is_the_directory_for_temporary_files() {
         let (path, size, why) = chosen(&[tmp(Ok(100 * GIB))], None);
-        assert_eq!((path.as_str(), size, why.as_deref()), ("/tmp", GIB, Some("no directory in memory")));
+        assert_eq!(
+            (path.as_str(), size, why.as_deref()),
+            ("/tmp", GIB, Some("no directory in memory"))
+        );
         let missing = candidate("/dev/shm", Backing::Disk, Err("No such file or directory"));
         assert_eq!(chosen(&[missing, tmp(Ok(100 * GIB))], None).0, "/tmp");
         let (path, _, why) = chosen(&[shm(Err("mounted read-only")), tmp(Ok(100 * GIB))], None);
         assert_eq!((path.as_str(), why.as_deref()), ("/tmp", Some("/dev/shm: mounted read-only")));
-        // Of memory that holds next to nothing the disk is better; and a small disk is better than none.
+        // Of memory that holds next to nothing the disk is better; and a small disk is better than
+        // none.
         let (path, size, _) = chosen(&[shm(Ok(20 * MIB)), tmp(Ok(GIB))], None);
         assert_eq!((path.as_str(), size), ("/tmp", 256 * MIB));
         let (path, size, why) = chosen(&[shm(Ok(20 * MIB)), tmp(Err("Permission denied"))], None);
@@ -269,7 +287,8 @@ mod tests {
 
     #[test]
     fn nowhere_is_an_error_that_names_each_place() {
-        let error = among(&[shm(Ok(MIB)), tmp(Err("mounted read-only"))], None).unwrap_err().to_string();
+        let error =
+            among(&[shm(Ok(MIB)), tmp(Err("mounted read-only"))], None).unwrap_err().to_string();
         for part in ["/dev/shm has 1048576", "/tmp: mounted read-only", "--dir", "--size"] {
             assert!(error.contains(part), "{part}: {error}");
         }
@@ -313,8 +332,10 @@ mod tests {
         let group = ("proc/self/cgroup", "0::/a/b\n");
         assert_eq!(made(&[]), None);
         assert_eq!(made(&[system]), Some(8 * MIB));
-        let unlimited =
-            [("sys/fs/cgroup/a/b/memory.max", "max\n"), ("sys/fs/cgroup/a/b/memory.current", "1\n")];
+        let unlimited = [
+            ("sys/fs/cgroup/a/b/memory.max", "max\n"),
+            ("sys/fs/cgroup/a/b/memory.current", "1\n"),
+        ];
         assert_eq!(made(&[system, group, unlimited[0], unlimited[1]]), Some(8 * MIB));
         // That of the group above is the lower one.
         let above = [

@@ -1,14 +1,14 @@
 //! A plain copy of a tree, to compare with: what `cp -r` does, one file after the other.
 
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+use std::{fs, io};
+
 use super::report::Run;
 use crate::costs::{self, Costs};
 use crate::failure::Failure;
 use crate::tree::{Tree, shown};
-use std::fs;
-use std::io;
-use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
 
 /// Copies the tree `from` to `to`, which must not be there. Ends early, between two files, when
 /// told to `stop`.
@@ -31,8 +31,9 @@ pub(super) fn copy(from: &Path, to: &Path, stop: &AtomicBool) -> Result<Run, Fai
     };
     let nodes = tree.nodes.iter().map(|node| (node.path.as_str(), node.size.is_some()));
     for (path, is_file) in std::iter::once(("", false)).chain(nodes) {
-        one(path, is_file)
-            .map_err(|error| Failure::io(format!("cannot copy to {}", shown(&to.join(path))), &error))?;
+        one(path, is_file).map_err(|error| {
+            Failure::io(format!("cannot copy to {}", shown(&to.join(path))), &error)
+        })?;
     }
     let spent = Costs::now() - before;
     Ok(Run {
@@ -57,7 +58,8 @@ mod tests {
         assert_eq!(run.bytes, 100_000);
         // Tests beside this one count, too.
         assert!(run.copied_bytes >= 100_000);
-        let paths = |dir| Tree::walk(dir).unwrap().nodes.into_iter().map(|node| (node.path, node.size));
+        let paths =
+            |dir| Tree::walk(dir).unwrap().nodes.into_iter().map(|node| (node.path, node.size));
         assert!(paths(&from).eq(paths(&to)));
         assert_eq!(fs::read(to.join("sub/file")).unwrap(), vec![7; 100_000]);
         assert!(copy(&from, &to, &AtomicBool::new(false)).is_err(), "it is there");

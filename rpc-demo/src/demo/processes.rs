@@ -7,20 +7,22 @@
 //! | runs | it ends by itself, or `stop` (the server) | none |
 //! | runs | `kill`: a failure or a signal | none, and it is reaped: nothing writes files any more |
 
+use std::ffi::OsStr;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+
 use super::report::Run;
 use crate::cli::Demo;
 use crate::costs::Costs;
 use crate::failure::Failure;
 use crate::names::Shown;
 use crate::serve::{LISTENING, Spent};
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
-use std::ffi::OsStr;
-use std::path::Path;
-use std::process::Stdio;
-use std::time::Duration;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 /// How long the server has to begin, to answer, and to end.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(60);
@@ -109,7 +111,11 @@ impl Processes {
             .map_err(|error| Failure::io("cannot start the demo's server", &error))?;
         let pid = child.id().unwrap_or_default();
         let failed = |why: &str| {
-            Failure::new("the demo's server did not start", why.to_owned(), "see what it said above")
+            Failure::new(
+                "the demo's server did not start",
+                why.to_owned(),
+                "see what it said above",
+            )
         };
         let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(failed("it has no pipes"));
@@ -117,7 +123,8 @@ impl Processes {
         let stdout = BufReader::new(stdout);
         let server = self.server.insert(Server { url: String::new(), child, stdin, stdout });
         let line = server.line().await.map_err(|why| failed(&why))?;
-        let Some(addr) = line.strip_prefix(LISTENING).and_then(|rest| rest.split(',').next()) else {
+        let Some(addr) = line.strip_prefix(LISTENING).and_then(|rest| rest.split(',').next())
+        else {
             return Err(failed(&format!("it said {}", Shown(line.trim_end()))));
         };
         server.url = format!("http://{addr}");
@@ -149,7 +156,8 @@ impl Processes {
         }
         command.arg(from).arg(to).stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true);
         let what = format!("the demo's {}", Shown(&verb.to_string_lossy()));
-        let failed = |why: String| Failure::new(format!("{what} failed"), why, "see what it said above");
+        let failed =
+            |why: String| Failure::new(format!("{what} failed"), why, "see what it said above");
         let cannot = |error: std::io::Error| Failure::io(format!("cannot run {what}"), &error);
         let client = self.client.insert(command.spawn().map_err(cannot)?);
         let mut text = String::new();
@@ -181,7 +189,9 @@ impl Processes {
         let ended = tokio::time::timeout(SERVER_TIMEOUT, child.wait()).await;
         match ended {
             Ok(Ok(status)) if status.success() => Ok(()),
-            Ok(Ok(status)) => Err(Failure::new("the demo's server failed", status, "see what it said above")),
+            Ok(Ok(status)) => {
+                Err(Failure::new("the demo's server failed", status, "see what it said above"))
+            }
             Ok(Err(error)) => Err(Failure::io("cannot wait for the demo's server", &error)),
             Err(_) => {
                 end(child).await;
@@ -201,9 +211,9 @@ impl Processes {
     }
 }
 
-/// Transfers at once where both ends share the processors of a host. Each waits most of the time, for
-/// a thread of the other end or for its own reads: with one more than there are processors a sixth of
-/// the processors' time was idle (README.md, "The demonstration").
+/// Transfers at once where both ends share the processors of a host. Each waits most of the time,
+/// for a thread of the other end or for its own reads: with one more than there are processors a
+/// sixth of the processors' time was idle (README.md, "The demonstration").
 fn jobs() -> u16 {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     u16::try_from(processors * 4).unwrap_or(u16::MAX).min(JOBS_MAX)
@@ -237,7 +247,8 @@ impl Server {
 }
 
 fn parse<T: DeserializeOwned>(text: &str) -> Result<T, String> {
-    serde_json::from_str(text).map_err(|error| format!("it said {}: {error}", Shown(text.trim_end())))
+    serde_json::from_str(text)
+        .map_err(|error| format!("it said {}: {error}", Shown(text.trim_end())))
 }
 
 impl Said {
@@ -267,7 +278,8 @@ impl SaidRoute {
     }
 
     /// Bytes that processors copied between the two ends: a WRITE to shared memory is one copy; the
-    /// kernel copies what goes over TCP into a socket, and out of the other; a device's WRITE is none.
+    /// kernel copies what goes over TCP into a socket, and out of the other; a device's WRITE is
+    /// none.
     fn between(&self) -> u64 {
         let written = if self.path == "shm" { self.write_bytes } else { 0 };
         written + 2 * self.tcp_bytes
@@ -300,7 +312,10 @@ mod tests {
         // Read, written, by the transport at each end, and the WRITE.
         assert_eq!(shm.run.copied_bytes, 1000 + 1000 + 7 + 20 + 990);
         assert_eq!((shm.run.bytes, shm.run.seconds, shm.run.cpu_seconds), (1000, 2.0, 1.5));
-        assert_eq!((shm.path.as_str(), shm.shown.as_str(), shm.write_share), ("shm", "shm (x)", 0.99));
+        assert_eq!(
+            (shm.path.as_str(), shm.shown.as_str(), shm.write_share),
+            ("shm", "shm (x)", 0.99)
+        );
         let verbs = said("verbs", 990, 0).done(&before, &after);
         assert_eq!(verbs.run.copied_bytes, 1000 + 1000 + 7 + 20);
         let tcp = said("tcp", 0, 990).done(&before, &after);

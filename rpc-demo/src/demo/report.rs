@@ -1,8 +1,9 @@
 //! What the demonstration measured, as a table: a row for each path, one for a plain copy, and how
 //! the best path compares with the others.
 
-use comfy_table::{Cell, CellAlignment, Table, presets};
 use std::fmt;
+
+use comfy_table::{Cell, CellAlignment, Table, presets};
 
 /// One transfer of the tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -53,7 +54,11 @@ impl Figures {
             let (low, high) = (all.get(all.len().saturating_sub(1) / 2)?, all.get(all.len() / 2)?);
             Some((low + high) / 2.0)
         };
-        Some(Figures { rate: middle(|f| f.rate)?, cpu: middle(|f| f.cpu)?, copied: middle(|f| f.copied)? })
+        Some(Figures {
+            rate: middle(|f| f.rate)?,
+            cpu: middle(|f| f.cpu)?,
+            copied: middle(|f| f.copied)?,
+        })
     }
 
     fn over(&self, other: &Figures) -> Figures {
@@ -182,12 +187,18 @@ mod tests {
     }
 
     fn report() -> Report {
-        Report { plain: vec![run(1.0)], tcp: path("tcp", 4.0, 2.0), best: Some(path("shm", 1.0, 0.8)) }
+        Report {
+            plain: vec![run(1.0)],
+            tcp: path("tcp", 4.0, 2.0),
+            best: Some(path("shm", 1.0, 0.8)),
+        }
     }
 
     /// The cells of a row.
     fn cells<'a>(table: &'a str, name: &str) -> Vec<&'a str> {
-        let line = table.lines().find(|line| line.trim_matches(['│', ' ']).starts_with(&format!("{name}  ")));
+        let line = table
+            .lines()
+            .find(|line| line.trim_matches(['│', ' ']).starts_with(&format!("{name}  ")));
         let line = line.unwrap_or_else(|| panic!("no row '{name}' in\n{table}"));
         line.trim_matches(['│', ' ']).strip_prefix(name).unwrap().split_whitespace().collect()
     }

@@ -2,13 +2,14 @@
 
 mod tables;
 
+use std::process::ExitCode;
+
+use tonic_rdma::{Diagnosis, diagnose};
+
 use crate::cli::Doctor;
 use crate::failure::Failure;
 use crate::names::Shown;
-use crate::net;
-use crate::output;
-use std::process::ExitCode;
-use tonic_rdma::{Diagnosis, diagnose};
+use crate::{net, output};
 
 /// RDMA would be used.
 const RDMA: u8 = 0;
@@ -24,7 +25,8 @@ pub(crate) async fn run(args: Doctor) -> Result<ExitCode, Failure> {
         let way = crate::cli::Path { require_rdma: false, patience: args.patience };
         asked = asked.peer(net::endpoint(server, &way, "--peer")?);
     }
-    let found = asked.await.map_err(|error| Failure::new("no diagnosis", net::causes(&error), ""))?;
+    let found =
+        asked.await.map_err(|error| Failure::new("no diagnosis", net::causes(&error), ""))?;
     match args.json {
         true => output::json(&found)?,
         false => tables::print(&found)?,

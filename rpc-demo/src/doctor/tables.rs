@@ -1,15 +1,20 @@
 //! A diagnosis for people.
 
+use std::fmt::Display;
+
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use tonic_rdma::diagnose::{
+    Cure, Device, Finding, Measured, MemlockReport, ModuleState, Peer, RunsIn, Step,
+};
+use tonic_rdma::{Diagnosis, Reason, Side};
+
 use crate::cli::size_shown;
 use crate::failure::Failure;
 use crate::names::Escaped;
 use crate::output;
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
-use std::fmt::Display;
-use tonic_rdma::diagnose::{Cure, Device, Finding, Measured, MemlockReport, ModuleState, Peer, RunsIn, Step};
-use tonic_rdma::{Diagnosis, Reason, Side};
 
-/// GIDs of a port that are shown: tables of adapters are long, and their ends look like their beginnings.
+/// GIDs of a port that are shown: tables of adapters are long, and their ends look like their
+/// beginnings.
 const GIDS: usize = 16;
 
 /// Columns of a table, at the least and at the most.
@@ -38,7 +43,8 @@ pub(super) fn print(found: &Diagnosis) -> Result<(), Failure> {
     verdict(found)
 }
 
-/// Columns of a table: those of the terminal, within reason, so that its lines are not broken by it.
+/// Columns of a table: those of the terminal, within reason, so that its lines are not broken by
+/// it.
 fn width() -> u16 {
     let terminal = rustix::termios::tcgetwinsize(std::io::stdout()).map(|size| size.ws_col);
     terminal.ok().filter(|columns| *columns > 0).unwrap_or(WIDEST).clamp(NARROWEST, WIDEST)
@@ -55,8 +61,8 @@ fn section(title: &str, table: &Table) -> Result<(), Failure> {
     output::line(format_args!("\n{title}\n{table}"))
 }
 
-/// What may come from a file, a peer or the environment, without what would move the cursor. A command or a reason is
-/// shown whole; what is longer than any of them only a peer has made.
+/// What may come from a file, a peer or the environment, without what would move the cursor. A
+/// command or a reason is shown whole; what is longer than any of them only a peer has made.
 fn shown(text: impl AsRef<str>) -> String {
     let text = text.as_ref();
     let end = text.char_indices().nth(LONGEST).map_or(text.len(), |(at, _)| at);
@@ -75,7 +81,10 @@ fn list<T: Display>(values: impl IntoIterator<Item = T>) -> String {
 fn system(found: &Diagnosis) -> Result<(), Failure> {
     let (host, library, settings) = (&found.host, &found.library, &found.settings);
     let mut table = table(["System", ""]);
-    table.add_row(["kernel", &format!("{} {} {}", host.os, or_dash(host.kernel.as_ref()), host.arch)]);
+    table.add_row([
+        "kernel",
+        &format!("{} {} {}", host.os, or_dash(host.kernel.as_ref()), host.arch),
+    ]);
     table.add_row(["distribution", &or_dash(host.distribution.as_ref())]);
     let runs_in = match host.runs_in {
         RunsIn::Session => "a session",
@@ -86,7 +95,10 @@ fn system(found: &Diagnosis) -> Result<(), Failure> {
     };
     table.add_row([
         "runs in",
-        &host.unit.as_ref().map_or(runs_in.to_owned(), |unit| format!("{runs_in}, {}", shown(unit))),
+        &host
+            .unit
+            .as_ref()
+            .map_or(runs_in.to_owned(), |unit| format!("{runs_in}, {}", shown(unit))),
     ]);
     let core = match (&library.version, &library.error) {
         (Some(version), _) => format!("version {}", shown(version)),
@@ -141,8 +153,10 @@ fn device(device: &Device) -> Result<(), Failure> {
         table.add_row(["limits", &queues]);
         table.add_row(["", &format!("{} regions of {} bytes", limits.max_mr, limits.max_mr_size)]);
     }
-    let usable =
-        device.reason.as_ref().map_or("yes".to_owned(), |reason| format!("no: {}", self::reason(reason)));
+    let usable = device
+        .reason
+        .as_ref()
+        .map_or("yes".to_owned(), |reason| format!("no: {}", self::reason(reason)));
     table.add_row(["usable", &usable]);
     section("Device", &table)?;
 
@@ -217,14 +231,21 @@ fn reason(reason: &Reason) -> String {
 fn pinned(memlock: &MemlockReport) -> Result<(), Failure> {
     let limit = |limit: Option<u64>| limit.map_or("no limit".to_owned(), size_shown);
     let mut table = table(["Pinned memory", ""]);
-    table.add_row(["limit, soft and hard", &format!("{}, {}", limit(memlock.soft), limit(memlock.hard))]);
-    let ignored = if memlock.cap_ipc_lock { "yes: the limit counts on Soft-iWARP only" } else { "no" };
+    table.add_row([
+        "limit, soft and hard",
+        &format!("{}, {}", limit(memlock.soft), limit(memlock.hard)),
+    ]);
+    let ignored =
+        if memlock.cap_ipc_lock { "yes: the limit counts on Soft-iWARP only" } else { "no" };
     table.add_row(["CAP_IPC_LOCK", ignored]);
     table.add_row(["pinned already", &size_shown(memlock.pinned)]);
     table.add_row(["limit that RDMA needs", &size_shown(memlock.needed)]);
     table.add_row(["limit for the whole pool", &size_shown(memlock.wanted)]);
     let gets = memlock.pool_gets.map_or("nothing".to_owned(), size_shown);
-    table.add_row(["pool configured, and got", &format!("{}, {gets}", size_shown(memlock.pool_configured))]);
+    table.add_row([
+        "pool configured, and got",
+        &format!("{}, {gets}", size_shown(memlock.pool_configured)),
+    ]);
     section("Memory", &table)
 }
 
@@ -234,7 +255,12 @@ fn huge_pages(found: &Diagnosis) -> Result<(), Failure> {
     table.add_row(["transparent", &or_dash(huge.transparent.as_ref())]);
     table.add_row([
         "reserved",
-        &format!("{} of {}, {} free", huge.reserved, huge.size.map_or("-".to_owned(), size_shown), huge.free),
+        &format!(
+            "{} of {}, {} free",
+            huge.reserved,
+            huge.size.map_or("-".to_owned(), size_shown),
+            huge.free
+        ),
     ]);
     output::line(format_args!("{table}"))
 }
@@ -292,20 +318,26 @@ fn cure(cure: &Cure) -> Result<(), Failure> {
     let who = if cure.root { " (as root)" } else { "" };
     match &cure.command {
         // As it is: it is to be copied.
-        Some(command) => {
-            output::line(format_args!("    - {}{who}:\n        {}", shown(&cure.what), shown(command)))
-        }
+        Some(command) => output::line(format_args!(
+            "    - {}{who}:\n        {}",
+            shown(&cure.what),
+            shown(command)
+        )),
         None => output::line(format_args!("    - {}", shown(&cure.what))),
     }
 }
 
 fn verdict(found: &Diagnosis) -> Result<(), Failure> {
     match (&found.peer, &found.reason) {
-        (Some(peer), _) if found.rdma => {
-            output::line(format_args!("\nCalls to {} go by {}.", shown(&peer.uri), shown(&peer.path_detail)))
-        }
+        (Some(peer), _) if found.rdma => output::line(format_args!(
+            "\nCalls to {} go by {}.",
+            shown(&peer.uri),
+            shown(&peer.path_detail)
+        )),
         (_, None) if found.rdma => output::line(format_args!("\nRDMA would be used.")),
-        (_, Some(reason)) => output::line(format_args!("\nRDMA would not be used: {}", self::reason(reason))),
+        (_, Some(reason)) => {
+            output::line(format_args!("\nRDMA would not be used: {}", self::reason(reason)))
+        }
         (_, None) => output::line(format_args!("\nRDMA would not be used.")),
     }
 }

@@ -1,9 +1,12 @@
-//! The gRPC form of what goes wrong here: a code, and one line that names the object and says what to do.
+//! The gRPC form of what goes wrong here: a code, and one line that names the object and says what
+//! to do.
+
+use std::io;
+
+use tonic::{Code, Status};
 
 use crate::names::{Name, NameError, Shown};
 use crate::store::{StoreError, UploadError};
-use std::io;
-use tonic::{Code, Status};
 
 pub(super) fn bad_name(name: &str, error: NameError) -> Status {
     Status::invalid_argument(format!("'{}' cannot be the name of an object: {error}", Shown(name)))
@@ -48,14 +51,24 @@ fn failed(doing: &str, name: &str, error: &io::Error) -> Status {
     use io::ErrorKind as Kind;
     let (code, cure) = match error.kind() {
         Kind::NotFound => (Code::NotFound, "see `rpc-demo ls` for what there is"),
-        Kind::PermissionDenied => (Code::PermissionDenied, "check the permissions under the server's root"),
+        Kind::PermissionDenied => {
+            (Code::PermissionDenied, "check the permissions under the server's root")
+        }
         Kind::StorageFull | Kind::QuotaExceeded => {
             (Code::ResourceExhausted, "free some space under the server's root")
         }
-        Kind::FileTooLarge => (Code::ResourceExhausted, "raise the server's limit on file sizes (ulimit -f)"),
-        Kind::ReadOnlyFilesystem => (Code::FailedPrecondition, "the server's root is mounted read-only"),
-        Kind::IsADirectory => (Code::FailedPrecondition, "there is a directory of that name; use another"),
-        Kind::NotADirectory => (Code::FailedPrecondition, "a part of the name is a file; use another name"),
+        Kind::FileTooLarge => {
+            (Code::ResourceExhausted, "raise the server's limit on file sizes (ulimit -f)")
+        }
+        Kind::ReadOnlyFilesystem => {
+            (Code::FailedPrecondition, "the server's root is mounted read-only")
+        }
+        Kind::IsADirectory => {
+            (Code::FailedPrecondition, "there is a directory of that name; use another")
+        }
+        Kind::NotADirectory => {
+            (Code::FailedPrecondition, "a part of the name is a file; use another name")
+        }
         Kind::InvalidFilename => {
             (Code::InvalidArgument, "the server's file system refuses the name; use another")
         }
@@ -74,13 +87,16 @@ fn failed(doing: &str, name: &str, error: &io::Error) -> Status {
 
 fn too_many_files(error: &io::Error) -> bool {
     use rustix::io::Errno;
-    [Errno::MFILE, Errno::NFILE].iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+    [Errno::MFILE, Errno::NFILE]
+        .iter()
+        .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use rustix::io::Errno;
+
+    use super::*;
 
     #[test]
     fn what_a_disk_says_has_a_code_and_names_the_object() {

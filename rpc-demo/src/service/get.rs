@@ -1,24 +1,25 @@
 //! What is read: objects, ranges of them, and checksums.
 
+use std::io;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use futures_util::{StreamExt, stream};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Status;
+
 use super::errors::{status, upload_status};
 use super::{Answers, Service, parse};
 use crate::cli::{CHUNK, CHUNK_MAX, CHUNK_MIN};
 use crate::digest::Digest;
 use crate::names::{Name, Shown};
 use crate::net::fitting;
-use crate::pb::{
-    self, ChecksumsRequest, ChecksumsResponse, GetHeader, GetRequest, GetResponse, checksums_request::Of,
-};
+use crate::pb::checksums_request::Of;
+use crate::pb::{self, ChecksumsRequest, ChecksumsResponse, GetHeader, GetRequest, GetResponse};
 use crate::ranges::Ranges;
 use crate::source::{self, Extent, Piece};
 use crate::store::{Object, StoreError};
-use futures_util::{StreamExt, stream};
-use std::io;
-use std::ops::ControlFlow;
-use std::sync::Arc;
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::Status;
 
 /// Checksums in one message, so that something is heard every few gigabytes.
 const CHECKSUMS_BATCH: usize = 64;
@@ -48,7 +49,8 @@ impl Service {
             })
             .await?;
         let Object { file, size, attributes, version, recorded } = object;
-        let header = GetHeader { size, attributes: Some(attributes.into()), version, crc32c: recorded };
+        let header =
+            GetHeader { size, attributes: Some(attributes.into()), version, crc32c: recorded };
         let expected = match range {
             None => {
                 tracing::info!("get '{name}' over {path}: {size} bytes");
@@ -87,7 +89,11 @@ impl Service {
         let (sender, receiver) = mpsc::channel(4);
         let mut batches = Batches { batch: Vec::new(), sender };
         match of {
-            None => return Err(Status::invalid_argument("checksums of what? name an object or an upload")),
+            None => {
+                return Err(Status::invalid_argument(
+                    "checksums of what? name an object or an upload",
+                ));
+            }
             Some(Of::Upload(id)) => {
                 let upload = self.store.upload(&id).map_err(|error| upload_status(&error))?;
                 let name = upload.name().clone();
@@ -106,10 +112,12 @@ impl Service {
                 let slot = self.reads.take(&name).await?;
                 let wanted = name.clone();
                 let object = self.on_disk(move |store| store.read(&wanted)).await?;
-                let ranges = Ranges::new(object.size, range_size).ok_or_else(|| bad_ranges(&name))?;
+                let ranges =
+                    Ranges::new(object.size, range_size).ok_or_else(|| bad_ranges(&name))?;
                 tokio::task::spawn_blocking(move || {
-                    let done =
-                        source::checksums(&object.file, &ranges, |_, digest| batches.add(digest.crc32c));
+                    let done = source::checksums(&object.file, &ranges, |_, digest| {
+                        batches.add(digest.crc32c)
+                    });
                     batches.end(done.map_err(|error| status("read", &name, &error)));
                     drop(slot);
                 });

@@ -12,7 +12,18 @@ mod get;
 mod put;
 mod slots;
 
+use std::ops::ControlFlow;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use errors::{bad_name, store_status, upload_status};
+use futures_util::Stream;
 pub(crate) use get::damaged;
+use slots::Slots;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
 
 use crate::attributes::Attributes;
 use crate::digest::Digest;
@@ -21,21 +32,12 @@ use crate::pb::object_store_server::ObjectStore;
 use crate::pb::{
     AbortUploadRequest, AbortUploadResponse, BeginUploadRequest, BeginUploadResponse, Checksum,
     ChecksumsRequest, ChecksumsResponse, FinishUploadRequest, GetRequest, GetResponse, ListRequest,
-    ListResponse, MakeDirectoryRequest, MakeDirectoryResponse, PutRequest, PutResponse, RemoveRequest,
-    RemoveResponse, SetAttributesRequest, SetAttributesResponse, StatRequest, StatResponse,
+    ListResponse, MakeDirectoryRequest, MakeDirectoryResponse, PutRequest, PutResponse,
+    RemoveRequest, RemoveResponse, SetAttributesRequest, SetAttributesResponse, StatRequest,
+    StatResponse,
 };
 use crate::ranges::Ranges;
 use crate::store::{Removed, Store, Wanted};
-use errors::{bad_name, store_status, upload_status};
-use futures_util::Stream;
-use slots::Slots;
-use std::ops::ControlFlow;
-use std::pin::Pin;
-use std::sync::Arc;
-use std::time::Duration;
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status, Streaming};
 
 /// Entries of a listing in one message. With names of 4000 bytes it stays below 4 MiB.
 const LIST_BATCH: usize = 256;
@@ -120,7 +122,10 @@ impl IntoStatus for crate::store::UploadError {
 
 #[tonic::async_trait]
 impl ObjectStore for Service {
-    async fn put(&self, request: Request<Streaming<PutRequest>>) -> Result<Response<PutResponse>, Status> {
+    async fn put(
+        &self,
+        request: Request<Streaming<PutRequest>>,
+    ) -> Result<Response<PutResponse>, Status> {
         let path = tonic_rdma::connect_info(&request).path;
         let stored = self.receive(path, request.into_inner()).await?;
         Ok(Response::new(PutResponse { stored: Some(stored.into()) }))
@@ -130,7 +135,8 @@ impl ObjectStore for Service {
         &self,
         request: Request<BeginUploadRequest>,
     ) -> Result<Response<BeginUploadResponse>, Status> {
-        let BeginUploadRequest { name, size, range_size, attributes, resume } = request.into_inner();
+        let BeginUploadRequest { name, size, range_size, attributes, resume } =
+            request.into_inner();
         let name = parse(&name)?;
         let ranges = Ranges::new(size, range_size).ok_or_else(|| get::bad_ranges(&name))?;
         let attributes = attributes.map(Attributes::from).unwrap_or_default();
@@ -148,7 +154,8 @@ impl ObjectStore for Service {
         let Some(digest) = digest.map(Digest::from) else {
             return Err(Status::invalid_argument("an upload is finished with its digest"));
         };
-        let name = self.store.upload(&upload).map_err(|error| upload_status(&error))?.name().clone();
+        let name =
+            self.store.upload(&upload).map_err(|error| upload_status(&error))?.name().clone();
         let stored = self.on_disk(move |store| store.finish_upload(&upload, digest)).await?;
         tracing::info!("put '{name}' in ranges over {path}: {stored}");
         Ok(Response::new(PutResponse { stored: Some(stored.into()) }))
@@ -188,7 +195,10 @@ impl ObjectStore for Service {
 
     type ListStream = Answers<ListResponse>;
 
-    async fn list(&self, request: Request<ListRequest>) -> Result<Response<Self::ListStream>, Status> {
+    async fn list(
+        &self,
+        request: Request<ListRequest>,
+    ) -> Result<Response<Self::ListStream>, Status> {
         let request = request.into_inner();
         let checksum = request.checksum();
         let name = if request.name.is_empty() { None } else { Some(parse(&request.name)?) };
@@ -242,13 +252,18 @@ impl ObjectStore for Service {
         Ok(Response::new(SetAttributesResponse {}))
     }
 
-    async fn remove(&self, request: Request<RemoveRequest>) -> Result<Response<RemoveResponse>, Status> {
+    async fn remove(
+        &self,
+        request: Request<RemoveRequest>,
+    ) -> Result<Response<RemoveResponse>, Status> {
         let RemoveRequest { name, recursive } = request.into_inner();
         let name = parse(&name)?;
         let shown = name.to_string();
         let Removed { files, directories, bytes } =
             self.on_disk(move |store| store.remove(&name, recursive)).await?;
-        tracing::info!("removed '{shown}': {bytes} bytes in {files} files, {directories} directories");
+        tracing::info!(
+            "removed '{shown}': {bytes} bytes in {files} files, {directories} directories"
+        );
         Ok(Response::new(RemoveResponse { files, directories, bytes }))
     }
 }

@@ -1,15 +1,18 @@
 //! What arrives: whole objects, and ranges of uploads.
 
+use std::io;
+
+use bytes::Bytes;
+use tonic::{Status, Streaming};
+
 use super::Service;
 use super::errors::{breach, differs, status, upload_status};
 use crate::attributes::Attributes;
 use crate::digest::Digest;
 use crate::names::{Name, Shown};
-use crate::pb::{ObjectHead, PutRequest, RangeHead, put_request::Head};
+use crate::pb::put_request::Head;
+use crate::pb::{ObjectHead, PutRequest, RangeHead};
 use crate::sink::{Part, Room, Writer, write_at};
-use bytes::Bytes;
-use std::io;
-use tonic::{Status, Streaming};
 
 impl Service {
     /// Takes the stream of one put; returns what was stored.
@@ -31,18 +34,25 @@ impl Service {
                 }
                 let _slot = self.writes.take(&name).await?;
                 let stored = self.object(&name, head, begun).await.inspect_err(|status| {
-                    tracing::info!("put of '{name}' over {path} failed: {}", Shown(status.message()));
+                    tracing::info!(
+                        "put of '{name}' over {path} failed: {}",
+                        Shown(status.message())
+                    );
                 })?;
                 tracing::info!("put '{name}' over {path}: {stored}");
                 Ok(stored)
             }
             Head::Range(head) => {
-                let upload = self.store.upload(&head.upload).map_err(|error| upload_status(&error))?;
+                let upload =
+                    self.store.upload(&head.upload).map_err(|error| upload_status(&error))?;
                 let name = upload.name().clone();
                 let _slot = self.writes.take(&name).await?;
                 let stored = self.range(&name, &head, begun).await.inspect_err(|status| {
                     let why = Shown(status.message()).to_string();
-                    tracing::info!("put of range {} of '{name}' over {path} failed: {why}", head.index);
+                    tracing::info!(
+                        "put of range {} of '{name}' over {path} failed: {why}",
+                        head.index
+                    );
                 })?;
                 tracing::debug!("put range {} of '{name}' over {path}: {stored}", head.index);
                 Ok(stored)
@@ -93,8 +103,11 @@ impl Service {
 
     async fn range(&self, name: &Name, head: &RangeHead, begun: Begun) -> Result<Digest, Status> {
         let failed = |error| upload_status(&error);
-        let claim =
-            self.store.upload(&head.upload).and_then(|upload| upload.claim(head.index)).map_err(failed)?;
+        let claim = self
+            .store
+            .upload(&head.upload)
+            .and_then(|upload| upload.claim(head.index))
+            .map_err(failed)?;
         let length = Some(claim.length());
         let (arrived, promised) = begun.write(name, claim.clone(), length).await?;
         announced(name, length, arrived.size)?;
@@ -126,8 +139,9 @@ impl Begun {
         }
     }
 
-    /// Writes all of it; returns what arrived and what was promised. Ends at once when it is more than `size`. However it
-    /// ends, `room` is free again by then: whoever is told of a failure may try anew.
+    /// Writes all of it; returns what arrived and what was promised. Ends at once when it is more
+    /// than `size`. However it ends, `room` is free again by then: whoever is told of a failure may
+    /// try anew.
     async fn write(
         self,
         name: &Name,
@@ -145,7 +159,8 @@ impl Begun {
         Ok((written.map_err(|error| status("write", name, &error))?, promised))
     }
 
-    /// Hands all of it to the writer; returns what was promised, or None when the writer has stopped.
+    /// Hands all of it to the writer; returns what was promised, or None when the writer has
+    /// stopped.
     async fn take(
         mut self,
         name: &Name,
@@ -174,7 +189,8 @@ impl Begun {
                 }
                 Some(_) => return Err(breach(name, "a second head")),
                 None => {
-                    let message = format!("the transfer of '{name}' ended early; nothing was stored");
+                    let message =
+                        format!("the transfer of '{name}' ended early; nothing was stored");
                     return Err(Status::aborted(message));
                 }
             }

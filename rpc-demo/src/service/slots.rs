@@ -3,13 +3,15 @@
 use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
+
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::Status;
 
 /// How long a transfer waits for its turn.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Places for transfers of one kind. Each transfer holds a thread for the disk, and there is not any number of those.
+/// Places for transfers of one kind. Each transfer holds a thread for the disk, and there is not
+/// any number of those.
 #[derive(Clone)]
 pub(super) struct Slots {
     free: Arc<Semaphore>,
@@ -37,8 +39,9 @@ impl Slots {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use futures_util::FutureExt;
+
+    use super::*;
 
     #[tokio::test]
     async fn one_more_waits_until_a_place_is_free() {

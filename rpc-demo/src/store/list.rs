@@ -1,15 +1,17 @@
 //! Walking the store.
 
-use super::{Doing, Store, StoreError};
-use crate::attributes::Attributes;
-use crate::names::{Name, PRIVATE_DIR};
-use crate::pb::{Checksum, Entry, entry::Kind};
-use crate::source;
-use cap_std::fs::Metadata;
-use cap_std::fs::PermissionsExt;
 use std::ffi::OsString;
 use std::io;
 use std::ops::ControlFlow;
+
+use cap_std::fs::{Metadata, PermissionsExt};
+
+use super::{Doing, Store, StoreError};
+use crate::attributes::Attributes;
+use crate::names::{Name, PRIVATE_DIR};
+use crate::pb::entry::Kind;
+use crate::pb::{Checksum, Entry};
+use crate::source;
 
 impl Store {
     /// Describes an object or directory.
@@ -18,8 +20,9 @@ impl Store {
         Ok(self.summed(describe(name.as_str(), &metadata), checksum))
     }
 
-    /// Shows `emit` the object `name`, or the directory and all below it: parents first, each directory sorted by
-    /// name. `None` is the root, which is not itself shown. What cannot be served is shown with a note.
+    /// Shows `emit` the object `name`, or the directory and all below it: parents first, each
+    /// directory sorted by name. `None` is the root, which is not itself shown. What cannot be
+    /// served is shown with a note.
     pub(crate) fn list(
         &self,
         name: Option<&Name>,
@@ -30,7 +33,8 @@ impl Store {
         match name {
             None => levels.push((String::new(), self.children("").doing("list", "")?.into_iter())),
             Some(name) => {
-                let metadata = self.root.symlink_metadata(name.as_str()).doing("list", name.as_str())?;
+                let metadata =
+                    self.root.symlink_metadata(name.as_str()).doing("list", name.as_str())?;
                 let entry = describe(name.as_str(), &metadata);
                 let directory = entry.kind() == Kind::Directory;
                 if emit(self.summed(entry, checksum)).is_break() {
@@ -77,7 +81,8 @@ impl Store {
         entry
     }
 
-    /// One child, and for a directory its children in turn. `None` for what is no one's business, or gone by now.
+    /// One child, and for a directory its children in turn. `None` for what is no one's business,
+    /// or gone by now.
     fn look(&self, parent: &str, child: &OsString) -> Option<(Entry, Option<Vec<OsString>>)> {
         if parent.is_empty() && child == PRIVATE_DIR {
             return None;
@@ -88,7 +93,10 @@ impl Store {
             return Some((noted(full, Kind::Other, "its name is not UTF-8".into()), None));
         }
         if let Err(error) = Name::parse(&full) {
-            return Some((noted(full, Kind::Other, format!("its name cannot be used: {error}")), None));
+            return Some((
+                noted(full, Kind::Other, format!("its name cannot be used: {error}")),
+                None,
+            ));
         }
         let failed = |full, error: io::Error| match error.kind() {
             io::ErrorKind::NotFound => None,

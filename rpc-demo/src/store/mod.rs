@@ -1,8 +1,8 @@
 //! The server's directory: objects are plain files under it, and nothing leads out of it.
 //!
-//! Every path is resolved beneath the root's own descriptor (cap-std: `openat2` with RESOLVE_BENEATH where the kernel
-//! has it), so neither `..` nor a symbolic link leaves the root. A link inside it is followed on the way to an object,
-//! but an object itself is a regular file.
+//! Every path is resolved beneath the root's own descriptor (cap-std: `openat2` with
+//! RESOLVE_BENEATH where the kernel has it), so neither `..` nor a symbolic link leaves the root. A
+//! link inside it is followed on the way to an object, but an object itself is a regular file.
 //!
 //! Calls here block on the disk.
 
@@ -11,16 +11,6 @@ mod record;
 mod remove;
 mod upload;
 
-pub(crate) use remove::Removed;
-pub(crate) use upload::{UploadError, Wanted};
-
-use crate::attributes::Attributes;
-use crate::digest::Digest;
-use crate::names::{Name, PRIVATE_DIR};
-use crate::sink::{Pending, sync_dir};
-use cap_std::ambient_authority;
-use cap_std::fs::{Dir, OpenOptions, OpenOptionsExt};
-use rustix::fs::{FlockOperation, OFlags, flock};
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -28,7 +18,18 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+
+use cap_std::ambient_authority;
+use cap_std::fs::{Dir, OpenOptions, OpenOptionsExt};
+pub(crate) use remove::Removed;
+use rustix::fs::{FlockOperation, OFlags, flock};
 use upload::Uploads;
+pub(crate) use upload::{UploadError, Wanted};
+
+use crate::attributes::Attributes;
+use crate::digest::Digest;
+use crate::names::{Name, PRIVATE_DIR};
+use crate::sink::{Pending, sync_dir};
 
 /// Permission bits that the server needs to serve a file, and a directory.
 pub(crate) const FILE_LEAST: u32 = 0o400;
@@ -77,7 +78,11 @@ trait Doing<T> {
 impl<T> Doing<T> for io::Result<T> {
     fn doing(self, doing: &'static str, name: &str) -> Result<T, StoreError> {
         let name = if name.is_empty() { "/" } else { name };
-        self.map_err(|error| StoreError { doing, name: crate::names::Shown(name).to_string(), error })
+        self.map_err(|error| StoreError {
+            doing,
+            name: crate::names::Shown(name).to_string(),
+            error,
+        })
     }
 }
 
@@ -91,7 +96,8 @@ pub(crate) struct Object {
     pub(crate) attributes: Attributes,
     /// Changes when the object is replaced or changed.
     pub(crate) version: String,
-    /// CRC32C of the content as it was stored, if that is known and the file was not changed by other means since.
+    /// CRC32C of the content as it was stored, if that is known and the file was not changed by
+    /// other means since.
     pub(crate) recorded: Option<u32>,
 }
 
@@ -102,7 +108,9 @@ pub(crate) enum OpenError {
     Missing(String),
     #[error("'{0}' is not a directory; name one with --root")]
     NotADirectory(String),
-    #[error("another rpc-demo serves '{0}' already; stop it, or name another directory with --root")]
+    #[error(
+        "another rpc-demo serves '{0}' already; stop it, or name another directory with --root"
+    )]
     Busy(String),
     #[error("cannot use '{0}': {1}; the server needs to read and write there")]
     Io(String, io::Error),
@@ -125,7 +133,8 @@ impl Store {
             return Err(failed(error));
         }
         let temp = root.open_dir(PRIVATE_DIR).map_err(failed)?;
-        let lock = temp.open_with(LOCK, OpenOptions::new().write(true).create(true)).map_err(failed)?;
+        let lock =
+            temp.open_with(LOCK, OpenOptions::new().write(true).create(true)).map_err(failed)?;
         let lock = lock.into_std();
         flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|error| match error {
             rustix::io::Errno::WOULDBLOCK => OpenError::Busy(shown.clone()),
@@ -141,7 +150,9 @@ impl Store {
         };
         let stale = store.remove_stale().map_err(failed)?;
         if stale > 0 {
-            tracing::warn!("removed {stale} unfinished files that an earlier server left in {shown}");
+            tracing::warn!(
+                "removed {stale} unfinished files that an earlier server left in {shown}"
+            );
         }
         if !store.begin(false).and_then(|probe| record::supported(probe.file())).map_err(failed)? {
             tracing::warn!(
@@ -189,7 +200,8 @@ impl Store {
         pending.place(&dir, last, self.options.sync).doing("write", name.as_str())
     }
 
-    /// Makes a directory and its parents, durably. `writable`: the server's user may write in it afterwards.
+    /// Makes a directory and its parents, durably. `writable`: the server's user may write in it
+    /// afterwards.
     pub(crate) fn make_dir(&self, name: &Name, writable: bool) -> Result<(), StoreError> {
         let make = || {
             let dir = self.make_dir_at(name.as_str())?;
@@ -206,14 +218,19 @@ impl Store {
     }
 
     /// Sets mode and time of an object or directory.
-    pub(crate) fn set_attributes(&self, name: &Name, attributes: &Attributes) -> Result<(), StoreError> {
+    pub(crate) fn set_attributes(
+        &self,
+        name: &Name,
+        attributes: &Attributes,
+    ) -> Result<(), StoreError> {
         let set = || {
             if self.root.symlink_metadata(name.as_str())?.is_dir() {
                 let dir = self.root.open_dir(name.as_str())?.open(".")?.into_std();
                 attributes.apply(&dir, DIRECTORY_LEAST)?;
                 return if self.options.sync { dir.sync_all() } else { Ok(()) };
             }
-            let Object { file, size, attributes: had, recorded, .. } = self.read_at(name.as_str())?;
+            let Object { file, size, attributes: had, recorded, .. } =
+                self.read_at(name.as_str())?;
             if let (Some(crc32c), Some(_)) = (recorded, attributes.modified) {
                 let mode = attributes.mode.or(had.mode);
                 Attributes { mode, modified: None }.apply_mode(&file, 0o600)?;
@@ -263,7 +280,8 @@ impl Store {
         regular(&self.root.symlink_metadata(path)?)?;
         // Were it replaced by a pipe in between, opening it must not wait for a writer.
         let nonblock = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
-        let file = self.root.open_with(path, OpenOptions::new().read(true).custom_flags(nonblock))?;
+        let file =
+            self.root.open_with(path, OpenOptions::new().read(true).custom_flags(nonblock))?;
         regular(&file.metadata()?)?;
         let file = file.into_std();
         let recorded = record::read(&file)?;
@@ -278,7 +296,8 @@ impl Store {
     }
 }
 
-/// Another one for every file that is put in the place of an object, and for one that was written to.
+/// Another one for every file that is put in the place of an object, and for one that was written
+/// to.
 fn version(metadata: &Metadata) -> String {
     let (seconds, nanos) = (metadata.mtime(), metadata.mtime_nsec());
     format!("{:x}-{:x}-{seconds:x}.{nanos:x}", metadata.ino(), metadata.size())
@@ -291,6 +310,9 @@ fn regular(metadata: &cap_std::fs::Metadata) -> io::Result<()> {
     } else if metadata.is_dir() {
         Err(io::ErrorKind::IsADirectory.into())
     } else {
-        Err(io::Error::new(io::ErrorKind::InvalidInput, "it is neither a regular file nor a directory"))
+        Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "it is neither a regular file nor a directory",
+        ))
     }
 }

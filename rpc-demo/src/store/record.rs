@@ -1,16 +1,19 @@
 //! The CRC32C of a stored object, kept with it in an extended attribute.
 //!
-//! It is written before the object gets its name, so the two appear at once, and it goes wherever the file goes. It
-//! says of which length and modification time it speaks: a file that someone edits in place is served as it is now,
-//! while bytes that changed by themselves, under the same length and time, are found when the object is read. On a file
-//! system without extended attributes nothing is recorded.
+//! It is written before the object gets its name, so the two appear at once, and it goes wherever
+//! the file goes. It says of which length and modification time it speaks: a file that someone
+//! edits in place is served as it is now, while bytes that changed by themselves, under the same
+//! length and time, are found when the object is read. On a file system without extended attributes
+//! nothing is recorded.
 
-use crate::digest::Digest;
-use rustix::fs::XattrFlags;
-use rustix::io::Errno;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
+
+use rustix::fs::XattrFlags;
+use rustix::io::Errno;
+
+use crate::digest::Digest;
 
 const ATTRIBUTE: &str = "user.rpc-demo.crc32c";
 
@@ -58,7 +61,10 @@ type Stamp = (u64, i128);
 
 fn stamp(file: &File) -> io::Result<Stamp> {
     let metadata = file.metadata()?;
-    Ok((metadata.size(), i128::from(metadata.mtime()) * 1_000_000_000 + i128::from(metadata.mtime_nsec())))
+    Ok((
+        metadata.size(),
+        i128::from(metadata.mtime()) * 1_000_000_000 + i128::from(metadata.mtime_nsec()),
+    ))
 }
 
 fn encode(crc32c: u32, (size, modified): Stamp) -> String {
@@ -86,7 +92,9 @@ mod tests {
         let stamp = (u64::MAX, -1_000_000_000_000_000_000_000);
         assert!(encode(u32::MAX, stamp).len() <= MAX);
         assert_eq!(decode(encode(0xabc, stamp).as_bytes()), Some((0xabc, stamp)));
-        for bad in ["", "x 1 1", "00000001 1", "00000001 1 1 1", "00000001  1", "100000000 1 1", "\u{ff}"] {
+        for bad in
+            ["", "x 1 1", "00000001 1", "00000001 1 1 1", "00000001  1", "100000000 1 1", "\u{ff}"]
+        {
             assert_eq!(decode(bad.as_bytes()), None, "{bad:?}");
         }
     }

@@ -1,11 +1,13 @@
 //! Removing: objects, directories, and what an earlier server left unfinished.
 
-use super::{Doing, LOCK, Store, StoreError, upload};
-use crate::names::Name;
-use crate::pb::{Checksum, entry::Kind};
 use std::io;
 use std::ops::ControlFlow;
 use std::time::SystemTime;
+
+use super::{Doing, LOCK, Store, StoreError, upload};
+use crate::names::Name;
+use crate::pb::Checksum;
+use crate::pb::entry::Kind;
 
 /// What was removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,8 +19,8 @@ pub(crate) struct Removed {
 }
 
 impl Store {
-    /// Removes an object, or anything else that is no directory; a directory with all below it only when `recursive`. A
-    /// directory disappears at once, before its content is removed.
+    /// Removes an object, or anything else that is no directory; a directory with all below it only
+    /// when `recursive`. A directory disappears at once, before its content is removed.
     pub(crate) fn remove(&self, name: &Name, recursive: bool) -> Result<Removed, StoreError> {
         const DOING: &str = "remove";
         let mut removed = Removed::default();
@@ -54,7 +56,8 @@ impl Store {
         Ok(removed)
     }
 
-    /// Removes what an earlier server left unfinished, except uploads that can be taken up; returns how much there was.
+    /// Removes what an earlier server left unfinished, except uploads that can be taken up; returns
+    /// how much there was.
     pub(super) fn remove_stale(&self) -> io::Result<usize> {
         let mut count = 0;
         for entry in self.temp.entries()? {
@@ -77,7 +80,8 @@ impl Store {
 
     /// Whether what an upload has received is too old to be kept. A time in the future is not.
     pub(super) fn expired(&self, metadata: &cap_std::fs::Metadata) -> bool {
-        let modified = metadata.modified().map(|time| time.into_std()).unwrap_or(SystemTime::UNIX_EPOCH);
+        let modified =
+            metadata.modified().map(|time| time.into_std()).unwrap_or(SystemTime::UNIX_EPOCH);
         let age = SystemTime::now().duration_since(modified).unwrap_or_default();
         age >= self.options.keep_uploads
     }

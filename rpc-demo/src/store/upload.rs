@@ -1,8 +1,9 @@
 //! Uploads: objects that arrive in ranges, and may be taken up again after an interruption.
 //!
-//! An upload's file has its full length from the beginning and is filled range by range. Which ranges it holds is kept
-//! in memory only. After an interruption that is found out by comparing checksums of its ranges with those of the
-//! sender's file: nothing else than the content itself can be wrong about it, also after a crash.
+//! An upload's file has its full length from the beginning and is filled range by range. Which
+//! ranges it holds is kept in memory only. After an interruption that is found out by comparing
+//! checksums of its ranges with those of the sender's file: nothing else than the content itself
+//! can be wrong about it, also after a crash.
 //!
 //! | state of a range | on | becomes |
 //! |---|---|---|
@@ -12,16 +13,9 @@
 //! | `Writing` | the claim is dropped | `Missing` |
 //! | `Present` | claim (the client's bytes differ) | `Writing` |
 //!
-//! An upload ends when it is finished, aborted, taken over by a client that resumes it, or idle for long. From then on
-//! no write reaches its file, wherever its writers are.
+//! An upload ends when it is finished, aborted, taken over by a client that resumes it, or idle for
+//! long. From then on no write reaches its file, wherever its writers are.
 
-use super::{Doing, Store, StoreError};
-use crate::attributes::Attributes;
-use crate::digest::Digest;
-use crate::names::Name;
-use crate::ranges::Ranges;
-use crate::sink::{Pending, Room, Written, write_at};
-use crate::source;
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io;
@@ -30,6 +24,14 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
+
+use super::{Doing, Store, StoreError};
+use crate::attributes::Attributes;
+use crate::digest::Digest;
+use crate::names::Name;
+use crate::ranges::Ranges;
+use crate::sink::{Pending, Room, Written, write_at};
+use crate::source;
 
 /// An upload that nobody uses for so long is closed; what it has received stays.
 const IDLE: Duration = Duration::from_secs(600);
@@ -84,7 +86,9 @@ pub(crate) enum UploadError {
     Twice(usize, Name),
     #[error("{0} of the {1} ranges of '{2}' have not arrived")]
     Incomplete(usize, usize, Name),
-    #[error("'{name}' arrived as {stored} where {promised} was sent; nothing was stored, send it again")]
+    #[error(
+        "'{name}' arrived as {stored} where {promised} was sent; nothing was stored, send it again"
+    )]
     Differs { name: Name, stored: Digest, promised: Digest },
     #[error("'{0}' cannot be taken: {OPEN_MAX} uploads are open; try again later")]
     TooMany(Name),
@@ -116,13 +120,15 @@ pub(super) fn is_one(file: &OsStr) -> bool {
 }
 
 impl Store {
-    /// Begins an upload. Returns the text that names it, itself, and whether an earlier one was taken up.
+    /// Begins an upload. Returns the text that names it, itself, and whether an earlier one was
+    /// taken up.
     pub(crate) fn begin_upload(&self, wanted: Wanted) -> Result<(String, bool), UploadError> {
         let _one = lock(&self.uploads.beginning);
         let Wanted { name, ranges, attributes, resume } = wanted;
         let stem = stem(&name, ranges.size());
         self.close_where(|upload| {
-            (resume && upload.name == name && upload.ranges.size() == ranges.size()) || upload.idle()
+            (resume && upload.name == name && upload.ranges.size() == ranges.size())
+                || upload.idle()
         });
         if lock(&self.uploads.open).len() >= OPEN_MAX {
             return Err(UploadError::TooMany(name));
@@ -150,7 +156,8 @@ impl Store {
         };
         let doing = |result: io::Result<_>| result.doing("write", name.as_str());
         let (mut pending, temp, resumed) = doing(begin())?;
-        let has = pending.file().metadata().map(|metadata| metadata.blocks() * 512).unwrap_or_default();
+        let has =
+            pending.file().metadata().map(|metadata| metadata.blocks() * 512).unwrap_or_default();
         let need = ranges.size().saturating_sub(has);
         if let Some(free) = self.free().filter(|free| *free < need) {
             return Err(UploadError::NoRoom { name, need, free });
@@ -289,8 +296,8 @@ impl Upload {
         Ok(digest)
     }
 
-    /// Reads what it has received and tells the checksum of each range; those count as present unless the client sends
-    /// them again. Blocks.
+    /// Reads what it has received and tells the checksum of each range; those count as present
+    /// unless the client sends them again. Blocks.
     pub(crate) fn checksums(&self, mut emit: impl FnMut(u32) -> ControlFlow<()>) -> io::Result<()> {
         source::checksums(&self.file, &self.ranges, |index, digest| {
             if let Some(part @ Part::Missing) = lock(&self.parts).get_mut(index) {
@@ -368,7 +375,10 @@ impl Room for Claim {
     fn write(&mut self, bytes: &[u8], offset: u64) -> io::Result<()> {
         let right = &self.0;
         if offset.saturating_add(bytes.len() as u64) > right.length {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "more bytes came than the range has"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "more bytes came than the range has",
+            ));
         }
         let open = right.upload.open.read().unwrap_or_else(PoisonError::into_inner);
         if !*open {
@@ -378,8 +388,8 @@ impl Room for Claim {
     }
 }
 
-/// What the files of uploads of this name and size begin with. Two names may share it; the content then differs, and is
-/// sent.
+/// What the files of uploads of this name and size begin with. Two names may share it; the content
+/// then differs, and is sent.
 fn stem(name: &Name, size: u64) -> String {
     format!("{:016x}-{size}-", crate::names::hash(name.as_str()))
 }
@@ -458,7 +468,10 @@ mod tests {
         assert_eq!(found[1], expected[1]);
         assert!(found[0] != expected[0] && found[2] != expected[2]);
         // Zeros count as present until they are sent again.
-        assert!(matches!(next.finish_upload(&id, Digest::of(b"")), Err(UploadError::Differs { .. })));
+        assert!(matches!(
+            next.finish_upload(&id, Digest::of(b"")),
+            Err(UploadError::Differs { .. })
+        ));
         assert!(matches!(next.upload(&id), Err(UploadError::Unknown)));
         let (id, resumed) = next.begin_upload(wanted(true)).unwrap();
         assert!(!resumed, "what did not add up is gone");
@@ -473,7 +486,10 @@ mod tests {
         let (old, _) = store.begin_upload(wanted(false)).unwrap();
         let mut late = store.upload(&old).unwrap().claim(0).unwrap();
         assert!(matches!(store.upload(&old).unwrap().claim(0), Err(UploadError::Twice(0, _))));
-        assert!(matches!(store.upload(&old).unwrap().claim(3), Err(UploadError::NoSuchRange(3, 3, _))));
+        assert!(matches!(
+            store.upload(&old).unwrap().claim(3),
+            Err(UploadError::NoSuchRange(3, 3, _))
+        ));
         let (new, resumed) = store.begin_upload(wanted(true)).unwrap();
         assert!(resumed);
         assert!(matches!(store.upload(&old), Err(UploadError::Unknown)));
@@ -520,7 +536,8 @@ mod tests {
         std::fs::create_dir_all(temp.join("8.removed/sub")).unwrap();
         drop(store(dir.path()));
         assert_eq!(files(), 1);
-        let next = Store::open(dir.path(), Options { sync: false, keep_uploads: Duration::ZERO }).unwrap();
+        let next =
+            Store::open(dir.path(), Options { sync: false, keep_uploads: Duration::ZERO }).unwrap();
         assert_eq!(files(), 0);
         next.begin_upload(wanted(false)).unwrap();
         next.sweep_uploads().unwrap();

@@ -1,10 +1,11 @@
 //! What all items of one command share.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use super::Item;
 use crate::cli;
 use crate::progress::Progress;
 use crate::summary::Tally;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What is done to a content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

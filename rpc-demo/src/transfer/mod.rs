@@ -8,8 +8,8 @@
 //! | `ranged` | a large content, in ranges |
 //! | `job` | what all items of one command share: limits, counts, progress |
 //!
-//! A [`Plan`] says what is to be moved. Its files are cut into units, each a file or a range of a large one, and a fixed
-//! number of tasks moves them, in order. The first failure ends all of them.
+//! A [`Plan`] says what is to be moved. Its files are cut into units, each a file or a range of a
+//! large one, and a fixed number of tasks moves them, in order. The first failure ends all of them.
 
 mod job;
 mod origin;
@@ -18,20 +18,22 @@ mod ranged;
 mod target;
 mod whole;
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 pub(crate) use job::{Job, Verb};
 pub(crate) use origin::{Origin, blocking};
 pub(crate) use pieces::Pieces;
+use ranged::Large;
 pub(crate) use target::{Place, Target};
+use tokio::task::JoinSet;
 pub(crate) use whole::send;
 
 use crate::attributes::Attributes;
 use crate::failure::Failure;
-use crate::pb::{Entry, ObjectHead, put_request::Head};
+use crate::pb::put_request::Head;
+use crate::pb::{Entry, ObjectHead};
 use crate::ranges::Ranges;
 use crate::store::FILE_LEAST;
-use ranged::Large;
-use std::sync::{Arc, Mutex, PoisonError};
-use tokio::task::JoinSet;
 
 /// A file to be moved.
 #[derive(Clone)]
@@ -84,15 +86,18 @@ pub(crate) struct Plan {
 impl Plan {
     /// Bytes of all files, where all are known.
     pub(crate) fn bytes(&self) -> Option<u64> {
-        self.items.iter().map(|item| item.size).try_fold(0_u64, |sum, size| Some(sum.saturating_add(size?)))
+        self.items
+            .iter()
+            .map(|item| item.size)
+            .try_fold(0_u64, |sum, size| Some(sum.saturating_add(size?)))
     }
 
     /// Moves everything.
     pub(crate) async fn run(self, job: Arc<Job>) -> Result<(), Failure> {
         let Plan { items, directories, skipped } = self;
         job.skipped(skipped);
-        // A directory that its owner may not write in is opened for the time of the transfer. The first of a tree also
-        // shows whether there can be one of its name.
+        // A directory that its owner may not write in is opened for the time of the transfer. The
+        // first of a tree also shows whether there can be one of its name.
         for directory in &directories {
             let closed = directory.attributes.mode.is_some_and(|mode| mode & 0o200 == 0);
             if closed || directory.empty || directory.top {
@@ -127,7 +132,8 @@ enum Unit {
 }
 
 fn units(job: &Job, item: Item) -> Box<dyn Iterator<Item = Unit> + Send> {
-    let size = item.size.filter(|size| *size > job.range_size && !matches!(item.origin, Origin::Stdin));
+    let size =
+        item.size.filter(|size| *size > job.range_size && !matches!(item.origin, Origin::Stdin));
     let Some(size) = size else { return Box::new(std::iter::once(Unit::Whole(Box::new(item)))) };
     let ranges = Ranges::near(size, job.range_size);
     let large = Arc::new(Large::new(job, item, ranges));
@@ -174,7 +180,8 @@ async fn one(job: &Job, item: Item) -> Result<(), Failure> {
     let (known, pieces) = item.origin.whole(what.clone(), job.chunk, item.target.pool()).await?;
     let digest = match &item.target {
         Target::Object(connection, name) => {
-            // A file of this side says what it is when it is opened; of an object that is what was listed.
+            // A file of this side says what it is when it is opened; of an object that is what was
+            // listed.
             let attributes = match item.origin {
                 Origin::Object(..) => item.attributes,
                 _ => known.attributes,
@@ -207,7 +214,9 @@ async fn there(item: &Item, size: Option<u64>) -> Result<bool, Failure> {
             let Some(theirs) = there.crc32c else { return Ok(false) };
             let ours = match (&item.origin, item.crc32c) {
                 (Origin::Object(..), known) => known,
-                _ => Some(item.origin.file_digest().await?).filter(|it| it.size == size).map(|it| it.crc32c),
+                _ => Some(item.origin.file_digest().await?)
+                    .filter(|it| it.size == size)
+                    .map(|it| it.crc32c),
             };
             if ours != Some(theirs) {
                 return Ok(false);
@@ -216,9 +225,13 @@ async fn there(item: &Item, size: Option<u64>) -> Result<bool, Failure> {
         }
         Target::File(place) => {
             let here = place.clone();
-            let look = blocking(move || here.look(size)).await.map_err(|error| place.cannot_write(&error))?;
+            let look = blocking(move || here.look(size))
+                .await
+                .map_err(|error| place.cannot_write(&error))?;
             match look {
-                Some((attributes, digest)) if digest.size == size && Some(digest.crc32c) == item.crc32c => {
+                Some((attributes, digest))
+                    if digest.size == size && Some(digest.crc32c) == item.crc32c =>
+                {
                     (attributes, 0)
                 }
                 _ => return Ok(false),

@@ -1,21 +1,24 @@
 //! Where a content comes from: a file of this side, stdin, or an object of a server.
 
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tonic_rdma::Pool;
+
 use super::pieces::{Pieces, Reading, breach};
 use crate::attributes::Attributes;
 use crate::digest::Digest;
 use crate::failure::Failure;
 use crate::names::Name;
 use crate::net::{Connection, fitting};
-use crate::pb::{ChecksumsRequest, GetHeader, GetRequest, Range, checksums_request::Of};
+use crate::pb::checksums_request::Of;
+use crate::pb::{ChecksumsRequest, GetHeader, GetRequest, Range};
 use crate::ranges::Ranges;
 use crate::source::{self, BLOCK, Extent};
 use crate::tree::shown;
-use std::fs::File;
-use std::io;
-use std::os::fd::AsFd;
-use std::path::PathBuf;
-use std::sync::Arc;
-use tonic_rdma::Pool;
 
 /// Where a content comes from.
 #[derive(Clone)]
@@ -61,7 +64,8 @@ impl Origin {
         move |error| Failure::io(what.clone(), &error).for_good()
     }
 
-    /// The whole content. `what` is what the transfer is called if it fails; a file is read into memory of the pool.
+    /// The whole content. `what` is what the transfer is called if it fails; a file is read into
+    /// memory of the pool.
     pub(super) async fn whole(
         &self,
         what: String,
@@ -77,7 +81,9 @@ impl Origin {
                 Ok((Known { size: Some(header.size), attributes }, pieces))
             }
             Origin::Stdin => {
-                let open = || -> io::Result<_> { Ok(File::from(io::stdin().as_fd().try_clone_to_owned()?)) };
+                let open = || -> io::Result<_> {
+                    Ok(File::from(io::stdin().as_fd().try_clone_to_owned()?))
+                };
                 let file = open().map_err(failed)?;
                 let pieces = source::start(Arc::new(file), Extent::Stream, to_read, pool);
                 Ok((Known::default(), self.reading(what, pieces, 0, None, None)))
@@ -90,14 +96,19 @@ impl Origin {
                     // Files under /proc say 0 and have content all the same.
                     let size = (metadata.is_file() && metadata.len() > 0).then_some(metadata.len());
                     let small = match size {
-                        Some(size) if size <= to_read as u64 => Some(source::read_small(&file, size, into)?),
+                        Some(size) if size <= to_read as u64 => {
+                            Some(source::read_small(&file, size, into)?)
+                        }
                         _ => None,
                     };
                     Ok((file, metadata, size, small))
                 };
                 let (file, metadata, size, small) = blocking(open).await.map_err(failed)?;
-                let attributes =
-                    if metadata.is_file() { Attributes::of(&metadata) } else { Attributes::default() };
+                let attributes = if metadata.is_file() {
+                    Attributes::of(&metadata)
+                } else {
+                    Attributes::default()
+                };
                 let known = Known { size, attributes };
                 match small {
                     Some((bytes, digest)) if Some(digest.size) == size => {
@@ -105,7 +116,8 @@ impl Origin {
                     }
                     // What has changed already is found by reading it as any other.
                     _ => {
-                        let extent = if metadata.is_file() { Extent::Whole(size) } else { Extent::Stream };
+                        let extent =
+                            if metadata.is_file() { Extent::Whole(size) } else { Extent::Stream };
                         let pieces = source::start(Arc::new(file), extent, to_read, pool);
                         Ok((known, self.reading(what, pieces, 0, size, size)))
                     }
@@ -134,7 +146,8 @@ impl Origin {
         let Origin::Object(connection, name) = self else {
             return Err(Failure::new(what, "it is no object", ""));
         };
-        let chunk_size = u32::try_from(fitting(chunk, connection.pool().as_ref())).unwrap_or_default();
+        let chunk_size =
+            u32::try_from(fitting(chunk, connection.pool().as_ref())).unwrap_or_default();
         let request = GetRequest { name: name.as_str().to_owned(), chunk_size, range };
         let answer = connection.store().get(request).await;
         let stream = answer.map_err(|status| Failure::status(what.clone(), &status))?.into_inner();
@@ -167,19 +180,25 @@ impl Origin {
         match opened {
             Some(opened) => {
                 let extent = Extent::Range { offset, length };
-                let pieces = source::start(opened.file.clone(), extent, fitting(chunk, pool.as_ref()), pool);
+                let pieces =
+                    source::start(opened.file.clone(), extent, fitting(chunk, pool.as_ref()), pool);
                 let (size, end) = (Some(ranges.size()), Some(offset + length));
                 Ok((None, self.reading(what, pieces, offset, size, end)))
             }
             None => {
-                let (header, pieces) = self.fetch(what, chunk, Some(Range { offset, length })).await?;
+                let (header, pieces) =
+                    self.fetch(what, chunk, Some(Range { offset, length })).await?;
                 Ok((Some(header), pieces))
             }
         }
     }
 
     /// The CRC32C of each range of an object.
-    pub(super) async fn object_checksums(&self, what: &str, ranges: &Ranges) -> Result<Vec<u32>, Failure> {
+    pub(super) async fn object_checksums(
+        &self,
+        what: &str,
+        ranges: &Ranges,
+    ) -> Result<Vec<u32>, Failure> {
         let Origin::Object(connection, name) = self else { return Ok(Vec::new()) };
         checksums(connection, what, Of::Name(name.as_str().to_owned()), ranges).await
     }

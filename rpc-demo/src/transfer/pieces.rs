@@ -1,13 +1,15 @@
 //! A content on its way: bytes, and at the end what they amount to, wherever they come from.
 
+use std::io;
+
+use bytes::Bytes;
+use tokio::sync::mpsc;
+use tonic::Streaming;
+
 use crate::digest::Digest;
 use crate::failure::Failure;
 use crate::pb::{GetHeader, GetResponse};
 use crate::source::Piece;
-use bytes::Bytes;
-use std::io;
-use tokio::sync::mpsc;
-use tonic::Streaming;
 
 /// A content on its way.
 pub(crate) struct Pieces {
@@ -85,9 +87,12 @@ impl Pieces {
     /// The next piece. After the last one it must not be called again.
     pub(crate) async fn next(&mut self) -> Result<Piece, Failure> {
         let piece = match &mut self.from {
-            From::Memory(bytes, digest) => Piece { data: std::mem::take(bytes), end: Some(*digest) },
+            From::Memory(bytes, digest) => {
+                Piece { data: std::mem::take(bytes), end: Some(*digest) }
+            }
             From::Pattern { pattern, left, digest } => {
-                let length = usize::try_from(*left).map_or(pattern.len(), |left| left.min(pattern.len()));
+                let length =
+                    usize::try_from(*left).map_or(pattern.len(), |left| left.min(pattern.len()));
                 let data = pattern.slice(..length);
                 digest.add(&data);
                 *left -= length as u64;
@@ -103,14 +108,18 @@ impl Pieces {
 
 impl Reading {
     async fn next(&mut self, seen: u64) -> Result<Piece, Failure> {
-        let cannot = |error: &io::Error| Failure::io(format!("cannot read {}", self.shown), error).for_good();
+        let cannot = |error: &io::Error| {
+            Failure::io(format!("cannot read {}", self.shown), error).for_good()
+        };
         let piece = match self.pieces.recv().await {
             Some(piece) => piece.map_err(|error| cannot(&error))?,
             None => return Err(cannot(&io::Error::other("the reader stopped"))),
         };
         let at = self.offset + seen + piece.data.len() as u64;
         match self.end {
-            Some(end) if at > end => Err(self.changed(format!("it grew past the {end} bytes it had"))),
+            Some(end) if at > end => {
+                Err(self.changed(format!("it grew past the {end} bytes it had")))
+            }
             Some(end) if piece.end.is_some() && at < end => {
                 let had = self.size.unwrap_or(end);
                 Err(self.changed(format!("it ended after {at} of the {had} bytes it had")))
@@ -134,7 +143,9 @@ impl Fetching {
             let message = self.stream.message().await;
             let message = message.map_err(|status| Failure::status(self.what.clone(), &status))?;
             match (self.digest, message) {
-                (end @ Some(_), None) => return Ok(Piece { data: std::mem::take(&mut self.data), end }),
+                (end @ Some(_), None) => {
+                    return Ok(Piece { data: std::mem::take(&mut self.data), end });
+                }
                 (Some(_), Some(_)) => return Err(self.breach("more after its digest")),
                 (None, None) => return Err(self.breach("its answer ends without a digest")),
                 (None, Some(GetResponse { header: Some(_), .. })) => {
@@ -154,5 +165,9 @@ impl Fetching {
 }
 
 pub(super) fn breach(what: String, breached: &str) -> Failure {
-    Failure::new(what, format!("the server breaks the protocol: {breached}"), "is it an rpc-demo server?")
+    Failure::new(
+        what,
+        format!("the server breaks the protocol: {breached}"),
+        "is it an rpc-demo server?",
+    )
 }

@@ -1,5 +1,13 @@
 //! Large contents, in ranges that travel in parallel and can be taken up again.
 
+use std::io;
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use rustix::fs::{FlockOperation, flock};
+use tokio::sync::OnceCell;
+
 use super::origin::{Opened, Origin, blocking, checksums};
 use super::pieces::breach;
 use super::target::{Place, Target};
@@ -9,21 +17,17 @@ use crate::digest::Digest;
 use crate::failure::Failure;
 use crate::net::Connection;
 use crate::pb::checksums_request::Of;
+use crate::pb::put_request::Head;
 use crate::pb::{
-    AbortUploadRequest, BeginUploadRequest, FinishUploadRequest, GetHeader, RangeHead, put_request::Head,
+    AbortUploadRequest, BeginUploadRequest, FinishUploadRequest, GetHeader, RangeHead,
 };
 use crate::progress::Bar;
 use crate::ranges::Ranges;
 use crate::sink::{Part, Pending, Written};
 use crate::source;
-use rustix::fs::{FlockOperation, flock};
-use std::io;
-use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use tokio::sync::OnceCell;
 
-/// A large content on its way. Its ranges are moved by whoever has time; the first of them begins it, the last ends it.
+/// A large content on its way. Its ranges are moved by whoever has time; the first of them begins
+/// it, the last ends it.
 pub(super) struct Large {
     item: Item,
     what: String,
@@ -48,7 +52,8 @@ enum Begun {
 struct Moving {
     opened: Option<Opened>,
     into: Into,
-    /// After an interruption: the CRC32C of each range of what the target has, and of the object that is read.
+    /// After an interruption: the CRC32C of each range of what the target has, and of the object
+    /// that is read.
     had: Option<(Vec<u32>, Vec<u32>)>,
 }
 
@@ -95,7 +100,8 @@ impl Large {
             self.discarded.load(Ordering::Acquire)
         };
         if discarded {
-            // It fails because the upload is gone. The range that failed first says why, and ends this one.
+            // It fails because the upload is gone. The range that failed first says why, and ends
+            // this one.
             return std::future::pending().await;
         }
         if discard {
@@ -109,7 +115,8 @@ impl Large {
             job.kept(self.ranges.size());
             return Ok(Begun::There);
         }
-        let bar = self.bar.get_or_init(|| job.progress.file(&self.item.shown(), self.ranges.size()));
+        let bar =
+            self.bar.get_or_init(|| job.progress.file(&self.item.shown(), self.ranges.size()));
         bar.add(0);
         let opened = self.item.origin.open().await?;
         if let Some(opened) = &opened {
@@ -125,7 +132,8 @@ impl Large {
                     resume: job.resume,
                 };
                 let answer = connection.store().begin_upload(request).await;
-                let answer = answer.map_err(|status| Failure::status(&self.what, &status))?.into_inner();
+                let answer =
+                    answer.map_err(|status| Failure::status(&self.what, &status))?.into_inner();
                 (Into::Upload { connection: connection.clone(), id: answer.upload }, answer.resumed)
             }
             Target::File(place) => self.begin_file(job, place).await?,
@@ -145,7 +153,10 @@ impl Large {
         let open = move || -> io::Result<_> {
             let mut pending = here.partial()?;
             flock(&***pending.file(), FlockOperation::NonBlockingLockExclusive).map_err(|_| {
-                io::Error::new(io::ErrorKind::ResourceBusy, "another rpc-demo is getting it at the same time")
+                io::Error::new(
+                    io::ErrorKind::ResourceBusy,
+                    "another rpc-demo is getting it at the same time",
+                )
             })?;
             let resumed = resume && pending.file().metadata()?.len() > 0;
             if !resumed {
@@ -156,7 +167,8 @@ impl Large {
             pending.file().set_len(size)?;
             Ok((pending, resumed))
         };
-        let (pending, resumed) = blocking(open).await.map_err(|error| place.cannot_write(&error))?;
+        let (pending, resumed) =
+            blocking(open).await.map_err(|error| place.cannot_write(&error))?;
         let file = pending.file().clone();
         Ok((Into::File { place: place.clone(), file, pending: Mutex::new(Some(pending)) }, resumed))
     }
@@ -190,7 +202,8 @@ impl Large {
             let wanted = match opened {
                 Some(opened) => {
                     let read = opened.range_digest(self.ranges, index).await;
-                    let failed = |error| Failure::io(format!("cannot read {}", self.item.origin), &error);
+                    let failed =
+                        |error| Failure::io(format!("cannot read {}", self.item.origin), &error);
                     Some(read.map_err(failed)?)
                         .filter(|digest| digest.size == length)
                         .map(|digest| digest.crc32c)
@@ -228,9 +241,12 @@ impl Large {
                 let (offset, _) = self.ranges.get(index).unwrap_or_default();
                 let room = Part { file: file.clone(), offset };
                 let first = pieces.next().await?;
-                let (arrived, promised) = whole::write(place, room, first, pieces, &self.what, bar).await?;
+                let (arrived, promised) =
+                    whole::write(place, room, first, pieces, &self.what, bar).await?;
                 whole::checked(&self.what, arrived, promised, length)?;
-                if let Some(pending) = pending.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
+                if let Some(pending) =
+                    pending.lock().unwrap_or_else(PoisonError::into_inner).as_mut()
+                {
                     pending.keep();
                 }
                 arrived
@@ -261,7 +277,8 @@ impl Large {
         let mut digest = Digest::default();
         for (index, crc32c) in self.done.iter().enumerate() {
             let (_, size) = self.ranges.get(index).unwrap_or_default();
-            digest = digest.then(Digest { size, crc32c: crc32c.get().copied().unwrap_or_default() });
+            digest =
+                digest.then(Digest { size, crc32c: crc32c.get().copied().unwrap_or_default() });
         }
         if let Some(opened) = &moving.opened {
             opened.unchanged(self.ranges.size()).map_err(|why| self.changed(why))?;
@@ -269,11 +286,16 @@ impl Large {
         self.undamaged(digest)?;
         match &moving.into {
             Into::Upload { connection, id } => {
-                let request = FinishUploadRequest { upload: id.clone(), digest: Some(digest.into()) };
+                let request =
+                    FinishUploadRequest { upload: id.clone(), digest: Some(digest.into()) };
                 let answer = connection.store().finish_upload(request).await;
-                let answer = answer.map_err(|status| Failure::status(&self.what, &status))?.into_inner();
+                let answer =
+                    answer.map_err(|status| Failure::status(&self.what, &status))?.into_inner();
                 if answer.stored.map(Digest::from) != Some(digest) {
-                    return Err(breach(self.what.clone(), "it stored something else than was sent"));
+                    return Err(breach(
+                        self.what.clone(),
+                        "it stored something else than was sent",
+                    ));
                 }
             }
             Into::File { place, pending, .. } => {
@@ -324,7 +346,9 @@ impl Into {
                 }
             }
             Into::File { pending, .. } => {
-                if let Some(mut pending) = pending.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                if let Some(mut pending) =
+                    pending.lock().unwrap_or_else(PoisonError::into_inner).take()
+                {
                     pending.discard();
                 }
             }

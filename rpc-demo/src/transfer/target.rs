@@ -1,5 +1,14 @@
 //! Where a content goes: an object of a server, or a file of this side.
 
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cap_std::fs::Dir;
+use tonic_rdma::Pool;
+
 use super::origin::blocking;
 use crate::attributes::Attributes;
 use crate::digest::Digest;
@@ -10,13 +19,6 @@ use crate::pb::{MakeDirectoryRequest, SetAttributesRequest};
 use crate::sink::Pending;
 use crate::source;
 use crate::tree::shown;
-use cap_std::fs::Dir;
-use std::fs::File;
-use std::io;
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use tonic_rdma::Pool;
 
 /// Where a content goes.
 #[derive(Clone)]
@@ -63,7 +65,9 @@ impl Target {
             Target::Object(connection, name) => {
                 let request = MakeDirectoryRequest { name: name.as_str().to_owned(), writable };
                 let made = connection.store().make_directory(request).await;
-                let failed = |status| Failure::status(format!("cannot make the directory '{name}'"), &status);
+                let failed = |status| {
+                    Failure::status(format!("cannot make the directory '{name}'"), &status)
+                };
                 made.map(drop).map_err(failed)
             }
             Target::File(place) => {
@@ -81,8 +85,9 @@ impl Target {
             Target::Object(connection, name) => {
                 let attributes = Some(attributes.into());
                 let request = SetAttributesRequest { name: name.as_str().to_owned(), attributes };
-                let failed =
-                    |status| Failure::status(format!("cannot set the mode and time of '{name}'"), &status);
+                let failed = |status| {
+                    Failure::status(format!("cannot set the mode and time of '{name}'"), &status)
+                };
                 connection.store().set_attributes(request).await.map(drop).map_err(failed)
             }
             Target::File(place) => {

@@ -1,18 +1,21 @@
 //! Contents in one go.
 
+use std::pin::pin;
+
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+
 use super::pieces::Pieces;
 use super::target::Place;
 use crate::attributes::Attributes;
 use crate::digest::Digest;
 use crate::failure::Failure;
 use crate::net::Connection;
-use crate::pb::{PutRequest, put_request::Head};
+use crate::pb::PutRequest;
+use crate::pb::put_request::Head;
 use crate::progress::Bar;
 use crate::sink::{Part, Pending, Room, Writer, write_at};
 use crate::source::Piece;
-use std::pin::pin;
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
 
 /// Sends a content in one put, as an object or as a range; returns what went over.
 pub(crate) async fn send(
@@ -58,9 +61,11 @@ pub(crate) async fn send(
         Err(status) => return Err(Failure::status(what, &status)),
     };
     match (reading.flatten(), stored) {
-        (None, _) => {
-            Err(Failure::new(what, "the server answered before it had all of it", "see the server's log"))
-        }
+        (None, _) => Err(Failure::new(
+            what,
+            "the server answered before it had all of it",
+            "see the server's log",
+        )),
         (Some(sent), Some(stored)) if sent == stored => Ok(sent),
         (Some(sent), stored) => {
             let stored = stored.map_or("nothing".to_owned(), |stored| stored.to_string());
@@ -73,8 +78,8 @@ pub(crate) async fn send(
     }
 }
 
-/// Writes a content to a new file and shows it under its name when it is whole; returns what it was. `size` is what was
-/// announced.
+/// Writes a content to a new file and shows it under its name when it is whole; returns what it
+/// was. `size` is what was announced.
 pub(super) async fn receive(
     place: &Place,
     mut pieces: Pieces,
@@ -110,7 +115,8 @@ pub(super) async fn receive(
     Ok(arrived)
 }
 
-/// Writes a content, of which the first piece has come, to its room; returns what arrived and what was promised.
+/// Writes a content, of which the first piece has come, to its room; returns what arrived and what
+/// was promised.
 pub(super) async fn write(
     place: &Place,
     room: impl Room,
@@ -138,11 +144,17 @@ pub(super) async fn write(
 }
 
 /// What arrived is what was sent, and of the size that was announced.
-pub(super) fn checked(what: &str, arrived: Digest, promised: Digest, size: u64) -> Result<(), Failure> {
+pub(super) fn checked(
+    what: &str,
+    arrived: Digest,
+    promised: Digest,
+    size: u64,
+) -> Result<(), Failure> {
     if arrived == promised && promised.size == size {
         return Ok(());
     }
-    let why =
-        format!("{arrived} came where {promised} was sent and {size} bytes were announced; nothing was kept");
+    let why = format!(
+        "{arrived} came where {promised} was sent and {size} bytes were announced; nothing was kept"
+    );
     Err(Failure::new(what, why, "get it again").for_good())
 }

@@ -1,10 +1,5 @@
 //! Waiting for what other processes bring about: for the event itself, not again and again.
 
-use super::HANG;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
-use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -12,6 +7,13 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Child, ExitStatus};
 use std::time::Instant;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use super::HANG;
 
 /// Waits until there is something to read from `event`, or until it is too late.
 fn wait_for(event: impl AsFd, began: Instant, what: &str) {

@@ -15,7 +15,9 @@ pub(crate) fn are_documented(found: &Value) {
         for place in words(places) {
             known.push(place.to_owned());
             known.extend(
-                words(text).filter(|word| word.starts_with('.')).map(|word| format!("{place}{word}")),
+                words(text)
+                    .filter(|word| word.starts_with('.'))
+                    .map(|word| format!("{place}{word}")),
             );
         }
     }

@@ -1,13 +1,11 @@
-//! Runs the real program: over TCP, or over RDMA where GUEST_ADDR and GUEST_DEVICE name an address and its device, as
-//! they do in the guest (tests/guest/run --device rxe).
+//! Runs the real program: over TCP, or over RDMA where GUEST_ADDR and GUEST_DEVICE name an address
+//! and its device, as they do in the guest (tests/guest/run --device rxe).
 // Each test program uses its part of this.
 #![allow(dead_code)]
 
 mod events;
 #[path = "../../src/pb.rs"]
 pub(crate) mod pb;
-
-pub(crate) use events::*;
 
 use std::ffi::OsStr;
 use std::fs;
@@ -16,6 +14,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::Duration;
+
+pub(crate) use events::*;
 use tempfile::TempDir;
 
 /// So long a test waits for what must come before it says that something hangs.
@@ -41,7 +41,8 @@ fn place() -> (String, Option<String>) {
     }
 }
 
-/// `command`, with RDMA and nothing else where the tests run over it; over shared memory where RPC_DEMO_TEST_SHM says so.
+/// `command`, with RDMA and nothing else where the tests run over it; over shared memory where
+/// RPC_DEMO_TEST_SHM says so.
 pub(crate) fn by_path(mut command: Command) -> Command {
     if place().1.is_some() {
         command.env("TONIC_RDMA", "verbs,require");
@@ -64,8 +65,8 @@ pub(crate) fn path() -> String {
     }
 }
 
-/// A directory on the file system of the build, which keeps extended attributes where the system's temporary one may
-/// not. The guest can only write to the latter.
+/// A directory on the file system of the build, which keeps extended attributes where the system's
+/// temporary one may not. The guest can only write to the latter.
 pub(crate) fn scratch() -> TempDir {
     match place().1 {
         Some(_) => tempfile::tempdir().unwrap(),
@@ -119,7 +120,10 @@ impl Server {
         self.client_command(args).output().unwrap()
     }
 
-    pub(crate) fn client_command<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Command {
+    pub(crate) fn client_command<A: AsRef<OsStr>>(
+        &self,
+        args: impl IntoIterator<Item = A>,
+    ) -> Command {
         let mut command = by_path(program());
         command.env("RPC_DEMO_SERVER", &self.url).args(args);
         command
@@ -191,7 +195,12 @@ pub(crate) fn ok(output: Output) -> Output {
 #[track_caller]
 pub(crate) fn failed(output: Output, code: i32) -> String {
     let log = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(code), "{log}{}", String::from_utf8_lossy(&output.stdout));
+    assert_eq!(
+        output.status.code(),
+        Some(code),
+        "{log}{}",
+        String::from_utf8_lossy(&output.stdout)
+    );
     let lines: Vec<_> = log.lines().filter(|line| !line.trim_start().starts_with("WARN")).collect();
     assert_eq!(lines.len(), 1, "not one line: {log}");
     assert!(lines[0].starts_with("rpc-demo: "), "{log}");
@@ -256,8 +265,10 @@ pub(crate) fn same(left: &Path, right: &Path) {
 
 /// Names in a directory, sorted.
 pub(crate) fn names(dir: &Path) -> Vec<String> {
-    let mut names: Vec<_> =
-        fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<_> = fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
     names.sort();
     names
 }

@@ -120,10 +120,14 @@ fn lengthen(tree: &mut Tree, times: usize, room: &mut usize) {
         Some(Kind::Inner(inner)) => lengthen(inner, times, room),
         _ => {}
     }
-    tree.nested.iter_mut().chain(tree.map.values_mut()).for_each(|tree| lengthen(tree, times, room));
+    tree.nested
+        .iter_mut()
+        .chain(tree.map.values_mut())
+        .for_each(|tree| lengthen(tree, times, room));
 }
 
-/// A body that arrives in pieces, some of them landed, decodes as prost decodes the joined messages.
+/// A body that arrives in pieces, some of them landed, decodes as prost decodes the joined
+/// messages.
 ///
 /// | bytes | what |
 /// |---|---|
@@ -148,7 +152,10 @@ pub fn decode(data: &[u8]) {
             Some(Ok(tree)) => assert!(got.expect("prost took it") == tree, "other than prost's"),
             Some(Err(text)) => {
                 let (code, got) = got.expect_err("prost refused it");
-                assert!(code == Code::Internal && got.starts_with(&text), "{code:?} {got}; prost: {text}");
+                assert!(
+                    code == Code::Internal && got.starts_with(&text),
+                    "{code:?} {got}; prost: {text}"
+                );
             }
             None => assert!(got.is_err(), "a body that breaks off or is compressed"),
         }
@@ -174,9 +181,13 @@ fn body(data: &[u8]) -> Option<(Vec<u8>, Cuts)> {
     } else {
         for _ in 0..MESSAGES {
             let Some((len, after)) = rest.split_first_chunk() else { break };
-            let (message, after) = after.split_at(usize::from(u16::from_le_bytes(*len)).min(after.len()));
+            let (message, after) =
+                after.split_at(usize::from(u16::from_le_bytes(*len)).min(after.len()));
             rest = after;
-            let long = |bit: u8| Tree { vec: vec![bit; usize::from(flags & bit) * 2500], ..Tree::default() };
+            let long = |bit: u8| Tree {
+                vec: vec![bit; usize::from(flags & bit) * 2500],
+                ..Tree::default()
+            };
             let message = [&long(2).encode_to_vec(), message, &long(4).encode_to_vec()].concat();
             framed(&message, &mut wire);
         }
@@ -223,10 +234,12 @@ pub fn landed(data: &[u8]) {
     arena.write(0, &wire);
     arena.plan(writes);
     let pieces =
-        pieces(arena.bytes().slice(..wire.len()), &cuts).into_iter().map(|(piece, landed)| match landed {
-            true => (piece, true),
-            // Out of the sender's reach.
-            false => (Bytes::copy_from_slice(&piece), false),
+        pieces(arena.bytes().slice(..wire.len()), &cuts).into_iter().map(|(piece, landed)| {
+            match landed {
+                true => (piece, true),
+                // Out of the sender's reach.
+                false => (Bytes::copy_from_slice(&piece), false),
+            }
         });
     for message in fuzz::decode_watched::<Tree>(pieces.collect(), LIMIT, &arena) {
         let Ok(tree) = message else { continue };
@@ -236,7 +249,8 @@ pub fn landed(data: &[u8]) {
     assert_eq!(kept_aside(), 0);
 }
 
-/// What prost makes of each message, until the first error; `None`: there is no whole message, or it is compressed.
+/// What prost makes of each message, until the first error; `None`: there is no whole message, or
+/// it is compressed.
 fn joined(mut wire: &[u8]) -> Vec<Option<Result<Tree, String>>> {
     let mut all = Vec::new();
     while !wire.is_empty() {

@@ -3,7 +3,8 @@
 use bytes::Bytes;
 use tonic_rdma_proto::frame::{Composer, Frame, Reader};
 
-/// A message is refused, or its frames are those that it was made of: composed again they give the same frames.
+/// A message is refused, or its frames are those that it was made of: composed again they give the
+/// same frames.
 ///
 /// # Panics
 /// Something is wrong.

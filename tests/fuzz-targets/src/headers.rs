@@ -3,7 +3,8 @@
 use bytes::{Bytes, BytesMut};
 use tonic_rdma_proto::headers::{Decoder, Field, encode};
 
-/// A block is refused, or its fields are the same when they are encoded again, in at most as many bytes.
+/// A block is refused, or its fields are the same when they are encoded again, in at most as many
+/// bytes.
 ///
 /// # Panics
 /// Something is wrong.
@@ -31,6 +32,7 @@ pub fn headers(data: &[u8]) {
     assert!(block.len() <= data.len(), "the encoder knows the shortest form");
     // A literal may have become a number.
     let strings = |field: Field| (field.name, field.value);
-    let again: Result<Vec<_>, _> = Decoder::new(block.freeze()).map(|field| field.map(strings)).collect();
+    let again: Result<Vec<_>, _> =
+        Decoder::new(block.freeze()).map(|field| field.map(strings)).collect();
     assert_eq!(again, Ok(fields.into_iter().map(strings).collect()));
 }

@@ -11,7 +11,8 @@
 //! | `decode` | a body of messages for the zero-copy codec, in pieces: see [`decode`] |
 //! | `landed` | likewise, and what its sender writes to it while it is decoded: see [`landed`] |
 //!
-//! A new target is a function here, a line in [`TARGETS`], a file in `../fuzz/fuzz_targets` and a folder in `../fuzz/corpus`.
+//! A new target is a function here, a line in [`TARGETS`], a file in `../fuzz/fuzz_targets` and a
+//! folder in `../fuzz/corpus`.
 
 mod codec;
 mod frames;

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tonic_rdma_proto::frame::{Frame, Reader};
 use tonic_rdma_proto::{
-    CloseCode, Config, Connection, Event, Flow, GrantMemory, Payload, ResetCode, Room, StreamId, Transmit,
-    WantKey,
+    CloseCode, Config, Connection, Event, Flow, GrantMemory, Payload, ResetCode, Room, StreamId,
+    Transmit, WantKey,
 };
 
 /// Steps that one input may take.
@@ -29,8 +29,8 @@ const STEPS: usize = 400;
 /// | 15 | this side drains, closes, or recalls grants |
 ///
 /// # Panics
-/// The connection has panicked, keeps more than its limits allow, names memory that it was not granted, loses or repeats
-/// memory of its own, or says something behind a breach other than CLOSE.
+/// The connection has panicked, keeps more than its limits allow, names memory that it was not
+/// granted, loses or repeats memory of its own, or says something behind a breach other than CLOSE.
 pub fn peer(data: &[u8]) {
     let mut input = Input(data);
     let Some(first) = input.byte() else { return };
@@ -168,7 +168,8 @@ impl Side {
             }
             7 => {
                 let (id, len) = (self.id(input)?, usize::from(input.byte()?));
-                let _ = self.conn.send_headers(id, Bytes::from(vec![2; len]), len.is_multiple_of(3));
+                let _ =
+                    self.conn.send_headers(id, Bytes::from(vec![2; len]), len.is_multiple_of(3));
             }
             8 => {
                 let (id, len) = (self.id(input)?, usize::from(input.short()?) * 4);
@@ -280,8 +281,8 @@ impl Side {
                 Some(Transmit::Send(len)) => {
                     assert!(len <= 512, "the peer's slots have 512 bytes");
                     self.owed += 1;
-                    let mut reader =
-                        Reader::new(Bytes::copy_from_slice(&self.slot[..len])).expect("a good header");
+                    let mut reader = Reader::new(Bytes::copy_from_slice(&self.slot[..len]))
+                        .expect("a good header");
                     let mut frames = Vec::new();
                     while let Some(frame) = reader.next_frame().expect("a good frame") {
                         frames.push(frame);
@@ -290,7 +291,11 @@ impl Side {
                     self.closes += closes as u32;
                     assert!(self.closes <= 1, "one CLOSE is enough");
                     if self.breached || self.closes > 0 {
-                        assert_eq!((frames.len(), closes), (1, 1), "only CLOSE behind a breach: {frames:?}");
+                        assert_eq!(
+                            (frames.len(), closes),
+                            (1, 1),
+                            "only CLOSE behind a breach: {frames:?}"
+                        );
                     }
                 }
                 Some(Transmit::Write(write)) => {
@@ -334,7 +339,10 @@ impl Side {
     fn check(&self) {
         let pending = self.conn.pending();
         assert!(pending.streams <= 5, "{pending:?}");
-        assert!(pending.grants <= self.out.len(), "{pending:?}: the peer holds memory that nobody gave");
+        assert!(
+            pending.grants <= self.out.len(),
+            "{pending:?}: the peer holds memory that nobody gave"
+        );
         if self.breached {
             assert!(self.conn.next_timeout().is_none() && !self.conn.takes_streams());
         }

@@ -1,6 +1,7 @@
 //! The ring of the shared-memory fabric.
 
-/// Both ends of a ring stay within its bounds, whatever is in it and whatever is written to it between their steps.
+/// Both ends of a ring stay within its bounds, whatever is in it and whatever is written to it
+/// between their steps.
 ///
 /// # Panics
 /// Something is wrong.

@@ -6,7 +6,8 @@ use tonic_rdma_fuzz_targets::TARGETS;
 
 fn corpus(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus").join(target);
-    let entries = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let entries =
+        std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     let mut inputs: Vec<(PathBuf, Vec<u8>)> = entries
         .map(|entry| {
             let path = entry.expect("an entry of the folder").path();

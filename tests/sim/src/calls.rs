@@ -4,7 +4,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Request, uri::PathAndQuery};
+use http::uri::PathAndQuery;
+use http::{HeaderMap, HeaderValue, Request};
 use http_body::Frame;
 use http_body_util::StreamBody;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -45,7 +46,8 @@ async fn perform(world: &Arc<World>, channel: Channel, call: &CallPlan) -> Outco
     let result = match call.kind {
         Kind::Raw => raw(world, channel, call).await,
         _ if call.client_zero => {
-            through_tonic::<tonic_rdma::codec::ProstCodec<Message, Message>>(world, channel, call).await
+            through_tonic::<tonic_rdma::codec::ProstCodec<Message, Message>>(world, channel, call)
+                .await
         }
         _ => through_tonic::<tonic_prost::ProstCodec<Message, Message>>(world, channel, call).await,
     };
@@ -116,7 +118,8 @@ impl Reader<'_> {
     fn finish(&self) {
         if self.read != self.call.responses.len() {
             let (got, all) = (self.read, self.call.responses.len());
-            self.world.wrong(format!("call {}: ended well after {got} of {all} responses", self.call.id));
+            self.world
+                .wrong(format!("call {}: ended well after {got} of {all} responses", self.call.id));
         }
     }
 }
@@ -273,9 +276,12 @@ pub(crate) async fn probe(channel: &Channel) -> Result<(), Status> {
     *request.method_mut() = http::Method::POST;
     *request.uri_mut() = http::Uri::from_static("/sim.Planned/Raw");
     request.headers_mut().insert(http::header::TE, HeaderValue::from_static("trailers"));
-    request.headers_mut().insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    request
+        .headers_mut()
+        .insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     let answer = async {
-        let response = channel.clone().oneshot(request).await.map_err(|e| Status::from_error(e.into()))?;
+        let response =
+            channel.clone().oneshot(request).await.map_err(|e| Status::from_error(e.into()))?;
         match Status::from_header_map(response.headers()) {
             Some(status) if status.code() == Code::Ok => Ok(()),
             Some(status) => Err(status),

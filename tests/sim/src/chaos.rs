@@ -8,7 +8,8 @@ use tokio::time::sleep_until;
 use crate::plan::{Fault, Host};
 use crate::world::{Hosts, Serving, World};
 
-/// The servers of a run: the one that takes new connections of each host, and those that are ending.
+/// The servers of a run: the one that takes new connections of each host, and those that are
+/// ending.
 pub(crate) struct Servers {
     pub(crate) current: Vec<Serving>,
     pub(crate) ending: Vec<Serving>,
@@ -16,7 +17,8 @@ pub(crate) struct Servers {
 
 impl Servers {
     pub(crate) fn start(world: &Arc<World>, hosts: &Hosts) -> Self {
-        let current = (0..world.plan.servers).map(|host| Serving::start(world, hosts, host)).collect();
+        let current =
+            (0..world.plan.servers).map(|host| Serving::start(world, hosts, host)).collect();
         Servers { current, ending: Vec::new() }
     }
 
@@ -55,7 +57,9 @@ pub(crate) async fn strike(world: &Arc<World>, hosts: &Hosts, servers: &mut Serv
 fn apply(world: &Arc<World>, hosts: &Hosts, servers: &mut Servers, fault: &Fault, begins: bool) {
     match *fault {
         Fault::Cut(host) => hosts.devices[host].cut(),
-        Fault::KillAfter(host, work) => hosts.devices[host].kill_links_after(begins.then_some(work)),
+        Fault::KillAfter(host, work) => {
+            hosts.devices[host].kill_links_after(begins.then_some(work))
+        }
         Fault::Freeze(host) => hosts.devices[host].freeze(begins),
         Fault::LoseConnects(host) => hosts.devices[host].lose_connects(begins),
         Fault::LoseDisconnects(host) => hosts.devices[host].lose_disconnects(begins),

@@ -73,7 +73,8 @@ impl Figures {
 impl fmt::Display for Figures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "seeds            {}", self.seeds)?;
-        let themes: Vec<String> = self.themes.iter().map(|(theme, n)| format!("{theme:?} {n}")).collect();
+        let themes: Vec<String> =
+            self.themes.iter().map(|(theme, n)| format!("{theme:?} {n}")).collect();
         writeln!(f, "  themes         {}", themes.join(", "))?;
         writeln!(f, "calls            {} ({} over the fast path)", self.calls, self.fast)?;
         writeln!(

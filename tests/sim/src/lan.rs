@@ -1,7 +1,9 @@
-//! TCP without sockets: byte pipes in memory, with latency by the virtual clock, that stall and break when told.
+//! TCP without sockets: byte pipes in memory, with latency by the virtual clock, that stall and
+//! break when told.
 //!
-//! What is written is never refused for want of room: HTTP/2's own windows bound it. So nothing depends on how many bytes
-//! a header takes, and a run can be repeated though dates in headers differ.
+//! What is written is never refused for want of room: HTTP/2's own windows bound it. So nothing
+//! depends on how many bytes a header takes, and a run can be repeated though dates in headers
+//! differ.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
@@ -180,7 +182,11 @@ impl AsyncRead for Socket {
 }
 
 impl AsyncWrite for Socket {
-    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         let state = lock(&self.write.state);
         if state.broken {
             return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
@@ -188,7 +194,8 @@ impl AsyncWrite for Socket {
         let abandoned = state.abandoned;
         drop(state);
         if abandoned {
-            // The system takes it, and finds out later that nobody wants it: what came before can still be read.
+            // The system takes it, and finds out later that nobody wants it: what came before can
+            // still be read.
             return Poll::Ready(Ok(buf.len()));
         }
         let due = Instant::now() + self.write.lan.latency;

@@ -1,9 +1,11 @@
-//! Client, server, protocol and memory over a simulated network and a simulated clock, in one thread, driven by a seed.
+//! Client, server, protocol and memory over a simulated network and a simulated clock, in one
+//! thread, driven by a seed.
 //!
-//! A seed draws a plan: hosts, pools, calls, faults and their moments. [`run`] lives through it with the real
-//! `Endpoint`, `Channel` and `Server` on the simulated fabric and on a stand-in for TCP, and the oracle judges what came
-//! of it. The same seed gives the same run: tokio's clock is paused and moves only when nothing else is left to do, one
-//! thread runs everything, and all chance comes from the seed, that of tokio included (which needs `tokio_unstable`:
+//! A seed draws a plan: hosts, pools, calls, faults and their moments. [`run`] lives through it
+//! with the real `Endpoint`, `Channel` and `Server` on the simulated fabric and on a stand-in for
+//! TCP, and the oracle judges what came of it. The same seed gives the same run: tokio's clock is
+//! paused and moves only when nothing else is left to do, one thread runs everything, and all
+//! chance comes from the seed, that of tokio included (which needs `tokio_unstable`:
 //! `tests/sim/run` sets it).
 //!
 //! | module | what |

@@ -17,7 +17,8 @@ pub(crate) enum Kind {
     /// Many requests, one response.
     Up,
     Both,
-    /// Bodies as the transport gives them, without tonic's codec: what is held is the transport's own memory.
+    /// Bodies as the transport gives them, without tonic's codec: what is held is the transport's
+    /// own memory.
     Raw,
 }
 
@@ -65,7 +66,8 @@ pub(crate) struct CallPlan {
     pub(crate) enough: Option<usize>,
 }
 
-/// Around every threshold: nothing, what fits beside a head, a slot, a granule, a grant, a staging block, a window.
+/// Around every threshold: nothing, what fits beside a head, a slot, a granule, a grant, a staging
+/// block, a window.
 const EDGES: [usize; 16] = [
     0,
     1,
@@ -102,7 +104,12 @@ fn sometimes(rng: &mut StdRng, chance: f64, most: u64) -> Duration {
     if rng.random_bool(chance) { ms(rng.random_range(0..=most)) } else { Duration::ZERO }
 }
 
-pub(crate) fn draw(rng: &mut StdRng, channels: usize, span: Duration, pressure: bool) -> Vec<CallPlan> {
+pub(crate) fn draw(
+    rng: &mut StdRng,
+    channels: usize,
+    span: Duration,
+    pressure: bool,
+) -> Vec<CallPlan> {
     let count = *[1, 5, 15, 30, 60].choose(rng).unwrap_or(&5);
     // All at once, or spread.
     let burst = rng.random_bool(0.3);
@@ -114,13 +121,22 @@ pub(crate) fn draw(rng: &mut StdRng, channels: usize, span: Duration, pressure: 
         .collect()
 }
 
-/// Bytes that fit HTTP/2's windows, with what surrounds them: a mebibyte to the server, two to the client.
+/// Bytes that fit HTTP/2's windows, with what surrounds them: a mebibyte to the server, two to the
+/// client.
 const UP: usize = 1000 << 10;
 const DOWN: usize = 2000 << 10;
 
 fn call(rng: &mut StdRng, id: usize, channel: usize, at: Duration, pressure: bool) -> CallPlan {
-    let kinds =
-        [Kind::Unary, Kind::Unary, Kind::Unary, Kind::Down, Kind::Up, Kind::Both, Kind::Raw, Kind::Raw];
+    let kinds = [
+        Kind::Unary,
+        Kind::Unary,
+        Kind::Unary,
+        Kind::Down,
+        Kind::Up,
+        Kind::Both,
+        Kind::Raw,
+        Kind::Raw,
+    ];
     let kind = *kinds.choose(rng).unwrap_or(&Kind::Unary);
     let many = |rng: &mut StdRng| *[0, 1, 2, 3, 5, 20].choose(rng).unwrap_or(&1);
     let sizes = |rng: &mut StdRng, n: usize| (0..n).map(|_| size(rng, n <= 3)).collect::<Vec<_>>();
@@ -132,17 +148,20 @@ fn call(rng: &mut StdRng, id: usize, channel: usize, at: Duration, pressure: boo
     };
     let reading = match kind {
         Kind::Unary | Kind::Down => Reading::First,
-        Kind::Up | Kind::Both => [Reading::First, Reading::Between, Reading::Never][rng.random_range(0..3)],
-        Kind::Raw => {
-            [Reading::First, Reading::Between, Reading::Never, Reading::Echo][rng.random_range(0..4)]
+        Kind::Up | Kind::Both => {
+            [Reading::First, Reading::Between, Reading::Never][rng.random_range(0..3)]
         }
+        Kind::Raw => [Reading::First, Reading::Between, Reading::Never, Reading::Echo]
+            [rng.random_range(0..4)],
     };
     let requests = sizes(rng, up);
     let responses = if reading == Reading::Echo { requests.clone() } else { sizes(rng, down) };
     let codes = [Code::Ok, Code::Ok, Code::Ok, Code::Ok, Code::Aborted, Code::NotFound];
-    // Over TCP a call that is full both ways cannot be given up: hyper resets no stream whose request waits for HTTP/2's
-    // window, and the handler, waiting to send, does not read on. It stays until its connection ends, in tonic, too.
-    let full_both_ways = requests.iter().sum::<usize>() > UP && responses.iter().sum::<usize>() > DOWN;
+    // Over TCP a call that is full both ways cannot be given up: hyper resets no stream whose
+    // request waits for HTTP/2's window, and the handler, waiting to send, does not read on. It
+    // stays until its connection ends, in tonic, too.
+    let full_both_ways =
+        requests.iter().sum::<usize>() > UP && responses.iter().sum::<usize>() > DOWN;
     CallPlan {
         id,
         channel,
@@ -161,7 +180,10 @@ fn call(rng: &mut StdRng, id: usize, channel: usize, at: Duration, pressure: boo
         hold: sometimes(rng, if pressure { 0.6 } else { 0.2 }, 2_000),
         code: *codes.choose(rng).unwrap_or(&Code::Ok),
         deadline: rng.random_bool(0.15).then(|| ms(rng.random_range(1..400))),
-        give_up: rng.random_bool(0.1).then(|| ms(rng.random_range(0..200))).filter(|_| !full_both_ways),
+        give_up: rng
+            .random_bool(0.1)
+            .then(|| ms(rng.random_range(0..200)))
+            .filter(|_| !full_both_ways),
         enough: rng.random_bool(0.1).then(|| rng.random_range(0..3)).filter(|_| !full_both_ways),
     }
 }

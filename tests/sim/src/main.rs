@@ -55,10 +55,13 @@ enum Command {
 
 fn theme(name: &str) -> Result<Theme, String> {
     let known = Theme::all();
-    known.iter().copied().find(|theme| format!("{theme:?}").eq_ignore_ascii_case(name)).ok_or_else(|| {
-        let names: Vec<String> = known.iter().map(|theme| format!("{theme:?}").to_lowercase()).collect();
-        format!("no such theme; there are {}", names.join(", "))
-    })
+    known.iter().copied().find(|theme| format!("{theme:?}").eq_ignore_ascii_case(name)).ok_or_else(
+        || {
+            let names: Vec<String> =
+                known.iter().map(|theme| format!("{theme:?}").to_lowercase()).collect();
+            format!("no such theme; there are {}", names.join(", "))
+        },
+    )
 }
 
 fn tell(report: &Report, options: &Options) {
@@ -82,7 +85,9 @@ fn many(first: u64, until: Until, options: &Options, failures: u64) -> ExitCode 
 
 fn main() -> ExitCode {
     if !cfg!(tokio_unstable) {
-        eprintln!("built without tokio_unstable, a run cannot be repeated: start it with tests/sim/run");
+        eprintln!(
+            "built without tokio_unstable, a run cannot be repeated: start it with tests/sim/run"
+        );
         return ExitCode::FAILURE;
     }
     match Args::parse().command {
@@ -98,7 +103,10 @@ fn main() -> ExitCode {
             let options = Options { theme, trace, ..Options::default() };
             if trace {
                 let filter = tracing_subscriber::EnvFilter::from_default_env();
-                tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+                tracing_subscriber::fmt()
+                    .with_env_filter(filter)
+                    .with_writer(std::io::stderr)
+                    .init();
             }
             let report = run(seed, &options);
             for line in &report.trace {
@@ -106,7 +114,10 @@ fn main() -> ExitCode {
             }
             let again = run(seed, &Options { trace: false, ..options.clone() });
             if again.hash != report.hash {
-                println!("seed {seed}: two runs differ, {:016x} and {:016x}", report.hash, again.hash);
+                println!(
+                    "seed {seed}: two runs differ, {:016x} and {:016x}",
+                    report.hash, again.hash
+                );
                 return ExitCode::FAILURE;
             }
             if !report.wrong.is_empty() {

@@ -84,8 +84,8 @@ impl Book {
         }
     }
 
-    /// A handler has read requests to their end, without an error. That may be short of all where the caller has dropped
-    /// the call: hyper and tonic take a reset with CANCEL for an end.
+    /// A handler has read requests to their end, without an error. That may be short of all where
+    /// the caller has dropped the call: hyper and tonic take a reset with CANCEL for an end.
     pub(crate) fn read_whole(&mut self, call: &CallPlan, count: usize) {
         self.calls[call.id].read = Some(count);
     }
@@ -109,8 +109,10 @@ impl Book {
         let mut wrong = std::mem::take(&mut self.wrong);
         for (call, seen) in plan.calls.iter().zip(&self.calls) {
             if let Err(why) = self.judge_call(plan, call, seen) {
-                wrong
-                    .push(format!("call {} ({:?} over channel {}): {why}", call.id, call.kind, call.channel));
+                wrong.push(format!(
+                    "call {} ({:?} over channel {}): {why}",
+                    call.id, call.kind, call.channel
+                ));
             }
         }
         wrong
@@ -124,7 +126,10 @@ impl Book {
         if let (Some(deadline), Some(head)) = (call.deadline, seen.head)
             && head.duration_since(begun) > deadline + ms(10)
         {
-            return Err(format!("its head came after {:?}, the deadline was {deadline:?}", head - begun));
+            return Err(format!(
+                "its head came after {:?}, the deadline was {deadline:?}",
+                head - begun
+            ));
         }
         let well = status.code() == Code::Ok && call.code == Code::Ok;
         if well || (status.code() == call.code && status.message() == "as planned") {
@@ -153,7 +158,13 @@ impl Book {
         if plan.faults.iter().any(|f| allows(plan, call, f, window, status, served)) {
             return Ok(());
         }
-        Err(format!("{:?} ({}) from {:?} to {:?}", status.code(), status.message(), window.0, window.1))
+        Err(format!(
+            "{:?} ({}) from {:?} to {:?}",
+            status.code(),
+            status.message(),
+            window.0,
+            window.1
+        ))
     }
 
     pub(crate) fn counts(&self, plan: &Plan) -> Counts {
@@ -191,8 +202,10 @@ fn allows(
 ) -> bool {
     let unavailable = status.code() == Code::Unavailable;
     // What stock tonic makes of a broken TCP connection.
-    let broken =
-        matches!(status.code(), Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled);
+    let broken = matches!(
+        status.code(),
+        Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled
+    );
     // hyper has closed the TCP connection and the call did not know. Stock tonic does the same.
     let unsent = broken && !served;
     let channel = &plan.channels[call.channel];
@@ -203,8 +216,12 @@ fn allows(
         // A link made meanwhile may live on for long.
         Fault::KillAfter(host, _) => unavailable && concerns(host) && ended >= at,
         Fault::Freeze(host) => {
-            let all: Duration =
-                plan.faults.iter().filter(|f| matches!(f.fault, Fault::Freeze(_))).map(|f| f.lasts).sum();
+            let all: Duration = plan
+                .faults
+                .iter()
+                .filter(|f| matches!(f.fault, Fault::Freeze(_)))
+                .map(|f| f.lasts)
+                .sum();
             unavailable && concerns(host) && all >= HARMLESS && within(NOTICE)
         }
         Fault::LoseConnects(_) | Fault::LoseDisconnects(_) | Fault::Drop(_) => false,

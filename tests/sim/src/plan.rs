@@ -138,7 +138,8 @@ pub(crate) struct Plan {
     pub(crate) faults: Vec<FaultPlan>,
 }
 
-/// Silence that is too short to count as death, all of it together: an answer to a PING may take half of 5 seconds.
+/// Silence that is too short to count as death, all of it together: an answer to a PING may take
+/// half of 5 seconds.
 pub(crate) const HARMLESS: Duration = Duration::from_millis(3_600);
 
 pub(crate) fn ms(n: u64) -> Duration {
@@ -151,8 +152,9 @@ impl Plan {
         let drawn = THEMES.choose(&mut rng).copied().unwrap_or(Theme::Calm);
         let theme = theme.unwrap_or(drawn);
         let rng = &mut rng;
-        let has =
-            |one: Theme, rng: &mut StdRng| theme == one || (theme == Theme::Mixed && rng.random_bool(0.3));
+        let has = |one: Theme, rng: &mut StdRng| {
+            theme == one || (theme == Theme::Mixed && rng.random_bool(0.3))
+        };
 
         let mut net = SimConfig { seed: rng.random(), audit: true, ..SimConfig::default() };
         net.delay = *[0, 0, 1, 3, 10].choose(rng).unwrap_or(&0);
@@ -205,8 +207,12 @@ impl Plan {
 
     /// Whether something in it makes links end before all is done.
     pub(crate) fn may_lose_links(&self) -> bool {
-        let frozen: Duration =
-            self.faults.iter().filter(|f| matches!(f.fault, Fault::Freeze(_))).map(|f| f.lasts).sum();
+        let frozen: Duration = self
+            .faults
+            .iter()
+            .filter(|f| matches!(f.fault, Fault::Freeze(_)))
+            .map(|f| f.lasts)
+            .sum();
         // A wake-up that is lost for good looks like a peer that has stopped.
         frozen > HARMLESS
             || self.net.lost_wakeups > 0
@@ -228,8 +234,11 @@ impl Plan {
         let times = rng.random_range(1..=3);
         let mut push = |rng: &mut StdRng, lasts: u64, fault: Fault| {
             // Some at the very start, while connections are made.
-            let at =
-                if rng.random_bool(0.2) { 0 } else { rng.random_range(0..=span.as_millis() as u64 + 20) };
+            let at = if rng.random_bool(0.2) {
+                0
+            } else {
+                rng.random_range(0..=span.as_millis() as u64 + 20)
+            };
             self.faults.push(FaultPlan { at: ms(at), lasts: ms(lasts), fault });
         };
         let short = |rng: &mut StdRng| rng.random_range(1..=2_000);
@@ -264,7 +273,11 @@ impl Plan {
             Theme::Freeze => {
                 for _ in 0..times {
                     let host = rng.random_range(0..hosts);
-                    let lasts = if rng.random_bool(0.5) { short(rng) } else { rng.random_range(1..=12_000) };
+                    let lasts = if rng.random_bool(0.5) {
+                        short(rng)
+                    } else {
+                        rng.random_range(1..=12_000)
+                    };
                     push(rng, lasts, Fault::Freeze(host));
                     if rng.random_bool(0.3) {
                         let lasts = short(rng);
@@ -298,8 +311,11 @@ impl Plan {
             }
             Theme::Shutdown => {
                 for server in 0..self.servers {
-                    let fault =
-                        if rng.random_bool(0.5) { Fault::Replace(server) } else { Fault::Stop(server) };
+                    let fault = if rng.random_bool(0.5) {
+                        Fault::Replace(server)
+                    } else {
+                        Fault::Stop(server)
+                    };
                     push(rng, 0, fault);
                 }
             }

@@ -20,8 +20,8 @@ use crate::world::{Hosts, World};
 
 /// Longer than anything takes, in simulated time.
 const HANG: Duration = Duration::from_secs(3600);
-/// A channel returns to its fast path within this, once nothing stands in its way: the longest pause between attempts
-/// is 10 minutes.
+/// A channel returns to its fast path within this, once nothing stands in its way: the longest
+/// pause between attempts is 10 minutes.
 const RETURN: Duration = Duration::from_secs(1_300);
 /// Standing grants are recalled and connections quiet after this.
 const QUIET: Duration = Duration::from_secs(30);
@@ -167,7 +167,13 @@ async fn live(plan: Arc<Plan>, options: &Options, report: &mut Report) {
 }
 
 /// From the first connection to the end of the last task.
-async fn work(world: &Arc<World>, hosts: &Hosts, tap: &Wiretap, options: &Options, report: &mut Report) {
+async fn work(
+    world: &Arc<World>,
+    hosts: &Hosts,
+    tap: &Wiretap,
+    options: &Options,
+    report: &mut Report,
+) {
     let plan = &world.plan;
     let mut servers = Servers::start(world, hosts);
     let mut tasks = JoinSet::new();
@@ -237,8 +243,12 @@ async fn sabotage(world: &Arc<World>, options: &Options, tasks: &mut JoinSet<()>
         Some(Sabotage::LeaveTask) => drop(tokio::spawn(std::future::pending::<()>())),
         Some(Sabotage::RepeatCall) => {
             if let (Some(channel), Some(call)) = (world.channel(0), world.plan.calls.first()) {
-                let call =
-                    crate::load::CallPlan { give_up: None, enough: None, deadline: None, ..call.clone() };
+                let call = crate::load::CallPlan {
+                    give_up: None,
+                    enough: None,
+                    deadline: None,
+                    ..call.clone()
+                };
                 let world = world.clone();
                 tasks.spawn(calls::make(world, channel, call));
             }
@@ -248,7 +258,8 @@ async fn sabotage(world: &Arc<World>, options: &Options, tasks: &mut JoinSet<()>
     }
 }
 
-/// Every channel whose server lives works, and is back on the fast path if nothing stands in its way for good.
+/// Every channel whose server lives works, and is back on the fast path if nothing stands in its
+/// way for good.
 async fn recover(world: &World, n: usize, channel: &Channel) -> Result<(), String> {
     let plan = &world.plan;
     let planned = &plan.channels[n];
@@ -256,8 +267,7 @@ async fn recover(world: &World, n: usize, channel: &Channel) -> Result<(), Strin
     if plan.faults.iter().any(|f| stopped(&f.fault)) {
         return Ok(());
     }
-    let removed =
-        |f: &Fault| matches!(f, Fault::Remove(host) if *host == planned.server || *host == planned.host);
+    let removed = |f: &Fault| matches!(f, Fault::Remove(host) if *host == planned.server || *host == planned.host);
     let removed = plan.faults.iter().any(|f| removed(&f.fault));
     let until = Instant::now() + RETURN;
     let mut failures = 0;
@@ -274,7 +284,11 @@ async fn recover(world: &World, n: usize, channel: &Channel) -> Result<(), Strin
             (Path::Tcp, true) | (Path::Sim, false) => return Ok(()),
             _ if removed => {}
             // More connections than a small pool has memory for.
-            _ if path.reason.as_ref().is_some_and(|r| r.code() == tonic_rdma::ReasonCode::PoolExhausted) => {
+            _ if path
+                .reason
+                .as_ref()
+                .is_some_and(|r| r.code() == tonic_rdma::ReasonCode::PoolExhausted) =>
+            {
                 return Ok(());
             }
             _ => {}

@@ -2,7 +2,8 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -55,8 +56,8 @@ pub enum Until {
     Time(Duration),
 }
 
-/// Runs seeds from `first` on, and calls `failed` with every report that has something wrong. Ends early after
-/// `give_up` of those.
+/// Runs seeds from `first` on, and calls `failed` with every report that has something wrong. Ends
+/// early after `give_up` of those.
 pub fn seeds(
     first: u64,
     until: Until,
@@ -69,8 +70,9 @@ pub fn seeds(
     let (next, failures, done) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
     let figures = Mutex::new(Figures::default());
     let running = Mutex::new(BTreeMap::<usize, (u64, Instant)>::new());
-    let lock =
-        |m: &Mutex<Figures>, report: &Report| m.lock().unwrap_or_else(PoisonError::into_inner).add(report);
+    let lock = |m: &Mutex<Figures>, report: &Report| {
+        m.lock().unwrap_or_else(PoisonError::into_inner).add(report)
+    };
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)
             .map(|thread| {
@@ -88,7 +90,10 @@ pub fn seeds(
                         }
                         let seed = first.wrapping_add(n);
                         let note = |what| {
-                            running.lock().unwrap_or_else(PoisonError::into_inner).insert(thread, what)
+                            running
+                                .lock()
+                                .unwrap_or_else(PoisonError::into_inner)
+                                .insert(thread, what)
                         };
                         note((seed, Instant::now()));
                         let report = run(seed, options);
@@ -128,6 +133,7 @@ pub fn seeds(
 
 /// The command that runs a seed again.
 pub fn replay(seed: u64, options: &Options) -> String {
-    let theme = options.theme.map_or(String::new(), |theme| format!(" --theme {theme:?}").to_lowercase());
+    let theme =
+        options.theme.map_or(String::new(), |theme| format!(" --theme {theme:?}").to_lowercase());
     format!("again, with every event:\n    tests/sim/run replay {seed}{theme} --trace")
 }

@@ -79,9 +79,13 @@ impl Service<Request<Body>> for Planned {
             Ok(match method.strip_suffix("Zero") {
                 _ if method == "Raw" => raw(world, call, req).await,
                 Some(kind) => {
-                    serve::<tonic_rdma::codec::ProstCodec<Message, Message>>(kind, world, call, req).await
+                    serve::<tonic_rdma::codec::ProstCodec<Message, Message>>(kind, world, call, req)
+                        .await
                 }
-                None => serve::<tonic_prost::ProstCodec<Message, Message>>(&method, world, call, req).await,
+                None => {
+                    serve::<tonic_prost::ProstCodec<Message, Message>>(&method, world, call, req)
+                        .await
+                }
             })
         })
     }
@@ -143,8 +147,15 @@ fn verdict(call: &CallPlan) -> Result<(), Status> {
 }
 
 /// Reads a request and books it.
-async fn take(world: &World, call: &CallPlan, requests: &mut Messages, index: usize) -> Result<bool, Status> {
-    let Some(Message { body: message }) = requests.next().await.transpose()? else { return Ok(false) };
+async fn take(
+    world: &World,
+    call: &CallPlan,
+    requests: &mut Messages,
+    index: usize,
+) -> Result<bool, Status> {
+    let Some(Message { body: message }) = requests.next().await.transpose()? else {
+        return Ok(false);
+    };
     match call.requests.get(index) {
         Some(len) => {
             let key = Key { call: call.id, down: false, index };
@@ -343,6 +354,8 @@ async fn raw(world: Arc<World>, call: CallPlan, req: Request<Body>) -> Response<
         yield Ok(Frame::trailers(trailers));
     };
     let mut response = Response::new(Body::new(StreamBody::new(Box::pin(frames))));
-    response.headers_mut().insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    response
+        .headers_mut()
+        .insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     response
 }

@@ -1,4 +1,5 @@
-//! Checks what goes over the fabric against the protocol's rules, frame by frame, and keeps a trace.
+//! Checks what goes over the fabric against the protocol's rules, frame by frame, and keeps a
+//! trace.
 //!
 //! | rule | checked |
 //! |---|---|
@@ -52,7 +53,8 @@ struct End {
     recv_slots: u64,
     peer: Option<EndId>,
     connecting: bool,
-    /// Messages that have arrived here, been handed to the driver, and slots posted again, or given up.
+    /// Messages that have arrived here, been handed to the driver, and slots posted again, or given
+    /// up.
     arrived: u64,
     received: u64,
     reposted: u64,
@@ -142,8 +144,8 @@ impl Wiretap {
         }
     }
 
-    /// Nothing is left to do: no stream is open, all RECVs are posted, no memory is granted for a stream, and none
-    /// stands by (connections have idled for longer than standing grants last).
+    /// Nothing is left to do: no stream is open, all RECVs are posted, no memory is granted for a
+    /// stream, and none stands by (connections have idled for longer than standing grants last).
     pub fn quiet(&self) -> Vec<String> {
         let state = self.lock();
         let mut left = Vec::new();
@@ -158,7 +160,9 @@ impl Wiretap {
             let writes = end.under_way.iter().filter(|(_, write)| *write).count();
             if writes > 0 || end.under_way.len() > UNREPORTED {
                 let all = end.under_way.len();
-                left.push(format!("R10: {id}: {all} pieces of work under way, {writes} of them WRITEs"));
+                left.push(format!(
+                    "R10: {id}: {all} pieces of work under way, {writes} of them WRITEs"
+                ));
             }
             let peer = end.peer.and_then(|peer| state.ends.get(&peer));
             if let Some(peer) = peer.filter(|peer| !peer.dead && !peer.destroyed)
@@ -175,7 +179,11 @@ impl Wiretap {
 
     /// Ends that something had arrived at, and that are dead or destroyed.
     pub fn deaths(&self) -> usize {
-        self.lock().ends.values().filter(|end| end.arrived > 0 && (end.dead || end.destroyed)).count()
+        self.lock()
+            .ends
+            .values()
+            .filter(|end| end.arrived > 0 && (end.dead || end.destroyed))
+            .count()
     }
 
     /// Ends that have not been destroyed.
@@ -196,7 +204,9 @@ impl State {
         let at = Instant::now().duration_since(started).as_millis() as u64;
         let (kind, end, a, b) = match *event {
             Event::Made { end, recv_slots, .. } => ("made", end.0, recv_slots.into(), 0),
-            Event::Joined { end, peer, connecting } => ("joined", end.0, peer.0, u64::from(connecting)),
+            Event::Joined { end, peer, connecting } => {
+                ("joined", end.0, peer.0, u64::from(connecting))
+            }
             Event::Queued { end, len, .. } => ("queued", end.0, len as u64, 0),
             Event::Sent { end, message, .. } => ("sent", end.0, message.len() as u64, 0),
             Event::Written { end, len, .. } => ("written", end.0, len as u64, 0),
@@ -207,7 +217,9 @@ impl State {
             Event::Completed { end, id } => ("completed", end.0, id, 0),
             Event::Died { end } => ("died", end.0, 0, 0),
             Event::Destroyed { end } => ("destroyed", end.0, 0, 0),
-            Event::Registered { len, remote, .. } => ("registered", 0, len as u64, u64::from(remote)),
+            Event::Registered { len, remote, .. } => {
+                ("registered", 0, len as u64, u64::from(remote))
+            }
             Event::Deregistered { len, .. } => ("deregistered", 0, len as u64, 0),
             _ => ("other", 0, 0, 0),
         };
@@ -226,7 +238,11 @@ impl State {
         self.note(&event, started);
         match event {
             Event::Made { end, device, recv_slots } => {
-                let made = End { device: device.to_owned(), recv_slots: recv_slots.into(), ..End::default() };
+                let made = End {
+                    device: device.to_owned(),
+                    recv_slots: recv_slots.into(),
+                    ..End::default()
+                };
                 self.ends.insert(end, made);
             }
             Event::Joined { end, peer, connecting } => {
@@ -242,7 +258,9 @@ impl State {
                 self.queued(end, addr, len as u64);
             }
             Event::Sent { end, peer, message } => self.sent(end, peer, message),
-            Event::Written { end, peer, addr, rkey, len } => self.written(end, peer, addr, rkey, len as u64),
+            Event::Written { end, peer, addr, rkey, len } => {
+                self.written(end, peer, addr, rkey, len as u64)
+            }
             Event::Received { end, .. } => self.at(end).received += 1,
             Event::Reposted { end } => {
                 let end = self.at(end);
@@ -255,7 +273,9 @@ impl State {
                 let at = self.at(end);
                 at.retired += 1;
                 if at.retired > at.grown {
-                    self.wrong(format!("R1: {end} has given up a RECV of those that are always there"));
+                    self.wrong(format!(
+                        "R1: {end} has given up a RECV of those that are always there"
+                    ));
                 }
             }
             Event::Grown { end, recv_slots } => self.at(end).grown += u64::from(recv_slots),
@@ -274,7 +294,9 @@ impl State {
             Event::Deregistered { device, addr, len } => {
                 let held = self.granted(device, addr, len as u64);
                 if let Some((end, grant)) = held {
-                    self.wrong(format!("R9: {end}: memory of {grant} was deregistered while it was granted"));
+                    self.wrong(format!(
+                        "R9: {end}: memory of {grant} was deregistered while it was granted"
+                    ));
                 }
             }
             _ => {}
@@ -331,7 +353,9 @@ impl State {
         let spent = self.at(to).arrived;
         let sends = self.at(from).sends;
         if spent > sends {
-            self.wrong(format!("R2: {spent} messages have arrived of the {sends} that {from} has sent"));
+            self.wrong(format!(
+                "R2: {spent} messages have arrived of the {sends} that {from} has sent"
+            ));
         }
         if spent > given {
             self.wrong(format!("R2: {from} has sent {spent} messages on {given} credits"));
@@ -374,7 +398,9 @@ impl State {
             Frame::Grant { stream, id, rkey, len, addr } => {
                 let device = self.at(from).device.clone();
                 if let Some((other, grant)) = self.granted(&device, addr, len.into()) {
-                    self.wrong(format!("R8: {from} grants memory that is {grant} of {other} already"));
+                    self.wrong(format!(
+                        "R8: {from} grants memory that is {grant} of {other} already"
+                    ));
                 }
                 let grant = Grant { addr, len: len.into(), rkey, stream, begin: 0, written: 0 };
                 if self.at(from).grants.insert(id, grant).is_some() {
@@ -383,9 +409,13 @@ impl State {
             }
             Frame::Done { stream, end, id, len, begin } => {
                 match self.at(to).grants.remove(&id) {
-                    None => self.wrong(format!("R9: {from} ends grant {id}, which it does not hold")),
+                    None => {
+                        self.wrong(format!("R9: {from} ends grant {id}, which it does not hold"))
+                    }
                     Some(grant) if (grant.begin, grant.written) != (begin.into(), len.into()) => {
-                        self.wrong(format!("R4: {from} announces {len} bytes from {begin} on of {grant:?}"));
+                        self.wrong(format!(
+                            "R4: {from} announces {len} bytes from {begin} on of {grant:?}"
+                        ));
                     }
                     Some(grant) if grant.stream != 0 && grant.stream != stream => {
                         self.wrong(format!("R9: {from} uses {grant:?} for stream {stream}"));
@@ -410,7 +440,9 @@ impl State {
         let grant = self.at(to).grants.values_mut().find(|grant| grant.covers(addr, len));
         let wrong = match grant {
             None => format!("R9: {from} writes {len} bytes outside of any grant"),
-            Some(grant) if grant.rkey != rkey => format!("R12: {from} writes with another key than granted"),
+            Some(grant) if grant.rkey != rkey => {
+                format!("R12: {from} writes with another key than granted")
+            }
             // Into a standing grant the sender writes from where it likes on.
             Some(grant) if grant.stream == 0 && grant.written == 0 => {
                 (grant.begin, grant.written) = (addr - grant.addr, len);

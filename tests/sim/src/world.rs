@@ -122,7 +122,8 @@ impl Hosts {
 
     pub(crate) fn endpoint(&self, host: Host, server: Host) -> Endpoint {
         let uri = format!("http://{}", address(server));
-        let endpoint = Endpoint::from_shared(uri).unwrap_or_else(|_| Endpoint::from_static("http://unused"));
+        let endpoint =
+            Endpoint::from_shared(uri).unwrap_or_else(|_| Endpoint::from_static("http://unused"));
         endpoint.context(self.contexts[host].clone())
     }
 

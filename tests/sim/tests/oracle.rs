@@ -9,7 +9,13 @@ use tonic_rdma_proto::frame::{Composer, Frame};
 use tonic_rdma_sim::{Options, Report, Sabotage, Theme, Wiretap, run};
 
 fn well(report: &Report) {
-    assert!(report.wrong.is_empty(), "seed {} ({:?}): {:#?}", report.seed, report.theme, report.wrong);
+    assert!(
+        report.wrong.is_empty(),
+        "seed {} ({:?}): {:#?}",
+        report.seed,
+        report.theme,
+        report.wrong
+    );
 }
 
 /// On another thread, with other addresses, and with other runs beside it.
@@ -49,15 +55,17 @@ fn every_theme_has_runs_that_are_well() {
     }
 }
 
-/// Breaks one promise of the fabric, early and late, and counts the runs in which it was broken and in which that was
-/// found.
+/// Breaks one promise of the fabric, early and late, and counts the runs in which it was broken and
+/// in which that was found.
 fn breaks(breakage: Breakage) -> (usize, usize, Vec<String>) {
     let (mut broken, mut found, mut what) = (0, 0, Vec::new());
     for seed in 0..12 {
         for after in [0, 3, 20] {
             let theme = Some(if seed % 2 == 0 { Theme::Calm } else { Theme::Latency });
-            let report =
-                run(seed, &Options { theme, breakage: Some((breakage, after)), ..Options::default() });
+            let report = run(
+                seed,
+                &Options { theme, breakage: Some((breakage, after)), ..Options::default() },
+            );
             broken += usize::from(report.broken);
             found += usize::from(report.broken && !report.wrong.is_empty());
             what.extend(report.wrong.into_iter().take(1));
@@ -78,8 +86,8 @@ macro_rules! found {
     )* };
 }
 
-// Not all can show. A changed or late byte may be of a message that its receiver drops unread, a changed SEND may be
-// a PING, and of a link that sends little no completion is ever due.
+// Not all can show. A changed or late byte may be of a message that its receiver drops unread, a
+// changed SEND may be a PING, and of a link that sends little no completion is ever due.
 found! {
     a_write_after_done_is_found: RepeatWrite, 100%
     a_repeated_send_is_found: RepeatSend, 100%
@@ -95,7 +103,8 @@ found! {
 fn sabotaged(sabotage: Sabotage, words: &str) {
     let mut found = 0;
     for seed in 0..6 {
-        let options = Options { theme: Some(Theme::Calm), sabotage: Some(sabotage), ..Options::default() };
+        let options =
+            Options { theme: Some(Theme::Calm), sabotage: Some(sabotage), ..Options::default() };
         let report = run(seed, &options);
         found += usize::from(report.wrong.iter().any(|wrong| wrong.contains(words)));
     }
@@ -244,7 +253,8 @@ fn the_wiretap_knows_the_rules_of_memory() {
 
 #[test]
 fn the_wiretap_sees_what_is_left() {
-    let head = |end| Frame::Headers { stream: 1, end, more: false, indexed: false, block: "x".into() };
+    let head =
+        |end| Frame::Headers { stream: 1, end, more: false, indexed: false, block: "x".into() };
     let wire = Wire::new();
     wire.send(CLIENT, 0, &[head(true)]).take(SERVER);
     assert_eq!(wire.0.quiet().len(), 2, "the server's half, on both ends: {:?}", wire.0.quiet());

@@ -1,16 +1,19 @@
 //! The tonic-rdma end of a conversation with another language's gRPC: `interop/run` starts both.
 
-use clap::{Parser, Subcommand};
 use std::net::SocketAddr;
+
+use clap::{Parser, Subcommand};
 use tokio_stream::StreamExt;
-use tonic::{Code, transport::server::TcpIncoming};
+use tonic::Code;
+use tonic::transport::server::TcpIncoming;
 use tonic_rdma::{Endpoint, Path, Server};
-use tonic_rdma_tests::{
-    pb::{Message, conformance_client::ConformanceClient},
-    probe::Probe,
-    script::{before, echo, echo_all, fail_with, payload, receive_all, send_many, steps, summary},
-    service::Scripted,
+use tonic_rdma_tests::pb::Message;
+use tonic_rdma_tests::pb::conformance_client::ConformanceClient;
+use tonic_rdma_tests::probe::Probe;
+use tonic_rdma_tests::script::{
+    before, echo, echo_all, fail_with, payload, receive_all, send_many, steps, summary,
 };
+use tonic_rdma_tests::service::Scripted;
 
 #[derive(Parser)]
 #[command(version, about)]
@@ -82,7 +85,8 @@ async fn call(addr: SocketAddr) -> Result<(), Box<dyn std::error::Error>> {
     }
     assert_eq!(replies.message().await?, None);
 
-    let refuse = fail_with(Code::NotFound, "naïve 100%", b"", &[("t-one", b"1"), ("t-raw-bin", b"\0\xff")]);
+    let refuse =
+        fail_with(Code::NotFound, "naïve 100%", b"", &[("t-one", b"1"), ("t-raw-bin", b"\0\xff")]);
     let Err(status) = client.unary(before("", [refuse])).await else {
         return Err("the server should have refused".into());
     };

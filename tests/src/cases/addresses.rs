@@ -1,8 +1,11 @@
 //! What a handler learns about its peer.
 
-use crate::{harness::Bed, pb::Script};
 use std::net::SocketAddr;
+
 use tonic::{Request, Response};
+
+use crate::harness::Bed;
+use crate::pb::Script;
 
 cases![handlers_see_both_addresses, clients_differ];
 

@@ -1,15 +1,16 @@
 //! The four kinds of call, and calls that reach nothing.
 
-use crate::{
-    harness::Bed,
-    pb::Message,
-    script::{echo, echo_all, gate, payload, receive_all, send, send_many, steps, summary},
-    service::SCRIPT_KEY,
-};
 use prost::Message as _;
 use tokio::sync::mpsc;
-use tokio_stream::{StreamExt, wrappers::ReceiverStream};
-use tonic::{Code, IntoRequest, Request, metadata::BinaryMetadataValue};
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::metadata::BinaryMetadataValue;
+use tonic::{Code, IntoRequest, Request};
+
+use crate::harness::Bed;
+use crate::pb::Message;
+use crate::script::{echo, echo_all, gate, payload, receive_all, send, send_many, steps, summary};
+use crate::service::SCRIPT_KEY;
 
 cases![
     unary_echo,
@@ -53,7 +54,8 @@ async fn upload_counts(bed: &Bed) {
 
 async fn upload_of_nothing(bed: &Bed) {
     let (_server, mut client) = bed.pair().await;
-    let request = scripted(tokio_stream::empty::<Message>(), steps("u", [receive_all(), summary()]));
+    let request =
+        scripted(tokio_stream::empty::<Message>(), steps("u", [receive_all(), summary()]));
     let reply = client.upload(request).await.unwrap().into_inner();
     assert_eq!((reply.count, reply.total), (0, 0));
 }
@@ -99,7 +101,8 @@ async fn chat_ping_pong(bed: &Bed) {
 async fn chat_server_talks_first(bed: &Bed) {
     let (_server, mut client) = bed.pair().await;
     let (sender, receiver) = mpsc::channel(1);
-    let request = scripted(ReceiverStream::new(receiver), steps("c", [send_many(1, 64, 10), echo_all()]));
+    let request =
+        scripted(ReceiverStream::new(receiver), steps("c", [send_many(1, 64, 10), echo_all()]));
     // Nothing has been sent, and still head and messages come.
     let mut replies = client.chat(request).await.unwrap().into_inner();
     for seed in 1..=10 {
@@ -152,13 +155,19 @@ async fn chat_answers_after_half_close(bed: &Bed) {
 async fn unknown_method(bed: &Bed) {
     let server = bed.server().await;
     let channel = connect!(bed, server);
-    for path in ["/tonic_rdma.conformance.v1.Conformance/Missing", "/tonic_rdma.conformance.v1.Missing/Unary"]
-    {
+    for path in [
+        "/tonic_rdma.conformance.v1.Conformance/Missing",
+        "/tonic_rdma.conformance.v1.Missing/Unary",
+    ] {
         let mut grpc = tonic::client::Grpc::new(channel.clone());
         grpc.ready().await.unwrap();
         let codec = tonic_prost::ProstCodec::<Message, Message>::default();
         let status = grpc
-            .unary(Message::default().into_request(), http::uri::PathAndQuery::from_static(path), codec)
+            .unary(
+                Message::default().into_request(),
+                http::uri::PathAndQuery::from_static(path),
+                codec,
+            )
             .await
             .unwrap_err();
         assert_eq!(status.code(), Code::Unimplemented, "{path}");

@@ -1,21 +1,20 @@
 //! Cancellation from either side, and half-close of either side.
 
-use crate::{
-    harness::Bed,
-    pb::Message,
-    probe::{Guard, Probe},
-    script::{
-        before, drop_inbound, echo, echo_all, fail, gate, hang, payload, receive, receive_all, send,
-        send_many, steps,
-    },
-};
-use std::{
-    pin::Pin,
-    task::{Context, Poll},
-};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
 use tokio::sync::mpsc;
-use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Stream, StreamExt};
 use tonic::Code;
+
+use crate::harness::Bed;
+use crate::pb::Message;
+use crate::probe::{Guard, Probe};
+use crate::script::{
+    before, drop_inbound, echo, echo_all, fail, gate, hang, payload, receive, receive_all, send,
+    send_many, steps,
+};
 
 cases![
     caller_drops_a_unary_call,

@@ -1,14 +1,14 @@
 //! Messages compressed by tonic, in either direction.
 
-use crate::{
-    harness::Bed,
-    pb::{Message, Script},
-    script::{echo, echo_all, payload, send, send_many, steps},
-    service::Scripted,
-};
 use bytes::Bytes;
 use tokio_stream::StreamExt;
-use tonic::{Code, codec::CompressionEncoding::Gzip};
+use tonic::Code;
+use tonic::codec::CompressionEncoding::Gzip;
+
+use crate::harness::Bed;
+use crate::pb::{Message, Script};
+use crate::script::{echo, echo_all, payload, send, send_many, steps};
+use crate::service::Scripted;
 
 cases![both_directions, requests_only, replies_only, streams, not_accepted, large_and_compressible];
 
@@ -29,8 +29,8 @@ async fn both_directions(bed: &Bed) {
 }
 
 async fn requests_only(bed: &Bed) {
-    let server =
-        serve!(bed, |server| server.add_service(Scripted::server(bed.probe()).accept_compressed(Gzip)));
+    let server = serve!(bed, |server| server
+        .add_service(Scripted::server(bed.probe()).accept_compressed(Gzip)));
     let mut client = bed.client(&server).await.send_compressed(Gzip);
     let script = Script { describe: true, steps: vec![echo(1)], ..Script::default() };
     let request = Message::from(script).with_payload(4, 5000);
@@ -41,8 +41,8 @@ async fn requests_only(bed: &Bed) {
 }
 
 async fn replies_only(bed: &Bed) {
-    let server =
-        serve!(bed, |server| server.add_service(Scripted::server(bed.probe()).send_compressed(Gzip)));
+    let server = serve!(bed, |server| server
+        .add_service(Scripted::server(bed.probe()).send_compressed(Gzip)));
     let plain = bed.client(&server).await;
     let mut accepting = plain.clone().accept_compressed(Gzip);
     let response = accepting.unary(steps("", [send(1, 5000)])).await.unwrap();
@@ -60,7 +60,8 @@ async fn streams(bed: &Bed) {
         .add_service(Scripted::server(bed.probe()).accept_compressed(Gzip).send_compressed(Gzip)));
     let client = bed.client(&server).await;
     let mut client = client.send_compressed(Gzip).accept_compressed(Gzip);
-    let mut replies = client.download(steps("", [send_many(1, 3000, 20)])).await.unwrap().into_inner();
+    let mut replies =
+        client.download(steps("", [send_many(1, 3000, 20)])).await.unwrap().into_inner();
     for seed in 1..=20 {
         replies.message().await.unwrap().unwrap().expect(seed, 3000);
     }
@@ -90,7 +91,8 @@ async fn large_and_compressible(bed: &Bed) {
         .add_service(Scripted::server(bed.probe()).accept_compressed(Gzip).send_compressed(Gzip)));
     let client = bed.client(&server).await;
     let mut client = client.send_compressed(Gzip).accept_compressed(Gzip);
-    // The pattern repeats after 65,521 bytes, which is too far for gzip: what shrinks is the script.
+    // The pattern repeats after 65,521 bytes, which is too far for gzip: what shrinks is the
+    // script.
     let mut request = steps(&"a".repeat(2_000_000), [echo(1)]);
     request = request.with_payload(6, 1000);
     client.unary(request).await.unwrap().into_inner().expect(6, 1000);

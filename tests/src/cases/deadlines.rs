@@ -3,16 +3,16 @@
 //! What stock tonic does is the measure: each side lets the head of the response arrive in time or
 //! ends the call with CANCELLED; a stream whose head came in time goes on past its deadline.
 
-use crate::{
-    harness::{Bed, client_of},
-    pb::Script,
-    script::{before, echo, echo_all, gate, hang, payload, send, steps},
-    service::Scripted,
-};
 use std::time::Duration;
+
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request};
+
+use crate::harness::{Bed, client_of};
+use crate::pb::Script;
+use crate::script::{before, echo, echo_all, gate, hang, payload, send, steps};
+use crate::service::Scripted;
 
 cases![
     header_reaches_the_handler,
@@ -120,7 +120,8 @@ async fn shorter_of_endpoint_and_caller(bed: &Bed) {
 }
 
 async fn server_timeout(bed: &Bed) {
-    let server = serve!(bed, |server| server.timeout(SHORT).add_service(Scripted::server(bed.probe())));
+    let server =
+        serve!(bed, |server| server.timeout(SHORT).add_service(Scripted::server(bed.probe())));
     let mut client = bed.client(&server).await;
     // The caller sets no deadline, or one that is longer: the server's counts.
     let unbounded = client.unary(before("a", [hang()])).await.unwrap_err();
@@ -137,7 +138,10 @@ async fn stream_outlives_its_deadline(bed: &Bed) {
     let (_server, mut client) = bed.pair().await;
     let deadline = Duration::from_millis(500);
     let (sender, receiver) = mpsc::channel(1);
-    sender.send(steps("c", [send(1, 10), gate("late"), echo_all()]).with_payload(0, 0)).await.unwrap();
+    sender
+        .send(steps("c", [send(1, 10), gate("late"), echo_all()]).with_payload(0, 0))
+        .await
+        .unwrap();
     let mut replies =
         client.chat(within(deadline, ReceiverStream::new(receiver))).await.unwrap().into_inner();
     replies.message().await.unwrap().unwrap().expect(1, 10);
@@ -156,10 +160,9 @@ async fn stream_outlives_its_deadline(bed: &Bed) {
 async fn other_calls_survive_an_expiry(bed: &Bed) {
     let (_server, mut client) = bed.pair().await;
     let mut other = client.clone();
-    let waiting =
-        tokio::spawn(
-            async move { other.unary(steps("w", [gate("open"), echo(1)]).with_payload(4, 400)).await },
-        );
+    let waiting = tokio::spawn(async move {
+        other.unary(steps("w", [gate("open"), echo(1)]).with_payload(4, 400)).await
+    });
     bed.probe().seen("gate:open").await;
     for n in 0..10 {
         let request = within(Duration::from_millis(20), before("x", [hang()]));

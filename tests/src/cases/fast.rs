@@ -1,14 +1,14 @@
 //! What only a fast path has: the way bytes take, and what a peer may not do.
 
-use crate::{
-    channel::AnyChannel,
-    fabric::Fabric,
-    harness::{Bed, client_of},
-    script::{echo, gate, send, send_many, steps},
-    service::Scripted,
-};
-use tonic::{Code, Request, Status, service::InterceptorLayer};
+use tonic::service::InterceptorLayer;
+use tonic::{Code, Request, Status};
 use tonic_rdma::{Path, Policy, ReasonCode};
+
+use crate::channel::AnyChannel;
+use crate::fabric::Fabric;
+use crate::harness::{Bed, client_of};
+use crate::script::{echo, gate, send, send_many, steps};
+use crate::service::Scripted;
 
 cases![for Some(Fabric::FAST);
     connections_beyond_the_pool_use_tcp,
@@ -33,7 +33,11 @@ async fn bulk_goes_by_write(bed: &Bed) {
     assert!(stats.bytes_sent_write >= 4 * 8 * MIB as u64, "{stats:?}");
     assert!(stats.bytes_received_write >= 4 * 8 * MIB as u64, "{stats:?}");
     assert!(stats.write_share() >= 0.99, "{stats:?}");
-    assert_eq!((stats.calls_fast, stats.bytes_sent_tcp, stats.bytes_received_tcp), (4, 0, 0), "{stats:?}");
+    assert_eq!(
+        (stats.calls_fast, stats.bytes_sent_tcp, stats.bytes_received_tcp),
+        (4, 0, 0),
+        "{stats:?}"
+    );
 }
 
 async fn connections_beyond_the_pool_use_tcp(bed: &Bed) {

@@ -1,12 +1,12 @@
 //! Blocks of fields near the limits.
 
-use crate::{
-    harness::Bed,
-    pb::{Entry, Message, Script},
-    script::{before, entries, fail_with, send, steps},
-    service::{Scripted, append},
-};
-use tonic::{Code, Request, metadata::MetadataMap};
+use tonic::metadata::MetadataMap;
+use tonic::{Code, Request};
+
+use crate::harness::Bed;
+use crate::pb::{Entry, Message, Script};
+use crate::script::{before, entries, fail_with, send, steps};
+use crate::service::{Scripted, append};
 
 cases![
     eight_kibibytes_by_default,

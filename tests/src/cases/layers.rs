@@ -1,22 +1,22 @@
 //! Interceptors and tower layers at both ends, and what they see.
 
-use crate::{
-    channel::{AnyChannel, BoxError},
-    harness::{Bed, client_of},
-    pb::{Message, Script, conformance_client::ConformanceClient},
-    script::{before, gate, hang, send, steps},
-    service::{Scripted, Tag},
-};
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
 use tokio::task::JoinSet;
-use tonic::{Code, Request, Status, body::Body, service::InterceptorLayer};
-use tower::{Service, ServiceBuilder, ServiceExt, util::BoxCloneSyncService};
+use tonic::body::Body;
+use tonic::service::InterceptorLayer;
+use tonic::{Code, Request, Status};
+use tower::util::BoxCloneSyncService;
+use tower::{Service, ServiceBuilder, ServiceExt};
+
+use crate::channel::{AnyChannel, BoxError};
+use crate::harness::{Bed, client_of};
+use crate::pb::conformance_client::ConformanceClient;
+use crate::pb::{Message, Script};
+use crate::script::{before, gate, hang, send, steps};
+use crate::service::{Scripted, Tag};
 
 cases![
     server_interceptor_adds_and_refuses,
@@ -78,7 +78,8 @@ async fn check_guarded(client: &mut crate::harness::Client) {
 }
 
 async fn server_interceptor_adds_and_refuses(bed: &Bed) {
-    let service = tonic::service::interceptor::InterceptedService::new(Scripted::server(bed.probe()), guard);
+    let service =
+        tonic::service::interceptor::InterceptedService::new(Scripted::server(bed.probe()), guard);
     let server = serve!(bed, |server| server.add_service(service));
     let mut client = bed.client(&server).await;
     check_guarded(&mut client).await;
@@ -114,7 +115,8 @@ async fn server_layer_counts_and_adds_headers(bed: &Bed) {
             response
         })
         .into_inner();
-    let server = serve!(bed, |server| server.layer(layer).add_service(Scripted::server(bed.probe())));
+    let server =
+        serve!(bed, |server| server.layer(layer).add_service(Scripted::server(bed.probe())));
     let mut first = bed.client(&server).await;
     let mut second = bed.client(&server).await;
     for client in [&mut first, &mut second] {
@@ -140,7 +142,8 @@ async fn server_layer_refuses(bed: &Bed) {
             }
         })
         .into_inner();
-    let server = serve!(bed, |server| server.layer(layer).add_service(Scripted::server(bed.probe())));
+    let server =
+        serve!(bed, |server| server.layer(layer).add_service(Scripted::server(bed.probe())));
     let mut client = bed.client(&server).await;
     let mut request = Request::new(steps("never", [send(1, 1)]));
     request.metadata_mut().insert("x-refuse", "yes".parse().unwrap());
@@ -151,7 +154,8 @@ async fn server_layer_refuses(bed: &Bed) {
 }
 
 async fn client_interceptor_adds_and_refuses(bed: &Bed) {
-    let service = tonic::service::interceptor::InterceptedService::new(Scripted::server(bed.probe()), guard);
+    let service =
+        tonic::service::interceptor::InterceptedService::new(Scripted::server(bed.probe()), guard);
     let server = serve!(bed, |server| server.add_service(service));
     let channel = connect!(bed, server);
     let mut client = ConformanceClient::with_interceptor(channel, |mut request: Request<()>| {
@@ -224,7 +228,8 @@ async fn routes_built_apart(bed: &Bed) {
 
 async fn timeout_layer(bed: &Bed) {
     let server = bed.server().await;
-    let stack = ServiceBuilder::new().timeout(Duration::from_millis(100)).service(connect!(bed, server));
+    let stack =
+        ServiceBuilder::new().timeout(Duration::from_millis(100)).service(connect!(bed, server));
     let mut client = ConformanceClient::new(stack);
     let status = client.unary(before("u", [hang()])).await.unwrap_err();
     assert!(status.message().contains("timed out"), "{status:?}");
@@ -233,7 +238,8 @@ async fn timeout_layer(bed: &Bed) {
 
 async fn load_shed_layer(bed: &Bed) {
     let server = bed.server().await;
-    let stack = ServiceBuilder::new().load_shed().concurrency_limit(1).service(connect!(bed, server));
+    let stack =
+        ServiceBuilder::new().load_shed().concurrency_limit(1).service(connect!(bed, server));
     let client = ConformanceClient::new(stack);
     let mut waiting = client.clone();
     let held = tokio::spawn(async move { waiting.unary(before("u", [gate("go")])).await });
@@ -256,8 +262,9 @@ impl tower::retry::Policy<Vec<u8>, http::Response<Body>, Status> for Again {
         _: &mut Vec<u8>,
         result: &mut Result<http::Response<Body>, Status>,
     ) -> Option<Self::Future> {
-        let refused =
-            result.as_ref().is_ok_and(|r| r.headers().get("grpc-status").is_some_and(|s| s == "10"));
+        let refused = result
+            .as_ref()
+            .is_ok_and(|r| r.headers().get("grpc-status").is_some_and(|s| s == "10"));
         (refused && self.0 > 0).then(|| {
             self.0 -= 1;
             std::future::ready(())
@@ -275,7 +282,8 @@ async fn retry_layer(bed: &Bed) {
     let service = tonic::service::interceptor::InterceptedService::new(
         Scripted::server(bed.probe()),
         move |request: Request<()>| {
-            let tried = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
+            let tried =
+                counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
             if tried.is_ok() { Err(Status::aborted("again")) } else { Ok(request) }
         },
     );

@@ -1,14 +1,14 @@
 //! Limits that endpoints and servers set on how many calls run.
 
-use crate::{
-    harness::{Bed, Client, Server, client_of},
-    pb::Message,
-    script::{before, gate, send, steps},
-    service::Scripted,
-};
 use std::time::Duration;
+
 use tokio::task::JoinSet;
 use tonic::Code;
+
+use crate::harness::{Bed, Client, Server, client_of};
+use crate::pb::Message;
+use crate::script::{before, gate, send, steps};
+use crate::service::Scripted;
 
 cases![
     endpoint_concurrency_limit,
@@ -106,8 +106,9 @@ async fn server_load_shed(bed: &Bed) {
 }
 
 async fn server_max_concurrent_streams(bed: &Bed) {
-    let server =
-        serve!(bed, |server| server.max_concurrent_streams(4).add_service(Scripted::server(bed.probe())));
+    let server = serve!(bed, |server| server
+        .max_concurrent_streams(4)
+        .add_service(Scripted::server(bed.probe())));
     let mut client = bed.client(&server).await;
     // The limit is known to a caller once the server's settings have come: with the first answer.
     client.unary(steps("", [send(1, 1)])).await.unwrap();

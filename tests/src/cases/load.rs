@@ -1,12 +1,12 @@
 //! A seeded mix of calls of every kind and size, many in flight.
 
-use crate::{
-    harness::{Bed, Client},
-    script::{echo, echo_all, hang, payload, receive_all, send_many, steps, summary},
-};
-use rand::{Rng, SeedableRng, rngs::SmallRng};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
 use tokio::task::JoinSet;
 use tokio_stream::StreamExt;
+
+use crate::harness::{Bed, Client};
+use crate::script::{echo, echo_all, hang, payload, receive_all, send_many, steps, summary};
 
 cases![sixty_four_in_flight, sixty_four_in_flight_with_cancels];
 

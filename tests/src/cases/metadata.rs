@@ -1,16 +1,13 @@
 //! Metadata in both directions: ASCII and binary, repeated keys, order, heads and trailers.
 
-use crate::{
-    harness::Bed,
-    pb::{Entry, Message, Script, Step},
-    script::{entries, fail_with, gate, send},
-    service::append,
-};
 use bytes::Bytes;
-use tonic::{
-    Code, Request,
-    metadata::{KeyAndValueRef, MetadataMap},
-};
+use tonic::metadata::{KeyAndValueRef, MetadataMap};
+use tonic::{Code, Request};
+
+use crate::harness::Bed;
+use crate::pb::{Entry, Message, Script, Step};
+use crate::script::{entries, fail_with, gate, send};
+use crate::service::append;
 
 cases![
     ascii_reaches_handler_and_comes_back,
@@ -181,8 +178,10 @@ async fn trailers_of_a_stream(bed: &Bed) {
 
 async fn trailers_of_a_refusal(bed: &Bed) {
     let (_server, mut client) = bed.pair().await;
-    let refuse =
-        || Script { before: vec![fail_with(Code::NotFound, "none", b"", TRAILING)], ..Script::default() };
+    let refuse = || Script {
+        before: vec![fail_with(Code::NotFound, "none", b"", TRAILING)],
+        ..Script::default()
+    };
     let unary = client.unary(Request::new(refuse().into())).await;
     let streamed = client.download(Request::new(refuse().into())).await;
     for status in [unary.unwrap_err(), streamed.unwrap_err()] {

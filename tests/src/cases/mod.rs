@@ -1,7 +1,10 @@
 //! The cases, one module per idea.
 
-use crate::{fabric::Fabric, harness::Bed};
-use std::{future::Future, pin::Pin};
+use std::future::Future;
+use std::pin::Pin;
+
+use crate::fabric::Fabric;
+use crate::harness::Bed;
 
 /// Declares `CASES` of a module.
 macro_rules! cases {

@@ -1,26 +1,26 @@
 //! What a channel and a server carry below the stubs: heads, bodies cut anywhere, trailers.
 
-use crate::{
-    channel::{AnyChannel, BoxError},
-    harness::{Bed, client_of},
-    pb::Message,
-    script::{echo, payload, send, send_many, steps},
-    service::Scripted,
-};
+use std::convert::Infallible;
+use std::future::{Future, ready};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
 use prost::Message as _;
-use std::{
-    convert::Infallible,
-    future::{Future, ready},
-    pin::Pin,
-    task::{Context, Poll},
-};
 use tokio_stream::StreamExt;
-use tonic::{Code, Status, body::Body, server::NamedService};
+use tonic::body::Body;
+use tonic::server::NamedService;
+use tonic::{Code, Status};
 use tower::{Service, ServiceExt};
+
+use crate::channel::{AnyChannel, BoxError};
+use crate::harness::{Bed, client_of};
+use crate::pb::Message;
+use crate::script::{echo, payload, send, send_many, steps};
+use crate::service::Scripted;
 
 cases![
     request_head_reaches_the_server,
@@ -73,7 +73,10 @@ fn framed(message: &Message) -> Bytes {
 }
 
 fn cut(bytes: &Bytes, size: usize) -> Frames {
-    (0..bytes.len()).step_by(size).map(|at| data(bytes.slice(at..(at + size).min(bytes.len())))).collect()
+    (0..bytes.len())
+        .step_by(size)
+        .map(|at| data(bytes.slice(at..(at + size).min(bytes.len()))))
+        .collect()
 }
 
 /// A service without stubs: answers every request with what the function makes.
@@ -209,9 +212,10 @@ async fn trailers_of_a_success(bed: &Bed) {
 }
 
 async fn trailers_only(bed: &Bed) {
-    let (_server, channel) =
-        bare(bed, |_| respond(&[("grpc-status", "9"), ("grpc-message", "not%20now"), ("x-t", "v")], vec![]))
-            .await;
+    let (_server, channel) = bare(bed, |_| {
+        respond(&[("grpc-status", "9"), ("grpc-message", "not%20now"), ("x-t", "v")], vec![])
+    })
+    .await;
     let response = call(&channel, "Unary", vec![]).await;
     // As in HTTP/2 there is one block of fields, and it is the head.
     assert_eq!(all(response.headers(), "grpc-status"), ["9"]);

@@ -1,14 +1,18 @@
 //! Ends of servers and channels with calls in flight, and failures of handlers.
 
-use crate::{
-    fabric::Fabric,
-    harness::{Bed, Client, any_port, client_of},
-    script::{before, echo, echo_all, gate, hang, panic, payload, receive, send, send_many, steps},
-    service::Scripted,
-};
-use tokio::{runtime::Runtime, sync::mpsc, task::JoinSet};
-use tokio_stream::{StreamExt, wrappers::ReceiverStream};
+use tokio::runtime::Runtime;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status};
+
+use crate::fabric::Fabric;
+use crate::harness::{Bed, Client, any_port, client_of};
+use crate::script::{
+    before, echo, echo_all, gate, hang, panic, payload, receive, send, send_many, steps,
+};
+use crate::service::Scripted;
 
 cases![
     graceful_end_waits_for_calls,
@@ -61,7 +65,8 @@ async fn graceful_end_waits_for_calls(bed: &Bed) {
 async fn graceful_end_waits_for_bulk(bed: &Bed) {
     let (mut server, client) = bed.pair().await;
     // One small call is open until the bulk has arrived: hyper closes a connection on which nothing
-    // is left to say, and TCP then drops what the caller has not read yet if it says something more.
+    // is left to say, and TCP then drops what the caller has not read yet if it says something
+    // more.
     let mut last = client.clone();
     let last = tokio::spawn(async move { last.unary(before("last", [gate("last")])).await });
     let mut calls = JoinSet::new();
@@ -91,9 +96,9 @@ async fn graceful_end_when_idle(bed: &Bed) {
     drop(client);
 }
 
-/// The server is gone, and calls say so: UNAVAILABLE, but for one that meets the very moment in which
-/// hyper gives the connection up, for which it has several words.
-/// Every call fails so in the end. They are made at once: each may wait for the path that it must take.
+/// The server is gone, and calls say so: UNAVAILABLE, but for one that meets the very moment in
+/// which hyper gives the connection up, for which it has several words. Every call fails so in the
+/// end. They are made at once: each may wait for the path that it must take.
 async fn becomes_unavailable(client: &mut Client) {
     loop {
         let calls = [(); 3].map(|()| {
@@ -127,7 +132,8 @@ async fn channel_outlives_its_server(bed: &Bed) {
     server.ended().await;
     client.unary(steps("", [send(1, 1)])).await.unwrap_err();
     let listening = bed.listen_at(addr).await;
-    let _server = serve!(bed, listening, |server| server.add_service(Scripted::server(bed.probe())));
+    let _server =
+        serve!(bed, listening, |server| server.add_service(Scripted::server(bed.probe())));
     // A connection attempt begun before may still fail; soon calls go through again.
     loop {
         if let Ok(reply) = client.unary(steps("", [send(2, 2000)])).await {
@@ -198,7 +204,9 @@ async fn killed_server_fails_calls_in_flight(bed: &Bed) {
         let status = status.unwrap();
         match bed.fabric().fast() {
             // CANCELLED when the runtime dropped the handler first and the connection after it.
-            Some(_) => assert!([Code::Unavailable, Code::Cancelled].contains(&status.code()), "{status:?}"),
+            Some(_) => {
+                assert!([Code::Unavailable, Code::Cancelled].contains(&status.code()), "{status:?}")
+            }
             // hyper has several words for it.
             None => assert_ne!(status.code(), Code::Ok, "{status:?}"),
         }
@@ -243,10 +251,9 @@ fn check_panic(status: &Status) {
 async fn panic_fails_one_call(bed: &Bed) {
     let (_server, mut client) = bed.pair().await;
     let mut other = client.clone();
-    let held =
-        tokio::spawn(
-            async move { other.unary(steps("w", [gate("go"), echo(1)]).with_payload(1, 70_000)).await },
-        );
+    let held = tokio::spawn(async move {
+        other.unary(steps("w", [gate("go"), echo(1)]).with_payload(1, 70_000)).await
+    });
     bed.probe().seen("gate:go").await;
     let status = client.unary(before("p", [panic("on purpose")])).await.unwrap_err();
     check_panic(&status);
@@ -262,8 +269,11 @@ async fn panic_in_a_stream_fails_one_call(bed: &Bed) {
     let server = bed.server().await;
     let mut client = client_of(connect!(bed, server));
     let mut other = client.clone();
-    let mut beside =
-        other.download(steps("w", [send(1, 10), gate("go"), send(2, 70_000)])).await.unwrap().into_inner();
+    let mut beside = other
+        .download(steps("w", [send(1, 10), gate("go"), send(2, 70_000)]))
+        .await
+        .unwrap()
+        .into_inner();
     beside.message().await.unwrap().unwrap().expect(1, 10);
     let request = steps("p", [send(1, 10), gate("panic"), panic("on purpose")]);
     let mut replies = client.download(request).await.unwrap().into_inner();

@@ -1,14 +1,13 @@
 //! Messages of every size, in both directions, and the limits on them.
 
-use crate::{
-    harness::Bed,
-    pb::conformance_client::ConformanceClient,
-    script::{echo, echo_all, gate, payload, receive, receive_all, send, steps, summary},
-    service::Scripted,
-};
 use prost::Message as _;
 use tokio_stream::StreamExt;
 use tonic::Code;
+
+use crate::harness::Bed;
+use crate::pb::conformance_client::ConformanceClient;
+use crate::script::{echo, echo_all, gate, payload, receive, receive_all, send, steps, summary};
+use crate::service::Scripted;
 
 cases![
     around_powers_of_two,
@@ -36,7 +35,8 @@ fn around_thresholds() -> Vec<usize> {
     let mut sizes = vec![0, 1];
     for k in 6..=21 {
         let power: usize = 1 << k;
-        let below: Vec<usize> = if k <= 16 { (0..=40).collect() } else { vec![40, 24, 16, 8, 1, 0] };
+        let below: Vec<usize> =
+            if k <= 16 { (0..=40).collect() } else { vec![40, 24, 16, 8, 1, 0] };
         sizes.extend(below.into_iter().map(|d| power - d));
         sizes.extend([power + 1, power + 2]);
     }
@@ -179,8 +179,8 @@ async fn over_the_handlers_limit(bed: &Bed) {
         let status = client.unary(request).await.unwrap_err();
         assert_eq!(status.code(), Code::OutOfRange, "{size}");
         assert!(status.message().contains("the limit is: 1000 bytes"), "{}", status.message());
-        let stream =
-            tokio_stream::once(steps("", [receive_all()])).chain(tokio_stream::once(payload(2, size)));
+        let stream = tokio_stream::once(steps("", [receive_all()]))
+            .chain(tokio_stream::once(payload(2, size)));
         let status = client.upload(stream).await.unwrap_err();
         assert_eq!(status.code(), Code::OutOfRange, "{size}");
     }
@@ -188,7 +188,8 @@ async fn over_the_handlers_limit(bed: &Bed) {
 }
 
 async fn over_the_default_limit(bed: &Bed) {
-    let server = serve!(bed, |server| server.add_service(Scripted::server_with_default_limits(bed.probe())));
+    let server =
+        serve!(bed, |server| server.add_service(Scripted::server_with_default_limits(bed.probe())));
     let mut client = ConformanceClient::new(connect!(bed, server));
     let request = steps("", [receive(1), summary()]).with_payload(1, 4 * MIB);
     let status = client.unary(request).await.unwrap_err();

@@ -1,12 +1,11 @@
 //! Status codes, messages and details: refused, after messages, and from a reading handler.
 
-use crate::{
-    harness::{Bed, Client},
-    pb::{Message, Step},
-    script::{before, fail_with, payload, receive, receive_all, send, steps},
-};
 use tokio_stream::StreamExt;
 use tonic::{Code, Status};
+
+use crate::harness::{Bed, Client};
+use crate::pb::{Message, Step};
+use crate::script::{before, fail_with, payload, receive, receive_all, send, steps};
 
 cases![
     every_code,
@@ -30,7 +29,8 @@ async fn statuses(client: &mut Client, step: Step) -> Vec<(&'static str, Status)
     let mut replies = client.download(late).await.unwrap().into_inner();
     replies.message().await.unwrap().unwrap().expect(1, 100);
     all.push(("after a message", replies.message().await.unwrap_err()));
-    let mut replies = client.chat(tokio_stream::once(steps("", [step]))).await.unwrap().into_inner();
+    let mut replies =
+        client.chat(tokio_stream::once(steps("", [step]))).await.unwrap().into_inner();
     all.push(("after the head", replies.message().await.unwrap_err()));
     all
 }
@@ -96,8 +96,9 @@ async fn long_message_and_details(bed: &Bed) {
 async fn error_while_reading_requests(bed: &Bed) {
     let (_server, mut client) = bed.pair().await;
     let step = fail_with(Code::ResourceExhausted, "three suffice", b"d", &[]);
-    let stream =
-        |first: Message| tokio_stream::once(first).chain(tokio_stream::iter((2..=5).map(|s| payload(s, 10))));
+    let stream = |first: Message| {
+        tokio_stream::once(first).chain(tokio_stream::iter((2..=5).map(|s| payload(s, 10))))
+    };
     let three = steps("", [receive(3), step.clone()]);
     let all = steps("", [receive_all(), step]);
     for first in [three, all] {

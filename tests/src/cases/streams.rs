@@ -1,15 +1,15 @@
 //! Many streams at once, and streams of which one is not read.
 
-use crate::{
-    fabric::Fabric,
-    harness::Bed,
-    pb::Message,
-    script::{echo, echo_all, gate, payload, receive_all, send_many, steps, summary},
-    service::Scripted,
-};
-use tokio::{sync::mpsc, task::JoinSet};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
+
+use crate::fabric::Fabric;
+use crate::harness::Bed;
+use crate::pb::Message;
+use crate::script::{echo, echo_all, gate, payload, receive_all, send_many, steps, summary};
+use crate::service::Scripted;
 
 cases![
     thousand_chats_at_once,
@@ -43,8 +43,9 @@ struct Chat {
 }
 
 async fn thousand_chats_at_once(bed: &Bed) {
-    let server =
-        serve!(bed, |server| server.max_concurrent_streams(2000).add_service(Scripted::server(bed.probe())));
+    let server = serve!(bed, |server| server
+        .max_concurrent_streams(2000)
+        .add_service(Scripted::server(bed.probe())));
     let client = bed.client(&server).await;
     let mut opening = JoinSet::new();
     for n in 0..1000u64 {
@@ -86,8 +87,9 @@ async fn thousand_chats_at_once(bed: &Bed) {
 }
 
 async fn thousand_waiting_unary_calls(bed: &Bed) {
-    let server =
-        serve!(bed, |server| server.max_concurrent_streams(2000).add_service(Scripted::server(bed.probe())));
+    let server = serve!(bed, |server| server
+        .max_concurrent_streams(2000)
+        .add_service(Scripted::server(bed.probe())));
     let client = bed.client(&server).await;
     let mut calls = JoinSet::new();
     for seed in 0..1000 {

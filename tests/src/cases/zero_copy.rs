@@ -1,14 +1,13 @@
 //! Payload of the pool is not copied, whatever the call: by counters and by where the fields lie.
 
-use crate::{
-    codec::Which,
-    harness::{Bed, client_of},
-    pb::Message,
-    script::{echo, echo_all, payload, steps},
-};
 use bytes::{BufMut, Bytes};
 use tokio_stream::{StreamExt, iter};
 use tonic_rdma::{Copied, Pool};
+
+use crate::codec::Which;
+use crate::harness::{Bed, client_of};
+use crate::pb::Message;
+use crate::script::{echo, echo_all, payload, steps};
 
 cases![for Some(crate::fabric::Fabric::FAST);
     every_kind_of_call,
@@ -43,8 +42,11 @@ async fn every_kind_of_call(bed: &Bed) {
         if round == 3 {
             before = copied();
         }
-        let with =
-            async |message: Message, seed| Message { payload: pooled(&pool, seed).await, seed, ..message };
+        let with = async |message: Message, seed| Message {
+            payload: pooled(&pool, seed).await,
+            seed,
+            ..message
+        };
         check(&client.unary(with(steps("", [echo(1)]), 1).await).await.unwrap().into_inner());
         let upload = [with(steps("", [echo(1)]), 2).await, with(Message::default(), 3).await];
         check(&client.upload(iter(upload)).await.unwrap().into_inner());
@@ -66,7 +68,9 @@ async fn every_kind_of_call(bed: &Bed) {
         let copied = after[end] - before[end];
         match which {
             // Scripts are short.
-            Which::ZeroCopy => assert!(copied.total() == copied.eager && copied.eager < 200, "{copied:?}"),
+            Which::ZeroCopy => {
+                assert!(copied.total() == copied.eager && copied.eager < 200, "{copied:?}")
+            }
             Which::Plain => assert!(copied.plain_codec >= 6 * LEN as u64, "{copied:?}"),
         }
     }

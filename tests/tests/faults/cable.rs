@@ -1,10 +1,9 @@
 //! Two guests, each with a kernel of its own, and the cable between them is cut: `tests/guest/two`.
 
-use crate::{
-    log::Log,
-    world::{Place, World},
-};
 use tonic_rdma::ReasonCode;
+
+use crate::log::Log;
+use crate::world::{Place, World};
 
 pub async fn cut(log: Log) {
     let control = std::env::var("CABLE_CUT").expect("CABLE_CUT names the file that cuts the cable");

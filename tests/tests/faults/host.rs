@@ -1,17 +1,17 @@
-//! Processes killed and stopped; a device, its interface, its address taken away and given back. TCP lives on loopback.
+//! Processes killed and stopped; a device, its interface, its address taken away and given back.
+//! TCP lives on loopback.
 
-use crate::{
-    log::Log,
-    world::{Place, World, kind, run, serve, signal},
-};
+use std::net::SocketAddr;
+use std::time::Duration;
+
 use rand::Rng;
-use std::{net::SocketAddr, time::Duration};
 use tonic_rdma::{Channel, ReasonCode};
-use tonic_rdma_tests::{
-    load::{Load, Tally, takes, until},
-    process::Process,
-    server::unused,
-};
+use tonic_rdma_tests::load::{Load, Tally, takes, until};
+use tonic_rdma_tests::process::Process;
+use tonic_rdma_tests::server::unused;
+
+use crate::log::Log;
+use crate::world::{Place, World, kind, run, serve, signal};
 
 /// What a lost path is called.
 const LOST: &[ReasonCode] = &[ReasonCode::LinkLost, ReasonCode::GoAway];
@@ -111,7 +111,10 @@ pub async fn remove_device(world: &mut World) {
     let gone = tokio::task::spawn_blocking(move || run(&del));
     load.noticed(LOST).await;
     load.goes_on_over_tcp().await;
-    tokio::time::timeout(Duration::from_secs(20), gone).await.expect("the device is still held").unwrap();
+    tokio::time::timeout(Duration::from_secs(20), gone)
+        .await
+        .expect("the device is still held")
+        .unwrap();
     load.goes_on_over_tcp().await;
     run(&format!("rdma link add {device} type {kind} netdev {netdev}"));
     load.returns().await;
@@ -134,8 +137,9 @@ pub async fn take_interface_down(world: &mut World) {
     load.goes_on_over_tcp().await;
     run(&format!("ip link set {} up", netdev()));
     if kind() == "rxe" {
-        // Soft-RoCE of Linux 6.1 loses its QP 1 for good over a CM message that cannot be sent, as while the interface is
-        // down: nobody on the host can connect through the device until it is made anew.
+        // Soft-RoCE of Linux 6.1 loses its QP 1 for good over a CM message that cannot be sent, as
+        // while the interface is down: nobody on the host can connect through the device until it
+        // is made anew.
         let device = load.world.place.server_device.clone();
         run(&format!("rdma link del {device}"));
         run(&format!("rdma link add {device} type rxe netdev {}", netdev()));
@@ -212,7 +216,12 @@ impl Bystander {
         let before = self.tally.of("OK");
         until("no calls of the bystander", read, |now| *now > before + 10).await;
         self.load.stop().await;
-        assert_eq!((self.tally.failed(), self.channel.stats().calls_tcp), (0, 0), "{:?}", self.tally);
+        assert_eq!(
+            (self.tally.failed(), self.channel.stats().calls_tcp),
+            (0, 0),
+            "{:?}",
+            self.tally
+        );
         println!("  beside it {} calls went well", self.tally.of("OK"));
     }
 }

@@ -1,29 +1,29 @@
-//! Peers that have a ticket and break every rule, by raw work on a queue pair. Each hurts its own connection only.
+//! Peers that have a ticket and break every rule, by raw work on a queue pair. Each hurts its own
+//! connection only.
 
-use crate::{
-    log::Log,
-    world::{Place, World, kind},
-};
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::time::Duration;
+
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message as _;
 use rand::Rng;
-use std::{collections::VecDeque, future::poll_fn, net::SocketAddr, time::Duration};
 use tonic_rdma_fabric::{
     AnyLink, Completion, ConnectError, Fabric, Link, LinkConfig, LinkError, Work, WriteSource,
 };
 use tonic_rdma_memory::{Pool, PoolConfig};
-use tonic_rdma_proto::{
-    Config, Hello,
-    frame::{Composer, Frame, Reader},
-    headers,
-};
-use tonic_rdma_tests::{
-    bootstrap::fabric_offer::Fabric as Offered,
-    load::{Load, Tally, bounded, until},
-    offer::granted,
-    pattern,
-    pb::{Message, Script, Step, step::Step as Kind},
-};
+use tonic_rdma_proto::frame::{Composer, Frame, Reader};
+use tonic_rdma_proto::{Config, Hello, headers};
+use tonic_rdma_tests::bootstrap::fabric_offer::Fabric as Offered;
+use tonic_rdma_tests::load::{Load, Tally, bounded, until};
+use tonic_rdma_tests::offer::granted;
+use tonic_rdma_tests::pattern;
+use tonic_rdma_tests::pb::step::Step as Kind;
+use tonic_rdma_tests::pb::{Message, Script, Step};
+
+use crate::log::Log;
+use crate::world::{Place, World, kind};
 
 /// Connections that vanish halfway.
 const HALF: usize = 20;
@@ -46,9 +46,12 @@ pub async fn peers_that_break_the_rules(log: Log) {
     // At the door.
     let (ticket, place) = host.ask().await;
     let hello = Hello::new(ticket, Config::default().settings()).encode();
-    for bad in
-        [&b""[..], &[0xff; 56], &hello[..40], &Hello::new([7; 16], Config::default().settings()).encode()]
-    {
+    for bad in [
+        &b""[..],
+        &[0xff; 56],
+        &hello[..40],
+        &Hello::new([7; 16], Config::default().settings()).encode(),
+    ] {
         let refused = host.connect(place, bad).await.map(drop).unwrap_err();
         assert!(matches!(refused, ConnectError::Rejected { .. }), "{refused}");
         world.counts_a_fault();
@@ -98,7 +101,9 @@ pub async fn a_key_without_its_address(log: Log) {
         error = victim.stands_by() => panic!("the connection whose memory they look for has ended: {error}"),
     }
     // Its memory is as it wrote it: the handler checks each byte.
-    victim.frame(&Frame::Done { stream: 1, end: true, id: granted.id, len: ASKED as u32, begin: 0 }).await;
+    victim
+        .frame(&Frame::Done { stream: 1, end: true, id: granted.id, len: ASKED as u32, begin: 0 })
+        .await;
     let summary = victim.reply().await;
     assert_eq!((summary.count, summary.total), (1, payload as u64));
     are_random(&named);
@@ -121,7 +126,8 @@ async fn guess(host: &Host, world: &mut World, rkey: u32, named: &mut Vec<u64>) 
         let (before, by) = (world.said("fast path lost"), guess / 2 * STEP);
         let own = peer.grant().await;
         named.push(own.addr);
-        let beside = if guess % 2 == 0 { own.addr.wrapping_add(by) } else { own.addr.wrapping_sub(by) };
+        let beside =
+            if guess % 2 == 0 { own.addr.wrapping_add(by) } else { own.addr.wrapping_sub(by) };
         peer.write(&[0; 4096], beside, rkey);
         match bounded("the end of a peer that guessed", peer.death()).await {
             LinkError::Completion { code: 10, .. } if kind() == "rxe" => {}
@@ -227,14 +233,19 @@ impl Breach {
             Self::PastItsCredits => {
                 for slot in 0..config().send_slots as usize {
                     let len = peer.compose(slot, &ping);
-                    peer.queue(Work::Send { offset: slot * config().slot_size as usize, len }).unwrap();
+                    peer.queue(Work::Send { offset: slot * config().slot_size as usize, len })
+                        .unwrap();
                 }
                 peer.link.ring().unwrap();
             }
             Self::Silence => peer.frame(&ping).await,
             Self::UnknownKey => peer.write_at(|grant| (grant.addr, grant.rkey ^ 0x00ff_ff00)).await,
-            Self::FarFromItsGrant => peer.write_at(|grant| (grant.addr + (1 << 40), grant.rkey)).await,
-            Self::BehindItsGrant => peer.write_at(|grant| (grant.addr + (64 << 20), grant.rkey)).await,
+            Self::FarFromItsGrant => {
+                peer.write_at(|grant| (grant.addr + (1 << 40), grant.rkey)).await
+            }
+            Self::BehindItsGrant => {
+                peer.write_at(|grant| (grant.addr + (64 << 20), grant.rkey)).await
+            }
         }
     }
 }
@@ -276,7 +287,8 @@ impl Host {
 
     async fn connect(&self, place: SocketAddr, hello: &[u8]) -> Result<Peer, ConnectError> {
         let limit = Duration::from_secs(20);
-        let connected = self.fabric.connect(&place.into(), &config(), &self.pool, hello, limit).await?;
+        let connected =
+            self.fabric.connect(&place.into(), &config(), &self.pool, hello, limit).await?;
         Ok(Peer {
             link: connected.link,
             pool: self.pool.clone(),
@@ -412,9 +424,12 @@ impl Peer {
     async fn grant(&mut self) -> Granted {
         let mut block = BytesMut::new();
         let path = "/tonic_rdma.conformance.v1.Conformance/Upload";
-        for (name, value) in
-            [(":method", "POST"), (":scheme", "http"), (":path", path), ("content-type", "application/grpc")]
-        {
+        for (name, value) in [
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":path", path),
+            ("content-type", "application/grpc"),
+        ] {
             headers::encode(&mut block, name, value.as_bytes()).unwrap();
         }
         self.frame(&Frame::Headers {
@@ -449,7 +464,8 @@ impl Peer {
                     match frame {
                         Frame::Data { stream: 1, data, .. } => body.put(data),
                         Frame::Headers { stream: 1, end: true, .. } => {
-                            let message = body.get(5..).expect("the call failed: there is no message");
+                            let message =
+                                body.get(5..).expect("the call failed: there is no message");
                             return Message::decode(message).unwrap();
                         }
                         _ => {}

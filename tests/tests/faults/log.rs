@@ -1,12 +1,12 @@
 //! What the library says about it: its log and its metrics, kept for tests to read.
 
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex};
+
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
-use std::{
-    io::{self, Write},
-    sync::{Arc, Mutex},
-};
 use tonic_rdma::ReasonCode;
-use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
 
 /// The log of this process, and its metrics.
 #[derive(Clone)]
@@ -16,12 +16,17 @@ pub struct Log {
 }
 
 impl Log {
-    /// Begins to keep it. What RUST_LOG lets through, or else what is worth a warning, is kept and goes to standard error.
+    /// Begins to keep it. What RUST_LOG lets through, or else what is worth a warning, is kept and
+    /// goes to standard error.
     pub fn keep() -> Self {
         let metrics = PrometheusBuilder::new().install_recorder().unwrap();
         let log = Self { lines: Arc::default(), metrics };
         let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-        tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(log.clone()).init();
+        tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_ansi(false)
+            .with_writer(log.clone())
+            .init();
         log
     }
 

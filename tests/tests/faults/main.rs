@@ -1,8 +1,9 @@
 //! Faults on real verbs, under load, in the guest: `tests/guest/suite faults`.
 //!
-//! Whatever happens, a call ends well, or once with the status of a lost connection, or it goes on over TCP; its data is
-//! right; nothing hangs, nothing is left behind, and nobody else is hurt. Where TCP lives calls go on over it, and they
-//! return to RDMA when that works again, without anybody's help.
+//! Whatever happens, a call ends well, or once with the status of a lost connection, or it goes on
+//! over TCP; its data is right; nothing hangs, nothing is left behind, and nobody else is hurt.
+//! Where TCP lives calls go on over it, and they return to RDMA when that works again, without
+//! anybody's help.
 //!
 //! | module | what |
 //! |---|---|
@@ -27,13 +28,14 @@ mod soak;
 mod veth;
 mod world;
 
+use std::future::Future;
+use std::pin::Pin;
+use std::process::ExitCode;
+
 use libtest_mimic::Trial;
 use log::Log;
-use std::{future::Future, pin::Pin, process::ExitCode};
-use tonic_rdma_tests::{
-    codec::Which,
-    process::{role, runtime},
-};
+use tonic_rdma_tests::codec::Which;
+use tonic_rdma_tests::process::{role, runtime};
 
 type Test = fn(Log) -> Pin<Box<dyn Future<Output = ()>>>;
 

@@ -1,14 +1,11 @@
 //! RLIMIT_MEMLOCK is lowered between connections, and raised again.
 
-use crate::{
-    log::Log,
-    world::{Place, World, run},
-};
 use tonic_rdma::{Path, ReasonCode, Side};
-use tonic_rdma_tests::{
-    load::{Load, Tally, takes, until},
-    process::Process,
-};
+use tonic_rdma_tests::load::{Load, Tally, takes, until};
+use tonic_rdma_tests::process::Process;
+
+use crate::log::Log;
+use crate::world::{Place, World, run};
 
 /// The limit binds root too then.
 const BOUND: &str = "setpriv --bounding-set -ipc_lock --inh-caps -ipc_lock";
@@ -29,7 +26,10 @@ pub async fn of_the_server(log: Log) {
     let channel = load.world.connect_somehow().await;
     let info = channel.path();
     let reason = info.reason.clone().unwrap();
-    assert_eq!((info.path, reason.side(), reason.code()), (Path::Tcp, Side::Peer, ReasonCode::PoolExhausted));
+    assert_eq!(
+        (info.path, reason.side(), reason.code()),
+        (Path::Tcp, Side::Peer, ReasonCode::PoolExhausted)
+    );
     let tally = Tally::default();
     let calls = Load::start(&channel, 0, &tally);
     until("no calls over TCP", || async { tally.of("OK") }, |now| *now > 20).await;
@@ -38,7 +38,8 @@ pub async fn of_the_server(log: Log) {
     limit(load.world.server(), USUAL);
     takes(&channel, Path::Verbs).await;
     let before = channel.stats().calls_fast;
-    until("no calls over RDMA", || async { channel.stats().calls_fast }, |now| *now > before + 20).await;
+    until("no calls over RDMA", || async { channel.stats().calls_fast }, |now| *now > before + 20)
+        .await;
     calls.stop().await;
     assert_eq!(tally.failed(), 0, "{tally:?}");
     println!("  another channel: {info}, then {}; calls {tally:?}", channel.path());

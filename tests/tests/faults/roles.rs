@@ -1,17 +1,16 @@
 //! What the other processes of these tests do.
 
-use crate::{log::Log, world::endpoint};
-use std::{
-    net::{SocketAddr, UdpSocket},
-    path::{Path, PathBuf},
-    process::ExitCode,
-};
+use std::net::{SocketAddr, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
 use tokio::io::{AsyncBufReadExt as _, BufReader, stdin};
-use tonic_rdma_tests::{
-    load::{Load, Tally, WORKERS, until},
-    process::{codec_of, runtime},
-    server::{fabric_of, serve},
-};
+use tonic_rdma_tests::load::{Load, Tally, WORKERS, until};
+use tonic_rdma_tests::process::{codec_of, runtime};
+use tonic_rdma_tests::server::{fabric_of, serve};
+
+use crate::log::Log;
+use crate::world::endpoint;
 
 /// Plays a role, until its standard input ends or it is killed.
 pub fn play(role: &[String]) -> ExitCode {
@@ -23,7 +22,9 @@ pub fn play(role: &[String]) -> ExitCode {
     Log::keep();
     let runtime = runtime(codec_of(words[1]));
     match words[..] {
-        ["server", _, at, device] => runtime.block_on(serve(at.parse().unwrap(), device, false, || 0)),
+        ["server", _, at, device] => {
+            runtime.block_on(serve(at.parse().unwrap(), device, false, || 0))
+        }
         ["server", _, at, device, "alone"] => {
             runtime.block_on(serve(at.parse().unwrap(), device, true, || 0))
         }
@@ -36,7 +37,8 @@ pub fn play(role: &[String]) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Calls. Answers `path` with the path that calls take, and `carries`, when they go by RDMA, with how they have ended so far.
+/// Calls. Answers `path` with the path that calls take, and `carries`, when they go by RDMA, with
+/// how they have ended so far.
 async fn call(at: SocketAddr, device: &str, seed: u64) {
     let (fabric, context) = fabric_of(device);
     let channel = endpoint(at, false, (fabric, &context)).connect().await.unwrap();
@@ -51,7 +53,8 @@ async fn call(at: SocketAddr, device: &str, seed: u64) {
             println!("{}", channel.path());
             continue;
         }
-        until("not on the fast path", || async { channel.path() }, |info| info.path.is_fast()).await;
+        until("not on the fast path", || async { channel.path() }, |info| info.path.is_fast())
+            .await;
         let (begun, before) = (|| async { channel.stats().calls_fast }, channel.stats().calls_fast);
         until("no calls over RDMA", begun, |calls| *calls >= before + 2 * WORKERS).await;
         load.check();
@@ -62,7 +65,8 @@ async fn call(at: SocketAddr, device: &str, seed: u64) {
 
 /// A network cable between two guests: carries datagrams both ways, unless the file is there.
 ///
-/// `cable HERE_A GUEST_A HERE_B GUEST_B FILE`: what comes to port HERE_A goes to port GUEST_B, and the other way round.
+/// `cable HERE_A GUEST_A HERE_B GUEST_B FILE`: what comes to port HERE_A goes to port GUEST_B, and
+/// the other way round.
 fn cable(words: &[&str]) {
     let port = |n: usize| SocketAddr::from(([127, 0, 0, 1], words[n].parse::<u16>().unwrap()));
     let cut = PathBuf::from(words[4]);

@@ -1,22 +1,20 @@
-//! Random faults for as long as SOAK_SECONDS says, on SOAK_FABRIC: `shm` on any host, else the devices of the guest.
+//! Random faults for as long as SOAK_SECONDS says, on SOAK_FABRIC: `shm` on any host, else the
+//! devices of the guest.
 
-use crate::{
-    host, hostile,
-    log::Log,
-    veth,
-    world::{Place, World},
-};
-use rand::{Rng, SeedableRng, rngs::SmallRng, seq::IndexedRandom};
-use std::{
-    collections::BTreeMap,
-    future::Future,
-    pin::Pin,
-    time::{Duration, Instant},
-};
-use tonic_rdma_tests::{
-    held::Watch,
-    load::{Load, Tally},
-};
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::time::{Duration, Instant};
+
+use rand::rngs::SmallRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+use tonic_rdma_tests::held::Watch;
+use tonic_rdma_tests::load::{Load, Tally};
+
+use crate::log::Log;
+use crate::world::{Place, World};
+use crate::{host, hostile, veth};
 
 type Fault = (&'static str, for<'a> fn(&'a mut World) -> Pin<Box<dyn Future<Output = ()> + 'a>>);
 
@@ -65,7 +63,9 @@ pub async fn random_faults(log: Log) {
     let seed = number("TONIC_RDMA_TEST_SEED").unwrap_or_else(|| rand::rng().random());
     let places: &[(MakePlace, &[Fault])] = match needs_no_device() {
         true => &[(Place::shm, PROCESSES)],
-        false => &[(Place::one_device, DEVICES), (Place::veth, NETWORK), (Place::veth_alone, NETWORK)],
+        false => {
+            &[(Place::one_device, DEVICES), (Place::veth, NETWORK), (Place::veth_alone, NETWORK)]
+        }
     };
     println!("TONIC_RDMA_TEST_SEED={seed}");
     let mut rng = SmallRng::seed_from_u64(seed);

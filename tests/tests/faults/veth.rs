@@ -1,11 +1,11 @@
-//! A network that loses, delays, repeats, changes or swallows packets, between the two ends of a veth pair.
+//! A network that loses, delays, repeats, changes or swallows packets, between the two ends of a
+//! veth pair.
 
-use crate::{
-    log::Log,
-    world::{Place, World, run},
-};
 use rand::Rng;
 use tonic_rdma::ReasonCode;
+
+use crate::log::Log;
+use crate::world::{Place, World, run};
 
 /// What the network does, as tc-netem(8) says it.
 const TROUBLE: &[&str] = &["loss 1%", "loss 5%", "delay 20ms", "duplicate 10%", "corrupt 1%"];

@@ -1,26 +1,26 @@
-//! A server in a process of its own, channels to it from this one, and what is checked around each fault.
+//! A server in a process of its own, channels to it from this one, and what is checked around each
+//! fault.
 
-use crate::log::Log;
-use rand::{Rng, SeedableRng, rngs::SmallRng};
-use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr},
-    process::Command,
-    sync::{Arc, Mutex},
-    time::{Duration, Instant},
-};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
 use tokio::task::JoinHandle;
 use tonic_rdma::{Channel, Context, Endpoint, FabricKind, Path, PathInfo, ReasonCode};
-use tonic_rdma_tests::{
-    channel::AnyChannel,
-    harness::client_of,
-    held::Watch,
-    load::{LIMIT, Load, Tally, bounded, goes_on, one_call, takes, until},
-    process::{Process, in_use},
-    server::{self, fabric_of, fixed_port, unused},
-};
+use tonic_rdma_tests::channel::AnyChannel;
+use tonic_rdma_tests::harness::client_of;
+use tonic_rdma_tests::held::Watch;
+use tonic_rdma_tests::load::{LIMIT, Load, Tally, bounded, goes_on, one_call, takes, until};
+use tonic_rdma_tests::process::{Process, in_use};
+use tonic_rdma_tests::server::{self, fabric_of, fixed_port, unused};
 
-/// What a connection waits for a silent peer by default. A loss is to be noticed by then; a test waits four times as long,
-/// because the machine may be busy, and prints what it was.
+use crate::log::Log;
+
+/// What a connection waits for a silent peer by default. A loss is to be noticed by then; a test
+/// waits four times as long, because the machine may be busy, and prints what it was.
 const DEAD_PEER: Duration = Duration::from_secs(5);
 
 /// Channels of a test, and those of before a fault, that are open at a time at most.
@@ -41,7 +41,8 @@ fn variable(name: &str) -> String {
 pub struct Place {
     pub server_device: String,
     pub client_device: String,
-    /// The server's TCP port is bound here: on loopback it lives through whatever happens to the devices.
+    /// The server's TCP port is bound here: on loopback it lives through whatever happens to the
+    /// devices.
     pub tcp: IpAddr,
     /// HTTP/2 keep-alive on the channel, as one has where a network may swallow everything.
     pub keep_alive: bool,
@@ -107,8 +108,13 @@ pub fn signal(process: &Process, name: &str) {
     run(&format!("kill -{name} {}", process.id()));
 }
 
-pub fn endpoint(server: SocketAddr, keep_alive: bool, (kind, context): (FabricKind, &Context)) -> Endpoint {
-    let endpoint = server::endpoint(server, (kind, context)).connect_timeout(Duration::from_secs(2));
+pub fn endpoint(
+    server: SocketAddr,
+    keep_alive: bool,
+    (kind, context): (FabricKind, &Context),
+) -> Endpoint {
+    let endpoint =
+        server::endpoint(server, (kind, context)).connect_timeout(Duration::from_secs(2));
     match keep_alive {
         false => endpoint,
         true => endpoint
@@ -187,7 +193,8 @@ impl World {
             totals,
             begun: Instant::now(),
         };
-        // What is made once and kept: as much as by all channels that a test has at a time, and some that end meanwhile.
+        // What is made once and kept: as much as by all channels that a test has at a time, and
+        // some that end meanwhile.
         let mut others = Vec::new();
         for _ in 0..CHANNELS {
             others.push(world.connect().await);
@@ -360,14 +367,21 @@ impl UnderLoad<'_> {
                 break found;
             }
             self.load.check();
-            assert!(begin.elapsed() < DEAD_PEER * 4, "the fault goes unnoticed: {}", self.channel.path());
+            assert!(
+                begin.elapsed() < DEAD_PEER * 4,
+                "the fault goes unnoticed: {}",
+                self.channel.path()
+            );
             tokio::time::sleep(Duration::from_millis(1)).await;
         };
         self.said.push(format!("noticed after {} ms ({info})", (at - self.struck).as_millis()));
-        // On a busy machine this may be what came of the first attempt to return: metrics and log know what was before.
+        // On a busy machine this may be what came of the first attempt to return: metrics and log
+        // know what was before.
         let seen = info.reason.as_ref().map(|reason| reason.code()).unwrap();
         let more = |code: &ReasonCode| {
-            self.fallbacks.iter().any(|(c, before)| c == code && self.world.log.fallbacks(*code) > *before)
+            self.fallbacks
+                .iter()
+                .any(|(c, before)| c == code && self.world.log.fallbacks(*code) > *before)
         };
         let code = *codes.iter().find(|code| **code == seen || more(code)).unwrap_or(&seen);
         assert!(codes.contains(&code), "{info}");
@@ -419,7 +433,9 @@ impl UnderLoad<'_> {
             self.load.check();
             let (fast, ok) = (self.channel.stats().calls_fast, self.tally.of("OK"));
             let mut client = client_of(AnyChannel::Rdma(self.channel.clone()));
-            let call = bounded("a call after the return", one_call(&mut client, &mut self.world.rng)).await;
+            let call =
+                bounded("a call after the return", one_call(&mut client, &mut self.world.rng))
+                    .await;
             if call.is_ok()
                 && self.channel.stats().calls_fast > fast
                 && self.channel.path().path == self.world.fast()
@@ -438,7 +454,11 @@ impl UnderLoad<'_> {
         let Self { world, channel, load, tally, said, paths, .. } = self;
         load.stop().await;
         if !said.is_empty() {
-            println!("  {}; calls {tally:?}, {} over TCP", said.join(", "), channel.stats().calls_tcp);
+            println!(
+                "  {}; calls {tally:?}, {} over TCP",
+                said.join(", "),
+                channel.stats().calls_tcp
+            );
         }
         drop(paths);
         world.totals.include(&tally);

@@ -1,16 +1,21 @@
-//! A peer that has a ticket and hoards landing memory: it asks for as much as it gets, never writes to it, and does not
-//! hear RESET and RECALL. For the rest it keeps to the protocol, and answers every PING.
+//! A peer that has a ticket and hoards landing memory: it asks for as much as it gets, never writes
+//! to it, and does not hear RESET and RECALL. For the rest it keeps to the protocol, and answers
+//! every PING.
+
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use std::{future::poll_fn, net::SocketAddr, time::Duration};
 use tonic_rdma_fabric::{AnyLink, Completion, Fabric, Link, LinkConfig, LinkError, Work};
 use tonic_rdma_memory::{Pool, PoolConfig};
+use tonic_rdma_proto::frame::{Composer, Frame, Reader};
 use tonic_rdma_proto::{
-    Accept, CloseCode, Config, Connection, Event, Hello, Room, Transmit,
-    frame::{Composer, Frame, Reader},
-    headers,
+    Accept, CloseCode, Config, Connection, Event, Hello, Room, Transmit, headers,
 };
-use tonic_rdma_tests::{bootstrap::fabric_offer::Fabric as Offered, load::bounded, offer::granted};
+use tonic_rdma_tests::bootstrap::fabric_offer::Fabric as Offered;
+use tonic_rdma_tests::load::bounded;
+use tonic_rdma_tests::offer::granted;
 
 /// Calls that are open at a time.
 const CALLS: usize = 64;
@@ -26,8 +31,8 @@ pub(crate) struct Hoarder {
 }
 
 impl Hoarder {
-    /// With a ticket of the server at `at`, over `kind` ("shm" or "verbs"). Calls `path` as often as it may, with a deadline
-    /// as the header has it.
+    /// With a ticket of the server at `at`, over `kind` ("shm" or "verbs"). Calls `path` as often
+    /// as it may, with a deadline as the header has it.
     pub(crate) async fn enter(
         at: SocketAddr,
         kind: &str,
@@ -103,7 +108,9 @@ impl Hoarder {
         let nothing = Room { write: 0, staging: 0, chunk: 0 };
         loop {
             let slot = &mut self.link.block_mut()[..SLOT];
-            let Some(Transmit::Send(len)) = self.conn.poll_transmit(Some(slot), nothing) else { break };
+            let Some(Transmit::Send(len)) = self.conn.poll_transmit(Some(slot), nothing) else {
+                break;
+            };
             self.next += 1;
             let id = self.next;
             let mut done = matches!(
@@ -139,8 +146,12 @@ impl Hoarder {
 
 fn head(path: &str, deadline: Option<&str>) -> Bytes {
     let mut block = BytesMut::new();
-    let fields =
-        [(":method", "POST"), (":scheme", "http"), (":path", path), ("content-type", "application/grpc")];
+    let fields = [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", path),
+        ("content-type", "application/grpc"),
+    ];
     for (name, value) in fields.into_iter().chain(deadline.map(|time| ("grpc-timeout", time))) {
         headers::encode(&mut block, name, value.as_bytes()).unwrap();
     }

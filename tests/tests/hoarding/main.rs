@@ -1,26 +1,26 @@
-//! Landing memory that a peer keeps: it comes back when the call is over, and when others want their share. Over shared
-//! memory.
+//! Landing memory that a peer keeps: it comes back when the call is over, and when others want
+//! their share. Over shared memory.
 
 // A failed unwrap is a failed test.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod hoarder;
 
+use std::net::SocketAddr;
+use std::time::Duration;
+
 use hoarder::Hoarder;
-use std::{net::SocketAddr, time::Duration};
 use tokio::task::{JoinHandle, JoinSet};
 use tonic::transport::server::TcpIncoming;
 use tonic_rdma::{Channel, Context, FabricKind, Path, PoolConfig, PoolStats};
 use tonic_rdma_fabric::{Fabric, ShmAccess};
-use tonic_rdma_tests::{
-    channel::AnyChannel,
-    harness::{Client, client_of},
-    load::{bounded, takes, until},
-    probe::Probe,
-    script::{echo, steps},
-    server::endpoint,
-    service::Scripted,
-};
+use tonic_rdma_tests::channel::AnyChannel;
+use tonic_rdma_tests::harness::{Client, client_of};
+use tonic_rdma_tests::load::{bounded, takes, until};
+use tonic_rdma_tests::probe::Probe;
+use tonic_rdma_tests::script::{echo, steps};
+use tonic_rdma_tests::server::endpoint;
+use tonic_rdma_tests::service::Scripted;
 
 const UPLOAD: &str = "/tonic_rdma.conformance.v1.Conformance/Upload";
 /// A put of the attack's victim.
@@ -62,7 +62,9 @@ impl Served {
     async fn client(&self) -> (Channel, Client) {
         let context = Context::builder().build();
         let channel =
-            bounded("connecting", endpoint(self.at, (FabricKind::Shm, &context)).connect()).await.unwrap();
+            bounded("connecting", endpoint(self.at, (FabricKind::Shm, &context)).connect())
+                .await
+                .unwrap();
         takes(&channel, Path::Shm).await;
         (channel.clone(), client_of(AnyChannel::Rdma(channel)))
     }
@@ -141,8 +143,8 @@ async fn another_client_gets_its_share() {
     served.is_whole().await;
 }
 
-/// Two that behave, and want more than there is, get on with each other: all of their calls go well, over the connections
-/// that they began with.
+/// Two that behave, and want more than there is, get on with each other: all of their calls go
+/// well, over the connections that they began with.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn honest_peers_share() {
     const WORKERS: u64 = 8;

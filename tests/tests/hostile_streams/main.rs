@@ -6,30 +6,29 @@
 
 mod peer;
 
+use std::convert::Infallible;
+use std::future::{Future, pending};
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Context as Task, Poll};
+
 use bytes::Bytes;
 use http::{Request, Response};
 use libtest_mimic::{Arguments, Trial};
 use peer::{Ended, Peer, data, head};
-use std::{
-    convert::Infallible,
-    future::{Future, pending},
-    net::SocketAddr,
-    pin::Pin,
-    process::ExitCode,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
-    task::{Context as Task, Poll},
-};
 use tokio::io::{AsyncBufReadExt as _, BufReader, stdin};
-use tonic::{Status, body::Body, server::NamedService, transport::server::TcpIncoming};
+use tonic::Status;
+use tonic::body::Body;
+use tonic::server::NamedService;
+use tonic::transport::server::TcpIncoming;
 use tonic_rdma::{Context, FabricKind, Server};
 use tonic_rdma_proto::frame::Frame;
-use tonic_rdma_tests::{
-    codec::Which,
-    process::{Process, role, runtime},
-};
+use tonic_rdma_tests::codec::Which;
+use tonic_rdma_tests::process::{Process, role, runtime};
 use tower::Service;
 
 /// What a window of 2 MiB that nobody reads may add to what the server has.
@@ -72,7 +71,8 @@ fn main() -> ExitCode {
         trials.push(trial(name, move || landed_by_standing_grant(sizes, pieces)));
     }
     trials.push(trial("one_byte_of_each_message".into(), one_byte_of_each_message));
-    trials.push(trial("data_frames_between_landed_pieces".into(), data_frames_between_landed_pieces));
+    trials
+        .push(trial("data_frames_between_landed_pieces".into(), data_frames_between_landed_pieces));
     trials.push(trial(
         "begins_out_of_bounds_end_the_connection".into(),
         begins_out_of_bounds_end_the_connection,
@@ -258,7 +258,8 @@ async fn data_frames_between_landed_pieces() {
     scene.check(sent).await;
 }
 
-/// Lands up to so many pieces, as far as the window goes, with a frame behind each. Returns the bytes.
+/// Lands up to so many pieces, as far as the window goes, with a frame behind each. Returns the
+/// bytes.
 async fn land(
     scene: &mut Scene,
     sizes: &[usize],
@@ -288,7 +289,8 @@ async fn land(
         }
         // All of the grant is touched.
         peer.write(grant, Bytes::from(vec![0; grant.len as usize]));
-        let mut frames = vec![Frame::Done { stream, end: false, id: grant.id, len: len as u32, begin: 0 }];
+        let mut frames =
+            vec![Frame::Done { stream, end: false, id: grant.id, len: len as u32, begin: 0 }];
         if stream == 1 {
             sent += len;
             if let Some(Frame::Data { data, .. }) = between(landed) {
@@ -318,24 +320,38 @@ async fn begins_out_of_bounds_end_the_connection() {
     ];
     for (of, said) in cases {
         let mut peer = Peer::connect(at).await;
-        peer.send(&[head(1, "Hold"), Frame::Request { stream: 1, len: long, begin: 63 }]).await.unwrap();
+        peer.send(&[head(1, "Hold"), Frame::Request { stream: 1, len: long, begin: 63 }])
+            .await
+            .unwrap();
         let grant = peer.standing().await;
         let (begin, len) = of(grant.len);
-        peer.send(&[Frame::Done { stream: 1, end: false, id: grant.id, len, begin }]).await.unwrap();
+        peer.send(&[Frame::Done { stream: 1, end: false, id: grant.id, len, begin }])
+            .await
+            .unwrap();
         let Err(Ended(why)) = peer.settled().await else { panic!("{begin} {len}: it goes on") };
         assert!(why.contains(said), "{why}");
     }
     let mut peer = Peer::connect(at).await;
-    peer.send(&[head(1, "Hold"), Frame::Request { stream: 1, len: long, begin: 64 }]).await.unwrap();
+    peer.send(&[head(1, "Hold"), Frame::Request { stream: 1, len: long, begin: 64 }])
+        .await
+        .unwrap();
     let Err(Ended(why)) = peer.settled().await else { panic!("it goes on") };
     assert!(why.contains("begins at 64 modulo 64"), "{why}");
     // The last that there are are taken.
     let mut peer = Peer::connect(at).await;
-    peer.send(&[head(1, "Hold"), Frame::Request { stream: 1, len: long, begin: 63 }]).await.unwrap();
-    let grant = peer.standing().await;
-    peer.send(&[Frame::Done { stream: 1, end: false, id: grant.id, len: grant.len - 63, begin: 63 }])
+    peer.send(&[head(1, "Hold"), Frame::Request { stream: 1, len: long, begin: 63 }])
         .await
         .unwrap();
+    let grant = peer.standing().await;
+    peer.send(&[Frame::Done {
+        stream: 1,
+        end: false,
+        id: grant.id,
+        len: grant.len - 63,
+        begin: 63,
+    }])
+    .await
+    .unwrap();
     peer.settled().await.unwrap();
 }
 
@@ -365,8 +381,8 @@ async fn rapid_resets_end_the_connection() {
     assert!(why.contains("enhance your calm"), "{why}");
     let begun: u32 = server.ask("begun").await.parse().unwrap();
     println!("{begun} handlers were begun, by {pairs} pairs");
-    // 1,600 at once, for so low a limit of streams, and what time allowed again. A call that is reset before its handler
-    // has had its turn is not begun.
+    // 1,600 at once, for so low a limit of streams, and what time allowed again. A call that is
+    // reset before its handler has had its turn is not begun.
     assert!(pairs + STREAMS >= 1600, "{pairs}");
     assert!((1..=pairs + STREAMS).contains(&begun), "{begun} of {pairs}");
     // Others, and the same host again, are served.

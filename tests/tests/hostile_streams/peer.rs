@@ -1,19 +1,21 @@
 //! A peer over shared memory that has a ticket and composes its messages itself. It keeps to its
 //! credits.
 
-use std::{collections::VecDeque, future::poll_fn, net::SocketAddr, time::Duration};
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use tonic_rdma::{Pool, PoolConfig};
 use tonic_rdma_fabric::{
     Addr, AnyLink, Completion, Fabric, Link, LinkConfig, LinkError, ShmAccess, Work, WriteSource,
 };
-use tonic_rdma_proto::{
-    Accept, Config, Hello,
-    frame::{Composer, Frame, Reader},
-    headers,
-};
-use tonic_rdma_tests::{bootstrap::fabric_offer::Fabric as Offered, load::bounded, offer::granted};
+use tonic_rdma_proto::frame::{Composer, Frame, Reader};
+use tonic_rdma_proto::{Accept, Config, Hello, headers};
+use tonic_rdma_tests::bootstrap::fabric_offer::Fabric as Offered;
+use tonic_rdma_tests::load::bounded;
+use tonic_rdma_tests::offer::granted;
 
 const SLOT: usize = 4096;
 
@@ -54,7 +56,8 @@ impl Peer {
         let pool = Pool::new(PoolConfig::default().total(8 << 20), fabric.registrar()).unwrap();
         let grant = granted(server, "shm").await;
         let Some(Offered::Shm(shm)) = &grant.fabrics[0].fabric else { panic!("{grant:?}") };
-        let mine = Config { slot_size: SLOT as u32, recv_slots: 32, recv_most: 32, ..Config::default() };
+        let mine =
+            Config { slot_size: SLOT as u32, recv_slots: 32, recv_most: 32, ..Config::default() };
         let hello = Hello::new(grant.ticket[..].try_into().unwrap(), mine.settings()).encode();
         let sizes = LinkConfig {
             recv_slots: 32,
@@ -167,7 +170,8 @@ impl Peer {
     }
 
     pub(crate) fn write(&mut self, at: Standing, bytes: Bytes) {
-        let work = Work::Write { src: WriteSource::Any(bytes), remote_addr: at.addr, rkey: at.rkey };
+        let work =
+            Work::Write { src: WriteSource::Any(bytes), remote_addr: at.addr, rkey: at.rkey };
         self.queue(work).unwrap();
     }
 }
@@ -180,9 +184,12 @@ fn gone(error: LinkError) -> Ended {
 pub(crate) fn head(stream: u32, method: &str) -> Frame {
     let mut block = BytesMut::new();
     let path = format!("/tonic_rdma.conformance.v1.Conformance/{method}");
-    for (name, value) in
-        [(":method", "POST"), (":scheme", "http"), (":path", &path), ("content-type", "application/grpc")]
-    {
+    for (name, value) in [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", &path),
+        ("content-type", "application/grpc"),
+    ] {
         headers::encode(&mut block, name, value.as_bytes()).unwrap();
     }
     Frame::Headers { stream, end: false, more: false, indexed: false, block: block.freeze() }

@@ -1,4 +1,5 @@
-//! Lists the RDMA devices of this host, and says whether each can be used: `cargo run -p tonic-rdma-fabric --example devices`.
+//! Lists the RDMA devices of this host, and says whether each can be used:
+//! `cargo run -p tonic-rdma-fabric --example devices`.
 
 use std::process::ExitCode;
 

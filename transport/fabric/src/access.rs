@@ -1,6 +1,7 @@
 //! Which processes of this host memory may be shared with.
 
-/// Which processes of this host memory may be shared with, by the effective user they run as (SO_PEERCRED, unix(7)).
+/// Which processes of this host memory may be shared with, by the effective user they run as
+/// (SO_PEERCRED, unix(7)).
 ///
 /// Checked by the accepting side and by the connecting side.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -4,7 +4,8 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// The longest name of an abstract unix socket, in bytes: `sun_path` less the zero byte that it begins with.
+/// The longest name of an abstract unix socket, in bytes: `sun_path` less the zero byte that it
+/// begins with.
 const MAX_NAME: usize = 107;
 
 /// Address of a listener, or of an end of a link.
@@ -143,6 +144,9 @@ mod tests {
         assert_eq!(Addr::from(shm.clone()).to_string(), "shm:x");
         assert_eq!(Addr::Process(7).to_string(), "process 7");
         assert_eq!((Addr::from(ip).ip(), Addr::from(ip).shm()), (Some(ip), None));
-        assert_eq!((Addr::from(shm.clone()).ip(), Addr::from(shm.clone()).shm()), (None, Some(&shm)));
+        assert_eq!(
+            (Addr::from(shm.clone()).ip(), Addr::from(shm.clone()).shm()),
+            (None, Some(&shm))
+        );
     }
 }

@@ -1,17 +1,16 @@
 //! A timer for waits of many milliseconds, most of which end otherwise.
 //!
-//! A runtime of tokio that has any timer set reads the clock twice whenever it rests, between two messages of a call, too.
-//! An [`Alarm`] is a timer of the kernel's, timerfd_create(2): it costs a descriptor and, each time that it is set, a system
-//! call, and nothing while it waits.
+//! A runtime of tokio that has any timer set reads the clock twice whenever it rests, between two
+//! messages of a call, too. An [`Alarm`] is a timer of the kernel's, timerfd_create(2): it costs a
+//! descriptor and, each time that it is set, a system call, and nothing while it waits.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use tokio::time::Sleep;
-
 #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
 use kernel::Timer;
+use tokio::time::Sleep;
 
 /// A timer. It belongs to one task of the runtime that it was made in.
 #[derive(Debug)]
@@ -35,8 +34,9 @@ impl Default for Alarm {
 }
 
 impl Alarm {
-    /// One that is not set: of the kernel's, or of tokio's where the kernel gives none, because the process has no more
-    /// descriptors for instance. Within a tokio runtime with both drivers enabled.
+    /// One that is not set: of the kernel's, or of tokio's where the kernel gives none, because the
+    /// process has no more descriptors for instance. Within a tokio runtime with both drivers
+    /// enabled.
     pub fn new() -> Alarm {
         #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
         match Timer::new() {
@@ -58,7 +58,8 @@ impl Alarm {
             #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
             Clock::Kernel(timer) => {
                 if let Err(error) = timer.set(at.saturating_duration_since(now())) {
-                    // It does not fail for the arguments given; a timer that never goes off would be worse.
+                    // It does not fail for the arguments given; a timer that never goes off would
+                    // be worse.
                     tracing::warn!(%error, "timerfd_settime; a timer of tokio's has to do");
                     self.clock = Clock::Tokio(Box::pin(tokio::time::sleep_until(at.into())));
                 }
@@ -67,7 +68,8 @@ impl Alarm {
         }
     }
 
-    /// Ready once, when it goes off; pending while it is not set. The task of the last call is woken.
+    /// Ready once, when it goes off; pending while it is not set. The task of the last call is
+    /// woken.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if !self.set {
             return Poll::Pending;
@@ -81,7 +83,8 @@ impl Alarm {
         over
     }
 
-    /// Waits for so long; for ever where the clock does not go that far. Cancel safe; what it was set to before is forgotten.
+    /// Waits for so long; for ever where the clock does not go that far. Cancel safe; what it was
+    /// set to before is forgotten.
     pub async fn wait(&mut self, time: Duration) {
         match now().checked_add(time) {
             Some(at) => self.set(at),
@@ -91,7 +94,8 @@ impl Alarm {
     }
 }
 
-/// tokio's clock, also for the kernel's timers: where a test has stopped it, deadlines are told by it.
+/// tokio's clock, also for the kernel's timers: where a test has stopped it, deadlines are told by
+/// it.
 fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
@@ -130,8 +134,10 @@ mod kernel {
             };
             let never = libc::timespec { tv_sec: 0, tv_nsec: 0 };
             let once = libc::itimerspec { it_interval: never, it_value: value };
-            // By the C library, as the clock is read: who puts a clock in that place can put timers there, too.
-            // SAFETY: the descriptor is open, the call reads `once`, and writes nowhere; this rests on no rule.
+            // By the C library, as the clock is read: who puts a clock in that place can put timers
+            // there, too.
+            // SAFETY: the descriptor is open, the call reads `once`, and writes nowhere; this rests
+            // on no rule.
             match unsafe {
                 libc::timerfd_settime(self.0.get_ref().as_raw_fd(), 0, &once, std::ptr::null_mut())
             } {
@@ -149,7 +155,8 @@ mod kernel {
                     Poll::Ready(Err(_)) => return Poll::Pending,
                 };
                 let mut times = [0; 8];
-                // What had gone off before it was set anew counts no more: then there is nothing to read.
+                // What had gone off before it was set anew counts no more: then there is nothing to
+                // read.
                 match guard.try_io(|fd| Ok(rustix::io::read(fd.get_ref(), &mut times)?)) {
                     Ok(_) => return Poll::Ready(()),
                     Err(_would_block) => {}
@@ -161,8 +168,9 @@ mod kernel {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::future::poll_fn;
+
+    use super::*;
 
     const SHORT: Duration = Duration::from_millis(1);
     const LONG: Duration = Duration::from_secs(3600);

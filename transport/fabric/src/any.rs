@@ -32,8 +32,8 @@ macro_rules! each {
     };
 }
 
-/// One device that can carry connections. Cheap to clone; the device is closed with the last clone, link, listener and
-/// registration.
+/// One device that can carry connections. Cheap to clone; the device is closed with the last clone,
+/// link, listener and registration.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Fabric {
@@ -52,8 +52,8 @@ pub enum Fabric {
 pub struct Connected {
     /// The link. The connecting side sends first (R3).
     pub link: AnyLink,
-    /// The private data of the accept. InfiniBand and RoCE pad it with zeros to a fixed length, iWARP gives it as it was:
-    /// a format in it needs a length of its own.
+    /// The private data of the accept. InfiniBand and RoCE pad it with zeros to a fixed length,
+    /// iWARP gives it as it was: a format in it needs a length of its own.
     pub private_data: Vec<u8>,
 }
 
@@ -61,8 +61,8 @@ impl Fabric {
     /// All RDMA devices of this host, usable or not, in the order of their names.
     ///
     /// # Errors
-    /// [`FabricError::Platform`], [`FabricError::NoLibrary`], or the connection manager is missing. No device at all is
-    /// an empty list.
+    /// [`FabricError::Platform`], [`FabricError::NoLibrary`], or the connection manager is missing.
+    /// No device at all is an empty list.
     pub fn devices() -> Result<Vec<DeviceInfo>, FabricError> {
         #[cfg(all(target_os = "linux", feature = "verbs"))]
         return crate::verbs::devices();
@@ -70,7 +70,8 @@ impl Fabric {
         Err(FabricError::Platform)
     }
 
-    /// This host's IP addresses that lie on RDMA devices, with the device's name; `only` narrows it to one device.
+    /// This host's IP addresses that lie on RDMA devices, with the device's name; `only` narrows it
+    /// to one device.
     ///
     /// # Errors
     /// As [`devices`](Fabric::devices).
@@ -84,9 +85,10 @@ impl Fabric {
         }
     }
 
-    /// Makes on an RDMA device, one by one, what a connection is made of (context, protection domain, memory region,
-    /// completion channel and queue, queue pair), frees it again, and tells what came of each step. The device need have
-    /// neither an address nor an active port. Blocks for as long as the device takes, milliseconds as a rule.
+    /// Makes on an RDMA device, one by one, what a connection is made of (context, protection
+    /// domain, memory region, completion channel and queue, queue pair), frees it again, and tells
+    /// what came of each step. The device need have neither an address nor an active port. Blocks
+    /// for as long as the device takes, milliseconds as a rule.
     ///
     /// # Errors
     /// [`FabricError::Platform`], [`FabricError::NoLibrary`], or rdma-core lists no such device.
@@ -100,8 +102,9 @@ impl Fabric {
         }
     }
 
-    /// Opens an RDMA device by name, or the first usable one. It must have an active port and an IP address, and it must
-    /// give a queue pair: one is created, and destroyed again, as proof. Opening a device twice gives the same one.
+    /// Opens an RDMA device by name, or the first usable one. It must have an active port and an IP
+    /// address, and it must give a queue pair: one is created, and destroyed again, as proof.
+    /// Opening a device twice gives the same one.
     ///
     /// # Errors
     /// Each thing that may be missing has an error of its own.
@@ -115,7 +118,8 @@ impl Fabric {
         }
     }
 
-    /// Opens the RDMA device that a local IP address lies on, with the checks of [`open`](Fabric::open).
+    /// Opens the RDMA device that a local IP address lies on, with the checks of
+    /// [`open`](Fabric::open).
     ///
     /// # Errors
     /// [`FabricError::NotOnRdma`], and those of [`open`](Fabric::open).
@@ -129,11 +133,12 @@ impl Fabric {
         }
     }
 
-    /// Opens the RDMA device through which the route to a peer leaves, with the checks of [`open`](Fabric::open).
-    /// Nothing is sent to the peer but address resolution. Cancel safe.
+    /// Opens the RDMA device through which the route to a peer leaves, with the checks of
+    /// [`open`](Fabric::open). Nothing is sent to the peer but address resolution. Cancel safe.
     ///
     /// # Errors
-    /// [`ConnectError::NotOnRdma`] and [`ConnectError::NoRoute`]; [`ConnectError::OtherDevice`] when it is not `only`.
+    /// [`ConnectError::NotOnRdma`] and [`ConnectError::NoRoute`]; [`ConnectError::OtherDevice`]
+    /// when it is not `only`.
     pub async fn toward(
         peer: SocketAddr,
         only: Option<&str>,
@@ -148,11 +153,12 @@ impl Fabric {
         }
     }
 
-    /// This process as an end of connections with other processes of the host, by memory that they share.
+    /// This process as an end of connections with other processes of the host, by memory that they
+    /// share.
     ///
     /// # Errors
-    /// [`FabricError::Platform`] where there is no such thing: other systems than Linux, and builds without the feature
-    /// `shm`.
+    /// [`FabricError::Platform`] where there is no such thing: other systems than Linux, and builds
+    /// without the feature `shm`.
     pub fn shm(access: ShmAccess) -> Result<Fabric, FabricError> {
         #[cfg(all(target_os = "linux", feature = "shm"))]
         return Ok(Fabric::Shm(ShmDevice::new(access)));
@@ -163,8 +169,8 @@ impl Fabric {
         }
     }
 
-    /// What tells this host, since it was booted, from every other: two processes with the same one can share memory,
-    /// if they can reach each other's sockets.
+    /// What tells this host, since it was booted, from every other: two processes with the same one
+    /// can share memory, if they can reach each other's sockets.
     ///
     /// # Errors
     /// As [`shm`](Fabric::shm), and [`FabricError::Shm`] where /proc cannot be read.
@@ -186,8 +192,9 @@ impl Fabric {
         }
     }
 
-    /// Whether its links post [extra RECVs](LinkConfig::recv_extra) later, and do not have all of them from the start: not over
-    /// shared memory, where a RECV is a place in a ring, and pins nothing.
+    /// Whether its links post [extra RECVs](LinkConfig::recv_extra) later, and do not have all of
+    /// them from the start: not over shared memory, where a RECV is a place in a ring, and pins
+    /// nothing.
     pub fn grows(&self) -> bool {
         match self {
             #[cfg(all(target_os = "linux", feature = "shm"))]
@@ -201,8 +208,8 @@ impl Fabric {
         each!(Fabric, self, d => d.name())
     }
 
-    /// True when the device was pulled out. It goes for good when everything made on it is dropped: links, listeners, pools
-    /// and clones of this. Of RDMA devices only: the others do not go.
+    /// True when the device was pulled out. It goes for good when everything made on it is dropped:
+    /// links, listeners, pools and clones of this. Of RDMA devices only: the others do not go.
     pub fn is_removed(&self) -> bool {
         match self {
             #[cfg(all(target_os = "linux", feature = "verbs"))]
@@ -216,7 +223,8 @@ impl Fabric {
         each!(Fabric, self, d => d.info())
     }
 
-    /// This host's addresses that lie on the device: what a server offers, and what a listener may be bound to.
+    /// This host's addresses that lie on the device: what a server offers, and what a listener may
+    /// be bound to.
     pub fn addresses(&self) -> Result<Vec<IpAddr>, FabricError> {
         match self {
             #[cfg(all(target_os = "linux", feature = "verbs"))]
@@ -232,12 +240,13 @@ impl Fabric {
         each!(Fabric, self, d => d.registrar())
     }
 
-    /// Listens on an address of this device, or on all of them (`0.0.0.0`, `[::]`). Port 0 takes a free one;
-    /// [`Listener::local_addr`] tells. On iWARP the port is one of TCP's: it must not be in use by a TCP listener.
+    /// Listens on an address of this device, or on all of them (`0.0.0.0`, `[::]`). Port 0 takes a
+    /// free one; [`Listener::local_addr`] tells. On iWARP the port is one of TCP's: it must not be
+    /// in use by a TCP listener.
     ///
     /// # Errors
-    /// The address is in use, does not lie on the device, is of [another kind](FabricError::WrongAddress), or the device
-    /// failed.
+    /// The address is in use, does not lie on the device, is of
+    /// [another kind](FabricError::WrongAddress), or the device failed.
     pub fn listen(&self, addr: &Addr) -> Result<Listener, FabricError> {
         match self {
             #[cfg(all(target_os = "linux", feature = "verbs"))]
@@ -258,10 +267,12 @@ impl Fabric {
         FabricError::WrongAddress { provider: self.provider(), addr: addr.clone() }
     }
 
-    /// Connects to a listener. `pool` must be built on this device's [registrar](Fabric::registrar); the control block
-    /// comes out of its control budget. `private_data`: at most [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes.
+    /// Connects to a listener. `pool` must be built on this device's
+    /// [registrar](Fabric::registrar); the control block comes out of its control budget.
+    /// `private_data`: at most [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes.
     ///
-    /// Cancel safe: dropping the future ends the attempt and frees everything. It ends by itself after `timeout`.
+    /// Cancel safe: dropping the future ends the attempt and frees everything. It ends by itself
+    /// after `timeout`.
     pub async fn connect(
         &self,
         addr: &Addr,
@@ -280,7 +291,8 @@ impl Fabric {
             #[cfg(all(target_os = "linux", feature = "shm"))]
             Fabric::Shm(d) => {
                 let addr = addr.shm().ok_or_else(|| self.wrong_address(addr))?;
-                let (link, private_data) = d.connect(addr, config, pool, private_data, timeout).await?;
+                let (link, private_data) =
+                    d.connect(addr, config, pool, private_data, timeout).await?;
                 Ok(Connected { link: AnyLink::Shm(link), private_data })
             }
             Fabric::Sim(d) => {
@@ -351,7 +363,8 @@ impl Incoming {
         }
     }
 
-    /// What the peer said: untrusted. InfiniBand and RoCE pad it with zeros to 56 bytes, iWARP does not.
+    /// What the peer said: untrusted. InfiniBand and RoCE pad it with zeros to 56 bytes, iWARP does
+    /// not.
     pub fn private_data(&self) -> &[u8] {
         each!(Incoming, self, i => i.private_data())
     }
@@ -372,8 +385,8 @@ impl Incoming {
         each!(Incoming, self, i => i.local_addr().into())
     }
 
-    /// Posts RECVs, accepts, and waits until the connection stands, for `timeout` at most. Cancel safe: dropping the
-    /// future ends the connection.
+    /// Posts RECVs, accepts, and waits until the connection stands, for `timeout` at most. Cancel
+    /// safe: dropping the future ends the connection.
     pub async fn accept(
         self,
         config: &LinkConfig,
@@ -383,10 +396,16 @@ impl Incoming {
     ) -> Result<AnyLink, ConnectError> {
         match self {
             #[cfg(all(target_os = "linux", feature = "verbs"))]
-            Incoming::Verbs(i) => i.accept(config, pool, private_data, timeout).await.map(AnyLink::Verbs),
+            Incoming::Verbs(i) => {
+                i.accept(config, pool, private_data, timeout).await.map(AnyLink::Verbs)
+            }
             #[cfg(all(target_os = "linux", feature = "shm"))]
-            Incoming::Shm(i) => i.accept(config, pool, private_data, timeout).await.map(AnyLink::Shm),
-            Incoming::Sim(i) => i.accept(config, pool, private_data, timeout).await.map(AnyLink::Sim),
+            Incoming::Shm(i) => {
+                i.accept(config, pool, private_data, timeout).await.map(AnyLink::Shm)
+            }
+            Incoming::Sim(i) => {
+                i.accept(config, pool, private_data, timeout).await.map(AnyLink::Sim)
+            }
         }
     }
 
@@ -444,7 +463,11 @@ impl Link for AnyLink {
     fn alarm(&self) -> Alarm {
         each!(AnyLink, self, l => l.alarm())
     }
-    fn poll(&mut self, cx: &mut Context<'_>, out: &mut Vec<Completion>) -> Poll<Result<(), LinkError>> {
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        out: &mut Vec<Completion>,
+    ) -> Poll<Result<(), LinkError>> {
         each!(AnyLink, self, l => l.poll(cx, out))
     }
     fn recv_slot(&self, slot: u32, len: u32) -> &[u8] {

@@ -1,5 +1,5 @@
-//! The control block of a connection: RECV ring, SEND slots, staging, and RECV slots that come and go with its load. See
-//! the crate docs for its layout.
+//! The control block of a connection: RECV ring, SEND slots, staging, and RECV slots that come and
+//! go with its load. See the crate docs for its layout.
 //!
 //! | a RECV slot is | from there it becomes | by |
 //! |---|---|---|
@@ -41,8 +41,8 @@ struct Extra {
 
 /// Owns the block and knows which RECV slots may be read.
 ///
-/// The whole block is reached through `base`, never through a reference to all of it: the device writes into posted
-/// slots at any time, so no Rust reference may cover them.
+/// The whole block is reached through `base`, never through a reference to all of it: the device
+/// writes into posted slots at any time, so no Rust reference may cover them.
 #[derive(Debug)]
 pub(crate) struct ControlBlock {
     base: NonNull<u8>,
@@ -58,14 +58,17 @@ pub(crate) struct ControlBlock {
     _buf: PinnedBuf,
 }
 
-// SAFETY: each `base` points into the `_buf` beside it, which is uniquely owned and Send; the pointer is used through &self
-// and &mut self under the rules of the methods below, from whichever thread owns the block.
+// SAFETY: each `base` points into the `_buf` beside it, which is uniquely owned and Send; the
+// pointer is used through &self and &mut self under the rules of the methods below, from whichever
+// thread owns the block.
 unsafe impl Send for ControlBlock {}
-// SAFETY: through &self only slots that are Held can be read, and no method of &self makes anything writable.
+// SAFETY: through &self only slots that are Held can be read, and no method of &self makes anything
+// writable.
 unsafe impl Sync for ControlBlock {}
 
 impl ControlBlock {
-    /// Takes the block from the pool's control budget. All RECV slots count as held, until they are posted.
+    /// Takes the block from the pool's control budget. All RECV slots count as held, until they are
+    /// posted.
     pub(crate) fn new(pool: &Pool, config: &LinkConfig) -> Result<ControlBlock, ConnectError> {
         config.check().map_err(ConnectError::Config)?;
         let need = config.control_bytes();
@@ -96,8 +99,8 @@ impl ControlBlock {
         self.slot_size
     }
 
-    /// Has memory for the extra RECV slots, which stay from now on. Gives all of them, for those that are absent to be revived;
-    /// none when there is no memory to spare.
+    /// Has memory for the extra RECV slots, which stay from now on. Gives all of them, for those
+    /// that are absent to be revived; none when there is no memory to spare.
     pub(crate) fn lease(&mut self, pool: &Pool) -> std::ops::Range<u32> {
         let (ring, all) = (self.ring, self.slots.len() as u32);
         if self.extra.is_none() {
@@ -115,7 +118,8 @@ impl ControlBlock {
         ring..all
     }
 
-    /// Takes an absent slot into use: it is held, to be posted. False for any other, and without memory for it.
+    /// Takes an absent slot into use: it is held, to be posted. False for any other, and without
+    /// memory for it.
     pub(crate) fn revive(&mut self, slot: u32) -> bool {
         match (self.slots.get_mut(slot as usize), &mut self.extra) {
             (Some(state @ Slot::Absent), Some(extra)) => {
@@ -134,11 +138,12 @@ impl ControlBlock {
         }
     }
 
-    /// Takes a held slot out of use, if it is one that is to go. The last of them gives the memory back: the device has none
-    /// of it any more (R9, R10).
+    /// Takes a held slot out of use, if it is one that is to go. The last of them gives the memory
+    /// back: the device has none of it any more (R9, R10).
     pub(crate) fn retire(&mut self, slot: u32) -> bool {
         let extras = self.slots.len() as u32 - self.ring;
-        let Some(extra) = self.extra.as_mut().filter(|extra| extra.leaving && slot >= self.ring) else {
+        let Some(extra) = self.extra.as_mut().filter(|extra| extra.leaving && slot >= self.ring)
+        else {
             return false;
         };
         match self.slots.get_mut(slot as usize) {
@@ -154,9 +159,15 @@ impl ControlBlock {
 
     /// SEND slots and staging.
     pub(crate) fn block_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the range lies in `_buf`, is initialized, and no device writes there (the RECV ring ends before it);
-        // &mut self makes it unique on this side. A device may read it meanwhile, which Rust does not see.
-        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(self.recv_bytes), self.block_bytes) }
+        // SAFETY: the range lies in `_buf`, is initialized, and no device writes there (the RECV
+        // ring ends before it); &mut self makes it unique on this side. A device may read it
+        // meanwhile, which Rust does not see.
+        unsafe {
+            std::slice::from_raw_parts_mut(
+                self.base.as_ptr().add(self.recv_bytes),
+                self.block_bytes,
+            )
+        }
     }
 
     /// Where a range of the block lies, if it is one.
@@ -177,7 +188,8 @@ impl ControlBlock {
             None => (self.base, self.lkey, slot),
             Some(at) => self.extra.as_ref().map(|extra| (extra.base, extra.lkey, at))?,
         };
-        // SAFETY: the slot lies within the ring, or within the extra slots, and so within the buffer behind `base`.
+        // SAFETY: the slot lies within the ring, or within the extra slots, and so within the
+        // buffer behind `base`.
         Some((unsafe { base.add(at as usize * self.slot_size as usize) }, lkey))
     }
 
@@ -192,20 +204,22 @@ impl ControlBlock {
         }
     }
 
-    /// Fills a posted slot with a message of `len` bytes, in place of a device. False when it is not posted or cannot
-    /// hold `len`.
+    /// Fills a posted slot with a message of `len` bytes, in place of a device. False when it is
+    /// not posted or cannot hold `len`.
     #[cfg(all(target_os = "linux", feature = "shm"))]
     pub(crate) fn fill(&mut self, slot: u32, len: u32, f: impl FnOnce(&mut [u8])) -> bool {
         let Some((ptr, _)) = self.slot_place(slot).filter(|_| self.mark_received(slot, len)) else {
             return false;
         };
-        // SAFETY: the slot was posted and now is held; no device has it, and &mut self makes the reference unique. It is
-        // initialized, and `len` bytes of it lie within the buffer, as `mark_received` has checked.
+        // SAFETY: the slot was posted and now is held; no device has it, and &mut self makes the
+        // reference unique. It is initialized, and `len` bytes of it lie within the buffer, as
+        // `mark_received` has checked.
         f(unsafe { std::slice::from_raw_parts_mut(ptr.as_ptr(), len as usize) });
         true
     }
 
-    /// The slot is about to be given to the device. False when it is there already or does not exist.
+    /// The slot is about to be given to the device. False when it is there already or does not
+    /// exist.
     pub(crate) fn mark_posted(&mut self, slot: u32) -> bool {
         match self.slots.get_mut(slot as usize) {
             Some(state @ Slot::Held(_)) => {
@@ -228,8 +242,9 @@ impl ControlBlock {
         else {
             return &[];
         };
-        // SAFETY: the slot is held, so no device writes into it (its RECV is complete and not posted again, which takes
-        // &mut self); it is initialized and `filled` bytes of it lie within the buffer.
+        // SAFETY: the slot is held, so no device writes into it (its RECV is complete and not
+        // posted again, which takes &mut self); it is initialized and `filled` bytes of it lie
+        // within the buffer.
         unsafe { std::slice::from_raw_parts(ptr.as_ptr(), (*filled).min(len) as usize) }
     }
 }

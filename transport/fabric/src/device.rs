@@ -97,8 +97,8 @@ pub struct PortInfo {
     pub mtu: u32,
     /// Longest message in bytes.
     pub max_msg: u32,
-    /// The GIDs in the port's table that are not zero, in the form of IPv6 addresses (a RoCE v2 GID of an IPv4 address
-    /// is that address, mapped).
+    /// The GIDs in the port's table that are not zero, in the form of IPv6 addresses (a RoCE v2 GID
+    /// of an IPv4 address is that address, mapped).
     pub gids: Vec<std::net::Ipv6Addr>,
 }
 
@@ -111,7 +111,8 @@ pub struct DeviceInfo {
     pub transport: Transport,
     /// Ports.
     pub ports: Vec<PortInfo>,
-    /// This host's IP addresses that rdma_cm finds on the device. Without one it cannot be used here.
+    /// This host's IP addresses that rdma_cm finds on the device. Without one it cannot be used
+    /// here.
     pub addresses: Vec<IpAddr>,
 }
 

@@ -4,11 +4,10 @@
 //! - [`ConnectError`]: one connection did not come about.
 //! - [`LinkError`]: a connection that stood is dead (or [misused](LinkError::Misuse)).
 
-use std::fmt;
-use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fmt, io};
 
 use tonic_rdma_memory::PoolError;
 
@@ -83,7 +82,9 @@ pub enum FabricError {
         found: Vec<String>,
     },
     /// A device without an active port.
-    #[error("no port of RDMA device {device} is active (it is {state}): check cable, switch or `ip link`")]
+    #[error(
+        "no port of RDMA device {device} is active (it is {state}): check cable, switch or `ip link`"
+    )]
     NoActivePort {
         /// Device.
         device: String,
@@ -91,7 +92,9 @@ pub enum FabricError {
         state: PortState,
     },
     /// A device that no local IP address leads to.
-    #[error("no IP address of this host lies on RDMA device {device}: give its network interface an address")]
+    #[error(
+        "no IP address of this host lies on RDMA device {device}: give its network interface an address"
+    )]
     NoAddress {
         /// Device.
         device: String,

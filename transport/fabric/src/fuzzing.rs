@@ -34,11 +34,12 @@ impl Input<'_> {
 
 /// Both ends of a ring whose memory holds anything, and is written to between any two steps.
 ///
-/// The input: slots, their size, how much memory is missing, whether it begins with anything in it; then steps, each with
-/// its operands, until one end finds a breach: the link would end there.
+/// The input: slots, their size, how much memory is missing, whether it begins with anything in it;
+/// then steps, each with its operands, until one end finds a breach: the link would end there.
 ///
 /// # Panics
-/// Something is wrong: an access out of bounds, a message out of bounds, or more of them than RECVs.
+/// Something is wrong: an access out of bounds, a message out of bounds, or more of them than
+/// RECVs.
 pub fn ring(data: &[u8]) {
     let _ = run(Input(data));
 }

@@ -1,9 +1,10 @@
 //! The fabric boundary of tonic-rdma: the verbs model in safe Rust, and its providers.
 //!
 //! A [`Fabric`] is one device that can carry connections. It registers memory (through a
-//! [`Registrar`](tonic_rdma_memory::Registrar) that a [`Pool`](tonic_rdma_memory::Pool) is built on), it
-//! [listens](Fabric::listen) and [connects](Fabric::connect), and what comes out is a [`Link`]: a connected, reliable
-//! queue pair with its completion queue, its connection-manager id and its control block.
+//! [`Registrar`](tonic_rdma_memory::Registrar) that a [`Pool`](tonic_rdma_memory::Pool) is built
+//! on), it [listens](Fabric::listen) and [connects](Fabric::connect), and what comes out is a
+//! [`Link`]: a connected, reliable queue pair with its completion queue, its connection-manager id
+//! and its control block.
 //!
 //! # Map
 //!
@@ -26,7 +27,8 @@
 //! # The control block
 //!
 //! Every link owns one block of registered memory, taken from the pool with
-//! [`Pool::control`](tonic_rdma_memory::Pool::control) when the link is made and returned when it is dropped:
+//! [`Pool::control`](tonic_rdma_memory::Pool::control) when the link is made and returned when it
+//! is dropped:
 //!
 //! ```text
 //! | RECV ring: recv_slots x slot_size | SEND slots: send_slots x slot_size | staging: staging bytes |
@@ -35,17 +37,18 @@
 //!
 //! The RECV ring belongs to the device; a slot is read with [`Link::recv_slot`] between its
 //! [`Completion::Received`] and [`Link::repost`]. The rest is the driver's: it writes through
-//! [`Link::block_mut`] and names offsets into that part in [`Work`]. A range named by work that was queued must not be
-//! written again before a [`Completion::Sent`] covers that work. Breaking this sends the wrong bytes; it is not
-//! undefined behaviour.
+//! [`Link::block_mut`] and names offsets into that part in [`Work`]. A range named by work that was
+//! queued must not be written again before a [`Completion::Sent`] covers that work. Breaking this
+//! sends the wrong bytes; it is not undefined behaviour.
 //!
-//! More RECVs come and go with the load: [`Link::grow`] leases memory for them and posts them, [`Link::shrink`] lets them go.
+//! More RECVs come and go with the load: [`Link::grow`] leases memory for them and posts them,
+//! [`Link::shrink`] lets them go.
 //!
 //! # Order
 //!
-//! Work completes in the order in which it was queued, so `Sent { id }` stands for that id and every earlier one. The
-//! peer sees WRITEs and SENDs in the same order: when it has received a SEND, the bytes of every WRITE before it have
-//! landed (R4).
+//! Work completes in the order in which it was queued, so `Sent { id }` stands for that id and
+//! every earlier one. The peer sees WRITEs and SENDs in the same order: when it has received a
+//! SEND, the bytes of every WRITE before it have landed (R4).
 //!
 //! # Runtime
 //!
@@ -92,7 +95,9 @@ pub use alarm::Alarm;
 pub use any::{AnyLink, Connected, Fabric, Incoming, Listener};
 pub use device::{DeviceInfo, LinkLayer, PortInfo, PortState, Transport};
 pub use error::{ConnectError, ConnectStep, FabricError, LinkError, Verb};
-pub use link::{Caps, Completion, Link, LinkConfig, MAX_PRIVATE_DATA, PeerInfo, Posted, Work, WriteSource};
+pub use link::{
+    Caps, Completion, Link, LinkConfig, MAX_PRIVATE_DATA, PeerInfo, Posted, Work, WriteSource,
+};
 pub use log_throttle::LogThrottle;
 pub use news::News;
 pub use survey::Survey;

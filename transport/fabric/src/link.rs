@@ -14,11 +14,13 @@ use crate::error::LinkError;
 
 /// The most private data, in bytes, that a connect request, an accept or a reject may carry.
 ///
-/// 56 is what is left of InfiniBand's 92 bytes after the IP addressing header of rdma_cm; iWARP allows more.
+/// 56 is what is left of InfiniBand's 92 bytes after the IP addressing header of rdma_cm; iWARP
+/// allows more.
 pub const MAX_PRIVATE_DATA: usize = 56;
 
-/// The size of a connection: its slots, its staging and its queues. Both ends choose their own, but a SEND must fit the
-/// peer's `slot_size`, and a peer may have no more SENDs under way than this end has RECVs posted (R2).
+/// The size of a connection: its slots, its staging and its queues. Both ends choose their own, but
+/// a SEND must fit the peer's `slot_size`, and a peer may have no more SENDs under way than this
+/// end has RECVs posted (R2).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkConfig {
     /// RECVs posted from before the connection is made until it ends. At least 1. Default 64.
@@ -31,11 +33,11 @@ pub struct LinkConfig {
     pub send_slots: u32,
     /// Bytes of staging behind the SEND slots. Default 256 KiB.
     pub staging: usize,
-    /// Work requests that may be under way at once (SEND and WRITE together). At least 4. Devices may grant more.
-    /// Default 128.
+    /// Work requests that may be under way at once (SEND and WRITE together). At least 4. Devices
+    /// may grant more. Default 128.
     pub send_queue: u32,
-    /// Longest payload, in bytes, that is asked to travel inside the work request itself. The device may grant less;
-    /// [`Caps::max_inline`] tells. Default 256.
+    /// Longest payload, in bytes, that is asked to travel inside the work request itself. The
+    /// device may grant less; [`Caps::max_inline`] tells. Default 256.
     pub inline: u32,
     /// How long an end polls for a message, at most, before it sleeps until the peer or the device
     /// wakes it. Whether it polls, and for how long within this, follows what a wake-up takes on
@@ -56,10 +58,13 @@ pub(crate) fn one_in_all() -> bool {
     *ONE.get_or_init(|| unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) } == 1)
 }
 
-/// Whether this process may use one processor only (affinity and control group are heeded). Found out once.
+/// Whether this process may use one processor only (affinity and control group are heeded). Found
+/// out once.
 pub fn one_processor() -> bool {
     static ONE: OnceLock<bool> = OnceLock::new();
-    *ONE.get_or_init(|| std::thread::available_parallelism().is_ok_and(|processors| processors.get() == 1))
+    *ONE.get_or_init(|| {
+        std::thread::available_parallelism().is_ok_and(|processors| processors.get() == 1)
+    })
 }
 
 impl Default for LinkConfig {
@@ -105,13 +110,18 @@ impl LinkConfig {
         }
         if self.recv_most() > 1 << 16 {
             let all = self.recv_most();
-            return Err(format!("recv_slots and recv_extra are {all}, must be 65536 together at most"));
+            return Err(format!(
+                "recv_slots and recv_extra are {all}, must be 65536 together at most"
+            ));
         }
         if self.send_slots == 0 || self.send_slots > 1 << 16 {
             return Err(format!("send_slots is {}, must be 1 to 65536", self.send_slots));
         }
         if self.slot_size == 0 || !self.slot_size.is_multiple_of(64) || self.slot_size > 1 << 20 {
-            return Err(format!("slot_size is {}, must be a multiple of 64 up to 1 MiB", self.slot_size));
+            return Err(format!(
+                "slot_size is {}, must be a multiple of 64 up to 1 MiB",
+                self.slot_size
+            ));
         }
         if self.staging > 1 << 30 {
             return Err(format!("staging is {} bytes, must be at most 1 GiB", self.staging));
@@ -126,19 +136,20 @@ impl LinkConfig {
 /// What a link can do; fixed for its life.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caps {
-    /// Payloads up to this many bytes travel inside the work request (Soft-RoCE: up to 512, Soft-iWARP: 64). For
-    /// information: the link decides by itself.
+    /// Payloads up to this many bytes travel inside the work request (Soft-RoCE: up to 512,
+    /// Soft-iWARP: 64). For information: the link decides by itself.
     pub max_inline: usize,
     /// Work requests that may be under way at once.
     pub send_queue: usize,
     /// RECVs that are posted from the start.
     pub recv_queue: usize,
-    /// Longest single message, in bytes, that the device carries. SENDs are limited further by the peer's slot size.
+    /// Longest single message, in bytes, that the device carries. SENDs are limited further by the
+    /// peer's slot size.
     pub max_msg: usize,
     /// Bytes of landing memory that the peer takes from this end at a time.
     pub max_landing: usize,
-    /// WRITEs may come from any memory ([`WriteSource::Any`]): nothing need be registered or staged, because the link
-    /// copies while the work is queued.
+    /// WRITEs may come from any memory ([`WriteSource::Any`]): nothing need be registered or
+    /// staged, because the link copies while the work is queued.
     pub any_memory: bool,
 }
 
@@ -161,8 +172,8 @@ impl fmt::Display for PeerInfo {
     }
 }
 
-/// Where the bytes of a WRITE come from. The link keeps the source alive until the work is done or its queue pair is
-/// destroyed, whatever becomes of the caller (R10).
+/// Where the bytes of a WRITE come from. The link keeps the source alive until the work is done or
+/// its queue pair is destroyed, whatever becomes of the caller (R10).
 #[derive(Debug)]
 pub enum WriteSource {
     /// Frozen pool memory.
@@ -200,15 +211,16 @@ impl WriteSource {
 /// One work request.
 #[derive(Debug)]
 pub enum Work {
-    /// SEND of `len` bytes at `offset` of [`Link::block_mut`]. Takes one of the peer's RECVs: the caller must hold a
-    /// credit for it (R2).
+    /// SEND of `len` bytes at `offset` of [`Link::block_mut`]. Takes one of the peer's RECVs: the
+    /// caller must hold a credit for it (R2).
     Send {
         /// Bytes from the start of the block.
         offset: usize,
         /// Bytes; at most the peer's slot size.
         len: usize,
     },
-    /// RDMA WRITE into memory that the peer granted. The peer is not told; a SEND behind it does that (R3, R4).
+    /// RDMA WRITE into memory that the peer granted. The peer is not told; a SEND behind it does
+    /// that (R3, R4).
     Write {
         /// The bytes; at most [`Caps::max_msg`].
         src: WriteSource,
@@ -248,8 +260,9 @@ pub enum Completion {
 
 /// A connected, reliable queue pair.
 ///
-/// Dropping it destroys the queue pair first, and only then frees the memory of work that was under way (R9, R10). Drop
-/// neither blocks on the network nor panics. A link has one owner; it is polled by one task at a time.
+/// Dropping it destroys the queue pair first, and only then frees the memory of work that was under
+/// way (R9, R10). Drop neither blocks on the network nor panics. A link has one owner; it is polled
+/// by one task at a time.
 pub trait Link: Send + 'static {
     /// The limits that the device granted.
     fn caps(&self) -> &Caps;
@@ -257,46 +270,52 @@ pub trait Link: Send + 'static {
     /// Both ends, for messages.
     fn peer(&self) -> &PeerInfo;
 
-    /// Places free in the send queue now. 0 is back-pressure, not an error: more come with completions (R5). Work that
-    /// waits for [`ring`](Link::ring) counts as under way.
+    /// Places free in the send queue now. 0 is back-pressure, not an error: more come with
+    /// completions (R5). Work that waits for [`ring`](Link::ring) counts as under way.
     fn send_room(&self) -> usize;
 
-    /// SEND slots and staging, [`LinkConfig::block_bytes`] long. See the [crate docs](crate#the-control-block) for who
-    /// may write where, and when.
+    /// SEND slots and staging, [`LinkConfig::block_bytes`] long. See the
+    /// [crate docs](crate#the-control-block) for who may write where, and when.
     fn block_mut(&mut self) -> &mut [u8];
 
-    /// Queues one work request. The device, or the peer, sees nothing of it before [`ring`](Link::ring), except that a
-    /// WRITE may land earlier.
+    /// Queues one work request. The device, or the peer, sees nothing of it before
+    /// [`ring`](Link::ring), except that a WRITE may land earlier.
     ///
-    /// `id` comes back in [`Completion::Sent`]; ids need not be unique or ordered, the link keeps the order itself.
+    /// `id` comes back in [`Completion::Sent`]; ids need not be unique or ordered, the link keeps
+    /// the order itself.
     ///
-    /// With `signal`, the completion of this very request is reported. Otherwise the link chooses, so that
-    /// - of every `min(send_queue / 4, send_slots / 2, 16)` consecutive requests, rounded down to a power of two, one is
-    ///   reported,
-    /// - the last request of a batch is reported when the batch, or unreported work before it, holds memory outside the
-    ///   SEND slots (pool memory or staging): an idle connection keeps no payload.
+    /// With `signal`, the completion of this very request is reported. Otherwise the link chooses,
+    /// so that
+    /// - of every `min(send_queue / 4, send_slots / 2, 16)` consecutive requests, rounded down to a
+    ///   power of two, one is reported,
+    /// - the last request of a batch is reported when the batch, or unreported work before it,
+    ///   holds memory outside the SEND slots (pool memory or staging): an idle connection keeps no
+    ///   payload.
     ///
-    /// So only completions of a few SEND slots can stay unreported for long, and never more than half of them.
+    /// So only completions of a few SEND slots can stay unreported for long, and never more than
+    /// half of them.
     ///
     /// A link that copies while work is queued says [`Posted::Done`] instead, and reports nothing.
     ///
-    /// Reported is not the same as awaited: as long as under half of the SEND slots and of the queue are in use, and no
-    /// payload and no `signal` is under way, completions wake nobody and come with the next message. A small call then
-    /// costs no wake-up for its own SEND. Pass `signal` for work whose completion something waits for.
+    /// Reported is not the same as awaited: as long as under half of the SEND slots and of the
+    /// queue are in use, and no payload and no `signal` is under way, completions wake nobody and
+    /// come with the next message. A small call then costs no wake-up for its own SEND. Pass
+    /// `signal` for work whose completion something waits for.
     ///
     /// # Errors
-    /// [`LinkError::Misuse`] when there is no [room](Link::send_room), a range lies outside the block, or the link does
-    /// not take [`WriteSource::Any`]: a bug of the caller, nothing was queued and the link lives on. Any other error: the
-    /// link is dead.
+    /// [`LinkError::Misuse`] when there is no [room](Link::send_room), a range lies outside the
+    /// block, or the link does not take [`WriteSource::Any`]: a bug of the caller, nothing was
+    /// queued and the link lives on. Any other error: the link is dead.
     fn queue(&mut self, id: u64, work: Work, signal: bool) -> Result<Posted, LinkError>;
 
-    /// Gives the peer of this link, and nobody else, access to the landing memory behind a remote key (R12). Called
-    /// before the SEND that first tells the peer the key: the peer can WRITE there when it has
-    /// received that. Costs next to nothing when it has access already; does nothing where the
-    /// device checks keys itself.
+    /// Gives the peer of this link, and nobody else, access to the landing memory behind a remote
+    /// key (R12). Called before the SEND that first tells the peer the key: the peer can WRITE
+    /// there when it has received that. Costs next to nothing when it has access already; does
+    /// nothing where the device checks keys itself.
     ///
     /// # Errors
-    /// [`LinkError::Misuse`] for a key that this device does not have. Any other error: the link is dead.
+    /// [`LinkError::Misuse`] for a key that this device does not have. Any other error: the link is
+    /// dead.
     fn share(&mut self, rkey: u32) -> Result<(), LinkError>;
 
     /// Hands all queued work to the device in one batch. Does nothing when none is queued.
@@ -305,20 +324,21 @@ pub trait Link: Send + 'static {
     /// The device refused work; the link is dead.
     fn ring(&mut self) -> Result<(), LinkError>;
 
-    /// True when an answer to what was just rung may come so soon that looking for it beats waiting to be woken: then
-    /// [`poll`](Link::poll) the link now, whatever its waker says. False where waiting costs nothing to speak of.
+    /// True when an answer to what was just rung may come so soon that looking for it beats waiting
+    /// to be woken: then [`poll`](Link::poll) the link now, whatever its waker says. False where
+    /// waiting costs nothing to speak of.
     fn is_eager(&self) -> bool {
         false
     }
 
-    /// True when the peer runs on the processor that this thread runs on, as far as is known: it can begin with what is rung
-    /// only when this one rests.
+    /// True when the peer runs on the processor that this thread runs on, as far as is known: it
+    /// can begin with what is rung only when this one rests.
     fn shares_processor(&self) -> bool {
         false
     }
 
-    /// True when a message has come that [`poll`](Link::poll) has not given yet, where looking costs next to nothing;
-    /// otherwise false. Whoever has queued long copies stops for it.
+    /// True when a message has come that [`poll`](Link::poll) has not given yet, where looking
+    /// costs next to nothing; otherwise false. Whoever has queued long copies stops for it.
     fn has_news(&self) -> bool {
         false
     }
@@ -330,37 +350,46 @@ pub trait Link: Send + 'static {
 
     /// Drains connection events and completions into `out` (R6).
     ///
-    /// `Ready(Ok(()))`: something was pushed into `out` (a bounded number, at most 256 per call); act on it and call
-    /// again. `Pending`: nothing was pushed, events and completions are drained, the queue is armed and the waker
-    /// registered (for what is awaited: see [`queue`](Link::queue)). `Ready(Err(_))`: the link is dead; completions that came before the error are in `out`, and every
-    /// later call gives the same error.
-    fn poll(&mut self, cx: &mut Context<'_>, out: &mut Vec<Completion>) -> Poll<Result<(), LinkError>>;
+    /// `Ready(Ok(()))`: something was pushed into `out` (a bounded number, at most 256 per call);
+    /// act on it and call again. `Pending`: nothing was pushed, events and completions are drained,
+    /// the queue is armed and the waker registered (for what is awaited: see
+    /// [`queue`](Link::queue)). `Ready(Err(_))`: the link is dead; completions that came before the
+    /// error are in `out`, and every later call gives the same error.
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        out: &mut Vec<Completion>,
+    ) -> Poll<Result<(), LinkError>>;
 
-    /// The received bytes of a slot, between its [`Completion::Received`] and [`repost`](Link::repost). Empty for a slot
-    /// that is posted, and no longer than what was received.
+    /// The received bytes of a slot, between its [`Completion::Received`] and
+    /// [`repost`](Link::repost). Empty for a slot that is posted, and no longer than what was
+    /// received.
     fn recv_slot(&self, slot: u32, len: u32) -> &[u8];
 
-    /// Gives a slot back to the device. Must come before the credit for it is given to the peer (R1). False: it is an extra
-    /// one that was to [go](Link::shrink), and has gone; there is no credit for it.
+    /// Gives a slot back to the device. Must come before the credit for it is given to the peer
+    /// (R1). False: it is an extra one that was to [go](Link::shrink), and has gone; there is no
+    /// credit for it.
     ///
     /// # Errors
     /// [`LinkError::Misuse`] for a slot that is posted already; otherwise the link is dead.
     fn repost(&mut self, slot: u32) -> Result<bool, LinkError>;
 
-    /// Posts the [extra RECVs](LinkConfig::recv_extra), with memory that the pool can [spare](Pool::spare), and gives the
-    /// number of those that were not posted before: so many more credits may be given to the peer. 0 when all are, or there
-    /// is no memory, or the link has all its RECVs posted from the start (shared memory).
+    /// Posts the [extra RECVs](LinkConfig::recv_extra), with memory that the pool can
+    /// [spare](Pool::spare), and gives the number of those that were not posted before: so many
+    /// more credits may be given to the peer. 0 when all are, or there is no memory, or the link
+    /// has all its RECVs posted from the start (shared memory).
     ///
     /// # Errors
     /// The device refused work; the link is dead.
     fn grow(&mut self, pool: &Pool) -> Result<u32, LinkError>;
 
-    /// Lets the extra RECVs go, each when the next message in it has been read and [reposted](Link::repost): posted RECVs
-    /// cannot be taken back. Their memory returns to the pool with the last of them.
+    /// Lets the extra RECVs go, each when the next message in it has been read and
+    /// [reposted](Link::repost): posted RECVs cannot be taken back. Their memory returns to the
+    /// pool with the last of them.
     fn shrink(&mut self);
 
-    /// Starts an orderly end: the peer sees a disconnect, work under way is flushed, and [`poll`](Link::poll) ends with
-    /// [`LinkError::Closed`]. Wait for the [`Completion::Sent`] of the last SEND first if it must arrive. Calling it
-    /// again does nothing.
+    /// Starts an orderly end: the peer sees a disconnect, work under way is flushed, and
+    /// [`poll`](Link::poll) ends with [`LinkError::Closed`]. Wait for the [`Completion::Sent`] of
+    /// the last SEND first if it must arrive. Calling it again does nothing.
     fn disconnect(&mut self);
 }

@@ -69,6 +69,9 @@ mod tests {
         // After a rest it is as at the beginning.
         let rested = at(60_000);
         assert_eq!(throttle.pass_at(rested), Some(999));
-        assert_eq!((0..100).filter_map(|_| throttle.pass_at(rested)).collect::<Vec<_>>(), vec![0; 19]);
+        assert_eq!(
+            (0..100).filter_map(|_| throttle.pass_at(rested)).collect::<Vec<_>>(),
+            vec![0; 19]
+        );
     }
 }

@@ -1,7 +1,8 @@
 //! What a task asks about with every turn, and what hardly ever has anything to say.
 //!
-//! To poll a future or a descriptor of tokio's that is pending goes through its state each time, with the task's waker handed
-//! over. A driver has some five of them, and a turn or two for every message.
+//! To poll a future or a descriptor of tokio's that is pending goes through its state each time,
+//! with the task's waker handed over. A driver has some five of them, and a turn or two for every
+//! message.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -29,8 +30,8 @@ impl Wake for Rung {
     }
 }
 
-/// Stands between a task and one thing that it polls: that is asked when it may have something to say, and costs a load
-/// otherwise.
+/// Stands between a task and one thing that it polls: that is asked when it may have something to
+/// say, and costs a load otherwise.
 #[derive(Debug)]
 pub struct News {
     rung: Arc<Rung>,
@@ -53,8 +54,8 @@ impl News {
         News { waker: Waker::from(rung.clone()), rung, task: None }
     }
 
-    /// Asks `poll`, always the same thing, unless it was pending the last time and has not woken its task since. The task of
-    /// the last call is woken.
+    /// Asks `poll`, always the same thing, unless it was pending the last time and has not woken
+    /// its task since. The task of the last call is woken.
     pub fn poll<T>(
         &mut self,
         cx: &mut Context<'_>,
@@ -80,8 +81,9 @@ impl News {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::sync::atomic::AtomicUsize;
+
+    use super::*;
 
     struct Count(AtomicUsize);
 

@@ -1,7 +1,9 @@
-//! The send queue's books: what is under way, which request is signalled, and the memory that posted work owns.
+//! The send queue's books: what is under way, which request is signalled, and the memory that
+//! posted work owns.
 //!
-//! A queue pair completes its work in order, and a completion is only reported for signalled requests; it then stands
-//! for all before it. A request's place and memory become free when a completion at or behind it is reported.
+//! A queue pair completes its work in order, and a completion is only reported for signalled
+//! requests; it then stands for all before it. A request's place and memory become free when a
+//! completion at or behind it is reported.
 
 use std::collections::VecDeque;
 
@@ -67,9 +69,9 @@ impl SendQueue {
         }
     }
 
-    /// Someone waits for the next completion: payload is under way, one was asked for, or slots and places run short.
-    /// Otherwise completions may lie in the queue until something else wakes the link: a small call costs no wake-up
-    /// for its own SEND.
+    /// Someone waits for the next completion: payload is under way, one was asked for, or slots and
+    /// places run short. Otherwise completions may lie in the queue until something else wakes the
+    /// link: a small call costs no wake-up for its own SEND.
     pub(crate) fn is_waited_for(&self) -> bool {
         let used = self.entries.len();
         self.urgent > 0 || used * 2 > self.send_slots || used * 2 > self.depth
@@ -84,7 +86,8 @@ impl SendQueue {
         self.entries.len()
     }
 
-    /// Takes a place (the caller has looked for [`room`](Self::room)) and gives the request's sequence number.
+    /// Takes a place (the caller has looked for [`room`](Self::room)) and gives the request's
+    /// sequence number.
     pub(crate) fn push(&mut self, id: u64, verb: Verb, held: Held, signal: bool) -> u64 {
         let seq = self.first + self.entries.len() as u64;
         self.holding |= !matches!(held, Held::Slot);
@@ -100,7 +103,8 @@ impl SendQueue {
         seq
     }
 
-    /// Ends a batch: when unsignalled work holds more than SEND slots, its last request becomes a signalled one.
+    /// Ends a batch: when unsignalled work holds more than SEND slots, its last request becomes a
+    /// signalled one.
     pub(crate) fn seal(&mut self) {
         if self.holding
             && let Some(last) = self.entries.back_mut()
@@ -124,8 +128,8 @@ impl SendQueue {
         self.entries.get(usize::try_from(seq.checked_sub(self.first)?).ok()?)
     }
 
-    /// The request and all before it are done: frees their places and memory and gives the request's id. `None` when it
-    /// is not under way.
+    /// The request and all before it are done: frees their places and memory and gives the
+    /// request's id. `None` when it is not under way.
     pub(crate) fn complete(&mut self, seq: u64) -> Option<u64> {
         let count = usize::try_from(seq.checked_sub(self.first)?).ok()?.checked_add(1)?;
         let id = self.entries.get(count - 1)?.id;
@@ -154,15 +158,25 @@ mod tests {
 
     #[test]
     fn a_quarter_of_the_queue_and_half_of_the_slots_are_the_most_that_go_unsignalled() {
-        for (depth, slots, every) in
-            [(4, 64, 1), (16, 64, 4), (128, 64, 16), (128, 8, 4), (128, 11, 4), (1024, 1024, 16), (8, 1, 1)]
-        {
+        for (depth, slots, every) in [
+            (4, 64, 1),
+            (16, 64, 4),
+            (128, 64, 16),
+            (128, 8, 4),
+            (128, 11, 4),
+            (1024, 1024, 16),
+            (8, 1, 1),
+        ] {
             let mut q = SendQueue::new(depth, slots);
             let seqs: Vec<u64> = (0..depth as u64).map(|id| push(&mut q, id, Held::Slot)).collect();
             let signalled: Vec<u64> = seqs.into_iter().filter(|seq| q.is_signalled(*seq)).collect();
             assert_eq!(q.room(), 0);
             assert_eq!(signalled.len(), depth / every, "depth {depth}, slots {slots}");
-            assert_eq!(signalled.last(), Some(&(depth as u64 - 1)), "a full queue frees itself whole");
+            assert_eq!(
+                signalled.last(),
+                Some(&(depth as u64 - 1)),
+                "a full queue frees itself whole"
+            );
         }
     }
 
@@ -202,7 +216,10 @@ mod tests {
         let seq = q.push(2, Verb::Send, Held::Slot, true);
         assert!(q.is_signalled(seq));
         let next = (0..4).map(|id| push(&mut q, id, Held::Slot)).collect::<Vec<_>>();
-        assert_eq!(next.iter().map(|s| q.is_signalled(*s)).collect::<Vec<_>>(), [false, false, false, true]);
+        assert_eq!(
+            next.iter().map(|s| q.is_signalled(*s)).collect::<Vec<_>>(),
+            [false, false, false, true]
+        );
     }
 
     #[test]

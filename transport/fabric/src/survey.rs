@@ -3,10 +3,12 @@
 use std::ffi::OsString;
 use std::net::IpAddr;
 
-/// The RDMA devices of this host with the state of their ports, its IP addresses, and how much this process may pin.
+/// The RDMA devices of this host with the state of their ports, its IP addresses, and how much this
+/// process may pin.
 ///
-/// Two that differ say that something has come, gone or changed, so that a path which could not be had may be had now; a
-/// device that was pulled out and put back differs too. Looking costs some system calls, and opens no device.
+/// Two that differ say that something has come, gone or changed, so that a path which could not be
+/// had may be had now; a device that was pulled out and put back differs too. Looking costs some
+/// system calls, and opens no device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Survey {
     devices: Vec<Seen>,
@@ -38,7 +40,8 @@ impl Survey {
         let seen = |path: std::path::PathBuf| {
             let inode = std::fs::metadata(&path).ok()?.ino();
             let ports = list(&path.join("ports"));
-            let ports = ports.iter().filter_map(|port| std::fs::read(port.join("state")).ok()).collect();
+            let ports =
+                ports.iter().filter_map(|port| std::fs::read(port.join("state")).ok()).collect();
             Some(Seen { name: path.file_name()?.to_owned(), inode, ports })
         };
         let devices = list("/sys/class/infiniband".as_ref()).into_iter().filter_map(seen).collect();
@@ -68,7 +71,11 @@ mod tests {
     #[test]
     fn a_device_that_was_put_back_is_another_one() {
         let with = |inode| Survey {
-            devices: vec![Seen { name: "rxe0".into(), inode, ports: vec![b"4: ACTIVE\n".to_vec()] }],
+            devices: vec![Seen {
+                name: "rxe0".into(),
+                inode,
+                ports: vec![b"4: ACTIVE\n".to_vec()],
+            }],
             ..Survey::default()
         };
         assert_ne!(with(1), with(2));

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use crate::error::Verb;
 
-/// What [`Fabric::trial`](crate::Fabric::trial) found out about one device. Everything that it made is gone again.
+/// What [`Fabric::trial`](crate::Fabric::trial) found out about one device. Everything that it made
+/// is gone again.
 #[derive(Debug, Clone)]
 pub struct Trial {
     /// What the device says that it allows; `None` when it could not be opened or asked.

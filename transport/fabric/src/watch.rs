@@ -1,4 +1,5 @@
-//! A descriptor that a task waits for, and that costs a load to ask about while nothing has happened.
+//! A descriptor that a task waits for, and that costs a load to ask about while nothing has
+//! happened.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -30,7 +31,8 @@ impl<T: AsRawFd> Watch<T> {
         &self.fd
     }
 
-    /// From now on the task is woken when it becomes ready. That it has become ready before is forgotten.
+    /// From now on the task is woken when it becomes ready. That it has become ready before is
+    /// forgotten.
     ///
     /// # Errors
     /// The runtime ends.
@@ -39,8 +41,9 @@ impl<T: AsRawFd> Watch<T> {
         let Watch { fd, news } = self;
         let ended = news.poll(cx, |cx| {
             // What it is forgotten by; there is nothing else to be had from it.
-            let _ =
-                fd.try_io(Interest::READABLE, |_| io::Result::<()>::Err(io::ErrorKind::WouldBlock.into()));
+            let _ = fd.try_io(Interest::READABLE, |_| {
+                io::Result::<()>::Err(io::ErrorKind::WouldBlock.into())
+            });
             loop {
                 match fd.poll_read_ready(cx) {
                     Poll::Ready(Ok(mut guard)) => guard.clear_ready(),
@@ -55,9 +58,12 @@ impl<T: AsRawFd> Watch<T> {
         }
     }
 
-    /// Ready to be read, as far as tokio knows; otherwise the task is woken when it is. Who finds nothing there clears the
-    /// guard and asks again.
-    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<AsyncFdReadyGuard<'_, T>>> {
+    /// Ready to be read, as far as tokio knows; otherwise the task is woken when it is. Who finds
+    /// nothing there clears the guard and asks again.
+    pub(crate) fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<AsyncFdReadyGuard<'_, T>>> {
         let Watch { fd, news } = self;
         news.poll(cx, |cx| fd.poll_read_ready(cx))
     }
@@ -65,13 +71,14 @@ impl<T: AsRawFd> Watch<T> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::future::poll_fn;
     use std::io::Write as _;
     use std::os::fd::AsFd as _;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::task::{Wake, Waker};
+
+    use super::*;
 
     fn pipe() -> (Watch, std::io::PipeWriter) {
         let (end, writer) = std::io::pipe().unwrap();
@@ -89,7 +96,9 @@ mod tests {
                 Poll::Pending => return Poll::Pending,
             };
             let mut bytes = [0; 16];
-            if let Ok(read) = guard.try_io(|fd| Ok(rustix::io::read(fd.get_ref().as_fd(), &mut bytes)?)) {
+            if let Ok(read) =
+                guard.try_io(|fd| Ok(rustix::io::read(fd.get_ref().as_fd(), &mut bytes)?))
+            {
                 return Poll::Ready(read);
             }
         }

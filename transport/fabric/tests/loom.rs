@@ -1,5 +1,5 @@
-//! Sleeping and waking over shared memory under loom, which tries every interleaving and every outcome that the memory
-//! model allows.
+//! Sleeping and waking over shared memory under loom, which tries every interleaving and every
+//! outcome that the memory model allows.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 mod atomics {
@@ -81,10 +81,12 @@ fn no_wake_up_is_lost() {
     });
 }
 
-/// A receiver that sleeps and wakes as links do gets two messages, and is not woken more often than it slept.
+/// A receiver that sleeps and wakes as links do gets two messages, and is not woken more often than
+/// it slept.
 #[test]
 fn each_sleep_ends() {
-    // All of it takes a minute; four switches at the worst moments are all that has ever been needed.
+    // All of it takes a minute; four switches at the worst moments are all that has ever been
+    // needed.
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(4);
     model.check(|| {
@@ -105,8 +107,8 @@ fn each_sleep_ends() {
                     wake::lower(&ring.waiting);
                     break;
                 }
-                // The bell may be a late one, for a sleep that was given up at the last moment. A lost one would leave
-                // this thread here for ever, which loom reports.
+                // The bell may be a late one, for a sleep that was given up at the last moment. A
+                // lost one would leave this thread here for ever, which loom reports.
                 ring.bell.wait();
             }
             ring.read(message);

@@ -1,5 +1,6 @@
-//! A device is pulled out while it is in use. Run it in a guest of its own, as root, with two devices
-//! (`tests/guest/run --device both -- ...`): it deletes one of them. Built with the feature `guest-tests` only.
+//! A device is pulled out while it is in use. Run it in a guest of its own, as root, with two
+//! devices (`tests/guest/run --device both -- ...`): it deletes one of them. Built with the feature
+//! `guest-tests` only.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -14,7 +15,8 @@ use tonic_rdma_fabric::{ConnectError, Fabric, FabricError, LinkError};
 async fn a_device_that_is_pulled_out_lets_go() {
     for variable in ["RXE_DEVICE", "SIW_DEVICE"] {
         let name = std::env::var(variable).expect(variable);
-        // librdmacm keeps the last device of the host open, so one of the two is put back each time.
+        // librdmacm keeps the last device of the host open, so one of the two is put back each
+        // time.
         pull_out(&name).await;
         put_back(&name);
         let side = Side::new(Fabric::open(Some(&name)).expect("the new device"));
@@ -29,7 +31,8 @@ fn netdev(name: &str) -> String {
 fn put_back(name: &str) {
     let kind = if name.starts_with("rxe") { "rxe" } else { "siw" };
     let netdev = netdev(name);
-    let status = Command::new("rdma").args(["link", "add", name, "type", kind, "netdev", &netdev]).status();
+    let status =
+        Command::new("rdma").args(["link", "add", name, "type", kind, "netdev", &netdev]).status();
     assert!(status.expect("rdma").success());
 }
 
@@ -45,10 +48,12 @@ async fn pull_out(name: &str) {
     let pulling = Command::new("rdma").args(["link", "del", name]).spawn().expect("rdma");
     for end in [&mut s, &mut c] {
         let error = end.death().await;
-        let told = matches!(error, LinkError::DeviceRemoved { .. } | LinkError::Disconnected { .. });
+        let told =
+            matches!(error, LinkError::DeviceRemoved { .. } | LinkError::Disconnected { .. });
         assert!(told && error.peer().device == name, "{error}");
     }
-    let gone = tokio::time::timeout(PATIENCE, listener.accept()).await.expect("the listener does not end");
+    let gone =
+        tokio::time::timeout(PATIENCE, listener.accept()).await.expect("the listener does not end");
     assert!(matches!(gone.map(drop).unwrap_err(), FabricError::DeviceRemoved { .. }));
     let error = side.connect(&addr).await.map(drop).unwrap_err();
     assert!(matches!(error, ConnectError::Fabric(FabricError::DeviceRemoved { .. })), "{error}");

@@ -1,5 +1,5 @@
-//! Shared memory within one process: what every provider must do, what peers may try, and wake-ups. What takes a second
-//! process is in shm_processes.rs.
+//! Shared memory within one process: what every provider must do, what peers may try, and wake-ups.
+//! What takes a second process is in shm_processes.rs.
 #![cfg(all(target_os = "linux", feature = "shm"))]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -10,8 +10,8 @@ use std::time::Duration;
 use common::*;
 use tonic_rdma_fabric::shm::{ShmDevice, ShmStats};
 use tonic_rdma_fabric::{
-    Addr, AnyLink, ConnectError, Fabric, FabricError, Link, LinkConfig, LinkError, ShmAccess, Verb, Work,
-    WriteSource,
+    Addr, AnyLink, ConnectError, Fabric, FabricError, Link, LinkConfig, LinkError, ShmAccess, Verb,
+    Work, WriteSource,
 };
 
 /// A side whose test makes links with this limit from now on.
@@ -93,7 +93,10 @@ async fn writes_outside_a_grant_end_the_link() {
     ];
     for aim in wrong {
         let (target, writer) = a_bad_write(&side, &side, aim).await;
-        assert!(matches!(writer, LinkError::Completion { verb: Verb::Write, code: 10, .. }), "{writer}");
+        assert!(
+            matches!(writer, LinkError::Completion { verb: Verb::Write, code: 10, .. }),
+            "{writer}"
+        );
         assert!(matches!(target, LinkError::Disconnected { .. }), "{target}");
     }
 }
@@ -150,7 +153,9 @@ async fn a_message_longer_than_the_peers_slot_is_misuse() {
     let mut listener = server.listen();
     let addr = listener.local_addr();
     let small = LinkConfig { slot_size: 64, ..config() };
-    let accept = async { listener.accept().await.unwrap().accept(&small, &server.pool, b"", PATIENCE).await };
+    let accept = async {
+        listener.accept().await.unwrap().accept(&small, &server.pool, b"", PATIENCE).await
+    };
     let (accepted, connected) = tokio::join!(accept, client.connect(&addr));
     let (mut s, mut c) = (End::new(accepted.unwrap()), End::new(connected.unwrap().link));
     c.send(0, &[7; 64]).await;
@@ -164,7 +169,8 @@ async fn a_message_longer_than_the_peers_slot_is_misuse() {
 
 #[tokio::test]
 async fn policies_are_applied_at_both_ends() {
-    let me = std::fs::metadata("/proc/self").map(|m| std::os::unix::fs::MetadataExt::uid(&m)).unwrap();
+    let me =
+        std::fs::metadata("/proc/self").map(|m| std::os::unix::fs::MetadataExt::uid(&m)).unwrap();
     // Root is always let in, so a test that runs as root can only see that.
     let open = sharing(ShmAccess::Users(vec![me]));
     common::sends_of_all_sizes(&open, &open).await;
@@ -192,7 +198,8 @@ async fn a_ring_that_is_too_long_is_refused_here() {
     let side = side();
     let config = LinkConfig { recv_slots: 65536, slot_size: 1 << 20, ..config() };
     let listener = side.listen();
-    let error = side.connect_with(&listener.local_addr(), &config, b"").await.map(drop).unwrap_err();
+    let error =
+        side.connect_with(&listener.local_addr(), &config, b"").await.map(drop).unwrap_err();
     assert!(matches!(error, ConnectError::Config(_) | ConnectError::Memory(_)), "{error}");
 }
 
@@ -223,7 +230,11 @@ async fn a_hundred_thousand_round_trips(limit: Duration) {
         let stats = stats(&end);
         polled += stats.polled;
         assert!(stats.sends >= u64::from(ROUNDS), "{stats:?}");
-        assert_eq!(stats.wakes + stats.wakes_spared, stats.sends, "one message to a batch: {stats:?}");
+        assert_eq!(
+            stats.wakes + stats.wakes_spared,
+            stats.sends,
+            "one message to a batch: {stats:?}"
+        );
     }
     // On one processor there is nothing to poll for.
     let may_poll = !limit.is_zero() && std::thread::available_parallelism().unwrap().get() > 1;
@@ -258,7 +269,8 @@ async fn only_those_that_wait_are_woken() {
     }
 }
 
-/// An end that waits gives the time of no processor to looking, and one that has sent something is up for the answer.
+/// An end that waits gives the time of no processor to looking, and one that has sent something is
+/// up for the answer.
 #[tokio::test]
 async fn idle_ends_wait() {
     let (server, client) = (side(), side());

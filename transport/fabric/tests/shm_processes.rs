@@ -1,5 +1,5 @@
-//! Shared memory between two processes, and that nothing of a killed one stays. The other process is this program again,
-//! which therefore has a main function of its own.
+//! Shared memory between two processes, and that nothing of a killed one stays. The other process
+//! is this program again, which therefore has a main function of its own.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
@@ -33,7 +33,10 @@ fn main() -> ExitCode {
         // First, as what others leave is closed by other threads.
         process::trial("a_killed_peer_leaves_nothing_behind", a_killed_peer_leaves_nothing_behind),
         process::trial("two_processes_talk", two_processes_talk),
-        process::trial("a_peer_of_another_namespace_is_not_waited_for", a_peer_of_another_namespace),
+        process::trial(
+            "a_peer_of_another_namespace_is_not_waited_for",
+            a_peer_of_another_namespace,
+        ),
     ])
 }
 
@@ -88,7 +91,8 @@ async fn another_process(role: String) {
             b"grant" => {
                 let buf = landing.as_ref().expect("one grant");
                 end.link.share(buf.rkey()).unwrap();
-                let grant = [buf.addr().to_le_bytes().as_slice(), &buf.rkey().to_le_bytes()].concat();
+                let grant =
+                    [buf.addr().to_le_bytes().as_slice(), &buf.rkey().to_le_bytes()].concat();
                 end.send(1, &grant).await;
             }
             b"landed" => {
@@ -157,7 +161,8 @@ async fn with_process(me: &Side, role: &str) -> (Process, End) {
     }
 }
 
-/// After kill -9 of the peer, in the middle of traffic, nothing of it stays here: no descriptor, no mapping, no memory.
+/// After kill -9 of the peer, in the middle of traffic, nothing of it stays here: no descriptor, no
+/// mapping, no memory.
 async fn a_killed_peer_leaves_nothing_behind() {
     let me = side();
     let before = held();
@@ -220,7 +225,10 @@ async fn a_peer_of_another_namespace() {
     // Root needs no user namespace, and may not be given one; others need one.
     let user: &[&str] = if is_root() { &[] } else { &["--user", "--map-root-user"] };
     let mut unshare = Command::new("unshare");
-    unshare.args(user).args(["--pid", "--fork", "--kill-child"]).arg(std::env::current_exe().unwrap());
+    unshare
+        .args(user)
+        .args(["--pid", "--fork", "--kill-child"])
+        .arg(std::env::current_exe().unwrap());
     unshare.env(ROLE, "namespace").env(ADDR, listener.local_addr().shm().unwrap().name());
     let mut process = Process::run(unshare);
     let accept = async {
@@ -228,8 +236,9 @@ async fn a_peer_of_another_namespace() {
         incoming.accept(&config(), &me.pool, b"", PATIENCE).await.unwrap()
     };
     let accepted = tokio::time::timeout(PATIENCE, accept).await;
-    let mut end =
-        End::new(accepted.expect("`unshare` (util-linux) must be able to make PID namespaces here"));
+    let mut end = End::new(
+        accepted.expect("`unshare` (util-linux) must be able to make PID namespaces here"),
+    );
     end.post(0, b"go on");
     assert_eq!(process.says("waits"), "1");
     let (told, done) = mpsc::channel();

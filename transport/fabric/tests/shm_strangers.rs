@@ -1,4 +1,5 @@
-//! What a process may try that has been let in: it speaks the socket's language, and writes what it likes into the ring.
+//! What a process may try that has been let in: it speaks the socket's language, and writes what it
+//! likes into the ring.
 #![cfg(all(target_os = "linux", feature = "shm"))]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -8,9 +9,8 @@ use std::fs::File;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use common::stranger::*;
@@ -176,7 +176,10 @@ async fn rings_that_lie_end_the_connection() {
         end.queue_send(i, b"x", false).unwrap();
     }
     let error = end.queue_send(9, b"x", false).unwrap_err();
-    assert!(matches!(error, LinkError::Breach { .. }) && error.to_string().contains("head"), "{error}");
+    assert!(
+        matches!(error, LinkError::Breach { .. }) && error.to_string().contains("head"),
+        "{error}"
+    );
     assert!(stranger.hear().is_none(), "the stranger is hung up on");
 }
 
@@ -195,7 +198,10 @@ async fn memory_that_is_not_what_it_should_be_ends_the_connection() {
         (vec![(chunk(1, 0, page), vec![])], "makes no sense"),
         (vec![(chunk(1, 0, page), vec![small.as_fd(); 2])], "not exactly one file"),
         (vec![(chunk(1, 0, page), vec![good.as_fd(); 3])], "more descriptors"),
-        (vec![(chunk(1, 0, 65 << 30), vec![good.as_fd()])], "more landing memory than a peer may give"),
+        (
+            vec![(chunk(1, 0, 65 << 30), vec![good.as_fd()])],
+            "more landing memory than a peer may give",
+        ),
         (
             vec![(chunk(1, 0, page), vec![small.as_fd()]), (chunk(1, 0, page), vec![good.as_fd()])],
             "0x1 twice",
@@ -338,8 +344,9 @@ async fn no_more_chunks_than_a_peer_needs() {
     for (len, count) in [(4096, 512), (256 << 20, 4)] {
         let (end, stranger, _ring) = acquainted(&side).await;
         let offers = tokio::task::spawn_blocking(move || {
-            let taken = (0..10_000)
-                .take_while(|rkey| stranger.try_say(&chunk(*rkey, 0, len), &[sealed(len).as_fd()]).is_ok());
+            let taken = (0..10_000).take_while(|rkey| {
+                stranger.try_say(&chunk(*rkey, 0, len), &[sealed(len).as_fd()]).is_ok()
+            });
             taken.count()
         });
         let text = breach(end).await;

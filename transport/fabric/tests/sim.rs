@@ -4,9 +4,10 @@
 
 mod common;
 
-use common::*;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+
+use common::*;
 use tonic_rdma_fabric::sim::{Breakage, Event, SimConfig, SimDevice, SimNet, Tap};
 use tonic_rdma_fabric::{
     Addr, ConnectError, Fabric, FabricError, Link, LinkConfig, LinkError, Work, WriteSource,
@@ -161,8 +162,9 @@ async fn a_message_longer_than_the_slot_kills_the_link() {
     let mut listener = w.server.listen();
     let addr = listener.local_addr();
     let small = LinkConfig { slot_size: 64, ..config() };
-    let accept =
-        async { listener.accept().await.unwrap().accept(&small, &w.server.pool, b"", PATIENCE).await };
+    let accept = async {
+        listener.accept().await.unwrap().accept(&small, &w.server.pool, b"", PATIENCE).await
+    };
     let (accepted, connected) = tokio::join!(accept, w.client.connect(&addr));
     let (mut s, mut c) = (End::new(accepted.unwrap()), End::new(connected.unwrap().link));
     c.send(0, &[7; 64]).await;
@@ -274,9 +276,14 @@ async fn faults_strike_when_told() {
     w.server_device.lose_connects(true);
     let short = std::time::Duration::from_millis(50);
     let listener = w.server.listen();
-    let lost = w.client.fabric.connect(&listener.local_addr(), &config(), &w.client.pool, b"", short).await;
+    let lost = w
+        .client
+        .fabric
+        .connect(&listener.local_addr(), &config(), &w.client.pool, b"", short)
+        .await;
     assert!(matches!(lost.map(drop).unwrap_err(), ConnectError::Timeout { .. }));
-    let nowhere = w.client.connect(&Addr::Ip("10.0.0.3:1".parse().unwrap())).await.map(drop).unwrap_err();
+    let nowhere =
+        w.client.connect(&Addr::Ip("10.0.0.3:1".parse().unwrap())).await.map(drop).unwrap_err();
     assert!(matches!(nowhere, ConnectError::NoRoute { .. }), "{nowhere}");
 }
 
@@ -305,7 +312,8 @@ async fn a_removed_device_ends_its_links() {
     assert!(matches!(s.death().await, LinkError::DeviceRemoved { .. }));
     drop(s);
     assert!(matches!(c.death().await, LinkError::Disconnected { .. }));
-    let gone = tokio::time::timeout(PATIENCE, listener.accept()).await.unwrap().map(drop).unwrap_err();
+    let gone =
+        tokio::time::timeout(PATIENCE, listener.accept()).await.unwrap().map(drop).unwrap_err();
     assert!(matches!(gone, FabricError::DeviceRemoved { .. }), "{gone}");
     assert!(w.client.connect(&addr).await.is_err());
 }
@@ -342,7 +350,8 @@ async fn two_threads_lose_no_wakeup() {
     drop(echo.await.unwrap());
 }
 
-/// What posted work reads must stay as it is until the work is reported as done (R10), and the audit sees that.
+/// What posted work reads must stay as it is until the work is reported as done (R10), and the
+/// audit sees that.
 #[tokio::test]
 async fn an_audit_sees_memory_that_changes_under_the_device() {
     for late in [false, true] {
@@ -360,7 +369,10 @@ async fn an_audit_sees_memory_that_changes_under_the_device() {
         c.link.ring().unwrap();
         c.done(id).await.unwrap();
         let breaches = w.net.breaches();
-        assert!(!breaches.is_empty() && breaches.iter().all(|b| b.starts_with("R10")), "{breaches:?}");
+        assert!(
+            !breaches.is_empty() && breaches.iter().all(|b| b.starts_with("R10")),
+            "{breaches:?}"
+        );
     }
 }
 
@@ -483,7 +495,17 @@ async fn a_tap_hears_everything() {
     drop((server, client));
     let heard = ears.0.lock().unwrap().clone();
     let count = |name: &str| heard.iter().filter(|h| *h == name).count();
-    let all = ["Made", "Joined", "Queued", "Written", "Sent", "Received", "Reposted", "Completed", "Died"];
+    let all = [
+        "Made",
+        "Joined",
+        "Queued",
+        "Written",
+        "Sent",
+        "Received",
+        "Reposted",
+        "Completed",
+        "Died",
+    ];
     assert_eq!(all.map(count), [2, 2, 2, 1, 1, 1, 1, 1, 1], "{heard:?}");
     assert_eq!(count("Destroyed"), 2);
     assert!(count("Registered") > 1 && count("Registered") == count("Deregistered"));

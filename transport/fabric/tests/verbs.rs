@@ -1,5 +1,6 @@
-//! Real verbs, on the device that `GUEST_DEVICE` names: run it in the guest (`tests/guest/run --device rxe -- ...`).
-//! Built with the feature `guest-tests` only. Without a device every test fails.
+//! Real verbs, on the device that `GUEST_DEVICE` names: run it in the guest
+//! (`tests/guest/run --device rxe -- ...`). Built with the feature `guest-tests` only. Without a
+//! device every test fails.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -10,7 +11,8 @@ use std::time::Duration;
 
 use common::*;
 use tonic_rdma_fabric::{
-    Addr, ConnectError, Fabric, FabricError, Link, LinkConfig, LinkError, Transport, Verb, Work, WriteSource,
+    Addr, ConnectError, Fabric, FabricError, Link, LinkConfig, LinkError, Transport, Verb, Work,
+    WriteSource,
 };
 use tonic_rdma_memory::{Access, Memory};
 
@@ -60,7 +62,10 @@ on_the_device! {
 async fn a_trial_makes_everything_and_leaves_nothing() {
     let _turn = TURN.lock().await;
     let trial = Fabric::trial(&guest_device()).unwrap();
-    assert!(trial.limits.is_some_and(|limits| limits.max_qp > 0 && limits.max_mr_size > 0), "{trial:?}");
+    assert!(
+        trial.limits.is_some_and(|limits| limits.max_qp > 0 && limits.max_mr_size > 0),
+        "{trial:?}"
+    );
     let failed: Vec<_> = trial.steps.iter().filter(|step| step.error.is_some()).collect();
     assert!(failed.is_empty(), "{failed:?}");
     let calls: Vec<String> = trial.steps.iter().map(|step| step.verb.to_string()).collect();
@@ -90,7 +95,10 @@ async fn devices_are_listed() {
     let toward = Fabric::toward(SocketAddr::new(ip, 1), None, PATIENCE).await.unwrap();
     assert_eq!(toward.name(), guest_device());
 
-    let other = Fabric::toward(SocketAddr::new(ip, 1), Some("nope0"), PATIENCE).await.map(drop).unwrap_err();
+    let other = Fabric::toward(SocketAddr::new(ip, 1), Some("nope0"), PATIENCE)
+        .await
+        .map(drop)
+        .unwrap_err();
     assert!(matches!(other, ConnectError::OtherDevice { .. }), "{other}");
     let unknown = Fabric::open(Some("nope0")).map(drop).unwrap_err();
     assert!(
@@ -100,7 +108,8 @@ async fn devices_are_listed() {
     let elsewhere = Fabric::at("192.0.2.1".parse().unwrap()).map(drop).unwrap_err();
     assert!(matches!(elsewhere, FabricError::NotOnRdma { .. }), "{elsewhere}");
     let side = on_guest_device();
-    let elsewhere = side.fabric.listen(&Addr::Ip("192.0.2.1:0".parse().unwrap())).map(drop).unwrap_err();
+    let elsewhere =
+        side.fabric.listen(&Addr::Ip("192.0.2.1:0".parse().unwrap())).map(drop).unwrap_err();
     assert!(matches!(elsewhere, FabricError::NotOnRdma { .. }), "{elsewhere}");
 }
 
@@ -112,7 +121,8 @@ async fn a_wildcard_listener_takes_requests() {
     let port = listener.local_addr().ip().unwrap().port();
     let addr = Addr::Ip(SocketAddr::new(side.ip(), port));
     let config = config();
-    let accept = async { listener.accept().await.unwrap().accept(&config, &side.pool, b"", PATIENCE).await };
+    let accept =
+        async { listener.accept().await.unwrap().accept(&config, &side.pool, b"", PATIENCE).await };
     let (accepted, connected) = tokio::join!(accept, side.connect(&addr));
     let (mut s, mut c) = (End::new(accepted.unwrap()), End::new(connected.unwrap().link));
     c.send(0, b"x").await;
@@ -124,8 +134,14 @@ async fn a_wildcard_listener_takes_requests() {
 async fn a_hundred_links_stand_at_once() {
     let _turn = TURN.lock().await;
     let side = on_guest_device();
-    let small =
-        LinkConfig { recv_slots: 4, send_slots: 4, slot_size: 512, staging: 0, send_queue: 8, ..config() };
+    let small = LinkConfig {
+        recv_slots: 4,
+        send_slots: 4,
+        slot_size: 512,
+        staging: 0,
+        send_queue: 8,
+        ..config()
+    };
     let mut listener = side.listen();
     let mut links = Vec::new();
     for _ in 0..100 {
@@ -137,7 +153,8 @@ async fn a_hundred_links_stand_at_once() {
     }
 }
 
-/// The connection manager's ports are not those that it sees in use by TCP; on iWARP they must not be the same.
+/// The connection manager's ports are not those that it sees in use by TCP; on iWARP they must not
+/// be the same.
 #[tokio::test]
 async fn ports_that_tcp_uses_are_passed_over() {
     const RANGE: &str = "/proc/sys/net/ipv4/ip_local_port_range";
@@ -174,8 +191,16 @@ async fn a_dead_address_times_out() {
     let [a, b, c, _] = ip.octets();
     let dead = Addr::Ip(SocketAddr::from(([a, b, c, 77], 18515)));
     let timeout = Duration::from_secs(2);
-    let error = side.fabric.connect(&dead, &config(), &side.pool, b"", timeout).await.map(drop).unwrap_err();
-    assert!(matches!(error, ConnectError::Timeout { .. } | ConnectError::NoRoute { .. }), "{error}");
+    let error = side
+        .fabric
+        .connect(&dead, &config(), &side.pool, b"", timeout)
+        .await
+        .map(drop)
+        .unwrap_err();
+    assert!(
+        matches!(error, ConnectError::Timeout { .. } | ConnectError::NoRoute { .. }),
+        "{error}"
+    );
     assert!(error.to_string().contains(&dead.to_string()), "{error}");
 }
 
@@ -183,10 +208,13 @@ async fn a_dead_address_times_out() {
 async fn an_address_off_the_device_is_refused() {
     let _turn = TURN.lock().await;
     let side = on_guest_device();
-    let error = side.connect(&Addr::Ip("192.0.2.9:1".parse().unwrap())).await.map(drop).unwrap_err();
+    let error =
+        side.connect(&Addr::Ip("192.0.2.9:1".parse().unwrap())).await.map(drop).unwrap_err();
     let expected = matches!(
         error,
-        ConnectError::NoRoute { .. } | ConnectError::NotOnRdma { .. } | ConnectError::OtherDevice { .. }
+        ConnectError::NoRoute { .. }
+            | ConnectError::NotOnRdma { .. }
+            | ConnectError::OtherDevice { .. }
     );
     assert!(expected, "{error}");
 }
@@ -206,7 +234,9 @@ async fn writes_outside_the_grant_hurt_the_link_only() {
         let (target, writer) = a_bad_write(&side, &side, aim).await;
         match transport(&side) {
             Transport::RoCE => {
-                let LinkError::Completion { verb, code, .. } = &writer else { panic!("{i}: {writer}") };
+                let LinkError::Completion { verb, code, .. } = &writer else {
+                    panic!("{i}: {writer}")
+                };
                 assert_eq!((*verb, *code), (Verb::Write, 10), "remote access error");
                 let told = matches!(
                     target,
@@ -230,7 +260,8 @@ async fn end_of_a_write(side: &Side, remote_addr: u64, rkey: u32) -> Option<Link
     c.queue(Work::Write { src, remote_addr, rkey }, false).unwrap();
     c.queue_send(1, b"behind it", true).unwrap();
     c.link.ring().unwrap();
-    let received = tokio::time::timeout(PATIENCE, s.receive()).await.expect("neither arrives nor ends");
+    let received =
+        tokio::time::timeout(PATIENCE, s.receive()).await.expect("neither arrives nor ends");
     match received {
         Ok(message) => {
             assert_eq!(message, b"behind it");
@@ -261,13 +292,16 @@ async fn landing_memory_of_another_connection_is_not_found() {
             (Some(LinkError::Completion { verb: Verb::Write, code: 10, .. }), Transport::RoCE) => {}
             // The sender is told nothing but that the connection has ended.
             (Some(LinkError::Disconnected { .. }), Transport::IWarp) => {}
-            (None, _) => panic!("{guess:#x} is the victim's: its memory is at {:#x}", victim.addr()),
+            (None, _) => {
+                panic!("{guess:#x} is the victim's: its memory is at {:#x}", victim.addr())
+            }
             (Some(other), _) => panic!("{other}"),
         }
     }
     // The victim's connection goes on, and nothing has changed but what its own peer wrote.
     let src = WriteSource::Bytes(side.pool.resolve(&side.payload(4096, 1)).unwrap());
-    c.queue(Work::Write { src, remote_addr: victim.addr() + 4096, rkey: victim.rkey() }, false).unwrap();
+    c.queue(Work::Write { src, remote_addr: victim.addr() + 4096, rkey: victim.rkey() }, false)
+        .unwrap();
     c.queue_send(1, b"landed", true).unwrap();
     c.link.ring().unwrap();
     assert_eq!(s.receive().await.unwrap(), b"landed");
@@ -289,7 +323,9 @@ async fn addresses_of_landing_memory_are_random() {
     let named: Vec<u64> = (0..40).map(|_| side.landing(4096).addr()).collect();
     let top = u64::BITS - named.iter().max().unwrap().leading_zeros();
     match transport(&side) {
-        Transport::IWarp => assert!(top >= 39, "{top}: User Mode Linux has 39, other x86-64 kernels 47"),
+        Transport::IWarp => {
+            assert!(top >= 39, "{top}: User Mode Linux has 39, other x86-64 kernels 47")
+        }
         _ => assert_eq!(top, 64),
     }
     for bit in 12..top {
@@ -311,7 +347,9 @@ async fn a_send_without_a_recv_kills_the_link() {
         c.link.ring().unwrap();
         let error = c.death().await;
         match transport(&side) {
-            Transport::RoCE => assert!(matches!(error, LinkError::Completion { code: 13, .. }), "{error}"),
+            Transport::RoCE => {
+                assert!(matches!(error, LinkError::Completion { code: 13, .. }), "{error}")
+            }
             _ => assert!(matches!(error, LinkError::Disconnected { .. }), "{error}"),
         }
         drop(c);
@@ -330,7 +368,8 @@ async fn a_message_longer_than_the_slot_kills_the_link() {
     let mut listener = side.listen();
     let addr = listener.local_addr();
     let small = LinkConfig { slot_size: 64, ..config() };
-    let accept = async { listener.accept().await.unwrap().accept(&small, &side.pool, b"", PATIENCE).await };
+    let accept =
+        async { listener.accept().await.unwrap().accept(&small, &side.pool, b"", PATIENCE).await };
     let (accepted, connected) = tokio::join!(accept, side.connect(&addr));
     let (mut s, mut c) = (End::new(accepted.unwrap()), End::new(connected.unwrap().link));
     c.post(1, &[7; 65]);
@@ -373,8 +412,9 @@ async fn strangers_on_the_port_are_harmless() {
     assert_eq!(s.receive().await.unwrap(), b"x");
 }
 
-/// And a TCP server that is taken for an RDMA listener is an error within the time allowed. This one hangs up: an answer
-/// that is no MPA frame takes the siw driver of Linux 6.1 down, and the guest with it.
+/// And a TCP server that is taken for an RDMA listener is an error within the time allowed. This
+/// one hangs up: an answer that is no MPA frame takes the siw driver of Linux 6.1 down, and the
+/// guest with it.
 #[tokio::test]
 async fn a_tcp_server_is_no_rdma_listener() {
     let _turn = TURN.lock().await;
@@ -394,7 +434,9 @@ async fn a_tcp_server_is_no_rdma_listener() {
         Transport::IWarp => {
             let named = matches!(
                 error,
-                ConnectError::Failed { .. } | ConnectError::Rejected { .. } | ConnectError::Timeout { .. }
+                ConnectError::Failed { .. }
+                    | ConnectError::Rejected { .. }
+                    | ConnectError::Timeout { .. }
             );
             assert!(named && error.to_string().contains(&addr.to_string()), "{error}");
         }
@@ -411,7 +453,8 @@ async fn connections_leave_nothing_behind() {
     let _turn = TURN.lock().await;
     let side = on_guest_device();
     let mut listener = side.listen();
-    let small = LinkConfig { recv_slots: 4, send_slots: 4, staging: 4096, send_queue: 16, ..config() };
+    let small =
+        LinkConfig { recv_slots: 4, send_slots: 4, staging: 4096, send_queue: 16, ..config() };
     let mut before = 0;
     for i in 0..200 {
         if i == 5 {
@@ -439,7 +482,8 @@ async fn connections_leave_nothing_behind() {
     assert!(descriptors() <= before, "{} descriptors after rejections", descriptors());
 }
 
-/// The pool's memory, the device and its protection domain outlive each other in any order of drops.
+/// The pool's memory, the device and its protection domain outlive each other in any order of
+/// drops.
 #[tokio::test]
 async fn any_order_of_drops_is_fine() {
     let _turn = TURN.lock().await;

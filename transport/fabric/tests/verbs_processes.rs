@@ -1,5 +1,5 @@
-//! Real verbs between two processes, on the device that `GUEST_DEVICE` names, as verbs.rs. The other process is this program
-//! again, which therefore has a main function of its own.
+//! Real verbs between two processes, on the device that `GUEST_DEVICE` names, as verbs.rs. The
+//! other process is this program again, which therefore has a main function of its own.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;

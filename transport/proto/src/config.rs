@@ -5,32 +5,35 @@ use std::time::Duration;
 use crate::frame::MAX_HEADER_BLOCK;
 use crate::hello::Settings;
 
-/// Limits and sizes of one side of a connection. What the peer has to know of them travels in the hello.
+/// Limits and sizes of one side of a connection. What the peer has to know of them travels in the
+/// hello.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Bytes of one control slot: the longest SEND. 512 to 32,768; default 8,192.
     pub slot_size: u32,
     /// RECV slots, which are the credits that the peer starts with. 4 to 4,096; default 32.
     pub recv_slots: u16,
-    /// RECV slots that there may be at once: those of the start, and others that come and go with the load
-    /// ([`Connection::wants_recvs`](crate::Connection::wants_recvs)). `recv_slots` to 4,096; default 32.
+    /// RECV slots that there may be at once: those of the start, and others that come and go with
+    /// the load ([`Connection::wants_recvs`](crate::Connection::wants_recvs)). `recv_slots` to
+    /// 4,096; default 32.
     pub recv_most: u16,
     /// Streams that the peer may have open at once. At least 1; default 1,024.
     pub max_streams: u32,
     /// Bytes that a stream may hold unread without having asked (eager data and standing grants).
     /// 4 KiB to 2 GiB - 1; default 2 MiB.
     pub stream_window: u32,
-    /// Bytes that are granted or unread at once for one stream that asked for memory. A message no longer
-    /// than this lands in one piece when memory allows. At least 64 KiB; default 8 MiB.
+    /// Bytes that are granted or unread at once for one stream that asked for memory. A message no
+    /// longer than this lands in one piece when memory allows. At least 64 KiB; default 8 MiB.
     pub bulk_window: u32,
-    /// A message that is longer than `bulk_window`, but no longer than this, lands in one piece, too, when it is
-    /// all that its stream has granted or unread. Of no effect below `bulk_window`; default 0.
+    /// A message that is longer than `bulk_window`, but no longer than this, lands in one piece,
+    /// too, when it is all that its stream has granted or unread. Of no effect below `bulk_window`;
+    /// default 0.
     pub whole: u32,
-    /// Bytes that are granted or unread at once for all streams together that asked for memory. At least `bulk_window`
-    /// and `whole`; default 1 GiB.
+    /// Bytes that are granted or unread at once for all streams together that asked for memory. At
+    /// least `bulk_window` and `whole`; default 1 GiB.
     pub bulk_total: u64,
-    /// The longest header block that is received, in bytes: request headers, response headers, or trailers.
-    /// 4 KiB to 1 MiB; default 64 KiB.
+    /// The longest header block that is received, in bytes: request headers, response headers, or
+    /// trailers. 4 KiB to 1 MiB; default 64 KiB.
     pub max_headers: u32,
     /// The longest piece of a body, so the longest message, in bytes. 1 to 2^40; default 256 MiB.
     pub max_message: u64,
@@ -39,15 +42,17 @@ pub struct Config {
     /// of this. 1 asks for nothing: it lands as its source lies modulo 64. A power of two, 1 to
     /// 4,096; default 64.
     pub align: u16,
-    /// Standing grants that are kept with a peer that sends bulk. 0 turns them off; default 4, at most 64.
+    /// Standing grants that are kept with a peer that sends bulk. 0 turns them off; default 4, at
+    /// most 64.
     pub standing_grants: u8,
-    /// The longest message that standing grants are kept for, in bytes. At most 1 GiB; default 1 MiB + 64 KiB
-    /// (a 1 MiB message and what surrounds it).
+    /// The longest message that standing grants are kept for, in bytes. At most 1 GiB; default 1
+    /// MiB + 64 KiB (a 1 MiB message and what surrounds it).
     pub standing_max: u32,
     /// The longest single WRITE in bytes; longer transfers are cut so that streams take turns.
     /// At least 4 KiB; default 256 KiB.
     pub write_chunk: u32,
-    /// A peer that says nothing for this long, though asked by PING, is dead. 10 ms to a day; default 5 s.
+    /// A peer that says nothing for this long, though asked by PING, is dead. 10 ms to a day;
+    /// default 5 s.
     pub dead_peer: Duration,
     /// Standing grants are recalled after this long without bulk. At most a day; default 10 s.
     pub idle_recall: Duration,
@@ -109,8 +114,18 @@ impl Config {
         let rule = |ok: bool, name, value: u64, allowed| {
             if ok { Ok(()) } else { Err(ConfigError { name, value, allowed }) }
         };
-        rule((512..=32_768).contains(&self.slot_size), "slot_size", self.slot_size.into(), "512 to 32768")?;
-        rule((4..=4096).contains(&self.recv_slots), "recv_slots", self.recv_slots.into(), "4 to 4096")?;
+        rule(
+            (512..=32_768).contains(&self.slot_size),
+            "slot_size",
+            self.slot_size.into(),
+            "512 to 32768",
+        )?;
+        rule(
+            (4..=4096).contains(&self.recv_slots),
+            "recv_slots",
+            self.recv_slots.into(),
+            "4 to 4096",
+        )?;
         rule(
             (self.recv_slots..=4096).contains(&self.recv_most),
             "recv_most",
@@ -131,11 +146,31 @@ impl Config {
             self.bulk_total,
             "at least bulk_window and whole",
         )?;
-        rule(HEADERS.contains(&self.max_headers), "max_headers", self.max_headers.into(), "4096 to 1048576")?;
-        rule((1..=1 << 40).contains(&self.max_message), "max_message", self.max_message, "1 to 2^40")?;
+        rule(
+            HEADERS.contains(&self.max_headers),
+            "max_headers",
+            self.max_headers.into(),
+            "4096 to 1048576",
+        )?;
+        rule(
+            (1..=1 << 40).contains(&self.max_message),
+            "max_message",
+            self.max_message,
+            "1 to 2^40",
+        )?;
         rule(is_alignment(self.align), "align", self.align.into(), "a power of two, 1 to 4096")?;
-        rule(self.standing_grants <= 64, "standing_grants", self.standing_grants.into(), "0 to 64")?;
-        rule(self.standing_max <= 1 << 30, "standing_max", self.standing_max.into(), "at most 2^30")?;
+        rule(
+            self.standing_grants <= 64,
+            "standing_grants",
+            self.standing_grants.into(),
+            "0 to 64",
+        )?;
+        rule(
+            self.standing_max <= 1 << 30,
+            "standing_max",
+            self.standing_max.into(),
+            "at most 2^30",
+        )?;
         rule(self.write_chunk >= 4096, "write_chunk", self.write_chunk.into(), "at least 4096")?;
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         rule(

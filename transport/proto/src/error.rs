@@ -6,7 +6,8 @@ use crate::ids::{GrantId, StreamId};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Breach {
-    /// A control message is too short, too long, or its length field differs from what was received.
+    /// A control message is too short, too long, or its length field differs from what was
+    /// received.
     #[error("control message of {received} bytes says it has {stated}")]
     MessageLength {
         /// Bytes that arrived.
@@ -68,7 +69,8 @@ pub enum Breach {
         /// The stream.
         stream: StreamId,
     },
-    /// A frame names a stream whose sending side has ended, or a new one whose id is not above all earlier ones.
+    /// A frame names a stream whose sending side has ended, or a new one whose id is not above all
+    /// earlier ones.
     #[error("{frame} frame for {stream}, which the sender had closed")]
     ClosedStream {
         /// Name of the frame.
@@ -187,7 +189,8 @@ pub enum Breach {
     /// A stream's half ended while the peer held grants for it, or still waited for some.
     #[error("{0} ended with grants held or asked for")]
     EndWithGrants(StreamId),
-    /// A grant of nothing, past the end of the address space, not asked for, too short, or with an id in use.
+    /// A grant of nothing, past the end of the address space, not asked for, too short, or with an
+    /// id in use.
     #[error("impossible {grant}: {why}")]
     BadGrant {
         /// The grant.
@@ -198,8 +201,8 @@ pub enum Breach {
     /// The peer asks for more answers than this side is ready to keep.
     #[error("more than {0} answers asked for and not collected")]
     Flood(usize),
-    /// The client begins calls and resets them before they were answered, faster than any does in good faith (HTTP/2
-    /// would say ENHANCE_YOUR_CALM).
+    /// The client begins calls and resets them before they were answered, faster than any does in
+    /// good faith (HTTP/2 would say ENHANCE_YOUR_CALM).
     #[error(
         "streams reset before they were answered: more than {burst} at once and {per_second} a second (enhance your calm)"
     )]
@@ -212,8 +215,8 @@ pub enum Breach {
     /// The peer has not ended its half of a stream that was reset, in time.
     #[error("RESET of {0} was not answered in time")]
     ResetUnanswered(StreamId),
-    /// The peer has neither written to a grant that it was asked for, or whose stream is over, nor given it back, in
-    /// time.
+    /// The peer has neither written to a grant that it was asked for, or whose stream is over, nor
+    /// given it back, in time.
     #[error("{0} was asked back and kept, with neither DONE nor ABORT in time")]
     GrantKept(GrantId),
     /// GOAWAY for the second time, or an acknowledgement of none.

@@ -68,7 +68,8 @@ pub const INDEXED: u8 = 4;
 pub const ACK: u8 = 1;
 /// The longest text of a GOAWAY or CLOSE, in bytes.
 pub const MAX_TEXT: usize = 240;
-/// The longest header block in bytes, unless [`Config::max_headers`](crate::Config::max_headers) says otherwise.
+/// The longest header block in bytes, unless [`Config::max_headers`](crate::Config::max_headers)
+/// says otherwise.
 pub const MAX_HEADER_BLOCK: usize = 65_536;
 /// The shortest GRANT, in bytes, that answers a REQUEST without completing it: a request cannot be
 /// answered with more grants than its bytes are worth. Wherever such a piece begins, 16 KiB of
@@ -134,7 +135,10 @@ impl Frame {
             + match self {
                 Frame::Headers { block, .. } => block.len(),
                 Frame::Data { data, .. } => data.len(),
-                Frame::Window { .. } | Frame::Reset { .. } | Frame::Abort { .. } | Frame::Recall { .. } => 4,
+                Frame::Window { .. }
+                | Frame::Reset { .. }
+                | Frame::Abort { .. }
+                | Frame::Recall { .. } => 4,
                 Frame::Ping { .. } => 8,
                 Frame::Request { .. } | Frame::Done { .. } => 12,
                 Frame::Grant { .. } => 24,
@@ -145,8 +149,8 @@ impl Frame {
 
 fn kind_name(kind: u8) -> &'static str {
     const NAMES: [&str; 13] = [
-        "?", "HEADERS", "DATA", "WINDOW", "RESET", "REQUEST", "GRANT", "DONE", "ABORT", "RECALL", "PING",
-        "GOAWAY", "CLOSE",
+        "?", "HEADERS", "DATA", "WINDOW", "RESET", "REQUEST", "GRANT", "DONE", "ABORT", "RECALL",
+        "PING", "GOAWAY", "CLOSE",
     ];
     NAMES.get(usize::from(kind)).copied().unwrap_or("unknown")
 }
@@ -202,8 +206,9 @@ impl<'a> Composer<'a> {
         let (kind, len) = (frame.kind(), wire - FRAME_HEADER);
         match frame {
             Frame::Headers { stream, end, more, indexed, block } => {
-                let flags =
-                    (u8::from(*end) * END) | (u8::from(*more) * MORE) | (u8::from(*indexed) * INDEXED);
+                let flags = (u8::from(*end) * END)
+                    | (u8::from(*more) * MORE)
+                    | (u8::from(*indexed) * INDEXED);
                 self.header(kind, flags, len, *stream);
                 self.put(block);
             }
@@ -255,7 +260,8 @@ impl<'a> Composer<'a> {
         true
     }
 
-    /// Adds a HEADERS frame with a whole block, shortened by what the peer remembers. It fits as it is.
+    /// Adds a HEADERS frame with a whole block, shortened by what the peer remembers. It fits as it
+    /// is.
     pub(crate) fn add_block(&mut self, stream: u32, end: bool, block: &[u8], table: &mut Sent) {
         let at = self.len + FRAME_HEADER;
         let shortened = table.shorten(block, &mut self.slot[at..]);
@@ -267,8 +273,8 @@ impl<'a> Composer<'a> {
         }
     }
 
-    /// Adds a DATA frame with the next `len` bytes of `payload`, gathered from its segments. They fit: `len` is no more
-    /// than [`Composer::room`] less the frame's header, and than there are.
+    /// Adds a DATA frame with the next `len` bytes of `payload`, gathered from its segments. They
+    /// fit: `len` is no more than [`Composer::room`] less the frame's header, and than there are.
     pub(crate) fn add_data(&mut self, stream: u32, end: bool, len: usize, payload: &mut Payload) {
         self.header(2, u8::from(end) * END, len, stream);
         let mut left = len;
@@ -308,7 +314,8 @@ impl Reader {
     /// [`Breach::MessageLength`], [`Breach::Reserved`].
     pub fn new(message: Bytes) -> Result<Self, Breach> {
         let received = message.len();
-        let Some([c0, c1, flags, reserved, len @ ..]) = message.first_chunk::<MESSAGE_HEADER>() else {
+        let Some([c0, c1, flags, reserved, len @ ..]) = message.first_chunk::<MESSAGE_HEADER>()
+        else {
             return Err(Breach::MessageLength { received, stated: MESSAGE_HEADER });
         };
         if flags & !WAITED != 0 || *reserved != 0 {
@@ -331,7 +338,8 @@ impl Reader {
         if rest.is_empty() {
             return Ok(None);
         }
-        let Some((&[kind, flags, l0, l1, s0, s1, s2, s3], rest)) = rest.split_first_chunk::<FRAME_HEADER>()
+        let Some((&[kind, flags, l0, l1, s0, s1, s2, s3], rest)) =
+            rest.split_first_chunk::<FRAME_HEADER>()
         else {
             return Err(Breach::FrameLength { frame: "?", stated: FRAME_HEADER, left: rest.len() });
         };
@@ -341,7 +349,11 @@ impl Reader {
             return Err(Breach::UnknownFrame(kind));
         }
         let Some(mut p) = rest.get(..len) else {
-            return Err(Breach::FrameLength { frame: kind_name(kind), stated: len, left: rest.len() });
+            return Err(Breach::FrameLength {
+                frame: kind_name(kind),
+                stated: len,
+                left: rest.len(),
+            });
         };
         let allowed = match kind {
             1 => END | MORE | INDEXED,
@@ -391,7 +403,13 @@ impl Reader {
                 }
                 Frame::Grant { stream, id, rkey, len, addr: p.get_u64_le() }
             }
-            7 => Frame::Done { stream, end, id: p.get_u32_le(), len: p.get_u32_le(), begin: p.get_u32_le() },
+            7 => Frame::Done {
+                stream,
+                end,
+                id: p.get_u32_le(),
+                len: p.get_u32_le(),
+                begin: p.get_u32_le(),
+            },
             8 => Frame::Abort { id: p.get_u32_le() },
             9 => Frame::Recall { id: p.get_u32_le() },
             10 => Frame::Ping { ack: flags & ACK != 0, token: p.get_u64_le() },
@@ -408,7 +426,13 @@ mod tests {
     fn every_frame() -> Vec<Frame> {
         let text = Bytes::from_static(b"text");
         vec![
-            Frame::Headers { stream: 1, end: false, more: true, indexed: false, block: text.clone() },
+            Frame::Headers {
+                stream: 1,
+                end: false,
+                more: true,
+                indexed: false,
+                block: text.clone(),
+            },
             Frame::Data { stream: 1, end: true, data: text.clone() },
             Frame::Window { stream: 1, increment: 9 },
             Frame::Reset { stream: 1, code: 8 },
@@ -479,7 +503,10 @@ mod tests {
         assert_eq!(read(m).unwrap_err(), Breach::UnknownFlags { frame: "ABORT", flags: 1 });
         let mut m = compose(&[Frame::Abort { id: 1 }]);
         m[10] = 200;
-        assert_eq!(read(m).unwrap_err(), Breach::FrameLength { frame: "ABORT", stated: 200, left: 4 });
+        assert_eq!(
+            read(m).unwrap_err(),
+            Breach::FrameLength { frame: "ABORT", stated: 200, left: 4 }
+        );
         let mut m = compose(&[Frame::Abort { id: 1 }]);
         m[12] = 3;
         assert_eq!(read(m).unwrap_err(), Breach::StreamField { frame: "ABORT", id: 3 });
@@ -510,7 +537,10 @@ mod tests {
             for at in [2, 3] {
                 let mut wrong = message.to_vec();
                 wrong[at] |= 2;
-                assert_eq!(Reader::new(wrong.into()).unwrap_err(), Breach::Reserved("message header"));
+                assert_eq!(
+                    Reader::new(wrong.into()).unwrap_err(),
+                    Breach::Reserved("message header")
+                );
             }
         }
     }

@@ -10,8 +10,8 @@
 //!
 //! On the wire, fields that a connection has seen before are shorter still: see `table`.
 //!
-//! Names are lower-case as in HTTP/2. Pseudo-fields (`:path`, `:status` ...) come as ordinary fields; what
-//! they mean is for the layer above.
+//! Names are lower-case as in HTTP/2. Pseudo-fields (`:path`, `:status` ...) come as ordinary
+//! fields; what they mean is for the layer above.
 
 pub(crate) mod table;
 
@@ -65,7 +65,8 @@ const PAIRS_OF: [(u8, u8); NAMES.len()] = {
         let mut n = 0;
         while n < PAIRS.len() {
             if same(PAIRS[n].0, NAMES[place]) {
-                pairs[place] = (if pairs[place].1 == 0 { n as u8 } else { pairs[place].0 }, n as u8 + 1);
+                pairs[place] =
+                    (if pairs[place].1 == 0 { n as u8 } else { pairs[place].0 }, n as u8 + 1);
             }
             n += 1;
         }
@@ -126,7 +127,8 @@ fn place(name: &str) -> Option<u8> {
 /// A field of a decoded block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// The first byte of it in the block: 0 for a literal, else a number of the static names or pairs.
+    /// The first byte of it in the block: 0 for a literal, else a number of the static names or
+    /// pairs.
     pub number: u8,
     /// Name, not checked for the characters that HTTP allows.
     pub name: Bytes,
@@ -145,7 +147,8 @@ pub struct TooLong(pub usize);
 /// A name or a value longer than 65,535 bytes; nothing is appended then.
 pub fn encode(block: &mut impl BufMut, name: &str, value: &[u8]) -> Result<(), TooLong> {
     let longest = name.len().max(value.len());
-    let (Ok(name_len), Ok(value_len)) = (u16::try_from(name.len()), u16::try_from(value.len())) else {
+    let (Ok(name_len), Ok(value_len)) = (u16::try_from(name.len()), u16::try_from(value.len()))
+    else {
         return Err(TooLong(longest));
     };
     let place = place(name);
@@ -199,8 +202,9 @@ impl Decoder {
 
     fn field(&mut self, number: u8) -> Result<Field, Breach> {
         if number >= 128 {
-            let (name, value) =
-                PAIRS.get(usize::from(number - 128)).ok_or(Breach::Headers("unknown static pair"))?;
+            let (name, value) = PAIRS
+                .get(usize::from(number - 128))
+                .ok_or(Breach::Headers("unknown static pair"))?;
             return Ok(Field {
                 number,
                 name: Bytes::from_static(name.as_bytes()),
@@ -210,7 +214,8 @@ impl Decoder {
         let name = match number {
             0 => self.string()?,
             n => {
-                let name = NAMES.get(usize::from(n - 1)).ok_or(Breach::Headers("unknown static name"))?;
+                let name =
+                    NAMES.get(usize::from(n - 1)).ok_or(Breach::Headers("unknown static name"))?;
                 Bytes::from_static(name.as_bytes())
             }
         };
@@ -234,8 +239,9 @@ impl Iterator for Decoder {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use bytes::BytesMut;
+
+    use super::*;
 
     #[test]
     fn fields_round_trip_in_order() {

@@ -1,7 +1,7 @@
 //! The private data of connect, accept and reject.
 //!
-//! rdma_cm carries at most 56 bytes with a connect request on InfiniBand and RoCE (rdma_connect(3)) and
-//! pads what it delivers, so every message has its own length. All integers are little-endian.
+//! rdma_cm carries at most 56 bytes with a connect request on InfiniBand and RoCE (rdma_connect(3))
+//! and pads what it delivers, so every message has its own length. All integers are little-endian.
 //!
 //! Hello (client to server), 56 bytes:
 //!
@@ -23,15 +23,16 @@
 //! | 52 | 2 | alignment of what lands, in bytes: a power of two, 1 to 4096 |
 //! | 54 | 2 | reserved, 0 |
 //!
-//! Accept (server to client) is the same with kind 2, both version bytes holding the version chosen, and
-//! a ticket of zeros. Reject, 16 bytes: magic, length 16, kind 3, the versions that the server speaks,
-//! the code (4), reserved (4).
+//! Accept (server to client) is the same with kind 2, both version bytes holding the version
+//! chosen, and a ticket of zeros. Reject, 16 bytes: magic, length 16, kind 3, the versions that the
+//! server speaks, the code (4), reserved (4).
 //!
 //! # Version negotiation
 //!
-//! The client states the lowest and highest version it speaks; the server takes the highest that both
-//! speak, or rejects with [`Reject::Version`] and its own range. A version may only redefine what
-//! follows the version bytes, so that any two versions can at least disagree in an orderly way.
+//! The client states the lowest and highest version it speaks; the server takes the highest that
+//! both speak, or rejects with [`Reject::Version`] and its own range. A version may only redefine
+//! what follows the version bytes, so that any two versions can at least disagree in an orderly
+//! way.
 
 /// The lowest protocol version that this crate speaks.
 pub const VERSION_MIN: u8 = 1;
@@ -114,7 +115,9 @@ pub enum Reject {
     #[error("the server has as many connections as it allows (Server::max_connections)")]
     Connections,
     /// The server has as many connections in the making as it allows.
-    #[error("the server has as many connections in the making as it allows (Server::max_handshakes)")]
+    #[error(
+        "the server has as many connections in the making as it allows (Server::max_handshakes)"
+    )]
     Handshakes,
     /// The hello was not understood.
     #[error("the server did not understand the hello")]
@@ -142,7 +145,9 @@ pub enum HelloError {
     #[error("private data of kind {0} where another was expected")]
     Kind(u8),
     /// No version in common.
-    #[error("peer speaks protocol versions {min} to {max}, this side {VERSION_MIN} to {VERSION_MAX}")]
+    #[error(
+        "peer speaks protocol versions {min} to {max}, this side {VERSION_MIN} to {VERSION_MAX}"
+    )]
     Version {
         /// Lowest version of the peer.
         min: u8,
@@ -223,8 +228,9 @@ fn settings(data: &[u8]) -> Result<Settings, HelloError> {
         max_message: u64::from_le_bytes(le(data, 40)),
         align: u16::from_le_bytes(le(data, 52)),
     };
-    let rule =
-        |ok: bool, name, value: u64| if ok { Ok(()) } else { Err(HelloError::Setting { name, value }) };
+    let rule = |ok: bool, name, value: u64| {
+        if ok { Ok(()) } else { Err(HelloError::Setting { name, value }) }
+    };
     rule(data[54..56] == [0; 2], "reserved field", 1)?;
     rule((4..=4096).contains(&s.recv_slots), "recv_slots", s.recv_slots.into())?;
     rule((s.recv_slots..=4096).contains(&s.recv_most), "recv_most", s.recv_most.into())?;
@@ -393,7 +399,10 @@ mod tests {
         for align in [0, 3, 65, 8192, u16::MAX] {
             let mut data = hello().encode();
             data[52..54].copy_from_slice(&align.to_le_bytes());
-            assert_eq!(Hello::decode(&data).unwrap_err().to_string(), format!("peer's align is {align}"));
+            assert_eq!(
+                Hello::decode(&data).unwrap_err().to_string(),
+                format!("peer's align is {align}")
+            );
         }
         let mut data = hello().encode();
         data[48..52].copy_from_slice(&4095_u32.to_le_bytes());

@@ -1,9 +1,10 @@
 //! The connection of tonic-rdma as a state machine apart from IO.
 //!
-//! Two peers hold one [`Connection`] each. It is fed received messages, time and landing memory, and
-//! hands out descriptors: which bytes to SEND, which to WRITE where. It owns no socket, no clock, no
-//! memory region and no source of randomness, so that the same inputs always give the same outputs, and
-//! it never copies payload except into the small control messages that it composes.
+//! Two peers hold one [`Connection`] each. It is fed received messages, time and landing memory,
+//! and hands out descriptors: which bytes to SEND, which to WRITE where. It owns no socket, no
+//! clock, no memory region and no source of randomness, so that the same inputs always give the
+//! same outputs, and it never copies payload except into the small control messages that it
+//! composes.
 //!
 //! # Map
 //!
@@ -23,15 +24,15 @@
 //! 2. For every completed RECV: repost the slot, then [`Connection::receive`] (R1).
 //! 3. Take [`Connection::poll_event`] until it is empty; feed streams, answer
 //!    [`Connection::poll_landing`] with memory.
-//! 4. Take [`Connection::poll_transmit`] until it is empty or the send queue is full, and post what it
-//!    returns in that order (R4).
+//! 4. Take [`Connection::poll_transmit`] until it is empty or the send queue is full, and post what
+//!    it returns in that order (R4).
 //! 5. Call [`Connection::handle_timeout`] at [`Connection::next_timeout`].
 //!
-//! After an error from [`Connection::receive`] the driver sends what [`Connection::poll_transmit`] still
-//! returns (one CLOSE frame that names the breach) and disconnects.
+//! After an error from [`Connection::receive`] the driver sends what [`Connection::poll_transmit`]
+//! still returns (one CLOSE frame that names the breach) and disconnects.
 //!
-//! Landing memory that the peer still holds then does not come back as an event: the driver frees it when the
-//! queue pair is gone, and not before (R9).
+//! Landing memory that the peer still holds then does not come back as an event: the driver frees
+//! it when the queue pair is gone, and not before (R9).
 //!
 //! ```
 //! use std::time::Instant;
@@ -73,10 +74,9 @@ mod payload;
 
 pub use config::{Config, ConfigError, DEAD_PEER, HEADERS};
 pub use conn::{
-    Connection, Event, Flow, GrantMemory, LandingWant, Pending, Room, SendError, Side, Stats, Transmit,
-    Unsent, WantKey, Write,
+    Connection, Event, Flow, GrantMemory, IdHasher, LandingWant, Pending, Room, SendError, Side,
+    Stats, StreamMap, Transmit, Unsent, WantKey, Write,
 };
-pub use conn::{IdHasher, StreamMap};
 pub use error::{Breach, CloseCode};
 pub use hello::{Accept, Hello, Reject, Settings};
 pub use ids::{GrantId, ResetCode, StreamId};

@@ -3,8 +3,9 @@
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-/// One piece of a body, in segments that lie where they lie. On the wire it is one piece: a bulk transfer lands
-/// contiguously, however many segments it is made of, and nothing is copied to bring them together.
+/// One piece of a body, in segments that lie where they lie. On the wire it is one piece: a bulk
+/// transfer lands contiguously, however many segments it is made of, and nothing is copied to bring
+/// them together.
 ///
 /// ```
 /// use tonic_rdma_proto::Payload;
@@ -48,7 +49,8 @@ impl Payload {
         Payload::default()
     }
 
-    /// Appends a segment. `pinned`: it lies in memory that the device can read; otherwise it is staged.
+    /// Appends a segment. `pinned`: it lies in memory that the device can read; otherwise it is
+    /// staged.
     pub fn push(&mut self, bytes: Bytes, pinned: bool) {
         self.push_segment(Segment { bytes, pinned, aligned: false });
     }
@@ -89,7 +91,8 @@ impl Payload {
         for Segment { bytes, pinned, aligned } in self.segments.iter().skip(self.first) {
             if longest.is_none_or(|(lead, len)| (lead.aligned, len) < (*aligned, bytes.len())) {
                 let source = bytes.as_ptr() as usize as u64;
-                longest = Some((Lead { at, source, pinned: *pinned, aligned: *aligned }, bytes.len()));
+                longest =
+                    Some((Lead { at, source, pinned: *pinned, aligned: *aligned }, bytes.len()));
             }
             at += bytes.len() as u64;
         }

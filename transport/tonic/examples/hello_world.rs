@@ -1,7 +1,8 @@
-//! Hello world both ways: a client and a server of tonic-rdma, and each of them with stock tonic at the other end.
+//! Hello world both ways: a client and a server of tonic-rdma, and each of them with stock tonic at
+//! the other end.
 //!
-//! `cargo run -p tonic-rdma --example hello_world` runs all of it in one process. As two, on hosts with an RDMA network
-//! between them, or on one:
+//! `cargo run -p tonic-rdma --example hello_world` runs all of it in one process. As two, on hosts
+//! with an RDMA network between them, or on one:
 //!
 //! ```text
 //! hello_world server 10.0.0.1:50051

@@ -14,7 +14,8 @@ use tonic_rdma_example_services::greeter::greeter_server::GreeterServer;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    // Before the first channel or server. With its feature `http-listener` the exporter answers scrapes by itself.
+    // Before the first channel or server. With its feature `http-listener` the exporter answers
+    // scrapes by itself.
     let prometheus = PrometheusBuilder::new().install_recorder()?;
     tonic_rdma::metrics::describe();
 

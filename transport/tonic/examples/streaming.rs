@@ -1,5 +1,5 @@
-//! Streams in all directions. A stream goes over one path from its beginning to its end, and a reader that is slow holds up
-//! its own stream only.
+//! Streams in all directions. A stream goes over one path from its beginning to its end, and a
+//! reader that is slow holds up its own stream only.
 //!
 //! `cargo run -p tonic-rdma --example streaming`
 
@@ -38,9 +38,13 @@ impl Numbers for Counting {
         Ok(Response::new(sum))
     }
 
-    async fn double(&self, request: Request<Streaming<Number>>) -> Result<Response<NumberStream>, Status> {
-        let doubled =
-            request.into_inner().map(|number| number.map(|Number { value }| Number { value: 2 * value }));
+    async fn double(
+        &self,
+        request: Request<Streaming<Number>>,
+    ) -> Result<Response<NumberStream>, Status> {
+        let doubled = request
+            .into_inner()
+            .map(|number| number.map(|Number { value }| Number { value: 2 * value }));
         Ok(Response::new(Box::pin(doubled)))
     }
 }

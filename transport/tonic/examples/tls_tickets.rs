@@ -1,8 +1,10 @@
-//! TLS guards the fast path: who does not get through it gets no ticket, and nobody connects without one.
+//! TLS guards the fast path: who does not get through it gets no ticket, and nobody connects
+//! without one.
 //!
-//! The server wants its clients' certificates. The client that has one gets through the handshake, asks for the Offer over
-//! the TLS connection, and presents the ticket in it when it connects over the fast path. The one without gets nowhere. What
-//! goes over the fast path is not encrypted (SECURITY.md).
+//! The server wants its clients' certificates. The client that has one gets through the handshake,
+//! asks for the Offer over the TLS connection, and presents the ticket in it when it connects over
+//! the fast path. The one without gets nowhere. What goes over the fast path is not encrypted
+//! (SECURITY.md).
 //!
 //! `cargo run -p tonic-rdma --example tls_tickets`
 
@@ -40,8 +42,9 @@ impl Authority {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let authority = Authority::new()?;
-    let tls =
-        ServerTlsConfig::new().identity(authority.identity("localhost")?).client_ca_root(authority.root());
+    let tls = ServerTlsConfig::new()
+        .identity(authority.identity("localhost")?)
+        .client_ca_root(authority.root());
     let incoming = TcpIncoming::bind("127.0.0.1:0".parse()?)?;
     let url = format!("https://{}", incoming.local_addr()?);
     let router = Server::builder().tls_config(tls)?.add_service(GreeterServer::new(Hello));

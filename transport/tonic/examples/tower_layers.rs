@@ -1,5 +1,6 @@
-//! Layers and interceptors stay as they are. At the server they see every call, by whichever path it came, and the Offer,
-//! by which a client asks for the fast path: who has no token gets no ticket either.
+//! Layers and interceptors stay as they are. At the server they see every call, by whichever path
+//! it came, and the Offer, by which a client asks for the fast path: who has no token gets no
+//! ticket either.
 //!
 //! `cargo run -p tonic-rdma --example tower_layers`
 
@@ -56,8 +57,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
     // The interceptor of the stub, on the Offer, too.
     let channel = Endpoint::from_shared(url.clone())?.offer_interceptor(bring).connect().await?;
     // The client's own layers go around the channel, as around tonic's.
-    let layered =
-        ServiceBuilder::new().concurrency_limit(16).layer(InterceptorLayer::new(bring)).service(channel);
+    let layered = ServiceBuilder::new()
+        .concurrency_limit(16)
+        .layer(InterceptorLayer::new(bring))
+        .service(channel);
     let reply = GreeterClient::new(layered).say_hello(request()).await?;
     println!("with the token: {}", reply.into_inner().message);
 

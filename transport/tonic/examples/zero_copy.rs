@@ -16,9 +16,9 @@
 //! +     let mut data = channel.pool().alloc(len).await?;
 //! ```
 //!
-//! `cargo run -p tonic-rdma --example zero_copy` puts an object and gets it back, over the best path that this host has
-//! to itself, and shows what was copied. On TCP the encoder's copy is saved, and what arrives is joined from the frames
-//! it came in.
+//! `cargo run -p tonic-rdma --example zero_copy` puts an object and gets it back, over the best
+//! path that this host has to itself, and shows what was copied. On TCP the encoder's copy is
+//! saved, and what arrives is joined from the frames it came in.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,7 +28,6 @@ use tokio::net::TcpListener;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 use tonic_rdma::{Endpoint, Server};
-
 use tonic_rdma_example_services::store::store_client::StoreClient;
 use tonic_rdma_example_services::store::store_server::{Store, StoreServer};
 use tonic_rdma_example_services::store::{Name, Object, Receipt};

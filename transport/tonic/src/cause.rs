@@ -1,20 +1,25 @@
 //! Errors of fabric, memory and handshake as [`Reason`]s.
 
-use crate::path::Path;
-use crate::reason::{Reason, ReasonCode};
 use tonic_rdma_fabric::{Addr, ConnectError, FabricError};
 use tonic_rdma_memory::PoolError;
 use tonic_rdma_proto::Reject;
 
+use crate::path::Path;
+use crate::reason::{Reason, ReasonCode};
+
 pub(crate) fn fabric(error: FabricError) -> Reason {
     let code = match &error {
         FabricError::Platform => ReasonCode::Platform,
-        FabricError::NoLibrary { .. } | FabricError::NoConnectionManager { .. } => ReasonCode::NoRdmaCore,
-        FabricError::NoDevice | FabricError::NoSuchDevice { .. } | FabricError::DeviceRemoved { .. } => {
-            ReasonCode::NoDevice
+        FabricError::NoLibrary { .. } | FabricError::NoConnectionManager { .. } => {
+            ReasonCode::NoRdmaCore
         }
+        FabricError::NoDevice
+        | FabricError::NoSuchDevice { .. }
+        | FabricError::DeviceRemoved { .. } => ReasonCode::NoDevice,
         FabricError::NoActivePort { .. } => ReasonCode::NoActivePort,
-        FabricError::NoAddress { .. } | FabricError::NotOnRdma { .. } => ReasonCode::NotOnRdmaDevice,
+        FabricError::NoAddress { .. } | FabricError::NotOnRdma { .. } => {
+            ReasonCode::NotOnRdmaDevice
+        }
         // Any other call that a device refuses leaves it as useless as one without queue pairs.
         _ => ReasonCode::QueuePairRefused,
     };
@@ -32,7 +37,9 @@ pub(crate) fn connect(error: ConnectError) -> Reason {
         ConnectError::NotAllowed { .. } => ReasonCode::OtherUser,
         ConnectError::Timeout { .. } => ReasonCode::HandshakeTimeout,
         ConnectError::NoRoute { .. } => ReasonCode::NoRoute,
-        ConnectError::NotOnRdma { .. } | ConnectError::OtherDevice { .. } => ReasonCode::NotOnRdmaDevice,
+        ConnectError::NotOnRdma { .. } | ConnectError::OtherDevice { .. } => {
+            ReasonCode::NotOnRdmaDevice
+        }
         _ => ReasonCode::HandshakeRejected,
     };
     Reason::new(code, error.to_string())
@@ -57,9 +64,10 @@ fn rejected(addr: &Addr, private_data: &[u8]) -> Reason {
     }
 }
 
-/// The reason to give when each of several fabrics has one, with the others behind it. `met` are the fabrics over which
-/// this very peer was met, so that they would carry the calls but for their reason; they come before those that could
-/// not be tried. Of either kind that of RDMA comes first, as the one which somebody can mend.
+/// The reason to give when each of several fabrics has one, with the others behind it. `met` are
+/// the fabrics over which this very peer was met, so that they would carry the calls but for their
+/// reason; they come before those that could not be tried. Of either kind that of RDMA comes first,
+/// as the one which somebody can mend.
 pub(crate) fn foremost(mut reasons: Vec<(Path, Reason)>, met: &[Path]) -> Option<Reason> {
     let of = |path: &Path| (!met.contains(path), *path != Path::Verbs);
     let (first, _) = reasons.iter().enumerate().min_by_key(|(_, (path, _))| of(path))?;
@@ -91,7 +99,9 @@ mod tests {
     fn who_was_met_comes_before_what_could_not_be_tried_and_rdma_first() {
         let reason = |path: Path, code| (path, Reason::new(code, "why"));
         let shm = reason(Path::Shm, ReasonCode::OtherUser);
-        let code = |reasons: &[(Path, Reason)], met: &[Path]| foremost(reasons.to_vec(), met).unwrap().code();
+        let code = |reasons: &[(Path, Reason)], met: &[Path]| {
+            foremost(reasons.to_vec(), met).unwrap().code()
+        };
         let absent = [shm.clone(), reason(Path::Verbs, ReasonCode::NoDevice)];
         assert_eq!(code(&absent, &[Path::Shm]), ReasonCode::OtherUser);
         assert_eq!(code(&absent, &[]), ReasonCode::NoDevice);

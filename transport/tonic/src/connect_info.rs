@@ -1,8 +1,12 @@
 //! What a server's handler can learn about the path a request came by.
 
-use crate::{context::Context, path::Path};
-use std::{net::SocketAddr, sync::Arc};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
 use tonic_rdma_memory::Pool;
+
+use crate::context::Context;
+use crate::path::Path;
 
 /// The path a request came by. On the fast path it is in the request's extensions, beside the
 /// connect info of the TCP connection that the client got its ticket over.
@@ -27,8 +31,9 @@ pub struct RdmaConnectInfo {
     pub(crate) pool: ConnectionPool,
 }
 
-/// The pool to answer `request` from without a copy: that of the device that the request came by. On TCP it is a pool
-/// of ordinary memory, so that a handler needs no branch; its size is the default one.
+/// The pool to answer `request` from without a copy: that of the device that the request came by.
+/// On TCP it is a pool of ordinary memory, so that a handler needs no branch; its size is the
+/// default one.
 ///
 /// ```
 /// use tonic::{Request, Response, Status};
@@ -47,7 +52,8 @@ pub fn pool<T>(request: &tonic::Request<T>) -> Pool {
     }
 }
 
-/// What answers can come from without a copy. Two requests by the same path came by the same path, whatever that is.
+/// What answers can come from without a copy. Two requests by the same path came by the same path,
+/// whatever that is.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ConnectionPool(pub(crate) Option<Pool>);
 

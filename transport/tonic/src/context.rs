@@ -2,34 +2,34 @@
 
 mod lookout;
 
-use crate::{
-    cause,
-    error::Error,
-    link::LinkOptions,
-    path::Path,
-    policy::FabricKind,
-    reason::{Reason, ReasonCode},
-};
+use std::collections::HashMap;
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
 use lookout::Lookout;
-use rand::{SeedableRng, rngs::StdRng};
-use std::{
-    collections::HashMap,
-    fmt,
-    net::IpAddr,
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use rand::SeedableRng;
+use rand::rngs::StdRng;
 use tokio::sync::Mutex;
-use tonic_rdma_fabric::{Addr, Fabric, FabricError, ShmAccess, sim::SimDevice};
+use tonic_rdma_fabric::sim::SimDevice;
+use tonic_rdma_fabric::{Addr, Fabric, FabricError, ShmAccess};
 use tonic_rdma_memory::{HeapRegistrar, Pool, PoolConfig, PoolStats};
 use tonic_rdma_proto::Config;
 
-/// Bytes that the pool for shared memory may have by default. Nothing of it is pinned, none is there before it is used, and
-/// several messages of 16 MiB land in it in one piece.
+use crate::cause;
+use crate::error::Error;
+use crate::link::LinkOptions;
+use crate::path::Path;
+use crate::policy::FabricKind;
+use crate::reason::{Reason, ReasonCode};
+
+/// Bytes that the pool for shared memory may have by default. Nothing of it is pinned, none is
+/// there before it is used, and several messages of 16 MiB land in it in one piece.
 const SHM_POOL: usize = 512 << 20;
 
-/// RDMA devices, the memory shared with processes of this host, and one pool for each, shared by all channels and
-/// servers that are given a clone of it.
+/// RDMA devices, the memory shared with processes of this host, and one pool for each, shared by
+/// all channels and servers that are given a clone of it.
 ///
 /// [`Context::global`] serves the whole process and is what endpoints and servers use unless they
 /// are told otherwise. Nothing is opened or pinned before the first connection needs it, so that a
@@ -255,7 +255,8 @@ impl Context {
     /// The figures of the pools that have been made so far, by the names of their devices.
     pub async fn pool_stats(&self) -> Vec<(String, PoolStats)> {
         let pools = self.0.pools.lock().await;
-        let mut stats: Vec<_> = pools.iter().map(|(name, held)| (name.clone(), held.pool.stats())).collect();
+        let mut stats: Vec<_> =
+            pools.iter().map(|(name, held)| (name.clone(), held.pool.stats())).collect();
         stats.sort_by(|(a, _), (b, _)| a.cmp(b));
         stats
     }
@@ -269,7 +270,9 @@ impl Context {
         let (config, registrar) = (self.pool_config_of(fabric), fabric.registrar());
         let made = if registrar.pins() {
             // Pinning takes milliseconds for every few megabytes.
-            tokio::task::spawn_blocking(move || Pool::new(config, registrar)).await.map_err(|_| stopping())?
+            tokio::task::spawn_blocking(move || Pool::new(config, registrar))
+                .await
+                .map_err(|_| stopping())?
         } else {
             Pool::new(config, registrar)
         };
@@ -291,7 +294,10 @@ impl Context {
 }
 
 /// Every usable device with the addresses to listen on.
-fn places(bound: Option<IpAddr>, only: Option<&str>) -> Result<Vec<(Fabric, Option<IpAddr>)>, FabricError> {
+fn places(
+    bound: Option<IpAddr>,
+    only: Option<&str>,
+) -> Result<Vec<(Fabric, Option<IpAddr>)>, FabricError> {
     // Says what is wrong when nothing can be used.
     let first = Fabric::open(only)?;
     let on_devices = Fabric::local_addresses(only)?;
@@ -354,8 +360,9 @@ pub struct ContextBuilder {
 }
 
 impl ContextBuilder {
-    /// Size and kind of the pool of each device, and of shared memory. Default is 64 MiB for a device, less where the memlock
-    /// limit asks for it, and 512 MiB for shared memory, of which nothing is pinned and only what is used is there.
+    /// Size and kind of the pool of each device, and of shared memory. Default is 64 MiB for a
+    /// device, less where the memlock limit asks for it, and 512 MiB for shared memory, of which
+    /// nothing is pinned and only what is used is there.
     pub fn pool(mut self, config: PoolConfig) -> Self {
         self.pool = Some(config);
         self
@@ -368,20 +375,22 @@ impl ContextBuilder {
         self
     }
 
-    /// Which processes of this host memory may be shared with, by the user they run as. Default is the own user, and
-    /// root. A client checks its server, and a server its clients; the others stay on RDMA or TCP.
+    /// Which processes of this host memory may be shared with, by the user they run as. Default is
+    /// the own user, and root. A client checks its server, and a server its clients; the others
+    /// stay on RDMA or TCP.
     pub fn shm_access(mut self, access: ShmAccess) -> Self {
         self.shm_access = access;
         self
     }
 
-    /// Limit the bytes that one connection may have pinned at a time: control memory, 80 to 428 KiB, and landing memory that
-    /// its peer may write to, or has written to and somebody holds. Default is what the pool has; no less than 256 KiB are
-    /// left for landing.
+    /// Limit the bytes that one connection may have pinned at a time: control memory, 80 to 428
+    /// KiB, and landing memory that its peer may write to, or has written to and somebody holds.
+    /// Default is what the pool has; no less than 256 KiB are left for landing.
     ///
-    /// While others wait, a connection gives back what it has beyond its share of the pool, whatever the limit; until
-    /// then it may have as much as this. Messages that do not fit into what is left of it land in parts, or wait until the
-    /// reader has let go of others; half of it is the longest message that lands in one piece.
+    /// While others wait, a connection gives back what it has beyond its share of the pool,
+    /// whatever the limit; until then it may have as much as this. Messages that do not fit into
+    /// what is left of it land in parts, or wait until the reader has let go of others; half of it
+    /// is the longest message that lands in one piece.
     pub fn pinned_per_peer(mut self, bytes: usize) -> Self {
         self.pinned_per_peer = Some(bytes);
         self

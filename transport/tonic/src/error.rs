@@ -1,6 +1,7 @@
 //! The error of connecting, serving and calling.
 
-use crate::{policy::EnvError, reason::Reason};
+use crate::policy::EnvError;
+use crate::reason::Reason;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -124,9 +125,10 @@ impl EnvironmentError {
 
 #[cfg(test)]
 mod tests {
+    use tonic::{Code, Status};
+
     use super::*;
     use crate::reason::ReasonCode;
-    use tonic::{Code, Status};
 
     #[test]
     fn statuses_are_found_as_in_tonics_own_error() {

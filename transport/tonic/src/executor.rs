@@ -1,7 +1,11 @@
 //! Where background tasks run.
 
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
 use hyper::rt::Executor;
-use std::{fmt, future::Future, pin::Pin, sync::Arc};
 
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 

@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 
-/// First in, first out. The first lies in place, so that a queue which never holds a second allocates nothing.
+/// First in, first out. The first lies in place, so that a queue which never holds a second
+/// allocates nothing.
 #[derive(Clone, Debug)]
 pub(crate) struct Fifo<T> {
     /// None when the queue is empty.
@@ -50,8 +51,9 @@ impl<T> Fifo<T> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     proptest! {
         #[test]

@@ -1,14 +1,13 @@
 //! The time a call may take until its response headers: the shorter of the `grpc-timeout` header
 //! and the configured one, with the error that tonic's transport gives.
 
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
 use http::{HeaderMap, Request};
 use pin_project_lite::pin_project;
-use std::{
-    future::Future,
-    pin::Pin,
-    task::{Context, Poll},
-    time::Duration,
-};
 use tokio::time::Sleep;
 use tonic::TimeoutExpired;
 use tower::Service;
@@ -105,9 +104,10 @@ fn parse(headers: &HeaderMap) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use http::HeaderValue;
     use tower::ServiceExt;
+
+    use super::*;
 
     fn parsed(value: &'static str) -> Option<Duration> {
         let mut headers = HeaderMap::new();

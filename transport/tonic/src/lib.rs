@@ -30,8 +30,8 @@
 //! (`tonic_rdma.v1.Bootstrap/Offer`), and gets an address and a ticket that is good for one
 //! connection. Whoever TLS, an interceptor or a layer keeps out of the TCP port gets no ticket, and
 //! nobody enters by the RDMA port without one. The client has to be at the other end of that TCP
-//! connection itself: [behind a gateway](ReasonCode::ThroughGateway) calls stay on TCP. On TCP it is
-//! plain gRPC: stock clients and servers work with either end.
+//! connection itself: [behind a gateway](ReasonCode::ThroughGateway) calls stay on TCP. On TCP it
+//! is plain gRPC: stock clients and servers work with either end.
 //!
 //! | | until the fast path is up | where it cannot be had | when it is lost |
 //! |---|---|---|---|
@@ -57,8 +57,8 @@
 //! | `TONIC_RDMA_DEVICE` | a device's name, as `rdma link` shows it | no other device is used |
 //!
 //! Both are read whenever an endpoint connects and when a server starts. A bad value is an error
-//! that names variable, value and what is allowed; an empty one counts as not set. [`check_environment`]
-//! looks beforehand.
+//! that names variable, value and what is allowed; an empty one counts as not set.
+//! [`check_environment`] looks beforehand.
 //!
 //! # Map
 //!
@@ -124,19 +124,17 @@ pub use policy::{EnvError, FabricKind, Policy, UnknownPolicy, check_environment}
 pub use reason::{Reason, ReasonCode, Side};
 pub use server::{Router, Server};
 pub use stats::{Copied, ServerStats, TransportStats};
-
+#[doc(no_inline)]
+pub use tonic::transport::Uri;
+#[cfg(feature = "_tls-any")]
+#[doc(no_inline)]
+pub use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
 pub use tonic_rdma_fabric::ShmAccess;
 /// The simulated fabric, for tests of programs that use this crate: see
 /// [`ContextBuilder::sim`].
 #[doc(no_inline)]
 pub use tonic_rdma_fabric::sim;
 pub use tonic_rdma_memory::{HugePages, PinnedBuf, Pool, PoolConfig, PoolStats};
-
-#[doc(no_inline)]
-pub use tonic::transport::Uri;
-#[cfg(feature = "_tls-any")]
-#[doc(no_inline)]
-pub use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
 
 /// The snippets of the documents are compiled and run with those of the code.
 #[cfg(doctest)]

@@ -1,8 +1,11 @@
 //! Which way calls travel.
 
-use crate::reason::Reason;
-use std::{fmt, net::SocketAddr};
+use std::fmt;
+use std::net::SocketAddr;
+
 use tonic_rdma_fabric::{Addr, PeerInfo};
+
+use crate::reason::Reason;
 
 /// The way calls travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

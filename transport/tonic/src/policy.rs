@@ -5,14 +5,16 @@
 //! | `TONIC_RDMA` | `auto`, `off`, `require`, `shm`, `verbs`, or several with commas | replaces what is set in code |
 //! | `TONIC_RDMA_DEVICE` | a device's name, as in `rdma link` | only this device is used |
 //!
-//! In `TONIC_RDMA` a fabric's name allows that fabric and no other that is not named too, in the order given:
-//! `verbs,shm` prefers RDMA on one host as well, `require,verbs` is RDMA or an error.
+//! In `TONIC_RDMA` a fabric's name allows that fabric and no other that is not named too, in the
+//! order given: `verbs,shm` prefers RDMA on one host as well, `require,verbs` is RDMA or an error.
 //!
 //! A variable that is set wins over the builder, so that an operator can force a path without a
 //! new build. Both are read once for every `Endpoint` that connects and every `Server` that
 //! starts. An empty value counts as not set.
 
-use std::{env, ffi::OsString, fmt, str::FromStr};
+use std::ffi::OsString;
+use std::str::FromStr;
+use std::{env, fmt};
 
 /// Whether to use the fast path. Which fabrics it may take is a [question of its own](FabricKind).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -21,7 +23,8 @@ pub enum Policy {
     /// Use it where it can be had, TCP otherwise.
     #[default]
     Auto,
-    /// Never use it: the channel or server is tonic over TCP, no RDMA library is loaded and no memory shared.
+    /// Never use it: the channel or server is tonic over TCP, no RDMA library is loaded and no
+    /// memory shared.
     Off,
     /// Fail rather than use TCP for calls.
     Require,
@@ -78,7 +81,8 @@ pub enum FabricKind {
 }
 
 impl FabricKind {
-    /// What is tried when nothing is said: shared memory first, it is only there where both ends are on one host.
+    /// What is tried when nothing is said: shared memory first, it is only there where both ends
+    /// are on one host.
     pub const DEFAULT: [FabricKind; 2] = [FabricKind::Shm, FabricKind::Verbs];
 
     /// `shm` or `verbs`.
@@ -129,8 +133,8 @@ impl EnvError {
     }
 }
 
-/// Whether `TONIC_RDMA` and `TONIC_RDMA_DEVICE` hold what they may, for a program that wants to say so before it does
-/// anything else. Channels and servers find out by themselves, when they begin.
+/// Whether `TONIC_RDMA` and `TONIC_RDMA_DEVICE` hold what they may, for a program that wants to say
+/// so before it does anything else. Channels and servers find out by themselves, when they begin.
 ///
 /// # Errors
 ///
@@ -147,8 +151,7 @@ pub fn check_environment() -> Result<(), EnvError> {
 }
 
 const POLICY: &str = "TONIC_RDMA";
-const POLICY_ALLOWED: &str =
-    "`auto`, `off` or `require`, and `shm`, `verbs` in the order of preference, with commas between";
+const POLICY_ALLOWED: &str = "`auto`, `off` or `require`, and `shm`, `verbs` in the order of preference, with commas between";
 const DEVICE: &str = "TONIC_RDMA_DEVICE";
 /// IB_DEVICE_NAME_MAX of the kernel, with its terminating NUL.
 const DEVICE_NAME_MAX: usize = 64;
@@ -291,7 +294,11 @@ mod tests {
         assert_eq!(read(Some("auto"), None).unwrap().policy(Policy::Off), Policy::Auto);
         assert_eq!(
             read(Some("require"), Some("mlx5_0")).unwrap(),
-            EnvSettings { policy: Some(Policy::Require), fabrics: None, device: Some("mlx5_0".into()) }
+            EnvSettings {
+                policy: Some(Policy::Require),
+                fabrics: None,
+                device: Some("mlx5_0".into())
+            }
         );
     }
 
@@ -315,9 +322,11 @@ mod tests {
         let e = read(Some("on"), None).unwrap_err().to_string();
         assert!(e.contains("TONIC_RDMA=\"on\""), "{e}");
         assert!(e.contains("`auto`, `off` or `require`"), "{e}");
-        for (bad, problem) in
-            [("auto,off", "two policies"), ("off,shm", "`off` beside a fabric"), ("shm,", "unknown")]
-        {
+        for (bad, problem) in [
+            ("auto,off", "two policies"),
+            ("off,shm", "`off` beside a fabric"),
+            ("shm,", "unknown"),
+        ] {
             let e = read(Some(bad), None).unwrap_err().to_string();
             assert!(e.contains(problem), "{e}");
         }

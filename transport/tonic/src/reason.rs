@@ -41,7 +41,8 @@ pub enum ReasonCode {
     VersionMismatch,
     /// The fast path was up and broke.
     LinkLost,
-    /// The server runs on another host, or in another network namespace, so that no memory can be shared with it.
+    /// The server runs on another host, or in another network namespace, so that no memory can be
+    /// shared with it.
     OtherHost,
     /// The server runs as another user, with whose processes no memory is shared: one end's
     /// [`ShmAccess`](crate::ShmAccess) does not allow it.
@@ -120,7 +121,8 @@ impl ReasonCode {
         Self::ALL.into_iter().find(|code| code.as_str() == name)
     }
 
-    /// Whether it may pass without anybody doing anything, so that it is soon worth another attempt.
+    /// Whether it may pass without anybody doing anything, so that it is soon worth another
+    /// attempt.
     pub(crate) fn mends_itself(self) -> bool {
         match self {
             Self::LinkLost

@@ -1,4 +1,5 @@
-//! Spans of connections and calls, at level DEBUG. Where nobody wants them each is one check of a static.
+//! Spans of connections and calls, at level DEBUG. Where nobody wants them each is one check of a
+//! static.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -93,7 +94,9 @@ where
         drop(entered);
         Poll::Ready(match result {
             Ok(response) if this.span.is_disabled() => Ok(response.map(Body::new)),
-            Ok(response) => Ok(follow(response.map(Body::new), std::mem::replace(this.span, Span::none()))),
+            Ok(response) => {
+                Ok(follow(response.map(Body::new), std::mem::replace(this.span, Span::none())))
+            }
             Err(error) => {
                 this.span.record("error", true);
                 Err(error.into())
@@ -110,7 +113,8 @@ fn follow(response: Response<Body>, span: Span) -> Response<Body> {
 }
 
 fn record_status(span: &Span, headers: &HeaderMap) {
-    let status = headers.get(GRPC_STATUS).and_then(|value| value.to_str().ok()?.parse::<i64>().ok());
+    let status =
+        headers.get(GRPC_STATUS).and_then(|value| value.to_str().ok()?.parse::<i64>().ok());
     if let Some(status) = status {
         span.record("rpc.grpc.status_code", status);
     }

@@ -1,6 +1,7 @@
 //! Counters of what went which way.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use tonic_rdma_proto::Side;
@@ -8,8 +9,8 @@ use tonic_rdma_proto::Side;
 use crate::metrics;
 use crate::path::Path;
 
-/// What a channel has carried since it was made, over all its clones and reconnects; or a server, over all its
-/// connections ([`ServerStats`]).
+/// What a channel has carried since it was made, over all its clones and reconnects; or a server,
+/// over all its connections ([`ServerStats`]).
 ///
 /// Bytes are payload bytes: the data of gRPC messages with their 5-byte prefix, without headers,
 /// framing and control. The counters are read one by one, so that a snapshot taken while calls
@@ -21,10 +22,12 @@ pub struct TransportStats {
     pub calls_fast: u64,
     /// Calls begun on TCP.
     pub calls_tcp: u64,
-    /// Calls that went to another path or connection, because theirs ended before the server saw them. Each counts once
-    /// for every time, and is among the calls of the path that it took in the end.
+    /// Calls that went to another path or connection, because theirs ended before the server saw
+    /// them. Each counts once for every time, and is among the calls of the path that it took in
+    /// the end.
     pub calls_moved: u64,
-    /// Attempts at the fast path that a channel has begun. Why they failed, [`Channel::path`](crate::Channel::path) tells.
+    /// Attempts at the fast path that a channel has begun. Why they failed,
+    /// [`Channel::path`](crate::Channel::path) tells.
     pub attempts: u64,
     /// Fast-path connections that came about.
     pub connections: u64,
@@ -76,33 +79,34 @@ impl TransportStats {
     }
 }
 
-/// Payload bytes that a CPU has copied on behalf of calls, sent and received together, by reason. What the device
-/// carries, or on shared memory the copy that stands for it, is not in here.
+/// Payload bytes that a CPU has copied on behalf of calls, sent and received together, by reason.
+/// What the device carries, or on shared memory the copy that stands for it, is not in here.
 ///
-/// Where [a message is taken apart](crate::codec), up to 256 bytes in a row of what stands between its segments (tags,
-/// lengths, small fields) do not count as payload.
+/// Where [a message is taken apart](crate::codec), up to 256 bytes in a row of what stands between
+/// its segments (tags, lengths, small fields) do not count as payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Copied {
-    /// Short messages: to a control slot, or out of one, or out of a batch; on TCP while encoding. Once more where they
-    /// wait behind others that nobody has read.
+    /// Short messages: to a control slot, or out of one, or out of a batch; on TCP while encoding.
+    /// Once more where they wait behind others that nobody has read.
     pub eager: u64,
     /// To staging, because it did not lie in memory that the device knows.
     pub staging: u64,
-    /// Messages that came in several parts, brought together, and what has landed in parts that are short for the
-    /// memory they keep. On TCP everything that is received.
+    /// Messages that came in several parts, brought together, and what has landed in parts that are
+    /// short for the memory they keep. On TCP everything that is received.
     pub joined: u64,
     /// From landing memory to the heap, because less than a quarter of the landing memory was free.
     pub pressure: u64,
-    /// From landing memory to the heap, because the peer is not trusted to leave alone what it has sent:
-    /// [`Endpoint::copy_on_delivery`](crate::Endpoint::copy_on_delivery) and
+    /// From landing memory to the heap, because the peer is not trusted to leave alone what it has
+    /// sent: [`Endpoint::copy_on_delivery`](crate::Endpoint::copy_on_delivery) and
     /// [`Server::copy_on_delivery`](crate::Server::copy_on_delivery).
     pub delivery: u64,
-    /// By a plain codec, or because a body was compressed, while encoding or decoding; by the codec of this crate for
-    /// long fields that are not `Bytes`.
+    /// By a plain codec, or because a body was compressed, while encoding or decoding; by the codec
+    /// of this crate for long fields that are not `Bytes`.
     pub plain_codec: u64,
-    /// Until it was known which codec a method uses, and to let tonic see the true length of a message that was longer
-    /// than any of its method before: such a message is filled up to its length, and the filling is counted.
+    /// Until it was known which codec a method uses, and to let tonic see the true length of a
+    /// message that was longer than any of its method before: such a message is filled up to its
+    /// length, and the filling is counted.
     pub learning: u64,
 }
 
@@ -139,8 +143,8 @@ macro_rules! counters {
         }
 
         impl Counters {
-            /// Of a channel or a server: what goes over TCP is told to the recorder, too. What goes over a fast path is
-            /// told by its connections.
+            /// Of a channel or a server: what goes over TCP is told to the recorder, too. What goes
+            /// over a fast path is told by its connections.
             pub(crate) fn of(side: Side) -> Self {
                 let (role, path) = (metrics::role(side), Path::Tcp.as_str());
                 Counters {
@@ -245,7 +249,8 @@ counters!(
     learning,
 );
 
-/// What a server has carried, over all its connections: a handle that stays good while the server runs, and after.
+/// What a server has carried, over all its connections: a handle that stays good while the server
+/// runs, and after.
 ///
 /// ```
 /// use tonic_rdma::Server;
@@ -305,7 +310,8 @@ impl Drop for ConnectionCounters {
     fn drop(&mut self) {
         let mut live = self.stats.0.live.lock().unwrap_or_else(PoisonError::into_inner);
         live.retain(|counters| !Arc::ptr_eq(counters, &self.counters));
-        *self.stats.0.gone.lock().unwrap_or_else(PoisonError::into_inner) += self.counters.snapshot();
+        *self.stats.0.gone.lock().unwrap_or_else(PoisonError::into_inner) +=
+            self.counters.snapshot();
     }
 }
 
@@ -378,8 +384,7 @@ mod tests {
             learning: 64,
         };
         assert_eq!(all.total(), 127);
-        let told =
-            "127 bytes (eager 1, staging 2, joined 4, pressure 8, delivery 16, plain_codec 32, learning 64)";
+        let told = "127 bytes (eager 1, staging 2, joined 4, pressure 8, delivery 16, plain_codec 32, learning 64)";
         assert_eq!(all.to_string(), told);
     }
 

@@ -105,7 +105,8 @@ fn bad_values_are_errors_at_both_ends() {
     assert!(told.contains("beforehand: environment variable TONIC_RDMA=\"yes\": "), "{told}");
     let told = with(&[("TONIC_RDMA_DEVICE", "../x")]);
     for end in ["client", "server"] {
-        let error = "bad environment: environment variable TONIC_RDMA_DEVICE=\"../x\": not a device name";
+        let error =
+            "bad environment: environment variable TONIC_RDMA_DEVICE=\"../x\": not a device name";
         assert!(told.contains(&format!("{end}: {error}")), "{told}");
     }
 }

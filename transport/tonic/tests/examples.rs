@@ -6,8 +6,9 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// The program of an example. `cargo test` builds it beside the tests of the package, `cargo test --test examples` does
-/// not: then one may be left from before the last change, which does not count.
+/// The program of an example. `cargo test` builds it beside the tests of the package,
+/// `cargo test --test examples` does not: then one may be left from before the last change, which
+/// does not count.
 fn program(name: &str) -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let program = tests.parent().unwrap().parent().unwrap().join("examples").join(name);
@@ -15,7 +16,9 @@ fn program(name: &str) -> PathBuf {
     let sources = fs::read_to_string(program.with_extension("d")).unwrap_or_default();
     let sources = sources.split_once(": ").map_or("", |(_, sources)| sources);
     let current = built.is_ok_and(|built| {
-        sources.split_whitespace().all(|source| fs::metadata(source).unwrap().modified().unwrap() <= built)
+        sources
+            .split_whitespace()
+            .all(|source| fs::metadata(source).unwrap().modified().unwrap() <= built)
     });
     assert!(
         current,
@@ -35,8 +38,8 @@ fn output(name: &str, fabrics: &str) -> String {
     text
 }
 
-/// Runs it both ways; all of `lines` are lines of its output in this order, where PATH stands for the path and what is
-/// known about it, and BY for the path alone.
+/// Runs it both ways; all of `lines` are lines of its output in this order, where PATH stands for
+/// the path and what is known about it, and BY for the path alone.
 #[track_caller]
 fn prints(name: &str, lines: &[&str]) {
     for (fabrics, by, path) in
@@ -50,7 +53,10 @@ fn prints(name: &str, lines: &[&str]) {
                 Some((before, _)) => rest.any(|line| line.starts_with(&format!("{before}{path}"))),
                 None => rest.any(|line| line == wanted),
             };
-            assert!(found, "{name} with {fabrics}: no line {wanted:?}, or not in its place, in:\n{text}");
+            assert!(
+                found,
+                "{name} with {fabrics}: no line {wanted:?}, or not in its place, in:\n{text}"
+            );
         }
     }
 }
@@ -91,7 +97,10 @@ fn streaming() {
 fn tls_tickets() {
     prints(
         "tls_tickets",
-        &["with a certificate: hello alice, you came by BY", "without one: no ticket, no connection"],
+        &[
+            "with a certificate: hello alice, you came by BY",
+            "without one: no ticket, no connection",
+        ],
     );
 }
 

@@ -4,7 +4,8 @@
 //! To write it anew after a change of the proto file:
 //! `TONIC_RDMA_REGENERATE=1 cargo test -p tonic-rdma --test generated`.
 
-use std::{env, fs, path::Path};
+use std::path::Path;
+use std::{env, fs};
 
 const PROTO: &str = "proto/tonic_rdma/v1/bootstrap.proto";
 const COMMITTED: &str = "src/bootstrap/generated/tonic_rdma.v1.rs";

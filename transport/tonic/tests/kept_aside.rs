@@ -1,4 +1,5 @@
-//! However calls end, nothing of them is kept aside afterwards. In a process of its own: the table is the process's.
+//! However calls end, nothing of them is kept aside afterwards. In a process of its own: the table
+//! is the process's.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -121,7 +122,10 @@ async fn nothing_is_kept_however_calls_end() {
             http_body::Body::poll_frame(std::pin::Pin::new(response.body_mut()), cx)
         })
         .await;
-        assert!(frame.unwrap().unwrap().into_data().unwrap().len() < 100, "a stand-in was expected");
+        assert!(
+            frame.unwrap().unwrap().into_data().unwrap().len() < 100,
+            "a stand-in was expected"
+        );
         assert_eq!(kept_aside(), 1);
         drop(response);
         assert_eq!(kept_aside(), 0);
@@ -154,7 +158,8 @@ async fn nothing_is_kept_however_calls_end() {
         for _ in 0..2 {
             client.unary("/test.Blobs/Text", Blob::of(vec![b'x'; LEN].into())).await.unwrap();
         }
-        let status = client.unary("/test.Blobs/Text", Blob::of(vec![0xff; LEN].into())).await.unwrap_err();
+        let status =
+            client.unary("/test.Blobs/Text", Blob::of(vec![0xff; LEN].into())).await.unwrap_err();
         assert!(status.message().contains("UTF-8"), "{status}");
         nothing_is_kept("messages that cannot be decoded").await;
 
@@ -165,7 +170,8 @@ async fn nothing_is_kept_however_calls_end() {
             let mut forged = vec![1; LEN];
             forged[..4].copy_from_slice(&mark);
             let path = PathAndQuery::from_static("/test.Blobs/Echo");
-            let status = grpc.unary(tonic::Request::new(forged.into()), path, Raw).await.unwrap_err();
+            let status =
+                grpc.unary(tonic::Request::new(forged.into()), path, Raw).await.unwrap_err();
             assert_eq!(status.code(), Code::Internal);
             assert!(status.message().contains("invalid tag"), "{status}");
         }

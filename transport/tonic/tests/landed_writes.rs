@@ -10,7 +10,8 @@ mod common;
 use std::collections::BTreeMap;
 use std::future::{poll_fn, ready};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -113,24 +114,35 @@ impl Peer {
         let once = || std::io::Error::other("it connects once");
         let connector = tower::service_fn(move |_: Uri| ready(tcp.take().ok_or_else(once)));
         let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{server}")).unwrap();
-        let mut grpc = tonic::client::Grpc::new(endpoint.connect_with_connector(connector).await.unwrap());
+        let mut grpc =
+            tonic::client::Grpc::new(endpoint.connect_with_connector(connector).await.unwrap());
         grpc.ready().await.unwrap();
-        let request = OfferRequest { version_min: 1, version_max: 1, fabrics: vec!["shm".into()], client };
+        let request =
+            OfferRequest { version_min: 1, version_max: 1, fabrics: vec!["shm".into()], client };
         let path = PathAndQuery::from_static("/tonic_rdma.v1.Bootstrap/Offer");
         let codec = tonic_prost::ProstCodec::<OfferRequest, OfferResponse>::default();
-        let offer = grpc.unary(tonic::Request::new(request), path, codec).await.unwrap().into_inner();
+        let offer =
+            grpc.unary(tonic::Request::new(request), path, codec).await.unwrap().into_inner();
         let grant = offer.grant.expect("a ticket");
         let socket = &grant.fabrics[0].shm.as_ref().expect("shared memory").socket;
         let hello = Hello::new(grant.ticket.try_into().unwrap(), config().settings()).encode();
 
         let fabric = Fabric::shm(ShmAccess::SameUser).unwrap();
         let pool = Pool::new(PoolConfig::default().total(8 << 20), fabric.registrar()).unwrap();
-        let link = LinkConfig { recv_slots: 32, slot_size: 4096, send_slots: 8, ..LinkConfig::default() };
+        let link =
+            LinkConfig { recv_slots: 32, slot_size: 4096, send_slots: 8, ..LinkConfig::default() };
         let at = Addr::Shm(socket.parse().unwrap());
         let connected = fabric.connect(&at, &link, &pool, &hello, PATIENCE).await.unwrap();
         let accept = Accept::decode(&connected.private_data).unwrap();
         let conn = Connection::client(config(), accept.settings, Instant::now());
-        Peer { link: connected.link, conn, works: 0, last: None, ended: BTreeMap::new(), open: None }
+        Peer {
+            link: connected.link,
+            conn,
+            works: 0,
+            last: None,
+            ended: BTreeMap::new(),
+            open: None,
+        }
     }
 
     fn queue(&mut self, work: Work) -> Result<(), LinkError> {
@@ -148,7 +160,8 @@ impl Peer {
                 Some(Transmit::Write(write)) => {
                     self.last = Some((write.rkey, write.addr + write.src.len() as u64 - 1));
                     let (remote_addr, rkey) = (write.addr, write.rkey);
-                    self.queue(Work::Write { src: WriteSource::Any(write.src), remote_addr, rkey }).unwrap();
+                    self.queue(Work::Write { src: WriteSource::Any(write.src), remote_addr, rkey })
+                        .unwrap();
                 }
                 None => break,
             }
@@ -183,7 +196,9 @@ impl Peer {
                     self.conn.consume(stream, data.len() as u32, tonic_rdma_proto::Flow::Window);
                 }
                 Event::Reset { code, .. } => self.end(format!("reset: {code}")),
-                Event::Closed { code, text } => panic!("the server closed the connection: {code} {text}"),
+                Event::Closed { code, text } => {
+                    panic!("the server closed the connection: {code} {text}")
+                }
                 _ => {}
             }
         }
@@ -201,9 +216,12 @@ impl Peer {
     /// Calls a method, and writes to the last byte of the message until the call has ended.
     async fn call(&mut self, path: &str, message: &Bytes) {
         let mut block = BytesMut::new();
-        for (name, value) in
-            [(":method", "POST"), (":scheme", "http"), (":path", path), ("content-type", "application/grpc")]
-        {
+        for (name, value) in [
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":path", path),
+            ("content-type", "application/grpc"),
+        ] {
             headers::encode(&mut block, name, value.as_bytes()).unwrap();
         }
         let id = self.conn.open(block.freeze(), false).unwrap();
@@ -277,7 +295,8 @@ async fn a_message_that_changes_while_it_is_decoded_hurts_nobody() {
     println!("{ended:?}");
     assert_eq!(PANICS.load(Relaxed), 0, "the server has panicked: {ended:?}");
     // OK when the byte ended the field as it was read, INTERNAL when it did not.
-    let known = ["grpc-status 0", "grpc-status 13"].iter().filter_map(|how| ended.get(*how)).sum::<usize>();
+    let known =
+        ["grpc-status 0", "grpc-status 13"].iter().filter_map(|how| ended.get(*how)).sum::<usize>();
     assert_eq!(known, CALLS, "{ended:?}");
     assert!(ended.len() == 2, "nothing changed while it was decoded: {ended:?}");
     // Nobody else has noticed.

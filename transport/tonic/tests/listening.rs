@@ -1,5 +1,5 @@
-//! What metrics and spans cost a call, and that what they tell is so. In a process of its own, for its allocator and its
-//! recorder.
+//! What metrics and spans cost a call, and that what they tell is so. In a process of its own, for
+//! its allocator and its recorder.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -8,7 +8,8 @@ mod common;
 use std::alloc::System;
 use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -168,7 +169,10 @@ async fn listening() {
         let spans = spans(&World::new(fabric, Which::Ours).await).await;
         println!("{fabric:?}: {spans} allocations with spans");
         // That what is allocated for calls is seen here at all.
-        assert!(spans > unheard + CALLS, "{fabric:?}: {unheard} allocations and {spans} with spans");
+        assert!(
+            spans > unheard + CALLS,
+            "{fabric:?}: {unheard} allocations and {spans} with spans"
+        );
     }
 }
 
@@ -199,7 +203,11 @@ async fn spans(world: &World) -> usize {
                 && own.contains("close time.busy")
         });
         let ended = ended.count();
-        assert!(ended >= ROUNDS * CALLS - 1, "{ended} spans of the {role} in {path}: {:.2000}", text);
+        assert!(
+            ended >= ROUNDS * CALLS - 1,
+            "{ended} spans of the {role} in {path}: {:.2000}",
+            text
+        );
     }
     count
 }
@@ -212,7 +220,8 @@ fn every_metric_was_told(tally: &Tally) {
     assert_eq!(described, known);
     let told = tally.values.lock().unwrap();
     for metric in tonic_rdma::metrics::ALL {
-        let series: Vec<_> = told.keys().filter(|key| key.split(' ').next() == Some(metric.name)).collect();
+        let series: Vec<_> =
+            told.keys().filter(|key| key.split(' ').next() == Some(metric.name)).collect();
         assert!(!series.is_empty(), "{} was never told", metric.name);
         for key in series {
             let labels: Vec<_> =
@@ -278,13 +287,25 @@ async fn what_is_told_is_so(tally: &Tally, fabric: Fabric) {
         // A driver tells at the end of its turn.
         until(&format!("the {role} has told all of {path}"), told).await;
         if path != Path::Tcp {
-            assert!(payload("sent", "write") > 2 << 20 && copied("eager") > 0 && copied("learning") > 0);
+            assert!(
+                payload("sent", "write") > 2 << 20 && copied("eager") > 0 && copied("learning") > 0
+            );
             let of = |name: &str| since(&format!("tonic_rdma_{name} role={role} path={path}"));
-            assert!(of("writes_total") >= 2 && of("grants_total") >= 2 && of("completions_per_poll") >= 2);
+            assert!(
+                of("writes_total") >= 2
+                    && of("grants_total") >= 2
+                    && of("completions_per_poll") >= 2
+            );
             assert_eq!(of("connections_total"), 1);
-            assert_eq!(tally.gauge(&format!("tonic_rdma_connections role={role} path={path}")), 1.0);
+            assert_eq!(
+                tally.gauge(&format!("tonic_rdma_connections role={role} path={path}")),
+                1.0
+            );
         } else {
-            assert_eq!(since(&format!("tonic_rdma_fallbacks_total role={role} reason=policy side=local")), 1);
+            assert_eq!(
+                since(&format!("tonic_rdma_fallbacks_total role={role} reason=policy side=local")),
+                1
+            );
         }
     }
     if path == Path::Tcp {
@@ -306,7 +327,8 @@ async fn pools(tally: &Tally) {
     let buffer = pooled(&world.channel, 10_000, 1).await;
     contexts[1].record_metrics().await;
     let (device, stats) = contexts[1].pool_stats().await.pop().unwrap();
-    let state = |state: &str| tally.gauge(&format!("tonic_rdma_pool_bytes device={device} state={state}"));
+    let state =
+        |state: &str| tally.gauge(&format!("tonic_rdma_pool_bytes device={device} state={state}"));
     assert!(state("send") >= buffer.len() as f64);
     assert_eq!(state("control"), stats.control as f64);
     assert_eq!(
@@ -317,7 +339,8 @@ async fn pools(tally: &Tally) {
 
 async fn reconnects(tally: &Tally) {
     let net = SimNet::new(SimConfig::default());
-    let devices = [net.device("server", [10, 0, 0, 1].into()), net.device("client", [10, 0, 0, 2].into())];
+    let devices =
+        [net.device("server", [10, 0, 0, 1].into()), net.device("client", [10, 0, 0, 2].into())];
     let hosts = devices.clone().map(|device| {
         Some(Context::builder().pool(PoolConfig::default().total(8 << 20)).sim(device).build())
     });

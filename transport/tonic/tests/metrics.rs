@@ -9,7 +9,10 @@ fn rows() -> Vec<Vec<String>> {
     let rows = GUIDE.lines().skip_while(|line| !line.starts_with("| name |")).skip(2);
     let rows = rows.take_while(|line| line.starts_with('|'));
     rows.map(|row| {
-        row.trim_matches('|').split('|').map(|cell| cell.replace('`', "").trim().to_owned()).collect()
+        row.trim_matches('|')
+            .split('|')
+            .map(|cell| cell.replace('`', "").trim().to_owned())
+            .collect()
     })
     .collect()
 }

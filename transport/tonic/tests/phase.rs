@@ -56,7 +56,8 @@ async fn warm_up(world: &World, len: usize) {
 
 /// Long WRITEs of both ends, and those of them that were in phase.
 fn long_writes(world: &World) -> [(u64, u64); 2] {
-    [world.channel.stats(), world.server.get()].map(|stats| (stats.long_writes, stats.long_writes_in_phase))
+    [world.channel.stats(), world.server.get()]
+        .map(|stats| (stats.long_writes, stats.long_writes_in_phase))
 }
 
 /// Calls with this whole pool buffer, one after the other, or as many at a time.
@@ -143,7 +144,10 @@ async fn fields_land_aligned_wherever_they_come_from() {
                 let whole = pooled(&world.channel, len, 1).await;
                 for data in [on_heap(7, len), on_heap(4095, len), whole.slice(3..), whole] {
                     let (kept, answer) = sent(&world, Blob::of(data)).await;
-                    assert!(in_pool(&world.channel, &answer.data), "{fabric:?} {len}: nothing was copied");
+                    assert!(
+                        in_pool(&world.channel, &answer.data),
+                        "{fabric:?} {len}: nothing was copied"
+                    );
                     assert_eq!(place(&kept.data) % server, 0, "{fabric:?} {len}");
                     assert_eq!(place(&answer.data) % client, 0, "{fabric:?} {len}");
                 }
@@ -177,8 +181,12 @@ async fn the_longest_field_of_bytes_is_the_one() {
         let text = "x".repeat(300_000);
         let longest = on_heap(11, 200_000);
         let shorter = on_heap(13, 100_000);
-        let first =
-            Blob { data: longest.clone(), last: shorter.clone(), text: text.clone(), ..Blob::default() };
+        let first = Blob {
+            data: longest.clone(),
+            last: shorter.clone(),
+            text: text.clone(),
+            ..Blob::default()
+        };
         let last = Blob { data: shorter.clone(), last: longest.clone(), text, ..Blob::default() };
         let between = Blob {
             data: shorter.clone(),
@@ -187,11 +195,23 @@ async fn the_longest_field_of_bytes_is_the_one() {
         };
         for _ in 0..3 {
             let (kept, answer) = sent(&world, first.clone()).await;
-            assert_eq!((place(&kept.data) % 4096, place(&answer.data) % 4096), (0, 0), "{fabric:?}");
+            assert_eq!(
+                (place(&kept.data) % 4096, place(&answer.data) % 4096),
+                (0, 0),
+                "{fabric:?}"
+            );
             let (kept, answer) = sent(&world, last.clone()).await;
-            assert_eq!((place(&kept.last) % 4096, place(&answer.last) % 4096), (0, 0), "{fabric:?}");
+            assert_eq!(
+                (place(&kept.last) % 4096, place(&answer.last) % 4096),
+                (0, 0),
+                "{fabric:?}"
+            );
             let (kept, answer) = sent(&world, between.clone()).await;
-            assert_eq!((place(&kept.parts[1]) % 4096, place(&answer.parts[1]) % 4096), (0, 0), "{fabric:?}");
+            assert_eq!(
+                (place(&kept.parts[1]) % 4096, place(&answer.parts[1]) % 4096),
+                (0, 0),
+                "{fabric:?}"
+            );
         }
     }
 }

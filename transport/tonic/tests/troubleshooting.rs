@@ -12,7 +12,13 @@ fn sections() -> Vec<(&'static str, &'static str)> {
     sections
         .map(|section| {
             let (title, text) = section.split_once('\n').expect("a title and a text");
-            (title.strip_prefix('`').and_then(|t| t.strip_suffix('`')).expect("a code in backticks"), text)
+            (
+                title
+                    .strip_prefix('`')
+                    .and_then(|t| t.strip_suffix('`'))
+                    .expect("a code in backticks"),
+                text,
+            )
         })
         .collect()
 }
@@ -27,7 +33,8 @@ fn every_code_is_in_the_guide_in_its_order() {
 #[test]
 fn every_section_says_what_to_do() {
     for (code, text) in sections() {
-        let (meaning, cure) = text.split_once("\nDo").unwrap_or_else(|| panic!("{code} has no cure"));
+        let (meaning, cure) =
+            text.split_once("\nDo").unwrap_or_else(|| panic!("{code} has no cure"));
         assert!(meaning.trim().len() > 40 && cure.trim().len() > 10, "{code} says too little");
     }
 }

@@ -18,7 +18,8 @@ fn in_pool(channel: &Channel, bytes: &Bytes) -> bool {
     channel.pool().resolve(bytes).is_some()
 }
 
-/// Every kind of call, with blobs of a pool buffer. Checks the data, and that what the client got lies in its pool.
+/// Every kind of call, with blobs of a pool buffer. Checks the data, and that what the client got
+/// lies in its pool.
 async fn every_kind(world: &World, codec: Which, len: usize, landed: bool) {
     let mut client = world.client(codec);
     let data = pooled(&world.channel, len, 1).await;
@@ -56,14 +57,16 @@ async fn pool_buffers_are_not_copied_by_any_kind_of_call() {
         every_kind(&world, Which::Ours, MIB, true).await;
         assert_eq!(world.copied() - before, Copied::default(), "{fabric:?}");
         assert_eq!(world.seen.take(), (8, 8), "{fabric:?}: fields in landing memory, of all");
-        // A handler that sends back what it got is a proxy: what landed was sent from where it landed.
+        // A handler that sends back what it got is a proxy: what landed was sent from where it
+        // landed.
     }
 }
 
 #[tokio::test]
 async fn messages_that_do_not_fit_side_by_side_land_one_after_the_other() {
     for fabric in Fabric::FAST {
-        // 8 MiB to land in: two of 4 MiB and their heads do not fit, and messages of a MiB have cut it up before.
+        // 8 MiB to land in: two of 4 MiB and their heads do not fit, and messages of a MiB have cut
+        // it up before.
         let world = World::with(*fabric, Which::Ours, 16 << 20, LIMIT).await;
         let small = Blob::of(pooled(&world.channel, MIB, 1).await);
         let large = Blob::of(pattern(4 * MIB, 2).into());
@@ -76,7 +79,14 @@ async fn messages_that_do_not_fit_side_by_side_land_one_after_the_other() {
             echo(&large).await;
         }
         let before = world.copied();
-        tokio::join!(echo(&large), echo(&large), echo(&large), echo(&large), echo(&large), echo(&large));
+        tokio::join!(
+            echo(&large),
+            echo(&large),
+            echo(&large),
+            echo(&large),
+            echo(&large),
+            echo(&large)
+        );
         let copied = world.copied() - before;
         assert_eq!((copied.joined, copied.pressure), (0, 0), "{fabric:?}: {copied:?}");
     }
@@ -88,18 +98,22 @@ async fn what_a_method_costs_until_it_is_known() {
     let mut client = world.client(Which::Ours);
     let blob = Blob::of(pooled(&world.channel, MIB, 1).await);
     let reply = client.echo(blob.clone()).await.unwrap();
-    // The client knows its codec from the start: the field never moved. The server got this one inline.
+    // The client knows its codec from the start: the field never moved. The server got this one
+    // inline.
     assert!(in_pool(&world.channel, &reply.data));
     let first = world.copied();
     assert_eq!((first.plain_codec, first.joined, first.pressure), (0, 0, 0));
-    // Once filled up on each way out, once on the client's way in; once inline at the server. And as that lay on the
-    // heap, the reply was staged.
+    // Once filled up on each way out, once on the client's way in; once inline at the server. And
+    // as that lay on the heap, the reply was staged.
     assert!(first.learning.abs_diff(4 * MIB as u64) < 200, "{first:?}");
     assert!(first.staging >= MIB as u64, "{first:?}");
     // The server's way in is filled up now.
     client.echo(blob.clone()).await.unwrap();
     let second = world.copied() - first;
-    assert!(second.learning.abs_diff(MIB as u64) < 100 && second.total() == second.learning, "{second:?}");
+    assert!(
+        second.learning.abs_diff(MIB as u64) < 100 && second.total() == second.learning,
+        "{second:?}"
+    );
     // Nothing is left to learn, of shorter messages neither.
     let before = world.copied();
     client.echo(blob).await.unwrap();
@@ -153,7 +167,10 @@ async fn every_place_where_bytes_may_be() {
                 number: 1,
                 parts: vec![next(), Bytes::from_static(b"short"), Bytes::new(), next()],
                 nested: vec![Blob::of(next()), inner.clone(), Blob::default()],
-                kind: Some(Kind::Inner(Box::new(Blob { kind: Some(Kind::Raw(next())), ..Blob::default() }))),
+                kind: Some(Kind::Inner(Box::new(Blob {
+                    kind: Some(Kind::Raw(next())),
+                    ..Blob::default()
+                }))),
                 map: [("key".to_owned(), Blob::of(next()))].into(),
                 vec: vec![1, 2, 3],
                 text: "text".into(),
@@ -164,10 +181,16 @@ async fn every_place_where_bytes_may_be() {
             let Some(Kind::Inner(kind)) = &reply.kind else { panic!() };
             let Some(Kind::Raw(raw)) = &kind.kind else { panic!() };
             let nested = &reply.nested;
-            for field in
-                [&reply.data, &reply.parts[0], &reply.parts[3], &nested[0].data, &nested[1].data, raw]
-                    .into_iter()
-                    .chain([&reply.map["key"].data, &reply.last])
+            for field in [
+                &reply.data,
+                &reply.parts[0],
+                &reply.parts[3],
+                &nested[0].data,
+                &nested[1].data,
+                raw,
+            ]
+            .into_iter()
+            .chain([&reply.map["key"].data, &reply.last])
             {
                 assert!(in_pool(&world.channel, field));
             }
@@ -201,7 +224,8 @@ async fn little_is_copied_beside_small_calls(of_another: bool, most: u64) {
     panic!("{seen:?} bytes are copied beside a small call, {most} at most wanted");
 }
 
-/// What a small call of `client` sees copied for long messages of the world's channel, in the middle.
+/// What a small call of `client` sees copied for long messages of the world's channel, in the
+/// middle.
 async fn copied_beside_small_calls(world: &World, mut client: common::Client) -> u64 {
     let large = Blob::of(pattern(16 * MIB, 1).into());
     let mut bulk = world.client(Which::Ours);
@@ -225,7 +249,8 @@ async fn copied_beside_small_calls(world: &World, mut client: common::Client) ->
     beside[beside.len() / 2]
 }
 
-/// Where the link copies, a small call waits for little of what goes on beside it; and that does go on.
+/// Where the link copies, a small call waits for little of what goes on beside it; and that does go
+/// on.
 #[tokio::test]
 async fn small_calls_do_not_wait_for_long_copies() {
     little_is_copied_beside_small_calls(false, 256 << 10).await;
@@ -246,7 +271,10 @@ async fn small_and_large_messages_mix() {
             [10, MIB, 0, 4095, 4096, 5000, 300_000, 20, 20, 8_192, 65_536, 1, 2_000_000, 9]
                 .iter()
                 .enumerate()
-                .map(|(n, len)| Blob { number: n as u64, ..Blob::of(pattern(*len, n as u8).into()) })
+                .map(|(n, len)| Blob {
+                    number: n as u64,
+                    ..Blob::of(pattern(*len, n as u8).into())
+                })
                 .collect();
         for _ in 0..3 {
             let replies = client.chat(iter(blobs.clone())).await.unwrap();
@@ -260,7 +288,9 @@ async fn small_and_large_messages_mix() {
 #[tokio::test]
 async fn a_plain_codec_at_one_end_copies_there_and_says_so() {
     for fabric in Fabric::FAST {
-        for (client_codec, server_codec) in [(Which::Ours, Which::Plain), (Which::Plain, Which::Ours)] {
+        for (client_codec, server_codec) in
+            [(Which::Ours, Which::Plain), (Which::Plain, Which::Ours)]
+        {
             let world = World::new(*fabric, server_codec).await;
             for _ in 0..2 {
                 every_kind(&world, client_codec, MIB, client_codec == Which::Ours).await;
@@ -369,12 +399,18 @@ async fn messages_that_are_held_are_copied_out_when_memory_runs_short() {
         let mut client = world.client(Which::Ours);
         let data = pooled(&world.channel, MIB, 1).await;
         for n in 0..24 {
-            client.unary("/test.Blobs/Keep", Blob { number: n, ..Blob::of(data.clone()) }).await.unwrap();
+            client
+                .unary("/test.Blobs/Keep", Blob { number: n, ..Blob::of(data.clone()) })
+                .await
+                .unwrap();
         }
         let copied = world.server.get().copied_fast;
         assert!(copied.pressure >= 10 * MIB as u64, "{fabric:?}: {copied:?}");
         let (landed, all) = world.seen.take();
-        assert!(all == 24 && landed > 2 && landed < 10, "{fabric:?}: {landed} of {all} in landing memory");
+        assert!(
+            all == 24 && landed > 2 && landed < 10,
+            "{fabric:?}: {landed} of {all} in landing memory"
+        );
         // Once it lets go, nothing is copied any more.
         world.seen.held.lock().unwrap().clear();
         let before = world.copied();
@@ -415,14 +451,18 @@ async fn limits_are_for_whole_messages() {
             client.echo(Blob::of(vec![1; 400_000].into())).await.unwrap();
             let status = client.echo(Blob::of(vec![1; 500_000].into())).await.unwrap_err();
             assert_eq!(status.code(), Code::OutOfRange, "{fabric:?}: {status}");
-            assert!(status.message().contains("found 500004 bytes, the limit is: 500000"), "{status}");
+            assert!(
+                status.message().contains("found 500004 bytes, the limit is: 500000"),
+                "{status}"
+            );
         }
         let status = strict.echo(Blob::of(vec![1; 450_000].into())).await.unwrap_err();
         assert!(status.message().contains("found 450004 bytes, the limit is: 300000"), "{status}");
     }
 }
 
-/// Stubs of one method share what was learnt with their channel; one with a channel of its own keeps its own limit.
+/// Stubs of one method share what was learnt with their channel; one with a channel of its own
+/// keeps its own limit.
 #[tokio::test]
 async fn a_limit_of_its_own_needs_a_channel_of_its_own() {
     for fabric in Fabric::FAST {
@@ -435,17 +475,22 @@ async fn a_limit_of_its_own_needs_a_channel_of_its_own() {
             lenient.echo(blob.clone()).await.unwrap();
             strict.echo(blob.clone()).await.unwrap();
             let status = alone.echo(blob.clone()).await.unwrap_err();
-            assert!(status.message().contains("found 400004 bytes, the limit is: 300000"), "{status}");
+            assert!(
+                status.message().contains("found 400004 bytes, the limit is: 300000"),
+                "{status}"
+            );
         }
     }
 }
 
-/// Whoever does not trust the other end to leave alone what it has sent gets a copy, and only that end pays for it.
+/// Whoever does not trust the other end to leave alone what it has sent gets a copy, and only that
+/// end pays for it.
 #[tokio::test]
 async fn copy_on_delivery_takes_messages_out_of_the_peers_reach() {
     for fabric in Fabric::FAST.iter().chain([&Fabric::Tcp]) {
         for (at_server, at_client) in [(true, false), (false, true)] {
-            let blobs = Blobs { codec: Which::Ours, seen: Arc::default(), limit: LIMIT, forward: None };
+            let blobs =
+                Blobs { codec: Which::Ours, seen: Arc::default(), limit: LIMIT, forward: None };
             let world = World::set(
                 *fabric,
                 fabric.hosts(32 << 20),
@@ -465,7 +510,8 @@ async fn copy_on_delivery_takes_messages_out_of_the_peers_reach() {
                 every_kind(&world, Which::Ours, MIB, !at_client).await;
             }
             world.seen.take();
-            let (client, server) = (world.channel.stats().copied_fast, world.server.get().copied_fast);
+            let (client, server) =
+                (world.channel.stats().copied_fast, world.server.get().copied_fast);
             every_kind(&world, Which::Ours, MIB, !at_client).await;
             let client = world.channel.stats().copied_fast - client;
             let server = world.server.get().copied_fast - server;
@@ -483,21 +529,26 @@ async fn copy_on_delivery_takes_messages_out_of_the_peers_reach() {
                     "{copied:?}"
                 );
                 // What a handler sends back lies on the heap now, and is staged where it has to be.
-                assert_eq!(copied.total(), copied.delivery + copied.staging, "{fabric:?}: {copied:?}");
+                assert_eq!(
+                    copied.total(),
+                    copied.delivery + copied.staging,
+                    "{fabric:?}: {copied:?}"
+                );
             }
         }
     }
 }
 
-/// A peer whose messages are held gets no more of the pool than it may have; the rest is for the others.
+/// A peer whose messages are held gets no more of the pool than it may have; the rest is for the
+/// others.
 #[tokio::test]
 async fn a_peer_keeps_to_its_share_of_the_pool() {
     const SHARE: usize = 4 * MIB;
     for fabric in Fabric::FAST {
         let net = tonic_rdma::sim::SimNet::new(tonic_rdma::sim::SimConfig::default());
         let contexts = [Some(SHARE), None].map(|share| {
-            let mut builder =
-                tonic_rdma::Context::builder().pool(tonic_rdma::PoolConfig::default().total(64 << 20));
+            let mut builder = tonic_rdma::Context::builder()
+                .pool(tonic_rdma::PoolConfig::default().total(64 << 20));
             if *fabric == Fabric::Sim {
                 let n = if share.is_some() { 1 } else { 2 };
                 builder = builder.sim(net.device(format!("sim{n}"), [10, 0, 0, n].into()));
@@ -510,12 +561,16 @@ async fn a_peer_keeps_to_its_share_of_the_pool() {
         let server = contexts[0].clone().unwrap();
         let blobs = Blobs { codec: Which::Ours, seen: Arc::default(), limit: LIMIT, forward: None };
         let world = World::between(*fabric, contexts, blobs).await;
-        let leased =
-            || async { server.pool_stats().await.iter().map(|(_, stats)| stats.leased).sum::<usize>() };
+        let leased = || async {
+            server.pool_stats().await.iter().map(|(_, stats)| stats.leased).sum::<usize>()
+        };
         let mut client = world.client(Which::Ours);
         let data = pooled(&world.channel, MIB, 1).await;
         for n in 0..24 {
-            client.unary("/test.Blobs/Keep", Blob { number: n, ..Blob::of(data.clone()) }).await.unwrap();
+            client
+                .unary("/test.Blobs/Keep", Blob { number: n, ..Blob::of(data.clone()) })
+                .await
+                .unwrap();
             assert!(leased().await <= SHARE, "{fabric:?}: {} leased", leased().await);
         }
         // What was held beyond its share was copied out.

@@ -202,7 +202,8 @@ impl<M: Machine> BusyPoll<M> {
     /// How long a poll lasts. None: this end sleeps at once.
     fn length(&self, behind: Behind) -> Option<Duration> {
         let length = (self.cost * (1 + self.peers(behind))).min(self.limit);
-        (self.habit(behind).expected <= self.cost && self.cost.min(self.limit) >= MIN_COST).then_some(length)
+        (self.habit(behind).expected <= self.cost && self.cost.min(self.limit) >= MIN_COST)
+            .then_some(length)
     }
 
     /// Something was sent: an answer may come. `rung`: the peer slept and was rung. None: the
@@ -277,7 +278,8 @@ impl<M: Machine> BusyPoll<M> {
             }
             State::Sleeping { behind, since } => {
                 let waited = self.machine.now().saturating_duration_since(since);
-                self.peer_sleeps |= self.guesses && behind == Behind::Sent && waited > self.cost * 2;
+                self.peer_sleeps |=
+                    self.guesses && behind == Behind::Sent && waited > self.cost * 2;
                 let wake_ups = self.cost * (1 + self.peers(behind));
                 self.learn(behind, waited.saturating_sub(wake_ups));
             }

@@ -162,7 +162,10 @@ fn both_come_to_poll() {
                 let mode = |which| if modes & which == 0 { end(cost) } else { end(cost).sleeps() };
                 let mut pair = Pair::of([mode(1), mode(2)], told);
                 let slept = pair.calls(120, cost * client / 20, cost * server / 20);
-                assert_eq!(slept, 0, "{cost:?}, told {told}, work {client} {server}, modes {modes}");
+                assert_eq!(
+                    slept, 0,
+                    "{cost:?}, told {told}, work {client} {server}, modes {modes}"
+                );
             }
         }
     }
@@ -191,7 +194,10 @@ fn what_was_given_up_comes_back() {
                 assert_eq!(pair.calls(120, cost / 10, cost / 10), 0);
                 pair.calls(calls, cost * client, cost * server);
                 let slept = pair.calls(120, cost / 10, cost / 10);
-                assert_eq!(slept, 0, "{cost:?}, told {told}, {calls} calls with {client} and {server}");
+                assert_eq!(
+                    slept, 0,
+                    "{cost:?}, told {told}, {calls} calls with {client} and {server}"
+                );
             }
         }
     }
@@ -268,7 +274,11 @@ fn one_that_only_sends_does_not_poll() {
             end.waits(until);
             end.machine.now.set(until);
         }
-        assert!(end.machine.vain.get() <= cost * 2 * MAX_WAKE_UPS, "{rung:?}: {:?}", end.machine.vain.get());
+        assert!(
+            end.machine.vain.get() <= cost * 2 * MAX_WAKE_UPS,
+            "{rung:?}: {:?}",
+            end.machine.vain.get()
+        );
     }
 }
 

@@ -1,6 +1,7 @@
 //! Waking and being woken.
 //!
-//! A bell is an eventfd. Its owner never reads it: every write to it is an edge, and edges are what tokio waits for.
+//! A bell is an eventfd. Its owner never reads it: every write to it is an edge, and edges are what
+//! tokio waits for.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -71,11 +72,13 @@ impl Rope {
         Ok(event.map_or(Rope::Message, Rope::Event))
     }
 
-    /// Wakes the peer. Fails when it has not heard the last 2^64 rings, or a socket full of messages: its own affair, and
-    /// it is awake then.
+    /// Wakes the peer. Fails when it has not heard the last 2^64 rings, or a socket full of
+    /// messages: its own affair, and it is awake then.
     pub(super) fn ring(&self, socket: &Socket) {
         let _ = match self {
-            Rope::Event(fd) => rustix::io::write(fd, &1_u64.to_ne_bytes()).map(drop).map_err(io::Error::from),
+            Rope::Event(fd) => {
+                rustix::io::write(fd, &1_u64.to_ne_bytes()).map(drop).map_err(io::Error::from)
+            }
             Rope::Message => socket.send(&Message::Wake.encode(), &[]),
         };
     }
@@ -101,7 +104,10 @@ mod tests {
         assert_eq!(fds.len(), 1, "it is left to be closed");
         assert!(matches!(Rope::new(&mut fds, true), Ok(Rope::Event(_))));
         assert!(Rope::new(&mut fds, true).is_err(), "there is none");
-        assert!(Rope::new(&mut vec![event(EventfdFlags::empty())], true).is_err(), "it would block");
+        assert!(
+            Rope::new(&mut vec![event(EventfdFlags::empty())], true).is_err(),
+            "it would block"
+        );
         let (pipe, _end) = std::io::pipe().unwrap();
         rustix::fs::fcntl_setfl(&pipe, rustix::fs::OFlags::NONBLOCK).unwrap();
         assert!(Rope::new(&mut vec![pipe.into()], true).is_err());

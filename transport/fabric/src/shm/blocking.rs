@@ -134,8 +134,10 @@ impl Lane {
         let mut state = self.lock();
         loop {
             let State { queue, busy, .. } = &mut *state;
-            let free = |user: &u32| busy.get(user).is_none_or(|threads| *threads < THREADS_PER_USER);
-            let next = queue.iter().position(|(user, _)| free(user)).and_then(|at| queue.remove(at));
+            let free =
+                |user: &u32| busy.get(user).is_none_or(|threads| *threads < THREADS_PER_USER);
+            let next =
+                queue.iter().position(|(user, _)| free(user)).and_then(|at| queue.remove(at));
             let Some((user, job)) = next else {
                 state.waiting += 1;
                 let timed_out;
@@ -172,8 +174,9 @@ fn count_down(counts: &mut BTreeMap<u32, usize>, user: u32) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::sync::mpsc;
+
+    use super::*;
 
     const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -215,7 +218,8 @@ mod tests {
         assert_eq!(LANE.lock().busy.get(&1), Some(&THREADS_PER_USER));
         assert!(LANE.lock().threads <= THREADS);
         drop(stuck);
-        let rest: Vec<_> = (0..2 * THREADS + 3).map(|_| told.recv_timeout(PATIENCE).unwrap()).collect();
+        let rest: Vec<_> =
+            (0..2 * THREADS + 3).map(|_| told.recv_timeout(PATIENCE).unwrap()).collect();
         assert_eq!(rest.iter().filter(|told| **told == 3).count(), 1);
         while LANE.closing(1) > 0 {
             thread::yield_now();

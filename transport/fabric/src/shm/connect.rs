@@ -32,8 +32,11 @@ pub(super) async fn connect(
         return Err(ConnectError::PrivateDataTooLong { len: private_data.len() });
     }
     let attempt = attempt(device, addr, config, pool, private_data);
-    let late =
-        || ConnectError::Timeout { addr: addr.clone().into(), step: ConnectStep::Connect, after: timeout };
+    let late = || ConnectError::Timeout {
+        addr: addr.clone().into(),
+        step: ConnectStep::Connect,
+        after: timeout,
+    };
     tokio::time::timeout(timeout, attempt).await.map_err(|_| late())?
 }
 
@@ -54,7 +57,9 @@ async fn attempt(
     let socket = loop {
         match Socket::connect(addr) {
             Ok(socket) => break socket,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(BUSY).await,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                tokio::time::sleep(BUSY).await
+            }
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 return Err(ConnectError::Refused { addr: addr.clone().into() });
             }
@@ -73,7 +78,8 @@ async fn attempt(
     // One that hangs up has nothing to say about it; a listener that goes does so too.
     let gone = || ConnectError::Rejected { addr: addr.clone().into(), private_data: Vec::new() };
     let answer = match socket.next().await {
-        // A listener that refuses does not read the greeting first, and that is told before what it said.
+        // A listener that refuses does not read the greeting first, and that is told before what it
+        // said.
         Err(error) if is_end(&error) => socket.receive().unwrap_or(None),
         answer => answer.map_err(failed)?,
     };
@@ -81,8 +87,10 @@ async fn attempt(
     match (Message::decode(&bytes), rights) {
         (Some(Message::Accept { shape, private_data }), true) => {
             let kin = is_kin(&socket);
-            let theirs =
-                socket.take(move |fds| Theirs::new(shape, fds, peer.uid, kin)).await.map_err(failed)?;
+            let theirs = socket
+                .take(move |fds| Theirs::new(shape, fds, peer.uid, kin))
+                .await
+                .map_err(failed)?;
             match own.with_fds(|fds| socket.send(&Message::Ring.encode(), fds)) {
                 // The link says so, after what the peer sent before.
                 Err(error) if is_end(&error) => {}
@@ -96,9 +104,12 @@ async fn attempt(
         (Some(Message::OtherUser { uid }), false) => {
             Err(ConnectError::NotWelcome { addr: Addr::Process(peer.pid), uid })
         }
-        (Some(Message::Refused { text }), false) => {
-            Err(failed(io::Error::new(io::ErrorKind::PermissionDenied, format!("the peer says: {text:?}"))))
+        (Some(Message::Refused { text }), false) => Err(failed(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            format!("the peer says: {text:?}"),
+        ))),
+        _ => {
+            Err(failed(io::Error::new(io::ErrorKind::InvalidData, "an answer that makes no sense")))
         }
-        _ => Err(failed(io::Error::new(io::ErrorKind::InvalidData, "an answer that makes no sense"))),
     }
 }

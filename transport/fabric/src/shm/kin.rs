@@ -35,8 +35,8 @@ pub(super) fn is_kin(socket: &Socket) -> bool {
         return false;
     }
     let Some(process) = pidfd(socket.fd()) else { return false };
-    let same =
-        in_this_namespace("self", std::process::id()) && in_this_namespace(&peer.pid.to_string(), peer.pid);
+    let same = in_this_namespace("self", std::process::id())
+        && in_this_namespace(&peer.pid.to_string(), peer.pid);
     same && lives(&process)
 }
 
@@ -54,14 +54,16 @@ fn pidfd(socket: &OwnedFd) -> Option<OwnedFd> {
     let (socket, value) = (socket.as_raw_fd(), (&raw mut fd).cast());
     // SAFETY: the descriptor is open; the call writes at most `len` bytes to `fd`, of which any are
     // valid (R17).
-    let result = unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, PEER_PIDFD?, value, &raw mut len) };
+    let result =
+        unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, PEER_PIDFD?, value, &raw mut len) };
     // SAFETY: the descriptor was just made, and is owned by nobody else (R17).
     (result == 0 && fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// A pidfd can be read when its process has ended.
 fn lives(process: &OwnedFd) -> bool {
-    poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&Timespec::default())).is_ok_and(|ended| ended == 0)
+    poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&Timespec::default()))
+        .is_ok_and(|ended| ended == 0)
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! A link over shared memory.
 //!
-//! Work is done while it is queued: nothing is ever under way, and no completions of SENDs and WRITEs are reported.
+//! Work is done while it is queued: nothing is ever under way, and no completions of SENDs and
+//! WRITEs are reported.
 //!
 //! Messages on the socket are read by the driver, but for the descriptors of CHUNK messages, which
 //! are taken by a thread that may block (`blocking`):
@@ -151,7 +152,11 @@ impl ShmLink {
     }
 
     fn device(&self, call: &'static str, source: io::Error) -> LinkError {
-        LinkError::Device { verb: Verb::Call(call), source: Arc::new(source), peer: self.peer.clone() }
+        LinkError::Device {
+            verb: Verb::Call(call),
+            source: Arc::new(source),
+            peer: self.peer.clone(),
+        }
     }
 
     fn breach(&self, what: String) -> LinkError {
@@ -225,7 +230,9 @@ impl ShmLink {
         if !written {
             let error = LinkError::Completion {
                 verb: Verb::Write,
-                status: format!("remote access error: {len} bytes at {remote_addr:#x} with rkey {rkey:#x}"),
+                status: format!(
+                    "remote access error: {len} bytes at {remote_addr:#x} with rkey {rkey:#x}"
+                ),
                 code: REMOTE_ACCESS,
                 vendor_err: 0,
                 peer: self.peer.clone(),
@@ -246,7 +253,9 @@ impl ShmLink {
                 Ok(Some(message)) => {
                     let (slot, len) = (message.slot, message.len);
                     if !block.fill(slot, len, |bytes| message.copy_to(bytes)) {
-                        return Err(self.breach(format!("a SEND into slot {slot}, which is not posted")));
+                        return Err(
+                            self.breach(format!("a SEND into slot {slot}, which is not posted"))
+                        );
                     }
                     out.push(Completion::Received { slot, len });
                 }
@@ -315,8 +324,10 @@ impl ShmLink {
             // That it has arrived is all there is to it.
             (Some(Message::Wake), false) => Ok(()),
             (Some(Message::Refused { text }), false) => {
-                let source =
-                    io::Error::new(io::ErrorKind::PermissionDenied, format!("the peer says: {text:?}"));
+                let source = io::Error::new(
+                    io::ErrorKind::PermissionDenied,
+                    format!("the peer says: {text:?}"),
+                );
                 Err(self.device("accept", source))
             }
             _ => Err(self.breach("a message on the socket that makes no sense".to_owned())),
@@ -331,7 +342,8 @@ impl ShmLink {
                 continue;
             }
             match self.socket.send(&Message::Forget { rkey }.encode(), &[]) {
-                // It has more to read than the socket holds: later, then. The memory is back already.
+                // It has more to read than the socket holds: later, then. The memory is back
+                // already.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.gone.put_back(std::iter::once(rkey).chain(keys));
                     return Ok(());
@@ -379,8 +391,13 @@ impl ShmLink {
         }
     }
 
-    /// Looks at the ring, the socket and the bell until there is something, or nothing to do but wait.
-    fn turn(&mut self, cx: &mut Context<'_>, out: &mut Vec<Completion>) -> Poll<Result<(), LinkError>> {
+    /// Looks at the ring, the socket and the bell until there is something, or nothing to do but
+    /// wait.
+    fn turn(
+        &mut self,
+        cx: &mut Context<'_>,
+        out: &mut Vec<Completion>,
+    ) -> Poll<Result<(), LinkError>> {
         self.woken();
         self.forget()?;
         for _ in 0..ROUNDS {
@@ -407,12 +424,14 @@ impl ShmLink {
                 if self.reader.has_news() {
                     continue;
                 }
-                // Every other task has its turn before this one looks again, also the one that a runtime of a single
-                // thread blocks on, which a task that wakes itself would hold up.
+                // Every other task has its turn before this one looks again, also the one that a
+                // runtime of a single thread blocks on, which a task that wakes itself would hold
+                // up.
                 let _ = pin!(tokio::task::yield_now()).poll(cx);
                 return Poll::Pending;
             }
-            // Both are listened to before the flag is set, and the ring is looked at after: nothing is missed between.
+            // Both are listened to before the flag is set, and the ring is looked at after: nothing
+            // is missed between.
             match self.hear(cx) {
                 Poll::Ready(Ok(())) => continue,
                 Poll::Ready(Err(error)) => {
@@ -440,7 +459,8 @@ impl ShmLink {
 
 /// The processor that this thread runs on, from 1: 0 is what a fresh ring holds.
 fn processor() -> u64 {
-    // The C library keeps it at hand (rseq); rustix would ask the kernel's vDSO, which a process under valgrind has not.
+    // The C library keeps it at hand (rseq); rustix would ask the kernel's vDSO, which a process
+    // under valgrind has not.
     // SAFETY: no arguments, and nothing is written to; this rests on no rule.
     let processor = unsafe { libc::sched_getcpu() };
     // Not known (-1): as in a fresh ring, so that both ends wait and do not look.
@@ -490,10 +510,14 @@ impl Link for ShmLink {
         // The peer counts those that it has not heard to be gone.
         self.forget().map_err(|error| self.die(error))?;
         if self.lent.len() >= MAX_CHUNKS {
-            return Err(self.misuse(format!("{MAX_CHUNKS} chunks are given, and a peer takes no more")));
+            return Err(
+                self.misuse(format!("{MAX_CHUNKS} chunks are given, and a peer takes no more"))
+            );
         }
         let Some(chunk) = self.table.lend(rkey, &self.gone) else {
-            return Err(self.misuse(format!("rkey {rkey:#x} is none of this device's, or another link's")));
+            return Err(
+                self.misuse(format!("rkey {rkey:#x} is none of this device's, or another link's"))
+            );
         };
         let message = Message::Chunk { rkey, addr: chunk.addr, len: chunk.len };
         match self.socket.send(&message.encode(), &[chunk.file.as_fd()]) {
@@ -501,7 +525,9 @@ impl Link for ShmLink {
             Err(error) if is_end(&error) => {}
             Err(error) => {
                 let error = match error.kind() {
-                    io::ErrorKind::WouldBlock => self.breach("it does not read its socket".to_owned()),
+                    io::ErrorKind::WouldBlock => {
+                        self.breach("it does not read its socket".to_owned())
+                    }
                     _ => self.device("sendmsg", error),
                 };
                 return Err(self.die(error));
@@ -519,7 +545,9 @@ impl Link for ShmLink {
     }
 
     fn is_eager(&self) -> bool {
-        self.dead.is_none() && self.busy_poll.is_ready() && self.writer.peer_runs_on() != processor()
+        self.dead.is_none()
+            && self.busy_poll.is_ready()
+            && self.writer.peer_runs_on() != processor()
     }
 
     fn has_news(&self) -> bool {
@@ -530,7 +558,11 @@ impl Link for ShmLink {
         self.writer.peer_runs_on() == processor()
     }
 
-    fn poll(&mut self, cx: &mut Context<'_>, out: &mut Vec<Completion>) -> Poll<Result<(), LinkError>> {
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        out: &mut Vec<Completion>,
+    ) -> Poll<Result<(), LinkError>> {
         self.alive()?;
         match self.turn(cx, out) {
             Poll::Ready(Err(error)) => Poll::Ready(Err(self.die(error))),
@@ -545,7 +577,9 @@ impl Link for ShmLink {
     fn repost(&mut self, slot: u32) -> Result<bool, LinkError> {
         self.alive()?;
         if !self.block.mark_posted(slot) {
-            return Err(self.misuse(format!("RECV slot {slot} is posted already, or does not exist")));
+            return Err(
+                self.misuse(format!("RECV slot {slot} is posted already, or does not exist"))
+            );
         }
         let ShmLink { reader, block, .. } = self;
         reader.free(|slot| !block.is_held(slot));

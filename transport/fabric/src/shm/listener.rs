@@ -37,7 +37,8 @@ const HELLO_LIMIT: Duration = Duration::from_secs(5);
 const PENDING: usize = 64;
 /// Sockets of strangers that may wait to be closed.
 const BACKLOG: usize = 256;
-/// Sockets of one user's peers that may wait to be closed. With more, its next peer waits to be let in.
+/// Sockets of one user's peers that may wait to be closed. With more, its next peer waits to be let
+/// in.
 const CLOSING: usize = 256;
 /// Pause before that is looked at again.
 const CLOSING_PAUSE: Duration = Duration::from_millis(10);
@@ -130,7 +131,12 @@ fn is_shortage(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
 }
 
-async fn hello(device: ShmDevice, local: ShmAddr, socket: Socket, log: &LogThrottle) -> Option<ShmIncoming> {
+async fn hello(
+    device: ShmDevice,
+    local: ShmAddr,
+    socket: Socket,
+    log: &LogThrottle,
+) -> Option<ShmIncoming> {
     let peer = socket.peer();
     let refuse = |text: String| {
         refused(log, peer, &text);
@@ -246,7 +252,8 @@ impl ShmIncoming {
             return Err(refuse(io::Error::new(io::ErrorKind::InvalidData, what)));
         }
         let kin = is_kin(&socket);
-        let theirs = socket.take(move |fds| Theirs::new(shape, fds, peer.uid, kin)).await.map_err(refuse)?;
+        let theirs =
+            socket.take(move |fds| Theirs::new(shape, fds, peer.uid, kin)).await.map_err(refuse)?;
         Ok(ShmLink::new(&device, socket, own, theirs, block, config))
     }
 

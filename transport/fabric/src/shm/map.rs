@@ -60,9 +60,10 @@ impl Map {
         let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
         let wanted = SealFlags::SHRINK | SealFlags::GROW;
         // Fails for anything that is no memory file.
-        let seals =
-            fcntl_get_seals(&file).map_err(|e| invalid(format!("not a file that can be sealed ({e})")))?;
-        // A huge page that the peer gives back may not be there again when it is touched, which kills this process.
+        let seals = fcntl_get_seals(&file)
+            .map_err(|e| invalid(format!("not a file that can be sealed ({e})")))?;
+        // A huge page that the peer gives back may not be there again when it is touched, which
+        // kills this process.
         if fstatfs(&file)?.f_type as u64 != TMPFS {
             return Err(invalid("not a file of ordinary pages".to_owned()));
         }
@@ -86,13 +87,15 @@ impl Map {
     fn of(file: impl AsFd, len: usize, populate: bool) -> io::Result<Map> {
         let flags = if populate { MapFlags::SHARED | MapFlags::POPULATE } else { MapFlags::SHARED };
         let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping, at an address of the kernel's choice, of a file that keeps its size.
+        // SAFETY: a new mapping, at an address of the kernel's choice, of a file that keeps its
+        // size.
         let ptr = unsafe { mmap(std::ptr::null_mut(), len, prot, flags, &file, 0) }?;
         let ptr = NonNull::new(ptr.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
         let map = Map { ptr, len, touched: 0 };
         // A child of fork() has no use for it, and would keep the peer's memory.
         // SAFETY: the range is this mapping, and its contents stay as they are.
-        if let Err(error) = unsafe { madvise(map.ptr.as_ptr().cast(), len, Advice::LinuxDontFork) } {
+        if let Err(error) = unsafe { madvise(map.ptr.as_ptr().cast(), len, Advice::LinuxDontFork) }
+        {
             tracing::debug!(%error, "MADV_DONTFORK");
         }
         Ok(map)
@@ -106,14 +109,16 @@ impl Map {
 
     /// Copies `src` to `offset`. False when it does not fit there.
     pub(super) fn write(&mut self, offset: u64, src: &[u8]) -> bool {
-        let end = usize::try_from(offset).ok().and_then(|at| Some((at, at.checked_add(src.len())?)));
+        let end =
+            usize::try_from(offset).ok().and_then(|at| Some((at, at.checked_add(src.len())?)));
         let Some((at, end)) = end else { return false };
         if end > self.len {
             return false;
         }
         self.touch(at, end);
-        // SAFETY: at .. end lies within the mapping, which keeps its size (R15). This process does not read there, and
-        // has no reference to it. Source and destination differ: the destination is the peer's file.
+        // SAFETY: at .. end lies within the mapping, which keeps its size (R15). This process does
+        // not read there, and has no reference to it. Source and destination differ: the
+        // destination is the peer's file.
         unsafe { tonic_rdma_memory::copy(src.as_ptr(), self.ptr.as_ptr().add(at), src.len()) };
         true
     }
@@ -139,8 +144,8 @@ impl Map {
 
 impl Words for Map {
     fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping is page aligned, `len` bytes long, zeroed when it was made, and lives as long as self;
-        // other processes may write to it at any time, which atomics allow.
+        // SAFETY: the mapping is page aligned, `len` bytes long, zeroed when it was made, and lives
+        // as long as self; other processes may write to it at any time, which atomics allow.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr().cast::<AtomicU64>(), self.len / 8) }
     }
 }
@@ -157,9 +162,11 @@ impl Drop for Map {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use rustix::fs::{MemfdFlags, fcntl_add_seals, ftruncate, memfd_create};
     use std::sync::atomic::Ordering;
+
+    use rustix::fs::{MemfdFlags, fcntl_add_seals, ftruncate, memfd_create};
+
+    use super::*;
 
     fn refused(file: impl AsFd, len: usize) -> String {
         Map::new(file, len, |_| Ok(())).unwrap_err().to_string()

@@ -67,7 +67,10 @@ impl Entry {
         });
         let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
         if mapped.files.contains(&file) {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "a file that was given already"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "a file that was given already",
+            ));
         }
         if !mapped.has_place(purpose, limit) {
             let what = format!(
@@ -141,8 +144,9 @@ impl Drop for PeerMap {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use tonic_rdma_memory::memfd::sealed;
+
+    use super::*;
 
     #[test]
     fn a_file_is_mapped_once_at_a_time() {
@@ -175,13 +179,17 @@ mod tests {
         for _ in 0..hoarders {
             (0..512).take_while(|&others| map(&mut mapped, Use::Chunk { others })).count();
         }
-        map(&mut mapped, Use::Ring) && (0..FEW).all(|others| map(&mut mapped, Use::Chunk { others }))
+        map(&mut mapped, Use::Ring)
+            && (0..FEW).all(|others| map(&mut mapped, Use::Chunk { others }))
     }
 
     #[test]
     fn hoarders_leave_places_to_others() {
         for hoarders in [0, 1, 16, 32, 100, 500, 700] {
-            assert!(gets_a_few(hoarders), "{hoarders} connections that give 512 chunks each keep others out");
+            assert!(
+                gets_a_few(hoarders),
+                "{hoarders} connections that give 512 chunks each keep others out"
+            );
         }
     }
 }

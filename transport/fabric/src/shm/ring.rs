@@ -1,6 +1,7 @@
 //! The ring that SENDs travel through: its layout, and its two ends.
 //!
-//! The memory is seen as words of 8 bytes, all atomic: another process may write to any of them at any time.
+//! The memory is seen as words of 8 bytes, all atomic: another process may write to any of them at
+//! any time.
 //!
 //! | words | written by | what |
 //! |---|---|---|
@@ -13,8 +14,8 @@
 //! | 32 .. 32 + slots | sender | bytes in each slot |
 //! | then, from the next multiple of 8 | sender | the slots, `slot_size` bytes each |
 //!
-//! Tail, head, the waiting flag and the processor each have a cache line of their own. Message `n` lies in slot
-//! `n % slots`.
+//! Tail, head, the waiting flag and the processor each have a cache line of their own. Message `n`
+//! lies in slot `n % slots`.
 //!
 //! A message may name the key of a chunk that went by the socket. The count of CHUNK messages
 //! orders the two ways: the receiver gives no message of a tail before it has as many chunks as the
@@ -68,7 +69,8 @@ impl Shape {
         (self.slots_at() + self.slots as usize * self.slot_words()) * 8
     }
 
-    /// Whether both numbers are within the bounds of [`LinkConfig`](crate::LinkConfig), and the slots within [`MAX_RING`].
+    /// Whether both numbers are within the bounds of [`LinkConfig`](crate::LinkConfig), and the
+    /// slots within [`MAX_RING`].
     pub(crate) fn is_sound(self) -> bool {
         (1..=1 << 16).contains(&self.slots)
             && (64..=1 << 20).contains(&self.slot_size)
@@ -344,9 +346,11 @@ impl<W: Words> Writer<W> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use proptest::prelude::*;
     use std::sync::Arc;
+
+    use proptest::prelude::*;
+
+    use super::*;
 
     const SHAPE: Shape = Shape { slots: 4, slot_size: 64 };
 
@@ -364,7 +368,11 @@ mod tests {
 
     fn pair() -> (Writer<Memory>, Reader<Memory>, Memory) {
         let memory = memory(SHAPE);
-        (Writer::new(memory.clone(), SHAPE).unwrap(), Reader::new(memory.clone(), SHAPE).unwrap(), memory)
+        (
+            Writer::new(memory.clone(), SHAPE).unwrap(),
+            Reader::new(memory.clone(), SHAPE).unwrap(),
+            memory,
+        )
     }
 
     fn take(reader: &mut Reader<Memory>) -> Option<(u32, Vec<u8>)> {
@@ -471,9 +479,11 @@ mod tests {
         let small = || (0..words).map(|_| AtomicU64::new(0)).collect::<Vec<_>>();
         assert!(Reader::new(small(), SHAPE).is_none());
         assert!(Writer::new(small(), SHAPE).is_none());
-        for shape in
-            [Shape { slots: 0, ..SHAPE }, Shape { slot_size: 65, ..SHAPE }, Shape { slot_size: 0, ..SHAPE }]
-        {
+        for shape in [
+            Shape { slots: 0, ..SHAPE },
+            Shape { slot_size: 65, ..SHAPE },
+            Shape { slot_size: 0, ..SHAPE },
+        ] {
             assert!(Reader::new(memory(SHAPE), shape).is_none());
         }
     }
@@ -511,8 +521,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the memory holds, and whatever is written to it meanwhile, both ends stay within the bounds or name a
-        /// breach.
+        /// Whatever the memory holds, and whatever is written to it meanwhile, both ends stay
+        /// within the bounds or name a breach.
         #[test]
         fn arbitrary_memory_is_read_within_bounds(input in proptest::collection::vec(any::<u8>(), 0..400)) {
             crate::fuzzing::ring(&input);

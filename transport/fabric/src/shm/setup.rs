@@ -46,13 +46,19 @@ impl Theirs {
     /// closed where that may block.
     ///
     /// `user`: the peer's. `kin`: it could stop this process anyway.
-    pub(super) fn new(shape: Shape, fds: &mut Vec<OwnedFd>, user: u32, kin: bool) -> io::Result<Theirs> {
+    pub(super) fn new(
+        shape: Shape,
+        fds: &mut Vec<OwnedFd>,
+        user: u32,
+        kin: bool,
+    ) -> io::Result<Theirs> {
         let wrong = |what| io::Error::new(io::ErrorKind::InvalidData, what);
         let [ring, _bell] = fds.as_slice() else {
             return Err(wrong("the peer's handshake comes without exactly a ring and a bell"));
         };
         let map = PeerMap::new(ring, shape.bytes(), user, Use::Ring)?;
-        let writer = Writer::new(map, shape).ok_or_else(|| wrong("the peer's ring is too small"))?;
+        let writer =
+            Writer::new(map, shape).ok_or_else(|| wrong("the peer's ring is too small"))?;
         Ok(Theirs { writer, rope: Rope::new(fds, kin)? })
     }
 }

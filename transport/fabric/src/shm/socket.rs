@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
-    connect, listen, recvmsg, sendmsg, shutdown, socket_with,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags,
+    SocketType, accept_with, bind, connect, listen, recvmsg, sendmsg, shutdown, socket_with,
 };
 use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
@@ -68,7 +68,8 @@ fn name(addr: &ShmAddr) -> io::Result<SocketAddrUnix> {
 /// the queue goes on holding.
 fn receive(socket: &OwnedFd) -> io::Result<Option<Heard>> {
     let mut bytes = [0; MAX_MESSAGE];
-    let (len, rights) = read(socket, &mut bytes, RecvFlags::PEEK, &mut RecvAncillaryBuffer::default())?;
+    let (len, rights) =
+        read(socket, &mut bytes, RecvFlags::PEEK, &mut RecvAncillaryBuffer::default())?;
     if !rights {
         // The same, as nobody else takes anything from this socket.
         read(socket, &mut bytes, RecvFlags::empty(), &mut RecvAncillaryBuffer::default())?;
@@ -162,7 +163,8 @@ fn credentials(socket: &OwnedFd) -> io::Result<Credentials> {
 }
 
 impl Socket {
-    /// Connects, or says at once why not: `WouldBlock` when the listener has more to do than it takes on.
+    /// Connects, or says at once why not: `WouldBlock` when the listener has more to do than it
+    /// takes on.
     pub(super) fn connect(addr: &ShmAddr) -> io::Result<Socket> {
         let fd = open()?;
         connect(&fd, &name(addr)?)?;
@@ -189,7 +191,8 @@ impl Socket {
         }
     }
 
-    /// The process at the other end. Of a listener's side: the one that called connect; of a client's: listen.
+    /// The process at the other end. Of a listener's side: the one that called connect; of a
+    /// client's: listen.
     pub(super) fn peer(&self) -> Credentials {
         self.peer
     }
@@ -212,7 +215,10 @@ impl Socket {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors for one message"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "too many descriptors for one message",
+            ));
         }
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         sendmsg(self.fd(), &[IoSlice::new(message)], &mut control, flags)?;
@@ -427,7 +433,8 @@ mod tests {
         one.send(b"x", &[file.as_fd()]).unwrap();
     }
 
-    /// One that closes without having read everything resets the connection; what it said is still heard.
+    /// One that closes without having read everything resets the connection; what it said is still
+    /// heard.
     #[tokio::test]
     async fn last_words_are_heard() {
         let (one, other) = pair().await;

@@ -59,7 +59,8 @@ impl Table {
         lock(&self.chunks).len()
     }
 
-    /// Lends a chunk to the peer of a link. `None`: there is no such key, or another link has it (R12).
+    /// Lends a chunk to the peer of a link. `None`: there is no such key, or another link has it
+    /// (R12).
     pub(super) fn lend(&self, rkey: u32, to: &Arc<Gone>) -> Option<Arc<Chunk>> {
         let chunk = lock(&self.chunks).get(&rkey).cloned()?;
         let mut link = lock(&chunk.link);
@@ -106,9 +107,9 @@ impl Drop for ShmRegistration {
     }
 }
 
-// SAFETY: a key is looked up in the table for each loan and removed from it when the Registration drops. A peer that
-// had it keeps at most a mapping of its own; the pool takes the pages out of the file before it unmaps it, and never
-// uses the file again.
+// SAFETY: a key is looked up in the table for each loan and removed from it when the Registration
+// drops. A peer that had it keeps at most a mapping of its own; the pool takes the pages out of the
+// file before it unmaps it, and never uses the file again.
 unsafe impl Registrar for ShmRegistrar {
     fn pins(&self) -> bool {
         false
@@ -137,15 +138,17 @@ unsafe impl Registrar for ShmRegistrar {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::ptr::NonNull;
+
+    use super::*;
 
     #[test]
     fn a_chunk_is_lent_to_one_link_and_its_end_is_told() {
         let table = Arc::new(Table::default());
         let registrar = ShmRegistrar(table.clone());
         let file = Some(tonic_rdma_memory::memfd::sealed(c"test", 4096).unwrap());
-        let memory = Memory { addr: NonNull::dangling(), len: 4096, access: Access::RemoteWrite, file };
+        let memory =
+            Memory { addr: NonNull::dangling(), len: 4096, access: Access::RemoteWrite, file };
         // SAFETY: nothing touches the memory in this test.
         let registration = unsafe { registrar.register(memory) }.unwrap();
         let (one, other) = (Arc::new(Gone::default()), Arc::new(Gone::default()));

@@ -1,13 +1,15 @@
 //! Who wakes whom: a flag by which no wake-up is lost, and few are sent.
 //!
-//! The receiver raises its flag and looks for messages once more; the sender publishes and looks at the flag. A fence
-//! stands between the two steps on either side, so at least one of them sees what the other did. Checked with loom.
+//! The receiver raises its flag and looks for messages once more; the sender publishes and looks at
+//! the flag. A fence stands between the two steps on either side, so at least one of them sees what
+//! the other did. Checked with loom.
 
 use crate::atomics::{AtomicU64, Ordering, fence};
 
 /// The receiver is about to wait. It must look for messages once more before it does.
 pub(crate) fn raise(flag: &AtomicU64) {
-    // Exchanged, not stored, so that it comes after whatever the sender took down: this happens before a sleep only.
+    // Exchanged, not stored, so that it comes after whatever the sender took down: this happens
+    // before a sleep only.
     flag.swap(1, Ordering::AcqRel);
     fence(Ordering::SeqCst);
 }
@@ -17,7 +19,8 @@ pub(crate) fn lower(flag: &AtomicU64) {
     flag.store(0, Ordering::Relaxed);
 }
 
-/// The sender has published something. True when it has to wake the receiver: once for each time that it waits.
+/// The sender has published something. True when it has to wake the receiver: once for each time
+/// that it waits.
 pub(crate) fn must_wake(flag: &AtomicU64) -> bool {
     fence(Ordering::SeqCst);
     flag.load(Ordering::Relaxed) != 0 && flag.swap(0, Ordering::AcqRel) != 0

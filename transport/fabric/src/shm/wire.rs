@@ -178,7 +178,10 @@ mod tests {
         let mut other = Message::Reject { private_data: vec![] }.encode();
         other[7] = 1;
         assert_eq!(Message::decode(&other), None, "another version");
-        assert_eq!(Message::decode(&Message::Chunk { rkey: 1, addr: u64::MAX, len: 1 }.encode()), None);
+        assert_eq!(
+            Message::decode(&Message::Chunk { rkey: 1, addr: u64::MAX, len: 1 }.encode()),
+            None
+        );
     }
 
     proptest::proptest! {

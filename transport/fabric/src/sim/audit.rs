@@ -1,5 +1,5 @@
-//! Checks on the users of the fabric, beyond what a device checks: memory of posted work stays as it is (R10), and
-//! nobody runs into an error that the rules rule out (R2, R3, R5, R9).
+//! Checks on the users of the fabric, beyond what a device checks: memory of posted work stays as
+//! it is (R10), and nobody runs into an error that the rules rule out (R2, R3, R5, R9).
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;
@@ -25,8 +25,8 @@ impl Sums {
     /// Remembers what work `seq` reads.
     ///
     /// # Safety
-    /// The range is readable, and nobody writes there while a method of this runs, until `seq` is done or `clear` is
-    /// called.
+    /// The range is readable, and nobody writes there while a method of this runs, until `seq` is
+    /// done or `clear` is called.
     pub(super) unsafe fn watch(&mut self, seq: u64, addr: NonNull<u8>, len: usize) {
         // SAFETY: the caller's promise.
         let sum = unsafe { sum(addr, len) };
@@ -67,7 +67,12 @@ unsafe fn sum(addr: NonNull<u8>, len: usize) -> u64 {
     let words = bytes.chunks_exact(8);
     let rest = words.remainder().iter().fold(0, |h, b| mix(h, u64::from(*b)));
     words.fold(rest, |h, word| {
-        mix(h, u64::from_le_bytes([word[0], word[1], word[2], word[3], word[4], word[5], word[6], word[7]]))
+        mix(
+            h,
+            u64::from_le_bytes([
+                word[0], word[1], word[2], word[3], word[4], word[5], word[6], word[7],
+            ]),
+        )
     })
 }
 

@@ -45,7 +45,8 @@ pub(super) async fn connect(
     if device.faults.removed() {
         return Err(FabricError::DeviceRemoved { device: device.name.clone() }.into());
     }
-    let timed_out = ConnectError::Timeout { addr: addr.into(), step: ConnectStep::Connect, after: timeout };
+    let timed_out =
+        ConnectError::Timeout { addr: addr.into(), step: ConnectStep::Connect, after: timeout };
     let (to, listener) = match device.net.find(addr) {
         Ok(found) => found,
         Err(NoListener::NobodyListens) => return Err(ConnectError::Refused { addr: addr.into() }),
@@ -66,14 +67,20 @@ pub(super) async fn connect(
         return Err(timed_out);
     }
     let (answer, answered) = oneshot::channel();
-    let request =
-        Request { private_data: private_data.to_vec(), from, to: addr, end: link.end().clone(), answer };
+    let request = Request {
+        private_data: private_data.to_vec(),
+        from,
+        to: addr,
+        end: link.end().clone(),
+        answer,
+    };
     listener.try_send(request).map_err(|_| ConnectError::Refused { addr: addr.into() })?;
     match bounded(timeout, answered).await {
         Err(_) => Err(timed_out),
         Ok(Ok(Answer::Accepted { end, private_data, established })) => {
             link.join(Ends::Connecting, end);
-            // Nobody waits for it when the accepting side has given up; the link then ends by itself.
+            // Nobody waits for it when the accepting side has given up; the link then ends by
+            // itself.
             let _ = established.send(());
             Ok((link, private_data))
         }
@@ -92,7 +99,12 @@ fn check_private_data(data: &[u8]) -> Result<(), ConnectError> {
 }
 
 fn peer(device: &DeviceInner, local: SocketAddr, remote: SocketAddr) -> PeerInfo {
-    PeerInfo { provider: "sim", device: device.name.clone(), local: local.into(), remote: remote.into() }
+    PeerInfo {
+        provider: "sim",
+        device: device.name.clone(),
+        local: local.into(),
+        remote: remote.into(),
+    }
 }
 
 /// A listener of the in-process network.
@@ -104,7 +116,10 @@ pub struct SimListener {
 }
 
 impl SimListener {
-    pub(super) fn new(device: Arc<DeviceInner>, addr: SocketAddr) -> Result<SimListener, FabricError> {
+    pub(super) fn new(
+        device: Arc<DeviceInner>,
+        addr: SocketAddr,
+    ) -> Result<SimListener, FabricError> {
         if device.faults.removed() {
             return Err(FabricError::DeviceRemoved { device: device.name.clone() });
         }
@@ -181,15 +196,20 @@ impl SimIncoming {
         let gone = ConnectError::PeerGone { addr: from.into(), step: ConnectStep::Accept };
         let (established, stands) = oneshot::channel();
         let private_data = private_data.to_vec();
-        if answer.send(Answer::Accepted { end: link.end().clone(), private_data, established }).is_err() {
+        if answer
+            .send(Answer::Accepted { end: link.end().clone(), private_data, established })
+            .is_err()
+        {
             return Err(gone);
         }
         match bounded(timeout, stands).await {
             Ok(Ok(())) => Ok(link),
             Ok(Err(_)) => Err(gone),
-            Err(_) => {
-                Err(ConnectError::Timeout { addr: from.into(), step: ConnectStep::Accept, after: timeout })
-            }
+            Err(_) => Err(ConnectError::Timeout {
+                addr: from.into(),
+                step: ConnectStep::Accept,
+                after: timeout,
+            }),
         }
     }
 

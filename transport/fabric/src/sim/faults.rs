@@ -1,6 +1,7 @@
 //! Faults that a test switches on, per device.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 /// The switches of one device. All off at first.
 #[derive(Debug, Default)]
@@ -27,7 +28,9 @@ impl Faults {
     }
 
     pub(super) fn registration_fails(&self) -> bool {
-        let take = |counter: &AtomicU64| counter.fetch_update(SeqCst, SeqCst, |n| n.checked_sub(1)).is_ok();
+        let take = |counter: &AtomicU64| {
+            counter.fetch_update(SeqCst, SeqCst, |n| n.checked_sub(1)).is_ok()
+        };
         !take(&self.registrations_before) && take(&self.registrations_failing)
     }
 

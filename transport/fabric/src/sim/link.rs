@@ -1,7 +1,8 @@
 //! A link of the in-process network.
 //!
-//! Work that was rung lies in the link itself and is delivered by it, in [`ring`](Link::ring) when there is no delay and
-//! otherwise in later polls: only the owner of the source memory's link ever reads it.
+//! Work that was rung lies in the link itself and is delivered by it, in [`ring`](Link::ring) when
+//! there is no delay and otherwise in later polls: only the owner of the source memory's link ever
+//! reads it.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -49,8 +50,8 @@ struct Op {
     hold: Hold,
 }
 
-// SAFETY: `addr` points into memory that the link owns (its block) or holds in its send queue; it is used by the
-// link's owner only.
+// SAFETY: `addr` points into memory that the link owns (its block) or holds in its send queue; it
+// is used by the link's owner only.
 unsafe impl Send for Op {}
 // SAFETY: &Op gives no access to the memory.
 unsafe impl Sync for Op {}
@@ -95,7 +96,8 @@ impl SimLink {
         let net = &device.net;
         let caps = Caps {
             max_inline: 0,
-            send_queue: config.send_queue.min(net.config.send_queue.unwrap_or(u32::MAX).max(4)) as usize,
+            send_queue: config.send_queue.min(net.config.send_queue.unwrap_or(u32::MAX).max(4))
+                as usize,
             recv_queue: config.recv_slots as usize,
             max_msg: net.config.max_msg,
             max_landing: usize::MAX,
@@ -143,8 +145,8 @@ impl SimLink {
         if let Some((ptr, _)) = self.block.slot_place(slot)
             && self.block.mark_posted(slot)
         {
-            // SAFETY: the block writes or reads a slot only while it is held; it is posted from here until its arrival
-            // is marked. The block lives until Drop has called `abandon`.
+            // SAFETY: the block writes or reads a slot only while it is held; it is posted from
+            // here until its arrival is marked. The block lives until Drop has called `abandon`.
             unsafe { self.me.post(slot, ptr) };
         }
     }
@@ -171,7 +173,8 @@ impl SimLink {
     }
 
     fn frozen(&self) -> bool {
-        self.me.device.faults.frozen() || self.other.as_ref().is_some_and(|(_, o)| o.device.faults.frozen())
+        self.me.device.faults.frozen()
+            || self.other.as_ref().is_some_and(|(_, o)| o.device.faults.frozen())
     }
 
     /// Delivers what is due.
@@ -208,7 +211,9 @@ impl SimLink {
             return Err(Status::LocalProtection);
         }
         if !self.sums.is_same(op.seq) {
-            net.breach(|| format!("R10: what work reads has changed before it was sent ({})", self.me.id));
+            net.breach(|| {
+                format!("R10: what work reads has changed before it was sent ({})", self.me.id)
+            });
         }
         match op.remote {
             None => self.send(op, other),
@@ -244,8 +249,8 @@ impl SimLink {
         if let Some((mut bytes, addr, rkey)) = self.late.take() {
             net.tell(Event::Written { end, peer, addr, rkey, len: bytes.len() });
             let src = NonNull::from(bytes.as_mut_slice()).cast();
-            // SAFETY: the source is a copy of this link's own. What it does to the peer's memory is what `Table::write`
-            // allows any peer; the breakage is there to break R9.
+            // SAFETY: the source is a copy of this link's own. What it does to the peer's memory is
+            // what `Table::write` allows any peer; the breakage is there to break R9.
             unsafe { other.device.table.write(rkey, addr, src, bytes.len()) };
         }
         Ok(())
@@ -267,8 +272,8 @@ impl SimLink {
                 return Ok(());
             }
         }
-        // SAFETY: the source lies in this link's block, which only &mut self writes, or in pool memory that the
-        // send queue holds: frozen, or a buffer that it owns.
+        // SAFETY: the source lies in this link's block, which only &mut self writes, or in pool
+        // memory that the send queue holds: frozen, or a buffer that it owns.
         if !unsafe { other.device.table.write(rkey, addr, op.addr, op.len) } {
             return Err(Status::RemoteAccess);
         }
@@ -293,7 +298,12 @@ impl SimLink {
         };
         if let Some(rule) = rule {
             net.breach(|| {
-                format!("{rule}: {verb} failed, {} ({} to {})", status.words(), self.me.id, other.id)
+                format!(
+                    "{rule}: {verb} failed, {} ({} to {})",
+                    status.words(),
+                    self.me.id,
+                    other.id
+                )
             });
         }
         let counters = &net.counters;
@@ -388,8 +398,10 @@ impl Source {
 /// A WRITE's source taken apart: what keeps it, and where it lies.
 fn take_apart(src: WriteSource, block: &ControlBlock) -> Option<(Held, Source)> {
     fn at(addr: u64) -> NonNull<u8> {
-        // A pool's memory has an address, so the fallback is never used; length 0 makes it harmless.
-        NonNull::new(std::ptr::with_exposed_provenance_mut(addr as usize)).unwrap_or(NonNull::dangling())
+        // A pool's memory has an address, so the fallback is never used; length 0 makes it
+        // harmless.
+        NonNull::new(std::ptr::with_exposed_provenance_mut(addr as usize))
+            .unwrap_or(NonNull::dangling())
     }
     fn bytes(b: PinnedBytes) -> (Held, Source) {
         let source = Source { addr: at(b.addr()), iova: b.iova(), lkey: b.lkey(), len: b.len() };
@@ -402,7 +414,9 @@ fn take_apart(src: WriteSource, block: &ControlBlock) -> Option<(Held, Source)> 
     Some(match src {
         WriteSource::Bytes(b) => bytes(b),
         WriteSource::Buf(b) => buf(b),
-        WriteSource::Staged { offset, len } => (Held::Staging, Source::in_block(block, offset, len)?),
+        WriteSource::Staged { offset, len } => {
+            (Held::Staging, Source::in_block(block, offset, len)?)
+        }
         WriteSource::Any(_) => return None,
     })
 }
@@ -435,33 +449,35 @@ impl Link for SimLink {
             Work::Send { offset, len } => match Source::in_block(&self.block, offset, len) {
                 Some(source) => (Verb::Send, Held::Slot, source, None),
                 None => {
-                    return Err(
-                        self.misuse(format!("SEND of {len} bytes at {offset} lies outside the block"))
-                    );
+                    return Err(self.misuse(format!(
+                        "SEND of {len} bytes at {offset} lies outside the block"
+                    )));
                 }
             },
             Work::Write { src, remote_addr, rkey } => match take_apart(src, &self.block) {
                 Some((held, source)) => (Verb::Write, held, source, Some((remote_addr, rkey))),
                 None => {
                     return Err(self.misuse(
-                        "the WRITE's source is not registered, or lies outside the block".to_owned(),
+                        "the WRITE's source is not registered, or lies outside the block"
+                            .to_owned(),
                     ));
                 }
             },
         };
         let Source { addr, iova, lkey, len } = source;
         if len > self.caps.max_msg {
-            return Err(
-                self.misuse(format!("message of {len} bytes, the device carries {}", self.caps.max_msg))
-            );
+            return Err(self.misuse(format!(
+                "message of {len} bytes, the device carries {}",
+                self.caps.max_msg
+            )));
         }
         let seq = self.sq.push(id, verb, held, signal);
         let net = &self.me.device.net;
         let write = remote.is_some();
         net.tell(Event::Queued { end: self.me.id, id, write, addr: iova, len });
         if net.config.audit {
-            // SAFETY: the range lies in the block, or in memory that the send queue now holds until the work is done;
-            // only &mut self writes to the block.
+            // SAFETY: the range lies in the block, or in memory that the send queue now holds until
+            // the work is done; only &mut self writes to the block.
             unsafe { self.sums.watch(seq, addr, len) };
         }
         let hold = Hold::draw(&mut self.rng, &net.config);
@@ -496,7 +512,11 @@ impl Link for SimLink {
         Alarm::on_tokio_clock()
     }
 
-    fn poll(&mut self, cx: &mut Context<'_>, out: &mut Vec<Completion>) -> Poll<Result<(), LinkError>> {
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        out: &mut Vec<Completion>,
+    ) -> Poll<Result<(), LinkError>> {
         let before = out.len();
         self.remember(cx.waker());
         if !self.frozen() {
@@ -504,7 +524,8 @@ impl Link for SimLink {
             self.step();
         }
         let (arrivals, over) = self.me.arrivals(cx.waker(), BUDGET);
-        // As with a device: completions of bare SENDs that nobody waits for wake nobody, and come with something else.
+        // As with a device: completions of bare SENDs that nobody waits for wake nobody, and come
+        // with something else.
         let report = !arrivals.is_empty() || self.sq.is_waited_for();
         for (slot, len) in arrivals {
             if self.block.mark_received(slot, len) {
@@ -514,7 +535,10 @@ impl Link for SimLink {
                 out.push(Completion::Received { slot, len });
             }
         }
-        if over.is_some() && self.dead.is_none() && self.rng.one_in(self.me.device.net.config.flushed) {
+        if over.is_some()
+            && self.dead.is_none()
+            && self.rng.one_in(self.me.device.net.config.flushed)
+        {
             self.done.clear();
         }
         if (report && !self.frozen()) || over.is_some() {
@@ -554,7 +578,9 @@ impl Link for SimLink {
             return Err(error.clone());
         }
         if !self.block.is_held(slot) {
-            return Err(self.misuse(format!("RECV slot {slot} is posted already, or does not exist")));
+            return Err(
+                self.misuse(format!("RECV slot {slot} is posted already, or does not exist"))
+            );
         }
         let net = &self.me.device.net;
         if self.block.retire(slot) {

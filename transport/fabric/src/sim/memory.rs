@@ -1,4 +1,5 @@
-//! The sim's registrar: keeps a table of live registrations, as a NIC does, and copies only what the table allows.
+//! The sim's registrar: keeps a table of live registrations, as a NIC does, and copies only what
+//! the table allows.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -45,7 +46,8 @@ impl fmt::Debug for Table {
     }
 }
 
-/// Remote keys differ from local ones, so that mixing them up is found out. Odd factor: no two lkeys share an rkey.
+/// Remote keys differ from local ones, so that mixing them up is found out. Odd factor: no two
+/// lkeys share an rkey.
 fn rkey_of(lkey: u32) -> u32 {
     lkey.wrapping_mul(0x9e37_79b1) ^ 0x5a5a_5a5a
 }
@@ -95,10 +97,11 @@ impl Table {
             .and_then(|r| r.place(iova, len));
         if let Some(addr) = place {
             let dst = std::ptr::with_exposed_provenance_mut::<u8>(addr as usize);
-            // SAFETY: the region is live and covers the range, and it stays so while the lock is held, because
-            // deregistration takes the same lock; whoever registered it promised that it stays mapped until then. That
-            // nobody reads there is R8 and R9: granted memory has no reader on its own side. Ranges may overlap when
-            // both ends share a process, so this is a move.
+            // SAFETY: the region is live and covers the range, and it stays so while the lock is
+            // held, because deregistration takes the same lock; whoever registered it promised that
+            // it stays mapped until then. That nobody reads there is R8 and R9: granted memory has
+            // no reader on its own side. Ranges may overlap when both ends share a process, so this
+            // is a move.
             unsafe { std::ptr::copy(src.as_ptr(), dst, len) };
         }
         place.is_some()
@@ -141,8 +144,8 @@ impl Drop for SimRegistration {
     }
 }
 
-// SAFETY: keys are looked up under the table's lock for each access and removed under it when the Registration drops,
-// so they stop working then.
+// SAFETY: keys are looked up under the table's lock for each access and removed under it when the
+// Registration drops, so they stop working then.
 unsafe impl Registrar for SimRegistrar {
     fn pins(&self) -> bool {
         false

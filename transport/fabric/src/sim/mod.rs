@@ -1,16 +1,19 @@
 //! An in-process network with a seed and faults: the verbs model without hardware, for tests.
 //!
-//! It checks what a NIC checks. A SEND needs a posted RECV that is long enough; a WRITE needs a live key, the bounds of
-//! its region and the right to write; a source needs a live local key; the accepting side must not send first (iWARP).
-//! What fails kills the connection, with the completion status that rdma-core has for it.
+//! It checks what a NIC checks. A SEND needs a posted RECV that is long enough; a WRITE needs a
+//! live key, the bounds of its region and the right to write; a source needs a live local key; the
+//! accepting side must not send first (iWARP). What fails kills the connection, with the completion
+//! status that rdma-core has for it.
 //!
-//! [`SimConfig::delay`] holds messages and completions back for a number of *polls* drawn from the seed, so that
-//! completions are reported after the answers to what they complete, and batches arrive in parts;
-//! [`SimConfig::latency`] does it by tokio's clock. On a single-threaded runtime with a paused clock the same seed gives
-//! the same run. Without latency, only connect timeouts use the clock.
+//! [`SimConfig::delay`] holds messages and completions back for a number of *polls* drawn from the
+//! seed, so that completions are reported after the answers to what they complete, and batches
+//! arrive in parts; [`SimConfig::latency`] does it by tokio's clock. On a single-threaded runtime
+//! with a paused clock the same seed gives the same run. Without latency, only connect timeouts use
+//! the clock.
 //!
-//! With [`SimConfig::audit`] it also checks what a NIC cannot see, and [`SimNet::breaches`] tells. A [`Tap`] hears
-//! everything that happens. [`Breakage`] breaks the fabric's own promises, to see that its checkers notice.
+//! With [`SimConfig::audit`] it also checks what a NIC cannot see, and [`SimNet::breaches`] tells.
+//! A [`Tap`] hears everything that happens. [`Breakage`] breaks the fabric's own promises, to see
+//! that its checkers notice.
 //!
 //! ```
 //! # async fn example(pool_config: tonic_rdma_memory::PoolConfig) -> Result<(), Box<dyn std::error::Error>> {
@@ -60,21 +63,24 @@ use crate::link::LinkConfig;
 pub struct SimConfig {
     /// Where all chance comes from. Default 1.
     pub seed: u64,
-    /// Polls by which a work request, and then its completion, is held back at most. 0, the default: everything is
-    /// delivered when the doorbell rings.
+    /// Polls by which a work request, and then its completion, is held back at most. 0, the
+    /// default: everything is delivered when the doorbell rings.
     pub delay: u32,
     /// Longest message in bytes. Default 1 GiB, which is what InfiniBand has, less one bit.
     pub max_msg: usize,
-    /// Time by which a work request, and then its completion, is held back at most, in whole milliseconds. Default 0.
+    /// Time by which a work request, and then its completion, is held back at most, in whole
+    /// milliseconds. Default 0.
     pub latency: Duration,
-    /// Of so many arrivals one wakes nobody: what has arrived is found with the next one, or by a timer. 0, the default:
-    /// none is lost.
+    /// Of so many arrivals one wakes nobody: what has arrived is found with the next one, or by a
+    /// timer. 0, the default: none is lost.
     pub lost_wakeups: u32,
     /// For one of so many arrivals the sender is woken too, for nothing. 0, the default: never.
     pub idle_wakeups: u32,
-    /// For one of so many links, work that has arrived when the link dies is not reported as done. 0, the default: never.
+    /// For one of so many links, work that has arrived when the link dies is not reported as done.
+    /// 0, the default: never.
     pub flushed: u32,
-    /// Places that devices give a link's send queue at most; at least 4. Default: as many as are asked for.
+    /// Places that devices give a link's send queue at most; at least 4. Default: as many as are
+    /// asked for.
     pub send_queue: Option<u32>,
     /// Check the rules, see [`SimNet::breaches`]. Default false: it reads all payload three times.
     pub audit: bool,
@@ -130,8 +136,9 @@ impl SimNet {
         SimNet(Arc::new(NetInner::new(config)))
     }
 
-    /// Adds a device with one address. An address that is taken goes over to the new device. The device can be found
-    /// for as long as a clone of it, or a listener, a link or registered memory on it lives.
+    /// Adds a device with one address. An address that is taken goes over to the new device. The
+    /// device can be found for as long as a clone of it, or a listener, a link or registered memory
+    /// on it lives.
     pub fn device(&self, name: impl Into<String>, addr: IpAddr) -> SimDevice {
         let device = Arc::new(DeviceInner::new(self.0.clone(), name.into(), addr));
         self.0.add_device(&device);
@@ -243,14 +250,14 @@ impl SimDevice {
         self.0.faults.fail_registrations(after, count);
     }
 
-    /// Fault: links made on this device from now on carry so many work requests and fail the next (`retry exceeded`).
-    /// `None` ends it.
+    /// Fault: links made on this device from now on carry so many work requests and fail the next
+    /// (`retry exceeded`). `None` ends it.
     pub fn kill_links_after(&self, work: Option<u64>) {
         self.0.faults.set_kill_after(work);
     }
 
-    /// Fault: nothing leaves or arrives, and nobody is told, as with a stopped peer or a network that drops everything.
-    /// `false` lets it go on.
+    /// Fault: nothing leaves or arrives, and nobody is told, as with a stopped peer or a network
+    /// that drops everything. `false` lets it go on.
     pub fn freeze(&self, on: bool) {
         self.0.freeze(on);
     }
@@ -260,20 +267,21 @@ impl SimDevice {
         self.0.faults.set_lose_connects(on);
     }
 
-    /// Fault: all links of this device die now, with retries exceeded. Their peers see a disconnect when the links are
-    /// dropped.
+    /// Fault: all links of this device die now, with retries exceeded. Their peers see a disconnect
+    /// when the links are dropped.
     pub fn cut(&self) {
         self.0.cut();
     }
 
-    /// Fault: peers of this device's links are not told when those end, as when the network takes the last packets
-    /// with it.
+    /// Fault: peers of this device's links are not told when those end, as when the network takes
+    /// the last packets with it.
     pub fn lose_disconnects(&self, on: bool) {
         self.0.faults.set_lose_disconnects(on);
     }
 
     /// Fault: the device is pulled out. Its links end with
-    /// [`DeviceRemoved`](crate::LinkError::DeviceRemoved), its listeners end, and it does not come back.
+    /// [`DeviceRemoved`](crate::LinkError::DeviceRemoved), its listeners end, and it does not come
+    /// back.
     pub fn remove(&self) {
         self.0.remove();
     }

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use tokio::sync::mpsc;
@@ -106,7 +107,9 @@ impl NetInner {
     /// An occasion to break a promise; whether it is the one.
     pub(super) fn breaks(&self, promise: Breakage) -> bool {
         match self.config.breakage {
-            Some((breakage, after)) if breakage == promise => self.occasions.fetch_add(1, Relaxed) == after,
+            Some((breakage, after)) if breakage == promise => {
+                self.occasions.fetch_add(1, Relaxed) == after
+            }
             _ => false,
         }
     }
@@ -163,11 +166,17 @@ impl NetInner {
         addr: SocketAddr,
     ) -> Result<(Arc<DeviceInner>, mpsc::Sender<Request>), NoListener> {
         let directory = self.lock();
-        let device =
-            directory.devices.get(&addr.ip()).and_then(Weak::upgrade).filter(|d| !d.faults.removed());
+        let device = directory
+            .devices
+            .get(&addr.ip())
+            .and_then(Weak::upgrade)
+            .filter(|d| !d.faults.removed());
         let device = device.ok_or(NoListener::NoSuchAddress)?;
-        let listener =
-            directory.listeners.get(&addr).filter(|l| !l.is_closed()).ok_or(NoListener::NobodyListens)?;
+        let listener = directory
+            .listeners
+            .get(&addr)
+            .filter(|l| !l.is_closed())
+            .ok_or(NoListener::NobodyListens)?;
         Ok((device, listener.clone()))
     }
 
@@ -199,7 +208,14 @@ pub(super) struct DeviceInner {
 
 impl DeviceInner {
     pub(super) fn new(net: Arc<NetInner>, name: String, addr: IpAddr) -> DeviceInner {
-        DeviceInner { net, name, addr, table: Arc::default(), faults: Arc::default(), ends: Mutex::default() }
+        DeviceInner {
+            net,
+            name,
+            addr,
+            table: Arc::default(),
+            faults: Arc::default(),
+            ends: Mutex::default(),
+        }
     }
 
     fn ends(&self) -> MutexGuard<'_, Vec<Weak<End>>> {

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// One end of a connection, by number. Ends are numbered from 0 in the order in which they are made.
+/// One end of a connection, by number. Ends are numbered from 0 in the order in which they are
+/// made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EndId(pub u64);
 
@@ -132,7 +133,8 @@ pub enum Event<'a> {
     },
 }
 
-/// Listens to a network. It is called in the middle of things: it must not use the network, and should not take long.
+/// Listens to a network. It is called in the middle of things: it must not use the network, and
+/// should not take long.
 pub trait Tap: Send + Sync + 'static {
     /// Something has happened.
     fn event(&self, event: Event<'_>);

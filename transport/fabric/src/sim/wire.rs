@@ -1,7 +1,9 @@
-//! One end of a connection as the other end sees it: its posted RECVs, its arrivals, and how it ended.
+//! One end of a connection as the other end sees it: its posted RECVs, its arrivals, and how it
+//! ended.
 //!
-//! The sender delivers: it copies into the receiver's posted slot under the lock of the receiver's [`End`]. The receiver
-//! takes its link apart under the same lock, so a slot that is in the list is alive.
+//! The sender delivers: it copies into the receiver's posted slot under the lock of the receiver's
+//! [`End`]. The receiver takes its link apart under the same lock, so a slot that is in the list is
+//! alive.
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;
@@ -48,7 +50,9 @@ impl Status {
             Status::RemoteAccess => "remote access error",
             Status::RetryExceeded => "transport retry counter exceeded",
             Status::ReceiverNotReady => "RNR retry counter exceeded",
-            Status::SentFirst => "general error: the accepting side sent first, which iWARP does not allow",
+            Status::SentFirst => {
+                "general error: the accepting side sent first, which iWARP does not allow"
+            }
         }
     }
 }
@@ -71,7 +75,8 @@ struct Posted {
     ptr: NonNull<u8>,
 }
 
-// SAFETY: the pointer is only used under the lock of the End that holds it, while the end's memory is alive.
+// SAFETY: the pointer is only used under the lock of the End that holds it, while the end's memory
+// is alive.
 unsafe impl Send for Posted {}
 
 #[derive(Default)]
@@ -113,8 +118,8 @@ impl End {
     /// Posts a RECV.
     ///
     /// # Safety
-    /// `ptr` is writable for `slot_size` bytes and touched by nobody else until the slot has arrived or
-    /// [`abandon`](End::abandon) has returned.
+    /// `ptr` is writable for `slot_size` bytes and touched by nobody else until the slot has
+    /// arrived or [`abandon`](End::abandon) has returned.
     pub(super) unsafe fn post(&self, slot: u32, ptr: NonNull<u8>) {
         self.lock().posted.push_back(Posted { slot, ptr });
     }
@@ -131,7 +136,12 @@ impl End {
     ///
     /// # Safety
     /// `src` is readable for `len` bytes, and nobody writes there meanwhile.
-    pub(super) unsafe fn deliver(&self, src: NonNull<u8>, len: usize, wake_up: bool) -> Result<(), Status> {
+    pub(super) unsafe fn deliver(
+        &self,
+        src: NonNull<u8>,
+        len: usize,
+        wake_up: bool,
+    ) -> Result<(), Status> {
         let mut state = self.lock();
         if state.over.is_some() {
             return Err(Status::RetryExceeded);
@@ -144,8 +154,9 @@ impl End {
         let Some(Posted { slot, ptr }) = state.posted.pop_front() else {
             return Err(Status::ReceiverNotReady);
         };
-        // SAFETY: the slot is posted, hence alive and untouched by its owner while the lock is held, and len fits it.
-        // The source is in another link's SEND slots, so the ranges do not overlap.
+        // SAFETY: the slot is posted, hence alive and untouched by its owner while the lock is
+        // held, and len fits it. The source is in another link's SEND slots, so the ranges do not
+        // overlap.
         unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), ptr.as_ptr(), len) };
         state.arrived.push_back((slot, len as u32));
         state.heard = true;

@@ -48,8 +48,8 @@ pub(super) unsafe fn read(addr: *const libc::sockaddr) -> Option<SocketAddr> {
     if addr.is_null() {
         return None;
     }
-    // SAFETY: the caller's promise; every sockaddr begins with its family. Unaligned reads, because getifaddrs and
-    // rdma_cm promise no alignment.
+    // SAFETY: the caller's promise; every sockaddr begins with its family. Unaligned reads, because
+    // getifaddrs and rdma_cm promise no alignment.
     unsafe {
         match i32::from((&raw const (*addr).sa_family).read_unaligned()) {
             libc::AF_INET => {
@@ -68,8 +68,8 @@ pub(super) unsafe fn read(addr: *const libc::sockaddr) -> Option<SocketAddr> {
     }
 }
 
-/// The IP addresses of this host's interfaces that are up, without loopback and link-local ones: those lead to no
-/// device of their own, or mean nothing to a peer.
+/// The IP addresses of this host's interfaces that are up, without loopback and link-local ones:
+/// those lead to no device of their own, or mean nothing to a peer.
 pub(crate) fn local_ips() -> std::io::Result<Vec<IpAddr>> {
     let mut list = std::ptr::null_mut();
     // SAFETY: getifaddrs writes a list that is freed below.
@@ -106,7 +106,9 @@ mod tests {
 
     #[test]
     fn addresses_survive_the_way_to_c_and_back() {
-        for text in ["10.9.0.1:18700", "0.0.0.0:0", "[::1]:1", "[fe80::1%3]:65535", "[2001:db8::7]:443"] {
+        for text in
+            ["10.9.0.1:18700", "0.0.0.0:0", "[::1]:1", "[fe80::1%3]:65535", "[2001:db8::7]:443"]
+        {
             let addr: SocketAddr = text.parse().unwrap();
             let mut c = CAddr::new(addr);
             // SAFETY: CAddr holds a whole address.

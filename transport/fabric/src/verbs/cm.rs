@@ -1,11 +1,10 @@
 //! rdma_cm: event channels, ids and events, each freed by its owner's drop.
 
-use std::fmt;
-use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
+use std::{fmt, io};
 
 use rdma_sys::rdma_cm_event_type as kind;
 use tokio::io::Interest;
@@ -22,7 +21,8 @@ const OPTION_ID_ACK_TIMEOUT: i32 = 3;
 fn check(ret: i32) -> io::Result<()> {
     match ret {
         0 => Ok(()),
-        // The library passes on what write() gave, so anything else but -1 is an errno, of either sign.
+        // The library passes on what write() gave, so anything else but -1 is an errno, of either
+        // sign.
         -1 => Err(io::Error::last_os_error()),
         errno => Err(io::Error::from_raw_os_error(errno.abs())),
     }
@@ -64,19 +64,22 @@ impl Channel {
 
     /// The next event, already acknowledged; `None` when there is none now.
     ///
-    /// Acknowledging at once means that destroying an id never waits for an event to be acknowledged.
+    /// Acknowledging at once means that destroying an id never waits for an event to be
+    /// acknowledged.
     pub(super) fn next(self: &Arc<Channel>) -> io::Result<Option<Event>> {
         let mut event = ptr::null_mut();
         // SAFETY: the channel is alive; on success `event` is set.
-        while let Err(error) = check(unsafe { rdma_sys::rdma_get_cm_event(self.0.as_ptr(), &mut event) }) {
+        while let Err(error) =
+            check(unsafe { rdma_sys::rdma_get_cm_event(self.0.as_ptr(), &mut event) })
+        {
             match error.kind() {
                 io::ErrorKind::WouldBlock => return Ok(None),
                 io::ErrorKind::Interrupted => {}
                 _ => return Err(error),
             }
         }
-        // SAFETY: the event is valid until it is acknowledged below. The union's `conn` is what rdma_cm fills for
-        // connected ids; private data, if any, lies inside the event.
+        // SAFETY: the event is valid until it is acknowledged below. The union's `conn` is what
+        // rdma_cm fills for connected ids; private data, if any, lies inside the event.
         let (kind, status, id, private_data) = unsafe {
             let event = &*event;
             let conn = &event.param.conn;
@@ -92,7 +95,8 @@ impl Channel {
             }
             _ => None,
         };
-        // SAFETY: the event came from rdma_get_cm_event, is acknowledged once, and not used afterwards.
+        // SAFETY: the event came from rdma_get_cm_event, is acknowledged once, and not used
+        // afterwards.
         unsafe { rdma_sys::rdma_ack_cm_event(event) };
         Ok(Some(Event { kind, status, private_data, request }))
     }
@@ -117,7 +121,8 @@ pub(super) type Events = AsyncFd<Arc<Channel>>;
 
 /// Registers a channel with the current runtime.
 pub(super) fn events(channel: Arc<Channel>) -> io::Result<Events> {
-    // SAFETY: the descriptor belongs to the channel, which the AsyncFd keeps alive and which never replaces it.
+    // SAFETY: the descriptor belongs to the channel, which the AsyncFd keeps alive and which never
+    // replaces it.
     Ok(unsafe { AsyncFd::register_with_interest(channel, Interest::READABLE) }?)
 }
 
@@ -167,7 +172,8 @@ pub(super) fn name(kind: kind::Type) -> String {
     }
 }
 
-/// A connection-manager id. Its queue pair, if it had one, is gone before this drops: see [`Qp`](super::qp::Qp).
+/// A connection-manager id. Its queue pair, if it had one, is gone before this drops: see
+/// [`Qp`](super::qp::Qp).
 pub(super) struct CmId {
     id: NonNull<rdma_sys::rdma_cm_id>,
     channel: Arc<Channel>,
@@ -175,12 +181,16 @@ pub(super) struct CmId {
 
 // SAFETY: librdmacm is thread-safe; the id is used by one owner at a time.
 unsafe impl Send for CmId {}
-// SAFETY: methods of &self only read fields that change under &mut self or in calls that have returned.
+// SAFETY: methods of &self only read fields that change under &mut self or in calls that have
+// returned.
 unsafe impl Sync for CmId {}
 
 impl fmt::Debug for CmId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CmId").field("local", &self.local()).field("remote", &self.remote()).finish()
+        f.debug_struct("CmId")
+            .field("local", &self.local())
+            .field("remote", &self.remote())
+            .finish()
     }
 }
 
@@ -272,7 +282,8 @@ impl CmId {
     /// Sends the connect request. On Soft-iWARP this blocks while TCP connects.
     pub(super) fn connect(&self, private_data: &[u8]) -> io::Result<()> {
         let mut param = conn_param(private_data);
-        // SAFETY: the id is alive; the parameters and the private data they point to outlive the call.
+        // SAFETY: the id is alive; the parameters and the private data they point to outlive the
+        // call.
         check(unsafe { rdma_sys::rdma_connect(self.as_ptr(), &mut param) })
     }
 
@@ -285,7 +296,9 @@ impl CmId {
     pub(super) fn reject(&self, private_data: &[u8]) -> io::Result<()> {
         let len = private_data.len().min(MAX_PRIVATE_DATA);
         // SAFETY: the id is alive and the data is only read.
-        check(unsafe { rdma_sys::rdma_reject(self.as_ptr(), private_data.as_ptr().cast(), len as u8) })
+        check(unsafe {
+            rdma_sys::rdma_reject(self.as_ptr(), private_data.as_ptr().cast(), len as u8)
+        })
     }
 
     pub(super) fn disconnect(&self) -> io::Result<()> {
@@ -293,7 +306,8 @@ impl CmId {
         check(unsafe { rdma_sys::rdma_disconnect(self.as_ptr()) })
     }
 
-    /// Moves the id to a channel of its own. Its events are acknowledged as they are read, so this does not wait.
+    /// Moves the id to a channel of its own. Its events are acknowledged as they are read, so this
+    /// does not wait.
     pub(super) fn migrate(&mut self, channel: Arc<Channel>) -> io::Result<()> {
         // SAFETY: id and channel are alive; the old channel is let go after the call.
         check(unsafe { rdma_sys::rdma_migrate_id(self.as_ptr(), channel.0.as_ptr()) })?;
@@ -304,7 +318,8 @@ impl CmId {
 
 impl Drop for CmId {
     fn drop(&mut self) {
-        // SAFETY: the id is alive, its queue pair is destroyed, its events are acknowledged; not used afterwards.
+        // SAFETY: the id is alive, its queue pair is destroyed, its events are acknowledged; not
+        // used afterwards.
         if let Err(error) = check(unsafe { rdma_sys::rdma_destroy_id(self.as_ptr()) }) {
             tracing::warn!(%error, "rdma_destroy_id failed; the id is leaked");
         }

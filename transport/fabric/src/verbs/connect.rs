@@ -17,13 +17,14 @@ use crate::addr::Addr;
 use crate::error::{ConnectError, ConnectStep, FabricError, Verb};
 use crate::link::{LinkConfig, MAX_PRIVATE_DATA};
 
-/// A packet is sent again after 4.096 us x 2^16 = 268 ms without an acknowledgement, and six times, so that a dead path
-/// is found out within about two seconds. rdma_cm's own default is 2.1 s a try; much less than this, and a software
-/// device on a busy host sends again what was only late.
+/// A packet is sent again after 4.096 us x 2^16 = 268 ms without an acknowledgement, and six times,
+/// so that a dead path is found out within about two seconds. rdma_cm's own default is 2.1 s a try;
+/// much less than this, and a software device on a busy host sends again what was only late.
 pub(super) const ACK_TIMEOUT: u8 = 16;
 
-/// Local ports that are tried. On iWARP a connection is one of the host's TCP, but the connection manager counts its
-/// ports apart: what it takes for free may belong to a socket, even one that is in TIME_WAIT.
+/// Local ports that are tried. On iWARP a connection is one of the host's TCP, but the connection
+/// manager counts its ports apart: what it takes for free may belong to a socket, even one that is
+/// in TIME_WAIT.
 pub(super) const LOCAL_PORTS: usize = 8;
 
 /// A reject reason of InfiniBand's: nobody has this service id.
@@ -99,7 +100,9 @@ impl Dial {
                 kind::RDMA_CM_EVENT_ADDR_ERROR
                 | kind::RDMA_CM_EVENT_ROUTE_ERROR
                 | kind::RDMA_CM_EVENT_CONNECT_ERROR => Err(self.failed(event.error())),
-                kind::RDMA_CM_EVENT_DISCONNECTED => Err(ConnectError::PeerGone { addr, step: self.step }),
+                kind::RDMA_CM_EVENT_DISCONNECTED => {
+                    Err(ConnectError::PeerGone { addr, step: self.step })
+                }
                 kind::RDMA_CM_EVENT_DEVICE_REMOVAL => {
                     Err(FabricError::DeviceRemoved { device: "of the route".to_owned() }.into())
                 }
@@ -136,7 +139,11 @@ impl Dial {
             Some(context) if context != device.context() => {
                 // SAFETY: the id keeps the context open.
                 let routed = unsafe { context_name(context) };
-                return Err(ConnectError::OtherDevice { addr, wanted: device.name.clone(), routed });
+                return Err(ConnectError::OtherDevice {
+                    addr,
+                    wanted: device.name.clone(),
+                    routed,
+                });
             }
             Some(_) => {}
         }
@@ -164,10 +171,14 @@ impl Dial {
         Ok((link, event.private_data))
     }
 
-    /// Sends the connect request from a thread of its own: Soft-iWARP connects TCP inside the call, which may take
-    /// minutes when nobody answers. The thread owns the half-made link meanwhile, so that giving up frees nothing that
-    /// the call uses (R10); it ends when the call does.
-    async fn request_aside(&self, half: HalfLink, private_data: Vec<u8>) -> Result<HalfLink, ConnectError> {
+    /// Sends the connect request from a thread of its own: Soft-iWARP connects TCP inside the call,
+    /// which may take minutes when nobody answers. The thread owns the half-made link meanwhile, so
+    /// that giving up frees nothing that the call uses (R10); it ends when the call does.
+    async fn request_aside(
+        &self,
+        half: HalfLink,
+        private_data: Vec<u8>,
+    ) -> Result<HalfLink, ConnectError> {
         let (done, outcome) = oneshot::channel();
         let request = move || {
             let mut half = half;
@@ -185,13 +196,15 @@ impl Dial {
     }
 }
 
-/// Runs what may block on a thread of its own: not one of the runtime's, whose shutdown would wait for it.
+/// Runs what may block on a thread of its own: not one of the runtime's, whose shutdown would wait
+/// for it.
 fn aside(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     std::thread::Builder::new().name("rdma-connect".to_owned()).spawn(work).map(drop)
 }
 
-/// A link that does not stand yet. Soft-iWARP, asked to destroy a queue pair whose connect request is unanswered, waits
-/// for the answer for up to 10 s; so on iWARP such a link is dropped on a thread of its own.
+/// A link that does not stand yet. Soft-iWARP, asked to destroy a queue pair whose connect request
+/// is unanswered, waits for the answer for up to 10 s; so on iWARP such a link is dropped on a
+/// thread of its own.
 struct HalfLink {
     /// Taken by `stands` or by the drop.
     link: ManuallyDrop<VerbsLink>,

@@ -1,12 +1,11 @@
 //! Completion queues, and the channel that announces their completions.
 
-use std::fmt;
-use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::{fmt, io};
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -55,7 +54,9 @@ impl CompChannel {
         let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
         loop {
             // SAFETY: the channel is alive; its only queue is the one it was made with.
-            if unsafe { rdma_sys::ibv_get_cq_event(self.channel.as_ptr(), &mut cq, &mut context) } == 0 {
+            if unsafe { rdma_sys::ibv_get_cq_event(self.channel.as_ptr(), &mut cq, &mut context) }
+                == 0
+            {
                 return Ok(true);
             }
             let error = io::Error::last_os_error();
@@ -123,9 +124,11 @@ impl fmt::Debug for Cq {
 impl Cq {
     /// A queue for `depth` completions, armed.
     pub(super) fn new(device: &Arc<DeviceInner>, depth: u32) -> io::Result<Cq> {
-        // SAFETY: the descriptor belongs to the channel, which the AsyncFd owns and which never replaces it.
-        let channel =
-            unsafe { AsyncFd::register_with_interest(CompChannel::new(device)?, Interest::READABLE) }?;
+        // SAFETY: the descriptor belongs to the channel, which the AsyncFd owns and which never
+        // replaces it.
+        let channel = unsafe {
+            AsyncFd::register_with_interest(CompChannel::new(device)?, Interest::READABLE)
+        }?;
         let channel = Watch::new(channel);
         // SAFETY: context and channel are alive, and outlive the queue.
         let cq = unsafe {
@@ -151,7 +154,9 @@ impl Cq {
     pub(super) fn take(&mut self, mut each: impl FnMut(&rdma_sys::ibv_wc)) -> io::Result<usize> {
         let mut wcs = [const { MaybeUninit::<rdma_sys::ibv_wc>::uninit() }; BATCH];
         // SAFETY: the queue is alive, and there is room for BATCH completions.
-        let n = unsafe { rdma_sys::ibv_poll_cq(self.cq.as_ptr(), BATCH as i32, wcs.as_mut_ptr().cast()) };
+        let n = unsafe {
+            rdma_sys::ibv_poll_cq(self.cq.as_ptr(), BATCH as i32, wcs.as_mut_ptr().cast())
+        };
         let n = usize::try_from(n).map_err(|_| io::Error::from_raw_os_error(n.saturating_abs()))?;
         for wc in wcs.iter().take(n) {
             // SAFETY: ibv_poll_cq has written the first n.
@@ -173,16 +178,19 @@ impl Cq {
         }
     }
 
-    /// A queue that is armed for less announces all completions from now on. For work that is about to be posted.
+    /// A queue that is armed for less announces all completions from now on. For work that is about
+    /// to be posted.
     pub(super) fn announce_all(&mut self) -> io::Result<()> {
         if self.armed == Armed::Solicited { self.arm(Armed::All) } else { Ok(()) }
     }
 
-    /// Drains the channel, arms the queue for `what` if it is armed for less, and leaves the waker. `Ready`: the queue was
-    /// armed just now, so look into it once more. `Pending`: it was armed before, and no event has come since.
+    /// Drains the channel, arms the queue for `what` if it is armed for less, and leaves the waker.
+    /// `Ready`: the queue was armed just now, so look into it once more. `Pending`: it was armed
+    /// before, and no event has come since.
     ///
-    /// An armed queue makes one event and is not armed any more. So when one event has been taken, the channel is empty
-    /// until the queue is armed again, and readiness may be cleared without asking the kernel; unless it was armed twice.
+    /// An armed queue makes one event and is not armed any more. So when one event has been taken,
+    /// the channel is empty until the queue is armed again, and readiness may be cleared without
+    /// asking the kernel; unless it was armed twice.
     pub(super) fn poll_armed(&mut self, cx: &mut Context<'_>, what: Armed) -> Poll<io::Result<()>> {
         loop {
             match self.channel.poll(cx) {

@@ -1,18 +1,19 @@
 //! An open device: the context that rdma_cm has for it, and a protection domain on that.
 //!
-//! rdma_cm keeps one context per device in a process, but may close it when no id is bound to the device and the device
-//! has gone. So an open device holds an id of its own, bound to one of its addresses: the anchor. It keeps the context
-//! alive for as long as anything that was made on it: all of those hold an `Arc` of [`DeviceInner`].
+//! rdma_cm keeps one context per device in a process, but may close it when no id is bound to the
+//! device and the device has gone. So an open device holds an id of its own, bound to one of its
+//! addresses: the anchor. It keeps the context alive for as long as anything that was made on it:
+//! all of those hold an `Arc` of [`DeviceInner`].
 
 use std::ffi::CStr;
-use std::fmt;
-use std::io;
 use std::mem::ManuallyDrop;
 use std::net::{IpAddr, SocketAddr};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
+use std::{fmt, io};
 
 use rdma_sys::rdma_cm_event_type as kind;
 use tonic_rdma_memory::{Pool, Registrar};
@@ -56,7 +57,8 @@ pub(super) struct DeviceInner {
     pub(super) name: String,
     pub(super) transport: Transport,
     pub(super) limits: Limits,
-    /// Soft-iWARP counts pinned pages by itself, and against RLIMIT_MEMLOCK whatever the process may do.
+    /// Soft-iWARP counts pinned pages by itself, and against RLIMIT_MEMLOCK whatever the process
+    /// may do.
     pub(super) is_siw: bool,
     /// Peers name memory by its virtual address, whatever iova it is registered at.
     pub(super) ignores_iova: bool,
@@ -85,15 +87,17 @@ impl Drop for DeviceInner {
         // SAFETY: everything made on the domain holds an Arc of this, so nothing is left on it.
         match unsafe { rdma_sys::ibv_dealloc_pd(self.pd.as_ptr()) } {
             0 => {}
-            errno => tracing::warn!(device = self.name, errno, "ibv_dealloc_pd failed; it is leaked"),
+            errno => {
+                tracing::warn!(device = self.name, errno, "ibv_dealloc_pd failed; it is leaked")
+            }
         }
         self.cover = None;
         let removed = self.is_removed();
         // SAFETY: dropped once, here; nothing uses it afterwards.
         unsafe { ManuallyDrop::drop(&mut self.anchor) };
         if removed {
-            // librdmacm closes a device that is neither used nor listed any more when it compares its list with the
-            // kernel's, and it does that here. The kernel waits for it.
+            // librdmacm closes a device that is neither used nor listed any more when it compares
+            // its list with the kernel's, and it does that here. The kernel waits for it.
             // SAFETY: gives a list or null; the list is freed at once.
             unsafe {
                 let list = rdma_sys::rdma_get_devices(std::ptr::null_mut());
@@ -163,7 +167,11 @@ impl DeviceInner {
     }
 
     pub(super) fn verb_error(&self, call: &'static str, source: io::Error) -> FabricError {
-        FabricError::Verb { verb: Verb::Call(call), device: self.name.clone(), source: source.into() }
+        FabricError::Verb {
+            verb: Verb::Call(call),
+            device: self.name.clone(),
+            source: source.into(),
+        }
     }
 }
 
@@ -196,9 +204,13 @@ impl VerbsDevice {
     }
 
     fn open_listed(device: &DeviceInfo) -> Result<VerbsDevice, FabricError> {
-        if let (false, Some(port)) = (device.ports.iter().any(|p| p.state.is_active()), device.ports.first())
+        if let (false, Some(port)) =
+            (device.ports.iter().any(|p| p.state.is_active()), device.ports.first())
         {
-            return Err(FabricError::NoActivePort { device: device.name.clone(), state: port.state });
+            return Err(FabricError::NoActivePort {
+                device: device.name.clone(),
+                state: port.state,
+            });
         }
         match device.addresses.first() {
             Some(ip) => VerbsDevice::at(*ip),
@@ -224,8 +236,8 @@ impl VerbsDevice {
     /// See [`Fabric::toward`](crate::Fabric::toward).
     ///
     /// # Errors
-    /// [`ConnectError::NotOnRdma`], [`ConnectError::NoRoute`], [`ConnectError::OtherDevice`], and those of
-    /// [`open`](VerbsDevice::open).
+    /// [`ConnectError::NotOnRdma`], [`ConnectError::NoRoute`], [`ConnectError::OtherDevice`], and
+    /// those of [`open`](VerbsDevice::open).
     pub async fn toward(
         peer: SocketAddr,
         only: Option<&str>,
@@ -258,25 +270,30 @@ impl VerbsDevice {
         // SAFETY: the id keeps the context open.
         let name = unsafe { context_name(context) };
         // SAFETY: as above.
-        let (transport, ports, attr) = unsafe { ports(context) }.map_err(|source| FabricError::Verb {
-            verb: Verb::Call("ibv_query_device"),
-            device: name.clone(),
-            source: source.into(),
-        })?;
+        let (transport, ports, attr) =
+            unsafe { ports(context) }.map_err(|source| FabricError::Verb {
+                verb: Verb::Call("ibv_query_device"),
+                device: name.clone(),
+                source: source.into(),
+            })?;
         let port = ports.iter().find(|p| p.number == id.port()).or(ports.first());
-        if let Some(state) = port.map(|p| p.state).filter(|s| !s.is_active() && *s != PortState::Unknown) {
+        if let Some(state) =
+            port.map(|p| p.state).filter(|s| !s.is_active() && *s != PortState::Unknown)
+        {
             return Err(FabricError::NoActivePort { device: name, state });
         }
         // SAFETY: the context is open.
-        let pd = NonNull::new(unsafe { rdma_sys::ibv_alloc_pd(context.as_ptr()) }).ok_or_else(|| {
-            FabricError::QueuePairRefused {
-                device: name.clone(),
-                verb: Verb::Call("ibv_alloc_pd"),
-                source: io::Error::last_os_error().into(),
-            }
-        })?;
+        let pd =
+            NonNull::new(unsafe { rdma_sys::ibv_alloc_pd(context.as_ptr()) }).ok_or_else(|| {
+                FabricError::QueuePairRefused {
+                    device: name.clone(),
+                    verb: Verb::Call("ibv_alloc_pd"),
+                    source: io::Error::last_os_error().into(),
+                }
+            })?;
         let is_siw = attr.vendor_id == VENDOR_SIW;
-        // SAFETY: the id, which becomes the anchor, keeps the context open; the cover is dropped before it.
+        // SAFETY: the id, which becomes the anchor, keeps the context open; the cover is dropped
+        // before it.
         let cover = if is_siw { unsafe { Cover::new(context) } } else { None };
         let device = Arc::new(DeviceInner {
             name,
@@ -309,8 +326,8 @@ impl VerbsDevice {
         self.0.transport
     }
 
-    /// True when the device was pulled out. It goes for good when everything made on it is dropped: links, listeners,
-    /// pools and clones of this.
+    /// True when the device was pulled out. It goes for good when everything made on it is dropped:
+    /// links, listeners, pools and clones of this.
     pub fn is_removed(&self) -> bool {
         self.0.is_removed()
     }

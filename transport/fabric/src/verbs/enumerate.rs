@@ -52,26 +52,35 @@ pub(super) unsafe fn device_name(device: NonNull<rdma_sys::ibv_device>) -> Strin
     // SAFETY: the caller's promise; the name is a string inside the device.
     unsafe {
         let name = rdma_sys::ibv_get_device_name(device.as_ptr());
-        if name.is_null() { String::new() } else { CStr::from_ptr(name).to_string_lossy().into_owned() }
+        if name.is_null() {
+            String::new()
+        } else {
+            CStr::from_ptr(name).to_string_lossy().into_owned()
+        }
     }
 }
 
 /// The names of all devices; none when they cannot be listed.
 pub(super) fn names() -> Vec<String> {
     // SAFETY: the list is alive.
-    List::new().map(|list| list.iter().map(|d| unsafe { device_name(d) }).collect()).unwrap_or_default()
+    List::new()
+        .map(|list| list.iter().map(|d| unsafe { device_name(d) }).collect())
+        .unwrap_or_default()
 }
 
 /// All RDMA devices of this host, usable or not, by name.
 ///
 /// # Errors
-/// rdma-core is missing, or the connection manager cannot be used. No device at all is an empty list.
+/// rdma-core is missing, or the connection manager cannot be used. No device at all is an empty
+/// list.
 pub fn devices() -> Result<Vec<DeviceInfo>, FabricError> {
     lib_probe::probe()?;
     let list = match List::new() {
         Ok(list) => list,
         // Without any RDMA in the kernel the list is an error.
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::ENOENT | libc::ENODEV)) => {
+        Err(error)
+            if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::ENOENT | libc::ENODEV)) =>
+        {
             return Ok(Vec::new());
         }
         Err(error) => {
@@ -93,7 +102,8 @@ pub fn devices() -> Result<Vec<DeviceInfo>, FabricError> {
                 tracing::debug!(device = name, %error, "RDMA device cannot be opened");
                 (Transport::Unknown, Vec::new())
             });
-            let addresses = addresses.iter().filter(|(_, on)| *on == name).map(|(ip, _)| *ip).collect();
+            let addresses =
+                addresses.iter().filter(|(_, on)| *on == name).map(|(ip, _)| *ip).collect();
             DeviceInfo { name, transport, ports, addresses }
         })
         .collect();
@@ -152,11 +162,13 @@ pub(super) unsafe fn ports(
         }
     };
     // SAFETY: the context is open.
-    let ports: Vec<PortInfo> = (1..=attr.phys_port_cnt).filter_map(|n| unsafe { port(context, n) }).collect();
+    let ports: Vec<PortInfo> =
+        (1..=attr.phys_port_cnt).filter_map(|n| unsafe { port(context, n) }).collect();
     // SAFETY: an open context has a device.
     let transport = match unsafe { (*context.as_ref().device).transport_type } {
         rdma_sys::ibv_transport_type::IBV_TRANSPORT_IWARP => Transport::IWarp,
-        rdma_sys::ibv_transport_type::IBV_TRANSPORT_IB => match ports.first().map(|p| p.link_layer) {
+        rdma_sys::ibv_transport_type::IBV_TRANSPORT_IB => match ports.first().map(|p| p.link_layer)
+        {
             Some(LinkLayer::Ethernet) => Transport::RoCE,
             Some(_) => Transport::InfiniBand,
             None => Transport::Unknown,

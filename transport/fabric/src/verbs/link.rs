@@ -22,7 +22,8 @@ use crate::block::ControlBlock;
 use crate::busy_poll::{BusyPoll, Next};
 use crate::error::{ConnectError, LinkError, Verb};
 use crate::link::{
-    Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work, WriteSource, one_in_all, one_processor,
+    Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work, WriteSource, one_in_all,
+    one_processor,
 };
 use crate::queue::{Held, SendQueue};
 use crate::watch::Watch;
@@ -30,7 +31,8 @@ use crate::watch::Watch;
 /// Completions per poll, at most.
 const BUDGET: usize = 256;
 
-/// Marks the work-request id of a RECV; the rest is its slot. SENDs and WRITEs carry their sequence number.
+/// Marks the work-request id of a RECV; the rest is its slot. SENDs and WRITEs carry their sequence
+/// number.
 const RECV: u64 = 1 << 63;
 
 /// Why the link is going down, as far as it is known.
@@ -77,8 +79,9 @@ pub struct VerbsLink {
 }
 
 impl VerbsLink {
-    /// Makes a queue pair on an id that is bound to the device, and posts all RECVs (R1). The id's events come through
-    /// `events`. The addresses are read again by [`established`](VerbsLink::established).
+    /// Makes a queue pair on an id that is bound to the device, and posts all RECVs (R1). The id's
+    /// events come through `events`. The addresses are read again by
+    /// [`established`](VerbsLink::established).
     pub(super) fn new(
         device: &Arc<DeviceInner>,
         id: CmId,
@@ -164,8 +167,9 @@ impl VerbsLink {
             length: block.slot_size(),
             lkey,
         };
-        // SAFETY: the slot is posted from here until its completion is marked; the block shows only slots that are
-        // held, frees extra ones only when none is posted, and is freed after the queue pair (R9).
+        // SAFETY: the slot is posted from here until its completion is marked; the block shows only
+        // slots that are held, frees extra ones only when none is posted, and is freed after the
+        // queue pair (R9).
         unsafe { self.qp.post_recv(RECV | u64::from(slot), sge) }
     }
 
@@ -179,8 +183,11 @@ impl VerbsLink {
 
     /// A call failed: the link is dead.
     fn broken(&mut self, call: &'static str, source: io::Error) -> LinkError {
-        let error =
-            LinkError::Device { verb: Verb::Call(call), source: source.into(), peer: self.boxed_peer() };
+        let error = LinkError::Device {
+            verb: Verb::Call(call),
+            source: source.into(),
+            peer: self.boxed_peer(),
+        };
         self.dead.get_or_insert(error).clone()
     }
 
@@ -228,8 +235,12 @@ impl VerbsLink {
         let flushed = self.failure.is_some_and(|f| f.status == ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
         match (self.ending, self.failure) {
             (Some(Ending::Closed), _) => Some(LinkError::Closed { peer: self.boxed_peer() }),
-            (Some(Ending::Removed), _) => Some(LinkError::DeviceRemoved { peer: self.boxed_peer() }),
-            (Some(Ending::Disconnected), None) => Some(LinkError::Disconnected { peer: self.boxed_peer() }),
+            (Some(Ending::Removed), _) => {
+                Some(LinkError::DeviceRemoved { peer: self.boxed_peer() })
+            }
+            (Some(Ending::Disconnected), None) => {
+                Some(LinkError::Disconnected { peer: self.boxed_peer() })
+            }
             (Some(Ending::Disconnected), Some(_)) if flushed => {
                 Some(LinkError::Disconnected { peer: self.boxed_peer() })
             }
@@ -246,7 +257,11 @@ impl VerbsLink {
         }
     }
 
-    fn try_poll(&mut self, cx: &mut Context<'_>, out: &mut Vec<Completion>) -> Result<Poll<()>, LinkError> {
+    fn try_poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        out: &mut Vec<Completion>,
+    ) -> Result<Poll<()>, LinkError> {
         let before = out.len();
         if let Err(error) = self.poll_events(cx) {
             return Err(self.broken("rdma_get_cm_event", error));
@@ -257,7 +272,8 @@ impl VerbsLink {
             }
             if out.len() > before {
                 // That own work is done is no message.
-                let is_message = |completion: &Completion| matches!(completion, Completion::Received { .. });
+                let is_message =
+                    |completion: &Completion| matches!(completion, Completion::Received { .. });
                 if let Some(busy_poll) = &mut self.busy_poll
                     && out[before..].iter().any(is_message)
                 {
@@ -316,7 +332,11 @@ fn complete(
             if memory.block.mark_received(slot, wc.byte_len) {
                 out.push(Completion::Received { slot, len: wc.byte_len });
             } else {
-                tracing::error!(slot, len = wc.byte_len, "the device completed a RECV that was not posted");
+                tracing::error!(
+                    slot,
+                    len = wc.byte_len,
+                    "the device completed a RECV that was not posted"
+                );
             }
         }
         None => out.extend(memory.sq.complete(wc.wr_id).map(|id| Completion::Sent { id })),
@@ -375,7 +395,8 @@ impl Link for VerbsLink {
                         // What goes inline is copied by the processor, anything else is read by the
                         // device.
                         let inline = b.len() <= self.qp.max_inline as usize;
-                        let place = Some((if inline { b.addr() } else { b.iova() }, b.len(), b.lkey()));
+                        let place =
+                            Some((if inline { b.addr() } else { b.iova() }, b.len(), b.lkey()));
                         (Verb::Write, Held::Bytes(b), place, remote)
                     }
                     WriteSource::Buf(b) => {
@@ -387,13 +408,15 @@ impl Link for VerbsLink {
             }
         };
         let Some((addr, len, lkey)) = place else {
-            return Err(
-                self.misuse(format!("{verb}: the source is not registered, or lies outside the block"))
-            );
+            return Err(self.misuse(format!(
+                "{verb}: the source is not registered, or lies outside the block"
+            )));
         };
         if len > self.caps.max_msg {
             let max = self.caps.max_msg;
-            return Err(self.misuse(format!("{verb} of {len} bytes: the device carries at most {max}")));
+            return Err(
+                self.misuse(format!("{verb} of {len} bytes: the device carries at most {max}"))
+            );
         }
         let seq = memory.sq.push(id, verb, held, signal);
         let request = Request { wr_id: seq, addr, len: len as u32, lkey, remote };
@@ -419,8 +442,8 @@ impl Link for VerbsLink {
             return Err(self.broken("ibv_req_notify_cq", source));
         }
         let sq = &mut self.memory.sq;
-        // SAFETY: the payload lies in the block or is held by the books, and both are freed after the queue pair (R9,
-        // R10).
+        // SAFETY: the payload lies in the block or is held by the books, and both are freed after
+        // the queue pair (R9, R10).
         match unsafe { self.batch.post(&mut self.qp, |seq| sq.is_signalled(seq)) } {
             Ok(()) => {
                 if let Some(busy_poll) = &mut self.busy_poll {
@@ -438,10 +461,15 @@ impl Link for VerbsLink {
     }
 
     fn shares_processor(&self) -> bool {
-        one_in_all() && self.peer.local.ip().map(|a| a.ip()) == self.peer.remote.ip().map(|a| a.ip())
+        one_in_all()
+            && self.peer.local.ip().map(|a| a.ip()) == self.peer.remote.ip().map(|a| a.ip())
     }
 
-    fn poll(&mut self, cx: &mut Context<'_>, out: &mut Vec<Completion>) -> Poll<Result<(), LinkError>> {
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        out: &mut Vec<Completion>,
+    ) -> Poll<Result<(), LinkError>> {
         if let Some(error) = &self.dead {
             return Poll::Ready(Err(error.clone()));
         }
@@ -460,7 +488,9 @@ impl Link for VerbsLink {
             return Err(error.clone());
         }
         if !self.memory.block.is_held(slot) {
-            return Err(self.misuse(format!("RECV slot {slot} is posted already, or does not exist")));
+            return Err(
+                self.misuse(format!("RECV slot {slot} is posted already, or does not exist"))
+            );
         }
         if self.memory.block.retire(slot) {
             return Ok(false);

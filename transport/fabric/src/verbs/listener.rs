@@ -29,8 +29,12 @@ pub struct VerbsListener {
 }
 
 impl VerbsListener {
-    /// With port 0 on a free one: on iWARP the connection manager may choose one that TCP uses, and another is tried.
-    pub(super) fn new(device: &Arc<DeviceInner>, addr: SocketAddr) -> Result<VerbsListener, FabricError> {
+    /// With port 0 on a free one: on iWARP the connection manager may choose one that TCP uses, and
+    /// another is tried.
+    pub(super) fn new(
+        device: &Arc<DeviceInner>,
+        addr: SocketAddr,
+    ) -> Result<VerbsListener, FabricError> {
         let tries = if addr.port() == 0 { LOCAL_PORTS } else { 1 };
         for _ in 1..tries {
             match Self::bind(device, addr) {
@@ -53,7 +57,8 @@ impl VerbsListener {
             _ => device.verb_error(call, error),
         };
         id.bind(addr).map_err(|e| failed("rdma_bind_addr", e))?;
-        // A listener on all addresses is bound to no device; requests through others are turned away.
+        // A listener on all addresses is bound to no device; requests through others are turned
+        // away.
         if id.verbs().is_some_and(|context| context != device.context()) {
             return Err(FabricError::NotOnRdma { addr: addr.ip() });
         }
@@ -61,7 +66,8 @@ impl VerbsListener {
             return Err(FabricError::NotOnRdma { addr: addr.ip() });
         }
         id.listen(BACKLOG).map_err(|e| failed("rdma_listen", e))?;
-        let events = events(channel).map_err(|e| device.verb_error("rdma_create_event_channel", e))?;
+        let events =
+            events(channel).map_err(|e| device.verb_error("rdma_create_event_channel", e))?;
         let addr = id.local().unwrap_or(addr);
         Ok(VerbsListener { addr, device: device.clone(), _id: id, events })
     }
@@ -89,12 +95,15 @@ impl VerbsListener {
                     self.device.mark_removed();
                     return Err(self.device.removed_error());
                 }
-                (other, _) => tracing::debug!(addr = %self.addr, event = name(other), "listener event"),
+                (other, _) => {
+                    tracing::debug!(addr = %self.addr, event = name(other), "listener event")
+                }
             }
         }
     }
 
-    /// Gives a request a channel of its own. What goes wrong concerns that request only: it is turned away.
+    /// Gives a request a channel of its own. What goes wrong concerns that request only: it is
+    /// turned away.
     fn take(&self, mut id: CmId, private_data: Vec<u8>) -> Option<VerbsIncoming> {
         let unknown = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
         let peer = id.remote().unwrap_or(unknown);
@@ -154,7 +163,8 @@ impl VerbsIncoming {
     /// See [`Incoming::accept`](crate::Incoming::accept).
     ///
     /// # Errors
-    /// No memory, no queue pair, or the peer did not complete the connection in time. The request is then rejected.
+    /// No memory, no queue pair, or the peer did not complete the connection in time. The request
+    /// is then rejected.
     pub async fn accept(
         mut self,
         config: &LinkConfig,
@@ -201,7 +211,9 @@ impl VerbsIncoming {
         };
         match tokio::time::timeout(timeout, established).await {
             Ok(outcome) => outcome?,
-            Err(_) => return Err(ConnectError::Timeout { addr: peer.into(), step, after: timeout }),
+            Err(_) => {
+                return Err(ConnectError::Timeout { addr: peer.into(), step, after: timeout });
+            }
         }
         link.established();
         Ok(link)

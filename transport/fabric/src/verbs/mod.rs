@@ -1,4 +1,5 @@
-//! RDMA through rdma-core, loaded at run time: InfiniBand, RoCE (also Soft-RoCE) and iWARP (also Soft-iWARP).
+//! RDMA through rdma-core, loaded at run time: InfiniBand, RoCE (also Soft-RoCE) and iWARP (also
+//! Soft-iWARP).
 //!
 //! | module | what |
 //! |---|---|
@@ -25,13 +26,15 @@
 //! registration -> device        listener -> CmId -> Channel
 //! ```
 //!
-//! Events are acknowledged as they are taken, because both libraries wait, in destroying, for those that are not.
+//! Events are acknowledged as they are taken, because both libraries wait, in destroying, for those
+//! that are not.
 //!
 //! # Removal of a device
 //!
-//! Its links end with [`DeviceRemoved`](crate::LinkError::DeviceRemoved). The kernel waits for all that was made on it:
-//! links, pools and the [`VerbsDevice`] must be dropped. librdmacm then closes its own handle when it next looks at the
-//! devices, except for the last device of the host, which it keeps until the process ends.
+//! Its links end with [`DeviceRemoved`](crate::LinkError::DeviceRemoved). The kernel waits for all
+//! that was made on it: links, pools and the [`VerbsDevice`] must be dropped. librdmacm then closes
+//! its own handle when it next looks at the devices, except for the last device of the host, which
+//! it keeps until the process ends.
 
 mod addr;
 mod cm;

@@ -1,8 +1,6 @@
 //! Batches of send work: built up, then handed to the device as one chain.
 
-use std::fmt;
-use std::io;
-use std::ptr;
+use std::{fmt, io, ptr};
 
 use rdma_sys::{ibv_send_flags, ibv_wr_opcode};
 
@@ -66,15 +64,22 @@ impl Batch {
         self.sges.push(rdma_sys::ibv_sge { addr, length: len, lkey });
     }
 
-    /// Posts all of it with one doorbell, and forgets it. `signalled` says which requests report their completion.
+    /// Posts all of it with one doorbell, and forgets it. `signalled` says which requests report
+    /// their completion.
     ///
     /// # Safety
-    /// The memory that the requests name stays readable until they are complete or the queue pair is destroyed.
-    pub(super) unsafe fn post(&mut self, qp: &mut Qp, signalled: impl Fn(u64) -> bool) -> io::Result<()> {
+    /// The memory that the requests name stays readable until they are complete or the queue pair
+    /// is destroyed.
+    pub(super) unsafe fn post(
+        &mut self,
+        qp: &mut Qp,
+        signalled: impl Fn(u64) -> bool,
+    ) -> io::Result<()> {
         let count = self.wrs.len();
         let (sges, wrs) = (self.sges.as_mut_ptr(), self.wrs.as_mut_ptr());
         for i in 0..count {
-            // SAFETY: both arrays have `count` entries, and do not move until the call below has returned.
+            // SAFETY: both arrays have `count` entries, and do not move until the call below has
+            // returned.
             unsafe {
                 let wr = wrs.add(i);
                 (*wr).sg_list = sges.add(i);

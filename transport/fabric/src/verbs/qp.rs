@@ -1,9 +1,8 @@
 //! Queue pairs: made on an id, with a completion queue of their own, and posted to.
 
-use std::fmt;
-use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
+use std::{fmt, io};
 
 use rdma_sys::{ibv_qp_attr_mask, ibv_qp_type};
 
@@ -42,7 +41,8 @@ impl Want {
         }
     }
 
-    /// Tries with less and less inline data: a device refuses more than it has (Soft-iWARP: 64 bytes).
+    /// Tries with less and less inline data: a device refuses more than it has (Soft-iWARP: 64
+    /// bytes).
     fn inline_steps(&self) -> impl Iterator<Item = u32> {
         let want = self.inline;
         [want, want.min(128), want.min(64), 0]
@@ -60,8 +60,9 @@ pub(super) fn try_out(device: &Arc<DeviceInner>) -> Result<(), FabricError> {
         source: source.into(),
     };
     // SAFETY: the context is open; a queue without a channel.
-    let cq =
-        unsafe { rdma_sys::ibv_create_cq(device.context().as_ptr(), 2, ptr::null_mut(), ptr::null_mut(), 0) };
+    let cq = unsafe {
+        rdma_sys::ibv_create_cq(device.context().as_ptr(), 2, ptr::null_mut(), ptr::null_mut(), 0)
+    };
     if cq.is_null() {
         return Err(refused("ibv_create_cq", io::Error::last_os_error()));
     }
@@ -115,7 +116,10 @@ unsafe impl Sync for Qp {}
 
 impl fmt::Debug for Qp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Qp").field("device", &self.device.name).field("id", &self.id).finish_non_exhaustive()
+        f.debug_struct("Qp")
+            .field("device", &self.device.name)
+            .field("id", &self.id)
+            .finish_non_exhaustive()
     }
 }
 
@@ -136,17 +140,21 @@ impl Qp {
                 // SAFETY: the call has set the id's queue pair.
                 let qp = NonNull::new(unsafe { (*id.as_ptr()).qp });
                 let Some(qp) = qp else { break };
-                // Devices report what they gave. More than was asked is not used: it may depend on the rest.
+                // Devices report what they gave. More than was asked is not used: it may depend on
+                // the rest.
                 let max_inline = inline.min(attr.cap.max_inline_data);
                 return Ok(Qp { qp, destroyed: false, cq, id, max_inline, device: device.clone() });
             }
             error = Some(io::Error::last_os_error());
         }
-        Err(refused("rdma_create_qp", error.unwrap_or_else(|| io::Error::other("no queue pair was made"))))
+        Err(refused(
+            "rdma_create_qp",
+            error.unwrap_or_else(|| io::Error::other("no queue pair was made")),
+        ))
     }
 
-    /// Sets the time after which a sender that found no RECV tries again, as a net under flow control (R2). iWARP has
-    /// no such thing and refuses.
+    /// Sets the time after which a sender that found no RECV tries again, as a net under flow
+    /// control (R2). iWARP has no such thing and refuses.
     pub(super) fn set_rnr_timer(&self) {
         // SAFETY: all zeros is valid for the attributes; only the one named in the mask is read.
         let mut attr: rdma_sys::ibv_qp_attr = unsafe { std::mem::zeroed() };
@@ -156,15 +164,17 @@ impl Qp {
         match unsafe { rdma_sys::ibv_modify_qp(self.qp.as_ptr(), &mut attr, mask) } {
             0 => {}
             errno if self.device.is_iwarp() => tracing::trace!(errno, "no RNR timer on iWARP"),
-            errno => tracing::debug!(device = self.device.name, errno, "the RNR timer cannot be set"),
+            errno => {
+                tracing::debug!(device = self.device.name, errno, "the RNR timer cannot be set")
+            }
         }
     }
 
     /// Posts a chain of send work. On failure nothing is known about which requests were taken.
     ///
     /// # Safety
-    /// The chain is well formed, and the memory it names stays readable until the work is complete or the queue pair
-    /// is destroyed.
+    /// The chain is well formed, and the memory it names stays readable until the work is complete
+    /// or the queue pair is destroyed.
     pub(super) unsafe fn post_send(&mut self, first: *mut rdma_sys::ibv_send_wr) -> io::Result<()> {
         let mut bad = ptr::null_mut();
         // SAFETY: the queue pair is alive; the rest is the caller's promise.
@@ -174,12 +184,22 @@ impl Qp {
     /// Posts one RECV.
     ///
     /// # Safety
-    /// The memory stays writable, and is not looked at, until the RECV is complete or the queue pair is destroyed.
-    pub(super) unsafe fn post_recv(&mut self, wr_id: u64, mut sge: rdma_sys::ibv_sge) -> io::Result<()> {
-        let mut wr =
-            rdma_sys::ibv_recv_wr { wr_id, next: ptr::null_mut(), sg_list: &raw mut sge, num_sge: 1 };
+    /// The memory stays writable, and is not looked at, until the RECV is complete or the queue
+    /// pair is destroyed.
+    pub(super) unsafe fn post_recv(
+        &mut self,
+        wr_id: u64,
+        mut sge: rdma_sys::ibv_sge,
+    ) -> io::Result<()> {
+        let mut wr = rdma_sys::ibv_recv_wr {
+            wr_id,
+            next: ptr::null_mut(),
+            sg_list: &raw mut sge,
+            num_sge: 1,
+        };
         let mut bad = ptr::null_mut();
-        // SAFETY: the queue pair is alive; the rest is the caller's promise. The request itself is copied by the call.
+        // SAFETY: the queue pair is alive; the rest is the caller's promise. The request itself is
+        // copied by the call.
         posted(unsafe { rdma_sys::ibv_post_recv(self.qp.as_ptr(), &mut wr, &mut bad) })
     }
 
@@ -212,7 +232,9 @@ fn posted(ret: i32) -> io::Result<()> {
     match ret {
         0 => Ok(()),
         -1 => match io::Error::last_os_error() {
-            error if error.raw_os_error() == Some(0) => Err(io::Error::from_raw_os_error(libc::EPERM)),
+            error if error.raw_os_error() == Some(0) => {
+                Err(io::Error::from_raw_os_error(libc::EPERM))
+            }
             error => Err(error),
         },
         errno => Err(io::Error::from_raw_os_error(errno.saturating_abs())),

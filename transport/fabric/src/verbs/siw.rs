@@ -1,9 +1,10 @@
 //! A page that Soft-iWARP's library cannot tell from an error.
 //!
-//! The kernel names the place at which a queue is to be mapped, and libsiw takes one name for a failure: 0x90000
-//! (`SIW_INVAL_UOBJ_KEY` of rdma/siw-abi.h), which is page 144, of 4 KiB, of all queues that the process has on the device. The
-//! lowest free pages are given out first, so when those before it are taken, with some 60 connections, no queue can be made any
-//! more. A queue that begins one page earlier and covers it keeps it from being given out.
+//! The kernel names the place at which a queue is to be mapped, and libsiw takes one name for a
+//! failure: 0x90000 (`SIW_INVAL_UOBJ_KEY` of rdma/siw-abi.h), which is page 144, of 4 KiB, of all
+//! queues that the process has on the device. The lowest free pages are given out first, so when
+//! those before it are taken, with some 60 connections, no queue can be made any more. A queue that
+//! begins one page earlier and covers it keeps it from being given out.
 
 use std::ptr::{self, NonNull};
 
@@ -16,8 +17,8 @@ const COMPLETION: usize = 32;
 pub(super) struct Cover(#[allow(dead_code, reason = "held, not read")] Queue);
 
 impl Cover {
-    /// Covers the page. None where that is not needed, or not possible: the device works all the same, with fewer
-    /// connections.
+    /// Covers the page. None where that is not needed, or not possible: the device works all the
+    /// same, with fewer connections.
     ///
     /// # Safety
     /// The context is open, and stays so until the cover is dropped.
@@ -47,8 +48,9 @@ impl Queue {
     /// As [`Cover::new`].
     unsafe fn new(context: NonNull<rdma_sys::ibv_context>, depth: i32) -> Option<Queue> {
         // SAFETY: the context is open; a queue without a channel.
-        let cq =
-            unsafe { rdma_sys::ibv_create_cq(context.as_ptr(), depth, ptr::null_mut(), ptr::null_mut(), 0) };
+        let cq = unsafe {
+            rdma_sys::ibv_create_cq(context.as_ptr(), depth, ptr::null_mut(), ptr::null_mut(), 0)
+        };
         NonNull::new(cq).map(Queue)
     }
 }

@@ -1,5 +1,6 @@
-//! Makes each thing that a connection is made of on a device, one by one, and frees it again: for diagnosis. The device
-//! is opened by its name, so that one without an address or an active port can be tried too.
+//! Makes each thing that a connection is made of on a device, one by one, and frees it again: for
+//! diagnosis. The device is opened by its name, so that one without an address or an active port
+//! can be tried too.
 
 use std::io;
 use std::ptr::{self, NonNull};
@@ -12,8 +13,8 @@ use super::lib_probe;
 use crate::error::{FabricError, Verb};
 use crate::trial::{DeviceLimits, Trial, TrialStep};
 
-/// Bytes of the region that is registered: a page, so that it says whether the device registers at all. How much may be
-/// pinned is a question to the pool.
+/// Bytes of the region that is registered: a page, so that it says whether the device registers at
+/// all. How much may be pinned is a question to the pool.
 const REGION: usize = 4096;
 
 /// Something that was made, freed on drop.
@@ -107,13 +108,20 @@ fn run(device: NonNull<rdma_sys::ibv_device>) -> Trial {
             unsafe { rdma_sys::ibv_dealloc_pd(domain.as_ptr()) };
         },
     );
-    let access = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE;
+    let access =
+        ibv_access_flags::IBV_ACCESS_LOCAL_WRITE | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE;
     let _region = domain.as_ref().and_then(|domain| {
         steps.make(
             "ibv_reg_mr",
-            // SAFETY: the domain is alive; the page lives longer than the region, and nobody has the key.
+            // SAFETY: the domain is alive; the page lives longer than the region, and nobody has
+            // the key.
             || unsafe {
-                rdma_sys::ibv_reg_mr(domain.as_ptr(), (&raw mut page.0).cast(), REGION, access.0 as i32)
+                rdma_sys::ibv_reg_mr(
+                    domain.as_ptr(),
+                    (&raw mut page.0).cast(),
+                    REGION,
+                    access.0 as i32,
+                )
             },
             |region| {
                 // SAFETY: registered once, deregistered once.
@@ -134,7 +142,9 @@ fn run(device: NonNull<rdma_sys::ibv_device>) -> Trial {
         steps.make(
             "ibv_create_cq",
             // SAFETY: context and channel are alive.
-            || unsafe { rdma_sys::ibv_create_cq(context.as_ptr(), 2, ptr::null_mut(), channel.as_ptr(), 0) },
+            || unsafe {
+                rdma_sys::ibv_create_cq(context.as_ptr(), 2, ptr::null_mut(), channel.as_ptr(), 0)
+            },
             |queue| {
                 // SAFETY: made once, destroyed once, after the queue pair.
                 unsafe { rdma_sys::ibv_destroy_cq(queue.as_ptr()) };

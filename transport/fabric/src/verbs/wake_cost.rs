@@ -77,7 +77,12 @@ impl Sleeper {
 
     fn sleep(&self) -> rustix::io::Result<()> {
         let mut events = Vec::with_capacity(1);
-        if epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&ROUND_TIMEOUT))? == 0 {
+        if epoll::wait(
+            &self.epoll,
+            rustix::buffer::spare_capacity(&mut events),
+            Some(&ROUND_TIMEOUT),
+        )? == 0
+        {
             return Err(Errno::TIMEDOUT);
         }
         rustix::io::read(&self.event, &mut [0; 8]).map(drop)

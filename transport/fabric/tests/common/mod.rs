@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use tonic_rdma_fabric::{
-    Addr, AnyLink, Completion, ConnectError, Connected, Fabric, Link, LinkConfig, LinkError, Listener,
-    Posted, Work, WriteSource,
+    Addr, AnyLink, Completion, ConnectError, Connected, Fabric, Link, LinkConfig, LinkError,
+    Listener, Posted, Work, WriteSource,
 };
 use tonic_rdma_memory::{LandingBuf, Pool, PoolConfig};
 
@@ -206,7 +206,11 @@ impl End {
             {
                 let mut out = Vec::new();
                 let again = poll_fn(|cx| self.link.poll(cx, &mut out)).await;
-                assert_eq!(again.unwrap_err().to_string(), error.to_string(), "the same error each time");
+                assert_eq!(
+                    again.unwrap_err().to_string(),
+                    error.to_string(),
+                    "the same error each time"
+                );
                 assert!(self.link.queue(0, Work::Send { offset: 0, len: 1 }, false).is_err());
                 assert_eq!(error.peer(), self.link.peer());
                 return error;
@@ -279,7 +283,10 @@ pub async fn private_data_goes_both_ways(server: &Side, client: &Side) {
     for (link, local, remote) in [(&accepted, server, client), (&connected.link, client, server)] {
         let peer = link.peer();
         assert!(local.is_at(&peer.local) && remote.is_at(&peer.remote), "{peer:?}");
-        assert_eq!((peer.provider, peer.device.as_str()), (local.fabric.provider(), local.fabric.name()));
+        assert_eq!(
+            (peer.provider, peer.device.as_str()),
+            (local.fabric.provider(), local.fabric.name())
+        );
     }
     assert!(addr.ip().is_none() || connected.link.peer().remote == addr);
     let too_long = client.connect_with(&addr, &config, &[0; 57]).await.unwrap_err();
@@ -336,7 +343,11 @@ async fn exchange(sender: &mut End, receiver: &mut End, count: usize, round: u8)
     sender.link.ring().unwrap();
     sender.done(last).await.unwrap();
     for i in 0..count {
-        assert_eq!(receiver.receive().await.unwrap(), message(i, round), "message {i} of round {round}");
+        assert_eq!(
+            receiver.receive().await.unwrap(),
+            message(i, round),
+            "message {i} of round {round}"
+        );
     }
     assert_eq!(sender.link.send_room(), sender.link.caps().send_queue);
 }
@@ -603,7 +614,9 @@ pub async fn a_dropped_attempt_is_harmless(server: &Side, client: &Side) {
     let incoming = listener.accept().await.unwrap();
     let late = incoming.accept(&config(), &server.pool, b"", Duration::from_secs(5)).await;
     match late {
-        Err(ConnectError::PeerGone { .. } | ConnectError::Timeout { .. } | ConnectError::Fabric(_)) => {}
+        Err(
+            ConnectError::PeerGone { .. } | ConnectError::Timeout { .. } | ConnectError::Fabric(_),
+        ) => {}
         Err(other) => panic!("{other}"),
         Ok(link) => drop(End::new(link).death().await),
     }
@@ -617,8 +630,12 @@ pub async fn an_unanswered_request_times_out(server: &Side, client: &Side) {
     let listener = server.listen();
     let addr = listener.local_addr();
     let timeout = Duration::from_millis(300);
-    let error =
-        client.fabric.connect(&addr, &config(), &client.pool, b"", timeout).await.map(drop).unwrap_err();
+    let error = client
+        .fabric
+        .connect(&addr, &config(), &client.pool, b"", timeout)
+        .await
+        .map(drop)
+        .unwrap_err();
     assert!(matches!(error, ConnectError::Timeout { after, .. } if after == timeout), "{error}");
     assert!(error.to_string().contains("300 ms"), "{error}");
 }

@@ -28,7 +28,8 @@ impl Process {
     /// Waits until it says this word; what stands behind it in the line.
     pub fn says(&mut self, word: &str) -> String {
         let mut lines = self.lines.by_ref().map_while(Result::ok);
-        let found = lines.find_map(|line| line.split_once(word).map(|(_, rest)| rest.trim().to_owned()));
+        let found =
+            lines.find_map(|line| line.split_once(word).map(|(_, rest)| rest.trim().to_owned()));
         found.expect("the other process has ended")
     }
 
@@ -58,7 +59,10 @@ pub fn run(trials: impl IntoIterator<Item = Trial>) -> ExitCode {
 }
 
 /// A test in a runtime of its own.
-pub fn trial<F: Future<Output = ()>>(name: &str, test: impl FnOnce() -> F + Send + 'static) -> Trial {
+pub fn trial<F: Future<Output = ()>>(
+    name: &str,
+    test: impl FnOnce() -> F + Send + 'static,
+) -> Trial {
     Trial::test(name, move || {
         block_on(test());
         Ok(())

@@ -6,16 +6,18 @@
 //! | the end of a grant that is asked back | RECALL has been sent for it | DONE or ABORT |
 //! | the end of a grant whose stream is over | RESET has been sent for the stream; if the peer reset it, GRANT has been sent | DONE or ABORT |
 //!
-//! Every one of these is answered as soon as it arrives: a RESET drops the output of the stream, a RECALL cuts off what has
-//! not been handed out as WRITE. An answer waits for no reader, no memory and no other stream, only for
-//! what is on the queue pair already. So a peer that has had three quarters of
-//! [`dead_peer`](crate::Config::dead_peer), the time that it has for the answer to a PING, keeps memory that it was told to
-//! give back, and the connection ends.
+//! Every one of these is answered as soon as it arrives: a RESET drops the output of the stream, a
+//! RECALL cuts off what has not been handed out as WRITE. An answer waits for no reader, no memory
+//! and no other stream, only for what is on the queue pair already. So a peer that has had three
+//! quarters of [`dead_peer`](crate::Config::dead_peer), the time that it has for the answer to a
+//! PING, keeps memory that it was told to give back, and the connection ends.
 //!
-//! A frame that has not been handed out, for want of a credit say, is not answered by anyone: its time begins when it is.
+//! A frame that has not been handed out, for want of a credit say, is not answered by anyone: its
+//! time begins when it is.
 //!
-//! Time is counted in ticks, an eighth of `dead_peer` apart. However late a tick comes, it counts once: while
-//! this side was stopped it could not take answers, either. The count runs while something is owed:
+//! Time is counted in ticks, an eighth of `dead_peer` apart. However late a tick comes, it counts
+//! once: while this side was stopped it could not take answers, either. The count runs while
+//! something is owed:
 //!
 //! | from | something begins to be owed | a tick, and nothing is owed | a tick, and something is owed |
 //! |---|---|---|---|

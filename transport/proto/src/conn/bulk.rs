@@ -1,4 +1,5 @@
-//! Memory that the peer has granted: binding it to what is to be sent, giving back what is not needed.
+//! Memory that the peer has granted: binding it to what is to be sent, giving back what is not
+//! needed.
 
 use super::Connection;
 use super::landing::MAX_REQUESTS;
@@ -16,10 +17,10 @@ const LOOK_AHEAD: usize = 4;
 const _: () = assert!(LOOK_AHEAD <= MAX_REQUESTS);
 
 impl Connection {
-    /// Binds memory to the transfers at the head of the queue, or asks for it. Eager data in front stops it:
-    /// a standing grant takes its bytes from the window, and what stands in front must get its share first.
-    /// A transfer in front that waits for memory keeps those behind it from standing grants: they would hold
-    /// memory that the one in front may be waiting for.
+    /// Binds memory to the transfers at the head of the queue, or asks for it. Eager data in front
+    /// stops it: a standing grant takes its bytes from the window, and what stands in front must
+    /// get its share first. A transfer in front that waits for memory keeps those behind it from
+    /// standing grants: they would hold memory that the one in front may be waiting for.
     pub(super) fn prepare_bulk(&mut self, key: usize) {
         let stream = &mut self.streams[key];
         if matches!(stream.out.front(), None | Some(Out::Eager { .. })) {
@@ -124,8 +125,11 @@ fn take_standing(
     }
     let offset = |grant: &PeerGrant| phase::offset(modulus, grant.addr, bulk.begin);
     let holds = |grant: &PeerGrant| bulk.len + u64::from(offset(grant)) <= u64::from(grant.len);
-    let (at, _) =
-        standing.iter().enumerate().filter(|(_, grant)| holds(grant)).min_by_key(|(_, grant)| grant.len)?;
+    let (at, _) = standing
+        .iter()
+        .enumerate()
+        .filter(|(_, grant)| holds(grant))
+        .min_by_key(|(_, grant)| grant.len)?;
     let grant = standing.swap_remove(at);
     let begin = offset(&grant);
     Some(PeerGrant { addr: grant.addr + u64::from(begin), len: grant.len - begin, begin, ..grant })

@@ -74,8 +74,9 @@ impl Credits {
         self.to_return = self.to_return.saturating_sub(1);
     }
 
-    /// The last credit is kept for a message that returns credits: with both sides at zero and nothing on
-    /// the way, the message that spent the last credit has given the other side at least one.
+    /// The last credit is kept for a message that returns credits: with both sides at zero and
+    /// nothing on the way, the message that spent the last credit has given the other side at least
+    /// one.
     pub(super) fn may_send(&self) -> bool {
         self.ours >= 2 || (self.ours == 1 && self.to_return > 0)
     }
@@ -95,8 +96,9 @@ impl Credits {
         self.ours > 0
     }
 
-    /// Enough has gathered that the peer may run short: a message only to return credits is due. It takes a credit itself, so
-    /// with few of them half would not do: each such message would have another one follow.
+    /// Enough has gathered that the peer may run short: a message only to return credits is due. It
+    /// takes a credit itself, so with few of them half would not do: each such message would have
+    /// another one follow.
     pub(super) fn return_due(&self) -> bool {
         self.to_return > self.posted() / 2
     }
@@ -198,10 +200,14 @@ mod tests {
         // And there may be more again.
         b.more(8);
         a.received(b.sent()).unwrap();
-        assert_eq!((a.ours(), a.received(9)), (12, Err(Breach::CreditOverflow { returned: 9, room: 0 })));
+        assert_eq!(
+            (a.ours(), a.received(9)),
+            (12, Err(Breach::CreditOverflow { returned: 9, room: 0 }))
+        );
     }
 
-    /// Two sides that send whenever they may, with one message at a time on the way, never both stop.
+    /// Two sides that send whenever they may, with one message at a time on the way, never both
+    /// stop.
     #[test]
     fn never_both_stuck() {
         for slots in [4, 5, 32] {

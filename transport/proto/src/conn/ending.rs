@@ -1,8 +1,8 @@
 //! GOAWAY, drain, CLOSE.
 //!
-//! A server that drains sends GOAWAY and still takes the streams that were on their way; the client answers
-//! with an acknowledgement behind its last new stream, so that the server knows when no more come. A client
-//! that drains only opens no more streams.
+//! A server that drains sends GOAWAY and still takes the streams that were on their way; the client
+//! answers with an acknowledgement behind its last new stream, so that the server knows when no
+//! more come. A client that drains only opens no more streams.
 
 use bytes::Bytes;
 
@@ -12,8 +12,8 @@ use crate::frame::{Frame, MAX_TEXT};
 use crate::ids::StreamId;
 
 impl Connection {
-    /// Takes no new streams. A server sends GOAWAY; streams in flight go on. `text` is cut to 240 bytes. See
-    /// [`Connection::is_drained`].
+    /// Takes no new streams. A server sends GOAWAY; streams in flight go on. `text` is cut to 240
+    /// bytes. See [`Connection::is_drained`].
     pub fn go_away(&mut self, code: CloseCode, text: &str) {
         if self.phase != Phase::Open {
             return;
@@ -33,8 +33,8 @@ impl Connection {
         self.phase == Phase::Drained && self.streams.is_empty() && !self.has_output()
     }
 
-    /// Closes: the one thing still sent is a CLOSE frame, with `text` cut to 240 bytes. It may take the last
-    /// credit. Streams are left as they are; they come to no end any more.
+    /// Closes: the one thing still sent is a CLOSE frame, with `text` cut to 240 bytes. It may take
+    /// the last credit. Streams are left as they are; they come to no end any more.
     pub fn close(&mut self, code: CloseCode, text: &str) {
         if !self.is_live() {
             return;
@@ -72,7 +72,8 @@ impl Connection {
     /// Streams that the peer has not heard of stay unheard of: they can be retried elsewhere.
     fn refuse_untransmitted(&mut self) {
         let known = self.last_known;
-        let keys: Vec<usize> = self.streams.iter().filter(|(_, s)| s.id > known).map(|(k, _)| k).collect();
+        let keys: Vec<usize> =
+            self.streams.iter().filter(|(_, s)| s.id > known).map(|(k, _)| k).collect();
         for key in keys {
             let id = StreamId(self.streams[key].id);
             let unsent = self.withdraw(id);

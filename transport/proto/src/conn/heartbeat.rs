@@ -1,11 +1,12 @@
 //! PING and the dead-peer timer.
 //!
-//! Any message proves that the peer lives. After a quarter of `dead_peer` without one a PING asks; after the other three
-//! without an answer the peer is dead. So a peer that is gone is noticed within `dead_peer`, and one that pauses for less
-//! than three quarters of it lives on, also on a link that carried nothing before.
+//! Any message proves that the peer lives. After a quarter of `dead_peer` without one a PING asks;
+//! after the other three without an answer the peer is dead. So a peer that is gone is noticed
+//! within `dead_peer`, and one that pauses for less than three quarters of it lives on, also on a
+//! link that carried nothing before.
 //!
-//! The answer is waited for from the PING on, and a timer that comes late says that this side was stopped, or short of
-//! processor time: then it asks once more before it judges.
+//! The answer is waited for from the PING on, and a timer that comes late says that this side was
+//! stopped, or short of processor time: then it asks once more before it judges.
 
 use std::time::{Duration, Instant};
 

@@ -136,8 +136,8 @@ impl Grants {
 }
 
 impl Connection {
-    /// Landing memory that is wanted now. Answer with [`Connection::provide_landing`]; if there is none, ask
-    /// again when some comes free. The same want is returned until it is answered.
+    /// Landing memory that is wanted now. Answer with [`Connection::provide_landing`]; if there is
+    /// none, ask again when some comes free. The same want is returned until it is answered.
     pub fn poll_landing(&mut self) -> Option<LandingWant> {
         if !self.is_live() {
             return None;
@@ -149,7 +149,11 @@ impl Connection {
                 continue;
             };
             let shorter = || (1..=BEHIND).find_map(|place| self.landing_behind(place)?);
-            match self.within_connection(want).map(|want| self.with_begin(key, want)).or_else(shorter) {
+            match self
+                .within_connection(want)
+                .map(|want| self.with_begin(key, want))
+                .or_else(shorter)
+            {
                 Some(want) => return Some(want),
                 // Standing grants count for no stream.
                 None => break,
@@ -162,9 +166,9 @@ impl Connection {
         (want > 0).then_some(LandingWant { key: WantKey::Standing, want, min: want })
     }
 
-    /// What the stream wants that has `place` others before it in the queue of those that want landing memory, for when
-    /// there is none for the first: its want may be shorter. The inner None: nothing any more. The outer None: there is no
-    /// such stream.
+    /// What the stream wants that has `place` others before it in the queue of those that want
+    /// landing memory, for when there is none for the first: its want may be shorter. The inner
+    /// None: nothing any more. The outer None: there is no such stream.
     pub fn landing_behind(&self, place: usize) -> Option<Option<LandingWant>> {
         let within = |key: &usize| {
             let want = self.stream_want(*key).and_then(|want| self.within_connection(want))?;
@@ -189,13 +193,14 @@ impl Connection {
         LandingWant { want: most.saturating_add(begin), min: min.saturating_add(begin), ..want }
     }
 
-    /// As much of it as all streams together leave of `bulk_total`. None: as soon as a reader takes something, or a stream
-    /// ends, the want may be met.
+    /// As much of it as all streams together leave of `bulk_total`. None: as soon as a reader takes
+    /// something, or a stream ends, the want may be met.
     fn within_connection(&self, want: LandingWant) -> Option<LandingWant> {
         let free = self.config.bulk_total.saturating_sub(self.grants.held);
         // As of a stream's window: large pieces are worth waiting for.
         let least = want.want.min(self.config.bulk_window / 2);
-        let want = LandingWant { want: want.want.min(u32::try_from(free).unwrap_or(u32::MAX)), ..want };
+        let want =
+            LandingWant { want: want.want.min(u32::try_from(free).unwrap_or(u32::MAX)), ..want };
         (want.want >= least).then_some(LandingWant { min: want.min.min(want.want), ..want })
     }
 
@@ -216,8 +221,9 @@ impl Connection {
     /// A stream is removed. What has landed for it and nobody has read counts on, unless the
     /// application has let go of the stream.
     pub(super) fn ends_with(&mut self, stream: &Stream) {
-        let granted =
-            |(_, grant): (usize, &Grant)| (grant.stream == stream.id).then_some(u64::from(grant.len));
+        let granted = |(_, grant): (usize, &Grant)| {
+            (grant.stream == stream.id).then_some(u64::from(grant.len))
+        };
         let granted: u64 = match stream.open_grants {
             0 => 0,
             _ => self.grants.out.iter().filter_map(granted).sum(),
@@ -262,7 +268,8 @@ impl Connection {
     fn stream_want(&self, key: usize) -> Option<LandingWant> {
         let stream = &self.streams[key];
         let want = stream.wants.front()?.rest;
-        // Of a server that has said all the rest of the request is not wanted; see `recall` for the other.
+        // Of a server that has said all the rest of the request is not wanted; see `recall` for the
+        // other.
         let answered = self.side == Side::Server && stream.send != SendHalf::Open;
         if answered || stream.recalled > 0 {
             return None;
@@ -272,22 +279,28 @@ impl Connection {
             window = window.max(self.config.whole.into());
         }
         let free = window.saturating_sub(stream.held);
-        // Large pieces are worth waiting for: the reader frees the rest of the window, of which the half is
-        // more than MIN_GRANT.
+        // Large pieces are worth waiting for: the reader frees the rest of the window, of which the
+        // half is more than MIN_GRANT.
         if free < want.min(window / 2) {
             return None;
         }
         let want = want.min(free) as u32;
-        Some(LandingWant { key: WantKey::Stream(StreamId(stream.id)), want, min: want.min(MIN_GRANT) })
+        Some(LandingWant {
+            key: WantKey::Stream(StreamId(stream.id)),
+            want,
+            min: want.min(MIN_GRANT),
+        })
     }
 
-    /// Grants memory for what [`Connection::poll_landing`] wanted: at least `min` bytes of it. Memory that is
-    /// too short, or turns out not to be wanted any more, comes back as [`Event::Returned`].
+    /// Grants memory for what [`Connection::poll_landing`] wanted: at least `min` bytes of it.
+    /// Memory that is too short, or turns out not to be wanted any more, comes back as
+    /// [`Event::Returned`].
     pub fn provide_landing(&mut self, key: WantKey, memory: GrantMemory) {
         let booked = match key {
             _ if !self.is_live() => None,
             WantKey::Standing => {
-                let grant = Booked { stream: 0, begin: 0, len: memory.len, request: Asked::default() };
+                let grant =
+                    Booked { stream: 0, begin: 0, len: memory.len, request: Asked::default() };
                 (self.grants.wants_standing() && memory.len > 0).then_some(grant)
             }
             WantKey::Stream(id) => self.book_grant(id, memory.len),
@@ -297,7 +310,8 @@ impl Connection {
             return;
         };
         let asked = Owed::by(self.last_frame() + 1);
-        let grant = Grant { stream, memory: memory.key, begin, len, request, recalled: false, asked };
+        let grant =
+            Grant { stream, memory: memory.key, begin, len, request, recalled: false, asked };
         let id = self.grants.out.insert(grant) as u32;
         if stream == 0 {
             self.grants.standing.push(id);
@@ -381,8 +395,8 @@ impl Connection {
         }
     }
 
-    /// Asks for all standing grants back, because nothing has come for long or memory is short elsewhere.
-    /// They are kept again when bulk comes.
+    /// Asks for all standing grants back, because nothing has come for long or memory is short
+    /// elsewhere. They are kept again when bulk comes.
     pub fn recall_standing(&mut self) {
         self.grants.active = false;
         self.grants.recent = [0; 8];
@@ -471,7 +485,14 @@ impl Connection {
             }
             self.events.push_back(Event::Returned { memory });
         } else {
-            self.events.push_back(Event::Landed { stream: stream_id, memory, begin, len, flow, end });
+            self.events.push_back(Event::Landed {
+                stream: stream_id,
+                memory,
+                begin,
+                len,
+                flow,
+                end,
+            });
         }
         Ok(())
     }

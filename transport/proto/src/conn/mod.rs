@@ -19,26 +19,29 @@
 //!
 //! # Bulk transfers
 //!
-//! A piece of a body that does not fit a control slot goes by WRITE, into memory that the receiver has
-//! granted: a standing grant, advertised beforehand, or grants that answer a REQUEST. A receiver short of
-//! memory grants less than was asked, and goes on when memory comes free. Every grant ends with DONE (its
-//! bytes have been written) or ABORT (they will not be), both behind the last WRITE on the queue pair, so
-//! that the receiver knows that nothing touches the memory any more (R4, R9).
+//! A piece of a body that does not fit a control slot goes by WRITE, into memory that the receiver
+//! has granted: a standing grant, advertised beforehand, or grants that answer a REQUEST. A
+//! receiver short of memory grants less than was asked, and goes on when memory comes free. Every
+//! grant ends with DONE (its bytes have been written) or ABORT (they will not be), both behind the
+//! last WRITE on the queue pair, so that the receiver knows that nothing touches the memory any
+//! more (R4, R9).
 //!
 //! # Flow control
 //!
-//! Eager data and standing grants are bounded by the stream's window, which grows again as the application
-//! reads. Requested grants are bounded by the receiver, which grants no more than `bulk_window` for a stream
-//! at once, or one message of up to `whole` bytes. So a stream that is not read stops only itself (R13), until the
-//! unread of all streams together amounts to `bulk_total`, beyond which a peer could fill any heap: bulk waits for a
-//! reader then, small messages do not.
+//! Eager data and standing grants are bounded by the stream's window, which grows again as the
+//! application reads. Requested grants are bounded by the receiver, which grants no more than
+//! `bulk_window` for a stream at once, or one message of up to `whole` bytes. So a stream that is
+//! not read stops only itself (R13), until the unread of all streams together amounts to
+//! `bulk_total`, beyond which a peer could fill any heap: bulk waits for a reader then, small
+//! messages do not.
 //!
 //! # Why granted memory always comes back
 //!
-//! Grants answer the requests of a stream in their order, and a standing grant is bound to a transfer only
-//! when all transfers in front of it have their memory. So nothing that holds a grant waits for another
-//! grant: it waits for credits and for room in the send queue, and both come back by themselves. A peer that keeps a
-//! grant all the same is asked for it (`recall`), and has a time to answer (`answers`).
+//! Grants answer the requests of a stream in their order, and a standing grant is bound to a
+//! transfer only when all transfers in front of it have their memory. So nothing that holds a grant
+//! waits for another grant: it waits for credits and for room in the send queue, and both come back
+//! by themselves. A peer that keeps a grant all the same is asked for it (`recall`), and has a time
+//! to answer (`answers`).
 
 mod answers;
 mod bulk;
@@ -70,8 +73,8 @@ use self::landing::Grants;
 use self::reset_limit::ResetLimit;
 use self::stream::{Out, PeerGrant, RecvHalf, SendHalf, Stream};
 pub use self::types::{
-    Event, Flow, GrantMemory, LandingWant, Pending, Room, SendError, Side, Stats, Transmit, Unsent, WantKey,
-    Write,
+    Event, Flow, GrantMemory, LandingWant, Pending, Room, SendError, Side, Stats, Transmit, Unsent,
+    WantKey, Write,
 };
 use crate::config::Config;
 use crate::error::Breach;
@@ -82,7 +85,8 @@ use crate::ids::StreamId;
 
 /// So many empty queues are kept, at most, of room for so many.
 const SPARE: usize = 16;
-/// A connection at rest that has RECVs to empty sends so many PINGs, at most, in the time after which a silent peer is dead.
+/// A connection at rest that has RECVs to empty sends so many PINGs, at most, in the time after
+/// which a silent peer is dead.
 const SHED: u32 = 32;
 
 /// Life of a connection.
@@ -106,8 +110,8 @@ enum Phase {
     Closed,
 }
 
-/// Spreads stream ids over a table. They are chosen by the peer, but it may have no more than `max_streams`
-/// of them at once.
+/// Spreads stream ids over a table. They are chosen by the peer, but it may have no more than
+/// `max_streams` of them at once.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct IdHasher(u64);
 
@@ -145,8 +149,8 @@ pub struct Connection {
     spare: Vec<VecDeque<Out>>,
     /// Highest stream id that was opened here (client).
     last_opened: u32,
-    /// Highest stream id that has been on the wire. Streams are transmitted in the order of their ids, so
-    /// the peer may know of a stream exactly when its id is not above this one.
+    /// Highest stream id that has been on the wire. Streams are transmitted in the order of their
+    /// ids, so the peer may know of a stream exactly when its id is not above this one.
     last_known: u32,
     /// Frames that do not wait for a stream's turn.
     control: VecDeque<Frame>,
@@ -162,7 +166,8 @@ pub struct Connection {
     sent_fields: Sent,
     received_fields: Received,
     send_ready: VecDeque<usize>,
-    /// Streams with a WRITE to hand out: those whose source is staged, those whose source is pinned.
+    /// Streams with a WRITE to hand out: those whose source is staged, those whose source is
+    /// pinned.
     write_ready: [VecDeque<usize>; 2],
     /// Whose turn it is.
     write_turn: usize,
@@ -171,7 +176,8 @@ pub struct Connection {
     landing_queue: VecDeque<usize>,
     /// Standing grants of the peer, unused.
     standing: Vec<PeerGrant>,
-    /// Grants of the peer that this side has not ended, with their streams. 0: a standing one, or one that was.
+    /// Grants of the peer that this side has not ended, with their streams. 0: a standing one, or
+    /// one that was.
     peer_grants: BTreeMap<u32, u32>,
     /// The client's first message goes out even if it is empty; the server waits for it.
     greeted: bool,
@@ -183,7 +189,8 @@ pub struct Connection {
     peer_going_away: bool,
     /// When more than a PING came last, if the connection has not been at rest since.
     stirred: Option<Instant>,
-    /// When the next RECV is to be emptied, by a PING that is answered, of those that a connection at rest has too many.
+    /// When the next RECV is to be emptied, by a PING that is answered, of those that a connection
+    /// at rest has too many.
     shed: Option<Instant>,
     stats: Stats,
 }
@@ -239,14 +246,14 @@ impl Connection {
         }
     }
 
-    /// The connecting side, with the settings of the peer's [`crate::Accept`]. `config` has been checked
-    /// ([`Config::check`]) and is what the [`crate::Hello`] stated.
+    /// The connecting side, with the settings of the peer's [`crate::Accept`]. `config` has been
+    /// checked ([`Config::check`]) and is what the [`crate::Hello`] stated.
     pub fn client(config: Config, peer: Settings, now: Instant) -> Self {
         Connection::new(Side::Client, config, peer, now)
     }
 
-    /// The accepting side, with the settings of the peer's [`crate::Hello`]. `config` has been checked and is
-    /// what the [`crate::Accept`] stated.
+    /// The accepting side, with the settings of the peer's [`crate::Hello`]. `config` has been
+    /// checked and is what the [`crate::Accept`] stated.
     pub fn server(config: Config, peer: Settings, now: Instant) -> Self {
         Connection::new(Side::Server, config, peer, now)
     }
@@ -295,26 +302,28 @@ impl Connection {
         self.streams.len() < self.peer.max_streams as usize
     }
 
-    /// Whether the peer may know of the stream: its first frame has been handed out. True for streams that
-    /// have ended.
+    /// Whether the peer may know of the stream: its first frame has been handed out. True for
+    /// streams that have ended.
     pub fn is_transmitted(&self, id: StreamId) -> bool {
         id.0 <= self.last_known || !self.ids.contains_key(&id.0)
     }
 
-    /// Whether the peer has run short of credits, and there may be more RECVs: post some, if there is memory, and tell
-    /// with [`recvs_posted`](Self::recvs_posted). To be asked after each message.
+    /// Whether the peer has run short of credits, and there may be more RECVs: post some, if there
+    /// is memory, and tell with [`recvs_posted`](Self::recvs_posted). To be asked after each
+    /// message.
     pub fn wants_recvs(&self) -> bool {
         self.is_live() && self.credits.wants_more()
     }
 
-    /// So many RECVs have been posted on top of those that there were: the peer gets credits for them. 0 when there is no
-    /// memory for any, which is not asked for again at once.
+    /// So many RECVs have been posted on top of those that there were: the peer gets credits for
+    /// them. 0 when there is no memory for any, which is not asked for again at once.
     pub fn recvs_posted(&mut self, recvs: u32) {
         self.credits.more(recvs);
     }
 
-    /// The RECV that the last message came in has not been posted again, and will not be: see [`Event::Quiet`]. To be told
-    /// after [`receive`](Self::receive), and never of more RECVs than [`recvs_posted`](Self::recvs_posted) has told of.
+    /// The RECV that the last message came in has not been posted again, and will not be: see
+    /// [`Event::Quiet`]. To be told after [`receive`](Self::receive), and never of more RECVs than
+    /// [`recvs_posted`](Self::recvs_posted) has told of.
     pub fn recv_gone(&mut self) {
         self.credits.fewer();
     }
@@ -324,7 +333,8 @@ impl Connection {
         self.credits.posted() > self.config.recv_slots.into()
     }
 
-    /// Whether nothing has been sent here by WRITE for [`idle_recall`](Config::idle_recall): landing memory may go.
+    /// Whether nothing has been sent here by WRITE for [`idle_recall`](Config::idle_recall):
+    /// landing memory may go.
     pub fn lands_nothing(&self, now: Instant) -> bool {
         self.grants.is_idle(now)
     }
@@ -334,8 +344,8 @@ impl Connection {
         self.events.pop_front()
     }
 
-    /// Whether [`Connection::next_timeout`] is the end of the peer's time to answer: it is sooner, or later, once anything has
-    /// come.
+    /// Whether [`Connection::next_timeout`] is the end of the peer's time to answer: it is sooner,
+    /// or later, once anything has come.
     pub fn is_asking(&self) -> bool {
         self.heartbeat.is_asking()
     }
@@ -388,7 +398,8 @@ impl Connection {
         self.control.push_back(Frame::Ping { ack: false, token });
     }
 
-    /// Finds out whether the connection has come to rest: either side has asked whether the other is there.
+    /// Finds out whether the connection has come to rest: either side has asked whether the other
+    /// is there.
     fn rest(&mut self, now: Instant) {
         let quarter = self.config.dead_peer / 4;
         if self.stirred.is_some_and(|at| now.saturating_duration_since(at) >= quarter) {

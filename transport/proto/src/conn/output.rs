@@ -45,7 +45,11 @@ impl Connection {
 
     fn open_for_sending(&self, id: StreamId) -> Result<usize, SendError> {
         let key = *self.ids.get(&id.0).ok_or(SendError::Closed)?;
-        if self.is_live() && self.streams[key].send.accepts() { Ok(key) } else { Err(SendError::Closed) }
+        if self.is_live() && self.streams[key].send.accepts() {
+            Ok(key)
+        } else {
+            Err(SendError::Closed)
+        }
     }
 
     /// Queues a header block: response headers, or trailers with `end`.
@@ -59,8 +63,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Queues a piece of the body that is one segment. `pinned`: it lies in memory that the device can read.
-    /// As [`Connection::send_payload`].
+    /// Queues a piece of the body that is one segment. `pinned`: it lies in memory that the device
+    /// can read. As [`Connection::send_payload`].
     ///
     /// # Errors
     /// [`SendError::Closed`], [`SendError::TooLong`].
@@ -81,7 +85,12 @@ impl Connection {
     ///
     /// # Errors
     /// [`SendError::Closed`], [`SendError::TooLong`].
-    pub fn send_payload(&mut self, id: StreamId, payload: Payload, end: bool) -> Result<(), SendError> {
+    pub fn send_payload(
+        &mut self,
+        id: StreamId,
+        payload: Payload,
+        end: bool,
+    ) -> Result<(), SendError> {
         let key = self.open_for_sending(id)?;
         let (len, limit) = (payload.len() as u64, self.max_message());
         if len > limit {
@@ -116,7 +125,8 @@ impl Connection {
         self.send_payload(id, Payload::new(), true)
     }
 
-    /// Whether the stream takes more output before it should wait. False for a stream that is closed.
+    /// Whether the stream takes more output before it should wait. False for a stream that is
+    /// closed.
     pub fn has_room(&self, id: StreamId) -> bool {
         self.open_for_sending(id).is_ok_and(|key| self.streams[key].queued < QUEUE_MARK)
     }
@@ -138,8 +148,8 @@ impl Connection {
         }
     }
 
-    /// Resets a stream: drops its output, discards what still comes, tells the peer. Unknown and finished
-    /// streams are left alone.
+    /// Resets a stream: drops its output, discards what still comes, tells the peer. Unknown and
+    /// finished streams are left alone.
     pub fn reset(&mut self, id: StreamId, code: ResetCode) {
         let Some(&key) = self.ids.get(&id.0) else { return };
         let stream = &mut self.streams[key];
@@ -163,10 +173,12 @@ impl Connection {
         self.remove_if_done(key);
     }
 
-    /// Takes back what has been queued on a stream behind its head. Nothing where the peer may know of the stream, or where
-    /// there is none.
+    /// Takes back what has been queued on a stream behind its head. Nothing where the peer may know
+    /// of the stream, or where there is none.
     pub fn withdraw(&mut self, id: StreamId) -> Vec<Unsent> {
-        let Some(&key) = self.ids.get(&id.0).filter(|_| id.0 > self.last_known) else { return Vec::new() };
+        let Some(&key) = self.ids.get(&id.0).filter(|_| id.0 > self.last_known) else {
+            return Vec::new();
+        };
         let stream = &mut self.streams[key];
         let (mut unsent, mut grants) = (Vec::new(), Vec::new());
         for (place, out) in stream.out.drain(..).enumerate() {
@@ -219,7 +231,8 @@ impl Connection {
                 self.queue_for_landing(key);
             }
             Flow::Window if stream.recv == RecvHalf::Body => {
-                stream.unreported = stream.unreported.saturating_add(len).min(full - stream.recv_window);
+                stream.unreported =
+                    stream.unreported.saturating_add(len).min(full - stream.recv_window);
                 if stream.unreported >= full / 2 {
                     let increment = std::mem::take(&mut stream.unreported);
                     stream.recv_window += increment;

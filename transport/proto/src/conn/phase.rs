@@ -136,9 +136,12 @@ mod tests {
 
     #[test]
     fn the_offset_into_a_grant_follows_its_address() {
-        for (align, addr, begin, offset_) in
-            [(64, 0x1000, 42, 42), (64, 0x1010, 42, 26), (64, 0x1030, 42, 58), (4096, 0x1800, 42, 2090)]
-        {
+        for (align, addr, begin, offset_) in [
+            (64, 0x1000, 42, 42),
+            (64, 0x1010, 42, 26),
+            (64, 0x1030, 42, 58),
+            (4096, 0x1800, 42, 2090),
+        ] {
             assert_eq!(offset(Modulus::of(align), addr, begin), offset_);
         }
         assert_eq!(offset(Modulus::of(1), u64::MAX - 1, 0), 2);

@@ -10,13 +10,14 @@
 //! | standing and bound to a transfer, or in front of one | it is written before all others, and ends with DONE |
 //! | written or ended | nothing: DONE or ABORT is on its way |
 //!
-//! What a request loses so is asked for again without another REQUEST: both sides know how much it is. The sender
-//! of the RECALL puts it back in its place among the requests of the stream, and grants none of them until all that it
-//! has recalled of the stream has ended: which request a GRANT is for follows from their order.
+//! What a request loses so is asked for again without another REQUEST: both sides know how much it
+//! is. The sender of the RECALL puts it back in its place among the requests of the stream, and
+//! grants none of them until all that it has recalled of the stream has ended: which request a
+//! GRANT is for follows from their order.
 //!
 //! All grants of a stream are recalled together. Otherwise memory would stay with a transfer that
-//! stands behind one that waits for memory, and both might wait for each other. For the same reason a grant is not cut off in
-//! front of a transfer that has a standing grant.
+//! stands behind one that waits for memory, and both might wait for each other. For the same reason
+//! a grant is not cut off in front of a transfer that has a standing grant.
 
 use super::Connection;
 use super::answers::Owed;
@@ -25,11 +26,13 @@ use crate::frame::Frame;
 use crate::ids::GrantId;
 
 impl Connection {
-    /// Asks grants back whose memory is wanted elsewhere, and with them all grants of their streams. Streams go on when
-    /// there is memory for them again. Each comes back as [`Event::Landed`](super::Event::Landed) or
-    /// [`Event::Returned`](super::Event::Returned) within [`dead_peer`](crate::Config::dead_peer), or the connection ends.
+    /// Asks grants back whose memory is wanted elsewhere, and with them all grants of their
+    /// streams. Streams go on when there is memory for them again. Each comes back as
+    /// [`Event::Landed`](super::Event::Landed) or [`Event::Returned`](super::Event::Returned)
+    /// within [`dead_peer`](crate::Config::dead_peer), or the connection ends.
     ///
-    /// `wanted`: whether the memory with this key ([`GrantMemory::key`](super::GrantMemory::key)) is wanted.
+    /// `wanted`: whether the memory with this key ([`GrantMemory::key`](super::GrantMemory::key))
+    /// is wanted.
     pub fn recall_grants(&mut self, wanted: impl Fn(usize) -> bool) {
         let mut streams = Vec::new();
         let mut recalled = Vec::new();
@@ -46,7 +49,9 @@ impl Connection {
         // What is owed for another reason need not be asked for.
         streams.retain(|id| {
             let key = self.ids.get(id);
-            key.is_some_and(|key| matches!(self.streams[*key].recv, RecvHalf::Headers | RecvHalf::Body))
+            key.is_some_and(|key| {
+                matches!(self.streams[*key].recv, RecvHalf::Headers | RecvHalf::Body)
+            })
         });
         for (id, grant) in self.grants.iter() {
             if grant.stream != 0 && streams.binary_search(&grant.stream).is_ok() {
@@ -71,7 +76,8 @@ impl Connection {
         self.expect_answer();
     }
 
-    /// The peer has given back `len` bytes of a grant that was recalled, unwritten: its request still wants them.
+    /// The peer has given back `len` bytes of a grant that was recalled, unwritten: its request
+    /// still wants them.
     pub(super) fn want_again(&mut self, key: usize, request: Asked, len: u32) {
         let stream = &mut self.streams[key];
         if !matches!(stream.recv, RecvHalf::Headers | RecvHalf::Body) || len == 0 {
@@ -96,7 +102,9 @@ impl Connection {
         }
         let bound = match self.ids.get(&stream) {
             Some(&key) => self.streams[key].find_grant(id).map(|place| (key, place)),
-            None => self.streams.iter().find_map(|(key, s)| s.find_grant(id).map(|place| (key, place))),
+            None => {
+                self.streams.iter().find_map(|(key, s)| s.find_grant(id).map(|place| (key, place)))
+            }
         };
         // None: its DONE is queued.
         let Some((key, (place, at))) = bound else { return };
@@ -120,7 +128,12 @@ impl Connection {
         bulk.grants.remove(at);
         bulk.granted -= u64::from(len - used);
         if used > 0 {
-            stream.announce.push_back(Announce { grant: GrantId(id), len: used, begin: 0, end: false });
+            stream.announce.push_back(Announce {
+                grant: GrantId(id),
+                len: used,
+                begin: 0,
+                end: false,
+            });
             self.mark_send(key);
         } else {
             self.answers += 1;

@@ -15,19 +15,23 @@ impl Connection {
     /// [`recv_gone`](Self::recv_gone) follows: `message` is a copy, or
     /// memory that is not posted.
     ///
-    /// `now` may be the time of an older message of this connection, up to a quarter of [`Config::dead_peer`](crate::Config::dead_peer) ago: then the
-    /// peer is asked for a sign of life that much sooner, and what has been idle for a while is taken for that much more idle. What answers one must have its own time.
+    /// `now` may be the time of an older message of this connection, up to a quarter of
+    /// [`Config::dead_peer`](crate::Config::dead_peer) ago: then the peer is asked for a sign of
+    /// life that much sooner, and what has been idle for a while is taken for that much more idle.
+    /// What answers one must have its own time.
     ///
     /// # Errors
-    /// The peer broke the protocol. The connection is closing: a CLOSE frame that names the breach is the
-    /// only output left, and nothing of the message after the breach has had an effect.
+    /// The peer broke the protocol. The connection is closing: a CLOSE frame that names the breach
+    /// is the only output left, and nothing of the message after the breach has had an effect.
     pub fn receive(&mut self, now: Instant, message: Bytes) -> Result<(), Breach> {
         match self.phase {
             Phase::Open | Phase::Draining | Phase::Drained => {}
             Phase::Closed => return Ok(()),
             Phase::Closing => {
-                // CLOSE may still wait for a credit. What is wrong with the rest does not matter any more.
-                let _ = Reader::new(message).and_then(|reader| self.credits.received(reader.credits));
+                // CLOSE may still wait for a credit. What is wrong with the rest does not matter
+                // any more.
+                let _ =
+                    Reader::new(message).and_then(|reader| self.credits.received(reader.credits));
                 return Ok(());
             }
         }
@@ -72,7 +76,10 @@ impl Connection {
             Frame::Headers { stream, end, more, indexed: true, block } => {
                 let begun = |key: &usize| !self.streams[*key].block.is_empty();
                 if self.ids.get(&stream).is_some_and(begun) {
-                    return Err(Breach::FrameOrder { frame: "indexed HEADERS", stream: StreamId(stream) });
+                    return Err(Breach::FrameOrder {
+                        frame: "indexed HEADERS",
+                        stream: StreamId(stream),
+                    });
                 }
                 // Also where nobody wants it: the tables are to stay in step.
                 let limit = self.config.max_headers;
@@ -90,7 +97,8 @@ impl Connection {
             Frame::Grant { stream, id, rkey, len, addr } => {
                 let standing = stream == 0;
                 let id = GrantId(id);
-                let grant = PeerGrant { id, rkey, len, addr, begin: 0, used: 0, standing, recalled: false };
+                let grant =
+                    PeerGrant { id, rkey, len, addr, begin: 0, used: 0, standing, recalled: false };
                 self.on_grant(stream, grant)
             }
             Frame::Done { stream, end, id, len, begin } => {
@@ -214,8 +222,8 @@ impl Connection {
         self.on_end(key, end)
     }
 
-    /// The peer's half ends. It got all the memory that it had asked for, and has ended every grant: otherwise
-    /// memory would stay with it that nobody can ask back.
+    /// The peer's half ends. It got all the memory that it had asked for, and has ended every
+    /// grant: otherwise memory would stay with it that nobody can ask back.
     fn on_end(&mut self, key: usize, end: bool) -> Result<(), Breach> {
         if end {
             let stream = &mut self.streams[key];
@@ -233,7 +241,9 @@ impl Connection {
         let Some(key) = self.known("WINDOW", id)? else { return Ok(()) };
         let stream = &mut self.streams[key];
         match stream.send_window.checked_add(increment) {
-            Some(window) if increment > 0 && window <= i32::MAX as u32 => stream.send_window = window,
+            Some(window) if increment > 0 && window <= i32::MAX as u32 => {
+                stream.send_window = window
+            }
             _ => return Err(Breach::WindowUpdate(StreamId(id), increment)),
         }
         self.mark_send(key);

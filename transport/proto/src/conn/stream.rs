@@ -19,12 +19,13 @@
 //! | Ended | breach | breach | Ended | Ended |
 //! | Reset | breach | breach | Reset | Reset |
 //!
-//! When a server's END is emitted while its receiving half is in Headers or Body, that half goes to Discarding, and the client
-//! is told by RESET with NO_ERROR: the response is complete without the rest of the request.
+//! When a server's END is emitted while its receiving half is in Headers or Body, that half goes to
+//! Discarding, and the client is told by RESET with NO_ERROR: the response is complete without the
+//! rest of the request.
 //!
-//! A side that has reset a stream keeps it in Discarding until the peer has ended its half too: every
-//! RESET is answered, by END or RESET. So a closed stream has no frames on the way, and a frame for one
-//! is a breach and not a race.
+//! A side that has reset a stream keeps it in Discarding until the peer has ended its half too:
+//! every RESET is answered, by END or RESET. So a closed stream has no frames on the way, and a
+//! frame for one is a breach and not a race.
 
 use std::collections::VecDeque;
 
@@ -191,7 +192,8 @@ pub(super) struct Stream {
     /// `queued` has reached the mark and the driver waits for room.
     pub(super) full: bool,
     pub(super) send_window: u32,
-    /// Grants in `out` that the peer has asked back, and that are written before those of other streams.
+    /// Grants in `out` that the peer has asked back, and that are written before those of other
+    /// streams.
     pub(super) hurried: u32,
 
     pub(super) recv_window: u32,
@@ -250,7 +252,8 @@ impl Stream {
         }
     }
 
-    /// If the head of the queue waits for WRITEs and has memory for them: whether the next source is pinned.
+    /// If the head of the queue waits for WRITEs and has memory for them: whether the next source
+    /// is pinned.
     pub(super) fn can_write(&self) -> Option<bool> {
         match self.out.front() {
             Some(Out::Bulk(bulk)) if !bulk.grants.is_empty() => {
@@ -263,7 +266,9 @@ impl Stream {
     /// Where a grant of the peer is bound: which of `out`, and which of its grants.
     pub(super) fn find_grant(&self, id: u32) -> Option<(usize, usize)> {
         self.out.iter().enumerate().find_map(|(place, out)| match out {
-            Out::Bulk(bulk) => bulk.grants.iter().position(|grant| grant.id.0 == id).map(|at| (place, at)),
+            Out::Bulk(bulk) => {
+                bulk.grants.iter().position(|grant| grant.id.0 == id).map(|at| (place, at))
+            }
             Out::Headers { .. } | Out::Eager { .. } => None,
         })
     }

@@ -7,7 +7,8 @@ use super::{Connection, Event, Phase, Room, Side, Stats, Transmit, Write};
 use crate::frame::{Composer, FRAME_HEADER, Frame};
 use crate::ids::{ResetCode, StreamId};
 
-/// A piece shorter than this is not split off a longer one: it waits for the next message or more room.
+/// A piece shorter than this is not split off a longer one: it waits for the next message or more
+/// room.
 const MIN_SPLIT: usize = 256;
 /// The same for WRITEs.
 const MIN_WRITE: usize = 16 * 1024;
@@ -21,8 +22,9 @@ enum Composed {
 }
 
 impl Connection {
-    /// The next work to post. `slot` is a free SEND slot, if there is one; a returned [`Transmit::Send`] has
-    /// filled its beginning. WRITEs respect `room`. None: nothing to do, or no room or credit for it.
+    /// The next work to post. `slot` is a free SEND slot, if there is one; a returned
+    /// [`Transmit::Send`] has filled its beginning. WRITEs respect `room`. None: nothing to do, or
+    /// no room or credit for it.
     pub fn poll_transmit(&mut self, slot: Option<&mut [u8]>, room: Room) -> Option<Transmit> {
         if !self.is_live() {
             return slot.and_then(|slot| self.compose_close(slot)).map(Transmit::Send);
@@ -42,8 +44,8 @@ impl Connection {
         slot.and_then(|slot| self.compose(slot)).map(Transmit::Send)
     }
 
-    /// Whether the caller has anything to do for this connection: send, grant, or take events. Credits that go back by
-    /// themselves do not count: they are due with what has been received.
+    /// Whether the caller has anything to do for this connection: send, grant, or take events.
+    /// Credits that go back by themselves do not count: they are due with what has been received.
     pub fn wants_flush(&self) -> bool {
         self.has_output()
             || !self.events.is_empty()
@@ -52,8 +54,9 @@ impl Connection {
             || (self.grants.wants_standing() && self.grants.standing_len() > 0)
     }
 
-    /// Whether [`Connection::poll_transmit`] or [`Connection::poll_landing`] may have anything, or there are events: as
-    /// [`Connection::wants_flush`], and credits that are due to go back, and the client's first message.
+    /// Whether [`Connection::poll_transmit`] or [`Connection::poll_landing`] may have anything, or
+    /// there are events: as [`Connection::wants_flush`], and credits that are due to go back, and
+    /// the client's first message.
     pub fn is_due(&self) -> bool {
         self.wants_flush() || self.credits.return_due() || !self.greeted
     }
@@ -93,8 +96,10 @@ impl Connection {
 
     fn compose(&mut self, slot: &mut [u8]) -> Option<usize> {
         let greeting = self.side == Side::Client && !self.greeted;
-        let wanted =
-            greeting || !self.control.is_empty() || !self.send_ready.is_empty() || self.credits.return_due();
+        let wanted = greeting
+            || !self.control.is_empty()
+            || !self.send_ready.is_empty()
+            || self.credits.return_due();
         if !wanted || (self.side == Side::Server && !self.greeted) {
             return None;
         }
@@ -172,7 +177,9 @@ impl Connection {
                 stream.requests.pop_front();
                 continue;
             }
-            let Some(room) = message.room().checked_sub(FRAME_HEADER) else { return Composed::Full };
+            let Some(room) = message.room().checked_sub(FRAME_HEADER) else {
+                return Composed::Full;
+            };
             let ended = match stream.out.front_mut() {
                 None | Some(Out::Bulk(_)) => return Composed::Idle,
                 Some(Out::Headers { block, end, begun }) => {
@@ -183,7 +190,13 @@ impl Connection {
                     if more || *begun {
                         let piece = block.split_to(block.len().min(room));
                         let end = end && !more;
-                        message.add(&Frame::Headers { stream: id, end, more, indexed: false, block: piece });
+                        message.add(&Frame::Headers {
+                            stream: id,
+                            end,
+                            more,
+                            indexed: false,
+                            block: piece,
+                        });
                         *begun = true;
                     } else {
                         message.add_block(id, end, block, &mut self.sent_fields);
@@ -235,7 +248,10 @@ impl Connection {
     fn ended(&mut self, key: usize) {
         let stream = &mut self.streams[key];
         stream.send = SendHalf::Ended;
-        if self.side == Side::Server && !stream.recv.is_done() && stream.recv != RecvHalf::Discarding {
+        if self.side == Side::Server
+            && !stream.recv.is_done()
+            && stream.recv != RecvHalf::Discarding
+        {
             // The response is complete; what the client still sends is not wanted.
             stream.recv = RecvHalf::Discarding;
             stream.wants.clear();
@@ -252,7 +268,8 @@ impl Connection {
         if !self.waits_to_write() {
             return None;
         }
-        // Those that are copied first and those that are not take turns: neither waits for the other's room.
+        // Those that are copied first and those that are not take turns: neither waits for the
+        // other's room.
         for turn in [self.write_turn, 1 - self.write_turn] {
             if let Some(write) = self.write_from(turn, room) {
                 self.write_turn = 1 - turn;
@@ -288,7 +305,8 @@ impl Connection {
             return None;
         }
         let src = bulk.payload.take(len);
-        let write = Write { src, pinned, addr: grant.addr + u64::from(grant.used), rkey: grant.rkey };
+        let write =
+            Write { src, pinned, addr: grant.addr + u64::from(grant.used), rkey: grant.rkey };
         grant.used += len as u32;
         let finished = bulk.payload.is_empty();
         if finished || grant.used == grant.len {

@@ -15,7 +15,8 @@ pub enum Side {
     Server,
 }
 
-/// How received bytes are accounted until [`Connection::consume`](super::Connection::consume) is told that they were read.
+/// How received bytes are accounted until [`Connection::consume`](super::Connection::consume) is
+/// told that they were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flow {
     /// Against the stream's window.
@@ -75,16 +76,16 @@ pub enum Event {
         /// The driver's key of the memory.
         memory: usize,
     },
-    /// The peer reset the stream: it sends no more and wants no more. If its half had ended before, only
-    /// this side's output is unwanted.
+    /// The peer reset the stream: it sends no more and wants no more. If its half had ended before,
+    /// only this side's output is unwanted.
     Reset {
         /// The stream.
         stream: StreamId,
         /// Why.
         code: ResetCode,
     },
-    /// More output is worth offering: a stream that had reached its mark has room again, or the head of a new one has been
-    /// handed out, so that the peer knows of it.
+    /// More output is worth offering: a stream that had reached its mark has room again, or the
+    /// head of a new one has been handed out, so that the peer knows of it.
     Writable {
         /// The stream.
         stream: StreamId,
@@ -111,8 +112,9 @@ pub enum Event {
         text: String,
     },
     /// The connection has come to rest: nothing but PINGs was heard for a quarter of
-    /// [`dead_peer`](crate::Config::dead_peer). What only a busy one needs may go; RECVs on top of those of the start each when its next message, now a PING, has been
-    /// received ([`Connection::recv_gone`](super::Connection::recv_gone)).
+    /// [`dead_peer`](crate::Config::dead_peer). What only a busy one needs may go; RECVs on top of
+    /// those of the start each when its next message, now a PING, has been received
+    /// ([`Connection::recv_gone`](super::Connection::recv_gone)).
     Quiet,
     /// The peer has said nothing for the configured time, though asked.
     Dead,
@@ -163,16 +165,16 @@ pub struct LandingWant {
     pub min: u32,
 }
 
-/// What the driver can take now. A WRITE is not cut shorter than 16 KiB, so `write` must reach that when nothing is in
-/// flight; staging is used as it is, however short.
+/// What the driver can take now. A WRITE is not cut shorter than 16 KiB, so `write` must reach that
+/// when nothing is in flight; staging is used as it is, however short.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
     /// Bytes of WRITEs.
     pub write: usize,
     /// Bytes of staging memory for one source that is not pinned.
     pub staging: usize,
-    /// Bytes of one WRITE of a pinned source, where that is more than [`write_chunk`](crate::Config::write_chunk): nothing
-    /// else waits for its turn.
+    /// Bytes of one WRITE of a pinned source, where that is more than
+    /// [`write_chunk`](crate::Config::write_chunk): nothing else waits for its turn.
     pub chunk: usize,
 }
 

@@ -1,14 +1,15 @@
 //! Fields that both ends of a connection remember: one that comes again is one byte.
 //!
-//! Each direction of a connection has a table of 64 entries. In a HEADERS frame with the flag INDEXED, a field may also be
+//! Each direction of a connection has a table of 64 entries. In a HEADERS frame with the flag
+//! INDEXED, a field may also be
 //!
 //! | first byte | what follows | meaning |
 //! |---|---|---|
 //! | 136 | entry (1, up to 63), a literal field (first byte 0 to 127) of at most 256 bytes | the field; it is the entry from now on |
 //! | 192 to 255 | nothing | the field of entry n - 192 |
 //!
-//! Messages arrive in the order in which they were composed, so the tables are in step; a block that takes several frames
-//! does not use them. Which fields are remembered is the sender's choice.
+//! Messages arrive in the order in which they were composed, so the tables are in step; a block
+//! that takes several frames does not use them. Which fields are remembered is the sender's choice.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -20,13 +21,14 @@ const ENTRIES: usize = 64;
 const LONGEST: usize = 256;
 const DEFINE: u8 = 136;
 const ENTRY: u8 = 192;
-/// Fields of these static names are most often the same for all calls, or for all of a method: `:path`, `:authority`,
-/// `user-agent`. They are remembered when they first come, others when they come for the second time: an id that is made
-/// for each call does not drive out what is of use.
+/// Fields of these static names are most often the same for all calls, or for all of a method:
+/// `:path`, `:authority`, `user-agent`. They are remembered when they first come, others when they
+/// come for the second time: an id that is made for each call does not drive out what is of use.
 const AT_ONCE: [u8; 3] = [1, 2, 8];
 /// Blocks are put together in here, many to one allocation.
 const ROOM: usize = 4096;
-/// So many blocks are remembered whole, each with what it is on the wire: those of which nothing is left to be said.
+/// So many blocks are remembered whole, each with what it is on the wire: those of which nothing is
+/// left to be said.
 const BLOCKS: usize = 8;
 /// The longest of these, in bytes.
 const LONGEST_BLOCK: usize = 1024;
@@ -46,23 +48,27 @@ fn plain_len(block: &[u8]) -> Option<usize> {
     (len <= block.len()).then_some(len)
 }
 
-/// Spreads fields over entries. Not against somebody who chooses them: a bad choice only costs bytes.
+/// Spreads fields over entries. Not against somebody who chooses them: a bad choice only costs
+/// bytes.
 fn hash(field: &[u8]) -> u64 {
     let mut hash = field.len() as u64;
     for word in field.chunks(8) {
         let mut bytes = [0; 8];
         bytes[..word.len()].copy_from_slice(word);
-        hash = (hash ^ u64::from_le_bytes(bytes)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+        hash =
+            (hash ^ u64::from_le_bytes(bytes)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
     }
     hash
 }
 
-/// Blocks that were put together of references and static pairs alone, with these. Good until an entry changes.
+/// Blocks that were put together of references and static pairs alone, with these. Good until an
+/// entry changes.
 #[derive(Debug, Default)]
 struct Blocks([Option<(Bytes, Bytes)>; BLOCKS]);
 
 impl Blocks {
-    /// Both sides look for what is before them: the sender for the block, the receiver for the references.
+    /// Both sides look for what is before them: the sender for the block, the receiver for the
+    /// references.
     fn place(key: &[u8]) -> usize {
         (key.len() + usize::from(key.last().copied().unwrap_or(0))) % BLOCKS
     }
@@ -95,9 +101,11 @@ struct Entry {
 }
 
 impl Sent {
-    /// Writes `block` to the beginning of `to`, which is as long at least, and returns how long it is there.
+    /// Writes `block` to the beginning of `to`, which is as long at least, and returns how long it
+    /// is there.
     ///
-    /// None, and nothing is written: the block has no field that can be remembered, or is not a list of fields.
+    /// None, and nothing is written: the block has no field that can be remembered, or is not a
+    /// list of fields.
     pub(crate) fn shorten(&mut self, block: &[u8], to: &mut [u8]) -> Option<usize> {
         if let Some(short) = self.blocks.get(block) {
             to[..short.len()].copy_from_slice(short);
@@ -222,9 +230,10 @@ impl Received {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::super::encode;
     use super::*;
-    use proptest::prelude::*;
 
     const LIMIT: usize = 65_536;
 
@@ -280,7 +289,10 @@ mod tests {
     #[test]
     fn short_blocks_are_left_alone() {
         let mut sent = Sent::default();
-        assert_eq!(sent.shorten(&block(&[(":status", "200"), ("grpc-status", "0")]), &mut [0; 64]), None);
+        assert_eq!(
+            sent.shorten(&block(&[(":status", "200"), ("grpc-status", "0")]), &mut [0; 64]),
+            None
+        );
         assert_eq!(sent.shorten(b"not a block", &mut [0; 64]), None);
         assert_eq!(sent.shorten(&[], &mut []), None);
         assert!(sent.entries.is_empty());

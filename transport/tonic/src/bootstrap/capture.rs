@@ -1,16 +1,16 @@
 //! Keeps what the Offer's TCP connection is known by, and what shows a gateway in between: as it
 //! was before any layer of the user's added, changed or removed what belongs to the one request.
 
-use super::OFFER_PATH;
+use std::net::SocketAddr;
+use std::task::{Context, Poll};
+
 use http::{Extensions, HeaderMap, HeaderName, Request, Version};
-use std::{
-    net::SocketAddr,
-    task::{Context, Poll},
-};
 use tonic::transport::server::TcpConnectInfo;
 #[cfg(feature = "_tls-any")]
 use tonic::transport::server::TlsConnectInfo;
 use tower::Service;
+
+use super::OFFER_PATH;
 
 /// Headers that gateways add.
 const FORWARDING: [&str; 13] = [
@@ -55,8 +55,9 @@ impl Connection {
     pub(crate) fn peer(&self) -> Option<SocketAddr> {
         let info = self.extensions.get::<TcpConnectInfo>();
         #[cfg(feature = "_tls-any")]
-        let info = info
-            .or_else(|| self.extensions.get::<TlsConnectInfo<TcpConnectInfo>>().map(TlsConnectInfo::get_ref));
+        let info = info.or_else(|| {
+            self.extensions.get::<TlsConnectInfo<TcpConnectInfo>>().map(TlsConnectInfo::get_ref)
+        });
         info?.remote_addr()
     }
 
@@ -74,7 +75,8 @@ fn trace(version: Version, headers: &HeaderMap) -> Option<Trace> {
     }
     let forwards = |name: &&HeaderName| {
         let name = name.as_str();
-        FORWARDING.contains(&name) || FORWARDING_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+        FORWARDING.contains(&name)
+            || FORWARDING_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
     };
     headers.keys().find(forwards).cloned().map(Trace::Header)
 }
@@ -107,8 +109,9 @@ where
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use tower::ServiceExt;
+
+    use super::*;
 
     async fn captured(req: Request<()>) -> Option<Connection> {
         let inner = tower::service_fn(|req: Request<()>| async move {
@@ -133,7 +136,8 @@ mod tests {
 
     #[tokio::test]
     async fn traces_of_gateways_are_seen() {
-        for name in ["Forwarded", "Via", "X-Forwarded-For", "X-Real-IP", "x-envoy-external-address"] {
+        for name in ["Forwarded", "Via", "X-Forwarded-For", "X-Real-IP", "x-envoy-external-address"]
+        {
             let mut offer = request(OFFER_PATH);
             let name: HeaderName = name.parse().unwrap();
             offer.headers_mut().insert(name.clone(), "192.0.2.1".parse().unwrap());
@@ -141,7 +145,9 @@ mod tests {
         }
         // What clients send themselves is none.
         let mut offer = request(OFFER_PATH);
-        for name in ["authorization", "user-agent", "te", "traceparent", "x-request-id", "grpc-timeout"] {
+        for name in
+            ["authorization", "user-agent", "te", "traceparent", "x-request-id", "grpc-timeout"]
+        {
             offer.headers_mut().insert(name, "x".parse().unwrap());
         }
         assert_eq!(captured(offer).await.unwrap().trace, None);

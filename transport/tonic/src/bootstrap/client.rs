@@ -1,31 +1,29 @@
 //! The client's side of the Offer.
 
-use super::{
-    OFFER_PATH,
-    pb::{self, OfferRequest, OfferResponse, fabric_offer, offer_response},
-    tickets::{TICKET_LEN, Ticket},
-};
-use crate::{
-    endpoint::TcpChannel,
-    path::Path,
-    reason::{Reason, ReasonCode},
-};
+use std::fmt;
+use std::future::Future;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
 use futures_core::Stream;
-use http::{Uri, uri::PathAndQuery};
-use std::{
-    fmt,
-    future::Future,
-    net::{IpAddr, SocketAddr},
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-};
-use tonic::{
-    Code, Extensions, Request, Response, Status, client::Grpc, metadata::MetadataMap, service::Interceptor,
-};
+use http::Uri;
+use http::uri::PathAndQuery;
+use tonic::client::Grpc;
+use tonic::metadata::MetadataMap;
+use tonic::service::Interceptor;
+use tonic::{Code, Extensions, Request, Response, Status};
 use tonic_prost::ProstCodec;
 use tonic_rdma_fabric::{Addr, BadShmAddr, Fabric};
 use tonic_rdma_proto::hello::{VERSION_MAX, VERSION_MIN};
+
+use super::OFFER_PATH;
+use super::pb::{self, OfferRequest, OfferResponse, fabric_offer, offer_response};
+use super::tickets::{TICKET_LEN, Ticket};
+use crate::endpoint::TcpChannel;
+use crate::path::Path;
+use crate::reason::{Reason, ReasonCode};
 
 type HookFuture = Pin<Box<dyn Future<Output = Result<Request<()>, Status>> + Send>>;
 
@@ -41,7 +39,9 @@ impl OfferHook {
     {
         Self(Arc::new(move || {
             let metadata = hook(MetadataMap::new());
-            Box::pin(async move { Ok(Request::from_parts(metadata.await?, Extensions::default(), ())) })
+            Box::pin(
+                async move { Ok(Request::from_parts(metadata.await?, Extensions::default(), ())) },
+            )
         }))
     }
 
@@ -112,13 +112,15 @@ async fn call(
         version_min: VERSION_MIN.into(),
         version_max: VERSION_MAX.into(),
         fabrics,
-        client: local_end
-            .get()
-            .map(|end| pb::TcpAddress { ip: end.ip().to_canonical().to_string(), port: end.port().into() }),
+        client: local_end.get().map(|end| pb::TcpAddress {
+            ip: end.ip().to_canonical().to_string(),
+            port: end.port().into(),
+        }),
     };
     let request = request.map(|()| Late(Some(message)));
     // A unary call whose message is made late.
-    grpc.client_streaming(request, PathAndQuery::from_static(OFFER_PATH), ProstCodec::default()).await
+    grpc.client_streaming(request, PathAndQuery::from_static(OFFER_PATH), ProstCodec::default())
+        .await
 }
 
 /// A stream of one message, which is made when the connection that carries the call asks for it.
@@ -145,9 +147,10 @@ fn refused(status: &Status) -> Reason {
     // A status with a cause was made at this end: the call had no answer.
     let unanswered = std::error::Error::source(status).is_some();
     match status.code() {
-        Code::Unimplemented => {
-            Reason::new(ReasonCode::PeerNotCapable, "the server does not know tonic_rdma.v1.Bootstrap/Offer")
-        }
+        Code::Unimplemented => Reason::new(
+            ReasonCode::PeerNotCapable,
+            "the server does not know tonic_rdma.v1.Bootstrap/Offer",
+        ),
         Code::Unauthenticated | Code::PermissionDenied => Reason::from_peer(
             ReasonCode::HandshakeRejected,
             format!(
@@ -155,12 +158,14 @@ fn refused(status: &Status) -> Reason {
                 describe(status)
             ),
         ),
-        Code::DeadlineExceeded | Code::Cancelled => {
-            Reason::from_peer(ReasonCode::HandshakeTimeout, format!("the Offer failed: {}", describe(status)))
-        }
-        _ if unanswered => {
-            Reason::new(ReasonCode::PeerUnreachable, format!("the Offer failed: {}", describe(status)))
-        }
+        Code::DeadlineExceeded | Code::Cancelled => Reason::from_peer(
+            ReasonCode::HandshakeTimeout,
+            format!("the Offer failed: {}", describe(status)),
+        ),
+        _ if unanswered => Reason::new(
+            ReasonCode::PeerUnreachable,
+            format!("the Offer failed: {}", describe(status)),
+        ),
         _ => Reason::from_peer(
             ReasonCode::HandshakeRejected,
             format!("the Offer failed: {}", describe(status)),
@@ -190,7 +195,9 @@ fn read(response: OfferResponse, paths: &[Path]) -> Result<Offered, Reason> {
     let mut offered = Offered { ticket: Ticket(ticket), places: Vec::new(), refusals: Vec::new() };
     for fabric in grant.fabrics {
         match fabric.fabric {
-            Some(fabric_offer::Fabric::Verbs(verbs)) => offered.addresses(Path::Verbs, &verbs.addresses)?,
+            Some(fabric_offer::Fabric::Verbs(verbs)) => {
+                offered.addresses(Path::Verbs, &verbs.addresses)?
+            }
             Some(fabric_offer::Fabric::Sim(sim)) => offered.addresses(Path::Sim, &sim.addresses)?,
             Some(fabric_offer::Fabric::Shm(shm)) => offered.shm(shm)?,
             None => {}
@@ -224,9 +231,10 @@ impl Offered {
                 let addr = shm.socket.parse().map_err(|e: BadShmAddr| malformed(&e.to_string()))?;
                 self.places.push((Path::Shm, Addr::Shm(addr)));
             }
-            Ok(_) => self
-                .refusals
-                .push((Path::Shm, Reason::new(ReasonCode::OtherHost, "the server runs on another host"))),
+            Ok(_) => self.refusals.push((
+                Path::Shm,
+                Reason::new(ReasonCode::OtherHost, "the server runs on another host"),
+            )),
             Err(error) => self.refusals.push((Path::Shm, crate::cause::fabric(error))),
         }
         Ok(())
@@ -244,16 +252,20 @@ fn socket_addr(address: &pb::Address) -> Result<SocketAddr, Reason> {
 }
 
 fn malformed(what: &str) -> Reason {
-    Reason::new(ReasonCode::HandshakeRejected, format!("the answer to the Offer makes no sense: {what}"))
+    Reason::new(
+        ReasonCode::HandshakeRejected,
+        format!("the answer to the Offer makes no sense: {what}"),
+    )
 }
 
 fn refusal_reason(refusal: &pb::Refusal) -> Reason {
     match ReasonCode::from_name(&refusal.code) {
         Some(code) => Reason::from_peer(code, refusal.detail.clone()),
         // A code of a later version.
-        None => {
-            Reason::from_peer(ReasonCode::HandshakeRejected, format!("{}: {}", refusal.code, refusal.detail))
-        }
+        None => Reason::from_peer(
+            ReasonCode::HandshakeRejected,
+            format!("{}: {}", refusal.code, refusal.detail),
+        ),
     }
 }
 
@@ -267,7 +279,11 @@ mod tests {
             lifetime_ms: 10_000,
             fabrics: vec![pb::FabricOffer {
                 fabric: Some(fabric_offer::Fabric::Verbs(pb::Verbs {
-                    addresses: vec![pb::Address { ip: "10.0.0.1".into(), port: 50051, ..Default::default() }],
+                    addresses: vec![pb::Address {
+                        ip: "10.0.0.1".into(),
+                        port: 50051,
+                        ..Default::default()
+                    }],
                 })),
             }],
             refusals: vec![],
@@ -309,8 +325,11 @@ mod tests {
 
     #[test]
     fn a_refusal_of_one_fabric_is_kept() {
-        let refusal =
-            pb::Refusal { code: "memlock".into(), detail: "needed 2".into(), fabric: "verbs".into() };
+        let refusal = pb::Refusal {
+            code: "memlock".into(),
+            detail: "needed 2".into(),
+            fabric: "verbs".into(),
+        };
         let grant = pb::Grant { fabrics: vec![], refusals: vec![refusal], ..grant() };
         let offered = read(response(grant), &[Path::Verbs]).unwrap();
         assert_eq!(offered.places, []);
@@ -353,8 +372,11 @@ mod tests {
 
     #[test]
     fn refusals_are_the_peers() {
-        let refusal =
-            |code: &str| pb::Refusal { code: code.into(), detail: "why".into(), ..Default::default() };
+        let refusal = |code: &str| pb::Refusal {
+            code: code.into(),
+            detail: "why".into(),
+            ..Default::default()
+        };
         assert_eq!(refusal_reason(&refusal("memlock")).to_string(), "peer: memlock: why");
         let unknown = refusal_reason(&refusal("phase-of-moon")).to_string();
         assert_eq!(unknown, "peer: handshake-rejected: phase-of-moon: why");

@@ -18,17 +18,15 @@
 //! meanwhile does not depend on the statement, and no answer names the peer's address: a guess
 //! teaches nothing.
 
-use super::{
-    capture::{Connection, Trace},
-    network::Network,
-};
-use std::{
-    collections::HashMap,
-    net::SocketAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
 use tokio::time::Instant;
+
+use super::capture::{Connection, Trace};
+use super::network::Network;
 
 /// Wrong statements from one network until all its Offers are taken for a gateway's.
 pub(crate) const MISMATCHES: u32 = 8;
@@ -40,7 +38,9 @@ const NETWORKS: usize = 1024;
 /// Why an Offer is not taken for its client's own. The texts go to the client.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Indirect {
-    #[error("the server does not know the Offer's connection: a layer of its own made the request anew")]
+    #[error(
+        "the server does not know the Offer's connection: a layer of its own made the request anew"
+    )]
     Rebuilt,
     #[error("the server sees no TCP address of its peer: it serves another transport")]
     NoAddress,
@@ -197,9 +197,10 @@ fn is_same(a: SocketAddr, b: SocketAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use http::HeaderName;
     use tonic::transport::server::TcpConnectInfo;
+
+    use super::*;
 
     fn from(peer: &str) -> Connection {
         let remote_addr = Some(peer.parse().unwrap());
@@ -207,7 +208,12 @@ mod tests {
     }
 
     /// What becomes of an Offer on a connection of its own.
-    fn judged(gateways: &Arc<Gateways>, peer: &str, stated: &str, now: Instant) -> Result<(), Indirect> {
+    fn judged(
+        gateways: &Arc<Gateways>,
+        peer: &str,
+        stated: &str,
+        now: Instant,
+    ) -> Result<(), Indirect> {
         let connection = from(peer);
         let _known = gateways.accepted(&connection);
         gateways.judge(Some(&connection), Some(stated.parse().unwrap()), now)
@@ -297,7 +303,9 @@ mod tests {
         let connection = from("10.0.0.1:7");
         let known = gateways.accepted(&connection);
         for _ in 0..2 * MISMATCHES {
-            gateways.judge(Some(&connection), Some("10.9.9.9:1".parse().unwrap()), now).unwrap_err();
+            gateways
+                .judge(Some(&connection), Some("10.9.9.9:1".parse().unwrap()), now)
+                .unwrap_err();
         }
         drop(known);
         assert_eq!(judged(&gateways, "10.0.0.1:7", "10.0.0.1:7", now), Ok(()));

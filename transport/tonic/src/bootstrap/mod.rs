@@ -1,5 +1,5 @@
-//! `tonic_rdma.v1.Bootstrap`: by its Offer a client finds the fast path over the TCP connection; its Probe is for
-//! [diagnosis](crate::diagnose()).
+//! `tonic_rdma.v1.Bootstrap`: by its Offer a client finds the fast path over the TCP connection;
+//! its Probe is for [diagnosis](crate::diagnose()).
 //!
 //! | file | what |
 //! |---|---|

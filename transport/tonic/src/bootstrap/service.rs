@@ -1,29 +1,25 @@
 //! The server's side of the Offer.
 
-use super::{
-    capture::Connection,
-    gateways::{Gateways, Indirect},
-    pb::{
-        self, OfferRequest, OfferResponse, ProbeRequest, ProbeResponse, bootstrap_server::Bootstrap,
-        fabric_offer, offer_response::Outcome,
-    },
-    tickets::Tickets,
-};
-use crate::{
-    connect_info::RdmaConnectInfo,
-    path::Path,
-    reason::{Reason, ReasonCode},
-};
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+
 use bytes::Bytes;
 use http::Extensions;
-use std::{
-    net::SocketAddr,
-    sync::{Arc, OnceLock},
-};
-use tokio::{sync::watch, time::Instant};
+use tokio::sync::watch;
+use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 use tonic_rdma_fabric::LogThrottle;
 use tonic_rdma_proto::hello::{VERSION_MAX, VERSION_MIN};
+
+use super::capture::Connection;
+use super::gateways::{Gateways, Indirect};
+use super::pb::bootstrap_server::Bootstrap;
+use super::pb::offer_response::Outcome;
+use super::pb::{self, OfferRequest, OfferResponse, ProbeRequest, ProbeResponse, fabric_offer};
+use super::tickets::Tickets;
+use crate::connect_info::RdmaConnectInfo;
+use crate::path::Path;
+use crate::reason::{Reason, ReasonCode};
 
 /// The longest answer to a Probe in bytes.
 pub(crate) const PROBE_MOST: usize = 1 << 20;
@@ -68,9 +64,10 @@ impl Offering {
 
     fn get(&self, path: &str) -> Option<(Path, &Offer)> {
         match self {
-            Self::ByFabric(fabrics) => {
-                fabrics.iter().find(|(known, _)| known.as_str() == path).map(|(path, offer)| (*path, offer))
-            }
+            Self::ByFabric(fabrics) => fabrics
+                .iter()
+                .find(|(known, _)| known.as_str() == path)
+                .map(|(path, offer)| (*path, offer)),
             Self::Off(_) => None,
         }
     }
@@ -129,10 +126,12 @@ impl OfferService {
         }
     }
 
-    /// What is offered of `wanted`, once that is known. Clients wait no longer than their own limit.
+    /// What is offered of `wanted`, once that is known. Clients wait no longer than their own
+    /// limit.
     async fn decided(&self, wanted: &[String]) -> Result<Vec<(Path, Offer)>, Reason> {
         let mut offering = self.offering.clone();
-        let starting = |o: &Offering, path: &String| matches!(o.get(path), Some((_, Offer::Starting)));
+        let starting =
+            |o: &Offering, path: &String| matches!(o.get(path), Some((_, Offer::Starting)));
         let decided = offering.wait_for(|o| !wanted.iter().any(|path| starting(o, path))).await;
         match decided.as_deref() {
             Ok(Offering::Off(reason)) => Err(reason.clone()),
@@ -154,7 +153,9 @@ impl OfferService {
         if min > u32::from(VERSION_MAX) || max < u32::from(VERSION_MIN) || min > max {
             return Err(Reason::new(
                 ReasonCode::VersionMismatch,
-                format!("client speaks versions {min} to {max}, server {VERSION_MIN} to {VERSION_MAX}"),
+                format!(
+                    "client speaks versions {min} to {max}, server {VERSION_MIN} to {VERSION_MAX}"
+                ),
             ));
         }
         let judged = self.gateways.judge(connection, stated(request), Instant::now());
@@ -167,7 +168,8 @@ impl OfferService {
             }
         }
         if fabrics.is_empty() {
-            let none = || Reason::new(ReasonCode::HandshakeRejected, "no fabric that both sides have");
+            let none =
+                || Reason::new(ReasonCode::HandshakeRejected, "no fabric that both sides have");
             return Err(crate::cause::foremost(refusals, &[]).unwrap_or_else(none));
         }
         let identity = self.identity(connection, judged)?;
@@ -180,7 +182,10 @@ impl OfferService {
             ticket: Bytes::copy_from_slice(&ticket.0),
             lifetime_ms: self.tickets.lifetime().as_millis().try_into().unwrap_or(u32::MAX),
             fabrics,
-            refusals: refusals.into_iter().map(|(path, reason)| refusal(&reason, path.as_str())).collect(),
+            refusals: refusals
+                .into_iter()
+                .map(|(path, reason)| refusal(&reason, path.as_str()))
+                .collect(),
         })
     }
 }
@@ -199,9 +204,13 @@ fn refusal(reason: &Reason, fabric: &str) -> pb::Refusal {
     }
 }
 
-/// What is said of one fabric. Of several addresses the one that the client has reached already, if it will do;
-/// otherwise all there are.
-fn fabric_offer(path: Path, listening: &[Listening], reached: Option<SocketAddr>) -> Option<pb::FabricOffer> {
+/// What is said of one fabric. Of several addresses the one that the client has reached already, if
+/// it will do; otherwise all there are.
+fn fabric_offer(
+    path: Path,
+    listening: &[Listening],
+    reached: Option<SocketAddr>,
+) -> Option<pb::FabricOffer> {
     let mut addresses = Vec::new();
     let mut near = None;
     let mut shm = None;
@@ -228,7 +237,9 @@ fn fabric_offer(path: Path, listening: &[Listening], reached: Option<SocketAddr>
     }
     let fabric = match (path, shm) {
         (Path::Shm, Some(shm)) => fabric_offer::Fabric::Shm(shm),
-        (Path::Verbs, _) if !addresses.is_empty() => fabric_offer::Fabric::Verbs(pb::Verbs { addresses }),
+        (Path::Verbs, _) if !addresses.is_empty() => {
+            fabric_offer::Fabric::Verbs(pb::Verbs { addresses })
+        }
         (Path::Sim, _) if !addresses.is_empty() => fabric_offer::Fabric::Sim(pb::Sim { addresses }),
         _ => return None,
     };
@@ -237,7 +248,10 @@ fn fabric_offer(path: Path, listening: &[Listening], reached: Option<SocketAddr>
 
 #[tonic::async_trait]
 impl Bootstrap for OfferService {
-    async fn offer(&self, request: Request<OfferRequest>) -> Result<Response<OfferResponse>, Status> {
+    async fn offer(
+        &self,
+        request: Request<OfferRequest>,
+    ) -> Result<Response<OfferResponse>, Status> {
         if request.extensions().get::<RdmaConnectInfo>().is_some() {
             return Err(Status::failed_precondition("the Offer is answered over TCP only"));
         }
@@ -262,7 +276,10 @@ impl Bootstrap for OfferService {
         }))
     }
 
-    async fn probe(&self, request: Request<ProbeRequest>) -> Result<Response<ProbeResponse>, Status> {
+    async fn probe(
+        &self,
+        request: Request<ProbeRequest>,
+    ) -> Result<Response<ProbeResponse>, Status> {
         let wanted = request.get_ref().answer_bytes as usize;
         if wanted > PROBE_MOST {
             return Err(Status::invalid_argument(format!(
@@ -278,9 +295,10 @@ impl Bootstrap for OfferService {
 
 #[cfg(test)]
 mod tests {
+    use tonic::transport::server::TcpConnectInfo;
+
     use super::*;
     use crate::bootstrap::tickets::{CAPACITY, LIFETIME, TICKET_LEN};
-    use tonic::transport::server::TcpConnectInfo;
 
     fn listening(ip: [u8; 4]) -> Listening {
         Listening::Ip { addr: (ip, 7).into(), device: "sim0".into(), transport: "sim".into() }
@@ -346,7 +364,8 @@ mod tests {
 
     #[tokio::test]
     async fn refuses_with_its_own_reason() {
-        let (service, _tx) = service(Offering::Off(Reason::new(ReasonCode::Memlock, "needed 2, limit 1")));
+        let (service, _tx) =
+            service(Offering::Off(Reason::new(ReasonCode::Memlock, "needed 2, limit 1")));
         assert_eq!(refused(ask(&service, request(), None).await), "memlock: needed 2, limit 1");
     }
 
@@ -362,12 +381,17 @@ mod tests {
             fabrics: fabrics.iter().map(|f| (*f).to_owned()).collect(),
             ..request()
         };
-        let Outcome::Grant(grant) = ask(&service, wants(&["verbs", "shm"]), None).await else { panic!() };
+        let Outcome::Grant(grant) = ask(&service, wants(&["verbs", "shm"]), None).await else {
+            panic!()
+        };
         let Some(fabric_offer::Fabric::Shm(shm)) = &grant.fabrics[0].fabric else { panic!() };
         assert_eq!((grant.fabrics.len(), &*shm.boot_id, &*shm.socket), (1, "b", "s"));
         let told = &grant.refusals[0];
         assert_eq!((grant.refusals.len(), &*told.fabric, &*told.code), (1, "verbs", "memlock"));
-        assert_eq!(refused(ask(&service, wants(&["verbs"]), None).await), "memlock: needed 2, limit 1");
+        assert_eq!(
+            refused(ask(&service, wants(&["verbs"]), None).await),
+            "memlock: needed 2, limit 1"
+        );
         // One that starts is waited for by those who asked for it only.
         tx.send_modify(|o| o.set(Path::Verbs, Offer::Starting));
         let Outcome::Grant(_) = ask(&service, wants(&["shm"]), None).await else { panic!() };

@@ -12,17 +12,18 @@
 //! value in a table whose hash has a random key of its own, so that the time of a look-up tells
 //! nothing about tickets that are nearly right; and every guess costs a connect request.
 
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use http::Extensions;
+use rand::TryRngCore;
+use rand::rngs::OsRng;
+use tokio::time::Instant;
+
 use super::network::Network;
 use crate::reason::ReasonCode;
-use http::Extensions;
-use rand::{TryRngCore, rngs::OsRng};
-use std::{
-    collections::{HashMap, VecDeque},
-    fmt,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
-use tokio::time::Instant;
 
 /// Bytes of a ticket.
 pub(crate) const TICKET_LEN: usize = 16;
@@ -165,8 +166,12 @@ impl Tickets {
 
 impl Table {
     fn expire(&mut self, now: Instant) {
-        let dead: Vec<Ticket> =
-            self.live.iter().filter(|(_, live)| live.expires <= now).map(|(ticket, _)| *ticket).collect();
+        let dead: Vec<Ticket> = self
+            .live
+            .iter()
+            .filter(|(_, live)| live.expires <= now)
+            .map(|(ticket, _)| *ticket)
+            .collect();
         for ticket in dead {
             self.live.remove(&ticket);
             self.spend(ticket, Refused::Expired);
@@ -181,11 +186,13 @@ impl Table {
             *held.entry(live.from).or_default() += 1;
         }
         let own = held.get(&in_favour).copied().unwrap_or(0);
-        let Some((&most, _)) = held.iter().filter(|(_, n)| **n > own + 1).max_by_key(|(_, n)| **n) else {
+        let Some((&most, _)) = held.iter().filter(|(_, n)| **n > own + 1).max_by_key(|(_, n)| **n)
+        else {
             return false;
         };
         let of_most = self.live.iter().filter(|(_, live)| live.from == most);
-        let Some(oldest) = of_most.min_by_key(|(_, live)| live.number).map(|(ticket, _)| *ticket) else {
+        let Some(oldest) = of_most.min_by_key(|(_, live)| live.number).map(|(ticket, _)| *ticket)
+        else {
             return false;
         };
         self.live.remove(&oldest);
@@ -203,8 +210,9 @@ impl Table {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::net::IpAddr;
+
+    use super::*;
 
     fn tickets() -> (Tickets, Instant) {
         (Tickets::new(3, Duration::from_secs(10)), Instant::now())
@@ -286,7 +294,8 @@ mod tests {
             let from: IpAddr = from.parse().unwrap();
             tickets.issue(Extensions::new(), Some(from.into()), now)
         };
-        let flood: Vec<Ticket> = (0..3).map(|n| of(&format!("2001:db8:1:2::{n}")).unwrap()).collect();
+        let flood: Vec<Ticket> =
+            (0..3).map(|n| of(&format!("2001:db8:1:2::{n}")).unwrap()).collect();
         assert_eq!(of("2001:db8:1:2:ffff::1").unwrap_err(), NoTicket::Full(3));
         let good = of("2001:db8:1:3::1").unwrap();
         assert_eq!(tickets.redeem(&flood[0], now).unwrap_err(), Refused::Withdrawn);

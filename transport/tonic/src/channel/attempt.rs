@@ -1,23 +1,23 @@
 //! One attempt at the fast path: local device, Offer over TCP, connection, hello.
 
-use crate::{
-    bootstrap::client::{OfferHook, offer},
-    cause,
-    codec::Methods,
-    context::Context,
-    endpoint::TcpChannel,
-    link::{FastClient, Origin},
-    metrics,
-    path::Path,
-    policy::FabricKind,
-    reason::{Reason, ReasonCode, Side},
-    stats::Counters,
-};
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
+use std::time::Duration;
+
 use tokio::time::Instant;
 use tonic_rdma_fabric::Addr;
 use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::{Accept, Hello};
+
+use crate::bootstrap::client::{OfferHook, offer};
+use crate::codec::Methods;
+use crate::context::Context;
+use crate::endpoint::TcpChannel;
+use crate::link::{FastClient, Origin};
+use crate::path::Path;
+use crate::policy::FabricKind;
+use crate::reason::{Reason, ReasonCode, Side};
+use crate::stats::Counters;
+use crate::{cause, metrics};
 
 /// What an attempt needs.
 #[derive(Debug, Clone)]
@@ -71,7 +71,8 @@ impl Plan {
                 Err(reason) => reasons.push((path, reason)),
             }
         }
-        // A ticket is good once: after a fabric on which the server refused it, another is asked for.
+        // A ticket is good once: after a fabric on which the server refused it, another is asked
+        // for.
         while !paths.is_empty() {
             let hook = self.hook.as_ref();
             let offered = offer(&self.tcp, self.origin.uri.clone(), hook, &paths).await?;
@@ -86,7 +87,8 @@ impl Plan {
                     Ok(fast) => return Ok(fast),
                     Err(reason) => {
                         tracing::debug!(%path, %addr, %reason, "no fast path by this address");
-                        // The ticket is spent once the server has seen it; who is refused as a user shows none.
+                        // The ticket is spent once the server has seen it; who is refused as a user
+                        // shows none.
                         let refused = reason.code() == ReasonCode::OtherUser;
                         let seen = reason.side() == Side::Peer && !refused;
                         // Shared memory answers on the server's own host only.
@@ -118,7 +120,8 @@ impl Plan {
         limit: Duration,
     ) -> Result<Fast, Reason> {
         let started = Instant::now();
-        let (fabric, pool) = self.context.toward(path, addr, self.env_device.as_deref(), limit).await?;
+        let (fabric, pool) =
+            self.context.toward(path, addr, self.env_device.as_deref(), limit).await?;
         pool.may_land().map_err(|error| cause::pool(&error))?;
         let mut options = self.context.link_options(&pool, fabric.grows());
         options.headers(self.max_header_size);
@@ -126,10 +129,15 @@ impl Plan {
         options.copy_on_delivery = self.copy_on_delivery;
         let hello = Hello::new(ticket, options.proto.settings()).encode();
         let left = limit.saturating_sub(started.elapsed());
-        let connected =
-            fabric.connect(addr, &options.link, &pool, &hello, left).await.map_err(cause::connect)?;
+        let connected = fabric
+            .connect(addr, &options.link, &pool, &hello, left)
+            .await
+            .map_err(cause::connect)?;
         let accept = Accept::decode(&connected.private_data).map_err(|error| {
-            Reason::from_peer(ReasonCode::HandshakeRejected, format!("bad answer from {addr}: {error}"))
+            Reason::from_peer(
+                ReasonCode::HandshakeRejected,
+                format!("bad answer from {addr}: {error}"),
+            )
         })?;
         let client = FastClient::start(
             connected.link,

@@ -7,26 +7,29 @@
 //! | the first [`QUICK`] after a loss, for such a cause | 250 ms | 30 s |
 //! | a fast path that was up | 250 ms | 2 s |
 //!
-//! Pauses double. A fast path that comes up ends the first three rows, so that a server which dies often, and comes back
-//! each time, is not waited for as if it had been away; one that held for [`STABLE`] ends the last.
+//! Pauses double. A fast path that comes up ends the first three rows, so that a server which dies
+//! often, and comes back each time, is not waited for as if it had been away; one that held for
+//! [`STABLE`] ends the last.
+
+use std::time::Duration;
+
+use rand::Rng;
 
 use crate::reason::ReasonCode;
-use rand::Rng;
-use std::time::Duration;
 
 const FAILED: (Duration, Duration) = (FIRST, Duration::from_secs(30));
 const BROKEN: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(600));
 const LOST: (Duration, Duration) = (FIRST, Duration::from_secs(2));
 const FIRST: Duration = Duration::from_millis(250);
-/// After a loss so many attempts, of about half a minute together, are made in quick succession whatever is in the way:
-/// what there was before may come back soon.
+/// After a loss so many attempts, of about half a minute together, are made in quick succession
+/// whatever is in the way: what there was before may come back soon.
 const QUICK: u32 = 7;
 
 /// A fast path that held this long starts the pauses anew.
 const STABLE: Duration = Duration::from_secs(10);
 
-/// Doubling pauses. Each is drawn from the whole of its length but the first fifth, the first pause too: what all clients
-/// of a server lose at one moment they do not ask for again at one moment.
+/// Doubling pauses. Each is drawn from the whole of its length but the first fifth, the first pause
+/// too: what all clients of a server lose at one moment they do not ask for again at one moment.
 #[derive(Debug, Default)]
 pub(crate) struct Backoff {
     /// Attempts that failed since the fast path was up.
@@ -66,15 +69,18 @@ fn pause((first, longest): (Duration, Duration), times: &mut u32, rng: &mut impl
     pause.mul_f64(rng.random_range(0.2..=1.0))
 }
 
-/// A pause after which channels that have noticed at one moment that their server is back ask it for the fast path.
+/// A pause after which channels that have noticed at one moment that their server is back ask it
+/// for the fast path.
 pub(crate) fn spread(rng: &mut impl Rng) -> Duration {
     Duration::from_secs(1).mul_f64(rng.random_range(0.0..=1.0))
 }
 
 #[cfg(test)]
 mod tests {
+    use rand::SeedableRng;
+    use rand::rngs::StdRng;
+
     use super::*;
-    use rand::{SeedableRng, rngs::StdRng};
 
     #[test]
     fn what_was_there_is_tried_for_quickly() {
@@ -89,7 +95,9 @@ mod tests {
     #[test]
     fn pauses_double_up_to_a_limit_with_jitter() {
         let mut rng = StdRng::seed_from_u64(1);
-        for (code, (first, longest)) in [(ReasonCode::LinkLost, FAILED), (ReasonCode::NoDevice, BROKEN)] {
+        for (code, (first, longest)) in
+            [(ReasonCode::LinkLost, FAILED), (ReasonCode::NoDevice, BROKEN)]
+        {
             let mut backoff = Backoff::default();
             for n in 0..100_u32 {
                 let full = first.saturating_mul(1 << n.min(20)).min(longest);

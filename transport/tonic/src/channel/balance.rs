@@ -1,33 +1,31 @@
 //! One channel over many endpoints.
 
-use super::{Channel, Kind, select::CallFuture};
-use crate::{
-    endpoint::Endpoint,
-    path::PathInfo,
-    reason::{Reason, ReasonCode},
-    stats::Counters,
-};
+use std::future::Future;
+use std::hash::Hash;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
 use futures_core::Stream;
 use http::{Request, Response};
 use hyper::rt::Executor;
-use std::{
-    future::Future,
-    hash::Hash,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-};
 use tokio::sync::mpsc;
 use tonic::body::Body;
 use tonic_rdma_proto::Side;
-use tower::{
-    Service,
-    balance::p2c::Balance,
-    buffer::{Buffer, future::ResponseFuture},
-    discover::Change as TowerChange,
-    load::{CompleteOnResponse, PendingRequests},
-    util::BoxService,
-};
+use tower::Service;
+use tower::balance::p2c::Balance;
+use tower::buffer::Buffer;
+use tower::buffer::future::ResponseFuture;
+use tower::discover::Change as TowerChange;
+use tower::load::{CompleteOnResponse, PendingRequests};
+use tower::util::BoxService;
+
+use super::select::CallFuture;
+use super::{Channel, Kind};
+use crate::endpoint::Endpoint;
+use crate::path::PathInfo;
+use crate::reason::{Reason, ReasonCode};
+use crate::stats::Counters;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -71,7 +69,10 @@ impl Service<Request<Body>> for Balanced {
 }
 
 pub(super) fn path() -> PathInfo {
-    PathInfo::tcp(Reason::new(ReasonCode::Pending, "a balanced channel: each endpoint has a path of its own"))
+    PathInfo::tcp(Reason::new(
+        ReasonCode::Pending,
+        "a balanced channel: each endpoint has a path of its own",
+    ))
 }
 
 impl Channel {
@@ -145,7 +146,10 @@ impl<K: Hash + Eq + Clone> Stream for Endpoints<K> {
             Change::Insert(key, mut endpoint) => {
                 endpoint.shared.counters = Some(self.counters.clone());
                 let channel = endpoint.connect_lazy();
-                TowerChange::Insert(key, PendingRequests::new(channel, CompleteOnResponse::default()))
+                TowerChange::Insert(
+                    key,
+                    PendingRequests::new(channel, CompleteOnResponse::default()),
+                )
             }
             Change::Remove(key) => TowerChange::Remove(key),
         })))

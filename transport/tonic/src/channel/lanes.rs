@@ -1,20 +1,19 @@
 //! More fast connections of one channel, so that threads which make calls do not share one.
 //!
-//! A connection has one lock, one completion queue and one task that drains it: several threads that make calls take turns at
-//! them. With [`Endpoint::connections`](crate::Endpoint::connections) each thread has its place in the row of connections.
+//! A connection has one lock, one completion queue and one task that drains it: several threads
+//! that make calls take turns at them. With [`Endpoint::connections`](crate::Endpoint::connections)
+//! each thread has its place in the row of connections.
 //!
-//! The first connection is the channel's own: its path is the channel's path, and a call whose own connection is not up goes
-//! where a channel with one connection would send it. Another one is set up when a thread whose place it is makes a call
-//! while the first is up, and is kept up from then on.
+//! The first connection is the channel's own: its path is the channel's path, and a call whose own
+//! connection is not up goes where a channel with one connection would send it. Another one is set
+//! up when a thread whose place it is makes a call while the first is up, and is kept up from then
+//! on.
 
-use super::{
-    attempt::Fast,
-    shared::{Shared, State},
-};
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
-};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::attempt::Fast;
+use super::shared::{Shared, State};
 
 /// Connections of a channel, at most.
 pub(super) const MOST: usize = 64;
@@ -47,7 +46,8 @@ impl Lanes {
 
     fn fast_of(&self, first: &Shared, thread: usize) -> Option<Fast> {
         let lane = self.0.get((thread % (self.0.len() + 1)).checked_sub(1)?)?;
-        // While the first is down, the others are not begun either: they would fail alike. Those that are up carry on.
+        // While the first is down, the others are not begun either: they would fail alike. Those
+        // that are up carry on.
         if matches!(&*first.state.borrow(), State::Up(_)) {
             lane.begin();
             // The server is there: who waits for a sign of it need wait no longer.

@@ -1,18 +1,20 @@
 //! The task that keeps a channel on its fast path: one attempt at a time, watch, fall back, try
 //! again.
 
-use super::{
-    attempt::{Fast, Plan},
-    backoff::{self, Backoff},
-    shared::{Shared, State},
-};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+use tonic_rdma_proto::Side;
+
+use super::attempt::{Fast, Plan};
+use super::backoff::{self, Backoff};
+use super::shared::{Shared, State};
 use crate::link::FastClient;
 use crate::metrics;
 use crate::path::Path;
 use crate::reason::{Reason, ReasonCode};
-use std::{sync::Arc, time::Duration};
-use tokio::{sync::oneshot, time::Instant};
-use tonic_rdma_proto::Side;
 
 /// An attempt that goes on behind takes no longer than this.
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(10);
@@ -39,7 +41,8 @@ impl Manager {
         (Self { shared, plan, stop, patience, log }, Handle { _stop: stop_tx })
     }
 
-    /// Of a connection beside the first: what becomes of it decides nothing, and is told to those who debug only.
+    /// Of a connection beside the first: what becomes of it decides nothing, and is told to those
+    /// who debug only.
     pub(crate) fn beside(mut self) -> Self {
         self.log.beside = true;
         self
@@ -80,7 +83,10 @@ async fn keep(shared: &Shared, plan: &Plan, patience: Duration, log: &mut Log) {
                 let client = fast.client.clone();
                 shared.state.send_replace(State::Up(fast));
                 let reason = over(client, shared).await;
-                shared.counters.connections_lost.add(u64::from(reason.code() == ReasonCode::LinkLost));
+                shared
+                    .counters
+                    .connections_lost
+                    .add(u64::from(reason.code() == ReasonCode::LinkLost));
                 log.lost();
                 (reason, backoff.lost(up.elapsed(), &mut rng))
             }
@@ -124,7 +130,12 @@ async fn over(client: FastClient, shared: &Shared) -> Reason {
 }
 
 /// One attempt. When it takes longer than `connect` waits, that is told, and it goes on.
-async fn attempt(shared: &Shared, plan: &Plan, patience: Duration, log: &mut Log) -> Result<Fast, Reason> {
+async fn attempt(
+    shared: &Shared,
+    plan: &Plan,
+    patience: Duration,
+    log: &mut Log,
+) -> Result<Fast, Reason> {
     let mut attempt = std::pin::pin!(plan.attempt(ATTEMPT_LIMIT.max(patience)));
     match tokio::time::timeout(patience, &mut attempt).await {
         Ok(result) => result,

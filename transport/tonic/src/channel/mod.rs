@@ -22,20 +22,16 @@ mod select;
 mod shared;
 mod stack;
 
-pub use balance::Change;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
 
-use crate::{
-    endpoint::{Endpoint, FAST_PATH_TIMEOUT, Noting, TcpChannel},
-    error::Error,
-    link::Origin,
-    metrics,
-    path::PathInfo,
-    policy::{EnvError, EnvSettings, Policy},
-    reason::{Reason, ReasonCode},
-    stats::{Counters, TransportStats},
-};
 use attempt::Plan;
 use balance::Balanced;
+pub use balance::Change;
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, Uri};
 use lanes::Lanes;
@@ -44,19 +40,20 @@ use pin_project_lite::pin_project;
 use select::Select;
 use shared::{Shared, State};
 use stack::Stack;
-use std::{
-    fmt,
-    future::Future,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
 use tokio::sync::watch;
 use tonic::body::Body;
 use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::Side;
 use tower::Service;
+
+use crate::endpoint::{Endpoint, FAST_PATH_TIMEOUT, Noting, TcpChannel};
+use crate::error::Error;
+use crate::link::Origin;
+use crate::metrics;
+use crate::path::PathInfo;
+use crate::policy::{EnvError, EnvSettings, Policy};
+use crate::reason::{Reason, ReasonCode};
+use crate::stats::{Counters, TransportStats};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -196,7 +193,11 @@ impl Channel {
     }
 
     /// A channel that connects at its first call.
-    pub(crate) fn lazy(tcp: TcpChannel, endpoint: &Endpoint, env: Result<EnvSettings, EnvError>) -> Self {
+    pub(crate) fn lazy(
+        tcp: TcpChannel,
+        endpoint: &Endpoint,
+        env: Result<EnvSettings, EnvError>,
+    ) -> Self {
         Self(Kind::One(One::new(tcp, endpoint, env)))
     }
 
@@ -222,9 +223,10 @@ impl Channel {
         }
     }
 
-    /// The pool to send from without a copy: that of the fast path in use. While calls go over TCP, and of a
-    /// [balanced](Channel::balance_list) channel, a pool of ordinary memory of the same size, so that code that fills
-    /// buffers needs no branch; what comes from it is sent over any path, with a copy on a fast one.
+    /// The pool to send from without a copy: that of the fast path in use. While calls go over TCP,
+    /// and of a [balanced](Channel::balance_list) channel, a pool of ordinary memory of the same
+    /// size, so that code that fills buffers needs no branch; what comes from it is sent over any
+    /// path, with a copy on a fast one.
     ///
     /// Cheap: ask for each buffer, since the path may change.
     pub fn pool(&self) -> Pool {
@@ -256,7 +258,8 @@ impl One {
         };
         let policy = env.policy(settings.policy);
         let patience = settings.fast_path_timeout.unwrap_or(FAST_PATH_TIMEOUT);
-        let counters = settings.counters.clone().unwrap_or_else(|| Arc::new(Counters::of(Side::Client)));
+        let counters =
+            settings.counters.clone().unwrap_or_else(|| Arc::new(Counters::of(Side::Client)));
         let origin = Arc::new(Origin {
             uri: settings.origin.clone().unwrap_or_else(|| endpoint.uri().clone()),
             user_agent: Some(user_agent(settings.user_agent.as_ref())),
@@ -269,7 +272,9 @@ impl One {
                 Some(_) => "TONIC_RDMA=off".to_owned(),
                 None => "the endpoint's policy is off".to_owned(),
             }),
-            _ if context.paths(&fabrics).is_empty() => Some("the endpoint allows no fabric".to_owned()),
+            _ if context.paths(&fabrics).is_empty() => {
+                Some("the endpoint allows no fabric".to_owned())
+            }
             _ => None,
         };
         let state = match &off {
@@ -298,7 +303,8 @@ impl One {
             dead_peer_timeout: settings.dead_peer_timeout,
             copy_on_delivery: settings.copy_on_delivery,
         };
-        let connections = settings.connections.filter(|_| off.is_none()).unwrap_or(1).min(lanes::MOST);
+        let connections =
+            settings.connections.filter(|_| off.is_none()).unwrap_or(1).min(lanes::MOST);
         let lanes: Vec<_> = (1..connections).map(|_| Arc::new(shared.lane())).collect();
         let mut handles = Vec::new();
         for lane in &lanes {
@@ -357,9 +363,8 @@ impl One {
 fn user_agent(own: Option<&HeaderValue>) -> HeaderValue {
     let ours = HeaderValue::from_static(USER_AGENT);
     match own {
-        Some(own) => {
-            HeaderValue::from_bytes(&[own.as_bytes(), b" ", ours.as_bytes()].concat()).unwrap_or(ours)
-        }
+        Some(own) => HeaderValue::from_bytes(&[own.as_bytes(), b" ", ours.as_bytes()].concat())
+            .unwrap_or(ours),
         None => ours,
     }
 }

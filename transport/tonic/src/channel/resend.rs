@@ -1,7 +1,8 @@
 //! Calls over TCP, and how those are sent again that the server never saw.
 //!
-//! A server that ends in good order, or closes a connection for its age, says by GOAWAY which calls it will answer. hyper
-//! reports the others in three ways, and in each of them no handler has seen the message of the call:
+//! A server that ends in good order, or closes a connection for its age, says by GOAWAY which calls
+//! it will answer. hyper reports the others in three ways, and in each of them no handler has seen
+//! the message of the call:
 //!
 //! | what | when |
 //! |---|---|
@@ -9,45 +10,48 @@
 //! | `h2::Error`, a GOAWAY of the peer | it came before the call had a stream, or names an earlier stream as the last |
 //! | `h2::Error`, a reset of the peer with REFUSED_STREAM | the server has not looked at the stream |
 //!
-//! Everything else, a connection that breaks above all, may have reached a handler and is the caller's to judge. So is a
-//! connection that cannot be made: calls fail fast, as in tonic.
+//! Everything else, a connection that breaks above all, may have reached a handler and is the
+//! caller's to judge. So is a connection that cannot be made: calls fail fast, as in tonic.
 //!
-//! What a body has ready is taken from it before the call goes to tonic. Of most calls that is all: the call keeps its
-//! frames, and HTTP/2 is told with the last of them that nothing more follows, where tonic needs another frame for that.
-//! The body of any other call travels, remembers what was taken of it, and comes back when hyper lets go of it.
+//! What a body has ready is taken from it before the call goes to tonic. Of most calls that is all:
+//! the call keeps its frames, and HTTP/2 is told with the last of them that nothing more follows,
+//! where tonic needs another frame for that. The body of any other call travels, remembers what was
+//! taken of it, and comes back when hyper lets go of it.
 
-use super::{BoxError, shared::Shared};
-use crate::{
-    codec::{TcpIncoming, TcpOutgoing, boxed, is_plain_grpc},
-    stats::Counters,
-};
+use std::error::Error;
+use std::future::Future;
+use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker, ready};
+
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Request, Response, Uri, Version};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use smallvec::SmallVec;
-use std::{
-    error::Error,
-    future::Future,
-    mem,
-    panic::{AssertUnwindSafe, catch_unwind},
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll, Waker, ready},
-};
 use tokio::sync::oneshot;
-use tonic::{Status, body::Body};
+use tonic::Status;
+use tonic::body::Body;
 use tower::{Service, ServiceExt};
+
+use super::BoxError;
+use super::shared::Shared;
+use crate::codec::{TcpIncoming, TcpOutgoing, boxed, is_plain_grpc};
+use crate::stats::Counters;
 
 /// Times that a call is sent again. Each needs another connection to end under it.
 const TIMES: usize = 4;
-/// Bytes of a body after which no more of it is kept until the call is answered, but for two frames; then it cannot be sent
-/// again. Before the server has seen a call, hyper takes no more of its body than a window of HTTP/2 holds, whatever is left
-/// of the frame that fills it, and one more frame when it finds out. Its servers have windows of a mebibyte.
+/// Bytes of a body after which no more of it is kept until the call is answered, but for two
+/// frames; then it cannot be sent again. Before the server has seen a call, hyper takes no more of
+/// its body than a window of HTTP/2 holds, whatever is left of the frame that fills it, and one
+/// more frame when it finds out. Its servers have windows of a mebibyte.
 const KEPT: usize = 1 << 20;
-/// Frames that are taken of a body before the call begins: a message that is taken apart has two or three.
+/// Frames that are taken of a body before the call begins: a message that is taken apart has two or
+/// three.
 const AHEAD: usize = 2;
-/// Bytes of a body that is copied, so that a call which waits for its answer does not hold the whole of its encoder's buffer:
-/// tonic's is 8 KiB.
+/// Bytes of a body that is copied, so that a call which waits for its answer does not hold the
+/// whole of its encoder's buffer: tonic's is 8 KiB.
 const SHORT: usize = 256;
 
 /// Data frames. An empty one is none: a message has a header.
@@ -200,7 +204,8 @@ impl KeptBody {
     }
 }
 
-/// Takes of a body what it has ready: gives what is to be sent, and what is needed to send it again.
+/// Takes of a body what it has ready: gives what is to be sent, and what is needed to send it
+/// again.
 fn begin(mut source: TcpOutgoing, counters: &Arc<Counters>) -> (Body, KeptBody) {
     // Whoever polls it next is woken.
     let mut cx = Context::from_waker(Waker::noop());
@@ -208,7 +213,8 @@ fn begin(mut source: TcpOutgoing, counters: &Arc<Counters>) -> (Body, KeptBody) 
     let behind = loop {
         // The task that this runs in may be one that others' calls need.
         let polled = catch_unwind(AssertUnwindSafe(|| source.poll(counters, &mut cx)));
-        let panicked = |_| Poll::Ready(Some(Err(Status::internal("the request's stream panicked"))));
+        let panicked =
+            |_| Poll::Ready(Some(Err(Status::internal("the request's stream panicked"))));
         match polled.unwrap_or_else(panicked) {
             Poll::Pending => break None,
             Poll::Ready(None) => {
@@ -287,7 +293,10 @@ impl Traveller {
     fn send(mut begun: Box<Begun>, counters: Arc<Counters>) -> (Body, KeptBody) {
         begun.next = 0;
         let (home, back) = oneshot::channel();
-        (boxed(Traveller { begun: Some(begun), home: Some(home), counters }), KeptBody::Travels(back))
+        (
+            boxed(Traveller { begun: Some(begun), home: Some(home), counters }),
+            KeptBody::Travels(back),
+        )
     }
 }
 
@@ -356,11 +365,13 @@ impl HttpBody for Traveller {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::codec::Methods;
     use http_body_util::{BodyExt, StreamBody};
     use tokio::sync::mpsc;
-    use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
+    use tokio_stream::wrappers::ReceiverStream;
+    use tokio_stream::{Stream, StreamExt};
+
+    use super::*;
+    use crate::codec::Methods;
 
     type Item = Result<Frame<Bytes>, Status>;
 
@@ -422,7 +433,8 @@ mod tests {
     async fn what_is_too_long_is_not_kept() {
         let frame = || data(vec![0; KEPT]);
         for (frames, is_kept) in [(3, true), (4, false)] {
-            let (body, mut kept) = begun(tokio_stream::iter(std::iter::repeat_with(frame).take(frames)));
+            let (body, mut kept) =
+                begun(tokio_stream::iter(std::iter::repeat_with(frame).take(frames)));
             assert_eq!(all(body).await.len(), frames * KEPT);
             let again = kept.again(&Arc::default()).await;
             assert_eq!(again.is_some(), is_kept);
@@ -463,11 +475,16 @@ mod tests {
     #[test]
     fn a_head_is_made_again_with_every_header() {
         let mut req = Request::post("/a.B/C").body(Body::empty()).unwrap();
-        for (name, value) in [("te", "trailers"), ("x-twice", "1"), ("x-twice", "2"), ("x-once", "3")] {
+        for (name, value) in
+            [("te", "trailers"), ("x-twice", "1"), ("x-twice", "2"), ("x-once", "3")]
+        {
             req.headers_mut().append(name, HeaderValue::from_static(value));
         }
         let again = Head::of(&req).request(Body::empty());
-        assert_eq!((again.method(), again.uri(), again.headers()), (req.method(), req.uri(), req.headers()));
+        assert_eq!(
+            (again.method(), again.uri(), again.headers()),
+            (req.method(), req.uri(), req.headers())
+        );
     }
 
     #[test]

@@ -1,29 +1,25 @@
 //! The choice of the path, call by call.
 
-use super::{
-    BoxError,
-    attempt::Fast,
-    lanes::Lanes,
-    resend::{self, TcpCall},
-    shared::{Route, Shared},
-};
-use crate::{
-    error::Error,
-    link::{Call, CallError},
-    path::Path,
-    reason::Reason,
-    spans::{self, Spanned},
-};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
 use http::{Request, Response};
-use std::{
-    future::Future,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll, ready},
-};
 use tonic::body::Body;
 use tonic_rdma_proto::Side;
 use tower::{Service, ServiceExt};
+
+use super::BoxError;
+use super::attempt::Fast;
+use super::lanes::Lanes;
+use super::resend::{self, TcpCall};
+use super::shared::{Route, Shared};
+use crate::error::Error;
+use crate::link::{Call, CallError};
+use crate::path::Path;
+use crate::reason::Reason;
+use crate::spans::{self, Spanned};
 
 pub(crate) type CallFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, BoxError>> + Send>>;
 
@@ -105,7 +101,11 @@ impl Select {
 }
 
 /// Makes the call on a connection that has a place for it.
-fn over_tcp(tcp: &mut tonic::transport::Channel, shared: Arc<Shared>, req: Request<Body>) -> TcpCall {
+fn over_tcp(
+    tcp: &mut tonic::transport::Channel,
+    shared: Arc<Shared>,
+    req: Request<Body>,
+) -> TcpCall {
     shared.counters.calls_tcp.add(1);
     spans::took(Path::Tcp);
     resend::call(tcp, req, shared)
@@ -144,7 +144,8 @@ impl Future for OverFast {
                 Ok(response) => return Poll::Ready(Ok(response)),
                 Err(CallError::Status(status)) => return Poll::Ready(Err(status.into())),
                 Err(CallError::NotSent(unsent, reason)) => {
-                    this.elsewhere = Some(Box::pin(elsewhere(this.shared.clone(), *unsent, reason)));
+                    this.elsewhere =
+                        Some(Box::pin(elsewhere(this.shared.clone(), *unsent, reason)));
                 }
             }
         }

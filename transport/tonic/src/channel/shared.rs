@@ -1,22 +1,18 @@
 //! What the clones of a channel, its calls and its manager share.
 
-use super::attempt::Fast;
-use crate::{
-    codec::Methods,
-    link::Origin,
-    path::PathInfo,
-    policy::EnvError,
-    reason::{Reason, ReasonCode},
-    stats::Counters,
-};
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
 use tokio::sync::{Notify, watch};
+
+use super::attempt::Fast;
+use crate::codec::Methods;
+use crate::link::Origin;
+use crate::path::PathInfo;
+use crate::policy::EnvError;
+use crate::reason::{Reason, ReasonCode};
+use crate::stats::Counters;
 
 /// State of a channel's fast path.
 ///
@@ -45,7 +41,9 @@ impl State {
 
     pub(crate) fn info(&self) -> PathInfo {
         match self {
-            State::Idle => PathInfo::tcp(Reason::new(ReasonCode::Pending, "no call has been made yet")),
+            State::Idle => {
+                PathInfo::tcp(Reason::new(ReasonCode::Pending, "no call has been made yet"))
+            }
             State::Trying { since: reason } | State::Down(reason) => PathInfo::tcp(reason.clone()),
             State::Up(fast) => PathInfo::fast(fast.client.peer()),
         }
@@ -86,12 +84,21 @@ pub(crate) enum Route {
 }
 
 impl Shared {
-    /// Of another connection of the channel. Its calls go elsewhere when it is not up, so it is never required.
+    /// Of another connection of the channel. Its calls go elsewhere when it is not up, so it is
+    /// never required.
     pub(crate) fn lane(&self) -> Self {
         let Self { tcp, counters, patience, origin, .. } = self;
         Self {
             methods: self.methods.clone(),
-            ..Self::new(tcp.clone(), counters.clone(), State::Idle, false, *patience, None, origin.clone())
+            ..Self::new(
+                tcp.clone(),
+                counters.clone(),
+                State::Idle,
+                false,
+                *patience,
+                None,
+                origin.clone(),
+            )
         }
     }
 
@@ -165,8 +172,8 @@ impl Shared {
         open.then(|| fast.clone())
     }
 
-    /// Waits for a fast path that takes calls, for as long as a call that needs one does; not at all where somebody has
-    /// to mend something first.
+    /// Waits for a fast path that takes calls, for as long as a call that needs one does; not at
+    /// all where somebody has to mend something first.
     pub(crate) async fn usable(&self) -> Result<Fast, Reason> {
         let mut state = self.state.subscribe();
         let decided = |state: &State| match state {
@@ -183,7 +190,9 @@ impl Shared {
         }
         let after = format!("no fast path after {} ms", self.patience.as_millis());
         Err(match &*self.state.borrow() {
-            State::Trying { since: reason } | State::Down(reason) if reason.code() != ReasonCode::Pending => {
+            State::Trying { since: reason } | State::Down(reason)
+                if reason.code() != ReasonCode::Pending =>
+            {
                 reason.clone().and(&after)
             }
             _ => Reason::new(ReasonCode::HandshakeTimeout, after),

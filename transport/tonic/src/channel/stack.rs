@@ -1,16 +1,17 @@
 //! What stands above the choice of the path and so acts on every call exactly once: time limit,
 //! concurrency limit, rate limit; in tonic's order.
 
-use super::select::{CallFuture, Select};
-use crate::{endpoint::Settings, grpc_timeout::GrpcTimeout};
 use http::Request;
 use tonic::body::Body;
-use tower::{
-    ServiceBuilder,
-    buffer::Buffer,
-    limit::{ConcurrencyLimit, ConcurrencyLimitLayer, RateLimit, rate::Rate},
-    util::Either,
-};
+use tower::ServiceBuilder;
+use tower::buffer::Buffer;
+use tower::limit::rate::Rate;
+use tower::limit::{ConcurrencyLimit, ConcurrencyLimitLayer, RateLimit};
+use tower::util::Either;
+
+use super::select::{CallFuture, Select};
+use crate::endpoint::Settings;
+use crate::grpc_timeout::GrpcTimeout;
 
 /// tonic's default, in calls.
 const BUFFER_SIZE: usize = 1024;

@@ -63,8 +63,8 @@ pub(super) fn holds(key: Key) -> bool {
     shard.contains_key(&key)
 }
 
-/// Received messages of this process that wait for their decoder. Each goes when it is decoded, or with the body that it
-/// came by: with no call under way there are none.
+/// Received messages of this process that wait for their decoder. Each goes when it is decoded, or
+/// with the body that it came by: with no call under way there are none.
 pub fn kept_aside() -> usize {
     TABLE.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner).len()).sum()
 }

@@ -47,7 +47,11 @@ impl OneMethod {
     }
 
     /// As [`decode`], one call after another.
-    pub fn decode<M>(&self, pieces: Vec<(Bytes, bool)>, limit: usize) -> Vec<Result<M, (Code, String)>>
+    pub fn decode<M>(
+        &self,
+        pieces: Vec<(Bytes, bool)>,
+        limit: usize,
+    ) -> Vec<Result<M, (Code, String)>>
     where
         M: Message + Default + Send + 'static,
     {
@@ -75,12 +79,16 @@ impl OneMethod {
     }
 }
 
-/// What `messages` become on the wire, in pieces as they are sent. `whole`: messages up to this many bytes are not taken
-/// apart.
+/// What `messages` become on the wire, in pieces as they are sent. `whole`: messages up to this
+/// many bytes are not taken apart.
 ///
 /// # Errors
 /// The codec's.
-pub fn encode<M>(messages: Vec<M>, whole: usize, limit: Option<usize>) -> Result<Vec<Vec<Bytes>>, Status>
+pub fn encode<M>(
+    messages: Vec<M>,
+    whole: usize,
+    limit: Option<usize>,
+) -> Result<Vec<Vec<Bytes>>, Status>
 where
     M: Message + Default + Send + 'static,
 {
@@ -100,7 +108,8 @@ pub(super) fn send(mut body: Body, tap: &mut Tap) -> Result<Vec<Vec<Bytes>>, Sta
     Ok(std::iter::from_fn(|| chunks.pop_front()).map(|chunk| chunk.segments.into_vec()).collect())
 }
 
-/// Decodes a body that arrives in `pieces`, of which those that say so have landed; until the first error.
+/// Decodes a body that arrives in `pieces`, of which those that say so have landed; until the first
+/// error.
 pub fn decode<M>(pieces: Vec<(Bytes, bool)>, limit: usize) -> Vec<Result<M, (Code, String)>>
 where
     M: Message + Default + Send + 'static,
@@ -108,7 +117,8 @@ where
     OneMethod::default().decode(pieces, limit)
 }
 
-/// As [`decode`]; whenever prost has looked, the sender writes to `arena`, in which pieces landed, as is planned there.
+/// As [`decode`]; whenever prost has looked, the sender writes to `arena`, in which pieces landed,
+/// as is planned there.
 ///
 /// # Panics
 /// Prost is shown a byte of the arena.
@@ -209,7 +219,10 @@ pub(super) fn ready<M: Send + 'static>(
     impl<M> Unpin for Ready<M> {}
     impl<M> futures_core::Stream for Ready<M> {
         type Item = Result<M, Status>;
-        fn poll_next(mut self: std::pin::Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        fn poll_next(
+            mut self: std::pin::Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Self::Item>> {
             Poll::Ready(self.0.next().map(Ok))
         }
     }

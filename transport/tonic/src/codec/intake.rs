@@ -1,4 +1,5 @@
-//! Finds the messages in a received body, and puts stand-ins in the place of those that can stay where they landed.
+//! Finds the messages in a received body, and puts stand-ins in the place of those that can stay
+//! where they landed.
 
 use std::cell::Cell;
 use std::sync::Arc;

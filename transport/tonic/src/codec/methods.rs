@@ -1,7 +1,9 @@
-//! What has been learnt of each method: which codec its stub uses, and how long messages tonic's limits let pass.
+//! What has been learnt of each method: which codec its stub uses, and how long messages tonic's
+//! limits let pass.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU8, AtomicUsize};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use foldhash::fast::RandomState;
@@ -81,7 +83,9 @@ impl Methods {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner).get(uri.path()).cloned();
         match known {
             Some(method) => Call { method, new: None },
-            None => Call { method: Arc::default(), new: Some(Box::new((self.clone(), uri.clone()))) },
+            None => {
+                Call { method: Arc::default(), new: Some(Box::new((self.clone(), uri.clone()))) }
+            }
         }
     }
 
@@ -93,8 +97,8 @@ impl Methods {
     }
 }
 
-/// A call of a method, which is remembered once a message of it has been encoded: a peer cannot fill the table with
-/// paths that nobody serves.
+/// A call of a method, which is remembered once a message of it has been encoded: a peer cannot
+/// fill the table with paths that nobody serves.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
     method: Arc<Method>,

@@ -9,12 +9,12 @@ use tonic::Status;
 use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic_rdma_memory::Window;
 
+use super::aside;
 use super::sink::{self, Next};
-use super::stand_in::{self, Key};
-use super::{aside, stand_in::LOST};
+use super::stand_in::{self, Key, LOST};
 
-/// Bytes that tonic's buffer for a body has at first: long fields do not go through it, and short messages need no more.
-/// tonic's own default is 8 KiB, of which a unary call would allocate four.
+/// Bytes that tonic's buffer for a body has at first: long fields do not go through it, and short
+/// messages need no more. tonic's own default is 8 KiB, of which a unary call would allocate four.
 const BUFFER: usize = 1024;
 /// Bytes of messages after which tonic hands on a frame: its default.
 const YIELD: usize = 32 * 1024;
@@ -23,7 +23,8 @@ fn settings() -> BufferSettings {
     BufferSettings::new(BUFFER, YIELD)
 }
 
-/// A [`Codec`] for `application/grpc+proto` in place of `tonic_prost::ProstCodec`. See the [module](super).
+/// A [`Codec`] for `application/grpc+proto` in place of `tonic_prost::ProstCodec`. See the
+/// [module](super).
 pub struct ProstCodec<T, U> {
     _pd: PhantomData<fn(T) -> U>,
 }
@@ -79,7 +80,8 @@ pub struct ProstEncoder<T> {
 }
 
 impl<T> ProstEncoder<T> {
-    /// An encoder with buffers of your own size. While messages are long, each gets a frame of its own whatever is set.
+    /// An encoder with buffers of your own size. While messages are long, each gets a frame of its
+    /// own whatever is set.
     pub fn new(buffer_settings: BufferSettings) -> Self {
         Self { settings: buffer_settings, next: Next::Batch, _pd: PhantomData }
     }
@@ -126,7 +128,9 @@ impl<U: Message + Default> Decoder for ProstDecoder<U> {
             let lost = stand_in::is_lost(buf.chunk());
             return U::decode(buf).map(Some).map_err(|error| match lost {
                 false => Status::internal(error.to_string()),
-                true => Status::internal(format!("{error}. If the peer did not send it so: {LOST}")),
+                true => {
+                    Status::internal(format!("{error}. If the peer did not send it so: {LOST}"))
+                }
             });
         };
         let len = buf.remaining();

@@ -1,8 +1,9 @@
 //! Where the encoder leaves segments.
 //!
-//! tonic runs the encoder inside `poll_frame` of the body that it makes. The transport polls that body itself, and sets
-//! a sink for just that poll: what an encoder of this crate leaves there belongs to the frame that the poll returns.
-//! Whoever else polls such a body has set no sink, and gets whole messages.
+//! tonic runs the encoder inside `poll_frame` of the body that it makes. The transport polls that
+//! body itself, and sets a sink for just that poll: what an encoder of this crate leaves there
+//! belongs to the frame that the poll returns. Whoever else polls such a body has set no sink, and
+//! gets whole messages.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -21,8 +22,8 @@ const BATCH: usize = 32 * 1024;
 /// What is kept of the buffer for small fields between messages.
 const SCRATCH: usize = 64 * 1024;
 
-/// Polls a body that is sent as it is: an encoder that runs meanwhile is not to find the sink of a body in whose poll this one
-/// is polled.
+/// Polls a body that is sent as it is: an encoder that runs meanwhile is not to find the sink of a
+/// body in whose poll this one is polled.
 pub(super) fn without<R>(poll: impl FnOnce() -> R) -> R {
     struct Reset(Option<Sink>);
     impl Drop for Reset {
@@ -48,7 +49,8 @@ pub(super) struct Sink {
     pub(super) proven: usize,
     /// An encoder of this crate has run.
     pub(super) ours: bool,
-    /// None until a message has been taken apart: most never are, and a sink is moved about with each poll.
+    /// None until a message has been taken apart: most never are, and a sink is moved about with
+    /// each poll.
     pub(super) apart: Option<Box<Apart>>,
 }
 
@@ -133,7 +135,8 @@ impl Sink {
 pub(super) enum Next {
     /// As tonic sees fit.
     Batch,
-    /// No, until this many short ones have come: of those that are short of their segments it would take many.
+    /// No, until this many short ones have come: of those that are short of their segments it would
+    /// take many.
     Alone(u8),
 }
 
@@ -150,7 +153,11 @@ impl Next {
 }
 
 /// Encodes a message as the place asks for it. `last`: what this returned for the message before.
-pub(super) fn encode<T: Message>(item: &T, dst: &mut EncodeBuf<'_>, last: Next) -> Result<Next, Status> {
+pub(super) fn encode<T: Message>(
+    item: &T,
+    dst: &mut EncodeBuf<'_>,
+    last: Next,
+) -> Result<Next, Status> {
     let Some(mut sink) = SINK.take() else {
         dst.reserve(item.encoded_len());
         item.encode_raw(dst);

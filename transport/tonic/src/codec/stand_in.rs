@@ -5,8 +5,9 @@
 //! | out | mark, key, the message's gRPC header, its bytes but for the segments, filling |
 //! | in | mark, key, filling |
 //!
-//! Both begin with a protobuf tag that does not exist, so that no other decoder takes them for a message. Keys are
-//! random and good for one message: nothing that a peer or an application writes is taken for a stand-in.
+//! Both begin with a protobuf tag that does not exist, so that no other decoder takes them for a
+//! message. Keys are random and good for one message: nothing that a peer or an application writes
+//! is taken for a stand-in.
 
 /// What a message begins with on its way out.
 pub(super) const OUT: [u8; 4] = *b"\0rdO";

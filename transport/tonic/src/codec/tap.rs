@@ -23,7 +23,8 @@ pub(crate) struct Chunk {
     pub(crate) segments: SmallVec<[Bytes; 3]>,
     /// Of all segments.
     pub(crate) len: usize,
-    /// It is one message, of which segments have been kept apart. Otherwise it is as the body gave it.
+    /// It is one message, of which segments have been kept apart. Otherwise it is as the body gave
+    /// it.
     pub(crate) apart: bool,
     /// Which segment is the longest field of type `bytes`, where one is known.
     pub(crate) longest: Option<usize>,
@@ -56,8 +57,8 @@ pub(crate) struct Tap {
 }
 
 impl Tap {
-    /// For the body of `call`. Messages up to `whole` bytes are not worth taking apart. `apart`: messages may be, see
-    /// [`is_plain_grpc`](super::is_plain_grpc).
+    /// For the body of `call`. Messages up to `whole` bytes are not worth taking apart. `apart`:
+    /// messages may be, see [`is_plain_grpc`](super::is_plain_grpc).
     pub(crate) fn new(call: Call, whole: usize, apart: bool) -> Self {
         match apart {
             true => Tap { sink: Some(Sink::new(whole)), call: Some(call), used: Used::Unknown },
@@ -70,7 +71,8 @@ impl Tap {
         self.used
     }
 
-    /// Bytes that our codec has copied since the last call: to make segments, and to show tonic how long a message is.
+    /// Bytes that our codec has copied since the last call: to make segments, and to show tonic how
+    /// long a message is.
     pub(crate) fn take_copied(&mut self) -> (u64, u64) {
         self.sink.as_mut().map_or((0, 0), Sink::take_copied)
     }
@@ -154,14 +156,14 @@ fn expand(
     let (mut at, mut run, mut total) = (0, 0, 0);
     while at < frame.len() {
         let message = frame.get(at + HEADER..).unwrap_or_default();
-        let Some((_, len)) = stand_in::read_header(&frame[at..]).filter(|(_, len)| *len <= message.len())
+        let Some((_, len)) =
+            stand_in::read_header(&frame[at..]).filter(|(_, len)| *len <= message.len())
         else {
             return Err(lost());
         };
-        let next = apart
-            .out
-            .front()
-            .filter(|taken| taken.stand_in == len && Key::read(&stand_in::OUT, message) == Some(taken.key));
+        let next = apart.out.front().filter(|taken| {
+            taken.stand_in == len && Key::read(&stand_in::OUT, message) == Some(taken.key)
+        });
         if next.is_some()
             && let Some(taken) = apart.out.pop_front()
         {
@@ -172,7 +174,11 @@ fn expand(
                 // Filled up to its true length, and tonic let it pass.
                 method.has_encoded(taken.len);
             }
-            let chunk = together(apart, &taken, frame.slice(at + HEADER + stand_in::LEN..at + HEADER + len));
+            let chunk = together(
+                apart,
+                &taken,
+                frame.slice(at + HEADER + stand_in::LEN..at + HEADER + len),
+            );
             total += chunk.len;
             chunks.push_back(chunk);
             run = at + HEADER + len;

@@ -26,7 +26,8 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// Messages up to this long are written whole. hyper cuts longer ones into frames of this size.
 const WHOLE: usize = 16 * 1024;
 
-/// A body of tonic's around `body`, in the one box that tonic takes as it is: others it puts behind a layer for errors.
+/// A body of tonic's around `body`, in the one box that tonic takes as it is: others it puts behind
+/// a layer for errors.
 pub(crate) fn boxed(body: impl HttpBody<Data = Bytes, Error = Status> + Send + 'static) -> Body {
     Body::new(UnsyncBoxBody::new(body))
 }
@@ -75,8 +76,11 @@ impl Outgoing {
     fn segment(&mut self, counters: &Counters) -> Option<Bytes> {
         let chunk = self.chunks.front_mut()?;
         if self.gone == 0 && !chunk.apart {
-            let reason =
-                if self.tap.used() == Used::Ours { &counters.tcp.eager } else { &counters.tcp.plain_codec };
+            let reason = if self.tap.used() == Used::Ours {
+                &counters.tcp.eager
+            } else {
+                &counters.tcp.plain_codec
+            };
             reason.add(chunk.len as u64);
         }
         let segment = chunk.segments.get_mut(self.gone).map(mem::take);
@@ -198,7 +202,8 @@ impl HttpBody for Reply {
 /// A received body. tonic brings its frames together.
 pub(crate) struct Incoming {
     inner: Body,
-    /// Until it is polled it has not ended: it was asked that when it was made, and each time is a lock of h2's.
+    /// Until it is polled it has not ended: it was asked that when it was made, and each time is a
+    /// lock of h2's.
     polled: bool,
     counters: Arc<Counters>,
 }

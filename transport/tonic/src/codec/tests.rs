@@ -1,4 +1,5 @@
-//! The codec without a connection. What is kept aside is checked in `tests/kept_aside.rs`, in a process of its own.
+//! The codec without a connection. What is kept aside is checked in `tests/kept_aside.rs`, in a
+//! process of its own.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -77,7 +78,8 @@ fn body(messages: Vec<Tree>, limit: Option<usize>) -> Body {
 
 fn streaming(pieces: Vec<Bytes>, call: &Call, limit: usize) -> Streaming<Tree> {
     let pieces = pieces.into_iter().map(|piece| (piece, true)).collect();
-    let received = Received { intake: Intake::new(call.method().clone(), true), pieces, ended: false };
+    let received =
+        Received { intake: Intake::new(call.method().clone(), true), pieces, ended: false };
     Streaming::new_response(
         ProstCodec::<Tree, Tree>::new().decoder(),
         received,
@@ -114,7 +116,8 @@ fn each_long_message_gets_a_frame_however_many_are_ready() {
     let call = call();
     let mut tap = Tap::new(call.clone(), SEGMENT, true);
     let mut body = body(vec![tree(50_000); 100], None);
-    let (mut chunks, mut cx) = (Fifo::default(), std::task::Context::from_waker(std::task::Waker::noop()));
+    let (mut chunks, mut cx) =
+        (Fifo::default(), std::task::Context::from_waker(std::task::Waker::noop()));
     for _ in 0..100 {
         assert!(tap.poll(&mut body, &mut cx, &mut chunks).is_ready());
         assert_eq!(chunks.iter().count(), 1, "messages that tonic took at once");
@@ -144,11 +147,15 @@ fn the_limit_on_encoding_is_for_the_whole_message() {
     // What was let pass is let pass again without filling; one that is longer is not.
     let call = call();
     let mut tap = Tap::new(call, 4096, true);
-    for (message, filled) in [(tree(100_000), true), (tree(100_000), false), (tree(90_000), false)] {
+    for (message, filled) in [(tree(100_000), true), (tree(100_000), false), (tree(90_000), false)]
+    {
         send(body(vec![message], Some(len)), &mut tap).unwrap();
         assert_eq!(tap.take_copied().1 > 0, filled);
     }
-    assert_eq!(send(body(vec![tree(100_001)], Some(len)), &mut tap).unwrap_err().code(), Code::OutOfRange);
+    assert_eq!(
+        send(body(vec![tree(100_001)], Some(len)), &mut tap).unwrap_err().code(),
+        Code::OutOfRange
+    );
     send(body(vec![tree(100_000)], Some(len)), &mut tap).unwrap();
 }
 
@@ -176,14 +183,18 @@ async fn what_looks_like_a_stand_in_is_decoded_as_it_is() {
             let mut forged = stand_in::header(len as u32).to_vec();
             forged.extend(mark);
             forged.resize(HEADER + len, 1);
-            let error = fuzz::decode::<Tree>(vec![(forged.into(), true)], usize::MAX).remove(0).unwrap_err();
+            let error = fuzz::decode::<Tree>(vec![(forged.into(), true)], usize::MAX)
+                .remove(0)
+                .unwrap_err();
             assert_eq!(error.0, Code::Internal);
             assert!(error.1.contains("invalid tag"), "{error:?}");
         }
         // Within a field it is nothing special.
         let message = Tree { data: [&mark[..], &[0; 9000]].concat().into(), ..Tree::default() };
-        let got =
-            fuzz::decode::<Tree>(vec![(framed(std::slice::from_ref(&message)).into(), true)], usize::MAX);
+        let got = fuzz::decode::<Tree>(
+            vec![(framed(std::slice::from_ref(&message)).into(), true)],
+            usize::MAX,
+        );
         assert_eq!(got, [Ok(message)]);
     }
 }
@@ -223,7 +234,8 @@ mod layers {
     /// Polls the future within the poll of the body, and gives what it had in two frames.
     fn async_stream(
         all: http_body_util::combinators::Collect<Body>,
-    ) -> impl futures_core::Stream<Item = Result<http_body::Frame<Bytes>, Status>> + Send + 'static {
+    ) -> impl futures_core::Stream<Item = Result<http_body::Frame<Bytes>, Status>> + Send + 'static
+    {
         struct Two(std::pin::Pin<Box<http_body_util::combinators::Collect<Body>>>, Option<Bytes>);
         impl futures_core::Stream for Two {
             type Item = Result<http_body::Frame<Bytes>, Status>;
@@ -272,7 +284,8 @@ mod layers {
     #[test]
     fn layers_that_pass_frames_on_are_not_noticed() {
         let messages = vec![tree(50_000), tree(3), tree(60_000)];
-        let wrapped = Body::new(body(messages.clone(), None).map_frame(|frame| frame).map_err(|error| error));
+        let wrapped =
+            Body::new(body(messages.clone(), None).map_frame(|frame| frame).map_err(|error| error));
         let sent = send(wrapped, &mut Tap::new(call(), 4096, true)).unwrap();
         assert_eq!(sent.concat().concat(), framed(&messages));
     }
@@ -280,7 +293,8 @@ mod layers {
 
 #[test]
 fn an_error_behind_a_message_leaves_nothing() {
-    // A message that was encoded is lost with the frame when the one behind it is too long, as in tonic.
+    // A message that was encoded is lost with the frame when the one behind it is too long, as in
+    // tonic.
     let mut tap = Tap::new(call(), 4096, true);
     let limit = tree(20_000).encoded_len();
     let messages = vec![tree(10); 40].into_iter().chain([tree(20_000), tree(30_000)]).collect();
@@ -400,8 +414,9 @@ fn bytes() -> impl Strategy<Value = Bytes> {
 }
 
 fn trees() -> impl Strategy<Value = Tree> {
-    let leaf = (bytes(), any::<u64>(), prop::option::of(bytes()), ".{0,10}")
-        .prop_map(|(data, number, last, text)| Tree { data, number, last, text, ..Tree::default() });
+    let leaf = (bytes(), any::<u64>(), prop::option::of(bytes()), ".{0,10}").prop_map(
+        |(data, number, last, text)| Tree { data, number, last, text, ..Tree::default() },
+    );
     leaf.prop_recursive(3, 12, 3, |inner| {
         let kind = prop_oneof![
             bytes().prop_map(Kind::Raw),
@@ -444,7 +459,8 @@ fn cut(wire: &[u8], cuts: &[(usize, bool)]) -> Vec<(Bytes, bool)> {
     pieces
 }
 
-/// What prost makes of the joined bytes, until the first error; `None`: tonic finds the framing wanting.
+/// What prost makes of the joined bytes, until the first error; `None`: tonic finds the framing
+/// wanting.
 fn joined(mut wire: &[u8]) -> Vec<Option<Result<Tree, String>>> {
     let mut all = Vec::new();
     while !wire.is_empty() {
@@ -485,7 +501,10 @@ fn agrees(wire: &[u8], cuts: &[(usize, bool)]) -> Result<(), TestCaseError> {
 }
 
 fn cuts() -> impl Strategy<Value = Vec<(usize, bool)>> {
-    prop::collection::vec((prop_oneof![0..8usize, 0..5000usize, 0..50_000usize], any::<bool>()), 0..12)
+    prop::collection::vec(
+        (prop_oneof![0..8usize, 0..5000usize, 0..50_000usize], any::<bool>()),
+        0..12,
+    )
 }
 
 proptest! {

@@ -1,15 +1,17 @@
-//! Looks out for RDMA devices, ports and addresses that come and go, so that what had to be given up is tried again when
-//! it can be had, and not some time later.
+//! Looks out for RDMA devices, ports and addresses that come and go, so that what had to be given
+//! up is tried again when it can be had, and not some time later.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tonic_rdma_fabric::{Alarm, Survey};
 
 use super::{Context, Inner};
 use crate::path::Path;
-use std::{
-    fmt,
-    sync::{Arc, Mutex, PoisonError, Weak},
-    time::Duration,
-};
-use tokio::{runtime::Handle, sync::watch, task::JoinHandle};
-use tonic_rdma_fabric::{Alarm, Survey};
 
 /// Between two looks, which cost some system calls.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -80,7 +82,8 @@ impl Changes {
         }
     }
 
-    /// Resolves when something has changed that is not known; never for paths that no change concerns. Cancel safe.
+    /// Resolves when something has changed that is not known; never for paths that no change
+    /// concerns. Cancel safe.
     pub(crate) async fn next(&mut self) {
         if let Some(changes) = &mut self.0
             && changes.changed().await.is_ok()

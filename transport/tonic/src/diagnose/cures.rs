@@ -1,5 +1,5 @@
-//! Commands that mend things. A command is meant to be used as it is; where a part of it only the reader knows, that
-//! part is in capitals and said so.
+//! Commands that mend things. A command is meant to be used as it is; where a part of it only the
+//! reader knows, that part is in capitals and said so.
 
 use super::report::{Cure, Host, MemlockReport, RunsIn};
 
@@ -31,7 +31,11 @@ pub(super) fn quoted(word: &str) -> String {
 
 /// The packages of rdma-core for programs, by family of distributions.
 const PACKAGES: [(&[&str], &str, &str); 4] = [
-    (&["debian", "ubuntu"], "Debian, Ubuntu", "apt-get install -y libibverbs1 librdmacm1 ibverbs-providers"),
+    (
+        &["debian", "ubuntu"],
+        "Debian, Ubuntu",
+        "apt-get install -y libibverbs1 librdmacm1 ibverbs-providers",
+    ),
     (&["fedora", "rhel", "centos", "amzn"], "Fedora, RHEL", "dnf install -y libibverbs librdmacm"),
     (&["suse", "opensuse"], "SUSE", "zypper --non-interactive install libibverbs librdmacm1"),
     (&["arch"], "Arch", "pacman -S --noconfirm rdma-core"),
@@ -40,10 +44,13 @@ const PACKAGES: [(&[&str], &str, &str); 4] = [
 /// Installs rdma-core: the command of this distribution, or all where it is none of those known.
 pub(super) fn install_rdma_core(families: &[String]) -> Vec<Cure> {
     let all = || {
-        PACKAGES.iter().map(|(_, where_, command)| root(format!("install rdma-core ({where_})"), *command))
+        PACKAGES
+            .iter()
+            .map(|(_, where_, command)| root(format!("install rdma-core ({where_})"), *command))
     };
-    let is_known =
-        |(names, _, _): &&(&[&str], &str, &str)| families.iter().any(|f| names.contains(&f.as_str()));
+    let is_known = |(names, _, _): &&(&[&str], &str, &str)| {
+        families.iter().any(|f| names.contains(&f.as_str()))
+    };
     match PACKAGES.iter().find(is_known) {
         Some((_, _, command)) => vec![root("install rdma-core", *command)],
         None => all().collect(),
@@ -52,7 +59,8 @@ pub(super) fn install_rdma_core(families: &[String]) -> Vec<Cure> {
 
 /// Starts a subnet manager.
 pub(super) fn opensm(families: &[String]) -> Vec<Cure> {
-    let what = "run a subnet manager: on one host of the InfiniBand network, unless a switch does it";
+    let what =
+        "run a subnet manager: on one host of the InfiniBand network, unless a switch does it";
     let is = |names: &[&str]| families.iter().any(|family| names.contains(&family.as_str()));
     let start = "systemctl enable --now opensm";
     let run = match is(&["debian", "ubuntu"]) {
@@ -69,9 +77,14 @@ pub(super) fn opensm(families: &[String]) -> Vec<Cure> {
 }
 
 /// Raises the limit, so that the whole pool fits. `parent` is the process that started this one.
-pub(super) fn memlock(host: &Host, memlock: Option<&MemlockReport>, parent: Option<u32>) -> Vec<Cure> {
+pub(super) fn memlock(
+    host: &Host,
+    memlock: Option<&MemlockReport>,
+    parent: Option<u32>,
+) -> Vec<Cure> {
     // Room to round up, and never less than what works.
-    let wanted = memlock.map_or(128 * MIB, |m| m.wanted.max(m.needed)).div_ceil(MIB).saturating_mul(MIB);
+    let wanted =
+        memlock.map_or(128 * MIB, |m| m.wanted.max(m.needed)).div_ceil(MIB).saturating_mul(MIB);
     let kib = wanted / 1024;
     let unit = host.unit.as_deref().unwrap_or("UNIT.service");
     let drop_in = |unit: &str| {
@@ -146,11 +159,20 @@ mod tests {
     fn each_family_of_distributions_has_its_command() {
         let of = |names: &[&str]| {
             let names: Vec<String> = names.iter().map(|n| (*n).to_owned()).collect();
-            install_rdma_core(&names).into_iter().filter_map(|cure| cure.command).collect::<Vec<_>>()
+            install_rdma_core(&names)
+                .into_iter()
+                .filter_map(|cure| cure.command)
+                .collect::<Vec<_>>()
         };
-        assert_eq!(of(&["debian"]), ["apt-get install -y libibverbs1 librdmacm1 ibverbs-providers"]);
+        assert_eq!(
+            of(&["debian"]),
+            ["apt-get install -y libibverbs1 librdmacm1 ibverbs-providers"]
+        );
         assert_eq!(of(&["pop", "ubuntu", "debian"]).len(), 1);
-        assert_eq!(of(&["rocky", "rhel", "centos", "fedora"]), ["dnf install -y libibverbs librdmacm"]);
+        assert_eq!(
+            of(&["rocky", "rhel", "centos", "fedora"]),
+            ["dnf install -y libibverbs librdmacm"]
+        );
         assert_eq!(of(&["plan9"]).len(), PACKAGES.len());
         assert_eq!(of(&[]).len(), PACKAGES.len());
     }

@@ -1,11 +1,10 @@
-//! From what was seen to what is in the way, and how to mend it. Nothing is looked at here: all facts are given.
+//! From what was seen to what is in the way, and how to mend it. Nothing is looked at here: all
+//! facts are given.
 
-use super::{
-    cures::{self, advice, quoted, root, user},
-    kernel::{DRIVERS, Loadable},
-    report::{Cure, Device, Diagnosis, Finding, Module, ModuleState, Port, RunsIn},
-    sysfs::Interface,
-};
+use super::cures::{self, advice, quoted, root, user};
+use super::kernel::{DRIVERS, Loadable};
+use super::report::{Cure, Device, Diagnosis, Finding, Module, ModuleState, Port, RunsIn};
+use super::sysfs::Interface;
 use crate::reason::{Reason, ReasonCode, Side};
 
 /// What is not in the diagnosis, and the cures depend on.
@@ -39,14 +38,18 @@ const MODULE_OF: [(&str, &str); 10] = [
 ];
 
 /// Devices made of software: the module, its word for `rdma link add`, a name, and what it is.
-const SOFT: [(&str, &str, &str, &str); 2] =
-    [("rdma_rxe", "rxe", "rxe0", "without an adapter: Soft-RoCE"), ("siw", "siw", "siw0", "or Soft-iWARP")];
+const SOFT: [(&str, &str, &str, &str); 2] = [
+    ("rdma_rxe", "rxe", "rxe0", "without an adapter: Soft-RoCE"),
+    ("siw", "siw", "siw0", "or Soft-iWARP"),
+];
 
-/// All findings. `diagnosis.reason` is why RDMA would not be used, and each device's is why it cannot be.
+/// All findings. `diagnosis.reason` is why RDMA would not be used, and each device's is why it
+/// cannot be.
 pub(super) fn findings(diagnosis: &Diagnosis, context: &Context) -> Vec<Finding> {
     let this = Explain { d: diagnosis, context };
     let mut found: Vec<Finding> = Vec::new();
-    let blocked = diagnosis.reason.as_ref().filter(|reason| reason.side() == Side::Local).map(Reason::code);
+    let blocked =
+        diagnosis.reason.as_ref().filter(|reason| reason.side() == Side::Local).map(Reason::code);
     let allowed = |name: &str| diagnosis.settings.device.as_deref().is_none_or(|only| only == name);
     for device in &diagnosis.devices {
         let Some(reason) = &device.reason else { continue };
@@ -75,7 +78,9 @@ pub(super) fn findings(diagnosis: &Diagnosis, context: &Context) -> Vec<Finding>
     }
     // The limit is the process's, not a device's.
     let mut memlock = false;
-    found.retain(|finding| finding.code != ReasonCode::Memlock || !std::mem::replace(&mut memlock, true));
+    found.retain(|finding| {
+        finding.code != ReasonCode::Memlock || !std::mem::replace(&mut memlock, true)
+    });
     found.sort_by_key(|finding| !finding.blocks);
     found
 }
@@ -112,7 +117,9 @@ impl Explain<'_> {
             let cures = match reason.code() {
                 // The server says so, and the cause is neither of the two hosts.
                 ReasonCode::ThroughGateway => vec![
-                    advice("connect to the server's own address, past gateways and address translation"),
+                    advice(
+                        "connect to the server's own address, past gateways and address translation",
+                    ),
                     advice(
                         "or, on the server: Server::offer_through_gateways, if no handler goes by \
                          its callers' address or certificate",
@@ -169,7 +176,8 @@ impl Explain<'_> {
 
     /// A module that is needed and not there.
     fn missing<'a>(&self, names: &[&'a str]) -> Option<&'a str> {
-        let is_missing = |name: &&&str| self.module(name).is_some_and(|m| m.state == ModuleState::Missing);
+        let is_missing =
+            |name: &&&str| self.module(name).is_some_and(|m| m.state == ModuleState::Missing);
         names.iter().find(is_missing).copied()
     }
 
@@ -209,7 +217,9 @@ impl Explain<'_> {
                 ),
                 root(
                     "the same for good",
-                    format!("echo '{rule}' > /etc/udev/rules.d/90-rdma.rules && udevadm control --reload"),
+                    format!(
+                        "echo '{rule}' > /etc/udev/rules.d/90-rdma.rules && udevadm control --reload"
+                    ),
                 ),
             ],
         )
@@ -247,9 +257,14 @@ impl Explain<'_> {
             let cures = match self.context.device_from_env {
                 true => vec![
                     user("use any device", "unset TONIC_RDMA_DEVICE"),
-                    user("or name one that is there", format!("export TONIC_RDMA_DEVICE={}", quoted(first))),
+                    user(
+                        "or name one that is there",
+                        format!("export TONIC_RDMA_DEVICE={}", quoted(first)),
+                    ),
                 ],
-                false => vec![advice("name a device that is there with ContextBuilder::device, or none")],
+                false => {
+                    vec![advice("name a device that is there with ContextBuilder::device, or none")]
+                }
             };
             return (what, cures);
         }
@@ -273,15 +288,20 @@ impl Explain<'_> {
         match self.soft_interface() {
             _ if soft.is_empty() => {}
             Some(on) => {
-                let up =
-                    if on.up { String::new() } else { format!("ip link set {} up && ", quoted(&on.name)) };
+                let up = if on.up {
+                    String::new()
+                } else {
+                    format!("ip link set {} up && ", quoted(&on.name))
+                };
                 for (_, kind, name, what) in soft {
                     let netdev = quoted(&on.name);
                     let command = format!("{up}rdma link add {name} type {kind} netdev {netdev}");
                     cures.push(root(format!("{what}; here on {}", on.name), command));
                 }
             }
-            None => cures.push(advice("add a network interface: this system has none but loopback")),
+            None => {
+                cures.push(advice("add a network interface: this system has none but loopback"))
+            }
         }
         let detail = match reason.detail() {
             "" => "no RDMA device on this host",
@@ -294,8 +314,8 @@ impl Explain<'_> {
         self.module(module).is_some_and(|m| m.state != ModuleState::Missing)
     }
 
-    /// Whether a driver of devices is there, or can be loaded. Where that is not to be seen, as in a container, a kernel
-    /// that has begun with RDMA is taken to have the rest.
+    /// Whether a driver of devices is there, or can be loaded. Where that is not to be seen, as in
+    /// a container, a kernel that has begun with RDMA is taken to have the rest.
     fn may_have(&self, driver: &str) -> bool {
         let Loadable { known, drivers } = &self.context.loadable;
         self.is_loaded(driver) || drivers.contains(&driver) || (!known && self.is_loaded("ib_core"))
@@ -319,7 +339,8 @@ impl Explain<'_> {
             cures.push(advice(
                 "the kernel is the host's: run the doctor there, and load the RDMA driver there",
             ));
-        } else if self.context.families.iter().any(|family| family == "ubuntu") && self.context.loadable.known
+        } else if self.context.families.iter().any(|family| family == "ubuntu")
+            && self.context.loadable.known
         {
             let package = quoted(&format!("linux-modules-extra-{release}"));
             cures.push(root(
@@ -349,13 +370,16 @@ impl Explain<'_> {
             device.name
         );
         let mut cures = cures::install_rdma_core(&self.context.families);
-        cures.push(advice("a driver from the adapter's vendor may need the vendor's own rdma-core"));
+        cures
+            .push(advice("a driver from the adapter's vendor may need the vendor's own rdma-core"));
         (what, cures)
     }
 
     fn no_active_port(&self, device: &Device, reason: &Reason) -> (String, Vec<Cure>) {
         let is_waiting = |port: &&Port| matches!(port.state.as_str(), "INIT" | "ARMED");
-        if let Some(port) = device.ports.iter().filter(|p| p.link_layer == "InfiniBand").find(is_waiting) {
+        if let Some(port) =
+            device.ports.iter().filter(|p| p.link_layer == "InfiniBand").find(is_waiting)
+        {
             let what = format!(
                 "port {} of {} is in state {}: no subnet manager has configured it",
                 port.number, device.name, port.state
@@ -368,7 +392,10 @@ impl Explain<'_> {
         }
         let what = match on.first() {
             Some(interface) if !interface.carrier => {
-                format!("no port of {} is active: {} is up and has no carrier", device.name, interface.name)
+                format!(
+                    "no port of {} is active: {} is up and has no carrier",
+                    device.name, interface.name
+                )
             }
             _ => reason.detail().to_owned(),
         };
@@ -377,7 +404,10 @@ impl Explain<'_> {
 
     fn interface_down(&self, device: &Device, down: &Interface) -> (String, Vec<Cure>) {
         let what = format!("{} is on network interface {}, which is down", device.name, down.name);
-        (what, vec![root("bring the interface up", format!("ip link set {} up", quoted(&down.name)))])
+        (
+            what,
+            vec![root("bring the interface up", format!("ip link set {} up", quoted(&down.name)))],
+        )
     }
 
     fn no_address(&self, device: &Device, reason: &Reason) -> (String, Vec<Cure>) {

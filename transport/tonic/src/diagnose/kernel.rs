@@ -1,9 +1,7 @@
 //! The system: kernel, modules, device files, and what the process runs in.
 
-use super::{
-    report::{DeviceFile, Host, Module, ModuleState, RunsIn},
-    root::Root,
-};
+use super::report::{DeviceFile, Host, Module, ModuleState, RunsIn};
+use super::root::Root;
 
 /// What every device needs, what it is for, and what is there when it is.
 const MODULES: [(&str, &str, &str); 4] = [
@@ -65,8 +63,10 @@ fn runs_in(root: &Root) -> (RunsIn, Option<String>) {
         return (RunsIn::Container, None);
     }
     // 0::/system.slice/store.service; a login is in a .scope, or under a user's own manager.
-    let unit =
-        cgroup.lines().filter_map(|line| line.rsplit('/').next()).find(|name| name.ends_with(".service"));
+    let unit = cgroup
+        .lines()
+        .filter_map(|line| line.rsplit('/').next())
+        .find(|name| name.ends_with(".service"));
     match unit {
         Some(unit) if cgroup.contains("/system.slice/") => (RunsIn::Service, Some(unit.to_owned())),
         _ => (RunsIn::Session, None),
@@ -78,7 +78,8 @@ fn marked(root: &Root) -> bool {
     root.exists("/.dockerenv") || root.exists("/run/.containerenv")
 }
 
-/// The root is a disk's file system: a virtual machine that was made of a container's image keeps its marks.
+/// The root is a disk's file system: a virtual machine that was made of a container's image keeps
+/// its marks.
 fn on_a_disk(root: &Root) -> bool {
     let mounts = root.read("/proc/self/mountinfo").unwrap_or_default();
     // 22 1 254:0 / / rw - ext4 /dev/vda rw
@@ -115,13 +116,15 @@ pub(super) fn modules(root: &Root) -> Vec<Module> {
 /// Drivers that the running kernel has but may not have loaded.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Loadable {
-    /// Whether the directory of its modules is to be seen: without it nothing is known, and nothing can be loaded here.
+    /// Whether the directory of its modules is to be seen: without it nothing is known, and nothing
+    /// can be loaded here.
     pub(super) known: bool,
     /// Those of [`DRIVERS`] that are built in, or there as a file.
     pub(super) drivers: Vec<&'static str>,
 }
 
-/// Below the directory of a kernel's modules, where drivers of RDMA devices are: its own, and what was added to it.
+/// Below the directory of a kernel's modules, where drivers of RDMA devices are: its own, and what
+/// was added to it.
 const PLACES: [&str; 4] = ["kernel/drivers/infiniband", "updates", "extra", "weak-updates"];
 /// Directories deeper than this are not looked into.
 const DEPTH: usize = 6;

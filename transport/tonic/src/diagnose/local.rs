@@ -1,23 +1,23 @@
 //! This host: what there is, what can be made on it, and whether the transport would use it.
 
-use super::{
-    Ask, findings, kernel, loopback, memory,
-    report::{
-        Device, Diagnosis, Finding, HugePagesReport, Library, Limits, MemlockReport, Port, Settings, Step,
-    },
-    root::Root,
-    sysfs,
-};
-use crate::{
-    cause,
-    context::Context,
-    path::Path,
-    policy::{FabricKind, Policy},
-    reason::{Reason, ReasonCode},
-};
-use std::{net::IpAddr, path::Path as FilePath, time::Duration};
+use std::net::IpAddr;
+use std::path::Path as FilePath;
+use std::time::Duration;
+
 use tonic_rdma_fabric::{DeviceInfo, Fabric, FabricError, Trial, Verb};
 use tonic_rdma_memory::{Memlock, PoolError, RegisterError};
+
+use super::report::{
+    Device, Diagnosis, Finding, HugePagesReport, Library, Limits, MemlockReport, Port, Settings,
+    Step,
+};
+use super::root::Root;
+use super::{Ask, findings, kernel, loopback, memory, sysfs};
+use crate::cause;
+use crate::context::Context;
+use crate::path::Path;
+use crate::policy::{FabricKind, Policy};
+use crate::reason::{Reason, ReasonCode};
 
 /// A device that does not answer within this is given up.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -117,7 +117,9 @@ async fn off_thread<T: Send + 'static>(
 /// `libibverbs.so.1.14.44.0`.
 fn library(root: &Root, listed: &Result<Vec<DeviceInfo>, FabricError>) -> Library {
     let missing = match listed {
-        Err(error @ (FabricError::NoLibrary { .. } | FabricError::Platform)) => Some(error.to_string()),
+        Err(error @ (FabricError::NoLibrary { .. } | FabricError::Platform)) => {
+            Some(error.to_string())
+        }
         _ => None,
     };
     if let Some(error) = missing {
@@ -126,7 +128,8 @@ fn library(root: &Root, listed: &Result<Vec<DeviceInfo>, FabricError>) -> Librar
     let maps = root.read("/proc/self/maps").unwrap_or_default();
     let mut paths: Vec<String> = Vec::new();
     for path in maps.lines().filter_map(|line| line.find('/').and_then(|at| line.get(at..))) {
-        let name = FilePath::new(path).file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let name =
+            FilePath::new(path).file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let ours = ["libibverbs.so.", "librdmacm.so."].iter().any(|start| name.starts_with(start));
         if ours && !paths.iter().any(|known| known == path) {
             paths.push(path.to_owned());
@@ -157,7 +160,8 @@ fn fill_in(device: &mut Device, info: Option<&DeviceInfo>, library: bool) {
     } else if !library {
         // A RoCE GID holds the address.
         let gids = device.ports.iter().flat_map(|port| &port.gids);
-        device.addresses = gids.filter_map(|gid| gid.gid.to_ipv4_mapped().map(IpAddr::V4)).collect();
+        device.addresses =
+            gids.filter_map(|gid| gid.gid.to_ipv4_mapped().map(IpAddr::V4)).collect();
         device.addresses.dedup();
     }
 }
@@ -190,8 +194,8 @@ fn simulated(fabric: &Fabric) -> Vec<Device> {
     }]
 }
 
-/// Makes on a device what connections need, up to a connection. Whether the device applies the memlock limit to
-/// processes with CAP_IPC_LOCK too.
+/// Makes on a device what connections need, up to a connection. Whether the device applies the
+/// memlock limit to processes with CAP_IPC_LOCK too.
 async fn try_out(device: &mut Device, context: &Context) -> bool {
     let name = device.name.clone();
     let simulated = context.simulated();
@@ -225,14 +229,16 @@ async fn try_out(device: &mut Device, context: &Context) -> bool {
         Err(reason) => {
             // A registration that the limit forbids says more than that the device is of no use.
             let tried = device.steps.iter().find_map(|step| step.reason.clone());
-            device.reason = Some(tried.filter(|r| r.code() == ReasonCode::Memlock).unwrap_or(reason));
+            device.reason =
+                Some(tried.filter(|r| r.code() == ReasonCode::Memlock).unwrap_or(reason));
             return false;
         }
     };
     let began = std::time::Instant::now();
     let pool = context.pool(&fabric).await;
     let micros = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
-    let detail = pool.as_ref().map_or(String::new(), |pool| format!("{} bytes", pool.config().total));
+    let detail =
+        pool.as_ref().map_or(String::new(), |pool| format!("{} bytes", pool.config().total));
     let reason = pool.as_ref().err().cloned();
     device.steps.push(Step { name: "pool of pinned memory".to_owned(), micros, reason, detail });
     match (pool, device.addresses.first()) {
@@ -281,21 +287,25 @@ fn steps(device: &str, trial: &Trial) -> Vec<Step> {
     trial.steps.iter().map(one).collect()
 }
 
-/// Whether the transport would use RDMA: by its own decisions as client and as server, and by the connections that were
-/// tried.
+/// Whether the transport would use RDMA: by its own decisions as client and as server, and by the
+/// connections that were tried.
 async fn verdict(ask: &Ask, devices: &[Device]) -> Result<(), Reason> {
     if ask.policy() == Policy::Off {
         return Err(Reason::new(ReasonCode::Policy, ask.off()));
     }
     if !ask.fabrics().contains(&FabricKind::Verbs) {
-        return Err(Reason::new(ReasonCode::Policy, "RDMA is not among the fabrics that are allowed"));
+        return Err(Reason::new(
+            ReasonCode::Policy,
+            "RDMA is not among the fabrics that are allowed",
+        ));
     }
     let path = ask.context.paths(&[FabricKind::Verbs]).first().copied().unwrap_or(Path::Verbs);
     let only = ask.env.device.as_deref();
     ask.context.check(path, only).await?;
     ask.context.local(path, None, only).await?;
     let only = ask.only();
-    let allowed = || devices.iter().filter(|device| only.as_deref().is_none_or(|name| name == device.name));
+    let allowed =
+        || devices.iter().filter(|device| only.as_deref().is_none_or(|name| name == device.name));
     if allowed().any(|device| device.usable) {
         return Ok(());
     }
@@ -311,7 +321,10 @@ mod tests {
 
     #[test]
     fn the_version_is_in_the_files_name() {
-        assert_eq!(version_of("/usr/lib/x86_64-linux-gnu/libibverbs.so.1.14.44.0").as_deref(), Some("44.0"));
+        assert_eq!(
+            version_of("/usr/lib/x86_64-linux-gnu/libibverbs.so.1.14.44.0").as_deref(),
+            Some("44.0")
+        );
         assert_eq!(version_of("/usr/lib64/librdmacm.so.1.3.50.2").as_deref(), Some("50.2"));
         for bad in ["/usr/lib/libibverbs.so.1", "/usr/lib/libibverbs.so", "", "/a.so.1.2.3"] {
             assert_eq!(version_of(bad), None, "{bad}");

@@ -1,18 +1,19 @@
-//! A connection from a device to itself, with a SEND and a WRITE: the way that calls take, on one host.
+//! A connection from a device to itself, with a SEND and a WRITE: the way that calls take, on one
+//! host.
+
+use std::future::poll_fn;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use rand::Rng;
+use tonic_rdma_fabric::{
+    Addr, AnyLink, Completion, Fabric, Link, LinkConfig, LinkError, Work, WriteSource,
+};
+use tonic_rdma_memory::Pool;
 
 use super::report::Step;
-use crate::{
-    cause,
-    reason::{Reason, ReasonCode},
-};
-use rand::Rng;
-use std::{
-    future::poll_fn,
-    net::{IpAddr, SocketAddr},
-    time::{Duration, Instant},
-};
-use tonic_rdma_fabric::{Addr, AnyLink, Completion, Fabric, Link, LinkConfig, LinkError, Work, WriteSource};
-use tonic_rdma_memory::Pool;
+use crate::cause;
+use crate::reason::{Reason, ReasonCode};
 
 /// What is set up or carried within this is fine; it takes a millisecond as a rule.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -38,9 +39,15 @@ pub(super) async fn run(fabric: &Fabric, pool: &Pool, ip: IpAddr) -> Vec<Step> {
     let ends = timed(&mut steps, format!("connection to {ip}"), connect(fabric, pool, ip)).await;
     let Some((mut client, mut server)) = ends else { return steps };
     // The side that connects sends first (R3).
-    let sent = timed(&mut steps, format!("SEND of {SMALL} bytes"), send(&mut client, &mut server)).await;
+    let sent =
+        timed(&mut steps, format!("SEND of {SMALL} bytes"), send(&mut client, &mut server)).await;
     if sent.is_some() {
-        timed(&mut steps, format!("RDMA WRITE of {BULK} bytes"), write(&mut client, &mut server, pool)).await;
+        timed(
+            &mut steps,
+            format!("RDMA WRITE of {BULK} bytes"),
+            write(&mut client, &mut server, pool),
+        )
+        .await;
     }
     client.disconnect();
     steps
@@ -76,12 +83,18 @@ async fn connect(fabric: &Fabric, pool: &Pool, ip: IpAddr) -> Result<(AnyLink, A
         loop {
             let incoming = listener.accept().await.map_err(cause::fabric)?;
             match incoming.private_data().starts_with(&word) {
-                true => return incoming.accept(&config, pool, &[], LIMIT).await.map_err(cause::connect),
+                true => {
+                    return incoming
+                        .accept(&config, pool, &[], LIMIT)
+                        .await
+                        .map_err(cause::connect);
+                }
                 false => incoming.reject(&[]),
             }
         }
     };
-    let connect = async { fabric.connect(&addr, &config, pool, &word, LIMIT).await.map_err(cause::connect) };
+    let connect =
+        async { fabric.connect(&addr, &config, pool, &word, LIMIT).await.map_err(cause::connect) };
     let (connected, server) = tokio::try_join!(connect, accept)?;
     Ok((connected.link, server))
 }
@@ -129,7 +142,8 @@ fn fill(link: &mut AnyLink, offset: usize, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// The next message of the server. Both ends are polled: either may be the one that notices that the link is dead.
+/// The next message of the server. Both ends are polled: either may be the one that notices that
+/// the link is dead.
 async fn receive(client: &mut AnyLink, server: &mut AnyLink) -> Result<Vec<u8>, Reason> {
     let (mut sent, mut got) = (Vec::new(), Vec::new());
     loop {

@@ -1,14 +1,17 @@
 //! Pinned memory and huge pages.
 
-use super::{
-    report::{HugePagesReport, MemlockReport},
-    root::{Root, number},
-};
 use tonic_rdma_memory::{MIN_MEMLOCK, Memlock, PoolConfig};
 
-/// How much may be pinned, and what a pool makes of it. `ignores_ipc_lock`: a device that counts for the process applies
-/// the limit whatever the process may do.
-pub(super) fn memlock(limits: &Memlock, pool: &PoolConfig, ignores_ipc_lock: bool) -> MemlockReport {
+use super::report::{HugePagesReport, MemlockReport};
+use super::root::{Root, number};
+
+/// How much may be pinned, and what a pool makes of it. `ignores_ipc_lock`: a device that counts
+/// for the process applies the limit whatever the process may do.
+pub(super) fn memlock(
+    limits: &Memlock,
+    pool: &PoolConfig,
+    ignores_ipc_lock: bool,
+) -> MemlockReport {
     // The pool raises the soft limit.
     let raised = Memlock { soft: limits.hard, ..*limits };
     MemlockReport {

@@ -26,28 +26,31 @@ mod sysfs;
 #[cfg(test)]
 mod tests;
 
+use std::future::IntoFuture;
+use std::pin::Pin;
+
 pub use report::{
-    Cure, Device, DeviceFile, Diagnosis, Finding, Gid, Host, HugePagesReport, Library, Limits, Measured,
-    MemlockReport, Module, ModuleState, Offered, Peer, Port, Refused, RunsIn, Settings, Step,
+    Cure, Device, DeviceFile, Diagnosis, Finding, Gid, Host, HugePagesReport, Library, Limits,
+    Measured, MemlockReport, Module, ModuleState, Offered, Peer, Port, Refused, RunsIn, Settings,
+    Step,
 };
 
-use crate::{
-    context::Context,
-    endpoint::Endpoint,
-    error::Error,
-    policy::{EnvSettings, FabricKind, Policy},
-};
-use std::{future::IntoFuture, pin::Pin};
+use crate::context::Context;
+use crate::endpoint::Endpoint;
+use crate::error::Error;
+use crate::policy::{EnvSettings, FabricKind, Policy};
 
 /// Finds out whether calls would go by RDMA, and if not, why and what to do.
 ///
-/// It reads what the system says of itself, makes on each RDMA device all that a connection needs (protection domain,
-/// registration, queues, queue pair), connects the device with itself, and asks the transport's own code for its decision. With
-/// a [peer](Diagnose::peer) it also asks a server for its offer, connects, and measures both paths for two seconds.
+/// It reads what the system says of itself, makes on each RDMA device all that a connection needs
+/// (protection domain, registration, queues, queue pair), connects the device with itself, and asks
+/// the transport's own code for its decision. With a [peer](Diagnose::peer) it also asks a server
+/// for its offer, connects, and measures both paths for two seconds.
 ///
-/// It works without rdma-core, without the feature `verbs` and on any operating system; what cannot be found out is left
-/// empty. What it makes is gone when it ends, except for the pools of the [context](Diagnose::context), which are those
-/// that channels and servers use, and RLIMIT_MEMLOCK, whose soft limit they raise to the hard one.
+/// It works without rdma-core, without the feature `verbs` and on any operating system; what cannot
+/// be found out is left empty. What it makes is gone when it ends, except for the pools of the
+/// [context](Diagnose::context), which are those that channels and servers use, and RLIMIT_MEMLOCK,
+/// whose soft limit they raise to the hard one.
 ///
 /// # Errors
 ///
@@ -81,16 +84,19 @@ pub struct Diagnose {
 }
 
 impl Diagnose {
-    /// The devices and the pool to try. Default is the peer's endpoint's, or else [`Context::global`].
+    /// The devices and the pool to try. Default is the peer's endpoint's, or else
+    /// [`Context::global`].
     pub fn context(mut self, context: Context) -> Self {
         self.context = Some(context);
         self
     }
 
-    /// A server to ask, with all that an [`Endpoint`] may have: TLS, credentials for the Offer, policy, fabrics.
+    /// A server to ask, with all that an [`Endpoint`] may have: TLS, credentials for the Offer,
+    /// policy, fabrics.
     ///
-    /// The server is sent a few hundred calls and some tens of megabytes, over both paths. They pass through its layers;
-    /// the endpoint's [`offer_metadata`](Endpoint::offer_metadata) goes with them.
+    /// The server is sent a few hundred calls and some tens of megabytes, over both paths. They
+    /// pass through its layers; the endpoint's [`offer_metadata`](Endpoint::offer_metadata) goes
+    /// with them.
     ///
     /// ```no_run
     /// # async fn run() -> Result<(), tonic_rdma::Error> {
@@ -117,7 +123,8 @@ impl Diagnose {
         if let Some(endpoint) = &ask.peer {
             let peer = peer::run(&ask, endpoint).await;
             diagnosis.rdma = peer.path.is_some_and(|path| path.is_fast());
-            // What keeps this host from RDMA keeps it from it to any peer, and is what can be mended here.
+            // What keeps this host from RDMA keeps it from it to any peer, and is what can be
+            // mended here.
             let local = diagnosis.reason.take();
             diagnosis.reason = if diagnosis.rdma { None } else { peer.reason.clone().or(local) };
             diagnosis.peer = Some(peer);

@@ -1,22 +1,20 @@
 //! A server: what it offers, how long each step to it takes, and which path a channel takes.
 
-use super::{
-    Ask, probe,
-    report::{Offered, Peer, Refused, Step},
-};
-use crate::{
-    bootstrap::client::offer,
-    cause,
-    endpoint::{Endpoint, TcpChannel},
-    link::LinkOptions,
-    path::Path,
-    policy::Policy,
-    reason::{Reason, ReasonCode},
-};
-use http::Uri;
 use std::time::{Duration, Instant};
+
+use http::Uri;
 use tonic_rdma_fabric::{Addr, Link};
 use tonic_rdma_proto::{Accept, Hello};
+
+use super::report::{Offered, Peer, Refused, Step};
+use super::{Ask, probe};
+use crate::bootstrap::client::offer;
+use crate::cause;
+use crate::endpoint::{Endpoint, TcpChannel};
+use crate::link::LinkOptions;
+use crate::path::Path;
+use crate::policy::Policy;
+use crate::reason::{Reason, ReasonCode};
 
 /// Each step is given up after this.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -86,10 +84,17 @@ async fn walk(ask: &Ask, endpoint: &Endpoint, tcp: &TcpChannel, origin: &Uri, pe
     let hook = endpoint.shared.hook.as_ref();
     let began = Instant::now();
     let asked = limited(offer(tcp, origin.clone(), hook, &paths)).await;
-    let detail = asked.as_ref().map_or(String::new(), |offered| format!("places: {}", offered.places.len()));
-    peer.steps.push(step("Offer".to_owned(), began, asked.as_ref().map(drop).map_err(Clone::clone), detail));
+    let detail =
+        asked.as_ref().map_or(String::new(), |offered| format!("places: {}", offered.places.len()));
+    peer.steps.push(step(
+        "Offer".to_owned(),
+        began,
+        asked.as_ref().map(drop).map_err(Clone::clone),
+        detail,
+    ));
     let Ok(offered) = asked else { return };
-    peer.refused.extend(offered.refusals.into_iter().map(|(path, reason)| Refused { path, reason }));
+    peer.refused
+        .extend(offered.refusals.into_iter().map(|(path, reason)| Refused { path, reason }));
     for (path, addr) in &offered.places {
         peer.offered.push(Offered { path: *path, place: addr.to_string(), addr: addr.ip() });
     }
@@ -111,7 +116,8 @@ async fn walk(ask: &Ask, endpoint: &Endpoint, tcp: &TcpChannel, origin: &Uri, pe
 async fn connect(ask: &Ask, path: Path, addr: &Addr, ticket: [u8; 16], peer: &mut Peer) {
     let began = Instant::now();
     let way = limited(ask.context.toward(path, addr, ask.env.device.as_deref(), LIMIT)).await;
-    let detail = way.as_ref().map_or(String::new(), |(fabric, _)| format!("by device {}", fabric.name()));
+    let detail =
+        way.as_ref().map_or(String::new(), |(fabric, _)| format!("by device {}", fabric.name()));
     let name = format!("{path}: device and pool for {addr}");
     peer.steps.push(step(name, began, way.as_ref().map(drop).map_err(Clone::clone), detail));
     let Ok((fabric, pool)) = way else { return };
@@ -120,10 +126,15 @@ async fn connect(ask: &Ask, path: Path, addr: &Addr, ticket: [u8; 16], peer: &mu
     let options = LinkOptions::for_pool(&pool, fabric.grows(), None);
     let hello = Hello::new(ticket, options.proto.settings()).encode();
     let connected = async {
-        let connected =
-            fabric.connect(addr, &options.link, &pool, &hello, LIMIT).await.map_err(cause::connect)?;
+        let connected = fabric
+            .connect(addr, &options.link, &pool, &hello, LIMIT)
+            .await
+            .map_err(cause::connect)?;
         let understood = Accept::decode(&connected.private_data).map_err(|error| {
-            Reason::from_peer(ReasonCode::HandshakeRejected, format!("bad answer from {addr}: {error}"))
+            Reason::from_peer(
+                ReasonCode::HandshakeRejected,
+                format!("bad answer from {addr}: {error}"),
+            )
         });
         let mut link = connected.link;
         link.disconnect();

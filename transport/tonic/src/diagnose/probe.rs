@@ -1,21 +1,21 @@
-//! A short measurement of TCP and the fast path, side by side: in turns, so that what else the machines and the network do
-//! meets both alike.
+//! A short measurement of TCP and the fast path, side by side: in turns, so that what else the
+//! machines and the network do meets both alike.
 
-use super::report::{Measured, Peer};
-use crate::{
-    bootstrap::{
-        client::OfferHook,
-        pb::{ProbeRequest, bootstrap_client::BootstrapClient},
-        service::PROBE_MOST,
-    },
-    channel::Channel,
-    endpoint::Endpoint,
-};
+use std::time::{Duration, Instant};
+
 use bytes::Bytes;
 use http::Uri;
-use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
-use tonic::{Code, Request, Status, metadata::MetadataMap};
+use tonic::metadata::MetadataMap;
+use tonic::{Code, Request, Status};
+
+use super::report::{Measured, Peer};
+use crate::bootstrap::client::OfferHook;
+use crate::bootstrap::pb::ProbeRequest;
+use crate::bootstrap::pb::bootstrap_client::BootstrapClient;
+use crate::bootstrap::service::PROBE_MOST;
+use crate::channel::Channel;
+use crate::endpoint::Endpoint;
 
 /// No turn begins after this.
 const BUDGET: Duration = Duration::from_secs(2);
@@ -56,7 +56,8 @@ async fn measure(
     channel: Channel,
     origin: Uri,
 ) -> Result<(Measured, Option<Measured>), String> {
-    let metadata = metadata(endpoint.shared.hook.as_ref()).await.map_err(|status| failed(&status))?;
+    let metadata =
+        metadata(endpoint.shared.hook.as_ref()).await.map_err(|status| failed(&status))?;
     let mut by_tcp = Way::new(BootstrapClient::with_origin(tcp, origin.clone()), metadata.clone());
     let mut by_fast = channel
         .path()
@@ -121,8 +122,10 @@ impl Moved {
 
 impl<T> Way<T>
 where
-    T: tower::Service<http::Request<tonic::body::Body>, Response = http::Response<tonic::body::Body>>
-        + Clone
+    T: tower::Service<
+            http::Request<tonic::body::Body>,
+            Response = http::Response<tonic::body::Body>,
+        > + Clone
         + Send
         + 'static,
     T::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -192,7 +195,8 @@ where
     fn result(mut self) -> Measured {
         self.latencies.sort_unstable();
         let at = |percent: usize| {
-            let index = (self.latencies.len() * percent / 100).min(self.latencies.len().saturating_sub(1));
+            let index =
+                (self.latencies.len() * percent / 100).min(self.latencies.len().saturating_sub(1));
             self.latencies.get(index).map_or(0.0, |took| took.as_secs_f64() * 1e6)
         };
         Measured {

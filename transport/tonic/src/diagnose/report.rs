@@ -1,25 +1,25 @@
-//! What a diagnosis says. With the feature `serde` all of it can be serialized; the names of fields and the words for
-//! kinds and states are stable, new ones may be added.
+//! What a diagnosis says. With the feature `serde` all of it can be serialized; the names of fields
+//! and the words for kinds and states are stable, new ones may be added.
 
-use crate::{
-    path::Path,
-    policy::{FabricKind, Policy},
-    reason::{Reason, ReasonCode},
-};
 use std::net::{IpAddr, SocketAddr};
+
+use crate::path::Path;
+use crate::policy::{FabricKind, Policy};
+use crate::reason::{Reason, ReasonCode};
 
 /// What [`diagnose`](crate::diagnose()) found out.
 #[derive(Debug, Clone)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Diagnosis {
-    /// Whether calls would go by RDMA. Without a [peer](Diagnosis::peer): whether a client and a server on this host
-    /// could both use it. With one: whether calls to it take a fast path, which is shared memory where the peer runs on
-    /// this host and RDMA elsewhere.
+    /// Whether calls would go by RDMA. Without a [peer](Diagnosis::peer): whether a client and a
+    /// server on this host could both use it. With one: whether calls to it take a fast path, which
+    /// is shared memory where the peer runs on this host and RDMA elsewhere.
     pub rdma: bool,
     /// Why not, in the words of the transport. `None` if they would.
     pub reason: Option<Reason>,
-    /// What is in the way, and what could be better, with the commands that mend it. What keeps calls on TCP comes first.
+    /// What is in the way, and what could be better, with the commands that mend it. What keeps
+    /// calls on TCP comes first.
     pub findings: Vec<Finding>,
     /// What environment and code ask for.
     pub settings: Settings,
@@ -226,7 +226,8 @@ pub struct Port {
     pub mtu: Option<u32>,
     /// As the kernel says it, such as `100 Gb/sec (4X EDR)`.
     pub rate: Option<String>,
-    /// Its entry in the subnet manager's tables, on InfiniBand; 0 before the subnet manager was there.
+    /// Its entry in the subnet manager's tables, on InfiniBand; 0 before the subnet manager was
+    /// there.
     pub lid: Option<u32>,
     /// Its GIDs, without those that are not in use.
     pub gids: Vec<Gid>,

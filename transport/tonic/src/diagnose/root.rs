@@ -1,10 +1,9 @@
-//! Reading /proc, /sys and /dev without relying on any of it: what is missing, unreadable or strange is `None`.
+//! Reading /proc, /sys and /dev without relying on any of it: what is missing, unreadable or
+//! strange is `None`.
 
-use std::{
-    fs::{self, File, OpenOptions},
-    io::{self, Read},
-    path::PathBuf,
-};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read};
+use std::path::PathBuf;
 
 /// Longer files are cut off: nothing that is read here is longer.
 const MOST: u64 = 256 * 1024;
@@ -42,7 +41,8 @@ impl Root {
     /// The names in a directory, sorted with numbers in their order.
     pub(super) fn list(&self, path: &str) -> Vec<String> {
         let entries = fs::read_dir(self.path(path)).into_iter().flatten().flatten();
-        let mut names: Vec<String> = entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+        let mut names: Vec<String> =
+            entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
         names.sort_by_key(|name| (name.len(), name.clone()));
         names
     }

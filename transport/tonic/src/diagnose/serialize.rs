@@ -1,7 +1,9 @@
 //! How the crate's own words are serialized: by the names that logs show.
 
+use serde::ser::SerializeStruct;
+use serde::{Serialize, Serializer};
+
 use crate::{FabricKind, Path, Policy, Reason, ReasonCode, Side};
-use serde::{Serialize, Serializer, ser::SerializeStruct};
 
 macro_rules! by_name {
     ($($type:ty)*) => { $(

@@ -1,10 +1,9 @@
 //! RDMA devices and network interfaces as the kernel shows them, with or without rdma-core.
 
-use super::{
-    report::{Device, Gid, Port},
-    root::{Root, after_colon, number},
-};
 use std::net::Ipv6Addr;
+
+use super::report::{Device, Gid, Port};
+use super::root::{Root, after_colon, number};
 
 const CLASS: &str = "/sys/class/infiniband";
 /// Entries of a GID table that are looked at: software devices have 1024, most of them empty.
@@ -23,7 +22,9 @@ fn device(root: &Root, name: String, interfaces: &[Interface]) -> Device {
     let ports: Vec<Port> = root
         .list(&format!("{dir}/ports"))
         .iter()
-        .filter_map(|number| port(root, &format!("{dir}/ports/{number}"), number.parse().ok()?, is_iwarp))
+        .filter_map(|number| {
+            port(root, &format!("{dir}/ports/{number}"), number.parse().ok()?, is_iwarp)
+        })
         .collect();
     let transport = match ports.first().map(|port| port.link_layer.as_str()) {
         _ if is_iwarp => "iWARP",
@@ -67,7 +68,9 @@ fn port(root: &Root, dir: &str, number_of_port: u32, is_iwarp: bool) -> Option<P
     let state = read("state")?;
     let mut gids = Vec::new();
     for name in root.list(&format!("{dir}/gids")).into_iter().take(GIDS) {
-        let Some(gid) = read(&format!("gids/{name}")).and_then(|text| text.parse::<Ipv6Addr>().ok()) else {
+        let Some(gid) =
+            read(&format!("gids/{name}")).and_then(|text| text.parse::<Ipv6Addr>().ok())
+        else {
             continue;
         };
         if gid.is_unspecified() {

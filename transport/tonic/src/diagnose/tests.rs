@@ -1,22 +1,21 @@
 //! Diagnoses of made-up systems, and of simulated ones.
 #![cfg(unix)]
 
-use super::{
-    Ask, findings,
-    local::look,
-    memory,
-    report::{Cure, Diagnosis, Finding, ModuleState, RunsIn},
-    root::Root,
-};
-use crate::{
-    Context, PoolConfig, Reason, ReasonCode,
-    diagnose::diagnose,
-    policy::{EnvSettings, Policy},
-    tests::world::{World, endpoint},
-};
-use std::{fs, os::unix::fs::symlink, path::Path};
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
 use tempfile::TempDir;
 use tonic_rdma_memory::Memlock;
+
+use super::local::look;
+use super::report::{Cure, Diagnosis, Finding, ModuleState, RunsIn};
+use super::root::Root;
+use super::{Ask, findings, memory};
+use crate::diagnose::diagnose;
+use crate::policy::{EnvSettings, Policy};
+use crate::tests::world::{World, endpoint};
+use crate::{Context, PoolConfig, Reason, ReasonCode};
 
 /// A system made of files.
 struct System(TempDir);
@@ -85,7 +84,8 @@ impl System {
     fn full_kernel(&self) {
         let dir = "kernel/drivers/infiniband";
         let of = |path: &str| format!("{dir}/{path}");
-        let modules = [of("sw/rxe/rdma_rxe.ko.xz"), of("sw/siw/siw.ko.xz"), of("hw/mlx5/mlx5_ib.ko.xz")];
+        let modules =
+            [of("sw/rxe/rdma_rxe.ko.xz"), of("sw/siw/siw.ko.xz"), of("hw/mlx5/mlx5_ib.ko.xz")];
         self.kernel(&modules.each_ref().map(String::as_str));
     }
 
@@ -111,7 +111,8 @@ impl System {
             device.reason = Some(reason.clone());
         }
         diagnosis.reason = Some(reason);
-        let limits = Memlock { soft: Some(64 << 10), hard: Some(64 << 10), pinned: 0, cap_ipc_lock: false };
+        let limits =
+            Memlock { soft: Some(64 << 10), hard: Some(64 << 10), pinned: 0, cap_ipc_lock: false };
         diagnosis.memlock = Some(memory::memlock(&limits, &PoolConfig::default(), false));
         change(&mut diagnosis, &mut context);
         let found = findings::findings(&diagnosis, &context);
@@ -205,7 +206,8 @@ fn a_device_is_described() {
     let port = &device.ports[0];
     assert_eq!((port.number, port.state.as_str(), port.lid), (1, "ACTIVE", Some(42)));
     assert_eq!(port.rate.as_deref(), Some("100 Gb/sec (4X EDR)"));
-    let gids: Vec<_> = port.gids.iter().map(|gid| (gid.index, gid.kind.as_deref().unwrap())).collect();
+    let gids: Vec<_> =
+        port.gids.iter().map(|gid| (gid.index, gid.kind.as_deref().unwrap())).collect();
     assert_eq!(gids, [(0, "RoCE v1"), (1, "RoCE v2"), (10, "RoCE v2")]);
     assert_eq!(port.gids[2].gid.to_string(), "::ffff:10.9.0.1");
     assert_eq!(port.gids[2].interface.as_deref(), Some("eth2"));
@@ -294,7 +296,10 @@ fn no_device_and_no_interface_is_up() {
     system.full_kernel();
     system.interface("eth0", false);
     let found = system.findings(ReasonCode::NoDevice);
-    assert_eq!(commands(&found)[0], "ip link set eth0 up && rdma link add rxe0 type rxe netdev eth0");
+    assert_eq!(
+        commands(&found)[0],
+        "ip link set eth0 up && rdma link add rxe0 type rxe netdev eth0"
+    );
     let system = System::new();
     system.full_kernel();
     let found = system.findings(ReasonCode::NoDevice);
@@ -304,8 +309,10 @@ fn no_device_and_no_interface_is_up() {
 #[test]
 fn a_kernel_without_rdma_is_given_no_device() {
     // Neither built in nor as modules, as in small virtual machines; and the same in a container.
-    let system =
-        System::with(&[("proc/sys/kernel/osrelease", "6.1.0-microvm\n"), ("etc/os-release", "ID=debian\n")]);
+    let system = System::with(&[
+        ("proc/sys/kernel/osrelease", "6.1.0-microvm\n"),
+        ("etc/os-release", "ID=debian\n"),
+    ]);
     system.interface("eth0", true);
     let found = system.findings(ReasonCode::NoDevice);
     assert_eq!(commands(&found), [""; 0]);
@@ -342,8 +349,10 @@ fn only_what_the_kernel_has_is_proposed() {
     assert_eq!(commands(&system.findings(ReasonCode::NoDevice)), [rxe, siw]);
 
     // No directory of modules, and RDMA there: all of it may be built in.
-    let system =
-        System::with(&[("sys/class/infiniband/.keep", ""), ("proc/sys/kernel/osrelease", "6.1.90\n")]);
+    let system = System::with(&[
+        ("sys/class/infiniband/.keep", ""),
+        ("proc/sys/kernel/osrelease", "6.1.90\n"),
+    ]);
     system.interface("eth0", true);
     let (mut diagnosis, context) = system.look();
     diagnosis.devices.clear();
@@ -367,7 +376,10 @@ fn another_device_than_the_one_that_is_named() {
 fn the_kernel_has_a_device_that_rdma_core_does_not_list() {
     let system = System::new();
     system.device("mlx5_0", "Ethernet\n", "4: ACTIVE\n");
-    system.file("etc/os-release", "NAME=\"Rocky Linux\"\nID=\"rocky\"\nID_LIKE=\"rhel centos fedora\"\n");
+    system.file(
+        "etc/os-release",
+        "NAME=\"Rocky Linux\"\nID=\"rocky\"\nID_LIKE=\"rhel centos fedora\"\n",
+    );
     let found = system.findings(ReasonCode::NoDevice);
     assert!(found[0].what.contains("provider"), "{}", found[0].what);
     assert_eq!(commands(&found), ["dnf install -y libibverbs librdmacm"]);
@@ -384,7 +396,8 @@ fn the_kernel_has_a_device_that_rdma_core_does_not_list() {
 #[test]
 fn no_library() {
     let system = System::with(&[("etc/os-release", "ID=ubuntu\nID_LIKE=debian\n")]);
-    let found = system.findings_with(ReasonCode::NoRdmaCore, |diagnosis, _| diagnosis.library.found = false);
+    let found = system
+        .findings_with(ReasonCode::NoRdmaCore, |diagnosis, _| diagnosis.library.found = false);
     assert_eq!(commands(&found), ["apt-get install -y libibverbs1 librdmacm1 ibverbs-providers"]);
     assert!(first(&found).root);
 }
@@ -408,7 +421,8 @@ fn the_memlock_cure_is_the_one_for_where_the_process_runs() {
     let system = System::new();
     let found = system.findings(ReasonCode::Memlock);
     assert_eq!(commands(&found)[0], format!("prlimit --pid 4711 --memlock={bytes}:{bytes}"));
-    let lasting = format!("echo '* - memlock {}' > /etc/security/limits.d/90-memlock.conf", bytes / 1024);
+    let lasting =
+        format!("echo '* - memlock {}' > /etc/security/limits.d/90-memlock.conf", bytes / 1024);
     assert_eq!(commands(&found)[1], lasting);
 
     system.file("proc/self/cgroup", "0::/system.slice/store@1.service\n");
@@ -419,7 +433,8 @@ fn the_memlock_cure_is_the_one_for_where_the_process_runs() {
 
     system.file("proc/self/cgroup", "0::/\n");
     system.file(".dockerenv", "");
-    let mount = |kind: &str, source: &str| format!("22 1 254:0 / / rw,relatime - {kind} {source} rw\n");
+    let mount =
+        |kind: &str, source: &str| format!("22 1 254:0 / / rw,relatime - {kind} {source} rw\n");
     system.file("proc/self/mountinfo", &mount("ext4", "/dev/vda"));
     assert!(commands(&system.findings(ReasonCode::Memlock))[0].starts_with("prlimit"));
     system.file("proc/self/mountinfo", &mount("overlay", "overlay"));
@@ -439,7 +454,8 @@ fn the_limit_is_told_once_for_all_devices_and_a_small_pool_without_alarm() {
     assert_eq!(found[0].device, None);
 
     let (mut diagnosis, context) = system.look();
-    let limits = Memlock { soft: Some(8 << 20), hard: Some(8 << 20), pinned: 4096, cap_ipc_lock: false };
+    let limits =
+        Memlock { soft: Some(8 << 20), hard: Some(8 << 20), pinned: 4096, cap_ipc_lock: false };
     diagnosis.memlock = Some(memory::memlock(&limits, &PoolConfig::default(), false));
     diagnosis.rdma = true;
     let found = findings::findings(&diagnosis, &context);
@@ -512,7 +528,12 @@ async fn a_simulated_device_passes_every_step() {
     let names: Vec<_> = device.steps.iter().map(|step| step.name.as_str()).collect();
     assert_eq!(
         names,
-        ["pool of pinned memory", "connection to 10.0.0.2", "SEND of 64 bytes", "RDMA WRITE of 4096 bytes"]
+        [
+            "pool of pinned memory",
+            "connection to 10.0.0.2",
+            "SEND of 64 bytes",
+            "RDMA WRITE of 4096 bytes"
+        ]
     );
     let stats = world.client_context.pool_stats().await;
     assert_eq!(stats[0].1.in_use_bytes(), 0, "all memory has come back");
@@ -531,7 +552,10 @@ async fn a_peer_is_walked_to_and_measured_by_both_paths() {
     assert_eq!(peer.offered.len(), 1);
     for measured in [peer.tcp.unwrap(), peer.fast.unwrap()] {
         assert!(measured.calls >= 25, "{measured:?}");
-        assert!(measured.latency_median_us > 0.0 && measured.latency_p99_us >= measured.latency_median_us);
+        assert!(
+            measured.latency_median_us > 0.0
+                && measured.latency_p99_us >= measured.latency_median_us
+        );
         assert!(measured.upload_mib_s > 0.0 && measured.download_mib_s > 0.0, "{measured:?}");
     }
     assert_eq!(peer.not_measured, None);
@@ -546,11 +570,15 @@ async fn a_stock_server_is_told_apart() {
         .add_routes(tonic::service::Routes::default())
         .serve_with_incoming(tonic::transport::server::TcpIncoming::from(listener));
     let server = tokio::spawn(server);
-    let asked = diagnose().peer(endpoint(addr).context(world.client_context.clone())).await.unwrap();
+    let asked =
+        diagnose().peer(endpoint(addr).context(world.client_context.clone())).await.unwrap();
     server.abort();
     assert!(!asked.rdma);
     assert_eq!(asked.reason.map(|reason| reason.code()), Some(ReasonCode::PeerNotCapable));
-    assert_eq!((asked.findings[0].code, asked.findings[0].blocks), (ReasonCode::PeerNotCapable, true));
+    assert_eq!(
+        (asked.findings[0].code, asked.findings[0].blocks),
+        (ReasonCode::PeerNotCapable, true)
+    );
     let peer = asked.peer.unwrap();
     assert_eq!(peer.path, Some(crate::Path::Tcp));
     assert!(peer.not_measured.unwrap().contains("no Probe"));

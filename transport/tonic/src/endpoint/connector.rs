@@ -3,20 +3,21 @@
 //! An Offer states the client's own end of the TCP connection that carries it. tonic's channel does
 //! not tell; the connector that it is given does.
 
-use super::Endpoint;
+use std::any::Any;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+
 use http::Uri;
-use hyper_util::{client::legacy::connect::HttpConnector, rt::TokioIo};
-use std::{
-    any::Any,
-    future::Future,
-    net::SocketAddr,
-    pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
-    task::{Context, Poll},
-};
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tonic::transport::{Channel, Error};
 use tower::Service;
+
+use super::Endpoint;
 
 /// What tonic says is the URI of an endpoint whose address is a unix socket.
 const URI_OF_UNIX: &str = "http://tonic/";
@@ -137,13 +138,16 @@ impl Endpoint {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use tokio::net::TcpListener;
+
+    use super::*;
 
     #[test]
     fn unix_sockets_are_told_from_hosts() {
         assert!(Endpoint::from_static("unix:///run/server.sock").is_unix());
-        for uri in ["http://tonic:50051", "https://tonic", "http://10.0.0.1:50051", "http://tonic.example"] {
+        for uri in
+            ["http://tonic:50051", "https://tonic", "http://10.0.0.1:50051", "http://tonic.example"]
+        {
             assert!(!Endpoint::from_static(uri).is_unix(), "{uri}");
         }
     }

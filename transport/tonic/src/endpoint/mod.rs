@@ -3,21 +3,27 @@
 mod connector;
 mod tcp;
 
-pub(crate) use connector::{Noting, TcpChannel};
+use std::fmt;
+use std::future::Future;
+use std::net::IpAddr;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
 
-use crate::{
-    bootstrap::client::OfferHook,
-    channel::Channel,
-    context::Context,
-    error::Error,
-    executor::SharedExec,
-    policy::{EnvSettings, FabricKind, Policy, distinct},
-    stats::Counters,
-};
 use bytes::Bytes;
+pub(crate) use connector::{Noting, TcpChannel};
 use http::{HeaderValue, Uri};
-use std::{fmt, future::Future, net::IpAddr, str::FromStr, sync::Arc, time::Duration};
-use tonic::{Status, metadata::MetadataMap, service::Interceptor};
+use tonic::Status;
+use tonic::metadata::MetadataMap;
+use tonic::service::Interceptor;
+
+use crate::bootstrap::client::OfferHook;
+use crate::channel::Channel;
+use crate::context::Context;
+use crate::error::Error;
+use crate::executor::SharedExec;
+use crate::policy::{EnvSettings, FabricKind, Policy, distinct};
+use crate::stats::Counters;
 
 /// How long [`Endpoint::connect`] waits for the fast path by default.
 pub(crate) const FAST_PATH_TIMEOUT: Duration = Duration::from_secs(1);
@@ -184,7 +190,10 @@ impl Endpoint {
     /// Uses `tokio::spawn` by default.
     pub fn executor<E>(mut self, executor: E) -> Self
     where
-        E: hyper::rt::Executor<std::pin::Pin<Box<dyn Future<Output = ()> + Send>>> + Send + Sync + 'static,
+        E: hyper::rt::Executor<std::pin::Pin<Box<dyn Future<Output = ()> + Send>>>
+            + Send
+            + Sync
+            + 'static,
     {
         self.shared.executor = SharedExec::new(executor);
         self.tcp = self.tcp.executor(self.shared.executor.clone());
@@ -199,8 +208,9 @@ impl Endpoint {
         self
     }
 
-    /// The fabrics that the fast path may take, best first. Default is [`FabricKind::DEFAULT`]: shared memory where
-    /// the server runs on the same host, RDMA elsewhere. Without any the channel stays on TCP.
+    /// The fabrics that the fast path may take, best first. Default is [`FabricKind::DEFAULT`]:
+    /// shared memory where the server runs on the same host, RDMA elsewhere. Without any the
+    /// channel stays on TCP.
     ///
     /// Fabrics named in the environment variable `TONIC_RDMA` win over this.
     ///
@@ -216,8 +226,8 @@ impl Endpoint {
     }
 
     /// With `true`: fail rather than send calls over TCP; the same as
-    /// [`policy`](Endpoint::policy)`(Policy::Require)`. With `false`: `Policy::Auto`. Shared memory will do, unless
-    /// [`fabrics`](Endpoint::fabrics) leaves it out.
+    /// [`policy`](Endpoint::policy)`(Policy::Require)`. With `false`: `Policy::Auto`. Shared memory
+    /// will do, unless [`fabrics`](Endpoint::fabrics) leaves it out.
     ///
     /// [`connect`](Endpoint::connect) then waits for the fast path and fails with
     /// [`Error::RdmaRequired`] and the [`Reason`](crate::Reason). On a channel from
@@ -287,51 +297,57 @@ impl Endpoint {
         self
     }
 
-    /// Limit the headers of a response, and its trailers, in bytes: names and values with a few bytes for each (both
-    /// paths). Default is 64 KiB on the fast path, hyper's 16 KiB on TCP.
+    /// Limit the headers of a response, and its trailers, in bytes: names and values with a few
+    /// bytes for each (both paths). Default is 64 KiB on the fast path, hyper's 16 KiB on TCP.
     ///
-    /// On the fast path from 4 KiB to 1 MiB; what is below or above that is taken as the nearest, and one name or value may
-    /// have 65,535 bytes. A call whose response has
-    /// more ends with RESOURCE_EXHAUSTED.
+    /// On the fast path from 4 KiB to 1 MiB; what is below or above that is taken as the nearest,
+    /// and one name or value may have 65,535 bytes. A call whose response has more ends with
+    /// RESOURCE_EXHAUSTED.
     pub fn max_header_size(mut self, bytes: u32) -> Self {
         self.shared.max_header_size = Some(bytes);
         self.tcp = self.tcp.http2_max_header_list_size(bytes);
         self
     }
 
-    /// How long the server may be silent on the fast path until it is taken for dead, and calls go over TCP. Default is 5 s;
-    /// from 10 ms to a day, what is below or above that is taken as the nearest.
+    /// How long the server may be silent on the fast path until it is taken for dead, and calls go
+    /// over TCP. Default is 5 s; from 10 ms to a day, what is below or above that is taken as the
+    /// nearest.
     ///
-    /// Any message proves that it lives. After a quarter of this time without one it is asked, so only one that does not
-    /// answer is given up; a server that pauses for longer than three quarters may be. Most deaths are noticed at once, by
-    /// what the device or the kernel says of the connection. TCP has keep-alives of its own
+    /// Any message proves that it lives. After a quarter of this time without one it is asked, so
+    /// only one that does not answer is given up; a server that pauses for longer than three
+    /// quarters may be. Most deaths are noticed at once, by what the device or the kernel says of
+    /// the connection. TCP has keep-alives of its own
     /// ([`http2_keep_alive_interval`](Self::http2_keep_alive_interval)).
     pub fn dead_peer_timeout(mut self, time: Duration) -> Self {
         self.shared.dead_peer_timeout = Some(time);
         self
     }
 
-    /// Fast connections of a channel. Default is 1; from 1 to 64, what is below or above that is taken as the nearest.
+    /// Fast connections of a channel. Default is 1; from 1 to 64, what is below or above that is
+    /// taken as the nearest.
     ///
-    /// A connection has one lock and one completion queue, which all threads that make calls share. Where calls are made on
-    /// several threads at a time, and one connection is what holds them up, each thread can have one: for a runtime with
-    /// eight workers 8. A connection beside the first is set up when a thread makes its first call; calls take the first
-    /// while there is none, or no memory for one. Each pins as much as the first, 60 KiB at rest, at either end, and has a
+    /// A connection has one lock and one completion queue, which all threads that make calls share.
+    /// Where calls are made on several threads at a time, and one connection is what holds them up,
+    /// each thread can have one: for a runtime with eight workers 8. A connection beside the first
+    /// is set up when a thread makes its first call; calls take the first while there is none, or
+    /// no memory for one. Each pins as much as the first, 60 KiB at rest, at either end, and has a
     /// task at the server, so that its threads share the calls, too.
     ///
-    /// [`Channel::path`](crate::Channel::path) is that of the first connection. Over TCP there is one connection, as in tonic.
+    /// [`Channel::path`](crate::Channel::path) is that of the first connection. Over TCP there is
+    /// one connection, as in tonic.
     pub fn connections(mut self, connections: usize) -> Self {
         self.shared.connections = Some(connections);
         self
     }
 
-    /// Copy what the server sends out of the memory that it can write to, before the application sees it. Off by default.
+    /// Copy what the server sends out of the memory that it can write to, before the application
+    /// sees it. Off by default.
     ///
-    /// A server that breaks the protocol can still write to memory that it was granted, after it has said that it is done:
-    /// to `Bytes` fields that [`ProstCodec`](crate::codec::ProstCodec) decoded from what it has
-    /// sent itself, while the application checks or uses them, and to nothing else. Where the
-    /// server is not trusted that far, this
-    /// takes the zero out of zero-copy: each message is copied once, from landing memory to the heap, and counted in
+    /// A server that breaks the protocol can still write to memory that it was granted, after it
+    /// has said that it is done: to `Bytes` fields that [`ProstCodec`](crate::codec::ProstCodec)
+    /// decoded from what it has sent itself, while the application checks or uses them, and to
+    /// nothing else. Where the server is not trusted that far, this takes the zero out of
+    /// zero-copy: each message is copied once, from landing memory to the heap, and counted in
     /// [`Copied::delivery`](crate::Copied::delivery). Over TCP there is no such memory.
     pub fn copy_on_delivery(mut self, copy: bool) -> Self {
         self.shared.copy_on_delivery = copy;

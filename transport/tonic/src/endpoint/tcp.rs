@@ -1,13 +1,18 @@
 //! Builder methods of the TCP side, handed on to tonic's endpoint. None of them touches the fast
 //! path, which has flow control, keep-alive and limits of its own.
 
+use std::net::IpAddr;
+use std::time::Duration;
+
 use super::Endpoint;
 #[cfg(feature = "_tls-any")]
 use crate::error::Error;
-use std::{net::IpAddr, time::Duration};
 
 impl Endpoint {
-    fn with_tcp(mut self, f: impl FnOnce(tonic::transport::Endpoint) -> tonic::transport::Endpoint) -> Self {
+    fn with_tcp(
+        mut self,
+        f: impl FnOnce(tonic::transport::Endpoint) -> tonic::transport::Endpoint,
+    ) -> Self {
         self.tcp = f(self.tcp);
         self
     }
@@ -118,7 +123,10 @@ impl Endpoint {
     /// The fast path carries no TLS: it is open to those only who got a ticket over the TLS
     /// connection, and its bytes are as private as the RDMA network is.
     #[cfg(feature = "_tls-any")]
-    pub fn tls_config(mut self, tls_config: tonic::transport::ClientTlsConfig) -> Result<Self, Error> {
+    pub fn tls_config(
+        mut self,
+        tls_config: tonic::transport::ClientTlsConfig,
+    ) -> Result<Self, Error> {
         self.tcp = self.tcp.tls_config(tls_config)?;
         Ok(self)
     }

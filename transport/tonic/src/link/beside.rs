@@ -1,15 +1,17 @@
 //! Whether short messages go the way of long ones.
 //!
-//! Who copies a long message without a pause is done sooner: what an encoder has just written is still in the cache, and of
-//! several messages one is over before the next wants memory. Who pauses leaves others their turns. So there are pauses while
-//! short messages go the same way, and none otherwise.
+//! Who copies a long message without a pause is done sooner: what an encoder has just written is
+//! still in the cache, and of several messages one is over before the next wants memory. Who pauses
+//! leaves others their turns. So there are pauses while short messages go the same way, and none
+//! otherwise.
 //!
 //! | state | on | next |
 //! |---|---|---|
 //! | Calm, Beside | short bytes have gone since the last piece | Beside([`PIECES`]) |
 //! | Beside(n) | none have | Beside(n - 1), Calm after 1 |
 
-/// Pieces of long messages after the last short one. A piece is 64 or 128 KiB, so this is about a millisecond.
+/// Pieces of long messages after the last short one. A piece is 64 or 128 KiB, so this is about a
+/// millisecond.
 const PIECES: u8 = 64;
 
 /// One direction of a connection.
@@ -22,8 +24,8 @@ pub(super) struct Beside {
 }
 
 impl Beside {
-    /// A piece of a long message is next, or was the last; so many bytes of short ones have gone since the start. True when
-    /// others are to have their turns.
+    /// A piece of a long message is next, or was the last; so many bytes of short ones have gone
+    /// since the start. True when others are to have their turns.
     pub(super) fn piece(&mut self, short: u64) -> bool {
         self.left = match short == self.short {
             true => self.left.saturating_sub(1),

@@ -39,8 +39,8 @@ pub(crate) enum CallError {
     Status(Status),
 }
 
-/// The client's end of an open connection. When the last clone is gone, the connection takes no new calls and closes
-/// when those in flight have ended.
+/// The client's end of an open connection. When the last clone is gone, the connection takes no new
+/// calls and closes when those in flight have ended.
 #[derive(Clone)]
 pub(crate) struct FastClient {
     shared: Arc<Shared>,
@@ -64,8 +64,8 @@ impl fmt::Debug for FastClient {
 }
 
 impl FastClient {
-    /// Starts the driver of a connection that stands, `peer` being what the accept said. Calls on it go to `origin`. Within a
-    /// tokio runtime.
+    /// Starts the driver of a connection that stands, `peer` being what the accept said. Calls on
+    /// it go to `origin`. Within a tokio runtime.
     #[allow(clippy::too_many_arguments, reason = "each is a different thing")]
     pub(crate) fn start(
         link: AnyLink,
@@ -84,7 +84,11 @@ impl FastClient {
             async move { stop.notified().await }
         };
         tokio::spawn(drive(shared.clone(), drop, drain).instrument(span));
-        FastClient { shared, handle: Arc::new(Handle(stop)), caller: Arc::new(Caller::new(&origin)) }
+        FastClient {
+            shared,
+            handle: Arc::new(Handle(stop)),
+            caller: Arc::new(Caller::new(&origin)),
+        }
     }
 
     /// Both ends, for messages.
@@ -100,8 +104,12 @@ impl FastClient {
     /// Why no new calls may be made on it; `None` while they may.
     pub(crate) fn ending(&self) -> Option<Reason> {
         let inner = self.shared.lock();
-        let going =
-            || Reason::from_peer(ReasonCode::GoAway, "the server takes no new calls on this connection");
+        let going = || {
+            Reason::from_peer(
+                ReasonCode::GoAway,
+                "the server takes no new calls on this connection",
+            )
+        };
         inner.end_reason().cloned().or_else(|| (!inner.conn.takes_streams()).then(going))
     }
 
@@ -109,7 +117,8 @@ impl FastClient {
     pub(crate) fn closed(&self) -> impl Future<Output = Reason> + Send + 'static {
         let mut closed = self.shared.closed.subscribe();
         async move {
-            let reason = closed.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
+            let reason =
+                closed.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
             reason.unwrap_or_else(|| Reason::new(ReasonCode::LinkLost, "the driver is gone"))
         }
     }
@@ -119,8 +128,8 @@ impl FastClient {
         self.handle.0.notify_one();
     }
 
-    /// Makes a call: the response's head, then its body streams. Waits for a free stream when the peer's limit is reached.
-    /// Dropping the future cancels the call.
+    /// Makes a call: the response's head, then its body streams. Waits for a free stream when the
+    /// peer's limit is reached. Dropping the future cancels the call.
     pub(crate) fn call(&self, request: Request<Body>) -> Call {
         let shared = self.shared.clone();
         let (parts, body) = request.into_parts();
@@ -139,7 +148,8 @@ enum Unanswered {
     Failed(Status),
 }
 
-/// A call under way. Written by hand, because it is moved to where it stays: what `async` makes of it is twice as long.
+/// A call under way. Written by hand, because it is moved to where it stays: what `async` makes of
+/// it is twice as long.
 pub(crate) struct Call {
     shared: Arc<Shared>,
     parts: Parts,
@@ -173,7 +183,9 @@ impl Future for Call {
                 Stage::Room(room) => ready!(room.as_mut().poll(cx)),
                 Stage::Open(stream) => match ready!(wait(stream, out, cx)) {
                     Ok((block, end)) => {
-                        let Stage::Open(stream) = std::mem::replace(stage, Stage::New) else { continue };
+                        let Stage::Open(stream) = std::mem::replace(stage, Stage::New) else {
+                            continue;
+                        };
                         let response = respond(stream, place.take(), block, end, method);
                         return Poll::Ready(response.map_err(CallError::Status));
                     }
@@ -197,7 +209,10 @@ impl Future for Call {
         Poll::Ready(Err(match (unanswered, out) {
             (Unanswered::NotSent(reason, unsent), Some(out)) => {
                 let parts = std::mem::replace(parts, Request::new(()).into_parts().0);
-                CallError::NotSent(Box::new(Request::from_parts(parts, out.restore(unsent))), reason)
+                CallError::NotSent(
+                    Box::new(Request::from_parts(parts, out.restore(unsent))),
+                    reason,
+                )
             }
             (Unanswered::NotSent(reason, _), None) => {
                 CallError::Status(Status::unavailable(reason.to_string()))
@@ -207,8 +222,8 @@ impl Future for Call {
     }
 }
 
-/// Opens a stream and sends what has been gathered, if the peer's limit allows it now. The task is woken when there is a
-/// response.
+/// Opens a stream and sends what has been gathered, if the peer's limit allows it now. The task is
+/// woken when there is a response.
 fn open(
     shared: &Arc<Shared>,
     block: &Bytes,
@@ -273,7 +288,8 @@ fn wait(
         (None, Life::Open) => {
             wait_for(&mut io.recv_waker, cx);
             drop(guard);
-            // A body is only read on once the peer may know of the call: until then it can go another way.
+            // A body is only read on once the peer may know of the call: until then it can go
+            // another way.
             if !transmitted {
                 return Poll::Pending;
             }

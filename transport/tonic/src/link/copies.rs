@@ -7,7 +7,8 @@
 //!
 //! Over is not the end of what waits to be copied: the driver goes on.
 
-/// One flush copies no more than about this many bytes: it holds the connection's lock, and small calls wait for that (R13).
+/// One flush copies no more than about this many bytes: it holds the connection's lock, and small
+/// calls wait for that (R13).
 const COPY: usize = 128 * 1024;
 /// Bytes between two looks whether a message has come.
 const LOOK: usize = 32 * 1024;

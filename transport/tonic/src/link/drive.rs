@@ -25,8 +25,9 @@ const COPIES: usize = 4;
 /// Looks for the completion of the last message of a connection whose driver is dropped.
 const GOODBYE: usize = 1000;
 
-/// Runs a connection until it has ended; `serve` gets the streams that the peer opens, and `drain` asks for an
-/// orderly end. Returns why it ended; everything that the device could touch is free by then.
+/// Runs a connection until it has ended; `serve` gets the streams that the peer opens, and `drain`
+/// asks for an orderly end. Returns why it ended; everything that the device could touch is free by
+/// then.
 pub(super) async fn drive(
     shared: Arc<Shared>,
     mut serve: impl FnMut(Opened),
@@ -73,7 +74,8 @@ struct Driver {
     _teardown: Teardown,
 }
 
-/// A driver that is dropped, with its runtime for instance, says goodbye and leaves nothing under the device.
+/// A driver that is dropped, with its runtime for instance, says goodbye and leaves nothing under
+/// the device.
 struct Teardown(Arc<Shared>);
 
 impl Drop for Teardown {
@@ -188,14 +190,16 @@ impl Driver {
                     continue;
                 }
                 Life::Closing(_) if !self.armed => {
-                    // The last messages may take as long to get away as any: a peer that pauses gets them.
+                    // The last messages may take as long to get away as any: a peer that pauses
+                    // gets them.
                     self.timer.set(Instant::now().into_std() + inner.conn.dead_peer());
                     self.armed = true;
                 }
                 Life::Open if !self.armed => {
                     let patience = inner.patience.0.deadline().map(Instant::into_std);
                     let give_back = inner.give_back.0.deadline().map(Instant::into_std);
-                    let others = [patience, give_back, inner.stamps.deadline()].into_iter().flatten();
+                    let others =
+                        [patience, give_back, inner.stamps.deadline()].into_iter().flatten();
                     if let Some(at) = inner.conn.next_timeout().into_iter().chain(others).min() {
                         self.timer.set(at);
                         self.armed = true;
@@ -258,8 +262,9 @@ impl Inner {
         idle
     }
 
-    /// Tells the peer of an end that is none of its calls' concern: a client gives its own calls up, a server has none.
-    /// Other ends cut calls off, which is a loss, and are left to look like one.
+    /// Tells the peer of an end that is none of its calls' concern: a client gives its own calls
+    /// up, a server has none. Other ends cut calls off, which is a loss, and are left to look like
+    /// one.
     fn say_goodbye(&mut self) {
         let is_clean = self.conn.side() == Side::Client || self.conn.pending().streams == 0;
         if self.life != Life::Open || !is_clean {
@@ -269,7 +274,8 @@ impl Inner {
         self.conn.close(CloseCode::Ok, text);
         self.end(Life::Closing(Reason::new(ReasonCode::GoAway, text)));
         self.flush();
-        // Nobody polls any more, and a device takes a moment; without it the peer hears of the end all the same.
+        // Nobody polls any more, and a device takes a moment; without it the peer hears of the end
+        // all the same.
         let mut cx = Context::from_waker(Waker::noop());
         for _ in 0..GOODBYE {
             if self.sends.is_idle() || matches!(self.life, Life::Dead(_)) {
@@ -285,10 +291,13 @@ impl Inner {
             return reason.clone();
         }
         match error {
-            LinkError::Closed { .. } if self.conn.pending().streams == 0 || !self.conn.takes_streams() => {
+            LinkError::Closed { .. }
+                if self.conn.pending().streams == 0 || !self.conn.takes_streams() =>
+            {
                 Reason::from_peer(ReasonCode::GoAway, format!("disconnected ({})", self.peer))
             }
-            // Nothing but a process that lets go of it ends shared memory so, and here no call is hurt.
+            // Nothing but a process that lets go of it ends shared memory so, and here no call is
+            // hurt.
             LinkError::Disconnected { peer }
                 if Path::of(peer) == Path::Shm
                     && self.conn.side() == Side::Server

@@ -66,7 +66,8 @@ impl Inner {
         if let Some(suppressed) = BREACHES.pass() {
             tracing::warn!(%peer, %breach, suppressed, "the peer broke the protocol; closing the connection");
         }
-        let reason = Reason::from_peer(ReasonCode::LinkLost, format!("protocol breach: {breach} ({peer})"));
+        let reason =
+            Reason::from_peer(ReasonCode::LinkLost, format!("protocol breach: {breach} ({peer})"));
         self.end(Life::Closing(reason));
     }
 
@@ -93,8 +94,8 @@ impl Inner {
                 Event::Landed { stream, memory, begin, len, flow, end } => {
                     let Some(buf) = self.granted.try_remove(memory) else { continue };
                     let landed = buf.filled_from(begin as usize, len as usize);
-                    // Copied: from here on nobody looks at what the peer can write to, or a reader that
-                    // holds on to this must not starve the others.
+                    // Copied: from here on nobody looks at what the peer can write to, or a reader
+                    // that holds on to this must not starve the others.
                     let place = match self.copy_on_delivery
                         || self.landing.under_pressure()
                         || self.landing.is_spent()
@@ -135,8 +136,10 @@ impl Inner {
                     }
                 }
                 Event::Dead => {
-                    let detail =
-                        format!("nothing heard from the peer, and no answer to a ping ({})", self.peer);
+                    let detail = format!(
+                        "nothing heard from the peer, and no answer to a ping ({})",
+                        self.peer
+                    );
                     self.end(Life::Dead(Reason::new(ReasonCode::LinkLost, detail)));
                 }
             }

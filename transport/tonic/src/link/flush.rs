@@ -21,13 +21,15 @@ const BEHIND: usize = 8;
 static UNREGISTERED: LogThrottle = LogThrottle::new();
 
 impl Inner {
-    /// Hands out landing memory that is wanted, then posts what the protocol has to send, with one doorbell; where the link
-    /// copies, messages are shown to the peer before. An error is kept for the driver, which is woken.
+    /// Hands out landing memory that is wanted, then posts what the protocol has to send, with one
+    /// doorbell; where the link copies, messages are shown to the peer before. An error is kept for
+    /// the driver, which is woken.
     pub(super) fn flush(&mut self) {
         self.flush_with(Copies::some());
     }
 
-    /// As [`flush`](Self::flush), but nothing is copied to the peer's memory yet: that is left [`unfinished`](Self::unfinished).
+    /// As [`flush`](Self::flush), but nothing is copied to the peer's memory yet: that is left
+    /// [`unfinished`](Self::unfinished).
     pub(super) fn flush_messages(&mut self) {
         self.flush_with(Copies::none());
     }
@@ -43,18 +45,20 @@ impl Inner {
         self.count();
     }
 
-    /// As [`flush`](Self::flush), for calls: the first posts its work itself and waits for nobody; those that come before
-    /// the driver has looked leave theirs to it, to go out together in one message. Where the
-    /// peer has no processor of its own nobody could begin with the first meanwhile: of several calls all leave theirs.
-    /// It copies for itself, and not for one that was there before and is long. False when there was nothing to do: then
-    /// nothing has been counted, either.
+    /// As [`flush`](Self::flush), for calls: the first posts its work itself and waits for nobody;
+    /// those that come before the driver has looked leave theirs to it, to go out together in one
+    /// message. Where the peer has no processor of its own nobody could begin with the first
+    /// meanwhile: of several calls all leave theirs. It copies for itself, and not for one that was
+    /// there before and is long. False when there was nothing to do: then nothing has been counted,
+    /// either.
     pub(super) fn flush_soon(&mut self) -> bool {
         if !self.conn.wants_flush() {
             return false;
         }
         let before = self.left;
         self.left = (before + 1) % BATCH;
-        let shared = self.streams.len() > 1 && self.link.as_ref().is_some_and(Link::shares_processor);
+        let shared =
+            self.streams.len() > 1 && self.link.as_ref().is_some_and(Link::shares_processor);
         if before > 0 || shared {
             self.wake_driver();
             self.count();
@@ -126,13 +130,21 @@ impl Inner {
                         Some(src) => (self.sends.write_pinned(src.len()), src),
                         None => {
                             let Some(stage) = self.sends.stage() else {
-                                let what = format!("a WRITE of {} bytes without room to stage it", src.len());
-                                return Err(LinkError::Misuse { what, peer: Box::new(link.peer().clone()) });
+                                let what = format!(
+                                    "a WRITE of {} bytes without room to stage it",
+                                    src.len()
+                                );
+                                return Err(LinkError::Misuse {
+                                    what,
+                                    peer: Box::new(link.peer().clone()),
+                                });
                             };
                             (self.sends.write_staged(src.len(), &stage), copy(link, stage, &src))
                         }
                     };
-                    if link.queue(id, Work::Write { src, remote_addr: addr, rkey }, report)? == Posted::Done {
+                    if link.queue(id, Work::Write { src, remote_addr: addr, rkey }, report)?
+                        == Posted::Done
+                    {
                         self.sends.done(id);
                         copies.copied(len, link.has_news());
                     }
@@ -186,14 +198,16 @@ impl Inner {
                     }
                 }
                 Ok(None) => {
-                    // The driver is woken when some comes free. What stands by unused is worth more to a stream.
+                    // The driver is woken when some comes free. What stands by unused is worth more
+                    // to a stream.
                     if let WantKey::Stream(_) = want.key {
                         self.conn.recall_standing();
                         if !parts && self.patience.short() {
                             self.wake_driver();
                         }
                         if self.grant_behind() {
-                            // Not the least of these asked last: the account waits for what the first wants.
+                            // Not the least of these asked last: the account waits for what the
+                            // first wants.
                             continue;
                         }
                     }
@@ -219,9 +233,12 @@ impl Inner {
         granted
     }
 
-    /// Grants what is wanted, or at least `min` bytes of it, and gives the length. None: there is no memory.
+    /// Grants what is wanted, or at least `min` bytes of it, and gives the length. None: there is
+    /// no memory.
     fn land(&mut self, want: LandingWant, min: u32) -> Result<Option<u32>, RegisterError> {
-        let Some(buf) = self.landing.alloc(want.want as usize, min as usize)? else { return Ok(None) };
+        let Some(buf) = self.landing.alloc(want.want as usize, min as usize)? else {
+            return Ok(None);
+        };
         if let Some(link) = &mut self.link
             && let Err(error) = link.share(buf.rkey())
         {
@@ -259,7 +276,8 @@ impl Inner {
         if let Some(suppressed) = UNREGISTERED.pass() {
             tracing::warn!(%error, stream = %id, suppressed, "landing memory cannot be registered; the call fails");
         }
-        let status = Status::resource_exhausted(format!("no memory to receive the message: {error}"));
+        let status =
+            Status::resource_exhausted(format!("no memory to receive the message: {error}"));
         self.conn.reset(id, ResetCode::ENHANCE_YOUR_CALM);
         self.fail_stream(id, status);
     }

@@ -97,7 +97,10 @@ impl Caller {
 }
 
 /// The header block of a request by `caller`.
-pub(super) fn encode_request(parts: &http::request::Parts, caller: &Caller) -> Result<Bytes, Status> {
+pub(super) fn encode_request(
+    parts: &http::request::Parts,
+    caller: &Caller,
+) -> Result<Bytes, Status> {
     block(|block| {
         match parts.method {
             Method::POST => block.push(POST),
@@ -147,7 +150,10 @@ static KNOWN: LazyLock<Known> = LazyLock::new(|| {
     let name = |name: &'static str| (!name.starts_with(':')).then(|| HeaderName::from_static(name));
     Known {
         names: NAMES.into_iter().map(name).collect(),
-        pairs: PAIRS.into_iter().map(|(n, v)| Some((name(n)?, HeaderValue::from_static(v)))).collect(),
+        pairs: PAIRS
+            .into_iter()
+            .map(|(n, v)| Some((name(n)?, HeaderValue::from_static(v))))
+            .collect(),
     }
 });
 
@@ -166,15 +172,20 @@ fn decode(
         }
         let (name, value) = match (number, number.checked_sub(128)) {
             (_, Some(pair)) => known.pairs.get(usize::from(pair)).cloned().flatten().unzip(),
-            (0, _) => (HeaderName::from_lowercase(&name).ok(), HeaderValue::from_maybe_shared(value).ok()),
+            (0, _) => {
+                (HeaderName::from_lowercase(&name).ok(), HeaderValue::from_maybe_shared(value).ok())
+            }
             (n, _) => (
                 known.names.get(usize::from(n) - 1).cloned().flatten(),
                 HeaderValue::from_maybe_shared(value).ok(),
             ),
         };
-        let name = name.ok_or(Breach::Headers("a name with characters that HTTP does not allow"))?;
-        let value = value.ok_or(Breach::Headers("a value with characters that HTTP does not allow"))?;
-        map.try_append(name, value).map_err(|_| Breach::Headers("more fields than a header map holds"))?;
+        let name =
+            name.ok_or(Breach::Headers("a name with characters that HTTP does not allow"))?;
+        let value =
+            value.ok_or(Breach::Headers("a value with characters that HTTP does not allow"))?;
+        map.try_append(name, value)
+            .map_err(|_| Breach::Headers("more fields than a header map holds"))?;
     }
     Ok(map)
 }
@@ -199,7 +210,8 @@ pub(super) fn decode_request(block: Bytes) -> Result<http::request::Parts, Breac
     let method = method.ok_or(Breach::Headers("no :method"))?;
     let path = path.ok_or(Breach::Headers("no :path"))?;
     let mut uri = Uri::builder().path_and_query(
-        PathAndQuery::from_maybe_shared(path).map_err(|_| Breach::Headers("a :path that is none"))?,
+        PathAndQuery::from_maybe_shared(path)
+            .map_err(|_| Breach::Headers("a :path that is none"))?,
     );
     if let Some(authority) = authority {
         let authority = Authority::from_maybe_shared(authority)
@@ -207,12 +219,15 @@ pub(super) fn decode_request(block: Bytes) -> Result<http::request::Parts, Breac
         let scheme = match scheme.as_deref() {
             Some(b"https") => Scheme::HTTPS,
             Some(b"http") | None => Scheme::HTTP,
-            Some(other) => Scheme::try_from(other).map_err(|_| Breach::Headers("a :scheme that is none"))?,
+            Some(other) => {
+                Scheme::try_from(other).map_err(|_| Breach::Headers("a :scheme that is none"))?
+            }
         };
         uri = uri.scheme(scheme).authority(authority);
     }
     let (mut parts, ()) = http::Request::new(()).into_parts();
-    parts.method = Method::from_bytes(&method).map_err(|_| Breach::Headers("a :method that is none"))?;
+    parts.method =
+        Method::from_bytes(&method).map_err(|_| Breach::Headers("a :method that is none"))?;
     parts.uri = uri.build().map_err(|_| Breach::Headers("pseudo-fields that make no URI"))?;
     parts.version = Version::HTTP_2;
     parts.headers = map;
@@ -226,7 +241,8 @@ pub(super) fn decode_response(block: Bytes) -> Result<http::response::Parts, Bre
         if name != b":status" {
             return Err(Breach::Headers("a request's pseudo-field in a response"));
         }
-        let code = StatusCode::from_bytes(&value).map_err(|_| Breach::Headers("a :status that is none"))?;
+        let code = StatusCode::from_bytes(&value)
+            .map_err(|_| Breach::Headers("a :status that is none"))?;
         match status.replace(code) {
             Some(_) => Err(Breach::Headers("a pseudo-field twice")),
             None => Ok(()),
@@ -242,7 +258,10 @@ pub(super) fn decode_response(block: Bytes) -> Result<http::response::Parts, Bre
 /// Reads trailers.
 pub(super) fn decode_trailers(block: Bytes) -> Result<HeaderMap, Breach> {
     static ALL_WELL: LazyLock<HeaderMap> = LazyLock::new(|| {
-        HeaderMap::from_iter([(HeaderName::from_static("grpc-status"), HeaderValue::from_static("0"))])
+        HeaderMap::from_iter([(
+            HeaderName::from_static("grpc-status"),
+            HeaderValue::from_static("0"),
+        )])
     });
     match block[..] {
         [STATUS_OK] => Ok(ALL_WELL.clone()),
@@ -273,9 +292,12 @@ mod tests {
 
     #[test]
     fn user_agents_are_appended() {
-        let origin =
-            Origin { user_agent: Some(HeaderValue::from_static("tonic-rdma/1")), ..Origin::default() };
-        let (mut parts, ()) = http::Request::post("/a.B/C").header("x-a", "1").body(()).unwrap().into_parts();
+        let origin = Origin {
+            user_agent: Some(HeaderValue::from_static("tonic-rdma/1")),
+            ..Origin::default()
+        };
+        let (mut parts, ()) =
+            http::Request::post("/a.B/C").header("x-a", "1").body(()).unwrap().into_parts();
         let sent = |parts: &_| {
             let block = encode_request(parts, &Caller::new(&origin)).unwrap();
             decode_request(block).unwrap().headers
@@ -292,18 +314,25 @@ mod tests {
 
     #[test]
     fn a_response_and_trailers_round_trip() {
-        let response = http::Response::builder().status(200).header("grpc-status", "0").body(()).unwrap();
+        let response =
+            http::Response::builder().status(200).header("grpc-status", "0").body(()).unwrap();
         let (parts, ()) = response.into_parts();
         let got = decode_response(encode_response(&parts).unwrap()).unwrap();
         assert_eq!((got.status, got.headers), (parts.status, parts.headers.clone()));
-        assert_eq!(decode_trailers(encode_trailers(&parts.headers).unwrap()).unwrap(), parts.headers);
+        assert_eq!(
+            decode_trailers(encode_trailers(&parts.headers).unwrap()).unwrap(),
+            parts.headers
+        );
     }
 
     #[test]
     fn bad_heads_are_breaches() {
         let mut block = Vec::new();
         put(&mut block, ":path", b"/x").unwrap();
-        assert_eq!(decode_request(block.clone().into()).unwrap_err(), Breach::Headers("no :method"));
+        assert_eq!(
+            decode_request(block.clone().into()).unwrap_err(),
+            Breach::Headers("no :method")
+        );
         put(&mut block, ":method", b"POST").unwrap();
         put(&mut block, "Upper", b"x").unwrap();
         assert!(decode_request(block.into()).is_err());

@@ -1,6 +1,7 @@
 //! Heads of requests that come again and again: read once, then copied.
 
 use std::hash::BuildHasher;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use foldhash::fast::RandomState;
@@ -10,7 +11,6 @@ use tonic_rdma_proto::Breach;
 
 use super::headers;
 use crate::codec::{self, Call, Methods};
-use std::sync::Arc;
 
 /// Heads that a connection remembers. Each method has one or a few.
 const HEADS: usize = 16;
@@ -33,7 +33,8 @@ pub(super) struct Heads {
     extensions: Extensions,
     /// Those used last are in front.
     known: Vec<(Bytes, Head)>,
-    /// Hashes of the last blocks that have come and were not known: what comes once only is not worth remembering.
+    /// Hashes of the last blocks that have come and were not known: what comes once only is not
+    /// worth remembering.
     seen: [u64; HEADS],
     /// The oldest of them.
     oldest: usize,
@@ -80,7 +81,8 @@ impl Heads {
     }
 }
 
-/// What is put into a request's extensions on its way to the handler, three things by tonic and axum alone, finds room then.
+/// What is put into a request's extensions on its way to the handler, three things by tonic and
+/// axum alone, finds room then.
 fn with_room(mut extensions: Extensions) -> Extensions {
     #[derive(Clone)]
     struct Place<const N: u8>;
@@ -97,10 +99,11 @@ fn with_room(mut extensions: Extensions) -> Extensions {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::codec::Used;
     use bytes::BytesMut;
     use tonic_rdma_proto::headers::encode;
+
+    use super::*;
+    use crate::codec::Used;
 
     fn block(path: &str, id: &str) -> Bytes {
         let mut block = BytesMut::new();

@@ -16,8 +16,8 @@ use crate::stats::Copied;
 
 /// The body of a request at the server, or of a response at the client.
 ///
-/// Dropping a response's body before its end cancels the call. Dropping a request's body lets the rest of the
-/// request go by unread.
+/// Dropping a response's body before its end cancels the call. Dropping a request's body lets the
+/// rest of the request go by unread.
 #[derive(Debug)]
 pub(super) struct Incoming {
     stream: StreamRef,
@@ -29,23 +29,33 @@ pub(super) struct Incoming {
     look: usize,
     /// Others have so many before this one goes on.
     turns_left: u8,
-    /// Nothing more comes, neither from the stream nor from the intake: said without a look at the connection. A body of
-    /// which this is not known may have ended, too.
+    /// Nothing more comes, neither from the stream nor from the intake: said without a look at the
+    /// connection. A body of which this is not known may have ended, too.
     finished: bool,
     /// The intake has the last of it.
     ended: bool,
 }
 
-/// The decoder copies what it is handed. After so many bytes other tasks have their turn: small calls beside a long message
-/// wait for this much of it, not for all (R13).
+/// The decoder copies what it is handed. After so many bytes other tasks have their turn: small
+/// calls beside a long message wait for this much of it, not for all (R13).
 const TURN: usize = 1 << 20;
 /// After so many a message that has come has its turn, if short ones came before.
 const LOOK: usize = 64 * 1024;
 
 impl Incoming {
-    /// `used`: the reader's codec, where that is known before the stream knows it. `finished`: there is none.
+    /// `used`: the reader's codec, where that is known before the stream knows it. `finished`:
+    /// there is none.
     pub(super) fn new(stream: StreamRef, intake: Intake, used: Used, finished: bool) -> Self {
-        Incoming { stream, intake, used, handed: 0, look: LOOK, turns_left: 0, finished, ended: finished }
+        Incoming {
+            stream,
+            intake,
+            used,
+            handed: 0,
+            look: LOOK,
+            turns_left: 0,
+            finished,
+            ended: finished,
+        }
     }
 
     /// How many turns the other tasks have now, before this one goes on.

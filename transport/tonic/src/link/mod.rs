@@ -23,8 +23,8 @@
 //! | `server` | calls in |
 //! | `runners` | the tasks that a server's calls run in |
 //!
-//! A caller works on the connection itself, under its lock, and posts what results: a call costs no hop
-//! through another task on the way out. Only the driver polls the completion queue (R6).
+//! A caller works on the connection itself, under its lock, and posts what results: a call costs no
+//! hop through another task on the way out. Only the driver polls the completion queue (R6).
 
 mod beside;
 mod client;

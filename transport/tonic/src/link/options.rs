@@ -1,6 +1,7 @@
 //! Sizes of a connection, taken from the pool that it draws on.
 
 use std::time::Duration;
+
 use tonic_rdma_fabric::LinkConfig;
 use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::{Config, DEAD_PEER, HEADERS};
@@ -8,13 +9,13 @@ use tonic_rdma_proto::{Config, DEAD_PEER, HEADERS};
 /// Bytes of a staging block: the longest WRITE of memory that is not pinned.
 const STAGING_BLOCK: usize = 64 * 1024;
 
-/// What a stream may have unread, where that is no more than half of the landing memory. One message may be longer: a
-/// quarter of that memory, and no more than [`WHOLE`].
+/// What a stream may have unread, where that is no more than half of the landing memory. One
+/// message may be longer: a quarter of that memory, and no more than [`WHOLE`].
 const BULK_WINDOW: usize = 32 << 20;
 const WHOLE: usize = 256 << 20;
 const GRANULE: u32 = 4096;
-/// Standing grants of a connection, at most: so many messages of their length may be on their way at a time before one has
-/// to ask.
+/// Standing grants of a connection, at most: so many messages of their length may be on their way
+/// at a time before one has to ask.
 const STANDING: usize = 8;
 /// With less a connection could not receive what the protocol has to be able to send.
 const LEAST_LANDING: usize = 256 * 1024;
@@ -34,7 +35,8 @@ pub(crate) struct LinkOptions {
     pub(crate) copy_on_delivery: bool,
 }
 
-/// What a connection needs of control memory, and what else it has when it is busy, as far as the pool can spare it.
+/// What a connection needs of control memory, and what else it has when it is busy, as far as the
+/// pool can spare it.
 struct Shape {
     /// Bytes of a slot, SEND or RECV.
     slot: u32,
@@ -46,7 +48,8 @@ struct Shape {
     staging: (usize, usize),
 }
 
-/// From the largest down: 60, 48 and 24 KiB of control memory, and 428, 160 and 80 KiB of a busy connection.
+/// From the largest down: 60, 48 and 24 KiB of control memory, and 428, 160 and 80 KiB of a busy
+/// connection.
 const SHAPES: [Shape; 3] = [
     Shape { slot: 4096, recv: 4, recv_most: 32, send: 11, staging: (4, STAGING_BLOCK) },
     Shape { slot: 4096, recv: 4, recv_most: 16, send: 8, staging: (2, 32 * 1024) },
@@ -60,19 +63,23 @@ impl Shape {
 }
 
 impl LinkOptions {
-    /// The largest shape of which the pool's control memory holds four busy connections; in the smallest pool the smallest
-    /// shape, whatever it holds.
+    /// The largest shape of which the pool's control memory holds four busy connections; in the
+    /// smallest pool the smallest shape, whatever it holds.
     ///
     /// `grows`: RECVs come and go with the load; otherwise all are there from the start.
     ///
-    /// `pinned`: what the connection may pin, control memory included; at least [`LEAST_LANDING`] bytes are left for
-    /// landing.
+    /// `pinned`: what the connection may pin, control memory included; at least [`LEAST_LANDING`]
+    /// bytes are left for landing.
     pub(crate) fn for_pool(pool: &Pool, grows: bool, pinned: Option<usize>) -> Self {
         let sizes = pool.config();
-        let shape =
-            SHAPES.iter().find(|s| s.busy() * 4 <= sizes.control).unwrap_or(&SHAPES[SHAPES.len() - 1]);
+        let shape = SHAPES
+            .iter()
+            .find(|s| s.busy() * 4 <= sizes.control)
+            .unwrap_or(&SHAPES[SHAPES.len() - 1]);
         let landing = match pinned {
-            Some(pinned) => sizes.landing.min(pinned.saturating_sub(shape.busy()).max(LEAST_LANDING)),
+            Some(pinned) => {
+                sizes.landing.min(pinned.saturating_sub(shape.busy()).max(LEAST_LANDING))
+            }
             None => sizes.landing,
         };
         Self::sized(shape, grows, landing)
@@ -108,7 +115,8 @@ impl LinkOptions {
                 whole: capped(WHOLE, 4) + GRANULE,
                 standing_max,
                 // All together no more than a quarter.
-                standing_grants: (landing / 4 / standing_max.max(1) as usize).clamp(1, STANDING) as u8,
+                standing_grants: (landing / 4 / standing_max.max(1) as usize).clamp(1, STANDING)
+                    as u8,
                 ..default
             },
             link: LinkConfig {
@@ -137,7 +145,8 @@ mod tests {
     #[test]
     fn shapes_follow_the_pool() {
         let options = |total, grows| {
-            let pool = Pool::new(PoolConfig::default().total(total), Arc::new(HeapRegistrar::default()));
+            let pool =
+                Pool::new(PoolConfig::default().total(total), Arc::new(HeapRegistrar::default()));
             LinkOptions::for_pool(&pool.unwrap(), grows, None)
         };
         for (total, needs, busy) in [(8 << 20, 60, 428), (4 << 20, 48, 160), (2 << 20, 24, 80)] {

@@ -58,8 +58,8 @@ impl Outgoing {
 
     /// Takes what the body has ready. True when there may be more at once.
     ///
-    /// When it has enough it asks once more: a unary body then says that this was all, and its end goes with the message
-    /// instead of in one of its own.
+    /// When it has enough it asks once more: a unary body then says that this was all, and its end
+    /// goes with the message instead of in one of its own.
     pub(super) fn gather(&mut self, cx: &mut Context<'_>) -> bool {
         let (mut gathered, mut enough) = (0, false);
         while matches!(self.state, State::Reading) {
@@ -71,13 +71,15 @@ impl Outgoing {
                 Poll::Pending => return false,
                 Poll::Ready(Polled::End) => self.state = State::Ended,
                 Poll::Ready(Polled::Failed(status)) => self.state = State::Failed(status),
-                Poll::Ready(Polled::Trailers(trailers)) => match headers::encode_trailers(&trailers) {
-                    Ok(block) => {
-                        self.trailers = Some(block);
-                        self.state = State::Ended;
+                Poll::Ready(Polled::Trailers(trailers)) => {
+                    match headers::encode_trailers(&trailers) {
+                        Ok(block) => {
+                            self.trailers = Some(block);
+                            self.state = State::Ended;
+                        }
+                        Err(status) => self.state = State::Failed(status),
                     }
-                    Err(status) => self.state = State::Failed(status),
-                },
+                }
                 Poll::Ready(Polled::Data(len)) => {
                     gathered += len;
                     if self.body.is_end_stream() {
@@ -100,7 +102,9 @@ impl Outgoing {
             io.used = self.tap.used();
         }
         while let Some(chunk) = self.chunks.pop_front() {
-            let end = self.chunks.is_empty() && self.trailers.is_none() && matches!(self.state, State::Ended);
+            let end = self.chunks.is_empty()
+                && self.trailers.is_none()
+                && matches!(self.state, State::Ended);
             let payload = inner.payload(chunk);
             inner.conn.send_payload(id, payload, end).map_err(too_long)?;
             if end {
@@ -124,9 +128,13 @@ impl Outgoing {
 
     /// Moves the body into a stream, as fast as the stream takes it.
     ///
-    /// Ends when the body has been queued, or when the peer wants no more of it. An error of the body, or a message that
-    /// is too long, resets the stream.
-    pub(super) fn pump(&mut self, stream: &StreamRef, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
+    /// Ends when the body has been queued, or when the peer wants no more of it. An error of the
+    /// body, or a message that is too long, resets the stream.
+    pub(super) fn pump(
+        &mut self,
+        stream: &StreamRef,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(), Status>> {
         let id = stream.id;
         loop {
             if self.is_queued() {
@@ -229,7 +237,8 @@ impl http_body::Body for Restored {
             State::Failed(status) => Poll::Ready(Some(Err(status))),
             State::Ended | State::Queued => {
                 // They were made here: nothing is wrong with them.
-                let trailers = out.trailers.take().map(headers::decode_trailers).and_then(Result::ok);
+                let trailers =
+                    out.trailers.take().map(headers::decode_trailers).and_then(Result::ok);
                 Poll::Ready(trailers.map(|trailers| Ok(Frame::trailers(trailers))))
             }
         }

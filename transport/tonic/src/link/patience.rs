@@ -1,7 +1,8 @@
 //! Whether a message that finds no landing memory in one piece lands in several.
 //!
-//! Several have to be joined, by a copy, into memory that may have to be had from the kernel page by page. So a whole piece is
-//! waited for, while others' messages make room for it; but not for long where readers hold on to what they have.
+//! Several have to be joined, by a copy, into memory that may have to be had from the kernel page
+//! by page. So a whole piece is waited for, while others' messages make room for it; but not for
+//! long where readers hold on to what they have.
 //!
 //! | the delay | on | next |
 //! |---|---|---|

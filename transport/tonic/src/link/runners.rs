@@ -1,7 +1,7 @@
 //! The tasks that a server's calls run in.
 //!
-//! Every call has a task to itself while it runs. A task that has ended its call waits for the next one of the connection:
-//! to begin a task costs more than to wake one.
+//! Every call has a task to itself while it runs. A task that has ended its call waits for the next
+//! one of the connection: to begin a task costs more than to wake one.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -24,8 +24,8 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// Tasks of a connection that wait for a call, at most.
 const IDLE: usize = 64;
 
-/// A call to run, by a service of its own: what a service keeps of a call that it was never given, a place in a queue for
-/// instance, goes with it.
+/// A call to run, by a service of its own: what a service keeps of a call that it was never given,
+/// a place in a queue for instance, goes with it.
 struct Job<S> {
     service: S,
     stream: StreamRef,
@@ -33,7 +33,8 @@ struct Job<S> {
     request: Request<Body>,
 }
 
-/// Where a task that waits gets its next call. Nobody else gets at it: a call that is put here is run.
+/// Where a task that waits gets its next call. Nobody else gets at it: a call that is put here is
+/// run.
 struct Desk<S> {
     job: Mutex<Option<Job<S>>>,
 }
@@ -44,7 +45,8 @@ struct Waiting<S> {
     idle: Option<Vec<(Arc<Desk<S>>, Waker)>>,
 }
 
-/// The tasks of one connection. When this is dropped those that wait end, and the others when their calls do.
+/// The tasks of one connection. When this is dropped those that wait end, and the others when their
+/// calls do.
 pub(super) struct Runners<S> {
     service: S,
     waiting: Arc<Mutex<Waiting<S>>>,

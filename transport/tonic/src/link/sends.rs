@@ -1,8 +1,8 @@
 //! SEND slots in flight, and WRITEs. Work completes in order, so the slots are a ring.
 //!
-//! A slot is free, in flight, and free again when a completion covers its work. Memory that is not pinned is copied into
-//! staging before it is written: into blocks that the pool [can spare](Pool::spare), each until its WRITE is done, or, when it
-//! has none, into a SEND slot.
+//! A slot is free, in flight, and free again when a completion covers its work. Memory that is not
+//! pinned is copied into staging before it is written: into blocks that the pool
+//! [can spare](Pool::spare), each until its WRITE is done, or, when it has none, into a SEND slot.
 
 use std::collections::VecDeque;
 
@@ -81,7 +81,8 @@ impl Sends {
         self.slot_size
     }
 
-    /// Bytes that there is room for to stage one source, taking a block from the pool if there is none at hand.
+    /// Bytes that there is room for to stage one source, taking a block from the pool if there is
+    /// none at hand.
     pub(super) fn staging_room(&mut self, pool: &Pool) -> usize {
         let slot = self.slot();
         let staging = &mut self.staging;
@@ -220,7 +221,11 @@ mod tests {
         drop((first, second));
         let used = pool.stats().control;
         s.put_back();
-        assert_eq!((used, pool.stats().control), (4096, 0), "a block in a page of its own, given back");
+        assert_eq!(
+            (used, pool.stats().control),
+            (4096, 0),
+            "a block in a page of its own, given back"
+        );
     }
 
     #[test]
@@ -234,7 +239,11 @@ mod tests {
             all.push(buf);
         }
         let budget = pool.config().control;
-        assert_eq!(pool.stats().control / 4096, (budget - budget / 4) / 4096, "a quarter is left alone");
+        assert_eq!(
+            pool.stats().control / 4096,
+            (budget - budget / 4) / 4096,
+            "a quarter is left alone"
+        );
         assert_eq!(s.staging_room(&pool), 512);
         let Some(stage @ Stage::Slot(0)) = s.stage() else { panic!("the first slot") };
         let a = s.write_staged(100, &stage);

@@ -14,15 +14,14 @@ use tonic_rdma_proto::{CloseCode, ResetCode, SendError, Settings, Side};
 use tower::Service;
 use tracing::Instrument;
 
-use super::LinkOptions;
 use super::drive::drive;
-use super::headers;
 use super::heads::{Head, Heads};
 use super::incoming::Incoming;
 use super::outgoing::{Outgoing, give_up};
 use super::runners::Runners;
 use super::shared::{Life, Shared};
 use super::stream::{Opened, StreamRef, wait_for};
+use super::{LinkOptions, headers};
 use crate::codec::{self, Call, HEADER, Intake, Methods, Tap};
 use crate::reason::{Reason, ReasonCode};
 use crate::spans;
@@ -41,8 +40,8 @@ pub(crate) struct Accepted {
     pub(crate) methods: Arc<Methods>,
     /// Given to every request.
     pub(crate) extensions: Extensions,
-    /// When it resolves, the client is told to take its new calls elsewhere, calls in flight go on, and the link closes
-    /// behind the last.
+    /// When it resolves, the client is told to take its new calls elsewhere, calls in flight go on,
+    /// and the link closes behind the last.
     pub(crate) drain: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
@@ -80,8 +79,8 @@ where
     drive(shared.clone(), serve, drain).instrument(span).await
 }
 
-/// Begins a response. What is ready of it goes out in one message with the head. If that was all, the stream is let go of;
-/// otherwise the rest is returned.
+/// Begins a response. What is ready of it goes out in one message with the head. If that was all,
+/// the stream is let go of; otherwise the rest is returned.
 pub(super) fn begin(
     stream: &mut StreamRef,
     response: Response<Body>,

@@ -1,8 +1,9 @@
 //! How a connection gives back the landing memory that it has beyond its share while another waits.
 //!
-//! Nothing is granted of the chunks that are to go back. Where the peer is fast, what is on its way lands within moments,
-//! and the readers free it. What is still granted after that is asked back, and a peer that does not answer is ended by the
-//! protocol ([`Connection::recall_grants`](tonic_rdma_proto::Connection::recall_grants)).
+//! Nothing is granted of the chunks that are to go back. Where the peer is fast, what is on its way
+//! lands within moments, and the readers free it. What is still granted after that is asked back,
+//! and a peer that does not answer is ended by the protocol
+//! ([`Connection::recall_grants`](tonic_rdma_proto::Connection::recall_grants)).
 //!
 //! | the delay | on | next |
 //! |---|---|---|
@@ -11,7 +12,8 @@
 //! | Over | more chunks are chosen | Running |
 //! | any | none is chosen | Idle |
 //!
-//! [`DRAIN`] and the time that the protocol gives for the answer are no longer than the dead-peer time together.
+//! [`DRAIN`] and the time that the protocol gives for the answer are no longer than the dead-peer
+//! time together.
 
 use std::time::Duration;
 
@@ -41,8 +43,8 @@ impl GiveBack {
 }
 
 impl Inner {
-    /// Another connection waits for landing memory: what is idle here goes back, and what is more than the share of this
-    /// one.
+    /// Another connection waits for landing memory: what is idle here goes back, and what is more
+    /// than the share of this one.
     pub(super) fn make_room_elsewhere(&mut self) {
         let wanted = self.landing.wanted_elsewhere();
         if wanted {

@@ -86,7 +86,8 @@ pub(super) struct Inner {
     pub(super) driver: Option<Waker>,
     /// It has been woken and has not looked yet.
     pub(super) driver_called: bool,
-    /// There is more to copy to the peer's memory: the driver goes on when others have had their turn.
+    /// There is more to copy to the peer's memory: the driver goes on when others have had their
+    /// turn.
     pub(super) unfinished: bool,
     /// Others are to have their turns between the copies.
     pub(super) pauses: bool,
@@ -247,7 +248,8 @@ impl Inner {
         let eager = chunk.len <= self.conn.eager_limit();
         let mut payload = Payload::new();
         for (at, bytes) in chunk.segments.into_iter().enumerate() {
-            // A WRITE can have it as it lies: the device knows the memory, or the link copies from any.
+            // A WRITE can have it as it lies: the device knows the memory, or the link copies from
+            // any.
             let framing = chunk.apart && bytes.len() <= FRAMING;
             let in_pool = !eager && !framing && self.pool.resolve(&bytes).is_some();
             let pinned = !eager && (in_pool || self.any_memory);
@@ -296,7 +298,8 @@ impl Inner {
 
     /// Begins the end of the connection: every stream fails, once, and the driver tears it down.
     pub(super) fn end(&mut self, life: Life) {
-        if matches!(self.life, Life::Dead(_)) || (self.life != Life::Open && matches!(life, Life::Closing(_)))
+        if matches!(self.life, Life::Dead(_))
+            || (self.life != Life::Open && matches!(life, Life::Closing(_)))
         {
             return;
         }
@@ -387,9 +390,14 @@ impl Moved {
         add(&counters.bytes_sent_write, now.write_sent, &mut self.write_sent);
         add(&counters.bytes_received_write, now.write_received, &mut self.write_received);
         add(&counters.long_writes, now.long_writes, &mut self.long_writes);
-        add(&counters.long_writes_in_phase, now.long_writes_in_phase, &mut self.long_writes_in_phase);
+        add(
+            &counters.long_writes_in_phase,
+            now.long_writes_in_phase,
+            &mut self.long_writes_in_phase,
+        );
         let sent = add(&counters.bytes_sent_send, now.eager_sent, &mut self.eager_sent);
-        let received = add(&counters.bytes_received_send, now.eager_received, &mut self.eager_received);
+        let received =
+            add(&counters.bytes_received_send, now.eager_received, &mut self.eager_received);
         if sent + received > 0 {
             counters.fast.eager.add(sent + received);
         }

@@ -1,7 +1,7 @@
 //! When messages came, without a look at the clock for each.
 //!
-//! A look can be a system call. The protocol judges by times of seconds, and a message that it takes for an older one only
-//! makes it ask sooner whether the peer is there.
+//! A look can be a system call. The protocol judges by times of seconds, and a message that it
+//! takes for an older one only makes it ask sooner whether the peer is there.
 //!
 //! | from | on | to |
 //! |---|---|---|
@@ -11,10 +11,12 @@
 
 use std::time::{Duration, Instant};
 
-/// Looks between two times that the timer goes off. One at rest has fewer messages, and needs no timer for this.
+/// Looks between two times that the timer goes off. One at rest has fewer messages, and needs no
+/// timer for this.
 const EACH: u32 = 8;
 
-/// As old as a time may be: others than the heartbeat go by it, too, whether landing memory is idle for instance.
+/// As old as a time may be: others than the heartbeat go by it, too, whether landing memory is idle
+/// for instance.
 const MOST: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
@@ -81,8 +83,9 @@ impl Stamps {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use tokio::time::advance;
+
+    use super::*;
 
     const DEAD: Duration = Duration::from_secs(8);
 

@@ -55,7 +55,9 @@ impl Fault {
     pub(super) fn status(&self) -> Status {
         match self {
             Fault::Reset(code) => reset_status(*code),
-            Fault::Refused(_) => Status::unavailable("the peer takes no new calls on this connection"),
+            Fault::Refused(_) => {
+                Status::unavailable("the peer takes no new calls on this connection")
+            }
             Fault::Local(status) => status.clone(),
         }
     }
@@ -72,8 +74,8 @@ fn reset_status(code: ResetCode) -> Status {
     Status::new(grpc, format!("the peer reset the stream: {code}"))
 }
 
-/// Keeps a stream's [`StreamIo`]. With the last one the stream is forgotten, and reset unless all of it has been said:
-/// a response that is queued to its end still goes out.
+/// Keeps a stream's [`StreamIo`]. With the last one the stream is forgotten, and reset unless all
+/// of it has been said: a response that is queued to its end still goes out.
 #[derive(Debug)]
 pub(super) struct StreamRef {
     pub(super) shared: Arc<Shared>,
@@ -113,8 +115,8 @@ impl StreamRef {
         StreamRef { shared: shared.clone(), id, gone: false }
     }
 
-    /// Does what dropping it does, for whoever has the lock already. What is returned is freed outside of it: it may be the
-    /// last of an arena. A flush is for the caller.
+    /// Does what dropping it does, for whoever has the lock already. What is returned is freed
+    /// outside of it: it may be the last of an arena. A flush is for the caller.
     pub(super) fn let_go(&mut self, inner: &mut Inner) -> Option<StreamIo> {
         if std::mem::replace(&mut self.gone, true) {
             return None;
@@ -131,7 +133,8 @@ impl StreamRef {
 
 impl Opened {
     pub(super) fn new(shared: &Arc<Shared>, inner: &mut Inner, id: StreamId, block: Bytes) -> Self {
-        let (stream, reader) = (StreamRef::new(shared, inner, id), StreamRef::new(shared, inner, id));
+        let (stream, reader) =
+            (StreamRef::new(shared, inner, id), StreamRef::new(shared, inner, id));
         let empty = inner.streams.get(&id).is_none_or(StreamIo::is_at_end);
         Opened { stream, reader, empty, block }
     }

@@ -4,7 +4,8 @@ use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -76,8 +77,11 @@ impl Service<Request<Body>> for Echo {
                     while got < len {
                         got += body.frame().await.unwrap().unwrap().into_data().unwrap().len();
                     }
-                    let status =
-                        if body.is_end_stream() { Status::ok("") } else { Status::aborted("no end yet") };
+                    let status = if body.is_end_stream() {
+                        Status::ok("")
+                    } else {
+                        Status::aborted("no end yet")
+                    };
                     status.into_http()
                 }
                 "/slow" => {
@@ -127,7 +131,8 @@ async fn setup(config: SimConfig, total: usize) -> Setup {
         let hello = Hello::decode(incoming.private_data()).unwrap();
         assert_eq!(hello.ticket, [9; 16]);
         let accept = Accept { version: hello.version(), settings: options.proto.settings() };
-        let link = incoming.accept(&options.link, &server_pool, &accept.encode(), time).await.unwrap();
+        let link =
+            incoming.accept(&options.link, &server_pool, &accept.encode(), time).await.unwrap();
         let drain = async move {
             if drained.await.is_err() {
                 std::future::pending().await
@@ -148,7 +153,8 @@ async fn setup(config: SimConfig, total: usize) -> Setup {
     });
     let options = LinkOptions::for_pool(&pools[1], true, None);
     let hello = Hello::new([9; 16], options.proto.settings());
-    let connected = fabrics[1].connect(&addr, &options.link, &pools[1], &hello.encode(), time).await.unwrap();
+    let connected =
+        fabrics[1].connect(&addr, &options.link, &pools[1], &hello.encode(), time).await.unwrap();
     let accept = Accept::decode(&connected.private_data).unwrap();
     let counters = Arc::new(Counters::default());
     let client = FastClient::start(
@@ -160,7 +166,17 @@ async fn setup(config: SimConfig, total: usize) -> Setup {
         Arc::default(),
         Arc::new(super::Origin { uri: "http://host".parse().unwrap(), user_agent: None }),
     );
-    Setup { net, server_device, client_device, client, server, drain: Some(drain), pools, counters, dropped }
+    Setup {
+        net,
+        server_device,
+        client_device,
+        client,
+        server,
+        drain: Some(drain),
+        pools,
+        counters,
+        dropped,
+    }
 }
 
 fn request(path: &str, body: Body) -> Request<Body> {
@@ -201,7 +217,9 @@ impl Setup {
 async fn bytes_of_every_size_come_back() {
     for config in [SimConfig::default(), SimConfig { seed: 3, delay: 4, ..SimConfig::default() }] {
         let s = setup(config, 64 << 20).await;
-        for len in [0, 1, 100, 4000, 4079, 4080, 4081, 5000, 65_536, 1 << 20, (1 << 20) + 5, 5_000_000] {
+        for len in
+            [0, 1, 100, 4000, 4079, 4080, 4081, 5000, 65_536, 1 << 20, (1 << 20) + 5, 5_000_000]
+        {
             let body = pattern(len);
             let response = s.client.call(request("/collect", full(body.clone()))).await.unwrap();
             let (got, trailers) = collect(response).await;
@@ -290,7 +308,8 @@ async fn both_halves_stream() {
 async fn cancelling_drops_the_handler() {
     let mut s = setup(SimConfig::default(), 64 << 20).await;
     let call = tokio::spawn(s.client.call(request("/hang", full(&b"x"[..]))));
-    let (got, _) = collect(s.client.call(request("/collect", full(&b"y"[..]))).await.unwrap()).await;
+    let (got, _) =
+        collect(s.client.call(request("/collect", full(&b"y"[..]))).await.unwrap()).await;
     assert_eq!(&got[..], b"y");
     call.abort();
     s.dropped.recv().await.unwrap();
@@ -363,11 +382,13 @@ async fn a_lost_link_fails_its_calls_once_and_gives_memory_back() {
     }
 }
 
-/// A busy connection has more RECVs than it starts with, and staging; one at rest has given them back.
+/// A busy connection has more RECVs than it starts with, and staging; one at rest has given them
+/// back.
 #[tokio::test(start_paused = true)]
 async fn a_connection_at_rest_pins_under_64_kib() {
     let s = setup(SimConfig { seed: 4, delay: 2, ..SimConfig::default() }, 64 << 20).await;
-    let pinned = |s: &Setup| s.pools.each_ref().map(|pool| (pool.stats().control, pool.stats().registered));
+    let pinned =
+        |s: &Setup| s.pools.each_ref().map(|pool| (pool.stats().control, pool.stats().registered));
     const REST: usize = 60 << 10;
     for _ in 0..3 {
         let calls = (0..64).map(|_| s.client.call(request("/collect", full(pattern(3000)))));
@@ -388,18 +409,20 @@ async fn a_connection_at_rest_pins_under_64_kib() {
     s.finish().await;
 }
 
-/// Other connections have all that the pools can spare: there are few credits, and staging is a SEND slot.
+/// Other connections have all that the pools can spare: there are few credits, and staging is a
+/// SEND slot.
 #[tokio::test]
 async fn without_memory_to_spare_everything_still_goes() {
     let s = setup(SimConfig { seed: 6, delay: 2, ..SimConfig::default() }, 64 << 20).await;
     let all = |pool: &Pool| {
-        let blocks = [1 << 20, 64 << 10, 4096].map(|len| std::iter::from_fn(move || pool.spare(len)));
+        let blocks =
+            [1 << 20, 64 << 10, 4096].map(|len| std::iter::from_fn(move || pool.spare(len)));
         blocks.into_iter().flatten().collect::<Vec<_>>()
     };
     let others = s.pools.each_ref().map(all);
     let used = s.pools.each_ref().map(|pool| pool.stats().control);
-    let calls =
-        (0..64).map(|i| (pattern(i * 30_000), s.client.call(request("/echo", full(pattern(i * 30_000))))));
+    let calls = (0..64)
+        .map(|i| (pattern(i * 30_000), s.client.call(request("/echo", full(pattern(i * 30_000))))));
     for (body, call) in calls.map(|(body, call)| (body, tokio::spawn(call))).collect::<Vec<_>>() {
         assert!(collect(call.await.unwrap().unwrap()).await.0 == body);
     }
@@ -448,7 +471,8 @@ async fn a_stream_of_large_frames_never_waits_for_a_timer() {
             let frame = frame.clone();
             move |_| Ok::<_, Status>(Frame::data(frame.clone()))
         }));
-        let response = s.client.call(request("/echo", Body::new(StreamBody::new(frames)))).await.unwrap();
+        let response =
+            s.client.call(request("/echo", Body::new(StreamBody::new(frames)))).await.unwrap();
         let mut body = response.into_body();
         let mut got = 0;
         while let Some(frame) = body.frame().await {
@@ -457,12 +481,17 @@ async fn a_stream_of_large_frames_never_waits_for_a_timer() {
         assert_eq!(got, 64 * frame.len());
         drop(body);
         // The clock only moves when every task waits: then something was not woken.
-        assert!(started.elapsed() < Duration::from_secs(1), "{total}: stalled for {:?}", started.elapsed());
+        assert!(
+            started.elapsed() < Duration::from_secs(1),
+            "{total}: stalled for {:?}",
+            started.elapsed()
+        );
         s.finish().await;
     }
 }
 
-/// A unary handler starts when it has seen the end: until then it holds its message, and with it memory.
+/// A unary handler starts when it has seen the end: until then it holds its message, and with it
+/// memory.
 #[tokio::test]
 async fn the_end_comes_with_the_last_bytes() {
     let s = setup(SimConfig::default(), 64 << 20).await;

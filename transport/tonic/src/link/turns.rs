@@ -1,8 +1,9 @@
 //! When the driver has its next turn while it has more to copy.
 //!
-//! On a runtime of one thread it goes behind everything, sockets and timers too: another connection may have been rung.
-//! tokio does that for a task that yields ([`tokio::task::yield_now`]) when no task is left to run, and else once in
-//! `event_interval` (61) polls of tasks. Where there always is one to run that is too seldom, so it is measured:
+//! On a runtime of one thread it goes behind everything, sockets and timers too: another connection
+//! may have been rung. tokio does that for a task that yields ([`tokio::task::yield_now`]) when no
+//! task is left to run, and else once in `event_interval` (61) polls of tasks. Where there always
+//! is one to run that is too seldom, so it is measured:
 //!
 //! | state | on | next |
 //! |---|---|---|
@@ -11,8 +12,8 @@
 //! | BehindAll | back later | BehindTasks([`BUSY`]) |
 //! | BehindTasks(n) | | BehindTasks(n - 1), BehindAll after 1 |
 //!
-//! On a runtime of several threads it goes behind the other tasks, where another thread may take it up; one of them looks at
-//! the sockets.
+//! On a runtime of several threads it goes behind the other tasks, where another thread may take it
+//! up; one of them looks at the sockets.
 
 use std::future::Future;
 use std::pin::pin;
@@ -83,10 +84,12 @@ impl Turns {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+    use std::sync::atomic::AtomicU32;
+    use std::sync::atomic::Ordering::Relaxed;
     use std::task::{Wake, Waker};
+
+    use super::*;
 
     #[derive(Default)]
     struct Count(AtomicU32);

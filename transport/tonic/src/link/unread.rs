@@ -133,7 +133,9 @@ impl Unread {
         if !self.joins(len, place) {
             self.close();
             let part = match part {
-                Part::Landed(landed) if place == Place::Heap => Part::Landed(landed.to_private().into()),
+                Part::Landed(landed) if place == Place::Heap => {
+                    Part::Landed(landed.to_private().into())
+                }
                 part => part,
             };
             return self.pieces.push_back(Piece { part, bulk, landed, joined: false });
@@ -166,7 +168,8 @@ impl Unread {
 
     /// All bytes by what they count as.
     pub(super) fn flows(&self) -> [(u32, Flow); 2] {
-        let joining = self.joining.as_deref().map(|joining| (joining.bytes.len() as u32, joining.bulk));
+        let joining =
+            self.joining.as_deref().map(|joining| (joining.bytes.len() as u32, joining.bulk));
         let pieces = self.pieces.iter().map(|piece| (piece.len(), piece.bulk));
         let (mut window, mut bulk) = (0, 0);
         for (len, of_bulk) in pieces.chain(joining) {
@@ -287,7 +290,8 @@ mod tests {
             &[(2860, LANDING), (1, Place::Message)],
             &[(5600, LANDING), (4000, Place::Message), (400, Place::Heap), (33_000, Place::Heap)],
         ];
-        let runs = kinds.into_iter().flat_map(|kind| [0, 42, 63, 2048, 4095].map(|begin| (kind, begin)));
+        let runs =
+            kinds.into_iter().flat_map(|kind| [0, 42, 63, 2048, 4095].map(|begin| (kind, begin)));
         for (kind, begin) in runs {
             let (mut unread, mut window) = (Unread::default(), 2 << 20);
             for &(len, place) in kind.iter().cycle() {

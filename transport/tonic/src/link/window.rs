@@ -1,8 +1,9 @@
 //! How much of WRITEs is under way at a time.
 //!
-//! Enough to keep the link busy, which is bandwidth times delay, and no more: a small message that comes now waits behind
-//! what is posted (R13). Neither figure is known, nor needed: a link that has run dry while there was more to write had too
-//! little, and one that never does may have too much.
+//! Enough to keep the link busy, which is bandwidth times delay, and no more: a small message that
+//! comes now waits behind what is posted (R13). Neither figure is known, nor needed: a link that
+//! has run dry while there was more to write had too little, and one that never does may have too
+//! much.
 //!
 //! | on | window |
 //! |---|---|
@@ -10,7 +11,8 @@
 //! | [`CALM`] completions in a row with some still under way | reduced by a quarter, down to [`LEAST`] |
 //! | a message went the same way as SEND while WRITEs were under way | [`LEAST`] |
 //!
-//! A WRITE at each half of the window reports its completion, so that there is time to post the next half.
+//! A WRITE at each half of the window reports its completion, so that there is time to post the
+//! next half.
 
 /// Bytes: 80 us of 100 Gb/s.
 const LEAST: usize = 1 << 20;
@@ -47,7 +49,8 @@ impl WriteWindow {
         self.size / 4
     }
 
-    /// WRITEs have been completed: so many bytes are still under way, and whether payload waits for room.
+    /// WRITEs have been completed: so many bytes are still under way, and whether payload waits for
+    /// room.
     pub(super) fn completed(&mut self, writing: usize, waits: bool) {
         match (writing, waits) {
             (0, true) => {

@@ -1,12 +1,14 @@
-//! Handles of what connections and channels count. They are looked up when a connection is made, never per call.
+//! Handles of what connections and channels count. They are looked up when a connection is made,
+//! never per call.
+
+use std::time::Duration;
 
 use ::metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
-use std::time::Duration;
 use tonic_rdma_proto::{Side, Stats};
 
 use super::{
-    CALLS, COMPLETIONS, CONNECTIONS, CONNECTIONS_MADE, COPIED, CREDIT_WAITS, FALLBACKS, GRANTS, HANDSHAKE,
-    MESSAGES, PAYLOAD, RECONNECTS, WRITES,
+    CALLS, COMPLETIONS, CONNECTIONS, CONNECTIONS_MADE, COPIED, CREDIT_WAITS, FALLBACKS, GRANTS,
+    HANDSHAKE, MESSAGES, PAYLOAD, RECONNECTS, WRITES,
 };
 use crate::path::Path;
 use crate::reason::{self, Reason};

@@ -1,16 +1,15 @@
 //! What the transport tells through the [`metrics`](::metrics) facade, and by [`tracing`] spans.
 //!
 //! [`ALL`] is the list of metrics for programs, [`describe`] hands it to a recorder, and
-//! [`Context::record_metrics`](crate::Context::record_metrics) records what belongs to pools. What follows is also
-//! docs/metrics.md of the repository.
+//! [`Context::record_metrics`](crate::Context::record_metrics) records what belongs to pools. What
+//! follows is also docs/metrics.md of the repository.
 #![doc = include_str!("../../../../docs/metrics.md")]
 
 mod meter;
 mod pool;
 
-pub(crate) use meter::{LinkMeter, calls, copied, fallback, handshake, payload, reconnect, role};
-
 use ::metrics::Unit;
+pub(crate) use meter::{LinkMeter, calls, copied, fallback, handshake, payload, reconnect, role};
 
 /// One metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

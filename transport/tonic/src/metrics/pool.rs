@@ -1,4 +1,5 @@
-//! The figures of pools. They change with every buffer, and nobody is told: they are read when they are asked for.
+//! The figures of pools. They change with every buffer, and nobody is told: they are read when they
+//! are asked for.
 
 use ::metrics::{counter, gauge};
 use tonic_rdma_memory::PoolStats;
@@ -7,10 +8,12 @@ use super::{POOL_BYTES, POOL_REGISTRATIONS, POOL_WAITS};
 use crate::Context;
 
 impl Context {
-    /// Records the figures of this context's pools with the [`metrics`](::metrics) facade: `tonic_rdma_pool_bytes` and
-    /// the two counters beside it ([the list](crate::metrics)). To be called before each scrape, or at an interval.
+    /// Records the figures of this context's pools with the [`metrics`](::metrics) facade:
+    /// `tonic_rdma_pool_bytes` and the two counters beside it ([the list](crate::metrics)). To be
+    /// called before each scrape, or at an interval.
     ///
-    /// Contexts that have a device in common also have its series in common: record one of them. Cancel safe.
+    /// Contexts that have a device in common also have its series in common: record one of them.
+    /// Cancel safe.
     pub async fn record_metrics(&self) {
         for (device, stats) in self.pool_stats().await {
             for (state, bytes) in states(&stats) {
@@ -40,19 +43,24 @@ fn states(stats: &PoolStats) -> [(&'static str, usize); 6] {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use tonic_rdma_memory::{HeapRegistrar, Pool, PoolConfig};
+
+    use super::*;
 
     #[tokio::test]
     async fn states_add_up_to_what_is_registered() {
-        let pool = Pool::new(PoolConfig::default(), std::sync::Arc::new(HeapRegistrar::default())).unwrap();
+        let pool = Pool::new(PoolConfig::default(), std::sync::Arc::new(HeapRegistrar::default()))
+            .unwrap();
         let control = pool.control(100 << 10).unwrap();
         let buffer = pool.alloc(5000).await.unwrap();
         let mut landing = pool.landing();
         let granted = landing.alloc(64 << 10, 1).unwrap().unwrap();
         let filled = landing.alloc(64 << 10, 1).unwrap().unwrap().filled(1000);
         let of = |stats: &PoolStats, wanted| {
-            states(stats).into_iter().find_map(|(state, bytes)| (state == wanted).then_some(bytes)).unwrap()
+            states(stats)
+                .into_iter()
+                .find_map(|(state, bytes)| (state == wanted).then_some(bytes))
+                .unwrap()
         };
         let stats = pool.stats();
         for state in ["send", "control", "granted", "filled", "leased"] {

@@ -1,35 +1,34 @@
 //! The fast path of a server: where it listens, tickets, and the connections they let in.
 
-use super::{
-    Settings,
-    listeners::{Listeners, Place},
-    stack::Layered,
-};
-use crate::{
-    bootstrap::{
-        service::{Listening, Offer, Offering},
-        tickets::{Ticket, Tickets},
-    },
-    codec::Methods,
-    connect_info::{ConnectionPool, RdmaConnectInfo},
-    context::{Context, Spot},
-    link::{Accepted, LinkOptions},
-    metrics,
-    path::Path,
-    policy::FabricKind,
-    reason::{Reason, ReasonCode},
-};
+use std::convert::Infallible;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
 use http::Extensions;
-use std::{convert::Infallible, future::Future, net::SocketAddr, sync::Arc, time::Duration};
-use tokio::{
-    sync::{Semaphore, mpsc, watch},
-    time::Instant,
-};
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::time::Instant;
 use tonic_rdma_fabric::{
     Addr, AnyLink, Fabric, FabricError, Incoming, Link, Listener, LogThrottle, ShmAddr, Transport,
 };
 use tonic_rdma_memory::Pool;
-use tonic_rdma_proto::{Accept, Hello, Reject, Settings as PeerSettings, Side, hello::HelloError};
+use tonic_rdma_proto::hello::HelloError;
+use tonic_rdma_proto::{Accept, Hello, Reject, Settings as PeerSettings, Side};
+
+use super::Settings;
+use super::listeners::{Listeners, Place};
+use super::stack::Layered;
+use crate::bootstrap::service::{Listening, Offer, Offering};
+use crate::bootstrap::tickets::{Ticket, Tickets};
+use crate::codec::Methods;
+use crate::connect_info::{ConnectionPool, RdmaConnectInfo};
+use crate::context::{Context, Spot};
+use crate::link::{Accepted, LinkOptions};
+use crate::metrics;
+use crate::path::Path;
+use crate::policy::FabricKind;
+use crate::reason::{Reason, ReasonCode};
 
 /// A connection that is accepted stands within this, or is given up.
 const ACCEPT_LIMIT: Duration = Duration::from_secs(5);
@@ -37,7 +36,8 @@ const ACCEPT_LIMIT: Duration = Duration::from_secs(5);
 const MAX_CONNECTIONS: usize = 4096;
 /// Connections in the making at a time by default.
 const MAX_HANDSHAKES: usize = 64;
-/// Pause before listening is tried again where nothing has changed: somebody has to mend something first.
+/// Pause before listening is tried again where nothing has changed: somebody has to mend something
+/// first.
 const RETRY: Duration = Duration::from_secs(60);
 /// Lines about connections that do not come about, of all servers of the process: a flood is not
 /// to fill the disk.
@@ -66,8 +66,8 @@ impl FastPath {
         self.context.paths(&self.fabrics)
     }
 
-    /// Makes `listeners` what they should be now: one where the TCP side is bound, or wherever there is a device for the
-    /// path. Those that are there already stay.
+    /// Makes `listeners` what they should be now: one where the TCP side is bound, or wherever
+    /// there is a device for the path. Those that are there already stay.
     ///
     /// # Errors
     /// There is none.
@@ -104,7 +104,9 @@ impl FastPath {
                         Listening::Ip { addr, device, transport } => {
                             tracing::info!(%path, device, transport, %addr, "fast path offered");
                         }
-                        Listening::Shm { socket, .. } => tracing::info!(%path, socket, "fast path offered"),
+                        Listening::Shm { socket, .. } => {
+                            tracing::info!(%path, socket, "fast path offered")
+                        }
                     }
                     listeners.add(place, listening, listener, pool);
                 }
@@ -115,14 +117,20 @@ impl FastPath {
             }
         }
         if listeners.is_empty() {
-            let none = || Reason::new(ReasonCode::NotOnRdmaDevice, "no local address lies on an RDMA device");
+            let none = || {
+                Reason::new(ReasonCode::NotOnRdmaDevice, "no local address lies on an RDMA device")
+            };
             return Err(failed.unwrap_or_else(none));
         }
         Ok(())
     }
 
     /// Listens for the first time, and tells.
-    pub(super) async fn start(&self, path: Path, bound: Option<SocketAddr>) -> Result<Listeners, Reason> {
+    pub(super) async fn start(
+        &self,
+        path: Path,
+        bound: Option<SocketAddr>,
+    ) -> Result<Listeners, Reason> {
         let mut listeners = Listeners::default();
         let listening = self.listen(path, bound, &mut listeners).await;
         self.tell(path, listening.as_ref().map(|()| &listeners));
@@ -137,8 +145,8 @@ impl FastPath {
         self.offering.send_modify(|offering| offering.set(path, offer));
     }
 
-    /// Serves one path until dropped: accepts, and listens anew when a listener has ended, when devices or addresses have
-    /// come or gone, and from time to time while it is nowhere possible.
+    /// Serves one path until dropped: accepts, and listens anew when a listener has ended, when
+    /// devices or addresses have come or gone, and from time to time while it is nowhere possible.
     pub(super) async fn run(
         self: Arc<Self>,
         path: Path,
@@ -196,7 +204,11 @@ impl FastPath {
                 Err((reject, why)) => return this.refuse(incoming, reject, &why),
             };
             let Ok(_place) = this.limits.connections.clone().try_acquire_owned() else {
-                return this.refuse(incoming, Reject::Connections, &Reject::Connections.to_string());
+                return this.refuse(
+                    incoming,
+                    Reject::Connections,
+                    &Reject::Connections.to_string(),
+                );
             };
             let mut options = this.context.link_options(&pool, incoming.grows());
             if let Some(max) = this.settings.max_concurrent_streams {
@@ -206,15 +218,19 @@ impl FastPath {
             options.dead_peer(this.settings.dead_peer_timeout);
             options.copy_on_delivery = this.settings.copy_on_delivery;
             // Tried here, so that the client is told.
-            let room = pool.may_land().and_then(|()| pool.control(options.link.control_bytes()).map(drop));
+            let room =
+                pool.may_land().and_then(|()| pool.control(options.link.control_bytes()).map(drop));
             if let Err(error) = room {
                 return this.refuse(incoming, Reject::Resources, &error.to_string());
             }
-            let accept = Accept { version: hello.version(), settings: options.proto.settings() }.encode();
+            let accept =
+                Accept { version: hello.version(), settings: options.proto.settings() }.encode();
             let accepted = incoming.accept(&options.link, &pool, &accept, ACCEPT_LIMIT).await;
             drop(handshake);
             match accepted {
-                Ok(link) => this.serve(link, pool, hello.settings, options, layered, extensions).await,
+                Ok(link) => {
+                    this.serve(link, pool, hello.settings, options, layered, extensions).await
+                }
                 Err(error) => {
                     let reason = crate::cause::connect(error);
                     if let Some(suppressed) = REFUSED.pass() {
@@ -275,8 +291,9 @@ impl FastPath {
         let own = self.settings.stats.connection();
         own.counters.connections.add(1);
         let age = self.settings.max_connection_age;
-        let grace =
-            age.zip(self.settings.max_connection_age_grace).map(|(age, grace)| age.saturating_add(grace));
+        let grace = age
+            .zip(self.settings.max_connection_age_grace)
+            .map(|(age, grace)| age.saturating_add(grace));
         let (old, too_old) = (sleep_for(&link, age), sleep_for(&link, grace));
         let accepted = Accepted {
             link,
@@ -321,7 +338,11 @@ impl Limits {
 }
 
 /// On `addr`, or on a free port where that one is taken or is one of TCP's.
-fn listen_near(fabric: &Fabric, addr: SocketAddr, transport: Transport) -> Result<Listener, FabricError> {
+fn listen_near(
+    fabric: &Fabric,
+    addr: SocketAddr,
+    transport: Transport,
+) -> Result<Listener, FabricError> {
     let free = Addr::Ip(SocketAddr::new(addr.ip(), 0));
     if transport == Transport::IWarp {
         return fabric.listen(&free);
@@ -333,12 +354,20 @@ fn listen_near(fabric: &Fabric, addr: SocketAddr, transport: Transport) -> Resul
 }
 
 /// What clients are told of a listener.
-fn listening(listener: &Listener, fabric: &Fabric, transport: Transport) -> Result<Listening, FabricError> {
+fn listening(
+    listener: &Listener,
+    fabric: &Fabric,
+    transport: Transport,
+) -> Result<Listening, FabricError> {
     Ok(match listener.local_addr() {
-        Addr::Shm(addr) => Listening::Shm { boot_id: Fabric::boot_id()?, socket: addr.name().to_owned() },
-        Addr::Ip(addr) => {
-            Listening::Ip { addr, device: fabric.name().to_owned(), transport: transport.to_string() }
+        Addr::Shm(addr) => {
+            Listening::Shm { boot_id: Fabric::boot_id()?, socket: addr.name().to_owned() }
         }
+        Addr::Ip(addr) => Listening::Ip {
+            addr,
+            device: fabric.name().to_owned(),
+            transport: transport.to_string(),
+        },
         addr => return Err(FabricError::WrongAddress { provider: fabric.provider(), addr }),
     })
 }

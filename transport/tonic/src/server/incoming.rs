@@ -1,35 +1,34 @@
 //! What stands between a listener and tonic's server: an end without losses, and limits.
 //!
-//! - **The backlog is served.** When the server is told to end, connections that have been made already, and wait to be
-//!   accepted, are accepted first. tonic alone closes the listener over them, which resets them, with calls on the way.
-//! - **Sockets linger.** A socket that is closed while something of the peer's lies in it unread is reset by the system,
-//!   and the peer then loses what it has not read itself: the last answers of a connection that ends in good order. So
-//!   what the peer still says, updates of windows mostly, is read and dropped until it has closed as well.
-//! - **Accepting that fails is not tried again at once.** A process that has no descriptor left would do nothing else.
+//! - **The backlog is served.** When the server is told to end, connections that have been made
+//!   already, and wait to be accepted, are accepted first. tonic alone closes the listener over
+//!   them, which resets them, with calls on the way.
+//! - **Sockets linger.** A socket that is closed while something of the peer's lies in it unread is
+//!   reset by the system, and the peer then loses what it has not read itself: the last answers of
+//!   a connection that ends in good order. So what the peer still says, updates of windows mostly,
+//!   is read and dropped until it has closed as well.
+//! - **Accepting that fails is not tried again at once.** A process that has no descriptor left
+//!   would do nothing else.
 //! - **Connections have a limit.** What comes beyond it is closed before it costs anything.
 //! - **What an Offer has shown of a connection is known until the connection closes**
 //!   (`bootstrap::gateways`).
 
-use crate::bootstrap::{
-    capture::Connection,
-    gateways::{Gateways, Known},
-};
+use std::future::{Future, poll_fn};
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
 use futures_core::Stream;
 use pin_project_lite::pin_project;
-use std::{
-    future::{Future, poll_fn},
-    io,
-    pin::{Pin, pin},
-    sync::Arc,
-    task::{Context, Poll, ready},
-    time::Duration,
-};
-use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::Sleep,
-};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Sleep;
 use tonic::transport::server::Connected;
+
+use crate::bootstrap::capture::Connection;
+use crate::bootstrap::gateways::{Gateways, Known};
 
 /// A peer that has been told of the end may take this long to close.
 const LINGER: Duration = Duration::from_secs(1);
@@ -57,13 +56,29 @@ pin_project! {
 }
 
 impl<I, F, G> Accepting<I, F, G> {
-    /// `on_signal` is called when `signal` completes, before the backlog is accepted; at most `most` connections live at
-    /// a time.
-    pub(super) fn new(inner: I, signal: F, on_signal: G, most: usize, gateways: Arc<Gateways>) -> Self {
+    /// `on_signal` is called when `signal` completes, before the backlog is accepted; at most
+    /// `most` connections live at a time.
+    pub(super) fn new(
+        inner: I,
+        signal: F,
+        on_signal: G,
+        most: usize,
+        gateways: Arc<Gateways>,
+    ) -> Self {
         let most = most.min(Semaphore::MAX_PERMITS);
         let places = Arc::new(Semaphore::new(most));
         let (signal, on_signal) = (Some(signal), Some(on_signal));
-        Self { inner, signal, on_signal, places, most, gateways, refused: 0, pause: None, failing: false }
+        Self {
+            inner,
+            signal,
+            on_signal,
+            places,
+            most,
+            gateways,
+            refused: 0,
+            pause: None,
+            failing: false,
+        }
     }
 }
 
@@ -177,7 +192,11 @@ impl<IO: AsyncRead + Unpin> AsyncRead for Lingering<IO> {
 }
 
 impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lingering<IO> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.io).poll_write(cx, buf)
     }
 

@@ -1,11 +1,16 @@
 //! The listeners of one path, all of which are accepted from at once.
 
-use super::{fast::FastPath, stack::Layered};
-use crate::{bootstrap::service::Listening, reason::Reason};
-use std::{net::IpAddr, sync::Arc};
+use std::net::IpAddr;
+use std::sync::Arc;
+
 use tokio::task::{AbortHandle, JoinSet};
 use tonic_rdma_fabric::{Fabric, Listener};
 use tonic_rdma_memory::Pool;
+
+use super::fast::FastPath;
+use super::stack::Layered;
+use crate::bootstrap::service::Listening;
+use crate::reason::Reason;
 
 /// What a listener listens on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,7 +59,13 @@ impl Listeners {
         self.all.iter().any(|one| one.place == *place)
     }
 
-    pub(super) fn add(&mut self, place: Place, listening: Listening, listener: Listener, pool: Pool) {
+    pub(super) fn add(
+        &mut self,
+        place: Place,
+        listening: Listening,
+        listener: Listener,
+        pool: Pool,
+    ) {
         self.all.push(One { place, listening, state: State::Idle(Some((listener, pool))) });
     }
 
@@ -69,8 +80,8 @@ impl Listeners {
         });
     }
 
-    /// Accepts on all of them until one ends, and says why. Never returns when there is none. Cancel safe: accepting goes
-    /// on meanwhile.
+    /// Accepts on all of them until one ends, and says why. Never returns when there is none.
+    /// Cancel safe: accepting goes on meanwhile.
     pub(super) async fn accept(&mut self, fast: &Arc<FastPath>, layered: Layered) -> Reason {
         let Self { all, tasks } = self;
         for one in all.iter_mut() {

@@ -18,21 +18,25 @@ mod serve;
 mod stack;
 mod tcp;
 
-pub use router::Router;
+use std::convert::Infallible;
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
 
-use crate::{
-    context::Context,
-    policy::{FabricKind, Policy, distinct},
-    stats::ServerStats,
-};
 use axum::response::IntoResponse;
 use http::Request;
-use std::{convert::Infallible, fmt, net::SocketAddr, sync::Arc, time::Duration};
-use tonic::{body::Body, server::NamedService, service::Routes, transport::server::TcpIncoming};
-use tower::{
-    Service, ServiceBuilder,
-    layer::util::{Identity, Stack},
-};
+pub use router::Router;
+use tonic::body::Body;
+use tonic::server::NamedService;
+use tonic::service::Routes;
+use tonic::transport::server::TcpIncoming;
+use tower::layer::util::{Identity, Stack};
+use tower::{Service, ServiceBuilder};
+
+use crate::context::Context;
+use crate::policy::{FabricKind, Policy, distinct};
+use crate::stats::ServerStats;
 
 type TraceFn = Arc<dyn Fn(&Request<()>) -> tracing::Span + Send + Sync>;
 
@@ -107,7 +111,10 @@ impl Default for Server {
 }
 
 impl<L> Server<L> {
-    fn with_tcp(mut self, f: impl FnOnce(tonic::transport::Server) -> tonic::transport::Server) -> Self {
+    fn with_tcp(
+        mut self,
+        f: impl FnOnce(tonic::transport::Server) -> tonic::transport::Server,
+    ) -> Self {
         self.tcp = f(self.tcp);
         self
     }
@@ -178,17 +185,17 @@ impl<L> Server<L> {
 
     /// Whether to offer the fast path. Default is [`Policy::Auto`].
     ///
-    /// With [`Policy::Require`] serving fails at its start where RDMA cannot be offered, or shared memory if that is
-    /// the only [fabric](Server::fabrics) allowed.
-    /// The environment variable `TONIC_RDMA`, where it is set, wins over this.
+    /// With [`Policy::Require`] serving fails at its start where RDMA cannot be offered, or shared
+    /// memory if that is the only [fabric](Server::fabrics) allowed. The environment variable
+    /// `TONIC_RDMA`, where it is set, wins over this.
     #[must_use]
     pub fn policy(mut self, policy: Policy) -> Self {
         self.shared.policy = policy;
         self
     }
 
-    /// The fabrics that may be offered. Default is [`FabricKind::DEFAULT`]: shared memory to clients on the same host,
-    /// RDMA to all. The order is the client's to choose.
+    /// The fabrics that may be offered. Default is [`FabricKind::DEFAULT`]: shared memory to
+    /// clients on the same host, RDMA to all. The order is the client's to choose.
     ///
     /// Fabrics named in the environment variable `TONIC_RDMA` win over this.
     #[must_use]
@@ -222,57 +229,62 @@ impl<L> Server<L> {
 
     /// Limit the fast-path connections that live at a time. Default is 4,096.
     ///
-    /// Clients beyond it stay on TCP with the reason [`LimitReached`](crate::ReasonCode::LimitReached), and try again. A
-    /// connection takes up to 60 KiB of pinned memory as long as it lives ([`Context`]'s pool may allow fewer: then the
-    /// reason is [`PoolExhausted`](crate::ReasonCode::PoolExhausted)), and up to 428 while it is busy.
+    /// Clients beyond it stay on TCP with the reason
+    /// [`LimitReached`](crate::ReasonCode::LimitReached), and try again. A connection takes up to
+    /// 60 KiB of pinned memory as long as it lives ([`Context`]'s pool may allow fewer: then the
+    /// reason is [`PoolExhausted`](crate::ReasonCode::PoolExhausted)), and up to 428 while it is
+    /// busy.
     #[must_use]
     pub fn max_connections(mut self, most: usize) -> Self {
         self.shared.max_connections = Some(most);
         self
     }
 
-    /// Limit the connect requests to the fast path that are looked at, or answered and not yet established, at a time.
-    /// Default is 64.
+    /// Limit the connect requests to the fast path that are looked at, or answered and not yet
+    /// established, at a time. Default is 64.
     ///
     /// Those beyond it are refused before anything is looked up or made for them, with the reason
-    /// [`LimitReached`](crate::ReasonCode::LimitReached). One takes a few milliseconds, and never more than 5 s.
+    /// [`LimitReached`](crate::ReasonCode::LimitReached). One takes a few milliseconds, and never
+    /// more than 5 s.
     #[must_use]
     pub fn max_handshakes(mut self, most: usize) -> Self {
         self.shared.max_handshakes = Some(most);
         self
     }
 
-    /// Limit the headers of a request, in bytes: names and values with a few bytes for each (both paths). Default is
-    /// 64 KiB on the fast path, hyper's 16 KiB on TCP.
+    /// Limit the headers of a request, in bytes: names and values with a few bytes for each (both
+    /// paths). Default is 64 KiB on the fast path, hyper's 16 KiB on TCP.
     ///
-    /// On the fast path from 4 KiB to 1 MiB; what is below or above that is taken as the nearest, and one name or value may
-    /// have 65,535 bytes. A call with more fails
-    /// at the client with RESOURCE_EXHAUSTED.
+    /// On the fast path from 4 KiB to 1 MiB; what is below or above that is taken as the nearest,
+    /// and one name or value may have 65,535 bytes. A call with more fails at the client with
+    /// RESOURCE_EXHAUSTED.
     #[must_use]
     pub fn max_header_size(mut self, bytes: u32) -> Self {
         self.shared.max_header_size = Some(bytes);
         self.http2_max_header_list_size(bytes)
     }
 
-    /// How long a client may be silent on the fast path until it is taken for dead, and its calls are dropped. Default is 5 s;
-    /// from 10 ms to a day, what is below or above that is taken as the nearest. See
-    /// [`Endpoint::dead_peer_timeout`](crate::Endpoint::dead_peer_timeout); either side has its own.
+    /// How long a client may be silent on the fast path until it is taken for dead, and its calls
+    /// are dropped. Default is 5 s; from 10 ms to a day, what is below or above that is taken as
+    /// the nearest. See [`Endpoint::dead_peer_timeout`](crate::Endpoint::dead_peer_timeout); either
+    /// side has its own.
     ///
-    /// The last messages of a connection that ends have as long to get away: a server that is told to end waits so long for
-    /// a client that takes none.
+    /// The last messages of a connection that ends have as long to get away: a server that is told
+    /// to end waits so long for a client that takes none.
     #[must_use]
     pub fn dead_peer_timeout(mut self, time: Duration) -> Self {
         self.shared.dead_peer_timeout = Some(time);
         self
     }
 
-    /// Copy what clients send out of the memory that they can write to, before a handler sees it. Off by default.
+    /// Copy what clients send out of the memory that they can write to, before a handler sees it.
+    /// Off by default.
     ///
-    /// A client that breaks the protocol can still write to memory that it was granted, after it has said that it is done:
-    /// to `Bytes` fields that [`ProstCodec`](crate::codec::ProstCodec) decoded from what it has
-    /// sent itself, while a handler checks or uses them, and to nothing else. Where clients are not
-    /// trusted that far, this takes
-    /// the zero out of zero-copy: each message is copied once, from landing memory to the heap, and counted in
+    /// A client that breaks the protocol can still write to memory that it was granted, after it
+    /// has said that it is done: to `Bytes` fields that [`ProstCodec`](crate::codec::ProstCodec)
+    /// decoded from what it has sent itself, while a handler checks or uses them, and to nothing
+    /// else. Where clients are not trusted that far, this takes the zero out of zero-copy: each
+    /// message is copied once, from landing memory to the heap, and counted in
     /// [`Copied::delivery`](crate::Copied::delivery). Over TCP there is no such memory.
     #[must_use]
     pub fn copy_on_delivery(mut self, copy: bool) -> Self {
@@ -337,7 +349,12 @@ impl<L> Server<L> {
     /// route around different services.
     pub fn add_service<S>(&mut self, svc: S) -> Router<L>
     where
-        S: Service<Request<Body>, Error = Infallible> + NamedService + Clone + Send + Sync + 'static,
+        S: Service<Request<Body>, Error = Infallible>
+            + NamedService
+            + Clone
+            + Send
+            + Sync
+            + 'static,
         S::Response: IntoResponse,
         S::Future: Send + 'static,
         L: Clone,
@@ -351,11 +368,17 @@ impl<L> Server<L> {
     /// route around different services.
     ///
     /// # Note
-    /// Even when the argument given is `None` this will capture *all* requests to this service name.
-    /// As a result, one cannot use this to toggle between two identically named implementations.
+    /// Even when the argument given is `None` this will capture *all* requests to this service
+    /// name. As a result, one cannot use this to toggle between two identically named
+    /// implementations.
     pub fn add_optional_service<S>(&mut self, svc: Option<S>) -> Router<L>
     where
-        S: Service<Request<Body>, Error = Infallible> + NamedService + Clone + Send + Sync + 'static,
+        S: Service<Request<Body>, Error = Infallible>
+            + NamedService
+            + Clone
+            + Send
+            + Sync
+            + 'static,
         S::Response: IntoResponse,
         S::Future: Send + 'static,
         L: Clone,

@@ -1,18 +1,24 @@
 //! The router: services, and the ways to serve them.
 
-use super::{
-    Server,
-    serve::{Never, serve},
-};
-use crate::error::Error;
+use std::convert::Infallible;
+use std::future::Future;
+use std::net::SocketAddr;
+
 use axum::response::IntoResponse;
 use bytes::Bytes;
 use futures_core::Stream;
 use http::{Request, Response};
-use std::{convert::Infallible, future::Future, net::SocketAddr};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tonic::{body::Body, server::NamedService, service::Routes, transport::server::Connected};
-use tower::{Layer, Service, layer::util::Identity};
+use tonic::body::Body;
+use tonic::server::NamedService;
+use tonic::service::Routes;
+use tonic::transport::server::Connected;
+use tower::layer::util::Identity;
+use tower::{Layer, Service};
+
+use super::Server;
+use super::serve::{Never, serve};
+use crate::error::Error;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -32,7 +38,12 @@ impl<L> Router<L> {
     #[must_use]
     pub fn add_service<S>(mut self, svc: S) -> Self
     where
-        S: Service<Request<Body>, Error = Infallible> + NamedService + Clone + Send + Sync + 'static,
+        S: Service<Request<Body>, Error = Infallible>
+            + NamedService
+            + Clone
+            + Send
+            + Sync
+            + 'static,
         S::Response: IntoResponse,
         S::Future: Send + 'static,
     {
@@ -43,12 +54,18 @@ impl<L> Router<L> {
     /// Add a new optional service to this router.
     ///
     /// # Note
-    /// Even when the argument given is `None` this will capture *all* requests to this service name.
-    /// As a result, one cannot use this to toggle between two identically named implementations.
+    /// Even when the argument given is `None` this will capture *all* requests to this service
+    /// name. As a result, one cannot use this to toggle between two identically named
+    /// implementations.
     #[must_use]
     pub fn add_optional_service<S>(self, svc: Option<S>) -> Self
     where
-        S: Service<Request<Body>, Error = Infallible> + NamedService + Clone + Send + Sync + 'static,
+        S: Service<Request<Body>, Error = Infallible>
+            + NamedService
+            + Clone
+            + Send
+            + Sync
+            + 'static,
         S::Response: IntoResponse,
         S::Future: Send + 'static,
     {

@@ -1,44 +1,38 @@
 //! Both paths side by side, from start to shutdown.
 
-use super::{
-    Server,
-    fast::{FastPath, Limits},
-    incoming::Accepting,
-    stack::Layered,
-};
-use crate::{
-    bootstrap::{
-        capture::Capture,
-        gateways::Gateways,
-        pb::bootstrap_server::BootstrapServer,
-        service::{OfferService, Offering},
-        tickets::{CAPACITY, LIFETIME, Tickets},
-    },
-    codec::{Methods, TcpCalls},
-    error::Error,
-    metrics,
-    path::Path,
-    policy::{EnvSettings, Policy},
-    reason::{Reason, ReasonCode},
-    spans::Calls,
-};
+use std::convert::Infallible;
+use std::future::{Future, Pending};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
 use bytes::Bytes;
 use futures_core::Stream;
 use http::{Request, Response};
-use std::{
-    convert::Infallible,
-    future::{Future, Pending},
-    net::SocketAddr,
-    sync::Arc,
-};
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    sync::{mpsc, watch},
-    task::JoinSet,
-};
-use tonic::{body::Body, service::Routes, transport::server::Connected};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tonic::body::Body;
+use tonic::service::Routes;
+use tonic::transport::server::Connected;
 use tonic_rdma_proto::Side;
 use tower::{Layer, Service};
+
+use super::Server;
+use super::fast::{FastPath, Limits};
+use super::incoming::Accepting;
+use super::stack::Layered;
+use crate::bootstrap::capture::Capture;
+use crate::bootstrap::gateways::Gateways;
+use crate::bootstrap::pb::bootstrap_server::BootstrapServer;
+use crate::bootstrap::service::{OfferService, Offering};
+use crate::bootstrap::tickets::{CAPACITY, LIFETIME, Tickets};
+use crate::codec::{Methods, TcpCalls};
+use crate::error::Error;
+use crate::metrics;
+use crate::path::Path;
+use crate::policy::{EnvSettings, Policy};
+use crate::reason::{Reason, ReasonCode};
+use crate::spans::Calls;
 
 /// TCP connections at a time by default.
 pub(super) const MAX_TCP_CONNECTIONS: usize = 16 * 1024;
@@ -131,7 +125,10 @@ where
         return Ok(());
     };
     let end = || {
-        offering.send_replace(Offering::Off(Reason::new(ReasonCode::GoAway, "the server is shutting down")));
+        offering.send_replace(Offering::Off(Reason::new(
+            ReasonCode::GoAway,
+            "the server is shutting down",
+        )));
         drain.send_replace(true);
     };
     // tonic ends in good order, too, when there is nothing more to accept.
@@ -157,8 +154,8 @@ impl Tasks {
         let paths = fast.paths();
         let fast = Arc::new(fast);
         for path in &paths {
-            // A server that needs the fast path does not begin without it; others need not wait. Shared memory alone
-            // does not do where RDMA was to be offered.
+            // A server that needs the fast path does not begin without it; others need not wait.
+            // Shared memory alone does not do where RDMA was to be offered.
             let needed = policy == Policy::Require && (*path != Path::Shm || paths.len() == 1);
             let started = match needed {
                 true => Some(fast.start(*path, bound).await.map_err(Error::required)?),

@@ -1,31 +1,35 @@
 //! What stands around the layered service on the fast path; on TCP tonic's server builds the same.
 
-use super::{Settings, TraceFn};
-use crate::{
-    grpc_timeout::GrpcTimeout,
-    link::{Accepted, serve_link},
-    reason::Reason,
-    spans::Calls,
-};
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
 use bytes::Bytes;
 use http::{Request, Response};
 use pin_project_lite::pin_project;
-use std::{
-    future::Future,
-    pin::Pin,
-    task::{Context, Poll},
-};
 use tonic::body::Body;
-use tower::{Service, ServiceBuilder, limit::ConcurrencyLimitLayer, load_shed::LoadShedLayer};
+use tower::limit::ConcurrencyLimitLayer;
+use tower::load_shed::LoadShedLayer;
+use tower::{Service, ServiceBuilder};
+
+use super::{Settings, TraceFn};
+use crate::grpc_timeout::GrpcTimeout;
+use crate::link::{Accepted, serve_link};
+use crate::reason::Reason;
+use crate::spans::Calls;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The layered service, of one type whatever the layers. Connections are served by way of it, calls are not: what is
-/// made for each of them has its own type and needs no box.
+/// The layered service, of one type whatever the layers. Connections are served by way of it, calls
+/// are not: what is made for each of them has its own type and needs no box.
 pub(crate) struct Layered(Box<dyn Serve>);
 
 trait Serve: Send {
-    fn serve(&self, settings: &Settings, accepted: Accepted) -> Pin<Box<dyn Future<Output = Reason> + Send>>;
+    fn serve(
+        &self,
+        settings: &Settings,
+        accepted: Accepted,
+    ) -> Pin<Box<dyn Future<Output = Reason> + Send>>;
     fn clone_box(&self) -> Box<dyn Serve>;
 }
 
@@ -65,7 +69,11 @@ where
     S: Service<Request<Body>, Response = Response<Body>, Error = BoxError> + Clone + Send + 'static,
     S::Future: Send,
 {
-    fn serve(&self, settings: &Settings, accepted: Accepted) -> Pin<Box<dyn Future<Output = Reason> + Send>> {
+    fn serve(
+        &self,
+        settings: &Settings,
+        accepted: Accepted,
+    ) -> Pin<Box<dyn Future<Output = Reason> + Send>> {
         Box::pin(serve_link(accepted, of_connection(self.0.clone(), settings)))
     }
 
@@ -74,7 +82,8 @@ where
     }
 }
 
-/// The stack of one connection. Its concurrency limit is its own. Errors become responses in the link.
+/// The stack of one connection. Its concurrency limit is its own. Errors become responses in the
+/// link.
 fn of_connection<S>(
     layered: S,
     settings: &Settings,

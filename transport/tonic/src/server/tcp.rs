@@ -1,10 +1,11 @@
 //! Builder methods of the TCP side, handed on to tonic's server. None of them touches the fast
 //! path, which has flow control, keep-alive and limits of its own.
 
+use std::time::Duration;
+
 use super::Server;
 #[cfg(feature = "_tls-any")]
 use crate::error::Error;
-use std::time::Duration;
 
 impl<L> Server<L> {
     /// Configure TLS for this server (TCP side).
@@ -13,16 +14,19 @@ impl<L> Server<L> {
     /// connection that this configuration accepted, and its bytes are as private as the RDMA
     /// network is.
     #[cfg(feature = "_tls-any")]
-    pub fn tls_config(mut self, tls_config: tonic::transport::ServerTlsConfig) -> Result<Self, Error> {
+    pub fn tls_config(
+        mut self,
+        tls_config: tonic::transport::ServerTlsConfig,
+    ) -> Result<Self, Error> {
         self.tcp = self.tcp.tls_config(tls_config)?;
         Ok(self)
     }
 
-    /// Limit the TCP connections that live at a time. Those beyond it are closed as they are accepted. Default is 16,384
-    /// (TCP side).
+    /// Limit the TCP connections that live at a time. Those beyond it are closed as they are
+    /// accepted. Default is 16,384 (TCP side).
     ///
-    /// Each takes a descriptor, of which the process has as many as RLIMIT_NOFILE says. Where none is left, accepting
-    /// pauses, and connections that stand go on.
+    /// Each takes a descriptor, of which the process has as many as RLIMIT_NOFILE says. Where none
+    /// is left, accepting pauses, and connections that stand go on.
     #[must_use]
     pub fn max_tcp_connections(mut self, most: usize) -> Self {
         self.shared.max_tcp_connections = Some(most);

@@ -1,21 +1,20 @@
 //! A peer that ends without hurting a call is no loss, whether its runtime ends or its process.
 
-use super::{
-    echo::{Client, Echo},
-    logs::Logs,
-    world::{Serving, endpoint},
-};
-use crate::{
-    Channel, Context, Endpoint, FabricKind, Path, ReasonCode, Server, Side, bootstrap::client::offer,
-    link::LinkOptions,
-};
-use std::{net::SocketAddr, thread, time::Duration};
-use tokio::{
-    runtime::{Builder, Handle, Runtime},
-    sync::oneshot,
-    time::timeout,
-};
+use std::net::SocketAddr;
+use std::thread;
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
 use tonic_rdma_proto::Hello;
+
+use super::echo::{Client, Echo};
+use super::logs::Logs;
+use super::world::{Serving, endpoint};
+use crate::bootstrap::client::offer;
+use crate::link::LinkOptions;
+use crate::{Channel, Context, Endpoint, FabricKind, Path, ReasonCode, Server, Side};
 
 /// Nothing here takes long.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -26,7 +25,8 @@ fn server() -> Server {
 
 async fn connect(addr: SocketAddr) -> Channel {
     let context = Context::builder().build();
-    let channel = endpoint(addr).context(context).fabrics([FabricKind::Shm]).connect().await.unwrap();
+    let channel =
+        endpoint(addr).context(context).fabrics([FabricKind::Shm]).connect().await.unwrap();
     assert_eq!(channel.path().path, Path::Shm, "{}", channel.path());
     assert_eq!(Client::new(channel.clone()).say("hello").await.unwrap(), "hello");
     channel

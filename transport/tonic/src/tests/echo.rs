@@ -1,19 +1,16 @@
 //! A service with all four kinds of call, and its client over any channel.
 
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
 use http::{Request, Response};
-use std::{
-    convert::Infallible,
-    future::Future,
-    pin::Pin,
-    task::{Context, Poll},
-};
 use tokio_stream::{Stream, StreamExt, iter};
-use tonic::{
-    Status, Streaming,
-    body::Body,
-    client::{Grpc, GrpcService},
-    server::NamedService,
-};
+use tonic::body::Body;
+use tonic::client::{Grpc, GrpcService};
+use tonic::server::NamedService;
+use tonic::{Status, Streaming};
 use tonic_prost::ProstCodec;
 use tower::Service;
 
@@ -115,7 +112,8 @@ where
     C: GrpcService<Body>,
     C::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     C::ResponseBody: http_body::Body<Data = bytes::Bytes> + Send + 'static,
-    <C::ResponseBody as http_body::Body>::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send,
+    <C::ResponseBody as http_body::Body>::Error:
+        Into<Box<dyn std::error::Error + Send + Sync>> + Send,
 {
     pub(super) fn new(channel: C) -> Self {
         Self(Grpc::new(channel))

@@ -1,20 +1,17 @@
 //! TCP, why, and told once.
 
-use super::{
-    echo::{Client, Echo},
-    logs::Logs,
-    world::{Serving, World, endpoint, stock},
-};
-use crate::{Channel, Context, Error, Path, Policy, PoolConfig, ReasonCode, Side, policy::EnvSettings};
-use std::{
-    error::Error as _,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::error::Error as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
 use tonic::{Code, Status};
+
+use super::echo::{Client, Echo};
+use super::logs::Logs;
+use super::world::{Serving, World, endpoint, stock};
+use crate::policy::EnvSettings;
+use crate::{Channel, Context, Error, Path, Policy, PoolConfig, ReasonCode, Side};
 
 async fn reason(world: &World, serving: &Serving) -> crate::Reason {
     let channel = world.endpoint(serving).connect().await.unwrap();
@@ -45,10 +42,15 @@ async fn a_reason_of_this_end_comes_first_and_spares_the_server() {
     let memlock = reason(&world, &serving).await;
     assert_eq!((memlock.code(), memlock.side()), (ReasonCode::Memlock, Side::Local), "{memlock}");
 
-    let tiny = Context::builder().pool(PoolConfig::default().total(1)).sim(world.client.clone()).build();
+    let tiny =
+        Context::builder().pool(PoolConfig::default().total(1)).sim(world.client.clone()).build();
     let channel = endpoint(serving.addr).context(tiny).connect().await.unwrap();
     let reason = channel.path().reason.unwrap();
-    assert_eq!((reason.code(), reason.side()), (ReasonCode::PoolExhausted, Side::Local), "{reason}");
+    assert_eq!(
+        (reason.code(), reason.side()),
+        (ReasonCode::PoolExhausted, Side::Local),
+        "{reason}"
+    );
 }
 
 #[tokio::test]
@@ -99,7 +101,8 @@ async fn the_upgrade_goes_on_behind() {
         }
     };
     let endpoint = world.endpoint(&serving).offer_metadata(hook);
-    let mut channel = endpoint.fast_path_timeout(Duration::from_millis(20)).connect().await.unwrap();
+    let mut channel =
+        endpoint.fast_path_timeout(Duration::from_millis(20)).connect().await.unwrap();
     assert_eq!(channel.path().path, Path::Tcp);
     go.notify_one();
     assert_eq!(channel.path_changed().await.path, Path::Sim);
@@ -157,7 +160,8 @@ async fn bad_environment_fails_calls_of_a_lazy_channel_by_name() {
     assert!(status.message().contains("TONIC_RDMA=\"maybe\""), "{status}");
     assert_eq!(channel.stats().calls_tcp, 0);
 
-    let off = EnvSettings::from_lookup(|name| (name == "TONIC_RDMA").then(|| "off".into())).unwrap();
+    let off =
+        EnvSettings::from_lookup(|name| (name == "TONIC_RDMA").then(|| "off".into())).unwrap();
     let tcp = endpoint.connect_tcp().await.unwrap();
     let channel = Channel::establish(tcp, &endpoint, off).await.unwrap();
     assert_eq!(channel.path().reason.unwrap().to_string(), "policy: TONIC_RDMA=off");
@@ -190,7 +194,10 @@ async fn each_decision_is_logged_once_with_reason_and_cure() {
     Client::new(channel).all_kinds().await;
     let lines = logs.lines_with("calls go over TCP");
     assert_eq!(lines.len(), 1, "{lines:?}");
-    assert!(lines[0].contains("WARN") && lines[0].contains("code=\"peer-not-capable\""), "{lines:?}");
+    assert!(
+        lines[0].contains("WARN") && lines[0].contains("code=\"peer-not-capable\""),
+        "{lines:?}"
+    );
     assert!(lines[0].contains("cure="), "{lines:?}");
 
     let serving = world.serve().await;

@@ -1,12 +1,12 @@
 //! The fast path, found and used, over the simulated fabric.
 
-use super::{
-    echo::{Client, Echo},
-    world::{Serving, World},
-};
-use crate::{Path, Policy, ReasonCode};
 use std::time::Duration;
+
 use tonic::Code;
+
+use super::echo::{Client, Echo};
+use super::world::{Serving, World};
+use crate::{Path, Policy, ReasonCode};
 
 #[tokio::test]
 async fn all_kinds_of_call() {
@@ -32,7 +32,9 @@ async fn the_handler_knows_path_addresses_and_user_agent() {
     let version = env!("CARGO_PKG_VERSION");
     assert_eq!(
         who,
-        format!("path=sim device=sim-server remote=true local=true agent=mine tonic-rdma/{version} certs=0")
+        format!(
+            "path=sim device=sim-server remote=true local=true agent=mine tonic-rdma/{version} certs=0"
+        )
     );
 }
 

@@ -1,23 +1,20 @@
-//! Limits, and a server under a flood: it keeps serving those it has, and says to the others why not.
+//! Limits, and a server under a flood: it keeps serving those it has, and says to the others why
+//! not.
 
-use super::{
-    echo::{Client, Echo},
-    tickets::Hand,
-    world::{Serving, World},
-};
-use crate::{
-    Channel, Endpoint, Path, Policy, ReasonCode, Server, Side, bootstrap::pb::offer_response::Outcome,
-};
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
 use tokio::task::JoinHandle;
-use tonic::{Code, Request, metadata::MetadataValue};
+use tonic::metadata::MetadataValue;
+use tonic::{Code, Request};
 use tonic_rdma_proto::Reject;
+
+use super::echo::{Client, Echo};
+use super::tickets::Hand;
+use super::world::{Serving, World};
+use crate::bootstrap::pb::offer_response::Outcome;
+use crate::{Channel, Endpoint, Path, Policy, ReasonCode, Server, Side};
 
 async fn limited(world: &World, limit: impl FnOnce(Server) -> Server) -> Serving {
     Serving::start(limit(world.builder()).add_service(Echo)).await
@@ -36,7 +33,8 @@ async fn moves_to_the_fast_path(mut channel: Channel) {
     }
 }
 
-/// Calls on a channel, one after the other, all of which have to go well, and to go over the fast path.
+/// Calls on a channel, one after the other, all of which have to go well, and to go over the fast
+/// path.
 struct Served {
     on: Arc<AtomicBool>,
     calls: JoinHandle<u64>,
@@ -64,7 +62,11 @@ impl Served {
         let calls = self.calls.await.unwrap();
         let stats = self.channel.stats();
         assert!(calls > 0);
-        assert_eq!((stats.calls_tcp, stats.connections, stats.connections_lost), (0, 1, 0), "{stats:?}");
+        assert_eq!(
+            (stats.calls_tcp, stats.connections, stats.connections_lost),
+            (0, 1, 0),
+            "{stats:?}"
+        );
     }
 }
 
@@ -167,7 +169,8 @@ async fn no_more_tcp_connections_than_the_limit() {
     let world = World::new();
     let serving = limited(&world, |server| server.max_tcp_connections(2)).await;
     let channel = world.connect(&serving).await;
-    let stock = tonic::transport::Endpoint::from_shared(format!("http://{}", serving.addr)).unwrap();
+    let stock =
+        tonic::transport::Endpoint::from_shared(format!("http://{}", serving.addr)).unwrap();
     let second = stock.connect().await.unwrap();
     assert_eq!(Client::new(second.clone()).say("hello").await.unwrap(), "hello");
     for _ in 0..20 {
@@ -208,7 +211,10 @@ async fn the_servers_limit_on_headers() {
     let world = World::new();
     let serving = limited(&world, |server| server.max_header_size(6000)).await;
     let endpoint = world.endpoint(&serving);
-    assert_eq!(with_headers(&endpoint, 4000, "hello").await, [Ok("hello".into()), Ok("hello".into())]);
+    assert_eq!(
+        with_headers(&endpoint, 4000, "hello").await,
+        [Ok("hello".into()), Ok("hello".into())]
+    );
     let [fast, tcp] = with_headers(&endpoint, 7000, "hello").await;
     assert_eq!(fast, Err(Code::ResourceExhausted));
     tcp.unwrap_err();

@@ -5,42 +5,36 @@
 //! and is an administrator to the server, by its address and its certificate. Only administrators
 //! may call `Who` there.
 
-use super::{
-    echo::{Client, Echo},
-    tickets::Hand,
-    world::{Serving, World, endpoint},
-};
-use crate::{
-    Channel, Endpoint, Path, Reason, ReasonCode, Server, Side,
-    bootstrap::{gateways::MISMATCHES, pb::offer_response::Outcome},
-    endpoint::TcpChannel,
-};
+use std::future::Future;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
 use http::{HeaderName, HeaderValue, Request as HttpRequest, Response as HttpResponse};
 use hyper_util::rt::TokioIo;
-use std::{
-    future::Future,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
-    pin::Pin,
-    task::{Context, Poll},
-};
-use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf, copy_bidirectional},
-    net::{TcpListener, TcpSocket, TcpStream, UnixListener},
-    task::JoinHandle,
-};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf, copy_bidirectional};
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener};
+use tokio::task::JoinHandle;
 use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
-use tonic::{
-    Code, Request, Status,
-    body::Body,
-    service::InterceptorLayer,
-    transport::server::{Connected, TcpConnectInfo},
-};
+use tonic::body::Body;
+use tonic::service::InterceptorLayer;
+use tonic::transport::server::{Connected, TcpConnectInfo};
+use tonic::{Code, Request, Status};
 use tower::{Service, ServiceExt};
+
+use super::echo::{Client, Echo};
+use super::tickets::Hand;
+use super::world::{Serving, World, endpoint};
+use crate::bootstrap::gateways::MISMATCHES;
+use crate::bootstrap::pb::offer_response::Outcome;
+use crate::endpoint::TcpChannel;
+use crate::{Channel, Endpoint, Path, Reason, ReasonCode, Server, Side};
 
 const GATEWAY: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 77));
 const ADMIN_METHOD: &str = "/test.Echo/Who";
 
-type Answer = Pin<Box<dyn Future<Output = Result<HttpResponse<Body>, tonic::transport::Error>> + Send>>;
+type Answer =
+    Pin<Box<dyn Future<Output = Result<HttpResponse<Body>, tonic::transport::Error>> + Send>>;
 
 /// Passes calls on over its own connection to the server.
 #[derive(Clone)]
@@ -81,13 +75,17 @@ impl Running {
     async fn start(endpoint: &Endpoint, adds: Option<(&'static str, &'static str)>) -> Self {
         let TcpChannel { channel, local_end } =
             endpoint.clone().local_address(Some(GATEWAY)).connect_tcp().await.unwrap();
-        let adds = adds.map(|(name, value)| (name.parse().unwrap(), HeaderValue::from_static(value)));
+        let adds =
+            adds.map(|(name, value)| (name.parse().unwrap(), HeaderValue::from_static(value)));
         let gateway = Gateway { server: channel, adds };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
         let incoming = tonic::transport::server::TcpIncoming::from(listener);
         let task = tokio::spawn(async move {
-            tonic::transport::Server::builder().serve_with_incoming(gateway, incoming).await.unwrap();
+            tonic::transport::Server::builder()
+                .serve_with_incoming(gateway, incoming)
+                .await
+                .unwrap();
         });
         Self { addr, end: local_end.get().unwrap(), task }
     }
@@ -126,8 +124,10 @@ fn mark(mut req: HttpRequest<Body>) -> HttpRequest<Body> {
 }
 
 async fn serve(server: Server) -> Serving {
-    let layers =
-        tower::ServiceBuilder::new().map_request(mark).layer(InterceptorLayer::new(check)).into_inner();
+    let layers = tower::ServiceBuilder::new()
+        .map_request(mark)
+        .layer(InterceptorLayer::new(check))
+        .into_inner();
     Serving::start(server.layer(layers).add_service(Echo)).await
 }
 
@@ -138,7 +138,11 @@ async fn guest(world: &World, gateway: &Running) -> Channel {
 
 fn through_gateway(channel: &Channel) -> Reason {
     let reason = channel.path().reason.unwrap();
-    assert_eq!((reason.code(), reason.side()), (ReasonCode::ThroughGateway, Side::Peer), "{reason}");
+    assert_eq!(
+        (reason.code(), reason.side()),
+        (ReasonCode::ThroughGateway, Side::Peer),
+        "{reason}"
+    );
     assert!(reason.cure().contains("Server::offer_through_gateways"));
     reason
 }
@@ -182,8 +186,9 @@ async fn a_guest_behind_a_gateway_does_not_get_its_certificate() {
     use crate::{ClientTlsConfig, ServerTlsConfig};
     for opted_in in [false, true] {
         let (world, authority) = (World::new(), Authority::new());
-        let tls =
-            ServerTlsConfig::new().identity(authority.identity("localhost")).client_ca_root(authority.root());
+        let tls = ServerTlsConfig::new()
+            .identity(authority.identity("localhost"))
+            .client_ca_root(authority.root());
         let server = world.builder().tls_config(tls).unwrap().offer_through_gateways(opted_in);
         let serving = serve(server).await;
         let tls = ClientTlsConfig::new()
@@ -220,7 +225,9 @@ async fn a_server_that_opts_in_knows_nothing_of_a_gateways_clients() {
 async fn a_gateways_headers_give_it_away_even_if_its_client_states_its_end() {
     let world = World::new();
     let serving = serve(world.builder()).await;
-    for header in [("forwarded", "for=192.0.2.60"), ("x-forwarded-for", "192.0.2.60"), ("via", "2.0 a")] {
+    for header in
+        [("forwarded", "for=192.0.2.60"), ("x-forwarded-for", "192.0.2.60"), ("via", "2.0 a")]
+    {
         let gateway = Running::start(&endpoint(serving.addr), Some(header)).await;
         let mut hand = Hand::to(&world, gateway.addr).await;
         hand.states = Some(gateway.end);
@@ -396,7 +403,9 @@ async fn a_connector_of_the_users_own_states_its_end_if_it_makes_tcp_streams() {
     let serving = world.serve().await;
     let addr = serving.addr;
     let connector = || {
-        tower::service_fn(move |_: http::Uri| async move { TcpStream::connect(addr).await.map(TokioIo::new) })
+        tower::service_fn(move |_: http::Uri| async move {
+            TcpStream::connect(addr).await.map(TokioIo::new)
+        })
     };
     let endpoint = world.endpoint(&serving);
     for channel in [

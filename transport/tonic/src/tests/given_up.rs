@@ -1,27 +1,25 @@
 //! A client gives up a call at the moment when its response is made.
 
-use super::{
-    echo::{Client, Echo},
-    logs::Logs,
-    world::{Serving, World},
-};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+
 use bytes::Bytes;
 use http::Response;
 use http_body::Frame;
-use std::{
-    pin::Pin,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
-        mpsc::Receiver,
-    },
-    task::{Context, Poll},
-};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
-use tonic::{Status, body::Body};
+use tonic::Status;
+use tonic::body::Body;
 use tower::util::MapResponseLayer;
 
-/// A response's body: tells when it is polled, waits, ends, and tells what was logged from then on until it is dropped.
+use super::echo::{Client, Echo};
+use super::logs::Logs;
+use super::world::{Serving, World};
+
+/// A response's body: tells when it is polled, waits, ends, and tells what was logged from then on
+/// until it is dropped.
 struct Late {
     polled: UnboundedSender<()>,
     go: Arc<Mutex<Receiver<()>>>,

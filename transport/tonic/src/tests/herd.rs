@@ -1,24 +1,23 @@
-//! Two hundred channels lose their server at one moment, and get it back: they do not all ask at once.
+//! Two hundred channels lose their server at one moment, and get it back: they do not all ask at
+//! once.
 //!
-//! On a clock that moves only when nobody has anything to do, and over pipes in place of sockets, so that what is counted
-//! does not depend on the machine.
+//! On a clock that moves only when nobody has anything to do, and over pipes in place of sockets,
+//! so that what is counted does not depend on the machine.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use tokio::io::DuplexStream;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::Instant;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic_rdma_fabric::sim::{SimConfig, SimNet};
 
 use super::echo::{Client, Echo};
 use crate::{Channel, Context, Endpoint, Error, Path, PoolConfig, Server};
-use hyper_util::rt::TokioIo;
-use std::{
-    io,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
-use tokio::{
-    io::DuplexStream,
-    sync::{mpsc, oneshot},
-    task::{JoinHandle, JoinSet},
-    time::Instant,
-};
-use tokio_stream::wrappers::UnboundedReceiverStream;
-use tonic_rdma_fabric::sim::{SimConfig, SimNet};
 
 const CHANNELS: usize = 200;
 /// What is called one moment: much longer than an attempt takes, much shorter than a pause.
@@ -134,9 +133,13 @@ async fn two_hundred_channels_are_no_thundering_herd() {
     assert!((1..=MOST).contains(&first), "{first} attempts in one moment after the loss");
     let away = herd.busiest(Duration::from_secs(119)).await;
     assert!(away <= MOST, "{away} attempts in one moment while the server was away");
-    // 250 ms, doubling to 30 s: eight pauses are over after a minute, and four more after another, with jitter some more.
+    // 250 ms, doubling to 30 s: eight pauses are over after a minute, and four more after another,
+    // with jitter some more.
     let attempts = (herd.attempts() - CHANNELS as u64) as usize;
-    assert!((CHANNELS * 7..=CHANNELS * 20).contains(&attempts), "{attempts} attempts in two minutes");
+    assert!(
+        (CHANNELS * 7..=CHANNELS * 20).contains(&attempts),
+        "{attempts} attempts in two minutes"
+    );
     assert_eq!(herd.call().await, 0);
 
     // It is back, and nobody calls: each channel asks when its pause is over.
@@ -146,7 +149,8 @@ async fn two_hundred_channels_are_no_thundering_herd() {
     assert!((1..=MOST / 4).contains(&back), "{back} attempts in one moment after the return");
     assert_eq!((herd.on(Path::Sim), herd.attempts() - before), (CHANNELS, CHANNELS as u64));
 
-    // Away once more, and back, and all call at once: that it is back shows, and they need not wait for their pauses.
+    // Away once more, and back, and all call at once: that it is back shows, and they need not wait
+    // for their pauses.
     serving.end().await;
     tokio::time::sleep(Duration::from_secs(120)).await;
     let serving = Serving::start(&port, Server::builder().context(servers.clone()));

@@ -1,9 +1,7 @@
 //! Stock tonic at either end, over TCP.
 
-use super::{
-    echo::Client,
-    world::{World, endpoint, stock},
-};
+use super::echo::Client;
+use super::world::{World, endpoint, stock};
 use crate::{Path, Policy, ReasonCode};
 
 #[tokio::test]

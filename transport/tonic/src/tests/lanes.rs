@@ -1,8 +1,10 @@
 //! More fast connections of one channel.
 
-use super::{echo::Client, world::World};
-use crate::{Channel, Context, Path, PoolConfig, ReasonCode};
 use tokio::runtime::Handle;
+
+use super::echo::Client;
+use super::world::World;
+use crate::{Channel, Context, Path, PoolConfig, ReasonCode};
 
 /// Calls from so many threads, one behind the other, each with a place of its own in the row.
 async fn from_threads(channel: &Channel, threads: usize) {
@@ -72,7 +74,8 @@ async fn without_memory_for_another_the_first_carries_all_calls() {
     // Its control part holds a few connections.
     let pool = PoolConfig::default().total(2 << 20);
     let small = Context::builder().pool(pool).sim(world.client.clone()).build();
-    let channel = world.endpoint(&serving).context(small).connections(1000).connect().await.unwrap();
+    let channel =
+        world.endpoint(&serving).context(small).connections(1000).connect().await.unwrap();
     assert_eq!(channel.path().path, Path::Sim, "{}", channel.path());
     while channel.stats().attempts < 64 {
         from_threads(&channel, 8).await;

@@ -1,24 +1,20 @@
 //! Layers and interceptors see the Offer and the calls of both paths, each once.
 
-use super::{
-    echo::{Client, Echo},
-    world::{Serving, World},
-};
-use crate::{Path, Policy, ReasonCode, Side, bootstrap::OFFER_PATH};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+
 use http::Request as HttpRequest;
-use std::{
-    pin::Pin,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
-    task::{Context, Poll},
-};
-use tonic::{
-    Code, Request, Status,
-    service::{InterceptorLayer, interceptor::InterceptedService},
-};
+use tonic::service::InterceptorLayer;
+use tonic::service::interceptor::InterceptedService;
+use tonic::{Code, Request, Status};
 use tower::ServiceBuilder;
+
+use super::echo::{Client, Echo};
+use super::world::{Serving, World};
+use crate::bootstrap::OFFER_PATH;
+use crate::{Path, Policy, ReasonCode, Side};
 
 const SECRET: &str = "Bearer secret";
 
@@ -163,7 +159,10 @@ async fn a_service_that_is_not_ready_answers_with_its_error() {
     // The first call begins a task, further ones find it.
     for refused in [true, true, false, false, true] {
         refuses.store(refused, Ordering::Relaxed);
-        let said = client.say("hello").await.map_err(|status| (status.code(), status.message().to_owned()));
+        let said = client
+            .say("hello")
+            .await
+            .map_err(|status| (status.code(), status.message().to_owned()));
         match refused {
             true => assert_eq!(said.unwrap_err(), (Code::ResourceExhausted, "full".to_owned())),
             false => drop(said.unwrap()),

@@ -1,17 +1,15 @@
 //! Time and concurrency limits act on both paths alike.
 
-use super::{
-    echo::{Client, Echo},
-    world::{Serving, World},
-};
-use crate::{Channel, Endpoint, Policy};
-use std::{
-    future::poll_fn,
-    task::{Context, Poll, Waker},
-    time::Duration,
-};
+use std::future::poll_fn;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
 use tonic::{Code, Request};
 use tower::Service;
+
+use super::echo::{Client, Echo};
+use super::world::{Serving, World};
+use crate::{Channel, Endpoint, Policy};
 
 const SOON: Duration = Duration::from_millis(20);
 
@@ -96,7 +94,8 @@ async fn the_server_sheds_load_of_each_connection() {
     let serving = Serving::start(builder.add_service(Echo)).await;
     for channel in both(world.endpoint(&serving)).await {
         let mut waiting = Client::new(channel.clone());
-        let waiting = tokio::spawn(async move { waiting.unary("/test.Echo/Say", forever()).await.map(drop) });
+        let waiting =
+            tokio::spawn(async move { waiting.unary("/test.Echo/Say", forever()).await.map(drop) });
         let mut client = Client::new(channel);
         // Until the first has arrived there is room.
         let status = loop {

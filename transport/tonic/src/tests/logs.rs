@@ -4,7 +4,10 @@
 //! with subscribers of their own, threads would turn each other's log lines off (the `tracing`
 //! crate remembers for all threads whether a line is wanted).
 
-use std::{cell::RefCell, io, sync::Once};
+use std::cell::RefCell;
+use std::io;
+use std::sync::Once;
+
 use tracing_subscriber::fmt::MakeWriter;
 
 thread_local! {

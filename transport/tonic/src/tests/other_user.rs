@@ -1,15 +1,15 @@
-//! Memory is not shared with every user. Whoever is refused hears that this is the cause, and what to do.
+//! Memory is not shared with every user. Whoever is refused hears that this is the cause, and what
+//! to do.
 
-use super::{
-    echo::{Client, Echo},
-    logs::Logs,
-    world::{Serving, endpoint},
-};
-use crate::{
-    Context, Diagnosis, FabricKind, Path, Reason, ReasonCode, Server, ShmAccess, Side, diagnose::diagnose,
-};
 use std::thread::{self, JoinHandle};
+
 use tokio::sync::oneshot;
+
+use super::echo::{Client, Echo};
+use super::logs::Logs;
+use super::world::{Serving, endpoint};
+use crate::diagnose::diagnose;
+use crate::{Context, Diagnosis, FabricKind, Path, Reason, ReasonCode, Server, ShmAccess, Side};
 
 /// Another user than whoever runs the tests.
 const OTHER: u32 = 4711;
@@ -25,12 +25,14 @@ enum Refuses {
     Client,
 }
 
-/// Root is let in by everybody, so where the tests run as root, the end that is to be refused runs as somebody else.
+/// Root is let in by everybody, so where the tests run as root, the end that is to be refused runs
+/// as somebody else.
 fn user(is_refused: bool) -> Option<u32> {
     (is_refused && own() == 0).then_some(OTHER)
 }
 
-/// Nobody else can be had without being root: there the end that refuses does not share with its own user.
+/// Nobody else can be had without being root: there the end that refuses does not share with its
+/// own user.
 fn access(refuses: bool) -> ShmAccess {
     match refuses && own() != 0 {
         true => ShmAccess::Users(vec![own() + 1]),
@@ -61,8 +63,9 @@ struct Said {
 }
 
 fn said(refuses: Refuses) -> Said {
-    let context =
-        |end: Refuses| Context::builder().shm_access(access(end == refuses)).device("no-such-device");
+    let context = |end: Refuses| {
+        Context::builder().shm_access(access(end == refuses)).device("no-such-device")
+    };
     let (servers, clients) = (context(Refuses::Server).build(), context(Refuses::Client).build());
     let (tell, told) = std::sync::mpsc::channel();
     let (stop, stopped) = oneshot::channel::<()>();
@@ -77,7 +80,8 @@ fn said(refuses: Refuses) -> Said {
     let client = on_thread(user(refuses == Refuses::Server), async move || {
         let logs = Logs::capture();
         // Where there is no device, as on most hosts, RDMA has a reason of its own.
-        let endpoint = endpoint(addr).context(clients).fabrics([FabricKind::Shm, FabricKind::Verbs]);
+        let endpoint =
+            endpoint(addr).context(clients).fabrics([FabricKind::Shm, FabricKind::Verbs]);
         let channel = endpoint.connect().await.unwrap();
         let info = channel.path();
         assert_eq!(info.path, Path::Tcp, "{info}");
@@ -95,7 +99,10 @@ fn is_named(said: &Said, side: Side) {
     assert_eq!((reason.code(), reason.side()), (ReasonCode::OtherUser, side), "{reason}");
     let refused = if own() == 0 { OTHER } else { own() };
     assert!(reason.detail().contains(&format!("user {refused}")), "{reason}");
-    assert!(reason.detail().contains("verbs: no-"), "what is the matter with RDMA comes behind it: {reason}");
+    assert!(
+        reason.detail().contains("verbs: no-"),
+        "what is the matter with RDMA comes behind it: {reason}"
+    );
     assert_eq!(client.len(), 1, "{client:?}");
     let (why, cure) = client[0].split_once("cure=").unwrap();
     assert!(why.contains("code=\"other-user\"") && cure.contains("the same user"), "{client:?}");
@@ -110,7 +117,8 @@ fn a_server_refuses_a_client() {
     let said = said(Refuses::Server);
     is_named(&said, Side::Peer);
     let refused = if own() == 0 { OTHER } else { own() };
-    let named = |line: &String| line.contains(&format!("uid={refused}")) && line.contains("ShmAccess");
+    let named =
+        |line: &String| line.contains(&format!("uid={refused}")) && line.contains("ShmAccess");
     assert!(said.server.iter().any(named), "{:?}", said.server);
 }
 

@@ -1,25 +1,30 @@
-//! A call over TCP that the server refuses has not been seen by it: it is sent again, whatever has been sent of its body.
+//! A call over TCP that the server refuses has not been seen by it: it is sent again, whatever has
+//! been sent of its body.
 
-use crate::{Channel, Endpoint, Policy};
+use std::sync::Mutex;
+
 use bytes::Bytes;
-use h2::{Reason, server::SendResponse};
+use h2::Reason;
+use h2::server::SendResponse;
 use http::{HeaderMap, Request, Response};
 use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper_util::rt::TokioIo;
-use std::sync::Mutex;
-use tokio::{
-    io::DuplexStream,
-    sync::mpsc::{self, UnboundedSender},
-};
-use tokio_stream::{StreamExt, wrappers::ReceiverStream};
-use tonic::{Status, body::Body};
+use tokio::io::DuplexStream;
+use tokio::sync::mpsc::{self, UnboundedSender};
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Status;
+use tonic::body::Body;
 use tower::{ServiceExt, service_fn};
+
+use crate::{Channel, Endpoint, Policy};
 
 /// Calls that are refused before one is answered.
 const REFUSED: usize = 3;
 
-/// Refuses calls, each when the first of its body is there, and then echoes. Tells of each whether it was refused.
+/// Refuses calls, each when the first of its body is there, and then echoes. Tells of each whether
+/// it was refused.
 async fn serve(io: DuplexStream, begun: UnboundedSender<bool>) {
     let mut connection = h2::server::handshake(io).await.unwrap();
     for call in 0.. {
@@ -46,7 +51,10 @@ async fn echo(first: Bytes, mut body: h2::RecvStream, mut respond: SendResponse<
     let mut reply = respond.send_response(head, false).unwrap();
     reply.send_data(all.into(), false).unwrap();
     reply
-        .send_trailers(HeaderMap::from_iter([("grpc-status".parse().unwrap(), "0".parse().unwrap())]))
+        .send_trailers(HeaderMap::from_iter([(
+            "grpc-status".parse().unwrap(),
+            "0".parse().unwrap(),
+        )]))
         .unwrap();
 }
 
@@ -86,8 +94,8 @@ async fn a_call_whose_body_has_only_begun() {
     let (begun, mut all) = mpsc::unbounded_channel();
     let channel = connect(begun).await;
     let (more, frames) = mpsc::channel(4);
-    let frames =
-        ReceiverStream::new(frames).map(|part: &'static str| Ok::<_, Status>(Frame::data(part.into())));
+    let frames = ReceiverStream::new(frames)
+        .map(|part: &'static str| Ok::<_, Status>(Frame::data(part.into())));
     let call = tokio::spawn(channel.clone().oneshot(request(Body::new(StreamBody::new(frames)))));
     more.send("one").await.unwrap();
     while all.recv().await.unwrap() {}

@@ -1,20 +1,21 @@
 //! How long a peer may be silent is each side's own setting.
 //!
-//! On a clock that moves only when nobody has anything to do, and over pipes in place of sockets, as in `herd`.
+//! On a clock that moves only when nobody has anything to do, and over pipes in place of sockets,
+//! as in `herd`.
 
-use super::{
-    echo::Client,
-    herd::{Port, Serving},
-};
-use crate::{Context, Endpoint, Path, ReasonCode, Server};
 use std::time::Duration;
+
 use tokio::time::Instant;
 use tonic_rdma_fabric::sim::{SimConfig, SimNet};
 
+use super::echo::Client;
+use super::herd::{Port, Serving};
+use crate::{Context, Endpoint, Path, ReasonCode, Server};
+
 const LONG: Duration = Duration::from_secs(3600);
 
-/// When the loss shows on the channel, on the clock of the test, after everything has fallen silent: so long after the last
-/// call.
+/// When the loss shows on the channel, on the clock of the test, after everything has fallen
+/// silent: so long after the last call.
 async fn noticed(client: Option<Duration>, server: Option<Duration>, rest: Duration) -> Duration {
     let net = SimNet::new(SimConfig::default());
     let devices = [1, 2].map(|n| net.device(format!("sim{n}"), [10, 0, 0, n].into()));
@@ -73,5 +74,8 @@ async fn either_side_waits_as_long_as_it_is_told() {
         }
     }
     let usual = noticed(None, Some(LONG), Duration::ZERO).await;
-    assert!(usual > Duration::from_secs(2) && usual < Duration::from_secs(6), "by default after {usual:?}");
+    assert!(
+        usual > Duration::from_secs(2) && usual < Duration::from_secs(6),
+        "by default after {usual:?}"
+    );
 }

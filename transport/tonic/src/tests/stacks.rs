@@ -1,11 +1,17 @@
 //! A channel inside tower stacks.
 
-use super::{echo::Client, world::World};
-use crate::{Change, Channel, Error, ReasonCode};
-use http::{Request, Response};
 use std::time::Duration;
-use tonic::{Code, body::Body};
-use tower::{ServiceBuilder, ServiceExt, retry::Policy as Retry, util::BoxCloneService};
+
+use http::{Request, Response};
+use tonic::Code;
+use tonic::body::Body;
+use tower::retry::Policy as Retry;
+use tower::util::BoxCloneService;
+use tower::{ServiceBuilder, ServiceExt};
+
+use super::echo::Client;
+use super::world::World;
+use crate::{Change, Channel, Error, ReasonCode};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 

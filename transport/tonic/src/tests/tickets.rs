@@ -1,17 +1,18 @@
 //! Who gets in by the RDMA port: the bearer of a good ticket, once.
 
-use super::{
-    echo::Echo,
-    logs::Logs,
-    world::{Serving, World, endpoint},
-};
-use crate::{
-    bootstrap::pb::{self, bootstrap_client::BootstrapClient, fabric_offer, offer_response::Outcome},
-    link::LinkOptions,
-};
-use std::{net::SocketAddr, time::Duration};
+use std::net::SocketAddr;
+use std::time::Duration;
+
 use tonic_rdma_fabric::ConnectError;
 use tonic_rdma_proto::{Accept, Hello, Reject};
+
+use super::echo::Echo;
+use super::logs::Logs;
+use super::world::{Serving, World, endpoint};
+use crate::bootstrap::pb::bootstrap_client::BootstrapClient;
+use crate::bootstrap::pb::offer_response::Outcome;
+use crate::bootstrap::pb::{self, fabric_offer};
+use crate::link::LinkOptions;
 
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -34,7 +35,9 @@ impl<'a> Hand<'a> {
     }
 
     pub(super) async fn ask(&mut self) -> Outcome {
-        let client = self.states.map(|at| pb::TcpAddress { ip: at.ip().to_string(), port: at.port().into() });
+        let client = self
+            .states
+            .map(|at| pb::TcpAddress { ip: at.ip().to_string(), port: at.port().into() });
         let fabrics = vec!["sim".into()];
         let request = pb::OfferRequest { version_min: 1, version_max: 1, fabrics, client };
         self.bootstrap.offer(request).await.unwrap().into_inner().outcome.unwrap()
@@ -43,19 +46,27 @@ impl<'a> Hand<'a> {
     /// A ticket, and where to take it.
     pub(super) async fn ticket(&mut self) -> ([u8; 16], SocketAddr) {
         let Outcome::Grant(grant) = self.ask().await else { panic!("refused") };
-        let Some(fabric_offer::Fabric::Sim(sim)) = &grant.fabrics[0].fabric else { panic!("no sim") };
+        let Some(fabric_offer::Fabric::Sim(sim)) = &grant.fabrics[0].fabric else {
+            panic!("no sim")
+        };
         let address = &sim.addresses[0];
         let addr = SocketAddr::new(address.ip.parse().unwrap(), address.port.try_into().unwrap());
         (grant.ticket.as_ref().try_into().unwrap(), addr)
     }
 
     async fn send(&self, addr: SocketAddr, private_data: &[u8]) -> Result<Vec<u8>, Reject> {
-        let (fabric, pool) =
-            self.world.client_context.toward(crate::Path::Sim, &addr.into(), None, LIMIT).await.unwrap();
+        let (fabric, pool) = self
+            .world
+            .client_context
+            .toward(crate::Path::Sim, &addr.into(), None, LIMIT)
+            .await
+            .unwrap();
         let options = LinkOptions::for_pool(&pool, true, None);
         match fabric.connect(&addr.into(), &options.link, &pool, private_data, LIMIT).await {
             Ok(connected) => Ok(connected.private_data),
-            Err(ConnectError::Rejected { private_data, .. }) => Err(Reject::decode(&private_data).unwrap()),
+            Err(ConnectError::Rejected { private_data, .. }) => {
+                Err(Reject::decode(&private_data).unwrap())
+            }
             Err(other) => panic!("{other}"),
         }
     }
@@ -78,7 +89,10 @@ async fn a_ticket_is_good_once() {
     assert_eq!(hand.enter(addr, ticket).await.unwrap_err(), Reject::Ticket);
     let lines = logs.lines_with("fast path refused");
     assert_eq!(lines.len(), 1, "{lines:?}");
-    assert!(lines[0].contains("ticket already used") && lines[0].contains("peer=10.0.0.2:"), "{lines:?}");
+    assert!(
+        lines[0].contains("ticket already used") && lines[0].contains("peer=10.0.0.2:"),
+        "{lines:?}"
+    );
 }
 
 #[tokio::test]

@@ -1,19 +1,16 @@
 //! TLS on the TCP side guards the fast path.
 
-use super::{
-    echo::{Client, Echo},
-    world::{Serving, World},
-};
-use crate::{
-    Certificate, ClientTlsConfig, Endpoint, Identity, Path, Policy, ServerTlsConfig, bootstrap::OFFER_PATH,
-};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use http::Request as HttpRequest;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
-};
 use tower::ServiceBuilder;
+
+use super::echo::{Client, Echo};
+use super::world::{Serving, World};
+use crate::bootstrap::OFFER_PATH;
+use crate::{Certificate, ClientTlsConfig, Endpoint, Identity, Path, Policy, ServerTlsConfig};
 
 /// Signs certificates.
 pub(super) struct Authority(CertifiedIssuer<'static, KeyPair>);
@@ -51,8 +48,9 @@ async fn serve(world: &World, authority: &Authority) -> (Serving, Arc<AtomicUsiz
             })
             .into_inner()
     };
-    let tls =
-        ServerTlsConfig::new().identity(authority.identity("localhost")).client_ca_root(authority.root());
+    let tls = ServerTlsConfig::new()
+        .identity(authority.identity("localhost"))
+        .client_ca_root(authority.root());
     let router = world.builder().tls_config(tls).unwrap().layer(layer).add_service(Echo);
     (Serving::start(router).await, offers)
 }
@@ -69,8 +67,11 @@ fn endpoint(world: &World, serving: &Serving, tls: ClientTlsConfig) -> Endpoint 
 async fn a_good_certificate_gets_in_and_is_known_on_the_fast_path() {
     let (world, authority) = (World::new(), Authority::new());
     let (serving, offers) = serve(&world, &authority).await;
-    let tls =
-        || ClientTlsConfig::new().ca_certificate(authority.root()).identity(authority.identity("alice"));
+    let tls = || {
+        ClientTlsConfig::new()
+            .ca_certificate(authority.root())
+            .identity(authority.identity("alice"))
+    };
     let channel = endpoint(&world, &serving, tls()).connect().await.unwrap();
     assert_eq!(channel.path().path, Path::Sim, "{}", channel.path());
     assert_eq!(offers.load(Ordering::Relaxed), 1);
@@ -106,7 +107,9 @@ async fn a_refused_certificate_gets_no_ticket() {
 async fn a_server_that_is_not_trusted_is_not_asked() {
     let (world, authority, stranger) = (World::new(), Authority::new(), Authority::new());
     let (serving, offers) = serve(&world, &authority).await;
-    let tls = ClientTlsConfig::new().ca_certificate(stranger.root()).identity(authority.identity("alice"));
+    let tls = ClientTlsConfig::new()
+        .ca_certificate(stranger.root())
+        .identity(authority.identity("alice"));
     endpoint(&world, &serving, tls).connect().await.unwrap_err();
     assert_eq!(offers.load(Ordering::Relaxed), 0);
 }

@@ -1,13 +1,20 @@
 //! Two hosts on a simulated network, and servers on them.
 
-use super::echo::Echo;
-use crate::{Channel, Context, Endpoint, Error, Path, PoolConfig, Router, Server};
+use std::future::Future;
+use std::net::SocketAddr;
+
 use http::{Request, Response};
-use std::{future::Future, net::SocketAddr};
-use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
-use tonic::{body::Body, service::Routes, transport::server::TcpIncoming};
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tonic::body::Body;
+use tonic::service::Routes;
+use tonic::transport::server::TcpIncoming;
 use tonic_rdma_fabric::sim::{SimConfig, SimDevice, SimNet};
 use tower::{Layer, Service};
+
+use super::echo::Echo;
+use crate::{Channel, Context, Endpoint, Error, Path, PoolConfig, Router, Server};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -24,7 +31,10 @@ impl World {
         let server = net.device("sim-server", [10, 0, 0, 1].into());
         let client = net.device("sim-client", [10, 0, 0, 2].into());
         let context = |device: &SimDevice| {
-            Context::builder().pool(PoolConfig::default().total(8 << 20)).sim(device.clone()).build()
+            Context::builder()
+                .pool(PoolConfig::default().total(8 << 20))
+                .sim(device.clone())
+                .build()
         };
         Self { server_context: context(&server), client_context: context(&client), server, client }
     }

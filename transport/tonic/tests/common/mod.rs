@@ -14,7 +14,8 @@ use std::future::Future;
 use std::marker::PhantomData;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::task::{Context as TaskContext, Poll};
 
@@ -206,7 +207,8 @@ impl Service<Request<Body>> for Blobs {
     }
 
     fn call(&mut self, req: Request<Body>) -> Self::Future {
-        let (seen, limit, forward, codec) = (self.seen.clone(), self.limit, self.forward.clone(), self.codec);
+        let (seen, limit, forward, codec) =
+            (self.seen.clone(), self.limit, self.forward.clone(), self.codec);
         let mut grpc = tonic::server::Grpc::new(Either::<Blob, Blob>::new(self.codec))
             .max_decoding_message_size(limit)
             .max_encoding_message_size(limit);
@@ -259,8 +261,9 @@ impl Service<Request<Body>> for Blobs {
                 }
                 "/test.Blobs/Text" => {
                     let mut grpc = tonic::server::Grpc::new(Either::<Blob, Text>::new(codec));
-                    let text =
-                        |_: tonic::Request<Text>| async { Reply::Ok(tonic::Response::new(Blob::default())) };
+                    let text = |_: tonic::Request<Text>| async {
+                        Reply::Ok(tonic::Response::new(Blob::default()))
+                    };
                     grpc.unary(tower::service_fn(text), req).await
                 }
                 "/test.Blobs/Up" => {
@@ -286,7 +289,8 @@ impl Service<Request<Body>> for Blobs {
                             look(&request);
                             let blob = request.into_inner();
                             let count = blob.number as usize;
-                            let blobs: BlobStream = Box::pin(iter(std::iter::repeat_n(Ok(blob), count)));
+                            let blobs: BlobStream =
+                                Box::pin(iter(std::iter::repeat_n(Ok(blob), count)));
                             Reply::Ok(tonic::Response::new(blobs))
                         }
                     };
@@ -317,7 +321,8 @@ pub struct Client {
 
 impl Client {
     pub fn new(channel: Channel, codec: Which, limit: usize) -> Self {
-        let grpc = Grpc::new(channel).max_decoding_message_size(limit).max_encoding_message_size(limit);
+        let grpc =
+            Grpc::new(channel).max_decoding_message_size(limit).max_encoding_message_size(limit);
         Client { grpc, codec }
     }
 
@@ -339,16 +344,27 @@ impl Client {
         self.unary("/test.Blobs/Echo", blob).await
     }
 
-    pub async fn up(&mut self, blobs: impl Stream<Item = Blob> + Send + 'static) -> Result<Blob, Status> {
+    pub async fn up(
+        &mut self,
+        blobs: impl Stream<Item = Blob> + Send + 'static,
+    ) -> Result<Blob, Status> {
         self.ready().await?;
         let path = PathAndQuery::from_static("/test.Blobs/Up");
-        Ok(self.grpc.client_streaming(tonic::Request::new(blobs), path, self.codec()).await?.into_inner())
+        Ok(self
+            .grpc
+            .client_streaming(tonic::Request::new(blobs), path, self.codec())
+            .await?
+            .into_inner())
     }
 
     pub async fn down(&mut self, blob: Blob) -> Result<Streaming<Blob>, Status> {
         self.ready().await?;
         let path = PathAndQuery::from_static("/test.Blobs/Down");
-        Ok(self.grpc.server_streaming(tonic::Request::new(blob), path, self.codec()).await?.into_inner())
+        Ok(self
+            .grpc
+            .server_streaming(tonic::Request::new(blob), path, self.codec())
+            .await?
+            .into_inner())
     }
 
     pub async fn chat(
@@ -446,7 +462,8 @@ impl World {
         let mut endpoint = Endpoint::from_shared(format!("http://{addr}")).unwrap().policy(policy);
         endpoint = connect(endpoint.fabrics([FabricKind::Shm]));
         if let Some(context) = client {
-            endpoint = endpoint.context(context).fast_path_timeout(std::time::Duration::from_secs(20));
+            endpoint =
+                endpoint.context(context).fast_path_timeout(std::time::Duration::from_secs(20));
         }
         let channel = endpoint.connect().await.unwrap();
         World { addr, server: stats, seen, channel, endpoint, fabric, task }
@@ -483,5 +500,7 @@ pub async fn pooled(channel: &Channel, len: usize, seed: u8) -> Bytes {
 }
 
 pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
-    (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8).wrapping_add(seed)).collect()
+    (0..len)
+        .map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8).wrapping_add(seed))
+        .collect()
 }

@@ -62,7 +62,10 @@ fn hoards(p: &mut Pair, streams: u32) {
 fn assert_judged(p: &mut Pair, victim: usize, expected: &Breach) {
     let (eighths, breach) = judged(p, victim);
     assert_eq!(breach.as_ref(), Some(expected));
-    assert!((6..=8).contains(&eighths), "{expected}: after {eighths} eighths of the dead-peer time");
+    assert!(
+        (6..=8).contains(&eighths),
+        "{expected}: after {eighths} eighths of the dead-peer time"
+    );
     assert_eq!(p.ends[victim].conn.next_timeout(), None);
     assert!(p.ends[victim].conn.poll_landing().is_none(), "it is over");
 }
@@ -145,7 +148,8 @@ fn standing_grants_that_are_recalled_and_kept_end_the_connection() {
     assert!(matches!(breach, Some(Breach::GrantKept(_))), "{breach:?}");
 }
 
-/// A grant that nobody asks back may be kept for ever: the call has no deadline, and nobody else wants the memory.
+/// A grant that nobody asks back may be kept for ever: the call has no deadline, and nobody else
+/// wants the memory.
 #[test]
 fn what_is_not_asked_back_may_be_kept() {
     let mut p = pair();
@@ -188,8 +192,9 @@ fn time_in_which_this_side_stood_still_does_not_count() {
     assert_eq!(judged(&mut p, SERVER), (20, None), "it was answered");
 }
 
-/// 64 streams full of bulk in both directions over a link that takes three quarters of the time there and back, and
-/// all of them are given up: everything is answered at once, behind what was on the way.
+/// 64 streams full of bulk in both directions over a link that takes three quarters of the time
+/// there and back, and all of them are given up: everything is answered at once, behind what was on
+/// the way.
 #[test]
 fn an_honest_peer_behind_a_slow_link_is_not_ended() {
     for side in [CLIENT, SERVER] {

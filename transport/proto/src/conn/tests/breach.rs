@@ -124,12 +124,18 @@ fn malformed() -> Vec<Case> {
         }),
         case(CLIENT, Breach::UnknownFrame(0), |p| raw(p, CLIENT, 0, 0, 0, 0, &[])),
         case(SERVER, Breach::UnknownFrame(13), |p| raw(p, SERVER, 13, 0, 0, 0, &[])),
-        case(CLIENT, Breach::UnknownFlags { frame: "DATA", flags: 2 }, |p| raw(p, CLIENT, 2, 2, 1, 0, &[])),
+        case(CLIENT, Breach::UnknownFlags { frame: "DATA", flags: 2 }, |p| {
+            raw(p, CLIENT, 2, 2, 1, 0, &[])
+        }),
         case(CLIENT, Breach::UnknownFlags { frame: "HEADERS", flags: 3 }, |p| {
             raw(p, CLIENT, 1, 3, 1, 1, &[0])
         }),
-        case(CLIENT, Breach::StreamField { frame: "DATA", id: 0 }, |p| raw(p, CLIENT, 2, 0, 0, 0, &[])),
-        case(CLIENT, Breach::StreamField { frame: "PING", id: 7 }, |p| raw(p, CLIENT, 10, 0, 7, 8, &[0; 8])),
+        case(CLIENT, Breach::StreamField { frame: "DATA", id: 0 }, |p| {
+            raw(p, CLIENT, 2, 0, 0, 0, &[])
+        }),
+        case(CLIENT, Breach::StreamField { frame: "PING", id: 7 }, |p| {
+            raw(p, CLIENT, 10, 0, 7, 8, &[0; 8])
+        }),
     ]
 }
 
@@ -164,7 +170,9 @@ fn connection() -> Vec<Case> {
             p.drive(SERVER);
             p.inject(CLIENT, &[Frame::GoAway { ack: true, code: 0, text: Bytes::new() }, head(1)]);
         }),
-        case(SERVER, Breach::UnexpectedPong, |p| p.inject(SERVER, &[Frame::Ping { ack: true, token: 0 }])),
+        case(SERVER, Breach::UnexpectedPong, |p| {
+            p.inject(SERVER, &[Frame::Ping { ack: true, token: 0 }])
+        }),
         case(CLIENT, Breach::Flood(4160), |p| {
             for _ in 0..5 {
                 p.inject(CLIENT, &vec![Frame::Ping { ack: false, token: 0 }; 1000]);
@@ -217,27 +225,39 @@ fn streams() -> Vec<Case> {
         case(CLIENT, Breach::ClosedStream { frame: "REQUEST", stream: stream(1) }, |p| {
             opened(p);
             let reset = Frame::Reset { stream: 1, code: 8 };
-            p.inject(CLIENT, &[reset.clone(), reset, Frame::Request { stream: 1, len: 1, begin: 0 }]);
+            p.inject(
+                CLIENT,
+                &[reset.clone(), reset, Frame::Request { stream: 1, len: 1, begin: 0 }],
+            );
         }),
         case(CLIENT, Breach::TooManyStreams(4), |p| {
             p.inject(CLIENT, &[head(1), head(2), head(3), head(4), head(5)]);
         }),
-        case(CLIENT, Breach::HeaderBlock { stream: stream(1), limit: MAX_HEADER_BLOCK as u32 }, |p| {
-            let part = |len| Frame::Headers {
+        case(
+            CLIENT,
+            Breach::HeaderBlock { stream: stream(1), limit: MAX_HEADER_BLOCK as u32 },
+            |p| {
+                let part = |len| Frame::Headers {
+                    stream: 1,
+                    end: false,
+                    more: true,
+                    indexed: false,
+                    block: pattern(1, len),
+                };
+                for _ in 0..8 {
+                    p.inject(CLIENT, &[part(8191)]);
+                }
+                p.inject(CLIENT, &[part(8), part(1)]);
+            },
+        ),
+        case(CLIENT, Breach::FrameOrder { frame: "DATA", stream: stream(1) }, |p| {
+            let part = Frame::Headers {
                 stream: 1,
                 end: false,
                 more: true,
                 indexed: false,
-                block: pattern(1, len),
+                block: block("half"),
             };
-            for _ in 0..8 {
-                p.inject(CLIENT, &[part(8191)]);
-            }
-            p.inject(CLIENT, &[part(8), part(1)]);
-        }),
-        case(CLIENT, Breach::FrameOrder { frame: "DATA", stream: stream(1) }, |p| {
-            let part =
-                Frame::Headers { stream: 1, end: false, more: true, indexed: false, block: block("half") };
             p.inject(CLIENT, &[part, data(1, 1, false)]);
         }),
         case(SERVER, Breach::FrameOrder { frame: "DATA", stream: stream(1) }, |p| {
@@ -253,7 +273,13 @@ fn streams() -> Vec<Case> {
         case(CLIENT, Breach::FrameOrder { frame: "empty HEADERS", stream: stream(1) }, |p| {
             p.inject(
                 CLIENT,
-                &[Frame::Headers { stream: 1, end: false, more: true, indexed: false, block: Bytes::new() }],
+                &[Frame::Headers {
+                    stream: 1,
+                    end: false,
+                    more: true,
+                    indexed: false,
+                    block: Bytes::new(),
+                }],
             );
         }),
         case(CLIENT, Breach::Window { stream: stream(1), len: 6000, window: 5536 }, |p| {
@@ -284,9 +310,13 @@ fn transfers() -> Vec<Case> {
         case(CLIENT, Breach::RequestLength { stream: stream(1), len: 0, limit: 1 << 20 }, |p| {
             p.inject(CLIENT, &[head(1), Frame::Request { stream: 1, len: 0, begin: 0 }]);
         }),
-        case(CLIENT, Breach::RequestLength { stream: stream(1), len: u64::MAX, limit: 1 << 20 }, |p| {
-            p.inject(CLIENT, &[head(1), Frame::Request { stream: 1, len: u64::MAX, begin: 0 }]);
-        }),
+        case(
+            CLIENT,
+            Breach::RequestLength { stream: stream(1), len: u64::MAX, limit: 1 << 20 },
+            |p| {
+                p.inject(CLIENT, &[head(1), Frame::Request { stream: 1, len: u64::MAX, begin: 0 }]);
+            },
+        ),
         case(CLIENT, Breach::RequestBegin { stream: stream(1), begin: 64, modulus: 64 }, |p| {
             p.inject(CLIENT, &[head(1), Frame::Request { stream: 1, len: 9, begin: 64 }]);
         }),
@@ -299,23 +329,40 @@ fn transfers() -> Vec<Case> {
             p.inject(CLIENT, &vec![Frame::Request { stream: 1, len: 9, begin: 0 }; 9]);
         }),
         case(CLIENT, Breach::UnknownGrant { frame: "DONE", grant: GrantId(7) }, |p| {
-            p.inject(CLIENT, &[head(1), Frame::Done { stream: 1, end: false, id: 7, len: 1, begin: 0 }]);
+            p.inject(
+                CLIENT,
+                &[head(1), Frame::Done { stream: 1, end: false, id: 7, len: 1, begin: 0 }],
+            );
         }),
         case(CLIENT, Breach::UnknownGrant { frame: "ABORT", grant: GrantId(0) }, |p| {
             granted(p);
             p.inject(CLIENT, &[Frame::Abort { id: 0 }, Frame::Abort { id: 0 }]);
         }),
-        case(CLIENT, Breach::DoneLength { grant: GrantId(0), begin: 0, len: 20_001, granted: 20_000 }, |p| {
-            granted(p);
-            p.inject(CLIENT, &[Frame::Done { stream: 1, end: false, id: 0, len: 20_001, begin: 0 }]);
-        }),
-        case(CLIENT, Breach::DoneLength { grant: GrantId(0), begin: 0, len: 0, granted: 20_000 }, |p| {
-            granted(p);
-            p.inject(CLIENT, &[Frame::Done { stream: 1, end: false, id: 0, len: 0, begin: 0 }]);
-        }),
+        case(
+            CLIENT,
+            Breach::DoneLength { grant: GrantId(0), begin: 0, len: 20_001, granted: 20_000 },
+            |p| {
+                granted(p);
+                p.inject(
+                    CLIENT,
+                    &[Frame::Done { stream: 1, end: false, id: 0, len: 20_001, begin: 0 }],
+                );
+            },
+        ),
+        case(
+            CLIENT,
+            Breach::DoneLength { grant: GrantId(0), begin: 0, len: 0, granted: 20_000 },
+            |p| {
+                granted(p);
+                p.inject(CLIENT, &[Frame::Done { stream: 1, end: false, id: 0, len: 0, begin: 0 }]);
+            },
+        ),
         case(CLIENT, Breach::DoneStream { grant: GrantId(0), stream: stream(2) }, |p| {
             granted(p);
-            p.inject(CLIENT, &[head(2), Frame::Done { stream: 2, end: false, id: 0, len: 20_000, begin: 0 }]);
+            p.inject(
+                CLIENT,
+                &[head(2), Frame::Done { stream: 2, end: false, id: 0, len: 20_000, begin: 0 }],
+            );
         }),
         case(CLIENT, Breach::EndWithGrants(stream(1)), |p| {
             granted(p);
@@ -333,12 +380,24 @@ fn transfers() -> Vec<Case> {
         }),
         case(
             SERVER,
-            Breach::BadGrant { grant: GrantId(1), why: "reaches past the end of the address space" },
-            |p| p.inject(SERVER, &[Frame::Grant { stream: 0, id: 1, rkey: 1, len: 2, addr: u64::MAX - 1 }]),
+            Breach::BadGrant {
+                grant: GrantId(1),
+                why: "reaches past the end of the address space",
+            },
+            |p| {
+                p.inject(
+                    SERVER,
+                    &[Frame::Grant { stream: 0, id: 1, rkey: 1, len: 2, addr: u64::MAX - 1 }],
+                )
+            },
         ),
-        case(SERVER, Breach::BadGrant { grant: GrantId(64), why: "too many standing grants" }, |p| {
-            p.inject(SERVER, &(0..65).map(|id| grant(0, id, 9)).collect::<Vec<_>>());
-        }),
+        case(
+            SERVER,
+            Breach::BadGrant { grant: GrantId(64), why: "too many standing grants" },
+            |p| {
+                p.inject(SERVER, &(0..65).map(|id| grant(0, id, 9)).collect::<Vec<_>>());
+            },
+        ),
         case(SERVER, Breach::BadGrant { grant: GrantId(1), why: "nothing was asked for" }, |p| {
             p.open("head", false);
             p.drive(CLIENT);
@@ -429,14 +488,29 @@ fn a_breach_closes_the_connection_and_does_nothing_else() {
         assert_eq!(p.ends[victim].conn.next_timeout(), None);
         p.to[from].clear();
         p.drive(victim);
-        assert_eq!((p.to[from].len(), p.ends[victim].conn.stats().messages_sent), (1, sent + 1), "{text}");
+        assert_eq!(
+            (p.to[from].len(), p.ends[victim].conn.stats().messages_sent),
+            (1, sent + 1),
+            "{text}"
+        );
         let Some(Wire::Send(message)) = p.to[from].front() else { panic!("{text}: not a SEND") };
         let mut reader = Reader::new(message.clone()).unwrap();
         let close = Frame::Close { code: 1, text: block(&text) };
-        assert_eq!((reader.next_frame(), reader.next_frame()), (Ok(Some(close)), Ok(None)), "{text}");
+        assert_eq!(
+            (reader.next_frame(), reader.next_frame()),
+            (Ok(Some(close)), Ok(None)),
+            "{text}"
+        );
         assert!(!p.drive(victim), "{text}: more than CLOSE");
-        assert_eq!((p.ends[victim].memory.used, p.ends[victim].conn.pending()), (used, pending), "{text}");
-        assert!(p.ends[victim].events.iter().all(|event| matches!(event, Event::GoAway { .. })), "{text}");
+        assert_eq!(
+            (p.ends[victim].memory.used, p.ends[victim].conn.pending()),
+            (used, pending),
+            "{text}"
+        );
+        assert!(
+            p.ends[victim].events.iter().all(|event| matches!(event, Event::GoAway { .. })),
+            "{text}"
+        );
         // The other side is told by name.
         assert!(p.deliver(from));
         p.ends[from].events.clear();

@@ -134,7 +134,8 @@ fn standing_grants_come_back_on_demand() {
     p.assert_clean();
 }
 
-/// A grant that is used while RECALL is on its way ends with DONE, once, and its id may be used anew.
+/// A grant that is used while RECALL is on its way ends with DONE, once, and its id may be used
+/// anew.
 #[test]
 fn recall_crosses_done() {
     let mut p = Pair::small();
@@ -167,7 +168,9 @@ fn scarce_memory_is_granted_in_parts() {
             }
             let ids: Vec<StreamId> = (0..4).map(|_| p.open("head", false)).collect();
             for (n, id) in ids.iter().enumerate() {
-                p.client().send_data(*id, pattern(n as u32, 10_000 << n), n % 2 == 0, false).unwrap();
+                p.client()
+                    .send_data(*id, pattern(n as u32, 10_000 << n), n % 2 == 0, false)
+                    .unwrap();
                 p.client().send_data(*id, pattern(n as u32, 3000), false, false).unwrap();
                 p.client().send_data(*id, pattern(n as u32, 500_000), n % 2 == 1, true).unwrap();
             }
@@ -190,8 +193,8 @@ fn scarce_memory_is_granted_in_parts() {
     }
 }
 
-/// Standing grants hold all memory; a long transfer waits for some, and shorter ones behind it must not take
-/// the standing grants with them into the queue.
+/// Standing grants hold all memory; a long transfer waits for some, and shorter ones behind it must
+/// not take the standing grants with them into the queue.
 #[test]
 fn transfers_that_wait_hold_no_grants() {
     let mut p = Pair::new(with_standing(3), with_standing(3), 64 << 10);
@@ -210,7 +213,8 @@ fn transfers_that_wait_hold_no_grants() {
     p.assert_clean();
 }
 
-/// Memory that is held by readers who do not read is given to nobody else; as soon as they read, all go on.
+/// Memory that is held by readers who do not read is given to nobody else; as soon as they read,
+/// all go on.
 #[test]
 fn memory_held_by_readers_is_waited_for() {
     let config = Config { bulk_window: 65_536, ..with_standing(0) };
@@ -239,7 +243,8 @@ fn with_total(bulk_total: u64) -> Pair {
     Pair::new(config.clone(), config, 64 << 20)
 }
 
-/// What nobody reads is bounded for all streams together; it comes back as it is read, and with streams that end.
+/// What nobody reads is bounded for all streams together; it comes back as it is read, and with
+/// streams that end.
 #[test]
 fn all_streams_together_hold_no_more_than_the_total() {
     let mut p = with_total(150_000);
@@ -287,7 +292,8 @@ fn what_ended_streams_hold_counts_until_it_is_read() {
     p.settle();
     assert_eq!(came(&p), 120_000);
     // One is read, of another nobody wants to know: there is room for two more.
-    let ended: Vec<StreamId> = ids.iter().copied().filter(|id| p.ends[CLIENT].app(*id).ended).collect();
+    let ended: Vec<StreamId> =
+        ids.iter().copied().filter(|id| p.ends[CLIENT].app(*id).ended).collect();
     assert_eq!(ended.len(), 2);
     p.ends[CLIENT].unstall(ended[0]);
     p.client().release(ended[1], ResetCode::CANCEL);
@@ -478,8 +484,9 @@ fn memory_is_granted_in_turns() {
     for id in &ids {
         p.send(CLIENT, *id, pattern(id.get(), 1_000_000));
     }
-    let body =
-        |p: &Pair, id: &StreamId| p.ends[SERVER].streams.get(&id.get()).map_or(0, |app| app.body.len());
+    let body = |p: &Pair, id: &StreamId| {
+        p.ends[SERVER].streams.get(&id.get()).map_or(0, |app| app.body.len())
+    };
     p.until("half of the first", |p| body(p, &ids[0]) > 500_000);
     for id in &ids {
         assert!(body(&p, id) > 300_000, "{id}: {}", body(&p, id));
@@ -498,7 +505,13 @@ fn short_done_frees_the_window() {
     p.inject(
         CLIENT,
         &[
-            Frame::Headers { stream: 1, end: false, more: false, indexed: false, block: block("head") },
+            Frame::Headers {
+                stream: 1,
+                end: false,
+                more: false,
+                indexed: false,
+                block: block("head"),
+            },
             Frame::Request { stream: 1, len: 100_000, begin: 0 },
         ],
     );

@@ -88,8 +88,8 @@ fn trailers_only() {
     p.assert_clean();
 }
 
-/// The server answers and ends while the client still sends: the client is told that the rest is not wanted,
-/// behind the whole response.
+/// The server answers and ends while the client still sends: the client is told that the rest is
+/// not wanted, behind the whole response.
 #[test]
 fn an_early_end_stops_the_client() {
     for body in [0, 10, 500_000] {
@@ -157,7 +157,8 @@ fn header_blocks_of_every_size() {
             assert_eq!(p.ends[CLIENT].app(id).blocks, [head, trailers]);
         }
         let long = pattern(3, MAX_HEADER_BLOCK + 1);
-        let refused = SendError::HeadersTooLong { len: MAX_HEADER_BLOCK + 1, limit: MAX_HEADER_BLOCK as u32 };
+        let refused =
+            SendError::HeadersTooLong { len: MAX_HEADER_BLOCK + 1, limit: MAX_HEADER_BLOCK as u32 };
         assert_eq!(p.client().open(long.clone(), true), Err(refused));
         let id = p.open("head", true);
         p.settle();
@@ -375,7 +376,8 @@ fn a_full_queue_asks_for_patience_once() {
 #[test]
 fn credits_used_up_on_both_sides_come_back() {
     for (mine, theirs) in [(4, 4), (4, 5), (5, 4), (4, 16), (7, 4)] {
-        let config = |recv_slots| Config { recv_slots, recv_most: recv_slots, slot_size: 512, ..small() };
+        let config =
+            |recv_slots| Config { recv_slots, recv_most: recv_slots, slot_size: 512, ..small() };
         let mut p = Pair::new(config(mine), config(theirs), 1 << 20);
         p.ends[CLIENT].limit(64, 4, 65_536, 1 << 20);
         p.ends[SERVER].limit(64, 4, 65_536, 1 << 20);
@@ -461,7 +463,8 @@ fn streams_begin_in_the_order_of_their_ids() {
     for n in 0..30 {
         p.client().send_data(busy, pattern(n, 1000), false, false).unwrap();
     }
-    let mut ids: Vec<StreamId> = (0..50).map(|n| p.client().open(pattern(n, 300), true).unwrap()).collect();
+    let mut ids: Vec<StreamId> =
+        (0..50).map(|n| p.client().open(pattern(n, 300), true).unwrap()).collect();
     for id in ids.extract_if(.., |id| id.get() % 7 == 0) {
         p.client().reset(id, ResetCode::CANCEL);
     }

@@ -207,7 +207,8 @@ fn streams_that_were_never_transmitted_keep_no_grants() {
     p.assert_clean();
 }
 
-/// A stream is cut off in the middle of its header block, before the server's application has seen it.
+/// A stream is cut off in the middle of its header block, before the server's application has seen
+/// it.
 #[test]
 fn a_head_is_cut_off() {
     let mut p = Pair::small();

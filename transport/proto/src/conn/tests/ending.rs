@@ -131,7 +131,8 @@ fn close_gets_a_credit() {
         p.settle();
         assert_eq!(p.client().credits.ours(), 1);
         if left == 0 {
-            // A message to return a credit for takes the last one. The first brings a credit of its own.
+            // A message to return a credit for takes the last one. The first brings a credit of its
+            // own.
             for end in [false, true] {
                 p.server().send_headers(id, block("head"), end).unwrap();
                 p.settle();
@@ -158,7 +159,8 @@ fn a_server_that_was_never_spoken_to_says_nothing() {
 
 #[test]
 fn texts_are_cut_to_what_fits() {
-    let mut p = Pair::new(Config { slot_size: 512, ..small() }, Config { slot_size: 512, ..small() }, 0);
+    let mut p =
+        Pair::new(Config { slot_size: 512, ..small() }, Config { slot_size: 512, ..small() }, 0);
     p.settle();
     p.server().go_away(CloseCode::Other(77), &"ä".repeat(1000));
     p.settle();

@@ -32,7 +32,8 @@ fn indexed_block() -> impl Strategy<Value = Bytes> {
 
 fn frame() -> impl Strategy<Value = Frame> {
     let bytes = || (0..300usize).prop_map(|len| pattern(7, len));
-    let stream = || prop_oneof![40 => 1..5u32, 2 => 5..9u32, 1 => any::<u32>().prop_map(|id| id.max(1))];
+    let stream =
+        || prop_oneof![40 => 1..5u32, 2 => 5..9u32, 1 => any::<u32>().prop_map(|id| id.max(1))];
     let flag = any::<bool>;
     prop_oneof![
         4 => (stream(), flag(), flag(), bytes()).prop_map(|(stream, end, more, block)| {

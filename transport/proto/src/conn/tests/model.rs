@@ -82,8 +82,13 @@ struct Model {
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
     let end = 0..2usize;
-    let len =
-        prop_oneof![0..20usize, 480..520usize, 1000..1100usize, 2000..70_000usize, 100_000..400_000usize];
+    let len = prop_oneof![
+        0..20usize,
+        480..520usize,
+        1000..1100usize,
+        2000..70_000usize,
+        100_000..400_000usize
+    ];
     let place = prop_oneof![Just(0usize), 0..64usize, 0..4096usize];
     let op = prop_oneof![
         4 => (prop_oneof![0..100usize, 100..5000usize], any::<bool>()).prop_map(|(block, end)| Op::Open { block, end }),
@@ -123,7 +128,10 @@ fn configs() -> impl Strategy<Value = Config> {
         prop::sample::select(vec![2, 5, 100]),
         prop::sample::select(vec![4096, 20_000, 300_000]),
         prop::sample::select(vec![65_536, 150_000, 8 << 20]),
-        (prop::sample::select(vec![0, 100_000, 8 << 20]), prop::sample::select(vec![0, 65_536, 1 << 30])),
+        (
+            prop::sample::select(vec![0, 100_000, 8 << 20]),
+            prop::sample::select(vec![0, 65_536, 1 << 30]),
+        ),
         (0..4u8, prop::sample::select(vec![1, 8, 64, 256, 4096])),
         prop::sample::select(vec![4096, 20_000, 256 << 10]),
     )
@@ -266,7 +274,10 @@ impl Model {
     fn check(&self, p: &Pair) {
         for ((id, from), half) in &self.halves {
             let Some(app) = p.ends[1 - from].streams.get(id) else { continue };
-            assert!(half.body.starts_with(&app.body), "stream {id} from {from}: other bytes than were sent");
+            assert!(
+                half.body.starts_with(&app.body),
+                "stream {id} from {from}: other bytes than were sent"
+            );
             assert!(app.blocks.len() <= half.blocks);
             assert!(
                 !app.ended || (half.ended && app.body.len() == half.body.len()),
@@ -316,7 +327,8 @@ impl Model {
             }
         }
         p.settle();
-        let ids: Vec<u32> = self.halves.keys().filter(|(_, end)| *end == CLIENT).map(|(id, _)| *id).collect();
+        let ids: Vec<u32> =
+            self.halves.keys().filter(|(_, end)| *end == CLIENT).map(|(id, _)| *id).collect();
         let ended = |id: &u32| self.halves.get(&(*id, SERVER)).is_some_and(|half| half.ended);
         let early: Vec<u32> = ids.iter().copied().filter(ended).collect();
         for end in [CLIENT, SERVER] {
@@ -335,7 +347,10 @@ impl Model {
         let refused = std::mem::take(&mut p.ends[CLIENT].refused);
         for id in ids {
             if refused.contains(&StreamId(id)) {
-                assert!(!p.ends[SERVER].streams.contains_key(&id), "stream {id} was refused and served");
+                assert!(
+                    !p.ends[SERVER].streams.contains_key(&id),
+                    "stream {id} was refused and served"
+                );
                 continue;
             }
             if self.reset.contains_key(&id) {
@@ -356,7 +371,10 @@ impl Model {
             }
             assert_eq!(down.reset, None);
             let half = &self.halves[&(id, CLIENT)];
-            assert!(up.ended && up.body == half.body && up.blocks.len() == half.blocks, "stream {id} up");
+            assert!(
+                up.ended && up.body == half.body && up.blocks.len() == half.blocks,
+                "stream {id} up"
+            );
         }
         p.assert_clean();
     }

@@ -20,8 +20,8 @@ pub(super) enum Wire {
     Write(Write),
 }
 
-/// Landing memory. Every piece has an rkey of its own, so that a WRITE to memory that is not granted any more is
-/// found out.
+/// Landing memory. Every piece has an rkey of its own, so that a WRITE to memory that is not
+/// granted any more is found out.
 #[derive(Debug)]
 pub(super) struct Memory {
     pub(super) budget: usize,
@@ -55,7 +55,8 @@ impl Memory {
         let addr = u64::from(rkey) << 32;
         self.used += capacity;
         self.peak = self.peak.max(self.used);
-        let region = Region { addr, data: vec![0xee; capacity], begin: None, written: 0, filled: false };
+        let region =
+            Region { addr, data: vec![0xee; capacity], begin: None, written: 0, filled: false };
         self.regions.insert(rkey, region);
         Some(GrantMemory { key: rkey as usize, addr, rkey, len: capacity as u32 })
     }
@@ -65,7 +66,8 @@ impl Memory {
         if self.lenient {
             return;
         }
-        let region = self.regions.get_mut(&write.rkey).expect("WRITE to memory that is not granted");
+        let region =
+            self.regions.get_mut(&write.rkey).expect("WRITE to memory that is not granted");
         assert!(!region.filled, "WRITE behind DONE");
         let at = write.addr.checked_sub(region.addr).expect("WRITE in front of the grant") as usize;
         let begin = *region.begin.get_or_insert(at);
@@ -76,7 +78,8 @@ impl Memory {
     }
 
     fn filled(&mut self, key: usize, begin: usize, len: usize) -> &[u8] {
-        let region = self.regions.get_mut(&(key as u32)).expect("landed in memory that is not granted");
+        let region =
+            self.regions.get_mut(&(key as u32)).expect("landed in memory that is not granted");
         assert!(!std::mem::replace(&mut region.filled, true));
         let written = (region.begin.unwrap_or(0), region.written);
         assert!(self.lenient || written == (begin, len), "DONE of other bytes than were written");
@@ -183,7 +186,14 @@ impl End {
     fn new(conn: Connection, budget: usize) -> Self {
         End {
             conn,
-            memory: Memory { budget, used: 0, peak: 0, lenient: false, regions: BTreeMap::new(), next: 0 },
+            memory: Memory {
+                budget,
+                used: 0,
+                peak: 0,
+                lenient: false,
+                regions: BTreeMap::new(),
+                next: 0,
+            },
             streams: BTreeMap::new(),
             events: Vec::new(),
             refused: Vec::new(),
@@ -201,7 +211,8 @@ impl End {
         }
     }
 
-    /// The RECV of the message that has just been received: it is posted again, or goes, or others come.
+    /// The RECV of the message that has just been received: it is posted again, or goes, or others
+    /// come.
     fn post(&mut self) {
         if self.leaving && self.extra > 0 {
             self.extra -= 1;
@@ -210,15 +221,23 @@ impl End {
         if self.conn.wants_recvs() && self.refuses {
             self.conn.recvs_posted(0);
         } else if self.conn.wants_recvs() {
-            let more = u32::from(self.conn.config.recv_most - self.conn.config.recv_slots) - self.extra;
+            let more =
+                u32::from(self.conn.config.recv_most - self.conn.config.recv_slots) - self.extra;
             self.conn.recvs_posted(more);
             (self.extra, self.leaving) = (self.extra + more, false);
         }
     }
 
     /// SEND slots, staging blocks and their bytes, bytes of WRITEs in flight.
-    pub(super) fn limit(&mut self, slots: usize, staging: usize, staging_block: usize, room: usize) {
-        (self.slots, self.staging, self.staging_block, self.room) = (slots, staging, staging_block, room);
+    pub(super) fn limit(
+        &mut self,
+        slots: usize,
+        staging: usize,
+        staging_block: usize,
+        room: usize,
+    ) {
+        (self.slots, self.staging, self.staging_block, self.room) =
+            (slots, staging, staging_block, room);
         self.full = (slots, staging, room);
     }
 
@@ -379,8 +398,11 @@ impl Pair {
     fn transmit(&mut self, at: usize) -> Option<Wire> {
         let end = &mut self.ends[at];
         let mut slot = vec![0; end.conn.config.slot_size as usize];
-        let room =
-            Room { write: end.room, staging: if end.staging > 0 { end.staging_block } else { 0 }, chunk: 0 };
+        let room = Room {
+            write: end.room,
+            staging: if end.staging > 0 { end.staging_block } else { 0 },
+            chunk: 0,
+        };
         let free = end.slots > 0;
         let wire = match end.conn.poll_transmit(free.then_some(&mut slot[..]), room)? {
             Transmit::Send(len) => {
@@ -411,9 +433,12 @@ impl Pair {
     /// lay in one piece.
     fn check_aligned(&mut self, from: usize, write: &Write) {
         let src = write.src.as_ptr() as u64;
-        let within = |bytes: &&Bytes| (bytes.as_ptr() as u64..bytes.as_ptr_range().end as u64).contains(&src);
+        let within = |bytes: &&Bytes| {
+            (bytes.as_ptr() as u64..bytes.as_ptr_range().end as u64).contains(&src)
+        };
         let Some(segment) = self.aligned.iter().find(within) else { return };
-        let (align, source) = (u64::from(self.ends[1 - from].conn.config.align), segment.as_ptr() as u64);
+        let (align, source) =
+            (u64::from(self.ends[1 - from].conn.config.align), segment.as_ptr() as u64);
         let lands = write.addr.wrapping_sub(src - source);
         assert_eq!(lands % align, 0, "{align}");
         if source.is_multiple_of(align) {
@@ -503,7 +528,8 @@ impl Pair {
                 })
             };
             let under_way = sends(to).count() as u32;
-            let coming_back: u32 = sends(from).map(|m| u32::from(u16::from_le_bytes([m[0], m[1]]))).sum();
+            let coming_back: u32 =
+                sends(from).map(|m| u32::from(u16::from_le_bytes([m[0], m[1]]))).sum();
             let (sender, receiver) = (&self.ends[from].conn, &self.ends[to].conn);
             let slots = u32::from(receiver.config.recv_slots) + self.ends[to].extra;
             assert!(under_way <= slots, "SEND without a posted RECV");
@@ -605,7 +631,10 @@ impl Pair {
             assert_eq!(end.memory.used, 0, "end {at}: landing memory is lost");
             assert_eq!((end.slots, end.staging, end.room), end.full, "end {at}");
             let c = &end.conn;
-            assert!(c.control.is_empty() && c.events.is_empty() && c.landing_queue.is_empty(), "end {at}");
+            assert!(
+                c.control.is_empty() && c.events.is_empty() && c.landing_queue.is_empty(),
+                "end {at}"
+            );
             assert!(!c.has_output() && c.ids.is_empty() && c.standing.is_empty(), "end {at}");
             assert_eq!(c.held(), 0, "end {at}: bytes of nobody count");
         }

@@ -76,7 +76,10 @@ fn parts_keep_the_phase() {
         p.server().recall_grants(|_| true);
         p.settle();
         assert!(p.count(SERVER, "GRANT") > 1 && p.count(SERVER, "RECALL") == 1);
-        assert_eq!((p.aligned_written, p.ends[SERVER].app(id).body.len()), (300_000, HEAD + 300_000));
+        assert_eq!(
+            (p.aligned_written, p.ends[SERVER].app(id).body.len()),
+            (300_000, HEAD + 300_000)
+        );
         p.answer(id, Bytes::new());
         p.assert_clean();
     }
@@ -101,7 +104,9 @@ fn each_end_has_an_alignment_of_its_own() {
             p.settle();
             bodies.push(payload.into_segments().flatten().collect::<Vec<u8>>());
         }
-        assert!(p.ends[SERVER].app(id).body == bodies[0] && p.ends[CLIENT].app(id).body == bodies[1]);
+        assert!(
+            p.ends[SERVER].app(id).body == bodies[0] && p.ends[CLIENT].app(id).body == bodies[1]
+        );
     }
     assert_eq!(p.aligned_written, 300_000);
     p.assert_clean();
@@ -151,7 +156,10 @@ fn standing(align: u16) -> Pair {
     p.ends[SERVER].memory.lenient = true;
     p.inject(CLIENT, &[head(1), Frame::Request { stream: 1, len: 20_480, begin: 1 }]);
     p.drive(SERVER);
-    p.inject(CLIENT, &[Frame::Done { stream: 1, end: true, id: 0, len: 20_480, begin: 0 }, head(2)]);
+    p.inject(
+        CLIENT,
+        &[Frame::Done { stream: 1, end: true, id: 0, len: 20_480, begin: 0 }, head(2)],
+    );
     p.drive(SERVER);
     assert_eq!(p.ends[SERVER].conn.grants.ids().collect::<Vec<_>>(), [1]);
     p
@@ -175,7 +183,8 @@ fn a_begin_is_within_the_modulus_and_the_bytes_within_the_grant() {
             let breach = Breach::RequestBegin { stream: StreamId(2), begin, modulus };
             assert_eq!(p.ends[SERVER].error, Some(breach));
         }
-        for (begin, len) in [(0, 24_577), (1, 24_576), (modulus - 1, 24_578 - modulus), (5, u32::MAX), (9, 0)]
+        for (begin, len) in
+            [(0, 24_577), (1, 24_576), (modulus - 1, 24_578 - modulus), (5, u32::MAX), (9, 0)]
         {
             let mut p = standing(align);
             p.inject(CLIENT, &[done(1, begin, len)]);
@@ -199,7 +208,10 @@ fn only_standing_grants_have_a_begin() {
     p.inject(CLIENT, &[head(1), Frame::Request { stream: 1, len: 20_000, begin: 63 }]);
     p.drive(SERVER);
     p.inject(CLIENT, &[Frame::Done { stream: 1, end: false, id: 0, len: 1, begin: 1 }]);
-    assert_eq!(p.ends[SERVER].error, Some(Breach::DoneBegin { grant: GrantId(0), begin: 1, limit: 0 }));
+    assert_eq!(
+        p.ends[SERVER].error,
+        Some(Breach::DoneBegin { grant: GrantId(0), begin: 1, limit: 0 })
+    );
 }
 
 /// A receiver may grant memory at any address: the sender begins where the phase is right, or asks

@@ -8,7 +8,8 @@ fn config() -> Config {
     Config { recv_slots: 64, recv_most: 64, standing_grants: 0, write_chunk: 16 << 10, ..small() }
 }
 
-/// Streams whose client has memory for a message of 200,000 bytes each, of which so many bytes may be under way.
+/// Streams whose client has memory for a message of 200,000 bytes each, of which so many bytes may
+/// be under way.
 fn granted(config: Config, streams: usize, room: usize) -> (Pair, Vec<StreamId>) {
     let mut p = Pair::new(config.clone(), config, 1 << 30);
     p.ends[CLIENT].limit(16, 4, 64 << 10, 0);
@@ -44,7 +45,11 @@ fn what_nothing_was_written_to_comes_back_and_is_granted_again() {
     p.settle();
     assert_eq!((p.count(SERVER, "RECALL"), p.count(CLIENT, "ABORT")), (2, 2));
     assert_eq!(p.ends[SERVER].memory.used, used, "granted again");
-    assert_eq!((p.count(SERVER, "GRANT"), p.count(CLIENT, "REQUEST")), (5, 3), "without another REQUEST");
+    assert_eq!(
+        (p.count(SERVER, "GRANT"), p.count(CLIENT, "REQUEST")),
+        (5, 3),
+        "without another REQUEST"
+    );
     finish(p, &ids);
 }
 
@@ -107,7 +112,8 @@ fn a_bound_standing_grant_is_written_first() {
     p.ends[CLIENT].limit(16, 4, 64 << 10, 0);
     let ids: Vec<StreamId> = (0..3).map(|_| p.open("head", false)).collect();
     for &id in &ids {
-        // The first asks, and has the short standing grant exchanged. The second finds one that is long enough.
+        // The first asks, and has the short standing grant exchanged. The second finds one that is
+        // long enough.
         p.send(CLIENT, id, pattern(id.get(), 200_000));
         p.settle();
     }

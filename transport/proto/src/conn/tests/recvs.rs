@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::pair::*;
 use crate::config::Config;
 
-/// A burst brings more credits; a connection at rest has given the RECVs back within its dead-peer time, by PINGs, and says
-/// nothing more than PINGs.
+/// A burst brings more credits; a connection at rest has given the RECVs back within its dead-peer
+/// time, by PINGs, and says nothing more than PINGs.
 #[test]
 fn a_connection_at_rest_has_the_recvs_that_it_began_with() {
     let config = Config { recv_slots: 4, recv_most: 24, ..small() };
@@ -39,7 +39,11 @@ fn a_connection_at_rest_has_the_recvs_that_it_began_with() {
         let pings = p.count(CLIENT, "PING") + p.count(SERVER, "PING");
         p.advance(config.dead_peer / 16);
         p.settle();
-        assert_eq!(p.count(CLIENT, "PING") + p.count(SERVER, "PING"), pings, "nothing more to shed");
+        assert_eq!(
+            p.count(CLIENT, "PING") + p.count(SERVER, "PING"),
+            pings,
+            "nothing more to shed"
+        );
     }
     p.assert_clean();
 }
@@ -91,8 +95,8 @@ fn what_was_refused_under_load_is_not_posted_at_rest() {
     assert_eq!(p.server().credits.posted(), 4);
 }
 
-/// A message only to return credits takes a credit itself. With as few as there may be it is not to have others follow, call
-/// after call.
+/// A message only to return credits takes a credit itself. With as few as there may be it is not to
+/// have others follow, call after call.
 #[test]
 fn a_call_is_one_message_each_way_with_the_fewest_credits() {
     let config = Config { recv_slots: 4, recv_most: 4, ..small() };

@@ -18,8 +18,13 @@ fn server(max_streams: u32) -> Pair {
 /// streams, the next resets them. Returns how many calls the server was to begin, and why it ended
 /// the connection, if it did.
 fn open_and_reset(p: &mut Pair, first: u32, n: u32) -> (u32, Option<Breach>) {
-    let head =
-        |stream| Frame::Headers { stream, end: false, more: false, indexed: false, block: block("head") };
+    let head = |stream| Frame::Headers {
+        stream,
+        end: false,
+        more: false,
+        indexed: false,
+        block: block("head"),
+    };
     let reset = |stream| Frame::Reset { stream, code: ResetCode::CANCEL.0 };
     let ids = first..first + n;
     let messages: [Vec<Frame>; 2] = [ids.clone().map(head).collect(), ids.map(reset).collect()];
@@ -53,7 +58,10 @@ fn rapid_resets_are_a_breach() {
             if let Some(breach) = breach {
                 break breach;
             }
-            assert!(begun <= burst, "{begun} calls begun for a client that reads none of their answers");
+            assert!(
+                begun <= burst,
+                "{begun} calls begun for a client that reads none of their answers"
+            );
         };
         assert_eq!(breach, Breach::RapidReset { burst: burst.into(), per_second });
         assert!(breach.to_string().contains("enhance your calm"), "{breach}");

@@ -1,4 +1,5 @@
-//! Pieces of a body in several segments: one transfer, the same bytes, nothing copied to bring them together.
+//! Pieces of a body in several segments: one transfer, the same bytes, nothing copied to bring them
+//! together.
 
 use proptest::prelude::*;
 

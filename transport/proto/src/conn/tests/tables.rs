@@ -1,7 +1,7 @@
 //! The transition tables, every state with every event: of a stream's halves, and of a connection.
 //!
-//! What the tables in the docs say is written down here a second time, as functions. All states that these functions reach
-//! are put into a real connection, and it must go where they say.
+//! What the tables in the docs say is written down here a second time, as functions. All states
+//! that these functions reach are put into a real connection, and it must go where they say.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -56,7 +56,8 @@ enum Wrong {
 
 /// The tables of `stream`, and what joins them.
 fn next(side: Side, state: State, event: Event) -> Result<State, Wrong> {
-    use {RecvHalf as R, SendHalf as S};
+    use RecvHalf as R;
+    use SendHalf as S;
     let Some((send, recv)) = state else {
         return match event {
             Event::Head | Event::HeadEnd | Event::Data | Event::DataEnd => Err(Wrong::Closed),
@@ -103,7 +104,9 @@ fn next(side: Side, state: State, event: Event) -> Result<State, Wrong> {
         },
         Event::Data | Event::DataEnd => match recv {
             R::Headers => return Err(Wrong::Order),
-            R::Body | R::Discarding => (send, if event == Event::DataEnd { R::Ended } else { recv }),
+            R::Body | R::Discarding => {
+                (send, if event == Event::DataEnd { R::Ended } else { recv })
+            }
             R::Ended | R::Reset => return Err(Wrong::Closed),
         },
     };
@@ -166,7 +169,8 @@ fn emit(conn: &mut Connection) -> Vec<Frame> {
 
 fn apply(conn: &mut Connection, event: Event) -> Result<(), Breach> {
     let stream = ID.0;
-    let head = |end| Frame::Headers { stream, end, more: false, indexed: false, block: block("head") };
+    let head =
+        |end| Frame::Headers { stream, end, more: false, indexed: false, block: block("head") };
     let data = |end| Frame::Data { stream, end, data: block("data") };
     let frame = match event {
         Event::QueueEnd => {
@@ -186,9 +190,11 @@ fn apply(conn: &mut Connection, event: Event) -> Result<(), Breach> {
             let before = state_of(conn);
             conn.reset(ID, ResetCode::CANCEL);
             let told = emit(conn).iter().filter(|f| matches!(f, Frame::Reset { .. })).count();
-            // The peer is told once: a half that is still open has to be ended, or what comes is not wanted.
-            let news =
-                before.is_some_and(|(send, recv)| send != SendHalf::Reset && recv != RecvHalf::Discarding);
+            // The peer is told once: a half that is still open has to be ended, or what comes is
+            // not wanted.
+            let news = before.is_some_and(|(send, recv)| {
+                send != SendHalf::Reset && recv != RecvHalf::Discarding
+            });
             assert_eq!(told, usize::from(news), "from {before:?}");
             return Ok(());
         }
@@ -223,8 +229,9 @@ fn reachable(side: Side) -> Vec<State> {
 fn every_state_of_a_stream_with_every_event() {
     for side in [Side::Client, Side::Server] {
         let states = reachable(side);
-        // Open and Ending with Headers, Body and Ended; Ended and Reset with Discarding; forgotten. A server's response that
-        // has ended discards the rest; a client's request that has ended waits for the response.
+        // Open and Ending with Headers, Body and Ended; Ended and Reset with Discarding; forgotten.
+        // A server's response that has ended discards the rest; a client's request that has ended
+        // waits for the response.
         assert_eq!(states.len(), if side == Side::Client { 11 } else { 9 }, "{side:?}: {states:?}");
         for state in states {
             for event in EVENTS {
@@ -260,7 +267,8 @@ fn every_reset_is_answered_once() {
         for state in reachable(side) {
             let mut conn = stream_in(side, state);
             apply(&mut conn, Event::Reset).unwrap();
-            let answers = emit(&mut conn).iter().filter(|f| matches!(f, Frame::Reset { .. })).count();
+            let answers =
+                emit(&mut conn).iter().filter(|f| matches!(f, Frame::Reset { .. })).count();
             let open = state.is_some_and(|(send, _)| !send.is_done());
             assert_eq!(answers, usize::from(open), "{side:?} {state:?}");
             assert_eq!(state_of(&conn), None, "nothing is left of it");
@@ -289,7 +297,8 @@ const TURNS: [Turn; 7] = [
     Turn::Dead,
 ];
 
-const PHASES: [Phase; 5] = [Phase::Open, Phase::Draining, Phase::Drained, Phase::Closing, Phase::Closed];
+const PHASES: [Phase; 5] =
+    [Phase::Open, Phase::Draining, Phase::Drained, Phase::Closing, Phase::Closed];
 
 /// The table of [`Phase`]; None: a breach.
 fn turn(side: Side, phase: Phase, turn: Turn) -> Option<Phase> {
@@ -360,8 +369,10 @@ fn every_phase_of_a_connection_with_every_event() {
                         Ok(())
                     }
                     Turn::Emitted => {
-                        let closes =
-                            emit(&mut conn).iter().filter(|f| matches!(f, Frame::Close { .. })).count();
+                        let closes = emit(&mut conn)
+                            .iter()
+                            .filter(|f| matches!(f, Frame::Close { .. }))
+                            .count();
                         assert_eq!(closes, usize::from(phase == Phase::Closing));
                         Ok(())
                     }
@@ -385,8 +396,15 @@ fn every_phase_of_a_connection_with_every_event() {
                     }
                 }
                 let live = !matches!(conn.phase, Phase::Closing | Phase::Closed);
-                assert_eq!(conn.next_timeout().is_some(), live, "{context}: timers run while it lives");
-                assert_eq!(conn.takes_streams(), conn.phase == Phase::Open && !conn.peer_going_away);
+                assert_eq!(
+                    conn.next_timeout().is_some(),
+                    live,
+                    "{context}: timers run while it lives"
+                );
+                assert_eq!(
+                    conn.takes_streams(),
+                    conn.phase == Phase::Open && !conn.peer_going_away
+                );
                 tried += 1;
             }
         }

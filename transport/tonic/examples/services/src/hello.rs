@@ -11,7 +11,10 @@ pub struct Hello;
 
 #[tonic::async_trait]
 impl Greeter for Hello {
-    async fn say_hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
+    async fn say_hello(
+        &self,
+        request: Request<HelloRequest>,
+    ) -> Result<Response<HelloReply>, Status> {
         let path = tonic_rdma::connect_info(&request).path;
         let message = format!("hello {}, you came by {path}", request.into_inner().name);
         Ok(Response::new(HelloReply { message }))

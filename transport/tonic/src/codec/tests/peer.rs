@@ -33,7 +33,8 @@ fn land(wire: &[u8]) -> (SharedArena, Bytes) {
 fn prost_sees_each_byte_once_and_in_private_memory() {
     let message = everything();
     let (arena, landed) = land(&framed(std::slice::from_ref(&message)));
-    let got = fuzz::decode_watched::<Tree>(vec![(landed, true)], usize::MAX, &arena).remove(0).unwrap();
+    let got =
+        fuzz::decode_watched::<Tree>(vec![(landed, true)], usize::MAX, &arena).remove(0).unwrap();
     assert!(got == message, "other fields than were sent");
     let Tree { data, parts, last, .. } = &got;
     for field in [data, &parts[0], &parts[1], last.as_ref().unwrap()] {
