@@ -1,7 +1,7 @@
 //! The error of connecting, serving and calling.
 
-use crate::policy::EnvError;
-use crate::reason::Reason;
+use crate::path::policy::EnvError;
+use crate::path::reason::Reason;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -92,7 +92,7 @@ impl From<EnvError> for Error {
 /// The general cure, where the particulars do not hold a better one.
 fn cure(reason: &Reason) -> String {
     match reason.code() {
-        crate::reason::ReasonCode::Memlock => String::new(),
+        crate::path::reason::ReasonCode::Memlock => String::new(),
         code => format!("; {}", code.cure()),
     }
 }
@@ -128,7 +128,7 @@ mod tests {
     use tonic::{Code, Status};
 
     use super::*;
-    use crate::reason::ReasonCode;
+    use crate::path::reason::ReasonCode;
 
     #[test]
     fn statuses_are_found_as_in_tonics_own_error() {

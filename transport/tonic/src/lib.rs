@@ -64,19 +64,9 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `endpoint` | where to connect to, and how |
-//! | `channel` | the choice of the path for each call, and the task that keeps the fast path |
-//! | `server` | both paths side by side |
-//! | `bootstrap` | the Offer, its tickets |
-//! | `link` | the protocol over one fabric link, and calls on it |
-//! | `context` | devices and pinned memory of the process |
-//! | `policy` | builder setting and environment |
-//! | `reason`, `cause`, `path` | which path, and why |
-//! | `error`, `stats`, `connect_info` | what users get to see |
 //! | [`codec`] | protobuf without copying |
 //! | [`metrics`], `spans` | counters, gauges and histograms for a recorder; spans of connections and calls |
 //! | [`mod@diagnose`] | what is in the way of RDMA, and how to mend it |
-//! | `grpc_timeout`, `executor` | what both sides build on |
 //!
 //! # Features
 //!
@@ -90,10 +80,11 @@
 #![forbid(unsafe_code)]
 
 mod bootstrap;
-mod cause;
+mod boxed_body;
 mod channel;
 pub mod codec;
 mod connect_info;
+mod connection;
 mod context;
 pub mod diagnose;
 mod endpoint;
@@ -101,14 +92,10 @@ mod error;
 mod executor;
 mod fifo;
 mod grpc_timeout;
-mod link;
-pub mod metrics;
 mod path;
-mod policy;
-mod reason;
 mod server;
-mod spans;
-mod stats;
+mod tcp;
+mod telemetry;
 #[cfg(test)]
 mod tests;
 
@@ -119,11 +106,12 @@ pub use context::{Context, ContextBuilder};
 pub use diagnose::{Diagnosis, diagnose};
 pub use endpoint::Endpoint;
 pub use error::{EnvironmentError, Error, RdmaRequired};
+pub use path::policy::{EnvError, FabricKind, Policy, UnknownPolicy, check_environment};
+pub use path::reason::{Reason, ReasonCode, Side};
 pub use path::{Path, PathInfo};
-pub use policy::{EnvError, FabricKind, Policy, UnknownPolicy, check_environment};
-pub use reason::{Reason, ReasonCode, Side};
 pub use server::{Router, Server};
-pub use stats::{Copied, ServerStats, TransportStats};
+pub use telemetry::metrics;
+pub use telemetry::stats::{Copied, ServerStats, TransportStats};
 #[doc(no_inline)]
 pub use tonic::transport::Uri;
 #[cfg(feature = "_tls-any")]

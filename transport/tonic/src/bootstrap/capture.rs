@@ -10,7 +10,7 @@ use tonic::transport::server::TcpConnectInfo;
 use tonic::transport::server::TlsConnectInfo;
 use tower::Service;
 
-use super::OFFER_PATH;
+use crate::bootstrap::OFFER_PATH;
 
 /// Headers that gateways add.
 const FORWARDING: [&str; 13] = [

@@ -18,12 +18,12 @@ use tonic_prost::ProstCodec;
 use tonic_rdma_fabric::{Addr, BadShmAddr, Fabric};
 use tonic_rdma_proto::hello::{VERSION_MAX, VERSION_MIN};
 
-use super::OFFER_PATH;
-use super::pb::{self, OfferRequest, OfferResponse, fabric_offer, offer_response};
-use super::tickets::{TICKET_LEN, Ticket};
+use crate::bootstrap::OFFER_PATH;
+use crate::bootstrap::pb::{self, OfferRequest, OfferResponse, fabric_offer, offer_response};
+use crate::bootstrap::tickets::{TICKET_LEN, Ticket};
 use crate::endpoint::TcpChannel;
 use crate::path::Path;
-use crate::reason::{Reason, ReasonCode};
+use crate::path::reason::{Reason, ReasonCode};
 
 type HookFuture = Pin<Box<dyn Future<Output = Result<Request<()>, Status>> + Send>>;
 
@@ -235,7 +235,7 @@ impl Offered {
                 Path::Shm,
                 Reason::new(ReasonCode::OtherHost, "the server runs on another host"),
             )),
-            Err(error) => self.refusals.push((Path::Shm, crate::cause::fabric(error))),
+            Err(error) => self.refusals.push((Path::Shm, crate::path::from_error::fabric(error))),
         }
         Ok(())
     }

@@ -25,8 +25,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::capture::{Connection, Trace};
-use super::network::Network;
+use crate::bootstrap::capture::{Connection, Trace};
+use crate::bootstrap::network::Network;
 
 /// Wrong statements from one network until all its Offers are taken for a gateway's.
 pub(crate) const MISMATCHES: u32 = 8;

@@ -11,15 +11,17 @@ use tonic::{Request, Response, Status};
 use tonic_rdma_fabric::LogThrottle;
 use tonic_rdma_proto::hello::{VERSION_MAX, VERSION_MIN};
 
-use super::capture::Connection;
-use super::gateways::{Gateways, Indirect};
-use super::pb::bootstrap_server::Bootstrap;
-use super::pb::offer_response::Outcome;
-use super::pb::{self, OfferRequest, OfferResponse, ProbeRequest, ProbeResponse, fabric_offer};
-use super::tickets::Tickets;
+use crate::bootstrap::capture::Connection;
+use crate::bootstrap::gateways::{Gateways, Indirect};
+use crate::bootstrap::pb::bootstrap_server::Bootstrap;
+use crate::bootstrap::pb::offer_response::Outcome;
+use crate::bootstrap::pb::{
+    self, OfferRequest, OfferResponse, ProbeRequest, ProbeResponse, fabric_offer,
+};
+use crate::bootstrap::tickets::Tickets;
 use crate::connect_info::RdmaConnectInfo;
 use crate::path::Path;
-use crate::reason::{Reason, ReasonCode};
+use crate::path::reason::{Reason, ReasonCode};
 
 /// The longest answer to a Probe in bytes.
 pub(crate) const PROBE_MOST: usize = 1 << 20;
@@ -170,7 +172,7 @@ impl OfferService {
         if fabrics.is_empty() {
             let none =
                 || Reason::new(ReasonCode::HandshakeRejected, "no fabric that both sides have");
-            return Err(crate::cause::foremost(refusals, &[]).unwrap_or_else(none));
+            return Err(crate::path::from_error::foremost(refusals, &[]).unwrap_or_else(none));
         }
         let identity = self.identity(connection, judged)?;
         let from = connection.and_then(Connection::peer).map(|peer| peer.ip().into());

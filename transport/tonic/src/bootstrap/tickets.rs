@@ -22,8 +22,8 @@ use rand::TryRngCore;
 use rand::rngs::OsRng;
 use tokio::time::Instant;
 
-use super::network::Network;
-use crate::reason::ReasonCode;
+use crate::bootstrap::network::Network;
+use crate::path::reason::ReasonCode;
 
 /// Bytes of a ticket.
 pub(crate) const TICKET_LEN: usize = 16;

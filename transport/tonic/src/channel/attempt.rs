@@ -10,14 +10,15 @@ use tonic_rdma_proto::{Accept, Hello};
 
 use crate::bootstrap::client::{OfferHook, offer};
 use crate::codec::Methods;
+use crate::connection::{FastClient, Origin};
 use crate::context::Context;
 use crate::endpoint::TcpChannel;
-use crate::link::{FastClient, Origin};
 use crate::path::Path;
-use crate::policy::FabricKind;
-use crate::reason::{Reason, ReasonCode, Side};
-use crate::stats::Counters;
-use crate::{cause, metrics};
+use crate::path::policy::FabricKind;
+use crate::path::reason::{Reason, ReasonCode, Side};
+use crate::telemetry::stats::Counters;
+use crate::path::from_error;
+use crate::telemetry::metrics;
 
 /// What an attempt needs.
 #[derive(Debug, Clone)]
@@ -109,7 +110,7 @@ impl Plan {
             paths.drain(..=tried);
         }
         let none = || Reason::new(ReasonCode::Policy, "no fabric is allowed");
-        Err(cause::foremost(reasons, &met).unwrap_or_else(none))
+        Err(from_error::foremost(reasons, &met).unwrap_or_else(none))
     }
 
     async fn connect(
@@ -122,8 +123,8 @@ impl Plan {
         let started = Instant::now();
         let (fabric, pool) =
             self.context.toward(path, addr, self.env_device.as_deref(), limit).await?;
-        pool.may_land().map_err(|error| cause::pool(&error))?;
-        let mut options = self.context.link_options(&pool, fabric.grows());
+        pool.may_land().map_err(|error| from_error::pool(&error))?;
+        let mut options = self.context.connection_config(&pool, fabric.grows());
         options.headers(self.max_header_size);
         options.dead_peer(self.dead_peer_timeout);
         options.copy_on_delivery = self.copy_on_delivery;
@@ -132,7 +133,7 @@ impl Plan {
         let connected = fabric
             .connect(addr, &options.link, &pool, &hello, left)
             .await
-            .map_err(cause::connect)?;
+            .map_err(from_error::connect)?;
         let accept = Accept::decode(&connected.private_data).map_err(|error| {
             Reason::from_peer(
                 ReasonCode::HandshakeRejected,

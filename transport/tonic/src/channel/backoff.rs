@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use rand::Rng;
 
-use crate::reason::ReasonCode;
+use crate::path::reason::ReasonCode;
 
 const FAILED: (Duration, Duration) = (FIRST, Duration::from_secs(30));
 const BROKEN: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(600));

@@ -20,12 +20,12 @@ use tower::discover::Change as TowerChange;
 use tower::load::{CompleteOnResponse, PendingRequests};
 use tower::util::BoxService;
 
-use super::select::CallFuture;
-use super::{Channel, Kind};
+use crate::channel::select::CallFuture;
+use crate::channel::{Channel, Kind};
 use crate::endpoint::Endpoint;
 use crate::path::PathInfo;
-use crate::reason::{Reason, ReasonCode};
-use crate::stats::Counters;
+use crate::path::reason::{Reason, ReasonCode};
+use crate::telemetry::stats::Counters;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 

@@ -8,13 +8,13 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tonic_rdma_proto::Side;
 
-use super::attempt::{Fast, Plan};
-use super::backoff::{self, Backoff};
-use super::shared::{Shared, State};
-use crate::link::FastClient;
-use crate::metrics;
+use crate::channel::attempt::{Fast, Plan};
+use crate::channel::backoff::{self, Backoff};
+use crate::channel::shared::{Shared, State};
+use crate::connection::FastClient;
 use crate::path::Path;
-use crate::reason::{Reason, ReasonCode};
+use crate::path::reason::{Reason, ReasonCode};
+use crate::telemetry::metrics;
 
 /// An attempt that goes on behind takes no longer than this.
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(10);
@@ -154,7 +154,7 @@ async fn attempt(
 /// Counts each decision, and logs it once: a repetition is for debugging only.
 struct Log {
     origin: String,
-    said: Option<(ReasonCode, crate::reason::Side)>,
+    said: Option<(ReasonCode, crate::path::reason::Side)>,
     been_up: bool,
     /// Of a connection beside the first.
     beside: bool,

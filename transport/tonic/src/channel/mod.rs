@@ -7,19 +7,17 @@
 //! | `shared` | state that calls and manager share, with its transition table |
 //! | `manager` | the task that keeps the channel on its fast path |
 //! | `attempt` | one attempt at the fast path |
-//! | `lanes` | more fast connections of one channel |
+//! | `shards` | more fast connections of one channel |
 //! | `backoff` | pauses between attempts |
-//! | `resend` | calls over TCP; those that the server never saw are sent again |
 //! | `balance` | one channel over many endpoints |
 
 mod attempt;
 mod backoff;
 mod balance;
-mod lanes;
 mod manager;
-mod resend;
 mod select;
-mod shared;
+mod shards;
+pub(crate) mod shared;
 mod stack;
 
 use std::fmt;
@@ -34,10 +32,10 @@ use balance::Balanced;
 pub use balance::Change;
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, Uri};
-use lanes::Lanes;
 use manager::{Handle, Manager};
 use pin_project_lite::pin_project;
 use select::Select;
+use shards::Shards;
 use shared::{Shared, State};
 use stack::Stack;
 use tokio::sync::watch;
@@ -46,14 +44,14 @@ use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::Side;
 use tower::Service;
 
+use crate::connection::Origin;
 use crate::endpoint::{Endpoint, FAST_PATH_TIMEOUT, Noting, TcpChannel};
 use crate::error::Error;
-use crate::link::Origin;
-use crate::metrics;
 use crate::path::PathInfo;
-use crate::policy::{EnvError, EnvSettings, Policy};
-use crate::reason::{Reason, ReasonCode};
-use crate::stats::{Counters, TransportStats};
+use crate::path::policy::{EnvError, EnvSettings, Policy};
+use crate::path::reason::{Reason, ReasonCode};
+use crate::telemetry::metrics;
+use crate::telemetry::stats::{Counters, TransportStats};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -304,10 +302,10 @@ impl One {
             copy_on_delivery: settings.copy_on_delivery,
         };
         let connections =
-            settings.connections.filter(|_| off.is_none()).unwrap_or(1).min(lanes::MOST);
-        let lanes: Vec<_> = (1..connections).map(|_| Arc::new(shared.lane())).collect();
+            settings.connections.filter(|_| off.is_none()).unwrap_or(1).min(shards::MOST);
+        let shards: Vec<_> = (1..connections).map(|_| Arc::new(shared.lane())).collect();
         let mut handles = Vec::new();
-        for lane in &lanes {
+        for lane in &shards {
             let (manager, handle) = Manager::new(lane.clone(), plan.clone(), patience);
             settings.executor.spawn(manager.beside().run());
             handles.push(handle);
@@ -327,7 +325,7 @@ impl One {
         let state = shared.state.subscribe();
         let seen = Arc::new(state.borrow().info());
         Self {
-            stack: stack::build(Select::new(shared.clone(), Lanes::new(lanes)), settings),
+            stack: stack::build(Select::new(shared.clone(), Shards::new(shards)), settings),
             shared,
             state,
             seen,

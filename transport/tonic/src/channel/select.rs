@@ -10,27 +10,27 @@ use tonic::body::Body;
 use tonic_rdma_proto::Side;
 use tower::{Service, ServiceExt};
 
-use super::BoxError;
-use super::attempt::Fast;
-use super::lanes::Lanes;
-use super::resend::{self, TcpCall};
-use super::shared::{Route, Shared};
+use crate::channel::BoxError;
+use crate::channel::attempt::Fast;
+use crate::channel::shards::Shards;
+use crate::channel::shared::{Route, Shared};
+use crate::connection::{Call, CallError};
 use crate::error::Error;
-use crate::link::{Call, CallError};
 use crate::path::Path;
-use crate::reason::Reason;
-use crate::spans::{self, Spanned};
+use crate::path::reason::Reason;
+use crate::tcp::retry::{self, RetryCall};
+use crate::telemetry::spans::{self, Spanned};
 
 pub(crate) type CallFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, BoxError>> + Send>>;
 
-/// Sends each call over the fast path where it is open, and over TCP otherwise.
+/// InFlight each call over the fast path where it is open, and over TCP otherwise.
 ///
 /// `poll_ready` decides: where TCP is the way, it holds a place in the TCP connection's queue until
 /// `call`. A call that was to go over the fast path and could not be sent goes over TCP.
 #[derive(Debug)]
 pub(crate) struct Select {
     shared: Arc<Shared>,
-    lanes: Lanes,
+    shards: Shards,
     /// This clone's handle to the TCP connection's queue.
     tcp: tonic::transport::Channel,
     /// It holds a place.
@@ -38,14 +38,14 @@ pub(crate) struct Select {
 }
 
 impl Select {
-    pub(crate) fn new(shared: Arc<Shared>, lanes: Lanes) -> Self {
-        Self { tcp: shared.tcp.clone(), shared, lanes, placed: false }
+    pub(crate) fn new(shared: Arc<Shared>, shards: Shards) -> Self {
+        Self { tcp: shared.tcp.clone(), shared, shards, placed: false }
     }
 }
 
 impl Clone for Select {
     fn clone(&self) -> Self {
-        Self::new(self.shared.clone(), self.lanes.clone())
+        Self::new(self.shared.clone(), self.shards.clone())
     }
 }
 
@@ -86,7 +86,7 @@ impl Select {
         if std::mem::take(&mut self.placed) {
             return Box::pin(over_tcp(&mut self.tcp, shared, req));
         }
-        let route = self.lanes.fast(&shared).map_or_else(|| shared.route(), Route::Fast);
+        let route = self.shards.fast(&shared).map_or_else(|| shared.route(), Route::Fast);
         match route {
             Route::Fast(fast) => over_fast(shared, fast, req),
             Route::Tcp => Box::pin(queued(shared, req)),
@@ -105,10 +105,10 @@ fn over_tcp(
     tcp: &mut tonic::transport::Channel,
     shared: Arc<Shared>,
     req: Request<Body>,
-) -> TcpCall {
+) -> RetryCall {
     shared.counters.calls_tcp.add(1);
     spans::took(Path::Tcp);
-    resend::call(tcp, req, shared)
+    retry::call(tcp, req, shared)
 }
 
 /// Waits for a place first.

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 
-use super::attempt::Fast;
+use crate::channel::attempt::Fast;
 use crate::codec::Methods;
-use crate::link::Origin;
+use crate::connection::Origin;
 use crate::path::PathInfo;
-use crate::policy::EnvError;
-use crate::reason::{Reason, ReasonCode};
-use crate::stats::Counters;
+use crate::path::policy::EnvError;
+use crate::path::reason::{Reason, ReasonCode};
+use crate::telemetry::stats::Counters;
 
 /// State of a channel's fast path.
 ///

@@ -9,7 +9,7 @@ use tower::limit::rate::Rate;
 use tower::limit::{ConcurrencyLimit, ConcurrencyLimitLayer, RateLimit};
 use tower::util::Either;
 
-use super::select::{CallFuture, Select};
+use crate::channel::select::{CallFuture, Select};
 use crate::endpoint::Settings;
 use crate::grpc_timeout::GrpcTimeout;
 

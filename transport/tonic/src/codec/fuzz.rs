@@ -16,10 +16,10 @@ use tonic::codec::{Codec, EncodeBody, Streaming};
 use tonic::{Code, Status};
 use tonic_rdma_memory::fuzzing::{SharedArena, Watched};
 
-use super::intake::{Intake, Part};
-use super::methods::{Call, Methods, Used};
-use super::prost::ProstCodec;
-use super::tap::{Chunk, Polled, Tap};
+use crate::codec::body_encoder::{BodyEncoder, Chunk, Polled};
+use crate::codec::deframer::{Deframer, Part};
+use crate::codec::methods::{Call, Methods, Used};
+use crate::codec::prost::ProstCodec;
 use crate::fifo::Fifo;
 
 /// One method, with what is learnt of it from call to call.
@@ -43,7 +43,7 @@ impl OneMethod {
         let source = ready(messages);
         let encoder = ProstCodec::<M, M>::new().encoder();
         let body = Body::new(EncodeBody::new_client(encoder, source, None, limit));
-        send(body, &mut Tap::new(self.call(), whole, true))
+        send(body, &mut BodyEncoder::new(self.call(), whole, true))
     }
 
     /// As [`decode`], one call after another.
@@ -55,8 +55,8 @@ impl OneMethod {
     where
         M: Message + Default + Send + 'static,
     {
-        let intake = Intake::new(self.call().method().clone(), true);
-        let body = Received { intake, pieces: pieces.into(), ended: false };
+        let deframer = Deframer::new(self.call().method().clone(), true);
+        let body = Received { deframer, pieces: pieces.into(), ended: false };
         let decoder = ProstCodec::<M, M>::new().decoder();
         let mut stream = Streaming::new_response(decoder, body, StatusCode::OK, None, Some(limit));
         let (mut messages, mut cx) = (Vec::new(), Context::from_waker(Waker::noop()));
@@ -96,7 +96,7 @@ where
 }
 
 /// Polls a body to its end.
-pub(super) fn send(mut body: Body, tap: &mut Tap) -> Result<Vec<Vec<Bytes>>, Status> {
+pub(super) fn send(mut body: Body, tap: &mut BodyEncoder) -> Result<Vec<Vec<Bytes>>, Status> {
     let (mut chunks, mut cx) = (Fifo::<Chunk>::default(), Context::from_waker(Waker::noop()));
     loop {
         match tap.poll(&mut body, &mut cx, &mut chunks) {
@@ -174,7 +174,7 @@ impl<M: Message> Message for Seen<M> {
 
 /// A body as the transport delivers it.
 pub(super) struct Received {
-    pub(super) intake: Intake,
+    pub(super) deframer: Deframer,
     pub(super) pieces: VecDeque<(Bytes, bool)>,
     pub(super) ended: bool,
 }
@@ -188,7 +188,7 @@ impl HttpBody for Received {
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         loop {
-            if let Some(bytes) = self.intake.pop() {
+            if let Some(bytes) = self.deframer.pop() {
                 return Poll::Ready(Some(Ok(Frame::data(bytes))));
             }
             let Some((piece, landed)) = self.pieces.pop_front() else {
@@ -199,7 +199,7 @@ impl HttpBody for Received {
                 true => Part::Landed(piece.into()),
                 false => Part::Eager(piece),
             };
-            self.intake.push(part, Used::Ours);
+            self.deframer.push(part, Used::Ours);
         }
     }
 }

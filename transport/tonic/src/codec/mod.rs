@@ -42,45 +42,42 @@
 //!
 //! # Layers
 //!
-//! Between codec and transport a message may be a *stand-in*: a few bytes that are not protobuf,
+//! Between codec and transport a message may be a *placeholder*: a few bytes that are not protobuf,
 //! and an unguessable key that is good for one message. Layers that look at headers, or pass frames
 //! on as they are, do not notice. Compression by tonic, and whatever announces itself by another
-//! `content-type` or a `content-encoding` (grpc-web), switches stand-ins off for that call. Any
+//! `content-type` or a `content-encoding` (grpc-web), switches placeholders off for that call. Any
 //! other layer that takes messages apart makes the call fail with INTERNAL, and the text says why;
 //! it never sees wrong data.
 //!
 //! | file | what |
 //! |---|---|
 //! | `prost` | the codec as tonic sees it |
-//! | `stand_in` | what a stand-in looks like |
+//! | `placeholder` | what a placeholder looks like |
 //! | `sink` | where the encoder leaves segments, for the poll of one body |
-//! | `tap` | polls a body, puts segments in the place of stand-ins |
-//! | `aside` | received messages that wait for their decoder |
-//! | `intake` | finds the messages in a received body, puts stand-ins in their place |
+//! | `body_encoder` | polls a body, puts segments in the place of placeholders |
+//! | `pending_messages` | received messages that wait for their decoder |
+//! | `deframer` | finds the messages in a received body, puts placeholders in their place |
 //! | `methods` | what has been learnt of each method |
-//! | `tcp` | bodies that travel over TCP |
 //! | `fuzz` | both directions without a connection |
 
-mod aside;
+mod body_encoder;
+mod deframer;
 #[doc(hidden)]
 pub mod fuzz;
-mod intake;
 mod methods;
+mod pending_messages;
+mod placeholder;
 mod prost;
 mod sink;
-mod stand_in;
-mod tap;
-mod tcp;
 #[cfg(test)]
 mod tests;
 
-pub use self::aside::kept_aside;
-pub(crate) use self::intake::{Delivered, Intake, Part};
+pub use self::pending_messages::pending;
+pub(crate) use self::deframer::{Deframer, Delivered, Part};
 pub(crate) use self::methods::{Call, Method, Methods, Used};
+pub(crate) use self::placeholder::HEADER;
 pub use self::prost::{ProstCodec, ProstDecoder, ProstEncoder};
-pub(crate) use self::stand_in::HEADER;
-pub(crate) use self::tap::{Chunk, Polled, Tap};
-pub(crate) use self::tcp::{Incoming as TcpIncoming, Outgoing as TcpOutgoing, TcpCalls, boxed};
+pub(crate) use self::body_encoder::{BodyEncoder, Chunk, Polled};
 
 /// `bytes` fields of at least this many bytes are kept apart when they are encoded. Shorter ones
 /// cost less to copy than to describe.

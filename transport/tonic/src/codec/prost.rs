@@ -9,9 +9,9 @@ use tonic::Status;
 use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic_rdma_memory::Window;
 
-use super::aside;
-use super::sink::{self, Next};
-use super::stand_in::{self, Key, LOST};
+use crate::codec::pending_messages;
+use crate::codec::placeholder::{self, Key, LOST};
+use crate::codec::sink::{self, Next};
 
 /// Bytes that tonic's buffer for a body has at first: long fields do not go through it, and short
 /// messages need no more. tonic's own default is 8 KiB, of which a unary call would allocate four.
@@ -123,9 +123,9 @@ impl<U: Message + Default> Decoder for ProstDecoder<U> {
     type Error = Status;
 
     fn decode(&mut self, buf: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
-        let kept = Key::read(&stand_in::IN, buf.chunk()).and_then(aside::take);
+        let kept = Key::read(&placeholder::IN, buf.chunk()).and_then(pending_messages::take);
         let Some(kept) = kept else {
-            let lost = stand_in::is_lost(buf.chunk());
+            let lost = placeholder::is_lost(buf.chunk());
             return U::decode(buf).map(Some).map_err(|error| match lost {
                 false => Status::internal(error.to_string()),
                 true => {

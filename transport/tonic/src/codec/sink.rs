@@ -14,8 +14,8 @@ use tonic::Status;
 use tonic::codec::EncodeBuf;
 use tonic_rdma_memory::{Segment, SegmentBuf};
 
-use super::SEGMENT;
-use super::stand_in::{self, HEADER, Key};
+use crate::codec::SEGMENT;
+use crate::codec::placeholder::{self, HEADER, Key};
 
 /// tonic takes further messages into a frame while it is shorter than this.
 const BATCH: usize = 32 * 1024;
@@ -73,7 +73,7 @@ pub(super) struct Taken {
     /// Bytes of the whole message.
     pub(super) len: usize,
     /// Bytes that stand in for it, filling included.
-    pub(super) stand_in: usize,
+    pub(super) placeholder: usize,
     /// Bytes of it that are not in segments.
     pub(super) small: usize,
     pub(super) segments: usize,
@@ -197,7 +197,7 @@ impl Sink {
             Ok(last.short())
         } else {
             apart.moved += moved;
-            let next = self.stand_in(&small, len, segments, dst, last);
+            let next = self.placeholder(&small, len, segments, dst, last);
             if let (Err(_), Some(apart)) = (&next, &mut self.apart) {
                 apart.segments.truncate(before);
             }
@@ -209,7 +209,7 @@ impl Sink {
         next
     }
 
-    fn stand_in(
+    fn placeholder(
         &mut self,
         small: &[u8],
         len: usize,
@@ -224,7 +224,7 @@ impl Sink {
             )));
         };
         let key = Key::random();
-        let bare = stand_in::LEN + HEADER + small.len();
+        let bare = placeholder::LEN + HEADER + small.len();
         // A segment is longer than what is put in its place, so this is no longer than the message.
         debug_assert!(bare <= len);
         let fill = match last {
@@ -234,12 +234,12 @@ impl Sink {
         }
         .saturating_sub(bare);
         dst.reserve(bare + fill);
-        dst.put_slice(&stand_in::OUT);
+        dst.put_slice(&placeholder::OUT);
         dst.put_slice(&key.0);
-        dst.put_slice(&stand_in::header(stated));
+        dst.put_slice(&placeholder::header(stated));
         dst.put_slice(small);
         dst.put_bytes(0, fill);
-        let taken = Taken { key, len, stand_in: bare + fill, small: small.len(), segments };
+        let taken = Taken { key, len, placeholder: bare + fill, small: small.len(), segments };
         let apart = self.apart.get_or_insert_default();
         apart.filled += fill;
         apart.out.push_back(taken);

@@ -1,4 +1,4 @@
-//! The codec without a connection. What is kept aside is checked in `tests/kept_aside.rs`, in a
+//! The codec without a connection. What is kept aside is checked in `tests/pending.rs`, in a
 //! process of its own.
 
 use std::collections::HashMap;
@@ -14,12 +14,12 @@ use tonic::body::Body;
 use tonic::codec::{Codec, EncodeBody, SingleMessageCompressionOverride, Streaming};
 use tonic::{Code, Status};
 
-use super::fuzz::{self, Received, ready, send};
-use super::intake::{Intake, Part, SLICE};
-use super::methods::{Call, Methods, Used};
-use super::stand_in::{self, HEADER};
-use super::tap::Tap;
-use super::{ProstCodec, SEGMENT, is_plain_grpc};
+use crate::codec::body_encoder::BodyEncoder;
+use crate::codec::deframer::{Deframer, Part, SLICE};
+use crate::codec::fuzz::{self, Received, ready, send};
+use crate::codec::methods::{Call, Methods, Used};
+use crate::codec::placeholder::{self, HEADER};
+use crate::codec::{ProstCodec, SEGMENT, is_plain_grpc};
 use crate::fifo::Fifo;
 
 #[derive(Clone, PartialEq, Message)]
@@ -61,7 +61,7 @@ fn tree(len: usize) -> Tree {
 fn framed(messages: &[Tree]) -> Vec<u8> {
     let mut all = Vec::new();
     for message in messages {
-        all.extend(stand_in::header(message.encoded_len() as u32));
+        all.extend(placeholder::header(message.encoded_len() as u32));
         message.encode(&mut all).unwrap();
     }
     all
@@ -79,7 +79,7 @@ fn body(messages: Vec<Tree>, limit: Option<usize>) -> Body {
 fn streaming(pieces: Vec<Bytes>, call: &Call, limit: usize) -> Streaming<Tree> {
     let pieces = pieces.into_iter().map(|piece| (piece, true)).collect();
     let received =
-        Received { intake: Intake::new(call.method().clone(), true), pieces, ended: false };
+        Received { deframer: Deframer::new(call.method().clone(), true), pieces, ended: false };
     Streaming::new_response(
         ProstCodec::<Tree, Tree>::new().decoder(),
         received,
@@ -114,7 +114,7 @@ async fn without_a_sink_it_is_the_plain_codec() {
 #[test]
 fn each_long_message_gets_a_frame_however_many_are_ready() {
     let call = call();
-    let mut tap = Tap::new(call.clone(), SEGMENT, true);
+    let mut tap = BodyEncoder::new(call.clone(), SEGMENT, true);
     let mut body = body(vec![tree(50_000); 100], None);
     let (mut chunks, mut cx) =
         (Fifo::default(), std::task::Context::from_waker(std::task::Waker::noop()));
@@ -146,7 +146,7 @@ fn the_limit_on_encoding_is_for_the_whole_message() {
     assert!(status.message().contains(&format!("found {len} bytes")), "{status}");
     // What was let pass is let pass again without filling; one that is longer is not.
     let call = call();
-    let mut tap = Tap::new(call, 4096, true);
+    let mut tap = BodyEncoder::new(call, 4096, true);
     for (message, filled) in [(tree(100_000), true), (tree(100_000), false), (tree(90_000), false)]
     {
         send(body(vec![message], Some(len)), &mut tap).unwrap();
@@ -178,9 +178,9 @@ async fn the_limit_on_decoding_is_for_the_whole_message() {
 
 #[tokio::test]
 async fn what_looks_like_a_stand_in_is_decoded_as_it_is() {
-    for mark in [stand_in::IN, stand_in::OUT] {
-        for len in [stand_in::LEN, 10_000] {
-            let mut forged = stand_in::header(len as u32).to_vec();
+    for mark in [placeholder::IN, placeholder::OUT] {
+        for len in [placeholder::LEN, 10_000] {
+            let mut forged = placeholder::header(len as u32).to_vec();
             forged.extend(mark);
             forged.resize(HEADER + len, 1);
             let error = fuzz::decode::<Tree>(vec![(forged.into(), true)], usize::MAX)
@@ -214,21 +214,21 @@ mod layers {
     fn frames_that_are_cut() {
         let cut = body(vec![tree(50_000)], None)
             .map_frame(|frame| frame.map_data(|data| data.slice(..data.len() / 2)));
-        failed(&send(Body::new(cut), &mut Tap::new(call(), 4096, true)).unwrap_err());
+        failed(&send(Body::new(cut), &mut BodyEncoder::new(call(), 4096, true)).unwrap_err());
     }
 
     #[test]
     fn frames_that_are_rewritten() {
         let other = body(vec![tree(50_000)], None)
             .map_frame(|frame| frame.map_data(|_| Bytes::from(framed(&[tree(3)]))));
-        failed(&send(Body::new(other), &mut Tap::new(call(), 4096, true)).unwrap_err());
+        failed(&send(Body::new(other), &mut BodyEncoder::new(call(), 4096, true)).unwrap_err());
     }
 
     #[test]
     fn frames_that_are_held_back() {
         let all = body(vec![tree(50_000)], None).collect();
         let late = Body::new(http_body_util::StreamBody::new(async_stream(all)));
-        failed(&send(late, &mut Tap::new(call(), 4096, true)).unwrap_err());
+        failed(&send(late, &mut BodyEncoder::new(call(), 4096, true)).unwrap_err());
     }
 
     /// Polls the future within the poll of the body, and gives what it had in two frames.
@@ -258,7 +258,7 @@ mod layers {
     #[tokio::test]
     async fn received_bodies_that_are_collected() {
         let received = Received {
-            intake: Intake::new(call().method().clone(), true),
+            deframer: Deframer::new(call().method().clone(), true),
             pieces: [(Bytes::from(framed(&[tree(50_000)])), true)].into(),
             ended: false,
         };
@@ -272,7 +272,7 @@ mod layers {
     #[tokio::test]
     async fn a_plain_decoder_never_sees_wrong_data() {
         let received = Received {
-            intake: Intake::new(call().method().clone(), true),
+            deframer: Deframer::new(call().method().clone(), true),
             pieces: [(Bytes::from(framed(&[tree(50_000)])), true)].into(),
             ended: false,
         };
@@ -286,7 +286,7 @@ mod layers {
         let messages = vec![tree(50_000), tree(3), tree(60_000)];
         let wrapped =
             Body::new(body(messages.clone(), None).map_frame(|frame| frame).map_err(|error| error));
-        let sent = send(wrapped, &mut Tap::new(call(), 4096, true)).unwrap();
+        let sent = send(wrapped, &mut BodyEncoder::new(call(), 4096, true)).unwrap();
         assert_eq!(sent.concat().concat(), framed(&messages));
     }
 }
@@ -295,7 +295,7 @@ mod layers {
 fn an_error_behind_a_message_leaves_nothing() {
     // A message that was encoded is lost with the frame when the one behind it is too long, as in
     // tonic.
-    let mut tap = Tap::new(call(), 4096, true);
+    let mut tap = BodyEncoder::new(call(), 4096, true);
     let limit = tree(20_000).encoded_len();
     let messages = vec![tree(10); 40].into_iter().chain([tree(20_000), tree(30_000)]).collect();
     assert_eq!(send(body(messages, Some(limit)), &mut tap).unwrap_err().code(), Code::OutOfRange);
@@ -323,7 +323,7 @@ fn sinks_nest() {
         SingleMessageCompressionOverride::default(),
         None,
     ));
-    let sent = send(outer, &mut Tap::new(call(), 4096, true)).unwrap();
+    let sent = send(outer, &mut BodyEncoder::new(call(), 4096, true)).unwrap();
     assert_eq!(sent.concat().concat(), framed(&vec![tree(40_000); 3]));
 }
 
@@ -345,20 +345,20 @@ fn what_is_not_plain_grpc_is_left_alone() {
     }
 }
 
-/// All that an intake has.
-fn popped(intake: &mut Intake) -> Vec<u8> {
-    std::iter::from_fn(|| intake.pop()).collect::<Vec<_>>().concat()
+/// All that an deframer has.
+fn popped(deframer: &mut Deframer) -> Vec<u8> {
+    std::iter::from_fn(|| deframer.pop()).collect::<Vec<_>>().concat()
 }
 
 /// tonic's buffer grows once, and what is copied for it lies in one place.
 #[test]
 fn the_header_of_a_long_message_is_handed_on_alone() {
     let lengths = |wire: Vec<u8>, used, messages| {
-        let mut intake = Intake::new(call().method().clone(), messages);
-        intake.push(Part::Landed(Bytes::from(wire).into()), used);
-        std::iter::from_fn(|| intake.pop()).map(|bytes| bytes.len()).collect::<Vec<_>>()
+        let mut deframer = Deframer::new(call().method().clone(), messages);
+        deframer.push(Part::Landed(Bytes::from(wire).into()), used);
+        std::iter::from_fn(|| deframer.pop()).map(|bytes| bytes.len()).collect::<Vec<_>>()
     };
-    let message = |len: usize| [&stand_in::header(len as u32)[..], &vec![7; len]].concat();
+    let message = |len: usize| [&placeholder::header(len as u32)[..], &vec![7; len]].concat();
     for used in [Used::Plain, Used::Unknown] {
         // The second slice ends where it would have if the header were part of it.
         assert_eq!(lengths(message(40_000), used, true), [5, SLICE - 5, SLICE, 40_005 - 2 * SLICE]);
@@ -369,11 +369,11 @@ fn the_header_of_a_long_message_is_handed_on_alone() {
     }
     assert_eq!(lengths(message(20_000), Used::Ours, false), [SLICE, 20_005 - SLICE], "no gRPC");
 
-    let mut intake = Intake::new(call().method().clone(), true);
-    intake.push(Part::Landed(Bytes::from(message(4 * SLICE)).into()), Used::Plain);
-    intake.pop().unwrap();
-    let place = intake.pop().unwrap().as_ptr();
-    let mut next = || intake.pop().unwrap();
+    let mut deframer = Deframer::new(call().method().clone(), true);
+    deframer.push(Part::Landed(Bytes::from(message(4 * SLICE)).into()), Used::Plain);
+    deframer.pop().unwrap();
+    let place = deframer.pop().unwrap().as_ptr();
+    let mut next = || deframer.pop().unwrap();
     assert_eq!(next().as_ptr(), place);
     let kept = next();
     assert_eq!(kept.as_ptr(), place);
@@ -386,22 +386,22 @@ fn the_header_of_a_long_message_is_handed_on_alone() {
 fn plain_codecs_and_other_bodies_get_the_bytes_as_they_were_sent() {
     let piece = Bytes::from(framed(&[tree(50_000)]));
     for (used, messages) in [(Used::Plain, true), (Used::Unknown, true), (Used::Ours, false)] {
-        let mut intake = Intake::new(call().method().clone(), messages);
-        intake.push(Part::Landed(piece.clone().into()), used);
-        assert_eq!(popped(&mut intake), piece);
-        let delivered = intake.take_delivered();
+        let mut deframer = Deframer::new(call().method().clone(), messages);
+        deframer.push(Part::Landed(piece.clone().into()), used);
+        assert_eq!(popped(&mut deframer), piece);
+        let delivered = deframer.take_delivered();
         let all = piece.len() as u64;
         let expected = if used == Used::Unknown { (0, all) } else { (all, 0) };
         assert_eq!((delivered.plain, delivered.learning), expected);
-        assert!(intake.is_empty());
+        assert!(deframer.is_empty());
     }
     // A message in two parts is joined by tonic.
-    let mut intake = Intake::new(call().method().clone(), true);
+    let mut deframer = Deframer::new(call().method().clone(), true);
     for part in [piece.slice(..70), piece.slice(70..)] {
-        intake.push(Part::Landed(part.clone().into()), Used::Ours);
-        assert_eq!(popped(&mut intake), part);
+        deframer.push(Part::Landed(part.clone().into()), Used::Ours);
+        assert_eq!(popped(&mut deframer), part);
     }
-    assert_eq!(intake.take_delivered().joined, piece.len() as u64);
+    assert_eq!(deframer.take_delivered().joined, piece.len() as u64);
 }
 
 fn bytes() -> impl Strategy<Value = Bytes> {
@@ -464,7 +464,7 @@ fn cut(wire: &[u8], cuts: &[(usize, bool)]) -> Vec<(Bytes, bool)> {
 fn joined(mut wire: &[u8]) -> Vec<Option<Result<Tree, String>>> {
     let mut all = Vec::new();
     while !wire.is_empty() {
-        let message = stand_in::read_header(wire)
+        let message = placeholder::read_header(wire)
             .filter(|(flag, _)| *flag == 0)
             .and_then(|(_, len)| wire.get(HEADER..HEADER + len));
         let Some(message) = message else {
@@ -541,7 +541,7 @@ proptest! {
             right[at] = byte;
         }
         for part in [right].iter().chain(&parts) {
-            wire.extend(stand_in::header(part.len() as u32));
+            wire.extend(placeholder::header(part.len() as u32));
             wire.extend(part);
         }
         agrees(&wire, &cuts)?;

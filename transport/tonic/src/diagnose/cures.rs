@@ -1,7 +1,7 @@
 //! Commands that mend things. A command is meant to be used as it is; where a part of it only the
 //! reader knows, that part is in capitals and said so.
 
-use super::report::{Cure, Host, MemlockReport, RunsIn};
+use crate::diagnose::report::{Cure, Host, MemlockReport, RunsIn};
 
 const MIB: u64 = 1 << 20;
 

@@ -1,11 +1,13 @@
 //! From what was seen to what is in the way, and how to mend it. Nothing is looked at here: all
 //! facts are given.
 
-use super::cures::{self, advice, quoted, root, user};
-use super::kernel::{DRIVERS, Loadable};
-use super::report::{Cure, Device, Diagnosis, Finding, Module, ModuleState, Port, RunsIn};
-use super::sysfs::Interface;
-use crate::reason::{Reason, ReasonCode, Side};
+use crate::diagnose::cures::{self, advice, quoted, root, user};
+use crate::diagnose::kernel::{DRIVERS, Loadable};
+use crate::diagnose::report::{
+    Cure, Device, Diagnosis, Finding, Module, ModuleState, Port, RunsIn,
+};
+use crate::diagnose::sysfs::Interface;
+use crate::path::reason::{Reason, ReasonCode, Side};
 
 /// What is not in the diagnosis, and the cures depend on.
 #[derive(Debug, Clone, Default)]

@@ -1,7 +1,7 @@
 //! The system: kernel, modules, device files, and what the process runs in.
 
-use super::report::{DeviceFile, Host, Module, ModuleState, RunsIn};
-use super::root::Root;
+use crate::diagnose::report::{DeviceFile, Host, Module, ModuleState, RunsIn};
+use crate::diagnose::root::Root;
 
 /// What every device needs, what it is for, and what is there when it is.
 const MODULES: [(&str, &str, &str); 4] = [

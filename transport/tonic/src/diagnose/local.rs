@@ -7,17 +7,17 @@ use std::time::Duration;
 use tonic_rdma_fabric::{DeviceInfo, Fabric, FabricError, Trial, Verb};
 use tonic_rdma_memory::{Memlock, PoolError, RegisterError};
 
-use super::report::{
+use crate::context::Context;
+use crate::diagnose::report::{
     Device, Diagnosis, Finding, HugePagesReport, Library, Limits, MemlockReport, Port, Settings,
     Step,
 };
-use super::root::Root;
-use super::{Ask, findings, kernel, loopback, memory, sysfs};
-use crate::cause;
-use crate::context::Context;
+use crate::diagnose::root::Root;
+use crate::diagnose::{Ask, findings, kernel, loopback, memory, sysfs};
 use crate::path::Path;
-use crate::policy::{FabricKind, Policy};
-use crate::reason::{Reason, ReasonCode};
+use crate::path::from_error;
+use crate::path::policy::{FabricKind, Policy};
+use crate::path::reason::{Reason, ReasonCode};
 
 /// A device that does not answer within this is given up.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -215,14 +215,14 @@ async fn try_out(device: &mut Device, context: &Context) -> bool {
             }
             // In the kernel, and not in rdma-core's list.
             Err(error) => {
-                device.reason = Some(cause::fabric(error));
+                device.reason = Some(from_error::fabric(error));
                 return false;
             }
         }
     }
     let opened = match simulated {
         Some(fabric) => Ok(fabric),
-        None => off_thread(move || Fabric::open(Some(&name))).await.map_err(cause::fabric),
+        None => off_thread(move || Fabric::open(Some(&name))).await.map_err(from_error::fabric),
     };
     let fabric = match opened {
         Ok(fabric) => fabric,
@@ -273,9 +273,9 @@ fn steps(device: &str, trial: &Trial) -> Vec<Step> {
             };
             match step.verb {
                 Verb::Call("ibv_reg_mr") => {
-                    cause::pool(&PoolError::Register(RegisterError::new(4096, copy())))
+                    from_error::pool(&PoolError::Register(RegisterError::new(4096, copy())))
                 }
-                verb => cause::fabric(FabricError::QueuePairRefused {
+                verb => from_error::fabric(FabricError::QueuePairRefused {
                     device: device.to_owned(),
                     verb,
                     source: error.clone(),

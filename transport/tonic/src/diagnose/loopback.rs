@@ -11,9 +11,9 @@ use tonic_rdma_fabric::{
 };
 use tonic_rdma_memory::Pool;
 
-use super::report::Step;
-use crate::cause;
-use crate::reason::{Reason, ReasonCode};
+use crate::diagnose::report::Step;
+use crate::path::from_error;
+use crate::path::reason::{Reason, ReasonCode};
 
 /// What is set up or carried within this is fine; it takes a millisecond as a rule.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -77,24 +77,24 @@ async fn connect(fabric: &Fabric, pool: &Pool, ip: IpAddr) -> Result<(AnyLink, A
     // The port is open to all: who does not know this is turned away.
     let mut word = [0; 16];
     rand::rng().fill(&mut word);
-    let mut listener = fabric.listen(&Addr::Ip(SocketAddr::new(ip, 0))).map_err(cause::fabric)?;
+    let mut listener = fabric.listen(&Addr::Ip(SocketAddr::new(ip, 0))).map_err(from_error::fabric)?;
     let addr = listener.local_addr();
     let accept = async {
         loop {
-            let incoming = listener.accept().await.map_err(cause::fabric)?;
+            let incoming = listener.accept().await.map_err(from_error::fabric)?;
             match incoming.private_data().starts_with(&word) {
                 true => {
                     return incoming
                         .accept(&config, pool, &[], LIMIT)
                         .await
-                        .map_err(cause::connect);
+                        .map_err(from_error::connect);
                 }
                 false => incoming.reject(&[]),
             }
         }
     };
     let connect =
-        async { fabric.connect(&addr, &config, pool, &word, LIMIT).await.map_err(cause::connect) };
+        async { fabric.connect(&addr, &config, pool, &word, LIMIT).await.map_err(from_error::connect) };
     let (connected, server) = tokio::try_join!(connect, accept)?;
     Ok((connected.link, server))
 }
@@ -110,7 +110,7 @@ async fn send(client: &mut AnyLink, server: &mut AnyLink) -> Result<(), Reason> 
 }
 
 async fn write(client: &mut AnyLink, server: &mut AnyLink, pool: &Pool) -> Result<(), Reason> {
-    let register = |error| cause::pool(&tonic_rdma_memory::PoolError::Register(error));
+    let register = |error| from_error::pool(&tonic_rdma_memory::PoolError::Register(error));
     let landing = pool.landing().alloc(BULK, BULK).map_err(register)?;
     let Some(landing) = landing else {
         return Err(Reason::new(ReasonCode::PoolExhausted, "all landing memory is in use"));

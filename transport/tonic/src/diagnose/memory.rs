@@ -2,8 +2,8 @@
 
 use tonic_rdma_memory::{MIN_MEMLOCK, Memlock, PoolConfig};
 
-use super::report::{HugePagesReport, MemlockReport};
-use super::root::{Root, number};
+use crate::diagnose::report::{HugePagesReport, MemlockReport};
+use crate::diagnose::root::{Root, number};
 
 /// How much may be pinned, and what a pool makes of it. `ignores_ipc_lock`: a device that counts
 /// for the process applies the limit whatever the process may do.

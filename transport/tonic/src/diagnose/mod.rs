@@ -38,7 +38,7 @@ pub use report::{
 use crate::context::Context;
 use crate::endpoint::Endpoint;
 use crate::error::Error;
-use crate::policy::{EnvSettings, FabricKind, Policy};
+use crate::path::policy::{EnvSettings, FabricKind, Policy};
 
 /// Finds out whether calls would go by RDMA, and if not, why and what to do.
 ///

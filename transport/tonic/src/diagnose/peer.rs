@@ -6,15 +6,15 @@ use http::Uri;
 use tonic_rdma_fabric::{Addr, Link};
 use tonic_rdma_proto::{Accept, Hello};
 
-use super::report::{Offered, Peer, Refused, Step};
-use super::{Ask, probe};
 use crate::bootstrap::client::offer;
-use crate::cause;
+use crate::connection::ConnectionConfig;
+use crate::diagnose::report::{Offered, Peer, Refused, Step};
+use crate::diagnose::{Ask, probe};
 use crate::endpoint::{Endpoint, TcpChannel};
-use crate::link::LinkOptions;
 use crate::path::Path;
-use crate::policy::Policy;
-use crate::reason::{Reason, ReasonCode};
+use crate::path::from_error;
+use crate::path::policy::Policy;
+use crate::path::reason::{Reason, ReasonCode};
 
 /// Each step is given up after this.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -123,13 +123,13 @@ async fn connect(ask: &Ask, path: Path, addr: &Addr, ticket: [u8; 16], peer: &mu
     let Ok((fabric, pool)) = way else { return };
 
     let began = Instant::now();
-    let options = LinkOptions::for_pool(&pool, fabric.grows(), None);
+    let options = ConnectionConfig::for_pool(&pool, fabric.grows(), None);
     let hello = Hello::new(ticket, options.proto.settings()).encode();
     let connected = async {
         let connected = fabric
             .connect(addr, &options.link, &pool, &hello, LIMIT)
             .await
-            .map_err(cause::connect)?;
+            .map_err(from_error::connect)?;
         let understood = Accept::decode(&connected.private_data).map_err(|error| {
             Reason::from_peer(
                 ReasonCode::HandshakeRejected,

@@ -9,12 +9,12 @@ use tokio::task::JoinSet;
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Request, Status};
 
-use super::report::{Measured, Peer};
 use crate::bootstrap::client::OfferHook;
 use crate::bootstrap::pb::ProbeRequest;
 use crate::bootstrap::pb::bootstrap_client::BootstrapClient;
 use crate::bootstrap::service::PROBE_MOST;
 use crate::channel::Channel;
+use crate::diagnose::report::{Measured, Peer};
 use crate::endpoint::Endpoint;
 
 /// No turn begins after this.

@@ -4,8 +4,8 @@
 use std::net::{IpAddr, SocketAddr};
 
 use crate::path::Path;
-use crate::policy::{FabricKind, Policy};
-use crate::reason::{Reason, ReasonCode};
+use crate::path::policy::{FabricKind, Policy};
+use crate::path::reason::{Reason, ReasonCode};
 
 /// What [`diagnose`](crate::diagnose()) found out.
 #[derive(Debug, Clone)]

@@ -2,8 +2,8 @@
 
 use std::net::Ipv6Addr;
 
-use super::report::{Device, Gid, Port};
-use super::root::{Root, after_colon, number};
+use crate::diagnose::report::{Device, Gid, Port};
+use crate::diagnose::root::{Root, after_colon, number};
 
 const CLASS: &str = "/sys/class/infiniband";
 /// Entries of a GID table that are looked at: software devices have 1024, most of them empty.

@@ -8,12 +8,12 @@ use std::path::Path;
 use tempfile::TempDir;
 use tonic_rdma_memory::Memlock;
 
-use super::local::look;
-use super::report::{Cure, Diagnosis, Finding, ModuleState, RunsIn};
-use super::root::Root;
-use super::{Ask, findings, memory};
 use crate::diagnose::diagnose;
-use crate::policy::{EnvSettings, Policy};
+use crate::diagnose::local::look;
+use crate::diagnose::report::{Cure, Diagnosis, Finding, ModuleState, RunsIn};
+use crate::diagnose::root::Root;
+use crate::diagnose::{Ask, findings, memory};
+use crate::path::policy::{EnvSettings, Policy};
 use crate::tests::world::{World, endpoint};
 use crate::{Context, PoolConfig, Reason, ReasonCode};
 
@@ -510,7 +510,7 @@ async fn switched_off_by_the_environment() {
     let world = World::new();
     let env = EnvSettings { policy: Some(Policy::Off), ..EnvSettings::default() };
     let ask = Ask { env, context: world.client_context.clone(), peer: None };
-    let (diagnosis, context) = super::local::run(&ask).await;
+    let (diagnosis, context) = crate::diagnose::local::run(&ask).await;
     assert!(!diagnosis.rdma);
     assert_eq!(diagnosis.reason.as_ref().map(Reason::code), Some(ReasonCode::Policy));
     let found = findings::findings(&diagnosis, &context);

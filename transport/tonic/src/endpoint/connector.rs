@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 use tonic::transport::{Channel, Error};
 use tower::Service;
 
-use super::Endpoint;
+use crate::endpoint::Endpoint;
 
 /// What tonic says is the URI of an endpoint whose address is a unix socket.
 const URI_OF_UNIX: &str = "http://tonic/";

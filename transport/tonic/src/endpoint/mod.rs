@@ -22,8 +22,8 @@ use crate::channel::Channel;
 use crate::context::Context;
 use crate::error::Error;
 use crate::executor::SharedExec;
-use crate::policy::{EnvSettings, FabricKind, Policy, distinct};
-use crate::stats::Counters;
+use crate::path::policy::{EnvSettings, FabricKind, Policy, distinct};
+use crate::telemetry::stats::Counters;
 
 /// How long [`Endpoint::connect`] waits for the fast path by default.
 pub(crate) const FAST_PATH_TIMEOUT: Duration = Duration::from_secs(1);

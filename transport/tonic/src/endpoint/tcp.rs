@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::Endpoint;
+use crate::endpoint::Endpoint;
 #[cfg(feature = "_tls-any")]
 use crate::error::Error;
 

@@ -16,19 +16,19 @@ use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::hello::HelloError;
 use tonic_rdma_proto::{Accept, Hello, Reject, Settings as PeerSettings, Side};
 
-use super::Settings;
-use super::listeners::{Listeners, Place};
-use super::stack::Layered;
 use crate::bootstrap::service::{Listening, Offer, Offering};
 use crate::bootstrap::tickets::{Ticket, Tickets};
 use crate::codec::Methods;
 use crate::connect_info::{ConnectionPool, RdmaConnectInfo};
-use crate::context::{Context, Spot};
-use crate::link::{Accepted, LinkOptions};
-use crate::metrics;
+use crate::connection::{Accepted, ConnectionConfig};
+use crate::context::{Context, ListenTarget};
 use crate::path::Path;
-use crate::policy::FabricKind;
-use crate::reason::{Reason, ReasonCode};
+use crate::path::policy::FabricKind;
+use crate::path::reason::{Reason, ReasonCode};
+use crate::server::Settings;
+use crate::server::listeners::{ListenerKey, Listeners};
+use crate::server::stack::Layered;
+use crate::telemetry::metrics;
 
 /// A connection that is accepted stands within this, or is given up.
 const ACCEPT_LIMIT: Duration = Duration::from_secs(5);
@@ -86,10 +86,11 @@ impl FastPath {
                 return Err(reason);
             }
         };
-        let places: Vec<_> = spots.iter().map(|spot| Place::of(&spot.fabric, spot.addr)).collect();
+        let places: Vec<_> =
+            spots.iter().map(|spot| ListenerKey::of(&spot.fabric, spot.addr)).collect();
         listeners.keep(&places);
         let mut failed = None;
-        for (Spot { fabric, addr, pool }, place) in spots.into_iter().zip(places) {
+        for (ListenTarget { fabric, addr, pool }, place) in spots.into_iter().zip(places) {
             if listeners.has(&place) {
                 continue;
             }
@@ -112,7 +113,7 @@ impl FastPath {
                 }
                 Err(error) => {
                     tracing::warn!(device = fabric.name(), ?addr, %error, "cannot listen");
-                    failed = Some(crate::cause::fabric(error));
+                    failed = Some(crate::path::from_error::fabric(error));
                 }
             }
         }
@@ -210,7 +211,7 @@ impl FastPath {
                     &Reject::Connections.to_string(),
                 );
             };
-            let mut options = this.context.link_options(&pool, incoming.grows());
+            let mut options = this.context.connection_config(&pool, incoming.grows());
             if let Some(max) = this.settings.max_concurrent_streams {
                 options.proto.max_streams = max.max(1);
             }
@@ -232,7 +233,7 @@ impl FastPath {
                     this.serve(link, pool, hello.settings, options, layered, extensions).await
                 }
                 Err(error) => {
-                    let reason = crate::cause::connect(error);
+                    let reason = crate::path::from_error::connect(error);
                     if let Some(suppressed) = REFUSED.pass() {
                         tracing::warn!(%peer, %reason, suppressed, "fast path did not come about");
                     }
@@ -274,7 +275,7 @@ impl FastPath {
         link: AnyLink,
         pool: Pool,
         peer: PeerSettings,
-        options: LinkOptions,
+        options: ConnectionConfig,
         layered: Layered,
         mut extensions: Extensions,
     ) {

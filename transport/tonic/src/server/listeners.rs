@@ -7,26 +7,26 @@ use tokio::task::{AbortHandle, JoinSet};
 use tonic_rdma_fabric::{Fabric, Listener};
 use tonic_rdma_memory::Pool;
 
-use super::fast::FastPath;
-use super::stack::Layered;
 use crate::bootstrap::service::Listening;
-use crate::reason::Reason;
+use crate::path::reason::Reason;
+use crate::server::fast::FastPath;
+use crate::server::stack::Layered;
 
 /// What a listener listens on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct ListenerKey {
     device: String,
     addr: Option<IpAddr>,
 }
 
-impl Place {
+impl ListenerKey {
     pub(super) fn of(fabric: &Fabric, addr: Option<IpAddr>) -> Self {
         Self { device: fabric.name().to_owned(), addr }
     }
 }
 
 struct One {
-    place: Place,
+    place: ListenerKey,
     listening: Listening,
     state: State,
 }
@@ -42,7 +42,7 @@ enum State {
 #[derive(Default)]
 pub(super) struct Listeners {
     all: Vec<One>,
-    tasks: JoinSet<(Place, Reason)>,
+    tasks: JoinSet<(ListenerKey, Reason)>,
 }
 
 impl Listeners {
@@ -55,13 +55,13 @@ impl Listeners {
         self.all.iter().map(|one| one.listening.clone()).collect()
     }
 
-    pub(super) fn has(&self, place: &Place) -> bool {
+    pub(super) fn has(&self, place: &ListenerKey) -> bool {
         self.all.iter().any(|one| one.place == *place)
     }
 
     pub(super) fn add(
         &mut self,
-        place: Place,
+        place: ListenerKey,
         listening: Listening,
         listener: Listener,
         pool: Pool,
@@ -70,7 +70,7 @@ impl Listeners {
     }
 
     /// Ends all but those at `places`.
-    pub(super) fn keep(&mut self, places: &[Place]) {
+    pub(super) fn keep(&mut self, places: &[ListenerKey]) {
         self.all.retain(|one| {
             let keep = places.contains(&one.place);
             if let (State::Accepting(task), false) = (&one.state, keep) {
@@ -92,7 +92,7 @@ impl Listeners {
                 loop {
                     match listener.accept().await {
                         Ok(incoming) => fast.take(incoming, pool.clone(), layered.clone()),
-                        Err(error) => return (place, crate::cause::fabric(error)),
+                        Err(error) => return (place, crate::path::from_error::fabric(error)),
                     }
                 }
             }));

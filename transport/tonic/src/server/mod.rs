@@ -35,8 +35,8 @@ use tower::layer::util::{Identity, Stack};
 use tower::{Service, ServiceBuilder};
 
 use crate::context::Context;
-use crate::policy::{FabricKind, Policy, distinct};
-use crate::stats::ServerStats;
+use crate::path::policy::{FabricKind, Policy, distinct};
+use crate::telemetry::stats::ServerStats;
 
 type TraceFn = Arc<dyn Fn(&Request<()>) -> tracing::Span + Send + Sync>;
 

@@ -16,9 +16,9 @@ use tonic::transport::server::Connected;
 use tower::layer::util::Identity;
 use tower::{Layer, Service};
 
-use super::Server;
-use super::serve::{Never, serve};
 use crate::error::Error;
+use crate::server::Server;
+use crate::server::serve::{Never, serve};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 

@@ -17,22 +17,23 @@ use tonic::transport::server::Connected;
 use tonic_rdma_proto::Side;
 use tower::{Layer, Service};
 
-use super::Server;
-use super::fast::{FastPath, Limits};
-use super::incoming::Accepting;
-use super::stack::Layered;
 use crate::bootstrap::capture::Capture;
 use crate::bootstrap::gateways::Gateways;
 use crate::bootstrap::pb::bootstrap_server::BootstrapServer;
 use crate::bootstrap::service::{OfferService, Offering};
 use crate::bootstrap::tickets::{CAPACITY, LIFETIME, Tickets};
-use crate::codec::{Methods, TcpCalls};
+use crate::codec::Methods;
+use crate::tcp::body::TcpCalls;
 use crate::error::Error;
-use crate::metrics;
 use crate::path::Path;
-use crate::policy::{EnvSettings, Policy};
-use crate::reason::{Reason, ReasonCode};
-use crate::spans::Calls;
+use crate::path::policy::{EnvSettings, Policy};
+use crate::path::reason::{Reason, ReasonCode};
+use crate::server::Server;
+use crate::server::fast::{FastPath, Limits};
+use crate::server::incoming::Accepting;
+use crate::server::stack::Layered;
+use crate::telemetry::metrics;
+use crate::telemetry::spans::Calls;
 
 /// TCP connections at a time by default.
 pub(super) const MAX_TCP_CONNECTIONS: usize = 16 * 1024;

@@ -12,11 +12,11 @@ use tower::limit::ConcurrencyLimitLayer;
 use tower::load_shed::LoadShedLayer;
 use tower::{Service, ServiceBuilder};
 
-use super::{Settings, TraceFn};
+use crate::connection::{Accepted, serve_connection};
 use crate::grpc_timeout::GrpcTimeout;
-use crate::link::{Accepted, serve_link};
-use crate::reason::Reason;
-use crate::spans::Calls;
+use crate::path::reason::Reason;
+use crate::server::{Settings, TraceFn};
+use crate::telemetry::spans::Calls;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -74,7 +74,7 @@ where
         settings: &Settings,
         accepted: Accepted,
     ) -> Pin<Box<dyn Future<Output = Reason> + Send>> {
-        Box::pin(serve_link(accepted, of_connection(self.0.clone(), settings)))
+        Box::pin(serve_connection(accepted, of_connection(self.0.clone(), settings)))
     }
 
     fn clone_box(&self) -> Box<dyn Serve> {

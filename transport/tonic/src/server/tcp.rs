@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use super::Server;
 #[cfg(feature = "_tls-any")]
 use crate::error::Error;
+use crate::server::Server;
 
 impl<L> Server<L> {
     /// Configure TLS for this server (TCP side).

@@ -9,11 +9,11 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tonic_rdma_proto::Hello;
 
-use super::echo::{Client, Echo};
-use super::logs::Logs;
-use super::world::{Serving, endpoint};
 use crate::bootstrap::client::offer;
-use crate::link::LinkOptions;
+use crate::connection::ConnectionConfig;
+use crate::tests::echo::{Client, Echo};
+use crate::tests::logs::Logs;
+use crate::tests::world::{Serving, endpoint};
 use crate::{Channel, Context, Endpoint, FabricKind, Path, ReasonCode, Server, Side};
 
 /// Nothing here takes long.
@@ -108,7 +108,7 @@ async fn a_clients_process_ends() {
             let (path, place) = &offered.places[0];
             let context = Context::builder().build();
             let (fabric, pool) = context.toward(*path, place, None, LIMIT).await.unwrap();
-            let options = LinkOptions::for_pool(&pool, fabric.grows(), None);
+            let options = ConnectionConfig::for_pool(&pool, fabric.grows(), None);
             let hello = Hello::new(offered.ticket.0, options.proto.settings()).encode();
             fabric.connect(place, &options.link, &pool, &hello, LIMIT).await.unwrap();
         };

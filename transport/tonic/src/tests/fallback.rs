@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use tonic::{Code, Status};
 
-use super::echo::{Client, Echo};
-use super::logs::Logs;
-use super::world::{Serving, World, endpoint, stock};
-use crate::policy::EnvSettings;
+use crate::path::policy::EnvSettings;
+use crate::tests::echo::{Client, Echo};
+use crate::tests::logs::Logs;
+use crate::tests::world::{Serving, World, endpoint, stock};
 use crate::{Channel, Context, Error, Path, Policy, PoolConfig, ReasonCode, Side};
 
 async fn reason(world: &World, serving: &Serving) -> crate::Reason {

@@ -10,10 +10,10 @@ use tonic::metadata::MetadataValue;
 use tonic::{Code, Request};
 use tonic_rdma_proto::Reject;
 
-use super::echo::{Client, Echo};
-use super::tickets::Hand;
-use super::world::{Serving, World};
 use crate::bootstrap::pb::offer_response::Outcome;
+use crate::tests::echo::{Client, Echo};
+use crate::tests::tickets::Hand;
+use crate::tests::world::{Serving, World};
 use crate::{Channel, Endpoint, Path, Policy, ReasonCode, Server, Side};
 
 async fn limited(world: &World, limit: impl FnOnce(Server) -> Server) -> Serving {

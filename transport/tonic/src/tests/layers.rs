@@ -11,9 +11,9 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::{Code, Request, Status};
 use tower::ServiceBuilder;
 
-use super::echo::{Client, Echo};
-use super::world::{Serving, World};
 use crate::bootstrap::OFFER_PATH;
+use crate::tests::echo::{Client, Echo};
+use crate::tests::world::{Serving, World};
 use crate::{Path, Policy, ReasonCode, Side};
 
 const SECRET: &str = "Bearer secret";

@@ -9,15 +9,15 @@ mod fast;
 mod flood;
 mod gateway;
 mod given_up;
-mod herd;
 mod interop;
-mod lanes;
 mod layers;
 mod limits;
 mod logs;
 #[cfg(feature = "shm")]
 mod other_user;
+mod reconnect_storm;
 mod refused;
+mod shards;
 mod silence;
 mod stacks;
 mod tickets;

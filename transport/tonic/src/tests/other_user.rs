@@ -5,10 +5,10 @@ use std::thread::{self, JoinHandle};
 
 use tokio::sync::oneshot;
 
-use super::echo::{Client, Echo};
-use super::logs::Logs;
-use super::world::{Serving, endpoint};
 use crate::diagnose::diagnose;
+use crate::tests::echo::{Client, Echo};
+use crate::tests::logs::Logs;
+use crate::tests::world::{Serving, endpoint};
 use crate::{Context, Diagnosis, FabricKind, Path, Reason, ReasonCode, Server, ShmAccess, Side};
 
 /// Another user than whoever runs the tests.

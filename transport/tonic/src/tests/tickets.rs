@@ -6,13 +6,13 @@ use std::time::Duration;
 use tonic_rdma_fabric::ConnectError;
 use tonic_rdma_proto::{Accept, Hello, Reject};
 
-use super::echo::Echo;
-use super::logs::Logs;
-use super::world::{Serving, World, endpoint};
 use crate::bootstrap::pb::bootstrap_client::BootstrapClient;
 use crate::bootstrap::pb::offer_response::Outcome;
 use crate::bootstrap::pb::{self, fabric_offer};
-use crate::link::LinkOptions;
+use crate::connection::ConnectionConfig;
+use crate::tests::echo::Echo;
+use crate::tests::logs::Logs;
+use crate::tests::world::{Serving, World, endpoint};
 
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -61,7 +61,7 @@ impl<'a> Hand<'a> {
             .toward(crate::Path::Sim, &addr.into(), None, LIMIT)
             .await
             .unwrap();
-        let options = LinkOptions::for_pool(&pool, true, None);
+        let options = ConnectionConfig::for_pool(&pool, true, None);
         match fabric.connect(&addr.into(), &options.link, &pool, private_data, LIMIT).await {
             Ok(connected) => Ok(connected.private_data),
             Err(ConnectError::Rejected { private_data, .. }) => {

@@ -7,9 +7,9 @@ use http::Request as HttpRequest;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tower::ServiceBuilder;
 
-use super::echo::{Client, Echo};
-use super::world::{Serving, World};
 use crate::bootstrap::OFFER_PATH;
+use crate::tests::echo::{Client, Echo};
+use crate::tests::world::{Serving, World};
 use crate::{Certificate, ClientTlsConfig, Endpoint, Identity, Path, Policy, ServerTlsConfig};
 
 /// Signs certificates.

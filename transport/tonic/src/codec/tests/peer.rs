@@ -3,7 +3,7 @@
 
 use tonic_rdma_memory::fuzzing::SharedArena;
 
-use super::*;
+use crate::codec::tests::*;
 
 /// Fields of every kind, each at a place where windows end, and behind what is lent.
 fn everything() -> Tree {
@@ -57,10 +57,10 @@ fn no_other_reader_is_given_memory_that_the_peer_can_write_to() {
     ] {
         let wire = framed(messages);
         let (arena, landed) = land(&wire);
-        let mut intake = Intake::new(call().method().clone(), grpc);
-        intake.push(Part::Landed(landed.into()), used);
+        let mut deframer = Deframer::new(call().method().clone(), grpc);
+        deframer.push(Part::Landed(landed.into()), used);
         let mut got = Vec::new();
-        while let Some(bytes) = intake.pop() {
+        while let Some(bytes) = deframer.pop() {
             assert!(!arena.contains(&bytes), "{used:?}: lent to a reader that does not know");
             got.extend_from_slice(&bytes);
             // What has gone out is of no use to the peer any more.
@@ -71,11 +71,11 @@ fn no_other_reader_is_given_memory_that_the_peer_can_write_to() {
     // Neither are the parts of a message that landed in two.
     let wire = framed(&[tree(100_000)]);
     let (arena, landed) = land(&wire);
-    let mut intake = Intake::new(call().method().clone(), true);
+    let mut deframer = Deframer::new(call().method().clone(), true);
     let mut got = Vec::new();
     for part in [landed.slice(..60_000), landed.slice(60_000..)] {
-        intake.push(Part::Landed(part.into()), Used::Ours);
-        while let Some(bytes) = intake.pop() {
+        deframer.push(Part::Landed(part.into()), Used::Ours);
+        while let Some(bytes) = deframer.pop() {
             assert!(!arena.contains(&bytes));
             got.extend_from_slice(&bytes);
             arena.write(0, &vec![0xff; got.len()]);
@@ -122,7 +122,7 @@ async fn tonic_finds_messages_where_they_were_found_before() {
     // Read by the time anything is handed on. Those behind them are read once, too, but later.
     headers.truncate(2);
     let received = Received {
-        intake: Intake::new(call().method().clone(), true),
+        deframer: Deframer::new(call().method().clone(), true),
         pieces: [(landed, true)].into(),
         ended: false,
     };

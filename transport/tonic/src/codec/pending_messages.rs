@@ -1,0 +1,70 @@
+//! Received messages that wait for their decoder.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+
+use tonic_rdma_memory::Landed;
+
+use crate::codec::methods::Method;
+use crate::codec::placeholder::Key;
+
+/// A power of two.
+const SHARDS: usize = 16;
+
+/// A message that waits, and whose it is.
+#[derive(Debug)]
+pub(super) struct Kept {
+    pub(super) message: Landed,
+    /// Told of the length once tonic has let it pass, where that is not known.
+    pub(super) method: Option<Arc<Method>>,
+}
+
+/// Keys are random.
+#[derive(Default)]
+struct AsItIs(u64);
+
+impl Hasher for AsItIs {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        let _ = bytes;
+    }
+    fn write_u128(&mut self, key: u128) {
+        self.0 = key as u64;
+    }
+}
+
+type Shard = Mutex<HashMap<u128, Kept, BuildHasherDefault<AsItIs>>>;
+
+static TABLE: LazyLock<[Shard; SHARDS]> = LazyLock::new(Default::default);
+
+fn shard(key: Key) -> (MutexGuard<'static, HashMap<u128, Kept, BuildHasherDefault<AsItIs>>>, u128) {
+    let key = u128::from_le_bytes(key.0);
+    // Other bits than those that the map takes.
+    let shard = &TABLE[(key >> 64) as usize % SHARDS];
+    (shard.lock().unwrap_or_else(PoisonError::into_inner), key)
+}
+
+pub(super) fn put(key: Key, kept: Kept) {
+    let (mut shard, key) = shard(key);
+    shard.insert(key, kept);
+}
+
+/// Each key gives its message once.
+pub(super) fn take(key: Key) -> Option<Kept> {
+    let (mut shard, key) = shard(key);
+    shard.remove(&key)
+}
+
+pub(super) fn holds(key: Key) -> bool {
+    let (shard, key) = shard(key);
+    shard.contains_key(&key)
+}
+
+/// Received messages of this process that wait for their decoder. Each goes when it is decoded, or
+/// with the body that it came by: with no call under way there are none.
+pub fn pending() -> usize {
+    TABLE.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner).len()).sum()
+}

@@ -1,0 +1,86 @@
+//! What stands in a message's place between codec and transport.
+//!
+//! | way | bytes |
+//! |---|---|
+//! | out | mark, key, the message's gRPC header, its bytes but for the segments, filling |
+//! | in | mark, key, filling |
+//!
+//! Both begin with a protobuf tag that does not exist, so that no other decoder takes them for a
+//! message. Keys are random and good for one message: nothing that a peer or an application writes
+//! is taken for a placeholder.
+
+/// What a message begins with on its way out.
+pub(super) const OUT: [u8; 4] = *b"\0rdO";
+/// What a message begins with on its way in.
+pub(super) const IN: [u8; 4] = *b"\0rdI";
+/// Mark and key.
+pub(super) const LEN: usize = 20;
+/// The header of a gRPC message: a flag for compression, the length.
+pub(crate) const HEADER: usize = 5;
+
+/// Names one message, for one use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Key(pub(super) [u8; 16]);
+
+impl Key {
+    pub(super) fn random() -> Self {
+        Key(rand::random())
+    }
+
+    /// The key that stands behind `mark`.
+    pub(super) fn read(mark: &[u8; 4], message: &[u8]) -> Option<Self> {
+        let key = message.strip_prefix(mark)?.first_chunk()?;
+        Some(Key(*key))
+    }
+}
+
+/// The header of a message of `len` bytes that is not compressed.
+pub(super) fn header(len: u32) -> [u8; HEADER] {
+    let [a, b, c, d] = len.to_be_bytes();
+    [0, a, b, c, d]
+}
+
+/// Flag and length of the message that begins here.
+pub(super) fn read_header(bytes: &[u8]) -> Option<(u8, usize)> {
+    let [flag, a, b, c, d] = *bytes.first_chunk::<HEADER>()?;
+    Some((flag, u32::from_be_bytes([a, b, c, d]) as usize))
+}
+
+/// Whether bytes that could not be decoded were meant to stand in for a message.
+pub(super) fn is_lost(message: &[u8]) -> bool {
+    message.len() >= LEN && (message.starts_with(&OUT) || message.starts_with(&IN))
+}
+
+/// What has gone wrong when placeholders do not arrive as they were sent.
+pub(super) const LOST: &str = "a layer between codec and transport has buffered, split or rewritten a body that \
+     tonic_rdma::codec::ProstCodec had taken messages out of; put the layer elsewhere, or use \
+     tonic_prost::ProstCodec for this service";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_protobuf_message_begins_with_a_mark() {
+        for mark in [OUT, IN] {
+            let mut bytes = mark.to_vec();
+            bytes.extend([8; 60]);
+            assert!(<() as prost::Message>::decode(&bytes[..]).is_err());
+        }
+    }
+
+    #[test]
+    fn keys_are_read_behind_their_mark_only() {
+        let key = Key::random();
+        let bytes = [&IN[..], &key.0, b"more"].concat();
+        assert_eq!(Key::read(&IN, &bytes), Some(key));
+        assert_eq!(Key::read(&OUT, &bytes), None);
+        assert_eq!(Key::read(&IN, &bytes[..19]), None);
+    }
+
+    #[test]
+    fn headers_round_trip() {
+        assert_eq!(read_header(&header(70_000)), Some((0, 70_000)));
+        assert_eq!(read_header(&[0; 4]), None);
+    }
+}

@@ -1,0 +1,335 @@
+//! Calls out.
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{Request, Response};
+use tokio::sync::Notify;
+use tokio::sync::futures::OwnedNotified;
+use tonic::Status;
+use tonic::body::Body;
+use tonic_rdma_fabric::{AnyLink, Link, PeerInfo};
+use tonic_rdma_memory::Pool;
+use tonic_rdma_proto::{SendError, Settings, Side, Unsent};
+use tracing::Instrument;
+
+use crate::boxed_body;
+use crate::codec::{BodyEncoder, Deframer, HEADER, Method, Methods, Used, is_plain_grpc};
+use crate::connection::ConnectionConfig;
+use crate::connection::call::headers::{self, Caller, Origin};
+use crate::connection::call::recv_body::RecvBody;
+use crate::connection::call::send_body::SendBody;
+use crate::connection::call::stream::{Fault, StreamRef, wait_for};
+use crate::connection::driver::drive;
+use crate::connection::state::{Life, Shared, ended};
+use crate::path::reason::{Reason, ReasonCode};
+use crate::telemetry::spans;
+use crate::telemetry::stats::Counters;
+
+/// Why a call got no response.
+#[derive(Debug)]
+pub(crate) enum CallError {
+    /// Nothing was transmitted: the request may go another way.
+    NotSent(Box<Request<Body>>, Reason),
+    /// The call failed.
+    Status(Status),
+}
+
+/// The client's end of an open connection. When the last clone is gone, the connection takes no new
+/// calls and closes when those in flight have ended.
+#[derive(Clone)]
+pub(crate) struct FastClient {
+    shared: Arc<Shared>,
+    handle: Arc<Handle>,
+    caller: Arc<Caller>,
+}
+
+/// Asks the driver to end.
+struct Handle(Arc<Notify>);
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.0.notify_one();
+    }
+}
+
+impl fmt::Debug for FastClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FastClient").field("peer", &self.shared.peer).finish_non_exhaustive()
+    }
+}
+
+impl FastClient {
+    /// Starts the driver of a connection that stands, `peer` being what the accept said. Calls on
+    /// it go to `origin`. Within a tokio runtime.
+    #[allow(clippy::too_many_arguments, reason = "each is a different thing")]
+    pub(crate) fn start(
+        link: AnyLink,
+        pool: Pool,
+        peer: Settings,
+        options: &ConnectionConfig,
+        counters: Arc<Counters>,
+        methods: Arc<Methods>,
+        origin: Arc<Origin>,
+    ) -> FastClient {
+        let span = spans::connection(Side::Client, link.peer());
+        let shared = Shared::new(Side::Client, link, pool, peer, options, counters, methods);
+        let stop = Arc::new(Notify::new());
+        let drain = {
+            let stop = stop.clone();
+            async move { stop.notified().await }
+        };
+        tokio::spawn(drive(shared.clone(), drop, drain).instrument(span));
+        FastClient {
+            shared,
+            handle: Arc::new(Handle(stop)),
+            caller: Arc::new(Caller::new(&origin)),
+        }
+    }
+
+    /// Both ends, for messages.
+    pub(crate) fn peer(&self) -> &PeerInfo {
+        &self.shared.peer
+    }
+
+    /// Whether new calls may be made on it.
+    pub(crate) fn is_open(&self) -> bool {
+        self.ending().is_none()
+    }
+
+    /// Why no new calls may be made on it; `None` while they may.
+    pub(crate) fn ending(&self) -> Option<Reason> {
+        let inner = self.shared.lock();
+        let going = || {
+            Reason::from_peer(
+                ReasonCode::GoAway,
+                "the server takes no new calls on this connection",
+            )
+        };
+        inner.end_reason().cloned().or_else(|| (!inner.conn.takes_streams()).then(going))
+    }
+
+    /// Resolves when the connection is gone, with the reason.
+    pub(crate) fn closed(&self) -> impl Future<Output = Reason> + Send + 'static {
+        let mut closed = self.shared.closed.subscribe();
+        async move {
+            let reason =
+                closed.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
+            reason.unwrap_or_else(|| Reason::new(ReasonCode::LinkLost, "the driver is gone"))
+        }
+    }
+
+    /// Takes no new calls; closes when those in flight have ended.
+    pub(crate) fn shutdown(&self) {
+        self.handle.0.notify_one();
+    }
+
+    /// Makes a call: the response's head, then its body streams. Waits for a free stream when the
+    /// peer's limit is reached. Dropping the future cancels the call.
+    pub(crate) fn call(&self, request: Request<Body>) -> Call {
+        let shared = self.shared.clone();
+        let (parts, body) = request.into_parts();
+        let block = headers::encode_request(&parts, &self.caller);
+        let call = shared.methods.call(&parts.uri);
+        let method = call.method().clone();
+        let apart = is_plain_grpc(&parts.headers);
+        let out =
+            Some(SendBody::new(body, BodyEncoder::new(call, shared.eager_limit - HEADER, apart)));
+        Call { shared, parts, block, method, out, stage: Stage::New }
+    }
+}
+
+/// Why there is no answer to a call.
+enum Unanswered {
+    NotSent(Reason, Vec<Unsent>),
+    Failed(Status),
+}
+
+/// A call under way. Written by hand, because it is moved to where it stays: what `async` makes of
+/// it is twice as long.
+pub(crate) struct Call {
+    shared: Arc<Shared>,
+    parts: Parts,
+    block: Result<Bytes, Status>,
+    method: Arc<Method>,
+    /// None: it has ended.
+    out: Option<SendBody>,
+    stage: Stage,
+}
+
+enum Stage {
+    New,
+    /// Waits for one of the peer's streams.
+    Room(Pin<Box<OwnedNotified>>),
+    Open(StreamRef),
+}
+
+impl Future for Call {
+    type Output = Result<Response<Body>, CallError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Call { shared, parts, block, method, out: place, stage } = &mut *self;
+        let Some(out) = place else {
+            let ended = Status::internal("a call was polled after its end");
+            return Poll::Ready(Err(CallError::Status(ended)));
+        };
+        let unanswered = loop {
+            match stage {
+                // What is ready goes with the head: a small unary call is one SEND.
+                Stage::New => _ = out.gather(cx),
+                Stage::Room(room) => ready!(room.as_mut().poll(cx)),
+                Stage::Open(stream) => match ready!(wait(stream, out, cx)) {
+                    Ok((block, end)) => {
+                        let Stage::Open(stream) = std::mem::replace(stage, Stage::New) else {
+                            continue;
+                        };
+                        let response = respond(stream, place.take(), block, end, method);
+                        return Poll::Ready(response.map_err(CallError::Status));
+                    }
+                    Err(unanswered) => break unanswered,
+                },
+            }
+            *stage = match block {
+                Ok(block) => match open(shared, block, out, cx) {
+                    Ok(stage) => stage,
+                    Err(unanswered) => break unanswered,
+                },
+                Err(status) => break Unanswered::Failed(status.clone()),
+            };
+            if out.is_queued() && matches!(stage, Stage::Open(_)) {
+                return Poll::Pending;
+            }
+        };
+        // Resets the stream if there is one.
+        *stage = Stage::New;
+        let out = place.take();
+        Poll::Ready(Err(match (unanswered, out) {
+            (Unanswered::NotSent(reason, unsent), Some(out)) => {
+                let parts = std::mem::replace(parts, Request::new(()).into_parts().0);
+                CallError::NotSent(
+                    Box::new(Request::from_parts(parts, out.restore(unsent))),
+                    reason,
+                )
+            }
+            (Unanswered::NotSent(reason, _), None) => {
+                CallError::Status(Status::unavailable(reason.to_string()))
+            }
+            (Unanswered::Failed(status), _) => CallError::Status(status),
+        }))
+    }
+}
+
+/// Opens a stream and sends what has been gathered, if the peer's limit allows it now. The task is
+/// woken when there is a response.
+fn open(
+    shared: &Arc<Shared>,
+    block: &Bytes,
+    out: &mut SendBody,
+    cx: &Context<'_>,
+) -> Result<Stage, Unanswered> {
+    let mut inner = shared.lock();
+    if let Some(reason) = inner.end_reason() {
+        return Err(Unanswered::NotSent(reason.clone(), Vec::new()));
+    }
+    match inner.conn.open(block.clone(), out.is_empty()) {
+        Ok(id) => {
+            let stream = StreamRef::new(shared, &mut inner, id);
+            if let Some(io) = inner.streams.get_mut(&id) {
+                wait_for(&mut io.recv_waker, cx);
+            }
+            let queued = if out.is_empty() { out.all_said() } else { out.queue(&mut inner, id) };
+            inner.flush_soon();
+            drop(inner);
+            // On an error the stream is reset as it is dropped.
+            queued.map(|()| Stage::Open(stream)).map_err(Unanswered::Failed)
+        }
+        Err(SendError::TooManyStreams(_)) => {
+            inner.room_wanted = true;
+            // Made under the lock: it hears of every stream that ends from now on.
+            Ok(Stage::Room(Box::pin(shared.stream_room.clone().notified_owned())))
+        }
+        Err(SendError::HeadersTooLong { len, limit }) => {
+            let text = format!("request headers of {len} bytes, the limit is {limit}");
+            Err(Unanswered::Failed(Status::resource_exhausted(text)))
+        }
+        Err(other) => {
+            let reason = Reason::from_peer(ReasonCode::GoAway, other.to_string());
+            Err(Unanswered::NotSent(reason, Vec::new()))
+        }
+    }
+}
+
+/// Waits for the head of the response, and sends what is left of the request meanwhile.
+fn wait(
+    stream: &StreamRef,
+    out: &mut SendBody,
+    cx: &mut Context<'_>,
+) -> Poll<Result<(Bytes, bool), Unanswered>> {
+    let id = stream.id;
+    let mut guard = stream.shared.lock();
+    let inner = &mut *guard;
+    let Some(io) = inner.streams.get_mut(&id) else {
+        return Poll::Ready(Err(Unanswered::Failed(Status::internal("the call's stream is gone"))));
+    };
+    if let Some(head) = io.head.take() {
+        io.head_taken = true;
+        return Poll::Ready(Ok(head));
+    }
+    let transmitted = inner.conn.is_transmitted(id);
+    let unanswered = match (&mut io.fault, &inner.life) {
+        (Some(Fault::Refused(unsent)), _) => {
+            let reason = Reason::from_peer(ReasonCode::GoAway, "the peer takes no new calls");
+            Unanswered::NotSent(reason, std::mem::take(unsent))
+        }
+        (Some(fault), _) => Unanswered::Failed(fault.status()),
+        (None, Life::Open) => {
+            wait_for(&mut io.recv_waker, cx);
+            drop(guard);
+            // A body is only read on once the peer may know of the call: until then it can go
+            // another way.
+            if !transmitted {
+                return Poll::Pending;
+            }
+            return match out.pump(stream, cx) {
+                Poll::Ready(Err(status)) => Poll::Ready(Err(Unanswered::Failed(status))),
+                _ => Poll::Pending,
+            };
+        }
+        (None, Life::Closing(reason) | Life::Dead(reason)) if !transmitted => {
+            Unanswered::NotSent(reason.clone(), inner.conn.withdraw(id))
+        }
+        (None, Life::Closing(reason) | Life::Dead(reason)) => Unanswered::Failed(ended(reason)),
+    };
+    Poll::Ready(Err(unanswered))
+}
+
+/// The head has come; what is left of the request's body is sent beside the response.
+fn respond(
+    stream: StreamRef,
+    out: Option<SendBody>,
+    block: Bytes,
+    end: bool,
+    method: &Arc<Method>,
+) -> Result<Response<Body>, Status> {
+    let parts = headers::decode_response(block)
+        .map_err(|breach| Status::internal(format!("malformed response head: {breach}")))?;
+    if let Some(mut out) = out.filter(|out| !out.is_queued()) {
+        let stream = stream.clone();
+        tokio::spawn(async move {
+            // An error has reset the stream; the response's body tells.
+            let _ = poll_fn(|cx| out.pump(&stream, cx)).await;
+        });
+    }
+    let body = if end {
+        Body::empty()
+    } else {
+        let deframer = Deframer::new(method.clone(), is_plain_grpc(&parts.headers));
+        boxed_body::boxed(RecvBody::new(stream, deframer, Used::Unknown, false))
+    };
+    Ok(Response::from_parts(parts, body))
+}

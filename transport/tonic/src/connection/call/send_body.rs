@@ -1,0 +1,250 @@
+//! A body being sent.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::{Body as _, Frame};
+use tonic::Status;
+use tonic::body::Body;
+use tonic_rdma_proto::{ResetCode, SendError, Side, StreamId, Unsent};
+
+use crate::codec::{BodyEncoder, Chunk, Polled, Used};
+use crate::connection::call::headers;
+use crate::connection::call::stream::{StreamRef, wait_for};
+use crate::connection::state::Inner;
+use crate::fifo::Fifo;
+
+/// Frames of at least this many bytes are taken from a body before they are queued together.
+const GATHER: usize = 64 * 1024;
+
+#[derive(Debug)]
+enum State {
+    Reading,
+    Ended,
+    Failed(Status),
+    /// All of it is with the connection.
+    Queued,
+}
+
+/// A body, and what of it has been read and not queued.
+#[derive(Debug)]
+pub(in crate::connection) struct SendBody {
+    body: Body,
+    encoder: BodyEncoder,
+    chunks: Fifo<Chunk>,
+    /// Their header block.
+    trailers: Option<Bytes>,
+    state: State,
+}
+
+impl SendBody {
+    pub(in crate::connection) fn new(body: Body, encoder: BodyEncoder) -> Self {
+        let state = if body.is_end_stream() { State::Ended } else { State::Reading };
+        SendBody { body, encoder, chunks: Fifo::default(), trailers: None, state }
+    }
+
+    /// The body is empty: the head is all there is.
+    pub(in crate::connection) fn is_empty(&self) -> bool {
+        matches!(self.state, State::Ended) && self.chunks.is_empty() && self.trailers.is_none()
+    }
+
+    /// The head was all there is, and is with the connection.
+    pub(in crate::connection) fn all_said(&mut self) -> Result<(), Status> {
+        self.state = State::Queued;
+        Ok(())
+    }
+
+    /// Takes what the body has ready. True when there may be more at once.
+    ///
+    /// When it has enough it asks once more: a unary body then says that this was all, and its end
+    /// goes with the message instead of in one of its own.
+    pub(in crate::connection) fn gather(&mut self, cx: &mut Context<'_>) -> bool {
+        let (mut gathered, mut enough) = (0, false);
+        while matches!(self.state, State::Reading) {
+            if enough {
+                return true;
+            }
+            enough = gathered >= GATHER;
+            match self.encoder.poll(&mut self.body, cx, &mut self.chunks) {
+                Poll::Pending => return false,
+                Poll::Ready(Polled::End) => self.state = State::Ended,
+                Poll::Ready(Polled::Failed(status)) => self.state = State::Failed(status),
+                Poll::Ready(Polled::Trailers(trailers)) => {
+                    match headers::encode_trailers(&trailers) {
+                        Ok(block) => {
+                            self.trailers = Some(block);
+                            self.state = State::Ended;
+                        }
+                        Err(status) => self.state = State::Failed(status),
+                    }
+                }
+                Poll::Ready(Polled::Data(len)) => {
+                    gathered += len;
+                    if self.body.is_end_stream() {
+                        self.state = State::Ended;
+                    }
+                }
+            }
+        }
+        false
+    }
+
+    /// What has been taken and not queued goes to the connection, the end too if it has come.
+    pub(in crate::connection) fn queue(
+        &mut self,
+        inner: &mut Inner,
+        id: StreamId,
+    ) -> Result<(), Status> {
+        let (moved, filled) = self.encoder.take_copied();
+        inner.copied.plain_codec += moved;
+        inner.copied.learning += filled;
+        if self.encoder.used() != Used::Unknown
+            && let Some(io) = inner.streams.get_mut(&id)
+        {
+            io.used = self.encoder.used();
+        }
+        while let Some(chunk) = self.chunks.pop_front() {
+            let end = self.chunks.is_empty()
+                && self.trailers.is_none()
+                && matches!(self.state, State::Ended);
+            let payload = inner.payload(chunk);
+            inner.conn.send_payload(id, payload, end).map_err(too_long)?;
+            if end {
+                self.state = State::Queued;
+            }
+        }
+        match std::mem::replace(&mut self.state, State::Queued) {
+            State::Reading => self.state = State::Reading,
+            State::Queued => {}
+            State::Failed(status) => return Err(status),
+            State::Ended => {
+                let sent = match self.trailers.take() {
+                    Some(block) => inner.conn.send_headers(id, block, true),
+                    None => inner.conn.finish(id),
+                };
+                sent.map_err(too_long)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves the body into a stream, as fast as the stream takes it.
+    ///
+    /// Ends when the body has been queued, or when the peer wants no more of it. An error of the
+    /// body, or a message that is too long, resets the stream.
+    pub(in crate::connection) fn pump(
+        &mut self,
+        stream: &StreamRef,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(), Status>> {
+        let id = stream.id;
+        loop {
+            if self.is_queued() {
+                return Poll::Ready(Ok(()));
+            }
+            let more = self.gather(cx);
+            let mut inner = stream.shared.lock();
+            if inner.end_reason().is_some() || !inner.conn.is_open_for_sending(id) {
+                return Poll::Ready(Ok(()));
+            }
+            if let Err(status) = self.queue(&mut inner, id) {
+                give_up(&mut inner, id, &status);
+                return Poll::Ready(Err(status));
+            }
+            inner.flush_soon();
+            if self.is_queued() {
+                return Poll::Ready(Ok(()));
+            }
+            if more && inner.conn.has_room(id) {
+                continue;
+            }
+            if let Some(io) = inner.streams.get_mut(&id) {
+                wait_for(&mut io.send_waker, cx);
+            }
+            return Poll::Pending;
+        }
+    }
+
+    pub(in crate::connection) fn is_queued(&self) -> bool {
+        matches!(self.state, State::Queued)
+    }
+
+    /// The body as it was before anything was taken from it. `unsent`: what has been queued of it.
+    pub(in crate::connection) fn restore(mut self, unsent: Vec<Unsent>) -> Body {
+        let mut segments = VecDeque::new();
+        for unsent in unsent {
+            match unsent {
+                Unsent::Data(payload) => segments.extend(payload.into_segments()),
+                Unsent::Trailers(block) => self.trailers = Some(block),
+            }
+        }
+        let nothing = segments.is_empty() && self.chunks.is_empty() && self.trailers.is_none();
+        if nothing && matches!(self.state, State::Ended | State::Queued) {
+            return Body::empty();
+        }
+        Body::new(Restored { out: self, segments })
+    }
+}
+
+/// Resets a stream whose body cannot be sent.
+pub(in crate::connection) fn give_up(inner: &mut Inner, id: StreamId, status: &Status) {
+    let code = match (inner.conn.side(), status.code()) {
+        (Side::Client, _) => ResetCode::CANCEL,
+        (Side::Server, tonic::Code::ResourceExhausted) => ResetCode::ENHANCE_YOUR_CALM,
+        (Side::Server, _) => ResetCode::INTERNAL,
+    };
+    inner.conn.reset(id, code);
+    inner.fail_stream(id, status.clone());
+    inner.flush_soon();
+}
+
+fn too_long(error: SendError) -> Status {
+    match error {
+        SendError::TooLong { .. } | SendError::HeadersTooLong { .. } => {
+            Status::resource_exhausted(error.to_string())
+        }
+        other => Status::unavailable(other.to_string()),
+    }
+}
+
+/// A body whose beginning had been read.
+struct Restored {
+    out: SendBody,
+    segments: VecDeque<Bytes>,
+}
+
+impl http_body::Body for Restored {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let Restored { out, segments } = &mut *self;
+        if segments.is_empty()
+            && let Some(chunk) = out.chunks.pop_front()
+        {
+            segments.extend(chunk.segments);
+        }
+        if let Some(segment) = segments.pop_front() {
+            return Poll::Ready(Some(Ok(Frame::data(segment))));
+        }
+        match std::mem::replace(&mut out.state, State::Queued) {
+            State::Reading => {
+                out.state = State::Reading;
+                // Whoever polls this sees to it that messages are taken apart, or are not.
+                Pin::new(&mut out.body).poll_frame(cx)
+            }
+            State::Failed(status) => Poll::Ready(Some(Err(status))),
+            State::Ended | State::Queued => {
+                // They were made here: nothing is wrong with them.
+                let trailers =
+                    out.trailers.take().map(headers::decode_trailers).and_then(Result::ok);
+                Poll::Ready(trailers.map(|trailers| Ok(Frame::trailers(trailers))))
+            }
+        }
+    }
+}

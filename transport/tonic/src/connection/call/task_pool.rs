@@ -1,0 +1,218 @@
+//! The tasks that a server's calls run in.
+//!
+//! Every call has a task to itself while it runs. A task that has ended its call waits for the next
+//! one of the connection: to begin a task costs more than to wake one.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker, ready};
+
+use http::{Request, Response};
+use pin_project_lite::pin_project;
+use tonic::Status;
+use tonic::body::Body;
+use tower::Service;
+
+use crate::codec::Call;
+use crate::connection::call::send_body::SendBody;
+use crate::connection::call::server::{begin, is_over};
+use crate::connection::call::stream::StreamRef;
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Tasks of a connection that wait for a call, at most.
+const IDLE: usize = 64;
+
+/// A call to run, by a service of its own: what a service keeps of a call that it was never given,
+/// a place in a queue for instance, goes with it.
+struct Job<S> {
+    service: S,
+    stream: StreamRef,
+    method: Call,
+    request: Request<Body>,
+}
+
+/// Where a task that waits gets its next call. Nobody else gets at it: a call that is put here is
+/// run.
+struct TaskSlot<S> {
+    job: Mutex<Option<Job<S>>>,
+}
+
+/// A task that waits, in the list, belongs to whoever takes it off.
+struct Waiting<S> {
+    /// None: the connection has ended.
+    idle: Option<Vec<(Arc<TaskSlot<S>>, Waker)>>,
+}
+
+/// The tasks of one connection. When this is dropped those that wait end, and the others when their
+/// calls do.
+pub(in crate::connection) struct TaskPool<S> {
+    service: S,
+    waiting: Arc<Mutex<Waiting<S>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<S> TaskPool<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>> + Clone + Send + 'static,
+    S::Error: Into<BoxError>,
+    S::Future: Send,
+{
+    /// For calls of clones of `service`.
+    pub(in crate::connection) fn new(service: S) -> Self {
+        TaskPool { service, waiting: Arc::new(Mutex::new(Waiting { idle: Some(Vec::new()) })) }
+    }
+
+    /// Runs a call. Within a tokio runtime.
+    pub(in crate::connection) fn run(
+        &self,
+        stream: StreamRef,
+        method: Call,
+        request: Request<Body>,
+    ) {
+        let job = Job { service: self.service.clone(), stream, method, request };
+        let idle = lock(&self.waiting).idle.as_mut().and_then(Vec::pop);
+        if let Some((desk, waker)) = idle {
+            *lock(&desk.job) = Some(job);
+            return waker.wake();
+        }
+        let Job { service, stream, method, request } = job;
+        tokio::spawn(PooledTask {
+            waiting: self.waiting.clone(),
+            desk: Arc::new(TaskSlot { job: Mutex::new(None) }),
+            stream: Some(stream),
+            method: Some(method),
+            stage: Stage::New { service, request: Some(request) },
+        });
+    }
+}
+
+impl<S> Drop for TaskPool<S> {
+    fn drop(&mut self) {
+        let idle = lock(&self.waiting).idle.take();
+        for (_, waker) in idle.into_iter().flatten() {
+            waker.wake();
+        }
+    }
+}
+
+pin_project! {
+    /// One task. The client's reset, or the connection's end, drops the handler where it stands.
+    struct PooledTask<S, F> {
+        waiting: Arc<Mutex<Waiting<S>>>,
+        desk: Arc<TaskSlot<S>>,
+        // Of the call.
+        stream: Option<StreamRef>,
+        // Until the response's head is there.
+        method: Option<Call>,
+        #[pin]
+        stage: Stage<S, F>,
+    }
+}
+
+pin_project! {
+    #[project = StageProj]
+    enum Stage<S, F> {
+        New { service: S, request: Option<Request<Body>> },
+        // The service takes no calls.
+        Failed { error: Option<BoxError> },
+        Running { #[pin] handler: F },
+        // What did not go out with the head. Small responses have nothing left.
+        Sending { out: Box<SendBody> },
+        // In the list, or just taken off it.
+        Idle,
+    }
+}
+
+impl<S> Future for PooledTask<S, S::Future>
+where
+    S: Service<Request<Body>, Response = Response<Body>>,
+    S::Error: Into<BoxError>,
+{
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        if matches!(self.stage, Stage::Idle) {
+            let this = self.as_mut().project();
+            let Some(job) = lock(&this.desk.job).take() else {
+                return match lock(this.waiting).idle {
+                    // Somebody else has woken it.
+                    Some(_) => Poll::Pending,
+                    None => Poll::Ready(()),
+                };
+            };
+            let mut this = self.as_mut().project();
+            let Job { mut service, stream, method, request } = job;
+            (*this.stream, *this.method) = (Some(stream), Some(method));
+            // Most services are ready always: what is not moved about costs nothing.
+            this.stage.set(match service.poll_ready(cx) {
+                Poll::Ready(Ok(())) => Stage::Running { handler: service.call(request) },
+                Poll::Ready(Err(error)) => Stage::Failed { error: Some(error.into()) },
+                Poll::Pending => Stage::New { service, request: Some(request) },
+            });
+        }
+        ready!(self.as_mut().poll_call(cx));
+        let mut this = self.project();
+        this.stage.set(Stage::Idle);
+        (*this.stream, *this.method) = (None, None);
+        match &mut lock(this.waiting).idle {
+            Some(idle) if idle.len() < IDLE => {
+                idle.push((this.desk.clone(), cx.waker().clone()));
+                Poll::Pending
+            }
+            _ => Poll::Ready(()),
+        }
+    }
+}
+
+impl<S> PooledTask<S, S::Future>
+where
+    S: Service<Request<Body>, Response = Response<Body>>,
+    S::Error: Into<BoxError>,
+{
+    /// Ready when the call has ended.
+    fn poll_call(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let mut this = self.project();
+        let Some(stream) = this.stream else { return Poll::Ready(()) };
+        let result = loop {
+            let result = match this.stage.as_mut().project() {
+                StageProj::New { service, request } => match service.poll_ready(cx) {
+                    Poll::Ready(Ok(())) => {
+                        let Some(request) = request.take() else { return Poll::Ready(()) };
+                        let handler = service.call(request);
+                        this.stage.set(Stage::Running { handler });
+                        continue;
+                    }
+                    Poll::Ready(Err(error)) => Poll::Ready(Err(error.into())),
+                    Poll::Pending => Poll::Pending,
+                },
+                StageProj::Failed { error } => match error.take() {
+                    Some(error) => Poll::Ready(Err(error)),
+                    None => return Poll::Ready(()),
+                },
+                StageProj::Running { handler } => handler.poll(cx).map_err(Into::into),
+                StageProj::Sending { out } => return out.pump(stream, cx).map(|_| ()),
+                StageProj::Idle => return Poll::Ready(()),
+            };
+            match result {
+                Poll::Ready(result) => break result,
+                Poll::Pending if is_over(stream, cx) => return Poll::Ready(()),
+                Poll::Pending => return Poll::Pending,
+            }
+        };
+        // What the handler holds of limits is free before the client has the answer.
+        this.stage.set(Stage::Idle);
+        let response = result.unwrap_or_else(|error| Status::from_error(error).into_http());
+        let Some(method) = this.method.take() else { return Poll::Ready(()) };
+        let Some(mut out) = begin(stream, response, method, cx) else { return Poll::Ready(()) };
+        if out.pump(stream, cx).is_ready() {
+            return Poll::Ready(());
+        }
+        this.stage.set(Stage::Sending { out: Box::new(out) });
+        Poll::Pending
+    }
+}

@@ -1,0 +1,176 @@
+//! Sizes of a connection, taken from the pool that it draws on.
+
+use std::time::Duration;
+
+use tonic_rdma_fabric::LinkConfig;
+use tonic_rdma_memory::Pool;
+use tonic_rdma_proto::{Config, DEAD_PEER, HEADERS};
+
+/// Bytes of a staging block: the longest WRITE of memory that is not pinned.
+const STAGING_BLOCK: usize = 64 * 1024;
+
+/// What a stream may have unread, where that is no more than half of the landing memory. One
+/// message may be longer: a quarter of that memory, and no more than [`WHOLE`].
+const BULK_WINDOW: usize = 32 << 20;
+const WHOLE: usize = 256 << 20;
+const GRANULE: u32 = 4096;
+/// Standing grants of a connection, at most: so many messages of their length may be on their way
+/// at a time before one has to ask.
+const STANDING: usize = 8;
+/// With less a connection could not receive what the protocol has to be able to send.
+const LEAST_LANDING: usize = 256 * 1024;
+
+/// Sizes of one connection.
+#[derive(Clone, Debug)]
+pub(crate) struct ConnectionConfig {
+    /// The protocol's limits; what the peer must know of them goes into the hello.
+    pub(crate) proto: Config,
+    /// Slots and queues.
+    pub(crate) link: LinkConfig,
+    /// Staging blocks at most, and bytes of one.
+    pub(crate) staging: (usize, usize),
+    /// Bytes of landing memory that the connection may lease at a time.
+    pub(crate) landing: usize,
+    /// What lands is copied to the heap before it is handed up.
+    pub(crate) copy_on_delivery: bool,
+}
+
+/// What a connection needs of control memory, and what else it has when it is busy, as far as the
+/// pool can spare it.
+struct Shape {
+    /// Bytes of a slot, SEND or RECV.
+    slot: u32,
+    /// RECV slots from the start, and at most.
+    recv: u32,
+    recv_most: u32,
+    send: u32,
+    /// Staging blocks at most, and bytes of one.
+    staging: (usize, usize),
+}
+
+/// From the largest down: 60, 48 and 24 KiB of control memory, and 428, 160 and 80 KiB of a busy
+/// connection.
+const SHAPES: [Shape; 3] = [
+    Shape { slot: 4096, recv: 4, recv_most: 32, send: 11, staging: (4, STAGING_BLOCK) },
+    Shape { slot: 4096, recv: 4, recv_most: 16, send: 8, staging: (2, 32 * 1024) },
+    Shape { slot: 2048, recv: 4, recv_most: 16, send: 8, staging: (2, 16 * 1024) },
+];
+
+impl Shape {
+    fn busy(&self) -> usize {
+        self.slot as usize * (self.recv_most + self.send) as usize + self.staging.0 * self.staging.1
+    }
+}
+
+impl ConnectionConfig {
+    /// The largest shape of which the pool's control memory holds four busy connections; in the
+    /// smallest pool the smallest shape, whatever it holds.
+    ///
+    /// `grows`: RECVs come and go with the load; otherwise all are there from the start.
+    ///
+    /// `pinned`: what the connection may pin, control memory included; at least [`LEAST_LANDING`]
+    /// bytes are left for landing.
+    pub(crate) fn for_pool(pool: &Pool, grows: bool, pinned: Option<usize>) -> Self {
+        let sizes = pool.config();
+        let shape = SHAPES
+            .iter()
+            .find(|s| s.busy() * 4 <= sizes.control)
+            .unwrap_or(&SHAPES[SHAPES.len() - 1]);
+        let landing = match pinned {
+            Some(pinned) => {
+                sizes.landing.min(pinned.saturating_sub(shape.busy()).max(LEAST_LANDING))
+            }
+            None => sizes.landing,
+        };
+        Self::sized(shape, grows, landing)
+    }
+
+    /// Sets the longest header block that is received, if one is given, as near as may be.
+    pub(crate) fn headers(&mut self, bytes: Option<u32>) {
+        if let Some(bytes) = bytes {
+            self.proto.max_headers = bytes.clamp(*HEADERS.start(), *HEADERS.end());
+        }
+    }
+
+    /// Sets how long a peer may be silent, if that is given, as near as may be.
+    pub(crate) fn dead_peer(&mut self, time: Option<Duration>) {
+        if let Some(time) = time {
+            self.proto.dead_peer = time.clamp(*DEAD_PEER.start(), *DEAD_PEER.end());
+        }
+    }
+
+    fn sized(shape: &Shape, grows: bool, landing: usize) -> Self {
+        let recv_slots = if grows { shape.recv } else { shape.recv_most };
+        let capped = |most: usize, share: usize| most.min((landing / share).max(64 * 1024)) as u32;
+        let default = Config::default();
+        let standing_max = capped(default.standing_max as usize, 16);
+        ConnectionConfig {
+            proto: Config {
+                slot_size: shape.slot,
+                recv_slots: recv_slots as u16,
+                recv_most: shape.recv_most as u16,
+                stream_window: capped(default.stream_window as usize, 4),
+                // With room for the header of a message that fills it.
+                bulk_window: capped(BULK_WINDOW, 2) + GRANULE,
+                whole: capped(WHOLE, 4) + GRANULE,
+                standing_max,
+                // All together no more than a quarter.
+                standing_grants: (landing / 4 / standing_max.max(1) as usize).clamp(1, STANDING)
+                    as u8,
+                ..default
+            },
+            link: LinkConfig {
+                recv_slots,
+                recv_extra: shape.recv_most - recv_slots,
+                slot_size: shape.slot,
+                send_slots: shape.send,
+                staging: 0,
+                ..LinkConfig::default()
+            },
+            staging: shape.staging,
+            landing,
+            copy_on_delivery: false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tonic_rdma_memory::{HeapRegistrar, PoolConfig};
+
+    use super::*;
+
+    #[test]
+    fn shapes_follow_the_pool() {
+        let options = |total, grows| {
+            let pool =
+                Pool::new(PoolConfig::default().total(total), Arc::new(HeapRegistrar::default()));
+            ConnectionConfig::for_pool(&pool.unwrap(), grows, None)
+        };
+        for (total, needs, busy) in [(8 << 20, 60, 428), (4 << 20, 48, 160), (2 << 20, 24, 80)] {
+            for grows in [true, false] {
+                let ConnectionConfig { proto, link, staging, .. } = options(total, grows);
+                proto.check().unwrap();
+                link.check().unwrap();
+                let extra = (link.recv_extra * link.slot_size) as usize;
+                if grows {
+                    assert_eq!(link.control_bytes(), needs * 1024);
+                }
+                assert_eq!(link.control_bytes() + extra + staging.0 * staging.1, busy * 1024);
+                assert_eq!(u32::from(proto.recv_slots), link.recv_slots);
+                assert_eq!(u32::from(proto.recv_most), link.recv_most());
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_connection_may_pin_bounds_its_landing_memory() {
+        let pool = Pool::new(PoolConfig::default(), Arc::new(HeapRegistrar::default())).unwrap();
+        let landing = |pinned| ConnectionConfig::for_pool(&pool, true, pinned).landing;
+        assert_eq!(landing(None), 32 << 20);
+        assert_eq!(landing(Some(1 << 20)), (1 << 20) - 428 * 1024);
+        assert_eq!(landing(Some(0)), LEAST_LANDING);
+    }
+}

@@ -1,0 +1,28 @@
+//! One protocol connection over one fabric link, and the calls on it.
+//!
+//! | room | what |
+//! |---|---|
+//! | `config` | sizes of a connection, taken from the pool |
+//! | `state` | the state behind one lock: protocol, link, landing memory, streams |
+//! | `driver` | the task that polls the link, keeps the timers and ends the connection |
+//! | `send` | protocol to link: SENDs, WRITEs, staging, grants |
+//! | `receive` | landing memory that a connection waits for and gives back, and what nobody has read |
+//! | `call` | calls out and in: streams, bodies, headers |
+//!
+//! A caller works on the connection itself, under its lock, and posts what results: a call costs no
+//! hop through another task on the way out. Only the driver polls the completion queue (R6).
+
+mod call;
+mod config;
+mod delay;
+mod driver;
+mod receive;
+mod send;
+mod state;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use call::client::{Call, CallError, FastClient};
+pub(crate) use call::headers::Origin;
+pub(crate) use call::server::{Accepted, serve_connection};
+pub(crate) use config::ConnectionConfig;

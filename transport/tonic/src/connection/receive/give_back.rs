@@ -1,0 +1,105 @@
+//! How a connection gives back the landing memory that it has beyond its share while another waits.
+//!
+//! Nothing is granted of the chunks that are to go back. Where the peer is fast, what is on its way
+//! lands within moments, and the readers free it. What is still granted after that is asked back,
+//! and a peer that does not answer is ended by the protocol
+//! ([`Connection::recall_grants`](tonic_rdma_proto::Connection::recall_grants)).
+//!
+//! | the delay | on | next |
+//! |---|---|---|
+//! | Idle | chunks are chosen to go back | Running |
+//! | Running | [`DRAIN`] has passed | Over: their grants are asked back |
+//! | Over | more chunks are chosen | Running |
+//! | any | none is chosen | Idle |
+//!
+//! [`DRAIN`] and the time that the protocol gives for the answer are no longer than the dead-peer
+//! time together.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tonic_rdma_memory::{Excess, LandingBuf};
+
+use crate::connection::delay::Delay;
+use crate::connection::state::Inner;
+
+/// At 3 Gb/s and more, 16 MiB that are on their way have landed by then.
+const DRAIN: Duration = Duration::from_millis(50);
+
+/// Over: the grants have been asked back.
+#[derive(Debug, Default)]
+pub(in crate::connection) struct GiveBack(pub(in crate::connection) Delay);
+
+impl GiveBack {
+    /// What has been chosen to go back.
+    fn chosen(&mut self, excess: Excess, dead_peer: Duration) {
+        match excess {
+            Excess::None => self.0.reset(),
+            Excess::Same if self.0.is_over() => {}
+            Excess::Same | Excess::More if self.0.deadline().is_some() => {}
+            Excess::Same | Excess::More => self.0.begin(DRAIN.min(dead_peer / 8)),
+        }
+    }
+}
+
+impl Inner {
+    /// Another connection waits for landing memory: what is idle here goes back, and what is more
+    /// than the share of this one.
+    pub(in crate::connection) fn make_room_elsewhere(&mut self) {
+        let wanted = self.landing.wanted_elsewhere();
+        if wanted {
+            self.conn.recall_standing();
+            self.landing.trim();
+        }
+        if wanted || !self.give_back.0.is_idle() {
+            let excess = self.landing.keep_share();
+            self.give_back.chosen(excess, self.conn.dead_peer());
+        }
+    }
+
+    /// Asks back what is in the way of those that wait, if it is time to.
+    pub(in crate::connection) fn recall_excess(&mut self, now: Instant) {
+        if self.give_back.0.expire(now) {
+            let granted = &self.granted;
+            self.conn.recall_grants(|key| granted.get(key).is_some_and(LandingBuf::is_wanted_back));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEAD: Duration = Duration::from_secs(5);
+
+    /// The table.
+    #[tokio::test(start_paused = true)]
+    async fn it_drains_then_asks() {
+        let mut state = GiveBack::default();
+        state.chosen(Excess::None, DEAD);
+        assert!(state.0.is_idle() && state.0.deadline().is_none() && !state.0.is_news());
+        for excess in [Excess::More, Excess::Same] {
+            state.chosen(excess, DEAD);
+            let until = state.0.deadline().unwrap();
+            assert_eq!(until, Instant::now() + DRAIN);
+            assert!(state.0.is_news() && !state.0.is_news());
+            tokio::time::advance(DRAIN / 2).await;
+            for excess in [Excess::More, Excess::Same] {
+                state.chosen(excess, DEAD);
+                assert_eq!(state.0.deadline(), Some(until), "it is not put off");
+            }
+            assert!(!state.0.expire(Instant::now()));
+            tokio::time::advance(DRAIN / 2).await;
+            assert!(state.0.expire(Instant::now()) && !state.0.expire(Instant::now()), "once");
+            state.chosen(Excess::Same, DEAD);
+            assert!(!state.0.is_idle() && state.0.deadline().is_none());
+            state.chosen(Excess::More, DEAD);
+            assert!(state.0.deadline().is_some());
+            state.chosen(Excess::None, DEAD);
+            assert!(state.0.is_idle());
+        }
+        // No more than an eighth of what the peer has in all.
+        state.chosen(Excess::More, DRAIN);
+        assert_eq!(state.0.deadline(), Some(Instant::now() + DRAIN / 8));
+    }
+}

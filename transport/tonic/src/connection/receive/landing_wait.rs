@@ -1,0 +1,70 @@
+//! Whether a message that finds no landing memory in one piece lands in several.
+//!
+//! Several have to be joined, by a copy, into memory that may have to be had from the kernel page
+//! by page. So a whole piece is waited for, while others' messages make room for it; but not for
+//! long where readers hold on to what they have.
+//!
+//! | the delay | on | next |
+//! |---|---|---|
+//! | Idle | no whole piece | Running |
+//! | Running | [`PATIENCE`] has passed | Over |
+//! | any | a whole piece for whoever has waited longest | Idle |
+//!
+//! When it is over, parts are taken at once.
+
+use std::time::Duration;
+
+use crate::connection::delay::Delay;
+
+/// At 3 Gb/s and more, a message of 16 MiB that is on its way has landed by then.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+#[derive(Debug, Default)]
+pub(in crate::connection) struct LandingWait(pub(in crate::connection) Delay);
+
+impl LandingWait {
+    pub(in crate::connection) fn takes_parts(&self) -> bool {
+        self.0.is_over()
+    }
+
+    /// There was no whole piece. True when the wait begins now.
+    pub(in crate::connection) fn short(&mut self) -> bool {
+        let begins = self.0.is_idle();
+        if begins {
+            self.0.begin(PATIENCE);
+        }
+        begins
+    }
+
+    /// There was one for the first that wants memory.
+    pub(in crate::connection) fn whole(&mut self) {
+        self.0.reset();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn it_ends_and_comes_back() {
+        let mut landing_wait = LandingWait::default();
+        assert!(!landing_wait.takes_parts() && landing_wait.0.deadline().is_none());
+        assert!(landing_wait.short(), "begins");
+        assert!(!landing_wait.short(), "once");
+        assert!(landing_wait.0.is_news());
+        assert!(!landing_wait.0.is_news());
+        tokio::time::advance(PATIENCE / 2).await;
+        landing_wait.0.expire(Instant::now());
+        assert!(!landing_wait.takes_parts());
+        tokio::time::advance(PATIENCE / 2).await;
+        landing_wait.0.expire(Instant::now());
+        assert!(landing_wait.takes_parts() && landing_wait.0.deadline().is_none());
+        assert!(!landing_wait.short());
+        landing_wait.whole();
+        assert!(!landing_wait.takes_parts());
+        assert!(landing_wait.short());
+    }
+}

@@ -1,0 +1,346 @@
+//! What of a received body nobody has read yet.
+//!
+//! The peer chooses into how many pieces it cuts a body, and the stream's windows count payload
+//! only. What a piece keeps of memory is another matter:
+//!
+//! | piece | keeps, beside [`OVERHEAD`] |
+//! |---|---|
+//! | of a control message | the buffer of [`RECEIVE_CHUNK`] bytes that the message was copied to, with all others there |
+//! | landed | its granules, those in which it begins and ends with all that lies in front of it and behind |
+//! | landed, and copied to the heap | itself |
+//!
+//! A piece that keeps more than half as much again as it has is therefore copied to a buffer of the
+//! stream, if others are unread in front of it:
+//!
+//! | unread | piece | what happens |
+//! |---|---|---|
+//! | nothing | any | queued as it is: its reader takes it at once, most often |
+//! | something | keeps at most 3/2 of its length | queued as it is, behind the buffer, which is cut to its length |
+//! | something | keeps more | copied to the buffer; behind a full one of [`JOINED`] bytes begins the next |
+//!
+//! So what is unread takes at most 3/2 of its length, the last buffer (again at most its length, or
+//! [`JOINED`]), and what the one piece keeps that came first.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use tonic_rdma_proto::Flow;
+
+use crate::codec::Part;
+use crate::fifo::Fifo;
+
+/// Received messages share buffers of this many bytes.
+pub(in crate::connection) const RECEIVE_CHUNK: usize = 32 * 1024;
+/// Landing memory is given out in units of this many bytes.
+const GRANULE: usize = 4096;
+/// Of each piece: its place in the queue, which may have as many free ones, and an allocation or
+/// two.
+const OVERHEAD: usize = 192;
+/// Bytes of a buffer of joined pieces, at most.
+const JOINED: usize = 64 * 1024;
+/// And at first.
+const FIRST: usize = 256;
+
+/// Where received bytes lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::connection) enum Place {
+    /// In a buffer of received messages.
+    Message,
+    /// In landing memory, so far behind the beginning of a granule.
+    Landing { begin: u32 },
+    /// They landed, and are to be copied to the heap before anything looks at them.
+    Heap,
+}
+
+/// A piece of a received body.
+#[derive(Debug)]
+pub(in crate::connection) struct Piece {
+    pub(in crate::connection) part: Part,
+    /// Of its bytes, so many count as [`Flow::Bulk`], the others as [`Flow::Window`].
+    bulk: u32,
+    /// Of these, so many came by WRITE.
+    landed: u32,
+    /// It was copied together from several.
+    joined: bool,
+}
+
+impl Piece {
+    fn len(&self) -> u32 {
+        self.part.len() as u32
+    }
+
+    /// Bytes by what they count as.
+    pub(in crate::connection) fn flows(&self) -> [(u32, Flow); 2] {
+        [(self.len() - self.bulk, Flow::Window), (self.bulk, Flow::Bulk)]
+    }
+
+    /// Bytes that came by WRITE and were joined with others.
+    pub(in crate::connection) fn landed_and_joined(&self) -> u32 {
+        if self.joined { self.landed } else { 0 }
+    }
+}
+
+/// Pieces that are being joined: the last that is unread.
+#[derive(Debug, Default)]
+struct Joining {
+    bytes: BytesMut,
+    bulk: u32,
+    landed: u32,
+}
+
+impl Joining {
+    fn into_piece(self) -> Piece {
+        let Joining { bytes, bulk, landed } = self;
+        let bytes = match bytes.capacity() - bytes.len() > bytes.len() / 4 {
+            true => Bytes::copy_from_slice(&bytes),
+            false => bytes.freeze(),
+        };
+        // Nobody but this process writes to the copy.
+        Piece { part: Part::Eager(bytes), bulk, landed, joined: true }
+    }
+}
+
+/// The unread pieces of one stream, in their order. None is empty.
+#[derive(Debug, Default)]
+pub(in crate::connection) struct Unread {
+    pieces: Fifo<Piece>,
+    /// Behind the others.
+    joining: Option<Box<Joining>>,
+}
+
+impl Unread {
+    pub(in crate::connection) fn is_empty(&self) -> bool {
+        self.pieces.is_empty() && self.joining.is_none()
+    }
+
+    /// Whether so many bytes will be copied when they are [pushed](Self::push): before that they
+    /// need not be.
+    pub(in crate::connection) fn joins(&self, len: usize, place: Place) -> bool {
+        if self.is_empty() {
+            return false;
+        }
+        let kept = match place {
+            Place::Message => RECEIVE_CHUNK,
+            Place::Landing { begin } => (begin as usize + len).next_multiple_of(GRANULE),
+            Place::Heap => len,
+        };
+        kept + OVERHEAD > len + len / 2
+    }
+
+    /// Takes what has come. What is to lie on the heap is copied in any case.
+    pub(in crate::connection) fn push(&mut self, part: Part, flow: Flow, place: Place) {
+        let len = part.len();
+        let landed = if place == Place::Message { 0 } else { len as u32 };
+        let bulk = if flow == Flow::Bulk { len as u32 } else { 0 };
+        if !self.joins(len, place) {
+            self.close();
+            let part = match part {
+                Part::Landed(landed) if place == Place::Heap => {
+                    Part::Landed(landed.to_private().into())
+                }
+                part => part,
+            };
+            return self.pieces.push_back(Piece { part, bulk, landed, joined: false });
+        }
+        let full = |joining: &Joining| joining.bytes.len() + len > JOINED;
+        let first = if self.joining.as_deref().is_some_and(full) {
+            self.close();
+            JOINED
+        } else {
+            FIRST
+        };
+        let joining = self.joining.get_or_insert_default();
+        if joining.bytes.capacity() == 0 {
+            joining.bytes = BytesMut::with_capacity(first.max(2 * len));
+        }
+        match part {
+            Part::Eager(bytes) => joining.bytes.put_slice(&bytes),
+            Part::Landed(landed) => landed.append_to(&mut joining.bytes),
+        }
+        joining.bulk += bulk;
+        joining.landed += landed;
+    }
+
+    /// What comes from now on is not joined with what is there.
+    fn close(&mut self) {
+        if let Some(joining) = self.joining.take() {
+            self.pieces.push_back(joining.into_piece());
+        }
+    }
+
+    /// All bytes by what they count as.
+    pub(in crate::connection) fn flows(&self) -> [(u32, Flow); 2] {
+        let joining =
+            self.joining.as_deref().map(|joining| (joining.bytes.len() as u32, joining.bulk));
+        let pieces = self.pieces.iter().map(|piece| (piece.len(), piece.bulk));
+        let (mut window, mut bulk) = (0, 0);
+        for (len, of_bulk) in pieces.chain(joining) {
+            window += len - of_bulk;
+            bulk += of_bulk;
+        }
+        [(window, Flow::Window), (bulk, Flow::Bulk)]
+    }
+
+    pub(in crate::connection) fn pop(&mut self) -> Option<Piece> {
+        self.pieces.pop_front().or_else(|| Some(self.joining.take()?.into_piece()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LANDING: Place = Place::Landing { begin: 0 };
+
+    fn part(bytes: Bytes, place: Place) -> Part {
+        match place {
+            Place::Message => Part::Eager(bytes),
+            Place::Landing { .. } | Place::Heap => Part::Landed(bytes.into()),
+        }
+    }
+
+    /// What a piece has, and whether it goes up as landed.
+    fn shown(piece: Piece) -> (Bytes, bool) {
+        match piece.part {
+            Part::Eager(bytes) => (bytes, false),
+            Part::Landed(landed) => (landed.lend(), true),
+        }
+    }
+
+    /// Memory that the pieces keep, as an adversary has it: no two share a buffer or a granule, and
+    /// all that landed begin so far behind the beginning of one.
+    fn kept(unread: &Unread, begin: usize) -> usize {
+        let piece = |piece: &Piece| match (piece.joined, piece.landed) {
+            (true, _) => piece.part.len() * 5 / 4 + OVERHEAD,
+            (false, 0) => RECEIVE_CHUNK + OVERHEAD,
+            (false, len) => (begin + len as usize).next_multiple_of(GRANULE) + OVERHEAD,
+        };
+        let joining = unread.joining.as_ref().map_or(0, |joining| joining.bytes.capacity());
+        unread.pieces.iter().map(piece).sum::<usize>() + joining
+    }
+
+    fn all(mut unread: Unread) -> (Vec<u8>, [u32; 2]) {
+        let (mut bytes, mut flows) = (Vec::new(), [0, 0]);
+        while let Some(piece) = unread.pop() {
+            let [window, bulk] = piece.flows();
+            let (piece, _) = shown(piece);
+            assert!(!piece.is_empty());
+            bytes.extend_from_slice(&piece);
+            assert_eq!((window.1, bulk.1), (Flow::Window, Flow::Bulk));
+            flows = [flows[0] + window.0, flows[1] + bulk.0];
+        }
+        assert!(unread.is_empty());
+        (bytes, flows)
+    }
+
+    #[test]
+    fn what_is_read_at_once_is_not_copied() {
+        let mut unread = Unread::default();
+        for place in [Place::Message, LANDING] {
+            let bytes = Bytes::from(vec![1; 100]);
+            for _ in 0..10 {
+                unread.push(part(bytes.clone(), place), Flow::Window, place);
+                let (piece, landed) = shown(unread.pop().unwrap());
+                assert_eq!(piece.as_ptr(), bytes.as_ptr());
+                assert_eq!((landed, unread.is_empty()), (place == LANDING, true));
+            }
+        }
+    }
+
+    #[test]
+    fn long_pieces_stay_where_they_landed() {
+        let mut unread = Unread::default();
+        for len in [8192, 100_000, 1 << 20] {
+            let bytes = Bytes::from(vec![1; len]);
+            for _ in 0..3 {
+                unread.push(part(bytes.clone(), LANDING), Flow::Bulk, LANDING);
+            }
+            for _ in 0..3 {
+                let (piece, landed) = shown(unread.pop().unwrap());
+                assert_eq!((piece.as_ptr(), landed), (bytes.as_ptr(), true));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_to_lie_on_the_heap_is_copied_wherever_it_goes() {
+        let mut unread = Unread::default();
+        let pieces = [10, 10, 100_000].map(|len| Bytes::from(vec![1; len]));
+        for bytes in &pieces {
+            unread.push(part(bytes.clone(), Place::Heap), Flow::Window, Place::Heap);
+        }
+        for bytes in &pieces {
+            let (piece, _) = shown(unread.pop().unwrap());
+            assert_eq!(piece, bytes);
+            assert_ne!(piece.as_ptr(), bytes.as_ptr());
+        }
+    }
+
+    /// Pieces of one kind, and the worst of mixtures, for a window of 2 MiB.
+    #[test]
+    fn a_window_of_any_pieces_keeps_at_most_twice_its_length() {
+        let kinds: [&[(usize, Place)]; 9] = [
+            &[(1, Place::Message)],
+            &[(4000, Place::Message)],
+            &[(1, LANDING)],
+            &[(2700, LANDING)],
+            &[(5000, LANDING)],
+            &[(1, Place::Heap)],
+            &[(1, Place::Message), (1, LANDING)],
+            &[(2860, LANDING), (1, Place::Message)],
+            &[(5600, LANDING), (4000, Place::Message), (400, Place::Heap), (33_000, Place::Heap)],
+        ];
+        let runs =
+            kinds.into_iter().flat_map(|kind| [0, 42, 63, 2048, 4095].map(|begin| (kind, begin)));
+        for (kind, begin) in runs {
+            let (mut unread, mut window) = (Unread::default(), 2 << 20);
+            for &(len, place) in kind.iter().cycle() {
+                let place = if place == LANDING { Place::Landing { begin } } else { place };
+                if len > window {
+                    break;
+                }
+                window -= len;
+                unread.push(part(vec![0; len].into(), place), Flow::Window, place);
+            }
+            let kept = kept(&unread, begin as usize);
+            assert!(kept <= (4 << 20) - RECEIVE_CHUNK, "{kind:?} from {begin} on keep {kept}");
+        }
+    }
+
+    fn place() -> impl Strategy<Value = Place> {
+        let landing = (0..4096_u32).prop_map(|begin| Place::Landing { begin });
+        prop_oneof![Just(Place::Message), landing, Just(Place::Heap)]
+    }
+
+    proptest! {
+        #[test]
+        fn bytes_and_flows_are_those_that_came(
+            steps in prop::collection::vec(
+                prop::option::weighted(0.8, (prop_oneof![1..20usize, 1..70_000usize], place(), any::<bool>())),
+                0..60,
+            ),
+        ) {
+            let mut unread = Unread::default();
+            let (mut expected, mut flows, mut next) = (Vec::new(), [0, 0], 0_u8);
+            for step in steps {
+                let Some((len, place, bulk)) = step else {
+                    if let Some(piece) = unread.pop() {
+                        let [window, bulk] = piece.flows();
+                        let (piece, _) = shown(piece);
+                        prop_assert_eq!(&expected[..piece.len()], &piece[..]);
+                        expected.drain(..piece.len());
+                        flows = [flows[0] - window.0, flows[1] - bulk.0];
+                    }
+                    continue;
+                };
+                next = next.wrapping_add(1);
+                let bytes = vec![next; len];
+                expected.extend_from_slice(&bytes);
+                flows[usize::from(bulk)] += len as u32;
+                let flow = if bulk { Flow::Bulk } else { Flow::Window };
+                unread.push(part(bytes.into(), place), flow, place);
+            }
+            prop_assert_eq!(all(unread), (expected, flows));
+        }
+    }
+}

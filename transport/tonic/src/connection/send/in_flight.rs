@@ -1,0 +1,260 @@
+//! SEND slots in flight, and WRITEs. Work completes in order, so the slots are a ring.
+//!
+//! A slot is free, in flight, and free again when a completion covers its work. Memory that is not
+//! pinned is copied into staging before it is written: into blocks that the pool
+//! [can spare](Pool::spare), each until its WRITE is done, or, when it has none, into a SEND slot.
+
+use std::collections::VecDeque;
+
+use tonic_rdma_fabric::LinkConfig;
+use tonic_rdma_memory::{PinnedBuf, Pool};
+
+#[derive(Debug)]
+enum Kind {
+    Slot,
+    /// In a block, or in a SEND slot.
+    Staged {
+        len: usize,
+        block: bool,
+    },
+    Pinned {
+        len: usize,
+    },
+}
+
+#[derive(Debug)]
+pub(in crate::connection) struct InFlight {
+    slot_size: usize,
+    slots: usize,
+    /// The next slot, and those in flight.
+    next: usize,
+    used: usize,
+    staging: Staging,
+    in_flight: VecDeque<(u64, Kind)>,
+    next_id: u64,
+    /// Bytes of WRITEs in flight.
+    writing: usize,
+}
+
+/// Staging blocks.
+#[derive(Debug)]
+struct Staging {
+    /// Bytes of one.
+    size: usize,
+    /// How many may be in flight.
+    most: usize,
+    used: usize,
+    /// Taken from the pool, and not used yet.
+    next: Option<PinnedBuf>,
+}
+
+/// Where a source that is not pinned is to be copied.
+#[derive(Debug)]
+pub(in crate::connection) enum Stage {
+    /// Into this.
+    Block(PinnedBuf),
+    /// Into the block of the link, at this offset.
+    Slot(usize),
+}
+
+impl InFlight {
+    /// `blocks` staging blocks of `block_size` bytes at most.
+    pub(in crate::connection) fn new(link: &LinkConfig, blocks: usize, block_size: usize) -> Self {
+        InFlight {
+            slot_size: link.slot_size as usize,
+            slots: link.send_slots as usize,
+            next: 0,
+            used: 0,
+            staging: Staging { size: block_size, most: blocks, used: 0, next: None },
+            in_flight: VecDeque::new(),
+            next_id: 0,
+            writing: 0,
+        }
+    }
+
+    /// Offset of the next free SEND slot.
+    pub(in crate::connection) fn slot(&self) -> Option<usize> {
+        (self.used < self.slots).then_some(self.next * self.slot_size)
+    }
+
+    pub(in crate::connection) fn slot_size(&self) -> usize {
+        self.slot_size
+    }
+
+    /// Bytes that there is room for to stage one source, taking a block from the pool if there is
+    /// none at hand.
+    pub(in crate::connection) fn staging_room(&mut self, pool: &Pool) -> usize {
+        let slot = self.slot();
+        let staging = &mut self.staging;
+        if staging.next.is_none() && staging.used < staging.most {
+            staging.next = pool.spare(staging.size);
+        }
+        match (&staging.next, staging.used, slot) {
+            (Some(block), _, _) => block.capacity(),
+            // One of the blocks in flight is soon to be had again.
+            (None, 1.., _) | (None, 0, None) => 0,
+            (None, 0, Some(_)) => self.slot_size,
+        }
+    }
+
+    /// Where [`staging_room`](Self::staging_room) was. None: there was none.
+    pub(in crate::connection) fn stage(&mut self) -> Option<Stage> {
+        match self.staging.next.take() {
+            Some(block) => Some(Stage::Block(block)),
+            None => self.slot().map(Stage::Slot),
+        }
+    }
+
+    /// Gives the pool what has not been used.
+    pub(in crate::connection) fn put_back(&mut self) {
+        self.staging.next = None;
+    }
+
+    pub(in crate::connection) fn writing(&self) -> usize {
+        self.writing
+    }
+
+    /// Nothing is in flight.
+    pub(in crate::connection) fn is_idle(&self) -> bool {
+        self.in_flight.is_empty()
+    }
+
+    fn begin(&mut self, kind: Kind) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.in_flight.push_back((id, kind));
+        id
+    }
+
+    fn take_slot(&mut self) {
+        self.next = (self.next + 1) % self.slots;
+        self.used += 1;
+    }
+
+    /// The slot from [`InFlight::slot`] goes into flight.
+    pub(in crate::connection) fn send(&mut self) -> u64 {
+        self.take_slot();
+        self.begin(Kind::Slot)
+    }
+
+    /// What [`InFlight::stage`] gave goes into flight with `len` bytes.
+    pub(in crate::connection) fn write_staged(&mut self, len: usize, stage: &Stage) -> u64 {
+        let block = matches!(stage, Stage::Block(_));
+        match block {
+            true => self.staging.used += 1,
+            false => self.take_slot(),
+        }
+        self.writing += len;
+        self.begin(Kind::Staged { len, block })
+    }
+
+    /// `len` bytes of pinned memory go into flight; the link keeps them alive.
+    pub(in crate::connection) fn write_pinned(&mut self, len: usize) -> u64 {
+        self.writing += len;
+        self.begin(Kind::Pinned { len })
+    }
+
+    /// Work `id` and all before it is done.
+    pub(in crate::connection) fn done(&mut self, id: u64) {
+        while self.in_flight.front().is_some_and(|(first, _)| *first <= id) {
+            match self.in_flight.pop_front() {
+                Some((_, Kind::Slot)) => self.used -= 1,
+                Some((_, Kind::Staged { len, block })) => {
+                    match block {
+                        true => self.staging.used -= 1,
+                        false => self.used -= 1,
+                    }
+                    self.writing -= len;
+                }
+                Some((_, Kind::Pinned { len })) => self.writing -= len,
+                None => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tonic_rdma_memory::{HeapRegistrar, PoolConfig};
+
+    use super::*;
+
+    fn sends() -> InFlight {
+        InFlight::new(
+            &LinkConfig { send_slots: 2, slot_size: 512, ..LinkConfig::default() },
+            2,
+            1024,
+        )
+    }
+
+    fn pool() -> Pool {
+        Pool::new(PoolConfig::default(), Arc::new(HeapRegistrar::default())).unwrap()
+    }
+
+    #[test]
+    fn slots_and_blocks_fill_and_empty_in_order() {
+        let (mut s, pool) = (sends(), pool());
+        assert_eq!(s.slot(), Some(0));
+        let a = s.send();
+        let stage = |s: &mut InFlight| {
+            assert_eq!(s.staging_room(&pool), 1024);
+            let stage = s.stage().unwrap();
+            assert!(matches!(stage, Stage::Block(_)));
+            stage
+        };
+        let first = stage(&mut s);
+        let b = s.write_staged(10, &first);
+        assert_eq!((s.slot(), s.writing()), (Some(512), 10));
+        s.write_pinned(7);
+        let d = s.send();
+        let second = stage(&mut s);
+        s.write_staged(1, &second);
+        assert_eq!((s.slot(), s.staging_room(&pool)), (None, 0));
+        s.done(a);
+        assert_eq!(s.slot(), Some(0));
+        s.done(b);
+        assert_eq!((s.staging_room(&pool), s.writing()), (1024, 8));
+        s.done(d);
+        assert_eq!(s.slot(), Some(0));
+        assert!(!s.is_idle());
+        s.done(u64::MAX);
+        assert!(s.is_idle());
+        assert_eq!(s.writing(), 0);
+        drop((first, second));
+        let used = pool.stats().control;
+        s.put_back();
+        assert_eq!(
+            (used, pool.stats().control),
+            (4096, 0),
+            "a block in a page of its own, given back"
+        );
+    }
+
+    #[test]
+    fn without_spare_memory_a_slot_is_staged_in() {
+        let (mut s, pool) = (sends(), pool());
+        let mut all = Vec::new();
+        while let Some(buf) = pool.spare(1 << 20) {
+            all.push(buf);
+        }
+        while let Some(buf) = pool.spare(4096) {
+            all.push(buf);
+        }
+        let budget = pool.config().control;
+        assert_eq!(
+            pool.stats().control / 4096,
+            (budget - budget / 4) / 4096,
+            "a quarter is left alone"
+        );
+        assert_eq!(s.staging_room(&pool), 512);
+        let Some(stage @ Stage::Slot(0)) = s.stage() else { panic!("the first slot") };
+        let a = s.write_staged(100, &stage);
+        assert_eq!((s.slot(), s.writing()), (Some(512), 100));
+        s.send();
+        assert_eq!((s.slot(), s.staging_room(&pool)), (None, 0));
+        s.done(a);
+        assert_eq!((s.slot(), s.writing()), (Some(0), 0));
+    }
+}

@@ -1,0 +1,455 @@
+//! What the channels and servers of a process share: devices and their memory.
+
+mod device_monitor;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use device_monitor::DeviceMonitor;
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use tokio::sync::Mutex;
+use tonic_rdma_fabric::sim::SimDevice;
+use tonic_rdma_fabric::{Addr, Fabric, FabricError, ShmAccess};
+use tonic_rdma_memory::{HeapRegistrar, Pool, PoolConfig, PoolStats};
+use tonic_rdma_proto::Config;
+
+use crate::connection::ConnectionConfig;
+use crate::error::Error;
+use crate::path::Path;
+use crate::path::from_error;
+use crate::path::policy::FabricKind;
+use crate::path::reason::{Reason, ReasonCode};
+
+/// Bytes that the pool for shared memory may have by default. Nothing of it is pinned, none is
+/// there before it is used, and several messages of 16 MiB land in it in one piece.
+const SHM_POOL: usize = 512 << 20;
+
+/// RDMA devices, the memory shared with processes of this host, and one pool for each, shared by
+/// all channels and servers that are given a clone of it.
+///
+/// [`Context::global`] serves the whole process and is what endpoints and servers use unless they
+/// are told otherwise. Nothing is opened or pinned before the first connection needs it, so that a
+/// process which stays on TCP pins nothing.
+///
+/// ```
+/// use tonic_rdma::{Context, Endpoint, PoolConfig};
+///
+/// let context = Context::builder().pool(PoolConfig::default()).device("mlx5_0").build();
+/// let endpoint = Endpoint::from_static("http://10.0.0.1:50051").context(context);
+/// ```
+#[derive(Clone)]
+pub struct Context(Arc<Inner>);
+
+struct Inner {
+    /// None: of default size.
+    pool: Option<PoolConfig>,
+    device: Option<String>,
+    sim: Option<SimDevice>,
+    shm: OnceLock<Fabric>,
+    shm_access: ShmAccess,
+    pinned_per_peer: Option<usize>,
+    busy_poll_limit: Option<Duration>,
+    landing_alignment: Option<u16>,
+    /// By the device's name. Held while a pool is made, so that it is made once.
+    pools: Mutex<HashMap<String, Held>>,
+    device_monitor: DeviceMonitor,
+    /// Of memory that no device knows.
+    ordinary: OnceLock<Pool>,
+}
+
+/// A device that has a pool.
+struct Held {
+    fabric: Fabric,
+    pool: Pool,
+}
+
+/// Where a server may listen: a device, an address on it if it has addresses, and its pool.
+pub(crate) struct ListenTarget {
+    pub(crate) fabric: Fabric,
+    pub(crate) addr: Option<IpAddr>,
+    pub(crate) pool: Pool,
+}
+
+impl Context {
+    /// The context of the process: any device, a pool of the default size for each.
+    pub fn global() -> Self {
+        static GLOBAL: OnceLock<Context> = OnceLock::new();
+        GLOBAL.get_or_init(|| Self::builder().build()).clone()
+    }
+
+    /// A context of your own.
+    pub fn builder() -> ContextBuilder {
+        ContextBuilder {
+            pool: None,
+            device: None,
+            sim: None,
+            shm_access: ShmAccess::default(),
+            pinned_per_peer: None,
+            busy_poll_limit: None,
+            landing_alignment: None,
+        }
+    }
+
+    /// The paths that this context has where these fabrics are allowed, in their order.
+    pub(crate) fn paths(&self, fabrics: &[FabricKind]) -> Vec<Path> {
+        if self.0.sim.is_some() {
+            return vec![Path::Sim];
+        }
+        let path = |fabric: &FabricKind| match fabric {
+            FabricKind::Shm => Path::Shm,
+            FabricKind::Verbs => Path::Verbs,
+        };
+        fabrics.iter().map(path).collect()
+    }
+
+    /// The device to keep to: the environment's before the builder's.
+    pub(crate) fn only(&self, env: Option<&str>) -> Option<String> {
+        env.map(str::to_owned).or_else(|| self.0.device.clone())
+    }
+
+    fn shm(&self) -> Result<Fabric, FabricError> {
+        if let Some(fabric) = self.0.shm.get() {
+            return Ok(fabric.clone());
+        }
+        let fabric = Fabric::shm(self.0.shm_access.clone())?;
+        Ok(self.0.shm.get_or_init(|| fabric).clone())
+    }
+
+    /// Sizes of a connection over this fabric.
+    pub(crate) fn connection_config(&self, pool: &Pool, grows: bool) -> ConnectionConfig {
+        let mut options = ConnectionConfig::for_pool(pool, grows, self.0.pinned_per_peer);
+        if let Some(limit) = self.0.busy_poll_limit {
+            options.link.busy_poll_limit = limit;
+        }
+        if let Some(align) = self.0.landing_alignment {
+            options.proto.align = align;
+        }
+        options
+    }
+
+    /// The configuration of the pool of an RDMA device.
+    pub(crate) fn pool_config(&self) -> PoolConfig {
+        self.0.pool.clone().unwrap_or_default()
+    }
+
+    fn pool_config_of(&self, fabric: &Fabric) -> PoolConfig {
+        match &self.0.pool {
+            None if fabric.provider() == "shm" => PoolConfig::default().total(SHM_POOL),
+            _ => self.pool_config(),
+        }
+    }
+
+    /// The simulated device, where there is one.
+    pub(crate) fn simulated(&self) -> Option<Fabric> {
+        self.sim().ok()
+    }
+
+    fn sim(&self) -> Result<Fabric, FabricError> {
+        self.0.sim.clone().map(Fabric::Sim).ok_or(FabricError::NoDevice)
+    }
+
+    /// Finds out whether this host has a device for the path that works at all. With a single RDMA
+    /// device, or one that was named, its pool is made too: there is no other that a connection
+    /// could use.
+    pub(crate) async fn check(&self, path: Path, env_device: Option<&str>) -> Result<(), Reason> {
+        let only = self.only(env_device);
+        let named = only.is_some();
+        let (fabric, alone) = match path {
+            Path::Shm => (self.shm().map_err(from_error::fabric)?, false),
+            Path::Sim => (self.sim().map_err(from_error::fabric)?, true),
+            Path::Verbs | Path::Tcp => {
+                blocking(move || {
+                    let fabric = Fabric::open(only.as_deref())?;
+                    Ok((fabric, Fabric::devices()?.len() == 1))
+                })
+                .await?
+            }
+        };
+        if alone || (named && path == Path::Verbs) {
+            self.pool(&fabric).await?;
+        }
+        Ok(())
+    }
+
+    /// The device towards `peer`, and its pool.
+    pub(crate) async fn toward(
+        &self,
+        path: Path,
+        peer: &Addr,
+        env_device: Option<&str>,
+        timeout: Duration,
+    ) -> Result<(Fabric, Pool), Reason> {
+        let fabric = match (path, peer) {
+            (Path::Verbs, Addr::Ip(peer)) => {
+                let only = self.only(env_device);
+                Fabric::toward(*peer, only.as_deref(), timeout).await.map_err(from_error::connect)?
+            }
+            (Path::Sim, _) => self.sim().map_err(from_error::fabric)?,
+            _ => self.shm().map_err(from_error::fabric)?,
+        };
+        let pool = self.pool(&fabric).await?;
+        Ok((fabric, pool))
+    }
+
+    /// Where a server should listen for a path. On RDMA that is the address that the TCP port is
+    /// bound to if it lies on a device, otherwise every address that does.
+    pub(crate) async fn local(
+        &self,
+        path: Path,
+        bound: Option<IpAddr>,
+        env_device: Option<&str>,
+    ) -> Result<Vec<ListenTarget>, Reason> {
+        let places = match path {
+            Path::Shm => vec![(self.shm().map_err(from_error::fabric)?, None)],
+            Path::Sim => {
+                let fabric = self.sim().map_err(from_error::fabric)?;
+                let addresses = fabric.addresses().map_err(from_error::fabric)?;
+                addresses.into_iter().map(|addr| (fabric.clone(), Some(addr))).collect()
+            }
+            Path::Verbs | Path::Tcp => {
+                let only = self.only(env_device);
+                blocking(move || places(bound, only.as_deref())).await?
+            }
+        };
+        let (mut found, mut failed) = (Vec::new(), None);
+        for (fabric, addr) in places {
+            match self.pool(&fabric).await {
+                Ok(pool) => found.push(ListenTarget { fabric, addr, pool }),
+                Err(reason) => {
+                    tracing::warn!(device = fabric.name(), %reason, "no pool: the device is left out");
+                    failed = Some(reason);
+                }
+            }
+        }
+        match failed {
+            Some(reason) if found.is_empty() => Err(reason),
+            _ => Ok(found),
+        }
+    }
+
+    /// A pool of ordinary memory, of this context's sizes, for where there is no device.
+    pub(crate) fn ordinary_pool(&self) -> Pool {
+        let make = |config: PoolConfig| Pool::new(config, Arc::new(HeapRegistrar::default()));
+        let pool = self.0.ordinary.get_or_init(|| {
+            let own = make(self.pool_config());
+            match own.or_else(|_| make(PoolConfig::default())) {
+                Ok(pool) => pool,
+                Err(error) => unreachable!("ordinary memory has no limit to fit into: {error}"),
+            }
+        });
+        pool.clone()
+    }
+
+    /// Where chance comes from: the operating system, or a simulated network's seed.
+    pub(crate) fn rng(&self) -> StdRng {
+        match &self.0.sim {
+            Some(device) => StdRng::seed_from_u64(device.draw()),
+            None => StdRng::from_rng(&mut rand::rng()),
+        }
+    }
+
+    /// The figures of the pools that have been made so far, by the names of their devices.
+    pub async fn pool_stats(&self) -> Vec<(String, PoolStats)> {
+        let pools = self.0.pools.lock().await;
+        let mut stats: Vec<_> =
+            pools.iter().map(|(name, held)| (name.clone(), held.pool.stats())).collect();
+        stats.sort_by(|(a, _), (b, _)| a.cmp(b));
+        stats
+    }
+
+    /// The pool of a device; made when it is first asked for.
+    pub(crate) async fn pool(&self, fabric: &Fabric) -> Result<Pool, Reason> {
+        let mut pools = self.0.pools.lock().await;
+        if let Some(held) = pools.get(fabric.name()).filter(|held| !held.fabric.is_removed()) {
+            return Ok(held.pool.clone());
+        }
+        let (config, registrar) = (self.pool_config_of(fabric), fabric.registrar());
+        let made = if registrar.pins() {
+            // Pinning takes milliseconds for every few megabytes.
+            tokio::task::spawn_blocking(move || Pool::new(config, registrar))
+                .await
+                .map_err(|_| stopping())?
+        } else {
+            Pool::new(config, registrar)
+        };
+        let pool = made.map_err(|e| from_error::pool(&e))?;
+        pools.insert(fabric.name().to_owned(), Held { fabric: fabric.clone(), pool: pool.clone() });
+        if fabric.provider() == "verbs" {
+            self.watch_devices();
+        }
+        Ok(pool)
+    }
+
+    /// Lets go of devices that were pulled out: the kernel waits for it. Whether there were any.
+    async fn forget_removed(&self) -> bool {
+        let mut pools = self.0.pools.lock().await;
+        let before = pools.len();
+        pools.retain(|_, held| !held.fabric.is_removed());
+        before != pools.len()
+    }
+}
+
+/// Every usable device with the addresses to listen on.
+fn places(
+    bound: Option<IpAddr>,
+    only: Option<&str>,
+) -> Result<Vec<(Fabric, Option<IpAddr>)>, FabricError> {
+    // Says what is wrong when nothing can be used.
+    let first = Fabric::open(only)?;
+    let on_devices = Fabric::local_addresses(only)?;
+    if let Some(bound) = bound
+        && on_devices.iter().any(|(addr, _)| *addr == bound)
+    {
+        return Ok(vec![(Fabric::at(bound)?, Some(bound))]);
+    }
+    let mut places = Vec::new();
+    for (addr, device) in on_devices {
+        if device == first.name() {
+            places.push((first.clone(), Some(addr)));
+            continue;
+        }
+        match Fabric::at(addr) {
+            Ok(fabric) => places.push((fabric, Some(addr))),
+            Err(error) => tracing::warn!(%device, %addr, %error, "RDMA device is left out"),
+        }
+    }
+    Ok(places)
+}
+
+async fn blocking<T: Send + 'static>(
+    f: impl FnOnce() -> Result<T, FabricError> + Send + 'static,
+) -> Result<T, Reason> {
+    tokio::task::spawn_blocking(f).await.map_err(|_| stopping())?.map_err(from_error::fabric)
+}
+
+fn stopping() -> Reason {
+    Reason::new(ReasonCode::LinkLost, "the tokio runtime is shutting down")
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context")
+            .field("pool", &self.0.pool)
+            .field("device", &self.0.device)
+            .field("sim", &self.0.sim.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Default for Context {
+    fn default() -> Self {
+        Self::global()
+    }
+}
+
+/// Makes a [`Context`].
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct ContextBuilder {
+    pool: Option<PoolConfig>,
+    device: Option<String>,
+    sim: Option<SimDevice>,
+    shm_access: ShmAccess,
+    pinned_per_peer: Option<usize>,
+    busy_poll_limit: Option<Duration>,
+    landing_alignment: Option<u16>,
+}
+
+impl ContextBuilder {
+    /// Size and kind of the pool of each device, and of shared memory. Default is 64 MiB for a
+    /// device, less where the memlock limit asks for it, and 512 MiB for shared memory, of which
+    /// nothing is pinned and only what is used is there.
+    pub fn pool(mut self, config: PoolConfig) -> Self {
+        self.pool = Some(config);
+        self
+    }
+
+    /// Use this RDMA device only, by its name in `rdma link`. `TONIC_RDMA_DEVICE`, where it is set,
+    /// wins over this.
+    pub fn device(mut self, name: impl Into<String>) -> Self {
+        self.device = Some(name.into());
+        self
+    }
+
+    /// Which processes of this host memory may be shared with, by the user they run as. Default is
+    /// the own user, and root. A client checks its server, and a server its clients; the others
+    /// stay on RDMA or TCP.
+    pub fn shm_access(mut self, access: ShmAccess) -> Self {
+        self.shm_access = access;
+        self
+    }
+
+    /// Limit the bytes that one connection may have pinned at a time: control memory, 80 to 428
+    /// KiB, and landing memory that its peer may write to, or has written to and somebody holds.
+    /// Default is what the pool has; no less than 256 KiB are left for landing.
+    ///
+    /// While others wait, a connection gives back what it has beyond its share of the pool,
+    /// whatever the limit; until then it may have as much as this. Messages that do not fit into
+    /// what is left of it land in parts, or wait until the reader has let go of others; half of it
+    /// is the longest message that lands in one piece.
+    pub fn pinned_per_peer(mut self, bytes: usize) -> Self {
+        self.pinned_per_peer = Some(bytes);
+        self
+    }
+
+    /// Limit how long an end of a connection polls for a message before it sleeps. Default is 2 ms.
+    ///
+    /// Within the limit an end polls for as long as a wake-up takes on this machine, which the
+    /// transport measures, for two where the peer has to be woken, and only while messages are
+    /// expected as soon. Polls in vain of all connections of the process together take an eighth of
+    /// one processor at most, in the long run, and a connection at rest polls never. Zero spares
+    /// that, and costs a wake-up for each message that comes alone.
+    pub fn busy_poll_limit(mut self, limit: Duration) -> Self {
+        self.busy_poll_limit = Some(limit);
+        self
+    }
+
+    /// Align received payload to so many bytes: the longest field of type `bytes` of a message
+    /// begins at a multiple of this where it lies in landing memory. Default is 64, a cache line,
+    /// at which most buffers that are sent begin, too, so that on shared memory they are copied in
+    /// phase, which is the fastest on any processor. With 1 such a field lies as its source did,
+    /// modulo 64.
+    ///
+    /// Holds for messages that the peer sends with [`codec::ProstCodec`](crate::codec::ProstCodec),
+    /// and fields of [`codec::SEGMENT`](crate::codec::SEGMENT) bytes and more; not for what is
+    /// [copied before it is handed on](crate::Copied). Memory is given out by 4 KiB, so a message
+    /// takes up to 4 KiB more of it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidAlignment`]: `bytes` is no power of two, or above 4096.
+    pub fn landing_alignment(mut self, bytes: usize) -> Result<Self, Error> {
+        let align = u16::try_from(bytes).map_err(|_| Error::InvalidAlignment(bytes))?;
+        let config = Config { align, ..Config::default() };
+        config.check().map_err(|_| Error::InvalidAlignment(bytes))?;
+        self.landing_alignment = Some(align);
+        Ok(self)
+    }
+
+    /// Use a device of a simulated network in place of RDMA devices, for tests. Client and server
+    /// each need a device of the same network, and live in the same process.
+    pub fn sim(mut self, device: SimDevice) -> Self {
+        self.sim = Some(device);
+        self
+    }
+
+    /// The context. Opens nothing yet.
+    pub fn build(self) -> Context {
+        Context(Arc::new(Inner {
+            pool: self.pool,
+            device: self.device,
+            sim: self.sim,
+            shm: OnceLock::new(),
+            shm_access: self.shm_access,
+            pinned_per_peer: self.pinned_per_peer,
+            busy_poll_limit: self.busy_poll_limit,
+            landing_alignment: self.landing_alignment,
+            pools: Mutex::default(),
+            device_monitor: DeviceMonitor::default(),
+            ordinary: OnceLock::new(),
+        }))
+    }
+}

@@ -1,0 +1,115 @@
+//! Errors of fabric, memory and handshake as [`Reason`]s.
+
+use tonic_rdma_fabric::{Addr, ConnectError, FabricError};
+use tonic_rdma_memory::PoolError;
+use tonic_rdma_proto::Reject;
+
+use crate::path::Path;
+use crate::path::reason::{Reason, ReasonCode};
+
+pub(crate) fn fabric(error: FabricError) -> Reason {
+    let code = match &error {
+        FabricError::Platform => ReasonCode::Platform,
+        FabricError::NoLibrary { .. } | FabricError::NoConnectionManager { .. } => {
+            ReasonCode::NoRdmaCore
+        }
+        FabricError::NoDevice
+        | FabricError::NoSuchDevice { .. }
+        | FabricError::DeviceRemoved { .. } => ReasonCode::NoDevice,
+        FabricError::NoActivePort { .. } => ReasonCode::NoActivePort,
+        FabricError::NoAddress { .. } | FabricError::NotOnRdma { .. } => {
+            ReasonCode::NotOnRdmaDevice
+        }
+        // Any other call that a device refuses leaves it as useless as one without queue pairs.
+        _ => ReasonCode::QueuePairRefused,
+    };
+    Reason::new(code, error.to_string())
+}
+
+pub(crate) fn connect(error: ConnectError) -> Reason {
+    let code = match error {
+        ConnectError::Fabric(error) => return fabric(error),
+        ConnectError::Memory(error) => return pool(&error),
+        ConnectError::Rejected { addr, private_data } => return rejected(&addr, &private_data),
+        ConnectError::NotWelcome { .. } => {
+            return Reason::from_peer(ReasonCode::OtherUser, error.to_string());
+        }
+        ConnectError::NotAllowed { .. } => ReasonCode::OtherUser,
+        ConnectError::Timeout { .. } => ReasonCode::HandshakeTimeout,
+        ConnectError::NoRoute { .. } => ReasonCode::NoRoute,
+        ConnectError::NotOnRdma { .. } | ConnectError::OtherDevice { .. } => {
+            ReasonCode::NotOnRdmaDevice
+        }
+        _ => ReasonCode::HandshakeRejected,
+    };
+    Reason::new(code, error.to_string())
+}
+
+fn rejected(addr: &Addr, private_data: &[u8]) -> Reason {
+    match Reject::decode(private_data) {
+        Ok(reject) => {
+            let code = match reject {
+                Reject::Version { .. } => ReasonCode::VersionMismatch,
+                Reject::Resources => ReasonCode::PoolExhausted,
+                Reject::Connections | Reject::Handshakes => ReasonCode::LimitReached,
+                Reject::ShuttingDown => ReasonCode::GoAway,
+                _ => ReasonCode::HandshakeRejected,
+            };
+            Reason::from_peer(code, format!("{reject} ({addr})"))
+        }
+        Err(_) => Reason::from_peer(
+            ReasonCode::HandshakeRejected,
+            format!("{addr} rejected without a cause of ours"),
+        ),
+    }
+}
+
+/// The reason to give when each of several fabrics has one, with the others behind it. `met` are
+/// the fabrics over which this very peer was met, so that they would carry the calls but for their
+/// reason; they come before those that could not be tried. Of either kind that of RDMA comes first,
+/// as the one which somebody can mend.
+pub(crate) fn foremost(mut reasons: Vec<(Path, Reason)>, met: &[Path]) -> Option<Reason> {
+    let of = |path: &Path| (!met.contains(path), *path != Path::Verbs);
+    let (first, _) = reasons.iter().enumerate().min_by_key(|(_, (path, _))| of(path))?;
+    let (_, mut reason) = reasons.remove(first);
+    for (path, other) in reasons {
+        reason = reason.and(&format!("{path}: {other}"));
+    }
+    Some(reason)
+}
+
+pub(crate) fn pool(error: &PoolError) -> Reason {
+    let code = match error {
+        PoolError::Memlock { .. } => ReasonCode::Memlock,
+        // What the kernel says when the limit is reached after all.
+        PoolError::Register(error) if error.io().kind() == std::io::ErrorKind::OutOfMemory => {
+            ReasonCode::Memlock
+        }
+        PoolError::Register(_) => ReasonCode::QueuePairRefused,
+        _ => ReasonCode::PoolExhausted,
+    };
+    Reason::new(code, error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_was_met_comes_before_what_could_not_be_tried_and_rdma_first() {
+        let reason = |path: Path, code| (path, Reason::new(code, "why"));
+        let shm = reason(Path::Shm, ReasonCode::OtherUser);
+        let code = |reasons: &[(Path, Reason)], met: &[Path]| {
+            foremost(reasons.to_vec(), met).unwrap().code()
+        };
+        let absent = [shm.clone(), reason(Path::Verbs, ReasonCode::NoDevice)];
+        assert_eq!(code(&absent, &[Path::Shm]), ReasonCode::OtherUser);
+        assert_eq!(code(&absent, &[]), ReasonCode::NoDevice);
+        let late = [shm.clone(), reason(Path::Verbs, ReasonCode::HandshakeTimeout)];
+        assert_eq!(code(&late, &[Path::Shm, Path::Verbs]), ReasonCode::HandshakeTimeout);
+        assert_eq!(code(&[shm], &[]), ReasonCode::OtherUser);
+        let both = foremost(absent.to_vec(), &[Path::Shm]).unwrap().to_string();
+        assert_eq!(both, "other-user: why; verbs: no-device: why");
+        assert_eq!(foremost(Vec::new(), &[]), None);
+    }
+}

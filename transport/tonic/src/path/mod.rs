@@ -1,0 +1,161 @@
+//! Which way calls travel.
+
+pub(crate) mod from_error;
+pub(crate) mod policy;
+pub(crate) mod reason;
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use tonic_rdma_fabric::{Addr, PeerInfo};
+
+use crate::path::reason::Reason;
+
+/// The way calls travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Path {
+    /// gRPC over HTTP/2 over TCP, by tonic itself.
+    Tcp,
+    /// Memory that the two processes share, on one host.
+    Shm,
+    /// RDMA through rdma-core.
+    Verbs,
+    /// The simulated fabric, for tests.
+    Sim,
+}
+
+impl Path {
+    /// `tcp`, `shm`, `verbs` or `sim`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Shm => "shm",
+            Self::Verbs => "verbs",
+            Self::Sim => "sim",
+        }
+    }
+
+    /// The path of a link.
+    pub(crate) fn of(peer: &PeerInfo) -> Self {
+        match peer.provider {
+            "shm" => Self::Shm,
+            "sim" => Self::Sim,
+            _ => Self::Verbs,
+        }
+    }
+
+    /// The peer's process, where the link knows it.
+    pub(crate) fn process(peer: &PeerInfo) -> Option<u32> {
+        match peer.remote {
+            Addr::Process(pid) => Some(pid),
+            _ => None,
+        }
+    }
+
+    /// True for every path but TCP.
+    pub fn is_fast(self) -> bool {
+        self != Self::Tcp
+    }
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// The path a [`Channel`](crate::Channel) sends new calls over, and why.
+///
+/// Displays as `verbs (rxe0, 10.0.0.2:4791 -> 10.0.0.1:50051)`,
+/// `shm (process 4711)` or `tcp (no-device: no RDMA device on this host)`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PathInfo {
+    /// The path that a call started now takes.
+    pub path: Path,
+    /// Why it is TCP. `None` on a fast path.
+    pub reason: Option<Reason>,
+    /// The RDMA device in use. `None` on TCP and shared memory.
+    pub device: Option<String>,
+    /// This end's address on the fast path. `None` on TCP and shared memory.
+    pub local_addr: Option<SocketAddr>,
+    /// The peer's address on the fast path. `None` on TCP and shared memory.
+    pub remote_addr: Option<SocketAddr>,
+    /// The server's process, as the kernel says, where memory is shared with it. `None` elsewhere.
+    pub peer_pid: Option<u32>,
+}
+
+impl PathInfo {
+    pub(crate) fn tcp(reason: Reason) -> Self {
+        Self {
+            path: Path::Tcp,
+            reason: Some(reason),
+            device: None,
+            local_addr: None,
+            remote_addr: None,
+            peer_pid: None,
+        }
+    }
+
+    /// A fast path that is up.
+    pub(crate) fn fast(peer: &PeerInfo) -> Self {
+        let path = Path::of(peer);
+        Self {
+            path,
+            reason: None,
+            device: (path != Path::Shm).then(|| peer.device.clone()),
+            local_addr: peer.local.ip(),
+            remote_addr: peer.remote.ip(),
+            peer_pid: Path::process(peer),
+        }
+    }
+}
+
+impl fmt::Display for PathInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.path)?;
+        if let Some(reason) = &self.reason {
+            return write!(f, " ({reason})");
+        }
+        if let Some(pid) = self.peer_pid {
+            return write!(f, " (process {pid})");
+        }
+        let device = self.device.as_deref().unwrap_or("unnamed device");
+        write!(f, " ({device}")?;
+        if let (Some(local), Some(remote)) = (self.local_addr, self.remote_addr) {
+            write!(f, ", {local} -> {remote}")?;
+        }
+        f.write_str(")")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::path::reason::ReasonCode;
+
+    #[test]
+    fn display_names_reason_or_device() {
+        let tcp = PathInfo::tcp(Reason::new(ReasonCode::NoDevice, "none found"));
+        assert_eq!(tcp.to_string(), "tcp (no-device: none found)");
+        let fast = PathInfo {
+            path: Path::Verbs,
+            reason: None,
+            device: Some("rxe0".into()),
+            local_addr: Some(([10, 0, 0, 2], 9).into()),
+            remote_addr: Some(([10, 0, 0, 1], 7).into()),
+            peer_pid: None,
+        };
+        assert_eq!(fast.to_string(), "verbs (rxe0, 10.0.0.2:9 -> 10.0.0.1:7)");
+        let shared = PathInfo {
+            path: Path::Shm,
+            device: None,
+            local_addr: None,
+            remote_addr: None,
+            peer_pid: Some(4711),
+            ..fast
+        };
+        assert_eq!(shared.to_string(), "shm (process 4711)");
+    }
+}

@@ -1,0 +1,245 @@
+//! Bodies that travel over TCP: what goes out is taken apart for hyper, both ways are counted.
+
+use std::future::Future;
+use std::mem;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use pin_project_lite::pin_project;
+use tonic::Status;
+use tonic::body::Body;
+use tower::Service;
+
+use crate::codec::{BodyEncoder, Call, Chunk, Methods, Polled, Used, is_plain_grpc};
+use crate::boxed_body::boxed;
+use crate::fifo::Fifo;
+use crate::telemetry::stats::Counters;
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Messages up to this long are written whole. hyper cuts longer ones into frames of this size.
+const WHOLE: usize = 16 * 1024;
+
+/// A body on its way out. hyper gets the segments of its messages as they lie.
+pub(crate) struct TcpSendBody {
+    body: Body,
+    encoder: BodyEncoder,
+    chunks: Fifo<Chunk>,
+    /// Segments of the first chunk that have gone.
+    gone: usize,
+}
+
+impl TcpSendBody {
+    /// `apart`: messages may be taken apart, see [`is_plain_grpc`].
+    pub(crate) fn new(body: Body, call: Call, apart: bool) -> Self {
+        TcpSendBody {
+            body,
+            encoder: BodyEncoder::new(call, WHOLE, apart),
+            chunks: Fifo::default(),
+            gone: 0,
+        }
+    }
+
+    /// As [`poll_frame`](HttpBody::poll_frame); what it gives is counted.
+    pub(crate) fn poll(
+        &mut self,
+        counters: &Counters,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        loop {
+            if let Some(segment) = self.segment(counters) {
+                counters.bytes_sent_tcp.add(segment.len() as u64);
+                return Poll::Ready(Some(Ok(Frame::data(segment))));
+            }
+            let polled = ready!(self.encoder.poll(&mut self.body, cx, &mut self.chunks));
+            let (moved, filled) = self.encoder.take_copied();
+            if moved + filled > 0 {
+                counters.tcp.plain_codec.add(moved);
+                counters.tcp.learning.add(filled);
+            }
+            return Poll::Ready(match polled {
+                Polled::Data(_) => continue,
+                Polled::Trailers(trailers) => Some(Ok(Frame::trailers(trailers))),
+                Polled::End => None,
+                Polled::Failed(status) => Some(Err(status)),
+            });
+        }
+    }
+
+    fn segment(&mut self, counters: &Counters) -> Option<Bytes> {
+        let chunk = self.chunks.front_mut()?;
+        if self.gone == 0 && !chunk.apart {
+            let reason = if self.encoder.used() == Used::Ours {
+                &counters.tcp.eager
+            } else {
+                &counters.tcp.plain_codec
+            };
+            reason.add(chunk.len as u64);
+        }
+        let segment = chunk.segments.get_mut(self.gone).map(mem::take);
+        self.gone += 1;
+        if self.gone >= chunk.segments.len() {
+            self.chunks.pop_front();
+            self.gone = 0;
+        }
+        segment
+    }
+
+    pub(crate) fn is_end_stream(&self) -> bool {
+        self.chunks.is_empty() && self.body.is_end_stream()
+    }
+}
+
+/// The server's calls over TCP: counts them, and takes responses apart.
+#[derive(Debug, Clone)]
+pub(crate) struct TcpCalls<S> {
+    inner: S,
+    server: Arc<Tcp>,
+}
+
+/// What a server's calls over TCP have in common.
+#[derive(Debug)]
+struct Tcp {
+    methods: Arc<Methods>,
+    counters: Arc<Counters>,
+}
+
+impl<S> TcpCalls<S> {
+    pub(crate) fn new(inner: S, methods: Arc<Methods>, counters: Arc<Counters>) -> Self {
+        TcpCalls { inner, server: Arc::new(Tcp { methods, counters }) }
+    }
+}
+
+impl<S, B> Service<Request<Body>> for TcpCalls<S>
+where
+    S: Service<Request<Body>, Response = Response<B>>,
+    B: HttpBody<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    type Response = Response<Body>;
+    type Error = S::Error;
+    type Future = TcpCall<S::Future>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        let Tcp { methods, counters } = &*self.server;
+        counters.calls_tcp.add(1);
+        let call = methods.call(request.uri());
+        let body = mem::take(request.body_mut());
+        *request.body_mut() = TcpRecvBody::body(body, counters);
+        TcpCall { inner: self.inner.call(request), call: Some((call, counters.clone())) }
+    }
+}
+
+pin_project! {
+    pub(crate) struct TcpCall<F> {
+        #[pin]
+        inner: F,
+        call: Option<(Call, Arc<Counters>)>,
+    }
+}
+
+impl<F, E, B> Future for TcpCall<F>
+where
+    F: Future<Output = Result<Response<B>, E>>,
+    B: HttpBody<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    type Output = Result<Response<Body>, E>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        let response = ready!(this.inner.poll(cx))?;
+        let apart = is_plain_grpc(response.headers());
+        let call = this.call.take();
+        Poll::Ready(Ok(response.map(|body| match (Body::new(body), call) {
+            (body, Some((call, counters))) if !body.is_end_stream() => {
+                boxed(Reply { out: TcpSendBody::new(body, call, apart), counters })
+            }
+            (body, _) => body,
+        })))
+    }
+}
+
+/// The body of a server's response.
+struct Reply {
+    out: TcpSendBody,
+    counters: Arc<Counters>,
+}
+
+impl HttpBody for Reply {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let this = &mut *self;
+        this.out.poll(&this.counters, cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.out.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        // That of a body which is short of its segments says nothing.
+        if self.is_end_stream() { SizeHint::with_exact(0) } else { SizeHint::default() }
+    }
+}
+
+/// A received body. tonic brings its frames together.
+pub(crate) struct TcpRecvBody {
+    inner: Body,
+    /// Until it is polled it has not ended: it was asked that when it was made, and each time is a
+    /// lock of h2's.
+    polled: bool,
+    counters: Arc<Counters>,
+}
+
+impl TcpRecvBody {
+    /// Counts what `body` receives.
+    pub(crate) fn body(body: Body, counters: &Arc<Counters>) -> Body {
+        if body.size_hint().exact() == Some(0) {
+            return body;
+        }
+        boxed(TcpRecvBody { inner: body, polled: false, counters: counters.clone() })
+    }
+}
+
+impl HttpBody for TcpRecvBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        self.polled = true;
+        let frame = ready!(Pin::new(&mut self.inner).poll_frame(cx));
+        if let Some(Ok(frame)) = &frame
+            && let Some(data) = frame.data_ref()
+        {
+            let len = data.len() as u64;
+            self.counters.bytes_received_tcp.add(len);
+            self.counters.tcp.joined.add(len);
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.polled && self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}

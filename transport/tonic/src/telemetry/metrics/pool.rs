@@ -1,0 +1,75 @@
+//! The figures of pools. They change with every buffer, and nobody is told: they are read when they
+//! are asked for.
+
+use ::metrics::{counter, gauge};
+use tonic_rdma_memory::PoolStats;
+
+use crate::Context;
+use crate::telemetry::metrics::{POOL_BYTES, POOL_REGISTRATIONS, POOL_WAITS};
+
+impl Context {
+    /// Records the figures of this context's pools with the [`metrics`](::metrics) facade:
+    /// `tonic_rdma_pool_bytes` and the two counters beside it ([the list](crate::telemetry::metrics)). To be
+    /// called before each scrape, or at an interval.
+    ///
+    /// Contexts that have a device in common also have its series in common: record one of them.
+    /// Cancel safe.
+    pub async fn record_metrics(&self) {
+        for (device, stats) in self.pool_stats().await {
+            for (state, bytes) in states(&stats) {
+                gauge!(POOL_BYTES, "device" => device.clone(), "state" => state).set(bytes as f64);
+            }
+            counter!(POOL_REGISTRATIONS, "device" => device.clone()).absolute(stats.registrations);
+            counter!(POOL_WAITS, "device" => device).absolute(stats.waits);
+        }
+    }
+}
+
+/// All registered bytes, by what holds them.
+fn states(stats: &PoolStats) -> [(&'static str, usize); 6] {
+    let landed = stats.granted + stats.filled;
+    // Read one by one while they change: no sum may fall below nothing.
+    let leased = stats.leased.saturating_sub(landed);
+    let free = stats.registered.saturating_sub(stats.send + stats.control + landed + leased);
+    [
+        ("send", stats.send),
+        ("control", stats.control),
+        ("granted", stats.granted),
+        ("filled", stats.filled),
+        ("leased", leased),
+        ("free", free),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic_rdma_memory::{HeapRegistrar, Pool, PoolConfig};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn states_add_up_to_what_is_registered() {
+        let pool = Pool::new(PoolConfig::default(), std::sync::Arc::new(HeapRegistrar::default()))
+            .unwrap();
+        let control = pool.control(100 << 10).unwrap();
+        let buffer = pool.alloc(5000).await.unwrap();
+        let mut landing = pool.landing();
+        let granted = landing.alloc(64 << 10, 1).unwrap().unwrap();
+        let filled = landing.alloc(64 << 10, 1).unwrap().unwrap().filled(1000);
+        let of = |stats: &PoolStats, wanted| {
+            states(stats)
+                .into_iter()
+                .find_map(|(state, bytes)| (state == wanted).then_some(bytes))
+                .unwrap()
+        };
+        let stats = pool.stats();
+        for state in ["send", "control", "granted", "filled", "leased"] {
+            assert!(of(&stats, state) > 0, "{state} in {stats:?}");
+        }
+        assert_eq!(states(&stats).iter().map(|(_, bytes)| bytes).sum::<usize>(), stats.registered);
+        drop((control, buffer, granted, filled, landing));
+        let stats = pool.stats();
+        assert_eq!(states(&stats).iter().map(|(_, bytes)| bytes).sum::<usize>(), stats.registered);
+        assert_eq!(of(&stats, "free"), stats.registered);
+    }
+}

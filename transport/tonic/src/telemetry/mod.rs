@@ -1,0 +1,5 @@
+//! What the transport reports: counters, metrics, spans.
+
+pub mod metrics;
+pub(crate) mod spans;
+pub(crate) mod stats;

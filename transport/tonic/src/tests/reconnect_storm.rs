@@ -1,0 +1,164 @@
+//! Two hundred channels lose their server at one moment, and get it back: they do not all ask at
+//! once.
+//!
+//! On a clock that moves only when nobody has anything to do, and over pipes in place of sockets,
+//! so that what is counted does not depend on the machine.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use tokio::io::DuplexStream;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::Instant;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic_rdma_fabric::sim::{SimConfig, SimNet};
+
+use crate::tests::echo::{Client, Echo};
+use crate::{Channel, Context, Endpoint, Error, Path, PoolConfig, Server};
+
+const CHANNELS: usize = 200;
+/// What is called one moment: much longer than an attempt takes, much shorter than a pause.
+const MOMENT: Duration = Duration::from_millis(50);
+/// Of all channels, in one moment. Evenly spread over the first pause it would be a quarter.
+const MOST: u64 = CHANNELS as u64 * 2 / 5;
+
+type Sockets = mpsc::UnboundedSender<io::Result<DuplexStream>>;
+
+/// Where the server can be reached, while there is one.
+#[derive(Clone, Default)]
+pub(super) struct Port(Arc<Mutex<Option<Sockets>>>);
+
+impl Port {
+    pub(super) fn connect(&self) -> io::Result<TokioIo<DuplexStream>> {
+        let refused = || io::Error::from(io::ErrorKind::ConnectionRefused);
+        let (near, far) = tokio::io::duplex(64 * 1024);
+        let listening = self.0.lock().unwrap();
+        listening.as_ref().ok_or_else(refused)?.send(Ok(far)).map_err(|_| refused())?;
+        Ok(TokioIo::new(near))
+    }
+}
+
+pub(super) struct Serving {
+    port: Port,
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<Result<(), Error>>,
+}
+
+impl Serving {
+    pub(super) fn start(port: &Port, server: Server) -> Self {
+        // Pipes have no addresses to compare.
+        let mut server = server.offer_through_gateways(true);
+        let (sockets, incoming) = mpsc::unbounded_channel();
+        *port.0.lock().unwrap() = Some(sockets);
+        let (stop, stopped) = oneshot::channel::<()>();
+        let router = server.add_service(Echo);
+        let task = tokio::spawn(router.serve_with_incoming_shutdown(
+            UnboundedReceiverStream::new(incoming),
+            async move {
+                let _ = stopped.await;
+            },
+        ));
+        Self { port: port.clone(), stop, task }
+    }
+
+    pub(super) async fn end(self) {
+        *self.port.0.lock().unwrap() = None;
+        self.stop.send(()).unwrap();
+        self.task.await.unwrap().unwrap();
+    }
+}
+
+struct Herd(Vec<Channel>);
+
+impl Herd {
+    fn attempts(&self) -> u64 {
+        self.0.iter().map(|channel| channel.stats().attempts).sum()
+    }
+
+    fn on(&self, path: Path) -> usize {
+        self.0.iter().filter(|channel| channel.path().path == path).count()
+    }
+
+    /// Lets so much time pass; the most attempts that began in one moment.
+    async fn busiest(&self, time: Duration) -> u64 {
+        let (begin, mut last, mut most) = (Instant::now(), self.attempts(), 0);
+        while begin.elapsed() < time {
+            tokio::time::sleep(MOMENT).await;
+            let now = self.attempts();
+            (most, last) = (most.max(now - last), now);
+        }
+        most
+    }
+
+    /// A call on every channel. How many were answered.
+    async fn call(&self) -> usize {
+        let mut calls = JoinSet::new();
+        for channel in &self.0 {
+            let mut client = Client::new(channel.clone());
+            calls.spawn(async move { client.say("hello").await.is_ok() });
+        }
+        calls.join_all().await.into_iter().filter(|answered| *answered).count()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_hundred_channels_are_no_thundering_herd() {
+    let net = SimNet::new(SimConfig::default());
+    // Room for the control memory of all of them.
+    let pool = PoolConfig::default().total(160 << 20).send(1 << 20).landing(32 << 20);
+    let [servers, clients] = [1, 2].map(|n| {
+        let device = net.device(format!("sim{n}"), [10, 0, 0, n].into());
+        Context::builder().pool(pool.clone()).sim(device).build()
+    });
+    let port = Port::default();
+    let serving = Serving::start(&port, Server::builder().context(servers.clone()));
+    let mut herd = Herd(Vec::new());
+    for _ in 0..CHANNELS {
+        let port = port.clone();
+        let connector = tower::service_fn(move |_| std::future::ready(port.connect()));
+        let endpoint = Endpoint::from_static("http://herd").context(clients.clone());
+        let channel = endpoint.connect_with_connector(connector).await.unwrap();
+        assert_eq!(channel.path().path, Path::Sim, "{}", channel.path());
+        herd.0.push(channel);
+    }
+    assert_eq!((herd.on(Path::Sim), herd.attempts()), (CHANNELS, CHANNELS as u64));
+
+    // All lose it within one moment.
+    serving.end().await;
+    assert_eq!(herd.on(Path::Tcp), CHANNELS);
+    let first = herd.busiest(Duration::from_secs(1)).await;
+    assert!((1..=MOST).contains(&first), "{first} attempts in one moment after the loss");
+    let away = herd.busiest(Duration::from_secs(119)).await;
+    assert!(away <= MOST, "{away} attempts in one moment while the server was away");
+    // 250 ms, doubling to 30 s: eight pauses are over after a minute, and four more after another,
+    // with jitter some more.
+    let attempts = (herd.attempts() - CHANNELS as u64) as usize;
+    assert!(
+        (CHANNELS * 7..=CHANNELS * 20).contains(&attempts),
+        "{attempts} attempts in two minutes"
+    );
+    assert_eq!(herd.call().await, 0);
+
+    // It is back, and nobody calls: each channel asks when its pause is over.
+    let serving = Serving::start(&port, Server::builder().context(servers.clone()));
+    let before = herd.attempts();
+    let back = herd.busiest(Duration::from_secs(31)).await;
+    assert!((1..=MOST / 4).contains(&back), "{back} attempts in one moment after the return");
+    assert_eq!((herd.on(Path::Sim), herd.attempts() - before), (CHANNELS, CHANNELS as u64));
+
+    // Away once more, and back, and all call at once: that it is back shows, and they need not wait
+    // for their pauses.
+    serving.end().await;
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    let serving = Serving::start(&port, Server::builder().context(servers.clone()));
+    let before = herd.attempts();
+    assert_eq!(herd.call().await, CHANNELS);
+    let back = herd.busiest(Duration::from_millis(1500)).await;
+    assert!((1..=MOST / 4).contains(&back), "{back} attempts in one moment after the first calls");
+    assert_eq!((herd.on(Path::Sim), herd.attempts() - before), (CHANNELS, CHANNELS as u64));
+    drop(herd);
+    serving.end().await;
+}
