@@ -156,7 +156,7 @@ const TRANSFERS: usize = 8;
 /// latency worth nothing.
 const STARVED: usize = 20_000;
 
-/// Latency while a large request is always under way.
+/// Latency while a large request is always in flight.
 async fn beside<C: Calls>(client: &C, size: usize, calls: usize) -> anyhow::Result<Round> {
     let (payload, mut bulk, done) =
         (client.payload(size), client.clone(), Arc::new(AtomicUsize::new(0)));

@@ -24,7 +24,7 @@ const LONGEST: usize = 4 << 20;
 /// by side, as messages that somebody has yet to read do, and not on top of each other in the
 /// cache.
 const PLACES: usize = 8;
-/// WRITEs under way at a time where a row does not say.
+/// WRITEs in flight at a time where a row does not say.
 const WINDOW: usize = 16;
 
 #[derive(Debug)]
@@ -73,7 +73,7 @@ impl Driver {
         Ok(())
     }
 
-    /// One message is under way at a time, so the first slot is free.
+    /// One message is in flight at a time, so the first slot is free.
     fn send(&mut self, message: &[u8]) -> anyhow::Result<()> {
         let slot = self
             .link
@@ -82,7 +82,7 @@ impl Driver {
             .context("the message is longer than a slot")?;
         slot.copy_from_slice(message);
         self.queue(Work::Send { offset: 0, len: message.len() }, false)?;
-        Ok(self.link.ring()?)
+        Ok(self.link.ring_doorbell()?)
     }
 }
 
@@ -195,7 +195,7 @@ impl Raw {
         Ok(Self { driver, pool, places, path })
     }
 
-    /// Up to `window` WRITEs under way at a time, each to a place of its own as far as there is
+    /// Up to `window` WRITEs in flight at a time, each to a place of its own as far as there is
     /// memory for that.
     async fn writes(&mut self, bytes: &Bytes, count: usize, window: usize) -> anyhow::Result<()> {
         let driver = &mut self.driver;
@@ -217,7 +217,7 @@ impl Raw {
                 // Nothing more is posted before this one is done: it has to say so.
                 driver.queue(work, driver.queued + 1 == last || under_way + 1 == window)?;
             }
-            driver.link.ring()?;
+            driver.link.ring_doorbell()?;
             if driver.done < driver.queued {
                 driver.poll().await?;
             }

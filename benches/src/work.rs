@@ -43,7 +43,7 @@ pub enum Kind {
         /// Bytes of a message.
         size: usize,
     },
-    /// Latency of small calls beside one large transfer that is always under way: microseconds.
+    /// Latency of small calls beside one large transfer that is always in flight: microseconds.
     Beside {
         /// Bytes of the large message.
         size: usize,

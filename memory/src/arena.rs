@@ -23,7 +23,7 @@ use slab::Slab;
 
 use crate::config::Sizes;
 use crate::error::PoolError;
-use crate::limit;
+use crate::memlock_budget;
 use crate::pool::Shared;
 use crate::region::{HUGE_PAGE, Mapping, Place, Region, page};
 use crate::registrar::Access;
@@ -151,7 +151,7 @@ impl Arenas {
         };
         // Other pools look when this one has registered what it needs.
         if self.freed.swap(false, Relaxed) {
-            limit::deregistered();
+            memlock_budget::deregistered();
         }
         slot
     }
@@ -273,7 +273,7 @@ impl Arenas {
         old.into_iter().for_each(|(handle, _)| self.end(shared, handle));
         drop(arenas);
         if self.freed.swap(false, Relaxed) {
-            limit::deregistered();
+            memlock_budget::deregistered();
         }
     }
 

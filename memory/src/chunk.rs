@@ -21,11 +21,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use bytes::Bytes;
 
-use crate::account::Account;
+use crate::chunk_bitmap::ChunkBitmap;
 use crate::error::{PoolError, RegisterError};
-use crate::granules::Granules;
 use crate::landed::Landed;
-use crate::limit;
+use crate::landing_waiters::LandingWaiter;
+use crate::memlock_budget;
 use crate::pool::Shared;
 use crate::region::{Mapping, Place, Region};
 use crate::registrar::Access;
@@ -38,7 +38,7 @@ pub(crate) const GRANULE: usize = 4096;
 #[derive(Debug)]
 pub(crate) struct Lease {
     len: usize,
-    account: Arc<Account>,
+    account: Arc<LandingWaiter>,
     shared: Arc<Shared>,
 }
 
@@ -46,7 +46,7 @@ impl Lease {
     /// As much of `most` bytes as the budget has, if it is `least` or more.
     pub(crate) fn take(
         shared: &Arc<Shared>,
-        account: &Arc<Account>,
+        account: &Arc<LandingWaiter>,
         most: usize,
         least: usize,
     ) -> Option<Self> {
@@ -60,7 +60,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         self.shared.budgets.give(Use::Landing, self.len);
         self.shared.accounts.budget_freed();
-        limit::deregistered();
+        memlock_budget::deregistered();
     }
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct Chunk {
     /// Dropped before the lease: deregistered and unmapped before the budget says so.
     region: Region,
     lease: Lease,
-    pub(crate) granules: Granules,
+    pub(crate) granules: ChunkBitmap,
     /// Of `granules`, those that a peer may write to.
     granted: AtomicUsize,
     /// It is to go back as soon as it is free: see [`share`](crate::share).
@@ -98,7 +98,7 @@ impl Chunk {
         shared.counters.registrations.fetch_add(1, Relaxed);
         shared.budgets.registered();
         shared.index.insert(&region);
-        let granules = Granules::new(len / GRANULE);
+        let granules = ChunkBitmap::new(len / GRANULE);
         Ok(Chunk {
             region,
             granules,
@@ -113,7 +113,7 @@ impl Chunk {
         self.lease.len
     }
 
-    /// Granules that a peer may write to.
+    /// ChunkBitmap that a peer may write to.
     pub(crate) fn granted(&self) -> usize {
         self.granted.load(Relaxed)
     }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::Waker;
 
-use crate::account::Account;
 use crate::chunk::{Chunk, GRANULE, LandingBuf, Lease};
 use crate::error::RegisterError;
+use crate::landing_waiters::LandingWaiter;
 use crate::pool::Shared;
 use crate::region::page;
 
@@ -20,7 +20,7 @@ const LOST_RACES: usize = 3;
 /// the last piece are dropped.
 #[derive(Debug)]
 pub struct Landing {
-    pub(crate) account: Arc<Account>,
+    pub(crate) account: Arc<LandingWaiter>,
     /// Bytes that may be leased at a time.
     pub(crate) limit: usize,
     pub(crate) chunks: Vec<Arc<Chunk>>,

@@ -28,33 +28,33 @@
 //! | `buf` | [`PinnedBuf`], [`PinnedBytes`] |
 //! | `segments` | encoding without copying what is large |
 //! | `wait` | waiting for memory in order |
-//! | `waiting` | the count of those that wait, by which no wake-up is lost |
+//! | `waiter_count` | the count of those that wait, by which no wake-up is lost |
 //! | `landing` | one connection's account of landing memory |
-//! | `account` | waking those that wait for landing memory |
+//! | `landing_waiters` | waking those that wait for landing memory |
 //! | `share` | what an account may have while others wait |
-//! | `limit` | the landing budget where the process may pin less |
+//! | `memlock_budget` | the landing budget where the process may pin less |
 //! | `chunk` | chunks leased to connections, pieces granted to peers |
 //! | `landed` | [`Landed`] bytes, and how they are read while a peer may write to them |
-//! | `granules` | which parts of a chunk are taken |
+//! | `chunk_bitmap` | which parts of a chunk are taken |
 //! | `index` | from an address to its lkey and iova |
 //! | `stats` | figures |
 
-mod account;
 mod arena;
 mod buf;
 mod chunk;
+mod chunk_bitmap;
 mod config;
 mod copy;
 mod error;
 #[doc(hidden)]
 pub mod fuzzing;
-mod granules;
 mod index;
 mod landed;
 mod landing;
-mod limit;
+mod landing_waiters;
 pub mod memfd;
 pub mod memlock;
+mod memlock_budget;
 mod pool;
 mod random_address;
 mod region;
@@ -63,9 +63,9 @@ mod segments;
 mod share;
 mod stats;
 mod wait;
-mod waiting;
+mod waiter_count;
 
-/// What `granules` and `waiting` are made of; loom's when they are checked.
+/// What `chunk_bitmap` and `waiter_count` are made of; loom's when they are checked.
 mod atomics {
     pub(crate) use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 }

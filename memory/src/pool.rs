@@ -6,15 +6,15 @@ use std::time::Instant;
 
 use bytes::Bytes;
 
-use crate::account::Accounts;
 use crate::arena::{Arenas, SlotRef};
 use crate::buf::{PinnedBuf, PinnedBytes};
 use crate::config::{PoolConfig, Sizes};
 use crate::error::PoolError;
 use crate::index::Index;
 use crate::landing::Landing;
-use crate::limit::{LandingBudget, Last};
+use crate::landing_waiters::LandingWaiters;
 use crate::memlock::Memlock;
+use crate::memlock_budget::{LandingBudget, Last};
 use crate::registrar::Registrar;
 use crate::stats::{Budgets, Counters, PoolStats, Use};
 use crate::wait::{Alloc, Waiters};
@@ -33,7 +33,7 @@ pub(crate) struct Shared {
     pub(crate) budgets: Budgets,
     pub(crate) index: Index,
     pub(crate) waiters: Waiters,
-    pub(crate) accounts: Accounts,
+    pub(crate) accounts: LandingWaiters,
     /// Never more than `sizes.landing`.
     pub(crate) landing: LandingBudget,
     send: Arenas,
@@ -95,7 +95,7 @@ impl Pool {
             budgets: Budgets::default(),
             index: Index::default(),
             waiters: Waiters::default(),
-            accounts: Accounts::default(),
+            accounts: LandingWaiters::default(),
             landing: LandingBudget::new(sizes.landing),
             send: Arenas::new(Use::Send, sizes.send, &sizes),
             control: Arenas::new(Use::Control, sizes.control, &sizes),

@@ -1,4 +1,4 @@
-//! Waiting for send memory, in order.
+//! WaiterCount for send memory, in order.
 //!
 //! | a waiter is | when |
 //! |---|---|
@@ -16,7 +16,7 @@ use std::task::{Context, Poll, Waker};
 use crate::buf::PinnedBuf;
 use crate::error::PoolError;
 use crate::pool::{Pool, Shared};
-use crate::waiting::Waiting;
+use crate::waiter_count::WaiterCount;
 
 #[derive(Debug)]
 struct Waiter {
@@ -36,7 +36,7 @@ struct Queue {
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
     /// Those that have not been served.
-    waiting: Waiting,
+    waiting: WaiterCount,
     queue: Mutex<Queue>,
 }
 

@@ -6,22 +6,22 @@
 mod atomics {
     pub(crate) use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 }
-#[path = "../src/granules.rs"]
-mod granules;
-#[path = "../src/waiting.rs"]
-mod waiting;
+#[path = "../src/chunk_bitmap.rs"]
+mod chunk_bitmap;
+#[path = "../src/waiter_count.rs"]
+mod waiter_count;
 
-use granules::Granules;
+use chunk_bitmap::ChunkBitmap;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
-use waiting::Waiting;
+use waiter_count::WaiterCount;
 
 /// A map and the memory that it stands for; loom reports accesses that are not ordered.
 struct Chunk {
-    granules: Granules,
+    granules: ChunkBitmap,
     memory: UnsafeCell<u32>,
-    waiting: Waiting,
+    waiting: WaiterCount,
 }
 
 /// The reader of a piece is done with the memory before the owner of the chunk grants it anew.
@@ -29,9 +29,9 @@ struct Chunk {
 fn freed_memory_is_the_next_holders_alone() {
     loom::model(|| {
         let chunk = Arc::new(Chunk {
-            granules: Granules::new(70),
+            granules: ChunkBitmap::new(70),
             memory: UnsafeCell::new(0),
-            waiting: Waiting::default(),
+            waiting: WaiterCount::default(),
         });
         chunk.granules.take(60, 8);
         let reader = {
@@ -57,7 +57,7 @@ fn freed_memory_is_the_next_holders_alone() {
 #[test]
 fn neighbours_do_not_disturb_each_other() {
     loom::model(|| {
-        let map = Arc::new(Granules::new(12));
+        let map = Arc::new(ChunkBitmap::new(12));
         map.take(0, 4);
         map.take(4, 4);
         let threads = [0, 4].map(|start| {
@@ -79,9 +79,9 @@ fn neighbours_do_not_disturb_each_other() {
 fn no_wake_up_is_lost() {
     loom::model(|| {
         let chunk = Arc::new(Chunk {
-            granules: Granules::new(1),
+            granules: ChunkBitmap::new(1),
             memory: UnsafeCell::new(0),
-            waiting: Waiting::default(),
+            waiting: WaiterCount::default(),
         });
         chunk.granules.take(0, 1);
         let frees = {

@@ -1,4 +1,4 @@
-//! Bars on a terminal: one for all, and one for each large file that is under way. Nothing is drawn
+//! Bars on a terminal: one for all, and one for each large file that is in flight. Nothing is drawn
 //! elsewhere.
 
 use std::io::{self, IsTerminal, Write};
@@ -61,7 +61,7 @@ impl Progress {
         Progress { bar, files: AtomicU64::new(0) }
     }
 
-    /// A file of `size` bytes is under way; `u64::MAX` where that is not known.
+    /// A file of `size` bytes is in flight; `u64::MAX` where that is not known.
     pub(crate) fn file(&self, name: &str, size: u64) -> Bar {
         let own = (OWN_BAR..u64::MAX).contains(&size).then(|| {
             bars().add(hidden(Some(size)).with_style(style(FILE)).with_message(short(name)))

@@ -71,7 +71,7 @@ pub(crate) async fn run(args: Serve) -> Result<(), Failure> {
     });
     let patience = async {
         stops.next().await;
-        tracing::info!("stopping; transfers under way have {} s to finish", args.grace);
+        tracing::info!("stopping; transfers in flight have {} s to finish", args.grace);
         let _ = stop.send(());
         tokio::select! {
             () = stops.next() => {}
@@ -82,7 +82,7 @@ pub(crate) async fn run(args: Serve) -> Result<(), Failure> {
         served = serve => served.map_err(|error| Failure::new("the server failed", causes(&error), "")),
         () = sweep => Ok(()),
         failed = metrics::serve(metrics) => Err(failed),
-        () = patience => Err(Failure::new("stopped with transfers under way", "they did not finish in time", "")),
+        () = patience => Err(Failure::new("stopped with transfers in flight", "they did not finish in time", "")),
     }
 }
 

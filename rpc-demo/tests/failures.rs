@@ -59,7 +59,7 @@ fn spawn(command: &mut Command) -> Child {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// A put under way: some of it is on the server's disk, more is to come on its stdin.
+/// A put in flight: some of it is on the server's disk, more is to come on its stdin.
 fn put_under_way(server: &Server, name: &str) -> Child {
     let mut client = spawn(&mut server.client_command(["put", "-", name, "--chunk-size", "64KiB"]));
     client.stdin.as_mut().unwrap().write_all(&content(1 << 20, 5)).unwrap();
@@ -72,7 +72,7 @@ fn endless(path: PathBuf) {
     File::create(path).unwrap().set_len(16 << 30).unwrap();
 }
 
-/// A get under way: the client has written some of it, and by now whole ranges.
+/// A get in flight: the client has written some of it, and by now whole ranges.
 fn get_under_way(server: &Server, dirs: &Dirs) -> Child {
     endless(dirs.root().join("big"));
     let mut command = server.client_command(get("big", &dirs.here().join("target")));
@@ -570,7 +570,7 @@ fn a_server_that_is_told_twice_stops_at_once() {
     server.signal(Signal::TERM);
     let (status, log) = server.wait();
     assert_eq!(status.code(), Some(1));
-    says(&log, &["stopped with transfers under way"]);
+    says(&log, &["stopped with transfers in flight"]);
     wait(&mut client);
     failed(client.wait_with_output().unwrap(), 1);
     assert_eq!(names(&dirs.root()), [".rpc-demo-tmp"]);

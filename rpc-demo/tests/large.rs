@@ -119,7 +119,7 @@ fn large_and_many_files_survive_a_kill_and_come_back() {
     let resumed = json(&resumed);
     let (moved, kept) = (number(&resumed, "moved_bytes"), number(&resumed, "kept_bytes"));
     assert_eq!(moved + kept, bytes);
-    // Eight ranges may have been under way.
+    // Eight ranges may have been in flight.
     assert!(kept >= quarter.saturating_sub(64 << 20), "{kept} bytes were kept");
 
     let get = server.client(["get".as_ref(), "t".as_ref(), copy.as_os_str(), "--json".as_ref()]);

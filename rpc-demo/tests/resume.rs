@@ -125,7 +125,7 @@ fn a_server_that_is_killed_has_only_whole_objects_and_put_goes_on() {
     let put = json(&ok(spawn(&server, &["put", tree_at.to_str().unwrap(), "t", "--resume"])
         .wait_with_output()
         .unwrap()));
-    // Two ranges may have been under way.
+    // Two ranges may have been in flight.
     only_the_rest(&put, "route", all, had - 2 * RANGE);
     assert_eq!(number(&put, "kept_files"), whole as u64);
     same(&tree_at, &root.join("t"));

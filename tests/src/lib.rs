@@ -17,7 +17,7 @@
 //! - [`cases`]: the cases, one module per idea
 //! - [`load`]: calls of every kind at once, checked and counted, for tests of faults
 //! - [`offer`]: tickets for peers that a test makes up itself
-//! - [`held`], [`process`], [`server`]: what a process holds, processes of a test's own program,
+//! - [`process_resources`], [`process`], [`server`]: what a process holds, processes of a test's own program,
 //!   and one that serves
 //! - [`runner`]: runs the cases as tests, with a limit on how long one may hang
 //!
@@ -34,13 +34,13 @@ pub mod channel;
 pub mod codec;
 pub mod fabric;
 pub mod harness;
-pub mod held;
 pub mod load;
 pub mod offer;
 pub mod paths;
 pub mod pattern;
 pub mod probe;
 pub mod process;
+pub mod process_resources;
 pub mod remote;
 pub mod runner;
 pub mod script;

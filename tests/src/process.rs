@@ -12,8 +12,8 @@ use tokio::runtime::Runtime;
 use tonic_rdma::Context;
 
 use crate::codec::{self, Which};
-use crate::held::Held;
 use crate::load::bounded;
+use crate::process_resources::ProcessResources;
 
 /// Names the role, and what it needs to know, in words.
 const ROLE: &str = "TONIC_RDMA_TEST_ROLE";
@@ -122,8 +122,8 @@ impl Process {
     }
 
     /// What it holds.
-    pub fn holds(&self) -> Held {
-        Held::by(&self.id())
+    pub fn holds(&self) -> ProcessResources {
+        ProcessResources::by(&self.id())
     }
 
     /// Lines of its standard error with this in them.

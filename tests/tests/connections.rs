@@ -22,9 +22,9 @@ use tonic_rdma_tests::channel::AnyChannel;
 use tonic_rdma_tests::codec::Which;
 use tonic_rdma_tests::fabric::bind_ip;
 use tonic_rdma_tests::harness::{Client, client_of};
-use tonic_rdma_tests::held::{Held, Watch};
 use tonic_rdma_tests::load::{bounded, check_lost, one_call, takes, until};
 use tonic_rdma_tests::process::{Process, codec_name, codec_of, in_use, role, runtime};
+use tonic_rdma_tests::process_resources::{ProcessResources, Watch};
 use tonic_rdma_tests::server::{self, endpoint, fabric_of, fixed_port};
 
 #[global_allocator]
@@ -174,7 +174,7 @@ impl Record {
         process: &str,
         connections: usize,
         heap: impl AsyncFn() -> usize,
-    ) -> (Held, usize) {
+    ) -> (ProcessResources, usize) {
         let held = self.watch.check(process, connections).await;
         let heap = match self.heap {
             None => *self.heap.insert(settled(&heap).await),
@@ -186,7 +186,13 @@ impl Record {
         (held, heap)
     }
 
-    fn tell(&self, whose: &str, place: &Place, connections: usize, (held, heap): (Held, usize)) {
+    fn tell(
+        &self,
+        whose: &str,
+        place: &Place,
+        connections: usize,
+        (held, heap): (ProcessResources, usize),
+    ) {
         let (first, heap_then) = (self.watch.first().unwrap(), self.heap.unwrap());
         println!(
             "{whose}, {}: after {AT_ONCE} connections {first:?}, heap {heap_then}",

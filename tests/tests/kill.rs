@@ -19,9 +19,9 @@ use tonic_rdma::{Context, Endpoint, FabricKind, Path};
 use tonic_rdma_tests::channel::AnyChannel;
 use tonic_rdma_tests::codec::Which;
 use tonic_rdma_tests::harness::client_of;
-use tonic_rdma_tests::held::{Held, Watch};
 use tonic_rdma_tests::load::{Load, Tally, WORKERS, bounded, goes_on, one_call, takes, until};
 use tonic_rdma_tests::process::{Process, codec_name, codec_of, in_use, role, runtime};
+use tonic_rdma_tests::process_resources::{ProcessResources, Watch};
 use tonic_rdma_tests::server;
 
 const KILLS: usize = 100;
@@ -114,7 +114,7 @@ async fn killed_servers(seed: u64) {
             None => {
                 let channel = endpoint(port, &context).connect().await.unwrap();
                 assert_eq!(channel.path().path, Path::Shm, "{}", channel.path());
-                assert!(Held::by("self").memfd_maps > 0, "what is shared is not seen");
+                assert!(ProcessResources::by("self").memfd_maps > 0, "what is shared is not seen");
                 let load = Load::start(&channel, rng.random(), &tally);
                 turn = Some((channel, load, 0));
             }
@@ -208,7 +208,7 @@ async fn killed_clients(seed: u64) {
         }
     }
     eprintln!(
-        "clients: {KILLS} kills, {under_way} with calls over shm under way, healthy: {tally:?}"
+        "clients: {KILLS} kills, {under_way} with calls over shm in flight, healthy: {tally:?}"
     );
     assert!(tally.of("OK") > 0 && tally.failed() == 0, "calls of the healthy client: {tally:?}");
 }

@@ -52,7 +52,7 @@ impl Bench for Replies {
 const CONNECTIONS: usize = 64;
 
 /// Its own settings, but for two: the memory that its own benchmark gives it, and so much of that
-/// for what is under way that 8 messages of 16 MiB, each of which takes a buffer of 64 MiB, are not
+/// for what is in flight that 8 messages of 16 MiB, each of which takes a buffer of 64 MiB, are not
 /// refused.
 fn config() -> SocketPoolConfig {
     let connection = RdmaConnectionTuningConfig { max_inflight_large_bytes: 512 << 20, ..Default::default() };

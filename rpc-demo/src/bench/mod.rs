@@ -71,7 +71,7 @@ pub(crate) async fn run(args: Bench) -> Result<(), Failure> {
     });
     let done = done.await;
     if report.is_none() {
-        // Interrupted: objects under way would otherwise arrive after the others were removed.
+        // Interrupted: objects in flight would otherwise arrive after the others were removed.
         stop.store(true, Ordering::Relaxed);
         let _ = until_signal(async { measured.await.map(drop) }).await;
     }
@@ -95,7 +95,7 @@ pub(crate) async fn run(args: Bench) -> Result<(), Failure> {
 }
 
 /// The first failure sets `stop`, and whoever sets it ends the measurement after the objects that
-/// are under way.
+/// are in flight.
 async fn measure(
     args: &Bench,
     connection: &Connection,

@@ -219,7 +219,7 @@ pub(crate) struct Serve {
     #[arg(long, env = "RPC_DEMO_KEEP_UPLOADS", value_name = "HOURS", default_value_t = 24, value_parser = value_parser!(u64).range(..=8760))]
     pub(crate) keep_uploads: u64,
 
-    /// Seconds that transfers under way get to finish after SIGTERM or SIGINT. A second signal ends
+    /// Seconds that transfers in flight get to finish after SIGTERM or SIGINT. A second signal ends
     /// them at once.
     #[arg(long, env = "RPC_DEMO_GRACE", value_name = "SECONDS", default_value_t = 30, value_parser = value_parser!(u64).range(..=86400))]
     pub(crate) grace: u64,

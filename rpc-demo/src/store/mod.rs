@@ -32,8 +32,8 @@ use crate::names::{Name, PRIVATE_DIR};
 use crate::sink::{Pending, sync_dir};
 
 /// Permission bits that the server needs to serve a file, and a directory.
-pub(crate) const FILE_LEAST: u32 = 0o400;
-pub(crate) const DIRECTORY_LEAST: u32 = 0o500;
+pub(crate) const MIN_FILE: u32 = 0o400;
+pub(crate) const MIN_DIRECTORY: u32 = 0o500;
 
 /// Locked by the server that uses the root.
 const LOCK: &str = "lock";
@@ -194,7 +194,7 @@ impl Store {
             // The record speaks of the time of change, and needs a file that may be written to.
             attributes.apply_time(pending.file())?;
             record::write(pending.file(), digest)?;
-            attributes.apply_mode(pending.file(), FILE_LEAST)
+            attributes.apply_mode(pending.file(), MIN_FILE)
         };
         settle().doing("write", name.as_str())?;
         pending.place(&dir, last, self.options.sync).doing("write", name.as_str())
@@ -226,7 +226,7 @@ impl Store {
         let set = || {
             if self.root.symlink_metadata(name.as_str())?.is_dir() {
                 let dir = self.root.open_dir(name.as_str())?.open(".")?.into_std();
-                attributes.apply(&dir, DIRECTORY_LEAST)?;
+                attributes.apply(&dir, MIN_DIRECTORY)?;
                 return if self.options.sync { dir.sync_all() } else { Ok(()) };
             }
             let Object { file, size, attributes: had, recorded, .. } =
@@ -236,9 +236,9 @@ impl Store {
                 Attributes { mode, modified: None }.apply_mode(&file, 0o600)?;
                 attributes.apply_time(&file)?;
                 record::write(&file, Digest { size, crc32c })?;
-                Attributes { mode, modified: None }.apply_mode(&file, FILE_LEAST)?;
+                Attributes { mode, modified: None }.apply_mode(&file, MIN_FILE)?;
             } else {
-                attributes.apply(&file, FILE_LEAST)?;
+                attributes.apply(&file, MIN_FILE)?;
             }
             if self.options.sync { file.sync_all() } else { Ok(()) }
         };

@@ -33,7 +33,7 @@ use crate::failure::Failure;
 use crate::pb::put_request::Head;
 use crate::pb::{Entry, ObjectHead};
 use crate::ranges::Ranges;
-use crate::store::FILE_LEAST;
+use crate::store::MIN_FILE;
 
 /// A file to be moved.
 #[derive(Clone)]
@@ -221,7 +221,7 @@ async fn there(item: &Item, size: Option<u64>) -> Result<bool, Failure> {
             if ours != Some(theirs) {
                 return Ok(false);
             }
-            (there.attributes.map(Attributes::from).unwrap_or_default(), FILE_LEAST)
+            (there.attributes.map(Attributes::from).unwrap_or_default(), MIN_FILE)
         }
         Target::File(place) => {
             let here = place.clone();

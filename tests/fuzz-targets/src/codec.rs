@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use prost::Message;
 use tonic::Code;
-use tonic_rdma::codec::{fuzz, kept_aside};
+use tonic_rdma::codec::{fuzz, pending_messages};
 use tonic_rdma_memory::fuzzing::SharedArena;
 
 /// Everything that can hold bytes.
@@ -47,7 +47,7 @@ const HEADER: usize = 5;
 /// Messages of one input.
 const MESSAGES: usize = 8;
 /// Bytes that one input may be made to.
-const MOST: usize = 256 << 10;
+const MAX: usize = 256 << 10;
 /// Bytes of a message on its way in.
 const LIMIT: usize = 1 << 20;
 
@@ -72,7 +72,7 @@ pub fn encode(data: &[u8]) {
     let mut rest = rest;
     let whole = [0, 4091, 8187, 40_000][usize::from(flags & 3)];
     let limit = (flags & 4 != 0).then(|| usize::from(u16::from_le_bytes([*low, *high])) * 16);
-    let mut room = MOST;
+    let mut room = MAX;
     let mut messages = Vec::new();
     while messages.len() < MESSAGES
         && !rest.is_empty()
@@ -100,7 +100,7 @@ pub fn encode(data: &[u8]) {
     let got = fuzz::decode::<Tree>(vec![(wire.into(), true)], usize::MAX);
     // Equality of the bytes: what is not a number is not equal to itself, and there is none.
     assert!(got.into_iter().map(Result::unwrap).eq(messages));
-    assert_eq!(kept_aside(), 0);
+    assert_eq!(pending_messages(), 0);
 }
 
 /// The fuzzer's inputs are short; segments are not.
@@ -140,7 +140,7 @@ fn lengthen(tree: &mut Tree, times: usize, room: &mut usize) {
 pub fn decode(data: &[u8]) {
     let Some((wire, cuts)) = body(data) else { return };
     let got = fuzz::decode::<Tree>(pieces(Bytes::copy_from_slice(&wire), &cuts), LIMIT);
-    assert_eq!(kept_aside(), 0);
+    assert_eq!(pending_messages(), 0);
     let mut expected = joined(&wire);
     if expected.last().is_some_and(Option::is_none) && got.len() + 1 == expected.len() {
         // tonic leaves a message that is cut off by good trailers alone.
@@ -246,7 +246,7 @@ pub fn landed(data: &[u8]) {
         assert!(!arena.contains(tree.text.as_bytes()) && !arena.contains(&tree.vec));
         assert!(std::str::from_utf8(tree.text.as_bytes()).is_ok(), "text that is none");
     }
-    assert_eq!(kept_aside(), 0);
+    assert_eq!(pending_messages(), 0);
 }
 
 /// What prost makes of each message, until the first error; `None`: there is no whole message, or

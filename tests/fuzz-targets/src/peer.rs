@@ -106,7 +106,7 @@ impl Side {
         let config = Config {
             slot_size: if first & 2 == 0 { 512 } else { 4096 },
             recv_slots: if first & 4 == 0 { 4 } else { 64 },
-            recv_most: 64,
+            max_recvs: 64,
             max_streams: 5,
             stream_window: if first & 8 == 0 { 4096 } else { 100_000 },
             bulk_window: 65_536,

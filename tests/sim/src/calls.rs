@@ -25,7 +25,7 @@ use crate::world::World;
 /// Makes a planned call, and books how it ended.
 pub(crate) async fn make(world: Arc<World>, channel: Channel, call: CallPlan) {
     sleep_until(world.started + call.at).await;
-    world.tap.note(|| format!("begins by {:?}: {call:?}", channel.path().path));
+    world.checker.note(|| format!("begins by {:?}: {call:?}", channel.path().path));
     world.book().begun(call.id);
     let give_up = async {
         match call.give_up {
@@ -38,7 +38,7 @@ pub(crate) async fn make(world: Arc<World>, channel: Channel, call: CallPlan) {
         outcome = perform(&world, channel, &call) => outcome,
         () = give_up => Outcome::GaveUp,
     };
-    world.tap.note(|| format!("call {} ends: {outcome:?}", call.id));
+    world.checker.note(|| format!("call {} ends: {outcome:?}", call.id));
     world.book().ended(call.id, outcome);
 }
 

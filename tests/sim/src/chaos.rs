@@ -46,7 +46,7 @@ pub(crate) async fn strike(world: &Arc<World>, hosts: &Hosts, servers: &mut Serv
     moments.sort_by_key(|(at, begins, _)| (*at, !begins));
     for (at, begins, fault) in moments {
         sleep_until(world.started + at).await;
-        world.tap.note(|| format!("{fault:?} {}", if begins { "begins" } else { "is over" }));
+        world.checker.note(|| format!("{fault:?} {}", if begins { "begins" } else { "is over" }));
         apply(world, hosts, servers, fault, begins);
     }
     for device in &hosts.devices {

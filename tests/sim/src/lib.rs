@@ -12,12 +12,12 @@
 //! |---|---|
 //! | `plan` | what a seed stands for |
 //! | `load` | the calls of a plan |
-//! | `lan` | TCP without sockets: connections that are slow, stall, break |
+//! | `tcp_net` | TCP without sockets: connections that are slow, stall, break |
 //! | `pattern` | contents of messages |
 //! | `service` | the server's side of a call |
 //! | `calls` | the client's side of a call |
 //! | `chaos` | faults at their moments |
-//! | `wiretap` | checks what goes over the fabric against the protocol's rules, frame by frame |
+//! | `wire_checker` | checks what goes over the fabric against the protocol's rules, frame by frame |
 //! | `world` | the hosts of a run |
 //! | `run` | one run from start to verdict |
 //! | `oracle` | what was seen of every call, and whether it may be so |
@@ -26,7 +26,6 @@
 mod calls;
 mod chaos;
 mod figures;
-mod lan;
 mod load;
 mod oracle;
 mod pattern;
@@ -34,10 +33,11 @@ mod plan;
 mod run;
 pub mod runner;
 mod service;
-mod wiretap;
+mod tcp_net;
+mod wire_checker;
 mod world;
 
 pub use figures::Figures;
 pub use plan::Theme;
 pub use run::{Options, Report, Sabotage, run};
-pub use wiretap::Wiretap;
+pub use wire_checker::WireChecker;

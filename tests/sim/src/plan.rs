@@ -30,7 +30,7 @@ pub enum Theme {
     /// Memory cannot be registered.
     Registrations,
     /// TCP breaks, stalls or is refused.
-    Lan,
+    TcpNet,
     /// A device is pulled out.
     Remove,
     /// Servers end in good order, and some are replaced.
@@ -50,7 +50,7 @@ pub(crate) const THEMES: [Theme; 13] = [
     Theme::Kill,
     Theme::Freeze,
     Theme::Registrations,
-    Theme::Lan,
+    Theme::TcpNet,
     Theme::Remove,
     Theme::Shutdown,
     Theme::Close,
@@ -292,7 +292,7 @@ impl Plan {
                     push(rng, 0, Fault::FailRegistrations(host, after, count));
                 }
             }
-            Theme::Lan => {
+            Theme::TcpNet => {
                 for _ in 0..times {
                     let lasts = short(rng);
                     match rng.random_range(0..3) {

@@ -9,13 +9,13 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tonic_rdma::{Channel, Path};
-use tonic_rdma_fabric::sim::{Breakage, SimStats};
+use tonic_rdma_fabric::sim::{InjectedBug, SimStats};
 
 use crate::calls;
 use crate::chaos::{self, Servers};
 use crate::oracle::{Counts, Outcome};
 use crate::plan::{Fault, Plan, Theme};
-use crate::wiretap::Wiretap;
+use crate::wire_checker::WireChecker;
 use crate::world::{Hosts, World};
 
 /// Longer than anything takes, in simulated time.
@@ -34,7 +34,7 @@ pub struct Options {
     /// Write down every event.
     pub trace: bool,
     /// A promise of the fabric to break, and after how many occasions.
-    pub breakage: Option<(Breakage, u64)>,
+    pub injected_bug: Option<(InjectedBug, u64)>,
     /// Something to do wrong above the fabric.
     pub sabotage: Option<Sabotage>,
 }
@@ -85,7 +85,7 @@ pub struct Report {
 /// Runs a seed.
 pub fn run(seed: u64, options: &Options) -> Report {
     let mut plan = Plan::draw(seed, options.theme);
-    plan.net.breakage = options.breakage;
+    plan.net.injected_bug = options.injected_bug;
     let plan = Arc::new(plan);
     let mut report = Report {
         seed,
@@ -133,13 +133,13 @@ pub fn run(seed: u64, options: &Options) -> Report {
 }
 
 async fn live(plan: Arc<Plan>, options: &Options, report: &mut Report) {
-    let tap = Arc::new(Wiretap::new(options.trace));
-    let world = World::new(plan.clone(), tap.clone());
+    let checker = Arc::new(WireChecker::new(options.trace));
+    let world = World::new(plan.clone(), checker.clone());
     let hosts = Hosts::new(&plan);
-    tap.note(|| format!("{:#?}", (&plan.net, &plan.pools, &plan.channels, &plan.faults)));
-    hosts.net.tap(tap.clone());
+    checker.note(|| format!("{:#?}", (&plan.net, &plan.pools, &plan.channels, &plan.faults)));
+    hosts.net.observe(checker.clone());
 
-    if timeout(HANG, work(&world, &hosts, &tap, options, report)).await.is_err() {
+    if timeout(HANG, work(&world, &hosts, &checker, options, report)).await.is_err() {
         let at = world.started.elapsed();
         report.wrong.push(format!("hang: not done after {at:?} of simulated time"));
     }
@@ -153,15 +153,15 @@ async fn live(plan: Arc<Plan>, options: &Options, report: &mut Report) {
         }
     }
     report.wrong.extend(world.book().judge(&plan));
-    report.wrong.extend(tap.wrong());
+    report.wrong.extend(checker.wrong());
     report.wrong.extend(net.breaches());
     report.counts = world.book().counts(&plan);
     report.fabric = net.stats();
     report.broken = net.has_broken();
-    report.events = tap.events();
-    report.trace = tap.trace();
+    report.events = checker.events();
+    report.trace = checker.trace();
     let mut hash = DefaultHasher::new();
-    tap.hash().hash(&mut hash);
+    checker.hash().hash(&mut hash);
     world.book().results().collect::<Vec<_>>().hash(&mut hash);
     report.hash = hash.finish();
 }
@@ -170,7 +170,7 @@ async fn live(plan: Arc<Plan>, options: &Options, report: &mut Report) {
 async fn work(
     world: &Arc<World>,
     hosts: &Hosts,
-    tap: &Wiretap,
+    checker: &WireChecker,
     options: &Options,
     report: &mut Report,
 ) {
@@ -208,8 +208,8 @@ async fn work(
         }
         report.fast += world.channel(n).map_or(0, |channel| channel.stats().calls_fast);
     }
-    quiet(world, hosts, tap, report).await;
-    close(world, hosts, servers, housekeeper, tap, report).await;
+    quiet(world, hosts, checker, report).await;
+    close(world, hosts, servers, housekeeper, checker, report).await;
 }
 
 async fn connect(world: &Arc<World>, hosts: &Hosts) {
@@ -301,7 +301,7 @@ async fn recover(world: &World, n: usize, channel: &Channel) -> Result<(), Strin
 }
 
 /// Nothing is in use when nothing is done.
-async fn quiet(world: &World, hosts: &Hosts, tap: &Wiretap, report: &mut Report) {
+async fn quiet(world: &World, hosts: &Hosts, checker: &WireChecker, report: &mut Report) {
     while !world.holds_nothing() {
         sleep(Duration::from_millis(100)).await;
         if world.started.elapsed() > HANG / 2 {
@@ -310,10 +310,10 @@ async fn quiet(world: &World, hosts: &Hosts, tap: &Wiretap, report: &mut Report)
         }
     }
     sleep(QUIET).await;
-    if tap.deaths() > 0 && !world.plan.may_lose_links() {
-        report.wrong.push(format!("R7: {} ends of links died without a cause", tap.deaths()));
+    if checker.deaths() > 0 && !world.plan.may_lose_links() {
+        report.wrong.push(format!("R7: {} ends of links died without a cause", checker.deaths()));
     }
-    let mut left = tap.quiet();
+    let mut left = checker.quiet();
     if world.plan.net.lost_wakeups > 0 || !world.plan.net.latency.is_zero() {
         // A PING may be on its way, or lie there until a timer finds it.
         for _ in 0..200 {
@@ -321,7 +321,7 @@ async fn quiet(world: &World, hosts: &Hosts, tap: &Wiretap, report: &mut Report)
                 break;
             }
             sleep(Duration::from_millis(700)).await;
-            left = tap.quiet();
+            left = checker.quiet();
         }
     }
     report.wrong.extend(left.into_iter().map(|left| format!("at rest: {left}")));
@@ -340,7 +340,7 @@ async fn close(
     hosts: &Hosts,
     mut servers: Servers,
     housekeeper: tokio::task::JoinHandle<()>,
-    tap: &Wiretap,
+    checker: &WireChecker,
     report: &mut Report,
 ) {
     // Either side first, by the seed.
@@ -368,7 +368,7 @@ async fn close(
     if left > 0 {
         report.wrong.push(format!("{left} tasks are left"));
     }
-    let living = tap.living();
+    let living = checker.living();
     if living > 0 {
         report.wrong.push(format!("{living} ends of links are left"));
     }

@@ -72,7 +72,7 @@ impl Service<Request<Body>> for Planned {
                 // A probe: it only wants an answer.
                 return Ok(Status::ok("").into_http());
             };
-            world.tap.note(|| format!("call {} is served", call.id));
+            world.checker.note(|| format!("call {} is served", call.id));
             world.book().served(call.id);
             // `/sim.Planned/Unary`, or `/sim.Planned/UnaryZero` for the zero-copy codec.
             let method = req.uri().path().rsplit('/').next().unwrap_or_default().to_owned();

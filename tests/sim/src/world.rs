@@ -12,17 +12,17 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic_rdma::{Channel, Context, Endpoint, Server};
 use tonic_rdma_fabric::sim::{SimDevice, SimNet};
 
-use crate::lan::Lan;
 use crate::oracle::Book;
 use crate::plan::{Host, Plan};
 use crate::service::Planned;
-use crate::wiretap::Wiretap;
+use crate::tcp_net::TcpNet;
+use crate::wire_checker::WireChecker;
 
 /// What all tasks of a run share.
 pub(crate) struct World {
     pub(crate) plan: Arc<Plan>,
     pub(crate) started: Instant,
-    pub(crate) tap: Arc<Wiretap>,
+    pub(crate) checker: Arc<WireChecker>,
     book: Mutex<Book>,
     /// What readers hold on to, and until when.
     attic: Mutex<Vec<(Instant, Bytes)>>,
@@ -34,7 +34,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl World {
-    pub(crate) fn new(plan: Arc<Plan>, tap: Arc<Wiretap>) -> Arc<Self> {
+    pub(crate) fn new(plan: Arc<Plan>, checker: Arc<WireChecker>) -> Arc<Self> {
         let started = Instant::now();
         Arc::new(World {
             book: Mutex::new(Book::new(plan.calls.len(), started)),
@@ -42,7 +42,7 @@ impl World {
             channels: Mutex::default(),
             plan,
             started,
-            tap,
+            checker,
         })
     }
 
@@ -51,7 +51,7 @@ impl World {
     }
 
     pub(crate) fn wrong(&self, what: String) {
-        self.tap.note(|| format!("WRONG {what}"));
+        self.checker.note(|| format!("WRONG {what}"));
         self.book().wrong(what);
     }
 
@@ -103,7 +103,7 @@ impl World {
 /// The machines.
 pub(crate) struct Hosts {
     pub(crate) net: SimNet,
-    pub(crate) lan: Lan,
+    pub(crate) lan: TcpNet,
     pub(crate) devices: Vec<SimDevice>,
     pub(crate) contexts: Vec<Context>,
 }
@@ -117,7 +117,7 @@ impl Hosts {
             Context::builder().pool(pool.clone()).sim(device.clone()).build()
         };
         let contexts = devices.iter().zip(&plan.pools).map(context).collect();
-        Hosts { net, lan: Lan::new(plan.lan_latency), devices, contexts }
+        Hosts { net, lan: TcpNet::new(plan.lan_latency), devices, contexts }
     }
 
     pub(crate) fn endpoint(&self, host: Host, server: Host) -> Endpoint {

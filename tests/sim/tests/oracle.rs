@@ -4,9 +4,9 @@
 
 use std::sync::Arc;
 
-use tonic_rdma_fabric::sim::{Breakage, EndId, Event, Tap};
+use tonic_rdma_fabric::sim::{EndId, Event, InjectedBug, Tap};
 use tonic_rdma_proto::frame::{Composer, Frame};
-use tonic_rdma_sim::{Options, Report, Sabotage, Theme, Wiretap, run};
+use tonic_rdma_sim::{Options, Report, Sabotage, Theme, WireChecker, run};
 
 fn well(report: &Report) {
     assert!(
@@ -57,29 +57,29 @@ fn every_theme_has_runs_that_are_well() {
 
 /// Breaks one promise of the fabric, early and late, and counts the runs in which it was broken and
 /// in which that was found.
-fn breaks(breakage: Breakage) -> (usize, usize, Vec<String>) {
+fn breaks(injected_bug: InjectedBug) -> (usize, usize, Vec<String>) {
     let (mut broken, mut found, mut what) = (0, 0, Vec::new());
     for seed in 0..12 {
         for after in [0, 3, 20] {
             let theme = Some(if seed % 2 == 0 { Theme::Calm } else { Theme::Latency });
             let report = run(
                 seed,
-                &Options { theme, breakage: Some((breakage, after)), ..Options::default() },
+                &Options { theme, injected_bug: Some((injected_bug, after)), ..Options::default() },
             );
             broken += usize::from(report.broken);
             found += usize::from(report.broken && !report.wrong.is_empty());
             what.extend(report.wrong.into_iter().take(1));
         }
     }
-    println!("{breakage:?}: broken in {broken} runs, found in {found}; {what:#?}");
+    println!("{injected_bug:?}: broken in {broken} runs, found in {found}; {what:#?}");
     (broken, found, what)
 }
 
 macro_rules! found {
-    ($($name:ident: $breakage:ident, $least:literal %)*) => { $(
+    ($($name:ident: $injected_bug:ident, $least:literal %)*) => { $(
         #[test]
         fn $name() {
-            let (broken, found, what) = breaks(Breakage::$breakage);
+            let (broken, found, what) = breaks(InjectedBug::$injected_bug);
             assert!(broken >= 10, "broken in {broken} runs only");
             assert!(found * 100 >= broken * $least, "found in {found} of {broken}: {what:#?}");
         }
@@ -121,19 +121,19 @@ fn a_program_that_is_wrong_is_found() {
 }
 
 /// A wire with two ends, of one device each, that are connected.
-struct Wire(Arc<Wiretap>);
+struct Wire(Arc<WireChecker>);
 
 const CLIENT: EndId = EndId(0);
 const SERVER: EndId = EndId(1);
 
 impl Wire {
     fn new() -> Self {
-        let tap = Arc::new(Wiretap::new(false));
+        let checker = Arc::new(WireChecker::new(false));
         for (end, peer, device) in [(CLIENT, SERVER, "c"), (SERVER, CLIENT, "s")] {
-            tap.event(Event::Made { end, device, recv_slots: 4 });
-            tap.event(Event::Joined { end, peer, connecting: end == CLIENT });
+            checker.event(Event::Made { end, device, recv_slots: 4 });
+            checker.event(Event::Joined { end, peer, connecting: end == CLIENT });
         }
-        Wire(tap)
+        Wire(checker)
     }
 
     fn send(&self, end: EndId, credits: u16, frames: &[Frame]) -> &Self {
@@ -180,7 +180,7 @@ const GRANT: Frame = Frame::Grant { stream: 1, id: 7, rkey: 9, len: 1000, addr: 
 const DONE: Frame = Frame::Done { stream: 1, end: true, id: 7, len: 600, begin: 0 };
 
 #[test]
-fn the_wiretap_lets_pass_what_is_right() {
+fn the_wire_checker_lets_pass_what_is_right() {
     let wire = Wire::granted();
     wire.write(5000, 9, 500).write(5500, 9, 100).send(CLIENT, 0, &[DONE]);
     wire.take(SERVER).take(SERVER).send(
@@ -192,7 +192,7 @@ fn the_wiretap_lets_pass_what_is_right() {
 }
 
 #[test]
-fn the_wiretap_knows_the_rules_of_credits() {
+fn the_wire_checker_knows_the_rules_of_credits() {
     let wire = Wire::new();
     wire.send(SERVER, 0, &[]).wrong("R3");
     let wire = Wire::new();
@@ -209,7 +209,7 @@ fn the_wiretap_knows_the_rules_of_credits() {
 }
 
 #[test]
-fn the_wiretap_knows_the_rules_of_memory() {
+fn the_wire_checker_knows_the_rules_of_memory() {
     let done = |len| Frame::Done { stream: 1, end: false, id: 7, len, begin: 0 };
     Wire::granted().write(5001, 9, 10).wrong("R9");
     Wire::granted().write(5000, 9, 10).write(5000, 9, 10).wrong("R9");
@@ -252,7 +252,7 @@ fn the_wiretap_knows_the_rules_of_memory() {
 }
 
 #[test]
-fn the_wiretap_sees_what_is_left() {
+fn the_wire_checker_sees_what_is_left() {
     let head =
         |end| Frame::Headers { stream: 1, end, more: false, indexed: false, block: "x".into() };
     let wire = Wire::new();

@@ -116,7 +116,7 @@ async fn caller_drops_many_calls(bed: &Bed) {
         .map(|n| {
             let mut client = client.clone();
             tokio::spawn(async move {
-                // Calls of every size are cancelled, also while their bytes are under way.
+                // Calls of every size are cancelled, also while their bytes are in flight.
                 let request = before("m", [gate("all"), hang()]).with_payload(n, 1000 * n as usize);
                 client.unary(request).await
             })

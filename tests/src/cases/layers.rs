@@ -198,7 +198,7 @@ async fn client_layers(bed: &Bed) {
 }
 
 async fn two_services_and_optional_ones(bed: &Bed) {
-    use super::raw::Silent;
+    use crate::cases::raw::Silent;
     let present = serve!(bed, |server| server
         .add_service(Scripted::server(bed.probe()))
         .add_optional_service(Some(Silent)));

@@ -76,7 +76,7 @@ async fn sixty_four_in_flight_with_cancels(bed: &Bed) {
             for call in 0..12 {
                 let seed = 1000 * worker + call;
                 if rng.random_ratio(1, 3) {
-                    // Left after its first message, with more under way.
+                    // Left after its first message, with more in flight.
                     let size = size(&mut rng);
                     let request = steps("left", [send_many(seed, size, 4), hang()]);
                     let mut replies = client.download(request).await.unwrap().into_inner();

@@ -13,7 +13,7 @@ macro_rules! cases {
     };
     (for $only:expr; $($name:ident),+ $(,)?) => {
         /// The cases of this module.
-        pub(crate) const CASES: &[(&str, super::Run, Option<&[crate::fabric::Fabric]>)] =
+        pub(crate) const CASES: &[(&str, crate::cases::Run, Option<&[crate::fabric::Fabric]>)] =
             &[$((stringify!($name), |bed| Box::pin($name(bed)), $only)),+];
     };
 }

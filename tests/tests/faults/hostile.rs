@@ -236,7 +236,7 @@ impl Breach {
                     peer.queue(Work::Send { offset: slot * config().slot_size as usize, len })
                         .unwrap();
                 }
-                peer.link.ring().unwrap();
+                peer.link.ring_doorbell().unwrap();
             }
             Self::Silence => peer.frame(&ping).await,
             Self::UnknownKey => peer.write_at(|grant| (grant.addr, grant.rkey ^ 0x00ff_ff00)).await,
@@ -372,7 +372,7 @@ impl Peer {
     fn post(&mut self, bytes: &[u8]) {
         self.link.block_mut()[..bytes.len()].copy_from_slice(bytes);
         self.queue(Work::Send { offset: 0, len: bytes.len() }).unwrap();
-        self.link.ring().unwrap();
+        self.link.ring_doorbell().unwrap();
     }
 
     fn compose(&mut self, slot: usize, frame: &Frame) -> usize {
@@ -409,7 +409,7 @@ impl Peer {
         }
         let len = self.compose(0, frame);
         let id = self.queue(Work::Send { offset: 0, len })?;
-        self.link.ring()?;
+        self.link.ring_doorbell()?;
         while self.done < id {
             self.poll().await?;
         }
@@ -487,6 +487,6 @@ impl Peer {
         buf.put_slice(bytes);
         let src = WriteSource::Bytes(self.pool.resolve(&buf.freeze()).unwrap());
         self.queue(Work::Write { src, remote_addr, rkey }).unwrap();
-        self.link.ring().unwrap();
+        self.link.ring_doorbell().unwrap();
     }
 }

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
-use tonic_rdma_tests::held::Watch;
 use tonic_rdma_tests::load::{Load, Tally};
+use tonic_rdma_tests::process_resources::Watch;
 
 use crate::log::Log;
 use crate::world::{Place, World};

@@ -12,9 +12,9 @@ use tokio::task::JoinHandle;
 use tonic_rdma::{Channel, Context, Endpoint, FabricKind, Path, PathInfo, ReasonCode};
 use tonic_rdma_tests::channel::AnyChannel;
 use tonic_rdma_tests::harness::client_of;
-use tonic_rdma_tests::held::Watch;
 use tonic_rdma_tests::load::{LIMIT, Load, Tally, bounded, goes_on, one_call, takes, until};
 use tonic_rdma_tests::process::{Process, in_use};
+use tonic_rdma_tests::process_resources::Watch;
 use tonic_rdma_tests::server::{self, fabric_of, fixed_port, unused};
 
 use crate::log::Log;

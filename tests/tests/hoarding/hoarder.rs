@@ -117,7 +117,7 @@ impl Hoarder {
                 self.link.queue(id, Work::Send { offset: 0, len }, true)?,
                 tonic_rdma_fabric::Posted::Done
             );
-            self.link.ring()?;
+            self.link.ring_doorbell()?;
             while !done {
                 done = self.poll(id).await?;
             }

@@ -32,7 +32,7 @@ use tonic_rdma_tests::process::{Process, role, runtime};
 use tower::Service;
 
 /// What a window of 2 MiB that nobody reads may add to what the server has.
-const MOST: usize = 4 << 20;
+const MAX: usize = 4 << 20;
 /// A stream whose body the server does not want.
 const DISCARDED: u32 = 3;
 /// Bytes that have been sent on it when the server is measured first.
@@ -205,7 +205,7 @@ impl Scene {
         let more = now.saturating_sub(self.before);
         println!("{sent} bytes unread: {more} more are resident, {landing} of landing memory held");
         assert!(
-            more + landing <= MOST,
+            more + landing <= MAX,
             "{sent} bytes of payload keep {more} and {landing} of landing memory"
         );
         assert!(sent < 1 << 20 || more + landing >= sent / 2, "it is not held: {more} + {landing}");

@@ -57,7 +57,7 @@ impl Peer {
         let grant = granted(server, "shm").await;
         let Some(Offered::Shm(shm)) = &grant.fabrics[0].fabric else { panic!("{grant:?}") };
         let mine =
-            Config { slot_size: SLOT as u32, recv_slots: 32, recv_most: 32, ..Config::default() };
+            Config { slot_size: SLOT as u32, recv_slots: 32, max_recvs: 32, ..Config::default() };
         let hello = Hello::new(grant.ticket[..].try_into().unwrap(), mine.settings()).encode();
         let sizes = LinkConfig {
             recv_slots: 32,
@@ -131,7 +131,7 @@ impl Peer {
             rest = &rest[fit..];
             self.credits -= 1;
             self.queue(Work::Send { offset: 0, len })?;
-            self.link.ring().map_err(gone)?;
+            self.link.ring_doorbell().map_err(gone)?;
         }
         Ok(())
     }

@@ -90,7 +90,7 @@ impl Driver {
         let offset = (self.next % 64) as usize * 1024;
         self.link.block_mut()[offset..offset + data.len()].copy_from_slice(data);
         self.queue(Work::Send { offset, len: data.len() })?;
-        self.link.ring()
+        self.link.ring_doorbell()
     }
 }
 
@@ -149,7 +149,7 @@ async fn measure(fabric: Fabric, addr: Addr) -> Result<(), Box<dyn Error>> {
                 let src = WriteSource::Bytes(pool.resolve(&bytes).ok_or("not pool memory")?);
                 driver.queue(Work::Write { src, remote_addr, rkey })?;
             }
-            driver.link.ring()?;
+            driver.link.ring_doorbell()?;
             if driver.sent < driver.next {
                 driver.poll().await?;
             }

@@ -77,7 +77,7 @@ impl ControlBlock {
         buf.resize_zeroed(need);
         let base = NonNull::from(buf.as_mut_slice()).cast::<u8>();
         let mut slots = vec![Slot::Held(0); config.recv_slots as usize];
-        slots.resize(config.recv_most() as usize, Slot::Absent);
+        slots.resize(config.max_recvs() as usize, Slot::Absent);
         Ok(ControlBlock {
             base,
             lkey: buf.lkey(),

@@ -157,7 +157,7 @@ pub enum FabricError {
     },
 }
 
-/// The step of a connection's making that was under way.
+/// The step of a connection's making that was in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ConnectStep {
@@ -191,7 +191,7 @@ pub enum ConnectError {
     Timeout {
         /// The peer.
         addr: Addr,
-        /// What was under way.
+        /// What was in flight.
         step: ConnectStep,
         /// The limit.
         after: Duration,
@@ -241,7 +241,7 @@ pub enum ConnectError {
     Failed {
         /// The peer.
         addr: Addr,
-        /// What was under way.
+        /// What was in flight.
         step: ConnectStep,
         /// Why.
         source: Arc<io::Error>,
@@ -251,7 +251,7 @@ pub enum ConnectError {
     PeerGone {
         /// The peer.
         addr: Addr,
-        /// What was under way.
+        /// What was in flight.
         step: ConnectStep,
     },
     /// The process at the other end runs as a user with whom memory is not shared.

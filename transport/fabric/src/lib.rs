@@ -14,13 +14,13 @@
 //! | [`link`] | the [`Link`] trait, [`Work`], [`Completion`], [`LinkConfig`], [`Caps`], [`PeerInfo`] |
 //! | [`error`] | [`FabricError`], [`ConnectError`], [`LinkError`]: whose fault, which verb, what to do |
 //! | [`device`] | [`DeviceInfo`]: what a device says about itself |
-//! | [`any`] | [`Fabric`], [`Listener`], [`Incoming`], [`AnyLink`]: one type over all providers |
+//! | [`provider`] | [`Fabric`], [`Listener`], [`Incoming`], [`AnyLink`]: one type over all providers |
 //! | [`access`] | [`ShmAccess`]: whom memory is shared with |
 //! | `shm` | two processes of one host (Linux, feature `shm`) |
-//! | [`alarm`] | [`Alarm`]: a timer that costs nothing while it waits |
-//! | [`news`] | [`News`]: what hardly ever has anything to say |
-//! | [`survey`] | what there is on this host, at a glance |
-//! | [`trial`] | what comes of making, one by one, what a connection is made of |
+//! | [`timer`] | [`Timer`]: a timer that costs nothing while it waits |
+//! | [`wake_gate`] | [`WakeGate`]: what hardly ever has anything to say |
+//! | [`host_snapshot`] | what there is on this host, at a glance |
+//! | [`self_test`] | what comes of making, one by one, what a connection is made of |
 //! | [`sim`] | an in-process network with a seed and faults, for tests without hardware |
 //! | `verbs` | rdma-core, loaded at run time: InfiniBand, RoCE and iWARP (Linux, feature `verbs`) |
 //!
@@ -59,8 +59,6 @@
 
 pub mod access;
 pub mod addr;
-pub mod alarm;
-pub mod any;
 mod block;
 #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
 mod busy_poll;
@@ -69,19 +67,21 @@ pub mod error;
 #[cfg(all(target_os = "linux", feature = "shm"))]
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod host_snapshot;
 pub mod link;
 mod log_throttle;
-pub mod news;
+pub mod provider;
 mod queue;
+#[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
+mod ready_fd;
+pub mod self_test;
 #[cfg(all(target_os = "linux", feature = "shm"))]
 pub mod shm;
 pub mod sim;
-pub mod survey;
-pub mod trial;
+pub mod timer;
 #[cfg(all(target_os = "linux", feature = "verbs"))]
 pub mod verbs;
-#[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
-mod watch;
+pub mod wake_gate;
 
 /// What the rings of `shm` are made of; loom's when they are checked.
 #[cfg(all(target_os = "linux", feature = "shm"))]
@@ -91,14 +91,14 @@ mod atomics {
 
 pub use access::ShmAccess;
 pub use addr::{Addr, BadShmAddr, ShmAddr};
-pub use alarm::Alarm;
-pub use any::{AnyLink, Connected, Fabric, Incoming, Listener};
 pub use device::{DeviceInfo, LinkLayer, PortInfo, PortState, Transport};
 pub use error::{ConnectError, ConnectStep, FabricError, LinkError, Verb};
+pub use host_snapshot::HostSnapshot;
 pub use link::{
     Caps, Completion, Link, LinkConfig, MAX_PRIVATE_DATA, PeerInfo, Posted, Work, WriteSource,
 };
 pub use log_throttle::LogThrottle;
-pub use news::News;
-pub use survey::Survey;
-pub use trial::{DeviceLimits, Trial, TrialStep};
+pub use provider::{AnyLink, Connected, Fabric, Incoming, Listener};
+pub use self_test::{DeviceLimits, SelfTest, SelfTestStep};
+pub use timer::Timer;
+pub use wake_gate::WakeGate;

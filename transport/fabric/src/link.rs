@@ -9,8 +9,8 @@ use bytes::Bytes;
 use tonic_rdma_memory::{PinnedBuf, PinnedBytes, Pool};
 
 use crate::addr::Addr;
-use crate::alarm::Alarm;
 use crate::error::LinkError;
+use crate::timer::Timer;
 
 /// The most private data, in bytes, that a connect request, an accept or a reject may carry.
 ///
@@ -19,7 +19,7 @@ use crate::error::LinkError;
 pub const MAX_PRIVATE_DATA: usize = 56;
 
 /// The size of a connection: its slots, its staging and its queues. Both ends choose their own, but
-/// a SEND must fit the peer's `slot_size`, and a peer may have no more SENDs under way than this
+/// a SEND must fit the peer's `slot_size`, and a peer may have no more SENDs in flight than this
 /// end has RECVs posted (R2).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkConfig {
@@ -33,7 +33,7 @@ pub struct LinkConfig {
     pub send_slots: u32,
     /// Bytes of staging behind the SEND slots. Default 256 KiB.
     pub staging: usize,
-    /// Work requests that may be under way at once (SEND and WRITE together). At least 4. Devices
+    /// Work requests that may be in flight at once (SEND and WRITE together). At least 4. Devices
     /// may grant more. Default 128.
     pub send_queue: u32,
     /// Longest payload, in bytes, that is asked to travel inside the work request itself. The
@@ -84,7 +84,7 @@ impl Default for LinkConfig {
 
 impl LinkConfig {
     /// RECVs that may be posted at once, extra ones included.
-    pub fn recv_most(&self) -> u32 {
+    pub fn max_recvs(&self) -> u32 {
         self.recv_slots.saturating_add(self.recv_extra)
     }
 
@@ -108,8 +108,8 @@ impl LinkConfig {
         if self.recv_slots == 0 || self.recv_slots > 1 << 16 {
             return Err(format!("recv_slots is {}, must be 1 to 65536", self.recv_slots));
         }
-        if self.recv_most() > 1 << 16 {
-            let all = self.recv_most();
+        if self.max_recvs() > 1 << 16 {
+            let all = self.max_recvs();
             return Err(format!(
                 "recv_slots and recv_extra are {all}, must be 65536 together at most"
             ));
@@ -139,7 +139,7 @@ pub struct Caps {
     /// Payloads up to this many bytes travel inside the work request (Soft-RoCE: up to 512,
     /// Soft-iWARP: 64). For information: the link decides by itself.
     pub max_inline: usize,
-    /// Work requests that may be under way at once.
+    /// Work requests that may be in flight at once.
     pub send_queue: usize,
     /// RECVs that are posted from the start.
     pub recv_queue: usize,
@@ -251,7 +251,7 @@ pub enum Completion {
     },
     /// A message of `len` bytes lies in RECV slot `slot`, until [`Link::repost`].
     Received {
-        /// `0 .. recv_most()`.
+        /// `0 .. max_recvs()`.
         slot: u32,
         /// Bytes; at most `slot_size`.
         len: u32,
@@ -271,7 +271,7 @@ pub trait Link: Send + 'static {
     fn peer(&self) -> &PeerInfo;
 
     /// Places free in the send queue now. 0 is back-pressure, not an error: more come with
-    /// completions (R5). Work that waits for [`ring`](Link::ring) counts as under way.
+    /// completions (R5). Work that waits for [`ring_doorbell`](Link::ring) counts as in flight.
     fn send_room(&self) -> usize;
 
     /// SEND slots and staging, [`LinkConfig::block_bytes`] long. See the
@@ -279,7 +279,7 @@ pub trait Link: Send + 'static {
     fn block_mut(&mut self) -> &mut [u8];
 
     /// Queues one work request. The device, or the peer, sees nothing of it before
-    /// [`ring`](Link::ring), except that a WRITE may land earlier.
+    /// [`ring_doorbell`](Link::ring), except that a WRITE may land earlier.
     ///
     /// `id` comes back in [`Completion::Sent`]; ids need not be unique or ordered, the link keeps
     /// the order itself.
@@ -298,7 +298,7 @@ pub trait Link: Send + 'static {
     /// A link that copies while work is queued says [`Posted::Done`] instead, and reports nothing.
     ///
     /// Reported is not the same as awaited: as long as under half of the SEND slots and of the
-    /// queue are in use, and no payload and no `signal` is under way, completions wake nobody and
+    /// queue are in use, and no payload and no `signal` is in flight, completions wake nobody and
     /// come with the next message. A small call then costs no wake-up for its own SEND. Pass
     /// `signal` for work whose completion something waits for.
     ///
@@ -322,7 +322,7 @@ pub trait Link: Send + 'static {
     ///
     /// # Errors
     /// The device refused work; the link is dead.
-    fn ring(&mut self) -> Result<(), LinkError>;
+    fn ring_doorbell(&mut self) -> Result<(), LinkError>;
 
     /// True when an answer to what was just rung may come so soon that looking for it beats waiting
     /// to be woken: then [`poll`](Link::poll) the link now, whatever its waker says. False where
@@ -339,13 +339,13 @@ pub trait Link: Send + 'static {
 
     /// True when a message has come that [`poll`](Link::poll) has not given yet, where looking
     /// costs next to nothing; otherwise false. Whoever has queued long copies stops for it.
-    fn has_news(&self) -> bool {
+    fn has_pending_recv(&self) -> bool {
         false
     }
 
     /// A timer on the clock that this link's time passes by.
-    fn alarm(&self) -> Alarm {
-        Alarm::new()
+    fn timer(&self) -> Timer {
+        Timer::new()
     }
 
     /// Drains connection events and completions into `out` (R6).
@@ -388,7 +388,7 @@ pub trait Link: Send + 'static {
     /// pool with the last of them.
     fn shrink(&mut self);
 
-    /// Starts an orderly end: the peer sees a disconnect, work under way is flushed, and
+    /// Starts an orderly end: the peer sees a disconnect, work in flight is flushed, and
     /// [`poll`](Link::poll) ends with [`LinkError::Closed`]. Wait for the [`Completion::Sent`] of
     /// the last SEND first if it must arrive. Calling it again does nothing.
     fn disconnect(&mut self);

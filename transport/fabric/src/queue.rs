@@ -1,4 +1,4 @@
-//! The send queue's books: what is under way, which request is signalled, and the memory that
+//! The send queue's books: what is in flight, which request is signalled, and the memory that
 //! posted work owns.
 //!
 //! A queue pair completes its work in order, and a completion is only reported for signalled
@@ -48,7 +48,7 @@ pub(crate) struct SendQueue {
     entries: VecDeque<Entry>,
     /// SEND slots of the block.
     send_slots: usize,
-    /// Entries under way that hold more than a SEND slot, or whose completion was asked for.
+    /// Entries in flight that hold more than a SEND slot, or whose completion was asked for.
     urgent: usize,
 }
 
@@ -69,7 +69,7 @@ impl SendQueue {
         }
     }
 
-    /// Someone waits for the next completion: payload is under way, one was asked for, or slots and
+    /// Someone waits for the next completion: payload is in flight, one was asked for, or slots and
     /// places run short. Otherwise completions may lie in the queue until something else wakes the
     /// link: a small call costs no wake-up for its own SEND.
     pub(crate) fn is_waited_for(&self) -> bool {
@@ -129,7 +129,7 @@ impl SendQueue {
     }
 
     /// The request and all before it are done: frees their places and memory and gives the
-    /// request's id. `None` when it is not under way.
+    /// request's id. `None` when it is not in flight.
     pub(crate) fn complete(&mut self, seq: u64) -> Option<u64> {
         let count = usize::try_from(seq.checked_sub(self.first)?).ok()?.checked_add(1)?;
         let id = self.entries.get(count - 1)?.id;

@@ -5,8 +5,8 @@
 mod atomics {
     pub(crate) use loom::sync::atomic::{AtomicU64, Ordering, fence};
 }
-#[path = "../src/shm/wake.rs"]
-mod wake;
+#[path = "../src/shm/wait_flag.rs"]
+mod wait_flag;
 
 use atomics::{AtomicU64, Ordering};
 use loom::cell::UnsafeCell;
@@ -39,7 +39,7 @@ impl Ring {
             unsafe { *slot = message + 40 }
         });
         self.tail.store(message + 1, Ordering::Release);
-        if wake::must_wake(&self.waiting) {
+        if wait_flag::must_wake(&self.waiting) {
             self.rung.fetch_add(1, Ordering::Relaxed);
             self.bell.notify();
         }
@@ -66,10 +66,10 @@ fn no_wake_up_is_lost() {
             let ring = ring.clone();
             thread::spawn(move || ring.send(0))
         };
-        wake::raise(&ring.waiting);
+        wait_flag::raise(&ring.waiting);
         let sleeps = !ring.has(0);
         if !sleeps {
-            wake::lower(&ring.waiting);
+            wait_flag::lower(&ring.waiting);
             ring.read(0);
         }
         sender.join().unwrap();
@@ -101,10 +101,10 @@ fn each_sleep_ends() {
         let mut raised = 0;
         for message in 0..2 {
             while !ring.has(message) {
-                wake::raise(&ring.waiting);
+                wait_flag::raise(&ring.waiting);
                 raised += 1;
                 if ring.has(message) {
-                    wake::lower(&ring.waiting);
+                    wait_flag::lower(&ring.waiting);
                     break;
                 }
                 // The bell may be a late one, for a sleep that was given up at the last moment. A

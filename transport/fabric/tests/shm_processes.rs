@@ -31,9 +31,12 @@ fn main() -> ExitCode {
     }
     process::run([
         // First, as what others leave is closed by other threads.
-        process::trial("a_killed_peer_leaves_nothing_behind", a_killed_peer_leaves_nothing_behind),
-        process::trial("two_processes_talk", two_processes_talk),
-        process::trial(
+        process::self_test(
+            "a_killed_peer_leaves_nothing_behind",
+            a_killed_peer_leaves_nothing_behind,
+        ),
+        process::self_test("two_processes_talk", two_processes_talk),
+        process::self_test(
             "a_peer_of_another_namespace_is_not_waited_for",
             a_peer_of_another_namespace,
         ),
@@ -178,7 +181,7 @@ async fn a_killed_peer_leaves_nothing_behind() {
         for i in 0..8 {
             end.queue_send(i, b"more", true).unwrap();
         }
-        end.link.ring().unwrap();
+        end.link.ring_doorbell().unwrap();
         process.kill();
         let error = end.death().await;
         assert!(matches!(error, LinkError::Disconnected { .. }), "{error}");

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::*;
-use tonic_rdma_fabric::sim::{Breakage, Event, SimConfig, SimDevice, SimNet, Tap};
+use tonic_rdma_fabric::sim::{Event, InjectedBug, Observer, SimConfig, SimDevice, SimNet};
 use tonic_rdma_fabric::{
     Addr, ConnectError, Fabric, FabricError, Link, LinkConfig, LinkError, Work, WriteSource,
 };
@@ -129,7 +129,7 @@ async fn keys_end_with_their_registration() {
     drop(pool);
     let src = WriteSource::Bytes(w.client.pool.resolve(&w.client.payload(64, 1)).unwrap());
     c.queue(Work::Write { src, remote_addr, rkey }, true).unwrap();
-    c.link.ring().unwrap();
+    c.link.ring_doorbell().unwrap();
     let writer = c.death().await;
     assert!(matches!(writer, LinkError::Completion { code: 10, .. }), "{writer}");
     s.death().await;
@@ -143,7 +143,7 @@ async fn a_send_without_a_recv_kills_the_link() {
         for i in 0..config().recv_slots as usize + 1 {
             c.queue_send(i, b"flood", true).unwrap();
         }
-        c.link.ring().unwrap();
+        c.link.ring_doorbell().unwrap();
         let error = c.death().await;
         assert!(matches!(error, LinkError::Completion { code: 13, .. }), "{error}");
         assert_eq!(w.net.stats().receiver_not_ready, 1);
@@ -192,7 +192,7 @@ async fn completions_that_nobody_waits_for_come_with_messages() {
     for i in 0..every {
         c.queue_send(i, b"x", false).unwrap();
     }
-    c.link.ring().unwrap();
+    c.link.ring_doorbell().unwrap();
     assert!(c.is_quiet().await && c.sent.len() == 1, "only the greeting was waited for");
     for _ in 0..every {
         s.receive().await.unwrap();
@@ -236,7 +236,7 @@ async fn the_same_seed_gives_the_same_run() {
         for i in 0..10 {
             c.queue_send(i, &[i as u8], true).unwrap();
         }
-        c.link.ring().unwrap();
+        c.link.ring_doorbell().unwrap();
         while c.sent.len() < 11 {
             c.poll().await.unwrap();
             log.push(format!("{:?}", c.sent));
@@ -259,7 +259,7 @@ async fn faults_strike_when_told() {
     for i in 0..5 {
         c.queue_send(i, b"x", true).unwrap();
     }
-    c.link.ring().unwrap();
+    c.link.ring_doorbell().unwrap();
     assert!(matches!(c.death().await, LinkError::Completion { code: 12, .. }));
     for _ in 0..4 {
         s.receive().await.unwrap();
@@ -325,7 +325,7 @@ async fn nothing_stays_registered() {
     let landing = w.server.landing(1 << 20);
     let src = WriteSource::Bytes(w.client.pool.resolve(&w.client.payload(4096, 1)).unwrap());
     c.queue(Work::Write { src, remote_addr: landing.addr(), rkey: landing.rkey() }, false).unwrap();
-    c.link.ring().unwrap();
+    c.link.ring_doorbell().unwrap();
     drop((s, c, landing));
     let World { server, client, server_device, client_device, .. } = w;
     drop((server, client));
@@ -360,13 +360,13 @@ async fn an_audit_sees_memory_that_changes_under_the_device() {
         let id = c.queue_send(3, b"as it was", true).unwrap();
         if late {
             // It arrives, and is not reported yet.
-            c.link.ring().unwrap();
+            c.link.ring_doorbell().unwrap();
             assert_eq!(s.receive().await.unwrap(), b"as it was");
         }
         assert_eq!(w.net.breaches(), Vec::<String>::new());
         let offset = 3 * config().slot_size as usize;
         c.link.block_mut()[offset] ^= 1;
-        c.link.ring().unwrap();
+        c.link.ring_doorbell().unwrap();
         c.done(id).await.unwrap();
         let breaches = w.net.breaches();
         assert!(
@@ -383,7 +383,7 @@ async fn an_audit_names_the_rule() {
     for i in 0..=config().recv_slots as usize {
         c.queue_send(i, b"flood", true).unwrap();
     }
-    c.link.ring().unwrap();
+    c.link.ring_doorbell().unwrap();
     c.death().await;
     let (mut s2, _c2) = pair(&w.server, &w.client).await;
     s2.post(0, b"me first");
@@ -405,7 +405,7 @@ async fn latency_takes_time_and_keeps_the_order() {
         for i in 0..10 {
             c.queue_send(i, &[i as u8], true).unwrap();
         }
-        c.link.ring().unwrap();
+        c.link.ring_doorbell().unwrap();
         while c.sent.len() < 11 {
             c.poll().await.unwrap();
         }
@@ -469,7 +469,7 @@ async fn cut_links_die_and_lost_disconnects_are_not_heard() {
 #[derive(Default)]
 struct Ears(Mutex<Vec<String>>);
 
-impl Tap for Ears {
+impl Observer for Ears {
     fn event(&self, event: Event<'_>) {
         let text = format!("{event:?}");
         let name = text.split([' ', '{']).next().unwrap().to_owned();
@@ -481,7 +481,7 @@ impl Tap for Ears {
 async fn a_tap_hears_everything() {
     let w = world(1, 0);
     let ears = Arc::new(Ears::default());
-    w.net.tap(ears.clone());
+    w.net.observe(ears.clone());
     let (mut s, mut c) = pair(&w.server, &w.client).await;
     let landing = w.server.landing(4096);
     let src = WriteSource::Bytes(w.client.pool.resolve(&w.client.payload(64, 1)).unwrap());
@@ -527,7 +527,10 @@ async fn completions_may_be_flushed_when_a_link_dies() {
 
 #[tokio::test]
 async fn promises_are_broken_once_and_when_told() {
-    let w = world_of(SimConfig { breakage: Some((Breakage::FlipSend, 2)), ..SimConfig::default() });
+    let w = world_of(SimConfig {
+        injected_bug: Some((InjectedBug::FlipSend, 2)),
+        ..SimConfig::default()
+    });
     let (mut s, mut c) = pair(&w.server, &w.client).await;
     let broken = async |s: &mut End, c: &mut End| {
         c.send(0, b"ab").await;

@@ -61,22 +61,22 @@ on_the_device! {
 #[tokio::test]
 async fn a_trial_makes_everything_and_leaves_nothing() {
     let _turn = TURN.lock().await;
-    let trial = Fabric::trial(&guest_device()).unwrap();
+    let self_test = Fabric::self_test(&guest_device()).unwrap();
     assert!(
-        trial.limits.is_some_and(|limits| limits.max_qp > 0 && limits.max_mr_size > 0),
-        "{trial:?}"
+        self_test.limits.is_some_and(|limits| limits.max_qp > 0 && limits.max_mr_size > 0),
+        "{self_test:?}"
     );
-    let failed: Vec<_> = trial.steps.iter().filter(|step| step.error.is_some()).collect();
+    let failed: Vec<_> = self_test.steps.iter().filter(|step| step.error.is_some()).collect();
     assert!(failed.is_empty(), "{failed:?}");
-    let calls: Vec<String> = trial.steps.iter().map(|step| step.verb.to_string()).collect();
+    let calls: Vec<String> = self_test.steps.iter().map(|step| step.verb.to_string()).collect();
     assert_eq!(calls.first().map(String::as_str), Some("ibv_open_device"));
     assert_eq!(calls.last().map(String::as_str), Some("ibv_create_qp"));
     assert_eq!(calls.len(), 6, "{calls:?}");
     let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let before = descriptors();
-    Fabric::trial(&guest_device()).unwrap();
+    Fabric::self_test(&guest_device()).unwrap();
     assert_eq!(descriptors(), before);
-    let unknown = Fabric::trial("nope0").map(drop).unwrap_err();
+    let unknown = Fabric::self_test("nope0").map(drop).unwrap_err();
     assert!(matches!(unknown, FabricError::NoSuchDevice { .. }), "{unknown}");
 }
 
@@ -259,7 +259,7 @@ async fn end_of_a_write(side: &Side, remote_addr: u64, rkey: u32) -> Option<Link
     let src = WriteSource::Bytes(side.pool.resolve(&side.payload(4096, 0xa5)).unwrap());
     c.queue(Work::Write { src, remote_addr, rkey }, false).unwrap();
     c.queue_send(1, b"behind it", true).unwrap();
-    c.link.ring().unwrap();
+    c.link.ring_doorbell().unwrap();
     let received =
         tokio::time::timeout(PATIENCE, s.receive()).await.expect("neither arrives nor ends");
     match received {
@@ -303,7 +303,7 @@ async fn landing_memory_of_another_connection_is_not_found() {
     c.queue(Work::Write { src, remote_addr: victim.addr() + 4096, rkey: victim.rkey() }, false)
         .unwrap();
     c.queue_send(1, b"landed", true).unwrap();
-    c.link.ring().unwrap();
+    c.link.ring_doorbell().unwrap();
     assert_eq!(s.receive().await.unwrap(), b"landed");
     // The address alone is what a guess lacks.
     let hit = end_of_a_write(&side, victim.addr() + 8192, victim.rkey()).await;
@@ -344,7 +344,7 @@ async fn a_send_without_a_recv_kills_the_link() {
         for i in 0..config().recv_slots as usize + 1 {
             c.queue_send(i, b"flood", signal).unwrap();
         }
-        c.link.ring().unwrap();
+        c.link.ring_doorbell().unwrap();
         let error = c.death().await;
         match transport(&side) {
             Transport::RoCE => {
@@ -463,7 +463,7 @@ async fn connections_leave_nothing_behind() {
         let (mut s, mut c) = pair_over(&mut listener, &side, &side, &small).await;
         c.link.block_mut()[0] = i as u8;
         c.queue(Work::Send { offset: 0, len: 1 }, true).unwrap();
-        c.link.ring().unwrap();
+        c.link.ring_doorbell().unwrap();
         assert_eq!(s.receive().await.unwrap(), [i as u8]);
         match i % 4 {
             0 => c.link.disconnect(),
@@ -495,9 +495,9 @@ async fn any_order_of_drops_is_fine() {
         let payload = side.as_ref().unwrap().payload(64 << 10, 3);
         let src = WriteSource::Bytes(side.as_ref().unwrap().pool.resolve(&payload).unwrap());
         c.queue(Work::Write { src, remote_addr, rkey }, false).unwrap();
-        c.link.ring().unwrap();
+        c.link.ring_doorbell().unwrap();
         let (mut s, mut c) = (Some(s), Some(c));
-        // The work is still under way. R9: landing memory goes after its queue pair.
+        // The work is still in flight. R9: landing memory goes after its queue pair.
         for step in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]][order] {
             match step {
                 0 => drop(side.take()),

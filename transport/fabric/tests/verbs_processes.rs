@@ -18,7 +18,7 @@ fn main() -> ExitCode {
         process::block_on(another_process(addr));
         return ExitCode::SUCCESS;
     }
-    process::run([process::trial("a_killed_peer_is_noticed", a_killed_peer_is_noticed)])
+    process::run([process::self_test("a_killed_peer_is_noticed", a_killed_peer_is_noticed)])
 }
 
 /// Connects, and echoes until it is killed.
@@ -47,7 +47,7 @@ async fn a_killed_peer_is_noticed() {
             for i in 0..8 {
                 s.queue_send(i, b"more", true).unwrap();
             }
-            s.link.ring().unwrap();
+            s.link.ring_doorbell().unwrap();
         }
         peer.kill();
         let error = s.death().await;

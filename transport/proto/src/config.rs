@@ -16,7 +16,7 @@ pub struct Config {
     /// RECV slots that there may be at once: those of the start, and others that come and go with
     /// the load ([`Connection::wants_recvs`](crate::Connection::wants_recvs)). `recv_slots` to
     /// 4,096; default 32.
-    pub recv_most: u16,
+    pub max_recvs: u16,
     /// Streams that the peer may have open at once. At least 1; default 1,024.
     pub max_streams: u32,
     /// Bytes that a stream may hold unread without having asked (eager data and standing grants).
@@ -63,7 +63,7 @@ impl Default for Config {
         Config {
             slot_size: 8 * 1024,
             recv_slots: 32,
-            recv_most: 32,
+            max_recvs: 32,
             max_streams: 1024,
             stream_window: 2 << 20,
             bulk_window: 8 << 20,
@@ -127,9 +127,9 @@ impl Config {
             "4 to 4096",
         )?;
         rule(
-            (self.recv_slots..=4096).contains(&self.recv_most),
-            "recv_most",
-            self.recv_most.into(),
+            (self.recv_slots..=4096).contains(&self.max_recvs),
+            "max_recvs",
+            self.max_recvs.into(),
             "recv_slots to 4096",
         )?;
         rule(self.max_streams > 0, "max_streams", self.max_streams.into(), "at least 1")?;
@@ -191,7 +191,7 @@ impl Config {
     pub fn settings(&self) -> Settings {
         Settings {
             recv_slots: self.recv_slots,
-            recv_most: self.recv_most,
+            max_recvs: self.max_recvs,
             slot_size: self.slot_size,
             max_streams: self.max_streams,
             stream_window: self.stream_window,

@@ -53,7 +53,7 @@ pub struct Settings {
     /// RECV slots posted: credits that the peer starts with.
     pub recv_slots: u16,
     /// RECV slots that there may be at once: no message returns more credits than that leaves.
-    pub recv_most: u16,
+    pub max_recvs: u16,
     /// Bytes of a RECV slot: the longest SEND.
     pub slot_size: u32,
     /// Streams that the peer may have open at once.
@@ -207,7 +207,7 @@ fn put(kind: u8, min: u8, max: u8, ticket: &[u8; 16], s: &Settings) -> [u8; HELL
     out[7] = max;
     out[8..24].copy_from_slice(ticket);
     out[24..26].copy_from_slice(&s.recv_slots.to_le_bytes());
-    out[26..28].copy_from_slice(&s.recv_most.to_le_bytes());
+    out[26..28].copy_from_slice(&s.max_recvs.to_le_bytes());
     out[28..32].copy_from_slice(&s.slot_size.to_le_bytes());
     out[32..36].copy_from_slice(&s.max_streams.to_le_bytes());
     out[36..40].copy_from_slice(&s.stream_window.to_le_bytes());
@@ -220,7 +220,7 @@ fn put(kind: u8, min: u8, max: u8, ticket: &[u8; 16], s: &Settings) -> [u8; HELL
 fn settings(data: &[u8]) -> Result<Settings, HelloError> {
     let s = Settings {
         recv_slots: u16::from_le_bytes(le(data, 24)),
-        recv_most: u16::from_le_bytes(le(data, 26)),
+        max_recvs: u16::from_le_bytes(le(data, 26)),
         slot_size: u32::from_le_bytes(le(data, 28)),
         max_streams: u32::from_le_bytes(le(data, 32)),
         stream_window: u32::from_le_bytes(le(data, 36)),
@@ -233,7 +233,7 @@ fn settings(data: &[u8]) -> Result<Settings, HelloError> {
     };
     rule(data[54..56] == [0; 2], "reserved field", 1)?;
     rule((4..=4096).contains(&s.recv_slots), "recv_slots", s.recv_slots.into())?;
-    rule((s.recv_slots..=4096).contains(&s.recv_most), "recv_most", s.recv_most.into())?;
+    rule((s.recv_slots..=4096).contains(&s.max_recvs), "max_recvs", s.max_recvs.into())?;
     rule((512..=32_768).contains(&s.slot_size), "slot_size", s.slot_size.into())?;
     // A peer that takes no streams would have every call wait for ever.
     rule(s.max_streams > 0, "max_streams", s.max_streams.into())?;

@@ -87,7 +87,7 @@ struct Shm {
 
 fn config() -> Config {
     let mut config = Config::default();
-    (config.slot_size, config.recv_slots, config.recv_most) = (4096, 32, 32);
+    (config.slot_size, config.recv_slots, config.max_recvs) = (4096, 32, 32);
     config
 }
 
@@ -166,7 +166,7 @@ impl Peer {
                 None => break,
             }
         }
-        self.link.ring().unwrap();
+        self.link.ring_doorbell().unwrap();
     }
 
     /// Acts on what has come, without waiting for more.

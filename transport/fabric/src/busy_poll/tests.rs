@@ -1,7 +1,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use super::*;
+use crate::busy_poll::*;
 
 /// Time that passes when the test says so.
 #[derive(Debug, Clone)]

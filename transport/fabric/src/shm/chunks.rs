@@ -14,7 +14,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use super::peer_map::PeerMap;
+use crate::shm::peer_map::PeerMap;
 
 /// Chunks of a peer that are kept mapped, at most.
 pub(super) const MAX_CHUNKS: usize = 512;

@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use tonic_rdma_memory::Pool;
 
-use super::ShmDevice;
-use super::kin::is_kin;
-use super::link::{ShmLink, is_end};
-use super::setup::{Own, Theirs};
-use super::socket::{Heard, Socket};
-use super::wire::Message;
 use crate::addr::{Addr, ShmAddr};
 use crate::block::ControlBlock;
 use crate::error::{ConnectError, ConnectStep};
 use crate::link::{LinkConfig, MAX_PRIVATE_DATA};
+use crate::shm::ShmDevice;
+use crate::shm::link::{ShmLink, is_end};
+use crate::shm::same_user::is_same_user;
+use crate::shm::setup::{Own, Theirs};
+use crate::shm::socket::{Heard, Socket};
+use crate::shm::wire::Message;
 
 /// Pause before another try where the listener has more to do than it takes on.
 const BUSY: Duration = Duration::from_millis(1);
@@ -86,7 +86,7 @@ async fn attempt(
     let Some(Heard { bytes, rights }) = answer else { return Err(gone()) };
     match (Message::decode(&bytes), rights) {
         (Some(Message::Accept { shape, private_data }), true) => {
-            let kin = is_kin(&socket);
+            let kin = is_same_user(&socket);
             let theirs = socket
                 .take(move |fds| Theirs::new(shape, fds, peer.uid, kin))
                 .await

@@ -1,6 +1,6 @@
 //! A link over shared memory.
 //!
-//! Work is done while it is queued: nothing is ever under way, and no completions of SENDs and
+//! Work is done while it is queued: nothing is ever in flight, and no completions of SENDs and
 //! WRITEs are reported.
 //!
 //! Messages on the socket are read by the driver, but for the descriptors of CHUNK messages, which
@@ -26,22 +26,22 @@ use std::task::{Context, Poll};
 
 use tonic_rdma_memory::Pool;
 
-use super::bell::{Bell, Rope};
-use super::chunks::{MAX_CHUNK_BYTES, MAX_CHUNKS, Offered, PeerChunks};
-use super::map::Map;
-use super::peer_map::{PeerMap, Use};
-use super::ring::{Put, Reader, RingBreach, Writer};
-use super::setup::{Own, Theirs};
-use super::socket::{Heard, Socket, Taking};
-use super::table::{Gone, Table};
-use super::wake_cost::{UNKNOWN, WakeCost, monotonic, wake_up};
-use super::wire::Message;
-use super::{NAME, ShmDevice};
 use crate::addr::Addr;
 use crate::block::ControlBlock;
 use crate::busy_poll::{BusyPoll, Next};
 use crate::error::{LinkError, Verb};
 use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work, WriteSource};
+use crate::shm::chunks::{MAX_CHUNK_BYTES, MAX_CHUNKS, Offered, PeerChunks};
+use crate::shm::event_fd::{EventFd, PeerWaker};
+use crate::shm::map::Map;
+use crate::shm::peer_map::{PeerMap, Use};
+use crate::shm::ring::{Put, Reader, RingBreach, Writer};
+use crate::shm::setup::{Own, Theirs};
+use crate::shm::socket::{Heard, Socket, Taking};
+use crate::shm::table::{Gone, Table};
+use crate::shm::wake_cost::{UNKNOWN, WakeCost, monotonic, wake_up};
+use crate::shm::wire::Message;
+use crate::shm::{NAME, ShmDevice};
 
 /// Completions per poll, at most.
 const BUDGET: usize = 256;
@@ -74,9 +74,9 @@ pub struct ShmLink {
     peer: Box<PeerInfo>,
     socket: Socket,
     reader: Reader<Map>,
-    bell: Bell,
+    bell: EventFd,
     writer: Writer<PeerMap>,
-    rope: Rope,
+    waker: PeerWaker,
     chunks: PeerChunks,
     /// A chunk that is being taken.
     taking: Option<(Offered, Taking<PeerMap>)>,
@@ -107,7 +107,7 @@ impl ShmLink {
             block.mark_posted(slot);
         }
         let Own { reader, bell, .. } = own;
-        let Theirs { writer, rope } = theirs;
+        let Theirs { writer, waker } = theirs;
         ShmLink {
             caps: Caps {
                 max_inline: 0,
@@ -127,7 +127,7 @@ impl ShmLink {
             reader,
             bell,
             writer,
-            rope,
+            waker,
             chunks: PeerChunks::default(),
             taking: None,
             table: device.table().clone(),
@@ -371,7 +371,7 @@ impl ShmLink {
         if rung {
             self.stats.wakes += 1;
             self.writer.rings_at(monotonic());
-            self.rope.ring(&self.socket);
+            self.waker.ring(&self.socket);
         } else {
             self.stats.wakes_spared += 1;
         }
@@ -420,8 +420,8 @@ impl ShmLink {
             self.reader.runs_on(cpu);
             let apart = self.writer.peer_runs_on() != cpu;
             let reader = &self.reader;
-            if self.busy_poll.nothing(apart, || reader.has_news()) == Next::Again {
-                if self.reader.has_news() {
+            if self.busy_poll.nothing(apart, || reader.has_pending_recv()) == Next::Again {
+                if self.reader.has_pending_recv() {
                     continue;
                 }
                 // Every other task has its turn before this one looks again, also the one that a
@@ -538,7 +538,7 @@ impl Link for ShmLink {
         Ok(())
     }
 
-    fn ring(&mut self) -> Result<(), LinkError> {
+    fn ring_doorbell(&mut self) -> Result<(), LinkError> {
         self.alive()?;
         self.publish();
         Ok(())
@@ -550,8 +550,8 @@ impl Link for ShmLink {
             && self.writer.peer_runs_on() != processor()
     }
 
-    fn has_news(&self) -> bool {
-        self.reader.has_news() && !self.awaits_chunk()
+    fn has_pending_recv(&self) -> bool {
+        self.reader.has_pending_recv() && !self.awaits_chunk()
     }
 
     fn shares_processor(&self) -> bool {

@@ -17,19 +17,19 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tonic_rdma_memory::Pool;
 
-use super::ShmDevice;
-use super::blocking::{PEERS, STRANGERS};
-use super::kin::is_kin;
-use super::link::{ShmLink, is_end};
-use super::ring::Shape;
-use super::setup::{Own, Theirs};
-use super::socket::{Credentials, Heard, Listening, Socket};
-use super::wire::Message;
 use crate::addr::{Addr, ShmAddr};
 use crate::block::ControlBlock;
 use crate::error::{ConnectError, ConnectStep, FabricError};
 use crate::link::{LinkConfig, MAX_PRIVATE_DATA};
 use crate::log_throttle::LogThrottle;
+use crate::shm::ShmDevice;
+use crate::shm::blocking::{PEERS, STRANGERS};
+use crate::shm::link::{ShmLink, is_end};
+use crate::shm::ring::Shape;
+use crate::shm::same_user::is_same_user;
+use crate::shm::setup::{Own, Theirs};
+use crate::shm::socket::{Credentials, Heard, Listening, Socket};
+use crate::shm::wire::Message;
 
 /// A connection that has not said HELLO by then is closed.
 const HELLO_LIMIT: Duration = Duration::from_secs(5);
@@ -251,7 +251,7 @@ impl ShmIncoming {
             let what = "it was let in, and did not give its ring";
             return Err(refuse(io::Error::new(io::ErrorKind::InvalidData, what)));
         }
-        let kin = is_kin(&socket);
+        let kin = is_same_user(&socket);
         let theirs =
             socket.take(move |fds| Theirs::new(shape, fds, peer.uid, kin)).await.map_err(refuse)?;
         Ok(ShmLink::new(&device, socket, own, theirs, block, config))

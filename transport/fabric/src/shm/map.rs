@@ -14,7 +14,7 @@ use std::sync::atomic::AtomicU64;
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat, fstatfs};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
-use super::ring::Words;
+use crate::shm::ring::Words;
 
 /// The file system of memfds, as linux/magic.h has it. Huge pages have one of their own.
 const TMPFS: u64 = 0x0102_1994;

@@ -25,7 +25,7 @@
 //! (`blocking`). In particular there is no task that opens, waits for or closes a file that it does
 //! not know: what tasks wait for are sockets and eventfds that this end has made.
 //!
-//! Everything in shared memory is as untrusted as a packet: `ring` reads each word once, and checks
+//! Everything in shared memory is as untrusted as a packet: `ring_doorbell` reads each word once, and checks
 //! the copy. What a peer that breaks the rules can reach is the ring and the chunks that it was
 //! given, all of them its own connection's.
 //!
@@ -34,32 +34,32 @@
 //! | `socket` | unix sockets with message boundaries and descriptors |
 //! | `wire` | messages on them |
 //! | `blocking` | threads for what a peer can make block |
-//! | `kin` | whether a peer could stop this process anyway |
+//! | `same_user` | whether a peer could stop this process anyway |
 //! | `map` | a file, checked and mapped |
 //! | `peer_map` | a file of the peer's: mapped once, unmapped elsewhere |
 //! | `chunks` | landing chunks of the peer: limits, WRITEs |
-//! | `ring` | the ring: layout, reading and writing end |
-//! | `wake` | the flag by which no wake-up is lost |
+//! | `ring_doorbell` | the ring: layout, reading and writing end |
+//! | `wait_flag` | the flag by which no wake-up is lost |
 //! | `table` | landing chunks of this process, by remote key |
-//! | `bell` | waking and being woken |
+//! | `event_fd` | waking and being woken |
 //! | `setup` | from a handshake to a link |
 //! | `listener`, `connect` | the accepting and the connecting side |
 //! | `link` | the [`Link`](crate::Link) |
 
-mod bell;
 mod blocking;
 mod chunks;
 mod connect;
-mod kin;
+mod event_fd;
 mod link;
 mod listener;
 mod map;
 mod peer_map;
 pub(crate) mod ring;
+mod same_user;
 mod setup;
 mod socket;
 mod table;
-mod wake;
+mod wait_flag;
 mod wake_cost;
 mod wire;
 

@@ -6,9 +6,9 @@ use std::os::fd::AsFd;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use super::blocking::PEERS;
-use super::map::{FileId, Map};
-use super::ring::Words;
+use crate::shm::blocking::PEERS;
+use crate::shm::map::{FileId, Map};
+use crate::shm::ring::Words;
 
 /// The kernel's limit on the mappings of a process (proc(5), max_map_count), if it cannot be read.
 const MAX_MAPPINGS: usize = 65530;

@@ -21,8 +21,8 @@
 //! orders the two ways: the receiver gives no message of a tail before it has as many chunks as the
 //! sender counted with it.
 
-use super::wake;
 use crate::atomics::{AtomicU64, Ordering};
+use crate::shm::wait_flag;
 
 const TAIL: usize = 0;
 const CHUNKS: usize = 1;
@@ -163,7 +163,7 @@ impl<W: Words> Reader<W> {
     }
 
     /// Whether a message may be there. Cheap: one load.
-    pub(crate) fn has_news(&self) -> bool {
+    pub(crate) fn has_pending_recv(&self) -> bool {
         self.tail != self.read || self.word(TAIL).load(Ordering::Relaxed) != self.tail
     }
 
@@ -180,8 +180,8 @@ impl<W: Words> Reader<W> {
 
     /// From now on the peer rings the bell. False when there is news after all: then nobody waits.
     pub(crate) fn wait(&self) -> bool {
-        wake::raise(self.word(WAITING));
-        let waits = !self.has_news();
+        wait_flag::raise(self.word(WAITING));
+        let waits = !self.has_pending_recv();
         if !waits {
             self.awake();
         }
@@ -190,7 +190,7 @@ impl<W: Words> Reader<W> {
 
     /// The bell need not be rung any more.
     pub(crate) fn awake(&self) {
-        wake::lower(self.word(WAITING));
+        wait_flag::lower(self.word(WAITING));
     }
 
     /// When the peer last rang, as it says; 0: never.
@@ -326,7 +326,7 @@ impl<W: Words> Writer<W> {
         self.published = self.written;
         self.word(CHUNKS).store(self.chunks, Ordering::Relaxed);
         self.word(TAIL).store(self.written, Ordering::Release);
-        wake::must_wake(self.word(WAITING))
+        wait_flag::must_wake(self.word(WAITING))
     }
 
     /// Tells the peer when this end rings for it, which it is about to.
@@ -406,7 +406,7 @@ mod tests {
         writer.put(b"behind").unwrap();
         writer.publish();
         assert!(reader.next(0).unwrap().is_none());
-        assert!(reader.awaits_chunk(0) && reader.has_news() && !reader.awaits_chunk(1));
+        assert!(reader.awaits_chunk(0) && reader.has_pending_recv() && !reader.awaits_chunk(1));
         assert!(reader.next(1).unwrap().is_some());
         reader.free(|_| true);
         // Counts that run backwards hold up nothing.

@@ -3,17 +3,17 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::bell::{Bell, Rope};
-use super::map::Map;
-use super::peer_map::{PeerMap, Use};
-use super::ring::{Reader, Shape, Writer};
 use crate::link::LinkConfig;
+use crate::shm::event_fd::{EventFd, PeerWaker};
+use crate::shm::map::Map;
+use crate::shm::peer_map::{PeerMap, Use};
+use crate::shm::ring::{Reader, Shape, Writer};
 
 /// This end's ring and bell.
 #[derive(Debug)]
 pub(super) struct Own {
     pub(super) reader: Reader<Map>,
-    pub(super) bell: Bell,
+    pub(super) bell: EventFd,
     pub(super) shape: Shape,
     file: OwnedFd,
 }
@@ -23,7 +23,7 @@ impl Own {
         let shape = Shape { slots: config.recv_slots, slot_size: config.slot_size };
         let (map, file) = Map::own(shape.bytes())?;
         let reader = Reader::new(map, shape).ok_or(io::ErrorKind::InvalidInput)?;
-        Ok(Own { reader, bell: Bell::new()?, shape, file })
+        Ok(Own { reader, bell: EventFd::new()?, shape, file })
     }
 
     /// For the peer: the ring, then the bell.
@@ -37,7 +37,7 @@ impl Own {
 #[derive(Debug)]
 pub(super) struct Theirs {
     pub(super) writer: Writer<PeerMap>,
-    pub(super) rope: Rope,
+    pub(super) waker: PeerWaker,
 }
 
 impl Theirs {
@@ -59,6 +59,6 @@ impl Theirs {
         let map = PeerMap::new(ring, shape.bytes(), user, Use::Ring)?;
         let writer =
             Writer::new(map, shape).ok_or_else(|| wrong("the peer's ring is too small"))?;
-        Ok(Theirs { writer, rope: Rope::new(fds, kin)? })
+        Ok(Theirs { writer, waker: PeerWaker::new(fds, kin)? })
     }
 }

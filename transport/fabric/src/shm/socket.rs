@@ -16,9 +16,9 @@ use rustix::net::{
 use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
 
-use super::blocking::{Lane, PEERS, STRANGERS};
 use crate::addr::ShmAddr;
-use crate::watch::Watch;
+use crate::ready_fd::ReadyFd;
+use crate::shm::blocking::{Lane, PEERS, STRANGERS};
 
 /// The longest message, in bytes.
 pub(super) const MAX_MESSAGE: usize = 256;
@@ -49,7 +49,7 @@ pub(super) struct Socket {
     /// Given to a thread that may block when the socket is dropped.
     fd: ManuallyDrop<Arc<OwnedFd>>,
     /// There until the socket is dropped.
-    watch: Option<Watch<Arc<OwnedFd>>>,
+    watch: Option<ReadyFd<Arc<OwnedFd>>>,
     peer: Credentials,
     lane: &'static Lane,
 }
@@ -181,7 +181,7 @@ impl Socket {
         match (watch, peer) {
             (Ok(watch), Ok(peer)) => {
                 let fd = ManuallyDrop::new(fd);
-                Ok(Socket { fd, watch: Some(Watch::new(watch)), peer, lane })
+                Ok(Socket { fd, watch: Some(ReadyFd::new(watch)), peer, lane })
             }
             (watch, peer) => {
                 let error = watch.err().or(peer.err());

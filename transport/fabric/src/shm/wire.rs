@@ -14,8 +14,8 @@
 //!
 //! Numbers are little-endian. The magic holds the version; an end that speaks another is refused.
 
-use super::ring::Shape;
 use crate::link::MAX_PRIVATE_DATA;
+use crate::shm::ring::Shape;
 
 /// Protocol and version.
 const MAGIC: [u8; 7] = *b"trdshm\x02";

@@ -9,12 +9,12 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout as bounded;
 use tonic_rdma_memory::Pool;
 
-use super::link::{Ends, SimLink};
-use super::net::{DeviceInner, NoListener};
-use super::wire::End;
 use crate::block::ControlBlock;
 use crate::error::{ConnectError, ConnectStep, FabricError};
 use crate::link::{LinkConfig, MAX_PRIVATE_DATA, PeerInfo};
+use crate::sim::link::{Ends, SimLink};
+use crate::sim::net::{DeviceInner, NoListener};
+use crate::sim::wire::End;
 
 /// What a client puts before a listener.
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! A link of the in-process network.
 //!
-//! Work that was rung lies in the link itself and is delivered by it, in [`ring`](Link::ring) when
+//! Work that was rung lies in the link itself and is delivered by it, in [`ring_doorbell`](Link::ring) when
 //! there is no delay and otherwise in later polls: only the owner of the source memory's link ever
 //! reads it.
 
@@ -14,17 +14,17 @@ use std::task::{Context, Poll, Waker};
 use tokio::time::Sleep;
 use tonic_rdma_memory::{PinnedBuf, PinnedBytes, Pool};
 
-use super::audit::Sums;
-use super::hold::Hold;
-use super::net::DeviceInner;
-use super::rng::Rng;
-use super::wire::{End, Over, Status};
-use super::{Breakage, EndId, Event};
-use crate::alarm::Alarm;
 use crate::block::ControlBlock;
 use crate::error::{LinkError, Verb};
 use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work, WriteSource};
 use crate::queue::{Held, SendQueue};
+use crate::sim::audit::Sums;
+use crate::sim::delay::Delay;
+use crate::sim::net::DeviceInner;
+use crate::sim::rng::Rng;
+use crate::sim::wire::{End, Over, Status};
+use crate::sim::{EndId, Event, InjectedBug};
+use crate::timer::Timer;
 
 /// Completions per poll, at most.
 const BUDGET: usize = 256;
@@ -47,7 +47,7 @@ struct Op {
     /// Address and key of a WRITE.
     remote: Option<(u64, u32)>,
     /// Until it is delivered.
-    hold: Hold,
+    hold: Delay,
 }
 
 // SAFETY: `addr` points into memory that the link owns (its block) or holds in its send queue; it
@@ -69,13 +69,13 @@ pub struct SimLink {
     /// Rung, not delivered.
     wire: VecDeque<Op>,
     /// Delivered, completion not reported.
-    done: VecDeque<(u64, Hold)>,
+    done: VecDeque<(u64, Delay)>,
     /// The moment that the first of those waits for.
     timer: Option<Pin<Box<Sleep>>>,
     sums: Sums,
-    /// A WRITE that lands behind the next SEND, by a breakage: its bytes, address and key.
+    /// A WRITE that lands behind the next SEND, by a injected_bug: its bytes, address and key.
     late: Option<(Vec<u8>, u64, u32)>,
-    /// Completions are lost, by a breakage.
+    /// Completions are lost, by a injected_bug.
     mute: bool,
     dead: Option<LinkError>,
     rng: Rng,
@@ -191,8 +191,8 @@ impl SimLink {
             }
             if self.sq.is_signalled(op.seq) {
                 let net = &self.me.device.net;
-                self.mute |= net.breaks(Breakage::LoseCompletions);
-                let hold = Hold::draw(&mut self.rng, &net.config);
+                self.mute |= net.breaks(InjectedBug::LoseCompletions);
+                let hold = Delay::draw(&mut self.rng, &net.config);
                 self.done.push_back((op.seq, hold));
             }
         }
@@ -229,14 +229,14 @@ impl SimLink {
         let message = unsafe { std::slice::from_raw_parts(op.addr.as_ptr(), op.len) };
         let mut flipped = Vec::new();
         let mut from = op.addr;
-        if net.breaks(Breakage::FlipSend) && !message.is_empty() {
+        if net.breaks(InjectedBug::FlipSend) && !message.is_empty() {
             flipped.extend_from_slice(message);
             flipped[op.len - 1] ^= 1;
             from = NonNull::from(flipped.as_mut_slice()).cast();
         }
         let wake = !self.rng.one_in(net.config.lost_wakeups);
-        if !net.breaks(Breakage::LoseSend) {
-            let times = if net.breaks(Breakage::RepeatSend) { 2 } else { 1 };
+        if !net.breaks(InjectedBug::LoseSend) {
+            let times = if net.breaks(InjectedBug::RepeatSend) { 2 } else { 1 };
             for _ in 0..times {
                 // SAFETY: as above, or the source is the copy.
                 unsafe { other.deliver(from, op.len, wake)? };
@@ -250,7 +250,7 @@ impl SimLink {
             net.tell(Event::Written { end, peer, addr, rkey, len: bytes.len() });
             let src = NonNull::from(bytes.as_mut_slice()).cast();
             // SAFETY: the source is a copy of this link's own. What it does to the peer's memory is
-            // what `Table::write` allows any peer; the breakage is there to break R9.
+            // what `Table::write` allows any peer; the injected_bug is there to break R9.
             unsafe { other.device.table.write(rkey, addr, src, bytes.len()) };
         }
         Ok(())
@@ -263,8 +263,8 @@ impl SimLink {
         }
         net.counters.writes.fetch_add(1, Relaxed);
         net.counters.write_bytes.fetch_add(op.len as u64, Relaxed);
-        let late = net.breaks(Breakage::LateWrite);
-        if late || net.breaks(Breakage::RepeatWrite) {
+        let late = net.breaks(InjectedBug::LateWrite);
+        if late || net.breaks(InjectedBug::RepeatWrite) {
             // SAFETY: the source is held by the send queue or lies in this link's block.
             let bytes = unsafe { std::slice::from_raw_parts(op.addr.as_ptr(), op.len) };
             self.late = Some((bytes.to_vec(), addr, rkey));
@@ -278,7 +278,7 @@ impl SimLink {
             return Err(Status::RemoteAccess);
         }
         net.tell(Event::Written { end: self.me.id, peer: other.id, addr, rkey, len: op.len });
-        if net.breaks(Breakage::FlipWrite) && op.len > 0 {
+        if net.breaks(InjectedBug::FlipWrite) && op.len > 0 {
             // SAFETY: as above; one byte, of this link's own.
             let mut byte = unsafe { op.addr.as_ptr().read() } ^ 1;
             // SAFETY: as above.
@@ -480,7 +480,7 @@ impl Link for SimLink {
             // the work is done; only &mut self writes to the block.
             unsafe { self.sums.watch(seq, addr, len) };
         }
-        let hold = Hold::draw(&mut self.rng, &net.config);
+        let hold = Delay::draw(&mut self.rng, &net.config);
         self.queued.push(Op { seq, addr, iova, len, lkey, remote, hold });
         Ok(Posted::UnderWay)
     }
@@ -489,7 +489,7 @@ impl Link for SimLink {
         Ok(())
     }
 
-    fn ring(&mut self) -> Result<(), LinkError> {
+    fn ring_doorbell(&mut self) -> Result<(), LinkError> {
         if let Some(error) = &self.dead {
             return Err(error.clone());
         }
@@ -508,8 +508,8 @@ impl Link for SimLink {
     }
 
     /// Tests stop tokio's clock.
-    fn alarm(&self) -> Alarm {
-        Alarm::on_tokio_clock()
+    fn timer(&self) -> Timer {
+        Timer::with_tokio_clock()
     }
 
     fn poll(
@@ -587,7 +587,7 @@ impl Link for SimLink {
             net.tell(Event::Retired { end: self.me.id });
             return Ok(false);
         }
-        if !net.breaks(Breakage::LoseRepost) {
+        if !net.breaks(InjectedBug::LoseRepost) {
             net.tell(Event::Reposted { end: self.me.id });
             self.post(slot);
         }

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tonic_rdma_memory::{Access, Memory, RegisterError, Registrar, Registration};
 
-use super::net::DeviceInner;
-use super::{Breakage, Event};
+use crate::sim::net::DeviceInner;
+use crate::sim::{Event, InjectedBug};
 
 #[derive(Debug, Clone, Copy)]
 struct Region {
@@ -135,7 +135,7 @@ impl Registration for SimRegistration {
 
 impl Drop for SimRegistration {
     fn drop(&mut self) {
-        if self.device.net.breaks(Breakage::KeepRegistration) {
+        if self.device.net.breaks(InjectedBug::KeepRegistration) {
             return;
         }
         self.device.table.lock().by_lkey.remove(&self.lkey);

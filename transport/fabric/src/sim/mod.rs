@@ -12,7 +12,7 @@
 //! the clock.
 //!
 //! With [`SimConfig::audit`] it also checks what a NIC cannot see, and [`SimNet::breaches`] tells.
-//! A [`Tap`] hears everything that happens. [`Breakage`] breaks the fabric's own promises, to see
+//! A [`Observer`] hears everything that happens. [`InjectedBug`] breaks the fabric's own promises, to see
 //! that its checkers notice.
 //!
 //! ```
@@ -31,15 +31,15 @@
 //! ```
 
 mod audit;
-mod breakage;
 mod connect;
+mod delay;
 mod faults;
-mod hold;
+mod injected_bugs;
 mod link;
 mod memory;
 mod net;
+mod observer;
 mod rng;
-mod tap;
 mod wire;
 
 use std::net::{IpAddr, SocketAddr};
@@ -48,12 +48,12 @@ use std::time::Duration;
 
 use tonic_rdma_memory::{Pool, Registrar};
 
-pub use self::breakage::Breakage;
 pub use self::connect::{SimIncoming, SimListener};
+pub use self::injected_bugs::InjectedBug;
 pub use self::link::SimLink;
 use self::memory::SimRegistrar;
 use self::net::{DeviceInner, NetInner};
-pub use self::tap::{EndId, Event, Tap};
+pub use self::observer::{EndId, Event, Observer};
 use crate::device::{DeviceInfo, LinkLayer, PortInfo, PortState, Transport};
 use crate::error::{ConnectError, FabricError};
 use crate::link::LinkConfig;
@@ -85,7 +85,7 @@ pub struct SimConfig {
     /// Check the rules, see [`SimNet::breaches`]. Default false: it reads all payload three times.
     pub audit: bool,
     /// A promise to break, and after how many occasions for it. Default none.
-    pub breakage: Option<(Breakage, u64)>,
+    pub injected_bug: Option<(InjectedBug, u64)>,
 }
 
 impl Default for SimConfig {
@@ -100,7 +100,7 @@ impl Default for SimConfig {
             flushed: 0,
             send_queue: None,
             audit: false,
-            breakage: None,
+            injected_bug: None,
         }
     }
 }
@@ -145,9 +145,9 @@ impl SimNet {
         SimDevice(device)
     }
 
-    /// Has a network tell what happens on it. Once: a second tap is ignored.
-    pub fn tap(&self, tap: Arc<dyn Tap>) {
-        self.0.set_tap(tap);
+    /// Has a network tell what happens on it. Once: a second observer is ignored.
+    pub fn observe(&self, observer: Arc<dyn Observer>) {
+        self.0.set_tap(observer);
     }
 
     /// The rules that were broken so far, with [`SimConfig::audit`], in words that name the rule.
@@ -163,7 +163,7 @@ impl SimNet {
         self.0.breaches()
     }
 
-    /// Whether [`SimConfig::breakage`] has struck.
+    /// Whether [`SimConfig::injected_bug`] has struck.
     pub fn has_broken(&self) -> bool {
         self.0.has_broken()
     }

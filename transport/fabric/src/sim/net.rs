@@ -9,13 +9,13 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use tokio::sync::mpsc;
 
-use super::connect::Request;
-use super::faults::Faults;
-use super::memory::Table;
-use super::rng::Rng;
-use super::wire::{End, Over, Status};
-use super::{Breakage, Event, SimConfig, SimStats, Tap};
 use crate::error::Verb;
+use crate::sim::connect::Request;
+use crate::sim::faults::Faults;
+use crate::sim::memory::Table;
+use crate::sim::rng::Rng;
+use crate::sim::wire::{End, Over, Status};
+use crate::sim::{Event, InjectedBug, Observer, SimConfig, SimStats};
 
 /// Connect requests that wait at one listener; more are refused.
 pub(super) const BACKLOG: usize = 128;
@@ -45,9 +45,9 @@ pub(super) struct NetInner {
     ports: AtomicU64,
     draws: AtomicU64,
     iovas: AtomicU64,
-    tap: OnceLock<Arc<dyn Tap>>,
+    observer: OnceLock<Arc<dyn Observer>>,
     breaches: Mutex<Vec<String>>,
-    /// Occasions for the breakage so far.
+    /// Occasions for the injected_bug so far.
     occasions: AtomicU64,
 }
 
@@ -72,7 +72,7 @@ impl NetInner {
             ports: AtomicU64::new(0),
             draws: AtomicU64::new(0),
             iovas: AtomicU64::new(0),
-            tap: OnceLock::new(),
+            observer: OnceLock::new(),
             breaches: Mutex::default(),
             occasions: AtomicU64::new(0),
         }
@@ -82,14 +82,14 @@ impl NetInner {
         self.directory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn set_tap(&self, tap: Arc<dyn Tap>) {
+    pub(super) fn set_tap(&self, observer: Arc<dyn Observer>) {
         // The first one stays.
-        let _ = self.tap.set(tap);
+        let _ = self.observer.set(observer);
     }
 
     pub(super) fn tell(&self, event: Event<'_>) {
-        if let Some(tap) = self.tap.get() {
-            tap.event(event);
+        if let Some(observer) = self.observer.get() {
+            observer.event(event);
         }
     }
 
@@ -105,9 +105,9 @@ impl NetInner {
     }
 
     /// An occasion to break a promise; whether it is the one.
-    pub(super) fn breaks(&self, promise: Breakage) -> bool {
-        match self.config.breakage {
-            Some((breakage, after)) if breakage == promise => {
+    pub(super) fn breaks(&self, promise: InjectedBug) -> bool {
+        match self.config.injected_bug {
+            Some((injected_bug, after)) if injected_bug == promise => {
                 self.occasions.fetch_add(1, Relaxed) == after
             }
             _ => false,
@@ -115,7 +115,7 @@ impl NetInner {
     }
 
     pub(super) fn has_broken(&self) -> bool {
-        self.config.breakage.is_some_and(|(_, after)| self.occasions.load(Relaxed) > after)
+        self.config.injected_bug.is_some_and(|(_, after)| self.occasions.load(Relaxed) > after)
     }
 
     pub(super) fn draw(&self) -> u64 {

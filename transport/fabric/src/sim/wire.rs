@@ -10,9 +10,9 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
-use super::EndId;
-use super::net::DeviceInner;
 use crate::error::Verb;
+use crate::sim::EndId;
+use crate::sim::net::DeviceInner;
 
 /// Completion statuses that the sim makes, with the numbers and words of `enum ibv_wc_status`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -10,8 +10,8 @@ use rdma_sys::rdma_cm_event_type as kind;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::addr::{CAddr, read};
 use crate::link::MAX_PRIVATE_DATA;
+use crate::verbs::addr::{CAddr, read};
 
 /// `RDMA_OPTION_ID` and `RDMA_OPTION_ID_ACK_TIMEOUT` of rdma_cma.h.
 const OPTION_ID: i32 = 0;
@@ -173,7 +173,7 @@ pub(super) fn name(kind: kind::Type) -> String {
 }
 
 /// A connection-manager id. Its queue pair, if it had one, is gone before this drops: see
-/// [`Qp`](super::qp::Qp).
+/// [`Qp`](crate::verbs::qp::Qp).
 pub(super) struct CmId {
     id: NonNull<rdma_sys::rdma_cm_id>,
     channel: Arc<Channel>,

@@ -10,12 +10,12 @@ use rdma_sys::rdma_cm_event_type as kind;
 use tokio::sync::oneshot;
 use tonic_rdma_memory::Pool;
 
-use super::VerbsLink;
-use super::cm::{Channel, CmId, Event, Events, events, name, next_event};
-use super::device::{DeviceInner, context_name, no_channel};
 use crate::addr::Addr;
 use crate::error::{ConnectError, ConnectStep, FabricError, Verb};
 use crate::link::{LinkConfig, MAX_PRIVATE_DATA};
+use crate::verbs::VerbsLink;
+use crate::verbs::cm::{Channel, CmId, Event, Events, events, name, next_event};
+use crate::verbs::device::{DeviceInner, context_name, no_channel};
 
 /// A packet is sent again after 4.096 us x 2^16 = 268 ms without an acknowledgement, and six times,
 /// so that a dead path is found out within about two seconds. rdma_cm's own default is 2.1 s a try;
@@ -208,7 +208,7 @@ fn aside(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
 struct HalfLink {
     /// Taken by `stands` or by the drop.
     link: ManuallyDrop<VerbsLink>,
-    /// A connect request may be under way.
+    /// A connect request may be in flight.
     unanswered: bool,
 }
 

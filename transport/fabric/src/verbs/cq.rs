@@ -10,8 +10,8 @@ use std::{fmt, io};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::device::DeviceInner;
-use crate::watch::Watch;
+use crate::ready_fd::ReadyFd;
+use crate::verbs::device::DeviceInner;
 
 /// Completions taken from the queue at once.
 pub(super) const BATCH: usize = 32;
@@ -107,7 +107,7 @@ pub(super) struct Cq {
     /// Armed for more since the last event was taken, so that there may be two events.
     upgraded: bool,
     /// Dropped after Drop has destroyed the queue.
-    channel: Watch<CompChannel>,
+    channel: ReadyFd<CompChannel>,
 }
 
 // SAFETY: libibverbs is thread-safe, and the queue is polled through &mut self only.
@@ -129,7 +129,7 @@ impl Cq {
         let channel = unsafe {
             AsyncFd::register_with_interest(CompChannel::new(device)?, Interest::READABLE)
         }?;
-        let channel = Watch::new(channel);
+        let channel = ReadyFd::new(channel);
         // SAFETY: context and channel are alive, and outlive the queue.
         let cq = unsafe {
             rdma_sys::ibv_create_cq(

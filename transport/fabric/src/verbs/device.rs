@@ -18,15 +18,15 @@ use std::{fmt, io};
 use rdma_sys::rdma_cm_event_type as kind;
 use tonic_rdma_memory::{Pool, Registrar};
 
-use super::cm::{Channel, CmId};
-use super::enumerate::{self, ports};
-use super::listener::VerbsListener;
-use super::mr::VerbsRegistrar;
-use super::siw::Cover;
-use super::{VerbsLink, connect, lib_probe, qp};
 use crate::device::{DeviceInfo, PortState, Transport};
 use crate::error::{ConnectError, FabricError, Verb};
 use crate::link::LinkConfig;
+use crate::verbs::cm::{Channel, CmId};
+use crate::verbs::enumerate::{self, ports};
+use crate::verbs::listener::VerbsListener;
+use crate::verbs::mr::VerbsRegistrar;
+use crate::verbs::siw::Cover;
+use crate::verbs::{VerbsLink, connect, lib_probe, qp};
 
 /// The vendor id that the siw driver reports ("bmt").
 const VENDOR_SIW: u32 = 0x62_6d74;

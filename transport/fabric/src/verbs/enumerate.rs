@@ -6,12 +6,12 @@ use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv6Addr};
 use std::ptr::NonNull;
 
-use super::addr::local_ips;
-use super::cm::Channel;
-use super::device::{bound_device, no_channel};
-use super::lib_probe;
 use crate::device::{DeviceInfo, LinkLayer, PortInfo, PortState, Transport};
 use crate::error::{FabricError, Verb};
+use crate::verbs::addr::local_ips;
+use crate::verbs::cm::Channel;
+use crate::verbs::device::{bound_device, no_channel};
+use crate::verbs::lib_probe;
 
 /// GIDs that are looked at per port. Soft devices list 1024 and more, nearly all of them zero.
 const GIDS: i32 = 64;
@@ -98,7 +98,7 @@ pub fn devices() -> Result<Vec<DeviceInfo>, FabricError> {
             // SAFETY: the list is alive.
             let name = unsafe { device_name(device) };
             // SAFETY: as above.
-            let (transport, ports) = unsafe { look(device) }.unwrap_or_else(|error| {
+            let (transport, ports) = unsafe { query(device) }.unwrap_or_else(|error| {
                 tracing::debug!(device = name, %error, "RDMA device cannot be opened");
                 (Transport::Unknown, Vec::new())
             });
@@ -135,7 +135,7 @@ pub fn local_addresses(only: Option<&str>) -> Result<Vec<(IpAddr, String)>, Fabr
 ///
 /// # Safety
 /// The device is in a live list.
-unsafe fn look(device: NonNull<rdma_sys::ibv_device>) -> io::Result<(Transport, Vec<PortInfo>)> {
+unsafe fn query(device: NonNull<rdma_sys::ibv_device>) -> io::Result<(Transport, Vec<PortInfo>)> {
     // SAFETY: the caller's promise.
     let context = NonNull::new(unsafe { rdma_sys::ibv_open_device(device.as_ptr()) })
         .ok_or_else(io::Error::last_os_error)?;

@@ -12,12 +12,6 @@ use std::time::Instant;
 use rdma_sys::{ibv_wc_status, rdma_cm_event_type as kind};
 use tonic_rdma_memory::Pool;
 
-use super::cm::{Channel, CmId, Events, name};
-use super::cq::{Armed, BATCH};
-use super::device::DeviceInner;
-use super::post::{Batch, Request};
-use super::qp::{Qp, Want};
-use super::wake_cost;
 use crate::block::ControlBlock;
 use crate::busy_poll::{BusyPoll, Next};
 use crate::error::{ConnectError, LinkError, Verb};
@@ -26,7 +20,13 @@ use crate::link::{
     one_processor,
 };
 use crate::queue::{Held, SendQueue};
-use crate::watch::Watch;
+use crate::ready_fd::ReadyFd;
+use crate::verbs::cm::{Channel, CmId, Events, name};
+use crate::verbs::cq::{Armed, BATCH};
+use crate::verbs::device::DeviceInner;
+use crate::verbs::post::{Batch, Request};
+use crate::verbs::qp::{Qp, Want};
+use crate::verbs::wake_cost;
 
 /// Completions per poll, at most.
 const BUDGET: usize = 256;
@@ -75,7 +75,7 @@ pub struct VerbsLink {
     failure: Option<Failure>,
     dead: Option<LinkError>,
     /// After the queue pair: it shares the id's channel.
-    events: Watch<Arc<Channel>>,
+    events: ReadyFd<Arc<Channel>>,
 }
 
 impl VerbsLink {
@@ -93,7 +93,7 @@ impl VerbsLink {
         let block = ControlBlock::new(pool, config)?;
         let limits = device.limits;
         let send = config.send_queue.min(limits.max_qp_wr);
-        let recv = config.recv_most();
+        let recv = config.max_recvs();
         if recv > limits.max_qp_wr || send.saturating_add(recv) > limits.max_cqe {
             return Err(ConnectError::Config(format!(
                 "{recv} RECV slots and {send} send_queue: {} has queues of {} and completion queues of {}",
@@ -129,7 +129,7 @@ impl VerbsLink {
             ending: None,
             failure: None,
             dead: None,
-            events: Watch::new(events),
+            events: ReadyFd::new(events),
         };
         for slot in 0..config.recv_slots {
             link.post(slot).map_err(|source| device.verb_error("ibv_post_recv", source))?;
@@ -428,7 +428,7 @@ impl Link for VerbsLink {
         Ok(())
     }
 
-    fn ring(&mut self) -> Result<(), LinkError> {
+    fn ring_doorbell(&mut self) -> Result<(), LinkError> {
         if let Some(error) = &self.dead {
             return Err(error.clone());
         }

@@ -8,12 +8,12 @@ use std::time::Duration;
 use rdma_sys::rdma_cm_event_type as kind;
 use tonic_rdma_memory::Pool;
 
-use super::VerbsLink;
-use super::cm::{Channel, CmId, Events, events, name, next_event};
-use super::connect::{ACK_TIMEOUT, LOCAL_PORTS, check_private_data};
-use super::device::{DeviceInner, no_channel};
 use crate::error::{ConnectError, ConnectStep, FabricError, Verb};
 use crate::link::LinkConfig;
+use crate::verbs::VerbsLink;
+use crate::verbs::cm::{Channel, CmId, Events, events, name, next_event};
+use crate::verbs::connect::{ACK_TIMEOUT, LOCAL_PORTS, check_private_data};
+use crate::verbs::device::{DeviceInner, no_channel};
 
 /// Connect requests that wait to be taken; more are turned away by the kernel.
 const BACKLOG: i32 = 128;

@@ -13,7 +13,7 @@
 //! | `connect`, `listener` | making connections |
 //! | `link` | a [`Link`](crate::Link) over all that |
 //! | `siw` | what keeps Soft-iWARP from having more than some 60 connections |
-//! | `trial` | making all that one by one, for diagnosis |
+//! | `self_test` | making all that one by one, for diagnosis |
 //!
 //! # Who keeps whom alive
 //!
@@ -48,8 +48,8 @@ mod listener;
 mod mr;
 mod post;
 mod qp;
+mod self_test;
 mod siw;
-mod trial;
 mod wake_cost;
 
 pub(crate) use self::addr::local_ips;
@@ -57,4 +57,4 @@ pub use self::device::VerbsDevice;
 pub use self::enumerate::{devices, local_addresses};
 pub use self::link::VerbsLink;
 pub use self::listener::{VerbsIncoming, VerbsListener};
-pub use self::trial::trial;
+pub use self::self_test::self_test;

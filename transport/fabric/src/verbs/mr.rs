@@ -21,7 +21,7 @@ use std::sync::Arc;
 use rdma_sys::ibv_access_flags;
 use tonic_rdma_memory::{Access, Memory, RegisterError, Registrar, Registration, random_iova};
 
-use super::device::DeviceInner;
+use crate::verbs::device::DeviceInner;
 
 /// Registers memory in a device's protection domain.
 #[derive(Clone)]

@@ -4,7 +4,7 @@ use std::{fmt, io, ptr};
 
 use rdma_sys::{ibv_send_flags, ibv_wr_opcode};
 
-use super::qp::Qp;
+use crate::verbs::qp::Qp;
 
 /// One work request, its payload named by address.
 #[derive(Debug, Clone, Copy)]

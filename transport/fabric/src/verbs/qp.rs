@@ -6,10 +6,10 @@ use std::{fmt, io};
 
 use rdma_sys::{ibv_qp_attr_mask, ibv_qp_type};
 
-use super::cm::CmId;
-use super::cq::Cq;
-use super::device::DeviceInner;
 use crate::error::{FabricError, Verb};
+use crate::verbs::cm::CmId;
+use crate::verbs::cq::Cq;
+use crate::verbs::device::DeviceInner;
 
 /// 0.96 ms in the table of RNR timer codes; 12 is 0.64 ms, 14 is 1.28 ms, and 0 is 655 ms.
 const RNR_TIMER_1_MS: u8 = 13;

@@ -179,7 +179,7 @@ impl End {
 
     pub fn post(&mut self, slot: usize, data: &[u8]) -> u64 {
         let id = self.queue_send(slot, data, true).expect("queue");
-        self.link.ring().expect("ring");
+        self.link.ring_doorbell().expect("ring");
         id
     }
 
@@ -340,7 +340,7 @@ async fn exchange(sender: &mut End, receiver: &mut End, count: usize, round: u8)
     for i in 0..count {
         last = sender.queue_send(i, &message(i, round), i + 1 == count).unwrap();
     }
-    sender.link.ring().unwrap();
+    sender.link.ring_doorbell().unwrap();
     sender.done(last).await.unwrap();
     for i in 0..count {
         assert_eq!(
@@ -404,7 +404,7 @@ pub async fn sends_of_all_sizes(server: &Side, client: &Side) {
     for (i, size) in sizes.iter().copied().enumerate() {
         last = c.queue_send(i, &pattern(size, i as u8), i + 1 == sizes.len()).unwrap();
     }
-    c.link.ring().unwrap();
+    c.link.ring_doorbell().unwrap();
     c.done(last).await.unwrap();
     for (i, size) in sizes.iter().copied().enumerate() {
         assert_eq!(s.receive().await.unwrap(), pattern(size, i as u8), "{size} bytes");
@@ -448,14 +448,14 @@ pub async fn writes_land_before_the_send(server: &Side, client: &Side) {
             let id = c.queue(Work::Write { src, remote_addr, rkey }, staged).unwrap();
             if staged {
                 // The staging is used again, so this must be done first.
-                c.link.ring().unwrap();
+                c.link.ring_doorbell().unwrap();
                 c.done(id).await.unwrap();
             }
         }
         // The source may be dropped: the link keeps what it needs (R10).
         drop(bytes);
         let id = c.queue_send(1, b"landed", true).unwrap();
-        c.link.ring().unwrap();
+        c.link.ring_doorbell().unwrap();
         let (received, done) = tokio::join!(s.receive(), c.done(id));
         assert_eq!(received.unwrap(), b"landed");
         let landed = landing.filled(total).lend();
@@ -475,7 +475,7 @@ pub async fn what_landed_is_sent_on(server: &Side, client: &Side) {
     let src = WriteSource::Bytes(client.pool.resolve(&payload).unwrap());
     c.queue(Work::Write { src, remote_addr: landing.addr(), rkey: landing.rkey() }, false).unwrap();
     let id = c.queue_send(1, b"there", true).unwrap();
-    c.link.ring().unwrap();
+    c.link.ring_doorbell().unwrap();
     let (received, done) = tokio::join!(s.receive(), c.done(id));
     assert_eq!((received.unwrap(), done.unwrap()), (b"there".to_vec(), ()));
     let landed = landing.filled(len).lend();
@@ -486,7 +486,7 @@ pub async fn what_landed_is_sent_on(server: &Side, client: &Side) {
         let src = WriteSource::Bytes(part);
         s.queue(Work::Write { src, remote_addr: back.addr(), rkey: back.rkey() }, false).unwrap();
         let id = s.queue_send(1, b"back", true).unwrap();
-        s.link.ring().unwrap();
+        s.link.ring_doorbell().unwrap();
         let (received, done) = tokio::join!(c.receive(), s.done(id));
         assert_eq!((received.unwrap(), done.unwrap()), (b"back".to_vec(), ()));
         assert!(back.filled(to - from).lend() == payload[from..to], "{from}..{to}");
@@ -517,7 +517,7 @@ pub async fn a_full_queue_recovers(server: &Side, client: &Side) {
             let error = c.queue(Work::Send { offset: 0, len: 1 }, false).unwrap_err();
             assert!(matches!(error, LinkError::Misuse { .. }), "{error}");
         }
-        c.link.ring().unwrap();
+        c.link.ring_doorbell().unwrap();
         assert_eq!(
             c.link.send_room(),
             if copies { depth } else { 0 },
@@ -595,7 +595,7 @@ pub async fn a_bad_write(server: &Side, client: &Side, aim: Aim<'_>) -> (LinkErr
     let src = WriteSource::Bytes(client.pool.resolve(&client.payload(4096, 1)).unwrap());
     // A link that copies at once tells at once.
     if c.queue(Work::Write { src, remote_addr, rkey }, true).is_ok() {
-        c.link.ring().unwrap();
+        c.link.ring_doorbell().unwrap();
     }
     let writer = c.death().await;
     drop(c);

@@ -59,7 +59,7 @@ pub fn run(trials: impl IntoIterator<Item = Trial>) -> ExitCode {
 }
 
 /// A test in a runtime of its own.
-pub fn trial<F: Future<Output = ()>>(
+pub fn self_test<F: Future<Output = ()>>(
     name: &str,
     test: impl FnOnce() -> F + Send + 'static,
 ) -> Trial {

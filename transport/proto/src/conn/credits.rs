@@ -30,10 +30,10 @@ impl Credits {
     pub(super) fn new(config: &Config, peer: &Settings) -> Self {
         Credits {
             ours: peer.recv_slots.into(),
-            peer_most: peer.recv_most.into(),
+            peer_most: peer.max_recvs.into(),
             to_return: 0,
             theirs: config.recv_slots.into(),
-            most: config.recv_most.into(),
+            most: config.max_recvs.into(),
             short: false,
             patience: 0,
         }
@@ -135,7 +135,7 @@ mod tests {
 
     /// With `slots` RECVs at either side, that may become `most`.
     fn credits(slots: u16, most: u16) -> Credits {
-        let config = Config { recv_slots: slots, recv_most: most, ..Config::default() };
+        let config = Config { recv_slots: slots, max_recvs: most, ..Config::default() };
         Credits::new(&config, &config.settings())
     }
 

@@ -24,7 +24,7 @@ use crate::path::Path;
 use crate::path::reason::{Reason, ReasonCode};
 
 /// The longest answer to a Probe in bytes.
-pub(crate) const PROBE_MOST: usize = 1 << 20;
+pub(crate) const MAX_PROBE: usize = 1 << 20;
 
 /// Lines about Offers that came through gateways: clients of one are not to fill the disk.
 static REFUSED: LogThrottle = LogThrottle::new();
@@ -283,14 +283,14 @@ impl Bootstrap for OfferService {
         request: Request<ProbeRequest>,
     ) -> Result<Response<ProbeResponse>, Status> {
         let wanted = request.get_ref().answer_bytes as usize;
-        if wanted > PROBE_MOST {
+        if wanted > MAX_PROBE {
             return Err(Status::invalid_argument(format!(
-                "{wanted} bytes wanted, at most {PROBE_MOST} are given"
+                "{wanted} bytes wanted, at most {MAX_PROBE} are given"
             )));
         }
         // Shared by all answers.
         static ZEROS: OnceLock<Bytes> = OnceLock::new();
-        let zeros = ZEROS.get_or_init(|| vec![0; PROBE_MOST].into());
+        let zeros = ZEROS.get_or_init(|| vec![0; MAX_PROBE].into());
         Ok(Response::new(ProbeResponse { payload: zeros.slice(..wanted) }))
     }
 }
@@ -444,10 +444,10 @@ mod tests {
         let probe = async |answer_bytes: u32| {
             service.probe(Request::new(ProbeRequest { payload: Bytes::new(), answer_bytes })).await
         };
-        for bytes in [0, 1, PROBE_MOST as u32] {
+        for bytes in [0, 1, MAX_PROBE as u32] {
             assert_eq!(probe(bytes).await.unwrap().get_ref().payload.len(), bytes as usize);
         }
-        for bytes in [PROBE_MOST as u32 + 1, u32::MAX] {
+        for bytes in [MAX_PROBE as u32 + 1, u32::MAX] {
             let status = probe(bytes).await.unwrap_err();
             assert_eq!(status.code(), tonic::Code::InvalidArgument);
             assert!(status.message().contains("at most 1048576"), "{}", status.message());

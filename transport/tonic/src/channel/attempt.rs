@@ -14,11 +14,11 @@ use crate::connection::{FastClient, Origin};
 use crate::context::Context;
 use crate::endpoint::TcpChannel;
 use crate::path::Path;
+use crate::path::from_error;
 use crate::path::policy::FabricKind;
 use crate::path::reason::{Reason, ReasonCode, Side};
-use crate::telemetry::stats::Counters;
-use crate::path::from_error;
 use crate::telemetry::metrics;
+use crate::telemetry::stats::Counters;
 
 /// What an attempt needs.
 #[derive(Debug, Clone)]

@@ -302,7 +302,7 @@ impl One {
             copy_on_delivery: settings.copy_on_delivery,
         };
         let connections =
-            settings.connections.filter(|_| off.is_none()).unwrap_or(1).min(shards::MOST);
+            settings.connections.filter(|_| off.is_none()).unwrap_or(1).min(shards::MAX);
         let shards: Vec<_> = (1..connections).map(|_| Arc::new(shared.lane())).collect();
         let mut handles = Vec::new();
         for lane in &shards {

@@ -16,7 +16,7 @@ use crate::channel::attempt::Fast;
 use crate::channel::shared::{Shared, State};
 
 /// Connections of a channel, at most.
-pub(super) const MOST: usize = 64;
+pub(super) const MAX: usize = 64;
 
 /// The number of this thread: the first that asks is 0.
 fn thread() -> usize {

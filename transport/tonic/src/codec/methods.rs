@@ -10,7 +10,7 @@ use foldhash::fast::RandomState;
 use http::Uri;
 
 /// More methods than this are not remembered. Only those that have answered are.
-const MOST: usize = 4096;
+const MAX_METHODS: usize = 4096;
 
 /// The codec of a stub or a service, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -91,7 +91,7 @@ impl Methods {
 
     fn remember(&self, path: &str, method: &Arc<Method>) {
         let mut methods = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        if methods.len() < MOST && !methods.contains_key(path) {
+        if methods.len() < MAX_METHODS && !methods.contains_key(path) {
             methods.insert(path.into(), method.clone());
         }
     }
@@ -149,9 +149,9 @@ mod tests {
     #[test]
     fn the_table_is_bounded() {
         let methods = Arc::new(Methods::default());
-        for n in 0..MOST + 10 {
+        for n in 0..MAX_METHODS + 10 {
             methods.call(&format!("/s/{n}").parse().unwrap()).learn(Used::Plain);
         }
-        assert_eq!(methods.0.read().unwrap().len(), MOST);
+        assert_eq!(methods.0.read().unwrap().len(), MAX_METHODS);
     }
 }

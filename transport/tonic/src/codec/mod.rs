@@ -72,12 +72,12 @@ mod sink;
 #[cfg(test)]
 mod tests;
 
-pub use self::pending_messages::pending;
+pub(crate) use self::body_encoder::{BodyEncoder, Chunk, Polled};
 pub(crate) use self::deframer::{Deframer, Delivered, Part};
 pub(crate) use self::methods::{Call, Method, Methods, Used};
+pub use self::pending_messages::pending_messages;
 pub(crate) use self::placeholder::HEADER;
 pub use self::prost::{ProstCodec, ProstDecoder, ProstEncoder};
-pub(crate) use self::body_encoder::{BodyEncoder, Chunk, Polled};
 
 /// `bytes` fields of at least this many bytes are kept apart when they are encoded. Shorter ones
 /// cost less to copy than to describe.

@@ -18,7 +18,7 @@ const GRANULE: u32 = 4096;
 /// at a time before one has to ask.
 const STANDING: usize = 8;
 /// With less a connection could not receive what the protocol has to be able to send.
-const LEAST_LANDING: usize = 256 * 1024;
+const MIN_LANDING: usize = 256 * 1024;
 
 /// Sizes of one connection.
 #[derive(Clone, Debug)]
@@ -42,7 +42,7 @@ struct Shape {
     slot: u32,
     /// RECV slots from the start, and at most.
     recv: u32,
-    recv_most: u32,
+    max_recvs: u32,
     send: u32,
     /// Staging blocks at most, and bytes of one.
     staging: (usize, usize),
@@ -51,14 +51,14 @@ struct Shape {
 /// From the largest down: 60, 48 and 24 KiB of control memory, and 428, 160 and 80 KiB of a busy
 /// connection.
 const SHAPES: [Shape; 3] = [
-    Shape { slot: 4096, recv: 4, recv_most: 32, send: 11, staging: (4, STAGING_BLOCK) },
-    Shape { slot: 4096, recv: 4, recv_most: 16, send: 8, staging: (2, 32 * 1024) },
-    Shape { slot: 2048, recv: 4, recv_most: 16, send: 8, staging: (2, 16 * 1024) },
+    Shape { slot: 4096, recv: 4, max_recvs: 32, send: 11, staging: (4, STAGING_BLOCK) },
+    Shape { slot: 4096, recv: 4, max_recvs: 16, send: 8, staging: (2, 32 * 1024) },
+    Shape { slot: 2048, recv: 4, max_recvs: 16, send: 8, staging: (2, 16 * 1024) },
 ];
 
 impl Shape {
     fn busy(&self) -> usize {
-        self.slot as usize * (self.recv_most + self.send) as usize + self.staging.0 * self.staging.1
+        self.slot as usize * (self.max_recvs + self.send) as usize + self.staging.0 * self.staging.1
     }
 }
 
@@ -68,7 +68,7 @@ impl ConnectionConfig {
     ///
     /// `grows`: RECVs come and go with the load; otherwise all are there from the start.
     ///
-    /// `pinned`: what the connection may pin, control memory included; at least [`LEAST_LANDING`]
+    /// `pinned`: what the connection may pin, control memory included; at least [`MIN_LANDING`]
     /// bytes are left for landing.
     pub(crate) fn for_pool(pool: &Pool, grows: bool, pinned: Option<usize>) -> Self {
         let sizes = pool.config();
@@ -77,9 +77,7 @@ impl ConnectionConfig {
             .find(|s| s.busy() * 4 <= sizes.control)
             .unwrap_or(&SHAPES[SHAPES.len() - 1]);
         let landing = match pinned {
-            Some(pinned) => {
-                sizes.landing.min(pinned.saturating_sub(shape.busy()).max(LEAST_LANDING))
-            }
+            Some(pinned) => sizes.landing.min(pinned.saturating_sub(shape.busy()).max(MIN_LANDING)),
             None => sizes.landing,
         };
         Self::sized(shape, grows, landing)
@@ -100,7 +98,7 @@ impl ConnectionConfig {
     }
 
     fn sized(shape: &Shape, grows: bool, landing: usize) -> Self {
-        let recv_slots = if grows { shape.recv } else { shape.recv_most };
+        let recv_slots = if grows { shape.recv } else { shape.max_recvs };
         let capped = |most: usize, share: usize| most.min((landing / share).max(64 * 1024)) as u32;
         let default = Config::default();
         let standing_max = capped(default.standing_max as usize, 16);
@@ -108,7 +106,7 @@ impl ConnectionConfig {
             proto: Config {
                 slot_size: shape.slot,
                 recv_slots: recv_slots as u16,
-                recv_most: shape.recv_most as u16,
+                max_recvs: shape.max_recvs as u16,
                 stream_window: capped(default.stream_window as usize, 4),
                 // With room for the header of a message that fills it.
                 bulk_window: capped(BULK_WINDOW, 2) + GRANULE,
@@ -121,7 +119,7 @@ impl ConnectionConfig {
             },
             link: LinkConfig {
                 recv_slots,
-                recv_extra: shape.recv_most - recv_slots,
+                recv_extra: shape.max_recvs - recv_slots,
                 slot_size: shape.slot,
                 send_slots: shape.send,
                 staging: 0,
@@ -160,7 +158,7 @@ mod tests {
                 }
                 assert_eq!(link.control_bytes() + extra + staging.0 * staging.1, busy * 1024);
                 assert_eq!(u32::from(proto.recv_slots), link.recv_slots);
-                assert_eq!(u32::from(proto.recv_most), link.recv_most());
+                assert_eq!(u32::from(proto.max_recvs), link.max_recvs());
             }
         }
     }
@@ -171,6 +169,6 @@ mod tests {
         let landing = |pinned| ConnectionConfig::for_pool(&pool, true, pinned).landing;
         assert_eq!(landing(None), 32 << 20);
         assert_eq!(landing(Some(1 << 20)), (1 << 20) - 428 * 1024);
-        assert_eq!(landing(Some(0)), LEAST_LANDING);
+        assert_eq!(landing(Some(0)), MIN_LANDING);
     }
 }

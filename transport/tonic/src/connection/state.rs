@@ -61,7 +61,7 @@ pub(in crate::connection) struct Inner {
     pub(in crate::connection) link: Option<AnyLink>,
     pub(in crate::connection) life: Life,
     pub(in crate::connection) sends: InFlight,
-    /// How much of WRITEs may be under way.
+    /// How much of WRITEs may be in flight.
     pub(in crate::connection) window: WriteWindow,
     /// Whether parts are taken where whole pieces of landing memory are short.
     pub(in crate::connection) landing_wait: LandingWait,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tonic_rdma_fabric::{Alarm, Survey};
+use tonic_rdma_fabric::{HostSnapshot, Timer};
 
 use crate::context::{Context, Inner};
 use crate::path::Path;
@@ -55,13 +55,13 @@ impl Context {
 }
 
 async fn look(inner: Weak<Inner>) {
-    let (mut last, mut alarm) = (Survey::now(), Alarm::new());
+    let (mut last, mut timer) = (HostSnapshot::now(), Timer::new());
     loop {
-        alarm.wait(INTERVAL).await;
+        timer.wait(INTERVAL).await;
         let Some(inner) = inner.upgrade() else { return };
         let context = Context(inner);
         let gone = context.forget_removed().await;
-        let now = Survey::now();
+        let now = HostSnapshot::now();
         if gone || now != last {
             tracing::debug!("RDMA devices, ports or addresses have changed");
             context.0.device_monitor.changes.send_modify(|changes| *changes += 1);

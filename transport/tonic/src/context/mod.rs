@@ -186,7 +186,9 @@ impl Context {
         let fabric = match (path, peer) {
             (Path::Verbs, Addr::Ip(peer)) => {
                 let only = self.only(env_device);
-                Fabric::toward(*peer, only.as_deref(), timeout).await.map_err(from_error::connect)?
+                Fabric::toward(*peer, only.as_deref(), timeout)
+                    .await
+                    .map_err(from_error::connect)?
             }
             (Path::Sim, _) => self.sim().map_err(from_error::fabric)?,
             _ => self.shm().map_err(from_error::fabric)?,

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::path::Path as FilePath;
 use std::time::Duration;
 
-use tonic_rdma_fabric::{DeviceInfo, Fabric, FabricError, Trial, Verb};
+use tonic_rdma_fabric::{DeviceInfo, Fabric, FabricError, SelfTest, Verb};
 use tonic_rdma_memory::{Memlock, PoolError, RegisterError};
 
 use crate::context::Context;
@@ -201,7 +201,7 @@ async fn try_out(device: &mut Device, context: &Context) -> bool {
     let simulated = context.simulated();
     if simulated.is_none() {
         let tried = name.clone();
-        match off_thread(move || Fabric::trial(&tried)).await {
+        match off_thread(move || Fabric::self_test(&tried)).await {
             Ok(trial) => {
                 device.limits = trial.limits.map(|l| Limits {
                     max_qp: l.max_qp,
@@ -253,7 +253,7 @@ async fn try_out(device: &mut Device, context: &Context) -> bool {
     fabric.registrar().ignores_ipc_lock()
 }
 
-fn steps(device: &str, trial: &Trial) -> Vec<Step> {
+fn steps(device: &str, trial: &SelfTest) -> Vec<Step> {
     let words = |verb: &Verb| match verb {
         Verb::Call("ibv_open_device") => "open the device",
         Verb::Call("ibv_alloc_pd") => "protection domain",
@@ -263,7 +263,7 @@ fn steps(device: &str, trial: &Trial) -> Vec<Step> {
         Verb::Call("ibv_create_qp") => "queue pair",
         _ => "another call",
     };
-    let one = |step: &tonic_rdma_fabric::TrialStep| Step {
+    let one = |step: &tonic_rdma_fabric::SelfTestStep| Step {
         name: words(&step.verb).to_owned(),
         micros: u64::try_from(step.took.as_micros()).unwrap_or(u64::MAX),
         reason: step.error.as_ref().map(|error| {

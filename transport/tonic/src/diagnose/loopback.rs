@@ -77,7 +77,8 @@ async fn connect(fabric: &Fabric, pool: &Pool, ip: IpAddr) -> Result<(AnyLink, A
     // The port is open to all: who does not know this is turned away.
     let mut word = [0; 16];
     rand::rng().fill(&mut word);
-    let mut listener = fabric.listen(&Addr::Ip(SocketAddr::new(ip, 0))).map_err(from_error::fabric)?;
+    let mut listener =
+        fabric.listen(&Addr::Ip(SocketAddr::new(ip, 0))).map_err(from_error::fabric)?;
     let addr = listener.local_addr();
     let accept = async {
         loop {
@@ -93,8 +94,9 @@ async fn connect(fabric: &Fabric, pool: &Pool, ip: IpAddr) -> Result<(AnyLink, A
             }
         }
     };
-    let connect =
-        async { fabric.connect(&addr, &config, pool, &word, LIMIT).await.map_err(from_error::connect) };
+    let connect = async {
+        fabric.connect(&addr, &config, pool, &word, LIMIT).await.map_err(from_error::connect)
+    };
     let (connected, server) = tokio::try_join!(connect, accept)?;
     Ok((connected.link, server))
 }
@@ -102,7 +104,7 @@ async fn connect(fabric: &Fabric, pool: &Pool, ip: IpAddr) -> Result<(AnyLink, A
 async fn send(client: &mut AnyLink, server: &mut AnyLink) -> Result<(), Reason> {
     let message = fill(client, 0, SMALL);
     client.queue(1, Work::Send { offset: 0, len: SMALL }, true).map(drop).map_err(lost)?;
-    client.ring().map_err(lost)?;
+    client.ring_doorbell().map_err(lost)?;
     match receive(client, server).await? == message {
         true => Ok(()),
         false => Err(wrong("the SEND")),
@@ -123,7 +125,7 @@ async fn write(client: &mut AnyLink, server: &mut AnyLink, pool: &Pool) -> Resul
     let write = Work::Write { src, remote_addr: landing.addr(), rkey: landing.rkey() };
     client.queue(2, write, false).map(drop).map_err(lost)?;
     client.queue(3, Work::Send { offset: 0, len: SMALL }, true).map(drop).map_err(lost)?;
-    client.ring().map_err(lost)?;
+    client.ring_doorbell().map_err(lost)?;
     // The bytes are there when the SEND behind them is (R4).
     receive(client, server).await?;
     match landing.filled(BULK).to_private() == payload {

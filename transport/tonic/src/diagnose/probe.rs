@@ -12,7 +12,7 @@ use tonic::{Code, Request, Status};
 use crate::bootstrap::client::OfferHook;
 use crate::bootstrap::pb::ProbeRequest;
 use crate::bootstrap::pb::bootstrap_client::BootstrapClient;
-use crate::bootstrap::service::PROBE_MOST;
+use crate::bootstrap::service::MAX_PROBE;
 use crate::channel::Channel;
 use crate::diagnose::report::{Measured, Peer};
 use crate::endpoint::Endpoint;
@@ -25,11 +25,11 @@ const LIMIT: Duration = Duration::from_secs(30);
 const CALLS: usize = 25;
 /// Bytes of such a call, each way.
 const SMALL: usize = 64;
-/// Messages of a turn, each way; so many are under way at once.
+/// Messages of a turn, each way; so many are in flight at once.
 const MESSAGES: usize = 8;
 const AT_ONCE: usize = 4;
 /// Bytes of such a message.
-const BULK: usize = PROBE_MOST;
+const BULK: usize = MAX_PROBE;
 
 /// Measures, and notes the result or why there is none.
 pub(super) async fn run(

@@ -6,7 +6,7 @@ use std::io::{self, Read};
 use std::path::PathBuf;
 
 /// Longer files are cut off: nothing that is read here is longer.
-const MOST: u64 = 256 * 1024;
+const MAX: u64 = 256 * 1024;
 
 /// The file system, or in tests a directory that stands for it.
 #[derive(Debug, Clone)]
@@ -29,7 +29,7 @@ impl Root {
     /// The file's text, trimmed; `None` when there is none.
     pub(super) fn read(&self, path: &str) -> Option<String> {
         let mut text = Vec::new();
-        File::open(self.path(path)).ok()?.take(MOST).read_to_end(&mut text).ok()?;
+        File::open(self.path(path)).ok()?.take(MAX).read_to_end(&mut text).ok()?;
         let text = String::from_utf8_lossy(&text).trim().to_owned();
         (!text.is_empty()).then_some(text)
     }

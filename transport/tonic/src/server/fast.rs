@@ -382,10 +382,10 @@ async fn draining(mut drain: watch::Receiver<bool>) {
 
 /// By the link's clock, from now on; for ever where there is no time.
 fn sleep_for(link: &AnyLink, time: Option<Duration>) -> impl Future<Output = ()> + use<> {
-    let alarm = time.map(|time| (link.alarm(), time));
+    let timer = time.map(|time| (link.timer(), time));
     async {
-        match alarm {
-            Some((mut alarm, time)) => alarm.wait(time).await,
+        match timer {
+            Some((mut timer, time)) => timer.wait(time).await,
             None => std::future::pending().await,
         }
     }

@@ -23,7 +23,6 @@ use crate::bootstrap::pb::bootstrap_server::BootstrapServer;
 use crate::bootstrap::service::{OfferService, Offering};
 use crate::bootstrap::tickets::{CAPACITY, LIFETIME, Tickets};
 use crate::codec::Methods;
-use crate::tcp::body::TcpCalls;
 use crate::error::Error;
 use crate::path::Path;
 use crate::path::policy::{EnvSettings, Policy};
@@ -32,6 +31,7 @@ use crate::server::Server;
 use crate::server::fast::{FastPath, Limits};
 use crate::server::incoming::Accepting;
 use crate::server::stack::Layered;
+use crate::tcp::body::TcpCalls;
 use crate::telemetry::metrics;
 use crate::telemetry::spans::Calls;
 

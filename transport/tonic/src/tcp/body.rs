@@ -14,8 +14,8 @@ use tonic::Status;
 use tonic::body::Body;
 use tower::Service;
 
-use crate::codec::{BodyEncoder, Call, Chunk, Methods, Polled, Used, is_plain_grpc};
 use crate::boxed_body::boxed;
+use crate::codec::{BodyEncoder, Call, Chunk, Methods, Polled, Used, is_plain_grpc};
 use crate::fifo::Fifo;
 use crate::telemetry::stats::Counters;
 

@@ -35,9 +35,9 @@ use tonic::Status;
 use tonic::body::Body;
 use tower::{Service, ServiceExt};
 
+use crate::boxed_body::boxed;
 use crate::channel::shared::Shared;
 use crate::codec::is_plain_grpc;
-use crate::boxed_body::boxed;
 use crate::tcp::body::{TcpRecvBody, TcpSendBody};
 use crate::telemetry::stats::Counters;
 
@@ -82,7 +82,7 @@ pub(crate) fn call(
     RetryCall { call: Turn::First(first), kept: Some((head, kept)), shared }
 }
 
-/// A call under way.
+/// A call in flight.
 pub(crate) struct RetryCall {
     call: Turn,
     kept: Option<(Head, KeptBody)>,

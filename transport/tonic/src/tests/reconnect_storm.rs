@@ -23,7 +23,7 @@ const CHANNELS: usize = 200;
 /// What is called one moment: much longer than an attempt takes, much shorter than a pause.
 const MOMENT: Duration = Duration::from_millis(50);
 /// Of all channels, in one moment. Evenly spread over the first pause it would be a quarter.
-const MOST: u64 = CHANNELS as u64 * 2 / 5;
+const MAX: u64 = CHANNELS as u64 * 2 / 5;
 
 type Sockets = mpsc::UnboundedSender<io::Result<DuplexStream>>;
 
@@ -130,9 +130,9 @@ async fn two_hundred_channels_are_no_thundering_herd() {
     serving.end().await;
     assert_eq!(herd.on(Path::Tcp), CHANNELS);
     let first = herd.busiest(Duration::from_secs(1)).await;
-    assert!((1..=MOST).contains(&first), "{first} attempts in one moment after the loss");
+    assert!((1..=MAX).contains(&first), "{first} attempts in one moment after the loss");
     let away = herd.busiest(Duration::from_secs(119)).await;
-    assert!(away <= MOST, "{away} attempts in one moment while the server was away");
+    assert!(away <= MAX, "{away} attempts in one moment while the server was away");
     // 250 ms, doubling to 30 s: eight pauses are over after a minute, and four more after another,
     // with jitter some more.
     let attempts = (herd.attempts() - CHANNELS as u64) as usize;
@@ -146,7 +146,7 @@ async fn two_hundred_channels_are_no_thundering_herd() {
     let serving = Serving::start(&port, Server::builder().context(servers.clone()));
     let before = herd.attempts();
     let back = herd.busiest(Duration::from_secs(31)).await;
-    assert!((1..=MOST / 4).contains(&back), "{back} attempts in one moment after the return");
+    assert!((1..=MAX / 4).contains(&back), "{back} attempts in one moment after the return");
     assert_eq!((herd.on(Path::Sim), herd.attempts() - before), (CHANNELS, CHANNELS as u64));
 
     // Away once more, and back, and all call at once: that it is back shows, and they need not wait
@@ -157,7 +157,7 @@ async fn two_hundred_channels_are_no_thundering_herd() {
     let before = herd.attempts();
     assert_eq!(herd.call().await, CHANNELS);
     let back = herd.busiest(Duration::from_millis(1500)).await;
-    assert!((1..=MOST / 4).contains(&back), "{back} attempts in one moment after the first calls");
+    assert!((1..=MAX / 4).contains(&back), "{back} attempts in one moment after the first calls");
     assert_eq!((herd.on(Path::Sim), herd.attempts() - before), (CHANNELS, CHANNELS as u64));
     drop(herd);
     serving.end().await;

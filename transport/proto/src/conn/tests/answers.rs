@@ -10,7 +10,7 @@ use crate::frame::Frame;
 use crate::ids::{GrantId, ResetCode, StreamId};
 
 fn config() -> Config {
-    Config { recv_slots: 256, recv_most: 256, standing_grants: 0, ..small() }
+    Config { recv_slots: 256, max_recvs: 256, standing_grants: 0, ..small() }
 }
 
 fn pair() -> Pair {
@@ -198,7 +198,7 @@ fn time_in_which_this_side_stood_still_does_not_count() {
 #[test]
 fn an_honest_peer_behind_a_slow_link_is_not_ended() {
     for side in [CLIENT, SERVER] {
-        let config = Config { recv_slots: 32, recv_most: 32, slot_size: 4096, ..small() };
+        let config = Config { recv_slots: 32, max_recvs: 32, slot_size: 4096, ..small() };
         let mut p = Pair::new(config.clone(), config, 32 << 20);
         let ids: Vec<StreamId> = (0..64).map(|_| p.open("head", false)).collect();
         for &id in &ids {

@@ -14,7 +14,7 @@ fn config() -> Config {
     Config {
         slot_size: 8192,
         recv_slots: 16,
-        recv_most: 16,
+        max_recvs: 16,
         max_streams: 4,
         stream_window: 65_536,
         standing_grants: 0,

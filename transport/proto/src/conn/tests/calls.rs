@@ -377,7 +377,7 @@ fn a_full_queue_asks_for_patience_once() {
 fn credits_used_up_on_both_sides_come_back() {
     for (mine, theirs) in [(4, 4), (4, 5), (5, 4), (4, 16), (7, 4)] {
         let config =
-            |recv_slots| Config { recv_slots, recv_most: recv_slots, slot_size: 512, ..small() };
+            |recv_slots| Config { recv_slots, max_recvs: recv_slots, slot_size: 512, ..small() };
         let mut p = Pair::new(config(mine), config(theirs), 1 << 20);
         p.ends[CLIENT].limit(64, 4, 65_536, 1 << 20);
         p.ends[SERVER].limit(64, 4, 65_536, 1 << 20);

@@ -119,7 +119,7 @@ fn close_is_the_last_that_is_sent() {
 #[test]
 fn close_gets_a_credit() {
     for left in [1, 0] {
-        let config = Config { recv_slots: 4, recv_most: 4, ..small() };
+        let config = Config { recv_slots: 4, max_recvs: 4, ..small() };
         let mut p = Pair::new(config.clone(), config, 1 << 20);
         p.ends[CLIENT].limit(16, 4, 65_536, 1 << 20);
         let id = p.open("head", false);

@@ -138,7 +138,7 @@ fn attacked(end: usize) -> Pair {
         slot_size: 4096,
         max_streams: 4,
         recv_slots: 64,
-        recv_most: 64,
+        max_recvs: 64,
         max_message: 1 << 20,
         ..small()
     };

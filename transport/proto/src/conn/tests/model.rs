@@ -148,7 +148,7 @@ fn configs() -> impl Strategy<Value = Config> {
             )| Config {
                 slot_size,
                 recv_slots,
-                recv_most: recv_slots + extra,
+                max_recvs: recv_slots + extra,
                 max_streams,
                 stream_window,
                 bulk_window,

@@ -150,7 +150,7 @@ pub(super) struct Pair {
 
 /// Small slots and few credits.
 pub(super) fn small() -> Config {
-    Config { slot_size: 1024, recv_slots: 8, recv_most: 8, ..Config::default() }
+    Config { slot_size: 1024, recv_slots: 8, max_recvs: 8, ..Config::default() }
 }
 
 /// Bytes that differ by position and by seed, at a multiple of 4096 in memory.
@@ -222,7 +222,7 @@ impl End {
             self.conn.recvs_posted(0);
         } else if self.conn.wants_recvs() {
             let more =
-                u32::from(self.conn.config.recv_most - self.conn.config.recv_slots) - self.extra;
+                u32::from(self.conn.config.max_recvs - self.conn.config.recv_slots) - self.extra;
             self.conn.recvs_posted(more);
             (self.extra, self.leaving) = (self.extra + more, false);
         }

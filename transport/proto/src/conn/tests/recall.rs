@@ -5,11 +5,11 @@ use super::pair::*;
 use crate::ids::StreamId;
 
 fn config() -> Config {
-    Config { recv_slots: 64, recv_most: 64, standing_grants: 0, write_chunk: 16 << 10, ..small() }
+    Config { recv_slots: 64, max_recvs: 64, standing_grants: 0, write_chunk: 16 << 10, ..small() }
 }
 
 /// Streams whose client has memory for a message of 200,000 bytes each, of which so many bytes may
-/// be under way.
+/// be in flight.
 fn granted(config: Config, streams: usize, room: usize) -> (Pair, Vec<StreamId>) {
     let mut p = Pair::new(config.clone(), config, 1 << 30);
     p.ends[CLIENT].limit(16, 4, 64 << 10, 0);

@@ -9,7 +9,7 @@ use crate::config::Config;
 /// time, by PINGs, and says nothing more than PINGs.
 #[test]
 fn a_connection_at_rest_has_the_recvs_that_it_began_with() {
-    let config = Config { recv_slots: 4, recv_most: 24, ..small() };
+    let config = Config { recv_slots: 4, max_recvs: 24, ..small() };
     let mut p = Pair::new(config.clone(), config.clone(), 1 << 20);
     let posted = |p: &Pair| p.ends.each_ref().map(|end| end.conn.credits.posted());
     for round in 0..3 {
@@ -51,7 +51,7 @@ fn a_connection_at_rest_has_the_recvs_that_it_began_with() {
 /// A peer that does not answer is asked once, and not again and again.
 #[test]
 fn a_silent_peer_is_not_flooded_with_pings() {
-    let config = Config { recv_slots: 4, recv_most: 24, ..small() };
+    let config = Config { recv_slots: 4, max_recvs: 24, ..small() };
     let mut p = Pair::new(config.clone(), config.clone(), 1 << 20);
     let id = p.open("head", false);
     for round in 0..20 {
@@ -73,7 +73,7 @@ fn a_silent_peer_is_not_flooded_with_pings() {
 /// What the peer was short of while it was busy is not posted once it has nothing to send.
 #[test]
 fn what_was_refused_under_load_is_not_posted_at_rest() {
-    let config = Config { recv_slots: 4, recv_most: 24, ..small() };
+    let config = Config { recv_slots: 4, max_recvs: 24, ..small() };
     let mut p = Pair::new(config.clone(), config.clone(), 1 << 20);
     p.ends[SERVER].refuses = true;
     let id = p.open("head", false);
@@ -99,7 +99,7 @@ fn what_was_refused_under_load_is_not_posted_at_rest() {
 /// have others follow, call after call.
 #[test]
 fn a_call_is_one_message_each_way_with_the_fewest_credits() {
-    let config = Config { recv_slots: 4, recv_most: 4, ..small() };
+    let config = Config { recv_slots: 4, max_recvs: 4, ..small() };
     let mut p = Pair::new(config.clone(), config, 1 << 20);
     let messages = |p: &Pair| p.ends.iter().map(|end| end.conn.stats().messages_sent).sum::<u64>();
     let id = p.open("head", false);

@@ -10,7 +10,7 @@ use crate::frame::{Composer, Frame};
 use crate::ids::{ResetCode, StreamId};
 
 fn server(max_streams: u32) -> Pair {
-    let config = Config { max_streams, slot_size: 4096, recv_slots: 64, recv_most: 64, ..small() };
+    let config = Config { max_streams, slot_size: 4096, recv_slots: 64, max_recvs: 64, ..small() };
     Pair::new(config.clone(), config, 1 << 20)
 }
 

@@ -150,7 +150,7 @@ enum Unanswered {
     Failed(Status),
 }
 
-/// A call under way. Written by hand, because it is moved to where it stays: what `async` makes of
+/// A call in flight. Written by hand, because it is moved to where it stays: what `async` makes of
 /// it is twice as long.
 pub(crate) struct Call {
     shared: Arc<Shared>,

@@ -68,7 +68,7 @@ impl RecvBody {
         let mut inner = self.stream.shared.lock();
         let short = inner.conn.stats().eager_received;
         let pauses = inner.beside_received.piece(short);
-        let news = pauses && inner.link.as_ref().is_some_and(Link::has_news);
+        let news = pauses && inner.link.as_ref().is_some_and(Link::has_pending_recv);
         if news {
             inner.wake_driver();
         }

@@ -16,15 +16,15 @@ use tracing::Instrument;
 
 use crate::boxed_body;
 use crate::codec::{BodyEncoder, Call, Deframer, HEADER, Methods, is_plain_grpc};
+use crate::connection::ConnectionConfig;
 use crate::connection::call::header_cache::{Head, HeaderCache};
+use crate::connection::call::headers;
 use crate::connection::call::recv_body::RecvBody;
 use crate::connection::call::send_body::{SendBody, give_up};
 use crate::connection::call::stream::{Opened, StreamRef, wait_for};
 use crate::connection::call::task_pool::TaskPool;
 use crate::connection::driver::drive;
 use crate::connection::state::{Life, Shared};
-use crate::connection::ConnectionConfig;
-use crate::connection::call::headers;
 use crate::path::reason::{Reason, ReasonCode};
 use crate::telemetry::spans;
 use crate::telemetry::stats::Counters;

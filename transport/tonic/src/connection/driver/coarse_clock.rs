@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | Read | a message, which gets the time that it is | Read, or Reused with the [`EACH`]th |
 //! | Reused | a message, which gets the time of the last look | Reused |
-//! | Read, Reused | the connection's timer, which goes off within an eighth of the dead-peer time of a reused look, and within [`MOST`] | Read |
+//! | Read, Reused | the connection's timer, which goes off within an eighth of the dead-peer time of a reused look, and within [`MAX`] | Read |
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ const EACH: u32 = 8;
 
 /// As old as a time may be: others than the heartbeat go by it, too, whether landing memory is idle
 /// for instance.
-const MOST: Duration = Duration::from_secs(1);
+const MAX: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(in crate::connection) struct CoarseClock {
@@ -40,7 +40,7 @@ enum State {
 
 impl CoarseClock {
     pub(in crate::connection) fn new(dead_peer: Duration) -> Self {
-        CoarseClock { most: (dead_peer / 8).min(MOST), state: State::Read { looks: 0 } }
+        CoarseClock { most: (dead_peer / 8).min(MAX), state: State::Read { looks: 0 } }
     }
 
     /// For a message that has come.

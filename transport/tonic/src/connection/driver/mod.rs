@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use tokio::time::Instant;
-use tonic_rdma_fabric::{Alarm, Link, LinkError, News};
+use tonic_rdma_fabric::{Link, LinkError, Timer, WakeGate};
 use tonic_rdma_proto::{CloseCode, Side};
 
 use crate::connection::call::stream::Opened;
@@ -37,8 +37,8 @@ pub(in crate::connection) async fn drive(
     mut serve: impl FnMut(Opened),
     drain: impl Future<Output = ()>,
 ) -> Reason {
-    let (mut drain, mut asked) = (pin!(drain), News::new());
-    let timer = shared.lock().link.as_ref().map(Link::alarm).unwrap_or_default();
+    let (mut drain, mut asked) = (pin!(drain), WakeGate::new());
+    let timer = shared.lock().link.as_ref().map(Link::timer).unwrap_or_default();
     let mut driver = Driver {
         timer,
         armed: false,
@@ -63,7 +63,7 @@ pub(in crate::connection) async fn drive(
 
 struct Driver {
     shared: Arc<Shared>,
-    timer: Alarm,
+    timer: Timer,
     armed: bool,
     /// When it was armed, the peer was to answer by then.
     asking: bool,

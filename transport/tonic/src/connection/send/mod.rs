@@ -120,7 +120,7 @@ impl Inner {
                         (true, true) => {
                             // The peer works on what it has meanwhile.
                             if std::mem::take(&mut messages) {
-                                link.ring()?;
+                                link.ring_doorbell()?;
                             }
                             Some(WriteSource::Any(src.clone()))
                         }
@@ -151,7 +151,7 @@ impl Inner {
                         == Posted::Done
                     {
                         self.sends.done(id);
-                        copies.copied(len, link.has_news());
+                        copies.copied(len, link.has_pending_recv());
                     }
                 }
                 _ if self.any_memory && copies.go_on() => continue,
@@ -161,7 +161,7 @@ impl Inner {
         }
         self.sends.put_back();
         if posted {
-            link.ring()?;
+            link.ring_doorbell()?;
             if self.sends.writing() > 0 && self.conn.stats().eager_sent > eager {
                 self.window.shared();
             }

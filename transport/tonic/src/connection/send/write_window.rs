@@ -1,4 +1,4 @@
-//! How much of WRITEs is under way at a time.
+//! How much of WRITEs is in flight at a time.
 //!
 //! Enough to keep the link busy, which is bandwidth times delay, and no more: a small message that
 //! comes now waits behind what is posted (R13). Neither figure is known, nor needed: a link that
@@ -7,17 +7,17 @@
 //!
 //! | on | window |
 //! |---|---|
-//! | completion: nothing is under way, and payload waits | doubled, up to [`MOST`] |
-//! | [`CALM`] completions in a row with some still under way | reduced by a quarter, down to [`LEAST`] |
-//! | a message went the same way as SEND while WRITEs were under way | [`LEAST`] |
+//! | completion: nothing is in flight, and payload waits | doubled, up to [`MAX`] |
+//! | [`CALM`] completions in a row with some still in flight | reduced by a quarter, down to [`MIN`] |
+//! | a message went the same way as SEND while WRITEs were in flight | [`MIN`] |
 //!
 //! A WRITE at each half of the window reports its completion, so that there is time to post the
 //! next half.
 
 /// Bytes: 80 us of 100 Gb/s.
-const LEAST: usize = 1 << 20;
+const MIN: usize = 1 << 20;
 /// Bytes: 670 us of 100 Gb/s.
-const MOST: usize = 8 << 20;
+const MAX: usize = 8 << 20;
 /// Completions without running dry after which less is tried.
 const CALM: u32 = 64;
 
@@ -29,12 +29,12 @@ pub(in crate::connection) struct WriteWindow {
 
 impl Default for WriteWindow {
     fn default() -> Self {
-        WriteWindow { size: LEAST, calm: 0 }
+        WriteWindow { size: MIN, calm: 0 }
     }
 }
 
 impl WriteWindow {
-    /// Bytes that may be posted while so many are under way.
+    /// Bytes that may be posted while so many are in flight.
     pub(in crate::connection) fn room(&self, writing: usize) -> usize {
         self.size.saturating_sub(writing)
     }
@@ -49,19 +49,19 @@ impl WriteWindow {
         self.size / 4
     }
 
-    /// WRITEs have been completed: so many bytes are still under way, and whether payload waits for
+    /// WRITEs have been completed: so many bytes are still in flight, and whether payload waits for
     /// room.
     pub(in crate::connection) fn completed(&mut self, writing: usize, waits: bool) {
         match (writing, waits) {
             (0, true) => {
-                self.size = (self.size * 2).min(MOST);
+                self.size = (self.size * 2).min(MAX);
                 self.calm = 0;
             }
             (0, false) => {}
             _ => {
                 self.calm += 1;
                 if self.calm == CALM {
-                    self.size = (self.size / 4 * 3).max(LEAST);
+                    self.size = (self.size / 4 * 3).max(MIN);
                     self.calm = 0;
                 }
             }
@@ -81,23 +81,23 @@ mod tests {
     #[test]
     fn a_link_that_runs_dry_gets_more_and_one_that_does_not_gets_less() {
         let mut window = WriteWindow::default();
-        assert_eq!((window.room(0), window.room(LEAST), window.room(MOST)), (LEAST, 0, 0));
+        assert_eq!((window.room(0), window.room(MIN), window.room(MAX)), (MIN, 0, 0));
         window.completed(0, false);
-        assert_eq!(window.size, LEAST, "there was no more to write");
-        for size in [2 << 20, 4 << 20, MOST, MOST] {
+        assert_eq!(window.size, MIN, "there was no more to write");
+        for size in [2 << 20, 4 << 20, MAX, MAX] {
             window.completed(0, true);
             assert_eq!((window.size, window.half()), (size, size / 2));
         }
         for _ in 1..CALM {
             window.completed(1, true);
         }
-        assert_eq!(window.size, MOST);
+        assert_eq!(window.size, MAX);
         window.completed(1, true);
-        assert_eq!(window.size, MOST / 4 * 3);
+        assert_eq!(window.size, MAX / 4 * 3);
         for _ in 0..CALM * 32 {
             window.completed(1, true);
         }
-        assert_eq!(window.size, LEAST, "and no less than that");
+        assert_eq!(window.size, MIN, "and no less than that");
     }
 
     #[test]
@@ -106,6 +106,6 @@ mod tests {
         window.completed(0, true);
         window.completed(0, true);
         window.shared();
-        assert_eq!(window.size, LEAST);
+        assert_eq!(window.size, MIN);
     }
 }

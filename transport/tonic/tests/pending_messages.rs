@@ -14,18 +14,18 @@ use tokio_stream::{StreamExt, iter};
 use tonic::client::Grpc;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::{Code, Status};
-use tonic_rdma::codec::kept_aside;
+use tonic_rdma::codec::pending_messages;
 
 const LEN: usize = 200_000;
 
 /// Waits until the tasks of calls that were dropped have gone.
 async fn nothing_is_kept(after: &str) {
     let begin = Instant::now();
-    while kept_aside() > 0 {
+    while pending_messages() > 0 {
         assert!(
             begin.elapsed() < Duration::from_secs(30),
             "{} messages are kept after {after}",
-            kept_aside()
+            pending_messages()
         );
         // The table tells nobody.
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -126,9 +126,9 @@ async fn nothing_is_kept_however_calls_end() {
             frame.unwrap().unwrap().into_data().unwrap().len() < 100,
             "a stand-in was expected"
         );
-        assert_eq!(kept_aside(), 1);
+        assert_eq!(pending_messages(), 1);
         drop(response);
-        assert_eq!(kept_aside(), 0);
+        assert_eq!(pending_messages(), 0);
 
         // Messages decoded on another thread than the one that received them.
         let mut down = client.down(blob.clone()).await.unwrap();

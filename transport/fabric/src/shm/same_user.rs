@@ -13,8 +13,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::socket::Socket;
-use super::{is_anybody, own_user};
+use crate::shm::socket::Socket;
+use crate::shm::{is_anybody, own_user};
 
 /// Where the architecture has the number of most.
 const PEER_PIDFD: Option<libc::c_int> = match cfg!(any(
@@ -29,7 +29,7 @@ const PEER_PIDFD: Option<libc::c_int> = match cfg!(any(
 
 /// Whether the process that made the other end of the socket runs as the user of this process, in
 /// its PID namespace.
-pub(super) fn is_kin(socket: &Socket) -> bool {
+pub(super) fn is_same_user(socket: &Socket) -> bool {
     let peer = socket.peer();
     if peer.uid != own_user() || is_anybody(peer.uid) || peer.pid == 0 {
         return false;

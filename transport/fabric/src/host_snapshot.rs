@@ -10,7 +10,7 @@ use std::net::IpAddr;
 /// had may be had now; a device that was pulled out and put back differs too. Looking costs some
 /// system calls, and opens no device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Survey {
+pub struct HostSnapshot {
     devices: Vec<Seen>,
     addresses: Vec<IpAddr>,
     /// RLIMIT_MEMLOCK, in bytes.
@@ -26,10 +26,10 @@ struct Seen {
     ports: Vec<Vec<u8>>,
 }
 
-impl Survey {
+impl HostSnapshot {
     /// Looks. What cannot be read is left out.
     #[cfg(all(target_os = "linux", feature = "verbs"))]
-    pub fn now() -> Survey {
+    pub fn now() -> HostSnapshot {
         use std::os::unix::fs::MetadataExt as _;
         let list = |path: &std::path::Path| {
             let entries = std::fs::read_dir(path).into_iter().flatten();
@@ -49,13 +49,13 @@ impl Survey {
         addresses.sort_unstable();
         // The hard limit, up to which pools raise the other one themselves.
         let memlock = tonic_rdma_memory::Memlock::read().ok().and_then(|limits| limits.hard);
-        Survey { devices, addresses, memlock }
+        HostSnapshot { devices, addresses, memlock }
     }
 
     /// Nothing: there is no RDMA here.
     #[cfg(not(all(target_os = "linux", feature = "verbs")))]
-    pub fn now() -> Survey {
-        Survey::default()
+    pub fn now() -> HostSnapshot {
+        HostSnapshot::default()
     }
 }
 
@@ -65,18 +65,18 @@ mod tests {
 
     #[test]
     fn two_looks_are_the_same_where_nothing_has_changed() {
-        assert_eq!(Survey::now(), Survey::now());
+        assert_eq!(HostSnapshot::now(), HostSnapshot::now());
     }
 
     #[test]
     fn a_device_that_was_put_back_is_another_one() {
-        let with = |inode| Survey {
+        let with = |inode| HostSnapshot {
             devices: vec![Seen {
                 name: "rxe0".into(),
                 inode,
                 ports: vec![b"4: ACTIVE\n".to_vec()],
             }],
-            ..Survey::default()
+            ..HostSnapshot::default()
         };
         assert_ne!(with(1), with(2));
     }

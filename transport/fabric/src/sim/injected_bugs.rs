@@ -3,7 +3,7 @@
 /// A promise of the fabric that is broken once (or, where it says so, from then on).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Breakage {
+pub enum InjectedBug {
     /// From one completion on, none of that link is reported.
     LoseCompletions,
     /// A byte of a WRITE changes on its way.

@@ -9,14 +9,14 @@ use tonic_rdma_memory::{Pool, Registrar};
 
 use crate::access::ShmAccess;
 use crate::addr::Addr;
-use crate::alarm::Alarm;
 use crate::device::DeviceInfo;
 use crate::error::{ConnectError, FabricError, LinkError};
 use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work};
+use crate::self_test::SelfTest;
 #[cfg(all(target_os = "linux", feature = "shm"))]
 use crate::shm::{ShmDevice, ShmIncoming, ShmLink, ShmListener};
 use crate::sim::{SimDevice, SimIncoming, SimLink, SimListener};
-use crate::trial::Trial;
+use crate::timer::Timer;
 #[cfg(all(target_os = "linux", feature = "verbs"))]
 use crate::verbs::{VerbsDevice, VerbsIncoming, VerbsLink, VerbsListener};
 
@@ -92,9 +92,9 @@ impl Fabric {
     ///
     /// # Errors
     /// [`FabricError::Platform`], [`FabricError::NoLibrary`], or rdma-core lists no such device.
-    pub fn trial(name: &str) -> Result<Trial, FabricError> {
+    pub fn self_test(name: &str) -> Result<SelfTest, FabricError> {
         #[cfg(all(target_os = "linux", feature = "verbs"))]
-        return crate::verbs::trial(name);
+        return crate::verbs::self_test(name);
         #[cfg(not(all(target_os = "linux", feature = "verbs")))]
         {
             let _ = name;
@@ -448,8 +448,8 @@ impl Link for AnyLink {
     fn share(&mut self, rkey: u32) -> Result<(), LinkError> {
         each!(AnyLink, self, l => l.share(rkey))
     }
-    fn ring(&mut self) -> Result<(), LinkError> {
-        each!(AnyLink, self, l => l.ring())
+    fn ring_doorbell(&mut self) -> Result<(), LinkError> {
+        each!(AnyLink, self, l => l.ring_doorbell())
     }
     fn is_eager(&self) -> bool {
         each!(AnyLink, self, l => l.is_eager())
@@ -457,11 +457,11 @@ impl Link for AnyLink {
     fn shares_processor(&self) -> bool {
         each!(AnyLink, self, l => l.shares_processor())
     }
-    fn has_news(&self) -> bool {
-        each!(AnyLink, self, l => l.has_news())
+    fn has_pending_recv(&self) -> bool {
+        each!(AnyLink, self, l => l.has_pending_recv())
     }
-    fn alarm(&self) -> Alarm {
-        each!(AnyLink, self, l => l.alarm())
+    fn timer(&self) -> Timer {
+        each!(AnyLink, self, l => l.timer())
     }
     fn poll(
         &mut self,

@@ -22,7 +22,7 @@ use tonic::transport::server::Connected;
 
 /// A network of pipes. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Lan(Arc<Inner>);
+pub(crate) struct TcpNet(Arc<Inner>);
 
 struct Inner {
     latency: Duration,
@@ -41,9 +41,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Lan {
+impl TcpNet {
     pub(crate) fn new(latency: Duration) -> Self {
-        Lan(Arc::new(Inner { latency, state: Mutex::default() }))
+        TcpNet(Arc::new(Inner { latency, state: Mutex::default() }))
     }
 
     /// Takes the address over from whoever had it.

@@ -6,19 +6,19 @@ use std::time::Duration;
 
 use crate::error::Verb;
 
-/// What [`Fabric::trial`](crate::Fabric::trial) found out about one device. Everything that it made
+/// What [`Fabric::self_test`](crate::Fabric::self_test) found out about one device. Everything that it made
 /// is gone again.
 #[derive(Debug, Clone)]
-pub struct Trial {
+pub struct SelfTest {
     /// What the device says that it allows; `None` when it could not be opened or asked.
     pub limits: Option<DeviceLimits>,
     /// In the order in which they were tried. A step that needs one that failed is left out.
-    pub steps: Vec<TrialStep>,
+    pub steps: Vec<SelfTestStep>,
 }
 
 /// One thing that was made, or not.
 #[derive(Debug, Clone)]
-pub struct TrialStep {
+pub struct SelfTestStep {
     /// The call that makes it.
     pub verb: Verb,
     /// How long the call took.

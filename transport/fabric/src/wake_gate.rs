@@ -33,7 +33,7 @@ impl Wake for Rung {
 /// Stands between a task and one thing that it polls: that is asked when it may have something to
 /// say, and costs a load otherwise.
 #[derive(Debug)]
-pub struct News {
+pub struct WakeGate {
     rung: Arc<Rung>,
     /// Of `rung`.
     waker: Waker,
@@ -41,17 +41,17 @@ pub struct News {
     task: Option<Waker>,
 }
 
-impl Default for News {
+impl Default for WakeGate {
     fn default() -> Self {
-        News::new()
+        WakeGate::new()
     }
 }
 
-impl News {
+impl WakeGate {
     /// Nothing has been asked so far.
-    pub fn new() -> News {
+    pub fn new() -> WakeGate {
         let rung = Arc::new(Rung { rung: AtomicBool::new(true), task: Mutex::new(None) });
-        News { waker: Waker::from(rung.clone()), rung, task: None }
+        WakeGate { waker: Waker::from(rung.clone()), rung, task: None }
     }
 
     /// Asks `poll`, always the same thing, unless it was pending the last time and has not woken
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn it_is_asked_at_first_when_it_has_woken_and_after_it_was_ready() {
-        let (mut news, mut asked, mut theirs) = (News::new(), 0, None);
+        let (mut news, mut asked, mut theirs) = (WakeGate::new(), 0, None);
         let [first, second] = [(); 2].map(|()| Arc::new(Count(AtomicUsize::new(0))));
         let mut poll = |task: &Arc<Count>, ready: bool| {
             let waker = Waker::from(task.clone());

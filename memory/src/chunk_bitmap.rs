@@ -13,18 +13,18 @@ const WORD: usize = u64::BITS as usize;
 
 /// The map.
 #[derive(Debug)]
-pub(crate) struct Granules {
+pub(crate) struct ChunkBitmap {
     words: Box<[AtomicU64]>,
     len: usize,
 }
 
-impl Granules {
+impl ChunkBitmap {
     /// `len` free granules.
     pub(crate) fn new(len: usize) -> Self {
-        Granules { words: (0..len.div_ceil(WORD)).map(|_| AtomicU64::new(0)).collect(), len }
+        ChunkBitmap { words: (0..len.div_ceil(WORD)).map(|_| AtomicU64::new(0)).collect(), len }
     }
 
-    /// Granules, taken or not.
+    /// ChunkBitmap, taken or not.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -68,7 +68,7 @@ impl Granules {
         self.next(0, true) == self.len
     }
 
-    /// Granules that are taken.
+    /// ChunkBitmap that are taken.
     pub(crate) fn taken(&self) -> usize {
         self.words.iter().map(|word| word.load(Ordering::Relaxed).count_ones() as usize).sum()
     }

@@ -135,7 +135,7 @@ pub enum Event<'a> {
 
 /// Listens to a network. It is called in the middle of things: it must not use the network, and
 /// should not take long.
-pub trait Tap: Send + Sync + 'static {
+pub trait Observer: Send + Sync + 'static {
     /// Something has happened.
     fn event(&self, event: Event<'_>);
 }

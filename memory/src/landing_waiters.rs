@@ -13,11 +13,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 
-use crate::waiting::Waiting;
+use crate::waiter_count::WaiterCount;
 
 /// What of a [`Landing`](crate::Landing) outlives it: pieces wake it when they come free.
 #[derive(Debug, Default)]
-pub(crate) struct Account {
+pub(crate) struct LandingWaiter {
     /// It found no memory and waits.
     wanting: AtomicBool,
     /// It has leased all that it may, and waits for some of that to come free.
@@ -31,7 +31,7 @@ pub(crate) struct Account {
     waker: Mutex<Option<Waker>>,
 }
 
-impl Account {
+impl LandingWaiter {
     fn waker(&self) -> MutexGuard<'_, Option<Waker>> {
         self.waker.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -67,29 +67,29 @@ impl Account {
 
 /// All accounts of a pool.
 #[derive(Debug, Default)]
-pub(crate) struct Accounts {
+pub(crate) struct LandingWaiters {
     /// Those that wait stand in the order in which they began to.
-    list: Mutex<Vec<Weak<Account>>>,
-    waiting: Waiting,
+    list: Mutex<Vec<Weak<LandingWaiter>>>,
+    waiting: WaiterCount,
     /// How many are active.
     active: AtomicUsize,
     /// How many are held to their shares.
     held: AtomicUsize,
 }
 
-impl Accounts {
-    fn list(&self) -> MutexGuard<'_, Vec<Weak<Account>>> {
+impl LandingWaiters {
+    fn list(&self) -> MutexGuard<'_, Vec<Weak<LandingWaiter>>> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn open(&self) -> Arc<Account> {
-        let account = Arc::new(Account::default());
+    pub(crate) fn open(&self) -> Arc<LandingWaiter> {
+        let account = Arc::new(LandingWaiter::default());
         self.list().push(Arc::downgrade(&account));
         account
     }
 
     /// Its owner is gone; pieces may live on.
-    pub(crate) fn close(&self, account: &Arc<Account>) {
+    pub(crate) fn close(&self, account: &Arc<LandingWaiter>) {
         self.set_wanting(account, false);
         self.book(account, 0);
         self.list().retain(|a| a.as_ptr() != Arc::as_ptr(account));
@@ -98,7 +98,7 @@ impl Accounts {
 
     /// Sets what only the account's owner sets. Returns whether it is a change. After `true` the
     /// owner must look for memory once more.
-    pub(crate) fn set_wanting(&self, account: &Arc<Account>, wanting: bool) -> bool {
+    pub(crate) fn set_wanting(&self, account: &Arc<LandingWaiter>, wanting: bool) -> bool {
         if account.wanting.swap(wanting, SeqCst) == wanting {
             return false;
         }
@@ -124,12 +124,12 @@ impl Accounts {
     }
 
     /// Notes what the account has leased. For its owner.
-    pub(crate) fn book(&self, account: &Account, leased: usize) {
+    pub(crate) fn book(&self, account: &LandingWaiter, leased: usize) {
         account.leased.store(leased, SeqCst);
         self.count_active(account);
     }
 
-    fn count_active(&self, account: &Account) {
+    fn count_active(&self, account: &LandingWaiter) {
         let active = account.is_wanting() || account.leased.load(SeqCst) > 0;
         match (account.active.swap(active, SeqCst), active) {
             (false, true) => {
@@ -150,7 +150,7 @@ impl Accounts {
     }
 
     /// Whether another account waits that has leased no more than so many bytes.
-    pub(crate) fn others_wait_below(&self, account: &Account, leased: usize) -> bool {
+    pub(crate) fn others_wait_below(&self, account: &LandingWaiter, leased: usize) -> bool {
         self.list().iter().filter_map(Weak::upgrade).any(|other| {
             !std::ptr::eq(&*other, account)
                 && other.is_wanting()
@@ -159,18 +159,19 @@ impl Accounts {
     }
 
     /// Whether others than this account wait.
-    pub(crate) fn others_wait(&self, account: &Account) -> bool {
+    pub(crate) fn others_wait(&self, account: &LandingWaiter) -> bool {
         self.waiting.count() > usize::from(account.is_wanting())
     }
 
-    fn each(&self, wake: impl Fn(&Account) -> bool) {
-        let accounts: Vec<Arc<Account>> = self.list().iter().filter_map(Weak::upgrade).collect();
+    fn each(&self, wake: impl Fn(&LandingWaiter) -> bool) {
+        let accounts: Vec<Arc<LandingWaiter>> =
+            self.list().iter().filter_map(Weak::upgrade).collect();
         accounts.iter().filter(|account| wake(account)).for_each(|account| account.wake());
     }
 
     /// The account, which waits, is held to its share. Before that counts, its owner must look once
     /// more.
-    pub(crate) fn set_held(&self, account: &Account) {
+    pub(crate) fn set_held(&self, account: &LandingWaiter) {
         if account.is_wanting() && !account.held.swap(true, SeqCst) {
             self.held.fetch_add(1, SeqCst);
         }
@@ -186,20 +187,20 @@ impl Accounts {
     }
 
     /// This account has begun to wait: the others look for what they can give back.
-    pub(crate) fn wake_others(&self, account: &Arc<Account>) {
+    pub(crate) fn wake_others(&self, account: &Arc<LandingWaiter>) {
         self.each(|other| !std::ptr::eq(other, Arc::as_ptr(account)));
     }
 
     /// Part of the budget has come free.
     pub(crate) fn budget_freed(&self) {
         if self.waiting.any_after_free() {
-            self.each(Account::is_wanting);
+            self.each(LandingWaiter::is_wanting);
         }
     }
 
     /// A piece of this account's has come free: it may wait for that itself, and if others wait,
     /// its chunk may have become idle and can go back.
-    pub(crate) fn piece_freed(&self, account: &Account) {
+    pub(crate) fn piece_freed(&self, account: &LandingWaiter) {
         // The fence between freeing and looking is in the first.
         if self.waiting.any_after_free() || account.full.load(SeqCst) {
             account.wake();

@@ -11,21 +11,21 @@ use rustix::event::{EventfdFlags, eventfd};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::socket::Socket;
-use super::wire::Message;
-use crate::watch::Watch;
+use crate::ready_fd::ReadyFd;
+use crate::shm::socket::Socket;
+use crate::shm::wire::Message;
 
 /// The bell that the peer rings.
 #[derive(Debug)]
-pub(super) struct Bell(Watch);
+pub(super) struct EventFd(ReadyFd);
 
-impl Bell {
+impl EventFd {
     /// A new one. Within a tokio runtime.
-    pub(super) fn new() -> io::Result<Bell> {
+    pub(super) fn new() -> io::Result<EventFd> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         // SAFETY: an OwnedFd owns its descriptor and always gives the same one (R17).
         let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?;
-        Ok(Bell(Watch::new(fd)))
+        Ok(EventFd(ReadyFd::new(fd)))
     }
 
     /// For the peer.
@@ -41,7 +41,7 @@ impl Bell {
 
 /// How the peer is woken.
 #[derive(Debug)]
-pub(super) enum Rope {
+pub(super) enum PeerWaker {
     /// By its eventfd.
     Event(OwnedFd),
     /// By a message on the socket. A write to a descriptor that a stranger has too can block for
@@ -50,14 +50,14 @@ pub(super) enum Rope {
     Message,
 }
 
-impl Rope {
+impl PeerWaker {
     /// For the eventfd that the peer sent; `kin`: the peer could stop this process anyway. May
     /// block: the descriptor can be anything. What is kept of it cannot: closing an eventfd waits
     /// for nothing.
     ///
     /// # Errors
     /// It is no eventfd, or would block.
-    pub(super) fn new(fds: &mut Vec<OwnedFd>, kin: bool) -> io::Result<Rope> {
+    pub(super) fn new(fds: &mut Vec<OwnedFd>, kin: bool) -> io::Result<PeerWaker> {
         let missing = || io::Error::new(io::ErrorKind::InvalidData, "no bell");
         let fd = fds.last().ok_or_else(missing)?;
         let blocks = !rustix::fs::fcntl_getfl(fd)?.contains(rustix::fs::OFlags::NONBLOCK);
@@ -69,17 +69,17 @@ impl Rope {
             return Err(io::Error::new(io::ErrorKind::InvalidData, what));
         }
         let event = if kin && name.is_some() { fds.pop() } else { None };
-        Ok(event.map_or(Rope::Message, Rope::Event))
+        Ok(event.map_or(PeerWaker::Message, PeerWaker::Event))
     }
 
     /// Wakes the peer. Fails when it has not heard the last 2^64 rings, or a socket full of
     /// messages: its own affair, and it is awake then.
     pub(super) fn ring(&self, socket: &Socket) {
         let _ = match self {
-            Rope::Event(fd) => {
+            PeerWaker::Event(fd) => {
                 rustix::io::write(fd, &1_u64.to_ne_bytes()).map(drop).map_err(io::Error::from)
             }
-            Rope::Message => socket.send(&Message::Wake.encode(), &[]),
+            PeerWaker::Message => socket.send(&Message::Wake.encode(), &[]),
         };
     }
 }
@@ -100,16 +100,16 @@ mod tests {
     #[test]
     fn only_events_of_kin_are_written_to() {
         let mut fds = vec![event(EventfdFlags::NONBLOCK)];
-        assert!(matches!(Rope::new(&mut fds, false), Ok(Rope::Message)));
+        assert!(matches!(PeerWaker::new(&mut fds, false), Ok(PeerWaker::Message)));
         assert_eq!(fds.len(), 1, "it is left to be closed");
-        assert!(matches!(Rope::new(&mut fds, true), Ok(Rope::Event(_))));
-        assert!(Rope::new(&mut fds, true).is_err(), "there is none");
+        assert!(matches!(PeerWaker::new(&mut fds, true), Ok(PeerWaker::Event(_))));
+        assert!(PeerWaker::new(&mut fds, true).is_err(), "there is none");
         assert!(
-            Rope::new(&mut vec![event(EventfdFlags::empty())], true).is_err(),
+            PeerWaker::new(&mut vec![event(EventfdFlags::empty())], true).is_err(),
             "it would block"
         );
         let (pipe, _end) = std::io::pipe().unwrap();
         rustix::fs::fcntl_setfl(&pipe, rustix::fs::OFlags::NONBLOCK).unwrap();
-        assert!(Rope::new(&mut vec![pipe.into()], true).is_err());
+        assert!(PeerWaker::new(&mut vec![pipe.into()], true).is_err());
     }
 }

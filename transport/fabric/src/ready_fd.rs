@@ -9,18 +9,18 @@ use std::task::{Context, Poll};
 use tokio::io::Interest;
 use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 
-use crate::news::News;
+use crate::wake_gate::WakeGate;
 
 /// A registered descriptor.
 #[derive(Debug)]
-pub(crate) struct Watch<T: AsRawFd = OwnedFd> {
+pub(crate) struct ReadyFd<T: AsRawFd = OwnedFd> {
     fd: AsyncFd<T>,
-    news: News,
+    news: WakeGate,
 }
 
-impl<T: AsRawFd> Watch<T> {
+impl<T: AsRawFd> ReadyFd<T> {
     pub(crate) fn new(fd: AsyncFd<T>) -> Self {
-        Watch { fd, news: News::new() }
+        ReadyFd { fd, news: WakeGate::new() }
     }
 
     pub(crate) fn get_ref(&self) -> &T {
@@ -38,7 +38,7 @@ impl<T: AsRawFd> Watch<T> {
     /// The runtime ends.
     #[cfg(feature = "shm")]
     pub(crate) fn listen(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        let Watch { fd, news } = self;
+        let ReadyFd { fd, news } = self;
         let ended = news.poll(cx, |cx| {
             // What it is forgotten by; there is nothing else to be had from it.
             let _ = fd.try_io(Interest::READABLE, |_| {
@@ -64,7 +64,7 @@ impl<T: AsRawFd> Watch<T> {
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<AsyncFdReadyGuard<'_, T>>> {
-        let Watch { fd, news } = self;
+        let ReadyFd { fd, news } = self;
         news.poll(cx, |cx| fd.poll_read_ready(cx))
     }
 }
@@ -80,16 +80,16 @@ mod tests {
 
     use super::*;
 
-    fn pipe() -> (Watch, std::io::PipeWriter) {
+    fn pipe() -> (ReadyFd, std::io::PipeWriter) {
         let (end, writer) = std::io::pipe().unwrap();
         rustix::fs::fcntl_setfl(&end, rustix::fs::OFlags::NONBLOCK).unwrap();
         // SAFETY: an OwnedFd owns its descriptor and always gives the same one (R17).
         let fd = unsafe { AsyncFd::register(OwnedFd::from(end)) }.unwrap();
-        (Watch::new(fd), writer)
+        (ReadyFd::new(fd), writer)
     }
 
     /// All that is there; otherwise the task is woken when there is something.
-    fn read(watch: &mut Watch, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+    fn read(watch: &mut ReadyFd, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         loop {
             let mut guard = match watch.poll(cx) {
                 Poll::Ready(guard) => guard?,

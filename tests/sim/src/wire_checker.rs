@@ -18,7 +18,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use tokio::time::Instant;
-use tonic_rdma_fabric::sim::{EndId, Event, Tap};
+use tonic_rdma_fabric::sim::{EndId, Event, Observer};
 use tonic_rdma_proto::frame::{Frame, Reader};
 
 #[derive(Debug, Clone, Copy)]
@@ -88,22 +88,22 @@ struct State {
 
 /// Listens to a network; see the module's docs.
 #[derive(Debug)]
-pub struct Wiretap {
+pub struct WireChecker {
     state: Mutex<State>,
     started: Instant,
 }
 
-impl Tap for Wiretap {
+impl Observer for WireChecker {
     fn event(&self, event: Event<'_>) {
         self.lock().event(event, self.started);
     }
 }
 
-impl Wiretap {
+impl WireChecker {
     /// With `trace`, every event is written down.
     pub fn new(trace: bool) -> Self {
         let state = State { trace: trace.then(Vec::new), ..State::default() };
-        Wiretap { state: Mutex::new(state), started: Instant::now() }
+        WireChecker { state: Mutex::new(state), started: Instant::now() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -161,7 +161,7 @@ impl Wiretap {
             if writes > 0 || end.under_way.len() > UNREPORTED {
                 let all = end.under_way.len();
                 left.push(format!(
-                    "R10: {id}: {all} pieces of work under way, {writes} of them WRITEs"
+                    "R10: {id}: {all} pieces of work in flight, {writes} of them WRITEs"
                 ));
             }
             let peer = end.peer.and_then(|peer| state.ends.get(&peer));

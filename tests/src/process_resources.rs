@@ -6,7 +6,7 @@ use crate::load::until;
 
 /// Counts of one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct ProcessResources {
     /// Open descriptors.
     pub fds: usize,
     /// Mappings of files without a name, which is how memory is shared.
@@ -17,7 +17,7 @@ pub struct Held {
     pub pinned: usize,
 }
 
-impl Held {
+impl ProcessResources {
     /// By a process, `self` or its number. Fails if there is anything of it in /dev/shm.
     pub fn by(process: &str) -> Self {
         let list = |what| std::fs::read_dir(format!("/proc/{process}/{what}")).unwrap();
@@ -66,13 +66,13 @@ impl Held {
 
 /// The checkpoints of one process.
 #[derive(Debug, Default)]
-pub struct Watch(Option<Held>);
+pub struct Watch(Option<ProcessResources>);
 
 impl Watch {
     /// The first time notes what is held at rest, `after` so many faults. From then on fails if it
     /// does not come back to that.
-    pub async fn check(&mut self, process: &str, after: usize) -> Held {
-        let read = || async { Held::by(process) };
+    pub async fn check(&mut self, process: &str, after: usize) -> ProcessResources {
+        let read = || async { ProcessResources::by(process) };
         let now = match self.0 {
             Some(measure) => {
                 let what =
@@ -82,10 +82,10 @@ impl Watch {
             None => {
                 // That of a moment could be too much, for good, or too little: the library looks at
                 // the devices once a second.
-                let mut steady = Held::by(process);
+                let mut steady = ProcessResources::by(process);
                 for _ in 0..40 {
                     tokio::time::sleep(Duration::from_millis(30)).await;
-                    steady = steady.or_steady(Held::by(process));
+                    steady = steady.or_steady(ProcessResources::by(process));
                 }
                 *self.0.insert(steady)
             }
@@ -95,7 +95,7 @@ impl Watch {
     }
 
     /// What it was the first time.
-    pub fn first(&self) -> Option<Held> {
+    pub fn first(&self) -> Option<ProcessResources> {
         self.0
     }
 }

@@ -4,22 +4,22 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::SimConfig;
-use super::rng::Rng;
+use crate::sim::SimConfig;
+use crate::sim::rng::Rng;
 
 /// Held back for a number of polls, and until a moment.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Hold {
+pub(super) struct Delay {
     polls: u32,
     until: Option<Instant>,
 }
 
-impl Hold {
-    pub(super) fn draw(rng: &mut Rng, config: &SimConfig) -> Hold {
+impl Delay {
+    pub(super) fn draw(rng: &mut Rng, config: &SimConfig) -> Delay {
         let polls = rng.up_to(config.delay);
         let millis = rng.up_to(u32::try_from(config.latency.as_millis()).unwrap_or(u32::MAX));
         let until = (millis > 0).then(|| Instant::now() + Duration::from_millis(millis.into()));
-        Hold { polls, until }
+        Delay { polls, until }
     }
 
     /// One poll has passed.

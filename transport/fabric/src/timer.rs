@@ -1,7 +1,7 @@
 //! A timer for waits of many milliseconds, most of which end otherwise.
 //!
 //! A runtime of tokio that has any timer set reads the clock twice whenever it rests, between two
-//! messages of a call, too. An [`Alarm`] is a timer of the kernel's, timerfd_create(2): it costs a
+//! messages of a call, too. An [`Timer`] is a timer of the kernel's, timerfd_create(2): it costs a
 //! descriptor and, each time that it is set, a system call, and nothing while it waits.
 
 use std::pin::Pin;
@@ -9,12 +9,12 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
-use kernel::Timer;
+use kernel::KernelTimer;
 use tokio::time::Sleep;
 
 /// A timer. It belongs to one task of the runtime that it was made in.
 #[derive(Debug)]
-pub struct Alarm {
+pub struct Timer {
     clock: Clock,
     set: bool,
 }
@@ -22,33 +22,33 @@ pub struct Alarm {
 #[derive(Debug)]
 enum Clock {
     #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
-    Kernel(Timer),
+    Kernel(KernelTimer),
     /// Where there is no other, and on the simulated fabric, whose time tests stop.
     Tokio(Pin<Box<Sleep>>),
 }
 
-impl Default for Alarm {
+impl Default for Timer {
     fn default() -> Self {
-        Alarm::new()
+        Timer::new()
     }
 }
 
-impl Alarm {
+impl Timer {
     /// One that is not set: of the kernel's, or of tokio's where the kernel gives none, because the
     /// process has no more descriptors for instance. Within a tokio runtime with both drivers
     /// enabled.
-    pub fn new() -> Alarm {
+    pub fn new() -> Timer {
         #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
-        match Timer::new() {
-            Ok(timer) => return Alarm { clock: Clock::Kernel(timer), set: false },
+        match KernelTimer::new() {
+            Ok(timer) => return Timer { clock: Clock::Kernel(timer), set: false },
             Err(error) => tracing::debug!(%error, "timerfd_create; a timer of tokio's has to do"),
         }
-        Alarm::on_tokio_clock()
+        Timer::with_tokio_clock()
     }
 
-    /// As [`new`](Alarm::new), on tokio's clock, which tests can stop.
-    pub fn on_tokio_clock() -> Alarm {
-        Alarm { clock: Clock::Tokio(Box::pin(tokio::time::sleep(Duration::ZERO))), set: false }
+    /// As [`new`](Timer::new), on tokio's clock, which tests can stop.
+    pub fn with_tokio_clock() -> Timer {
+        Timer { clock: Clock::Tokio(Box::pin(tokio::time::sleep(Duration::ZERO))), set: false }
     }
 
     /// It goes off at `at`, and not when it was to before; at once when that has passed.
@@ -111,18 +111,18 @@ mod kernel {
     use tokio::io::Interest;
     use tokio::io::unix::AsyncFd;
 
-    use crate::watch::Watch;
+    use crate::ready_fd::ReadyFd;
 
     #[derive(Debug)]
-    pub(super) struct Timer(Watch<OwnedFd>);
+    pub(super) struct KernelTimer(ReadyFd<OwnedFd>);
 
-    impl Timer {
-        pub(super) fn new() -> io::Result<Timer> {
+    impl KernelTimer {
+        pub(super) fn new() -> io::Result<KernelTimer> {
             let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
             let fd = timerfd_create(TimerfdClockId::Monotonic, flags)?;
             // SAFETY: an OwnedFd owns its descriptor and always gives the same one (R17).
             let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?;
-            Ok(Timer(Watch::new(fd)))
+            Ok(KernelTimer(ReadyFd::new(fd)))
         }
 
         pub(super) fn set(&self, time: Duration) -> io::Result<()> {
@@ -175,49 +175,49 @@ mod tests {
     const SHORT: Duration = Duration::from_millis(1);
     const LONG: Duration = Duration::from_secs(3600);
 
-    fn clocks() -> [Alarm; 2] {
-        [Alarm::new(), Alarm::on_tokio_clock()]
+    fn clocks() -> [Timer; 2] {
+        [Timer::new(), Timer::with_tokio_clock()]
     }
 
-    async fn is_pending(alarm: &mut Alarm) -> bool {
-        poll_fn(|cx| Poll::Ready(alarm.poll(cx).is_pending())).await
+    async fn is_pending(timer: &mut Timer) -> bool {
+        poll_fn(|cx| Poll::Ready(timer.poll(cx).is_pending())).await
     }
 
     #[tokio::test]
     async fn it_goes_off_once_and_not_before_its_time() {
-        for mut alarm in clocks() {
-            assert!(is_pending(&mut alarm).await, "it is not set");
+        for mut timer in clocks() {
+            assert!(is_pending(&mut timer).await, "it is not set");
             for _ in 0..3 {
                 let began = Instant::now();
-                alarm.set(began + 20 * SHORT);
-                assert!(is_pending(&mut alarm).await);
-                poll_fn(|cx| alarm.poll(cx)).await;
+                timer.set(began + 20 * SHORT);
+                assert!(is_pending(&mut timer).await);
+                poll_fn(|cx| timer.poll(cx)).await;
                 assert!(began.elapsed() >= 20 * SHORT);
-                assert!(is_pending(&mut alarm).await, "once");
+                assert!(is_pending(&mut timer).await, "once");
             }
-            alarm.set(Instant::now());
-            poll_fn(|cx| alarm.poll(cx)).await;
-            alarm.wait(SHORT).await;
-            alarm.wait(Duration::ZERO).await;
-            let ever = tokio::time::timeout(SHORT, alarm.wait(Duration::MAX));
+            timer.set(Instant::now());
+            poll_fn(|cx| timer.poll(cx)).await;
+            timer.wait(SHORT).await;
+            timer.wait(Duration::ZERO).await;
+            let ever = tokio::time::timeout(SHORT, timer.wait(Duration::MAX));
             assert!(ever.await.is_err(), "beyond the clock's end");
         }
     }
 
     #[tokio::test]
     async fn what_it_is_set_to_last_counts() {
-        for mut alarm in clocks() {
-            alarm.set(Instant::now() + LONG);
-            assert!(is_pending(&mut alarm).await);
-            alarm.set(Instant::now() + SHORT);
-            poll_fn(|cx| alarm.poll(cx)).await;
+        for mut timer in clocks() {
+            timer.set(Instant::now() + LONG);
+            assert!(is_pending(&mut timer).await);
+            timer.set(Instant::now() + SHORT);
+            poll_fn(|cx| timer.poll(cx)).await;
             // It goes off before anyone asks, and is set anew.
-            alarm.set(Instant::now());
+            timer.set(Instant::now());
             tokio::time::sleep(SHORT).await;
-            alarm.set(Instant::now() + LONG);
-            assert!(is_pending(&mut alarm).await, "the old time is forgotten");
-            alarm.set(Instant::now() + Duration::from_secs(1 << 40));
-            assert!(is_pending(&mut alarm).await, "a time beyond the clock's end");
+            timer.set(Instant::now() + LONG);
+            assert!(is_pending(&mut timer).await, "the old time is forgotten");
+            timer.set(Instant::now() + Duration::from_secs(1 << 40));
+            assert!(is_pending(&mut timer).await, "a time beyond the clock's end");
         }
     }
 
@@ -226,7 +226,7 @@ mod tests {
     fn it_is_the_kernels_where_there_is_one() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            assert!(matches!(Alarm::new().clock, Clock::Kernel(_)));
+            assert!(matches!(Timer::new().clock, Clock::Kernel(_)));
         });
     }
 }

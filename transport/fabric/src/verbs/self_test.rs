@@ -8,10 +8,10 @@ use std::time::Instant;
 
 use rdma_sys::{ibv_access_flags, ibv_qp_type};
 
-use super::enumerate::{List, device_name, ports};
-use super::lib_probe;
 use crate::error::{FabricError, Verb};
-use crate::trial::{DeviceLimits, Trial, TrialStep};
+use crate::self_test::{DeviceLimits, SelfTest, SelfTestStep};
+use crate::verbs::enumerate::{List, device_name, ports};
+use crate::verbs::lib_probe;
 
 /// Bytes of the region that is registered: a page, so that it says whether the device registers at
 /// all. How much may be pinned is a question to the pool.
@@ -37,7 +37,7 @@ impl<T> Drop for Made<T> {
 
 /// Times the calls.
 #[derive(Default)]
-struct Steps(Vec<TrialStep>);
+struct Steps(Vec<SelfTestStep>);
 
 impl Steps {
     fn make<T>(
@@ -49,7 +49,7 @@ impl Steps {
         let began = Instant::now();
         let object = NonNull::new(make());
         let error = object.is_none().then(|| io::Error::last_os_error().into());
-        self.0.push(TrialStep { verb: Verb::Call(call), took: began.elapsed(), error });
+        self.0.push(SelfTestStep { verb: Verb::Call(call), took: began.elapsed(), error });
         object.map(|object| Made { object, free })
     }
 }
@@ -58,11 +58,11 @@ impl Steps {
 #[repr(align(4096))]
 struct Page([u8; REGION]);
 
-/// See [`Fabric::trial`](crate::Fabric::trial).
+/// See [`Fabric::self_test`](crate::Fabric::self_test).
 ///
 /// # Errors
 /// rdma-core is missing, or lists no such device.
-pub fn trial(name: &str) -> Result<Trial, FabricError> {
+pub fn self_test(name: &str) -> Result<SelfTest, FabricError> {
     lib_probe::probe()?;
     let list = List::new().map_err(|source| FabricError::Verb {
         verb: Verb::Call("ibv_get_device_list"),
@@ -82,20 +82,20 @@ pub fn trial(name: &str) -> Result<Trial, FabricError> {
 }
 
 /// The device is in a live list.
-fn run(device: NonNull<rdma_sys::ibv_device>) -> Trial {
+fn run(device: NonNull<rdma_sys::ibv_device>) -> SelfTest {
     let mut steps = Steps::default();
     // Each variable below is freed before those above it, on which it was made.
     let mut page = Box::new(Page([0; REGION]));
     let context = steps.make(
         "ibv_open_device",
-        // SAFETY: `trial` keeps the list that the device is in.
+        // SAFETY: `self_test` keeps the list that the device is in.
         || unsafe { rdma_sys::ibv_open_device(device.as_ptr()) },
         |context| {
             // SAFETY: opened once, closed once, after all that was made on it.
             unsafe { rdma_sys::ibv_close_device(context.as_ptr()) };
         },
     );
-    let Some(context) = context else { return Trial { limits: None, steps: steps.0 } };
+    let Some(context) = context else { return SelfTest { limits: None, steps: steps.0 } };
     // SAFETY: the context is open.
     let limits = unsafe { ports(context.object) }.ok().map(|(_, _, attr)| limits(&attr));
 
@@ -177,7 +177,7 @@ fn run(device: NonNull<rdma_sys::ibv_device>) -> Trial {
             },
         )
     });
-    Trial { limits, steps: steps.0 }
+    SelfTest { limits, steps: steps.0 }
 }
 
 fn limits(attr: &rdma_sys::ibv_device_attr) -> DeviceLimits {

@@ -2,8 +2,8 @@
 //!
 //! | who waits | who frees |
 //! |---|---|
-//! | [`Waiting::enter`] | makes the memory free |
-//! | looks for memory once more | [`Waiting::any_after_free`] |
+//! | [`WaiterCount::enter`] | makes the memory free |
+//! | looks for memory once more | [`WaiterCount::any_after_free`] |
 //! | found none: waits | if so, wakes or serves |
 //!
 //! Between the two steps of each lies a sequentially consistent fence, so that at least one of them
@@ -15,9 +15,9 @@ use crate::atomics::{AtomicUsize, Ordering, fence};
 
 /// The count, read without a lock.
 #[derive(Debug, Default)]
-pub(crate) struct Waiting(AtomicUsize);
+pub(crate) struct WaiterCount(AtomicUsize);
 
-impl Waiting {
+impl WaiterCount {
     /// One more waits. It must look for memory once more after this.
     pub(crate) fn enter(&self) {
         self.0.fetch_add(1, Ordering::SeqCst);
