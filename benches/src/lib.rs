@@ -25,6 +25,7 @@
 //! | [`cpu`] | which processor a process runs on |
 //! | [`threads`] | calls on several threads at a time |
 //! | [`report`] | medians, ratios, table, JSON, assertions |
+//! | [`results`] | recorded runs, and the documents made of them |
 //! | [`plot`] | SVG |
 
 pub mod allocator;
@@ -43,6 +44,7 @@ pub mod pair;
 pub mod plot;
 pub mod raw;
 pub mod report;
+pub mod results;
 pub mod role;
 pub mod service;
 pub mod session;

@@ -3,12 +3,12 @@
 use std::process::Command;
 use std::{fmt, fs};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::allocator::Allocator;
 
 /// The machine, and what the processes that are measured are told of it.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Machine {
     /// Its name, and for x86 family and model, by which glibc chooses how to copy.
     pub processor: String,

@@ -13,6 +13,7 @@ use crate::cost::Usage;
 use crate::machine::Machine;
 use crate::measure::Round;
 use crate::pair::Counted;
+use crate::results::Origin;
 use crate::work::Row;
 
 /// How a program ends: an error is told on standard error, in one line.
@@ -252,6 +253,8 @@ pub fn failures(results: &[RowResult], whose: impl Fn(Contender) -> bool) -> Vec
 /// A run.
 #[derive(Clone, Debug)]
 pub struct Run {
+    /// Which program and command.
+    pub origin: Origin,
     /// Where.
     pub machine: Machine,
     /// How it was done.
@@ -262,6 +265,8 @@ pub struct Run {
 
 #[derive(Serialize)]
 struct Json<'a> {
+    #[serde(flatten)]
+    origin: &'a Origin,
     machine: &'a Machine,
     notes: &'a [String],
     results: Vec<JsonCell>,
@@ -275,8 +280,11 @@ struct JsonCell {
     /// Null where it makes no difference.
     allocator: Option<String>,
     median: Option<f64>,
+    /// To the first contender with the same allocator.
+    ratio: Option<f64>,
     rounds: Vec<f64>,
     p50_p99_p999_us: Option<[f64; 3]>,
+    cpu_us_per_call: Option<f64>,
     client_cpu_us_per_call: Option<f64>,
     server_cpu_us_per_call: Option<f64>,
     cpu_s_per_gb: Option<f64>,
@@ -295,6 +303,10 @@ struct JsonCell {
 pub fn json(run: &Run) -> anyhow::Result<String> {
     let of = |result: &RowResult, cell: &Cell| {
         let some = |value: f64| (!cell.samples.is_empty()).then_some(value);
+        let entrants: Vec<Entrant> = result.cells.iter().map(|cell| cell.entrant).collect();
+        let baseline = entrants[cell.entrant.baseline(&entrants)];
+        let ratio =
+            (baseline != cell.entrant).then(|| result.ratio(cell.entrant, baseline)).flatten();
         let percentiles = [0, 1, 2].map(|index| cell.percentile(index));
         JsonCell {
             row: result.row.name(),
@@ -306,11 +318,13 @@ pub fn json(run: &Run) -> anyhow::Result<String> {
                 .allocates()
                 .then(|| cell.entrant.allocator.to_string()),
             median: some(cell.figure()),
+            ratio,
             rounds: cell.samples.iter().map(|s| s.round.figure).collect(),
             p50_p99_p999_us: match percentiles {
                 [Some(p50), Some(p99), Some(p999)] => Some([p50, p99, p999]),
                 _ => None,
             },
+            cpu_us_per_call: some(cell.per_call(|s| s.client.cpu_ns + s.server.cpu_ns) / 1e3),
             client_cpu_us_per_call: some(cell.per_call(|s| s.client.cpu_ns) / 1e3),
             server_cpu_us_per_call: some(cell.per_call(|s| s.server.cpu_ns) / 1e3),
             cpu_s_per_gb: cell.cpu_per_gb(),
@@ -324,6 +338,7 @@ pub fn json(run: &Run) -> anyhow::Result<String> {
     };
     let cells = run.results.iter().flat_map(|r| r.cells.iter().map(move |cell| of(r, cell)));
     Ok(serde_json::to_string_pretty(&Json {
+        origin: &run.origin,
         machine: &run.machine,
         notes: &run.notes,
         results: cells.collect(),
@@ -453,8 +468,8 @@ mod tests {
         check("latency-64:shm+mimalloc/tonic-tcp+mimalloc<=2").unwrap();
         let error = check("latency-64:shm/tonic-tcp<=2").unwrap_err().to_string();
         assert_eq!(error, "latency-64: shm is 3.00 times tonic-tcp, at most 2 wanted");
-        let run =
-            Run { machine: Machine::here(&[]).unwrap(), notes: vec![], results: results.into() };
+        let (origin, machine) = (Origin::here(""), Machine::here(&[]).unwrap());
+        let run = Run { origin, machine, notes: vec![], results: results.into() };
         let json: serde_json::Value = serde_json::from_str(&json(&run).unwrap()).unwrap();
         assert_eq!(
             (&json["results"][3]["contender"], &json["results"][3]["allocator"]),
@@ -480,7 +495,13 @@ mod tests {
         assert_eq!(failures(&results, |_| true), ["latency-64 shm: the server was gone"]);
         assert!(failures(&results, |contender| contender != Contender::Shm).is_empty());
         let json: serde_json::Value = serde_json::from_str(
-            &json(&Run { machine: Machine::here(&[]).unwrap(), notes: vec![], results }).unwrap(),
+            &json(&Run {
+                origin: Origin::here(""),
+                machine: Machine::here(&[]).unwrap(),
+                notes: vec![],
+                results,
+            })
+            .unwrap(),
         )
         .unwrap();
         assert_ne!(json["machine"]["processor"], "");

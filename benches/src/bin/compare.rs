@@ -15,6 +15,7 @@ use benches::machine::Machine;
 use benches::pair::{Pair, Setup};
 use benches::plot;
 use benches::report::{self, Bound, Cell, RowResult, Run};
+use benches::results::Origin;
 use benches::role::{Places, Role};
 use benches::work::{self, Row};
 use clap::{Parser, ValueEnum};
@@ -53,6 +54,9 @@ struct Args {
     /// Count system calls (with strace) and copies, in rounds that are not timed
     #[arg(long)]
     counts: bool,
+    /// The heading of this run in benches/RESULTS.md
+    #[arg(long, value_name = "TEXT", default_value = "A run")]
+    title: String,
     /// Write all figures to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -231,7 +235,7 @@ async fn compare(args: &Args) -> anyhow::Result<()> {
         count(&mut results, &entrants, &setup).await?;
     }
     println!("{}\n{}", report::figures(&results), report::costs(&results));
-    let run = Run { machine, notes, results };
+    let run = Run { origin: Origin::here(&args.title), machine, notes, results };
     for note in &run.notes {
         println!("{note}");
     }

@@ -1,0 +1,420 @@
+//! Recorded runs, and the documents that are generated from them: RESULTS.md, and the headline
+//! numbers in README.md.
+//!
+//! A recorded run is the JSON that `compare` writes, kept in `benches/results`. What a run did not
+//! measure is left out, both in the JSON and in the tables.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, ensure};
+use serde::{Deserialize, Serialize};
+
+use crate::machine::Machine;
+
+/// Columns that generated text wraps at.
+const WIDTH: usize = 100;
+/// Where the headline numbers begin in README.md.
+const BEGIN: &str = "<!-- Generated from results/ by the program results: begin -->";
+/// Where they end.
+const END: &str = "<!-- Generated: end -->";
+
+/// Where a run comes from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    /// The heading of the run.
+    pub title: String,
+    /// The commit that was measured, `unknown` outside of a repository.
+    pub commit: String,
+    /// The date of that commit.
+    pub date: String,
+    /// The command line.
+    pub command: String,
+}
+
+impl Origin {
+    /// This process, in the repository that it runs in.
+    pub fn here(title: &str) -> Self {
+        let git = |args: &[&str]| {
+            let out = Command::new("git").args(args).output().ok()?;
+            let text = String::from_utf8(out.stdout).ok()?.trim().to_owned();
+            (out.status.success() && !text.is_empty()).then_some(text)
+        };
+        let unknown = || "unknown".to_owned();
+        let mut args = std::env::args();
+        let program = args.next().unwrap_or_default();
+        let program = Path::new(&program).file_name().unwrap_or_default().to_string_lossy();
+        Self {
+            title: title.to_owned(),
+            commit: git(&["describe", "--always", "--dirty", "--exclude=*"])
+                .unwrap_or_else(unknown),
+            date: git(&["log", "-1", "--format=%cs"]).unwrap_or_else(unknown),
+            command: [program.into_owned()].into_iter().chain(args).collect::<Vec<_>>().join(" "),
+        }
+    }
+}
+
+/// A run as it was recorded.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Recorded {
+    /// The name of its file, without `.json`.
+    #[serde(skip)]
+    pub name: String,
+    /// Where it comes from.
+    #[serde(flatten)]
+    pub origin: Origin,
+    /// Where it ran.
+    pub machine: Machine,
+    /// How it was done.
+    pub notes: Vec<String>,
+    /// One for each row and contender.
+    pub results: Vec<Figures>,
+}
+
+/// A contender in a row: medians over the rounds.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Figures {
+    row: String,
+    unit: String,
+    contender: String,
+    allocator: Option<String>,
+    median: Option<f64>,
+    ratio: Option<f64>,
+    cpu_us_per_call: Option<f64>,
+    cpu_s_per_gb: Option<f64>,
+    switches_per_call: Option<f64>,
+    page_faults_per_call: Option<f64>,
+    system_calls_per_call: Option<f64>,
+    copies: Option<f64>,
+    failure: Option<String>,
+}
+
+/// A figure of [`Figures`].
+type Figure = fn(&Figures) -> Option<f64>;
+
+/// What a call costs, both processes together.
+const COSTS: [(&str, Figure); 6] = [
+    ("CPU us/call", |f| f.cpu_us_per_call),
+    ("CPU s/GB", |f| f.cpu_s_per_gb),
+    ("switches/call", |f| f.switches_per_call),
+    ("page faults/call", |f| f.page_faults_per_call),
+    ("system calls/call", |f| f.system_calls_per_call),
+    ("copies of each byte", |f| f.copies),
+];
+
+impl Figures {
+    /// The contender, with its allocator where that is not the C library's.
+    fn entrant(&self) -> String {
+        match self.allocator.as_deref() {
+            None | Some("glibc") => self.contender.clone(),
+            Some(allocator) => format!("{}+{allocator}", self.contender),
+        }
+    }
+
+    fn figure(&self) -> String {
+        match (&self.failure, self.median, self.ratio) {
+            (Some(_), ..) => "failed".to_owned(),
+            (None, Some(median), Some(ratio)) => format!("{} ({})", digits(median), digits(ratio)),
+            (None, Some(median), None) => digits(median),
+            (None, None, _) => String::new(),
+        }
+    }
+}
+
+/// One of the ten numbers that README.md shows.
+struct Headline {
+    what: &'static str,
+    run: &'static str,
+    row: &'static str,
+    contender: &'static str,
+    figure: Figure,
+}
+
+const fn median(
+    what: &'static str,
+    run: &'static str,
+    row: &'static str,
+    contender: &'static str,
+) -> Headline {
+    Headline { what, run, row, contender, figure: |f| f.median }
+}
+
+const HEADLINES: [Headline; 10] = [
+    median("64 B, one at a time: us", "01-shared-memory", "latency-64", "shm"),
+    median("64 B, 64 in flight: thousand calls/s", "01-shared-memory", "rate-64-x64", "shm"),
+    median("1 MiB requests, 8 in flight: MB/s", "01-shared-memory", "up-1MiB-x8", "shm"),
+    median("the same with tonic's codec", "01-shared-memory", "up-1MiB-x8", "shm-plain"),
+    median("16 MiB requests, 8 in flight: MB/s", "01-shared-memory", "up-16MiB-x8", "shm"),
+    median("64 B beside a transfer of 64 MiB: us", "01-shared-memory", "beside-64MiB", "shm"),
+    Headline {
+        what: "1 MiB requests, 8 in flight: CPU s/GB, both ends",
+        run: "03-shared-memory-costs",
+        row: "up-1MiB-x8",
+        contender: "shm",
+        figure: |f| f.cpu_s_per_gb,
+    },
+    median("Soft-RoCE in the guest, 64 B: us", "06-soft-roce-short", "latency-64", "verbs"),
+    median(
+        "Soft-RoCE in the guest, 1 MiB, 8 in flight: MB/s",
+        "06-soft-roce-short",
+        "up-1MiB-x8",
+        "verbs",
+    ),
+    median(
+        "Soft-iWARP in the guest, 1 MiB, 8 in flight: MB/s",
+        "09-soft-iwarp-short",
+        "up-1MiB-x8",
+        "verbs",
+    ),
+];
+
+/// The runs in `folder`, by the names of their files.
+///
+/// # Errors
+/// A file that cannot be read, or holds no run.
+pub fn load(folder: &Path) -> anyhow::Result<Vec<Recorded>> {
+    let read = || format!("cannot read {}", folder.display());
+    let mut runs = Vec::new();
+    for entry in fs::read_dir(folder).with_context(read)? {
+        let path = entry.with_context(read)?.path();
+        if path.extension().is_none_or(|extension| extension != "json") {
+            continue;
+        }
+        let text =
+            fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let mut run: Recorded = serde_json::from_str(&text)
+            .with_context(|| format!("{} holds no run", path.display()))?;
+        run.name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        runs.push(run);
+    }
+    runs.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(runs)
+}
+
+/// RESULTS.md.
+pub fn document(runs: &[Recorded]) -> String {
+    let mut out = String::from("# Results\n\n");
+    out += &wrapped(
+        "",
+        "Generated from the JSON files in `results/` by `cargo run -p benches --bin results`; \
+         edit those, not this. Compare figures within a run only. The figure in parentheses is \
+         the median of the ratios to the first contender in the same round. \
+         [README.md](README.md) explains contenders, rows and units, and how to record a run.",
+    );
+    for run in runs {
+        out += &format!("\n## {}\n\n```sh\n{}\n```\n\n", run.origin.title, run.origin.command);
+        out += &wrapped("- ", &format!("Commit {} of {}.", run.origin.commit, run.origin.date));
+        out += &wrapped("- ", &format!("Machine: {}.", run.machine));
+        for note in run.notes.iter().filter(|note| **note != run.machine.to_string()) {
+            out += &wrapped("- ", &sentence(note));
+        }
+        for table in [figures(run), costs(run)] {
+            if !table.is_empty() {
+                out += &format!("\n{table}");
+            }
+        }
+    }
+    out
+}
+
+/// Rows by contenders; empty when there are no figures.
+fn figures(run: &Recorded) -> String {
+    let measured = || run.results.iter().filter(|f| f.median.is_some() || f.failure.is_some());
+    let entrants = unique(measured().map(Figures::entrant));
+    if entrants.is_empty() {
+        return String::new();
+    }
+    let mut lines =
+        vec![["row", "unit"].into_iter().map(str::to_owned).chain(entrants.clone()).collect()];
+    for row in unique(measured().map(|f| f.row.clone())) {
+        let cells: Vec<&Figures> = measured().filter(|f| f.row == row).collect();
+        let figure = |e: &String| {
+            cells.iter().find(|f| f.entrant() == *e).map_or_else(String::new, |f| f.figure())
+        };
+        let unit = cells.first().map_or_else(String::new, |f| f.unit.clone());
+        lines.push(
+            [format!("`{row}`"), unit].into_iter().chain(entrants.iter().map(figure)).collect(),
+        );
+    }
+    table(&lines, 2)
+}
+
+/// What calls cost; empty when nothing was counted.
+fn costs(run: &Recorded) -> String {
+    let some = |figure: &Figure| run.results.iter().any(|f| figure(f).is_some());
+    let columns: Vec<_> = COSTS.iter().filter(|(_, figure)| some(figure)).collect();
+    if columns.is_empty() {
+        return String::new();
+    }
+    let header = ["row", "contender"].into_iter().chain(columns.iter().map(|(name, _)| *name));
+    let mut lines = vec![header.map(str::to_owned).collect()];
+    for f in run.results.iter().filter(|f| columns.iter().any(|(_, figure)| figure(f).is_some())) {
+        let figures = columns.iter().map(|(_, figure)| figure(f).map_or_else(String::new, digits));
+        lines.push([format!("`{}`", f.row), f.entrant()].into_iter().chain(figures).collect());
+    }
+    table(&lines, 2)
+}
+
+/// README.md with the headline numbers of `runs`.
+///
+/// # Errors
+/// There is no place for them, or a run has not what a headline shows.
+pub fn readme(text: &str, runs: &[Recorded]) -> anyhow::Result<String> {
+    let place = "README.md has no place for the headline numbers";
+    let (before, rest) = text.split_once(BEGIN).context(place)?;
+    let (_, after) = rest.split_once(END).context(place)?;
+    Ok(format!("{before}{BEGIN}\n\n{}\n{END}{after}", headlines(runs)?))
+}
+
+fn headlines(runs: &[Recorded]) -> anyhow::Result<String> {
+    let header = ["", "tonic over TCP", "tonic-rdma", "factor", "run"];
+    let mut lines = vec![header.map(str::to_owned).to_vec()];
+    for Headline { what, run: name, row, contender, figure } in &HEADLINES {
+        let run =
+            runs.iter().find(|run| run.name == *name).with_context(|| format!("no run {name}"))?;
+        let of = |wanted: &str| {
+            let cell = run.results.iter().find(|f| f.row == *row && f.entrant() == wanted);
+            let told = cell.and_then(|cell| Some((cell, figure(cell)?)));
+            told.with_context(|| format!("{name} has no {row} of {wanted}"))
+        };
+        let ((_, tonic), (cell, ours)) = (of("tonic-tcp")?, of(contender)?);
+        ensure!(tonic > 0.0, "{name}: {row} of tonic-tcp is {tonic}");
+        // The ratio of medians is not the median of ratios, which the run tells.
+        let told = cell.ratio.filter(|_| figure(cell) == cell.median);
+        let factor = told.unwrap_or(ours / tonic);
+        let link = format!("[{name}](RESULTS.md#{})", anchor(&run.origin.title));
+        lines.push(vec![(*what).to_owned(), digits(tonic), digits(ours), digits(factor), link]);
+    }
+    Ok(table(&lines, 1))
+}
+
+/// Markdown; the columns from `left` on are aligned to the right.
+fn table(lines: &[Vec<String>], left: usize) -> String {
+    let mut out = String::new();
+    for (index, line) in lines.iter().enumerate() {
+        let _ = writeln!(out, "| {} |", line.join(" | "));
+        if index == 0 {
+            let rule = |column| if column < left { "---" } else { "--:" };
+            let _ = writeln!(out, "|{}|", (0..line.len()).map(rule).collect::<Vec<_>>().join("|"));
+        }
+    }
+    out
+}
+
+/// Three significant digits, and no fewer before the point.
+fn digits(value: f64) -> String {
+    if value == 0.0 || !value.is_finite() {
+        return format!("{value}");
+    }
+    let decimals = (2 - value.abs().log10().floor() as i32).max(0) as usize;
+    let text = format!("{value:.decimals$}");
+    if text.contains('.') {
+        text.trim_end_matches('0').trim_end_matches('.').to_owned()
+    } else {
+        text
+    }
+}
+
+fn unique(names: impl Iterator<Item = String>) -> Vec<String> {
+    let mut out = Vec::new();
+    for name in names {
+        if !out.contains(&name) {
+            out.push(name);
+        }
+    }
+    out
+}
+
+/// With a capital and a full stop.
+fn sentence(text: &str) -> String {
+    let mut letters = text.chars();
+    let first = letters.next().map(|c| c.to_uppercase().to_string()).unwrap_or_default();
+    let stop = if text.ends_with('.') { "" } else { "." };
+    format!("{first}{}{stop}", letters.as_str())
+}
+
+/// A heading's anchor, as GitHub makes it.
+fn anchor(heading: &str) -> String {
+    let kept = heading.chars().filter(|c| c.is_alphanumeric() || "-_ ".contains(*c));
+    kept.collect::<String>().to_lowercase().replace(' ', "-")
+}
+
+/// A paragraph of lines of at most [`WIDTH`] columns. The first begins with `bullet`, the others
+/// with as many spaces.
+fn wrapped(bullet: &str, text: &str) -> String {
+    let mut out = bullet.to_owned();
+    let mut column = bullet.len();
+    for (index, word) in text.split_whitespace().enumerate() {
+        let length = word.chars().count();
+        if index > 0 && column + 1 + length > WIDTH {
+            let _ = write!(out, "\n{}", " ".repeat(bullet.len()));
+            column = bullet.len();
+        } else if index > 0 {
+            out.push(' ');
+            column += 1;
+        }
+        out += word;
+        column += length;
+    }
+    out.push('\n');
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RUN: &str = r#"{
+        "title": "A run, of one row", "commit": "abc1234", "date": "2026-11-22",
+        "command": "compare --rows short",
+        "machine": {"processor": "P", "processors": 2, "kernel": "Linux 6", "c_library": "glibc 2",
+                    "allocators": ["a"], "environment": []},
+        "notes": ["3 rounds"],
+        "results": [
+            {"row": "latency-64", "unit": "us", "contender": "tonic-tcp", "allocator": "glibc",
+             "median": 110.84, "rounds": [1.0], "p50_p99_p999_us": null, "cpu_us_per_call": 32.5},
+            {"row": "latency-64", "unit": "us", "contender": "shm", "allocator": "mimalloc",
+             "median": 7.4, "ratio": 0.0668},
+            {"row": "latency-64", "unit": "us", "contender": "ruapc", "allocator": "glibc",
+             "median": null, "failure": "no device"}
+        ]
+    }"#;
+
+    #[test]
+    fn a_run_becomes_tables_with_where_it_comes_from() {
+        let run: Recorded = serde_json::from_str(RUN).unwrap();
+        let text = document(&[run]);
+        let lines = [
+            "## A run, of one row",
+            "compare --rows short",
+            "- Commit abc1234 of 2026-11-22.",
+            "- Machine: P, 2 processors, Linux 6, glibc 2, allocator: a.",
+            "- 3 rounds.",
+            "| row | unit | tonic-tcp | shm+mimalloc | ruapc |",
+            "|---|---|--:|--:|--:|",
+            "| `latency-64` | us | 111 | 7.4 (0.0668) | failed |",
+            "| row | contender | CPU us/call |",
+            "| `latency-64` | tonic-tcp | 32.5 |",
+        ];
+        for line in lines {
+            assert!(text.lines().any(|l| l == line), "{line:?} is not in:\n{text}");
+        }
+        assert!(text.lines().all(|l| l.starts_with('|') || l.chars().count() <= WIDTH), "{text}");
+    }
+
+    #[test]
+    fn headlines_need_their_runs_and_their_place() {
+        assert!(readme("", &[]).unwrap_err().to_string().contains("no place"));
+        let error = readme(&format!("{BEGIN}{END}"), &[]).unwrap_err();
+        assert_eq!(error.to_string(), "no run 01-shared-memory");
+    }
+
+    #[test]
+    fn three_digits_are_told() {
+        let told = [0.002, 0.0668, 9.0, 14.44, 110.84, 1363.4, 0.0].map(digits);
+        assert_eq!(told, ["0.002", "0.0668", "9", "14.4", "111", "1363", "0"]);
+    }
+}
