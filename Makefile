@@ -8,7 +8,9 @@ SEEDS ?= 3000
 # Time that soak takes.
 MINUTES ?= 60
 
-.PHONY: help build demo bench bench-rdma scale costs costs-record test test-native test-sim test-costs test-large test-rdma test-rdma-core test-rdma-qemu soak sanitize kernel fmt clippy docs clean packages
+.PHONY: help build demo bench bench-rdma scale costs costs-record test test-source test-native \
+    test-sim test-costs test-large test-rdma test-rdma-core test-rdma-qemu soak sanitize kernel fmt \
+    clippy docs clean packages
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -44,8 +46,11 @@ costs-record: ## count again, and write the record (benches/costs.toml), to be c
 	$(CARGO) run --release -p benches --bin costs -- --record
 
 STARTED := $(shell date +%s)
-test: test-native test-sim test-costs test-rdma test-rdma-core ## run all tests, on this machine and in the guest
+test: test-source test-native test-sim test-costs test-rdma test-rdma-core ## run all tests, on this machine and in the guest
 	@tests/figures $(STARTED)
+
+test-source: ## check the source: import circles, widths of comments, sizes, unsafe, wording
+	$(CARGO) test -p tonic-rdma-source-rules
 
 test-native: packages ## run the tests that need no RDMA device
 	$(CARGO) test --workspace

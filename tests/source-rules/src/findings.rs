@@ -1,0 +1,166 @@
+//! What the checks find in the repository.
+
+use crate::files::Source;
+use crate::modules::Crate;
+use crate::{circles, size, unsafety, width, wording};
+
+/// The roots of the crates that are searched for circles.
+pub const CRATES: &[&str] = &[
+    "memory/src/lib.rs",
+    "transport/proto/src/lib.rs",
+    "transport/fabric/src/lib.rs",
+    "transport/tonic/src/lib.rs",
+    "rpc-demo/src/main.rs",
+    "benches/src/lib.rs",
+    "tests/src/lib.rs",
+    "tests/sim/src/lib.rs",
+    "tests/source-rules/src/lib.rs",
+];
+
+/// This crate quotes what it looks for.
+const OURS: &str = "tests/source-rules/";
+
+/// A file or folder that breaks a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// Its path below the root.
+    pub path: String,
+    /// Where and how, for people.
+    pub what: String,
+}
+
+/// What breaks each rule, by path, and how much was looked at.
+#[derive(Clone, Debug, Default)]
+pub struct Findings {
+    /// Files that need each other.
+    pub circles: Vec<Finding>,
+    /// Files that need each other because one needs the module that it lies in.
+    pub parents: Vec<Finding>,
+    /// Files with lines of prose that are too long.
+    pub wide: Vec<Finding>,
+    /// Files with too many lines.
+    pub long: Vec<Finding>,
+    /// Folders with too many files.
+    pub full: Vec<Finding>,
+    /// Files with `unsafe` where there may be none.
+    pub unsafe_files: Vec<Finding>,
+    /// Files with a sentence that was to go.
+    pub sentences: Vec<Finding>,
+    /// What keeps clippy from asking for SAFETY comments.
+    pub lint_is_off: Vec<String>,
+    /// For each of [`CRATES`], its files and the imports among them.
+    pub crates: Vec<(usize, usize)>,
+    /// Lines of prose whose width was looked at.
+    pub prose_lines: usize,
+    /// Lines with `unsafe` where it may be.
+    pub unsafe_lines: usize,
+}
+
+impl Findings {
+    /// Runs all checks on `sources`.
+    ///
+    /// # Errors
+    ///
+    /// When a file does not parse, or is not there.
+    pub fn of(sources: &[Source]) -> Result<Findings, String> {
+        let mut found = Findings::default();
+        for root in CRATES {
+            let crate_ = Crate::read(sources, root)?;
+            let needs = circles::needs(&crate_);
+            found.crates.push((crate_.files.len(), needs.values().map(|files| files.len()).sum()));
+            found.circles.extend(circles_of(&circles::without_parents(&needs)));
+            let is_new = |finding: &Finding| !found.circles.iter().any(|f| f.path == finding.path);
+            let parents: Vec<_> = circles_of(&needs).into_iter().filter(is_new).collect();
+            found.parents.extend(parents);
+        }
+        for source in sources {
+            let path = source.path.clone();
+            found.prose_lines += width::prose_lines(source);
+            let long = width::long_lines(source);
+            if let Some(first) = long.first() {
+                let (n, line, width) = (long.len(), first.line, first.width);
+                let what = format!("{path}:{line}: {width} columns wide; {n} such lines in all");
+                found.wide.push(Finding { path: path.clone(), what });
+            }
+            if !path.starts_with(OURS) {
+                for sentence in wording::found(source) {
+                    let what = format!("{path}: \"{sentence}\"");
+                    found.sentences.push(Finding { path: path.clone(), what });
+                }
+            }
+            if source.is_rust() {
+                let lines = unsafety::lines(source)?;
+                if unsafety::ALLOWED.iter().any(|allowed| path.starts_with(allowed)) {
+                    found.unsafe_lines += lines.len();
+                } else if let Some(first) = lines.first() {
+                    let what = format!("{path}:{first}: unsafe outside of memory and fabric");
+                    found.unsafe_files.push(Finding { path, what });
+                }
+            }
+        }
+        for (path, lines, most) in size::long_files(sources)? {
+            let what = format!("{path}: {lines} lines without tests, at most {most}");
+            found.long.push(Finding { path, what });
+        }
+        for (path, files) in size::full_folders(sources) {
+            let what = format!("{path}: {files} files, at most {}", size::MAX_FILES);
+            found.full.push(Finding { path, what });
+        }
+        found.lint_is_off = unsafety::lint_is_off(sources);
+        Ok(found)
+    }
+
+    /// The lists of what is known, by the name of each constant in `tests/known/mod.rs`.
+    pub fn lists(&self) -> [(&'static str, &'static str, &[Finding]); 7] {
+        [
+            ("CIRCLES", "Files that need each other.", &self.circles),
+            (
+                "PARENTS",
+                "Files in a circle that a module's need of its parent closes.",
+                &self.parents,
+            ),
+            ("WIDE", "Files with comments or prose beyond column 100.", &self.wide),
+            ("LONG", "Files with too many lines.", &self.long),
+            ("FULL", "Folders with too many files.", &self.full),
+            ("UNSAFE", "Files with `unsafe` outside of memory and fabric.", &self.unsafe_files),
+            ("SENTENCES", "Files with a sentence that was to go.", &self.sentences),
+        ]
+    }
+
+    /// The content of `tests/known/mod.rs` that these findings agree with.
+    pub fn known(&self) -> String {
+        let mut text = String::from(
+            "//! What breaks the rules still. These lists only get shorter: print them anew by\n\
+             //! `cargo run -q -p tonic-rdma-source-rules -- --known > tests/source-rules/tests/known/mod.rs`.\n",
+        );
+        for (name, about, findings) in self.lists() {
+            let mut paths: Vec<_> = findings.iter().map(|finding| &finding.path).collect();
+            paths.sort();
+            paths.dedup();
+            text += &format!("\n/// {about}\n");
+            if paths.is_empty() {
+                text += &format!("pub const {name}: &[&str] = &[];\n");
+                continue;
+            }
+            // A path to a line merges well, and so rustfmt leaves it.
+            text += &format!("#[rustfmt::skip]\npub(crate) const {name}: &[&str] = &[\n");
+            for path in paths {
+                text += &format!("    \"{path}\",\n");
+            }
+            text += "];\n";
+        }
+        text
+    }
+}
+
+fn circles_of(needs: &circles::Needs) -> Vec<Finding> {
+    let described = circles::describe(needs);
+    let mut found = Vec::new();
+    for path in circles::groups(needs).into_iter().flatten() {
+        let through = |circle: &&String| circle.starts_with(&format!("{path}\n"));
+        let what = described.iter().find(through).cloned();
+        let what = what.unwrap_or_else(|| format!("{path}: as above"));
+        found.push(Finding { path, what });
+    }
+    found
+}

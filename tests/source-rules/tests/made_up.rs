@@ -1,0 +1,237 @@
+//! Each check finds its violation in made-up sources, and nothing in sound ones.
+
+use tonic_rdma_source_rules::files::Source;
+use tonic_rdma_source_rules::modules::Crate;
+use tonic_rdma_source_rules::{circles, size, unsafety, width, wording};
+
+/// The imports of a crate with these files below `x/`, whose root is `x/lib.rs`.
+fn needs(files: &[(&str, &str)]) -> circles::Needs {
+    let made_up = |(path, text): &(&str, &str)| Source::new(&format!("x/{path}"), text);
+    let sources: Vec<_> = files.iter().map(made_up).collect();
+    circles::needs(&Crate::read(&sources, "x/lib.rs").unwrap())
+}
+
+/// The one group of files in a circle; empty when there is none.
+fn circle(needs: &circles::Needs) -> Vec<String> {
+    let mut groups = circles::groups(needs);
+    assert!(groups.len() < 2, "{groups:?}");
+    groups.pop().unwrap_or_default()
+}
+
+#[test]
+fn a_circle_of_imports_is_found_and_told() {
+    let needs = needs(&[
+        ("lib.rs", "mod a; mod b; mod c; mod d;"),
+        ("a.rs", "use crate::b::B; pub struct A(B);"),
+        ("b.rs", "use super::c::{self, C}; pub struct B; fn f() -> C { c::make() }"),
+        ("c.rs", "pub struct C; pub fn make() -> C { let _: crate::a::A; C }"),
+        ("d.rs", "use crate::a::A; pub struct D(A);"),
+    ]);
+    assert_eq!(circle(&needs), ["x/a.rs", "x/b.rs", "x/c.rs"]);
+    let told = circles::describe(&needs).concat();
+    assert!(told.contains("x/a.rs\n        needs x/b.rs for B"), "{told}");
+    assert!(told.contains("needs x/c.rs for C, make"), "{told}");
+}
+
+#[test]
+fn imports_that_go_one_way_are_no_circle() {
+    let needs = needs(&[
+        ("lib.rs", "mod a; mod b; pub use a::A; pub use b::B;"),
+        ("a.rs", "use std::fmt; use crate::B; pub struct A(B); use bytes::Bytes;"),
+        ("b.rs", "pub struct B; #[cfg(test)] mod tests { use crate::A; }"),
+    ]);
+    assert_eq!(circle(&needs), Vec::<String>::new());
+    assert!(needs["x/a.rs"].contains_key("x/b.rs"));
+}
+
+#[test]
+fn a_reexport_counts_for_the_file_with_the_definition() {
+    // By way of the parent, by another name, and by a glob.
+    for (lib, used) in [
+        ("pub use b::B;", "use crate::B;"),
+        ("pub use b::B as C;", "use crate::C;"),
+        ("pub use b::*;", "use super::B;"),
+        ("pub use b::*;", "use super::*; type T = B;"),
+        ("", "use crate::b; type T = b::B;"),
+        ("", "fn f() { println!(\"{}\", 1 + crate::b::B); }"),
+        ("", "fn f() { use crate::b::B; }"),
+        ("", "mod inline { type T = super::super::b::B; }"),
+    ] {
+        let lib = format!("mod a; mod b; {lib}");
+        let needs = needs(&[
+            ("lib.rs", &lib),
+            ("a.rs", &format!("{used} pub struct A;")),
+            ("b.rs", "use crate::a::A; pub struct B;"),
+        ]);
+        assert_eq!(circle(&needs), ["x/a.rs", "x/b.rs"], "{lib} {used}");
+    }
+}
+
+#[test]
+fn a_parent_that_lists_its_children_does_not_need_them() {
+    let listing = needs(&[
+        ("lib.rs", "mod outer;"),
+        ("outer/mod.rs", "mod inner; pub use inner::Inner; pub struct Shared;"),
+        ("outer/inner.rs", "use super::Shared; pub struct Inner(Shared);"),
+    ]);
+    assert_eq!(circle(&listing), Vec::<String>::new());
+    let using = needs(&[
+        ("lib.rs", "mod outer;"),
+        ("outer/mod.rs", "mod inner; pub use inner::Inner; pub struct Shared(Inner);"),
+        ("outer/inner.rs", "use super::Shared; pub struct Inner(Shared);"),
+    ]);
+    assert_eq!(circle(&using), ["x/outer/inner.rs", "x/outer/mod.rs"]);
+    assert_eq!(circle(&circles::without_parents(&using)), Vec::<String>::new());
+}
+
+#[test]
+fn siblings_are_in_a_circle_without_their_parents_too() {
+    let needs = needs(&[
+        ("lib.rs", "mod outer;"),
+        ("outer.rs", "mod a; mod b;"),
+        ("outer/a.rs", "use super::b::B; pub struct A;"),
+        ("outer/b.rs", "use super::a::A; pub struct B;"),
+    ]);
+    assert_eq!(circle(&circles::without_parents(&needs)), ["x/outer/a.rs", "x/outer/b.rs"]);
+}
+
+#[test]
+fn a_module_without_a_file_is_an_error() {
+    let sources = [Source::new("x/lib.rs", "mod absent;")];
+    assert!(Crate::read(&sources, "x/lib.rs").is_err());
+    assert!(Crate::read(&sources, "x/main.rs").is_err());
+    assert!(Crate::read(&[Source::new("x/lib.rs", "mod {")], "x/lib.rs").is_err());
+}
+
+/// The numbers of the lines that are too long.
+fn wide(path: &str, lines: &[&str]) -> Vec<usize> {
+    let source = Source::new(path, &lines.join("\n"));
+    width::long_lines(&source).iter().map(|long| long.line).collect()
+}
+
+#[test]
+fn wide_comments_and_documents_are_found() {
+    let words = "word ".repeat(24);
+    let comment = |mark: &str| format!("{mark} {words}");
+    assert_eq!(wide("a.md", &["short", &words]), [2]);
+    for mark in ["//", "///", "//!", "    let x = 1; //", "/*"] {
+        assert_eq!(wide("a.rs", &["fn f() {", &comment(mark)]), [2], "{mark}");
+    }
+    assert_eq!(wide("a.rs", &["/* a comment", &words, "*/", &words]), [2]);
+    assert_eq!(wide("a.toml", &["[a]", &comment("#")]), [2]);
+    assert_eq!(wide("Makefile", &["a: b ## help", &format!("a: b ## {words}")]), [2]);
+    assert_eq!(wide("script", &["#!/bin/bash", &comment("#")]), [2]);
+    assert_eq!(wide("a.proto", &["", &comment("//")]), [2]);
+    // 100 columns are right, 101 are not, and a character is one however many bytes it has.
+    let dots = "… ".repeat(49);
+    assert_eq!(wide("a.md", &[&format!("{dots}…x"), &format!("{dots}…xy")]), [2]);
+}
+
+#[test]
+fn code_tables_and_links_may_be_wide() {
+    let words = "word ".repeat(24);
+    let code = format!("let text = \"// {words}\";");
+    assert_eq!(wide("a.rs", &[&code, "// short"]), []);
+    assert_eq!(wide("a.rs", &[&format!("let raw = r#\"\" // {words}\"#;")]), []);
+    assert_eq!(wide("a.rs", &["let quote = '\"';", &code, "fn f<'a>() {}", &code]), []);
+    assert_eq!(wide("a.rs", &["// ```", &format!("// {words}"), "// ```"]), []);
+    assert_eq!(wide("a.rs", &[&format!("/// | {words} |")]), []);
+    assert_eq!(wide("a.md", &["```", &words, "```", &format!("| {words} |")]), []);
+    assert_eq!(wide("a.md", &["text", "", &format!("    {words}")]), []);
+    let link = format!("see [this](https://example.com/{})", "path/".repeat(20));
+    assert_eq!(wide("a.md", &[&link, &format!("// {link}")]), []);
+    assert_eq!(wide("a.toml", &[&format!("a = \"{words}\"")]), []);
+    assert_eq!(wide("script", &["#!/bin/bash", &format!("echo {words}")]), []);
+}
+
+#[test]
+fn the_exceptions_end_where_they_end() {
+    let words = "word ".repeat(24);
+    assert_eq!(wide("a.md", &["```", "```", &words]), [3]);
+    assert_eq!(wide("a.md", &["text", &format!("    {words}")]), [2]);
+    // A link that ends before the last column is no excuse for what follows it.
+    assert_eq!(wide("a.md", &[&format!("[a](https://example.com) {words}")]), [1]);
+    // What looks like a comment's end or a quote in the other one.
+    assert_eq!(wide("a.rs", &["// it's \"", &format!("// {words}")]), [2]);
+    assert_eq!(wide("a.rs", &["/* \" */ let x = \"/*\";", &format!("// {words}")]), [2]);
+}
+
+#[test]
+fn a_file_is_measured_without_its_tests() {
+    let code = "fn f() {}\n".repeat(500);
+    let tests = format!("#[cfg(test)]\nmod tests {{\n{code}}}\n");
+    let source = Source::new("transport/tonic/src/a.rs", &format!("{code}{tests}"));
+    assert_eq!(size::lines_without_tests(&source), Ok(500));
+    let more = Source::new("transport/tonic/src/a.rs", &format!("{code}fn g() {{}}\n{tests}"));
+    assert_eq!(size::lines_without_tests(&more), Ok(501));
+
+    let other = Source::new("memory/src/a.rs", &more.text);
+    let longer = Source::new("memory/src/b.rs", &code.repeat(2));
+    let all_tests = [
+        Source::new("memory/tests/a.rs", &longer.text),
+        Source::new("memory/src/tests/a.rs", &longer.text),
+        Source::new("memory/src/tests.rs", &longer.text),
+    ];
+    let manifests = ["memory", "tests"].map(|path| Source::new(&format!("{path}/Cargo.toml"), ""));
+    let ordinary = Source::new("tests/src/a.rs", &longer.text);
+    let mut sources = vec![source, other, longer.clone(), ordinary];
+    sources.extend(all_tests.into_iter().chain(manifests));
+    let long = |sources: &[Source]| {
+        let paths = size::long_files(sources).unwrap().into_iter().map(|(path, _, _)| path);
+        paths.collect::<Vec<_>>()
+    };
+    assert_eq!(long(&sources), ["memory/src/b.rs", "tests/src/a.rs"]);
+    sources[0] = more;
+    assert_eq!(long(&sources)[0], "transport/tonic/src/a.rs");
+}
+
+#[test]
+fn a_full_folder_is_found() {
+    let file = |n: usize| Source::new(&format!("transport/tonic/src/a/{n}.rs"), "");
+    let mut sources: Vec<_> = (0..12).map(file).collect();
+    sources.push(Source::new("transport/tonic/src/a/b/c.rs", ""));
+    assert_eq!(size::full_folders(&sources), []);
+    sources.push(file(12));
+    assert_eq!(size::full_folders(&sources), [("transport/tonic/src/a".to_owned(), 13)]);
+}
+
+#[test]
+fn the_word_unsafe_is_found_in_code_only() {
+    let lines = |text: &str| unsafety::lines(&Source::new("a.rs", text)).unwrap();
+    assert_eq!(lines("fn f() {\n    unsafe { g() }\n}\nunsafe impl S for T {}"), [2, 4]);
+    assert_eq!(lines("m! {\n    (unsafe { g() })\n}\n#[unsafe(no_mangle)] fn f() {}"), [2, 4]);
+    assert_eq!(lines("// unsafe\n/// unsafe\nconst A: &str = \"unsafe\"; fn is_unsafe() {}"), []);
+}
+
+#[test]
+fn a_lint_that_is_off_is_found() {
+    let root = "[workspace]\nmembers = [\n    \"a\",\n]\n[workspace.lints.clippy]\n\
+                undocumented_unsafe_blocks = \"deny\"\n";
+    let member = "[package]\nname = \"a\"\n\n[lints]\nworkspace = true\n";
+    let found = |root: &str, member: &str, source: &str| {
+        unsafety::lint_is_off(&[
+            Source::new("Cargo.toml", root),
+            Source::new("a/Cargo.toml", member),
+            Source::new("a/src/lib.rs", source),
+        ])
+    };
+    assert_eq!(found(root, member, ""), Vec::<String>::new());
+    assert_eq!(found(&root.replace("deny", "warn"), member, "").len(), 1);
+    assert_eq!(found(root, "[package]\n", "").len(), 1);
+    assert_eq!(found(root, member, "#![allow(clippy::undocumented_unsafe_blocks)]").len(), 1);
+}
+
+#[test]
+fn a_sentence_is_found_wherever_its_lines_break() {
+    let found = |text: &str| wording::found(&Source::new("a.rs", text)).len();
+    for sentence in wording::SENTENCES {
+        assert!(found(sentence) >= 1, "{sentence}");
+    }
+    assert_eq!(
+        found("    /// Who copies a long message\n    /// without a pause is done sooner.\n"),
+        1
+    );
+    assert_eq!(found("# Who copies a long message\n# without a pause is done sooner.\n"), 1);
+    assert_eq!(found("/// # Errors\n///\n/// There is none.\n"), 1);
+    assert_eq!(found("/// # Errors\n///\n/// When there is none.\n"), 0);
+}

@@ -1,0 +1,86 @@
+//! The repository keeps its rules, but for what `known` lists.
+
+use std::sync::OnceLock;
+
+use tonic_rdma_source_rules::{CRATES, Finding, Findings, files};
+
+mod known;
+
+const ANEW: &str = "cargo run -q -p tonic-rdma-source-rules -- --known \
+                    > tests/source-rules/tests/known/mod.rs";
+
+fn findings() -> &'static Findings {
+    static FINDINGS: OnceLock<Findings> = OnceLock::new();
+    FINDINGS.get_or_init(|| {
+        let sources = files::read(&files::root()).expect("the repository can be read");
+        Findings::of(&sources).expect("all sources parse")
+    })
+}
+
+/// Fails when something new is found, and when something listed is not there any more.
+fn compare(list: &str, known: &[&str], found: &[Finding]) {
+    let new: Vec<_> = found
+        .iter()
+        .filter(|finding| !known.contains(&finding.path.as_str()))
+        .map(|finding| format!("    {}\n", finding.what))
+        .collect();
+    let gone: Vec<_> = known
+        .iter()
+        .filter(|path| !found.iter().any(|finding| finding.path == **path))
+        .map(|path| format!("    {path}\n"))
+        .collect();
+    assert!(new.is_empty(), "breaks the rule, and is not in known::{list}:\n{}", new.concat());
+    assert!(
+        gone.is_empty(),
+        "keeps the rule now, take it out of known::{list}, or print the lists anew ({ANEW}):\n{}",
+        gone.concat()
+    );
+}
+
+#[test]
+fn files_do_not_need_each_other() {
+    // The four crates of the library have files and imports to look at.
+    for (root, (files, imports)) in CRATES.iter().zip(&findings().crates).take(4) {
+        assert!(*files >= 15 && *imports >= 15, "{root}: {files} files, {imports} imports");
+    }
+    compare("CIRCLES", known::CIRCLES, &findings().circles);
+}
+
+#[test]
+fn modules_do_not_need_their_parents_in_a_circle() {
+    compare("PARENTS", known::PARENTS, &findings().parents);
+}
+
+#[test]
+fn comments_and_documents_end_at_column_100() {
+    let lines = findings().prose_lines;
+    assert!(lines > 5_000, "only {lines} lines of prose were looked at");
+    compare("WIDE", known::WIDE, &findings().wide);
+}
+
+#[test]
+fn files_are_short() {
+    compare("LONG", known::LONG, &findings().long);
+}
+
+#[test]
+fn folders_of_transport_tonic_have_few_files() {
+    compare("FULL", known::FULL, &findings().full);
+}
+
+#[test]
+fn unsafe_is_in_memory_and_fabric_only() {
+    let lines = findings().unsafe_lines;
+    assert!(lines > 50, "only {lines} lines with unsafe were looked at where there are many");
+    compare("UNSAFE", known::UNSAFE, &findings().unsafe_files);
+}
+
+#[test]
+fn clippy_asks_for_safety_comments_everywhere() {
+    assert_eq!(findings().lint_is_off, Vec::<String>::new());
+}
+
+#[test]
+fn sentences_that_went_stay_away() {
+    compare("SENTENCES", known::SENTENCES, &findings().sentences);
+}
