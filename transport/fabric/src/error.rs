@@ -13,7 +13,7 @@ use tonic_rdma_memory::PoolError;
 
 use crate::addr::Addr;
 use crate::device::PortState;
-use crate::link::PeerInfo;
+use crate::peer::PeerInfo;
 
 /// A call of the verbs or the connection manager, by the name that its manual page has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -125,3 +125,17 @@ impl Ends {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Whatever the memory holds, and whatever is written to it meanwhile, both ends stay
+        /// within the bounds or name a breach.
+        #[test]
+        fn arbitrary_memory_is_read_within_bounds(input in proptest::collection::vec(any::<u8>(), 0..400)) {
+            super::ring(&input);
+        }
+    }
+}

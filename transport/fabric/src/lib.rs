@@ -70,6 +70,9 @@ pub mod fuzzing;
 pub mod host_snapshot;
 pub mod link;
 mod log_throttle;
+mod peer;
+#[cfg(all(target_os = "linux", feature = "verbs"))]
+mod processors;
 pub mod provider;
 mod queue;
 #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]

@@ -1,15 +1,13 @@
 //! The connected queue pair: what a driver posts, what it gets back, and within which limits.
 
-use std::fmt;
-use std::sync::OnceLock;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use tonic_rdma_memory::{PinnedBuf, PinnedBytes, Pool};
 
-use crate::addr::Addr;
 use crate::error::LinkError;
+pub use crate::peer::PeerInfo;
 use crate::timer::Timer;
 
 /// The most private data, in bytes, that a connect request, an accept or a reject may carry.
@@ -49,23 +47,6 @@ pub struct LinkConfig {
 /// Two wake-ups, the peer's and its own, on the slowest of virtual machines; on others an end stops
 /// long before.
 const BUSY_POLL_LIMIT: Duration = Duration::from_millis(2);
-
-/// Whether this host has one processor only. Found out once.
-#[cfg(all(target_os = "linux", feature = "verbs"))]
-pub(crate) fn one_in_all() -> bool {
-    static ONE: OnceLock<bool> = OnceLock::new();
-    // SAFETY: sysconf takes no pointer; this rests on no rule.
-    *ONE.get_or_init(|| unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) } == 1)
-}
-
-/// Whether this process may use one processor only (affinity and control group are heeded). Found
-/// out once.
-pub fn one_processor() -> bool {
-    static ONE: OnceLock<bool> = OnceLock::new();
-    *ONE.get_or_init(|| {
-        std::thread::available_parallelism().is_ok_and(|processors| processors.get() == 1)
-    })
-}
 
 impl Default for LinkConfig {
     fn default() -> Self {
@@ -151,25 +132,6 @@ pub struct Caps {
     /// WRITEs may come from any memory ([`WriteSource::Any`]): nothing need be registered or
     /// staged, because the link copies while the work is queued.
     pub any_memory: bool,
-}
-
-/// The two ends of a link, for messages and connect-info.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PeerInfo {
-    /// `"verbs"`, `"shm"` or `"sim"`.
-    pub provider: &'static str,
-    /// The local device, as `rdma link` names it.
-    pub device: String,
-    /// This end: address and RDMA port, or the process.
-    pub local: Addr,
-    /// The peer: address and RDMA port, or the process.
-    pub remote: Addr,
-}
-
-impl fmt::Display for PeerInfo {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} on {}", self.remote, self.device)
-    }
 }
 
 /// Where the bytes of a WRITE come from. The link keeps the source alive until the work is done or

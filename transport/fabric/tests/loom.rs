@@ -5,7 +5,7 @@
 mod atomics {
     pub(crate) use loom::sync::atomic::{AtomicU64, Ordering, fence};
 }
-#[path = "../src/shm/wait_flag.rs"]
+#[path = "../src/shm/wakeup/wait_flag.rs"]
 mod wait_flag;
 
 use atomics::{AtomicU64, Ordering};

@@ -10,18 +10,18 @@ use crate::addr::{Addr, ShmAddr};
 use crate::block::ControlBlock;
 use crate::error::{ConnectError, ConnectStep};
 use crate::link::{LinkConfig, MAX_PRIVATE_DATA};
-use crate::shm::ShmDevice;
+use crate::shm::context::DeviceContext;
 use crate::shm::link::{ShmLink, is_end};
 use crate::shm::same_user::is_same_user;
 use crate::shm::setup::{Own, Theirs};
-use crate::shm::socket::{Heard, Socket};
-use crate::shm::wire::Message;
+use crate::shm::socket::seqpacket::{Heard, Socket};
+use crate::shm::socket::wire::Message;
 
 /// Pause before another try where the listener has more to do than it takes on.
 const BUSY: Duration = Duration::from_millis(1);
 
 pub(super) async fn connect(
-    device: &ShmDevice,
+    context: &DeviceContext,
     addr: &ShmAddr,
     config: &LinkConfig,
     pool: &Pool,
@@ -31,7 +31,7 @@ pub(super) async fn connect(
     if private_data.len() > MAX_PRIVATE_DATA {
         return Err(ConnectError::PrivateDataTooLong { len: private_data.len() });
     }
-    let attempt = attempt(device, addr, config, pool, private_data);
+    let attempt = attempt(context, addr, config, pool, private_data);
     let late = || ConnectError::Timeout {
         addr: addr.clone().into(),
         step: ConnectStep::Connect,
@@ -41,7 +41,7 @@ pub(super) async fn connect(
 }
 
 async fn attempt(
-    device: &ShmDevice,
+    context: &DeviceContext,
     addr: &ShmAddr,
     config: &LinkConfig,
     pool: &Pool,
@@ -67,7 +67,7 @@ async fn attempt(
         }
     };
     let peer = socket.peer();
-    if !device.allows(peer.uid) {
+    if !context.allows(peer.uid) {
         return Err(ConnectError::NotAllowed { addr: Addr::Process(peer.pid), uid: peer.uid });
     }
     let hello = Message::Hello { shape: own.shape, private_data: private_data.to_vec() };
@@ -96,7 +96,7 @@ async fn attempt(
                 Err(error) if is_end(&error) => {}
                 sent => sent.map_err(failed)?,
             }
-            Ok((ShmLink::new(device, socket, own, theirs, block, config), private_data))
+            Ok((ShmLink::new(&context.table, socket, own, theirs, block, config), private_data))
         }
         (Some(Message::Reject { private_data }), false) => {
             Err(ConnectError::Rejected { addr: addr.clone().into(), private_data })

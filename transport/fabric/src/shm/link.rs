@@ -31,17 +31,17 @@ use crate::block::ControlBlock;
 use crate::busy_poll::{BusyPoll, Next};
 use crate::error::{LinkError, Verb};
 use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work, WriteSource};
-use crate::shm::chunks::{MAX_CHUNK_BYTES, MAX_CHUNKS, Offered, PeerChunks};
-use crate::shm::event_fd::{EventFd, PeerWaker};
-use crate::shm::map::Map;
-use crate::shm::peer_map::{PeerMap, Use};
+use crate::shm::context::NAME;
+use crate::shm::memory::chunks::{MAX_CHUNK_BYTES, MAX_CHUNKS, Offered, PeerChunks};
+use crate::shm::memory::map::Map;
+use crate::shm::memory::peer_map::{PeerMap, Use};
+use crate::shm::memory::table::{Gone, Table};
 use crate::shm::ring::{Put, Reader, RingBreach, Writer};
 use crate::shm::setup::{Own, Theirs};
-use crate::shm::socket::{Heard, Socket, Taking};
-use crate::shm::table::{Gone, Table};
-use crate::shm::wake_cost::{UNKNOWN, WakeCost, monotonic, wake_up};
-use crate::shm::wire::Message;
-use crate::shm::{NAME, ShmDevice};
+use crate::shm::socket::seqpacket::{Heard, Socket, Taking};
+use crate::shm::socket::wire::Message;
+use crate::shm::wakeup::event_fd::{EventFd, PeerWaker};
+use crate::shm::wakeup::wake_cost::{UNKNOWN, WakeCost, monotonic, wake_up};
 
 /// Completions per poll, at most.
 const BUDGET: usize = 256;
@@ -95,7 +95,7 @@ pub struct ShmLink {
 
 impl ShmLink {
     pub(super) fn new(
-        device: &ShmDevice,
+        table: &Arc<Table>,
         socket: Socket,
         own: Own,
         theirs: Theirs,
@@ -130,7 +130,7 @@ impl ShmLink {
             waker,
             chunks: PeerChunks::default(),
             taking: None,
-            table: device.table().clone(),
+            table: table.clone(),
             lent: HashSet::new(),
             gone: Arc::default(),
             busy_poll: Box::new(BusyPoll::new(config.busy_poll_limit, UNKNOWN)),

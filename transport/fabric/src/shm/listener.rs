@@ -22,14 +22,14 @@ use crate::block::ControlBlock;
 use crate::error::{ConnectError, ConnectStep, FabricError};
 use crate::link::{LinkConfig, MAX_PRIVATE_DATA};
 use crate::log_throttle::LogThrottle;
-use crate::shm::ShmDevice;
-use crate::shm::blocking::{PEERS, STRANGERS};
+use crate::shm::context::DeviceContext;
 use crate::shm::link::{ShmLink, is_end};
 use crate::shm::ring::Shape;
 use crate::shm::same_user::is_same_user;
 use crate::shm::setup::{Own, Theirs};
-use crate::shm::socket::{Credentials, Heard, Listening, Socket};
-use crate::shm::wire::Message;
+use crate::shm::socket::blocking::{PEERS, STRANGERS};
+use crate::shm::socket::seqpacket::{Credentials, Heard, Listening, Socket};
+use crate::shm::socket::wire::Message;
 
 /// A connection that has not said HELLO by then is closed.
 const HELLO_LIMIT: Duration = Duration::from_secs(5);
@@ -48,7 +48,7 @@ const SHORT_OF: Duration = Duration::from_millis(100);
 /// A listener for processes of this host.
 #[derive(Debug)]
 pub struct ShmListener {
-    device: ShmDevice,
+    context: Arc<DeviceContext>,
     addr: ShmAddr,
     listening: Listening,
     /// Those that have connected and not yet said HELLO.
@@ -57,13 +57,16 @@ pub struct ShmListener {
 }
 
 impl ShmListener {
-    pub(super) fn new(device: ShmDevice, addr: &ShmAddr) -> Result<ShmListener, FabricError> {
+    pub(super) fn new(
+        context: Arc<DeviceContext>,
+        addr: &ShmAddr,
+    ) -> Result<ShmListener, FabricError> {
         let listening = Listening::bind(addr).map_err(|error| match error.kind() {
             io::ErrorKind::AddrInUse => FabricError::AddressInUse { addr: addr.clone().into() },
             _ => FabricError::Shm { what: "no socket to listen on", source: Arc::new(error) },
         })?;
         let log = Arc::default();
-        Ok(ShmListener { device, addr: addr.clone(), listening, pending: JoinSet::new(), log })
+        Ok(ShmListener { context, addr: addr.clone(), listening, pending: JoinSet::new(), log })
     }
 
     /// The name of its socket.
@@ -106,11 +109,11 @@ impl ShmListener {
     }
 
     fn greet(&mut self, socket: Socket) {
-        let device = self.device.clone();
+        let context = self.context.clone();
         let (local, log) = (self.addr.clone(), self.log.clone());
         self.pending.spawn(async move {
             let peer = socket.peer();
-            let hello = hello(device, local, socket, &log);
+            let hello = hello(context, local, socket, &log);
             tokio::time::timeout(HELLO_LIMIT, hello).await.unwrap_or_else(|_| {
                 refused(&log, peer, "it connected and said nothing");
                 None
@@ -132,7 +135,7 @@ fn is_shortage(error: &io::Error) -> bool {
 }
 
 async fn hello(
-    device: ShmDevice,
+    context: Arc<DeviceContext>,
     local: ShmAddr,
     socket: Socket,
     log: &LogThrottle,
@@ -143,7 +146,7 @@ async fn hello(
         // A peer that does not listen need not hear it.
         let _ = socket.send(&Message::Refused { text }.encode(), &[]);
     };
-    if !device.allows(peer.uid) {
+    if !context.allows(peer.uid) {
         // First what the peer's program can tell from other refusals.
         let _ = socket.send(&Message::OtherUser { uid: peer.uid }.encode(), &[]);
         refuse(format!("memory is not shared with user {} (ShmAccess)", peer.uid));
@@ -165,13 +168,13 @@ async fn hello(
         refuse("a greeting that makes no sense, or of another version".to_owned());
         return None;
     };
-    Some(ShmIncoming { device, local, socket, private_data, shape })
+    Some(ShmIncoming { context, local, socket, private_data, shape })
 }
 
 /// A connect request of a process of this host. Dropping it rejects it without private data.
 #[derive(Debug)]
 pub struct ShmIncoming {
-    device: ShmDevice,
+    context: Arc<DeviceContext>,
     local: ShmAddr,
     socket: Socket,
     private_data: Vec<u8>,
@@ -220,7 +223,7 @@ impl ShmIncoming {
         pool: &Pool,
         private_data: &[u8],
     ) -> Result<ShmLink, ConnectError> {
-        let ShmIncoming { device, mut socket, shape, .. } = self;
+        let ShmIncoming { context, mut socket, shape, .. } = self;
         let peer = socket.peer();
         let addr = Addr::Process(peer.pid);
         let gone = || ConnectError::PeerGone { addr: addr.clone(), step: ConnectStep::Accept };
@@ -254,7 +257,7 @@ impl ShmIncoming {
         let kin = is_same_user(&socket);
         let theirs =
             socket.take(move |fds| Theirs::new(shape, fds, peer.uid, kin)).await.map_err(refuse)?;
-        Ok(ShmLink::new(&device, socket, own, theirs, block, config))
+        Ok(ShmLink::new(&context.table, socket, own, theirs, block, config))
     }
 
     /// Says no.

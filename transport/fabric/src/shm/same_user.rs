@@ -13,8 +13,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::shm::socket::Socket;
-use crate::shm::{is_anybody, own_user};
+use crate::shm::socket::seqpacket::Socket;
+use crate::shm::user::{is_overflow_user, own_user};
 
 /// Where the architecture has the number of most.
 const PEER_PIDFD: Option<libc::c_int> = match cfg!(any(
@@ -31,7 +31,7 @@ const PEER_PIDFD: Option<libc::c_int> = match cfg!(any(
 /// its PID namespace.
 pub(super) fn is_same_user(socket: &Socket) -> bool {
     let peer = socket.peer();
-    if peer.uid != own_user() || is_anybody(peer.uid) || peer.pid == 0 {
+    if peer.uid != own_user() || is_overflow_user(peer.uid) || peer.pid == 0 {
         return false;
     }
     let Some(process) = pidfd(socket.fd()) else { return false };

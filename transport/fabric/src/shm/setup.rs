@@ -4,10 +4,10 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use crate::link::LinkConfig;
-use crate::shm::event_fd::{EventFd, PeerWaker};
-use crate::shm::map::Map;
-use crate::shm::peer_map::{PeerMap, Use};
+use crate::shm::memory::map::Map;
+use crate::shm::memory::peer_map::{PeerMap, Use};
 use crate::shm::ring::{Reader, Shape, Writer};
+use crate::shm::wakeup::event_fd::{EventFd, PeerWaker};
 
 /// This end's ring and bell.
 #[derive(Debug)]

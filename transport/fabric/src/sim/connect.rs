@@ -12,29 +12,14 @@ use tonic_rdma_memory::Pool;
 use crate::block::ControlBlock;
 use crate::error::{ConnectError, ConnectStep, FabricError};
 use crate::link::{LinkConfig, MAX_PRIVATE_DATA, PeerInfo};
-use crate::sim::link::{Ends, SimLink};
-use crate::sim::net::{DeviceInner, NoListener};
-use crate::sim::wire::End;
-
-/// What a client puts before a listener.
-#[derive(Debug)]
-pub(super) struct Request {
-    private_data: Vec<u8>,
-    from: SocketAddr,
-    to: SocketAddr,
-    end: Arc<End>,
-    /// Dropped without an answer: rejected.
-    answer: oneshot::Sender<Answer>,
-}
-
-#[derive(Debug)]
-enum Answer {
-    Accepted { end: Arc<End>, private_data: Vec<u8>, established: oneshot::Sender<()> },
-    Rejected { private_data: Vec<u8> },
-}
+use crate::sim::directory::{Directory, NoListener};
+use crate::sim::link::{Side, SimLink};
+use crate::sim::request::{Answer, Request};
+use crate::sim::state::DeviceState;
 
 pub(super) async fn connect(
-    device: &Arc<DeviceInner>,
+    device: &Arc<DeviceState>,
+    directory: &Directory,
     addr: SocketAddr,
     config: &LinkConfig,
     pool: &Pool,
@@ -47,7 +32,7 @@ pub(super) async fn connect(
     }
     let timed_out =
         ConnectError::Timeout { addr: addr.into(), step: ConnectStep::Connect, after: timeout };
-    let (to, listener) = match device.net.find(addr) {
+    let (to, listener) = match directory.find(addr) {
         Ok(found) => found,
         Err(NoListener::NobodyListens) => return Err(ConnectError::Refused { addr: addr.into() }),
         Err(NoListener::NoSuchAddress) => {
@@ -62,6 +47,7 @@ pub(super) async fn connect(
     let block = ControlBlock::new(pool, config)?;
     let from = SocketAddr::new(device.addr, device.net.fresh_port());
     let mut link = SimLink::new(device, block, config, peer(device, from, addr));
+    directory.add_end(link.end());
     if to.faults.lose_connects() || to.faults.frozen() || device.faults.frozen() {
         tokio::time::sleep(timeout).await;
         return Err(timed_out);
@@ -78,7 +64,7 @@ pub(super) async fn connect(
     match bounded(timeout, answered).await {
         Err(_) => Err(timed_out),
         Ok(Ok(Answer::Accepted { end, private_data, established })) => {
-            link.join(Ends::Connecting, end);
+            link.join(Side::Connecting, end);
             // Nobody waits for it when the accepting side has given up; the link then ends by
             // itself.
             let _ = established.send(());
@@ -98,7 +84,7 @@ fn check_private_data(data: &[u8]) -> Result<(), ConnectError> {
     }
 }
 
-fn peer(device: &DeviceInner, local: SocketAddr, remote: SocketAddr) -> PeerInfo {
+fn peer(device: &DeviceState, local: SocketAddr, remote: SocketAddr) -> PeerInfo {
     PeerInfo {
         provider: "sim",
         device: device.name.clone(),
@@ -110,14 +96,16 @@ fn peer(device: &DeviceInner, local: SocketAddr, remote: SocketAddr) -> PeerInfo
 /// A listener of the in-process network.
 #[derive(Debug)]
 pub struct SimListener {
-    device: Arc<DeviceInner>,
+    device: Arc<DeviceState>,
+    directory: Arc<Directory>,
     addr: SocketAddr,
     requests: mpsc::Receiver<Request>,
 }
 
 impl SimListener {
     pub(super) fn new(
-        device: Arc<DeviceInner>,
+        device: &Arc<DeviceState>,
+        directory: &Arc<Directory>,
         addr: SocketAddr,
     ) -> Result<SimListener, FabricError> {
         if device.faults.removed() {
@@ -129,8 +117,9 @@ impl SimListener {
         let port = if addr.port() == 0 { device.net.fresh_port() } else { addr.port() };
         let addr = SocketAddr::new(device.addr, port);
         let requests =
-            device.net.add_listener(addr).ok_or(FabricError::AddressInUse { addr: addr.into() })?;
-        Ok(SimListener { device, addr, requests })
+            directory.add_listener(addr).ok_or(FabricError::AddressInUse { addr: addr.into() })?;
+        let (device, directory) = (device.clone(), directory.clone());
+        Ok(SimListener { device, directory, addr, requests })
     }
 
     /// The address. A listener on all addresses names the device's one.
@@ -144,7 +133,10 @@ impl SimListener {
     /// The device was removed.
     pub async fn accept(&mut self) -> Result<SimIncoming, FabricError> {
         match self.requests.recv().await {
-            Some(request) => Ok(SimIncoming { device: self.device.clone(), request }),
+            Some(request) => {
+                let (device, directory) = (self.device.clone(), self.directory.clone());
+                Ok(SimIncoming { device, directory, request })
+            }
             None => Err(FabricError::DeviceRemoved { device: self.device.name.clone() }),
         }
     }
@@ -153,14 +145,15 @@ impl SimListener {
 impl Drop for SimListener {
     fn drop(&mut self) {
         self.requests.close();
-        self.device.net.remove_listener(self.addr);
+        self.directory.remove_listener(self.addr);
     }
 }
 
 /// A connect request of the in-process network.
 #[derive(Debug)]
 pub struct SimIncoming {
-    device: Arc<DeviceInner>,
+    device: Arc<DeviceState>,
+    directory: Arc<Directory>,
     request: Request,
 }
 
@@ -189,10 +182,12 @@ impl SimIncoming {
         timeout: Duration,
     ) -> Result<SimLink, ConnectError> {
         check_private_data(private_data)?;
-        let SimIncoming { device, request: Request { from, to, end, answer, .. } } = self;
+        let SimIncoming { device, directory, request } = self;
+        let Request { from, to, end, answer, .. } = request;
         let block = ControlBlock::new(pool, config)?;
         let mut link = SimLink::new(&device, block, config, peer(&device, to, from));
-        link.join(Ends::Accepting, end);
+        directory.add_end(link.end());
+        link.join(Side::Accepting, end);
         let gone = ConnectError::PeerGone { addr: from.into(), step: ConnectStep::Accept };
         let (established, stands) = oneshot::channel();
         let private_data = private_data.to_vec();

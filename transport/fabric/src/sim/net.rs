@@ -1,257 +1,190 @@
-//! The network: devices by address, listeners by address and port, counters.
+//! A simulated network and its devices, as tests use them.
 
-use std::collections::BTreeMap;
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::Arc;
+use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tonic_rdma_memory::{Pool, Registrar};
 
-use crate::error::Verb;
-use crate::sim::connect::Request;
-use crate::sim::faults::Faults;
-use crate::sim::memory::Table;
-use crate::sim::rng::Rng;
-use crate::sim::wire::{End, Over, Status};
-use crate::sim::{Event, InjectedBug, Observer, SimConfig, SimStats};
+use crate::device::{DeviceInfo, LinkLayer, PortInfo, PortState, Transport};
+use crate::error::{ConnectError, FabricError};
+use crate::link::LinkConfig;
+use crate::sim::config::{SimConfig, SimStats};
+use crate::sim::connect::{self, SimListener};
+use crate::sim::directory::Directory;
+use crate::sim::link::SimLink;
+use crate::sim::memory::registrar::SimRegistrar;
+use crate::sim::observer::Observer;
+use crate::sim::state::{DeviceState, NetState};
 
-/// Connect requests that wait at one listener; more are refused.
-pub(super) const BACKLOG: usize = 128;
-
-#[derive(Default)]
-struct Directory {
-    devices: BTreeMap<IpAddr, Weak<DeviceInner>>,
-    listeners: BTreeMap<SocketAddr, mpsc::Sender<Request>>,
+/// An in-process network. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct SimNet {
+    state: Arc<NetState>,
+    directory: Arc<Directory>,
 }
 
-#[derive(Debug, Default)]
-pub(super) struct Counters {
-    pub(super) doorbells: AtomicU64,
-    pub(super) sends: AtomicU64,
-    pub(super) writes: AtomicU64,
-    pub(super) write_bytes: AtomicU64,
-    pub(super) completions: AtomicU64,
-    pub(super) receiver_not_ready: AtomicU64,
-    pub(super) remote_access_errors: AtomicU64,
-    pub(super) links: AtomicU64,
-}
+impl SimNet {
+    /// A network without devices.
+    pub fn new(config: SimConfig) -> SimNet {
+        SimNet { state: Arc::new(NetState::new(config)), directory: Arc::default() }
+    }
 
-pub(super) struct NetInner {
-    pub(super) config: SimConfig,
-    pub(super) counters: Counters,
-    directory: Mutex<Directory>,
-    ports: AtomicU64,
-    draws: AtomicU64,
-    iovas: AtomicU64,
-    observer: OnceLock<Arc<dyn Observer>>,
-    breaches: Mutex<Vec<String>>,
-    /// Occasions for the injected_bug so far.
-    occasions: AtomicU64,
-}
+    /// Adds a device with one address. An address that is taken goes over to the new device. The
+    /// device can be found for as long as a clone of it, or a listener, a link or registered memory
+    /// on it lives.
+    pub fn device(&self, name: impl Into<String>, addr: IpAddr) -> SimDevice {
+        let state = Arc::new(DeviceState::new(self.state.clone(), name.into(), addr));
+        self.directory.add_device(&state);
+        SimDevice { state, directory: self.directory.clone() }
+    }
 
-impl fmt::Debug for NetInner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SimNet").field("config", &self.config).finish_non_exhaustive()
+    /// Has a network tell what happens on it. Once: a second observer is ignored.
+    pub fn observe(&self, observer: Arc<dyn Observer>) {
+        self.state.set_observer(observer);
+    }
+
+    /// The rules that were broken so far, with [`SimConfig::audit`], in words that name the rule.
+    ///
+    /// | rule | checked |
+    /// |---|---|
+    /// | R2 | a SEND finds a RECV posted, long enough |
+    /// | R3 | the accepting side does not send first |
+    /// | R5 | nothing is queued without room |
+    /// | R9 | a WRITE finds its memory registered for it; a source is registered while work reads it |
+    /// | R10 | what work reads does not change before it is reported as done |
+    pub fn breaches(&self) -> Vec<String> {
+        self.state.breaches()
+    }
+
+    /// Whether [`SimConfig::injected_bug`] has struck.
+    pub fn has_broken(&self) -> bool {
+        self.state.has_broken()
+    }
+
+    /// The counts so far.
+    pub fn stats(&self) -> SimStats {
+        self.state.stats()
     }
 }
 
-/// Why an address cannot be connected to.
-pub(super) enum NoListener {
-    NoSuchAddress,
-    NobodyListens,
+/// A device of an in-process network. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct SimDevice {
+    state: Arc<DeviceState>,
+    directory: Arc<Directory>,
 }
 
-impl NetInner {
-    pub(super) fn new(config: SimConfig) -> NetInner {
-        NetInner {
-            config,
-            counters: Counters::default(),
-            directory: Mutex::default(),
-            ports: AtomicU64::new(0),
-            draws: AtomicU64::new(0),
-            iovas: AtomicU64::new(0),
-            observer: OnceLock::new(),
-            breaches: Mutex::default(),
-            occasions: AtomicU64::new(0),
+impl SimDevice {
+    /// The name it was given.
+    pub fn name(&self) -> &str {
+        &self.state.name
+    }
+
+    /// One active port, one address.
+    pub fn info(&self) -> Result<DeviceInfo, FabricError> {
+        let gid = match self.state.addr {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+            IpAddr::V6(v6) => v6,
+        };
+        Ok(DeviceInfo {
+            name: self.state.name.clone(),
+            transport: Transport::Sim,
+            ports: vec![PortInfo {
+                number: 1,
+                state: if self.state.faults.removed() {
+                    PortState::Down
+                } else {
+                    PortState::Active
+                },
+                link_layer: LinkLayer::Unspecified,
+                mtu: 4096,
+                max_msg: self.state.net.config.max_msg.try_into().unwrap_or(u32::MAX),
+                gids: vec![gid],
+            }],
+            addresses: self.addresses()?,
+        })
+    }
+
+    /// Its address.
+    pub fn addresses(&self) -> Result<Vec<IpAddr>, FabricError> {
+        match self.state.faults.removed() {
+            true => Err(FabricError::DeviceRemoved { device: self.state.name.clone() }),
+            false => Ok(vec![self.state.addr]),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Directory> {
-        self.directory.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Registers memory with the device. Pins nothing.
+    pub fn registrar(&self) -> Arc<dyn Registrar> {
+        Arc::new(SimRegistrar { device: self.state.clone() })
     }
 
-    pub(super) fn set_tap(&self, observer: Arc<dyn Observer>) {
-        // The first one stays.
-        let _ = self.observer.set(observer);
+    /// A number drawn from the network's seed, another one each time.
+    pub fn draw(&self) -> u64 {
+        self.state.net.draw()
     }
 
-    pub(super) fn tell(&self, event: Event<'_>) {
-        if let Some(observer) = self.observer.get() {
-            observer.event(event);
-        }
+    /// Live registrations: 0 when all pools on the device are gone.
+    pub fn registrations(&self) -> usize {
+        self.state.table.live()
     }
 
-    /// A rule was broken.
-    pub(super) fn breach(&self, what: impl FnOnce() -> String) {
-        if self.config.audit {
-            self.breaches.lock().unwrap_or_else(PoisonError::into_inner).push(what());
-        }
+    /// See [`Fabric::listen`](crate::Fabric::listen).
+    pub fn listen(&self, addr: SocketAddr) -> Result<SimListener, FabricError> {
+        SimListener::new(&self.state, &self.directory, addr)
     }
 
-    pub(super) fn breaches(&self) -> Vec<String> {
-        self.breaches.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// An occasion to break a promise; whether it is the one.
-    pub(super) fn breaks(&self, promise: InjectedBug) -> bool {
-        match self.config.injected_bug {
-            Some((injected_bug, after)) if injected_bug == promise => {
-                self.occasions.fetch_add(1, Relaxed) == after
-            }
-            _ => false,
-        }
-    }
-
-    pub(super) fn has_broken(&self) -> bool {
-        self.config.injected_bug.is_some_and(|(_, after)| self.occasions.load(Relaxed) > after)
-    }
-
-    pub(super) fn draw(&self) -> u64 {
-        // Links count from 0: their streams of chance are others.
-        Rng::new(self.config.seed, u64::MAX - self.draws.fetch_add(1, Relaxed)).next()
-    }
-
-    /// An address for memory that peers write to, drawn from the seed: no peer can tell it from
-    /// another.
-    pub(super) fn fresh_iova(&self) -> u64 {
-        // A stream of chance that neither links nor draws have. No region is as long as the half
-        // that is left out.
-        let stream = (1 << 63) + self.iovas.fetch_add(1, Relaxed);
-        (Rng::new(self.config.seed, stream).next() >> 1) & !4095
-    }
-
-    /// A port that was not given out before: 32768 and up.
-    pub(super) fn fresh_port(&self) -> u16 {
-        (32768 + self.ports.fetch_add(1, Relaxed) % 32768) as u16
-    }
-
-    pub(super) fn add_device(&self, device: &Arc<DeviceInner>) {
-        self.lock().devices.insert(device.addr, Arc::downgrade(device));
-    }
-
-    /// `None`: the address is taken.
-    pub(super) fn add_listener(&self, addr: SocketAddr) -> Option<mpsc::Receiver<Request>> {
-        let mut directory = self.lock();
-        if directory.listeners.get(&addr).is_some_and(|l| !l.is_closed()) {
-            return None;
-        }
-        let (sender, receiver) = mpsc::channel(BACKLOG);
-        directory.listeners.insert(addr, sender);
-        Some(receiver)
-    }
-
-    /// Stops listening at an address; those who wait there are rejected with the receiver's end.
-    pub(super) fn remove_listener(&self, addr: SocketAddr) {
-        self.lock().listeners.remove(&addr);
-    }
-
-    pub(super) fn remove_listeners_at(&self, addr: IpAddr) {
-        self.lock().listeners.retain(|at, _| at.ip() != addr);
-    }
-
-    pub(super) fn find(
+    /// See [`Fabric::connect`](crate::Fabric::connect).
+    pub async fn connect(
         &self,
         addr: SocketAddr,
-    ) -> Result<(Arc<DeviceInner>, mpsc::Sender<Request>), NoListener> {
-        let directory = self.lock();
-        let device = directory
-            .devices
-            .get(&addr.ip())
-            .and_then(Weak::upgrade)
-            .filter(|d| !d.faults.removed());
-        let device = device.ok_or(NoListener::NoSuchAddress)?;
-        let listener = directory
-            .listeners
-            .get(&addr)
-            .filter(|l| !l.is_closed())
-            .ok_or(NoListener::NobodyListens)?;
-        Ok((device, listener.clone()))
+        config: &LinkConfig,
+        pool: &Pool,
+        private_data: &[u8],
+        timeout: Duration,
+    ) -> Result<(SimLink, Vec<u8>), ConnectError> {
+        connect::connect(&self.state, &self.directory, addr, config, pool, private_data, timeout)
+            .await
     }
 
-    pub(super) fn stats(&self) -> SimStats {
-        let c = &self.counters;
-        SimStats {
-            doorbells: c.doorbells.load(Relaxed),
-            sends: c.sends.load(Relaxed),
-            writes: c.writes.load(Relaxed),
-            write_bytes: c.write_bytes.load(Relaxed),
-            completions: c.completions.load(Relaxed),
-            receiver_not_ready: c.receiver_not_ready.load(Relaxed),
-            remote_access_errors: c.remote_access_errors.load(Relaxed),
-            links: c.links.load(Relaxed),
-        }
-    }
-}
-
-/// A device: its memory table, its faults, and the ends of its connections.
-#[derive(Debug)]
-pub(super) struct DeviceInner {
-    pub(super) net: Arc<NetInner>,
-    pub(super) name: String,
-    pub(super) addr: IpAddr,
-    pub(super) table: Arc<Table>,
-    pub(super) faults: Arc<Faults>,
-    ends: Mutex<Vec<Weak<End>>>,
-}
-
-impl DeviceInner {
-    pub(super) fn new(net: Arc<NetInner>, name: String, addr: IpAddr) -> DeviceInner {
-        DeviceInner {
-            net,
-            name,
-            addr,
-            table: Arc::default(),
-            faults: Arc::default(),
-            ends: Mutex::default(),
-        }
+    /// Fault: after `after` more registrations, `count` of them fail with ENOMEM.
+    pub fn fail_registrations(&self, after: u64, count: u64) {
+        self.state.faults.fail_registrations(after, count);
     }
 
-    fn ends(&self) -> MutexGuard<'_, Vec<Weak<End>>> {
-        self.ends.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Fault: links made on this device from now on carry so many work requests and fail the next
+    /// (`retry exceeded`). `None` ends it.
+    pub fn kill_links_after(&self, work: Option<u64>) {
+        self.state.faults.set_kill_after(work);
     }
 
-    pub(super) fn adopt(&self, end: &Arc<End>) {
-        let mut ends = self.ends();
-        if ends.len() == ends.capacity() {
-            ends.retain(|e| e.strong_count() > 0);
-        }
-        ends.push(Arc::downgrade(end));
+    /// Fault: nothing leaves or arrives, and nobody is told, as with a stopped peer or a network
+    /// that drops everything. `false` lets it go on.
+    pub fn freeze(&self, on: bool) {
+        self.directory.freeze(&self.state, on);
     }
 
-    fn each_end(&self, f: impl Fn(&End)) {
-        // The list is copied: waking may drop a link, which must not find the list locked.
-        let ends: Vec<_> = self.ends().iter().filter_map(Weak::upgrade).collect();
-        ends.iter().for_each(|end| f(end));
+    /// Fault: connect requests to this device get no answer.
+    pub fn lose_connects(&self, on: bool) {
+        self.state.faults.set_lose_connects(on);
     }
 
-    pub(super) fn freeze(&self, on: bool) {
-        self.faults.set_frozen(on);
-        // Peers of this device hold what they could not deliver to it.
-        let devices: Vec<_> = self.net.lock().devices.values().filter_map(Weak::upgrade).collect();
-        for device in devices {
-            device.each_end(End::nudge);
-        }
+    /// Fault: all links of this device die now, with retries exceeded. Their peers see a disconnect
+    /// when the links are dropped.
+    pub fn cut(&self) {
+        self.directory.cut(&self.state);
     }
 
-    pub(super) fn cut(&self) {
-        self.each_end(|end| end.end(Over::Failed(Verb::SendOrWrite, Status::RetryExceeded)));
+    /// Fault: peers of this device's links are not told when those end, as when the network takes
+    /// the last packets with it.
+    pub fn lose_disconnects(&self, on: bool) {
+        self.state.faults.set_lose_disconnects(on);
     }
 
-    pub(super) fn remove(&self) {
-        self.faults.remove();
-        self.net.remove_listeners_at(self.addr);
-        self.each_end(|end| end.end(Over::Removed));
+    /// Fault: the device is pulled out. Its links end with
+    /// [`DeviceRemoved`](crate::LinkError::DeviceRemoved), its listeners end, and it does not come
+    /// back.
+    pub fn remove(&self) {
+        self.directory.remove(&self.state);
     }
 }

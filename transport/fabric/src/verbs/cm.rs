@@ -68,14 +68,14 @@ impl Channel {
     /// acknowledged.
     pub(super) fn next(self: &Arc<Channel>) -> io::Result<Option<Event>> {
         let mut event = ptr::null_mut();
-        // SAFETY: the channel is alive; on success `event` is set.
-        while let Err(error) =
-            check(unsafe { rdma_sys::rdma_get_cm_event(self.0.as_ptr(), &mut event) })
-        {
-            match error.kind() {
-                io::ErrorKind::WouldBlock => return Ok(None),
-                io::ErrorKind::Interrupted => {}
-                _ => return Err(error),
+        loop {
+            // SAFETY: the channel is alive; on success `event` is set.
+            let result = unsafe { rdma_sys::rdma_get_cm_event(self.0.as_ptr(), &mut event) };
+            match check(result) {
+                Ok(()) => break,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
             }
         }
         // SAFETY: the event is valid until it is acknowledged below. The union's `conn` is what
@@ -173,7 +173,7 @@ pub(super) fn name(kind: kind::Type) -> String {
 }
 
 /// A connection-manager id. Its queue pair, if it had one, is gone before this drops: see
-/// [`Qp`](crate::verbs::qp::Qp).
+/// [`Qp`](crate::verbs::queue_pair::qp::Qp).
 pub(super) struct CmId {
     id: NonNull<rdma_sys::rdma_cm_id>,
     channel: Arc<Channel>,

@@ -13,9 +13,11 @@ use tonic_rdma_memory::Pool;
 use crate::addr::Addr;
 use crate::error::{ConnectError, ConnectStep, FabricError, Verb};
 use crate::link::{LinkConfig, MAX_PRIVATE_DATA};
-use crate::verbs::VerbsLink;
 use crate::verbs::cm::{Channel, CmId, Event, Events, events, name, next_event};
-use crate::verbs::device::{DeviceInner, context_name, no_channel};
+use crate::verbs::context::DeviceContext;
+use crate::verbs::discovery::attributes::context_name;
+use crate::verbs::discovery::device_list::no_channel;
+use crate::verbs::link::VerbsLink;
 
 /// A packet is sent again after 4.096 us x 2^16 = 268 ms without an acknowledgement, and six times,
 /// so that a dead path is found out within about two seconds. rdma_cm's own default is 2.1 s a try;
@@ -127,7 +129,7 @@ impl Dial {
 
     async fn connect(
         &mut self,
-        device: &Arc<DeviceInner>,
+        device: &Arc<DeviceContext>,
         config: &LinkConfig,
         pool: &Pool,
         private_data: &[u8],
@@ -255,7 +257,7 @@ pub(super) async fn resolve(addr: SocketAddr, timeout: Duration) -> Result<CmId,
 }
 
 pub(super) async fn connect(
-    device: &Arc<DeviceInner>,
+    device: &Arc<DeviceContext>,
     addr: SocketAddr,
     config: &LinkConfig,
     pool: &Pool,

@@ -15,17 +15,15 @@ use tonic_rdma_memory::Pool;
 use crate::block::ControlBlock;
 use crate::busy_poll::{BusyPoll, Next};
 use crate::error::{ConnectError, LinkError, Verb};
-use crate::link::{
-    Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work, WriteSource, one_in_all,
-    one_processor,
-};
+use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work, WriteSource};
+use crate::processors;
 use crate::queue::{Held, SendQueue};
 use crate::ready_fd::ReadyFd;
 use crate::verbs::cm::{Channel, CmId, Events, name};
-use crate::verbs::cq::{Armed, BATCH};
-use crate::verbs::device::DeviceInner;
-use crate::verbs::post::{Batch, Request};
-use crate::verbs::qp::{Qp, Want};
+use crate::verbs::context::DeviceContext;
+use crate::verbs::queue_pair::cq::{Armed, BATCH};
+use crate::verbs::queue_pair::post::{Batch, Request};
+use crate::verbs::queue_pair::qp::{Qp, Want};
 use crate::verbs::wake_cost;
 
 /// Completions per poll, at most.
@@ -83,7 +81,7 @@ impl VerbsLink {
     /// events come through `events`. The addresses are read again by
     /// [`established`](VerbsLink::established).
     pub(super) fn new(
-        device: &Arc<DeviceInner>,
+        device: &Arc<DeviceContext>,
         id: CmId,
         events: Events,
         config: &LinkConfig,
@@ -124,7 +122,7 @@ impl VerbsLink {
             qp,
             memory: ManuallyDrop::new(Memory { sq, block }),
             batch: Batch::default(),
-            busy_poll: (!config.busy_poll_limit.is_zero() && !one_processor())
+            busy_poll: (!config.busy_poll_limit.is_zero() && !processors::process_has_one())
                 .then(|| BusyPoll::new(config.busy_poll_limit, wake_cost::get())),
             ending: None,
             failure: None,
@@ -461,7 +459,7 @@ impl Link for VerbsLink {
     }
 
     fn shares_processor(&self) -> bool {
-        one_in_all()
+        processors::host_has_one()
             && self.peer.local.ip().map(|a| a.ip()) == self.peer.remote.ip().map(|a| a.ip())
     }
 

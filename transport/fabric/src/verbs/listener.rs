@@ -10,10 +10,11 @@ use tonic_rdma_memory::Pool;
 
 use crate::error::{ConnectError, ConnectStep, FabricError, Verb};
 use crate::link::LinkConfig;
-use crate::verbs::VerbsLink;
 use crate::verbs::cm::{Channel, CmId, Events, events, name, next_event};
 use crate::verbs::connect::{ACK_TIMEOUT, LOCAL_PORTS, check_private_data};
-use crate::verbs::device::{DeviceInner, no_channel};
+use crate::verbs::context::DeviceContext;
+use crate::verbs::discovery::device_list::no_channel;
+use crate::verbs::link::VerbsLink;
 
 /// Connect requests that wait to be taken; more are turned away by the kernel.
 const BACKLOG: i32 = 128;
@@ -22,7 +23,7 @@ const BACKLOG: i32 = 128;
 #[derive(Debug)]
 pub struct VerbsListener {
     addr: SocketAddr,
-    device: Arc<DeviceInner>,
+    device: Arc<DeviceContext>,
     /// Listens until it is dropped.
     _id: CmId,
     events: Events,
@@ -32,7 +33,7 @@ impl VerbsListener {
     /// With port 0 on a free one: on iWARP the connection manager may choose one that TCP uses, and
     /// another is tried.
     pub(super) fn new(
-        device: &Arc<DeviceInner>,
+        device: &Arc<DeviceContext>,
         addr: SocketAddr,
     ) -> Result<VerbsListener, FabricError> {
         let tries = if addr.port() == 0 { LOCAL_PORTS } else { 1 };
@@ -45,7 +46,7 @@ impl VerbsListener {
         Self::bind(device, addr)
     }
 
-    fn bind(device: &Arc<DeviceInner>, addr: SocketAddr) -> Result<VerbsListener, FabricError> {
+    fn bind(device: &Arc<DeviceContext>, addr: SocketAddr) -> Result<VerbsListener, FabricError> {
         if device.is_removed() {
             return Err(device.removed_error());
         }
@@ -136,7 +137,7 @@ impl VerbsListener {
 /// A connect request over verbs.
 #[derive(Debug)]
 pub struct VerbsIncoming {
-    device: Arc<DeviceInner>,
+    device: Arc<DeviceContext>,
     /// Taken by accept or reject; otherwise the drop rejects.
     half: Option<(CmId, Events)>,
     private_data: Vec<u8>,

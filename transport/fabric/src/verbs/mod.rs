@@ -3,17 +3,18 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `lib_probe` | are libibverbs and librdmacm there |
-//! | `enumerate` | which devices, ports and addresses there are |
-//! | `device` | an open device: context and protection domain |
-//! | `mr` | memory regions |
+//! | `device` | [`VerbsDevice`]: opens a device, listens and connects on it |
+//! | `discovery` | the libraries, devices, ports and addresses of this host |
+//! | `context` | an open device: context and protection domain, shared by all that is made on it |
+//! | `addr` | socket addresses in C's form |
 //! | `cm` | rdma_cm: event channels, ids, events |
-//! | `cq` | completion queues and their channels |
-//! | `qp`, `post` | queue pairs, and batches of work for them |
-//! | `connect`, `listener` | making connections |
-//! | `link` | a [`Link`](crate::Link) over all that |
-//! | `siw` | what keeps Soft-iWARP from having more than some 60 connections |
-//! | `self_test` | making all that one by one, for diagnosis |
+//! | `mr` | memory regions |
+//! | `queue_pair` | queue pairs, completion queues, and batches of work |
+//! | `connect`, `listener` | the connecting and the accepting side |
+//! | `link` | a [`Link`](crate::Link) over a queue pair |
+//! | `siw` | a workaround without which Soft-iWARP has about 60 connections |
+//! | `self_test` | makes each object that a connection needs, for diagnosis |
+//! | `wake_cost` | measures what a wake-up takes on this machine |
 //!
 //! # Who keeps whom alive
 //!
@@ -22,7 +23,7 @@
 //! ```text
 //! VerbsLink -> Qp -> Cq -> CompChannel -> device (context, protection domain) -> anchor id
 //!                 -> CmId -> Channel
-//!           -> books and control block, freed when the queue pair is destroyed
+//!           -> send queue and control block, freed when the queue pair is destroyed
 //! registration -> device        listener -> CmId -> Channel
 //! ```
 //!
@@ -39,22 +40,20 @@
 mod addr;
 mod cm;
 mod connect;
-mod cq;
+mod context;
 mod device;
-mod enumerate;
-mod lib_probe;
+mod discovery;
 mod link;
 mod listener;
 mod mr;
-mod post;
-mod qp;
+mod queue_pair;
 mod self_test;
 mod siw;
 mod wake_cost;
 
 pub(crate) use self::addr::local_ips;
 pub use self::device::VerbsDevice;
-pub use self::enumerate::{devices, local_addresses};
+pub use self::discovery::enumerate::{devices, local_addresses};
 pub use self::link::VerbsLink;
 pub use self::listener::{VerbsIncoming, VerbsListener};
 pub use self::self_test::self_test;

@@ -21,11 +21,11 @@ use std::sync::Arc;
 use rdma_sys::ibv_access_flags;
 use tonic_rdma_memory::{Access, Memory, RegisterError, Registrar, Registration, random_iova};
 
-use crate::verbs::device::DeviceInner;
+use crate::verbs::context::DeviceContext;
 
 /// Registers memory in a device's protection domain.
 #[derive(Clone)]
-pub(super) struct VerbsRegistrar(pub(super) Arc<DeviceInner>);
+pub(super) struct VerbsRegistrar(pub(super) Arc<DeviceContext>);
 
 struct Region {
     mr: NonNull<rdma_sys::ibv_mr>,
@@ -33,7 +33,7 @@ struct Region {
     rkey: u32,
     iova: u64,
     /// Keeps the protection domain.
-    device: Arc<DeviceInner>,
+    device: Arc<DeviceContext>,
 }
 
 // SAFETY: libibverbs is thread-safe; the region is only deregistered, once.

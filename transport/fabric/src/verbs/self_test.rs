@@ -10,8 +10,9 @@ use rdma_sys::{ibv_access_flags, ibv_qp_type};
 
 use crate::error::{FabricError, Verb};
 use crate::self_test::{DeviceLimits, SelfTest, SelfTestStep};
-use crate::verbs::enumerate::{List, device_name, ports};
-use crate::verbs::lib_probe;
+use crate::verbs::discovery::attributes::ports;
+use crate::verbs::discovery::device_list::{List, device_name};
+use crate::verbs::discovery::lib_probe;
 
 /// Bytes of the region that is registered: a page, so that it says whether the device registers at
 /// all. How much may be pinned is a question to the pool.

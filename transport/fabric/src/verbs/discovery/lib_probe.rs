@@ -15,7 +15,7 @@ const LIBRARIES: [(&CStr, &str); 2] =
 
 /// Succeeds when both libraries can be loaded. The answer is kept: the bindings cannot load them
 /// later either.
-pub(super) fn probe() -> Result<(), FabricError> {
+pub(crate) fn probe() -> Result<(), FabricError> {
     static ANSWER: OnceLock<Result<(), FabricError>> = OnceLock::new();
     ANSWER
         .get_or_init(|| {
@@ -35,7 +35,7 @@ pub(super) fn probe() -> Result<(), FabricError> {
 }
 
 /// Whether rdma-core registers memory at an address of the caller's choice: since version 25.
-pub(super) fn has_reg_mr_iova() -> bool {
+pub(crate) fn has_reg_mr_iova() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
     let [(c_name, name), _] = LIBRARIES;
     *ANSWER.get_or_init(|| {

@@ -18,34 +18,34 @@ use tokio::sync::oneshot;
 
 use crate::addr::ShmAddr;
 use crate::ready_fd::ReadyFd;
-use crate::shm::blocking::{Lane, PEERS, STRANGERS};
+use crate::shm::socket::blocking::{Lane, PEERS, STRANGERS};
 
 /// The longest message, in bytes.
-pub(super) const MAX_MESSAGE: usize = 256;
+pub(crate) const MAX_MESSAGE: usize = 256;
 /// The most descriptors beside one.
-pub(super) const MAX_FDS: usize = 2;
+pub(crate) const MAX_FDS: usize = 2;
 /// Connections that the kernel keeps until they are accepted.
 const BACKLOG: i32 = 128;
 
 /// A message.
 #[derive(Debug)]
-pub(super) struct Heard {
-    pub(super) bytes: Vec<u8>,
+pub(crate) struct Heard {
+    pub(crate) bytes: Vec<u8>,
     /// Descriptors came with it. It lies in the queue until [`Socket::take`] has taken them.
-    pub(super) rights: bool,
+    pub(crate) rights: bool,
 }
 
 /// Who is at the other end, as the kernel says.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Credentials {
+pub(crate) struct Credentials {
     /// 0 when it lies outside of this process's PID namespace.
-    pub(super) pid: u32,
-    pub(super) uid: u32,
+    pub(crate) pid: u32,
+    pub(crate) uid: u32,
 }
 
 /// A connected socket.
 #[derive(Debug)]
-pub(super) struct Socket {
+pub(crate) struct Socket {
     /// Given to a thread that may block when the socket is dropped.
     fd: ManuallyDrop<Arc<OwnedFd>>,
     /// There until the socket is dropped.
@@ -165,7 +165,7 @@ fn credentials(socket: &OwnedFd) -> io::Result<Credentials> {
 impl Socket {
     /// Connects, or says at once why not: `WouldBlock` when the listener has more to do than it
     /// takes on.
-    pub(super) fn connect(addr: &ShmAddr) -> io::Result<Socket> {
+    pub(crate) fn connect(addr: &ShmAddr) -> io::Result<Socket> {
         let fd = open()?;
         connect(&fd, &name(addr)?)?;
         Socket::new(fd, &PEERS)
@@ -193,17 +193,17 @@ impl Socket {
 
     /// The process at the other end. Of a listener's side: the one that called connect; of a
     /// client's: listen.
-    pub(super) fn peer(&self) -> Credentials {
+    pub(crate) fn peer(&self) -> Credentials {
         self.peer
     }
 
     /// The peer has shown a ticket, and may pass descriptors.
-    pub(super) fn admit(&mut self) {
+    pub(crate) fn admit(&mut self) {
         self.lane = &PEERS;
         let_rights_pass(self.fd(), true);
     }
 
-    pub(super) fn fd(&self) -> &OwnedFd {
+    pub(crate) fn fd(&self) -> &OwnedFd {
         &self.fd
     }
 
@@ -211,7 +211,7 @@ impl Socket {
     ///
     /// # Errors
     /// `WouldBlock` when the peer does not read.
-    pub(super) fn send(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    pub(crate) fn send(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
@@ -230,12 +230,12 @@ impl Socket {
     ///
     /// # Errors
     /// `WouldBlock` when there is none; `InvalidData` when it does not fit.
-    pub(super) fn receive(&self) -> io::Result<Option<Heard>> {
+    pub(crate) fn receive(&self) -> io::Result<Option<Heard>> {
         receive(self.fd())
     }
 
     /// As [`receive`](Self::receive), waiting for one. Cancel safe.
-    pub(super) async fn next(&self) -> io::Result<Option<Heard>> {
+    pub(crate) async fn next(&self) -> io::Result<Option<Heard>> {
         let Some(watch) = &self.watch else { return Ok(None) };
         loop {
             let mut guard = watch.fd().readable().await?;
@@ -247,7 +247,7 @@ impl Socket {
     }
 
     /// As [`receive`](Self::receive), in a task that is woken when there is one.
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Heard>>> {
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Heard>>> {
         let Some(watch) = &mut self.watch else { return Poll::Ready(Ok(None)) };
         loop {
             let mut guard = match watch.poll(cx) {
@@ -264,7 +264,7 @@ impl Socket {
     /// Takes the message that was heard, and lets `make` make something of its descriptors, on a
     /// thread that may block. What `make` leaves of them is closed there, after its result is
     /// known. Until then nothing must be received.
-    pub(super) fn take<T: Send + 'static>(
+    pub(crate) fn take<T: Send + 'static>(
         &self,
         make: impl FnOnce(&mut Vec<OwnedFd>) -> io::Result<T> + Send + 'static,
     ) -> Taking<T> {
@@ -280,7 +280,7 @@ impl Socket {
     }
 
     /// The peer sees the end.
-    pub(super) fn shut(&self) {
+    pub(crate) fn shut(&self) {
         let _ = shutdown(self.fd(), Shutdown::Both);
     }
 }
@@ -300,7 +300,7 @@ impl Drop for Socket {
 
 /// Descriptors that are being taken. Cancel safe.
 #[derive(Debug)]
-pub(super) struct Taking<T>(oneshot::Receiver<io::Result<T>>);
+pub(crate) struct Taking<T>(oneshot::Receiver<io::Result<T>>);
 
 impl<T> Future for Taking<T> {
     type Output = io::Result<T>;
@@ -313,10 +313,10 @@ impl<T> Future for Taking<T> {
 
 /// A listening socket.
 #[derive(Debug)]
-pub(super) struct Listening(Option<AsyncFd<OwnedFd>>);
+pub(crate) struct Listening(Option<AsyncFd<OwnedFd>>);
 
 impl Listening {
-    pub(super) fn bind(addr: &ShmAddr) -> io::Result<Listening> {
+    pub(crate) fn bind(addr: &ShmAddr) -> io::Result<Listening> {
         let fd = open()?;
         bind(&fd, &name(addr)?)?;
         // Those that connect have it from this socket, so before the first can.
@@ -327,7 +327,7 @@ impl Listening {
     }
 
     /// The next connection. Cancel safe.
-    pub(super) async fn accept(&self) -> io::Result<Socket> {
+    pub(crate) async fn accept(&self) -> io::Result<Socket> {
         let Some(listening) = &self.0 else { return Err(io::ErrorKind::NotConnected.into()) };
         loop {
             let mut guard = listening.readable().await?;

@@ -11,10 +11,10 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use crate::ready_fd::ReadyFd;
-use crate::verbs::device::DeviceInner;
+use crate::verbs::context::DeviceContext;
 
 /// Completions taken from the queue at once.
-pub(super) const BATCH: usize = 32;
+pub(crate) const BATCH: usize = 32;
 
 /// Events acknowledged at once: acknowledging takes a lock in libibverbs.
 const ACK_BATCH: u32 = 64;
@@ -23,7 +23,7 @@ const ACK_BATCH: u32 = 64;
 struct CompChannel {
     channel: NonNull<rdma_sys::ibv_comp_channel>,
     /// Keeps the context.
-    _device: Arc<DeviceInner>,
+    _device: Arc<DeviceContext>,
 }
 
 // SAFETY: libibverbs is thread-safe; a channel is a file descriptor and a count under a lock.
@@ -32,7 +32,7 @@ unsafe impl Send for CompChannel {}
 unsafe impl Sync for CompChannel {}
 
 impl CompChannel {
-    fn new(device: &Arc<DeviceInner>) -> io::Result<CompChannel> {
+    fn new(device: &Arc<DeviceContext>) -> io::Result<CompChannel> {
         // SAFETY: the context is open.
         let channel = unsafe { rdma_sys::ibv_create_comp_channel(device.context().as_ptr()) };
         let channel = NonNull::new(channel).ok_or_else(io::Error::last_os_error)?;
@@ -88,7 +88,7 @@ impl Drop for CompChannel {
 
 /// Which completions make an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Armed {
+pub(crate) enum Armed {
     /// None.
     Not,
     /// Those of received messages, and errors (IBV_SEND_SOLICITED, ibv_req_notify_cq(3)).
@@ -98,7 +98,7 @@ pub(super) enum Armed {
 }
 
 /// A completion queue with a channel of its own.
-pub(super) struct Cq {
+pub(crate) struct Cq {
     cq: NonNull<rdma_sys::ibv_cq>,
     /// Events taken and not acknowledged. Destroying the queue waits until all are.
     unacked: u32,
@@ -123,7 +123,7 @@ impl fmt::Debug for Cq {
 
 impl Cq {
     /// A queue for `depth` completions, armed.
-    pub(super) fn new(device: &Arc<DeviceInner>, depth: u32) -> io::Result<Cq> {
+    pub(crate) fn new(device: &Arc<DeviceContext>, depth: u32) -> io::Result<Cq> {
         // SAFETY: the descriptor belongs to the channel, which the AsyncFd owns and which never
         // replaces it.
         let channel = unsafe {
@@ -146,12 +146,12 @@ impl Cq {
         Ok(cq)
     }
 
-    pub(super) fn as_ptr(&self) -> *mut rdma_sys::ibv_cq {
+    pub(crate) fn as_ptr(&self) -> *mut rdma_sys::ibv_cq {
         self.cq.as_ptr()
     }
 
     /// Takes up to [`BATCH`] completions and hands them to `each`. Gives their number.
-    pub(super) fn take(&mut self, mut each: impl FnMut(&rdma_sys::ibv_wc)) -> io::Result<usize> {
+    pub(crate) fn take(&mut self, mut each: impl FnMut(&rdma_sys::ibv_wc)) -> io::Result<usize> {
         let mut wcs = [const { MaybeUninit::<rdma_sys::ibv_wc>::uninit() }; BATCH];
         // SAFETY: the queue is alive, and there is room for BATCH completions.
         let n = unsafe {
@@ -180,7 +180,7 @@ impl Cq {
 
     /// A queue that is armed for less announces all completions from now on. For work that is about
     /// to be posted.
-    pub(super) fn announce_all(&mut self) -> io::Result<()> {
+    pub(crate) fn announce_all(&mut self) -> io::Result<()> {
         if self.armed == Armed::Solicited { self.arm(Armed::All) } else { Ok(()) }
     }
 
@@ -191,7 +191,7 @@ impl Cq {
     /// An armed queue makes one event and is not armed any more. So when one event has been taken,
     /// the channel is empty until the queue is armed again, and readiness may be cleared without
     /// asking the kernel; unless it was armed twice.
-    pub(super) fn poll_armed(&mut self, cx: &mut Context<'_>, what: Armed) -> Poll<io::Result<()>> {
+    pub(crate) fn poll_armed(&mut self, cx: &mut Context<'_>, what: Armed) -> Poll<io::Result<()>> {
         loop {
             match self.channel.poll(cx) {
                 Poll::Pending => break,

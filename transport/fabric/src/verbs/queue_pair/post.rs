@@ -4,22 +4,22 @@ use std::{fmt, io, ptr};
 
 use rdma_sys::{ibv_send_flags, ibv_wr_opcode};
 
-use crate::verbs::qp::Qp;
+use crate::verbs::queue_pair::qp::Qp;
 
 /// One work request, its payload named by address.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Request {
-    pub(super) wr_id: u64,
-    pub(super) addr: u64,
-    pub(super) len: u32,
-    pub(super) lkey: u32,
+pub(crate) struct Request {
+    pub(crate) wr_id: u64,
+    pub(crate) addr: u64,
+    pub(crate) len: u32,
+    pub(crate) lkey: u32,
     /// Address and key of a WRITE; without it, a SEND.
-    pub(super) remote: Option<(u64, u32)>,
+    pub(crate) remote: Option<(u64, u32)>,
 }
 
 /// Work that is queued. The arrays are kept, so that a batch costs no allocation.
 #[derive(Default)]
-pub(super) struct Batch {
+pub(crate) struct Batch {
     sges: Vec<rdma_sys::ibv_sge>,
     wrs: Vec<rdma_sys::ibv_send_wr>,
 }
@@ -36,11 +36,11 @@ impl fmt::Debug for Batch {
 }
 
 impl Batch {
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.wrs.is_empty()
     }
 
-    pub(super) fn push(&mut self, request: Request, max_inline: u32) {
+    pub(crate) fn push(&mut self, request: Request, max_inline: u32) {
         let Request { wr_id, addr, len, lkey, remote } = request;
         // SAFETY: all zeros is valid for a request: null pointers, numbers, and unions of both.
         let mut wr: rdma_sys::ibv_send_wr = unsafe { std::mem::zeroed() };
@@ -70,7 +70,7 @@ impl Batch {
     /// # Safety
     /// The memory that the requests name stays readable until they are complete or the queue pair
     /// is destroyed.
-    pub(super) unsafe fn post(
+    pub(crate) unsafe fn post(
         &mut self,
         qp: &mut Qp,
         signalled: impl Fn(u64) -> bool,

@@ -4,18 +4,18 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::sim::SimConfig;
+use crate::sim::config::SimConfig;
 use crate::sim::rng::Rng;
 
 /// Held back for a number of polls, and until a moment.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Delay {
+pub(crate) struct Delay {
     polls: u32,
     until: Option<Instant>,
 }
 
 impl Delay {
-    pub(super) fn draw(rng: &mut Rng, config: &SimConfig) -> Delay {
+    pub(crate) fn draw(rng: &mut Rng, config: &SimConfig) -> Delay {
         let polls = rng.up_to(config.delay);
         let millis = rng.up_to(u32::try_from(config.latency.as_millis()).unwrap_or(u32::MAX));
         let until = (millis > 0).then(|| Instant::now() + Duration::from_millis(millis.into()));
@@ -23,16 +23,16 @@ impl Delay {
     }
 
     /// One poll has passed.
-    pub(super) fn tick(&mut self) {
+    pub(crate) fn tick(&mut self) {
         self.polls = self.polls.saturating_sub(1);
     }
 
-    pub(super) fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.polls == 0 && self.waits_until().is_none()
     }
 
     /// The moment, if it lies ahead.
-    pub(super) fn waits_until(&self) -> Option<Instant> {
+    pub(crate) fn waits_until(&self) -> Option<Instant> {
         self.until.filter(|until| *until > Instant::now())
     }
 }

@@ -9,31 +9,31 @@ use tonic_rdma_memory::{Access, Memory, RegisterError, Registrar, Registration};
 
 /// The chunks that peers may be given.
 #[derive(Debug, Default)]
-pub(super) struct Table {
+pub(crate) struct Table {
     next: AtomicU32,
     chunks: Mutex<HashMap<u32, Arc<Chunk>>>,
 }
 
 /// A chunk: the file, and where this process has it mapped.
 #[derive(Debug)]
-pub(super) struct Chunk {
-    pub(super) addr: u64,
-    pub(super) len: u64,
-    pub(super) file: OwnedFd,
+pub(crate) struct Chunk {
+    pub(crate) addr: u64,
+    pub(crate) len: u64,
+    pub(crate) file: OwnedFd,
     /// The link whose peer has it.
     link: Mutex<Option<Arc<Gone>>>,
 }
 
 /// Keys that stopped working, for a link to tell its peer.
 #[derive(Debug, Default)]
-pub(super) struct Gone {
+pub(crate) struct Gone {
     some: AtomicBool,
     keys: Mutex<Vec<u32>>,
 }
 
 impl Gone {
     /// Takes the keys, if there are any. One load when there are none.
-    pub(super) fn take(&self) -> Vec<u32> {
+    pub(crate) fn take(&self) -> Vec<u32> {
         match self.some.load(Ordering::Relaxed) {
             true => {
                 self.some.store(false, Ordering::Relaxed);
@@ -44,7 +44,7 @@ impl Gone {
     }
 
     /// Puts back what could not be told.
-    pub(super) fn put_back(&self, keys: impl Iterator<Item = u32>) {
+    pub(crate) fn put_back(&self, keys: impl Iterator<Item = u32>) {
         lock(&self.keys).extend(keys);
         self.some.store(true, Ordering::Relaxed);
     }
@@ -55,13 +55,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Table {
-    pub(super) fn live(&self) -> usize {
+    pub(crate) fn live(&self) -> usize {
         lock(&self.chunks).len()
     }
 
     /// Lends a chunk to the peer of a link. `None`: there is no such key, or another link has it
     /// (R12).
-    pub(super) fn lend(&self, rkey: u32, to: &Arc<Gone>) -> Option<Arc<Chunk>> {
+    pub(crate) fn lend(&self, rkey: u32, to: &Arc<Gone>) -> Option<Arc<Chunk>> {
         let chunk = lock(&self.chunks).get(&rkey).cloned()?;
         let mut link = lock(&chunk.link);
         let free = link.as_ref().is_none_or(|link| Arc::ptr_eq(link, to));
@@ -75,7 +75,7 @@ impl Table {
 
 /// Makes chunks known.
 #[derive(Debug)]
-pub(super) struct ShmRegistrar(pub(super) Arc<Table>);
+pub(crate) struct ShmRegistrar(pub(crate) Arc<Table>);
 
 struct ShmRegistration {
     table: Arc<Table>,

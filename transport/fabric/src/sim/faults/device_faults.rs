@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 
 /// The switches of one device. All off at first.
 #[derive(Debug, Default)]
-pub(super) struct Faults {
+pub(crate) struct Faults {
     /// Registrations that still succeed before some fail.
     registrations_before: AtomicU64,
     /// Registrations that then fail.
@@ -22,55 +22,55 @@ pub(super) struct Faults {
 }
 
 impl Faults {
-    pub(super) fn fail_registrations(&self, after: u64, count: u64) {
+    pub(crate) fn fail_registrations(&self, after: u64, count: u64) {
         self.registrations_before.store(after, SeqCst);
         self.registrations_failing.store(count, SeqCst);
     }
 
-    pub(super) fn registration_fails(&self) -> bool {
+    pub(crate) fn registration_fails(&self) -> bool {
         let take = |counter: &AtomicU64| {
             counter.fetch_update(SeqCst, SeqCst, |n| n.checked_sub(1)).is_ok()
         };
         !take(&self.registrations_before) && take(&self.registrations_failing)
     }
 
-    pub(super) fn set_kill_after(&self, work: Option<u64>) {
+    pub(crate) fn set_kill_after(&self, work: Option<u64>) {
         self.kill_after.store(work.map_or(0, |n| n.saturating_add(1)), SeqCst);
     }
 
-    pub(super) fn kill_after(&self) -> Option<u64> {
+    pub(crate) fn kill_after(&self) -> Option<u64> {
         self.kill_after.load(SeqCst).checked_sub(1)
     }
 
-    pub(super) fn set_frozen(&self, on: bool) {
+    pub(crate) fn set_frozen(&self, on: bool) {
         self.frozen.store(on, SeqCst);
     }
 
-    pub(super) fn frozen(&self) -> bool {
+    pub(crate) fn frozen(&self) -> bool {
         self.frozen.load(SeqCst)
     }
 
-    pub(super) fn set_lose_connects(&self, on: bool) {
+    pub(crate) fn set_lose_connects(&self, on: bool) {
         self.lose_connects.store(on, SeqCst);
     }
 
-    pub(super) fn lose_connects(&self) -> bool {
+    pub(crate) fn lose_connects(&self) -> bool {
         self.lose_connects.load(SeqCst)
     }
 
-    pub(super) fn set_lose_disconnects(&self, on: bool) {
+    pub(crate) fn set_lose_disconnects(&self, on: bool) {
         self.lose_disconnects.store(on, SeqCst);
     }
 
-    pub(super) fn lose_disconnects(&self) -> bool {
+    pub(crate) fn lose_disconnects(&self) -> bool {
         self.lose_disconnects.load(SeqCst)
     }
 
-    pub(super) fn remove(&self) {
+    pub(crate) fn remove(&self) {
         self.removed.store(true, SeqCst);
     }
 
-    pub(super) fn removed(&self) -> bool {
+    pub(crate) fn removed(&self) -> bool {
         self.removed.load(SeqCst)
     }
 }

@@ -1,15 +1,12 @@
-//! The sim's registrar: keeps a table of live registrations, as a NIC does, and copies only what
-//! the table allows.
+//! The live registrations of a device, as a NIC keeps them: only what they allow is read or
+//! written.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tonic_rdma_memory::{Access, Memory, RegisterError, Registrar, Registration};
-
-use crate::sim::net::DeviceInner;
-use crate::sim::{Event, InjectedBug};
+use tonic_rdma_memory::Access;
 
 #[derive(Debug, Clone, Copy)]
 struct Region {
@@ -36,7 +33,7 @@ struct Regions {
 
 /// The registered memory of one device.
 #[derive(Default)]
-pub(super) struct Table {
+pub(crate) struct Table {
     regions: Mutex<Regions>,
 }
 
@@ -48,7 +45,7 @@ impl fmt::Debug for Table {
 
 /// Remote keys differ from local ones, so that mixing them up is found out. Odd factor: no two
 /// lkeys share an rkey.
-fn rkey_of(lkey: u32) -> u32 {
+pub(super) fn rkey_of(lkey: u32) -> u32 {
     lkey.wrapping_mul(0x9e37_79b1) ^ 0x5a5a_5a5a
 }
 
@@ -75,12 +72,25 @@ impl Table {
     }
 
     /// Live registrations.
-    pub(super) fn live(&self) -> usize {
+    pub(crate) fn live(&self) -> usize {
         self.lock().by_lkey.len()
     }
 
+    /// Adds a registration of `len` bytes at `addr`, known to the device as `iova`. Gives its lkey.
+    pub(super) fn add(&self, addr: u64, iova: u64, len: usize, access: Access) -> u32 {
+        let mut regions = self.lock();
+        regions.next = regions.next.wrapping_add(1);
+        let lkey = regions.next;
+        regions.by_lkey.insert(lkey, Region { addr, iova, len, access });
+        lkey
+    }
+
+    pub(super) fn remove(&self, lkey: u32) {
+        self.lock().by_lkey.remove(&lkey);
+    }
+
     /// Where `[iova, iova + len)` lies, if it may be read with `lkey`.
-    pub(super) fn readable(&self, lkey: u32, iova: u64, len: usize) -> Option<u64> {
+    pub(crate) fn readable(&self, lkey: u32, iova: u64, len: usize) -> Option<u64> {
         self.lock().by_lkey.get(&lkey)?.place(iova, len)
     }
 
@@ -88,7 +98,7 @@ impl Table {
     ///
     /// # Safety
     /// `src` is readable for `len` bytes, and nobody writes there meanwhile.
-    pub(super) unsafe fn write(&self, rkey: u32, iova: u64, src: NonNull<u8>, len: usize) -> bool {
+    pub(crate) unsafe fn write(&self, rkey: u32, iova: u64, src: NonNull<u8>, len: usize) -> bool {
         let regions = self.lock();
         let place = regions
             .by_lkey
@@ -105,68 +115,6 @@ impl Table {
             unsafe { std::ptr::copy(src.as_ptr(), dst, len) };
         }
         place.is_some()
-    }
-}
-
-/// Registers memory with a device of the sim. Pins nothing.
-#[derive(Debug)]
-pub(super) struct SimRegistrar {
-    pub(super) device: Arc<DeviceInner>,
-}
-
-struct SimRegistration {
-    device: Arc<DeviceInner>,
-    lkey: u32,
-    iova: u64,
-    len: usize,
-}
-
-impl Registration for SimRegistration {
-    fn lkey(&self) -> u32 {
-        self.lkey
-    }
-    fn rkey(&self) -> u32 {
-        rkey_of(self.lkey)
-    }
-    fn iova(&self) -> u64 {
-        self.iova
-    }
-}
-
-impl Drop for SimRegistration {
-    fn drop(&mut self) {
-        if self.device.net.breaks(InjectedBug::KeepRegistration) {
-            return;
-        }
-        self.device.table.lock().by_lkey.remove(&self.lkey);
-        let device = &self.device.name;
-        self.device.net.tell(Event::Deregistered { device, addr: self.iova, len: self.len });
-    }
-}
-
-// SAFETY: keys are looked up under the table's lock for each access and removed under it when the
-// Registration drops, so they stop working then.
-unsafe impl Registrar for SimRegistrar {
-    fn pins(&self) -> bool {
-        false
-    }
-
-    unsafe fn register(&self, memory: Memory) -> Result<Box<dyn Registration>, RegisterError> {
-        let Memory { addr, len, access, .. } = memory;
-        let device = &self.device;
-        if device.faults.registration_fails() {
-            return Err(RegisterError::new(len, std::io::Error::from_raw_os_error(libc::ENOMEM)));
-        }
-        let addr = addr.as_ptr().expose_provenance() as u64;
-        let remote = matches!(access, Access::RemoteWrite);
-        let iova = if remote { device.net.fresh_iova() } else { addr };
-        let mut regions = device.table.lock();
-        regions.next = regions.next.wrapping_add(1);
-        let lkey = regions.next;
-        regions.by_lkey.insert(lkey, Region { addr, iova, len, access });
-        drop(regions);
-        device.net.tell(Event::Registered { device: &device.name, addr: iova, len, remote });
-        Ok(Box::new(SimRegistration { device: device.clone(), lkey, iova, len }))
     }
 }
 

@@ -28,11 +28,11 @@ const LARGEST_PAGE: u64 = 64 << 10;
 const UNMAP: usize = 4 << 20;
 
 /// Device and inode of a file.
-pub(super) type FileId = (u64, u64);
+pub(crate) type FileId = (u64, u64);
 
 /// A mapping that other processes write to. Never seen through a reference to plain bytes.
 #[derive(Debug)]
-pub(super) struct Map {
+pub(crate) struct Map {
     ptr: NonNull<u8>,
     len: usize,
     /// Offset behind the last byte that was written.
@@ -52,7 +52,7 @@ impl Map {
     /// # Errors
     /// It is no memory file of ordinary pages, not sealed against shrinking and growing, of another
     /// length, or cannot be mapped.
-    pub(super) fn new(
+    pub(crate) fn new(
         file: impl AsFd,
         len: usize,
         accept: impl FnOnce(FileId) -> io::Result<()>,
@@ -102,13 +102,13 @@ impl Map {
     }
 
     /// A file of this process's own, mapped.
-    pub(super) fn own(len: usize) -> io::Result<(Map, OwnedFd)> {
+    pub(crate) fn own(len: usize) -> io::Result<(Map, OwnedFd)> {
         let file = tonic_rdma_memory::memfd::sealed(c"tonic-rdma-ring", len)?;
         Ok((Map::of(&file, len, true)?, file))
     }
 
     /// Copies `src` to `offset`. False when it does not fit there.
-    pub(super) fn write(&mut self, offset: u64, src: &[u8]) -> bool {
+    pub(crate) fn write(&mut self, offset: u64, src: &[u8]) -> bool {
         let end =
             usize::try_from(offset).ok().and_then(|at| Some((at, at.checked_add(src.len())?)));
         let Some((at, end)) = end else { return false };
@@ -137,7 +137,7 @@ impl Map {
     }
 
     /// Whether nothing has been written so far.
-    pub(super) fn is_untouched(&self) -> bool {
+    pub(crate) fn is_untouched(&self) -> bool {
         self.touched == 0
     }
 }

@@ -14,22 +14,22 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::shm::peer_map::PeerMap;
+use crate::shm::memory::peer_map::PeerMap;
 
 /// Chunks of a peer that are kept mapped, at most.
-pub(super) const MAX_CHUNKS: usize = 512;
+pub(crate) const MAX_CHUNKS: usize = 512;
 /// Their bytes, at most: address space of this process, and memory of the peer's.
-pub(super) const MAX_CHUNK_BYTES: u64 = 1 << 30;
+pub(crate) const MAX_CHUNK_BYTES: u64 = 1 << 30;
 /// Chunks that are taken back without a WRITE in them, at most, in [`UNUSED_TIME`].
 const MAX_UNUSED: u32 = 1024;
 const UNUSED_TIME: Duration = Duration::from_secs(10);
 
 /// A chunk that a peer offers.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Offered {
-    pub(super) rkey: u32,
-    pub(super) addr: u64,
-    pub(super) len: u64,
+pub(crate) struct Offered {
+    pub(crate) rkey: u32,
+    pub(crate) addr: u64,
+    pub(crate) len: u64,
 }
 
 #[derive(Debug)]
@@ -41,7 +41,7 @@ struct PeerChunk {
 
 /// The chunks of one link's peer.
 #[derive(Debug, Default)]
-pub(super) struct PeerChunks {
+pub(crate) struct PeerChunks {
     chunks: HashMap<u32, PeerChunk>,
     bytes: u64,
     /// CHUNK messages that have been dealt with.
@@ -53,12 +53,12 @@ pub(super) struct PeerChunks {
 
 impl PeerChunks {
     /// CHUNK messages that have been dealt with.
-    pub(super) fn heard(&self) -> u64 {
+    pub(crate) fn heard(&self) -> u64 {
         self.heard
     }
 
     /// Chunks that are mapped.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.chunks.len()
     }
 
@@ -66,7 +66,7 @@ impl PeerChunks {
     ///
     /// # Errors
     /// What the peer did wrong.
-    pub(super) fn check(&self, offered: Offered) -> Result<(), String> {
+    pub(crate) fn check(&self, offered: Offered) -> Result<(), String> {
         let Offered { rkey, len, .. } = offered;
         let (count, total) = (self.chunks.len() + 1, self.bytes.saturating_add(len));
         if count > MAX_CHUNKS || total > MAX_CHUNK_BYTES {
@@ -82,7 +82,7 @@ impl PeerChunks {
     }
 
     /// One that was checked, and is mapped now.
-    pub(super) fn insert(&mut self, offered: Offered, map: PeerMap) {
+    pub(crate) fn insert(&mut self, offered: Offered, map: PeerMap) {
         let Offered { rkey, addr, len } = offered;
         self.chunks.insert(rkey, PeerChunk { addr, len, map });
         self.bytes += len;
@@ -93,7 +93,7 @@ impl PeerChunks {
     ///
     /// # Errors
     /// What it did wrong.
-    pub(super) fn forget(&mut self, rkey: u32) -> Result<(), String> {
+    pub(crate) fn forget(&mut self, rkey: u32) -> Result<(), String> {
         let Some(chunk) = self.chunks.remove(&rkey) else {
             return Err(format!("rkey {rkey:#x} is taken back, and was not given"));
         };
@@ -117,7 +117,7 @@ impl PeerChunks {
 
     /// Copies to the address of a chunk. False when it does not lie there: key, address and length
     /// are the peer's, and must make sense against what it gave (R15).
-    pub(super) fn write(&mut self, rkey: u32, remote_addr: u64, bytes: &[u8]) -> bool {
+    pub(crate) fn write(&mut self, rkey: u32, remote_addr: u64, bytes: &[u8]) -> bool {
         self.chunks.get_mut(&rkey).is_some_and(|chunk| {
             let offset = remote_addr.checked_sub(chunk.addr);
             offset.is_some_and(|offset| {

@@ -12,49 +12,33 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, Waker};
 
 use tokio::time::Sleep;
-use tonic_rdma_memory::{PinnedBuf, PinnedBytes, Pool};
+use tonic_rdma_memory::Pool;
 
 use crate::block::ControlBlock;
 use crate::error::{LinkError, Verb};
-use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work, WriteSource};
+use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work};
 use crate::queue::{Held, SendQueue};
 use crate::sim::audit::Sums;
-use crate::sim::delay::Delay;
-use crate::sim::net::DeviceInner;
+use crate::sim::end::{End, Over, Status};
+use crate::sim::faults::delay::Delay;
+use crate::sim::faults::injected_bugs::InjectedBug;
+use crate::sim::link::work::{Request, Source, write_source};
+use crate::sim::observer::{EndId, Event};
 use crate::sim::rng::Rng;
-use crate::sim::wire::{End, Over, Status};
-use crate::sim::{EndId, Event, InjectedBug};
+use crate::sim::state::DeviceState;
 use crate::timer::Timer;
+
+mod work;
 
 /// Completions per poll, at most.
 const BUDGET: usize = 256;
 
 /// Which end this is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ends {
+pub(super) enum Side {
     Connecting,
     Accepting,
 }
-
-#[derive(Debug)]
-struct Op {
-    seq: u64,
-    addr: NonNull<u8>,
-    /// The address of the same bytes for the device.
-    iova: u64,
-    len: usize,
-    lkey: u32,
-    /// Address and key of a WRITE.
-    remote: Option<(u64, u32)>,
-    /// Until it is delivered.
-    hold: Delay,
-}
-
-// SAFETY: `addr` points into memory that the link owns (its block) or holds in its send queue; it
-// is used by the link's owner only.
-unsafe impl Send for Op {}
-// SAFETY: &Op gives no access to the memory.
-unsafe impl Sync for Op {}
 
 /// A link of the in-process network.
 #[derive(Debug)]
@@ -62,12 +46,12 @@ pub struct SimLink {
     caps: Caps,
     peer: PeerInfo,
     me: Arc<End>,
-    other: Option<(Ends, Arc<End>)>,
+    other: Option<(Side, Arc<End>)>,
     sq: SendQueue,
     /// Queued, not rung.
-    queued: Vec<Op>,
+    queued: Vec<Request>,
     /// Rung, not delivered.
-    wire: VecDeque<Op>,
+    wire: VecDeque<Request>,
     /// Delivered, completion not reported.
     done: VecDeque<(u64, Delay)>,
     /// The moment that the first of those waits for.
@@ -88,7 +72,7 @@ pub struct SimLink {
 impl SimLink {
     /// Makes one end and posts its RECVs.
     pub(super) fn new(
-        device: &Arc<DeviceInner>,
+        device: &Arc<DeviceState>,
         block: ControlBlock,
         config: &LinkConfig,
         peer: PeerInfo,
@@ -130,8 +114,8 @@ impl SimLink {
         link
     }
 
-    pub(super) fn join(&mut self, side: Ends, other: Arc<End>) {
-        let (end, peer, connecting) = (self.me.id, other.id, side == Ends::Connecting);
+    pub(super) fn join(&mut self, side: Side, other: Arc<End>) {
+        let (end, peer, connecting) = (self.me.id, other.id, side == Side::Connecting);
         self.me.device.net.tell(Event::Joined { end, peer, connecting });
         self.other = Some((side, other));
     }
@@ -180,58 +164,58 @@ impl SimLink {
     /// Delivers what is due.
     fn step(&mut self) {
         let Some((side, other)) = self.other.clone() else { return };
-        while self.wire.front().is_some_and(|op| op.hold.is_over()) && !self.frozen() {
+        while self.wire.front().is_some_and(|request| request.delay.is_over()) && !self.frozen() {
             if self.me.over().is_some() {
                 return;
             }
-            let Some(op) = self.wire.pop_front() else { return };
-            if let Err(status) = self.deliver(&op, side, &other) {
-                self.fail(self.sq.verb(op.seq), status, &other);
+            let Some(request) = self.wire.pop_front() else { return };
+            if let Err(status) = self.deliver(&request, side, &other) {
+                self.fail(self.sq.verb(request.seq), status, &other);
                 return;
             }
-            if self.sq.is_signalled(op.seq) {
+            if self.sq.is_signalled(request.seq) {
                 let net = &self.me.device.net;
                 self.mute |= net.breaks(InjectedBug::LoseCompletions);
-                let hold = Delay::draw(&mut self.rng, &net.config);
-                self.done.push_back((op.seq, hold));
+                let delay = Delay::draw(&mut self.rng, &net.config);
+                self.done.push_back((request.seq, delay));
             }
         }
     }
 
-    fn deliver(&mut self, op: &Op, side: Ends, other: &End) -> Result<(), Status> {
+    fn deliver(&mut self, request: &Request, side: Side, other: &End) -> Result<(), Status> {
         let net = &self.me.device.net;
         if let Some(left) = &mut self.life {
             *left = left.checked_sub(1).ok_or(Status::RetryExceeded)?;
         }
-        if side == Ends::Accepting && !self.me.heard() {
+        if side == Side::Accepting && !self.me.heard() {
             return Err(Status::SentFirst);
         }
-        let place = self.me.device.table.readable(op.lkey, op.iova, op.len);
-        if place != Some(op.addr.as_ptr() as u64) {
+        let place = self.me.device.table.readable(request.lkey, request.iova, request.len);
+        if place != Some(request.addr.as_ptr() as u64) {
             return Err(Status::LocalProtection);
         }
-        if !self.sums.is_same(op.seq) {
+        if !self.sums.is_same(request.seq) {
             net.breach(|| {
                 format!("R10: what work reads has changed before it was sent ({})", self.me.id)
             });
         }
-        match op.remote {
-            None => self.send(op, other),
-            Some((addr, rkey)) => self.write(op, other, addr, rkey),
+        match request.remote {
+            None => self.send(request, other),
+            Some((addr, rkey)) => self.write(request, other, addr, rkey),
         }
     }
 
-    fn send(&mut self, op: &Op, other: &End) -> Result<(), Status> {
+    fn send(&mut self, request: &Request, other: &End) -> Result<(), Status> {
         let net = &self.me.device.net;
         let (end, peer) = (self.me.id, other.id);
         net.counters.sends.fetch_add(1, Relaxed);
         // SAFETY: the source lies in this link's block, whose SEND part only &mut self writes.
-        let message = unsafe { std::slice::from_raw_parts(op.addr.as_ptr(), op.len) };
+        let message = unsafe { std::slice::from_raw_parts(request.addr.as_ptr(), request.len) };
         let mut flipped = Vec::new();
-        let mut from = op.addr;
+        let mut from = request.addr;
         if net.breaks(InjectedBug::FlipSend) && !message.is_empty() {
             flipped.extend_from_slice(message);
-            flipped[op.len - 1] ^= 1;
+            flipped[request.len - 1] ^= 1;
             from = NonNull::from(flipped.as_mut_slice()).cast();
         }
         let wake = !self.rng.one_in(net.config.lost_wakeups);
@@ -239,12 +223,12 @@ impl SimLink {
             let times = if net.breaks(InjectedBug::RepeatSend) { 2 } else { 1 };
             for _ in 0..times {
                 // SAFETY: as above, or the source is the copy.
-                unsafe { other.deliver(from, op.len, wake)? };
+                unsafe { other.deliver(from, request.len, wake)? };
                 net.tell(Event::Sent { end, peer, message });
             }
         }
         if self.rng.one_in(net.config.idle_wakeups) {
-            self.me.nudge();
+            self.me.wake();
         }
         if let Some((mut bytes, addr, rkey)) = self.late.take() {
             net.tell(Event::Written { end, peer, addr, rkey, len: bytes.len() });
@@ -256,31 +240,37 @@ impl SimLink {
         Ok(())
     }
 
-    fn write(&mut self, op: &Op, other: &End, addr: u64, rkey: u32) -> Result<(), Status> {
+    fn write(
+        &mut self,
+        request: &Request,
+        other: &End,
+        addr: u64,
+        rkey: u32,
+    ) -> Result<(), Status> {
         let net = &self.me.device.net;
         if other.over().is_some() {
             return Err(Status::RetryExceeded);
         }
         net.counters.writes.fetch_add(1, Relaxed);
-        net.counters.write_bytes.fetch_add(op.len as u64, Relaxed);
+        net.counters.write_bytes.fetch_add(request.len as u64, Relaxed);
         let late = net.breaks(InjectedBug::LateWrite);
         if late || net.breaks(InjectedBug::RepeatWrite) {
             // SAFETY: the source is held by the send queue or lies in this link's block.
-            let bytes = unsafe { std::slice::from_raw_parts(op.addr.as_ptr(), op.len) };
+            let bytes = unsafe { std::slice::from_raw_parts(request.addr.as_ptr(), request.len) };
             self.late = Some((bytes.to_vec(), addr, rkey));
             if late {
                 return Ok(());
             }
         }
         // SAFETY: the source lies in this link's block, which only &mut self writes, or in pool
-        // memory that the send queue holds: frozen, or a buffer that it owns.
-        if !unsafe { other.device.table.write(rkey, addr, op.addr, op.len) } {
+        // memory that the send queue delays: frozen, or a buffer that it owns.
+        if !unsafe { other.device.table.write(rkey, addr, request.addr, request.len) } {
             return Err(Status::RemoteAccess);
         }
-        net.tell(Event::Written { end: self.me.id, peer: other.id, addr, rkey, len: op.len });
-        if net.breaks(InjectedBug::FlipWrite) && op.len > 0 {
+        net.tell(Event::Written { end: self.me.id, peer: other.id, addr, rkey, len: request.len });
+        if net.breaks(InjectedBug::FlipWrite) && request.len > 0 {
             // SAFETY: as above; one byte, of this link's own.
-            let mut byte = unsafe { op.addr.as_ptr().read() } ^ 1;
+            let mut byte = unsafe { request.addr.as_ptr().read() } ^ 1;
             // SAFETY: as above.
             unsafe { other.device.table.write(rkey, addr, NonNull::from(&mut byte), 1) };
         }
@@ -321,21 +311,21 @@ impl SimLink {
 
     /// One poll has passed. True when something still waits for polls to pass.
     fn tick(&mut self) {
-        if let Some(op) = self.wire.front_mut() {
-            op.hold.tick();
+        if let Some(request) = self.wire.front_mut() {
+            request.delay.tick();
         }
-        if let Some((_, hold)) = self.done.front_mut() {
-            hold.tick();
+        if let Some((_, delay)) = self.done.front_mut() {
+            delay.tick();
         }
     }
 
     /// Has the task polled again when what comes next is due.
     fn come_back(&mut self, cx: &mut Context<'_>, report: bool) {
-        let done = self.done.front().map(|(_, hold)| hold).filter(|_| report && !self.mute);
-        let holds = [self.wire.front().map(|op| &op.hold), done];
+        let done = self.done.front().map(|(_, delay)| delay).filter(|_| report && !self.mute);
+        let delays = [self.wire.front().map(|request| &request.delay), done];
         let mut next = None;
-        for hold in holds.into_iter().flatten() {
-            match hold.waits_until() {
+        for delay in delays.into_iter().flatten() {
+            match delay.waits_until() {
                 // Polls are what it waits for.
                 None => return cx.waker().wake_by_ref(),
                 Some(until) => next = Some(next.map_or(until, |next| until.min(next))),
@@ -352,8 +342,8 @@ impl SimLink {
     }
 
     fn report_sent(&mut self, out: &mut Vec<Completion>, all: bool) {
-        while let Some((seq, hold)) = self.done.front().copied() {
-            if self.mute || (!hold.is_over() && !all) {
+        while let Some((seq, delay)) = self.done.front().copied() {
+            if self.mute || (!delay.is_over() && !all) {
                 return;
             }
             self.done.pop_front();
@@ -377,48 +367,6 @@ impl SimLink {
             none => *none = Some(waker.clone()),
         }
     }
-}
-
-/// Memory that work reads: where it lies, its address and its key for the device, and its bytes.
-struct Source {
-    addr: NonNull<u8>,
-    iova: u64,
-    lkey: u32,
-    len: usize,
-}
-
-impl Source {
-    /// A part of the block, which the device knows by its virtual address.
-    fn in_block(block: &ControlBlock, offset: usize, len: usize) -> Option<Source> {
-        let addr = block.range(offset, len)?;
-        Some(Source { addr, iova: addr.as_ptr() as u64, lkey: block.lkey(), len })
-    }
-}
-
-/// A WRITE's source taken apart: what keeps it, and where it lies.
-fn take_apart(src: WriteSource, block: &ControlBlock) -> Option<(Held, Source)> {
-    fn at(addr: u64) -> NonNull<u8> {
-        // A pool's memory has an address, so the fallback is never used; length 0 makes it
-        // harmless.
-        NonNull::new(std::ptr::with_exposed_provenance_mut(addr as usize))
-            .unwrap_or(NonNull::dangling())
-    }
-    fn bytes(b: PinnedBytes) -> (Held, Source) {
-        let source = Source { addr: at(b.addr()), iova: b.iova(), lkey: b.lkey(), len: b.len() };
-        (Held::Bytes(b), source)
-    }
-    fn buf(b: PinnedBuf) -> (Held, Source) {
-        let source = Source { addr: at(b.addr()), iova: b.addr(), lkey: b.lkey(), len: b.len() };
-        (Held::Buf(b), source)
-    }
-    Some(match src {
-        WriteSource::Bytes(b) => bytes(b),
-        WriteSource::Buf(b) => buf(b),
-        WriteSource::Staged { offset, len } => {
-            (Held::Staging, Source::in_block(block, offset, len)?)
-        }
-        WriteSource::Any(_) => return None,
-    })
 }
 
 impl Link for SimLink {
@@ -454,7 +402,7 @@ impl Link for SimLink {
                     )));
                 }
             },
-            Work::Write { src, remote_addr, rkey } => match take_apart(src, &self.block) {
+            Work::Write { src, remote_addr, rkey } => match write_source(src, &self.block) {
                 Some((held, source)) => (Verb::Write, held, source, Some((remote_addr, rkey))),
                 None => {
                     return Err(self.misuse(
@@ -476,12 +424,12 @@ impl Link for SimLink {
         let write = remote.is_some();
         net.tell(Event::Queued { end: self.me.id, id, write, addr: iova, len });
         if net.config.audit {
-            // SAFETY: the range lies in the block, or in memory that the send queue now holds until
+            // SAFETY: the range lies in the block, or in memory that the send queue now delays until
             // the work is done; only &mut self writes to the block.
             unsafe { self.sums.watch(seq, addr, len) };
         }
-        let hold = Delay::draw(&mut self.rng, &net.config);
-        self.queued.push(Op { seq, addr, iova, len, lkey, remote, hold });
+        let delay = Delay::draw(&mut self.rng, &net.config);
+        self.queued.push(Request { seq, addr, iova, len, lkey, remote, delay });
         Ok(Posted::UnderWay)
     }
 

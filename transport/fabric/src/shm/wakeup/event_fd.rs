@@ -12,16 +12,16 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use crate::ready_fd::ReadyFd;
-use crate::shm::socket::Socket;
-use crate::shm::wire::Message;
+use crate::shm::socket::seqpacket::Socket;
+use crate::shm::socket::wire::Message;
 
 /// The bell that the peer rings.
 #[derive(Debug)]
-pub(super) struct EventFd(ReadyFd);
+pub(crate) struct EventFd(ReadyFd);
 
 impl EventFd {
     /// A new one. Within a tokio runtime.
-    pub(super) fn new() -> io::Result<EventFd> {
+    pub(crate) fn new() -> io::Result<EventFd> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         // SAFETY: an OwnedFd owns its descriptor and always gives the same one (R17).
         let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?;
@@ -29,19 +29,19 @@ impl EventFd {
     }
 
     /// For the peer.
-    pub(super) fn fd(&self) -> impl AsFd {
+    pub(crate) fn fd(&self) -> impl AsFd {
         self.0.get_ref()
     }
 
     /// From now on the task is woken when it is rung. That it was rung before is forgotten.
-    pub(super) fn listen(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+    pub(crate) fn listen(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         self.0.listen(cx)
     }
 }
 
 /// How the peer is woken.
 #[derive(Debug)]
-pub(super) enum PeerWaker {
+pub(crate) enum PeerWaker {
     /// By its eventfd.
     Event(OwnedFd),
     /// By a message on the socket. A write to a descriptor that a stranger has too can block for
@@ -57,7 +57,7 @@ impl PeerWaker {
     ///
     /// # Errors
     /// It is no eventfd, or would block.
-    pub(super) fn new(fds: &mut Vec<OwnedFd>, kin: bool) -> io::Result<PeerWaker> {
+    pub(crate) fn new(fds: &mut Vec<OwnedFd>, kin: bool) -> io::Result<PeerWaker> {
         let missing = || io::Error::new(io::ErrorKind::InvalidData, "no bell");
         let fd = fds.last().ok_or_else(missing)?;
         let blocks = !rustix::fs::fcntl_getfl(fd)?.contains(rustix::fs::OFlags::NONBLOCK);
@@ -74,7 +74,7 @@ impl PeerWaker {
 
     /// Wakes the peer. Fails when it has not heard the last 2^64 rings, or a socket full of
     /// messages: its own affair, and it is awake then.
-    pub(super) fn ring(&self, socket: &Socket) {
+    pub(crate) fn ring(&self, socket: &Socket) {
         let _ = match self {
             PeerWaker::Event(fd) => {
                 rustix::io::write(fd, &1_u64.to_ne_bytes()).map(drop).map_err(io::Error::from)

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use crate::error::Verb;
-use crate::sim::EndId;
-use crate::sim::net::DeviceInner;
+use crate::sim::observer::EndId;
+use crate::sim::state::DeviceState;
 
 /// Completion statuses that the sim makes, with the numbers and words of `enum ibv_wc_status`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,7 +93,7 @@ struct State {
 /// One end.
 pub(super) struct End {
     pub(super) id: EndId,
-    pub(super) device: Arc<DeviceInner>,
+    pub(super) device: Arc<DeviceState>,
     slot_size: u32,
     state: Mutex<State>,
 }
@@ -105,10 +105,8 @@ impl std::fmt::Debug for End {
 }
 
 impl End {
-    pub(super) fn new(id: EndId, device: Arc<DeviceInner>, slot_size: u32) -> Arc<End> {
-        let end = Arc::new(End { id, device, slot_size, state: Mutex::default() });
-        end.device.adopt(&end);
-        end
+    pub(super) fn new(id: EndId, device: Arc<DeviceState>, slot_size: u32) -> Arc<End> {
+        Arc::new(End { id, device, slot_size, state: Mutex::default() })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -194,8 +192,8 @@ impl End {
         (state.arrived.drain(..count).collect(), state.over)
     }
 
-    /// Has the owner poll.
-    pub(super) fn nudge(&self) {
+    /// Makes the owner poll.
+    pub(super) fn wake(&self) {
         wake(self.lock());
     }
 }

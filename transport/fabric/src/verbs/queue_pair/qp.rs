@@ -8,18 +8,18 @@ use rdma_sys::{ibv_qp_attr_mask, ibv_qp_type};
 
 use crate::error::{FabricError, Verb};
 use crate::verbs::cm::CmId;
-use crate::verbs::cq::Cq;
-use crate::verbs::device::DeviceInner;
+use crate::verbs::context::DeviceContext;
+use crate::verbs::queue_pair::cq::Cq;
 
 /// 0.96 ms in the table of RNR timer codes; 12 is 0.64 ms, 14 is 1.28 ms, and 0 is 655 ms.
 const RNR_TIMER_1_MS: u8 = 13;
 
 /// What a queue pair is asked for.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Want {
-    pub(super) send: u32,
-    pub(super) recv: u32,
-    pub(super) inline: u32,
+pub(crate) struct Want {
+    pub(crate) send: u32,
+    pub(crate) recv: u32,
+    pub(crate) inline: u32,
 }
 
 impl Want {
@@ -53,7 +53,7 @@ impl Want {
 }
 
 /// Makes a queue pair on a device and destroys it again: a listed device may still refuse.
-pub(super) fn try_out(device: &Arc<DeviceInner>) -> Result<(), FabricError> {
+pub(crate) fn try_out(device: &Arc<DeviceContext>) -> Result<(), FabricError> {
     let refused = |call, source: io::Error| FabricError::QueuePairRefused {
         device: device.name.clone(),
         verb: Verb::Call(call),
@@ -98,15 +98,15 @@ pub(super) fn try_out(device: &Arc<DeviceInner>) -> Result<(), FabricError> {
 }
 
 /// A queue pair with its id and its completion queue.
-pub(super) struct Qp {
+pub(crate) struct Qp {
     qp: NonNull<rdma_sys::ibv_qp>,
     destroyed: bool,
     /// Dropped after the queue pair.
-    pub(super) cq: Cq,
-    pub(super) id: CmId,
+    pub(crate) cq: Cq,
+    pub(crate) id: CmId,
     /// Longest payload that may be inline.
-    pub(super) max_inline: u32,
-    pub(super) device: Arc<DeviceInner>,
+    pub(crate) max_inline: u32,
+    pub(crate) device: Arc<DeviceContext>,
 }
 
 // SAFETY: libibverbs is thread-safe; a queue pair has one owner, who posts through &mut self.
@@ -125,7 +125,11 @@ impl fmt::Debug for Qp {
 
 impl Qp {
     /// Makes a queue pair on an id that is bound to the device.
-    pub(super) fn new(device: &Arc<DeviceInner>, id: CmId, want: Want) -> Result<Qp, FabricError> {
+    pub(crate) fn new(
+        device: &Arc<DeviceContext>,
+        id: CmId,
+        want: Want,
+    ) -> Result<Qp, FabricError> {
         let refused = |call, source: io::Error| FabricError::QueuePairRefused {
             device: device.name.clone(),
             verb: Verb::Call(call),
@@ -155,7 +159,7 @@ impl Qp {
 
     /// Sets the time after which a sender that found no RECV tries again, as a net under flow
     /// control (R2). iWARP has no such thing and refuses.
-    pub(super) fn set_rnr_timer(&self) {
+    pub(crate) fn set_rnr_timer(&self) {
         // SAFETY: all zeros is valid for the attributes; only the one named in the mask is read.
         let mut attr: rdma_sys::ibv_qp_attr = unsafe { std::mem::zeroed() };
         attr.min_rnr_timer = RNR_TIMER_1_MS;
@@ -175,7 +179,7 @@ impl Qp {
     /// # Safety
     /// The chain is well formed, and the memory it names stays readable until the work is complete
     /// or the queue pair is destroyed.
-    pub(super) unsafe fn post_send(&mut self, first: *mut rdma_sys::ibv_send_wr) -> io::Result<()> {
+    pub(crate) unsafe fn post_send(&mut self, first: *mut rdma_sys::ibv_send_wr) -> io::Result<()> {
         let mut bad = ptr::null_mut();
         // SAFETY: the queue pair is alive; the rest is the caller's promise.
         posted(unsafe { rdma_sys::ibv_post_send(self.qp.as_ptr(), first, &mut bad) })
@@ -186,7 +190,7 @@ impl Qp {
     /// # Safety
     /// The memory stays writable, and is not looked at, until the RECV is complete or the queue
     /// pair is destroyed.
-    pub(super) unsafe fn post_recv(
+    pub(crate) unsafe fn post_recv(
         &mut self,
         wr_id: u64,
         mut sge: rdma_sys::ibv_sge,
@@ -204,7 +208,7 @@ impl Qp {
     }
 
     /// Destroys the queue pair. True: the device touches none of the posted memory any more.
-    pub(super) fn destroy(&mut self) -> bool {
+    pub(crate) fn destroy(&mut self) -> bool {
         if self.destroyed {
             return true;
         }

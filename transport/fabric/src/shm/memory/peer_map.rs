@@ -6,9 +6,9 @@ use std::os::fd::AsFd;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use crate::shm::blocking::PEERS;
-use crate::shm::map::{FileId, Map};
+use crate::shm::memory::map::{FileId, Map};
 use crate::shm::ring::Words;
+use crate::shm::socket::blocking::PEERS;
 
 /// The kernel's limit on the mappings of a process (proc(5), max_map_count), if it cannot be read.
 const MAX_MAPPINGS: usize = 65530;
@@ -20,7 +20,7 @@ const FEW: usize = 8;
 
 /// What a file is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Use {
+pub(crate) enum Use {
     /// A connection has one.
     Ring,
     /// Landing memory of a connection that has given so many others.
@@ -97,7 +97,7 @@ impl Drop for Entry {
 /// A file of a peer's, mapped. No file is mapped twice, and all peers together have a quarter of
 /// the mappings that the process may have. It is unmapped by a thread that may take its time.
 #[derive(Debug)]
-pub(super) struct PeerMap {
+pub(crate) struct PeerMap {
     /// There until this is dropped.
     mapped: Option<(Map, Entry)>,
     user: u32,
@@ -108,7 +108,7 @@ impl PeerMap {
     ///
     /// # Errors
     /// Those of [`Map::new`]; the file is mapped already; or there are too many.
-    pub(super) fn new(file: impl AsFd, len: usize, user: u32, purpose: Use) -> io::Result<PeerMap> {
+    pub(crate) fn new(file: impl AsFd, len: usize, user: u32, purpose: Use) -> io::Result<PeerMap> {
         let mut entry = None;
         let map = Map::new(file, len, |file| {
             entry = Some(Entry::new(file, purpose)?);
@@ -118,12 +118,12 @@ impl PeerMap {
     }
 
     /// Copies `src` to `offset`. False when it does not fit there.
-    pub(super) fn write(&mut self, offset: u64, src: &[u8]) -> bool {
+    pub(crate) fn write(&mut self, offset: u64, src: &[u8]) -> bool {
         self.mapped.as_mut().is_some_and(|(map, _)| map.write(offset, src))
     }
 
     /// Whether nothing has been written so far.
-    pub(super) fn is_unused(&self) -> bool {
+    pub(crate) fn is_unused(&self) -> bool {
         self.mapped.as_ref().is_none_or(|(map, _)| map.is_untouched())
     }
 }

@@ -41,15 +41,15 @@ const IDLE: Duration = Duration::from_secs(2);
 const STACK: usize = 128 << 10;
 
 /// For connections that have shown no ticket so far.
-pub(super) static STRANGERS: Lane = Lane::new();
+pub(crate) static STRANGERS: Lane = Lane::new();
 /// For the others.
-pub(super) static PEERS: Lane = Lane::new();
+pub(crate) static PEERS: Lane = Lane::new();
 
 type Job = Box<dyn FnOnce() + Send>;
 
 /// A bounded number of threads.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(crate) struct Lane {
     state: Mutex<State>,
     queued: Condvar,
 }
@@ -90,7 +90,7 @@ impl Lane {
     }
 
     /// Has a job done on behalf of a peer of this user, and does not wait for it.
-    pub(super) fn run(&'static self, user: u32, job: impl FnOnce() + Send + 'static) {
+    pub(crate) fn run(&'static self, user: u32, job: impl FnOnce() + Send + 'static) {
         let mut state = self.lock();
         state.queue.push_back((user, Box::new(job)));
         // Each job has a thread, as long as there may be more: the one before it may never end.
@@ -112,7 +112,7 @@ impl Lane {
     }
 
     /// Closes a socket of a peer of this user.
-    pub(super) fn close(&'static self, user: u32, socket: impl Send + 'static) {
+    pub(crate) fn close(&'static self, user: u32, socket: impl Send + 'static) {
         *self.lock().closing.entry(user).or_default() += 1;
         self.run(user, move || {
             drop(socket);
@@ -121,12 +121,12 @@ impl Lane {
     }
 
     /// Sockets of peers of this user that are not closed so far.
-    pub(super) fn closing(&self, user: u32) -> usize {
+    pub(crate) fn closing(&self, user: u32) -> usize {
         self.lock().closing.get(&user).copied().unwrap_or(0)
     }
 
     /// Jobs that no thread has taken.
-    pub(super) fn backlog(&self) -> usize {
+    pub(crate) fn backlog(&self) -> usize {
         self.lock().queue.len()
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Before it has been learnt.
-pub(super) const UNKNOWN: Duration = Duration::from_micros(20);
+pub(crate) const UNKNOWN: Duration = Duration::from_micros(20);
 /// The cheapest wake-up: two system calls.
 const MIN_COST: Duration = Duration::from_micros(1);
 /// A wake-up that took longer met a busy processor, and is no measure.
@@ -16,13 +16,13 @@ const IN_FULL: u32 = 3;
 
 /// What one link's wake-ups have told. Of one link, since a peer decides on it too.
 #[derive(Debug, Default)]
-pub(super) struct WakeCost {
+pub(crate) struct WakeCost {
     seen: u32,
 }
 
 impl WakeCost {
     /// What is known after a sleep and its wake-up have taken so long.
-    pub(super) fn learn(&mut self, known: Duration, took: Duration) -> Duration {
+    pub(crate) fn learn(&mut self, known: Duration, took: Duration) -> Duration {
         if took > MAX_COST {
             return known;
         }
@@ -34,13 +34,13 @@ impl WakeCost {
 
 /// How long it took from the peer's ringing until now, for an end that has waited `since` then.
 /// None: it did not ring meanwhile, or the clock by which it says so is another one.
-pub(super) fn wake_up(since: u64, rang_at: u64, now: u64) -> Option<Duration> {
+pub(crate) fn wake_up(since: u64, rang_at: u64, now: u64) -> Option<Duration> {
     (since..=now).contains(&rang_at).then(|| Duration::from_nanos(now - rang_at))
 }
 
 /// Nanoseconds of CLOCK_MONOTONIC, which is one for all processes of a time namespace; 0 where
 /// there is none.
-pub(super) fn monotonic() -> u64 {
+pub(crate) fn monotonic() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // By the C library: rustix would ask the kernel's vDSO, which a process under valgrind has not.
     // SAFETY: `now` is written to until the call returns, and no longer; this rests on no rule.

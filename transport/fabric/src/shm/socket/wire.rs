@@ -32,7 +32,7 @@ const OTHER_USER: u8 = 9;
 
 /// A message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Message {
+pub(crate) enum Message {
     Hello { shape: Shape, private_data: Vec<u8> },
     Accept { shape: Shape, private_data: Vec<u8> },
     Reject { private_data: Vec<u8> },
@@ -45,7 +45,7 @@ pub(super) enum Message {
 }
 
 impl Message {
-    pub(super) fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(96);
         let mut head = |kind: u8| {
             out.push(kind);
@@ -87,7 +87,7 @@ impl Message {
     }
 
     /// `None` when it makes no sense.
-    pub(super) fn decode(bytes: &[u8]) -> Option<Message> {
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Message> {
         let (kind, rest) = bytes.split_first()?;
         match *kind {
             HELLO | ACCEPT => {

@@ -1,0 +1,24 @@
+//! Who is at the two ends of a link.
+
+use std::fmt;
+
+use crate::addr::Addr;
+
+/// The two ends of a link, for messages and connect-info.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerInfo {
+    /// `"verbs"`, `"shm"` or `"sim"`.
+    pub provider: &'static str,
+    /// The local device, as `rdma link` names it.
+    pub device: String,
+    /// This end: address and RDMA port, or the process.
+    pub local: Addr,
+    /// The peer: address and RDMA port, or the process.
+    pub remote: Addr,
+}
+
+impl fmt::Display for PeerInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} on {}", self.remote, self.device)
+    }
+}

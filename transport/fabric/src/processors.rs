@@ -1,0 +1,19 @@
+//! How many processors there are to run on.
+
+use std::sync::OnceLock;
+
+/// Whether this host has a single processor. Determined once.
+pub(crate) fn host_has_one() -> bool {
+    static ONE: OnceLock<bool> = OnceLock::new();
+    // SAFETY: sysconf takes no pointer; this rests on no rule.
+    *ONE.get_or_init(|| unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) } == 1)
+}
+
+/// Whether this process may use a single processor only, by its affinity or its control group.
+/// Determined once.
+pub(crate) fn process_has_one() -> bool {
+    static ONE: OnceLock<bool> = OnceLock::new();
+    *ONE.get_or_init(|| {
+        std::thread::available_parallelism().is_ok_and(|processors| processors.get() == 1)
+    })
+}

@@ -1,0 +1,31 @@
+//! What the connections of a device share.
+
+use std::sync::Arc;
+
+use crate::access::ShmAccess;
+use crate::shm::memory::table::Table;
+use crate::shm::user::{is_overflow_user, own_user};
+
+/// The name of every device of this provider.
+pub(super) const NAME: &str = "shm";
+
+/// The landing chunks of a device, and the users that it shares memory with.
+#[derive(Debug)]
+pub(super) struct DeviceContext {
+    pub(super) table: Arc<Table>,
+    access: ShmAccess,
+}
+
+impl DeviceContext {
+    pub(super) fn new(access: ShmAccess) -> DeviceContext {
+        DeviceContext { table: Arc::default(), access }
+    }
+
+    /// Whether memory is shared with this user.
+    pub(super) fn allows(&self, uid: u32) -> bool {
+        match self.access {
+            ShmAccess::Any => true,
+            _ => self.access.allows(uid, own_user()) && !is_overflow_user(uid),
+        }
+    }
+}

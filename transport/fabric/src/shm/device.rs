@@ -1,0 +1,83 @@
+//! A device: this process as an end of shared-memory connections.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tonic_rdma_memory::{Pool, Registrar};
+
+use crate::access::ShmAccess;
+use crate::addr::ShmAddr;
+use crate::device::{DeviceInfo, Transport};
+use crate::error::{ConnectError, FabricError};
+use crate::link::LinkConfig;
+use crate::shm::connect;
+use crate::shm::context::{DeviceContext, NAME};
+use crate::shm::link::ShmLink;
+use crate::shm::listener::ShmListener;
+use crate::shm::memory::table::ShmRegistrar;
+
+/// The boot id of the running kernel (random(4)): two processes with the same one can share memory.
+///
+/// # Errors
+/// /proc is not mounted.
+pub(crate) fn boot_id() -> Result<String, FabricError> {
+    let path = "/proc/sys/kernel/random/boot_id";
+    let text = std::fs::read_to_string(path).map_err(|source| FabricError::Shm {
+        what: "the boot id cannot be read",
+        source: Arc::new(source),
+    })?;
+    Ok(text.trim().to_owned())
+}
+
+/// This process as an end of shared-memory connections. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct ShmDevice(Arc<DeviceContext>);
+
+impl ShmDevice {
+    /// A device of its own, with its own registrations. Opens nothing.
+    pub fn new(access: ShmAccess) -> ShmDevice {
+        ShmDevice(Arc::new(DeviceContext::new(access)))
+    }
+
+    /// `shm`.
+    pub fn name(&self) -> &str {
+        NAME
+    }
+
+    /// No ports, no addresses.
+    pub fn info(&self) -> Result<DeviceInfo, FabricError> {
+        Ok(DeviceInfo {
+            name: NAME.to_owned(),
+            transport: Transport::Shm,
+            ports: Vec::new(),
+            addresses: Vec::new(),
+        })
+    }
+
+    /// Makes landing chunks known, so that they can be given to peers. Pins nothing.
+    pub fn registrar(&self) -> Arc<dyn Registrar> {
+        Arc::new(ShmRegistrar(self.0.table.clone()))
+    }
+
+    /// Live registrations that peers may write to: 0 when all pools on the device are gone.
+    pub fn registrations(&self) -> usize {
+        self.0.table.live()
+    }
+
+    /// See [`Fabric::listen`](crate::Fabric::listen).
+    pub fn listen(&self, addr: &ShmAddr) -> Result<ShmListener, FabricError> {
+        ShmListener::new(self.0.clone(), addr)
+    }
+
+    /// See [`Fabric::connect`](crate::Fabric::connect).
+    pub async fn connect(
+        &self,
+        addr: &ShmAddr,
+        config: &LinkConfig,
+        pool: &Pool,
+        private_data: &[u8],
+        timeout: Duration,
+    ) -> Result<(ShmLink, Vec<u8>), ConnectError> {
+        connect::connect(&self.0, addr, config, pool, private_data, timeout).await
+    }
+}

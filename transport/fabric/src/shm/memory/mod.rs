@@ -1,0 +1,13 @@
+//! Memory that two processes share.
+//!
+//! | module | what |
+//! |---|---|
+//! | `map` | maps a file after it was checked |
+//! | `peer_map` | maps a peer's file, once, and unmaps it on another thread |
+//! | `chunks` | the peer's landing chunks: limits, WRITEs |
+//! | `table` | this process's landing chunks, by remote key |
+
+pub(super) mod chunks;
+pub(super) mod map;
+pub(super) mod peer_map;
+pub(super) mod table;

@@ -1,0 +1,123 @@
+//! Who is on a network: devices by address, listeners by address and port, and the ends of links.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use tokio::sync::mpsc;
+
+use crate::error::Verb;
+use crate::sim::end::{End, Over, Status};
+use crate::sim::request::Request;
+use crate::sim::state::DeviceState;
+
+/// Connect requests that wait at one listener; more are refused.
+const BACKLOG: usize = 128;
+
+#[derive(Default)]
+struct Tables {
+    devices: BTreeMap<IpAddr, Weak<DeviceState>>,
+    listeners: BTreeMap<SocketAddr, mpsc::Sender<Request>>,
+    /// In the order in which they were made.
+    ends: Vec<Weak<End>>,
+}
+
+/// The directory of one network.
+#[derive(Default)]
+pub(super) struct Directory(Mutex<Tables>);
+
+impl fmt::Debug for Directory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Directory").finish_non_exhaustive()
+    }
+}
+
+/// Why an address cannot be connected to.
+pub(super) enum NoListener {
+    NoSuchAddress,
+    NobodyListens,
+}
+
+impl Directory {
+    fn lock(&self) -> MutexGuard<'_, Tables> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An address that is taken goes over to the new device.
+    pub(super) fn add_device(&self, device: &Arc<DeviceState>) {
+        self.lock().devices.insert(device.addr, Arc::downgrade(device));
+    }
+
+    /// Gives the connect requests to an address. `None`: the address is taken.
+    pub(super) fn add_listener(&self, addr: SocketAddr) -> Option<mpsc::Receiver<Request>> {
+        let mut tables = self.lock();
+        if tables.listeners.get(&addr).is_some_and(|l| !l.is_closed()) {
+            return None;
+        }
+        let (sender, receiver) = mpsc::channel(BACKLOG);
+        tables.listeners.insert(addr, sender);
+        Some(receiver)
+    }
+
+    /// Stops listening at an address. Requests that wait there are rejected when the receiver is
+    /// dropped.
+    pub(super) fn remove_listener(&self, addr: SocketAddr) {
+        self.lock().listeners.remove(&addr);
+    }
+
+    /// The device and the listener at an address.
+    pub(super) fn find(
+        &self,
+        addr: SocketAddr,
+    ) -> Result<(Arc<DeviceState>, mpsc::Sender<Request>), NoListener> {
+        let tables = self.lock();
+        let device =
+            tables.devices.get(&addr.ip()).and_then(Weak::upgrade).filter(|d| !d.faults.removed());
+        let device = device.ok_or(NoListener::NoSuchAddress)?;
+        let listener = tables
+            .listeners
+            .get(&addr)
+            .filter(|l| !l.is_closed())
+            .ok_or(NoListener::NobodyListens)?;
+        Ok((device, listener.clone()))
+    }
+
+    pub(super) fn add_end(&self, end: &Arc<End>) {
+        let ends = &mut self.lock().ends;
+        if ends.len() == ends.capacity() {
+            ends.retain(|e| e.strong_count() > 0);
+        }
+        ends.push(Arc::downgrade(end));
+    }
+
+    fn each_end(&self, device: &Arc<DeviceState>, f: impl Fn(&End)) {
+        // The list is copied: waking may drop a link, which must not find the list locked.
+        let ends: Vec<_> = self.lock().ends.iter().filter_map(Weak::upgrade).collect();
+        ends.iter().filter(|end| Arc::ptr_eq(&end.device, device)).for_each(|end| f(end));
+    }
+
+    /// Stops or restarts all traffic of a device.
+    pub(super) fn freeze(&self, device: &DeviceState, on: bool) {
+        device.faults.set_frozen(on);
+        // Peers of this device hold what they could not deliver to it.
+        let devices: Vec<_> = self.lock().devices.values().filter_map(Weak::upgrade).collect();
+        for device in devices {
+            self.each_end(&device, End::wake);
+        }
+    }
+
+    /// Ends all links of a device, with retries exceeded.
+    pub(super) fn cut(&self, device: &Arc<DeviceState>) {
+        self.each_end(device, |end| {
+            end.end(Over::Failed(Verb::SendOrWrite, Status::RetryExceeded))
+        });
+    }
+
+    /// Removes a device: its listeners and links end.
+    pub(super) fn remove(&self, device: &Arc<DeviceState>) {
+        device.faults.remove();
+        self.lock().listeners.retain(|at, _| at.ip() != device.addr);
+        self.each_end(device, |end| end.end(Over::Removed));
+    }
+}

@@ -1,0 +1,73 @@
+//! A work request as a simulated link holds it, and the memory that it reads.
+
+use std::ptr::NonNull;
+
+use tonic_rdma_memory::{PinnedBuf, PinnedBytes};
+
+use crate::block::ControlBlock;
+use crate::link::WriteSource;
+use crate::queue::Held;
+use crate::sim::faults::delay::Delay;
+
+/// One work request.
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) seq: u64,
+    pub(super) addr: NonNull<u8>,
+    /// The address of the same bytes for the device.
+    pub(super) iova: u64,
+    pub(super) len: usize,
+    pub(super) lkey: u32,
+    /// Address and key of a WRITE.
+    pub(super) remote: Option<(u64, u32)>,
+    /// Until it is delivered.
+    pub(super) delay: Delay,
+}
+
+// SAFETY: `addr` points into memory that the link owns (its block) or holds in its send queue; it
+// is used by the link's owner only.
+unsafe impl Send for Request {}
+// SAFETY: &Request gives no access to the memory.
+unsafe impl Sync for Request {}
+
+/// Memory that work reads: where it lies, its address and its key for the device, and its bytes.
+pub(super) struct Source {
+    pub(super) addr: NonNull<u8>,
+    pub(super) iova: u64,
+    pub(super) lkey: u32,
+    pub(super) len: usize,
+}
+
+impl Source {
+    /// A part of the block, which the device knows by its virtual address.
+    pub(super) fn in_block(block: &ControlBlock, offset: usize, len: usize) -> Option<Source> {
+        let addr = block.range(offset, len)?;
+        Some(Source { addr, iova: addr.as_ptr() as u64, lkey: block.lkey(), len })
+    }
+}
+
+/// A WRITE's source taken apart: what keeps it, and where it lies.
+pub(super) fn write_source(src: WriteSource, block: &ControlBlock) -> Option<(Held, Source)> {
+    fn at(addr: u64) -> NonNull<u8> {
+        // A pool's memory has an address, so the fallback is never used; length 0 makes it
+        // harmless.
+        NonNull::new(std::ptr::with_exposed_provenance_mut(addr as usize))
+            .unwrap_or(NonNull::dangling())
+    }
+    fn bytes(b: PinnedBytes) -> (Held, Source) {
+        let source = Source { addr: at(b.addr()), iova: b.iova(), lkey: b.lkey(), len: b.len() };
+        (Held::Bytes(b), source)
+    }
+    fn buf(b: PinnedBuf) -> (Held, Source) {
+        let source = Source { addr: at(b.addr()), iova: b.addr(), lkey: b.lkey(), len: b.len() };
+        (Held::Buf(b), source)
+    }
+    Some(match src {
+        WriteSource::Bytes(b) => bytes(b),
+        WriteSource::Buf(b) => buf(b),
+        WriteSource::Staged { offset, len } => {
+            (Held::Staging, Source::in_block(block, offset, len)?)
+        }
+        WriteSource::Any(_) => return None,
+    })
+}

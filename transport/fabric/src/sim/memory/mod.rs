@@ -1,0 +1,4 @@
+//! Registered memory of simulated devices.
+
+pub(super) mod registrar;
+pub(super) mod table;

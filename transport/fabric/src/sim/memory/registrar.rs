@@ -1,0 +1,68 @@
+//! The registrar of a simulated device.
+
+use std::sync::Arc;
+
+use tonic_rdma_memory::{Access, Memory, RegisterError, Registrar, Registration};
+
+use crate::sim::faults::injected_bugs::InjectedBug;
+use crate::sim::memory::table::rkey_of;
+use crate::sim::observer::Event;
+use crate::sim::state::DeviceState;
+
+/// Registers memory with a device of the sim. Pins nothing.
+#[derive(Debug)]
+pub(crate) struct SimRegistrar {
+    pub(crate) device: Arc<DeviceState>,
+}
+
+struct SimRegistration {
+    device: Arc<DeviceState>,
+    lkey: u32,
+    iova: u64,
+    len: usize,
+}
+
+impl Registration for SimRegistration {
+    fn lkey(&self) -> u32 {
+        self.lkey
+    }
+    fn rkey(&self) -> u32 {
+        rkey_of(self.lkey)
+    }
+    fn iova(&self) -> u64 {
+        self.iova
+    }
+}
+
+impl Drop for SimRegistration {
+    fn drop(&mut self) {
+        if self.device.net.breaks(InjectedBug::KeepRegistration) {
+            return;
+        }
+        self.device.table.remove(self.lkey);
+        let device = &self.device.name;
+        self.device.net.tell(Event::Deregistered { device, addr: self.iova, len: self.len });
+    }
+}
+
+// SAFETY: keys are looked up under the table's lock for each access and removed under it when the
+// Registration drops, so they stop working then.
+unsafe impl Registrar for SimRegistrar {
+    fn pins(&self) -> bool {
+        false
+    }
+
+    unsafe fn register(&self, memory: Memory) -> Result<Box<dyn Registration>, RegisterError> {
+        let Memory { addr, len, access, .. } = memory;
+        let device = &self.device;
+        if device.faults.registration_fails() {
+            return Err(RegisterError::new(len, std::io::Error::from_raw_os_error(libc::ENOMEM)));
+        }
+        let addr = addr.as_ptr().expose_provenance() as u64;
+        let remote = matches!(access, Access::RemoteWrite);
+        let iova = if remote { device.net.fresh_iova() } else { addr };
+        let lkey = device.table.add(addr, iova, len, access);
+        device.net.tell(Event::Registered { device: &device.name, addr: iova, len, remote });
+        Ok(Box::new(SimRegistration { device: device.clone(), lkey, iova, len }))
+    }
+}

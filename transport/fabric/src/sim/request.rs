@@ -1,0 +1,26 @@
+//! A connect request on its way to a listener, and the answer.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use crate::sim::end::End;
+
+/// What a client puts before a listener.
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) private_data: Vec<u8>,
+    pub(super) from: SocketAddr,
+    pub(super) to: SocketAddr,
+    pub(super) end: Arc<End>,
+    /// Dropped without an answer: rejected.
+    pub(super) answer: oneshot::Sender<Answer>,
+}
+
+/// What the accepting side says.
+#[derive(Debug)]
+pub(super) enum Answer {
+    Accepted { end: Arc<End>, private_data: Vec<u8>, established: oneshot::Sender<()> },
+    Rejected { private_data: Vec<u8> },
+}

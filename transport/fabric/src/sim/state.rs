@@ -1,0 +1,145 @@
+//! What all parts of a simulated network share, and what all parts of one of its devices share.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use crate::sim::config::{SimConfig, SimStats};
+use crate::sim::faults::device_faults::Faults;
+use crate::sim::faults::injected_bugs::InjectedBug;
+use crate::sim::memory::table::Table;
+use crate::sim::observer::{Event, Observer};
+use crate::sim::rng::Rng;
+
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub(super) doorbells: AtomicU64,
+    pub(super) sends: AtomicU64,
+    pub(super) writes: AtomicU64,
+    pub(super) write_bytes: AtomicU64,
+    pub(super) completions: AtomicU64,
+    pub(super) receiver_not_ready: AtomicU64,
+    pub(super) remote_access_errors: AtomicU64,
+    pub(super) links: AtomicU64,
+}
+
+/// The settings, counts and generators of a network, its observer, and the rules broken on it.
+pub(super) struct NetState {
+    pub(super) config: SimConfig,
+    pub(super) counters: Counters,
+    ports: AtomicU64,
+    draws: AtomicU64,
+    iovas: AtomicU64,
+    observer: OnceLock<Arc<dyn Observer>>,
+    breaches: Mutex<Vec<String>>,
+    /// Occasions for the injected_bug so far.
+    occasions: AtomicU64,
+}
+
+impl fmt::Debug for NetState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimNet").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+impl NetState {
+    pub(super) fn new(config: SimConfig) -> NetState {
+        NetState {
+            config,
+            counters: Counters::default(),
+            ports: AtomicU64::new(0),
+            draws: AtomicU64::new(0),
+            iovas: AtomicU64::new(0),
+            observer: OnceLock::new(),
+            breaches: Mutex::default(),
+            occasions: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn set_observer(&self, observer: Arc<dyn Observer>) {
+        // The first one stays.
+        let _ = self.observer.set(observer);
+    }
+
+    pub(super) fn tell(&self, event: Event<'_>) {
+        if let Some(observer) = self.observer.get() {
+            observer.event(event);
+        }
+    }
+
+    /// A rule was broken.
+    pub(super) fn breach(&self, what: impl FnOnce() -> String) {
+        if self.config.audit {
+            self.breaches.lock().unwrap_or_else(PoisonError::into_inner).push(what());
+        }
+    }
+
+    pub(super) fn breaches(&self) -> Vec<String> {
+        self.breaches.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// An occasion to break a promise; whether it is the one.
+    pub(super) fn breaks(&self, promise: InjectedBug) -> bool {
+        match self.config.injected_bug {
+            Some((injected_bug, after)) if injected_bug == promise => {
+                self.occasions.fetch_add(1, Relaxed) == after
+            }
+            _ => false,
+        }
+    }
+
+    pub(super) fn has_broken(&self) -> bool {
+        self.config.injected_bug.is_some_and(|(_, after)| self.occasions.load(Relaxed) > after)
+    }
+
+    pub(super) fn draw(&self) -> u64 {
+        // Links count from 0: their streams of chance are others.
+        Rng::new(self.config.seed, u64::MAX - self.draws.fetch_add(1, Relaxed)).next()
+    }
+
+    /// An address for memory that peers write to, drawn from the seed: no peer can tell it from
+    /// another.
+    pub(super) fn fresh_iova(&self) -> u64 {
+        // A stream of chance that neither links nor draws have. No region is as long as the half
+        // that is left out.
+        let stream = (1 << 63) + self.iovas.fetch_add(1, Relaxed);
+        (Rng::new(self.config.seed, stream).next() >> 1) & !4095
+    }
+
+    /// A port that was not given out before: 32768 and up.
+    pub(super) fn fresh_port(&self) -> u16 {
+        (32768 + self.ports.fetch_add(1, Relaxed) % 32768) as u16
+    }
+
+    pub(super) fn stats(&self) -> SimStats {
+        let c = &self.counters;
+        SimStats {
+            doorbells: c.doorbells.load(Relaxed),
+            sends: c.sends.load(Relaxed),
+            writes: c.writes.load(Relaxed),
+            write_bytes: c.write_bytes.load(Relaxed),
+            completions: c.completions.load(Relaxed),
+            receiver_not_ready: c.receiver_not_ready.load(Relaxed),
+            remote_access_errors: c.remote_access_errors.load(Relaxed),
+            links: c.links.load(Relaxed),
+        }
+    }
+}
+
+/// A device: its memory table and its faults.
+#[derive(Debug)]
+pub(super) struct DeviceState {
+    pub(super) net: Arc<NetState>,
+    pub(super) name: String,
+    pub(super) addr: IpAddr,
+    pub(super) table: Table,
+    pub(super) faults: Faults,
+}
+
+impl DeviceState {
+    pub(super) fn new(net: Arc<NetState>, name: String, addr: IpAddr) -> DeviceState {
+        DeviceState { net, name, addr, table: Table::default(), faults: Faults::default() }
+    }
+}

@@ -1,0 +1,181 @@
+//! What everything made on an open device shares: the context that rdma_cm has for it, and a
+//! protection domain on that.
+//!
+//! rdma_cm keeps one context per device in a process, but may close it when no id is bound to the
+//! device and the device has gone. So an open device holds an id of its own, bound to one of its
+//! addresses: the anchor. It keeps the context alive for as long as anything that was made on it:
+//! all of those hold an `Arc` of [`DeviceContext`].
+
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
+use std::{fmt, io};
+
+use rdma_sys::rdma_cm_event_type as kind;
+
+use crate::device::{PortState, Transport};
+use crate::error::{FabricError, Verb};
+use crate::verbs::cm::CmId;
+use crate::verbs::discovery::attributes::{context_name, ports};
+use crate::verbs::discovery::lib_probe;
+use crate::verbs::siw::Cover;
+
+/// The vendor id that the siw driver reports ("bmt").
+const VENDOR_SIW: u32 = 0x62_6d74;
+
+/// What a device allows.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    pub(super) max_qp_wr: u32,
+    pub(super) max_cqe: u32,
+    /// Bytes in one message.
+    pub(super) max_msg: u32,
+}
+
+pub(super) struct DeviceContext {
+    pub(super) name: String,
+    pub(super) transport: Transport,
+    pub(super) limits: Limits,
+    /// Soft-iWARP counts pinned pages by itself, and against RLIMIT_MEMLOCK whatever the process
+    /// may do.
+    pub(super) is_siw: bool,
+    /// Peers name memory by its virtual address, whatever iova it is registered at.
+    pub(super) ignores_iova: bool,
+    context: NonNull<rdma_sys::ibv_context>,
+    pd: NonNull<rdma_sys::ibv_pd>,
+    /// Dropped in Drop, before the anchor.
+    cover: Option<Cover>,
+    removed: AtomicBool,
+    /// Dropped in Drop, after the protection domain.
+    anchor: ManuallyDrop<CmId>,
+}
+
+impl fmt::Debug for DeviceContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceContext").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+// SAFETY: libibverbs is thread-safe; context, protection domain and cover are used through it only.
+unsafe impl Send for DeviceContext {}
+// SAFETY: as above.
+unsafe impl Sync for DeviceContext {}
+
+impl Drop for DeviceContext {
+    fn drop(&mut self) {
+        // SAFETY: everything made on the domain holds an Arc of this, so nothing is left on it.
+        match unsafe { rdma_sys::ibv_dealloc_pd(self.pd.as_ptr()) } {
+            0 => {}
+            errno => {
+                tracing::warn!(device = self.name, errno, "ibv_dealloc_pd failed; it is leaked")
+            }
+        }
+        self.cover = None;
+        let removed = self.is_removed();
+        // SAFETY: dropped once, here; nothing uses it afterwards.
+        unsafe { ManuallyDrop::drop(&mut self.anchor) };
+        if removed {
+            // librdmacm closes a device that is neither used nor listed any more when it compares
+            // its list with the kernel's, and it does that here. The kernel waits for it.
+            // SAFETY: gives a list or null; the list is freed at once.
+            unsafe {
+                let list = rdma_sys::rdma_get_devices(std::ptr::null_mut());
+                if !list.is_null() {
+                    rdma_sys::rdma_free_devices(list);
+                }
+            }
+        }
+    }
+}
+
+impl DeviceContext {
+    /// Opens the device that an id is bound to: the id becomes its anchor.
+    pub(super) fn open(id: CmId) -> Result<Arc<DeviceContext>, FabricError> {
+        let context = id.verbs().ok_or(FabricError::NoDevice)?;
+        // SAFETY: the id keeps the context open.
+        let name = unsafe { context_name(context) };
+        // SAFETY: as above.
+        let (transport, ports, attr) =
+            unsafe { ports(context) }.map_err(|source| FabricError::Verb {
+                verb: Verb::Call("ibv_query_device"),
+                device: name.clone(),
+                source: source.into(),
+            })?;
+        let port = ports.iter().find(|p| p.number == id.port()).or(ports.first());
+        if let Some(state) =
+            port.map(|p| p.state).filter(|s| !s.is_active() && *s != PortState::Unknown)
+        {
+            return Err(FabricError::NoActivePort { device: name, state });
+        }
+        // SAFETY: the context is open.
+        let pd =
+            NonNull::new(unsafe { rdma_sys::ibv_alloc_pd(context.as_ptr()) }).ok_or_else(|| {
+                FabricError::QueuePairRefused {
+                    device: name.clone(),
+                    verb: Verb::Call("ibv_alloc_pd"),
+                    source: io::Error::last_os_error().into(),
+                }
+            })?;
+        let is_siw = attr.vendor_id == VENDOR_SIW;
+        // SAFETY: the id, which becomes the anchor, keeps the context open; the cover is dropped
+        // before it.
+        let cover = if is_siw { unsafe { Cover::new(context) } } else { None };
+        Ok(Arc::new(DeviceContext {
+            name,
+            transport,
+            limits: Limits {
+                max_qp_wr: attr.max_qp_wr.max(0) as u32,
+                max_cqe: attr.max_cqe.max(0) as u32,
+                max_msg: port.map_or(1 << 30, |p| p.max_msg).clamp(1, 1 << 30),
+            },
+            is_siw,
+            ignores_iova: is_siw || !lib_probe::has_reg_mr_iova(),
+            context,
+            pd,
+            cover,
+            removed: AtomicBool::new(false),
+            anchor: ManuallyDrop::new(id),
+        }))
+    }
+
+    pub(super) fn context(&self) -> NonNull<rdma_sys::ibv_context> {
+        self.context
+    }
+
+    pub(super) fn pd(&self) -> *mut rdma_sys::ibv_pd {
+        self.pd.as_ptr()
+    }
+
+    pub(super) fn is_iwarp(&self) -> bool {
+        self.transport == Transport::IWarp
+    }
+
+    /// The device has told a link or a listener that it is going.
+    pub(super) fn mark_removed(&self) {
+        self.removed.store(true, SeqCst);
+    }
+
+    /// True when the device was removed: seen by a link, a listener, or the anchor.
+    pub(super) fn is_removed(&self) -> bool {
+        while let Ok(Some(event)) = self.anchor.channel().next() {
+            if event.kind == kind::RDMA_CM_EVENT_DEVICE_REMOVAL {
+                self.mark_removed();
+            }
+        }
+        self.removed.load(SeqCst)
+    }
+
+    pub(super) fn removed_error(&self) -> FabricError {
+        FabricError::DeviceRemoved { device: self.name.clone() }
+    }
+
+    pub(super) fn verb_error(&self, call: &'static str, source: io::Error) -> FabricError {
+        FabricError::Verb {
+            verb: Verb::Call(call),
+            device: self.name.clone(),
+            source: source.into(),
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Which devices there are, and which addresses lie on them.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::device::{DeviceInfo, PortInfo, Transport};
+use crate::error::{FabricError, Verb};
+use crate::verbs::addr::local_ips;
+use crate::verbs::cm::{Channel, CmId};
+use crate::verbs::discovery::attributes::{context_name, ports};
+use crate::verbs::discovery::device_list::{List, device_name, no_channel};
+use crate::verbs::discovery::lib_probe;
+
+/// All RDMA devices of this host, usable or not, by name.
+///
+/// # Errors
+/// rdma-core is missing, or the connection manager cannot be used. No device at all is an empty
+/// list.
+pub fn devices() -> Result<Vec<DeviceInfo>, FabricError> {
+    lib_probe::probe()?;
+    let list = match List::new() {
+        Ok(list) => list,
+        // Without any RDMA in the kernel the list is an error.
+        Err(error)
+            if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::ENOENT | libc::ENODEV)) =>
+        {
+            return Ok(Vec::new());
+        }
+        Err(error) => {
+            let (verb, device) = (Verb::Call("ibv_get_device_list"), "any device".to_owned());
+            return Err(FabricError::Verb { verb, device, source: error.into() });
+        }
+    };
+    if list.is_empty() {
+        return Ok(Vec::new());
+    }
+    let addresses = local_addresses(None)?;
+    let mut found: Vec<DeviceInfo> = list
+        .iter()
+        .map(|device| {
+            // SAFETY: the list is alive.
+            let name = unsafe { device_name(device) };
+            // SAFETY: as above.
+            let (transport, ports) = unsafe { query(device) }.unwrap_or_else(|error| {
+                tracing::debug!(device = name, %error, "RDMA device cannot be opened");
+                (Transport::Unknown, Vec::new())
+            });
+            let addresses =
+                addresses.iter().filter(|(_, on)| *on == name).map(|(ip, _)| *ip).collect();
+            DeviceInfo { name, transport, ports, addresses }
+        })
+        .collect();
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(found)
+}
+
+/// This host's IP addresses that lie on RDMA devices, with the device's name.
+///
+/// # Errors
+/// As [`devices`].
+pub fn local_addresses(only: Option<&str>) -> Result<Vec<(IpAddr, String)>, FabricError> {
+    lib_probe::probe()?;
+    let channel = match Channel::new().map_err(no_channel) {
+        Ok(channel) => channel,
+        Err(FabricError::NoDevice) => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let ips = local_ips().map_err(|source| FabricError::Verb {
+        verb: Verb::Call("getifaddrs"),
+        device: "any device".to_owned(),
+        source: source.into(),
+    })?;
+    let on = ips.into_iter().filter_map(|ip| Some((ip, bound_device(&channel, ip)?)));
+    Ok(on.filter(|(_, name)| only.is_none_or(|only| only == name)).collect())
+}
+
+/// Opens a device for a look.
+///
+/// # Safety
+/// The device is in a live list.
+unsafe fn query(device: NonNull<rdma_sys::ibv_device>) -> io::Result<(Transport, Vec<PortInfo>)> {
+    // SAFETY: the caller's promise.
+    let context = NonNull::new(unsafe { rdma_sys::ibv_open_device(device.as_ptr()) })
+        .ok_or_else(io::Error::last_os_error)?;
+    // SAFETY: the context is open, and closed once.
+    let looked = unsafe { ports(context) };
+    // SAFETY: as above; nothing was made on it.
+    unsafe { rdma_sys::ibv_close_device(context.as_ptr()) };
+    looked.map(|(transport, ports, _)| (transport, ports))
+}
+
+/// Name of the device that an address of this host lies on.
+fn bound_device(channel: &Arc<Channel>, ip: IpAddr) -> Option<String> {
+    let id = CmId::new(channel).ok()?;
+    id.bind(SocketAddr::new(ip, 0)).ok()?;
+    // SAFETY: the id keeps the context open.
+    id.verbs().map(|context| unsafe { context_name(context) })
+}
