@@ -248,7 +248,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::fuzzing::SharedArena;
+    use crate::test_util::SharedArena;
 
     fn numbered(len: usize) -> Vec<u8> {
         (0..len).map(|n| (n % 251) as u8).collect()

@@ -38,6 +38,7 @@
 //! | `chunk_bitmap` | which parts of a chunk are taken |
 //! | `index` | from an address to its lkey and iova |
 //! | `stats` | figures |
+//! | `test_util` | memory that changes under its reader, for tests (feature `test-util`) |
 
 mod arena;
 mod buf;
@@ -46,8 +47,6 @@ mod chunk_bitmap;
 mod config;
 mod copy;
 mod error;
-#[doc(hidden)]
-pub mod fuzzing;
 mod index;
 mod landed;
 mod landing;
@@ -62,6 +61,8 @@ mod registrar;
 mod segments;
 mod share;
 mod stats;
+#[cfg(any(test, feature = "test-util"))]
+pub mod test_util;
 mod wait;
 mod waiter_count;
 

@@ -91,6 +91,7 @@ impl Mapping {
     }
 
     /// Maps such a file a second time.
+    #[cfg(any(test, feature = "test-util"))]
     pub(crate) fn again(len: usize, file: &OwnedFd) -> io::Result<Self> {
         Self::map(len, libc::MAP_SHARED, Some(file), Place::Any)
     }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use prost::Message;
 use tonic::Code;
 use tonic_rdma::codec::{fuzz, pending_messages};
-use tonic_rdma_memory::fuzzing::SharedArena;
+use tonic_rdma_memory::test_util::SharedArena;
 
 /// Everything that can hold bytes.
 #[derive(Clone, PartialEq, Message)]

@@ -14,7 +14,7 @@ use prost::{DecodeError, Message};
 use tonic::body::Body;
 use tonic::codec::{Codec, EncodeBody, Streaming};
 use tonic::{Code, Status};
-use tonic_rdma_memory::fuzzing::{SharedArena, Watched};
+use tonic_rdma_memory::test_util::{SharedArena, Watched};
 
 use crate::codec::body_encoder::{BodyEncoder, Chunk, Polled};
 use crate::codec::deframer::{Deframer, Part};

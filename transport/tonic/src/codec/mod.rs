@@ -62,6 +62,7 @@
 
 mod body_encoder;
 mod deframer;
+#[cfg(feature = "test-util")]
 #[doc(hidden)]
 pub mod fuzz;
 mod methods;

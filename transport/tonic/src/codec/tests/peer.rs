@@ -1,7 +1,7 @@
 //! A peer that goes on writing to what has landed. It writes whenever somebody has looked, so a
 //! second look shows.
 
-use tonic_rdma_memory::fuzzing::SharedArena;
+use tonic_rdma_memory::test_util::SharedArena;
 
 use crate::codec::tests::*;
 
