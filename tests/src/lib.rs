@@ -1,35 +1,29 @@
-//! Conformance suite: what a tonic service may rely on, checked over every fabric.
+//! Conformance and fault tests: what a tonic service may rely on, checked over every fabric.
 //!
 //! The semantic reference is tonic over TCP: each case passes with the stock client and the
 //! stock server ([`Fabric::Stock`]) before it says anything about tonic-rdma.
 //!
-//! - [`fabric`]: the fabrics a case can run over, and which of them this process runs
+//! The cases are in `conformance/`, and the tests of faults in `faults/` and `tests/`. This library
+//! has what they share:
+//!
 //! - [`harness`]: a server and its clients over one fabric, with the same text for stock and
-//!   tonic-rdma
+//!   tonic-rdma, and servers in a process of their own
+//! - [`fabric`]: the fabrics a case can run over, and which of them this process runs
 //! - [`channel`]: one type for the channels of every fabric
 //! - [`codec`]: the codec of the stubs at either end
-//! - [`remote`]: a server in a process of its own
 //! - [`paths`]: which path each call took
-//! - [`service`]: the scripted service that the cases call
-//! - [`script`]: builders for its scripts
-//! - [`probe`]: events and gates by which a test and the handlers in the same process meet
-//! - [`pattern`]: payload bytes that tell when something is lost, moved or repeated
-//! - [`cases`]: the cases, one module per idea
+//! - [`probe`]: events and gates that synchronise a test with the handlers of its service
+//! - [`service`]: the scripted service that the cases call, its scripts, and payload patterns
 //! - [`load`]: calls of every kind at once, checked and counted, for tests of faults
 //! - [`offer`]: tickets for peers that a test makes up itself
-//! - [`process_resources`], [`process`], [`server`]: what a process holds, processes of a test's own program,
-//!   and one that serves
-//! - [`runner`]: runs the cases as tests, with a limit on how long one may hang
+//! - [`process`], [`process_resources`], [`server_process`]: processes of a test's own program, what
+//!   they hold of the system, and one that serves
 //!
 //! [`Fabric::Stock`]: fabric::Fabric::Stock
 
 // The crate is test code: a failed unwrap is a failed test.
 #![allow(clippy::unwrap_used)]
 
-#[macro_use]
-mod macros;
-
-pub mod cases;
 pub mod channel;
 pub mod codec;
 pub mod fabric;
@@ -37,14 +31,10 @@ pub mod harness;
 pub mod load;
 pub mod offer;
 pub mod paths;
-pub mod pattern;
 pub mod probe;
 pub mod process;
 pub mod process_resources;
-pub mod remote;
-pub mod runner;
-pub mod script;
-pub mod server;
+pub mod server_process;
 pub mod service;
 
 /// The messages and stubs generated from `proto/conformance.proto`.

@@ -16,7 +16,7 @@ use tonic_rdma::{Channel, Path};
 
 use crate::channel::AnyChannel;
 use crate::harness::{Client, client_of};
-use crate::script::{echo, echo_all, payload, receive_all, send_many, steps, summary};
+use crate::service::script::{echo, echo_all, payload, receive_all, send_many, steps, summary};
 
 /// No wait takes this long when all is well.
 pub const LIMIT: Duration = Duration::from_secs(60);

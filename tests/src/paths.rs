@@ -6,11 +6,11 @@ use std::task::{Context, Poll};
 use tonic_rdma::{Path, RdmaConnectInfo};
 use tower::{Layer, Service};
 
-use crate::probe::Teller;
+use crate::probe::EventSink;
 
 /// A call as the server saw it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct RecordedCall {
     /// `/package.Service/Method`
     pub method: String,
     /// The fast path it came over, as the connect-info names it; `None` over TCP.
@@ -20,8 +20,8 @@ pub struct Seen {
 /// Records every call that reaches a server, and the path it took.
 #[derive(Clone, Debug, Default)]
 pub struct PathLog {
-    entries: Arc<Mutex<Vec<Seen>>>,
-    teller: Arc<OnceLock<Teller>>,
+    entries: Arc<Mutex<Vec<RecordedCall>>>,
+    sink: Arc<OnceLock<EventSink>>,
 }
 
 impl PathLog {
@@ -30,22 +30,22 @@ impl PathLog {
         PathLogLayer(self.clone())
     }
 
-    /// A log that tells of its calls in lines.
-    pub(crate) fn told(tell: fn(String)) -> Self {
+    /// A log that also writes each call to `write`, as one line.
+    pub(crate) fn with_sink(write: fn(String)) -> Self {
         let log = Self::default();
-        let _ = log.teller.set(Teller(tell));
+        let _ = log.sink.set(EventSink(write));
         log
     }
 
-    pub(crate) fn record(&self, seen: Seen) {
-        if let Some(Teller(tell)) = self.teller.get() {
-            tell(format!("call {} {}", seen.fast.map_or("tcp", Path::as_str), seen.method));
+    pub(crate) fn record(&self, call: RecordedCall) {
+        if let Some(EventSink(write)) = self.sink.get() {
+            write(format!("call {} {}", call.fast.map_or("tcp", Path::as_str), call.method));
         }
-        self.entries.lock().unwrap().push(seen);
+        self.entries.lock().unwrap().push(call);
     }
 
     /// What was recorded so far, without the calls by which the transport finds its path.
-    pub fn entries(&self) -> Vec<Seen> {
+    pub fn entries(&self) -> Vec<RecordedCall> {
         let entries = self.entries.lock().unwrap();
         let calls = entries.iter().filter(|e| !e.method.starts_with("/tonic_rdma.v1.Bootstrap/"));
         calls.cloned().collect()
@@ -85,8 +85,8 @@ where
 
     fn call(&mut self, request: http::Request<B>) -> S::Future {
         let fast = request.extensions().get::<RdmaConnectInfo>().map(|info| info.path);
-        let seen = Seen { method: request.uri().path().to_owned(), fast };
-        self.log.record(seen);
+        let call = RecordedCall { method: request.uri().path().to_owned(), fast };
+        self.log.record(call);
         self.inner.call(request)
     }
 }

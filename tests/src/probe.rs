@@ -1,4 +1,4 @@
-//! Events and gates by which a test and its handlers meet, without sleeps.
+//! Events and gates that synchronise a test with its handlers, without sleeps.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -6,7 +6,14 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use tokio::sync::{Notify, Semaphore};
 
-use crate::remote::Remote;
+/// The probe of another process whose handlers take part in the same case.
+pub trait RemoteProbe: fmt::Debug + Send + Sync {
+    /// Opens a gate there.
+    fn open(&self, gate: &str);
+
+    /// Returns once every event that happened there before the call has been reported here.
+    fn sync(&self);
+}
 
 /// Counts named events and holds named gates. Clones share both.
 #[derive(Clone, Debug, Default)]
@@ -20,16 +27,16 @@ struct Inner {
     changed: Notify,
     gates: Mutex<HashMap<String, Arc<Semaphore>>>,
     /// Processes with handlers that report here and pass the same gates.
-    remotes: Mutex<Vec<Remote>>,
-    teller: OnceLock<Teller>,
+    remotes: Mutex<Vec<Arc<dyn RemoteProbe>>>,
+    sink: OnceLock<EventSink>,
 }
 
-/// Where everything is told as it happens.
-pub(crate) struct Teller(pub(crate) fn(String));
+/// Receives each event as one line, as it happens.
+pub(crate) struct EventSink(pub(crate) fn(String));
 
-impl fmt::Debug for Teller {
+impl fmt::Debug for EventSink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Teller")
+        f.write_str("EventSink")
     }
 }
 
@@ -37,23 +44,23 @@ impl Probe {
     /// Records that `event` happened once more.
     pub fn report(&self, event: impl Into<String>) {
         let event = event.into();
-        if let Some(Teller(tell)) = self.inner.teller.get() {
-            tell(format!("event {event}"));
+        if let Some(EventSink(write)) = self.inner.sink.get() {
+            write(format!("event {event}"));
         }
         *self.inner.events.lock().unwrap().entry(event).or_default() += 1;
         self.inner.changed.notify_waiters();
     }
 
-    /// A probe that tells of its events in lines.
-    pub(crate) fn told(tell: fn(String)) -> Self {
+    /// A probe that also writes each event to `write`, as one line.
+    pub(crate) fn with_sink(write: fn(String)) -> Self {
         let probe = Self::default();
-        let _ = probe.inner.teller.set(Teller(tell));
+        let _ = probe.inner.sink.set(EventSink(write));
         probe
     }
 
-    /// From here on the gates are those of `remote` as well.
-    pub(crate) fn attach(&self, remote: &Remote) {
-        self.inner.remotes.lock().unwrap().push(remote.clone());
+    /// Opens the gates of `remote` with those of this probe, from now on and those already open.
+    pub fn attach(&self, remote: Arc<dyn RemoteProbe>) {
+        self.inner.remotes.lock().unwrap().push(Arc::clone(&remote));
         let gates = self.inner.gates.lock().unwrap();
         gates.iter().filter(|(_, gate)| gate.is_closed()).for_each(|(name, _)| remote.open(name));
     }
@@ -62,7 +69,7 @@ impl Probe {
     pub fn count(&self, event: &str) -> u64 {
         // What happened in another process may still be on its way.
         let remotes = self.inner.remotes.lock().unwrap().clone();
-        remotes.iter().for_each(Remote::sync);
+        remotes.iter().for_each(|remote| remote.sync());
         self.known(event)
     }
 

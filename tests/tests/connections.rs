@@ -25,7 +25,7 @@ use tonic_rdma_tests::harness::{Client, client_of};
 use tonic_rdma_tests::load::{bounded, check_lost, one_call, takes, until};
 use tonic_rdma_tests::process::{Process, codec_name, codec_of, in_use, role, runtime};
 use tonic_rdma_tests::process_resources::{ProcessResources, Watch};
-use tonic_rdma_tests::server::{self, endpoint, fabric_of, fixed_port};
+use tonic_rdma_tests::server_process::{self, endpoint, fabric_of, fixed_port};
 
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
@@ -45,7 +45,7 @@ fn main() -> ExitCode {
         let runtime = runtime(codec_of(&role[1]));
         match &role.iter().map(String::as_str).collect::<Vec<_>>()[..] {
             ["server", _, at, device] => {
-                runtime.block_on(server::serve(at.parse().unwrap(), device, false, heap));
+                runtime.block_on(server_process::serve(at.parse().unwrap(), device, false, heap));
             }
             ["client", _, at, device, seed] => {
                 runtime.block_on(be_killed(at.parse().unwrap(), device, seed.parse().unwrap()));
@@ -101,7 +101,7 @@ impl Place {
     }
 
     async fn server(&self, n: usize) -> Process {
-        server::start("", codec_name(n), self.at, &self.device).await
+        server_process::start("", codec_name(n), self.at, &self.device).await
     }
 
     /// As many as one process has, all on the fast path and each having carried a call.
@@ -262,7 +262,7 @@ async fn of_a_server(connections: usize, seed: u64) {
         tokio::time::sleep(Duration::from_micros(rng.random_range(0..20_000))).await;
         client.kill().await;
         if is_look(done, connections) {
-            server::unused(&mut server).await;
+            server_process::unused(&mut server).await;
             let asked = tokio::sync::Mutex::new(&mut server);
             let heap = async || asked.lock().await.ask("heap").await.parse().unwrap();
             last = Some(record.look(&process, done, heap).await);

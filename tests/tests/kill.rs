@@ -22,7 +22,7 @@ use tonic_rdma_tests::harness::client_of;
 use tonic_rdma_tests::load::{Load, Tally, WORKERS, bounded, goes_on, one_call, takes, until};
 use tonic_rdma_tests::process::{Process, codec_name, codec_of, in_use, role, runtime};
 use tonic_rdma_tests::process_resources::{ProcessResources, Watch};
-use tonic_rdma_tests::server;
+use tonic_rdma_tests::server_process;
 
 const KILLS: usize = 100;
 /// What comes after so many kills is the measure.
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
         let runtime = runtime(codec_of(&role[1]));
         match &role.iter().map(String::as_str).collect::<Vec<_>>()[..] {
             ["server", _, at, device] => {
-                runtime.block_on(server::serve(at.parse().unwrap(), device, false, || 0))
+                runtime.block_on(server_process::serve(at.parse().unwrap(), device, false, || 0))
             }
             ["client", _, port, seed] => {
                 runtime.block_on(load(port.parse().unwrap(), seed.parse().unwrap()))
@@ -85,12 +85,12 @@ const fn local(port: u16) -> SocketAddr {
 }
 
 fn endpoint(port: u16, context: &Context) -> Endpoint {
-    server::endpoint(local(port), (FabricKind::Shm, context))
+    server_process::endpoint(local(port), (FabricKind::Shm, context))
 }
 
 /// A server's process that serves.
 async fn start(port: u16, n: usize) -> Process {
-    server::start("", codec_name(n), local(port), "shm").await
+    server_process::start("", codec_name(n), local(port), "shm").await
 }
 
 fn is_checkpoint(kills: usize) -> bool {
@@ -99,7 +99,7 @@ fn is_checkpoint(kills: usize) -> bool {
 
 async fn killed_servers(seed: u64) {
     let mut rng = SmallRng::seed_from_u64(seed);
-    let port = server::fixed_port(Ipv4Addr::LOCALHOST.into(), &mut rng);
+    let port = server_process::fixed_port(Ipv4Addr::LOCALHOST.into(), &mut rng);
     let context = Context::builder().build();
     let (tally, mut watch) = (Tally::default(), Watch::default());
     let (mut fast, mut tcp, mut answered, mut returns) = (0, 0, 0, 0);
@@ -165,7 +165,7 @@ async fn killed_clients(seed: u64) {
     /// So many live at once.
     const AT_ONCE: usize = 5;
     let mut rng = SmallRng::seed_from_u64(seed);
-    let port = server::fixed_port(Ipv4Addr::LOCALHOST.into(), &mut rng);
+    let port = server_process::fixed_port(Ipv4Addr::LOCALHOST.into(), &mut rng);
     let context = Context::builder().build();
     let (tally, mut watch) = (Tally::default(), Watch::default());
     let mut server = start(port, 0).await;
@@ -203,7 +203,7 @@ async fn killed_clients(seed: u64) {
             assert_eq!(channel.path().path, Path::Shm, "{}", channel.path());
             assert_eq!(channel.stats().calls_tcp, 0, "{:?}", channel.stats());
             drop(channel);
-            server::unused(&mut server).await;
+            server_process::unused(&mut server).await;
             watch.check(&process, kills).await;
         }
     }

@@ -10,10 +10,10 @@ use tonic_rdma::{Endpoint, Path, Server};
 use tonic_rdma_tests::pb::Message;
 use tonic_rdma_tests::pb::conformance_client::ConformanceClient;
 use tonic_rdma_tests::probe::Probe;
-use tonic_rdma_tests::script::{
+use tonic_rdma_tests::service::Scripted;
+use tonic_rdma_tests::service::script::{
     before, echo, echo_all, fail_with, payload, receive_all, send_many, steps, summary,
 };
-use tonic_rdma_tests::service::Scripted;
 
 #[derive(Parser)]
 #[command(version, about)]

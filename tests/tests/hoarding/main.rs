@@ -18,9 +18,9 @@ use tonic_rdma_tests::channel::AnyChannel;
 use tonic_rdma_tests::harness::{Client, client_of};
 use tonic_rdma_tests::load::{bounded, takes, until};
 use tonic_rdma_tests::probe::Probe;
-use tonic_rdma_tests::script::{echo, steps};
-use tonic_rdma_tests::server::endpoint;
+use tonic_rdma_tests::server_process::endpoint;
 use tonic_rdma_tests::service::Scripted;
+use tonic_rdma_tests::service::script::{echo, steps};
 
 const UPLOAD: &str = "/tonic_rdma.conformance.v1.Conformance/Upload";
 /// A put of the attack's victim.

@@ -1,0 +1,33 @@
+//! What a case is, and the macro by which a module lists its cases.
+
+use std::future::Future;
+use std::pin::Pin;
+
+use tonic_rdma_tests::fabric::Fabric;
+use tonic_rdma_tests::harness::TestEnv;
+
+/// Declares `CASES` of a module.
+macro_rules! cases {
+    ($($name:ident),+ $(,)?) => {
+        cases![for None; $($name),+];
+    };
+    (for $only:expr; $($name:ident),+ $(,)?) => {
+        /// The cases of this module.
+        pub(crate) const CASES: &[(&str, crate::case::Run, Option<&[tonic_rdma_tests::fabric::Fabric]>)] =
+            &[$((stringify!($name), |env| Box::pin($name(env)), $only)),+];
+    };
+}
+
+/// A case's function.
+pub(crate) type Run = for<'a> fn(&'a TestEnv) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+
+/// A case.
+#[derive(Clone, Debug)]
+pub(crate) struct Case {
+    /// `MODULE::FUNCTION`
+    pub(crate) name: String,
+    /// Runs it.
+    pub(crate) run: Run,
+    /// The fabrics it is for; `None`: every one.
+    pub(crate) only: Option<&'static [Fabric]>,
+}

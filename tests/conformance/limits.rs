@@ -1,0 +1,129 @@
+//! Limits that endpoints and servers set on how many calls run.
+
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tonic::Code;
+use tonic_rdma_tests::harness::{Client, Server, TestEnv, client_of};
+use tonic_rdma_tests::pb::Message;
+use tonic_rdma_tests::service::Scripted;
+use tonic_rdma_tests::service::script::{before, gate, send, steps};
+use tonic_rdma_tests::{connect, serve};
+
+cases![
+    endpoint_concurrency_limit,
+    endpoint_rate_limit,
+    endpoint_buffer_size,
+    server_concurrency_limit,
+    server_load_shed,
+    server_max_concurrent_streams,
+];
+
+/// Starts more calls than may run, all of which wait at one gate, and checks how many get there.
+async fn check_runs_exactly(env: &TestEnv, server: &Server, client: &Client, limit: u64) {
+    let mut calls = JoinSet::new();
+    for n in 0..limit + 3 {
+        let mut client = client.clone();
+        calls.spawn(async move { client.unary(before(&format!("{n}"), [gate("all")])).await });
+    }
+    env.probe().seen_times("gate:all", limit).await;
+    others_had_their_chance(env, server).await;
+    assert_eq!(env.probe().count("gate:all"), limit);
+    env.probe().open("all");
+    while let Some(done) = calls.join_next().await {
+        done.unwrap().unwrap();
+    }
+    assert_eq!(env.probe().count("gate:all"), limit + 3);
+}
+
+/// Calls on a second channel go all the way. Whatever could begin meanwhile has begun.
+async fn others_had_their_chance(env: &TestEnv, server: &Server) {
+    let mut other = env.client(server).await;
+    for seed in 0..10 {
+        let reply = other.unary(steps("", [send(seed, 10)])).await.unwrap();
+        reply.into_inner().expect(seed, 10);
+    }
+}
+
+async fn endpoint_concurrency_limit(env: &TestEnv) {
+    let server = env.server().await;
+    let channel = connect!(env, server, |endpoint| endpoint.concurrency_limit(3));
+    check_runs_exactly(env, &server, &client_of(channel), 3).await;
+}
+
+async fn endpoint_rate_limit(env: &TestEnv) {
+    let server = env.server().await;
+    let period = Duration::from_millis(50);
+    let channel = connect!(env, server, |endpoint| endpoint.rate_limit(2, period));
+    let mut client = client_of(channel);
+    let begin = std::time::Instant::now();
+    for seed in 0..7 {
+        let reply = client.unary(steps("", [send(seed, 10)])).await.unwrap();
+        reply.into_inner().expect(seed, 10);
+    }
+    // Seven calls at two a period cannot be done before three periods have passed. A lower bound
+    // holds on a busy machine too.
+    assert!(begin.elapsed() >= 3 * period);
+}
+
+async fn endpoint_buffer_size(env: &TestEnv) {
+    let server = env.server().await;
+    let channel = connect!(env, server, |endpoint| endpoint.buffer_size(1));
+    let client = client_of(channel);
+    let mut calls = JoinSet::new();
+    for seed in 0..50 {
+        let mut client = client.clone();
+        calls.spawn(async move {
+            let reply = client.unary(steps("", [send(seed, 10)])).await.unwrap();
+            reply.into_inner().expect(seed, 10);
+        });
+    }
+    calls.join_all().await;
+}
+
+async fn server_concurrency_limit(env: &TestEnv) {
+    let server = serve!(env, |server| server
+        .concurrency_limit_per_connection(3)
+        .add_service(Scripted::server(env.probe())));
+    check_runs_exactly(env, &server, &env.client(&server).await, 3).await;
+}
+
+async fn server_load_shed(env: &TestEnv) {
+    let server = serve!(env, |server| server
+        .concurrency_limit_per_connection(1)
+        .load_shed(true)
+        .add_service(Scripted::server(env.probe())));
+    let client = env.client(&server).await;
+    let mut waiting = client.clone();
+    let held = tokio::spawn(async move { waiting.unary(before("u", [gate("go")])).await });
+    env.probe().seen("gate:go").await;
+    let status = client.clone().unary(steps("", [])).await.unwrap_err();
+    assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
+    env.probe().open("go");
+    held.await.unwrap().unwrap();
+    let mut client = client;
+    client.unary(steps("", [send(1, 1)])).await.unwrap().into_inner().expect(1, 1);
+}
+
+async fn server_max_concurrent_streams(env: &TestEnv) {
+    let server = serve!(env, |server| server
+        .max_concurrent_streams(4)
+        .add_service(Scripted::server(env.probe())));
+    let mut client = env.client(&server).await;
+    // The limit is known to a caller once the server's settings have come: with the first answer.
+    client.unary(steps("", [send(1, 1)])).await.unwrap();
+    let mut calls = JoinSet::new();
+    for seed in 0..40u64 {
+        let mut client = client.clone();
+        calls.spawn(async move {
+            let request: Message = steps("s", [gate("all"), send(seed, 100)]);
+            client.unary(request).await.unwrap().into_inner().expect(seed, 100);
+        });
+    }
+    env.probe().seen_times("gate:all", 4).await;
+    others_had_their_chance(env, &server).await;
+    assert_eq!(env.probe().count("began:s"), 4);
+    env.probe().open("all");
+    calls.join_all().await;
+    assert_eq!(env.probe().count("began:s"), 40);
+}

@@ -1,0 +1,77 @@
+//! Payload of the pool is not copied, whatever the call: by counters and by where the fields lie.
+
+use bytes::{BufMut, Bytes};
+use tokio_stream::{StreamExt, iter};
+use tonic_rdma::{Copied, Pool};
+use tonic_rdma_tests::codec::Which;
+use tonic_rdma_tests::connect;
+use tonic_rdma_tests::harness::{TestEnv, client_of};
+use tonic_rdma_tests::pb::Message;
+use tonic_rdma_tests::service::script::{echo, echo_all, payload, steps};
+
+cases![for Some(tonic_rdma_tests::fabric::Fabric::FAST);
+    every_kind_of_call,
+];
+
+/// Small enough for the pool of a host with the usual memlock limit.
+const LEN: usize = 200_000;
+
+/// The pattern in a buffer of the pool.
+async fn pooled(pool: &Pool, seed: u64) -> Bytes {
+    let mut buf = pool.alloc(LEN).await.unwrap();
+    buf.put_slice(&payload(seed, LEN).payload);
+    buf.freeze()
+}
+
+async fn every_kind_of_call(env: &TestEnv) {
+    let server = env.server().await;
+    let channel = connect!(env, server);
+    let mut client = client_of(channel.clone());
+    let channel = channel.rdma();
+    let pool = channel.pool();
+    let (at_client, at_server) = env.fabric().codecs();
+    let check = |message: &Message| {
+        message.expect(message.seed, LEN);
+        let landed = pool.resolve(&message.payload).is_some();
+        assert_eq!(landed, at_client == Which::ZeroCopy, "where the field lies");
+    };
+    let mut before = [Copied::default(); 2];
+    let copied = || [channel.stats().copied_fast, env.server_copied()];
+    // The first rounds tell both ends what there is to know of the methods.
+    for round in 0..4 {
+        if round == 3 {
+            before = copied();
+        }
+        let with = async |message: Message, seed| Message {
+            payload: pooled(&pool, seed).await,
+            seed,
+            ..message
+        };
+        check(&client.unary(with(steps("", [echo(1)]), 1).await).await.unwrap().into_inner());
+        let upload = [with(steps("", [echo(1)]), 2).await, with(Message::default(), 3).await];
+        check(&client.upload(iter(upload)).await.unwrap().into_inner());
+        let download = client.download(with(steps("", [echo(1)]), 4).await).await.unwrap();
+        let download: Vec<Message> = download.into_inner().map(Result::unwrap).collect().await;
+        download.iter().for_each(check);
+        let mut chat = vec![with(steps("", [echo_all()]), 5).await];
+        for seed in 6..8 {
+            chat.push(with(Message::default(), seed).await);
+        }
+        let mut chat = client.chat(iter(chat)).await.unwrap().into_inner();
+        for _ in 5..8 {
+            check(&chat.message().await.unwrap().unwrap());
+        }
+        assert_eq!(chat.message().await.unwrap(), None);
+    }
+    let after = copied();
+    for (end, which) in [at_client, at_server].into_iter().enumerate() {
+        let copied = after[end] - before[end];
+        match which {
+            // Scripts are short.
+            Which::ZeroCopy => {
+                assert!(copied.total() == copied.eager && copied.eager < 200, "{copied:?}")
+            }
+            Which::Plain => assert!(copied.plain_codec >= 6 * LEN as u64, "{copied:?}"),
+        }
+    }
+}

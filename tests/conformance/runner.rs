@@ -1,0 +1,137 @@
+//! Runs the cases as tests, with a limit on how long one may hang.
+
+use std::any::Any;
+use std::sync::{Arc, PoisonError, RwLock, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use libtest_mimic::{Failed, Trial};
+use tonic_rdma_tests::codec;
+use tonic_rdma_tests::fabric::Fabric;
+use tonic_rdma_tests::harness::TestEnv;
+
+use crate::case::Case;
+use crate::{calls, fast_path, http, limits, messages, termination};
+
+/// After this many seconds a case counts as hung, unless `TONIC_RDMA_TEST_HANG` says otherwise.
+/// Cases take milliseconds to a few seconds; the guest and a busy machine are slow, and only a case
+/// that would never end may meet this.
+const HANG: u64 = 120;
+
+fn hang_limit() -> Result<Duration, String> {
+    match std::env::var("TONIC_RDMA_TEST_HANG") {
+        Ok(text) => text
+            .parse()
+            .map(Duration::from_secs)
+            .map_err(|e| format!("TONIC_RDMA_TEST_HANG={text}: {e}; it takes whole seconds")),
+        Err(_) => Ok(Duration::from_secs(HANG)),
+    }
+}
+
+/// One trial for each case and fabric that this process runs, named `FABRIC::MODULE::CASE`.
+///
+/// # Errors
+/// The environment names a fabric that does not exist, or a limit that is not a number.
+pub(crate) fn trials() -> Result<Vec<Trial>, String> {
+    let hang = hang_limit()?;
+    let mut trials = Vec::new();
+    for fabric in Fabric::chosen()? {
+        for case in all_cases() {
+            if case.only.is_none_or(|only| only.contains(&fabric)) {
+                trials.push(Trial::test(format!("{fabric}::{}", case.name), move || {
+                    run(case, fabric, hang)
+                }));
+            }
+        }
+    }
+    Ok(trials)
+}
+
+/// Every case of every module.
+fn all_cases() -> Vec<Case> {
+    [
+        ("addresses", http::addresses::CASES),
+        ("calls", calls::CASES),
+        ("cancel", termination::cancel::CASES),
+        ("compression", messages::compression::CASES),
+        ("deadlines", termination::deadlines::CASES),
+        ("fast_path", fast_path::CASES),
+        ("headers", http::headers::CASES),
+        ("layers", http::layers::CASES),
+        ("limits", limits::CASES),
+        ("mixed_load", messages::mixed_load::CASES),
+        ("metadata", http::metadata::CASES),
+        ("raw", http::raw::CASES),
+        ("shutdown", termination::shutdown::CASES),
+        ("sizes", messages::sizes::CASES),
+        ("status", termination::status::CASES),
+        ("streams", messages::streams::CASES),
+        ("zero_copy", messages::zero_copy::CASES),
+    ]
+    .into_iter()
+    .flat_map(|(module, cases)| {
+        cases.iter().map(move |(name, run, only)| Case {
+            name: format!("{module}::{name}"),
+            run: *run,
+            only: *only,
+        })
+    })
+    .collect()
+}
+
+/// Over verbs all cases share the pool of the process. One that says what is copied has it for
+/// itself: others may hold so much that messages have to be.
+static POOL: RwLock<()> = RwLock::new(());
+
+fn run(case: Case, fabric: Fabric, hang: Duration) -> Result<(), Failed> {
+    let alone = fabric == Fabric::Verbs && case.name.starts_with("zero_copy::");
+    let _alone = alone.then(|| POOL.write().unwrap_or_else(PoisonError::into_inner));
+    let _beside = (!alone).then(|| POOL.read().unwrap_or_else(PoisonError::into_inner));
+    let name = format!("{fabric}::{}", case.name);
+    let (done, result) = mpsc::channel();
+    let env = Arc::new(TestEnv::new(fabric));
+    let watched = env.clone();
+    let thread = thread::Builder::new()
+        .name(name.clone())
+        .spawn(move || {
+            let (client, server) = fabric.codecs();
+            codec::use_here(client);
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(2)
+                .thread_name(name)
+                .on_thread_start(move || codec::use_here(server))
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(async {
+                (case.run)(&env).await;
+                env.check_paths();
+                env.pools_are_whole().await;
+            });
+            // What a failed case left running ends with its runtime, without waiting for it.
+            runtime.shutdown_background();
+            // The receiver is gone when the case took too long.
+            let _ = done.send(());
+        })
+        .unwrap();
+    match result.recv_timeout(hang) {
+        Ok(()) => Ok(()),
+        Err(mpsc::RecvTimeoutError::Timeout) => {
+            let events = watched.probe().events().into_iter().chain(watched.pools());
+            let events = events.collect::<Vec<_>>().join("\n  ");
+            Err(format!("hangs: not done after {} s; events:\n  {events}", hang.as_secs()).into())
+        }
+        Err(mpsc::RecvTimeoutError::Disconnected) => match thread.join() {
+            Ok(()) => Err("the case ended without a result".into()),
+            Err(panic) => Err(text_of(panic.as_ref()).into()),
+        },
+    }
+}
+
+fn text_of(panic: &(dyn Any + Send)) -> String {
+    panic
+        .downcast_ref::<String>()
+        .cloned()
+        .or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()))
+        .unwrap_or_else(|| "a panic without a text".to_owned())
+}

@@ -1,0 +1,492 @@
+//! Peers that have a ticket and break every rule, by raw work on a queue pair. Each hurts its own
+//! connection only.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use prost::Message as _;
+use rand::Rng;
+use tonic_rdma_fabric::{
+    AnyLink, Completion, ConnectError, Fabric, Link, LinkConfig, LinkError, Work, WriteSource,
+};
+use tonic_rdma_memory::{Pool, PoolConfig};
+use tonic_rdma_proto::frame::{Composer, Frame, Reader};
+use tonic_rdma_proto::{Config, Hello, headers};
+use tonic_rdma_tests::bootstrap::fabric_offer::Fabric as Offered;
+use tonic_rdma_tests::load::{Load, Tally, bounded, until};
+use tonic_rdma_tests::offer::granted;
+use tonic_rdma_tests::pb::step::Step as Kind;
+use tonic_rdma_tests::pb::{Message, Script, Step};
+use tonic_rdma_tests::service::pattern;
+
+use crate::log::Log;
+use crate::world::{Place, World, kind};
+
+/// Connections that vanish halfway.
+const HALF: usize = 20;
+
+/// What a peer asks memory for, in bytes.
+const ASKED: usize = 1 << 20;
+
+/// Guesses at an address, and what lies between them: no chunk of landing memory for what is asked
+/// is shorter.
+const GUESSES: u64 = 24;
+const STEP: u64 = ASKED as u64 / 2;
+
+pub async fn peers_that_break_the_rules(log: Log) {
+    let mut world = World::new(Place::one_device(), log).await;
+    let channel = world.connect().await;
+    let tally = Tally::default();
+    let load = Load::start(&channel, 0, &tally);
+    let host = Host::new(&world);
+
+    // At the door.
+    let (ticket, place) = host.ask().await;
+    let hello = Hello::new(ticket, Config::default().settings()).encode();
+    for bad in [
+        &b""[..],
+        &[0xff; 56],
+        &hello[..40],
+        &Hello::new([7; 16], Config::default().settings()).encode(),
+    ] {
+        let refused = host.connect(place, bad).await.map(drop).unwrap_err();
+        assert!(matches!(refused, ConnectError::Rejected { .. }), "{refused}");
+        world.counts_a_fault();
+    }
+    drop(host.connect(place, &hello).await.unwrap());
+    let spent = host.connect(place, &hello).await.map(drop).unwrap_err();
+    assert!(matches!(spent, ConnectError::Rejected { .. }), "a ticket is good once: {spent}");
+    for _ in 0..HALF {
+        let (ticket, place) = host.ask().await;
+        let hello = Hello::new(ticket, Config::default().settings()).encode();
+        let _ = tokio::time::timeout(Duration::from_millis(1), host.connect(place, &hello)).await;
+        world.counts_a_fault();
+    }
+
+    // Inside.
+    for breach in Breach::ALL {
+        host.lets_in(&mut world, breach).await;
+    }
+    let ok = tally.of("OK");
+    let read = || async { tally.of("OK") };
+    until("no calls beside the hostile peers", read, |now| *now > ok + 10).await;
+    load.stop().await;
+    assert_eq!((tally.failed(), channel.stats().calls_tcp), (0, 0), "{tally:?}");
+    println!("  beside them {} calls went well", tally.of("OK"));
+    drop((channel, host));
+    world.end("hostile peers").await;
+}
+
+/// All connections to a device are in one protection domain: the key of another one's landing
+/// memory works for every peer that comes in. What it lacks is the address, and it has one guess
+/// for each ticket. It knows the key here, and looks beside its own memory first.
+pub async fn a_key_without_its_address(log: Log) {
+    let mut world = World::new(Place::one_device(), log).await;
+    let channel = world.connect().await;
+    let tally = Tally::default();
+    let load = Load::start(&channel, 0, &tally);
+    let host = Host::new(&world);
+
+    // Has written its message, and not said so yet.
+    let mut victim = host.enter().await;
+    let granted = victim.grant().await;
+    let (message, payload) = upload(ASKED);
+    victim.write(&message, granted.addr, granted.rkey);
+    let mut named = vec![granted.addr];
+    tokio::select! {
+        () = guess(&host, &mut world, granted.rkey, &mut named) => {}
+        error = victim.stands_by() => panic!("the connection whose memory they look for has ended: {error}"),
+    }
+    // Its memory is as it wrote it: the handler checks each byte.
+    victim
+        .frame(&Frame::Done { stream: 1, end: true, id: granted.id, len: ASKED as u32, begin: 0 })
+        .await;
+    let summary = victim.reply().await;
+    assert_eq!((summary.count, summary.total), (1, payload as u64));
+    are_random(&named);
+
+    let ok = tally.of("OK");
+    let read = || async { tally.of("OK") };
+    until("no calls beside the peers that guess", read, |now| *now > ok + 10).await;
+    load.stop().await;
+    assert_eq!((tally.failed(), channel.stats().calls_tcp), (0, 0), "{tally:?}");
+    println!("  {GUESSES} guesses; beside them {} calls went well", tally.of("OK"));
+    drop((victim, channel, host));
+    world.end("guessed addresses").await;
+}
+
+/// Peers come in one after the other. Each asks for memory, and WRITEs beside it with the key of
+/// another connection.
+async fn guess(host: &Host, world: &mut World, rkey: u32, named: &mut Vec<u64>) {
+    for guess in 0..GUESSES {
+        let mut peer = host.enter().await;
+        let (before, by) = (world.said("fast path lost"), guess / 2 * STEP);
+        let own = peer.grant().await;
+        named.push(own.addr);
+        let beside =
+            if guess % 2 == 0 { own.addr.wrapping_add(by) } else { own.addr.wrapping_sub(by) };
+        peer.write(&[0; 4096], beside, rkey);
+        match bounded("the end of a peer that guessed", peer.death()).await {
+            LinkError::Completion { code: 10, .. } if kind() == "rxe" => {}
+            LinkError::Disconnected { .. } if kind() == "siw" => {}
+            other => panic!("guess {guess}: {other}"),
+        }
+        drop(peer);
+        world.counts_a_fault();
+        let read = || async { world.said("fast path lost") };
+        until("the loss is not in the server's log", read, |now| *now > before).await;
+    }
+}
+
+/// The addresses that grants have named: of the page number each bit is now set and now not, up to
+/// the length that SECURITY.md names for the device.
+fn are_random(named: &[u64]) {
+    let top = u64::BITS - named.iter().max().unwrap().leading_zeros();
+    match kind().as_str() {
+        "rxe" => assert_eq!(top, 64),
+        // User Mode Linux has no more address space for a process; on other x86-64 kernels it is
+        // 47.
+        _ => assert!(top >= 39, "{top}"),
+    }
+    let page = 12;
+    for bit in page..top {
+        let set = named.iter().filter(|addr| (*addr >> bit) & 1 == 1).count();
+        assert!(set > 0 && set < named.len(), "bit {bit} of {top} is always the same: {named:x?}");
+    }
+    println!("  {} bits of the page number vary in {} grants", top - page, named.len());
+}
+
+/// A message for Upload of `len` bytes as they go over the wire, and the bytes of payload in it.
+fn upload(len: usize) -> (Vec<u8>, usize) {
+    let steps = [Kind::Receive(1), Kind::Summary(true)].map(|step| Step { step: Some(step) });
+    let script = Some(Script { steps: steps.to_vec(), ..Script::default() });
+    let of = |payload| Message {
+        payload: pattern::make(7, payload),
+        seed: 7,
+        script: script.clone(),
+        ..Message::default()
+    };
+    const PREFIX: usize = 5;
+    // What is not payload has the same length in both.
+    let payload = 2 * len - PREFIX - of(len).encoded_len();
+    let mut bytes = vec![0];
+    bytes.put_u32((len - PREFIX) as u32);
+    of(payload).encode(&mut bytes).unwrap();
+    assert_eq!(bytes.len(), len);
+    (bytes, payload)
+}
+
+/// One of them, beside a channel that it does not hurt.
+pub async fn break_a_rule(world: &mut World) {
+    let load = world.under_load().await;
+    let breach = Breach::ALL[load.world.rng.random_range(0..Breach::ALL.len())];
+    Host::new(load.world).lets_in(load.world, breach).await;
+    let channel = load.channel.clone();
+    let tally = load.end().await;
+    assert_eq!((tally.failed(), channel.stats().calls_tcp), (0, 0), "{tally:?}");
+}
+
+/// What a peer does that it must not.
+#[derive(Clone, Copy, Debug)]
+enum Breach {
+    /// Words of another protocol.
+    Words,
+    /// PINGs as fast as the device takes them.
+    Flood,
+    /// All its SENDs at once, many more than it has credits.
+    PastItsCredits,
+    /// Nothing, after a first PING.
+    Silence,
+    /// A WRITE with a key that nobody gave it.
+    UnknownKey,
+    /// A WRITE to an address far from its grant, with the grant's key.
+    FarFromItsGrant,
+    /// Likewise, beyond the region, which is no longer than a chunk of landing memory.
+    BehindItsGrant,
+}
+
+impl Breach {
+    const ALL: [Self; 7] = [
+        Self::Words,
+        Self::Flood,
+        Self::PastItsCredits,
+        Self::Silence,
+        Self::UnknownKey,
+        Self::FarFromItsGrant,
+        Self::BehindItsGrant,
+    ];
+
+    async fn commit(self, peer: &mut Peer) {
+        let ping = Frame::Ping { ack: false, token: 1 };
+        match self {
+            Self::Words => peer.post(b"GET / HTTP/1.1\r\n\r\n"),
+            Self::Flood => {
+                let mut left = 10_000;
+                while left > 0 && peer.try_frame(&ping).await.is_ok() {
+                    left -= 1;
+                }
+                assert!(left > 0, "nothing stops a flood of PINGs");
+            }
+            Self::PastItsCredits => {
+                for slot in 0..config().send_slots as usize {
+                    let len = peer.compose(slot, &ping);
+                    peer.queue(Work::Send { offset: slot * config().slot_size as usize, len })
+                        .unwrap();
+                }
+                peer.link.ring_doorbell().unwrap();
+            }
+            Self::Silence => peer.frame(&ping).await,
+            Self::UnknownKey => peer.write_at(|grant| (grant.addr, grant.rkey ^ 0x00ff_ff00)).await,
+            Self::FarFromItsGrant => {
+                peer.write_at(|grant| (grant.addr + (1 << 40), grant.rkey)).await
+            }
+            Self::BehindItsGrant => {
+                peer.write_at(|grant| (grant.addr + (64 << 20), grant.rkey)).await
+            }
+        }
+    }
+}
+
+fn config() -> LinkConfig {
+    LinkConfig {
+        recv_slots: 32,
+        slot_size: 4096,
+        send_slots: 100,
+        staging: 64 << 10,
+        send_queue: 200,
+        inline: 0,
+        ..LinkConfig::default()
+    }
+}
+
+/// A hostile host: its device, and where the server is.
+struct Host {
+    fabric: Fabric,
+    pool: Pool,
+    server: SocketAddr,
+}
+
+impl Host {
+    fn new(world: &World) -> Self {
+        let fabric = Fabric::open(Some(&world.place.client_device)).unwrap();
+        let pool = Pool::new(PoolConfig::default().total(8 << 20), fabric.registrar()).unwrap();
+        Self { fabric, pool, server: world.at }
+    }
+
+    /// A ticket, and where it is good.
+    async fn ask(&self) -> ([u8; 16], SocketAddr) {
+        let grant = granted(self.server, "verbs").await;
+        let Some(Offered::Verbs(verbs)) = &grant.fabrics[0].fabric else { panic!("{grant:?}") };
+        let address = &verbs.addresses[0];
+        let place = SocketAddr::new(address.ip.parse().unwrap(), address.port as u16);
+        (grant.ticket[..].try_into().unwrap(), place)
+    }
+
+    async fn connect(&self, place: SocketAddr, hello: &[u8]) -> Result<Peer, ConnectError> {
+        let limit = Duration::from_secs(20);
+        let connected =
+            self.fabric.connect(&place.into(), &config(), &self.pool, hello, limit).await?;
+        Ok(Peer {
+            link: connected.link,
+            pool: self.pool.clone(),
+            next: 0,
+            done: 0,
+            messages: VecDeque::new(),
+            credits: 0,
+        })
+    }
+
+    /// A peer comes in and does this. The server ends its connection, and says so.
+    async fn lets_in(&self, world: &mut World, breach: Breach) {
+        let before = world.said("fast path lost");
+        let mut peer = self.enter().await;
+        breach.commit(&mut peer).await;
+        let end = bounded("the end of a peer that broke the rules", peer.death()).await;
+        println!("  {breach:?}: {end}");
+        drop(peer);
+        world.counts_a_fault();
+        let read = || async { world.said("fast path lost") };
+        until("the loss is not in the server's log", read, |now| *now > before).await;
+    }
+
+    async fn enter(&self) -> Peer {
+        let (ticket, place) = self.ask().await;
+        let mut config = Config::default();
+        (config.slot_size, config.recv_slots) = (4096, 32);
+        self.connect(place, &Hello::new(ticket, config.settings()).encode()).await.unwrap()
+    }
+}
+
+/// Where the server lets this peer write.
+struct Granted {
+    id: u32,
+    addr: u64,
+    rkey: u32,
+}
+
+/// A queue pair in the wrong hands.
+struct Peer {
+    link: AnyLink,
+    pool: Pool,
+    next: u64,
+    done: u64,
+    messages: VecDeque<Bytes>,
+    /// RECVs posted again that the server has not been told of.
+    credits: u16,
+}
+
+impl Peer {
+    async fn poll(&mut self) -> Result<(), LinkError> {
+        let mut out = Vec::new();
+        let result = poll_fn(|cx| self.link.poll(cx, &mut out)).await;
+        for completion in out {
+            match completion {
+                Completion::Sent { id } => self.done = self.done.max(id),
+                Completion::Received { slot, len } => {
+                    self.messages.push_back(Bytes::copy_from_slice(self.link.recv_slot(slot, len)));
+                    self.link.repost(slot)?;
+                    self.credits += 1;
+                }
+            }
+        }
+        result
+    }
+
+    async fn death(&mut self) -> LinkError {
+        loop {
+            if let Err(error) = self.poll().await {
+                return error;
+            }
+        }
+    }
+
+    fn queue(&mut self, work: Work) -> Result<u64, LinkError> {
+        self.next += 1;
+        self.link.queue(self.next, work, true).map(|_| self.next)
+    }
+
+    /// Whatever the bytes are.
+    fn post(&mut self, bytes: &[u8]) {
+        self.link.block_mut()[..bytes.len()].copy_from_slice(bytes);
+        self.queue(Work::Send { offset: 0, len: bytes.len() }).unwrap();
+        self.link.ring_doorbell().unwrap();
+    }
+
+    fn compose(&mut self, slot: usize, frame: &Frame) -> usize {
+        let size = config().slot_size as usize;
+        let mut message = Composer::new(&mut self.link.block_mut()[slot * size..][..size]);
+        assert!(message.add(frame));
+        message.finish(std::mem::take(&mut self.credits))
+    }
+
+    /// Says that it is there when it is asked, until its connection ends.
+    async fn stands_by(&mut self) -> LinkError {
+        loop {
+            while let Some(message) = self.messages.pop_front() {
+                let mut reader = Reader::new(message).unwrap();
+                while let Some(frame) = reader.next_frame().unwrap() {
+                    if let Frame::Ping { ack: false, token } = frame
+                        && let Err(error) = self.try_frame(&Frame::Ping { ack: true, token }).await
+                    {
+                        return error;
+                    }
+                }
+            }
+            if let Err(error) = self.poll().await {
+                return error;
+            }
+        }
+    }
+
+    /// Sends a frame when what it has sent before is done, and waits until the slot may be used
+    /// again.
+    async fn try_frame(&mut self, frame: &Frame) -> Result<(), LinkError> {
+        while self.done < self.next {
+            self.poll().await?;
+        }
+        let len = self.compose(0, frame);
+        let id = self.queue(Work::Send { offset: 0, len })?;
+        self.link.ring_doorbell()?;
+        while self.done < id {
+            self.poll().await?;
+        }
+        Ok(())
+    }
+
+    async fn frame(&mut self, frame: &Frame) {
+        bounded("a SEND", self.try_frame(frame)).await.unwrap();
+    }
+
+    /// Asks for memory by the book.
+    async fn grant(&mut self) -> Granted {
+        let mut block = BytesMut::new();
+        let path = "/tonic_rdma.conformance.v1.Conformance/Upload";
+        for (name, value) in [
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":path", path),
+            ("content-type", "application/grpc"),
+        ] {
+            headers::encode(&mut block, name, value.as_bytes()).unwrap();
+        }
+        self.frame(&Frame::Headers {
+            stream: 1,
+            end: false,
+            more: false,
+            indexed: false,
+            block: block.freeze(),
+        })
+        .await;
+        self.frame(&Frame::Request { stream: 1, len: ASKED as u64, begin: 0 }).await;
+        loop {
+            while let Some(message) = self.messages.pop_front() {
+                let mut reader = Reader::new(message).unwrap();
+                while let Some(frame) = reader.next_frame().unwrap() {
+                    if let Frame::Grant { stream: 1, id, rkey, addr, .. } = frame {
+                        return Granted { id, addr, rkey };
+                    }
+                }
+            }
+            bounded("a grant", self.poll()).await.unwrap();
+        }
+    }
+
+    /// The message that answers its call.
+    async fn reply(&mut self) -> Message {
+        let mut body = BytesMut::new();
+        loop {
+            while let Some(message) = self.messages.pop_front() {
+                let mut reader = Reader::new(message).unwrap();
+                while let Some(frame) = reader.next_frame().unwrap() {
+                    match frame {
+                        Frame::Data { stream: 1, data, .. } => body.put(data),
+                        Frame::Headers { stream: 1, end: true, .. } => {
+                            let message =
+                                body.get(5..).expect("the call failed: there is no message");
+                            return Message::decode(message).unwrap();
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            bounded("the answer", self.poll()).await.unwrap();
+        }
+    }
+
+    /// WRITEs where it was not allowed to.
+    async fn write_at(&mut self, aim: fn(Granted) -> (u64, u32)) {
+        let (remote_addr, rkey) = aim(self.grant().await);
+        self.write(&[0; 4096], remote_addr, rkey);
+    }
+
+    fn write(&mut self, bytes: &[u8], remote_addr: u64, rkey: u32) {
+        let mut buf = self.pool.try_alloc(bytes.len()).unwrap();
+        buf.put_slice(bytes);
+        let src = WriteSource::Bytes(self.pool.resolve(&buf.freeze()).unwrap());
+        self.queue(Work::Write { src, remote_addr, rkey }).unwrap();
+        self.link.ring_doorbell().unwrap();
+    }
+}

@@ -1,0 +1,89 @@
+//! What the other processes of these tests do.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use tokio::io::{AsyncBufReadExt as _, BufReader, stdin};
+use tonic_rdma_tests::load::{Load, Tally, WORKERS, until};
+use tonic_rdma_tests::process::{codec_of, runtime};
+use tonic_rdma_tests::server_process::{fabric_of, serve};
+
+use crate::log::Log;
+use crate::world::endpoint;
+
+/// Plays a role, until its standard input ends or it is killed.
+pub fn play(role: &[String]) -> ExitCode {
+    let words: Vec<_> = role.iter().map(String::as_str).collect();
+    if words[0] == "cable" {
+        cable(&words[1..]);
+        return ExitCode::SUCCESS;
+    }
+    Log::keep();
+    let runtime = runtime(codec_of(words[1]));
+    match words[..] {
+        ["server", _, at, device] => {
+            runtime.block_on(serve(at.parse().unwrap(), device, false, || 0))
+        }
+        ["server", _, at, device, "alone"] => {
+            runtime.block_on(serve(at.parse().unwrap(), device, true, || 0))
+        }
+        ["client", _, at, device, seed] => {
+            runtime.block_on(call(at.parse().unwrap(), device, seed.parse().unwrap()));
+        }
+        _ => panic!("no role: {role:?}"),
+    }
+    runtime.shutdown_background();
+    ExitCode::SUCCESS
+}
+
+/// Calls. Answers `path` with the path that calls take, and `carries`, when they go by RDMA, with
+/// how they have ended so far.
+async fn call(at: SocketAddr, device: &str, seed: u64) {
+    let (fabric, context) = fabric_of(device);
+    let channel = endpoint(at, false, (fabric, &context)).connect().await.unwrap();
+    let tally = Tally::default();
+    let mut load = Load::start(&channel, seed, &tally);
+    let begun = || async { channel.stats().calls_fast + channel.stats().calls_tcp };
+    until("no calls", begun, |calls| *calls >= 2 * WORKERS).await;
+    println!("up");
+    let mut lines = BufReader::new(stdin()).lines();
+    while let Ok(Some(question)) = lines.next_line().await {
+        if question == "path" {
+            println!("{}", channel.path());
+            continue;
+        }
+        until("not on the fast path", || async { channel.path() }, |info| info.path.is_fast())
+            .await;
+        let (begun, before) = (|| async { channel.stats().calls_fast }, channel.stats().calls_fast);
+        until("no calls over RDMA", begun, |calls| *calls >= before + 2 * WORKERS).await;
+        load.check();
+        println!("{tally:?}");
+    }
+    load.stop().await;
+}
+
+/// A network cable between two guests: carries datagrams both ways, unless the file is there.
+///
+/// `cable HERE_A GUEST_A HERE_B GUEST_B FILE`: what comes to port HERE_A goes to port GUEST_B, and
+/// the other way round.
+fn cable(words: &[&str]) {
+    let port = |n: usize| SocketAddr::from(([127, 0, 0, 1], words[n].parse::<u16>().unwrap()));
+    let cut = PathBuf::from(words[4]);
+    let [there, back] = [port(0), port(2)].map(|port| UdpSocket::bind(port).unwrap());
+    std::thread::scope(|scope| {
+        scope.spawn(|| carry(&there, port(3), &cut));
+        carry(&back, port(1), &cut);
+    });
+}
+
+fn carry(from: &UdpSocket, to: SocketAddr, cut: &Path) {
+    let mut frame = [0; 65_536];
+    loop {
+        // Nobody may be there yet, or any more: a network does not complain.
+        let Ok((len, _)) = from.recv_from(&mut frame) else { continue };
+        if !cut.exists() {
+            let _ = from.send_to(&frame[..len], to);
+        }
+    }
+}

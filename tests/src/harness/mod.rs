@@ -1,0 +1,405 @@
+//! A server and its clients over one fabric.
+//!
+//! - [`TestEnv`]: what a case runs in
+//! - [`server`]: a server, in this process or in one of its own
+//! - [`remote`], [`remote_child`]: the two ends of a server in a process of its own
+//! - [`serve!`](crate::serve), [`connect!`](crate::connect): compile their text twice, against
+//!   `tonic::transport` and against `tonic_rdma`. That it compiles both times is itself a test: the
+//!   builders carry the same names.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use tokio::net::TcpListener;
+use tonic::transport::server::TcpIncoming;
+use tonic_rdma::sim::{SimConfig, SimNet};
+use tonic_rdma::{
+    Context, Copied, Path, Policy, Pool, PoolConfig, PoolStats, ReasonCode, ServerStats,
+};
+
+use crate::channel::AnyChannel;
+use crate::fabric::{Fabric, bind_ip};
+use crate::harness::remote::Remote;
+pub use crate::harness::server::{Listening, Server};
+use crate::paths::PathLog;
+use crate::pb::conformance_client::ConformanceClient;
+use crate::probe::{Probe, RemoteProbe as _};
+use crate::service::Scripted;
+
+/// Starts a server: `serve!(env, |server| server.add_service(...))`. The text is compiled for
+/// the server builder of `tonic::transport` and for that of `tonic_rdma`.
+#[macro_export]
+macro_rules! serve {
+    ($env:expr, |$server:ident| $router:expr) => {{
+        let listening = $env.listen().await;
+        $crate::serve!($env, listening, |$server| $router)
+    }};
+    ($env:expr, $listening:expr, |$server:ident| $router:expr) => {{
+        let env: &$crate::harness::TestEnv = $env;
+        let listening: $crate::harness::Listening = $listening;
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let stopped = async move {
+            let _ = stopped.await;
+        };
+        match env.fabric().stock_server() {
+            true => {
+                #[allow(unused_mut)]
+                let mut $server = tonic::transport::Server::builder().layer(env.log().layer());
+                let router = $router;
+                $crate::harness::Server::spawn(
+                    listening.addr,
+                    stop,
+                    router.serve_with_incoming_shutdown(listening.incoming, stopped),
+                )
+            }
+            false => {
+                #[allow(unused_mut)]
+                let mut $server = env.rdma_server().layer(env.log().layer());
+                let router = $router;
+                $crate::harness::Server::spawn(
+                    listening.addr,
+                    stop,
+                    router.serve_with_incoming_shutdown(listening.incoming, stopped),
+                )
+            }
+        }
+    }};
+}
+
+/// Connects: `connect!(env, &server, |endpoint| endpoint.timeout(...))` is an
+/// [`AnyChannel`](crate::channel::AnyChannel). The text
+/// is compiled for the endpoint of `tonic::transport` and for that of `tonic_rdma`.
+#[macro_export]
+macro_rules! connect {
+    ($env:expr, $server:expr) => {
+        $crate::connect!($env, $server, |endpoint| endpoint)
+    };
+    ($env:expr, $server:expr, |$endpoint:ident| $configured:expr) => {{
+        let env: &$crate::harness::TestEnv = $env;
+        let uri = $server.uri();
+        match env.fabric().stock_client() {
+            true => {
+                let $endpoint = tonic::transport::Endpoint::from_shared(uri).unwrap();
+                let $endpoint = $configured;
+                $crate::channel::AnyChannel::Stock($endpoint.connect().await.unwrap())
+            }
+            false => {
+                let $endpoint = env.rdma_endpoint(uri);
+                let $endpoint = $configured;
+                let channel = $endpoint.connect().await.unwrap();
+                env.check_channel(&channel);
+                $crate::channel::AnyChannel::Rdma(channel)
+            }
+        }
+    }};
+}
+
+pub mod remote;
+pub mod remote_child;
+pub mod server;
+
+/// A client of the scripted service over any fabric.
+pub type Client = ConformanceClient<AnyChannel>;
+
+/// By then the memory of connections that ended must be back. Nothing waits this long when all is
+/// well.
+const POOL_LIMIT: Duration = Duration::from_secs(30);
+
+/// How long a client waits for a fast path that it needs: one that is slow to come is reported, not
+/// given up for TCP.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// And where the case takes it away for good. Some hundred times what a connection takes in the
+/// guest.
+const LITTLE_PATIENCE: Duration = Duration::from_secs(8);
+
+/// One case over one fabric.
+#[derive(Debug)]
+pub struct TestEnv {
+    fabric: Fabric,
+    probe: Probe,
+    log: PathLog,
+    may_fall_back: AtomicBool,
+    ends: AtomicBool,
+    contexts: Option<Contexts>,
+    pools: Mutex<Vec<Pool>>,
+    remotes: Mutex<Vec<Remote>>,
+    server_stats: Mutex<Option<ServerStats>>,
+}
+
+/// The devices and pools of the two ends.
+#[derive(Debug)]
+struct Contexts {
+    server: Context,
+    client: Context,
+}
+
+impl Contexts {
+    fn of(fabric: Fabric) -> Option<Self> {
+        let config = match fabric {
+            Fabric::Sim | Fabric::SimPlain | Fabric::SimSmall => SimConfig::default(),
+            // The one end that could do better has what it takes.
+            Fabric::StockClient | Fabric::StockServer => SimConfig::default(),
+            Fabric::SimDelayed => SimConfig { delay: 4, ..SimConfig::default() },
+            // What every program has that asks for nothing: one pool for the process.
+            Fabric::Verbs => {
+                return Some(Self { server: Context::global(), client: Context::global() });
+            }
+            Fabric::Shm | Fabric::ShmTwo => {
+                return Some(Self {
+                    server: Context::builder().build(),
+                    client: Context::builder().build(),
+                });
+            }
+            Fabric::ShmSmall => {
+                let both = Context::builder().pool(PoolConfig::default().total(8 << 20)).build();
+                return Some(Self { server: both.clone(), client: both });
+            }
+            Fabric::Stock | Fabric::Tcp => return None,
+        };
+        let net = SimNet::new(config);
+        let device = |name, last| Context::builder().sim(net.device(name, [10, 0, 0, last].into()));
+        if fabric == Fabric::SimSmall {
+            let both = device("sim0", 1).pool(PoolConfig::default().total(8 << 20)).build();
+            return Some(Self { server: both.clone(), client: both });
+        }
+        Some(Self { server: device("sim0", 1).build(), client: device("sim1", 2).build() })
+    }
+}
+
+impl TestEnv {
+    /// A env for a case over `fabric`.
+    pub fn new(fabric: Fabric) -> Self {
+        Self::with(fabric, Probe::default(), PathLog::default())
+    }
+
+    /// A env in a server's process, that tells of events and calls in lines.
+    pub(crate) fn with_sink(fabric: Fabric, tell: fn(String)) -> Self {
+        Self::with(fabric, Probe::with_sink(tell), PathLog::with_sink(tell))
+    }
+
+    fn with(fabric: Fabric, probe: Probe, log: PathLog) -> Self {
+        Self {
+            fabric,
+            probe,
+            log,
+            may_fall_back: AtomicBool::new(false),
+            ends: AtomicBool::new(false),
+            contexts: Contexts::of(fabric),
+            pools: Mutex::default(),
+            remotes: Mutex::default(),
+            server_stats: Mutex::default(),
+        }
+    }
+
+    /// What carries the calls.
+    pub fn fabric(&self) -> Fabric {
+        self.fabric
+    }
+
+    /// Where the handlers report.
+    pub fn probe(&self) -> &Probe {
+        &self.probe
+    }
+
+    /// The paths that calls took.
+    pub fn log(&self) -> &PathLog {
+        &self.log
+    }
+
+    /// A bound socket, not yet served.
+    pub async fn listen(&self) -> Listening {
+        self.listen_at(any_port()).await
+    }
+
+    /// Likewise, at an address.
+    pub async fn listen_at(&self, addr: SocketAddr) -> Listening {
+        self.listen_now(addr)
+    }
+
+    /// Likewise, on the runtime that is entered.
+    pub fn listen_now(&self, addr: SocketAddr) -> Listening {
+        let listener = std::net::TcpListener::bind(addr).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let listener = TcpListener::from_std(listener).unwrap();
+        Listening {
+            addr: listener.local_addr().unwrap(),
+            incoming: TcpIncoming::from(listener).with_nodelay(Some(true)),
+        }
+    }
+
+    /// A server of the scripted service alone, in a process of its own where the fabric says so.
+    pub async fn server(&self) -> Server {
+        match self.fabric {
+            Fabric::ShmTwo => {
+                let (remote, addr) = Remote::start(self.fabric, &self.probe, &self.log);
+                self.probe.attach(Arc::new(remote.clone()));
+                self.remotes.lock().unwrap().push(remote.clone());
+                Server::remote(addr, remote)
+            }
+            _ => self.server_here().await,
+        }
+    }
+
+    /// Likewise, in this process.
+    pub(crate) async fn server_here(&self) -> Server {
+        serve!(self, |server| server.add_service(Scripted::server(&self.probe)))
+    }
+
+    /// A client of `server` with no limits on message sizes.
+    pub async fn client(&self, server: &Server) -> Client {
+        client_of(connect!(self, server))
+    }
+
+    /// A server and a client of it.
+    pub async fn pair(&self) -> (Server, Client) {
+        let server = self.server().await;
+        let client = self.client(&server).await;
+        (server, client)
+    }
+
+    /// A builder of a tonic-rdma server for this fabric.
+    pub fn rdma_server(&self) -> tonic_rdma::Server {
+        let server = tonic_rdma::Server::builder()
+            .policy(self.policy())
+            .fabrics(self.fabric.kinds().to_vec());
+        *self.server_stats.lock().unwrap() = Some(server.stats());
+        match &self.contexts {
+            Some(contexts) => server.context(contexts.server.clone()),
+            None => server,
+        }
+    }
+
+    /// What the last server of tonic-rdma has copied of the payload of calls over the fast path.
+    pub fn server_copied(&self) -> Copied {
+        if let Some(remote) = self.remotes.lock().unwrap().last() {
+            return remote.copied();
+        }
+        self.server_stats
+            .lock()
+            .unwrap()
+            .as_ref()
+            .map(|stats| stats.get().copied_fast)
+            .unwrap_or_default()
+    }
+
+    /// A tonic-rdma endpoint for this fabric.
+    pub fn rdma_endpoint(&self, uri: String) -> tonic_rdma::Endpoint {
+        let endpoint = tonic_rdma::Endpoint::from_shared(uri)
+            .unwrap()
+            .policy(self.policy())
+            .fabrics(self.fabric.kinds().to_vec());
+        match &self.contexts {
+            Some(contexts) => {
+                let patience =
+                    if self.ends.load(Ordering::Relaxed) { LITTLE_PATIENCE } else { PATIENCE };
+                endpoint.context(contexts.client.clone()).fast_path_timeout(patience)
+            }
+            None => endpoint,
+        }
+    }
+
+    fn policy(&self) -> Policy {
+        match self.fabric.fast() {
+            Some(_) => Policy::Require,
+            None if self.fabric == Fabric::Tcp => Policy::Off,
+            None => Policy::Auto,
+        }
+    }
+
+    /// Fails unless the channel takes the path that the case is about.
+    pub fn check_channel(&self, channel: &tonic_rdma::Channel) {
+        let info = channel.path();
+        assert_eq!(info.path, self.fabric.fast().unwrap_or(Path::Tcp), "{info}");
+        let reason = match self.fabric {
+            Fabric::StockServer => Some(ReasonCode::PeerNotCapable),
+            Fabric::Tcp => Some(ReasonCode::Policy),
+            _ => None,
+        };
+        assert_eq!(info.reason.as_ref().map(|r| r.code()), reason, "{info}");
+        self.pools.lock().unwrap().push(channel.pool());
+    }
+
+    /// From here on calls may go over TCP as well: the case takes the fast path away.
+    pub fn may_fall_back(&self) {
+        self.may_fall_back.store(true, Ordering::Relaxed);
+    }
+
+    /// The case ends a server, or a client's runtime, for good: calls that are made then need not
+    /// wait for it long.
+    pub fn ends(&self) {
+        self.ends.store(true, Ordering::Relaxed);
+    }
+
+    /// What the pools that the case used hold, in words.
+    pub fn pools(&self) -> Vec<String> {
+        let pools = self.pools.lock().unwrap();
+        let all = pools.iter().map(|pool| {
+            let PoolStats { send, control, granted, filled, leased, waits, .. } = pool.stats();
+            format!(
+                "pool: send {send}, control {control}, granted {granted}, filled {filled}, leased {leased}, waits {waits}"
+            )
+        });
+        all.collect()
+    }
+
+    /// Waits until every byte of the pools has come back. Call it when servers and clients are
+    /// gone.
+    pub async fn pools_are_whole(&self) {
+        for remote in self.remotes.lock().unwrap().iter() {
+            remote.pools_are_whole();
+        }
+        let pools = self.pools.lock().unwrap().clone();
+        let begin = Instant::now();
+        loop {
+            let mut stats: Vec<_> = pools.iter().map(Pool::stats).collect();
+            if let Some(contexts) = &self.contexts {
+                stats
+                    .extend(contexts.server.pool_stats().await.into_iter().map(|(_, stats)| stats));
+            }
+            stats.retain(|stats| stats.in_use_bytes() != 0 || stats.leased != 0);
+            if stats.is_empty() {
+                return;
+            }
+            assert!(
+                begin.elapsed() < POOL_LIMIT,
+                "connections are gone, and still in use: {stats:?}"
+            );
+            // A pool tells nobody when memory comes back.
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    /// Fails unless every call took the path that the case is about.
+    pub fn check_paths(&self) {
+        self.remotes.lock().unwrap().iter().for_each(Remote::sync);
+        let entries = self.log.entries();
+        assert!(!entries.is_empty(), "the case made no call");
+        let fast = self.fabric.fast();
+        let may_fall_back = self.may_fall_back.load(Ordering::Relaxed);
+        for entry in &entries {
+            let right = entry.fast == fast || (may_fall_back && entry.fast.is_none());
+            assert!(right, "expected the path {fast:?}: {entry:?}");
+        }
+        assert!(entries.iter().any(|entry| entry.fast == fast), "no call over {fast:?}");
+    }
+}
+
+impl Drop for TestEnv {
+    fn drop(&mut self) {
+        self.remotes.lock().unwrap().iter().for_each(Remote::kill);
+    }
+}
+
+/// The address that servers bind, with a port of the system's choice.
+pub fn any_port() -> SocketAddr {
+    SocketAddr::new(bind_ip().unwrap(), 0)
+}
+
+/// A client with no limits on message sizes.
+pub fn client_of(channel: AnyChannel) -> Client {
+    ConformanceClient::new(channel)
+        .max_decoding_message_size(usize::MAX)
+        .max_encoding_message_size(usize::MAX)
+}

@@ -1,0 +1,93 @@
+//! A listening socket, and a running server of the scripted service.
+
+use std::future::Future;
+use std::net::SocketAddr;
+
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tonic::transport::server::TcpIncoming;
+
+use crate::channel::BoxError;
+use crate::harness::remote::Remote;
+
+/// A bound socket, not yet served.
+#[derive(Debug)]
+pub struct Listening {
+    /// Where clients connect.
+    pub addr: SocketAddr,
+    /// What the server accepts from.
+    pub incoming: TcpIncoming,
+}
+
+/// A running server. Dropping it ends it at once.
+#[derive(Debug)]
+pub struct Server {
+    addr: SocketAddr,
+    running: Running,
+}
+
+#[derive(Debug)]
+enum Running {
+    InProcess { stop: Option<oneshot::Sender<()>>, task: JoinHandle<Result<(), BoxError>> },
+    Remote(Remote),
+}
+
+impl Server {
+    /// A server that runs in a process of its own and listens at `addr`.
+    pub(super) fn remote(addr: SocketAddr, remote: Remote) -> Self {
+        Self { addr, running: Running::Remote(remote) }
+    }
+
+    /// Runs `serving`, which ends gracefully once the sender is used or dropped.
+    pub fn spawn<F, E>(addr: SocketAddr, stop: oneshot::Sender<()>, serving: F) -> Self
+    where
+        F: Future<Output = Result<(), E>> + Send + 'static,
+        E: Into<BoxError>,
+    {
+        let task = tokio::spawn(async move { serving.await.map_err(Into::into) });
+        Self { addr, running: Running::InProcess { stop: Some(stop), task } }
+    }
+
+    /// Where clients connect.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// The same as a URI.
+    pub fn uri(&self) -> String {
+        format!("http://{}", self.addr)
+    }
+
+    /// Asks for a graceful end.
+    pub fn stop(&mut self) {
+        match &mut self.running {
+            Running::InProcess { stop, .. } => drop(stop.take()),
+            Running::Remote(remote) => remote.stop(),
+        }
+    }
+
+    /// The process of a server that has one of its own.
+    pub fn process(&self) -> Option<Remote> {
+        match &self.running {
+            Running::InProcess { .. } => None,
+            Running::Remote(remote) => Some(remote.clone()),
+        }
+    }
+
+    /// Waits until the server has ended.
+    pub async fn ended(mut self) {
+        match &mut self.running {
+            Running::InProcess { task, .. } => task.await.unwrap().unwrap(),
+            Running::Remote(remote) => remote.ended().await,
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        match &self.running {
+            Running::InProcess { task, .. } => task.abort(),
+            Running::Remote(remote) => remote.abort(),
+        }
+    }
+}
