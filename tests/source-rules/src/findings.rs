@@ -139,7 +139,7 @@ impl Findings {
             paths.dedup();
             text += &format!("\n/// {about}\n");
             if paths.is_empty() {
-                text += &format!("pub const {name}: &[&str] = &[];\n");
+                text += &format!("pub(crate) const {name}: &[&str] = &[];\n");
                 continue;
             }
             // A path to a line merges well, and so rustfmt leaves it.

@@ -8,7 +8,7 @@ use tonic_rdma_source_rules::{circles, size, unsafety, width, wording};
 fn needs(files: &[(&str, &str)]) -> circles::Needs {
     let made_up = |(path, text): &(&str, &str)| Source::new(&format!("x/{path}"), text);
     let sources: Vec<_> = files.iter().map(made_up).collect();
-    circles::needs(&Crate::read(&sources, "x/lib.rs").unwrap())
+    circles::needs(&Crate::read(&sources, "x/lib.rs").expect("made-up sources parse"))
 }
 
 /// The one group of files in a circle; empty when there is none.
