@@ -61,7 +61,7 @@ pub(crate) fn to_vec(src: &[u8]) -> Vec<u8> {
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::{
-        __cpuid, __cpuid_count, __m256i, _mm256_loadu_si256, _mm256_storeu_si256,
+        __cpuid_count, __m256i, _mm256_loadu_si256, _mm256_storeu_si256, CpuidResult,
     };
     use std::ops::RangeInclusive;
     use std::sync::LazyLock;
@@ -95,9 +95,16 @@ mod x86 {
         }
     }
 
+    /// CPUID. The standard library's functions for it are unsafe in Rust 1.88, and safe later.
+    #[allow(unused_unsafe)]
+    fn cpuid(leaf: u32) -> CpuidResult {
+        // SAFETY: every x86-64 processor has the instruction, and it touches no memory.
+        unsafe { __cpuid_count(leaf, 0) }
+    }
+
     /// CPUID, leaf 0.
     fn vendor() -> [u8; 12] {
-        let leaf = __cpuid(0);
+        let leaf = cpuid(0);
         let mut vendor = [0; 12];
         for (bytes, register) in vendor.chunks_exact_mut(4).zip([leaf.ebx, leaf.edx, leaf.ecx]) {
             bytes.copy_from_slice(&register.to_le_bytes());
@@ -107,7 +114,7 @@ mod x86 {
 
     /// CPUID, leaf 7, EBX, bit 9.
     fn has_erms() -> bool {
-        __cpuid(0).eax >= 7 && __cpuid_count(7, 0).ebx & (1 << 9) != 0
+        cpuid(0).eax >= 7 && cpuid(7).ebx & (1 << 9) != 0
     }
 
     /// The shortest: glibc's own, or what it has been told.
