@@ -10,7 +10,7 @@ MINUTES ?= 60
 
 .PHONY: help build demo bench bench-rdma scale costs costs-record test test-source test-native \
     test-sim test-costs test-large test-rdma test-rdma-core test-rdma-qemu soak sanitize kernel fmt \
-    clippy docs clean packages
+    clippy docs features rust-version dependencies semver clean packages
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -21,32 +21,36 @@ packages:
 build: packages ## compile the workspace, optimised
 	$(CARGO) build --workspace --release
 
-demo: packages ## send about 1 GiB of files to a server process and back, over TCP, over the best path, and beside cp -r
+demo: packages ## send 1 GiB of files to a server and back, over TCP, the best path, and cp -r
 	$(CARGO) run --release -p rpc-demo -- demo
 
-bench: ## compare tonic and tonic-rdma over TCP, a unix socket and shared memory on this machine, in a table, JSON and plots
+bench: ## compare tonic and tonic-rdma on this machine: a table, JSON and plots
 	@scripts/install-packages bench
 	$(CARGO) build --release -p benches --bins
 	$(CARGO) run --release -p benches --bin compare -- --rows full --counts --json target/bench.json --plots target/bench
 
-bench-rdma: ## compare over real verbs with tonic over TCP, bare verbs and other transports over RDMA, in the guest, on both devices
+bench-rdma: ## compare over real verbs, in the guest, on both devices
 	@scripts/install-packages bench
 	benches/in-guest
 
-scale: ## show what connections and streams cost: memory, descriptors, and the cost of a call beside them
+scale: ## show what connections and streams cost in memory, descriptors and time of calls
 	@scripts/install-packages bench
 	$(CARGO) run --release -p benches --bin scale
 
-costs: ## show what calls cost in instructions, allocations, messages and doorbells, beside the record
+costs: ## show what calls cost in instructions, allocations, messages and doorbells
 	@scripts/install-packages bench
 	$(CARGO) run --release -p benches --bin costs
 
-costs-record: ## count again, and write the record (benches/costs.toml), to be committed with what changed it
+costs-record: ## count again, and write the record, benches/costs.toml
 	@scripts/install-packages bench
 	$(CARGO) run --release -p benches --bin costs -- --record
 
-STARTED := $(shell date +%s)
-test: test-source test-native test-sim test-costs test-rdma test-rdma-core ## run all tests, on this machine and in the guest
+STARTED := $(or $(STARTED),$(shell date +%s))
+TESTS := test-source test-native test-sim test-costs test-rdma test-rdma-core
+test: ## run all tests, on this machine and in the guest
+	@for step in $(TESTS); do \
+	    scripts/timed $$step $(MAKE) --no-print-directory $$step STARTED=$(STARTED) || exit; \
+	done
 	@tests/figures $(STARTED)
 
 test-source: ## check the source: import circles, widths of comments, sizes, unsafe, wording
@@ -56,7 +60,7 @@ test-native: packages ## run the tests that need no RDMA device
 	$(CARGO) test --workspace
 	@tests/rdma-core ran
 
-test-sim: packages ## run the simulation: client and server under faults, one run for each of SEEDS seeds
+test-sim: packages ## run the simulation under faults, one run for each of SEEDS seeds
 	tests/sim/run test
 	@mkdir -p $${CARGO_TARGET_DIR:-target}/figures
 	bash -o pipefail -c 'tests/sim/run seeds --count $(SEEDS) | tee $${CARGO_TARGET_DIR:-target}/figures/sim'
@@ -68,22 +72,23 @@ test-costs: ## fail when calls cost over 5 % more than recorded
 test-rdma: ## run the tests over real verbs, in a guest kernel with Soft-RoCE and Soft-iWARP
 	tests/guest/suite
 
-test-rdma-core: ## run the native tests that may load rdma-core with its libraries and without (behind test-native: the other way than it did)
+# Behind test-native, only the way that it did not go.
+test-rdma-core: ## run the native tests that may load rdma-core with its libraries and without
 	@scripts/install-packages test
 	tests/rdma-core $(STARTED)
 
-test-large: packages ## move 10,000 small files and two of 4 GiB over TCP, over shared memory, and over RDMA in the guest (20 GB of disk)
+test-large: packages ## move 10,000 small files and two of 4 GiB over each path (20 GB of disk)
 	$(CARGO) test --release -p rpc-demo --test large -- --nocapture
 	RPC_DEMO_TEST_SHM=1 $(CARGO) test --release -p rpc-demo --test large -- --nocapture
 	TONIC_RDMA_TEST_LARGE=1 tests/guest/suite '^large'
 
-test-rdma-qemu: ## run a part of test-rdma on Debian's own kernel under QEMU, with two CPUs (no KVM needed; slow)
+test-rdma-qemu: ## run a part of test-rdma on Debian's own kernel under QEMU, with two CPUs (slow)
 	TONIC_RDMA_TEST_QEMU=1 tests/guest/suite '^qemu'
 
-soak: ## load and random faults for MINUTES: on Soft-RoCE, Soft-iWARP, shared memory, and in the simulation
+soak: ## load and random faults for MINUTES on every fabric, real and simulated
 	tests/soak $(MINUTES)
 
-sanitize: packages ## run the tests of memory, fabric and protocol under the address sanitizer, then under the thread sanitizer
+sanitize: packages ## run tests under the address sanitizer, then under the thread sanitizer
 	tests/sanitize address
 	tests/sanitize thread
 
@@ -97,12 +102,21 @@ fmt: ## format the code
 clippy: packages ## lint; a warning is an error
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(CARGO) clippy -p tonic-rdma-tests -p tonic-rdma-fabric --features tonic-rdma-fabric/guest-tests --tests --test faults -- -D warnings
-	$(CARGO) clippy -p tonic-rdma --no-default-features -- -D warnings
-	$(CARGO) clippy -p tonic-rdma --no-default-features --features shm -- -D warnings
-	$(CARGO) clippy -p tonic-rdma --no-default-features --features verbs -- -D warnings
 
 docs: packages ## build the API documentation; a warning is an error
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --all-features
+
+features: packages ## lint the library with each cargo feature by itself, with none and with all
+	scripts/check-features
+
+rust-version: packages ## compile the library with the lowest Rust that Cargo.toml declares
+	scripts/check-rust-version
+
+dependencies: ## check versions, licences, sources and advisories of the dependencies
+	scripts/check-dependencies
+
+semver: packages ## compare the public API with that of the last tag
+	scripts/check-semver
 
 clean: ## remove what cargo built (the guest kernel stays in the user's cache)
 	$(CARGO) clean
