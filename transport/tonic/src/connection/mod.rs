@@ -3,17 +3,21 @@
 //! | room | what |
 //! |---|---|
 //! | `config` | sizes of a connection, taken from the pool |
-//! | `state` | the state behind one lock: protocol, link, landing memory, streams |
+//! | `state` | the state behind one lock, a struct for each room |
+//! | `copy_scheduler` | decides when payload is copied, and when copies pause |
 //! | `driver` | the task that polls the link, keeps the timers and ends the connection |
-//! | `send` | protocol to link: SENDs, WRITEs, staging, grants |
-//! | `receive` | landing memory that a connection waits for and gives back, and what nobody has read |
+//! | `send` | protocol to link: SENDs, WRITEs, staging |
+//! | `receive` | landing memory: granted, waited for, given back; delivery to readers |
 //! | `call` | calls out and in: streams, bodies, headers |
+//! | `usage` | what the connection counts and reports |
+//! | `delay` | a delay before an action, once |
 //!
 //! A caller works on the connection itself, under its lock, and posts what results: a call costs no
 //! hop through another task on the way out. Only the driver polls the completion queue (R6).
 
 mod call;
 mod config;
+mod copy_scheduler;
 mod delay;
 mod driver;
 mod receive;
@@ -21,6 +25,7 @@ mod send;
 mod state;
 #[cfg(test)]
 mod tests;
+mod usage;
 
 pub(crate) use call::client::{Call, CallError, FastClient};
 pub(crate) use call::headers::Origin;

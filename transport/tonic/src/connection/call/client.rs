@@ -24,7 +24,8 @@ use crate::connection::ConnectionConfig;
 use crate::connection::call::headers::{self, Caller, Origin};
 use crate::connection::call::recv_body::RecvBody;
 use crate::connection::call::send_body::SendBody;
-use crate::connection::call::stream::{Fault, StreamRef, wait_for};
+use crate::connection::call::stream::StreamRef;
+use crate::connection::call::stream_io::{Fault, wait_for};
 use crate::connection::driver::drive;
 use crate::connection::state::{Life, Shared, ended};
 use crate::path::reason::{Reason, ReasonCode};
@@ -104,14 +105,14 @@ impl FastClient {
 
     /// Why no new calls may be made on it; `None` while they may.
     pub(crate) fn ending(&self) -> Option<Reason> {
-        let inner = self.shared.lock();
+        let state = self.shared.lock();
         let going = || {
             Reason::from_peer(
                 ReasonCode::GoAway,
                 "the server takes no new calls on this connection",
             )
         };
-        inner.end_reason().cloned().or_else(|| (!inner.conn.takes_streams()).then(going))
+        state.end_reason().cloned().or_else(|| (!state.conn.takes_streams()).then(going))
     }
 
     /// Resolves when the connection is gone, with the reason.
@@ -232,24 +233,24 @@ fn open(
     out: &mut SendBody,
     cx: &Context<'_>,
 ) -> Result<Stage, Unanswered> {
-    let mut inner = shared.lock();
-    if let Some(reason) = inner.end_reason() {
+    let mut state = shared.lock();
+    if let Some(reason) = state.end_reason() {
         return Err(Unanswered::NotSent(reason.clone(), Vec::new()));
     }
-    match inner.conn.open(block.clone(), out.is_empty()) {
+    match state.conn.open(block.clone(), out.is_empty()) {
         Ok(id) => {
-            let stream = StreamRef::new(shared, &mut inner, id);
-            if let Some(io) = inner.streams.get_mut(&id) {
+            let stream = StreamRef::new(shared, &mut state, id);
+            if let Some(io) = state.streams.io.get_mut(&id) {
                 wait_for(&mut io.recv_waker, cx);
             }
-            let queued = if out.is_empty() { out.all_said() } else { out.queue(&mut inner, id) };
-            inner.flush_soon();
-            drop(inner);
+            let queued = if out.is_empty() { out.all_said() } else { out.queue(&mut state, id) };
+            state.flush_soon();
+            drop(state);
             // On an error the stream is reset as it is dropped.
             queued.map(|()| Stage::Open(stream)).map_err(Unanswered::Failed)
         }
         Err(SendError::TooManyStreams(_)) => {
-            inner.room_wanted = true;
+            state.streams.room_wanted = true;
             // Made under the lock: it hears of every stream that ends from now on.
             Ok(Stage::Room(Box::pin(shared.stream_room.clone().notified_owned())))
         }
@@ -272,16 +273,16 @@ fn wait(
 ) -> Poll<Result<(Bytes, bool), Unanswered>> {
     let id = stream.id;
     let mut guard = stream.shared.lock();
-    let inner = &mut *guard;
-    let Some(io) = inner.streams.get_mut(&id) else {
+    let state = &mut *guard;
+    let Some(io) = state.streams.io.get_mut(&id) else {
         return Poll::Ready(Err(Unanswered::Failed(Status::internal("the call's stream is gone"))));
     };
     if let Some(head) = io.head.take() {
         io.head_taken = true;
         return Poll::Ready(Ok(head));
     }
-    let transmitted = inner.conn.is_transmitted(id);
-    let unanswered = match (&mut io.fault, &inner.life) {
+    let transmitted = state.conn.is_transmitted(id);
+    let unanswered = match (&mut io.fault, &state.life) {
         (Some(Fault::Refused(unsent)), _) => {
             let reason = Reason::from_peer(ReasonCode::GoAway, "the peer takes no new calls");
             Unanswered::NotSent(reason, std::mem::take(unsent))
@@ -301,7 +302,7 @@ fn wait(
             };
         }
         (None, Life::Closing(reason) | Life::Dead(reason)) if !transmitted => {
-            Unanswered::NotSent(reason.clone(), inner.conn.withdraw(id))
+            Unanswered::NotSent(reason.clone(), state.conn.withdraw(id))
         }
         (None, Life::Closing(reason) | Life::Dead(reason)) => Unanswered::Failed(ended(reason)),
     };

@@ -5,7 +5,9 @@
 //! | `client` | calls out |
 //! | `server` | calls in |
 //! | `task_pool` | the tasks that a server's calls run in |
+//! | `response` | the answer to a call |
 //! | `stream` | a call's handle of its stream |
+//! | `stream_io` | the state of a stream, as the connection keeps it |
 //! | `send_body` | a body that is sent |
 //! | `recv_body` | a body that is received |
 //! | `headers` | http heads to and from header blocks |
@@ -15,7 +17,9 @@ pub(in crate::connection) mod client;
 mod header_cache;
 pub(in crate::connection) mod headers;
 mod recv_body;
+mod response;
 mod send_body;
 pub(in crate::connection) mod server;
 pub(in crate::connection) mod stream;
+pub(in crate::connection) mod stream_io;
 mod task_pool;

@@ -1,4 +1,4 @@
-//! A received body.
+//! A body that is received.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -11,7 +11,9 @@ use tonic_rdma_proto::{ResetCode, Side};
 
 use crate::codec::{Deframer, Delivered, Used};
 use crate::connection::call::headers;
-use crate::connection::call::stream::{StreamRef, wait_for};
+use crate::connection::call::stream::StreamRef;
+use crate::connection::call::stream_io::wait_for;
+use crate::connection::copy_scheduler::ReadPace;
 use crate::telemetry::stats::Copied;
 
 /// The body of a request at the server, or of a response at the client.
@@ -23,24 +25,13 @@ pub(in crate::connection) struct RecvBody {
     stream: StreamRef,
     deframer: Deframer,
     used: Used,
-    /// Bytes handed on since other tasks had their turn.
-    handed: usize,
-    /// At so many the next look whether any has to.
-    look: usize,
-    /// Others have so many before this one goes on.
-    turns_left: u8,
+    pace: ReadPace,
     /// Nothing more comes, neither from the stream nor from the deframer: said without a look at the
     /// connection. A body of which this is not known may have ended, too.
     finished: bool,
     /// The deframer has the last of it.
     ended: bool,
 }
-
-/// The decoder copies what it is handed. After so many bytes other tasks have their turn: small
-/// calls beside a long message wait for this much of it, not for all (R13).
-const TURN: usize = 1 << 20;
-/// After so many a message that has come has its turn, if short ones came before.
-const LOOK: usize = 64 * 1024;
 
 impl RecvBody {
     /// `used`: the reader's codec, where that is known before the stream knows it. `finished`:
@@ -51,38 +42,21 @@ impl RecvBody {
         used: Used,
         finished: bool,
     ) -> Self {
-        RecvBody {
-            stream,
-            deframer,
-            used,
-            handed: 0,
-            look: LOOK,
-            turns_left: 0,
-            finished,
-            ended: finished,
-        }
+        RecvBody { stream, deframer, used, pace: ReadPace::new(), finished, ended: finished }
     }
 
-    /// How many turns the other tasks have now, before this one goes on.
-    fn gives_way(&mut self) -> u8 {
-        let mut inner = self.stream.shared.lock();
-        let short = inner.conn.stats().eager_received;
-        let pauses = inner.beside_received.piece(short);
-        let news = pauses && inner.link.as_ref().is_some_and(Link::has_pending_recv);
-        if news {
-            inner.wake_driver();
+    /// Asks the connection whether a message is pending, which the driver and the tasks that it
+    /// wakes have before the rest of this body (R13).
+    fn check_pending(&mut self) {
+        let mut state = self.stream.shared.lock();
+        let short = state.conn.stats().eager_received;
+        let pending = state.copies.interleaves_reads(short)
+            && state.link.as_ref().is_some_and(Link::has_pending_recv);
+        if pending {
+            state.wake_driver();
         }
-        drop(inner);
-        let turns = match news {
-            // In the first the driver, in the second those whom it wakes.
-            true => 2,
-            false => u8::from(self.handed >= TURN),
-        };
-        if turns > 0 {
-            self.handed = 0;
-        }
-        self.look = self.handed + LOOK;
-        turns
+        drop(state);
+        self.pace.checked(pending);
     }
 
     /// The next bytes of what the deframer has. What it copies, it copies here, where nobody waits
@@ -93,16 +67,16 @@ impl RecvBody {
             self.finished = self.ended;
             let delivered = self.deframer.take_delivered();
             if delivered != Delivered::default() {
-                let mut inner = self.stream.shared.lock();
-                add(&mut inner.copied, delivered);
-                inner.count();
+                let mut state = self.stream.shared.lock();
+                add(&mut state.usage.copied, delivered);
+                state.count();
             }
         }
         Some(bytes)
     }
 
     fn hand_on(&mut self, bytes: Bytes) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        self.handed += bytes.len();
+        self.pace.handed_on(bytes.len());
         Poll::Ready(Some(Ok(Frame::data(bytes))))
     }
 }
@@ -119,11 +93,10 @@ impl Body for RecvBody {
             return Poll::Ready(None);
         }
         let this = &mut *self;
-        if this.handed >= this.look {
-            this.turns_left = this.gives_way();
+        if this.pace.is_check_due() {
+            this.check_pending();
         }
-        if this.turns_left > 0 {
-            this.turns_left -= 1;
+        if this.pace.yields() {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -131,9 +104,9 @@ impl Body for RecvBody {
             return this.hand_on(bytes);
         }
         let id = this.stream.id;
-        let mut inner = this.stream.shared.lock();
-        let lost = inner.end_status();
-        let Some(io) = inner.streams.get_mut(&id) else {
+        let mut state = this.stream.shared.lock();
+        let lost = state.end_status();
+        let Some(io) = state.streams.io.get_mut(&id) else {
             this.finished = true;
             return Poll::Ready(None);
         };
@@ -143,13 +116,13 @@ impl Body for RecvBody {
             }
             let used = this.used;
             this.ended = io.is_at_end();
-            inner.consume(id, piece.flows());
+            state.consume(id, piece.flows());
             // Of those that were joined the decoder copies even the long ones.
-            inner.copied.eager += u64::from(piece.landed_and_joined());
-            if !inner.flush_soon() {
-                inner.count();
+            state.usage.copied.eager += u64::from(piece.landed_and_joined());
+            if !state.flush_soon() {
+                state.count();
             }
-            drop(inner);
+            drop(state);
             this.deframer.push(piece.part, used);
             // No piece is empty.
             let bytes = this.pop().unwrap_or_default();
@@ -168,7 +141,7 @@ impl Body for RecvBody {
             Some(Err(status))
         } else {
             wait_for(&mut io.recv_waker, cx);
-            (this.handed, this.look) = (0, LOOK);
+            this.pace.waits();
             return Poll::Pending;
         };
         this.finished = true;
@@ -197,27 +170,27 @@ impl Drop for RecvBody {
     fn drop(&mut self) {
         let id = self.stream.id;
         let shared = self.stream.shared.clone();
-        let mut inner = shared.lock();
-        add(&mut inner.copied, self.deframer.take_delivered());
-        let side = inner.conn.side();
-        let Some(io) = inner.streams.get_mut(&id) else { return };
+        let mut state = shared.lock();
+        add(&mut state.usage.copied, self.deframer.take_delivered());
+        let side = state.conn.side();
+        let Some(io) = state.streams.io.get_mut(&id) else { return };
         io.discard = true;
         let rest = std::mem::take(&mut io.unread);
         let ended = io.ended;
-        inner.consume(id, rest.flows());
+        state.consume(id, rest.flows());
         if !rest.is_empty() {
-            inner.count();
+            state.count();
         }
         if side == Side::Client && !ended {
-            inner.conn.reset(id, ResetCode::CANCEL);
-            if let Some(io) = inner.streams.get_mut(&id) {
+            state.conn.reset(id, ResetCode::CANCEL);
+            if let Some(io) = state.streams.io.get_mut(&id) {
                 let waker = io.send_waker.take();
-                inner.wake(waker);
+                state.wake(waker);
             }
         }
-        let dropped = self.stream.let_go(&mut inner);
-        inner.flush_soon();
-        drop(inner);
+        let dropped = self.stream.let_go(&mut state);
+        state.flush_soon();
+        drop(state);
         drop((rest, dropped));
     }
 }

@@ -12,8 +12,9 @@ use tonic_rdma_proto::{ResetCode, SendError, Side, StreamId, Unsent};
 
 use crate::codec::{BodyEncoder, Chunk, Polled, Used};
 use crate::connection::call::headers;
-use crate::connection::call::stream::{StreamRef, wait_for};
-use crate::connection::state::Inner;
+use crate::connection::call::stream::StreamRef;
+use crate::connection::call::stream_io::wait_for;
+use crate::connection::state::ConnectionState;
 use crate::fifo::Fifo;
 
 /// Frames of at least this many bytes are taken from a body before they are queued together.
@@ -94,14 +95,14 @@ impl SendBody {
     /// What has been taken and not queued goes to the connection, the end too if it has come.
     pub(in crate::connection) fn queue(
         &mut self,
-        inner: &mut Inner,
+        state: &mut ConnectionState,
         id: StreamId,
     ) -> Result<(), Status> {
         let (moved, filled) = self.encoder.take_copied();
-        inner.copied.plain_codec += moved;
-        inner.copied.learning += filled;
+        state.usage.copied.plain_codec += moved;
+        state.usage.copied.learning += filled;
         if self.encoder.used() != Used::Unknown
-            && let Some(io) = inner.streams.get_mut(&id)
+            && let Some(io) = state.streams.io.get_mut(&id)
         {
             io.used = self.encoder.used();
         }
@@ -109,8 +110,8 @@ impl SendBody {
             let end = self.chunks.is_empty()
                 && self.trailers.is_none()
                 && matches!(self.state, State::Ended);
-            let payload = inner.payload(chunk);
-            inner.conn.send_payload(id, payload, end).map_err(too_long)?;
+            let payload = state.payload(chunk);
+            state.conn.send_payload(id, payload, end).map_err(too_long)?;
             if end {
                 self.state = State::Queued;
             }
@@ -121,8 +122,8 @@ impl SendBody {
             State::Failed(status) => return Err(status),
             State::Ended => {
                 let sent = match self.trailers.take() {
-                    Some(block) => inner.conn.send_headers(id, block, true),
-                    None => inner.conn.finish(id),
+                    Some(block) => state.conn.send_headers(id, block, true),
+                    None => state.conn.finish(id),
                 };
                 sent.map_err(too_long)?;
             }
@@ -145,22 +146,22 @@ impl SendBody {
                 return Poll::Ready(Ok(()));
             }
             let more = self.gather(cx);
-            let mut inner = stream.shared.lock();
-            if inner.end_reason().is_some() || !inner.conn.is_open_for_sending(id) {
+            let mut state = stream.shared.lock();
+            if state.end_reason().is_some() || !state.conn.is_open_for_sending(id) {
                 return Poll::Ready(Ok(()));
             }
-            if let Err(status) = self.queue(&mut inner, id) {
-                give_up(&mut inner, id, &status);
+            if let Err(status) = self.queue(&mut state, id) {
+                give_up(&mut state, id, &status);
                 return Poll::Ready(Err(status));
             }
-            inner.flush_soon();
+            state.flush_soon();
             if self.is_queued() {
                 return Poll::Ready(Ok(()));
             }
-            if more && inner.conn.has_room(id) {
+            if more && state.conn.has_room(id) {
                 continue;
             }
-            if let Some(io) = inner.streams.get_mut(&id) {
+            if let Some(io) = state.streams.io.get_mut(&id) {
                 wait_for(&mut io.send_waker, cx);
             }
             return Poll::Pending;
@@ -189,15 +190,15 @@ impl SendBody {
 }
 
 /// Resets a stream whose body cannot be sent.
-pub(in crate::connection) fn give_up(inner: &mut Inner, id: StreamId, status: &Status) {
-    let code = match (inner.conn.side(), status.code()) {
+pub(in crate::connection) fn give_up(state: &mut ConnectionState, id: StreamId, status: &Status) {
+    let code = match (state.conn.side(), status.code()) {
         (Side::Client, _) => ResetCode::CANCEL,
         (Side::Server, tonic::Code::ResourceExhausted) => ResetCode::ENHANCE_YOUR_CALM,
         (Side::Server, _) => ResetCode::INTERNAL,
     };
-    inner.conn.reset(id, code);
-    inner.fail_stream(id, status.clone());
-    inner.flush_soon();
+    state.conn.reset(id, code);
+    state.fail_stream(id, status.clone());
+    state.flush_soon();
 }
 
 fn too_long(error: SendError) -> Status {

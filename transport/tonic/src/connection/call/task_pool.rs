@@ -15,8 +15,8 @@ use tonic::body::Body;
 use tower::Service;
 
 use crate::codec::Call;
+use crate::connection::call::response::{begin, is_over};
 use crate::connection::call::send_body::SendBody;
-use crate::connection::call::server::{begin, is_over};
 use crate::connection::call::stream::StreamRef;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -76,14 +76,14 @@ where
     ) {
         let job = Job { service: self.service.clone(), stream, method, request };
         let idle = lock(&self.waiting).idle.as_mut().and_then(Vec::pop);
-        if let Some((desk, waker)) = idle {
-            *lock(&desk.job) = Some(job);
+        if let Some((slot, waker)) = idle {
+            *lock(&slot.job) = Some(job);
             return waker.wake();
         }
         let Job { service, stream, method, request } = job;
         tokio::spawn(PooledTask {
             waiting: self.waiting.clone(),
-            desk: Arc::new(TaskSlot { job: Mutex::new(None) }),
+            slot: Arc::new(TaskSlot { job: Mutex::new(None) }),
             stream: Some(stream),
             method: Some(method),
             stage: Stage::New { service, request: Some(request) },
@@ -104,7 +104,7 @@ pin_project! {
     /// One task. The client's reset, or the connection's end, drops the handler where it stands.
     struct PooledTask<S, F> {
         waiting: Arc<Mutex<Waiting<S>>>,
-        desk: Arc<TaskSlot<S>>,
+        slot: Arc<TaskSlot<S>>,
         // Of the call.
         stream: Option<StreamRef>,
         // Until the response's head is there.
@@ -138,7 +138,7 @@ where
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         if matches!(self.stage, Stage::Idle) {
             let this = self.as_mut().project();
-            let Some(job) = lock(&this.desk.job).take() else {
+            let Some(job) = lock(&this.slot.job).take() else {
                 return match lock(this.waiting).idle {
                     // Somebody else has woken it.
                     Some(_) => Poll::Pending,
@@ -161,7 +161,7 @@ where
         (*this.stream, *this.method) = (None, None);
         match &mut lock(this.waiting).idle {
             Some(idle) if idle.len() < IDLE => {
-                idle.push((this.desk.clone(), cx.waker().clone()));
+                idle.push((this.slot.clone(), cx.waker().clone()));
                 Poll::Pending
             }
             _ => Poll::Ready(()),

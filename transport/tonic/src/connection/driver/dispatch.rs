@@ -6,32 +6,32 @@ use tonic_rdma_fabric::{Completion, Link, LinkError, LogThrottle};
 use tonic_rdma_proto::{Breach, CloseCode, Event, Flow, StreamId};
 
 use crate::codec::Part;
-use crate::connection::call::stream::{Fault, StreamIo};
+use crate::connection::call::stream_io::{Fault, StreamIo};
 use crate::connection::receive::unread::{Place, RECEIVE_CHUNK};
-use crate::connection::state::{Inner, Life};
+use crate::connection::state::{ConnectionState, Life};
 use crate::path::reason::{Reason, ReasonCode};
 
 /// Lines about peers that break the protocol: one that comes back is not to fill the disk.
 static BREACHES: LogThrottle = LogThrottle::new();
 
-impl Inner {
+impl ConnectionState {
     /// Acts on everything in `completions`.
     pub(in crate::connection) fn complete(&mut self) -> Result<(), LinkError> {
-        let mut completions = std::mem::take(&mut self.completions);
+        let mut completions = std::mem::take(&mut self.inbox.completions);
         let mut result = Ok(());
-        let writing = self.sends.writing();
+        let writing = self.send.in_flight.writing();
         for completion in completions.drain(..) {
             match completion {
-                Completion::Sent { id } => self.sends.done(id),
+                Completion::Sent { id } => self.send.in_flight.done(id),
                 Completion::Received { slot, len } if result.is_ok() => {
                     result = self.receive(slot, len);
                 }
                 Completion::Received { .. } => {}
             }
         }
-        self.completions = completions;
-        if self.sends.writing() < writing {
-            self.window.completed(self.sends.writing(), self.conn.waits_to_write());
+        self.inbox.completions = completions;
+        if self.send.in_flight.writing() < writing {
+            self.send.window.completed(self.send.in_flight.writing(), self.conn.waits_to_write());
         }
         result
     }
@@ -39,11 +39,11 @@ impl Inner {
     fn receive(&mut self, slot: u32, len: u32) -> Result<(), LinkError> {
         let Some(link) = self.link.as_mut() else { return Ok(()) };
         let data = link.recv_slot(slot, len);
-        if self.received.capacity() - self.received.len() < data.len() {
-            self.received.reserve(RECEIVE_CHUNK.max(data.len()));
+        if self.inbox.messages.capacity() - self.inbox.messages.len() < data.len() {
+            self.inbox.messages.reserve(RECEIVE_CHUNK.max(data.len()));
         }
-        self.received.put_slice(data);
-        let message = self.received.split().freeze();
+        self.inbox.messages.put_slice(data);
+        let message = self.inbox.messages.split().freeze();
         // Posted again before the protocol can give the credit back (R1).
         let posted = link.repost(slot)?;
         let received = self.conn.receive(self.clock.now(), message);
@@ -77,8 +77,8 @@ impl Inner {
             match event {
                 Event::Opened { stream, block, end } => {
                     // Registered at once: pieces of the body may follow in the same message.
-                    self.streams.insert(stream, StreamIo::opened(end));
-                    self.opened.push_back((stream, block));
+                    self.streams.io.insert(stream, StreamIo::opened(end));
+                    self.streams.opened.push_back((stream, block));
                 }
                 Event::Headers { stream, block, end } => self.with(stream, |io| {
                     if io.head.is_none() && !io.head_taken {
@@ -92,20 +92,15 @@ impl Inner {
                     self.deliver(stream, Part::Eager(data), Flow::Window, Place::Message, end);
                 }
                 Event::Landed { stream, memory, begin, len, flow, end } => {
-                    let Some(buf) = self.granted.try_remove(memory) else { continue };
+                    let Some(buf) = self.landing.granted.try_remove(memory) else { continue };
                     let landed = buf.filled_from(begin as usize, len as usize);
-                    // Copied: from here on nobody looks at what the peer can write to, or a reader
-                    // that holds on to this must not starve the others.
-                    let place = match self.copy_on_delivery
-                        || self.landing.under_pressure()
-                        || self.landing.is_spent()
-                    {
+                    let place = match self.landing.copies_on_delivery() {
                         true => Place::Heap,
                         false => Place::Landing { begin },
                     };
                     self.deliver(stream, Part::Landed(landed), flow, place, end);
                 }
-                Event::Returned { memory } => drop(self.granted.try_remove(memory)),
+                Event::Returned { memory } => drop(self.landing.granted.try_remove(memory)),
                 Event::Reset { stream, code } => self.with(stream, |io| {
                     io.fault.get_or_insert(Fault::Reset(code));
                 }),
@@ -148,45 +143,11 @@ impl Inner {
 
     /// Changes a stream's state and wakes both of its sides.
     fn with(&mut self, id: StreamId, change: impl FnOnce(&mut StreamIo)) {
-        if let Some(io) = self.streams.get_mut(&id) {
+        if let Some(io) = self.streams.io.get_mut(&id) {
             change(io);
             let (recv, send) = (io.recv_waker.take(), io.send_waker.take());
             self.wake(recv);
             self.wake(send);
-        }
-    }
-
-    fn deliver(&mut self, id: StreamId, part: Part, flow: Flow, place: Place, end: bool) {
-        let Some(io) = self.streams.get_mut(&id) else { return };
-        io.ended |= end;
-        let len = part.len() as u32;
-        let discard = io.discard;
-        if !discard && len > 0 {
-            let copied = match place {
-                Place::Heap if self.copy_on_delivery => Some(&mut self.copied.delivery),
-                Place::Heap => Some(&mut self.copied.pressure),
-                _ if !io.unread.joins(part.len(), place) => None,
-                Place::Message => Some(&mut self.copied.eager),
-                Place::Landing { .. } => Some(&mut self.copied.joined),
-            };
-            if let Some(copied) = copied {
-                *copied += u64::from(len);
-            }
-            io.unread.push(part, flow, place);
-        }
-        let waker = io.recv_waker.take();
-        self.wake(waker);
-        if discard {
-            self.conn.consume(id, len, flow);
-        }
-    }
-
-    /// Bytes have been read, or will not be.
-    pub(in crate::connection) fn consume(&mut self, id: StreamId, flows: [(u32, Flow); 2]) {
-        for (len, flow) in flows {
-            if len > 0 {
-                self.conn.consume(id, len, flow);
-            }
         }
     }
 

@@ -1,31 +1,33 @@
-//! When the driver has its next turn while it has more to copy.
+//! How the driver yields while it has more to copy.
 //!
-//! On a runtime of one thread it goes behind everything, sockets and timers too: another connection
-//! may have been rung. tokio does that for a task that yields ([`tokio::task::yield_now`]) when no
-//! task is left to run, and else once in `event_interval` (61) polls of tasks. Where there always
-//! is one to run that is too seldom, so it is measured:
+//! On a runtime of one thread the driver yields to everything, sockets and timers too: another
+//! connection's doorbell may have been rung. tokio does that for a task that yields
+//! ([`tokio::task::yield_now`]) when no other task can run, and else once in `event_interval` (61)
+//! polls of tasks. Where a task can always run that is too seldom, so the policy measures it:
 //!
-//! | state | on | next |
+//! | state | event | next state |
 //! |---|---|---|
-//! | Several | | Several |
-//! | BehindAll | back within [`LATE`] | BehindAll |
-//! | BehindAll | back later | BehindTasks([`BUSY`]) |
-//! | BehindTasks(n) | | BehindTasks(n - 1), BehindAll after 1 |
+//! | Several | any | Several |
+//! | BehindAll | the driver runs again within [`MAX_WAIT`] | BehindAll |
+//! | BehindAll | the driver runs again later | BehindTasks([`BUSY_TURNS`]) |
+//! | BehindTasks(n) | the driver yields | BehindTasks(n - 1), BehindAll at 0 |
 //!
-//! On a runtime of several threads it goes behind the other tasks, where another thread may take it
-//! up; one of them looks at the sockets.
+//! On a runtime of several threads the driver yields to the other tasks; another thread may run it
+//! next, and one of the threads polls the sockets.
 
 use std::future::Future;
 use std::pin::pin;
 use std::task::Context;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::runtime::{Handle, RuntimeFlavor};
+// tokio's clock, which tests can stop.
+use tokio::time::Instant;
 
-/// Many times what a copy takes, and a trip round a queue of short tasks.
-const LATE: Duration = Duration::from_micros(500);
-/// Turns until it is measured again.
-const BUSY: u8 = 4;
+/// Many times the length of a copy, and of a round of short tasks.
+const MAX_WAIT: Duration = Duration::from_micros(500);
+/// Yields until the wait is measured again.
+const BUSY_TURNS: u8 = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -36,38 +38,34 @@ enum State {
 }
 
 #[derive(Debug)]
-pub(in crate::connection) struct Turns {
+pub(super) struct YieldPolicy {
     state: State,
-    /// It went behind all then.
+    /// When the driver yielded to everything.
     since: Option<Instant>,
 }
 
-impl Turns {
-    /// Of a task of the runtime that this is called in.
-    pub(in crate::connection) fn new() -> Self {
+impl YieldPolicy {
+    /// Policy for the current Tokio runtime.
+    pub(super) fn new() -> Self {
         let flavor = Handle::try_current().map(|runtime| runtime.runtime_flavor());
         let state = match flavor {
             Ok(RuntimeFlavor::CurrentThread) => State::BehindAll,
             _ => State::Several,
         };
-        Turns { state, since: None }
+        YieldPolicy { state, since: None }
     }
 
-    /// The task has its turn.
-    pub(in crate::connection) fn begin(&mut self) {
-        if let Some(since) = self.since.take() {
-            self.back_after(since.elapsed());
+    /// The driver runs again.
+    pub(super) fn runs(&mut self) {
+        if let Some(since) = self.since.take()
+            && since.elapsed() > MAX_WAIT
+        {
+            self.state = State::BehindTasks(BUSY_TURNS);
         }
     }
 
-    fn back_after(&mut self, waited: Duration) {
-        if waited > LATE {
-            self.state = State::BehindTasks(BUSY);
-        }
-    }
-
-    /// Has the task woken for another turn, after others had theirs.
-    pub(in crate::connection) fn again(&mut self, cx: &mut Context<'_>) {
+    /// Has the driver's task woken for another turn, after other tasks have run.
+    pub(super) fn yield_now(&mut self, cx: &mut Context<'_>) {
         match self.state {
             State::BehindAll => {
                 self.since = Some(Instant::now());
@@ -100,28 +98,42 @@ mod tests {
         }
     }
 
-    /// Wakes at once, of so many turns.
-    fn at_once(turns: &mut Turns, times: u32) -> u32 {
+    /// Yields `times` times, each of them `wait` long. How often the task was woken at once.
+    async fn woken_at_once(policy: &mut YieldPolicy, times: u32, wait: Duration) -> u32 {
         let count = Arc::new(Count::default());
         let waker = Waker::from(count.clone());
         for _ in 0..times {
-            turns.again(&mut Context::from_waker(&waker));
+            policy.yield_now(&mut Context::from_waker(&waker));
+            tokio::time::advance(wait).await;
+            policy.runs();
         }
         count.0.load(Relaxed)
     }
 
-    #[tokio::test]
-    async fn on_one_thread_it_goes_behind_all_unless_that_takes_long() {
-        let mut turns = Turns::new();
-        turns.back_after(LATE);
-        assert_eq!(at_once(&mut turns, 10), 0);
-        turns.back_after(LATE * 2);
-        assert_eq!(at_once(&mut turns, 100), u32::from(BUSY), "and then it tries again");
+    #[tokio::test(start_paused = true)]
+    async fn on_one_thread_it_yields_to_everything_unless_that_takes_long() {
+        let mut policy = YieldPolicy::new();
+        assert_eq!(woken_at_once(&mut policy, 10, MAX_WAIT).await, 0);
+        let late = MAX_WAIT + Duration::from_micros(1);
+        let measured = 20 / (u32::from(BUSY_TURNS) + 1);
+        assert_eq!(
+            woken_at_once(&mut policy, 20, late).await,
+            20 - measured,
+            "then measured again"
+        );
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-    async fn on_several_it_can_be_taken_up_by_another() {
-        let handle = tokio::spawn(async { at_once(&mut Turns::new(), 10) });
-        assert_eq!(handle.await.unwrap(), 10);
+    async fn on_several_threads_it_yields_to_tasks() {
+        let woken = tokio::spawn(async {
+            let (mut policy, count) = (YieldPolicy::new(), Arc::new(Count::default()));
+            let waker = Waker::from(count.clone());
+            for _ in 0..10 {
+                policy.runs();
+                policy.yield_now(&mut Context::from_waker(&waker));
+            }
+            count.0.load(Relaxed)
+        });
+        assert_eq!(woken.await.unwrap(), 10);
     }
 }

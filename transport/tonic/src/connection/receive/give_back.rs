@@ -17,11 +17,9 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-use tonic_rdma_memory::{Excess, LandingBuf};
+use tonic_rdma_memory::Excess;
 
 use crate::connection::delay::Delay;
-use crate::connection::state::Inner;
 
 /// At 3 Gb/s and more, 16 MiB that are on their way have landed by then.
 const DRAIN: Duration = Duration::from_millis(50);
@@ -32,7 +30,7 @@ pub(in crate::connection) struct GiveBack(pub(in crate::connection) Delay);
 
 impl GiveBack {
     /// What has been chosen to go back.
-    fn chosen(&mut self, excess: Excess, dead_peer: Duration) {
+    pub(in crate::connection) fn chosen(&mut self, excess: Excess, dead_peer: Duration) {
         match excess {
             Excess::None => self.0.reset(),
             Excess::Same if self.0.is_over() => {}
@@ -42,32 +40,10 @@ impl GiveBack {
     }
 }
 
-impl Inner {
-    /// Another connection waits for landing memory: what is idle here goes back, and what is more
-    /// than the share of this one.
-    pub(in crate::connection) fn make_room_elsewhere(&mut self) {
-        let wanted = self.landing.wanted_elsewhere();
-        if wanted {
-            self.conn.recall_standing();
-            self.landing.trim();
-        }
-        if wanted || !self.give_back.0.is_idle() {
-            let excess = self.landing.keep_share();
-            self.give_back.chosen(excess, self.conn.dead_peer());
-        }
-    }
-
-    /// Asks back what is in the way of those that wait, if it is time to.
-    pub(in crate::connection) fn recall_excess(&mut self, now: Instant) {
-        if self.give_back.0.expire(now) {
-            let granted = &self.granted;
-            self.conn.recall_grants(|key| granted.get(key).is_some_and(LandingBuf::is_wanted_back));
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use tokio::time::Instant;
+
     use super::*;
 
     const DEAD: Duration = Duration::from_secs(5);

@@ -1,0 +1,87 @@
+//! The answer to a call.
+
+use std::task::Context;
+
+use http::Response;
+use tonic::Status;
+use tonic::body::Body;
+use tonic_rdma_proto::{ResetCode, SendError};
+
+use crate::codec::{BodyEncoder, Call, HEADER, is_plain_grpc};
+use crate::connection::call::headers;
+use crate::connection::call::send_body::{SendBody, give_up};
+use crate::connection::call::stream::StreamRef;
+use crate::connection::call::stream_io::wait_for;
+
+/// Begins a response. What is ready of it goes out in one message with the head. If that was all,
+/// the stream is let go of; otherwise the rest is returned.
+pub(in crate::connection) fn begin(
+    stream: &mut StreamRef,
+    response: Response<Body>,
+    method: Call,
+    cx: &mut Context<'_>,
+) -> Option<SendBody> {
+    let (parts, body) = response.into_parts();
+    let block = match headers::encode_response(&parts) {
+        Ok(block) => block,
+        Err(status) => {
+            refuse(stream, status);
+            return None;
+        }
+    };
+    let apart = is_plain_grpc(&parts.headers);
+    let mut out =
+        SendBody::new(body, BodyEncoder::new(method, stream.shared.eager_limit - HEADER, apart));
+    out.gather(cx);
+    let shared = stream.shared.clone();
+    let mut state = shared.lock();
+    let end = out.is_empty();
+    match state.conn.send_headers(stream.id, block, end) {
+        Ok(()) => {}
+        // The client has given it up meanwhile: nobody waits for the response.
+        Err(SendError::Closed) => return None,
+        Err(error) => {
+            drop(state);
+            refuse(stream, Status::resource_exhausted(error.to_string()));
+            return None;
+        }
+    }
+    let queued = if end { out.all_said() } else { out.queue(&mut state, stream.id) };
+    if let Err(status) = &queued {
+        give_up(&mut state, stream.id, status);
+    }
+    let more = queued.is_ok() && !out.is_queued();
+    let dropped = if more { None } else { stream.let_go(&mut state) };
+    state.flush_soon();
+    drop(state);
+    drop(dropped);
+    more.then_some(out)
+}
+
+/// The client has reset the stream, or the connection has ended.
+pub(in crate::connection) fn is_over(stream: &StreamRef, cx: &Context<'_>) -> bool {
+    let mut state = stream.shared.lock();
+    if state.end_reason().is_some() {
+        return true;
+    }
+    match state.streams.io.get_mut(&stream.id) {
+        Some(io) if io.fault.is_none() => {
+            wait_for(&mut io.send_waker, cx);
+            false
+        }
+        _ => true,
+    }
+}
+
+/// The response cannot be sent as it is.
+fn refuse(stream: &StreamRef, status: Status) {
+    tracing::warn!(%status, "a response cannot be sent");
+    let mut state = stream.shared.lock();
+    let response: Response<Body> = status.into_http();
+    let sent = headers::encode_response(&response.into_parts().0)
+        .is_ok_and(|block| state.conn.send_headers(stream.id, block, true).is_ok());
+    if !sent {
+        state.conn.reset(stream.id, ResetCode::INTERNAL);
+    }
+    state.flush_soon();
+}

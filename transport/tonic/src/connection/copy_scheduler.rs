@@ -1,0 +1,473 @@
+//! Decides when a connection copies payload, and when its copies pause for other work.
+//!
+//! A link that copies while work is queued (shared memory) copies within a flush, under the
+//! connection's lock. Copying without yielding is faster: what an encoder has just written is still
+//! in the cache, and one of several messages is complete before the next needs memory. Short
+//! messages wait meanwhile (R13). So copies pause while short messages travel the same way, and not
+//! otherwise.
+//!
+//! # Sending
+//!
+//! | state | event | next state | decision |
+//! |---|---|---|---|
+//! | Continuous | a flush of the driver | Continuous | copy |
+//! | Interleaved(n) | a flush of the driver that woke a task | Yielded(n) | messages only |
+//! | Interleaved(n) | another flush of the driver | Interleaved(n) | copy |
+//! | Yielded(n) | a flush of the driver | Interleaved(n) | copy |
+//! | any | a flush of a call, behind a backlog | the same | messages only |
+//! | any | a flush of a call, no backlog | the same | copy |
+//! | any | a flush has copied, short bytes were sent since the last copy | Interleaved([`PIECES`]) or Yielded([`PIECES`]) | |
+//! | Interleaved(n), Yielded(n) | a flush has copied, no short bytes were sent | n - 1, Continuous at 0 | |
+//!
+//! A flush that leaves bytes to copy leaves a backlog. The driver then goes on:
+//!
+//! | state | backlog | decision |
+//! |---|---|---|
+//! | Continuous | yes | flushes again, [`MAX_FLUSHES`] times in a turn; then yields |
+//! | Interleaved, Yielded | yes | yields |
+//! | any | no | waits |
+//!
+//! # One flush
+//!
+//! | state | event | next state |
+//! |---|---|---|
+//! | Messages | no message is left to post | Copying, or Over if the flush posts messages only |
+//! | Copying | [`MAX_COPY`] bytes were copied, or the peer has sent a message | Over |
+//!
+//! # Receiving
+//!
+//! A reader hands on at most [`MAX_READ`] bytes, then yields once. While short messages arrive it
+//! checks every [`READ_CHECK`] bytes whether one is pending, and then yields twice: first to the
+//! driver, then to the tasks that the driver wakes.
+
+/// Bytes that one flush copies, about: it holds the connection's lock (R13).
+const MAX_COPY: usize = 128 * 1024;
+/// Bytes of one WRITE, and so between two checks for a message of the peer.
+const MAX_WRITE: usize = 32 * 1024;
+/// The protocol cuts no WRITE shorter than this many bytes.
+const MIN_WRITE: usize = 16 * 1024;
+/// Flushes that copy in one turn of the driver while the state is Continuous.
+const MAX_FLUSHES: usize = 4;
+/// Copied pieces after the last short message until copies do not pause any more. A piece is 64 or
+/// 128 KiB, so this is about a millisecond.
+const PIECES: u8 = 64;
+/// Bytes that a reader hands on before other tasks run.
+const MAX_READ: usize = 1 << 20;
+/// Bytes that a reader hands on between two checks for a pending message.
+const READ_CHECK: usize = 64 * 1024;
+
+/// Whether short messages travelled lately in one direction of a connection.
+#[derive(Debug, Default)]
+struct Recent {
+    /// Bytes of short messages since the connection began.
+    short: u64,
+    /// Pieces until short messages are forgotten. 0: there were none lately.
+    pieces: u8,
+}
+
+impl Recent {
+    /// A piece of a long message was copied, or is about to be.
+    fn piece(&mut self, short: u64) {
+        self.pieces = match short == self.short {
+            true => self.pieces.saturating_sub(1),
+            false => PIECES,
+        };
+        self.short = short;
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Continuous,
+    Interleaved,
+    Yielded,
+}
+
+/// The schedule of one connection, behind its lock.
+#[derive(Debug)]
+pub(super) struct CopyScheduler {
+    state: State,
+    sent: Recent,
+    received: Recent,
+    backlog: bool,
+}
+
+/// What the driver does after a flush.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Flush again in the same turn.
+    Flush,
+    /// Let other tasks run, then flush again.
+    Yield,
+    /// There is nothing to copy.
+    Wait,
+}
+
+impl CopyScheduler {
+    pub(super) fn new() -> Self {
+        CopyScheduler {
+            state: State::Continuous,
+            sent: Recent::default(),
+            received: Recent::default(),
+            backlog: false,
+        }
+    }
+
+    /// The driver's next flush; `woke`: it has made a task ready in this turn, which does not wait
+    /// for a copy, once.
+    pub(super) fn driver_flush(&mut self, woke: bool) -> Flush {
+        self.state = match (self.state, woke) {
+            (State::Continuous, _) => State::Continuous,
+            (State::Interleaved, true) => State::Yielded,
+            (State::Interleaved, false) | (State::Yielded, _) => State::Interleaved,
+        };
+        Flush::new(if self.state == State::Yielded { 0 } else { MAX_COPY })
+    }
+
+    /// The next flush of a call: it copies this call's data, never an earlier transfer's.
+    pub(super) fn call_flush(&self) -> Flush {
+        Flush::new(if self.backlog { 0 } else { MAX_COPY })
+    }
+
+    /// A flush that nobody's call waits for: of a timer, or of a connection that ends.
+    pub(super) fn full_flush(&self) -> Flush {
+        Flush::new(MAX_COPY)
+    }
+
+    /// A flush begins: what it leaves is said when it [ends](Self::flushed).
+    pub(super) fn flush_begins(&mut self) {
+        self.backlog = false;
+    }
+
+    /// A flush has ended. `short`: bytes of short messages sent since the connection began;
+    /// `waits`: bytes wait to be written.
+    pub(super) fn flushed(&mut self, flush: &Flush, short: u64, waits: bool) {
+        if flush.copied > 0 {
+            self.sent.piece(short);
+            self.state = match (self.sent.pieces, self.state) {
+                (0, _) => State::Continuous,
+                (_, State::Continuous) => State::Interleaved,
+                (_, state) => state,
+            };
+        }
+        self.backlog = flush.state == FlushState::Over && waits;
+    }
+
+    /// Bytes wait to be copied by another flush.
+    pub(super) fn has_backlog(&self) -> bool {
+        self.backlog
+    }
+
+    /// What the driver does after its `n`th flush of a turn, counted from 1.
+    pub(super) fn next(&self, n: usize) -> Next {
+        match (self.backlog, self.state) {
+            (false, _) => Next::Wait,
+            (true, State::Continuous) if n < MAX_FLUSHES => Next::Flush,
+            (true, _) => Next::Yield,
+        }
+    }
+
+    /// A reader is about to hand on a piece. `short`: bytes of short messages received since the
+    /// connection began. True when it checks for a pending message.
+    pub(super) fn interleaves_reads(&mut self, short: u64) -> bool {
+        self.received.piece(short);
+        self.received.pieces > 0
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum FlushState {
+    Messages,
+    Copying,
+    Over,
+}
+
+/// What one flush may copy, and has copied.
+#[derive(Debug)]
+pub(super) struct Flush {
+    state: FlushState,
+    max: usize,
+    copied: usize,
+}
+
+impl Flush {
+    fn new(max: usize) -> Self {
+        Flush { state: FlushState::Messages, max, copied: 0 }
+    }
+
+    /// Bytes of the next WRITE, at most.
+    pub(super) fn room(&self) -> usize {
+        match self.state {
+            FlushState::Copying => (self.max - self.copied).clamp(MIN_WRITE, MAX_WRITE),
+            FlushState::Messages | FlushState::Over => 0,
+        }
+    }
+
+    /// The protocol has nothing for the room. True when there is more room now.
+    pub(super) fn advance(&mut self) -> bool {
+        let copies = self.state == FlushState::Messages && self.max > 0;
+        match (self.state, copies) {
+            (FlushState::Messages, true) => self.state = FlushState::Copying,
+            (FlushState::Messages, false) => self.state = FlushState::Over,
+            (FlushState::Copying | FlushState::Over, _) => {}
+        }
+        copies
+    }
+
+    /// `len` bytes have been copied; `pending`: the peer has sent a message.
+    pub(super) fn copied(&mut self, len: usize, pending: bool) {
+        self.copied += len;
+        if pending || self.copied >= self.max {
+            self.state = FlushState::Over;
+        }
+    }
+}
+
+/// The pace of one reader.
+#[derive(Debug)]
+pub(super) struct ReadPace {
+    /// Bytes handed on since other tasks ran.
+    handed: usize,
+    /// Byte count at which to check again whether to yield.
+    check_at: usize,
+    /// Turns of other tasks before the next piece.
+    yields: u8,
+}
+
+impl ReadPace {
+    pub(super) fn new() -> Self {
+        ReadPace { handed: 0, check_at: READ_CHECK, yields: 0 }
+    }
+
+    /// Whether the connection is to be asked for a pending message before the next piece.
+    pub(super) fn is_check_due(&self) -> bool {
+        self.handed >= self.check_at
+    }
+
+    /// The check was made.
+    pub(super) fn checked(&mut self, pending: bool) {
+        self.yields = match pending {
+            true => 2,
+            false => u8::from(self.handed >= MAX_READ),
+        };
+        if self.yields > 0 {
+            self.handed = 0;
+        }
+        self.check_at = self.handed + READ_CHECK;
+    }
+
+    /// True when the reader yields now.
+    pub(super) fn yields(&mut self) -> bool {
+        let yields = self.yields > 0;
+        self.yields = self.yields.saturating_sub(1);
+        yields
+    }
+
+    /// `len` bytes were handed on.
+    pub(super) fn handed_on(&mut self, len: usize) {
+        self.handed += len;
+    }
+
+    /// The reader waits for more: other tasks run anyway.
+    pub(super) fn waits(&mut self) {
+        (self.handed, self.check_at) = (0, READ_CHECK);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::{Instant, advance};
+
+    use super::*;
+
+    /// A link that copies 8 bytes in a nanosecond, by tokio's clock.
+    async fn copy(len: usize) {
+        advance(Duration::from_nanos(len as u64 / 8)).await;
+    }
+
+    /// One sender: a transfer of `left` bytes, and a short message of 100 bytes whenever one is
+    /// due. Notes how long short messages wait.
+    struct Sender {
+        scheduler: CopyScheduler,
+        left: usize,
+        short: u64,
+        due: Vec<Instant>,
+        waited: Vec<Duration>,
+        yields: usize,
+    }
+
+    impl Sender {
+        fn new(left: usize, due: impl IntoIterator<Item = Instant>) -> Self {
+            let mut due: Vec<_> = due.into_iter().collect();
+            due.reverse();
+            let scheduler = CopyScheduler::new();
+            Sender { scheduler, left, short: 0, due, waited: Vec::new(), yields: 0 }
+        }
+
+        fn is_due(&self) -> bool {
+            self.due.last().is_some_and(|due| *due <= Instant::now())
+        }
+
+        async fn flush(&mut self, mut flush: Flush) {
+            self.scheduler.flush_begins();
+            while self.is_due() {
+                self.waited.extend(self.due.pop().map(|due| due.elapsed()));
+                self.short += 100;
+            }
+            flush.advance();
+            while self.left > 0 && flush.room() > 0 {
+                let len = flush.room().min(self.left);
+                copy(len).await;
+                self.left -= len;
+                flush.copied(len, false);
+            }
+            self.scheduler.flushed(&flush, self.short, self.left > 0);
+        }
+
+        /// The driver, until nothing is left. Short messages come in while it yields.
+        async fn run(&mut self) {
+            'turns: loop {
+                for n in 1.. {
+                    let flush = self.scheduler.driver_flush(false);
+                    self.flush(flush).await;
+                    match self.scheduler.next(n) {
+                        Next::Flush => continue,
+                        Next::Yield => break,
+                        Next::Wait => break 'turns,
+                    }
+                }
+                self.yields += 1;
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_transfer_by_itself_yields_once_in_four_flushes() {
+        let mut sender = Sender::new(64 << 20, []);
+        sender.run().await;
+        assert_eq!(sender.yields, (64 << 20) / (MAX_COPY * MAX_FLUSHES) - 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn beside_short_messages_it_yields_after_each_flush() {
+        let start = Instant::now();
+        let due = (0..200).map(|n| start + Duration::from_micros(40) * n);
+        let mut sender = Sender::new(64 << 20, due);
+        sender.run().await;
+        assert_eq!(sender.waited.len(), 200);
+        // Of the first nothing was known. The others wait for one flush, and for no more.
+        let one_flush = Duration::from_nanos(MAX_COPY as u64 / 8);
+        assert!(
+            sender.waited[1..].iter().all(|waited| *waited <= one_flush),
+            "{:?}",
+            sender.waited
+        );
+        assert!(sender.yields >= (64 << 20) / MAX_COPY - 2 * MAX_FLUSHES);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn short_messages_are_forgotten_after_64_pieces() {
+        let mut sender = Sender::new(64 << 20, [Instant::now()]);
+        sender.run().await;
+        let interleaved = usize::from(PIECES);
+        let rest = (64 << 20) / MAX_COPY - interleaved;
+        let continuous = rest.div_ceil(MAX_FLUSHES);
+        assert!(sender.yields.abs_diff(interleaved + continuous) <= 2, "{}", sender.yields);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_was_woken_waits_for_no_copy_once() {
+        let mut sender = Sender::new(8 << 20, [Instant::now()]);
+        let flush = sender.scheduler.driver_flush(true);
+        assert_eq!(flush.max, MAX_COPY, "no short messages so far");
+        sender.flush(flush).await;
+        for _ in 0..3 {
+            let flush = sender.scheduler.driver_flush(true);
+            assert_eq!(flush.max, 0);
+            sender.flush(flush).await;
+            assert_eq!(sender.scheduler.next(1), Next::Yield);
+            let flush = sender.scheduler.driver_flush(true);
+            assert_eq!(flush.max, MAX_COPY, "once only: a peer that always wakes stops no copy");
+            sender.flush(flush).await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn calls_copy_for_themselves_only() {
+        let mut sender = Sender::new(1 << 20, []);
+        let flush = sender.scheduler.call_flush();
+        sender.flush(flush).await;
+        assert!(sender.scheduler.has_backlog());
+        let left = sender.left;
+        let flush = sender.scheduler.call_flush();
+        sender.flush(flush).await;
+        assert_eq!(sender.left, left);
+        assert!(sender.scheduler.has_backlog());
+    }
+
+    #[test]
+    fn a_flush_posts_messages_first_and_ends() {
+        let mut flush = Flush::new(MAX_COPY);
+        assert_eq!(flush.room(), 0);
+        assert!(flush.advance());
+        assert!(!flush.advance(), "nothing to copy is no reason to ask for ever");
+        let mut pieces = 0;
+        while flush.room() > 0 {
+            assert!((MIN_WRITE..=MAX_WRITE).contains(&flush.room()));
+            flush.copied(flush.room() - 1000, false);
+            pieces += 1;
+        }
+        assert_eq!((pieces, flush.state), (5, FlushState::Over));
+    }
+
+    #[test]
+    fn a_message_of_the_peer_ends_a_flush() {
+        let mut flush = Flush::new(MAX_COPY);
+        flush.advance();
+        flush.copied(1, true);
+        assert_eq!((flush.room(), flush.state), (0, FlushState::Over));
+    }
+
+    #[test]
+    fn a_flush_of_messages_is_over_when_they_are_posted() {
+        let mut flush = Flush::new(0);
+        assert_eq!(flush.state, FlushState::Messages);
+        assert!(!flush.advance());
+        assert_eq!((flush.room(), flush.state, flush.copied), (0, FlushState::Over, 0));
+    }
+
+    #[test]
+    fn readers_yield_after_a_mebibyte_or_to_a_pending_message() {
+        let mut pace = ReadPace::new();
+        let mut handed = 0;
+        while !pace.yields() {
+            pace.handed_on(16 * 1024);
+            handed += 16 * 1024;
+            if pace.is_check_due() {
+                pace.checked(false);
+            }
+        }
+        assert_eq!(handed, MAX_READ);
+        assert!(!pace.yields(), "once");
+        pace.handed_on(READ_CHECK);
+        assert!(pace.is_check_due());
+        pace.checked(true);
+        assert!(pace.yields() && pace.yields() && !pace.yields(), "twice");
+        pace.handed_on(READ_CHECK - 1);
+        pace.waits();
+        pace.handed_on(READ_CHECK - 1);
+        assert!(!pace.is_check_due());
+    }
+
+    #[test]
+    fn reads_interleave_for_64_pieces_after_a_short_message() {
+        let mut scheduler = CopyScheduler::new();
+        assert!(!scheduler.interleaves_reads(0), "none yet");
+        for short in [10, 20] {
+            let checks = (0..200).filter(|_| scheduler.interleaves_reads(short)).count();
+            assert_eq!(checks, usize::from(PIECES));
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! How calls reach the driver's task.
+
+use std::task::{Context, Waker};
+
+use tonic_rdma_fabric::LinkError;
+
+/// Calls between two turns of the driver of which each [`BATCH`]th flushes itself: the peer works
+/// on its message while this side makes the next.
+const BATCH: u32 = 8;
+
+/// The driver as calls see it, behind the connection's lock.
+#[derive(Debug, Default)]
+pub(in crate::connection) struct DriverHandle {
+    waker: Option<Waker>,
+    /// It has been woken and has not run since.
+    called: bool,
+    /// Calls since the driver last ran, modulo [`BATCH`].
+    calls: u32,
+    /// An error met outside the driver.
+    error: Option<LinkError>,
+}
+
+impl DriverHandle {
+    /// The driver runs. True when its waker is a new one.
+    pub(in crate::connection) fn runs(&mut self, cx: &Context<'_>) -> bool {
+        self.called = false;
+        self.calls = 0;
+        let is_new = self.waker.as_ref().is_none_or(|waker| !waker.will_wake(cx.waker()));
+        if is_new {
+            self.waker = Some(cx.waker().clone());
+        }
+        is_new
+    }
+
+    /// Calls the driver. The waker to wake, if it was not called before.
+    pub(in crate::connection) fn call(&mut self) -> Option<Waker> {
+        match std::mem::replace(&mut self.called, true) {
+            true => None,
+            false => self.waker.clone(),
+        }
+    }
+
+    pub(in crate::connection) fn is_called(&self) -> bool {
+        self.called
+    }
+
+    /// A call wants to flush. True when it is the first of its batch, which does so itself.
+    pub(in crate::connection) fn begins_batch(&mut self) -> bool {
+        let before = self.calls;
+        self.calls = (before + 1) % BATCH;
+        before == 0
+    }
+
+    /// Keeps an error for the driver, which ends the connection.
+    pub(in crate::connection) fn fail(&mut self, error: LinkError) {
+        self.error.get_or_insert(error);
+    }
+
+    pub(in crate::connection) fn take_error(&mut self) -> Option<LinkError> {
+        self.error.take()
+    }
+}

@@ -1,0 +1,93 @@
+//! What the link has: completions, errors, and the ends of a connection.
+
+use std::task::{Context, Poll, Waker};
+
+use tonic_rdma_fabric::{Link, LinkError};
+use tonic_rdma_proto::{CloseCode, Side};
+
+use crate::connection::state::{ConnectionState, Life};
+use crate::path::Path;
+use crate::path::reason::{Reason, ReasonCode};
+
+/// Polls for the completion of the last message of a connection whose driver is dropped.
+const GOODBYE_POLLS: usize = 1000;
+
+impl ConnectionState {
+    /// Takes the completions that the link has, and acts on them. True when it has no more for now.
+    pub(super) fn poll_link(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut error = self.driver.take_error();
+        let mut idle = true;
+        if let (Some(link), None) = (&mut self.link, &error) {
+            match link.poll(cx, &mut self.inbox.completions) {
+                Poll::Pending => {}
+                Poll::Ready(result) => {
+                    idle = false;
+                    error = result.err();
+                }
+            }
+            self.usage.polled(self.inbox.completions.len());
+            // Completions before an error count.
+            let result = self.complete();
+            error = error.or(result.err());
+        }
+        if let Some(error) = error {
+            let reason = self.end_reason_of(&error);
+            tracing::debug!(%reason, "connection ended");
+            self.end(Life::Dead(reason));
+        }
+        idle
+    }
+
+    /// Tells the peer of an end that hurts none of its calls: a client gives up its own calls, a
+    /// server has none. Any other end cuts calls off; the peer takes it for the loss that it is.
+    pub(super) fn say_goodbye(&mut self) {
+        let is_clean = self.conn.side() == Side::Client || self.conn.pending().streams == 0;
+        if self.life != Life::Open || !is_clean {
+            return;
+        }
+        let text = "the runtime has ended";
+        self.conn.close(CloseCode::Ok, text);
+        self.end(Life::Closing(Reason::new(ReasonCode::GoAway, text)));
+        self.flush();
+        // Nobody polls any more, and a device takes a moment. Without the message the peer notices
+        // the end all the same.
+        let mut cx = Context::from_waker(Waker::noop());
+        for _ in 0..GOODBYE_POLLS {
+            if self.send.in_flight.is_idle() || matches!(self.life, Life::Dead(_)) {
+                break;
+            }
+            std::thread::yield_now();
+            self.poll_link(&mut cx);
+        }
+    }
+
+    fn end_reason_of(&self, error: &LinkError) -> Reason {
+        if let Some(reason) = self.end_reason() {
+            return reason.clone();
+        }
+        match error {
+            LinkError::Closed { .. }
+                if self.conn.pending().streams == 0 || !self.conn.takes_streams() =>
+            {
+                Reason::from_peer(ReasonCode::GoAway, format!("disconnected ({})", self.peer))
+            }
+            // Shared memory ends so only when the peer's process lets go of it; no call is hurt.
+            LinkError::Disconnected { peer }
+                if Path::of(peer) == Path::Shm
+                    && self.conn.side() == Side::Server
+                    && self.conn.pending().streams == 0 =>
+            {
+                Reason::from_peer(ReasonCode::GoAway, format!("{error}, with no call in flight"))
+            }
+            _ => self.lost(error),
+        }
+    }
+
+    /// Deregisters memory that has not been needed for a while (R12).
+    pub(super) fn tidy(&mut self, now: std::time::Instant) {
+        if self.conn.lands_nothing(now) {
+            self.landing.account.trim();
+        }
+        self.pool.trim(now);
+    }
+}

@@ -1,0 +1,122 @@
+//! The timer of a connection, and its end.
+//!
+//! A connection has one timer, set for the first of the protocol's time-outs, the waits for landing
+//! memory and the coarse clock. It is set again only when it has expired, or when an earlier
+//! deadline may have come up: most time-outs move on long before they expire.
+//!
+//! | life | event | next |
+//! |---|---|---|
+//! | Open | the timer expires | Open: the protocol handles its time-outs |
+//! | Closing | the last message is out | Dead: the link is disconnected |
+//! | Closing | the dead-peer time has passed | Dead |
+//! | Dead | | the queue pair is destroyed, and the driver ends |
+
+use std::task::{Context, Poll};
+
+use tokio::time::Instant;
+use tonic_rdma_fabric::{Link, Timer};
+
+use crate::connection::state::{ConnectionState, Life};
+use crate::path::reason::Reason;
+
+/// The timer, and what it is set for.
+pub(super) struct Timers {
+    timer: Timer,
+    armed: bool,
+    /// The armed deadline is a ping time-out.
+    awaits_ping: bool,
+}
+
+impl Timers {
+    pub(super) fn new(timer: Timer) -> Self {
+        Timers { timer, armed: false, awaits_ping: false }
+    }
+
+    /// The timer is set anew at the next poll.
+    pub(super) fn disarm(&mut self) {
+        self.armed = false;
+    }
+
+    /// Handles time-outs and the end of the connection. Ready when the connection has ended.
+    pub(super) fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        state: &mut ConnectionState,
+    ) -> Poll<Reason> {
+        if self.is_outdated(state) {
+            self.armed = false;
+        }
+        loop {
+            match &state.life {
+                Life::Dead(reason) => {
+                    let reason = reason.clone();
+                    state.destroy();
+                    return Poll::Ready(reason);
+                }
+                Life::Closing(reason) if state.send.in_flight.is_idle() => {
+                    let reason = reason.clone();
+                    if let Some(link) = &mut state.link {
+                        link.disconnect();
+                    }
+                    state.end(Life::Dead(reason));
+                    continue;
+                }
+                Life::Closing(_) if !self.armed => {
+                    // The last messages may take as long as any: a peer that pauses gets them.
+                    self.timer.set(Instant::now().into_std() + state.conn.dead_peer());
+                    self.armed = true;
+                }
+                Life::Open if !self.armed => self.arm(state),
+                _ => {}
+            }
+            if !self.armed || self.timer.poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+            self.armed = false;
+            match &state.life {
+                Life::Closing(reason) => {
+                    let reason = reason.clone();
+                    state.end(Life::Dead(reason));
+                }
+                _ => expire(state),
+            }
+        }
+    }
+
+    /// A deadline has come up since the timer was set, or what it was set for has happened.
+    fn is_outdated(&self, state: &mut ConnectionState) -> bool {
+        // Each is asked: asking takes its news.
+        let wait = state.landing.wait.0.is_news();
+        let clock = state.clock.is_news();
+        let give_back = state.landing.give_back.0.is_news();
+        wait || clock || give_back || (self.awaits_ping && !state.conn.is_asking())
+    }
+
+    /// Sets the timer for the first deadline, if there is one.
+    fn arm(&mut self, state: &ConnectionState) {
+        let wait = state.landing.wait.0.deadline().map(Instant::into_std);
+        let give_back = state.landing.give_back.0.deadline().map(Instant::into_std);
+        let others = [wait, give_back, state.clock.deadline()].into_iter().flatten();
+        if let Some(at) = state.conn.next_timeout().into_iter().chain(others).min() {
+            self.timer.set(at);
+            self.armed = true;
+            self.awaits_ping = state.conn.is_asking();
+        }
+    }
+}
+
+/// The timer of an open connection has expired.
+fn expire(state: &mut ConnectionState) {
+    let now = Instant::now();
+    let judged = state.conn.handle_timeout(now.into_std());
+    state.landing.wait.0.expire(now);
+    state.landing.recall_excess(&mut state.conn, now);
+    state.clock.expire();
+    state.dispatch();
+    if let Err(breach) = judged {
+        state.breached(&breach);
+    }
+    state.flush();
+    state.record();
+    state.tidy(now.into_std());
+}

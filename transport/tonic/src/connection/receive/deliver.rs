@@ -1,0 +1,53 @@
+//! Delivery of received payload to the streams.
+
+use tonic_rdma_proto::{Flow, StreamId};
+
+use crate::codec::Part;
+use crate::connection::receive::unread::Place;
+use crate::connection::state::ConnectionState;
+
+impl ConnectionState {
+    /// Adds `part` to what the stream's reader has not read.
+    pub(in crate::connection) fn deliver(
+        &mut self,
+        id: StreamId,
+        part: Part,
+        flow: Flow,
+        place: Place,
+        end: bool,
+    ) {
+        let Some(io) = self.streams.io.get_mut(&id) else { return };
+        io.ended |= end;
+        let len = part.len() as u32;
+        let discard = io.discard;
+        if !discard && len > 0 {
+            let copied = match place {
+                Place::Heap if self.landing.copy_on_delivery => {
+                    Some(&mut self.usage.copied.delivery)
+                }
+                Place::Heap => Some(&mut self.usage.copied.pressure),
+                _ if !io.unread.joins(part.len(), place) => None,
+                Place::Message => Some(&mut self.usage.copied.eager),
+                Place::Landing { .. } => Some(&mut self.usage.copied.joined),
+            };
+            if let Some(copied) = copied {
+                *copied += u64::from(len);
+            }
+            io.unread.push(part, flow, place);
+        }
+        let waker = io.recv_waker.take();
+        self.wake(waker);
+        if discard {
+            self.conn.consume(id, len, flow);
+        }
+    }
+
+    /// Bytes have been read, or will not be.
+    pub(in crate::connection) fn consume(&mut self, id: StreamId, flows: [(u32, Flow); 2]) {
+        for (len, flow) in flows {
+            if len > 0 {
+                self.conn.consume(id, len, flow);
+            }
+        }
+    }
+}

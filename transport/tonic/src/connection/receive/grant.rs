@@ -1,0 +1,126 @@
+//! Grants: landing memory for what the peer wants to write.
+
+use tonic::Status;
+use tonic_rdma_fabric::{Link, LogThrottle};
+use tonic_rdma_memory::RegisterError;
+use tonic_rdma_proto::{CloseCode, GrantMemory, LandingWant, ResetCode, StreamId, WantKey};
+
+use crate::connection::state::{ConnectionState, Life};
+use crate::path::reason::{Reason, ReasonCode};
+
+/// Streams whose shorter wants are granted while the first waits for landing memory.
+const MAX_BEHIND: usize = 8;
+/// Lines about memory that cannot be registered: a peer decides how often some is wanted.
+static UNREGISTERED: LogThrottle = LogThrottle::new();
+
+impl ConnectionState {
+    /// Answers the protocol's wants from this connection's landing account.
+    pub(in crate::connection) fn grant(&mut self) {
+        let waited = std::mem::take(&mut self.landing.is_short);
+        self.landing.is_short = !self.grant_wanted();
+        if waited && !self.landing.is_short {
+            // Others need not make room for what is not wanted any more.
+            self.landing.account.stop_waiting();
+        }
+    }
+
+    /// False when there is no memory for what is wanted.
+    fn grant_wanted(&mut self) -> bool {
+        while let Some(want) = self.conn.poll_landing() {
+            let parts = self.landing.wait.takes_parts();
+            let landed = match self.land(want, if parts { want.min } else { want.want }) {
+                // A part may be had where the whole may not.
+                Err(_) if !parts && want.min < want.want => self.land(want, want.min),
+                landed => landed,
+            };
+            match landed {
+                Ok(Some(len)) => {
+                    if len == want.want {
+                        self.landing.wait.whole();
+                    }
+                }
+                Ok(None) => {
+                    // The driver is woken when some comes free. What stands by unused is worth more
+                    // to a stream.
+                    if let WantKey::Stream(_) = want.key {
+                        self.conn.recall_standing();
+                        if !parts && self.landing.wait.short() {
+                            self.wake_driver();
+                        }
+                        if self.grant_behind() {
+                            // Not the least of these asked last: the account waits for what the
+                            // first wants.
+                            continue;
+                        }
+                    }
+                    return false;
+                }
+                Err(error) => self.cannot_land(want.key, &error),
+            }
+        }
+        true
+    }
+
+    /// The first want waits; those behind it may be shorter. True when one was granted.
+    fn grant_behind(&mut self) -> bool {
+        let mut granted = false;
+        for place in 1..=MAX_BEHIND {
+            let Some(want) = self.conn.landing_behind(place) else { break };
+            let Some(want) = want else { continue };
+            match self.land(want, want.want) {
+                Ok(len) => granted |= len.is_some(),
+                Err(error) => self.cannot_land(want.key, &error),
+            }
+        }
+        granted
+    }
+
+    /// Grants what is wanted, or at least `min` bytes of it, and gives the length. None: there is
+    /// no memory.
+    fn land(&mut self, want: LandingWant, min: u32) -> Result<Option<u32>, RegisterError> {
+        let Some(buf) = self.landing.account.alloc(want.want as usize, min as usize)? else {
+            return Ok(None);
+        };
+        if let Some(link) = &mut self.link
+            && let Err(error) = link.share(buf.rkey())
+        {
+            self.driver.fail(error);
+            self.wake_driver();
+            return Ok(None);
+        }
+        let len = want.want.min(u32::try_from(buf.capacity()).unwrap_or(u32::MAX));
+        let (addr, rkey) = (buf.addr(), buf.rkey());
+        let key = self.landing.granted.insert(buf);
+        self.conn.provide_landing(want.key, GrantMemory { key, addr, rkey, len });
+        Ok(Some(len))
+    }
+
+    fn cannot_land(&mut self, key: WantKey, error: &RegisterError) {
+        match key {
+            WantKey::Stream(id) => self.refuse_bulk(id, error),
+            WantKey::Standing => {
+                if let Some(suppressed) = UNREGISTERED.pass() {
+                    tracing::warn!(%error, suppressed, "no standing grants: landing memory cannot be registered");
+                }
+                self.conn.recall_standing();
+            }
+        }
+    }
+
+    /// There is no memory for what a stream wants to send, and waiting would not bring any.
+    fn refuse_bulk(&mut self, id: StreamId, error: &RegisterError) {
+        if let Err(limit) = self.pool.may_land() {
+            // Nor for any other: calls go on where none is needed.
+            let text = format!("no landing memory: {limit}");
+            self.conn.close(CloseCode::Resources, &text);
+            return self.end(Life::Closing(Reason::new(ReasonCode::Memlock, text)));
+        }
+        if let Some(suppressed) = UNREGISTERED.pass() {
+            tracing::warn!(%error, stream = %id, suppressed, "landing memory cannot be registered; the call fails");
+        }
+        let status =
+            Status::resource_exhausted(format!("no memory to receive the message: {error}"));
+        self.conn.reset(id, ResetCode::ENHANCE_YOUR_CALM);
+        self.fail_stream(id, status);
+    }
+}

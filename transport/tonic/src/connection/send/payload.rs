@@ -1,0 +1,38 @@
+//! Bodies as the protocol takes them.
+
+use tonic_rdma_proto::Payload;
+
+use crate::codec::Chunk;
+use crate::connection::state::ConnectionState;
+
+/// Bytes of a run between the segments of a message up to which it does not count as payload.
+const FRAMING: usize = 256;
+
+impl ConnectionState {
+    /// Turns a chunk into a payload, and counts the copies that it needs.
+    pub(in crate::connection) fn payload(&mut self, chunk: Chunk) -> Payload {
+        let eager = chunk.len <= self.conn.eager_limit();
+        let mut payload = Payload::new();
+        for (at, bytes) in chunk.segments.into_iter().enumerate() {
+            // A WRITE can have it as it lies: the device knows the memory, or the link copies from
+            // any.
+            let framing = chunk.apart && bytes.len() <= FRAMING;
+            let in_pool = !eager && !framing && self.pool.resolve(&bytes).is_some();
+            let pinned = !eager && (in_pool || self.send.any_memory);
+            if !(eager || framing || in_pool) {
+                let len = bytes.len() as u64;
+                if !chunk.apart {
+                    self.usage.copied.plain_codec += len;
+                }
+                if !pinned {
+                    self.usage.copied.staging += len;
+                }
+            }
+            match chunk.longest == Some(at) {
+                true => payload.push_aligned(bytes, pinned),
+                false => payload.push(bytes, pinned),
+            }
+        }
+        payload
+    }
+}
