@@ -9,15 +9,17 @@ use tonic_rdma_proto::{Config, DEAD_PEER, HEADERS};
 /// Bytes of a staging block: the longest WRITE of memory that is not pinned.
 const STAGING_BLOCK: usize = 64 * 1024;
 
-/// What a stream may have unread, where that is no more than half of the landing memory. One
-/// message may be longer: a quarter of that memory, and no more than [`WHOLE`].
+/// Bytes that a stream may have unread, up to half of the landing memory. One message may be longer:
+/// a quarter of that memory, up to [`MAX_MESSAGE`].
 const BULK_WINDOW: usize = 32 << 20;
-const WHOLE: usize = 256 << 20;
+/// Bytes.
+const MAX_MESSAGE: usize = 256 << 20;
+/// Bytes. Landing memory is granted in multiples of them.
 const GRANULE: u32 = 4096;
-/// Standing grants of a connection, at most: so many messages of their length may be on their way
-/// at a time before one has to ask.
-const STANDING: usize = 8;
-/// With less a connection could not receive what the protocol has to be able to send.
+/// Standing grants of a connection, at most: the number of messages of their length in flight
+/// before the sender has to send a REQUEST.
+const MAX_STANDING: usize = 8;
+/// Bytes. With less, a connection could not receive everything that the protocol may send.
 const MIN_LANDING: usize = 256 * 1024;
 
 /// Sizes of one connection.
@@ -35,8 +37,8 @@ pub(crate) struct ConnectionConfig {
     pub(crate) copy_on_delivery: bool,
 }
 
-/// What a connection needs of control memory, and what else it has when it is busy, as far as the
-/// pool can spare it.
+/// Control memory that a connection needs, and what it adds when it is busy, as far as the pool can
+/// spare it.
 struct Shape {
     /// Bytes of a slot, SEND or RECV.
     slot: u32,
@@ -63,13 +65,13 @@ impl Shape {
 }
 
 impl ConnectionConfig {
-    /// The largest shape of which the pool's control memory holds four busy connections; in the
-    /// smallest pool the smallest shape, whatever it holds.
+    /// Picks the largest shape of which the pool's control memory holds four busy connections, or
+    /// the smallest shape if it holds four of none.
     ///
-    /// `grows`: RECVs come and go with the load; otherwise all are there from the start.
+    /// `grows`: RECVs are added and removed with the load; otherwise all are posted from the start.
     ///
-    /// `pinned`: what the connection may pin, control memory included; at least [`MIN_LANDING`]
-    /// bytes are left for landing.
+    /// `pinned`: bytes that the connection may pin, control memory included; at least
+    /// [`MIN_LANDING`] of them are for landing.
     pub(crate) fn for_pool(pool: &Pool, grows: bool, pinned: Option<usize>) -> Self {
         let sizes = pool.config();
         let shape = SHAPES
@@ -83,14 +85,14 @@ impl ConnectionConfig {
         Self::sized(shape, grows, landing)
     }
 
-    /// Sets the longest header block that is received, if one is given, as near as may be.
+    /// Sets the longest header block that is received, in bytes, clamped to what the protocol allows.
     pub(crate) fn headers(&mut self, bytes: Option<u32>) {
         if let Some(bytes) = bytes {
             self.proto.max_headers = bytes.clamp(*HEADERS.start(), *HEADERS.end());
         }
     }
 
-    /// Sets how long a peer may be silent, if that is given, as near as may be.
+    /// Sets how long a peer may be silent, clamped to what the protocol allows.
     pub(crate) fn dead_peer(&mut self, time: Option<Duration>) {
         if let Some(time) = time {
             self.proto.dead_peer = time.clamp(*DEAD_PEER.start(), *DEAD_PEER.end());
@@ -99,7 +101,7 @@ impl ConnectionConfig {
 
     fn sized(shape: &Shape, grows: bool, landing: usize) -> Self {
         let recv_slots = if grows { shape.recv } else { shape.max_recvs };
-        let capped = |most: usize, share: usize| most.min((landing / share).max(64 * 1024)) as u32;
+        let capped = |max: usize, share: usize| max.min((landing / share).max(64 * 1024)) as u32;
         let default = Config::default();
         let standing_max = capped(default.standing_max as usize, 16);
         ConnectionConfig {
@@ -110,10 +112,10 @@ impl ConnectionConfig {
                 stream_window: capped(default.stream_window as usize, 4),
                 // With room for the header of a message that fills it.
                 bulk_window: capped(BULK_WINDOW, 2) + GRANULE,
-                whole: capped(WHOLE, 4) + GRANULE,
+                whole: capped(MAX_MESSAGE, 4) + GRANULE,
                 standing_max,
-                // All together no more than a quarter.
-                standing_grants: (landing / 4 / standing_max.max(1) as usize).clamp(1, STANDING)
+                // Together at most a quarter of the landing memory.
+                standing_grants: (landing / 4 / standing_max.max(1) as usize).clamp(1, MAX_STANDING)
                     as u8,
                 ..default
             },

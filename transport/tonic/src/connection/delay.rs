@@ -1,4 +1,4 @@
-//! A time that is let pass before something is done, once.
+//! A delay before an action, once.
 //!
 //! | from | on | to |
 //! |---|---|---|
@@ -16,8 +16,8 @@ pub(in crate::connection) enum Delay {
     Idle,
     Running {
         until: Instant,
-        /// The driver's timer does not know yet.
-        news: bool,
+        /// The driver has not taken the deadline.
+        is_new: bool,
     },
     Over,
 }
@@ -32,14 +32,14 @@ impl Delay {
     }
 
     pub(in crate::connection) fn begin(&mut self, time: Duration) {
-        *self = Self::Running { until: Instant::now() + time, news: true };
+        *self = Self::Running { until: Instant::now() + time, is_new: true };
     }
 
     pub(in crate::connection) fn reset(&mut self) {
         *self = Self::Idle;
     }
 
-    /// Until when is waited.
+    /// When the delay ends.
     pub(in crate::connection) fn deadline(&self) -> Option<Instant> {
         match self {
             Self::Running { until, .. } => Some(*until),
@@ -47,15 +47,15 @@ impl Delay {
         }
     }
 
-    /// Whether there is a deadline that has not been asked for.
-    pub(in crate::connection) fn is_news(&mut self) -> bool {
+    /// Whether there is a deadline that the driver has not taken. Takes it.
+    pub(in crate::connection) fn has_new_deadline(&mut self) -> bool {
         match self {
-            Self::Running { news, .. } => std::mem::take(news),
+            Self::Running { is_new, .. } => std::mem::take(is_new),
             Self::Idle | Self::Over => false,
         }
     }
 
-    /// True when its time passes now, once.
+    /// True when the delay ends now, once.
     pub(in crate::connection) fn expire(&mut self, now: Instant) -> bool {
         let over = self.deadline().is_some_and(|until| until <= now);
         if over {

@@ -28,7 +28,7 @@ use crate::telemetry::stats::Counters;
 /// One connection, shared by its driver and its calls.
 pub(in crate::connection) struct Shared {
     state: Mutex<ConnectionState>,
-    /// A stream has ended: there may be room for another.
+    /// Notified when a stream has ended: there may be room for another.
     pub(in crate::connection) stream_room: Arc<Notify>,
     pub(in crate::connection) closed: watch::Sender<Option<Reason>>,
     pub(in crate::connection) peer: PeerInfo,
@@ -150,7 +150,7 @@ impl Shared {
     }
 }
 
-/// The lock, held. Wakes after it is released.
+/// The lock, held. Wakes tasks after it is released.
 pub(in crate::connection) struct Guard<'a> {
     state: Option<MutexGuard<'a, ConnectionState>>,
 }
@@ -221,7 +221,7 @@ impl ConnectionState {
         self.wake(driver);
     }
 
-    /// Why calls cannot go on, once they cannot.
+    /// Why calls cannot go on; `None` while they can.
     pub(in crate::connection) fn end_reason(&self) -> Option<&Reason> {
         match &self.life {
             Life::Open => None,
@@ -254,7 +254,7 @@ impl ConnectionState {
         self.wake_driver();
     }
 
-    /// Whether the caller of a stream that has just been opened still waits.
+    /// Whether the caller of a stream that was just opened still waits.
     pub(in crate::connection) fn wants_answer(&self, id: StreamId) -> bool {
         self.end_reason().is_none() && self.streams.io.get(&id).is_some_and(|io| io.fault.is_none())
     }
@@ -263,7 +263,7 @@ impl ConnectionState {
     pub(in crate::connection) fn destroy(&mut self) {
         self.count();
         self.link = None;
-        self.send.in_flight.put_back();
+        self.send.in_flight.return_unused();
         self.landing.release();
         self.pool.trim_now();
         self.record();

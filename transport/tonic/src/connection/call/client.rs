@@ -1,4 +1,4 @@
-//! Calls out.
+//! The client's end of a connection, and its calls.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -35,7 +35,7 @@ use crate::telemetry::stats::Counters;
 /// Why a call got no response.
 #[derive(Debug)]
 pub(crate) enum CallError {
-    /// Nothing was transmitted: the request may go another way.
+    /// Nothing was transmitted: the request may take another path.
     NotSent(Box<Request<Body>>, Reason),
     /// The call failed.
     Status(Status),
@@ -66,8 +66,8 @@ impl fmt::Debug for FastClient {
 }
 
 impl FastClient {
-    /// Starts the driver of a connection that stands, `peer` being what the accept said. Calls on
-    /// it go to `origin`. Within a tokio runtime.
+    /// Starts the driver of an established connection. `peer`: the settings of the accept. Calls go
+    /// to `origin`. Must be called within a tokio runtime.
     #[allow(clippy::too_many_arguments, reason = "each is a different thing")]
     pub(crate) fn start(
         link: AnyLink,
@@ -93,17 +93,17 @@ impl FastClient {
         }
     }
 
-    /// Both ends, for messages.
+    /// Both ends, for log and error messages.
     pub(crate) fn peer(&self) -> &PeerInfo {
         &self.shared.peer
     }
 
-    /// Whether new calls may be made on it.
+    /// Whether it takes new calls.
     pub(crate) fn is_open(&self) -> bool {
         self.ending().is_none()
     }
 
-    /// Why no new calls may be made on it; `None` while they may.
+    /// Why it takes no new calls; `None` while it does.
     pub(crate) fn ending(&self) -> Option<Reason> {
         let state = self.shared.lock();
         let going = || {
@@ -151,21 +151,21 @@ enum Unanswered {
     Failed(Status),
 }
 
-/// A call in flight. Written by hand, because it is moved to where it stays: what `async` makes of
-/// it is twice as long.
+/// A call in flight. Written by hand because it is moved: the future of an `async` block is twice
+/// as large.
 pub(crate) struct Call {
     shared: Arc<Shared>,
     parts: Parts,
     block: Result<Bytes, Status>,
     method: Arc<Method>,
-    /// None: it has ended.
+    /// None: the call has ended.
     out: Option<SendBody>,
     stage: Stage,
 }
 
 enum Stage {
     New,
-    /// Waits for one of the peer's streams.
+    /// Waits for a free stream.
     Room(Pin<Box<OwnedNotified>>),
     Open(StreamRef),
 }
@@ -181,7 +181,7 @@ impl Future for Call {
         };
         let unanswered = loop {
             match stage {
-                // What is ready goes with the head: a small unary call is one SEND.
+                // Ready data goes with the head: a small unary call is one SEND.
                 Stage::New => _ = out.gather(cx),
                 Stage::Room(room) => ready!(room.as_mut().poll(cx)),
                 Stage::Open(stream) => match ready!(wait(stream, out, cx)) {
@@ -243,7 +243,7 @@ fn open(
             if let Some(io) = state.streams.io.get_mut(&id) {
                 wait_for(&mut io.recv_waker, cx);
             }
-            let queued = if out.is_empty() { out.all_said() } else { out.queue(&mut state, id) };
+            let queued = if out.is_empty() { out.ended_with_head() } else { out.queue(&mut state, id) };
             state.flush_soon();
             drop(state);
             // On an error the stream is reset as it is dropped.
@@ -251,7 +251,7 @@ fn open(
         }
         Err(SendError::TooManyStreams(_)) => {
             state.streams.room_wanted = true;
-            // Made under the lock: it hears of every stream that ends from now on.
+            // Created under the lock: it is notified of every stream that ends from now on.
             Ok(Stage::Room(Box::pin(shared.stream_room.clone().notified_owned())))
         }
         Err(SendError::HeadersTooLong { len, limit }) => {
@@ -291,8 +291,8 @@ fn wait(
         (None, Life::Open) => {
             wait_for(&mut io.recv_waker, cx);
             drop(guard);
-            // A body is only read on once the peer may know of the call: until then it can go
-            // another way.
+            // The body is read on only once the peer may know of the call: until then the call
+            // can take another path.
             if !transmitted {
                 return Poll::Pending;
             }

@@ -1,4 +1,4 @@
-//! HeaderCache of requests that come again and again: read once, then copied.
+//! Decoded heads of requests that repeat, as those of one method do: decoded once, then cloned.
 
 use std::hash::BuildHasher;
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use tonic_rdma_proto::Breach;
 use crate::codec::{self, Call, Methods};
 use crate::connection::call::headers;
 
-/// HeaderCache that a connection remembers. Each method has one or a few.
-const HEADS: usize = 16;
-/// The longest block that is remembered, in bytes.
-const LONGEST: usize = 1024;
+/// Heads that a connection caches. Each method has one or a few.
+const MAX_CACHED: usize = 16;
+/// The longest block that is cached, in bytes.
+const MAX_BLOCK: usize = 1024;
 
-/// A request's head, and what follows from it.
+/// A request's head, and what is derived from it.
 #[derive(Clone)]
 pub(in crate::connection) struct Head {
     pub(in crate::connection) parts: Parts,
@@ -29,14 +29,13 @@ pub(in crate::connection) struct Head {
 /// The heads of one connection.
 pub(in crate::connection) struct HeaderCache {
     methods: Arc<Methods>,
-    /// Given to every request.
+    /// Added to every request.
     extensions: Extensions,
-    /// Those used last are in front.
-    known: Vec<(Bytes, Head)>,
-    /// Hashes of the last blocks that have come and were not known: what comes once only is not
-    /// worth remembering.
-    seen: [u64; HEADS],
-    /// The oldest of them.
+    /// The most recently used first.
+    cached: Vec<(Bytes, Head)>,
+    /// Hashes of the last blocks that were not cached: a block is cached when it comes again.
+    seen: [u64; MAX_CACHED],
+    /// Index of the oldest of them.
     oldest: usize,
     hasher: RandomState,
 }
@@ -44,30 +43,30 @@ pub(in crate::connection) struct HeaderCache {
 impl HeaderCache {
     pub(in crate::connection) fn new(methods: Arc<Methods>, extensions: Extensions) -> Self {
         let (hasher, extensions) = (RandomState::default(), with_room(extensions));
-        HeaderCache { methods, extensions, known: Vec::new(), seen: [0; HEADS], oldest: 0, hasher }
+        HeaderCache { methods, extensions, cached: Vec::new(), seen: [0; MAX_CACHED], oldest: 0, hasher }
     }
 
-    /// Reads a block.
+    /// Decodes a block, or finds it in the cache.
     pub(in crate::connection) fn read(&mut self, block: Bytes) -> Result<Head, Breach> {
-        if let Some(at) = self.known.iter().position(|(known, _)| *known == block) {
-            self.known[..=at].rotate_right(1);
-            return Ok(self.known[0].1.clone());
+        if let Some(at) = self.cached.iter().position(|(known, _)| *known == block) {
+            self.cached[..=at].rotate_right(1);
+            return Ok(self.cached[0].1.clone());
         }
-        if block.len() > LONGEST {
+        if block.len() > MAX_BLOCK {
             return self.decode(block);
         }
         let hash = self.hasher.hash_one(&block);
         if !self.seen.contains(&hash) {
             self.seen[self.oldest] = hash;
-            self.oldest = (self.oldest + 1) % HEADS;
+            self.oldest = (self.oldest + 1) % MAX_CACHED;
             return self.decode(block);
         }
-        // In memory of its own: what came may be a piece of something larger.
+        // In memory of its own: the block may be a part of a larger buffer.
         let block = Bytes::copy_from_slice(&block);
         let head = self.decode(block.clone())?;
         if head.call.is_known() {
-            self.known.truncate(HEADS - 1);
-            self.known.insert(0, (block, head.clone()));
+            self.cached.truncate(MAX_CACHED - 1);
+            self.cached.insert(0, (block, head.clone()));
         }
         Ok(head)
     }
@@ -81,8 +80,8 @@ impl HeaderCache {
     }
 }
 
-/// What is put into a request's extensions on its way to the handler, three things by tonic and
-/// axum alone, finds room then.
+/// Reserves capacity for the extensions that a request gets on its way to the handler: tonic and
+/// axum alone add three.
 fn with_room(mut extensions: Extensions) -> Extensions {
     #[derive(Clone)]
     struct Place<const N: u8>;
@@ -147,7 +146,7 @@ mod tests {
             }
             assert!(header_cache.known.iter().any(|(_, head)| head.parts.uri.path() == path));
         }
-        assert_eq!(header_cache.known.len(), HEADS);
+        assert_eq!(header_cache.known.len(), MAX_CACHED);
         let twos = header_cache.known.iter().filter(|(_, head)| head.parts.headers["x-id"] == "2");
         assert_eq!(twos.count(), 0);
     }
@@ -155,7 +154,7 @@ mod tests {
     #[test]
     fn long_heads_and_bad_ones_are_not_remembered() {
         let mut header_cache = HeaderCache::new(Arc::default(), Extensions::new());
-        let long = block("/a.B/C", &"x".repeat(LONGEST));
+        let long = block("/a.B/C", &"x".repeat(MAX_BLOCK));
         for _ in 0..4 {
             header_cache.read(long.clone()).unwrap().call.learn(Used::Plain);
             assert!(header_cache.read(Bytes::from_static(b"\xff")).is_err());
@@ -172,7 +171,7 @@ mod tests {
             head.call.learn(Used::Plain);
             header_cache.known.len()
         };
-        for old in 0..4 * HEADS {
+        for old in 0..4 * MAX_CACHED {
             for _ in 0..3 {
                 read(&old.to_string());
             }
@@ -185,6 +184,6 @@ mod tests {
             let block = block("/a.B/C", id);
             assert!(header_cache.known.iter().any(|(known, _)| *known == block), "{id}");
         }
-        assert_eq!(header_cache.known.len(), HEADS);
+        assert_eq!(header_cache.known.len(), MAX_CACHED);
     }
 }

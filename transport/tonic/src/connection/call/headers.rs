@@ -10,35 +10,35 @@ use tonic::Status;
 use tonic_rdma_proto::Breach;
 use tonic_rdma_proto::headers::{Decoder, Field, NAMES, PAIRS, encode, pair};
 
-/// Where the calls of a channel go, and who makes them.
+/// Where the calls of a channel go, and their user agent.
 #[derive(Debug, Default)]
 pub(crate) struct Origin {
-    /// Its scheme and authority stand in every request.
+    /// Its scheme and authority are sent with every request.
     pub(crate) uri: Uri,
-    /// Stands behind a user agent that the request has already, as tonic has it.
+    /// Appended to a user agent that the request has already, as tonic does.
     pub(crate) user_agent: Option<HeaderValue>,
 }
 
 /// Blocks share allocations of this many bytes.
-const ROOM: usize = 4096;
-/// What is kept of the place where a block is made.
-const DRAFT: usize = 64 * 1024;
+const BLOCK_CHUNK: usize = 4096;
+/// Bytes of the draft buffer that are kept between two blocks.
+const MAX_DRAFT: usize = 64 * 1024;
 
 thread_local! {
     static BLOCKS: Cell<(Vec<u8>, BytesMut)> = Cell::new((Vec::new(), BytesMut::new()));
 }
 
-/// Makes one block: in a vector, to which its many short pieces are appended at less cost.
+/// Builds one block in a vector, where appending short pieces costs less than in a `BytesMut`.
 fn block(fill: impl FnOnce(&mut Vec<u8>) -> Result<(), Status>) -> Result<Bytes, Status> {
     let (mut draft, mut room) = BLOCKS.take();
     let filled = fill(&mut draft);
     if room.capacity() < draft.len() {
-        room.reserve(ROOM.max(draft.len()));
+        room.reserve(BLOCK_CHUNK.max(draft.len()));
     }
     room.put_slice(&draft);
     let block = room.split().freeze();
     draft.clear();
-    draft.shrink_to(DRAFT);
+    draft.shrink_to(MAX_DRAFT);
     BLOCKS.set((draft, room));
     filled.map(|()| block)
 }
@@ -47,12 +47,12 @@ fn put(block: &mut Vec<u8>, name: &str, value: &[u8]) -> Result<(), Status> {
     encode(block, name, value).map_err(|e| Status::resource_exhausted(format!("{name}: {e}")))
 }
 
-/// Of one hop and its framing (RFC 9113 section 8.2.2).
-fn is_of_hop(name: &HeaderName) -> bool {
+/// A field of one hop and its framing (RFC 9113 section 8.2.2).
+fn is_connection_specific(name: &HeaderName) -> bool {
     *name == header::CONNECTION || *name == header::TRANSFER_ENCODING || *name == header::HOST
 }
 
-/// What stands for the fields of nearly every call.
+/// Indices of the fields that nearly every call has.
 const POST: u8 = pair(":method", "POST");
 const OK: u8 = pair(":status", "200");
 const GRPC: u8 = pair("content-type", "application/grpc");
@@ -64,7 +64,7 @@ fn put_field(block: &mut Vec<u8>, name: &HeaderName, value: &HeaderValue) -> Res
         b"application/grpc" if *name == header::CONTENT_TYPE => GRPC,
         b"trailers" if *name == header::TE => TRAILERS,
         b"0" if name.as_str() == "grpc-status" => STATUS_OK,
-        _ if is_of_hop(name) => return Ok(()),
+        _ if is_connection_specific(name) => return Ok(()),
         value => return put(block, name.as_str(), value),
     };
     block.push(pair);

@@ -26,16 +26,16 @@ pub(in crate::connection) struct RecvBody {
     deframer: Deframer,
     used: Used,
     pace: ReadPace,
-    /// Nothing more comes, neither from the stream nor from the deframer: said without a look at the
-    /// connection. A body of which this is not known may have ended, too.
+    /// Nothing more comes, neither from the stream nor from the deframer. A body may have ended
+    /// before this is known.
     finished: bool,
-    /// The deframer has the last of it.
+    /// The deframer has the last bytes.
     ended: bool,
 }
 
 impl RecvBody {
-    /// `used`: the reader's codec, where that is known before the stream knows it. `finished`:
-    /// there is none.
+    /// `used`: the reader's codec, where it is known before the stream knows it. `finished`: there
+    /// is no body.
     pub(in crate::connection) fn new(
         stream: StreamRef,
         deframer: Deframer,
@@ -59,8 +59,8 @@ impl RecvBody {
         self.pace.checked(pending);
     }
 
-    /// The next bytes of what the deframer has. What it copies, it copies here, where nobody waits
-    /// for the connection's lock.
+    /// The next bytes that the deframer has. It copies here, where nobody waits for the connection's
+    /// lock.
     fn pop(&mut self) -> Option<Bytes> {
         let bytes = self.deframer.pop()?;
         if self.deframer.is_empty() {
@@ -117,7 +117,7 @@ impl Body for RecvBody {
             let used = this.used;
             this.ended = io.is_at_end();
             state.consume(id, piece.flows());
-            // Of those that were joined the decoder copies even the long ones.
+            // The decoder copies joined pieces, long ones too.
             state.usage.copied.eager += u64::from(piece.landed_and_joined());
             if !state.flush_soon() {
                 state.count();
@@ -157,7 +157,7 @@ impl Body for RecvBody {
     }
 }
 
-/// Counts what was handed on.
+/// Counts the copies of the bytes that were handed on.
 fn add(copied: &mut Copied, delivered: Delivered) {
     let Delivered { plain, learning, joined, short } = delivered;
     copied.plain_codec += plain;
@@ -188,7 +188,7 @@ impl Drop for RecvBody {
                 state.wake(waker);
             }
         }
-        let dropped = self.stream.let_go(&mut state);
+        let dropped = self.stream.release(&mut state);
         state.flush_soon();
         drop(state);
         drop((rest, dropped));

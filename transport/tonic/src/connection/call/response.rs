@@ -13,8 +13,8 @@ use crate::connection::call::send_body::{SendBody, give_up};
 use crate::connection::call::stream::StreamRef;
 use crate::connection::call::stream_io::wait_for;
 
-/// Begins a response. What is ready of it goes out in one message with the head. If that was all,
-/// the stream is let go of; otherwise the rest is returned.
+/// Begins a response. Data that is ready goes out in one message with the head. If that was all,
+/// the stream is released; otherwise the rest is returned.
 pub(in crate::connection) fn begin(
     stream: &mut StreamRef,
     response: Response<Body>,
@@ -38,7 +38,7 @@ pub(in crate::connection) fn begin(
     let end = out.is_empty();
     match state.conn.send_headers(stream.id, block, end) {
         Ok(()) => {}
-        // The client has given it up meanwhile: nobody waits for the response.
+        // The client has given up the call: nobody waits for the response.
         Err(SendError::Closed) => return None,
         Err(error) => {
             drop(state);
@@ -46,12 +46,12 @@ pub(in crate::connection) fn begin(
             return None;
         }
     }
-    let queued = if end { out.all_said() } else { out.queue(&mut state, stream.id) };
+    let queued = if end { out.ended_with_head() } else { out.queue(&mut state, stream.id) };
     if let Err(status) = &queued {
         give_up(&mut state, stream.id, status);
     }
     let more = queued.is_ok() && !out.is_queued();
-    let dropped = if more { None } else { stream.let_go(&mut state) };
+    let dropped = if more { None } else { stream.release(&mut state) };
     state.flush_soon();
     drop(state);
     drop(dropped);
@@ -73,7 +73,7 @@ pub(in crate::connection) fn is_over(stream: &StreamRef, cx: &Context<'_>) -> bo
     }
 }
 
-/// The response cannot be sent as it is.
+/// Answers with a status, as the response cannot be sent.
 fn refuse(stream: &StreamRef, status: Status) {
     tracing::warn!(%status, "a response cannot be sent");
     let mut state = stream.shared.lock();

@@ -1,4 +1,4 @@
-//! A body being sent.
+//! A body that is sent.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -17,25 +17,25 @@ use crate::connection::call::stream_io::wait_for;
 use crate::connection::state::ConnectionState;
 use crate::fifo::Fifo;
 
-/// Frames of at least this many bytes are taken from a body before they are queued together.
-const GATHER: usize = 64 * 1024;
+/// Bytes that are taken from a body before they are queued together, if the body has them ready.
+const MIN_GATHER: usize = 64 * 1024;
 
 #[derive(Debug)]
 enum State {
     Reading,
     Ended,
     Failed(Status),
-    /// All of it is with the connection.
+    /// The connection has all of it.
     Queued,
 }
 
-/// A body, and what of it has been read and not queued.
+/// A body, and the part of it that was read and not queued.
 #[derive(Debug)]
 pub(in crate::connection) struct SendBody {
     body: Body,
     encoder: BodyEncoder,
     chunks: Fifo<Chunk>,
-    /// Their header block.
+    /// The header block of the trailers.
     trailers: Option<Bytes>,
     state: State,
 }
@@ -51,23 +51,23 @@ impl SendBody {
         matches!(self.state, State::Ended) && self.chunks.is_empty() && self.trailers.is_none()
     }
 
-    /// The head was all there is, and is with the connection.
-    pub(in crate::connection) fn all_said(&mut self) -> Result<(), Status> {
+    /// The head was everything, and the connection has it.
+    pub(in crate::connection) fn ended_with_head(&mut self) -> Result<(), Status> {
         self.state = State::Queued;
         Ok(())
     }
 
     /// Takes what the body has ready. True when there may be more at once.
     ///
-    /// When it has enough it asks once more: a unary body then says that this was all, and its end
-    /// goes with the message instead of in one of its own.
+    /// With enough bytes it polls once more: a unary body then says that it has ended, and its end
+    /// goes with the message instead of in a message of its own.
     pub(in crate::connection) fn gather(&mut self, cx: &mut Context<'_>) -> bool {
         let (mut gathered, mut enough) = (0, false);
         while matches!(self.state, State::Reading) {
             if enough {
                 return true;
             }
-            enough = gathered >= GATHER;
+            enough = gathered >= MIN_GATHER;
             match self.encoder.poll(&mut self.body, cx, &mut self.chunks) {
                 Poll::Pending => return false,
                 Poll::Ready(Polled::End) => self.state = State::Ended,
@@ -92,7 +92,7 @@ impl SendBody {
         false
     }
 
-    /// What has been taken and not queued goes to the connection, the end too if it has come.
+    /// Queues what was taken with the connection, and the end of the body if it was reached.
     pub(in crate::connection) fn queue(
         &mut self,
         state: &mut ConnectionState,
@@ -172,7 +172,7 @@ impl SendBody {
         matches!(self.state, State::Queued)
     }
 
-    /// The body as it was before anything was taken from it. `unsent`: what has been queued of it.
+    /// The body as it was before anything was taken from it. `unsent`: what was queued of it.
     pub(in crate::connection) fn restore(mut self, unsent: Vec<Unsent>) -> Body {
         let mut segments = VecDeque::new();
         for unsent in unsent {
@@ -210,7 +210,7 @@ fn too_long(error: SendError) -> Status {
     }
 }
 
-/// A body whose beginning had been read.
+/// A body whose beginning was read before.
 struct Restored {
     out: SendBody,
     segments: VecDeque<Bytes>,
@@ -236,12 +236,12 @@ impl http_body::Body for Restored {
         match std::mem::replace(&mut out.state, State::Queued) {
             State::Reading => {
                 out.state = State::Reading;
-                // Whoever polls this sees to it that messages are taken apart, or are not.
+                // The transport that polls this decides whether messages are taken apart.
                 Pin::new(&mut out.body).poll_frame(cx)
             }
             State::Failed(status) => Poll::Ready(Some(Err(status))),
             State::Ended | State::Queued => {
-                // They were made here: nothing is wrong with them.
+                // This side encoded them, so they decode.
                 let trailers =
                     out.trailers.take().map(headers::decode_trailers).and_then(Result::ok);
                 Poll::Ready(trailers.map(|trailers| Ok(Frame::trailers(trailers))))

@@ -1,4 +1,4 @@
-//! Calls in.
+//! The server's end of a connection: calls that the peer makes.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -31,19 +31,19 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 pub(crate) struct Accepted {
     pub(crate) link: AnyLink,
     pub(crate) pool: Pool,
-    /// What the hello said.
+    /// The settings of the hello.
     pub(crate) peer: Settings,
     pub(crate) options: ConnectionConfig,
     pub(crate) counters: Arc<Counters>,
     pub(crate) methods: Arc<Methods>,
-    /// Given to every request.
+    /// Added to every request.
     pub(crate) extensions: Extensions,
-    /// When it resolves, the client is told to take its new calls elsewhere, calls in flight go on,
-    /// and the link closes behind the last.
+    /// When it resolves, the client is told to make its new calls elsewhere, calls in flight go on,
+    /// and the link closes after the last.
     pub(crate) drain: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
-/// Serves a link until it ends, and says why it did. Every call has a task to itself, and a
+/// Serves a link until it ends, and returns why it ended. Every call has a task to itself, and a
 /// clone of `service`: see [`task_pool`](crate::connection::call::task_pool).
 pub(crate) async fn serve_connection<S>(accepted: Accepted, service: S) -> Reason
 where

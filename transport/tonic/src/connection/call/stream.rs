@@ -1,4 +1,4 @@
-//! What a call holds of a stream.
+//! A call's handle of its stream.
 
 use std::sync::Arc;
 
@@ -8,19 +8,19 @@ use tonic_rdma_proto::{ResetCode, StreamId};
 use crate::connection::call::stream_io::StreamIo;
 use crate::connection::state::{ConnectionState, Shared};
 
-/// Keeps a stream's [`StreamIo`]. With the last one the stream is forgotten, and reset unless all
-/// of it has been said: a response that is queued to its end still goes out.
+/// Keeps a stream's [`StreamIo`]. The last one removes the stream, and resets it unless all of it
+/// has been queued: a response that is queued to its end still goes out.
 #[derive(Debug)]
 pub(in crate::connection) struct StreamRef {
     pub(in crate::connection) shared: Arc<Shared>,
     pub(in crate::connection) id: StreamId,
-    /// It has been let go of.
-    gone: bool,
+    /// It was released.
+    released: bool,
 }
 
 /// A stream that the peer has opened.
 pub(in crate::connection) struct Opened {
-    /// For the answer.
+    /// For the response.
     pub(in crate::connection) stream: StreamRef,
     /// For the request's body.
     pub(in crate::connection) reader: StreamRef,
@@ -38,16 +38,16 @@ impl StreamRef {
         id: StreamId,
     ) -> Self {
         state.streams.io.entry(id).or_default().refs += 1;
-        StreamRef { shared: shared.clone(), id, gone: false }
+        StreamRef { shared: shared.clone(), id, released: false }
     }
 
-    /// Does what dropping it does, for whoever has the lock already. What is returned is freed
-    /// outside of it: it may be the last of an arena. A flush is for the caller.
-    pub(in crate::connection) fn let_go(
+    /// Does what dropping it does, under a lock that the caller has. The caller drops the result
+    /// outside the lock, as it may be the last of an arena, and flushes.
+    pub(in crate::connection) fn release(
         &mut self,
         state: &mut ConnectionState,
     ) -> Option<StreamIo> {
-        if std::mem::replace(&mut self.gone, true) {
+        if std::mem::replace(&mut self.released, true) {
             return None;
         }
         let io = state.streams.io.get_mut(&self.id)?;
@@ -82,12 +82,12 @@ impl Clone for StreamRef {
 
 impl Drop for StreamRef {
     fn drop(&mut self) {
-        if self.gone {
+        if self.released {
             return;
         }
         let shared = self.shared.clone();
         let mut state = shared.lock();
-        let dropped = self.let_go(&mut state);
+        let dropped = self.release(&mut state);
         if dropped.is_some() {
             state.flush_soon();
         }

@@ -31,7 +31,7 @@ pub(in crate::connection) struct StreamIo {
     /// The peer's half has ended.
     pub(in crate::connection) ended: bool,
     pub(in crate::connection) fault: Option<Fault>,
-    /// Nobody reads: what comes is dropped.
+    /// Nobody reads: received data is dropped.
     pub(in crate::connection) discard: bool,
     /// The codec of this side's stub or service.
     pub(in crate::connection) used: Used,
@@ -41,7 +41,7 @@ pub(in crate::connection) struct StreamIo {
     pub(in crate::connection) refs: u8,
 }
 
-/// Leaves the task's waker, if it is not there already.
+/// Stores the task's waker, if it is not stored already.
 pub(in crate::connection) fn wait_for(waker: &mut Option<Waker>, cx: &Context<'_>) {
     match waker {
         Some(waker) => waker.clone_from(cx.waker()),
@@ -49,14 +49,14 @@ pub(in crate::connection) fn wait_for(waker: &mut Option<Waker>, cx: &Context<'_
     }
 }
 
-/// Why a stream ended other than well.
+/// Why a stream failed.
 #[derive(Debug, Clone)]
 pub(in crate::connection) enum Fault {
     /// The peer reset it.
     Reset(ResetCode),
-    /// Never transmitted: free to go another way, with what had been queued.
+    /// Never transmitted: the call can take another path, with the data that was queued.
     Refused(Vec<Unsent>),
-    /// This side gave it up.
+    /// This side gave up the stream.
     Local(Status),
 }
 
@@ -84,12 +84,12 @@ fn reset_status(code: ResetCode) -> Status {
 }
 
 impl StreamIo {
-    /// A stream that the peer opened, and perhaps ended.
+    /// A stream that the peer opened, and may have ended.
     pub(in crate::connection) fn opened(ended: bool) -> Self {
         StreamIo { ended, ..StreamIo::default() }
     }
 
-    /// There is nothing more to read, and no trailers.
+    /// Nothing is left to read, and there are no trailers.
     pub(in crate::connection) fn is_at_end(&self) -> bool {
         self.ended && self.unread.is_empty() && self.trailers.is_none()
     }

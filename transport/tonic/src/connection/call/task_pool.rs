@@ -1,7 +1,7 @@
 //! The tasks that a server's calls run in.
 //!
-//! Every call has a task to itself while it runs. A task that has ended its call waits for the next
-//! one of the connection: to begin a task costs more than to wake one.
+//! Every call has a task to itself while it runs. A task whose call has ended waits for the next
+//! call of the connection: spawning a task costs more than waking one.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -21,11 +21,11 @@ use crate::connection::call::stream::StreamRef;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Tasks of a connection that wait for a call, at most.
-const IDLE: usize = 64;
+/// Idle tasks of a connection, at most.
+const MAX_IDLE: usize = 64;
 
-/// A call to run, by a service of its own: what a service keeps of a call that it was never given,
-/// a place in a queue for instance, goes with it.
+/// A call to run, with a service of its own: whatever the service reserved for a call, such as a
+/// permit, is dropped with it.
 struct Job<S> {
     service: S,
     stream: StreamRef,
@@ -33,20 +33,19 @@ struct Job<S> {
     request: Request<Body>,
 }
 
-/// Where a task that waits gets its next call. Nobody else gets at it: a call that is put here is
-/// run.
+/// Where an idle task gets its next call. Only this task takes it: a call that is put here runs.
 struct TaskSlot<S> {
     job: Mutex<Option<Job<S>>>,
 }
 
-/// A task that waits, in the list, belongs to whoever takes it off.
+/// The idle tasks. Whoever takes one off the list owns it.
 struct Waiting<S> {
     /// None: the connection has ended.
     idle: Option<Vec<(Arc<TaskSlot<S>>, Waker)>>,
 }
 
-/// The tasks of one connection. When this is dropped those that wait end, and the others when their
-/// calls do.
+/// The tasks of one connection. When this is dropped, idle tasks end at once, and the others when
+/// their calls end.
 pub(in crate::connection) struct TaskPool<S> {
     service: S,
     waiting: Arc<Mutex<Waiting<S>>>,
@@ -121,9 +120,9 @@ pin_project! {
         // The service takes no calls.
         Failed { error: Option<BoxError> },
         Running { #[pin] handler: F },
-        // What did not go out with the head. Small responses have nothing left.
+        // The part of a response that did not go out with the head.
         Sending { out: Box<SendBody> },
-        // In the list, or just taken off it.
+        // On the list, or just taken off it.
         Idle,
     }
 }
@@ -148,7 +147,7 @@ where
             let mut this = self.as_mut().project();
             let Job { mut service, stream, method, request } = job;
             (*this.stream, *this.method) = (Some(stream), Some(method));
-            // Most services are ready always: what is not moved about costs nothing.
+            // Most services are always ready: the call starts without a move through `New`.
             this.stage.set(match service.poll_ready(cx) {
                 Poll::Ready(Ok(())) => Stage::Running { handler: service.call(request) },
                 Poll::Ready(Err(error)) => Stage::Failed { error: Some(error.into()) },
@@ -160,7 +159,7 @@ where
         this.stage.set(Stage::Idle);
         (*this.stream, *this.method) = (None, None);
         match &mut lock(this.waiting).idle {
-            Some(idle) if idle.len() < IDLE => {
+            Some(idle) if idle.len() < MAX_IDLE => {
                 idle.push((this.slot.clone(), cx.waker().clone()));
                 Poll::Pending
             }
@@ -204,7 +203,7 @@ where
                 Poll::Pending => return Poll::Pending,
             }
         };
-        // What the handler holds of limits is free before the client has the answer.
+        // The permits of the handler are free before the client has the response.
         this.stage.set(Stage::Idle);
         let response = result.unwrap_or_else(|error| Status::from_error(error).into_http());
         let Some(method) = this.method.take() else { return Poll::Ready(()) };

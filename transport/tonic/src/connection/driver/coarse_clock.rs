@@ -1,57 +1,57 @@
-//! When messages came, without a look at the clock for each.
+//! The time of received messages, without reading the clock for each.
 //!
-//! A look can be a system call. The protocol judges by times of seconds, and a message that it
-//! takes for an older one only makes it ask sooner whether the peer is there.
+//! Reading the clock can be a system call. The protocol's time-outs are seconds, and a message that
+//! seems older than it is only makes the protocol send a PING sooner.
 //!
 //! | from | on | to |
 //! |---|---|---|
-//! | Read | a message, which gets the time that it is | Read, or Reused with the [`EACH`]th |
-//! | Reused | a message, which gets the time of the last look | Reused |
-//! | Read, Reused | the connection's timer, which goes off within an eighth of the dead-peer time of a reused look, and within [`MAX`] | Read |
+//! | Read | a message, which gets the current time | Read; Reused at the [`READS`]th |
+//! | Reused | a message, which gets the time that was read last | Reused |
+//! | Read, Reused | the connection's timer, which expires within an eighth of the dead-peer time, and within [`MAX_AGE`], of a reused time | Read |
 
 use std::time::{Duration, Instant};
 
-/// Looks between two times that the timer goes off. One at rest has fewer messages, and needs no
-/// timer for this.
-const EACH: u32 = 8;
+/// Reads of the clock between two expiries of the timer. An idle connection has fewer messages, and
+/// needs no timer for this.
+const READS: u32 = 8;
 
-/// As old as a time may be: others than the heartbeat go by it, too, whether landing memory is idle
-/// for instance.
-const MAX: Duration = Duration::from_secs(1);
+/// Maximum age of a reused time: not only the heartbeat uses it, but also for instance the check
+/// whether landing memory is idle.
+const MAX_AGE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(in crate::connection) struct CoarseClock {
-    /// So long after a look that was reused the next message gets a new one.
-    most: Duration,
+    /// Age of a reused time after which the clock is read again.
+    max_age: Duration,
     state: State,
 }
 
 #[derive(Debug, Clone, Copy)]
 enum State {
     Read {
-        looks: u32,
+        reads: u32,
     },
     Reused {
         at: Instant,
-        /// The driver's timer does not know yet.
-        news: bool,
+        /// The driver has not taken the deadline.
+        is_new: bool,
     },
 }
 
 impl CoarseClock {
     pub(in crate::connection) fn new(dead_peer: Duration) -> Self {
-        CoarseClock { most: (dead_peer / 8).min(MAX), state: State::Read { looks: 0 } }
+        CoarseClock { max_age: (dead_peer / 8).min(MAX_AGE), state: State::Read { reads: 0 } }
     }
 
-    /// For a message that has come.
+    /// The time of a message that was received now.
     pub(in crate::connection) fn now(&mut self) -> Instant {
         match self.state {
-            State::Read { looks } => {
+            State::Read { reads } => {
                 // tokio's clock, which tests can stop.
                 let at = tokio::time::Instant::now().into_std();
-                self.state = match looks + 1 {
-                    EACH => State::Reused { at, news: true },
-                    looks => State::Read { looks },
+                self.state = match reads + 1 {
+                    READS => State::Reused { at, is_new: true },
+                    reads => State::Read { reads },
                 };
                 at
             }
@@ -59,25 +59,25 @@ impl CoarseClock {
         }
     }
 
-    /// Whether there is a deadline that has not been asked for.
-    pub(in crate::connection) fn is_news(&mut self) -> bool {
+    /// Whether there is a deadline that the driver has not taken. Takes it.
+    pub(in crate::connection) fn has_new_deadline(&mut self) -> bool {
         match &mut self.state {
-            State::Reused { news, .. } => std::mem::take(news),
+            State::Reused { is_new, .. } => std::mem::take(is_new),
             State::Read { .. } => false,
         }
     }
 
-    /// When the connection's timer has to go off.
+    /// When the connection's timer has to expire.
     pub(in crate::connection) fn deadline(&self) -> Option<Instant> {
         match self.state {
-            State::Reused { at, .. } => Some(at + self.most),
+            State::Reused { at, .. } => Some(at + self.max_age),
             State::Read { .. } => None,
         }
     }
 
-    /// The connection's timer has gone off.
+    /// The connection's timer has expired.
     pub(in crate::connection) fn expire(&mut self) {
-        self.state = State::Read { looks: 0 };
+        self.state = State::Read { reads: 0 };
     }
 }
 
@@ -90,22 +90,22 @@ mod tests {
     const DEAD: Duration = Duration::from_secs(8);
 
     #[tokio::test(start_paused = true)]
-    async fn one_look_serves_all_messages_until_the_timer() {
+    async fn one_read_serves_all_messages_until_the_timer() {
         let mut clock = CoarseClock::new(DEAD);
         let mut last = Instant::now();
-        for _ in 0..EACH {
-            assert!(!clock.is_news() && clock.deadline().is_none(), "a few need no timer");
+        for _ in 0..READS {
+            assert!(!clock.has_new_deadline() && clock.deadline().is_none(), "a few need no timer");
             advance(DEAD / 100).await;
             last = tokio::time::Instant::now().into_std();
             assert_eq!(clock.now(), last);
         }
         advance(DEAD / 100).await;
         assert_eq!(clock.now(), last);
-        assert!(clock.is_news() && !clock.is_news(), "once");
+        assert!(clock.has_new_deadline() && !clock.has_new_deadline(), "once");
         assert_eq!(clock.deadline(), Some(last + DEAD / 8));
         advance(DEAD / 8).await;
         assert_eq!(clock.now(), last);
-        assert!(!clock.is_news());
+        assert!(!clock.has_new_deadline());
         clock.expire();
         assert_eq!(clock.deadline(), None);
         assert!(clock.now() > last + DEAD / 8);

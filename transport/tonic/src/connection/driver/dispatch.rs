@@ -1,4 +1,4 @@
-//! Link to protocol to streams.
+//! Received messages to the protocol, and its events to their streams.
 
 use bytes::BufMut;
 use tonic::Status;
@@ -11,7 +11,7 @@ use crate::connection::receive::unread::{Place, RECEIVE_CHUNK};
 use crate::connection::state::{ConnectionState, Life};
 use crate::path::reason::{Reason, ReasonCode};
 
-/// Lines about peers that break the protocol: one that comes back is not to fill the disk.
+/// Lines about peers that break the protocol: a peer that reconnects must not fill the disk.
 static BREACHES: LogThrottle = LogThrottle::new();
 
 impl ConnectionState {
@@ -60,7 +60,7 @@ impl ConnectionState {
         Ok(())
     }
 
-    /// The protocol has found a breach, and closes.
+    /// Ends the connection of a peer that broke the protocol.
     pub(in crate::connection) fn breached(&mut self, breach: &Breach) {
         let peer = &self.peer;
         if let Some(suppressed) = BREACHES.pass() {
@@ -76,7 +76,7 @@ impl ConnectionState {
         while let Some(event) = self.conn.poll_event() {
             match event {
                 Event::Opened { stream, block, end } => {
-                    // Registered at once: pieces of the body may follow in the same message.
+                    // Inserted at once: pieces of the body may follow in the same message.
                     self.streams.io.insert(stream, StreamIo::opened(end));
                     self.streams.opened.push_back((stream, block));
                 }
@@ -151,7 +151,7 @@ impl ConnectionState {
         }
     }
 
-    /// Gives a stream up for a reason of this side's own.
+    /// Fails a stream for a reason of this side.
     pub(in crate::connection) fn fail_stream(&mut self, id: StreamId, status: Status) {
         self.with(id, |io| {
             io.fault.get_or_insert(Fault::Local(status));

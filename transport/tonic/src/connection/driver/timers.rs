@@ -85,10 +85,10 @@ impl Timers {
 
     /// A deadline has come up since the timer was set, or what it was set for has happened.
     fn is_outdated(&self, state: &mut ConnectionState) -> bool {
-        // Each is asked: asking takes its news.
-        let wait = state.landing.wait.0.is_news();
-        let clock = state.clock.is_news();
-        let give_back = state.landing.give_back.0.is_news();
+        // Asks each: asking takes its deadline.
+        let wait = state.landing.wait.0.has_new_deadline();
+        let clock = state.clock.has_new_deadline();
+        let give_back = state.landing.give_back.0.has_new_deadline();
         wait || clock || give_back || (self.awaits_ping && !state.conn.is_asking())
     }
 

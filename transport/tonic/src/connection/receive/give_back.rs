@@ -1,19 +1,18 @@
-//! How a connection gives back the landing memory that it has beyond its share while another waits.
+//! Gives back landing memory above the share of this connection while another waits.
 //!
-//! Nothing is granted of the chunks that are to go back. Where the peer is fast, what is on its way
-//! lands within moments, and the readers free it. What is still granted after that is asked back,
-//! and a peer that does not answer is ended by the protocol
+//! Chunks that are to go back are not granted any more. With a fast peer, data in flight lands
+//! within [`DRAIN`], and the readers free it. Grants that are left then are recalled, and the
+//! protocol ends the connection of a peer that does not answer
 //! ([`Connection::recall_grants`](tonic_rdma_proto::Connection::recall_grants)).
 //!
 //! | the delay | on | next |
 //! |---|---|---|
 //! | Idle | chunks are chosen to go back | Running |
-//! | Running | [`DRAIN`] has passed | Over: their grants are asked back |
+//! | Running | [`DRAIN`] has passed | Over: their grants are recalled |
 //! | Over | more chunks are chosen | Running |
 //! | any | none is chosen | Idle |
 //!
-//! [`DRAIN`] and the time that the protocol gives for the answer are no longer than the dead-peer
-//! time together.
+//! [`DRAIN`] and the protocol's time-out for the answer together are at most the dead-peer time.
 
 use std::time::Duration;
 
@@ -21,15 +20,15 @@ use tonic_rdma_memory::Excess;
 
 use crate::connection::delay::Delay;
 
-/// At 3 Gb/s and more, 16 MiB that are on their way have landed by then.
+/// 16 MiB in flight have landed by then at 3 Gb/s and more.
 const DRAIN: Duration = Duration::from_millis(50);
 
-/// Over: the grants have been asked back.
+/// Over: the grants have been recalled.
 #[derive(Debug, Default)]
 pub(in crate::connection) struct GiveBack(pub(in crate::connection) Delay);
 
 impl GiveBack {
-    /// What has been chosen to go back.
+    /// Chunks were chosen to go back, or none.
     pub(in crate::connection) fn chosen(&mut self, excess: Excess, dead_peer: Duration) {
         match excess {
             Excess::None => self.0.reset(),
@@ -53,12 +52,12 @@ mod tests {
     async fn it_drains_then_asks() {
         let mut state = GiveBack::default();
         state.chosen(Excess::None, DEAD);
-        assert!(state.0.is_idle() && state.0.deadline().is_none() && !state.0.is_news());
+        assert!(state.0.is_idle() && state.0.deadline().is_none() && !state.0.has_new_deadline());
         for excess in [Excess::More, Excess::Same] {
             state.chosen(excess, DEAD);
             let until = state.0.deadline().unwrap();
             assert_eq!(until, Instant::now() + DRAIN);
-            assert!(state.0.is_news() && !state.0.is_news());
+            assert!(state.0.has_new_deadline() && !state.0.has_new_deadline());
             tokio::time::advance(DRAIN / 2).await;
             for excess in [Excess::More, Excess::Same] {
                 state.chosen(excess, DEAD);

@@ -14,22 +14,22 @@ const MAX_BEHIND: usize = 8;
 static UNREGISTERED: LogThrottle = LogThrottle::new();
 
 impl ConnectionState {
-    /// Answers the protocol's wants from this connection's landing account.
+    /// Grants the landing memory that the protocol wants, from this connection's account.
     pub(in crate::connection) fn grant(&mut self) {
         let waited = std::mem::take(&mut self.landing.is_short);
         self.landing.is_short = !self.grant_wanted();
         if waited && !self.landing.is_short {
-            // Others need not make room for what is not wanted any more.
+            // Other connections need not make room any more.
             self.landing.account.stop_waiting();
         }
     }
 
-    /// False when there is no memory for what is wanted.
+    /// False when there is no memory for a want.
     fn grant_wanted(&mut self) -> bool {
         while let Some(want) = self.conn.poll_landing() {
             let parts = self.landing.wait.takes_parts();
             let landed = match self.land(want, if parts { want.min } else { want.want }) {
-                // A part may be had where the whole may not.
+                // There may be memory for a part where there is none for the whole.
                 Err(_) if !parts && want.min < want.want => self.land(want, want.min),
                 landed => landed,
             };
@@ -40,16 +40,15 @@ impl ConnectionState {
                     }
                 }
                 Ok(None) => {
-                    // The driver is woken when some comes free. What stands by unused is worth more
-                    // to a stream.
+                    // The driver is woken when memory is freed. A stream needs it more than a standing
+                    // grant that is unused.
                     if let WantKey::Stream(_) = want.key {
                         self.conn.recall_standing();
                         if !parts && self.landing.wait.short() {
                             self.wake_driver();
                         }
                         if self.grant_behind() {
-                            // Not the least of these asked last: the account waits for what the
-                            // first wants.
+                            // Asks for the first again, so that the account waits for what it wants.
                             continue;
                         }
                     }
@@ -61,7 +60,7 @@ impl ConnectionState {
         true
     }
 
-    /// The first want waits; those behind it may be shorter. True when one was granted.
+    /// Grants shorter wants behind the first one, which waits. True when one was granted.
     fn grant_behind(&mut self) -> bool {
         let mut granted = false;
         for place in 1..=MAX_BEHIND {
@@ -75,8 +74,8 @@ impl ConnectionState {
         granted
     }
 
-    /// Grants what is wanted, or at least `min` bytes of it, and gives the length. None: there is
-    /// no memory.
+    /// Grants a want, or at least `min` bytes of it, and returns the length. None: there is no
+    /// memory.
     fn land(&mut self, want: LandingWant, min: u32) -> Result<Option<u32>, RegisterError> {
         let Some(buf) = self.landing.account.alloc(want.want as usize, min as usize)? else {
             return Ok(None);
@@ -107,10 +106,10 @@ impl ConnectionState {
         }
     }
 
-    /// There is no memory for what a stream wants to send, and waiting would not bring any.
+    /// Refuses the message of a stream: there is no memory for it, and waiting would bring none.
     fn refuse_bulk(&mut self, id: StreamId, error: &RegisterError) {
         if let Err(limit) = self.pool.may_land() {
-            // Nor for any other: calls go on where none is needed.
+            // Nor is there memory for any other message: calls go on over TCP.
             let text = format!("no landing memory: {limit}");
             self.conn.close(CloseCode::Resources, &text);
             return self.end(Life::Closing(Reason::new(ReasonCode::Memlock, text)));

@@ -1,4 +1,4 @@
-//! Whether a message that finds no landing memory in one piece lands in several.
+//! How long a message waits for landing memory in one piece before it lands in parts.
 //!
 //! Several have to be joined, by a copy, into memory that may have to be had from the kernel page
 //! by page. So a whole piece is waited for, while others' messages make room for it; but not for
@@ -7,7 +7,7 @@
 //! | the delay | on | next |
 //! |---|---|---|
 //! | Idle | no whole piece | Running |
-//! | Running | [`PATIENCE`] has passed | Over |
+//! | Running | [`MAX_WAIT`] has passed | Over |
 //! | any | a whole piece for whoever has waited longest | Idle |
 //!
 //! When it is over, parts are taken at once.
@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use crate::connection::delay::Delay;
 
-/// At 3 Gb/s and more, a message of 16 MiB that is on its way has landed by then.
-const PATIENCE: Duration = Duration::from_millis(50);
+/// A message of 16 MiB in flight has landed by then at 3 Gb/s and more.
+const MAX_WAIT: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Default)]
 pub(in crate::connection) struct LandingWait(pub(in crate::connection) Delay);
@@ -27,16 +27,16 @@ impl LandingWait {
         self.0.is_over()
     }
 
-    /// There was no whole piece. True when the wait begins now.
+    /// There was no memory in one piece. True when the wait begins now.
     pub(in crate::connection) fn short(&mut self) -> bool {
         let begins = self.0.is_idle();
         if begins {
-            self.0.begin(PATIENCE);
+            self.0.begin(MAX_WAIT);
         }
         begins
     }
 
-    /// There was one for the first that wants memory.
+    /// There was memory in one piece for the first that wants it.
     pub(in crate::connection) fn whole(&mut self) {
         self.0.reset();
     }
@@ -49,17 +49,17 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn it_ends_and_comes_back() {
+    async fn the_wait_ends_and_begins_again() {
         let mut landing_wait = LandingWait::default();
         assert!(!landing_wait.takes_parts() && landing_wait.0.deadline().is_none());
         assert!(landing_wait.short(), "begins");
         assert!(!landing_wait.short(), "once");
-        assert!(landing_wait.0.is_news());
-        assert!(!landing_wait.0.is_news());
-        tokio::time::advance(PATIENCE / 2).await;
+        assert!(landing_wait.0.has_new_deadline());
+        assert!(!landing_wait.0.has_new_deadline());
+        tokio::time::advance(MAX_WAIT / 2).await;
         landing_wait.0.expire(Instant::now());
         assert!(!landing_wait.takes_parts());
-        tokio::time::advance(PATIENCE / 2).await;
+        tokio::time::advance(MAX_WAIT / 2).await;
         landing_wait.0.expire(Instant::now());
         assert!(landing_wait.takes_parts() && landing_wait.0.deadline().is_none());
         assert!(!landing_wait.short());

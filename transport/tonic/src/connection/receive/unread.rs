@@ -1,7 +1,7 @@
-//! What of a received body nobody has read yet.
+//! The part of a received body that nobody has read.
 //!
-//! The peer chooses into how many pieces it cuts a body, and the stream's windows count payload
-//! only. What a piece keeps of memory is another matter:
+//! The peer chooses the pieces that it cuts a body into, and the stream's windows count payload
+//! only. A piece keeps more memory than its payload:
 //!
 //! | piece | keeps, beside [`OVERHEAD`] |
 //! |---|---|
@@ -9,17 +9,17 @@
 //! | landed | its granules, those in which it begins and ends with all that lies in front of it and behind |
 //! | landed, and copied to the heap | itself |
 //!
-//! A piece that keeps more than half as much again as it has is therefore copied to a buffer of the
-//! stream, if others are unread in front of it:
+//! So a piece that keeps more than 3/2 of its length is copied to a buffer of the stream, if other
+//! pieces are unread before it:
 //!
 //! | unread | piece | what happens |
 //! |---|---|---|
-//! | nothing | any | queued as it is: its reader takes it at once, most often |
+//! | nothing | any | queued as it is: the reader usually takes it at once |
 //! | something | keeps at most 3/2 of its length | queued as it is, behind the buffer, which is cut to its length |
-//! | something | keeps more | copied to the buffer; behind a full one of [`JOINED`] bytes begins the next |
+//! | something | keeps more | copied to the buffer; behind a full one of [`MAX_JOINED`] bytes begins the next |
 //!
-//! So what is unread takes at most 3/2 of its length, the last buffer (again at most its length, or
-//! [`JOINED`]), and what the one piece keeps that came first.
+//! Unread payload therefore takes at most 3/2 of its length, plus the last buffer (at most its
+//! length again, or [`MAX_JOINED`]), plus what the first piece keeps.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use tonic_rdma_proto::Flow;
@@ -31,22 +31,22 @@ use crate::fifo::Fifo;
 pub(in crate::connection) const RECEIVE_CHUNK: usize = 32 * 1024;
 /// Landing memory is given out in units of this many bytes.
 const GRANULE: usize = 4096;
-/// Of each piece: its place in the queue, which may have as many free ones, and an allocation or
-/// two.
+/// Bytes for each piece: its slot in the queue, which may have as many free slots, and an allocation
+/// or two.
 const OVERHEAD: usize = 192;
 /// Bytes of a buffer of joined pieces, at most.
-const JOINED: usize = 64 * 1024;
-/// And at first.
-const FIRST: usize = 256;
+const MAX_JOINED: usize = 64 * 1024;
+/// Bytes of the first buffer of joined pieces, at least.
+const MIN_JOINED: usize = 256;
 
 /// Where received bytes lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::connection) enum Place {
     /// In a buffer of received messages.
     Message,
-    /// In landing memory, so far behind the beginning of a granule.
+    /// In landing memory, `begin` bytes behind the start of a granule.
     Landing { begin: u32 },
-    /// They landed, and are to be copied to the heap before anything looks at them.
+    /// In landing memory, and to be copied to the heap before anything reads them.
     Heap,
 }
 
@@ -54,11 +54,11 @@ pub(in crate::connection) enum Place {
 #[derive(Debug)]
 pub(in crate::connection) struct Piece {
     pub(in crate::connection) part: Part,
-    /// Of its bytes, so many count as [`Flow::Bulk`], the others as [`Flow::Window`].
+    /// Bytes that count as [`Flow::Bulk`]; the others count as [`Flow::Window`].
     bulk: u32,
-    /// Of these, so many came by WRITE.
+    /// Bytes that came by WRITE.
     landed: u32,
-    /// It was copied together from several.
+    /// It was joined from several pieces.
     joined: bool,
 }
 
@@ -67,7 +67,7 @@ impl Piece {
         self.part.len() as u32
     }
 
-    /// Bytes by what they count as.
+    /// Bytes by the window that they count in.
     pub(in crate::connection) fn flows(&self) -> [(u32, Flow); 2] {
         [(self.len() - self.bulk, Flow::Window), (self.bulk, Flow::Bulk)]
     }
@@ -78,7 +78,7 @@ impl Piece {
     }
 }
 
-/// Pieces that are being joined: the last that is unread.
+/// Pieces that are being joined: the last of the unread ones.
 #[derive(Debug, Default)]
 struct Joining {
     bytes: BytesMut,
@@ -93,7 +93,7 @@ impl Joining {
             true => Bytes::copy_from_slice(&bytes),
             false => bytes.freeze(),
         };
-        // Nobody but this process writes to the copy.
+        // Only this process writes to the copy.
         Piece { part: Part::Eager(bytes), bulk, landed, joined: true }
     }
 }
@@ -102,7 +102,7 @@ impl Joining {
 #[derive(Debug, Default)]
 pub(in crate::connection) struct Unread {
     pieces: Fifo<Piece>,
-    /// Behind the others.
+    /// After the others.
     joining: Option<Box<Joining>>,
 }
 
@@ -111,8 +111,7 @@ impl Unread {
         self.pieces.is_empty() && self.joining.is_none()
     }
 
-    /// Whether so many bytes will be copied when they are [pushed](Self::push): before that they
-    /// need not be.
+    /// Whether `len` bytes will be copied when they are [pushed](Self::push).
     pub(in crate::connection) fn joins(&self, len: usize, place: Place) -> bool {
         if self.is_empty() {
             return false;
@@ -125,7 +124,7 @@ impl Unread {
         kept + OVERHEAD > len + len / 2
     }
 
-    /// Takes what has come. What is to lie on the heap is copied in any case.
+    /// Adds a piece. One for the heap is copied in any case.
     pub(in crate::connection) fn push(&mut self, part: Part, flow: Flow, place: Place) {
         let len = part.len();
         let landed = if place == Place::Message { 0 } else { len as u32 };
@@ -140,12 +139,12 @@ impl Unread {
             };
             return self.pieces.push_back(Piece { part, bulk, landed, joined: false });
         }
-        let full = |joining: &Joining| joining.bytes.len() + len > JOINED;
+        let full = |joining: &Joining| joining.bytes.len() + len > MAX_JOINED;
         let first = if self.joining.as_deref().is_some_and(full) {
             self.close();
-            JOINED
+            MAX_JOINED
         } else {
-            FIRST
+            MIN_JOINED
         };
         let joining = self.joining.get_or_insert_default();
         if joining.bytes.capacity() == 0 {
@@ -159,14 +158,14 @@ impl Unread {
         joining.landed += landed;
     }
 
-    /// What comes from now on is not joined with what is there.
+    /// Later pieces are not joined with those that are there.
     fn close(&mut self) {
         if let Some(joining) = self.joining.take() {
             self.pieces.push_back(joining.into_piece());
         }
     }
 
-    /// All bytes by what they count as.
+    /// All bytes by the window that they count in.
     pub(in crate::connection) fn flows(&self) -> [(u32, Flow); 2] {
         let joining =
             self.joining.as_deref().map(|joining| (joining.bytes.len() as u32, joining.bulk));

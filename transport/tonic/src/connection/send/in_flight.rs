@@ -2,7 +2,7 @@
 //!
 //! A slot is free, in flight, and free again when a completion covers its work. Memory that is not
 //! pinned is copied into staging before it is written: into blocks that the pool
-//! [can spare](Pool::spare), each until its WRITE is done, or, when it has none, into a SEND slot.
+//! [can spare](Pool::spare), or into a SEND slot when it can spare none.
 
 use std::collections::VecDeque;
 
@@ -26,8 +26,9 @@ enum Kind {
 pub(in crate::connection) struct InFlight {
     slot_size: usize,
     slots: usize,
-    /// The next slot, and those in flight.
+    /// The next free slot.
     next: usize,
+    /// Slots in flight.
     used: usize,
     staging: Staging,
     in_flight: VecDeque<(u64, Kind)>,
@@ -39,21 +40,21 @@ pub(in crate::connection) struct InFlight {
 /// Staging blocks.
 #[derive(Debug)]
 struct Staging {
-    /// Bytes of one.
+    /// Bytes of a block.
     size: usize,
-    /// How many may be in flight.
-    most: usize,
+    /// Blocks that may be in flight.
+    max: usize,
     used: usize,
-    /// Taken from the pool, and not used yet.
+    /// A block that was taken from the pool and not used yet.
     next: Option<PinnedBuf>,
 }
 
-/// Where a source that is not pinned is to be copied.
+/// Where memory that is not pinned is copied.
 #[derive(Debug)]
 pub(in crate::connection) enum Stage {
-    /// Into this.
+    /// A block of the pool.
     Block(PinnedBuf),
-    /// Into the block of the link, at this offset.
+    /// A SEND slot, at this offset of the link's block.
     Slot(usize),
 }
 
@@ -65,7 +66,7 @@ impl InFlight {
             slots: link.send_slots as usize,
             next: 0,
             used: 0,
-            staging: Staging { size: block_size, most: blocks, used: 0, next: None },
+            staging: Staging { size: block_size, max: blocks, used: 0, next: None },
             in_flight: VecDeque::new(),
             next_id: 0,
             writing: 0,
@@ -81,23 +82,22 @@ impl InFlight {
         self.slot_size
     }
 
-    /// Bytes that there is room for to stage one source, taking a block from the pool if there is
-    /// none at hand.
+    /// Bytes that can be staged for one WRITE. Takes a block from the pool if none is at hand.
     pub(in crate::connection) fn staging_room(&mut self, pool: &Pool) -> usize {
         let slot = self.slot();
         let staging = &mut self.staging;
-        if staging.next.is_none() && staging.used < staging.most {
+        if staging.next.is_none() && staging.used < staging.max {
             staging.next = pool.spare(staging.size);
         }
         match (&staging.next, staging.used, slot) {
             (Some(block), _, _) => block.capacity(),
-            // One of the blocks in flight is soon to be had again.
+            // A block in flight is free again soon.
             (None, 1.., _) | (None, 0, None) => 0,
             (None, 0, Some(_)) => self.slot_size,
         }
     }
 
-    /// Where [`staging_room`](Self::staging_room) was. None: there was none.
+    /// Where to stage, after [`staging_room`](Self::staging_room). None: there is no room.
     pub(in crate::connection) fn stage(&mut self) -> Option<Stage> {
         match self.staging.next.take() {
             Some(block) => Some(Stage::Block(block)),
@@ -105,8 +105,8 @@ impl InFlight {
         }
     }
 
-    /// Gives the pool what has not been used.
-    pub(in crate::connection) fn put_back(&mut self) {
+    /// Returns a block that was not used to the pool.
+    pub(in crate::connection) fn return_unused(&mut self) {
         self.staging.next = None;
     }
 
@@ -154,7 +154,7 @@ impl InFlight {
         self.begin(Kind::Pinned { len })
     }
 
-    /// Work `id` and all before it is done.
+    /// Work `id` has completed, and all work before it.
     pub(in crate::connection) fn done(&mut self, id: u64) {
         while self.in_flight.front().is_some_and(|(first, _)| *first <= id) {
             match self.in_flight.pop_front() {
@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(s.writing(), 0);
         drop((first, second));
         let used = pool.stats().control;
-        s.put_back();
+        s.return_unused();
         assert_eq!(
             (used, pool.stats().control),
             (4096, 0),

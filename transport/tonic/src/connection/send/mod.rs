@@ -150,7 +150,7 @@ impl ConnectionState {
             }
             posted = true;
         }
-        self.send.in_flight.put_back();
+        self.send.in_flight.return_unused();
         if posted {
             link.ring_doorbell()?;
             if self.send.in_flight.writing() > 0 && self.conn.stats().eager_sent > eager {

@@ -1,9 +1,8 @@
-//! How much of WRITEs is in flight at a time.
+//! How many bytes of WRITEs are in flight at a time.
 //!
-//! Enough to keep the link busy, which is bandwidth times delay, and no more: a small message that
-//! comes now waits behind what is posted (R13). Neither figure is known, nor needed: a link that
-//! has run dry while there was more to write had too little, and one that never does may have too
-//! much.
+//! The window keeps the link busy (bandwidth times delay), and no more: a small message waits behind
+//! everything that is posted before it (R13). Neither factor is known. A link that runs dry while
+//! payload waits has too small a window; a link that never does may have too large a one.
 //!
 //! | on | window |
 //! |---|---|
@@ -18,7 +17,7 @@
 const MIN: usize = 1 << 20;
 /// Bytes: 670 us of 100 Gb/s.
 const MAX: usize = 8 << 20;
-/// Completions without running dry after which less is tried.
+/// Completions without running dry after which the window shrinks.
 const CALM: u32 = 64;
 
 #[derive(Debug)]
@@ -34,7 +33,7 @@ impl Default for WriteWindow {
 }
 
 impl WriteWindow {
-    /// Bytes that may be posted while so many are in flight.
+    /// Bytes that may be posted while `writing` bytes are in flight.
     pub(in crate::connection) fn room(&self, writing: usize) -> usize {
         self.size.saturating_sub(writing)
     }
@@ -44,13 +43,12 @@ impl WriteWindow {
         self.size / 2
     }
 
-    /// Bytes of one WRITE, at most: streams take turns, four or more to a window.
+    /// Bytes of one WRITE, at most: streams take turns, at least four in a window.
     pub(in crate::connection) fn chunk(&self) -> usize {
         self.size / 4
     }
 
-    /// WRITEs have been completed: so many bytes are still in flight, and whether payload waits for
-    /// room.
+    /// WRITEs have completed: `writing` bytes are still in flight; `waits`: payload waits for room.
     pub(in crate::connection) fn completed(&mut self, writing: usize, waits: bool) {
         match (writing, waits) {
             (0, true) => {
@@ -79,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_link_that_runs_dry_gets_more_and_one_that_does_not_gets_less() {
+    fn the_window_grows_when_the_link_runs_dry_and_shrinks_when_it_does_not() {
         let mut window = WriteWindow::default();
         assert_eq!((window.room(0), window.room(MIN), window.room(MAX)), (MIN, 0, 0));
         window.completed(0, false);
@@ -101,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn small_messages_bring_it_down_at_once() {
+    fn small_messages_shrink_the_window_at_once() {
         let mut window = WriteWindow::default();
         window.completed(0, true);
         window.completed(0, true);
