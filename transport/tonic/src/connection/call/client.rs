@@ -243,7 +243,8 @@ fn open(
             if let Some(io) = state.streams.io.get_mut(&id) {
                 wait_for(&mut io.recv_waker, cx);
             }
-            let queued = if out.is_empty() { out.ended_with_head() } else { out.queue(&mut state, id) };
+            let queued =
+                if out.is_empty() { out.ended_with_head() } else { out.queue(&mut state, id) };
             state.flush_soon();
             drop(state);
             // On an error the stream is reset as it is dropped.

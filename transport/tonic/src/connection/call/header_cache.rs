@@ -43,7 +43,14 @@ pub(in crate::connection) struct HeaderCache {
 impl HeaderCache {
     pub(in crate::connection) fn new(methods: Arc<Methods>, extensions: Extensions) -> Self {
         let (hasher, extensions) = (RandomState::default(), with_room(extensions));
-        HeaderCache { methods, extensions, cached: Vec::new(), seen: [0; MAX_CACHED], oldest: 0, hasher }
+        HeaderCache {
+            methods,
+            extensions,
+            cached: Vec::new(),
+            seen: [0; MAX_CACHED],
+            oldest: 0,
+            hasher,
+        }
     }
 
     /// Decodes a block, or finds it in the cache.
@@ -124,7 +131,7 @@ mod tests {
                 ("/a.B/C", &"1".parse().unwrap())
             );
             assert_eq!(head.parts.extensions.get::<u32>(), Some(&7));
-            assert_eq!(header_cache.known.len(), usize::from(n > 0), "once it has come twice");
+            assert_eq!(header_cache.cached.len(), usize::from(n > 0), "once it has come twice");
             head.call.learn(Used::Plain);
             // Nothing that is done to one is seen in the next.
             head.parts.headers.clear();
@@ -144,10 +151,10 @@ mod tests {
                     (&path[..], &id.parse().unwrap())
                 );
             }
-            assert!(header_cache.known.iter().any(|(_, head)| head.parts.uri.path() == path));
+            assert!(header_cache.cached.iter().any(|(_, head)| head.parts.uri.path() == path));
         }
-        assert_eq!(header_cache.known.len(), MAX_CACHED);
-        let twos = header_cache.known.iter().filter(|(_, head)| head.parts.headers["x-id"] == "2");
+        assert_eq!(header_cache.cached.len(), MAX_CACHED);
+        let twos = header_cache.cached.iter().filter(|(_, head)| head.parts.headers["x-id"] == "2");
         assert_eq!(twos.count(), 0);
     }
 
@@ -159,7 +166,7 @@ mod tests {
             header_cache.read(long.clone()).unwrap().call.learn(Used::Plain);
             assert!(header_cache.read(Bytes::from_static(b"\xff")).is_err());
         }
-        assert!(header_cache.known.is_empty());
+        assert!(header_cache.cached.is_empty());
     }
 
     /// Two that take turns push out what is old, and not each other.
@@ -169,7 +176,7 @@ mod tests {
         let mut read = |id: &str| {
             let mut head = header_cache.read(block("/a.B/C", id)).unwrap();
             head.call.learn(Used::Plain);
-            header_cache.known.len()
+            header_cache.cached.len()
         };
         for old in 0..4 * MAX_CACHED {
             for _ in 0..3 {
@@ -182,8 +189,8 @@ mod tests {
         }
         for id in ["a", "b"] {
             let block = block("/a.B/C", id);
-            assert!(header_cache.known.iter().any(|(known, _)| *known == block), "{id}");
+            assert!(header_cache.cached.iter().any(|(known, _)| *known == block), "{id}");
         }
-        assert_eq!(header_cache.known.len(), MAX_CACHED);
+        assert_eq!(header_cache.cached.len(), MAX_CACHED);
     }
 }
