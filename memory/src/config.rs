@@ -2,7 +2,7 @@
 
 use crate::error::PoolError;
 use crate::memlock::Memlock;
-use crate::region::{HUGE_PAGE, page};
+use crate::region::page::{HUGE_PAGE, HugePages, page};
 
 /// The smallest pool that works, in bytes.
 pub const MIN_POOL: usize = 2 << 20;
@@ -17,19 +17,6 @@ pub const MIN_MEMLOCK: u64 = MIN_POOL as u64 + MARGIN;
 /// The least for landing and for control blocks.
 const MIN_PART: usize = MIN_POOL / 8;
 const MAX_CHUNK: usize = 4 << 20;
-
-/// Which pages a pool is made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum HugePages {
-    /// Ordinary ones.
-    Off,
-    /// Huge ones where the kernel has them (madvise(2), MADV_HUGEPAGE).
-    #[default]
-    Transparent,
-    /// From the reserved pool (mmap(2), MAP_HUGETLB), for arenas whose size is a multiple of 2 MiB;
-    /// where there are none, a warning and ordinary ones.
-    Explicit,
-}
 
 /// How large a pool may become, and how it is divided.
 ///

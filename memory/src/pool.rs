@@ -6,18 +6,15 @@ use std::time::Instant;
 
 use bytes::Bytes;
 
-use crate::arena::{Arenas, SlotRef};
-use crate::buf::{PinnedBuf, PinnedBytes};
+use crate::arena::Arenas;
+use crate::buf::{Alloc, PinnedBuf, PinnedBytes, try_alloc};
 use crate::config::{PoolConfig, Sizes};
 use crate::error::PoolError;
-use crate::index::Index;
 use crate::landing::Landing;
-use crate::landing_waiters::LandingWaiters;
+use crate::ledger::Ledger;
 use crate::memlock::Memlock;
-use crate::memlock_budget::{LandingBudget, Last};
 use crate::registrar::Registrar;
-use crate::stats::{Budgets, Counters, PoolStats, Use};
-use crate::wait::{Alloc, Waiters};
+use crate::stats::{PoolStats, Use};
 
 /// Memory that one device knows: for sending, for landing, and for the connections' own use. Cheap
 /// to clone.
@@ -25,42 +22,17 @@ use crate::wait::{Alloc, Waiters};
 /// Memory is mapped and registered when it is first needed, within the budgets, and never per
 /// message (R12).
 #[derive(Clone, Debug)]
-pub struct Pool(pub(crate) Arc<Shared>);
+pub struct Pool(Arc<Inner>);
 
-pub(crate) struct Shared {
-    pub(crate) sizes: Sizes,
-    pub(crate) counters: Counters,
-    pub(crate) budgets: Budgets,
-    pub(crate) index: Index,
-    pub(crate) waiters: Waiters,
-    pub(crate) accounts: LandingWaiters,
-    /// Never more than `sizes.landing`.
-    pub(crate) landing: LandingBudget,
-    send: Arenas,
-    control: Arenas,
-    /// Behind what it registered.
-    pub(crate) registrar: Arc<dyn Registrar>,
-    _last: Last,
+struct Inner {
+    send: Arc<Arenas>,
+    control: Arc<Arenas>,
+    ledger: Arc<Ledger>,
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for Inner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pool").field("sizes", &self.sizes).finish_non_exhaustive()
-    }
-}
-
-impl Shared {
-    /// The arenas of a use that has some.
-    pub(crate) fn arenas(&self, usage: Use) -> &Arenas {
-        match usage {
-            Use::Control => &self.control,
-            Use::Send | Use::Landing => &self.send,
-        }
-    }
-
-    pub(crate) fn take_send(self: &Arc<Self>, len: usize) -> Result<PinnedBuf, PoolError> {
-        // A buffer of no bytes has an address all the same.
-        self.send.take(self, len.max(1)).map(|slot: SlotRef| PinnedBuf::new(slot, len))
+        f.debug_struct("Pool").field("sizes", &self.ledger.sizes).finish_non_exhaustive()
     }
 }
 
@@ -90,18 +62,12 @@ impl Pool {
         };
         let sizes = config.fit(memlock.as_ref(), registrar.ignores_ipc_lock())?;
         tracing::debug!(?sizes, ?memlock, "pool of pinned memory");
-        Ok(Pool(Arc::new(Shared {
-            counters: Counters::default(),
-            budgets: Budgets::default(),
-            index: Index::default(),
-            waiters: Waiters::default(),
-            accounts: LandingWaiters::default(),
-            landing: LandingBudget::new(sizes.landing),
-            send: Arenas::new(Use::Send, sizes.send, &sizes),
-            control: Arenas::new(Use::Control, sizes.control, &sizes),
-            sizes,
-            registrar,
-            _last: Last,
+        let (send, control) = (sizes.send, sizes.control);
+        let ledger = Arc::new(Ledger::new(sizes, registrar));
+        Ok(Pool(Arc::new(Inner {
+            send: Arc::new(Arenas::new(Use::Send, send, ledger.clone())),
+            control: Arc::new(Arenas::new(Use::Control, control, ledger.clone())),
+            ledger,
         })))
     }
 
@@ -113,7 +79,7 @@ impl Pool {
     /// [`PoolError::TooLarge`] at once when the send budget is smaller than `len`;
     /// [`PoolError::Register`] and [`PoolError::Map`] when the system gives no memory.
     pub fn alloc(&self, len: usize) -> Alloc {
-        Alloc::new(self.clone(), len)
+        Alloc::new(self.0.send.clone(), len)
     }
 
     /// A buffer of `len` bytes to fill and send, if there is memory now and nobody waits for some.
@@ -121,14 +87,7 @@ impl Pool {
     /// # Errors
     /// As [`Pool::alloc`], and [`PoolError::Exhausted`].
     pub fn try_alloc(&self, len: usize) -> Result<PinnedBuf, PoolError> {
-        let budget = self.0.send.budget();
-        if len > budget {
-            return Err(PoolError::TooLarge { len, budget, usage: Use::Send });
-        }
-        if self.0.waiters.any() {
-            return Err(PoolError::Exhausted { len, budget, usage: Use::Send });
-        }
-        self.0.take_send(len)
+        try_alloc(&self.0.send, len)
     }
 
     /// Memory that a connection keeps for its life: RECV ring and SEND slots.
@@ -137,7 +96,7 @@ impl Pool {
     /// [`PoolError::TooLarge`], [`PoolError::Exhausted`], [`PoolError::Register`],
     /// [`PoolError::Map`].
     pub fn control(&self, len: usize) -> Result<PinnedBuf, PoolError> {
-        self.0.control.take(&self.0, len.max(1)).map(|slot| PinnedBuf::new(slot, len))
+        self.0.control.take(len).map(|slot| PinnedBuf::new(slot, len))
     }
 
     /// Control memory that a connection can do without, and gives back when it is idle: more RECV
@@ -145,7 +104,7 @@ impl Pool {
     /// connections need, or the system gives no memory.
     pub fn spare(&self, len: usize) -> Option<PinnedBuf> {
         let budget = self.0.control.budget();
-        let used = self.0.counters.of(Use::Control).load(Relaxed);
+        let used = self.0.ledger.counters.of(Use::Control).load(Relaxed);
         (used.saturating_add(len) <= budget - budget / 4).then(|| self.control(len).ok()).flatten()
     }
 
@@ -153,13 +112,13 @@ impl Pool {
     /// caller's clock. It is kept otherwise, for whoever is next. Costs next to nothing when it was
     /// called less than a second ago.
     pub fn trim(&self, now: Instant) {
-        self.0.control.trim(&self.0, Some(now));
+        self.0.control.trim(Some(now));
     }
 
     /// Deregisters control memory that is in nobody's use, at once: a connection has ended, and
     /// there may be no other that would [trim](Pool::trim) later.
     pub fn trim_now(&self) {
-        self.0.control.trim(&self.0, None);
+        self.0.control.trim(None);
     }
 
     /// The bytes as memory that the device can read, if they lie in this pool: any slice of what
@@ -169,7 +128,7 @@ impl Pool {
         if bytes.is_empty() {
             return None;
         }
-        let (lkey, iova) = self.0.index.find(bytes.as_ptr().addr(), bytes.len())?;
+        let (lkey, iova) = self.0.ledger.index.find(bytes.as_ptr().addr(), bytes.len())?;
         Some(PinnedBytes::new(bytes.clone(), lkey, iova))
     }
 
@@ -181,7 +140,7 @@ impl Pool {
     /// A landing account for one connection, that may lease `limit` bytes at a time. Below the
     /// pool's [chunk](Sizes::chunk) it can lease shorter chunks only, and below 4 KiB nothing.
     pub fn landing_up_to(&self, limit: usize) -> Landing {
-        Landing::new(self.0.clone(), limit)
+        Landing::new(self.0.ledger.clone(), limit)
     }
 
     /// Whether there is landing memory, or the process may pin a chunk: the limit may be lower by
@@ -190,10 +149,10 @@ impl Pool {
     /// # Errors
     /// [`PoolError::Memlock`]: what a connection is sent by WRITE would not find a place.
     pub fn may_land(&self) -> Result<(), PoolError> {
-        let Shared { sizes, budgets, .. } = &*self.0;
+        let Ledger { sizes, budgets, .. } = &*self.0.ledger;
         // Of chunks that are leased now the next user needs one anew.
         let over = |memlock: &Memlock| memlock.soft.is_some_and(|limit| limit < memlock.pinned);
-        match self.0.landing_left() {
+        match self.0.ledger.landing_left() {
             // What is leased comes free again.
             Some((left, memlock))
                 if (left < sizes.chunk && budgets.used(Use::Landing) == 0) || over(&memlock) =>
@@ -211,18 +170,18 @@ impl Pool {
 
     /// The sizes, after fitting into RLIMIT_MEMLOCK.
     pub fn config(&self) -> &Sizes {
-        &self.0.sizes
+        &self.0.ledger.sizes
     }
 
     /// The figures now.
     pub fn stats(&self) -> PoolStats {
-        let shared = &self.0;
+        let Ledger { budgets, counters, .. } = &*self.0.ledger;
         PoolStats {
-            registered: shared.budgets.total(),
-            leased: shared.budgets.used(Use::Landing),
-            high_water: shared.budgets.high_water(),
-            classes: shared.send.classes(),
-            ..shared.counters.snapshot()
+            registered: budgets.total(),
+            leased: budgets.used(Use::Landing),
+            high_water: budgets.high_water(),
+            classes: self.0.send.classes(),
+            ..counters.snapshot()
         }
     }
 }

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::{Buf, Bytes};
 
-use crate::config::HugePages;
-use crate::region::Mapping;
+use crate::region::mapping::Mapping;
+use crate::region::page::{HugePages, page};
 
 /// A file that is mapped twice: once for whoever reads it as [`Bytes`], and once for the stranger
 /// who writes to it, as a peer does that has a landing chunk mapped.
@@ -43,7 +43,7 @@ impl SharedArena {
     /// # Errors
     /// Those of memfd_create(2) and mmap(2).
     pub fn new(len: usize) -> io::Result<Self> {
-        let len = len.max(1).next_multiple_of(crate::region::page());
+        let len = len.max(1).next_multiple_of(page());
         let (reader, file) = Mapping::shared(len, HugePages::Off)?;
         let writer = Mapping::again(len, &file)?;
         Ok(SharedArena(Arc::new(Both {

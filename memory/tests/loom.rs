@@ -6,9 +6,9 @@
 mod atomics {
     pub(crate) use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 }
-#[path = "../src/chunk_bitmap.rs"]
+#[path = "../src/landing/chunk_bitmap.rs"]
 mod chunk_bitmap;
-#[path = "../src/waiter_count.rs"]
+#[path = "../src/ledger/waiter_count.rs"]
 mod waiter_count;
 
 use chunk_bitmap::ChunkBitmap;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::frame::MAX_HEADER_BLOCK;
-use crate::hello::Settings;
+use crate::hello::{HEADERS, Settings, is_alignment};
 
 /// Limits and sizes of one side of a connection. What the peer has to know of them travels in the
 /// hello.
@@ -79,15 +79,6 @@ impl Default for Config {
             idle_recall: Duration::from_secs(10),
         }
     }
-}
-
-/// Bytes that a header block may be limited to.
-pub const HEADERS: std::ops::RangeInclusive<u32> = 4096..=1 << 20;
-
-/// Whether landed payload may be aligned to so many bytes: landing memory itself is aligned to no
-/// more than a page.
-pub(crate) fn is_alignment(align: u16) -> bool {
-    align.is_power_of_two() && align <= 4096
 }
 
 /// How long a peer may be silent, at least and at most.

@@ -43,7 +43,14 @@ pub const HELLO_LEN: usize = 56;
 /// Bytes of a reject.
 pub const REJECT_LEN: usize = 16;
 
-use crate::config::{HEADERS, is_alignment};
+/// Bytes that a header block may be limited to.
+pub const HEADERS: std::ops::RangeInclusive<u32> = 4096..=1 << 20;
+
+/// Whether landed payload may be aligned to so many bytes: landing memory itself is aligned to no
+/// more than a page.
+pub(crate) fn is_alignment(align: u16) -> bool {
+    align.is_power_of_two() && align <= 4096
+}
 
 const MAGIC: [u8; 4] = *b"tRDM";
 

@@ -72,12 +72,12 @@ pub mod hello;
 mod ids;
 mod payload;
 
-pub use config::{Config, ConfigError, DEAD_PEER, HEADERS};
+pub use config::{Config, ConfigError, DEAD_PEER};
 pub use conn::{
     Connection, Event, Flow, GrantMemory, IdHasher, LandingWant, Pending, Room, SendError, Side,
     Stats, StreamMap, Transmit, Unsent, WantKey, Write,
 };
 pub use error::{Breach, CloseCode};
-pub use hello::{Accept, Hello, Reject, Settings};
+pub use hello::{Accept, HEADERS, Hello, Reject, Settings};
 pub use ids::{GrantId, ResetCode, StreamId};
 pub use payload::Payload;

@@ -23,56 +23,20 @@
 //! |---|---|---|---|
 //! | Idle | Pending | | |
 //! | Pending | | Idle | Ticking |
-//! | Ticking | | Idle | Ticking; a breach after [`TICKS`] for one answer |
+//! | Ticking | | Idle | Ticking; a breach after [`TICKS`](super::answer_clock::TICKS) for one answer |
 //!
 //! The first tick after Pending is due at once: nobody told the time when the frame was queued.
 
 use std::time::Instant;
 
-use super::Connection;
+use super::answer_clock::AnswerClock;
+use super::connection::Connection;
 use super::stream::RecvHalf;
 use crate::error::{Breach, CloseCode};
 use crate::ids::{GrantId, StreamId};
 
 /// Ticks of `dead_peer`.
 const PARTS: u32 = 8;
-/// Ticks after which an answer is overdue: the first may follow the frame at once.
-pub(super) const TICKS: u8 = 7;
-
-/// See the [module's docs](self).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum AnswerClock {
-    #[default]
-    Idle,
-    Pending,
-    Ticking {
-        next: Instant,
-    },
-}
-
-/// An answer that the peer owes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Owed {
-    /// Place of the frame that asks for it among all control frames ([`Connection::last_frame`]).
-    pub(super) frame: u64,
-    /// Ticks since that frame was handed out.
-    ticks: u8,
-}
-
-impl Owed {
-    pub(super) fn by(frame: u64) -> Self {
-        Owed { frame, ticks: 0 }
-    }
-
-    /// Counts a tick, if all frames up to `since` are out. True when the answer is overdue.
-    fn tick(&mut self, since: u64, handed_out: u64) -> bool {
-        if since <= handed_out {
-            self.ticks += 1;
-        }
-        self.ticks >= TICKS
-    }
-}
-
 impl Connection {
     /// Place of the frame that was queued last, among all control frames since the start.
     pub(super) fn last_frame(&self) -> u64 {

@@ -1,8 +1,8 @@
 //! Memory that the peer has granted: binding it to what is to be sent, giving back what is not
 //! needed.
 
-use super::Connection;
-use super::landing::MAX_REQUESTS;
+use super::connection::Connection;
+use super::grants::MAX_REQUESTS;
 use super::phase::{self, Modulus};
 use super::stream::{Ask, Bulk, Out, PeerGrant, SendHalf};
 use crate::error::Breach;

@@ -6,7 +6,8 @@
 
 use bytes::Bytes;
 
-use super::{Connection, Event, Phase, Side};
+use super::connection::{Connection, Phase};
+use super::types::{Event, Side};
 use crate::error::{Breach, CloseCode};
 use crate::frame::{Frame, MAX_TEXT};
 use crate::ids::StreamId;

@@ -1,41 +1,19 @@
 //! Memory granted to the peer: who wants some, what is out, standing grants.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use slab::Slab;
-
-use super::answers::Owed;
+use super::answer_clock::Owed;
+use super::connection::Connection;
+use super::grants::{Grant, MAX_REQUESTS};
 use super::phase::Modulus;
 use super::stream::{Asked, RecvHalf, SendHalf, Stream, Want};
-use super::{Connection, Event, Flow, GrantMemory, Ids, LandingWant, Side, WantKey};
-use crate::config::Config;
+use super::types::{Event, Flow, GrantMemory, LandingWant, Side, WantKey};
 use crate::error::Breach;
 use crate::frame::{Frame, MIN_GRANT};
 use crate::ids::{GrantId, StreamId};
 
-/// Requests that a stream may have open at once.
-pub(super) const MAX_REQUESTS: usize = 8;
 /// Streams that are looked at while the first wants more than `bulk_total` leaves.
 const BEHIND: usize = 8;
-/// Lengths are rounded up to whole granules of landing memory.
-const GRANULE: u32 = 4096;
-
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Grant {
-    /// 0: standing.
-    pub(super) stream: u32,
-    pub(super) memory: usize,
-    /// Bytes in front of it that belong to the memory.
-    begin: u32,
-    pub(super) len: u32,
-    /// What it answers.
-    request: Asked,
-    /// RECALL has been queued.
-    pub(super) recalled: bool,
-    /// The end of it, once it is owed: since the GRANT, or the RECALL.
-    pub(super) asked: Owed,
-}
-
 /// Memory that is to be granted.
 #[derive(Clone, Copy, Debug)]
 struct Booked {
@@ -43,96 +21,6 @@ struct Booked {
     begin: u32,
     len: u32,
     request: Asked,
-}
-
-/// All grants that the peer holds.
-#[derive(Debug)]
-pub(super) struct Grants {
-    out: Slab<Grant>,
-    /// Ids of the standing ones.
-    standing: Vec<u32>,
-    /// Peer sends bulk, so standing grants are kept with it.
-    active: bool,
-    recent: [u32; 8],
-    next_recent: usize,
-    last_bulk: Instant,
-    /// Bytes that streams have granted or unread, those of `ended` included.
-    held: u64,
-    /// Streams that have ended, and what nobody has read of them.
-    ended: Ids<u64>,
-    /// Requests so far.
-    requests: u64,
-    max_standing: usize,
-    standing_max: u32,
-    idle_recall: Duration,
-}
-
-impl Grants {
-    pub(super) fn new(config: &Config, now: Instant) -> Self {
-        Grants {
-            out: Slab::new(),
-            standing: Vec::new(),
-            active: false,
-            recent: [0; 8],
-            next_recent: 0,
-            last_bulk: now,
-            held: 0,
-            ended: Ids::default(),
-            requests: 0,
-            max_standing: config.standing_grants.into(),
-            standing_max: config.standing_max,
-            idle_recall: config.idle_recall,
-        }
-    }
-
-    pub(super) fn outstanding(&self) -> usize {
-        self.out.len()
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = (usize, &Grant)> {
-        self.out.iter()
-    }
-
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (usize, &mut Grant)> {
-        self.out.iter_mut()
-    }
-
-    pub(super) fn get_mut(&mut self, id: u32) -> &mut Grant {
-        &mut self.out[id as usize]
-    }
-
-    #[cfg(test)]
-    pub(super) fn ids(&self) -> impl Iterator<Item = u32> + '_ {
-        self.out.iter().map(|(id, _)| id as u32)
-    }
-
-    pub(super) fn recall_deadline(&self) -> Option<Instant> {
-        (self.active && !self.standing.is_empty()).then(|| self.last_bulk + self.idle_recall)
-    }
-
-    pub(super) fn is_idle(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.last_bulk) >= self.idle_recall
-    }
-
-    /// Learns the length of a transfer. Standing grants follow the longest of the last eight.
-    /// `begin`: bytes that it leaves out at first.
-    fn learn(&mut self, begin: u32, len: u64, now: Instant) {
-        self.last_bulk = now;
-        let Ok(len) = u32::try_from(len) else { return };
-        if len <= self.standing_max {
-            self.recent[self.next_recent] = begin + len;
-            self.next_recent = (self.next_recent + 1) % self.recent.len();
-            self.active = self.max_standing > 0;
-        }
-    }
-
-    pub(super) fn standing_len(&self) -> u32 {
-        self.recent.iter().max().copied().unwrap_or(0).next_multiple_of(GRANULE)
-    }
-
-    pub(super) fn wants_standing(&self) -> bool {
-        self.active && self.standing.len() < self.max_standing
-    }
 }
 
 impl Connection {

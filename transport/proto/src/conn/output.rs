@@ -2,9 +2,10 @@
 
 use bytes::Bytes;
 
-use super::answers::Owed;
+use super::answer_clock::Owed;
+use super::connection::Connection;
 use super::stream::{Bulk, Out, RecvHalf, SendHalf};
-use super::{Connection, Event, Flow, SendError, Side, Unsent};
+use super::types::{Event, Flow, SendError, Side, Unsent};
 use crate::frame::Frame;
 use crate::hello::Settings;
 use crate::ids::{GrantId, ResetCode, StreamId};

@@ -19,8 +19,8 @@
 //! stands behind one that waits for memory, and both might wait for each other. For the same reason
 //! a grant is not cut off in front of a transfer that has a standing grant.
 
-use super::Connection;
-use super::answers::Owed;
+use super::answer_clock::Owed;
+use super::connection::Connection;
 use super::stream::{Announce, Asked, Out, RecvHalf, Want};
 use crate::frame::Frame;
 use crate::ids::GrantId;

@@ -4,8 +4,9 @@ use std::time::Instant;
 
 use bytes::{BufMut, Bytes, BytesMut};
 
+use super::connection::{Connection, Phase};
 use super::stream::{PeerGrant, RecvHalf, SendHalf};
-use super::{Connection, Event, Phase, Side};
+use super::types::{Event, Side};
 use crate::error::{Breach, CloseCode};
 use crate::frame::{Frame, Reader};
 use crate::ids::{GrantId, ResetCode, StreamId};

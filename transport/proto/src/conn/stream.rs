@@ -31,7 +31,7 @@ use std::collections::VecDeque;
 
 use bytes::{Bytes, BytesMut};
 
-use super::answers::Owed;
+use super::answer_clock::Owed;
 use super::phase::{self, Modulus};
 use crate::ids::GrantId;
 use crate::payload::Payload;

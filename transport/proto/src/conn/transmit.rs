@@ -1,9 +1,10 @@
 //! Messages and WRITEs out.
 
-use super::answers::Owed;
+use super::answer_clock::Owed;
+use super::connection::{Connection, Phase};
 use super::phase::LINE;
 use super::stream::{Announce, Ask, Out, PeerGrant, RecvHalf, SendHalf};
-use super::{Connection, Event, Phase, Room, Side, Stats, Transmit, Write};
+use super::types::{Event, Room, Side, Stats, Transmit, Write};
 use crate::frame::{Composer, FRAME_HEADER, Frame};
 use crate::ids::{ResetCode, StreamId};
 

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use super::super::answers::{AnswerClock, TICKS};
+use super::super::answer_clock::{AnswerClock, TICKS};
 use super::super::*;
 use super::pair::*;
+use crate::config::Config;
 use crate::error::Breach;
 use crate::frame::Frame;
 use crate::ids::{GrantId, ResetCode, StreamId};

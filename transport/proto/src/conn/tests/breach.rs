@@ -6,6 +6,7 @@ use bytes::Bytes;
 
 use super::super::*;
 use super::pair::*;
+use crate::config::Config;
 use crate::error::{Breach, CloseCode};
 use crate::frame::{Frame, MAX_HEADER_BLOCK, Reader};
 use crate::ids::{GrantId, ResetCode, StreamId};

@@ -6,6 +6,7 @@ use bytes::Bytes;
 
 use super::super::*;
 use super::pair::*;
+use crate::config::Config;
 use crate::frame::Frame;
 use crate::ids::{ResetCode, StreamId};
 

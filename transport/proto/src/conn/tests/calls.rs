@@ -2,6 +2,7 @@
 
 use super::super::*;
 use super::pair::*;
+use crate::config::Config;
 use crate::frame::MAX_HEADER_BLOCK;
 use crate::ids::{ResetCode, StreamId};
 

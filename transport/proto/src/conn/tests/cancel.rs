@@ -4,6 +4,7 @@ use bytes::Bytes;
 
 use super::super::*;
 use super::pair::*;
+use crate::config::Config;
 use crate::ids::{ResetCode, StreamId};
 
 /// Two streams that send bulk both ways out of little memory. The second is never touched.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::super::*;
 use super::pair::*;
+use crate::config::Config;
 use crate::error::CloseCode;
 use crate::ids::{ResetCode, StreamId};
 

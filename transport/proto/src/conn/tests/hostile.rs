@@ -4,8 +4,8 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-use super::super::*;
 use super::pair::*;
+use crate::config::Config;
 use crate::frame::{Composer, Frame, Reader};
 use crate::ids::{ResetCode, StreamId};
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-use super::super::*;
 use super::pair::*;
+use crate::config::Config;
 use crate::error::CloseCode;
 use crate::frame::{Frame, Reader};
 use crate::ids::{ResetCode, StreamId};

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
+use super::super::connection::Phase;
 use super::super::*;
+use crate::config::Config;
 use crate::frame::{Composer, Frame, Reader};
 use crate::ids::{ResetCode, StreamId};
 

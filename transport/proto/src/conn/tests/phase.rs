@@ -4,6 +4,7 @@ use bytes::Bytes;
 
 use super::super::*;
 use super::pair::*;
+use crate::config::Config;
 use crate::error::Breach;
 use crate::frame::Frame;
 use crate::ids::{GrantId, StreamId};

@@ -2,6 +2,7 @@
 
 use super::super::*;
 use super::pair::*;
+use crate::config::Config;
 use crate::ids::StreamId;
 
 fn config() -> Config {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::super::*;
 use super::pair::*;
+use crate::config::Config;
 use crate::error::Breach;
 use crate::frame::{Composer, Frame};
 use crate::ids::{ResetCode, StreamId};

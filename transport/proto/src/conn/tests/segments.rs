@@ -5,6 +5,7 @@ use proptest::prelude::*;
 
 use super::super::*;
 use super::pair::*;
+use crate::config::Config;
 use crate::payload::Payload;
 
 /// The bytes cut into segments, some pinned.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
+use super::super::connection::Phase;
 use super::super::stream::{Out, RecvHalf, SendHalf};
 use super::super::*;
 use super::pair::{block, small};

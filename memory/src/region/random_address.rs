@@ -22,7 +22,7 @@
 use std::io;
 use std::ptr::NonNull;
 
-use crate::region::{HUGE_PAGE, page};
+use super::page::{HUGE_PAGE, page};
 
 /// Attempts to find a free place. One nearly always suffices; under the thread sanitizer, which
 /// leaves the program less than a tenth of the range, about fifteen do.

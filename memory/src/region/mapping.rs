@@ -1,33 +1,17 @@
-//! Mapped memory, and mapped memory that a device knows.
+//! Mapped memory.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::{Once, OnceLock};
+use std::sync::Once;
 
-use crate::config::HugePages;
-use crate::error::{PoolError, RegisterError};
-use crate::memfd;
-use crate::random_address::map_at_random;
-use crate::registrar::{Access, Memory, Registrar, Registration};
+use super::memfd;
+use super::page::{HUGE_PAGE, HugePages};
+use super::random_address::map_at_random;
+use crate::error::PoolError;
 
-/// Bytes of a huge page on x86-64 and, by default, on arm64.
-pub(crate) const HUGE_PAGE: usize = 2 << 20;
 /// Memory of this process only.
 const ANONYMOUS: libc::c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-/// Bytes of the smallest page there is.
-const SMALLEST_PAGE: usize = 4096;
-
-/// Bytes of a page: 4 KiB, on some arm64 and ppc64 kernels 64 KiB. Mappings, and so budgets, are
-/// whole pages.
-pub(crate) fn page() -> usize {
-    static PAGE: OnceLock<usize> = OnceLock::new();
-    *PAGE.get_or_init(|| {
-        // SAFETY: sysconf takes no pointer.
-        let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-        usize::try_from(bytes).ok().filter(|b| b.is_power_of_two()).unwrap_or(0).max(SMALLEST_PAGE)
-    })
-}
 
 /// Where a mapping goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,62 +140,6 @@ impl Drop for Mapping {
         // SAFETY: mapped in `map`, unmapped once; whoever registered it has deregistered before
         // (field order in Region).
         unsafe { libc::munmap(self.ptr.as_ptr().cast(), self.len) };
-    }
-}
-
-/// A mapping that a device knows. Deregistered first, unmapped second: the order of the fields.
-pub(crate) struct Region {
-    registration: Box<dyn Registration>,
-    mapping: Mapping,
-}
-
-impl std::fmt::Debug for Region {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Region")
-            .field("mapping", &self.mapping)
-            .field("lkey", &self.lkey())
-            .finish()
-    }
-}
-
-impl Region {
-    /// Registers a mapping, of the file if there is one.
-    pub(crate) fn new(
-        mapping: Mapping,
-        file: Option<OwnedFd>,
-        registrar: &dyn Registrar,
-        access: Access,
-    ) -> Result<Self, RegisterError> {
-        // SAFETY: the mapping lives as long as the registration: both are owned by the region,
-        // which drops the registration first (R9, R12).
-        let registration = unsafe {
-            registrar.register(Memory { addr: mapping.ptr, len: mapping.len, access, file })
-        }?;
-        Ok(Region { registration, mapping })
-    }
-
-    pub(crate) fn lkey(&self) -> u32 {
-        self.registration.lkey()
-    }
-
-    pub(crate) fn rkey(&self) -> u32 {
-        self.registration.rkey()
-    }
-
-    pub(crate) fn iova(&self) -> u64 {
-        self.registration.iova()
-    }
-
-    pub(crate) fn ptr(&self) -> NonNull<u8> {
-        self.mapping.ptr()
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.mapping.len()
-    }
-
-    pub(crate) fn start(&self) -> usize {
-        self.mapping.ptr().addr().get()
     }
 }
 

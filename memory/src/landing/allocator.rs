@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::Waker;
 
-use crate::chunk::{Chunk, GRANULE, LandingBuf, Lease};
+use super::chunk::{Chunk, GRANULE, LandingBuf, Lease};
 use crate::error::RegisterError;
-use crate::landing_waiters::LandingWaiter;
-use crate::pool::Shared;
-use crate::region::page;
+use crate::ledger::{LandingWaiter, Ledger};
+use crate::region::page::page;
+use crate::stats::Use;
 
 /// Times that an account tries again to register what the process's limit seemed to allow.
 const LOST_RACES: usize = 3;
@@ -26,18 +26,18 @@ pub struct Landing {
     pub(crate) chunks: Vec<Arc<Chunk>>,
     /// Some of `chunks` are leaving.
     pub(crate) leaves: bool,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) ledger: Arc<Ledger>,
 }
 
 impl Landing {
-    pub(crate) fn new(shared: Arc<Shared>, limit: usize) -> Self {
-        let limit = limit.min(shared.sizes.landing);
+    pub(crate) fn new(ledger: Arc<Ledger>, limit: usize) -> Self {
+        let limit = limit.min(ledger.sizes.landing);
         Landing {
-            account: shared.accounts.open(),
+            account: ledger.landing_waiters().open(),
             limit,
             chunks: Vec::new(),
             leaves: false,
-            shared,
+            ledger,
         }
     }
 
@@ -66,7 +66,7 @@ impl Landing {
             self.stop_waiting();
             return Ok(whole);
         }
-        if self.limit < self.shared.sizes.landing {
+        if self.limit < self.ledger.sizes.landing {
             if self.is_full(want, min) {
                 // What is leased and idle may make room for what is wanted.
                 self.trim();
@@ -80,7 +80,7 @@ impl Landing {
             }
         }
         // Told before the last look: whoever frees from now on wakes this account.
-        let first = self.shared.accounts.set_wanting(&self.account, true);
+        let first = self.ledger.landing_waiters().set_wanting(&self.account, true);
         let mut found = self.try_best(want, min);
         if matches!(found, Ok(None)) && self.trim() > 0 {
             // Chunks of its own that are idle, each too short, may have been in the way of a longer
@@ -88,7 +88,7 @@ impl Landing {
             found = self.try_best(want, min);
         }
         match found {
-            Ok(None) if first => self.shared.accounts.wake_others(&self.account),
+            Ok(None) if first => self.ledger.landing_waiters().wake_others(&self.account),
             Ok(None) => {}
             _ => self.stop_waiting(),
         }
@@ -98,7 +98,7 @@ impl Landing {
     /// The account does not wait any longer for what [`alloc`](Landing::alloc) did not have: nobody
     /// needs it any more. Without this other accounts go on giving back what they could keep.
     pub fn stop_waiting(&mut self) {
-        self.shared.accounts.set_wanting(&self.account, false);
+        self.ledger.landing_waiters().set_wanting(&self.account, false);
     }
 
     /// Bytes that may still be leased.
@@ -137,11 +137,11 @@ impl Landing {
         let mut found = self.best(want, min);
         for _ in 0..LOST_RACES {
             if !found.as_ref().is_err_and(RegisterError::is_limit)
-                || self.shared.landing_left().is_none()
+                || self.ledger.landing_left().is_none()
             {
                 break;
             }
-            self.shared.accounts.set_wanting(&self.account, true);
+            self.ledger.landing_waiters().set_wanting(&self.account, true);
             found = self.best(want, min);
         }
         found
@@ -159,17 +159,17 @@ impl Landing {
         // One may have become long enough since.
         let run = longest.map_or(0, |(_, _, run)| run.min(want));
         let bytes = |granules: usize| granules.saturating_mul(GRANULE);
-        let most = bytes(want).max(self.shared.sizes.chunk);
+        let most = bytes(want).max(self.ledger.sizes.chunk);
         let most = most.checked_next_multiple_of(page()).unwrap_or(usize::MAX).min(self.room());
         let least = least(want, min, run);
         let mut held = self.is_held(least);
         if held {
-            self.shared.accounts.set_held(&self.account);
+            self.ledger.landing_waiters().set_held(&self.account);
             held = self.is_held(least);
         }
         let most = most.min(self.cap().saturating_sub(self.leased()));
-        let lease = match (run < want && !held).then(|| self.shared.fit_landing(least)) {
-            Some(Some(left)) => Lease::take(&self.shared, &self.account, most.min(left), least),
+        let lease = match (run < want && !held).then(|| self.ledger.fit_landing(least)) {
+            Some(Some(left)) => Lease::take(&self.ledger, &self.account, most.min(left), least),
             Some(None) if run < min => {
                 return Err(RegisterError::new(least, io::Error::from_raw_os_error(libc::ENOMEM)));
             }
@@ -181,7 +181,7 @@ impl Landing {
         };
         // It has its part now. Should registering fail, it must not wake itself when it gives that
         // back.
-        self.shared.accounts.set_wanting(&self.account, false);
+        self.ledger.landing_waiters().set_wanting(&self.account, false);
         match Chunk::new(lease) {
             Ok(chunk) => {
                 let chunk = Arc::new(chunk);
@@ -225,21 +225,21 @@ impl Landing {
 
     /// Others see what is leased here.
     fn book(&self) {
-        self.shared.accounts.book(&self.account, self.leased());
+        self.ledger.landing_waiters().book(&self.account, self.leased());
     }
 
     /// Whether another account waits for memory: what is idle here should go back.
     pub fn wanted_elsewhere(&self) -> bool {
-        self.shared.accounts.others_wait(&self.account)
+        self.ledger.landing_waiters().others_wait(&self.account)
     }
 
     /// Whether nearly all of the pool's landing budget, or of what this account may lease, is
     /// leased, and no chunk of this account could be given back: if what lands now is held, another
     /// account, or this one, may find nothing at all, however little of the chunks is in use.
     pub fn is_spent(&self) -> bool {
-        let landing = self.shared.landing.bytes();
-        let leased = self.shared.budgets.used(crate::stats::Use::Landing);
-        let own = self.limit < self.shared.sizes.landing && self.leased() > self.limit / 8 * 7;
+        let landing = self.ledger.landing_budget();
+        let leased = self.ledger.budgets.used(Use::Landing);
+        let own = self.limit < self.ledger.sizes.landing && self.leased() > self.limit / 8 * 7;
         (own || leased > landing / 8 * 7)
             && !self.chunks.iter().any(|chunk| chunk.granules.is_free())
     }
@@ -247,9 +247,9 @@ impl Landing {
     /// Whether less than a quarter of the pool's landing budget is free: what lands should be
     /// copied out, so that readers that hold on to it do not starve the rest.
     pub fn under_pressure(&self) -> bool {
-        let counters = &self.shared.counters;
+        let counters = &self.ledger.counters;
         let used = counters.granted.load(Relaxed).saturating_add(counters.filled.load(Relaxed));
-        used > self.shared.landing.bytes() / 4 * 3 || self.is_nearly_full()
+        used > self.ledger.landing_budget() / 4 * 3 || self.is_nearly_full()
     }
 
     /// Whether less than a quarter is free of what this account may lease, if that is less than
@@ -257,7 +257,7 @@ impl Landing {
     fn is_nearly_full(&self) -> bool {
         let free =
             |chunk: &Arc<Chunk>| chunk.granules.runs().map(|(_, run)| run * GRANULE).sum::<usize>();
-        self.limit < self.shared.sizes.landing
+        self.limit < self.ledger.sizes.landing
             && self.leased() - self.chunks.iter().map(free).sum::<usize>() > self.limit / 4 * 3
     }
 }
@@ -269,6 +269,6 @@ fn least(want: usize, min: usize, run: usize) -> usize {
 
 impl Drop for Landing {
     fn drop(&mut self) {
-        self.shared.accounts.close(&self.account);
+        self.ledger.landing_waiters().close(&self.account);
     }
 }

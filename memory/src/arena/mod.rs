@@ -12,6 +12,8 @@
 //!
 //! The lists are lock-free; a lock is taken only to make an arena or to take one down.
 
+mod wait_queue;
+
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -21,11 +23,12 @@ use std::time::{Duration, Instant};
 use crossbeam::queue::SegQueue;
 use slab::Slab;
 
-use crate::config::Sizes;
+pub(crate) use self::wait_queue::WaitQueue;
 use crate::error::PoolError;
-use crate::memlock_budget;
-use crate::pool::Shared;
-use crate::region::{HUGE_PAGE, Mapping, Place, Region, page};
+use crate::ledger::{Ledger, deregistered};
+use crate::region::Region;
+use crate::region::mapping::{Mapping, Place};
+use crate::region::page::{HUGE_PAGE, page};
 use crate::registrar::Access;
 use crate::stats::{ClassStats, Use};
 
@@ -74,6 +77,10 @@ pub(crate) struct Arenas {
     idle: Mutex<Idle>,
     /// Arenas have been taken down, and other pools of the process have not been told.
     freed: AtomicBool,
+    /// Those that wait for a slot: of send memory only.
+    waiters: WaitQueue<SlotRef>,
+    /// Last, so that the registrar outlives the registrations.
+    ledger: Arc<Ledger>,
 }
 
 /// Free arenas of their own.
@@ -95,13 +102,17 @@ pub(crate) struct SlotRef {
     handle: Option<Handle>,
     /// None: an arena of its own.
     class: Option<usize>,
-    usage: Use,
-    /// Last, so that the registrar outlives the registration.
-    shared: Arc<Shared>,
+    /// Last, so that they outlive the arena.
+    arenas: Arc<Arenas>,
 }
 
+// SAFETY: a slot is plain memory, and owned by this value alone (R8).
+unsafe impl Send for SlotRef {}
+// SAFETY: as above; nothing is reachable through &SlotRef but the address.
+unsafe impl Sync for SlotRef {}
+
 impl Arenas {
-    pub(crate) fn new(usage: Use, budget: usize, sizes: &Sizes) -> Self {
+    pub(crate) fn new(usage: Use, budget: usize, ledger: Arc<Ledger>) -> Self {
         // Send memory is cut into classes that fit its budget at least twice; a connection's
         // control block always has an arena of its own.
         let largest = if usage == Use::Send { budget / 2 } else { 0 };
@@ -116,10 +127,37 @@ impl Arenas {
             budget,
             classes: CLASSES.iter().filter(|slot| **slot <= largest).map(class).collect(),
             arenas: Mutex::new(Slab::new()),
-            arena: (sizes.send / 8).clamp(CLASSES[0], HUGE_PAGE),
+            arena: (ledger.sizes.send / 8).clamp(CLASSES[0], HUGE_PAGE),
             idle: Mutex::default(),
             freed: AtomicBool::new(false),
+            waiters: WaitQueue::default(),
+            ledger,
         }
+    }
+
+    pub(crate) fn usage(&self) -> Use {
+        self.usage
+    }
+
+    pub(crate) fn waiters(&self) -> &WaitQueue<SlotRef> {
+        &self.waiters
+    }
+
+    /// Gives those that wait what there is.
+    pub(crate) fn serve(self: &Arc<Self>) {
+        self.waiters.serve(|len| self.take(len));
+    }
+
+    /// Memory has come free.
+    pub(crate) fn freed(self: &Arc<Self>) {
+        if self.waiters.any_after_free() {
+            self.serve();
+        }
+    }
+
+    /// Counts a request that has to wait.
+    pub(crate) fn count_wait(&self) {
+        self.ledger.counters.waits.fetch_add(1, Relaxed);
     }
 
     pub(crate) fn budget(&self) -> usize {
@@ -136,51 +174,50 @@ impl Arenas {
     }
 
     /// A slot of at least `len` bytes, if there is one or room for one.
-    pub(crate) fn take(&self, shared: &Arc<Shared>, len: usize) -> Result<SlotRef, PoolError> {
-        let (usage, budget) = (self.usage, self.budget);
+    pub(crate) fn take(self: &Arc<Self>, len: usize) -> Result<SlotRef, PoolError> {
+        // A buffer of no bytes has an address all the same.
+        let (usage, budget, len) = (self.usage, self.budget, len.max(1));
         if len > budget {
             return Err(PoolError::TooLarge { len, budget, usage });
         }
         let first = self.classes.iter().position(|c| c.slot >= len);
-        if let Some(slot) = first.and_then(|first| self.pop(shared, first)) {
+        if let Some(slot) = first.and_then(|first| self.pop(first)) {
             return Ok(slot);
         }
         let slot = match first {
-            Some(first) => self.pop_or_grow(shared, first),
-            None => self.own_arena(shared, len),
+            Some(first) => self.pop_or_grow(first),
+            None => self.own_arena(len),
         };
         // Other pools look when this one has registered what it needs.
         if self.freed.swap(false, Relaxed) {
-            memlock_budget::deregistered();
+            deregistered();
         }
         slot
     }
 
-    fn pop_or_grow(&self, shared: &Arc<Shared>, first: usize) -> Result<SlotRef, PoolError> {
+    fn pop_or_grow(self: &Arc<Self>, first: usize) -> Result<SlotRef, PoolError> {
         let mut arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
         // Someone may have grown it meanwhile; and while an arena is taken down, under this lock,
         // lists look emptier than they are.
-        if let Some(slot) = self.pop(shared, first) {
+        if let Some(slot) = self.pop(first) {
             return Ok(slot);
         }
-        match self.grow(shared, &mut arenas, first) {
+        match self.grow(&mut arenas, first) {
             Ok(slot) => Ok(slot),
             // Better a larger slot than none.
-            Err(error) => {
-                (first + 1..self.classes.len()).find_map(|c| self.pop(shared, c)).ok_or(error)
-            }
+            Err(error) => (first + 1..self.classes.len()).find_map(|c| self.pop(c)).ok_or(error),
         }
     }
 
-    fn pop(&self, shared: &Arc<Shared>, class: usize) -> Option<SlotRef> {
+    fn pop(self: &Arc<Self>, class: usize) -> Option<SlotRef> {
         let handle = self.classes[class].free.pop()?;
         handle.arena.live.fetch_add(1, Relaxed);
-        Some(self.own(shared, handle, Some(class)))
+        Some(self.own(handle, Some(class)))
     }
 
-    fn own(&self, shared: &Arc<Shared>, handle: Handle, class: Option<usize>) -> SlotRef {
+    fn own(self: &Arc<Self>, handle: Handle, class: Option<usize>) -> SlotRef {
         let Arena { region, slot, .. } = &*handle.arena;
-        shared.counters.of(self.usage).fetch_add(*slot, Relaxed);
+        self.ledger.counters.of(self.usage).fetch_add(*slot, Relaxed);
         if let Some(class) = class {
             self.classes[class].in_use.fetch_add(1, Relaxed);
         }
@@ -192,14 +229,12 @@ impl Arenas {
             lkey: region.lkey(),
             handle: Some(handle),
             class,
-            usage: self.usage,
-            shared: shared.clone(),
+            arenas: self.clone(),
         }
     }
 
     fn grow(
-        &self,
-        shared: &Arc<Shared>,
+        self: &Arc<Self>,
         arenas: &mut Slab<Arc<Arena>>,
         class: usize,
     ) -> Result<SlotRef, PoolError> {
@@ -207,10 +242,8 @@ impl Arenas {
         // Whole slots and whole pages; both are powers of two.
         let unit = slot.max(page());
         let bytes = (self.arena - self.arena % unit).max(unit);
-        let arena = match self.make(shared, arenas, bytes, slot) {
-            Err(PoolError::Exhausted { .. }) if bytes > unit => {
-                self.make(shared, arenas, unit, slot)?
-            }
+        let arena = match self.make(arenas, bytes, slot) {
+            Err(PoolError::Exhausted { .. }) if bytes > unit => self.make(arenas, unit, slot)?,
             made => made?,
         };
         let slots = arena.region.len() / slot;
@@ -221,10 +254,10 @@ impl Arenas {
         for index in 1..slots {
             self.classes[class].free.push(Handle { arena: arena.clone(), index });
         }
-        Ok(self.own(shared, Handle { arena, index: 0 }, Some(class)))
+        Ok(self.own(Handle { arena, index: 0 }, Some(class)))
     }
 
-    fn own_arena(&self, shared: &Arc<Shared>, len: usize) -> Result<SlotRef, PoolError> {
+    fn own_arena(self: &Arc<Self>, len: usize) -> Result<SlotRef, PoolError> {
         let (budget, usage) = (self.budget, self.usage);
         let bytes = len.checked_next_multiple_of(page()).ok_or(PoolError::TooLarge {
             len,
@@ -236,11 +269,11 @@ impl Arenas {
             if usage == Use::Control { idle == bytes } else { idle >= bytes && idle / 2 < bytes }
         };
         if let Some(handle) = self.take_idle(fits) {
-            return Ok(self.own(shared, handle, None));
+            return Ok(self.own(handle, None));
         }
         let mut arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
-        let arena = self.make(shared, &mut arenas, bytes, bytes)?;
-        Ok(self.own(shared, Handle { arena, index: 0 }, None))
+        let arena = self.make(&mut arenas, bytes, bytes)?;
+        Ok(self.own(Handle { arena, index: 0 }, None))
     }
 
     /// The shortest idle arena of its own whose length is wanted.
@@ -253,7 +286,7 @@ impl Arenas {
 
     /// Ends arenas of their own: those that have been idle since the last time, at most every
     /// [`BETWEEN_TRIMS`]; without a clock all that are idle.
-    pub(crate) fn trim(&self, shared: &Shared, now: Option<Instant>) {
+    pub(crate) fn trim(&self, now: Option<Instant>) {
         // Nobody looks for budget meanwhile, and finds neither an idle arena nor what it takes.
         let arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
         let old = {
@@ -270,60 +303,59 @@ impl Arenas {
             idle.arenas = young;
             old
         };
-        old.into_iter().for_each(|(handle, _)| self.end(shared, handle));
+        old.into_iter().for_each(|(handle, _)| self.end(handle));
         drop(arenas);
         if self.freed.swap(false, Relaxed) {
-            memlock_budget::deregistered();
+            deregistered();
         }
     }
 
     /// Ends an arena of its own: deregistered and unmapped before the budget says so.
-    fn end(&self, shared: &Shared, handle: Handle) {
+    fn end(&self, handle: Handle) {
         let region = &handle.arena.region;
-        shared.index.remove(region);
+        self.ledger.index.remove(region);
         let bytes = region.len();
         drop(handle);
-        shared.budgets.give(self.usage, bytes);
+        self.ledger.budgets.give(self.usage, bytes);
         self.freed.store(true, Relaxed);
     }
 
     /// Maps and registers an arena; takes idle ones down if the budget needs it.
     fn make(
         &self,
-        shared: &Arc<Shared>,
         arenas: &mut Slab<Arc<Arena>>,
         bytes: usize,
         slot: usize,
     ) -> Result<Arc<Arena>, PoolError> {
-        if !self.take_budget(shared, arenas, bytes) {
+        if !self.take_budget(arenas, bytes) {
             return Err(PoolError::Exhausted {
                 len: bytes,
                 budget: self.budget,
                 usage: self.usage,
             });
         }
-        let made = Mapping::new(bytes, shared.sizes.huge_pages, Place::Any).and_then(|mapping| {
-            Region::new(mapping, None, &*shared.registrar, Access::Local).map_err(PoolError::from)
-        });
+        let made =
+            Mapping::new(bytes, self.ledger.sizes.huge_pages, Place::Any).and_then(|mapping| {
+                Region::new(mapping, None, &*self.ledger.registrar, Access::Local)
+                    .map_err(PoolError::from)
+            });
         match made {
             Ok(region) => {
-                shared.counters.registrations.fetch_add(1, Relaxed);
-                shared.budgets.registered();
-                shared.index.insert(&region);
+                self.ledger.region_registered(&region);
                 Ok(Arc::new(Arena { region, slot, live: AtomicUsize::new(0) }))
             }
             Err(error) => {
-                shared.budgets.give(self.usage, bytes);
+                self.ledger.budgets.give(self.usage, bytes);
                 Err(error)
             }
         }
     }
 
     /// Takes `bytes` of the budget. Takes idle arenas down for it, but only if that is enough.
-    fn take_budget(&self, shared: &Shared, arenas: &mut Slab<Arc<Arena>>, bytes: usize) -> bool {
-        while !shared.budgets.take(self.usage, bytes, self.budget) {
+    fn take_budget(&self, arenas: &mut Slab<Arc<Arena>>, bytes: usize) -> bool {
+        while !self.ledger.budgets.take(self.usage, bytes, self.budget) {
             if let Some(handle) = self.take_idle(|_| true) {
-                self.end(shared, handle);
+                self.end(handle);
                 continue;
             }
             let idle: Vec<usize> = arenas
@@ -333,20 +365,24 @@ impl Arenas {
                 .collect();
             let bound =
                 idle.iter().filter_map(|key| arenas.get(*key)).map(|a| a.region.len()).sum();
-            let held = shared.budgets.used(self.usage).saturating_sub(bound);
+            let held = self.ledger.budgets.used(self.usage).saturating_sub(bound);
             let enough = held.saturating_add(bytes) <= self.budget;
             // Someone may take a slot of one first: then the next, or none.
-            if !(enough && idle.into_iter().any(|key| self.take_down(shared, arenas, key))) {
-                return shared.budgets.take(self.usage, bytes, self.budget);
+            if !(enough && idle.into_iter().any(|key| self.take_down(arenas, key))) {
+                return self.ledger.budgets.take(self.usage, bytes, self.budget);
             }
         }
         true
     }
 
     /// Takes down an arena, if all its slots are free.
-    fn take_down(&self, shared: &Shared, arenas: &mut Slab<Arc<Arena>>, key: usize) -> bool {
-        let Some(arena) = arenas.get(key).cloned() else { return false };
-        let Some(class) = self.classes.iter().find(|c| c.slot == arena.slot) else { return false };
+    fn take_down(&self, arenas: &mut Slab<Arc<Arena>>, key: usize) -> bool {
+        let Some(arena) = arenas.get(key).cloned() else {
+            return false;
+        };
+        let Some(class) = self.classes.iter().find(|c| c.slot == arena.slot) else {
+            return false;
+        };
         let total = arena.region.len() / arena.slot;
         let (mut mine, mut others) = (Vec::with_capacity(total), Vec::new());
         while let Some(handle) = class.free.pop() {
@@ -358,12 +394,12 @@ impl Arenas {
             return false;
         }
         class.slots.fetch_sub(total, Relaxed);
-        shared.index.remove(&arena.region);
+        self.ledger.index.remove(&arena.region);
         let bytes = arena.region.len();
         // Every handle is here, so these are the last references: deregistered and unmapped before
         // the budget says so.
         drop((mine, arenas.remove(key), arena));
-        shared.budgets.give(self.usage, bytes);
+        self.ledger.budgets.give(self.usage, bytes);
         self.freed.store(true, Relaxed);
         true
     }
@@ -385,10 +421,11 @@ impl SlotRef {
 
 impl Drop for SlotRef {
     fn drop(&mut self) {
-        let Some(handle) = self.handle.take() else { return };
-        let shared = &self.shared;
-        shared.counters.of(self.usage).fetch_sub(self.len, Relaxed);
-        let arenas = shared.arenas(self.usage);
+        let Some(handle) = self.handle.take() else {
+            return;
+        };
+        let arenas = &self.arenas;
+        arenas.ledger.counters.of(arenas.usage).fetch_sub(self.len, Relaxed);
         match self.class.and_then(|class| arenas.classes.get(class)) {
             Some(class) => {
                 class.in_use.fetch_sub(1, Relaxed);
@@ -402,8 +439,28 @@ impl Drop for SlotRef {
                 idle.arenas.push((handle, trims));
             }
         }
-        if self.usage == Use::Send {
-            shared.waiters.freed(shared);
+        if arenas.usage == Use::Send {
+            arenas.freed();
         }
+    }
+}
+
+/// Every slot is free by now: each holds the arenas.
+impl Drop for Arenas {
+    fn drop(&mut self) {
+        for class in &self.classes {
+            while class.free.pop().is_some() {}
+        }
+        let arenas = self.arenas.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for arena in std::mem::take(arenas).into_iter().map(|(_, arena)| arena) {
+            self.ledger.index.remove(&arena.region);
+            let bytes = arena.region.len();
+            drop(arena);
+            self.ledger.budgets.give(self.usage, bytes);
+        }
+        let idle = self.idle.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let handles = std::mem::take(&mut idle.arenas);
+        handles.into_iter().for_each(|(handle, _)| self.end(handle));
+        deregistered();
     }
 }

@@ -8,6 +8,7 @@ use bytes::buf::UninitSlice;
 use bytes::{Buf, BufMut, Bytes};
 
 use crate::arena::SlotRef;
+use crate::copy::copy;
 
 /// A uniquely owned buffer in registered memory: fill it, then [`freeze`](PinnedBuf::freeze) it and
 /// send it.
@@ -37,11 +38,6 @@ pub struct PinnedBuf {
     /// Bytes that are filled, so initialized.
     len: usize,
 }
-
-// SAFETY: the slot is owned by this value alone (R8); nothing else reads or writes it.
-unsafe impl Send for PinnedBuf {}
-// SAFETY: through &PinnedBuf the memory can only be read.
-unsafe impl Sync for PinnedBuf {}
 
 impl PinnedBuf {
     pub(crate) fn new(slot: SlotRef, capacity: usize) -> Self {
@@ -225,7 +221,7 @@ unsafe impl BufMut for PinnedBuf {
         // SAFETY: the rest of the slot has room for them, as checked, and this value owns it (R8):
         // nothing that is borrowed lies there.
         unsafe {
-            crate::copy(src.as_ptr(), self.chunk_mut().as_mut_ptr(), len);
+            copy(src.as_ptr(), self.chunk_mut().as_mut_ptr(), len);
             self.advance_mut(len);
         }
     }

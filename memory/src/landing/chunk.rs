@@ -21,13 +21,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use bytes::Bytes;
 
-use crate::chunk_bitmap::ChunkBitmap;
+use super::chunk_bitmap::ChunkBitmap;
+use super::landed::Landed;
 use crate::error::{PoolError, RegisterError};
-use crate::landed::Landed;
-use crate::landing_waiters::LandingWaiter;
-use crate::memlock_budget;
-use crate::pool::Shared;
-use crate::region::{Mapping, Place, Region};
+use crate::ledger::{LandingWaiter, Ledger, deregistered};
+use crate::region::Region;
+use crate::region::mapping::{Mapping, Place};
+use crate::region::page::page;
 use crate::registrar::Access;
 use crate::stats::Use;
 
@@ -39,28 +39,28 @@ pub(crate) const GRANULE: usize = 4096;
 pub(crate) struct Lease {
     len: usize,
     account: Arc<LandingWaiter>,
-    shared: Arc<Shared>,
+    ledger: Arc<Ledger>,
 }
 
 impl Lease {
     /// As much of `most` bytes as the budget has, if it is `least` or more.
     pub(crate) fn take(
-        shared: &Arc<Shared>,
+        ledger: &Arc<Ledger>,
         account: &Arc<LandingWaiter>,
         most: usize,
         least: usize,
     ) -> Option<Self> {
-        let (unit, budget) = (crate::region::page(), shared.landing.bytes());
-        let len = shared.budgets.take_some(Use::Landing, most, least, unit, budget)?;
-        Some(Lease { len, account: account.clone(), shared: shared.clone() })
+        let (unit, budget) = (page(), ledger.landing_budget());
+        let len = ledger.budgets.take_some(Use::Landing, most, least, unit, budget)?;
+        Some(Lease { len, account: account.clone(), ledger: ledger.clone() })
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.shared.budgets.give(Use::Landing, self.len);
-        self.shared.accounts.budget_freed();
-        memlock_budget::deregistered();
+        self.ledger.budgets.give(Use::Landing, self.len);
+        self.ledger.landing_waiters().budget_freed();
+        deregistered();
     }
 }
 
@@ -80,24 +80,22 @@ pub(crate) struct Chunk {
 impl Chunk {
     /// Maps and registers a chunk for this lease.
     pub(crate) fn new(lease: Lease) -> Result<Self, RegisterError> {
-        let Lease { len, shared, .. } = &lease;
-        let (mapping, file) = if shared.registrar.wants_file() {
-            let shared = Mapping::shared(*len, shared.sizes.huge_pages);
-            let (mapping, file) = shared.map_err(|source| RegisterError::new(*len, source))?;
+        let Lease { len, ledger, .. } = &lease;
+        let (mapping, file) = if ledger.registrar.wants_file() {
+            let mapped = Mapping::shared(*len, ledger.sizes.huge_pages);
+            let (mapping, file) = mapped.map_err(|source| RegisterError::new(*len, source))?;
             (mapping, Some(file))
         } else {
-            let place = if shared.registrar.ignores_iova() { Place::Random } else { Place::Any };
-            let mapping = Mapping::new(*len, shared.sizes.huge_pages, place);
+            let place = if ledger.registrar.ignores_iova() { Place::Random } else { Place::Any };
+            let mapping = Mapping::new(*len, ledger.sizes.huge_pages, place);
             let mapping = mapping.map_err(|error| match error {
                 PoolError::Map { len, source } => RegisterError::new(len, source),
                 other => RegisterError::new(*len, std::io::Error::other(other)),
             })?;
             (mapping, None)
         };
-        let region = Region::new(mapping, file, &*shared.registrar, Access::RemoteWrite)?;
-        shared.counters.registrations.fetch_add(1, Relaxed);
-        shared.budgets.registered();
-        shared.index.insert(&region);
+        let region = Region::new(mapping, file, &*ledger.registrar, Access::RemoteWrite)?;
+        ledger.region_registered(&region);
         let granules = ChunkBitmap::new(len / GRANULE);
         Ok(Chunk {
             region,
@@ -130,7 +128,7 @@ impl Chunk {
 
 impl Drop for Chunk {
     fn drop(&mut self) {
-        self.lease.shared.index.remove(&self.region);
+        self.lease.ledger.index.remove(&self.region);
     }
 }
 
@@ -161,22 +159,24 @@ impl Piece {
     /// Frees the granules behind the first so many: nothing was written there, or nothing that
     /// anybody reads.
     fn cut(&mut self, granules: usize) {
-        let Some(rest @ 1..) = self.granules.checked_sub(granules) else { return };
-        let Lease { shared, account, .. } = &self.chunk.lease;
-        shared.counters.granted.fetch_sub(rest * GRANULE, Relaxed);
+        let Some(rest @ 1..) = self.granules.checked_sub(granules) else {
+            return;
+        };
+        let Lease { ledger, account, .. } = &self.chunk.lease;
+        ledger.counters.granted.fetch_sub(rest * GRANULE, Relaxed);
         self.chunk.granted.fetch_sub(rest, Relaxed);
         if !self.chunk.granules.free(self.start + granules, rest) {
             tracing::error!(start = self.start, "a granule of landing memory was free already");
         }
         self.granules = granules;
-        shared.accounts.piece_freed(account);
+        ledger.landing_waiters().piece_freed(account);
     }
 }
 
 impl Drop for Piece {
     fn drop(&mut self) {
-        let Lease { shared, account, .. } = &self.chunk.lease;
-        let counter = if self.filled { &shared.counters.filled } else { &shared.counters.granted };
+        let Lease { ledger, account, .. } = &self.chunk.lease;
+        let counter = if self.filled { &ledger.counters.filled } else { &ledger.counters.granted };
         counter.fetch_sub(self.bytes(), Relaxed);
         if !self.filled {
             self.chunk.granted.fetch_sub(self.granules, Relaxed);
@@ -184,7 +184,7 @@ impl Drop for Piece {
         if !self.chunk.granules.free(self.start, self.granules) {
             tracing::error!(start = self.start, "a granule of landing memory was free already");
         }
-        shared.accounts.piece_freed(account);
+        ledger.landing_waiters().piece_freed(account);
     }
 }
 
@@ -194,7 +194,7 @@ impl LandingBuf {
         chunk.granules.take(start, granules);
         chunk.granted.fetch_add(granules, Relaxed);
         let piece = Piece { chunk: chunk.clone(), start, granules, filled: false };
-        chunk.lease.shared.counters.granted.fetch_add(piece.bytes(), Relaxed);
+        chunk.lease.ledger.counters.granted.fetch_add(piece.bytes(), Relaxed);
         LandingBuf { piece }
     }
 
@@ -231,7 +231,7 @@ impl LandingBuf {
         let begin = begin.min(piece.bytes());
         let len = len.min(piece.bytes() - begin);
         piece.cut((begin + len).div_ceil(GRANULE).max(1));
-        let counters = &piece.chunk.lease.shared.counters;
+        let counters = &piece.chunk.lease.ledger.counters;
         // Counted twice for a moment, rather than not at all.
         counters.filled.fetch_add(piece.bytes(), Relaxed);
         counters.granted.fetch_sub(piece.bytes(), Relaxed);

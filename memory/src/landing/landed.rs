@@ -16,6 +16,8 @@ use std::sync::atomic::{Ordering, compiler_fence};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
+use crate::copy::copy;
+
 /// Bytes of the first window, and of the first behind a field that was lent or skipped: tags,
 /// lengths and short fields.
 const FIRST: usize = 64;
@@ -34,7 +36,7 @@ const LONGEST: usize = 4096;
 unsafe fn fetch(src: *const u8, dst: *mut u8, len: usize) {
     // SAFETY: as the caller says. What another process or a device writes meanwhile is not seen by
     // the compiler; nothing is concluded from `src` (R4).
-    unsafe { crate::copy(src, dst, len) };
+    unsafe { copy(src, dst, len) };
     // The compiler must take `src` to have changed: it may not read there again in place of the
     // copy.
     compiler_fence(Ordering::SeqCst);

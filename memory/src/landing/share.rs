@@ -19,8 +19,8 @@
 
 use std::cmp::Reverse;
 
-use crate::chunk::{GRANULE, LandingBuf};
-use crate::landing::Landing;
+use super::allocator::Landing;
+use super::chunk::{GRANULE, LandingBuf};
 
 /// The least share, in bytes: some pieces that are worth a grant.
 const MIN_SHARE: usize = 64 * 1024;
@@ -45,13 +45,13 @@ impl Landing {
     /// Bytes that this account may have while others wait for theirs: its part of the landing
     /// budget as it is now.
     pub fn share(&self) -> usize {
-        let budget = self.shared.landing.bytes();
-        (budget / self.shared.accounts.active().max(1)).max(MIN_SHARE)
+        let budget = self.ledger.landing_budget();
+        (budget / self.ledger.landing_waiters().active().max(1)).max(MIN_SHARE)
     }
 
     /// Bytes that may be leased at present, those that are leased included.
     pub(crate) fn cap(&self) -> usize {
-        let accounts = &self.shared.accounts;
+        let accounts = self.ledger.landing_waiters();
         if !accounts.others_wait(&self.account) {
             return self.limit;
         }

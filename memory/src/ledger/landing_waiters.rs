@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 
-use crate::waiter_count::WaiterCount;
+use super::waiter_count::WaiterCount;
 
 /// What of a [`Landing`](crate::Landing) outlives it: pieces wake it when they come free.
 #[derive(Debug, Default)]

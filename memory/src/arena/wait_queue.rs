@@ -1,0 +1,124 @@
+//! Waiters for memory, served in the order in which they came.
+//!
+//! | a waiter is | when |
+//! |---|---|
+//! | queued | there was no memory, or others waited before it |
+//! | served | memory came free; the queue holds it for the waiter, which has been woken |
+//! | gone | it took the memory, or gave up: then memory that was held for it goes to the next |
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+
+use crate::error::PoolError;
+use crate::ledger::WaiterCount;
+
+/// What a waiter is given.
+pub(crate) type Served<T> = Result<T, PoolError>;
+
+#[derive(Debug)]
+struct Waiter<T> {
+    id: u64,
+    len: usize,
+    waker: Waker,
+    served: Option<Served<T>>,
+}
+
+#[derive(Debug)]
+struct Queue<T> {
+    next_id: u64,
+    waiters: VecDeque<Waiter<T>>,
+}
+
+/// The queue, and a count of it that is read without the lock.
+#[derive(Debug)]
+pub(crate) struct WaitQueue<T> {
+    /// Those that have not been served.
+    unserved: WaiterCount,
+    queue: Mutex<Queue<T>>,
+}
+
+impl<T> Default for WaitQueue<T> {
+    fn default() -> Self {
+        let queue = Queue { next_id: 0, waiters: VecDeque::new() };
+        WaitQueue { unserved: WaiterCount::default(), queue: Mutex::new(queue) }
+    }
+}
+
+impl<T> WaitQueue<T> {
+    fn lock(&self) -> MutexGuard<'_, Queue<T>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether anyone waits: whoever comes now comes after them.
+    pub(crate) fn any(&self) -> bool {
+        self.unserved.count() > 0
+    }
+
+    /// Whether anyone waits for memory that has just been made free.
+    pub(crate) fn any_after_free(&self) -> bool {
+        self.unserved.any_after_free()
+    }
+
+    /// Joins the end of the queue. Memory may have come free just before: the caller must
+    /// [serve](Self::serve) once more.
+    pub(crate) fn join(&self, len: usize, waker: Waker) -> u64 {
+        let mut queue = self.lock();
+        let id = queue.next_id;
+        queue.next_id += 1;
+        queue.waiters.push_back(Waiter { id, len, waker, served: None });
+        self.unserved.enter();
+        id
+    }
+
+    /// Gives the waiters memory in their order, and wakes them, until `take` has none.
+    pub(crate) fn serve(&self, take: impl Fn(usize) -> Served<T>) {
+        let mut wakes = Vec::new();
+        {
+            let mut queue = self.lock();
+            for waiter in queue.waiters.iter_mut() {
+                if waiter.served.is_some() {
+                    continue;
+                }
+                match take(waiter.len) {
+                    Err(PoolError::Exhausted { .. }) => break,
+                    result => {
+                        waiter.served = Some(result);
+                        self.unserved.leave();
+                        wakes.push(waiter.waker.clone());
+                    }
+                }
+            }
+        }
+        wakes.into_iter().for_each(Waker::wake);
+    }
+
+    /// Replaces the waker of a waiter. Returns false if it has been served.
+    pub(crate) fn set_waker(&self, id: u64, waker: &Waker) -> bool {
+        let mut queue = self.lock();
+        let unserved = queue.waiters.iter_mut().find(|w| w.id == id && w.served.is_none());
+        let Some(waiter) = unserved else { return false };
+        let old = std::mem::replace(&mut waiter.waker, waker.clone());
+        // Dropped without the lock: that may drop a task, and what it owns.
+        drop(queue);
+        drop(old);
+        true
+    }
+
+    /// Whether the waiter has been served.
+    pub(crate) fn is_served(&self, id: u64) -> bool {
+        self.lock().waiters.iter().any(|w| w.id == id && w.served.is_some())
+    }
+
+    /// Leaves the queue. Returns what was held for the waiter, if it has been served.
+    pub(crate) fn leave(&self, id: u64) -> Option<Served<T>> {
+        let mut queue = self.lock();
+        let at = queue.waiters.iter().position(|w| w.id == id)?;
+        let waiter = queue.waiters.remove(at)?;
+        if waiter.served.is_none() {
+            self.unserved.leave();
+        }
+        drop(queue);
+        waiter.served
+    }
+}

@@ -1,0 +1,20 @@
+//! Landing memory: what peers may write to.
+//!
+//! | file | what |
+//! |---|---|
+//! | `allocator` | [`Landing`]: one connection's allocator of landing memory |
+//! | `share` | what a connection may lease while others wait |
+//! | `chunk` | chunks leased to connections, and the pieces granted to peers |
+//! | `chunk_bitmap` | which granules of a chunk are taken |
+//! | `landed` | [`Landed`] bytes, and how they are read while a peer may write to them |
+
+mod allocator;
+mod chunk;
+mod chunk_bitmap;
+mod landed;
+mod share;
+
+pub use self::allocator::Landing;
+pub use self::chunk::LandingBuf;
+pub use self::landed::{Landed, LandedReader, Window};
+pub use self::share::Excess;

@@ -1,0 +1,39 @@
+//! Counters of a pool.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
+
+use crate::stats::{PoolStats, Use};
+
+/// The live counters.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) send: AtomicUsize,
+    pub(crate) control: AtomicUsize,
+    pub(crate) granted: AtomicUsize,
+    pub(crate) filled: AtomicUsize,
+    pub(crate) registrations: AtomicU64,
+    pub(crate) waits: AtomicU64,
+}
+
+impl Counters {
+    pub(crate) fn of(&self, usage: Use) -> &AtomicUsize {
+        match usage {
+            Use::Send => &self.send,
+            Use::Landing => &self.granted,
+            Use::Control => &self.control,
+        }
+    }
+
+    pub(crate) fn snapshot(&self) -> PoolStats {
+        PoolStats {
+            send: self.send.load(Relaxed),
+            control: self.control.load(Relaxed),
+            granted: self.granted.load(Relaxed),
+            filled: self.filled.load(Relaxed),
+            registrations: self.registrations.load(Relaxed),
+            waits: self.waits.load(Relaxed),
+            ..PoolStats::default()
+        }
+    }
+}

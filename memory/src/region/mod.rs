@@ -1,0 +1,76 @@
+//! Mappings that a device knows.
+//!
+//! | file | what |
+//! |---|---|
+//! | `page` | page sizes |
+//! | `mapping` | mapped memory |
+//! | `random_address` | addresses of landing memory that peers cannot guess |
+//! | [`memfd`] | memory that can be shared with another process |
+
+pub(crate) mod mapping;
+pub mod memfd;
+pub(crate) mod page;
+pub(crate) mod random_address;
+
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+
+use self::mapping::Mapping;
+use crate::error::RegisterError;
+use crate::registrar::{Access, Memory, Registrar, Registration};
+
+/// A mapping that a device knows. Deregistered first, unmapped second: the order of the fields.
+pub(crate) struct Region {
+    registration: Box<dyn Registration>,
+    mapping: Mapping,
+}
+
+impl std::fmt::Debug for Region {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Region")
+            .field("mapping", &self.mapping)
+            .field("lkey", &self.lkey())
+            .finish()
+    }
+}
+
+impl Region {
+    /// Registers a mapping, of the file if there is one.
+    pub(crate) fn new(
+        mapping: Mapping,
+        file: Option<OwnedFd>,
+        registrar: &dyn Registrar,
+        access: Access,
+    ) -> Result<Self, RegisterError> {
+        // SAFETY: the mapping lives as long as the registration: both are owned by the region,
+        // which drops the registration first (R9, R12).
+        let registration = unsafe {
+            registrar.register(Memory { addr: mapping.ptr(), len: mapping.len(), access, file })
+        }?;
+        Ok(Region { registration, mapping })
+    }
+
+    pub(crate) fn lkey(&self) -> u32 {
+        self.registration.lkey()
+    }
+
+    pub(crate) fn rkey(&self) -> u32 {
+        self.registration.rkey()
+    }
+
+    pub(crate) fn iova(&self) -> u64 {
+        self.registration.iova()
+    }
+
+    pub(crate) fn ptr(&self) -> NonNull<u8> {
+        self.mapping.ptr()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.mapping.len()
+    }
+
+    pub(crate) fn start(&self) -> usize {
+        self.mapping.ptr().addr().get()
+    }
+}

@@ -1,0 +1,31 @@
+//! Tables by stream id.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use crate::ids::StreamId;
+
+/// Spreads stream ids over a table. They are chosen by the peer, but it may have no more than
+/// `max_streams` of them at once.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for b in bytes {
+            self.0 = (self.0 << 8) ^ u64::from(*b);
+        }
+    }
+    fn write_u32(&mut self, n: u32) {
+        let spread = u64::from(n).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = spread ^ (spread >> 32);
+    }
+}
+
+pub(super) type Ids<V> = HashMap<u32, V, BuildHasherDefault<IdHasher>>;
+
+/// A table by stream, for what a driver keeps of each.
+pub type StreamMap<V> = HashMap<StreamId, V, BuildHasherDefault<IdHasher>>;
