@@ -398,6 +398,7 @@ impl Bound {
 mod tests {
     use super::*;
     use crate::allocator::Allocator;
+    use crate::results;
     use crate::work;
 
     #[test]
@@ -494,17 +495,21 @@ mod tests {
         assert!(table.contains("| failed |"), "{table}");
         assert_eq!(failures(&results, |_| true), ["latency-64 shm: the server was gone"]);
         assert!(failures(&results, |contender| contender != Contender::Shm).is_empty());
-        let json: serde_json::Value = serde_json::from_str(
-            &json(&Run {
-                origin: Origin::here(""),
-                machine: Machine::here(&[]).unwrap(),
-                notes: vec![],
-                results,
-            })
-            .unwrap(),
-        )
-        .unwrap();
+        let run = Run {
+            origin: Origin::here("A title"),
+            machine: Machine::here(&[]).unwrap(),
+            notes: vec![],
+            results,
+        };
+        let text = json(&run).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_ne!(json["machine"]["processor"], "");
+        let recorded = serde_json::from_str(&text).unwrap();
+        let document = results::document(&[recorded]);
+        assert!(
+            document.contains("\n## A title\n") && document.contains("| failed |"),
+            "{document}"
+        );
         assert_eq!(json["results"][1]["failure"], "the server was gone");
         assert_eq!(json["results"][0]["failure"], serde_json::Value::Null);
         assert_eq!(json["results"][0]["median"], 11.0);
