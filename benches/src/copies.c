@@ -1,7 +1,8 @@
 /* Counts what a process copies, by processor and through the kernel: loaded before libc (LD_PRELOAD).
  *
- * The file that TONIC_RDMA_BENCH_COPIES names holds two counts in bytes, of all processes that have this library:
- * copied by memcpy and memmove, and moved into or out of the kernel by reading and writing. */
+ * The file that TONIC_RDMA_BENCH_COPIES names holds two counts in bytes, of all processes that have
+ * this library: copied by memcpy and memmove, and moved into or out of the kernel by reading and
+ * writing. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

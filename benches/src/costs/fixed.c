@@ -1,4 +1,5 @@
-/* A clock and randomness that go by a rule, for counts that do not vary: loaded before libc (LD_PRELOAD). */
+/* A clock and randomness that go by a rule, for counts that do not vary: loaded before libc
+ * (LD_PRELOAD). */
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/timerfd.h>

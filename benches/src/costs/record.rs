@@ -16,11 +16,12 @@ pub const MARGIN: f64 = 0.05;
 const GRAIN: f64 = 0.011;
 
 const HEAD: &str = "\
-# What one repetition of each scenario costs: instructions, allocations and their bytes, and on the simulated fabric
-# SENDs, WRITEs, doorbells and completions of both ends together.
+# What one repetition of each scenario costs: instructions, allocations and their bytes, and on the
+# simulated fabric SENDs, WRITEs, doorbells and completions of both ends together.
 #
-# `make test` fails when a count grows by more than 5 %. A change that is worth its cost records the new counts in the
-# same commit: make costs-record. See benches/README.md, also for what to do when the toolchain is another one.
+# `make test` fails when a count grows by more than 5 %. A change that is worth its cost records the
+# new counts in the same commit: make costs-record. See benches/README.md, also for what to do when
+# the toolchain is another one.
 
 ";
 

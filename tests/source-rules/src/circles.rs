@@ -227,8 +227,8 @@ pub fn shortest(needs: &Needs, file: &str) -> Option<Vec<String>> {
     None
 }
 
-/// The circles of a crate for people: a shortest one through each file that is in any, with the items
-/// that make it.
+/// The circles of a crate for people: a shortest one through each file that is in any, with the
+/// items that make it.
 pub fn describe(needs: &Needs) -> Vec<String> {
     let mut shown = BTreeSet::new();
     let mut lines = Vec::new();

@@ -131,7 +131,7 @@ impl Findings {
     pub fn known(&self) -> String {
         let mut text = String::from(
             "//! What breaks the rules still. These lists only get shorter: print them anew by\n\
-             //! `cargo run -q -p tonic-rdma-source-rules -- --known > tests/source-rules/tests/known/mod.rs`.\n",
+             //! `cargo run -q -p tonic-rdma-source-rules -- --known` into this file.\n",
         );
         for (name, about, findings) in self.lists() {
             let mut paths: Vec<_> = findings.iter().map(|finding| &finding.path).collect();

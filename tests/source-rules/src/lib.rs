@@ -8,10 +8,10 @@
 //! | [`unsafety`] | `unsafe` is in memory/ and transport/fabric/ only, with its reason |
 //! | [`wording`] | some sentences do not come again |
 //!
-//! What is not done yet is listed in `tests/known/mod.rs`. A test fails when something is found that
-//! is not listed, and when something is listed that is not found, so the list only gets shorter.
-//! `cargo run -p tonic-rdma-source-rules` shows every finding with its place; with `--known` it prints
-//! the list anew.
+//! What is not done yet is listed in `tests/known/mod.rs`. A test fails when something is found
+//! that is not listed, and when something is listed that is not found, so the list only gets
+//! shorter. `cargo run -p tonic-rdma-source-rules` shows every finding with its place; with
+//! `--known` it prints the list anew.
 
 pub mod circles;
 pub mod files;

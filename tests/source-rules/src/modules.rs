@@ -156,8 +156,8 @@ impl Crate {
         self.modules[module].names.entry(name).or_default().push(def);
     }
 
-    /// What `path`, written in `module`, may name: several things when a module and a function share
-    /// a name, or when an item has a variant for each platform.
+    /// What `path`, written in `module`, may name: several things when a module and a function
+    /// share a name, or when an item has a variant for each platform.
     pub fn resolve(&self, module: usize, path: &[String]) -> HashSet<Target> {
         self.resolve_guarded(module, path, &mut HashSet::new())
     }

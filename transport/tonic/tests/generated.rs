@@ -1,5 +1,5 @@
-//! The committed gRPC code is what the committed proto file gives. It is committed so that users of the crate need no
-//! compiler of proto files.
+//! The committed gRPC code is what the committed proto file gives. It is committed so that users of
+//! the crate need no compiler of proto files.
 //!
 //! To write it anew after a change of the proto file:
 //! `TONIC_RDMA_REGENERATE=1 cargo test -p tonic-rdma --test generated`.
