@@ -21,7 +21,8 @@ pub struct OfferRequest {
     pub version_min: u32,
     #[prost(uint32, tag = "2")]
     pub version_max: u32,
-    /// Fabrics that the client has, best first: "shm", "verbs", "sim". Names that the server does not know are skipped.
+    /// Fabrics that the client has, best first: "shm", "verbs", "sim". Names that the server does not
+    /// know are skipped.
     #[prost(string, repeated, tag = "3")]
     pub fabrics: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// The client's own end of the TCP connection that carries this Offer, as the client sees it;
