@@ -85,7 +85,6 @@ pub(crate) const WIDE: &[&str] = &[
     "transport/fabric/src/sim/config.rs",
     "transport/fabric/src/sim/link/mod.rs",
     "transport/fabric/src/sim/mod.rs",
-    "transport/tonic/proto/tonic_rdma/v1/bootstrap.proto",
     "transport/tonic/src/codec/deframer.rs",
     "transport/tonic/src/connection/call/recv_body.rs",
     "transport/tonic/src/connection/config.rs",
