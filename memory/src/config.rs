@@ -1,24 +1,26 @@
-//! Sizes of a pool.
+//! The configured and the actual sizes of a pool.
 
 use crate::error::PoolError;
 use crate::memlock::Memlock;
 use crate::region::page::{HUGE_PAGE, HugePages, page};
 
-/// The smallest pool that works, in bytes.
+/// The size of the smallest pool that works, in bytes.
 pub const MIN_POOL: usize = 2 << 20;
-/// The default size of a pool in bytes. Memory is mapped and pinned as it is needed, not before.
+/// The default size of a pool in bytes. Memory is mapped and pinned only when it is needed.
 pub const DEFAULT_POOL: usize = 64 << 20;
 
-/// Left to the rest of the process: half of what it may pin, at most this many bytes.
-const MARGIN: u64 = 256 * 1024;
-/// The lowest limit in bytes (RLIMIT_MEMLOCK) under which a pool can be made, if the process pins
-/// nothing else.
-pub const MIN_MEMLOCK: u64 = MIN_POOL as u64 + MARGIN;
-/// The least for landing and for control blocks.
+/// Maximum bytes left to the rest of the process: a pool leaves half of what may be pinned, up to
+/// this many.
+const MAX_MARGIN: u64 = 256 * 1024;
+/// The lowest RLIMIT_MEMLOCK, in bytes, under which a pool can be made if the process pins nothing
+/// else.
+pub const MIN_MEMLOCK: u64 = MIN_POOL as u64 + MAX_MARGIN;
+/// Minimum bytes for landing, and for control blocks.
 const MIN_PART: usize = MIN_POOL / 8;
+/// Maximum bytes of a landing chunk.
 const MAX_CHUNK: usize = 4 << 20;
 
-/// How large a pool may become, and how it is divided.
+/// The maximum size of a pool, and how it is divided.
 ///
 /// ```
 /// use tonic_rdma_memory::PoolConfig;
@@ -46,40 +48,41 @@ impl Default for PoolConfig {
 }
 
 impl PoolConfig {
-    /// Bytes that the pool may pin at most; at least [`MIN_POOL`]. Default [`DEFAULT_POOL`]. It
-    /// shrinks to what RLIMIT_MEMLOCK allows.
+    /// Sets the maximum number of bytes that the pool may pin, at least [`MIN_POOL`]. Default:
+    /// [`DEFAULT_POOL`]. The pool shrinks to what RLIMIT_MEMLOCK allows.
     pub fn total(mut self, bytes: usize) -> Self {
         self.total = bytes;
         self
     }
 
-    /// Bytes for buffers that the application fills and sends. Default a quarter of the total.
+    /// Sets the bytes for buffers that the application fills and sends. Default: a quarter of the
+    /// total.
     pub fn send(mut self, bytes: usize) -> Self {
         self.send = Some(bytes);
         self
     }
 
-    /// Bytes that peers may write to. Default half of the total.
+    /// Sets the bytes that peers may write to. Default: half of the total.
     pub fn landing(mut self, bytes: usize) -> Self {
         self.landing = Some(bytes);
         self
     }
 
-    /// Which pages to use. Default transparent huge ones.
+    /// Sets which pages to use. Default: transparent huge pages.
     pub fn huge_pages(mut self, pages: HugePages) -> Self {
         self.huge_pages = pages;
         self
     }
 
-    /// The limit in bytes (RLIMIT_MEMLOCK) under which a pool becomes as large as configured, if
-    /// the process pins nothing else.
+    /// The lowest RLIMIT_MEMLOCK, in bytes, under which the pool has its configured size if the
+    /// process pins nothing else.
     pub fn memlock(&self) -> u64 {
-        (self.total as u64).saturating_add(MARGIN)
+        (self.total as u64).saturating_add(MAX_MARGIN)
     }
 
-    /// The sizes that a pool has under a limit (None: no limit); `ignores_ipc_lock` as in
-    /// [`Memlock::available`]. [`Pool::new`](crate::Pool::new) raises the soft limit to the hard
-    /// one first; this takes it as it is.
+    /// Computes the sizes of a pool under a limit (`None`: no limit). `ignores_ipc_lock` is as in
+    /// [`Memlock::available`]. Unlike [`Pool::new`](crate::Pool::new) this does not raise the soft
+    /// limit first.
     ///
     /// # Errors
     /// Those of [`Pool::new`](crate::Pool::new).
@@ -107,7 +110,7 @@ impl PoolConfig {
         if let Some(memlock) = memlock
             && let Some(available) = memlock.available(ignores_ipc_lock)
         {
-            let margin = (available / 2).min(MARGIN);
+            let margin = (available / 2).min(MAX_MARGIN);
             let room = usize::try_from(available - margin).unwrap_or(usize::MAX);
             if room < MIN_POOL {
                 return Err(PoolError::Memlock {
@@ -119,47 +122,47 @@ impl PoolConfig {
             total = total.min(room);
         }
         total -= total % page();
-        // The parts keep their proportion when the whole has to shrink, as far as each stays large
+        // If the pool has to shrink, its parts keep their proportions as far as each stays large
         // enough.
         let scaled = |part: usize| {
             let part = (part as u128 * total as u128 / self.total as u128) as usize;
             part - part % page()
         };
         let (mut send, mut landing) = (scaled(send), scaled(landing).max(MIN_PART));
-        let lack = send.saturating_add(landing).saturating_add(MIN_PART).saturating_sub(total);
-        // The larger of the two can spare that: if anything lacks, it is most of the total.
+        let missing = send.saturating_add(landing).saturating_add(MIN_PART).saturating_sub(total);
+        // The larger part can spare that: if anything is missing, it has most of the total.
         if landing > send {
-            landing -= lack
+            landing -= missing
         } else {
-            send = send.saturating_sub(lack)
+            send = send.saturating_sub(missing)
         }
         let control = total.saturating_sub(send).saturating_sub(landing);
-        // Small enough that many connections get one, large enough, in a pool of default size, for
-        // a message of a mebibyte. Explicit huge pages need whole ones.
+        // Small enough that many connections get a chunk, and large enough, in a pool of default
+        // size, for a message of 1 MiB. Explicit huge pages need chunks of whole pages.
         let parts = if self.huge_pages == HugePages::Explicit { 4 } else { 24 };
         let chunk = (landing / parts).clamp(MIN_PART / 4, MAX_CHUNK);
-        // No odd ends: pieces are often 64 KiB, and huge pages are whole.
+        // A multiple of 64 KiB, the length of many pieces, and of whole huge pages.
         let huge = chunk >= HUGE_PAGE && self.huge_pages != HugePages::Off;
         let chunk = chunk - chunk % if huge { HUGE_PAGE } else { 64 * 1024 };
         Ok(Sizes { total, send, landing, control, chunk, huge_pages: self.huge_pages })
     }
 }
 
-/// The sizes of a pool as it is, in bytes, after fitting into RLIMIT_MEMLOCK.
+/// The actual sizes of a pool in bytes, after it was fitted into RLIMIT_MEMLOCK.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Sizes {
-    /// Everything.
+    /// The whole pool.
     pub total: usize,
     /// For buffers that the application fills and sends.
     pub send: usize,
-    /// For what peers may write to.
+    /// For memory that peers may write to.
     pub landing: usize,
     /// For the control blocks of connections.
     pub control: usize,
     /// One landing chunk.
     pub chunk: usize,
-    /// The pages in use.
+    /// Which pages the pool uses.
     pub huge_pages: HugePages,
 }
 
@@ -172,14 +175,14 @@ mod tests {
     }
 
     #[test]
-    fn eight_mebibytes_are_enough() {
+    fn a_limit_of_8_mib_is_enough() {
         let sizes = PoolConfig::default().fit(Some(&limit(8 << 20, 0)), false).unwrap();
         assert_eq!(sizes.total, (8 << 20) - (256 << 10));
         assert!(sizes.send + sizes.landing + sizes.control <= sizes.total);
     }
 
     #[test]
-    fn the_limit_that_is_named_gives_the_whole_pool() {
+    fn memlock_is_the_lowest_limit_for_the_whole_pool() {
         let config = PoolConfig::default();
         let whole = config.fit(Some(&limit(config.memlock(), 0)), false).unwrap();
         assert_eq!(whole.total, DEFAULT_POOL);
@@ -188,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_keep_their_proportion() {
+    fn shrunk_parts_keep_their_proportions() {
         let config = PoolConfig::default().total(16 << 20).landing(12 << 20).send(1 << 20);
         let sizes = config.fit(Some(&limit((4 << 20) + (256 << 10), 0)), false).unwrap();
         assert_eq!((sizes.total, sizes.landing, sizes.send), (4 << 20, 3 << 20, 256 << 10));
@@ -207,7 +210,7 @@ mod tests {
                     }
                     for room in [MIN_POOL, MIN_POOL + 4096, 5 << 20, 2 << 30] {
                         tried += 1;
-                        let memlock = limit(room as u64 + MARGIN, 0);
+                        let memlock = limit(room as u64 + MAX_MARGIN, 0);
                         let s = config.fit(Some(&memlock), false).unwrap();
                         assert!(s.send + s.landing + s.control <= s.total, "{s:?}");
                         assert!(s.landing >= MIN_PART && s.control >= MIN_PART, "{s:?}");
@@ -227,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_need_limit_and_cure() {
+    fn errors_state_need_limit_and_remedy() {
         let error = PoolConfig::default().fit(Some(&limit(64 << 10, 0)), false).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("needed 2359296 bytes"), "{text}");
@@ -244,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_limit_that_works_is_the_one_named() {
+    fn min_memlock_is_the_lowest_limit_that_works() {
         let named = MIN_MEMLOCK;
         assert!(PoolConfig::default().fit(Some(&limit(named, 0)), false).is_ok());
         assert!(PoolConfig::default().fit(Some(&limit(named - 1, 0)), false).is_err());

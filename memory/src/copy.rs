@@ -1,9 +1,9 @@
-//! Copies of payload, at the speed of memory for each distance of source and destination.
+//! Copying payload at the speed of memory, for all alignments of source and destination.
 //!
-//! glibc's memcpy copies with `rep movsb` from 2 KiB on where the processor has ERMS. On AMD's Zen
-//! 3 and later that is four times slower and more where the destination lies a few bytes behind the
+//! glibc's memcpy copies 2 KiB and more with `rep movsb` if the processor has ERMS. On AMD's Zen 3
+//! and later that is at least four times slower if the destination lies a few bytes behind the
 //! source modulo a page (glibc bugs 30994 and 30995), which is where a payload lands behind a
-//! header. glibc 2.40 copies otherwise there; Debian 12 and most clouds have an older one.
+//! header. glibc 2.40 avoids that; Debian 12 and most clouds have an older version.
 //!
 //! | processor | copies of |
 //! |---|---|
@@ -11,46 +11,46 @@
 //! | the same, neither AMD's nor Intel's | 2 KiB and more: the loop |
 //! | any other | memcpy |
 //!
-//! What is shorter or longer is copied by memcpy, which uses no `rep movsb` there: on AMD's beyond
-//! the second-level cache, of 512 KiB or 1 MiB (glibc, sysdeps/x86/dl-cacheinfo.h, from 2.33).
-//! Where `GLIBC_TUNABLES=glibc.cpu.x86_rep_movsb_threshold=` tells it to begin at another length,
-//! the loop begins there too.
+//! Shorter and longer copies are left to memcpy, which does not use `rep movsb` for them: on AMD's
+//! processors beyond the size of the second-level cache, 512 KiB or 1 MiB (glibc,
+//! sysdeps/x86/dl-cacheinfo.h, from 2.33). If `GLIBC_TUNABLES` sets another threshold
+//! (`glibc.cpu.x86_rep_movsb_threshold`), the loop is used from that length on.
 //!
-//! `compare --rows phase` measures, for each distance, what the transport does on this processor,
-//! and memcpy. On Intel's that is memcpy both times.
+//! `compare --rows phase` measures, for each alignment, this copy and memcpy. On Intel's processors
+//! both are memcpy.
 
 /// Copies `len` bytes.
 ///
 /// # Safety
 /// `src` is valid for reads of `len` bytes, `dst` for writes, and they do not overlap. Another
-/// process or a device may write to either meanwhile, no other thread of this process.
+/// process or a device may write to either in the meantime, but no other thread of this process.
 #[inline]
 pub unsafe fn copy(src: *const u8, dst: *mut u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
     if len >= x86::MIN_LEN && x86::lengths().contains(&len) {
-        // SAFETY: as the caller says; the processor has AVX, and `len` is no less than MIN_LEN.
+        // SAFETY: the caller's contract; the processor has AVX, and `len` is at least MIN_LEN.
         return unsafe { x86::by_loop(src, dst, len) };
     }
-    // SAFETY: as the caller says. What another process or a device writes meanwhile is not seen by
-    // the compiler; nothing is concluded from the bytes (R4).
+    // SAFETY: the caller's contract. The compiler does not see what another process or a device
+    // writes in the meantime; nothing is concluded from the bytes (R4).
     unsafe { std::ptr::copy_nonoverlapping(src, dst, len) };
 }
 
 /// Copies all of `src` to the first bytes of `dst`.
 ///
 /// # Panics
-/// `dst` is shorter.
+/// If `dst` is shorter than `src`.
 pub fn copy_slice(src: &[u8], dst: &mut [u8]) {
     assert!(src.len() <= dst.len(), "{} bytes into {}", src.len(), dst.len());
-    // SAFETY: as checked; `dst` is borrowed exclusively, and so does not overlap.
+    // SAFETY: the length has been checked; `dst` is borrowed exclusively, and so does not overlap.
     unsafe { copy(src.as_ptr(), dst.as_mut_ptr(), src.len()) };
 }
 
-/// A copy on the heap.
+/// Copies `src` to the heap.
 pub(crate) fn to_vec(src: &[u8]) -> Vec<u8> {
     let mut copied = Vec::with_capacity(src.len());
-    // SAFETY: there is room for as many bytes, of a new allocation, and they are initialized before
-    // they count.
+    // SAFETY: the new allocation has room for `src.len()` bytes, which are initialized before the
+    // length is set.
     unsafe {
         copy(src.as_ptr(), copied.as_mut_ptr(), src.len());
         copied.set_len(src.len());
@@ -66,15 +66,15 @@ mod x86 {
     use std::ops::RangeInclusive;
     use std::sync::LazyLock;
 
-    /// Bytes that the loop copies at least.
+    /// The shortest copy that the loop can make, in bytes.
     pub(super) const MIN_LEN: usize = 64;
-    /// Bytes from which on glibc copies with `rep movsb`: no fewer than this, for any width of
-    /// vectors.
-    const BEGIN: usize = 2048;
-    /// Bytes up to which it does on AMD's processors, at most.
-    const AMD_END: usize = 1 << 20;
+    /// The default length from which on glibc copies with `rep movsb`: at least this, for any width
+    /// of vectors.
+    const DEFAULT_MIN: usize = 2048;
+    /// The length up to which glibc does so on AMD's processors, at most.
+    const AMD_MAX: usize = 1 << 20;
 
-    /// Lengths that memcpy would copy with a slow `rep movsb`.
+    /// The lengths that memcpy would copy with a slow `rep movsb`.
     pub(super) fn lengths() -> &'static RangeInclusive<usize> {
         static LENGTHS: LazyLock<RangeInclusive<usize>> = LazyLock::new(|| {
             let avx = std::arch::is_x86_feature_detected!("avx");
@@ -85,12 +85,12 @@ mod x86 {
         &LENGTHS
     }
 
-    /// The longest; 0: none.
+    /// The longest of these lengths; 0 if there are none.
     pub(super) fn end(vendor: [u8; 12], erms: bool) -> usize {
         match &vendor {
             b"GenuineIntel" => 0,
             _ if !erms => 0,
-            b"AuthenticAMD" => AMD_END,
+            b"AuthenticAMD" => AMD_MAX,
             _ => usize::MAX,
         }
     }
@@ -98,7 +98,7 @@ mod x86 {
     /// CPUID. The standard library's functions for it are unsafe in Rust 1.88, and safe later.
     #[allow(unused_unsafe)]
     fn cpuid(leaf: u32) -> CpuidResult {
-        // SAFETY: every x86-64 processor has the instruction, and it touches no memory.
+        // SAFETY: every x86-64 processor has the instruction, and it accesses no memory (R17).
         unsafe { __cpuid_count(leaf, 0) }
     }
 
@@ -117,45 +117,46 @@ mod x86 {
         cpuid(0).eax >= 7 && cpuid(7).ebx & (1 << 9) != 0
     }
 
-    /// The shortest: glibc's own, or what it has been told.
+    /// The shortest of these lengths: glibc's default, or what its tunables say.
     pub(super) fn begin(tunables: &str) -> usize {
-        let mut told = tunables.split(':').filter_map(|one| {
+        let mut thresholds = tunables.split(':').filter_map(|one| {
             let number = one.strip_prefix("glibc.cpu.x86_rep_movsb_threshold=")?;
             match number.strip_prefix("0x") {
                 Some(digits) => usize::from_str_radix(digits, 16).ok(),
                 None => number.parse().ok(),
             }
         });
-        told.next_back().unwrap_or(BEGIN).max(MIN_LEN)
+        thresholds.next_back().unwrap_or(DEFAULT_MIN).max(MIN_LEN)
     }
 
     const WIDTH: usize = size_of::<__m256i>();
-    /// Bytes of a turn of the loop.
-    const TURN: usize = 4 * WIDTH;
+    /// Bytes copied by one iteration of the loop.
+    const STEP: usize = 4 * WIDTH;
 
-    /// Stores are aligned and volatile, so that the compiler makes no call of memcpy of them.
+    /// Copies by a loop of vector loads and stores. Stores are aligned, and volatile so that the
+    /// compiler does not turn them into a call of memcpy.
     ///
     /// # Safety
-    /// As of [`copy`](super::copy); `len` is at least [`MIN_LEN`], and the processor has AVX.
+    /// That of [`copy`](super::copy); `len` is at least [`MIN_LEN`], and the processor has AVX.
     #[target_feature(enable = "avx")]
     pub(super) unsafe fn by_loop(src: *const u8, dst: *mut u8, len: usize) {
         // SAFETY: each load of WIDTH bytes lies within the `len` bytes of the source, and each
-        // store within those of the destination: the first and the last by `len`, those between by
-        // the bounds of the loops. Aligned stores begin at the first multiple of WIDTH behind the
-        // start of the destination.
+        // store within those of the destination: the first and the last because of `len`, those
+        // between because of the bounds of the loops. Aligned stores begin at the first multiple of
+        // WIDTH behind the start of the destination.
         unsafe {
             let load = |at: usize| _mm256_loadu_si256(src.add(at).cast());
             let store =
                 |at: usize, vector: __m256i| dst.add(at).cast::<__m256i>().write_volatile(vector);
             let (first, last) = (load(0), load(len - WIDTH));
             let mut at = WIDTH - dst.addr() % WIDTH;
-            while at + TURN <= len {
+            while at + STEP <= len {
                 let vectors =
                     [load(at), load(at + WIDTH), load(at + 2 * WIDTH), load(at + 3 * WIDTH)];
                 for (n, vector) in vectors.into_iter().enumerate() {
                     store(at + n * WIDTH, vector);
                 }
-                at += TURN;
+                at += STEP;
             }
             while at + WIDTH <= len {
                 store(at, load(at));
@@ -173,7 +174,7 @@ mod tests {
 
     use super::*;
 
-    /// What lies around the destination stays as it is.
+    /// Copies, and checks that the bytes around the destination do not change.
     fn check(by: unsafe fn(*const u8, *mut u8, usize), len: usize, from: usize, to: usize) {
         let src: Vec<u8> = (0..from + len).map(|n| (n * 7 % 251) as u8).collect();
         let mut dst = vec![0xee; to + len + 64];
@@ -194,7 +195,7 @@ mod tests {
 
         #[cfg(target_arch = "x86_64")]
         #[test]
-        fn by_the_loop_too(len in 64..20_000usize, from in 0..130usize, to in 0..130usize) {
+        fn the_loop_copies_every_byte_and_no_other(len in 64..20_000usize, from in 0..130usize, to in 0..130usize) {
             if std::arch::is_x86_feature_detected!("avx") {
                 // SAFETY: the caller's promise, and there is AVX.
                 check(|src, dst, len| unsafe { x86::by_loop(src, dst, len) }, len, from, to);
@@ -204,7 +205,7 @@ mod tests {
 
     #[cfg(target_arch = "x86_64")]
     #[test]
-    fn each_end_of_the_loop() {
+    fn the_loop_copies_all_short_lengths_and_alignments() {
         if std::arch::is_x86_feature_detected!("avx") {
             for len in 64..400 {
                 for to in 0..33 {
@@ -217,7 +218,7 @@ mod tests {
 
     #[cfg(target_arch = "x86_64")]
     #[test]
-    fn the_loop_is_for_lengths_that_glibc_copies_slowly() {
+    fn the_loop_replaces_rep_movsb_only() {
         assert_eq!(x86::end(*b"GenuineIntel", true), 0);
         assert_eq!(x86::end(*b"AuthenticAMD", true), 1 << 20);
         assert_eq!(x86::end(*b"AuthenticAMD", false), 0);

@@ -1,10 +1,13 @@
-//! What can be wrong with a pool or a request to it.
+//! The errors of a pool.
 
 use std::io;
 
 use crate::stats::Use;
 
 /// A device refused to register memory.
+///
+/// The cause is in the environment: with ENOMEM the process may not pin so much (RLIMIT_MEMLOCK),
+/// and the text names the remedy; other causes are those of the device or its driver.
 #[derive(Debug, thiserror::Error)]
 #[error("registering {len} bytes failed: {source}{hint}", hint = hint(.source))]
 pub struct RegisterError {
@@ -23,22 +26,22 @@ fn hint(error: &io::Error) -> &'static str {
 }
 
 impl RegisterError {
-    /// An attempt to register `len` bytes failed with `source`.
+    /// For an attempt to register `len` bytes that failed with `source`.
     pub fn new(len: usize, source: io::Error) -> Self {
         RegisterError { len, source }
     }
 
-    /// Bytes that were to be registered.
+    /// The number of bytes that were to be registered.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether nothing was to be registered.
+    /// Whether `len` is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether more would have been pinned than the process may.
+    /// Whether the process would have pinned more than it may.
     pub(crate) fn is_limit(&self) -> bool {
         self.source.raw_os_error() == Some(libc::ENOMEM)
     }
@@ -49,11 +52,19 @@ impl RegisterError {
     }
 }
 
-/// Why a pool cannot be made, or cannot give memory.
+/// Why a pool cannot be made, or cannot allocate memory.
+///
+/// | variant | whose fault |
+/// |---|---|
+/// | `Memlock`, `Map`, `Register` | the environment: a process limit, the kernel or the device |
+/// | `TooSmall`, `Parts` | the configuration of the pool |
+/// | `TooLarge` | the caller, or a pool that is configured too small for it |
+/// | `Exhausted` | nobody: all memory is in use for the moment, and waiting helps |
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {
-    /// RLIMIT_MEMLOCK leaves less than the smallest pool.
+    /// The environment: RLIMIT_MEMLOCK leaves less than the smallest pool, or less than a landing
+    /// chunk.
     #[error(
         "needed {needed} bytes of pinned memory, the limit is {limit} bytes, {pinned} of them pinned already; raise it: \
          `ulimit -l {kib}` (KiB), `* - memlock {kib}` in /etc/security/limits.conf, LimitMEMLOCK= in a systemd unit, or \
@@ -61,14 +72,14 @@ pub enum PoolError {
         kib = (.needed + .pinned).div_ceil(1024)
     )]
     Memlock {
-        /// Bytes that the smallest pool needs, the process's own margin included.
+        /// Bytes that are needed, including the margin for the rest of the process.
         needed: u64,
-        /// The limit (RLIMIT_MEMLOCK, the hard one: the soft one has been raised to it) in bytes.
+        /// RLIMIT_MEMLOCK in bytes: the hard limit, to which the soft one has been raised.
         limit: u64,
-        /// Bytes that the process has pinned or locked already.
+        /// Bytes that the process has already pinned or locked.
         pinned: u64,
     },
-    /// The configured pool is smaller than the smallest that works.
+    /// The configuration: the pool is smaller than the smallest that works.
     #[error("a pool of {total} bytes is configured, the smallest that works has {min}")]
     TooSmall {
         /// Bytes configured.
@@ -76,7 +87,7 @@ pub enum PoolError {
         /// The smallest pool in bytes.
         min: usize,
     },
-    /// The configured parts leave too little for landing or for connections.
+    /// The configuration: the parts leave too little for landing or for connections.
     #[error(
         "of a pool of {total} bytes {send} are configured for sending and {landing} for landing, which leaves {control} \
          for connections; landing and connections need {min} bytes each: configure a larger total or smaller parts"
@@ -90,40 +101,40 @@ pub enum PoolError {
         landing: usize,
         /// Bytes that are left for the control blocks of connections.
         control: usize,
-        /// The least for landing, and for connections, in bytes.
+        /// Minimum bytes for landing, and for connections.
         min: usize,
     },
-    /// The request is larger than the budget: it can never be met.
+    /// The request exceeds the budget, so that waiting does not help.
     #[error(
         "{len} bytes asked for, the budget for {usage} memory is {budget} bytes; configure a larger pool"
     )]
     TooLarge {
-        /// Bytes asked for.
+        /// Bytes requested.
         len: usize,
         /// The budget in bytes.
         budget: usize,
-        /// For what.
+        /// The use that the memory was requested for.
         usage: Use,
     },
-    /// All memory of the budget is in use.
+    /// All memory of the budget is in use at the moment.
     #[error("all {budget} bytes of {usage} memory are in use, {len} more were asked for")]
     Exhausted {
-        /// Bytes asked for.
+        /// Bytes requested.
         len: usize,
         /// The budget in bytes.
         budget: usize,
-        /// For what.
+        /// The use that the memory was requested for.
         usage: Use,
     },
-    /// The kernel gave no memory.
+    /// The environment: the kernel did not map memory.
     #[error("mapping {len} bytes failed: {source}")]
     Map {
-        /// Bytes asked for.
+        /// Bytes requested.
         len: usize,
         /// The error of mmap(2).
         source: io::Error,
     },
-    /// The device did not register it.
+    /// The environment: the device did not register memory.
     #[error(transparent)]
     Register(#[from] RegisterError),
 }

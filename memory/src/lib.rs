@@ -1,33 +1,34 @@
 //! A pool of pinned memory.
 //!
-//! A device reads and writes registered memory only, and registering is slow: it pins pages. So
-//! memory is mapped and registered in arenas, within budgets, and handed out in slots.
+//! A device can read and write registered memory only. Registering is slow, because it pins pages.
+//! So the pool maps and registers memory in large regions, within budgets, and hands out parts of
+//! them.
 //!
-//! | for | made by | is |
+//! | memory for | is allocated by | as |
 //! |---|---|---|
 //! | sending | [`Pool::alloc`], [`Pool::try_alloc`] | [`PinnedBuf`], then `Bytes` |
-//! | landing | [`Landing::alloc`] | [`LandingBuf`] until the peer has said DONE, then [`Landed`] |
+//! | landing (what peers write to) | [`Landing::alloc`] | [`LandingBuf`] until the peer sends DONE, then [`Landed`] |
 //! | connections | [`Pool::control`] | [`PinnedBuf`] |
 //!
-//! Each has a budget of its own, so that sending cannot starve receiving (R11); all together stay
-//! under RLIMIT_MEMLOCK, down to a pool of [`MIN_POOL`] bytes. Memory that is held outlives the
-//! pool, the device's other users, and the connection that it came by.
+//! Each use has its own budget, so that sending cannot starve receiving (R11). All of them together
+//! stay below RLIMIT_MEMLOCK, down to a pool of [`MIN_POOL`] bytes. Memory that is in use outlives
+//! the pool and the connection over which it was received.
 //!
 //! # Map
 //!
 //! | module | what |
 //! |---|---|
 //! | `pool` | [`Pool`] |
-//! | `config` | sizes, and how they shrink to fit |
-//! | `buf` | buffers to fill and send, and waiting for them |
-//! | `landing` | landing memory: one connection's allocator, chunks, [`Landed`] bytes |
-//! | `arena` | slots of size classes, and those that wait for them |
-//! | `ledger` | budgets, counters, the index of regions, those that wait for landing memory |
-//! | `region` | mappings and registrations; [`memfd`] |
-//! | `registrar` | the boundary to devices |
-//! | [`memlock`] | what the process may pin |
-//! | `copy` | copies of payload at the speed of memory |
-//! | `stats` | figures |
+//! | `buf` | buffers to fill and send, and how to wait for them |
+//! | `landing` | landing memory: allocator, chunks, [`Landed`] bytes |
+//! | `arena` | slots in size classes, and the queue of requests for them |
+//! | `ledger` | budgets, counters, the index of regions, the waiters for landing memory |
+//! | `config` | the sizes of a pool, and how they shrink to fit RLIMIT_MEMLOCK |
+//! | `region` | mapped and registered memory; [`memfd`] |
+//! | `registrar` | the interface to devices |
+//! | [`memlock`] | how much the process may pin |
+//! | `error`, `stats` | the errors and figures of a pool |
+//! | `copy` | copying payload at the speed of memory |
 //! | `test_util` | memory that changes under its reader, for tests (feature `test-util`) |
 //!
 //! Each module imports from those below it only.
@@ -47,7 +48,7 @@ mod stats;
 #[cfg(any(test, feature = "test-util"))]
 pub mod test_util;
 
-/// What `chunk_bitmap` and `waiter_count` are made of; loom's when they are checked.
+/// The atomics of `chunk_bitmap` and `waiter_count`. tests/loom.rs replaces them by loom's.
 mod atomics {
     pub(crate) use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 }

@@ -1,21 +1,21 @@
 //! How much memory the process may pin.
 //!
-//! The kernel counts pinned pages over the process and refuses registrations past RLIMIT_MEMLOCK
-//! (getrlimit(2)); most distributions, containers and systemd set 8 MiB. CAP_IPC_LOCK lifts the
-//! limit, except on Soft-iWARP, which applies it to everyone.
+//! The kernel counts the pinned pages of a process and refuses registrations beyond RLIMIT_MEMLOCK
+//! (getrlimit(2)). Most distributions, containers and systemd set it to 8 MiB. CAP_IPC_LOCK lifts
+//! the limit, except on Soft-iWARP, which applies it to every process.
 
 use std::{fs, io};
 
-/// Limits and use of pinned memory, in bytes.
+/// Limits and use of pinned memory in this process, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memlock {
-    /// The soft limit; None: unlimited.
+    /// The soft limit; `None` means unlimited.
     pub soft: Option<u64>,
-    /// The hard limit, up to which the soft one may be raised; None: unlimited.
+    /// The hard limit, up to which the soft one may be raised; `None` means unlimited.
     pub hard: Option<u64>,
-    /// Pinned or locked by the process already (VmPin and VmLck of proc(5)).
+    /// Bytes that the process has pinned or locked (the larger of VmPin and VmLck in proc(5)).
     pub pinned: u64,
-    /// The process has CAP_IPC_LOCK: the limit does not bind it.
+    /// Whether the process has CAP_IPC_LOCK, which lifts the limit.
     pub cap_ipc_lock: bool,
 }
 
@@ -23,39 +23,40 @@ pub struct Memlock {
 const CAP_IPC_LOCK: u32 = 14;
 
 impl Memlock {
-    /// Reads limits and use of this process.
+    /// Reads the limits and the use of this process.
     ///
     /// # Errors
-    /// getrlimit(2) or /proc/self/status failed.
+    /// getrlimit(2) fails, or /proc/self/status cannot be read.
     pub fn read() -> io::Result<Self> {
-        let limit = get()?;
+        let limit = getrlimit()?;
         let status = fs::read_to_string("/proc/self/status")?;
         Ok(Memlock {
-            soft: known(limit.rlim_cur),
-            hard: known(limit.rlim_max),
+            soft: finite(limit.rlim_cur),
+            hard: finite(limit.rlim_max),
             pinned: field(&status, "VmPin:").max(field(&status, "VmLck:")),
             cap_ipc_lock: has_ipc_lock(&status),
         })
     }
 
-    /// Raises the soft limit to the hard one, which everyone may, and reads again.
+    /// Raises the soft limit to the hard one, which needs no privilege, and reads both.
     ///
     /// # Errors
-    /// As [`Memlock::read`]. A limit that cannot be raised is no error: it is left as it is.
+    /// Those of [`Memlock::read`]. A limit that cannot be raised stays as it is; that is no error.
     pub fn raise() -> io::Result<Self> {
-        let mut limit = get()?;
+        let mut limit = getrlimit()?;
         if limit.rlim_cur != limit.rlim_max {
             limit.rlim_cur = limit.rlim_max;
             // SAFETY: limit is a valid rlimit; setrlimit reads it only.
             if unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) } != 0 {
-                tracing::debug!(error = %io::Error::last_os_error(), "RLIMIT_MEMLOCK stays at its soft limit");
+                let error = io::Error::last_os_error();
+                tracing::debug!(%error, "RLIMIT_MEMLOCK stays at its soft limit");
             }
         }
         Self::read()
     }
 
-    /// Bytes that may still be pinned; None: any number. `ignores_ipc_lock`: the device applies the
-    /// limit to privileged processes too.
+    /// The bytes that may still be pinned; `None` means unlimited. `ignores_ipc_lock` says whether
+    /// the device applies the limit to processes with CAP_IPC_LOCK, too.
     pub fn available(&self, ignores_ipc_lock: bool) -> Option<u64> {
         if self.cap_ipc_lock && !ignores_ipc_lock {
             return None;
@@ -64,7 +65,7 @@ impl Memlock {
     }
 }
 
-fn get() -> io::Result<libc::rlimit> {
+fn getrlimit() -> io::Result<libc::rlimit> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: limit is a valid rlimit for getrlimit to fill.
     match unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) } {
@@ -73,11 +74,11 @@ fn get() -> io::Result<libc::rlimit> {
     }
 }
 
-fn known(limit: libc::rlim_t) -> Option<u64> {
+fn finite(limit: libc::rlim_t) -> Option<u64> {
     (limit != libc::RLIM_INFINITY).then_some(limit)
 }
 
-/// A field of /proc/self/status, in bytes; 0 if it is missing.
+/// A field of /proc/self/status in bytes; 0 if it is missing.
 fn field(status: &str, name: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix(name));
     let kib = line.and_then(|rest| rest.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
@@ -98,7 +99,7 @@ mod tests {
         "Name:\tx\nVmLck:\t      12 kB\nVmPin:\t     100 kB\nCapEff:\t0000000000004000\n";
 
     #[test]
-    fn status_is_read() {
+    fn fields_of_status_are_parsed() {
         assert_eq!(field(STATUS, "VmPin:"), 100 * 1024);
         assert_eq!(field(STATUS, "VmNothing:"), 0);
         assert!(has_ipc_lock(STATUS));
@@ -107,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_available() {
+    fn available_is_the_limit_less_what_is_pinned() {
         let m = Memlock { soft: Some(1000), hard: Some(2000), pinned: 300, cap_ipc_lock: false };
         assert_eq!(m.available(false), Some(700));
         assert_eq!(Memlock { pinned: 5000, ..m }.available(false), Some(0));
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_can_be_read_and_raised() {
+    fn the_limit_of_this_process_can_be_read_and_raised() {
         let raised = Memlock::raise().unwrap();
         assert_eq!(raised.soft, raised.hard);
         assert_eq!(Memlock::read().unwrap().hard, raised.hard);

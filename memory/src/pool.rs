@@ -16,8 +16,8 @@ use crate::memlock::Memlock;
 use crate::registrar::Registrar;
 use crate::stats::{PoolStats, Use};
 
-/// Memory that one device knows: for sending, for landing, and for the connections' own use. Cheap
-/// to clone.
+/// Memory that is registered with one device: for sending, for landing, and for the connections'
+/// own use. Cheap to clone.
 ///
 /// Memory is mapped and registered when it is first needed, within the budgets, and never per
 /// message (R12).
@@ -39,17 +39,17 @@ impl std::fmt::Debug for Inner {
 impl Pool {
     /// Makes a pool for the device behind `registrar`. Nothing is pinned yet.
     ///
-    /// If registering pins memory, the soft RLIMIT_MEMLOCK of the process is raised to the hard
-    /// one, and the pool shrinks to what the limit leaves, less a margin of half of it up to 256
-    /// KiB for the rest of the process. What counts is what the process has pinned by now: of two
-    /// pools in one process the second does not know what the first may pin later. If the limit
-    /// turns out to be tighter, landing memory is waited for as in a smaller pool, as long as there
-    /// is any, and other requests fail with [`PoolError::Register`].
+    /// If registering pins memory, this raises the soft RLIMIT_MEMLOCK of the process to the hard
+    /// one. The pool shrinks to what the limit leaves, less a margin of half of that, at most 256
+    /// KiB, for the rest of the process. Only memory that the process has pinned so far counts: a
+    /// second pool of the process does not know what the first one will pin later. If the limit
+    /// turns out to leave less, connections wait for landing memory as in a smaller pool, as long
+    /// as it has any, and other requests fail with [`PoolError::Register`].
     ///
     /// # Errors
-    /// [`PoolError::Memlock`] when less than [`MIN_POOL`](crate::MIN_POOL) is left;
-    /// [`PoolError::TooSmall`] when less is configured; [`PoolError::Parts`] when the parts leave
-    /// too little for landing or for connections.
+    /// [`PoolError::Memlock`] if the limit leaves less than [`MIN_POOL`](crate::MIN_POOL);
+    /// [`PoolError::TooSmall`] if less is configured; [`PoolError::Parts`] if the configured parts
+    /// leave too little for landing or for connections.
     pub fn new(config: PoolConfig, registrar: Arc<dyn Registrar>) -> Result<Pool, PoolError> {
         let memlock = if registrar.pins() {
             Memlock::raise()
@@ -71,26 +71,29 @@ impl Pool {
         })))
     }
 
-    /// A buffer of `len` bytes to fill and send. Waits for memory, in the order of the first polls.
+    /// Allocates a buffer of `len` bytes to fill and send. Waits until there is memory; requests
+    /// are served in the order in which they were first polled.
     ///
+    /// # Cancel safety
     /// Cancel safe: see [`Alloc`].
     ///
     /// # Errors
-    /// [`PoolError::TooLarge`] at once when the send budget is smaller than `len`;
-    /// [`PoolError::Register`] and [`PoolError::Map`] when the system gives no memory.
+    /// [`PoolError::TooLarge`] at once if `len` exceeds the send budget; [`PoolError::Register`]
+    /// and [`PoolError::Map`] if the system gives no memory.
     pub fn alloc(&self, len: usize) -> Alloc {
         Alloc::new(self.0.send.clone(), len)
     }
 
-    /// A buffer of `len` bytes to fill and send, if there is memory now and nobody waits for some.
+    /// Allocates a buffer of `len` bytes to fill and send, if there is memory now and no other
+    /// request waits.
     ///
     /// # Errors
-    /// As [`Pool::alloc`], and [`PoolError::Exhausted`].
+    /// Those of [`Pool::alloc`], and [`PoolError::Exhausted`].
     pub fn try_alloc(&self, len: usize) -> Result<PinnedBuf, PoolError> {
         try_alloc(&self.0.send, len)
     }
 
-    /// Memory that a connection keeps for its life: RECV ring and SEND slots.
+    /// Allocates memory that a connection keeps for its life: RECV ring and SEND slots.
     ///
     /// # Errors
     /// [`PoolError::TooLarge`], [`PoolError::Exhausted`], [`PoolError::Register`],
@@ -99,31 +102,31 @@ impl Pool {
         self.0.control.take(len).map(|slot| PinnedBuf::new(slot, len))
     }
 
-    /// Control memory that a connection can do without, and gives back when it is idle: more RECV
-    /// slots, staging. None when less than a quarter of the control budget would be left for what
-    /// connections need, or the system gives no memory.
+    /// Allocates control memory that a connection can do without and returns when it is idle: extra
+    /// RECV slots and staging. `None` if that would leave less than a quarter of the control budget
+    /// for what connections need, or if the system gives no memory.
     pub fn spare(&self, len: usize) -> Option<PinnedBuf> {
         let budget = self.0.control.budget();
         let used = self.0.ledger.counters.of(Use::Control).load(Relaxed);
         (used.saturating_add(len) <= budget - budget / 4).then(|| self.control(len).ok()).flatten()
     }
 
-    /// Deregisters control memory that has been in nobody's use for a second at least; `now` is the
-    /// caller's clock. It is kept otherwise, for whoever is next. Costs next to nothing when it was
-    /// called less than a second ago.
+    /// Deregisters control memory that has been unused for at least a second, by the caller's clock
+    /// `now`. Memory that was used more recently stays registered for the next connection. Costs
+    /// almost nothing if the last call was less than a second ago.
     pub fn trim(&self, now: Instant) {
         self.0.control.trim(Some(now));
     }
 
-    /// Deregisters control memory that is in nobody's use, at once: a connection has ended, and
-    /// there may be no other that would [trim](Pool::trim) later.
+    /// Deregisters all unused control memory at once. For the end of a connection, after which
+    /// there may be no other connection that calls [`trim`](Pool::trim) later.
     pub fn trim_now(&self) {
         self.0.control.trim(None);
     }
 
-    /// The bytes as memory that the device can read, if they lie in this pool: any slice of what
-    /// [`PinnedBuf::freeze`] gave or of what landed over any connection. A look-up in a sorted
-    /// list; takes no exclusive lock.
+    /// Returns the bytes with their key, if they lie in this pool: any slice of what
+    /// [`PinnedBuf::freeze`] returned, or of bytes that landed over any connection. A look-up in a
+    /// sorted list, without an exclusive lock.
     pub fn resolve(&self, bytes: &Bytes) -> Option<PinnedBytes> {
         if bytes.is_empty() {
             return None;
@@ -132,28 +135,29 @@ impl Pool {
         Some(PinnedBytes::new(bytes.clone(), lkey, iova))
     }
 
-    /// A landing account for one connection, that may lease what the landing budget has.
+    /// The allocator of landing memory for one connection, limited by the landing budget only.
     pub fn landing(&self) -> Landing {
         self.landing_up_to(usize::MAX)
     }
 
-    /// A landing account for one connection, that may lease `limit` bytes at a time. Below the
-    /// pool's [chunk](Sizes::chunk) it can lease shorter chunks only, and below 4 KiB nothing.
+    /// The allocator of landing memory for one connection, which may lease up to `limit` bytes at a
+    /// time. A limit below the pool's [chunk](Sizes::chunk) allows shorter chunks only, and one
+    /// below 4 KiB nothing.
     pub fn landing_up_to(&self, limit: usize) -> Landing {
         Landing::new(self.0.ledger.clone(), limit)
     }
 
-    /// Whether there is landing memory, or the process may pin a chunk: the limit may be lower by
-    /// now than it was when the pool was made, and other pools may have used it up.
+    /// Checks that the pool has landing memory, or that the process may pin a chunk. The limit may
+    /// have been lowered since the pool was made, and other pools may have used it up.
     ///
     /// # Errors
-    /// [`PoolError::Memlock`]: what a connection is sent by WRITE would not find a place.
+    /// [`PoolError::Memlock`] if a peer's WRITEs would find no landing memory.
     pub fn may_land(&self) -> Result<(), PoolError> {
         let Ledger { sizes, budgets, .. } = &*self.0.ledger;
-        // Of chunks that are leased now the next user needs one anew.
+        // Leased chunks do not help: the next connection has to register its own.
         let over = |memlock: &Memlock| memlock.soft.is_some_and(|limit| limit < memlock.pinned);
         match self.0.ledger.landing_left() {
-            // What is leased comes free again.
+            // Leased memory comes free again, so connections can wait for it.
             Some((left, memlock))
                 if (left < sizes.chunk && budgets.used(Use::Landing) == 0) || over(&memlock) =>
             {
@@ -173,7 +177,7 @@ impl Pool {
         &self.0.ledger.sizes
     }
 
-    /// The figures now.
+    /// Returns a snapshot of the pool's figures.
     pub fn stats(&self) -> PoolStats {
         let Ledger { budgets, counters, .. } = &*self.0.ledger;
         PoolStats {

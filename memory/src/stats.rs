@@ -1,15 +1,15 @@
-//! What a pool holds, and where it is.
+//! The figures of a pool.
 
 use std::fmt;
 
-/// What memory is for. Each use has a budget of its own, so that none can starve another (R11).
+/// What memory is used for. Each use has its own budget, so that none can starve another (R11).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Use {
     /// Buffers that the application fills and sends.
     Send,
-    /// What peers may write to.
+    /// Memory that peers may write to.
     Landing,
-    /// RECV rings, SEND slots and staging of connections.
+    /// RECV rings, SEND slots and staging blocks of connections.
     Control,
 }
 
@@ -23,24 +23,24 @@ impl fmt::Display for Use {
     }
 }
 
-/// Bytes of one size class of send memory.
+/// One size class of send memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ClassStats {
     /// Bytes of a slot.
     pub slot: usize,
-    /// Slots that exist.
+    /// The number of slots.
     pub slots: usize,
-    /// Slots in use.
+    /// The number of slots in use.
     pub in_use: usize,
 }
 
-/// A pool's figures at one moment, in bytes where nothing else is said. Taken while the pool is in
-/// use, they may be off by what moves meanwhile.
+/// The figures of a pool at one moment, in bytes unless stated otherwise. While the pool is in use
+/// they are not an atomic snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct PoolStats {
-    /// Mapped and registered, in use or not.
+    /// Memory that is mapped and registered, in use or not.
     pub registered: usize,
     /// Send memory held as buffers or `Bytes`.
     pub send: usize,
@@ -52,19 +52,19 @@ pub struct PoolStats {
     pub filled: usize,
     /// Landing memory leased to connections, granted or not.
     pub leased: usize,
-    /// The most that was registered at once.
+    /// The maximum of `registered` so far.
     pub high_water: usize,
-    /// Registrations made since the pool was.
+    /// The number of registrations since the pool was made.
     pub registrations: u64,
-    /// Requests that had to wait.
+    /// The number of requests for send memory that had to wait.
     pub waits: u64,
-    /// Size classes of send memory; requests above the largest have arenas of their own and are not
-    /// in here.
+    /// The size classes of send memory. Requests above the largest have dedicated arenas, which are
+    /// not included.
     pub classes: Vec<ClassStats>,
 }
 
 impl PoolStats {
-    /// Everything that is held by someone: 0 when all has come back.
+    /// The sum of all memory in use: 0 when all of it has been returned.
     pub fn in_use_bytes(&self) -> usize {
         self.send + self.control + self.granted + self.filled
     }

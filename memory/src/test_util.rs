@@ -10,35 +10,36 @@ use bytes::{Buf, Bytes};
 use crate::region::mapping::Mapping;
 use crate::region::page::{HugePages, page};
 
-/// A file that is mapped twice: once for whoever reads it as [`Bytes`], and once for the stranger
-/// who writes to it, as a peer does that has a landing chunk mapped.
+/// A file that is mapped twice: once for a reader, as [`Bytes`], and once for a writer, like a
+/// landing chunk that a peer has mapped.
 #[derive(Clone, Debug)]
-pub struct SharedArena(Arc<Both>);
+pub struct SharedArena(Arc<Mappings>);
 
 #[derive(Debug)]
-struct Both {
+struct Mappings {
     reader: Mapping,
     writer: Mapping,
+    /// The number of times that a parser has read.
     looks: AtomicUsize,
-    /// What is written at the next looks, the last first.
+    /// Writes to make at the next reads, the last one first.
     planned: Mutex<Vec<(usize, u8)>>,
 }
 
-/// The reader's view.
-struct View(Arc<Both>);
+/// The reader's view of the file.
+struct View(Arc<Mappings>);
 
 impl AsRef<[u8]> for View {
     fn as_ref(&self) -> &[u8] {
         let reader = &self.0.reader;
         // SAFETY: the mapping is `len` bytes long, zeroed when it was made, and lives as long as
-        // this value. That it changes meanwhile is what it is for; this process writes to it by
+        // this value. It is meant to change while it is read; this process writes to it through
         // another mapping only.
         unsafe { std::slice::from_raw_parts(reader.ptr().as_ptr(), reader.len()) }
     }
 }
 
 impl SharedArena {
-    /// Zeros, at least `len` of them, to whole pages.
+    /// Makes an arena of at least `len` zero bytes, rounded up to whole pages.
     ///
     /// # Errors
     /// Those of memfd_create(2) and mmap(2).
@@ -46,7 +47,7 @@ impl SharedArena {
         let len = len.max(1).next_multiple_of(page());
         let (reader, file) = Mapping::shared(len, HugePages::Off)?;
         let writer = Mapping::again(len, &file)?;
-        Ok(SharedArena(Arc::new(Both {
+        Ok(SharedArena(Arc::new(Mappings {
             reader,
             writer,
             looks: AtomicUsize::new(0),
@@ -54,22 +55,22 @@ impl SharedArena {
         })))
     }
 
-    /// Bytes.
+    /// The number of bytes.
     pub fn len(&self) -> usize {
         self.0.writer.len()
     }
 
-    /// Never: it has a page at least.
+    /// Always false: an arena has at least one page.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// All of it, as its reader sees it.
+    /// All bytes, as the reader sees them.
     pub fn bytes(&self) -> Bytes {
         Bytes::from_owner(View(self.0.clone()))
     }
 
-    /// Whether all of `bytes` lies in the reader's mapping.
+    /// Whether `bytes` lies in the reader's mapping.
     pub fn contains(&self, bytes: &[u8]) -> bool {
         let reader = &self.0.reader;
         let start = reader.ptr().addr().get();
@@ -77,24 +78,24 @@ impl SharedArena {
             && bytes.as_ptr_range().end.addr() <= start + reader.len()
     }
 
-    /// The stranger's writing. What does not fit is left out.
+    /// Writes through the writer's mapping. Bytes beyond the end are dropped.
     pub fn write(&self, at: usize, bytes: &[u8]) {
         for (word, byte) in self.words().iter().skip(at).zip(bytes) {
             word.store(*byte, Ordering::Relaxed);
         }
     }
 
-    /// The stranger writes one of these, the last first, whenever a parser has looked.
+    /// Plans writes: the last one is made, and removed, whenever a parser reads.
     pub fn plan(&self, writes: Vec<(usize, u8)>) {
         *self.0.planned.lock().unwrap_or_else(PoisonError::into_inner) = writes;
     }
 
-    /// How often a parser has looked.
+    /// The number of times that a parser has read.
     pub fn looks(&self) -> usize {
         self.0.looks.load(Ordering::Relaxed)
     }
 
-    /// A parser looks at `chunk`.
+    /// Records that a parser reads `chunk`, and makes the next planned write.
     fn look(&self, chunk: &[u8]) {
         self.0.looks.fetch_add(1, Ordering::Relaxed);
         assert!(
@@ -110,20 +111,20 @@ impl SharedArena {
     fn words(&self) -> &[AtomicU8] {
         let writer = &self.0.writer;
         // SAFETY: the mapping is `len` bytes long, zeroed when it was made, lives as long as self,
-        // and is reached through these atomics only.
+        // and is accessed through these atomics only.
         unsafe {
             std::slice::from_raw_parts(writer.ptr().as_ptr().cast::<AtomicU8>(), writer.len())
         }
     }
 }
 
-/// What a parser is given that reads what landed in an arena. Panics when it is shown a byte of the
+/// A [`Buf`] for a parser of bytes that landed in an arena. Panics if it exposes a byte of the
 /// arena itself.
 #[derive(Debug)]
 pub struct Watched<'a, B> {
-    /// What it reads.
+    /// The buffer under test.
     pub buf: &'a mut B,
-    /// What that landed in.
+    /// The arena in which the bytes landed.
     pub arena: &'a SharedArena,
 }
 

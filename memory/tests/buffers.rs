@@ -1,4 +1,4 @@
-//! Filling buffers, and finding them again.
+//! Filling buffers and resolving bytes to their keys.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -10,8 +10,8 @@ use bytes::{BufMut, Bytes};
 use common::small;
 
 #[test]
-fn resolve_knows_what_is_in_the_pool() {
-    let (pool, ledger) = small();
+fn resolve_finds_bytes_of_the_pool_only() {
+    let (pool, registrar) = small();
     let (other, _) = small();
     let mut buf = pool.try_alloc(100).unwrap();
     buf.put_slice(&[1; 100]);
@@ -20,7 +20,7 @@ fn resolve_knows_what_is_in_the_pool() {
     let part = bytes.slice(10..20);
     let resolved = pool.resolve(&part).unwrap();
     assert_eq!((resolved.addr(), resolved.len(), resolved.lkey()), (addr + 10, 10, lkey));
-    assert!(ledger.covers(resolved.lkey(), resolved.iova(), resolved.len()));
+    assert!(registrar.covers(resolved.lkey(), resolved.iova(), resolved.len()));
     let inner = resolved.slice(2..5);
     assert_eq!((inner.addr(), inner.len(), inner.lkey()), (addr + 12, 3, lkey));
     drop((bytes, part, resolved));
@@ -32,10 +32,10 @@ fn resolve_knows_what_is_in_the_pool() {
     let mut own = pool.try_alloc(300_000).unwrap();
     own.resize_zeroed(300_000);
     let own = own.freeze();
-    assert!(pool.resolve(&own).is_some_and(|r| ledger.covers(r.lkey(), r.iova(), 300_000)));
+    assert!(pool.resolve(&own).is_some_and(|r| registrar.covers(r.lkey(), r.iova(), 300_000)));
 }
 
-/// Gives a little at a time, sometimes nothing but an interruption, and in the end an error.
+/// A reader that returns a few bytes at a time, is interrupted in between, and ends with an error.
 struct Slow {
     left: usize,
     interrupted: bool,
@@ -84,10 +84,10 @@ fn readers_fill_buffers() {
     assert!(buf.is_empty() && buf.freeze().is_empty());
 }
 
-/// A reader gets the memory as it is: to fill it with zeros first would be a pass of its own over
-/// every byte.
+/// A reader gets the memory with its old contents: zeroing it first would cost a pass over every
+/// byte.
 #[test]
-fn memory_is_not_touched_before_it_is_read_into() {
+fn memory_is_not_zeroed_before_it_is_read_into() {
     let (pool, _) = small();
     let mut buf = pool.try_alloc(100).unwrap();
     buf.fill_from(&mut io::repeat(9)).unwrap();

@@ -7,22 +7,22 @@ mod common;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use common::{Ledger, Woken, assert_budgets, assert_unused, of_rkey, pool, small};
+use common::{RecordingRegistrar, Woken, assert_budgets, assert_unused, of_rkey, pool, small};
 use tonic_rdma_memory::{Access, Landing, LandingBuf, Pool, PoolConfig};
 
 fn take(landing: &mut Landing, want: usize, min: usize) -> Option<LandingBuf> {
     landing.alloc(want, min).unwrap()
 }
 
-/// What the peer of a grant does.
-fn write(buf: &LandingBuf, ledger: &Ledger, data: &[u8]) {
+/// Writes as the peer of a grant does.
+fn write(buf: &LandingBuf, registrar: &RecordingRegistrar, data: &[u8]) {
     let key = of_rkey(buf.rkey());
-    assert!(ledger.covers(key, buf.addr(), buf.capacity()));
-    assert_eq!(ledger.entry(key).unwrap().access, Access::RemoteWrite);
+    assert!(registrar.covers(key, buf.addr(), buf.capacity()));
+    assert_eq!(registrar.entry(key).unwrap().access, Access::RemoteWrite);
     assert!(data.len() <= buf.capacity());
     // SAFETY: the range is registered, as checked, and granted to this "peer" alone.
     unsafe {
-        std::ptr::copy_nonoverlapping(data.as_ptr(), ledger.place(key, buf.addr()), data.len())
+        std::ptr::copy_nonoverlapping(data.as_ptr(), registrar.place(key, buf.addr()), data.len())
     };
 }
 
@@ -31,13 +31,13 @@ fn everything(landing: &mut Landing, each: usize) -> Vec<LandingBuf> {
 }
 
 #[test]
-fn what_a_peer_wrote_is_handed_up() {
-    let (pool, ledger) = small();
+fn a_peers_writes_become_landed_bytes() {
+    let (pool, registrar) = small();
     let mut landing = pool.landing();
     let buf = take(&mut landing, 10_000, 1).unwrap();
     assert_eq!(buf.capacity(), 12 << 10);
-    write(&buf, &ledger, &[5; 10_000]);
-    let (addr, place) = (buf.addr(), ledger.place(of_rkey(buf.rkey()), buf.addr()));
+    write(&buf, &registrar, &[5; 10_000]);
+    let (addr, place) = (buf.addr(), registrar.place(of_rkey(buf.rkey()), buf.addr()));
     assert_eq!(pool.stats().granted, 12 << 10);
     let bytes = buf.filled(10_000).lend();
     assert_eq!((pool.stats().granted, pool.stats().filled), (0, 12 << 10));
@@ -46,7 +46,7 @@ fn what_a_peer_wrote_is_handed_up() {
     // Sent on from where it landed: by the address that the device knows it by.
     assert_eq!((part.iova(), part.len()), (addr + 5000, 5000));
     assert_eq!(part.addr(), (place.addr() + 5000) as u64);
-    assert!(ledger.covers(part.lkey(), part.iova(), part.len()));
+    assert!(registrar.covers(part.lkey(), part.iova(), part.len()));
     let inner = part.slice(100..200);
     assert_eq!((inner.iova(), inner.addr()), (part.iova() + 100, part.addr() + 100));
     drop((bytes, inner));
@@ -68,8 +68,8 @@ fn what_a_peer_wrote_is_handed_up() {
     ] {
         let buf = take(&mut landing, 8192, 8192).unwrap();
         let data: Vec<u8> = (0..8192).map(|n| (n % 251) as u8).collect();
-        write(&buf, &ledger, &data);
-        let place = ledger.place(of_rkey(buf.rkey()), buf.addr()).addr();
+        write(&buf, &registrar, &data);
+        let place = registrar.place(of_rkey(buf.rkey()), buf.addr()).addr();
         let bytes = buf.filled_from(begin, len).lend();
         assert_eq!((bytes.len(), pool.stats().filled), (has, keeps), "{len} from {begin} on");
         assert!(
@@ -80,32 +80,32 @@ fn what_a_peer_wrote_is_handed_up() {
         assert_unused(&pool);
     }
     drop((landing, pool));
-    ledger.assert_settled();
+    registrar.assert_settled();
 }
 
 #[test]
-fn the_whole_budget_lands_and_nothing_more() {
-    for (pool, ledger) in [small(), pool(PoolConfig::default().total((8 << 20) - (256 << 10)))] {
+fn the_whole_budget_can_be_leased_and_no_more() {
+    for (pool, registrar) in [small(), pool(PoolConfig::default().total((8 << 20) - (256 << 10)))] {
         let mut landing = pool.landing();
         let all = everything(&mut landing, 64 << 10);
         let total: usize = all.iter().map(LandingBuf::capacity).sum();
         // The rest of the budget may be shorter than one piece.
         assert!(total + (64 << 10) > pool.config().landing, "{total}");
         assert!(all.iter().all(|b| b.capacity() == 64 << 10));
-        assert_budgets(&pool, &ledger);
+        assert_budgets(&pool, &registrar);
         let mut places: Vec<_> = all.iter().map(|b| (b.addr(), b.capacity() as u64)).collect();
         places.sort_unstable();
         assert!(places.windows(2).all(|w| w[0].0 + w[0].1 <= w[1].0), "pieces overlap");
         // The other parts have theirs (R11).
         assert!(pool.try_alloc(pool.config().send).is_ok() && pool.control(80 << 10).is_ok());
         drop((all, landing, pool));
-        ledger.assert_settled();
+        registrar.assert_settled();
     }
 }
 
 #[test]
-fn lengths_at_the_edges() {
-    let (pool, ledger) = small();
+fn extreme_lengths() {
+    let (pool, registrar) = small();
     let budget = pool.config().landing;
     let mut landing = pool.landing();
     assert_eq!(take(&mut landing, 0, 0).unwrap().capacity(), 4096);
@@ -113,27 +113,27 @@ fn lengths_at_the_edges() {
         [(usize::MAX, usize::MAX), (usize::MAX - 1, budget + 1), (0, usize::MAX), (1, budget + 1)]
     {
         assert!(take(&mut landing, want, min).is_none());
-        assert_budgets(&pool, &ledger);
+        assert_budgets(&pool, &registrar);
     }
     landing.trim();
     assert_eq!(pool.stats().leased, 0);
     // All that there is for the one that wants everything, in a chunk of its own.
     let all = take(&mut landing, usize::MAX, 0).unwrap();
     assert_eq!(all.capacity(), budget);
-    assert_eq!(ledger.registrations(), 2);
+    assert_eq!(registrar.registrations(), 2);
     drop((all, landing, pool));
-    ledger.assert_settled();
-    let (huge, ledger) = self::pool(PoolConfig::default().total(usize::MAX));
+    registrar.assert_settled();
+    let (huge, registrar) = self::pool(PoolConfig::default().total(usize::MAX));
     let mut landing = huge.landing();
     assert!(landing.alloc(usize::MAX, 1).is_err(), "the kernel does not map that much");
     assert!(take(&mut landing, 1, 1).is_some());
     assert!(!huge.landing().wanted_elsewhere());
     drop((landing, huge));
-    ledger.assert_settled();
+    registrar.assert_settled();
 }
 
 #[test]
-fn short_memory_gives_the_longest_piece_there_is() {
+fn scarce_memory_gives_the_longest_free_piece() {
     let (pool, _) = small();
     let chunk = pool.config().chunk;
     let mut landing = pool.landing();
@@ -159,22 +159,22 @@ fn short_memory_gives_the_longest_piece_there_is() {
 }
 
 #[test]
-fn keys_end_with_the_lease() {
-    let (pool, ledger) = small();
+fn keys_stop_working_at_the_end_of_the_lease() {
+    let (pool, registrar) = small();
     let (mut one, mut two) = (pool.landing(), pool.landing());
     let a = take(&mut one, 4096, 1).unwrap();
     let b = take(&mut two, 4096, 1).unwrap();
     assert_ne!(a.rkey(), b.rkey(), "a key is for one connection");
     assert_eq!(take(&mut one, 4096, 1).unwrap().rkey(), a.rkey());
-    write(&a, &ledger, b"secret");
+    write(&a, &registrar, b"secret");
     let (old, addr) = (of_rkey(a.rkey()), a.addr());
     assert_eq!(one.trim(), 0, "a granted piece keeps its chunk");
     let bytes = a.filled(6);
     assert_eq!(one.trim(), 0, "so does a filled one");
-    assert!(ledger.entry(old).is_some());
+    assert!(registrar.entry(old).is_some());
     drop(bytes);
     assert_eq!(one.trim(), pool.config().chunk);
-    assert!(ledger.entry(old).is_none(), "the key is dead");
+    assert!(registrar.entry(old).is_none(), "the key is dead");
     // Leased anew, perhaps at the same place: another key, and nothing of what was there.
     let again = take(&mut two, pool.config().chunk, pool.config().chunk).unwrap();
     assert_ne!(of_rkey(again.rkey()), old);
@@ -185,31 +185,31 @@ fn keys_end_with_the_lease() {
         "shows what another peer sent (same place: {same})"
     );
     drop((shown, b, one, two, pool));
-    ledger.assert_settled();
+    registrar.assert_settled();
 }
 
 #[test]
-fn landed_bytes_outlive_everything() {
-    let (pool, ledger) = small();
+fn landed_bytes_outlive_the_pool() {
+    let (pool, registrar) = small();
     let mut landing = pool.landing();
     let (_, waker) = Woken::new();
     landing.register_waker(&waker);
     let granted = take(&mut landing, 1, 1).unwrap();
     let buf = take(&mut landing, 3, 1).unwrap();
-    write(&buf, &ledger, b"abc");
+    write(&buf, &registrar, b"abc");
     let bytes = buf.filled(3).lend();
     drop((landing, pool));
     assert_eq!(&bytes[..], b"abc");
     drop(granted);
     assert_eq!(&bytes.slice(1..)[..], b"bc");
     drop(bytes);
-    ledger.assert_settled();
-    assert_eq!(Arc::strong_count(&ledger), 1);
+    registrar.assert_settled();
+    assert_eq!(Arc::strong_count(&registrar), 1);
 }
 
 #[test]
-fn those_that_wait_are_woken_and_others_asked() {
-    let (pool, ledger) = small();
+fn waiters_are_woken_and_others_learn_of_them() {
+    let (pool, registrar) = small();
     let budget = pool.config().landing;
     let (mut one, mut two) = (pool.landing(), pool.landing());
     let ((woken1, waker1), (woken2, waker2)) = (Woken::new(), Woken::new());
@@ -245,19 +245,19 @@ fn those_that_wait_are_woken_and_others_asked() {
     let before = woken2.count();
     drop(second);
     assert_eq!(woken2.count(), before + 1);
-    // The end of a whole account is as good.
+    // The end of a whole connection is as good.
     drop(first);
     assert!(take(&mut one, budget, 1).is_none());
     let before = woken1.count();
     drop(two);
     assert!(woken1.count() > before);
     drop((take(&mut one, budget, budget).unwrap(), one, pool));
-    ledger.assert_settled();
+    registrar.assert_settled();
 }
 
 #[test]
-fn one_that_waits_no_more_asks_for_nothing() {
-    let (pool, ledger) = small();
+fn a_connection_that_stops_waiting_claims_nothing() {
+    let (pool, registrar) = small();
     let budget = pool.config().landing;
     let (mut one, mut two, three) = (pool.landing(), pool.landing(), pool.landing());
     let held = take(&mut one, budget, 1).unwrap();
@@ -279,9 +279,9 @@ fn one_that_waits_no_more_asks_for_nothing() {
     waits(&mut two);
     drop(held);
     one.trim();
-    ledger.fail(true);
+    registrar.fail(true);
     assert!(two.alloc(1, 1).is_err());
-    ledger.fail(false);
+    registrar.fail(false);
     assert!(!one.wanted_elsewhere());
     // Satisfied.
     let held = take(&mut one, budget, 1).unwrap();
@@ -294,34 +294,34 @@ fn one_that_waits_no_more_asks_for_nothing() {
 }
 
 #[test]
-fn a_refusing_device_costs_nothing_but_the_request() {
-    let (pool, ledger) = small();
+fn a_failed_registration_only_fails_the_request() {
+    let (pool, registrar) = small();
     let chunk = pool.config().chunk;
     let mut landing = pool.landing();
     let (woken, waker) = Woken::new();
     landing.register_waker(&waker);
-    ledger.fail(true);
+    registrar.fail(true);
     let error = landing.alloc(4096, 4096).unwrap_err();
     assert_eq!(error.io().raw_os_error(), Some(libc::ENOMEM));
     assert_eq!((pool.stats().leased, pool.stats().registered), (0, 0));
     assert_eq!(woken.count(), 0, "a failure must not make it try again at once");
-    ledger.fail(false);
+    registrar.fail(false);
     let half = take(&mut landing, chunk / 2, 1).unwrap();
-    ledger.fail(true);
-    // What the account has serves, if it is enough.
+    registrar.fail(true);
+    // What the connection has serves, if it is enough.
     assert_eq!(take(&mut landing, chunk, 4096).unwrap().capacity(), chunk / 2);
     assert!(landing.alloc(chunk, chunk).is_err());
-    ledger.fail(false);
+    registrar.fail(false);
     assert_eq!(take(&mut landing, chunk, chunk).unwrap().capacity(), chunk);
     drop(half);
-    assert_budgets(&pool, &ledger);
+    assert_budgets(&pool, &registrar);
     drop((landing, pool));
-    ledger.assert_settled();
+    registrar.assert_settled();
 }
 
 #[test]
-fn one_failure_tells_others_that_wait_for_the_same_budget() {
-    let (pool, ledger) = small();
+fn a_failed_registration_wakes_waiters_for_the_same_budget() {
+    let (pool, registrar) = small();
     let budget = pool.config().landing;
     let (mut one, mut two) = (pool.landing(), pool.landing());
     let held = take(&mut one, budget, 1).unwrap();
@@ -331,13 +331,13 @@ fn one_failure_tells_others_that_wait_for_the_same_budget() {
     drop(held);
     one.trim();
     let before = woken.count();
-    ledger.fail(true);
+    registrar.fail(true);
     assert!(one.alloc(budget, 1).is_err());
     assert_eq!(woken.count(), before + 1);
 }
 
 #[test]
-fn an_account_is_spent_when_all_is_leased_and_nothing_could_go_back() {
+fn is_spent_when_all_is_leased_and_no_chunk_is_idle() {
     let (pool, _) = small();
     let budget = pool.config().landing;
     let (mut landing, other) = (pool.landing(), pool.landing());
@@ -351,17 +351,20 @@ fn an_account_is_spent_when_all_is_leased_and_nothing_could_go_back() {
     let _one = take(&mut landing, 1, 1).unwrap();
     assert!(landing.is_spent() && !landing.under_pressure(), "a granule keeps it");
     drop(second);
-    assert!(!landing.is_spent() && other.is_spent(), "the second could; another account has none");
+    assert!(
+        !landing.is_spent() && other.is_spent(),
+        "the second could; another connection has none"
+    );
 }
 
-/// A peer is granted as much as it asks for, and says afterwards how much of it is used.
+/// A peer gets a grant as long as it requests, and states in DONE how much of it was written.
 #[test]
-fn what_was_not_written_comes_free_at_once() {
-    let (pool, ledger) = small();
+fn unwritten_granules_come_free_at_once() {
+    let (pool, registrar) = small();
     let mut landing = pool.landing();
     let piece = take(&mut landing, 3 * 4096, 3 * 4096).unwrap();
     let addr = piece.addr();
-    let place = ledger.place(of_rkey(piece.rkey()), addr);
+    let place = registrar.place(of_rkey(piece.rkey()), addr);
     let bytes = piece.filled(4097).lend();
     assert_eq!((bytes.as_ptr().addr(), bytes.len()), (place.addr(), 4097));
     assert_eq!((pool.stats().filled, pool.stats().granted), (2 * 4096, 0));
@@ -381,11 +384,11 @@ fn what_was_not_written_comes_free_at_once() {
     drop(held);
     assert_eq!((pool.stats().filled, pool.stats().granted), (0, 0));
     drop((landing, pool));
-    ledger.assert_settled();
+    registrar.assert_settled();
 }
 
 #[test]
-fn pressure_begins_at_three_quarters() {
+fn under_pressure_beyond_three_quarters_of_the_budget() {
     let (pool, _) = small();
     let budget = pool.config().landing;
     let (mut landing, other) = (pool.landing(), pool.landing());
@@ -403,22 +406,22 @@ fn pressure_begins_at_three_quarters() {
 
 #[test]
 fn idle_connections_pin_nothing() {
-    let (pool, ledger) = small();
-    let mut accounts: Vec<Landing> = (0..1000).map(|_| pool.landing()).collect();
-    for landing in &mut accounts {
+    let (pool, registrar) = small();
+    let mut connections: Vec<Landing> = (0..1000).map(|_| pool.landing()).collect();
+    for landing in &mut connections {
         let piece = take(landing, 100_000, 100_000).unwrap();
         drop(piece.filled(10));
         assert!(landing.trim() > 0);
     }
-    assert_eq!((pool.stats().leased, ledger.bytes()), (0, 0));
+    assert_eq!((pool.stats().leased, registrar.bytes()), (0, 0));
     assert_eq!(pool.stats().registrations, 1000);
-    drop((accounts, pool));
-    ledger.assert_settled();
+    drop((connections, pool));
+    registrar.assert_settled();
 }
 
-/// As a driver does: woken, it gives back or tries again.
-fn settle(accounts: &mut [Landing], wants: &mut [usize], got: &mut Vec<(usize, LandingBuf)>) {
-    for (i, landing) in accounts.iter_mut().enumerate() {
+/// Acts as a driver that has been woken: returns idle chunks, or tries again.
+fn settle(connections: &mut [Landing], wants: &mut [usize], got: &mut Vec<(usize, LandingBuf)>) {
+    for (i, landing) in connections.iter_mut().enumerate() {
         if landing.wanted_elsewhere() {
             landing.trim();
         }
@@ -432,24 +435,24 @@ fn settle(accounts: &mut [Landing], wants: &mut [usize], got: &mut Vec<(usize, L
 }
 
 #[test]
-fn everyone_gets_a_turn() {
-    let (pool, ledger) = small();
+fn every_waiter_gets_memory() {
+    let (pool, registrar) = small();
     let budget = pool.config().landing;
-    let mut accounts: Vec<Landing> = (0..10).map(|_| pool.landing()).collect();
+    let mut connections: Vec<Landing> = (0..10).map(|_| pool.landing()).collect();
     let mut wants = vec![budget; 10];
     let mut got = Vec::new();
     let mut turns = vec![0; 10];
     // Each holds what it got for one round; all of them fit in one at a time only.
     for _ in 0..100 {
-        settle(&mut accounts, &mut wants, &mut got);
+        settle(&mut connections, &mut wants, &mut got);
         assert!(got.len() <= 10);
         for (i, _piece) in got.drain(..) {
             turns[i] += 1;
         }
     }
     assert_eq!(turns.iter().sum::<i32>(), 10, "{turns:?}");
-    drop((accounts, pool));
-    ledger.assert_settled();
+    drop((connections, pool));
+    registrar.assert_settled();
 }
 
 fn wait_order(pool: &Pool) -> Vec<usize> {
@@ -463,7 +466,7 @@ fn wait_order(pool: &Pool) -> Vec<usize> {
     let order = Arc::new(Mutex::new(Vec::new()));
     let mut holder = pool.landing();
     let held = take(&mut holder, usize::MAX, 1).unwrap();
-    let mut accounts: Vec<Landing> = (0..4)
+    let mut connections: Vec<Landing> = (0..4)
         .map(|i| {
             let mut landing = pool.landing();
             landing.register_waker(&Arc::new(Order(i, order.clone())).into());
@@ -471,7 +474,7 @@ fn wait_order(pool: &Pool) -> Vec<usize> {
         })
         .collect();
     for i in [2, 0, 3, 1] {
-        assert!(take(&mut accounts[i], 1, 1).is_none());
+        assert!(take(&mut connections[i], 1, 1).is_none());
     }
     order.lock().unwrap().clear();
     drop((held, holder));
@@ -479,14 +482,14 @@ fn wait_order(pool: &Pool) -> Vec<usize> {
 }
 
 #[test]
-fn the_one_that_waits_longest_is_woken_first() {
+fn the_longest_waiter_is_woken_first() {
     let (pool, _) = small();
     assert_eq!(wait_order(&pool), [2, 0, 3, 1]);
 }
 
 #[test]
-fn an_account_with_a_limit_keeps_to_it_and_waits_for_its_own() {
-    let (pool, ledger) = pool(PoolConfig::default().total((8 << 20) - (256 << 10)));
+fn a_limited_connection_waits_for_its_own_pieces() {
+    let (pool, registrar) = pool(PoolConfig::default().total((8 << 20) - (256 << 10)));
     let limit = 1 << 20;
     assert!(pool.config().landing > 2 * limit);
     let (mut limited, mut other) = (pool.landing_up_to(limit), pool.landing());
@@ -516,5 +519,5 @@ fn an_account_with_a_limit_keeps_to_it_and_waits_for_its_own() {
     assert_eq!(take(&mut limited, limit, limit).unwrap().capacity(), limit);
     assert!(take(&mut limited, 2 * limit, 1).unwrap().capacity() <= limit);
     drop((limited, pool));
-    ledger.assert_settled();
+    registrar.assert_settled();
 }

@@ -1,5 +1,5 @@
-//! The lock-free parts under loom, which tries every interleaving and every outcome that the memory
-//! model allows.
+//! The lock-free parts under loom, which explores every interleaving and every outcome that the
+//! memory model allows.
 
 #![allow(dead_code, clippy::unwrap_used, reason = "a test, and a part of what it includes")]
 
@@ -17,16 +17,16 @@ use loom::sync::Arc;
 use loom::thread;
 use waiter_count::WaiterCount;
 
-/// A map and the memory that it stands for; loom reports accesses that are not ordered.
+/// A bitmap and the memory that it stands for. Loom reports unordered accesses to the memory.
 struct Chunk {
     granules: ChunkBitmap,
     memory: UnsafeCell<u32>,
     waiting: WaiterCount,
 }
 
-/// The reader of a piece is done with the memory before the owner of the chunk grants it anew.
+/// All accesses by the reader of a piece happen before the owner of the chunk grants it again.
 #[test]
-fn freed_memory_is_the_next_holders_alone() {
+fn freeing_happens_before_the_next_use() {
     loom::model(|| {
         let chunk = Arc::new(Chunk {
             granules: ChunkBitmap::new(70),
@@ -53,9 +53,9 @@ fn freed_memory_is_the_next_holders_alone() {
     });
 }
 
-/// Two readers free neighbours in one word while the owner takes a third.
+/// Two readers free neighbouring runs in one word while the owner takes a third one.
 #[test]
-fn neighbours_do_not_disturb_each_other() {
+fn concurrent_frees_in_one_word_are_independent() {
     loom::model(|| {
         let map = Arc::new(ChunkBitmap::new(12));
         map.take(0, 4);
@@ -74,9 +74,9 @@ fn neighbours_do_not_disturb_each_other() {
     });
 }
 
-/// Either the one that waits sees what was freed, or the one that frees sees that someone waits.
+/// Either the waiter sees the freed memory, or the one that frees it sees the waiter.
 #[test]
-fn no_wake_up_is_lost() {
+fn no_wakeup_is_lost() {
     loom::model(|| {
         let chunk = Arc::new(Chunk {
             granules: ChunkBitmap::new(1),
@@ -94,7 +94,7 @@ fn no_wake_up_is_lost() {
         chunk.waiting.enter();
         let found = chunk.granules.find(1).is_some();
         let told = frees.join().unwrap();
-        assert!(found || told, "waits for memory that is free, and nobody tells it");
+        assert!(found || told, "the waiter neither finds the free memory nor is woken");
         chunk.waiting.leave();
         assert_eq!(chunk.waiting.count(), 0);
     });

@@ -1,4 +1,4 @@
-//! RLIMIT_MEMLOCK. One test, because the limit is the process's.
+//! RLIMIT_MEMLOCK. A single test, because the limit belongs to the process.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -12,7 +12,7 @@ use tonic_rdma_memory::{
     RegisterError, Registrar, Registration,
 };
 
-/// A device that pins, and applies the limit to everyone, as Soft-iWARP does.
+/// A registrar that pins and applies the limit to every process, as Soft-iWARP does.
 struct Pinning(HeapRegistrar);
 
 struct Pinned {
@@ -72,12 +72,12 @@ impl Wake for Woken {
     }
 }
 
-/// All that lands, in pieces of 64 KiB.
+/// Allocates all landing memory in pieces of 64 KiB.
 fn everything(landing: &mut Landing) -> Vec<LandingBuf> {
     std::iter::from_fn(|| landing.alloc(64 << 10, 64 << 10).unwrap()).collect()
 }
 
-/// Two pools that together want more than the process may pin: each goes on with what it has.
+/// Two pools together need more than the process may pin: each continues with what it has.
 fn two_pools_share_the_limit() {
     let [first, second, third] = [(); 3].map(|()| pool().unwrap());
     let sizes = first.config().clone();
@@ -133,7 +133,7 @@ fn pool() -> Result<Pool, PoolError> {
 }
 
 #[test]
-fn the_limit_decides_the_size() {
+fn the_limit_determines_the_size() {
     const MARGIN: usize = 256 << 10;
     limit(64 << 10, 8 << 20);
     two_pools_share_the_limit();

@@ -1,4 +1,4 @@
-//! Sequences of operations against a model.
+//! Random sequences of operations, checked against a model.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -23,7 +23,7 @@ enum Op {
     Freeze(usize),
     Slice(usize),
     Control(usize),
-    Grant { account: usize, want: usize, min: usize },
+    Grant { connection: usize, want: usize, min: usize },
     Fill { piece: usize, begin: usize, len: usize },
     Abort(usize),
     Trim(usize),
@@ -55,7 +55,7 @@ fn op() -> impl Strategy<Value = Op> {
         3 => at().prop_map(Op::Freeze),
         3 => at().prop_map(Op::Slice),
         2 => lens().prop_map(Op::Control),
-        8 => (0usize..4, lens(), lens()).prop_map(|(account, want, min)| Op::Grant { account, want, min }),
+        8 => (0usize..4, lens(), lens()).prop_map(|(connection, want, min)| Op::Grant { connection, want, min }),
         3 => (at(), prop_oneof![0..4096usize, lens()], lens()).prop_map(|(piece, begin, len)| {
             Op::Fill { piece, begin, len }
         }),
@@ -71,12 +71,12 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Takes one out of a list, if there is any.
+/// Removes an element of a list, if it has any.
 fn any<T>(list: &mut Vec<T>, at: usize) -> Option<T> {
     if list.is_empty() { None } else { Some(list.swap_remove(at % list.len())) }
 }
 
-/// A buffer filled with a mark of its own: whoever else had the memory would change it.
+/// Fills a buffer with a byte of its own, which another owner of the memory would overwrite.
 fn marked(mut buf: PinnedBuf, len: usize, mark: u8) -> (PinnedBuf, u8) {
     assert_eq!((buf.capacity(), buf.len()), (len, 0));
     buf.put_bytes(mark, len);
@@ -92,8 +92,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn sequences_of_operations(ops in vec(op(), 1..120)) {
-        let (pool, ledger) = small();
+    fn any_sequence_of_operations_agrees_with_the_model(ops in vec(op(), 1..120)) {
+        let (pool, registrar) = small();
         let sizes = pool.config().clone();
         let mut cx = Context::from_waker(Waker::noop());
         let mut bufs: Vec<(PinnedBuf, u8)> = Vec::new();
@@ -101,7 +101,7 @@ proptest! {
         // In the order of their first polls.
         let mut waits: Vec<(Alloc, usize)> = Vec::new();
         let mut controls: Vec<(PinnedBuf, u8)> = Vec::new();
-        let mut accounts: Vec<Landing> = (0..4).map(|_| pool.landing()).collect();
+        let mut connections: Vec<Landing> = (0..4).map(|_| pool.landing()).collect();
         let mut waiting = [false; 4];
         let mut pieces: Vec<(LandingBuf, usize)> = Vec::new();
         let mut fails = false;
@@ -157,7 +157,7 @@ proptest! {
                     if let Some((whole, mark)) = any(&mut bytes, at) {
                         if !whole.is_empty() {
                             let found = pool.resolve(&whole).unwrap();
-                            prop_assert!(ledger.covers(found.lkey(), found.iova(), found.len()));
+                            prop_assert!(registrar.covers(found.lkey(), found.iova(), found.len()));
                         }
                         let (front, back) = (whole.slice(..whole.len() / 2), whole.slice(whole.len() / 2..));
                         bytes.extend([(front, mark), (back, mark)]);
@@ -173,26 +173,26 @@ proptest! {
                         prop_assert!(held + len.max(1).next_multiple_of(4096) > sizes.control);
                     }
                 },
-                Op::Grant { account, want, min } => match accounts[account].alloc(want, min) {
+                Op::Grant { connection, want, min } => match connections[connection].alloc(want, min) {
                     Ok(Some(piece)) => {
                         prop_assert!(piece.capacity() >= min);
                         prop_assert!(piece.capacity() < want.max(min).max(1).saturating_add(4096));
                         let key = of_rkey(piece.rkey());
-                        prop_assert!(ledger.covers(key, piece.addr(), piece.capacity()));
-                        prop_assert!(pieces.iter().all(|(p, owner)| *owner == account || p.rkey() != piece.rkey()));
+                        prop_assert!(registrar.covers(key, piece.addr(), piece.capacity()));
+                        prop_assert!(pieces.iter().all(|(p, owner)| *owner == connection || p.rkey() != piece.rkey()));
                         // SAFETY: granted to nobody else, and registered.
-                        unsafe { std::ptr::write_bytes(ledger.place(key, piece.addr()), mark, piece.capacity()) };
-                        pieces.push((piece, account));
-                        waiting[account] = false;
+                        unsafe { std::ptr::write_bytes(registrar.place(key, piece.addr()), mark, piece.capacity()) };
+                        pieces.push((piece, connection));
+                        waiting[connection] = false;
                     }
                     Ok(None) => {
                         let idle = sizes.landing - pool.stats().leased;
-                        waiting[account] = true;
+                        waiting[connection] = true;
                         // The rest may be held for those that have less than their share.
-                        let leased = accounts[account].leased();
-                        let share = accounts[account].share();
-                        let behind = |i: usize| waiting[i] && accounts[i].leased() + 4096 <= share;
-                        let held = (0..4).any(|i| i != account && behind(i));
+                        let leased = connections[connection].leased();
+                        let share = connections[connection].share();
+                        let behind = |i: usize| waiting[i] && connections[i].leased() + 4096 <= share;
+                        let held = (0..4).any(|i| i != connection && behind(i));
                         // No piece is shorter than a granule.
                         let least = min.max(1).checked_next_multiple_of(4096).unwrap_or(usize::MAX);
                         prop_assert!(
@@ -202,13 +202,13 @@ proptest! {
                     }
                     Err(_) => {
                         prop_assert!(fails || want.max(min) > sizes.landing);
-                        waiting[account] = false;
+                        waiting[connection] = false;
                     }
                 },
                 Op::Fill { piece, begin, len } => {
                     if let Some((piece, _)) = any(&mut pieces, piece) {
                         let capacity = piece.capacity();
-                        let place = ledger.place(of_rkey(piece.rkey()), piece.addr());
+                        let place = registrar.place(of_rkey(piece.rkey()), piece.addr());
                         let landed = piece.filled_from(begin, len).lend();
                         prop_assert_eq!(landed.len(), len.min(capacity - begin.min(capacity)));
                         prop_assert!(landed.is_empty() || landed.as_ptr().addr() == place.addr() + begin);
@@ -217,29 +217,29 @@ proptest! {
                     }
                 }
                 Op::Abort(at) => drop(any(&mut pieces, at)),
-                Op::Trim(account) => {
+                Op::Trim(connection) => {
                     let before = pool.stats().leased;
-                    let freed = accounts[account].trim();
+                    let freed = connections[connection].trim();
                     prop_assert_eq!(pool.stats().leased, before - freed);
                 }
-                Op::Reopen(account) => {
-                    accounts[account] = pool.landing();
-                    waiting[account] = false;
+                Op::Reopen(connection) => {
+                    connections[connection] = pool.landing();
+                    waiting[connection] = false;
                     // What it still holds belongs to a connection that is gone.
-                    pieces.iter_mut().filter(|p| p.1 == account).for_each(|p| p.1 = usize::MAX);
+                    pieces.iter_mut().filter(|p| p.1 == connection).for_each(|p| p.1 = usize::MAX);
                 }
-                Op::StopWaiting(account) => {
-                    accounts[account].stop_waiting();
-                    waiting[account] = false;
+                Op::StopWaiting(connection) => {
+                    connections[connection].stop_waiting();
+                    waiting[connection] = false;
                 }
-                Op::KeepShare(account) => {
-                    let excess = accounts[account].keep_share();
-                    let share = accounts[account].share();
-                    let leased = accounts[account].leased();
-                    let own = || pieces.iter().filter(|(_, owner)| *owner == account);
+                Op::KeepShare(connection) => {
+                    let excess = connections[connection].keep_share();
+                    let share = connections[connection].share();
+                    let leased = connections[connection].leased();
+                    let own = || pieces.iter().filter(|(_, owner)| *owner == connection);
                     let wanted = own().filter(|(piece, _)| piece.is_wanted_back()).count();
-                    let behind = |i: usize| waiting[i] && accounts[i].leased() + 4096 <= share;
-                    let held = (0..4).any(|i| i != account && behind(i)) && leased > share;
+                    let behind = |i: usize| waiting[i] && connections[i].leased() + 4096 <= share;
+                    let held = (0..4).any(|i| i != connection && behind(i)) && leased > share;
                     prop_assert!(held || (excess == Excess::None && wanted == 0), "{excess:?}");
                     // What is not wanted back fits into the share.
                     let kept: usize = own().filter(|(p, _)| !p.is_wanted_back()).map(|(p, _)| p.capacity()).sum();
@@ -264,16 +264,16 @@ proptest! {
                 }
                 Op::Fail(now) => {
                     fails = now;
-                    ledger.fail(now);
+                    registrar.fail(now);
                 }
             }
-            assert_budgets(&pool, &ledger);
-            for (i, account) in accounts.iter().enumerate() {
+            assert_budgets(&pool, &registrar);
+            for (i, connection) in connections.iter().enumerate() {
                 let others = (0..4).any(|j| j != i && waiting[j]);
-                prop_assert_eq!(account.wanted_elsewhere(), others);
-                // Active accounts have equal shares of the budget.
-                let active = (0..4).filter(|j| waiting[*j] || accounts[*j].leased() > 0).count();
-                prop_assert_eq!(account.share(), (sizes.landing / active.max(1)).max(64 << 10));
+                prop_assert_eq!(connection.wanted_elsewhere(), others);
+                // Active connections have equal shares of the budget.
+                let active = (0..4).filter(|j| waiting[*j] || connections[*j].leased() > 0).count();
+                prop_assert_eq!(connection.share(), (sizes.landing / active.max(1)).max(64 << 10));
             }
             let granted: usize = pieces.iter().map(|(p, _)| p.capacity()).sum();
             prop_assert_eq!(pool.stats().granted, granted);
@@ -282,7 +282,7 @@ proptest! {
             prop_assert!(is_marked(some, *mark));
         }
         // All that waits is served in its order, when all else is given back.
-        ledger.fail(false);
+        registrar.fail(false);
         drop((bufs, pieces, controls));
         for (some, mark) in bytes {
             prop_assert!(is_marked(&some, mark));
@@ -290,13 +290,13 @@ proptest! {
         for (mut alloc, _) in waits {
             prop_assert!(Pin::new(&mut alloc).poll(&mut cx).is_ready());
         }
-        for mut account in accounts {
-            account.trim();
+        for mut connection in connections {
+            connection.trim();
         }
         assert_unused(&pool);
         prop_assert_eq!(pool.stats().leased, 0);
         prop_assert!(pool.try_alloc(sizes.send).is_ok());
         drop(pool);
-        ledger.assert_settled();
+        registrar.assert_settled();
     }
 }

@@ -1,5 +1,5 @@
-//! How random the addresses are that peers write to. With Soft-iWARP, and devices that are like it,
-//! that is where landing memory is mapped; otherwise a number that the device is given.
+//! The randomness of the addresses that peers write to: with Soft-iWARP and similar devices the
+//! virtual address of landing memory, otherwise the iova.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -16,7 +16,7 @@ const SAMPLES: usize = 1024;
 const LEN: usize = 64 << 10;
 const HUGE: usize = 2 << 20;
 
-/// A device that addresses memory by its place, as Soft-iWARP does.
+/// A registrar whose peers use virtual addresses, as with Soft-iWARP.
 struct ByPlace(HeapRegistrar);
 
 // SAFETY: as HeapRegistrar.
@@ -33,7 +33,7 @@ unsafe impl Registrar for ByPlace {
     }
 }
 
-/// Pairs of samples that agree in these bits, as a part of all pairs.
+/// The proportion of pairs of samples that agree in these bits.
 fn collisions(samples: &[u64], bits: Range<u32>) -> f64 {
     let mut times = HashMap::<u64, u64>::new();
     for sample in samples {
@@ -43,9 +43,9 @@ fn collisions(samples: &[u64], bits: Range<u32>) -> f64 {
     pairs as f64 / (samples.len() * (samples.len() - 1) / 2) as f64
 }
 
-/// Every bit of the range is set about half of the time, and ten neighbouring bits agree about as
-/// often as those of random numbers (collision entropy, at least 9.6 of 10 bits). So it is with
-/// what lies between one sample and the next: the last one tells nothing about it.
+/// Checks that every bit of the range is set about half of the time, and that ten neighbouring bits
+/// collide about as often as those of random numbers (collision entropy of at least 9.6 bits). The
+/// same must hold for the differences of successive samples: a sample does not predict the next.
 fn is_random(samples: &[u64], bits: Range<u32>) {
     let steps: Vec<u64> = samples.windows(2).map(|pair| pair[1].wrapping_sub(pair[0])).collect();
     for numbers in [samples, &steps] {
@@ -65,14 +65,14 @@ fn is_random(samples: &[u64], bits: Range<u32>) {
     }
 }
 
-/// Addresses of chunks of `len` bytes, each leased to an account of its own, sixteen at a time.
+/// Addresses of chunks of `len` bytes, each leased to another connection, sixteen at a time.
 fn places(len: usize) -> Vec<u64> {
     let config = PoolConfig::default().total(256 << 20);
     let pool = Pool::new(config, Arc::new(ByPlace(HeapRegistrar::default()))).unwrap();
     let mut held = VecDeque::new();
     let mut places = Vec::new();
     for i in 0..SAMPLES {
-        // An account that may lease less than a chunk leases that.
+        // An connection that may lease less than a chunk leases that.
         let piece = pool.landing_up_to(len).alloc(len, len).unwrap().unwrap();
         assert_eq!(piece.capacity(), len);
         places.push(piece.addr());
@@ -87,7 +87,7 @@ fn places(len: usize) -> Vec<u64> {
     places
 }
 
-/// SECURITY.md counts on 35 bits on x86-64, in page numbers of 4 KiB: 47 bits of address space.
+/// SECURITY.md relies on 35 bits on x86-64: page numbers of 4 KiB in 47 bits of address space.
 #[test]
 fn landing_memory_is_mapped_at_random_places() {
     for (len, step) in [(LEN, 4096), (HUGE, HUGE)] {
@@ -101,9 +101,9 @@ fn landing_memory_is_mapped_at_random_places() {
     }
 }
 
-/// What is sent is named by no peer, and lies where the kernel puts it.
+/// Peers do not address send memory, so the kernel chooses its address.
 #[test]
-fn memory_that_no_peer_names_is_mapped_as_ever() {
+fn send_memory_is_not_mapped_at_random_places() {
     let pool =
         Pool::new(PoolConfig::default(), Arc::new(ByPlace(HeapRegistrar::default()))).unwrap();
     let stack = &raw const pool as u64;
@@ -114,7 +114,7 @@ fn memory_that_no_peer_names_is_mapped_as_ever() {
     assert_eq!(far, 0);
 }
 
-/// Likewise 52 bits, and 43 where a chunk is as long as a huge page.
+/// SECURITY.md relies on 52 bits, and on 43 for chunks as long as a huge page.
 #[test]
 fn an_iova_is_random() {
     for (len, step) in [(LEN, 4096), (HUGE, HUGE)] {

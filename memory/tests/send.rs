@@ -11,7 +11,9 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use bytes::BufMut;
-use common::{Keeper, Ledger, Woken, assert_budgets, assert_unused, pool, small, usage};
+use common::{
+    Keeper, RecordingRegistrar, Woken, assert_budgets, assert_unused, pool, small, usage,
+};
 use tonic_rdma_memory::{
     Alloc, HugePages, MIN_POOL, PinnedBuf, Pool, PoolConfig, PoolError, Registrar, Use,
 };
@@ -31,7 +33,7 @@ fn exhausted(result: Result<PinnedBuf, PoolError>) -> bool {
     result.is_err_and(|error| usage(&error) == Some(Use::Send))
 }
 
-/// Takes slots of `len` bytes until there are none.
+/// Allocates buffers of `len` bytes until there is no memory left.
 fn fill(pool: &Pool, len: usize) -> Vec<PinnedBuf> {
     let mut all = Vec::new();
     loop {
@@ -46,33 +48,33 @@ fn fill(pool: &Pool, len: usize) -> Vec<PinnedBuf> {
 }
 
 #[test]
-fn the_whole_budget_can_be_had_in_every_size() {
-    let (pool, ledger) = small();
+fn the_whole_budget_is_available_in_every_size() {
+    let (pool, registrar) = small();
     let budget = pool.config().send;
     for len in [1, 4096, 4097, 16 << 10, 64 << 10, 100_000, 256 << 10, 300_000, budget] {
         let all = fill(&pool, len);
         let classes = pool.stats().classes.into_iter().map(|c| c.slot);
         let slot = classes.filter(|slot| *slot >= len).min().unwrap_or(len.next_multiple_of(4096));
         assert_eq!(all.len(), budget / slot, "{len}");
-        assert_budgets(&pool, &ledger);
+        assert_budgets(&pool, &registrar);
         drop(all);
         assert_unused(&pool);
     }
     drop(pool);
-    ledger.assert_settled();
+    registrar.assert_settled();
 }
 
 #[test]
-fn idle_arenas_are_kept_when_taking_them_down_would_not_do() {
-    let (pool, ledger) = small();
+fn idle_arenas_are_kept_if_removing_them_would_not_suffice() {
+    let (pool, registrar) = small();
     let held = pool.try_alloc(pool.config().send - (64 << 10)).unwrap();
     drop(pool.try_alloc(1).unwrap());
-    let before = ledger.registrations();
+    let before = registrar.registrations();
     assert!(exhausted(pool.try_alloc(256 << 10)));
     drop(pool.try_alloc(1).unwrap());
-    assert_eq!(ledger.registrations(), before);
+    assert_eq!(registrar.registrations(), before);
     drop((held, pool));
-    ledger.assert_settled();
+    registrar.assert_settled();
 }
 
 #[test]
@@ -97,13 +99,13 @@ fn a_larger_slot_is_better_than_none() {
     assert_unused(&pool);
 }
 
-fn pool_with_two_slots_in_one_arena() -> (Pool, Arc<Ledger>) {
+fn pool_with_two_slots_in_one_arena() -> (Pool, Arc<RecordingRegistrar>) {
     pool(PoolConfig::default().total(MIN_POOL).send(256 << 10))
 }
 
 #[test]
-fn lengths_at_the_edges() {
-    let (pool, ledger) = small();
+fn extreme_lengths() {
+    let (pool, registrar) = small();
     let budget = pool.config().send;
     let empty = pool.try_alloc(0).unwrap();
     assert_eq!((empty.capacity(), empty.len()), (0, 0));
@@ -120,7 +122,7 @@ fn lengths_at_the_edges() {
         ));
     }
     drop(pool);
-    ledger.assert_settled();
+    registrar.assert_settled();
     let (huge, _) = self::pool(PoolConfig::default().total(usize::MAX));
     assert!(matches!(huge.try_alloc(usize::MAX / 8), Err(PoolError::Map { .. })));
     assert!(huge.try_alloc(1).is_ok());
@@ -129,8 +131,8 @@ fn lengths_at_the_edges() {
 }
 
 #[test]
-fn what_can_be_spared_leaves_a_quarter_and_is_deregistered_when_asked() {
-    let (pool, ledger) = small();
+fn spare_leaves_a_quarter_and_trim_deregisters_it() {
+    let (pool, registrar) = small();
     let budget = pool.config().control;
     let extra: Vec<_> = std::iter::from_fn(|| pool.spare(4096)).collect();
     assert_eq!(extra.len(), (budget - budget / 4) / 4096);
@@ -153,18 +155,18 @@ fn what_can_be_spared_leaves_a_quarter_and_is_deregistered_when_asked() {
     assert!(pool.stats().registered > block.capacity());
     pool.trim_now();
     assert_eq!(pool.stats().registered, block.capacity());
-    assert_budgets(&pool, &ledger);
+    assert_budgets(&pool, &registrar);
     assert!(pool.spare(budget).is_none() && pool.spare(usize::MAX).is_none());
     drop((block, pool));
-    ledger.assert_settled();
+    registrar.assert_settled();
 }
 
 #[test]
 fn control_blocks_of_many_connections_fit_the_smallest_pool() {
-    let (pool, ledger) = small();
+    let (pool, registrar) = small();
     let mut blocks: Vec<_> = std::iter::from_fn(|| pool.control(80 << 10).ok()).collect();
     assert_eq!(blocks.len(), 6);
-    assert_budgets(&pool, &ledger);
+    assert_budgets(&pool, &registrar);
     let error = pool.control(80 << 10).unwrap_err();
     assert_eq!(usage(&error), Some(Use::Control));
     // The other parts have theirs (R11).
@@ -179,12 +181,12 @@ fn control_blocks_of_many_connections_fit_the_smallest_pool() {
     );
     assert_eq!(pool.stats().registrations, before);
     drop((blocks, pool));
-    ledger.assert_settled();
+    registrar.assert_settled();
 }
 
 #[test]
-fn waiters_are_served_in_order_and_nobody_overtakes() {
-    let (pool, ledger) = small();
+fn waiters_are_served_in_order() {
+    let (pool, registrar) = small();
     let budget = pool.config().send;
     let held = pool.try_alloc(budget).unwrap();
     let (woken, waker) = Woken::new();
@@ -209,7 +211,7 @@ fn waiters_are_served_in_order_and_nobody_overtakes() {
     assert_unused(&pool);
     assert!(pool.try_alloc(1).is_ok());
     drop((first, second, third, pool));
-    ledger.assert_settled();
+    registrar.assert_settled();
 }
 
 #[test]
@@ -227,8 +229,8 @@ fn the_waker_of_the_last_poll_is_woken() {
 }
 
 #[test]
-fn memory_that_returns_in_other_shapes_wakes_too() {
-    let (pool, ledger) = small();
+fn memory_freed_as_bytes_or_in_other_sizes_wakes_waiters() {
+    let (pool, registrar) = small();
     let budget = pool.config().send;
     // From small slots, by taking their arenas down, to one large buffer; and back.
     let mut slots = fill(&pool, 4096);
@@ -239,7 +241,7 @@ fn memory_that_returns_in_other_shapes_wakes_too() {
     assert!(ready(&mut large).is_none());
     drop(last);
     let held = ready(&mut large).unwrap();
-    assert_budgets(&pool, &ledger);
+    assert_budgets(&pool, &registrar);
     let mut small: Vec<_> = (0..3).map(|_| pool.alloc(4096)).collect();
     assert!(small.iter_mut().all(|alloc| ready(alloc).is_none()));
     drop(held);
@@ -256,12 +258,12 @@ fn memory_that_returns_in_other_shapes_wakes_too() {
     std::thread::spawn(move || drop(part)).join().unwrap();
     assert!(ready(&mut waits).is_some());
     drop((large, small, waits, pool));
-    ledger.assert_settled();
+    registrar.assert_settled();
 }
 
 #[test]
 fn a_wait_can_be_cancelled_at_every_point() {
-    let (pool, ledger) = small();
+    let (pool, registrar) = small();
     let budget = pool.config().send;
     for polls in 0..3 {
         for served in [false, true] {
@@ -301,7 +303,7 @@ fn a_wait_can_be_cancelled_at_every_point() {
     assert_eq!(woken.count(), 1);
     assert!(ready(&mut little).is_some());
     drop((little, _held, pool));
-    ledger.assert_settled();
+    registrar.assert_settled();
 }
 
 trait Is {
@@ -313,7 +315,7 @@ impl Is for Alloc {
     }
 }
 
-/// A waker that is the last owner of another buffer, as one of a task may be.
+/// A waker that is the last owner of another buffer, as the waker of a task may be.
 struct Owns(#[allow(dead_code)] PinnedBuf);
 impl std::task::Wake for Owns {
     fn wake(self: Arc<Self>) {}
@@ -321,7 +323,7 @@ impl std::task::Wake for Owns {
 
 #[test]
 fn wakers_may_own_buffers() {
-    let (pool, ledger) = small();
+    let (pool, registrar) = small();
     let budget = pool.config().send;
     let half = pool.try_alloc(budget / 2).unwrap();
     let other = pool.try_alloc(budget / 2).unwrap();
@@ -334,25 +336,25 @@ fn wakers_may_own_buffers() {
     assert!(poll(&mut alloc, Waker::noop()).is_pending());
     assert!(ready(&mut alloc).is_some());
     drop((alloc, pool));
-    ledger.assert_settled();
+    registrar.assert_settled();
 }
 
 #[test]
-fn a_refusing_device_costs_nothing_but_the_request() {
-    let (pool, ledger) = small();
+fn a_failed_registration_only_fails_the_request() {
+    let (pool, registrar) = small();
     let budget = pool.config().send;
-    ledger.fail(true);
+    registrar.fail(true);
     for len in [1, 64 << 10, budget] {
         assert!(matches!(pool.try_alloc(len), Err(PoolError::Register(_))));
         assert!(matches!(pool.control(len), Err(PoolError::Register(_))));
     }
-    assert_budgets(&pool, &ledger);
+    assert_budgets(&pool, &registrar);
     assert_eq!(pool.stats().registered, 0);
-    ledger.fail(false);
+    registrar.fail(false);
     let held = pool.try_alloc(budget).unwrap();
     let (mut first, mut second) = (pool.alloc(4096), pool.alloc(4096));
     assert!(ready(&mut first).is_none() && ready(&mut second).is_none());
-    ledger.fail(true);
+    registrar.fail(true);
     drop(held);
     // They are told, rather than left waiting for what will not come.
     for alloc in [&mut first, &mut second] {
@@ -361,15 +363,15 @@ fn a_refusing_device_costs_nothing_but_the_request() {
         };
         assert!(error.to_string().contains("RLIMIT_MEMLOCK"), "{error}");
     }
-    ledger.fail(false);
+    registrar.fail(false);
     assert_eq!(pool.try_alloc(budget).unwrap().capacity(), budget);
     drop((first, second, pool));
-    ledger.assert_settled();
+    registrar.assert_settled();
 }
 
 #[test]
 fn buffers_outlive_pool_and_registrar() {
-    let (pool, ledger) = small();
+    let (pool, registrar) = small();
     let mut slot = pool.try_alloc(10).unwrap();
     slot.put_slice(b"slot");
     let mut own = pool.try_alloc(300_000).unwrap();
@@ -379,20 +381,20 @@ fn buffers_outlive_pool_and_registrar() {
     let resolved = pool.resolve(&slot.freeze()).unwrap();
     let waiting = pool.alloc(1);
     drop(pool);
-    assert!(ledger.bytes() > 0);
+    assert!(registrar.bytes() > 0);
     let (slot, own, control) = (resolved.into_bytes(), own.freeze(), control.freeze());
     drop(waiting);
     assert_eq!((&slot[..], &own[..], &control[..]), (&b"slot"[..], &b"own"[..], &b"control"[..]));
     drop((slot, control));
     assert_eq!(&own[..], b"own");
     drop(own);
-    ledger.assert_settled();
-    assert_eq!(Arc::strong_count(&ledger), 1);
+    registrar.assert_settled();
+    assert_eq!(Arc::strong_count(&registrar), 1);
 }
 
 #[test]
 fn a_registrar_outlives_its_registrations() {
-    /// Sees that it goes last.
+    /// Checks that the registrar is dropped last.
     struct Last(Keeper);
     impl Drop for Last {
         fn drop(&mut self) {
@@ -421,20 +423,20 @@ fn a_registrar_outlives_its_registrations() {
         |pool| Box::new(pool.landing().alloc(1, 1).unwrap().unwrap()),
     ];
     for keep in keep {
-        let ledger = Arc::new(Ledger::default());
-        let registrar = Arc::new(Last(Keeper(ledger.clone())));
-        let pool = Pool::new(PoolConfig::default().total(MIN_POOL), registrar).unwrap();
-        let last = keep(&pool);
+        let registrar = Arc::new(RecordingRegistrar::default());
+        let last = Arc::new(Last(Keeper(registrar.clone())));
+        let pool = Pool::new(PoolConfig::default().total(MIN_POOL), last).unwrap();
+        let kept = keep(&pool);
         drop(pool);
-        assert!(ledger.bytes() > 0);
-        drop(last);
-        ledger.assert_settled();
+        assert!(registrar.bytes() > 0);
+        drop(kept);
+        registrar.assert_settled();
     }
 }
 
 #[test]
-fn long_messages_are_not_registered_one_by_one() {
-    let (pool, ledger) = pool(PoolConfig::default());
+fn long_buffers_reuse_registrations() {
+    let (pool, registrar) = pool(PoolConfig::default());
     for _ in 0..100 {
         drop(pool.try_alloc(3 << 20).unwrap().freeze());
         drop(pool.try_alloc((3 << 20) - 5000).unwrap());
@@ -442,14 +444,14 @@ fn long_messages_are_not_registered_one_by_one() {
     assert_eq!(pool.stats().registrations, 1);
     // The budget is not lost to what is kept.
     drop(pool.try_alloc(pool.config().send).unwrap());
-    assert_budgets(&pool, &ledger);
+    assert_budgets(&pool, &registrar);
     drop(pool);
-    ledger.assert_settled();
+    registrar.assert_settled();
 }
 
 #[test]
-fn explicit_huge_pages_fall_back() {
-    let (pool, ledger) =
+fn explicit_huge_pages_fall_back_to_ordinary_ones() {
+    let (pool, registrar) =
         pool(PoolConfig::default().total(64 << 20).huge_pages(HugePages::Explicit));
     assert_eq!(pool.config().chunk % (2 << 20), 0);
     let mut buf = pool.try_alloc(4 << 20).unwrap();
@@ -458,15 +460,15 @@ fn explicit_huge_pages_fall_back() {
     small.put_u8(7);
     let landed = pool.landing().alloc(4 << 20, 4 << 20).unwrap().unwrap();
     assert_eq!(landed.filled(4 << 20).len(), 4 << 20);
-    assert_budgets(&pool, &ledger);
+    assert_budgets(&pool, &registrar);
     assert_eq!((buf.freeze().len(), &small.freeze()[..]), (4 << 20, &[7][..]));
     drop(pool);
-    ledger.assert_settled();
+    registrar.assert_settled();
 }
 
 #[tokio::test]
 async fn many_tasks_share_a_little_memory() {
-    let (pool, ledger) = small();
+    let (pool, registrar) = small();
     let budget = pool.config().send;
     let tasks: Vec<_> = (0..200)
         .map(|i| {
@@ -488,7 +490,7 @@ async fn many_tasks_share_a_little_memory() {
     assert_unused(&pool);
     assert!(pool.stats().waits > 0);
     drop(pool);
-    ledger.assert_settled();
+    registrar.assert_settled();
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The share of the landing budget that an account has while others wait.
+//! The share of the landing budget that a connection has while others wait.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -7,12 +7,12 @@ mod common;
 use common::{Woken, assert_unused, small};
 use tonic_rdma_memory::{Excess, Landing, LandingBuf};
 
-/// All pieces of that length that it may have.
+/// Allocates all pieces of length `each` that the connection may have.
 fn everything(landing: &mut Landing, each: usize) -> Vec<LandingBuf> {
     std::iter::from_fn(|| landing.alloc(each, each).unwrap()).collect()
 }
 
-/// Drops what is wanted back, as when the peer has given it up.
+/// Drops the pieces of chunks that are being reclaimed, as if the peer had returned them.
 fn give_back(pieces: &mut Vec<LandingBuf>) -> usize {
     let before = pieces.len();
     pieces.retain(|piece| !piece.is_wanted_back());
@@ -20,7 +20,7 @@ fn give_back(pieces: &mut Vec<LandingBuf>) -> usize {
 }
 
 #[test]
-fn alone_an_account_has_all_and_gives_back_to_one_that_waits() {
+fn a_single_connection_may_have_all_and_yields_to_a_waiter() {
     let (pool, _ledger) = small();
     let each = pool.config().chunk / 4;
     let (mut hog, mut other) = (pool.landing(), pool.landing());
@@ -48,9 +48,9 @@ fn alone_an_account_has_all_and_gives_back_to_one_that_waits() {
     assert_unused(&pool);
 }
 
-/// Eight accounts that hoard whatever they get leave room for one more.
+/// Eight connections that keep whatever they get leave room for one more.
 #[test]
-fn many_hoarders_leave_room() {
+fn connections_that_keep_their_memory_leave_room() {
     let (pool, _ledger) = small();
     let each = 64 << 10;
     let mut hoarders: Vec<(Landing, Vec<LandingBuf>)> =
@@ -77,9 +77,9 @@ fn many_hoarders_leave_room() {
     assert!(got.is_some());
 }
 
-/// What readers hold is nobody's fault: a connection whose only chunk is held goes on with it.
+/// A connection whose only chunk is held by readers may go on using it.
 #[test]
-fn a_chunk_that_readers_hold_is_kept_where_it_is_the_only_one() {
+fn the_only_chunk_stays_usable_while_readers_hold_it() {
     let (pool, _ledger) = small();
     let landing = pool.config().landing;
     let (mut one, mut other) = (pool.landing(), pool.landing());
@@ -94,9 +94,9 @@ fn a_chunk_that_readers_hold_is_kept_where_it_is_the_only_one() {
     assert!(other.alloc(4096, 4096).unwrap().is_some());
 }
 
-/// What was granted and not written is not granted any more.
+/// Granules that were granted but not written are no longer granted after DONE.
 #[test]
-fn a_chunk_of_which_a_part_was_written_is_held_by_readers_alone() {
+fn a_partly_written_chunk_is_held_by_readers_only() {
     let (pool, _ledger) = small();
     let landing = pool.config().landing;
     let (mut one, mut other) = (pool.landing(), pool.landing());
@@ -110,9 +110,9 @@ fn a_chunk_of_which_a_part_was_written_is_held_by_readers_alone() {
     drop((read, read_too));
 }
 
-/// One that is held to its share is woken when nobody waits any more, though nothing has come free.
+/// A connection limited by its share is woken when no other waits, even if no memory came free.
 #[test]
-fn one_that_was_held_back_is_woken() {
+fn a_connection_limited_by_its_share_is_woken() {
     let (pool, _ledger) = small();
     let (chunk, landing) = (pool.config().chunk, pool.config().landing);
     let (mut hog, mut other) = (pool.landing(), pool.landing());

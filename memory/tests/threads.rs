@@ -29,7 +29,7 @@ fn waker() -> Waker {
     Waker::from(Arc::new(Unpark(thread::current())))
 }
 
-/// A lost wake-up shows as a test that does not end.
+/// Blocks on a future. A lost wake-up shows as a test that does not end.
 fn block_on<F: Future>(future: F) -> F::Output {
     let mut future = pin!(future);
     let waker = waker();
@@ -41,19 +41,19 @@ fn block_on<F: Future>(future: F) -> F::Output {
     }
 }
 
-/// Lengths that no two neighbours agree on.
+/// Lengths that differ for neighbouring `i`.
 fn len(i: usize) -> usize {
     [1, 4_000, 5_000, 60_000, 200_000, 300_000, 500_000][i % 7]
 }
 
 #[test]
 fn send_memory() {
-    let (pool, ledger) = small();
+    let (pool, registrar) = small();
     let (budget, control) = (pool.config().send, pool.config().control);
     thread::scope(|scope| {
         let (frozen, others) = mpsc::channel::<(Bytes, u8)>();
         for t in 0..THREADS {
-            let (pool, frozen, ledger) = (pool.clone(), frozen.clone(), ledger.clone());
+            let (pool, frozen, registrar) = (pool.clone(), frozen.clone(), registrar.clone());
             scope.spawn(move || {
                 for i in 0..ROUNDS {
                     let (len, mark) = (len(i * (t + 1)), (i + t) as u8);
@@ -76,7 +76,7 @@ fn send_memory() {
                     };
                     buf.put_bytes(mark, len.min(100));
                     thread::yield_now();
-                    assert!(ledger.bytes_of(Access::Local) <= budget + control);
+                    assert!(registrar.bytes_of(Access::Local) <= budget + control);
                     frozen.send((buf.freeze(), mark)).unwrap();
                 }
             });
@@ -91,13 +91,13 @@ fn send_memory() {
     });
     assert!(pool.stats().waits > 0);
     assert_unused(&pool);
-    assert!(ledger.most() <= budget);
+    assert!(registrar.most() <= budget);
     assert!(pool.try_alloc(budget).is_ok());
     drop(pool);
-    ledger.assert_settled();
+    registrar.assert_settled();
 }
 
-/// Waits as a driver does: gives back what is idle when others want it.
+/// Allocates as a driver does, which returns idle chunks while others wait.
 fn grant(landing: &mut Landing, want: usize) -> tonic_rdma_memory::LandingBuf {
     loop {
         if landing.wanted_elsewhere() {
@@ -112,12 +112,12 @@ fn grant(landing: &mut Landing, want: usize) -> tonic_rdma_memory::LandingBuf {
 
 #[test]
 fn landing_memory() {
-    let (pool, ledger) = small();
+    let (pool, registrar) = small();
     let budget = pool.config().landing;
     thread::scope(|scope| {
         let (landed, readers) = mpsc::channel::<(Bytes, u8)>();
         for t in 0..THREADS {
-            let (pool, landed, ledger) = (pool.clone(), landed.clone(), ledger.clone());
+            let (pool, landed, registrar) = (pool.clone(), landed.clone(), registrar.clone());
             scope.spawn(move || {
                 let mut landing = pool.landing();
                 landing.register_waker(&waker());
@@ -125,7 +125,7 @@ fn landing_memory() {
                     let (len, mark) = (len(i * (t + 1)), (i + t) as u8);
                     let piece = grant(&mut landing, len);
                     let fill = piece.capacity().min(200);
-                    let place = ledger.place(of_rkey(piece.rkey()), piece.addr());
+                    let place = registrar.place(of_rkey(piece.rkey()), piece.addr());
                     // SAFETY: granted to nobody else, and mapped.
                     unsafe { std::ptr::write_bytes(place, mark, fill) };
                     match i % 3 {
@@ -136,29 +136,29 @@ fn landing_memory() {
                         landing.trim();
                     }
                 }
-                // From here on this thread drives nothing: its account goes, its pieces live on.
+                // From here on this thread drives nothing: its connection goes, its pieces live on.
             });
         }
         drop(landed);
-        let ledger = ledger.clone();
+        let registrar = registrar.clone();
         scope.spawn(move || {
             for (bytes, mark) in readers {
                 assert!(bytes.iter().all(|byte| *byte == mark));
-                assert!(ledger.bytes_of(Access::RemoteWrite) <= budget);
+                assert!(registrar.bytes_of(Access::RemoteWrite) <= budget);
             }
         });
     });
     assert_unused(&pool);
     assert_eq!(pool.stats().leased, 0);
-    assert!(ledger.most() <= budget);
+    assert!(registrar.most() <= budget);
     drop(pool);
-    ledger.assert_settled();
+    registrar.assert_settled();
 }
 
-/// All parts together stay under what the system lets the process pin: the ledger refuses more.
+/// All uses together stay below what the process may pin; the registrar refuses more.
 #[test]
 fn all_parts_at_once_stay_below_the_limit() {
-    let (pool, ledger) = small();
+    let (pool, registrar) = small();
     thread::scope(|scope| {
         for t in 0..THREADS {
             let pool = pool.clone();
@@ -178,7 +178,7 @@ fn all_parts_at_once_stay_below_the_limit() {
         }
     });
     assert_unused(&pool);
-    assert!(ledger.most() <= pool.config().total);
+    assert!(registrar.most() <= pool.config().total);
     drop(pool);
-    ledger.assert_settled();
+    registrar.assert_settled();
 }

@@ -1,16 +1,17 @@
-//! Arenas: mapped once, registered once, cut into slots.
+//! Arenas: mappings that are registered once and cut into slots.
 //!
-//! A slot is free (its handle is in a free list), or owned by exactly one [`SlotRef`].
+//! A slot is free, with its handle in a free list, or owned by exactly one [`SlotRef`].
 //!
-//! | from | to | by |
+//! | a slot goes from | to | by |
 //! |---|---|---|
 //! | free | owned | `Arenas::take`, which pops its handle |
 //! | owned | free | drop of the `SlotRef`, which pushes the handle back |
 //!
-//! An arena of its own, for a request above the largest class, has one slot; while that is free the
-//! arena stays registered, until another request fits it or the budget needs its bytes.
+//! A request above the largest size class gets a dedicated arena, which has one slot. While that
+//! slot is free the arena stays registered, until another request fits it, the budget needs its
+//! bytes, or it is trimmed.
 //!
-//! The lists are lock-free; a lock is taken only to make an arena or to take one down.
+//! The free lists are lock-free. A lock is taken only to make or remove an arena.
 
 mod wait_queue;
 
@@ -32,19 +33,19 @@ use crate::region::page::{HUGE_PAGE, page};
 use crate::registrar::Access;
 use crate::stats::{ClassStats, Use};
 
-/// Slot sizes in bytes. Longer requests get arenas of their own.
+/// Slot sizes in bytes. Longer requests get dedicated arenas.
 const CLASSES: [usize; 5] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
 
-/// What is in use time and again is not to be taken down between.
-const BETWEEN_TRIMS: Duration = Duration::from_secs(1);
+/// Minimum time between two trims, so that memory in regular use stays registered.
+const TRIM_INTERVAL: Duration = Duration::from_secs(1);
 
 /// One registered mapping and its slots.
 #[derive(Debug)]
 pub(crate) struct Arena {
     region: Region,
     slot: usize,
-    /// Slots in use: a hint. What counts is who has the handles.
-    live: AtomicUsize,
+    /// The number of slots in use. Only a hint: the handles decide.
+    in_use: AtomicUsize,
 }
 
 /// A free slot.
@@ -68,41 +69,42 @@ pub(crate) struct Arenas {
     usage: Use,
     budget: usize,
     classes: Vec<Class>,
-    /// Arenas that exist. The lock also serialises growing.
+    /// The arenas of size classes. The lock also serializes growing.
     arenas: Mutex<Slab<Arc<Arena>>>,
     /// Bytes of a new arena of small slots.
-    arena: usize,
-    /// Free arenas of their own, kept registered for the next request of their size until the
-    /// budget needs them: memory is not registered per message (R12), however long.
+    arena_bytes: usize,
+    /// Free dedicated arenas, which stay registered for the next request of their size until the
+    /// budget needs them: memory is never registered per message (R12), however long.
     idle: Mutex<Idle>,
-    /// Arenas have been taken down, and other pools of the process have not been told.
-    freed: AtomicBool,
-    /// Those that wait for a slot: of send memory only.
+    /// Arenas have been removed, and the other pools of the process have not been notified yet.
+    must_notify: AtomicBool,
+    /// The waiters for a slot; for send memory only.
     waiters: WaitQueue<SlotRef>,
-    /// Last, so that the registrar outlives the registrations.
+    /// The last field, so that the registrar outlives the registrations.
     ledger: Arc<Ledger>,
 }
 
-/// Free arenas of their own.
+/// Free dedicated arenas.
 #[derive(Debug, Default)]
 struct Idle {
-    /// With the number of times that idle ones had been taken down when each became idle.
+    /// Each with the value of `trims` when it became idle.
     arenas: Vec<(Handle, u64)>,
+    /// The number of trims so far.
     trims: u64,
-    trimmed: Option<Instant>,
+    last_trim: Option<Instant>,
 }
 
-/// A slot, owned.
+/// An owned slot.
 #[derive(Debug)]
 pub(crate) struct SlotRef {
     ptr: NonNull<u8>,
     len: usize,
     lkey: u32,
-    /// Always there until the slot is dropped.
+    /// `Some` until the slot is dropped.
     handle: Option<Handle>,
-    /// None: an arena of its own.
+    /// `None` for a dedicated arena.
     class: Option<usize>,
-    /// Last, so that they outlive the arena.
+    /// The last field, so that they outlive the arena.
     arenas: Arc<Arenas>,
 }
 
@@ -113,8 +115,8 @@ unsafe impl Sync for SlotRef {}
 
 impl Arenas {
     pub(crate) fn new(usage: Use, budget: usize, ledger: Arc<Ledger>) -> Self {
-        // Send memory is cut into classes that fit its budget at least twice; a connection's
-        // control block always has an arena of its own.
+        // The classes of send memory are those that fit its budget at least twice. The control
+        // block of a connection always gets a dedicated arena.
         let largest = if usage == Use::Send { budget / 2 } else { 0 };
         let class = |slot: &usize| Class {
             slot: *slot,
@@ -127,9 +129,9 @@ impl Arenas {
             budget,
             classes: CLASSES.iter().filter(|slot| **slot <= largest).map(class).collect(),
             arenas: Mutex::new(Slab::new()),
-            arena: (ledger.sizes.send / 8).clamp(CLASSES[0], HUGE_PAGE),
+            arena_bytes: (ledger.sizes.send / 8).clamp(CLASSES[0], HUGE_PAGE),
             idle: Mutex::default(),
-            freed: AtomicBool::new(false),
+            must_notify: AtomicBool::new(false),
             waiters: WaitQueue::default(),
             ledger,
         }
@@ -143,13 +145,13 @@ impl Arenas {
         &self.waiters
     }
 
-    /// Gives those that wait what there is.
+    /// Serves the waiters in their order while there is memory.
     pub(crate) fn serve(self: &Arc<Self>) {
         self.waiters.serve(|len| self.take(len));
     }
 
-    /// Memory has come free.
-    pub(crate) fn freed(self: &Arc<Self>) {
+    /// Serves the waiters, if there are any: memory has come free.
+    pub(crate) fn memory_freed(self: &Arc<Self>) {
         if self.waiters.any_after_free() {
             self.serve();
         }
@@ -173,9 +175,9 @@ impl Arenas {
         self.classes.iter().map(stats).collect()
     }
 
-    /// A slot of at least `len` bytes, if there is one or room for one.
+    /// Takes a slot of at least `len` bytes, or makes an arena for it if the budget allows.
     pub(crate) fn take(self: &Arc<Self>, len: usize) -> Result<SlotRef, PoolError> {
-        // A buffer of no bytes has an address all the same.
+        // A buffer of no bytes needs an address, too.
         let (usage, budget, len) = (self.usage, self.budget, len.max(1));
         if len > budget {
             return Err(PoolError::TooLarge { len, budget, usage });
@@ -186,10 +188,10 @@ impl Arenas {
         }
         let slot = match first {
             Some(first) => self.pop_or_grow(first),
-            None => self.own_arena(len),
+            None => self.take_dedicated(len),
         };
-        // Other pools look when this one has registered what it needs.
-        if self.freed.swap(false, Relaxed) {
+        // Other pools are notified only after this one has registered what it needs.
+        if self.must_notify.swap(false, Relaxed) {
             deregistered();
         }
         slot
@@ -197,25 +199,25 @@ impl Arenas {
 
     fn pop_or_grow(self: &Arc<Self>, first: usize) -> Result<SlotRef, PoolError> {
         let mut arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
-        // Someone may have grown it meanwhile; and while an arena is taken down, under this lock,
-        // lists look emptier than they are.
+        // Another thread may have grown the class in the meantime; and while an arena is removed,
+        // under this lock, its free list lacks slots that are put back.
         if let Some(slot) = self.pop(first) {
             return Ok(slot);
         }
         match self.grow(&mut arenas, first) {
             Ok(slot) => Ok(slot),
-            // Better a larger slot than none.
+            // A larger slot is better than none.
             Err(error) => (first + 1..self.classes.len()).find_map(|c| self.pop(c)).ok_or(error),
         }
     }
 
     fn pop(self: &Arc<Self>, class: usize) -> Option<SlotRef> {
         let handle = self.classes[class].free.pop()?;
-        handle.arena.live.fetch_add(1, Relaxed);
-        Some(self.own(handle, Some(class)))
+        handle.arena.in_use.fetch_add(1, Relaxed);
+        Some(self.slot_ref(handle, Some(class)))
     }
 
-    fn own(self: &Arc<Self>, handle: Handle, class: Option<usize>) -> SlotRef {
+    fn slot_ref(self: &Arc<Self>, handle: Handle, class: Option<usize>) -> SlotRef {
         let Arena { region, slot, .. } = &*handle.arena;
         self.ledger.counters.of(self.usage).fetch_add(*slot, Relaxed);
         if let Some(class) = class {
@@ -223,7 +225,7 @@ impl Arenas {
         }
         SlotRef {
             // SAFETY: index < slots, so the slot lies within the region, which the handle keeps
-            // (R8).
+            // alive (R8).
             ptr: unsafe { region.ptr().add(handle.index * slot) },
             len: *slot,
             lkey: region.lkey(),
@@ -239,44 +241,47 @@ impl Arenas {
         class: usize,
     ) -> Result<SlotRef, PoolError> {
         let slot = self.classes[class].slot;
-        // Whole slots and whole pages; both are powers of two.
+        // Whole slots and whole pages; both sizes are powers of two.
         let unit = slot.max(page());
-        let bytes = (self.arena - self.arena % unit).max(unit);
-        let arena = match self.make(arenas, bytes, slot) {
-            Err(PoolError::Exhausted { .. }) if bytes > unit => self.make(arenas, unit, slot)?,
+        let bytes = (self.arena_bytes - self.arena_bytes % unit).max(unit);
+        let arena = match self.map_arena(arenas, bytes, slot) {
+            Err(PoolError::Exhausted { .. }) if bytes > unit => {
+                self.map_arena(arenas, unit, slot)?
+            }
             made => made?,
         };
         let slots = arena.region.len() / slot;
         self.classes[class].slots.fetch_add(slots, Relaxed);
         arenas.insert(arena.clone());
-        // The first is for the caller.
-        arena.live.fetch_add(1, Relaxed);
+        // The caller gets the first slot.
+        arena.in_use.fetch_add(1, Relaxed);
         for index in 1..slots {
             self.classes[class].free.push(Handle { arena: arena.clone(), index });
         }
-        Ok(self.own(Handle { arena, index: 0 }, Some(class)))
+        Ok(self.slot_ref(Handle { arena, index: 0 }, Some(class)))
     }
 
-    fn own_arena(self: &Arc<Self>, len: usize) -> Result<SlotRef, PoolError> {
+    fn take_dedicated(self: &Arc<Self>, len: usize) -> Result<SlotRef, PoolError> {
         let (budget, usage) = (self.budget, self.usage);
         let bytes = len.checked_next_multiple_of(page()).ok_or(PoolError::TooLarge {
             len,
             budget,
             usage,
         })?;
-        // A connection keeps its block for long, and is to have no more than it asked for.
+        // A connection keeps its control block for its whole life, so it gets no more than it
+        // needs.
         let fits = |idle| {
             if usage == Use::Control { idle == bytes } else { idle >= bytes && idle / 2 < bytes }
         };
         if let Some(handle) = self.take_idle(fits) {
-            return Ok(self.own(handle, None));
+            return Ok(self.slot_ref(handle, None));
         }
         let mut arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
-        let arena = self.make(&mut arenas, bytes, bytes)?;
-        Ok(self.own(Handle { arena, index: 0 }, None))
+        let arena = self.map_arena(&mut arenas, bytes, bytes)?;
+        Ok(self.slot_ref(Handle { arena, index: 0 }, None))
     }
 
-    /// The shortest idle arena of its own whose length is wanted.
+    /// Takes the shortest idle arena whose length is `wanted`.
     fn take_idle(&self, wanted: impl Fn(usize) -> bool) -> Option<Handle> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let fitting = idle.arenas.iter().enumerate().map(|(at, (h, _))| (at, h.arena.region.len()));
@@ -284,44 +289,45 @@ impl Arenas {
         Some(idle.arenas.swap_remove(at).0)
     }
 
-    /// Ends arenas of their own: those that have been idle since the last time, at most every
-    /// [`BETWEEN_TRIMS`]; without a clock all that are idle.
+    /// Removes the dedicated arenas that have been idle since the last trim, at most once in a
+    /// [`TRIM_INTERVAL`]. If `now` is `None`, removes all idle ones.
     pub(crate) fn trim(&self, now: Option<Instant>) {
-        // Nobody looks for budget meanwhile, and finds neither an idle arena nor what it takes.
+        // Held so that no other thread finds the idle arenas gone and their bytes not yet returned.
         let arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
         let old = {
             let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-            if let (Some(now), Some(last)) = (now, idle.trimmed)
-                && now.saturating_duration_since(last) < BETWEEN_TRIMS
+            if let (Some(now), Some(last)) = (now, idle.last_trim)
+                && now.saturating_duration_since(last) < TRIM_INTERVAL
             {
                 return;
             }
-            (idle.trimmed, idle.trims) = (now.or(idle.trimmed), idle.trims + 1);
+            (idle.last_trim, idle.trims) = (now.or(idle.last_trim), idle.trims + 1);
             let trims = idle.trims;
             let is_old = |(_, since): &(Handle, u64)| now.is_none() || since + 1 < trims;
             let (old, young) = idle.arenas.drain(..).partition::<Vec<_>, _>(is_old);
             idle.arenas = young;
             old
         };
-        old.into_iter().for_each(|(handle, _)| self.end(handle));
+        old.into_iter().for_each(|(handle, _)| self.remove_dedicated(handle));
         drop(arenas);
-        if self.freed.swap(false, Relaxed) {
+        if self.must_notify.swap(false, Relaxed) {
             deregistered();
         }
     }
 
-    /// Ends an arena of its own: deregistered and unmapped before the budget says so.
-    fn end(&self, handle: Handle) {
+    /// Removes a dedicated arena. It is deregistered and unmapped before the budget gets its bytes
+    /// back.
+    fn remove_dedicated(&self, handle: Handle) {
         let region = &handle.arena.region;
         self.ledger.index.remove(region);
         let bytes = region.len();
         drop(handle);
-        self.ledger.budgets.give(self.usage, bytes);
-        self.freed.store(true, Relaxed);
+        self.ledger.budgets.release(self.usage, bytes);
+        self.must_notify.store(true, Relaxed);
     }
 
-    /// Maps and registers an arena; takes idle ones down if the budget needs it.
-    fn make(
+    /// Maps and registers an arena. Removes idle arenas if the budget needs their bytes.
+    fn map_arena(
         &self,
         arenas: &mut Slab<Arc<Arena>>,
         bytes: usize,
@@ -342,41 +348,41 @@ impl Arenas {
         match made {
             Ok(region) => {
                 self.ledger.region_registered(&region);
-                Ok(Arc::new(Arena { region, slot, live: AtomicUsize::new(0) }))
+                Ok(Arc::new(Arena { region, slot, in_use: AtomicUsize::new(0) }))
             }
             Err(error) => {
-                self.ledger.budgets.give(self.usage, bytes);
+                self.ledger.budgets.release(self.usage, bytes);
                 Err(error)
             }
         }
     }
 
-    /// Takes `bytes` of the budget. Takes idle arenas down for it, but only if that is enough.
+    /// Takes `bytes` of the budget. Removes idle arenas for it, but only if that frees enough.
     fn take_budget(&self, arenas: &mut Slab<Arc<Arena>>, bytes: usize) -> bool {
         while !self.ledger.budgets.take(self.usage, bytes, self.budget) {
             if let Some(handle) = self.take_idle(|_| true) {
-                self.end(handle);
+                self.remove_dedicated(handle);
                 continue;
             }
             let idle: Vec<usize> = arenas
                 .iter()
-                .filter(|(_, a)| a.live.load(Relaxed) == 0)
+                .filter(|(_, a)| a.in_use.load(Relaxed) == 0)
                 .map(|(key, _)| key)
                 .collect();
             let bound =
                 idle.iter().filter_map(|key| arenas.get(*key)).map(|a| a.region.len()).sum();
-            let held = self.ledger.budgets.used(self.usage).saturating_sub(bound);
-            let enough = held.saturating_add(bytes) <= self.budget;
-            // Someone may take a slot of one first: then the next, or none.
-            if !(enough && idle.into_iter().any(|key| self.take_down(arenas, key))) {
+            let in_use = self.ledger.budgets.used(self.usage).saturating_sub(bound);
+            let enough = in_use.saturating_add(bytes) <= self.budget;
+            // Another thread may take a slot of an arena first: then the next one is tried.
+            if !(enough && idle.into_iter().any(|key| self.remove_arena(arenas, key))) {
                 return self.ledger.budgets.take(self.usage, bytes, self.budget);
             }
         }
         true
     }
 
-    /// Takes down an arena, if all its slots are free.
-    fn take_down(&self, arenas: &mut Slab<Arc<Arena>>, key: usize) -> bool {
+    /// Removes an arena if all its slots are free.
+    fn remove_arena(&self, arenas: &mut Slab<Arc<Arena>>, key: usize) -> bool {
         let Some(arena) = arenas.get(key).cloned() else {
             return false;
         };
@@ -396,11 +402,11 @@ impl Arenas {
         class.slots.fetch_sub(total, Relaxed);
         self.ledger.index.remove(&arena.region);
         let bytes = arena.region.len();
-        // Every handle is here, so these are the last references: deregistered and unmapped before
-        // the budget says so.
+        // All handles are here, so these are the last references: the arena is deregistered and
+        // unmapped before the budget gets its bytes back.
         drop((mine, arenas.remove(key), arena));
-        self.ledger.budgets.give(self.usage, bytes);
-        self.freed.store(true, Relaxed);
+        self.ledger.budgets.release(self.usage, bytes);
+        self.must_notify.store(true, Relaxed);
         true
     }
 }
@@ -429,8 +435,8 @@ impl Drop for SlotRef {
         match self.class.and_then(|class| arenas.classes.get(class)) {
             Some(class) => {
                 class.in_use.fetch_sub(1, Relaxed);
-                handle.arena.live.fetch_sub(1, Relaxed);
-                // Moved, not cloned: whoever has all handles of an arena has it alone.
+                handle.arena.in_use.fetch_sub(1, Relaxed);
+                // Moved, not cloned, so that holding all handles of an arena means owning it.
                 class.free.push(handle);
             }
             None => {
@@ -440,12 +446,12 @@ impl Drop for SlotRef {
             }
         }
         if arenas.usage == Use::Send {
-            arenas.freed();
+            arenas.memory_freed();
         }
     }
 }
 
-/// Every slot is free by now: each holds the arenas.
+/// All slots are free by now, since each holds a reference to the arenas.
 impl Drop for Arenas {
     fn drop(&mut self) {
         for class in &self.classes {
@@ -456,11 +462,11 @@ impl Drop for Arenas {
             self.ledger.index.remove(&arena.region);
             let bytes = arena.region.len();
             drop(arena);
-            self.ledger.budgets.give(self.usage, bytes);
+            self.ledger.budgets.release(self.usage, bytes);
         }
         let idle = self.idle.get_mut().unwrap_or_else(PoisonError::into_inner);
         let handles = std::mem::take(&mut idle.arenas);
-        handles.into_iter().for_each(|(handle, _)| self.end(handle));
+        handles.into_iter().for_each(|(handle, _)| self.remove_dedicated(handle));
         deregistered();
     }
 }

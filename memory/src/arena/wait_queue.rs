@@ -1,10 +1,10 @@
-//! Waiters for memory, served in the order in which they came.
+//! A queue of waiters for memory, which are served in their order.
 //!
 //! | a waiter is | when |
 //! |---|---|
-//! | queued | there was no memory, or others waited before it |
-//! | served | memory came free; the queue holds it for the waiter, which has been woken |
-//! | gone | it took the memory, or gave up: then memory that was held for it goes to the next |
+//! | queued | there was no memory, or others were waiting |
+//! | served | memory has come free; the queue holds it for the waiter, which has been woken |
+//! | gone | it has taken the memory, or was dropped; memory held for it goes to the next waiter |
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,7 +13,7 @@ use std::task::Waker;
 use crate::error::PoolError;
 use crate::ledger::WaiterCount;
 
-/// What a waiter is given.
+/// What a waiter receives.
 pub(crate) type Served<T> = Result<T, PoolError>;
 
 #[derive(Debug)]
@@ -30,10 +30,10 @@ struct Queue<T> {
     waiters: VecDeque<Waiter<T>>,
 }
 
-/// The queue, and a count of it that is read without the lock.
+/// The queue, with a count of its waiters that is read without the lock.
 #[derive(Debug)]
 pub(crate) struct WaitQueue<T> {
-    /// Those that have not been served.
+    /// The number of waiters that have not been served.
     unserved: WaiterCount,
     queue: Mutex<Queue<T>>,
 }
@@ -50,18 +50,18 @@ impl<T> WaitQueue<T> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether anyone waits: whoever comes now comes after them.
+    /// Whether there are waiters, behind which a new request has to queue.
     pub(crate) fn any(&self) -> bool {
         self.unserved.count() > 0
     }
 
-    /// Whether anyone waits for memory that has just been made free.
+    /// Whether anyone waits for memory that the caller has just freed.
     pub(crate) fn any_after_free(&self) -> bool {
         self.unserved.any_after_free()
     }
 
-    /// Joins the end of the queue. Memory may have come free just before: the caller must
-    /// [serve](Self::serve) once more.
+    /// Adds a waiter at the end and returns its id. Memory may have come free just before, so the
+    /// caller must call [`serve`](Self::serve) once.
     pub(crate) fn join(&self, len: usize, waker: Waker) -> u64 {
         let mut queue = self.lock();
         let id = queue.next_id;
@@ -71,7 +71,7 @@ impl<T> WaitQueue<T> {
         id
     }
 
-    /// Gives the waiters memory in their order, and wakes them, until `take` has none.
+    /// Serves and wakes the waiters in their order, until `take` has no more memory.
     pub(crate) fn serve(&self, take: impl Fn(usize) -> Served<T>) {
         let mut wakes = Vec::new();
         {
@@ -93,13 +93,13 @@ impl<T> WaitQueue<T> {
         wakes.into_iter().for_each(Waker::wake);
     }
 
-    /// Replaces the waker of a waiter. Returns false if it has been served.
+    /// Replaces the waker of a waiter. Returns false if the waiter has been served.
     pub(crate) fn set_waker(&self, id: u64, waker: &Waker) -> bool {
         let mut queue = self.lock();
         let unserved = queue.waiters.iter_mut().find(|w| w.id == id && w.served.is_none());
         let Some(waiter) = unserved else { return false };
         let old = std::mem::replace(&mut waiter.waker, waker.clone());
-        // Dropped without the lock: that may drop a task, and what it owns.
+        // Dropped outside the lock: dropping a waker may drop a task and all that the task owns.
         drop(queue);
         drop(old);
         true
@@ -110,7 +110,7 @@ impl<T> WaitQueue<T> {
         self.lock().waiters.iter().any(|w| w.id == id && w.served.is_some())
     }
 
-    /// Leaves the queue. Returns what was held for the waiter, if it has been served.
+    /// Removes a waiter. Returns what the queue held for it, if it has been served.
     pub(crate) fn leave(&self, id: u64) -> Option<Served<T>> {
         let mut queue = self.lock();
         let at = queue.waiters.iter().position(|w| w.id == id)?;

@@ -1,4 +1,4 @@
-//! Waiting for send memory.
+//! Allocation of send memory, with and without waiting.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -9,7 +9,7 @@ use super::pinned::PinnedBuf;
 use crate::arena::Arenas;
 use crate::error::PoolError;
 
-/// A buffer of `len` bytes, if there is memory now and nobody waits for some.
+/// Allocates `len` bytes, if there is memory now and nobody waits for some.
 pub(crate) fn try_alloc(arenas: &Arc<Arenas>, len: usize) -> Result<PinnedBuf, PoolError> {
     let (budget, usage) = (arenas.budget(), arenas.usage());
     if len > budget {
@@ -23,14 +23,15 @@ pub(crate) fn try_alloc(arenas: &Arc<Arenas>, len: usize) -> Result<PinnedBuf, P
 
 /// The future of [`Pool::alloc`](crate::Pool::alloc).
 ///
-/// Cancel safe: dropping it gives up its place, and passes memory that it had been given to the
-/// next.
+/// # Cancel safety
+/// Dropping it gives up its place in the queue. Memory that was already assigned to it goes to the
+/// next waiter.
 #[derive(Debug)]
 #[must_use = "futures do nothing unless polled"]
 pub struct Alloc {
     arenas: Arc<Arenas>,
     len: usize,
-    /// Its place in the queue.
+    /// The id of its waiter, while it is in the queue.
     id: Option<u64>,
 }
 
@@ -64,7 +65,7 @@ impl Future for Alloc {
         let id = waiters.join(this.len, cx.waker().clone());
         this.id = Some(id);
         this.arenas.count_wait();
-        // Memory may have come free before the place was taken.
+        // Memory may have come free before the waiter was in the queue.
         this.arenas.serve();
         if waiters.is_served(id) { self.poll(cx) } else { Poll::Pending }
     }
@@ -73,10 +74,10 @@ impl Future for Alloc {
 impl Drop for Alloc {
     fn drop(&mut self) {
         if let Some(id) = self.id.take() {
-            // A buffer that it held is dropped outside the lock, which serves the next; if it held
-            // none, it may have stood in the way of one that needs less.
+            // A slot that was held for it is dropped outside the lock, which serves the next
+            // waiter. If none was, it may have blocked a waiter behind it that needs less.
             drop(self.arenas.waiters().leave(id));
-            self.arenas.freed();
+            self.arenas.memory_freed();
         }
     }
 }

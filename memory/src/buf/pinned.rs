@@ -1,4 +1,4 @@
-//! Buffers in pinned memory.
+//! Buffers and bytes in pinned memory.
 
 use std::io::{self, Read};
 use std::mem::MaybeUninit;
@@ -10,13 +10,13 @@ use bytes::{Buf, BufMut, Bytes};
 use crate::arena::SlotRef;
 use crate::copy::copy;
 
-/// A uniquely owned buffer in registered memory: fill it, then [`freeze`](PinnedBuf::freeze) it and
-/// send it.
+/// A uniquely owned buffer in registered memory: fill it, [`freeze`](PinnedBuf::freeze) it and send
+/// it without a copy.
 ///
-/// It starts empty, grows as it is filled up to its [`capacity`](PinnedBuf::capacity), and never
-/// moves. Fill it through [`BufMut`] (so with tokio's `read_buf`, too),
+/// It starts empty, grows up to its [`capacity`](PinnedBuf::capacity) as it is filled, and never
+/// moves. Fill it through [`BufMut`] (for example with tokio's `read_buf`),
 /// [`fill_from`](PinnedBuf::fill_from) or [`resize_zeroed`](PinnedBuf::resize_zeroed). It stays
-/// valid when the pool and everything else is gone.
+/// valid when the pool is dropped.
 ///
 /// ```
 /// use bytes::BufMut;
@@ -33,9 +33,9 @@ use crate::copy::copy;
 #[derive(Debug)]
 pub struct PinnedBuf {
     slot: SlotRef,
-    /// Bytes that were asked for.
+    /// The requested length in bytes.
     capacity: usize,
-    /// Bytes that are filled, so initialized.
+    /// Bytes that are filled, and so initialized.
     len: usize,
 }
 
@@ -45,12 +45,12 @@ impl PinnedBuf {
         PinnedBuf { slot, capacity, len: 0 }
     }
 
-    /// Bytes that it can hold: as many as were asked for.
+    /// The number of bytes that it can hold: as many as were requested.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Bytes filled.
+    /// The number of bytes filled.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -60,7 +60,7 @@ impl PinnedBuf {
         self.len == 0
     }
 
-    /// Forgets what was filled.
+    /// Sets the number of bytes filled to 0.
     pub fn clear(&mut self) {
         self.len = 0;
     }
@@ -70,7 +70,7 @@ impl PinnedBuf {
         self.len = self.len.min(len);
     }
 
-    /// Grows with zeros, or shrinks, to `len` bytes; to the capacity, if that is less.
+    /// Grows with zeros, or shrinks, to `len` bytes or to the capacity if that is less.
     pub fn resize_zeroed(&mut self, len: usize) {
         let len = len.min(self.capacity);
         if len > self.len {
@@ -80,15 +80,15 @@ impl PinnedBuf {
         self.len = len;
     }
 
-    /// The filled part, writable.
+    /// The filled part, mutable.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: the first `len` bytes are initialized and owned by this value alone (R8).
         unsafe { std::slice::from_raw_parts_mut(self.slot.ptr().as_ptr(), self.len) }
     }
 
-    /// Reads until the buffer is full or the reader has no more. Returns the bytes read. The reader
-    /// is lent memory that holds whatever it held before, and is trusted to say how much of it it
-    /// has filled. For a tokio reader use its `read_buf`, which takes any [`BufMut`]:
+    /// Reads until the buffer is full or the reader is at its end. Returns the number of bytes
+    /// read. The reader is lent memory with old contents, and is trusted to report correctly how
+    /// much it has filled. For a tokio reader use its `read_buf`, which takes any [`BufMut`]:
     ///
     /// ```
     /// use bytes::BufMut;
@@ -112,12 +112,12 @@ impl PinnedBuf {
     /// ```
     ///
     /// # Errors
-    /// Those of the reader, `Interrupted` apart; what was read before stays.
+    /// Those of the reader, except `Interrupted`. Bytes read before the error stay in the buffer.
     pub fn fill_from(&mut self, reader: &mut impl Read) -> io::Result<usize> {
         let start = self.len;
         let mut filled = start;
         let result = loop {
-            let rest = self.room(filled);
+            let rest = self.unfilled(filled);
             if rest.is_empty() {
                 break Ok(());
             }
@@ -132,11 +132,11 @@ impl PinnedBuf {
         result.map(|()| filled - start)
     }
 
-    /// What of the capacity lies behind the first `from` bytes: whatever the memory held before.
-    fn room(&mut self, from: usize) -> &mut [u8] {
+    /// The part of the capacity behind the first `from` bytes, with its old contents.
+    fn unfilled(&mut self, from: usize) -> &mut [u8] {
         let len = self.capacity.saturating_sub(from);
         // SAFETY: from .. from + len lies within the slot, which this value owns (R8). All of it is
-        // initialized: a slot is a part of a mapping, which is zeroed when it is made (`Mapping`),
+        // initialized: a slot is part of a mapping, which is zeroed when it is made (`Mapping`),
         // and nothing makes memory uninitialized again.
         unsafe {
             std::slice::from_raw_parts_mut(self.slot.ptr().as_ptr().add(self.capacity - len), len)
@@ -148,13 +148,13 @@ impl PinnedBuf {
         self.slot.lkey()
     }
 
-    /// The address of its first byte.
+    /// The address of the first byte.
     pub fn addr(&self) -> u64 {
         self.slot.ptr().addr().get() as u64
     }
 
-    /// The filled part as [`Bytes`]. The memory returns to the pool when the last clone and slice
-    /// of it is dropped.
+    /// Returns the filled part as [`Bytes`]. The memory returns to the pool when its last clone or
+    /// slice is dropped.
     pub fn freeze(self) -> Bytes {
         if self.is_empty() { Bytes::new() } else { Bytes::from_owner(self) }
     }
@@ -180,7 +180,7 @@ impl DerefMut for PinnedBuf {
     }
 }
 
-// SAFETY: chunk_mut gives the unfilled rest of an owned slot, advance_mut grows only within the
+// SAFETY: chunk_mut gives the unfilled rest of an owned slot, and advance_mut never exceeds the
 // capacity (R8).
 unsafe impl BufMut for PinnedBuf {
     fn remaining_mut(&self) -> usize {
@@ -198,8 +198,8 @@ unsafe impl BufMut for PinnedBuf {
 
     fn chunk_mut(&mut self) -> &mut UninitSlice {
         let rest = self.remaining_mut();
-        // SAFETY: len..capacity lies within the slot, which this value owns (R8); it is handed out
-        // as uninitialized.
+        // SAFETY: len..capacity lies within the slot, which this value owns (R8). It is treated as
+        // uninitialized.
         let slice = unsafe {
             let start = self.slot.ptr().as_ptr().add(self.len).cast::<MaybeUninit<u8>>();
             std::slice::from_raw_parts_mut(start, rest)
@@ -218,8 +218,8 @@ unsafe impl BufMut for PinnedBuf {
     fn put_slice(&mut self, src: &[u8]) {
         let len = src.len();
         assert!(len <= self.remaining_mut(), "{len} bytes into {} left", self.remaining_mut());
-        // SAFETY: the rest of the slot has room for them, as checked, and this value owns it (R8):
-        // nothing that is borrowed lies there.
+        // SAFETY: the rest of the slot has room, as checked above, and this value owns it (R8), so
+        // that nothing borrowed overlaps it.
         unsafe {
             copy(src.as_ptr(), self.chunk_mut().as_mut_ptr(), len);
             self.advance_mut(len);
@@ -227,8 +227,7 @@ unsafe impl BufMut for PinnedBuf {
     }
 }
 
-/// Pool memory that a device may read: a slice of frozen [`Bytes`], with its key. Keeps the memory
-/// alive.
+/// Bytes in pool memory, with the key by which the device reads them. Keeps the memory alive.
 #[derive(Clone, Debug)]
 pub struct PinnedBytes {
     bytes: Bytes,
@@ -246,36 +245,39 @@ impl PinnedBytes {
         self.lkey
     }
 
-    /// The virtual address of the first byte, for whoever copies.
+    /// The virtual address of the first byte.
     pub fn addr(&self) -> u64 {
         self.bytes.as_ptr().addr() as u64
     }
 
-    /// The address of the first byte for the device, with the [local key](PinnedBytes::lkey).
-    /// Another one than [`addr`](PinnedBytes::addr) for what has landed.
+    /// The address of the first byte in work requests, with the [local key](PinnedBytes::lkey). For
+    /// landed bytes it differs from [`addr`](PinnedBytes::addr).
     pub fn iova(&self) -> u64 {
         self.iova
     }
 
-    /// Bytes.
+    /// The number of bytes.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// A part of it. Panics, as slicing does, when the range reaches past the end.
+    /// A part of the bytes.
+    ///
+    /// # Panics
+    /// If the range reaches past the end.
     pub fn slice(&self, range: impl std::ops::RangeBounds<usize>) -> Self {
         let bytes = self.bytes.slice(range);
-        // An empty slice may point anywhere; nobody reads there.
+        // An empty slice may point anywhere; nobody reads from it.
         let by = bytes.as_ptr().addr().wrapping_sub(self.bytes.as_ptr().addr()) as u64;
         PinnedBytes { bytes, lkey: self.lkey, iova: self.iova.wrapping_add(by) }
     }
 
-    /// The bytes.
+    /// Returns the bytes without the key.
     pub fn into_bytes(self) -> Bytes {
         self.bytes
     }

@@ -1,24 +1,24 @@
-//! A buffer to encode into that leaves large `Bytes` where they lie.
+//! An encoding buffer that does not copy large `Bytes`.
 
 use std::collections::VecDeque;
 
 use bytes::buf::UninitSlice;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-/// A `Bytes` that belongs into an encoded message.
+/// A part of an encoded message that was not copied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// In front of it stand this many of the bytes that were copied.
+    /// The number of copied bytes in front of it.
     pub at: usize,
-    /// The bytes, as they were put.
+    /// The bytes.
     pub bytes: Bytes,
-    /// They came as a buffer, as protobuf's `bytes` fields do, and not as a slice, as its strings
-    /// do.
+    /// Whether they were put as a buffer, like protobuf's `bytes` fields, and not as a slice, like
+    /// its strings.
     pub is_buf: bool,
 }
 
-/// A [`BufMut`] that copies small things to one buffer, and keeps what is put as `Bytes` of some
-/// length as segments.
+/// A [`BufMut`] that copies short values to one buffer, and collects long ones as segments. `Bytes`
+/// become segments without being copied.
 ///
 /// ```
 /// use bytes::{BufMut, Bytes, BytesMut};
@@ -40,57 +40,62 @@ pub struct Segment {
 pub struct SegmentBuf<'a> {
     copied: &'a mut BytesMut,
     segments: &'a mut VecDeque<Segment>,
-    keep: usize,
-    /// Bytes of segments.
-    kept: usize,
-    /// Those of them that had to be copied to become segments.
-    moved: usize,
+    /// Minimum length of a segment.
+    min_segment: usize,
+    /// Bytes of all segments.
+    segment_bytes: usize,
+    /// Bytes of the segments that had to be copied.
+    copied_bytes: usize,
 }
 
 impl<'a> SegmentBuf<'a> {
-    /// Copies to `copied`, which is empty, and appends what has at least `keep` bytes to
-    /// `segments`.
-    pub fn new(copied: &'a mut BytesMut, segments: &'a mut VecDeque<Segment>, keep: usize) -> Self {
-        SegmentBuf { copied, segments, keep, kept: 0, moved: 0 }
+    /// Copies to `copied`, which must be empty, and appends values of at least `min_segment` bytes
+    /// to `segments`.
+    pub fn new(
+        copied: &'a mut BytesMut,
+        segments: &'a mut VecDeque<Segment>,
+        min_segment: usize,
+    ) -> Self {
+        SegmentBuf { copied, segments, min_segment, segment_bytes: 0, copied_bytes: 0 }
     }
 
-    /// Bytes put.
+    /// The number of bytes put so far.
     pub fn len(&self) -> usize {
-        self.copied.len() + self.kept
+        self.copied.len() + self.segment_bytes
     }
 
-    /// Whether nothing was put.
+    /// Whether nothing has been put.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Bytes of segments.
-    pub fn kept(&self) -> usize {
-        self.kept
+    /// Bytes of all segments.
+    pub fn segment_bytes(&self) -> usize {
+        self.segment_bytes
     }
 
-    /// Bytes of segments that were copied because they were not put as `Bytes`: a long string or
-    /// `Vec<u8>`.
-    pub fn moved(&self) -> usize {
-        self.moved
+    /// Bytes of the segments that were copied because they were not put as `Bytes`, such as a long
+    /// string or `Vec<u8>`.
+    pub fn copied_bytes(&self) -> usize {
+        self.copied_bytes
     }
 
-    fn keep(&mut self, bytes: Bytes, is_buf: bool) {
-        self.kept += bytes.len();
+    fn push_segment(&mut self, bytes: Bytes, is_buf: bool) {
+        self.segment_bytes += bytes.len();
         self.segments.push_back(Segment { at: self.copied.len(), bytes, is_buf });
     }
 }
 
-// SAFETY: chunk_mut, advance_mut and remaining_mut are those of the BytesMut inside, unchanged, and
-// nothing else here moves or shrinks it between a chunk_mut and its advance_mut.
+// SAFETY: chunk_mut, advance_mut and remaining_mut are those of the BytesMut inside, and nothing
+// else here moves or shrinks it between a chunk_mut and its advance_mut.
 unsafe impl BufMut for SegmentBuf<'_> {
     fn remaining_mut(&self) -> usize {
         self.copied.remaining_mut()
     }
 
     unsafe fn advance_mut(&mut self, count: usize) {
-        // SAFETY: the caller has initialized `count` bytes of what chunk_mut gave, which was the
-        // inner buffer's.
+        // SAFETY: the caller has initialized `count` bytes of what chunk_mut returned, which
+        // belongs to the inner buffer.
         unsafe { self.copied.advance_mut(count) };
     }
 
@@ -100,23 +105,23 @@ unsafe impl BufMut for SegmentBuf<'_> {
 
     fn put<T: Buf>(&mut self, mut src: T) {
         let len = src.remaining();
-        if len < self.keep {
+        if len < self.min_segment {
             return self.copied.put(src);
         }
         let at = src.chunk().as_ptr();
         let bytes = src.copy_to_bytes(len);
         if bytes.as_ptr() != at {
-            self.moved += len;
+            self.copied_bytes += len;
         }
-        self.keep(bytes, true);
+        self.push_segment(bytes, true);
     }
 
     fn put_slice(&mut self, src: &[u8]) {
-        if src.len() < self.keep {
+        if src.len() < self.min_segment {
             return self.copied.put_slice(src);
         }
-        self.moved += src.len();
-        self.keep(crate::copy::to_vec(src).into(), false);
+        self.copied_bytes += src.len();
+        self.push_segment(crate::copy::to_vec(src).into(), false);
     }
 }
 
@@ -136,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_put_comes_back_in_order() {
+    fn copied_bytes_and_segments_keep_their_order() {
         let (mut copied, mut segments) = (BytesMut::new(), VecDeque::new());
         let mut buf = SegmentBuf::new(&mut copied, &mut segments, 4);
         assert!(buf.is_empty());
@@ -147,7 +152,7 @@ mod tests {
         buf.put(&b"fourth"[..]);
         buf.put_bytes(b'x', 9);
         buf.put(Bytes::new());
-        assert_eq!((buf.len(), buf.kept(), buf.moved()), (29, 16, 11));
+        assert_eq!((buf.len(), buf.segment_bytes(), buf.copied_bytes()), (29, 16, 11));
         assert_eq!(joined(&copied, &segments), b"first2nd/thirdfourthxxxxxxxxx");
         let is_buf: Vec<bool> = segments.iter().map(|segment| segment.is_buf).collect();
         assert_eq!(is_buf, [true, false, true]);

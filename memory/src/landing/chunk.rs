@@ -1,19 +1,19 @@
-//! Chunks of landing memory, and pieces of them.
+//! Chunks of landing memory, and the pieces that are cut from them.
 //!
-//! A chunk is a region of its own, mapped and registered for one lease to one connection's account:
-//! a key that an earlier peer had is worth nothing, and nothing that an earlier peer sent can be
-//! read (R12). Its address is random, so that a peer of another connection who has the key does not
-//! find it (`random_address`). Pieces are cut from it in granules of 4 KiB:
+//! A chunk is a region of its own, which is mapped and registered for one lease to one connection.
+//! So a key that an earlier peer knew no longer works, and no data of an earlier peer can be read
+//! (R12). Its address is random, so that a peer of another connection that learns the key does not
+//! find it (`region::random_address`). Pieces are runs of granules of 4 KiB:
 //!
-//! | from | to | by |
+//! | a granule goes from | to | by |
 //! |---|---|---|
-//! | free | granted | [`Landing::alloc`](crate::Landing::alloc): only the account's owner takes |
+//! | free | granted | [`Landing::alloc`](crate::Landing::alloc), which only the owner of the allocator calls |
 //! | granted | filled | [`LandingBuf::filled_from`], after DONE: the granules that were written, and those in front of them |
-//! | granted | free | the same: those behind |
-//! | granted | free | drop of the [`LandingBuf`], after ABORT or with the queue pair gone (R9) |
+//! | granted | free | [`LandingBuf::filled_from`], after DONE: the granules behind those |
+//! | granted | free | drop of the [`LandingBuf`], after ABORT or when the queue pair is destroyed (R9) |
 //! | filled | free | drop of the last [`Landed`] or `Bytes` over it, by anyone, on any thread |
 //!
-//! A granule's bit in the chunk's map is set from granted until free.
+//! The bit of a granule in the chunk's bitmap is set while it is granted or filled.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -34,47 +34,47 @@ use crate::stats::Use;
 /// Bytes of a granule.
 pub(crate) const GRANULE: usize = 4096;
 
-/// A part of the landing budget. Gives it back, and tells those that wait.
+/// A part of the landing budget. Dropping it returns the part and wakes the waiters.
 #[derive(Debug)]
 pub(crate) struct Lease {
     len: usize,
-    account: Arc<LandingWaiter>,
+    waiter: Arc<LandingWaiter>,
     ledger: Arc<Ledger>,
 }
 
 impl Lease {
-    /// As much of `most` bytes as the budget has, if it is `least` or more.
+    /// Takes up to `max` bytes of the budget; `None` if it has fewer than `min`.
     pub(crate) fn take(
         ledger: &Arc<Ledger>,
-        account: &Arc<LandingWaiter>,
-        most: usize,
-        least: usize,
+        waiter: &Arc<LandingWaiter>,
+        max: usize,
+        min: usize,
     ) -> Option<Self> {
         let (unit, budget) = (page(), ledger.landing_budget());
-        let len = ledger.budgets.take_some(Use::Landing, most, least, unit, budget)?;
-        Some(Lease { len, account: account.clone(), ledger: ledger.clone() })
+        let len = ledger.budgets.take_some(Use::Landing, max, min, unit, budget)?;
+        Some(Lease { len, waiter: waiter.clone(), ledger: ledger.clone() })
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.ledger.budgets.give(Use::Landing, self.len);
+        self.ledger.budgets.release(Use::Landing, self.len);
         self.ledger.landing_waiters().budget_freed();
         deregistered();
     }
 }
 
-/// A leased region and the map of its granules.
+/// A leased region and the bitmap of its granules.
 #[derive(Debug)]
 pub(crate) struct Chunk {
-    /// Dropped before the lease: deregistered and unmapped before the budget says so.
+    /// Dropped before the lease: deregistered and unmapped before the budget gets its bytes back.
     region: Region,
     lease: Lease,
-    pub(crate) granules: ChunkBitmap,
-    /// Of `granules`, those that a peer may write to.
+    pub(crate) bitmap: ChunkBitmap,
+    /// The number of granules that a peer may write to.
     granted: AtomicUsize,
-    /// It is to go back as soon as it is free: see [`share`](crate::share).
-    leaving: AtomicBool,
+    /// The chunk is to be returned as soon as it is free: see [`share`](super::share).
+    reclaiming: AtomicBool,
 }
 
 impl Chunk {
@@ -96,33 +96,33 @@ impl Chunk {
         };
         let region = Region::new(mapping, file, &*ledger.registrar, Access::RemoteWrite)?;
         ledger.region_registered(&region);
-        let granules = ChunkBitmap::new(len / GRANULE);
+        let bitmap = ChunkBitmap::new(len / GRANULE);
         Ok(Chunk {
             region,
-            granules,
+            bitmap,
             lease,
             granted: AtomicUsize::new(0),
-            leaving: AtomicBool::new(false),
+            reclaiming: AtomicBool::new(false),
         })
     }
 
-    /// Bytes.
+    /// The length in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.lease.len
     }
 
-    /// ChunkBitmap that a peer may write to.
+    /// The number of granules that a peer may write to.
     pub(crate) fn granted(&self) -> usize {
         self.granted.load(Relaxed)
     }
 
-    pub(crate) fn is_leaving(&self) -> bool {
-        self.leaving.load(SeqCst)
+    pub(crate) fn is_reclaiming(&self) -> bool {
+        self.reclaiming.load(SeqCst)
     }
 
-    /// For the owner of the account.
-    pub(crate) fn set_leaving(&self, leaving: bool) {
-        self.leaving.store(leaving, SeqCst);
+    /// For the owner of the allocator only.
+    pub(crate) fn set_reclaiming(&self, reclaiming: bool) {
+        self.reclaiming.store(reclaiming, SeqCst);
     }
 }
 
@@ -132,17 +132,17 @@ impl Drop for Chunk {
     }
 }
 
-/// A piece of landing memory that has been granted, or is about to be: a peer may write to it,
+/// A piece of landing memory that has been granted, or is about to be: a peer may write to it, and
 /// nobody may read it.
 ///
-/// Drop it only when nothing can write to it any more: after ABORT, or when the queue pair has been
-/// destroyed (R9).
+/// Drop it only when nothing can write to it any longer: after ABORT, or when the queue pair has
+/// been destroyed (R9).
 #[derive(Debug)]
 pub struct LandingBuf {
     piece: Piece,
 }
 
-/// A taken run of granules.
+/// A run of granules that are taken.
 #[derive(Debug)]
 struct Piece {
     chunk: Arc<Chunk>,
@@ -156,49 +156,47 @@ impl Piece {
         self.granules * GRANULE
     }
 
-    /// Frees the granules behind the first so many: nothing was written there, or nothing that
-    /// anybody reads.
-    fn cut(&mut self, granules: usize) {
-        let Some(rest @ 1..) = self.granules.checked_sub(granules) else {
-            return;
-        };
-        let Lease { ledger, account, .. } = &self.chunk.lease;
+    /// Frees the granules behind the first `n`, in which there is nothing to read.
+    fn truncate(&mut self, n: usize) {
+        let Some(rest @ 1..) = self.granules.checked_sub(n) else { return };
+        let Lease { ledger, waiter, .. } = &self.chunk.lease;
         ledger.counters.granted.fetch_sub(rest * GRANULE, Relaxed);
         self.chunk.granted.fetch_sub(rest, Relaxed);
-        if !self.chunk.granules.free(self.start + granules, rest) {
-            tracing::error!(start = self.start, "a granule of landing memory was free already");
+        if !self.chunk.bitmap.free(self.start + n, rest) {
+            tracing::error!(start = self.start, "a granule of landing memory was freed twice");
         }
-        self.granules = granules;
-        ledger.landing_waiters().piece_freed(account);
+        self.granules = n;
+        ledger.landing_waiters().piece_freed(waiter);
     }
 }
 
 impl Drop for Piece {
     fn drop(&mut self) {
-        let Lease { ledger, account, .. } = &self.chunk.lease;
+        let Lease { ledger, waiter, .. } = &self.chunk.lease;
         let counter = if self.filled { &ledger.counters.filled } else { &ledger.counters.granted };
         counter.fetch_sub(self.bytes(), Relaxed);
         if !self.filled {
             self.chunk.granted.fetch_sub(self.granules, Relaxed);
         }
-        if !self.chunk.granules.free(self.start, self.granules) {
-            tracing::error!(start = self.start, "a granule of landing memory was free already");
+        if !self.chunk.bitmap.free(self.start, self.granules) {
+            tracing::error!(start = self.start, "a granule of landing memory was freed twice");
         }
-        ledger.landing_waiters().piece_freed(account);
+        ledger.landing_waiters().piece_freed(waiter);
     }
 }
 
 impl LandingBuf {
-    /// Takes free granules of a chunk. For the owner of the account only.
+    /// Takes free granules of a chunk. For the owner of the allocator only.
     pub(crate) fn new(chunk: &Arc<Chunk>, start: usize, granules: usize) -> Self {
-        chunk.granules.take(start, granules);
+        chunk.bitmap.take(start, granules);
         chunk.granted.fetch_add(granules, Relaxed);
         let piece = Piece { chunk: chunk.clone(), start, granules, filled: false };
         chunk.lease.ledger.counters.granted.fetch_add(piece.bytes(), Relaxed);
         LandingBuf { piece }
     }
 
-    /// The address, as a peer's WRITE names it: random, and not the virtual one, as a rule.
+    /// The address to which a peer directs its WRITEs (iova). It is random, and in general not the
+    /// virtual address.
     pub fn addr(&self) -> u64 {
         self.piece.chunk.region.iova() + (self.piece.start * GRANULE) as u64
     }
@@ -207,32 +205,32 @@ impl LandingBuf {
         &self.piece.chunk
     }
 
-    /// The remote key.
+    /// The remote key of the chunk.
     pub fn rkey(&self) -> u32 {
         self.piece.chunk.region.rkey()
     }
 
-    /// Bytes, a multiple of 4 KiB.
+    /// The length in bytes, a multiple of 4 KiB.
     pub fn capacity(&self) -> usize {
         self.piece.bytes()
     }
 
-    /// The peer has written the first `len` bytes: [`filled_from`](Self::filled_from) the first.
+    /// As [`filled_from`](Self::filled_from) with an offset of 0.
     pub fn filled(self, len: usize) -> Landed {
         self.filled_from(0, len)
     }
 
-    /// The peer has written `len` bytes from the offset `begin` on, and said DONE: they can be
-    /// read, as what the peer may still write to can be. At most the capacity counts. The memory
-    /// returns when the last of them, and the last `Bytes` that was lent of them, is dropped; whole
-    /// granules behind these bytes return at once.
+    /// Turns the piece into landed bytes: the peer has written `len` bytes from the offset `begin`
+    /// on, and has sent DONE. A range beyond the capacity is cut off there. Granules behind the
+    /// range return to the pool at once, the others when the last part of the result, and the last
+    /// `Bytes` lent of it, is dropped.
     pub fn filled_from(self, begin: usize, len: usize) -> Landed {
         let LandingBuf { mut piece } = self;
         let begin = begin.min(piece.bytes());
         let len = len.min(piece.bytes() - begin);
-        piece.cut((begin + len).div_ceil(GRANULE).max(1));
+        piece.truncate((begin + len).div_ceil(GRANULE).max(1));
         let counters = &piece.chunk.lease.ledger.counters;
-        // Counted twice for a moment, rather than not at all.
+        // Added first: the bytes may be counted twice for a moment, but are never missing.
         counters.filled.fetch_add(piece.bytes(), Relaxed);
         counters.granted.fetch_sub(piece.bytes(), Relaxed);
         piece.chunk.granted.fetch_sub(piece.granules, Relaxed);
@@ -244,10 +242,10 @@ impl LandingBuf {
     }
 }
 
-/// Landed bytes.
+/// The owner of landed bytes.
 struct Filled {
     piece: Piece,
-    /// No more than the piece has, together with `len`.
+    /// `begin + len` is at most the length of the piece.
     begin: usize,
     len: usize,
 }
@@ -255,11 +253,11 @@ struct Filled {
 impl AsRef<[u8]> for Filled {
     fn as_ref(&self) -> &[u8] {
         let start = self.piece.start * GRANULE + self.begin;
-        // SAFETY: the bytes lie in the piece, the piece lies within the region and belongs to this
-        // value since DONE (R4, R8); the mapping was zeroed when it was made for this lease, so all
-        // of it is initialized. That a peer writes no more after DONE is its duty (R9): one that
-        // does can spoil only what it sent itself (R12), and `Landed` keeps it from who would rely
-        // on it: all but the application, which is told.
+        // SAFETY: the bytes lie in the piece, which lies within the region and has belonged to this
+        // value since DONE (R4, R8). The mapping was zeroed when it was made for this lease, so all
+        // of it is initialized. A peer must not write after DONE (R9). One that does can spoil only
+        // what it sent itself (R12), and `Landed` hides the bytes from all code that would rely on
+        // them; the application, which may see them, is told so.
         unsafe {
             std::slice::from_raw_parts(self.piece.chunk.region.ptr().as_ptr().add(start), self.len)
         }

@@ -1,17 +1,17 @@
-//! Which granules of a chunk are taken: one bit each.
+//! A bitmap of the granules of a chunk: the bits of those that are taken are set.
 //!
-//! Setting is the owner's alone, so what it has seen free stays free until it takes it. Clearing is
-//! an atomic and-not by anyone, so that freeing takes no lock. A cleared bit is released, a bit
-//! seen clear is acquired: what its last holder did to the memory is over before the next holder
-//! has it.
+//! Only the owner of the chunk sets bits, so a granule that it has seen free stays free until it
+//! takes it. Anyone may clear bits, by an atomic and-not, so that freeing takes no lock. Clearing a
+//! bit is a release operation and reading it an acquire operation: all accesses by the last holder
+//! of the memory happen before those of the next.
 //!
-//! Checked with loom: tests/loom.rs compiles this file over loom's atomics.
+//! Checked with loom: tests/loom.rs compiles this file with loom's atomics.
 
 use crate::atomics::{AtomicU64, Ordering};
 
 const WORD: usize = u64::BITS as usize;
 
-/// The map.
+/// The bitmap of one chunk.
 #[derive(Debug)]
 pub(crate) struct ChunkBitmap {
     words: Box<[AtomicU64]>,
@@ -19,28 +19,29 @@ pub(crate) struct ChunkBitmap {
 }
 
 impl ChunkBitmap {
-    /// `len` free granules.
+    /// A bitmap of `len` free granules.
     pub(crate) fn new(len: usize) -> Self {
         ChunkBitmap { words: (0..len.div_ceil(WORD)).map(|_| AtomicU64::new(0)).collect(), len }
     }
 
-    /// ChunkBitmap, taken or not.
+    /// The number of granules.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// The free runs in order: start and length.
+    /// The runs of free granules in order, as start and length.
     pub(crate) fn runs(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         let mut at = 0;
         std::iter::from_fn(move || {
             let start = self.next(at, false);
-            // Where the run ends is looked up once: what comes free meanwhile is another run.
+            // The end of a run is read once: granules freed in the meantime are another run.
             at = self.next(start, true);
             (start < self.len).then_some((start, at - start))
         })
     }
 
-    /// The first granule from `at` on that is taken, or is free; `len` if there is none.
+    /// The first granule from `at` on that is taken, or free if `taken` is false; `len` if there is
+    /// none.
     fn next(&self, mut at: usize, taken: bool) -> usize {
         while at < self.len {
             let word = self.words[at / WORD].load(Ordering::Acquire);
@@ -53,27 +54,27 @@ impl ChunkBitmap {
         self.len
     }
 
-    /// Where a run of at least `len` starts.
+    /// The start of the first free run of at least `len` granules.
     pub(crate) fn find(&self, len: usize) -> Option<usize> {
         self.runs().find(|(_, run)| *run >= len).map(|(start, _)| start)
     }
 
-    /// The longest run: start and length.
+    /// The longest free run, as start and length.
     pub(crate) fn longest(&self) -> Option<(usize, usize)> {
         self.runs().max_by_key(|(_, len)| *len)
     }
 
-    /// Whether none is taken.
+    /// Whether all granules are free.
     pub(crate) fn is_free(&self) -> bool {
         self.next(0, true) == self.len
     }
 
-    /// ChunkBitmap that are taken.
+    /// The number of granules that are taken.
     pub(crate) fn taken(&self) -> usize {
         self.words.iter().map(|word| word.load(Ordering::Relaxed).count_ones() as usize).sum()
     }
 
-    /// Takes granules that are free. The owner only.
+    /// Takes granules that are free. For the owner of the chunk only.
     pub(crate) fn take(&self, start: usize, len: usize) {
         for (word, mask) in masks(start, len) {
             let before = self.words[word].fetch_or(mask, Ordering::AcqRel);
@@ -81,7 +82,7 @@ impl ChunkBitmap {
         }
     }
 
-    /// Frees granules that were taken. Returns false if one of them was free already.
+    /// Frees granules that are taken. Returns false if one of them was free already.
     pub(crate) fn free(&self, start: usize, len: usize) -> bool {
         let mut all = true;
         for (word, mask) in masks(start, len) {
@@ -91,7 +92,7 @@ impl ChunkBitmap {
     }
 }
 
-/// The words that a range lies in, and its bits in each.
+/// The words that a range covers, each with a mask of its bits.
 fn masks(start: usize, len: usize) -> impl Iterator<Item = (usize, u64)> {
     let end = start + len;
     let mut at = start;

@@ -1,14 +1,14 @@
-//! Landed bytes, which the peer that wrote them may still write to.
+//! Landed bytes, to which the peer that wrote them may still write.
 //!
-//! A peer keeps its key, or its mapping, after DONE. So what landed is never parsed where it lies:
-//! a value that was checked could be another when it is used. [`Landed`] shows no bytes; it is cut
-//! up by lengths alone, and read in three ways:
+//! A peer keeps its key, or its mapping, after DONE. A value could therefore change between being
+//! checked and being used, so landed bytes are never parsed in place. [`Landed`] does not expose
+//! them; it can be split at any length, and read in three ways:
 //!
 //! | way | by | who may use it |
 //! |---|---|---|
-//! | copied out | [`Landed::copy_to`], [`Landed::append_to`], [`Landed::to_private`] | everybody: the copy is private |
+//! | copy | [`Landed::copy_to`], [`Landed::append_to`], [`Landed::to_private`] | everybody: the copy is private |
 //! | read through private windows | [`Landed::reader`] | parsers |
-//! | lent | [`Landed::lend`], [`Buf::copy_to_bytes`] of the reader | the application, for `bytes` fields |
+//! | lend | [`Landed::lend`], [`Buf::copy_to_bytes`] of the reader | the application, for `bytes` fields |
 
 use std::fmt;
 use std::mem::MaybeUninit;
@@ -18,32 +18,31 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use crate::copy::copy;
 
-/// Bytes of the first window, and of the first behind a field that was lent or skipped: tags,
-/// lengths and short fields.
-const FIRST: usize = 64;
-/// Bytes of the longest window. Windows double while a message is read on without a gap.
-const LONGEST: usize = 4096;
+/// Bytes of the first window, and of the first one behind a field that was lent or skipped: enough
+/// for tags, lengths and short fields.
+const MIN_WINDOW: usize = 64;
+/// Bytes of the longest window. Windows double in length while a message is read without a gap.
+const MAX_WINDOW: usize = 4096;
 
-/// Copies `len` bytes that somebody else may write to meanwhile.
+/// Copies `len` bytes to which another process or a device may write in the meantime.
 ///
-/// Each byte of the copy is one that was there at some time; those of one copy may be of different
-/// times.
+/// Each byte of the copy is one that was there at some time, but different bytes may date from
+/// different times.
 ///
 /// # Safety
 /// `src` is valid for reads of `len` bytes, `dst` for writes, and they do not overlap. No other
 /// thread of this process writes to `src` meanwhile.
 #[inline]
 unsafe fn fetch(src: *const u8, dst: *mut u8, len: usize) {
-    // SAFETY: as the caller says. What another process or a device writes meanwhile is not seen by
-    // the compiler; nothing is concluded from `src` (R4).
+    // SAFETY: the caller's contract. The compiler does not see what another process or a device
+    // writes in the meantime; nothing is concluded from `src` (R4).
     unsafe { copy(src, dst, len) };
-    // The compiler must take `src` to have changed: it may not read there again in place of the
-    // copy.
+    // The compiler must assume that `src` has changed, and not read it again instead of the copy.
     compiler_fence(Ordering::SeqCst);
 }
 
-/// Landed bytes. Dropping the last part of them, and of what was lent of them, gives the memory
-/// back.
+/// Landed bytes. The memory returns to its chunk when the last part of them, and the last `Bytes`
+/// lent of them, is dropped.
 ///
 /// ```
 /// use bytes::{Buf, Bytes};
@@ -52,85 +51,87 @@ unsafe fn fetch(src: *const u8, dst: *mut u8, len: usize) {
 /// let landed = Landed::from(Bytes::from_static(b"head, and a long field"));
 /// let mut window = Window::new();
 /// let mut reader = landed.reader(&mut window);
-/// assert_eq!(reader.get_u8(), b'h'); // of a private copy
+/// assert_eq!(reader.get_u8(), b'h'); // from a private copy
 /// reader.advance(5);
-/// assert_eq!(reader.copy_to_bytes(16), "and a long field"); // where it landed
+/// assert_eq!(reader.copy_to_bytes(16), "and a long field"); // the landing memory itself
 /// ```
 #[derive(Clone, Default)]
 pub struct Landed(Bytes);
 
 impl Landed {
-    /// Bytes.
+    /// The number of bytes.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Takes the first `len` bytes off.
+    /// Splits off and returns the first `len` bytes.
     ///
     /// # Panics
-    /// There are fewer.
+    /// If there are fewer than `len` bytes.
     pub fn split_to(&mut self, len: usize) -> Landed {
         Landed(self.0.split_to(len))
     }
 
-    /// Leaves the first `len` bytes behind.
+    /// Drops the first `len` bytes.
     ///
     /// # Panics
-    /// There are fewer.
+    /// If there are fewer than `len` bytes.
     pub fn advance(&mut self, len: usize) {
         self.0.advance(len);
     }
 
-    /// Copies the first bytes to `dst`, which they fill.
+    /// Fills `dst` with a copy of the first bytes.
     ///
     /// # Panics
-    /// There are fewer.
+    /// If `dst` is longer than the landed bytes.
     pub fn copy_to(&self, dst: &mut [u8]) {
         assert!(dst.len() <= self.len(), "{} bytes of {} landed ones", dst.len(), self.len());
-        // SAFETY: as checked; `dst` is borrowed exclusively, and landed bytes are written by nobody
-        // of this process (R8).
+        // SAFETY: the length has been checked; `dst` is borrowed exclusively, and no thread of this
+        // process writes to landed bytes (R8).
         unsafe { fetch(self.0.as_ptr(), dst.as_mut_ptr(), dst.len()) };
     }
 
-    /// Copies all of it to the end of `dst`.
+    /// Appends a copy of all bytes to `dst`.
     pub fn append_to(&self, dst: &mut BytesMut) {
         let len = self.len();
         dst.reserve(len);
-        // SAFETY: `len` bytes are reserved behind the last of `dst`, which is borrowed exclusively,
-        // and filled before they count; landed bytes are written by nobody of this process (R8).
+        // SAFETY: `len` bytes are reserved at the end of `dst`, which is borrowed exclusively, and
+        // filled before its length grows; no thread of this process writes to landed bytes (R8).
         unsafe {
             fetch(self.0.as_ptr(), dst.chunk_mut().as_mut_ptr(), len);
             dst.advance_mut(len);
         }
     }
 
-    /// A copy out of the peer's reach.
+    /// Copies all bytes to the heap, where the peer cannot change them.
     pub fn to_private(&self) -> Bytes {
         let mut copy = BytesMut::with_capacity(self.len());
         self.append_to(&mut copy);
         copy.freeze()
     }
 
-    /// The memory itself, **which the peer may still write to**: for the application, which has
-    /// been told so, and never for code that checks and then uses.
+    /// Returns the landing memory itself, **to which the peer may still write**. Only for the
+    /// application, whose documentation says so; never for code that checks a value and then uses
+    /// it.
     pub fn lend(self) -> Bytes {
         self.0
     }
 
-    /// Reads from the beginning to the end, through `window`.
+    /// Reads all bytes in order through `window`.
     pub fn reader(self, window: &mut Window) -> LandedReader<'_> {
         let mut reader = LandedReader { memory: self.0, at: 0, filled: 0, window };
-        reader.fill(FIRST);
+        reader.fill(MIN_WINDOW);
         reader
     }
 }
 
-/// Of memory that a peer may write to, or might: to treat more than need be as landed costs little.
+/// For bytes that a peer may be able to write to. Treating other bytes as landed is safe and costs
+/// little.
 impl From<Bytes> for Landed {
     fn from(bytes: Bytes) -> Self {
         Landed(bytes)
@@ -143,15 +144,14 @@ impl fmt::Debug for Landed {
     }
 }
 
-/// Where a [`LandedReader`] copies to: 4 KiB for the stack, which are not initialized before they
-/// are needed.
-pub struct Window([MaybeUninit<u8>; LONGEST]);
+/// The buffer of a [`LandedReader`]: 4 KiB, meant for the stack, initialized only as far as needed.
+pub struct Window([MaybeUninit<u8>; MAX_WINDOW]);
 
 impl Window {
-    /// An empty one.
+    /// Returns an empty window.
     #[inline]
     pub fn new() -> Self {
-        Window([MaybeUninit::uninit(); LONGEST])
+        Window([MaybeUninit::uninit(); MAX_WINDOW])
     }
 }
 
@@ -167,39 +167,39 @@ impl fmt::Debug for Window {
     }
 }
 
-/// A [`Buf`] for parsers: [`chunk`](Buf::chunk) shows private copies, of each byte one;
-/// [`copy_to_bytes`](Buf::copy_to_bytes) lends the memory that the bytes landed in, and
-/// [`advance`](Buf::advance) past a window skips it without copying.
+/// A [`Buf`] for parsers. [`chunk`](Buf::chunk) shows private copies, and each byte is copied at
+/// most once. [`copy_to_bytes`](Buf::copy_to_bytes) lends the memory in which the bytes landed, and
+/// [`advance`](Buf::advance) beyond the window skips bytes without copying them.
 ///
-/// Windows follow each other. One is copied when the window before is used up, so what stands
-/// behind a field of `bytes` is not read before the field is passed.
+/// A window is copied when the one before it is used up, so the bytes behind a field of type
+/// `bytes` are not copied before that field has been passed.
 #[derive(Debug)]
 pub struct LandedReader<'a> {
-    /// What landed, from the beginning of the window on.
+    /// The landed bytes from the beginning of the window on.
     memory: Bytes,
     /// Bytes of the window that have been read.
     at: usize,
-    /// Bytes of the window that are initialized; not all are read, unless nothing is left.
+    /// Bytes of the window that are initialized. More than `at`, unless no bytes are left.
     filled: usize,
     window: &'a mut Window,
 }
 
 impl LandedReader<'_> {
-    /// Makes a window of up to `len` bytes at the beginning of the memory.
+    /// Copies up to `len` bytes from the beginning of the memory to the window.
     fn fill(&mut self, len: usize) {
-        let len = len.min(self.memory.len()).min(LONGEST);
-        // SAFETY: `len` bytes lie in the memory and in the window, which is borrowed exclusively;
-        // landed bytes are written by nobody of this process (R8).
+        let len = len.min(self.memory.len()).min(MAX_WINDOW);
+        // SAFETY: both the memory and the window have `len` bytes; the window is borrowed
+        // exclusively, and no thread of this process writes to landed bytes (R8).
         unsafe { fetch(self.memory.as_ptr(), self.window.0.as_mut_ptr().cast(), len) };
         (self.at, self.filled) = (0, len);
     }
 
-    /// Leaves the window, of which `left` bytes are unread, for where `count` bytes have been read
-    /// or skipped.
+    /// Goes to the window that begins `count` bytes behind the first unread one. `left` is the
+    /// number of unread bytes in the current window, at most `count`.
     #[inline(never)]
-    fn leave(&mut self, left: usize, count: usize) {
+    fn next_window(&mut self, left: usize, count: usize) {
         assert!(count <= self.remaining(), "advanced {count} bytes past {} left", self.remaining());
-        let next = if count == left { self.filled * 2 } else { FIRST };
+        let next = if count == left { self.filled * 2 } else { MIN_WINDOW };
         self.memory.advance(self.at + count);
         self.fill(next);
     }
@@ -213,8 +213,8 @@ impl Buf for LandedReader<'_> {
 
     #[inline]
     fn chunk(&self) -> &[u8] {
-        // SAFETY: `fill` has initialized the first `filled` bytes of the window, and `at` is no
-        // more than that.
+        // SAFETY: `fill` has initialized the first `filled` bytes of the window, and `at` is at
+        // most `filled`.
         unsafe {
             let start = self.window.0.as_ptr().cast::<u8>().add(self.at);
             std::slice::from_raw_parts(start, self.filled - self.at)
@@ -227,7 +227,7 @@ impl Buf for LandedReader<'_> {
         if count < left {
             self.at += count;
         } else {
-            self.leave(left, count);
+            self.next_window(left, count);
         }
     }
 
@@ -240,7 +240,7 @@ impl Buf for LandedReader<'_> {
         }
         self.memory.advance(self.at);
         let bytes = self.memory.split_to(len);
-        self.fill(FIRST);
+        self.fill(MIN_WINDOW);
         bytes
     }
 }
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_grow_while_a_message_is_read_on_and_start_again_behind_a_gap() {
+    fn windows_double_while_read_in_sequence_and_restart_after_a_gap() {
         let all = numbered(20_000);
         let mut window = Window::new();
         let mut reader = Landed::from(Bytes::from(all.clone())).reader(&mut window);
@@ -277,10 +277,9 @@ mod tests {
         assert_eq!(reader.chunk(), &all[at + 1000..at + 1064]);
     }
 
-    /// A peer that writes whenever the reader has looked: what was shown stays, what is lent is the
-    /// memory.
+    /// The peer writes whenever the reader has read: a window does not change, lent memory does.
     #[test]
-    fn what_a_window_shows_does_not_change_and_what_is_lent_is_not_copied() {
+    fn windows_are_private_copies_and_lent_bytes_are_the_memory() {
         let arena = SharedArena::new(16 << 10).unwrap();
         arena.write(0, &numbered(16 << 10));
         let mut window = Window::new();
@@ -318,7 +317,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "advanced 5 bytes past 4 left")]
-    fn nothing_is_read_past_the_end() {
+    fn advancing_past_the_end_panics() {
         Landed::from(Bytes::from_static(b"four")).reader(&mut Window::new()).advance(5);
     }
 
@@ -330,9 +329,9 @@ mod tests {
     }
 
     proptest! {
-        /// As a reader of the same bytes in one piece.
+        /// The reader gives the same bytes as a plain slice.
         #[test]
-        fn any_steps_read_the_same_bytes(
+        fn any_sequence_of_steps_reads_the_same_bytes(
             len in 0..30_000usize,
             steps in prop::collection::vec(
                 prop_oneof![0..200usize, 0..9000usize].prop_flat_map(|n| prop_oneof![

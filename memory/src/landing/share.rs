@@ -1,105 +1,106 @@
-//! What of the landing memory an account may have while others wait.
+//! How much landing memory a connection may lease while others wait.
 //!
-//! An account is active when it has leased memory or waits for some. The **share** of each is the
-//! landing budget divided by the number of active accounts, and no less than [`MIN_SHARE`]. An
-//! account that is alone may lease all that there is. It is held to its share only while another
-//! waits that has less than its own: it leases no more, and of what it has leased it chooses chunks
-//! that go back.
+//! A connection is active if it has leased landing memory or waits for some. The **share** of each
+//! is the landing budget divided by the number of active connections, and at least [`MIN_SHARE`].
+//! Nothing limits a connection to its share but another connection that waits and has less than its
+//! own share. As long as one does, a connection leases no more than its share, and selects chunks
+//! beyond it to be reclaimed.
 //!
 //! | a chunk is | from | to, by |
 //! |---|---|---|
-//! | kept | the start | leaving: the account has more than its share, and this chunk does not fit into it |
-//! | leaving | | kept: the account is within its share, or not held to it any more |
-//! | leaving | | given back: nothing of it is granted or filled ([`Landing::trim`]) |
+//! | usable | the start | being reclaimed: the connection has more than its share, and this chunk exceeds it |
+//! | being reclaimed | | usable: the connection is within its share, or no longer limited to it |
+//! | being reclaimed | | returned to the pool: nothing of it is granted or filled ([`Landing::trim`]) |
 //!
-//! Pieces are allocated from kept chunks only. What is granted of a leaving one has to be asked
-//! back from the peer ([`LandingBuf::is_wanted_back`]). What is filled comes back when its readers
-//! drop it: nobody can hurry them, so where all that an account has is filled, and no chunk could
-//! be kept, it keeps one.
+//! Pieces are allocated from usable chunks only. Granted pieces of a chunk that is being reclaimed
+//! have to be recalled from the peer ([`LandingBuf::is_wanted_back`]). Filled pieces come free when
+//! their readers drop them, which nobody can speed up. So a connection whose chunks are all filled
+//! keeps one of them usable, even if it exceeds the share.
 
 use std::cmp::Reverse;
 
 use super::allocator::Landing;
 use super::chunk::{GRANULE, LandingBuf};
 
-/// The least share, in bytes: some pieces that are worth a grant.
+/// The smallest share in bytes: enough for a few pieces that are worth granting.
 const MIN_SHARE: usize = 64 * 1024;
 
-/// What an account has beyond its share: see [`Landing::keep_share`].
+/// What a connection has leased beyond its share: see [`Landing::keep_share`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Excess {
     /// Nothing.
     None,
-    /// The chunks that have been chosen before.
+    /// Only chunks that an earlier call has selected.
     Same,
-    /// Chunks that had not been chosen before, and perhaps others.
+    /// Chunks that no earlier call has selected, and perhaps others.
     More,
 }
 
 impl Landing {
-    /// Bytes that are leased.
+    /// Bytes that this connection has leased.
     pub fn leased(&self) -> usize {
         self.chunks.iter().map(|chunk| chunk.bytes()).sum()
     }
 
-    /// Bytes that this account may have while others wait for theirs: its part of the landing
-    /// budget as it is now.
+    /// Bytes that this connection may lease while others wait for their share: the current landing
+    /// budget divided by the number of active connections, at least 64 KiB.
     pub fn share(&self) -> usize {
         let budget = self.ledger.landing_budget();
-        (budget / self.ledger.landing_waiters().active().max(1)).max(MIN_SHARE)
+        (budget / self.ledger.landing_waiters().n_active().max(1)).max(MIN_SHARE)
     }
 
-    /// Bytes that may be leased at present, those that are leased included.
-    pub(crate) fn cap(&self) -> usize {
-        let accounts = self.ledger.landing_waiters();
-        if !accounts.others_wait(&self.account) {
+    /// Bytes that may be leased now, including those that are leased already.
+    pub(super) fn lease_cap(&self) -> usize {
+        let waiters = self.ledger.landing_waiters();
+        if !waiters.others_wait(&self.waiter) {
             return self.limit;
         }
         let share = self.share();
-        // Whoever has its share cannot ask others for more.
-        match accounts.others_wait_below(&self.account, share.saturating_sub(GRANULE)) {
+        // A connection that has its share cannot claim more from others.
+        match waiters.others_wait_below(&self.waiter, share.saturating_sub(GRANULE)) {
             true => share.min(self.limit),
             false => self.limit,
         }
     }
 
-    /// Chooses the chunks that have to go back while another account waits and this one has more
-    /// than its share. To be called when [`wanted_elsewhere`](Landing::wanted_elsewhere) says so,
-    /// and once more when it does not any more. Pieces that a peer may write to say whether their
-    /// chunk is one of them ([`LandingBuf::is_wanted_back`]).
+    /// Selects the chunks to reclaim while another connection waits and this one has more than its
+    /// share. To be called while [`wanted_elsewhere`](Landing::wanted_elsewhere) is true, and once
+    /// more when it no longer is. [`LandingBuf::is_wanted_back`] tells whether the chunk of a
+    /// granted piece is selected.
     pub fn keep_share(&mut self) -> Excess {
-        // Most have little, and need not look who waits.
-        if !self.leaves && self.leased() <= self.share() {
+        // Most connections have little, and need not check who waits.
+        if !self.has_reclaimed && self.leased() <= self.share() {
             return Excess::None;
         }
-        let cap = self.cap();
-        if !self.leaves && self.leased() <= cap {
+        let cap = self.lease_cap();
+        if !self.has_reclaimed && self.leased() <= cap {
             return Excess::None;
         }
         let mut order: Vec<_> = self.chunks.iter().collect();
-        // Those that are kept already, then those that are the longest way from being free.
-        order.sort_by_key(|chunk| (chunk.is_leaving(), Reverse(chunk.granules.taken())));
-        let (mut kept, mut leaves, mut more) = (0, false, false);
+        // Usable chunks first, and of these the fullest first, which would take longest to come
+        // free.
+        order.sort_by_key(|chunk| (chunk.is_reclaiming(), Reverse(chunk.bitmap.taken())));
+        let (mut usable, mut any_reclaimed, mut any_new) = (0, false, false);
         for chunk in &order {
-            let fits = kept + chunk.bytes() <= cap;
+            let fits = usable + chunk.bytes() <= cap;
             if fits {
-                kept += chunk.bytes();
+                usable += chunk.bytes();
             } else {
-                more |= !chunk.is_leaving();
-                leaves = true;
+                any_new |= !chunk.is_reclaiming();
+                any_reclaimed = true;
             }
-            chunk.set_leaving(!fits);
+            chunk.set_reclaiming(!fits);
         }
-        if kept == 0
+        if usable == 0
             && self.chunks.iter().all(|chunk| chunk.granted() == 0)
-            && let Some(fullest) = self.chunks.iter().max_by_key(|chunk| chunk.granules.taken())
-            && !fullest.granules.is_free()
+            && let Some(fullest) = self.chunks.iter().max_by_key(|chunk| chunk.bitmap.taken())
+            && !fullest.bitmap.is_free()
         {
-            fullest.set_leaving(false);
-            leaves = self.chunks.len() > 1;
+            fullest.set_reclaiming(false);
+            any_reclaimed = self.chunks.len() > 1;
         }
-        self.leaves = leaves;
-        match (leaves, more) {
+        self.has_reclaimed = any_reclaimed;
+        match (any_reclaimed, any_new) {
             (false, _) => Excess::None,
             (true, false) => Excess::Same,
             (true, true) => Excess::More,
@@ -108,9 +109,9 @@ impl Landing {
 }
 
 impl LandingBuf {
-    /// Its account has more than its share, another waits, and this piece is in the way: the peer
-    /// should give it back.
+    /// Whether the chunk of this piece is being reclaimed, because another connection waits: the
+    /// piece should be recalled from the peer.
     pub fn is_wanted_back(&self) -> bool {
-        self.chunk().is_leaving()
+        self.chunk().is_reclaiming()
     }
 }

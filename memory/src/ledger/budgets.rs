@@ -1,17 +1,17 @@
-//! What is mapped of each budget.
+//! How much of each budget is mapped.
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
 use crate::stats::Use;
 
-/// What of each budget is mapped.
+/// The mapped bytes of each budget.
 #[derive(Debug, Default)]
 pub(crate) struct Budgets {
     send: AtomicUsize,
     landing: AtomicUsize,
     control: AtomicUsize,
-    /// Raised after a part and lowered before it, so never more than the sum of the parts.
+    /// Raised after the part and lowered before it, so that it never exceeds the sum of the parts.
     total: AtomicUsize,
     high_water: AtomicUsize,
 }
@@ -25,40 +25,40 @@ impl Budgets {
         }
     }
 
-    /// Takes `len` bytes of a budget, all or nothing.
+    /// Takes `len` bytes of a budget. Returns false, and takes nothing, if it has fewer.
     pub(crate) fn take(&self, usage: Use, len: usize, budget: usize) -> bool {
         self.take_some(usage, len, len, 1, budget).is_some()
     }
 
-    /// Takes as much as there is of `most` bytes, in multiples of `unit`, at least `least`; or
-    /// nothing.
+    /// Takes up to `max` bytes of a budget, in multiples of `unit`. Returns the bytes taken; `None`
+    /// if the budget has fewer than `min`.
     pub(crate) fn take_some(
         &self,
         usage: Use,
-        most: usize,
-        least: usize,
+        max: usize,
+        min: usize,
         unit: usize,
         budget: usize,
     ) -> Option<usize> {
         let mut len = 0;
         self.of(usage)
             .fetch_update(AcqRel, Acquire, |used| {
-                len = budget.saturating_sub(used).min(most);
+                len = budget.saturating_sub(used).min(max);
                 len -= len % unit;
-                (len >= least && len > 0).then(|| used + len)
+                (len >= min && len > 0).then(|| used + len)
             })
             .ok()?;
         self.total.fetch_add(len, AcqRel);
         Some(len)
     }
 
-    /// What was taken has been registered.
+    /// Updates the high-water mark: bytes that were taken have been registered.
     pub(crate) fn registered(&self) {
         self.high_water.fetch_max(self.total(), Relaxed);
     }
 
-    /// Gives bytes back; what they stood for is deregistered and unmapped by now.
-    pub(crate) fn give(&self, usage: Use, len: usize) {
+    /// Returns bytes to a budget. Their memory must have been deregistered and unmapped.
+    pub(crate) fn release(&self, usage: Use, len: usize) {
         self.total.fetch_sub(len, AcqRel);
         self.of(usage).fetch_sub(len, AcqRel);
     }

@@ -1,11 +1,11 @@
-//! Counters of a pool.
+//! The counters of a pool.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 
 use crate::stats::{PoolStats, Use};
 
-/// The live counters.
+/// The counters behind [`PoolStats`].
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) send: AtomicUsize,

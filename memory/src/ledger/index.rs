@@ -1,4 +1,4 @@
-//! Finds the registered region that an address lies in.
+//! Finds the registered region that an address range lies in.
 
 use crossbeam::sync::ShardedLock;
 
@@ -12,8 +12,8 @@ struct Entry {
     iova: u64,
 }
 
-/// Regions in the order of their addresses. Looked up by every sender, changed only when an arena
-/// or a chunk is made or taken down: a sharded lock, of which a reader touches one shard.
+/// The registered regions, sorted by address. Every sender reads it, but it changes only when an
+/// arena or a chunk is made or removed. Hence a sharded lock, of which a reader takes one shard.
 #[derive(Debug, Default)]
 pub(crate) struct Index(ShardedLock<Vec<Entry>>);
 
@@ -31,7 +31,7 @@ impl Index {
         entries.retain(|e| e.start != region.start());
     }
 
-    /// The lkey for a range that lies in one region, and the range's address with that key (iova).
+    /// The lkey and the iova of a range, if it lies in one region.
     pub(crate) fn find(&self, start: usize, len: usize) -> Option<(u32, u64)> {
         let entries = self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner);
         let at = entries.partition_point(|e| e.start <= start).checked_sub(1)?;

@@ -1,15 +1,15 @@
-//! The landing budget where the process may pin less than its pools would.
+//! The landing budget of a pool, which shrinks while RLIMIT_MEMLOCK leaves less than it.
 //!
-//! Each pool is made to fit into RLIMIT_MEMLOCK as it finds it, and pins later. Where several share
-//! a process, or the limit falls, one may find that it can pin no more. It then works with what it
-//! has leased: waits for memory, and copies out what lands where readers hold on to it, as in a
-//! smaller pool. It leaves alone what its own control budget has not pinned yet, so that it turns
-//! no connection away for what its others land.
+//! A pool is sized by the limit when it is made, but pins memory later. If several pools share a
+//! process, or the limit is lowered, a pool may find that it can pin no more. It then works with
+//! what it has leased, like a smaller pool: connections wait for memory, and what lands is copied
+//! out if readers hold on to it. The part of the control budget that is not pinned yet stays
+//! reserved, so that landing memory never keeps a new connection out.
 //!
-//! | a pool's landing budget is | from | to, by |
+//! | a landing budget is | from | to, by |
 //! |---|---|---|
-//! | as configured | the start | short: a chunk was wanted and the process may not pin it |
-//! | short | | as configured: a pool of the process has deregistered memory, or the limit allows a chunk that is wanted |
+//! | as configured | the start | lowered: a chunk was needed and the process may not pin it |
+//! | lowered | | as configured: a pool of the process deregisters memory, or the limit allows a chunk again |
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicUsize, fence};
@@ -17,20 +17,20 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::landing_waiters::LandingWaiters;
 
-/// The landing budget of a pool, and those that it wakes when it grows.
+/// The landing budget of a pool, and the waiters that it wakes when it grows.
 #[derive(Debug)]
 pub(crate) struct LandingBudget {
-    /// As configured.
+    /// The configured budget in bytes.
     configured: usize,
-    /// As it is now, in bytes.
+    /// The current budget in bytes, at most `configured`.
     bytes: AtomicUsize,
     pub(crate) waiters: LandingWaiters,
 }
 
-/// The budgets of the process that are short.
-static SHORT: Mutex<Vec<Weak<LandingBudget>>> = Mutex::new(Vec::new());
-/// Whether there are any, for those that free.
-static ANY_SHORT: AtomicBool = AtomicBool::new(false);
+/// The lowered budgets of this process.
+static LOWERED: Mutex<Vec<Weak<LandingBudget>>> = Mutex::new(Vec::new());
+/// Whether `LOWERED` has entries, so that deregistering memory need not take its lock.
+static ANY_LOWERED: AtomicBool = AtomicBool::new(false);
 
 impl LandingBudget {
     pub(crate) fn new(bytes: usize) -> Self {
@@ -41,30 +41,31 @@ impl LandingBudget {
         }
     }
 
-    /// The budget as it is now.
+    /// The current budget in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes.load(SeqCst)
     }
 
-    /// The budget is as configured again.
+    /// Sets the budget back to the configured one.
     pub(crate) fn restore(&self) {
         self.bytes.store(self.configured, SeqCst);
     }
 
-    /// The budget is short until memory is deregistered in this process. After this the caller must
-    /// look once more what the process may pin.
+    /// Lowers the budget until memory is deregistered in this process. The caller must then check
+    /// once more what the process may pin.
     pub(crate) fn lower(self: &Arc<Self>, bytes: usize) {
-        let mut short = SHORT.lock().unwrap_or_else(PoisonError::into_inner);
-        if !short.iter().any(|budget| budget.as_ptr() == Arc::as_ptr(self)) {
-            short.push(Arc::downgrade(self));
+        let mut lowered = LOWERED.lock().unwrap_or_else(PoisonError::into_inner);
+        if !lowered.iter().any(|budget| budget.as_ptr() == Arc::as_ptr(self)) {
+            lowered.push(Arc::downgrade(self));
         }
         self.bytes.store(bytes.min(self.configured), SeqCst);
-        ANY_SHORT.store(true, SeqCst);
+        ANY_LOWERED.store(true, SeqCst);
         fence(SeqCst);
     }
 }
 
-/// Part of a pool, behind all that it has registered.
+/// Calls [`deregistered`] when dropped. The last field of a ledger, so that it is dropped after the
+/// registrations.
 #[derive(Debug)]
 pub(crate) struct NotifyOnDrop;
 
@@ -74,16 +75,16 @@ impl Drop for NotifyOnDrop {
     }
 }
 
-/// Memory has been deregistered: pools that were short may look again.
+/// Restores lowered budgets and wakes their waiters: memory has been deregistered in this process.
 pub(crate) fn deregistered() {
     fence(SeqCst);
-    if !ANY_SHORT.load(SeqCst) {
+    if !ANY_LOWERED.load(SeqCst) {
         return;
     }
     let budgets = {
-        let mut short = SHORT.lock().unwrap_or_else(PoisonError::into_inner);
-        ANY_SHORT.store(false, SeqCst);
-        std::mem::take(&mut *short)
+        let mut lowered = LOWERED.lock().unwrap_or_else(PoisonError::into_inner);
+        ANY_LOWERED.store(false, SeqCst);
+        std::mem::take(&mut *lowered)
     };
     for budget in budgets.iter().filter_map(Weak::upgrade) {
         budget.restore();

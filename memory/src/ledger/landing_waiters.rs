@@ -1,12 +1,14 @@
-//! Who waits for landing memory, and how it is woken.
+//! Wakes the connections that wait for landing memory.
 //!
-//! | an account is | from | to, by |
+//! Each connection's allocator ([`Landing`](crate::Landing)) has one [`LandingWaiter`]:
+//!
+//! | state | from | to, by |
 //! |---|---|---|
-//! | content | the start | waiting: an allocation found nothing |
-//! | waiting | | content: the next allocation got something or failed, its owner gave up or was dropped |
+//! | idle | the start | waiting: an allocation found no memory |
+//! | waiting | | idle: the next allocation succeeds or fails, or the owner gives up or is dropped |
 //!
-//! One that has leased all that it may is not waiting in this sense: others cannot help it. It is
-//! woken by its own pieces.
+//! An allocator that has leased as much as its own limit allows does not count as waiting, because
+//! other connections cannot help it. It is woken when one of its own pieces comes free.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicUsize, fence};
@@ -15,18 +17,19 @@ use std::task::Waker;
 
 use super::waiter_count::WaiterCount;
 
-/// What of a [`Landing`](crate::Landing) outlives it: pieces wake it when they come free.
+/// The part of a [`Landing`](crate::Landing) that outlives it: a piece that comes free wakes the
+/// owner through it.
 #[derive(Debug, Default)]
 pub(crate) struct LandingWaiter {
-    /// It found no memory and waits.
-    wanting: AtomicBool,
-    /// It has leased all that it may, and waits for some of that to come free.
-    full: AtomicBool,
-    /// It waits because of its share: the budget has what it wants.
-    held: AtomicBool,
-    /// Bytes that it has leased.
+    /// The last allocation found no memory.
+    waiting: AtomicBool,
+    /// The owner has leased as much as its limit allows, and waits for some of that to come free.
+    at_limit: AtomicBool,
+    /// Only its share keeps the owner from leasing more: the budget has what it wants.
+    at_share: AtomicBool,
+    /// Bytes that the owner has leased.
     leased: AtomicUsize,
-    /// It has leased memory, or waits for some.
+    /// The owner has leased memory, or waits for some.
     active: AtomicBool,
     waker: Mutex<Option<Waker>>,
 }
@@ -36,25 +39,25 @@ impl LandingWaiter {
         self.waker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn is_wanting(&self) -> bool {
-        self.wanting.load(SeqCst)
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.waiting.load(SeqCst)
     }
 
-    /// Before `true` counts, its owner must look for memory once more.
-    pub(crate) fn set_full(&self, full: bool) {
-        self.full.store(full, SeqCst);
+    /// After setting `true`, the owner must look for memory once more before it waits.
+    pub(crate) fn set_at_limit(&self, at_limit: bool) {
+        self.at_limit.store(at_limit, SeqCst);
         fence(SeqCst);
     }
 
-    /// Replaces the waker. The old one is dropped without the lock: that may drop a task, and what
-    /// it owns.
+    /// Replaces the waker. The old one is dropped outside the lock: dropping it may drop a task and
+    /// all that the task owns.
     pub(crate) fn set_waker(&self, new: Option<Waker>) {
         let old = std::mem::replace(&mut *self.waker(), new);
         drop(old);
     }
 
     pub(crate) fn has_waker(&self, waker: &Waker) -> bool {
-        self.waker().as_ref().is_some_and(|kept| kept.will_wake(waker))
+        self.waker().as_ref().is_some_and(|current| current.will_wake(waker))
     }
 
     fn wake(&self) {
@@ -65,16 +68,14 @@ impl LandingWaiter {
     }
 }
 
-/// All accounts of a pool.
+/// The waiters of all connections of a pool.
 #[derive(Debug, Default)]
 pub(crate) struct LandingWaiters {
-    /// Those that wait stand in the order in which they began to.
+    /// Those that wait are in the order in which they began to.
     list: Mutex<Vec<Weak<LandingWaiter>>>,
-    waiting: WaiterCount,
-    /// How many are active.
-    active: AtomicUsize,
-    /// How many are held to their shares.
-    held: AtomicUsize,
+    n_waiting: WaiterCount,
+    n_active: AtomicUsize,
+    n_at_share: AtomicUsize,
 }
 
 impl LandingWaiters {
@@ -82,128 +83,131 @@ impl LandingWaiters {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn open(&self) -> Arc<LandingWaiter> {
-        let account = Arc::new(LandingWaiter::default());
-        self.list().push(Arc::downgrade(&account));
-        account
+    /// Adds a waiter that does not wait yet.
+    pub(crate) fn add(&self) -> Arc<LandingWaiter> {
+        let waiter = Arc::new(LandingWaiter::default());
+        self.list().push(Arc::downgrade(&waiter));
+        waiter
     }
 
-    /// Its owner is gone; pieces may live on.
-    pub(crate) fn close(&self, account: &Arc<LandingWaiter>) {
-        self.set_wanting(account, false);
-        self.book(account, 0);
-        self.list().retain(|a| a.as_ptr() != Arc::as_ptr(account));
-        account.set_waker(None);
+    /// Removes a waiter whose owner is dropped. Pieces may keep it alive.
+    pub(crate) fn remove(&self, waiter: &Arc<LandingWaiter>) {
+        self.set_waiting(waiter, false);
+        self.record_leased(waiter, 0);
+        self.list().retain(|a| a.as_ptr() != Arc::as_ptr(waiter));
+        waiter.set_waker(None);
     }
 
-    /// Sets what only the account's owner sets. Returns whether it is a change. After `true` the
-    /// owner must look for memory once more.
-    pub(crate) fn set_wanting(&self, account: &Arc<LandingWaiter>, wanting: bool) -> bool {
-        if account.wanting.swap(wanting, SeqCst) == wanting {
+    /// Sets whether the waiter waits; only its owner calls this. Returns whether that is a change.
+    /// After setting `true`, the owner must look for memory once more before it waits.
+    pub(crate) fn set_waiting(&self, waiter: &Arc<LandingWaiter>, waiting: bool) -> bool {
+        if waiter.waiting.swap(waiting, SeqCst) == waiting {
             return false;
         }
-        self.count_active(account);
-        if !wanting {
-            if account.held.swap(false, SeqCst) {
-                self.held.fetch_sub(1, SeqCst);
+        self.count_active(waiter);
+        if !waiting {
+            if waiter.at_share.swap(false, SeqCst) {
+                self.n_at_share.fetch_sub(1, SeqCst);
             }
-            self.waiting.leave();
-            self.wake_held();
+            self.n_waiting.leave();
+            self.wake_at_share();
             return true;
         }
         {
-            // To the end of the queue.
+            // Moves to the end of the queue.
             let mut list = self.list();
-            if let Some(at) = list.iter().position(|a| a.as_ptr() == Arc::as_ptr(account)) {
+            if let Some(at) = list.iter().position(|a| a.as_ptr() == Arc::as_ptr(waiter)) {
                 let me = list.remove(at);
                 list.push(me);
             }
         }
-        self.waiting.enter();
+        self.n_waiting.enter();
         true
     }
 
-    /// Notes what the account has leased. For its owner.
-    pub(crate) fn book(&self, account: &LandingWaiter, leased: usize) {
-        account.leased.store(leased, SeqCst);
-        self.count_active(account);
+    /// Records how many bytes the owner of the waiter has leased; only the owner calls this.
+    pub(crate) fn record_leased(&self, waiter: &LandingWaiter, leased: usize) {
+        waiter.leased.store(leased, SeqCst);
+        self.count_active(waiter);
     }
 
-    fn count_active(&self, account: &LandingWaiter) {
-        let active = account.is_wanting() || account.leased.load(SeqCst) > 0;
-        match (account.active.swap(active, SeqCst), active) {
+    fn count_active(&self, waiter: &LandingWaiter) {
+        let active = waiter.is_waiting() || waiter.leased.load(SeqCst) > 0;
+        match (waiter.active.swap(active, SeqCst), active) {
             (false, true) => {
-                self.active.fetch_add(1, SeqCst);
+                self.n_active.fetch_add(1, SeqCst);
             }
             (true, false) => {
-                self.active.fetch_sub(1, SeqCst);
-                // The shares of the others are larger now.
-                self.wake_held();
+                self.n_active.fetch_sub(1, SeqCst);
+                // The shares of the others have grown.
+                self.wake_at_share();
             }
             (true, true) | (false, false) => {}
         }
     }
 
-    /// How many accounts have leased memory or wait for some.
-    pub(crate) fn active(&self) -> usize {
-        self.active.load(SeqCst)
+    /// The number of connections that have leased memory or wait for some.
+    pub(crate) fn n_active(&self) -> usize {
+        self.n_active.load(SeqCst)
     }
 
-    /// Whether another account waits that has leased no more than so many bytes.
-    pub(crate) fn others_wait_below(&self, account: &LandingWaiter, leased: usize) -> bool {
+    /// Whether another connection waits that has leased at most `leased` bytes.
+    pub(crate) fn others_wait_below(&self, waiter: &LandingWaiter, leased: usize) -> bool {
         self.list().iter().filter_map(Weak::upgrade).any(|other| {
-            !std::ptr::eq(&*other, account)
-                && other.is_wanting()
+            !std::ptr::eq(&*other, waiter)
+                && other.is_waiting()
                 && other.leased.load(SeqCst) <= leased
         })
     }
 
-    /// Whether others than this account wait.
-    pub(crate) fn others_wait(&self, account: &LandingWaiter) -> bool {
-        self.waiting.count() > usize::from(account.is_wanting())
+    /// Whether any other connection waits.
+    pub(crate) fn others_wait(&self, waiter: &LandingWaiter) -> bool {
+        self.n_waiting.count() > usize::from(waiter.is_waiting())
     }
 
-    fn each(&self, wake: impl Fn(&LandingWaiter) -> bool) {
-        let accounts: Vec<Arc<LandingWaiter>> =
+    /// Wakes the waiters that `which` selects.
+    fn wake_each(&self, which: impl Fn(&LandingWaiter) -> bool) {
+        let waiters: Vec<Arc<LandingWaiter>> =
             self.list().iter().filter_map(Weak::upgrade).collect();
-        accounts.iter().filter(|account| wake(account)).for_each(|account| account.wake());
+        waiters.iter().filter(|waiter| which(waiter)).for_each(|waiter| waiter.wake());
     }
 
-    /// The account, which waits, is held to its share. Before that counts, its owner must look once
-    /// more.
-    pub(crate) fn set_held(&self, account: &LandingWaiter) {
-        if account.is_wanting() && !account.held.swap(true, SeqCst) {
-            self.held.fetch_add(1, SeqCst);
+    /// Marks a waiter, if it waits, as limited by its share. After that the owner must look for
+    /// memory once more before it waits.
+    pub(crate) fn set_at_share(&self, waiter: &LandingWaiter) {
+        if waiter.is_waiting() && !waiter.at_share.swap(true, SeqCst) {
+            self.n_at_share.fetch_add(1, SeqCst);
         }
         fence(SeqCst);
     }
 
-    /// Those that are held to their shares may look again: fewer wait, or shares have grown.
-    fn wake_held(&self) {
+    /// Wakes those that are limited by their shares: fewer connections wait, or shares have grown.
+    fn wake_at_share(&self) {
         fence(SeqCst);
-        if self.held.load(SeqCst) > 0 {
-            self.each(|account| account.is_wanting() && account.held.load(SeqCst));
+        if self.n_at_share.load(SeqCst) > 0 {
+            self.wake_each(|waiter| waiter.is_waiting() && waiter.at_share.load(SeqCst));
         }
     }
 
-    /// This account has begun to wait: the others look for what they can give back.
-    pub(crate) fn wake_others(&self, account: &Arc<LandingWaiter>) {
-        self.each(|other| !std::ptr::eq(other, Arc::as_ptr(account)));
+    /// Wakes all other connections, so that they return what they can spare: this one has begun to
+    /// wait.
+    pub(crate) fn wake_others(&self, waiter: &Arc<LandingWaiter>) {
+        self.wake_each(|other| !std::ptr::eq(other, Arc::as_ptr(waiter)));
     }
 
-    /// Part of the budget has come free.
+    /// Wakes those that wait: part of the budget has come free.
     pub(crate) fn budget_freed(&self) {
-        if self.waiting.any_after_free() {
-            self.each(LandingWaiter::is_wanting);
+        if self.n_waiting.any_after_free() {
+            self.wake_each(LandingWaiter::is_waiting);
         }
     }
 
-    /// A piece of this account's has come free: it may wait for that itself, and if others wait,
-    /// its chunk may have become idle and can go back.
-    pub(crate) fn piece_freed(&self, account: &LandingWaiter) {
-        // The fence between freeing and looking is in the first.
-        if self.waiting.any_after_free() || account.full.load(SeqCst) {
-            account.wake();
+    /// Wakes the owner of a piece that has come free, if it needs to know: it may wait for that
+    /// piece itself, or others wait and the chunk may now be idle and can be returned.
+    pub(crate) fn piece_freed(&self, waiter: &LandingWaiter) {
+        // `any_after_free` has the fence between freeing the memory and reading both flags.
+        if self.n_waiting.any_after_free() || waiter.at_limit.load(SeqCst) {
+            waiter.wake();
         }
     }
 }

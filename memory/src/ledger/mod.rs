@@ -1,16 +1,16 @@
-//! What everything in a pool is accounted in: budgets, counters, the index of regions, those that
-//! wait for landing memory, and the device's registrar.
+//! The accounting of a pool: budgets, counters, the index of regions, the waiters for landing
+//! memory, and the registrar of the device.
 //!
 //! Arenas, slots, chunks and pieces hold the ledger, not the pool, so that they can outlive it.
 //!
 //! | file | what |
 //! |---|---|
-//! | `budgets` | what is mapped of each budget |
-//! | `counters` | figures |
-//! | `index` | from an address to its lkey and iova |
-//! | `landing_budget` | the landing budget where the process may pin less |
-//! | `landing_waiters` | wakes those that wait for landing memory |
-//! | `waiter_count` | the count of waiters, by which no wake-up is lost |
+//! | `budgets` | how much of each budget is mapped |
+//! | `counters` | the counters behind [`PoolStats`](crate::PoolStats) |
+//! | `index` | finds the lkey and the iova of an address |
+//! | `landing_budget` | the landing budget, which RLIMIT_MEMLOCK may lower |
+//! | `landing_waiters` | wakes the connections that wait for landing memory |
+//! | `waiter_count` | the number of waiters, counted so that no wake-up is lost |
 
 mod budgets;
 mod counters;
@@ -35,15 +35,13 @@ use crate::region::Region;
 use crate::registrar::Registrar;
 use crate::stats::Use;
 
-/// The accounts of one pool.
+/// The accounting of one pool.
 pub(crate) struct Ledger {
     pub(crate) sizes: Sizes,
     pub(crate) counters: Counters,
     pub(crate) budgets: Budgets,
     pub(crate) index: Index,
-    /// Never more than `sizes.landing`.
     landing: Arc<LandingBudget>,
-    /// Behind what it registered.
     pub(crate) registrar: Arc<dyn Registrar>,
     _notify: NotifyOnDrop,
 }
@@ -67,12 +65,12 @@ impl Ledger {
         }
     }
 
-    /// Those that wait for landing memory, and those that have some.
+    /// The waiters of all connections that have landing memory or want some.
     pub(crate) fn landing_waiters(&self) -> &LandingWaiters {
         &self.landing.waiters
     }
 
-    /// The landing budget in bytes as it is now.
+    /// The current landing budget in bytes, at most `sizes.landing`.
     pub(crate) fn landing_budget(&self) -> usize {
         self.landing.bytes()
     }
@@ -84,8 +82,8 @@ impl Ledger {
         self.index.insert(region);
     }
 
-    /// What the limit leaves: bytes that landing memory may still pin, and the limit. None: there
-    /// is none.
+    /// The bytes that landing memory may still pin under RLIMIT_MEMLOCK, and the limit. `None`
+    /// means that no limit applies.
     pub(crate) fn landing_left(&self) -> Option<(usize, Memlock)> {
         if !self.registrar.pins() {
             return None;
@@ -96,25 +94,25 @@ impl Ledger {
         Some((usize::try_from(available).unwrap_or(usize::MAX).saturating_sub(control), memlock))
     }
 
-    /// Bytes that another chunk may have, as far as the process's limit goes. Lowers the landing
-    /// budget if that is less than `least`. None: there is no landing memory at all, and waiting
-    /// would bring none.
-    pub(crate) fn fit_landing(&self, least: usize) -> Option<usize> {
+    /// The bytes that RLIMIT_MEMLOCK leaves for another chunk. Lowers the landing budget if that is
+    /// less than `min`. `None` means that the pool has no landing memory at all, so that waiting
+    /// for some to come free would be in vain.
+    pub(crate) fn fit_landing(&self, min: usize) -> Option<usize> {
         let used = self.budgets.used(Use::Landing);
-        if used.saturating_add(least) > self.sizes.landing {
-            // By its own budget it may not, whatever the limit.
+        if used.saturating_add(min) > self.sizes.landing {
+            // The configured budget does not allow it, whatever the limit.
             return Some(0);
         }
         let room = || self.landing_left().map_or(usize::MAX, |(left, _)| left);
         let mut left = room();
-        if left < least {
+        if left < min {
             self.landing.lower(used.saturating_add(left));
-            // Told first, then a last look: whoever deregisters from now on wakes this pool.
+            // Checked again after lowering: whoever deregisters from now on wakes this pool.
             left = room();
         }
-        if left >= least {
+        if left >= min {
             self.landing.restore();
         }
-        (left >= least || self.budgets.used(Use::Landing) > 0).then_some(left)
+        (left >= min || self.budgets.used(Use::Landing) > 0).then_some(left)
     }
 }

@@ -1,40 +1,40 @@
-//! How many wait: the rule by which no wake-up is lost.
+//! The number of waiters, and the protocol by which no wake-up is lost.
 //!
-//! | who waits | who frees |
-//! |---|---|
-//! | [`WaiterCount::enter`] | makes the memory free |
-//! | looks for memory once more | [`WaiterCount::any_after_free`] |
-//! | found none: waits | if so, wakes or serves |
+//! | step | the one that waits | the one that frees |
+//! |---|---|---|
+//! | 1 | calls [`WaiterCount::enter`] | frees the memory |
+//! | 2 | looks for memory once more | calls [`WaiterCount::any_after_free`] |
+//! | 3 | waits if it found none | wakes or serves the waiters if there are any |
 //!
-//! Between the two steps of each lies a sequentially consistent fence, so that at least one of them
-//! sees the other.
+//! A sequentially consistent fence separates steps 1 and 2 on both sides, so that at least one side
+//! sees what the other has done.
 //!
-//! Checked with loom: tests/loom.rs compiles this file over loom's atomics.
+//! Checked with loom: tests/loom.rs compiles this file with loom's atomics.
 
 use crate::atomics::{AtomicUsize, Ordering, fence};
 
-/// The count, read without a lock.
+/// The number of waiters, which is read without a lock.
 #[derive(Debug, Default)]
 pub(crate) struct WaiterCount(AtomicUsize);
 
 impl WaiterCount {
-    /// One more waits. It must look for memory once more after this.
+    /// Adds a waiter. It must look for memory once more after this.
     pub(crate) fn enter(&self) {
         self.0.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// One that waited does so no more.
+    /// Removes a waiter.
     pub(crate) fn leave(&self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// How many wait.
+    /// The number of waiters.
     pub(crate) fn count(&self) -> usize {
         self.0.load(Ordering::SeqCst)
     }
 
-    /// Whether anyone waits for what has just been made free.
+    /// Whether anyone waits for memory that the caller has just freed.
     pub(crate) fn any_after_free(&self) -> bool {
         fence(Ordering::SeqCst);
         self.count() > 0

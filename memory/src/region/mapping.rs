@@ -10,31 +10,32 @@ use super::page::{HUGE_PAGE, HugePages};
 use super::random_address::map_at_random;
 use crate::error::PoolError;
 
-/// Memory of this process only.
+/// Flags for memory of this process only.
 const ANONYMOUS: libc::c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
 
-/// Where a mapping goes.
+/// Where a mapping is placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// Where the kernel puts it: beside others, as a rule.
+    /// At an address that the kernel chooses, in general next to other mappings.
     Any,
-    /// Where nobody can guess it.
+    /// At an address that nobody can guess.
     Random,
 }
 
-/// Memory of this process, or of a file that peers may map: page aligned, zeroed when it is mapped.
+/// Mapped memory of this process, or of a file that peers may map. It is page aligned, and zeroed
+/// when it is mapped.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     ptr: NonNull<u8>,
     len: usize,
-    /// Peers may have it mapped too.
+    /// Peers may have mapped it, too.
     shared: bool,
 }
 
-// SAFETY: a mapping is plain memory, owned by this value; who may touch which part is decided by
-// slots and pieces (R8).
+// SAFETY: a mapping is plain memory, owned by this value. Slots and pieces determine who may access
+// which part (R8).
 unsafe impl Send for Mapping {}
-// SAFETY: as above; nothing is reachable through &Mapping but the address.
+// SAFETY: as above; only the address is reachable through &Mapping.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -42,13 +43,14 @@ impl Mapping {
     pub(crate) fn new(len: usize, huge: HugePages, place: Place) -> Result<Self, PoolError> {
         if huge == HugePages::Explicit && len.is_multiple_of(HUGE_PAGE) {
             static WARNED: Once = Once::new();
-            // The size is named: the default may be another, and unmapping must be in whole pages.
+            // An explicit page size: the default may differ, and only whole pages can be unmapped.
             match Self::map(len, ANONYMOUS | libc::MAP_HUGETLB | libc::MAP_HUGE_2MB, None, place) {
                 Ok(mapping) => return Ok(mapping),
                 Err(error) => WARNED.call_once(|| {
                     tracing::warn!(
                         %error, len,
-                        "no explicit huge pages (reserve some in /proc/sys/vm/nr_hugepages); using ordinary ones"
+                        "no explicit huge pages (reserve some in /proc/sys/vm/nr_hugepages); \
+                         using ordinary ones"
                     );
                 }),
             }
@@ -61,20 +63,20 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Maps a file that peers can map too, and that can neither shrink nor grow. Its pages are
-    /// there at once: a peer's first WRITE should not have to wait for them.
+    /// Maps a new file that peers can map, too, and that can neither shrink nor grow. Its pages are
+    /// allocated at once, so that a peer's first WRITE does not wait for them.
     pub(crate) fn shared(len: usize, huge: HugePages) -> io::Result<(Self, OwnedFd)> {
         let file = memfd::sealed(c"tonic-rdma-landing", len)?;
         let mapping = Self::map(len, libc::MAP_SHARED, Some(&file), Place::Any)?;
         if huge != HugePages::Off && len >= HUGE_PAGE {
             mapping.advise(libc::MADV_HUGEPAGE);
         }
-        // Kernels before 5.14 do not know this: there, pages come as they are touched.
+        // Unknown to kernels before 5.14, which allocate pages on first access.
         mapping.advise(libc::MADV_POPULATE_WRITE);
         Ok((mapping, file))
     }
 
-    /// Maps such a file a second time.
+    /// Maps the file of a [`shared`](Self::shared) mapping a second time.
     #[cfg(any(test, feature = "test-util"))]
     pub(crate) fn again(len: usize, file: &OwnedFd) -> io::Result<Self> {
         Self::map(len, libc::MAP_SHARED, Some(file), Place::Any)
@@ -89,8 +91,8 @@ impl Mapping {
         let map = |at: usize, flags| {
             let (at, fd) =
                 (std::ptr::without_provenance_mut(at), file.map_or(-1, AsRawFd::as_raw_fd));
-            // SAFETY: a new mapping touches nothing that exists: an address without MAP_FIXED is a
-            // hint, which the kernel takes where nothing is (R8).
+            // SAFETY: a new mapping affects no existing one: an address without MAP_FIXED is a
+            // hint, which the kernel ignores if something is mapped there (R8).
             let ptr =
                 unsafe { libc::mmap(at, len, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0) };
             if ptr == libc::MAP_FAILED {
@@ -99,7 +101,7 @@ impl Mapping {
             Ok(NonNull::new(ptr.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?)
         };
         let unmap = |ptr: NonNull<u8>| {
-            // SAFETY: `map` has just given it, and nobody else knows it (R8).
+            // SAFETY: `map` has just returned it, and no reference to it exists (R8).
             let _ = unsafe { libc::munmap(ptr.as_ptr().cast(), len) };
         };
         let ptr = match place {
@@ -107,14 +109,14 @@ impl Mapping {
             Place::Random => map_at_random(len, |at| map(at, flags), unmap)?,
         };
         let mapping = Mapping { ptr, len, shared: file.is_some() };
-        // A child of fork() must not get copies of pages that the device writes to: with
-        // copy-on-write the parent would end up with pages that the device does not know.
+        // A child of fork() must not share pages that the device writes to: after copy-on-write the
+        // parent could be left with pages that the device does not know.
         mapping.advise(libc::MADV_DONTFORK);
         Ok(mapping)
     }
 
     fn advise(&self, advice: libc::c_int) {
-        // SAFETY: the range is this mapping. None of the advices used changes its contents, but
+        // SAFETY: the range is this mapping. No advice used here changes its contents, except
         // MADV_REMOVE in `drop`.
         if unsafe { libc::madvise(self.ptr.as_ptr().cast(), self.len, advice) } != 0 {
             tracing::debug!(error = %io::Error::last_os_error(), advice, "madvise was not taken");
@@ -133,11 +135,11 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         if self.shared {
-            // A peer that keeps its mapping must not keep the memory: the pages go back to the
-            // system now.
+            // A peer that keeps its mapping must not keep the memory, so the pages are returned to
+            // the system now.
             self.advise(libc::MADV_REMOVE);
         }
-        // SAFETY: mapped in `map`, unmapped once; whoever registered it has deregistered before
+        // SAFETY: mapped in `map` and unmapped only here; a registration has been dropped before
         // (field order in Region).
         unsafe { libc::munmap(self.ptr.as_ptr().cast(), self.len) };
     }
@@ -147,7 +149,7 @@ impl Drop for Mapping {
 mod tests {
     use super::*;
 
-    /// Also under the sanitizers, which leave the program a part of the address space only.
+    /// Holds under the sanitizers, too, which leave only part of the address space to the program.
     #[test]
     fn mappings_at_random_places_are_ordinary_memory() {
         let len = 64 << 10;
@@ -166,8 +168,8 @@ mod tests {
         }
         let mut starts: Vec<usize> = mappings.iter().map(|m| m.ptr().addr().get()).collect();
         starts.sort_unstable();
-        let beside = starts.windows(2).filter(|pair| pair[1] - pair[0] < 1 << 20).count();
-        assert_eq!(beside, 0, "{starts:x?}");
+        let adjacent = starts.windows(2).filter(|pair| pair[1] - pair[0] < 1 << 20).count();
+        assert_eq!(adjacent, 0, "{starts:x?}");
     }
 
     #[test]

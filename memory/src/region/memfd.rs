@@ -1,17 +1,17 @@
-//! Memory that can be shared with another process: files without a name that can neither shrink nor
+//! Memory that can be shared with another process: anonymous files that can neither shrink nor
 //! grow.
 //!
-//! A process that maps a file is killed by SIGBUS when it touches a part that another process has
-//! cut off. So whoever maps a stranger's file must know that it cannot be cut, which is what the
-//! seals say (fcntl(2), F_ADD_SEALS). Nothing of such a file shows in /dev/shm, and it is gone with
-//! its last descriptor and mapping.
+//! A process that maps a file receives SIGBUS when it accesses a part that another process has
+//! truncated. So a process may map a file of a peer only if the file cannot be truncated, which its
+//! seals guarantee (fcntl(2), F_ADD_SEALS). Such a file does not appear in /dev/shm, and ceases to
+//! exist with its last descriptor and mapping.
 
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// Makes a file of `len` zero bytes that can neither shrink nor grow, nor be sealed further. `name`
-/// shows in /proc/PID/maps only.
+/// Creates a file of `len` zero bytes that can neither shrink nor grow, nor be sealed further.
+/// `name` appears in /proc/PID/maps only.
 ///
 /// # Errors
 /// Those of memfd_create(2), ftruncate(2) and fcntl(2).
@@ -28,12 +28,12 @@ pub fn sealed(name: &CStr, len: usize) -> io::Result<OwnedFd> {
 
 fn create(name: &CStr) -> io::Result<OwnedFd> {
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-    // Some hosts allow only files that cannot be executed; kernels before 6.3 do not know the flag.
+    // Some hosts allow only non-executable files; kernels before 6.3 do not know that flag.
     for flags in [flags | libc::MFD_NOEXEC_SEAL, flags] {
         // SAFETY: the name ends with a zero byte.
         let fd = unsafe { libc::memfd_create(name.as_ptr(), flags) };
         match check(fd) {
-            // SAFETY: the descriptor was just made, and is owned by nobody else.
+            // SAFETY: the descriptor has just been created, and nothing else owns it.
             Ok(()) => return Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
             Err(error) => return Err(error),

@@ -1,4 +1,4 @@
-//! Mappings that a device knows.
+//! Mappings that are registered with a device.
 //!
 //! | file | what |
 //! |---|---|
@@ -19,7 +19,8 @@ use self::mapping::Mapping;
 use crate::error::RegisterError;
 use crate::registrar::{Access, Memory, Registrar, Registration};
 
-/// A mapping that a device knows. Deregistered first, unmapped second: the order of the fields.
+/// A mapping that is registered with a device. The order of the fields matters: it is deregistered
+/// first and unmapped second.
 pub(crate) struct Region {
     registration: Box<dyn Registration>,
     mapping: Mapping,
@@ -35,7 +36,7 @@ impl std::fmt::Debug for Region {
 }
 
 impl Region {
-    /// Registers a mapping, of the file if there is one.
+    /// Registers a mapping. `file` is the file that it maps, if any.
     pub(crate) fn new(
         mapping: Mapping,
         file: Option<OwnedFd>,

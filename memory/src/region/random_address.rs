@@ -1,32 +1,34 @@
 //! Addresses of landing memory that peers cannot guess.
 //!
 //! All queue pairs of a device share one protection domain, so a device accepts the rkey of a chunk
-//! from every peer that is connected. A peer that knows the key of another connection's chunk lacks
-//! only the address. A WRITE to a wrong address ends the connection that it comes by, and with it a
-//! ticket is spent: a peer has one guess for each ticket.
+//! from every connected peer. A peer that knows the key of another connection's chunk lacks only
+//! its address. A WRITE to a wrong address ends the peer's connection, and a new one needs a new
+//! ticket: a peer has one guess per ticket.
 //!
-//! | the device | peers name | which is random in | bits | a guess at a chunk of 2^k bytes hits once in |
+//! | the device | peers use | which is random in | bits | a guess at a chunk of 2^k bytes succeeds once in |
 //! |---|---|---|---|---|
 //! | uses the iova of `ibv_reg_mr_iova` | the iova, by [`random_iova`] | all 64 bits | 52 | 2^(64-k) |
 //! | ignores it (Soft-iWARP) | the virtual address, by [`map_at_random`] | the user address space, 2^47 bytes on x86-64 | 35 | 2^(47-k) |
 //!
-//! Bits are those of the page number, with pages of 4 KiB. A chunk of [`HUGE_PAGE`] or more keeps
-//! its place within a huge page, for devices and kernels that use larger pages: nine bits less, and
-//! the same chance of a guess, since such a chunk is as long as the step between two places.
+//! The bits are those of the page number, with pages of 4 KiB. A chunk of [`HUGE_PAGE`] or more
+//! keeps its offset within a huge page, for devices and kernels that use larger pages. That is nine
+//! bits less, but the same chance of a guess, since such a chunk is at least as long as the
+//! distance between two possible addresses.
 //!
-//! A virtual address lies between 1/64 and 63/64 of the way from 0 to the main thread's stack:
-//! programs and their heaps lie below or rarely in the way, and the stack can grow. The stack's
-//! address tells how large the address space is (47 bits on x86-64, 48 on most of arm64, 39 in User
-//! Mode Linux, 37 under valgrind). Sanitizers reserve parts of it, which are passed over.
+//! A virtual address lies between 1/64 and 63/64 of the way from 0 to the main thread's stack.
+//! Programs and their heaps lie below that range or use little of it, and the stack can grow. The
+//! address of the stack tells how large the address space is (47 bits on x86-64, 48 on most of
+//! arm64, 39 in User Mode Linux, 37 under valgrind). Sanitizers reserve parts of the range;
+//! addresses in those are tried in vain and skipped.
 
 use std::io;
 use std::ptr::NonNull;
 
 use super::page::{HUGE_PAGE, page};
 
-/// Attempts to find a free place. One nearly always suffices; under the thread sanitizer, which
-/// leaves the program less than a tenth of the range, about fifteen do.
-const ATTEMPTS: usize = 512;
+/// Attempts to find a free address. One nearly always suffices; about fifteen are needed under the
+/// thread sanitizer, which leaves less than a tenth of the range to the program.
+const MAX_ATTEMPTS: usize = 512;
 
 /// 64 bits from the kernel's generator (getrandom(2)).
 fn random() -> io::Result<u64> {
@@ -36,7 +38,7 @@ fn random() -> io::Result<u64> {
         let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
         match usize::try_from(got) {
             Ok(got) if got == bytes.len() => return Ok(u64::from_ne_bytes(bytes)),
-            // Cut short by a signal.
+            // Interrupted by a signal.
             Ok(_) => {}
             Err(_) => match io::Error::last_os_error() {
                 error if error.kind() == io::ErrorKind::Interrupted => {}
@@ -46,17 +48,17 @@ fn random() -> io::Result<u64> {
     }
 }
 
-/// The step between two places of a range of `len` bytes.
+/// The distance between two possible addresses of a range of `len` bytes.
 fn step(len: usize) -> usize {
     if len < HUGE_PAGE { page() } else { HUGE_PAGE }
 }
 
-/// A random start address (iova) for the registration of `len` bytes that are mapped at `addr`. The
-/// range from there does not pass the end of 64 bits, and `addr` and the result have the same place
-/// within a page, as `ibv_reg_mr_iova` demands.
+/// Returns a random start address (iova) for the registration of `len` bytes mapped at `addr`. The
+/// range does not wrap around 2^64, and the result has the same offset within a page as `addr`, as
+/// `ibv_reg_mr_iova` requires.
 ///
 /// # Errors
-/// The kernel gives no random numbers: getrandom(2) is missing or forbidden.
+/// getrandom(2) is missing or forbidden.
 pub fn random_iova(addr: NonNull<u8>, len: usize) -> io::Result<u64> {
     let within = step(len) as u64 - 1;
     loop {
@@ -67,14 +69,14 @@ pub fn random_iova(addr: NonNull<u8>, len: usize) -> io::Result<u64> {
     }
 }
 
-/// A random place for a mapping of `len` bytes. Something may be there already.
+/// Returns a random address for a mapping of `len` bytes. Something may be mapped there already.
 fn random_place(len: usize) -> io::Result<usize> {
-    // SAFETY: getauxval takes no pointer (R17). The bytes that it points to lie above the main
-    // thread's stack; only the address is used.
+    // SAFETY: getauxval takes no pointer (R17). The result points above the main thread's stack,
+    // and is used as a number only.
     let stack = unsafe { libc::getauxval(libc::AT_RANDOM) } as usize;
     let (part, step) = (stack / 64, step(len));
     let places = (stack - 2 * part).saturating_sub(len) / step;
-    // The product's upper half is below `places`.
+    // The upper half of the product is less than `places`.
     let at = ((u128::from(random()?) * places as u128) >> 64) as usize;
     match places {
         0 => Err(io::Error::new(
@@ -85,19 +87,19 @@ fn random_place(len: usize) -> io::Result<usize> {
     }
 }
 
-/// Maps `len` bytes at a random place. `map` gets an address as a hint, and maps there or
-/// elsewhere; what lies elsewhere is given to `unmap`. (With MAP_FIXED_NOREPLACE instead the thread
-/// sanitizer would end the process at an address that it does not leave to the program.)
+/// Maps `len` bytes at a random address. `map` gets an address as a hint, and maps there or
+/// elsewhere; a mapping elsewhere is passed to `unmap`. (MAP_FIXED_NOREPLACE is no alternative: the
+/// thread sanitizer ends the process for an address that it does not leave to the program.)
 ///
 /// # Errors
-/// Those of `map`; none of [`ATTEMPTS`] places was free; the kernel gives no random numbers. There
-/// is no other place to fall back to.
+/// Those of `map`; none of [`MAX_ATTEMPTS`] addresses was free; getrandom(2) failed. There is no
+/// fallback to another address.
 pub(crate) fn map_at_random(
     len: usize,
     map: impl Fn(usize) -> io::Result<NonNull<u8>>,
     unmap: impl Fn(NonNull<u8>),
 ) -> io::Result<NonNull<u8>> {
-    for _ in 0..ATTEMPTS {
+    for _ in 0..MAX_ATTEMPTS {
         let place = random_place(len)?;
         let ptr = map(place)?;
         if ptr.addr().get() == place {
@@ -107,7 +109,9 @@ pub(crate) fn map_at_random(
     }
     Err(io::Error::new(
         io::ErrorKind::AddrInUse,
-        format!("no free place for {len} bytes of landing memory at {ATTEMPTS} random addresses"),
+        format!(
+            "no free place for {len} bytes of landing memory at {MAX_ATTEMPTS} random addresses"
+        ),
     ))
 }
 
@@ -124,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn an_iova_keeps_the_place_within_its_page_and_does_not_wrap() {
+    fn an_iova_keeps_the_offset_within_a_page_and_does_not_wrap() {
         for len in [4096, LEN, HUGE_PAGE, HUGE_PAGE + LEN, 1 << 62] {
             let mapped = at(0x7f12_3456_7000);
             for _ in 0..100 {
@@ -136,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_below_the_stack_and_aligned() {
+    fn random_places_are_aligned_and_below_the_stack() {
         for len in [4096, LEN, HUGE_PAGE, 1 << 30] {
             for _ in 0..100 {
                 let place = random_place(len).unwrap();
@@ -149,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn places_that_are_taken_are_passed_over() {
+    fn occupied_places_are_skipped() {
         let (tried, unmapped) = (RefCell::new(Vec::new()), RefCell::new(Vec::new()));
         let map = |place| {
             tried.borrow_mut().push(place);
@@ -158,10 +162,10 @@ mod tests {
         let ptr = map_at_random(LEN, map, |ptr| unmapped.borrow_mut().push(ptr)).unwrap();
         assert_eq!(tried.borrow().len(), 3);
         assert_eq!(ptr.addr().get(), tried.borrow()[2]);
-        assert_eq!(*unmapped.borrow(), [at(0x1000); 2], "what lies elsewhere does not stay");
+        assert_eq!(*unmapped.borrow(), [at(0x1000); 2], "mappings elsewhere are unmapped");
     }
 
-    /// Where no random place can be had, memory is not taken from another.
+    /// If no random address is free, there is no fallback to another one.
     #[test]
     fn without_a_random_place_there_is_an_error() {
         let tried = RefCell::new(0);
@@ -170,12 +174,12 @@ mod tests {
             Ok(at(0x1000))
         };
         let error = map_at_random(LEN, elsewhere, |_| {}).unwrap_err();
-        assert_eq!((error.kind(), *tried.borrow()), (io::ErrorKind::AddrInUse, ATTEMPTS));
+        assert_eq!((error.kind(), *tried.borrow()), (io::ErrorKind::AddrInUse, MAX_ATTEMPTS));
         let limit = map_at_random(LEN, |_| Err(io::Error::from_raw_os_error(libc::ENOMEM)), |_| {});
         assert_eq!(
             limit.unwrap_err().raw_os_error(),
             Some(libc::ENOMEM),
-            "a limit is no matter of the place"
+            "a limit is no matter of the address"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! A registrar that keeps books.
+//! A registrar that records all registrations and checks them.
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
@@ -13,77 +13,76 @@ use tonic_rdma_memory::{
     Access, MIN_POOL, Memory, Pool, PoolConfig, RegisterError, Registrar, Registration, Use,
 };
 
-/// A registration in the books.
+/// A recorded registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) start: usize,
-    /// The address of `start` for the holder of a key.
+    /// The address of `start` in work requests with the key.
     pub(crate) iova: u64,
     pub(crate) len: usize,
     pub(crate) access: Access,
 }
 
 #[derive(Debug, Default)]
-struct Books {
+struct Records {
     live: BTreeMap<u32, Entry>,
     every_key: HashSet<u32>,
     most: usize,
-    /// Registering fails when more than this many bytes would be registered, as RLIMIT_MEMLOCK has
-    /// it.
+    /// Registering fails if more than this many bytes would be registered, as with RLIMIT_MEMLOCK.
     limit: Option<usize>,
     next: u32,
 }
 
-/// Writes down what is registered. Panics on what must never happen; checks at the end of each
+/// Records what is registered. Panics if an invariant is broken; checks at the end of each
 /// registration that its memory is still mapped.
 #[derive(Debug, Default)]
-pub(crate) struct Ledger {
-    books: Mutex<Books>,
+pub(crate) struct RecordingRegistrar {
+    records: Mutex<Records>,
     fails: AtomicBool,
-    /// Panicking in Drop would hide the cause: breaches are counted.
-    breaches: AtomicUsize,
+    /// The number of broken invariants found in Drop, where a panic would hide the cause.
+    violations: AtomicUsize,
 }
 
-impl Ledger {
-    fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+impl RecordingRegistrar {
+    fn records(&self) -> MutexGuard<'_, Records> {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on registering fails, or works again.
+    /// Makes registering fail from now on, or work again.
     pub(crate) fn fail(&self, fails: bool) {
         self.fails.store(fails, SeqCst);
     }
 
     pub(crate) fn limit(&self, bytes: usize) {
-        self.books().limit = Some(bytes);
+        self.records().limit = Some(bytes);
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.books().live.values().map(|e| e.len).sum()
+        self.records().live.values().map(|e| e.len).sum()
     }
 
     pub(crate) fn most(&self) -> usize {
-        self.books().most
+        self.records().most
     }
 
     pub(crate) fn bytes_of(&self, access: Access) -> usize {
-        self.books().live.values().filter(|e| e.access == access).map(|e| e.len).sum()
+        self.records().live.values().filter(|e| e.access == access).map(|e| e.len).sum()
     }
 
-    /// What a key stands for, if it works.
+    /// The registration of a key, if it is live.
     pub(crate) fn entry(&self, key: u32) -> Option<Entry> {
-        self.books().live.get(&key).copied()
+        self.records().live.get(&key).copied()
     }
 
-    /// Whether a live registration with the key covers the range, which is named as work requests
-    /// do.
+    /// Whether a live registration with the key covers the range, given by its address in work
+    /// requests.
     pub(crate) fn covers(&self, key: u32, iova: u64, len: usize) -> bool {
         self.entry(key).is_some_and(|e| {
             iova.checked_sub(e.iova).is_some_and(|at| at + len as u64 <= e.len as u64)
         })
     }
 
-    /// Where the device puts what is written with the key to this address.
+    /// The memory to which the device translates an address with the key.
     pub(crate) fn place(&self, key: u32, iova: u64) -> *mut u8 {
         let entry = self.entry(key).expect("the key works");
         std::ptr::with_exposed_provenance_mut(
@@ -92,28 +91,28 @@ impl Ledger {
     }
 
     pub(crate) fn registrations(&self) -> usize {
-        self.books().every_key.len()
+        self.records().every_key.len()
     }
 
-    /// Nothing is registered any more, and nothing ever went wrong.
+    /// Asserts that nothing is registered any longer and no invariant was broken.
     pub(crate) fn assert_settled(&self) {
-        let live = self.books().live.clone();
+        let live = self.records().live.clone();
         assert_eq!(live, BTreeMap::new());
         self.assert_clean();
     }
 
     pub(crate) fn assert_clean(&self) {
-        assert_eq!(self.breaches.load(SeqCst), 0, "memory was unmapped while it was registered");
+        assert_eq!(self.violations.load(SeqCst), 0, "memory was unmapped while it was registered");
     }
 }
 
-/// The handle that the pool gets.
-pub(crate) struct Keeper(pub(crate) Arc<Ledger>);
+/// The registration that the pool gets.
+pub(crate) struct Keeper(pub(crate) Arc<RecordingRegistrar>);
 
 struct Kept {
     key: u32,
     iova: u64,
-    ledger: Arc<Ledger>,
+    registrar: Arc<RecordingRegistrar>,
 }
 
 impl Registration for Kept {
@@ -131,7 +130,7 @@ impl Registration for Kept {
 
 const RKEY: u32 = 1 << 31;
 
-/// Added to the virtual address where peers write: mixed up, the two do not work.
+/// Difference between the iova and the virtual address, so that mixing them up fails.
 const IOVA: u64 = 1 << 60;
 
 /// The lkey of the registration that an rkey belongs to.
@@ -142,9 +141,9 @@ pub(crate) fn of_rkey(rkey: u32) -> u32 {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        let entry = self.ledger.books().live.remove(&self.key);
+        let entry = self.registrar.records().live.remove(&self.key);
         if !entry.is_some_and(is_mapped) {
-            self.ledger.breaches.fetch_add(1, SeqCst);
+            self.registrar.violations.fetch_add(1, SeqCst);
         }
     }
 }
@@ -167,62 +166,62 @@ unsafe impl Registrar for Keeper {
         if self.0.fails.load(SeqCst) {
             return Err(refused());
         }
-        let mut books = self.0.books();
+        let mut records = self.0.records();
         let start = addr.as_ptr().expose_provenance();
         let iova = start as u64 + if access == Access::RemoteWrite { IOVA } else { 0 };
         let entry = Entry { start, iova, len, access };
-        let total = books.live.values().map(|e| e.len).sum::<usize>() + len;
-        if books.limit.is_some_and(|limit| total > limit) {
+        let total = records.live.values().map(|e| e.len).sum::<usize>() + len;
+        if records.limit.is_some_and(|limit| total > limit) {
             return Err(refused());
         }
-        let overlap = books
+        let overlap = records
             .live
             .values()
             .any(|e| e.start < entry.start + len && entry.start < e.start + e.len);
         if overlap || !is_mapped(entry) {
-            self.0.breaches.fetch_add(1, SeqCst);
+            self.0.violations.fetch_add(1, SeqCst);
         }
-        books.most = books.most.max(total);
-        books.next += 1;
-        let key = books.next;
-        books.every_key.insert(key);
-        books.live.insert(key, entry);
-        Ok(Box::new(Kept { key, iova, ledger: self.0.clone() }))
+        records.most = records.most.max(total);
+        records.next += 1;
+        let key = records.next;
+        records.every_key.insert(key);
+        records.live.insert(key, entry);
+        Ok(Box::new(Kept { key, iova, registrar: self.0.clone() }))
     }
 }
 
-pub(crate) fn pool(config: PoolConfig) -> (Pool, Arc<Ledger>) {
-    let ledger = Arc::new(Ledger::default());
-    let pool = Pool::new(config, Arc::new(Keeper(ledger.clone()))).unwrap();
+pub(crate) fn pool(config: PoolConfig) -> (Pool, Arc<RecordingRegistrar>) {
+    let registrar = Arc::new(RecordingRegistrar::default());
+    let pool = Pool::new(config, Arc::new(Keeper(registrar.clone()))).unwrap();
     // The limit of the system is the whole: parts must fit into it at every moment.
-    ledger.limit(pool.config().total);
-    (pool, ledger)
+    registrar.limit(pool.config().total);
+    (pool, registrar)
 }
 
 /// The smallest pool: 512 KiB for sending, 1 MiB for landing, 512 KiB for control.
-pub(crate) fn small() -> (Pool, Arc<Ledger>) {
+pub(crate) fn small() -> (Pool, Arc<RecordingRegistrar>) {
     pool(PoolConfig::default().total(MIN_POOL))
 }
 
-/// Everything has come back.
+/// Asserts that all memory has been returned.
 pub(crate) fn assert_unused(pool: &Pool) {
     let stats = pool.stats();
     assert_eq!(stats.in_use_bytes(), 0, "{stats:?}");
     assert_eq!(stats.classes.iter().map(|c| c.in_use).sum::<usize>(), 0, "{stats:?}");
 }
 
-/// No part is above its budget, and the pool's figures are those of the books.
-pub(crate) fn assert_budgets(pool: &Pool, ledger: &Ledger) {
+/// Asserts that no use exceeds its budget, and that the pool's figures agree with the records.
+pub(crate) fn assert_budgets(pool: &Pool, registrar: &RecordingRegistrar) {
     let (sizes, stats) = (pool.config(), pool.stats());
-    assert_eq!(stats.registered, ledger.bytes());
-    assert_eq!(stats.leased, ledger.bytes_of(Access::RemoteWrite));
-    assert_eq!(stats.registrations, ledger.registrations() as u64);
-    assert_eq!(stats.high_water, ledger.most());
+    assert_eq!(stats.registered, registrar.bytes());
+    assert_eq!(stats.leased, registrar.bytes_of(Access::RemoteWrite));
+    assert_eq!(stats.registrations, registrar.registrations() as u64);
+    assert_eq!(stats.high_water, registrar.most());
     assert!(stats.leased <= sizes.landing, "{stats:?}");
-    assert!(ledger.bytes_of(Access::Local) <= sizes.send + sizes.control, "{stats:?}");
+    assert!(registrar.bytes_of(Access::Local) <= sizes.send + sizes.control, "{stats:?}");
     assert!(stats.send <= sizes.send && stats.control <= sizes.control, "{stats:?}");
     assert!(stats.granted + stats.filled <= stats.leased, "{stats:?}");
-    assert!(ledger.most() <= sizes.total);
+    assert!(registrar.most() <= sizes.total);
 }
 
 pub(crate) fn usage(error: &tonic_rdma_memory::PoolError) -> Option<Use> {
@@ -232,7 +231,7 @@ pub(crate) fn usage(error: &tonic_rdma_memory::PoolError) -> Option<Use> {
     }
 }
 
-/// A waker that counts.
+/// A waker that counts its calls.
 #[derive(Debug, Default)]
 pub(crate) struct Woken(AtomicUsize);
 

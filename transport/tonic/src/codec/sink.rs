@@ -190,7 +190,7 @@ impl Sink {
         let before = all.len();
         let mut buf = SegmentBuf::new(&mut small, all, SEGMENT);
         item.encode_raw(&mut buf);
-        let (len, moved) = (buf.len(), buf.moved());
+        let (len, moved) = (buf.len(), buf.copied_bytes());
         let segments = all.len() - before;
         let next = if segments == 0 {
             dst.put_slice(&small);
