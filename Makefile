@@ -53,7 +53,7 @@ test: ## run all tests, on this machine and in the guest
 	done
 	@tests/figures $(STARTED)
 
-test-source: ## check the source: import circles, widths of comments, sizes, unsafe, wording
+test-source: packages ## check the source: import circles, line widths, sizes, unsafe, wording
 	$(CARGO) test -p tonic-rdma-source-rules
 
 test-native: packages ## run the tests that need no RDMA device

@@ -1,4 +1,5 @@
-/* Counts what a process copies, by processor and through the kernel: loaded before libc (LD_PRELOAD).
+/* Counts what a process copies, by processor and through the kernel: loaded before libc
+ * (LD_PRELOAD).
  *
  * The file that TONIC_RDMA_BENCH_COPIES names holds two counts in bytes, of all processes that have
  * this library: copied by memcpy and memmove, and moved into or out of the kernel by reading and
@@ -31,7 +32,8 @@ __attribute__((constructor)) static void begin(void) {
         counts = at;
 }
 
-/* The next library's function of this name; found on first use, which may be before any constructor. */
+/* The next library's function of this name; found on first use, which may be before any
+ * constructor. */
 #define NEXT(result, name, parameters)                                                                                 \
     static result(*next) parameters;                                                                                   \
     if (!next)                                                                                                         \

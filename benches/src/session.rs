@@ -70,7 +70,7 @@ impl<C: Calls, F: AsyncFn() -> anyhow::Result<C>> Calling<C, F> {
     /// Makes the first connection.
     ///
     /// # Errors
-    /// There is none.
+    /// When the connection cannot be made.
     pub async fn new(connect: F) -> anyhow::Result<Self> {
         Ok(Self { clients: vec![connect().await?], open: Vec::new(), connect })
     }

@@ -1,8 +1,12 @@
 //! The doctor in the guest, as root of it: each test breaks something, reads what the doctor says,
 //! does what it says to the letter, and wants the next run to say RDMA.
 //!
-//! `tests/guest/run --device none --memlock 64 --mem 4G --env TONIC_RDMA_DEBS=DIR -- target/.../doctor_guest-HASH --test-threads=1`,
-//! where DIR has the Debian packages of rdma-core: what a mirror would send. The guest's limit is
+//! ```text
+//! tests/guest/run --device none --memlock 64 --mem 4G --env TONIC_RDMA_DEBS=DIR -- \
+//!     target/.../doctor_guest-HASH --test-threads=1
+//! ```
+//!
+//! DIR has the Debian packages of rdma-core: what a mirror would send. The guest's limit is
 //! the low one because PAM takes that of process 1 for a login that has none of its own.
 
 #![allow(clippy::unwrap_used)]

@@ -14,8 +14,8 @@ pub const SENTENCES: &[&str] = &[
     "What answers one must have its own time",
     "are 66 in the short run below",
     "fault it in in both",
-    "# Errors There is none",
-    "# Errors: There is none",
+    "# Errors There is none.",
+    "# Errors: There is none.",
 ];
 
 /// The sentences that a file has, wherever its lines break.

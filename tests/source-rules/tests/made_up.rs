@@ -233,5 +233,5 @@ fn a_sentence_is_found_wherever_its_lines_break() {
     );
     assert_eq!(found("# Who copies a long message\n# without a pause is done sooner.\n"), 1);
     assert_eq!(found("/// # Errors\n///\n/// There is none.\n"), 1);
-    assert_eq!(found("/// # Errors\n///\n/// When there is none.\n"), 0);
+    assert_eq!(found("/// # Errors\n///\n/// There is none, or it is damaged.\n"), 0);
 }

@@ -70,7 +70,7 @@ impl FastPath {
     /// there is a device for the path. Those that are there already stay.
     ///
     /// # Errors
-    /// There is none.
+    /// When no listener can be made, with the reason.
     async fn listen(
         &self,
         path: Path,
