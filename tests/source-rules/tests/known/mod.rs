@@ -75,9 +75,6 @@ pub(crate) const PARENTS: &[&str] = &[
 /// Files with comments or prose beyond column 100.
 #[rustfmt::skip]
 pub(crate) const WIDE: &[&str] = &[
-    "benches/src/copies.c",
-    "rpc-demo/tests/doctor_guest.rs",
-    "scripts/install-packages",
     "tests/guest/kernel",
     "tests/src/lib.rs",
     "transport/fabric/src/self_test.rs",
@@ -110,9 +107,6 @@ pub(crate) const UNSAFE: &[&str] = &[];
 /// Files with a sentence that was to go.
 #[rustfmt::skip]
 pub(crate) const SENTENCES: &[&str] = &[
-    "benches/src/costs/record.rs",
-    "benches/src/session.rs",
     "transport/fabric/src/wake_gate.rs",
     "transport/proto/src/conn/receive.rs",
-    "transport/tonic/src/server/fast.rs",
 ];
