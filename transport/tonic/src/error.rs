@@ -3,7 +3,8 @@
 use crate::path::policy::EnvError;
 use crate::path::reason::Reason;
 
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
+/// Any error, as tower and hyper hand it on.
+pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// What can go wrong with an [`Endpoint`](crate::Endpoint), a [`Channel`](crate::Channel) or a
 /// [`Server`](crate::Server).

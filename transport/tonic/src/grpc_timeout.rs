@@ -12,7 +12,7 @@ use tokio::time::Sleep;
 use tonic::TimeoutExpired;
 use tower::Service;
 
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
+use crate::error::BoxError;
 
 /// Fails calls whose time is up. A header that does not parse counts as absent, as in tonic.
 #[derive(Debug, Clone)]

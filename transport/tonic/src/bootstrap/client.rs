@@ -21,9 +21,9 @@ use tonic_rdma_proto::hello::{VERSION_MAX, VERSION_MIN};
 use crate::bootstrap::OFFER_PATH;
 use crate::bootstrap::pb::{self, OfferRequest, OfferResponse, fabric_offer, offer_response};
 use crate::bootstrap::tickets::{TICKET_LEN, Ticket};
-use crate::endpoint::TcpChannel;
 use crate::path::Path;
 use crate::path::reason::{Reason, ReasonCode};
+use crate::tcp::connector::TcpChannel;
 
 type HookFuture = Pin<Box<dyn Future<Output = Result<Request<()>, Status>> + Send>>;
 
@@ -107,12 +107,12 @@ async fn call(
     let gone = |error: tonic::transport::Error| Status::from_error(error.into());
     grpc.ready().await.map_err(gone)?;
     let fabrics = paths.iter().map(|path| path.as_str().to_owned()).collect();
-    let local_end = tcp.local_end.clone();
+    let local_addr = tcp.local_addr.clone();
     let message = move || OfferRequest {
         version_min: VERSION_MIN.into(),
         version_max: VERSION_MAX.into(),
         fabrics,
-        client: local_end.get().map(|end| pb::TcpAddress {
+        client: local_addr.get().map(|end| pb::TcpAddress {
             ip: end.ip().to_canonical().to_string(),
             port: end.port().into(),
         }),

@@ -12,11 +12,10 @@ use crate::bootstrap::client::{OfferHook, offer};
 use crate::codec::Methods;
 use crate::connection::{FastClient, Origin};
 use crate::context::Context;
-use crate::endpoint::TcpChannel;
-use crate::path::Path;
-use crate::path::from_error;
 use crate::path::policy::FabricKind;
 use crate::path::reason::{Reason, ReasonCode, Side};
+use crate::path::{Path, from_error};
+use crate::tcp::connector::TcpChannel;
 use crate::telemetry::metrics;
 use crate::telemetry::stats::Counters;
 

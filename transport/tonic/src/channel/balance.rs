@@ -7,73 +7,23 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use futures_core::Stream;
-use http::{Request, Response};
 use hyper::rt::Executor;
 use tokio::sync::mpsc;
-use tonic::body::Body;
 use tonic_rdma_proto::Side;
-use tower::Service;
 use tower::balance::p2c::Balance;
 use tower::buffer::Buffer;
-use tower::buffer::future::ResponseFuture;
 use tower::discover::Change as TowerChange;
 use tower::load::{CompleteOnResponse, PendingRequests};
 use tower::util::BoxService;
 
-use crate::channel::select::CallFuture;
+use crate::channel::balanced::{Balanced, Change};
 use crate::channel::{Channel, Kind};
 use crate::endpoint::Endpoint;
-use crate::path::PathInfo;
-use crate::path::reason::{Reason, ReasonCode};
+use crate::error::BoxError;
 use crate::telemetry::stats::Counters;
-
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Queue in front of the balancer, and of changes; tonic's default.
 const BUFFER_SIZE: usize = 1024;
-
-/// A change in the set of endpoints, with the names of [`tonic::transport::channel::Change`].
-#[derive(Debug, Clone)]
-pub enum Change<K, V> {
-    /// A new service identified by key `K` was identified.
-    Insert(K, V),
-    /// The service identified by key `K` disappeared.
-    Remove(K),
-}
-
-/// Hands each call to the less loaded of two endpoints drawn at random.
-#[derive(Clone)]
-pub(super) struct Balanced {
-    queue: Buffer<Request<Body>, CallFuture>,
-    counters: Arc<Counters>,
-}
-
-impl Balanced {
-    pub(super) fn counters(&self) -> &Counters {
-        &self.counters
-    }
-}
-
-impl Service<Request<Body>> for Balanced {
-    type Response = Response<Body>;
-    type Error = BoxError;
-    type Future = ResponseFuture<CallFuture>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.queue.poll_ready(cx)
-    }
-
-    fn call(&mut self, req: Request<Body>) -> Self::Future {
-        self.queue.call(req)
-    }
-}
-
-pub(super) fn path() -> PathInfo {
-    PathInfo::tcp(Reason::new(
-        ReasonCode::Pending,
-        "a balanced channel: each endpoint has a path of its own",
-    ))
-}
 
 impl Channel {
     /// Balance calls over a list of endpoints, each of which finds its own fast path.

@@ -30,31 +30,35 @@ pub(crate) struct Manager {
     plan: Plan,
     stop: oneshot::Receiver<()>,
     /// How long `connect` waits for the first attempt.
-    patience: Duration,
+    fast_path_timeout: Duration,
     log: Log,
 }
 
 impl Manager {
-    pub(crate) fn new(shared: Arc<Shared>, plan: Plan, patience: Duration) -> (Self, Handle) {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        plan: Plan,
+        fast_path_timeout: Duration,
+    ) -> (Self, Handle) {
         let (stop_tx, stop) = oneshot::channel();
         let log = Log::new(plan.origin.uri.to_string());
-        (Self { shared, plan, stop, patience, log }, Handle { _stop: stop_tx })
+        (Self { shared, plan, stop, fast_path_timeout, log }, Handle { _stop: stop_tx })
     }
 
     /// Of a connection beside the first: what becomes of it decides nothing, and is told to those
     /// who debug only.
-    pub(crate) fn beside(mut self) -> Self {
-        self.log.beside = true;
+    pub(crate) fn secondary(mut self) -> Self {
+        self.log.secondary = true;
         self
     }
 
     /// Runs until the last clone of the channel is dropped. The fast path then closes when the
     /// calls in flight have ended.
     pub(crate) async fn run(self) {
-        let Self { shared, plan, mut stop, patience, mut log } = self;
+        let Self { shared, plan, mut stop, fast_path_timeout, mut log } = self;
         tokio::select! {
             _ = &mut stop => {}
-            () = keep(&shared, &plan, patience, &mut log) => {}
+            () = keep(&shared, &plan, fast_path_timeout, &mut log) => {}
         }
         let reason = Reason::new(ReasonCode::LinkLost, "the channel is gone");
         if let State::Up(fast) = shared.state.send_replace(State::Down(reason)) {
@@ -63,7 +67,7 @@ impl Manager {
     }
 }
 
-async fn keep(shared: &Shared, plan: &Plan, patience: Duration, log: &mut Log) {
+async fn keep(shared: &Shared, plan: &Plan, fast_path_timeout: Duration, log: &mut Log) {
     shared.begin.notified().await;
     let mut backoff = Backoff::default();
     let verbs = plan.context.paths(&plan.fabrics).contains(&Path::Verbs);
@@ -74,7 +78,7 @@ async fn keep(shared: &Shared, plan: &Plan, patience: Duration, log: &mut Log) {
         shared.state.send_replace(State::Trying { since: since.clone() });
         changes.seen();
         shared.counters.attempts.add(1);
-        let (reason, pause) = match attempt(shared, plan, patience, log).await {
+        let (reason, pause) = match attempt(shared, plan, fast_path_timeout, log).await {
             Ok(fast) => {
                 let up = Instant::now();
                 backoff.up();
@@ -96,7 +100,7 @@ async fn keep(shared: &Shared, plan: &Plan, patience: Duration, log: &mut Log) {
             }
         };
         log.down(&reason);
-        let away = reason.code() == ReasonCode::PeerUnreachable;
+        let unreachable = reason.code() == ReasonCode::PeerUnreachable;
         // The last clone of a connection that drains is dropped here, and its driver ends it.
         shared.state.send_replace(State::Down(reason.clone()));
         tokio::select! {
@@ -104,7 +108,7 @@ async fn keep(shared: &Shared, plan: &Plan, patience: Duration, log: &mut Log) {
             // What was in the way here may be mended before the pause is over.
             () = changes.next() => {}
             // What calls meet is better evidence than a pause.
-            () = shared.answered(), if away => {
+            () = shared.tcp.answered(), if unreachable => {
                 tokio::time::sleep(backoff::spread(&mut rng).min(pause)).await;
             }
         }
@@ -133,16 +137,16 @@ async fn over(client: FastClient, shared: &Shared) -> Reason {
 async fn attempt(
     shared: &Shared,
     plan: &Plan,
-    patience: Duration,
+    fast_path_timeout: Duration,
     log: &mut Log,
 ) -> Result<Fast, Reason> {
-    let mut attempt = std::pin::pin!(plan.attempt(ATTEMPT_LIMIT.max(patience)));
-    match tokio::time::timeout(patience, &mut attempt).await {
+    let mut attempt = std::pin::pin!(plan.attempt(ATTEMPT_LIMIT.max(fast_path_timeout)));
+    match tokio::time::timeout(fast_path_timeout, &mut attempt).await {
         Ok(result) => result,
         Err(_) => {
             let late = Reason::new(
                 ReasonCode::HandshakeTimeout,
-                format!("not up after {} ms; still trying", patience.as_millis()),
+                format!("not up after {} ms; still trying", fast_path_timeout.as_millis()),
             );
             log.down(&late);
             shared.state.send_replace(State::Down(late));
@@ -157,18 +161,18 @@ struct Log {
     said: Option<(ReasonCode, crate::path::reason::Side)>,
     been_up: bool,
     /// Of a connection beside the first.
-    beside: bool,
+    secondary: bool,
 }
 
 impl Log {
     fn new(origin: String) -> Self {
-        Self { origin, said: None, been_up: false, beside: false }
+        Self { origin, said: None, been_up: false, secondary: false }
     }
 
     fn up(&mut self, fast: &Fast) {
         self.said = None;
         let peer = fast.client.peer();
-        if self.beside {
+        if self.secondary {
             return tracing::debug!(origin = %self.origin, %peer, "another connection");
         }
         if std::mem::replace(&mut self.been_up, true) {
@@ -189,7 +193,7 @@ impl Log {
     }
 
     fn down(&mut self, reason: &Reason) {
-        if self.beside {
+        if self.secondary {
             return tracing::debug!(origin = %self.origin, %reason, "no other connection: its calls take the first");
         }
         metrics::fallback(Side::Client, reason);

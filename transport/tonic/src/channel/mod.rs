@@ -9,11 +9,13 @@
 //! | `attempt` | one attempt at the fast path |
 //! | `shards` | more fast connections of one channel |
 //! | `backoff` | pauses between attempts |
-//! | `balance` | one channel over many endpoints |
+//! | `balanced` | the queue in front of a balancer over many endpoints |
+//! | `balance` | channels over many endpoints, and how they are made |
 
 mod attempt;
 mod backoff;
 mod balance;
+mod balanced;
 mod manager;
 mod select;
 mod shards;
@@ -28,8 +30,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use attempt::Plan;
-use balance::Balanced;
-pub use balance::Change;
+use balanced::Balanced;
+pub use balanced::Change;
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, Uri};
 use manager::{Handle, Manager};
@@ -45,15 +47,15 @@ use tonic_rdma_proto::Side;
 use tower::Service;
 
 use crate::connection::Origin;
-use crate::endpoint::{Endpoint, FAST_PATH_TIMEOUT, Noting, TcpChannel};
-use crate::error::Error;
+use crate::endpoint::{Endpoint, FAST_PATH_TIMEOUT};
+use crate::error::{BoxError, Error};
 use crate::path::PathInfo;
 use crate::path::policy::{EnvError, EnvSettings, Policy};
 use crate::path::reason::{Reason, ReasonCode};
+use crate::tcp::client::TcpClient;
+use crate::tcp::connector::{RecordLocalAddr, TcpChannel};
 use crate::telemetry::metrics;
 use crate::telemetry::stats::{Counters, TransportStats};
-
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The user agent of calls on the fast path, behind the endpoint's own.
 const USER_AGENT: &str = concat!("tonic-rdma/", env!("CARGO_PKG_VERSION"));
@@ -151,9 +153,9 @@ impl Channel {
         C::Future: Send,
         C::Response: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
     {
-        let (connector, local_end) = Noting::new(connector);
+        let (connector, local_addr) = RecordLocalAddr::new(connector);
         let channel = tonic::transport::Channel::new(connector, endpoint.tcp.clone());
-        Self::lazy(TcpChannel { channel, local_end }, &endpoint, EnvSettings::read())
+        Self::lazy(TcpChannel { channel, local_addr }, &endpoint, EnvSettings::read())
     }
 
     /// As [`new`](Channel::new), connected at once.
@@ -169,9 +171,9 @@ impl Channel {
         C::Response: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
     {
         let env = EnvSettings::read()?;
-        let (connector, local_end) = Noting::new(connector);
+        let (connector, local_addr) = RecordLocalAddr::new(connector);
         let channel = tonic::transport::Channel::connect(connector, endpoint.tcp.clone()).await?;
-        Self::establish(TcpChannel { channel, local_end }, &endpoint, env).await
+        Self::establish(TcpChannel { channel, local_addr }, &endpoint, env).await
     }
 
     /// A channel whose TCP connection stands; returns when its path is decided.
@@ -183,7 +185,7 @@ impl Channel {
         let one = One::new(tcp, endpoint, Ok(env));
         one.shared.begin();
         // The manager tells of a limit that ran out; a second is for a machine too busy to let it.
-        let limit = one.shared.patience + Duration::from_secs(1);
+        let limit = one.shared.fast_path_timeout + Duration::from_secs(1);
         match one.shared.decided(limit).await {
             Err(reason) if one.shared.required => Err(Error::required(reason)),
             _ => Ok(Self(Kind::One(one.seen_now()))),
@@ -206,7 +208,7 @@ impl Channel {
     pub fn path(&self) -> PathInfo {
         match &self.0 {
             Kind::One(one) => one.info(),
-            Kind::Balanced(_) => balance::path(),
+            Kind::Balanced(_) => balanced::path(),
         }
     }
 
@@ -250,12 +252,12 @@ impl Channel {
 impl One {
     fn new(tcp: TcpChannel, endpoint: &Endpoint, env: Result<EnvSettings, EnvError>) -> Self {
         let settings = &endpoint.shared;
-        let (env, broken) = match env {
+        let (env, bad_env) = match env {
             Ok(env) => (env, None),
             Err(error) => (EnvSettings::default(), Some(error)),
         };
         let policy = env.policy(settings.policy);
-        let patience = settings.fast_path_timeout.unwrap_or(FAST_PATH_TIMEOUT);
+        let fast_path_timeout = settings.fast_path_timeout.unwrap_or(FAST_PATH_TIMEOUT);
         let counters =
             settings.counters.clone().unwrap_or_else(|| Arc::new(Counters::of(Side::Client)));
         let origin = Arc::new(Origin {
@@ -264,7 +266,7 @@ impl One {
         });
         let context = settings.context.clone().unwrap_or_default();
         let fabrics = env.fabrics(settings.fabrics.as_deref());
-        let off = match (&broken, policy) {
+        let off = match (&bad_env, policy) {
             (Some(error), _) => Some(error.to_string()),
             (None, Policy::Off) => Some(match env.policy {
                 Some(_) => "TONIC_RDMA=off".to_owned(),
@@ -279,13 +281,13 @@ impl One {
             Some(why) => State::Down(Reason::new(ReasonCode::Policy, why.clone())),
             None => State::Idle,
         };
+        let methods = Arc::default();
         let shared = Arc::new(Shared::new(
-            tcp.channel.clone(),
-            counters.clone(),
+            TcpClient::new(tcp.channel.clone(), counters.clone(), Arc::clone(&methods)),
             state,
             policy == Policy::Require,
-            patience,
-            broken,
+            fast_path_timeout,
+            bad_env,
             origin.clone(),
         ));
         let plan = Plan {
@@ -296,25 +298,28 @@ impl One {
             fabrics,
             env_device: env.device,
             counters,
-            methods: shared.methods.clone(),
+            methods,
             max_header_size: settings.max_header_size,
             dead_peer_timeout: settings.dead_peer_timeout,
             copy_on_delivery: settings.copy_on_delivery,
         };
-        let connections =
-            settings.connections.filter(|_| off.is_none()).unwrap_or(1).min(shards::MAX);
-        let shards: Vec<_> = (1..connections).map(|_| Arc::new(shared.lane())).collect();
+        let connections = settings
+            .connections
+            .filter(|_| off.is_none())
+            .unwrap_or(1)
+            .min(shards::MAX_CONNECTIONS);
+        let shards: Vec<_> = (1..connections).map(|_| Arc::new(shared.shard())).collect();
         let mut handles = Vec::new();
-        for lane in &shards {
-            let (manager, handle) = Manager::new(lane.clone(), plan.clone(), patience);
-            settings.executor.spawn(manager.beside().run());
+        for shard in &shards {
+            let (manager, handle) = Manager::new(shard.clone(), plan.clone(), fast_path_timeout);
+            settings.executor.spawn(manager.secondary().run());
             handles.push(handle);
         }
-        let (manager, handle) = Manager::new(shared.clone(), plan, patience);
+        let (manager, handle) = Manager::new(shared.clone(), plan, fast_path_timeout);
         handles.push(handle);
         match off {
             None => settings.executor.spawn(manager.run()),
-            Some(why) if shared.broken.is_some() => {
+            Some(why) if shared.bad_env.is_some() => {
                 tracing::error!(origin = %shared.origin.uri, why, "calls fail");
             }
             Some(why) => {

@@ -10,20 +10,20 @@ use tonic::body::Body;
 use tonic_rdma_proto::Side;
 use tower::{Service, ServiceExt};
 
-use crate::channel::BoxError;
 use crate::channel::attempt::Fast;
 use crate::channel::shards::Shards;
 use crate::channel::shared::{Route, Shared};
 use crate::connection::{Call, CallError};
-use crate::error::Error;
+use crate::error::{BoxError, Error};
 use crate::path::Path;
 use crate::path::reason::Reason;
+use crate::tcp::client::TcpClient;
 use crate::tcp::retry::{self, RetryCall};
 use crate::telemetry::spans::{self, Spanned};
 
 pub(crate) type CallFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, BoxError>> + Send>>;
 
-/// InFlight each call over the fast path where it is open, and over TCP otherwise.
+/// Sends each call over the fast path where it is open, and over TCP otherwise.
 ///
 /// `poll_ready` decides: where TCP is the way, it holds a place in the TCP connection's queue until
 /// `call`. A call that was to go over the fast path and could not be sent goes over TCP.
@@ -39,7 +39,7 @@ pub(crate) struct Select {
 
 impl Select {
     pub(crate) fn new(shared: Arc<Shared>, shards: Shards) -> Self {
-        Self { tcp: shared.tcp.clone(), shared, shards, placed: false }
+        Self { tcp: shared.tcp.channel.clone(), shared, shards, placed: false }
     }
 }
 
@@ -55,7 +55,7 @@ impl Service<Request<Body>> for Select {
     type Future = CallFuture;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        if self.shared.broken.is_some() || self.placed {
+        if self.shared.bad_env.is_some() || self.placed {
             return Poll::Ready(Ok(()));
         }
         self.shared.begin();
@@ -78,18 +78,18 @@ impl Service<Request<Body>> for Select {
 
 impl Select {
     fn dispatch(&mut self, req: Request<Body>) -> CallFuture {
-        if let Some(env) = &self.shared.broken {
+        if let Some(env) = &self.shared.bad_env {
             let error = Error::from(env.clone());
             return Box::pin(async { Err(error.into()) });
         }
-        let shared = self.shared.clone();
         if std::mem::take(&mut self.placed) {
-            return Box::pin(over_tcp(&mut self.tcp, shared, req));
+            return Box::pin(over_tcp(&mut self.tcp, self.shared.tcp.clone(), req));
         }
+        let shared = self.shared.clone();
         let route = self.shards.fast(&shared).map_or_else(|| shared.route(), Route::Fast);
         match route {
             Route::Fast(fast) => over_fast(shared, fast, req),
-            Route::Tcp => Box::pin(queued(shared, req)),
+            Route::Tcp => Box::pin(queued(shared.tcp.clone(), req)),
             Route::Wait => Box::pin(async move {
                 match shared.usable().await {
                     Ok(fast) => over_fast(shared, fast, req).await,
@@ -103,19 +103,19 @@ impl Select {
 /// Makes the call on a connection that has a place for it.
 fn over_tcp(
     tcp: &mut tonic::transport::Channel,
-    shared: Arc<Shared>,
+    client: Arc<TcpClient>,
     req: Request<Body>,
 ) -> RetryCall {
-    shared.counters.calls_tcp.add(1);
+    client.counters.calls_tcp.add(1);
     spans::took(Path::Tcp);
-    retry::call(tcp, req, shared)
+    retry::call(tcp, req, client)
 }
 
 /// Waits for a place first.
-async fn queued(shared: Arc<Shared>, req: Request<Body>) -> Result<Response<Body>, BoxError> {
-    let mut tcp = shared.tcp.clone();
+async fn queued(client: Arc<TcpClient>, req: Request<Body>) -> Result<Response<Body>, BoxError> {
+    let mut tcp = client.channel.clone();
     tcp.ready().await?;
-    over_tcp(&mut tcp, shared, req).await
+    over_tcp(&mut tcp, client, req).await
 }
 
 /// Fast paths that a call which may take no other path tries before it gives up.
@@ -168,7 +168,7 @@ async fn elsewhere(
             tracing::debug!(%reason, "a call moves to TCP before it was sent");
             shared.counters.calls_fast.take_back(1);
             shared.counters.calls_moved.add(1);
-            return queued(shared, req).await;
+            return queued(shared.tcp.clone(), req).await;
         }
         if moves == MOVES {
             return Err(Error::required(reason).into());

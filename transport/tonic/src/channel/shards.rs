@@ -2,12 +2,12 @@
 //!
 //! A connection has one lock, one completion queue and one task that drains it: several threads
 //! that make calls take turns at them. With [`Endpoint::connections`](crate::Endpoint::connections)
-//! each thread has its place in the row of connections.
+//! each thread has a connection of its own, by the order in which threads first asked.
 //!
 //! The first connection is the channel's own: its path is the channel's path, and a call whose own
-//! connection is not up goes where a channel with one connection would send it. Another one is set
-//! up when a thread whose place it is makes a call while the first is up, and is kept up from then
-//! on.
+//! connection is not up goes where a channel with one connection would send it. A further connection
+//! is set up when a thread that it belongs to makes a call while the first is up, and is kept up from
+//! then on.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::channel::attempt::Fast;
 use crate::channel::shared::{Shared, State};
 
-/// Connections of a channel, at most.
-pub(super) const MAX: usize = 64;
+/// Maximum number of connections of a channel.
+pub(super) const MAX_CONNECTIONS: usize = 64;
 
 /// The number of this thread: the first that asks is 0.
 fn thread() -> usize {
@@ -27,7 +27,7 @@ fn thread() -> usize {
     THREAD.with(|thread| *thread)
 }
 
-/// A channel's connections behind the first.
+/// A channel's further connections, without the first.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Shards(Arc<[Arc<Shared>]>);
 
@@ -36,7 +36,7 @@ impl Shards {
         Self(shards.into())
     }
 
-    /// The connection of this thread, if it is another than the first, and takes calls.
+    /// The connection of this thread, unless that is the first one or takes no calls.
     pub(crate) fn fast(&self, first: &Shared) -> Option<Fast> {
         if self.0.is_empty() {
             return None;
@@ -45,14 +45,13 @@ impl Shards {
     }
 
     fn fast_of(&self, first: &Shared, thread: usize) -> Option<Fast> {
-        let lane = self.0.get((thread % (self.0.len() + 1)).checked_sub(1)?)?;
-        // While the first is down, the others are not begun either: they would fail alike. Those
-        // that are up carry on.
+        let shard = self.0.get((thread % (self.0.len() + 1)).checked_sub(1)?)?;
+        // While the first is down, no other is begun: it would fail alike. Those that are up stay.
         if matches!(&*first.state.borrow(), State::Up(_)) {
-            lane.begin();
-            // The server is there: who waits for a sign of it need wait no longer.
-            lane.saw_answer();
+            shard.begin();
+            // The first connection is up, so the server is reachable.
+            shard.tcp.saw_answer();
         }
-        lane.fast()
+        shard.fast()
     }
 }

@@ -7,11 +7,11 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 
 use crate::channel::attempt::Fast;
-use crate::codec::Methods;
 use crate::connection::Origin;
 use crate::path::PathInfo;
 use crate::path::policy::EnvError;
 use crate::path::reason::{Reason, ReasonCode};
+use crate::tcp::client::TcpClient;
 use crate::telemetry::stats::Counters;
 
 /// State of a channel's fast path.
@@ -50,29 +50,25 @@ impl State {
     }
 }
 
+/// State of a channel, or of one of its further connections.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    pub(crate) tcp: tonic::transport::Channel,
+    pub(crate) tcp: Arc<TcpClient>,
     pub(crate) state: watch::Sender<State>,
     pub(crate) counters: Arc<Counters>,
-    pub(crate) methods: Arc<Methods>,
     /// Calls go over the fast path or fail.
     pub(crate) required: bool,
-    /// A call without a fast path that is required waits this long for one.
-    pub(crate) patience: Duration,
-    /// Makes every call fail.
-    pub(crate) broken: Option<EnvError>,
-    /// Of calls on the fast path; on TCP tonic sets it.
+    /// How long `connect`, and a call that requires the fast path, waits for it.
+    pub(crate) fast_path_timeout: Duration,
+    /// A bad environment, which makes every call fail.
+    pub(crate) bad_env: Option<EnvError>,
+    /// Scheme, authority and user agent of calls on the fast path; on TCP tonic sets them.
     pub(crate) origin: Arc<Origin>,
     begun: AtomicBool,
     /// The first call has come.
     pub(crate) begin: Notify,
     /// A call found the fast path closed to new calls.
     pub(crate) stale: Notify,
-    /// The manager waits for a sign of life of a server that it could not reach.
-    watching: AtomicBool,
-    /// A call over TCP has been answered meanwhile.
-    alive: Notify,
 }
 
 /// Where the next call goes.
@@ -84,49 +80,34 @@ pub(crate) enum Route {
 }
 
 impl Shared {
-    /// Of another connection of the channel. Its calls go elsewhere when it is not up, so it is
-    /// never required.
-    pub(crate) fn lane(&self) -> Self {
-        let Self { tcp, counters, patience, origin, .. } = self;
-        Self {
-            methods: self.methods.clone(),
-            ..Self::new(
-                tcp.clone(),
-                counters.clone(),
-                State::Idle,
-                false,
-                *patience,
-                None,
-                origin.clone(),
-            )
-        }
-    }
-
-    #[allow(clippy::too_many_arguments, reason = "one call site; each is a different thing")]
     pub(crate) fn new(
-        tcp: tonic::transport::Channel,
-        counters: Arc<Counters>,
+        tcp: TcpClient,
         state: State,
         required: bool,
-        patience: Duration,
-        broken: Option<EnvError>,
+        fast_path_timeout: Duration,
+        bad_env: Option<EnvError>,
         origin: Arc<Origin>,
     ) -> Self {
         Self {
-            tcp,
+            counters: tcp.counters.clone(),
+            tcp: Arc::new(tcp),
             state: watch::Sender::new(state),
-            counters,
-            methods: Arc::default(),
             required,
-            patience,
-            broken,
+            fast_path_timeout,
+            bad_env,
             origin,
             begun: AtomicBool::new(false),
             begin: Notify::new(),
             stale: Notify::new(),
-            watching: AtomicBool::new(false),
-            alive: Notify::new(),
         }
+    }
+
+    /// The state of a further connection of the channel. It never requires the fast path: while it
+    /// is not up, its calls take the first connection.
+    pub(crate) fn shard(&self) -> Self {
+        let TcpClient { channel, counters, methods, .. } = &*self.tcp;
+        let tcp = TcpClient::new(channel.clone(), counters.clone(), methods.clone());
+        Self::new(tcp, State::Idle, false, self.fast_path_timeout, None, self.origin.clone())
     }
 
     /// Lets the manager begin; a channel made lazily begins with its first call.
@@ -134,19 +115,6 @@ impl Shared {
         if !self.begun.load(Ordering::Relaxed) && !self.begun.swap(true, Ordering::Relaxed) {
             self.begin.notify_one();
         }
-    }
-
-    /// A call over TCP has been answered.
-    pub(crate) fn saw_answer(&self) {
-        if self.watching.load(Ordering::Relaxed) && self.watching.swap(false, Ordering::Relaxed) {
-            self.alive.notify_one();
-        }
-    }
-
-    /// Waits for a call over TCP to be answered. Cancel safe.
-    pub(crate) async fn answered(&self) {
-        self.watching.store(true, Ordering::Relaxed);
-        self.alive.notified().await;
     }
 
     /// Whether the next call should hold a place in the TCP connection's queue.
@@ -172,8 +140,10 @@ impl Shared {
         open.then(|| fast.clone())
     }
 
-    /// Waits for a fast path that takes calls, for as long as a call that needs one does; not at
-    /// all where somebody has to mend something first.
+    /// Waits for a fast path that takes calls, up to the fast path's timeout. Does not wait where
+    /// somebody has to fix something first.
+    ///
+    /// Cancel safe.
     pub(crate) async fn usable(&self) -> Result<Fast, Reason> {
         let mut state = self.state.subscribe();
         let decided = |state: &State| match state {
@@ -181,14 +151,14 @@ impl Shared {
             State::Down(reason) => !reason.code().mends_itself(),
             State::Idle | State::Trying { .. } => false,
         };
-        let decided = tokio::time::timeout(self.patience, state.wait_for(decided)).await;
+        let decided = tokio::time::timeout(self.fast_path_timeout, state.wait_for(decided)).await;
         match decided.as_ref().map(|state| state.as_deref()) {
             Ok(Ok(State::Up(fast))) => return Ok(fast.clone()),
             Ok(Ok(State::Down(reason))) => return Err(reason.clone()),
             Ok(_) => return Err(Reason::new(ReasonCode::LinkLost, "the channel is gone")),
             Err(_) => {}
         }
-        let after = format!("no fast path after {} ms", self.patience.as_millis());
+        let after = format!("no fast path after {} ms", self.fast_path_timeout.as_millis());
         Err(match &*self.state.borrow() {
             State::Trying { since: reason } | State::Down(reason)
                 if reason.code() != ReasonCode::Pending =>
@@ -200,6 +170,8 @@ impl Shared {
     }
 
     /// Waits until it is decided whether there is a fast path, for `limit` at most.
+    ///
+    /// Cancel safe.
     pub(crate) async fn decided(&self, limit: Duration) -> Result<Fast, Reason> {
         let mut state = self.state.subscribe();
         let decided = tokio::time::timeout(limit, state.wait_for(State::is_decided)).await;

@@ -14,10 +14,9 @@ use crate::diagnose::report::{
 };
 use crate::diagnose::root::Root;
 use crate::diagnose::{Ask, findings, kernel, loopback, memory, sysfs};
-use crate::path::Path;
-use crate::path::from_error;
 use crate::path::policy::{FabricKind, Policy};
 use crate::path::reason::{Reason, ReasonCode};
+use crate::path::{Path, from_error};
 
 /// A device that does not answer within this is given up.
 const LIMIT: Duration = Duration::from_secs(10);

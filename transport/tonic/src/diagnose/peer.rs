@@ -10,11 +10,11 @@ use crate::bootstrap::client::offer;
 use crate::connection::ConnectionConfig;
 use crate::diagnose::report::{Offered, Peer, Refused, Step};
 use crate::diagnose::{Ask, probe};
-use crate::endpoint::{Endpoint, TcpChannel};
-use crate::path::Path;
-use crate::path::from_error;
+use crate::endpoint::Endpoint;
 use crate::path::policy::Policy;
 use crate::path::reason::{Reason, ReasonCode};
+use crate::path::{Path, from_error};
+use crate::tcp::connector::TcpChannel;
 
 /// Each step is given up after this.
 const LIMIT: Duration = Duration::from_secs(10);

@@ -8,11 +8,10 @@ use std::path::Path;
 use tempfile::TempDir;
 use tonic_rdma_memory::Memlock;
 
-use crate::diagnose::diagnose;
 use crate::diagnose::local::look;
 use crate::diagnose::report::{Cure, Diagnosis, Finding, ModuleState, RunsIn};
 use crate::diagnose::root::Root;
-use crate::diagnose::{Ask, findings, memory};
+use crate::diagnose::{Ask, diagnose, findings, memory};
 use crate::path::policy::{EnvSettings, Policy};
 use crate::tests::world::{World, endpoint};
 use crate::{Context, PoolConfig, Reason, ReasonCode};

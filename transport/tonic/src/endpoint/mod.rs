@@ -1,6 +1,6 @@
 //! Where to connect to, and how.
 
-mod connector;
+mod connect;
 mod tcp;
 
 use std::fmt;
@@ -11,18 +11,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-pub(crate) use connector::{Noting, TcpChannel};
 use http::{HeaderValue, Uri};
 use tonic::Status;
 use tonic::metadata::MetadataMap;
 use tonic::service::Interceptor;
 
 use crate::bootstrap::client::OfferHook;
-use crate::channel::Channel;
 use crate::context::Context;
 use crate::error::Error;
 use crate::executor::SharedExec;
-use crate::path::policy::{EnvSettings, FabricKind, Policy, distinct};
+use crate::path::policy::{FabricKind, Policy, distinct};
 use crate::telemetry::stats::Counters;
 
 /// How long [`Endpoint::connect`] waits for the fast path by default.
@@ -352,73 +350,6 @@ impl Endpoint {
     pub fn copy_on_delivery(mut self, copy: bool) -> Self {
         self.shared.copy_on_delivery = copy;
         self
-    }
-
-    /// Connect, and decide the path.
-    ///
-    /// Resolves when TCP is connected and the path is decided, at the latest
-    /// [`fast_path_timeout`](Endpoint::fast_path_timeout) after the TCP connection is up.
-    /// Dropping the future ends what it has begun.
-    ///
-    /// # Errors
-    ///
-    /// The TCP connection cannot be made ([`Error::Transport`]), an environment variable is bad
-    /// ([`Error::Environment`]), or RDMA is required and cannot be had ([`Error::RdmaRequired`]).
-    pub async fn connect(&self) -> Result<Channel, Error> {
-        let env = EnvSettings::read()?;
-        let tcp = self.connect_tcp().await?;
-        Channel::establish(tcp, self, env).await
-    }
-
-    /// Create a channel that connects at its first call. That call goes over TCP, and the channel
-    /// moves to the fast path when it is up.
-    ///
-    /// A bad environment variable fails every call with UNAVAILABLE and a message that names it.
-    ///
-    /// # Panics
-    ///
-    /// Outside a tokio runtime, unless an [`executor`](Endpoint::executor) was set.
-    pub fn connect_lazy(&self) -> Channel {
-        Channel::lazy(self.connect_tcp_lazy(), self, EnvSettings::read())
-    }
-
-    /// Connect with a connector of your own for the TCP side, such as a Unix socket or a proxy.
-    ///
-    /// The Offer travels over it like any call, so the fast path is used where the server offers
-    /// one that can be reached; add `.policy(Policy::Off)` to keep calls on the connector.
-    ///
-    /// A server takes an Offer that states this end of its TCP connection only
-    /// ([`ThroughGateway`](crate::ReasonCode::ThroughGateway)). It is known of a connector that
-    /// makes `TokioIo<TcpStream>`, or that with rustls' stream of tokio-rustls around it. Over what
-    /// is made by others, over Unix sockets and through proxies calls stay on the connector, unless
-    /// the server was told to [offer through gateways](crate::Server::offer_through_gateways).
-    ///
-    /// [`connect_timeout`](Endpoint::connect_timeout) applies to the connector.
-    pub async fn connect_with_connector<C>(&self, connector: C) -> Result<Channel, Error>
-    where
-        C: tower::Service<Uri> + Send + 'static,
-        C::Response: hyper::rt::Read + hyper::rt::Write + Send + Unpin,
-        C::Future: Send,
-        Box<dyn std::error::Error + Send + Sync>: From<C::Error> + Send,
-    {
-        let env = EnvSettings::read()?;
-        let (connector, local_end) = Noting::new(connector);
-        let channel = self.tcp.connect_with_connector(connector).await?;
-        Channel::establish(TcpChannel { channel, local_end }, self, env).await
-    }
-
-    /// As [`connect_with_connector`](Endpoint::connect_with_connector), but connects at the first
-    /// call, as [`connect_lazy`](Endpoint::connect_lazy).
-    pub fn connect_with_connector_lazy<C>(&self, connector: C) -> Channel
-    where
-        C: tower::Service<Uri> + Send + 'static,
-        C::Response: hyper::rt::Read + hyper::rt::Write + Send + Unpin,
-        C::Future: Send,
-        Box<dyn std::error::Error + Send + Sync>: From<C::Error> + Send,
-    {
-        let (connector, local_end) = Noting::new(connector);
-        let channel = self.tcp.connect_with_connector_lazy(connector);
-        Channel::lazy(TcpChannel { channel, local_end }, self, EnvSettings::read())
     }
 
     /// Get the endpoint uri.

@@ -16,10 +16,9 @@ use tower::Service;
 
 use crate::boxed_body::boxed;
 use crate::codec::{BodyEncoder, Call, Chunk, Methods, Polled, Used, is_plain_grpc};
+use crate::error::BoxError;
 use crate::fifo::Fifo;
 use crate::telemetry::stats::Counters;
-
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Messages up to this long are written whole. hyper cuts longer ones into frames of this size.
 const WHOLE: usize = 16 * 1024;

@@ -2,8 +2,12 @@
 //!
 //! | file | what |
 //! |---|---|
+//! | `client` | what a channel's calls over TCP share |
+//! | `connector` | the TCP connection, and this end's address on it |
 //! | `body` | bodies of calls over TCP, for the zero-copy codec and the counters |
 //! | `retry` | calls that the server never saw are sent again |
 
 pub(crate) mod body;
+pub(crate) mod client;
+pub(crate) mod connector;
 pub(crate) mod retry;

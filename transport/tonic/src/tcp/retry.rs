@@ -36,12 +36,11 @@ use tonic::body::Body;
 use tower::{Service, ServiceExt};
 
 use crate::boxed_body::boxed;
-use crate::channel::shared::Shared;
 use crate::codec::is_plain_grpc;
+use crate::error::BoxError;
 use crate::tcp::body::{TcpRecvBody, TcpSendBody};
+use crate::tcp::client::TcpClient;
 use crate::telemetry::stats::Counters;
-
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Times that a call is sent again. Each needs another connection to end under it.
 const TIMES: usize = 4;
@@ -65,7 +64,7 @@ type Polled = Option<Result<Frame<Bytes>, Status>>;
 pub(crate) fn call(
     tcp: &mut tonic::transport::Channel,
     mut req: Request<Body>,
-    shared: Arc<Shared>,
+    client: Arc<TcpClient>,
 ) -> RetryCall {
     let head = Head::of(&req);
     let body = mem::take(req.body_mut());
@@ -73,20 +72,20 @@ pub(crate) fn call(
         KeptBody::Whole(Frames::default())
     } else {
         let apart = is_plain_grpc(req.headers());
-        let source = TcpSendBody::new(body, shared.methods.call(req.uri()), apart);
-        let (body, kept) = begin(source, &shared.counters);
+        let source = TcpSendBody::new(body, client.methods.call(req.uri()), apart);
+        let (body, kept) = begin(source, &client.counters);
         *req.body_mut() = body;
         kept
     };
     let first = tcp.call(req);
-    RetryCall { call: Turn::First(first), kept: Some((head, kept)), shared }
+    RetryCall { call: Turn::First(first), kept: Some((head, kept)), client }
 }
 
 /// A call in flight.
 pub(crate) struct RetryCall {
     call: Turn,
     kept: Option<(Head, KeptBody)>,
-    shared: Arc<Shared>,
+    client: Arc<TcpClient>,
 }
 
 enum Turn {
@@ -105,15 +104,15 @@ impl Future for RetryCall {
                 Turn::First(call) => match (ready!(Pin::new(call).poll(cx)), this.kept.take()) {
                     (Ok(response), _) => break response,
                     (Err(error), Some((head, kept))) if is_never_seen(&error) => {
-                        let again = again(head, kept, error.into(), this.shared.clone());
+                        let again = again(head, kept, error.into(), this.client.clone());
                         this.call = Turn::Later(Box::pin(again));
                     }
                     (Err(error), _) => return Poll::Ready(Err(error.into())),
                 },
             }
         };
-        this.shared.saw_answer();
-        Poll::Ready(Ok(response.map(|body| TcpRecvBody::body(body, &this.shared.counters))))
+        this.client.saw_answer();
+        Poll::Ready(Ok(response.map(|body| TcpRecvBody::body(body, &this.client.counters))))
     }
 }
 
@@ -122,16 +121,16 @@ async fn again(
     head: Head,
     mut kept: KeptBody,
     mut error: BoxError,
-    shared: Arc<Shared>,
+    client: Arc<TcpClient>,
 ) -> Result<Response<Body>, BoxError> {
     for turn in 1..=TIMES {
-        let Some(body) = kept.again(&shared.counters).await else {
+        let Some(body) = kept.again(&client.counters).await else {
             tracing::debug!(%error, "a call that the server has not seen is lost: too much of it is gone");
             break;
         };
         tracing::debug!(%error, turn, "a call over TCP that the server has not seen is sent again");
-        shared.counters.calls_moved.add(1);
-        error = match shared.tcp.clone().oneshot(head.request(body)).await {
+        client.counters.calls_moved.add(1);
+        error = match client.channel.clone().oneshot(head.request(body)).await {
             Ok(response) => return Ok(response),
             Err(error) => error.into(),
         };

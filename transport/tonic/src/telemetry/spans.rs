@@ -17,6 +17,7 @@ use tracing::field::{Empty, display};
 use tracing::{Level, Span, debug_span, span_enabled};
 
 use crate::connect_info::RdmaConnectInfo;
+use crate::error::BoxError;
 use crate::path::Path;
 use crate::telemetry::metrics::role;
 
@@ -104,8 +105,6 @@ where
         })
     }
 }
-
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 fn follow(response: Response<Body>, span: Span) -> Response<Body> {
     record_status(&span, response.headers());

@@ -24,7 +24,7 @@ use tower::{Service, ServiceExt};
 
 use crate::bootstrap::gateways::MISMATCHES;
 use crate::bootstrap::pb::offer_response::Outcome;
-use crate::endpoint::TcpChannel;
+use crate::tcp::connector::TcpChannel;
 use crate::tests::echo::{Client, Echo};
 use crate::tests::tickets::Hand;
 use crate::tests::world::{Serving, World, endpoint};
@@ -73,7 +73,7 @@ struct Running {
 impl Running {
     /// One that connects to the server by `endpoint`, and adds a header.
     async fn start(endpoint: &Endpoint, adds: Option<(&'static str, &'static str)>) -> Self {
-        let TcpChannel { channel, local_end } =
+        let TcpChannel { channel, local_addr } =
             endpoint.clone().local_address(Some(GATEWAY)).connect_tcp().await.unwrap();
         let adds =
             adds.map(|(name, value)| (name.parse().unwrap(), HeaderValue::from_static(value)));
@@ -87,7 +87,7 @@ impl Running {
                 .await
                 .unwrap();
         });
-        Self { addr, end: local_end.get().unwrap(), task }
+        Self { addr, end: local_addr.get().unwrap(), task }
     }
 
     async fn before(serving: &Serving) -> Self {

@@ -31,7 +31,7 @@ impl<'a> Hand<'a> {
 
     pub(super) async fn to(world: &'a World, addr: SocketAddr) -> Self {
         let tcp = endpoint(addr).connect_tcp().await.unwrap();
-        Self { world, states: tcp.local_end.get(), bootstrap: BootstrapClient::new(tcp.channel) }
+        Self { world, states: tcp.local_addr.get(), bootstrap: BootstrapClient::new(tcp.channel) }
     }
 
     pub(super) async fn ask(&mut self) -> Outcome {

@@ -1,0 +1,162 @@
+//! Connects an endpoint: the TCP side, and the channel over it.
+
+use http::Uri;
+use hyper_util::client::legacy::connect::HttpConnector;
+
+use crate::channel::Channel;
+use crate::endpoint::Endpoint;
+use crate::error::{BoxError, Error};
+use crate::path::policy::EnvSettings;
+use crate::tcp::connector::{LocalAddr, RecordLocalAddr, TcpChannel};
+
+/// The URI that tonic gives an endpoint whose address is a unix socket.
+const URI_OF_UNIX: &str = "http://tonic/";
+
+impl Endpoint {
+    /// Connect, and decide the path.
+    ///
+    /// Resolves when TCP is connected and the path is decided, at the latest
+    /// [`fast_path_timeout`](Endpoint::fast_path_timeout) after the TCP connection is up.
+    /// Dropping the future ends what it has begun.
+    ///
+    /// # Errors
+    ///
+    /// The TCP connection cannot be made ([`Error::Transport`]), an environment variable is bad
+    /// ([`Error::Environment`]), or RDMA is required and cannot be had ([`Error::RdmaRequired`]).
+    pub async fn connect(&self) -> Result<Channel, Error> {
+        let env = EnvSettings::read()?;
+        let tcp = self.connect_tcp().await?;
+        Channel::establish(tcp, self, env).await
+    }
+
+    /// Create a channel that connects at its first call. That call goes over TCP, and the channel
+    /// moves to the fast path when it is up.
+    ///
+    /// A bad environment variable fails every call with UNAVAILABLE and a message that names it.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime, unless an [`executor`](Endpoint::executor) was set.
+    pub fn connect_lazy(&self) -> Channel {
+        Channel::lazy(self.connect_tcp_lazy(), self, EnvSettings::read())
+    }
+
+    /// Connect with a connector of your own for the TCP side, such as a Unix socket or a proxy.
+    ///
+    /// The Offer travels over it like any call, so the fast path is used where the server offers
+    /// one that can be reached; add `.policy(Policy::Off)` to keep calls on the connector.
+    ///
+    /// A server takes an Offer that states this end of its TCP connection only
+    /// ([`ThroughGateway`](crate::ReasonCode::ThroughGateway)). It is known of a connector that
+    /// makes `TokioIo<TcpStream>`, or that with rustls' stream of tokio-rustls around it. Over what
+    /// is made by others, over Unix sockets and through proxies calls stay on the connector, unless
+    /// the server was told to [offer through gateways](crate::Server::offer_through_gateways).
+    ///
+    /// [`connect_timeout`](Endpoint::connect_timeout) applies to the connector.
+    pub async fn connect_with_connector<C>(&self, connector: C) -> Result<Channel, Error>
+    where
+        C: tower::Service<Uri> + Send + 'static,
+        C::Response: hyper::rt::Read + hyper::rt::Write + Send + Unpin,
+        C::Future: Send,
+        BoxError: From<C::Error> + Send,
+    {
+        let env = EnvSettings::read()?;
+        let (connector, local_addr) = RecordLocalAddr::new(connector);
+        let channel = self.tcp.connect_with_connector(connector).await?;
+        Channel::establish(TcpChannel { channel, local_addr }, self, env).await
+    }
+
+    /// As [`connect_with_connector`](Endpoint::connect_with_connector), but connects at the first
+    /// call, as [`connect_lazy`](Endpoint::connect_lazy).
+    pub fn connect_with_connector_lazy<C>(&self, connector: C) -> Channel
+    where
+        C: tower::Service<Uri> + Send + 'static,
+        C::Response: hyper::rt::Read + hyper::rt::Write + Send + Unpin,
+        C::Future: Send,
+        BoxError: From<C::Error> + Send,
+    {
+        let (connector, local_addr) = RecordLocalAddr::new(connector);
+        let channel = self.tcp.connect_with_connector_lazy(connector);
+        Channel::lazy(TcpChannel { channel, local_addr }, self, EnvSettings::read())
+    }
+
+    /// Connects the TCP side.
+    pub(crate) async fn connect_tcp(&self) -> Result<TcpChannel, tonic::transport::Error> {
+        if self.is_unix() {
+            let channel = self.tcp.connect().await?;
+            return Ok(TcpChannel { channel, local_addr: LocalAddr::default() });
+        }
+        let (connector, local_addr) = RecordLocalAddr::new(self.http_connector());
+        Ok(TcpChannel { channel: self.tcp.connect_with_connector(connector).await?, local_addr })
+    }
+
+    /// As [`connect_tcp`](Self::connect_tcp), at the first call.
+    pub(crate) fn connect_tcp_lazy(&self) -> TcpChannel {
+        if self.is_unix() {
+            let channel = self.tcp.connect_lazy();
+            return TcpChannel { channel, local_addr: LocalAddr::default() };
+        }
+        let (connector, local_addr) = RecordLocalAddr::new(self.http_connector());
+        TcpChannel { channel: self.tcp.connect_with_connector_lazy(connector), local_addr }
+    }
+
+    fn is_unix(&self) -> bool {
+        self.tcp.uri() == URI_OF_UNIX
+    }
+
+    /// A connector with the endpoint's settings, as tonic makes its own.
+    fn http_connector(&self) -> HttpConnector {
+        let mut http = HttpConnector::new();
+        // TLS is put around it by tonic.
+        http.enforce_http(false);
+        http.set_nodelay(self.tcp.get_tcp_nodelay());
+        http.set_keepalive(self.tcp.get_tcp_keepalive());
+        http.set_keepalive_interval(self.tcp.get_tcp_keepalive_interval());
+        http.set_keepalive_retries(self.tcp.get_tcp_keepalive_retries());
+        http.set_connect_timeout(self.tcp.get_connect_timeout());
+        http.set_local_address(self.shared.local_address);
+        http
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hyper_util::rt::TokioIo;
+    use tokio::net::TcpListener;
+    use tower::Service;
+
+    use super::*;
+
+    #[test]
+    fn unix_sockets_are_told_from_hosts() {
+        assert!(Endpoint::from_static("unix:///run/server.sock").is_unix());
+        for uri in
+            ["http://tonic:50051", "https://tonic", "http://10.0.0.1:50051", "http://tonic.example"]
+        {
+            assert!(!Endpoint::from_static(uri).is_unix(), "{uri}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_end_is_that_of_the_newest_connection() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let endpoint = Endpoint::from_shared(format!("http://{addr}")).unwrap();
+        let local = Some([127, 0, 0, 9].into());
+        let (mut connector, end) =
+            RecordLocalAddr::new(endpoint.local_address(local).http_connector());
+        assert_eq!(end.get(), None);
+        for _ in 0..2 {
+            let uri = format!("http://{addr}").parse().unwrap();
+            let _io = connector.call(uri).await.unwrap();
+            let (_, peer) = listener.accept().await.unwrap();
+            assert_eq!((end.get(), end.get().map(|end| end.ip())), (Some(peer), local));
+        }
+        let pipe = tower::service_fn(|_: Uri| async {
+            Ok::<_, std::io::Error>(TokioIo::new(tokio::io::duplex(1).0))
+        });
+        let mut pipes = RecordLocalAddr { connector: pipe, local_addr: end.clone() };
+        pipes.call(Uri::from_static("http://pipe")).await.unwrap();
+        assert_eq!(end.get(), None);
+    }
+}
