@@ -25,8 +25,8 @@ use crate::context::{Context, ListenTarget};
 use crate::path::Path;
 use crate::path::policy::FabricKind;
 use crate::path::reason::{Reason, ReasonCode};
-use crate::server::Settings;
 use crate::server::listeners::{ListenerKey, Listeners};
+use crate::server::settings::Settings;
 use crate::server::stack::Layered;
 use crate::telemetry::metrics;
 
@@ -70,7 +70,8 @@ impl FastPath {
     /// there is a device for the path. Those that are there already stay.
     ///
     /// # Errors
-    /// When no listener can be made, with the reason.
+    ///
+    /// The reason why there is no listener.
     async fn listen(
         &self,
         path: Path,
@@ -156,6 +157,8 @@ impl FastPath {
         layered: Layered,
     ) {
         let mut changes = self.context.changes(path);
+        let fast = self.clone();
+        let accept = move |incoming, pool| fast.take(incoming, pool, layered.clone());
         let mut said = None;
         let mut listeners = started.unwrap_or_default();
         let mut outcome = match listeners.is_empty() {
@@ -179,7 +182,7 @@ impl FastPath {
                 }
             }
             tokio::select! {
-                reason = listeners.accept(&self, layered.clone()) => {
+                reason = listeners.accept(accept.clone()) => {
                     tracing::warn!(%path, %reason, "a listener has ended");
                     // One that ends each time must not keep the server busy.
                     tokio::time::sleep(PAUSE).await;
@@ -193,7 +196,7 @@ impl FastPath {
     }
 
     /// Looks at a connect request, and serves the connection in a task of its own.
-    pub(super) fn take(self: &Arc<Self>, incoming: Incoming, pool: Pool, layered: Layered) {
+    fn take(self: &Arc<Self>, incoming: Incoming, pool: Pool, layered: Layered) {
         let this = self.clone();
         let Ok(handshake) = self.limits.handshakes.clone().try_acquire_owned() else {
             return self.refuse(incoming, Reject::Handshakes, &Reject::Handshakes.to_string());

@@ -4,13 +4,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use tokio::task::{AbortHandle, JoinSet};
-use tonic_rdma_fabric::{Fabric, Listener};
+use tonic_rdma_fabric::{Fabric, Incoming, Listener};
 use tonic_rdma_memory::Pool;
 
 use crate::bootstrap::service::Listening;
 use crate::path::reason::Reason;
-use crate::server::fast::FastPath;
-use crate::server::stack::Layered;
 
 /// What a listener listens on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,18 +78,23 @@ impl Listeners {
         });
     }
 
-    /// Accepts on all of them until one ends, and says why. Never returns when there is none.
+    /// Hands the connect requests of all listeners to `accept` until a listener ends, and returns
+    /// why it did. Never returns while there is no listener.
+    ///
     /// Cancel safe: accepting goes on meanwhile.
-    pub(super) async fn accept(&mut self, fast: &Arc<FastPath>, layered: Layered) -> Reason {
+    pub(super) async fn accept<F>(&mut self, accept: F) -> Reason
+    where
+        F: Fn(Incoming, Pool) + Clone + Send + 'static,
+    {
         let Self { all, tasks } = self;
         for one in all.iter_mut() {
             let State::Idle(idle) = &mut one.state else { continue };
             let Some((mut listener, pool)) = idle.take() else { continue };
-            let (fast, layered, place) = (fast.clone(), layered.clone(), one.place.clone());
+            let (accept, place) = (accept.clone(), one.place.clone());
             one.state = State::Accepting(tasks.spawn(async move {
                 loop {
                     match listener.accept().await {
-                        Ok(incoming) => fast.take(incoming, pool.clone(), layered.clone()),
+                        Ok(incoming) => accept(incoming, pool.clone()),
                         Err(error) => return (place, crate::path::from_error::fabric(error)),
                     }
                 }

@@ -16,11 +16,9 @@ use tonic::transport::server::Connected;
 use tower::layer::util::Identity;
 use tower::{Layer, Service};
 
-use crate::error::Error;
-use crate::server::Server;
+use crate::error::{BoxError, Error};
+use crate::server::builder::Server;
 use crate::server::serve::{Never, serve};
-
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Services by name, to be served over both paths.
 #[derive(Clone, Debug)]
@@ -29,8 +27,64 @@ pub struct Router<L = Identity> {
     routes: Routes,
 }
 
+impl<L> Server<L> {
+    /// Create a router with the `S` typed service as the first service.
+    ///
+    /// This will clone the `Server` builder and create a router that will
+    /// route around different services.
+    pub fn add_service<S>(&mut self, svc: S) -> Router<L>
+    where
+        S: Service<Request<Body>, Error = Infallible>
+            + NamedService
+            + Clone
+            + Send
+            + Sync
+            + 'static,
+        S::Response: IntoResponse,
+        S::Future: Send + 'static,
+        L: Clone,
+    {
+        Router::new(self.clone(), Routes::new(svc))
+    }
+
+    /// Create a router with the optional `S` typed service as the first service.
+    ///
+    /// This will clone the `Server` builder and create a router that will
+    /// route around different services.
+    ///
+    /// # Note
+    /// Even when the argument given is `None` this will capture *all* requests to this service
+    /// name. As a result, one cannot use this to toggle between two identically named
+    /// implementations.
+    pub fn add_optional_service<S>(&mut self, svc: Option<S>) -> Router<L>
+    where
+        S: Service<Request<Body>, Error = Infallible>
+            + NamedService
+            + Clone
+            + Send
+            + Sync
+            + 'static,
+        S::Response: IntoResponse,
+        S::Future: Send + 'static,
+        L: Clone,
+    {
+        Router::new(self.clone(), svc.map(Routes::new).unwrap_or_default())
+    }
+
+    /// Create a router with given [`Routes`].
+    ///
+    /// This will clone the `Server` builder and create a router that will
+    /// route around different services that were already added to the provided `routes`.
+    pub fn add_routes(&mut self, routes: Routes) -> Router<L>
+    where
+        L: Clone,
+    {
+        Router::new(self.clone(), routes)
+    }
+}
+
 impl<L> Router<L> {
-    pub(super) fn new(server: Server<L>, routes: Routes) -> Self {
+    fn new(server: Server<L>, routes: Routes) -> Self {
         Self { server, routes }
     }
 

@@ -23,11 +23,11 @@ use crate::bootstrap::pb::bootstrap_server::BootstrapServer;
 use crate::bootstrap::service::{OfferService, Offering};
 use crate::bootstrap::tickets::{CAPACITY, LIFETIME, Tickets};
 use crate::codec::Methods;
-use crate::error::Error;
+use crate::error::{BoxError, Error};
 use crate::path::Path;
 use crate::path::policy::{EnvSettings, Policy};
 use crate::path::reason::{Reason, ReasonCode};
-use crate::server::Server;
+use crate::server::builder::Server;
 use crate::server::fast::{FastPath, Limits};
 use crate::server::incoming::Accepting;
 use crate::server::stack::Layered;
@@ -38,7 +38,6 @@ use crate::telemetry::spans::Calls;
 /// TCP connections at a time by default.
 pub(super) const MAX_TCP_CONNECTIONS: usize = 16 * 1024;
 
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// The type of a signal that is not there.
 pub(super) type Never = Pending<()>;
 

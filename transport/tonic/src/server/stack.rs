@@ -13,12 +13,11 @@ use tower::load_shed::LoadShedLayer;
 use tower::{Service, ServiceBuilder};
 
 use crate::connection::{Accepted, serve_connection};
+use crate::error::BoxError;
 use crate::grpc_timeout::GrpcTimeout;
 use crate::path::reason::Reason;
-use crate::server::{Settings, TraceFn};
+use crate::server::settings::{Settings, TraceFn};
 use crate::telemetry::spans::Calls;
-
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The layered service, of one type whatever the layers. Connections are served by way of it, calls
 /// are not: what is made for each of them has its own type and needs no box.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 #[cfg(feature = "_tls-any")]
 use crate::error::Error;
-use crate::server::Server;
+use crate::server::builder::Server;
 
 impl<L> Server<L> {
     /// Configure TLS for this server (TCP side).

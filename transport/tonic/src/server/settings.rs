@@ -1,0 +1,41 @@
+//! What the builder has collected for the fast path and for the TCP port.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Request;
+
+use crate::context::Context;
+use crate::path::policy::{FabricKind, Policy};
+use crate::telemetry::stats::ServerStats;
+
+/// Makes the span of a request from its headers.
+pub(super) type TraceFn = Arc<dyn Fn(&Request<()>) -> tracing::Span + Send + Sync>;
+
+/// Settings that the fast path needs, and those that binding the TCP port needs.
+#[derive(Clone, Default)]
+pub(super) struct Settings {
+    pub(super) trace_fn: Option<TraceFn>,
+    pub(super) concurrency_limit: Option<usize>,
+    pub(super) load_shed: bool,
+    pub(super) timeout: Option<Duration>,
+    pub(super) max_concurrent_streams: Option<u32>,
+    pub(super) max_connection_age: Option<Duration>,
+    pub(super) max_connection_age_grace: Option<Duration>,
+    pub(super) policy: Policy,
+    pub(super) fabrics: Option<Vec<FabricKind>>,
+    pub(super) context: Option<Context>,
+    pub(super) tickets: Option<(usize, Duration)>,
+    pub(super) max_connections: Option<usize>,
+    pub(super) max_handshakes: Option<usize>,
+    pub(super) max_tcp_connections: Option<usize>,
+    pub(super) max_header_size: Option<u32>,
+    pub(super) dead_peer_timeout: Option<Duration>,
+    pub(super) copy_on_delivery: bool,
+    pub(super) offer_through_gateways: bool,
+    pub(super) tcp_nodelay_off: bool,
+    pub(super) tcp_keepalive: Option<Duration>,
+    pub(super) tcp_keepalive_interval: Option<Duration>,
+    pub(super) tcp_keepalive_retries: Option<u32>,
+    pub(super) stats: ServerStats,
+}
