@@ -1,8 +1,9 @@
-//! Looks out for RDMA devices, ports and addresses that come and go, so that what had to be given
-//! up is tried again when it can be had, and not some time later.
+//! Watches for RDMA devices, ports and addresses that come and go, so that a path is tried again
+//! as soon as it may be available, and not some time later.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::future::Future;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -10,13 +11,11 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tonic_rdma_fabric::{HostSnapshot, Timer};
 
-use crate::context::{Context, Inner};
-use crate::path::Path;
-
-/// Between two looks, which cost some system calls.
+/// Time between two snapshots of the host; each costs some system calls.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// The task that looks, from when the first RDMA path is asked for until the context is gone.
+/// The task that compares snapshots of the host, from the first request for an RDMA path until the
+/// context is gone.
 #[derive(Default)]
 pub(super) struct DeviceMonitor {
     /// Counts changes.
@@ -32,58 +31,63 @@ impl Drop for DeviceMonitor {
     }
 }
 
-impl Context {
-    /// What changes on this host from now on that concerns the path.
-    pub(crate) fn changes(&self, path: Path) -> Changes {
-        Changes(match path {
-            Path::Verbs => {
-                self.watch_devices();
-                Some(self.0.device_monitor.changes.subscribe())
-            }
-            _ => None,
-        })
+impl DeviceMonitor {
+    /// Changes from now on.
+    pub(super) fn subscribe(&self) -> Changes {
+        Changes(Some(self.changes.subscribe()))
     }
 
     /// Starts the task, unless it runs. One that ended with its runtime is replaced.
-    pub(super) fn watch_devices(&self) {
+    ///
+    /// `forget_removed` lets go of devices that were removed. It returns whether there were any,
+    /// or `None` when the context is gone; then the task ends.
+    pub(super) fn start<F, Fut>(&self, forget_removed: F)
+    where
+        F: Fn() -> Fut + Send + 'static,
+        Fut: Future<Output = Option<bool>> + Send + 'static,
+    {
         let Ok(runtime) = Handle::try_current() else { return };
-        let mut task = self.0.device_monitor.task.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
         if task.as_ref().is_none_or(JoinHandle::is_finished) {
-            *task = Some(runtime.spawn(look(Arc::downgrade(&self.0))));
+            *task = Some(runtime.spawn(monitor(self.changes.clone(), forget_removed)));
         }
     }
 }
 
-async fn look(inner: Weak<Inner>) {
+async fn monitor<F, Fut>(changes: watch::Sender<u64>, forget_removed: F)
+where
+    F: Fn() -> Fut,
+    Fut: Future<Output = Option<bool>>,
+{
     let (mut last, mut timer) = (HostSnapshot::now(), Timer::new());
     loop {
         timer.wait(INTERVAL).await;
-        let Some(inner) = inner.upgrade() else { return };
-        let context = Context(inner);
-        let gone = context.forget_removed().await;
+        let Some(removed) = forget_removed().await else { return };
         let now = HostSnapshot::now();
-        if gone || now != last {
+        if removed || now != last {
             tracing::debug!("RDMA devices, ports or addresses have changed");
-            context.0.device_monitor.changes.send_modify(|changes| *changes += 1);
+            changes.send_modify(|changes| *changes += 1);
         }
         last = now;
     }
 }
 
-/// Tells of changes on this host that may bring a path back, or end one.
-#[derive(Debug)]
+/// Changes on this host that may bring a path back, or end one. The default never has any.
+#[derive(Debug, Default)]
 pub(crate) struct Changes(Option<watch::Receiver<u64>>);
 
 impl Changes {
-    /// What has happened so far is known.
+    /// Marks all changes so far as seen.
     pub(crate) fn seen(&mut self) {
         if let Some(changes) = &mut self.0 {
             changes.mark_unchanged();
         }
     }
 
-    /// Resolves when something has changed that is not known; never for paths that no change
-    /// concerns. Cancel safe.
+    /// Resolves when something has changed that was not seen; never for paths that no change
+    /// concerns.
+    ///
+    /// Cancel safe.
     pub(crate) async fn next(&mut self) {
         if let Some(changes) = &mut self.0
             && changes.changed().await.is_ok()

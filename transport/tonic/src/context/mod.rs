@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use device_monitor::DeviceMonitor;
+use device_monitor::{Changes, DeviceMonitor};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use tokio::sync::Mutex;
@@ -19,10 +19,9 @@ use tonic_rdma_proto::Config;
 
 use crate::connection::ConnectionConfig;
 use crate::error::Error;
-use crate::path::Path;
-use crate::path::from_error;
 use crate::path::policy::FabricKind;
 use crate::path::reason::{Reason, ReasonCode};
+use crate::path::{Path, from_error};
 
 /// Bytes that the pool for shared memory may have by default. Nothing of it is pinned, none is
 /// there before it is used, and several messages of 16 MiB land in it in one piece.
@@ -286,7 +285,25 @@ impl Context {
         Ok(pool)
     }
 
-    /// Lets go of devices that were pulled out: the kernel waits for it. Whether there were any.
+    /// Changes on this host from now on that concern the path.
+    pub(crate) fn changes(&self, path: Path) -> Changes {
+        if path != Path::Verbs {
+            return Changes::default();
+        }
+        self.watch_devices();
+        self.0.device_monitor.subscribe()
+    }
+
+    fn watch_devices(&self) {
+        let inner = Arc::downgrade(&self.0);
+        self.0.device_monitor.start(move || {
+            let inner = inner.clone();
+            async move { Some(Context(inner.upgrade()?).forget_removed().await) }
+        });
+    }
+
+    /// Lets go of devices that were removed, which the kernel waits for. Returns whether there were
+    /// any.
     async fn forget_removed(&self) -> bool {
         let mut pools = self.0.pools.lock().await;
         let before = pools.len();
