@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use tonic_rdma_proto::Side;
 
 use crate::path::Path;
-use crate::telemetry::metrics;
+use crate::telemetry::metrics::record;
 
 /// What a channel has carried since it was made, over all its clones and reconnects; or a server,
 /// over all its connections ([`ServerStats`]).
@@ -146,11 +146,11 @@ macro_rules! counters {
             /// Of a channel or a server: what goes over TCP is told to the recorder, too. What goes
             /// over a fast path is told by its connections.
             pub(crate) fn of(side: Side) -> Self {
-                let (role, path) = (metrics::role(side), Path::Tcp.as_str());
+                let (role, path) = (record::role(side), Path::Tcp.as_str());
                 Counters {
-                    calls_tcp: Counter::told(metrics::calls(role, path)),
-                    bytes_sent_tcp: Counter::told(metrics::payload(role, path, "sent", "http2")),
-                    bytes_received_tcp: Counter::told(metrics::payload(role, path, "received", "http2")),
+                    calls_tcp: Counter::told(record::calls(role, path)),
+                    bytes_sent_tcp: Counter::told(record::payload(role, path, "sent", "http2")),
+                    bytes_received_tcp: Counter::told(record::payload(role, path, "received", "http2")),
                     tcp: CopyCounters::told(role, path),
                     ..Counters::default()
                 }
@@ -181,7 +181,7 @@ macro_rules! counters {
             /// Counters that tell the recorder, too.
             pub(crate) fn told(role: &'static str, path: &'static str) -> Self {
                 CopyCounters {
-                    $($reason: Counter::told(metrics::copied(role, path, stringify!($reason))),)*
+                    $($reason: Counter::told(record::copied(role, path, stringify!($reason))),)*
                 }
             }
 

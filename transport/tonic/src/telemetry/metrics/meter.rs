@@ -1,46 +1,15 @@
-//! Handles of what connections and channels count. They are looked up when a connection is made,
+//! The metrics of one connection. The recorder's handles are looked up when the connection is made,
 //! never per call.
-
-use std::time::Duration;
 
 use ::metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use tonic_rdma_proto::{Side, Stats};
 
 use crate::path::Path;
-use crate::path::reason::{self, Reason};
-use crate::telemetry::metrics::{
-    CALLS, COMPLETIONS, CONNECTIONS, CONNECTIONS_MADE, COPIED, CREDIT_WAITS, FALLBACKS, GRANTS,
-    HANDSHAKE, MESSAGES, PAYLOAD, RECONNECTS, WRITES,
+use crate::telemetry::metrics::names::{
+    COMPLETIONS, CONNECTIONS, CONNECTIONS_MADE, CREDIT_WAITS, GRANTS, MESSAGES, WRITES,
 };
+use crate::telemetry::metrics::record::{calls, payload, role};
 use crate::telemetry::stats::{Copied, CopyCounters};
-
-/// The value of the label `role`.
-pub(crate) fn role(side: Side) -> &'static str {
-    match side {
-        Side::Client => "client",
-        Side::Server => "server",
-    }
-}
-
-/// A decision for TCP.
-pub(crate) fn fallback(side: Side, reason: &Reason) {
-    let whose = match reason.side() {
-        reason::Side::Local => "local",
-        reason::Side::Peer => "peer",
-    };
-    counter!(FALLBACKS, "role" => role(side), "reason" => reason.code().as_str(), "side" => whose)
-        .increment(1);
-}
-
-/// A channel that had lost its fast path has one again.
-pub(crate) fn reconnect(path: Path) {
-    counter!(RECONNECTS, "path" => path.as_str()).increment(1);
-}
-
-/// A fast path came about within this time.
-pub(crate) fn handshake(path: Path, took: Duration) {
-    histogram!(HANDSHAKE, "path" => path.as_str()).record(took.as_secs_f64());
-}
 
 /// One connection on a fast path.
 #[derive(Debug)]
@@ -135,21 +104,4 @@ impl ConnectionMeter {
             open.decrement(1);
         }
     }
-}
-
-pub(crate) fn calls(role: &'static str, path: &'static str) -> Counter {
-    counter!(CALLS, "role" => role, "path" => path)
-}
-
-pub(crate) fn copied(role: &'static str, path: &'static str, reason: &'static str) -> Counter {
-    counter!(COPIED, "role" => role, "path" => path, "reason" => reason)
-}
-
-pub(crate) fn payload(
-    role: &'static str,
-    path: &'static str,
-    direction: &'static str,
-    by: &'static str,
-) -> Counter {
-    counter!(PAYLOAD, "role" => role, "path" => path, "direction" => direction, "by" => by)
 }

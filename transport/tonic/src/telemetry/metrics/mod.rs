@@ -6,85 +6,13 @@
 #![doc = include_str!("../../../../../docs/metrics.md")]
 
 mod meter;
+mod names;
 mod pool;
+pub(in crate::telemetry) mod record;
 
-use ::metrics::Unit;
-pub(crate) use meter::{
-    ConnectionMeter, calls, copied, fallback, handshake, payload, reconnect, role,
-};
-
-/// One metric.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Metric {
-    /// As Prometheus has it: in its base unit, counters with `_total`.
-    pub name: &'static str,
-    /// What it does.
-    pub kind: Kind,
-    /// Of its value; `None` for a number of things.
-    pub unit: Option<Unit>,
-    /// The labels that each of its series has.
-    pub labels: &'static [&'static str],
-    /// In one sentence.
-    pub help: &'static str,
-}
-
-/// What a metric does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// It grows.
-    Counter,
-    /// It is what it is now.
-    Gauge,
-    /// It tells how values are distributed.
-    Histogram,
-}
-
-macro_rules! metrics {
-    ($($const:ident = $name:literal, $kind:ident, $unit:expr, [$($label:literal),*], $help:literal;)*) => {
-        $(pub(in crate::telemetry::metrics) const $const: &str = $name;)*
-
-        /// Every metric of this crate.
-        pub const ALL: &[Metric] = &[
-            $(Metric { name: $name, kind: Kind::$kind, unit: $unit, labels: &[$($label),*], help: $help },)*
-        ];
-    };
-}
-
-metrics! {
-    CALLS = "tonic_rdma_calls_total", Counter, None, ["role", "path"],
-        "Calls, by the path they took.";
-    PAYLOAD = "tonic_rdma_payload_bytes_total", Counter, Some(Unit::Bytes), ["role", "path", "direction", "by"],
-        "Payload bytes of gRPC messages.";
-    COPIED = "tonic_rdma_copied_bytes_total", Counter, Some(Unit::Bytes), ["role", "path", "reason"],
-        "Payload bytes that a CPU has copied in this process, by reason.";
-    FALLBACKS = "tonic_rdma_fallbacks_total", Counter, None, ["role", "reason", "side"],
-        "Decisions for TCP, by reason code.";
-    CONNECTIONS_MADE = "tonic_rdma_connections_total", Counter, None, ["role", "path"],
-        "Fast-path connections that came about.";
-    CONNECTIONS = "tonic_rdma_connections", Gauge, None, ["role", "path"],
-        "Fast-path connections that are open.";
-    RECONNECTS = "tonic_rdma_reconnects_total", Counter, None, ["path"],
-        "Times that a channel that had lost a fast path got one again.";
-    HANDSHAKE = "tonic_rdma_handshake_seconds", Histogram, Some(Unit::Seconds), ["path"],
-        "Time from asking a server for its offer to the fast-path connection.";
-    MESSAGES = "tonic_rdma_messages_total", Counter, None, ["role", "path", "direction"],
-        "Control messages, each a SEND.";
-    WRITES = "tonic_rdma_writes_total", Counter, None, ["role", "path"],
-        "WRITEs of payload.";
-    CREDIT_WAITS = "tonic_rdma_credit_waits_total", Counter, None, ["role", "path"],
-        "Times that output began to wait for a credit of the peer.";
-    GRANTS = "tonic_rdma_grants_total", Counter, None, ["role", "path"],
-        "Pieces of landing memory granted to peers.";
-    COMPLETIONS = "tonic_rdma_completions_per_poll", Histogram, Some(Unit::Count), ["role", "path"],
-        "Completions that one poll of the completion queue brought, where it brought any.";
-    POOL_BYTES = "tonic_rdma_pool_bytes", Gauge, Some(Unit::Bytes), ["device", "state"],
-        "Registered memory, by what holds it.";
-    POOL_REGISTRATIONS = "tonic_rdma_pool_registrations_total", Counter, None, ["device"],
-        "Memory regions registered.";
-    POOL_WAITS = "tonic_rdma_pool_waits_total", Counter, None, ["device"],
-        "Requests for memory of the pool that had to wait.";
-}
+pub(crate) use meter::ConnectionMeter;
+pub use names::{ALL, Kind, Metric};
+pub(crate) use record::{fallback, handshake, reconnect, role};
 
 /// Hands the description and the unit of every metric to the recorder that is installed.
 pub fn describe() {

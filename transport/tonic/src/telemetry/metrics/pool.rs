@@ -5,7 +5,7 @@ use ::metrics::{counter, gauge};
 use tonic_rdma_memory::PoolStats;
 
 use crate::Context;
-use crate::telemetry::metrics::{POOL_BYTES, POOL_REGISTRATIONS, POOL_WAITS};
+use crate::telemetry::metrics::names::{POOL_BYTES, POOL_REGISTRATIONS, POOL_WAITS};
 
 impl Context {
     /// Records the figures of this context's pools with the [`metrics`](::metrics) facade:

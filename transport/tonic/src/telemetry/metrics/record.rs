@@ -1,0 +1,55 @@
+//! Single metrics: what is rare is recorded at once; what calls count gets a handle.
+
+use std::time::Duration;
+
+use ::metrics::{Counter, counter, histogram};
+use tonic_rdma_proto::Side;
+
+use crate::path::Path;
+use crate::path::reason::{self, Reason};
+use crate::telemetry::metrics::names::{CALLS, COPIED, FALLBACKS, HANDSHAKE, PAYLOAD, RECONNECTS};
+
+/// The value of the label `role`.
+pub(crate) fn role(side: Side) -> &'static str {
+    match side {
+        Side::Client => "client",
+        Side::Server => "server",
+    }
+}
+
+/// A decision for TCP.
+pub(crate) fn fallback(side: Side, reason: &Reason) {
+    let whose = match reason.side() {
+        reason::Side::Local => "local",
+        reason::Side::Peer => "peer",
+    };
+    counter!(FALLBACKS, "role" => role(side), "reason" => reason.code().as_str(), "side" => whose)
+        .increment(1);
+}
+
+/// A channel that had lost its fast path has one again.
+pub(crate) fn reconnect(path: Path) {
+    counter!(RECONNECTS, "path" => path.as_str()).increment(1);
+}
+
+/// A fast path came about within this time.
+pub(crate) fn handshake(path: Path, took: Duration) {
+    histogram!(HANDSHAKE, "path" => path.as_str()).record(took.as_secs_f64());
+}
+
+pub(crate) fn calls(role: &'static str, path: &'static str) -> Counter {
+    counter!(CALLS, "role" => role, "path" => path)
+}
+
+pub(crate) fn copied(role: &'static str, path: &'static str, reason: &'static str) -> Counter {
+    counter!(COPIED, "role" => role, "path" => path, "reason" => reason)
+}
+
+pub(crate) fn payload(
+    role: &'static str,
+    path: &'static str,
+    direction: &'static str,
+    by: &'static str,
+) -> Counter {
+    counter!(PAYLOAD, "role" => role, "path" => path, "direction" => direction, "by" => by)
+}
