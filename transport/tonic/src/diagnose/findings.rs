@@ -2,28 +2,13 @@
 //! facts are given.
 
 use crate::diagnose::cures::{self, advice, quoted, root, user};
-use crate::diagnose::kernel::{DRIVERS, Loadable};
+use crate::diagnose::host::facts::Facts;
+use crate::diagnose::host::kernel::{DRIVERS, Loadable};
+use crate::diagnose::host::sysfs::Interface;
 use crate::diagnose::report::{
     Cure, Device, Diagnosis, Finding, Module, ModuleState, Port, RunsIn,
 };
-use crate::diagnose::sysfs::Interface;
 use crate::path::reason::{Reason, ReasonCode, Side};
-
-/// What is not in the diagnosis, and the cures depend on.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Context {
-    pub(super) interfaces: Vec<Interface>,
-    /// The distribution, and those that it is like.
-    pub(super) families: Vec<String>,
-    /// What the kernel has and may not have loaded.
-    pub(super) loadable: Loadable,
-    /// The process that started this one.
-    pub(super) parent: Option<u32>,
-    /// `TONIC_RDMA` is set.
-    pub(super) policy_from_env: bool,
-    /// `TONIC_RDMA_DEVICE` is set.
-    pub(super) device_from_env: bool,
-}
 
 /// The network driver of an RDMA-capable adapter, and the module that makes an RDMA device of it.
 const MODULE_OF: [(&str, &str); 10] = [
@@ -47,8 +32,8 @@ const SOFT: [(&str, &str, &str, &str); 2] = [
 
 /// All findings. `diagnosis.reason` is why RDMA would not be used, and each device's is why it
 /// cannot be.
-pub(super) fn findings(diagnosis: &Diagnosis, context: &Context) -> Vec<Finding> {
-    let this = Explain { d: diagnosis, context };
+pub(super) fn findings(diagnosis: &Diagnosis, facts: &Facts) -> Vec<Finding> {
+    let this = Explain { d: diagnosis, facts };
     let mut found: Vec<Finding> = Vec::new();
     let blocked =
         diagnosis.reason.as_ref().filter(|reason| reason.side() == Side::Local).map(Reason::code);
@@ -105,7 +90,7 @@ fn other_user(reason: &Reason) -> (String, Vec<Cure>) {
 
 struct Explain<'a> {
     d: &'a Diagnosis,
-    context: &'a Context,
+    facts: &'a Facts,
 }
 
 impl Explain<'_> {
@@ -161,11 +146,11 @@ impl Explain<'_> {
     }
 
     fn memlock(&self) -> Vec<Cure> {
-        cures::memlock(&self.d.host, self.d.memlock.as_ref(), self.context.parent)
+        cures::memlock(&self.d.host, self.d.memlock.as_ref(), self.facts.parent)
     }
 
     fn policy(&self, reason: &Reason) -> (String, Vec<Cure>) {
-        let cures = match self.context.policy_from_env {
+        let cures = match self.facts.policy_from_env {
             true => vec![user("let the transport choose", "unset TONIC_RDMA")],
             false => vec![advice("use Policy::Auto, and allow FabricKind::Verbs")],
         };
@@ -185,7 +170,7 @@ impl Explain<'_> {
 
     fn no_rdma_core(&self, reason: &Reason) -> (String, Vec<Cure>) {
         if !self.d.library.found {
-            return (reason.detail().to_owned(), cures::install_rdma_core(&self.context.families));
+            return (reason.detail().to_owned(), cures::install_rdma_core(&self.facts.families));
         }
         let path = "/dev/infiniband/rdma_cm";
         match self.d.files.iter().find(|file| file.path == path) {
@@ -256,7 +241,7 @@ impl Explain<'_> {
             && let Some(first) = names.first()
         {
             let what = format!("no RDMA device is called {only}; there is {}", names.join(", "));
-            let cures = match self.context.device_from_env {
+            let cures = match self.facts.device_from_env {
                 true => vec![
                     user("use any device", "unset TONIC_RDMA_DEVICE"),
                     user(
@@ -272,7 +257,7 @@ impl Explain<'_> {
         }
         let mut cures = Vec::new();
         let loaded = |module: &str| self.is_loaded(module);
-        for interface in &self.context.interfaces {
+        for interface in &self.facts.interfaces {
             let driver = interface.driver.as_deref();
             if let Some((_, module)) = MODULE_OF.iter().find(|(net, _)| driver == Some(net))
                 && !loaded(module)
@@ -319,14 +304,14 @@ impl Explain<'_> {
     /// Whether a driver of devices is there, or can be loaded. Where that is not to be seen, as in
     /// a container, a kernel that has begun with RDMA is taken to have the rest.
     fn may_have(&self, driver: &str) -> bool {
-        let Loadable { known, drivers } = &self.context.loadable;
+        let Loadable { known, drivers } = &self.facts.loadable;
         self.is_loaded(driver) || drivers.contains(&driver) || (!known && self.is_loaded("ib_core"))
     }
 
     /// Nothing that is typed here makes a device: the kernel has no driver for any.
     fn no_rdma_in_the_kernel(&self) -> (String, Vec<Cure>) {
         let release = self.d.host.kernel.as_deref().unwrap_or("of this system");
-        let what = match self.context.loadable.known {
+        let what = match self.facts.loadable.known {
             true => format!(
                 "no RDMA device on this host, and its kernel {release} has no driver for one: none is built in, and \
                  none is in /lib/modules/{release}"
@@ -341,8 +326,8 @@ impl Explain<'_> {
             cures.push(advice(
                 "the kernel is the host's: run the doctor there, and load the RDMA driver there",
             ));
-        } else if self.context.families.iter().any(|family| family == "ubuntu")
-            && self.context.loadable.known
+        } else if self.facts.families.iter().any(|family| family == "ubuntu")
+            && self.facts.loadable.known
         {
             let package = quoted(&format!("linux-modules-extra-{release}"));
             cures.push(root(
@@ -362,7 +347,7 @@ impl Explain<'_> {
         let good = |i: &&Interface| i.ethernet;
         let worth = |i: &&Interface| (i.up, i.default, i.routed, i.carrier, i.driver.is_some());
         // The first of the best.
-        self.context.interfaces.iter().rev().filter(good).max_by_key(worth)
+        self.facts.interfaces.iter().rev().filter(good).max_by_key(worth)
     }
 
     /// The kernel has the device, rdma-core does not list it.
@@ -371,7 +356,7 @@ impl Explain<'_> {
             "the kernel has {}, rdma-core does not list it: its provider is not installed",
             device.name
         );
-        let mut cures = cures::install_rdma_core(&self.context.families);
+        let mut cures = cures::install_rdma_core(&self.facts.families);
         cures
             .push(advice("a driver from the adapter's vendor may need the vendor's own rdma-core"));
         (what, cures)
@@ -386,7 +371,7 @@ impl Explain<'_> {
                 "port {} of {} is in state {}: no subnet manager has configured it",
                 port.number, device.name, port.state
             );
-            return (what, cures::opensm(&self.context.families));
+            return (what, cures::opensm(&self.facts.families));
         }
         let on: Vec<&Interface> = self.interfaces(device).collect();
         if let Some(down) = on.iter().find(|interface| !interface.up) {
@@ -436,6 +421,6 @@ impl Explain<'_> {
 
     fn interfaces(&self, device: &Device) -> impl Iterator<Item = &Interface> {
         let names = device.interfaces.clone();
-        self.context.interfaces.iter().filter(move |interface| names.contains(&interface.name))
+        self.facts.interfaces.iter().filter(move |interface| names.contains(&interface.name))
     }
 }

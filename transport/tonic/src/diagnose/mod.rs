@@ -1,175 +1,30 @@
-//! What is in the way of RDMA, and how to mend it: see [`diagnose`](fn@diagnose).
+//! What keeps calls from RDMA, and how to fix it: see [`diagnose`](fn@diagnose).
 //!
 //! | file | what |
 //! |---|---|
-//! | `report` | all that a diagnosis says |
-//! | `local` | this host: what there is, what can be made, whether the transport would use it |
-//! | `root`, `kernel`, `sysfs`, `memory` | what the system's files say |
-//! | `loopback` | a connection from a device to itself |
+//! | `run`, `request` | a diagnosis as a future, and what it is asked |
+//! | `report` | the result |
+//! | `serialize` | the result's words, serialized |
+//! | `host` | this host: what there is, and what can be made on it |
 //! | `peer`, `probe` | a server: its offer, the steps to it, a short measurement |
-//! | `findings`, `cures` | what is in the way, and the commands |
-//! | `serialize` | the crate's words, serialized |
+//! | `findings`, `cures` | what is in the way, and the commands that fix it |
 
 mod cures;
 mod findings;
-mod kernel;
-mod local;
-mod loopback;
-mod memory;
+mod host;
 mod peer;
 mod probe;
 mod report;
-mod root;
+mod request;
+mod run;
 #[cfg(feature = "serde")]
 mod serialize;
-mod sysfs;
 #[cfg(test)]
 mod tests;
-
-use std::future::IntoFuture;
-use std::pin::Pin;
 
 pub use report::{
     Cure, Device, DeviceFile, Diagnosis, Finding, Gid, Host, HugePagesReport, Library, Limits,
     Measured, MemlockReport, Module, ModuleState, Offered, Peer, Port, Refused, RunsIn, Settings,
     Step,
 };
-
-use crate::context::Context;
-use crate::endpoint::Endpoint;
-use crate::error::Error;
-use crate::path::policy::{EnvSettings, FabricKind, Policy};
-
-/// Finds out whether calls would go by RDMA, and if not, why and what to do.
-///
-/// It reads what the system says of itself, makes on each RDMA device all that a connection needs
-/// (protection domain, registration, queues, queue pair), connects the device with itself, and asks
-/// the transport's own code for its decision. With a [peer](Diagnose::peer) it also asks a server
-/// for its offer, connects, and measures both paths for two seconds.
-///
-/// It works without rdma-core, without the feature `verbs` and on any operating system; what cannot
-/// be found out is left empty. What it makes is gone when it ends, except for the pools of the
-/// [context](Diagnose::context), which are those that channels and servers use, and RLIMIT_MEMLOCK,
-/// whose soft limit they raise to the hard one.
-///
-/// # Errors
-///
-/// An environment variable is bad ([`Error::Environment`]). That nothing works is no error.
-///
-/// # Cancel safety
-///
-/// Dropping the future ends what it has begun; a call into rdma-core that blocks ends by itself.
-///
-/// ```no_run
-/// # async fn run() -> Result<(), tonic_rdma::Error> {
-/// let diagnosis = tonic_rdma::diagnose().await?;
-/// for finding in &diagnosis.findings {
-///     println!("{}: {}", finding.code, finding.what);
-///     for cure in &finding.cures {
-///         println!("    {}: {}", cure.what, cure.command.as_deref().unwrap_or("-"));
-///     }
-/// }
-/// # Ok(()) }
-/// ```
-pub fn diagnose() -> Diagnose {
-    Diagnose { context: None, peer: None }
-}
-
-/// A diagnosis to be made: `.await` it.
-#[derive(Debug, Clone)]
-#[must_use = "nothing is looked at before it is awaited"]
-pub struct Diagnose {
-    context: Option<Context>,
-    peer: Option<Endpoint>,
-}
-
-impl Diagnose {
-    /// The devices and the pool to try. Default is the peer's endpoint's, or else
-    /// [`Context::global`].
-    pub fn context(mut self, context: Context) -> Self {
-        self.context = Some(context);
-        self
-    }
-
-    /// A server to ask, with all that an [`Endpoint`] may have: TLS, credentials for the Offer,
-    /// policy, fabrics.
-    ///
-    /// The server is sent a few hundred calls and some tens of megabytes, over both paths. They
-    /// pass through its layers; the endpoint's [`offer_metadata`](Endpoint::offer_metadata) goes
-    /// with them.
-    ///
-    /// ```no_run
-    /// # async fn run() -> Result<(), tonic_rdma::Error> {
-    /// use tonic_rdma::{Endpoint, diagnose};
-    ///
-    /// let diagnosis = diagnose().peer(Endpoint::from_static("http://10.0.0.1:50051")).await?;
-    /// if let Some(peer) = &diagnosis.peer {
-    ///     println!("calls to {} go by {}", peer.uri, peer.path_detail);
-    /// }
-    /// # Ok(()) }
-    /// ```
-    pub fn peer(mut self, endpoint: Endpoint) -> Self {
-        self.peer = Some(endpoint);
-        self
-    }
-
-    async fn run(self) -> Result<Diagnosis, Error> {
-        let env = EnvSettings::read()?;
-        let endpoints = self.peer.as_ref().and_then(|peer| peer.shared.context.clone());
-        let context = self.context.or(endpoints).unwrap_or_default();
-        let peer = self.peer.map(|peer| peer.context(context.clone()));
-        let ask = Ask { env, context, peer };
-        let (mut diagnosis, facts) = local::run(&ask).await;
-        if let Some(endpoint) = &ask.peer {
-            let peer = peer::run(&ask, endpoint).await;
-            diagnosis.rdma = peer.path.is_some_and(|path| path.is_fast());
-            // What keeps this host from RDMA keeps it from it to any peer, and is what can be
-            // mended here.
-            let local = diagnosis.reason.take();
-            diagnosis.reason = if diagnosis.rdma { None } else { peer.reason.clone().or(local) };
-            diagnosis.peer = Some(peer);
-        }
-        diagnosis.findings = findings::findings(&diagnosis, &facts);
-        Ok(diagnosis)
-    }
-}
-
-impl IntoFuture for Diagnose {
-    type Output = Result<Diagnosis, Error>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.run())
-    }
-}
-
-/// What is asked, and what environment and code say.
-#[derive(Debug)]
-struct Ask {
-    env: EnvSettings,
-    context: Context,
-    peer: Option<Endpoint>,
-}
-
-impl Ask {
-    fn policy(&self) -> Policy {
-        self.env.policy(self.peer.as_ref().map_or(Policy::Auto, |peer| peer.shared.policy))
-    }
-
-    fn fabrics(&self) -> Vec<FabricKind> {
-        self.env.fabrics(self.peer.as_ref().and_then(|peer| peer.shared.fabrics.as_deref()))
-    }
-
-    /// The only device that is allowed.
-    fn only(&self) -> Option<String> {
-        self.context.only(self.env.device.as_deref())
-    }
-
-    /// Who has switched it off.
-    fn off(&self) -> String {
-        match self.env.policy {
-            Some(_) => "TONIC_RDMA=off".to_owned(),
-            None => "the endpoint's policy is off".to_owned(),
-        }
-    }
-}
+pub use run::{Diagnose, diagnose};

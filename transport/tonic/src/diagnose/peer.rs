@@ -8,8 +8,9 @@ use tonic_rdma_proto::{Accept, Hello};
 
 use crate::bootstrap::client::offer;
 use crate::connection::ConnectionConfig;
+use crate::diagnose::probe;
 use crate::diagnose::report::{Offered, Peer, Refused, Step};
-use crate::diagnose::{Ask, probe};
+use crate::diagnose::request::Request;
 use crate::endpoint::Endpoint;
 use crate::path::policy::Policy;
 use crate::path::reason::{Reason, ReasonCode};
@@ -22,7 +23,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 const PLACES: usize = 8;
 
 /// Goes the way that a channel goes, step by step, and then lets a channel go it.
-pub(super) async fn run(ask: &Ask, endpoint: &Endpoint) -> Peer {
+pub(super) async fn run(request: &Request, endpoint: &Endpoint) -> Peer {
     let mut peer = Peer {
         uri: endpoint.uri().to_string(),
         steps: Vec::new(),
@@ -53,8 +54,8 @@ pub(super) async fn run(ask: &Ask, endpoint: &Endpoint) -> Peer {
     };
     peer.steps.push(step("TCP connection".to_owned(), began, Ok(()), String::new()));
     let origin = endpoint.shared.origin.clone().unwrap_or_else(|| endpoint.uri().clone());
-    if ask.policy() != Policy::Off {
-        walk(ask, endpoint, &tcp, &origin, &mut peer).await;
+    if request.policy() != Policy::Off {
+        walk(request, endpoint, &tcp, &origin, &mut peer).await;
     }
     // Whatever the steps said: this is what counts.
     match endpoint.clone().policy(Policy::Auto).connect().await {
@@ -79,8 +80,14 @@ pub(super) async fn run(ask: &Ask, endpoint: &Endpoint) -> Peer {
 }
 
 /// From the Offer to a connection by each place that the server names.
-async fn walk(ask: &Ask, endpoint: &Endpoint, tcp: &TcpChannel, origin: &Uri, peer: &mut Peer) {
-    let paths = ask.context.paths(&ask.fabrics());
+async fn walk(
+    request: &Request,
+    endpoint: &Endpoint,
+    tcp: &TcpChannel,
+    origin: &Uri,
+    peer: &mut Peer,
+) {
+    let paths = request.context.paths(&request.fabrics());
     let hook = endpoint.shared.hook.as_ref();
     let began = Instant::now();
     let asked = limited(offer(tcp, origin.clone(), hook, &paths)).await;
@@ -108,14 +115,15 @@ async fn walk(ask: &Ask, endpoint: &Endpoint, tcp: &TcpChannel, origin: &Uri, pe
                 Err(_) => return,
             },
         };
-        connect(ask, path, &addr, fresh, peer).await;
+        connect(request, path, &addr, fresh, peer).await;
     }
 }
 
 /// One connection, as a channel makes it; it is closed again.
-async fn connect(ask: &Ask, path: Path, addr: &Addr, ticket: [u8; 16], peer: &mut Peer) {
+async fn connect(request: &Request, path: Path, addr: &Addr, ticket: [u8; 16], peer: &mut Peer) {
     let began = Instant::now();
-    let way = limited(ask.context.toward(path, addr, ask.env.device.as_deref(), LIMIT)).await;
+    let way =
+        limited(request.context.toward(path, addr, request.env.device.as_deref(), LIMIT)).await;
     let detail =
         way.as_ref().map_or(String::new(), |(fabric, _)| format!("by device {}", fabric.name()));
     let name = format!("{path}: device and pool for {addr}");

@@ -8,10 +8,13 @@ use std::path::Path;
 use tempfile::TempDir;
 use tonic_rdma_memory::Memlock;
 
-use crate::diagnose::local::look;
+use crate::diagnose::host::check::{self, read};
+use crate::diagnose::host::facts::Facts;
+use crate::diagnose::host::memory;
+use crate::diagnose::host::system_files::SystemFiles;
 use crate::diagnose::report::{Cure, Diagnosis, Finding, ModuleState, RunsIn};
-use crate::diagnose::root::Root;
-use crate::diagnose::{Ask, diagnose, findings, memory};
+use crate::diagnose::request::Request;
+use crate::diagnose::{diagnose, findings};
 use crate::path::policy::{EnvSettings, Policy};
 use crate::tests::world::{World, endpoint};
 use crate::{Context, PoolConfig, Reason, ReasonCode};
@@ -88,8 +91,8 @@ impl System {
         self.kernel(&modules.each_ref().map(String::as_str));
     }
 
-    fn look(&self) -> (Diagnosis, findings::Context) {
-        look(&Root::at(self.0.path()), &ask(EnvSettings::default()))
+    fn read(&self) -> (Diagnosis, Facts) {
+        read(&SystemFiles::at(self.0.path()), &request(EnvSettings::default()))
     }
 
     /// What is found when the transport gives this reason: for the host, and for its devices.
@@ -100,9 +103,9 @@ impl System {
     fn findings_with(
         &self,
         code: ReasonCode,
-        change: impl FnOnce(&mut Diagnosis, &mut findings::Context),
+        change: impl FnOnce(&mut Diagnosis, &mut Facts),
     ) -> Vec<Finding> {
-        let (mut diagnosis, mut context) = self.look();
+        let (mut diagnosis, mut context) = self.read();
         diagnosis.library.found = true;
         context.parent = Some(4711);
         let reason = Reason::new(code, "why");
@@ -122,8 +125,8 @@ impl System {
     }
 }
 
-fn ask(env: EnvSettings) -> Ask {
-    Ask { env, context: Context::builder().build(), peer: None }
+fn request(env: EnvSettings) -> Request {
+    Request { env, context: Context::builder().build(), peer: None }
 }
 
 fn first(found: &[Finding]) -> &Cure {
@@ -136,7 +139,7 @@ fn commands(found: &[Finding]) -> Vec<&str> {
 
 #[test]
 fn nothing_there_is_no_trouble() {
-    let (diagnosis, context) = System::new().look();
+    let (diagnosis, context) = System::new().read();
     assert!(diagnosis.devices.is_empty() && context.interfaces.is_empty());
     assert!(diagnosis.modules.iter().all(|module| module.state == ModuleState::Missing));
     assert!(diagnosis.files.iter().all(|file| !file.exists && !file.usable));
@@ -161,7 +164,7 @@ fn nonsense_is_no_trouble() {
     for path in &files {
         for text in nonsense {
             fs::write(path, text).unwrap();
-            let (diagnosis, _) = system.look();
+            let (diagnosis, _) = system.read();
             assert_eq!(diagnosis.devices.len(), 1);
         }
     }
@@ -173,10 +176,10 @@ fn nonsense_is_no_trouble() {
         system.file("proc/self/cgroup", text);
         system.file("etc/os-release", text);
         system.file("proc/sys/kernel/osrelease", text);
-        system.look();
+        system.read();
     }
     fs::write(&files[0], [0xff, 0xfe]).unwrap();
-    system.look();
+    system.read();
 }
 
 #[test]
@@ -196,7 +199,7 @@ fn a_device_is_described() {
         system.file(&format!("{dir}/ports/1/gid_attrs/types/{index}"), kind);
         system.file(&format!("{dir}/ports/1/gid_attrs/ndevs/{index}"), "eth2\n");
     }
-    let (diagnosis, _) = system.look();
+    let (diagnosis, _) = system.read();
     let device = &diagnosis.devices[0];
     assert_eq!((device.name.as_str(), device.transport.as_str()), ("mlx5_0", "RoCE"));
     assert_eq!(device.driver.as_deref(), Some("mlx5_core"));
@@ -220,7 +223,7 @@ fn an_iwarp_device_is_known_by_its_kind_and_its_interface_by_its_address() {
     system.interface("d1", true);
     system.file("sys/class/infiniband/siw0/node_type", "4: RNIC\n");
     system.file("sys/class/infiniband/siw0/node_guid", "b8b3:bdff:fe07:5a47\n");
-    let (diagnosis, _) = system.look();
+    let (diagnosis, _) = system.read();
     assert_eq!(diagnosis.devices[0].transport, "iWARP");
     assert_eq!(diagnosis.devices[0].interfaces, ["d1"]);
 }
@@ -353,7 +356,7 @@ fn only_what_the_kernel_has_is_proposed() {
         ("proc/sys/kernel/osrelease", "6.1.90\n"),
     ]);
     system.interface("eth0", true);
-    let (mut diagnosis, context) = system.look();
+    let (mut diagnosis, context) = system.read();
     diagnosis.devices.clear();
     diagnosis.reason = Some(Reason::new(ReasonCode::NoDevice, "why"));
     assert_eq!(commands(&findings::findings(&diagnosis, &context)), [rxe, siw]);
@@ -452,7 +455,7 @@ fn the_limit_is_told_once_for_all_devices_and_a_small_pool_without_alarm() {
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].device, None);
 
-    let (mut diagnosis, context) = system.look();
+    let (mut diagnosis, context) = system.read();
     let limits =
         Memlock { soft: Some(8 << 20), hard: Some(8 << 20), pinned: 4096, cap_ipc_lock: false };
     diagnosis.memlock = Some(memory::memlock(&limits, &PoolConfig::default(), false));
@@ -470,7 +473,7 @@ fn one_bad_device_beside_a_good_one_blocks_nothing() {
     let system = System::new();
     system.device("rxe0", "Ethernet\n", "4: ACTIVE\n");
     system.device("rxe1", "Ethernet\n", "1: DOWN\n");
-    let (mut diagnosis, context) = system.look();
+    let (mut diagnosis, context) = system.read();
     diagnosis.rdma = true;
     diagnosis.library.found = true;
     diagnosis.devices[1].reason = Some(Reason::new(ReasonCode::NoActivePort, "down"));
@@ -508,8 +511,8 @@ fn every_reason_gives_a_finding_with_a_cure() {
 async fn switched_off_by_the_environment() {
     let world = World::new();
     let env = EnvSettings { policy: Some(Policy::Off), ..EnvSettings::default() };
-    let ask = Ask { env, context: world.client_context.clone(), peer: None };
-    let (diagnosis, context) = crate::diagnose::local::run(&ask).await;
+    let request = Request { env, context: world.client_context.clone(), peer: None };
+    let (diagnosis, context) = check::run(&request).await;
     assert!(!diagnosis.rdma);
     assert_eq!(diagnosis.reason.as_ref().map(Reason::code), Some(ReasonCode::Policy));
     let found = findings::findings(&diagnosis, &context);
@@ -634,7 +637,7 @@ async fn names_in_json_are_stable() {
 
 #[test]
 fn this_very_system_can_be_looked_at() {
-    let (diagnosis, _) = look(&Root::real(), &ask(EnvSettings::default()));
+    let (diagnosis, _) = read(&SystemFiles::real(), &request(EnvSettings::default()));
     assert_eq!(diagnosis.host.os, std::env::consts::OS);
     assert!(Path::new("/proc/self/maps").exists() == diagnosis.host.kernel.is_some());
 }

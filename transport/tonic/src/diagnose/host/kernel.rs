@@ -1,7 +1,7 @@
 //! The system: kernel, modules, device files, and what the process runs in.
 
+use crate::diagnose::host::system_files::SystemFiles;
 use crate::diagnose::report::{DeviceFile, Host, Module, ModuleState, RunsIn};
-use crate::diagnose::root::Root;
 
 /// What every device needs, what it is for, and what is there when it is.
 const MODULES: [(&str, &str, &str); 4] = [
@@ -12,7 +12,7 @@ const MODULES: [(&str, &str, &str); 4] = [
 ];
 
 /// Drivers of devices; listed when they are there.
-pub(super) const DRIVERS: [&str; 14] = [
+pub(in crate::diagnose) const DRIVERS: [&str; 14] = [
     "bnxt_re",
     "erdma",
     "hns_roce_hw_v2",
@@ -29,37 +29,37 @@ pub(super) const DRIVERS: [&str; 14] = [
     "siw",
 ];
 
-pub(super) fn host(root: &Root) -> Host {
-    let (runs_in, unit) = runs_in(root);
+pub(in crate::diagnose) fn host(files: &SystemFiles) -> Host {
+    let (runs_in, unit) = runs_in(files);
     Host {
         os: std::env::consts::OS,
         arch: std::env::consts::ARCH,
-        kernel: root.read("/proc/sys/kernel/osrelease"),
-        distribution: os_release(root, "ID"),
+        kernel: files.read("/proc/sys/kernel/osrelease"),
+        distribution: os_release(files, "ID"),
         runs_in,
         unit,
     }
 }
 
 /// `ID` and `ID_LIKE` of os-release(5), the likest first.
-pub(super) fn families(root: &Root) -> Vec<String> {
-    let likes = os_release(root, "ID_LIKE").unwrap_or_default();
-    os_release(root, "ID").into_iter().chain(likes.split_whitespace().map(str::to_owned)).collect()
+pub(in crate::diagnose) fn families(files: &SystemFiles) -> Vec<String> {
+    let likes = os_release(files, "ID_LIKE").unwrap_or_default();
+    os_release(files, "ID").into_iter().chain(likes.split_whitespace().map(str::to_owned)).collect()
 }
 
-fn os_release(root: &Root, key: &str) -> Option<String> {
-    let text = root.read("/etc/os-release").or_else(|| root.read("/usr/lib/os-release"))?;
+fn os_release(files: &SystemFiles, key: &str) -> Option<String> {
+    let text = files.read("/etc/os-release").or_else(|| files.read("/usr/lib/os-release"))?;
     let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='))?;
     Some(value.trim_matches(['"', '\'']).to_owned())
 }
 
-fn runs_in(root: &Root) -> (RunsIn, Option<String>) {
-    let cgroup = root.read("/proc/self/cgroup").unwrap_or_default();
-    if root.exists("/var/run/secrets/kubernetes.io") || cgroup.contains("kubepods") {
+fn runs_in(files: &SystemFiles) -> (RunsIn, Option<String>) {
+    let cgroup = files.read("/proc/self/cgroup").unwrap_or_default();
+    if files.exists("/var/run/secrets/kubernetes.io") || cgroup.contains("kubepods") {
         return (RunsIn::Kubernetes, None);
     }
     let marks = ["docker", "libpod", "containerd", "/lxc"];
-    if marks.iter().any(|mark| cgroup.contains(mark)) || (marked(root) && !on_a_disk(root)) {
+    if marks.iter().any(|mark| cgroup.contains(mark)) || (marked(files) && !on_a_disk(files)) {
         return (RunsIn::Container, None);
     }
     // 0::/system.slice/store.service; a login is in a .scope, or under a user's own manager.
@@ -74,14 +74,14 @@ fn runs_in(root: &Root) -> (RunsIn, Option<String>) {
 }
 
 /// Container engines leave these.
-fn marked(root: &Root) -> bool {
-    root.exists("/.dockerenv") || root.exists("/run/.containerenv")
+fn marked(files: &SystemFiles) -> bool {
+    files.exists("/.dockerenv") || files.exists("/run/.containerenv")
 }
 
 /// The root is a disk's file system: a virtual machine that was made of a container's image keeps
 /// its marks.
-fn on_a_disk(root: &Root) -> bool {
-    let mounts = root.read("/proc/self/mountinfo").unwrap_or_default();
+fn on_a_disk(files: &SystemFiles) -> bool {
+    let mounts = files.read("/proc/self/mountinfo").unwrap_or_default();
     // 22 1 254:0 / / rw - ext4 /dev/vda rw
     mounts.lines().any(|line| {
         let at_root = line.split(' ').nth(4) == Some("/");
@@ -91,15 +91,15 @@ fn on_a_disk(root: &Root) -> bool {
     })
 }
 
-pub(super) fn modules(root: &Root) -> Vec<Module> {
-    let loaded = root.read("/proc/modules").unwrap_or_default();
+pub(in crate::diagnose) fn modules(files: &SystemFiles) -> Vec<Module> {
+    let loaded = files.read("/proc/modules").unwrap_or_default();
     let is_loaded = |name: &str| loaded.lines().any(|line| line.split(' ').next() == Some(name));
     let needed = MODULES.iter().map(|(name, purpose, trace)| Module {
         name: (*name).to_owned(),
         purpose,
         state: if is_loaded(name) {
             ModuleState::Loaded
-        } else if root.exists(trace) {
+        } else if files.exists(trace) {
             ModuleState::BuiltIn
         } else {
             ModuleState::Missing
@@ -115,12 +115,12 @@ pub(super) fn modules(root: &Root) -> Vec<Module> {
 
 /// Drivers that the running kernel has but may not have loaded.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Loadable {
+pub(in crate::diagnose) struct Loadable {
     /// Whether the directory of its modules is to be seen: without it nothing is known, and nothing
     /// can be loaded here.
-    pub(super) known: bool,
+    pub(in crate::diagnose) known: bool,
     /// Those of [`DRIVERS`] that are built in, or there as a file.
-    pub(super) drivers: Vec<&'static str>,
+    pub(in crate::diagnose) drivers: Vec<&'static str>,
 }
 
 /// Below the directory of a kernel's modules, where drivers of RDMA devices are: its own, and what
@@ -129,18 +129,20 @@ const PLACES: [&str; 4] = ["kernel/drivers/infiniband", "updates", "extra", "wea
 /// Directories deeper than this are not looked into.
 const DEPTH: usize = 6;
 
-pub(super) fn loadable(root: &Root) -> Loadable {
-    let Some(release) = root.read("/proc/sys/kernel/osrelease") else { return Loadable::default() };
+pub(in crate::diagnose) fn loadable(files: &SystemFiles) -> Loadable {
+    let Some(release) = files.read("/proc/sys/kernel/osrelease") else {
+        return Loadable::default();
+    };
     let dir = format!("/lib/modules/{release}");
     let mut there = Vec::new();
     for place in PLACES {
-        modules_below(root, &format!("{dir}/{place}"), DEPTH, &mut there);
+        modules_below(files, &format!("{dir}/{place}"), DEPTH, &mut there);
     }
     // kernel/drivers/infiniband/sw/rxe/rdma_rxe.ko
-    let built_in = root.read(&format!("{dir}/modules.builtin")).unwrap_or_default();
+    let built_in = files.read(&format!("{dir}/modules.builtin")).unwrap_or_default();
     there.extend(built_in.lines().filter_map(|line| line.rsplit('/').next()).filter_map(module_of));
     let drivers = DRIVERS.into_iter().filter(|driver| there.iter().any(|name| name == driver));
-    Loadable { known: !root.list(&dir).is_empty(), drivers: drivers.collect() }
+    Loadable { known: !files.list(&dir).is_empty(), drivers: drivers.collect() }
 }
 
 /// The module that a file holds, compressed or not; files write either of `-` and `_`.
@@ -148,31 +150,31 @@ fn module_of(file: &str) -> Option<String> {
     Some(file.split_once(".ko")?.0.replace('-', "_"))
 }
 
-fn modules_below(root: &Root, dir: &str, depth: usize, there: &mut Vec<String>) {
-    for name in root.list(dir) {
+fn modules_below(files: &SystemFiles, dir: &str, depth: usize, there: &mut Vec<String>) {
+    for name in files.list(dir) {
         match module_of(&name) {
             Some(module) => there.push(module),
-            None if depth > 0 => modules_below(root, &format!("{dir}/{name}"), depth - 1, there),
+            None if depth > 0 => modules_below(files, &format!("{dir}/{name}"), depth - 1, there),
             None => {}
         }
     }
 }
 
 /// The connection manager's file, and that of each device.
-pub(super) fn files(root: &Root) -> Vec<DeviceFile> {
+pub(in crate::diagnose) fn files(files: &SystemFiles) -> Vec<DeviceFile> {
     let file = |path: String, device: Option<String>| {
-        let opened = root.try_open(&path);
+        let opened = files.try_open(&path);
         DeviceFile {
             device,
             usable: opened.is_ok(),
-            exists: root.exists(&path),
+            exists: files.exists(&path),
             error: opened.err().map(|error| error.to_string()),
             path,
         }
     };
-    let verbs = root.list("/sys/class/infiniband_verbs");
+    let verbs = files.list("/sys/class/infiniband_verbs");
     let verbs = verbs.iter().filter(|name| name.starts_with("uverbs")).map(|name| {
-        let device = root.read(&format!("/sys/class/infiniband_verbs/{name}/ibdev"));
+        let device = files.read(&format!("/sys/class/infiniband_verbs/{name}/ibdev"));
         file(format!("/dev/infiniband/{name}"), device)
     });
     std::iter::once(file("/dev/infiniband/rdma_cm".to_owned(), None)).chain(verbs).collect()

@@ -8,12 +8,14 @@ use tonic_rdma_fabric::{DeviceInfo, Fabric, FabricError, SelfTest, Verb};
 use tonic_rdma_memory::{Memlock, PoolError, RegisterError};
 
 use crate::context::Context;
+use crate::diagnose::host::facts::Facts;
+use crate::diagnose::host::system_files::SystemFiles;
+use crate::diagnose::host::{kernel, loopback, memory, sysfs};
 use crate::diagnose::report::{
     Device, Diagnosis, Finding, HugePagesReport, Library, Limits, MemlockReport, Port, Settings,
     Step,
 };
-use crate::diagnose::root::Root;
-use crate::diagnose::{Ask, findings, kernel, loopback, memory, sysfs};
+use crate::diagnose::request::Request;
 use crate::path::policy::{FabricKind, Policy};
 use crate::path::reason::{Reason, ReasonCode};
 use crate::path::{Path, from_error};
@@ -21,18 +23,18 @@ use crate::path::{Path, from_error};
 /// A device that does not answer within this is given up.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Looks, and tries.
-pub(super) async fn run(ask: &Ask) -> (Diagnosis, findings::Context) {
-    let root = Root::real();
+/// Runs all checks.
+pub(in crate::diagnose) async fn run(request: &Request) -> (Diagnosis, Facts) {
+    let files = SystemFiles::real();
     // Before a pool raises it.
     let limits = Memlock::read().ok();
-    let (mut diagnosis, mut context) = look(&root, ask);
+    let (mut diagnosis, mut facts) = read(&files, request);
     let listed = off_thread(Fabric::devices).await;
-    diagnosis.library = library(&root, &listed);
+    diagnosis.library = library(&files, &listed);
     let infos = listed.unwrap_or_default();
 
     let mut ignores_ipc_lock = false;
-    match ask.context.simulated() {
+    match request.context.simulated() {
         // rdma-core, or its absence, says nothing about a simulated device.
         Some(fabric) => diagnosis.devices = simulated(&fabric),
         None => {
@@ -43,47 +45,47 @@ pub(super) async fn run(ask: &Ask) -> (Diagnosis, findings::Context) {
         }
     }
     for device in &mut diagnosis.devices {
-        ignores_ipc_lock |= try_out(device, &ask.context).await;
+        ignores_ipc_lock |= try_out(device, &request.context).await;
     }
-    diagnosis.memlock =
-        limits.map(|limits| memory::memlock(&limits, &ask.context.pool_config(), ignores_ipc_lock));
-    diagnosis.reason = verdict(ask, &diagnosis.devices).await.err();
+    diagnosis.memlock = limits
+        .map(|limits| memory::memlock(&limits, &request.context.pool_config(), ignores_ipc_lock));
+    diagnosis.reason = verdict(request, &diagnosis.devices).await.err();
     diagnosis.rdma = diagnosis.reason.is_none();
-    context.policy_from_env = ask.env.policy.is_some() || ask.env.fabrics.is_some();
-    context.device_from_env = ask.env.device.is_some();
-    (diagnosis, context)
+    facts.policy_from_env = request.env.policy.is_some() || request.env.fabrics.is_some();
+    facts.device_from_env = request.env.device.is_some();
+    (diagnosis, facts)
 }
 
-/// What can be read of the system, without trying anything but to open device files.
-pub(super) fn look(root: &Root, ask: &Ask) -> (Diagnosis, findings::Context) {
-    let interfaces = sysfs::interfaces(root);
+/// Reads the state of the system; tries nothing but to open device files.
+pub(in crate::diagnose) fn read(files: &SystemFiles, request: &Request) -> (Diagnosis, Facts) {
+    let interfaces = sysfs::interfaces(files);
     let diagnosis = Diagnosis {
         rdma: false,
         reason: None,
         findings: Vec::<Finding>::new(),
         settings: Settings {
-            policy: ask.policy(),
-            fabrics: ask.fabrics(),
-            device: ask.only(),
+            policy: request.policy(),
+            fabrics: request.fabrics(),
+            device: request.only(),
             verbs: cfg!(all(target_os = "linux", feature = "verbs")),
         },
-        host: kernel::host(root),
+        host: kernel::host(files),
         library: Library { found: false, version: None, paths: Vec::new(), error: None },
-        modules: kernel::modules(root),
-        files: kernel::files(root),
-        devices: sysfs::devices(root, &interfaces),
+        modules: kernel::modules(files),
+        files: kernel::files(files),
+        devices: sysfs::devices(files, &interfaces),
         memlock: None::<MemlockReport>,
-        huge_pages: HugePagesReport { ..memory::huge_pages(root) },
+        huge_pages: HugePagesReport { ..memory::huge_pages(files) },
         peer: None,
     };
-    let context = findings::Context {
+    let facts = Facts {
         interfaces,
-        families: kernel::families(root),
-        loadable: kernel::loadable(root),
+        families: kernel::families(files),
+        loadable: kernel::loadable(files),
         parent: parent(),
-        ..findings::Context::default()
+        ..Facts::default()
     };
-    (diagnosis, context)
+    (diagnosis, facts)
 }
 
 #[cfg(unix)]
@@ -114,7 +116,7 @@ async fn off_thread<T: Send + 'static>(
 
 /// Whether the libraries are there, and which: rdma-core's version ends the name of the file, as in
 /// `libibverbs.so.1.14.44.0`.
-fn library(root: &Root, listed: &Result<Vec<DeviceInfo>, FabricError>) -> Library {
+fn library(files: &SystemFiles, listed: &Result<Vec<DeviceInfo>, FabricError>) -> Library {
     let missing = match listed {
         Err(error @ (FabricError::NoLibrary { .. } | FabricError::Platform)) => {
             Some(error.to_string())
@@ -124,7 +126,7 @@ fn library(root: &Root, listed: &Result<Vec<DeviceInfo>, FabricError>) -> Librar
     if let Some(error) = missing {
         return Library { found: false, version: None, paths: Vec::new(), error: Some(error) };
     }
-    let maps = root.read("/proc/self/maps").unwrap_or_default();
+    let maps = files.read("/proc/self/maps").unwrap_or_default();
     let mut paths: Vec<String> = Vec::new();
     for path in maps.lines().filter_map(|line| line.find('/').and_then(|at| line.get(at..))) {
         let name =
@@ -288,21 +290,21 @@ fn steps(device: &str, trial: &SelfTest) -> Vec<Step> {
 
 /// Whether the transport would use RDMA: by its own decisions as client and as server, and by the
 /// connections that were tried.
-async fn verdict(ask: &Ask, devices: &[Device]) -> Result<(), Reason> {
-    if ask.policy() == Policy::Off {
-        return Err(Reason::new(ReasonCode::Policy, ask.off()));
+async fn verdict(request: &Request, devices: &[Device]) -> Result<(), Reason> {
+    if request.policy() == Policy::Off {
+        return Err(Reason::new(ReasonCode::Policy, request.off()));
     }
-    if !ask.fabrics().contains(&FabricKind::Verbs) {
+    if !request.fabrics().contains(&FabricKind::Verbs) {
         return Err(Reason::new(
             ReasonCode::Policy,
             "RDMA is not among the fabrics that are allowed",
         ));
     }
-    let path = ask.context.paths(&[FabricKind::Verbs]).first().copied().unwrap_or(Path::Verbs);
-    let only = ask.env.device.as_deref();
-    ask.context.check(path, only).await?;
-    ask.context.local(path, None, only).await?;
-    let only = ask.only();
+    let path = request.context.paths(&[FabricKind::Verbs]).first().copied().unwrap_or(Path::Verbs);
+    let only = request.env.device.as_deref();
+    request.context.check(path, only).await?;
+    request.context.local(path, None, only).await?;
+    let only = request.only();
     let allowed =
         || devices.iter().filter(|device| only.as_deref().is_none_or(|name| name == device.name));
     if allowed().any(|device| device.usable) {

@@ -10,15 +10,15 @@ const MAX: u64 = 256 * 1024;
 
 /// The file system, or in tests a directory that stands for it.
 #[derive(Debug, Clone)]
-pub(super) struct Root(PathBuf);
+pub(in crate::diagnose) struct SystemFiles(PathBuf);
 
-impl Root {
-    pub(super) fn real() -> Self {
+impl SystemFiles {
+    pub(in crate::diagnose) fn real() -> Self {
         Self(PathBuf::from("/"))
     }
 
     #[cfg(test)]
-    pub(super) fn at(dir: &std::path::Path) -> Self {
+    pub(in crate::diagnose) fn at(dir: &std::path::Path) -> Self {
         Self(dir.to_owned())
     }
 
@@ -27,19 +27,19 @@ impl Root {
     }
 
     /// The file's text, trimmed; `None` when there is none.
-    pub(super) fn read(&self, path: &str) -> Option<String> {
+    pub(in crate::diagnose) fn read(&self, path: &str) -> Option<String> {
         let mut text = Vec::new();
         File::open(self.path(path)).ok()?.take(MAX).read_to_end(&mut text).ok()?;
         let text = String::from_utf8_lossy(&text).trim().to_owned();
         (!text.is_empty()).then_some(text)
     }
 
-    pub(super) fn exists(&self, path: &str) -> bool {
+    pub(in crate::diagnose) fn exists(&self, path: &str) -> bool {
         self.path(path).exists()
     }
 
     /// The names in a directory, sorted with numbers in their order.
-    pub(super) fn list(&self, path: &str) -> Vec<String> {
+    pub(in crate::diagnose) fn list(&self, path: &str) -> Vec<String> {
         let entries = fs::read_dir(self.path(path)).into_iter().flatten().flatten();
         let mut names: Vec<String> =
             entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
@@ -48,24 +48,24 @@ impl Root {
     }
 
     /// The last part of what a symbolic link points to.
-    pub(super) fn target(&self, path: &str) -> Option<String> {
+    pub(in crate::diagnose) fn target(&self, path: &str) -> Option<String> {
         let target = fs::read_link(self.path(path)).ok()?;
         Some(target.file_name()?.to_string_lossy().into_owned())
     }
 
     /// Opens a device file to read and write, and closes it again.
-    pub(super) fn try_open(&self, path: &str) -> io::Result<()> {
+    pub(in crate::diagnose) fn try_open(&self, path: &str) -> io::Result<()> {
         OpenOptions::new().read(true).write(true).open(self.path(path)).map(drop)
     }
 }
 
 /// `4: ACTIVE` is `ACTIVE`.
-pub(super) fn after_colon(text: &str) -> &str {
+pub(in crate::diagnose) fn after_colon(text: &str) -> &str {
     text.split_once(':').map_or(text, |(_, word)| word).trim()
 }
 
 /// A number, decimal or with 0x.
-pub(super) fn number(text: &str) -> Option<u64> {
+pub(in crate::diagnose) fn number(text: &str) -> Option<u64> {
     match text.strip_prefix("0x") {
         Some(hex) => u64::from_str_radix(hex, 16).ok(),
         None => text.parse().ok(),

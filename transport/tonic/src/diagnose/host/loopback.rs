@@ -34,7 +34,7 @@ fn config() -> LinkConfig {
 }
 
 /// Connects to an address of the device from the device, and says what came of each step.
-pub(super) async fn run(fabric: &Fabric, pool: &Pool, ip: IpAddr) -> Vec<Step> {
+pub(in crate::diagnose) async fn run(fabric: &Fabric, pool: &Pool, ip: IpAddr) -> Vec<Step> {
     let mut steps = Vec::new();
     let ends = timed(&mut steps, format!("connection to {ip}"), connect(fabric, pool, ip)).await;
     let Some((mut client, mut server)) = ends else { return steps };

@@ -2,28 +2,28 @@
 
 use std::net::Ipv6Addr;
 
+use crate::diagnose::host::system_files::{SystemFiles, after_colon, number};
 use crate::diagnose::report::{Device, Gid, Port};
-use crate::diagnose::root::{Root, after_colon, number};
 
 const CLASS: &str = "/sys/class/infiniband";
 /// Entries of a GID table that are looked at: software devices have 1024, most of them empty.
 const GIDS: usize = 1024;
 
 /// All devices, by name. Addresses, MTUs and what was tried come from elsewhere.
-pub(super) fn devices(root: &Root, interfaces: &[Interface]) -> Vec<Device> {
-    root.list(CLASS).into_iter().map(|name| device(root, name, interfaces)).collect()
+pub(in crate::diagnose) fn devices(files: &SystemFiles, interfaces: &[Interface]) -> Vec<Device> {
+    files.list(CLASS).into_iter().map(|name| device(files, name, interfaces)).collect()
 }
 
-fn device(root: &Root, name: String, interfaces: &[Interface]) -> Device {
+fn device(files: &SystemFiles, name: String, interfaces: &[Interface]) -> Device {
     let dir = format!("{CLASS}/{name}");
-    let node = root.read(&format!("{dir}/node_type")).unwrap_or_default();
-    let guid = root.read(&format!("{dir}/node_guid"));
+    let node = files.read(&format!("{dir}/node_type")).unwrap_or_default();
+    let guid = files.read(&format!("{dir}/node_guid"));
     let is_iwarp = after_colon(&node) == "RNIC";
-    let ports: Vec<Port> = root
+    let ports: Vec<Port> = files
         .list(&format!("{dir}/ports"))
         .iter()
         .filter_map(|number| {
-            port(root, &format!("{dir}/ports/{number}"), number.parse().ok()?, is_iwarp)
+            port(files, &format!("{dir}/ports/{number}"), number.parse().ok()?, is_iwarp)
         })
         .collect();
     let transport = match ports.first().map(|port| port.link_layer.as_str()) {
@@ -32,8 +32,8 @@ fn device(root: &Root, name: String, interfaces: &[Interface]) -> Device {
         Some("InfiniBand") => "InfiniBand",
         _ => "unknown transport",
     };
-    let mut on: Vec<String> = root.list(&format!("{dir}/device/net"));
-    on.extend(root.read(&format!("{dir}/parent")));
+    let mut on: Vec<String> = files.list(&format!("{dir}/device/net"));
+    on.extend(files.read(&format!("{dir}/parent")));
     on.extend(ports.iter().flat_map(|port| &port.gids).filter_map(|gid| gid.interface.clone()));
     if on.is_empty() {
         // Software devices take their GUID from the interface's hardware address.
@@ -49,8 +49,8 @@ fn device(root: &Root, name: String, interfaces: &[Interface]) -> Device {
     });
     Device {
         transport: transport.to_owned(),
-        driver: root.target(&format!("{dir}/device/driver")),
-        firmware: root.read(&format!("{dir}/fw_ver")),
+        driver: files.target(&format!("{dir}/device/driver")),
+        firmware: files.read(&format!("{dir}/fw_ver")),
         guid,
         interfaces: on,
         addresses: Vec::new(),
@@ -63,11 +63,11 @@ fn device(root: &Root, name: String, interfaces: &[Interface]) -> Device {
     }
 }
 
-fn port(root: &Root, dir: &str, number_of_port: u32, is_iwarp: bool) -> Option<Port> {
-    let read = |file: &str| root.read(&format!("{dir}/{file}"));
+fn port(files: &SystemFiles, dir: &str, number_of_port: u32, is_iwarp: bool) -> Option<Port> {
+    let read = |file: &str| files.read(&format!("{dir}/{file}"));
     let state = read("state")?;
     let mut gids = Vec::new();
-    for name in root.list(&format!("{dir}/gids")).into_iter().take(GIDS) {
+    for name in files.list(&format!("{dir}/gids")).into_iter().take(GIDS) {
         let Some(gid) =
             read(&format!("gids/{name}")).and_then(|text| text.parse::<Ipv6Addr>().ok())
         else {
@@ -102,19 +102,19 @@ fn port(root: &Root, dir: &str, number_of_port: u32, is_iwarp: bool) -> Option<P
 
 /// A network interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Interface {
-    pub(super) name: String,
+pub(in crate::diagnose) struct Interface {
+    pub(in crate::diagnose) name: String,
     /// `ip link set ... up` was done.
-    pub(super) up: bool,
+    pub(in crate::diagnose) up: bool,
     /// A cable is in, or what stands for it.
-    pub(super) carrier: bool,
-    pub(super) ethernet: bool,
+    pub(in crate::diagnose) carrier: bool,
+    pub(in crate::diagnose) ethernet: bool,
     /// It has an IPv4 address: some route leads through it.
-    pub(super) routed: bool,
+    pub(in crate::diagnose) routed: bool,
     /// The default route leads through it.
-    pub(super) default: bool,
+    pub(in crate::diagnose) default: bool,
     /// The driver of its PCI device.
-    pub(super) driver: Option<String>,
+    pub(in crate::diagnose) driver: Option<String>,
     mac: Option<String>,
 }
 
@@ -124,8 +124,8 @@ const UP: u64 = 1;
 const ETHERNET: &str = "1";
 
 /// All interfaces but loopback.
-pub(super) fn interfaces(root: &Root) -> Vec<Interface> {
-    let routes = root.read("/proc/net/route").unwrap_or_default();
+pub(in crate::diagnose) fn interfaces(files: &SystemFiles) -> Vec<Interface> {
+    let routes = files.read("/proc/net/route").unwrap_or_default();
     // Iface Destination Gateway ...: a destination of zero is the default route.
     let routes: Vec<(&str, bool)> = routes
         .lines()
@@ -136,19 +136,19 @@ pub(super) fn interfaces(root: &Root) -> Vec<Interface> {
         })
         .collect();
     let one = |name: String| {
-        let read = |file: &str| root.read(&format!("/sys/class/net/{name}/{file}"));
+        let read = |file: &str| files.read(&format!("/sys/class/net/{name}/{file}"));
         Interface {
             up: read("flags").and_then(|flags| number(&flags)).is_some_and(|flags| flags & UP != 0),
             carrier: read("carrier").as_deref() == Some("1"),
             ethernet: read("type").as_deref() == Some(ETHERNET),
             routed: routes.iter().any(|(on, _)| *on == name),
             default: routes.iter().any(|(on, default)| *on == name && *default),
-            driver: root.target(&format!("/sys/class/net/{name}/device/driver")),
+            driver: files.target(&format!("/sys/class/net/{name}/device/driver")),
             mac: read("address"),
             name,
         }
     };
-    root.list("/sys/class/net").into_iter().filter(|name| name != "lo").map(one).collect()
+    files.list("/sys/class/net").into_iter().filter(|name| name != "lo").map(one).collect()
 }
 
 /// The 64-bit identifier made of a hardware address, in sysfs's form.

@@ -2,12 +2,12 @@
 
 use tonic_rdma_memory::{MIN_MEMLOCK, Memlock, PoolConfig};
 
+use crate::diagnose::host::system_files::{SystemFiles, number};
 use crate::diagnose::report::{HugePagesReport, MemlockReport};
-use crate::diagnose::root::{Root, number};
 
 /// How much may be pinned, and what a pool makes of it. `ignores_ipc_lock`: a device that counts
 /// for the process applies the limit whatever the process may do.
-pub(super) fn memlock(
+pub(in crate::diagnose) fn memlock(
     limits: &Memlock,
     pool: &PoolConfig,
     ignores_ipc_lock: bool,
@@ -26,11 +26,11 @@ pub(super) fn memlock(
     }
 }
 
-pub(super) fn huge_pages(root: &Root) -> HugePagesReport {
+pub(in crate::diagnose) fn huge_pages(files: &SystemFiles) -> HugePagesReport {
     // `always [madvise] never`
-    let transparent = root.read("/sys/kernel/mm/transparent_hugepage/enabled");
+    let transparent = files.read("/sys/kernel/mm/transparent_hugepage/enabled");
     let chosen = |text: String| Some(text.split_once('[')?.1.split_once(']')?.0.to_owned());
-    let meminfo = root.read("/proc/meminfo").unwrap_or_default();
+    let meminfo = files.read("/proc/meminfo").unwrap_or_default();
     let field = |name: &str| {
         let rest = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
         number(rest.trim_start_matches(':').trim().trim_end_matches("kB").trim())

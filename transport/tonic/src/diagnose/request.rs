@@ -1,0 +1,36 @@
+//! What is to be diagnosed.
+
+use crate::context::Context;
+use crate::endpoint::Endpoint;
+use crate::path::policy::{EnvSettings, FabricKind, Policy};
+
+/// What is to be diagnosed, and what the environment and the code say.
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) env: EnvSettings,
+    pub(super) context: Context,
+    pub(super) peer: Option<Endpoint>,
+}
+
+impl Request {
+    pub(super) fn policy(&self) -> Policy {
+        self.env.policy(self.peer.as_ref().map_or(Policy::Auto, |peer| peer.shared.policy))
+    }
+
+    pub(super) fn fabrics(&self) -> Vec<FabricKind> {
+        self.env.fabrics(self.peer.as_ref().and_then(|peer| peer.shared.fabrics.as_deref()))
+    }
+
+    /// The only device that is allowed, if one was named.
+    pub(super) fn only(&self) -> Option<String> {
+        self.context.only(self.env.device.as_deref())
+    }
+
+    /// What has switched the fast path off.
+    pub(super) fn off(&self) -> String {
+        match self.env.policy {
+            Some(_) => "TONIC_RDMA=off".to_owned(),
+            None => "the endpoint's policy is off".to_owned(),
+        }
+    }
+}
