@@ -16,7 +16,7 @@ use crate::diagnose::report::{Cure, Diagnosis, Finding, ModuleState, RunsIn};
 use crate::diagnose::request::Request;
 use crate::diagnose::{diagnose, findings};
 use crate::path::policy::{EnvSettings, Policy};
-use crate::tests::world::{World, endpoint};
+use crate::tests::support::world::{World, endpoint};
 use crate::{Context, PoolConfig, Reason, ReasonCode};
 
 /// A system made of files.

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tonic::Code;
 
-use crate::tests::echo::{Client, Echo};
-use crate::tests::world::{Serving, World};
+use crate::tests::support::echo::{Client, Echo};
+use crate::tests::support::world::{Serving, World};
 use crate::{Path, Policy, ReasonCode};
 
 #[tokio::test]

@@ -6,9 +6,9 @@ use std::thread::{self, JoinHandle};
 use tokio::sync::oneshot;
 
 use crate::diagnose::diagnose;
-use crate::tests::echo::{Client, Echo};
-use crate::tests::logs::Logs;
-use crate::tests::world::{Serving, endpoint};
+use crate::tests::support::echo::{Client, Echo};
+use crate::tests::support::logs::Logs;
+use crate::tests::support::world::{Serving, endpoint};
 use crate::{Context, Diagnosis, FabricKind, Path, Reason, ReasonCode, Server, ShmAccess, Side};
 
 /// Another user than whoever runs the tests.

@@ -25,9 +25,9 @@ use tower::{Service, ServiceExt};
 use crate::bootstrap::gateways::MISMATCHES;
 use crate::bootstrap::pb::offer_response::Outcome;
 use crate::tcp::connector::TcpChannel;
-use crate::tests::echo::{Client, Echo};
-use crate::tests::tickets::Hand;
-use crate::tests::world::{Serving, World, endpoint};
+use crate::tests::admission::tickets::Hand;
+use crate::tests::support::echo::{Client, Echo};
+use crate::tests::support::world::{Serving, World, endpoint};
 use crate::{Channel, Endpoint, Path, Reason, ReasonCode, Server, Side};
 
 const GATEWAY: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 77));
@@ -182,7 +182,7 @@ async fn a_guest_behind_a_gateway_does_not_get_its_address() {
 #[cfg(feature = "_tls-any")]
 #[tokio::test]
 async fn a_guest_behind_a_gateway_does_not_get_its_certificate() {
-    use crate::tests::tls::Authority;
+    use crate::tests::admission::tls::Authority;
     use crate::{ClientTlsConfig, ServerTlsConfig};
     for opted_in in [false, true] {
         let (world, authority) = (World::new(), Authority::new());

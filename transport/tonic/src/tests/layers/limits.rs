@@ -7,8 +7,8 @@ use std::time::Duration;
 use tonic::{Code, Request};
 use tower::Service;
 
-use crate::tests::echo::{Client, Echo};
-use crate::tests::world::{Serving, World};
+use crate::tests::support::echo::{Client, Echo};
+use crate::tests::support::world::{Serving, World};
 use crate::{Channel, Endpoint, Policy};
 
 const SOON: Duration = Duration::from_millis(20);

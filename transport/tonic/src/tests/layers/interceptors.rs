@@ -12,8 +12,8 @@ use tonic::{Code, Request, Status};
 use tower::ServiceBuilder;
 
 use crate::bootstrap::OFFER_PATH;
-use crate::tests::echo::{Client, Echo};
-use crate::tests::world::{Serving, World};
+use crate::tests::support::echo::{Client, Echo};
+use crate::tests::support::world::{Serving, World};
 use crate::{Path, Policy, ReasonCode, Side};
 
 const SECRET: &str = "Bearer secret";

@@ -1,7 +1,7 @@
 //! Stock tonic at either end, over TCP.
 
-use crate::tests::echo::Client;
-use crate::tests::world::{World, endpoint, stock};
+use crate::tests::support::echo::Client;
+use crate::tests::support::world::{World, endpoint, stock};
 use crate::{Path, Policy, ReasonCode};
 
 #[tokio::test]
@@ -38,8 +38,8 @@ async fn our_client_to_a_stock_server_says_that_the_peer_is_not_capable() {
 
 #[tokio::test]
 async fn without_a_fast_path_at_either_end() {
-    let serving = crate::tests::world::Serving::start(
-        crate::Server::builder().policy(Policy::Off).add_service(crate::tests::echo::Echo),
+    let serving = crate::tests::support::world::Serving::start(
+        crate::Server::builder().policy(Policy::Off).add_service(crate::tests::support::echo::Echo),
     )
     .await;
     let channel = endpoint(serving.addr).policy(Policy::Off).connect().await.unwrap();

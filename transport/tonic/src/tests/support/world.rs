@@ -13,7 +13,7 @@ use tonic::transport::server::TcpIncoming;
 use tonic_rdma_fabric::sim::{SimConfig, SimDevice, SimNet};
 use tower::{Layer, Service};
 
-use crate::tests::echo::Echo;
+use crate::tests::support::echo::Echo;
 use crate::{Channel, Context, Endpoint, Error, Path, PoolConfig, Router, Server};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;

@@ -2,8 +2,8 @@
 
 use tokio::runtime::Handle;
 
-use crate::tests::echo::Client;
-use crate::tests::world::World;
+use crate::tests::support::echo::Client;
+use crate::tests::support::world::World;
 use crate::{Channel, Context, Path, PoolConfig, ReasonCode};
 
 /// Calls from so many threads, one behind the other, each with a place of its own in the row.

@@ -8,8 +8,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tonic_rdma_fabric::sim::{SimConfig, SimNet};
 
-use crate::tests::echo::Client;
-use crate::tests::reconnect_storm::{Port, Serving};
+use crate::tests::failure::reconnect_storm::{Port, Serving};
+use crate::tests::support::echo::Client;
 use crate::{Context, Endpoint, Path, ReasonCode, Server};
 
 const LONG: Duration = Duration::from_secs(3600);

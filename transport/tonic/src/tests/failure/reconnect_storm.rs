@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic_rdma_fabric::sim::{SimConfig, SimNet};
 
-use crate::tests::echo::{Client, Echo};
+use crate::tests::support::echo::{Client, Echo};
 use crate::{Channel, Context, Endpoint, Error, Path, PoolConfig, Server};
 
 const CHANNELS: usize = 200;

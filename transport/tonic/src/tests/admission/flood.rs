@@ -11,9 +11,9 @@ use tonic::{Code, Request};
 use tonic_rdma_proto::Reject;
 
 use crate::bootstrap::pb::offer_response::Outcome;
-use crate::tests::echo::{Client, Echo};
-use crate::tests::tickets::Hand;
-use crate::tests::world::{Serving, World};
+use crate::tests::admission::tickets::Hand;
+use crate::tests::support::echo::{Client, Echo};
+use crate::tests::support::world::{Serving, World};
 use crate::{Channel, Endpoint, Path, Policy, ReasonCode, Server, Side};
 
 async fn limited(world: &World, limit: impl FnOnce(Server) -> Server) -> Serving {

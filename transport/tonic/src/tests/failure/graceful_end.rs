@@ -11,9 +11,9 @@ use tonic_rdma_proto::Hello;
 
 use crate::bootstrap::client::offer;
 use crate::connection::ConnectionConfig;
-use crate::tests::echo::{Client, Echo};
-use crate::tests::logs::Logs;
-use crate::tests::world::{Serving, endpoint};
+use crate::tests::support::echo::{Client, Echo};
+use crate::tests::support::logs::Logs;
+use crate::tests::support::world::{Serving, endpoint};
 use crate::{Channel, Context, Endpoint, FabricKind, Path, ReasonCode, Server, Side};
 
 /// Nothing here takes long.

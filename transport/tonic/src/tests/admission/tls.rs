@@ -8,8 +8,8 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair}
 use tower::ServiceBuilder;
 
 use crate::bootstrap::OFFER_PATH;
-use crate::tests::echo::{Client, Echo};
-use crate::tests::world::{Serving, World};
+use crate::tests::support::echo::{Client, Echo};
+use crate::tests::support::world::{Serving, World};
 use crate::{Certificate, ClientTlsConfig, Endpoint, Identity, Path, Policy, ServerTlsConfig};
 
 /// Signs certificates.

@@ -10,9 +10,9 @@ use crate::bootstrap::pb::bootstrap_client::BootstrapClient;
 use crate::bootstrap::pb::offer_response::Outcome;
 use crate::bootstrap::pb::{self, fabric_offer};
 use crate::connection::ConnectionConfig;
-use crate::tests::echo::Echo;
-use crate::tests::logs::Logs;
-use crate::tests::world::{Serving, World, endpoint};
+use crate::tests::support::echo::Echo;
+use crate::tests::support::logs::Logs;
+use crate::tests::support::world::{Serving, World, endpoint};
 
 const LIMIT: Duration = Duration::from_secs(10);
 

@@ -14,9 +14,9 @@ use tonic::Status;
 use tonic::body::Body;
 use tower::util::MapResponseLayer;
 
-use crate::tests::echo::{Client, Echo};
-use crate::tests::logs::Logs;
-use crate::tests::world::{Serving, World};
+use crate::tests::support::echo::{Client, Echo};
+use crate::tests::support::logs::Logs;
+use crate::tests::support::world::{Serving, World};
 
 /// A response's body: tells when it is polled, waits, ends, and tells what was logged from then on
 /// until it is dropped.

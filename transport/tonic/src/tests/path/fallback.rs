@@ -8,9 +8,9 @@ use std::time::Duration;
 use tonic::{Code, Status};
 
 use crate::path::policy::EnvSettings;
-use crate::tests::echo::{Client, Echo};
-use crate::tests::logs::Logs;
-use crate::tests::world::{Serving, World, endpoint, stock};
+use crate::tests::support::echo::{Client, Echo};
+use crate::tests::support::logs::Logs;
+use crate::tests::support::world::{Serving, World, endpoint, stock};
 use crate::{Channel, Context, Error, Path, Policy, PoolConfig, ReasonCode, Side};
 
 async fn reason(world: &World, serving: &Serving) -> crate::Reason {

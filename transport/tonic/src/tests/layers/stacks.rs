@@ -9,8 +9,8 @@ use tower::retry::Policy as Retry;
 use tower::util::BoxCloneService;
 use tower::{ServiceBuilder, ServiceExt};
 
-use crate::tests::echo::Client;
-use crate::tests::world::World;
+use crate::tests::support::echo::Client;
+use crate::tests::support::world::World;
 use crate::{Change, Channel, Error, ReasonCode};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -71,7 +71,7 @@ impl Retry<Request<Body>, Response<Body>, Error> for Once {
 #[tokio::test]
 async fn retry_sees_errors_as_tower_errors() {
     let world = World::new();
-    let serving = crate::tests::world::stock().await;
+    let serving = crate::tests::support::world::stock().await;
     let required = world.endpoint(&serving).require_rdma(true).connect_lazy();
     let stack = ServiceBuilder::new().retry(Once(false)).service(required);
     let request = Request::builder().uri("/test.Echo/Say").body(Body::empty()).unwrap();
@@ -100,7 +100,7 @@ async fn endpoints_come_and_go() {
     client.all_kinds().await;
     let gone = {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        crate::tests::world::endpoint(listener.local_addr().unwrap())
+        crate::tests::support::world::endpoint(listener.local_addr().unwrap())
     };
     changes.send(Change::Insert(2, gone)).await.unwrap();
     changes.send(Change::Remove(1)).await.unwrap();

@@ -1,0 +1,8 @@
+//! Which path calls take: fast path, TCP, stock tonic at either end.
+
+mod fallback;
+mod fast;
+mod interop;
+#[cfg(feature = "shm")]
+mod other_user;
+mod shards;
