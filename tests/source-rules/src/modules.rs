@@ -179,6 +179,10 @@ impl Crate {
             name => self.look_up(module, name, guard),
         };
         for segment in segments {
+            // A path goes on through a module, not through a function of its name.
+            if targets.iter().any(|target| matches!(target, Target::Module(_))) {
+                targets.retain(|target| matches!(target, Target::Module(_)));
+            }
             let mut next = HashSet::new();
             for target in targets {
                 match target {

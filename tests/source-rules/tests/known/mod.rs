@@ -20,14 +20,6 @@ pub(crate) const CIRCLES: &[&str] = &[
     "tests/sim/src/runner.rs",
     "tests/sim/src/service.rs",
     "tests/sim/src/world.rs",
-    "transport/tonic/src/channel/balance.rs",
-    "transport/tonic/src/channel/mod.rs",
-    "transport/tonic/src/channel/stack.rs",
-    "transport/tonic/src/endpoint/mod.rs",
-    "transport/tonic/src/server/fast.rs",
-    "transport/tonic/src/server/listeners.rs",
-    "transport/tonic/src/telemetry/metrics/meter.rs",
-    "transport/tonic/src/telemetry/stats.rs",
 ];
 
 /// Files in a circle that a module's need of its parent closes.
@@ -46,30 +38,6 @@ pub(crate) const PARENTS: &[&str] = &[
     "rpc-demo/src/transfer/job.rs",
     "rpc-demo/src/transfer/mod.rs",
     "rpc-demo/src/transfer/ranged.rs",
-    "transport/tonic/src/bootstrap/client.rs",
-    "transport/tonic/src/channel/attempt.rs",
-    "transport/tonic/src/channel/manager.rs",
-    "transport/tonic/src/channel/select.rs",
-    "transport/tonic/src/channel/shards.rs",
-    "transport/tonic/src/channel/shared.rs",
-    "transport/tonic/src/context/device_monitor.rs",
-    "transport/tonic/src/context/mod.rs",
-    "transport/tonic/src/diagnose/cures.rs",
-    "transport/tonic/src/diagnose/findings.rs",
-    "transport/tonic/src/diagnose/kernel.rs",
-    "transport/tonic/src/diagnose/local.rs",
-    "transport/tonic/src/diagnose/loopback.rs",
-    "transport/tonic/src/diagnose/memory.rs",
-    "transport/tonic/src/diagnose/mod.rs",
-    "transport/tonic/src/diagnose/peer.rs",
-    "transport/tonic/src/diagnose/probe.rs",
-    "transport/tonic/src/diagnose/sysfs.rs",
-    "transport/tonic/src/endpoint/connector.rs",
-    "transport/tonic/src/server/mod.rs",
-    "transport/tonic/src/server/router.rs",
-    "transport/tonic/src/server/serve.rs",
-    "transport/tonic/src/server/stack.rs",
-    "transport/tonic/src/tcp/retry.rs",
 ];
 
 /// Files with comments or prose beyond column 100.
@@ -88,18 +56,13 @@ pub(crate) const WIDE: &[&str] = &[
     "transport/tonic/src/connection/receive/grant.rs",
     "transport/tonic/src/connection/receive/unread.rs",
     "transport/tonic/src/connection/send/write_window.rs",
-    "transport/tonic/src/telemetry/metrics/pool.rs",
 ];
 
 /// Files with too many lines.
 pub(crate) const LONG: &[&str] = &[];
 
 /// Folders with too many files.
-#[rustfmt::skip]
-pub(crate) const FULL: &[&str] = &[
-    "transport/tonic/src/diagnose",
-    "transport/tonic/src/tests",
-];
+pub(crate) const FULL: &[&str] = &[];
 
 /// Files with `unsafe` outside of memory and fabric.
 pub(crate) const UNSAFE: &[&str] = &[];

@@ -5,9 +5,9 @@
 //! each thread has a connection of its own, by the order in which threads first asked.
 //!
 //! The first connection is the channel's own: its path is the channel's path, and a call whose own
-//! connection is not up goes where a channel with one connection would send it. A further connection
-//! is set up when a thread that it belongs to makes a call while the first is up, and is kept up from
-//! then on.
+//! connection is not up goes where a channel with one connection would send it. A further
+//! connection is set up when one of its threads makes a call while the first is up, and is kept up
+//! from then on.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -219,8 +219,8 @@ impl Deframer {
         }
     }
 
-    /// CopyScheduler landed bytes for whoever may parse them, up to a message that can stay where it is,
-    /// and up to the end of a long one's header.
+    /// Copies landed bytes, so that they can be parsed, up to a message that can stay where it is
+    /// and up to the end of a long message's header.
     fn copy_out(&mut self, landed: &mut Landed) -> Bytes {
         let most = SLICE - std::mem::take(&mut self.ahead);
         let mut out = CopyBuffer::default();

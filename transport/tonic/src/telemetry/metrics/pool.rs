@@ -9,11 +9,15 @@ use crate::telemetry::metrics::names::{POOL_BYTES, POOL_REGISTRATIONS, POOL_WAIT
 
 impl Context {
     /// Records the figures of this context's pools with the [`metrics`](::metrics) facade:
-    /// `tonic_rdma_pool_bytes` and the two counters beside it ([the list](crate::telemetry::metrics)). To be
-    /// called before each scrape, or at an interval.
+    /// `tonic_rdma_pool_bytes`, `tonic_rdma_pool_registrations_total` and
+    /// `tonic_rdma_pool_waits_total` ([list of metrics](crate::metrics)). Call it before each
+    /// scrape, or at an interval.
     ///
-    /// Contexts that have a device in common also have its series in common: record one of them.
-    /// Cancel safe.
+    /// Contexts that share a device also share its series: record one of them.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves some figures unrecorded, and does no other harm.
     pub async fn record_metrics(&self) {
         for (device, stats) in self.pool_stats().await {
             for (state, bytes) in states(&stats) {

@@ -17,24 +17,24 @@ use crate::tests::support::world::{Serving, World, endpoint};
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// A client that goes through the steps by hand.
-pub(super) struct Hand<'a> {
+pub(crate) struct Hand<'a> {
     world: &'a World,
     bootstrap: BootstrapClient<tonic::transport::Channel>,
     /// The end of its TCP connection that it states.
-    pub(super) states: Option<SocketAddr>,
+    pub(crate) states: Option<SocketAddr>,
 }
 
 impl<'a> Hand<'a> {
-    pub(super) async fn new(world: &'a World, serving: &Serving) -> Self {
+    pub(crate) async fn new(world: &'a World, serving: &Serving) -> Self {
         Self::to(world, serving.addr).await
     }
 
-    pub(super) async fn to(world: &'a World, addr: SocketAddr) -> Self {
+    pub(crate) async fn to(world: &'a World, addr: SocketAddr) -> Self {
         let tcp = endpoint(addr).connect_tcp().await.unwrap();
         Self { world, states: tcp.local_addr.get(), bootstrap: BootstrapClient::new(tcp.channel) }
     }
 
-    pub(super) async fn ask(&mut self) -> Outcome {
+    pub(crate) async fn ask(&mut self) -> Outcome {
         let client = self
             .states
             .map(|at| pb::TcpAddress { ip: at.ip().to_string(), port: at.port().into() });
@@ -44,7 +44,7 @@ impl<'a> Hand<'a> {
     }
 
     /// A ticket, and where to take it.
-    pub(super) async fn ticket(&mut self) -> ([u8; 16], SocketAddr) {
+    pub(crate) async fn ticket(&mut self) -> ([u8; 16], SocketAddr) {
         let Outcome::Grant(grant) = self.ask().await else { panic!("refused") };
         let Some(fabric_offer::Fabric::Sim(sim)) = &grant.fabrics[0].fabric else {
             panic!("no sim")
@@ -71,7 +71,7 @@ impl<'a> Hand<'a> {
         }
     }
 
-    pub(super) async fn enter(&self, addr: SocketAddr, ticket: [u8; 16]) -> Result<Accept, Reject> {
+    pub(crate) async fn enter(&self, addr: SocketAddr, ticket: [u8; 16]) -> Result<Accept, Reject> {
         let hello = Hello::new(ticket, tonic_rdma_proto::Config::default().settings());
         let answer = self.send(addr, &hello.encode()).await?;
         Ok(Accept::decode(&answer).unwrap())

@@ -13,20 +13,20 @@ use crate::tests::support::world::{Serving, World};
 use crate::{Certificate, ClientTlsConfig, Endpoint, Identity, Path, Policy, ServerTlsConfig};
 
 /// Signs certificates.
-pub(super) struct Authority(CertifiedIssuer<'static, KeyPair>);
+pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
     }
 
-    pub(super) fn root(&self) -> Certificate {
+    pub(crate) fn root(&self) -> Certificate {
         Certificate::from_pem(self.0.pem())
     }
 
-    pub(super) fn identity(&self, name: &str) -> Identity {
+    pub(crate) fn identity(&self, name: &str) -> Identity {
         let key = KeyPair::generate().unwrap();
         let params = CertificateParams::new([name.to_owned()]).unwrap();
         let cert = params.signed_by(&key, &self.0).unwrap();

@@ -29,10 +29,10 @@ type Sockets = mpsc::UnboundedSender<io::Result<DuplexStream>>;
 
 /// Where the server can be reached, while there is one.
 #[derive(Clone, Default)]
-pub(super) struct Port(Arc<Mutex<Option<Sockets>>>);
+pub(crate) struct Port(Arc<Mutex<Option<Sockets>>>);
 
 impl Port {
-    pub(super) fn connect(&self) -> io::Result<TokioIo<DuplexStream>> {
+    pub(crate) fn connect(&self) -> io::Result<TokioIo<DuplexStream>> {
         let refused = || io::Error::from(io::ErrorKind::ConnectionRefused);
         let (near, far) = tokio::io::duplex(64 * 1024);
         let listening = self.0.lock().unwrap();
@@ -41,14 +41,14 @@ impl Port {
     }
 }
 
-pub(super) struct Serving {
+pub(crate) struct Serving {
     port: Port,
     stop: oneshot::Sender<()>,
     task: JoinHandle<Result<(), Error>>,
 }
 
 impl Serving {
-    pub(super) fn start(port: &Port, server: Server) -> Self {
+    pub(crate) fn start(port: &Port, server: Server) -> Self {
         // Pipes have no addresses to compare.
         let mut server = server.offer_through_gateways(true);
         let (sockets, incoming) = mpsc::unbounded_channel();
@@ -64,7 +64,7 @@ impl Serving {
         Self { port: port.clone(), stop, task }
     }
 
-    pub(super) async fn end(self) {
+    pub(crate) async fn end(self) {
         *self.port.0.lock().unwrap() = None;
         self.stop.send(()).unwrap();
         self.task.await.unwrap().unwrap();

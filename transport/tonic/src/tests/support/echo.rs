@@ -26,7 +26,7 @@ type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + 
 /// | Chat | bidirectional | each word, shouted |
 /// | Who | unary | what the handler knows of the caller |
 #[derive(Clone, Debug, Default)]
-pub(super) struct Echo;
+pub(crate) struct Echo;
 
 impl NamedService for Echo {
     const NAME: &'static str = "test.Echo";
@@ -105,7 +105,7 @@ impl Service<Request<Body>> for Echo {
 
 /// A client of [`Echo`].
 #[derive(Clone)]
-pub(super) struct Client<C>(Grpc<C>);
+pub(crate) struct Client<C>(Grpc<C>);
 
 impl<C> Client<C>
 where
@@ -115,7 +115,7 @@ where
     <C::ResponseBody as http_body::Body>::Error:
         Into<Box<dyn std::error::Error + Send + Sync>> + Send,
 {
-    pub(super) fn new(channel: C) -> Self {
+    pub(crate) fn new(channel: C) -> Self {
         Self(Grpc::new(channel))
     }
 
@@ -123,7 +123,7 @@ where
         self.0.ready().await.map_err(|e| Status::from_error(e.into()))
     }
 
-    pub(super) async fn unary(
+    pub(crate) async fn unary(
         &mut self,
         path: &'static str,
         request: tonic::Request<String>,
@@ -133,16 +133,16 @@ where
         Ok(self.0.unary(request, path, codec()).await?.into_inner())
     }
 
-    pub(super) async fn say(&mut self, what: &str) -> Result<String, Status> {
+    pub(crate) async fn say(&mut self, what: &str) -> Result<String, Status> {
         self.unary("/test.Echo/Say", tonic::Request::new(what.to_owned())).await
     }
 
-    pub(super) async fn who(&mut self) -> Result<String, Status> {
+    pub(crate) async fn who(&mut self) -> Result<String, Status> {
         self.unary("/test.Echo/Who", tonic::Request::new(String::new())).await
     }
 
     /// One call of each kind, checked.
-    pub(super) async fn all_kinds(&mut self) {
+    pub(crate) async fn all_kinds(&mut self) {
         assert_eq!(self.say("hello").await.unwrap(), "hello");
         let status = self.say("!no").await.unwrap_err();
         assert_eq!((status.code(), status.message()), (tonic::Code::Aborted, "no"));

@@ -40,10 +40,10 @@ impl<'a> MakeWriter<'a> for ToThread {
 }
 
 /// Captures until it is dropped.
-pub(super) struct Logs(());
+pub(crate) struct Logs(());
 
 impl Logs {
-    pub(super) fn capture() -> Self {
+    pub(crate) fn capture() -> Self {
         static SUBSCRIBER: Once = Once::new();
         SUBSCRIBER.call_once(|| {
             let subscriber = tracing_subscriber::fmt()
@@ -57,7 +57,7 @@ impl Logs {
         Self(())
     }
 
-    pub(super) fn lines_with(&self, text: &str) -> Vec<String> {
+    pub(crate) fn lines_with(&self, text: &str) -> Vec<String> {
         LINES.with_borrow(|lines| {
             let all = String::from_utf8_lossy(lines.as_deref().unwrap_or_default()).into_owned();
             all.lines().filter(|line| line.contains(text)).map(str::to_owned).collect()
