@@ -50,7 +50,6 @@ pub(crate) const WIDE: &[&str] = &[
     "transport/fabric/src/sim/config.rs",
     "transport/fabric/src/sim/link/mod.rs",
     "transport/fabric/src/sim/mod.rs",
-    "transport/tonic/src/codec/deframer.rs",
     "transport/tonic/src/connection/call/recv_body.rs",
     "transport/tonic/src/connection/config.rs",
     "transport/tonic/src/connection/receive/grant.rs",
