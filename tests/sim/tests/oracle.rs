@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use tonic_rdma_fabric::sim::{EndId, Event, InjectedBug, Tap};
+use tonic_rdma_fabric::sim::{EndId, Event, InjectedBug, Observer};
 use tonic_rdma_proto::frame::{Composer, Frame};
 use tonic_rdma_sim::{Options, Report, Sabotage, Theme, WireChecker, run};
 

@@ -21,7 +21,7 @@
 //! | [`wake_gate`] | [`WakeGate`]: what hardly ever has anything to say |
 //! | [`host_snapshot`] | what there is on this host, at a glance |
 //! | [`self_test`] | what comes of making, one by one, what a connection is made of |
-//! | [`sim`] | an in-process network with a seed and faults, for tests without hardware |
+//! | `sim` | an in-process network with a seed and faults, for tests (feature `test-util`) |
 //! | `verbs` | rdma-core, loaded at run time: InfiniBand, RoCE and iWARP (Linux, feature `verbs`) |
 //!
 //! # The control block
@@ -59,27 +59,34 @@
 
 pub mod access;
 pub mod addr;
+#[cfg(any(
+    feature = "test-util",
+    all(target_os = "linux", any(feature = "shm", feature = "verbs"))
+))]
 mod block;
 #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
 mod busy_poll;
 pub mod device;
 pub mod error;
-#[cfg(all(target_os = "linux", feature = "shm"))]
+#[cfg(all(target_os = "linux", feature = "shm", feature = "test-util"))]
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod host_snapshot;
 pub mod link;
 mod log_throttle;
+mod never;
 mod peer;
 #[cfg(all(target_os = "linux", feature = "verbs"))]
 mod processors;
 pub mod provider;
+#[cfg(any(feature = "test-util", all(target_os = "linux", feature = "verbs")))]
 mod queue;
 #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
 mod ready_fd;
 pub mod self_test;
 #[cfg(all(target_os = "linux", feature = "shm"))]
 pub mod shm;
+#[cfg(feature = "test-util")]
 pub mod sim;
 pub mod timer;
 #[cfg(all(target_os = "linux", feature = "verbs"))]

@@ -1,5 +1,11 @@
 //! One type over all providers.
 
+// A build with some of the providers only, or with none, does not use all of it.
+#![cfg_attr(
+    not(all(feature = "verbs", feature = "test-util")),
+    allow(dead_code, unused_variables, clippy::large_enum_variant)
+)]
+
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -12,22 +18,27 @@ use crate::addr::Addr;
 use crate::device::DeviceInfo;
 use crate::error::{ConnectError, FabricError, LinkError};
 use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work};
+use crate::never::Never;
 use crate::self_test::SelfTest;
 #[cfg(all(target_os = "linux", feature = "shm"))]
 use crate::shm::{ShmDevice, ShmIncoming, ShmLink, ShmListener};
+#[cfg(feature = "test-util")]
 use crate::sim::{SimDevice, SimIncoming, SimLink, SimListener};
 use crate::timer::Timer;
 #[cfg(all(target_os = "linux", feature = "verbs"))]
 use crate::verbs::{VerbsDevice, VerbsIncoming, VerbsLink, VerbsListener};
 
-macro_rules! each {
+/// Evaluates an expression for whichever provider a value is of.
+macro_rules! dispatch {
     ($enum:ident, $value:expr, $x:ident => $body:expr) => {
         match $value {
             #[cfg(all(target_os = "linux", feature = "verbs"))]
             $enum::Verbs($x) => $body,
             #[cfg(all(target_os = "linux", feature = "shm"))]
             $enum::Shm($x) => $body,
+            #[cfg(feature = "test-util")]
             $enum::Sim($x) => $body,
+            $enum::Never(never) => never.reached(),
         }
     };
 }
@@ -44,7 +55,11 @@ pub enum Fabric {
     #[cfg(all(target_os = "linux", feature = "shm"))]
     Shm(ShmDevice),
     /// A device of an in-process network.
+    #[cfg(feature = "test-util")]
     Sim(SimDevice),
+    /// Has no value.
+    #[doc(hidden)]
+    Never(Never),
 }
 
 /// A connection that stands, with what the accepting side said.
@@ -188,7 +203,9 @@ impl Fabric {
             Fabric::Verbs(_) => "verbs",
             #[cfg(all(target_os = "linux", feature = "shm"))]
             Fabric::Shm(_) => "shm",
+            #[cfg(feature = "test-util")]
             Fabric::Sim(_) => "sim",
+            Fabric::Never(never) => never.reached(),
         }
     }
 
@@ -205,7 +222,7 @@ impl Fabric {
 
     /// The device's name.
     pub fn name(&self) -> &str {
-        each!(Fabric, self, d => d.name())
+        dispatch!(Fabric, self, d => d.name())
     }
 
     /// True when the device was pulled out. It goes for good when everything made on it is dropped:
@@ -220,7 +237,7 @@ impl Fabric {
 
     /// What the device says about itself now.
     pub fn info(&self) -> Result<DeviceInfo, FabricError> {
-        each!(Fabric, self, d => d.info())
+        dispatch!(Fabric, self, d => d.info())
     }
 
     /// This host's addresses that lie on the device: what a server offers, and what a listener may
@@ -231,13 +248,15 @@ impl Fabric {
             Fabric::Verbs(d) => d.addresses(),
             #[cfg(all(target_os = "linux", feature = "shm"))]
             Fabric::Shm(_) => Ok(Vec::new()),
+            #[cfg(feature = "test-util")]
             Fabric::Sim(d) => d.addresses(),
+            Fabric::Never(never) => never.reached(),
         }
     }
 
     /// Registers memory with this device. A pool built on it works with links of this device only.
     pub fn registrar(&self) -> Arc<dyn Registrar> {
-        each!(Fabric, self, d => d.registrar())
+        dispatch!(Fabric, self, d => d.registrar())
     }
 
     /// Listens on an address of this device, or on all of them (`0.0.0.0`, `[::]`). Port 0 takes a
@@ -255,7 +274,9 @@ impl Fabric {
             Fabric::Shm(d) => {
                 d.listen(addr.shm().ok_or_else(|| self.wrong_address(addr))?).map(Listener::Shm)
             }
+            #[cfg(feature = "test-util")]
             Fabric::Sim(d) => d.listen(self.ip(addr)?).map(Listener::Sim),
+            Fabric::Never(never) => never.reached(),
         }
     }
 
@@ -295,11 +316,13 @@ impl Fabric {
                     d.connect(addr, config, pool, private_data, timeout).await?;
                 Ok(Connected { link: AnyLink::Shm(link), private_data })
             }
+            #[cfg(feature = "test-util")]
             Fabric::Sim(d) => {
                 let (link, private_data) =
                     d.connect(self.ip(addr)?, config, pool, private_data, timeout).await?;
                 Ok(Connected { link: AnyLink::Sim(link), private_data })
             }
+            Fabric::Never(never) => never.reached(),
         }
     }
 }
@@ -315,13 +338,17 @@ pub enum Listener {
     #[cfg(all(target_os = "linux", feature = "shm"))]
     Shm(ShmListener),
     /// In process.
+    #[cfg(feature = "test-util")]
     Sim(SimListener),
+    /// Has no value.
+    #[doc(hidden)]
+    Never(Never),
 }
 
 impl Listener {
     /// The address, with the port that was taken.
     pub fn local_addr(&self) -> Addr {
-        each!(Listener, self, l => l.local_addr().into())
+        dispatch!(Listener, self, l => l.local_addr().into())
     }
 
     /// Waits for the next connect request. Cancel safe: a request is not lost.
@@ -334,7 +361,9 @@ impl Listener {
             Listener::Verbs(l) => l.accept().await.map(Incoming::Verbs),
             #[cfg(all(target_os = "linux", feature = "shm"))]
             Listener::Shm(l) => l.accept().await.map(Incoming::Shm),
+            #[cfg(feature = "test-util")]
             Listener::Sim(l) => l.accept().await.map(Incoming::Sim),
+            Listener::Never(never) => never.reached(),
         }
     }
 }
@@ -350,7 +379,11 @@ pub enum Incoming {
     #[cfg(all(target_os = "linux", feature = "shm"))]
     Shm(ShmIncoming),
     /// In process.
+    #[cfg(feature = "test-util")]
     Sim(SimIncoming),
+    /// Has no value.
+    #[doc(hidden)]
+    Never(Never),
 }
 
 impl Incoming {
@@ -366,7 +399,7 @@ impl Incoming {
     /// What the peer said: untrusted. InfiniBand and RoCE pad it with zeros to 56 bytes, iWARP does
     /// not.
     pub fn private_data(&self) -> &[u8] {
-        each!(Incoming, self, i => i.private_data())
+        dispatch!(Incoming, self, i => i.private_data())
     }
 
     /// The peer's address. Its port means nothing on InfiniBand and RoCE.
@@ -376,13 +409,15 @@ impl Incoming {
             Incoming::Verbs(i) => i.peer_addr().into(),
             #[cfg(all(target_os = "linux", feature = "shm"))]
             Incoming::Shm(i) => i.peer_addr(),
+            #[cfg(feature = "test-util")]
             Incoming::Sim(i) => i.peer_addr().into(),
+            Incoming::Never(never) => never.reached(),
         }
     }
 
     /// This end's address.
     pub fn local_addr(&self) -> Addr {
-        each!(Incoming, self, i => i.local_addr().into())
+        dispatch!(Incoming, self, i => i.local_addr().into())
     }
 
     /// Posts RECVs, accepts, and waits until the connection stands, for `timeout` at most. Cancel
@@ -403,15 +438,17 @@ impl Incoming {
             Incoming::Shm(i) => {
                 i.accept(config, pool, private_data, timeout).await.map(AnyLink::Shm)
             }
+            #[cfg(feature = "test-util")]
             Incoming::Sim(i) => {
                 i.accept(config, pool, private_data, timeout).await.map(AnyLink::Sim)
             }
+            Incoming::Never(never) => never.reached(),
         }
     }
 
     /// Says no. Private data beyond [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) is cut off.
     pub fn reject(self, private_data: &[u8]) {
-        each!(Incoming, self, i => i.reject(private_data))
+        dispatch!(Incoming, self, i => i.reject(private_data))
     }
 }
 
@@ -426,63 +463,67 @@ pub enum AnyLink {
     #[cfg(all(target_os = "linux", feature = "shm"))]
     Shm(ShmLink),
     /// In process.
+    #[cfg(feature = "test-util")]
     Sim(SimLink),
+    /// Has no value.
+    #[doc(hidden)]
+    Never(Never),
 }
 
 impl Link for AnyLink {
     fn caps(&self) -> &Caps {
-        each!(AnyLink, self, l => l.caps())
+        dispatch!(AnyLink, self, l => l.caps())
     }
     fn peer(&self) -> &PeerInfo {
-        each!(AnyLink, self, l => l.peer())
+        dispatch!(AnyLink, self, l => l.peer())
     }
     fn send_room(&self) -> usize {
-        each!(AnyLink, self, l => l.send_room())
+        dispatch!(AnyLink, self, l => l.send_room())
     }
     fn block_mut(&mut self) -> &mut [u8] {
-        each!(AnyLink, self, l => l.block_mut())
+        dispatch!(AnyLink, self, l => l.block_mut())
     }
     fn queue(&mut self, id: u64, work: Work, signal: bool) -> Result<Posted, LinkError> {
-        each!(AnyLink, self, l => l.queue(id, work, signal))
+        dispatch!(AnyLink, self, l => l.queue(id, work, signal))
     }
     fn share(&mut self, rkey: u32) -> Result<(), LinkError> {
-        each!(AnyLink, self, l => l.share(rkey))
+        dispatch!(AnyLink, self, l => l.share(rkey))
     }
     fn ring_doorbell(&mut self) -> Result<(), LinkError> {
-        each!(AnyLink, self, l => l.ring_doorbell())
+        dispatch!(AnyLink, self, l => l.ring_doorbell())
     }
     fn is_eager(&self) -> bool {
-        each!(AnyLink, self, l => l.is_eager())
+        dispatch!(AnyLink, self, l => l.is_eager())
     }
     fn shares_processor(&self) -> bool {
-        each!(AnyLink, self, l => l.shares_processor())
+        dispatch!(AnyLink, self, l => l.shares_processor())
     }
     fn has_pending_recv(&self) -> bool {
-        each!(AnyLink, self, l => l.has_pending_recv())
+        dispatch!(AnyLink, self, l => l.has_pending_recv())
     }
     fn timer(&self) -> Timer {
-        each!(AnyLink, self, l => l.timer())
+        dispatch!(AnyLink, self, l => l.timer())
     }
     fn poll(
         &mut self,
         cx: &mut Context<'_>,
         out: &mut Vec<Completion>,
     ) -> Poll<Result<(), LinkError>> {
-        each!(AnyLink, self, l => l.poll(cx, out))
+        dispatch!(AnyLink, self, l => l.poll(cx, out))
     }
     fn recv_slot(&self, slot: u32, len: u32) -> &[u8] {
-        each!(AnyLink, self, l => l.recv_slot(slot, len))
+        dispatch!(AnyLink, self, l => l.recv_slot(slot, len))
     }
     fn repost(&mut self, slot: u32) -> Result<bool, LinkError> {
-        each!(AnyLink, self, l => l.repost(slot))
+        dispatch!(AnyLink, self, l => l.repost(slot))
     }
     fn grow(&mut self, pool: &Pool) -> Result<u32, LinkError> {
-        each!(AnyLink, self, l => l.grow(pool))
+        dispatch!(AnyLink, self, l => l.grow(pool))
     }
     fn shrink(&mut self) {
-        each!(AnyLink, self, l => l.shrink())
+        dispatch!(AnyLink, self, l => l.shrink())
     }
     fn disconnect(&mut self) {
-        each!(AnyLink, self, l => l.disconnect())
+        dispatch!(AnyLink, self, l => l.disconnect())
     }
 }

@@ -139,6 +139,7 @@ impl SendQueue {
     }
 
     /// Forgets all work. Only when the device cannot touch its memory any more.
+    #[cfg(feature = "test-util")]
     pub(crate) fn clear(&mut self) {
         self.first += self.entries.len() as u64;
         self.entries.clear();

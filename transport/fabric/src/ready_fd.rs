@@ -15,12 +15,12 @@ use crate::wake_gate::WakeGate;
 #[derive(Debug)]
 pub(crate) struct ReadyFd<T: AsRawFd = OwnedFd> {
     fd: AsyncFd<T>,
-    news: WakeGate,
+    gate: WakeGate,
 }
 
 impl<T: AsRawFd> ReadyFd<T> {
     pub(crate) fn new(fd: AsyncFd<T>) -> Self {
-        ReadyFd { fd, news: WakeGate::new() }
+        ReadyFd { fd, gate: WakeGate::new() }
     }
 
     pub(crate) fn get_ref(&self) -> &T {
@@ -38,8 +38,8 @@ impl<T: AsRawFd> ReadyFd<T> {
     /// The runtime ends.
     #[cfg(feature = "shm")]
     pub(crate) fn listen(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        let ReadyFd { fd, news } = self;
-        let ended = news.poll(cx, |cx| {
+        let ReadyFd { fd, gate } = self;
+        let ended = gate.poll(cx, |cx| {
             // What it is forgotten by; there is nothing else to be had from it.
             let _ = fd.try_io(Interest::READABLE, |_| {
                 io::Result::<()>::Err(io::ErrorKind::WouldBlock.into())
@@ -64,8 +64,8 @@ impl<T: AsRawFd> ReadyFd<T> {
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<AsyncFdReadyGuard<'_, T>>> {
-        let ReadyFd { fd, news } = self;
-        news.poll(cx, |cx| fd.poll_read_ready(cx))
+        let ReadyFd { fd, gate } = self;
+        gate.poll(cx, |cx| fd.poll_read_ready(cx))
     }
 }
 

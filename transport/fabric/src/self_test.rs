@@ -1,4 +1,4 @@
-//! What comes of making, one by one, the things that a connection is made of: for diagnosis.
+//! The result of creating, one by one, the objects that a connection needs: for diagnosis.
 
 use std::io;
 use std::sync::Arc;
@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use crate::error::Verb;
 
-/// What [`Fabric::self_test`](crate::Fabric::self_test) found out about one device. Everything that it made
-/// is gone again.
+/// What [`Fabric::self_test`](crate::Fabric::self_test) found out about one device. Everything that
+/// it made has been freed.
 #[derive(Debug, Clone)]
 pub struct SelfTest {
     /// What the device says that it allows; `None` when it could not be opened or asked.

@@ -45,11 +45,6 @@ pub(crate) const PARENTS: &[&str] = &[
 pub(crate) const WIDE: &[&str] = &[
     "tests/guest/kernel",
     "tests/src/lib.rs",
-    "transport/fabric/src/self_test.rs",
-    "transport/fabric/src/shm/mod.rs",
-    "transport/fabric/src/sim/config.rs",
-    "transport/fabric/src/sim/link/mod.rs",
-    "transport/fabric/src/sim/mod.rs",
     "transport/tonic/src/connection/call/recv_body.rs",
     "transport/tonic/src/connection/config.rs",
     "transport/tonic/src/connection/receive/grant.rs",
@@ -69,6 +64,5 @@ pub(crate) const UNSAFE: &[&str] = &[];
 /// Files with a sentence that was to go.
 #[rustfmt::skip]
 pub(crate) const SENTENCES: &[&str] = &[
-    "transport/fabric/src/wake_gate.rs",
     "transport/proto/src/conn/receive.rs",
 ];

@@ -25,7 +25,7 @@
 //! (`blocking`). In particular there is no task that opens, waits for or closes a file that it does
 //! not know: what tasks wait for are sockets and eventfds that this end has made.
 //!
-//! Everything in shared memory is as untrusted as a packet: `ring_doorbell` reads each word once, and checks
+//! Everything in shared memory is as untrusted as a packet: `ring` reads each word once, and checks
 //! the copy. What a peer that breaks the rules can reach is the ring and the chunks that it was
 //! given, all of them its own connection's.
 //!

@@ -28,7 +28,8 @@ pub struct SimConfig {
     /// Places that devices give a link's send queue at most; at least 4. Default: as many as are
     /// asked for.
     pub send_queue: Option<u32>,
-    /// Check the rules, see [`SimNet::breaches`](crate::sim::SimNet::breaches). Default false: it reads all payload three times.
+    /// Check the rules, see [`SimNet::breaches`](crate::sim::SimNet::breaches). Default false: it
+    /// reads all payload three times.
     pub audit: bool,
     /// A promise to break, and after how many occasions for it. Default none.
     pub injected_bug: Option<(InjectedBug, u64)>,

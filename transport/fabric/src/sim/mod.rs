@@ -12,8 +12,8 @@
 //! the clock.
 //!
 //! With [`SimConfig::audit`] it also checks what a NIC cannot see, and [`SimNet::breaches`] tells.
-//! A [`Observer`] hears everything that happens. [`InjectedBug`] breaks the fabric's own promises, to see
-//! that its checkers notice.
+//! An [`Observer`] is told everything that happens. [`InjectedBug`] breaks the fabric's own promises,
+//! to see that its checkers notice.
 //!
 //! ```
 //! # async fn example(pool_config: tonic_rdma_memory::PoolConfig) -> Result<(), Box<dyn std::error::Error>> {

@@ -1,8 +1,8 @@
 //! A link of the in-process network.
 //!
-//! Work that was rung lies in the link itself and is delivered by it, in [`ring_doorbell`](Link::ring) when
-//! there is no delay and otherwise in later polls: only the owner of the source memory's link ever
-//! reads it.
+//! The link keeps work for which the doorbell was rung, and delivers it itself: in
+//! [`ring_doorbell`](Link::ring_doorbell) when there is no delay, otherwise in later polls. So only
+//! the owner of the link reads the source memory.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
