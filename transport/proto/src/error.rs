@@ -1,8 +1,9 @@
-//! What a peer can do wrong, by name.
+//! Breaches of the protocol, and the codes of CLOSE.
 
 use crate::ids::{GrantId, StreamId};
 
-/// A breach of the protocol by the peer. The connection closes; nothing else happens (R15).
+/// A breach of the protocol. It is the peer's fault, that is, an error in the peer's implementation
+/// or an attack. The connection closes, and nothing else happens (R15).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Breach {
@@ -78,7 +79,7 @@ pub enum Breach {
         /// The stream.
         stream: StreamId,
     },
-    /// A frame that stands on the connection names a stream, or the other way round.
+    /// A frame for the connection names a stream, or a frame for a stream names none.
     #[error("{frame} frame with stream id {id}")]
     StreamField {
         /// Name of the frame.
@@ -198,11 +199,11 @@ pub enum Breach {
         /// What is wrong with it.
         why: &'static str,
     },
-    /// The peer asks for more answers than this side is ready to keep.
+    /// The peer causes more answers than this side is willing to queue.
     #[error("more than {0} answers asked for and not collected")]
     Flood(usize),
-    /// The client begins calls and resets them before they were answered, faster than any does in
-    /// good faith (HTTP/2 would say ENHANCE_YOUR_CALM).
+    /// The client opens streams and resets them before they are answered, faster than any client in
+    /// good faith (ENHANCE_YOUR_CALM in HTTP/2).
     #[error(
         "streams reset before they were answered: more than {burst} at once and {per_second} a second (enhance your calm)"
     )]
@@ -230,11 +231,11 @@ pub enum Breach {
 /// Why a connection closes, as it travels in CLOSE and GOAWAY frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CloseCode {
-    /// Nothing is wrong.
+    /// No error.
     Ok,
     /// The peer broke the protocol.
     Breach,
-    /// The sender failed inside.
+    /// The sender had an internal error.
     Internal,
     /// The sender has no resources for the connection.
     Resources,

@@ -1,11 +1,11 @@
-//! The clock of the answers that the peer owes: see [`answers`](super::answers).
+//! The clock of the answers that the peer owes: see [`answer_timeout`](super::answer_timeout).
 
 use std::time::Instant;
 
 /// Ticks after which an answer is overdue: the first may follow the frame at once.
-pub(super) const TICKS: u8 = 7;
+pub(super) const MAX_TICKS: u8 = 7;
 
-/// See the [`answers`](super::answers).
+/// See the [`answer_timeout`](super::answer_timeout).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum AnswerClock {
     #[default]
@@ -16,25 +16,27 @@ pub(super) enum AnswerClock {
     },
 }
 
-/// An answer that the peer owes.
+/// An answer that is expected from the peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Owed {
-    /// Place of the frame that asks for it among all control frames ([`Connection::last_frame`](super::Connection::last_frame)).
+pub(super) struct PendingAnswer {
+    /// The number of the frame that it answers, counting all control frames
+    /// ([`Connection::last_frame`](super::Connection::last_frame)).
     pub(super) frame: u64,
     /// Ticks since that frame was handed out.
     ticks: u8,
 }
 
-impl Owed {
+impl PendingAnswer {
     pub(super) fn by(frame: u64) -> Self {
-        Owed { frame, ticks: 0 }
+        PendingAnswer { frame, ticks: 0 }
     }
 
-    /// Counts a tick, if all frames up to `since` are out. True when the answer is overdue.
+    /// Counts a tick if all frames up to `since` have been handed out. Returns whether the answer
+    /// is overdue.
     pub(super) fn tick(&mut self, since: u64, handed_out: u64) -> bool {
         if since <= handed_out {
             self.ticks += 1;
         }
-        self.ticks >= TICKS
+        self.ticks >= MAX_TICKS
     }
 }

@@ -1,26 +1,26 @@
-//! Memory that the peer has granted: binding it to what is to be sent, giving back what is not
+//! Sending by WRITE: binds memory that the peer has granted to transfers, and returns what is not
 //! needed.
 
 use super::connection::Connection;
 use super::grants::MAX_REQUESTS;
 use super::phase::{self, Modulus};
-use super::stream::{Ask, Bulk, Out, PeerGrant, SendHalf};
+use super::stream::{Bulk, Out, PeerGrant, Request, SendHalf};
 use crate::error::Breach;
 use crate::frame::{Frame, MIN_GRANT};
 use crate::ids::GrantId;
 
-/// Standing grants that are accepted from a peer.
+/// Maximum number of standing grants that a peer may give.
 const MAX_STANDING: usize = 64;
-/// Transfers of a stream for which memory is sought at once.
-const LOOK_AHEAD: usize = 4;
+/// Transfers of a stream for which memory is bound or requested at a time.
+const MAX_PREPARED: usize = 4;
 
-const _: () = assert!(LOOK_AHEAD <= MAX_REQUESTS);
+const _: () = assert!(MAX_PREPARED <= MAX_REQUESTS);
 
 impl Connection {
-    /// Binds memory to the transfers at the head of the queue, or asks for it. Eager data in front
-    /// stops it: a standing grant takes its bytes from the window, and what stands in front must
-    /// get its share first. A transfer in front that waits for memory keeps those behind it from
-    /// standing grants: they would hold memory that the one in front may be waiting for.
+    /// Binds memory to the transfers at the head of the queue, or requests it. Stops at eager data:
+    /// a standing grant uses bytes of the window, to which the data in front has a prior claim.
+    /// While a transfer waits for memory, those behind it get no standing grants, because they
+    /// would hold memory that the one in front may be waiting for.
     pub(super) fn prepare_bulk(&mut self, key: usize) {
         let stream = &mut self.streams[key];
         if matches!(stream.out.front(), None | Some(Out::Eager { .. })) {
@@ -28,7 +28,7 @@ impl Connection {
         }
         let (mut asked, mut waiting) = (false, false);
         let modulus = Modulus::of(self.peer.align);
-        for out in stream.out.iter_mut().take(LOOK_AHEAD) {
+        for out in stream.out.iter_mut().take(MAX_PREPARED) {
             let bulk = match out {
                 Out::Headers { .. } => continue,
                 Out::Eager { .. } => break,
@@ -44,7 +44,7 @@ impl Connection {
                         bulk.grants.push_back(grant);
                     }
                     None => {
-                        stream.requests.push_back(Ask { len: bulk.len, begin: bulk.begin });
+                        stream.requests.push_back(Request { len: bulk.len, begin: bulk.begin });
                         asked = true;
                     }
                 }
@@ -78,8 +78,8 @@ impl Connection {
         }
         let key = self.known("GRANT", stream)?;
         let Some(key) = key.filter(|key| self.streams[*key].send != SendHalf::Reset) else {
-            // It crossed our RESET.
-            self.answers += 1;
+            // The grant crossed this side's RESET.
+            self.n_answers += 1;
             self.abort_grant(id);
             return Ok(());
         };
@@ -112,8 +112,8 @@ impl Connection {
     }
 }
 
-/// The shortest standing grant that holds the whole transfer where it begins in it, if the window
-/// does too; from there on.
+/// Takes the shortest standing grant that holds the whole transfer from the address on at which it
+/// has to begin, if the window allows the transfer. Returns the part from that address on.
 fn take_standing(
     standing: &mut Vec<PeerGrant>,
     bulk: &Bulk,

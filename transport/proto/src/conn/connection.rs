@@ -1,4 +1,4 @@
-//! The state of a connection, and what is asked of it as a whole.
+//! The state of a connection, and the methods that concern it as a whole.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -20,11 +20,11 @@ use crate::headers::table::{Received, Sent};
 use crate::hello::Settings;
 use crate::ids::StreamId;
 
-/// So many empty queues are kept, at most, of room for so many.
-const SPARE: usize = 16;
-/// A connection at rest that has RECVs to empty sends so many PINGs, at most, in the time after
-/// which a silent peer is dead.
-const SHED: u32 = 32;
+/// Maximum number of empty queues that are kept for later streams, and maximum capacity of each.
+const MAX_FREE_QUEUES: usize = 16;
+/// PINGs, at most, that a quiet connection with extra RECVs sends in each `dead_peer`, to retire
+/// one RECV with each.
+const RETIRE_PINGS: u32 = 32;
 
 /// Life of a connection.
 ///
@@ -38,11 +38,11 @@ const SHED: u32 = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Open,
-    /// GOAWAY is on its way; the peer may still open streams (server).
+    /// GOAWAY has been queued, and the peer may still open streams (server).
     Draining,
-    /// No new streams come.
+    /// The peer opens no more streams.
     Drained,
-    /// CLOSE is to be sent, nothing else happens.
+    /// CLOSE is still to be sent, and nothing else happens.
     Closing,
     Closed,
 }
@@ -57,53 +57,55 @@ pub struct Connection {
     pub(super) heartbeat: Heartbeat,
     pub(super) ids: Ids<usize>,
     pub(super) streams: Slab<Stream>,
-    /// Queues of streams that have ended, for those to come.
-    pub(super) spare: Vec<VecDeque<Out>>,
-    /// Highest stream id that was opened here (client).
+    /// Empty queues of streams that have ended, to be reused.
+    pub(super) free_queues: Vec<VecDeque<Out>>,
+    /// The highest stream id opened by this side (client).
     pub(super) last_opened: u32,
-    /// Highest stream id that has been on the wire. Streams are transmitted in the order of their
-    /// ids, so the peer may know of a stream exactly when its id is not above this one.
+    /// The highest stream id that has been transmitted. Streams are transmitted in the order of
+    /// their ids, so the peer may know of a stream if and only if its id is not above this one.
     pub(super) last_known: u32,
-    /// Frames that do not wait for a stream's turn.
+    /// Frames that do not belong to a stream's queue.
     pub(super) control: VecDeque<Frame>,
-    /// Frames that have been taken out of `control`, since the start.
+    /// The number of frames taken out of `control` since the start.
     pub(super) control_out: u64,
     pub(super) answer_clock: AnswerClock,
-    /// Frames in `control`, at most, that answer the peer.
-    pub(super) answers: usize,
+    /// An upper bound of the frames in `control` that answer the peer.
+    pub(super) n_answers: usize,
     pub(super) resets: ResetLimit,
     /// The CLOSE frame, in [`Phase::Closing`].
     pub(super) close_frame: Option<Frame>,
-    /// Header fields that the peer remembers, and that it wants remembered.
+    /// The header table for sending, which the peer mirrors.
     pub(super) sent_fields: Sent,
+    /// The header table for receiving, which mirrors the peer's.
     pub(super) received_fields: Received,
     pub(super) send_ready: VecDeque<usize>,
     /// Streams with a WRITE to hand out: those whose source is staged, those whose source is
     /// pinned.
     pub(super) write_ready: [VecDeque<usize>; 2],
-    /// Whose turn it is.
+    /// The index in `write_ready` of the queue whose turn it is.
     pub(super) write_turn: usize,
     pub(super) events: VecDeque<Event>,
     pub(super) grants: Grants,
     pub(super) landing_queue: VecDeque<usize>,
-    /// Standing grants of the peer, unused.
+    /// The peer's standing grants that are not bound to a transfer.
     pub(super) standing: Vec<PeerGrant>,
-    /// Grants of the peer that this side has not ended, with their streams. 0: a standing one, or
-    /// one that was.
+    /// The peer's grants that this side has not ended, with their streams; 0 for standing grants,
+    /// bound or not.
     pub(super) peer_grants: BTreeMap<u32, u32>,
-    /// The client's first message goes out even if it is empty; the server waits for it.
-    pub(super) greeted: bool,
-    /// Alternates SENDs and WRITEs, so that neither starves the other.
+    /// The client's first message has been sent (client) or received (server). The client sends it
+    /// even if it is empty, and the server sends nothing before.
+    pub(super) greeting_done: bool,
+    /// The last work handed out was a WRITE. SENDs and WRITEs alternate, so that neither starves
+    /// the other.
     pub(super) wrote_last: bool,
-    /// Output has waited for a credit since the last message.
-    pub(super) starved: bool,
-    /// Peer's GOAWAY received.
+    /// Output has waited for a credit since the last message was sent.
+    pub(super) waited_for_credit: bool,
+    /// The peer's GOAWAY has been received.
     pub(super) peer_going_away: bool,
-    /// When more than a PING came last, if the connection has not been at rest since.
-    pub(super) stirred: Option<Instant>,
-    /// When the next RECV is to be emptied, by a PING that is answered, of those that a connection
-    /// at rest has too many.
-    pub(super) shed: Option<Instant>,
+    /// When a message with more than PINGs was last received; `None` once the connection is quiet.
+    pub(super) last_activity: Option<Instant>,
+    /// When the next PING is due that retires an extra RECV of a quiet connection.
+    pub(super) retire_recv_at: Option<Instant>,
     pub(super) stats: Stats,
 }
 
@@ -127,13 +129,13 @@ impl Connection {
             heartbeat: Heartbeat::new(config.dead_peer, now),
             ids: Ids::default(),
             streams: Slab::new(),
-            spare: Vec::new(),
+            free_queues: Vec::new(),
             last_opened: 0,
             last_known: 0,
             control: VecDeque::new(),
             control_out: 0,
             answer_clock: AnswerClock::default(),
-            answers: 0,
+            n_answers: 0,
             resets: ResetLimit::new(config.max_streams, now),
             close_frame: None,
             sent_fields: Sent::default(),
@@ -146,12 +148,12 @@ impl Connection {
             landing_queue: VecDeque::new(),
             standing: Vec::new(),
             peer_grants: BTreeMap::new(),
-            greeted: false,
+            greeting_done: false,
             wrote_last: true,
-            starved: false,
+            waited_for_credit: false,
             peer_going_away: false,
-            stirred: None,
-            shed: None,
+            last_activity: None,
+            retire_recv_at: None,
             stats: Stats::default(),
             config,
             peer,
@@ -195,7 +197,7 @@ impl Connection {
         self.stats
     }
 
-    /// What is still open.
+    /// Returns what is still open.
     pub fn pending(&self) -> Pending {
         Pending {
             streams: self.streams.len(),
@@ -214,68 +216,69 @@ impl Connection {
         self.streams.len() < self.peer.max_streams as usize
     }
 
-    /// Whether the peer may know of the stream: its first frame has been handed out. True for
-    /// streams that have ended.
+    /// Whether the peer may know of the stream, because its first frame has been handed out. True
+    /// for streams that have ended.
     pub fn is_transmitted(&self, id: StreamId) -> bool {
         id.0 <= self.last_known || !self.ids.contains_key(&id.0)
     }
 
-    /// Whether the peer has run short of credits, and there may be more RECVs: post some, if there
-    /// is memory, and tell with [`recvs_posted`](Self::recvs_posted). To be asked after each
-    /// message.
+    /// Whether the peer has run short of credits and [`max_recvs`](Config::max_recvs) allows more
+    /// RECVs. If so, the driver should post some, if there is memory, and call
+    /// [`recvs_posted`](Self::recvs_posted). To be checked after each message.
     pub fn wants_recvs(&self) -> bool {
         self.is_live() && self.credits.wants_more()
     }
 
-    /// So many RECVs have been posted on top of those that there were: the peer gets credits for
-    /// them. 0 when there is no memory for any, which is not asked for again at once.
+    /// Tells the connection that `recvs` extra RECVs have been posted, for which the peer gets
+    /// credits. 0 means that there was no memory; the connection then waits before it wants some
+    /// again.
     pub fn recvs_posted(&mut self, recvs: u32) {
-        self.credits.more(recvs);
+        self.credits.add_recvs(recvs);
     }
 
-    /// The RECV that the last message came in has not been posted again, and will not be: see
-    /// [`Event::Quiet`]. To be told after [`receive`](Self::receive), and never of more RECVs than
-    /// [`recvs_posted`](Self::recvs_posted) has told of.
+    /// Tells the connection that the RECV of the last message is not posted again: see
+    /// [`Event::Quiet`]. To be called after [`receive`](Self::receive), and for no more RECVs than
+    /// [`recvs_posted`](Self::recvs_posted) has added.
     pub fn recv_gone(&mut self) {
-        self.credits.fewer();
+        self.credits.remove_recv();
     }
 
-    /// Whether there are RECVs on top of those of the start.
+    /// Whether more RECVs are posted than at the start.
     pub fn has_extra_recvs(&self) -> bool {
         self.credits.posted() > self.config.recv_slots.into()
     }
 
-    /// Whether nothing has been sent here by WRITE for [`idle_recall`](Config::idle_recall):
-    /// landing memory may go.
+    /// Whether the peer has sent nothing by WRITE for [`idle_recall`](Config::idle_recall), so that
+    /// idle landing memory may be returned.
     pub fn lands_nothing(&self, now: Instant) -> bool {
         self.grants.is_idle(now)
     }
 
-    /// The next thing to act on.
+    /// Returns the next event that the driver has to act on.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// Whether [`Connection::next_timeout`] is the end of the peer's time to answer: it is sooner,
-    /// or later, once anything has come.
+    /// Whether a PING of the dead-peer timer is unanswered, so that [`Connection::next_timeout`]
+    /// may be the end of the peer's time to answer. It changes as soon as anything is received.
     pub fn is_asking(&self) -> bool {
         self.heartbeat.is_asking()
     }
 
-    /// When [`Connection::handle_timeout`] is due next.
+    /// Returns when [`Connection::handle_timeout`] is due next.
     pub fn next_timeout(&self) -> Option<Instant> {
         if !self.is_live() {
             return None;
         }
-        let others = [self.grants.recall_deadline(), self.shed, self.answers_due()];
+        let others = [self.grants.recall_deadline(), self.retire_recv_at, self.answers_due()];
         Some(others.into_iter().flatten().fold(self.heartbeat.deadline(), Instant::min))
     }
 
-    /// Acts on the passing of time. Feed what has been received before calling it.
+    /// Handles the timers. Received messages must be passed to [`receive`](Self::receive) first.
     ///
     /// # Errors
-    /// The peer has not answered in time. The connection is closing, as after a breach in
-    /// [`receive`](Self::receive).
+    /// The peer has not answered in time, which is its fault. The connection is closing, as after a
+    /// breach in [`receive`](Self::receive).
     pub fn handle_timeout(&mut self, now: Instant) -> Result<(), Breach> {
         if !self.is_live() {
             return Ok(());
@@ -283,7 +286,7 @@ impl Connection {
         match self.heartbeat.timeout(now) {
             Beat::Nothing => {}
             Beat::Ping => {
-                self.rest(now);
+                self.check_quiet(now);
                 self.ping();
             }
             Beat::Dead => {
@@ -295,12 +298,13 @@ impl Connection {
         if self.grants.recall_deadline().is_some_and(|at| now >= at) {
             self.recall_standing();
         }
-        if self.shed.is_some_and(|at| now >= at) {
-            if !self.heartbeat.waits() {
-                self.heartbeat.asked();
+        if self.retire_recv_at.is_some_and(|at| now >= at) {
+            if !self.heartbeat.awaits_pong() {
+                self.heartbeat.count_ping();
                 self.ping();
             }
-            self.shed = self.has_extra_recvs().then(|| now + self.config.dead_peer / SHED);
+            self.retire_recv_at =
+                self.has_extra_recvs().then(|| now + self.config.dead_peer / RETIRE_PINGS);
         }
         self.tick_answers(now)
     }
@@ -310,25 +314,24 @@ impl Connection {
         self.control.push_back(Frame::Ping { ack: false, token });
     }
 
-    /// Finds out whether the connection has come to rest: either side has asked whether the other
-    /// is there.
-    pub(super) fn rest(&mut self, now: Instant) {
+    /// Checks whether the connection has become quiet. Called when either side has sent a PING.
+    pub(super) fn check_quiet(&mut self, now: Instant) {
         let quarter = self.config.dead_peer / 4;
-        if self.stirred.is_some_and(|at| now.saturating_duration_since(at) >= quarter) {
-            self.stirred = None;
-            self.credits.rested();
-            self.shed = self.has_extra_recvs().then_some(now);
+        if self.last_activity.is_some_and(|at| now.saturating_duration_since(at) >= quarter) {
+            self.last_activity = None;
+            self.credits.clear_short();
+            self.retire_recv_at = self.has_extra_recvs().then_some(now);
             self.events.push_back(Event::Quiet);
         }
     }
 
-    /// Neither closed nor about to be.
+    /// Whether the connection is neither closed nor closing.
     pub(super) fn is_live(&self) -> bool {
         !matches!(self.phase, Phase::Closing | Phase::Closed)
     }
 
     pub(super) fn insert(&mut self, id: u32, recv: RecvHalf) -> usize {
-        let out = self.spare.pop().unwrap_or_default();
+        let out = self.free_queues.pop().unwrap_or_default();
         let stream = Stream::new(id, recv, out, self.peer.stream_window, self.config.stream_window);
         let key = self.streams.insert(stream);
         self.ids.insert(id, key);
@@ -350,7 +353,7 @@ impl Connection {
         {
             stream.in_write_ready = true;
             let queue = &mut self.write_ready[usize::from(pinned)];
-            match stream.hurried {
+            match stream.urgent_grants {
                 0 => queue.push_back(key),
                 _ => queue.push_front(key),
             }
@@ -367,14 +370,14 @@ impl Connection {
         }
     }
 
-    /// A stream that ended well is in no queue; one that was cut off may be.
+    /// Removes a stream. One that has ended is in no queue; one that was aborted may be.
     pub(super) fn remove(&mut self, key: usize) {
         let mut stream = self.streams.remove(key);
         self.ids.remove(&stream.id);
-        self.ends_with(&stream);
-        if self.spare.len() < SPARE && stream.out.capacity() <= SPARE {
+        self.settle_removed(&stream);
+        if self.free_queues.len() < MAX_FREE_QUEUES && stream.out.capacity() <= MAX_FREE_QUEUES {
             stream.out.clear();
-            self.spare.push(std::mem::take(&mut stream.out));
+            self.free_queues.push(std::mem::take(&mut stream.out));
         }
         if stream.in_send_ready {
             self.send_ready.retain(|k| *k != key);

@@ -1,89 +1,89 @@
-//! Credits: one for each RECV that the peer has posted (R1, R2).
+//! Credits in both directions: one for each RECV that the other side has posted (R1, R2).
 
 use crate::config::Config;
 use crate::error::Breach;
 use crate::hello::Settings;
 
-/// Messages after which RECVs are asked for again that could not be had.
-const PATIENCE: u32 = 64;
+/// Messages to wait for, after there was no memory for extra RECVs, before more are wanted again.
+const RETRY_AFTER: u32 = 64;
 
-/// Both directions of the account.
+/// The credits of both directions.
 #[derive(Debug)]
 pub(super) struct Credits {
     /// SENDs that this side may still post.
-    ours: u32,
-    /// RECVs that the peer may have posted at once.
-    peer_most: u32,
-    /// RECVs posted here that the peer does not know of yet.
+    available: u32,
+    /// RECVs that the peer may have posted at a time.
+    max_peer_recvs: u32,
+    /// RECVs posted by this side for which the peer has not received credits yet.
     to_return: u32,
-    /// SENDs that the peer may still post, as far as it was told.
-    theirs: u32,
-    /// RECVs that may be posted here at once.
-    most: u32,
+    /// SENDs that the peer may still post with the credits it has received.
+    peer_available: u32,
+    /// RECVs that this side may have posted at a time.
+    max_recvs: u32,
     /// The peer has run short of credits.
-    short: bool,
-    /// Messages to wait for before more RECVs are wanted.
-    patience: u32,
+    peer_short: bool,
+    /// Messages to wait for before more RECVs are wanted again.
+    retry_in: u32,
 }
 
 impl Credits {
     pub(super) fn new(config: &Config, peer: &Settings) -> Self {
         Credits {
-            ours: peer.recv_slots.into(),
-            peer_most: peer.max_recvs.into(),
+            available: peer.recv_slots.into(),
+            max_peer_recvs: peer.max_recvs.into(),
             to_return: 0,
-            theirs: config.recv_slots.into(),
-            most: config.max_recvs.into(),
-            short: false,
-            patience: 0,
+            peer_available: config.recv_slots.into(),
+            max_recvs: config.max_recvs.into(),
+            peer_short: false,
+            retry_in: 0,
         }
     }
 
-    /// RECVs posted here.
+    /// The number of RECVs that this side has posted.
     pub(super) fn posted(&self) -> u32 {
-        self.theirs + self.to_return
+        self.peer_available + self.to_return
     }
 
-    /// The peer says that it has waited for credits.
-    pub(super) fn ran_short(&mut self) {
-        self.short = true;
+    /// Records that the peer has waited for credits.
+    pub(super) fn peer_ran_short(&mut self) {
+        self.peer_short = true;
     }
 
-    /// The connection is at rest: what the peer was short of is past.
-    pub(super) fn rested(&mut self) {
-        self.short = false;
+    /// Forgets that the peer has waited: the connection has become quiet.
+    pub(super) fn clear_short(&mut self) {
+        self.peer_short = false;
     }
 
-    /// The peer has run short of credits, and there may be more RECVs.
+    /// Whether the peer has run short of credits and more RECVs are allowed.
     pub(super) fn wants_more(&self) -> bool {
-        self.short && self.patience == 0 && self.posted() < self.most
+        self.peer_short && self.retry_in == 0 && self.posted() < self.max_recvs
     }
 
-    /// So many more RECVs have been posted; 0 when there is no memory for them.
-    pub(super) fn more(&mut self, recvs: u32) {
-        let recvs = recvs.min(self.most - self.posted());
+    /// Records that `recvs` more RECVs have been posted; 0 means that there was no memory for them.
+    pub(super) fn add_recvs(&mut self, recvs: u32) {
+        let recvs = recvs.min(self.max_recvs - self.posted());
         self.to_return += recvs;
-        self.short = false;
+        self.peer_short = false;
         if recvs == 0 {
-            self.patience = PATIENCE;
+            self.retry_in = RETRY_AFTER;
         }
     }
 
-    /// The RECV of the last message has not been posted again.
-    pub(super) fn fewer(&mut self) {
+    /// Records that the RECV of the last message is not posted again.
+    pub(super) fn remove_recv(&mut self) {
         self.to_return = self.to_return.saturating_sub(1);
     }
 
-    /// The last credit is kept for a message that returns credits: with both sides at zero and
-    /// nothing on the way, the message that spent the last credit has given the other side at least
-    /// one.
+    /// Whether a message may be sent. The last credit is reserved for a message that returns
+    /// credits. So both sides can never be at zero with nothing in flight: the message that spent a
+    /// last credit has returned at least one to the other side.
     pub(super) fn may_send(&self) -> bool {
-        self.ours >= 2 || (self.ours == 1 && self.to_return > 0)
+        self.available >= 2 || (self.available == 1 && self.to_return > 0)
     }
 
     #[cfg(test)]
-    pub(super) fn ours(&self) -> u32 {
-        self.ours
+    pub(super) fn available(&self) -> u32 {
+        self.available
     }
 
     #[cfg(test)]
@@ -91,40 +91,43 @@ impl Credits {
         self.to_return
     }
 
-    /// The last message of all needs no answer.
+    /// Whether CLOSE may be sent. It may take the last credit, since no message follows it.
     pub(super) fn may_close(&self) -> bool {
-        self.ours > 0
+        self.available > 0
     }
 
-    /// Enough has gathered that the peer may run short: a message only to return credits is due. It
-    /// takes a credit itself, so with few of them half would not do: each such message would have
-    /// another one follow.
+    /// Whether a message is due only to return credits, because the peer may run short. It costs a
+    /// credit itself, so more than half must have accumulated: otherwise, with few credits, each
+    /// such message would cause another one in return.
     pub(super) fn return_due(&self) -> bool {
         self.to_return > self.posted() / 2
     }
 
-    /// Books one SEND; returns the credits that it gives back.
+    /// Records a SEND. Returns the number of credits that it returns to the peer.
     pub(super) fn sent(&mut self) -> u16 {
-        debug_assert!(self.ours > 0);
-        self.ours -= 1;
+        debug_assert!(self.available > 0);
+        self.available -= 1;
         let back = std::mem::take(&mut self.to_return);
-        self.theirs += back;
+        self.peer_available += back;
         back as u16
     }
 
-    /// Books one message from the peer, whose slot has been reposted.
+    /// Records a message from the peer, whose RECV has been posted again.
+    ///
+    /// # Errors
+    /// [`Breach::NoCredit`], [`Breach::CreditOverflow`].
     pub(super) fn received(&mut self, returned: u16) -> Result<(), Breach> {
-        if self.theirs == 0 {
+        if self.peer_available == 0 {
             return Err(Breach::NoCredit);
         }
-        self.theirs -= 1;
+        self.peer_available -= 1;
         self.to_return += 1;
-        self.patience = self.patience.saturating_sub(1);
-        let room = self.peer_most - self.ours;
+        self.retry_in = self.retry_in.saturating_sub(1);
+        let room = self.max_peer_recvs - self.available;
         if u32::from(returned) > room {
             return Err(Breach::CreditOverflow { returned: returned.into(), room });
         }
-        self.ours += u32::from(returned);
+        self.available += u32::from(returned);
         Ok(())
     }
 }
@@ -165,51 +168,51 @@ mod tests {
     }
 
     #[test]
-    fn more_are_wanted_when_the_peer_runs_short() {
+    fn more_recvs_are_wanted_when_the_peer_runs_short() {
         let (mut a, mut b) = (credits(4, 12), credits(4, 12));
         assert!(!b.wants_more());
-        b.ran_short();
+        b.peer_ran_short();
         assert!(b.wants_more());
-        b.more(0);
-        for _ in 0..PATIENCE {
-            b.ran_short();
+        b.add_recvs(0);
+        for _ in 0..RETRY_AFTER {
+            b.peer_ran_short();
             assert!(!b.wants_more(), "there were none");
             a.received(b.sent()).unwrap();
             b.received(a.sent()).unwrap();
         }
         assert!(b.wants_more());
-        b.more(8);
+        b.add_recvs(8);
         assert_eq!((b.posted(), b.sent()), (12, 9));
-        b.ran_short();
+        b.peer_ran_short();
         assert!(!b.wants_more(), "as many as there may be");
     }
 
     #[test]
-    fn what_is_not_posted_again_is_not_returned() {
+    fn removed_recvs_return_no_credits() {
         let (mut a, mut b) = (credits(4, 12), credits(4, 12));
-        b.more(8);
+        b.add_recvs(8);
         a.received(b.sent()).unwrap();
-        assert_eq!(a.ours(), 12);
+        assert_eq!(a.available(), 12);
         for left in (4..12).rev() {
             b.received(a.sent()).unwrap();
-            b.fewer();
+            b.remove_recv();
             assert_eq!(b.posted(), left);
         }
         a.received(b.sent()).unwrap();
-        assert_eq!(a.ours(), 4);
+        assert_eq!(a.available(), 4);
         // And there may be more again.
-        b.more(8);
+        b.add_recvs(8);
         a.received(b.sent()).unwrap();
         assert_eq!(
-            (a.ours(), a.received(9)),
+            (a.available(), a.received(9)),
             (12, Err(Breach::CreditOverflow { returned: 9, room: 0 }))
         );
     }
 
-    /// Two sides that send whenever they may, with one message at a time on the way, never both
+    /// Two sides that send whenever they may, with one message at a time in flight, never both
     /// stop.
     #[test]
-    fn never_both_stuck() {
+    fn both_sides_are_never_stuck_at_once() {
         for slots in [4, 5, 32] {
             let (mut a, mut b) = (credits(slots, slots), credits(slots, slots));
             for round in 0..1000 {

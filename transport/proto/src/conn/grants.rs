@@ -4,14 +4,14 @@ use std::time::{Duration, Instant};
 
 use slab::Slab;
 
-use super::answer_clock::Owed;
+use super::answer_clock::PendingAnswer;
 use super::id_map::Ids;
-use super::stream::Asked;
+use super::stream::RequestKey;
 use crate::config::Config;
 
-/// Requests that a stream may have open at once.
+/// Maximum number of open requests of a stream.
 pub(super) const MAX_REQUESTS: usize = 8;
-/// Lengths are rounded up to whole granules of landing memory.
+/// The granule of landing memory, to which lengths are rounded up.
 const GRANULE: u32 = 4096;
 
 #[derive(Clone, Copy, Debug)]
@@ -19,33 +19,33 @@ pub(super) struct Grant {
     /// 0: standing.
     pub(super) stream: u32,
     pub(super) memory: usize,
-    /// Bytes in front of it that belong to the memory.
+    /// Bytes of the memory in front of the granted part.
     pub(super) begin: u32,
     pub(super) len: u32,
-    /// What it answers.
-    pub(super) request: Asked,
+    /// The request that it answers.
+    pub(super) request: RequestKey,
     /// RECALL has been queued.
     pub(super) recalled: bool,
-    /// The end of it, once it is owed: since the GRANT, or the RECALL.
-    pub(super) asked: Owed,
+    /// The expected end of the grant: since the GRANT, or the RECALL.
+    pub(super) asked: PendingAnswer,
 }
 
 /// All grants that the peer holds.
 #[derive(Debug)]
 pub(super) struct Grants {
     pub(super) out: Slab<Grant>,
-    /// Ids of the standing ones.
+    /// Ids of the standing grants.
     pub(super) standing: Vec<u32>,
-    /// Peer sends bulk, so standing grants are kept with it.
+    /// The peer sends bulk, so that it is given standing grants.
     pub(super) active: bool,
     pub(super) recent: [u32; 8],
     pub(super) next_recent: usize,
     pub(super) last_bulk: Instant,
-    /// Bytes that streams have granted or unread, those of `ended` included.
+    /// Bytes granted or unread of all streams, including those in `ended`.
     pub(super) held: u64,
-    /// Streams that have ended, and what nobody has read of them.
+    /// Streams that have ended, with their bytes that have not been read.
     pub(super) ended: Ids<u64>,
-    /// Requests so far.
+    /// The number of requests so far.
     pub(super) requests: u64,
     pub(super) max_standing: usize,
     pub(super) standing_max: u32,
@@ -99,9 +99,9 @@ impl Grants {
         now.saturating_duration_since(self.last_bulk) >= self.idle_recall
     }
 
-    /// Learns the length of a transfer. Standing grants follow the longest of the last eight.
-    /// `begin`: bytes that it leaves out at first.
-    pub(super) fn learn(&mut self, begin: u32, len: u64, now: Instant) {
+    /// Records the length of a transfer: standing grants are as long as the longest of the last
+    /// eight. `begin` is the number of bytes left out in front.
+    pub(super) fn record_transfer(&mut self, begin: u32, len: u64, now: Instant) {
         self.last_bulk = now;
         let Ok(len) = u32::try_from(len) else { return };
         if len <= self.standing_max {

@@ -1,12 +1,12 @@
 //! PING and the dead-peer timer.
 //!
-//! Any message proves that the peer lives. After a quarter of `dead_peer` without one a PING asks;
-//! after the other three without an answer the peer is dead. So a peer that is gone is noticed
-//! within `dead_peer`, and one that pauses for less than three quarters of it lives on, also on a
-//! link that carried nothing before.
+//! Any message proves that the peer is alive. After a quarter of `dead_peer` without a message this
+//! side sends a PING, and after another three quarters without a message the peer is dead. So a
+//! peer that is gone is detected within `dead_peer`, and one that pauses for less than three
+//! quarters of it survives, even on an idle connection.
 //!
-//! The answer is waited for from the PING on, and a timer that comes late says that this side was
-//! stopped, or short of processor time: then it asks once more before it judges.
+//! If the timer fires late, this side was stopped or short of processor time. It then sends another
+//! PING before it declares the peer dead.
 
 use std::time::{Duration, Instant};
 
@@ -16,8 +16,8 @@ use crate::error::Breach;
 pub(super) struct Heartbeat {
     quarter: Duration,
     last_received: Instant,
-    asked: Option<Instant>,
-    /// PINGs without their answer.
+    pinged_at: Option<Instant>,
+    /// PINGs that have not been answered.
     outstanding: u32,
 }
 
@@ -30,31 +30,31 @@ pub(super) enum Beat {
 
 impl Heartbeat {
     pub(super) fn new(dead_peer: Duration, now: Instant) -> Self {
-        Heartbeat { quarter: dead_peer / 4, last_received: now, asked: None, outstanding: 0 }
+        Heartbeat { quarter: dead_peer / 4, last_received: now, pinged_at: None, outstanding: 0 }
     }
 
     pub(super) fn received(&mut self, now: Instant) {
         self.last_received = now;
-        self.asked = None;
+        self.pinged_at = None;
     }
 
-    /// When the last message came, as far as was told.
+    /// When the last message was received.
     pub(super) fn last_received(&self) -> Instant {
         self.last_received
     }
 
-    /// A PING has no answer yet.
-    pub(super) fn waits(&self) -> bool {
+    /// Whether a PING has not been answered.
+    pub(super) fn awaits_pong(&self) -> bool {
         self.outstanding > 0
     }
 
-    /// The peer is asked for a sign of life, and nothing has come since.
+    /// Whether the timer has sent a PING and nothing has been received since.
     pub(super) fn is_asking(&self) -> bool {
-        self.asked.is_some()
+        self.pinged_at.is_some()
     }
 
-    /// A PING goes out for another reason.
-    pub(super) fn asked(&mut self) {
+    /// Counts a PING that is sent for another reason.
+    pub(super) fn count_ping(&mut self) {
         self.outstanding += 1;
     }
 
@@ -64,8 +64,8 @@ impl Heartbeat {
     }
 
     pub(super) fn deadline(&self) -> Instant {
-        match self.asked {
-            Some(asked) => asked + self.quarter * 3,
+        match self.pinged_at {
+            Some(pinged_at) => pinged_at + self.quarter * 3,
             None => self.last_received + self.quarter,
         }
     }
@@ -75,10 +75,10 @@ impl Heartbeat {
         if now < deadline {
             return Beat::Nothing;
         }
-        if self.asked.is_some() && now < deadline + self.quarter {
+        if self.pinged_at.is_some() && now < deadline + self.quarter {
             return Beat::Dead;
         }
-        self.asked = Some(now);
+        self.pinged_at = Some(now);
         self.outstanding += 1;
         Beat::Ping
     }
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn asks_then_judges() {
+    fn pings_then_declares_dead() {
         let (mut h, at) = beat();
         assert_eq!(h.timeout(at(999)), Beat::Nothing);
         assert_eq!(h.timeout(at(1_000)), Beat::Ping);
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_link_outlives_a_pause_of_its_peer() {
+    fn an_idle_connection_survives_a_pause_of_its_peer() {
         let (mut h, at) = beat();
         assert_eq!(h.timeout(at(1_000)), Beat::Ping);
         // The peer stopped just before, and went on after nearly three seconds.
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_stopped_asks_before_it_judges() {
+    fn a_late_timer_pings_again_first() {
         let (mut h, at) = beat();
         assert_eq!(h.timeout(at(100_000)), Beat::Ping);
         assert_eq!(h.timeout(at(101_000)), Beat::Nothing);

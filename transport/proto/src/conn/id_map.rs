@@ -5,8 +5,8 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 use crate::ids::StreamId;
 
-/// Spreads stream ids over a table. They are chosen by the peer, but it may have no more than
-/// `max_streams` of them at once.
+/// A hasher for stream ids. The peer chooses the ids, but can have no more than `max_streams` of
+/// them at once, so collisions are harmless.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct IdHasher(u64);
 
@@ -27,5 +27,5 @@ impl Hasher for IdHasher {
 
 pub(super) type Ids<V> = HashMap<u32, V, BuildHasherDefault<IdHasher>>;
 
-/// A table by stream, for what a driver keeps of each.
+/// A map by stream id, for the driver's own state of each stream.
 pub type StreamMap<V> = HashMap<StreamId, V, BuildHasherDefault<IdHasher>>;

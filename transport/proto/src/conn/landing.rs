@@ -1,31 +1,33 @@
-//! Memory granted to the peer: who wants some, what is out, standing grants.
+//! Receiving by WRITE: requests for landing memory, grants to the peer, standing grants.
 
 use std::time::Instant;
 
-use super::answer_clock::Owed;
+use super::answer_clock::PendingAnswer;
 use super::connection::Connection;
 use super::grants::{Grant, MAX_REQUESTS};
 use super::phase::Modulus;
-use super::stream::{Asked, RecvHalf, SendHalf, Stream, Want};
+use super::stream::{PeerRequest, RecvHalf, RequestKey, SendHalf, Stream};
 use super::types::{Event, Flow, GrantMemory, LandingWant, Side, WantKey};
 use crate::error::Breach;
 use crate::frame::{Frame, MIN_GRANT};
 use crate::ids::{GrantId, StreamId};
 
-/// Streams that are looked at while the first wants more than `bulk_total` leaves.
-const BEHIND: usize = 8;
-/// Memory that is to be granted.
+/// Maximum number of further streams to try while the first one needs more than `bulk_total`
+/// leaves.
+const MAX_STREAMS_TRIED: usize = 8;
+/// A grant to be made.
 #[derive(Clone, Copy, Debug)]
-struct Booked {
+struct NewGrant {
     stream: u32,
     begin: u32,
     len: u32,
-    request: Asked,
+    request: RequestKey,
 }
 
 impl Connection {
-    /// Landing memory that is wanted now. Answer with [`Connection::provide_landing`]; if there is
-    /// none, ask again when some comes free. The same want is returned until it is answered.
+    /// Returns the landing memory that is wanted now. The driver answers with
+    /// [`Connection::provide_landing`]; if it has no memory, it calls this again when some comes
+    /// free. The same want is returned until it is answered.
     pub fn poll_landing(&mut self) -> Option<LandingWant> {
         if !self.is_live() {
             return None;
@@ -36,14 +38,15 @@ impl Connection {
                 self.streams[key].in_landing_queue = false;
                 continue;
             };
-            let shorter = || (1..=BEHIND).find_map(|place| self.landing_behind(place)?);
+            let shorter =
+                || (1..=MAX_STREAMS_TRIED).find_map(|place| self.landing_behind(place)?);
             match self
                 .within_connection(want)
                 .map(|want| self.with_begin(key, want))
                 .or_else(shorter)
             {
                 Some(want) => return Some(want),
-                // Standing grants count for no stream.
+                // Standing grants do not count towards the limits of a stream.
                 None => break,
             }
         }
@@ -54,9 +57,10 @@ impl Connection {
         (want > 0).then_some(LandingWant { key: WantKey::Standing, want, min: want })
     }
 
-    /// What the stream wants that has `place` others before it in the queue of those that want
-    /// landing memory, for when there is none for the first: its want may be shorter. The inner
-    /// None: nothing any more. The outer None: there is no such stream.
+    /// Returns what the stream at `place` in the queue for landing memory wants, counting from 0.
+    /// For when there is no memory for the first, because the want of another stream may be
+    /// shorter. The outer `None` means that there is no such stream, the inner one that it no
+    /// longer wants memory.
     pub fn landing_behind(&self, place: usize) -> Option<Option<LandingWant>> {
         let within = |key: &usize| {
             let want = self.stream_want(*key).and_then(|want| self.within_connection(want))?;
@@ -69,46 +73,46 @@ impl Connection {
         Modulus::of(self.config.align)
     }
 
-    /// Where the first byte that the stream wants memory for is to lie.
+    /// Where, modulo the modulus, the first byte has to lie for which the stream wants memory.
     fn begin_of(&self, key: usize) -> u32 {
-        self.streams[key].wants.front().map_or(0, |want| want.begin(self.modulus()))
+        self.streams[key].peer_requests.front().map_or(0, |want| want.begin(self.modulus()))
     }
 
-    /// The memory that holds what is wanted where it is to begin.
+    /// Adds to a want the bytes in front of the place where the sender has to begin.
     fn with_begin(&self, key: usize, want: LandingWant) -> LandingWant {
         let begin = self.begin_of(key);
         let LandingWant { want: most, min, .. } = want;
         LandingWant { want: most.saturating_add(begin), min: min.saturating_add(begin), ..want }
     }
 
-    /// As much of it as all streams together leave of `bulk_total`. None: as soon as a reader takes
-    /// something, or a stream ends, the want may be met.
+    /// Limits a want to what all streams together leave of `bulk_total`. `None` if that is too
+    /// little for now: it changes when a reader consumes bytes or a stream ends.
     fn within_connection(&self, want: LandingWant) -> Option<LandingWant> {
         let free = self.config.bulk_total.saturating_sub(self.grants.held);
-        // As of a stream's window: large pieces are worth waiting for.
+        // As with a stream's window, large pieces are worth waiting for.
         let least = want.want.min(self.config.bulk_window / 2);
         let want =
             LandingWant { want: want.want.min(u32::try_from(free).unwrap_or(u32::MAX)), ..want };
         (want.want >= least).then_some(LandingWant { min: want.min.min(want.want), ..want })
     }
 
-    /// The stream has so many bytes more that are granted or unread.
-    fn hold(&mut self, key: usize, len: u32) {
+    /// Adds bytes to those of the stream that are granted or unread.
+    fn add_held(&mut self, key: usize, len: u32) {
         self.streams[key].held += u64::from(len);
         self.grants.held += u64::from(len);
     }
 
-    /// So many bytes of the stream have been read, or came back.
-    pub(super) fn let_go(&mut self, key: usize, len: u32) {
+    /// Removes bytes of the stream that have been read, or returned unwritten.
+    pub(super) fn release_held(&mut self, key: usize, len: u32) {
         let stream = &mut self.streams[key];
         let len = stream.held.min(len.into());
         stream.held -= len;
         self.grants.held -= len;
     }
 
-    /// A stream is removed. What has landed for it and nobody has read counts on, unless the
-    /// application has let go of the stream.
-    pub(super) fn ends_with(&mut self, stream: &Stream) {
+    /// Settles the accounts of a stream that is removed. Its unread bytes continue to count, unless
+    /// the application has released the stream.
+    pub(super) fn settle_removed(&mut self, stream: &Stream) {
         let granted = |(_, grant): (usize, &Grant)| {
             (grant.stream == stream.id).then_some(u64::from(grant.len))
         };
@@ -123,7 +127,7 @@ impl Connection {
         }
     }
 
-    /// Bytes of a stream that has ended have been read.
+    /// Records that bytes of a stream that has ended have been read.
     pub(super) fn read_of_ended(&mut self, id: StreamId, len: u32) {
         let Some(unread) = self.grants.ended.get_mut(&id.0) else { return };
         let len = u64::from(len).min(*unread);
@@ -135,7 +139,7 @@ impl Connection {
         }
     }
 
-    /// Nobody will read what came for the stream.
+    /// Records that the application will not read what has been received on the stream.
     pub(super) fn released(&mut self, id: StreamId) {
         match self.ids.get(&id.0) {
             Some(&key) => self.streams[key].released = true,
@@ -143,7 +147,8 @@ impl Connection {
         }
     }
 
-    /// What all streams hold, which is the sum of its parts and no more than there may be.
+    /// The bytes that all streams hold. Asserts that this is the sum of its parts, and in its
+    /// limit.
     #[cfg(test)]
     pub(super) fn held(&self) -> u64 {
         let streams: u64 = self.streams.iter().map(|(_, stream)| stream.held).sum();
@@ -155,9 +160,9 @@ impl Connection {
 
     fn stream_want(&self, key: usize) -> Option<LandingWant> {
         let stream = &self.streams[key];
-        let want = stream.wants.front()?.rest;
-        // Of a server that has said all the rest of the request is not wanted; see `recall` for the
-        // other.
+        let want = stream.peer_requests.front()?.rest;
+        // A server that has sent its whole response does not need the rest of the request. For
+        // recalled grants see `recall`.
         let answered = self.side == Side::Server && stream.send != SendHalf::Open;
         if answered || stream.recalled > 0 {
             return None;
@@ -167,8 +172,8 @@ impl Connection {
             window = window.max(self.config.whole.into());
         }
         let free = window.saturating_sub(stream.held);
-        // Large pieces are worth waiting for: the reader frees the rest of the window, of which the
-        // half is more than MIN_GRANT.
+        // Large pieces are worth waiting for: reading frees the rest of the window, half of which
+        // is more than MIN_GRANT.
         if free < want.min(window / 2) {
             return None;
         }
@@ -180,24 +185,27 @@ impl Connection {
         })
     }
 
-    /// Grants memory for what [`Connection::poll_landing`] wanted: at least `min` bytes of it.
-    /// Memory that is too short, or turns out not to be wanted any more, comes back as
-    /// [`Event::Returned`].
+    /// Grants memory of at least `min` bytes for a want of [`Connection::poll_landing`]. Memory
+    /// that is too short, or no longer wanted, comes back as [`Event::Returned`].
     pub fn provide_landing(&mut self, key: WantKey, memory: GrantMemory) {
-        let booked = match key {
+        let new_grant = match key {
             _ if !self.is_live() => None,
             WantKey::Standing => {
-                let grant =
-                    Booked { stream: 0, begin: 0, len: memory.len, request: Asked::default() };
+                let grant = NewGrant {
+                    stream: 0,
+                    begin: 0,
+                    len: memory.len,
+                    request: RequestKey::default(),
+                };
                 (self.grants.wants_standing() && memory.len > 0).then_some(grant)
             }
-            WantKey::Stream(id) => self.book_grant(id, memory.len),
+            WantKey::Stream(id) => self.grant_part(id, memory.len),
         };
-        let Some(Booked { stream, begin, len, request }) = booked else {
+        let Some(NewGrant { stream, begin, len, request }) = new_grant else {
             self.events.push_back(Event::Returned { memory: memory.key });
             return;
         };
-        let asked = Owed::by(self.last_frame() + 1);
+        let asked = PendingAnswer::by(self.last_frame() + 1);
         let grant =
             Grant { stream, memory: memory.key, begin, len, request, recalled: false, asked };
         let id = self.grants.out.insert(grant) as u32;
@@ -209,31 +217,32 @@ impl Connection {
         self.push_control(Frame::Grant { stream, id, rkey, len, addr });
     }
 
-    /// What of `len` bytes is granted to the stream, and for which of its requests.
-    fn book_grant(&mut self, id: StreamId, len: u32) -> Option<Booked> {
+    /// Determines the part of `len` bytes that is granted to the stream, and the request that it
+    /// answers.
+    fn grant_part(&mut self, id: StreamId, len: u32) -> Option<NewGrant> {
         let &key = self.ids.get(&id.0)?;
         let want = self.stream_want(key).and_then(|want| self.within_connection(want))?;
         let begin = self.begin_of(key);
         let len = len.checked_sub(begin).filter(|len| *len >= want.min)?.min(want.want);
         let stream = &mut self.streams[key];
-        let Want { request, rest } = stream.wants.front_mut()?;
+        let PeerRequest { request, rest } = stream.peer_requests.front_mut()?;
         let request = *request;
         *rest -= u64::from(len);
         if *rest == 0 {
-            stream.wants.pop_front();
+            stream.peer_requests.pop_front();
         }
         stream.open_grants += 1;
-        self.hold(key, len);
+        self.add_held(key, len);
         if self.landing_queue.front() == Some(&key) {
-            // Others first, before this one's next piece.
+            // Other streams come first, before the next piece of this one.
             self.landing_queue.rotate_left(1);
         }
-        Some(Booked { stream: id.0, begin, len, request })
+        Some(NewGrant { stream: id.0, begin, len, request })
     }
 
     pub(super) fn queue_for_landing(&mut self, key: usize) {
         let stream = &mut self.streams[key];
-        if !stream.in_landing_queue && !stream.wants.is_empty() {
+        if !stream.in_landing_queue && !stream.peer_requests.is_empty() {
             stream.in_landing_queue = true;
             self.landing_queue.push_back(key);
         }
@@ -258,20 +267,20 @@ impl Connection {
         if stream.recv == RecvHalf::Discarding {
             return Ok(());
         }
-        if stream.wants.len() >= MAX_REQUESTS {
+        if stream.peer_requests.len() >= MAX_REQUESTS {
             return Err(Breach::TooManyRequests(id, MAX_REQUESTS));
         }
         self.grants.requests += 1;
         let end = modulus.rest(u64::from(begin) + len);
-        let request = Asked { number: self.grants.requests, end };
-        stream.wants.push_back(Want { request, rest: len });
+        let request = RequestKey { number: self.grants.requests, end };
+        stream.peer_requests.push_back(PeerRequest { request, rest: len });
         self.queue_for_landing(key);
-        self.grants.learn(begin, len, now);
+        self.grants.record_transfer(begin, len, now);
         self.replace_short_standing();
         Ok(())
     }
 
-    /// The peer had to ask though it holds standing grants: they are too short. One is exchanged.
+    /// Recalls a standing grant that is too short, which is why the peer had to send a REQUEST.
     fn replace_short_standing(&mut self) {
         let want = self.grants.standing_len();
         let short = self.grants.standing.iter().copied().find(|id| {
@@ -283,8 +292,8 @@ impl Connection {
         }
     }
 
-    /// Asks for all standing grants back, because nothing has come for long or memory is short
-    /// elsewhere. They are kept again when bulk comes.
+    /// Recalls all standing grants, because the peer has long sent nothing or memory is short
+    /// elsewhere. They are given again when the peer sends bulk.
     pub fn recall_standing(&mut self) {
         self.grants.active = false;
         self.grants.recent = [0; 8];
@@ -298,7 +307,7 @@ impl Connection {
         grant.copied().ok_or(Breach::UnknownGrant { frame, grant: GrantId(id) })
     }
 
-    /// The peer has ended a grant.
+    /// Removes a grant that the peer has ended.
     fn take_grant(&mut self, id: u32) {
         let grant = self.grants.out.remove(id as usize);
         if grant.stream == 0 {
@@ -315,9 +324,9 @@ impl Connection {
         self.take_grant(id);
         self.events.push_back(Event::Returned { memory: grant.memory });
         if let Some(&key) = self.ids.get(&grant.stream) {
-            self.let_go(key, grant.len);
+            self.release_held(key, grant.len);
             if grant.recalled {
-                self.want_again(key, grant.request, grant.len);
+                self.restore_request(key, grant.request, grant.len);
             }
             self.queue_for_landing(key);
         }
@@ -336,7 +345,7 @@ impl Connection {
         let grant = self.grant("DONE", id)?;
         let stream = &self.streams[key];
         let stream_id = StreamId(stream.id);
-        // What answers a request has been granted from where it begins on.
+        // A grant that answers a request starts at the byte where the peer has to begin.
         let limit = if grant.stream == 0 { self.modulus().get() - 1 } else { 0 };
         if begin > limit {
             return Err(Breach::DoneBegin { grant: GrantId(id), begin, limit });
@@ -354,13 +363,13 @@ impl Connection {
         self.stats.write_received += u64::from(len);
         let flow = if grant.stream == 0 {
             self.streams[key].recv_window -= len;
-            self.grants.learn(begin, len.into(), now);
+            self.grants.record_transfer(begin, len.into(), now);
             Flow::Window
         } else {
-            // What the peer left of its grant is free again.
-            self.let_go(key, grant.len - len);
+            // The rest of the grant is free again.
+            self.release_held(key, grant.len - len);
             if grant.recalled {
-                self.want_again(key, grant.request, grant.len - len);
+                self.restore_request(key, grant.request, grant.len - len);
             }
             self.grants.last_bulk = now;
             self.queue_for_landing(key);
@@ -369,7 +378,7 @@ impl Connection {
         let (memory, begin) = (grant.memory, grant.begin + begin);
         if self.streams[key].recv == RecvHalf::Discarding {
             if flow == Flow::Bulk {
-                self.let_go(key, len);
+                self.release_held(key, len);
             }
             self.events.push_back(Event::Returned { memory });
         } else {

@@ -2,23 +2,23 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `types` | what the driver and the connection tell each other |
+//! | `types` | the types that the driver and the connection exchange |
 //! | `connection` | the state of a connection |
 //! | `id_map` | tables by stream id |
-//! | `credits` | who may SEND |
+//! | `credits` | the credits for SENDs, in both directions |
 //! | `stream` | a stream's two halves and their transition tables |
-//! | `output` | what the application sends, resets and has read |
+//! | `output` | the application's side of streams: open, send, reset, consume |
 //! | `grants` | the grants that the peer holds |
-//! | `landing` | memory that is granted to the peer (receiving bulk) |
-//! | `bulk` | memory that the peer has granted (sending bulk) |
+//! | `landing` | receiving by WRITE: grants to the peer |
+//! | `bulk` | sending by WRITE: grants of the peer |
 //! | `phase` | where in landing memory a message begins |
-//! | `recall` | grants that are asked back before they are used |
+//! | `recall` | recalling grants before they are used |
 //! | `answer_clock` | the clock of answers that the peer owes |
-//! | `answers` | the time that the peer has to answer RESET and RECALL |
-//! | `receive` | messages in |
-//! | `reset_limit` | how many streams a client may reset before they were answered |
-//! | `transmit` | messages and WRITEs out |
-//! | `ending` | GOAWAY, drain, CLOSE |
+//! | `answer_timeout` | the time that the peer has to answer RESET and RECALL |
+//! | `receive` | receiving messages |
+//! | `reset_limit` | limits streams that a client resets before they are answered |
+//! | `transmit` | composing messages and WRITEs |
+//! | `shutdown` | GOAWAY, drain, CLOSE |
 //! | `heartbeat` | PING, dead peer |
 //!
 //! # Bulk transfers
@@ -45,14 +45,13 @@
 //! transfer only when all transfers in front of it have their memory. So nothing that holds a grant
 //! waits for another grant: it waits for credits and for room in the send queue, and both come back
 //! by themselves. A peer that keeps a grant all the same is asked for it (`recall`), and has a time
-//! to answer (`answers`).
+//! to answer (`answer_timeout`).
 
 mod answer_clock;
-mod answers;
+mod answer_timeout;
 mod bulk;
 mod connection;
 mod credits;
-mod ending;
 mod grants;
 mod heartbeat;
 mod id_map;
@@ -62,6 +61,7 @@ mod phase;
 mod recall;
 mod receive;
 mod reset_limit;
+mod shutdown;
 mod stream;
 #[cfg(test)]
 mod tests;

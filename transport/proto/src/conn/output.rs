@@ -1,8 +1,8 @@
-//! What the application does with its streams: open, send, reset, read.
+//! The application's side of streams: open, send, reset and consume.
 
 use bytes::Bytes;
 
-use super::answer_clock::Owed;
+use super::answer_clock::PendingAnswer;
 use super::connection::Connection;
 use super::stream::{Bulk, Out, RecvHalf, SendHalf};
 use super::types::{Event, Flow, SendError, Side, Unsent};
@@ -11,15 +11,15 @@ use crate::hello::Settings;
 use crate::ids::{GrantId, ResetCode, StreamId};
 use crate::payload::Payload;
 
-/// Output of a stream may queue up to this many bytes before the driver should wait.
-const QUEUE_MARK: usize = 1 << 20;
+/// Queued bytes of a stream from which on the driver should wait before it queues more.
+const HIGH_WATER_MARK: usize = 1 << 20;
 
 impl Connection {
-    /// Opens a stream with a header block (client only). `end`: no body follows.
+    /// Opens a stream with a header block (client only). `end` means that no body follows.
     ///
     /// # Errors
     /// [`SendError::GoingAway`], [`SendError::TooManyStreams`], [`SendError::HeadersTooLong`],
-    /// [`SendError::IdsUsedUp`]. Nothing has happened then.
+    /// [`SendError::IdsUsedUp`]. The connection is unchanged then.
     pub fn open(&mut self, block: Bytes, end: bool) -> Result<StreamId, SendError> {
         if self.side == Side::Server || !self.takes_streams() {
             return Err(SendError::GoingAway);
@@ -64,8 +64,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Queues a piece of the body that is one segment. `pinned`: it lies in memory that the device
-    /// can read. As [`Connection::send_payload`].
+    /// Queues a piece of the body in one segment, as [`Connection::send_payload`]. `pinned` means
+    /// that it lies in memory that the device can read.
     ///
     /// # Errors
     /// [`SendError::Closed`], [`SendError::TooLong`].
@@ -81,8 +81,8 @@ impl Connection {
         self.send_payload(id, payload, end)
     }
 
-    /// Queues a piece of the body. A stream whose [`Connection::has_room`] is false should wait for
-    /// [`Event::Writable`] first; what is queued before is still accepted.
+    /// Queues a piece of the body. If [`Connection::has_room`] is false, the caller should wait for
+    /// [`Event::Writable`] first, but the piece is accepted in any case.
     ///
     /// # Errors
     /// [`SendError::Closed`], [`SendError::TooLong`].
@@ -105,7 +105,7 @@ impl Connection {
             return Ok(());
         }
         stream.queued += payload.len();
-        stream.full |= stream.queued >= QUEUE_MARK;
+        stream.full |= stream.queued >= HIGH_WATER_MARK;
         stream.out.push_back(if eager {
             Out::Eager { payload, end }
         } else {
@@ -118,7 +118,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Ends this side's half of the stream after what is queued.
+    /// Ends this side's half of the stream behind what is queued.
     ///
     /// # Errors
     /// [`SendError::Closed`].
@@ -126,22 +126,21 @@ impl Connection {
         self.send_payload(id, Payload::new(), true)
     }
 
-    /// Whether the stream takes more output before it should wait. False for a stream that is
-    /// closed.
+    /// Whether more output may be queued without waiting. False for a closed stream.
     pub fn has_room(&self, id: StreamId) -> bool {
-        self.open_for_sending(id).is_ok_and(|key| self.streams[key].queued < QUEUE_MARK)
+        self.open_for_sending(id).is_ok_and(|key| self.streams[key].queued < HIGH_WATER_MARK)
     }
 
-    /// Whether the stream takes output at all.
+    /// Whether the stream accepts output at all.
     pub fn is_open_for_sending(&self, id: StreamId) -> bool {
         self.open_for_sending(id).is_ok()
     }
 
-    /// Books output that has been handed out.
+    /// Records that `len` bytes of output have been handed out.
     pub(super) fn sent_bytes(&mut self, key: usize, len: usize) {
         let stream = &mut self.streams[key];
         stream.queued -= len;
-        if stream.full && stream.queued < QUEUE_MARK {
+        if stream.full && stream.queued < HIGH_WATER_MARK {
             stream.full = false;
             if stream.send.accepts() {
                 self.events.push_back(Event::Writable { stream: StreamId(stream.id) });
@@ -149,8 +148,8 @@ impl Connection {
         }
     }
 
-    /// Resets a stream: drops its output, discards what still comes, tells the peer. Unknown and
-    /// finished streams are left alone.
+    /// Resets a stream: drops its output, discards what is still received, and tells the peer. Does
+    /// nothing for streams that are unknown or have ended.
     pub fn reset(&mut self, id: StreamId, code: ResetCode) {
         let Some(&key) = self.ids.get(&id.0) else { return };
         let stream = &mut self.streams[key];
@@ -158,24 +157,24 @@ impl Connection {
             return;
         }
         let grants = stream.drop_output();
-        // Nothing is wanted of what still comes.
-        stream.wants.clear();
+        // What the peer still sends is discarded.
+        stream.peer_requests.clear();
         stream.send = stream.send.reset_by_us();
         stream.recv = stream.recv.reset_by_us();
         self.abort_all(grants);
         if id.0 > self.last_known {
-            // Nobody has heard of it.
+            // The peer does not know of it.
             self.remove(key);
             return;
         }
         self.push_control(Frame::Reset { stream: id.0, code: code.0 });
-        self.streams[key].reset = Owed::by(self.last_frame());
-        self.expect_answer();
+        self.streams[key].reset = PendingAnswer::by(self.last_frame());
+        self.start_answer_clock();
         self.remove_if_done(key);
     }
 
-    /// Takes back what has been queued on a stream behind its head. Nothing where the peer may know
-    /// of the stream, or where there is none.
+    /// Takes back what has been queued on a stream behind its head. Returns nothing if the peer may
+    /// know of the stream, or if there is no such stream.
     pub fn withdraw(&mut self, id: StreamId) -> Vec<Unsent> {
         let Some(&key) = self.ids.get(&id.0).filter(|_| id.0 > self.last_known) else {
             return Vec::new();
@@ -198,9 +197,9 @@ impl Connection {
         unsent
     }
 
-    /// The application lets go of a stream: as [`Connection::reset`], except that a response that
-    /// has been queued to its end still goes out (server). Nothing is read of it any more, also
-    /// where it has ended.
+    /// Releases a stream that the application has dropped. As [`Connection::reset`], except that a
+    /// response that has been queued completely is still sent (server). The application will read
+    /// no more of the stream, even if it has ended.
     pub fn release(&mut self, id: StreamId, code: ResetCode) {
         self.released(id);
         let ending = |key: &usize| self.streams[*key].send == SendHalf::Ending;
@@ -215,8 +214,8 @@ impl Connection {
         }
     }
 
-    /// The application has read `len` bytes that came as `flow`, of a stream that may have ended.
-    /// Unknown streams are left alone.
+    /// Records that the application has read `len` bytes accounted as `flow`, of a stream that may
+    /// have ended. Does nothing for unknown streams.
     pub fn consume(&mut self, id: StreamId, len: u32, flow: Flow) {
         let Some(&key) = self.ids.get(&id.0) else {
             if flow == Flow::Bulk {
@@ -228,7 +227,7 @@ impl Connection {
         let stream = &mut self.streams[key];
         match flow {
             Flow::Bulk => {
-                self.let_go(key, len);
+                self.release_held(key, len);
                 self.queue_for_landing(key);
             }
             Flow::Window if stream.recv == RecvHalf::Body => {
@@ -244,7 +243,7 @@ impl Connection {
         }
     }
 
-    /// Queues a frame that does not wait for a stream's turn.
+    /// Queues a frame that does not belong to a stream's queue.
     pub(super) fn push_control(&mut self, frame: Frame) {
         if self.is_live() {
             self.control.push_back(frame);
@@ -252,7 +251,7 @@ impl Connection {
     }
 }
 
-/// What the peer takes.
+/// Checks the length of a header block against the peer's limit.
 fn check_block(block: &Bytes, peer: &Settings) -> Result<(), SendError> {
     let (len, limit) = (block.len(), peer.max_headers);
     if len > limit as usize { Err(SendError::HeadersTooLong { len, limit }) } else { Ok(()) }

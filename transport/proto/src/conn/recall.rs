@@ -1,4 +1,4 @@
-//! Grants that are asked back before the peer has used them.
+//! Recalling grants before the peer has used them.
 //!
 //! The receiver of a RECALL ends the grant at once:
 //!
@@ -10,29 +10,29 @@
 //! | standing and bound to a transfer, or in front of one | it is written before all others, and ends with DONE |
 //! | written or ended | nothing: DONE or ABORT is on its way |
 //!
-//! What a request loses so is asked for again without another REQUEST: both sides know how much it
-//! is. The sender of the RECALL puts it back in its place among the requests of the stream, and
-//! grants none of them until all that it has recalled of the stream has ended: which request a
-//! GRANT is for follows from their order.
+//! The bytes that a request loses this way are wanted again without another REQUEST, since both
+//! sides know how many they are. The sender of the RECALL restores them at their place among the
+//! requests of the stream, and grants none of these until all recalled grants of the stream have
+//! ended: the order of GRANTs determines the request that each of them answers.
 //!
-//! All grants of a stream are recalled together. Otherwise memory would stay with a transfer that
-//! stands behind one that waits for memory, and both might wait for each other. For the same reason
-//! a grant is not cut off in front of a transfer that has a standing grant.
+//! All grants of a stream are recalled together. Otherwise a transfer could keep memory while one
+//! in front of it waits for memory, and both might wait for each other. For the same reason a grant
+//! is written, and not aborted, if a transfer behind it has a standing grant.
 
-use super::answer_clock::Owed;
+use super::answer_clock::PendingAnswer;
 use super::connection::Connection;
-use super::stream::{Announce, Asked, Out, RecvHalf, Want};
+use super::stream::{Out, PeerRequest, PendingDone, RecvHalf, RequestKey};
 use crate::frame::Frame;
 use crate::ids::GrantId;
 
 impl Connection {
-    /// Asks grants back whose memory is wanted elsewhere, and with them all grants of their
-    /// streams. Streams go on when there is memory for them again. Each comes back as
+    /// Recalls the grants whose memory is wanted elsewhere, and all other grants of their streams.
+    /// A stream continues when there is memory for it again. Each grant comes back as
     /// [`Event::Landed`](super::Event::Landed) or [`Event::Returned`](super::Event::Returned)
     /// within [`dead_peer`](crate::Config::dead_peer), or the connection ends.
     ///
-    /// `wanted`: whether the memory with this key ([`GrantMemory::key`](super::GrantMemory::key))
-    /// is wanted.
+    /// `wanted` tells whether the memory with a key ([`GrantMemory::key`](super::GrantMemory::key))
+    /// is wanted elsewhere.
     pub fn recall_grants(&mut self, wanted: impl Fn(usize) -> bool) {
         let mut streams = Vec::new();
         let mut recalled = Vec::new();
@@ -46,7 +46,7 @@ impl Connection {
         }
         streams.sort_unstable();
         streams.dedup();
-        // What is owed for another reason need not be asked for.
+        // The grants of other streams have to be returned anyway.
         streams.retain(|id| {
             let key = self.ids.get(id);
             key.is_some_and(|key| {
@@ -67,37 +67,37 @@ impl Connection {
         if std::mem::replace(&mut grant.recalled, true) {
             return;
         }
-        grant.asked = Owed::by(frame);
+        grant.asked = PendingAnswer::by(frame);
         let stream = grant.stream;
         if let Some(&key) = self.ids.get(&stream) {
             self.streams[key].recalled += 1;
         }
         self.push_control(Frame::Recall { id });
-        self.expect_answer();
+        self.start_answer_clock();
     }
 
-    /// The peer has given back `len` bytes of a grant that was recalled, unwritten: its request
-    /// still wants them.
-    pub(super) fn want_again(&mut self, key: usize, request: Asked, len: u32) {
+    /// Restores `len` bytes to a request: the peer has returned them, unwritten, from a recalled
+    /// grant.
+    pub(super) fn restore_request(&mut self, key: usize, request: RequestKey, len: u32) {
         let stream = &mut self.streams[key];
         if !matches!(stream.recv, RecvHalf::Headers | RecvHalf::Body) || len == 0 {
             return;
         }
-        let wants = &mut stream.wants;
-        let at = wants.iter().position(|want| want.request.number >= request.number);
-        let at = at.unwrap_or(wants.len());
-        match wants.get_mut(at) {
+        let peer_requests = &mut stream.peer_requests;
+        let at = peer_requests.iter().position(|want| want.request.number >= request.number);
+        let at = at.unwrap_or(peer_requests.len());
+        match peer_requests.get_mut(at) {
             Some(want) if want.request.number == request.number => want.rest += u64::from(len),
-            _ => wants.insert(at, Want { request, rest: len.into() }),
+            _ => peer_requests.insert(at, PeerRequest { request, rest: len.into() }),
         }
     }
 
-    /// The peer wants a grant back. One that is not known has just been ended.
+    /// Handles RECALL. An unknown grant has ended already: its DONE or ABORT crossed the RECALL.
     pub(super) fn on_recall(&mut self, id: u32) {
         let Some(&stream) = self.peer_grants.get(&id) else { return };
         if let Some(at) = self.standing.iter().position(|grant| grant.id.0 == id) {
             let grant = self.standing.swap_remove(at);
-            self.answers += 1;
+            self.n_answers += 1;
             return self.abort_grant(grant.id);
         }
         let bound = match self.ids.get(&stream) {
@@ -106,10 +106,10 @@ impl Connection {
                 self.streams.iter().find_map(|(key, s)| s.find_grant(id).map(|place| (key, place)))
             }
         };
-        // None: its DONE is queued.
+        // If it is not bound, its DONE is queued.
         let Some((key, (place, at))) = bound else { return };
         let stream = &mut self.streams[key];
-        // A standing grant is looked for once.
+        // Recorded, so that a bound standing grant need not be searched again.
         self.peer_grants.insert(id, stream.id);
         let in_front = stream.out.iter().skip(place).any(|out| match out {
             Out::Bulk(bulk) => bulk.grants.front().is_some_and(|grant| grant.standing),
@@ -119,7 +119,7 @@ impl Connection {
         let Some(grant) = bulk.grants.get_mut(at) else { return };
         if in_front {
             if !std::mem::replace(&mut grant.recalled, true) {
-                stream.hurried += 1;
+                stream.urgent_grants += 1;
                 self.write_first(key);
             }
             return;
@@ -128,7 +128,7 @@ impl Connection {
         bulk.grants.remove(at);
         bulk.granted -= u64::from(len - used);
         if used > 0 {
-            stream.announce.push_back(Announce {
+            stream.dones.push_back(PendingDone {
                 grant: GrantId(id),
                 len: used,
                 begin: 0,
@@ -136,12 +136,12 @@ impl Connection {
             });
             self.mark_send(key);
         } else {
-            self.answers += 1;
+            self.n_answers += 1;
             self.abort_grant(GrantId(id));
         }
     }
 
-    /// Puts a stream in front of those that wait for their turn to write.
+    /// Moves a stream to the front of those that wait to write.
     fn write_first(&mut self, key: usize) {
         if std::mem::take(&mut self.streams[key].in_write_ready) {
             for queue in &mut self.write_ready {

@@ -1,4 +1,4 @@
-//! Messages in: every frame is checked against the state it meets (R15).
+//! Receiving messages: every frame is checked against the state of the connection (R15).
 
 use std::time::Instant;
 
@@ -12,25 +12,23 @@ use crate::frame::{Frame, Reader};
 use crate::ids::{GrantId, ResetCode, StreamId};
 
 impl Connection {
-    /// Takes one received message. Its RECV slot has been reposted before (R1), unless
-    /// [`recv_gone`](Self::recv_gone) follows: `message` is a copy, or
-    /// memory that is not posted.
+    /// Processes one received message. Its RECV slot must have been posted again before (R1),
+    /// unless [`recv_gone`](Self::recv_gone) follows; so `message` is a copy, or memory that is not
+    /// posted.
     ///
-    /// `now` may be the time of an older message of this connection, up to a quarter of
-    /// [`Config::dead_peer`](crate::Config::dead_peer) ago: then the peer is asked for a sign of
-    /// life that much sooner, and what has been idle for a while is taken for that much more idle.
-    /// What answers one must have its own time.
+    /// `now` may be the time of an earlier message of this connection, up to a quarter of
+    /// [`Config::dead_peer`](crate::Config::dead_peer) ago. The next PING is then due that much
+    /// earlier, and idle periods seem that much longer. A PING reply needs a fresh timestamp.
     ///
     /// # Errors
     /// The peer broke the protocol. The connection is closing: a CLOSE frame that names the breach
-    /// is the only output left, and nothing of the message after the breach has had an effect.
+    /// is the only output left. The frames of the message behind the breach have had no effect.
     pub fn receive(&mut self, now: Instant, message: Bytes) -> Result<(), Breach> {
         match self.phase {
             Phase::Open | Phase::Draining | Phase::Drained => {}
             Phase::Closed => return Ok(()),
             Phase::Closing => {
-                // CLOSE may still wait for a credit. What is wrong with the rest does not matter
-                // any more.
+                // CLOSE may still wait for a credit. Other breaches no longer matter.
                 let _ =
                     Reader::new(message).and_then(|reader| self.credits.received(reader.credits));
                 return Ok(());
@@ -47,13 +45,13 @@ impl Connection {
         self.heartbeat.received(now);
         self.stats.messages_received += 1;
         if self.side == Side::Server {
-            self.greeted = true;
+            self.greeting_done = true;
         }
         let mut reader = Reader::new(message)?;
         self.credits.received(reader.credits)?;
         if reader.waited {
-            self.credits.ran_short();
-            (self.stirred, self.shed) = (Some(now), None);
+            self.credits.peer_ran_short();
+            (self.last_activity, self.retire_recv_at) = (Some(now), None);
         }
         while let Some(frame) = reader.next_frame()? {
             self.on_frame(frame, now)?;
@@ -67,8 +65,8 @@ impl Connection {
     fn on_frame(&mut self, frame: Frame, now: Instant) -> Result<(), Breach> {
         let name = frame.name();
         match frame {
-            Frame::Ping { .. } => self.rest(now),
-            _ => (self.stirred, self.shed) = (Some(now), None),
+            Frame::Ping { .. } => self.check_quiet(now),
+            _ => (self.last_activity, self.retire_recv_at) = (Some(now), None),
         }
         match frame {
             Frame::Headers { stream, end, more, indexed: false, block } => {
@@ -82,7 +80,7 @@ impl Connection {
                         stream: StreamId(stream),
                     });
                 }
-                // Also where nobody wants it: the tables are to stay in step.
+                // Expanded even if the stream is discarded, because the tables must stay in step.
                 let limit = self.config.max_headers;
                 let breach = Breach::HeaderBlock { stream: StreamId(stream), limit };
                 let block = self.received_fields.expand(&block, limit as usize)?.ok_or(breach)?;
@@ -114,7 +112,7 @@ impl Connection {
                 Ok(())
             }
             Frame::Ping { ack: false, token } => {
-                self.answers += 1;
+                self.n_answers += 1;
                 self.push_control(Frame::Ping { ack: true, token });
                 Ok(())
             }
@@ -127,7 +125,7 @@ impl Connection {
         }
     }
 
-    /// The stream of a frame that may also come for one that has ended: None then.
+    /// Looks up the stream of a frame that may also refer to a stream that has ended; `None` then.
     pub(super) fn known(&self, frame: &'static str, id: u32) -> Result<Option<usize>, Breach> {
         if id > self.last_known {
             return Err(Breach::UnknownStream { frame, stream: StreamId(id) });
@@ -135,7 +133,7 @@ impl Connection {
         Ok(self.ids.get(&id).copied())
     }
 
-    /// The stream of a frame that only the sender of an open half may send.
+    /// Looks up the stream of a frame that the peer may send only while its half is open.
     fn sending_peer_stream(&self, frame: &'static str, id: u32) -> Result<usize, Breach> {
         match self.known(frame, id)? {
             Some(key) if !self.streams[key].recv.is_done() => Ok(key),
@@ -143,7 +141,7 @@ impl Connection {
         }
     }
 
-    /// Body bytes come after a whole header block.
+    /// Checks that body bytes follow a complete header block.
     fn check_body(&self, frame: &'static str, key: usize) -> Result<(), Breach> {
         let stream = &self.streams[key];
         if stream.recv == RecvHalf::Headers || !stream.block.is_empty() {
@@ -223,12 +221,12 @@ impl Connection {
         self.on_end(key, end)
     }
 
-    /// The peer's half ends. It got all the memory that it had asked for, and has ended every
-    /// grant: otherwise memory would stay with it that nobody can ask back.
+    /// Ends the peer's half if `end` is set. By then the peer must have received all memory that it
+    /// requested and ended every grant; otherwise it would keep memory that cannot be recalled.
     fn on_end(&mut self, key: usize, end: bool) -> Result<(), Breach> {
         if end {
             let stream = &mut self.streams[key];
-            if stream.open_grants > 0 || !stream.wants.is_empty() {
+            if stream.open_grants > 0 || !stream.peer_requests.is_empty() {
                 return Err(Breach::EndWithGrants(StreamId(stream.id)));
             }
             stream.recv = RecvHalf::Ended;
@@ -238,7 +236,7 @@ impl Connection {
     }
 
     fn on_window(&mut self, id: u32, increment: u32) -> Result<(), Breach> {
-        // A stream that has ended here may still be read there.
+        // The peer may still read a stream that has ended on this side.
         let Some(key) = self.known("WINDOW", id)? else { return Ok(()) };
         let stream = &mut self.streams[key];
         match stream.send_window.checked_add(increment) {
@@ -252,10 +250,10 @@ impl Connection {
     }
 
     fn on_reset(&mut self, id: u32, code: ResetCode, now: Instant) -> Result<(), Breach> {
-        // It may cross our END.
+        // It may cross this side's END.
         let Some(key) = self.known("RESET", id)? else { return Ok(()) };
         let stream = &mut self.streams[key];
-        // The application has given the stream up, or never saw it.
+        // The application has dropped the stream, or has never seen it.
         let unseen = match stream.recv {
             RecvHalf::Discarding => true,
             RecvHalf::Headers => self.side == Side::Server,
@@ -264,7 +262,7 @@ impl Connection {
         if !stream.recv.is_done() {
             stream.recv = RecvHalf::Reset;
         }
-        stream.wants.clear();
+        stream.peer_requests.clear();
         let owes = stream.open_grants > 0;
         stream.block = BytesMut::new();
         let grants = stream.drop_output();
@@ -274,7 +272,7 @@ impl Connection {
         }
         self.abort_all(grants);
         if answer {
-            self.answers += 1;
+            self.n_answers += 1;
             self.push_control(Frame::Reset { stream: id, code: ResetCode::CANCEL.0 });
         }
         if !unseen {
@@ -282,7 +280,7 @@ impl Connection {
         }
         self.remove_if_done(key);
         if owes {
-            self.expect_answer();
+            self.start_answer_clock();
         }
         match (self.side, answer) {
             (Side::Server, true) => self.resets.charge(now),
@@ -290,9 +288,9 @@ impl Connection {
         }
     }
 
-    /// Answers are produced by what the peer asks; one that does not collect them is cut off (R15).
+    /// Closes the connection of a peer that causes answers but does not take them (R15).
     fn check_flood(&self) -> Result<(), Breach> {
         let limit = 4096 + 16 * self.config.max_streams as usize;
-        if self.answers > limit { Err(Breach::Flood(limit)) } else { Ok(()) }
+        if self.n_answers > limit { Err(Breach::Flood(limit)) } else { Ok(()) }
     }
 }

@@ -1,4 +1,4 @@
-//! One stream: two halves, what waits to be sent, and windows.
+//! One stream: its two halves, its output queue and its windows.
 //!
 //! The sending half:
 //!
@@ -23,15 +23,15 @@
 //! Discarding, and the client is told by RESET with NO_ERROR: the response is complete without the
 //! rest of the request.
 //!
-//! A side that has reset a stream keeps it in Discarding until the peer has ended its half too:
-//! every RESET is answered, by END or RESET. So a closed stream has no frames on the way, and a
-//! frame for one is a breach and not a race.
+//! A side that has reset a stream keeps it in Discarding until the peer has ended its half, too:
+//! every RESET is answered by END or RESET. So a closed stream has no frames in flight, and a frame
+//! for one is a breach and never a race.
 
 use std::collections::VecDeque;
 
 use bytes::{Bytes, BytesMut};
 
-use super::answer_clock::Owed;
+use super::answer_clock::PendingAnswer;
 use super::phase::{self, Modulus};
 use crate::ids::GrantId;
 use crate::payload::Payload;
@@ -84,13 +84,14 @@ pub(super) struct PeerGrant {
     pub(super) rkey: u32,
     pub(super) len: u32,
     pub(super) addr: u64,
-    /// Bytes of a bound standing grant that were left out in front of `addr`, and are not in `len`.
+    /// Bytes of a bound standing grant in front of `addr`, which are left out and not part of
+    /// `len`.
     pub(super) begin: u32,
     /// Bytes for which a WRITE has been handed out.
     pub(super) used: u32,
-    /// It was advertised beforehand.
+    /// It is, or was, a standing grant.
     pub(super) standing: bool,
-    /// The peer has asked for it back, and it is written first.
+    /// The peer has recalled it, and it is written before others.
     pub(super) recalled: bool,
 }
 
@@ -99,78 +100,78 @@ pub(super) struct PeerGrant {
 pub(super) struct Bulk {
     pub(super) payload: Payload,
     pub(super) end: bool,
-    /// Memory has been bound or asked for.
+    /// Memory has been bound or requested.
     pub(super) prepared: bool,
     /// Bytes of grants received for it.
     pub(super) granted: u64,
     pub(super) len: u64,
-    /// Where it begins at the peer: see [`phase`](super::phase).
+    /// Where it begins in the peer's memory: see [`phase`](super::phase).
     pub(super) begin: u32,
     pub(super) grants: VecDeque<PeerGrant>,
 }
 
 impl Bulk {
-    /// To a peer that asks for `align`.
+    /// A transfer to a peer that requires the alignment `align`.
     pub(super) fn new(payload: Payload, end: bool, align: u16) -> Self {
         let (len, begin) = (payload.len() as u64, phase::begin(&payload, align));
         Bulk { payload, end, prepared: false, granted: 0, len, begin, grants: VecDeque::new() }
     }
 }
 
-/// What waits to be sent on a stream, in order.
+/// An element of a stream's output queue.
 #[derive(Debug)]
 pub(super) enum Out {
     Headers {
         block: Bytes,
         end: bool,
-        /// A piece of it has gone out.
+        /// A part of the block has been sent.
         begun: bool,
     },
     Eager {
         payload: Payload,
         end: bool,
     },
-    /// Boxed: what is small is moved about, and is most often there.
+    /// Boxed, because most elements are small ones of the other kinds.
     Bulk(Box<Bulk>),
 }
 
-/// A DONE that follows its WRITE.
+/// A DONE to be sent behind its last WRITE.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Announce {
+pub(super) struct PendingDone {
     pub(super) grant: GrantId,
     pub(super) len: u32,
-    /// How far into the grant the bytes begin.
+    /// The offset of the first byte in the grant.
     pub(super) begin: u32,
     pub(super) end: bool,
 }
 
-/// A transfer that memory is to be asked for.
+/// A REQUEST to be sent.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ask {
+pub(super) struct Request {
     pub(super) len: u64,
     pub(super) begin: u32,
 }
 
-/// A request of the peer.
+/// Identifies a request of the peer.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Asked {
-    /// Its place among all of the connection.
+pub(super) struct RequestKey {
+    /// Its number among all requests of the connection.
     pub(super) number: u64,
-    /// Where the byte behind its last is to lie, modulo the modulus: what is left of it begins as
-    /// far in front of this as it is long.
+    /// Where the byte behind its last one has to lie, modulo the modulus. The rest of the request
+    /// begins that many bytes in front of this as are left.
     pub(super) end: u32,
 }
 
-/// A transfer that the peer has asked memory for.
+/// A request of the peer for memory that is not granted completely.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Want {
-    pub(super) request: Asked,
-    /// Bytes that are not granted.
+pub(super) struct PeerRequest {
+    pub(super) request: RequestKey,
+    /// Bytes that are not granted yet.
     pub(super) rest: u64,
 }
 
-impl Want {
-    /// Where the next byte of it is to lie.
+impl PeerRequest {
+    /// Where its next byte has to lie, modulo the modulus.
     pub(super) fn begin(&self, modulus: Modulus) -> u32 {
         modulus.rest(u64::from(self.request.end).wrapping_sub(self.rest))
     }
@@ -181,44 +182,43 @@ pub(super) struct Stream {
     pub(super) id: u32,
     pub(super) send: SendHalf,
     pub(super) recv: RecvHalf,
-    /// The answer to the RESET, in [`RecvHalf::Discarding`].
-    pub(super) reset: Owed,
+    /// The expected answer to this side's RESET, in [`RecvHalf::Discarding`].
+    pub(super) reset: PendingAnswer,
 
     pub(super) out: VecDeque<Out>,
-    pub(super) announce: VecDeque<Announce>,
-    pub(super) requests: VecDeque<Ask>,
+    pub(super) dones: VecDeque<PendingDone>,
+    pub(super) requests: VecDeque<Request>,
     /// Body bytes in `out`.
     pub(super) queued: usize,
-    /// `queued` has reached the mark and the driver waits for room.
+    /// `queued` has reached the high-water mark, and the driver waits for room.
     pub(super) full: bool,
     pub(super) send_window: u32,
-    /// Grants in `out` that the peer has asked back, and that are written before those of other
-    /// streams.
-    pub(super) hurried: u32,
+    /// The number of recalled grants in `out` that are written before those of other streams.
+    pub(super) urgent_grants: u32,
 
     pub(super) recv_window: u32,
-    /// Bytes read by the application that the peer has not been told of.
+    /// Bytes that the application has read and no WINDOW frame has returned yet.
     pub(super) unreported: u32,
     pub(super) block: BytesMut,
-    /// What is not granted yet, in the order of the requests.
-    pub(super) wants: VecDeque<Want>,
-    /// Bytes granted on request or landed and not read.
+    /// Requests of the peer that are not granted completely, in their order.
+    pub(super) peer_requests: VecDeque<PeerRequest>,
+    /// Bytes that are granted on request, or have landed and are unread.
     pub(super) held: u64,
-    /// The application reads nothing of it any more.
+    /// The application will not read the stream any further.
     pub(super) released: bool,
-    /// Grants on request that the peer has not ended.
+    /// The number of grants on request that the peer has not ended.
     pub(super) open_grants: u32,
-    /// Of these, how many have been asked back.
+    /// The number of these that have been recalled.
     pub(super) recalled: u32,
 
-    /// In the queue of that name; kept true so that a stream is in each queue at most once.
+    /// The stream is in the queue of that name, in which it may be only once.
     pub(super) in_send_ready: bool,
     pub(super) in_write_ready: bool,
     pub(super) in_landing_queue: bool,
 }
 
 impl Stream {
-    /// `out` is empty.
+    /// A stream with both halves open. `out` must be empty.
     pub(super) fn new(
         id: u32,
         recv: RecvHalf,
@@ -230,18 +230,18 @@ impl Stream {
             id,
             send: SendHalf::Open,
             recv,
-            reset: Owed::default(),
+            reset: PendingAnswer::default(),
             out,
-            announce: VecDeque::new(),
+            dones: VecDeque::new(),
             requests: VecDeque::new(),
             queued: 0,
             full: false,
             send_window,
-            hurried: 0,
+            urgent_grants: 0,
             recv_window,
             unreported: 0,
             block: BytesMut::new(),
-            wants: VecDeque::new(),
+            peer_requests: VecDeque::new(),
             held: 0,
             released: false,
             open_grants: 0,
@@ -252,8 +252,8 @@ impl Stream {
         }
     }
 
-    /// If the head of the queue waits for WRITEs and has memory for them: whether the next source
-    /// is pinned.
+    /// Whether the source of the next WRITE is pinned; `None` if the head of the queue needs no
+    /// WRITE or has no memory for it.
     pub(super) fn can_write(&self) -> Option<bool> {
         match self.out.front() {
             Some(Out::Bulk(bulk)) if !bulk.grants.is_empty() => {
@@ -263,7 +263,7 @@ impl Stream {
         }
     }
 
-    /// Where a grant of the peer is bound: which of `out`, and which of its grants.
+    /// Finds a bound grant of the peer: the index in `out`, and the index among its grants.
     pub(super) fn find_grant(&self, id: u32) -> Option<(usize, usize)> {
         self.out.iter().enumerate().find_map(|(place, out)| match out {
             Out::Bulk(bulk) => {
@@ -273,9 +273,9 @@ impl Stream {
         })
     }
 
-    /// Empties the sending half; returns the grants that must be aborted.
+    /// Drops all output. Returns the grants that must be aborted.
     pub(super) fn drop_output(&mut self) -> Vec<GrantId> {
-        let mut grants: Vec<GrantId> = self.announce.drain(..).map(|a| a.grant).collect();
+        let mut grants: Vec<GrantId> = self.dones.drain(..).map(|a| a.grant).collect();
         for out in self.out.drain(..) {
             if let Out::Bulk(bulk) = out {
                 grants.extend(bulk.grants.iter().map(|g| g.id));
@@ -283,7 +283,7 @@ impl Stream {
         }
         self.requests.clear();
         self.queued = 0;
-        self.hurried = 0;
+        self.urgent_grants = 0;
         grants
     }
 }

@@ -1,36 +1,36 @@
-//! Messages and WRITEs out.
+//! Sending: composes messages and hands out WRITEs.
 
-use super::answer_clock::Owed;
+use super::answer_clock::PendingAnswer;
 use super::connection::{Connection, Phase};
 use super::phase::LINE;
-use super::stream::{Announce, Ask, Out, PeerGrant, RecvHalf, SendHalf};
+use super::stream::{Out, PeerGrant, PendingDone, RecvHalf, Request, SendHalf};
 use super::types::{Event, Room, Side, Stats, Transmit, Write};
 use crate::frame::{Composer, FRAME_HEADER, Frame};
 use crate::ids::{ResetCode, StreamId};
 
-/// A piece shorter than this is not split off a longer one: it waits for the next message or more
-/// room.
+/// Minimum bytes to split off a longer piece. Below that the piece waits for the next message, or
+/// for more room.
 const MIN_SPLIT: usize = 256;
-/// The same for WRITEs.
+/// Minimum bytes of a WRITE that is split off a longer one.
 const MIN_WRITE: usize = 16 * 1024;
 
 #[derive(PartialEq, Eq)]
 enum Composed {
-    /// The stream has nothing more for a message now.
+    /// The stream has nothing more to send in a message now.
     Idle,
     /// The message is full.
     Full,
 }
 
 impl Connection {
-    /// The next work to post. `slot` is a free SEND slot, if there is one; a returned
-    /// [`Transmit::Send`] has filled its beginning. WRITEs respect `room`. None: nothing to do, or
-    /// no room or credit for it.
+    /// Returns the next work to post. `slot` is a free SEND slot, if there is one; a returned
+    /// [`Transmit::Send`] has filled its beginning. WRITEs respect `room`. `None` if there is
+    /// nothing to do, or no room or credit for it.
     pub fn poll_transmit(&mut self, slot: Option<&mut [u8]>, room: Room) -> Option<Transmit> {
         if !self.is_live() {
             return slot.and_then(|slot| self.compose_close(slot)).map(Transmit::Send);
         }
-        // In turns, so that neither small messages nor bulk starve (R13).
+        // Alternates, so that neither small messages nor bulk transfers starve (R13).
         if self.wrote_last {
             if let Some(len) = slot.and_then(|slot| self.compose(slot)) {
                 self.wrote_last = false;
@@ -45,8 +45,8 @@ impl Connection {
         slot.and_then(|slot| self.compose(slot)).map(Transmit::Send)
     }
 
-    /// Whether the caller has anything to do for this connection: send, grant, or take events.
-    /// Credits that go back by themselves do not count: they are due with what has been received.
+    /// Whether the caller has to act for this connection: send, grant memory or take events.
+    /// Credits to return do not count: they become due with received messages.
     pub fn wants_flush(&self) -> bool {
         self.has_output()
             || !self.events.is_empty()
@@ -55,31 +55,31 @@ impl Connection {
             || (self.grants.wants_standing() && self.grants.standing_len() > 0)
     }
 
-    /// Whether [`Connection::poll_transmit`] or [`Connection::poll_landing`] may have anything, or
-    /// there are events: as [`Connection::wants_flush`], and credits that are due to go back, and
-    /// the client's first message.
+    /// Whether [`Connection::poll_transmit`] or [`Connection::poll_landing`] may return anything,
+    /// or there are events. As [`Connection::wants_flush`], but includes credits that are due to be
+    /// returned and the client's first message.
     pub fn is_due(&self) -> bool {
-        self.wants_flush() || self.credits.return_due() || !self.greeted
+        self.wants_flush() || self.credits.return_due() || !self.greeting_done
     }
 
-    /// Whether payload waits that has to be staged.
+    /// Whether payload that has to be staged waits to be written.
     pub fn waits_to_stage(&self) -> bool {
         !self.write_ready[0].is_empty()
     }
 
-    /// Whether payload waits for room to be written to memory that the peer has granted.
+    /// Whether any payload waits to be written to memory that the peer has granted.
     pub fn waits_to_write(&self) -> bool {
         self.write_ready.iter().any(|queue| !queue.is_empty())
     }
 
-    /// Whether anything waits to be sent, apart from returned credits.
+    /// Whether anything but returned credits waits to be sent.
     pub(super) fn has_output(&self) -> bool {
         self.waits_to_write() || !self.control.is_empty() || !self.send_ready.is_empty()
     }
 
-    /// CLOSE, when it is due and has not gone out.
+    /// Composes CLOSE, if it is due and has not been sent.
     fn compose_close(&mut self, slot: &mut [u8]) -> Option<usize> {
-        if !self.credits.may_close() || (self.side == Side::Server && !self.greeted) {
+        if !self.credits.may_close() || (self.side == Side::Server && !self.greeting_done) {
             return None;
         }
         let frame = self.close_frame.take()?;
@@ -96,17 +96,17 @@ impl Connection {
     }
 
     fn compose(&mut self, slot: &mut [u8]) -> Option<usize> {
-        let greeting = self.side == Side::Client && !self.greeted;
+        let greeting = self.side == Side::Client && !self.greeting_done;
         let wanted = greeting
             || !self.control.is_empty()
             || !self.send_ready.is_empty()
             || self.credits.return_due();
-        if !wanted || (self.side == Side::Server && !self.greeted) {
+        if !wanted || (self.side == Side::Server && !self.greeting_done) {
             return None;
         }
         if !self.credits.may_send() {
-            self.stats.credit_waits += u64::from(!self.starved);
-            self.starved = true;
+            self.stats.credit_waits += u64::from(!self.waited_for_credit);
+            self.waited_for_credit = true;
             return None;
         }
         let mut message = self.composer(slot);
@@ -117,18 +117,18 @@ impl Connection {
             self.control.pop_front();
             self.control_out += 1;
         }
-        self.answers = self.answers.min(self.control.len());
+        self.n_answers = self.n_answers.min(self.control.len());
         if self.control.is_empty() {
             self.compose_streams(&mut message);
         }
         if message.is_empty() && !greeting && !self.credits.return_due() {
-            // Only streams that wait for a window.
+            // All streams wait for their windows.
             return None;
         }
-        if std::mem::take(&mut self.starved) {
+        if std::mem::take(&mut self.waited_for_credit) {
             message.waited();
         }
-        self.greeted = true;
+        self.greeting_done = true;
         self.stats.messages_sent += 1;
         Some(message.finish(self.credits.sent()))
     }
@@ -137,11 +137,11 @@ impl Connection {
         while let Some(key) = self.send_ready.pop_front() {
             self.streams[key].in_send_ready = false;
             let composed = self.compose_stream(key, message);
-            // None: it has ended.
+            // The stream is gone if it has ended.
             let Some(stream) = self.streams.get_mut(key) else { continue };
             if composed == Composed::Full {
                 if stream.id > self.last_known {
-                    // Ids reach the peer in order: a stream keeps its place until it has begun.
+                    // Ids reach the peer in order, so a stream keeps its place until it has begun.
                     stream.in_send_ready = true;
                     self.send_ready.push_front(key);
                 } else {
@@ -157,11 +157,11 @@ impl Connection {
         loop {
             let stream = &mut self.streams[key];
             let id = stream.id;
-            if let Some(&Announce { grant, len, begin, end }) = stream.announce.front() {
+            if let Some(&PendingDone { grant, len, begin, end }) = stream.dones.front() {
                 if !message.add(&Frame::Done { stream: id, end, id: grant.0, len, begin }) {
                     return Composed::Full;
                 }
-                stream.announce.pop_front();
+                stream.dones.pop_front();
                 self.peer_grants.remove(&grant.0);
                 if end {
                     self.ended(key);
@@ -170,7 +170,7 @@ impl Connection {
                 continue;
             }
             if id <= self.last_known
-                && let Some(&Ask { len, begin }) = stream.requests.front()
+                && let Some(&Request { len, begin }) = stream.requests.front()
             {
                 if !message.add(&Frame::Request { stream: id, len, begin }) {
                     return Composed::Full;
@@ -205,7 +205,7 @@ impl Connection {
                     if id > self.last_known {
                         self.last_known = id;
                         self.stats.streams += 1;
-                        // Its body may have waited for the peer to hear of it.
+                        // Its body may have waited until the peer knows of the stream.
                         if stream.send.accepts() {
                             self.events.push_back(Event::Writable { stream: StreamId(id) });
                         }
@@ -245,7 +245,7 @@ impl Connection {
         }
     }
 
-    /// END has been emitted.
+    /// Handles that END has been emitted.
     fn ended(&mut self, key: usize) {
         let stream = &mut self.streams[key];
         stream.send = SendHalf::Ended;
@@ -253,14 +253,14 @@ impl Connection {
             && !stream.recv.is_done()
             && stream.recv != RecvHalf::Discarding
         {
-            // The response is complete; what the client still sends is not wanted.
+            // The response is complete, and the rest of the request is not needed.
             stream.recv = RecvHalf::Discarding;
-            stream.wants.clear();
+            stream.peer_requests.clear();
             let code = ResetCode::NO_ERROR.0;
             let id = stream.id;
             self.push_control(Frame::Reset { stream: id, code });
-            self.streams[key].reset = Owed::by(self.last_frame());
-            self.expect_answer();
+            self.streams[key].reset = PendingAnswer::by(self.last_frame());
+            self.start_answer_clock();
         }
         self.remove_if_done(key);
     }
@@ -269,8 +269,7 @@ impl Connection {
         if !self.waits_to_write() {
             return None;
         }
-        // Those that are copied first and those that are not take turns: neither waits for the
-        // other's room.
+        // Staged and pinned sources alternate, so that neither waits for the other's room.
         for turn in [self.write_turn, 1 - self.write_turn] {
             if let Some(write) = self.write_from(turn, room) {
                 self.write_turn = 1 - turn;
@@ -285,7 +284,7 @@ impl Connection {
             if self.streams[key].can_write().is_some() {
                 return self.write(queue, key, room);
             }
-            // Its output has been dropped.
+            // The output of the stream has been dropped.
             self.write_ready[queue].pop_front();
             self.streams[key].in_write_ready = false;
         }
@@ -312,9 +311,9 @@ impl Connection {
         let finished = bulk.payload.is_empty();
         if finished || grant.used == grant.len {
             let PeerGrant { id, used: len, begin, .. } = *grant;
-            let announce = Announce { grant: id, len, begin, end: finished && bulk.end };
-            stream.announce.push_back(announce);
-            stream.hurried -= u32::from(grant.recalled);
+            let dones = PendingDone { grant: id, len, begin, end: finished && bulk.end };
+            stream.dones.push_back(dones);
+            stream.urgent_grants -= u32::from(grant.recalled);
             bulk.grants.pop_front();
             if finished {
                 stream.out.pop_front();
@@ -329,7 +328,7 @@ impl Connection {
         self.stats.writes += 1;
         self.stats.write_sent += len as u64;
         self.sent_bytes(key, len);
-        // The next stream's turn.
+        // The next stream has its turn.
         self.write_ready[queue].pop_front();
         self.streams[key].in_write_ready = false;
         if finished {

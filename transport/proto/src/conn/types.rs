@@ -1,4 +1,4 @@
-//! What the driver and the connection tell each other.
+//! The types that the driver and the connection exchange.
 
 use bytes::Bytes;
 
@@ -84,8 +84,8 @@ pub enum Event {
         /// Why.
         code: ResetCode,
     },
-    /// More output is worth offering: a stream that had reached its mark has room again, or the
-    /// head of a new one has been handed out, so that the peer knows of it.
+    /// More output may be queued: a stream at its high-water mark has room again, or the head of a
+    /// new stream has been handed out, so that the peer knows of it.
     Writable {
         /// The stream.
         stream: StreamId,
@@ -111,16 +111,17 @@ pub enum Event {
         /// Its text.
         text: String,
     },
-    /// The connection has come to rest: nothing but PINGs was heard for a quarter of
-    /// [`dead_peer`](crate::Config::dead_peer). What only a busy one needs may go; RECVs on top of
-    /// those of the start each when its next message, now a PING, has been received
+    /// The connection has become quiet: nothing but PINGs was received for a quarter of
+    /// [`dead_peer`](crate::Config::dead_peer). What only a busy connection needs may be released.
+    /// An extra RECV is released once its next message, now a PING, has been received
     /// ([`Connection::recv_gone`](super::Connection::recv_gone)).
     Quiet,
-    /// The peer has said nothing for the configured time, though asked.
+    /// The peer has sent nothing for [`dead_peer`](crate::Config::dead_peer), not even in answer to
+    /// a PING.
     Dead,
 }
 
-/// What had been queued on a stream that the peer never heard of, to be sent another way.
+/// Output that had been queued on a stream that the peer does not know of, to be sent another way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unsent {
     /// A piece of the body.
@@ -143,7 +144,7 @@ pub struct GrantMemory {
     pub len: u32,
 }
 
-/// For what landing memory is wanted.
+/// The purpose for which landing memory is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WantKey {
     /// A stream's request.
@@ -152,7 +153,7 @@ pub enum WantKey {
     Standing,
 }
 
-/// Landing memory wanted now.
+/// Landing memory that is wanted now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LandingWant {
     /// For what.
@@ -165,8 +166,8 @@ pub struct LandingWant {
     pub min: u32,
 }
 
-/// What the driver can take now. A WRITE is not cut shorter than 16 KiB, so `write` must reach that
-/// when nothing is in flight; staging is used as it is, however short.
+/// How much work the driver can accept now. A WRITE is not cut shorter than 16 KiB, so `write` must
+/// be at least that when nothing is in flight. Staging memory is used however short it is.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
     /// Bytes of WRITEs.
@@ -200,7 +201,8 @@ pub enum Transmit {
     Write(Write),
 }
 
-/// Why output was not accepted.
+/// Why output was not accepted. `TooLong` and `HeadersTooLong` are faults of the caller; the others
+/// are ordinary states of the stream or the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
     /// The stream is closed for sending: reset, ended, or unknown.
@@ -272,7 +274,7 @@ impl Stats {
     }
 }
 
-/// What is still open, for drain and for tests that everything came back.
+/// What is still open, for draining, and for tests that everything has been returned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pending {
     /// Open streams.

@@ -144,7 +144,7 @@ fn malformed() -> Vec<Case> {
 fn connection() -> Vec<Case> {
     vec![
         case(CLIENT, Breach::NoCredit, |p| {
-            while p.client().credits.ours() > 0 {
+            while p.client().credits.available() > 0 {
                 p.inject(CLIENT, &[]);
             }
             p.inject_raw(CLIENT, Bytes::from_static(&[0, 0, 0, 0, 8, 0, 0, 0]));
@@ -483,7 +483,7 @@ fn a_breach_closes_the_connection_and_does_nothing_else() {
         let used = p.ends[victim].memory.used;
         let pending = p.ends[victim].conn.pending();
         // Whatever comes after it, even in good order, is not looked at.
-        if p.ends[from].conn.credits.ours() > 0 {
+        if p.ends[from].conn.credits.available() > 0 {
             p.inject(from, &[head(77), Frame::Ping { ack: false, token: 1 }]);
         }
         assert_eq!(p.ends[victim].conn.next_timeout(), None);

@@ -170,7 +170,7 @@ proptest! {
         for (step, (frames, credits)) in messages.iter().enumerate() {
             work(&mut p, end, step);
             // Mostly not more credits than were spent: that breach hides all others.
-            let spent = 64 - p.ends[end].conn.credits.ours() as u16;
+            let spent = 64 - p.ends[end].conn.credits.available() as u16;
             let credits = if step == 30 { *credits } else { spent.min(*credits) };
             p.inject_raw(1 - end, message(frames, credits));
             p.ends[end].slots = 4;

@@ -8,21 +8,20 @@
 //! | `segments` | pieces in several segments |
 //! | `phase` | where messages begin in landing memory, and peers that say they begin elsewhere |
 //! | `recall` | grants that are asked back |
-//! | `answers` | a peer that does not answer RESET or RECALL |
+//! | `answer_timeout` | a peer that does not answer RESET or RECALL |
 //! | `cancel` | resets, and what crosses them |
-//! | `ending` | GOAWAY, drain, CLOSE, heartbeat |
+//! | `shutdown` | GOAWAY, drain, CLOSE, heartbeat |
 //! | `breach` | every breach by name |
 //! | `model` | random operations against a model of bytes per stream |
 //! | `tables` | the transition tables, every state with every event |
 //! | `resets` | streams that are opened and reset |
 //! | `hostile` | random bytes and changed messages |
 
-mod answers;
+mod answer_timeout;
 mod breach;
 mod bulk;
 mod calls;
 mod cancel;
-mod ending;
 mod hostile;
 mod model;
 mod pair;
@@ -31,4 +30,5 @@ mod recall;
 mod recvs;
 mod resets;
 mod segments;
+mod shutdown;
 mod tables;

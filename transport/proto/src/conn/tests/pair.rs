@@ -536,7 +536,7 @@ impl Pair {
             let slots = u32::from(receiver.config.recv_slots) + self.ends[to].extra;
             assert!(under_way <= slots, "SEND without a posted RECV");
             if self.ends.iter().all(|end| end.error.is_none() && end.conn.phase != Phase::Closed) {
-                let (ours, to_return) = (sender.credits.ours(), receiver.credits.to_return());
+                let (ours, to_return) = (sender.credits.available(), receiver.credits.to_return());
                 assert_eq!(ours + under_way + to_return + coming_back, slots, "credits");
             }
             for end in &self.ends {

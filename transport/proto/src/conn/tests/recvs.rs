@@ -42,7 +42,7 @@ fn a_connection_at_rest_has_the_recvs_that_it_began_with() {
         assert_eq!(
             p.count(CLIENT, "PING") + p.count(SERVER, "PING"),
             pings,
-            "nothing more to shed"
+            "no extra RECV is left"
         );
     }
     p.assert_clean();

@@ -34,7 +34,7 @@ fn open_and_reset(p: &mut Pair, first: u32, n: u32) -> (u32, Option<Breach>) {
         let mut slot = vec![0; 4096];
         let mut composer = Composer::new(&mut slot);
         assert!(frames.iter().all(|frame| composer.add(frame)));
-        let len = composer.finish(64 - p.server().credits.ours() as u16);
+        let len = composer.finish(64 - p.server().credits.available() as u16);
         slot.truncate(len);
         p.inject_raw(CLIENT, slot.into());
         while let Some(event) = p.server().poll_event() {

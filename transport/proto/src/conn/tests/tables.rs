@@ -135,7 +135,7 @@ fn message(frame: &Frame, credits: u16) -> Bytes {
 /// A connection with one stream in this state, that both sides know of.
 fn stream_in(side: Side, state: State) -> Connection {
     let mut conn = connection(side);
-    conn.greeted = true;
+    conn.greeting_done = true;
     conn.last_known = ID.0;
     conn.last_opened = ID.0;
     if let Some((send, recv)) = state {
@@ -327,7 +327,7 @@ fn turn(side: Side, phase: Phase, turn: Turn) -> Option<Phase> {
 /// A connection brought into a phase by what leads there.
 fn in_phase(side: Side, phase: Phase) -> Option<Connection> {
     let mut conn = connection(side);
-    conn.greeted = true;
+    conn.greeting_done = true;
     match phase {
         Phase::Open => {}
         Phase::Draining if side == Side::Client => return None,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::super::answer_clock::{AnswerClock, TICKS};
+use super::super::answer_clock::{AnswerClock, MAX_TICKS};
 use super::super::*;
 use super::pair::*;
 use crate::config::Config;
@@ -184,7 +184,7 @@ fn time_in_which_this_side_stood_still_does_not_count() {
     let mut p = pair();
     hoards(&mut p, 4);
     p.server().reset(StreamId(1), ResetCode::CANCEL);
-    for _ in 1..TICKS {
+    for _ in 1..MAX_TICKS {
         ignored(&mut p, SERVER);
         p.advance(config().dead_peer * 10);
         assert_eq!(p.ends[SERVER].error, None);

@@ -1,4 +1,4 @@
-//! Answers that the peer owes, and the time that it has for them.
+//! The time that the peer has to answer RESET and RECALL.
 //!
 //! | the peer owes | from | until |
 //! |---|---|---|
@@ -6,26 +6,26 @@
 //! | the end of a grant that is asked back | RECALL has been sent for it | DONE or ABORT |
 //! | the end of a grant whose stream is over | RESET has been sent for the stream; if the peer reset it, GRANT has been sent | DONE or ABORT |
 //!
-//! Every one of these is answered as soon as it arrives: a RESET drops the output of the stream, a
-//! RECALL cuts off what has not been handed out as WRITE. An answer waits for no reader, no memory
-//! and no other stream, only for what is on the queue pair already. So a peer that has had three
-//! quarters of [`dead_peer`](crate::Config::dead_peer), the time that it has for the answer to a
-//! PING, keeps memory that it was told to give back, and the connection ends.
+//! A peer answers each of these as soon as it receives the frame: a RESET drops the output of the
+//! stream, and a RECALL takes back what has not been handed out as WRITE. An answer waits for no
+//! reader, memory or other stream, only for what is already on the queue pair. A peer that has not
+//! answered within three quarters of [`dead_peer`](crate::Config::dead_peer), the time that it has
+//! to answer a PING, withholds memory that it was told to return, and the connection ends.
 //!
-//! A frame that has not been handed out, for want of a credit say, is not answered by anyone: its
-//! time begins when it is.
+//! The time begins when the frame is handed out, which may be later than when it is queued, for
+//! example for lack of a credit.
 //!
-//! Time is counted in ticks, an eighth of `dead_peer` apart. However late a tick comes, it counts
-//! once: while this side was stopped it could not take answers, either. The count runs while
-//! something is owed:
+//! Time is counted in ticks of an eighth of `dead_peer`. A late tick counts once, because this side
+//! could not receive answers while it was stopped. The clock runs while an answer is pending:
 //!
-//! | from | something begins to be owed | a tick, and nothing is owed | a tick, and something is owed |
+//! | from | an answer becomes pending | a tick, and none is pending | a tick, and one is pending |
 //! |---|---|---|---|
 //! | Idle | Pending | | |
 //! | Pending | | Idle | Ticking |
-//! | Ticking | | Idle | Ticking; a breach after [`TICKS`](super::answer_clock::TICKS) for one answer |
+//! | Ticking | | Idle | Ticking; a breach after [`MAX_TICKS`](super::answer_clock::MAX_TICKS) for one answer |
 //!
-//! The first tick after Pending is due at once: nobody told the time when the frame was queued.
+//! The first tick after Pending is due at once, because the time is not known when a frame is
+//! queued.
 
 use std::time::Instant;
 
@@ -36,21 +36,21 @@ use crate::error::{Breach, CloseCode};
 use crate::ids::{GrantId, StreamId};
 
 /// Ticks of `dead_peer`.
-const PARTS: u32 = 8;
+const TICKS_IN_DEAD_PEER: u32 = 8;
 impl Connection {
-    /// Place of the frame that was queued last, among all control frames since the start.
+    /// The number of the frame queued last, counting all control frames since the start.
     pub(super) fn last_frame(&self) -> u64 {
         self.control_out + self.control.len() as u64
     }
 
-    /// The peer has just been asked for something, or is about to be.
-    pub(super) fn expect_answer(&mut self) {
+    /// Starts the clock if it is idle: an answer of the peer has become pending.
+    pub(super) fn start_answer_clock(&mut self) {
         if self.answer_clock == AnswerClock::Idle {
             self.answer_clock = AnswerClock::Pending;
         }
     }
 
-    /// When the next tick is due.
+    /// Returns when the next tick is due.
     pub(super) fn answers_due(&self) -> Option<Instant> {
         match self.answer_clock {
             AnswerClock::Idle => None,
@@ -59,16 +59,16 @@ impl Connection {
         }
     }
 
-    /// Counts a tick, if one is due. An answer that is overdue closes the connection.
+    /// Counts a tick if one is due. An overdue answer closes the connection.
     pub(super) fn tick_answers(&mut self, now: Instant) -> Result<(), Breach> {
         match self.answer_clock {
             AnswerClock::Idle => return Ok(()),
             AnswerClock::Ticking { next } if now < next => return Ok(()),
             AnswerClock::Pending | AnswerClock::Ticking { .. } => {}
         }
-        let (owed, overdue) = self.count_tick();
-        self.answer_clock = match owed {
-            true => AnswerClock::Ticking { next: now + self.config.dead_peer / PARTS },
+        let (pending, overdue) = self.count_tick();
+        self.answer_clock = match pending {
+            true => AnswerClock::Ticking { next: now + self.config.dead_peer / TICKS_IN_DEAD_PEER },
             false => AnswerClock::Idle,
         };
         match overdue {
@@ -80,13 +80,14 @@ impl Connection {
         }
     }
 
-    /// Whether anything is owed, and the first answer that is overdue.
+    /// Counts a tick for all pending answers. Returns whether there are any, and the breach of the
+    /// first that is overdue.
     fn count_tick(&mut self) -> (bool, Option<Breach>) {
-        let (mut owed, mut overdue) = (false, None);
+        let (mut pending, mut overdue) = (false, None);
         let out = self.control_out;
         for (_, stream) in &mut self.streams {
             if stream.recv == RecvHalf::Discarding {
-                owed = true;
+                pending = true;
                 let since = stream.reset.frame;
                 if stream.reset.tick(since, out) {
                     overdue.get_or_insert(Breach::ResetUnanswered(StreamId(stream.id)));
@@ -102,12 +103,12 @@ impl Connection {
                 _ if grant.recalled => 0,
                 _ => continue,
             };
-            owed = true;
-            // Neither before the GRANT or RECALL is out.
+            pending = true;
+            // The time does not begin before the GRANT or RECALL is handed out.
             if grant.asked.tick(since.max(grant.asked.frame), out) {
                 overdue.get_or_insert(Breach::GrantKept(GrantId(id as u32)));
             }
         }
-        (owed, overdue)
+        (pending, overdue)
     }
 }

@@ -1,8 +1,8 @@
 //! GOAWAY, drain, CLOSE.
 //!
-//! A server that drains sends GOAWAY and still takes the streams that were on their way; the client
-//! answers with an acknowledgement behind its last new stream, so that the server knows when no
-//! more come. A client that drains only opens no more streams.
+//! A server that drains sends GOAWAY and still accepts the streams in flight. The client answers
+//! with an acknowledgement behind its last new stream, so that the server knows that no more will
+//! come. A client that drains simply opens no more streams.
 
 use bytes::Bytes;
 
@@ -13,8 +13,8 @@ use crate::frame::{Frame, MAX_TEXT};
 use crate::ids::StreamId;
 
 impl Connection {
-    /// Takes no new streams. A server sends GOAWAY; streams in flight go on. `text` is cut to 240
-    /// bytes. See [`Connection::is_drained`].
+    /// Stops accepting or opening new streams. A server sends GOAWAY. Streams in flight continue.
+    /// `text` is truncated to 240 bytes. See [`Connection::is_drained`].
     pub fn go_away(&mut self, code: CloseCode, text: &str) {
         if self.phase != Phase::Open {
             return;
@@ -29,13 +29,13 @@ impl Connection {
         }
     }
 
-    /// Drain has begun, the peer opens no more streams, and none is left.
+    /// Whether the connection is draining, the peer opens no more streams, and none is left.
     pub fn is_drained(&self) -> bool {
         self.phase == Phase::Drained && self.streams.is_empty() && !self.has_output()
     }
 
-    /// Closes: the one thing still sent is a CLOSE frame, with `text` cut to 240 bytes. It may take
-    /// the last credit. Streams are left as they are; they come to no end any more.
+    /// Closes the connection. Only a CLOSE frame is still sent, with `text` truncated to 240 bytes;
+    /// it may take the last credit. Streams do not end individually.
     pub fn close(&mut self, code: CloseCode, text: &str) {
         if !self.is_live() {
             return;
@@ -70,7 +70,7 @@ impl Connection {
         }
     }
 
-    /// Streams that the peer has not heard of stay unheard of: they can be retried elsewhere.
+    /// Refuses the streams that the peer does not know of, so that they can be retried elsewhere.
     fn refuse_untransmitted(&mut self) {
         let known = self.last_known;
         let keys: Vec<usize> =
@@ -84,7 +84,7 @@ impl Connection {
     }
 }
 
-/// Text for the wire: whole characters, at most [`MAX_TEXT`] bytes.
+/// Truncates a text to at most [`MAX_TEXT`] bytes of whole characters.
 fn clip(text: &str) -> Bytes {
     let mut end = text.len().min(MAX_TEXT);
     while !text.is_char_boundary(end) {

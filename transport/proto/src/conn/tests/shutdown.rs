@@ -130,7 +130,7 @@ fn close_gets_a_credit() {
             p.client().send_data(id, pattern(n, 900), false, false).unwrap();
         }
         p.settle();
-        assert_eq!(p.client().credits.ours(), 1);
+        assert_eq!(p.client().credits.available(), 1);
         if left == 0 {
             // A message to return a credit for takes the last one. The first brings a credit of its
             // own.
@@ -139,7 +139,7 @@ fn close_gets_a_credit() {
                 p.settle();
             }
         }
-        assert_eq!(p.client().credits.ours(), left);
+        assert_eq!(p.client().credits.available(), left);
         p.client().close(CloseCode::Internal, "why");
         p.drive(CLIENT);
         assert_eq!(p.count(CLIENT, "CLOSE"), left as usize);
