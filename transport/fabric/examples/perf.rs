@@ -141,8 +141,8 @@ async fn measure(fabric: Fabric, addr: Addr) -> Result<(), Box<dyn Error>> {
         let last = driver.next + u64::from(count);
         while driver.sent < last {
             let room = WINDOW.min(driver.link.send_room());
-            let under_way = (driver.next - driver.sent) as usize;
-            for _ in under_way..room.max(under_way).min(WINDOW) {
+            let in_flight = (driver.next - driver.sent) as usize;
+            for _ in in_flight..room.max(in_flight).min(WINDOW) {
                 if driver.next == last {
                     break;
                 }

@@ -1,4 +1,4 @@
-//! Which processes of this host memory may be shared with.
+//! The processes of this host with which memory may be shared.
 
 /// Which processes of this host memory may be shared with, by the effective user they run as
 /// (SO_PEERCRED, unix(7)).
@@ -7,17 +7,17 @@
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum ShmAccess {
-    /// Those of the own effective user, and root's. The default.
+    /// Those of this process's effective user, and of root. The default.
     #[default]
     SameUser,
-    /// Those of these users, by number, and root's.
+    /// Those of these users, by number, and of root.
     Users(Vec<u32>),
     /// All.
     Any,
 }
 
 impl ShmAccess {
-    /// Whether a process of user `uid` may, where this process runs as `own`.
+    /// Whether memory may be shared with a process of user `uid`, where this process runs as `own`.
     pub fn allows(&self, uid: u32, own: u32) -> bool {
         match self {
             ShmAccess::Any => true,

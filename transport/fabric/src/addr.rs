@@ -21,7 +21,7 @@ pub enum Addr {
 }
 
 impl Addr {
-    /// The IP address, where that is what it is.
+    /// The IP address, if it is one.
     pub fn ip(&self) -> Option<SocketAddr> {
         match self {
             Addr::Ip(addr) => Some(*addr),
@@ -29,7 +29,7 @@ impl Addr {
         }
     }
 
-    /// What a connection to it is called.
+    /// The kind of connection to this address, for messages.
     pub(crate) fn connection(&self) -> &'static str {
         match self {
             Addr::Ip(_) => "RDMA connection",
@@ -37,7 +37,7 @@ impl Addr {
         }
     }
 
-    /// The name of the socket, where that is what it is.
+    /// The name of the socket, if it is one.
     pub fn shm(&self) -> Option<&ShmAddr> {
         match self {
             Addr::Shm(addr) => Some(addr),
@@ -91,7 +91,7 @@ pub struct BadShmAddr {
 }
 
 impl ShmAddr {
-    /// A name that nobody has, and nobody guesses.
+    /// A unique name that cannot be guessed.
     pub fn unique() -> ShmAddr {
         use std::hash::{BuildHasher, RandomState};
         // Keys from the system's randomness, new for each state.

@@ -1,11 +1,11 @@
-//! The control block of a connection: RECV ring, SEND slots, staging, and RECV slots that come and
-//! go with its load. See the crate docs for its layout.
+//! The control block of a connection: RECV ring, SEND slots, staging, and extra RECV slots that are
+//! added and removed with the load. See the crate docs for its layout.
 //!
-//! | a RECV slot is | from there it becomes | by |
+//! | a RECV slot that is | becomes | by |
 //! |---|---|---|
 //! | posted | held | its completion |
 //! | held | posted | `mark_posted` |
-//! | held, and of the extra ones that are to go | absent | `retire` |
+//! | held, extra and to be removed | absent | `retire` |
 //! | absent | held | `revive` |
 
 // Shared memory alone neither adds RECVs nor takes work from the block by address.
@@ -18,7 +18,7 @@ use tonic_rdma_memory::{PinnedBuf, Pool};
 use crate::error::ConnectError;
 use crate::link::LinkConfig;
 
-/// What has become of a RECV slot.
+/// The state of a RECV slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Slot {
     /// The device may write into it.
@@ -31,11 +31,11 @@ enum Slot {
 
 /// The memory of the extra RECV slots.
 #[derive(Debug)]
-struct Extra {
+struct ExtraSlots {
     base: NonNull<u8>,
     lkey: u32,
     /// Its slots are not posted again.
-    leaving: bool,
+    retiring: bool,
     /// Slots that are absent.
     absent: u32,
     /// Keeps the memory.
@@ -56,7 +56,7 @@ pub(crate) struct ControlBlock {
     /// Slots of the RECV ring; those behind them are extra.
     ring: u32,
     slots: Vec<Slot>,
-    extra: Option<Extra>,
+    extra: Option<ExtraSlots>,
     /// Keeps the memory; the block is addressed through `base` only.
     _buf: PinnedBuf,
 }
@@ -102,9 +102,9 @@ impl ControlBlock {
         self.slot_size
     }
 
-    /// Has memory for the extra RECV slots, which stay from now on. Gives all of them, for those
-    /// that are absent to be revived; none when there is no memory to spare.
-    pub(crate) fn lease(&mut self, pool: &Pool) -> std::ops::Range<u32> {
+    /// Leases memory for the extra RECV slots, and keeps them. Gives all of them, so that the
+    /// caller revives those that are absent; none when the pool has no memory to spare.
+    pub(crate) fn lease_extra(&mut self, pool: &Pool) -> std::ops::Range<u32> {
         let (ring, all) = (self.ring, self.slots.len() as u32);
         if self.extra.is_none() {
             let need = (all - ring) as usize * self.slot_size as usize;
@@ -113,10 +113,11 @@ impl ControlBlock {
             buf.resize_zeroed(need);
             let base = NonNull::from(buf.as_mut_slice()).cast::<u8>();
             let lkey = buf.lkey();
-            self.extra = Some(Extra { base, lkey, leaving: false, absent: all - ring, _buf: buf });
+            self.extra =
+                Some(ExtraSlots { base, lkey, retiring: false, absent: all - ring, _buf: buf });
         }
         if let Some(extra) = &mut self.extra {
-            extra.leaving = false;
+            extra.retiring = false;
         }
         ring..all
     }
@@ -134,18 +135,18 @@ impl ControlBlock {
         }
     }
 
-    /// The extra RECV slots are to go, each when it has received its next message.
-    pub(crate) fn let_go(&mut self) {
+    /// Removes the extra RECV slots, each after it has received its next message.
+    pub(crate) fn retire_extra(&mut self) {
         if let Some(extra) = &mut self.extra {
-            extra.leaving = true;
+            extra.retiring = true;
         }
     }
 
-    /// Takes a held slot out of use, if it is one that is to go. The last of them gives the memory
-    /// back: the device has none of it any more (R9, R10).
+    /// Takes a held slot out of use, if it is to be removed. The last one returns the memory: the
+    /// device no longer has any of it (R9, R10).
     pub(crate) fn retire(&mut self, slot: u32) -> bool {
         let extras = self.slots.len() as u32 - self.ring;
-        let Some(extra) = self.extra.as_mut().filter(|extra| extra.leaving && slot >= self.ring)
+        let Some(extra) = self.extra.as_mut().filter(|extra| extra.retiring && slot >= self.ring)
         else {
             return false;
         };

@@ -1,8 +1,13 @@
 //! Errors: whose fault, which verb, and what to do.
 //!
-//! - [`FabricError`]: a device cannot be used, or not for this. Nothing was connected.
-//! - [`ConnectError`]: one connection did not come about.
-//! - [`LinkError`]: a connection that stood is dead (or [misused](LinkError::Misuse)).
+//! | error | what happened |
+//! |---|---|
+//! | [`FabricError`] | a device of this host cannot be used, or not for what was asked |
+//! | [`ConnectError`] | a connection was not established |
+//! | [`LinkError`] | an established connection has ended, or was [misused](LinkError::Misuse) |
+//!
+//! Each variant says in its documentation whose fault it is: the caller's, this host's, the peer's,
+//! or the network's.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -15,7 +20,7 @@ use crate::addr::Addr;
 use crate::device::PortState;
 use crate::peer::PeerInfo;
 
-/// A call of the verbs or the connection manager, by the name that its manual page has.
+/// A call of libibverbs or librdmacm, by the name of its manual page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Verb {
@@ -25,7 +30,7 @@ pub enum Verb {
     Write,
     /// RECV.
     Recv,
-    /// A SEND or a WRITE, it is not known which.
+    /// A SEND or a WRITE: the device does not say which.
     SendOrWrite,
     /// Any other, by its C name.
     Call(&'static str),
@@ -44,10 +49,14 @@ impl fmt::Display for Verb {
 }
 
 /// A device cannot be used, or not for what was asked.
+///
+/// The fault is this host's, except for [`NoSuchDevice`](FabricError::NoSuchDevice),
+/// [`NotOnRdma`](FabricError::NotOnRdma), [`AddressInUse`](FabricError::AddressInUse) and
+/// [`WrongAddress`](FabricError::WrongAddress), which the caller's settings cause.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum FabricError {
-    /// RDMA exists on Linux only, and only with the feature `verbs`.
+    /// This build has no such provider: RDMA needs Linux and the feature `verbs`.
     #[error(
         "no RDMA on this platform: this build has no verbs provider (it needs Linux and the feature `verbs`)"
     )]
@@ -62,7 +71,7 @@ pub enum FabricError {
         /// What the dynamic linker says.
         dlerror: String,
     },
-    /// There is no device at all.
+    /// This host has no RDMA device.
     #[error("no RDMA device on this host (`rdma link` would list it)")]
     NoDevice,
     /// The kernel has no RDMA connection manager for user space.
@@ -73,7 +82,7 @@ pub enum FabricError {
         /// Why.
         source: Arc<io::Error>,
     },
-    /// No device by the wanted name.
+    /// The caller named a device that this host does not have.
     #[error("no RDMA device is called {name:?}; this host has: {}", found.join(", "))]
     NoSuchDevice {
         /// What was asked for.
@@ -81,7 +90,7 @@ pub enum FabricError {
         /// What there is.
         found: Vec<String>,
     },
-    /// A device without an active port.
+    /// The device has no active port: a fault of this host, its cable or its switch.
     #[error(
         "no port of RDMA device {device} is active (it is {state}): check cable, switch or `ip link`"
     )]
@@ -91,7 +100,7 @@ pub enum FabricError {
         /// State of its first port.
         state: PortState,
     },
-    /// A device that no local IP address leads to.
+    /// The device has no IP address on this host.
     #[error(
         "no IP address of this host lies on RDMA device {device}: give its network interface an address"
     )]
@@ -99,13 +108,13 @@ pub enum FabricError {
         /// Device.
         device: String,
     },
-    /// A local address that does not lie on an RDMA device.
+    /// The caller named a local address that does not lie on an RDMA device.
     #[error("address {addr} does not lie on an RDMA device")]
     NotOnRdma {
         /// The address.
         addr: IpAddr,
     },
-    /// A listed device that gives no queue pair.
+    /// The device is listed, but this process gets no queue pair on it.
     #[error(
         "RDMA device {device} refuses a queue pair ({verb}: {source}): it is listed but cannot be used by this process"
     )]
@@ -117,7 +126,7 @@ pub enum FabricError {
         /// Why.
         source: Arc<io::Error>,
     },
-    /// A call failed.
+    /// A call of libibverbs or librdmacm failed on this host.
     #[error("{verb} failed on {device}: {source}")]
     Verb {
         /// The call.
@@ -127,13 +136,13 @@ pub enum FabricError {
         /// Why.
         source: Arc<io::Error>,
     },
-    /// An address is in use by another listener.
+    /// Another listener of this host uses the address.
     #[error("RDMA address {addr} is in use")]
     AddressInUse {
         /// The address.
         addr: Addr,
     },
-    /// An address of a kind that the fabric has not.
+    /// The caller gave an address of a kind that this fabric does not have.
     #[error("{addr} is no address of a {provider} device")]
     WrongAddress {
         /// `"verbs"`, `"shm"` or `"sim"`.
@@ -141,7 +150,7 @@ pub enum FabricError {
         /// The address.
         addr: Addr,
     },
-    /// Memory cannot be shared with other processes.
+    /// This host cannot share memory between processes.
     #[error("memory cannot be shared on this host: {what}: {source}")]
     Shm {
         /// What failed.
@@ -149,7 +158,7 @@ pub enum FabricError {
         /// Why.
         source: Arc<io::Error>,
     },
-    /// The device was removed from the host.
+    /// The device was removed from this host.
     #[error("RDMA device {device} was removed")]
     DeviceRemoved {
         /// Device.
@@ -157,7 +166,7 @@ pub enum FabricError {
     },
 }
 
-/// The step of a connection's making that was in flight.
+/// The step of connection establishment that was in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ConnectStep {
@@ -182,11 +191,12 @@ impl fmt::Display for ConnectStep {
     }
 }
 
-/// A connection did not come about. Everything that was made for it has been freed.
+/// A connection was not established. Everything that was made for it has been freed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// Time ran out. The address may not answer, or packets get lost.
+    /// The peer did not answer in time: a fault of the peer (it does not run, or is overloaded) or
+    /// of the network (packets get lost).
     #[error("{} to {addr} timed out after {} ms while {step}", addr.connection(), after.as_millis())]
     Timeout {
         /// The peer.
@@ -196,7 +206,8 @@ pub enum ConnectError {
         /// The limit.
         after: Duration,
     },
-    /// No route to the address, or it does not answer address resolution.
+    /// No route leads to the address, or it does not answer address resolution: a fault of the
+    /// network, or of the address given.
     #[error("no RDMA route to {addr} ({step}: {source})")]
     NoRoute {
         /// The peer.
@@ -206,13 +217,15 @@ pub enum ConnectError {
         /// Why.
         source: Arc<io::Error>,
     },
-    /// The route to the address leaves through an interface without RDMA.
+    /// The route to the address leaves through an interface without RDMA: this host's routing, or
+    /// the address given.
     #[error("the route to {addr} does not leave through an RDMA device")]
     NotOnRdma {
         /// The peer.
         addr: Addr,
     },
-    /// The route to the address leaves through another device than the one to be used.
+    /// The route to the address leaves through another device than the one to be used: this host's
+    /// routing, or the caller's choice of device.
     #[error("the route to {addr} leaves through RDMA device {routed}, not {wanted}")]
     OtherDevice {
         /// The peer.
@@ -222,13 +235,13 @@ pub enum ConnectError {
         /// The device of the route.
         routed: String,
     },
-    /// Nobody listens on the peer's port.
+    /// The peer is reachable, and no program listens on its port.
     #[error("nobody listens for a {} on {addr}", addr.connection())]
     Refused {
         /// The peer.
         addr: Addr,
     },
-    /// The peer's program said no.
+    /// The peer's program rejected the connect request.
     #[error("{addr} rejected the {}", addr.connection())]
     Rejected {
         /// The peer.
@@ -236,7 +249,7 @@ pub enum ConnectError {
         /// What it said; the network may have padded it with zeros.
         private_data: Vec<u8>,
     },
-    /// The connect request came to nothing: what answers there may be no RDMA listener.
+    /// The connect request failed: the peer may be no RDMA listener. `source` tells more.
     #[error("the {} to {addr} failed while {step}: {source}", addr.connection())]
     Failed {
         /// The peer.
@@ -246,7 +259,7 @@ pub enum ConnectError {
         /// Why.
         source: Arc<io::Error>,
     },
-    /// The peer went away while the connection was being made.
+    /// The peer gave up while the connection was being established.
     #[error("the peer {addr} gave up the connection while {step}")]
     PeerGone {
         /// The peer.
@@ -254,7 +267,8 @@ pub enum ConnectError {
         /// What was in flight.
         step: ConnectStep,
     },
-    /// The process at the other end runs as a user with whom memory is not shared.
+    /// This process does not share memory with the peer's user, by its own
+    /// [`ShmAccess`](crate::ShmAccess).
     #[error("{addr} runs as user {uid}, with whom this process does not share memory (ShmAccess)")]
     NotAllowed {
         /// The peer.
@@ -262,7 +276,8 @@ pub enum ConnectError {
         /// Its effective user.
         uid: u32,
     },
-    /// The process at the other end does not share memory with the user as whom this process runs.
+    /// The peer does not share memory with the user of this process, by the peer's
+    /// [`ShmAccess`](crate::ShmAccess).
     #[error("{addr} does not share memory with user {uid}, as whom this process runs (ShmAccess)")]
     NotWelcome {
         /// The peer.
@@ -270,28 +285,31 @@ pub enum ConnectError {
         /// The effective user of this process, as the peer sees it.
         uid: u32,
     },
-    /// More than [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes of private data.
+    /// The caller gave more than [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes of private
+    /// data.
     #[error("private data of {len} bytes: at most 56 fit into a connect request")]
     PrivateDataTooLong {
         /// Bytes that were given.
         len: usize,
     },
-    /// The link configuration makes no sense, or goes past the device.
+    /// The caller's link configuration is invalid, or exceeds the limits of the device.
     #[error("link configuration: {0}")]
     Config(String),
-    /// No memory for the control block.
+    /// The caller's pool has no memory left for the control block.
     #[error("no memory for the connection's control block: {0}")]
     Memory(Arc<PoolError>),
-    /// The device failed.
+    /// A device of this host cannot be used.
     #[error(transparent)]
     Fabric(#[from] FabricError),
 }
 
-/// A link is dead, except for [`Misuse`](LinkError::Misuse).
+/// A link is dead, except after [`Misuse`](LinkError::Misuse).
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum LinkError {
-    /// A work request failed (R7).
+    /// A work request failed (R7). The status tells whose fault it is: exceeded retries mean that
+    /// the peer or the network does not answer, a remote access error that the peer took its memory
+    /// back or that this end wrote where it may not.
     #[error("{verb} to {peer} failed: {status} (status {code}, vendor error {vendor_err:#x})")]
     Completion {
         /// Which kind of work.
@@ -305,7 +323,7 @@ pub enum LinkError {
         /// The peer.
         peer: Box<PeerInfo>,
     },
-    /// The device refused a call.
+    /// A call failed on the device of this host.
     #[error("{verb} failed on {}, connection to {peer}: {source}", peer.device)]
     Device {
         /// The call.
@@ -315,7 +333,7 @@ pub enum LinkError {
         /// The peer.
         peer: Box<PeerInfo>,
     },
-    /// The peer closed the connection, died, or its device ended it.
+    /// The peer closed the connection, or its process or its device ended.
     #[error("{peer} closed the {}", peer.remote.connection())]
     Disconnected {
         /// The peer.
@@ -327,7 +345,7 @@ pub enum LinkError {
         /// The peer.
         peer: Box<PeerInfo>,
     },
-    /// The peer broke a rule that its device would have held it to.
+    /// The peer broke the protocol of shared memory, which no device enforces.
     #[error("{peer} broke the rules of shared memory: {what}")]
     Breach {
         /// How.
@@ -335,13 +353,13 @@ pub enum LinkError {
         /// The peer.
         peer: Box<PeerInfo>,
     },
-    /// The device was removed from the host.
+    /// The device was removed from this host.
     #[error("RDMA device {} was removed, connection to {peer}", peer.device)]
     DeviceRemoved {
         /// The peer.
         peer: Box<PeerInfo>,
     },
-    /// The caller broke the rules of [`Link`](crate::Link). The link lives.
+    /// The caller broke the contract of [`Link`](crate::Link). The link is still usable.
     #[error("misuse of the link to {peer}: {what}")]
     Misuse {
         /// How.
@@ -365,7 +383,7 @@ impl LinkError {
         }
     }
 
-    /// True when the connection ended without a fault being seen: closed by either end.
+    /// True when either end closed the connection and no fault was seen.
     pub fn is_clean(&self) -> bool {
         matches!(self, LinkError::Disconnected { .. } | LinkError::Closed { .. })
     }

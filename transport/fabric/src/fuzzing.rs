@@ -108,7 +108,7 @@ impl Ends {
             }
             5 => {
                 if self.reader.wait() {
-                    self.reader.awake();
+                    self.reader.stop_waiting();
                 }
                 self.reader.runs_on(u64::from(operand));
             }

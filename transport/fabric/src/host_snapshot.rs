@@ -1,4 +1,4 @@
-//! What there is on this host to make a path of, at a glance.
+//! What this host has for a fast path: devices, ports, addresses and the memlock limit.
 
 use std::ffi::OsString;
 use std::net::IpAddr;
@@ -6,12 +6,12 @@ use std::net::IpAddr;
 /// The RDMA devices of this host with the state of their ports, its IP addresses, and how much this
 /// process may pin.
 ///
-/// Two that differ say that something has come, gone or changed, so that a path which could not be
-/// had may be had now; a device that was pulled out and put back differs too. Looking costs some
-/// system calls, and opens no device.
+/// Two snapshots that differ mean that something was added, removed or changed, so a path that
+/// failed may work now. A device that was removed and added again differs too. A snapshot costs
+/// some system calls, and opens no device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostSnapshot {
-    devices: Vec<Seen>,
+    devices: Vec<SysfsDevice>,
     addresses: Vec<IpAddr>,
     /// RLIMIT_MEMLOCK, in bytes.
     memlock: Option<u64>,
@@ -19,15 +19,15 @@ pub struct HostSnapshot {
 
 /// A device in sysfs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Seen {
+struct SysfsDevice {
     name: OsString,
-    /// Another one for each device that the kernel makes.
+    /// The kernel gives each device that it creates another inode.
     inode: u64,
     ports: Vec<Vec<u8>>,
 }
 
 impl HostSnapshot {
-    /// Looks. What cannot be read is left out.
+    /// Takes a snapshot. What cannot be read is left out.
     #[cfg(all(target_os = "linux", feature = "verbs"))]
     pub fn now() -> HostSnapshot {
         use std::os::unix::fs::MetadataExt as _;
@@ -42,7 +42,7 @@ impl HostSnapshot {
             let ports = list(&path.join("ports"));
             let ports =
                 ports.iter().filter_map(|port| std::fs::read(port.join("state")).ok()).collect();
-            Some(Seen { name: path.file_name()?.to_owned(), inode, ports })
+            Some(SysfsDevice { name: path.file_name()?.to_owned(), inode, ports })
         };
         let devices = list("/sys/class/infiniband".as_ref()).into_iter().filter_map(seen).collect();
         let mut addresses = crate::verbs::local_ips().unwrap_or_default();
@@ -52,7 +52,7 @@ impl HostSnapshot {
         HostSnapshot { devices, addresses, memlock }
     }
 
-    /// Nothing: there is no RDMA here.
+    /// An empty snapshot: this build has no RDMA.
     #[cfg(not(all(target_os = "linux", feature = "verbs")))]
     pub fn now() -> HostSnapshot {
         HostSnapshot::default()
@@ -64,14 +64,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_looks_are_the_same_where_nothing_has_changed() {
+    fn two_snapshots_are_equal_where_nothing_has_changed() {
         assert_eq!(HostSnapshot::now(), HostSnapshot::now());
     }
 
     #[test]
     fn a_device_that_was_put_back_is_another_one() {
         let with = |inode| HostSnapshot {
-            devices: vec![Seen {
+            devices: vec![SysfsDevice {
                 name: "rxe0".into(),
                 inode,
                 ports: vec![b"4: ACTIVE\n".to_vec()],

@@ -15,12 +15,12 @@
 //! | [`error`] | [`FabricError`], [`ConnectError`], [`LinkError`]: whose fault, which verb, what to do |
 //! | [`device`] | [`DeviceInfo`]: what a device says about itself |
 //! | [`provider`] | [`Fabric`], [`Listener`], [`Incoming`], [`AnyLink`]: one type over all providers |
-//! | [`access`] | [`ShmAccess`]: whom memory is shared with |
+//! | [`access`] | [`ShmAccess`]: the users with whom memory is shared |
 //! | `shm` | two processes of one host (Linux, feature `shm`) |
 //! | [`timer`] | [`Timer`]: a timer that costs nothing while it waits |
-//! | [`wake_gate`] | [`WakeGate`]: what hardly ever has anything to say |
-//! | [`host_snapshot`] | what there is on this host, at a glance |
-//! | [`self_test`] | what comes of making, one by one, what a connection is made of |
+//! | [`wake_gate`] | [`WakeGate`]: skips polling a future until its waker fires |
+//! | [`host_snapshot`] | [`HostSnapshot`]: devices, addresses and limits of this host |
+//! | [`self_test`] | [`SelfTest`]: the result of creating each object that a connection needs |
 //! | `sim` | an in-process network with a seed and faults, for tests (feature `test-util`) |
 //! | `verbs` | rdma-core, loaded at run time: InfiniBand, RoCE and iWARP (Linux, feature `verbs`) |
 //!
@@ -93,7 +93,7 @@ pub mod timer;
 pub mod verbs;
 pub mod wake_gate;
 
-/// What the rings of `shm` are made of; loom's when they are checked.
+/// The atomics of `shm`; tests/loom.rs has loom's in their place.
 #[cfg(all(target_os = "linux", feature = "shm"))]
 mod atomics {
     pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};

@@ -84,7 +84,10 @@ impl LinkConfig {
         self.recv_bytes() + self.block_bytes()
     }
 
-    /// Says what is wrong with the numbers, if anything.
+    /// Checks the numbers.
+    ///
+    /// # Errors
+    /// Which of them is out of bounds, and the bounds.
     pub fn check(&self) -> Result<(), String> {
         if self.recv_slots == 0 || self.recv_slots > 1 << 16 {
             return Err(format!("recv_slots is {}, must be 1 to 65536", self.recv_slots));
@@ -193,14 +196,14 @@ pub enum Work {
     },
 }
 
-/// What has become of work when [`Link::queue`] returns.
+/// The state of a work request when [`Link::queue`] returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Posted {
     /// Its memory may be used again at once, and no [`Completion::Sent`] comes for it.
     Done,
     /// Its memory belongs to it until a [`Completion::Sent`] covers it.
-    UnderWay,
+    InFlight,
 }
 
 /// What [`Link::poll`] reports.
@@ -222,8 +225,8 @@ pub enum Completion {
 
 /// A connected, reliable queue pair.
 ///
-/// Dropping it destroys the queue pair first, and only then frees the memory of work that was under
-/// way (R9, R10). Drop neither blocks on the network nor panics. A link has one owner; it is polled
+/// Dropping it destroys the queue pair first, and only then frees the memory of work in flight (R9,
+/// R10). Drop neither blocks on the network nor panics. A link has one owner; it is polled
 /// by one task at a time.
 pub trait Link: Send + 'static {
     /// The limits that the device granted.
@@ -233,7 +236,8 @@ pub trait Link: Send + 'static {
     fn peer(&self) -> &PeerInfo;
 
     /// Places free in the send queue now. 0 is back-pressure, not an error: more come with
-    /// completions (R5). Work that waits for [`ring_doorbell`](Link::ring) counts as in flight.
+    /// completions (R5). Work that waits for [`ring_doorbell`](Link::ring_doorbell) counts as in
+    /// flight.
     fn send_room(&self) -> usize;
 
     /// SEND slots and staging, [`LinkConfig::block_bytes`] long. See the
@@ -241,7 +245,7 @@ pub trait Link: Send + 'static {
     fn block_mut(&mut self) -> &mut [u8];
 
     /// Queues one work request. The device, or the peer, sees nothing of it before
-    /// [`ring_doorbell`](Link::ring), except that a WRITE may land earlier.
+    /// [`ring_doorbell`](Link::ring_doorbell), except that a WRITE may land earlier.
     ///
     /// `id` comes back in [`Completion::Sent`]; ids need not be unique or ordered, the link keeps
     /// the order itself.
@@ -286,26 +290,25 @@ pub trait Link: Send + 'static {
     /// The device refused work; the link is dead.
     fn ring_doorbell(&mut self) -> Result<(), LinkError>;
 
-    /// True when an answer to what was just rung may come so soon that looking for it beats waiting
-    /// to be woken: then [`poll`](Link::poll) the link now, whatever its waker says. False where
-    /// waiting costs nothing to speak of.
+    /// True when the answer to what was just sent may come so soon that polling for it beats
+    /// waiting to be woken: then [`poll`](Link::poll) the link now, whether or not its waker fired.
     fn is_eager(&self) -> bool {
         false
     }
 
-    /// True when the peer runs on the processor that this thread runs on, as far as is known: it
-    /// can begin with what is rung only when this one rests.
+    /// True when the peer is known to run on the processor of this thread: it handles what was sent
+    /// only when this thread goes idle.
     fn shares_processor(&self) -> bool {
         false
     }
 
-    /// True when a message has come that [`poll`](Link::poll) has not given yet, where looking
-    /// costs next to nothing; otherwise false. Whoever has queued long copies stops for it.
+    /// True when a message has come that [`poll`](Link::poll) has not reported yet. Always false
+    /// where the check would be expensive. Callers interrupt long copies for it.
     fn has_pending_recv(&self) -> bool {
         false
     }
 
-    /// A timer on the clock that this link's time passes by.
+    /// A timer on the clock of this link: tokio's for the simulated fabric, else the kernel's.
     fn timer(&self) -> Timer {
         Timer::new()
     }

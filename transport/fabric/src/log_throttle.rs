@@ -1,15 +1,14 @@
-//! Lines of the log that strangers cause, and that are not to fill the disk.
+//! Limits how often a line is logged that any client can cause, so that logs do not fill the disk.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Lines at once, after a while without any.
+/// Lines that may be logged at once, after a pause.
 const BURST: u32 = 20;
-/// Then one for each of these.
+/// After the burst, one line is allowed in each period.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Thins out lines of one kind: 20 at once, and then one for each second. Those that are left out
-/// are counted.
+/// Limits lines of one kind: 20 at once, then one a second. Suppressed lines are counted.
 #[derive(Debug, Default)]
 pub struct LogThrottle(Mutex<State>);
 
@@ -23,13 +22,12 @@ struct State {
 }
 
 impl LogThrottle {
-    /// Nothing has been logged.
+    /// A throttle that has let nothing pass so far.
     pub const fn new() -> LogThrottle {
         LogThrottle(Mutex::new(State { used: 0, since: None, suppressed: 0 }))
     }
 
-    /// Whether a line may be written now, and how many were left out since the last: for the line
-    /// to say.
+    /// `Some` if a line may be logged now, with the number of lines suppressed since the last one.
     pub fn pass(&self) -> Option<u64> {
         self.pass_at(Instant::now())
     }

@@ -62,7 +62,7 @@ pub enum Fabric {
     Never(Never),
 }
 
-/// A connection that stands, with what the accepting side said.
+/// An established connection, with the private data of the accepting side.
 #[derive(Debug)]
 pub struct Connected {
     /// The link. The connecting side sends first (R3).
@@ -100,10 +100,10 @@ impl Fabric {
         }
     }
 
-    /// Makes on an RDMA device, one by one, what a connection is made of (context, protection
-    /// domain, memory region, completion channel and queue, queue pair), frees it again, and tells
-    /// what came of each step. The device need have neither an address nor an active port. Blocks
-    /// for as long as the device takes, milliseconds as a rule.
+    /// Creates on an RDMA device, one by one, the objects that a connection needs (context,
+    /// protection domain, memory region, completion channel and queue, queue pair), frees them
+    /// again, and reports the result of each step. The device needs neither an address nor an
+    /// active port. Blocks for as long as the device takes, usually milliseconds.
     ///
     /// # Errors
     /// [`FabricError::Platform`], [`FabricError::NoLibrary`], or rdma-core lists no such device.
@@ -149,11 +149,14 @@ impl Fabric {
     }
 
     /// Opens the RDMA device through which the route to a peer leaves, with the checks of
-    /// [`open`](Fabric::open). Nothing is sent to the peer but address resolution. Cancel safe.
+    /// [`open`](Fabric::open). Nothing is sent to the peer but address resolution.
     ///
     /// # Errors
     /// [`ConnectError::NotOnRdma`] and [`ConnectError::NoRoute`]; [`ConnectError::OtherDevice`]
     /// when it is not `only`.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
     pub async fn toward(
         peer: SocketAddr,
         only: Option<&str>,
@@ -184,8 +187,8 @@ impl Fabric {
         }
     }
 
-    /// What tells this host, since it was booted, from every other: two processes with the same one
-    /// can share memory, if they can reach each other's sockets.
+    /// Identifies this host since it was booted: two processes with the same boot id can share
+    /// memory, if they can reach each other's sockets.
     ///
     /// # Errors
     /// As [`shm`](Fabric::shm), and [`FabricError::Shm`] where /proc cannot be read.
@@ -209,9 +212,8 @@ impl Fabric {
         }
     }
 
-    /// Whether its links post [extra RECVs](LinkConfig::recv_extra) later, and do not have all of
-    /// them from the start: not over shared memory, where a RECV is a place in a ring, and pins
-    /// nothing.
+    /// Whether links post [extra RECVs](LinkConfig::recv_extra) only when needed. False over shared
+    /// memory, where a RECV is a slot of a ring and pins nothing: all are posted from the start.
     pub fn grows(&self) -> bool {
         match self {
             #[cfg(all(target_os = "linux", feature = "shm"))]
@@ -225,8 +227,8 @@ impl Fabric {
         dispatch!(Fabric, self, d => d.name())
     }
 
-    /// True when the device was pulled out. It goes for good when everything made on it is dropped:
-    /// links, listeners, pools and clones of this. Of RDMA devices only: the others do not go.
+    /// True when an RDMA device was removed from the host. The kernel frees it when everything made
+    /// on it is dropped: links, listeners, pools and clones of this. False for other fabrics.
     pub fn is_removed(&self) -> bool {
         match self {
             #[cfg(all(target_os = "linux", feature = "verbs"))]
@@ -235,13 +237,19 @@ impl Fabric {
         }
     }
 
-    /// What the device says about itself now.
+    /// The current state of the device.
+    ///
+    /// # Errors
+    /// The device does not answer, or was removed.
     pub fn info(&self) -> Result<DeviceInfo, FabricError> {
         dispatch!(Fabric, self, d => d.info())
     }
 
-    /// This host's addresses that lie on the device: what a server offers, and what a listener may
-    /// be bound to.
+    /// This host's addresses that lie on the device: a server offers them, and a listener may be
+    /// bound to them.
+    ///
+    /// # Errors
+    /// The addresses cannot be listed, or the device was removed.
     pub fn addresses(&self) -> Result<Vec<IpAddr>, FabricError> {
         match self {
             #[cfg(all(target_os = "linux", feature = "verbs"))]
@@ -292,8 +300,13 @@ impl Fabric {
     /// [registrar](Fabric::registrar); the control block comes out of its control budget.
     /// `private_data`: at most [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes.
     ///
-    /// Cancel safe: dropping the future ends the attempt and frees everything. It ends by itself
-    /// after `timeout`.
+    /// The attempt ends after `timeout` at the latest.
+    ///
+    /// # Errors
+    /// [`ConnectError`]: each way to fail has a variant of its own.
+    ///
+    /// # Cancel safety
+    /// Dropping the future ends the attempt and frees everything.
     pub async fn connect(
         &self,
         addr: &Addr,
@@ -351,10 +364,13 @@ impl Listener {
         dispatch!(Listener, self, l => l.local_addr().into())
     }
 
-    /// Waits for the next connect request. Cancel safe: a request is not lost.
+    /// Waits for the next connect request.
     ///
     /// # Errors
-    /// The listener is dead (its device was removed, say). A peer cannot cause that.
+    /// The listener is dead, because its device was removed for instance. A peer cannot cause that.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: a request is not lost.
     pub async fn accept(&mut self) -> Result<Incoming, FabricError> {
         match self {
             #[cfg(all(target_os = "linux", feature = "verbs"))]
@@ -396,8 +412,8 @@ impl Incoming {
         }
     }
 
-    /// What the peer said: untrusted. InfiniBand and RoCE pad it with zeros to 56 bytes, iWARP does
-    /// not.
+    /// The private data of the peer, which is untrusted. InfiniBand and RoCE pad it with zeros to
+    /// 56 bytes, iWARP does not.
     pub fn private_data(&self) -> &[u8] {
         dispatch!(Incoming, self, i => i.private_data())
     }
@@ -420,8 +436,13 @@ impl Incoming {
         dispatch!(Incoming, self, i => i.local_addr().into())
     }
 
-    /// Posts RECVs, accepts, and waits until the connection stands, for `timeout` at most. Cancel
-    /// safe: dropping the future ends the connection.
+    /// Posts RECVs, accepts, and waits until the connection is established, for `timeout` at most.
+    ///
+    /// # Errors
+    /// [`ConnectError`]: no memory, no queue pair, or the peer has gone or does not answer.
+    ///
+    /// # Cancel safety
+    /// Dropping the future ends the connection.
     pub async fn accept(
         self,
         config: &LinkConfig,
@@ -446,7 +467,8 @@ impl Incoming {
         }
     }
 
-    /// Says no. Private data beyond [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) is cut off.
+    /// Rejects the request. Private data beyond [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) is
+    /// cut off.
     pub fn reject(self, private_data: &[u8]) {
         dispatch!(Incoming, self, i => i.reject(private_data))
     }

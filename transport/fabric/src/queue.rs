@@ -1,4 +1,4 @@
-//! The send queue's books: what is in flight, which request is signalled, and the memory that
+//! The send queue: which work requests are in flight, which are signalled, and the memory that
 //! posted work owns.
 //!
 //! A queue pair completes its work in order, and a completion is only reported for signalled
@@ -33,16 +33,16 @@ struct Entry {
     _held: Held,
 }
 
-/// The books of one send queue.
+/// The work requests of one send queue.
 #[derive(Debug)]
 pub(crate) struct SendQueue {
     depth: usize,
-    /// Of so many consecutive requests one is signalled.
-    every: u32,
+    /// One request is signalled of this many consecutive ones.
+    signal_interval: u32,
     /// Requests since the last signalled one.
     unsignalled: u32,
     /// One of those holds pool memory or staging.
-    holding: bool,
+    holds_memory: bool,
     /// Sequence number of the first entry.
     first: u64,
     entries: VecDeque<Entry>,
@@ -54,14 +54,15 @@ pub(crate) struct SendQueue {
 
 impl SendQueue {
     pub(crate) fn new(depth: usize, send_slots: u32) -> SendQueue {
-        let every = (depth / 4).min(send_slots as usize / 2).clamp(1, 16);
-        // A power of two, so that a full queue frees itself whole.
-        let every = 1 << every.ilog2();
+        let signal_interval = (depth / 4).min(send_slots as usize / 2).clamp(1, 16);
+        // A power of two divides the usual depths, so that the last request of a full queue is
+        // signalled.
+        let signal_interval = 1 << signal_interval.ilog2();
         SendQueue {
             depth,
-            every: every as u32,
+            signal_interval: signal_interval as u32,
             unsignalled: 0,
-            holding: false,
+            holds_memory: false,
             first: 0,
             entries: VecDeque::with_capacity(depth),
             send_slots: send_slots as usize,
@@ -69,9 +70,9 @@ impl SendQueue {
         }
     }
 
-    /// Someone waits for the next completion: payload is in flight, one was asked for, or slots and
-    /// places run short. Otherwise completions may lie in the queue until something else wakes the
-    /// link: a small call costs no wake-up for its own SEND.
+    /// Whether the next completion has to wake the link: payload is in flight, a completion was
+    /// asked for, or slots or places run short. Otherwise completions stay in the queue until
+    /// something else wakes the link, so a small call costs no wake-up for its own SEND.
     pub(crate) fn is_waited_for(&self) -> bool {
         let used = self.entries.len();
         self.urgent > 0 || used * 2 > self.send_slots || used * 2 > self.depth
@@ -82,20 +83,20 @@ impl SendQueue {
     }
 
     #[cfg(test)]
-    pub(crate) fn under_way(&self) -> usize {
+    pub(crate) fn in_flight(&self) -> usize {
         self.entries.len()
     }
 
-    /// Takes a place (the caller has looked for [`room`](Self::room)) and gives the request's
-    /// sequence number.
+    /// Takes a place and gives the sequence number of the request. The caller has checked that
+    /// there is [`room`](Self::room).
     pub(crate) fn push(&mut self, id: u64, verb: Verb, held: Held, signal: bool) -> u64 {
         let seq = self.first + self.entries.len() as u64;
-        self.holding |= !matches!(held, Held::Slot);
+        self.holds_memory |= !matches!(held, Held::Slot);
         self.unsignalled += 1;
-        let signalled = signal || self.unsignalled >= self.every;
+        let signalled = signal || self.unsignalled >= self.signal_interval;
         if signalled {
             self.unsignalled = 0;
-            self.holding = false;
+            self.holds_memory = false;
         }
         let urgent = signal || !matches!(held, Held::Slot);
         self.urgent += usize::from(urgent);
@@ -105,13 +106,13 @@ impl SendQueue {
 
     /// Ends a batch: when unsignalled work holds more than SEND slots, its last request becomes a
     /// signalled one.
-    pub(crate) fn seal(&mut self) {
-        if self.holding
+    pub(crate) fn end_batch(&mut self) {
+        if self.holds_memory
             && let Some(last) = self.entries.back_mut()
         {
             last.signalled = true;
             self.unsignalled = 0;
-            self.holding = false;
+            self.holds_memory = false;
         }
     }
 
@@ -145,7 +146,7 @@ impl SendQueue {
         self.entries.clear();
         self.urgent = 0;
         self.unsignalled = 0;
-        self.holding = false;
+        self.holds_memory = false;
     }
 }
 
@@ -159,7 +160,7 @@ mod tests {
 
     #[test]
     fn a_quarter_of_the_queue_and_half_of_the_slots_are_the_most_that_go_unsignalled() {
-        for (depth, slots, every) in [
+        for (depth, slots, signal_interval) in [
             (4, 64, 1),
             (16, 64, 4),
             (128, 64, 16),
@@ -172,7 +173,7 @@ mod tests {
             let seqs: Vec<u64> = (0..depth as u64).map(|id| push(&mut q, id, Held::Slot)).collect();
             let signalled: Vec<u64> = seqs.into_iter().filter(|seq| q.is_signalled(*seq)).collect();
             assert_eq!(q.room(), 0);
-            assert_eq!(signalled.len(), depth / every, "depth {depth}, slots {slots}");
+            assert_eq!(signalled.len(), depth / signal_interval, "depth {depth}, slots {slots}");
             assert_eq!(
                 signalled.last(),
                 Some(&(depth as u64 - 1)),
@@ -203,15 +204,15 @@ mod tests {
         push(&mut q, 1, Held::Staging);
         let last = push(&mut q, 2, Held::Slot);
         assert!(!q.is_signalled(last));
-        q.seal();
+        q.end_batch();
         assert!(q.is_signalled(last));
         let slot = push(&mut q, 3, Held::Slot);
-        q.seal();
+        q.end_batch();
         assert!(!q.is_signalled(slot), "SEND slots alone do not cost a completion");
     }
 
     #[test]
-    fn a_wish_is_granted_and_counts() {
+    fn a_request_for_a_completion_is_signalled_and_counts() {
         let mut q = SendQueue::new(16, 64);
         push(&mut q, 1, Held::Slot);
         let seq = q.push(2, Verb::Send, Held::Slot, true);
@@ -224,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn payload_wishes_and_a_half_full_queue_are_waited_for() {
+    fn payload_requested_completions_and_a_half_full_queue_are_waited_for() {
         let mut q = SendQueue::new(128, 8);
         for id in 0..4 {
             push(&mut q, id, Held::Slot);
@@ -248,7 +249,7 @@ mod tests {
         let mut q = SendQueue::new(16, 64);
         push(&mut q, 1, Held::Slot);
         q.clear();
-        assert_eq!(q.under_way(), 0);
+        assert_eq!(q.in_flight(), 0);
         assert_eq!(q.complete(0), None);
         assert_eq!(push(&mut q, 2, Held::Slot), 1);
     }

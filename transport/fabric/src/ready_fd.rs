@@ -1,5 +1,4 @@
-//! A descriptor that a task waits for, and that costs a load to ask about while nothing has
-//! happened.
+//! A descriptor that a task waits for. Polling it costs one atomic load while it is not ready.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -31,7 +30,7 @@ impl<T: AsRawFd> ReadyFd<T> {
         &self.fd
     }
 
-    /// From now on the task is woken when it becomes ready. That it has become ready before is
+    /// From now on the task is woken when the descriptor becomes ready. Earlier readiness is
     /// forgotten.
     ///
     /// # Errors
@@ -40,7 +39,7 @@ impl<T: AsRawFd> ReadyFd<T> {
     pub(crate) fn listen(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         let ReadyFd { fd, gate } = self;
         let ended = gate.poll(cx, |cx| {
-            // What it is forgotten by; there is nothing else to be had from it.
+            // This clears earlier readiness; the result means nothing.
             let _ = fd.try_io(Interest::READABLE, |_| {
                 io::Result::<()>::Err(io::ErrorKind::WouldBlock.into())
             });
@@ -105,10 +104,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_write_is_heard_whoever_waits() {
+    async fn every_write_wakes_whichever_task_waits() {
         let (mut watch, mut writer) = pipe();
         for round in 1..=8 {
-            let (done, hear) = tokio::sync::oneshot::channel();
+            let (done, pending) = tokio::sync::oneshot::channel();
             // A task of its own each time.
             let reader = tokio::spawn(async move {
                 let mut done = Some(done);
@@ -119,7 +118,7 @@ mod tests {
                 });
                 (read.await.unwrap(), watch)
             });
-            assert!(hear.await.unwrap(), "nothing is there yet");
+            assert!(pending.await.unwrap(), "nothing is there yet");
             writer.write_all(&[7; 16][..round]).unwrap();
             let (got, back) = reader.await.unwrap();
             assert_eq!(got, round);
@@ -150,7 +149,7 @@ mod tests {
             assert!(matches!(read(&mut watch, cx), Poll::Ready(Ok(got)) if got == left));
         }
         assert!(read(&mut watch, cx).is_pending());
-        assert!(read(&mut watch, cx).is_pending(), "and it costs no more than a look");
+        assert!(read(&mut watch, cx).is_pending(), "again");
         drop(writer);
         while count.0.load(Ordering::SeqCst) < 2 {
             tokio::task::yield_now().await;

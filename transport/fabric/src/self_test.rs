@@ -10,16 +10,17 @@ use crate::error::Verb;
 /// it made has been freed.
 #[derive(Debug, Clone)]
 pub struct SelfTest {
-    /// What the device says that it allows; `None` when it could not be opened or asked.
+    /// The limits that the device reports; `None` when it could not be opened or queried.
     pub limits: Option<DeviceLimits>,
-    /// In the order in which they were tried. A step that needs one that failed is left out.
+    /// The steps in the order in which they were tried. A step that depends on a failed one is left
+    /// out.
     pub steps: Vec<SelfTestStep>,
 }
 
-/// One thing that was made, or not.
+/// An object that was created, or not.
 #[derive(Debug, Clone)]
 pub struct SelfTestStep {
-    /// The call that makes it.
+    /// The call that creates it.
     pub verb: Verb,
     /// How long the call took.
     pub took: Duration,

@@ -1,8 +1,8 @@
-//! A timer for waits of many milliseconds, most of which end otherwise.
+//! A timer for waits of many milliseconds, most of which end before it fires.
 //!
-//! A runtime of tokio that has any timer set reads the clock twice whenever it rests, between two
-//! messages of a call, too. An [`Timer`] is a timer of the kernel's, timerfd_create(2): it costs a
-//! descriptor and, each time that it is set, a system call, and nothing while it waits.
+//! While a timer of tokio's is set, the runtime reads the clock twice whenever it goes idle, also
+//! between two messages of a call. A [`Timer`] is a timer of the kernel, timerfd_create(2): it
+//! costs a descriptor, a system call each time that it is set, and nothing while it waits.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -34,9 +34,11 @@ impl Default for Timer {
 }
 
 impl Timer {
-    /// One that is not set: of the kernel's, or of tokio's where the kernel gives none, because the
-    /// process has no more descriptors for instance. Within a tokio runtime with both drivers
-    /// enabled.
+    /// A timer that is not set. It is one of the kernel, or one of tokio where the kernel gives
+    /// none, because the process has no descriptor left for instance.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime with both drivers enabled.
     pub fn new() -> Timer {
         #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
         match KernelTimer::new() {
@@ -51,7 +53,7 @@ impl Timer {
         Timer { clock: Clock::Tokio(Box::pin(tokio::time::sleep(Duration::ZERO))), set: false }
     }
 
-    /// It goes off at `at`, and not when it was to before; at once when that has passed.
+    /// Sets the timer to fire at `at`, instead of any earlier setting; at once if `at` has passed.
     pub fn set(&mut self, at: Instant) {
         self.set = true;
         match &mut self.clock {
@@ -68,7 +70,7 @@ impl Timer {
         }
     }
 
-    /// Ready once, when it goes off; pending while it is not set. The task of the last call is
+    /// Ready once, when the timer fires; pending while it is not set. The task of the last call is
     /// woken.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if !self.set {
@@ -83,8 +85,11 @@ impl Timer {
         over
     }
 
-    /// Waits for so long; for ever where the clock does not go that far. Cancel safe; what it was
-    /// set to before is forgotten.
+    /// Waits for `time`, or for ever where the clock does not reach that far. An earlier setting is
+    /// lost.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
     pub async fn wait(&mut self, time: Duration) {
         match now().checked_add(time) {
             Some(at) => self.set(at),

@@ -30,7 +30,8 @@ impl Wake for GateWaker {
     }
 }
 
-/// Polls one future or descriptor only when it may be ready. Otherwise a poll costs one atomic load.
+/// Polls one future or descriptor only when it may be ready. Otherwise a poll costs one atomic
+/// load.
 #[derive(Debug)]
 pub struct WakeGate {
     gate: Arc<GateWaker>,

@@ -13,13 +13,14 @@ use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Notify};
 use loom::thread;
 
-/// A ring as far as waking goes: slots, the tail, the flag, the bell, and how often it was rung.
+/// A ring as far as waking goes: slots, the tail, the flag, the eventfd, and how often it was
+/// written to.
 struct Ring {
     slots: [UnsafeCell<u64>; 2],
     tail: AtomicU64,
     waiting: AtomicU64,
-    bell: Notify,
-    rung: AtomicU64,
+    event_fd: Notify,
+    wakes: AtomicU64,
 }
 
 impl Ring {
@@ -28,8 +29,8 @@ impl Ring {
             slots: Default::default(),
             tail: AtomicU64::default(),
             waiting: AtomicU64::default(),
-            bell: Notify::new(),
-            rung: AtomicU64::default(),
+            event_fd: Notify::new(),
+            wakes: AtomicU64::default(),
         }
     }
 
@@ -40,8 +41,8 @@ impl Ring {
         });
         self.tail.store(message + 1, Ordering::Release);
         if wait_flag::must_wake(&self.waiting) {
-            self.rung.fetch_add(1, Ordering::Relaxed);
-            self.bell.notify();
+            self.wakes.fetch_add(1, Ordering::Relaxed);
+            self.event_fd.notify();
         }
     }
 
@@ -74,7 +75,7 @@ fn no_wake_up_is_lost() {
         }
         sender.join().unwrap();
         if sleeps {
-            assert_eq!(ring.rung.load(Ordering::Relaxed), 1, "it sleeps for ever");
+            assert_eq!(ring.wakes.load(Ordering::Relaxed), 1, "it sleeps for ever");
             assert!(ring.has(0));
             ring.read(0);
         }
@@ -107,13 +108,13 @@ fn each_sleep_ends() {
                     wait_flag::lower(&ring.waiting);
                     break;
                 }
-                // The bell may be a late one, for a sleep that was given up at the last moment. A
-                // lost one would leave this thread here for ever, which loom reports.
-                ring.bell.wait();
+                // The wake-up may be a late one, for a sleep that was given up at the last moment.
+                // A lost one would leave this thread here for ever, which loom reports.
+                ring.event_fd.wait();
             }
             ring.read(message);
         }
         sender.join().unwrap();
-        assert!(ring.rung.load(Ordering::Relaxed) <= raised);
+        assert!(ring.wakes.load(Ordering::Relaxed) <= raised);
     });
 }

@@ -53,7 +53,7 @@ async fn pull_out(name: &str) {
         assert!(told && error.peer().device == name, "{error}");
     }
     let gone =
-        tokio::time::timeout(PATIENCE, listener.accept()).await.expect("the listener does not end");
+        tokio::time::timeout(TIMEOUT, listener.accept()).await.expect("the listener does not end");
     assert!(matches!(gone.map(drop).unwrap_err(), FabricError::DeviceRemoved { .. }));
     let error = side.connect(&addr).await.map(drop).unwrap_err();
     assert!(matches!(error, ConnectError::Fabric(FabricError::DeviceRemoved { .. })), "{error}");
@@ -63,7 +63,7 @@ async fn pull_out(name: &str) {
     // The kernel waits for everything that was made on the device.
     drop((s, c, listener, landing, side));
     let pulled = tokio::task::spawn_blocking(move || wait(pulling));
-    tokio::time::timeout(PATIENCE, pulled).await.expect("the device is still held").unwrap();
+    tokio::time::timeout(TIMEOUT, pulled).await.expect("the device is still held").unwrap();
     let error = Fabric::open(Some(name)).map(drop).unwrap_err();
     assert!(matches!(error, FabricError::NoSuchDevice { .. }), "{error}");
 }

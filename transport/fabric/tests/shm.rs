@@ -153,9 +153,8 @@ async fn a_message_longer_than_the_peers_slot_is_misuse() {
     let mut listener = server.listen();
     let addr = listener.local_addr();
     let small = LinkConfig { slot_size: 64, ..config() };
-    let accept = async {
-        listener.accept().await.unwrap().accept(&small, &server.pool, b"", PATIENCE).await
-    };
+    let accept =
+        async { listener.accept().await.unwrap().accept(&small, &server.pool, b"", TIMEOUT).await };
     let (accepted, connected) = tokio::join!(accept, client.connect(&addr));
     let (mut s, mut c) = (End::new(accepted.unwrap()), End::new(connected.unwrap().link));
     c.send(0, &[7; 64]).await;

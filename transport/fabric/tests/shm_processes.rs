@@ -75,7 +75,7 @@ async fn another_process(role: String) {
             println!("listening {}", listener.local_addr().shm().unwrap().name());
             let incoming = listener.accept().await.unwrap();
             assert_eq!(incoming.private_data(), b"hello");
-            let link = incoming.accept(&config(), &side.pool, b"welcome", PATIENCE).await.unwrap();
+            let link = incoming.accept(&config(), &side.pool, b"welcome", TIMEOUT).await.unwrap();
             End::new(link)
         }
         _ => {
@@ -158,7 +158,7 @@ async fn with_process(me: &Side, role: &str) -> (Process, End) {
         let mut listener = me.listen();
         let process = start("connect", listener.local_addr().shm().unwrap().name());
         let incoming = listener.accept().await.unwrap();
-        let mut end = End::new(incoming.accept(&config(), &me.pool, b"", PATIENCE).await.unwrap());
+        let mut end = End::new(incoming.accept(&config(), &me.pool, b"", TIMEOUT).await.unwrap());
         assert_eq!(end.receive().await.unwrap(), b"first");
         (process, end)
     }
@@ -195,7 +195,7 @@ async fn a_killed_peer_leaves_nothing_behind() {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
-        let closed = tokio::time::timeout(PATIENCE, closed).await;
+        let closed = tokio::time::timeout(TIMEOUT, closed).await;
         assert!(closed.is_ok(), "round {round}: {:?}, before {before:?}", held());
     }
 }
@@ -207,17 +207,17 @@ fn in_another_namespace() {
     let stranger = Stranger::connect(&std::env::var(ADDR).expect(ADDR));
     stranger.greet();
     let _ring = stranger.accepted();
-    rustix::io::write(&stranger.bell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
-    stranger.say(&[RING], &[stranger.ring.as_fd(), stranger.bell.as_fd()]);
+    rustix::io::write(&stranger.event_fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    stranger.send(&[RING], &[stranger.ring.as_fd(), stranger.event_fd.as_fd()]);
     let mut tail = [0; 8];
     while tail == [0; 8] {
         stranger.ring.read_exact_at(&mut tail, TAIL).unwrap();
         std::thread::yield_now();
     }
-    rustix::fs::fcntl_setfl(&stranger.bell, rustix::fs::OFlags::empty()).unwrap();
+    rustix::fs::fcntl_setfl(&stranger.event_fd, rustix::fs::OFlags::empty()).unwrap();
     stranger.ring.write_all_at(&1_u64.to_ne_bytes(), WAITING).unwrap();
     println!("waits {}", std::process::id());
-    let (woken, _) = stranger.hear().expect("hung up on");
+    let (woken, _) = stranger.receive().expect("hung up on");
     println!("heard {woken:?}");
 }
 
@@ -236,9 +236,9 @@ async fn a_peer_of_another_namespace() {
     let mut process = Process::run(unshare);
     let accept = async {
         let incoming = listener.accept().await.unwrap();
-        incoming.accept(&config(), &me.pool, b"", PATIENCE).await.unwrap()
+        incoming.accept(&config(), &me.pool, b"", TIMEOUT).await.unwrap()
     };
-    let accepted = tokio::time::timeout(PATIENCE, accept).await;
+    let accepted = tokio::time::timeout(TIMEOUT, accept).await;
     let mut end = End::new(
         accepted.expect("`unshare` (util-linux) must be able to make PID namespaces here"),
     );
@@ -249,7 +249,7 @@ async fn a_peer_of_another_namespace() {
         end.post(1, b"wake up");
         told.send(end).unwrap();
     });
-    let end = done.recv_timeout(PATIENCE).expect("a write to its eventfd waits for ever");
+    let end = done.recv_timeout(TIMEOUT).expect("a write to its eventfd waits for ever");
     assert_eq!(process.says("heard"), "[7]", "it is woken by a message");
     drop(end);
     assert!(process.ends_well());

@@ -52,7 +52,7 @@ async fn let_in(
     stranger.greet();
     let incoming = listener.accept().await.unwrap();
     let config = config();
-    tokio::join!(incoming.accept(&config, &side.pool, b"", PATIENCE), stranger.enters(fds))
+    tokio::join!(incoming.accept(&config, &side.pool, b"", TIMEOUT), stranger.enters(fds))
 }
 
 fn put(ring: &File, at: u64, value: u64) {
@@ -74,7 +74,7 @@ async fn breach(mut end: End) -> String {
 async fn greetings_that_are_wrong_are_refused_by_name_and_hurt_nobody() {
     let side = side();
     let mut listener = side.listen();
-    let (ring, event) = (sealed(RING_BYTES), bell());
+    let (ring, event) = (sealed(RING_BYTES), event_fd());
     let good = hello(SLOTS, SLOT_SIZE);
     let mut other_version = good.clone();
     other_version[7] = 1;
@@ -95,7 +95,7 @@ async fn greetings_that_are_wrong_are_refused_by_name_and_hurt_nobody() {
         .iter()
         .filter_map(|(bytes, fds, why)| {
             let stranger = stranger_at(&listener);
-            let said = stranger.try_say(bytes, fds);
+            let said = stranger.try_send(bytes, fds);
             // Kernels from 6.16 on keep descriptors from those that have not asked for any.
             assert!(said.is_ok() || !fds.is_empty());
             said.ok().map(|()| (stranger, why))
@@ -110,12 +110,12 @@ async fn greetings_that_are_wrong_are_refused_by_name_and_hurt_nobody() {
     for (stranger, why) in &strangers {
         let refusal = stranger.refusal();
         assert!(refusal.contains(*why), "{refusal}, expected {why}");
-        assert!(stranger.hear().is_none(), "and hung up");
+        assert!(stranger.receive().is_none(), "and hung up");
     }
     drop(silent);
 }
 
-/// What is said to be a ring and a bell, by a peer that has been let in.
+/// An admitted peer sends other descriptors than a ring and an eventfd.
 #[tokio::test]
 async fn rings_that_cannot_be_used_are_refused_by_name() {
     let side = side();
@@ -123,16 +123,16 @@ async fn rings_that_cannot_be_used_are_refused_by_name() {
     let unsealed = || file(RING_BYTES, SealFlags::SHRINK);
     let pipe = || std::io::pipe().unwrap().0.into();
     let cases: Vec<(Vec<OwnedFd>, &str)> = vec![
-        (vec![unsealed(), bell()], "not sealed"),
-        (vec![tempfile::tempfile().unwrap().into(), bell()], "not a file that can be sealed"),
-        (vec![sealed(8192), bell()], "8192 bytes"),
-        (vec![sealed(1 << 20), bell()], "1048576 bytes"),
-        (vec![bell(), sealed(RING_BYTES)], "not a file that can be sealed"),
+        (vec![unsealed(), event_fd()], "not sealed"),
+        (vec![tempfile::tempfile().unwrap().into(), event_fd()], "not a file that can be sealed"),
+        (vec![sealed(8192), event_fd()], "8192 bytes"),
+        (vec![sealed(1 << 20), event_fd()], "1048576 bytes"),
+        (vec![event_fd(), sealed(RING_BYTES)], "not a file that can be sealed"),
         (vec![sealed(RING_BYTES), pipe()], "no eventfd"),
-        (vec![sealed(RING_BYTES)], "exactly a ring and a bell"),
+        (vec![sealed(RING_BYTES)], "exactly a ring and an eventfd"),
         (vec![], "did not give its ring"),
-        (vec![sealed(RING_BYTES), bell(), bell()], "more descriptors"),
-        ((0..40).map(|_| bell()).collect(), "more descriptors"),
+        (vec![sealed(RING_BYTES), event_fd(), event_fd()], "more descriptors"),
+        ((0..40).map(|_| event_fd()).collect(), "more descriptors"),
     ];
     for (fds, why) in cases {
         let stranger = Arc::new(stranger_at(&listener));
@@ -141,7 +141,7 @@ async fn rings_that_cannot_be_used_are_refused_by_name() {
         assert!(format!("{error} {error:?}").contains(why), "{error:?}, expected {why}");
         let refusal = stranger.refusal();
         assert!(refusal.contains(why), "{refusal}, expected {why}");
-        assert!(stranger.hear().is_none(), "and hung up");
+        assert!(stranger.receive().is_none(), "and hung up");
     }
 }
 
@@ -180,7 +180,7 @@ async fn rings_that_lie_end_the_connection() {
         matches!(error, LinkError::Breach { .. }) && error.to_string().contains("head"),
         "{error}"
     );
-    assert!(stranger.hear().is_none(), "the stranger is hung up on");
+    assert!(stranger.receive().is_none(), "the stranger is hung up on");
 }
 
 #[tokio::test]
@@ -216,7 +216,7 @@ async fn memory_that_is_not_what_it_should_be_ends_the_connection() {
     for (words, why) in cases {
         let (end, stranger, _ring) = acquainted(&side).await;
         for (bytes, fds) in &words {
-            stranger.say(bytes, fds);
+            stranger.send(bytes, fds);
         }
         let text = breach(end).await;
         assert!(text.contains(why), "{text}, expected {why}");
@@ -226,7 +226,7 @@ async fn memory_that_is_not_what_it_should_be_ends_the_connection() {
 /// The stranger's first chunk, at address 0x10000, and a message behind it.
 async fn offer(end: &mut End, stranger: &Stranger, ring: &File, rkey: u32, landing: &OwnedFd) {
     let len = fstat(landing).unwrap().st_size as u64;
-    stranger.say(&chunk(rkey, 0x10000, len), &[landing.as_fd()]);
+    stranger.send(&chunk(rkey, 0x10000, len), &[landing.as_fd()]);
     put(ring, CHUNKS, 1);
     put(ring, LENGTHS, 4);
     put(ring, TAIL, 1);
@@ -330,10 +330,10 @@ async fn a_file_is_taken_once() {
     offer(&mut first, &stranger, &ring, 1, &landing).await;
     // By another key of the same peer, and by another peer.
     let (other, another, _ring) = acquainted(&side).await;
-    another.say(&chunk(1, 0, 1 << 20), &[landing.as_fd()]);
+    another.send(&chunk(1, 0, 1 << 20), &[landing.as_fd()]);
     let text = breach(other).await;
     assert!(text.contains("a file that was given already"), "{text}");
-    stranger.say(&chunk(2, 0, 1 << 20), &[landing.as_fd()]);
+    stranger.send(&chunk(2, 0, 1 << 20), &[landing.as_fd()]);
     let text = breach(first).await;
     assert!(text.contains("a file that was given already"), "{text}");
 }
@@ -345,7 +345,7 @@ async fn no_more_chunks_than_a_peer_needs() {
         let (end, stranger, _ring) = acquainted(&side).await;
         let offers = tokio::task::spawn_blocking(move || {
             let taken = (0..10_000).take_while(|rkey| {
-                stranger.try_say(&chunk(*rkey, 0, len), &[sealed(len).as_fd()]).is_ok()
+                stranger.try_send(&chunk(*rkey, 0, len), &[sealed(len).as_fd()]).is_ok()
             });
             taken.count()
         });
@@ -364,8 +364,8 @@ async fn a_flood_of_chunks_ends_the_connection() {
     let (mut s, mut c) = pair_over(&mut listener, &side, &side, &config()).await;
     let flood = tokio::task::spawn_blocking(move || {
         let mut rounds = (0..20_000).take_while(|rkey| {
-            let given = stranger.try_say(&chunk(*rkey, 0, 4096), &[sealed(4096).as_fd()]);
-            given.and_then(|()| stranger.try_say(&forget(*rkey), &[])).is_ok()
+            let given = stranger.try_send(&chunk(*rkey, 0, 4096), &[sealed(4096).as_fd()]);
+            given.and_then(|()| stranger.try_send(&forget(*rkey), &[])).is_ok()
         });
         rounds.by_ref().count()
     });
@@ -400,7 +400,7 @@ impl Lingering {
         let (overdue, all) = (late.clone(), peers.clone());
         // Where somebody waits for a close, this is what ends it; the test has failed then.
         std::thread::spawn(move || {
-            let timed_out = released.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout);
+            let timed_out = released.recv_timeout(TIMEOUT) == Err(mpsc::RecvTimeoutError::Timeout);
             overdue.store(timed_out, Ordering::Relaxed);
             all.lock().unwrap().clear();
         });
@@ -448,10 +448,10 @@ async fn what_strangers_pass_holds_up_nobody() {
     let lingering = Lingering::new();
     let say = |stranger: &Stranger, bytes: &[u8]| {
         let socket = lingering.socket();
-        if stranger.try_say(bytes, &[socket.as_fd()]).is_err() {
+        if stranger.try_send(bytes, &[socket.as_fd()]).is_err() {
             // The kernel keeps it out (Linux 6.16), and it is the stranger's own to close.
             std::mem::forget(socket);
-            stranger.say(bytes, &[]);
+            stranger.send(bytes, &[]);
         }
     };
     let pass = |listener: &Listener, bytes: &[u8]| {
@@ -485,8 +485,8 @@ async fn what_strangers_pass_holds_up_nobody() {
     lingering.end();
 }
 
-/// Descriptors of peers that have been let in: in place of a ring, a bell or a chunk, too many of
-/// them, unasked for, and unread when the connection ends.
+/// Descriptors of peers that have been let in: in place of a ring, an eventfd or a chunk, too many
+/// of them, unasked for, and unread when the connection ends.
 #[tokio::test]
 async fn what_peers_pass_holds_up_nobody() {
     let side = side();
@@ -494,9 +494,9 @@ async fn what_peers_pass_holds_up_nobody() {
     let lingering = Lingering::new();
     let socket = || lingering.socket();
     let rings: [Vec<OwnedFd>; 4] = [
-        vec![socket(), bell()],
+        vec![socket(), event_fd()],
         vec![sealed(RING_BYTES), socket()],
-        vec![sealed(RING_BYTES), bell(), socket()],
+        vec![sealed(RING_BYTES), event_fd(), socket()],
         (0..12).map(|_| socket()).collect(),
     ];
     for fds in rings {
@@ -505,7 +505,7 @@ async fn what_peers_pass_holds_up_nobody() {
         let (incoming, config) = (listener.accept().await.unwrap(), config());
         let accept = async {
             // Fails at once, or has to wait until there is nothing left of what cannot be opened.
-            incoming.accept(&config, &side.pool, b"", PATIENCE * 10).await.map(drop).unwrap_err();
+            incoming.accept(&config, &side.pool, b"", TIMEOUT * 10).await.map(drop).unwrap_err();
             std::future::pending::<()>().await;
         };
         let serve = async {
@@ -520,15 +520,15 @@ async fn what_peers_pass_holds_up_nobody() {
     }
     for bytes in [chunk(1, 0, 4096), vec![99; 8], vec![]] {
         let (end, stranger, _ring) = acquainted_at(&mut listener, &side).await;
-        stranger.say(&bytes, &[socket().as_fd()]);
+        stranger.send(&bytes, &[socket().as_fd()]);
         breach(end).await;
         others_are_served(&mut listener, &side).await;
     }
     let (end, stranger, _ring) = acquainted_at(&mut listener, &side).await;
     // Behind others, so that nobody has seen them.
-    stranger.say(&[7], &[]);
-    stranger.say(&[], &[]);
-    stranger.say(&[7], &[socket().as_fd(), socket().as_fd()]);
+    stranger.send(&[7], &[]);
+    stranger.send(&[], &[]);
+    stranger.send(&[7], &[socket().as_fd(), socket().as_fd()]);
     drop(end);
     drop(stranger);
     others_are_served(&mut listener, &side).await;
@@ -565,7 +565,7 @@ async fn refusals_do_not_fill_the_log() {
     for _ in 0..REFUSALS / 10 {
         let strangers: Vec<_> = (0..10).map(|_| stranger_at(&listener)).collect();
         for stranger in &strangers {
-            stranger.say(b"no greeting", &[]);
+            stranger.send(b"no greeting", &[]);
         }
         others_are_served(&mut listener, &side).await;
         assert!(strangers.iter().all(|stranger| stranger.refusal().contains("makes no sense")));

@@ -163,7 +163,7 @@ async fn a_message_longer_than_the_slot_kills_the_link() {
     let addr = listener.local_addr();
     let small = LinkConfig { slot_size: 64, ..config() };
     let accept = async {
-        listener.accept().await.unwrap().accept(&small, &w.server.pool, b"", PATIENCE).await
+        listener.accept().await.unwrap().accept(&small, &w.server.pool, b"", TIMEOUT).await
     };
     let (accepted, connected) = tokio::join!(accept, w.client.connect(&addr));
     let (mut s, mut c) = (End::new(accepted.unwrap()), End::new(connected.unwrap().link));
@@ -313,7 +313,7 @@ async fn a_removed_device_ends_its_links() {
     drop(s);
     assert!(matches!(c.death().await, LinkError::Disconnected { .. }));
     let gone =
-        tokio::time::timeout(PATIENCE, listener.accept()).await.unwrap().map(drop).unwrap_err();
+        tokio::time::timeout(TIMEOUT, listener.accept()).await.unwrap().map(drop).unwrap_err();
     assert!(matches!(gone, FabricError::DeviceRemoved { .. }), "{gone}");
     assert!(w.client.connect(&addr).await.is_err());
 }

@@ -92,13 +92,11 @@ async fn devices_are_listed() {
     let here = Fabric::local_addresses(Some(&guest_device())).unwrap();
     assert!(here.contains(&(ip, guest_device())), "{here:?}");
     assert_eq!(Fabric::at(ip).unwrap().name(), guest_device());
-    let toward = Fabric::toward(SocketAddr::new(ip, 1), None, PATIENCE).await.unwrap();
+    let toward = Fabric::toward(SocketAddr::new(ip, 1), None, TIMEOUT).await.unwrap();
     assert_eq!(toward.name(), guest_device());
 
-    let other = Fabric::toward(SocketAddr::new(ip, 1), Some("nope0"), PATIENCE)
-        .await
-        .map(drop)
-        .unwrap_err();
+    let other =
+        Fabric::toward(SocketAddr::new(ip, 1), Some("nope0"), TIMEOUT).await.map(drop).unwrap_err();
     assert!(matches!(other, ConnectError::OtherDevice { .. }), "{other}");
     let unknown = Fabric::open(Some("nope0")).map(drop).unwrap_err();
     assert!(
@@ -122,7 +120,7 @@ async fn a_wildcard_listener_takes_requests() {
     let addr = Addr::Ip(SocketAddr::new(side.ip(), port));
     let config = config();
     let accept =
-        async { listener.accept().await.unwrap().accept(&config, &side.pool, b"", PATIENCE).await };
+        async { listener.accept().await.unwrap().accept(&config, &side.pool, b"", TIMEOUT).await };
     let (accepted, connected) = tokio::join!(accept, side.connect(&addr));
     let (mut s, mut c) = (End::new(accepted.unwrap()), End::new(connected.unwrap().link));
     c.send(0, b"x").await;
@@ -172,7 +170,7 @@ async fn ports_that_tcp_uses_are_passed_over() {
         let (accepted, connected) = tokio::join!(
             async {
                 let incoming = listener.accept().await.unwrap();
-                incoming.accept(&config(), &side.pool, b"", PATIENCE).await
+                incoming.accept(&config(), &side.pool, b"", TIMEOUT).await
             },
             async { side.connect(&addr).await.unwrap() }
         );
@@ -261,7 +259,7 @@ async fn end_of_a_write(side: &Side, remote_addr: u64, rkey: u32) -> Option<Link
     c.queue_send(1, b"behind it", true).unwrap();
     c.link.ring_doorbell().unwrap();
     let received =
-        tokio::time::timeout(PATIENCE, s.receive()).await.expect("neither arrives nor ends");
+        tokio::time::timeout(TIMEOUT, s.receive()).await.expect("neither arrives nor ends");
     match received {
         Ok(message) => {
             assert_eq!(message, b"behind it");
@@ -369,7 +367,7 @@ async fn a_message_longer_than_the_slot_kills_the_link() {
     let addr = listener.local_addr();
     let small = LinkConfig { slot_size: 64, ..config() };
     let accept =
-        async { listener.accept().await.unwrap().accept(&small, &side.pool, b"", PATIENCE).await };
+        async { listener.accept().await.unwrap().accept(&small, &side.pool, b"", TIMEOUT).await };
     let (accepted, connected) = tokio::join!(accept, side.connect(&addr));
     let (mut s, mut c) = (End::new(accepted.unwrap()), End::new(connected.unwrap().link));
     c.post(1, &[7; 65]);

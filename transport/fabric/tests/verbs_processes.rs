@@ -38,7 +38,7 @@ async fn a_killed_peer_is_noticed() {
         let mut listener = side.listen();
         let mut peer = Process::start(&[(PEER, &listener.local_addr().to_string())]);
         let incoming = listener.accept().await.unwrap();
-        let mut s = End::new(incoming.accept(&config(), &side.pool, b"", PATIENCE).await.unwrap());
+        let mut s = End::new(incoming.accept(&config(), &side.pool, b"", TIMEOUT).await.unwrap());
         assert_eq!(s.receive().await.unwrap(), b"first");
         peer.says("stands");
         s.send(0, b"echo").await;

@@ -6,58 +6,57 @@
 //! Karlin et al., "Competitive snoopy caching", 1988). What a wake-up takes differs by two orders
 //! of magnitude between machines, so it is measured (`shm::wake_cost`, `verbs::wake_cost`).
 //!
-//! Whether polling pays is learnt from what each wait would have taken had neither end slept: its
-//! length, less one wake-up if this end slept and another if the peer did and had to be rung. So
-//! two ends that sleep find out that both could poll, and neither has to try. Waits behind
-//! something that was sent and waits behind something that came have a [`Habit`] each: a server
-//! that works for long before it answers does not poll meanwhile, and yet may poll for the next
-//! request.
+//! An end learns whether polling pays from what each wait would have taken had neither end slept:
+//! the length of the wait, less one wake-up if this end slept, and another if the peer slept and
+//! had to be woken. So two ends that sleep find out that both could poll, and neither has to try.
+//! Waits after a SEND and waits after a message have a [`WaitEstimate`] each: a server that works
+//! for long before it answers does not poll meanwhile, and may still poll for the next request.
 //!
-//! | habit | a wait is expected to take | the end |
+//! | expected wait | what the end does |
+//! |---|---|
+//! | no longer than a wake-up | polls for one wake-up, for two if the peer had to be woken |
+//! | longer | sleeps at once |
+//!
+//! | state | event | next state |
 //! |---|---|---|
-//! | polls | no longer than a wake-up | polls for one wake-up, for two if the peer had to be rung |
-//! | sleeps | longer | sleeps at once |
+//! | Idle | message, or something sent | Ready; Sleeping after a SEND if a long wait is expected |
+//! | Ready | queue empty | Polling; Sleeping if a long wait is expected; Idle if the peer shares the processor |
+//! | Polling | message | Ready |
+//! | Polling | poll time over, or the peer shares the processor now | Sleeping |
+//! | Polling, Sleeping | first SEND since a message came | Ready, or Sleeping if a long wait is expected |
+//! | Polling, Sleeping | later SEND | unchanged: the wait goes on, and the poll is not prolonged |
+//! | Sleeping | later SEND, after a long wait | as for a first SEND |
+//! | Sleeping | message | Ready |
 //!
-//! | state | on | next |
-//! |---|---|---|
-//! | Idle | message, or something sent | Fresh; Sleeping when something was sent and the habit is to |
-//! | Fresh | nothing there | Polling; Sleeping when the habit is to; Idle when the peer runs on this processor |
-//! | Polling | message | Fresh |
-//! | Polling | its time is over, or the peer runs on this processor now | Sleeping |
-//! | Polling, Sleeping | something sent, the first since a message came | Fresh, or Sleeping when the habit is to |
-//! | Polling, Sleeping | something sent, not the first | the same: the wait goes on, and the poll is not prolonged |
-//! | Sleeping | something sent, not the first, and the wait is long already | as the first |
-//! | Sleeping | message | Fresh |
-//!
-//! Polls in vain of all links of a process together take at most a [`SHARE`](share::SHARE)th of one
-//! processor, in the long run. When it is used up, an end whose last poll found something may poll
-//! once more. If that is in vain, it is charged, and the end polls no more until the debt is paid.
-//! An end without traffic since it last slept does not poll.
+//! Unsuccessful polls of all links of a process together take at most one part in
+//! [`DIVISOR`](budget::DIVISOR) of one processor, in the long run. When this budget is used up, an
+//! end whose last poll was successful may poll once more. If that poll fails, it is charged, and
+//! the end does not poll until the debt is paid. An end without traffic since it last slept does
+//! not poll.
 
-mod share;
+mod budget;
 #[cfg(test)]
 mod tests;
 
 use std::time::{Duration, Instant};
 
-/// Where a wake-up takes less, or no poll may take as much, none begins.
+/// No poll begins where a wake-up takes less than this, or where polls are limited to less.
 const MIN_COST: Duration = Duration::from_micros(2);
-/// Looks between two yields to other tasks: a microsecond or two, at 40 to 140 cycles a pause.
-const PAUSES: u32 = 32;
-/// Wake-ups that a wait counts for at most: one that lasted for ever is forgotten after five that
-/// were short.
+/// Checks between two yields to other tasks: one or two microseconds, at 40 to 140 cycles each.
+const SPINS: u32 = 32;
+/// A wait counts for at most this many wake-ups: an endless one is forgotten after five short ones.
 const MAX_WAKE_UPS: u32 = 4;
 
-/// What time it is, and what polls in vain may still take.
+/// The clock, and the budget of unsuccessful polls.
 pub(crate) trait Machine {
     fn now(&self) -> Instant;
-    /// Whether the share of polls in vain is not used up.
+    /// Whether there is budget left for unsuccessful polls.
     fn may_poll(&self, now: Instant) -> bool;
-    /// A poll has ended in vain.
+    /// Charges the budget with an unsuccessful poll.
     fn charge(&self, now: Instant, time: Duration);
 }
 
-/// This one.
+/// The host that this process runs on.
 #[derive(Debug, Default)]
 pub(crate) struct Host;
 
@@ -67,32 +66,32 @@ impl Machine for Host {
     }
 
     fn may_poll(&self, now: Instant) -> bool {
-        share::may_poll(now)
+        budget::may_poll(now)
     }
 
     fn charge(&self, now: Instant, time: Duration) {
-        share::charge(now, time);
+        budget::charge(now, time);
     }
 }
 
-/// What was last before a wait.
+/// What a wait follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Behind {
+enum WaitKind {
     Received,
     Sent,
 }
 
 /// What is known of waits of one kind.
 #[derive(Debug, Clone, Copy, Default)]
-struct Habit {
-    /// What a wait takes beside wake-ups: a moving average.
+struct WaitEstimate {
+    /// How long a wait takes without wake-ups: a moving average.
     expected: Duration,
-    /// The last poll found something.
-    proven: bool,
+    /// The last poll was successful.
+    hit: bool,
 }
 
-impl Habit {
-    /// A wait took so long beside wake-ups, which take `cost` each.
+impl WaitEstimate {
+    /// A wait took `took` without wake-ups, which take `cost` each.
     fn learn(&mut self, took: Duration, cost: Duration) {
         let most = cost * MAX_WAKE_UPS;
         self.expected = self.expected.min(most) * 3 / 4 + took.min(most) / 4;
@@ -101,43 +100,43 @@ impl Habit {
 
 #[derive(Debug, Clone, Copy)]
 enum State {
-    /// Nothing has been sent, and nothing has come, since this end last slept.
+    /// Nothing has been sent or received since this end last slept.
     Idle,
-    /// A wait begins as soon as there is nothing.
-    Fresh(Behind),
+    /// A wait begins as soon as the queue is empty.
+    Ready(WaitKind),
     Polling {
-        behind: Behind,
+        kind: WaitKind,
         since: Instant,
         until: Instant,
     },
     Sleeping {
-        behind: Behind,
+        kind: WaitKind,
         since: Instant,
     },
 }
 
-/// What to do when there is nothing.
+/// What to do when the queue is empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// Look again, after other tasks have had a turn.
-    Again,
+    /// Poll again, after other tasks have run.
+    PollAgain,
     /// Sleep until the peer wakes this end.
     Sleep,
 }
 
-/// One end.
+/// Decides for one end of a link.
 #[derive(Debug)]
 pub(crate) struct BusyPoll<M = Host> {
     /// The longest poll.
     limit: Duration,
     /// What a sleep and its wake-up take.
     cost: Duration,
-    received: Habit,
-    sent: Habit,
+    received: WaitEstimate,
+    sent: WaitEstimate,
     /// The peer has to be woken before it answers what was sent last.
     peer_sleeps: bool,
-    /// That is a guess.
-    guesses: bool,
+    /// `peer_sleeps` is a guess.
+    peer_sleeps_is_guess: bool,
     state: State,
     machine: M,
 }
@@ -155,10 +154,10 @@ impl<M: Machine> BusyPoll<M> {
         BusyPoll {
             limit,
             cost,
-            received: Habit::default(),
-            sent: Habit::default(),
+            received: WaitEstimate::default(),
+            sent: WaitEstimate::default(),
             peer_sleeps: false,
-            guesses: false,
+            peer_sleeps_is_guess: false,
             state: State::Idle,
             machine,
         }
@@ -175,163 +174,167 @@ impl<M: Machine> BusyPoll<M> {
         self.cost = cost;
     }
 
-    fn habit(&self, behind: Behind) -> &Habit {
-        match behind {
-            Behind::Received => &self.received,
-            Behind::Sent => &self.sent,
+    fn estimate(&self, kind: WaitKind) -> &WaitEstimate {
+        match kind {
+            WaitKind::Received => &self.received,
+            WaitKind::Sent => &self.sent,
         }
     }
 
-    fn habit_mut(&mut self, behind: Behind) -> &mut Habit {
-        match behind {
-            Behind::Received => &mut self.received,
-            Behind::Sent => &mut self.sent,
+    fn estimate_mut(&mut self, kind: WaitKind) -> &mut WaitEstimate {
+        match kind {
+            WaitKind::Received => &mut self.received,
+            WaitKind::Sent => &mut self.sent,
         }
     }
 
-    fn learn(&mut self, behind: Behind, took: Duration) {
+    fn learn(&mut self, kind: WaitKind, took: Duration) {
         let cost = self.cost;
-        self.habit_mut(behind).learn(took, cost);
+        self.estimate_mut(kind).learn(took, cost);
     }
 
-    /// Wake-ups of the peer's that are part of a wait.
-    fn peers(&self, behind: Behind) -> u32 {
-        u32::from(behind == Behind::Sent && self.peer_sleeps)
+    /// Wake-ups of the peer that are part of a wait.
+    fn peer_wake_ups(&self, kind: WaitKind) -> u32 {
+        u32::from(kind == WaitKind::Sent && self.peer_sleeps)
     }
 
     /// How long a poll lasts. None: this end sleeps at once.
-    fn length(&self, behind: Behind) -> Option<Duration> {
-        let length = (self.cost * (1 + self.peers(behind))).min(self.limit);
-        (self.habit(behind).expected <= self.cost && self.cost.min(self.limit) >= MIN_COST)
-            .then_some(length)
+    fn poll_length(&self, kind: WaitKind) -> Option<Duration> {
+        let poll_length = (self.cost * (1 + self.peer_wake_ups(kind))).min(self.limit);
+        (self.estimate(kind).expected <= self.cost && self.cost.min(self.limit) >= MIN_COST)
+            .then_some(poll_length)
     }
 
-    /// Something was sent: an answer may come. `rung`: the peer slept and was rung. None: the
-    /// device does not tell; the peer is taken to sleep then if the last answer took longer than a
-    /// wake-up.
-    pub(crate) fn sent(&mut self, rung: Option<bool>) {
+    /// Something was sent, and an answer may come. `woken`: whether the peer slept and was woken.
+    /// With None, as the device does not tell, the peer counts as sleeping if the last answer took
+    /// longer than a wake-up.
+    pub(crate) fn sent(&mut self, woken: Option<bool>) {
         match self.state {
-            State::Idle | State::Fresh(Behind::Received) => self.begin(rung),
-            State::Fresh(Behind::Sent) | State::Polling { behind: Behind::Sent, .. } => {
-                self.peer_sleeps |= rung == Some(true);
+            State::Idle | State::Ready(WaitKind::Received) => self.begin_wait(woken),
+            State::Ready(WaitKind::Sent) | State::Polling { kind: WaitKind::Sent, .. } => {
+                self.peer_sleeps |= woken == Some(true);
             }
-            State::Polling { behind: Behind::Received, since, until } => {
-                // Nothing came by itself.
-                self.in_vain(Behind::Received, since, until);
-                self.learn(Behind::Received, Duration::MAX);
-                self.begin(rung);
+            State::Polling { kind: WaitKind::Received, since, until } => {
+                // No message came before this end sent.
+                self.poll_failed(WaitKind::Received, since, until);
+                self.learn(WaitKind::Received, Duration::MAX);
+                self.begin_wait(woken);
             }
-            State::Sleeping { behind: Behind::Received, .. } => {
-                self.learn(Behind::Received, Duration::MAX);
-                self.begin(rung);
+            State::Sleeping { kind: WaitKind::Received, .. } => {
+                self.learn(WaitKind::Received, Duration::MAX);
+                self.begin_wait(woken);
             }
-            State::Sleeping { behind: Behind::Sent, since } => {
+            State::Sleeping { kind: WaitKind::Sent, since } => {
                 if self.machine.now().saturating_duration_since(since) > self.cost * MAX_WAKE_UPS {
-                    // What was sent before asked for no answer, or for one that takes its time.
-                    self.learn(Behind::Sent, Duration::MAX);
-                    self.begin(rung);
+                    // The earlier SEND needs no answer, or a slow one.
+                    self.learn(WaitKind::Sent, Duration::MAX);
+                    self.begin_wait(woken);
                 } else {
-                    self.peer_sleeps |= rung == Some(true);
+                    self.peer_sleeps |= woken == Some(true);
                 }
             }
         }
     }
 
-    /// A wait for an answer.
-    fn begin(&mut self, rung: Option<bool>) {
-        self.guesses = rung.is_none();
-        self.peer_sleeps = rung.unwrap_or(self.peer_sleeps);
-        self.state = match self.length(Behind::Sent) {
-            Some(_) => State::Fresh(Behind::Sent),
-            None => State::Sleeping { behind: Behind::Sent, since: self.machine.now() },
+    /// Begins a wait for an answer.
+    fn begin_wait(&mut self, woken: Option<bool>) {
+        self.peer_sleeps_is_guess = woken.is_none();
+        self.peer_sleeps = woken.unwrap_or(self.peer_sleeps);
+        self.state = match self.poll_length(WaitKind::Sent) {
+            Some(_) => State::Ready(WaitKind::Sent),
+            None => State::Sleeping { kind: WaitKind::Sent, since: self.machine.now() },
         };
     }
 
     /// How long a poll that begins now may last. None: this end sleeps at once.
-    fn allowed(&self, behind: Behind, now: Instant) -> Option<Duration> {
-        self.length(behind).filter(|_| self.habit(behind).proven || self.machine.may_poll(now))
+    fn allowed_poll(&self, kind: WaitKind, now: Instant) -> Option<Duration> {
+        self.poll_length(kind).filter(|_| self.estimate(kind).hit || self.machine.may_poll(now))
     }
 
     /// Whether it is worth polling now.
     pub(crate) fn is_ready(&self) -> bool {
         match self.state {
-            State::Fresh(behind) => self.allowed(behind, self.machine.now()).is_some(),
+            State::Ready(kind) => self.allowed_poll(kind, self.machine.now()).is_some(),
             State::Idle | State::Polling { .. } | State::Sleeping { .. } => false,
         }
     }
 
-    /// Something came. Whether this end polled for it.
+    /// A message came. Says whether this end polled for it.
     pub(crate) fn received(&mut self) -> bool {
         let polled = matches!(self.state, State::Polling { .. });
         match self.state {
-            State::Polling { behind, since, .. } => {
-                let took = if self.peers(behind) == 0 {
-                    // About a wake-up at most; how long is not worth a look at the clock.
+            State::Polling { kind, since, .. } => {
+                let took = if self.peer_wake_ups(kind) == 0 {
+                    // A wake-up at most: reading the clock is not worth it.
                     Duration::ZERO
                 } else {
                     let waited = self.machine.now().saturating_duration_since(since);
                     self.peer_sleeps = waited > self.cost;
                     waited.saturating_sub(self.cost)
                 };
-                self.habit_mut(behind).proven = true;
-                self.learn(behind, took);
+                self.estimate_mut(kind).hit = true;
+                self.learn(kind, took);
             }
-            State::Sleeping { behind, since } => {
+            State::Sleeping { kind, since } => {
                 let waited = self.machine.now().saturating_duration_since(since);
                 self.peer_sleeps |=
-                    self.guesses && behind == Behind::Sent && waited > self.cost * 2;
-                let wake_ups = self.cost * (1 + self.peers(behind));
-                self.learn(behind, waited.saturating_sub(wake_ups));
+                    self.peer_sleeps_is_guess && kind == WaitKind::Sent && waited > self.cost * 2;
+                let wake_ups = self.cost * (1 + self.peer_wake_ups(kind));
+                self.learn(kind, waited.saturating_sub(wake_ups));
             }
-            State::Idle | State::Fresh(_) => {}
+            State::Idle | State::Ready(_) => {}
         }
-        self.state = State::Fresh(Behind::Received);
+        self.state = State::Ready(WaitKind::Received);
         polled
     }
 
-    /// Nothing is there. `apart`: the peer runs on another processor. `look` is called until it
-    /// says true, for about a microsecond.
-    pub(crate) fn nothing(&mut self, apart: bool, look: impl Fn() -> bool) -> Next {
-        let (behind, since, until) = match self.state {
+    /// The queue is empty. `on_other_processor`: the peer runs on another processor. Calls
+    /// `has_work` until it says true, for about a microsecond.
+    pub(crate) fn nothing(
+        &mut self,
+        on_other_processor: bool,
+        has_work: impl Fn() -> bool,
+    ) -> Next {
+        let (kind, since, until) = match self.state {
             State::Idle | State::Sleeping { .. } => return Next::Sleep,
-            // Waiting for a peer on the same processor teaches nothing.
-            State::Fresh(_) if !apart => {
+            // A wait for a peer on the same processor tells nothing about polling.
+            State::Ready(_) if !on_other_processor => {
                 self.state = State::Idle;
                 return Next::Sleep;
             }
-            State::Fresh(behind) => {
+            State::Ready(kind) => {
                 let now = self.machine.now();
-                match self.allowed(behind, now) {
-                    Some(length) => (behind, now, now + length),
+                match self.allowed_poll(kind, now) {
+                    Some(poll_length) => (kind, now, now + poll_length),
                     None => {
-                        self.state = State::Sleeping { behind, since: now };
+                        self.state = State::Sleeping { kind, since: now };
                         return Next::Sleep;
                     }
                 }
             }
-            State::Polling { behind, since, until } => (behind, since, until),
+            State::Polling { kind, since, until } => (kind, since, until),
         };
-        self.state = State::Polling { behind, since, until };
-        for _ in 0..PAUSES {
-            if look() {
-                return Next::Again;
+        self.state = State::Polling { kind, since, until };
+        for _ in 0..SPINS {
+            if has_work() {
+                return Next::PollAgain;
             }
             std::hint::spin_loop();
         }
-        if self.machine.now() < until && apart {
-            return Next::Again;
+        if self.machine.now() < until && on_other_processor {
+            return Next::PollAgain;
         }
-        self.in_vain(behind, since, until);
+        self.poll_failed(kind, since, until);
         // The wait began with the poll.
-        self.state = State::Sleeping { behind, since };
+        self.state = State::Sleeping { kind, since };
         Next::Sleep
     }
 
-    /// A poll is over, and found nothing.
-    fn in_vain(&mut self, behind: Behind, since: Instant, until: Instant) {
+    /// A poll has ended without success.
+    fn poll_failed(&mut self, kind: WaitKind, since: Instant, until: Instant) {
         let now = self.machine.now();
-        // What other tasks took beyond its end was not polled.
+        // Time beyond the end of the poll was spent by other tasks.
         self.machine.charge(now, now.min(until).saturating_duration_since(since));
-        self.habit_mut(behind).proven = false;
+        self.estimate_mut(kind).hit = false;
     }
 }

@@ -9,9 +9,9 @@ struct Fake {
     now: Rc<Cell<Instant>>,
     /// Time polled in vain, by all ends.
     vain: Rc<Cell<Duration>>,
-    allowed: bool,
+    allowed_poll: bool,
     /// That of the process, and when it began.
-    share: Option<(Rc<share::Share>, Instant)>,
+    budget: Option<(Rc<budget::Budget>, Instant)>,
 }
 
 impl Machine for Fake {
@@ -19,15 +19,15 @@ impl Machine for Fake {
         self.now.get()
     }
     fn may_poll(&self, now: Instant) -> bool {
-        match &self.share {
-            Some((share, begun)) => share.is_left(share::nanos(now - *begun)),
-            None => self.allowed,
+        match &self.budget {
+            Some((budget, begun)) => budget.is_left(budget::nanos(now - *begun)),
+            None => self.allowed_poll,
         }
     }
     fn charge(&self, now: Instant, time: Duration) {
         self.vain.set(self.vain.get() + time);
-        if let Some((share, begun)) = &self.share {
-            share.take(share::nanos(now - *begun), time);
+        if let Some((budget, begun)) = &self.budget {
+            budget.take(budget::nanos(now - *begun), time);
         }
     }
 }
@@ -39,7 +39,7 @@ fn limit() -> Duration {
 
 fn end(cost: Duration) -> BusyPoll<Fake> {
     let now = Rc::new(Cell::new(Instant::now()));
-    let fake = Fake { now, vain: Rc::default(), allowed: true, share: None };
+    let fake = Fake { now, vain: Rc::default(), allowed_poll: true, budget: None };
     BusyPoll::on(fake, limit(), cost)
 }
 
@@ -63,7 +63,7 @@ impl BusyPoll<Fake> {
                 return false;
             }
             match self.nothing(true, || false) {
-                Next::Again => self.pass(left.min(self.cost / 16)),
+                Next::PollAgain => self.pass(left.min(self.cost / 16)),
                 Next::Sleep => return true,
             };
         }
@@ -265,18 +265,18 @@ fn no_pattern_costs_much_more_than_twice_the_best() {
 /// A sender that nobody answers polls once.
 #[test]
 fn one_that_only_sends_does_not_poll() {
-    for rung in [Some(false), Some(true), None] {
+    for woken in [Some(false), Some(true), None] {
         let cost = Duration::from_micros(100);
         let mut end = end(cost);
         for _ in 0..10_000 {
-            end.sent(rung);
+            end.sent(woken);
             let until = end.machine.now() + Duration::from_micros(7);
             end.waits(until);
             end.machine.now.set(until);
         }
         assert!(
             end.machine.vain.get() <= cost * 2 * MAX_WAKE_UPS,
-            "{rung:?}: {:?}",
+            "{woken:?}: {:?}",
             end.machine.vain.get()
         );
     }
@@ -339,12 +339,12 @@ fn one_that_is_told_not_to_never_polls() {
 fn where_the_share_is_used_up_no_other_begins() {
     let mut end = end(Duration::from_micros(100));
     end.sent(Some(false));
-    assert_eq!(end.nothing(true, || false), Next::Again);
+    assert_eq!(end.nothing(true, || false), Next::PollAgain);
     end.received();
-    end.machine.allowed = false;
+    end.machine.allowed_poll = false;
     end.sent(Some(false));
     assert!(end.is_ready());
-    assert_eq!(end.nothing(true, || false), Next::Again);
+    assert_eq!(end.nothing(true, || false), Next::PollAgain);
     // In vain.
     end.pass(Duration::from_millis(1));
     assert_eq!(end.nothing(true, || false), Next::Sleep);
@@ -355,16 +355,16 @@ fn where_the_share_is_used_up_no_other_begins() {
 }
 
 /// Peers that answer at once, then late, in turn, so that polling seems to pay: of all ends of a
-/// process together they get no more polls in vain than its share.
+/// process together they get no more polls in vain than its budget.
 #[test]
 fn peers_that_play_with_this_process_take_no_more_than_the_share() {
     for count in [1, 64] {
         let cost = Duration::from_micros(100);
-        let (share, begun) = (Rc::new(share::Share::default()), Instant::now());
+        let (budget, begun) = (Rc::new(budget::Budget::default()), Instant::now());
         let mut ends: Vec<_> = (0..count).map(|_| end(cost)).collect();
         for end in &mut ends {
             end.machine.now.set(begun);
-            end.machine.share = Some((share.clone(), begun));
+            end.machine.budget = Some((budget.clone(), begun));
         }
         for call in 0..20_000 {
             for end in &mut ends {
@@ -378,7 +378,7 @@ fn peers_that_play_with_this_process_take_no_more_than_the_share() {
         let all = ends.iter().map(|end| end.machine.now() - begun).max().unwrap();
         assert!(vain > all / 10, "they try: {vain:?} of {all:?}");
         // Each of them may have begun one poll more.
-        let bound = all / share::SHARE + share::BURST + cost * 2 * count;
+        let bound = all / budget::DIVISOR + budget::BURST + cost * 2 * count;
         assert!(vain <= bound, "{count} ends: {vain:?} of {all:?}, {bound:?} at most");
     }
 }
@@ -389,21 +389,21 @@ fn no_more_than_the_poll_is_charged() {
     let cost = Duration::from_micros(100);
     let mut end = end(cost);
     end.sent(Some(false));
-    assert_eq!(end.nothing(true, || false), Next::Again);
+    assert_eq!(end.nothing(true, || false), Next::PollAgain);
     end.pass(Duration::from_secs(1));
     assert_eq!(end.nothing(true, || false), Next::Sleep);
     assert_eq!(end.machine.vain.get(), cost);
     // Nor where a handler had it for long before it answered.
     end.received();
-    assert_eq!(end.nothing(true, || false), Next::Again);
+    assert_eq!(end.nothing(true, || false), Next::PollAgain);
     end.pass(Duration::from_secs(1));
     end.sent(Some(false));
     assert_eq!(end.machine.vain.get(), cost * 2);
 }
 
 #[test]
-fn news_ends_the_poll() {
+fn a_message_ends_the_poll() {
     let mut end = end(Duration::from_micros(100));
     end.received();
-    assert_eq!(end.nothing(true, || true), Next::Again);
+    assert_eq!(end.nothing(true, || true), Next::PollAgain);
 }

@@ -13,12 +13,12 @@ use crate::link::{LinkConfig, MAX_PRIVATE_DATA};
 use crate::shm::context::DeviceContext;
 use crate::shm::link::{ShmLink, is_end};
 use crate::shm::same_user::is_same_user;
-use crate::shm::setup::{Own, Theirs};
-use crate::shm::socket::seqpacket::{Heard, Socket};
+use crate::shm::setup::{OwnEnd, PeerEnd};
+use crate::shm::socket::seqpacket::{Socket, SocketMessage};
 use crate::shm::socket::wire::Message;
 
 /// Pause before another try where the listener has more to do than it takes on.
-const BUSY: Duration = Duration::from_millis(1);
+const RETRY_PAUSE: Duration = Duration::from_millis(1);
 
 pub(super) async fn connect(
     context: &DeviceContext,
@@ -53,12 +53,12 @@ async fn attempt(
         source: Arc::new(source),
     };
     let block = ControlBlock::new(pool, config)?;
-    let own = Own::new(config).map_err(failed)?;
+    let own_end = OwnEnd::new(config).map_err(failed)?;
     let socket = loop {
         match Socket::connect(addr) {
             Ok(socket) => break socket,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                tokio::time::sleep(BUSY).await
+                tokio::time::sleep(RETRY_PAUSE).await
             }
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 return Err(ConnectError::Refused { addr: addr.clone().into() });
@@ -70,7 +70,7 @@ async fn attempt(
     if !context.allows(peer.uid) {
         return Err(ConnectError::NotAllowed { addr: Addr::Process(peer.pid), uid: peer.uid });
     }
-    let hello = Message::Hello { shape: own.shape, private_data: private_data.to_vec() };
+    let hello = Message::Hello { shape: own_end.shape, private_data: private_data.to_vec() };
     match socket.send(&hello.encode(), &[]) {
         Err(error) if !is_end(&error) => return Err(failed(error)),
         _ => {}
@@ -83,20 +83,23 @@ async fn attempt(
         Err(error) if is_end(&error) => socket.receive().unwrap_or(None),
         answer => answer.map_err(failed)?,
     };
-    let Some(Heard { bytes, rights }) = answer else { return Err(gone()) };
-    match (Message::decode(&bytes), rights) {
+    let Some(SocketMessage { bytes, has_fds }) = answer else { return Err(gone()) };
+    match (Message::decode(&bytes), has_fds) {
         (Some(Message::Accept { shape, private_data }), true) => {
-            let kin = is_same_user(&socket);
-            let theirs = socket
-                .take(move |fds| Theirs::new(shape, fds, peer.uid, kin))
+            let same_user = is_same_user(&socket);
+            let peer_end = socket
+                .take_fds(move |fds| PeerEnd::new(shape, fds, peer.uid, same_user))
                 .await
                 .map_err(failed)?;
-            match own.with_fds(|fds| socket.send(&Message::Ring.encode(), fds)) {
+            match own_end.with_fds(|fds| socket.send(&Message::Ring.encode(), fds)) {
                 // The link says so, after what the peer sent before.
                 Err(error) if is_end(&error) => {}
                 sent => sent.map_err(failed)?,
             }
-            Ok((ShmLink::new(&context.table, socket, own, theirs, block, config), private_data))
+            Ok((
+                ShmLink::new(&context.table, socket, own_end, peer_end, block, config),
+                private_data,
+            ))
         }
         (Some(Message::Reject { private_data }), false) => {
             Err(ConnectError::Rejected { addr: addr.clone().into(), private_data })

@@ -3,8 +3,8 @@
 //! Work is done while it is queued: nothing is ever in flight, and no completions of SENDs and
 //! WRITEs are reported.
 //!
-//! Messages on the socket are read by the driver, but for the descriptors of CHUNK messages, which
-//! are taken by a thread that may block (`blocking`):
+//! The driver reads the messages on the socket. A thread that may block (`blocking`) takes the
+//! descriptors of CHUNK messages:
 //!
 //! | from | on | to |
 //! |---|---|---|
@@ -32,21 +32,21 @@ use crate::busy_poll::{BusyPoll, Next};
 use crate::error::{LinkError, Verb};
 use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work, WriteSource};
 use crate::shm::context::NAME;
-use crate::shm::memory::chunks::{MAX_CHUNK_BYTES, MAX_CHUNKS, Offered, PeerChunks};
+use crate::shm::memory::chunks::{MAX_CHUNK_BYTES, MAX_CHUNKS, OfferedChunk, PeerChunks};
 use crate::shm::memory::map::Map;
-use crate::shm::memory::peer_map::{PeerMap, Use};
-use crate::shm::memory::table::{Gone, Table};
+use crate::shm::memory::peer_map::{PeerMap, Usage};
+use crate::shm::memory::table::{RevokedKeys, Table};
 use crate::shm::ring::{Put, Reader, RingBreach, Writer};
-use crate::shm::setup::{Own, Theirs};
-use crate::shm::socket::seqpacket::{Heard, Socket, Taking};
+use crate::shm::setup::{OwnEnd, PeerEnd};
+use crate::shm::socket::seqpacket::{Socket, SocketMessage, TakeFds};
 use crate::shm::socket::wire::Message;
 use crate::shm::wakeup::event_fd::{EventFd, PeerWaker};
 use crate::shm::wakeup::wake_cost::{UNKNOWN, WakeCost, monotonic, wake_up};
 
 /// Completions per poll, at most.
-const BUDGET: usize = 256;
-/// Messages on the socket, or turns, that are dealt with before other tasks get theirs.
-const ROUNDS: usize = 64;
+const MAX_COMPLETIONS: usize = 256;
+/// Rounds of polling before other tasks run.
+const MAX_ROUNDS: usize = 64;
 
 /// What a link has done since it was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -59,7 +59,7 @@ pub struct ShmStats {
     pub write_bytes: u64,
     /// Times that the peer waited and was woken, one system call each.
     pub wakes: u64,
-    /// Times that the peer had to be shown messages and did not wait.
+    /// Times that messages were published and the peer did not wait.
     pub wakes_spared: u64,
     /// Times that this end began to wait.
     pub waits: u64,
@@ -74,19 +74,19 @@ pub struct ShmLink {
     peer: Box<PeerInfo>,
     socket: Socket,
     reader: Reader<Map>,
-    bell: EventFd,
+    event_fd: EventFd,
     writer: Writer<PeerMap>,
     waker: PeerWaker,
     chunks: PeerChunks,
-    /// A chunk that is being taken.
-    taking: Option<(Offered, Taking<PeerMap>)>,
+    /// A chunk whose descriptor is being taken.
+    pending_chunk: Option<(OfferedChunk, TakeFds<PeerMap>)>,
     table: Arc<Table>,
-    /// Keys of this end's chunks that the peer has.
-    lent: HashSet<u32>,
-    gone: Arc<Gone>,
+    /// Keys of this end's chunks that the peer knows.
+    shared: HashSet<u32>,
+    revoked: Arc<RevokedKeys>,
     busy_poll: Box<BusyPoll>,
     wake_cost: WakeCost,
-    /// Since when, in nanoseconds of CLOCK_MONOTONIC, the peer knows that it must ring.
+    /// Since when, in nanoseconds of CLOCK_MONOTONIC, the peer has to wake this end.
     waiting: Option<u64>,
     stats: ShmStats,
     dead: Option<LinkError>,
@@ -97,8 +97,8 @@ impl ShmLink {
     pub(super) fn new(
         table: &Arc<Table>,
         socket: Socket,
-        own: Own,
-        theirs: Theirs,
+        own_end: OwnEnd,
+        peer_end: PeerEnd,
         mut block: ControlBlock,
         config: &LinkConfig,
     ) -> ShmLink {
@@ -106,8 +106,8 @@ impl ShmLink {
         for slot in 0..config.recv_slots {
             block.mark_posted(slot);
         }
-        let Own { reader, bell, .. } = own;
-        let Theirs { writer, waker } = theirs;
+        let OwnEnd { reader, event_fd, .. } = own_end;
+        let PeerEnd { writer, waker } = peer_end;
         ShmLink {
             caps: Caps {
                 max_inline: 0,
@@ -125,14 +125,14 @@ impl ShmLink {
             }),
             socket,
             reader,
-            bell,
+            event_fd,
             writer,
             waker,
             chunks: PeerChunks::default(),
-            taking: None,
+            pending_chunk: None,
             table: table.clone(),
-            lent: HashSet::new(),
-            gone: Arc::default(),
+            shared: HashSet::new(),
+            revoked: Arc::default(),
             busy_poll: Box::new(BusyPoll::new(config.busy_poll_limit, UNKNOWN)),
             wake_cost: WakeCost::default(),
             waiting: None,
@@ -151,7 +151,7 @@ impl ShmLink {
         LinkError::Misuse { what, peer: self.peer.clone() }
     }
 
-    fn device(&self, call: &'static str, source: io::Error) -> LinkError {
+    fn device_error(&self, call: &'static str, source: io::Error) -> LinkError {
         LinkError::Device {
             verb: Verb::Call(call),
             source: Arc::new(source),
@@ -168,12 +168,12 @@ impl ShmLink {
     }
 
     /// The first error stays.
-    fn die(&mut self, error: LinkError) -> LinkError {
+    fn fail(&mut self, error: LinkError) -> LinkError {
         self.socket.shut();
         self.dead.get_or_insert(error).clone()
     }
 
-    fn alive(&self) -> Result<(), LinkError> {
+    fn check_alive(&self) -> Result<(), LinkError> {
         match &self.dead {
             Some(error) => Err(error.clone()),
             None => Ok(()),
@@ -203,11 +203,11 @@ impl ShmLink {
                     vendor_err: 0,
                     peer: self.peer.clone(),
                 };
-                Err(self.die(error))
+                Err(self.fail(error))
             }
             Err(breach) => {
                 let error = self.ring_breach(breach);
-                Err(self.die(error))
+                Err(self.fail(error))
             }
         }
     }
@@ -237,7 +237,7 @@ impl ShmLink {
                 vendor_err: 0,
                 peer: self.peer.clone(),
             };
-            return Err(self.die(error));
+            return Err(self.fail(error));
         }
         self.stats.writes += 1;
         self.stats.write_bytes += len;
@@ -246,9 +246,9 @@ impl ShmLink {
 
     /// Takes messages off the ring.
     fn receive(&mut self, out: &mut Vec<Completion>) -> Result<(), LinkError> {
-        for _ in 0..BUDGET {
+        for _ in 0..MAX_COMPLETIONS {
             let ShmLink { reader, block, chunks, .. } = self;
-            match reader.next(chunks.heard()) {
+            match reader.next(chunks.handled()) {
                 Ok(None) => break,
                 Ok(Some(message)) => {
                     let (slot, len) = (message.slot, message.len);
@@ -269,31 +269,32 @@ impl ShmLink {
         LinkError::Disconnected { peer: self.peer.clone() }
     }
 
-    fn unheard(&self, error: io::Error) -> LinkError {
+    fn socket_error(&self, error: io::Error) -> LinkError {
         match error.kind() {
             io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => self.disconnected(),
             io::ErrorKind::InvalidData => self.breach(error.to_string()),
-            _ => self.device("recvmsg", error),
+            _ => self.device_error("recvmsg", error),
         }
     }
 
-    /// Deals with the next message on the socket, or with the end of one that is being dealt with.
-    fn hear(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), LinkError>> {
-        if self.taking.is_none() {
+    /// Handles the next message on the socket, or completes the one whose descriptor is being
+    /// taken.
+    fn poll_socket(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), LinkError>> {
+        if self.pending_chunk.is_none() {
             match self.socket.poll(cx) {
-                Poll::Ready(Ok(Some(heard))) => self.heard(heard)?,
+                Poll::Ready(Ok(Some(message))) => self.handle(message)?,
                 Poll::Ready(Ok(None)) => return Poll::Ready(Err(self.disconnected())),
-                Poll::Ready(Err(error)) => return Poll::Ready(Err(self.unheard(error))),
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(self.socket_error(error))),
                 Poll::Pending => return Poll::Pending,
             }
         }
-        let Some((offered, taking)) = &mut self.taking else { return Poll::Ready(Ok(())) };
-        let (offered, taken) = match Pin::new(taking).poll(cx) {
-            Poll::Ready(taken) => (*offered, taken),
+        let Some((offered, take_fds)) = &mut self.pending_chunk else { return Poll::Ready(Ok(())) };
+        let (offered, map) = match Pin::new(take_fds).poll(cx) {
+            Poll::Ready(map) => (*offered, map),
             Poll::Pending => return Poll::Pending,
         };
-        self.taking = None;
-        Poll::Ready(match taken {
+        self.pending_chunk = None;
+        Poll::Ready(match map {
             Ok(map) => {
                 self.chunks.insert(offered, map);
                 Ok(())
@@ -302,20 +303,20 @@ impl ShmLink {
         })
     }
 
-    fn heard(&mut self, heard: Heard) -> Result<(), LinkError> {
-        let Heard { bytes, rights } = heard;
-        match (Message::decode(&bytes), rights) {
+    fn handle(&mut self, message: SocketMessage) -> Result<(), LinkError> {
+        let SocketMessage { bytes, has_fds } = message;
+        match (Message::decode(&bytes), has_fds) {
             (Some(Message::Chunk { rkey, addr, len }), true) => {
-                let offered = Offered { rkey, addr, len };
+                let offered = OfferedChunk { rkey, addr, len };
                 self.chunks.check(offered).map_err(|what| self.breach(what))?;
                 let size = usize::try_from(len).unwrap_or(usize::MAX);
                 let user = self.socket.peer().uid;
-                let purpose = Use::Chunk { others: self.chunks.len() };
-                let taking = self.socket.take(move |fds| match fds.as_slice() {
-                    [file] => PeerMap::new(file, size, user, purpose),
+                let usage = Usage::Chunk { others: self.chunks.len() };
+                let take_fds = self.socket.take_fds(move |fds| match fds.as_slice() {
+                    [file] => PeerMap::new(file, size, user, usage),
                     _ => Err(io::Error::new(io::ErrorKind::InvalidData, "not exactly one file")),
                 });
-                self.taking = Some((offered, taking));
+                self.pending_chunk = Some((offered, take_fds));
                 Ok(())
             }
             (Some(Message::Forget { rkey }), false) => {
@@ -328,38 +329,37 @@ impl ShmLink {
                     io::ErrorKind::PermissionDenied,
                     format!("the peer says: {text:?}"),
                 );
-                Err(self.device("accept", source))
+                Err(self.device_error("accept", source))
             }
             _ => Err(self.breach("a message on the socket that makes no sense".to_owned())),
         }
     }
 
-    /// Tells the peer of chunks that are gone, so that it unmaps them.
-    fn forget(&mut self) -> Result<(), LinkError> {
-        let mut keys = self.gone.take().into_iter();
+    /// Tells the peer which keys were revoked, so that it unmaps their chunks.
+    fn tell_revoked(&mut self) -> Result<(), LinkError> {
+        let mut keys = self.revoked.take().into_iter();
         while let Some(rkey) = keys.next() {
-            if !self.lent.contains(&rkey) {
+            if !self.shared.contains(&rkey) {
                 continue;
             }
             match self.socket.send(&Message::Forget { rkey }.encode(), &[]) {
-                // It has more to read than the socket holds: later, then. The memory is back
-                // already.
+                // The socket is full, so the peer is told later. The memory is back already.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.gone.put_back(std::iter::once(rkey).chain(keys));
+                    self.revoked.put_back(std::iter::once(rkey).chain(keys));
                     return Ok(());
                 }
                 // What the peer sent before it went is still to be read.
                 Err(error) if is_end(&error) => {}
-                Err(error) => return Err(self.device("sendmsg", error)),
+                Err(error) => return Err(self.device_error("sendmsg", error)),
                 Ok(()) => {}
             }
-            self.lent.remove(&rkey);
+            self.shared.remove(&rkey);
         }
         Ok(())
     }
 
     fn awaits_chunk(&self) -> bool {
-        self.reader.awaits_chunk(self.chunks.heard())
+        self.reader.awaits_chunk(self.chunks.handled())
     }
 
     /// Shows the peer what was queued.
@@ -367,40 +367,40 @@ impl ShmLink {
         if !self.writer.has_unpublished() {
             return;
         }
-        let rung = self.writer.publish();
-        if rung {
+        let woken = self.writer.publish();
+        if woken {
             self.stats.wakes += 1;
-            self.writer.rings_at(monotonic());
-            self.waker.ring(&self.socket);
+            self.writer.set_woken_at(monotonic());
+            self.waker.wake(&self.socket);
         } else {
             self.stats.wakes_spared += 1;
         }
-        self.busy_poll.sent(Some(rung));
+        self.busy_poll.sent(Some(woken));
     }
 
-    /// This end runs again after it waited. How long that took since the peer rang is what a
-    /// wake-up costs, unless the two share a processor.
-    fn woken(&mut self) {
+    /// Records that this end runs again after a wait. The time since the peer woke it is the cost
+    /// of a wake-up, unless both ends share a processor.
+    fn record_wake_up(&mut self) {
         let Some(since) = self.waiting.take() else { return };
-        self.reader.awake();
+        self.reader.stop_waiting();
         if !self.shares_processor()
-            && let Some(took) = wake_up(since, self.reader.rang_at(), monotonic())
+            && let Some(took) = wake_up(since, self.reader.woken_at(), monotonic())
         {
             let cost = self.wake_cost.learn(self.busy_poll.cost(), took);
             self.busy_poll.set_cost(cost);
         }
     }
 
-    /// Looks at the ring, the socket and the bell until there is something, or nothing to do but
+    /// Polls the ring, the socket and the eventfd until a message has come, or this end has to
     /// wait.
-    fn turn(
+    fn poll_sources(
         &mut self,
         cx: &mut Context<'_>,
         out: &mut Vec<Completion>,
     ) -> Poll<Result<(), LinkError>> {
-        self.woken();
-        self.forget()?;
-        for _ in 0..ROUNDS {
+        self.record_wake_up();
+        self.tell_revoked()?;
+        for _ in 0..MAX_ROUNDS {
             let before = out.len();
             self.receive(out)?;
             if out.len() > before {
@@ -408,31 +408,31 @@ impl ShmLink {
                 return Poll::Ready(Ok(()));
             }
             if self.awaits_chunk() {
-                // The messages that there are come after it. Nothing else is to be looked for
-                // meanwhile.
-                match self.hear(cx) {
-                    Poll::Ready(heard) => heard?,
+                // The messages in the ring come after the chunk, so only the socket is polled.
+                match self.poll_socket(cx) {
+                    Poll::Ready(result) => result?,
                     Poll::Pending => return Poll::Pending,
                 }
                 continue;
             }
             let cpu = processor();
             self.reader.runs_on(cpu);
-            let apart = self.writer.peer_runs_on() != cpu;
+            let on_other_processor = self.writer.peer_runs_on() != cpu;
             let reader = &self.reader;
-            if self.busy_poll.nothing(apart, || reader.has_pending_recv()) == Next::Again {
+            if self.busy_poll.nothing(on_other_processor, || reader.has_pending_recv())
+                == Next::PollAgain
+            {
                 if self.reader.has_pending_recv() {
                     continue;
                 }
-                // Every other task has its turn before this one looks again, also the one that a
-                // runtime of a single thread blocks on, which a task that wakes itself would hold
-                // up.
+                // Every other task runs before this one polls again, also the one that a runtime of
+                // a single thread blocks on, which a task that wakes itself would hold up.
                 let _ = pin!(tokio::task::yield_now()).poll(cx);
                 return Poll::Pending;
             }
-            // Both are listened to before the flag is set, and the ring is looked at after: nothing
-            // is missed between.
-            match self.hear(cx) {
+            // Socket and eventfd are registered before the flag is set, and the ring is checked
+            // after: nothing is missed in between.
+            match self.poll_socket(cx) {
                 Poll::Ready(Ok(())) => continue,
                 Poll::Ready(Err(error)) => {
                     // What was sent before the end counts.
@@ -441,8 +441,8 @@ impl ShmLink {
                 }
                 Poll::Pending => {}
             }
-            if let Err(error) = self.bell.listen(cx) {
-                return Poll::Ready(Err(self.device("eventfd", error)));
+            if let Err(error) = self.event_fd.listen(cx) {
+                return Poll::Ready(Err(self.device_error("eventfd", error)));
             }
             let since = monotonic();
             if self.reader.wait() {
@@ -463,7 +463,7 @@ fn processor() -> u64 {
     // under valgrind has not.
     // SAFETY: no arguments, and nothing is written to; this rests on no rule.
     let processor = unsafe { libc::sched_getcpu() };
-    // Not known (-1): as in a fresh ring, so that both ends wait and do not look.
+    // Not known (-1): as in a fresh ring, so that both ends wait and do not poll.
     u64::try_from(processor).map_or(0, |processor| processor + 1)
 }
 
@@ -494,7 +494,7 @@ impl Link for ShmLink {
     }
 
     fn queue(&mut self, _: u64, work: Work, _: bool) -> Result<Posted, LinkError> {
-        self.alive()?;
+        self.check_alive()?;
         match work {
             Work::Send { offset, len } => self.send(offset, len)?,
             Work::Write { src, remote_addr, rkey } => self.write(&src, remote_addr, rkey)?,
@@ -503,43 +503,43 @@ impl Link for ShmLink {
     }
 
     fn share(&mut self, rkey: u32) -> Result<(), LinkError> {
-        self.alive()?;
-        if self.lent.contains(&rkey) {
+        self.check_alive()?;
+        if self.shared.contains(&rkey) {
             return Ok(());
         }
-        // The peer counts those that it has not heard to be gone.
-        self.forget().map_err(|error| self.die(error))?;
-        if self.lent.len() >= MAX_CHUNKS {
+        // The peer counts chunks until it is told that they were revoked.
+        self.tell_revoked().map_err(|error| self.fail(error))?;
+        if self.shared.len() >= MAX_CHUNKS {
             return Err(
                 self.misuse(format!("{MAX_CHUNKS} chunks are given, and a peer takes no more"))
             );
         }
-        let Some(chunk) = self.table.lend(rkey, &self.gone) else {
+        let Some(chunk) = self.table.share(rkey, &self.revoked) else {
             return Err(
                 self.misuse(format!("rkey {rkey:#x} is none of this device's, or another link's"))
             );
         };
         let message = Message::Chunk { rkey, addr: chunk.addr, len: chunk.len };
         match self.socket.send(&message.encode(), &[chunk.file.as_fd()]) {
-            // Polling tells that it has gone, after what it sent before.
+            // A later poll reports the end, after the messages that the peer sent before.
             Err(error) if is_end(&error) => {}
             Err(error) => {
                 let error = match error.kind() {
                     io::ErrorKind::WouldBlock => {
                         self.breach("it does not read its socket".to_owned())
                     }
-                    _ => self.device("sendmsg", error),
+                    _ => self.device_error("sendmsg", error),
                 };
-                return Err(self.die(error));
+                return Err(self.fail(error));
             }
             Ok(()) => self.writer.chunk_sent(),
         }
-        self.lent.insert(rkey);
+        self.shared.insert(rkey);
         Ok(())
     }
 
     fn ring_doorbell(&mut self) -> Result<(), LinkError> {
-        self.alive()?;
+        self.check_alive()?;
         self.publish();
         Ok(())
     }
@@ -563,9 +563,9 @@ impl Link for ShmLink {
         cx: &mut Context<'_>,
         out: &mut Vec<Completion>,
     ) -> Poll<Result<(), LinkError>> {
-        self.alive()?;
-        match self.turn(cx, out) {
-            Poll::Ready(Err(error)) => Poll::Ready(Err(self.die(error))),
+        self.check_alive()?;
+        match self.poll_sources(cx, out) {
+            Poll::Ready(Err(error)) => Poll::Ready(Err(self.fail(error))),
             other => other,
         }
     }
@@ -575,7 +575,7 @@ impl Link for ShmLink {
     }
 
     fn repost(&mut self, slot: u32) -> Result<bool, LinkError> {
-        self.alive()?;
+        self.check_alive()?;
         if !self.block.mark_posted(slot) {
             return Err(
                 self.misuse(format!("RECV slot {slot} is posted already, or does not exist"))
@@ -587,7 +587,7 @@ impl Link for ShmLink {
     }
 
     fn grow(&mut self, _: &Pool) -> Result<u32, LinkError> {
-        self.alive().map(|()| 0)
+        self.check_alive().map(|()| 0)
     }
 
     fn shrink(&mut self) {}
@@ -595,7 +595,7 @@ impl Link for ShmLink {
     fn disconnect(&mut self) {
         if self.dead.is_none() {
             let error = LinkError::Closed { peer: self.peer.clone() };
-            self.die(error);
+            self.fail(error);
         }
     }
 }

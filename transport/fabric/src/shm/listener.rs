@@ -1,14 +1,14 @@
 //! The accepting side.
 //!
-//! | who | is told or asked | with descriptors |
+//! | client | messages | with descriptors |
 //! |---|---|---|
-//! | stranger | HELLO: private data with a ticket, and the shape of its ring | no: refused |
-//! | whoever is let in | ACCEPT: ring and bell of this end | yes |
-//! | | RING: ring and bell of its own, taken by a thread that may block | yes |
+//! | before its ticket is checked | HELLO: private data with a ticket, and the shape of its ring | no: refused |
+//! | admitted | ACCEPT: ring and eventfd of this end | yes |
+//! | | RING: ring and eventfd of the client, taken by a thread that may block | yes |
 //!
-//! So nothing of a stranger's is opened here. What strangers send nevertheless is closed with their
-//! socket, by other threads than those of peers that have been let in; while [`BACKLOG`] sockets
-//! wait for that, nobody else is accepted.
+//! So no file of a client is opened here before its ticket is checked. Descriptors that it sends
+//! all the same are closed with its socket, on other threads than those of admitted clients. While
+//! [`MAX_STRANGER_JOBS`] sockets wait to be closed, no connection is accepted.
 
 use std::io;
 use std::sync::Arc;
@@ -26,31 +26,31 @@ use crate::shm::context::DeviceContext;
 use crate::shm::link::{ShmLink, is_end};
 use crate::shm::ring::Shape;
 use crate::shm::same_user::is_same_user;
-use crate::shm::setup::{Own, Theirs};
+use crate::shm::setup::{OwnEnd, PeerEnd};
 use crate::shm::socket::blocking::{PEERS, STRANGERS};
-use crate::shm::socket::seqpacket::{Credentials, Heard, Listening, Socket};
+use crate::shm::socket::seqpacket::{Credentials, ListenSocket, Socket, SocketMessage};
 use crate::shm::socket::wire::Message;
 
-/// A connection that has not said HELLO by then is closed.
-const HELLO_LIMIT: Duration = Duration::from_secs(5);
-/// Connections that may be waited for at a time; further ones wait in the kernel.
-const PENDING: usize = 64;
-/// Sockets of strangers that may wait to be closed.
-const BACKLOG: usize = 256;
-/// Sockets of one user's peers that may wait to be closed. With more, its next peer waits to be let
-/// in.
-const CLOSING: usize = 256;
-/// Pause before that is looked at again.
+/// A connection that has not sent HELLO by then is closed.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
+/// Connections without a HELLO, at most; further ones wait in the kernel.
+const MAX_PENDING: usize = 64;
+/// Sockets of clients without a checked ticket that may wait to be closed.
+const MAX_STRANGER_JOBS: usize = 256;
+/// Sockets of one user's peers that may wait to be closed. With more, the user's next peer waits to
+/// be admitted.
+const MAX_CLOSING: usize = 256;
+/// Pause before that is checked again.
 const CLOSING_PAUSE: Duration = Duration::from_millis(10);
 /// Pause after the process has run out of descriptors or memory.
-const SHORT_OF: Duration = Duration::from_millis(100);
+const SHORTAGE_PAUSE: Duration = Duration::from_millis(100);
 
 /// A listener for processes of this host.
 #[derive(Debug)]
 pub struct ShmListener {
     context: Arc<DeviceContext>,
     addr: ShmAddr,
-    listening: Listening,
+    socket: ListenSocket,
     /// Those that have connected and not yet said HELLO.
     pending: JoinSet<Option<ShmIncoming>>,
     log: Arc<LogThrottle>,
@@ -61,12 +61,12 @@ impl ShmListener {
         context: Arc<DeviceContext>,
         addr: &ShmAddr,
     ) -> Result<ShmListener, FabricError> {
-        let listening = Listening::bind(addr).map_err(|error| match error.kind() {
+        let socket = ListenSocket::bind(addr).map_err(|error| match error.kind() {
             io::ErrorKind::AddrInUse => FabricError::AddressInUse { addr: addr.clone().into() },
             _ => FabricError::Shm { what: "no socket to listen on", source: Arc::new(error) },
         })?;
         let log = Arc::default();
-        Ok(ShmListener { context, addr: addr.clone(), listening, pending: JoinSet::new(), log })
+        Ok(ShmListener { context, addr: addr.clone(), socket, pending: JoinSet::new(), log })
     }
 
     /// The name of its socket.
@@ -80,9 +80,9 @@ impl ShmListener {
     /// The socket is dead. A peer cannot cause that.
     pub async fn accept(&mut self) -> Result<ShmIncoming, FabricError> {
         loop {
-            let crowded = STRANGERS.backlog() >= BACKLOG;
+            let is_crowded = STRANGERS.backlog() >= MAX_STRANGER_JOBS;
             tokio::select! {
-                () = tokio::time::sleep(SHORT_OF), if crowded => {
+                () = tokio::time::sleep(SHORTAGE_PAUSE), if is_crowded => {
                     if let Some(suppressed) = self.log.pass() {
                         tracing::warn!(suppressed, "processes without a ticket keep shared memory from being accepted");
                     }
@@ -92,13 +92,13 @@ impl ShmListener {
                         return Ok(incoming);
                     }
                 }
-                accepted = self.listening.accept(), if self.pending.len() < PENDING && !crowded => match accepted {
-                    Ok(socket) => self.greet(socket),
+                accepted = self.socket.accept(), if self.pending.len() < MAX_PENDING && !is_crowded => match accepted {
+                    Ok(socket) => self.receive_hello(socket),
                     Err(error) if is_shortage(&error) => {
                         if let Some(suppressed) = self.log.pass() {
                             tracing::warn!(%error, suppressed, "no shared-memory connection can be accepted for now");
                         }
-                        tokio::time::sleep(SHORT_OF).await;
+                        tokio::time::sleep(SHORTAGE_PAUSE).await;
                     }
                     Err(source) => {
                         return Err(FabricError::Shm { what: "accept failed", source: Arc::new(source) });
@@ -108,22 +108,22 @@ impl ShmListener {
         }
     }
 
-    fn greet(&mut self, socket: Socket) {
+    fn receive_hello(&mut self, socket: Socket) {
         let context = self.context.clone();
         let (local, log) = (self.addr.clone(), self.log.clone());
         self.pending.spawn(async move {
             let peer = socket.peer();
             let hello = hello(context, local, socket, &log);
-            tokio::time::timeout(HELLO_LIMIT, hello).await.unwrap_or_else(|_| {
-                refused(&log, peer, "it connected and said nothing");
+            tokio::time::timeout(HELLO_TIMEOUT, hello).await.unwrap_or_else(|_| {
+                log_refusal(&log, peer, "it connected and said nothing");
                 None
             })
         });
     }
 }
 
-/// Whoever reaches the socket can have this said as often as it likes.
-fn refused(log: &LogThrottle, peer: Credentials, why: &str) {
+/// Logs a refusal. Throttled, as every process that reaches the socket can cause it.
+fn log_refusal(log: &LogThrottle, peer: Credentials, why: &str) {
     if let Some(suppressed) = log.pass() {
         tracing::warn!(pid = peer.pid, uid = peer.uid, why, suppressed, "shared memory refused");
     }
@@ -142,25 +142,25 @@ async fn hello(
 ) -> Option<ShmIncoming> {
     let peer = socket.peer();
     let refuse = |text: String| {
-        refused(log, peer, &text);
-        // A peer that does not listen need not hear it.
+        log_refusal(log, peer, &text);
+        // A peer that does not read its socket is not told.
         let _ = socket.send(&Message::Refused { text }.encode(), &[]);
     };
     if !context.allows(peer.uid) {
-        // First what the peer's program can tell from other refusals.
+        // The peer's program can tell this from other refusals.
         let _ = socket.send(&Message::OtherUser { uid: peer.uid }.encode(), &[]);
         refuse(format!("memory is not shared with user {} (ShmAccess)", peer.uid));
         return None;
     }
-    let Heard { bytes, rights } = match socket.next().await {
-        Ok(Some(heard)) => heard,
+    let SocketMessage { bytes, has_fds } = match socket.next().await {
+        Ok(Some(message)) => message,
         Ok(None) => return None,
         Err(error) => {
             refuse(error.to_string());
             return None;
         }
     };
-    if rights {
+    if has_fds {
         refuse("descriptors before they were asked for".to_owned());
         return None;
     }
@@ -236,31 +236,34 @@ impl ShmIncoming {
             },
         };
         let block = ControlBlock::new(pool, config)?;
-        let own = Own::new(config).map_err(failed)?;
-        let accept = Message::Accept { shape: own.shape, private_data: private_data.to_vec() };
-        while PEERS.closing(peer.uid) >= CLOSING {
+        let own_end = OwnEnd::new(config).map_err(failed)?;
+        let accept = Message::Accept { shape: own_end.shape, private_data: private_data.to_vec() };
+        while PEERS.closing(peer.uid) >= MAX_CLOSING {
             tokio::time::sleep(CLOSING_PAUSE).await;
         }
         socket.admit();
         // A fresh socket has room for it, so this waits for nothing.
-        own.with_fds(|fds| socket.send(&accept.encode(), fds)).map_err(failed)?;
-        let Heard { bytes, rights } = socket.next().await.map_err(failed)?.ok_or_else(gone)?;
+        own_end.with_fds(|fds| socket.send(&accept.encode(), fds)).map_err(failed)?;
+        let SocketMessage { bytes, has_fds } =
+            socket.next().await.map_err(failed)?.ok_or_else(gone)?;
         let refuse = |error: io::Error| {
-            // A peer that does not listen need not hear it.
+            // A peer that does not read its socket is not told.
             let _ = socket.send(&Message::Refused { text: error.to_string() }.encode(), &[]);
             failed(error)
         };
-        if !rights || Message::decode(&bytes) != Some(Message::Ring) {
+        if !has_fds || Message::decode(&bytes) != Some(Message::Ring) {
             let what = "it was let in, and did not give its ring";
             return Err(refuse(io::Error::new(io::ErrorKind::InvalidData, what)));
         }
-        let kin = is_same_user(&socket);
-        let theirs =
-            socket.take(move |fds| Theirs::new(shape, fds, peer.uid, kin)).await.map_err(refuse)?;
-        Ok(ShmLink::new(&context.table, socket, own, theirs, block, config))
+        let same_user = is_same_user(&socket);
+        let peer_end = socket
+            .take_fds(move |fds| PeerEnd::new(shape, fds, peer.uid, same_user))
+            .await
+            .map_err(refuse)?;
+        Ok(ShmLink::new(&context.table, socket, own_end, peer_end, block, config))
     }
 
-    /// Says no.
+    /// Rejects the request.
     pub fn reject(self, private_data: &[u8]) {
         let private_data = private_data[..private_data.len().min(MAX_PRIVATE_DATA)].to_vec();
         let _ = self.socket.send(&Message::Reject { private_data }.encode(), &[]);

@@ -21,7 +21,7 @@
 //!
 //! A handshake is three messages: HELLO, which carries a ticket and no descriptor; ACCEPT, with the
 //! ring of the end that accepts; RING, with that of the other end. No descriptor of a peer's is
-//! opened before its ticket was looked at, and what may block on one is done by threads of its own
+//! opened before its ticket was checked, and what may block on one is done by threads of its own
 //! (`blocking`). In particular there is no task that opens, waits for or closes a file that it does
 //! not know: what tasks wait for are sockets and eventfds that this end has made.
 //!

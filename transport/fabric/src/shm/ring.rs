@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | 0 | sender | tail: messages published, counted from 0 |
 //! | 1 | sender | CHUNK messages that it had put on the socket when it published the tail |
-//! | 2 | sender | when it last rang for the receiver: nanoseconds of CLOCK_MONOTONIC |
+//! | 2 | sender | when it last woke the receiver: nanoseconds of CLOCK_MONOTONIC |
 //! | 8 | receiver | head: messages whose slots are free again |
 //! | 16 | both | 1: the receiver waits for its eventfd |
 //! | 24 | receiver | the processor it last ran on |
@@ -26,7 +26,7 @@ use crate::shm::wakeup::wait_flag;
 
 const TAIL: usize = 0;
 const CHUNKS: usize = 1;
-const RANG: usize = 2;
+const WOKEN_AT: usize = 2;
 const HEAD: usize = 8;
 const WAITING: usize = 16;
 const CPU: usize = 24;
@@ -178,24 +178,26 @@ impl<W: Words> Reader<W> {
         }
     }
 
-    /// From now on the peer rings the bell. False when there is news after all: then nobody waits.
+    /// Announces that this end waits: from now on the peer wakes it. False when a message may have
+    /// come meanwhile; this end then does not wait.
     pub(crate) fn wait(&self) -> bool {
         wait_flag::raise(self.word(WAITING));
         let waits = !self.has_pending_recv();
         if !waits {
-            self.awake();
+            self.stop_waiting();
         }
         waits
     }
 
-    /// The bell need not be rung any more.
-    pub(crate) fn awake(&self) {
+    /// Announces that this end waits no more.
+    pub(crate) fn stop_waiting(&self) {
         wait_flag::lower(self.word(WAITING));
     }
 
-    /// When the peer last rang, as it says; 0: never.
-    pub(crate) fn rang_at(&self) -> u64 {
-        self.word(RANG).load(Ordering::Relaxed)
+    /// When the peer last woke this end, as the peer says, in nanoseconds of CLOCK_MONOTONIC; 0:
+    /// never.
+    pub(crate) fn woken_at(&self) -> u64 {
+        self.word(WOKEN_AT).load(Ordering::Relaxed)
     }
 
     /// Tells the peer which processor this end runs on.
@@ -329,9 +331,9 @@ impl<W: Words> Writer<W> {
         wait_flag::must_wake(self.word(WAITING))
     }
 
-    /// Tells the peer when this end rings for it, which it is about to.
-    pub(crate) fn rings_at(&self, nanos: u64) {
-        self.word(RANG).store(nanos, Ordering::Relaxed);
+    /// Tells the peer that this end is about to wake it, and when.
+    pub(crate) fn set_woken_at(&self, nanos: u64) {
+        self.word(WOKEN_AT).store(nanos, Ordering::Relaxed);
     }
 
     /// The processor that the peer last ran on, as it says.
@@ -438,12 +440,12 @@ mod tests {
         assert!(writer.publish());
         writer.put(b"b").unwrap();
         assert!(!writer.publish(), "woken already");
-        assert!(!reader.wait(), "there is news");
+        assert!(!reader.wait(), "a message is there");
         take(&mut reader).unwrap();
         assert!(!reader.wait());
         take(&mut reader).unwrap();
         assert!(reader.wait());
-        reader.awake();
+        reader.stop_waiting();
         writer.put(b"c").unwrap();
         assert!(!writer.publish());
     }

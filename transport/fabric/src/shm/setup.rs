@@ -1,64 +1,64 @@
-//! What each end makes for a connection, and what it takes from the peer.
+//! What a handshake yields: this end's ring and eventfd, and the peer's.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use crate::link::LinkConfig;
 use crate::shm::memory::map::Map;
-use crate::shm::memory::peer_map::{PeerMap, Use};
+use crate::shm::memory::peer_map::{PeerMap, Usage};
 use crate::shm::ring::{Reader, Shape, Writer};
 use crate::shm::wakeup::event_fd::{EventFd, PeerWaker};
 
-/// This end's ring and bell.
+/// This end's ring and eventfd.
 #[derive(Debug)]
-pub(super) struct Own {
+pub(super) struct OwnEnd {
     pub(super) reader: Reader<Map>,
-    pub(super) bell: EventFd,
+    pub(super) event_fd: EventFd,
     pub(super) shape: Shape,
     file: OwnedFd,
 }
 
-impl Own {
-    pub(super) fn new(config: &LinkConfig) -> io::Result<Own> {
+impl OwnEnd {
+    pub(super) fn new(config: &LinkConfig) -> io::Result<OwnEnd> {
         let shape = Shape { slots: config.recv_slots, slot_size: config.slot_size };
-        let (map, file) = Map::own(shape.bytes())?;
+        let (map, file) = Map::create(shape.bytes())?;
         let reader = Reader::new(map, shape).ok_or(io::ErrorKind::InvalidInput)?;
-        Ok(Own { reader, bell: EventFd::new()?, shape, file })
+        Ok(OwnEnd { reader, event_fd: EventFd::new()?, shape, file })
     }
 
-    /// For the peer: the ring, then the bell.
+    /// The descriptors for the peer: the ring, then the eventfd.
     pub(super) fn with_fds<T>(&self, f: impl FnOnce(&[std::os::fd::BorrowedFd<'_>]) -> T) -> T {
-        let bell = self.bell.fd();
-        f(&[self.file.as_fd(), bell.as_fd()])
+        let event_fd = self.event_fd.fd();
+        f(&[self.file.as_fd(), event_fd.as_fd()])
     }
 }
 
-/// The peer's ring and bell.
+/// The peer's ring, and how to wake the peer.
 #[derive(Debug)]
-pub(super) struct Theirs {
+pub(super) struct PeerEnd {
     pub(super) writer: Writer<PeerMap>,
     pub(super) waker: PeerWaker,
 }
 
-impl Theirs {
-    /// Checks what the peer gave: exactly a ring, which keeps its size and holds the shape, and a
-    /// bell. May block: the descriptors can be anything. Those that are not kept are left, to be
-    /// closed where that may block.
+impl PeerEnd {
+    /// Checks what the peer sent: exactly a ring that keeps its size and holds the shape, and an
+    /// eventfd. May block: a descriptor can be of any file. Those that are not kept stay in `fds`,
+    /// for the caller to close where that may block.
     ///
-    /// `user`: the peer's. `kin`: it could stop this process anyway.
+    /// `user`: the peer's. `same_user`: the peer could stop this process anyway.
     pub(super) fn new(
         shape: Shape,
         fds: &mut Vec<OwnedFd>,
         user: u32,
-        kin: bool,
-    ) -> io::Result<Theirs> {
+        same_user: bool,
+    ) -> io::Result<PeerEnd> {
         let wrong = |what| io::Error::new(io::ErrorKind::InvalidData, what);
-        let [ring, _bell] = fds.as_slice() else {
-            return Err(wrong("the peer's handshake comes without exactly a ring and a bell"));
+        let [ring, _event_fd] = fds.as_slice() else {
+            return Err(wrong("the peer's handshake comes without exactly a ring and an eventfd"));
         };
-        let map = PeerMap::new(ring, shape.bytes(), user, Use::Ring)?;
+        let map = PeerMap::new(ring, shape.bytes(), user, Usage::Ring)?;
         let writer =
             Writer::new(map, shape).ok_or_else(|| wrong("the peer's ring is too small"))?;
-        Ok(Theirs { writer, waker: PeerWaker::new(fds, kin)? })
+        Ok(PeerEnd { writer, waker: PeerWaker::new(fds, same_user)? })
     }
 }

@@ -1,15 +1,14 @@
-//! Checks on the users of the fabric, beyond what a device checks: memory of posted work stays as
-//! it is (R10), and nobody runs into an error that the rules rule out (R2, R3, R5, R9).
+//! Checks that the memory of posted work does not change (R10), which a device does not check.
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;
 
-/// The sums of what posted work reads, oldest work first.
+/// Checksums of the memory that posted work reads, oldest work first.
 #[derive(Debug, Default)]
-pub(super) struct Sums(VecDeque<Sum>);
+pub(super) struct Checksums(VecDeque<Checksum>);
 
 #[derive(Debug)]
-struct Sum {
+struct Checksum {
     seq: u64,
     addr: NonNull<u8>,
     len: usize,
@@ -17,12 +16,12 @@ struct Sum {
 }
 
 // SAFETY: the pointers are used by the link's owner only, under the contract of `watch`.
-unsafe impl Send for Sums {}
-// SAFETY: &Sums gives no access to the memory.
-unsafe impl Sync for Sums {}
+unsafe impl Send for Checksums {}
+// SAFETY: &Checksums gives no access to the memory.
+unsafe impl Sync for Checksums {}
 
-impl Sums {
-    /// Remembers what work `seq` reads.
+impl Checksums {
+    /// Records the memory that work `seq` reads.
     ///
     /// # Safety
     /// The range is readable, and nobody writes there while a method of this runs, until `seq` is
@@ -30,17 +29,17 @@ impl Sums {
     pub(super) unsafe fn watch(&mut self, seq: u64, addr: NonNull<u8>, len: usize) {
         // SAFETY: the caller's promise.
         let sum = unsafe { sum(addr, len) };
-        self.0.push_back(Sum { seq, addr, len, sum });
+        self.0.push_back(Checksum { seq, addr, len, sum });
     }
 
-    /// Whether what work `seq` reads is as it was.
+    /// Whether the memory that work `seq` reads is unchanged.
     pub(super) fn is_same(&self, seq: u64) -> bool {
         // SAFETY: `seq` is not done: the promise made to `watch` holds.
-        let same = |s: &Sum| unsafe { sum(s.addr, s.len) } == s.sum;
+        let same = |s: &Checksum| unsafe { sum(s.addr, s.len) } == s.sum;
         self.0.iter().find(|s| s.seq == seq).is_none_or(same)
     }
 
-    /// Work up to `seq` is about to be done; whether all of what it reads is as it was.
+    /// Work up to `seq` completes: whether all memory that it reads is unchanged.
     pub(super) fn done(&mut self, seq: u64) -> bool {
         let mut same = true;
         while let Some(first) = self.0.front().filter(|s| s.seq <= seq) {
@@ -56,7 +55,7 @@ impl Sums {
     }
 }
 
-/// A sum that changes with every bit; fast, and no more than that.
+/// A fast checksum, which changes with every bit.
 ///
 /// # Safety
 /// The range is readable and nobody writes there meanwhile.
@@ -84,7 +83,7 @@ mod tests {
     fn changes_are_seen_until_work_is_done() {
         let mut memory = vec![7u8; 100];
         let at = |memory: &mut Vec<u8>, n: usize| NonNull::new(&raw mut memory[n]).unwrap();
-        let mut sums = Sums::default();
+        let mut sums = Checksums::default();
         let (a, b) = (at(&mut memory, 0), at(&mut memory, 50));
         // SAFETY: both ranges lie in `memory`, which is changed between the calls only.
         unsafe {

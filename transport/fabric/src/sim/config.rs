@@ -7,31 +7,30 @@ use crate::sim::faults::injected_bugs::InjectedBug;
 /// How a network behaves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SimConfig {
-    /// Where all chance comes from. Default 1.
+    /// The seed of all random numbers. Default 1.
     pub seed: u64,
-    /// Polls by which a work request, and then its completion, is held back at most. 0, the
-    /// default: everything is delivered when the doorbell rings.
+    /// Polls by which a work request, and then its completion, is delayed at most. 0, the default:
+    /// everything is delivered when the doorbell is rung.
     pub delay: u32,
     /// Longest message in bytes. Default 1 GiB, which is what InfiniBand has, less one bit.
     pub max_msg: usize,
-    /// Time by which a work request, and then its completion, is held back at most, in whole
+    /// Time by which a work request, and then its completion, is delayed at most, in whole
     /// milliseconds. Default 0.
     pub latency: Duration,
-    /// Of so many arrivals one wakes nobody: what has arrived is found with the next one, or by a
-    /// timer. 0, the default: none is lost.
+    /// One of this many arrivals wakes nobody: it is found with the next one, or by a timer. 0, the
+    /// default: none is lost.
     pub lost_wakeups: u32,
-    /// For one of so many arrivals the sender is woken too, for nothing. 0, the default: never.
+    /// One of this many arrivals wakes the sender too, needlessly. 0, the default: never.
     pub idle_wakeups: u32,
-    /// For one of so many links, work that has arrived when the link dies is not reported as done.
+    /// On one of this many links, work that has arrived when the link dies is not reported as done.
     /// 0, the default: never.
     pub flushed: u32,
-    /// Places that devices give a link's send queue at most; at least 4. Default: as many as are
-    /// asked for.
+    /// Maximum depth of a send queue; at least 4. Default: no maximum.
     pub send_queue: Option<u32>,
     /// Check the rules, see [`SimNet::breaches`](crate::sim::SimNet::breaches). Default false: it
     /// reads all payload three times.
     pub audit: bool,
-    /// A promise to break, and after how many occasions for it. Default none.
+    /// A bug to inject, and after how many occasions for it. Default none.
     pub injected_bug: Option<(InjectedBug, u64)>,
 }
 

@@ -1,4 +1,4 @@
-//! Making a connection: request, accept or reject, established.
+//! Establishing a connection: request, accept or reject, established.
 
 use std::io;
 use std::net::SocketAddr;
@@ -127,10 +127,13 @@ impl SimListener {
         self.addr
     }
 
-    /// Waits for the next connect request. Cancel safe.
+    /// Waits for the next connect request.
     ///
     /// # Errors
     /// The device was removed.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
     pub async fn accept(&mut self) -> Result<SimIncoming, FabricError> {
         match self.requests.recv().await {
             Some(request) => {
@@ -158,7 +161,7 @@ pub struct SimIncoming {
 }
 
 impl SimIncoming {
-    /// What the peer said, exactly.
+    /// The private data of the peer, without padding.
     pub fn private_data(&self) -> &[u8] {
         &self.request.private_data
     }
@@ -208,10 +211,10 @@ impl SimIncoming {
         }
     }
 
-    /// Says no.
+    /// Rejects the request.
     pub fn reject(self, private_data: &[u8]) {
         let private_data = private_data[..private_data.len().min(MAX_PRIVATE_DATA)].to_vec();
-        // A peer that has given up need not hear it.
+        // A peer that has given up is not told.
         let _ = self.request.answer.send(Answer::Rejected { private_data });
     }
 }

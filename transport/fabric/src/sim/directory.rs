@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tokio::sync::mpsc;
 
 use crate::error::Verb;
-use crate::sim::end::{End, Over, Status};
+use crate::sim::end::{End, EndReason, Status};
 use crate::sim::request::Request;
 use crate::sim::state::DeviceState;
 
@@ -110,7 +110,7 @@ impl Directory {
     /// Ends all links of a device, with retries exceeded.
     pub(super) fn cut(&self, device: &Arc<DeviceState>) {
         self.each_end(device, |end| {
-            end.end(Over::Failed(Verb::SendOrWrite, Status::RetryExceeded))
+            end.end(EndReason::Failed(Verb::SendOrWrite, Status::RetryExceeded))
         });
     }
 
@@ -118,6 +118,6 @@ impl Directory {
     pub(super) fn remove(&self, device: &Arc<DeviceState>) {
         device.faults.remove();
         self.lock().listeners.retain(|at, _| at.ip() != device.addr);
-        self.each_end(device, |end| end.end(Over::Removed));
+        self.each_end(device, |end| end.end(EndReason::Removed));
     }
 }

@@ -59,7 +59,7 @@ impl Status {
 
 /// How a connection ended, seen from one end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Over {
+pub(super) enum EndReason {
     /// The peer closed or died.
     Disconnected,
     /// This end closed.
@@ -84,9 +84,9 @@ struct State {
     /// RECVs, first to be filled first. Empty once the link is dropped.
     posted: VecDeque<Posted>,
     arrived: VecDeque<(u32, u32)>,
-    /// Something has arrived, ever.
-    heard: bool,
-    over: Option<Over>,
+    /// A message has arrived since the end was made.
+    has_received: bool,
+    end_reason: Option<EndReason>,
     waker: Option<Waker>,
 }
 
@@ -117,16 +117,16 @@ impl End {
     ///
     /// # Safety
     /// `ptr` is writable for `slot_size` bytes and touched by nobody else until the slot has
-    /// arrived or [`abandon`](End::abandon) has returned.
+    /// arrived or [`close`](End::close) has returned.
     pub(super) unsafe fn post(&self, slot: u32, ptr: NonNull<u8>) {
         self.lock().posted.push_back(Posted { slot, ptr });
     }
 
-    /// After this nothing is written into any slot any more.
-    pub(super) fn abandon(&self) {
+    /// Closes this end: nothing is written into its slots afterwards.
+    pub(super) fn close(&self) {
         let mut state = self.lock();
         state.posted.clear();
-        state.over.get_or_insert(Over::Closed);
+        state.end_reason.get_or_insert(EndReason::Closed);
         state.waker = None;
     }
 
@@ -141,11 +141,11 @@ impl End {
         wake_up: bool,
     ) -> Result<(), Status> {
         let mut state = self.lock();
-        if state.over.is_some() {
+        if state.end_reason.is_some() {
             return Err(Status::RetryExceeded);
         }
         if len > self.slot_size as usize {
-            state.over = Some(Over::Failed(Verb::Recv, Status::LocalLength));
+            state.end_reason = Some(EndReason::Failed(Verb::Recv, Status::LocalLength));
             wake(state);
             return Err(Status::RemoteInvalidRequest);
         }
@@ -157,7 +157,7 @@ impl End {
         // overlap.
         unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), ptr.as_ptr(), len) };
         state.arrived.push_back((slot, len as u32));
-        state.heard = true;
+        state.has_received = true;
         if wake_up {
             wake(state);
         }
@@ -165,31 +165,35 @@ impl End {
     }
 
     /// Ends the connection as seen from here, unless it has ended already.
-    pub(super) fn end(&self, over: Over) {
+    pub(super) fn end(&self, reason: EndReason) {
         let mut state = self.lock();
-        if state.over.is_none() {
-            state.over = Some(over);
+        if state.end_reason.is_none() {
+            state.end_reason = Some(reason);
             wake(state);
         }
     }
 
-    pub(super) fn over(&self) -> Option<Over> {
-        self.lock().over
+    pub(super) fn end_reason(&self) -> Option<EndReason> {
+        self.lock().end_reason
     }
 
-    pub(super) fn heard(&self) -> bool {
-        self.lock().heard
+    pub(super) fn has_received(&self) -> bool {
+        self.lock().has_received
     }
 
-    /// Takes up to `budget` arrivals, says whether it has ended, and leaves the waker.
-    pub(super) fn arrivals(&self, waker: &Waker, budget: usize) -> (Vec<(u32, u32)>, Option<Over>) {
+    /// Takes up to `budget` arrivals, says whether the end is closed, and registers the waker.
+    pub(super) fn arrivals(
+        &self,
+        waker: &Waker,
+        budget: usize,
+    ) -> (Vec<(u32, u32)>, Option<EndReason>) {
         let mut state = self.lock();
         let count = budget.min(state.arrived.len());
         match &mut state.waker {
             Some(old) => old.clone_from(waker),
             none => *none = Some(waker.clone()),
         }
-        (state.arrived.drain(..count).collect(), state.over)
+        (state.arrived.drain(..count).collect(), state.end_reason)
     }
 
     /// Makes the owner poll.

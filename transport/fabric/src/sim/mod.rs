@@ -5,15 +5,15 @@
 //! accepting side must not send first (iWARP). What fails kills the connection, with the completion
 //! status that rdma-core has for it.
 //!
-//! [`SimConfig::delay`] holds messages and completions back for a number of *polls* drawn from the
+//! [`SimConfig::delay`] delays messages and completions for a number of *polls* drawn from the
 //! seed, so that completions are reported after the answers to what they complete, and batches
 //! arrive in parts; [`SimConfig::latency`] does it by tokio's clock. On a single-threaded runtime
 //! with a paused clock the same seed gives the same run. Without latency, only connect timeouts use
 //! the clock.
 //!
-//! With [`SimConfig::audit`] it also checks what a NIC cannot see, and [`SimNet::breaches`] tells.
-//! An [`Observer`] is told everything that happens. [`InjectedBug`] breaks the fabric's own promises,
-//! to see that its checkers notice.
+//! With [`SimConfig::audit`] it also checks what a NIC cannot see; [`SimNet::breaches`] reports it.
+//! An [`Observer`] is told everything that happens. [`InjectedBug`] breaks the fabric's own
+//! promises, to see that its checkers notice.
 //!
 //! ```
 //! # async fn example(pool_config: tonic_rdma_memory::PoolConfig) -> Result<(), Box<dyn std::error::Error>> {

@@ -1,4 +1,4 @@
-//! What happens on a network, told while it happens: for checkers and for traces.
+//! The events of a simulated network, for checkers and traces.
 
 use std::fmt;
 
@@ -133,8 +133,8 @@ pub enum Event<'a> {
     },
 }
 
-/// Listens to a network. It is called in the middle of things: it must not use the network, and
-/// should not take long.
+/// Receives the events of a network. It is called while the network is locked: it must not use the
+/// network, and should return quickly.
 pub trait Observer: Send + Sync + 'static {
     /// Something has happened.
     fn event(&self, event: Event<'_>);

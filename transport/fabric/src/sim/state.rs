@@ -34,7 +34,7 @@ pub(super) struct NetState {
     iovas: AtomicU64,
     observer: OnceLock<Arc<dyn Observer>>,
     breaches: Mutex<Vec<String>>,
-    /// Occasions for the injected_bug so far.
+    /// Occasions to inject the bug so far.
     occasions: AtomicU64,
 }
 
@@ -63,7 +63,7 @@ impl NetState {
         let _ = self.observer.set(observer);
     }
 
-    pub(super) fn tell(&self, event: Event<'_>) {
+    pub(super) fn emit(&self, event: Event<'_>) {
         if let Some(observer) = self.observer.get() {
             observer.event(event);
         }
@@ -81,7 +81,7 @@ impl NetState {
     }
 
     /// An occasion to break a promise; whether it is the one.
-    pub(super) fn breaks(&self, promise: InjectedBug) -> bool {
+    pub(super) fn injects(&self, promise: InjectedBug) -> bool {
         match self.config.injected_bug {
             Some((injected_bug, after)) if injected_bug == promise => {
                 self.occasions.fetch_add(1, Relaxed) == after

@@ -253,7 +253,7 @@ impl CmId {
 
     pub(super) fn resolve_addr(&self, to: SocketAddr, timeout_ms: i32) -> io::Result<()> {
         let mut to = CAddr::new(to);
-        // SAFETY: the id is alive, the address is only read, and no source address is wished for.
+        // SAFETY: the id is alive, the address is only read, and no source address is given.
         check(unsafe {
             rdma_sys::rdma_resolve_addr(self.as_ptr(), ptr::null_mut(), to.as_mut_ptr(), timeout_ms)
         })

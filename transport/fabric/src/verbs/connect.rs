@@ -24,12 +24,12 @@ use crate::verbs::link::VerbsLink;
 /// much less than this, and a software device on a busy host sends again what was only late.
 pub(super) const ACK_TIMEOUT: u8 = 16;
 
-/// Local ports that are tried. On iWARP a connection is one of the host's TCP, but the connection
-/// manager counts its ports apart: what it takes for free may belong to a socket, even one that is
-/// in TIME_WAIT.
+/// Local ports that are tried. An iWARP connection is a TCP connection of this host, but the
+/// connection manager tracks its ports separately: a port that it takes for free may belong to a
+/// socket, even to one in TIME_WAIT.
 pub(super) const LOCAL_PORTS: usize = 8;
 
-/// A reject reason of InfiniBand's: nobody has this service id.
+/// A reject reason of InfiniBand: nobody has this service id.
 const REJECT_NO_SERVICE: i32 = 8;
 
 pub(super) fn check_private_data(data: &[u8]) -> Result<(), ConnectError> {
@@ -44,14 +44,14 @@ fn is_port_taken(error: &ConnectError) -> bool {
         if source.raw_os_error() == Some(libc::EADDRINUSE))
 }
 
-/// A connection in the making.
-struct Dial {
+/// An attempt to connect.
+struct ConnectAttempt {
     addr: SocketAddr,
     timeout: Duration,
     step: ConnectStep,
 }
 
-impl Dial {
+impl ConnectAttempt {
     fn timed_out(&self) -> ConnectError {
         ConnectError::Timeout { addr: self.addr.into(), step: self.step, after: self.timeout }
     }
@@ -60,7 +60,7 @@ impl Dial {
         self.timeout.as_millis().clamp(1, i32::MAX as u128) as i32
     }
 
-    /// What a failed call or an error event means.
+    /// The error for a failed call or an error event.
     fn failed(&self, source: io::Error) -> ConnectError {
         let addr = Addr::Ip(self.addr);
         match (self.step, source.raw_os_error()) {
@@ -83,8 +83,12 @@ impl Dial {
         .into()
     }
 
-    /// Waits for one event, or for the one that says that it will not come.
-    async fn want(&self, events: &Events, wanted: kind::Type) -> Result<Event, ConnectError> {
+    /// Waits for an event, or for one that means that it will not come.
+    async fn expect_event(
+        &self,
+        events: &Events,
+        wanted: kind::Type,
+    ) -> Result<Event, ConnectError> {
         let addr = Addr::Ip(self.addr);
         loop {
             let event = next_event(events).await.map_err(Self::channel_failed)?;
@@ -116,14 +120,14 @@ impl Dial {
         }
     }
 
-    /// Address to device.
+    /// Resolves the address to a device.
     async fn resolve(&mut self) -> Result<(CmId, Events), ConnectError> {
         self.step = ConnectStep::ResolveAddress;
         let channel = Channel::new().map_err(no_channel)?;
         let id = CmId::new(&channel).map_err(|e| self.failed(e))?;
         let events = events(channel).map_err(Self::channel_failed)?;
         id.resolve_addr(self.addr, self.millis()).map_err(|e| self.failed(e))?;
-        self.want(&events, kind::RDMA_CM_EVENT_ADDR_RESOLVED).await?;
+        self.expect_event(&events, kind::RDMA_CM_EVENT_ADDR_RESOLVED).await?;
         Ok((id, events))
     }
 
@@ -154,91 +158,93 @@ impl Dial {
         }
         self.step = ConnectStep::ResolveRoute;
         id.resolve_route(self.millis()).map_err(|e| self.failed(e))?;
-        self.want(&events, kind::RDMA_CM_EVENT_ROUTE_RESOLVED).await?;
+        self.expect_event(&events, kind::RDMA_CM_EVENT_ROUTE_RESOLVED).await?;
 
         self.step = ConnectStep::Connect;
-        let half = HalfLink::new(VerbsLink::new(device, id, events, config, pool, self.addr)?);
-        let mut half = match device.is_iwarp() {
-            true => self.request_aside(half, private_data.to_vec()).await?,
+        let pending =
+            PendingLink::new(VerbsLink::new(device, id, events, config, pool, self.addr)?);
+        let mut pending = match device.is_iwarp() {
+            true => self.connect_on_thread(pending, private_data.to_vec()).await?,
             false => {
-                half.link().id().connect(private_data).map_err(|e| self.failed(e))?;
-                half
+                pending.link().id().connect(private_data).map_err(|e| self.failed(e))?;
+                pending
             }
         };
-        let answer = self.want(half.link().events(), kind::RDMA_CM_EVENT_ESTABLISHED).await;
-        half.unanswered = false;
+        let answer =
+            self.expect_event(pending.link().events(), kind::RDMA_CM_EVENT_ESTABLISHED).await;
+        pending.unanswered = false;
         let event = answer?;
-        let mut link = half.stands();
+        let mut link = pending.into_link();
         link.established();
         Ok((link, event.private_data))
     }
 
     /// Sends the connect request from a thread of its own: Soft-iWARP connects TCP inside the call,
-    /// which may take minutes when nobody answers. The thread owns the half-made link meanwhile, so
+    /// which may take minutes when nobody answers. The thread owns the pending link meanwhile, so
     /// that giving up frees nothing that the call uses (R10); it ends when the call does.
-    async fn request_aside(
+    async fn connect_on_thread(
         &self,
-        half: HalfLink,
+        pending: PendingLink,
         private_data: Vec<u8>,
-    ) -> Result<HalfLink, ConnectError> {
+    ) -> Result<PendingLink, ConnectError> {
         let (done, outcome) = oneshot::channel();
         let request = move || {
-            let mut half = half;
-            let result = half.link().id().connect(&private_data);
-            half.unanswered = result.is_ok();
+            let mut pending = pending;
+            let result = pending.link().id().connect(&private_data);
+            pending.unanswered = result.is_ok();
             // When nobody waits any more the link is dropped here.
-            let _ = done.send((half, result));
+            let _ = done.send((pending, result));
         };
-        aside(request).map_err(|e| self.failed(e))?;
+        run_on_thread(request).map_err(|e| self.failed(e))?;
         match outcome.await {
-            Ok((half, Ok(()))) => Ok(half),
+            Ok((pending, Ok(()))) => Ok(pending),
             Ok((_, Err(error))) => Err(self.failed(error)),
             Err(_) => Err(self.failed(io::Error::other("the connecting thread died"))),
         }
     }
 }
 
-/// Runs what may block on a thread of its own: not one of the runtime's, whose shutdown would wait
-/// for it.
-fn aside(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+/// Runs work that may block on a new thread. The runtime's threads are not used, as the runtime
+/// waits for them when it shuts down.
+fn run_on_thread(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     std::thread::Builder::new().name("rdma-connect".to_owned()).spawn(work).map(drop)
 }
 
-/// A link that does not stand yet. Soft-iWARP, asked to destroy a queue pair whose connect request
-/// is unanswered, waits for the answer for up to 10 s; so on iWARP such a link is dropped on a
-/// thread of its own.
-struct HalfLink {
-    /// Taken by `stands` or by the drop.
+/// A link that is not established yet. Soft-iWARP, asked to destroy a queue pair whose connect
+/// request is unanswered, waits for the answer for up to 10 s; so on iWARP such a link is dropped
+/// on a thread of its own.
+struct PendingLink {
+    /// Taken by `into_link` or by the drop.
     link: ManuallyDrop<VerbsLink>,
     /// A connect request may be in flight.
     unanswered: bool,
 }
 
-impl HalfLink {
-    fn new(link: VerbsLink) -> HalfLink {
-        HalfLink { link: ManuallyDrop::new(link), unanswered: true }
+impl PendingLink {
+    fn new(link: VerbsLink) -> PendingLink {
+        PendingLink { link: ManuallyDrop::new(link), unanswered: true }
     }
 
     fn link(&self) -> &VerbsLink {
         &self.link
     }
 
-    /// The connection stands.
-    fn stands(self) -> VerbsLink {
+    /// Takes the link out: the connection is established.
+    fn into_link(self) -> VerbsLink {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: taken once: `this` is not dropped, and nothing else takes it.
         unsafe { ManuallyDrop::take(&mut this.link) }
     }
 }
 
-impl Drop for HalfLink {
+impl Drop for PendingLink {
     fn drop(&mut self) {
-        // SAFETY: taken once: `stands` keeps this from running.
+        // SAFETY: taken once: `into_link` keeps this from running.
         let link = unsafe { ManuallyDrop::take(&mut self.link) };
         // Where no thread can be had the closure is dropped here, and the link with it.
         if self.unanswered
             && link.is_iwarp()
-            && let Err(error) = aside(move || drop(link))
+            && let Err(error) = run_on_thread(move || drop(link))
         {
             tracing::debug!(%error, "no thread to end a connection attempt on");
         }
@@ -247,9 +253,9 @@ impl Drop for HalfLink {
 
 /// Finds the device that the route to an address leaves through: an id that is bound to it.
 pub(super) async fn resolve(addr: SocketAddr, timeout: Duration) -> Result<CmId, ConnectError> {
-    let mut dial = Dial { addr, timeout, step: ConnectStep::ResolveAddress };
-    let resolved = tokio::time::timeout(timeout, dial.resolve()).await;
-    let (id, _events) = resolved.unwrap_or_else(|_| Err(dial.timed_out()))?;
+    let mut attempt = ConnectAttempt { addr, timeout, step: ConnectStep::ResolveAddress };
+    let resolved = tokio::time::timeout(timeout, attempt.resolve()).await;
+    let (id, _events) = resolved.unwrap_or_else(|_| Err(attempt.timed_out()))?;
     match id.verbs() {
         Some(_) => Ok(id),
         None => Err(ConnectError::NotOnRdma { addr: addr.into() }),
@@ -268,18 +274,18 @@ pub(super) async fn connect(
     if device.is_removed() {
         return Err(device.removed_error().into());
     }
-    let mut dial = Dial { addr, timeout, step: ConnectStep::ResolveAddress };
+    let mut attempt = ConnectAttempt { addr, timeout, step: ConnectStep::ResolveAddress };
     let connected = async {
         for _ in 1..LOCAL_PORTS {
-            match dial.connect(device, config, pool, private_data).await {
+            match attempt.connect(device, config, pool, private_data).await {
                 Err(error) if is_port_taken(&error) => {
                     tracing::debug!(%error, "the connection manager chose a local port that TCP uses; another is tried");
                 }
                 other => return other,
             }
         }
-        dial.connect(device, config, pool, private_data).await
+        attempt.connect(device, config, pool, private_data).await
     };
     let connected = tokio::time::timeout(timeout, connected).await;
-    connected.unwrap_or_else(|_| Err(dial.timed_out()))
+    connected.unwrap_or_else(|_| Err(attempt.timed_out()))
 }

@@ -2,8 +2,8 @@
 //! protection domain on that.
 //!
 //! rdma_cm keeps one context per device in a process, but may close it when no id is bound to the
-//! device and the device has gone. So an open device holds an id of its own, bound to one of its
-//! addresses: the anchor. It keeps the context alive for as long as anything that was made on it:
+//! device and the device has gone. So an open device holds an id of its own, `bound_id`, bound to
+//! one of its addresses. It keeps the context alive for as long as anything that was made on it:
 //! all of those hold an `Arc` of [`DeviceContext`].
 
 use std::mem::ManuallyDrop;
@@ -45,11 +45,11 @@ pub(super) struct DeviceContext {
     pub(super) ignores_iova: bool,
     context: NonNull<rdma_sys::ibv_context>,
     pd: NonNull<rdma_sys::ibv_pd>,
-    /// Dropped in Drop, before the anchor.
+    /// Dropped in Drop, before its own id.
     cover: Option<Cover>,
     removed: AtomicBool,
     /// Dropped in Drop, after the protection domain.
-    anchor: ManuallyDrop<CmId>,
+    bound_id: ManuallyDrop<CmId>,
 }
 
 impl fmt::Debug for DeviceContext {
@@ -75,7 +75,7 @@ impl Drop for DeviceContext {
         self.cover = None;
         let removed = self.is_removed();
         // SAFETY: dropped once, here; nothing uses it afterwards.
-        unsafe { ManuallyDrop::drop(&mut self.anchor) };
+        unsafe { ManuallyDrop::drop(&mut self.bound_id) };
         if removed {
             // librdmacm closes a device that is neither used nor listed any more when it compares
             // its list with the kernel's, and it does that here. The kernel waits for it.
@@ -91,7 +91,7 @@ impl Drop for DeviceContext {
 }
 
 impl DeviceContext {
-    /// Opens the device that an id is bound to: the id becomes its anchor.
+    /// Opens the device that an id is bound to, and keeps the id.
     pub(super) fn open(id: CmId) -> Result<Arc<DeviceContext>, FabricError> {
         let context = id.verbs().ok_or(FabricError::NoDevice)?;
         // SAFETY: the id keeps the context open.
@@ -119,7 +119,7 @@ impl DeviceContext {
                 }
             })?;
         let is_siw = attr.vendor_id == VENDOR_SIW;
-        // SAFETY: the id, which becomes the anchor, keeps the context open; the cover is dropped
+        // SAFETY: the id, which is kept, keeps the context open; the cover is dropped
         // before it.
         let cover = if is_siw { unsafe { Cover::new(context) } } else { None };
         Ok(Arc::new(DeviceContext {
@@ -136,7 +136,7 @@ impl DeviceContext {
             pd,
             cover,
             removed: AtomicBool::new(false),
-            anchor: ManuallyDrop::new(id),
+            bound_id: ManuallyDrop::new(id),
         }))
     }
 
@@ -157,9 +157,9 @@ impl DeviceContext {
         self.removed.store(true, SeqCst);
     }
 
-    /// True when the device was removed: seen by a link, a listener, or the anchor.
+    /// True when the device was removed: seen by a link, a listener, or its own id.
     pub(super) fn is_removed(&self) -> bool {
-        while let Ok(Some(event)) = self.anchor.channel().next() {
+        while let Ok(Some(event)) = self.bound_id.channel().next() {
             if event.kind == kind::RDMA_CM_EVENT_DEVICE_REMOVAL {
                 self.mark_removed();
             }

@@ -19,7 +19,7 @@ use crate::verbs::discovery::{enumerate, lib_probe};
 use crate::verbs::link::VerbsLink;
 use crate::verbs::listener::VerbsListener;
 use crate::verbs::mr::VerbsRegistrar;
-use crate::verbs::queue_pair::qp::try_out;
+use crate::verbs::queue_pair::qp::check_queue_pair;
 
 /// Devices open in this process, so that all who open one share its protection domain.
 static OPEN: Mutex<Vec<Weak<DeviceContext>>> = Mutex::new(Vec::new());
@@ -128,7 +128,7 @@ impl VerbsDevice {
             };
         }
         let device = DeviceContext::open(id)?;
-        try_out(&device)?;
+        check_queue_pair(&device)?;
         open.push(Arc::downgrade(&device));
         Ok(VerbsDevice(device))
     }

@@ -23,11 +23,11 @@ use crate::verbs::cm::{Channel, CmId, Events, name};
 use crate::verbs::context::DeviceContext;
 use crate::verbs::queue_pair::cq::{Armed, BATCH};
 use crate::verbs::queue_pair::post::{Batch, Request};
-use crate::verbs::queue_pair::qp::{Qp, Want};
+use crate::verbs::queue_pair::qp::{Qp, QpCapacity};
 use crate::verbs::wake_cost;
 
-/// Completions per poll, at most.
-const BUDGET: usize = 256;
+/// Completions that one poll reports, at most.
+const MAX_COMPLETIONS: usize = 256;
 
 /// Marks the work-request id of a RECV; the rest is its slot. SENDs and WRITEs carry their sequence
 /// number.
@@ -67,7 +67,7 @@ pub struct VerbsLink {
     qp: Qp,
     memory: ManuallyDrop<Memory>,
     batch: Batch,
-    /// None: it waits at once.
+    /// None: this end never polls for a message, and sleeps at once.
     busy_poll: Option<BusyPoll>,
     ending: Option<Ending>,
     failure: Option<Failure>,
@@ -98,8 +98,8 @@ impl VerbsLink {
                 device.name, limits.max_qp_wr, limits.max_cqe
             )));
         }
-        let want = Want { send, recv, inline: config.inline };
-        let qp = Qp::new(device, id, want)?;
+        let capacity = QpCapacity { send, recv, inline: config.inline };
+        let qp = Qp::new(device, id, capacity)?;
         let caps = Caps {
             max_inline: qp.max_inline as usize,
             send_queue: send as usize,
@@ -147,7 +147,7 @@ impl VerbsLink {
         self.events.fd()
     }
 
-    /// The connection stands.
+    /// The connection is established.
     pub(super) fn established(&mut self) {
         self.qp.set_rnr_timer();
         if let Some(local) = self.qp.id.local() {
@@ -179,8 +179,8 @@ impl VerbsLink {
         LinkError::Misuse { what, peer: self.boxed_peer() }
     }
 
-    /// A call failed: the link is dead.
-    fn broken(&mut self, call: &'static str, source: io::Error) -> LinkError {
+    /// A call failed: marks the link as dead.
+    fn device_error(&mut self, call: &'static str, source: io::Error) -> LinkError {
         let error = LinkError::Device {
             verb: Verb::Call(call),
             source: source.into(),
@@ -209,7 +209,8 @@ impl VerbsLink {
                         continue;
                     }
                 };
-                // What was known first stays: a disconnect of ours is answered by a DISCONNECTED.
+                // The first reason stays: the peer answers a disconnect of this end with
+                // DISCONNECTED.
                 self.ending.get_or_insert(ending);
             }
             guard.clear_ready();
@@ -217,19 +218,19 @@ impl VerbsLink {
     }
 
     /// Takes completions until there are none, or enough for one poll.
-    fn take(&mut self, out: &mut Vec<Completion>, before: usize) -> io::Result<()> {
+    fn take_completions(&mut self, out: &mut Vec<Completion>, before: usize) -> io::Result<()> {
         let memory = &mut *self.memory;
         let failure = &mut self.failure;
         loop {
             let n = self.qp.cq.take(|wc| complete(memory, failure, wc, out))?;
-            if n < BATCH || out.len() - before > BUDGET - BATCH {
+            if n < BATCH || out.len() - before > MAX_COMPLETIONS - BATCH {
                 return Ok(());
             }
         }
     }
 
     /// Why the link is dead, if it is. The queue has been drained.
-    fn verdict(&mut self) -> Option<LinkError> {
+    fn terminal_error(&mut self) -> Option<LinkError> {
         let flushed = self.failure.is_some_and(|f| f.status == ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
         match (self.ending, self.failure) {
             (Some(Ending::Closed), _) => Some(LinkError::Closed { peer: self.boxed_peer() }),
@@ -262,14 +263,14 @@ impl VerbsLink {
     ) -> Result<Poll<()>, LinkError> {
         let before = out.len();
         if let Err(error) = self.poll_events(cx) {
-            return Err(self.broken("rdma_get_cm_event", error));
+            return Err(self.device_error("rdma_get_cm_event", error));
         }
         loop {
-            if let Err(error) = self.take(out, before) {
-                return Err(self.broken("ibv_poll_cq", error));
+            if let Err(error) = self.take_completions(out, before) {
+                return Err(self.device_error("ibv_poll_cq", error));
             }
             if out.len() > before {
-                // That own work is done is no message.
+                // Completions of own work are no messages.
                 let is_message =
                     |completion: &Completion| matches!(completion, Completion::Received { .. });
                 if let Some(busy_poll) = &mut self.busy_poll
@@ -279,32 +280,34 @@ impl VerbsLink {
                 }
                 return Ok(Poll::Ready(()));
             }
-            // An ending is told when nothing is left to report (R7).
-            if let Some(error) = self.verdict() {
+            // The end is reported after all completions (R7).
+            if let Some(error) = self.terminal_error() {
                 return Err(self.dead.insert(error).clone());
             }
             if let Some(busy_poll) = &mut self.busy_poll {
-                if busy_poll.nothing(true, || false) == Next::Again {
-                    // Every other task has its turn before this one looks again.
+                if busy_poll.nothing(true, || false) == Next::PollAgain {
+                    // Every other task runs before this one polls again.
                     let _ = pin!(tokio::task::yield_now()).poll(cx);
                     return Ok(Poll::Pending);
                 }
                 busy_poll.set_cost(wake_cost::get());
                 wake_cost::measure_if_old(Instant::now());
             }
-            // Soft-iWARP does not tell solicited messages from others: it would not announce any.
+            // Soft-iWARP announces no solicited messages: it does not tell them from others.
             let all = self.memory.sq.is_waited_for() || self.qp.device.is_siw;
             let what = if all { Armed::All } else { Armed::Solicited };
             match self.qp.cq.poll_armed(cx, what) {
                 Poll::Pending => return Ok(Poll::Pending),
                 Poll::Ready(Ok(())) => {}
-                Poll::Ready(Err(error)) => return Err(self.broken("ibv_req_notify_cq", error)),
+                Poll::Ready(Err(error)) => {
+                    return Err(self.device_error("ibv_req_notify_cq", error));
+                }
             }
         }
     }
 }
 
-/// Books one completion.
+/// Records one completion.
 fn complete(
     memory: &mut Memory,
     failure: &mut Option<Failure>,
@@ -419,7 +422,7 @@ impl Link for VerbsLink {
         let seq = memory.sq.push(id, verb, held, signal);
         let request = Request { wr_id: seq, addr, len: len as u32, lkey, remote };
         self.batch.push(request, self.qp.max_inline);
-        Ok(Posted::UnderWay)
+        Ok(Posted::InFlight)
     }
 
     fn share(&mut self, _: u32) -> Result<(), LinkError> {
@@ -433,15 +436,15 @@ impl Link for VerbsLink {
         if self.batch.is_empty() {
             return Ok(());
         }
-        self.memory.sq.seal();
+        self.memory.sq.end_batch();
         if self.memory.sq.is_waited_for()
             && let Err(source) = self.qp.cq.announce_all()
         {
-            return Err(self.broken("ibv_req_notify_cq", source));
+            return Err(self.device_error("ibv_req_notify_cq", source));
         }
         let sq = &mut self.memory.sq;
-        // SAFETY: the payload lies in the block or is held by the books, and both are freed after
-        // the queue pair (R9, R10).
+        // SAFETY: the payload lies in the block or is held by the send queue, and both are freed
+        // after the queue pair (R9, R10).
         match unsafe { self.batch.post(&mut self.qp, |seq| sq.is_signalled(seq)) } {
             Ok(()) => {
                 if let Some(busy_poll) = &mut self.busy_poll {
@@ -449,11 +452,11 @@ impl Link for VerbsLink {
                 }
                 Ok(())
             }
-            Err(source) => Err(self.broken("ibv_post_send", source)),
+            Err(source) => Err(self.device_error("ibv_post_send", source)),
         }
     }
 
-    /// An answer to what was sent is worth looking for.
+    /// An answer is worth polling for.
     fn is_eager(&self) -> bool {
         self.dead.is_none() && self.busy_poll.as_ref().is_some_and(BusyPoll::is_ready)
     }
@@ -493,7 +496,7 @@ impl Link for VerbsLink {
         if self.memory.block.retire(slot) {
             return Ok(false);
         }
-        self.post(slot).map(|()| true).map_err(|source| self.broken("ibv_post_recv", source))
+        self.post(slot).map(|()| true).map_err(|source| self.device_error("ibv_post_recv", source))
     }
 
     fn grow(&mut self, pool: &Pool) -> Result<u32, LinkError> {
@@ -501,9 +504,9 @@ impl Link for VerbsLink {
             return Err(error.clone());
         }
         let mut posted = 0;
-        for slot in self.memory.block.lease(pool) {
+        for slot in self.memory.block.lease_extra(pool) {
             if self.memory.block.revive(slot) {
-                self.post(slot).map_err(|source| self.broken("ibv_post_recv", source))?;
+                self.post(slot).map_err(|source| self.device_error("ibv_post_recv", source))?;
                 posted += 1;
             }
         }
@@ -511,7 +514,7 @@ impl Link for VerbsLink {
     }
 
     fn shrink(&mut self) {
-        self.memory.block.let_go();
+        self.memory.block.retire_extra();
     }
 
     fn disconnect(&mut self) {

@@ -16,7 +16,7 @@ use crate::verbs::context::DeviceContext;
 use crate::verbs::discovery::device_list::no_channel;
 use crate::verbs::link::VerbsLink;
 
-/// Connect requests that wait to be taken; more are turned away by the kernel.
+/// Connect requests that wait to be accepted; the kernel rejects more.
 const BACKLOG: i32 = 128;
 
 /// A listener over verbs.
@@ -78,10 +78,13 @@ impl VerbsListener {
         self.addr
     }
 
-    /// Waits for the next connect request. Cancel safe.
+    /// Waits for the next connect request.
     ///
     /// # Errors
     /// The device was removed, or the event channel failed.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
     pub async fn accept(&mut self) -> Result<VerbsIncoming, FabricError> {
         loop {
             let event = next_event(&self.events).await;
@@ -103,8 +106,7 @@ impl VerbsListener {
         }
     }
 
-    /// Gives a request a channel of its own. What goes wrong concerns that request only: it is
-    /// turned away.
+    /// Gives a request a channel of its own. If that fails, only this request is rejected.
     fn take(&self, mut id: CmId, private_data: Vec<u8>) -> Option<VerbsIncoming> {
         let unknown = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
         let peer = id.remote().unwrap_or(unknown);
@@ -129,8 +131,8 @@ impl VerbsListener {
             Err(error) => return turn_away(id, "its events cannot be waited for", Some(error)),
         };
         let local = id.local().unwrap_or(self.addr);
-        let half = Some((id, events));
-        Some(VerbsIncoming { device: self.device.clone(), half, private_data, peer, local })
+        let pending = Some((id, events));
+        Some(VerbsIncoming { device: self.device.clone(), pending, private_data, peer, local })
     }
 }
 
@@ -139,14 +141,15 @@ impl VerbsListener {
 pub struct VerbsIncoming {
     device: Arc<DeviceContext>,
     /// Taken by accept or reject; otherwise the drop rejects.
-    half: Option<(CmId, Events)>,
+    pending: Option<(CmId, Events)>,
     private_data: Vec<u8>,
     peer: SocketAddr,
     local: SocketAddr,
 }
 
 impl VerbsIncoming {
-    /// What the peer said: untrusted, and on InfiniBand and RoCE padded with zeros to 56 bytes.
+    /// The private data of the peer: untrusted, and on InfiniBand and RoCE padded with zeros to 56
+    /// bytes.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
@@ -176,7 +179,7 @@ impl VerbsIncoming {
         let (peer, step) = (self.peer, ConnectStep::Accept);
         let gone = || ConnectError::PeerGone { addr: peer.into(), step };
         check_private_data(private_data)?;
-        let Some((id, events)) = self.half.take() else {
+        let Some((id, events)) = self.pending.take() else {
             return Err(gone());
         };
         if let Err(error) = id.set_ack_timeout(ACK_TIMEOUT) {
@@ -220,13 +223,13 @@ impl VerbsIncoming {
         Ok(link)
     }
 
-    /// Says no.
+    /// Rejects the request.
     pub fn reject(mut self, private_data: &[u8]) {
         self.turn_away(private_data);
     }
 
     fn turn_away(&mut self, private_data: &[u8]) {
-        if let Some((id, _events)) = self.half.take()
+        if let Some((id, _events)) = self.pending.take()
             && let Err(error) = id.reject(private_data)
         {
             tracing::debug!(peer = %self.peer, %error, "rdma_reject");

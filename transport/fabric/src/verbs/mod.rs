@@ -21,7 +21,7 @@
 //! Every object of the library has one owner whose drop frees it, and holds what it was made on:
 //!
 //! ```text
-//! VerbsLink -> Qp -> Cq -> CompChannel -> device (context, protection domain) -> anchor id
+//! VerbsLink -> Qp -> Cq -> CompChannel -> device (context, protection domain) -> bound id
 //!                 -> CmId -> Channel
 //!           -> send queue and control block, freed when the queue pair is destroyed
 //! registration -> device        listener -> CmId -> Channel
@@ -34,7 +34,7 @@
 //!
 //! Its links end with [`DeviceRemoved`](crate::LinkError::DeviceRemoved). The kernel waits for all
 //! that was made on it: links, pools and the [`VerbsDevice`] must be dropped. librdmacm then closes
-//! its own handle when it next looks at the devices, except for the last device of the host, which
+//! its own handle when it next lists the devices, except for the last device of the host, which
 //! it keeps until the process ends.
 
 mod addr;

@@ -19,18 +19,18 @@ use crate::verbs::discovery::lib_probe;
 const REGION: usize = 4096;
 
 /// Something that was made, freed on drop.
-struct Made<T> {
+struct Object<T> {
     object: NonNull<T>,
     free: fn(NonNull<T>),
 }
 
-impl<T> Made<T> {
+impl<T> Object<T> {
     fn as_ptr(&self) -> *mut T {
         self.object.as_ptr()
     }
 }
 
-impl<T> Drop for Made<T> {
+impl<T> Drop for Object<T> {
     fn drop(&mut self) {
         (self.free)(self.object);
     }
@@ -46,12 +46,12 @@ impl Steps {
         call: &'static str,
         make: impl FnOnce() -> *mut T,
         free: fn(NonNull<T>),
-    ) -> Option<Made<T>> {
+    ) -> Option<Object<T>> {
         let began = Instant::now();
         let object = NonNull::new(make());
         let error = object.is_none().then(|| io::Error::last_os_error().into());
         self.0.push(SelfTestStep { verb: Verb::Call(call), took: began.elapsed(), error });
-        object.map(|object| Made { object, free })
+        object.map(|object| Object { object, free })
     }
 }
 

@@ -1,24 +1,24 @@
-//! A page that Soft-iWARP's library cannot tell from an error.
+//! A workaround for an offset that the library of Soft-iWARP cannot tell from an error.
 //!
-//! The kernel names the place at which a queue is to be mapped, and libsiw takes one name for a
-//! failure: 0x90000 (`SIW_INVAL_UOBJ_KEY` of rdma/siw-abi.h), which is page 144, of 4 KiB, of all
-//! queues that the process has on the device. The lowest free pages are given out first, so when
-//! those before it are taken, with some 60 connections, no queue can be made any more. A queue that
-//! begins one page earlier and covers it keeps it from being given out.
+//! The kernel gives the offset at which a queue is to be mapped, and libsiw takes one offset for a
+//! failure: 0x90000 (`SIW_INVAL_UOBJ_KEY` of rdma/siw-abi.h). That is page 144, of 4 KiB, of all
+//! queues that the process has on the device. The kernel assigns the lowest free pages first, so
+//! when the pages before it are taken, with about 60 connections, no further queue can be created.
+//! A queue that begins one page earlier covers the page, so that it is never assigned.
 
 use std::ptr::{self, NonNull};
 
-/// The place that libsiw takes for an error, in bytes.
-const PLACE: usize = 0x9_0000;
-/// Bytes of one completion. A queue has a few more for itself.
-const COMPLETION: usize = 32;
+/// The offset that libsiw takes for an error, in bytes.
+const INVALID_OFFSET: usize = 0x9_0000;
+/// Bytes of one completion. A queue has a few more of its own.
+const CQE_SIZE: usize = 32;
 
 /// The queue that covers the page. Must be dropped before the context.
 pub(super) struct Cover(#[allow(dead_code, reason = "held, not read")] Queue);
 
 impl Cover {
-    /// Covers the page. None where that is not needed, or not possible: the device works all the
-    /// same, with fewer connections.
+    /// Covers the page. None where that is not needed or not possible: the device then works with
+    /// fewer connections.
     ///
     /// # Safety
     /// The context is open, and stays so until the cover is dropped.
@@ -30,14 +30,14 @@ impl Cover {
         let mut before: Vec<Queue> = Vec::new();
         // One page each.
         while let Some(next) = queue(1) {
-            if before.len() == PLACE / page {
+            if before.len() == INVALID_OFFSET / page {
                 return None;
             }
             before.push(next);
         }
         before.pop();
         // Two pages: the one that has just become free, and the one behind it.
-        queue(i32::try_from(page / COMPLETION).ok()?).map(Cover)
+        queue(i32::try_from(page / CQE_SIZE).ok()?).map(Cover)
     }
 }
 

@@ -2,8 +2,8 @@
 //!
 //! A device does not say when it announced a completion, so two threads wake each other as a
 //! device's event wakes a task, each on a processor of its own: when the figure is older than
-//! [`AGE`] and a link is about to sleep, for a few milliseconds, most of them asleep. It is of the
-//! process: all links share it.
+//! [`MAX_AGE`] and a link is about to sleep, for a few milliseconds, most of them asleep. It is of
+//! the process: all links share it.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,32 +15,32 @@ use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::Errno;
 use rustix::thread::CpuSet;
 
-/// Before it has been measured, and the least that counts: an interrupt, a completion channel and
-/// epoll are part of it.
+/// The cost before it has been measured, and the minimum: an interrupt, a completion channel and
+/// epoll are part of every wake-up.
 const MIN_COST: Duration = Duration::from_micros(20);
-/// The dearest wake-up.
+/// The maximum: longer wake-ups count as this.
 const MAX_COST: Duration = Duration::from_millis(4);
-/// So old a figure is measured again.
-const AGE: Duration = Duration::from_secs(60);
-/// Wake-ups there and back.
+/// A figure older than this is measured again.
+const MAX_AGE: Duration = Duration::from_secs(60);
+/// Wake-ups in each direction.
 const ROUNDS: usize = 32;
-/// A round that is not over by then never will be: the other thread is gone.
+/// A round that takes longer never ends: the other thread is gone.
 const ROUND_TIMEOUT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// Nanoseconds.
 static COST: AtomicU64 = AtomicU64::new(MIN_COST.as_nanos() as u64);
 static MEASURED: LazyLock<Mutex<Option<Instant>>> = LazyLock::new(Mutex::default);
 
-/// What a sleep and its wake-up take.
+/// How long a sleep and its wake-up take.
 pub(super) fn get() -> Duration {
     Duration::from_nanos(COST.load(Ordering::Relaxed))
 }
 
 /// Measures it, on threads of its own, unless that was done lately.
 pub(super) fn measure_if_old(now: Instant) {
-    // Whoever finds it taken leaves it to the other.
+    // Another thread that holds the lock measures.
     let Ok(mut measured) = MEASURED.try_lock() else { return };
-    if measured.is_some_and(|last| now.saturating_duration_since(last) < AGE) {
+    if measured.is_some_and(|last| now.saturating_duration_since(last) < MAX_AGE) {
         return;
     }
     *measured = Some(now);
@@ -57,7 +57,7 @@ pub(super) fn measure_if_old(now: Instant) {
     }
 }
 
-/// A thread's end: it sleeps until the other wakes it.
+/// One of two threads: it sleeps until the other wakes it.
 struct Sleeper {
     event: OwnedFd,
     epoll: OwnedFd,
@@ -95,10 +95,10 @@ fn measure() -> rustix::io::Result<Option<Duration>> {
     let mut processors = processors()?.into_iter();
     let (Some(here), Some(there)) = (processors.next(), processors.next()) else { return Ok(None) };
     let (one, other) = (Sleeper::new()?, Sleeper::new()?);
-    keep_to(here)?;
+    pin_to(here)?;
     thread::scope(|scope| {
         let answer = || {
-            keep_to(there)?;
+            pin_to(there)?;
             for _ in 0..ROUNDS {
                 other.sleep()?;
                 one.wake()?;
@@ -128,8 +128,8 @@ fn processors() -> rustix::io::Result<Vec<usize>> {
     Ok((0..CpuSet::MAX_CPU).filter(|processor| allowed.is_set(*processor)).collect())
 }
 
-/// Keeps this thread on a processor.
-fn keep_to(processor: usize) -> rustix::io::Result<()> {
+/// Pins this thread to a processor.
+fn pin_to(processor: usize) -> rustix::io::Result<()> {
     let mut only = CpuSet::new();
     only.set(processor);
     rustix::thread::sched_setaffinity(None, &only)
@@ -152,7 +152,7 @@ mod tests {
     fn a_thread_that_is_kept_to_one_processor_measures_it_too() {
         let processors = processors().unwrap();
         let kept = || {
-            keep_to(processors[0]).unwrap();
+            pin_to(processors[0]).unwrap();
             thread::spawn(measure).join().unwrap().unwrap()
         };
         let measured = thread::scope(|scope| scope.spawn(kept).join().unwrap());

@@ -21,7 +21,7 @@ use tonic_rdma_fabric::{
 use tonic_rdma_memory::{LandingBuf, Pool, PoolConfig};
 
 /// Long enough for a busy machine; no test waits for it to pass.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 pub fn config() -> LinkConfig {
     LinkConfig {
@@ -94,7 +94,7 @@ impl Side {
         config: &LinkConfig,
         private_data: &[u8],
     ) -> Result<Connected, ConnectError> {
-        self.fabric.connect(addr, config, &self.pool, private_data, PATIENCE).await
+        self.fabric.connect(addr, config, &self.pool, private_data, TIMEOUT).await
     }
 
     /// Pool memory with a pattern.
@@ -202,7 +202,7 @@ impl End {
     pub async fn death(&mut self) -> LinkError {
         loop {
             if let Err(error) =
-                tokio::time::timeout(PATIENCE, self.poll()).await.expect("the link does not die")
+                tokio::time::timeout(TIMEOUT, self.poll()).await.expect("the link does not die")
             {
                 let mut out = Vec::new();
                 let again = poll_fn(|cx| self.link.poll(cx, &mut out)).await;
@@ -240,7 +240,7 @@ pub async fn pair_over(
     let addr = listener.local_addr();
     let accept = async {
         let incoming = listener.accept().await.expect("request");
-        incoming.accept(config, &server.pool, b"", PATIENCE).await.expect("accept")
+        incoming.accept(config, &server.pool, b"", TIMEOUT).await.expect("accept")
     };
     let connect = async { client.connect_with(&addr, config, b"").await.expect("connect") };
     let (accepted, connected) = tokio::join!(accept, connect);
@@ -273,7 +273,7 @@ pub async fn private_data_goes_both_ways(server: &Side, client: &Side) {
         assert_eq!(incoming.private_data(), hello);
         assert!(client.is_at(&incoming.peer_addr()));
         assert!(server.is_at(&incoming.local_addr()) || incoming.local_addr() == addr);
-        incoming.accept(&config, &server.pool, b"welcome", PATIENCE).await.unwrap()
+        incoming.accept(&config, &server.pool, b"welcome", TIMEOUT).await.unwrap()
     };
     let (accepted, connected) = tokio::join!(accept, client.connect_with(&addr, &config, &hello));
     let connected = connected.unwrap();

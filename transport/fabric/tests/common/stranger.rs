@@ -1,4 +1,4 @@
-//! A process that speaks the language of shared-memory sockets without the library, and may say
+//! A client that speaks the protocol of shared-memory sockets without the library, and may send
 //! anything.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its own part")]
 #![allow(clippy::unwrap_used, reason = "tests")]
@@ -17,7 +17,7 @@ use rustix::net::{
     sendmsg, socket_with, sockopt,
 };
 
-use super::PATIENCE;
+use super::TIMEOUT;
 
 pub const HELLO: u8 = 1;
 pub const ACCEPT: u8 = 2;
@@ -31,7 +31,7 @@ pub const CHUNKS: u64 = 8;
 pub const HEAD: u64 = 64;
 pub const WAITING: u64 = 128;
 pub const LENGTHS: u64 = 256;
-/// What a stranger's ring has: slots of so many bytes.
+/// The number of slots of a stranger's ring, and the bytes of each.
 pub const SLOTS: u32 = 8;
 pub const SLOT_SIZE: u32 = 1024;
 /// Bytes of that ring: 40 words, then the slots.
@@ -70,15 +70,15 @@ pub fn sealed(len: u64) -> OwnedFd {
     file(len, SealFlags::SHRINK | SealFlags::GROW)
 }
 
-pub fn bell() -> OwnedFd {
+pub fn event_fd() -> OwnedFd {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
 }
 
-/// A process that has connected and may say anything. Its socket blocks.
+/// A process that has connected, and may send anything. Its socket blocks.
 pub struct Stranger {
     pub socket: OwnedFd,
     pub ring: File,
-    pub bell: OwnedFd,
+    pub event_fd: OwnedFd,
 }
 
 impl Stranger {
@@ -88,12 +88,12 @@ impl Stranger {
                 .unwrap();
         connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
         // A test that would hang fails.
-        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(PATIENCE)).unwrap();
-        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(PATIENCE)).unwrap();
-        Stranger { socket, ring: sealed(RING_BYTES).into(), bell: bell() }
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(TIMEOUT)).unwrap();
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(TIMEOUT)).unwrap();
+        Stranger { socket, ring: sealed(RING_BYTES).into(), event_fd: event_fd() }
     }
 
-    pub fn try_say(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    pub fn try_send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(40))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(fds)));
@@ -101,19 +101,19 @@ impl Stranger {
         Ok(())
     }
 
-    pub fn say(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
-        self.try_say(bytes, fds).unwrap();
+    pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+        self.try_send(bytes, fds).unwrap();
     }
 
     /// The next message, or None when the connection was closed.
-    pub fn hear(&self) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
+    pub fn receive(&self) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
         let mut bytes = [0; 512];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC;
         let got = loop {
             match recvmsg(&self.socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
-                // What was said before the end lies behind this.
+                // Messages sent before the end are read next.
                 Err(rustix::io::Errno::CONNRESET) => {}
                 got => break got.unwrap(),
             }
@@ -128,23 +128,22 @@ impl Stranger {
     }
 
     pub fn greet(&self) {
-        self.say(&hello(SLOTS, SLOT_SIZE), &[]);
+        self.send(&hello(SLOTS, SLOT_SIZE), &[]);
     }
 
-    /// The ring that it is given when it is let in.
+    /// Receives ACCEPT, and gives the ring that came with it.
     pub fn accepted(&self) -> File {
-        let (accept, mut fds) = self.hear().unwrap();
+        let (accept, mut fds) = self.receive().unwrap();
         assert_eq!((accept[0], fds.len()), (ACCEPT, 2));
         fds.swap_remove(0).into()
     }
 
-    /// As [`accepted`](Self::accepted), in a test; then it gives what is said to be a ring and a
-    /// bell.
+    /// As [`accepted`](Self::accepted), in a test; then it sends `fds` as its ring and its eventfd.
     pub async fn enters(self: &Arc<Self>, fds: Vec<OwnedFd>) -> File {
         let (this, (told, entered)) = (self.clone(), tokio::sync::oneshot::channel());
         std::thread::spawn(move || {
             let ring = this.accepted();
-            this.say(&[RING], &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>());
+            this.send(&[RING], &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>());
             let _ = told.send(ring);
             // Whoever closes them last may have to wait.
             drop(fds);
@@ -152,14 +151,14 @@ impl Stranger {
         entered.await.unwrap()
     }
 
-    /// Its ring and its bell.
+    /// The ring and the eventfd that it made.
     pub fn own(&self) -> Vec<OwnedFd> {
-        vec![self.ring.as_fd().try_clone_to_owned().unwrap(), self.bell.try_clone().unwrap()]
+        vec![self.ring.as_fd().try_clone_to_owned().unwrap(), self.event_fd.try_clone().unwrap()]
     }
 
-    /// Says how it was refused.
+    /// Receives REFUSED, and gives its text.
     pub fn refusal(&self) -> String {
-        let (bytes, fds) = self.hear().expect("it was hung up on without a word");
+        let (bytes, fds) = self.receive().expect("the connection was closed without REFUSED");
         assert_eq!((bytes[0], fds.len()), (REFUSED, 0));
         String::from_utf8(bytes[8..].to_vec()).unwrap()
     }

@@ -8,8 +8,8 @@
 //! The limits are what a peer needs that leases all of its landing memory to one connection
 //! ([`MAX_CHUNK_BYTES`], which an end holds itself to as
 //! [`Caps::max_landing`](crate::Caps::max_landing)), in chunks of the usual size and some odd ones.
-//! Who gives chunks and takes them back for nothing keeps this end busy for nothing, and is
-//! stopped.
+//! A peer that keeps giving chunks and taking them back unused only costs this end time, so its
+//! connection is ended.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -20,13 +20,13 @@ use crate::shm::memory::peer_map::PeerMap;
 pub(crate) const MAX_CHUNKS: usize = 512;
 /// Their bytes, at most: address space of this process, and memory of the peer's.
 pub(crate) const MAX_CHUNK_BYTES: u64 = 1 << 30;
-/// Chunks that are taken back without a WRITE in them, at most, in [`UNUSED_TIME`].
+/// Chunks that a peer may take back unused in [`UNUSED_PERIOD`], at most.
 const MAX_UNUSED: u32 = 1024;
-const UNUSED_TIME: Duration = Duration::from_secs(10);
+const UNUSED_PERIOD: Duration = Duration::from_secs(10);
 
 /// A chunk that a peer offers.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Offered {
+pub(crate) struct OfferedChunk {
     pub(crate) rkey: u32,
     pub(crate) addr: u64,
     pub(crate) len: u64,
@@ -44,17 +44,17 @@ struct PeerChunk {
 pub(crate) struct PeerChunks {
     chunks: HashMap<u32, PeerChunk>,
     bytes: u64,
-    /// CHUNK messages that have been dealt with.
-    heard: u64,
+    /// CHUNK messages that have been handled.
+    handled: u64,
     /// When the count of `unused` began.
     unused_since: Option<Instant>,
     unused: u32,
 }
 
 impl PeerChunks {
-    /// CHUNK messages that have been dealt with.
-    pub(crate) fn heard(&self) -> u64 {
-        self.heard
+    /// CHUNK messages that have been handled.
+    pub(crate) fn handled(&self) -> u64 {
+        self.handled
     }
 
     /// Chunks that are mapped.
@@ -66,8 +66,8 @@ impl PeerChunks {
     ///
     /// # Errors
     /// What the peer did wrong.
-    pub(crate) fn check(&self, offered: Offered) -> Result<(), String> {
-        let Offered { rkey, len, .. } = offered;
+    pub(crate) fn check(&self, offered: OfferedChunk) -> Result<(), String> {
+        let OfferedChunk { rkey, len, .. } = offered;
         let (count, total) = (self.chunks.len() + 1, self.bytes.saturating_add(len));
         if count > MAX_CHUNKS || total > MAX_CHUNK_BYTES {
             return Err(format!(
@@ -81,18 +81,18 @@ impl PeerChunks {
         }
     }
 
-    /// One that was checked, and is mapped now.
-    pub(crate) fn insert(&mut self, offered: Offered, map: PeerMap) {
-        let Offered { rkey, addr, len } = offered;
+    /// Adds a chunk that was checked, and is mapped now.
+    pub(crate) fn insert(&mut self, offered: OfferedChunk, map: PeerMap) {
+        let OfferedChunk { rkey, addr, len } = offered;
         self.chunks.insert(rkey, PeerChunk { addr, len, map });
         self.bytes += len;
-        self.heard += 1;
+        self.handled += 1;
     }
 
     /// The peer takes a chunk back.
     ///
     /// # Errors
-    /// What it did wrong.
+    /// What the peer did wrong.
     pub(crate) fn forget(&mut self, rkey: u32) -> Result<(), String> {
         let Some(chunk) = self.chunks.remove(&rkey) else {
             return Err(format!("rkey {rkey:#x} is taken back, and was not given"));
@@ -100,7 +100,7 @@ impl PeerChunks {
         self.bytes -= chunk.len;
         match chunk.map.is_unused() && self.is_flood(Instant::now()) {
             true => Err(format!(
-                "a flood of chunks: {MAX_UNUSED} within {UNUSED_TIME:?} that nothing was sent to"
+                "a flood of chunks: {MAX_UNUSED} within {UNUSED_PERIOD:?} that nothing was sent to"
             )),
             false => Ok(()),
         }
@@ -108,7 +108,7 @@ impl PeerChunks {
 
     fn is_flood(&mut self, now: Instant) -> bool {
         let since = *self.unused_since.get_or_insert(now);
-        if now.saturating_duration_since(since) >= UNUSED_TIME {
+        if now.saturating_duration_since(since) >= UNUSED_PERIOD {
             (self.unused_since, self.unused) = (Some(now), 0);
         }
         self.unused += 1;
@@ -136,9 +136,9 @@ mod tests {
     fn unused_chunks_are_counted_over_a_time() {
         let (mut chunks, start) = (PeerChunks::default(), Instant::now());
         for round in 0..3 {
-            let now = start + UNUSED_TIME * round;
+            let now = start + UNUSED_PERIOD * round;
             assert!((0..MAX_UNUSED).all(|_| !chunks.is_flood(now)));
         }
-        assert!(chunks.is_flood(start + UNUSED_TIME * 2));
+        assert!(chunks.is_flood(start + UNUSED_PERIOD * 2));
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! Nothing of a peer's file is made here before something is written there: a file only promises
 //! its pages, and a peer can take those away that it had (fallocate(2), FALLOC_FL_PUNCH_HOLE). So a
-//! mapping begins without pages. A WRITE first reads one byte of each [`WINDOW`] that it is the
-//! first to reach: the kernel then maps what the file has of the window with one fault, and makes
-//! no page but the one that was read, which is about to be written.
+//! mapping begins without pages. A WRITE first reads one byte of each window of [`FAULT_AROUND`]
+//! bytes that it is the first to reach: the kernel then maps the pages that the file has there with
+//! one fault, and makes no page but the one that was read, which is about to be written.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,11 +21,11 @@ const TMPFS: u64 = 0x0102_1994;
 
 /// Bytes around a fault that the kernel maps if they are there (fault_around_bytes, 64 KiB unless
 /// set otherwise).
-const WINDOW: usize = 64 << 10;
+const FAULT_AROUND: usize = 64 << 10;
 /// Bytes of the largest ordinary page of any kernel, to which a file may be rounded up.
-const LARGEST_PAGE: u64 = 64 << 10;
+const MAX_PAGE: u64 = 64 << 10;
 /// Bytes that are unmapped at a time: meanwhile no other thread can map anything.
-const UNMAP: usize = 4 << 20;
+const UNMAP_STEP: usize = 4 << 20;
 
 /// Device and inode of a file.
 pub(crate) type FileId = (u64, u64);
@@ -74,10 +74,10 @@ impl Map {
         }
         let stat = fstat(&file)?;
         let size = u64::try_from(stat.st_size).unwrap_or(0);
-        let most = (len as u64).next_multiple_of(LARGEST_PAGE);
+        let max_size = (len as u64).next_multiple_of(MAX_PAGE);
         // A fault waits while the peer punches a hole around it: for no longer than this much
         // takes.
-        if len == 0 || size < len as u64 || size > most {
+        if len == 0 || size < len as u64 || size > max_size {
             return Err(invalid(format!("a file of {size} bytes, {len} are to be mapped")));
         }
         accept((stat.st_dev, stat.st_ino))?;
@@ -102,7 +102,7 @@ impl Map {
     }
 
     /// A file of this process's own, mapped.
-    pub(crate) fn own(len: usize) -> io::Result<(Map, OwnedFd)> {
+    pub(crate) fn create(len: usize) -> io::Result<(Map, OwnedFd)> {
         let file = tonic_rdma_memory::memfd::sealed(c"tonic-rdma-ring", len)?;
         Ok((Map::of(&file, len, true)?, file))
     }
@@ -128,10 +128,10 @@ impl Map {
         let mut next = at.max(self.touched);
         while next < end {
             // SAFETY: next lies within the mapping, which keeps its size (R15). Whatever is read is
-            // not looked at.
+            // not used.
             unsafe { self.ptr.as_ptr().add(next).read_volatile() };
             let addr = self.ptr.addr().get() + next;
-            next += WINDOW - addr % WINDOW;
+            next += FAULT_AROUND - addr % FAULT_AROUND;
         }
         self.touched = self.touched.max(end);
     }
@@ -152,8 +152,8 @@ impl Words for Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
-        for at in (0..self.len).step_by(UNMAP) {
-            let len = UNMAP.min(self.len - at);
+        for at in (0..self.len).step_by(UNMAP_STEP) {
+            let len = UNMAP_STEP.min(self.len - at);
             // SAFETY: mapped in `of`, each part unmapped once, and no borrow outlives self.
             let _ = unsafe { munmap(self.ptr.as_ptr().add(at).cast(), len) };
         }
@@ -208,14 +208,14 @@ mod tests {
         assert_eq!(blocks(&promised), 24);
         assert!(map.write(200 << 10, &[1]) && map.write(300 << 10, &[]));
         assert_eq!(blocks(&promised), 32);
-        let (_own, there) = Map::own(1 << 20).unwrap();
+        let (_own, there) = Map::create(1 << 20).unwrap();
         assert_eq!(blocks(&there), 2048);
     }
 
     /// Pages that are there are mapped many at a time.
     #[test]
     fn a_first_write_does_not_fault_page_by_page() {
-        let (_own, file) = Map::own(1 << 20).unwrap();
+        let (_own, file) = Map::create(1 << 20).unwrap();
         let mut map = Map::new(&file, 1 << 20, |_| Ok(())).unwrap();
         let data = vec![1; 1 << 20];
         // SAFETY: all zeros are a valid rusage, and the call writes to it only.
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn writes_stay_within() {
-        let (reader, file) = Map::own(4096).unwrap();
+        let (reader, file) = Map::create(4096).unwrap();
         let mut writer = Map::new(&file, 4096, |_| Ok(())).unwrap();
         assert!(writer.write(4088, &[1; 8]));
         assert_eq!(reader.words()[511].load(Ordering::Relaxed), 0x0101_0101_0101_0101);

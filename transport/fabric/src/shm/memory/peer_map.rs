@@ -12,15 +12,15 @@ use crate::shm::socket::blocking::PEERS;
 
 /// The kernel's limit on the mappings of a process (proc(5), max_map_count), if it cannot be read.
 const MAX_MAPPINGS: usize = 65530;
-/// The part of it that files of peers may have.
-const SHARE: usize = 4;
+/// Files of peers may have one part in so many of it.
+const MAPPINGS_DIVISOR: usize = 4;
 
-/// Chunks that a connection may give, however many others there are: an honest one has a few.
-const FEW: usize = 8;
+/// Chunks that every connection may give, however many connections there are.
+const MIN_CHUNKS: usize = 8;
 
 /// What a file is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Use {
+pub(crate) enum Usage {
     /// A connection has one.
     Ring,
     /// Landing memory of a connection that has given so many others.
@@ -41,13 +41,13 @@ impl Mapped {
     /// Whether one more may be mapped, of `limit` in all. Beyond a half of them no connection gets
     /// more chunks than its share of a quarter, so that those who gave many leave places to others;
     /// the last sixteenth is for rings.
-    fn has_place(&self, purpose: Use, limit: usize) -> bool {
+    fn has_room(&self, usage: Usage, limit: usize) -> bool {
         let mapped = self.files.len();
-        match purpose {
-            Use::Ring => mapped < limit,
-            Use::Chunk { .. } if mapped < limit / 2 => true,
-            Use::Chunk { others } => {
-                let share = (limit / 4 / self.rings.max(1)).max(FEW);
+        match usage {
+            Usage::Ring => mapped < limit,
+            Usage::Chunk { .. } if mapped < limit / 2 => true,
+            Usage::Chunk { others } => {
+                let share = (limit / 4 / self.rings.max(1)).max(MIN_CHUNKS);
                 others < share && mapped < limit - limit / 16
             }
         }
@@ -56,14 +56,14 @@ impl Mapped {
 
 /// The place of one in [`MAPPED`].
 #[derive(Debug)]
-struct Entry(FileId, Use);
+struct Entry(FileId, Usage);
 
 impl Entry {
-    fn new(file: FileId, purpose: Use) -> io::Result<Entry> {
+    fn new(file: FileId, usage: Usage) -> io::Result<Entry> {
         static LIMIT: OnceLock<usize> = OnceLock::new();
         let limit = *LIMIT.get_or_init(|| {
             let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
-            limit.trim().parse().unwrap_or(MAX_MAPPINGS) / SHARE
+            limit.trim().parse().unwrap_or(MAX_MAPPINGS) / MAPPINGS_DIVISOR
         });
         let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
         if mapped.files.contains(&file) {
@@ -72,7 +72,7 @@ impl Entry {
                 "a file that was given already",
             ));
         }
-        if !mapped.has_place(purpose, limit) {
+        if !mapped.has_room(usage, limit) {
             let what = format!(
                 "more files than a connection may give while peers have so many mapped: {} of {limit}, {} connections",
                 mapped.files.len(),
@@ -81,8 +81,8 @@ impl Entry {
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, what));
         }
         mapped.files.insert(file);
-        mapped.rings += usize::from(purpose == Use::Ring);
-        Ok(Entry(file, purpose))
+        mapped.rings += usize::from(usage == Usage::Ring);
+        Ok(Entry(file, usage))
     }
 }
 
@@ -90,7 +90,7 @@ impl Drop for Entry {
     fn drop(&mut self) {
         let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
         mapped.files.remove(&self.0);
-        mapped.rings -= usize::from(self.1 == Use::Ring);
+        mapped.rings -= usize::from(self.1 == Usage::Ring);
     }
 }
 
@@ -108,10 +108,10 @@ impl PeerMap {
     ///
     /// # Errors
     /// Those of [`Map::new`]; the file is mapped already; or there are too many.
-    pub(crate) fn new(file: impl AsFd, len: usize, user: u32, purpose: Use) -> io::Result<PeerMap> {
+    pub(crate) fn new(file: impl AsFd, len: usize, user: u32, usage: Usage) -> io::Result<PeerMap> {
         let mut entry = None;
         let map = Map::new(file, len, |file| {
-            entry = Some(Entry::new(file, purpose)?);
+            entry = Some(Entry::new(file, usage)?);
             Ok(())
         })?;
         Ok(PeerMap { mapped: entry.map(|entry| (map, entry)), user })
@@ -151,44 +151,44 @@ mod tests {
     #[test]
     fn a_file_is_mapped_once_at_a_time() {
         let file = sealed(c"test", 4096).unwrap();
-        let map = PeerMap::new(&file, 4096, 0, Use::Ring).unwrap();
-        let error = PeerMap::new(&file, 4096, 0, Use::Ring).unwrap_err();
+        let map = PeerMap::new(&file, 4096, 0, Usage::Ring).unwrap();
+        let error = PeerMap::new(&file, 4096, 0, Usage::Ring).unwrap_err();
         assert!(error.to_string().contains("given already"), "{error}");
         drop(map);
-        while PeerMap::new(&file, 4096, 0, Use::Ring).is_err() {
+        while PeerMap::new(&file, 4096, 0, Usage::Ring).is_err() {
             std::thread::yield_now();
         }
     }
 
-    /// As many connections as `hoarders` give chunks as long as they can; then one comes that wants
+    /// As many connections as `greedy` give chunks as long as they can; then one comes that wants
     /// a few.
-    fn gets_a_few(hoarders: usize) -> bool {
+    fn gets_a_few(greedy: usize) -> bool {
         const LIMIT: usize = 16_382;
         let mut mapped = Mapped { files: BTreeSet::new(), rings: 0 };
         let mut number = 0;
-        let mut map = |mapped: &mut Mapped, purpose: Use| {
-            let has = mapped.has_place(purpose, LIMIT);
+        let mut map = |mapped: &mut Mapped, usage: Usage| {
+            let has = mapped.has_room(usage, LIMIT);
             if has {
                 number += 1;
                 mapped.files.insert((0, number));
-                mapped.rings += usize::from(purpose == Use::Ring);
+                mapped.rings += usize::from(usage == Usage::Ring);
             }
             has
         };
-        assert!((0..hoarders).all(|_| map(&mut mapped, Use::Ring)), "{hoarders}");
-        for _ in 0..hoarders {
-            (0..512).take_while(|&others| map(&mut mapped, Use::Chunk { others })).count();
+        assert!((0..greedy).all(|_| map(&mut mapped, Usage::Ring)), "{greedy}");
+        for _ in 0..greedy {
+            (0..512).take_while(|&others| map(&mut mapped, Usage::Chunk { others })).count();
         }
-        map(&mut mapped, Use::Ring)
-            && (0..FEW).all(|others| map(&mut mapped, Use::Chunk { others }))
+        map(&mut mapped, Usage::Ring)
+            && (0..MIN_CHUNKS).all(|others| map(&mut mapped, Usage::Chunk { others }))
     }
 
     #[test]
-    fn hoarders_leave_places_to_others() {
-        for hoarders in [0, 1, 16, 32, 100, 500, 700] {
+    fn greedy_leave_places_to_others() {
+        for greedy in [0, 1, 16, 32, 100, 500, 700] {
             assert!(
-                gets_a_few(hoarders),
-                "{hoarders} connections that give 512 chunks each keep others out"
+                gets_a_few(greedy),
+                "{greedy} connections that give 512 chunks each keep others out"
             );
         }
     }

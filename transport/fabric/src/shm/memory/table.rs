@@ -21,22 +21,22 @@ pub(crate) struct Chunk {
     pub(crate) len: u64,
     pub(crate) file: OwnedFd,
     /// The link whose peer has it.
-    link: Mutex<Option<Arc<Gone>>>,
+    link: Mutex<Option<Arc<RevokedKeys>>>,
 }
 
 /// Keys that stopped working, for a link to tell its peer.
 #[derive(Debug, Default)]
-pub(crate) struct Gone {
-    some: AtomicBool,
+pub(crate) struct RevokedKeys {
+    any: AtomicBool,
     keys: Mutex<Vec<u32>>,
 }
 
-impl Gone {
+impl RevokedKeys {
     /// Takes the keys, if there are any. One load when there are none.
     pub(crate) fn take(&self) -> Vec<u32> {
-        match self.some.load(Ordering::Relaxed) {
+        match self.any.load(Ordering::Relaxed) {
             true => {
-                self.some.store(false, Ordering::Relaxed);
+                self.any.store(false, Ordering::Relaxed);
                 std::mem::take(&mut *lock(&self.keys))
             }
             false => Vec::new(),
@@ -46,7 +46,7 @@ impl Gone {
     /// Puts back what could not be told.
     pub(crate) fn put_back(&self, keys: impl Iterator<Item = u32>) {
         lock(&self.keys).extend(keys);
-        self.some.store(true, Ordering::Relaxed);
+        self.any.store(true, Ordering::Relaxed);
     }
 }
 
@@ -61,7 +61,7 @@ impl Table {
 
     /// Lends a chunk to the peer of a link. `None`: there is no such key, or another link has it
     /// (R12).
-    pub(crate) fn lend(&self, rkey: u32, to: &Arc<Gone>) -> Option<Arc<Chunk>> {
+    pub(crate) fn share(&self, rkey: u32, to: &Arc<RevokedKeys>) -> Option<Arc<Chunk>> {
         let chunk = lock(&self.chunks).get(&rkey).cloned()?;
         let mut link = lock(&chunk.link);
         let free = link.as_ref().is_none_or(|link| Arc::ptr_eq(link, to));
@@ -102,7 +102,7 @@ impl Drop for ShmRegistration {
         let Some(chunk) = lock(&self.table.chunks).remove(&self.key) else { return };
         if let Some(link) = lock(&chunk.link).take() {
             lock(&link.keys).push(self.key);
-            link.some.store(true, Ordering::Relaxed);
+            link.any.store(true, Ordering::Relaxed);
         }
     }
 }
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_chunk_is_lent_to_one_link_and_its_end_is_told() {
+    fn a_chunk_is_shared_with_one_link_which_hears_of_its_end() {
         let table = Arc::new(Table::default());
         let registrar = ShmRegistrar(table.clone());
         let file = Some(tonic_rdma_memory::memfd::sealed(c"test", 4096).unwrap());
@@ -151,16 +151,16 @@ mod tests {
             Memory { addr: NonNull::dangling(), len: 4096, access: Access::RemoteWrite, file };
         // SAFETY: nothing touches the memory in this test.
         let registration = unsafe { registrar.register(memory) }.unwrap();
-        let (one, other) = (Arc::new(Gone::default()), Arc::new(Gone::default()));
+        let (one, other) = (Arc::new(RevokedKeys::default()), Arc::new(RevokedKeys::default()));
         let rkey = registration.rkey();
-        assert!(table.lend(rkey, &one).is_some());
-        assert!(table.lend(rkey, &one).is_some(), "again to the same");
-        assert!(table.lend(rkey, &other).is_none(), "not to another");
-        assert!(table.lend(rkey + 1, &one).is_none());
+        assert!(table.share(rkey, &one).is_some());
+        assert!(table.share(rkey, &one).is_some(), "again to the same");
+        assert!(table.share(rkey, &other).is_none(), "not to another");
+        assert!(table.share(rkey + 1, &one).is_none());
         assert_eq!(one.take(), []);
         drop(registration);
         assert_eq!((one.take(), other.take()), (vec![rkey], vec![]));
         assert_eq!(table.live(), 0);
-        assert!(table.lend(rkey, &one).is_none());
+        assert!(table.share(rkey, &one).is_none());
     }
 }

@@ -11,9 +11,8 @@
 //!
 //! A job may last for ever. Therefore:
 //!
-//! - Connections that have shown a ticket have a lane of their own, of which strangers cannot block
-//!   anything.
-//! - A user has at most half of a lane's threads.
+//! - Clients that have shown a ticket have a pool of their own, which others cannot block.
+//! - A user has at most half of the threads of a pool.
 //! - A user with too many sockets that wait to be closed gets no new connections (`listener`).
 //! - A connection has one job that takes descriptors at a time, and waits for it without a thread.
 //! - Nobody waits for these threads to end: neither a runtime that is shut down, nor the process.
@@ -23,7 +22,7 @@
 //! | works | a job that its user may have done is queued | works |
 //! | works | none is | waits |
 //! | waits | a job is queued | works |
-//! | waits | [`IDLE`] has passed | ends |
+//! | waits | [`IDLE_TIMEOUT`] has passed | ends |
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,25 +30,25 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// Threads of a lane at most.
-const THREADS: usize = 64;
-/// Of them with jobs of one user, at most.
-const THREADS_PER_USER: usize = THREADS / 2;
+/// Threads of a pool, at most.
+const MAX_THREADS: usize = 64;
+/// Threads of a pool with jobs of one user, at most.
+const MAX_THREADS_PER_USER: usize = MAX_THREADS / 2;
 /// A thread without a job ends after this.
-const IDLE: Duration = Duration::from_secs(2);
-/// Bytes of a thread's stack.
-const STACK: usize = 128 << 10;
+const IDLE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Bytes of the stack of a thread.
+const STACK_SIZE: usize = 128 << 10;
 
-/// For connections that have shown no ticket so far.
-pub(crate) static STRANGERS: Lane = Lane::new();
-/// For the others.
-pub(crate) static PEERS: Lane = Lane::new();
+/// For clients that have not shown a ticket.
+pub(crate) static STRANGERS: ThreadPool = ThreadPool::new();
+/// For all other connections.
+pub(crate) static PEERS: ThreadPool = ThreadPool::new();
 
 type Job = Box<dyn FnOnce() + Send>;
 
 /// A bounded number of threads.
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub(crate) struct ThreadPool {
     state: Mutex<State>,
     queued: Condvar,
 }
@@ -73,8 +72,8 @@ impl std::fmt::Debug for State {
     }
 }
 
-impl Lane {
-    const fn new() -> Lane {
+impl ThreadPool {
+    const fn new() -> ThreadPool {
         let state = State {
             queue: VecDeque::new(),
             busy: BTreeMap::new(),
@@ -82,26 +81,27 @@ impl Lane {
             threads: 0,
             waiting: 0,
         };
-        Lane { state: Mutex::new(state), queued: Condvar::new() }
+        ThreadPool { state: Mutex::new(state), queued: Condvar::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has a job done on behalf of a peer of this user, and does not wait for it.
+    /// Queues a job on behalf of a peer of this user, and does not wait for it.
     pub(crate) fn run(&'static self, user: u32, job: impl FnOnce() + Send + 'static) {
         let mut state = self.lock();
         state.queue.push_back((user, Box::new(job)));
         // Each job has a thread, as long as there may be more: the one before it may never end.
-        let spawn = state.queue.len() > state.waiting && state.threads < THREADS;
+        let spawn = state.queue.len() > state.waiting && state.threads < MAX_THREADS;
         if spawn {
             state.threads += 1;
         }
         drop(state);
         self.queued.notify_one();
         if spawn {
-            let thread = thread::Builder::new().name("tonic-rdma-fd".to_owned()).stack_size(STACK);
+            let thread =
+                thread::Builder::new().name("tonic-rdma-fd".to_owned()).stack_size(STACK_SIZE);
             if let Err(error) = thread.spawn(|| self.work()) {
                 self.lock().threads -= 1;
                 // The job stays: a thread that there is takes it, or the one that comes with the
@@ -120,7 +120,7 @@ impl Lane {
         });
     }
 
-    /// Sockets of peers of this user that are not closed so far.
+    /// Sockets of peers of this user that still have to be closed.
     pub(crate) fn closing(&self, user: u32) -> usize {
         self.lock().closing.get(&user).copied().unwrap_or(0)
     }
@@ -135,13 +135,13 @@ impl Lane {
         loop {
             let State { queue, busy, .. } = &mut *state;
             let free =
-                |user: &u32| busy.get(user).is_none_or(|threads| *threads < THREADS_PER_USER);
+                |user: &u32| busy.get(user).is_none_or(|threads| *threads < MAX_THREADS_PER_USER);
             let next =
                 queue.iter().position(|(user, _)| free(user)).and_then(|at| queue.remove(at));
             let Some((user, job)) = next else {
                 state.waiting += 1;
                 let timed_out;
-                (state, timed_out) = match self.queued.wait_timeout(state, IDLE) {
+                (state, timed_out) = match self.queued.wait_timeout(state, IDLE_TIMEOUT) {
                     Ok((state, result)) => (state, result.timed_out()),
                     Err(poisoned) => (poisoned.into_inner().0, false),
                 };
@@ -178,29 +178,29 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const TIMEOUT: Duration = Duration::from_secs(20);
 
     #[test]
     fn jobs_that_never_end_hold_up_neither_others_nor_other_users() {
-        static LANE: Lane = Lane::new();
+        static POOL: ThreadPool = ThreadPool::new();
         let (stuck, stuck_end) = mpsc::channel::<()>();
         let stuck_end = std::sync::Arc::new(Mutex::new(stuck_end));
         let (done, told) = mpsc::channel();
         let stick = |user| {
             let (end, done) = (stuck_end.clone(), done.clone());
-            LANE.run(user, move || {
+            POOL.run(user, move || {
                 let _ = end.lock().unwrap().recv();
                 done.send(user).unwrap();
             });
         };
         let quick = |user| {
             let done = done.clone();
-            LANE.run(user, move || done.send(user).unwrap());
+            POOL.run(user, move || done.send(user).unwrap());
         };
         stick(1);
         quick(1);
-        assert_eq!(told.recv_timeout(PATIENCE), Ok(1), "there is a thread for each");
-        for _ in 0..2 * THREADS {
+        assert_eq!(told.recv_timeout(TIMEOUT), Ok(1), "there is a thread for each");
+        for _ in 0..2 * MAX_THREADS {
             stick(1);
         }
         struct Slow(mpsc::Sender<u32>);
@@ -209,19 +209,19 @@ mod tests {
                 self.0.send(3).unwrap();
             }
         }
-        LANE.close(1, Slow(done.clone()));
+        POOL.close(1, Slow(done.clone()));
         quick(1);
         quick(2);
-        assert_eq!(told.recv_timeout(PATIENCE), Ok(2), "another user is not kept waiting");
-        assert!(told.try_recv().is_err() && LANE.backlog() > THREADS);
-        assert_eq!((LANE.closing(1), LANE.closing(2)), (1, 0));
-        assert_eq!(LANE.lock().busy.get(&1), Some(&THREADS_PER_USER));
-        assert!(LANE.lock().threads <= THREADS);
+        assert_eq!(told.recv_timeout(TIMEOUT), Ok(2), "another user is not kept waiting");
+        assert!(told.try_recv().is_err() && POOL.backlog() > MAX_THREADS);
+        assert_eq!((POOL.closing(1), POOL.closing(2)), (1, 0));
+        assert_eq!(POOL.lock().busy.get(&1), Some(&MAX_THREADS_PER_USER));
+        assert!(POOL.lock().threads <= MAX_THREADS);
         drop(stuck);
         let rest: Vec<_> =
-            (0..2 * THREADS + 3).map(|_| told.recv_timeout(PATIENCE).unwrap()).collect();
+            (0..2 * MAX_THREADS + 3).map(|_| told.recv_timeout(TIMEOUT).unwrap()).collect();
         assert_eq!(rest.iter().filter(|told| **told == 3).count(), 1);
-        while LANE.closing(1) > 0 {
+        while POOL.closing(1) > 0 {
             thread::yield_now();
         }
     }

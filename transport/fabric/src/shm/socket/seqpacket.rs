@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 
 use crate::addr::ShmAddr;
 use crate::ready_fd::ReadyFd;
-use crate::shm::socket::blocking::{Lane, PEERS, STRANGERS};
+use crate::shm::socket::blocking::{PEERS, STRANGERS, ThreadPool};
 
 /// The longest message, in bytes.
 pub(crate) const MAX_MESSAGE: usize = 256;
@@ -27,12 +27,13 @@ pub(crate) const MAX_FDS: usize = 2;
 /// Connections that the kernel keeps until they are accepted.
 const BACKLOG: i32 = 128;
 
-/// A message.
+/// A message from the socket.
 #[derive(Debug)]
-pub(crate) struct Heard {
+pub(crate) struct SocketMessage {
     pub(crate) bytes: Vec<u8>,
-    /// Descriptors came with it. It lies in the queue until [`Socket::take`] has taken them.
-    pub(crate) rights: bool,
+    /// Descriptors came with it. The message stays in the queue until [`Socket::take_fds`] has
+    /// taken them.
+    pub(crate) has_fds: bool,
 }
 
 /// Who is at the other end, as the kernel says.
@@ -46,12 +47,12 @@ pub(crate) struct Credentials {
 /// A connected socket.
 #[derive(Debug)]
 pub(crate) struct Socket {
-    /// Given to a thread that may block when the socket is dropped.
+    /// Closed on a thread that may block.
     fd: ManuallyDrop<Arc<OwnedFd>>,
-    /// There until the socket is dropped.
-    watch: Option<ReadyFd<Arc<OwnedFd>>>,
+    /// None only while the socket is dropped.
+    ready_fd: Option<ReadyFd<Arc<OwnedFd>>>,
     peer: Credentials,
-    lane: &'static Lane,
+    threads: &'static ThreadPool,
 }
 
 fn open() -> io::Result<OwnedFd> {
@@ -63,23 +64,22 @@ fn name(addr: &ShmAddr) -> io::Result<SocketAddrUnix> {
     Ok(SocketAddrUnix::new_abstract_name(addr.name().as_bytes())?)
 }
 
-/// Takes the next message, unless there are descriptors with it: the message then stays where it
-/// is. None of this closes a descriptor: to look at a message takes descriptors of its files, which
-/// the queue goes on holding.
-fn receive(socket: &OwnedFd) -> io::Result<Option<Heard>> {
+/// Takes the next message. A message with descriptors stays in the queue. No descriptor is closed
+/// here: peeking opens descriptors of files that the queue goes on holding.
+fn receive(socket: &OwnedFd) -> io::Result<Option<SocketMessage>> {
     let mut bytes = [0; MAX_MESSAGE];
-    let (len, rights) =
+    let (len, has_fds) =
         read(socket, &mut bytes, RecvFlags::PEEK, &mut RecvAncillaryBuffer::default())?;
-    if !rights {
+    if !has_fds {
         // The same, as nobody else takes anything from this socket.
         read(socket, &mut bytes, RecvFlags::empty(), &mut RecvAncillaryBuffer::default())?;
     }
-    Ok((len > 0 || rights).then(|| Heard { bytes: bytes[..len].to_vec(), rights }))
+    Ok((len > 0 || has_fds).then(|| SocketMessage { bytes: bytes[..len].to_vec(), has_fds }))
 }
 
 /// Takes the next message with its descriptors. May block, where some cannot be opened and are
 /// therefore closed.
-fn receive_rights(socket: &OwnedFd, fds: &mut Vec<OwnedFd>) -> io::Result<()> {
+fn receive_fds(socket: &OwnedFd, fds: &mut Vec<OwnedFd>) -> io::Result<()> {
     let mut bytes = [0; MAX_MESSAGE];
     // Room for one descriptor more than is allowed: a surplus is seen.
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS + 1))];
@@ -132,9 +132,9 @@ const PASS_RIGHTS: Option<libc::c_int> = match cfg!(any(
     false => None,
 };
 
-/// Whether descriptors can be sent to this socket, or, for one that listens, to those that connect
-/// to it. Older kernels know no such wish: there they can.
-fn let_rights_pass(socket: &OwnedFd, pass: bool) {
+/// Allows or forbids descriptors to be sent to this socket or, for one that listens, to the sockets
+/// that it accepts. Older kernels lack the option, and always allow them.
+fn set_pass_rights(socket: &OwnedFd, pass: bool) {
     let (Some(option), pass) = (PASS_RIGHTS, libc::c_int::from(pass)) else { return };
     let len = size_of::<libc::c_int>() as libc::socklen_t;
     let value = (&raw const pass).cast();
@@ -171,21 +171,21 @@ impl Socket {
         Socket::new(fd, &PEERS)
     }
 
-    fn new(fd: OwnedFd, lane: &'static Lane) -> io::Result<Socket> {
+    fn new(fd: OwnedFd, threads: &'static ThreadPool) -> io::Result<Socket> {
         let fd = Arc::new(fd);
-        // Its other end is the peer's from here on, so it is not closed here, whatever fails.
+        // The peer has the other end, so the socket is never closed on this thread.
         let peer = credentials(&fd);
         let user = peer.as_ref().map_or(u32::MAX, |peer| peer.uid);
         // SAFETY: an OwnedFd owns its descriptor and always gives the same one (R17).
-        let watch = unsafe { AsyncFd::register(fd.clone()) }.map_err(io::Error::from);
-        match (watch, peer) {
-            (Ok(watch), Ok(peer)) => {
+        let ready_fd = unsafe { AsyncFd::register(fd.clone()) }.map_err(io::Error::from);
+        match (ready_fd, peer) {
+            (Ok(ready_fd), Ok(peer)) => {
                 let fd = ManuallyDrop::new(fd);
-                Ok(Socket { fd, watch: Some(ReadyFd::new(watch)), peer, lane })
+                Ok(Socket { fd, ready_fd: Some(ReadyFd::new(ready_fd)), peer, threads })
             }
-            (watch, peer) => {
-                let error = watch.err().or(peer.err());
-                lane.close(user, fd);
+            (ready_fd, peer) => {
+                let error = ready_fd.err().or(peer.err());
+                threads.close(user, fd);
                 Err(error.unwrap_or_else(|| io::ErrorKind::Other.into()))
             }
         }
@@ -197,10 +197,10 @@ impl Socket {
         self.peer
     }
 
-    /// The peer has shown a ticket, and may pass descriptors.
+    /// Admits the peer, which has shown a ticket: from now on it may pass descriptors.
     pub(crate) fn admit(&mut self) {
-        self.lane = &PEERS;
-        let_rights_pass(self.fd(), true);
+        self.threads = &PEERS;
+        set_pass_rights(self.fd(), true);
     }
 
     pub(crate) fn fd(&self) -> &OwnedFd {
@@ -230,15 +230,15 @@ impl Socket {
     ///
     /// # Errors
     /// `WouldBlock` when there is none; `InvalidData` when it does not fit.
-    pub(crate) fn receive(&self) -> io::Result<Option<Heard>> {
+    pub(crate) fn receive(&self) -> io::Result<Option<SocketMessage>> {
         receive(self.fd())
     }
 
     /// As [`receive`](Self::receive), waiting for one. Cancel safe.
-    pub(crate) async fn next(&self) -> io::Result<Option<Heard>> {
-        let Some(watch) = &self.watch else { return Ok(None) };
+    pub(crate) async fn next(&self) -> io::Result<Option<SocketMessage>> {
+        let Some(ready_fd) = &self.ready_fd else { return Ok(None) };
         loop {
-            let mut guard = watch.fd().readable().await?;
+            let mut guard = ready_fd.fd().readable().await?;
             match guard.try_io(|_| self.receive()) {
                 Ok(result) => return result,
                 Err(_would_block) => {}
@@ -247,10 +247,10 @@ impl Socket {
     }
 
     /// As [`receive`](Self::receive), in a task that is woken when there is one.
-    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Heard>>> {
-        let Some(watch) = &mut self.watch else { return Poll::Ready(Ok(None)) };
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<SocketMessage>>> {
+        let Some(ready_fd) = &mut self.ready_fd else { return Poll::Ready(Ok(None)) };
         loop {
-            let mut guard = match watch.poll(cx) {
+            let mut guard = match ready_fd.poll(cx) {
                 Poll::Ready(Ok(guard)) => guard,
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
                 Poll::Pending => return Poll::Pending,
@@ -261,22 +261,22 @@ impl Socket {
         }
     }
 
-    /// Takes the message that was heard, and lets `make` make something of its descriptors, on a
-    /// thread that may block. What `make` leaves of them is closed there, after its result is
-    /// known. Until then nothing must be received.
-    pub(crate) fn take<T: Send + 'static>(
+    /// Takes the message that [`receive`](Self::receive) left in the queue, and passes its
+    /// descriptors to `make`, on a thread that may block. Descriptors that `make` leaves are closed
+    /// there, after the result is known. Until then nothing must be received.
+    pub(crate) fn take_fds<T: Send + 'static>(
         &self,
         make: impl FnOnce(&mut Vec<OwnedFd>) -> io::Result<T> + Send + 'static,
-    ) -> Taking<T> {
+    ) -> TakeFds<T> {
         let (told, result) = oneshot::channel();
         let socket = Arc::clone(&self.fd);
-        self.lane.run(self.peer.uid, move || {
+        self.threads.run(self.peer.uid, move || {
             let mut fds = Vec::new();
-            let received = receive_rights(&socket, &mut fds);
+            let received = receive_fds(&socket, &mut fds);
             let _ = told.send(received.and_then(|()| make(&mut fds)));
             drop((fds, socket));
         });
-        Taking(result)
+        TakeFds(result)
     }
 
     /// The peer sees the end.
@@ -291,18 +291,18 @@ impl Drop for Socket {
     fn drop(&mut self) {
         self.shut();
         // Before the other, so that neither is the last of them on this thread.
-        self.watch = None;
+        self.ready_fd = None;
         // SAFETY: taken once, and not used any more (R17).
         let fd = unsafe { ManuallyDrop::take(&mut self.fd) };
-        self.lane.close(self.peer.uid, fd);
+        self.threads.close(self.peer.uid, fd);
     }
 }
 
 /// Descriptors that are being taken. Cancel safe.
 #[derive(Debug)]
-pub(crate) struct Taking<T>(oneshot::Receiver<io::Result<T>>);
+pub(crate) struct TakeFds<T>(oneshot::Receiver<io::Result<T>>);
 
-impl<T> Future for Taking<T> {
+impl<T> Future for TakeFds<T> {
     type Output = io::Result<T>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -313,17 +313,17 @@ impl<T> Future for Taking<T> {
 
 /// A listening socket.
 #[derive(Debug)]
-pub(crate) struct Listening(Option<AsyncFd<OwnedFd>>);
+pub(crate) struct ListenSocket(Option<AsyncFd<OwnedFd>>);
 
-impl Listening {
-    pub(crate) fn bind(addr: &ShmAddr) -> io::Result<Listening> {
+impl ListenSocket {
+    pub(crate) fn bind(addr: &ShmAddr) -> io::Result<ListenSocket> {
         let fd = open()?;
         bind(&fd, &name(addr)?)?;
         // Those that connect have it from this socket, so before the first can.
-        let_rights_pass(&fd, false);
+        set_pass_rights(&fd, false);
         listen(&fd, BACKLOG)?;
         // SAFETY: as above.
-        Ok(Listening(Some(unsafe { AsyncFd::register(fd) }?)))
+        Ok(ListenSocket(Some(unsafe { AsyncFd::register(fd) }?)))
     }
 
     /// The next connection. Cancel safe.
@@ -344,7 +344,7 @@ impl Listening {
     }
 }
 
-impl Drop for Listening {
+impl Drop for ListenSocket {
     /// Nobody can connect from now on. Those that have and were not accepted are closed with it,
     /// and may have sent descriptors.
     fn drop(&mut self) {
@@ -362,13 +362,13 @@ mod tests {
 
     async fn pair() -> (Socket, Socket) {
         let addr = ShmAddr::unique();
-        let listening = Listening::bind(&addr).unwrap();
+        let listening = ListenSocket::bind(&addr).unwrap();
         let one = Socket::connect(&addr).unwrap();
         (one, listening.accept().await.unwrap())
     }
 
-    async fn rights(socket: &Socket) -> io::Result<usize> {
-        socket.take(|fds| Ok(fds.len())).await
+    async fn take(socket: &Socket) -> io::Result<usize> {
+        socket.take_fds(|fds| Ok(fds.len())).await
     }
 
     #[tokio::test]
@@ -380,16 +380,16 @@ mod tests {
         one.send(b"first", &[file.as_fd(), file.as_fd()]).unwrap();
         one.send(b"second", &[]).unwrap();
         for _ in 0..2 {
-            let Heard { bytes, rights } = other.receive().unwrap().unwrap();
+            let SocketMessage { bytes, has_fds } = other.receive().unwrap().unwrap();
             assert_eq!(
-                (bytes.as_slice(), rights),
+                (bytes.as_slice(), has_fds),
                 (b"first".as_slice(), true),
                 "it stays until they are taken"
             );
         }
-        assert_eq!(rights(&other).await.unwrap(), 2);
-        let Heard { bytes, rights } = other.next().await.unwrap().unwrap();
-        assert_eq!((bytes.as_slice(), rights), (b"second".as_slice(), false));
+        assert_eq!(take(&other).await.unwrap(), 2);
+        let SocketMessage { bytes, has_fds } = other.next().await.unwrap().unwrap();
+        assert_eq!((bytes.as_slice(), has_fds), (b"second".as_slice(), false));
         assert_eq!(other.receive().unwrap_err().kind(), io::ErrorKind::WouldBlock);
         assert_eq!(one.peer().pid, std::process::id());
         drop(one);
@@ -407,8 +407,8 @@ mod tests {
             let mut control = SendAncillaryBuffer::new(&mut space);
             assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
             sendmsg(one.fd(), &[IoSlice::new(b"x")], &mut control, SendFlags::NOSIGNAL).unwrap();
-            assert!(other.next().await.unwrap().unwrap().rights);
-            let error = rights(&other).await.unwrap_err();
+            assert!(other.next().await.unwrap().unwrap().has_fds);
+            let error = take(&other).await.unwrap_err();
             assert!(error.to_string().contains("more descriptors"), "{count}: {error}");
         }
         let (one, other) = pair().await;
@@ -434,9 +434,9 @@ mod tests {
     }
 
     /// One that closes without having read everything resets the connection; what it said is still
-    /// heard.
+    /// received.
     #[tokio::test]
-    async fn last_words_are_heard() {
+    async fn the_last_message_is_received() {
         let (one, other) = pair().await;
         one.send(b"unread", &[]).unwrap();
         other.send(b"last words", &[]).unwrap();

@@ -3,8 +3,8 @@
 //! | message | bytes | descriptors |
 //! |---|---|---|
 //! | HELLO | kind, magic, slots u32, slot_size u32, private data | |
-//! | ACCEPT | kind, magic, slots u32, slot_size u32, private data | ring, bell |
-//! | RING | kind | ring of the shape that HELLO named, bell |
+//! | ACCEPT | kind, magic, slots u32, slot_size u32, private data | ring, eventfd |
+//! | RING | kind | ring of the shape that HELLO named, eventfd |
 //! | REJECT | kind, magic, private data | |
 //! | REFUSED | kind, magic, text | |
 //! | OTHER_USER | kind, magic, the user that is refused u32; REFUSED follows | |

@@ -1,7 +1,6 @@
-//! Waking and being woken.
+//! Eventfds: what an end waits for, and how it wakes its peer.
 //!
-//! A bell is an eventfd. Its owner never reads it: every write to it is an edge, and edges are what
-//! tokio waits for.
+//! The owner of an eventfd never reads it: every write to it is an edge, and tokio waits for edges.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,12 +14,12 @@ use crate::ready_fd::ReadyFd;
 use crate::shm::socket::seqpacket::Socket;
 use crate::shm::socket::wire::Message;
 
-/// The bell that the peer rings.
+/// The eventfd that the peer writes to in order to wake this end.
 #[derive(Debug)]
 pub(crate) struct EventFd(ReadyFd);
 
 impl EventFd {
-    /// A new one. Within a tokio runtime.
+    /// Creates one. Must be called within a tokio runtime.
     pub(crate) fn new() -> io::Result<EventFd> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         // SAFETY: an OwnedFd owns its descriptor and always gives the same one (R17).
@@ -28,12 +27,12 @@ impl EventFd {
         Ok(EventFd(ReadyFd::new(fd)))
     }
 
-    /// For the peer.
+    /// The descriptor to send to the peer.
     pub(crate) fn fd(&self) -> impl AsFd {
         self.0.get_ref()
     }
 
-    /// From now on the task is woken when it is rung. That it was rung before is forgotten.
+    /// From now on the task is woken when the peer writes. Earlier writes are forgotten.
     pub(crate) fn listen(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         self.0.listen(cx)
     }
@@ -44,37 +43,37 @@ impl EventFd {
 pub(crate) enum PeerWaker {
     /// By its eventfd.
     Event(OwnedFd),
-    /// By a message on the socket. A write to a descriptor that a stranger has too can block for
-    /// ever: it can fill the counter and take O_NONBLOCK away at any time. So the eventfd is for
-    /// peers that could stop this process anyway (`kin`).
+    /// By a message on the socket. A write to an eventfd that a stranger shares can block for ever:
+    /// the stranger can fill the counter and clear O_NONBLOCK at any time. So the eventfd is for
+    /// peers that could stop this process anyway (`same_user`).
     Message,
 }
 
 impl PeerWaker {
-    /// For the eventfd that the peer sent; `kin`: the peer could stop this process anyway. May
-    /// block: the descriptor can be anything. What is kept of it cannot: closing an eventfd waits
-    /// for nothing.
+    /// Takes the eventfd that the peer sent, which is the last of `fds`. `same_user`: the peer
+    /// could stop this process anyway. May block: the descriptor can be of any file. Dropping the
+    /// result does not block, as closing an eventfd never does.
     ///
     /// # Errors
-    /// It is no eventfd, or would block.
-    pub(crate) fn new(fds: &mut Vec<OwnedFd>, kin: bool) -> io::Result<PeerWaker> {
-        let missing = || io::Error::new(io::ErrorKind::InvalidData, "no bell");
+    /// The descriptor is missing, is no eventfd, or would block.
+    pub(crate) fn new(fds: &mut Vec<OwnedFd>, same_user: bool) -> io::Result<PeerWaker> {
+        let missing = || io::Error::new(io::ErrorKind::InvalidData, "no eventfd");
         let fd = fds.last().ok_or_else(missing)?;
         let blocks = !rustix::fs::fcntl_getfl(fd)?.contains(rustix::fs::OFlags::NONBLOCK);
-        // Its kind shows in its link name. Without /proc it is not known, and not used.
+        // The name of its link in /proc tells the kind of file. Without /proc it is not used.
         let name = rustix::fs::readlinkat(rustix::fs::CWD, link_of(fd), Vec::new()).ok();
         let other = name.as_ref().is_some_and(|name| name.as_bytes() != b"anon_inode:[eventfd]");
         if blocks || other {
-            let what = "the peer's bell is no eventfd, or would block";
+            let what = "the peer's second descriptor is no eventfd, or would block";
             return Err(io::Error::new(io::ErrorKind::InvalidData, what));
         }
-        let event = if kin && name.is_some() { fds.pop() } else { None };
+        let event = if same_user && name.is_some() { fds.pop() } else { None };
         Ok(event.map_or(PeerWaker::Message, PeerWaker::Event))
     }
 
-    /// Wakes the peer. Fails when it has not heard the last 2^64 rings, or a socket full of
-    /// messages: its own affair, and it is awake then.
-    pub(crate) fn ring(&self, socket: &Socket) {
+    /// Wakes the peer. Fails only when the peer has left the last 2^64 wake-ups, or a full socket,
+    /// unread. It is awake then, so the failure is ignored.
+    pub(crate) fn wake(&self, socket: &Socket) {
         let _ = match self {
             PeerWaker::Event(fd) => {
                 rustix::io::write(fd, &1_u64.to_ne_bytes()).map(drop).map_err(io::Error::from)
@@ -98,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn only_events_of_kin_are_written_to() {
+    fn only_event_fds_of_the_same_user_are_written_to() {
         let mut fds = vec![event(EventfdFlags::NONBLOCK)];
         assert!(matches!(PeerWaker::new(&mut fds, false), Ok(PeerWaker::Message)));
         assert_eq!(fds.len(), 1, "it is left to be closed");

@@ -1,12 +1,13 @@
-//! Who wakes whom: a flag by which no wake-up is lost, and few are sent.
+//! The flag that tells a sender whether the receiver waits, so that no wake-up is lost and few are
+//! sent.
 //!
-//! The receiver raises its flag and looks for messages once more; the sender publishes and looks at
-//! the flag. A fence stands between the two steps on either side, so at least one of them sees what
-//! the other did. Checked with loom.
+//! The receiver raises the flag, and then checks for messages once more. The sender publishes, and
+//! then checks the flag. A fence between the two steps on either side makes at least one of them
+//! see what the other did. Checked with loom.
 
 use crate::atomics::{AtomicU64, Ordering, fence};
 
-/// The receiver is about to wait. It must look for messages once more before it does.
+/// The receiver is about to wait. It must check for messages once more before it does.
 pub(crate) fn raise(flag: &AtomicU64) {
     // Exchanged, not stored, so that it comes after whatever the sender took down: this happens
     // before a sleep only.

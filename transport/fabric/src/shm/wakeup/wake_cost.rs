@@ -1,41 +1,41 @@
-//! What a sleep and its wake-up take, learnt from the wake-ups of one link.
+//! How long a sleep and its wake-up take, learnt from the wake-ups of one link.
 
 use std::time::Duration;
 
-/// Before it has been learnt.
+/// The cost before any wake-up was measured.
 pub(crate) const UNKNOWN: Duration = Duration::from_micros(20);
 /// The cheapest wake-up: two system calls.
 const MIN_COST: Duration = Duration::from_micros(1);
-/// A wake-up that took longer met a busy processor, and is no measure.
+/// A longer wake-up met a busy processor, and is ignored.
 const MAX_COST: Duration = Duration::from_millis(4);
-/// Wake-ups that the average runs over.
-const OVER: u32 = 8;
-/// So many count in full; later ones as no more than twice what is known, so that a few which met
-/// other tasks change little.
-const IN_FULL: u32 = 3;
+/// Wake-ups in the moving average.
+const AVERAGED: u32 = 8;
+/// The first wake-ups count in full, later ones as at most twice the average, so that a few that
+/// met a busy processor change little.
+const UNCLAMPED: u32 = 3;
 
-/// What one link's wake-ups have told. Of one link, since a peer decides on it too.
+/// The average of one link. It is not shared between links, as the peer has an influence on it.
 #[derive(Debug, Default)]
 pub(crate) struct WakeCost {
     seen: u32,
 }
 
 impl WakeCost {
-    /// What is known after a sleep and its wake-up have taken so long.
+    /// The new cost, after a sleep and its wake-up took `took`; `known` is the old one.
     pub(crate) fn learn(&mut self, known: Duration, took: Duration) -> Duration {
         if took > MAX_COST {
             return known;
         }
-        let most = if self.seen < IN_FULL { MAX_COST } else { known * 2 };
-        self.seen = (self.seen + 1).min(OVER);
-        (known * (self.seen - 1) + took.clamp(MIN_COST, most)) / self.seen
+        let max = if self.seen < UNCLAMPED { MAX_COST } else { known * 2 };
+        self.seen = (self.seen + 1).min(AVERAGED);
+        (known * (self.seen - 1) + took.clamp(MIN_COST, max)) / self.seen
     }
 }
 
-/// How long it took from the peer's ringing until now, for an end that has waited `since` then.
-/// None: it did not ring meanwhile, or the clock by which it says so is another one.
-pub(crate) fn wake_up(since: u64, rang_at: u64, now: u64) -> Option<Duration> {
-    (since..=now).contains(&rang_at).then(|| Duration::from_nanos(now - rang_at))
+/// How long ago the peer woke this end, which has waited since `since`. None: the peer did not wake
+/// it meanwhile, or reads another clock.
+pub(crate) fn wake_up(since: u64, woken_at: u64, now: u64) -> Option<Duration> {
+    (since..=now).contains(&woken_at).then(|| Duration::from_nanos(now - woken_at))
 }
 
 /// Nanoseconds of CLOCK_MONOTONIC, which is one for all processes of a time namespace; 0 where

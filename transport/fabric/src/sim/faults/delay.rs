@@ -1,4 +1,4 @@
-//! How long something is held back: polls and time.
+//! How long a work request or a completion is delayed, in polls and in time.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use crate::sim::config::SimConfig;
 use crate::sim::rng::Rng;
 
-/// Held back for a number of polls, and until a moment.
+/// A delay for a number of polls, and until an instant.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Delay {
     polls: u32,
@@ -31,7 +31,7 @@ impl Delay {
         self.polls == 0 && self.waits_until().is_none()
     }
 
-    /// The moment, if it lies ahead.
+    /// The instant, if it lies in the future.
     pub(crate) fn waits_until(&self) -> Option<Instant> {
         self.until.filter(|until| *until > Instant::now())
     }

@@ -1,4 +1,4 @@
-//! Faults that a test switches on, per device.
+//! Faults of one device, switched on by tests.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -6,17 +6,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 /// The switches of one device. All off at first.
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
-    /// Registrations that still succeed before some fail.
+    /// Registrations that succeed before the next failure.
     registrations_before: AtomicU64,
-    /// Registrations that then fail.
+    /// Registrations that fail after that.
     registrations_failing: AtomicU64,
-    /// Links made from now on die when they carry this many work requests and one more; 0 is off.
+    /// Links made from now on carry one work request less than this, and then die; 0 is off.
     kill_after: AtomicU64,
-    /// Nothing arrives and nothing leaves.
+    /// No traffic arrives or leaves.
     frozen: AtomicBool,
     /// Connect requests get no answer.
     lose_connects: AtomicBool,
-    /// Peers do not hear that a link has ended.
+    /// Peers are not told that a link has ended.
     lose_disconnects: AtomicBool,
     removed: AtomicBool,
 }

@@ -1,4 +1,5 @@
-//! What no device does: faults of the fabric itself, to see that a checker finds them.
+//! Bugs of the fabric itself, which no device has. Tests inject them to see that a checker finds
+//! them.
 
 /// A promise of the fabric that is broken once (or, where it says so, from then on).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

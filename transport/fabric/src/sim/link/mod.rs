@@ -18,8 +18,8 @@ use crate::block::ControlBlock;
 use crate::error::{LinkError, Verb};
 use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work};
 use crate::queue::{Held, SendQueue};
-use crate::sim::audit::Sums;
-use crate::sim::end::{End, Over, Status};
+use crate::sim::audit::Checksums;
+use crate::sim::end::{End, EndReason, Status};
 use crate::sim::faults::delay::Delay;
 use crate::sim::faults::injected_bugs::InjectedBug;
 use crate::sim::link::work::{Request, Source, write_source};
@@ -31,7 +31,7 @@ use crate::timer::Timer;
 mod work;
 
 /// Completions per poll, at most.
-const BUDGET: usize = 256;
+const MAX_COMPLETIONS: usize = 256;
 
 /// Which end this is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,26 +45,26 @@ pub(super) enum Side {
 pub struct SimLink {
     caps: Caps,
     peer: PeerInfo,
-    me: Arc<End>,
-    other: Option<(Side, Arc<End>)>,
+    end: Arc<End>,
+    peer_end: Option<(Side, Arc<End>)>,
     sq: SendQueue,
-    /// Queued, not rung.
+    /// Queued, before the doorbell.
     queued: Vec<Request>,
-    /// Rung, not delivered.
-    wire: VecDeque<Request>,
+    /// After the doorbell, not delivered.
+    in_flight: VecDeque<Request>,
     /// Delivered, completion not reported.
     done: VecDeque<(u64, Delay)>,
-    /// The moment that the first of those waits for.
+    /// Fires when the next delivery or completion is due.
     timer: Option<Pin<Box<Sleep>>>,
-    sums: Sums,
-    /// A WRITE that lands behind the next SEND, by a injected_bug: its bytes, address and key.
-    late: Option<(Vec<u8>, u64, u32)>,
-    /// Completions are lost, by a injected_bug.
-    mute: bool,
+    checksums: Checksums,
+    /// A WRITE that lands behind the next SEND, by an injected bug: its bytes, address and key.
+    late_write: Option<(Vec<u8>, u64, u32)>,
+    /// Completions are lost, by an injected bug.
+    loses_completions: bool,
     dead: Option<LinkError>,
     rng: Rng,
-    /// Work requests that it still carries, by a fault.
-    life: Option<u64>,
+    /// Work requests that the link still carries, by a fault.
+    remaining_work: Option<u64>,
     waker: Option<Waker>,
     block: ControlBlock,
 }
@@ -90,38 +90,38 @@ impl SimLink {
         let id = EndId(net.counters.links.fetch_add(1, Relaxed));
         let mut link = SimLink {
             peer,
-            me: End::new(id, device.clone(), block.slot_size()),
-            other: None,
+            end: End::new(id, device.clone(), block.slot_size()),
+            peer_end: None,
             sq: SendQueue::new(caps.send_queue, config.send_slots),
             caps,
             queued: Vec::new(),
-            wire: VecDeque::new(),
+            in_flight: VecDeque::new(),
             done: VecDeque::new(),
             timer: None,
-            sums: Sums::default(),
-            late: None,
-            mute: false,
+            checksums: Checksums::default(),
+            late_write: None,
+            loses_completions: false,
             dead: None,
             rng: Rng::new(net.config.seed, id.0),
-            life: device.faults.kill_after(),
+            remaining_work: device.faults.kill_after(),
             waker: None,
             block,
         };
         for slot in 0..config.recv_slots {
             link.post(slot);
         }
-        net.tell(Event::Made { end: id, device: &device.name, recv_slots: config.recv_slots });
+        net.emit(Event::Made { end: id, device: &device.name, recv_slots: config.recv_slots });
         link
     }
 
     pub(super) fn join(&mut self, side: Side, other: Arc<End>) {
-        let (end, peer, connecting) = (self.me.id, other.id, side == Side::Connecting);
-        self.me.device.net.tell(Event::Joined { end, peer, connecting });
-        self.other = Some((side, other));
+        let (end, peer, connecting) = (self.end.id, other.id, side == Side::Connecting);
+        self.end.device.net.emit(Event::Joined { end, peer, connecting });
+        self.peer_end = Some((side, other));
     }
 
     pub(super) fn end(&self) -> &Arc<End> {
-        &self.me
+        &self.end
     }
 
     /// Posts a slot that the driver has.
@@ -130,23 +130,23 @@ impl SimLink {
             && self.block.mark_posted(slot)
         {
             // SAFETY: the block writes or reads a slot only while it is held; it is posted from
-            // here until its arrival is marked. The block lives until Drop has called `abandon`.
-            unsafe { self.me.post(slot, ptr) };
+            // here until its arrival is marked. The block lives until Drop has called `close`.
+            unsafe { self.end.post(slot, ptr) };
         }
     }
 
     fn misuse(&self, what: String) -> LinkError {
-        self.me.device.net.breach(|| format!("R5: {what} ({})", self.me.id));
+        self.end.device.net.breach(|| format!("R5: {what} ({})", self.end.id));
         LinkError::Misuse { what, peer: Box::new(self.peer.clone()) }
     }
 
-    fn error(&self, over: Over) -> LinkError {
+    fn error(&self, reason: EndReason) -> LinkError {
         let peer = Box::new(self.peer.clone());
-        match over {
-            Over::Disconnected => LinkError::Disconnected { peer },
-            Over::Closed => LinkError::Closed { peer },
-            Over::Removed => LinkError::DeviceRemoved { peer },
-            Over::Failed(verb, status) => LinkError::Completion {
+        match reason {
+            EndReason::Disconnected => LinkError::Disconnected { peer },
+            EndReason::Closed => LinkError::Closed { peer },
+            EndReason::Removed => LinkError::DeviceRemoved { peer },
+            EndReason::Failed(verb, status) => LinkError::Completion {
                 verb,
                 status: status.words().to_owned(),
                 code: status.code(),
@@ -157,25 +157,27 @@ impl SimLink {
     }
 
     fn frozen(&self) -> bool {
-        self.me.device.faults.frozen()
-            || self.other.as_ref().is_some_and(|(_, o)| o.device.faults.frozen())
+        self.end.device.faults.frozen()
+            || self.peer_end.as_ref().is_some_and(|(_, o)| o.device.faults.frozen())
     }
 
-    /// Delivers what is due.
-    fn step(&mut self) {
-        let Some((side, other)) = self.other.clone() else { return };
-        while self.wire.front().is_some_and(|request| request.delay.is_over()) && !self.frozen() {
-            if self.me.over().is_some() {
+    /// Delivers the work that is due.
+    fn deliver_due(&mut self) {
+        let Some((side, other)) = self.peer_end.clone() else { return };
+        while self.in_flight.front().is_some_and(|request| request.delay.is_over())
+            && !self.frozen()
+        {
+            if self.end.end_reason().is_some() {
                 return;
             }
-            let Some(request) = self.wire.pop_front() else { return };
+            let Some(request) = self.in_flight.pop_front() else { return };
             if let Err(status) = self.deliver(&request, side, &other) {
                 self.fail(self.sq.verb(request.seq), status, &other);
                 return;
             }
             if self.sq.is_signalled(request.seq) {
-                let net = &self.me.device.net;
-                self.mute |= net.breaks(InjectedBug::LoseCompletions);
+                let net = &self.end.device.net;
+                self.loses_completions |= net.injects(InjectedBug::LoseCompletions);
                 let delay = Delay::draw(&mut self.rng, &net.config);
                 self.done.push_back((request.seq, delay));
             }
@@ -183,20 +185,20 @@ impl SimLink {
     }
 
     fn deliver(&mut self, request: &Request, side: Side, other: &End) -> Result<(), Status> {
-        let net = &self.me.device.net;
-        if let Some(left) = &mut self.life {
+        let net = &self.end.device.net;
+        if let Some(left) = &mut self.remaining_work {
             *left = left.checked_sub(1).ok_or(Status::RetryExceeded)?;
         }
-        if side == Side::Accepting && !self.me.heard() {
+        if side == Side::Accepting && !self.end.has_received() {
             return Err(Status::SentFirst);
         }
-        let place = self.me.device.table.readable(request.lkey, request.iova, request.len);
+        let place = self.end.device.table.readable(request.lkey, request.iova, request.len);
         if place != Some(request.addr.as_ptr() as u64) {
             return Err(Status::LocalProtection);
         }
-        if !self.sums.is_same(request.seq) {
+        if !self.checksums.is_same(request.seq) {
             net.breach(|| {
-                format!("R10: what work reads has changed before it was sent ({})", self.me.id)
+                format!("R10: what work reads has changed before it was sent ({})", self.end.id)
             });
         }
         match request.remote {
@@ -206,35 +208,35 @@ impl SimLink {
     }
 
     fn send(&mut self, request: &Request, other: &End) -> Result<(), Status> {
-        let net = &self.me.device.net;
-        let (end, peer) = (self.me.id, other.id);
+        let net = &self.end.device.net;
+        let (end, peer) = (self.end.id, other.id);
         net.counters.sends.fetch_add(1, Relaxed);
         // SAFETY: the source lies in this link's block, whose SEND part only &mut self writes.
         let message = unsafe { std::slice::from_raw_parts(request.addr.as_ptr(), request.len) };
         let mut flipped = Vec::new();
         let mut from = request.addr;
-        if net.breaks(InjectedBug::FlipSend) && !message.is_empty() {
+        if net.injects(InjectedBug::FlipSend) && !message.is_empty() {
             flipped.extend_from_slice(message);
             flipped[request.len - 1] ^= 1;
             from = NonNull::from(flipped.as_mut_slice()).cast();
         }
         let wake = !self.rng.one_in(net.config.lost_wakeups);
-        if !net.breaks(InjectedBug::LoseSend) {
-            let times = if net.breaks(InjectedBug::RepeatSend) { 2 } else { 1 };
+        if !net.injects(InjectedBug::LoseSend) {
+            let times = if net.injects(InjectedBug::RepeatSend) { 2 } else { 1 };
             for _ in 0..times {
                 // SAFETY: as above, or the source is the copy.
                 unsafe { other.deliver(from, request.len, wake)? };
-                net.tell(Event::Sent { end, peer, message });
+                net.emit(Event::Sent { end, peer, message });
             }
         }
         if self.rng.one_in(net.config.idle_wakeups) {
-            self.me.wake();
+            self.end.wake();
         }
-        if let Some((mut bytes, addr, rkey)) = self.late.take() {
-            net.tell(Event::Written { end, peer, addr, rkey, len: bytes.len() });
+        if let Some((mut bytes, addr, rkey)) = self.late_write.take() {
+            net.emit(Event::Written { end, peer, addr, rkey, len: bytes.len() });
             let src = NonNull::from(bytes.as_mut_slice()).cast();
             // SAFETY: the source is a copy of this link's own. What it does to the peer's memory is
-            // what `Table::write` allows any peer; the injected_bug is there to break R9.
+            // what `Table::write` allows any peer; the injected bug is there to break R9.
             unsafe { other.device.table.write(rkey, addr, src, bytes.len()) };
         }
         Ok(())
@@ -247,17 +249,17 @@ impl SimLink {
         addr: u64,
         rkey: u32,
     ) -> Result<(), Status> {
-        let net = &self.me.device.net;
-        if other.over().is_some() {
+        let net = &self.end.device.net;
+        if other.end_reason().is_some() {
             return Err(Status::RetryExceeded);
         }
         net.counters.writes.fetch_add(1, Relaxed);
         net.counters.write_bytes.fetch_add(request.len as u64, Relaxed);
-        let late = net.breaks(InjectedBug::LateWrite);
-        if late || net.breaks(InjectedBug::RepeatWrite) {
+        let late = net.injects(InjectedBug::LateWrite);
+        if late || net.injects(InjectedBug::RepeatWrite) {
             // SAFETY: the source is held by the send queue or lies in this link's block.
             let bytes = unsafe { std::slice::from_raw_parts(request.addr.as_ptr(), request.len) };
-            self.late = Some((bytes.to_vec(), addr, rkey));
+            self.late_write = Some((bytes.to_vec(), addr, rkey));
             if late {
                 return Ok(());
             }
@@ -267,8 +269,8 @@ impl SimLink {
         if !unsafe { other.device.table.write(rkey, addr, request.addr, request.len) } {
             return Err(Status::RemoteAccess);
         }
-        net.tell(Event::Written { end: self.me.id, peer: other.id, addr, rkey, len: request.len });
-        if net.breaks(InjectedBug::FlipWrite) && request.len > 0 {
+        net.emit(Event::Written { end: self.end.id, peer: other.id, addr, rkey, len: request.len });
+        if net.injects(InjectedBug::FlipWrite) && request.len > 0 {
             // SAFETY: as above; one byte, of this link's own.
             let mut byte = unsafe { request.addr.as_ptr().read() } ^ 1;
             // SAFETY: as above.
@@ -279,7 +281,7 @@ impl SimLink {
 
     /// Work failed: both queue pairs go to error.
     fn fail(&mut self, verb: Verb, status: Status, other: &End) {
-        let net = &self.me.device.net;
+        let net = &self.end.device.net;
         let rule = match status {
             Status::ReceiverNotReady | Status::RemoteInvalidRequest => Some("R2"),
             Status::SentFirst => Some("R3"),
@@ -291,7 +293,7 @@ impl SimLink {
                 format!(
                     "{rule}: {verb} failed, {} ({} to {})",
                     status.words(),
-                    self.me.id,
+                    self.end.id,
                     other.id
                 )
             });
@@ -303,15 +305,15 @@ impl SimLink {
             _ => {}
         }
         other.end(match status {
-            Status::RemoteAccess => Over::Failed(Verb::Recv, Status::Flushed),
-            _ => Over::Disconnected,
+            Status::RemoteAccess => EndReason::Failed(Verb::Recv, Status::Flushed),
+            _ => EndReason::Disconnected,
         });
-        self.me.end(Over::Failed(verb, status));
+        self.end.end(EndReason::Failed(verb, status));
     }
 
     /// One poll has passed. True when something still waits for polls to pass.
     fn tick(&mut self) {
-        if let Some(request) = self.wire.front_mut() {
+        if let Some(request) = self.in_flight.front_mut() {
             request.delay.tick();
         }
         if let Some((_, delay)) = self.done.front_mut() {
@@ -319,14 +321,15 @@ impl SimLink {
         }
     }
 
-    /// Has the task polled again when what comes next is due.
-    fn come_back(&mut self, cx: &mut Context<'_>, report: bool) {
-        let done = self.done.front().map(|(_, delay)| delay).filter(|_| report && !self.mute);
-        let delays = [self.wire.front().map(|request| &request.delay), done];
+    /// Wakes the task when the next delivery or completion is due.
+    fn schedule_poll(&mut self, cx: &mut Context<'_>, report: bool) {
+        let done =
+            self.done.front().map(|(_, delay)| delay).filter(|_| report && !self.loses_completions);
+        let delays = [self.in_flight.front().map(|request| &request.delay), done];
         let mut next = None;
         for delay in delays.into_iter().flatten() {
             match delay.waits_until() {
-                // Polls are what it waits for.
+                // It waits for a number of polls.
                 None => return cx.waker().wake_by_ref(),
                 Some(until) => next = Some(next.map_or(until, |next| until.min(next))),
             }
@@ -343,25 +346,25 @@ impl SimLink {
 
     fn report_sent(&mut self, out: &mut Vec<Completion>, all: bool) {
         while let Some((seq, delay)) = self.done.front().copied() {
-            if self.mute || (!delay.is_over() && !all) {
+            if self.loses_completions || (!delay.is_over() && !all) {
                 return;
             }
             self.done.pop_front();
-            let net = &self.me.device.net;
-            if !self.sums.done(seq) {
+            let net = &self.end.device.net;
+            if !self.checksums.done(seq) {
                 net.breach(|| {
-                    format!("R10: what work reads has changed before it was done ({})", self.me.id)
+                    format!("R10: what work reads has changed before it was done ({})", self.end.id)
                 });
             }
             if let Some(id) = self.sq.complete(seq) {
                 net.counters.completions.fetch_add(1, Relaxed);
-                net.tell(Event::Completed { end: self.me.id, id });
+                net.emit(Event::Completed { end: self.end.id, id });
                 out.push(Completion::Sent { id });
             }
         }
     }
 
-    fn remember(&mut self, waker: &Waker) {
+    fn set_waker(&mut self, waker: &Waker) {
         match &mut self.waker {
             Some(old) => old.clone_from(waker),
             none => *none = Some(waker.clone()),
@@ -420,17 +423,17 @@ impl Link for SimLink {
             )));
         }
         let seq = self.sq.push(id, verb, held, signal);
-        let net = &self.me.device.net;
+        let net = &self.end.device.net;
         let write = remote.is_some();
-        net.tell(Event::Queued { end: self.me.id, id, write, addr: iova, len });
+        net.emit(Event::Queued { end: self.end.id, id, write, addr: iova, len });
         if net.config.audit {
-            // SAFETY: the range lies in the block, or in memory that the send queue now delays until
-            // the work is done; only &mut self writes to the block.
-            unsafe { self.sums.watch(seq, addr, len) };
+            // SAFETY: the range lies in the block, or in memory that the send queue now delays
+            // until the work is done; only &mut self writes to the block.
+            unsafe { self.checksums.watch(seq, addr, len) };
         }
         let delay = Delay::draw(&mut self.rng, &net.config);
         self.queued.push(Request { seq, addr, iova, len, lkey, remote, delay });
-        Ok(Posted::UnderWay)
+        Ok(Posted::InFlight)
     }
 
     fn share(&mut self, _: u32) -> Result<(), LinkError> {
@@ -444,10 +447,10 @@ impl Link for SimLink {
         if self.queued.is_empty() {
             return Ok(());
         }
-        self.me.device.net.counters.doorbells.fetch_add(1, Relaxed);
-        self.sq.seal();
-        self.wire.extend(self.queued.drain(..));
-        self.step();
+        self.end.device.net.counters.doorbells.fetch_add(1, Relaxed);
+        self.sq.end_batch();
+        self.in_flight.extend(self.queued.drain(..));
+        self.deliver_due();
         // What is left is delivered by polls, and completions are reported by them.
         if let Some(waker) = self.waker.take() {
             waker.wake();
@@ -466,53 +469,53 @@ impl Link for SimLink {
         out: &mut Vec<Completion>,
     ) -> Poll<Result<(), LinkError>> {
         let before = out.len();
-        self.remember(cx.waker());
+        self.set_waker(cx.waker());
         if !self.frozen() {
             self.tick();
-            self.step();
+            self.deliver_due();
         }
-        let (arrivals, over) = self.me.arrivals(cx.waker(), BUDGET);
+        let (arrivals, end_reason) = self.end.arrivals(cx.waker(), MAX_COMPLETIONS);
         // As with a device: completions of bare SENDs that nobody waits for wake nobody, and come
         // with something else.
         let report = !arrivals.is_empty() || self.sq.is_waited_for();
         for (slot, len) in arrivals {
             if self.block.mark_received(slot, len) {
-                let net = &self.me.device.net;
+                let net = &self.end.device.net;
                 net.counters.completions.fetch_add(1, Relaxed);
-                net.tell(Event::Received { end: self.me.id, len });
+                net.emit(Event::Received { end: self.end.id, len });
                 out.push(Completion::Received { slot, len });
             }
         }
-        if over.is_some()
+        if end_reason.is_some()
             && self.dead.is_none()
-            && self.rng.one_in(self.me.device.net.config.flushed)
+            && self.rng.one_in(self.end.device.net.config.flushed)
         {
             self.done.clear();
         }
-        if (report && !self.frozen()) || over.is_some() {
-            self.report_sent(out, over.is_some());
+        if (report && !self.frozen()) || end_reason.is_some() {
+            self.report_sent(out, end_reason.is_some());
         }
         if out.len() > before {
             return Poll::Ready(Ok(()));
         }
-        if let Some(over) = over {
+        if let Some(reason) = end_reason {
             // The queue pair is in error: nothing of the posted work will be read again.
             self.queued.clear();
-            self.wire.clear();
-            self.sums.clear();
+            self.in_flight.clear();
+            self.checksums.clear();
             self.sq.clear();
             let error = match self.dead.take() {
                 Some(error) => error,
                 None => {
-                    self.me.device.net.tell(Event::Died { end: self.me.id });
-                    self.error(over)
+                    self.end.device.net.emit(Event::Died { end: self.end.id });
+                    self.error(reason)
                 }
             };
             self.dead = Some(error.clone());
             return Poll::Ready(Err(error));
         }
         if !self.frozen() {
-            self.come_back(cx, report);
+            self.schedule_poll(cx, report);
         }
         Poll::Pending
     }
@@ -530,13 +533,13 @@ impl Link for SimLink {
                 self.misuse(format!("RECV slot {slot} is posted already, or does not exist"))
             );
         }
-        let net = &self.me.device.net;
+        let net = &self.end.device.net;
         if self.block.retire(slot) {
-            net.tell(Event::Retired { end: self.me.id });
+            net.emit(Event::Retired { end: self.end.id });
             return Ok(false);
         }
-        if !net.breaks(InjectedBug::LoseRepost) {
-            net.tell(Event::Reposted { end: self.me.id });
+        if !net.injects(InjectedBug::LoseRepost) {
+            net.emit(Event::Reposted { end: self.end.id });
             self.post(slot);
         }
         Ok(true)
@@ -547,42 +550,42 @@ impl Link for SimLink {
             return Err(error.clone());
         }
         let mut posted = 0;
-        for slot in self.block.lease(pool) {
+        for slot in self.block.lease_extra(pool) {
             if self.block.revive(slot) {
                 self.post(slot);
                 posted += 1;
             }
         }
         if posted > 0 {
-            self.me.device.net.tell(Event::Grown { end: self.me.id, recv_slots: posted });
+            self.end.device.net.emit(Event::Grown { end: self.end.id, recv_slots: posted });
         }
         Ok(posted)
     }
 
     fn shrink(&mut self) {
-        self.block.let_go();
+        self.block.retire_extra();
     }
 
     fn disconnect(&mut self) {
-        self.me.end(Over::Closed);
+        self.end.end(EndReason::Closed);
         self.tell_peer();
     }
 }
 
 impl Drop for SimLink {
     fn drop(&mut self) {
-        self.me.abandon();
-        self.me.device.net.tell(Event::Destroyed { end: self.me.id });
+        self.end.close();
+        self.end.device.net.emit(Event::Destroyed { end: self.end.id });
         self.tell_peer();
     }
 }
 
 impl SimLink {
     fn tell_peer(&self) {
-        if let Some((_, other)) = &self.other
-            && !self.me.device.faults.lose_disconnects()
+        if let Some((_, other)) = &self.peer_end
+            && !self.end.device.faults.lose_disconnects()
         {
-            other.end(Over::Disconnected);
+            other.end(EndReason::Disconnected);
         }
     }
 }

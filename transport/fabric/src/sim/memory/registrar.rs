@@ -36,12 +36,12 @@ impl Registration for SimRegistration {
 
 impl Drop for SimRegistration {
     fn drop(&mut self) {
-        if self.device.net.breaks(InjectedBug::KeepRegistration) {
+        if self.device.net.injects(InjectedBug::KeepRegistration) {
             return;
         }
         self.device.table.remove(self.lkey);
         let device = &self.device.name;
-        self.device.net.tell(Event::Deregistered { device, addr: self.iova, len: self.len });
+        self.device.net.emit(Event::Deregistered { device, addr: self.iova, len: self.len });
     }
 }
 
@@ -62,7 +62,7 @@ unsafe impl Registrar for SimRegistrar {
         let remote = matches!(access, Access::RemoteWrite);
         let iova = if remote { device.net.fresh_iova() } else { addr };
         let lkey = device.table.add(addr, iova, len, access);
-        device.net.tell(Event::Registered { device: &device.name, addr: iova, len, remote });
+        device.net.emit(Event::Registered { device: &device.name, addr: iova, len, remote });
         Ok(Box::new(SimRegistration { device: device.clone(), lkey, iova, len }))
     }
 }

@@ -8,8 +8,8 @@ use std::ptr::NonNull;
 
 use crate::device::{LinkLayer, PortInfo, PortState, Transport};
 
-/// GIDs that are looked at per port. Soft devices list 1024 and more, nearly all of them zero.
-const GIDS: i32 = 64;
+/// GIDs that are read per port, at most. Soft devices list 1024 and more, nearly all of them zero.
+const MAX_GIDS: i32 = 64;
 
 /// Name of the device behind a context.
 ///
@@ -93,7 +93,7 @@ unsafe fn port(context: NonNull<rdma_sys::ibv_context>, number: u8) -> Option<Po
             _ => 0,
         },
         max_msg: attr.max_msg_sz,
-        gids: (0..attr.gid_tbl_len.clamp(0, GIDS))
+        gids: (0..attr.gid_tbl_len.clamp(0, MAX_GIDS))
             // SAFETY: the context is open and the index lies in the table.
             .filter_map(|index| unsafe { gid(context, number, index) })
             .collect(),

@@ -1,4 +1,4 @@
-//! Which devices there are, and which addresses lie on them.
+//! The devices of this host, and the addresses that lie on them.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -76,7 +76,7 @@ pub fn local_addresses(only: Option<&str>) -> Result<Vec<(IpAddr, String)>, Fabr
     Ok(on.filter(|(_, name)| only.is_none_or(|only| only == name)).collect())
 }
 
-/// Opens a device for a look.
+/// Opens a device, reads its attributes, and closes it again.
 ///
 /// # Safety
 /// The device is in a live list.
@@ -85,10 +85,10 @@ unsafe fn query(device: NonNull<rdma_sys::ibv_device>) -> io::Result<(Transport,
     let context = NonNull::new(unsafe { rdma_sys::ibv_open_device(device.as_ptr()) })
         .ok_or_else(io::Error::last_os_error)?;
     // SAFETY: the context is open, and closed once.
-    let looked = unsafe { ports(context) };
+    let attributes = unsafe { ports(context) };
     // SAFETY: as above; nothing was made on it.
     unsafe { rdma_sys::ibv_close_device(context.as_ptr()) };
-    looked.map(|(transport, ports, _)| (transport, ports))
+    attributes.map(|(transport, ports, _)| (transport, ports))
 }
 
 /// Name of the device that an address of this host lies on.

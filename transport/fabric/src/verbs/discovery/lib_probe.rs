@@ -1,4 +1,4 @@
-//! Is rdma-core there?
+//! Whether rdma-core is installed.
 //!
 //! `rdma-mummy-sys` opens libibverbs and librdmacm in a constructor, before `main`, and ignores
 //! failure: its functions then return `EOPNOTSUPP`. That tells nobody what is missing, so the

@@ -105,7 +105,7 @@ pub(crate) struct Cq {
     /// What the next event announces.
     armed: Armed,
     /// Armed for more since the last event was taken, so that there may be two events.
-    upgraded: bool,
+    armed_twice: bool,
     /// Dropped after Drop has destroyed the queue.
     channel: ReadyFd<CompChannel>,
 }
@@ -141,7 +141,7 @@ impl Cq {
             )
         };
         let cq = NonNull::new(cq).ok_or_else(io::Error::last_os_error)?;
-        let mut cq = Cq { cq, unacked: 0, armed: Armed::Not, upgraded: false, channel };
+        let mut cq = Cq { cq, unacked: 0, armed: Armed::Not, armed_twice: false, channel };
         cq.arm(Armed::All)?;
         Ok(cq)
     }
@@ -170,7 +170,7 @@ impl Cq {
         // SAFETY: the queue is alive.
         match unsafe { rdma_sys::ibv_req_notify_cq(self.cq.as_ptr(), solicited_only) } {
             0 => {
-                self.upgraded |= self.armed != Armed::Not;
+                self.armed_twice |= self.armed != Armed::Not;
                 self.armed = what;
                 Ok(())
             }
@@ -178,15 +178,15 @@ impl Cq {
         }
     }
 
-    /// A queue that is armed for less announces all completions from now on. For work that is about
-    /// to be posted.
+    /// Arms the queue for all completions, if it is armed for less. Called before work is posted
+    /// whose completion is awaited.
     pub(crate) fn announce_all(&mut self) -> io::Result<()> {
         if self.armed == Armed::Solicited { self.arm(Armed::All) } else { Ok(()) }
     }
 
     /// Drains the channel, arms the queue for `what` if it is armed for less, and leaves the waker.
-    /// `Ready`: the queue was armed just now, so look into it once more. `Pending`: it was armed
-    /// before, and no event has come since.
+    /// `Ready`: the queue was armed just now, so the caller polls it once more. `Pending`: it was
+    /// armed before, and no event has come since.
     ///
     /// An armed queue makes one event and is not armed any more. So when one event has been taken,
     /// the channel is empty until the queue is armed again, and readiness may be cleared without
@@ -200,11 +200,11 @@ impl Cq {
                     while guard.get_inner().next()? {
                         self.unacked += 1;
                         self.armed = Armed::Not;
-                        if !self.upgraded {
+                        if !self.armed_twice {
                             break;
                         }
                     }
-                    self.upgraded = false;
+                    self.armed_twice = false;
                     guard.clear_ready();
                 }
             }
@@ -219,7 +219,7 @@ impl Cq {
     }
 
     fn ack(&mut self) {
-        // SAFETY: so many events of this queue were taken and not acknowledged.
+        // SAFETY: `unacked` events of this queue were taken and not acknowledged.
         unsafe { rdma_sys::ibv_ack_cq_events(self.cq.as_ptr(), self.unacked) };
         self.unacked = 0;
     }

@@ -17,7 +17,7 @@ pub(crate) struct Request {
     pub(crate) remote: Option<(u64, u32)>,
 }
 
-/// Work that is queued. The arrays are kept, so that a batch costs no allocation.
+/// Queued work. The arrays are reused, so that a batch costs no allocation.
 #[derive(Default)]
 pub(crate) struct Batch {
     sges: Vec<rdma_sys::ibv_sge>,
@@ -64,7 +64,7 @@ impl Batch {
         self.sges.push(rdma_sys::ibv_sge { addr, length: len, lkey });
     }
 
-    /// Posts all of it with one doorbell, and forgets it. `signalled` says which requests report
+    /// Posts the batch with one doorbell, and clears it. `signalled` says which requests report
     /// their completion.
     ///
     /// # Safety

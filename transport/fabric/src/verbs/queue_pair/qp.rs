@@ -14,15 +14,15 @@ use crate::verbs::queue_pair::cq::Cq;
 /// 0.96 ms in the table of RNR timer codes; 12 is 0.64 ms, 14 is 1.28 ms, and 0 is 655 ms.
 const RNR_TIMER_1_MS: u8 = 13;
 
-/// What a queue pair is asked for.
+/// The queue sizes that a queue pair is asked for.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Want {
+pub(crate) struct QpCapacity {
     pub(crate) send: u32,
     pub(crate) recv: u32,
     pub(crate) inline: u32,
 }
 
-impl Want {
+impl QpCapacity {
     fn attr(&self, cq: &Cq, inline: u32) -> rdma_sys::ibv_qp_init_attr {
         rdma_sys::ibv_qp_init_attr {
             qp_context: ptr::null_mut(),
@@ -41,8 +41,8 @@ impl Want {
         }
     }
 
-    /// Tries with less and less inline data: a device refuses more than it has (Soft-iWARP: 64
-    /// bytes).
+    /// The sizes of inline data to try, from large to small: a device refuses more than it has
+    /// (Soft-iWARP: 64 bytes).
     fn inline_steps(&self) -> impl Iterator<Item = u32> {
         let want = self.inline;
         [want, want.min(128), want.min(64), 0]
@@ -52,8 +52,8 @@ impl Want {
     }
 }
 
-/// Makes a queue pair on a device and destroys it again: a listed device may still refuse.
-pub(crate) fn try_out(device: &Arc<DeviceContext>) -> Result<(), FabricError> {
+/// Creates a queue pair and destroys it again: a device may be listed and still refuse.
+pub(crate) fn check_queue_pair(device: &Arc<DeviceContext>) -> Result<(), FabricError> {
     let refused = |call, source: io::Error| FabricError::QueuePairRefused {
         device: device.name.clone(),
         verb: Verb::Call(call),
@@ -128,24 +128,25 @@ impl Qp {
     pub(crate) fn new(
         device: &Arc<DeviceContext>,
         id: CmId,
-        want: Want,
+        capacity: QpCapacity,
     ) -> Result<Qp, FabricError> {
         let refused = |call, source: io::Error| FabricError::QueuePairRefused {
             device: device.name.clone(),
             verb: Verb::Call(call),
             source: source.into(),
         };
-        let cq = Cq::new(device, want.send + want.recv).map_err(|e| refused("ibv_create_cq", e))?;
+        let cq = Cq::new(device, capacity.send + capacity.recv)
+            .map_err(|e| refused("ibv_create_cq", e))?;
         let mut error = None;
-        for inline in want.inline_steps() {
-            let mut attr = want.attr(&cq, inline);
+        for inline in capacity.inline_steps() {
+            let mut attr = capacity.attr(&cq, inline);
             // SAFETY: id, domain and queue are alive; the id is bound to the domain's device.
             if unsafe { rdma_sys::rdma_create_qp(id.as_ptr(), device.pd(), &mut attr) } == 0 {
                 // SAFETY: the call has set the id's queue pair.
                 let qp = NonNull::new(unsafe { (*id.as_ptr()).qp });
                 let Some(qp) = qp else { break };
-                // Devices report what they gave. More than was asked is not used: it may depend on
-                // the rest.
+                // Devices report what they granted. More than was asked for is not used: it may
+                // depend on the rest.
                 let max_inline = inline.min(attr.cap.max_inline_data);
                 return Ok(Qp { qp, destroyed: false, cq, id, max_inline, device: device.clone() });
             }
@@ -174,7 +175,7 @@ impl Qp {
         }
     }
 
-    /// Posts a chain of send work. On failure nothing is known about which requests were taken.
+    /// Posts a chain of send work. On failure it is unknown which requests were taken.
     ///
     /// # Safety
     /// The chain is well formed, and the memory it names stays readable until the work is complete
@@ -188,7 +189,7 @@ impl Qp {
     /// Posts one RECV.
     ///
     /// # Safety
-    /// The memory stays writable, and is not looked at, until the RECV is complete or the queue
+    /// The memory stays writable, and is not read, until the RECV is complete or the queue
     /// pair is destroyed.
     pub(crate) unsafe fn post_recv(
         &mut self,
@@ -207,7 +208,7 @@ impl Qp {
         posted(unsafe { rdma_sys::ibv_post_recv(self.qp.as_ptr(), &mut wr, &mut bad) })
     }
 
-    /// Destroys the queue pair. True: the device touches none of the posted memory any more.
+    /// Destroys the queue pair. True: the device no longer accesses posted memory.
     pub(crate) fn destroy(&mut self) -> bool {
         if self.destroyed {
             return true;
@@ -251,7 +252,8 @@ mod tests {
 
     #[test]
     fn inline_is_asked_for_in_falling_steps() {
-        let steps = |inline| Want { send: 4, recv: 4, inline }.inline_steps().collect::<Vec<_>>();
+        let steps =
+            |inline| QpCapacity { send: 4, recv: 4, inline }.inline_steps().collect::<Vec<_>>();
         assert_eq!(steps(256), [256, 128, 64, 0]);
         assert_eq!(steps(64), [64, 0]);
         assert_eq!(steps(0), [0]);
