@@ -45,6 +45,9 @@ pub(crate) const PARENTS: &[&str] = &[
 pub(crate) const WIDE: &[&str] = &[
     "tests/guest/kernel",
     "tests/src/lib.rs",
+    "transport/fabric/src/sim/link/mod.rs",
+    "transport/fabric/src/sim/mod.rs",
+    "transport/fabric/src/wake_gate.rs",
     "transport/tonic/src/connection/call/recv_body.rs",
     "transport/tonic/src/connection/config.rs",
     "transport/tonic/src/connection/receive/grant.rs",
