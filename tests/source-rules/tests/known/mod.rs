@@ -45,9 +45,6 @@ pub(crate) const PARENTS: &[&str] = &[
 pub(crate) const WIDE: &[&str] = &[
     "tests/guest/kernel",
     "tests/src/lib.rs",
-    "transport/fabric/src/sim/link/mod.rs",
-    "transport/fabric/src/sim/mod.rs",
-    "transport/fabric/src/wake_gate.rs",
     "transport/tonic/src/connection/call/recv_body.rs",
     "transport/tonic/src/connection/config.rs",
     "transport/tonic/src/connection/receive/grant.rs",
@@ -65,6 +62,4 @@ pub(crate) const FULL: &[&str] = &[];
 pub(crate) const UNSAFE: &[&str] = &[];
 
 /// Files with a sentence that was to go.
-#[rustfmt::skip]
-pub(crate) const SENTENCES: &[&str] = &[
-];
+pub(crate) const SENTENCES: &[&str] = &[];
