@@ -246,7 +246,7 @@ pub enum ConnectError {
     Rejected {
         /// The peer.
         addr: Addr,
-        /// What it said; the network may have padded it with zeros.
+        /// The private data of the rejection; the network may have padded it with zeros.
         private_data: Vec<u8>,
     },
     /// The connect request failed: the peer may be no RDMA listener. `source` tells more.

@@ -2,12 +2,12 @@
 
 use std::convert::Infallible;
 
-/// Has no value. It stands for a provider in enums that a build without providers leaves empty.
+/// Has no value. It keeps enums of providers from being empty in a build without any.
 #[derive(Clone, Debug)]
 pub struct Never(Infallible);
 
 impl Never {
-    /// Stands where code cannot be reached.
+    /// Never called.
     pub(crate) fn reached(&self) -> ! {
         match self.0 {}
     }

@@ -60,7 +60,7 @@ impl Timer {
             #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
             Clock::Kernel(timer) => {
                 if let Err(error) = timer.set(at.saturating_duration_since(now())) {
-                    // It does not fail for the arguments given; a timer that never goes off would
+                    // The call does not fail for these arguments. A timer that never fires would
                     // be worse.
                     tracing::warn!(%error, "timerfd_settime; a timer of tokio's has to do");
                     self.clock = Clock::Tokio(Box::pin(tokio::time::sleep_until(at.into())));
@@ -156,7 +156,7 @@ mod kernel {
                 let mut guard = match self.0.poll(cx) {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready(Ok(guard)) => guard,
-                    // The runtime ends, and with it whoever waits.
+                    // The runtime shuts down, and ends this task.
                     Poll::Ready(Err(_)) => return Poll::Pending,
                 };
                 let mut times = [0; 8];
@@ -216,7 +216,7 @@ mod tests {
             assert!(is_pending(&mut timer).await);
             timer.set(Instant::now() + SHORT);
             poll_fn(|cx| timer.poll(cx)).await;
-            // It goes off before anyone asks, and is set anew.
+            // It fires before it is polled, and is set again.
             timer.set(Instant::now());
             tokio::time::sleep(SHORT).await;
             timer.set(Instant::now() + LONG);

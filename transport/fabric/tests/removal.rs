@@ -1,4 +1,4 @@
-//! A device is pulled out while it is in use. Run it in a guest of its own, as root, with two
+//! A device is removed while it is in use. Run it in a guest of its own, as root, with two
 //! devices (`tests/guest/run --device both -- ...`): it deletes one of them. Built with the feature
 //! `guest-tests` only.
 

@@ -42,7 +42,7 @@ async fn acquainted_at(listener: &mut Listener, side: &Side) -> (End, Arc<Strang
     (End::new(link.unwrap()), stranger, ring)
 }
 
-/// A stranger greets, is let in, and gives these descriptors.
+/// A stranger sends HELLO, is admitted, and sends these descriptors.
 async fn let_in(
     listener: &mut Listener,
     side: &Side,
@@ -485,7 +485,7 @@ async fn what_strangers_pass_holds_up_nobody() {
     lingering.end();
 }
 
-/// Descriptors of peers that have been let in: in place of a ring, an eventfd or a chunk, too many
+/// Descriptors of admitted peers: in place of a ring, an eventfd or a chunk, too many
 /// of them, unasked for, and unread when the connection ends.
 #[tokio::test]
 async fn what_peers_pass_holds_up_nobody() {
@@ -554,7 +554,7 @@ impl tracing::Subscriber for Lines {
     fn exit(&self, _: &tracing::span::Id) {}
 }
 
-/// Whoever reaches the socket can be refused as often as it likes.
+/// Every process that reaches the socket can cause refusals.
 #[tokio::test]
 async fn refusals_do_not_fill_the_log() {
     const REFUSALS: u64 = 500;

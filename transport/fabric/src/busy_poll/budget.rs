@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Unsuccessful polls take one part in so many of the time of one processor.
+/// Unsuccessful polls may take this fraction, `1 / DIVISOR`, of the time of one processor.
 pub(super) const DIVISOR: u32 = 8;
 /// Unsuccessful polls that are free at first, and after a pause.
 pub(super) const BURST: Duration = Duration::from_millis(2);

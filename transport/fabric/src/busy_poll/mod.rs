@@ -28,7 +28,7 @@
 //! | Sleeping | later SEND, after a long wait | as for a first SEND |
 //! | Sleeping | message | Ready |
 //!
-//! Unsuccessful polls of all links of a process together take at most one part in
+//! Unsuccessful polls of all links of a process together take at most 1 /
 //! [`DIVISOR`](budget::DIVISOR) of one processor, in the long run. When this budget is used up, an
 //! end whose last poll was successful may poll once more. If that poll fails, it is charged, and
 //! the end does not poll until the debt is paid. An end without traffic since it last slept does
@@ -290,7 +290,7 @@ impl<M: Machine> BusyPoll<M> {
 
     /// The queue is empty. `on_other_processor`: the peer runs on another processor. Calls
     /// `has_work` until it says true, for about a microsecond.
-    pub(crate) fn nothing(
+    pub(crate) fn on_empty(
         &mut self,
         on_other_processor: bool,
         has_work: impl Fn() -> bool,

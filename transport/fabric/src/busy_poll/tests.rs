@@ -7,10 +7,10 @@ use crate::busy_poll::*;
 #[derive(Debug, Clone)]
 struct Fake {
     now: Rc<Cell<Instant>>,
-    /// Time polled in vain, by all ends.
+    /// Time of unsuccessful polls, of all ends.
     vain: Rc<Cell<Duration>>,
     allowed_poll: bool,
-    /// That of the process, and when it began.
+    /// The budget of the process, and when it began.
     budget: Option<(Rc<budget::Budget>, Instant)>,
 }
 
@@ -62,7 +62,7 @@ impl BusyPoll<Fake> {
             if left.is_zero() {
                 return false;
             }
-            match self.nothing(true, || false) {
+            match self.on_empty(true, || false) {
                 Next::PollAgain => self.pass(left.min(self.cost / 16)),
                 Next::Sleep => return true,
             };
@@ -316,10 +316,10 @@ fn a_stream_is_polled_for() {
 #[test]
 fn an_idle_end_and_one_beside_its_peer_sleep_at_once() {
     let mut end = end(Duration::from_micros(100));
-    assert_eq!(end.nothing(true, || false), Next::Sleep);
+    assert_eq!(end.on_empty(true, || false), Next::Sleep);
     end.received();
-    assert_eq!(end.nothing(false, || false), Next::Sleep, "on one processor");
-    assert_eq!(end.nothing(true, || false), Next::Sleep, "it sleeps already");
+    assert_eq!(end.on_empty(false, || false), Next::Sleep, "on one processor");
+    assert_eq!(end.on_empty(true, || false), Next::Sleep, "it sleeps already");
 }
 
 #[test]
@@ -328,7 +328,7 @@ fn one_that_is_told_not_to_never_polls() {
     end.limit = Duration::ZERO;
     for _ in 0..5 {
         end.received();
-        assert_eq!(end.nothing(true, || true), Next::Sleep);
+        assert_eq!(end.on_empty(true, || true), Next::Sleep);
         end.sent(Some(false));
         assert!(!end.is_ready());
     }
@@ -339,23 +339,23 @@ fn one_that_is_told_not_to_never_polls() {
 fn where_the_share_is_used_up_no_other_begins() {
     let mut end = end(Duration::from_micros(100));
     end.sent(Some(false));
-    assert_eq!(end.nothing(true, || false), Next::PollAgain);
+    assert_eq!(end.on_empty(true, || false), Next::PollAgain);
     end.received();
     end.machine.allowed_poll = false;
     end.sent(Some(false));
     assert!(end.is_ready());
-    assert_eq!(end.nothing(true, || false), Next::PollAgain);
+    assert_eq!(end.on_empty(true, || false), Next::PollAgain);
     // In vain.
     end.pass(Duration::from_millis(1));
-    assert_eq!(end.nothing(true, || false), Next::Sleep);
+    assert_eq!(end.on_empty(true, || false), Next::Sleep);
     end.received();
     end.sent(Some(false));
     assert!(!end.is_ready());
-    assert_eq!(end.nothing(true, || true), Next::Sleep);
+    assert_eq!(end.on_empty(true, || true), Next::Sleep);
 }
 
 /// Peers that answer at once, then late, in turn, so that polling seems to pay: of all ends of a
-/// process together they get no more polls in vain than its budget.
+/// process together their unsuccessful polls keep to its budget.
 #[test]
 fn peers_that_play_with_this_process_take_no_more_than_the_share() {
     for count in [1, 64] {
@@ -389,13 +389,13 @@ fn no_more_than_the_poll_is_charged() {
     let cost = Duration::from_micros(100);
     let mut end = end(cost);
     end.sent(Some(false));
-    assert_eq!(end.nothing(true, || false), Next::PollAgain);
+    assert_eq!(end.on_empty(true, || false), Next::PollAgain);
     end.pass(Duration::from_secs(1));
-    assert_eq!(end.nothing(true, || false), Next::Sleep);
+    assert_eq!(end.on_empty(true, || false), Next::Sleep);
     assert_eq!(end.machine.vain.get(), cost);
     // Nor where a handler had it for long before it answered.
     end.received();
-    assert_eq!(end.nothing(true, || false), Next::PollAgain);
+    assert_eq!(end.on_empty(true, || false), Next::PollAgain);
     end.pass(Duration::from_secs(1));
     end.sent(Some(false));
     assert_eq!(end.machine.vain.get(), cost * 2);
@@ -405,5 +405,5 @@ fn no_more_than_the_poll_is_charged() {
 fn a_message_ends_the_poll() {
     let mut end = end(Duration::from_micros(100));
     end.received();
-    assert_eq!(end.nothing(true, || true), Next::PollAgain);
+    assert_eq!(end.on_empty(true, || true), Next::PollAgain);
 }

@@ -419,7 +419,7 @@ impl ShmLink {
             self.reader.runs_on(cpu);
             let on_other_processor = self.writer.peer_runs_on() != cpu;
             let reader = &self.reader;
-            if self.busy_poll.nothing(on_other_processor, || reader.has_pending_recv())
+            if self.busy_poll.on_empty(on_other_processor, || reader.has_pending_recv())
                 == Next::PollAgain
             {
                 if self.reader.has_pending_recv() {

@@ -51,7 +51,7 @@ pub struct ShmListener {
     context: Arc<DeviceContext>,
     addr: ShmAddr,
     socket: ListenSocket,
-    /// Those that have connected and not yet said HELLO.
+    /// Connections that have not sent HELLO yet.
     pending: JoinSet<Option<ShmIncoming>>,
     log: Arc<LogThrottle>,
 }
@@ -183,7 +183,7 @@ pub struct ShmIncoming {
 }
 
 impl ShmIncoming {
-    /// What the peer said, exactly.
+    /// The private data of the peer, without padding.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
@@ -242,7 +242,7 @@ impl ShmIncoming {
             tokio::time::sleep(CLOSING_PAUSE).await;
         }
         socket.admit();
-        // A fresh socket has room for it, so this waits for nothing.
+        // A fresh socket has room for it, so this does not wait.
         own_end.with_fds(|fds| socket.send(&accept.encode(), fds)).map_err(failed)?;
         let SocketMessage { bytes, has_fds } =
             socket.next().await.map_err(failed)?.ok_or_else(gone)?;

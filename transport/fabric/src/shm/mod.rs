@@ -1,7 +1,7 @@
 //! Two processes of one host, over memory that they share.
 //!
-//! A connection is a unix socket, by which descriptors travel and the peer's end is noticed, and
-//! three kinds of memory, all of it files without a name (memfd) that can neither shrink nor grow:
+//! A connection has a unix socket, which carries descriptors and shows when the peer ends, and
+//! three kinds of memory, all in files without a name (memfd) that can neither shrink nor grow:
 //!
 //! | memory | made and owned by | mapped by | holds |
 //! |---|---|---|---|
@@ -12,22 +12,23 @@
 //! ```text
 //!   sender                                          receiver
 //!   SEND slot --copy--> ring slot                   ring slot --copy, once--> RECV slot --> driver
-//!                       tail, published by ring()   tail, read once, checked
+//!                       tail, published on doorbell tail, read once, checked
 //!   any memory --copy--> landing chunk              the same pages, handed up as Bytes after DONE
 //! ```
 //!
-//! A process that waits says so in its ring and is woken through an eventfd; one that does not wait
-//! costs its peer no system call. Before it sleeps it polls for a while (`crate::busy_poll`).
+//! A process that waits sets a flag in its ring, and is woken through an eventfd. A process that
+//! does not wait costs its peer no system call. Before it sleeps it polls for a while
+//! (`crate::busy_poll`).
 //!
 //! A handshake is three messages: HELLO, which carries a ticket and no descriptor; ACCEPT, with the
 //! ring of the end that accepts; RING, with that of the other end. No descriptor of a peer's is
-//! opened before its ticket was checked, and what may block on one is done by threads of its own
-//! (`blocking`). In particular there is no task that opens, waits for or closes a file that it does
-//! not know: what tasks wait for are sockets and eventfds that this end has made.
+//! opened before its ticket was checked, and calls that may block on one run on threads of their
+//! own (`blocking`). In particular no task opens, waits for or closes an unknown file: tasks wait
+//! only for sockets and eventfds that this end has made.
 //!
 //! Everything in shared memory is as untrusted as a packet: `ring` reads each word once, and checks
-//! the copy. What a peer that breaks the rules can reach is the ring and the chunks that it was
-//! given, all of them its own connection's.
+//! the copy. A peer that breaks the rules reaches only the ring and the chunks that it was given,
+//! all of which belong to its own connection.
 //!
 //! | module | what |
 //! |---|---|

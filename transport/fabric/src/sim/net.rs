@@ -81,7 +81,10 @@ impl SimDevice {
         &self.state.name
     }
 
-    /// One active port, one address.
+    /// The state of the device, which has one active port and one address.
+    ///
+    /// # Errors
+    /// The device was removed.
     pub fn info(&self) -> Result<DeviceInfo, FabricError> {
         let gid = match self.state.addr {
             IpAddr::V4(v4) => v4.to_ipv6_mapped(),
@@ -106,7 +109,10 @@ impl SimDevice {
         })
     }
 
-    /// Its address.
+    /// The address of the device.
+    ///
+    /// # Errors
+    /// The device was removed.
     pub fn addresses(&self) -> Result<Vec<IpAddr>, FabricError> {
         match self.state.faults.removed() {
             true => Err(FabricError::DeviceRemoved { device: self.state.name.clone() }),
@@ -152,7 +158,7 @@ impl SimDevice {
         self.state.faults.fail_registrations(after, count);
     }
 
-    /// Fault: links made on this device from now on carry so many work requests and fail the next
+    /// Fault: links made on this device from now on carry `work` work requests and fail the next
     /// (`retry exceeded`). `None` ends it.
     pub fn kill_links_after(&self, work: Option<u64>) {
         self.state.faults.set_kill_after(work);
@@ -181,7 +187,7 @@ impl SimDevice {
         self.state.faults.set_lose_disconnects(on);
     }
 
-    /// Fault: the device is pulled out. Its links end with
+    /// Fault: the device is removed. Its links end with
     /// [`DeviceRemoved`](crate::LinkError::DeviceRemoved), its listeners end, and it does not come
     /// back.
     pub fn remove(&self) {

@@ -143,16 +143,16 @@ impl VerbsDevice {
         self.0.transport
     }
 
-    /// True when the device was pulled out. It goes for good when everything made on it is dropped:
+    /// True when the device was removed. The kernel frees it when everything made on it is dropped:
     /// links, listeners, pools and clones of this.
     pub fn is_removed(&self) -> bool {
         self.0.is_removed()
     }
 
-    /// What the device says about itself now.
+    /// The current state of the device.
     ///
     /// # Errors
-    /// It does not answer any more.
+    /// The device does not answer, or was removed.
     pub fn info(&self) -> Result<DeviceInfo, FabricError> {
         // SAFETY: the device is open.
         let (transport, ports, _) = unsafe { ports(self.0.context()) }

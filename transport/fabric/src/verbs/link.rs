@@ -40,7 +40,7 @@ enum Ending {
     Disconnected,
     /// Disconnected here.
     Closed,
-    /// The device was pulled out.
+    /// The device was removed.
     Removed,
 }
 
@@ -285,7 +285,7 @@ impl VerbsLink {
                 return Err(self.dead.insert(error).clone());
             }
             if let Some(busy_poll) = &mut self.busy_poll {
-                if busy_poll.nothing(true, || false) == Next::PollAgain {
+                if busy_poll.on_empty(true, || false) == Next::PollAgain {
                     // Every other task runs before this one polls again.
                     let _ = pin!(tokio::task::yield_now()).poll(cx);
                     return Ok(Poll::Pending);

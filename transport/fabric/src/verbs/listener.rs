@@ -112,7 +112,7 @@ impl VerbsListener {
         let peer = id.remote().unwrap_or(unknown);
         let turn_away = |id: CmId, why: &str, error: Option<io::Error>| {
             tracing::warn!(%peer, addr = %self.addr, error = error.map(tracing::field::display), "RDMA connect request turned away: {why}");
-            // The id is dropped next, which says no as well.
+            // The id is dropped next, which rejects the request as well.
             let _ = id.reject(&[]);
             None
         };

@@ -25,7 +25,7 @@ impl Process {
         Process { child, lines }
     }
 
-    /// Waits until it says this word; what stands behind it in the line.
+    /// Waits for a line that begins with this word, and gives the rest of it.
     pub fn says(&mut self, word: &str) -> String {
         let mut lines = self.lines.by_ref().map_while(Result::ok);
         let found =

@@ -145,7 +145,7 @@ impl Stranger {
             let ring = this.accepted();
             this.send(&[RING], &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>());
             let _ = told.send(ring);
-            // Whoever closes them last may have to wait.
+            // The thread that closes them last may have to wait.
             drop(fds);
         });
         entered.await.unwrap()

@@ -12,7 +12,7 @@ use crate::shm::socket::blocking::PEERS;
 
 /// The kernel's limit on the mappings of a process (proc(5), max_map_count), if it cannot be read.
 const MAX_MAPPINGS: usize = 65530;
-/// Files of peers may have one part in so many of it.
+/// Files of peers may have this fraction, `1 / MAPPINGS_DIVISOR`, of it.
 const MAPPINGS_DIVISOR: usize = 4;
 
 /// Chunks that every connection may give, however many connections there are.
@@ -23,7 +23,7 @@ const MIN_CHUNKS: usize = 8;
 pub(crate) enum Usage {
     /// A connection has one.
     Ring,
-    /// Landing memory of a connection that has given so many others.
+    /// Landing memory of a connection that has given `others` before.
     Chunk { others: usize },
 }
 
@@ -31,7 +31,7 @@ pub(crate) enum Usage {
 #[derive(Debug)]
 struct Mapped {
     files: BTreeSet<FileId>,
-    /// Of these, so many are rings: connections.
+    /// How many of these are rings; each is a connection.
     rings: usize,
 }
 

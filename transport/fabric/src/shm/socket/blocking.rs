@@ -1,13 +1,13 @@
 //! Threads for what may block: taking a peer's descriptors, and closing what may hold some.
 //!
-//! A descriptor is a file of the peer's choice, and nothing can be concluded about a file that is
-//! not known: a TCP socket with SO_LINGER waits in close(2) until its data is sent, O_NONBLOCK or
-//! not; one of FUSE asks its server; both can be changed at any time by whoever holds the other
-//! copy. And descriptors that lie in a socket's queue are closed by whoever takes the message
-//! without room for them, or closes the socket. So recvmsg(2) with room for descriptors, the calls
-//! on a descriptor whose kind is not known yet, and close(2) of such a descriptor and of every
-//! socket that a peer has the other end of, are jobs for these threads, and for nobody else. So is
-//! munmap(2) of a peer's file, which takes its time when there is much to unmap.
+//! A descriptor is a file of the peer's choice, and an unknown file may block: a TCP socket with
+//! SO_LINGER waits in close(2) until its data is sent, with O_NONBLOCK or without; a file of FUSE
+//! asks its server; and a process that holds another copy of the descriptor can change either at
+//! any time. Descriptors that lie in a socket's queue are closed by the thread that takes the
+//! message without room for them, or closes the socket. So recvmsg(2) with room for descriptors,
+//! the calls on a descriptor whose kind is not known yet, and close(2) of such a descriptor and of
+//! every socket that a peer has the other end of, are jobs for these threads, and for nobody else.
+//! So is munmap(2) of a peer's file, which takes its time when there is much to unmap.
 //!
 //! A job may last for ever. Therefore:
 //!

@@ -109,7 +109,7 @@ fn read(
     let got = loop {
         match recvmsg(socket, &mut [IoSliceMut::new(bytes)], control, flags | RecvFlags::DONTWAIT) {
             Err(rustix::io::Errno::INTR) => {}
-            // The peer has closed and left something unread. What it said before lies behind this.
+            // The peer closed its end with messages unread. Its own messages are read next.
             Err(rustix::io::Errno::CONNRESET) if !reset => reset = true,
             got => break got?,
         }
@@ -433,7 +433,7 @@ mod tests {
         one.send(b"x", &[file.as_fd()]).unwrap();
     }
 
-    /// One that closes without having read everything resets the connection; what it said is still
+    /// A peer that closes with messages unread resets the connection; its own messages are still
     /// received.
     #[tokio::test]
     async fn the_last_message_is_received() {
