@@ -51,8 +51,8 @@ pub struct Config {
     /// The longest single WRITE in bytes; longer transfers are cut so that streams take turns.
     /// At least 4 KiB; default 256 KiB.
     pub write_chunk: u32,
-    /// A peer that says nothing for this long, though asked by PING, is dead. 10 ms to a day;
-    /// default 5 s.
+    /// A peer that sends nothing for this long, not even in answer to a PING, is dead. 10 ms to a
+    /// day; default 5 s.
     pub dead_peer: Duration,
     /// Standing grants are recalled after this long without bulk. At most a day; default 10 s.
     pub idle_recall: Duration,
@@ -81,7 +81,7 @@ impl Default for Config {
     }
 }
 
-/// How long a peer may be silent, at least and at most.
+/// The allowed range of [`Config::dead_peer`].
 pub const DEAD_PEER: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(10)..=Duration::from_millis(DAY_MS);
 
@@ -178,7 +178,7 @@ impl Config {
         )
     }
 
-    /// What of this the peer is told in the hello.
+    /// The settings that the peer receives in the hello.
     pub fn settings(&self) -> Settings {
         Settings {
             recv_slots: self.recv_slots,

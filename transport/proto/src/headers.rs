@@ -78,7 +78,7 @@ const PAIRS_OF: [(u8, u8); NAMES.len()] = {
 /// The byte that stands for a static pair in a block.
 ///
 /// # Panics
-/// There is no such pair: for constants.
+/// If there is no such pair. To be evaluated in constants only.
 pub const fn pair(name: &str, value: &str) -> u8 {
     let mut n = 0;
     while !(same(PAIRS[n].0, name) && same(PAIRS[n].1, value)) {

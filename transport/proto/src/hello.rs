@@ -242,7 +242,7 @@ fn settings(data: &[u8]) -> Result<Settings, HelloError> {
     rule((4..=4096).contains(&s.recv_slots), "recv_slots", s.recv_slots.into())?;
     rule((s.recv_slots..=4096).contains(&s.max_recvs), "max_recvs", s.max_recvs.into())?;
     rule((512..=32_768).contains(&s.slot_size), "slot_size", s.slot_size.into())?;
-    // A peer that takes no streams would have every call wait for ever.
+    // With a peer that accepts no streams every call would wait forever.
     rule(s.max_streams > 0, "max_streams", s.max_streams.into())?;
     rule(
         s.stream_window >= 4096 && s.stream_window <= i32::MAX as u32,

@@ -1,4 +1,4 @@
-//! Newtypes for what travels as a bare number.
+//! Identifiers and codes that are bare numbers on the wire.
 
 use std::fmt;
 
@@ -42,15 +42,15 @@ impl fmt::Display for GrantId {
 pub struct ResetCode(pub u32);
 
 impl ResetCode {
-    /// The stream ended well, the peer need not send the rest.
+    /// The stream ended without an error, and the peer need not send the rest.
     pub const NO_ERROR: ResetCode = ResetCode(0x0);
-    /// The sender of the reset failed inside.
+    /// The sender of the reset had an internal error.
     pub const INTERNAL: ResetCode = ResetCode(0x2);
-    /// The stream was refused before anything was done for it: safe to retry.
+    /// The stream was refused before any processing, so that it is safe to retry.
     pub const REFUSED: ResetCode = ResetCode(0x7);
-    /// The call is not wanted any more.
+    /// The call is no longer wanted.
     pub const CANCEL: ResetCode = ResetCode(0x8);
-    /// The peer asks for calm: too much of something.
+    /// The peer causes too much load.
     pub const ENHANCE_YOUR_CALM: ResetCode = ResetCode(0xb);
 }
 

@@ -1,11 +1,10 @@
-//! What a driver gives to be sent as one piece of a body.
+//! A piece of a body to be sent, in segments.
 
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-/// One piece of a body, in segments that lie where they lie. On the wire it is one piece: a bulk
-/// transfer lands contiguously, however many segments it is made of, and nothing is copied to bring
-/// them together.
+/// One piece of a body, in segments. It lands contiguously when it is sent by WRITE, however many
+/// segments it has, and they are not copied to join them.
 ///
 /// ```
 /// use tonic_rdma_proto::Payload;
@@ -17,9 +16,9 @@ use smallvec::SmallVec;
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Payload {
-    /// None is empty, except those in front of `first`.
+    /// Not empty, except for those in front of `first`.
     segments: SmallVec<[Segment; 1]>,
-    /// The first that has not been taken whole.
+    /// The index of the first segment that has not been taken completely.
     first: usize,
     len: usize,
 }
@@ -28,11 +27,11 @@ pub struct Payload {
 struct Segment {
     bytes: Bytes,
     pinned: bool,
-    /// Where it lands matters to the receiver.
+    /// The receiver wants it to land at an aligned address.
     aligned: bool,
 }
 
-/// The segment by which it is decided where a payload lands.
+/// The segment that determines where a payload lands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lead {
     /// Bytes of the payload in front of it.
@@ -44,19 +43,19 @@ pub(crate) struct Lead {
 }
 
 impl Payload {
-    /// Nothing.
+    /// Returns an empty payload.
     pub fn new() -> Self {
         Payload::default()
     }
 
-    /// Appends a segment. `pinned`: it lies in memory that the device can read; otherwise it is
-    /// staged.
+    /// Appends a segment. `pinned` means that it lies in memory that the device can read; otherwise
+    /// it is staged.
     pub fn push(&mut self, bytes: Bytes, pinned: bool) {
         self.push_segment(Segment { bytes, pinned, aligned: false });
     }
 
-    /// As [`Payload::push`]. Of all segments that are appended so, the longest lands with its first
-    /// byte at a multiple of the alignment that the receiver asks for
+    /// As [`Payload::push`]. The longest of the segments appended this way lands with its first
+    /// byte at a multiple of the alignment that the receiver requires
     /// ([`Config::align`](crate::Config::align)).
     pub fn push_aligned(&mut self, bytes: Bytes, pinned: bool) {
         self.push_segment(Segment { bytes, pinned, aligned: true });
@@ -79,7 +78,7 @@ impl Payload {
         self.len == 0
     }
 
-    /// What has not been taken, segment by segment.
+    /// Returns the segments that have not been taken.
     pub fn into_segments(self) -> impl Iterator<Item = Bytes> {
         self.segments.into_iter().skip(self.first).map(|segment| segment.bytes)
     }
@@ -116,7 +115,7 @@ impl Payload {
     }
 }
 
-/// In one segment, not pinned.
+/// A payload of one segment that is not pinned.
 impl From<Bytes> for Payload {
     fn from(bytes: Bytes) -> Self {
         let mut payload = Payload::new();

@@ -1,4 +1,4 @@
-//! Fields that both ends of a connection remember: one that comes again is one byte.
+//! Tables of header fields that both ends of a connection keep: a repeated field takes one byte.
 //!
 //! Each direction of a connection has a table of 64 entries. In a HEADERS frame with the flag
 //! INDEXED, a field may also be
@@ -25,7 +25,7 @@ const ENTRY: u8 = 192;
 /// `:path`, `:authority`, `user-agent`. They are remembered when they first come, others when they
 /// come for the second time: an id that is made for each call does not drive out what is of use.
 const AT_ONCE: [u8; 3] = [1, 2, 8];
-/// Blocks are put together in here, many to one allocation.
+/// Bytes of the buffer in which blocks are expanded, so that many share one allocation.
 const ROOM: usize = 4096;
 /// So many blocks are remembered whole, each with what it is on the wire: those of which nothing is
 /// left to be said.
@@ -245,7 +245,7 @@ mod tests {
         block.freeze()
     }
 
-    /// Sends a block and returns its length on the way.
+    /// Sends a block and returns its length on the wire.
     fn send(sent: &mut Sent, received: &mut Received, block: &Bytes) -> usize {
         let mut wire = vec![0; block.len()];
         let Some(len) = sent.shorten(block, &mut wire) else { return block.len() };
@@ -318,7 +318,7 @@ mod tests {
             let mut received = Received::default();
             assert!(matches!(received.expand(&bad, LIMIT), Err(Breach::Headers(_))), "{bad:?}");
         }
-        // A few bytes that stand for very many.
+        // A few bytes that expand to very many.
         let mut received = Received::default();
         let long = block(&[("x", &"y".repeat(LONGEST - 10))]);
         let bomb = [define(0, &long), vec![ENTRY; 10_000]].concat();
