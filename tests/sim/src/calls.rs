@@ -22,13 +22,13 @@ use crate::pattern::{self, Key};
 use crate::service::{AnyCodec, CALL, Message, Part, messages, prefix, whole};
 use crate::world::World;
 
-/// Makes a planned call, and books how it ended.
+/// Makes a planned call, and records how it ended.
 pub(crate) async fn make(world: Arc<World>, channel: Channel, call: CallPlan) {
     sleep_until(world.started + call.at).await;
     world.checker.note(|| format!("begins by {:?}: {call:?}", channel.path().path));
-    world.book().begun(call.id);
-    let give_up = async {
-        match call.give_up {
+    world.call_log().begun(call.id);
+    let drop_after = async {
+        match call.drop_after {
             Some(after) => sleep(after).await,
             None => std::future::pending().await,
         }
@@ -36,16 +36,16 @@ pub(crate) async fn make(world: Arc<World>, channel: Channel, call: CallPlan) {
     let outcome = tokio::select! {
         biased;
         outcome = perform(&world, channel, &call) => outcome,
-        () = give_up => Outcome::GaveUp,
+        () = drop_after => Outcome::Dropped,
     };
     world.checker.note(|| format!("call {} ends: {outcome:?}", call.id));
-    world.book().ended(call.id, outcome);
+    world.call_log().ended(call.id, outcome);
 }
 
 async fn perform(world: &Arc<World>, channel: Channel, call: &CallPlan) -> Outcome {
     let result = match call.kind {
         Kind::Raw => raw(world, channel, call).await,
-        _ if call.client_zero => {
+        _ if call.client_zero_copy => {
             through_tonic::<tonic_rdma::codec::ProstCodec<Message, Message>>(world, channel, call)
                 .await
         }
@@ -53,12 +53,12 @@ async fn perform(world: &Arc<World>, channel: Channel, call: &CallPlan) -> Outco
     };
     match result {
         Ok(true) => Outcome::Status(Status::ok("")),
-        Ok(false) => Outcome::Enough,
+        Ok(false) => Outcome::DroppedAfterResponses,
         Err(status) => Outcome::Status(status),
     }
 }
 
-/// The bytes of a request, in the channel's pool if they should be and there is room.
+/// The bytes of a request: in the channel's pool if the plan says so and the pool has room.
 fn request(channel: &Channel, call: &CallPlan, index: usize) -> Bytes {
     let key = Key { call: call.id, down: false, index };
     let len = call.requests[index];
@@ -83,7 +83,7 @@ fn requests(channel: Channel, call: CallPlan) -> Pin<Box<dyn Stream<Item = Messa
     })
 }
 
-/// Reads of responses: what they were, and how it goes on.
+/// Checks the responses of a call, and paces their reading.
 struct Reader<'a> {
     world: &'a World,
     call: &'a CallPlan,
@@ -91,15 +91,17 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    fn has_enough(&self) -> bool {
-        self.call.enough.is_some_and(|enough| self.read >= enough)
+    fn is_done_early(&self) -> bool {
+        self.call
+            .drop_after_responses
+            .is_some_and(|drop_after_responses| self.read >= drop_after_responses)
     }
 
     fn check(&mut self, message: &Bytes) {
         let key = Key { call: self.call.id, down: true, index: self.read };
         match self.call.responses.get(self.read) {
             Some(len) => {
-                // An echo is made of the request's bytes.
+                // An echo carries the request's bytes.
                 let key = Key { down: self.call.reading != crate::load::Reading::Echo, ..key };
                 self.world.check(pattern::check(key, *len, message));
             }
@@ -109,12 +111,12 @@ impl Reader<'_> {
     }
 
     async fn pause(&self) {
-        if !self.call.slow.is_zero() {
-            sleep(self.call.slow).await;
+        if !self.call.read_delay.is_zero() {
+            sleep(self.call.read_delay).await;
         }
     }
 
-    /// The response has ended well.
+    /// Checks that a call that ended with OK has had all its responses.
     fn finish(&self) {
         if self.read != self.call.responses.len() {
             let (got, all) = (self.read, self.call.responses.len());
@@ -133,13 +135,13 @@ async fn through_tonic<C: AnyCodec>(
         .max_decoding_message_size(usize::MAX)
         .max_encoding_message_size(usize::MAX);
     grpc.ready().await.map_err(|e| Status::from_error(e.into()))?;
-    let path = match (call.kind, call.server_zero) {
+    let path = match (call.kind, call.server_zero_copy) {
         (Kind::Unary, false) => "/sim.Planned/Unary",
         (Kind::Unary, true) => "/sim.Planned/UnaryZero",
-        (Kind::Down, false) => "/sim.Planned/Down",
-        (Kind::Down, true) => "/sim.Planned/DownZero",
-        (Kind::Up, false) => "/sim.Planned/Up",
-        (Kind::Up, true) => "/sim.Planned/UpZero",
+        (Kind::ServerStreaming, false) => "/sim.Planned/Down",
+        (Kind::ServerStreaming, true) => "/sim.Planned/DownZero",
+        (Kind::ClientStreaming, false) => "/sim.Planned/Up",
+        (Kind::ClientStreaming, true) => "/sim.Planned/UpZero",
         (_, false) => "/sim.Planned/Both",
         (_, true) => "/sim.Planned/BothZero",
     };
@@ -147,7 +149,7 @@ async fn through_tonic<C: AnyCodec>(
     let codec = C::default();
     let mut reader = Reader { world, call, read: 0 };
     let mut responses = match call.kind {
-        Kind::Unary | Kind::Up => {
+        Kind::Unary | Kind::ClientStreaming => {
             let response = if call.kind == Kind::Unary {
                 let message = Message { body: request(&channel, call, 0) };
                 grpc.unary(tagged(call, message), path, codec).await?
@@ -157,11 +159,11 @@ async fn through_tonic<C: AnyCodec>(
             };
             let Message { body } = response.into_inner();
             reader.check(&body);
-            world.keep(body, call.hold);
+            world.keep(body, call.retain_for);
             reader.finish();
             return Ok(true);
         }
-        Kind::Down => {
+        Kind::ServerStreaming => {
             let message = Message { body: request(&channel, call, 0) };
             grpc.server_streaming(tagged(call, message), path, codec).await?.into_inner()
         }
@@ -170,16 +172,16 @@ async fn through_tonic<C: AnyCodec>(
             grpc.streaming(tagged(call, stream), path, codec).await?.into_inner()
         }
     };
-    // With a single response, when the head came does not show.
-    world.book().head(call.id);
+    // A call with a single response does not show when its head arrived.
+    world.call_log().head(call.id);
     loop {
-        if reader.has_enough() {
+        if reader.is_done_early() {
             return Ok(false);
         }
         match responses.message().await? {
             Some(Message { body }) => {
                 reader.check(&body);
-                world.keep(body, call.hold);
+                world.keep(body, call.retain_for);
                 reader.pause().await;
             }
             None => {
@@ -233,13 +235,13 @@ async fn raw(world: &Arc<World>, channel: Channel, call: &CallPlan) -> Result<bo
         headers.insert("grpc-timeout", value);
     }
     let response = channel.oneshot(request).await.map_err(|e| Status::from_error(e.into()))?;
-    world.book().head(call.id);
+    world.call_log().head(call.id);
     let (parts, body) = response.into_parts();
     let mut status = Status::from_header_map(&parts.headers);
     let mut reader = Reader { world, call, read: 0 };
     let mut responses = messages(body);
     loop {
-        if reader.has_enough() {
+        if reader.is_done_early() {
             return Ok(false);
         }
         match responses.next().await {
@@ -248,7 +250,7 @@ async fn raw(world: &Arc<World>, channel: Channel, call: &CallPlan) -> Result<bo
                     world.wrong(format!("call {}: a response behind the status", call.id));
                 }
                 reader.check(&whole(&pieces));
-                pieces.into_iter().for_each(|piece| world.keep(piece, call.hold));
+                pieces.into_iter().for_each(|piece| world.keep(piece, call.retain_for));
                 reader.pause().await;
             }
             Some(Ok(Part::Trailers(trailers))) => status = from_trailers(&trailers, status),
@@ -270,7 +272,7 @@ fn from_trailers(trailers: &HeaderMap, before: Option<Status>) -> Option<Status>
     Status::from_header_map(trailers).or(before)
 }
 
-/// Asks for nothing, to see whether a channel works.
+/// Makes an empty call, to check that the channel works.
 pub(crate) async fn probe(channel: &Channel) -> Result<(), Status> {
     let mut request = Request::new(Body::empty());
     *request.method_mut() = http::Method::POST;

@@ -1,4 +1,4 @@
-//! What many runs came to.
+//! The figures of many runs.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,21 +11,21 @@ use crate::run::Report;
 pub struct Figures {
     /// Runs.
     pub seeds: u64,
-    /// Of each theme.
+    /// Runs by theme.
     pub themes: BTreeMap<Theme, u64>,
-    /// Calls that had an end.
+    /// Calls that ended.
     pub calls: u64,
-    /// Of those, made over the fast path.
+    /// Calls over the fast path.
     pub fast: u64,
-    /// Ended well.
+    /// Calls that ended with OK.
     pub well: u64,
-    /// Ended with the status that their handler was to give.
+    /// Calls that ended with the status that the plan gave their handler.
     pub as_planned: u64,
-    /// Dropped by their callers.
+    /// Calls that their callers dropped.
     pub dropped: u64,
-    /// Ended by their deadlines.
+    /// Calls that their deadlines ended.
     pub late: u64,
-    /// Ended by a fault.
+    /// Calls that a fault ended.
     pub failed: u64,
     /// Faults, by name.
     pub faults: BTreeMap<&'static str, u64>,
@@ -35,7 +35,7 @@ pub struct Figures {
     pub sends: u64,
     /// WRITEs.
     pub writes: u64,
-    /// Their bytes.
+    /// Bytes of WRITEs.
     pub write_bytes: u64,
     /// Connections.
     pub links: u64,

@@ -1,33 +1,36 @@
 //! Client, server, protocol and memory over a simulated network and a simulated clock, in one
 //! thread, driven by a seed.
 //!
-//! A seed draws a plan: hosts, pools, calls, faults and their moments. [`run`] lives through it
-//! with the real `Endpoint`, `Channel` and `Server` on the simulated fabric and on a stand-in for
-//! TCP, and the oracle judges what came of it. The same seed gives the same run: tokio's clock is
-//! paused and moves only when nothing else is left to do, one thread runs everything, and all
-//! chance comes from the seed, that of tokio included (which needs `tokio_unstable`:
-//! `tests/sim/run` sets it).
+//! A seed draws a plan: hosts, pools, calls, and faults with their times. [`run`] executes it with
+//! the real `Endpoint`, `Channel` and `Server` on the simulated fabric and on simulated TCP, and
+//! the oracle checks the outcome. The same seed gives the same run: tokio's clock is paused and
+//! advances only when no task can run, one thread runs everything, and all randomness comes from
+//! the seed, including tokio's own (which needs `tokio_unstable`: `tests/sim/run` sets it).
 //!
 //! | module | what |
 //! |---|---|
-//! | `plan` | what a seed stands for |
+//! | `plan` | what a seed expands to |
 //! | `load` | the calls of a plan |
-//! | `tcp_net` | TCP without sockets: connections that are slow, stall, break |
-//! | `pattern` | contents of messages |
+//! | `tcp_net` | TCP without sockets: connections that are slow, stall, or break |
+//! | `pattern` | payload of messages |
 //! | `service` | the server's side of a call |
 //! | `calls` | the client's side of a call |
-//! | `chaos` | faults at their moments |
+//! | `fault_injection` | injects the faults of a plan |
 //! | `wire_checker` | checks what goes over the fabric against the protocol's rules, frame by frame |
-//! | `world` | the hosts of a run |
-//! | `run` | one run from start to verdict |
-//! | `oracle` | what was seen of every call, and whether it may be so |
-//! | `runner` | many seeds on all processors, figures |
+//! | `hosts` | the devices, pools and servers of a run |
+//! | `world` | what all tasks of a run share |
+//! | `panics` | collects the panics of a run |
+//! | `run` | one run, from start to result |
+//! | `oracle` | records every call, and checks whether its outcome is allowed |
+//! | `runner` | runs many seeds on all processors, and sums up their figures |
 
 mod calls;
-mod chaos;
+mod fault_injection;
 mod figures;
+mod hosts;
 mod load;
 mod oracle;
+mod panics;
 mod pattern;
 mod plan;
 mod run;

@@ -7,31 +7,34 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use tonic::Code;
 
-use crate::plan::ms;
+/// Milliseconds.
+pub(crate) fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Kind {
     Unary,
     /// One request, many responses.
-    Down,
+    ServerStreaming,
     /// Many requests, one response.
-    Up,
-    Both,
-    /// Bodies as the transport gives them, without tonic's codec: what is held is the transport's
-    /// own memory.
+    ClientStreaming,
+    Bidirectional,
+    /// Bodies as the transport delivers them, without tonic's codec: the reader retains the
+    /// transport's own memory.
     Raw,
 }
 
-/// What a handler does with requests.
+/// When a handler reads its requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reading {
-    /// All of them, then it answers.
+    /// All of them before it answers.
     First,
-    /// One for each answer, the rest at the end.
+    /// One before each answer, the rest at the end.
     Between,
     /// None.
     Never,
-    /// None, and it sends them back as they are (raw calls only).
+    /// All of them, and sends each back unchanged (raw calls only).
     Echo,
 }
 
@@ -44,30 +47,30 @@ pub(crate) struct CallPlan {
     /// Bytes of each message.
     pub(crate) requests: Vec<usize>,
     pub(crate) responses: Vec<usize>,
-    /// From pool memory, where there is some.
+    /// Sent from pool memory, if the pool has room.
     pub(crate) pinned: bool,
-    /// With the zero-copy codec at the client, and at the server.
-    pub(crate) client_zero: bool,
-    pub(crate) server_zero: bool,
+    /// Whether the client, and the server, use the zero-copy codec.
+    pub(crate) client_zero_copy: bool,
+    pub(crate) server_zero_copy: bool,
     pub(crate) request_gap: Duration,
     pub(crate) response_gap: Duration,
-    /// The handler waits for so long before it does anything.
-    pub(crate) think: Duration,
+    /// How long the handler waits before it does anything.
+    pub(crate) handler_delay: Duration,
     pub(crate) reading: Reading,
-    /// The reader of responses waits for so long after each, and the handler after each request.
-    pub(crate) slow: Duration,
-    /// What was read is kept for so long.
-    pub(crate) hold: Duration,
+    /// How long the caller waits after each response, and the handler after each request.
+    pub(crate) read_delay: Duration,
+    /// How long a reader retains a message.
+    pub(crate) retain_for: Duration,
     pub(crate) code: Code,
     pub(crate) deadline: Option<Duration>,
-    /// The caller drops the call after so long.
-    pub(crate) give_up: Option<Duration>,
-    /// The caller drops the call after so many responses.
-    pub(crate) enough: Option<usize>,
+    /// The caller drops the call after this time.
+    pub(crate) drop_after: Option<Duration>,
+    /// The caller drops the call after this many responses.
+    pub(crate) drop_after_responses: Option<usize>,
 }
 
-/// Around every threshold: nothing, what fits beside a head, a slot, a granule, a grant, a staging
-/// block, a window.
+/// Sizes around every threshold: empty, what fits into a slot behind a head, a slot, a granule, a
+/// grant, a staging block, a window.
 const EDGES: [usize; 16] = [
     0,
     1,
@@ -93,15 +96,15 @@ fn size(rng: &mut StdRng, large: bool) -> usize {
         5 => rng.random_range(0..20_000),
         6 => rng.random_range(0..300_000),
         _ => {
-            let most = if large && rng.random_bool(0.3) { EDGES.len() } else { EDGES.len() - 4 };
-            let edge = EDGES[rng.random_range(0..most)];
+            let max = if large && rng.random_bool(0.3) { EDGES.len() } else { EDGES.len() - 4 };
+            let edge = EDGES[rng.random_range(0..max)];
             (edge + rng.random_range(0..16)).saturating_sub(rng.random_range(0..24))
         }
     }
 }
 
-fn sometimes(rng: &mut StdRng, chance: f64, most: u64) -> Duration {
-    if rng.random_bool(chance) { ms(rng.random_range(0..=most)) } else { Duration::ZERO }
+fn sometimes(rng: &mut StdRng, chance: f64, max: u64) -> Duration {
+    if rng.random_bool(chance) { ms(rng.random_range(0..=max)) } else { Duration::ZERO }
 }
 
 pub(crate) fn draw(
@@ -111,7 +114,7 @@ pub(crate) fn draw(
     pressure: bool,
 ) -> Vec<CallPlan> {
     let count = *[1, 5, 15, 30, 60].choose(rng).unwrap_or(&5);
-    // All at once, or spread.
+    // All at once, or spread over the span.
     let burst = rng.random_bool(0.3);
     (0..count)
         .map(|id| {
@@ -121,19 +124,19 @@ pub(crate) fn draw(
         .collect()
 }
 
-/// Bytes that fit HTTP/2's windows, with what surrounds them: a mebibyte to the server, two to the
-/// client.
-const UP: usize = 1000 << 10;
-const DOWN: usize = 2000 << 10;
+/// Payload bytes that fit HTTP/2's windows with their framing: of 1 MiB towards the server, and of
+/// 2 MiB towards the client.
+const HTTP2_UP_WINDOW: usize = 1000 << 10;
+const HTTP2_DOWN_WINDOW: usize = 2000 << 10;
 
 fn call(rng: &mut StdRng, id: usize, channel: usize, at: Duration, pressure: bool) -> CallPlan {
     let kinds = [
         Kind::Unary,
         Kind::Unary,
         Kind::Unary,
-        Kind::Down,
-        Kind::Up,
-        Kind::Both,
+        Kind::ServerStreaming,
+        Kind::ClientStreaming,
+        Kind::Bidirectional,
         Kind::Raw,
         Kind::Raw,
     ];
@@ -142,13 +145,13 @@ fn call(rng: &mut StdRng, id: usize, channel: usize, at: Duration, pressure: boo
     let sizes = |rng: &mut StdRng, n: usize| (0..n).map(|_| size(rng, n <= 3)).collect::<Vec<_>>();
     let (up, down) = match kind {
         Kind::Unary => (1, 1),
-        Kind::Down => (1, many(rng)),
-        Kind::Up => (many(rng), 1),
-        Kind::Both | Kind::Raw => (many(rng), many(rng)),
+        Kind::ServerStreaming => (1, many(rng)),
+        Kind::ClientStreaming => (many(rng), 1),
+        Kind::Bidirectional | Kind::Raw => (many(rng), many(rng)),
     };
     let reading = match kind {
-        Kind::Unary | Kind::Down => Reading::First,
-        Kind::Up | Kind::Both => {
+        Kind::Unary | Kind::ServerStreaming => Reading::First,
+        Kind::ClientStreaming | Kind::Bidirectional => {
             [Reading::First, Reading::Between, Reading::Never][rng.random_range(0..3)]
         }
         Kind::Raw => [Reading::First, Reading::Between, Reading::Never, Reading::Echo]
@@ -157,11 +160,11 @@ fn call(rng: &mut StdRng, id: usize, channel: usize, at: Duration, pressure: boo
     let requests = sizes(rng, up);
     let responses = if reading == Reading::Echo { requests.clone() } else { sizes(rng, down) };
     let codes = [Code::Ok, Code::Ok, Code::Ok, Code::Ok, Code::Aborted, Code::NotFound];
-    // Over TCP a call that is full both ways cannot be given up: hyper resets no stream whose
-    // request waits for HTTP/2's window, and the handler, waiting to send, does not read on. It
-    // stays until its connection ends, in tonic, too.
-    let full_both_ways =
-        requests.iter().sum::<usize>() > UP && responses.iter().sum::<usize>() > DOWN;
+    // Over TCP a call whose windows are full both ways cannot be dropped: hyper does not reset a
+    // stream whose request waits for HTTP/2's window, and the handler waits to send and does not
+    // read. With stock tonic too the call stays until its connection ends.
+    let full_both_ways = requests.iter().sum::<usize>() > HTTP2_UP_WINDOW
+        && responses.iter().sum::<usize>() > HTTP2_DOWN_WINDOW;
     CallPlan {
         id,
         channel,
@@ -170,20 +173,23 @@ fn call(rng: &mut StdRng, id: usize, channel: usize, at: Duration, pressure: boo
         requests,
         responses,
         pinned: rng.random_bool(0.5),
-        client_zero: rng.random_bool(0.6),
-        server_zero: rng.random_bool(0.6),
+        client_zero_copy: rng.random_bool(0.6),
+        server_zero_copy: rng.random_bool(0.6),
         request_gap: sometimes(rng, 0.2, 30),
         response_gap: sometimes(rng, 0.2, 30),
-        think: sometimes(rng, 0.3, 200),
+        handler_delay: sometimes(rng, 0.3, 200),
         reading,
-        slow: sometimes(rng, if pressure { 0.5 } else { 0.2 }, 100),
-        hold: sometimes(rng, if pressure { 0.6 } else { 0.2 }, 2_000),
+        read_delay: sometimes(rng, if pressure { 0.5 } else { 0.2 }, 100),
+        retain_for: sometimes(rng, if pressure { 0.6 } else { 0.2 }, 2_000),
         code: *codes.choose(rng).unwrap_or(&Code::Ok),
         deadline: rng.random_bool(0.15).then(|| ms(rng.random_range(1..400))),
-        give_up: rng
+        drop_after: rng
             .random_bool(0.1)
             .then(|| ms(rng.random_range(0..200)))
             .filter(|_| !full_both_ways),
-        enough: rng.random_bool(0.1).then(|| rng.random_range(0..3)).filter(|_| !full_both_ways),
+        drop_after_responses: rng
+            .random_bool(0.1)
+            .then(|| rng.random_range(0..3))
+            .filter(|_| !full_both_ways),
     }
 }

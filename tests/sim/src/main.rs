@@ -16,38 +16,38 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run many seeds.
+    /// Run many seeds
     Seeds {
-        /// The first seed.
+        /// First seed
         #[arg(long, default_value_t = 0)]
         from: u64,
-        /// How many.
+        /// Number of seeds
         #[arg(long, default_value_t = 2_000)]
         count: u64,
-        /// All of one theme.
+        /// Run every seed with this theme instead of the one that it draws
         #[arg(long, value_parser = theme)]
         theme: Option<Theme>,
-        /// Stop after so many failures.
+        /// Stop after this many failed seeds
         #[arg(long, default_value_t = 5)]
         failures: u64,
     },
-    /// Run seeds for some minutes, from one that the system draws.
+    /// Run seeds for a given time, starting at a random one
     Soak {
-        /// How long.
+        /// Duration in minutes
         #[arg(long, default_value_t = 5.0)]
         minutes: f64,
-        /// The first seed, in place of one that the system draws.
+        /// First seed, instead of a random one
         #[arg(long)]
         from: Option<u64>,
     },
-    /// Run one seed, twice, and see that both runs are the same.
+    /// Run one seed twice, and check that both runs are identical
     Replay {
-        /// The seed.
+        /// Seed to run
         seed: u64,
-        /// The theme that it was run with, if it was not its own.
+        /// Theme to run it with, instead of the one that it draws
         #[arg(long, value_parser = theme)]
         theme: Option<Theme>,
-        /// Print every event on the fabric, and what RUST_LOG asks for.
+        /// Print every event on the fabric, and the log that RUST_LOG selects
         #[arg(long)]
         trace: bool,
     },
@@ -64,7 +64,7 @@ fn theme(name: &str) -> Result<Theme, String> {
     )
 }
 
-fn tell(report: &Report, options: &Options) {
+fn print_failure(report: &Report, options: &Options) {
     println!("seed {} ({:?}) failed:", report.seed, report.theme);
     for wrong in &report.wrong {
         println!("    {wrong}");
@@ -72,11 +72,11 @@ fn tell(report: &Report, options: &Options) {
     println!("{}\n", replay(report.seed, options));
 }
 
-fn many(first: u64, until: Until, options: &Options, failures: u64) -> ExitCode {
+fn run_seeds(first: u64, until: Until, options: &Options, failures: u64) -> ExitCode {
     let failed = std::sync::atomic::AtomicBool::new(false);
     let figures = seeds(first, until, options, failures, |report| {
         failed.store(true, std::sync::atomic::Ordering::SeqCst);
-        tell(report, options);
+        print_failure(report, options);
     });
     println!("{figures}");
     println!("first seed       {first}");
@@ -92,12 +92,12 @@ fn main() -> ExitCode {
     }
     match Args::parse().command {
         Command::Seeds { from, count, theme, failures } => {
-            many(from, Until::Count(count), &Options { theme, ..Options::default() }, failures)
+            run_seeds(from, Until::Count(count), &Options { theme, ..Options::default() }, failures)
         }
         Command::Soak { minutes, from } => {
             let first = from.unwrap_or_else(|| rand::random::<u64>() >> 16);
             let time = Duration::try_from_secs_f64(minutes * 60.0).unwrap_or_default();
-            many(first, Until::Time(time), &Options::default(), 1)
+            run_seeds(first, Until::Time(time), &Options::default(), 1)
         }
         Command::Replay { seed, theme, trace } => {
             let options = Options { theme, trace, ..Options::default() };
@@ -121,7 +121,7 @@ fn main() -> ExitCode {
                 return ExitCode::FAILURE;
             }
             if !report.wrong.is_empty() {
-                tell(&report, &options);
+                print_failure(&report, &options);
                 return ExitCode::FAILURE;
             }
             println!(

@@ -1,41 +1,41 @@
-//! What was seen of every call, and whether it may be so.
+//! Records every call, and checks whether its outcome is allowed.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 use tonic::{Code, Status};
 
-use crate::load::CallPlan;
-use crate::plan::{Fault, FaultPlan, HARMLESS, Plan, ms};
+use crate::load::{CallPlan, ms};
+use crate::plan::{Fault, FaultPlan, MAX_HARMLESS_SILENCE, Plan};
 
 /// How a call ended for its caller.
 #[derive(Debug, Clone)]
 pub(crate) enum Outcome {
     Status(Status),
-    /// Dropped, as planned, after a time.
-    GaveUp,
-    /// Dropped, as planned, after some responses.
-    Enough,
-    /// Its channel was gone before it began.
+    /// The caller dropped it after the planned time.
+    Dropped,
+    /// The caller dropped it after the planned number of responses.
+    DroppedAfterResponses,
+    /// Its channel was dropped before it began.
     NotMade,
 }
 
 #[derive(Debug, Default, Clone)]
-struct Seen {
+struct CallRecord {
     begun: Option<Instant>,
     head: Option<Instant>,
     ended: Option<(Instant, Outcome)>,
-    /// Times that a handler got it.
+    /// How often a handler received it.
     served: u32,
-    /// A handler has read it to a good end, after so many requests.
+    /// The number of requests that a handler read, up to an end without an error.
     read: Option<usize>,
 }
 
-/// What was seen.
+/// The record of all calls, and what is wrong so far.
 #[derive(Debug)]
-pub(crate) struct Book {
+pub(crate) struct CallLog {
     started: Instant,
-    calls: Vec<Seen>,
+    calls: Vec<CallRecord>,
     wrong: Vec<String>,
 }
 
@@ -50,13 +50,13 @@ pub(crate) struct Counts {
     pub(crate) failed: u64,
 }
 
-impl Book {
+impl CallLog {
     pub(crate) fn new(calls: usize, started: Instant) -> Self {
-        Book { started, calls: vec![Seen::default(); calls], wrong: Vec::new() }
+        CallLog { started, calls: vec![CallRecord::default(); calls], wrong: Vec::new() }
     }
 
     pub(crate) fn wrong(&mut self, what: String) {
-        // One is enough to fail; thousands would only hide it.
+        // One is enough to fail the run; thousands would only hide it.
         if self.wrong.len() < 50 {
             self.wrong.push(what);
         }
@@ -84,31 +84,32 @@ impl Book {
         }
     }
 
-    /// A handler has read requests to their end, without an error. That may be short of all where
-    /// the caller has dropped the call: hyper and tonic take a reset with CANCEL for an end.
+    /// Records that a handler has read its requests to their end, without an error. They may be
+    /// fewer than planned if the caller dropped the call: hyper and tonic treat a reset with CANCEL
+    /// as the end of the stream.
     pub(crate) fn read_whole(&mut self, call: &CallPlan, count: usize) {
         self.calls[call.id].read = Some(count);
     }
 
-    /// The calls in figures, and for the trace: number, moment in milliseconds, code.
+    /// The outcome of each call: its number, the time of its end in milliseconds, its status code.
     pub(crate) fn results(&self) -> impl Iterator<Item = (usize, u128, i32)> + '_ {
         self.calls.iter().enumerate().filter_map(|(id, seen)| {
             let (at, outcome) = seen.ended.as_ref()?;
             let code = match outcome {
                 Outcome::Status(status) => i32::from(status.code()),
-                Outcome::GaveUp => -1,
-                Outcome::Enough => -2,
+                Outcome::Dropped => -1,
+                Outcome::DroppedAfterResponses => -2,
                 Outcome::NotMade => -3,
             };
             Some((id, at.duration_since(self.started).as_millis(), code))
         })
     }
 
-    /// Everything that is wrong.
-    pub(crate) fn judge(&mut self, plan: &Plan) -> Vec<String> {
+    /// Everything that is wrong with the calls.
+    pub(crate) fn check_calls(&mut self, plan: &Plan) -> Vec<String> {
         let mut wrong = std::mem::take(&mut self.wrong);
         for (call, seen) in plan.calls.iter().zip(&self.calls) {
-            if let Err(why) = self.judge_call(plan, call, seen) {
+            if let Err(why) = self.check_call(plan, call, seen) {
                 wrong.push(format!(
                     "call {} ({:?} over channel {}): {why}",
                     call.id, call.kind, call.channel
@@ -118,7 +119,7 @@ impl Book {
         wrong
     }
 
-    fn judge_call(&self, plan: &Plan, call: &CallPlan, seen: &Seen) -> Result<(), String> {
+    fn check_call(&self, plan: &Plan, call: &CallPlan, seen: &CallRecord) -> Result<(), String> {
         let (ended, outcome) = seen.ended.as_ref().ok_or("it has no end")?;
         let Outcome::Status(status) = outcome else { return Ok(()) };
         let begun = seen.begun.ok_or("it ended and had not begun")?;
@@ -147,7 +148,7 @@ impl Book {
             return Ok(());
         }
         let window = (begun - self.started, *ended - self.started);
-        // A wake-up that is lost for good looks like a peer that has stopped.
+        // A wake-up that is never delivered looks like a dead peer.
         if plan.net.lost_wakeups > 0
             && status.code() == Code::Unavailable
             && status.message().contains("link-lost")
@@ -188,10 +189,10 @@ impl Book {
     }
 }
 
-/// A dead peer is noticed within this, and calls that began meanwhile have ended.
-const NOTICE: Duration = Duration::from_secs(12);
+/// Within this time a dead peer is detected, and calls that began before that have ended.
+const DETECTION_LIMIT: Duration = Duration::from_secs(12);
 
-/// Whether a fault may give a call of this window this status.
+/// Whether a fault may give this status to a call that ran in this window.
 fn allows(
     plan: &Plan,
     call: &CallPlan,
@@ -201,19 +202,19 @@ fn allows(
     served: bool,
 ) -> bool {
     let unavailable = status.code() == Code::Unavailable;
-    // What stock tonic makes of a broken TCP connection.
+    // The status codes that stock tonic gives for a broken TCP connection.
     let broken = matches!(
         status.code(),
         Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled
     );
-    // hyper has closed the TCP connection and the call did not know. Stock tonic does the same.
+    // hyper closed the TCP connection before it sent the call. Stock tonic fails such a call too.
     let unsent = broken && !served;
     let channel = &plan.channels[call.channel];
     let concerns = |host: &usize| *host == channel.host || *host == channel.server;
     let within = |after: Duration| ended >= at && begun <= at + lasts + after;
     match fault {
-        Fault::Cut(host) => unavailable && concerns(host) && within(NOTICE),
-        // A link made meanwhile may live on for long.
+        Fault::Cut(host) => unavailable && concerns(host) && within(DETECTION_LIMIT),
+        // A link made during the fault may live on long after it.
         Fault::KillAfter(host, _) => unavailable && concerns(host) && ended >= at,
         Fault::Freeze(host) => {
             let all: Duration = plan
@@ -222,16 +223,16 @@ fn allows(
                 .filter(|f| matches!(f.fault, Fault::Freeze(_)))
                 .map(|f| f.lasts)
                 .sum();
-            unavailable && concerns(host) && all >= HARMLESS && within(NOTICE)
+            unavailable && concerns(host) && all >= MAX_HARMLESS_SILENCE && within(DETECTION_LIMIT)
         }
         Fault::LoseConnects(_) | Fault::LoseDisconnects(_) | Fault::Drop(_) => false,
         Fault::FailRegistrations(host, ..) => {
             status.code() == Code::ResourceExhausted && concerns(host) && ended >= at
         }
-        Fault::Remove(host) => unavailable && concerns(host) && within(NOTICE),
-        Fault::LanReset | Fault::LanRefuse | Fault::LanStall => broken && within(ms(200)),
+        Fault::Remove(host) => unavailable && concerns(host) && within(DETECTION_LIMIT),
+        Fault::TcpReset | Fault::TcpRefuse | Fault::TcpStall => broken && within(ms(200)),
         Fault::Stop(host) => unsent && *host == channel.server && ended >= at,
-        // Whoever takes a server's place takes what it has not seen.
+        // The new server takes the calls that the old one has not seen.
         Fault::Replace(_) => false,
     }
 }

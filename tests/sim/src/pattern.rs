@@ -1,4 +1,4 @@
-//! Contents of messages: known to both ends from the call's number, and different everywhere.
+//! Payload of messages: both ends derive it from the call's number, and it differs everywhere.
 
 use bytes::Bytes;
 
@@ -6,12 +6,12 @@ use bytes::Bytes;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Key {
     pub(crate) call: usize,
-    /// From the server.
+    /// From the server to the client.
     pub(crate) down: bool,
     pub(crate) index: usize,
 }
 
-/// The bytes of a message.
+/// Fills a message with its payload.
 pub(crate) fn fill(key: Key, out: &mut [u8]) {
     let mut state = (key.call as u64) << 24 ^ (key.index as u64) << 1 ^ u64::from(key.down);
     state = state.wrapping_mul(0xd134_2543_de82_ef95) ^ 0x5bf0_3635_c7d8_f1a1;
@@ -36,7 +36,7 @@ pub(crate) fn message(key: Key, len: usize) -> Bytes {
     bytes.into()
 }
 
-/// Says what is wrong with a message, if anything.
+/// Checks a message's payload; the error says what is wrong.
 pub(crate) fn check(key: Key, len: usize, got: &[u8]) -> Result<(), String> {
     if got.len() != len {
         return Err(format!("{key:?}: {} bytes in place of {len}", got.len()));

@@ -1,4 +1,4 @@
-//! What a seed stands for: hosts, pools, calls, faults and their moments.
+//! What a seed expands to: hosts, pools, calls, and faults with their times.
 
 use std::time::Duration;
 
@@ -8,34 +8,35 @@ use rand::{Rng, SeedableRng};
 use tonic_rdma::PoolConfig;
 use tonic_rdma_fabric::sim::SimConfig;
 
-use crate::load::{self, CallPlan};
+use crate::load::{self, CallPlan, ms};
 
-/// What a run is about. Every theme has calls of all kinds and sizes, cancellations and deadlines.
+/// The conditions of a run. Every theme has calls of all kinds and sizes, cancellations and
+/// deadlines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Theme {
     /// No faults: every call ends as it should.
     Calm,
-    /// Small pools, and readers that hold on to what they got.
+    /// Small pools, and readers that retain their messages.
     Pressure,
     /// Messages and completions take time.
     Latency,
-    /// Wake-ups are lost, and come for nothing.
+    /// Wake-ups are lost, and others are spurious.
     Wakeups,
-    /// Send queues of a few places.
+    /// Send queues have few entries.
     Queues,
-    /// Links die: now, or after some work.
+    /// Links fail: at once, or after some work requests.
     Kill,
-    /// Nothing moves for a while, or for so long that the peer counts as dead.
+    /// A device makes no progress for a while, or for so long that the peer counts as dead.
     Freeze,
-    /// Memory cannot be registered.
+    /// Registrations of memory fail.
     Registrations,
     /// TCP breaks, stalls or is refused.
     TcpNet,
-    /// A device is pulled out.
+    /// A device is removed.
     Remove,
-    /// Servers end in good order, and some are replaced.
+    /// Servers shut down gracefully, and some are replaced.
     Shutdown,
-    /// Channels and servers close at the same moment.
+    /// Channels and servers close at the same time.
     Close,
     /// Several of these.
     Mixed,
@@ -64,32 +65,32 @@ impl Theme {
     }
 }
 
-/// A host: servers first, then clients.
+/// The index of a host: servers first, then clients.
 pub(crate) type Host = usize;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Fault {
     Cut(Host),
-    /// Links made meanwhile die after so much work.
+    /// Links made while it lasts fail after this many work requests.
     KillAfter(Host, u64),
     Freeze(Host),
     LoseConnects(Host),
     LoseDisconnects(Host),
     FailRegistrations(Host, u64, u64),
     Remove(Host),
-    LanReset,
-    LanStall,
-    LanRefuse,
-    /// A server ends in good order.
+    TcpReset,
+    TcpStall,
+    TcpRefuse,
+    /// A server shuts down gracefully.
     Stop(Host),
-    /// A server ends in good order, and another has taken its place.
+    /// A server shuts down gracefully after another has taken its place.
     Replace(Host),
     /// A channel is dropped.
     Drop(usize),
 }
 
 impl Fault {
-    /// For figures.
+    /// The fault's name in the figures.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Fault::Cut(_) => "links cut",
@@ -99,9 +100,9 @@ impl Fault {
             Fault::LoseDisconnects(_) => "disconnects lost",
             Fault::FailRegistrations(..) => "registrations failing",
             Fault::Remove(_) => "devices removed",
-            Fault::LanReset => "TCP reset",
-            Fault::LanStall => "TCP stalled",
-            Fault::LanRefuse => "TCP refused",
+            Fault::TcpReset => "TCP reset",
+            Fault::TcpStall => "TCP stalled",
+            Fault::TcpRefuse => "TCP refused",
             Fault::Stop(_) => "servers stopped",
             Fault::Replace(_) => "servers replaced",
             Fault::Drop(_) => "channels dropped",
@@ -112,7 +113,7 @@ impl Fault {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FaultPlan {
     pub(crate) at: Duration,
-    /// How long it lasts, where it lasts.
+    /// How long it lasts; zero if it happens at one instant.
     pub(crate) lasts: Duration,
     pub(crate) fault: Fault,
 }
@@ -129,22 +130,18 @@ pub(crate) struct Plan {
     pub(crate) seed: u64,
     pub(crate) theme: Theme,
     pub(crate) net: SimConfig,
-    pub(crate) lan_latency: Duration,
+    pub(crate) tcp_latency: Duration,
     pub(crate) servers: usize,
-    /// Of servers, then of clients.
+    /// Those of servers, then those of clients.
     pub(crate) pools: Vec<PoolConfig>,
     pub(crate) channels: Vec<ChannelPlan>,
     pub(crate) calls: Vec<CallPlan>,
     pub(crate) faults: Vec<FaultPlan>,
 }
 
-/// Silence that is too short to count as death, all of it together: an answer to a PING may take
-/// half of 5 seconds.
-pub(crate) const HARMLESS: Duration = Duration::from_millis(3_600);
-
-pub(crate) fn ms(n: u64) -> Duration {
-    Duration::from_millis(n)
-}
+/// The total silence that never makes a peer count as dead: the answer to a PING may take half of
+/// 5 seconds.
+pub(crate) const MAX_HARMLESS_SILENCE: Duration = Duration::from_millis(3_600);
 
 impl Plan {
     pub(crate) fn draw(seed: u64, theme: Option<Theme>) -> Plan {
@@ -181,7 +178,7 @@ impl Plan {
                 lazy: rng.random_bool(0.3),
             })
             .collect();
-        // The load goes on for so long.
+        // How long calls are made.
         let span = ms(*[1, 50, 1_000, 8_000].choose(rng).unwrap_or(&50));
         let calls = load::draw(rng, channels.len(), span, pressure);
 
@@ -189,7 +186,7 @@ impl Plan {
             seed,
             theme,
             net,
-            lan_latency: ms(*[0, 0, 1, 5].choose(rng).unwrap_or(&0)),
+            tcp_latency: ms(*[0, 0, 1, 5].choose(rng).unwrap_or(&0)),
             servers,
             pools,
             channels,
@@ -205,7 +202,7 @@ impl Plan {
         plan
     }
 
-    /// Whether something in it makes links end before all is done.
+    /// Whether something in the plan may end links before the run is over.
     pub(crate) fn may_lose_links(&self) -> bool {
         let frozen: Duration = self
             .faults
@@ -213,15 +210,15 @@ impl Plan {
             .filter(|f| matches!(f.fault, Fault::Freeze(_)))
             .map(|f| f.lasts)
             .sum();
-        // A wake-up that is lost for good looks like a peer that has stopped.
-        frozen > HARMLESS
+        // A wake-up that is never delivered looks like a dead peer.
+        frozen > MAX_HARMLESS_SILENCE
             || self.net.lost_wakeups > 0
             || self.faults.iter().any(|f| match f.fault {
                 Fault::Cut(_) | Fault::KillAfter(..) | Fault::Remove(_) => true,
                 Fault::Stop(_) | Fault::Replace(_) | Fault::Drop(_) => true,
                 Fault::Freeze(_) | Fault::LoseConnects(_) | Fault::LoseDisconnects(_) => false,
                 Fault::FailRegistrations(..) => false,
-                Fault::LanReset | Fault::LanStall | Fault::LanRefuse => false,
+                Fault::TcpReset | Fault::TcpStall | Fault::TcpRefuse => false,
             })
     }
 
@@ -233,7 +230,7 @@ impl Plan {
         let hosts = self.hosts();
         let times = rng.random_range(1..=3);
         let mut push = |rng: &mut StdRng, lasts: u64, fault: Fault| {
-            // Some at the very start, while connections are made.
+            // Some at time 0, while connections are made.
             let at = if rng.random_bool(0.2) {
                 0
             } else {
@@ -257,13 +254,13 @@ impl Plan {
                         _ => {
                             let lasts = short(rng);
                             push(rng, lasts, Fault::KillAfter(host, work));
-                            // So that links are made anew, and soon.
+                            // Makes channels reconnect soon.
                             push(rng, 0, Fault::Cut(host));
                         }
                     }
                 }
                 if rng.random_bool(0.5) {
-                    // Already the first links.
+                    // Affects the first links already.
                     let (host, work) = (rng.random_range(0..hosts), rng.random_range(0..40));
                     let lasts = short(rng);
                     let fault = Fault::KillAfter(host, work);
@@ -296,11 +293,11 @@ impl Plan {
                 for _ in 0..times {
                     let lasts = short(rng);
                     match rng.random_range(0..3) {
-                        0 => push(rng, 0, Fault::LanReset),
-                        1 => push(rng, lasts, Fault::LanStall),
+                        0 => push(rng, 0, Fault::TcpReset),
+                        1 => push(rng, lasts, Fault::TcpStall),
                         _ => {
-                            push(rng, lasts, Fault::LanRefuse);
-                            push(rng, 0, Fault::LanReset);
+                            push(rng, lasts, Fault::TcpRefuse);
+                            push(rng, 0, Fault::TcpReset);
                         }
                     }
                 }

@@ -1,4 +1,4 @@
-//! One run, from start to verdict.
+//! One run, from start to result.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -12,40 +12,42 @@ use tonic_rdma::{Channel, Path};
 use tonic_rdma_fabric::sim::{InjectedBug, SimStats};
 
 use crate::calls;
-use crate::chaos::{self, Servers};
+use crate::fault_injection::{self, Servers};
+use crate::hosts::Hosts;
 use crate::oracle::{Counts, Outcome};
+use crate::panics::Panics;
 use crate::plan::{Fault, Plan, Theme};
 use crate::wire_checker::WireChecker;
-use crate::world::{Hosts, World};
+use crate::world::World;
 
-/// Longer than anything takes, in simulated time.
-const HANG: Duration = Duration::from_secs(3600);
-/// A channel returns to its fast path within this, once nothing stands in its way: the longest
-/// pause between attempts is 10 minutes.
-const RETURN: Duration = Duration::from_secs(1_300);
-/// Standing grants are recalled and connections quiet after this.
-const QUIET: Duration = Duration::from_secs(30);
+/// A run that takes longer than this in simulated time hangs.
+const HANG_LIMIT: Duration = Duration::from_secs(3600);
+/// A channel returns to its fast path within this time after the last fault: the longest back-off
+/// between attempts is 10 minutes.
+const RETURN_LIMIT: Duration = Duration::from_secs(1_300);
+/// After this time without calls, standing grants have been recalled and connections are quiet.
+const IDLE_TIME: Duration = Duration::from_secs(30);
 
-/// What to do other than plainly run the seed.
+/// How to run a seed.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// In place of the theme that the seed draws.
+    /// Replaces the theme that the seed draws.
     pub theme: Option<Theme>,
-    /// Write down every event.
+    /// Record every event.
     pub trace: bool,
-    /// A promise of the fabric to break, and after how many occasions.
+    /// A guarantee for the fabric to break, and after how many occasions.
     pub injected_bug: Option<(InjectedBug, u64)>,
-    /// Something to do wrong above the fabric.
+    /// A bug to add above the fabric.
     pub sabotage: Option<Sabotage>,
 }
 
-/// What a program under test could do wrong, to see that the oracle finds it.
+/// A bug of the program under test, to check that the oracle finds it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Sabotage {
-    /// A received message is held for ever.
+    /// A received message is never released.
     HoldBytes,
-    /// A task is left behind.
+    /// A task never ends.
     LeaveTask,
     /// A call is made twice.
     RepeatCall,
@@ -55,30 +57,30 @@ pub enum Sabotage {
     Panic,
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Debug, Clone)]
 pub struct Report {
     /// The seed.
     pub seed: u64,
-    /// What it was about.
+    /// Its theme.
     pub theme: Theme,
-    /// What is wrong: nothing, if all is well.
+    /// What went wrong; empty if the run passed.
     pub wrong: Vec<String>,
-    /// Stands for all events, their order and their moments.
+    /// A hash of all events, their order and their times.
     pub hash: u64,
     /// Events on the fabric.
     pub events: u64,
-    /// The faults that struck, by name.
+    /// The faults that were injected, by name.
     pub faults: BTreeMap<&'static str, u64>,
-    /// What the fabric carried.
+    /// Statistics of the fabric.
     pub fabric: SimStats,
-    /// Calls that came by the fast path.
+    /// Calls over the fast path.
     pub fast: u64,
     /// How calls ended.
     pub(crate) counts: Counts,
-    /// The promise was broken, if one was to be.
+    /// Whether the fabric broke the guarantee that it was told to break.
     pub broken: bool,
-    /// Events in words, if they were to be kept.
+    /// The recorded events, if `Options::trace` is set.
     pub trace: Vec<String>,
 }
 
@@ -113,7 +115,7 @@ pub fn run(seed: u64, options: &Options) -> Report {
     for fault in &plan.faults {
         *report.faults.entry(fault.fault.name()).or_default() += 1;
     }
-    let panics = crate::runner::Panics::watch();
+    let panics = Panics::capture();
     let lived = std::panic::catch_unwind(AssertUnwindSafe(|| {
         let mut builder = tokio::runtime::Builder::new_current_thread();
         builder.enable_time().start_paused(true);
@@ -128,7 +130,7 @@ pub fn run(seed: u64, options: &Options) -> Report {
     if lived.is_err() {
         report.wrong.push("the run itself panicked".into());
     }
-    report.wrong.extend(panics.seen());
+    report.wrong.extend(panics.take());
     report
 }
 
@@ -139,7 +141,7 @@ async fn live(plan: Arc<Plan>, options: &Options, report: &mut Report) {
     checker.note(|| format!("{:#?}", (&plan.net, &plan.pools, &plan.channels, &plan.faults)));
     hosts.net.observe(checker.clone());
 
-    if timeout(HANG, work(&world, &hosts, &checker, options, report)).await.is_err() {
+    if timeout(HANG_LIMIT, work(&world, &hosts, &checker, options, report)).await.is_err() {
         let at = world.started.elapsed();
         report.wrong.push(format!("hang: not done after {at:?} of simulated time"));
     }
@@ -152,17 +154,17 @@ async fn live(plan: Arc<Plan>, options: &Options, report: &mut Report) {
             report.wrong.push(format!("{left} registrations of {} are left", device.name()));
         }
     }
-    report.wrong.extend(world.book().judge(&plan));
+    report.wrong.extend(world.call_log().check_calls(&plan));
     report.wrong.extend(checker.wrong());
     report.wrong.extend(net.breaches());
-    report.counts = world.book().counts(&plan);
+    report.counts = world.call_log().counts(&plan);
     report.fabric = net.stats();
     report.broken = net.has_broken();
     report.events = checker.events();
     report.trace = checker.trace();
     let mut hash = DefaultHasher::new();
     checker.hash().hash(&mut hash);
-    world.book().results().collect::<Vec<_>>().hash(&mut hash);
+    world.call_log().results().collect::<Vec<_>>().hash(&mut hash);
     report.hash = hash.finish();
 }
 
@@ -177,12 +179,12 @@ async fn work(
     let plan = &world.plan;
     let mut servers = Servers::start(world, hosts);
     let mut tasks = JoinSet::new();
-    let housekeeper = {
+    let releaser = {
         let world = world.clone();
-        tokio::spawn(async move { world.housekeeping().await })
+        tokio::spawn(async move { world.release_retained().await })
     };
-    // Faults strike while connections are made, too.
-    let striking = chaos::strike(world, hosts, &mut servers);
+    // Faults occur while connections are made, too.
+    let injecting = fault_injection::inject_faults(world, hosts, &mut servers);
     let calling = async {
         connect(world, hosts).await;
         for call in plan.calls.clone() {
@@ -191,14 +193,14 @@ async fn work(
                 tokio::time::sleep_until(world.started + call.at).await;
                 match world.channel(call.channel) {
                     Some(channel) => calls::make(world, channel, call).await,
-                    None => world.book().ended(call.id, Outcome::NotMade),
+                    None => world.call_log().ended(call.id, Outcome::NotMade),
                 }
             });
         }
         sabotage(world, options, &mut tasks).await;
         while tasks.join_next().await.is_some() {}
     };
-    tokio::join!(striking, calling);
+    tokio::join!(injecting, calling);
 
     for n in 0..plan.channels.len() {
         if let Some(channel) = world.channel(n)
@@ -209,7 +211,7 @@ async fn work(
         report.fast += world.channel(n).map_or(0, |channel| channel.stats().calls_fast);
     }
     quiet(world, hosts, checker, report).await;
-    close(world, hosts, servers, housekeeper, checker, report).await;
+    close(world, hosts, servers, releaser, checker, report).await;
 }
 
 async fn connect(world: &Arc<World>, hosts: &Hosts) {
@@ -237,15 +239,15 @@ async fn sabotage(world: &Arc<World>, options: &Options, tasks: &mut JoinSet<()>
                 && let Ok(mut buf) = pool.alloc(100).await
             {
                 buf.resize_zeroed(100);
-                world.keep(buf.freeze(), HANG * 2);
+                world.keep(buf.freeze(), HANG_LIMIT * 2);
             }
         }
         Some(Sabotage::LeaveTask) => drop(tokio::spawn(std::future::pending::<()>())),
         Some(Sabotage::RepeatCall) => {
             if let (Some(channel), Some(call)) = (world.channel(0), world.plan.calls.first()) {
                 let call = crate::load::CallPlan {
-                    give_up: None,
-                    enough: None,
+                    drop_after: None,
+                    drop_after_responses: None,
                     deadline: None,
                     ..call.clone()
                 };
@@ -258,8 +260,8 @@ async fn sabotage(world: &Arc<World>, options: &Options, tasks: &mut JoinSet<()>
     }
 }
 
-/// Every channel whose server lives works, and is back on the fast path if nothing stands in its
-/// way for good.
+/// Waits until a channel whose server runs works, and is back on the fast path unless a device was
+/// removed.
 async fn recover(world: &World, n: usize, channel: &Channel) -> Result<(), String> {
     let plan = &world.plan;
     let planned = &plan.channels[n];
@@ -269,12 +271,12 @@ async fn recover(world: &World, n: usize, channel: &Channel) -> Result<(), Strin
     }
     let removed = |f: &Fault| matches!(f, Fault::Remove(host) if *host == planned.server || *host == planned.host);
     let removed = plan.faults.iter().any(|f| removed(&f.fault));
-    let until = Instant::now() + RETURN;
+    let until = Instant::now() + RETURN_LIMIT;
     let mut failures = 0;
     loop {
         if let Err(status) = calls::probe(channel).await {
             failures += 1;
-            // A connection may have died that nobody has used since.
+            // The first calls may find connections that died while they were idle.
             if failures > 3 {
                 return Err(format!("a probe failed for the fourth time: {status}"));
             }
@@ -283,7 +285,7 @@ async fn recover(world: &World, n: usize, channel: &Channel) -> Result<(), Strin
         match (path.path, removed) {
             (Path::Tcp, true) | (Path::Sim, false) => return Ok(()),
             _ if removed => {}
-            // More connections than a small pool has memory for.
+            // A small pool may lack memory for all connections.
             _ if path
                 .reason
                 .as_ref()
@@ -294,28 +296,28 @@ async fn recover(world: &World, n: usize, channel: &Channel) -> Result<(), Strin
             _ => {}
         }
         if Instant::now() > until {
-            return Err(format!("not back on its path after {RETURN:?}: {path}"));
+            return Err(format!("not back on its path after {RETURN_LIMIT:?}: {path}"));
         }
         sleep(Duration::from_secs(1)).await;
     }
 }
 
-/// Nothing is in use when nothing is done.
+/// Checks that no memory is in use while there are no calls.
 async fn quiet(world: &World, hosts: &Hosts, checker: &WireChecker, report: &mut Report) {
-    while !world.holds_nothing() {
+    while !world.retains_nothing() {
         sleep(Duration::from_millis(100)).await;
-        if world.started.elapsed() > HANG / 2 {
+        if world.started.elapsed() > HANG_LIMIT / 2 {
             report.wrong.push("bytes are still held".into());
             break;
         }
     }
-    sleep(QUIET).await;
+    sleep(IDLE_TIME).await;
     if checker.deaths() > 0 && !world.plan.may_lose_links() {
         report.wrong.push(format!("R7: {} ends of links died without a cause", checker.deaths()));
     }
     let mut left = checker.quiet();
     if world.plan.net.lost_wakeups > 0 || !world.plan.net.latency.is_zero() {
-        // A PING may be on its way, or lie there until a timer finds it.
+        // A PING may be in flight, or wait for a timer that finds it.
         for _ in 0..200 {
             if left.is_empty() {
                 break;
@@ -334,16 +336,16 @@ async fn quiet(world: &World, hosts: &Hosts, checker: &WireChecker, report: &mut
     }
 }
 
-/// Everything ends, and nothing is left.
+/// Ends channels and servers, and checks that nothing is left.
 async fn close(
     world: &Arc<World>,
     hosts: &Hosts,
     mut servers: Servers,
-    housekeeper: tokio::task::JoinHandle<()>,
+    releaser: tokio::task::JoinHandle<()>,
     checker: &WireChecker,
     report: &mut Report,
 ) {
-    // Either side first, by the seed.
+    // The seed decides which side ends first.
     let servers_first = world.plan.seed.is_multiple_of(2);
     if servers_first {
         servers.current.iter_mut().for_each(|server| server.stop());
@@ -358,7 +360,7 @@ async fn close(
             Err(_) => report.wrong.push("a server that was told to end has not".into()),
         }
     }
-    housekeeper.abort();
+    releaser.abort();
     let metrics = tokio::runtime::Handle::current().metrics();
     let until = Instant::now() + Duration::from_secs(60);
     while metrics.num_alive_tasks() > 0 && Instant::now() < until {

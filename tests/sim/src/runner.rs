@@ -1,68 +1,33 @@
-//! Many seeds, on all processors.
+//! Runs many seeds on all processors.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::figures::Figures;
 use crate::run::{Options, Report, run};
 
-thread_local! {
-    static PANICS: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
-}
-
-/// Panics of this thread, those in tasks too, which tokio would keep to itself.
-pub(crate) struct Panics;
-
-impl Panics {
-    pub(crate) fn watch() -> Self {
-        static HOOK: Once = Once::new();
-        HOOK.call_once(|| {
-            let usual = std::panic::take_hook();
-            std::panic::set_hook(Box::new(move |info| {
-                let watched = PANICS.with(|panics| match &mut *panics.borrow_mut() {
-                    Some(panics) => {
-                        panics.push(format!("panic: {info}"));
-                        true
-                    }
-                    None => false,
-                });
-                if !watched {
-                    usual(info);
-                }
-            }));
-        });
-        PANICS.with(|panics| *panics.borrow_mut() = Some(Vec::new()));
-        Panics
-    }
-
-    pub(crate) fn seen(self) -> Vec<String> {
-        PANICS.with(|panics| panics.borrow_mut().take()).unwrap_or_default()
-    }
-}
-
-/// A run that takes longer than this by the real clock goes round in circles.
-const STUCK: Duration = Duration::from_secs(300);
+/// A run that takes longer than this in real time makes no progress.
+const STUCK_LIMIT: Duration = Duration::from_secs(300);
 
 /// Which seeds to run.
 #[derive(Debug, Clone, Copy)]
 pub enum Until {
-    /// So many.
+    /// This many.
     Count(u64),
-    /// For so long, by the real clock.
+    /// For this long in real time.
     Time(Duration),
 }
 
-/// Runs seeds from `first` on, and calls `failed` with every report that has something wrong. Ends
-/// early after `give_up` of those.
+/// Runs seeds from `first` on, and calls `failed` with the report of every seed that failed. Stops
+/// after `max_failures` of those.
 pub fn seeds(
     first: u64,
     until: Until,
     options: &Options,
-    give_up: u64,
+    max_failures: u64,
     failed: impl Fn(&Report) + Sync,
 ) -> Figures {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -85,7 +50,7 @@ pub fn seeds(
                             Until::Count(count) => n >= count,
                             Until::Time(time) => started.elapsed() >= time,
                         };
-                        if over || failures.load(SeqCst) >= give_up {
+                        if over || failures.load(SeqCst) >= max_failures {
                             return;
                         }
                         let seed = first.wrapping_add(n);
@@ -110,11 +75,12 @@ pub fn seeds(
             while !done.load(SeqCst) {
                 std::thread::park_timeout(Duration::from_secs(1));
                 let running = running.lock().unwrap_or_else(PoisonError::into_inner);
-                if let Some((seed, _)) = running.values().find(|(_, since)| since.elapsed() > STUCK)
+                if let Some((seed, _)) =
+                    running.values().find(|(_, since)| since.elapsed() > STUCK_LIMIT)
                     && !done.load(SeqCst)
                 {
                     eprintln!(
-                        "seed {seed} goes round in circles: it runs for {STUCK:?}\n{}",
+                        "seed {seed} makes no progress: it has run for {STUCK_LIMIT:?}\n{}",
                         replay(*seed, options)
                     );
                     std::process::exit(101);
@@ -122,7 +88,7 @@ pub fn seeds(
             }
         });
         for worker in workers {
-            // A panic of the runner itself shows when the scope ends.
+            // The scope propagates a panic of the runner itself.
             let _ = worker.join();
         }
         done.store(true, SeqCst);
@@ -131,7 +97,7 @@ pub fn seeds(
     figures.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The command that runs a seed again.
+/// The command that runs a seed again, for the report of a failure.
 pub fn replay(seed: u64, options: &Options) -> String {
     let theme =
         options.theme.map_or(String::new(), |theme| format!(" --theme {theme:?}").to_lowercase());

@@ -22,13 +22,13 @@ use crate::load::{CallPlan, Reading};
 use crate::pattern::{self, Key};
 use crate::world::World;
 
-/// Metadata that tells the call's number.
+/// The metadata key for the call's number.
 pub(crate) const CALL: &str = "sim-call";
 
 type Messages = Pin<Box<dyn Stream<Item = Result<Message, Status>> + Send>>;
 type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
-/// A message with one field, which the zero-copy codec keeps apart.
+/// A message with one `bytes` field, which the zero-copy codec does not copy.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Message {
     #[prost(bytes = "bytes", tag = "1")]
@@ -47,7 +47,7 @@ pub(crate) trait AnyCodec:
 impl AnyCodec for tonic_prost::ProstCodec<Message, Message> {}
 impl AnyCodec for tonic_rdma::codec::ProstCodec<Message, Message> {}
 
-/// Answers calls as the plan says.
+/// The service: answers calls according to the plan.
 #[derive(Clone)]
 pub(crate) struct Planned(pub(crate) Arc<World>);
 
@@ -69,11 +69,11 @@ impl Service<Request<Body>> for Planned {
         Box::pin(async move {
             let id = req.headers().get(CALL).and_then(|v| v.to_str().ok()?.parse().ok());
             let Some(call) = id.and_then(|id: usize| world.plan.calls.get(id)).cloned() else {
-                // A probe: it only wants an answer.
+                // A probe.
                 return Ok(Status::ok("").into_http());
             };
             world.checker.note(|| format!("call {} is served", call.id));
-            world.book().served(call.id);
+            world.call_log().served(call.id);
             // `/sim.Planned/Unary`, or `/sim.Planned/UnaryZero` for the zero-copy codec.
             let method = req.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
             Ok(match method.strip_suffix("Zero") {
@@ -139,14 +139,14 @@ async fn serve<C: AnyCodec>(
     }
 }
 
-fn verdict(call: &CallPlan) -> Result<(), Status> {
+fn planned_status(call: &CallPlan) -> Result<(), Status> {
     match call.code {
         Code::Ok => Ok(()),
         code => Err(Status::new(code, "as planned")),
     }
 }
 
-/// Reads a request and books it.
+/// Reads and checks one request; `false` at the end of the stream.
 async fn take(
     world: &World,
     call: &CallPlan,
@@ -163,9 +163,9 @@ async fn take(
         }
         None => world.wrong(format!("call {}: the server got more than {index} requests", call.id)),
     }
-    world.keep(message, call.hold);
-    if !call.slow.is_zero() {
-        sleep(call.slow).await;
+    world.keep(message, call.retain_for);
+    if !call.read_delay.is_zero() {
+        sleep(call.read_delay).await;
     }
     Ok(true)
 }
@@ -175,23 +175,23 @@ async fn answer(
     call: CallPlan,
     mut requests: Messages,
 ) -> Result<tonic::Response<Messages>, Status> {
-    if !call.think.is_zero() {
-        sleep(call.think).await;
+    if !call.handler_delay.is_zero() {
+        sleep(call.handler_delay).await;
     }
     let mut read = 0;
     if call.reading == Reading::First {
         while take(&world, &call, &mut requests, read).await? {
             read += 1;
         }
-        world.book().read_whole(&call, read);
+        world.call_log().read_whole(&call, read);
     }
-    let single = matches!(call.kind, crate::load::Kind::Unary | crate::load::Kind::Up);
+    let single = matches!(call.kind, crate::load::Kind::Unary | crate::load::Kind::ClientStreaming);
     if single {
         // One message, or a status.
         if call.reading == Reading::Between {
             take(&world, &call, &mut requests, 0).await?;
         }
-        verdict(&call)?;
+        planned_status(&call)?;
     }
     let stream = async_stream::try_stream! {
         for (index, len) in call.responses.iter().enumerate() {
@@ -207,9 +207,9 @@ async fn answer(
             while take(&world, &call, &mut requests, read).await? {
                 read += 1;
             }
-            world.book().read_whole(&call, read);
+            world.call_log().read_whole(&call, read);
         }
-        verdict(&call)?;
+        planned_status(&call)?;
     };
     Ok(tonic::Response::new(Box::pin(stream)))
 }
@@ -239,7 +239,7 @@ pub(crate) fn messages(mut body: Body) -> Pin<Box<dyn Stream<Item = Result<Part,
     })
 }
 
-/// What a body holds.
+/// A part of a body.
 #[derive(Debug)]
 pub(crate) enum Part {
     /// The pieces of one message.
@@ -247,7 +247,7 @@ pub(crate) enum Part {
     Trailers(HeaderMap),
 }
 
-/// Takes one whole message off the front.
+/// Removes the first message, if it is complete.
 fn split(frames: &mut Vec<Bytes>) -> Option<Vec<Bytes>> {
     let have: usize = frames.iter().map(Bytes::len).sum();
     if have < 5 {
@@ -275,7 +275,7 @@ fn split(frames: &mut Vec<Bytes>) -> Option<Vec<Bytes>> {
     Some(cut(frames, len))
 }
 
-/// A message's five bytes.
+/// The five bytes in front of a message.
 pub(crate) fn prefix(len: usize) -> Bytes {
     let mut head = BytesMut::with_capacity(5);
     head.put_u8(0);
@@ -294,8 +294,8 @@ pub(crate) fn whole(pieces: &[Bytes]) -> Bytes {
 async fn raw(world: Arc<World>, call: CallPlan, req: Request<Body>) -> Response<Body> {
     let mut requests = messages(req.into_body());
     let frames = async_stream::stream! {
-        if !call.think.is_zero() {
-            sleep(call.think).await;
+        if !call.handler_delay.is_zero() {
+            sleep(call.handler_delay).await;
         }
         let mut read = 0;
         let mut echoed = 0;
@@ -317,9 +317,9 @@ async fn raw(world: Arc<World>, call: CallPlan, req: Request<Body>) -> Response<
                             }
                             echoed += 1;
                         }
-                        pieces.into_iter().for_each(|piece| world.keep(piece, call.hold));
-                        if !call.slow.is_zero() {
-                            sleep(call.slow).await;
+                        pieces.into_iter().for_each(|piece| world.keep(piece, call.retain_for));
+                        if !call.read_delay.is_zero() {
+                            sleep(call.read_delay).await;
                         }
                     }
                     Some(Ok(Part::Trailers(_))) => {}
@@ -328,7 +328,7 @@ async fn raw(world: Arc<World>, call: CallPlan, req: Request<Body>) -> Response<
                         break;
                     }
                     None => {
-                        world.book().read_whole(&call, read);
+                        world.call_log().read_whole(&call, read);
                         break;
                     }
                 }
@@ -345,11 +345,11 @@ async fn raw(world: Arc<World>, call: CallPlan, req: Request<Body>) -> Response<
                     yield Ok::<_, Status>(Frame::data(message));
                 }
             }
-            status = verdict(&call);
+            status = planned_status(&call);
         }
         let status = status.err().unwrap_or_else(|| Status::ok(""));
         let mut trailers = HeaderMap::new();
-        // Both are text that a header can hold.
+        // Code and message are valid header values.
         let _ = status.add_header(&mut trailers);
         yield Ok(Frame::trailers(trailers));
     };

@@ -1,9 +1,8 @@
-//! TCP without sockets: byte pipes in memory, with latency by the virtual clock, that stall and
-//! break when told.
+//! TCP without sockets: byte pipes in memory, with latency by the virtual clock. Faults stall and
+//! break them.
 //!
-//! What is written is never refused for want of room: HTTP/2's own windows bound it. So nothing
-//! depends on how many bytes a header takes, and a run can be repeated though dates in headers
-//! differ.
+//! A pipe accepts any number of bytes: HTTP/2's own windows bound them. So nothing depends on the
+//! length of a header, and a run is repeatable although dates in headers differ.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
@@ -46,7 +45,7 @@ impl TcpNet {
         TcpNet(Arc::new(Inner { latency, state: Mutex::default() }))
     }
 
-    /// Takes the address over from whoever had it.
+    /// Takes the address over from its previous listener.
     pub(crate) fn listen(&self, addr: SocketAddr) -> mpsc::UnboundedReceiver<io::Result<Socket>> {
         let (sender, receiver) = mpsc::unbounded_channel();
         lock(&self.0.state).listeners.insert(addr, sender);
@@ -72,7 +71,7 @@ impl TcpNet {
     }
 
     fn pipe(&self) -> Arc<Pipe> {
-        Arc::new(Pipe { lan: self.0.clone(), state: Mutex::default() })
+        Arc::new(Pipe { tcp_net: self.0.clone(), state: Mutex::default() })
     }
 
     fn pipes(&self) -> Vec<Arc<Pipe>> {
@@ -94,7 +93,7 @@ impl TcpNet {
         }
     }
 
-    /// Fault: nobody answers new connections.
+    /// Fault: new connections are refused.
     pub(crate) fn refuse(&self, on: bool) {
         lock(&self.0.state).refusing = on;
     }
@@ -102,7 +101,7 @@ impl TcpNet {
 
 /// One direction of a connection.
 struct Pipe {
-    lan: Arc<Inner>,
+    tcp_net: Arc<Inner>,
     state: Mutex<PipeState>,
 }
 
@@ -112,7 +111,7 @@ struct PipeState {
     queue: VecDeque<(Instant, Bytes)>,
     /// The writer is done.
     ended: bool,
-    /// The reader is gone.
+    /// The reader was dropped.
     abandoned: bool,
     broken: bool,
     reader: Option<Waker>,
@@ -144,7 +143,7 @@ impl AsyncRead for Socket {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        let stalled = lock(&this.read.lan.state).stalled;
+        let stalled = lock(&this.read.tcp_net.state).stalled;
         let mut state = lock(&this.read.state);
         if state.broken {
             return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
@@ -194,11 +193,11 @@ impl AsyncWrite for Socket {
         let abandoned = state.abandoned;
         drop(state);
         if abandoned {
-            // The system takes it, and finds out later that nobody wants it: what came before can
-            // still be read.
+            // As with a kernel's socket, the write succeeds, and what arrived before can still be
+            // read.
             return Poll::Ready(Ok(buf.len()));
         }
-        let due = Instant::now() + self.write.lan.latency;
+        let due = Instant::now() + self.write.tcp_net.latency;
         self.write.change(|state| state.queue.push_back((due, Bytes::copy_from_slice(buf))));
         Poll::Ready(Ok(buf.len()))
     }

@@ -1,16 +1,16 @@
-//! Checks what goes over the fabric against the protocol's rules, frame by frame, and keeps a
+//! Checks the traffic on the fabric against the protocol's rules, frame by frame, and records a
 //! trace.
 //!
 //! | rule | checked |
 //! |---|---|
-//! | R1 | credits returned are of RECVs that were posted again before |
-//! | R2 | no more SENDs than credits; the last one is for a message that returns some, or for CLOSE |
+//! | R1 | an end returns a credit only after it has posted the RECV again |
+//! | R2 | no more SENDs than credits; the last credit is for a message that returns some, or CLOSE |
 //! | R3 | the connecting side sends first |
-//! | R4, R9 | DONE announces bytes that were written, all of them, and nothing is written behind it |
-//! | R8 | memory is granted once at a time, over all connections of a device, and not sent from meanwhile |
-//! | R9 | a WRITE lies in a grant that the writer was told of and has not ended; granted memory stays registered |
+//! | R4, R9 | DONE announces exactly the bytes that were written, and no WRITE follows it |
+//! | R8 | over all connections of a device, memory is in one grant at a time, and not sent from |
+//! | R9 | a WRITE lies in an open grant of its sender; granted memory stays registered |
 //! | R12 | a WRITE uses the key that its grant names |
-//! | R14 | every stream that was opened comes to an end on both sides, when nothing is left to do |
+//! | R14 | at rest, every stream that was opened has ended on both sides |
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -26,9 +26,9 @@ struct Grant {
     addr: u64,
     len: u64,
     rkey: u32,
-    /// 0: for any.
+    /// 0: a standing grant, for any stream.
     stream: u32,
-    /// Where in it the WRITEs began.
+    /// Offset of the first WRITE.
     begin: u64,
     written: u64,
 }
@@ -43,33 +43,33 @@ impl Grant {
     }
 }
 
-/// SENDs that may stay unreported on an idle connection: see `Link::queue`.
-const UNREPORTED: usize = 16;
+/// SENDs without a completion that an idle connection may have: see `Link::queue`.
+const MAX_UNREPORTED: usize = 16;
 
-/// One end, as it shows on the wire.
+/// One end of a connection, as its traffic shows it.
 #[derive(Debug, Default)]
 struct End {
     device: String,
     recv_slots: u64,
     peer: Option<EndId>,
     connecting: bool,
-    /// Messages that have arrived here, been handed to the driver, and slots posted again, or given
-    /// up.
+    /// Messages that have arrived, and that the driver has received; RECVs that it has posted
+    /// again, and that it has retired.
     arrived: u64,
     received: u64,
     reposted: u64,
     retired: u64,
-    /// RECVs posted on top of those of the start.
+    /// RECVs posted in addition to the initial ones.
     grown: u64,
     /// SENDs that were queued here.
     sends: u64,
-    /// Work that has not been reported as done: its id, and whether it is a WRITE.
-    under_way: VecDeque<(u64, bool)>,
-    /// Credits that this end has given to its peer.
+    /// Work requests without a completion: the id, and whether it is a WRITE.
+    in_flight: VecDeque<(u64, bool)>,
+    /// Credits that this end has returned to its peer.
     returned: u64,
     /// Memory of this end that the peer has been told of.
     grants: BTreeMap<u32, Grant>,
-    /// Streams that have not ended: of the client's half and of the server's.
+    /// Halves of streams that have not ended: `true` for the client's half.
     open: BTreeSet<(u32, bool)>,
     last_opened: u32,
     dead: bool,
@@ -86,7 +86,7 @@ struct State {
     trace: Option<Vec<String>>,
 }
 
-/// Listens to a network; see the module's docs.
+/// Observes a simulated network and checks its traffic; the module's documentation lists the rules.
 #[derive(Debug)]
 pub struct WireChecker {
     state: Mutex<State>,
@@ -100,7 +100,7 @@ impl Observer for WireChecker {
 }
 
 impl WireChecker {
-    /// With `trace`, every event is written down.
+    /// With `trace`, the checker records every event.
     pub fn new(trace: bool) -> Self {
         let state = State { trace: trace.then(Vec::new), ..State::default() };
         WireChecker { state: Mutex::new(state), started: Instant::now() }
@@ -110,12 +110,12 @@ impl WireChecker {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The rules that were broken.
+    /// Breaches of the rules, each with its rule.
     pub fn wrong(&self) -> Vec<String> {
         self.lock().wrong.clone()
     }
 
-    /// A number that stands for all events and their moments.
+    /// A hash of all events and their times.
     pub fn hash(&self) -> u64 {
         self.lock().hash.finish()
     }
@@ -130,12 +130,12 @@ impl WireChecker {
         self.lock().frames.clone()
     }
 
-    /// The events in words, if they were to be kept.
+    /// The recorded events, if the checker has a trace.
     pub fn trace(&self) -> Vec<String> {
         self.lock().trace.clone().unwrap_or_default()
     }
 
-    /// Writes something else into the trace.
+    /// Adds a line to the trace.
     pub fn note(&self, what: impl FnOnce() -> String) {
         let mut state = self.lock();
         let at = Instant::now().duration_since(self.started).as_millis();
@@ -144,8 +144,9 @@ impl WireChecker {
         }
     }
 
-    /// Nothing is left to do: no stream is open, all RECVs are posted, no memory is granted for a
-    /// stream, and none stands by (connections have idled for longer than standing grants last).
+    /// What is left on connections that should be at rest: open streams, RECVs that are not posted,
+    /// grants. Standing grants count too, so connections must have been idle for longer than these
+    /// last.
     pub fn quiet(&self) -> Vec<String> {
         let state = self.lock();
         let mut left = Vec::new();
@@ -157,9 +158,9 @@ impl WireChecker {
             if !end.open.is_empty() {
                 left.push(format!("R14: {id}: halves of streams left open: {:?}", end.open));
             }
-            let writes = end.under_way.iter().filter(|(_, write)| *write).count();
-            if writes > 0 || end.under_way.len() > UNREPORTED {
-                let all = end.under_way.len();
+            let writes = end.in_flight.iter().filter(|(_, write)| *write).count();
+            if writes > 0 || end.in_flight.len() > MAX_UNREPORTED {
+                let all = end.in_flight.len();
                 left.push(format!(
                     "R10: {id}: {all} pieces of work in flight, {writes} of them WRITEs"
                 ));
@@ -177,7 +178,7 @@ impl WireChecker {
         left
     }
 
-    /// Ends that something had arrived at, and that are dead or destroyed.
+    /// The number of ends that have received something and are dead or destroyed.
     pub fn deaths(&self) -> usize {
         self.lock()
             .ends
@@ -186,7 +187,7 @@ impl WireChecker {
             .count()
     }
 
-    /// Ends that have not been destroyed.
+    /// The number of ends that have not been destroyed.
     pub fn living(&self) -> usize {
         self.lock().ends.values().filter(|end| !end.destroyed).count()
     }
@@ -199,7 +200,7 @@ impl State {
         }
     }
 
-    /// What of an event is the same in every run: addresses are not.
+    /// Hashes and records what is the same of an event in every run. Addresses differ.
     fn note(&mut self, event: &Event<'_>, started: Instant) {
         let at = Instant::now().duration_since(started).as_millis() as u64;
         let (kind, end, a, b) = match *event {
@@ -254,7 +255,7 @@ impl State {
             Event::Queued { end, id, write, addr, len } => {
                 let at = self.at(end);
                 at.sends += u64::from(!write);
-                at.under_way.push_back((id, write));
+                at.in_flight.push_back((id, write));
                 self.queued(end, addr, len as u64);
             }
             Event::Sent { end, peer, message } => self.sent(end, peer, message),
@@ -280,9 +281,9 @@ impl State {
             }
             Event::Grown { end, recv_slots } => self.at(end).grown += u64::from(recv_slots),
             Event::Completed { end, id } => {
-                let under_way = &mut self.at(end).under_way;
-                while under_way.front().is_some_and(|(first, _)| *first <= id) {
-                    under_way.pop_front();
+                let in_flight = &mut self.at(end).in_flight;
+                while in_flight.front().is_some_and(|(first, _)| *first <= id) {
+                    in_flight.pop_front();
                 }
             }
             Event::Died { end } => self.at(end).dead = true,
@@ -307,7 +308,7 @@ impl State {
         self.ends.entry(end).or_default()
     }
 
-    /// Granted memory of a device that overlaps with a range.
+    /// A grant of a device that overlaps with a range of memory.
     fn granted(&self, device: &str, addr: u64, len: u64) -> Option<(EndId, String)> {
         let mine = self.ends.iter().filter(|(_, end)| end.device == device && !end.destroyed);
         mine.flat_map(|(id, end)| end.grants.iter().map(move |(grant, what)| (id, grant, what)))
@@ -443,7 +444,7 @@ impl State {
             Some(grant) if grant.rkey != rkey => {
                 format!("R12: {from} writes with another key than granted")
             }
-            // Into a standing grant the sender writes from where it likes on.
+            // A sender may begin anywhere in a standing grant.
             Some(grant) if grant.stream == 0 && grant.written == 0 => {
                 (grant.begin, grant.written) = (addr - grant.addr, len);
                 return;

@@ -1,4 +1,4 @@
-//! Is the simulation to be trusted? The same seed gives the same run, and what is wrong is found.
+//! Tests of the simulation itself: the same seed gives the same run, and injected bugs are found.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -8,7 +8,7 @@ use tonic_rdma_fabric::sim::{EndId, Event, InjectedBug, Observer};
 use tonic_rdma_proto::frame::{Composer, Frame};
 use tonic_rdma_sim::{Options, Report, Sabotage, Theme, WireChecker, run};
 
-fn well(report: &Report) {
+fn assert_passed(report: &Report) {
     assert!(
         report.wrong.is_empty(),
         "seed {} ({:?}): {:#?}",
@@ -18,7 +18,7 @@ fn well(report: &Report) {
     );
 }
 
-/// On another thread, with other addresses, and with other runs beside it.
+/// The second run is on another thread, at other addresses, and in parallel with other runs.
 #[test]
 fn the_same_seed_gives_the_same_run() {
     let hashes = |order: Vec<u64>| {
@@ -50,14 +50,14 @@ fn the_same_seed_gives_the_same_run() {
 fn every_theme_has_runs_that_are_well() {
     for theme in Theme::all() {
         for seed in 0..8 {
-            well(&run(seed, &Options { theme: Some(*theme), ..Options::default() }));
+            assert_passed(&run(seed, &Options { theme: Some(*theme), ..Options::default() }));
         }
     }
 }
 
-/// Breaks one promise of the fabric, early and late, and counts the runs in which it was broken and
-/// in which that was found.
-fn breaks(injected_bug: InjectedBug) -> (usize, usize, Vec<String>) {
+/// Injects one bug into the fabric, early and late, and counts the runs in which it occurred and in
+/// which it was found.
+fn count_runs(injected_bug: InjectedBug) -> (usize, usize, Vec<String>) {
     let (mut broken, mut found, mut what) = (0, 0, Vec::new());
     for seed in 0..12 {
         for after in [0, 3, 20] {
@@ -76,18 +76,18 @@ fn breaks(injected_bug: InjectedBug) -> (usize, usize, Vec<String>) {
 }
 
 macro_rules! found {
-    ($($name:ident: $injected_bug:ident, $least:literal %)*) => { $(
+    ($($name:ident: $injected_bug:ident, $min_percent:literal %)*) => { $(
         #[test]
         fn $name() {
-            let (broken, found, what) = breaks(InjectedBug::$injected_bug);
+            let (broken, found, what) = count_runs(InjectedBug::$injected_bug);
             assert!(broken >= 10, "broken in {broken} runs only");
-            assert!(found * 100 >= broken * $least, "found in {found} of {broken}: {what:#?}");
+            assert!(found * 100 >= broken * $min_percent, "found in {found} of {broken}: {what:#?}");
         }
     )* };
 }
 
-// Not all can show. A changed or late byte may be of a message that its receiver drops unread, a
-// changed SEND may be a PING, and of a link that sends little no completion is ever due.
+// Some have no effect: a changed or late byte may belong to a message that its receiver drops
+// unread, a changed SEND may be a PING, and a link that sends little may never need a completion.
 found! {
     a_write_after_done_is_found: RepeatWrite, 100%
     a_repeated_send_is_found: RepeatSend, 100%
@@ -100,7 +100,7 @@ found! {
     lost_completions_are_found: LoseCompletions, 60%
 }
 
-fn sabotaged(sabotage: Sabotage, words: &str) {
+fn is_found(sabotage: Sabotage, words: &str) {
     let mut found = 0;
     for seed in 0..6 {
         let options =
@@ -113,14 +113,14 @@ fn sabotaged(sabotage: Sabotage, words: &str) {
 
 #[test]
 fn a_program_that_is_wrong_is_found() {
-    sabotaged(Sabotage::HoldBytes, "in use");
-    sabotaged(Sabotage::LeaveTask, "1 tasks are left");
-    sabotaged(Sabotage::RepeatCall, "twice");
-    sabotaged(Sabotage::Hang, "hang");
-    sabotaged(Sabotage::Panic, "as told");
+    is_found(Sabotage::HoldBytes, "in use");
+    is_found(Sabotage::LeaveTask, "1 tasks are left");
+    is_found(Sabotage::RepeatCall, "twice");
+    is_found(Sabotage::Hang, "hang");
+    is_found(Sabotage::Panic, "as told");
 }
 
-/// A wire with two ends, of one device each, that are connected.
+/// A connection between two devices.
 struct Wire(Arc<WireChecker>);
 
 const CLIENT: EndId = EndId(0);
@@ -148,8 +148,8 @@ impl Wire {
         self
     }
 
-    /// The server has granted 1000 bytes at 5000.
-    fn granted() -> Self {
+    /// A connection on which the server has granted 1000 bytes at 5000.
+    fn with_grant() -> Self {
         let wire = Wire::new();
         wire.send(CLIENT, 0, &[]).send(SERVER, 0, &[GRANT]);
         wire
@@ -181,7 +181,7 @@ const DONE: Frame = Frame::Done { stream: 1, end: true, id: 7, len: 600, begin: 
 
 #[test]
 fn the_wire_checker_lets_pass_what_is_right() {
-    let wire = Wire::granted();
+    let wire = Wire::with_grant();
     wire.write(5000, 9, 500).write(5500, 9, 100).send(CLIENT, 0, &[DONE]);
     wire.take(SERVER).take(SERVER).send(
         SERVER,
@@ -211,20 +211,26 @@ fn the_wire_checker_knows_the_rules_of_credits() {
 #[test]
 fn the_wire_checker_knows_the_rules_of_memory() {
     let done = |len| Frame::Done { stream: 1, end: false, id: 7, len, begin: 0 };
-    Wire::granted().write(5001, 9, 10).wrong("R9");
-    Wire::granted().write(5000, 9, 10).write(5000, 9, 10).wrong("R9");
-    Wire::granted().write(5000, 9, 1001).wrong("R9");
-    Wire::granted().write(4999, 9, 10).wrong("R9");
-    Wire::granted().write(5000, 8, 10).wrong("R12");
-    Wire::granted().write(5000, 9, 10).send(CLIENT, 0, &[done(11)]).wrong("R4");
-    Wire::granted().write(5000, 9, 10).send(CLIENT, 0, &[done(10)]).write(5010, 9, 1).wrong("R9");
-    Wire::granted().send(CLIENT, 0, &[Frame::Abort { id: 7 }, Frame::Abort { id: 7 }]).wrong("R9");
+    Wire::with_grant().write(5001, 9, 10).wrong("R9");
+    Wire::with_grant().write(5000, 9, 10).write(5000, 9, 10).wrong("R9");
+    Wire::with_grant().write(5000, 9, 1001).wrong("R9");
+    Wire::with_grant().write(4999, 9, 10).wrong("R9");
+    Wire::with_grant().write(5000, 8, 10).wrong("R12");
+    Wire::with_grant().write(5000, 9, 10).send(CLIENT, 0, &[done(11)]).wrong("R4");
+    Wire::with_grant()
+        .write(5000, 9, 10)
+        .send(CLIENT, 0, &[done(10)])
+        .write(5010, 9, 1)
+        .wrong("R9");
+    Wire::with_grant()
+        .send(CLIENT, 0, &[Frame::Abort { id: 7 }, Frame::Abort { id: 7 }])
+        .wrong("R9");
     let other = Frame::Done { stream: 3, end: false, id: 7, len: 1, begin: 0 };
-    Wire::granted().write(5000, 9, 1).send(CLIENT, 0, &[other]).wrong("R9");
+    Wire::with_grant().write(5000, 9, 1).send(CLIENT, 0, &[other]).wrong("R9");
 
-    // A standing grant is written from anywhere on, without gaps, and DONE says from where.
+    // WRITEs may begin anywhere in a standing grant, leave no gaps, and DONE says where they began.
     let standing = || {
-        let wire = Wire::granted();
+        let wire = Wire::with_grant();
         wire.send(SERVER, 0, &[Frame::Grant { stream: 0, id: 8, rkey: 9, len: 100, addr: 7000 }]);
         wire
     };
@@ -235,17 +241,17 @@ fn the_wire_checker_knows_the_rules_of_memory() {
     standing().write(7042, 9, 59).wrong("R9");
 
     let again = Frame::Grant { stream: 1, id: 8, rkey: 9, len: 10, addr: 5990 };
-    Wire::granted().send(SERVER, 0, &[again]).wrong("R8");
-    let wire = Wire::granted();
+    Wire::with_grant().send(SERVER, 0, &[again]).wrong("R8");
+    let wire = Wire::with_grant();
     wire.0.event(Event::Queued { end: SERVER, id: 0, write: true, addr: 5999, len: 1 });
     wire.wrong("R8");
-    let wire = Wire::granted();
+    let wire = Wire::with_grant();
     wire.0.event(Event::Queued { end: CLIENT, id: 0, write: true, addr: 5999, len: 1 });
     wire.right();
-    let wire = Wire::granted();
+    let wire = Wire::with_grant();
     wire.0.event(Event::Deregistered { device: "s", addr: 0, len: 8192 });
     wire.wrong("R9");
-    let wire = Wire::granted();
+    let wire = Wire::with_grant();
     wire.0.event(Event::Destroyed { end: SERVER });
     wire.0.event(Event::Deregistered { device: "s", addr: 0, len: 8192 });
     wire.right();
@@ -262,5 +268,8 @@ fn the_wire_checker_sees_what_is_left() {
     assert_eq!(wire.0.quiet().len(), 1, "a RECV: {:?}", wire.0.quiet());
     wire.take(CLIENT);
     assert_eq!(wire.0.quiet(), Vec::<String>::new());
-    assert_eq!(Wire::granted().0.quiet().iter().filter(|left| left.starts_with("R9")).count(), 1);
+    assert_eq!(
+        Wire::with_grant().0.quiet().iter().filter(|left| left.starts_with("R9")).count(),
+        1
+    );
 }

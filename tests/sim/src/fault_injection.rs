@@ -1,24 +1,25 @@
-//! Faults at their moments, and their end.
+//! Injects the faults of a plan at their times, and ends those that last.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::sleep_until;
 
+use crate::hosts::{Hosts, RunningServer};
 use crate::plan::{Fault, Host};
-use crate::world::{Hosts, Serving, World};
+use crate::world::World;
 
-/// The servers of a run: the one that takes new connections of each host, and those that are
-/// ending.
+/// The servers of a run: per host the one that accepts new connections, and those that are
+/// shutting down.
 pub(crate) struct Servers {
-    pub(crate) current: Vec<Serving>,
-    pub(crate) ending: Vec<Serving>,
+    pub(crate) current: Vec<RunningServer>,
+    pub(crate) ending: Vec<RunningServer>,
 }
 
 impl Servers {
     pub(crate) fn start(world: &Arc<World>, hosts: &Hosts) -> Self {
         let current =
-            (0..world.plan.servers).map(|host| Serving::start(world, hosts, host)).collect();
+            (0..world.plan.servers).map(|host| RunningServer::start(world, hosts, host)).collect();
         Servers { current, ending: Vec::new() }
     }
 
@@ -26,16 +27,16 @@ impl Servers {
         if self.current[host].is_stopped() {
             return;
         }
-        let new = Serving::start(world, hosts, host);
+        let new = RunningServer::start(world, hosts, host);
         let mut old = std::mem::replace(&mut self.current[host], new);
         old.stop();
         self.ending.push(old);
     }
 }
 
-/// Lives through the plan's faults. When it returns, all that can be mended is.
-pub(crate) async fn strike(world: &Arc<World>, hosts: &Hosts, servers: &mut Servers) {
-    // Beginnings, and ends of those that last.
+/// Injects the plan's faults. When it returns, every fault that can end has ended.
+pub(crate) async fn inject_faults(world: &Arc<World>, hosts: &Hosts, servers: &mut Servers) {
+    // The start of every fault, and the end of those that last.
     let mut moments: Vec<(Duration, bool, &Fault)> = Vec::new();
     for fault in &world.plan.faults {
         moments.push((fault.at, true, &fault.fault));
@@ -67,9 +68,9 @@ fn apply(world: &Arc<World>, hosts: &Hosts, servers: &mut Servers, fault: &Fault
             hosts.devices[host].fail_registrations(after, count);
         }
         Fault::Remove(host) => hosts.devices[host].remove(),
-        Fault::LanReset => hosts.lan.reset(),
-        Fault::LanStall => hosts.lan.stall(begins),
-        Fault::LanRefuse => hosts.lan.refuse(begins),
+        Fault::TcpReset => hosts.tcp_net.reset(),
+        Fault::TcpStall => hosts.tcp_net.stall(begins),
+        Fault::TcpRefuse => hosts.tcp_net.refuse(begins),
         Fault::Stop(host) => servers.current[host].stop(),
         Fault::Replace(host) => servers.replace(world, hosts, host),
         Fault::Drop(channel) => world.drop_channel(channel),
