@@ -1,4 +1,4 @@
-//! What went wrong, in one line: with what, why, and what to do.
+//! Errors of commands, as one line: what failed, why, and what to do.
 
 use std::fmt;
 
@@ -13,13 +13,13 @@ pub(crate) struct Failure {
     what: String,
     why: String,
     cure: String,
-    /// What has been moved may be of use to a later attempt.
+    /// A later attempt can continue from what has been transferred.
     resumable: bool,
 }
 
-/// It failed.
+/// Exit code of a failure.
 const FAILED: u8 = 1;
-/// The command line is wrong.
+/// Exit code for a wrong command line.
 const USAGE: u8 = 2;
 
 impl Failure {
@@ -38,7 +38,7 @@ impl Failure {
         }
     }
 
-    /// The user gave something that cannot be used.
+    /// An argument or variable is invalid.
     pub(crate) fn usage(
         what: impl Into<String>,
         why: impl fmt::Display,
@@ -47,22 +47,22 @@ impl Failure {
         Failure { exit: USAGE, ..Failure::new(what, why, cure) }
     }
 
-    /// The same with another code to exit with.
+    /// The same failure with another exit code.
     pub(crate) fn with_exit(self, exit: u8) -> Failure {
         Failure { exit, ..self }
     }
 
-    /// The content itself is wrong: what has been moved is of no use to a later attempt.
-    pub(crate) fn for_good(self) -> Failure {
+    /// The content itself is wrong: a later attempt cannot continue from what was transferred.
+    pub(crate) fn not_resumable(self) -> Failure {
         Failure { resumable: false, ..self }
     }
 
-    /// Whether what has been moved may be of use to a later attempt.
+    /// Whether a later attempt can continue from what has been transferred.
     pub(crate) fn resumable(&self) -> bool {
         self.resumable
     }
 
-    /// A name on the command line is none.
+    /// A name on the command line is not valid.
     pub(crate) fn name(name: &str, error: crate::names::NameError) -> Failure {
         Failure::usage(
             format!("'{}' cannot be the name of an object", Shown(name)),
@@ -71,7 +71,7 @@ impl Failure {
         )
     }
 
-    /// Something local failed.
+    /// A local file operation failed.
     pub(crate) fn io(what: impl Into<String>, error: &std::io::Error) -> Failure {
         use std::io::ErrorKind as Kind;
         let cure = match error.kind() {
@@ -88,10 +88,10 @@ impl Failure {
         Failure::new(what, error, cure)
     }
 
-    /// The server, or the way to it, failed.
+    /// A call failed: the server returned an error, or the connection was lost.
     pub(crate) fn status(what: impl Into<String>, status: &Status) -> Failure {
         let what = what.into();
-        if lost(status) {
+        if is_connection_loss(status) {
             let why = format!("the connection to the server was lost ({})", Shown(&detail(status)));
             return Failure::new(
                 what,
@@ -99,10 +99,10 @@ impl Failure {
                 "see whether the server still runs, then repeat the command; put, get and cp go on with --resume",
             );
         }
-        // What to do is in the server's message where there is something to do.
+        // The server's message already says what to do.
         let message = Shown(status.message()).to_string();
         let why = match message.strip_prefix(&what).and_then(|rest| rest.strip_prefix(": ")) {
-            // The server names what could not be done, too: once is enough.
+            // The server repeats what could not be done.
             Some(why) => why.to_owned(),
             None if message.is_empty() => format!("the server says {:?}", status.code()),
             None => message,
@@ -114,25 +114,44 @@ impl Failure {
         Failure::new(what, why, cure)
     }
 
-    /// The code to exit with.
+    /// The exit code.
     pub(crate) fn exit(&self) -> u8 {
         self.exit
     }
 }
 
-/// Whether the connection failed and not the call.
-fn lost(status: &Status) -> bool {
-    // The store's own answers carry no source; what the transport makes up has one, or is
+/// Whether the connection failed, not the call itself.
+fn is_connection_loss(status: &Status) -> bool {
+    // A status of the store has no source. A status that the transport creates has one, or is
     // UNAVAILABLE.
     status.code() == Code::Unavailable || std::error::Error::source(status).is_some()
 }
 
 fn detail(status: &Status) -> String {
-    crate::net::causes(status_source(status).unwrap_or(status))
+    causes(status_source(status).unwrap_or(status))
 }
 
 fn status_source(status: &Status) -> Option<&(dyn std::error::Error + 'static)> {
     std::error::Error::source(status)
+}
+
+/// An error and its causes on one line, without repetition.
+pub(crate) fn causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let more = cause.to_string();
+        if text == "transport error"
+            || text == "RDMA is required and cannot be had"
+            || text == "bad environment"
+        {
+            text = more;
+        } else if !text.contains(&more) && cause.downcast_ref::<tonic::Status>().is_none() {
+            text = format!("{text}: {more}");
+        }
+        next = cause.source();
+    }
+    text
 }
 
 impl fmt::Display for Failure {

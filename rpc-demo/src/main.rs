@@ -3,17 +3,17 @@
 //! | module | what |
 //! |---|---|
 //! | [`cli`] | the command line |
-//! | [`serve`], [`service`], [`store`] | the server: its life, its gRPC service, its directory |
+//! | [`serve`], [`service`], [`store`] | the server: start and stop, its gRPC service, its directory |
 //! | [`put`], [`get`], [`cp`], [`ls`], [`stat`], [`rm`], [`mod@bench`] | the client's commands |
-//! | [`transfer`] | what moves contents: files, objects, ranges, what is missing |
-//! | [`mod@metrics`] | what a server tells Prometheus |
-//! | [`doctor`] | whether RDMA would be used, and what to do if not |
-//! | [`demo`] | TCP, the best path and a plain copy in one command, server and client as processes of their own |
-//! | [`net`] | all that knows the transport |
+//! | [`transfer`] | transfers files, objects and ranges, and resumes transfers |
+//! | [`mod@metrics`] | a server's metrics for Prometheus |
+//! | [`doctor`] | shows whether RDMA would be used, and how to fix what prevents it |
+//! | [`demo`] | compares TCP, the best path and a plain copy, with server and client processes |
+//! | [`net`] | connects and serves: the only module that uses the transport's API |
 //! | [`costs`] | processor time, and bytes copied between files and memory |
-//! | [`names`], [`digest`], [`attributes`], [`ranges`] | names, CRC32C, modes and times, how large files are cut |
-//! | [`source`], [`sink`], [`tree`], [`listing`] | files on their way out and in; trees, here and there |
-//! | [`progress`], [`summary`], [`entry`], [`output`], [`failure`], [`logging`], [`signals`] | what is said, and when it ends |
+//! | [`names`], [`digest`], [`attributes`], [`ranges`] | names, CRC32C, modes and times, ranges of large files |
+//! | [`source`], [`sink`], [`tree`], [`listing`] | reading and writing files; local and remote trees |
+//! | [`progress`], [`summary`], [`entry`], [`output`], [`failure`], [`logging`], [`signals`] | output, errors, signals |
 
 mod attributes;
 mod bench;
@@ -57,7 +57,7 @@ use failure::Failure;
 use mimalloc::MiMalloc;
 use signals::until_signal;
 
-/// Keeps what is freed for a while: messages of megabytes are not faulted in page by page.
+/// Keeps freed memory for a while, so that messages of megabytes do not page-fault each time.
 #[global_allocator]
 static ALLOCATOR: MiMalloc = MiMalloc;
 
@@ -66,7 +66,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(failure) => {
             use std::io::Write;
-            // Where stderr is gone, the code is all that can be said.
+            // If stderr is closed, the exit code is all that remains.
             let _ = writeln!(std::io::stderr(), "rpc-demo: {failure}");
             ExitCode::from(failure.exit())
         }
@@ -79,8 +79,7 @@ fn start(cli: Cli) -> Result<ExitCode, Failure> {
         .enable_all()
         .build()
         .map_err(|error| Failure::io("cannot start", &error))?;
-    // When the runtime is dropped, unfinished files have been removed: it waits for the threads
-    // that hold them.
+    // Dropping the runtime waits for the threads that hold unfinished files, which removes them.
     runtime.block_on(command(cli.command))
 }
 
@@ -88,13 +87,13 @@ async fn command(command: Command) -> Result<ExitCode, Failure> {
     net::check_environment()?;
     signals::survive_file_size_limit()?;
     let done = match command {
-        // Its code is its answer: what keeps it from answering has another.
+        // The doctor's exit code is its answer, so a failure to answer has a code of its own.
         Command::Doctor(args) => {
             return until_signal(doctor::run(args))
                 .await
                 .map_err(|failure| failure.with_exit(doctor::ERROR));
         }
-        // These have their own ways to stop.
+        // These handle signals themselves.
         Command::Serve(args) => serve::run(args).await,
         Command::Bench(args) => bench::run(args).await,
         Command::Demo(args) => demo::run(args).await,

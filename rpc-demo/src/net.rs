@@ -1,7 +1,6 @@
-//! The only file that knows the transport: how to connect, how to serve, and what it tells about
-//! the path of the bytes.
+//! Connects and serves, and reports the path of the payload. The only file that uses the
+//! transport's API.
 
-use std::error::Error;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,21 +15,20 @@ use tonic_rdma::{
 };
 
 use crate::cli::{CHUNK_MIN, Path as Way};
-use crate::failure::Failure;
+use crate::failure::{Failure, causes};
 use crate::pb::object_store_client::ObjectStoreClient;
-use crate::pb::object_store_server::ObjectStoreServer;
-use crate::service::Service;
+use crate::pb::object_store_server::{ObjectStore, ObjectStoreServer};
 
 /// HTTP/2 windows in bytes, for TCP: the default of 64 KiB stalls a bulk stream on every round
 /// trip.
 const STREAM_WINDOW: u32 = 4 << 20;
 const CONNECTION_WINDOW: u32 = 8 << 20;
-/// A TCP connection whose other end is silent is probed, and given up when no answer comes.
-const PROBE_AFTER: Duration = Duration::from_secs(10);
-const PROBE_TIMEOUT: Duration = Duration::from_secs(20);
+/// HTTP/2 keep-alive: a silent TCP connection is probed, and closed if no answer arrives.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A bulk transfer is worth waiting a little longer for the fast path than the transport's own
-/// second. Where there is none to wait for, nothing waits.
+/// Bulk transfers wait longer for the fast path than the transport's default of one second. Without
+/// a fast path to wait for, there is no wait.
 const FAST_PATH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connected client. Clones share the connection.
@@ -43,26 +41,25 @@ struct Connected {
 }
 
 impl Connection {
-    /// The pool to read files into that are to be sent, on a fast path. On TCP nothing would be
-    /// gained.
+    /// The pool to read files into before they are sent; `None` over TCP, where it has no benefit.
     pub(crate) fn pool(&self) -> Option<Pool> {
         self.0.channel.path().path.is_fast().then(|| self.0.channel.pool())
     }
 
-    /// The store's stub, for a call.
+    /// A stub of the store.
     pub(crate) fn store(&self) -> ObjectStoreClient<Channel> {
         self.0.store.clone()
     }
 }
 
-/// Sees that the variables which choose the path can be used, before anything is done.
+/// Checks the environment variables that choose the path, before anything else happens.
 pub(crate) fn check_environment() -> Result<(), Failure> {
     tonic_rdma::check_environment().map_err(|error| {
         Failure::usage("wrong environment", error, "correct the variable, or unset it")
     })
 }
 
-/// The server at `server`, which was named with `flag`, to be reached the way that the flags say.
+/// An endpoint for `server`, which `flag` named, with the options of `way`.
 pub(crate) fn endpoint(server: &str, way: &Way, flag: &str) -> Result<Endpoint, Failure> {
     let url = if server.contains("://") { server.to_owned() } else { format!("http://{server}") };
     let shown = crate::names::Shown(&url).to_string();
@@ -72,12 +69,12 @@ pub(crate) fn endpoint(server: &str, way: &Way, flag: &str) -> Result<Endpoint, 
         return Err(bad_url(&shown, "it is no http:// address", flag));
     }
     let endpoint = endpoint
-        .connect_timeout(Duration::from_secs(way.patience.connect_timeout))
+        .connect_timeout(Duration::from_secs(way.timeout.connect_timeout))
         .tcp_nodelay(true)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
-        .http2_keep_alive_interval(PROBE_AFTER)
-        .keep_alive_timeout(PROBE_TIMEOUT)
+        .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+        .keep_alive_timeout(KEEPALIVE_TIMEOUT)
         .fast_path_timeout(FAST_PATH_TIMEOUT);
     Ok(match way.require_rdma {
         true => endpoint.require_rdma(true).fabrics([FabricKind::Verbs]),
@@ -85,7 +82,7 @@ pub(crate) fn endpoint(server: &str, way: &Way, flag: &str) -> Result<Endpoint, 
     })
 }
 
-/// Connects to the server at `server`, the way that the flags say.
+/// Connects to `server` with the options of `way`.
 pub(crate) async fn connect(server: &str, way: &Way) -> Result<Connection, Failure> {
     let endpoint = endpoint(server, way, "--server")?;
     let shown = crate::names::Shown(&endpoint.uri().to_string()).to_string();
@@ -108,7 +105,7 @@ pub(crate) async fn connect(server: &str, way: &Way) -> Result<Connection, Failu
     Ok(Connection(Arc::new(Connected { channel, store })))
 }
 
-/// No TCP connection came about: because the name is unknown, or because nobody listens.
+/// Explains a failed TCP connection: the name is unknown, or nothing listens there.
 async fn no_server(uri: &Uri, shown: &str, why: String) -> Failure {
     let host = uri.host().unwrap_or_default();
     let name = host.trim_start_matches('[').trim_end_matches(']');
@@ -135,25 +132,6 @@ fn bad_url(shown: &str, why: &str, flag: &str) -> Failure {
     )
 }
 
-/// An error and what caused it, on one line, without saying anything twice.
-pub(crate) fn causes(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let more = cause.to_string();
-        if text == "transport error"
-            || text == "RDMA is required and cannot be had"
-            || text == "bad environment"
-        {
-            text = more;
-        } else if !text.contains(&more) && cause.downcast_ref::<tonic::Status>().is_none() {
-            text = format!("{text}: {more}");
-        }
-        next = cause.source();
-    }
-    text
-}
-
 /// A bound server.
 pub(crate) struct Listener {
     incoming: TcpIncoming,
@@ -175,22 +153,22 @@ impl Listener {
         Ok(Listener { incoming, server: Server::builder(), addr })
     }
 
-    /// What it copies, once it serves.
+    /// The counters of what the server copies.
     pub(crate) fn copies(&self) -> Copies {
         Copies(self.server.stats())
     }
 
-    /// Serves until `stop`, then lets the calls that run come to their end.
+    /// Serves until `stop`, then waits for the calls in flight.
     pub(crate) async fn serve(
         self,
-        service: Service,
+        service: impl ObjectStore,
         stop: impl Future<Output = ()>,
     ) -> Result<(), tonic_rdma::Error> {
         self.server
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
-            .http2_keepalive_interval(Some(PROBE_AFTER))
-            .http2_keepalive_timeout(Some(PROBE_TIMEOUT))
+            .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+            .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
             .add_service(ObjectStoreServer::new(service))
             .serve_with_incoming_shutdown(self.incoming, stop)
             .await
@@ -209,7 +187,7 @@ impl Copies {
     }
 }
 
-/// Which way payload goes, seen from here.
+/// The direction of payload, seen from this process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Direction {
     /// From here to the server.
@@ -226,14 +204,14 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    /// Begins to count.
+    /// Starts to count.
     pub(crate) fn start(connection: &Connection, direction: Direction) -> Meter {
         let channel = connection.0.channel.clone();
         let before = channel.stats();
         Meter { channel, direction, before }
     }
 
-    /// What has gone over the connection since.
+    /// What the connection has carried since the start.
     pub(crate) fn route(&self) -> Route {
         let after = self.channel.stats();
         let bytes = |stats: &TransportStats| match self.direction {
@@ -278,9 +256,9 @@ pub(crate) fn pool<T>(request: &tonic::Request<T>) -> Option<Pool> {
     tonic_rdma::connect_info(request).path.is_fast().then(|| tonic_rdma::pool(request))
 }
 
-/// Bytes of a message, at most `asked`, that a connection with this pool can carry without a copy:
-/// read into memory of which there are several more, and landed in one piece in a pool like this at
-/// the other end.
+/// The bytes of a message, at most `asked`, that a connection with this pool can carry without a
+/// copy: they fit several times into the send memory, and land in one piece in an equal pool at the
+/// other end.
 pub(crate) fn fitting(asked: usize, pool: Option<&Pool>) -> usize {
     let Some(sizes) = pool.map(Pool::config) else { return asked };
     let most =
@@ -288,11 +266,11 @@ pub(crate) fn fitting(asked: usize, pool: Option<&Pool>) -> usize {
     asked.min((most - most % BESIDE).max(CHUNK_MIN))
 }
 
-/// A message takes at most these parts of the memory that is there to send from, and to land in: so
-/// that each of the usual number of jobs can have some on the way, and some that wait for the disk.
+/// A message takes at most this fraction of the send memory, and of the landing memory. Each of the
+/// default number of jobs can then have some messages in flight, and some that wait for the disk.
 const SENDING: usize = 16;
 const LANDED: usize = 64;
-/// Bytes beside the data of a message, more than enough: a page.
+/// An upper bound for the framing of a message, in bytes: a page.
 const BESIDE: usize = 4 << 10;
 
 /// For `--json`. `reason` and `cause` say why it is TCP.

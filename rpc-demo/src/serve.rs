@@ -9,10 +9,10 @@ use tokio::sync::oneshot;
 
 use crate::cli::Serve;
 use crate::costs::Costs;
-use crate::failure::Failure;
+use crate::failure::{Failure, causes};
 use crate::metrics::{self, Metrics};
 use crate::names::Shown;
-use crate::net::{Copies, Listener, causes};
+use crate::net::{Copies, Listener};
 use crate::output;
 use crate::service::Service;
 use crate::store::{Options, Store};
@@ -69,7 +69,7 @@ pub(crate) async fn run(args: Serve) -> Result<(), Failure> {
     let serve = listener.serve(service, async {
         let _ = stopped.await;
     });
-    let patience = async {
+    let grace_over = async {
         stops.next().await;
         tracing::info!("stopping; transfers in flight have {} s to finish", args.grace);
         let _ = stop.send(());
@@ -82,7 +82,7 @@ pub(crate) async fn run(args: Serve) -> Result<(), Failure> {
         served = serve => served.map_err(|error| Failure::new("the server failed", causes(&error), "")),
         () = sweep => Ok(()),
         failed = metrics::serve(metrics) => Err(failed),
-        () = patience => Err(Failure::new("stopped with transfers in flight", "they did not finish in time", "")),
+        () = grace_over => Err(Failure::new("stopped with transfers in flight", "they did not finish in time", "")),
     }
 }
 

@@ -280,9 +280,9 @@ impl Buffers {
     }
 }
 
-/// Waits on this thread for what a future gives, but no longer than `patience`. No runtime takes
+/// Waits on this thread for what a future gives, but no longer than `limit`. No runtime takes
 /// part in it: one that shuts down waits for this thread.
-fn wait<T>(future: impl Future<Output = T>, patience: Duration) -> Option<T> {
+fn wait<T>(future: impl Future<Output = T>, limit: Duration) -> Option<T> {
     struct Unpark(Thread);
     impl Wake for Unpark {
         fn wake(self: Arc<Self>) {
@@ -291,7 +291,7 @@ fn wait<T>(future: impl Future<Output = T>, patience: Duration) -> Option<T> {
     }
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut future = pin!(future);
-    let until = Instant::now() + patience;
+    let until = Instant::now() + limit;
     loop {
         if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
             return Some(value);

@@ -1,5 +1,6 @@
 //! `rpc-demo bench`: objects written and read, in order and at random.
 
+mod pass;
 mod report;
 
 use std::pin::pin;
@@ -8,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use pass::{PASSES, Pass};
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::{RngCore, SeedableRng};
@@ -34,28 +36,6 @@ const OBJECTS_MAX: u64 = 2000;
 const SHIFT: usize = 4096;
 /// Decides the contents and the random order: two runs do the same.
 const SEED: u64 = 7;
-
-/// What is measured, in this order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pass {
-    WriteInOrder,
-    ReadInOrder,
-    ReadAtRandom,
-    WriteAtRandom,
-}
-
-const PASSES: [Pass; 4] =
-    [Pass::WriteInOrder, Pass::ReadInOrder, Pass::ReadAtRandom, Pass::WriteAtRandom];
-
-impl Pass {
-    fn writes(self) -> bool {
-        matches!(self, Pass::WriteInOrder | Pass::WriteAtRandom)
-    }
-
-    fn at_random(self) -> bool {
-        matches!(self, Pass::ReadAtRandom | Pass::WriteAtRandom)
-    }
-}
 
 /// Measures what the flags ask for.
 pub(crate) async fn run(args: Bench) -> Result<(), Failure> {

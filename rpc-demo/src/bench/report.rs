@@ -6,7 +6,7 @@ use std::time::Duration;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
-use super::Pass;
+use super::pass::Pass;
 use crate::cli::size_shown;
 use crate::net::Route;
 

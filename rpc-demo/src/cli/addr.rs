@@ -2,9 +2,8 @@
 
 use std::net::{SocketAddr, ToSocketAddrs};
 
-/// The address that `text` names: `127.0.0.1:50051`, `[::1]:50051` or `localhost:50051`. A host
-/// name is looked up here; of several addresses the first IPv4 one is taken, because that is what
-/// clients try by default.
+/// Parses an address such as `127.0.0.1:50051`, `[::1]:50051` or `localhost:50051`. Resolves a host
+/// name; of several addresses it takes the first IPv4 one, because clients try that by default.
 pub(super) fn listen(text: &str) -> Result<SocketAddr, String> {
     if let Ok(addr) = text.parse() {
         return Ok(addr);

@@ -13,25 +13,25 @@ pub(crate) use completions::completions;
 pub(crate) use size::{CHUNK, CHUNK_MAX, CHUNK_MIN, shown as size_shown};
 pub(crate) use usage::parse;
 
-/// A small object store over RDMA, and over TCP where there is none.
+/// A small object store over RDMA, with TCP as the fallback.
 #[derive(Debug, Parser)]
 #[command(name = "rpc-demo", version, max_term_width = 120)]
 #[command(after_help = "\
 Try it:
-  rpc-demo demo                                  about 1 GiB there and back, over TCP and the best path
+  rpc-demo demo                                  send about 1 GiB and fetch it, over TCP and the best path
   rpc-demo serve --root /srv/store               serve a directory on 127.0.0.1:50051
   rpc-demo put photos disk.img backup/           store a directory and a file below 'backup'
-  rpc-demo ls backup --long                      what is there
-  rpc-demo get backup/photos copy --resume       fetch it; after an interruption, what is missing
+  rpc-demo ls backup --long                      list what is stored below 'backup'
+  rpc-demo get backup/photos copy --resume       fetch it; after an interruption, only the missing parts
 
-Exit codes: 0 done, 1 it failed, 2 the command line or a variable is wrong; the doctor has its own.
+Exit codes: 0 success, 1 failure, 2 wrong command line or environment variable; 'doctor' has its own.
 Environment: TONIC_RDMA=auto|off|require|shm|verbs and TONIC_RDMA_DEVICE=NAME choose the path, RUST_LOG the messages.")]
 pub(crate) struct Cli {
-    /// What to do.
+    /// The command to run.
     #[command(subcommand)]
     pub(crate) command: Command,
 
-    /// Say more on stderr; twice for still more. RUST_LOG overrides it.
+    /// Print more messages on stderr; give it twice for even more. RUST_LOG overrides it.
     #[arg(short, long, action = clap::ArgAction::Count, global = true)]
     pub(crate) verbose: u8,
 }
@@ -40,58 +40,57 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Serve the files of a directory.
     Serve(Serve),
-    /// Store files and directories, or what comes on stdin.
+    /// Store files and directories, or the content of stdin.
     Put(Put),
     /// Fetch objects and directories.
     Get(Get),
-    /// List objects: all, one, or those below a directory.
+    /// List all objects, one object, or those below a directory.
     Ls(Ls),
-    /// Tell all about one object or directory.
+    /// Show all properties of one object or directory.
     Stat(Stat),
     /// Remove objects, and directories with --recursive.
     Rm(Rm),
     /// Copy objects and directories from one server to another.
     Cp(Cp),
-    /// Measure: write and read objects in order and at random.
+    /// Measure writes and reads of objects, in sequential and in random order.
     Bench(Bench),
-    /// Send a tree to a server process and back, over TCP and over the best path, and compare them.
+    /// Send a tree to a server process and fetch it, over TCP and over the best path, and compare.
     Demo(Demo),
-    /// Say whether RDMA would be used, and if not, why and what to do.
+    /// Show whether RDMA would be used, and if not, why, and how to fix it.
     Doctor(Doctor),
-    /// Print a script that completes commands and flags in a shell.
+    /// Print a shell script that completes commands and flags.
     Completions(Completions),
 }
 
-/// What to find out.
+/// What to diagnose.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
-  rpc-demo doctor                                this host
-  rpc-demo doctor --peer http://10.0.0.1:50051   and the way to a server
-  rpc-demo doctor --json | jq '.findings[]'      for scripts
+  rpc-demo doctor                                check this host
+  rpc-demo doctor --peer http://10.0.0.1:50051   also check the path to a server
+  rpc-demo doctor --json | jq '.findings[]'      print JSON, for scripts
 
-It looks at rdma-core, kernel modules, device files, devices, ports, GIDs, addresses and the memlock limit, makes on each \
-device what a connection needs, and connects the device with itself. For each thing in the way it names the transport's \
-reason code (docs/troubleshooting.md tells about each) and the command that mends it.
+The doctor checks rdma-core, kernel modules, device files, devices, ports, GIDs, addresses and the memlock limit. On each \
+device it creates the objects that a connection needs, and connects the device with itself. For each problem it prints \
+the transport's reason code (docs/troubleshooting.md explains them) and the command that fixes it.
 
-Exit codes: 0 RDMA would be used, 1 it would not, 2 it cannot be told: a wrong flag or variable, no server at --peer, or \
-an answer that could not be written. With --peer a server on this host counts as 0 too when memory is shared with it.")]
+Exit codes: 0 RDMA would be used; 1 it would not; 2 unknown: a wrong flag or variable, no server at --peer, or an answer \
+that could not be written. With --peer, the code is also 0 if the server shares memory with this host.")]
 pub(crate) struct Doctor {
-    /// A server to ask and to reach: what it offers, which path is chosen, how long each step
-    /// takes, and a measurement of TCP and that path, side by side, of about two seconds and some
-    /// tens of megabytes.
+    /// A server to connect to: shows what it offers, which path is chosen and how long each step
+    /// takes, and compares TCP with that path for about two seconds, with some tens of megabytes.
     #[arg(long, value_name = "URL", value_hint = ValueHint::Url)]
     pub(crate) peer: Option<String>,
 
     #[command(flatten)]
-    pub(crate) patience: Patience,
+    pub(crate) timeout: ConnectTimeout,
 
-    /// Print all of it as one JSON object.
+    /// Print the result as one JSON object.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// Which server, and how.
+/// The server, and the path to it.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Remote {
     /// The server's address.
@@ -104,30 +103,30 @@ pub(crate) struct Remote {
 
 const DEFAULT_SERVER: &str = "http://127.0.0.1:50051";
 
-/// How to come to a server.
+/// The path to a server.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Path {
-    /// Fail, with the reason, where RDMA cannot be had. Shared memory does not count as RDMA. What
-    /// TONIC_RDMA says is stronger.
+    /// Fail, and print the reason, if RDMA is not available. Shared memory does not count as RDMA.
+    /// TONIC_RDMA takes precedence.
     #[arg(long)]
     pub(crate) require_rdma: bool,
 
     #[command(flatten)]
-    pub(crate) patience: Patience,
+    pub(crate) timeout: ConnectTimeout,
 }
 
 /// How long to wait for a server.
 #[derive(Args, Clone, Copy, Debug)]
-pub(crate) struct Patience {
+pub(crate) struct ConnectTimeout {
     /// Seconds to wait for a TCP connection.
     #[arg(long, env = "RPC_DEMO_CONNECT_TIMEOUT", value_name = "SECONDS", default_value_t = 10, value_parser = value_parser!(u64).range(1..=3600))]
     pub(crate) connect_timeout: u64,
 }
 
-/// Which server is asked, and the form of the answer.
+/// The server, and the format of the answer.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Asked {
-    /// Print JSON: the result as one object, a listing as one a line.
+    /// Print JSON: one object for a result, one object per line for a listing.
     #[arg(long)]
     pub(crate) json: bool,
 
@@ -135,18 +134,18 @@ pub(crate) struct Asked {
     pub(crate) remote: Remote,
 }
 
-/// How files travel.
+/// How files are transferred.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Transfer {
     #[command(flatten)]
     pub(crate) parallel: Parallel,
 
-    /// Take up what an interrupted transfer left: what is there already is compared by CRC32C, and
-    /// only what is missing or differs travels.
+    /// Continue an interrupted transfer: compares what the target already has by CRC32C, and
+    /// transfers only what is missing or differs.
     #[arg(long)]
     pub(crate) resume: bool,
 
-    /// A file larger than this travels in ranges of this size, 64KiB to 4GiB.
+    /// Transfer files larger than this in ranges of this size, 64KiB to 4GiB.
     #[arg(long, env = "RPC_DEMO_RANGE_SIZE", value_name = "SIZE", default_value = "8MiB", value_parser = size::range)]
     pub(crate) range_size: u64,
 
@@ -158,74 +157,76 @@ pub(crate) struct Transfer {
     pub(crate) json: bool,
 }
 
-/// How much goes on at a time.
+/// The degree of parallelism.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Parallel {
-    /// Transfers at once. Each is a file or an object, or a range of a large one.
+    /// Parallel transfers. Each is a file, an object, or a range of a large one.
     #[arg(short, long, env = "RPC_DEMO_JOBS", value_name = "N", default_value_t = 8, value_parser = value_parser!(u16).range(1..=256))]
     pub(crate) jobs: u16,
 }
 
-/// How files are cut.
+/// How files are split into messages.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Chunks {
-    /// Bytes a message carries, 4KiB to 3MiB.
+    /// Payload bytes of a message, 4KiB to 3MiB.
     #[arg(long, env = "RPC_DEMO_CHUNK_SIZE", value_name = "SIZE", default_value = "1MiB", value_parser = size::chunk)]
     pub(crate) chunk_size: usize,
 }
 
-/// A directory to serve, and the terms.
+/// The directory to serve, and the server's limits.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
-  rpc-demo serve --root /srv/store                           for this host
-  rpc-demo serve --root /srv/store --addr 10.0.0.1:50051     for all who reach this address
-  rpc-demo serve --root /srv/store --metrics 127.0.0.1:9464  with figures for Prometheus
+  rpc-demo serve --root /srv/store                           for clients on this host
+  rpc-demo serve --root /srv/store --addr 10.0.0.1:50051     for every client that can reach this address
+  rpc-demo serve --root /srv/store --metrics 127.0.0.1:9464  with metrics for Prometheus
 
-An object appears under its name whole or not at all. What an interrupted upload has received stays under the root, in \
-.rpc-demo-tmp, until it is taken up with --resume or is too old; other unfinished files are removed at the start.
+An object appears under its name completely or not at all. The server keeps the received part of an interrupted upload \
+below the root, in .rpc-demo-tmp, until --resume continues it or it expires, and removes other unfinished files when it \
+starts.
 
-The first SIGTERM or SIGINT takes no more connections and lets transfers finish; the second ends them.")]
+After the first SIGTERM or SIGINT the server accepts no more connections and lets transfers finish; the second one ends \
+them.")]
 pub(crate) struct Serve {
-    /// The directory whose files are served. Nothing outside it can be reached.
+    /// The directory to serve. Clients cannot reach files outside it.
     #[arg(long, env = "RPC_DEMO_ROOT", value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) root: PathBuf,
 
-    /// Where to listen; port 0 takes a free one. There is no authentication: choose an address that
-    /// only those can reach who may read and write the root.
+    /// The address to listen on; port 0 picks a free port. There is no authentication: choose an
+    /// address that only clients can reach that may read and write the root.
     #[arg(long, env = "RPC_DEMO_ADDR", value_name = "HOST:PORT", default_value = "127.0.0.1:50051", value_parser = addr::listen)]
     pub(crate) addr: SocketAddr,
 
-    /// Where Prometheus may fetch metrics over HTTP, at /metrics; port 0 takes a free one.
-    /// docs/metrics.md tells about each.
+    /// The address where Prometheus fetches metrics over HTTP, at /metrics; port 0 picks a free
+    /// port. docs/metrics.md explains each metric.
     #[arg(long, env = "RPC_DEMO_METRICS", value_name = "HOST:PORT", value_parser = addr::listen)]
     pub(crate) metrics: Option<SocketAddr>,
 
-    /// Objects and ranges written at once; others wait for their turn.
+    /// Maximum number of objects and ranges written in parallel; others wait.
     #[arg(long, env = "RPC_DEMO_MAX_WRITES", value_name = "N", default_value_t = 64, value_parser = value_parser!(u32).range(1..=200))]
     pub(crate) max_writes: u32,
 
-    /// Objects and ranges read at once; others wait for their turn.
+    /// Maximum number of objects and ranges read in parallel; others wait.
     #[arg(long, env = "RPC_DEMO_MAX_READS", value_name = "N", default_value_t = 128, value_parser = value_parser!(u32).range(1..=200))]
     pub(crate) max_reads: u32,
 
-    /// Acknowledge without syncing files and directories to the disk: to measure what that costs. A
-    /// crash of the host may then take what was acknowledged.
+    /// Acknowledge writes without syncing files and directories to the disk, to measure what a sync
+    /// costs. A crash of the host may then lose acknowledged data.
     #[arg(long, env = "RPC_DEMO_NO_SYNC", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) no_sync: bool,
 
-    /// Hours that what an interrupted upload has received is kept for --resume; 0 removes it at the
+    /// Hours to keep the received part of an interrupted upload for --resume; 0 removes it at the
     /// next start.
     #[arg(long, env = "RPC_DEMO_KEEP_UPLOADS", value_name = "HOURS", default_value_t = 24, value_parser = value_parser!(u64).range(..=8760))]
     pub(crate) keep_uploads: u64,
 
-    /// Seconds that transfers in flight get to finish after SIGTERM or SIGINT. A second signal ends
-    /// them at once.
+    /// Seconds that transfers in flight have to finish after SIGTERM or SIGINT. A second signal
+    /// ends them at once.
     #[arg(long, env = "RPC_DEMO_GRACE", value_name = "SECONDS", default_value_t = 30, value_parser = value_parser!(u64).range(..=86400))]
     pub(crate) grace: u64,
 
-    /// Stop when stdin ends: a server started by another program does not outlive it. A line on
-    /// stdin is answered with what was spent so far.
+    /// Stop when stdin ends, so that a server does not outlive the program that started it. Each
+    /// line on stdin is answered with the costs so far.
     #[arg(long, hide = true)]
     pub(crate) until_eof: bool,
 }
@@ -233,19 +234,19 @@ pub(crate) struct Serve {
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
-  rpc-demo put disk.img backup/disk.img      one file, under that name
-  rpc-demo put photos a.txt backup/          each below 'backup', under its own name
-  tar c / | rpc-demo put - backup/root.tar   what comes on stdin
+  rpc-demo put disk.img backup/disk.img      store one file under that name
+  rpc-demo put photos a.txt backup/          store each below 'backup' under its own name
+  tar c / | rpc-demo put - backup/root.tar   store the content of stdin
 
-An object of that name is replaced, a directory is merged into one that is there. Permission bits and times of change go \
-with files and directories; links and special files are left out and counted.")]
+An existing object is replaced; a directory is merged into an existing one. Permission bits and modification times are \
+kept. Links and special files are skipped and counted.")]
 pub(crate) struct Put {
     /// Files and directories, or - for stdin.
     #[arg(value_name = "FILE|DIR", required = true, value_hint = ValueHint::AnyPath)]
     pub(crate) sources: Vec<PathBuf>,
 
-    /// What to call it. With several sources, or with a / at its end, the directory to put them in;
-    /// / is the root.
+    /// The name to store it under. With several sources, or with a / at the end, the directory to
+    /// store them in; / is the root.
     pub(crate) target: String,
 
     #[command(flatten)]
@@ -257,18 +258,17 @@ pub(crate) struct Put {
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
-  rpc-demo get backup/disk.img copy.img      one object, under that name
-  rpc-demo get backup/photos backup/a.txt .  each into this directory, under its own name
+  rpc-demo get backup/disk.img copy.img      fetch one object to that name
+  rpc-demo get backup/photos backup/a.txt .  fetch each into this directory, under its own name
 
-A file of that name is replaced, a directory is merged into one that is there. What an interrupted get of a large file \
-has received stays beside the file as .rpc-demo-*.part, until --resume takes it up or another get replaces it.")]
+An existing file is replaced; a directory is merged into an existing one. The received part of a large file stays next to \
+it as .rpc-demo-*.part after an interruption, until --resume continues it or another get replaces it.")]
 pub(crate) struct Get {
     /// Objects and directories.
     #[arg(value_name = "NAME", required = true)]
     pub(crate) names: Vec<String>,
 
-    /// What to call it here. With several names, or with a / at its end, the directory to put them
-    /// in.
+    /// The local name. With several names, or with a / at the end, the directory to fetch them to.
     #[arg(value_hint = ValueHint::AnyPath)]
     pub(crate) target: PathBuf,
 
@@ -280,18 +280,18 @@ pub(crate) struct Get {
 
 #[derive(Args, Debug)]
 #[command(after_help = "\
-By default: bytes and name, a / behind that of a directory. Long: permission bits, bytes, time of change (UTC), CRC32C \
-where it is known, name. JSON: one object a line, with name, kind, size, mode, modified, crc32c, note.")]
+Default format: bytes and name; directory names end with /. Long: permission bits, bytes, modification time (UTC), CRC32C \
+if known, name. JSON: one object per line, with name, kind, size, mode, modified, crc32c, note.")]
 pub(crate) struct Ls {
     /// An object, or the directory to list.
     #[arg(value_name = "PREFIX")]
     pub(crate) prefix: Option<String>,
 
-    /// Permission bits, times and CRC32Cs, too.
+    /// Also show permission bits, modification times and CRC32Cs.
     #[arg(short, long)]
     pub(crate) long: bool,
 
-    /// Let the server read objects whose CRC32C it does not know.
+    /// Make the server compute the CRC32C of objects if it does not know it.
     #[arg(long)]
     pub(crate) checksum: bool,
 
@@ -314,7 +314,7 @@ pub(crate) struct Rm {
     #[arg(value_name = "NAME", required = true)]
     pub(crate) names: Vec<String>,
 
-    /// Remove directories with all below them.
+    /// Remove directories and everything below them.
     #[arg(short, long)]
     pub(crate) recursive: bool,
 
@@ -327,14 +327,14 @@ pub(crate) struct Rm {
 Examples:
   rpc-demo cp --from http://10.0.0.1:50051 --to http://10.0.0.2:50051 backup/photos photos
 
-The bytes go from one server to the other through this program as they are, and are checked by the server that stores \
-them against the CRC32C of the one that read them.")]
+The data passes through this program unchanged. The server that stores it checks it against the CRC32C of the server that \
+read it.")]
 pub(crate) struct Cp {
-    /// Objects and directories of the one server.
+    /// Objects and directories on the source server.
     #[arg(value_name = "NAME", required = true)]
     pub(crate) names: Vec<String>,
 
-    /// What to call it on the other. With several names, or with a / at its end, the directory; /
+    /// The name on the target server. With several names, or with a / at the end, the directory; /
     /// is the root.
     pub(crate) target: String,
 
@@ -342,7 +342,7 @@ pub(crate) struct Cp {
     #[arg(long, env = "RPC_DEMO_SERVER", value_name = "URL", default_value = DEFAULT_SERVER, value_hint = ValueHint::Url)]
     pub(crate) from: String,
 
-    /// The server to write to. Default: the same.
+    /// The server to write to. Default: the one to read from.
     #[arg(long, value_name = "URL", value_hint = ValueHint::Url)]
     pub(crate) to: Option<String>,
 
@@ -354,18 +354,18 @@ pub(crate) struct Cp {
 
 #[derive(Args, Debug)]
 #[command(after_help = "\
-For each size: objects are written one after the other, read in that order, read in random order, and replaced in random \
-order. They lie in a directory of their own on the server and are removed at the end. The server syncs each write unless \
-it was started with --no-sync. Latencies are those of whole objects.")]
+For each size, the bench writes objects sequentially, reads them in the same order, reads them in random order, and \
+replaces them in random order. The objects are in a directory of their own on the server and are removed at the end. The \
+server syncs each write unless it was started with --no-sync. Latencies are those of whole objects.")]
 pub(crate) struct Bench {
-    /// Bytes of an object, 4KiB to 64MiB; several with commas.
+    /// Object sizes, 4KiB to 64MiB, separated by commas.
     #[arg(long, value_name = "SIZE,...", default_value = "4KiB,64KiB,1MiB,16MiB,64MiB", value_delimiter = ',', value_parser = size::object)]
     pub(crate) sizes: Vec<u64>,
 
     #[command(flatten)]
     pub(crate) parallel: Parallel,
 
-    /// Bytes to move in each measurement, within 2000 objects and 1 object a job.
+    /// Bytes to transfer in each measurement: at most 2000 objects, and at least one per job.
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size::size)]
     pub(crate) amount: u64,
 
@@ -379,46 +379,47 @@ pub(crate) struct Bench {
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
-  rpc-demo demo                                  in memory, where that holds three trees of 1 GiB
-  rpc-demo demo --dir /srv --size 4GiB           on this disk, syncs included
-  rpc-demo demo --addr 10.0.0.1:0 --require-rdma over the device with this address
+  rpc-demo demo                                  in memory, if three trees of 1 GiB fit
+  rpc-demo demo --dir /srv --size 4GiB           on the disk of /srv, with syncs
+  rpc-demo demo --addr 10.0.0.1:0 --require-rdma over the RDMA device with this address
 
-It closes with a table of TCP, the best path and a plain copy: 10^9 bytes a second, processor seconds of both ends for \
-10^9 bytes, bytes copied for each byte, and how the best path compares with the others.")]
+The demo ends with a table of TCP, the best path and a plain copy: 10^9 bytes per second, processor seconds of both ends \
+per 10^9 bytes, bytes copied per byte, and the ratio of the best path to the others.")]
 pub(crate) struct Demo {
-    /// Bytes of the generated tree, at least 1MiB. Half of them are in one file. Default: 1GiB, or
-    /// less where that does not fit.
+    /// Size of the generated tree, at least 1MiB. Half of it is one file. Default: 1GiB, or less if
+    /// that does not fit.
     #[arg(long, value_name = "SIZE", value_parser = size::size)]
     pub(crate) size: Option<u64>,
 
-    /// How often the tree is sent; the table has the medians. Default: 3, and 9 for a tree below
+    /// How often to send the tree; the table shows medians. Default: 3, and 9 for a tree below
     /// 256MiB.
     #[arg(long, value_name = "N", value_parser = value_parser!(u16).range(1..=100))]
     pub(crate) rounds: Option<u16>,
 
-    /// Decides the content of the files: the same seed gives the same tree.
+    /// Seed for the content of the files: the same seed gives the same tree.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
 
-    /// Transfers at once. Default: four for each processor of this host, and 8 at most.
+    /// Parallel transfers. Default: four per processor of this host, at most 8.
     #[arg(short, long, value_name = "N", value_parser = value_parser!(u16).range(1..=256))]
     pub(crate) jobs: Option<u16>,
 
-    /// Where the server listens. For RDMA, name an address of an RDMA device's interface.
+    /// The address that the server listens on. For RDMA, use an address of an RDMA device's
+    /// interface.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0", value_parser = addr::listen)]
     pub(crate) addr: SocketAddr,
 
-    /// Where to work: three times the size must be free. On a disk that is measured, too, with the
-    /// syncs of the store. Default: /dev/shm, or the directory for temporary files.
+    /// The directory to work in: three times the size must be free. On a disk, the measurement
+    /// includes the disk and the store's syncs. Default: /dev/shm, or the temporary directory.
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) dir: Option<PathBuf>,
 
-    /// Keep the trees (what was sent, the server's, what came back), and say where they are.
+    /// Keep the trees (the original, the server's, the fetched one), and print where they are.
     #[arg(long)]
     pub(crate) keep: bool,
 
-    /// Fail, with the reason, where RDMA cannot be had. Shared memory does not count as RDMA. What
-    /// TONIC_RDMA says is stronger.
+    /// Fail, and print the reason, if RDMA is not available. Shared memory does not count as RDMA.
+    /// TONIC_RDMA takes precedence.
     #[arg(long)]
     pub(crate) require_rdma: bool,
 
@@ -433,7 +434,7 @@ Examples:
   rpc-demo completions zsh > ~/.zfunc/_rpc-demo      where fpath has ~/.zfunc
   rpc-demo completions fish > ~/.config/fish/completions/rpc-demo.fish")]
 pub(crate) struct Completions {
-    /// The shell.
+    /// The shell to print the script for.
     pub(crate) shell: clap_complete::Shell,
 }
 

@@ -1,10 +1,10 @@
 //! Sizes on the command line.
 
-/// Smallest and largest chunk in bytes; with its few bytes of framing the largest stays below the 4
-/// MiB that tonic lets a message have by default.
+/// Smallest and largest chunk in bytes. With its framing the largest stays below tonic's default
+/// limit of 4 MiB for a message.
 pub(crate) const CHUNK_MIN: usize = 4 << 10;
 pub(crate) const CHUNK_MAX: usize = 3 << 20;
-/// Bytes of a chunk where nobody asks for another size.
+/// The default size of a chunk in bytes.
 pub(crate) const CHUNK: usize = 1 << 20;
 
 /// Smallest and largest object that `bench` makes, in bytes.
@@ -59,7 +59,7 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
     number.checked_mul(factor).ok_or_else(|| "it is more than 2^64 bytes".to_owned())
 }
 
-/// Bytes for people, in the units that the command line takes.
+/// Formats bytes in the units that the command line accepts.
 pub(crate) fn shown(bytes: u64) -> String {
     let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
     match units.iter().find(|(_, shift)| bytes >> shift > 0 && bytes.trailing_zeros() >= *shift) {

@@ -4,8 +4,8 @@ use clap::error::ErrorKind;
 
 use crate::failure::Failure;
 
-/// Parses the command line. `Err` holds what to say and the code to exit with; help and version are
-/// printed as clap does, and end with code 0.
+/// Parses the command line. `Err` holds the message and the exit code; help and version are printed
+/// as clap does, with exit code 0.
 pub(crate) fn parse<C: clap::Parser>() -> Result<C, Failure> {
     C::try_parse().map_err(|error| match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => error.exit(),
@@ -13,14 +13,14 @@ pub(crate) fn parse<C: clap::Parser>() -> Result<C, Failure> {
     })
 }
 
-/// The command whose help says more: `rpc-demo`, or `rpc-demo put`.
+/// The command whose help to refer to: `rpc-demo`, or for example `rpc-demo put`.
 fn command_of(args: impl Iterator<Item = String>) -> String {
     let known = <super::Cli as clap::CommandFactory>::command();
     let named = args.skip(1).find(|arg| known.find_subcommand(arg).is_some());
     named.map_or("rpc-demo".to_owned(), |name| format!("rpc-demo {name}"))
 }
 
-/// clap's message in several lines, made one: its first paragraph, and what it suggests.
+/// Turns clap's message of several lines into one: its first paragraph, and its suggestions.
 fn failure(message: &str, command: &str) -> Failure {
     let mut paragraphs = message.split("\n\n").map(one_line);
     let first = paragraphs.next().unwrap_or_default();

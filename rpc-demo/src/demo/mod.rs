@@ -25,7 +25,7 @@ use std::time::Instant;
 use std::{fs, io};
 
 use generate::Plan;
-use place::{Backing, Chosen};
+use place::{Backing, Chosen, SIZE_MIN};
 use processes::{Done, Processes, TCP, Way};
 use report::{Path as Measured, Report};
 use tempfile::TempDir;
@@ -37,10 +37,6 @@ use crate::output;
 use crate::signals::until_signal;
 use crate::tree::shown;
 
-/// The smallest tree that has all its parts, in bytes.
-const SIZE_MIN: u64 = 1 << 20;
-/// The tree, where nobody asks for another and there is room for it: bytes.
-const SIZE: u64 = 1 << 30;
 /// A tree below this is sent more often, so that what is measured amounts to something: bytes.
 const SMALL: u64 = 256 << 20;
 /// Rounds, and those of a small tree.

@@ -15,11 +15,14 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, StatVfsMountFlags, access, statfs, statvfs};
 
-use super::{SIZE, SIZE_MIN};
 use crate::cli::size_shown;
 use crate::failure::Failure;
 use crate::tree::shown;
 
+/// The smallest tree that has all its parts, in bytes.
+pub(super) const SIZE_MIN: u64 = 1 << 20;
+/// The tree, where nobody asks for another and there is room for it: bytes.
+pub(super) const SIZE: u64 = 1 << 30;
 /// The smallest tree that is worth having in memory when a larger one fits on a disk, in bytes.
 const WORTHWHILE: u64 = 16 << 20;
 /// Left to the processes themselves, buffers of the transport included, where memory backs the

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use tonic_rdma::{Diagnosis, diagnose};
 
 use crate::cli::Doctor;
-use crate::failure::Failure;
+use crate::failure::{Failure, causes};
 use crate::names::Shown;
 use crate::{net, output};
 
@@ -22,11 +22,10 @@ pub(crate) const ERROR: u8 = 2;
 pub(crate) async fn run(args: Doctor) -> Result<ExitCode, Failure> {
     let mut asked = diagnose();
     if let Some(server) = &args.peer {
-        let way = crate::cli::Path { require_rdma: false, patience: args.patience };
+        let way = crate::cli::Path { require_rdma: false, timeout: args.timeout };
         asked = asked.peer(net::endpoint(server, &way, "--peer")?);
     }
-    let found =
-        asked.await.map_err(|error| Failure::new("no diagnosis", net::causes(&error), ""))?;
+    let found = asked.await.map_err(|error| Failure::new("no diagnosis", causes(&error), ""))?;
     match args.json {
         true => output::json(&found)?,
         false => tables::print(&found)?,

@@ -6,7 +6,8 @@ use std::ops::ControlFlow;
 
 use cap_std::fs::{Metadata, PermissionsExt};
 
-use super::{Doing, Store, StoreError};
+use super::Store;
+use super::error::{Doing, StoreError};
 use crate::attributes::Attributes;
 use crate::names::{Name, PRIVATE_DIR};
 use crate::pb::entry::Kind;

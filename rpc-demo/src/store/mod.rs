@@ -1,15 +1,17 @@
-//! The server's directory: objects are plain files under it, and nothing leads out of it.
+//! The server's directory. Objects are plain files below it, and no name leads out of it.
 //!
 //! Every path is resolved beneath the root's own descriptor (cap-std: `openat2` with
 //! RESOLVE_BENEATH where the kernel has it), so neither `..` nor a symbolic link leaves the root. A
 //! link inside it is followed on the way to an object, but an object itself is a regular file.
 //!
-//! Calls here block on the disk.
+//! All functions block on the disk.
 
+mod error;
 mod list;
 mod record;
 mod remove;
 mod upload;
+mod upload_calls;
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -21,6 +23,8 @@ use std::time::Duration;
 
 use cap_std::ambient_authority;
 use cap_std::fs::{Dir, OpenOptions, OpenOptionsExt};
+use error::Doing;
+pub(crate) use error::StoreError;
 pub(crate) use remove::Removed;
 use rustix::fs::{FlockOperation, OFlags, flock};
 use upload::Uploads;
@@ -31,11 +35,11 @@ use crate::digest::Digest;
 use crate::names::{Name, PRIVATE_DIR};
 use crate::sink::{Pending, sync_dir};
 
-/// Permission bits that the server needs to serve a file, and a directory.
+/// Permission bits that the server needs on a file, and on a directory, to serve it.
 pub(crate) const MIN_FILE: u32 = 0o400;
 pub(crate) const MIN_DIRECTORY: u32 = 0o500;
 
-/// Locked by the server that uses the root.
+/// The file that the server which uses the root locks.
 const LOCK: &str = "lock";
 
 /// An open root.
@@ -49,46 +53,18 @@ pub(crate) struct Store {
     _lock: File,
 }
 
-/// How a store is kept.
+/// Options of a store.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
     /// Sync files and directories before anything is acknowledged.
     pub(crate) sync: bool,
-    /// How long what an interrupted upload has received is kept.
+    /// How long the received part of an interrupted upload is kept.
     pub(crate) keep_uploads: Duration,
-}
-
-/// An operation on an object failed.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot {doing} '{name}': {error}")]
-pub(crate) struct StoreError {
-    /// What was tried.
-    pub(crate) doing: &'static str,
-    /// On which object or directory.
-    pub(crate) name: String,
-    /// Why it failed.
-    pub(crate) error: io::Error,
-}
-
-/// Adds what was being done to what.
-trait Doing<T> {
-    fn doing(self, doing: &'static str, name: &str) -> Result<T, StoreError>;
-}
-
-impl<T> Doing<T> for io::Result<T> {
-    fn doing(self, doing: &'static str, name: &str) -> Result<T, StoreError> {
-        let name = if name.is_empty() { "/" } else { name };
-        self.map_err(|error| StoreError {
-            doing,
-            name: crate::names::Shown(name).to_string(),
-            error,
-        })
-    }
 }
 
 /// An object, open for reading.
 pub(crate) struct Object {
-    /// At its beginning.
+    /// Positioned at the start.
     pub(crate) file: File,
     /// Bytes.
     pub(crate) size: u64,
@@ -96,8 +72,7 @@ pub(crate) struct Object {
     pub(crate) attributes: Attributes,
     /// Changes when the object is replaced or changed.
     pub(crate) version: String,
-    /// CRC32C of the content as it was stored, if that is known and the file was not changed by
-    /// other means since.
+    /// CRC32C of the content as it was stored, if it is known and the file has not changed since.
     pub(crate) recorded: Option<u32>,
 }
 
@@ -163,7 +138,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Begins a file that belongs to no name yet. `private`: as in [`Pending::create`].
+    /// Creates a file that has no name yet. `private`: as in [`Pending::create`].
     pub(crate) fn begin(&self, private: bool) -> io::Result<Pending> {
         Pending::create(self.temp.clone(), format!("{}.part", self.number()), private)
     }
@@ -173,14 +148,14 @@ impl Store {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Bytes that could still be written, where the file system says.
+    /// Free bytes, if the file system reports them.
     pub(crate) fn free(&self) -> Option<u64> {
         let stat = rustix::fs::fstatvfs(&self.root).ok()?;
         // Some network file systems report no figures at all.
         (stat.f_blocks > 0).then(|| stat.f_bavail.saturating_mul(stat.f_frsize))
     }
 
-    /// Shows a whole file under `name`, durably, and records its CRC32C with it.
+    /// Makes a complete file visible as `name`, durably, and records its CRC32C with it.
     pub(crate) fn commit(
         &self,
         pending: Pending,
@@ -191,7 +166,7 @@ impl Store {
         let (parent, last) = name.split();
         let dir = self.make_dir_at(parent).doing("make the directory", parent)?;
         let settle = || {
-            // The record speaks of the time of change, and needs a file that may be written to.
+            // The record contains the modification time, and needs a writable file.
             attributes.apply_time(pending.file())?;
             record::write(pending.file(), digest)?;
             attributes.apply_mode(pending.file(), MIN_FILE)
@@ -200,8 +175,8 @@ impl Store {
         pending.place(&dir, last, self.options.sync).doing("write", name.as_str())
     }
 
-    /// Makes a directory and its parents, durably. `writable`: the server's user may write in it
-    /// afterwards.
+    /// Creates a directory and its parents, durably. `writable`: makes it writable for the server's
+    /// user.
     pub(crate) fn make_dir(&self, name: &Name, writable: bool) -> Result<(), StoreError> {
         let make = || {
             let dir = self.make_dir_at(name.as_str())?;
@@ -254,7 +229,7 @@ impl Store {
         if path.is_empty() {
             return Ok(dir);
         }
-        // The common case: it is there.
+        // The common case: it exists.
         match self.root.open_dir(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             other => return other,
@@ -278,7 +253,7 @@ impl Store {
 
     fn read_at(&self, path: &str) -> io::Result<Object> {
         regular(&self.root.symlink_metadata(path)?)?;
-        // Were it replaced by a pipe in between, opening it must not wait for a writer.
+        // If a pipe has replaced it meanwhile, opening it must not wait for a writer.
         let nonblock = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
         let file =
             self.root.open_with(path, OpenOptions::new().read(true).custom_flags(nonblock))?;
@@ -296,8 +271,7 @@ impl Store {
     }
 }
 
-/// Another one for every file that is put in the place of an object, and for one that was written
-/// to.
+/// A text that differs for every file that replaces an object, and after every write to it.
 fn version(metadata: &Metadata) -> String {
     let (seconds, nanos) = (metadata.mtime(), metadata.mtime_nsec());
     format!("{:x}-{:x}-{seconds:x}.{nanos:x}", metadata.ino(), metadata.size())

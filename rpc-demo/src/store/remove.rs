@@ -4,7 +4,8 @@ use std::io;
 use std::ops::ControlFlow;
 use std::time::SystemTime;
 
-use super::{Doing, LOCK, Store, StoreError, upload};
+use super::error::{Doing, StoreError};
+use super::{LOCK, Store, upload};
 use crate::names::Name;
 use crate::pb::Checksum;
 use crate::pb::entry::Kind;
@@ -64,7 +65,7 @@ impl Store {
             let entry = entry?;
             let name = entry.file_name();
             let metadata = entry.metadata()?;
-            let kept = name == LOCK || (upload::is_one(&name) && !self.expired(&metadata));
+            let kept = name == LOCK || (upload::is_upload(&name) && !self.expired(&metadata));
             if kept {
                 continue;
             }

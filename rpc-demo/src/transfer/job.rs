@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::Item;
+use super::item::Item;
 use crate::cli;
 use crate::progress::Progress;
 use crate::summary::Tally;

@@ -2,6 +2,7 @@
 //!
 //! | module | what |
 //! |---|---|
+//! | `item` | a file to be moved |
 //! | `origin`, `target` | where a content comes from, and where it goes |
 //! | `pieces` | a content on its way |
 //! | `whole` | a content in one go |
@@ -11,6 +12,7 @@
 //! A [`Plan`] says what is to be moved. Its files are cut into units, each a file or a range of a
 //! large one, and a fixed number of tasks moves them, in order. The first failure ends all of them.
 
+mod item;
 mod job;
 mod origin;
 mod pieces;
@@ -20,8 +22,10 @@ mod whole;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+pub(crate) use item::Item;
+use item::is_there;
 pub(crate) use job::{Job, Verb};
-pub(crate) use origin::{Origin, blocking};
+pub(crate) use origin::Origin;
 pub(crate) use pieces::Pieces;
 use ranged::Large;
 pub(crate) use target::{Place, Target};
@@ -30,35 +34,9 @@ pub(crate) use whole::send;
 
 use crate::attributes::Attributes;
 use crate::failure::Failure;
+use crate::pb::ObjectHead;
 use crate::pb::put_request::Head;
-use crate::pb::{Entry, ObjectHead};
 use crate::ranges::Ranges;
-use crate::store::MIN_FILE;
-
-/// A file to be moved.
-#[derive(Clone)]
-pub(crate) struct Item {
-    pub(crate) origin: Origin,
-    pub(crate) target: Target,
-    /// Bytes, where known.
-    pub(crate) size: Option<u64>,
-    /// Mode and time that it shall have.
-    pub(crate) attributes: Attributes,
-    /// Its CRC32C, where that is known without reading it.
-    pub(crate) crc32c: Option<u32>,
-    /// What the server that it goes to has under this name, if that was asked for.
-    pub(crate) there: Option<Entry>,
-}
-
-impl Item {
-    /// For messages and bars: its name in the store.
-    fn shown(&self) -> String {
-        match (&self.target, &self.origin) {
-            (Target::Object(_, name), _) | (_, Origin::Object(_, name)) => name.to_string(),
-            (target, _) => target.to_string(),
-        }
-    }
-}
 
 /// A directory to be made.
 #[derive(Clone)]
@@ -171,7 +149,7 @@ where
 
 /// Moves one file in one go.
 async fn one(job: &Job, item: Item) -> Result<(), Failure> {
-    if job.resume && there(&item, item.size).await? {
+    if job.resume && is_there(&item, item.size).await? {
         job.kept(item.size.unwrap_or_default());
         return Ok(());
     }
@@ -201,45 +179,4 @@ async fn one(job: &Job, item: Item) -> Result<(), Failure> {
     job.moved(digest.size);
     job.file_done();
     Ok(())
-}
-
-/// Whether the target has the content already; if so its mode and time are seen to.
-async fn there(item: &Item, size: Option<u64>) -> Result<bool, Failure> {
-    let Some(size) = size else { return Ok(false) };
-    let (attributes, least) = match &item.target {
-        Target::Object(..) => {
-            let Some(there) = item.there.as_ref().filter(|there| there.size == size) else {
-                return Ok(false);
-            };
-            let Some(theirs) = there.crc32c else { return Ok(false) };
-            let ours = match (&item.origin, item.crc32c) {
-                (Origin::Object(..), known) => known,
-                _ => Some(item.origin.file_digest().await?)
-                    .filter(|it| it.size == size)
-                    .map(|it| it.crc32c),
-            };
-            if ours != Some(theirs) {
-                return Ok(false);
-            }
-            (there.attributes.map(Attributes::from).unwrap_or_default(), MIN_FILE)
-        }
-        Target::File(place) => {
-            let here = place.clone();
-            let look = blocking(move || here.look(size))
-                .await
-                .map_err(|error| place.cannot_write(&error))?;
-            match look {
-                Some((attributes, digest))
-                    if digest.size == size && Some(digest.crc32c) == item.crc32c =>
-                {
-                    (attributes, 0)
-                }
-                _ => return Ok(false),
-            }
-        }
-    };
-    if !item.attributes.are(&attributes, least) {
-        item.target.set_attributes(item.attributes).await?;
-    }
-    Ok(true)
 }

@@ -61,7 +61,7 @@ pub(super) struct Opened {
 impl Origin {
     fn cannot_read(&self) -> impl Fn(io::Error) -> Failure + use<> {
         let what = format!("cannot read {self}");
-        move |error| Failure::io(what.clone(), &error).for_good()
+        move |error| Failure::io(what.clone(), &error).not_resumable()
     }
 
     /// The whole content. `what` is what the transfer is called if it fails; a file is read into

@@ -109,7 +109,7 @@ impl Pieces {
 impl Reading {
     async fn next(&mut self, seen: u64) -> Result<Piece, Failure> {
         let cannot = |error: &io::Error| {
-            Failure::io(format!("cannot read {}", self.shown), error).for_good()
+            Failure::io(format!("cannot read {}", self.shown), error).not_resumable()
         };
         let piece = match self.pieces.recv().await {
             Some(piece) => piece.map_err(|error| cannot(&error))?,
@@ -129,7 +129,8 @@ impl Reading {
     }
 
     fn changed(&self, why: String) -> Failure {
-        Failure::new(self.what.clone(), why, "put it again when nothing writes to it").for_good()
+        Failure::new(self.what.clone(), why, "put it again when nothing writes to it")
+            .not_resumable()
     }
 }
 

@@ -8,10 +8,12 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use rustix::fs::{FlockOperation, flock};
 use tokio::sync::OnceCell;
 
+use super::item::{Item, is_there};
+use super::job::Job;
 use super::origin::{Opened, Origin, blocking, checksums};
 use super::pieces::breach;
 use super::target::{Place, Target};
-use super::{Item, Job, whole};
+use super::whole;
 use crate::attributes::Attributes;
 use crate::digest::Digest;
 use crate::failure::Failure;
@@ -111,7 +113,7 @@ impl Large {
     }
 
     async fn begin(&self, job: &Job) -> Result<Begun, Failure> {
-        if job.resume && super::there(&self.item, Some(self.ranges.size())).await? {
+        if job.resume && is_there(&self.item, Some(self.ranges.size())).await? {
             job.kept(self.ranges.size());
             return Ok(Begun::There);
         }
@@ -270,7 +272,7 @@ impl Large {
             Origin::Object(..) => "repeat the command",
             _ => "put it again when nothing writes to it",
         };
-        Failure::new(&self.what, why, cure).for_good()
+        Failure::new(&self.what, why, cure).not_resumable()
     }
 
     async fn finish(&self, job: &Job, moving: &Moving) -> Result<(), Failure> {
@@ -328,7 +330,7 @@ impl Large {
         match recorded {
             Some(recorded) if recorded != digest.crc32c => {
                 let why = crate::service::damaged(name, digest.crc32c, recorded);
-                Err(Failure::new(&self.what, why, "").for_good())
+                Err(Failure::new(&self.what, why, "").not_resumable())
             }
             _ => Ok(()),
         }

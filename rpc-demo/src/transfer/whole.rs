@@ -156,5 +156,5 @@ pub(super) fn checked(
     let why = format!(
         "{arrived} came where {promised} was sent and {size} bytes were announced; nothing was kept"
     );
-    Err(Failure::new(what, why, "get it again").for_good())
+    Err(Failure::new(what, why, "get it again").not_resumable())
 }

@@ -1,0 +1,74 @@
+//! A file to be moved.
+
+use super::origin::{Origin, blocking};
+use super::target::Target;
+use crate::attributes::Attributes;
+use crate::failure::Failure;
+use crate::pb::Entry;
+use crate::store::MIN_FILE;
+
+/// A file to be moved.
+#[derive(Clone)]
+pub(crate) struct Item {
+    pub(crate) origin: Origin,
+    pub(crate) target: Target,
+    /// Bytes, where known.
+    pub(crate) size: Option<u64>,
+    /// Mode and time that it shall have.
+    pub(crate) attributes: Attributes,
+    /// Its CRC32C, where that is known without reading it.
+    pub(crate) crc32c: Option<u32>,
+    /// What the server that it goes to has under this name, if that was asked for.
+    pub(crate) there: Option<Entry>,
+}
+
+impl Item {
+    /// For messages and bars: its name in the store.
+    pub(super) fn shown(&self) -> String {
+        match (&self.target, &self.origin) {
+            (Target::Object(_, name), _) | (_, Origin::Object(_, name)) => name.to_string(),
+            (target, _) => target.to_string(),
+        }
+    }
+}
+
+/// Whether the target has the content already; if so its mode and time are seen to.
+pub(super) async fn is_there(item: &Item, size: Option<u64>) -> Result<bool, Failure> {
+    let Some(size) = size else { return Ok(false) };
+    let (attributes, least) = match &item.target {
+        Target::Object(..) => {
+            let Some(there) = item.there.as_ref().filter(|there| there.size == size) else {
+                return Ok(false);
+            };
+            let Some(theirs) = there.crc32c else { return Ok(false) };
+            let ours = match (&item.origin, item.crc32c) {
+                (Origin::Object(..), known) => known,
+                _ => Some(item.origin.file_digest().await?)
+                    .filter(|it| it.size == size)
+                    .map(|it| it.crc32c),
+            };
+            if ours != Some(theirs) {
+                return Ok(false);
+            }
+            (there.attributes.map(Attributes::from).unwrap_or_default(), MIN_FILE)
+        }
+        Target::File(place) => {
+            let here = place.clone();
+            let look = blocking(move || here.look(size))
+                .await
+                .map_err(|error| place.cannot_write(&error))?;
+            match look {
+                Some((attributes, digest))
+                    if digest.size == size && Some(digest.crc32c) == item.crc32c =>
+                {
+                    (attributes, 0)
+                }
+                _ => return Ok(false),
+            }
+        }
+    };
+    if !item.attributes.are(&attributes, least) {
+        item.target.set_attributes(item.attributes).await?;
+    }
+    Ok(true)
+}
