@@ -8,7 +8,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed={bootstrap}");
     tonic_prost_build::configure()
         .bytes(".")
-        .codec_path("crate::codec::Chosen")
+        .codec_path("crate::codec::TestCodec")
         .compile_fds(files)?;
     Ok(())
 }

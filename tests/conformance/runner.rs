@@ -79,8 +79,8 @@ fn all_cases() -> Vec<Case> {
     .collect()
 }
 
-/// Over verbs all cases share the pool of the process. One that says what is copied has it for
-/// itself: others may hold so much that messages have to be.
+/// Over verbs all cases share the pool of the process. Cases that count copies run alone: others
+/// may use so much of the pool that messages have to be copied.
 static POOL: RwLock<()> = RwLock::new(());
 
 fn run(case: Case, fabric: Fabric, hang: Duration) -> Result<(), Failed> {
@@ -95,22 +95,22 @@ fn run(case: Case, fabric: Fabric, hang: Duration) -> Result<(), Failed> {
         .name(name.clone())
         .spawn(move || {
             let (client, server) = fabric.codecs();
-            codec::use_here(client);
+            codec::set_thread_codec(client);
             let runtime = tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(2)
                 .thread_name(name)
-                .on_thread_start(move || codec::use_here(server))
+                .on_thread_start(move || codec::set_thread_codec(server))
                 .enable_all()
                 .build()
                 .unwrap();
             runtime.block_on(async {
                 (case.run)(&env).await;
                 env.check_paths();
-                env.pools_are_whole().await;
+                env.assert_pools_returned().await;
             });
-            // What a failed case left running ends with its runtime, without waiting for it.
+            // Tasks of a failed case end with its runtime; do not wait for them.
             runtime.shutdown_background();
-            // The receiver is gone when the case took too long.
+            // The receiver is gone if the case took too long.
             let _ = done.send(());
         })
         .unwrap();

@@ -1,22 +1,23 @@
-//! Two guests, each with a kernel of its own, and the cable between them is cut: `tests/guest/two`.
+//! The cable between two guests, each with a kernel of its own, is cut. `tests/guest/suite` starts
+//! the guests.
 
 use tonic_rdma::ReasonCode;
 
+use crate::fault_test::{FaultTest, Topology};
 use crate::log::Log;
-use crate::world::{Place, World};
 
 pub async fn cut(log: Log) {
     let control = std::env::var("CABLE_CUT").expect("CABLE_CUT names the file that cuts the cable");
-    let mut world = World::elsewhere(Place::cable(), log).await;
+    let mut test = FaultTest::with_remote_server(Topology::cable(), log).await;
     for _ in 0..2 {
-        let mut load = world.under_load().await;
-        load.strikes();
+        let mut load = test.under_load().await;
+        load.begin_fault();
         std::fs::write(&control, "").unwrap();
-        load.noticed(&[ReasonCode::LinkLost]).await;
-        load.calls_fail().await;
+        load.assert_fallback(&[ReasonCode::LinkLost]).await;
+        load.wait_for_failed_calls().await;
         std::fs::remove_file(&control).unwrap();
-        load.returns().await;
+        load.wait_for_recovery().await;
         load.end().await;
     }
-    world.end("cable cut between two guests").await;
+    test.end("cable cut between two guests").await;
 }

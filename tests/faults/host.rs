@@ -1,170 +1,169 @@
-//! Processes killed and stopped; a device, its interface, its address taken away and given back.
-//! TCP lives on loopback.
+//! Processes are killed and stopped; a device, its interface or its address is removed and
+//! restored. TCP uses loopback.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use rand::Rng;
 use tonic_rdma::{Channel, ReasonCode};
-use tonic_rdma_tests::load::{Load, Tally, takes, until};
+use tonic_rdma_tests::load::{Load, Tally, poll_until, wait_for_path};
 use tonic_rdma_tests::process::Process;
-use tonic_rdma_tests::server_process::unused;
+use tonic_rdma_tests::server_process::wait_for_idle_pools;
 
+use crate::fault_test::{FaultTest, Topology, kind, run, serve, signal};
 use crate::log::Log;
-use crate::world::{Place, World, kind, run, serve, signal};
 
-/// What a lost path is called.
+/// The reason codes of a lost path.
 const LOST: &[ReasonCode] = &[ReasonCode::LinkLost, ReasonCode::GoAway];
 
-/// Twice, because what is left of the first could be in the way of the second.
-const TWICE: usize = 2;
+/// Twice, because leftovers of the first fault could affect the second.
+const REPEATS: usize = 2;
 
 pub async fn server_killed(log: Log) {
-    let mut world = World::new(Place::one_device(), log).await;
-    let (mut other, bystander) = Bystander::beside(&world).await;
-    for _ in 0..TWICE {
-        kill_server(&mut world).await;
+    let mut test = FaultTest::new(Topology::one_device(), log).await;
+    let (mut other, bystander) = Bystander::on_other_server(&test).await;
+    for _ in 0..REPEATS {
+        kill_server(&mut test).await;
     }
-    bystander.was_not_hurt().await;
-    unused(&mut other).await;
+    bystander.assert_unaffected().await;
+    wait_for_idle_pools(&mut other).await;
     drop(other);
-    world.end("kill -9 of the server").await;
+    test.end("kill -9 of the server").await;
 }
 
-pub async fn kill_server(world: &mut World) {
-    let mut load = world.under_load().await;
-    load.strikes();
-    signal(load.world.server(), "KILL");
-    load.noticed(LOST).await;
-    load.calls_fail().await;
-    load.world.replace_server().await;
-    load.goes_on_over_tcp().await;
-    load.returns().await;
+pub async fn kill_server(test: &mut FaultTest) {
+    let mut load = test.under_load().await;
+    load.begin_fault();
+    signal(load.test.server(), "KILL");
+    load.assert_fallback(LOST).await;
+    load.wait_for_failed_calls().await;
+    load.test.replace_server().await;
+    load.assert_calls_over_tcp().await;
+    load.wait_for_recovery().await;
     load.end().await;
 }
 
 pub async fn client_killed(log: Log) {
-    let mut world = World::new(Place::one_device(), log).await;
-    let bystander = Bystander::of(world.connect().await);
-    for _ in 0..TWICE {
-        kill_client(&mut world).await;
+    let mut test = FaultTest::new(Topology::one_device(), log).await;
+    let bystander = Bystander::of(test.connect().await);
+    for _ in 0..REPEATS {
+        kill_client(&mut test).await;
     }
-    bystander.was_not_hurt().await;
-    world.end("kill -9 of a client").await;
+    bystander.assert_unaffected().await;
+    test.end("kill -9 of a client").await;
 }
 
-pub async fn kill_client(world: &mut World) {
-    let client = client(world).await;
-    world.counts_a_fault();
+pub async fn kill_client(test: &mut FaultTest) {
+    let client = client(test).await;
+    test.count_fault();
     client.kill().await;
 }
 
 pub async fn server_stopped(log: Log) {
-    let mut world = World::new(Place::one_device(), log).await;
-    let (mut other, bystander) = Bystander::beside(&world).await;
-    stop_server(&mut world).await;
-    bystander.was_not_hurt().await;
-    unused(&mut other).await;
+    let mut test = FaultTest::new(Topology::one_device(), log).await;
+    let (mut other, bystander) = Bystander::on_other_server(&test).await;
+    stop_server(&mut test).await;
+    bystander.assert_unaffected().await;
+    wait_for_idle_pools(&mut other).await;
     drop(other);
-    world.end("SIGSTOP of the server").await;
+    test.end("SIGSTOP of the server").await;
 }
 
-pub async fn stop_server(world: &mut World) {
-    let mut load = world.under_load().await;
-    load.strikes();
-    stop_for_a_while(load.world.server()).await;
-    // It was away for about as long as a peer may be: either is right.
-    load.returns().await;
+pub async fn stop_server(test: &mut FaultTest) {
+    let mut load = test.under_load().await;
+    load.begin_fault();
+    stop_for_a_while(load.test.server()).await;
+    // It was stopped for about the dead-peer timeout: the connection may survive or not.
+    load.wait_for_recovery().await;
     load.end().await;
 }
 
 pub async fn client_stopped(log: Log) {
-    let mut world = World::new(Place::one_device(), log).await;
-    let bystander = Bystander::of(world.connect().await);
-    stop_client(&mut world).await;
-    bystander.was_not_hurt().await;
-    world.end("SIGSTOP of a client").await;
+    let mut test = FaultTest::new(Topology::one_device(), log).await;
+    let bystander = Bystander::of(test.connect().await);
+    stop_client(&mut test).await;
+    bystander.assert_unaffected().await;
+    test.end("SIGSTOP of a client").await;
 }
 
-pub async fn stop_client(world: &mut World) {
-    let mut client = client(world).await;
-    world.counts_a_fault();
+pub async fn stop_client(test: &mut FaultTest) {
+    let mut client = client(test).await;
+    test.count_fault();
     stop_for_a_while(&client).await;
     println!("  calls of the client that was stopped: {}", client.ask("carries").await);
     client.kill().await;
 }
 
 pub async fn device_removed(log: Log) {
-    let mut world = World::new(Place::one_device(), log).await;
-    for _ in 0..TWICE {
-        remove_device(&mut world).await;
+    let mut test = FaultTest::new(Topology::one_device(), log).await;
+    for _ in 0..REPEATS {
+        remove_device(&mut test).await;
     }
-    world.end("rdma link del and add").await;
+    test.end("rdma link del and add").await;
 }
 
-pub async fn remove_device(world: &mut World) {
-    let (device, netdev, kind) = (world.place.server_device.clone(), netdev(), kind());
-    let mut load = world.under_load().await;
-    load.strikes();
-    // The kernel waits until both processes have let go of everything.
+pub async fn remove_device(test: &mut FaultTest) {
+    let (device, netdev, kind) = (test.topology.server_device.clone(), netdev(), kind());
+    let mut load = test.under_load().await;
+    load.begin_fault();
+    // The kernel waits until both processes have released the device.
     let del = format!("rdma link del {device}");
     let gone = tokio::task::spawn_blocking(move || run(&del));
-    load.noticed(LOST).await;
-    load.goes_on_over_tcp().await;
+    load.assert_fallback(LOST).await;
+    load.assert_calls_over_tcp().await;
     tokio::time::timeout(Duration::from_secs(20), gone)
         .await
         .expect("the device is still held")
         .unwrap();
-    load.goes_on_over_tcp().await;
+    load.assert_calls_over_tcp().await;
     run(&format!("rdma link add {device} type {kind} netdev {netdev}"));
-    load.returns().await;
+    load.wait_for_recovery().await;
     load.end().await;
 }
 
 pub async fn interface_down(log: Log) {
-    let mut world = World::new(Place::one_device(), log).await;
-    for _ in 0..TWICE {
-        take_interface_down(&mut world).await;
+    let mut test = FaultTest::new(Topology::one_device(), log).await;
+    for _ in 0..REPEATS {
+        take_interface_down(&mut test).await;
     }
-    world.end("interface down and up").await;
+    test.end("interface down and up").await;
 }
 
-pub async fn take_interface_down(world: &mut World) {
-    let mut load = world.under_load().await;
-    load.strikes();
+pub async fn take_interface_down(test: &mut FaultTest) {
+    let mut load = test.under_load().await;
+    load.begin_fault();
     run(&format!("ip link set {} down", netdev()));
-    load.noticed(LOST).await;
-    load.goes_on_over_tcp().await;
+    load.assert_fallback(LOST).await;
+    load.assert_calls_over_tcp().await;
     run(&format!("ip link set {} up", netdev()));
     if kind() == "rxe" {
-        // Soft-RoCE of Linux 6.1 loses its QP 1 for good over a CM message that cannot be sent, as
-        // while the interface is down: nobody on the host can connect through the device until it
-        // is made anew.
-        let device = load.world.place.server_device.clone();
+        // When Soft-RoCE of Linux 6.1 cannot send a CM message, as while the interface is down, its
+        // QP 1 stays broken: no process can connect through the device until it is recreated.
+        let device = load.test.topology.server_device.clone();
         run(&format!("rdma link del {device}"));
         run(&format!("rdma link add {device} type rxe netdev {}", netdev()));
     }
-    load.returns().await;
+    load.wait_for_recovery().await;
     load.end().await;
 }
 
 pub async fn address_removed(log: Log) {
-    let mut world = World::new(Place::one_device(), log).await;
-    for _ in 0..TWICE {
-        remove_address(&mut world).await;
+    let mut test = FaultTest::new(Topology::one_device(), log).await;
+    for _ in 0..REPEATS {
+        remove_address(&mut test).await;
     }
-    world.end("address removed and added").await;
+    test.end("address removed and added").await;
 }
 
-pub async fn remove_address(world: &mut World) {
+pub async fn remove_address(test: &mut FaultTest) {
     let address = std::env::var(format!("{}_ADDR", kind().to_uppercase())).unwrap();
-    let mut load = world.under_load().await;
-    load.strikes();
+    let mut load = test.under_load().await;
+    load.begin_fault();
     run(&format!("ip addr del {address}/24 dev {}", netdev()));
-    load.noticed(LOST).await;
-    load.goes_on_over_tcp().await;
+    load.assert_fallback(LOST).await;
+    load.assert_calls_over_tcp().await;
     run(&format!("ip addr add {address}/24 dev {}", netdev()));
-    load.returns().await;
+    load.wait_for_recovery().await;
     load.end().await;
 }
 
@@ -172,22 +171,22 @@ fn netdev() -> &'static str {
     if kind() == "rxe" { "d0" } else { "d1" }
 }
 
-async fn client(world: &mut World) -> Process {
-    let (at, seed, device) = (world.at, world.rng.random::<u64>(), &world.place.client_device);
+async fn client(test: &mut FaultTest) -> Process {
+    let (at, seed, device) = (test.at, test.rng.random::<u64>(), &test.topology.client_device);
     let mut client = Process::start("", &format!("client plain {at} {device} {seed}"));
-    assert_eq!(client.line().await, "up");
+    assert_eq!(client.read_line().await, "up");
     client
 }
 
-/// For as long as a peer may be silent.
+/// Stops a process for the dead-peer timeout.
 async fn stop_for_a_while(process: &Process) {
     signal(process, "STOP");
-    // The length of the fault.
+    // The duration of the fault.
     tokio::time::sleep(Duration::from_secs(5)).await;
     signal(process, "CONT");
 }
 
-/// A channel that no fault is meant for.
+/// A channel that the faults must not affect.
 struct Bystander {
     channel: Channel,
     load: Load,
@@ -201,20 +200,20 @@ impl Bystander {
         Self { channel, load, tally }
     }
 
-    /// From this process to another server on the same device.
-    async fn beside(world: &World) -> (Process, Self) {
-        let at = SocketAddr::new(world.at.ip(), world.at.port() + 1);
-        let server = serve(at, &world.place.server_device).await;
-        let channel = world.endpoint(at).connect().await.unwrap();
-        takes(&channel, world.fast()).await;
+    /// A channel from this process to another server on the same device.
+    async fn on_other_server(test: &FaultTest) -> (Process, Self) {
+        let at = SocketAddr::new(test.at.ip(), test.at.port() + 1);
+        let server = serve(at, &test.topology.server_device).await;
+        let channel = test.endpoint(at).connect().await.unwrap();
+        wait_for_path(&channel, test.fast_path()).await;
         (server, Self::of(channel))
     }
 
-    /// All its calls went well, and by RDMA.
-    async fn was_not_hurt(self) {
+    /// Checks that all its calls succeeded, over RDMA.
+    async fn assert_unaffected(self) {
         let read = || async { self.tally.of("OK") };
         let before = self.tally.of("OK");
-        until("no calls of the bystander", read, |now| *now > before + 10).await;
+        poll_until("no calls of the bystander", read, |now| *now > before + 10).await;
         self.load.stop().await;
         assert_eq!(
             (self.tally.failed(), self.channel.stats().calls_tcp),

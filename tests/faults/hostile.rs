@@ -1,5 +1,5 @@
-//! Peers that have a ticket and break every rule, by raw work on a queue pair. Each hurts its own
-//! connection only.
+//! Peers that have a ticket and violate the protocol, with raw work requests on a queue pair. Each
+//! harms only its own connection.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -16,35 +16,35 @@ use tonic_rdma_memory::{Pool, PoolConfig};
 use tonic_rdma_proto::frame::{Composer, Frame, Reader};
 use tonic_rdma_proto::{Config, Hello, headers};
 use tonic_rdma_tests::bootstrap::fabric_offer::Fabric as Offered;
-use tonic_rdma_tests::load::{Load, Tally, bounded, until};
-use tonic_rdma_tests::offer::granted;
+use tonic_rdma_tests::load::{Load, Tally, poll_until, with_timeout};
+use tonic_rdma_tests::offer::request_grant;
 use tonic_rdma_tests::pb::step::Step as Kind;
 use tonic_rdma_tests::pb::{Message, Script, Step};
 use tonic_rdma_tests::service::pattern;
 
+use crate::fault_test::{FaultTest, Topology, kind};
 use crate::log::Log;
-use crate::world::{Place, World, kind};
 
-/// Connections that vanish halfway.
-const HALF: usize = 20;
+/// Connections that are abandoned during the handshake.
+const ABANDONED_CONNECTS: usize = 20;
 
-/// What a peer asks memory for, in bytes.
+/// The length for which a peer requests memory, in bytes.
 const ASKED: usize = 1 << 20;
 
-/// Guesses at an address, and what lies between them: no chunk of landing memory for what is asked
-/// is shorter.
+/// The number of guesses at an address, and the step between them: no chunk of landing memory for
+/// such a request is shorter.
 const GUESSES: u64 = 24;
 const STEP: u64 = ASKED as u64 / 2;
 
 pub async fn peers_that_break_the_rules(log: Log) {
-    let mut world = World::new(Place::one_device(), log).await;
-    let channel = world.connect().await;
+    let mut test = FaultTest::new(Topology::one_device(), log).await;
+    let channel = test.connect().await;
     let tally = Tally::default();
     let load = Load::start(&channel, 0, &tally);
-    let host = Host::new(&world);
+    let host = Host::new(&test);
 
-    // At the door.
-    let (ticket, place) = host.ask().await;
+    // Invalid handshakes.
+    let (ticket, place) = host.request_ticket().await;
     let hello = Hello::new(ticket, Config::default().settings()).encode();
     for bad in [
         &b""[..],
@@ -54,112 +54,115 @@ pub async fn peers_that_break_the_rules(log: Log) {
     ] {
         let refused = host.connect(place, bad).await.map(drop).unwrap_err();
         assert!(matches!(refused, ConnectError::Rejected { .. }), "{refused}");
-        world.counts_a_fault();
+        test.count_fault();
     }
     drop(host.connect(place, &hello).await.unwrap());
     let spent = host.connect(place, &hello).await.map(drop).unwrap_err();
     assert!(matches!(spent, ConnectError::Rejected { .. }), "a ticket is good once: {spent}");
-    for _ in 0..HALF {
-        let (ticket, place) = host.ask().await;
+    for _ in 0..ABANDONED_CONNECTS {
+        let (ticket, place) = host.request_ticket().await;
         let hello = Hello::new(ticket, Config::default().settings()).encode();
         let _ = tokio::time::timeout(Duration::from_millis(1), host.connect(place, &hello)).await;
-        world.counts_a_fault();
+        test.count_fault();
     }
 
-    // Inside.
+    // Violations on an open connection.
     for breach in Breach::ALL {
-        host.lets_in(&mut world, breach).await;
+        host.run_peer(&mut test, breach).await;
     }
     let ok = tally.of("OK");
     let read = || async { tally.of("OK") };
-    until("no calls beside the hostile peers", read, |now| *now > ok + 10).await;
+    poll_until("no calls beside the hostile peers", read, |now| *now > ok + 10).await;
     load.stop().await;
     assert_eq!((tally.failed(), channel.stats().calls_tcp), (0, 0), "{tally:?}");
     println!("  beside them {} calls went well", tally.of("OK"));
     drop((channel, host));
-    world.end("hostile peers").await;
+    test.end("hostile peers").await;
 }
 
-/// All connections to a device are in one protection domain: the key of another one's landing
-/// memory works for every peer that comes in. What it lacks is the address, and it has one guess
-/// for each ticket. It knows the key here, and looks beside its own memory first.
+/// All connections of a device share a protection domain, so the key of another connection's
+/// landing memory is valid for every peer. A peer does not know the address, and has one guess per
+/// ticket. Here it knows the key, and guesses near its own memory.
 pub async fn a_key_without_its_address(log: Log) {
-    let mut world = World::new(Place::one_device(), log).await;
-    let channel = world.connect().await;
+    let mut test = FaultTest::new(Topology::one_device(), log).await;
+    let channel = test.connect().await;
     let tally = Tally::default();
     let load = Load::start(&channel, 0, &tally);
-    let host = Host::new(&world);
+    let host = Host::new(&test);
 
-    // Has written its message, and not said so yet.
-    let mut victim = host.enter().await;
+    // The victim has written its message, and not sent DONE yet.
+    let mut victim = host.connect_with_ticket().await;
     let granted = victim.grant().await;
     let (message, payload) = upload(ASKED);
     victim.write(&message, granted.addr, granted.rkey);
-    let mut named = vec![granted.addr];
+    let mut granted_addrs = vec![granted.addr];
     tokio::select! {
-        () = guess(&host, &mut world, granted.rkey, &mut named) => {}
-        error = victim.stands_by() => panic!("the connection whose memory they look for has ended: {error}"),
+        () = guess(&host, &mut test, granted.rkey, &mut granted_addrs) => {}
+        error = victim.answer_pings() => panic!("the connection whose memory they look for has ended: {error}"),
     }
-    // Its memory is as it wrote it: the handler checks each byte.
+    // Its memory is unchanged: the handler checks each byte.
     victim
         .frame(&Frame::Done { stream: 1, end: true, id: granted.id, len: ASKED as u32, begin: 0 })
         .await;
     let summary = victim.reply().await;
     assert_eq!((summary.count, summary.total), (1, payload as u64));
-    are_random(&named);
+    assert_random(&granted_addrs);
 
     let ok = tally.of("OK");
     let read = || async { tally.of("OK") };
-    until("no calls beside the peers that guess", read, |now| *now > ok + 10).await;
+    poll_until("no calls beside the peers that guess", read, |now| *now > ok + 10).await;
     load.stop().await;
     assert_eq!((tally.failed(), channel.stats().calls_tcp), (0, 0), "{tally:?}");
     println!("  {GUESSES} guesses; beside them {} calls went well", tally.of("OK"));
     drop((victim, channel, host));
-    world.end("guessed addresses").await;
+    test.end("guessed addresses").await;
 }
 
-/// Peers come in one after the other. Each asks for memory, and WRITEs beside it with the key of
+/// Peers connect one after the other. Each requests memory, and WRITEs near it with the key of
 /// another connection.
-async fn guess(host: &Host, world: &mut World, rkey: u32, named: &mut Vec<u64>) {
+async fn guess(host: &Host, test: &mut FaultTest, rkey: u32, granted_addrs: &mut Vec<u64>) {
     for guess in 0..GUESSES {
-        let mut peer = host.enter().await;
-        let (before, by) = (world.said("fast path lost"), guess / 2 * STEP);
+        let mut peer = host.connect_with_ticket().await;
+        let (before, by) = (test.server_log_count("fast path lost"), guess / 2 * STEP);
         let own = peer.grant().await;
-        named.push(own.addr);
+        granted_addrs.push(own.addr);
         let beside =
             if guess % 2 == 0 { own.addr.wrapping_add(by) } else { own.addr.wrapping_sub(by) };
         peer.write(&[0; 4096], beside, rkey);
-        match bounded("the end of a peer that guessed", peer.death()).await {
+        match with_timeout("the end of a peer that guessed", peer.wait_for_end()).await {
             LinkError::Completion { code: 10, .. } if kind() == "rxe" => {}
             LinkError::Disconnected { .. } if kind() == "siw" => {}
             other => panic!("guess {guess}: {other}"),
         }
         drop(peer);
-        world.counts_a_fault();
-        let read = || async { world.said("fast path lost") };
-        until("the loss is not in the server's log", read, |now| *now > before).await;
+        test.count_fault();
+        let read = || async { test.server_log_count("fast path lost") };
+        poll_until("the loss is not in the server's log", read, |now| *now > before).await;
     }
 }
 
-/// The addresses that grants have named: of the page number each bit is now set and now not, up to
-/// the length that SECURITY.md names for the device.
-fn are_random(named: &[u64]) {
-    let top = u64::BITS - named.iter().max().unwrap().leading_zeros();
+/// Checks the addresses of grants: each bit of the page number varies, up to the length that
+/// SECURITY.md gives for the device.
+fn assert_random(granted_addrs: &[u64]) {
+    let top = u64::BITS - granted_addrs.iter().max().unwrap().leading_zeros();
     match kind().as_str() {
         "rxe" => assert_eq!(top, 64),
-        // User Mode Linux has no more address space for a process; on other x86-64 kernels it is
-        // 47.
+        // A process has 39 bits of address space under User Mode Linux, and 47 on other x86-64
+        // kernels.
         _ => assert!(top >= 39, "{top}"),
     }
     let page = 12;
     for bit in page..top {
-        let set = named.iter().filter(|addr| (*addr >> bit) & 1 == 1).count();
-        assert!(set > 0 && set < named.len(), "bit {bit} of {top} is always the same: {named:x?}");
+        let set = granted_addrs.iter().filter(|addr| (*addr >> bit) & 1 == 1).count();
+        assert!(
+            set > 0 && set < granted_addrs.len(),
+            "bit {bit} of {top} is always the same: {granted_addrs:x?}"
+        );
     }
-    println!("  {} bits of the page number vary in {} grants", top - page, named.len());
+    println!("  {} bits of the page number vary in {} grants", top - page, granted_addrs.len());
 }
 
-/// A message for Upload of `len` bytes as they go over the wire, and the bytes of payload in it.
+/// An Upload message of `len` bytes on the wire, and the bytes of payload in it.
 fn upload(len: usize) -> (Vec<u8>, usize) {
     let steps = [Kind::Receive(1), Kind::Summary(true)].map(|step| Step { step: Some(step) });
     let script = Some(Script { steps: steps.to_vec(), ..Script::default() });
@@ -170,7 +173,7 @@ fn upload(len: usize) -> (Vec<u8>, usize) {
         ..Message::default()
     };
     const PREFIX: usize = 5;
-    // What is not payload has the same length in both.
+    // The rest of the message has the same length in both.
     let payload = 2 * len - PREFIX - of(len).encoded_len();
     let mut bytes = vec![0];
     bytes.put_u32((len - PREFIX) as u32);
@@ -179,32 +182,32 @@ fn upload(len: usize) -> (Vec<u8>, usize) {
     (bytes, payload)
 }
 
-/// One of them, beside a channel that it does not hurt.
-pub async fn break_a_rule(world: &mut World) {
-    let load = world.under_load().await;
-    let breach = Breach::ALL[load.world.rng.random_range(0..Breach::ALL.len())];
-    Host::new(load.world).lets_in(load.world, breach).await;
+/// Commits a random breach next to a channel that must not be affected.
+pub async fn run_hostile_peer(test: &mut FaultTest) {
+    let load = test.under_load().await;
+    let breach = Breach::ALL[load.test.rng.random_range(0..Breach::ALL.len())];
+    Host::new(load.test).run_peer(load.test, breach).await;
     let channel = load.channel.clone();
     let tally = load.end().await;
     assert_eq!((tally.failed(), channel.stats().calls_tcp), (0, 0), "{tally:?}");
 }
 
-/// What a peer does that it must not.
+/// A violation of the protocol.
 #[derive(Clone, Copy, Debug)]
 enum Breach {
-    /// Words of another protocol.
+    /// A message of another protocol.
     Words,
-    /// PINGs as fast as the device takes them.
+    /// PINGs as fast as the device accepts them.
     Flood,
     /// All its SENDs at once, many more than it has credits.
     PastItsCredits,
     /// Nothing, after a first PING.
     Silence,
-    /// A WRITE with a key that nobody gave it.
+    /// A WRITE with a key that the peer was not given.
     UnknownKey,
     /// A WRITE to an address far from its grant, with the grant's key.
     FarFromItsGrant,
-    /// Likewise, beyond the region, which is no longer than a chunk of landing memory.
+    /// A WRITE just beyond the region, which is no longer than a chunk of landing memory.
     BehindItsGrant,
 }
 
@@ -262,7 +265,7 @@ fn config() -> LinkConfig {
     }
 }
 
-/// A hostile host: its device, and where the server is.
+/// A hostile host: its device and pool, and the server's address.
 struct Host {
     fabric: Fabric,
     pool: Pool,
@@ -270,15 +273,15 @@ struct Host {
 }
 
 impl Host {
-    fn new(world: &World) -> Self {
-        let fabric = Fabric::open(Some(&world.place.client_device)).unwrap();
+    fn new(test: &FaultTest) -> Self {
+        let fabric = Fabric::open(Some(&test.topology.client_device)).unwrap();
         let pool = Pool::new(PoolConfig::default().total(8 << 20), fabric.registrar()).unwrap();
-        Self { fabric, pool, server: world.at }
+        Self { fabric, pool, server: test.at }
     }
 
-    /// A ticket, and where it is good.
-    async fn ask(&self) -> ([u8; 16], SocketAddr) {
-        let grant = granted(self.server, "verbs").await;
+    /// Gets a ticket, and the address for which it is valid.
+    async fn request_ticket(&self) -> ([u8; 16], SocketAddr) {
+        let grant = request_grant(self.server, "verbs").await;
         let Some(Offered::Verbs(verbs)) = &grant.fabrics[0].fabric else { panic!("{grant:?}") };
         let address = &verbs.addresses[0];
         let place = SocketAddr::new(address.ip.parse().unwrap(), address.port as u16);
@@ -299,42 +302,42 @@ impl Host {
         })
     }
 
-    /// A peer comes in and does this. The server ends its connection, and says so.
-    async fn lets_in(&self, world: &mut World, breach: Breach) {
-        let before = world.said("fast path lost");
-        let mut peer = self.enter().await;
+    /// Connects a peer that commits this breach. The server must close its connection, and log it.
+    async fn run_peer(&self, test: &mut FaultTest, breach: Breach) {
+        let before = test.server_log_count("fast path lost");
+        let mut peer = self.connect_with_ticket().await;
         breach.commit(&mut peer).await;
-        let end = bounded("the end of a peer that broke the rules", peer.death()).await;
+        let end = with_timeout("the end of a peer that broke the rules", peer.wait_for_end()).await;
         println!("  {breach:?}: {end}");
         drop(peer);
-        world.counts_a_fault();
-        let read = || async { world.said("fast path lost") };
-        until("the loss is not in the server's log", read, |now| *now > before).await;
+        test.count_fault();
+        let read = || async { test.server_log_count("fast path lost") };
+        poll_until("the loss is not in the server's log", read, |now| *now > before).await;
     }
 
-    async fn enter(&self) -> Peer {
-        let (ticket, place) = self.ask().await;
+    async fn connect_with_ticket(&self) -> Peer {
+        let (ticket, place) = self.request_ticket().await;
         let mut config = Config::default();
         (config.slot_size, config.recv_slots) = (4096, 32);
         self.connect(place, &Hello::new(ticket, config.settings()).encode()).await.unwrap()
     }
 }
 
-/// Where the server lets this peer write.
+/// A grant for this peer.
 struct Granted {
     id: u32,
     addr: u64,
     rkey: u32,
 }
 
-/// A queue pair in the wrong hands.
+/// A hostile peer with a queue pair.
 struct Peer {
     link: AnyLink,
     pool: Pool,
     next: u64,
     done: u64,
     messages: VecDeque<Bytes>,
-    /// RECVs posted again that the server has not been told of.
+    /// RECVs posted again for which no credits have been returned yet.
     credits: u16,
 }
 
@@ -355,7 +358,7 @@ impl Peer {
         result
     }
 
-    async fn death(&mut self) -> LinkError {
+    async fn wait_for_end(&mut self) -> LinkError {
         loop {
             if let Err(error) = self.poll().await {
                 return error;
@@ -368,7 +371,7 @@ impl Peer {
         self.link.queue(self.next, work, true).map(|_| self.next)
     }
 
-    /// Whatever the bytes are.
+    /// Posts a SEND with arbitrary bytes.
     fn post(&mut self, bytes: &[u8]) {
         self.link.block_mut()[..bytes.len()].copy_from_slice(bytes);
         self.queue(Work::Send { offset: 0, len: bytes.len() }).unwrap();
@@ -382,8 +385,8 @@ impl Peer {
         message.finish(std::mem::take(&mut self.credits))
     }
 
-    /// Says that it is there when it is asked, until its connection ends.
-    async fn stands_by(&mut self) -> LinkError {
+    /// Answers PINGs until the connection ends.
+    async fn answer_pings(&mut self) -> LinkError {
         loop {
             while let Some(message) = self.messages.pop_front() {
                 let mut reader = Reader::new(message).unwrap();
@@ -401,8 +404,7 @@ impl Peer {
         }
     }
 
-    /// Sends a frame when what it has sent before is done, and waits until the slot may be used
-    /// again.
+    /// Sends a frame after all earlier work has completed, and waits for its completion.
     async fn try_frame(&mut self, frame: &Frame) -> Result<(), LinkError> {
         while self.done < self.next {
             self.poll().await?;
@@ -417,10 +419,10 @@ impl Peer {
     }
 
     async fn frame(&mut self, frame: &Frame) {
-        bounded("a SEND", self.try_frame(frame)).await.unwrap();
+        with_timeout("a SEND", self.try_frame(frame)).await.unwrap();
     }
 
-    /// Asks for memory by the book.
+    /// Requests memory as the protocol says.
     async fn grant(&mut self) -> Granted {
         let mut block = BytesMut::new();
         let path = "/tonic_rdma.conformance.v1.Conformance/Upload";
@@ -450,11 +452,11 @@ impl Peer {
                     }
                 }
             }
-            bounded("a grant", self.poll()).await.unwrap();
+            with_timeout("a grant", self.poll()).await.unwrap();
         }
     }
 
-    /// The message that answers its call.
+    /// The response message of its call.
     async fn reply(&mut self) -> Message {
         let mut body = BytesMut::new();
         loop {
@@ -472,11 +474,11 @@ impl Peer {
                     }
                 }
             }
-            bounded("the answer", self.poll()).await.unwrap();
+            with_timeout("the answer", self.poll()).await.unwrap();
         }
     }
 
-    /// WRITEs where it was not allowed to.
+    /// WRITEs outside of its grant.
     async fn write_at(&mut self, aim: fn(Granted) -> (u64, u32)) {
         let (remote_addr, rkey) = aim(self.grant().await);
         self.write(&[0; 4096], remote_addr, rkey);

@@ -1,4 +1,4 @@
-//! What the library says about it: its log and its metrics, kept for tests to read.
+//! Records the library's log and metrics for the tests.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
@@ -16,9 +16,9 @@ pub struct Log {
 }
 
 impl Log {
-    /// Begins to keep it. What RUST_LOG lets through, or else what is worth a warning, is kept and
-    /// goes to standard error.
-    pub fn keep() -> Self {
+    /// Installs the recorders. Keeps what RUST_LOG selects, by default `info` and above, and prints
+    /// it on standard error.
+    pub fn install() -> Self {
         let metrics = PrometheusBuilder::new().install_recorder().unwrap();
         let log = Self { lines: Arc::default(), metrics };
         let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
@@ -30,12 +30,13 @@ impl Log {
         log
     }
 
-    /// Whether a line has all of these in it.
-    pub fn has(&self, words: &[&str]) -> bool {
+    /// Whether a line contains all of these words.
+    pub fn contains(&self, words: &[&str]) -> bool {
         self.lines.lock().unwrap().lines().any(|line| words.iter().all(|word| line.contains(word)))
     }
 
-    /// How often a client of this process has decided for TCP for this reason, by the metrics.
+    /// The number of fallbacks to TCP by clients of this process with this reason, according to the
+    /// metrics.
     pub fn fallbacks(&self, code: ReasonCode) -> u64 {
         let metrics = self.metrics.render();
         let reason = format!("reason=\"{}\"", code.as_str());
@@ -48,8 +49,8 @@ impl Log {
         metrics.lines().filter(of_clients).map(count).sum()
     }
 
-    /// Begins anew.
-    pub fn forget(&self) {
+    /// Clears the log.
+    pub fn clear(&self) {
         self.lines.lock().unwrap().clear();
     }
 }

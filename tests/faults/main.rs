@@ -1,24 +1,25 @@
 //! Faults on real verbs, under load, in the guest: `tests/guest/suite faults`.
 //!
-//! Whatever happens, a call ends well, or once with the status of a lost connection, or it goes on
-//! over TCP; its data is right; nothing hangs, nothing is left behind, and nobody else is hurt.
-//! Where TCP lives calls go on over it, and they return to RDMA when that works again, without
-//! anybody's help.
+//! Whatever the fault, a call ends with OK, or exactly once with the status of a lost connection,
+//! or it continues over TCP. Its data is correct, nothing hangs, no resource leaks, and other
+//! connections are unaffected. While TCP works, calls continue over it, and they return to RDMA by
+//! themselves once that works again.
 //!
 //! | module | what |
 //! |---|---|
-//! | `host` | processes killed and stopped; a device, its interface, its address taken away and given back |
-//! | `veth` | packets lost, delayed, repeated, changed, swallowed, between the two ends of a veth pair |
+//! | `host` | processes killed and stopped; a device, interface or address removed and restored |
+//! | `veth` | packets lost, delayed, duplicated, corrupted or all dropped between two veth ends |
 //! | `memlock` | RLIMIT_MEMLOCK lowered between connections |
-//! | `hostile` | peers that have a ticket and break every rule |
-//! | `soak` | random ones, for as long as one likes: `make soak` |
-//! | `cable` | two guests, and the cable between them is cut |
+//! | `hostile` | peers that have a ticket and violate the protocol |
+//! | `soak` | random faults for a given time: `make soak` |
+//! | `cable` | the cable between two guests is cut |
 //! | `world`, `roles`, `log` | what they have in common |
 
 // A failed unwrap is a failed test.
 #![allow(clippy::unwrap_used, clippy::panic, unreachable_pub)]
 
 mod cable;
+mod fault_test;
 mod host;
 mod hostile;
 mod log;
@@ -26,7 +27,6 @@ mod memlock;
 mod roles;
 mod soak;
 mod veth;
-mod world;
 
 use std::future::Future;
 use std::pin::Pin;
@@ -34,7 +34,7 @@ use std::process::ExitCode;
 
 use libtest_mimic::Trial;
 use log::Log;
-use tonic_rdma_tests::codec::Which;
+use tonic_rdma_tests::codec::CodecKind;
 use tonic_rdma_tests::process::{role, runtime};
 
 type Test = fn(Log) -> Pin<Box<dyn Future<Output = ()>>>;
@@ -54,17 +54,17 @@ fn main() -> ExitCode {
         return roles::play(&role);
     }
     assert!(
-        std::env::var_os("TONIC_RDMA_GUEST").is_some() || soak::needs_no_device(),
+        std::env::var_os("TONIC_RDMA_GUEST").is_some() || soak::runs_on_shm(),
         "run this in the guest: tests/guest/suite faults"
     );
-    let log = Log::keep();
+    let log = Log::install();
     let mut arguments = libtest_mimic::Arguments::from_args();
-    // They take devices away from each other, and count what processes hold.
+    // The tests remove devices, and count the resources of processes.
     arguments.test_threads = Some(1);
     let tests = tests! {
         host: server_killed client_killed server_stopped client_stopped device_removed interface_down address_removed;
         hostile: peers_that_break_the_rules a_key_without_its_address;
-        veth: packets_lost_delayed_repeated_and_changed swallowed_by_the_rdma_network swallowed_by_the_network;
+        veth: packets_lost_delayed_repeated_and_changed black_hole_for_rdma black_hole_for_all;
         memlock: of_the_server of_a_client;
         cable: cut;
         soak: random_faults;
@@ -72,7 +72,7 @@ fn main() -> ExitCode {
     let trials = tests.into_iter().map(|(name, test)| {
         let log = log.clone();
         Trial::test(name, move || {
-            runtime(Which::Plain).block_on(test(log));
+            runtime(CodecKind::Plain).block_on(test(log));
             Ok(())
         })
     });

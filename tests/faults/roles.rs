@@ -1,26 +1,26 @@
-//! What the other processes of these tests do.
+//! The roles of the other processes of these tests.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use tokio::io::{AsyncBufReadExt as _, BufReader, stdin};
-use tonic_rdma_tests::load::{Load, Tally, WORKERS, until};
-use tonic_rdma_tests::process::{codec_of, runtime};
+use tonic_rdma_tests::load::{Load, Tally, WORKERS, poll_until};
+use tonic_rdma_tests::process::{codec_from_name, runtime};
 use tonic_rdma_tests::server_process::{fabric_of, serve};
 
+use crate::fault_test::endpoint;
 use crate::log::Log;
-use crate::world::endpoint;
 
-/// Plays a role, until its standard input ends or it is killed.
+/// Runs a role until its standard input ends or it is killed.
 pub fn play(role: &[String]) -> ExitCode {
     let words: Vec<_> = role.iter().map(String::as_str).collect();
     if words[0] == "cable" {
         cable(&words[1..]);
         return ExitCode::SUCCESS;
     }
-    Log::keep();
-    let runtime = runtime(codec_of(words[1]));
+    Log::install();
+    let runtime = runtime(codec_from_name(words[1]));
     match words[..] {
         ["server", _, at, device] => {
             runtime.block_on(serve(at.parse().unwrap(), device, false, || 0))
@@ -37,15 +37,15 @@ pub fn play(role: &[String]) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Calls. Answers `path` with the path that calls take, and `carries`, when they go by RDMA, with
-/// how they have ended so far.
+/// Keeps making calls. Answers `path` with the path that calls take, and any other line, once calls
+/// use RDMA, with how calls have ended so far.
 async fn call(at: SocketAddr, device: &str, seed: u64) {
     let (fabric, context) = fabric_of(device);
     let channel = endpoint(at, false, (fabric, &context)).connect().await.unwrap();
     let tally = Tally::default();
     let mut load = Load::start(&channel, seed, &tally);
-    let begun = || async { channel.stats().calls_fast + channel.stats().calls_tcp };
-    until("no calls", begun, |calls| *calls >= 2 * WORKERS).await;
+    let started = || async { channel.stats().calls_fast + channel.stats().calls_tcp };
+    poll_until("no calls", started, |calls| *calls >= 2 * WORKERS).await;
     println!("up");
     let mut lines = BufReader::new(stdin()).lines();
     while let Ok(Some(question)) = lines.next_line().await {
@@ -53,20 +53,21 @@ async fn call(at: SocketAddr, device: &str, seed: u64) {
             println!("{}", channel.path());
             continue;
         }
-        until("not on the fast path", || async { channel.path() }, |info| info.path.is_fast())
+        poll_until("not on the fast path", || async { channel.path() }, |info| info.path.is_fast())
             .await;
-        let (begun, before) = (|| async { channel.stats().calls_fast }, channel.stats().calls_fast);
-        until("no calls over RDMA", begun, |calls| *calls >= before + 2 * WORKERS).await;
+        let (started, before) =
+            (|| async { channel.stats().calls_fast }, channel.stats().calls_fast);
+        poll_until("no calls over RDMA", started, |calls| *calls >= before + 2 * WORKERS).await;
         load.check();
         println!("{tally:?}");
     }
     load.stop().await;
 }
 
-/// A network cable between two guests: carries datagrams both ways, unless the file is there.
+/// A network cable between two guests: forwards datagrams both ways unless the file exists.
 ///
-/// `cable HERE_A GUEST_A HERE_B GUEST_B FILE`: what comes to port HERE_A goes to port GUEST_B, and
-/// the other way round.
+/// `cable HERE_A GUEST_A HERE_B GUEST_B FILE`: forwards from port HERE_A to port GUEST_B, and from
+/// HERE_B to GUEST_A.
 fn cable(words: &[&str]) {
     let port = |n: usize| SocketAddr::from(([127, 0, 0, 1], words[n].parse::<u16>().unwrap()));
     let cut = PathBuf::from(words[4]);
@@ -80,7 +81,7 @@ fn cable(words: &[&str]) {
 fn carry(from: &UdpSocket, to: SocketAddr, cut: &Path) {
     let mut frame = [0; 65_536];
     loop {
-        // Nobody may be there yet, or any more: a network does not complain.
+        // The other guest may not be up: like a network, drop the datagram.
         let Ok((len, _)) = from.recv_from(&mut frame) else { continue };
         if !cut.exists() {
             let _ = from.send_to(&frame[..len], to);

@@ -1,5 +1,5 @@
-//! Random faults for as long as SOAK_SECONDS says, on SOAK_FABRIC: `shm` on any host, else the
-//! devices of the guest.
+//! Random faults for SOAK_SECONDS: over shared memory if SOAK_FABRIC is `shm`, which works on any
+//! host, else on the devices of the guest.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -10,17 +10,18 @@ use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use tonic_rdma_tests::load::{Load, Tally};
-use tonic_rdma_tests::process_resources::Watch;
+use tonic_rdma_tests::process_resources::LeakCheck;
 
+use crate::fault_test::{FaultTest, Topology};
 use crate::log::Log;
-use crate::world::{Place, World};
 use crate::{host, hostile, veth};
 
-type Fault = (&'static str, for<'a> fn(&'a mut World) -> Pin<Box<dyn Future<Output = ()> + 'a>>);
+type Fault =
+    (&'static str, for<'a> fn(&'a mut FaultTest) -> Pin<Box<dyn Future<Output = ()> + 'a>>);
 
 macro_rules! faults {
     ($($name:literal $fault:path;)+) => {
-        &[$(($name, |world| Box::pin($fault(world))),)+]
+        &[$(($name, |test| Box::pin($fault(test))),)+]
     };
 }
 
@@ -37,23 +38,23 @@ const DEVICES: &[Fault] = faults! {
     "rdma link del and add" host::remove_device;
     "interface down and up" host::take_interface_down;
     "address removed and added" host::remove_address;
-    "hostile peer" hostile::break_a_rule;
+    "hostile peer" hostile::run_hostile_peer;
 };
 
 const NETWORK: &[Fault] = faults! {
-    "packets lost, late, double or wrong" veth::trouble_some_packets;
-    "black hole" veth::swallow;
+    "packets lost, late, double or wrong" veth::impair_packets_at_random;
+    "black hole" veth::black_hole;
     "SIGSTOP of the server" host::stop_server;
     "kill -9 of the server" host::kill_server;
 };
 
-/// Faults between two looks for leaks.
+/// Faults between two checks for leaks.
 const ROUND: usize = 4;
 
-type MakePlace = fn() -> Place;
+type MakePlace = fn() -> Topology;
 
-/// Whether it runs outside of the guest.
-pub fn needs_no_device() -> bool {
+/// Whether the soak uses shared memory, and so needs no guest.
+pub fn runs_on_shm() -> bool {
     std::env::var("SOAK_FABRIC").is_ok_and(|fabric| fabric == "shm")
 }
 
@@ -61,45 +62,47 @@ pub async fn random_faults(log: Log) {
     let number = |name| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
     let time = Duration::from_secs(number("SOAK_SECONDS").expect("SOAK_SECONDS says for how long"));
     let seed = number("TONIC_RDMA_TEST_SEED").unwrap_or_else(|| rand::rng().random());
-    let places: &[(MakePlace, &[Fault])] = match needs_no_device() {
-        true => &[(Place::shm, PROCESSES)],
-        false => {
-            &[(Place::one_device, DEVICES), (Place::veth, NETWORK), (Place::veth_alone, NETWORK)]
-        }
+    let places: &[(MakePlace, &[Fault])] = match runs_on_shm() {
+        true => &[(Topology::shm, PROCESSES)],
+        false => &[
+            (Topology::one_device, DEVICES),
+            (Topology::veth, NETWORK),
+            (Topology::veth_alone, NETWORK),
+        ],
     };
     println!("TONIC_RDMA_TEST_SEED={seed}");
     let mut rng = SmallRng::seed_from_u64(seed);
-    let (begun, mut rounds) = (Instant::now(), 0);
-    let (mut counts, mut watch) = (BTreeMap::<_, u64>::new(), Watch::default());
+    let (started, mut rounds) = (Instant::now(), 0);
+    let (mut counts, mut leak_check) = (BTreeMap::<_, u64>::new(), LeakCheck::default());
     let (totals, mut faults) = (Tally::default(), 0);
     let mut last = None;
-    while begun.elapsed() < time || rounds == 0 {
-        let (place, choice) = places.choose(&mut rng).unwrap();
-        let mut world = World::new(place(), log.clone()).await;
-        // It lives through all of them.
-        let veteran = world.connect().await;
+    while started.elapsed() < time || rounds == 0 {
+        let (topology, choice) = places.choose(&mut rng).unwrap();
+        let mut test = FaultTest::new(topology(), log.clone()).await;
+        // This channel stays open during all faults of the round.
+        let long_lived = test.connect().await;
         let tally = Tally::default();
-        let load = Load::start_fickle(&veteran, rng.random(), &tally);
+        let load = Load::start_with_cancels(&long_lived, rng.random(), &tally);
         for _ in 0..ROUND {
             let (name, fault) = choice.choose(&mut rng).unwrap();
             println!(" {name}");
-            fault(&mut world).await;
+            fault(&mut test).await;
             *counts.entry(*name).or_default() += 1;
         }
         load.stop().await;
-        drop(veteran);
+        drop(long_lived);
         // Fails if a byte of a pool is still in use.
-        let (more, calls) = world.end(&format!("round {rounds}")).await;
+        let (more, calls) = test.end(&format!("round {rounds}")).await;
         faults += more;
         totals.include(&calls);
         totals.include(&tally);
         rounds += 1;
-        last = Some(watch.check("self", faults).await);
+        last = Some(leak_check.check("self", faults).await);
     }
-    let held = last.unwrap().beyond(watch.first().unwrap());
+    let held = last.unwrap().excess_over(leak_check.first().unwrap());
     let leaks: Vec<_> = held.into_iter().chain([("bytes of pools", 0)]).collect();
-    // What tests/soak reads.
-    println!("soak seconds {}", begun.elapsed().as_secs());
+    // tests/soak parses these lines.
+    println!("soak seconds {}", started.elapsed().as_secs());
     println!("soak seed {seed}");
     println!("soak rounds {rounds}");
     println!("soak faults {faults}");

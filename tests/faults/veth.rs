@@ -1,81 +1,81 @@
-//! A network that loses, delays, repeats, changes or swallows packets, between the two ends of a
-//! veth pair.
+//! A network between the two ends of a veth pair that loses, delays, duplicates, corrupts or drops
+//! all packets.
 
 use rand::Rng;
 use tonic_rdma::ReasonCode;
 
+use crate::fault_test::{FaultTest, Topology, run};
 use crate::log::Log;
-use crate::world::{Place, World, run};
 
-/// What the network does, as tc-netem(8) says it.
-const TROUBLE: &[&str] = &["loss 1%", "loss 5%", "delay 20ms", "duplicate 10%", "corrupt 1%"];
+/// Impairments of the network, as options of tc-netem(8).
+const IMPAIRMENTS: &[&str] = &["loss 1%", "loss 5%", "delay 20ms", "duplicate 10%", "corrupt 1%"];
 
-/// Calls that are to end meanwhile.
+/// Calls that must end during an impairment.
 const CALLS: u64 = 40;
 
-fn netem(trouble: &str) {
+fn netem(impairment: &str) {
     for netdev in ["va", "vb"] {
-        run(&format!("tc qdisc replace dev {netdev} root netem limit 10000 {trouble}"));
+        run(&format!("tc qdisc replace dev {netdev} root netem limit 10000 {impairment}"));
     }
 }
 
-fn heal() {
+fn clear_netem() {
     for netdev in ["va", "vb"] {
         run(&format!("tc qdisc del dev {netdev} root"));
     }
 }
 
 pub async fn packets_lost_delayed_repeated_and_changed(log: Log) {
-    let mut world = World::new(Place::veth(), log).await;
-    for trouble in TROUBLE {
-        trouble_packets(&mut world, trouble).await;
+    let mut test = FaultTest::new(Topology::veth(), log).await;
+    for impairment in IMPAIRMENTS {
+        impair_packets(&mut test, impairment).await;
     }
-    world.end("packets lost, delayed, repeated and changed").await;
+    test.end("packets lost, delayed, repeated and changed").await;
 }
 
-async fn trouble_packets(world: &mut World, trouble: &str) {
-    println!("  {trouble}:");
-    let mut load = world.under_load().await;
-    load.strikes();
-    netem(trouble);
-    load.calls_end(CALLS).await;
+async fn impair_packets(test: &mut FaultTest, impairment: &str) {
+    println!("  {impairment}:");
+    let mut load = test.under_load().await;
+    load.begin_fault();
+    netem(impairment);
+    load.wait_for_calls(CALLS).await;
     load.note("calls ended");
-    heal();
-    load.returns().await;
+    clear_netem();
+    load.wait_for_recovery().await;
     load.end().await;
 }
 
-/// Any of them.
-pub async fn trouble_some_packets(world: &mut World) {
-    let trouble = TROUBLE[world.rng.random_range(0..TROUBLE.len())];
-    trouble_packets(world, trouble).await;
+/// Applies a random impairment.
+pub async fn impair_packets_at_random(test: &mut FaultTest) {
+    let impairment = IMPAIRMENTS[test.rng.random_range(0..IMPAIRMENTS.len())];
+    impair_packets(test, impairment).await;
 }
 
-/// The network of the devices is gone, TCP is not.
-pub async fn swallowed_by_the_rdma_network(log: Log) {
-    let mut world = World::new(Place::veth(), log).await;
-    swallow(&mut world).await;
-    world.end("black hole for RDMA").await;
+/// Drops the packets of the devices; TCP still works.
+pub async fn black_hole_for_rdma(log: Log) {
+    let mut test = FaultTest::new(Topology::veth(), log).await;
+    black_hole(&mut test).await;
+    test.end("black hole for RDMA").await;
 }
 
-/// Everything is gone.
-pub async fn swallowed_by_the_network(log: Log) {
-    let mut world = World::new(Place::veth_alone(), log).await;
-    swallow(&mut world).await;
-    world.end("black hole").await;
+/// Drops all packets.
+pub async fn black_hole_for_all(log: Log) {
+    let mut test = FaultTest::new(Topology::veth_alone(), log).await;
+    black_hole(&mut test).await;
+    test.end("black hole").await;
 }
 
-pub async fn swallow(world: &mut World) {
-    let mut load = world.under_load().await;
-    load.strikes();
+pub async fn black_hole(test: &mut FaultTest) {
+    let mut load = test.under_load().await;
+    load.begin_fault();
     netem("loss 100%");
-    load.noticed(&[ReasonCode::LinkLost]).await;
-    match load.world.place.keep_alive {
-        // TCP has lost its network as well.
-        true => load.calls_fail().await,
-        false => load.goes_on_over_tcp().await,
+    load.assert_fallback(&[ReasonCode::LinkLost]).await;
+    match load.test.topology.keep_alive {
+        // TCP uses the same network.
+        true => load.wait_for_failed_calls().await,
+        false => load.assert_calls_over_tcp().await,
     }
-    heal();
-    load.returns().await;
+    clear_netem();
+    load.wait_for_recovery().await;
     load.end().await;
 }

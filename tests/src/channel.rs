@@ -21,7 +21,7 @@ pub enum AnyChannel {
 }
 
 impl AnyChannel {
-    /// tonic-rdma's channel. Fails the test when it is another's.
+    /// tonic-rdma's channel. Panics if it is tonic's.
     pub fn rdma(&self) -> &tonic_rdma::Channel {
         match self {
             AnyChannel::Rdma(channel) => channel,
@@ -32,7 +32,7 @@ impl AnyChannel {
 
 impl Service<http::Request<Body>> for AnyChannel {
     type Response = http::Response<Body>;
-    // What a stub makes of the channel's error anyway.
+    // A stub converts the channel's error to this type anyway.
     type Error = Status;
     type Future = AnyCall;
 

@@ -1,5 +1,5 @@
-//! The codec of the generated stubs: that of tonic-rdma, or the plain one, as the fabric says for
-//! either end.
+//! The codec of the generated stubs: tonic-rdma's zero-copy codec or tonic's plain one. The fabric
+//! under test decides, for each end.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -9,7 +9,7 @@ use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder
 
 /// A codec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Which {
+pub enum CodecKind {
     /// `tonic_rdma::codec::ProstCodec`
     ZeroCopy,
     /// `tonic_prost::ProstCodec`
@@ -17,29 +17,29 @@ pub enum Which {
 }
 
 thread_local! {
-    static WHICH: Cell<Which> = const { Cell::new(Which::Plain) };
+    static WHICH: Cell<CodecKind> = const { Cell::new(CodecKind::Plain) };
 }
 
-/// Stubs that are made on this thread use it. Handlers run on the threads of a case's runtime, the
-/// calls of the case itself on another.
-pub fn use_here(which: Which) {
+/// Sets the codec of stubs that are created on this thread. Handlers run on the threads of a case's
+/// runtime, the case itself on another.
+pub fn set_thread_codec(which: CodecKind) {
     WHICH.set(which);
 }
 
-/// What `codec_path` in build.rs names.
+/// The codec that `codec_path` in build.rs names.
 #[derive(Clone, Debug)]
-pub struct Chosen<T, U> {
-    which: Which,
+pub struct TestCodec<T, U> {
+    which: CodecKind,
     _pd: PhantomData<fn(T) -> U>,
 }
 
-impl<T, U> Default for Chosen<T, U> {
+impl<T, U> Default for TestCodec<T, U> {
     fn default() -> Self {
         Self { which: WHICH.get(), _pd: PhantomData }
     }
 }
 
-impl<T, U> Codec for Chosen<T, U>
+impl<T, U> Codec for TestCodec<T, U>
 where
     T: prost::Message + 'static,
     U: prost::Message + Default + 'static,
@@ -51,15 +51,15 @@ where
 
     fn encoder(&mut self) -> Self::Encoder {
         AnyEncoder(match self.which {
-            Which::ZeroCopy => Box::new(tonic_rdma::codec::ProstCodec::<T, U>::new().encoder()),
-            Which::Plain => Box::new(tonic_prost::ProstCodec::<T, U>::new().encoder()),
+            CodecKind::ZeroCopy => Box::new(tonic_rdma::codec::ProstCodec::<T, U>::new().encoder()),
+            CodecKind::Plain => Box::new(tonic_prost::ProstCodec::<T, U>::new().encoder()),
         })
     }
 
     fn decoder(&mut self) -> Self::Decoder {
         AnyDecoder(match self.which {
-            Which::ZeroCopy => Box::new(tonic_rdma::codec::ProstCodec::<T, U>::new().decoder()),
-            Which::Plain => Box::new(tonic_prost::ProstCodec::<T, U>::new().decoder()),
+            CodecKind::ZeroCopy => Box::new(tonic_rdma::codec::ProstCodec::<T, U>::new().decoder()),
+            CodecKind::Plain => Box::new(tonic_prost::ProstCodec::<T, U>::new().decoder()),
         })
     }
 }

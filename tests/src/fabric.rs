@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use tonic_rdma::{FabricKind, Path};
 
-use crate::codec::Which;
+use crate::codec::CodecKind;
 
 /// What carries the calls of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -80,19 +80,21 @@ impl Fabric {
     }
 
     /// The codecs of client and server.
-    pub fn codecs(self) -> (Which, Which) {
+    pub fn codecs(self) -> (CodecKind, CodecKind) {
         match self {
             // The reference, and the ordinary service.
-            Fabric::Stock | Fabric::SimPlain | Fabric::ShmSmall => (Which::Plain, Which::Plain),
-            Fabric::SimDelayed => (Which::Plain, Which::ZeroCopy),
-            Fabric::StockClient => (Which::ZeroCopy, Which::Plain),
-            Fabric::StockServer => (Which::Plain, Which::ZeroCopy),
+            Fabric::Stock | Fabric::SimPlain | Fabric::ShmSmall => {
+                (CodecKind::Plain, CodecKind::Plain)
+            }
+            Fabric::SimDelayed => (CodecKind::Plain, CodecKind::ZeroCopy),
+            Fabric::StockClient => (CodecKind::ZeroCopy, CodecKind::Plain),
+            Fabric::StockServer => (CodecKind::Plain, CodecKind::ZeroCopy),
             Fabric::Tcp
             | Fabric::Sim
             | Fabric::SimSmall
             | Fabric::Shm
             | Fabric::ShmTwo
-            | Fabric::Verbs => (Which::ZeroCopy, Which::ZeroCopy),
+            | Fabric::Verbs => (CodecKind::ZeroCopy, CodecKind::ZeroCopy),
         }
     }
 

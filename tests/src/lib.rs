@@ -15,9 +15,9 @@
 //! - [`probe`]: events and gates that synchronise a test with the handlers of its service
 //! - [`service`]: the scripted service that the cases call, its scripts, and payload patterns
 //! - [`load`]: calls of every kind at once, checked and counted, for tests of faults
-//! - [`offer`]: tickets for peers that a test makes up itself
-//! - [`process`], [`process_resources`], [`server_process`]: processes of a test's own program, what
-//!   they hold of the system, and one that serves
+//! - [`offer`]: tickets for peers that a test implements itself
+//! - [`process`], [`process_resources`], [`server_process`]: child processes of a test, their system
+//!   resources, and one that serves
 //!
 //! [`Fabric::Stock`]: fabric::Fabric::Stock
 

@@ -1,4 +1,4 @@
-//! Load on a channel: calls of every kind whose data is checked, and how each of them ended.
+//! Load on a channel: calls of every kind, with checked data, and counts of how they ended.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Debug};
@@ -23,25 +23,25 @@ pub const LIMIT: Duration = Duration::from_secs(60);
 /// Calls that a channel keeps in flight.
 pub const WORKERS: u64 = 8;
 
-/// Waits, for [`LIMIT`] at most: longer is a hang, and fails the test.
+/// Waits for `future`. Panics after [`LIMIT`], because it hangs.
 #[allow(clippy::panic)]
-pub async fn bounded<T>(what: &str, future: impl Future<Output = T>) -> T {
+pub async fn with_timeout<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(LIMIT, future).await.unwrap_or_else(|_| panic!("hangs: {what}"))
 }
 
-/// Reads until `done`, for [`LIMIT`] at most. For what nobody tells when it happens.
-pub async fn until<T: Debug, F: Future<Output = T>>(
+/// Polls `read` until `done`, for at most [`LIMIT`]. For conditions without a notification.
+pub async fn poll_until<T: Debug, F: Future<Output = T>>(
     what: &str,
     mut read: impl FnMut() -> F,
     mut done: impl FnMut(&T) -> bool,
 ) -> T {
-    let begin = Instant::now();
+    let started = Instant::now();
     loop {
         let now = read().await;
         if done(&now) {
             return now;
         }
-        assert!(begin.elapsed() < LIMIT, "{what}: {now:?}");
+        assert!(started.elapsed() < LIMIT, "{what}: {now:?}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -55,7 +55,7 @@ impl Tally {
         *self.0.lock().unwrap().entry(end.to_owned()).or_default() += 1;
     }
 
-    /// Calls that ended so.
+    /// The number of calls that ended this way.
     pub fn of(&self, end: &str) -> u64 {
         self.0.lock().unwrap().get(end).copied().unwrap_or(0)
     }
@@ -65,7 +65,7 @@ impl Tally {
         self.0.lock().unwrap().values().sum()
     }
 
-    /// How calls ended, and how many so.
+    /// The number of calls by how they ended.
     pub fn all(&self) -> BTreeMap<String, u64> {
         self.0.lock().unwrap().clone()
     }
@@ -75,7 +75,7 @@ impl Tally {
         self.calls() - self.of("OK")
     }
 
-    /// Adds what another has counted.
+    /// Adds the counts of another tally.
     pub fn include(&self, other: &Tally) {
         for (end, count) in other.0.lock().unwrap().iter() {
             *self.0.lock().unwrap().entry(end.clone()).or_default() += count;
@@ -92,68 +92,74 @@ impl fmt::Debug for Tally {
 /// A channel with [`WORKERS`] calls in flight.
 #[derive(Debug)]
 pub struct Load {
-    on: Arc<AtomicBool>,
+    running: Arc<AtomicBool>,
     workers: JoinSet<()>,
 }
 
 impl Load {
-    /// Begins. Calls may end well, or with the status of a lost connection; all else fails the
-    /// test.
+    /// Starts the load. Calls may end with OK or with the status of a lost connection; anything
+    /// else fails the test.
     pub fn start(channel: &Channel, seed: u64, tally: &Tally) -> Self {
-        Self::of_callers(channel, seed, tally, None)
+        Self::start_workers(channel, seed, tally, None)
     }
 
-    /// Likewise, but one call in eight is dropped by its caller, within 10 ms. It counts as
-    /// `given up` if it had not ended.
-    pub fn start_fickle(channel: &Channel, seed: u64, tally: &Tally) -> Self {
-        Self::of_callers(channel, seed, tally, Some(Duration::from_millis(10)))
+    /// Starts a load whose callers drop one call in eight within 10 ms. A call that has not ended
+    /// by then counts as `given up`.
+    pub fn start_with_cancels(channel: &Channel, seed: u64, tally: &Tally) -> Self {
+        Self::start_workers(channel, seed, tally, Some(Duration::from_millis(10)))
     }
 
-    fn of_callers(channel: &Channel, seed: u64, tally: &Tally, patience: Option<Duration>) -> Self {
-        let on = Arc::new(AtomicBool::new(true));
+    fn start_workers(
+        channel: &Channel,
+        seed: u64,
+        tally: &Tally,
+        cancel_after: Option<Duration>,
+    ) -> Self {
+        let running = Arc::new(AtomicBool::new(true));
         let mut workers = JoinSet::new();
         for worker in 0..WORKERS {
-            let (on, tally) = (Arc::clone(&on), tally.clone());
+            let (running, tally) = (Arc::clone(&running), tally.clone());
             let mut client = client_of(AnyChannel::Rdma(channel.clone()));
             let mut rng = SmallRng::seed_from_u64(seed.wrapping_mul(WORKERS).wrapping_add(worker));
             workers.spawn(async move {
-                while on.load(Ordering::Relaxed) {
-                    let patience = patience.filter(|_| rng.random_ratio(1, 8));
-                    let patience =
-                        patience.map(|longest| rng.random_range(Duration::ZERO..longest));
-                    let call = bounded("a call", one_call(&mut client, &mut rng));
-                    let end = match patience {
-                        Some(patience) => tokio::time::timeout(patience, call).await,
+                while running.load(Ordering::Relaxed) {
+                    let cancel_after = cancel_after.filter(|_| rng.random_ratio(1, 8));
+                    let cancel_after =
+                        cancel_after.map(|longest| rng.random_range(Duration::ZERO..longest));
+                    let call = with_timeout("a call", one_call(&mut client, &mut rng));
+                    let end = match cancel_after {
+                        Some(cancel_after) => tokio::time::timeout(cancel_after, call).await,
                         None => Ok(call.await),
                     };
                     match end {
                         Err(_) => tally.add("given up"),
                         Ok(Ok(())) => tally.add("OK"),
                         Ok(Err(status)) => {
-                            check_lost(&status);
+                            assert_connection_lost(&status);
                             if tally.failed() == 0 {
                                 eprintln!("the first call that failed: {status}");
                             }
                             tally.add(&format!("{:?}", status.code()));
-                            // A server that is gone refuses at once, and a start takes the CPU.
+                            // Without a server, calls fail at once, and would take the CPU from the
+                            // one that starts.
                             tokio::time::sleep(Duration::from_millis(2)).await;
                         }
                     }
                 }
             });
         }
-        Self { on, workers }
+        Self { running, workers }
     }
 
-    /// Waits for the calls in flight. Fails if one went wrong.
+    /// Stops the load and waits for the calls in flight. Panics if a call failed the test.
     pub async fn stop(mut self) {
-        self.on.store(false, Ordering::Relaxed);
+        self.running.store(false, Ordering::Relaxed);
         while let Some(worker) = self.workers.join_next().await {
             worker.unwrap();
         }
     }
 
-    /// Fails if a call went wrong so far.
+    /// Panics if a call has failed the test so far.
     pub fn check(&mut self) {
         while let Some(worker) = self.workers.try_join_next() {
             worker.unwrap();
@@ -161,8 +167,8 @@ impl Load {
     }
 }
 
-/// One call of any kind, with messages of 64 bytes to 1 MiB. Wrong data, and an end that only looks
-/// good, panic.
+/// Makes one call of a random kind, with messages of 64 bytes to 1 MiB. Panics if data is wrong or
+/// missing.
 ///
 /// # Errors
 /// The call's.
@@ -203,9 +209,9 @@ pub async fn one_call(client: &mut Client, rng: &mut SmallRng) -> Result<(), Sta
     Ok(())
 }
 
-/// Fails unless it is UNAVAILABLE, or one of the other words that hyper has for a TCP connection
-/// that broke.
-pub fn check_lost(status: &Status) {
+/// Checks that the status is UNAVAILABLE, or one of the others that hyper gives for a broken TCP
+/// connection.
+pub fn assert_connection_lost(status: &Status) {
     let by_hyper = || {
         let text = format!("{status:?}");
         ["h2 protocol error", "transport error", "Canceled", "operation was canceled", "connection"]
@@ -220,9 +226,9 @@ pub fn check_lost(status: &Status) {
     assert!(right, "no lost connection: {status:?}");
 }
 
-/// Waits until the channel's path is this one.
+/// Waits until the channel uses this path.
 #[allow(clippy::panic)]
-pub async fn takes(channel: &Channel, path: Path) {
+pub async fn wait_for_path(channel: &Channel, path: Path) {
     let mut channel = channel.clone();
     let last = channel.clone();
     let there = async {
@@ -235,13 +241,13 @@ pub async fn takes(channel: &Channel, path: Path) {
         .unwrap_or_else(|_| panic!("not on {path}: {}", last.path()));
 }
 
-/// Waits for a call that went well. Whether that was while the fast path was away.
-pub async fn goes_on(channel: &Channel, rng: &mut SmallRng) -> bool {
+/// Makes calls until one succeeds. Returns whether the channel's path was TCP then.
+pub async fn wait_for_call(channel: &Channel, rng: &mut SmallRng) -> bool {
     let mut client = client_of(AnyChannel::Rdma(channel.clone()));
     loop {
         match one_call(&mut client, rng).await {
             Ok(()) => return channel.path().path == Path::Tcp,
-            Err(status) => check_lost(&status),
+            Err(status) => assert_connection_lost(&status),
         }
         tokio::time::sleep(Duration::from_millis(2)).await;
     }

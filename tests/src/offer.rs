@@ -1,4 +1,4 @@
-//! A ticket for a peer that a test makes up itself.
+//! A ticket for a peer that a test implements itself.
 
 use std::future::ready;
 use std::io;
@@ -14,14 +14,14 @@ use crate::bootstrap::bootstrap_client::BootstrapClient;
 use crate::bootstrap::offer_response::Outcome;
 use crate::bootstrap::{Grant, OfferRequest, TcpAddress};
 
-/// What `server` offers on `fabric` ("shm", "verbs"), with a ticket.
+/// Requests a grant with a ticket from `server` for `fabric` ("shm" or "verbs").
 ///
 /// # Panics
-/// The server does not answer, or refuses.
-pub async fn granted(server: SocketAddr, fabric: &str) -> Grant {
+/// The server does not answer, or does not grant.
+pub async fn request_grant(server: SocketAddr, fabric: &str) -> Grant {
     let tcp = TcpStream::connect(server).await.unwrap();
     let own = tcp.local_addr().unwrap();
-    // The server gives a ticket to who states its end of this connection.
+    // The server grants a ticket only to a client that states its own end of this connection.
     let own = TcpAddress { ip: own.ip().to_string(), port: own.port().into() };
     let mut tcp = Some(TokioIo::new(tcp));
     let once = || io::Error::other("it connects once");

@@ -8,7 +8,7 @@ use tower::{Layer, Service};
 
 use crate::probe::EventSink;
 
-/// A call as the server saw it.
+/// A call as recorded at the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordedCall {
     /// `/package.Service/Method`
@@ -44,7 +44,7 @@ impl PathLog {
         self.entries.lock().unwrap().push(call);
     }
 
-    /// What was recorded so far, without the calls by which the transport finds its path.
+    /// The calls so far, without the transport's own Offer calls.
     pub fn entries(&self) -> Vec<RecordedCall> {
         let entries = self.entries.lock().unwrap();
         let calls = entries.iter().filter(|e| !e.method.starts_with("/tonic_rdma.v1.Bootstrap/"));

@@ -67,7 +67,7 @@ impl Probe {
 
     /// How often `event` happened.
     pub fn count(&self, event: &str) -> u64 {
-        // What happened in another process may still be on its way.
+        // Events of other processes may still be in flight.
         let remotes = self.inner.remotes.lock().unwrap().clone();
         remotes.iter().for_each(|remote| remote.sync());
         self.known(event)
@@ -109,7 +109,7 @@ impl Probe {
         Arc::clone(gate)
     }
 
-    /// Opens a gate for good: whoever waits, now or later, goes on.
+    /// Opens a gate for all who wait now or later.
     pub fn open(&self, name: &str) {
         self.gate(name).close();
         self.inner.remotes.lock().unwrap().iter().for_each(|remote| remote.open(name));
@@ -129,7 +129,7 @@ impl Probe {
     }
 }
 
-/// Reports how what holds it ended: `finished:ID` or `dropped:ID`, and `ended:ID` for both.
+/// Reports how its owner ended: `finished:ID` or `dropped:ID`, and `ended:ID` for both.
 #[derive(Debug)]
 pub struct Guard {
     probe: Probe,
@@ -138,7 +138,7 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// The call came to its end by itself.
+    /// Marks the call as finished.
     pub fn finish(&mut self) {
         self.finished = true;
     }

@@ -1,25 +1,25 @@
-//! What a process holds of the system: the measure of leaks.
+//! The system resources of a process, to detect leaks.
 
 use std::time::Duration;
 
-use crate::load::until;
+use crate::load::poll_until;
 
 /// Counts of one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessResources {
     /// Open descriptors.
     pub fds: usize,
-    /// Mappings of files without a name, which is how memory is shared.
+    /// Mappings of memfds, by which memory is shared.
     pub memfd_maps: usize,
     /// Threads.
     pub threads: usize,
-    /// KiB that devices have pinned.
+    /// KiB of memory pinned for devices.
     pub pinned: usize,
 }
 
 impl ProcessResources {
-    /// By a process, `self` or its number. Fails if there is anything of it in /dev/shm.
-    pub fn by(process: &str) -> Self {
+    /// The resources of a process: `self` or a process id. Panics if it uses a file in /dev/shm.
+    pub fn of(process: &str) -> Self {
         let list = |what| std::fs::read_dir(format!("/proc/{process}/{what}")).unwrap();
         let read = |what| std::fs::read_to_string(format!("/proc/{process}/{what}")).unwrap();
         let maps = read("maps");
@@ -38,7 +38,7 @@ impl ProcessResources {
         }
     }
 
-    /// Of each the lower count; of threads the higher: one for blocking work comes and stays.
+    /// The lower of each count, but the higher of threads: one for blocking work starts and stays.
     fn or_steady(self, other: Self) -> Self {
         Self {
             fds: self.fds.min(other.fds),
@@ -48,8 +48,8 @@ impl ProcessResources {
         }
     }
 
-    /// What there is more of than there was, by name.
-    pub fn beyond(self, before: Self) -> [(&'static str, usize); 4] {
+    /// By how much each count exceeds that of `before`, by name.
+    pub fn excess_over(self, before: Self) -> [(&'static str, usize); 4] {
         [
             ("descriptors", self.fds.saturating_sub(before.fds)),
             ("mappings", self.memfd_maps.saturating_sub(before.memfd_maps)),
@@ -58,34 +58,34 @@ impl ProcessResources {
         ]
     }
 
-    /// No more of anything.
+    /// Whether no count exceeds that of `limit`.
     pub fn within(self, limit: Self) -> bool {
-        self.beyond(limit).iter().all(|(_, more)| *more == 0)
+        self.excess_over(limit).iter().all(|(_, more)| *more == 0)
     }
 }
 
-/// The checkpoints of one process.
+/// Checks one process for leaks, again and again.
 #[derive(Debug, Default)]
-pub struct Watch(Option<ProcessResources>);
+pub struct LeakCheck(Option<ProcessResources>);
 
-impl Watch {
-    /// The first time notes what is held at rest, `after` so many faults. From then on fails if it
-    /// does not come back to that.
+impl LeakCheck {
+    /// The first call records the resources at rest as the baseline. Later ones panic if the
+    /// process does not return to it. `after` is the number of faults so far.
     pub async fn check(&mut self, process: &str, after: usize) -> ProcessResources {
-        let read = || async { ProcessResources::by(process) };
+        let read = || async { ProcessResources::of(process) };
         let now = match self.0 {
-            Some(measure) => {
+            Some(baseline) => {
                 let what =
-                    format!("process {process} holds more than {measure:?} after {after} faults");
-                until(&what, read, |now| now.within(measure)).await
+                    format!("process {process} holds more than {baseline:?} after {after} faults");
+                poll_until(&what, read, |now| now.within(baseline)).await
             }
             None => {
-                // That of a moment could be too much, for good, or too little: the library looks at
-                // the devices once a second.
-                let mut steady = ProcessResources::by(process);
+                // A single reading could be too high or too low: the library checks the devices
+                // once a second.
+                let mut steady = ProcessResources::of(process);
                 for _ in 0..40 {
                     tokio::time::sleep(Duration::from_millis(30)).await;
-                    steady = steady.or_steady(ProcessResources::by(process));
+                    steady = steady.or_steady(ProcessResources::of(process));
                 }
                 *self.0.insert(steady)
             }
@@ -94,7 +94,7 @@ impl Watch {
         now
     }
 
-    /// What it was the first time.
+    /// The baseline.
     pub fn first(&self) -> Option<ProcessResources> {
         self.0
     }

@@ -1,5 +1,4 @@
-//! A server of the scripted service that has a process of its own, to be killed, stopped and
-//! measured.
+//! A server of the scripted service in a process of its own, which tests kill, stop and measure.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::time::Duration;
@@ -9,12 +8,12 @@ use rand::rngs::SmallRng;
 use tokio::io::{AsyncBufReadExt as _, BufReader, stdin};
 use tonic_rdma::{Context, Endpoint, FabricKind};
 
-use crate::load::until;
+use crate::load::poll_until;
 use crate::probe::Probe;
 use crate::process::{Process, in_use};
 use crate::service::Scripted;
 
-/// The fabric and the devices that a device's name stands for: `shm` is none.
+/// The fabric and the context for a device's name; `shm` stands for shared memory.
 pub fn fabric_of(device: &str) -> (FabricKind, Context) {
     match device {
         "shm" => (FabricKind::Shm, Context::builder().build()),
@@ -22,7 +21,7 @@ pub fn fabric_of(device: &str) -> (FabricKind, Context) {
     }
 }
 
-/// For channels that have time to find their fast path.
+/// An endpoint whose channels wait long for their fast path.
 pub fn endpoint(server: SocketAddr, (kind, context): (FabricKind, &Context)) -> Endpoint {
     Endpoint::from_shared(format!("http://{server}"))
         .unwrap()
@@ -31,7 +30,8 @@ pub fn endpoint(server: SocketAddr, (kind, context): (FabricKind, &Context)) -> 
         .fast_path_timeout(Duration::from_secs(10))
 }
 
-/// A port that no outgoing connection takes while nobody listens: it could even connect to itself.
+/// A port outside the ephemeral range, so that no outgoing connection takes it while the server is
+/// down. Such a connection could even connect to itself.
 #[allow(clippy::panic)]
 pub fn fixed_port(ip: IpAddr, rng: &mut SmallRng) -> u16 {
     let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
@@ -45,8 +45,8 @@ pub fn fixed_port(ip: IpAddr, rng: &mut SmallRng) -> u16 {
     panic!("no free port below {lowest}")
 }
 
-/// What the server's process does: serves, and answers `pools` with the bytes that are in use, and
-/// `heap` with those that `heap` says. One that is `alone` has nobody who asks.
+/// The role of the server's process: serves, and answers `pools` with the bytes of the pools in
+/// use, and `heap` with the result of `heap`. With `alone` it does not read standard input.
 #[allow(clippy::panic)]
 pub async fn serve(at: SocketAddr, device: &str, alone: bool, heap: fn() -> usize) {
     let (fabric, context) = fabric_of(device);
@@ -69,17 +69,17 @@ pub async fn serve(at: SocketAddr, device: &str, alone: bool, heap: fn() -> usiz
     }
 }
 
-/// Its process, through a command that executes another one, or through none: see
-/// [`Process::start`]. It serves.
-pub async fn start(through: &str, codec: &str, at: SocketAddr, device: &str) -> Process {
-    let mut server = Process::start(through, &format!("server {codec} {at} {device}"));
-    assert_eq!(server.line().await, "ready");
+/// Starts a server's process, as [`Process::start`] does, and waits until it serves.
+pub async fn start(wrapper: &str, codec: &str, at: SocketAddr, device: &str) -> Process {
+    let mut server = Process::start(wrapper, &format!("server {codec} {at} {device}"));
+    assert_eq!(server.read_line().await, "ready");
     server
 }
 
-/// Waits until nothing of a server's pools is in use.
-pub async fn unused(server: &mut Process) {
+/// Waits until no byte of a server's pools is in use.
+pub async fn wait_for_idle_pools(server: &mut Process) {
     let server = tokio::sync::Mutex::new(server);
     let read = || async { server.lock().await.in_use().await };
-    until("bytes are in use at the server, with no channel left", read, |bytes| *bytes == 0).await;
+    poll_until("bytes are in use at the server, with no channel left", read, |bytes| *bytes == 0)
+        .await;
 }

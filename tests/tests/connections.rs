@@ -19,19 +19,21 @@ use tokio::io::{AsyncBufReadExt as _, BufReader, stdin};
 use tokio::task::JoinSet;
 use tonic_rdma::{Channel, Context, FabricKind, Path};
 use tonic_rdma_tests::channel::AnyChannel;
-use tonic_rdma_tests::codec::Which;
+use tonic_rdma_tests::codec::CodecKind;
 use tonic_rdma_tests::fabric::bind_ip;
 use tonic_rdma_tests::harness::{Client, client_of};
-use tonic_rdma_tests::load::{bounded, check_lost, one_call, takes, until};
-use tonic_rdma_tests::process::{Process, codec_name, codec_of, in_use, role, runtime};
-use tonic_rdma_tests::process_resources::{ProcessResources, Watch};
+use tonic_rdma_tests::load::{
+    assert_connection_lost, one_call, poll_until, wait_for_path, with_timeout,
+};
+use tonic_rdma_tests::process::{Process, codec_from_name, codec_name, in_use, role, runtime};
+use tonic_rdma_tests::process_resources::{LeakCheck, ProcessResources};
 use tonic_rdma_tests::server_process::{self, endpoint, fabric_of, fixed_port};
 
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
 
 /// Connections that one process has at a time. The first so many are the measure.
-const AT_ONCE: usize = 10;
+const PARALLEL: usize = 10;
 /// Bytes by which the heap may differ between two looks, whatever went before: a queue that has
 /// grown, a table's spare room.
 const HEAP_SLACK: usize = 64 << 10;
@@ -42,13 +44,13 @@ fn heap() -> usize {
 
 fn main() -> ExitCode {
     if let Some(role) = role() {
-        let runtime = runtime(codec_of(&role[1]));
+        let runtime = runtime(codec_from_name(&role[1]));
         match &role.iter().map(String::as_str).collect::<Vec<_>>()[..] {
             ["server", _, at, device] => {
                 runtime.block_on(server_process::serve(at.parse().unwrap(), device, false, heap));
             }
             ["client", _, at, device, seed] => {
-                runtime.block_on(be_killed(at.parse().unwrap(), device, seed.parse().unwrap()));
+                runtime.block_on(run_client(at.parse().unwrap(), device, seed.parse().unwrap()));
             }
             _ => panic!("no role: {role:?}"),
         }
@@ -64,11 +66,11 @@ fn main() -> ExitCode {
     arguments.test_threads = Some(1);
     let trials = vec![
         Trial::test("of_a_client", move || {
-            runtime(Which::ZeroCopy).block_on(of_a_client(connections, seed));
+            runtime(CodecKind::ZeroCopy).block_on(of_a_client(connections, seed));
             Ok(())
         }),
         Trial::test("of_a_server", move || {
-            runtime(Which::Plain).block_on(of_a_server(connections, seed));
+            runtime(CodecKind::Plain).block_on(of_a_server(connections, seed));
             Ok(())
         }),
     ];
@@ -76,7 +78,7 @@ fn main() -> ExitCode {
 }
 
 /// Where connections go, and over what.
-struct Place {
+struct Target {
     device: String,
     at: SocketAddr,
     kind: FabricKind,
@@ -84,7 +86,7 @@ struct Place {
     path: Path,
 }
 
-impl Place {
+impl Target {
     fn new(rng: &mut SmallRng) -> Self {
         let device = std::env::var("GUEST_DEVICE").unwrap_or_else(|_| "shm".into());
         let ip = match device.as_str() {
@@ -107,14 +109,14 @@ impl Place {
     /// As many as one process has, all on the fast path and each having carried a call.
     async fn connect(&self, rng: &mut SmallRng) -> Vec<(Channel, Client)> {
         let mut connecting = JoinSet::new();
-        for _ in 0..AT_ONCE {
+        for _ in 0..PARALLEL {
             let (endpoint, path) = (endpoint(self.at, (self.kind, &self.context)), self.path);
             let mut rng = SmallRng::seed_from_u64(rng.random());
             connecting.spawn(async move {
-                let channel = bounded("connecting", endpoint.connect()).await.unwrap();
-                takes(&channel, path).await;
+                let channel = with_timeout("connecting", endpoint.connect()).await.unwrap();
+                wait_for_path(&channel, path).await;
                 let mut client = client_of(AnyChannel::Rdma(channel.clone()));
-                bounded("a call", one_call(&mut client, &mut rng)).await.unwrap();
+                with_timeout("a call", one_call(&mut client, &mut rng)).await.unwrap();
                 assert_eq!(channel.stats().calls_fast, 1, "{}", channel.path());
                 (channel, client)
             });
@@ -122,20 +124,21 @@ impl Place {
         connecting.join_all().await
     }
 
-    async fn unused(&self) {
-        until("in use, with no channel left", || in_use(&self.context), |bytes| *bytes == 0).await;
+    async fn wait_for_idle_pools(&self) {
+        poll_until("in use, with no channel left", || in_use(&self.context), |bytes| *bytes == 0)
+            .await;
     }
 }
 
 /// Closes half of them. One in two is dropped by a caller with a call in flight.
 async fn close_half(channels: &mut Vec<(Channel, Client)>, rng: &mut SmallRng) {
-    for (n, (channel, mut client)) in channels.drain(..AT_ONCE / 2).enumerate() {
+    for (n, (channel, mut client)) in channels.drain(..PARALLEL / 2).enumerate() {
         if n % 2 == 1 {
             let mut calls = SmallRng::seed_from_u64(rng.random());
-            let patience = Duration::from_micros(rng.random_range(0..2_000));
+            let cancel_after = Duration::from_micros(rng.random_range(0..2_000));
             let call = one_call(&mut client, &mut calls);
             // Either is right: that it ended, and that it did not.
-            if let Ok(end) = tokio::time::timeout(patience, call).await {
+            if let Ok(end) = tokio::time::timeout(cancel_after, call).await {
                 end.unwrap();
             }
         }
@@ -150,8 +153,8 @@ fn call_until_lost(channels: Vec<(Channel, Client)>, rng: &mut SmallRng) -> Join
         let mut rng = SmallRng::seed_from_u64(rng.random());
         calling.spawn(async move {
             loop {
-                if let Err(status) = bounded("a call", one_call(&mut client, &mut rng)).await {
-                    check_lost(&status);
+                if let Err(status) = with_timeout("a call", one_call(&mut client, &mut rng)).await {
+                    assert_connection_lost(&status);
                     return channel;
                 }
             }
@@ -162,120 +165,120 @@ fn call_until_lost(channels: Vec<(Channel, Client)>, rng: &mut SmallRng) -> Join
 
 /// What was held after the first connections, and what is held now.
 #[derive(Default)]
-struct Record {
-    watch: Watch,
+struct LeakRecord {
+    leak_check: LeakCheck,
     heap: Option<usize>,
 }
 
-impl Record {
+impl LeakRecord {
     /// Notes what is held, or fails if it is more than what was noted.
-    async fn look(
+    async fn check(
         &mut self,
         process: &str,
         connections: usize,
         heap: impl AsyncFn() -> usize,
     ) -> (ProcessResources, usize) {
-        let held = self.watch.check(process, connections).await;
+        let held = self.leak_check.check(process, connections).await;
         let heap = match self.heap {
-            None => *self.heap.insert(settled(&heap).await),
+            None => *self.heap.insert(settled_heap(&heap).await),
             Some(before) => {
-                until("bytes of the heap", || heap(), |now| *now <= before + HEAP_SLACK).await
+                poll_until("bytes of the heap", || heap(), |now| *now <= before + HEAP_SLACK).await
             }
         };
         eprintln!("process {process} after {connections} connections: heap {heap}");
         (held, heap)
     }
 
-    fn tell(
+    fn print(
         &self,
         whose: &str,
-        place: &Place,
+        target: &Target,
         connections: usize,
         (held, heap): (ProcessResources, usize),
     ) {
-        let (first, heap_then) = (self.watch.first().unwrap(), self.heap.unwrap());
+        let (first, heap_then) = (self.leak_check.first().unwrap(), self.heap.unwrap());
         println!(
-            "{whose}, {}: after {AT_ONCE} connections {first:?}, heap {heap_then}",
-            place.device
+            "{whose}, {}: after {PARALLEL} connections {first:?}, heap {heap_then}",
+            target.device
         );
         println!(
             "{whose}, {}: after {connections} connections {held:?}, heap {heap}",
-            place.device
+            target.device
         );
     }
 }
 
 /// The least of a while: what is on its way to be freed is not held.
-async fn settled(heap: &impl AsyncFn() -> usize) -> usize {
-    let mut least = usize::MAX;
+async fn settled_heap(heap: &impl AsyncFn() -> usize) -> usize {
+    let mut min = usize::MAX;
     for _ in 0..40 {
-        least = least.min(heap().await);
+        min = min.min(heap().await);
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    least
+    min
 }
 
 /// Looks are taken after the first, and after every hundred or so.
-fn is_look(done: usize, connections: usize) -> bool {
-    done == AT_ONCE || done == connections || done.is_multiple_of(100)
+fn is_checkpoint(done: usize, connections: usize) -> bool {
+    done == PARALLEL || done == connections || done.is_multiple_of(100)
 }
 
 async fn of_a_client(connections: usize, seed: u64) {
     let mut rng = SmallRng::seed_from_u64(seed);
-    let place = Place::new(&mut rng);
-    let (mut record, mut last) = (Record::default(), None);
-    let mut server = place.server(0).await;
-    for done in (AT_ONCE..=connections).step_by(AT_ONCE) {
-        let mut channels = place.connect(&mut rng).await;
+    let target = Target::new(&mut rng);
+    let (mut record, mut last) = (LeakRecord::default(), None);
+    let mut server = target.server(0).await;
+    for done in (PARALLEL..=connections).step_by(PARALLEL) {
+        let mut channels = target.connect(&mut rng).await;
         close_half(&mut channels, &mut rng).await;
         let mut calling = call_until_lost(channels, &mut rng);
         tokio::time::sleep(Duration::from_micros(rng.random_range(0..20_000))).await;
         server.kill().await;
         while let Some(channel) = calling.join_next().await {
-            takes(&channel.unwrap(), Path::Tcp).await;
+            wait_for_path(&channel.unwrap(), Path::Tcp).await;
         }
-        if is_look(done, connections) {
-            place.unused().await;
-            last = Some(record.look("self", done, async || heap()).await);
+        if is_checkpoint(done, connections) {
+            target.wait_for_idle_pools().await;
+            last = Some(record.check("self", done, async || heap()).await);
         }
-        server = place.server(done / AT_ONCE).await;
+        server = target.server(done / PARALLEL).await;
     }
-    record.tell("client", &place, connections, last.unwrap());
+    record.print("client", &target, connections, last.unwrap());
 }
 
 async fn of_a_server(connections: usize, seed: u64) {
     let mut rng = SmallRng::seed_from_u64(seed);
-    let place = Place::new(&mut rng);
-    let (mut record, mut last) = (Record::default(), None);
-    let mut server = place.server(0).await;
+    let target = Target::new(&mut rng);
+    let (mut record, mut last) = (LeakRecord::default(), None);
+    let mut server = target.server(0).await;
     let process = server.id();
-    for done in (AT_ONCE..=connections).step_by(AT_ONCE) {
+    for done in (PARALLEL..=connections).step_by(PARALLEL) {
         let role = format!(
             "client {} {} {} {}",
-            codec_name(done / AT_ONCE),
-            place.at,
-            place.device,
+            codec_name(done / PARALLEL),
+            target.at,
+            target.device,
             rng.random::<u64>()
         );
         let mut client = Process::start("", &role);
-        assert_eq!(client.line().await, "half are closed");
+        assert_eq!(client.read_line().await, "half are closed");
         tokio::time::sleep(Duration::from_micros(rng.random_range(0..20_000))).await;
         client.kill().await;
-        if is_look(done, connections) {
-            server_process::unused(&mut server).await;
+        if is_checkpoint(done, connections) {
+            server_process::wait_for_idle_pools(&mut server).await;
             let asked = tokio::sync::Mutex::new(&mut server);
             let heap = async || asked.lock().await.ask("heap").await.parse().unwrap();
-            last = Some(record.look(&process, done, heap).await);
+            last = Some(record.check(&process, done, heap).await);
         }
     }
-    record.tell("server", &place, connections, last.unwrap());
+    record.print("server", &target, connections, last.unwrap());
 }
 
 /// What a client's process does.
-async fn be_killed(at: SocketAddr, device: &str, seed: u64) {
+async fn run_client(at: SocketAddr, device: &str, seed: u64) {
     let mut rng = SmallRng::seed_from_u64(seed);
-    let place = Place::of(device, at);
-    let mut channels = place.connect(&mut rng).await;
+    let target = Target::of(device, at);
+    let mut channels = target.connect(&mut rng).await;
     close_half(&mut channels, &mut rng).await;
     let calling = call_until_lost(channels, &mut rng);
     println!("half are closed");

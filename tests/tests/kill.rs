@@ -17,22 +17,24 @@ use tokio::io::{AsyncBufReadExt as _, BufReader, stdin};
 use tokio::task::JoinSet;
 use tonic_rdma::{Context, Endpoint, FabricKind, Path};
 use tonic_rdma_tests::channel::AnyChannel;
-use tonic_rdma_tests::codec::Which;
+use tonic_rdma_tests::codec::CodecKind;
 use tonic_rdma_tests::harness::client_of;
-use tonic_rdma_tests::load::{Load, Tally, WORKERS, bounded, goes_on, one_call, takes, until};
-use tonic_rdma_tests::process::{Process, codec_name, codec_of, in_use, role, runtime};
-use tonic_rdma_tests::process_resources::{ProcessResources, Watch};
+use tonic_rdma_tests::load::{
+    Load, Tally, WORKERS, one_call, poll_until, wait_for_call, wait_for_path, with_timeout,
+};
+use tonic_rdma_tests::process::{Process, codec_from_name, codec_name, in_use, role, runtime};
+use tonic_rdma_tests::process_resources::{LeakCheck, ProcessResources};
 use tonic_rdma_tests::server_process;
 
 const KILLS: usize = 100;
 /// What comes after so many kills is the measure.
-const FIRST: usize = 10;
+const FIRST_CHECK: usize = 10;
 /// Then it is compared after every so many.
-const EVERY: usize = 15;
+const CHECK_INTERVAL: usize = 15;
 
 fn main() -> ExitCode {
     if let Some(role) = role() {
-        let runtime = runtime(codec_of(&role[1]));
+        let runtime = runtime(codec_from_name(&role[1]));
         match &role.iter().map(String::as_str).collect::<Vec<_>>()[..] {
             ["server", _, at, device] => {
                 runtime.block_on(server_process::serve(at.parse().unwrap(), device, false, || 0))
@@ -55,11 +57,11 @@ fn main() -> ExitCode {
     arguments.test_threads = Some(1);
     let trials = vec![
         Trial::test("killed_servers", move || {
-            runtime(Which::ZeroCopy).block_on(killed_servers(seed));
+            runtime(CodecKind::ZeroCopy).block_on(killed_servers(seed));
             Ok(())
         }),
         Trial::test("killed_clients", move || {
-            runtime(Which::Plain).block_on(killed_clients(seed));
+            runtime(CodecKind::Plain).block_on(killed_clients(seed));
             Ok(())
         }),
     ];
@@ -94,36 +96,37 @@ async fn start(port: u16, n: usize) -> Process {
 }
 
 fn is_checkpoint(kills: usize) -> bool {
-    kills >= FIRST && (kills - FIRST).is_multiple_of(EVERY)
+    kills >= FIRST_CHECK && (kills - FIRST_CHECK).is_multiple_of(CHECK_INTERVAL)
 }
 
 async fn killed_servers(seed: u64) {
     let mut rng = SmallRng::seed_from_u64(seed);
     let port = server_process::fixed_port(Ipv4Addr::LOCALHOST.into(), &mut rng);
     let context = Context::builder().build();
-    let (tally, mut watch) = (Tally::default(), Watch::default());
+    let (tally, mut leak_check) = (Tally::default(), LeakCheck::default());
     let (mut fast, mut tcp, mut answered, mut returns) = (0, 0, 0, 0);
     let mut server = start(port, 0).await;
     // One channel lives through all of it. With each loss it waits longer before it tries for the
     // fast path again, so others take turns: each sees its path go twice at least, once it was up.
-    let veteran = endpoint(port, &context).connect().await.unwrap();
-    let mut beside = Load::start(&veteran, seed, &tally);
+    let long_lived = endpoint(port, &context).connect().await.unwrap();
+    let mut background = Load::start(&long_lived, seed, &tally);
     let mut turn = None;
     for kill in 1..=KILLS {
         match &mut turn {
             None => {
                 let channel = endpoint(port, &context).connect().await.unwrap();
                 assert_eq!(channel.path().path, Path::Shm, "{}", channel.path());
-                assert!(ProcessResources::by("self").memfd_maps > 0, "what is shared is not seen");
+                assert!(ProcessResources::of("self").memfd_maps > 0, "what is shared is not seen");
                 let load = Load::start(&channel, rng.random(), &tally);
                 turn = Some((channel, load, 0));
             }
             // Mostly over TCP, or while the path is set up.
             Some((_, _, losses)) if *losses == 1 => {}
             Some((channel, ..)) => {
-                answered +=
-                    usize::from(bounded("a call over TCP", goes_on(channel, &mut rng)).await);
-                takes(channel, Path::Shm).await;
+                answered += usize::from(
+                    with_timeout("a call over TCP", wait_for_call(channel, &mut rng)).await,
+                );
+                wait_for_path(channel, Path::Shm).await;
                 returns += 1;
             }
         }
@@ -140,18 +143,19 @@ async fn killed_servers(seed: u64) {
             tcp += channel.stats().calls_tcp;
         }
         if is_checkpoint(kill) {
-            beside.stop().await;
-            until("in use, with no server left", || in_use(&context), |bytes| *bytes == 0).await;
-            watch.check("self", kill).await;
-            beside = Load::start(&veteran, rng.random(), &tally);
+            background.stop().await;
+            poll_until("in use, with no server left", || in_use(&context), |bytes| *bytes == 0)
+                .await;
+            leak_check.check("self", kill).await;
+            background = Load::start(&long_lived, rng.random(), &tally);
         }
         server = start(port, kill).await;
     }
-    takes(&veteran, Path::Shm).await;
-    beside.stop().await;
-    let carried = veteran.stats().calls_fast;
-    one_call(&mut client_of(AnyChannel::Rdma(veteran.clone())), &mut rng).await.unwrap();
-    assert_eq!(veteran.stats().calls_fast, carried + 1, "{}", veteran.path());
+    wait_for_path(&long_lived, Path::Shm).await;
+    background.stop().await;
+    let carried = long_lived.stats().calls_fast;
+    one_call(&mut client_of(AnyChannel::Rdma(long_lived.clone())), &mut rng).await.unwrap();
+    assert_eq!(long_lived.stats().calls_fast, carried + 1, "{}", long_lived.path());
     server.kill().await;
     eprintln!(
         "servers: {KILLS} kills, {answered} times first answered over TCP, {returns} returns to shm, calls: {tally:?}"
@@ -163,39 +167,39 @@ async fn killed_servers(seed: u64) {
 
 async fn killed_clients(seed: u64) {
     /// So many live at once.
-    const AT_ONCE: usize = 5;
+    const PARALLEL: usize = 5;
     let mut rng = SmallRng::seed_from_u64(seed);
     let port = server_process::fixed_port(Ipv4Addr::LOCALHOST.into(), &mut rng);
     let context = Context::builder().build();
-    let (tally, mut watch) = (Tally::default(), Watch::default());
+    let (tally, mut leak_check) = (Tally::default(), LeakCheck::default());
     let mut server = start(port, 0).await;
     let process = server.id();
     let mut healthy = None;
-    let mut under_way = 0;
-    for kills in (AT_ONCE..=KILLS).step_by(AT_ONCE) {
+    let mut in_flight = 0;
+    for kills in (PARALLEL..=KILLS).step_by(PARALLEL) {
         if healthy.is_none() {
             let channel = endpoint(port, &context).connect().await.unwrap();
             let load = Load::start(&channel, rng.random(), &tally);
             healthy = Some((channel, load));
         }
-        let mut doomed = JoinSet::new();
-        for n in 0..AT_ONCE {
+        let mut to_kill = JoinSet::new();
+        for n in 0..PARALLEL {
             let mut client = Process::start(
                 "",
                 &format!("client {} {port} {}", codec_name(kills + n), rng.random::<u64>()),
             );
             let (early, pause) =
                 (rng.random_ratio(1, 4), Duration::from_micros(rng.random_range(0..60_000)));
-            doomed.spawn(async move {
+            to_kill.spawn(async move {
                 if !early {
-                    assert_eq!(client.line().await, "up");
+                    assert_eq!(client.read_line().await, "up");
                 }
                 tokio::time::sleep(pause).await;
                 client.kill().await;
                 usize::from(!early)
             });
         }
-        under_way += doomed.join_all().await.into_iter().sum::<usize>();
+        in_flight += to_kill.join_all().await.into_iter().sum::<usize>();
         if is_checkpoint(kills)
             && let Some((channel, load)) = healthy.take()
         {
@@ -203,12 +207,12 @@ async fn killed_clients(seed: u64) {
             assert_eq!(channel.path().path, Path::Shm, "{}", channel.path());
             assert_eq!(channel.stats().calls_tcp, 0, "{:?}", channel.stats());
             drop(channel);
-            server_process::unused(&mut server).await;
-            watch.check(&process, kills).await;
+            server_process::wait_for_idle_pools(&mut server).await;
+            leak_check.check(&process, kills).await;
         }
     }
     eprintln!(
-        "clients: {KILLS} kills, {under_way} with calls over shm in flight, healthy: {tally:?}"
+        "clients: {KILLS} kills, {in_flight} with calls over shm in flight, healthy: {tally:?}"
     );
     assert!(tally.of("OK") > 0 && tally.failed() == 0, "calls of the healthy client: {tally:?}");
 }

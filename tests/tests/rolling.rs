@@ -14,9 +14,9 @@ use tokio::task::JoinHandle;
 use tonic::transport::server::TcpIncoming;
 use tonic_rdma::sim::{SimConfig, SimNet};
 use tonic_rdma::{Channel, Context, Endpoint, FabricKind, Path, Policy, ReasonCode, Server};
-use tonic_rdma_tests::codec::Which;
+use tonic_rdma_tests::codec::CodecKind;
 use tonic_rdma_tests::fabric::bind_ip;
-use tonic_rdma_tests::load::{Load, Tally, bounded, takes, until};
+use tonic_rdma_tests::load::{Load, Tally, poll_until, wait_for_path, with_timeout};
 use tonic_rdma_tests::probe::Probe;
 use tonic_rdma_tests::process::{in_use, runtime};
 use tonic_rdma_tests::service::Scripted;
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
         });
         required.map(move |policy| {
             Trial::test(format!("{path}-{policy}"), move || {
-                runtime(Which::ZeroCopy).block_on(replaced(path, policy));
+                runtime(CodecKind::ZeroCopy).block_on(replaced(path, policy));
                 Ok(())
             })
         })
@@ -69,7 +69,7 @@ impl Serving {
 
     async fn end(self) {
         self.stop.send(()).unwrap();
-        bounded("the end of a server", self.task).await.unwrap().unwrap();
+        with_timeout("the end of a server", self.task).await.unwrap().unwrap();
     }
 }
 
@@ -108,10 +108,10 @@ async fn replaced(path: Path, policy: Policy) {
     for _ in 0..REPLACEMENTS {
         let next = Serving::start(&socket, &builder);
         let seen = tally.calls() + CALLS;
-        until("calls go on", || async { tally.calls() }, |calls| *calls >= seen).await;
+        poll_until("calls go on", || async { tally.calls() }, |calls| *calls >= seen).await;
         std::mem::replace(&mut serving, next).end().await;
         for channel in &channels {
-            takes(channel, path).await;
+            wait_for_path(channel, path).await;
         }
         loads.iter_mut().for_each(Load::check);
         assert_eq!(tally.failed(), 0, "{tally:?}");
@@ -140,6 +140,6 @@ async fn replaced(path: Path, policy: Policy) {
     drop(channels);
     serving.end().await;
     for context in [&servers, &clients] {
-        until("in use, with nobody left", || in_use(context), |bytes| *bytes == 0).await;
+        poll_until("in use, with nobody left", || in_use(context), |bytes| *bytes == 0).await;
     }
 }

@@ -3,7 +3,7 @@
 use bytes::{BufMut, Bytes};
 use tokio_stream::{StreamExt, iter};
 use tonic_rdma::{Copied, Pool};
-use tonic_rdma_tests::codec::Which;
+use tonic_rdma_tests::codec::CodecKind;
 use tonic_rdma_tests::connect;
 use tonic_rdma_tests::harness::{TestEnv, client_of};
 use tonic_rdma_tests::pb::Message;
@@ -33,7 +33,7 @@ async fn every_kind_of_call(env: &TestEnv) {
     let check = |message: &Message| {
         message.expect(message.seed, LEN);
         let landed = pool.resolve(&message.payload).is_some();
-        assert_eq!(landed, at_client == Which::ZeroCopy, "where the field lies");
+        assert_eq!(landed, at_client == CodecKind::ZeroCopy, "where the field lies");
     };
     let mut before = [Copied::default(); 2];
     let copied = || [channel.stats().copied_fast, env.server_copied()];
@@ -68,10 +68,10 @@ async fn every_kind_of_call(env: &TestEnv) {
         let copied = after[end] - before[end];
         match which {
             // Scripts are short.
-            Which::ZeroCopy => {
+            CodecKind::ZeroCopy => {
                 assert!(copied.total() == copied.eager && copied.eager < 200, "{copied:?}")
             }
-            Which::Plain => assert!(copied.plain_codec >= 6 * LEN as u64, "{copied:?}"),
+            CodecKind::Plain => assert!(copied.plain_codec >= 6 * LEN as u64, "{copied:?}"),
         }
     }
 }

@@ -125,8 +125,8 @@ async fn server_timeout(env: &TestEnv) {
     let mut client = env.client(&server).await;
     // The caller sets no deadline, or one that is longer: the server's counts.
     let unbounded = client.unary(before("a", [hang()])).await.unwrap_err();
-    let bounded = client.unary(within(LONG, before("b", [hang()]))).await;
-    for status in [unbounded, bounded.unwrap_err()] {
+    let with_timeout = client.unary(within(LONG, before("b", [hang()]))).await;
+    for status in [unbounded, with_timeout.unwrap_err()] {
         assert_eq!(status.code(), Code::Cancelled);
         assert_eq!(status.message(), "Timeout expired");
     }

@@ -114,7 +114,7 @@ async fn becomes_unavailable(client: &mut Client) {
 }
 
 async fn calls_after_the_end_are_unavailable(env: &TestEnv) {
-    env.ends();
+    env.loses_server();
     let (mut server, mut client) = env.pair().await;
     client.unary(steps("", [send(1, 1)])).await.unwrap();
     server.stop();
@@ -123,7 +123,7 @@ async fn calls_after_the_end_are_unavailable(env: &TestEnv) {
 }
 
 async fn channel_outlives_its_server(env: &TestEnv) {
-    env.ends();
+    env.loses_server();
     let (mut server, mut client) = env.pair().await;
     client.unary(steps("", [send(1, 1)])).await.unwrap();
     let addr = server.addr();
@@ -168,7 +168,7 @@ fn runtime() -> Runtime {
 }
 
 async fn killed_server_fails_calls_in_flight(env: &TestEnv) {
-    env.ends();
+    env.loses_server();
     let doomed = runtime();
     let server = if env.fabric() == Fabric::ShmTwo {
         env.server().await
@@ -216,7 +216,7 @@ async fn killed_server_fails_calls_in_flight(env: &TestEnv) {
 }
 
 async fn killed_client_ends_its_handlers(env: &TestEnv) {
-    env.ends();
+    env.loses_server();
     let server = env.server().await;
     let doomed = runtime();
     let channel = {

@@ -103,25 +103,25 @@ pub mod server;
 /// A client of the scripted service over any fabric.
 pub type Client = ConformanceClient<AnyChannel>;
 
-/// By then the memory of connections that ended must be back. Nothing waits this long when all is
-/// well.
+/// Within this time the memory of closed connections must be returned. It usually takes
+/// milliseconds.
 const POOL_LIMIT: Duration = Duration::from_secs(30);
 
-/// How long a client waits for a fast path that it needs: one that is slow to come is reported, not
-/// given up for TCP.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// And where the case takes it away for good. Some hundred times what a connection takes in the
-/// guest.
-const LITTLE_PATIENCE: Duration = Duration::from_secs(8);
+/// How long a client waits for a fast path that it requires. Long, so that a slow one is not
+/// mistaken for a missing one.
+const FAST_PATH_TIMEOUT: Duration = Duration::from_secs(30);
+/// The same for cases that end the fast path for good: some hundred times what a connection takes
+/// in the guest.
+const SHORT_FAST_PATH_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// One case over one fabric.
+/// The environment of one case over one fabric.
 #[derive(Debug)]
 pub struct TestEnv {
     fabric: Fabric,
     probe: Probe,
     log: PathLog,
     may_fall_back: AtomicBool,
-    ends: AtomicBool,
+    loses_server: AtomicBool,
     contexts: Option<Contexts>,
     pools: Mutex<Vec<Pool>>,
     remotes: Mutex<Vec<Remote>>,
@@ -139,10 +139,10 @@ impl Contexts {
     fn of(fabric: Fabric) -> Option<Self> {
         let config = match fabric {
             Fabric::Sim | Fabric::SimPlain | Fabric::SimSmall => SimConfig::default(),
-            // The one end that could do better has what it takes.
+            // The tonic-rdma end could use a fast path; the stock end cannot.
             Fabric::StockClient | Fabric::StockServer => SimConfig::default(),
             Fabric::SimDelayed => SimConfig { delay: 4, ..SimConfig::default() },
-            // What every program has that asks for nothing: one pool for the process.
+            // The default of every program: one pool for the process.
             Fabric::Verbs => {
                 return Some(Self { server: Context::global(), client: Context::global() });
             }
@@ -185,7 +185,7 @@ impl TestEnv {
             probe,
             log,
             may_fall_back: AtomicBool::new(false),
-            ends: AtomicBool::new(false),
+            loses_server: AtomicBool::new(false),
             contexts: Contexts::of(fabric),
             pools: Mutex::default(),
             remotes: Mutex::default(),
@@ -292,9 +292,12 @@ impl TestEnv {
             .fabrics(self.fabric.kinds().to_vec());
         match &self.contexts {
             Some(contexts) => {
-                let patience =
-                    if self.ends.load(Ordering::Relaxed) { LITTLE_PATIENCE } else { PATIENCE };
-                endpoint.context(contexts.client.clone()).fast_path_timeout(patience)
+                let timeout = if self.loses_server.load(Ordering::Relaxed) {
+                    SHORT_FAST_PATH_TIMEOUT
+                } else {
+                    FAST_PATH_TIMEOUT
+                };
+                endpoint.context(contexts.client.clone()).fast_path_timeout(timeout)
             }
             None => endpoint,
         }
@@ -321,18 +324,17 @@ impl TestEnv {
         self.pools.lock().unwrap().push(channel.pool());
     }
 
-    /// From here on calls may go over TCP as well: the case takes the fast path away.
+    /// Allows calls over TCP from now on: the case ends the fast path.
     pub fn may_fall_back(&self) {
         self.may_fall_back.store(true, Ordering::Relaxed);
     }
 
-    /// The case ends a server, or a client's runtime, for good: calls that are made then need not
-    /// wait for it long.
-    pub fn ends(&self) {
-        self.ends.store(true, Ordering::Relaxed);
+    /// Shortens the wait for the fast path: the case ends a server, or a client's runtime, for good.
+    pub fn loses_server(&self) {
+        self.loses_server.store(true, Ordering::Relaxed);
     }
 
-    /// What the pools that the case used hold, in words.
+    /// What is in use of the case's pools, as text.
     pub fn pools(&self) -> Vec<String> {
         let pools = self.pools.lock().unwrap();
         let all = pools.iter().map(|pool| {
@@ -344,11 +346,11 @@ impl TestEnv {
         all.collect()
     }
 
-    /// Waits until every byte of the pools has come back. Call it when servers and clients are
-    /// gone.
-    pub async fn pools_are_whole(&self) {
+    /// Waits until every byte of the pools has been returned. Call it after servers and clients are
+    /// closed.
+    pub async fn assert_pools_returned(&self) {
         for remote in self.remotes.lock().unwrap().iter() {
-            remote.pools_are_whole();
+            remote.assert_pools_returned();
         }
         let pools = self.pools.lock().unwrap().clone();
         let begin = Instant::now();
@@ -366,7 +368,7 @@ impl TestEnv {
                 begin.elapsed() < POOL_LIMIT,
                 "connections are gone, and still in use: {stats:?}"
             );
-            // A pool tells nobody when memory comes back.
+            // A pool has no notification for this.
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }

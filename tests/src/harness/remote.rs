@@ -1,12 +1,13 @@
 //! A server of the scripted service in a process of its own: this program, executed again.
 //!
-//! Lines on the child's stdin and stdout stand for what a test and its handlers otherwise share:
+//! Lines on the child's stdin and stdout replace the state that a test and its handlers otherwise
+//! share:
 //!
 //! | to the child | meaning |
 //! |---|---|
 //! | `open NAME` | [`Probe::open`] |
-//! | `stop`, `abort` | what [`Server`](super::Server) does with a server in this process |
-//! | `ask N sync`, `ask N copied`, `ask N pools` | a question; the answer comes behind every event before it |
+//! | `stop`, `abort` | shut down gracefully, or drop the server |
+//! | `ask N sync`, `ask N copied`, `ask N pools` | a question; its answer follows all earlier events |
 //!
 //! | from the child | meaning |
 //! |---|---|
@@ -33,10 +34,10 @@ use crate::fabric::Fabric;
 use crate::paths::{PathLog, RecordedCall};
 use crate::probe::{Probe, RemoteProbe};
 
-/// Names the fabric to a child.
+/// The environment variable that gives a child its fabric.
 pub(super) const VARIABLE: &str = "TONIC_RDMA_TEST_SERVE";
-/// A child that has not answered by then hangs: it takes milliseconds.
-const ANSWER: Duration = Duration::from_secs(60);
+/// A child that does not answer within this time hangs: an answer takes milliseconds.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A server's process. It is killed with its [`TestEnv`](super::TestEnv).
 #[derive(Clone, Debug)]
@@ -46,15 +47,15 @@ pub struct Remote(Arc<Inner>);
 struct Inner {
     child: Mutex<Child>,
     stdin: Mutex<ChildStdin>,
-    heard: Arc<Heard>,
+    state: Arc<ChildState>,
     killed: AtomicBool,
 }
 
-/// What the child has said, besides events.
+/// What this process knows of the child, besides events.
 #[derive(Debug)]
-struct Heard {
-    /// Who waits for an answer; `None` once the child has no more to say.
-    asked: Mutex<Option<HashMap<u64, std_mpsc::Sender<String>>>>,
+struct ChildState {
+    /// Where to send the answers; `None` once the child has closed its stdout.
+    pending_answers: Mutex<Option<HashMap<u64, std_mpsc::Sender<String>>>>,
     ended: watch::Sender<Option<Result<(), String>>>,
 }
 
@@ -68,44 +69,43 @@ impl Remote {
             .spawn()
             .unwrap();
         let (stdin, stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        let heard = Arc::new(Heard {
-            asked: Mutex::new(Some(HashMap::new())),
+        let state = Arc::new(ChildState {
+            pending_answers: Mutex::new(Some(HashMap::new())),
             ended: watch::Sender::new(None),
         });
         let remote = Remote(Arc::new(Inner {
             child: Mutex::new(child),
             stdin: Mutex::new(stdin),
-            heard: Arc::clone(&heard),
+            state: Arc::clone(&state),
             killed: AtomicBool::new(false),
         }));
-        let (bound, addr) = std_mpsc::channel();
+        let (addr_tx, addr) = std_mpsc::channel();
         let (events, calls) = (probe.clone(), log.clone());
-        thread::spawn(move || heard.listen(stdout, &bound, &events, &calls));
+        thread::spawn(move || state.read_lines(stdout, &addr_tx, &events, &calls));
         let addr = addr
-            .recv_timeout(ANSWER)
+            .recv_timeout(ANSWER_TIMEOUT)
             .unwrap_or_else(|e| unreachable!("no address from the server's process: {e}"));
         (remote, addr)
     }
 
-    fn say(&self, line: &str) {
-        // One that is gone hears nothing, which its pipe tells to those who ask.
+    fn send_line(&self, line: &str) {
+        // If the child has ended, the reader of its stdout reports that.
         let _ = writeln!(self.0.stdin.lock().unwrap(), "{line}");
     }
 
     /// Asks for a graceful end.
     pub(crate) fn stop(&self) {
-        self.say("stop");
+        self.send_line("stop");
     }
 
-    /// Ends the server at once, as the drop of one in this process does. The process stays, to tell
-    /// of its pools.
+    /// Drops the server at once. The process stays, to report on its pools.
     pub(crate) fn abort(&self) {
-        self.say("abort");
+        self.send_line("abort");
     }
 
     /// Waits until the server has ended.
     pub(crate) async fn ended(&self) {
-        let mut ended = self.0.heard.ended.subscribe();
+        let mut ended = self.0.state.ended.subscribe();
         ended.wait_for(Option::is_some).await.unwrap().clone().unwrap().unwrap();
     }
 
@@ -113,25 +113,24 @@ impl Remote {
     pub fn kill(&self) {
         self.0.killed.store(true, Ordering::Relaxed);
         let mut child = self.0.child.lock().unwrap();
-        // Fails for one that has ended.
+        // This fails if the child has ended already.
         let _ = child.kill();
         let _ = child.wait();
     }
 
-    /// The answer to a question; `None` when the process has ended, and everything it said before
-    /// is known.
+    /// The answer to a question; `None` if the process has ended and all its output has been read.
     fn ask(&self, question: &str) -> Option<String> {
         let (sender, answer) = std_mpsc::channel();
         let n = {
-            let mut asked = self.0.heard.asked.lock().unwrap();
-            let asked = asked.as_mut()?;
-            // Answered ones are taken out, so that a number may return.
-            let n = (0..).find(|n| !asked.contains_key(n)).unwrap();
-            asked.insert(n, sender);
+            let mut pending_answers = self.0.state.pending_answers.lock().unwrap();
+            let pending_answers = pending_answers.as_mut()?;
+            // Answered ones are removed, so numbers are reused.
+            let n = (0..).find(|n| !pending_answers.contains_key(n)).unwrap();
+            pending_answers.insert(n, sender);
             n
         };
-        self.say(&format!("ask {n} {question}"));
-        match answer.recv_timeout(ANSWER) {
+        self.send_line(&format!("ask {n} {question}"));
+        match answer.recv_timeout(ANSWER_TIMEOUT) {
             Ok(answer) => Some(answer),
             Err(std_mpsc::RecvTimeoutError::Disconnected) => None,
             Err(std_mpsc::RecvTimeoutError::Timeout) => {
@@ -140,8 +139,7 @@ impl Remote {
         }
     }
 
-    /// What the server has copied of the calls over its fast path, of all reasons, of short
-    /// messages, and by a plain codec.
+    /// The bytes that the server has copied for calls over its fast path.
     pub(crate) fn copied(&self) -> Copied {
         let answer =
             self.ask("copied").unwrap_or_else(|| unreachable!("the server's process has ended"));
@@ -157,9 +155,9 @@ impl Remote {
         copied
     }
 
-    /// Fails unless every byte of the pools over there has come back. Call it when clients are
-    /// gone.
-    pub(crate) fn pools_are_whole(&self) {
+    /// Checks that every byte of the child's pools has been returned. Call it after the clients are
+    /// closed.
+    pub(crate) fn assert_pools_returned(&self) {
         if self.0.killed.load(Ordering::Relaxed) {
             return;
         }
@@ -174,7 +172,7 @@ impl Remote {
 
 impl RemoteProbe for Remote {
     fn open(&self, gate: &str) {
-        self.say(&format!("open {gate}"));
+        self.send_line(&format!("open {gate}"));
     }
 
     fn sync(&self) {
@@ -182,19 +180,19 @@ impl RemoteProbe for Remote {
     }
 }
 
-impl Heard {
-    fn listen(
+impl ChildState {
+    fn read_lines(
         &self,
         stdout: ChildStdout,
-        bound: &std_mpsc::Sender<SocketAddr>,
+        addr_tx: &std_mpsc::Sender<SocketAddr>,
         probe: &Probe,
         log: &PathLog,
     ) {
         for line in BufReader::new(stdout).lines().map_while(Result::ok) {
             let (word, rest) = line.split_once(' ').unwrap_or((&line, ""));
             match word {
-                // Nobody waits when the test has failed meanwhile.
-                "addr" => drop(bound.send(rest.parse().unwrap())),
+                // The receiver is gone if the test has failed meanwhile.
+                "addr" => drop(addr_tx.send(rest.parse().unwrap())),
                 "event" => probe.report(rest),
                 "call" => {
                     let (path, method) = rest.split_once(' ').unwrap();
@@ -209,18 +207,16 @@ impl Heard {
                 "ended" => drop(self.ended.send_replace(Some(Err(rest.to_owned())))),
                 "answer" => {
                     let (n, text) = rest.split_once(' ').unwrap();
-                    let sender = self
-                        .asked
-                        .lock()
-                        .unwrap()
-                        .as_mut()
-                        .and_then(|asked| asked.remove(&n.parse().unwrap()));
+                    let sender =
+                        self.pending_answers.lock().unwrap().as_mut().and_then(|pending_answers| {
+                            pending_answers.remove(&n.parse().unwrap())
+                        });
                     let _ = sender.unwrap().send(text.to_owned());
                 }
                 _ => unreachable!("the server's process says {line:?}"),
             }
         }
-        self.asked.lock().unwrap().take();
+        self.pending_answers.lock().unwrap().take();
         self.ended.send_if_modified(|ended| {
             let new = ended.is_none();
             ended.get_or_insert_with(|| Err("the server's process ended by itself".to_owned()));

@@ -15,25 +15,25 @@ use crate::harness::remote::VARIABLE;
 use crate::harness::{Server, TestEnv};
 
 /// Writes a line to the parent.
-fn tell(line: &str) {
+fn print_line(line: &str) {
     let mut out = io::stdout().lock();
-    // A parent that is gone ends this process by its stdin.
+    // If the parent has ended, stdin ends this process.
     let _ = out.write_all(format!("{line}\n").as_bytes());
     let _ = out.flush();
 }
 
-/// What the parent wants.
-enum Order {
+/// A command of the parent.
+enum Command {
     Stop,
     Abort,
-    /// Is every byte of the pools back?
+    /// Report when every byte of the pools has been returned.
     Pools(String),
 }
 
-/// Serves when this process is such a child; else `None`.
+/// Serves if this process is such a child; returns `None` otherwise.
 ///
 /// # Errors
-/// `TONIC_RDMA_TEST_SERVE` names no fabric.
+/// `TONIC_RDMA_TEST_SERVE` is not the name of a fabric.
 pub fn serve_if_asked() -> Result<Option<ExitCode>, String> {
     let Some(name) = std::env::var_os(VARIABLE) else {
         return Ok(None);
@@ -44,44 +44,44 @@ pub fn serve_if_asked() -> Result<Option<ExitCode>, String> {
     let (_, codec) = fabric.codecs();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
-        .on_thread_start(move || codec::use_here(codec))
+        .on_thread_start(move || codec::set_thread_codec(codec))
         .enable_all()
         .build()
         .map_err(|e| e.to_string())?;
     runtime.block_on(async {
-        let env = Arc::new(TestEnv::with_sink(fabric, |line| tell(&line)));
+        let env = Arc::new(TestEnv::with_sink(fabric, |line| print_line(&line)));
         let mut server = Some(env.server_here().await);
-        let (sender, mut orders) = mpsc::unbounded_channel();
-        let there = Arc::clone(&env);
-        thread::spawn(move || obey(&there, &sender));
+        let (sender, mut commands) = mpsc::unbounded_channel();
+        let command_env = Arc::clone(&env);
+        thread::spawn(move || run_commands(&command_env, &sender));
         let addr = server.as_ref().map(Server::addr);
-        tell(&format!("addr {}", addr.unwrap()));
+        print_line(&format!("addr {}", addr.unwrap()));
         let mut ending = None;
         loop {
-            let order = tokio::select! {
-                order = orders.recv() => order,
+            let command = tokio::select! {
+                command = commands.recv() => command,
                 end = async { ending.as_mut().unwrap().await }, if ending.is_some() => {
                     ending = None;
-                    tell("ended");
+                    print_line("ended");
                     let () = end;
                     continue;
                 }
             };
-            match order {
+            match command {
                 None => return,
-                Some(Order::Stop) => {
+                Some(Command::Stop) => {
                     if let Some(mut server) = server.take() {
                         server.stop();
                         ending = Some(Box::pin(server.ended()));
                     }
                 }
-                Some(Order::Abort) => {
+                Some(Command::Abort) => {
                     server = None;
                     ending = None;
                 }
-                Some(Order::Pools(n)) => {
-                    env.pools_are_whole().await;
-                    tell(&format!("answer {n} whole"));
+                Some(Command::Pools(n)) => {
+                    env.assert_pools_returned().await;
+                    print_line(&format!("answer {n} whole"));
                 }
             }
         }
@@ -90,27 +90,27 @@ pub fn serve_if_asked() -> Result<Option<ExitCode>, String> {
     Ok(Some(ExitCode::SUCCESS))
 }
 
-/// Does what the lines on stdin say, until there are no more.
-fn obey(env: &TestEnv, orders: &mpsc::UnboundedSender<Order>) {
+/// Executes the commands on stdin until it ends.
+fn run_commands(env: &TestEnv, commands: &mpsc::UnboundedSender<Command>) {
     for line in io::stdin().lines().map_while(Result::ok) {
         let (word, rest) = line.split_once(' ').unwrap_or((&line, ""));
         match word {
             "open" => env.probe().open(rest),
-            "stop" => drop(orders.send(Order::Stop)),
-            "abort" => drop(orders.send(Order::Abort)),
+            "stop" => drop(commands.send(Command::Stop)),
+            "abort" => drop(commands.send(Command::Abort)),
             "ask" => {
                 let (n, question) = rest.split_once(' ').unwrap();
                 match question {
-                    "pools" => drop(orders.send(Order::Pools(n.to_owned()))),
+                    "pools" => drop(commands.send(Command::Pools(n.to_owned()))),
                     "copied" => {
                         let Copied {
                             eager, staging, joined, pressure, plain_codec, learning, ..
                         } = env.server_copied();
-                        tell(&format!(
+                        print_line(&format!(
                             "answer {n} {eager} {staging} {joined} {pressure} {plain_codec} {learning}"
                         ));
                     }
-                    _ => tell(&format!("answer {n} ")),
+                    _ => print_line(&format!("answer {n} ")),
                 }
             }
             _ => unreachable!("the test says {line:?}"),

@@ -19,7 +19,7 @@ pub struct Listening {
     pub incoming: TcpIncoming,
 }
 
-/// A running server. Dropping it ends it at once.
+/// A running server. Dropping it aborts it.
 #[derive(Debug)]
 pub struct Server {
     addr: SocketAddr,
@@ -58,7 +58,7 @@ impl Server {
         format!("http://{}", self.addr)
     }
 
-    /// Asks for a graceful end.
+    /// Starts a graceful shutdown.
     pub fn stop(&mut self) {
         match &mut self.running {
             Running::InProcess { stop, .. } => drop(stop.take()),

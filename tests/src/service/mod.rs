@@ -47,7 +47,7 @@ impl Scripted {
     }
 
     /// Finds the script, runs what comes before the head, and makes the head.
-    async fn begin(&self, request: Request<Messages>) -> Result<Begun, Status> {
+    async fn begin(&self, request: Request<Messages>) -> Result<StartedScript, Status> {
         let head = Head::of(&request);
         let in_metadata = request.metadata().get_bin(SCRIPT_KEY).cloned();
         let mut inbound = request.into_inner();
@@ -65,7 +65,7 @@ impl Scripted {
         };
         let mut guard = self.probe.guard(&script.id);
         self.probe.report(format!("began:{}", script.id));
-        let mut play = Play {
+        let mut running = RunningScript {
             probe: self.probe.clone(),
             id: script.id.clone(),
             inbound: Some(inbound),
@@ -73,8 +73,8 @@ impl Scripted {
             total: 0,
         };
         for step in script.before.clone() {
-            match play.step(step).await {
-                Ok(Out::Nothing) => {}
+            match running.step(step).await {
+                Ok(StepOutput::Nothing) => {}
                 Ok(_) => return Err(Status::internal("nothing can be sent before the head")),
                 Err(status) => {
                     guard.finish();
@@ -90,12 +90,12 @@ impl Scripted {
         if script.describe {
             head.describe(&mut metadata);
         }
-        Ok(Begun { steps: script.steps, metadata, play, guard })
+        Ok(StartedScript { steps: script.steps, metadata, running, guard })
     }
 
     async fn single(&self, request: Request<Messages>) -> Result<Response<Message>, Status> {
-        let Begun { steps, metadata, play, mut guard } = self.begin(request).await?;
-        let mut messages = play.run(steps, None);
+        let StartedScript { steps, metadata, running, mut guard } = self.begin(request).await?;
+        let mut messages = running.run(steps, None);
         let reply = messages.next().await;
         guard.finish();
         let mut response = Response::new(reply.unwrap_or_else(|| Ok(Message::default()))?);
@@ -104,17 +104,17 @@ impl Scripted {
     }
 
     async fn streaming(&self, request: Request<Messages>) -> Result<Response<Messages>, Status> {
-        let Begun { steps, metadata, play, guard } = self.begin(request).await?;
-        let mut response = Response::new(play.run(steps, Some(guard)));
+        let StartedScript { steps, metadata, running, guard } = self.begin(request).await?;
+        let mut response = Response::new(running.run(steps, Some(guard)));
         *response.metadata_mut() = metadata;
         Ok(response)
     }
 }
 
-struct Begun {
+struct StartedScript {
     steps: Vec<Step>,
     metadata: MetadataMap,
-    play: Play,
+    running: RunningScript,
     guard: Guard,
 }
 
@@ -186,7 +186,7 @@ pub fn append(metadata: &mut MetadataMap, entries: &[Entry]) {
 }
 
 /// A running script.
-struct Play {
+struct RunningScript {
     probe: Probe,
     id: String,
     inbound: Option<Messages>,
@@ -195,7 +195,7 @@ struct Play {
 }
 
 /// What a step wants sent.
-enum Out {
+enum StepOutput {
     Nothing,
     One(Message),
     /// Sizes and seeds of this many messages.
@@ -204,7 +204,7 @@ enum Out {
     Echo(u64),
 }
 
-impl Play {
+impl RunningScript {
     fn run(mut self, steps: Vec<Step>, mut guard: Option<Guard>) -> Messages {
         Box::pin(async_stream::stream! {
             for step in steps {
@@ -219,16 +219,16 @@ impl Play {
                     }
                 };
                 match out {
-                    Out::Nothing => {}
-                    Out::One(message) => yield Ok(message),
-                    Out::Many(send) => {
+                    StepOutput::Nothing => {}
+                    StepOutput::One(message) => yield Ok(message),
+                    StepOutput::Many(send) => {
                         for seed in (send.seed..).take(send.count as usize) {
                             let payload = pattern::make(seed, send.size as usize);
                             self.probe.report(format!("sent:{}", self.id));
                             yield Ok(Message { payload, seed, ..Message::default() });
                         }
                     }
-                    Out::Echo(count) => {
+                    StepOutput::Echo(count) => {
                         let mut left = if count == 0 { u64::MAX } else { count };
                         while left > 0 {
                             match self.receive().await {
@@ -258,11 +258,11 @@ impl Play {
     }
 
     /// Does a step, up to what it sends.
-    async fn step(&mut self, step: Step) -> Result<Out, Status> {
+    async fn step(&mut self, step: Step) -> Result<StepOutput, Status> {
         let kind = step.step.ok_or_else(|| Status::invalid_argument("an empty step"))?;
         match kind {
-            Kind::Send(send) => return Ok(Out::Many(send)),
-            Kind::Echo(count) => return Ok(Out::Echo(count)),
+            Kind::Send(send) => return Ok(StepOutput::Many(send)),
+            Kind::Echo(count) => return Ok(StepOutput::Echo(count)),
             Kind::Receive(0) => while self.receive().await?.is_some() {},
             Kind::Receive(count) => {
                 for _ in 0..count {
@@ -270,7 +270,7 @@ impl Play {
                 }
             }
             Kind::Summary(_) => {
-                return Ok(Out::One(Message {
+                return Ok(StepOutput::One(Message {
                     count: self.count,
                     total: self.total,
                     ..Message::default()
@@ -284,7 +284,7 @@ impl Play {
             Kind::Panic(text) => panic!("{text}"),
             Kind::DropInbound(_) => self.inbound = None,
         }
-        Ok(Out::Nothing)
+        Ok(StepOutput::Nothing)
     }
 
     /// The next message, checked; `None` after the caller's half-close.

@@ -27,12 +27,12 @@ use tonic::server::NamedService;
 use tonic::transport::server::TcpIncoming;
 use tonic_rdma::{Context, FabricKind, Server};
 use tonic_rdma_proto::frame::Frame;
-use tonic_rdma_tests::codec::Which;
+use tonic_rdma_tests::codec::CodecKind;
 use tonic_rdma_tests::process::{Process, role, runtime};
 use tower::Service;
 
 /// What a window of 2 MiB that nobody reads may add to what the server has.
-const MAX: usize = 4 << 20;
+const MAX_GROWTH: usize = 4 << 20;
 /// A stream whose body the server does not want.
 const DISCARDED: u32 = 3;
 /// Bytes that have been sent on it when the server is measured first.
@@ -40,7 +40,7 @@ const WARM_UP: usize = 100 * 4000;
 
 fn main() -> ExitCode {
     if let Some(role) = role() {
-        runtime(Which::ZeroCopy).block_on(serve(role[1].parse().unwrap()));
+        runtime(CodecKind::ZeroCopy).block_on(serve(role[1].parse().unwrap()));
         return ExitCode::SUCCESS;
     }
     let mut arguments = Arguments::from_args();
@@ -83,7 +83,7 @@ fn main() -> ExitCode {
 
 fn trial<F: Future<Output = ()>>(name: String, test: impl FnOnce() -> F + Send + 'static) -> Trial {
     Trial::test(name, move || {
-        runtime(Which::ZeroCopy).block_on(test());
+        runtime(CodecKind::ZeroCopy).block_on(test());
         Ok(())
     })
 }
@@ -167,29 +167,29 @@ async fn landing(context: &Context) -> usize {
 }
 
 /// A hostile peer, and the server that it is let in by.
-struct Scene {
+struct Fixture {
     server: Process,
     peer: Peer,
     /// Bytes that the server had before.
     before: usize,
 }
 
-impl Scene {
+impl Fixture {
     /// The peer has a stream 1 that nobody reads.
     async fn new() -> Self {
         let mut server = Process::start("", "server 1024");
-        let at: SocketAddr = server.line().await.parse().unwrap();
+        let at: SocketAddr = server.read_line().await.parse().unwrap();
         let mut peer = Peer::connect(at).await;
         peer.send(&[head(1, "Hold"), head(DISCARDED, "Discard")]).await.unwrap();
-        peer.settled().await.unwrap();
+        peer.sync().await.unwrap();
         // What a connection has in any case: buffers, and the ring.
         for _ in 0..WARM_UP / 4000 {
             peer.send(&[data(DISCARDED, 4000)]).await.unwrap();
         }
-        peer.settled().await.unwrap();
-        let mut scene = Scene { server, peer, before: 0 };
-        scene.before = scene.ask("resident").await;
-        scene
+        peer.sync().await.unwrap();
+        let mut fixture = Fixture { server, peer, before: 0 };
+        fixture.before = fixture.ask("resident").await;
+        fixture
     }
 
     async fn ask(&mut self, what: &str) -> usize {
@@ -199,13 +199,13 @@ impl Scene {
     /// Nothing is read, and little is held: landing memory counts whether or not the server has
     /// touched it.
     async fn check(mut self, sent: usize) {
-        self.peer.settled().await.unwrap();
+        self.peer.sync().await.unwrap();
         let now = self.ask("resident").await;
         let landing = self.ask("landing").await;
         let more = now.saturating_sub(self.before);
         println!("{sent} bytes unread: {more} more are resident, {landing} of landing memory held");
         assert!(
-            more + landing <= MAX,
+            more + landing <= MAX_GROWTH,
             "{sent} bytes of payload keep {more} and {landing} of landing memory"
         );
         assert!(sent < 1 << 20 || more + landing >= sent / 2, "it is not held: {more} + {landing}");
@@ -214,59 +214,59 @@ impl Scene {
 }
 
 async fn a_full_window_of_data_frames(sizes: &[usize]) {
-    let mut scene = Scene::new().await;
-    let window = scene.peer.window as usize;
+    let mut fixture = Fixture::new().await;
+    let window = fixture.peer.window as usize;
     let (mut sent, mut frames) = (0, Vec::new());
     for len in sizes.iter().copied().cycle() {
         let len = len.min(window - sent);
         frames.push(data(1, len));
         sent += len;
         if frames.len() == 1000 || sent == window {
-            scene.peer.send(&frames).await.unwrap();
+            fixture.peer.send(&frames).await.unwrap();
             frames.clear();
         }
         if sent == window {
             break;
         }
     }
-    scene.check(sent).await;
+    fixture.check(sent).await;
 }
 
 /// The buffer that each message is received in is full, of what is for another stream.
 async fn one_byte_of_each_message() {
-    let mut scene = Scene::new().await;
+    let mut fixture = Fixture::new().await;
     let mut others = WARM_UP;
     for _ in 0..10_000 {
-        scene.peer.has_window(others + 4000).await;
-        scene.peer.send(&[data(1, 1), data(DISCARDED, 4000)]).await.unwrap();
+        fixture.peer.wait_for_window(others + 4000).await;
+        fixture.peer.send(&[data(1, 1), data(DISCARDED, 4000)]).await.unwrap();
         others += 4000;
     }
-    scene.check(10_000).await;
+    fixture.check(10_000).await;
 }
 
 /// Pieces that come by WRITE, and none of which was asked for: `DONE` names a grant that any stream
 /// may use.
 async fn landed_by_standing_grant(sizes: &[usize], pieces: usize) {
-    let mut scene = Scene::new().await;
-    let sent = land(&mut scene, sizes, pieces, |_| None).await;
-    scene.check(sent).await;
+    let mut fixture = Fixture::new().await;
+    let sent = land(&mut fixture, sizes, pieces, |_| None).await;
+    fixture.check(sent).await;
 }
 
 async fn data_frames_between_landed_pieces() {
-    let mut scene = Scene::new().await;
-    let sent = land(&mut scene, &[3000, 6000, 2900], 1200, |n| Some(data(1, 1 + n % 3))).await;
-    scene.check(sent).await;
+    let mut fixture = Fixture::new().await;
+    let sent = land(&mut fixture, &[3000, 6000, 2900], 1200, |n| Some(data(1, 1 + n % 3))).await;
+    fixture.check(sent).await;
 }
 
 /// Lands up to so many pieces, as far as the window goes, with a frame behind each. Returns the
 /// bytes.
 async fn land(
-    scene: &mut Scene,
+    fixture: &mut Fixture,
     sizes: &[usize],
     pieces: usize,
     between: impl Fn(usize) -> Option<Frame>,
 ) -> usize {
-    let peer = &mut scene.peer;
+    let peer = &mut fixture.peer;
     // A long one on the stream that is discarded: from then on the server grants memory of this
     // length before it is asked.
     peer.send(&[Frame::Request { stream: DISCARDED, len: 64 << 10, begin: 0 }]).await.unwrap();
@@ -274,7 +274,7 @@ async fn land(
     let (mut sent, mut discarded, mut landed) = (0, WARM_UP, 0);
     let mut sizes = sizes.iter().copied().cycle();
     while landed < pieces {
-        let grant = peer.standing().await;
+        let grant = peer.next_standing_grant().await;
         let (stream, len) = match landed % 5 {
             // What is granted remains as long as the longest of the last eight.
             4 => (DISCARDED, grant.len as usize),
@@ -283,7 +283,7 @@ async fn land(
         landed += 1;
         if stream == DISCARDED {
             discarded += len;
-            peer.has_window(discarded).await;
+            peer.wait_for_window(discarded).await;
         } else if sent + len + 3 > window {
             break;
         }
@@ -307,7 +307,7 @@ async fn land(
 /// byte on begins within the modulus, or the connection ends.
 async fn begins_out_of_bounds_end_the_connection() {
     let mut server = Process::start("", "server 100");
-    let at: SocketAddr = server.line().await.parse().unwrap();
+    let at: SocketAddr = server.read_line().await.parse().unwrap();
     let long = 64 << 10;
     /// The begin and the length of a DONE, from the length of the grant.
     type Done = fn(u32) -> (u32, u32);
@@ -318,31 +318,31 @@ async fn begins_out_of_bounds_end_the_connection() {
         (|len| (63, len - 62), "bytes from 63 on for"),
         (|_| (63, u32::MAX), "bytes from 63 on for"),
     ];
-    for (of, said) in cases {
+    for (of, expected) in cases {
         let mut peer = Peer::connect(at).await;
         peer.send(&[head(1, "Hold"), Frame::Request { stream: 1, len: long, begin: 63 }])
             .await
             .unwrap();
-        let grant = peer.standing().await;
+        let grant = peer.next_standing_grant().await;
         let (begin, len) = of(grant.len);
         peer.send(&[Frame::Done { stream: 1, end: false, id: grant.id, len, begin }])
             .await
             .unwrap();
-        let Err(Ended(why)) = peer.settled().await else { panic!("{begin} {len}: it goes on") };
-        assert!(why.contains(said), "{why}");
+        let Err(Ended(why)) = peer.sync().await else { panic!("{begin} {len}: it goes on") };
+        assert!(why.contains(expected), "{why}");
     }
     let mut peer = Peer::connect(at).await;
     peer.send(&[head(1, "Hold"), Frame::Request { stream: 1, len: long, begin: 64 }])
         .await
         .unwrap();
-    let Err(Ended(why)) = peer.settled().await else { panic!("it goes on") };
+    let Err(Ended(why)) = peer.sync().await else { panic!("it goes on") };
     assert!(why.contains("begins at 64 modulo 64"), "{why}");
     // The last that there are are taken.
     let mut peer = Peer::connect(at).await;
     peer.send(&[head(1, "Hold"), Frame::Request { stream: 1, len: long, begin: 63 }])
         .await
         .unwrap();
-    let grant = peer.standing().await;
+    let grant = peer.next_standing_grant().await;
     peer.send(&[Frame::Done {
         stream: 1,
         end: false,
@@ -352,14 +352,14 @@ async fn begins_out_of_bounds_end_the_connection() {
     }])
     .await
     .unwrap();
-    peer.settled().await.unwrap();
+    peer.sync().await.unwrap();
 }
 
 /// Streams are opened and reset, all in good order otherwise: never more than are allowed are open.
 async fn rapid_resets_end_the_connection() {
     const STREAMS: u32 = 25;
     let mut server = Process::start("", &format!("server {STREAMS}"));
-    let at: SocketAddr = server.line().await.parse().unwrap();
+    let at: SocketAddr = server.read_line().await.parse().unwrap();
     let mut peer = Peer::connect(at).await;
     let mut pairs = 0;
     let Ended(why) = loop {
@@ -368,9 +368,9 @@ async fn rapid_resets_end_the_connection() {
         let resets: Vec<_> = ids.map(|stream| Frame::Reset { stream, code: 8 }).collect();
         let round = async {
             peer.send(&heads).await?;
-            peer.settled().await?;
+            peer.sync().await?;
             peer.send(&resets).await?;
-            peer.settled().await
+            peer.sync().await
         };
         if let Err(ended) = round.await {
             break ended;
@@ -388,9 +388,9 @@ async fn rapid_resets_end_the_connection() {
     // Others, and the same host again, are served.
     let mut peer = Peer::connect(at).await;
     peer.send(&[head(1, "Other")]).await.unwrap();
-    peer.settled().await.unwrap();
+    peer.sync().await.unwrap();
     let answered = |frame: &Frame| matches!(frame, Frame::Headers { stream: 1, .. });
     while !peer.frames.iter().any(answered) {
-        peer.settled().await.unwrap();
+        peer.sync().await.unwrap();
     }
 }

@@ -14,8 +14,8 @@ use tonic_rdma_fabric::{
 use tonic_rdma_proto::frame::{Composer, Frame, Reader};
 use tonic_rdma_proto::{Accept, Config, Hello, headers};
 use tonic_rdma_tests::bootstrap::fabric_offer::Fabric as Offered;
-use tonic_rdma_tests::load::bounded;
-use tonic_rdma_tests::offer::granted;
+use tonic_rdma_tests::load::with_timeout;
+use tonic_rdma_tests::offer::request_grant;
 
 const SLOT: usize = 4096;
 
@@ -34,14 +34,14 @@ pub(crate) struct Peer {
     /// SENDs that the server has RECVs for.
     credits: u32,
     /// Messages received since credits were last given back.
-    owed: u16,
+    credits_to_return: u16,
     work: u64,
     pings: u64,
     ponged: u64,
     /// What the server has said, PONGs and WINDOWs apart.
     pub(crate) frames: VecDeque<Frame>,
     /// By how much windows have grown.
-    pub(crate) grown: u32,
+    pub(crate) window_growth: u32,
     /// Of a stream, at first.
     pub(crate) window: u32,
 }
@@ -54,11 +54,11 @@ impl Peer {
     pub(crate) async fn connect(server: SocketAddr) -> Self {
         let fabric = Fabric::shm(ShmAccess::SameUser).unwrap();
         let pool = Pool::new(PoolConfig::default().total(8 << 20), fabric.registrar()).unwrap();
-        let grant = granted(server, "shm").await;
+        let grant = request_grant(server, "shm").await;
         let Some(Offered::Shm(shm)) = &grant.fabrics[0].fabric else { panic!("{grant:?}") };
-        let mine =
+        let config =
             Config { slot_size: SLOT as u32, recv_slots: 32, max_recvs: 32, ..Config::default() };
-        let hello = Hello::new(grant.ticket[..].try_into().unwrap(), mine.settings()).encode();
+        let hello = Hello::new(grant.ticket[..].try_into().unwrap(), config.settings()).encode();
         let sizes = LinkConfig {
             recv_slots: 32,
             slot_size: SLOT as u32,
@@ -74,32 +74,32 @@ impl Peer {
             link: connected.link,
             _pool: pool,
             credits: settings.recv_slots.into(),
-            owed: 0,
+            credits_to_return: 0,
             work: 0,
             pings: 0,
             ponged: 0,
             frames: VecDeque::new(),
-            grown: 0,
+            window_growth: 0,
             window: settings.stream_window,
         }
     }
 
     /// Takes what has come.
-    async fn hear(&mut self) -> Result<(), Ended> {
+    async fn receive(&mut self) -> Result<(), Ended> {
         let mut out = Vec::new();
         let what = "a word of the server's";
-        let result = bounded(what, poll_fn(|cx| self.link.poll(cx, &mut out))).await;
+        let result = with_timeout(what, poll_fn(|cx| self.link.poll(cx, &mut out))).await;
         for completion in out {
             let Completion::Received { slot, len } = completion else { continue };
             let message = Bytes::copy_from_slice(self.link.recv_slot(slot, len));
             self.link.repost(slot).map_err(gone)?;
-            self.owed += 1;
+            self.credits_to_return += 1;
             let mut reader = Reader::new(message).unwrap();
             self.credits += u32::from(reader.credits);
             while let Some(frame) = reader.next_frame().unwrap() {
                 match frame {
                     Frame::Ping { ack: true, token } => self.ponged = token,
-                    Frame::Window { increment, .. } => self.grown += increment,
+                    Frame::Window { increment, .. } => self.window_growth += increment,
                     Frame::Close { text, .. } => {
                         return Err(Ended(String::from_utf8_lossy(&text).into_owned()));
                     }
@@ -122,12 +122,12 @@ impl Peer {
         while !rest.is_empty() {
             // The last one is for what gives credits back.
             while self.credits < 2 {
-                self.hear().await?;
+                self.receive().await?;
             }
             let mut message = Composer::new(&mut self.link.block_mut()[..SLOT]);
             let fit = rest.iter().take_while(|frame| message.add(frame)).count();
             assert!(fit > 0, "a frame that fits no message: {:?}", rest[0]);
-            let len = message.finish(std::mem::take(&mut self.owed));
+            let len = message.finish(std::mem::take(&mut self.credits_to_return));
             rest = &rest[fit..];
             self.credits -= 1;
             self.queue(Work::Send { offset: 0, len })?;
@@ -137,34 +137,34 @@ impl Peer {
     }
 
     /// Until the server has acted on all that was sent.
-    pub(crate) async fn settled(&mut self) -> Result<(), Ended> {
+    pub(crate) async fn sync(&mut self) -> Result<(), Ended> {
         self.pings += 1;
         self.send(&[Frame::Ping { ack: false, token: self.pings }]).await?;
         while self.ponged < self.pings {
-            self.hear().await?;
+            self.receive().await?;
         }
         Ok(())
     }
 
     /// Until so many bytes in all may have been sent on the one stream whose window grows.
-    pub(crate) async fn has_window(&mut self, bytes: usize) {
+    pub(crate) async fn wait_for_window(&mut self, bytes: usize) {
         let grows = async {
-            while bytes > (self.window + self.grown) as usize {
-                self.hear().await.unwrap();
+            while bytes > (self.window + self.window_growth) as usize {
+                self.receive().await.unwrap();
             }
         };
-        bounded("a window", grows).await;
+        with_timeout("a window", grows).await;
     }
 
     /// The next landing memory that the server grants to any stream.
-    pub(crate) async fn standing(&mut self) -> Standing {
+    pub(crate) async fn next_standing_grant(&mut self) -> Standing {
         loop {
             match self.frames.pop_front() {
                 Some(Frame::Grant { stream: 0, id, rkey, len, addr }) => {
                     return Standing { id, rkey, len, addr };
                 }
                 Some(_) => {}
-                None => self.hear().await.unwrap(),
+                None => self.receive().await.unwrap(),
             }
         }
     }

@@ -14,33 +14,33 @@ use tonic_rdma_proto::{
     Accept, CloseCode, Config, Connection, Event, Hello, Room, Transmit, headers,
 };
 use tonic_rdma_tests::bootstrap::fabric_offer::Fabric as Offered;
-use tonic_rdma_tests::load::bounded;
-use tonic_rdma_tests::offer::granted;
+use tonic_rdma_tests::load::with_timeout;
+use tonic_rdma_tests::offer::request_grant;
 
 /// Calls that are open at a time.
 const CALLS: usize = 64;
 /// Bytes that each asks memory for.
-const EACH: usize = 4 << 20;
+const CALL_SIZE: usize = 4 << 20;
 const SLOT: usize = 4096;
 
-pub(crate) struct Hoarder {
+pub(crate) struct GreedyPeer {
     link: AnyLink,
     conn: Connection,
     next: u64,
     _pool: Pool,
 }
 
-impl Hoarder {
+impl GreedyPeer {
     /// With a ticket of the server at `at`, over `kind` ("shm" or "verbs"). Calls `path` as often
     /// as it may, with a deadline as the header has it.
-    pub(crate) async fn enter(
+    pub(crate) async fn connect(
         at: SocketAddr,
         kind: &str,
         fabric: &Fabric,
         path: &str,
         deadline: Option<&str>,
     ) -> Self {
-        let grant = granted(at, kind).await;
+        let grant = request_grant(at, kind).await;
         let place = match &grant.fabrics[0].fabric {
             Some(Offered::Shm(shm)) => tonic_rdma_fabric::Addr::Shm(shm.socket.parse().unwrap()),
             Some(Offered::Verbs(verbs)) => {
@@ -61,15 +61,15 @@ impl Hoarder {
             ..LinkConfig::default()
         };
         let connecting = fabric.connect(&place, &link, &pool, &hello, Duration::from_secs(20));
-        let connected = bounded("connecting", connecting).await.unwrap();
+        let connected = with_timeout("connecting", connecting).await.unwrap();
         let settings = Accept::decode(&connected.private_data).unwrap().settings;
         let mut conn = Connection::client(config, settings, std::time::Instant::now());
         for _ in 0..CALLS {
             let id = conn.open(head(path, deadline), false).unwrap();
             // Zeros from the heap, of which not one is ever sent.
-            conn.send_data(id, Bytes::from(vec![0; EACH]), true, false).unwrap();
+            conn.send_data(id, Bytes::from(vec![0; CALL_SIZE]), true, false).unwrap();
         }
-        Hoarder { link: connected.link, conn, next: 0, _pool: pool }
+        GreedyPeer { link: connected.link, conn, next: 0, _pool: pool }
     }
 
     /// Grants that it holds.
@@ -78,17 +78,17 @@ impl Hoarder {
     }
 
     /// Goes on until it holds so many grants.
-    pub(crate) async fn hoard(&mut self, grants: usize) {
+    pub(crate) async fn hold_grants(&mut self, grants: usize) {
         while self.peer_grants() < grants {
-            self.turn().await.unwrap();
+            self.step().await.unwrap();
         }
     }
 
     /// Lives until the server ends its connection, and gives the reason that the server has named.
-    pub(crate) async fn live(mut self) -> String {
+    pub(crate) async fn run_until_closed(mut self) -> String {
         let mut reason = None;
         loop {
-            let ended = self.turn().await;
+            let ended = self.step().await;
             while let Some(event) = self.conn.poll_event() {
                 if let Event::Closed { code, text } = event {
                     assert_eq!(code, CloseCode::Breach, "{text}");
@@ -104,7 +104,7 @@ impl Hoarder {
     }
 
     /// Says what there is to say, and listens once.
-    async fn turn(&mut self) -> Result<(), LinkError> {
+    async fn step(&mut self) -> Result<(), LinkError> {
         let nothing = Room { write: 0, staging: 0, chunk: 0 };
         loop {
             let slot = &mut self.link.block_mut()[..SLOT];
@@ -134,7 +134,9 @@ impl Hoarder {
             match completion {
                 Completion::Sent { id: sent } => done |= sent == id,
                 Completion::Received { slot, len } => {
-                    let message = deaf(Bytes::copy_from_slice(self.link.recv_slot(slot, len)));
+                    let message = without_resets_and_recalls(Bytes::copy_from_slice(
+                        self.link.recv_slot(slot, len),
+                    ));
                     self.link.repost(slot)?;
                     self.conn.receive(std::time::Instant::now(), message).unwrap();
                 }
@@ -159,20 +161,20 @@ fn head(path: &str, deadline: Option<&str>) -> Bytes {
 }
 
 /// The message without what is asked of this peer.
-fn deaf(message: Bytes) -> Bytes {
+fn without_resets_and_recalls(message: Bytes) -> Bytes {
     let mut reader = Reader::new(message).unwrap();
     let (credits, waited) = (reader.credits, reader.waited);
     let mut slot = vec![0; SLOT];
-    let mut heard = Composer::new(&mut slot);
+    let mut filtered = Composer::new(&mut slot);
     while let Some(frame) = reader.next_frame().unwrap() {
         if !matches!(frame, Frame::Reset { .. } | Frame::Recall { .. }) {
-            assert!(heard.add(&frame));
+            assert!(filtered.add(&frame));
         }
     }
     if waited {
-        heard.waited();
+        filtered.waited();
     }
-    let len = heard.finish(credits);
+    let len = filtered.finish(credits);
     slot.truncate(len);
     slot.into()
 }

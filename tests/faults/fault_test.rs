@@ -1,5 +1,5 @@
-//! A server in a process of its own, channels to it from this one, and what is checked around each
-//! fault.
+//! The frame of a fault test: a server in a process of its own, channels to it from this one, and
+//! the checks before, during and after each fault.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::Command;
@@ -12,18 +12,20 @@ use tokio::task::JoinHandle;
 use tonic_rdma::{Channel, Context, Endpoint, FabricKind, Path, PathInfo, ReasonCode};
 use tonic_rdma_tests::channel::AnyChannel;
 use tonic_rdma_tests::harness::client_of;
-use tonic_rdma_tests::load::{LIMIT, Load, Tally, bounded, goes_on, one_call, takes, until};
+use tonic_rdma_tests::load::{
+    LIMIT, Load, Tally, one_call, poll_until, wait_for_call, wait_for_path, with_timeout,
+};
 use tonic_rdma_tests::process::{Process, in_use};
-use tonic_rdma_tests::process_resources::Watch;
-use tonic_rdma_tests::server_process::{self, fabric_of, fixed_port, unused};
+use tonic_rdma_tests::process_resources::LeakCheck;
+use tonic_rdma_tests::server_process::{self, fabric_of, fixed_port, wait_for_idle_pools};
 
 use crate::log::Log;
 
-/// What a connection waits for a silent peer by default. A loss is to be noticed by then; a test
-/// waits four times as long, because the machine may be busy, and prints what it was.
+/// The default dead-peer timeout. A loss should be detected within it; a test waits four times as
+/// long, because the machine may be busy, and prints the time.
 const DEAD_PEER: Duration = Duration::from_secs(5);
 
-/// Channels of a test, and those of before a fault, that are open at a time at most.
+/// The most channels that a test has open at a time, including those from before a fault.
 const CHANNELS: usize = 4;
 
 /// The kind of the devices under test, `rxe` or `siw`.
@@ -38,17 +40,17 @@ fn variable(name: &str) -> String {
 
 /// Where the two ends are.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct Topology {
     pub server_device: String,
     pub client_device: String,
     /// The server's TCP port is bound here: on loopback it lives through whatever happens to the
     /// devices.
     pub tcp: IpAddr,
-    /// HTTP/2 keep-alive on the channel, as one has where a network may swallow everything.
+    /// HTTP/2 keep-alive on the channel, to detect a network that drops everything.
     pub keep_alive: bool,
 }
 
-impl Place {
+impl Topology {
     /// Both on one device, TCP by loopback.
     pub fn one_device() -> Self {
         let device = variable(&format!("{}_DEVICE", kind().to_uppercase()));
@@ -90,7 +92,7 @@ impl Place {
         }
     }
 
-    /// Likewise, and TCP crosses the pair as well.
+    /// At the two ends of a veth pair, which TCP crosses as well.
     pub fn veth_alone() -> Self {
         Self { tcp: variable("VETH_B").parse().unwrap(), keep_alive: true, ..Self::veth() }
     }
@@ -124,14 +126,15 @@ pub fn endpoint(
     }
 }
 
-/// A server's process that serves.
+/// Starts a server's process, and waits until it serves.
 pub async fn serve(at: SocketAddr, device: &str) -> Process {
     server_process::start("", "zero-copy", at, device).await
 }
 
-/// Before the first fault and behind the last one everything is at rest, and the same is held.
-pub struct World {
-    pub place: Place,
+/// A fault test. Before the first fault and after the last one no call is in flight, and both
+/// processes hold the same resources.
+pub struct FaultTest {
+    pub topology: Topology,
     pub at: SocketAddr,
     pub context: Context,
     fabric: FabricKind,
@@ -139,98 +142,97 @@ pub struct World {
     server: Option<Process>,
     pub rng: SmallRng,
     log: Log,
-    held: (Watch, Watch),
-    /// Faults that were produced, and how calls ended.
+    leak_checks: (LeakCheck, LeakCheck),
+    /// Faults injected so far, and how calls ended.
     faults: usize,
     totals: Tally,
-    begun: Instant,
+    started: Instant,
 }
 
-impl World {
-    pub async fn new(place: Place, log: Log) -> Self {
-        Self::through("", place, log).await
+impl FaultTest {
+    pub async fn new(topology: Topology, log: Log) -> Self {
+        Self::with_wrapper("", topology, log).await
     }
 
-    /// With a server that another command starts.
-    pub async fn through(through: &str, place: Place, log: Log) -> Self {
+    /// Starts the server through another command, such as `prlimit`.
+    pub async fn with_wrapper(wrapper: &str, topology: Topology, log: Log) -> Self {
         let seed = rand::rng().random();
-        eprintln!("seed {seed}, {place:?}");
+        eprintln!("seed {seed}, {topology:?}");
         let mut rng = SmallRng::seed_from_u64(seed);
-        let at = SocketAddr::new(place.tcp, fixed_port(place.tcp, &mut rng));
-        let (fabric, context) = fabric_of(&place.client_device);
-        let server = server_process::start(through, "zero-copy", at, &place.server_device).await;
-        Self::with(place, at, (fabric, context), Some(server), rng, log).await
+        let at = SocketAddr::new(topology.tcp, fixed_port(topology.tcp, &mut rng));
+        let (fabric, context) = fabric_of(&topology.client_device);
+        let server = server_process::start(wrapper, "zero-copy", at, &topology.server_device).await;
+        Self::with(topology, at, (fabric, context), Some(server), rng, log).await
     }
 
-    /// With the server that another guest has.
-    pub async fn elsewhere(place: Place, log: Log) -> Self {
-        let at = SocketAddr::new(place.tcp, variable("CABLE_PORT").parse().unwrap());
-        let (fabric, context) = fabric_of(&place.client_device);
+    /// Uses the server of another guest.
+    pub async fn with_remote_server(topology: Topology, log: Log) -> Self {
+        let at = SocketAddr::new(topology.tcp, variable("CABLE_PORT").parse().unwrap());
+        let (fabric, context) = fabric_of(&topology.client_device);
         let up = || async { tokio::net::TcpStream::connect(at).await.is_ok() };
-        until("the server in the other guest does not come up", up, |up| *up).await;
-        Self::with(place, at, (fabric, context), None, SmallRng::from_os_rng(), log).await
+        poll_until("the server in the other guest does not come up", up, |up| *up).await;
+        Self::with(topology, at, (fabric, context), None, SmallRng::from_os_rng(), log).await
     }
 
     async fn with(
-        place: Place,
+        topology: Topology,
         at: SocketAddr,
         (fabric, context): (FabricKind, Context),
         server: Option<Process>,
         rng: SmallRng,
         log: Log,
     ) -> Self {
-        let (held, totals) = Default::default();
-        let mut world = Self {
-            place,
+        let (leak_checks, totals) = Default::default();
+        let mut test = Self {
+            topology,
             at,
             context,
             fabric,
             server,
             rng,
             log,
-            held,
+            leak_checks,
             faults: 0,
             totals,
-            begun: Instant::now(),
+            started: Instant::now(),
         };
-        // What is made once and kept: as much as by all channels that a test has at a time, and
-        // some that end meanwhile.
+        // Warm up: allocate what is allocated once, for as many channels as a test has at a time.
         let mut others = Vec::new();
         for _ in 0..CHANNELS {
-            others.push(world.connect().await);
+            others.push(test.connect().await);
         }
-        world.under_load().await.end().await;
+        test.under_load().await.end().await;
         drop(others);
-        world.rests().await;
-        world
+        test.assert_at_rest().await;
+        test
     }
 
     pub fn server(&mut self) -> &mut Process {
         self.server.as_mut().expect("the server runs elsewhere")
     }
 
-    /// How often the server has said this in its log.
-    pub fn said(&self, text: &str) -> usize {
-        self.server.as_ref().map_or(0, |server| server.times_said(text))
+    /// The number of lines with this text in the server's log.
+    pub fn server_log_count(&self, text: &str) -> usize {
+        self.server.as_ref().map_or(0, |server| server.stderr_lines_with(text))
     }
 
-    pub fn counts_a_fault(&mut self) {
+    pub fn count_fault(&mut self) {
         self.faults += 1;
     }
 
-    /// Another server, and with it another `server`, after the first has ended.
+    /// Starts another server after the first has ended.
     pub async fn replace_server(&mut self) {
-        self.server = Some(serve(self.at, &self.place.server_device).await);
-        self.held.1 = Watch::default();
+        self.server = Some(serve(self.at, &self.topology.server_device).await);
+        self.leak_checks.1 = LeakCheck::default();
     }
 
     /// An endpoint for a server, on the devices of this end.
     pub fn endpoint(&self, server: SocketAddr) -> Endpoint {
-        endpoint(server, self.place.keep_alive, (self.fabric, &self.context))
+        endpoint(server, self.topology.keep_alive, (self.fabric, &self.context))
     }
 
     /// The fast path of this place.
-    pub fn fast(&self) -> Path {
+    pub fn fast_path(&self) -> Path {
         match self.fabric {
             FabricKind::Shm => Path::Shm,
             _ => Path::Verbs,
@@ -238,72 +240,72 @@ impl World {
     }
 
     /// A new channel, whichever path it takes.
-    pub async fn connect_somehow(&self) -> Channel {
+    pub async fn connect_any_path(&self) -> Channel {
         let endpoint = self.endpoint(self.at);
-        bounded("connecting", endpoint.connect()).await.unwrap()
+        with_timeout("connecting", endpoint.connect()).await.unwrap()
     }
 
     pub async fn connect(&self) -> Channel {
-        let channel = self.connect_somehow().await;
-        takes(&channel, self.fast()).await;
+        let channel = self.connect_any_path().await;
+        wait_for_path(&channel, self.fast_path()).await;
         channel
     }
 
-    /// A new channel whose load runs over RDMA.
+    /// A new channel with load that runs over RDMA.
     pub async fn under_load(&mut self) -> UnderLoad<'_> {
         let channel = self.connect().await;
-        let paths = Paths::watch(&channel);
+        let paths = PathHistory::record(&channel);
         let (tally, seed) = (Tally::default(), self.rng.random());
         let load = Load::start(&channel, seed, &tally);
         let read = || async { tally.of("OK") };
-        until("calls over RDMA", read, |calls| *calls >= 20).await;
+        poll_until("calls over RDMA", read, |calls| *calls >= 20).await;
         assert_eq!(channel.stats().calls_tcp, 0, "{:?}", channel.stats());
-        self.log.forget();
+        self.log.clear();
         UnderLoad {
-            world: self,
+            test: self,
             channel,
             load,
             tally,
             paths,
             mark: 0,
             fallbacks: Vec::new(),
-            struck: Instant::now(),
-            said: Vec::new(),
+            fault_began: Instant::now(),
+            notes: Vec::new(),
         }
     }
 
-    /// Nothing of the channels that are gone is left: not in pools, not in the system.
-    pub async fn rests(&mut self) {
+    /// Checks that closed channels leave nothing behind, in pools or in the system.
+    pub async fn assert_at_rest(&mut self) {
         let context = self.context.clone();
-        until("in use, with no channel left", || in_use(&context), |bytes| *bytes == 0).await;
-        self.held.0.check("self", self.faults).await;
+        poll_until("in use, with no channel left", || in_use(&context), |bytes| *bytes == 0).await;
+        self.leak_checks.0.check("self", self.faults).await;
         if let Some(server) = &mut self.server {
-            unused(server).await;
-            self.held.1.check(&server.id(), self.faults).await;
+            wait_for_idle_pools(server).await;
+            self.leak_checks.1.check(&server.id(), self.faults).await;
         }
     }
 
-    /// The last look, and what it was: faults, and how calls ended.
+    /// The final check. Prints and returns the faults, and how calls ended.
     pub async fn end(mut self, name: &str) -> (usize, Tally) {
-        self.rests().await;
-        let Self { place, faults, totals, begun, .. } = self;
+        self.assert_at_rest().await;
+        let Self { topology, faults, totals, started, .. } = self;
         println!(
             "{name} on {}: {faults} faults, calls {totals:?}, {} s",
-            place.client_device,
-            begun.elapsed().as_secs()
+            topology.client_device,
+            started.elapsed().as_secs()
         );
         (faults, totals)
     }
 }
 
-/// Every path that a channel has had.
-struct Paths {
+/// Every path that a channel has taken.
+struct PathHistory {
     history: Arc<Mutex<Vec<(Instant, PathInfo)>>>,
     task: JoinHandle<()>,
 }
 
-impl Paths {
-    fn watch(channel: &Channel) -> Self {
+impl PathHistory {
+    fn record(channel: &Channel) -> Self {
         let history = Arc::<Mutex<Vec<_>>>::default();
         let (mut channel, seen) = (channel.clone(), Arc::clone(&history));
         let task = tokio::spawn(async move {
@@ -325,42 +327,42 @@ impl Paths {
     }
 }
 
-impl Drop for Paths {
+impl Drop for PathHistory {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-/// A channel with load on it, before, under and after a fault.
+/// A channel with load, before, during and after a fault.
 pub struct UnderLoad<'a> {
-    pub world: &'a mut World,
+    pub test: &'a mut FaultTest,
     pub channel: Channel,
     load: Load,
     tally: Tally,
-    paths: Paths,
+    paths: PathHistory,
     mark: usize,
-    /// Decisions for TCP by then, by the metrics.
+    /// Fallbacks to TCP before the fault, according to the metrics.
     fallbacks: Vec<(ReasonCode, u64)>,
-    struck: Instant,
-    said: Vec<String>,
+    fault_began: Instant,
+    notes: Vec<String>,
 }
 
 impl UnderLoad<'_> {
     /// Call it just before the fault.
-    pub fn strikes(&mut self) {
-        self.world.faults += 1;
+    pub fn begin_fault(&mut self) {
+        self.test.faults += 1;
         self.mark = self.paths.len();
-        let by_code = |code: ReasonCode| (code, self.world.log.fallbacks(code));
+        let by_code = |code: ReasonCode| (code, self.test.log.fallbacks(code));
         self.fallbacks = ReasonCode::ALL.map(by_code).into();
-        self.struck = Instant::now();
+        self.fault_began = Instant::now();
     }
 
     pub fn note(&mut self, what: &str) {
-        self.said.push(format!("{what} after {} ms", self.struck.elapsed().as_millis()));
+        self.notes.push(format!("{what} after {} ms", self.fault_began.elapsed().as_millis()));
     }
 
-    /// The fault has ended the fast path: channel, log and counters say so, and why.
-    pub async fn noticed(&mut self, codes: &[ReasonCode]) {
+    /// Waits until the fault has ended the fast path. Channel, log and metrics must give the reason.
+    pub async fn assert_fallback(&mut self, codes: &[ReasonCode]) {
         let begin = Instant::now();
         let (at, info) = loop {
             if let Some(found) = self.paths.on_tcp_since(self.mark) {
@@ -374,32 +376,33 @@ impl UnderLoad<'_> {
             );
             tokio::time::sleep(Duration::from_millis(1)).await;
         };
-        self.said.push(format!("noticed after {} ms ({info})", (at - self.struck).as_millis()));
-        // On a busy machine this may be what came of the first attempt to return: metrics and log
-        // know what was before.
+        self.notes
+            .push(format!("noticed after {} ms ({info})", (at - self.fault_began).as_millis()));
+        // On a busy machine this may already be the result of the first attempt to reconnect.
+        // Metrics and log still have the first reason.
         let seen = info.reason.as_ref().map(|reason| reason.code()).unwrap();
         let more = |code: &ReasonCode| {
             self.fallbacks
                 .iter()
-                .any(|(c, before)| c == code && self.world.log.fallbacks(*code) > *before)
+                .any(|(c, before)| c == code && self.test.log.fallbacks(*code) > *before)
         };
         let code = *codes.iter().find(|code| **code == seen || more(code)).unwrap_or(&seen);
         assert!(codes.contains(&code), "{info}");
         let line = format!("code=\"{}\"", code.as_str());
-        let read = || async { self.world.log.has(&["calls go over TCP", &line]) };
-        until(&format!("no log line with {line}"), read, |there| *there).await;
+        let read = || async { self.test.log.contains(&["calls go over TCP", &line]) };
+        poll_until(&format!("no log line with {line}"), read, |there| *there).await;
         assert!(more(&code), "not in the metrics: {code}");
     }
 
-    /// Calls end well over TCP.
-    pub async fn goes_on_over_tcp(&mut self) {
+    /// Waits until calls succeed over TCP.
+    pub async fn assert_calls_over_tcp(&mut self) {
         let calls = self.channel.stats().calls_tcp;
-        bounded("a call that goes on", goes_on(&self.channel, &mut self.world.rng)).await;
+        with_timeout("a call that goes on", wait_for_call(&self.channel, &mut self.test.rng)).await;
         let ok = self.tally.of("OK");
         let (channel, tally) = (&self.channel, &self.tally);
         let read = || async { (channel.stats().calls_tcp, tally.of("OK"), channel.path().path) };
-        // It may be back already.
-        until("no calls over TCP", read, |(now, end, path)| {
+        // The fast path may be back already.
+        poll_until("no calls over TCP", read, |(now, end, path)| {
             (*now > calls && *end > ok + 4) || (*path != Path::Tcp && *end > ok)
         })
         .await;
@@ -407,40 +410,40 @@ impl UnderLoad<'_> {
         self.note("calls go on");
     }
 
-    /// The calls in flight fail, none hangs.
-    pub async fn calls_fail(&mut self) {
+    /// Waits until the calls in flight have failed.
+    pub async fn wait_for_failed_calls(&mut self) {
         let failed = self.tally.failed();
         let read = || async { self.tally.failed() };
-        until("calls neither fail nor end", read, |now| *now > failed).await;
+        poll_until("calls neither fail nor end", read, |now| *now > failed).await;
         self.load.check();
         self.note("calls fail");
     }
 
-    /// More calls end, either way.
-    pub async fn calls_end(&mut self, count: u64) {
+    /// Waits until `count` more calls have ended, with any status.
+    pub async fn wait_for_calls(&mut self, count: u64) {
         let calls = self.tally.calls();
         let read = || async { self.tally.calls() };
-        until("no calls end", read, |now| *now >= calls + count).await;
+        poll_until("no calls end", read, |now| *now >= calls + count).await;
         self.load.check();
     }
 
-    /// The channel is on its fast path, and calls go over it, without anybody's help.
-    pub async fn returns(&mut self) {
-        self.struck = Instant::now();
+    /// Waits until the channel is back on its fast path by itself, and calls use it.
+    pub async fn wait_for_recovery(&mut self) {
+        self.fault_began = Instant::now();
         let begin = Instant::now();
         loop {
-            takes(&self.channel, self.world.fast()).await;
+            wait_for_path(&self.channel, self.test.fast_path()).await;
             self.load.check();
-            let (fast, ok) = (self.channel.stats().calls_fast, self.tally.of("OK"));
+            let (fast_path, ok) = (self.channel.stats().calls_fast, self.tally.of("OK"));
             let mut client = client_of(AnyChannel::Rdma(self.channel.clone()));
             let call =
-                bounded("a call after the return", one_call(&mut client, &mut self.world.rng))
+                with_timeout("a call after the return", one_call(&mut client, &mut self.test.rng))
                     .await;
             if call.is_ok()
-                && self.channel.stats().calls_fast > fast
-                && self.channel.path().path == self.world.fast()
+                && self.channel.stats().calls_fast > fast_path
+                && self.channel.path().path == self.test.fast_path()
             {
-                self.calls_end(4).await;
+                self.wait_for_calls(4).await;
                 assert!(self.tally.of("OK") > ok, "{:?}", self.tally);
                 break;
             }
@@ -449,19 +452,19 @@ impl UnderLoad<'_> {
         self.note("back on RDMA");
     }
 
-    /// Stops the load. Fails if a call went wrong in any of this.
+    /// Stops the load. Fails if a call had wrong data or a wrong status.
     pub async fn end(self) -> Tally {
-        let Self { world, channel, load, tally, said, paths, .. } = self;
+        let Self { test, channel, load, tally, notes, paths, .. } = self;
         load.stop().await;
-        if !said.is_empty() {
+        if !notes.is_empty() {
             println!(
                 "  {}; calls {tally:?}, {} over TCP",
-                said.join(", "),
+                notes.join(", "),
                 channel.stats().calls_tcp
             );
         }
         drop(paths);
-        world.totals.include(&tally);
+        test.totals.include(&tally);
         tally
     }
 }

@@ -4,19 +4,19 @@
 // A failed unwrap is a failed test.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod hoarder;
+mod greedy_peer;
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use hoarder::Hoarder;
+use greedy_peer::GreedyPeer;
 use tokio::task::{JoinHandle, JoinSet};
 use tonic::transport::server::TcpIncoming;
 use tonic_rdma::{Channel, Context, FabricKind, Path, PoolConfig, PoolStats};
 use tonic_rdma_fabric::{Fabric, ShmAccess};
 use tonic_rdma_tests::channel::AnyChannel;
 use tonic_rdma_tests::harness::{Client, client_of};
-use tonic_rdma_tests::load::{bounded, takes, until};
+use tonic_rdma_tests::load::{poll_until, wait_for_path, with_timeout};
 use tonic_rdma_tests::probe::Probe;
 use tonic_rdma_tests::server_process::endpoint;
 use tonic_rdma_tests::service::Scripted;
@@ -27,19 +27,19 @@ const UPLOAD: &str = "/tonic_rdma.conformance.v1.Conformance/Upload";
 const PUT: usize = 8 << 20;
 
 /// A server with 32 MiB for landing, in this process.
-struct Served {
+struct TestServer {
     at: SocketAddr,
     context: Context,
     task: JoinHandle<()>,
 }
 
-impl Drop for Served {
+impl Drop for TestServer {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-impl Served {
+impl TestServer {
     async fn new(dead_peer: Duration) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = listener.local_addr().unwrap();
@@ -51,7 +51,7 @@ impl Served {
         let router = server.add_service(Scripted::server(&Probe::default()));
         let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
         let task = tokio::spawn(async move { router.serve_with_incoming(incoming).await.unwrap() });
-        Served { at, context, task }
+        TestServer { at, context, task }
     }
 
     async fn pool(&self) -> PoolStats {
@@ -62,50 +62,50 @@ impl Served {
     async fn client(&self) -> (Channel, Client) {
         let context = Context::builder().build();
         let channel =
-            bounded("connecting", endpoint(self.at, (FabricKind::Shm, &context)).connect())
+            with_timeout("connecting", endpoint(self.at, (FabricKind::Shm, &context)).connect())
                 .await
                 .unwrap();
-        takes(&channel, Path::Shm).await;
+        wait_for_path(&channel, Path::Shm).await;
         (channel.clone(), client_of(AnyChannel::Rdma(channel)))
     }
 
-    async fn hoarder(&self, path: &str, deadline: Option<&str>) -> Hoarder {
+    async fn greedy_peer(&self, path: &str, deadline: Option<&str>) -> GreedyPeer {
         let fabric = Fabric::shm(ShmAccess::SameUser).unwrap();
-        Hoarder::enter(self.at, "shm", &fabric, path, deadline).await
+        GreedyPeer::connect(self.at, "shm", &fabric, path, deadline).await
     }
 
     /// Nothing is granted, leased or held any more.
-    async fn is_whole(&self) {
+    async fn assert_pool_returned(&self) {
         let read = || async {
             let pool = self.pool().await;
             (pool.granted, pool.filled, pool.leased)
         };
-        until("landing memory is gone", read, |left| *left == (0, 0, 0)).await;
+        poll_until("landing memory is gone", read, |left| *left == (0, 0, 0)).await;
     }
 }
 
 /// A put whose data comes back, and has to be right.
 async fn put(client: &mut Client, seed: u64) {
     let request = steps("", [echo(1)]).with_payload(seed, PUT);
-    let reply = bounded("a put", client.unary(request)).await.unwrap().into_inner();
+    let reply = with_timeout("a put", client.unary(request)).await.unwrap().into_inner();
     reply.expect(seed, PUT);
 }
 
 /// 64 calls that are over, and whose memory the peer keeps.
 async fn calls_that_are_over(path: &str, deadline: Option<&str>) {
-    let served = Served::new(Duration::from_secs(1)).await;
-    let (channel, mut victim) = served.client().await;
-    let mut hoarder = served.hoarder(path, deadline).await;
-    bounded("grants", hoarder.hoard(1)).await;
-    let reason = bounded("the end of the hoarder", hoarder.live()).await;
+    let server = TestServer::new(Duration::from_secs(1)).await;
+    let (channel, mut victim) = server.client().await;
+    let mut greedy_peer = server.greedy_peer(path, deadline).await;
+    with_timeout("grants", greedy_peer.hold_grants(1)).await;
+    let reason = with_timeout("the end of the hoarder", greedy_peer.run_until_closed()).await;
     assert!(reason.contains("RESET of stream") && reason.contains("not answered"), "{reason}");
-    served.is_whole().await;
+    server.assert_pool_returned().await;
     for seed in 0..4 {
         put(&mut victim, seed).await;
     }
     assert_eq!((channel.stats().calls_fast, channel.stats().calls_tcp), (4, 0));
     drop((channel, victim));
-    served.is_whole().await;
+    server.assert_pool_returned().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -121,26 +121,27 @@ async fn calls_to_unknown_methods_hold_no_memory() {
 /// Calls that last for ever: nothing asks for their memory but another client.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_client_gets_its_share() {
-    let served = Served::new(Duration::from_secs(1)).await;
-    let (channel, mut victim) = served.client().await;
-    let mut hoarders = JoinSet::new();
-    let mut first = served.hoarder(UPLOAD, None).await;
-    bounded("all of the memory", first.hoard(8)).await;
-    assert_eq!(served.pool().await.granted, 32 << 20, "alone it has all there is");
-    hoarders.spawn(first.live());
+    let server = TestServer::new(Duration::from_secs(1)).await;
+    let (channel, mut victim) = server.client().await;
+    let mut greedy_peers = JoinSet::new();
+    let mut first = server.greedy_peer(UPLOAD, None).await;
+    with_timeout("all of the memory", first.hold_grants(8)).await;
+    assert_eq!(server.pool().await.granted, 32 << 20, "alone it has all there is");
+    greedy_peers.spawn(first.run_until_closed());
     for _ in 0..2 {
         // These want their shares, too, and keep them.
-        hoarders.spawn(served.hoarder(UPLOAD, None).await.live());
+        greedy_peers.spawn(server.greedy_peer(UPLOAD, None).await.run_until_closed());
     }
     for seed in 0..4 {
         put(&mut victim, seed).await;
     }
     assert_eq!((channel.stats().calls_fast, channel.stats().calls_tcp), (4, 0));
     // Whoever was in the way has been ended, with the reason.
-    let reason = bounded("the end of a hoarder", hoarders.join_next()).await.unwrap().unwrap();
+    let reason =
+        with_timeout("the end of a hoarder", greedy_peers.join_next()).await.unwrap().unwrap();
     assert!(reason.contains("asked back and kept"), "{reason}");
-    drop((channel, victim, hoarders));
-    served.is_whole().await;
+    drop((channel, victim, greedy_peers));
+    server.assert_pool_returned().await;
 }
 
 /// Two that behave, and want more than there is, get on with each other: all of their calls go
@@ -149,11 +150,11 @@ async fn another_client_gets_its_share() {
 async fn honest_peers_share() {
     const WORKERS: u64 = 8;
     const PUTS: u64 = 6;
-    let served = Served::new(Duration::from_secs(5)).await;
+    let server = TestServer::new(Duration::from_secs(5)).await;
     let mut peers = JoinSet::new();
     let mut channels = Vec::new();
     for _ in 0..2 {
-        let (channel, client) = served.client().await;
+        let (channel, client) = server.client().await;
         channels.push(channel);
         for worker in 0..WORKERS {
             let mut client = client.clone();
@@ -173,5 +174,5 @@ async fn honest_peers_share() {
         assert_eq!(channel.path().path, Path::Shm, "{}", channel.path());
     }
     drop(channels);
-    served.is_whole().await;
+    server.assert_pool_returned().await;
 }
