@@ -361,7 +361,8 @@ impl UnderLoad<'_> {
         self.notes.push(format!("{what} after {} ms", self.fault_began.elapsed().as_millis()));
     }
 
-    /// Waits until the fault has ended the fast path. Channel, log and metrics must give the reason.
+    /// Waits until the fault has ended the fast path. Channel, log and metrics must give the
+    /// reason.
     pub async fn assert_fallback(&mut self, codes: &[ReasonCode]) {
         let begin = Instant::now();
         let (at, info) = loop {

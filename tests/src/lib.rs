@@ -16,8 +16,8 @@
 //! - [`service`]: the scripted service that the cases call, its scripts, and payload patterns
 //! - [`load`]: calls of every kind at once, checked and counted, for tests of faults
 //! - [`offer`]: tickets for peers that a test implements itself
-//! - [`process`], [`process_resources`], [`server_process`]: child processes of a test, their system
-//!   resources, and one that serves
+//! - [`process`], [`process_resources`], [`server_process`]: child processes of a test, their
+//!   system resources, and one that serves
 //!
 //! [`Fabric::Stock`]: fabric::Fabric::Stock
 

@@ -92,6 +92,10 @@ fn too_many_files(error: &io::Error) -> bool {
         .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
+pub(super) fn bad_ranges(name: &Name) -> Status {
+    Status::invalid_argument(format!("'{name}' cannot be cut into ranges of that size"))
+}
+
 #[cfg(test)]
 mod tests {
     use rustix::io::Errno;

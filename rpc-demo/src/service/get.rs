@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
-use super::errors::{status, upload_status};
+use super::errors::{bad_ranges, status, upload_status};
 use super::{Answers, Service, parse};
 use crate::cli::{CHUNK, CHUNK_MAX, CHUNK_MIN};
 use crate::digest::Digest;
@@ -125,10 +125,6 @@ impl Service {
         }
         Ok(Box::pin(ReceiverStream::new(receiver)))
     }
-}
-
-pub(super) fn bad_ranges(name: &Name) -> Status {
-    Status::invalid_argument(format!("'{name}' cannot be cut into ranges of that size"))
 }
 
 /// Checksums on their way to the client.

@@ -17,7 +17,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use errors::{bad_name, store_status, upload_status};
+use errors::{bad_name, bad_ranges, store_status, upload_status};
 use futures_util::Stream;
 pub(crate) use get::damaged;
 use slots::Slots;
@@ -138,7 +138,7 @@ impl ObjectStore for Service {
         let BeginUploadRequest { name, size, range_size, attributes, resume } =
             request.into_inner();
         let name = parse(&name)?;
-        let ranges = Ranges::new(size, range_size).ok_or_else(|| get::bad_ranges(&name))?;
+        let ranges = Ranges::new(size, range_size).ok_or_else(|| bad_ranges(&name))?;
         let attributes = attributes.map(Attributes::from).unwrap_or_default();
         let wanted = Wanted { name, ranges, attributes, resume };
         let (upload, resumed) = self.on_disk(move |store| store.begin_upload(wanted)).await?;

@@ -329,7 +329,8 @@ impl TestEnv {
         self.may_fall_back.store(true, Ordering::Relaxed);
     }
 
-    /// Shortens the wait for the fast path: the case ends a server, or a client's runtime, for good.
+    /// Shortens the wait for the fast path: the case ends a server, or a client's runtime, for
+    /// good.
     pub fn loses_server(&self) {
         self.loses_server.store(true, Ordering::Relaxed);
     }
