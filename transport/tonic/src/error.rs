@@ -15,34 +15,41 @@ pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// From the TCP side: building an endpoint, connecting, TLS, HTTP/2.
+    /// From the TCP side: building an endpoint, connecting, TLS, HTTP/2. The
+    /// [source](std::error::Error::source) says whether the endpoint's configuration, the server or
+    /// the network between is at fault.
     #[error("transport error")]
     Transport(#[source] tonic::transport::Error),
-    /// The value given to [`user_agent`](crate::Endpoint::user_agent) is no header value.
-    #[error("user agent is not a valid header value")]
+    /// The caller gave [`user_agent`](crate::Endpoint::user_agent) a value that is no header value.
+    #[error("the user agent that the caller has set is not a valid header value")]
     InvalidUserAgent,
-    /// The value given to [`landing_alignment`](crate::ContextBuilder::landing_alignment) is no
-    /// power of two, or above 4096.
-    #[error("landed payload cannot be aligned to {0} bytes: it must be a power of two, 1 to 4096")]
+    /// The caller gave [`landing_alignment`](crate::ContextBuilder::landing_alignment) a value that
+    /// is no power of two, or above 4096.
+    #[error(
+        "the caller cannot have landed payload aligned to {0} bytes: it must be a power of two, 1 to 4096"
+    )]
     InvalidAlignment(usize),
-    /// The server's TCP address cannot be bound.
-    #[error("cannot listen on {addr}")]
+    /// The server's TCP address cannot be bound on this host: another process has it, it is no
+    /// address of the host, or the process lacks the permission.
+    #[error("this host cannot listen on {addr}")]
     Bind {
         /// The address.
         addr: std::net::SocketAddr,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// An environment variable holds what it must not. At a call it is UNAVAILABLE.
+    /// An environment variable of this process has a bad value; whoever starts the process has to
+    /// correct it. At a call it is UNAVAILABLE.
     #[error("bad environment")]
     Environment(#[source] EnvironmentError),
     /// RDMA is required ([`require_rdma`](crate::Endpoint::require_rdma), `TONIC_RDMA=require`)
-    /// and cannot be had.
+    /// and cannot be had. The [`Reason`] says whose side it is, and its
+    /// [`cure`](Reason::cure) what to do.
     #[error("RDMA is required and cannot be had")]
     RdmaRequired(#[source] RdmaRequired),
-    /// A call failed before its response headers came: the fast path was lost under it, the time
-    /// set with [`timeout`](crate::Endpoint::timeout) ran out, or the channel's own machinery is
-    /// gone.
+    /// A call failed before its response headers came: the peer or the network broke the fast path,
+    /// the time that the caller set with [`timeout`](crate::Endpoint::timeout) ran out, or the
+    /// runtime of the channel's tasks is gone. The [source](std::error::Error::source) says which.
     #[error("call failed")]
     Call(#[source] BoxError),
 }
@@ -58,7 +65,7 @@ impl Error {
     }
 
     pub(crate) fn call(e: BoxError) -> Self {
-        // What our own stack passes through is not wrapped twice.
+        // An error of this crate is not wrapped twice.
         match e.downcast::<Error>() {
             Ok(e) => *e,
             Err(e) => match e.downcast::<tonic::transport::Error>() {
@@ -68,7 +75,7 @@ impl Error {
         }
     }
 
-    /// Why the fast path could not be had, where that is the cause.
+    /// The reason why RDMA cannot be had, if that is the cause.
     pub fn reason(&self) -> Option<&Reason> {
         match self {
             Self::RdmaRequired(e) => Some(&e.reason),
@@ -98,7 +105,7 @@ fn cure(reason: &Reason) -> String {
     }
 }
 
-/// The cause in [`Error::RdmaRequired`].
+/// The cause in [`Error::RdmaRequired`]: the [`Reason`] and its cure.
 #[derive(Debug, thiserror::Error)]
 #[error("{reason}{cure}", cure = cure(.reason))]
 pub struct RdmaRequired {
@@ -108,7 +115,7 @@ pub struct RdmaRequired {
     status: tonic::Status,
 }
 
-/// The cause in [`Error::Environment`].
+/// The cause in [`Error::Environment`]: the environment variable that has to be corrected.
 #[derive(Debug, thiserror::Error)]
 #[error("{env}")]
 pub struct EnvironmentError {
@@ -118,7 +125,7 @@ pub struct EnvironmentError {
 }
 
 impl EnvironmentError {
-    /// Variable, value and what is allowed.
+    /// The variable, its value and what is allowed.
     pub fn env(&self) -> &EnvError {
         &self.env
     }
@@ -146,6 +153,49 @@ mod tests {
 
         let lost = Error::call(Box::new(Status::unavailable("link lost")));
         assert_eq!(Status::from_error(Box::new(lost)).code(), Code::Unavailable);
+    }
+
+    #[test]
+    fn every_error_says_who_has_to_act() {
+        let text = |error: &dyn std::error::Error| {
+            let mut text = error.to_string();
+            let mut source = error.source();
+            while let Some(error) = source {
+                text.push_str(": ");
+                text.push_str(&error.to_string());
+                source = error.source();
+            }
+            text
+        };
+        let bad_uri = tonic::transport::Endpoint::from_shared("http://[").unwrap_err();
+        let refused = std::io::Error::from(std::io::ErrorKind::AddrInUse);
+        let lookup = |name: &str| (name == "TONIC_RDMA").then(|| "fast".into());
+        let env = crate::path::policy::EnvSettings::from_lookup(lookup).unwrap_err();
+        let lost = Status::unavailable("link-lost: the peer does not answer");
+        let cases: [(Error, &[&str]); 7] = [
+            (Error::from(bad_uri), &["invalid URI"]),
+            (Error::InvalidUserAgent, &["the caller"]),
+            (Error::InvalidAlignment(3), &["the caller"]),
+            (Error::bind(([192, 0, 2, 1], 1).into())(refused), &["this host"]),
+            (Error::from(env), &["environment variable TONIC_RDMA"]),
+            (
+                Error::required(Reason::from_peer(ReasonCode::NoDevice, "none")),
+                &["peer: no-device"],
+            ),
+            (Error::call(Box::new(lost)), &["peer"]),
+        ];
+        for (error, words) in cases {
+            let text = text(&error);
+            assert!(words.iter().all(|word| text.contains(word)), "{text}");
+        }
+        for code in ReasonCode::ALL {
+            let local = text(&Error::required(Reason::new(code, "why")));
+            let peer = text(&Error::required(Reason::from_peer(code, "why")));
+            assert!(peer.contains("peer: ") && !local.contains("peer: "), "{local}; {peer}");
+            if code != ReasonCode::Memlock {
+                assert!(local.contains(code.cure()), "{local}");
+            }
+        }
     }
 
     #[test]

@@ -49,7 +49,7 @@ impl fmt::Display for Policy {
     }
 }
 
-/// A policy's name that is none.
+/// The caller gave a name that is no [`Policy`]'s.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not one of {names}", names = Policy::NAMES)]
 pub struct UnknownPolicy(String);
@@ -111,7 +111,8 @@ pub(crate) fn distinct(kinds: impl IntoIterator<Item = FabricKind>) -> Vec<Fabri
     list
 }
 
-/// An environment variable with a value that cannot be used. Nothing was changed or opened.
+/// An environment variable of this process has a bad value: whoever starts the process has to
+/// correct it. Nothing was changed or opened.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("environment variable {variable}={value:?}: {problem}; allowed: {allowed}")]
 pub struct EnvError {

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// The kind of cause, stable enough to match on and to alert on.
+/// The kind of cause, stable enough to match on and to alert on. [`cure`](ReasonCode::cure) says
+/// who has to do what.
 ///
 /// Every decision for TCP carries one of these, is logged once with its cure, and can be asked
 /// for with [`Channel::path`](crate::Channel::path). [`as_str`](ReasonCode::as_str) is the form
