@@ -19,7 +19,7 @@ use crate::tcp::connector::TcpChannel;
 use crate::telemetry::metrics;
 use crate::telemetry::stats::Counters;
 
-/// What an attempt needs.
+/// What an attempt at the fast path needs.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) tcp: TcpChannel,
@@ -44,7 +44,9 @@ pub(crate) struct Fast {
 }
 
 impl Plan {
-    /// Tries once, for `limit` at most. What it began is undone when it fails or is dropped.
+    /// Tries once, for `limit` at most.
+    ///
+    /// Cancel safe: what it has begun is undone when it fails or is dropped.
     pub(crate) async fn attempt(&self, limit: Duration) -> Result<Fast, Reason> {
         let began = Instant::now();
         let deadline = began + limit;
@@ -63,16 +65,16 @@ impl Plan {
     }
 
     async fn run(&self, deadline: Instant) -> Result<Fast, Reason> {
-        let (mut paths, mut reasons, mut met) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut paths, mut reasons, mut reached) = (Vec::new(), Vec::new(), Vec::new());
         for path in self.context.paths(&self.fabrics) {
-            // A host that has no device of its own need not trouble the server.
+            // Without a device on this host there is no need to ask the server.
             match self.context.check(path, self.env_device.as_deref()).await {
                 Ok(()) => paths.push(path),
                 Err(reason) => reasons.push((path, reason)),
             }
         }
-        // A ticket is good once: after a fabric on which the server refused it, another is asked
-        // for.
+        // A ticket is good for one connection: after the server has refused it on a fabric, the
+        // next fabric needs another.
         while !paths.is_empty() {
             let hook = self.hook.as_ref();
             let offered = offer(&self.tcp, self.origin.uri.clone(), hook, &paths).await?;
@@ -80,20 +82,20 @@ impl Plan {
             let mut left = offered.places.len() as u32;
             let mut spent = None;
             for (path, addr) in offered.places {
-                // A place that does not answer must leave time for those behind it.
+                // An address that does not answer must leave time for those after it.
                 let share = deadline.saturating_duration_since(Instant::now()) / left.max(1);
                 left = left.saturating_sub(1);
                 match self.connect(path, &addr, offered.ticket.0, share).await {
                     Ok(fast) => return Ok(fast),
                     Err(reason) => {
                         tracing::debug!(%path, %addr, %reason, "no fast path by this address");
-                        // The ticket is spent once the server has seen it; who is refused as a user
-                        // shows none.
+                        // The ticket is spent once the server has seen it. A client that is refused
+                        // as another user has not shown it.
                         let refused = reason.code() == ReasonCode::OtherUser;
                         let seen = reason.side() == Side::Peer && !refused;
                         // Shared memory answers on the server's own host only.
                         if seen || refused || path != Path::Shm {
-                            met.push(path);
+                            reached.push(path);
                         }
                         reasons.retain(|(known, _)| *known != path);
                         reasons.push((path, reason));
@@ -109,7 +111,7 @@ impl Plan {
             paths.drain(..=tried);
         }
         let none = || Reason::new(ReasonCode::Policy, "no fabric is allowed");
-        Err(from_error::foremost(reasons, &met).unwrap_or_else(none))
+        Err(from_error::foremost(reasons, &reached).unwrap_or_else(none))
     }
 
     async fn connect(

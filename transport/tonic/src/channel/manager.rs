@@ -1,5 +1,5 @@
-//! The task that keeps a channel on its fast path: one attempt at a time, watch, fall back, try
-//! again.
+//! The task that keeps a channel on its fast path: it makes one attempt at a time, falls back to TCP
+//! when the path fails, and tries again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use crate::path::Path;
 use crate::path::reason::{Reason, ReasonCode};
 use crate::telemetry::metrics;
 
-/// An attempt that goes on behind takes no longer than this.
+/// Time limit of an attempt, which may continue after `connect` has returned.
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(10);
 
-/// Held by all clones of a channel together. Its drop ends the manager.
+/// Shared by all clones of a channel. Dropping it ends the manager.
 #[derive(Debug)]
 pub(crate) struct Handle {
     _stop: oneshot::Sender<()>,
@@ -45,8 +45,8 @@ impl Manager {
         (Self { shared, plan, stop, fast_path_timeout, log }, Handle { _stop: stop_tx })
     }
 
-    /// Of a connection beside the first: what becomes of it decides nothing, and is told to those
-    /// who debug only.
+    /// Makes this the manager of a further connection. Its state decides nothing, so it is logged at
+    /// DEBUG only.
     pub(crate) fn secondary(mut self) -> Self {
         self.log.secondary = true;
         self
@@ -58,7 +58,7 @@ impl Manager {
         let Self { shared, plan, mut stop, fast_path_timeout, mut log } = self;
         tokio::select! {
             _ = &mut stop => {}
-            () = keep(&shared, &plan, fast_path_timeout, &mut log) => {}
+            () = maintain(&shared, &plan, fast_path_timeout, &mut log) => {}
         }
         let reason = Reason::new(ReasonCode::LinkLost, "the channel is gone");
         if let State::Up(fast) = shared.state.send_replace(State::Down(reason)) {
@@ -67,7 +67,7 @@ impl Manager {
     }
 }
 
-async fn keep(shared: &Shared, plan: &Plan, fast_path_timeout: Duration, log: &mut Log) {
+async fn maintain(shared: &Shared, plan: &Plan, fast_path_timeout: Duration, log: &mut Log) {
     shared.begin.notified().await;
     let mut backoff = Backoff::default();
     let verbs = plan.context.paths(&plan.fabrics).contains(&Path::Verbs);
@@ -86,7 +86,7 @@ async fn keep(shared: &Shared, plan: &Plan, fast_path_timeout: Duration, log: &m
                 log.up(&fast);
                 let client = fast.client.clone();
                 shared.state.send_replace(State::Up(fast));
-                let reason = over(client, shared).await;
+                let reason = ended(client, shared).await;
                 shared
                     .counters
                     .connections_lost
@@ -105,9 +105,9 @@ async fn keep(shared: &Shared, plan: &Plan, fast_path_timeout: Duration, log: &m
         shared.state.send_replace(State::Down(reason.clone()));
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
-            // What was in the way here may be mended before the pause is over.
+            // A change on this host may have fixed the cause.
             () = changes.next() => {}
-            // What calls meet is better evidence than a pause.
+            // An answered call proves that the server is reachable again.
             () = shared.tcp.answered(), if unreachable => {
                 tokio::time::sleep(backoff::spread(&mut rng).min(pause)).await;
             }
@@ -116,8 +116,8 @@ async fn keep(shared: &Shared, plan: &Plan, fast_path_timeout: Duration, log: &m
     }
 }
 
-/// Waits until no more calls can be made on a connection, and says why.
-async fn over(client: FastClient, shared: &Shared) -> Reason {
+/// Waits until a connection takes no more calls, and returns why.
+async fn ended(client: FastClient, shared: &Shared) -> Reason {
     let closed = client.closed();
     let mut closed = std::pin::pin!(closed);
     loop {
@@ -126,14 +126,15 @@ async fn over(client: FastClient, shared: &Shared) -> Reason {
             reason = &mut closed => return reason,
             () = shared.stale.notified() => {}
         }
-        // A call may have found the connection before this one.
+        // The notification may concern the connection before this one.
         if let Some(reason) = client.ending() {
             return reason;
         }
     }
 }
 
-/// One attempt. When it takes longer than `connect` waits, that is told, and it goes on.
+/// Makes one attempt. When it takes longer than `connect` waits, the state becomes Down and the
+/// attempt continues.
 async fn attempt(
     shared: &Shared,
     plan: &Plan,
@@ -155,27 +156,27 @@ async fn attempt(
     }
 }
 
-/// Counts each decision, and logs it once: a repetition is for debugging only.
+/// Counts each decision, and logs it once; repetitions are logged at DEBUG.
 struct Log {
     origin: String,
-    said: Option<(ReasonCode, crate::path::reason::Side)>,
-    been_up: bool,
-    /// Of a connection beside the first.
+    logged: Option<(ReasonCode, crate::path::reason::Side)>,
+    was_up: bool,
+    /// Of a further connection, not the first.
     secondary: bool,
 }
 
 impl Log {
     fn new(origin: String) -> Self {
-        Self { origin, said: None, been_up: false, secondary: false }
+        Self { origin, logged: None, was_up: false, secondary: false }
     }
 
     fn up(&mut self, fast: &Fast) {
-        self.said = None;
+        self.logged = None;
         let peer = fast.client.peer();
         if self.secondary {
             return tracing::debug!(origin = %self.origin, %peer, "another connection");
         }
-        if std::mem::replace(&mut self.been_up, true) {
+        if std::mem::replace(&mut self.was_up, true) {
             metrics::reconnect(Path::of(peer));
         }
         tracing::info!(
@@ -189,7 +190,7 @@ impl Log {
     }
 
     fn lost(&mut self) {
-        self.said = None;
+        self.logged = None;
     }
 
     fn down(&mut self, reason: &Reason) {
@@ -198,11 +199,11 @@ impl Log {
         }
         metrics::fallback(Side::Client, reason);
         let this = Some((reason.code(), reason.side()));
-        if self.said == this {
+        if self.logged == this {
             tracing::debug!(origin = %self.origin, %reason, "calls still go over TCP");
             return;
         }
-        self.said = this;
+        self.logged = this;
         tracing::warn!(
             origin = %self.origin,
             path = "tcp",

@@ -31,9 +31,9 @@ pub(crate) type CallFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, 
 pub(crate) struct Select {
     shared: Arc<Shared>,
     shards: Shards,
-    /// This clone's handle to the TCP connection's queue.
+    /// This clone's handle to the queue of the TCP connection.
     tcp: tonic::transport::Channel,
-    /// It holds a place.
+    /// Whether it holds a place in that queue.
     placed: bool,
 }
 
@@ -100,7 +100,7 @@ impl Select {
     }
 }
 
-/// Makes the call on a connection that has a place for it.
+/// Makes the call over TCP, in the place that `tcp` holds.
 fn over_tcp(
     tcp: &mut tonic::transport::Channel,
     client: Arc<TcpClient>,
@@ -111,15 +111,15 @@ fn over_tcp(
     retry::call(tcp, req, client)
 }
 
-/// Waits for a place first.
+/// Waits for a place in the queue, then makes the call over TCP.
 async fn queued(client: Arc<TcpClient>, req: Request<Body>) -> Result<Response<Body>, BoxError> {
     let mut tcp = client.channel.clone();
     tcp.ready().await?;
     over_tcp(&mut tcp, client, req).await
 }
 
-/// Fast paths that a call which may take no other path tries before it gives up.
-const MOVES: usize = 8;
+/// Maximum number of further fast paths that a call tries when it requires one.
+const MAX_MOVES: usize = 8;
 
 fn over_fast(shared: Arc<Shared>, fast: Fast, req: Request<Body>) -> CallFuture {
     shared.counters.calls_fast.add(1);
@@ -127,7 +127,7 @@ fn over_fast(shared: Arc<Shared>, fast: Fast, req: Request<Body>) -> CallFuture 
     Box::pin(OverFast { call: fast.client.call(req), shared, elsewhere: None })
 }
 
-/// What becomes of a call that could not be sent is another matter, and another allocation.
+/// A call over the fast path. Only a call that could not be sent there allocates `elsewhere`.
 struct OverFast {
     call: Call,
     shared: Arc<Shared>,
@@ -156,7 +156,7 @@ impl Future for OverFast {
     }
 }
 
-/// A call that was counted as one over the fast path, and has not been sent there.
+/// Moves a call to another path. It was counted as a fast call and was not sent.
 async fn elsewhere(
     shared: Arc<Shared>,
     mut req: Request<Body>,
@@ -170,14 +170,14 @@ async fn elsewhere(
             shared.counters.calls_moved.add(1);
             return queued(shared.tcp.clone(), req).await;
         }
-        if moves == MOVES {
+        if moves == MAX_MOVES {
             return Err(Error::required(reason).into());
         }
         moves += 1;
         tracing::debug!(%reason, "a call moves to the next fast path before it was sent");
         let fast = match shared.route() {
             Route::Fast(fast) => fast,
-            // The manager knows by now, if it did not before.
+            // The manager knows by now that the path is closed.
             Route::Tcp | Route::Wait => shared.usable().await.map_err(Error::required)?,
         };
         shared.counters.calls_moved.add(1);

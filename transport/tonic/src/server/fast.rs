@@ -30,19 +30,19 @@ use crate::server::settings::Settings;
 use crate::server::stack::Layered;
 use crate::telemetry::metrics;
 
-/// A connection that is accepted stands within this, or is given up.
+/// Time limit for an accepted connection to be established.
 const ACCEPT_LIMIT: Duration = Duration::from_secs(5);
-/// Fast-path connections at a time by default.
+/// Default maximum number of fast-path connections.
 const MAX_CONNECTIONS: usize = 4096;
-/// Connections in the making at a time by default.
+/// Default maximum number of handshakes in progress.
 const MAX_HANDSHAKES: usize = 64;
-/// Pause before listening is tried again where nothing has changed: somebody has to mend something
-/// first.
+/// Pause before listening is tried again while nothing changes on this host: somebody has to fix
+/// something first.
 const RETRY: Duration = Duration::from_secs(60);
-/// Lines about connections that do not come about, of all servers of the process: a flood is not
-/// to fill the disk.
+/// Limits log lines about refused and failed connections, of all servers of the process, so that a
+/// flood does not fill the disk.
 static REFUSED: LogThrottle = LogThrottle::new();
-/// Pause after a listener has ended.
+/// Pause after a listener has ended, so that one that ends each time does not keep the server busy.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// What the fast path of one server shares.
@@ -56,7 +56,7 @@ pub(super) struct FastPath {
     pub(super) limits: Limits,
     pub(super) drain: watch::Receiver<bool>,
     pub(super) methods: Arc<Methods>,
-    /// Held by every connection, through the `Arc` of this: the server waits for its other end.
+    /// Every connection keeps it through the `Arc` of this; the server waits until it is dropped.
     pub(super) _alive: mpsc::Sender<Infallible>,
 }
 
@@ -66,8 +66,8 @@ impl FastPath {
         self.context.paths(&self.fabrics)
     }
 
-    /// Makes `listeners` what they should be now: one where the TCP side is bound, or wherever
-    /// there is a device for the path. Those that are there already stay.
+    /// Updates `listeners`: one at the address of the TCP side if that lies on a device of the path,
+    /// otherwise one at each address that does. Existing listeners stay.
     ///
     /// # Errors
     ///
@@ -80,19 +80,19 @@ impl FastPath {
     ) -> Result<(), Reason> {
         let ip = bound.map(|a| a.ip().to_canonical()).filter(|ip| !ip.is_unspecified());
         let port = bound.map_or(0, |a| a.port());
-        let spots = match self.context.local(path, ip, self.env_device.as_deref()).await {
-            Ok(spots) => spots,
+        let targets = match self.context.local(path, ip, self.env_device.as_deref()).await {
+            Ok(targets) => targets,
             Err(reason) => {
                 listeners.keep(&[]);
                 return Err(reason);
             }
         };
-        let places: Vec<_> =
-            spots.iter().map(|spot| ListenerKey::of(&spot.fabric, spot.addr)).collect();
-        listeners.keep(&places);
+        let keys: Vec<_> =
+            targets.iter().map(|target| ListenerKey::of(&target.fabric, target.addr)).collect();
+        listeners.keep(&keys);
         let mut failed = None;
-        for (ListenTarget { fabric, addr, pool }, place) in spots.into_iter().zip(places) {
-            if listeners.has(&place) {
+        for (ListenTarget { fabric, addr, pool }, key) in targets.into_iter().zip(keys) {
+            if listeners.has(&key) {
                 continue;
             }
             let transport = fabric.info().map_or(Transport::Unknown, |info| info.transport);
@@ -110,7 +110,7 @@ impl FastPath {
                             tracing::info!(%path, socket, "fast path offered")
                         }
                     }
-                    listeners.add(place, listening, listener, pool);
+                    listeners.add(key, listening, listener, pool);
                 }
                 Err(error) => {
                     tracing::warn!(device = fabric.name(), ?addr, %error, "cannot listen");
@@ -127,7 +127,7 @@ impl FastPath {
         Ok(())
     }
 
-    /// Listens for the first time, and tells.
+    /// Listens for the first time, and announces the result.
     pub(super) async fn start(
         &self,
         path: Path,
@@ -135,11 +135,11 @@ impl FastPath {
     ) -> Result<Listeners, Reason> {
         let mut listeners = Listeners::default();
         let listening = self.listen(path, bound, &mut listeners).await;
-        self.tell(path, listening.as_ref().map(|()| &listeners));
+        self.announce(path, listening.as_ref().map(|()| &listeners));
         listening.map(|()| listeners)
     }
 
-    fn tell(&self, path: Path, listening: Result<&Listeners, &Reason>) {
+    fn announce(&self, path: Path, listening: Result<&Listeners, &Reason>) {
         let offer = match listening {
             Ok(listeners) => Offer::On(listeners.listening()),
             Err(reason) => Offer::Off(reason.clone()),
@@ -148,7 +148,7 @@ impl FastPath {
     }
 
     /// Serves one path until dropped: accepts, and listens anew when a listener has ended, when
-    /// devices or addresses have come or gone, and from time to time while it is nowhere possible.
+    /// devices or addresses have changed, and from time to time while there is no listener.
     pub(super) async fn run(
         self: Arc<Self>,
         path: Path,
@@ -159,24 +159,24 @@ impl FastPath {
         let mut changes = self.context.changes(path);
         let fast = self.clone();
         let accept = move |incoming, pool| fast.take(incoming, pool, layered.clone());
-        let mut said = None;
+        let mut logged = None;
         let mut listeners = started.unwrap_or_default();
         let mut outcome = match listeners.is_empty() {
             true => self.listen(path, bound, &mut listeners).await,
             false => Ok(()),
         };
         loop {
-            self.tell(path, outcome.as_ref().map(|()| &listeners));
+            self.announce(path, outcome.as_ref().map(|()| &listeners));
             if let Err(reason) = &outcome {
                 metrics::fallback(Side::Server, reason);
             }
             match &outcome {
-                Ok(()) => said = None,
-                Err(reason) if said == Some(reason.code()) => {
+                Ok(()) => logged = None,
+                Err(reason) if logged == Some(reason.code()) => {
                     tracing::debug!(%path, %reason, "fast path still not offered");
                 }
                 Err(reason) => {
-                    said = Some(reason.code());
+                    logged = Some(reason.code());
                     tracing::warn!(%path, code = reason.code().as_str(), %reason, cure = reason.cure(),
                         "fast path not offered: clients go without it");
                 }
@@ -184,7 +184,6 @@ impl FastPath {
             tokio::select! {
                 reason = listeners.accept(accept.clone()) => {
                     tracing::warn!(%path, %reason, "a listener has ended");
-                    // One that ends each time must not keep the server busy.
                     tokio::time::sleep(PAUSE).await;
                 }
                 () = changes.next() => {}
@@ -195,7 +194,7 @@ impl FastPath {
         }
     }
 
-    /// Looks at a connect request, and serves the connection in a task of its own.
+    /// Checks a connect request, and serves the connection in a task of its own.
     fn take(self: &Arc<Self>, incoming: Incoming, pool: Pool, layered: Layered) {
         let this = self.clone();
         let Ok(handshake) = self.limits.handshakes.clone().try_acquire_owned() else {
@@ -221,7 +220,7 @@ impl FastPath {
             options.headers(this.settings.max_header_size);
             options.dead_peer(this.settings.dead_peer_timeout);
             options.copy_on_delivery = this.settings.copy_on_delivery;
-            // Tried here, so that the client is told.
+            // Checked here, so that the client gets the reason.
             let room =
                 pool.may_land().and_then(|()| pool.control(options.link.control_bytes()).map(drop));
             if let Err(error) = room {
@@ -254,7 +253,7 @@ impl FastPath {
         incoming.reject(&reject.encode());
     }
 
-    /// Whether the bearer of this private data may come in.
+    /// Admits a request with a valid hello and ticket; otherwise returns how to reject it, and why.
     fn admit(&self, incoming: &Incoming) -> Result<(Hello, Extensions), (Reject, String)> {
         let hello = Hello::decode(incoming.private_data()).map_err(|error| {
             let reject = match error {
@@ -323,7 +322,7 @@ impl FastPath {
     }
 }
 
-/// How much of what strangers ask for is done at a time.
+/// Limits on what clients can ask for, before they are known.
 pub(super) struct Limits {
     connections: Arc<Semaphore>,
     handshakes: Arc<Semaphore>,
@@ -331,17 +330,17 @@ pub(super) struct Limits {
 
 impl Limits {
     pub(super) fn new(settings: &Settings) -> Self {
-        let places = |set: Option<usize>, default| {
+        let permits = |set: Option<usize>, default| {
             Arc::new(Semaphore::new(set.unwrap_or(default).min(Semaphore::MAX_PERMITS)))
         };
         Self {
-            connections: places(settings.max_connections, MAX_CONNECTIONS),
-            handshakes: places(settings.max_handshakes, MAX_HANDSHAKES),
+            connections: permits(settings.max_connections, MAX_CONNECTIONS),
+            handshakes: permits(settings.max_handshakes, MAX_HANDSHAKES),
         }
     }
 }
 
-/// On `addr`, or on a free port where that one is taken or is one of TCP's.
+/// Listens on `addr`, or on a free port if that one is taken or is shared with TCP (iWARP).
 fn listen_near(
     fabric: &Fabric,
     addr: SocketAddr,
@@ -357,7 +356,7 @@ fn listen_near(
     }
 }
 
-/// What clients are told of a listener.
+/// What an Offer says about a listener.
 fn listening(
     listener: &Listener,
     fabric: &Fabric,
@@ -383,7 +382,7 @@ async fn draining(mut drain: watch::Receiver<bool>) {
     }
 }
 
-/// By the link's clock, from now on; for ever where there is no time.
+/// Sleeps on the link's clock; for ever if there is no time.
 fn sleep_for(link: &AnyLink, time: Option<Duration>) -> impl Future<Output = ()> + use<> {
     let timer = time.map(|time| (link.timer(), time));
     async {

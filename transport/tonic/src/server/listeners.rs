@@ -1,4 +1,4 @@
-//! The listeners of one path, all of which are accepted from at once.
+//! The listeners of one path, and a task for each that accepts.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tonic_rdma_memory::Pool;
 use crate::bootstrap::service::Listening;
 use crate::path::reason::Reason;
 
-/// What a listener listens on.
+/// The device and address that a listener listens on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ListenerKey {
     device: String,
@@ -23,55 +23,55 @@ impl ListenerKey {
     }
 }
 
-struct One {
-    place: ListenerKey,
+struct Entry {
+    key: ListenerKey,
     listening: Listening,
     state: State,
 }
 
 enum State {
-    /// Requests wait in its queue.
+    /// Not accepting yet; requests wait in the listener's queue.
     Idle(Option<(Listener, Pool)>),
-    /// By this task.
+    /// A task accepts.
     Accepting(AbortHandle),
 }
 
-/// Listeners, which end when this is dropped.
+/// Listeners. They close when this is dropped.
 #[derive(Default)]
 pub(super) struct Listeners {
-    all: Vec<One>,
+    entries: Vec<Entry>,
     tasks: JoinSet<(ListenerKey, Reason)>,
 }
 
 impl Listeners {
     pub(super) fn is_empty(&self) -> bool {
-        self.all.is_empty()
+        self.entries.is_empty()
     }
 
-    /// What clients are told of them.
+    /// What an Offer says about them.
     pub(super) fn listening(&self) -> Arc<[Listening]> {
-        self.all.iter().map(|one| one.listening.clone()).collect()
+        self.entries.iter().map(|entry| entry.listening.clone()).collect()
     }
 
-    pub(super) fn has(&self, place: &ListenerKey) -> bool {
-        self.all.iter().any(|one| one.place == *place)
+    pub(super) fn has(&self, key: &ListenerKey) -> bool {
+        self.entries.iter().any(|entry| entry.key == *key)
     }
 
     pub(super) fn add(
         &mut self,
-        place: ListenerKey,
+        key: ListenerKey,
         listening: Listening,
         listener: Listener,
         pool: Pool,
     ) {
-        self.all.push(One { place, listening, state: State::Idle(Some((listener, pool))) });
+        self.entries.push(Entry { key, listening, state: State::Idle(Some((listener, pool))) });
     }
 
-    /// Ends all but those at `places`.
-    pub(super) fn keep(&mut self, places: &[ListenerKey]) {
-        self.all.retain(|one| {
-            let keep = places.contains(&one.place);
-            if let (State::Accepting(task), false) = (&one.state, keep) {
+    /// Closes all but those at `keys`.
+    pub(super) fn keep(&mut self, keys: &[ListenerKey]) {
+        self.entries.retain(|entry| {
+            let keep = keys.contains(&entry.key);
+            if let (State::Accepting(task), false) = (&entry.state, keep) {
                 task.abort();
             }
             keep
@@ -86,27 +86,27 @@ impl Listeners {
     where
         F: Fn(Incoming, Pool) + Clone + Send + 'static,
     {
-        let Self { all, tasks } = self;
-        for one in all.iter_mut() {
-            let State::Idle(idle) = &mut one.state else { continue };
+        let Self { entries, tasks } = self;
+        for entry in entries.iter_mut() {
+            let State::Idle(idle) = &mut entry.state else { continue };
             let Some((mut listener, pool)) = idle.take() else { continue };
-            let (accept, place) = (accept.clone(), one.place.clone());
-            one.state = State::Accepting(tasks.spawn(async move {
+            let (accept, key) = (accept.clone(), entry.key.clone());
+            entry.state = State::Accepting(tasks.spawn(async move {
                 loop {
                     match listener.accept().await {
                         Ok(incoming) => accept(incoming, pool.clone()),
-                        Err(error) => return (place, crate::path::from_error::fabric(error)),
+                        Err(error) => return (key, crate::path::from_error::fabric(error)),
                     }
                 }
             }));
         }
         loop {
             match tasks.join_next().await {
-                Some(Ok((place, reason))) => {
-                    // One that was ended meanwhile has been replaced, or is not wanted.
-                    all.retain(|one| {
-                        one.place != place
-                            || matches!(&one.state, State::Accepting(task) if !task.is_finished())
+                Some(Ok((key, reason))) => {
+                    // A listener that was closed meanwhile has been replaced, or is not wanted.
+                    entries.retain(|entry| {
+                        entry.key != key
+                            || matches!(&entry.state, State::Accepting(task) if !task.is_finished())
                     });
                     return reason;
                 }

@@ -1,22 +1,23 @@
-//! Calls over TCP, and how those are sent again that the server never saw.
+//! Calls over TCP, with transparent retry (gRFC A6) of calls that the server has not processed.
 //!
-//! A server that ends in good order, or closes a connection for its age, says by GOAWAY which calls
-//! it will answer. hyper reports the others in three ways, and in each of them no handler has seen
-//! the message of the call:
+//! A server that shuts down in good order, or closes a connection for its age, sends a GOAWAY that
+//! says which calls it will answer. hyper reports the other calls in three ways. In each of them no
+//! handler has seen the call:
 //!
 //! | what | when |
 //! |---|---|
-//! | `hyper::Error::is_canceled` | the connection closed before the call had its turn |
-//! | `h2::Error`, a GOAWAY of the peer | it came before the call had a stream, or names an earlier stream as the last |
-//! | `h2::Error`, a reset of the peer with REFUSED_STREAM | the server has not looked at the stream |
+//! | `hyper::Error::is_canceled` | the connection closed before the call was sent |
+//! | `h2::Error`, a GOAWAY of the peer | it came before the call had a stream, or its last stream is an earlier one |
+//! | `h2::Error`, a reset of the peer with REFUSED_STREAM | the server has not processed the stream |
 //!
-//! Everything else, a connection that breaks above all, may have reached a handler and is the
-//! caller's to judge. So is a connection that cannot be made: calls fail fast, as in tonic.
+//! After any other error, such as a broken connection, a handler may have seen the call, so the
+//! error goes to the caller. A connection that cannot be made is not retried either: calls fail
+//! fast, as in tonic.
 //!
-//! What a body has ready is taken from it before the call goes to tonic. Of most calls that is all:
-//! the call keeps its frames, and HTTP/2 is told with the last of them that nothing more follows,
-//! where tonic needs another frame for that. The body of any other call travels, remembers what was
-//! taken of it, and comes back when hyper lets go of it.
+//! The frames that a body has ready are read before the call goes to tonic. For most calls these
+//! are all: the call keeps them, and the last one carries END_STREAM, for which tonic would send
+//! another frame. The body of any other call is sent as a [`RecoverableBody`], which records the
+//! frames that were read from it and returns itself to the call when hyper drops it.
 
 use std::error::Error;
 use std::future::Future;
@@ -42,22 +43,22 @@ use crate::tcp::body::{TcpRecvBody, TcpSendBody};
 use crate::tcp::client::TcpClient;
 use crate::telemetry::stats::Counters;
 
-/// Times that a call is sent again. Each needs another connection to end under it.
-const TIMES: usize = 4;
-/// Bytes of a body after which no more of it is kept until the call is answered, but for two
-/// frames; then it cannot be sent again. Before the server has seen a call, hyper takes no more of
-/// its body than a window of HTTP/2 holds, whatever is left of the frame that fills it, and one
-/// more frame when it finds out. Its servers have windows of a mebibyte.
-const KEPT: usize = 1 << 20;
-/// Frames that are taken of a body before the call begins: a message that is taken apart has two or
-/// three.
-const AHEAD: usize = 2;
-/// Bytes of a body that is copied, so that a call which waits for its answer does not hold the
-/// whole of its encoder's buffer: tonic's is 8 KiB.
-const SHORT: usize = 256;
+/// Maximum number of retries of a call. Each needs another connection to end during the call.
+const MAX_RETRIES: usize = 4;
+/// Number of bytes of a body to keep for a retry, not counting the last two frames. A call of which
+/// more was sent is not retried. Before the server processes a call, hyper reads no more of its body
+/// than an HTTP/2 window, the rest of the frame that fills it, and one more frame. hyper's servers
+/// have windows of 1 MiB.
+const MAX_KEPT: usize = 1 << 20;
+/// Maximum number of frames to read from a body before the call begins. A message that is sent in
+/// segments has two or three.
+const MAX_READ_AHEAD: usize = 2;
+/// Maximum length of a body that is copied, so that a call which waits for its response does not
+/// keep its encoder's buffer alive: tonic's has 8 KiB.
+const MAX_COPIED: usize = 256;
 
-/// Data frames. An empty one is none: a message has a header.
-type Frames = [Bytes; AHEAD];
+/// Data frames. An empty one stands for none, as a message has a header.
+type Frames = [Bytes; MAX_READ_AHEAD];
 type Polled = Option<Result<Frame<Bytes>, Status>>;
 
 /// Makes a call on a connection that has a place for it.
@@ -78,19 +79,19 @@ pub(crate) fn call(
         kept
     };
     let first = tcp.call(req);
-    RetryCall { call: Turn::First(first), kept: Some((head, kept)), client }
+    RetryCall { call: Attempt::First(first), kept: Some((head, kept)), client }
 }
 
 /// A call in flight.
 pub(crate) struct RetryCall {
-    call: Turn,
+    call: Attempt,
     kept: Option<(Head, KeptBody)>,
     client: Arc<TcpClient>,
 }
 
-enum Turn {
+enum Attempt {
     First(tonic::transport::channel::ResponseFuture),
-    Later(Pin<Box<dyn Future<Output = Result<Response<Body>, BoxError>> + Send>>),
+    Retry(Pin<Box<dyn Future<Output = Result<Response<Body>, BoxError>> + Send>>),
 }
 
 impl Future for RetryCall {
@@ -100,12 +101,12 @@ impl Future for RetryCall {
         let this = &mut *self;
         let response = loop {
             match &mut this.call {
-                Turn::Later(call) => break ready!(call.as_mut().poll(cx))?,
-                Turn::First(call) => match (ready!(Pin::new(call).poll(cx)), this.kept.take()) {
+                Attempt::Retry(call) => break ready!(call.as_mut().poll(cx))?,
+                Attempt::First(call) => match (ready!(Pin::new(call).poll(cx)), this.kept.take()) {
                     (Ok(response), _) => break response,
-                    (Err(error), Some((head, kept))) if is_never_seen(&error) => {
-                        let again = again(head, kept, error.into(), this.client.clone());
-                        this.call = Turn::Later(Box::pin(again));
+                    (Err(error), Some((head, kept))) if was_not_processed(&error) => {
+                        let retry = retry(head, kept, error.into(), this.client.clone());
+                        this.call = Attempt::Retry(Box::pin(retry));
                     }
                     (Err(error), _) => return Poll::Ready(Err(error.into())),
                 },
@@ -116,15 +117,15 @@ impl Future for RetryCall {
     }
 }
 
-/// InFlight a call again that was lost with `error`, before the server has seen it.
-async fn again(
+/// Retries a call that failed with `error` before the server processed it.
+async fn retry(
     head: Head,
     mut kept: KeptBody,
     mut error: BoxError,
     client: Arc<TcpClient>,
 ) -> Result<Response<Body>, BoxError> {
-    for turn in 1..=TIMES {
-        let Some(body) = kept.again(&client.counters).await else {
+    for turn in 1..=MAX_RETRIES {
+        let Some(body) = kept.retry(&client.counters).await else {
             tracing::debug!(%error, "a call that the server has not seen is lost: too much of it is gone");
             break;
         };
@@ -134,7 +135,7 @@ async fn again(
             Ok(response) => return Ok(response),
             Err(error) => error.into(),
         };
-        if !is_never_seen(&*error) {
+        if !was_not_processed(&*error) {
             break;
         }
     }
@@ -142,7 +143,7 @@ async fn again(
 }
 
 /// Whether the error says that the server has not processed the call.
-fn is_never_seen(error: &(dyn Error + 'static)) -> bool {
+fn was_not_processed(error: &(dyn Error + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {
         if error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_canceled) {
@@ -157,7 +158,7 @@ fn is_never_seen(error: &(dyn Error + 'static)) -> bool {
     false
 }
 
-/// What a request has beside its body. Without extensions: tonic's own layers want none.
+/// A request without its body, and without extensions, which tonic's own layers do not use.
 struct Head {
     method: Method,
     uri: Uri,
@@ -167,7 +168,7 @@ struct Head {
 impl Head {
     fn of(req: &Request<Body>) -> Self {
         let mut headers = SmallVec::new();
-        // One by one: to collect two costs more.
+        // A loop costs less than collecting two headers.
         for (name, value) in req.headers() {
             headers.push((name.clone(), value.clone()));
         }
@@ -184,21 +185,23 @@ impl Head {
     }
 }
 
-/// A request's body while nobody has answered the call.
+/// The body of a request that has no response yet.
 enum KeptBody {
     /// All of it.
     Whole(Frames),
-    /// It is on its way, and comes back this way.
-    Travels(oneshot::Receiver<Box<Begun>>),
+    /// It is being sent, and is returned over this channel.
+    InFlight(oneshot::Receiver<Box<PartialBody>>),
 }
 
 impl KeptBody {
-    /// The body from its beginning, if all of it is still there.
-    async fn again(&mut self, counters: &Arc<Counters>) -> Option<Body> {
+    /// The body from its beginning, if all of it was kept.
+    ///
+    /// Cancel safe: a dropped future loses the body, and with it the retry.
+    async fn retry(&mut self, counters: &Arc<Counters>) -> Option<Body> {
         let back = match self {
             KeptBody::Whole(frames) => return Some(whole(frames.clone())),
-            // hyper drops the body of a call that it gives up.
-            KeptBody::Travels(back) => back.await.ok()?,
+            // hyper drops the body of a failed call.
+            KeptBody::InFlight(back) => back.await.ok()?,
         };
         let (body, kept) = RecoverableBody::send(back, counters.clone());
         *self = kept;
@@ -206,37 +209,37 @@ impl KeptBody {
     }
 }
 
-/// Takes of a body what it has ready: gives what is to be sent, and what is needed to send it
-/// again.
+/// Reads the frames that a body has ready. Returns the body to send, and what a retry needs.
 fn begin(mut source: TcpSendBody, counters: &Arc<Counters>) -> (Body, KeptBody) {
-    // Whoever polls it next is woken.
+    // The next poll registers the waker of the task that polls.
     let mut cx = Context::from_waker(Waker::noop());
     let (mut frames, mut taken) = (Frames::default(), 0);
-    let behind = loop {
-        // The task that this runs in may be one that others' calls need.
+    let read_ahead = loop {
+        // A panic of the caller's stream must not end the task, which may serve other calls.
         let polled = catch_unwind(AssertUnwindSafe(|| source.poll(counters, &mut cx)));
         let panicked =
             |_| Poll::Ready(Some(Err(Status::internal("the request's stream panicked"))));
         match polled.unwrap_or_else(panicked) {
             Poll::Pending => break None,
             Poll::Ready(None) => {
-                if taken == 1 && frames[0].len() <= SHORT {
-                    frames[0] = Bytes::from_owner(SmallVec::<[u8; SHORT]>::from_slice(&frames[0]));
+                if taken == 1 && frames[0].len() <= MAX_COPIED {
+                    frames[0] =
+                        Bytes::from_owner(SmallVec::<[u8; MAX_COPIED]>::from_slice(&frames[0]));
                 }
                 return (whole(frames.clone()), KeptBody::Whole(frames));
             }
-            Poll::Ready(Some(Ok(frame))) if frame.is_data() && taken < AHEAD => {
+            Poll::Ready(Some(Ok(frame))) if frame.is_data() && taken < MAX_READ_AHEAD => {
                 frames[taken] = frame.into_data().unwrap_or_default();
                 taken += 1;
             }
-            Poll::Ready(behind) => break behind,
+            Poll::Ready(frame) => break frame,
         }
     };
     let sent = frames[..taken].to_vec();
     let last = sent.last().map_or(0, Bytes::len);
     let bytes = sent.iter().map(Bytes::len).sum();
     RecoverableBody::send(
-        Box::new(Begun { source, sent, next: 0, bytes, last, behind, ended: false }),
+        Box::new(PartialBody { source, sent, next: 0, bytes, last, read_ahead, ended: false }),
         counters.clone(),
     )
 }
@@ -245,7 +248,7 @@ fn whole(frames: Frames) -> Body {
     boxed(Whole(frames))
 }
 
-/// A body that is known to its end.
+/// A body of which all frames are known.
 struct Whole(Frames);
 
 impl HttpBody for Whole {
@@ -262,51 +265,51 @@ impl HttpBody for Whole {
     }
 
     fn size_hint(&self) -> SizeHint {
-        // An exact one would become a header.
+        // An exact size would become a content-length header.
         SizeHint::default()
     }
 }
 
-/// A body of which something has been taken.
-struct Begun {
+/// A body of which some frames have been read.
+struct PartialBody {
     source: TcpSendBody,
-    /// What has been taken of it: all, or what is still to be sent.
+    /// The frames read from it: all while it can be retried, else those still to be sent.
     sent: Vec<Bytes>,
-    /// The next of `sent` to be sent.
+    /// Index into `sent` of the next frame to send.
     next: usize,
     bytes: usize,
-    /// Bytes of the last frame.
+    /// Length of the last frame.
     last: usize,
-    /// What came behind `sent` and has not been looked at.
-    behind: Option<Result<Frame<Bytes>, Status>>,
+    /// The frame after `sent`, read ahead.
+    read_ahead: Option<Result<Frame<Bytes>, Status>>,
     ended: bool,
 }
 
-/// A body on its way, which comes return_tx when it is dropped.
+/// A body that is being sent. It is returned over `return_tx` when hyper drops it.
 struct RecoverableBody {
-    /// Always there, until this is dropped.
-    begun: Option<Box<Begun>>,
-    /// None: not all of it is there any more, or the call has been answered.
-    return_tx: Option<oneshot::Sender<Box<Begun>>>,
+    /// `Some` until this is dropped.
+    body: Option<Box<PartialBody>>,
+    /// `None` when some of it was not kept, or the call has a response.
+    return_tx: Option<oneshot::Sender<Box<PartialBody>>>,
     counters: Arc<Counters>,
 }
 
 impl RecoverableBody {
-    fn send(mut begun: Box<Begun>, counters: Arc<Counters>) -> (Body, KeptBody) {
-        begun.next = 0;
+    fn send(mut partial: Box<PartialBody>, counters: Arc<Counters>) -> (Body, KeptBody) {
+        partial.next = 0;
         let (return_tx, back) = oneshot::channel();
         (
-            boxed(RecoverableBody { begun: Some(begun), return_tx: Some(return_tx), counters }),
-            KeptBody::Travels(back),
+            boxed(RecoverableBody { body: Some(partial), return_tx: Some(return_tx), counters }),
+            KeptBody::InFlight(back),
         )
     }
 }
 
 impl Drop for RecoverableBody {
     fn drop(&mut self) {
-        if let (Some(begun), Some(return_tx)) = (self.begun.take(), self.return_tx.take()) {
-            // Nobody may want it any more.
-            let _ = return_tx.send(begun);
+        if let (Some(partial), Some(return_tx)) = (self.body.take(), self.return_tx.take()) {
+            // The call may be gone.
+            let _ = return_tx.send(partial);
         }
     }
 }
@@ -316,51 +319,53 @@ impl HttpBody for RecoverableBody {
     type Error = Status;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Polled> {
-        let RecoverableBody { begun, return_tx, counters } = &mut *self;
-        let Some(begun) = begun else { return Poll::Ready(None) };
+        let RecoverableBody { body: partial, return_tx, counters } = &mut *self;
+        let Some(partial) = partial else { return Poll::Ready(None) };
         if return_tx.as_ref().is_some_and(oneshot::Sender::is_closed) {
             *return_tx = None;
         }
-        if return_tx.is_none() && begun.next > 0 {
-            begun.sent.drain(..mem::take(&mut begun.next));
+        if return_tx.is_none() && partial.next > 0 {
+            partial.sent.drain(..mem::take(&mut partial.next));
         }
-        if let Some(bytes) = begun.sent.get(begun.next) {
-            begun.next += 1;
+        if let Some(bytes) = partial.sent.get(partial.next) {
+            partial.next += 1;
             return Poll::Ready(Some(Ok(Frame::data(bytes.clone()))));
         }
-        if begun.ended {
+        if partial.ended {
             return Poll::Ready(None);
         }
-        let frame = match begun.behind.take() {
+        let frame = match partial.read_ahead.take() {
             Some(frame) => Some(frame),
-            None => ready!(begun.source.poll(counters, cx)),
+            None => ready!(partial.source.poll(counters, cx)),
         };
         match frame.as_ref().map(|frame| frame.as_ref().map(Frame::data_ref)) {
-            None => begun.ended = true,
-            Some(Ok(Some(data))) if return_tx.is_some() && begun.bytes - begun.last <= KEPT => {
-                begun.last = data.len();
-                begun.bytes += begun.last;
-                begun.sent.push(data.clone());
-                begun.next += 1;
+            None => partial.ended = true,
+            Some(Ok(Some(data)))
+                if return_tx.is_some() && partial.bytes - partial.last <= MAX_KEPT =>
+            {
+                partial.last = data.len();
+                partial.bytes += partial.last;
+                partial.sent.push(data.clone());
+                partial.next += 1;
             }
             Some(_) => {
                 *return_tx = None;
-                begun.next = 0;
-                begun.sent = Vec::new();
+                partial.next = 0;
+                partial.sent = Vec::new();
             }
         }
         Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.begun.as_ref().is_none_or(|begun| {
-            let all = begun.next >= begun.sent.len() && begun.behind.is_none();
-            all && (begun.ended || begun.source.is_end_stream())
+        self.body.as_ref().is_none_or(|partial| {
+            let all = partial.next >= partial.sent.len() && partial.read_ahead.is_none();
+            all && (partial.ended || partial.source.is_end_stream())
         })
     }
 
     fn size_hint(&self) -> SizeHint {
-        // That of a body which is short of its segments says nothing.
+        // The size hint of a body without its segments is not its length.
         if self.is_end_stream() { SizeHint::with_exact(0) } else { SizeHint::default() }
     }
 }
@@ -381,7 +386,7 @@ mod tests {
         Ok(Frame::data(bytes.into()))
     }
 
-    fn begun(frames: impl Stream<Item = Item> + Send + 'static) -> (Body, KeptBody) {
+    fn partial(frames: impl Stream<Item = Item> + Send + 'static) -> (Body, KeptBody) {
         let methods = Arc::new(Methods::default());
         let call = methods.call(&Uri::from_static("/a.B/C"));
         begin(TcpSendBody::new(Body::new(StreamBody::new(frames)), call, false), &Arc::default())
@@ -398,7 +403,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_ready_at_once_is_kept_whole() {
         for frames in [vec![], vec!["one"], vec!["one", "two"]] {
-            let (mut body, mut kept) = begun(tokio_stream::iter(frames.clone()).map(data));
+            let (mut body, mut kept) = partial(tokio_stream::iter(frames.clone()).map(data));
             assert!(matches!(kept, KeptBody::Whole(_)));
             for frame in &frames {
                 assert!(!body.is_end_stream());
@@ -407,7 +412,7 @@ mod tests {
             }
             // HTTP/2 says so with the last frame.
             assert!(body.is_end_stream());
-            let again = kept.again(&Arc::default()).await.unwrap();
+            let again = kept.retry(&Arc::default()).await.unwrap();
             assert_eq!(all(again).await, frames.concat());
         }
     }
@@ -416,15 +421,15 @@ mod tests {
     async fn what_was_sent_is_sent_again_and_then_the_rest() {
         let (more, frames) = mpsc::channel(4);
         more.send(data("one")).await.unwrap();
-        let (mut first, mut kept) = begun(ReceiverStream::new(frames));
+        let (mut first, mut kept) = partial(ReceiverStream::new(frames));
         assert_eq!(next(&mut first).await, "one");
         more.send(data("two")).await.unwrap();
         assert_eq!(next(&mut first).await, "two");
         drop(first);
-        let mut second = kept.again(&Arc::default()).await.unwrap();
+        let mut second = kept.retry(&Arc::default()).await.unwrap();
         assert_eq!(next(&mut second).await, "one");
         drop(second);
-        let third = kept.again(&Arc::default()).await.unwrap();
+        let third = kept.retry(&Arc::default()).await.unwrap();
         assert!(!third.is_end_stream());
         more.send(data("three")).await.unwrap();
         drop(more);
@@ -433,15 +438,15 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_too_long_is_not_kept() {
-        let frame = || data(vec![0; KEPT]);
+        let frame = || data(vec![0; MAX_KEPT]);
         for (frames, is_kept) in [(3, true), (4, false)] {
             let (body, mut kept) =
-                begun(tokio_stream::iter(std::iter::repeat_with(frame).take(frames)));
-            assert_eq!(all(body).await.len(), frames * KEPT);
-            let again = kept.again(&Arc::default()).await;
+                partial(tokio_stream::iter(std::iter::repeat_with(frame).take(frames)));
+            assert_eq!(all(body).await.len(), frames * MAX_KEPT);
+            let again = kept.retry(&Arc::default()).await;
             assert_eq!(again.is_some(), is_kept);
             if let Some(again) = again {
-                assert_eq!(all(again).await.len(), frames * KEPT);
+                assert_eq!(all(again).await.len(), frames * MAX_KEPT);
             }
         }
     }
@@ -450,12 +455,12 @@ mod tests {
     async fn an_answer_that_comes_early_cuts_nothing_off() {
         let (more, frames) = mpsc::channel(4);
         more.send(data("one")).await.unwrap();
-        let (mut first, mut kept) = begun(ReceiverStream::new(frames));
+        let (mut first, mut kept) = partial(ReceiverStream::new(frames));
         more.send(data("two")).await.unwrap();
         next(&mut first).await;
         next(&mut first).await;
         drop(first);
-        let mut second = kept.again(&Arc::default()).await.unwrap();
+        let mut second = kept.retry(&Arc::default()).await.unwrap();
         assert_eq!(next(&mut second).await, "one");
         // Answered.
         drop(kept);
@@ -467,11 +472,11 @@ mod tests {
     #[tokio::test]
     async fn what_fails_fails_in_its_place_and_is_not_kept() {
         let frames = [data("one"), Err(Status::aborted("no more"))];
-        let (mut body, mut kept) = begun(tokio_stream::iter(frames));
+        let (mut body, mut kept) = partial(tokio_stream::iter(frames));
         assert_eq!(next(&mut body).await, "one");
         assert_eq!(body.frame().await.unwrap().unwrap_err().code(), tonic::Code::Aborted);
         drop(body);
-        assert!(kept.again(&Arc::default()).await.is_none());
+        assert!(kept.retry(&Arc::default()).await.is_none());
     }
 
     #[test]
@@ -492,8 +497,8 @@ mod tests {
     #[test]
     fn only_what_was_never_seen_counts() {
         let by_user: h2::Error = h2::Reason::REFUSED_STREAM.into();
-        assert!(!is_never_seen(&by_user), "not said by the peer");
-        assert!(!is_never_seen(&std::io::Error::from(std::io::ErrorKind::BrokenPipe)));
-        assert!(!is_never_seen(&Status::unavailable("no")));
+        assert!(!was_not_processed(&by_user), "not said by the peer");
+        assert!(!was_not_processed(&std::io::Error::from(std::io::ErrorKind::BrokenPipe)));
+        assert!(!was_not_processed(&Status::unavailable("no")));
     }
 }
