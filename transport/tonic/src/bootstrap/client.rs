@@ -198,7 +198,10 @@ fn read(response: OfferResponse, paths: &[Path]) -> Result<Offered, Reason> {
             Some(fabric_offer::Fabric::Verbs(verbs)) => {
                 offered.addresses(Path::Verbs, &verbs.addresses)?
             }
+            #[cfg(feature = "test-util")]
             Some(fabric_offer::Fabric::Sim(sim)) => offered.addresses(Path::Sim, &sim.addresses)?,
+            #[cfg(not(feature = "test-util"))]
+            Some(fabric_offer::Fabric::Sim(_)) => {}
             Some(fabric_offer::Fabric::Shm(shm)) => offered.shm(shm)?,
             None => {}
         }

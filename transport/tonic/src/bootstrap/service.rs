@@ -242,6 +242,7 @@ fn fabric_offer(
         (Path::Verbs, _) if !addresses.is_empty() => {
             fabric_offer::Fabric::Verbs(pb::Verbs { addresses })
         }
+        #[cfg(feature = "test-util")]
         (Path::Sim, _) if !addresses.is_empty() => fabric_offer::Fabric::Sim(pb::Sim { addresses }),
         _ => return None,
     };

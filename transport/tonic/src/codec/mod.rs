@@ -76,6 +76,7 @@ mod tests;
 pub(crate) use self::body_encoder::{BodyEncoder, Chunk, Polled};
 pub(crate) use self::deframer::{Deframer, Delivered, Part};
 pub(crate) use self::methods::{Call, Method, Methods, Used};
+#[cfg(feature = "test-util")]
 pub use self::pending_messages::pending_messages;
 pub(crate) use self::placeholder::HEADER;
 pub use self::prost::{ProstCodec, ProstDecoder, ProstEncoder};

@@ -65,6 +65,7 @@ pub(super) fn holds(key: Key) -> bool {
 
 /// Received messages of this process that wait for their decoder. Each goes when it is decoded, or
 /// with the body that it came by: with no call in flight there are none.
+#[cfg(feature = "test-util")]
 pub fn pending_messages() -> usize {
     TABLE.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner).len()).sum()
 }

@@ -12,6 +12,7 @@ use device_monitor::{Changes, DeviceMonitor};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use tokio::sync::Mutex;
+#[cfg(feature = "test-util")]
 use tonic_rdma_fabric::sim::SimDevice;
 use tonic_rdma_fabric::{Addr, Fabric, FabricError, ShmAccess};
 use tonic_rdma_memory::{HeapRegistrar, Pool, PoolConfig, PoolStats};
@@ -47,6 +48,7 @@ struct Inner {
     /// None: of default size.
     pool: Option<PoolConfig>,
     device: Option<String>,
+    #[cfg(feature = "test-util")]
     sim: Option<SimDevice>,
     shm: OnceLock<Fabric>,
     shm_access: ShmAccess,
@@ -85,6 +87,7 @@ impl Context {
         ContextBuilder {
             pool: None,
             device: None,
+            #[cfg(feature = "test-util")]
             sim: None,
             shm_access: ShmAccess::default(),
             pinned_per_peer: None,
@@ -95,6 +98,7 @@ impl Context {
 
     /// The paths that this context has where these fabrics are allowed, in their order.
     pub(crate) fn paths(&self, fabrics: &[FabricKind]) -> Vec<Path> {
+        #[cfg(feature = "test-util")]
         if self.0.sim.is_some() {
             return vec![Path::Sim];
         }
@@ -144,9 +148,13 @@ impl Context {
 
     /// The simulated device, where there is one.
     pub(crate) fn simulated(&self) -> Option<Fabric> {
-        self.sim().ok()
+        #[cfg(feature = "test-util")]
+        return self.sim().ok();
+        #[cfg(not(feature = "test-util"))]
+        None
     }
 
+    #[cfg(feature = "test-util")]
     fn sim(&self) -> Result<Fabric, FabricError> {
         self.0.sim.clone().map(Fabric::Sim).ok_or(FabricError::NoDevice)
     }
@@ -159,6 +167,7 @@ impl Context {
         let named = only.is_some();
         let (fabric, alone) = match path {
             Path::Shm => (self.shm().map_err(from_error::fabric)?, false),
+            #[cfg(feature = "test-util")]
             Path::Sim => (self.sim().map_err(from_error::fabric)?, true),
             Path::Verbs | Path::Tcp => {
                 blocking(move || {
@@ -189,6 +198,7 @@ impl Context {
                     .await
                     .map_err(from_error::connect)?
             }
+            #[cfg(feature = "test-util")]
             (Path::Sim, _) => self.sim().map_err(from_error::fabric)?,
             _ => self.shm().map_err(from_error::fabric)?,
         };
@@ -206,6 +216,7 @@ impl Context {
     ) -> Result<Vec<ListenTarget>, Reason> {
         let places = match path {
             Path::Shm => vec![(self.shm().map_err(from_error::fabric)?, None)],
+            #[cfg(feature = "test-util")]
             Path::Sim => {
                 let fabric = self.sim().map_err(from_error::fabric)?;
                 let addresses = fabric.addresses().map_err(from_error::fabric)?;
@@ -245,12 +256,13 @@ impl Context {
         pool.clone()
     }
 
-    /// Where chance comes from: the operating system, or a simulated network's seed.
+    /// A generator that is seeded by the operating system, or by a simulated network.
     pub(crate) fn rng(&self) -> StdRng {
-        match &self.0.sim {
-            Some(device) => StdRng::seed_from_u64(device.draw()),
-            None => StdRng::from_rng(&mut rand::rng()),
+        #[cfg(feature = "test-util")]
+        if let Some(device) = &self.0.sim {
+            return StdRng::seed_from_u64(device.draw());
         }
+        StdRng::from_rng(&mut rand::rng())
     }
 
     /// The figures of the pools that have been made so far, by the names of their devices.
@@ -354,7 +366,7 @@ impl fmt::Debug for Context {
         f.debug_struct("Context")
             .field("pool", &self.0.pool)
             .field("device", &self.0.device)
-            .field("sim", &self.0.sim.is_some())
+            .field("sim", &self.simulated().is_some())
             .finish_non_exhaustive()
     }
 }
@@ -371,6 +383,7 @@ impl Default for Context {
 pub struct ContextBuilder {
     pool: Option<PoolConfig>,
     device: Option<String>,
+    #[cfg(feature = "test-util")]
     sim: Option<SimDevice>,
     shm_access: ShmAccess,
     pinned_per_peer: Option<usize>,
@@ -450,6 +463,7 @@ impl ContextBuilder {
 
     /// Use a device of a simulated network in place of RDMA devices, for tests. Client and server
     /// each need a device of the same network, and live in the same process.
+    #[cfg(feature = "test-util")]
     pub fn sim(mut self, device: SimDevice) -> Self {
         self.sim = Some(device);
         self
@@ -460,6 +474,7 @@ impl ContextBuilder {
         Context(Arc::new(Inner {
             pool: self.pool,
             device: self.device,
+            #[cfg(feature = "test-util")]
             sim: self.sim,
             shm: OnceLock::new(),
             shm_access: self.shm_access,

@@ -22,16 +22,18 @@ pub enum Path {
     /// RDMA through rdma-core.
     Verbs,
     /// The simulated fabric, for tests.
+    #[cfg(feature = "test-util")]
     Sim,
 }
 
 impl Path {
-    /// `tcp`, `shm`, `verbs` or `sim`.
+    /// `tcp`, `shm` or `verbs`; `sim` on the simulated fabric of the feature `test-util`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
             Self::Shm => "shm",
             Self::Verbs => "verbs",
+            #[cfg(feature = "test-util")]
             Self::Sim => "sim",
         }
     }
@@ -40,6 +42,7 @@ impl Path {
     pub(crate) fn of(peer: &PeerInfo) -> Self {
         match peer.provider {
             "shm" => Self::Shm,
+            #[cfg(feature = "test-util")]
             "sim" => Self::Sim,
             _ => Self::Verbs,
         }
