@@ -1,6 +1,6 @@
 //! A transport for tonic that carries gRPC calls over RDMA, and over TCP where RDMA is unavailable.
 //!
-//! A program for tonic changes its imports and keeps its code. A server, and a client that calls it:
+//! A program for tonic changes its imports and keeps its code. This one is server and client:
 //!
 //! ```no_run
 //! use tonic::{Request, Response, Status};
@@ -55,8 +55,8 @@
 //! The TCP connection comes first and stays. Over it the channel asks the server for its fast path
 //! (`tonic_rdma.v1.Bootstrap/Offer`) and gets an address and a ticket that is good for one
 //! connection. The RDMA port admits the bearer of a ticket only, so a client that TLS, an
-//! interceptor or a layer keeps out of the TCP port does not get in there either. The client must be
-//! the other end of the TCP connection itself: calls
+//! interceptor or a layer keeps out of the TCP port does not get in there either. The client must
+//! be the other end of the TCP connection itself: calls
 //! [through a gateway](ReasonCode::ThroughGateway) stay on TCP. Calls on TCP are plain gRPC, so
 //! stock clients and servers work with either end.
 //!

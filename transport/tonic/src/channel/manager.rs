@@ -1,5 +1,5 @@
-//! The task that keeps a channel on its fast path: it makes one attempt at a time, falls back to TCP
-//! when the path fails, and tries again.
+//! The task that keeps a channel on its fast path: it makes one attempt at a time, falls back to
+//! TCP when the path fails, and tries again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,8 +45,8 @@ impl Manager {
         (Self { shared, plan, stop, fast_path_timeout, log }, Handle { _stop: stop_tx })
     }
 
-    /// Makes this the manager of a further connection. Its state decides nothing, so it is logged at
-    /// DEBUG only.
+    /// Makes this the manager of a further connection. Its state decides nothing, so it is logged
+    /// at DEBUG only.
     pub(crate) fn secondary(mut self) -> Self {
         self.log.secondary = true;
         self

@@ -66,8 +66,8 @@ impl FastPath {
         self.context.paths(&self.fabrics)
     }
 
-    /// Updates `listeners`: one at the address of the TCP side if that lies on a device of the path,
-    /// otherwise one at each address that does. Existing listeners stay.
+    /// Updates `listeners`: one at the address of the TCP side if that lies on a device of the
+    /// path, otherwise one at each address that does. Existing listeners stay.
     ///
     /// # Errors
     ///

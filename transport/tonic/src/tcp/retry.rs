@@ -46,9 +46,9 @@ use crate::telemetry::stats::Counters;
 /// Maximum number of retries of a call. Each needs another connection to end during the call.
 const MAX_RETRIES: usize = 4;
 /// Number of bytes of a body to keep for a retry, not counting the last two frames. A call of which
-/// more was sent is not retried. Before the server processes a call, hyper reads no more of its body
-/// than an HTTP/2 window, the rest of the frame that fills it, and one more frame. hyper's servers
-/// have windows of 1 MiB.
+/// more was sent is not retried. Before the server processes a call, hyper reads no more of its
+/// body than an HTTP/2 window, the rest of the frame that fills it, and one more frame. hyper's
+/// servers have windows of 1 MiB.
 const MAX_KEPT: usize = 1 << 20;
 /// Maximum number of frames to read from a body before the call begins. A message that is sent in
 /// segments has two or three.
