@@ -24,15 +24,11 @@ pub(crate) const PARENTS: &[&str] = &[
 #[rustfmt::skip]
 pub(crate) const WIDE: &[&str] = &[
     "tests/guest/kernel",
-    "transport/tonic/src/channel/manager.rs",
     "transport/tonic/src/connection/call/recv_body.rs",
     "transport/tonic/src/connection/config.rs",
     "transport/tonic/src/connection/receive/grant.rs",
     "transport/tonic/src/connection/receive/unread.rs",
     "transport/tonic/src/connection/send/write_window.rs",
-    "transport/tonic/src/lib.rs",
-    "transport/tonic/src/server/fast.rs",
-    "transport/tonic/src/tcp/retry.rs",
 ];
 
 /// Files with too many lines.
