@@ -26,7 +26,7 @@ pub enum Error {
     /// The caller gave [`landing_alignment`](crate::ContextBuilder::landing_alignment) a value that
     /// is no power of two, or above 4096.
     #[error(
-        "the caller cannot have landed payload aligned to {0} bytes: it must be a power of two, 1 to 4096"
+        "landed payload cannot be aligned to {0} bytes, as the caller asks: it must be a power of two, 1 to 4096"
     )]
     InvalidAlignment(usize),
     /// The server's TCP address cannot be bound on this host: another process has it, it is no
