@@ -201,7 +201,7 @@ pub fn main(program: &str, allocator: &str) -> ExitCode {
         println!("{allocator}");
         return ExitCode::SUCCESS;
     }
-    crate::report::exit(program, args.role.start(&args.places))
+    crate::exit::exit(program, args.role.start(&args.places))
 }
 
 #[cfg(test)]

@@ -25,6 +25,8 @@
 //! | [`cpu`] | which processor a process runs on |
 //! | [`threads`] | calls on several threads at a time |
 //! | [`report`] | medians, ratios, table, JSON, assertions |
+//! | [`sample`] | what a round yields |
+//! | [`exit`] | the exit code of a program |
 //! | [`results`] | recorded runs, and the documents made of them |
 //! | [`plot`] | SVG |
 
@@ -35,6 +37,7 @@ pub mod copies;
 pub mod cost;
 pub mod costs;
 pub mod cpu;
+pub mod exit;
 pub mod footprint;
 pub mod instructions;
 pub mod machine;
@@ -46,6 +49,7 @@ pub mod raw;
 pub mod report;
 pub mod results;
 pub mod role;
+pub mod sample;
 pub mod service;
 pub mod session;
 pub mod threads;

@@ -16,8 +16,8 @@ use crate::copies::{Copied, Copies};
 use crate::cost::{SystemCalls, Usage};
 use crate::instructions::Instructions;
 use crate::measure::Round;
-use crate::report::Sample;
 use crate::role::Role;
+use crate::sample::{Counted, Sample};
 use crate::session::{Answer, Order};
 use crate::work::{Kind, Row};
 
@@ -34,15 +34,6 @@ pub struct Setup {
     pub room: Option<usize>,
     /// The program in `benches/neighbours`, built, for contenders that run in it.
     pub neighbours: Option<PathBuf>,
-}
-
-/// What is counted in rounds that are not timed, of both processes together.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Counted {
-    /// System calls for one call.
-    pub system_calls: Option<f64>,
-    /// How often each byte of payload is copied, by processors and through the kernel.
-    pub copies: Option<f64>,
 }
 
 /// A server process, a client process, and the connection between them.

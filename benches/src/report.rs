@@ -1,6 +1,5 @@
 //! Medians, ratios, tables, JSON, and bounds that a run must keep.
 
-use std::process::ExitCode;
 use std::str::FromStr;
 
 use anyhow::{Context as _, ensure};
@@ -9,23 +8,10 @@ use serde::Serialize;
 
 use crate::allocator::Entrant;
 use crate::contender::Contender;
-use crate::cost::Usage;
 use crate::machine::Machine;
-use crate::measure::Round;
-use crate::pair::Counted;
 use crate::results::Origin;
+use crate::sample::{Counted, Sample};
 use crate::work::Row;
-
-/// How a program ends: an error is told on standard error, in one line.
-pub fn exit(program: &str, result: anyhow::Result<()>) -> ExitCode {
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{program}: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
-}
 
 /// The median of `values`; with an even count the mean of the two in the middle, with none NaN.
 pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
@@ -37,19 +23,6 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
         n if n % 2 == 1 => sorted[middle],
         _ => (sorted[middle - 1] + sorted[middle]) / 2.0,
     }
-}
-
-/// One round of one contender, with what it cost.
-#[derive(Clone, Debug)]
-pub struct Sample {
-    /// What was measured.
-    pub round: Round,
-    /// What the client's process used.
-    pub client: Usage,
-    /// What the server's process used.
-    pub server: Usage,
-    /// Instructions of both, where they are counted.
-    pub instructions: Option<u64>,
 }
 
 /// All rounds of one contender in one row.
@@ -398,6 +371,8 @@ impl Bound {
 mod tests {
     use super::*;
     use crate::allocator::Allocator;
+    use crate::cost::Usage;
+    use crate::measure::Round;
     use crate::results;
     use crate::work;
 

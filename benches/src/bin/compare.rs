@@ -122,7 +122,7 @@ impl Args {
 }
 
 fn main() -> ExitCode {
-    benches::report::exit("compare", run(&Args::parse()))
+    benches::exit::exit("compare", run(&Args::parse()))
 }
 
 fn run(args: &Args) -> anyhow::Result<()> {

@@ -7,9 +7,10 @@ use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, ensure};
+use benches::costs;
 use benches::costs::callgrind::{Callgrind, toolchain};
 use benches::costs::record::{Line, Record, Verdict, table};
-use benches::costs::{self, Scenario};
+use benches::costs::scenario::Scenario;
 use benches::cpu;
 use clap::Parser;
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
@@ -44,7 +45,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    benches::report::exit("costs", run(&Args::parse()))
+    benches::exit::exit("costs", run(&Args::parse()))
 }
 
 fn named(name: &str) -> anyhow::Result<Scenario> {

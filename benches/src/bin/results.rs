@@ -19,7 +19,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    benches::report::exit("results", run(&Args::parse()))
+    benches::exit::exit("results", run(&Args::parse()))
 }
 
 fn run(args: &Args) -> anyhow::Result<()> {

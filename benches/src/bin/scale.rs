@@ -45,7 +45,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    benches::report::exit("scale", run(&Args::parse()))
+    benches::exit::exit("scale", run(&Args::parse()))
 }
 
 fn run(args: &Args) -> anyhow::Result<()> {

@@ -36,7 +36,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    benches::report::exit("threads", run(&Args::parse()))
+    benches::exit::exit("threads", run(&Args::parse()))
 }
 
 fn run(args: &Args) -> anyhow::Result<()> {

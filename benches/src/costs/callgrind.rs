@@ -7,8 +7,8 @@ use std::process::{Command, Output, Stdio};
 use anyhow::{Context as _, bail, ensure};
 use tempfile::TempDir;
 
-use super::Scenario;
 use super::meter::{COUNTED, Counts};
+use super::scenario::Scenario;
 
 /// The clock and the randomness of what is counted.
 const FIXED: &str = include_str!("fixed.c");

@@ -20,8 +20,8 @@ use tonic_rdma::sim::{SimConfig, SimNet};
 use tonic_rdma::{Context, FabricKind, Policy};
 use tower::service_fn;
 
-use super::Scenario;
 use super::meter::{Counts, measure};
+use super::scenario::Scenario;
 use crate::client::{Channel, Client, tonic_endpoint};
 use crate::contender::Source;
 use crate::measure::{Calls as _, together};

@@ -16,6 +16,7 @@
 //! | [`parts`] | the pool, the codec |
 //! | [`calls`] | whole calls, client and server in one thread |
 //! | [`callgrind`] | runs a scenario under callgrind |
+//! | [`scenario`] | a piece of work that is counted |
 //! | [`record`] | the recorded counts, and how the ones at hand compare |
 
 pub mod callgrind;
@@ -24,25 +25,9 @@ pub mod meter;
 pub mod parts;
 pub mod proto;
 pub mod record;
+pub mod scenario;
 
-use meter::Counts;
-
-/// Something whose costs are counted.
-#[derive(Clone, Copy)]
-pub struct Scenario {
-    /// Its name, in the record too.
-    pub name: &'static str,
-    /// What is done, and what one repetition is.
-    pub what: &'static str,
-    /// Does it.
-    pub run: fn() -> anyhow::Result<Counts>,
-}
-
-impl std::fmt::Debug for Scenario {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Scenario").field("name", &self.name).finish_non_exhaustive()
-    }
-}
+use scenario::Scenario;
 
 /// All scenarios, in the order in which they are shown.
 pub fn all() -> Vec<Scenario> {

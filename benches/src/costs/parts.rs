@@ -8,8 +8,8 @@ use bytes::Bytes;
 use tonic_rdma::codec::fuzz;
 use tonic_rdma_memory::{HeapRegistrar, Pool, PoolConfig};
 
-use super::Scenario;
 use super::meter::{Counts, measure};
+use super::scenario::Scenario;
 use crate::pb::Blob;
 
 /// See [`super::all`].

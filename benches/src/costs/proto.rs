@@ -8,8 +8,8 @@ use bytes::Bytes;
 use tonic_rdma_proto::frame::{Composer, Frame, Reader};
 use tonic_rdma_proto::{Config, Connection, Event, Flow, GrantMemory, Room, StreamId, Transmit};
 
-use super::Scenario;
 use super::meter::{Counts, measure};
+use super::scenario::Scenario;
 
 /// See [`super::all`].
 pub const SCENARIOS: &[Scenario] = &[
