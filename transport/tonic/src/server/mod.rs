@@ -7,13 +7,13 @@
 //! | `settings` | what the builder has collected |
 //! | `router` | services, and the ways to serve them |
 //! | `serve` | both paths side by side, from start to shutdown |
-//! | `fast` | where the server listens, tickets, and the connections they let in |
+//! | `fast_path` | where the server listens, tickets, and the connections they let in |
 //! | `listeners` | the listeners of one path |
 //! | `incoming` | TCP connections: limits, and an end without losses |
 //! | `stack` | what stands around the layered service on the fast path |
 
 mod builder;
-mod fast;
+mod fast_path;
 mod incoming;
 mod listeners;
 mod router;

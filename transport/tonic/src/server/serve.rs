@@ -14,6 +14,7 @@ use tokio::task::JoinSet;
 use tonic::body::Body;
 use tonic::service::Routes;
 use tonic::transport::server::Connected;
+use tonic_rdma_fabric::LogThrottle;
 use tonic_rdma_proto::Side;
 use tower::{Layer, Service};
 
@@ -28,7 +29,7 @@ use crate::path::Path;
 use crate::path::policy::{EnvSettings, Policy};
 use crate::path::reason::{Reason, ReasonCode};
 use crate::server::builder::Server;
-use crate::server::fast::{FastPath, Limits};
+use crate::server::fast_path::{FastPath, Limits};
 use crate::server::incoming::Accepting;
 use crate::server::stack::Layered;
 use crate::tcp::body::TcpCalls;
@@ -112,6 +113,7 @@ where
                 offering: offering.clone(),
                 drain: draining,
                 methods: methods.clone(),
+                refusals: LogThrottle::new(),
                 _alive: alive,
             };
             tasks.start(fast, policy, bound, Layered::new(layered.clone())).await?;

@@ -39,9 +39,6 @@ const MAX_HANDSHAKES: usize = 64;
 /// Pause before listening is tried again while nothing changes on this host: somebody has to fix
 /// something first.
 const RETRY: Duration = Duration::from_secs(60);
-/// Limits log lines about refused and failed connections, of all servers of the process, so that a
-/// flood does not fill the disk.
-static REFUSED: LogThrottle = LogThrottle::new();
 /// Pause after a listener has ended, so that one that ends each time does not keep the server busy.
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -56,6 +53,8 @@ pub(super) struct FastPath {
     pub(super) limits: Limits,
     pub(super) drain: watch::Receiver<bool>,
     pub(super) methods: Arc<Methods>,
+    /// Limits log lines about refused and failed connections: a flood must not fill the disk.
+    pub(super) refusals: LogThrottle,
     /// Every connection keeps it through the `Arc` of this; the server waits until it is dropped.
     pub(super) _alive: mpsc::Sender<Infallible>,
 }
@@ -236,7 +235,7 @@ impl FastPath {
                 }
                 Err(error) => {
                     let reason = crate::path::from_error::connect(error);
-                    if let Some(suppressed) = REFUSED.pass() {
+                    if let Some(suppressed) = this.refusals.pass() {
                         tracing::warn!(%peer, %reason, suppressed, "fast path did not come about");
                     }
                 }
@@ -247,7 +246,7 @@ impl FastPath {
     fn refuse(&self, incoming: Incoming, reject: Reject, why: &str) {
         let (peer, counters) = (incoming.peer_addr(), self.settings.stats.tcp());
         counters.connections_refused.add(1);
-        if let Some(suppressed) = REFUSED.pass() {
+        if let Some(suppressed) = self.refusals.pass() {
             tracing::warn!(%peer, why, suppressed, "fast path refused");
         }
         incoming.reject(&reject.encode());
