@@ -59,13 +59,13 @@
 
 pub mod access;
 pub mod addr;
+#[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
+mod busy_poll;
 #[cfg(any(
     feature = "test-util",
     all(target_os = "linux", any(feature = "shm", feature = "verbs"))
 ))]
-mod block;
-#[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
-mod busy_poll;
+mod control_block;
 pub mod device;
 pub mod error;
 #[cfg(all(target_os = "linux", feature = "shm", feature = "test-util"))]

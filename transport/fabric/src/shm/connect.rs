@@ -7,7 +7,7 @@ use std::time::Duration;
 use tonic_rdma_memory::Pool;
 
 use crate::addr::{Addr, ShmAddr};
-use crate::block::ControlBlock;
+use crate::control_block::ControlBlock;
 use crate::error::{ConnectError, ConnectStep};
 use crate::link::{LinkConfig, MAX_PRIVATE_DATA};
 use crate::shm::context::DeviceContext;

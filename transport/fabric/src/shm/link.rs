@@ -27,8 +27,8 @@ use std::task::{Context, Poll};
 use tonic_rdma_memory::Pool;
 
 use crate::addr::Addr;
-use crate::block::ControlBlock;
 use crate::busy_poll::{BusyPoll, Next};
+use crate::control_block::ControlBlock;
 use crate::error::{LinkError, Verb};
 use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work, WriteSource};
 use crate::shm::context::NAME;

@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 use tonic_rdma_memory::Pool;
 
 use crate::addr::{Addr, ShmAddr};
-use crate::block::ControlBlock;
+use crate::control_block::ControlBlock;
 use crate::error::{ConnectError, ConnectStep, FabricError};
 use crate::link::{LinkConfig, MAX_PRIVATE_DATA};
 use crate::log_throttle::LogThrottle;

@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout as bounded;
 use tonic_rdma_memory::Pool;
 
-use crate::block::ControlBlock;
+use crate::control_block::ControlBlock;
 use crate::error::{ConnectError, ConnectStep, FabricError};
 use crate::link::{LinkConfig, MAX_PRIVATE_DATA, PeerInfo};
 use crate::sim::directory::{Directory, NoListener};

@@ -12,8 +12,8 @@ use std::time::Instant;
 use rdma_sys::{ibv_wc_status, rdma_cm_event_type as kind};
 use tonic_rdma_memory::Pool;
 
-use crate::block::ControlBlock;
 use crate::busy_poll::{BusyPoll, Next};
+use crate::control_block::ControlBlock;
 use crate::error::{ConnectError, LinkError, Verb};
 use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work, WriteSource};
 use crate::processors;

@@ -9,8 +9,8 @@ use tonic_rdma_proto::{Config, DEAD_PEER, HEADERS};
 /// Bytes of a staging block: the longest WRITE of memory that is not pinned.
 const STAGING_BLOCK: usize = 64 * 1024;
 
-/// Bytes that a stream may have unread, up to half of the landing memory. One message may be longer:
-/// a quarter of that memory, up to [`MAX_MESSAGE`].
+/// Bytes that a stream may have unread, up to half of the landing memory. One message may be
+/// longer: a quarter of that memory, up to [`MAX_MESSAGE`].
 const BULK_WINDOW: usize = 32 << 20;
 /// Bytes.
 const MAX_MESSAGE: usize = 256 << 20;
@@ -85,7 +85,8 @@ impl ConnectionConfig {
         Self::sized(shape, grows, landing)
     }
 
-    /// Sets the longest header block that is received, in bytes, clamped to what the protocol allows.
+    /// Sets the longest header block that is received, in bytes, clamped to what the protocol
+    /// allows.
     pub(crate) fn headers(&mut self, bytes: Option<u32>) {
         if let Some(bytes) = bytes {
             self.proto.max_headers = bytes.clamp(*HEADERS.start(), *HEADERS.end());

@@ -14,7 +14,7 @@ use std::task::{Context, Poll, Waker};
 use tokio::time::Sleep;
 use tonic_rdma_memory::Pool;
 
-use crate::block::ControlBlock;
+use crate::control_block::ControlBlock;
 use crate::error::{LinkError, Verb};
 use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work};
 use crate::queue::{Held, SendQueue};

@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 
 use tonic_rdma_memory::{PinnedBuf, PinnedBytes};
 
-use crate::block::ControlBlock;
+use crate::control_block::ControlBlock;
 use crate::link::WriteSource;
 use crate::queue::Held;
 use crate::sim::faults::delay::Delay;

@@ -59,8 +59,8 @@ impl RecvBody {
         self.pace.checked(pending);
     }
 
-    /// The next bytes that the deframer has. It copies here, where nobody waits for the connection's
-    /// lock.
+    /// The next bytes that the deframer has. It copies here, where nobody waits for the
+    /// connection's lock.
     fn pop(&mut self) -> Option<Bytes> {
         let bytes = self.deframer.pop()?;
         if self.deframer.is_empty() {

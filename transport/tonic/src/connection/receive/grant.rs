@@ -40,15 +40,16 @@ impl ConnectionState {
                     }
                 }
                 Ok(None) => {
-                    // The driver is woken when memory is freed. A stream needs it more than a standing
-                    // grant that is unused.
+                    // The driver is woken when memory is freed. A stream needs it more than a
+                    // standing grant that is unused.
                     if let WantKey::Stream(_) = want.key {
                         self.conn.recall_standing();
                         if !parts && self.landing.wait.short() {
                             self.wake_driver();
                         }
                         if self.grant_behind() {
-                            // Asks for the first again, so that the account waits for what it wants.
+                            // Asks for the first again, so that the account waits for what it
+                            // wants.
                             continue;
                         }
                     }

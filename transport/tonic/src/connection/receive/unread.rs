@@ -31,8 +31,8 @@ use crate::fifo::Fifo;
 pub(in crate::connection) const RECEIVE_CHUNK: usize = 32 * 1024;
 /// Landing memory is given out in units of this many bytes.
 const GRANULE: usize = 4096;
-/// Bytes for each piece: its slot in the queue, which may have as many free slots, and an allocation
-/// or two.
+/// Bytes for each piece: its slot in the queue, which may have as many free slots, and an
+/// allocation or two.
 const OVERHEAD: usize = 192;
 /// Bytes of a buffer of joined pieces, at most.
 const MAX_JOINED: usize = 64 * 1024;

@@ -1,8 +1,8 @@
 //! How many bytes of WRITEs are in flight at a time.
 //!
-//! The window keeps the link busy (bandwidth times delay), and no more: a small message waits behind
-//! everything that is posted before it (R13). Neither factor is known. A link that runs dry while
-//! payload waits has too small a window; a link that never does may have too large a one.
+//! The window keeps the link busy (bandwidth times delay), and no more: a small message waits
+//! behind everything that is posted before it (R13). Neither factor is known. A link that runs dry
+//! while payload waits has too small a window; a link that never does may have too large a one.
 //!
 //! | on | window |
 //! |---|---|
