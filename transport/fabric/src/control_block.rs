@@ -72,6 +72,7 @@ unsafe impl Sync for ControlBlock {}
 impl ControlBlock {
     /// Takes the block from the pool's control budget. All RECV slots count as held, until they are
     /// posted.
+    #[inline]
     pub(crate) fn new(pool: &Pool, config: &LinkConfig) -> Result<ControlBlock, ConnectError> {
         config.check().map_err(ConnectError::Config)?;
         let need = config.control_bytes();
@@ -94,16 +95,19 @@ impl ControlBlock {
         })
     }
 
+    #[inline]
     pub(crate) fn lkey(&self) -> u32 {
         self.lkey
     }
 
+    #[inline]
     pub(crate) fn slot_size(&self) -> u32 {
         self.slot_size
     }
 
     /// Leases memory for the extra RECV slots, and keeps them. Gives all of them, so that the
     /// caller revives those that are absent; none when the pool has no memory to spare.
+    #[inline]
     pub(crate) fn lease_extra(&mut self, pool: &Pool) -> std::ops::Range<u32> {
         let (ring, all) = (self.ring, self.slots.len() as u32);
         if self.extra.is_none() {
@@ -124,6 +128,7 @@ impl ControlBlock {
 
     /// Takes an absent slot into use: it is held, to be posted. False for any other, and without
     /// memory for it.
+    #[inline]
     pub(crate) fn revive(&mut self, slot: u32) -> bool {
         match (self.slots.get_mut(slot as usize), &mut self.extra) {
             (Some(state @ Slot::Absent), Some(extra)) => {
@@ -136,6 +141,7 @@ impl ControlBlock {
     }
 
     /// Removes the extra RECV slots, each after it has received its next message.
+    #[inline]
     pub(crate) fn retire_extra(&mut self) {
         if let Some(extra) = &mut self.extra {
             extra.retiring = true;
@@ -144,6 +150,7 @@ impl ControlBlock {
 
     /// Takes a held slot out of use, if it is to be removed. The last one returns the memory: the
     /// device no longer has any of it (R9, R10).
+    #[inline]
     pub(crate) fn retire(&mut self, slot: u32) -> bool {
         let extras = self.slots.len() as u32 - self.ring;
         let Some(extra) = self.extra.as_mut().filter(|extra| extra.retiring && slot >= self.ring)
@@ -162,6 +169,7 @@ impl ControlBlock {
     }
 
     /// SEND slots and staging.
+    #[inline]
     pub(crate) fn block_mut(&mut self) -> &mut [u8] {
         // SAFETY: the range lies in `_buf`, is initialized, and no device writes there (the RECV
         // ring ends before it); &mut self makes it unique on this side. A device may read it
@@ -175,6 +183,7 @@ impl ControlBlock {
     }
 
     /// Where a range of the block lies, if it is one.
+    #[inline]
     pub(crate) fn range(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
         if offset.checked_add(len)? > self.block_bytes {
             return None;
@@ -184,6 +193,7 @@ impl ControlBlock {
     }
 
     /// Where a RECV slot lies that is not absent, and the key of its memory.
+    #[inline]
     pub(crate) fn slot_place(&self, slot: u32) -> Option<(NonNull<u8>, u32)> {
         if matches!(self.slots.get(slot as usize), None | Some(Slot::Absent)) {
             return None;
@@ -198,6 +208,7 @@ impl ControlBlock {
     }
 
     /// The device has filled a slot. False when it was not posted or cannot hold `len`.
+    #[inline]
     pub(crate) fn mark_received(&mut self, slot: u32, len: u32) -> bool {
         match self.slots.get_mut(slot as usize) {
             Some(state @ Slot::Posted) if len <= self.slot_size => {
@@ -211,6 +222,7 @@ impl ControlBlock {
     /// Fills a posted slot with a message of `len` bytes, in place of a device. False when it is
     /// not posted or cannot hold `len`.
     #[cfg(all(target_os = "linux", feature = "shm"))]
+    #[inline]
     pub(crate) fn fill(&mut self, slot: u32, len: u32, f: impl FnOnce(&mut [u8])) -> bool {
         let Some((ptr, _)) = self.slot_place(slot).filter(|_| self.mark_received(slot, len)) else {
             return false;
@@ -224,6 +236,7 @@ impl ControlBlock {
 
     /// The slot is about to be given to the device. False when it is there already or does not
     /// exist.
+    #[inline]
     pub(crate) fn mark_posted(&mut self, slot: u32) -> bool {
         match self.slots.get_mut(slot as usize) {
             Some(state @ Slot::Held(_)) => {
@@ -235,11 +248,13 @@ impl ControlBlock {
     }
 
     /// True for a slot that the driver has.
+    #[inline]
     pub(crate) fn is_held(&self, slot: u32) -> bool {
         matches!(self.slots.get(slot as usize), Some(Slot::Held(_)))
     }
 
     /// What was received; empty for a posted slot.
+    #[inline]
     pub(crate) fn recv_slot(&self, slot: u32, len: u32) -> &[u8] {
         let (Some(Slot::Held(filled)), Some((ptr, _))) =
             (self.slots.get(slot as usize), self.slot_place(slot))

@@ -53,6 +53,7 @@ pub(crate) struct SendQueue {
 }
 
 impl SendQueue {
+    #[inline]
     pub(crate) fn new(depth: usize, send_slots: u32) -> SendQueue {
         let signal_interval = (depth / 4).min(send_slots as usize / 2).clamp(1, 16);
         // A power of two divides the usual depths, so that the last request of a full queue is
@@ -73,22 +74,26 @@ impl SendQueue {
     /// Whether the next completion has to wake the link: payload is in flight, a completion was
     /// asked for, or slots or places run short. Otherwise completions stay in the queue until
     /// something else wakes the link, so a small call costs no wake-up for its own SEND.
+    #[inline]
     pub(crate) fn is_waited_for(&self) -> bool {
         let used = self.entries.len();
         self.urgent > 0 || used * 2 > self.send_slots || used * 2 > self.depth
     }
 
+    #[inline]
     pub(crate) fn room(&self) -> usize {
         self.depth - self.entries.len()
     }
 
     #[cfg(test)]
+    #[inline]
     pub(crate) fn in_flight(&self) -> usize {
         self.entries.len()
     }
 
     /// Takes a place and gives the sequence number of the request. The caller has checked that
     /// there is [`room`](Self::room).
+    #[inline]
     pub(crate) fn push(&mut self, id: u64, verb: Verb, held: Held, signal: bool) -> u64 {
         let seq = self.first + self.entries.len() as u64;
         self.holds_memory |= !matches!(held, Held::Slot);
@@ -106,6 +111,7 @@ impl SendQueue {
 
     /// Ends a batch: when unsignalled work holds more than SEND slots, its last request becomes a
     /// signalled one.
+    #[inline]
     pub(crate) fn end_batch(&mut self) {
         if self.holds_memory
             && let Some(last) = self.entries.back_mut()
@@ -116,11 +122,13 @@ impl SendQueue {
         }
     }
 
+    #[inline]
     pub(crate) fn is_signalled(&self, seq: u64) -> bool {
         self.entry(seq).is_some_and(|e| e.signalled)
     }
 
     /// What kind of work it was, for error messages.
+    #[inline]
     pub(crate) fn verb(&self, seq: u64) -> Verb {
         self.entry(seq).map_or(Verb::SendOrWrite, |e| e.verb)
     }
@@ -131,6 +139,7 @@ impl SendQueue {
 
     /// The request and all before it are done: frees their places and memory and gives the
     /// request's id. `None` when it is not in flight.
+    #[inline]
     pub(crate) fn complete(&mut self, seq: u64) -> Option<u64> {
         let count = usize::try_from(seq.checked_sub(self.first)?).ok()?.checked_add(1)?;
         let id = self.entries.get(count - 1)?.id;
@@ -141,6 +150,7 @@ impl SendQueue {
 
     /// Forgets all work. Only when the device cannot touch its memory any more.
     #[cfg(feature = "test-util")]
+    #[inline]
     pub(crate) fn clear(&mut self) {
         self.first += self.entries.len() as u64;
         self.entries.clear();

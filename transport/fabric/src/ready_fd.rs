@@ -18,14 +18,17 @@ pub(crate) struct ReadyFd<T: AsRawFd = OwnedFd> {
 }
 
 impl<T: AsRawFd> ReadyFd<T> {
+    #[inline]
     pub(crate) fn new(fd: AsyncFd<T>) -> Self {
         ReadyFd { fd, gate: WakeGate::new() }
     }
 
+    #[inline]
     pub(crate) fn get_ref(&self) -> &T {
         self.fd.get_ref()
     }
 
+    #[inline]
     pub(crate) fn fd(&self) -> &AsyncFd<T> {
         &self.fd
     }
@@ -36,6 +39,7 @@ impl<T: AsRawFd> ReadyFd<T> {
     /// # Errors
     /// The runtime ends.
     #[cfg(feature = "shm")]
+    #[inline]
     pub(crate) fn listen(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         let ReadyFd { fd, gate } = self;
         let ended = gate.poll(cx, |cx| {
@@ -59,6 +63,7 @@ impl<T: AsRawFd> ReadyFd<T> {
 
     /// Ready to be read, as far as tokio knows; otherwise the task is woken when it is. Who finds
     /// nothing there clears the guard and asks again.
+    #[inline]
     pub(crate) fn poll(
         &mut self,
         cx: &mut Context<'_>,

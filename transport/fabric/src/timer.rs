@@ -39,6 +39,7 @@ impl Timer {
     ///
     /// # Panics
     /// Outside of a tokio runtime with both drivers enabled.
+    #[inline]
     pub fn new() -> Timer {
         #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
         match KernelTimer::new() {
@@ -49,11 +50,13 @@ impl Timer {
     }
 
     /// As [`new`](Timer::new), on tokio's clock, which tests can stop.
+    #[inline]
     pub fn with_tokio_clock() -> Timer {
         Timer { clock: Clock::Tokio(Box::pin(tokio::time::sleep(Duration::ZERO))), set: false }
     }
 
     /// Sets the timer to fire at `at`, instead of any earlier setting; at once if `at` has passed.
+    #[inline]
     pub fn set(&mut self, at: Instant) {
         self.set = true;
         match &mut self.clock {
@@ -72,6 +75,7 @@ impl Timer {
 
     /// Ready once, when the timer fires; pending while it is not set. The task of the last call is
     /// woken.
+    #[inline]
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if !self.set {
             return Poll::Pending;

@@ -49,6 +49,7 @@ impl Default for WakeGate {
 
 impl WakeGate {
     /// A gate whose first poll goes through.
+    #[inline]
     pub fn new() -> WakeGate {
         let gate = Arc::new(GateWaker { fired: AtomicBool::new(true), task: Mutex::new(None) });
         WakeGate { waker: Waker::from(gate.clone()), gate, task: None }
@@ -56,6 +57,7 @@ impl WakeGate {
 
     /// Calls `poll`, unless it was pending the last time and has not woken its task since. `poll`
     /// has to poll the same future each time. The task of the last call is woken.
+    #[inline]
     pub fn poll<T>(
         &mut self,
         cx: &mut Context<'_>,

@@ -104,6 +104,7 @@ pub(super) enum Next {
 }
 
 impl CopyScheduler {
+    #[inline]
     pub(super) fn new() -> Self {
         CopyScheduler {
             state: State::Continuous,
@@ -115,6 +116,7 @@ impl CopyScheduler {
 
     /// The driver's next flush; `woke`: it has made a task ready in this turn, which does not wait
     /// for a copy, once.
+    #[inline]
     pub(super) fn driver_flush(&mut self, woke: bool) -> Flush {
         self.state = match (self.state, woke) {
             (State::Continuous, _) => State::Continuous,
@@ -125,22 +127,26 @@ impl CopyScheduler {
     }
 
     /// The next flush of a call: it copies this call's data, never an earlier transfer's.
+    #[inline]
     pub(super) fn call_flush(&self) -> Flush {
         Flush::new(if self.backlog { 0 } else { MAX_COPY })
     }
 
     /// A flush that nobody's call waits for: of a timer, or of a connection that ends.
+    #[inline]
     pub(super) fn full_flush(&self) -> Flush {
         Flush::new(MAX_COPY)
     }
 
     /// A flush begins: what it leaves is said when it [ends](Self::flushed).
+    #[inline]
     pub(super) fn flush_begins(&mut self) {
         self.backlog = false;
     }
 
     /// A flush has ended. `short`: bytes of short messages sent since the connection began;
     /// `waits`: bytes wait to be written.
+    #[inline]
     pub(super) fn flushed(&mut self, flush: &Flush, short: u64, waits: bool) {
         if flush.copied > 0 {
             self.sent.piece(short);
@@ -154,11 +160,13 @@ impl CopyScheduler {
     }
 
     /// Bytes wait to be copied by another flush.
+    #[inline]
     pub(super) fn has_backlog(&self) -> bool {
         self.backlog
     }
 
     /// What the driver does after its `n`th flush of a turn, counted from 1.
+    #[inline]
     pub(super) fn next(&self, n: usize) -> Next {
         match (self.backlog, self.state) {
             (false, _) => Next::Wait,
@@ -169,6 +177,7 @@ impl CopyScheduler {
 
     /// A reader is about to hand on a piece. `short`: bytes of short messages received since the
     /// connection began. True when it checks for a pending message.
+    #[inline]
     pub(super) fn interleaves_reads(&mut self, short: u64) -> bool {
         self.received.piece(short);
         self.received.pieces > 0
@@ -196,6 +205,7 @@ impl Flush {
     }
 
     /// Bytes of the next WRITE, at most.
+    #[inline]
     pub(super) fn room(&self) -> usize {
         match self.state {
             FlushState::Copying => (self.max - self.copied).clamp(MIN_WRITE, MAX_WRITE),
@@ -204,6 +214,7 @@ impl Flush {
     }
 
     /// The protocol has nothing for the room. True when there is more room now.
+    #[inline]
     pub(super) fn advance(&mut self) -> bool {
         let copies = self.state == FlushState::Messages && self.max > 0;
         match (self.state, copies) {
@@ -215,6 +226,7 @@ impl Flush {
     }
 
     /// `len` bytes have been copied; `pending`: the peer has sent a message.
+    #[inline]
     pub(super) fn copied(&mut self, len: usize, pending: bool) {
         self.copied += len;
         if pending || self.copied >= self.max {
@@ -235,16 +247,19 @@ pub(super) struct ReadPace {
 }
 
 impl ReadPace {
+    #[inline]
     pub(super) fn new() -> Self {
         ReadPace { handed: 0, check_at: READ_CHECK, yields: 0 }
     }
 
     /// Whether the connection is to be asked for a pending message before the next piece.
+    #[inline]
     pub(super) fn is_check_due(&self) -> bool {
         self.handed >= self.check_at
     }
 
     /// The check was made.
+    #[inline]
     pub(super) fn checked(&mut self, pending: bool) {
         self.yields = match pending {
             true => 2,
@@ -257,6 +272,7 @@ impl ReadPace {
     }
 
     /// True when the reader yields now.
+    #[inline]
     pub(super) fn yields(&mut self) -> bool {
         let yields = self.yields > 0;
         self.yields = self.yields.saturating_sub(1);
@@ -264,11 +280,13 @@ impl ReadPace {
     }
 
     /// `len` bytes were handed on.
+    #[inline]
     pub(super) fn handed_on(&mut self, len: usize) {
         self.handed += len;
     }
 
     /// The reader waits for more: other tasks run anyway.
+    #[inline]
     pub(super) fn waits(&mut self) {
         (self.handed, self.check_at) = (0, READ_CHECK);
     }

@@ -23,23 +23,28 @@ pub(in crate::connection) enum Delay {
 }
 
 impl Delay {
+    #[inline]
     pub(in crate::connection) fn is_idle(&self) -> bool {
         matches!(self, Self::Idle)
     }
 
+    #[inline]
     pub(in crate::connection) fn is_over(&self) -> bool {
         matches!(self, Self::Over)
     }
 
+    #[inline]
     pub(in crate::connection) fn begin(&mut self, time: Duration) {
         *self = Self::Running { until: Instant::now() + time, is_new: true };
     }
 
+    #[inline]
     pub(in crate::connection) fn reset(&mut self) {
         *self = Self::Idle;
     }
 
     /// When the delay ends.
+    #[inline]
     pub(in crate::connection) fn deadline(&self) -> Option<Instant> {
         match self {
             Self::Running { until, .. } => Some(*until),
@@ -48,6 +53,7 @@ impl Delay {
     }
 
     /// Whether there is a deadline that the driver has not taken. Takes it.
+    #[inline]
     pub(in crate::connection) fn has_new_deadline(&mut self) -> bool {
         match self {
             Self::Running { is_new, .. } => std::mem::take(is_new),
@@ -56,6 +62,7 @@ impl Delay {
     }
 
     /// True when the delay ends now, once.
+    #[inline]
     pub(in crate::connection) fn expire(&mut self, now: Instant) -> bool {
         let over = self.deadline().is_some_and(|until| until <= now);
         if over {

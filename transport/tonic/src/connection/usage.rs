@@ -30,11 +30,13 @@ impl Usage {
     }
 
     /// The driver has polled the link, which had `completions`.
+    #[inline]
     pub(super) fn polled(&self, completions: usize) {
         self.meter.polled(completions);
     }
 
     /// Adds what moved since the last time to the channel's counters.
+    #[inline]
     pub(super) fn count(&mut self, stats: Stats) {
         if stats.body_bytes() != self.reported.body_bytes() {
             self.reported.add(stats, &self.counters);
@@ -46,6 +48,7 @@ impl Usage {
     }
 
     /// Records metrics of what moved since the last time.
+    #[inline]
     pub(super) fn record(&mut self, stats: Stats) {
         self.meter.tell(stats, self.copied);
     }

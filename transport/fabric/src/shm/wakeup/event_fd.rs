@@ -20,6 +20,7 @@ pub(crate) struct EventFd(ReadyFd);
 
 impl EventFd {
     /// Creates one. Must be called within a tokio runtime.
+    #[inline]
     pub(crate) fn new() -> io::Result<EventFd> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         // SAFETY: an OwnedFd owns its descriptor and always gives the same one (R17).
@@ -28,11 +29,13 @@ impl EventFd {
     }
 
     /// The descriptor to send to the peer.
+    #[inline]
     pub(crate) fn fd(&self) -> impl AsFd {
         self.0.get_ref()
     }
 
     /// From now on the task is woken when the peer writes. Earlier writes are forgotten.
+    #[inline]
     pub(crate) fn listen(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         self.0.listen(cx)
     }
@@ -56,6 +59,7 @@ impl PeerWaker {
     ///
     /// # Errors
     /// The descriptor is missing, is no eventfd, or would block.
+    #[inline]
     pub(crate) fn new(fds: &mut Vec<OwnedFd>, same_user: bool) -> io::Result<PeerWaker> {
         let missing = || io::Error::new(io::ErrorKind::InvalidData, "no eventfd");
         let fd = fds.last().ok_or_else(missing)?;
@@ -73,6 +77,7 @@ impl PeerWaker {
 
     /// Wakes the peer. Fails only when the peer has left the last 2^64 wake-ups, or a full socket,
     /// unread. It is awake then, so the failure is ignored.
+    #[inline]
     pub(crate) fn wake(&self, socket: &Socket) {
         let _ = match self {
             PeerWaker::Event(fd) => {

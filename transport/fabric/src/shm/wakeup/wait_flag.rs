@@ -8,6 +8,7 @@
 use crate::atomics::{AtomicU64, Ordering, fence};
 
 /// The receiver is about to wait. It must check for messages once more before it does.
+#[inline]
 pub(crate) fn raise(flag: &AtomicU64) {
     // Exchanged, not stored, so that it comes after whatever the sender took down: this happens
     // before a sleep only.
@@ -16,12 +17,14 @@ pub(crate) fn raise(flag: &AtomicU64) {
 }
 
 /// The receiver does not wait any more.
+#[inline]
 pub(crate) fn lower(flag: &AtomicU64) {
     flag.store(0, Ordering::Relaxed);
 }
 
 /// The sender has published something. True when it has to wake the receiver: once for each time
 /// that it waits.
+#[inline]
 pub(crate) fn must_wake(flag: &AtomicU64) -> bool {
     fence(Ordering::SeqCst);
     flag.load(Ordering::Relaxed) != 0 && flag.swap(0, Ordering::AcqRel) != 0

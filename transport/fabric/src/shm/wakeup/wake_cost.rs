@@ -22,6 +22,7 @@ pub(crate) struct WakeCost {
 
 impl WakeCost {
     /// The new cost, after a sleep and its wake-up took `took`; `known` is the old one.
+    #[inline]
     pub(crate) fn learn(&mut self, known: Duration, took: Duration) -> Duration {
         if took > MAX_COST {
             return known;

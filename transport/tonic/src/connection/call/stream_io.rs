@@ -61,6 +61,7 @@ pub(in crate::connection) enum Fault {
 }
 
 impl Fault {
+    #[inline]
     pub(in crate::connection) fn status(&self) -> Status {
         match self {
             Fault::Reset(code) => reset_status(*code),
@@ -85,11 +86,13 @@ fn reset_status(code: ResetCode) -> Status {
 
 impl StreamIo {
     /// A stream that the peer opened, and may have ended.
+    #[inline]
     pub(in crate::connection) fn opened(ended: bool) -> Self {
         StreamIo { ended, ..StreamIo::default() }
     }
 
     /// Nothing is left to read, and there are no trailers.
+    #[inline]
     pub(in crate::connection) fn is_at_end(&self) -> bool {
         self.ended && self.unread.is_empty() && self.trailers.is_none()
     }

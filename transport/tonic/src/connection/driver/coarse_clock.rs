@@ -39,11 +39,13 @@ enum State {
 }
 
 impl CoarseClock {
+    #[inline]
     pub(in crate::connection) fn new(dead_peer: Duration) -> Self {
         CoarseClock { max_age: (dead_peer / 8).min(MAX_AGE), state: State::Read { reads: 0 } }
     }
 
     /// The time of a message that was received now.
+    #[inline]
     pub(in crate::connection) fn now(&mut self) -> Instant {
         match self.state {
             State::Read { reads } => {
@@ -60,6 +62,7 @@ impl CoarseClock {
     }
 
     /// Whether there is a deadline that the driver has not taken. Takes it.
+    #[inline]
     pub(in crate::connection) fn has_new_deadline(&mut self) -> bool {
         match &mut self.state {
             State::Reused { is_new, .. } => std::mem::take(is_new),
@@ -68,6 +71,7 @@ impl CoarseClock {
     }
 
     /// When the connection's timer has to expire.
+    #[inline]
     pub(in crate::connection) fn deadline(&self) -> Option<Instant> {
         match self.state {
             State::Reused { at, .. } => Some(at + self.max_age),
@@ -76,6 +80,7 @@ impl CoarseClock {
     }
 
     /// The connection's timer has expired.
+    #[inline]
     pub(in crate::connection) fn expire(&mut self) {
         self.state = State::Read { reads: 0 };
     }

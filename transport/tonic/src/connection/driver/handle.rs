@@ -22,6 +22,7 @@ pub(in crate::connection) struct DriverHandle {
 
 impl DriverHandle {
     /// The driver runs. True when its waker is a new one.
+    #[inline]
     pub(in crate::connection) fn runs(&mut self, cx: &Context<'_>) -> bool {
         self.called = false;
         self.calls = 0;
@@ -33,6 +34,7 @@ impl DriverHandle {
     }
 
     /// Calls the driver. The waker to wake, if it was not called before.
+    #[inline]
     pub(in crate::connection) fn call(&mut self) -> Option<Waker> {
         match std::mem::replace(&mut self.called, true) {
             true => None,
@@ -40,11 +42,13 @@ impl DriverHandle {
         }
     }
 
+    #[inline]
     pub(in crate::connection) fn is_called(&self) -> bool {
         self.called
     }
 
     /// A call wants to flush. True when it is the first of its batch, which does so itself.
+    #[inline]
     pub(in crate::connection) fn begins_batch(&mut self) -> bool {
         let before = self.calls;
         self.calls = (before + 1) % BATCH;
@@ -52,10 +56,12 @@ impl DriverHandle {
     }
 
     /// Keeps an error for the driver, which ends the connection.
+    #[inline]
     pub(in crate::connection) fn fail(&mut self, error: LinkError) {
         self.error.get_or_insert(error);
     }
 
+    #[inline]
     pub(in crate::connection) fn take_error(&mut self) -> Option<LinkError> {
         self.error.take()
     }

@@ -137,6 +137,7 @@ impl Driver {
 
     /// Takes the streams that the peer has opened. Returns those that nobody waits for: a call that
     /// was reset, or whose connection has ended, does not begin.
+    #[inline]
     fn take_opened(&mut self, state: &mut ConnectionState) -> Vec<Opened> {
         let mut refused = Vec::new();
         while let Some((id, block)) = state.streams.opened.pop_front() {
@@ -150,6 +151,7 @@ impl Driver {
     }
 
     /// Closes a connection that has drained; then timers, and the end.
+    #[inline]
     fn poll_end(&mut self, cx: &mut Context<'_>, state: &mut ConnectionState) -> Poll<Reason> {
         if state.conn.is_drained() && state.life == Life::Open {
             let reason = Reason::new(ReasonCode::GoAway, "closed in good order");
@@ -163,6 +165,7 @@ impl Driver {
 
     /// Records metrics, before the tasks of the last calls are woken: whoever has an answer finds
     /// it counted. True when a call that waits for a free stream can have one.
+    #[inline]
     fn report(&mut self, state: &mut ConnectionState, idle: bool) -> bool {
         let room = state.streams.room_wanted && state.conn.has_stream_room();
         state.streams.room_wanted &= !room;
@@ -177,6 +180,7 @@ impl Driver {
 
 impl ConnectionState {
     /// Gives memory back that others wait for, and flushes what the protocol has to send.
+    #[inline]
     fn transmit(&mut self) {
         self.landing.make_room_elsewhere(&mut self.conn);
         let woke = !(self.wakes.is_empty() && self.streams.opened.is_empty());

@@ -33,11 +33,13 @@ impl Timers {
     }
 
     /// The timer is set anew at the next poll.
+    #[inline]
     pub(super) fn disarm(&mut self) {
         self.armed = false;
     }
 
     /// Handles time-outs and the end of the connection. Ready when the connection has ended.
+    #[inline]
     pub(super) fn poll(
         &mut self,
         cx: &mut Context<'_>,

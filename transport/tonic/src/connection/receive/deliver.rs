@@ -8,6 +8,7 @@ use crate::connection::state::ConnectionState;
 
 impl ConnectionState {
     /// Adds `part` to what the stream's reader has not read.
+    #[inline]
     pub(in crate::connection) fn deliver(
         &mut self,
         id: StreamId,
@@ -43,6 +44,7 @@ impl ConnectionState {
     }
 
     /// Bytes have been read, or will not be.
+    #[inline]
     pub(in crate::connection) fn consume(&mut self, id: StreamId, flows: [(u32, Flow); 2]) {
         for (len, flow) in flows {
             if len > 0 {

@@ -29,6 +29,7 @@ pub(in crate::connection) struct GiveBack(pub(in crate::connection) Delay);
 
 impl GiveBack {
     /// Chunks were chosen to go back, or none.
+    #[inline]
     pub(in crate::connection) fn chosen(&mut self, excess: Excess, dead_peer: Duration) {
         match excess {
             Excess::None => self.0.reset(),

@@ -15,6 +15,7 @@ static UNREGISTERED: LogThrottle = LogThrottle::new();
 
 impl ConnectionState {
     /// Grants the landing memory that the protocol wants, from this connection's account.
+    #[inline]
     pub(in crate::connection) fn grant(&mut self) {
         let waited = std::mem::take(&mut self.landing.is_short);
         self.landing.is_short = !self.grant_wanted();

@@ -38,12 +38,14 @@ impl LandingMemory {
 
     /// Landed memory is copied when it is delivered: from then on nobody reads what the peer can
     /// write to, or a reader that keeps it must not starve the others.
+    #[inline]
     pub(in crate::connection) fn copies_on_delivery(&self) -> bool {
         self.copy_on_delivery || self.account.under_pressure() || self.account.is_spent()
     }
 
     /// Another connection waits for landing memory: what is idle here goes back, and what is more
     /// than the share of this one.
+    #[inline]
     pub(in crate::connection) fn make_room_elsewhere(&mut self, conn: &mut Connection) {
         let wanted = self.account.wanted_elsewhere();
         if wanted {

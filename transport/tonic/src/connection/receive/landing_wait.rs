@@ -23,11 +23,13 @@ const MAX_WAIT: Duration = Duration::from_millis(50);
 pub(in crate::connection) struct LandingWait(pub(in crate::connection) Delay);
 
 impl LandingWait {
+    #[inline]
     pub(in crate::connection) fn takes_parts(&self) -> bool {
         self.0.is_over()
     }
 
     /// There was no memory in one piece. True when the wait begins now.
+    #[inline]
     pub(in crate::connection) fn short(&mut self) -> bool {
         let begins = self.0.is_idle();
         if begins {
@@ -37,6 +39,7 @@ impl LandingWait {
     }
 
     /// There was memory in one piece for the first that wants it.
+    #[inline]
     pub(in crate::connection) fn whole(&mut self) {
         self.0.reset();
     }

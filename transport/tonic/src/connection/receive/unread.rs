@@ -68,11 +68,13 @@ impl Piece {
     }
 
     /// Bytes by the window that they count in.
+    #[inline]
     pub(in crate::connection) fn flows(&self) -> [(u32, Flow); 2] {
         [(self.len() - self.bulk, Flow::Window), (self.bulk, Flow::Bulk)]
     }
 
     /// Bytes that came by WRITE and were joined with others.
+    #[inline]
     pub(in crate::connection) fn landed_and_joined(&self) -> u32 {
         if self.joined { self.landed } else { 0 }
     }
@@ -107,11 +109,13 @@ pub(in crate::connection) struct Unread {
 }
 
 impl Unread {
+    #[inline]
     pub(in crate::connection) fn is_empty(&self) -> bool {
         self.pieces.is_empty() && self.joining.is_none()
     }
 
     /// Whether `len` bytes will be copied when they are [pushed](Self::push).
+    #[inline]
     pub(in crate::connection) fn joins(&self, len: usize, place: Place) -> bool {
         if self.is_empty() {
             return false;
@@ -166,6 +170,7 @@ impl Unread {
     }
 
     /// All bytes by the window that they count in.
+    #[inline]
     pub(in crate::connection) fn flows(&self) -> [(u32, Flow); 2] {
         let joining =
             self.joining.as_deref().map(|joining| (joining.bytes.len() as u32, joining.bulk));
@@ -178,6 +183,7 @@ impl Unread {
         [(window, Flow::Window), (bulk, Flow::Bulk)]
     }
 
+    #[inline]
     pub(in crate::connection) fn pop(&mut self) -> Option<Piece> {
         self.pieces.pop_front().or_else(|| Some(self.joining.take()?.into_piece()))
     }

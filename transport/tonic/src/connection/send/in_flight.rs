@@ -74,10 +74,12 @@ impl InFlight {
     }
 
     /// Offset of the next free SEND slot.
+    #[inline]
     pub(in crate::connection) fn slot(&self) -> Option<usize> {
         (self.used < self.slots).then_some(self.next * self.slot_size)
     }
 
+    #[inline]
     pub(in crate::connection) fn slot_size(&self) -> usize {
         self.slot_size
     }
@@ -106,15 +108,18 @@ impl InFlight {
     }
 
     /// Returns a block that was not used to the pool.
+    #[inline]
     pub(in crate::connection) fn return_unused(&mut self) {
         self.staging.next = None;
     }
 
+    #[inline]
     pub(in crate::connection) fn writing(&self) -> usize {
         self.writing
     }
 
     /// Nothing is in flight.
+    #[inline]
     pub(in crate::connection) fn is_idle(&self) -> bool {
         self.in_flight.is_empty()
     }
@@ -132,6 +137,7 @@ impl InFlight {
     }
 
     /// The slot from [`InFlight::slot`] goes into flight.
+    #[inline]
     pub(in crate::connection) fn send(&mut self) -> u64 {
         self.take_slot();
         self.begin(Kind::Slot)
@@ -155,6 +161,7 @@ impl InFlight {
     }
 
     /// Work `id` has completed, and all work before it.
+    #[inline]
     pub(in crate::connection) fn done(&mut self, id: u64) {
         while self.in_flight.front().is_some_and(|(first, _)| *first <= id) {
             match self.in_flight.pop_front() {

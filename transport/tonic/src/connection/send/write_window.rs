@@ -34,21 +34,25 @@ impl Default for WriteWindow {
 
 impl WriteWindow {
     /// Bytes that may be posted while `writing` bytes are in flight.
+    #[inline]
     pub(in crate::connection) fn room(&self, writing: usize) -> usize {
         self.size.saturating_sub(writing)
     }
 
     /// Bytes after which a WRITE reports its completion.
+    #[inline]
     pub(in crate::connection) fn half(&self) -> usize {
         self.size / 2
     }
 
     /// Bytes of one WRITE, at most: streams take turns, at least four in a window.
+    #[inline]
     pub(in crate::connection) fn chunk(&self) -> usize {
         self.size / 4
     }
 
     /// WRITEs have completed: `writing` bytes are still in flight; `waits`: payload waits for room.
+    #[inline]
     pub(in crate::connection) fn completed(&mut self, writing: usize, waits: bool) {
         match (writing, waits) {
             (0, true) => {
@@ -67,6 +71,7 @@ impl WriteWindow {
     }
 
     /// Small messages share the link with the WRITEs.
+    #[inline]
     pub(in crate::connection) fn shared(&mut self) {
         *self = Self::default();
     }
