@@ -20,7 +20,7 @@ use bytes::Bytes;
 use common::{Blob, Blobs, Fabric, LIMIT, Which, World, pooled};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use tonic_rdma::sim::{SimConfig, SimNet};
-use tonic_rdma::{Context, Path, PoolConfig};
+use tonic_rdma::{Context, Endpoint, Path, Policy, PoolConfig, Server};
 use tracing_subscriber::fmt::format::FmtSpan;
 
 #[global_allocator]
@@ -163,6 +163,7 @@ async fn listening() {
     }
     pools(&tally).await;
     reconnects(&tally).await;
+    refused(&tally).await;
     every_metric_was_told(&tally);
     // Last: a subscriber leaves its traces in every callsite.
     for (fabric, unheard) in FABRICS.into_iter().zip(unheard) {
@@ -335,6 +336,21 @@ async fn pools(tally: &Tally) {
         tally.get(&format!("tonic_rdma_pool_registrations_total device={device}")),
         stats.registrations
     );
+}
+
+/// A second channel finds the server's one place taken.
+async fn refused(tally: &Tally) {
+    let hosts = Fabric::Sim.hosts(8 << 20);
+    let blobs = Blobs { codec: Which::Ours, seen: Arc::default(), limit: LIMIT, forward: None };
+    let serve = |server: Server| server.max_connections(1);
+    let connect = |endpoint: Endpoint| endpoint.policy(Policy::Auto);
+    let world = World::set(Fabric::Sim, hosts, blobs, serve, connect).await;
+    assert_eq!(world.channel.path().path, Path::Sim);
+    let second = world.connect().await;
+    assert_eq!(second.path().path, Path::Tcp);
+    let told = tally.get("tonic_rdma_connections_refused_total reason=connections");
+    // The channel tries again, so the later count may be higher.
+    assert!((1..=world.server.get().connections_refused).contains(&told), "{told}");
 }
 
 async fn reconnects(tally: &Tally) {

@@ -246,6 +246,7 @@ impl FastPath {
     fn refuse(&self, incoming: Incoming, reject: Reject, why: &str) {
         let (peer, counters) = (incoming.peer_addr(), self.settings.stats.tcp());
         counters.connections_refused.add(1);
+        metrics::refused(reject);
         if let Some(suppressed) = self.refusals.pass() {
             tracing::warn!(%peer, why, suppressed, "fast path refused");
         }

@@ -12,7 +12,7 @@ pub(in crate::telemetry) mod record;
 
 pub(crate) use meter::ConnectionMeter;
 pub use names::{ALL, Kind, Metric};
-pub(crate) use record::{fallback, handshake, reconnect, role};
+pub(crate) use record::{fallback, handshake, reconnect, refused, role};
 
 /// Hands the description and the unit of every metric to the recorder that is installed.
 pub fn describe() {

@@ -53,6 +53,8 @@ metrics! {
         "Fast-path connections that came about.";
     CONNECTIONS = "tonic_rdma_connections", Gauge, None, ["role", "path"],
         "Fast-path connections that are open.";
+    REFUSED = "tonic_rdma_connections_refused_total", Counter, None, ["reason"],
+        "Fast-path connections that a server refused, by reason.";
     RECONNECTS = "tonic_rdma_reconnects_total", Counter, None, ["path"],
         "Times that a channel that had lost a fast path got one again.";
     HANDSHAKE = "tonic_rdma_handshake_seconds", Histogram, Some(Unit::Seconds), ["path"],

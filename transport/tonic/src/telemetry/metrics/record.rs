@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use ::metrics::{Counter, counter, histogram};
-use tonic_rdma_proto::Side;
+use tonic_rdma_proto::{Reject, Side};
 
 use crate::path::Path;
 use crate::path::reason::{self, Reason};
-use crate::telemetry::metrics::names::{CALLS, COPIED, FALLBACKS, HANDSHAKE, PAYLOAD, RECONNECTS};
+use crate::telemetry::metrics::names::{
+    CALLS, COPIED, FALLBACKS, HANDSHAKE, PAYLOAD, RECONNECTS, REFUSED,
+};
 
 /// The value of the label `role`.
 pub(crate) fn role(side: Side) -> &'static str {
@@ -25,6 +27,21 @@ pub(crate) fn fallback(side: Side, reason: &Reason) {
     };
     counter!(FALLBACKS, "role" => role(side), "reason" => reason.code().as_str(), "side" => whose)
         .increment(1);
+}
+
+/// A server has refused a connection.
+pub(crate) fn refused(reject: Reject) {
+    let reason = match reject {
+        Reject::Version { .. } => "version",
+        Reject::Ticket => "ticket",
+        Reject::Resources => "resources",
+        Reject::ShuttingDown => "shutting-down",
+        Reject::Connections => "connections",
+        Reject::Handshakes => "handshakes",
+        Reject::Malformed => "malformed",
+        Reject::Other(_) => "other",
+    };
+    counter!(REFUSED, "reason" => reason).increment(1);
 }
 
 /// A channel that had lost its fast path has one again.
