@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use common::{RecordingRegistrar, Woken, assert_budgets, assert_unused, of_rkey, pool, small};
-use tonic_rdma_memory::{Access, Landing, LandingBuf, Pool, PoolConfig};
+use tonic_rdma_memory::{Access, Excess, Landing, LandingBuf, Pool, PoolConfig};
 
 fn take(landing: &mut Landing, want: usize, min: usize) -> Option<LandingBuf> {
     landing.alloc(want, min).unwrap()
@@ -220,38 +220,50 @@ fn waiters_are_woken_and_others_learn_of_them() {
     drop(idle);
     assert!(!one.wanted_elsewhere());
     assert!(take(&mut two, 4096, 1).is_none());
-    assert_eq!((woken1.count(), woken2.count()), (1, 0), "the one with idle memory is asked, once");
+    assert_eq!((woken1.count(), woken2.count()), (1, 0), "the one above its share is asked, once");
     assert!(take(&mut two, 4096, 1).is_none());
     assert_eq!((woken1.count(), woken2.count()), (1, 0));
     assert!(one.wanted_elsewhere() && !two.wanted_elsewhere());
-    assert_eq!(one.trim(), budget / 2);
+    assert_eq!(one.keep_share(), Excess::More);
+    assert_eq!(one.give_back(), budget / 2);
     assert_eq!(woken2.count(), 1);
     let first = take(&mut two, budget, 1).unwrap();
     assert_eq!(first.capacity(), budget / 2);
     assert!(!one.wanted_elsewhere(), "it has something");
-    // A piece that comes free tells the owner of its chunk, which gives that back.
+    // With its share it is no claim on others: only its own pieces help it, and what others leave.
     assert!(take(&mut two, 4096, 1).is_none());
-    let (before1, before2) = (woken1.count(), woken2.count());
+    assert!(!one.wanted_elsewhere());
+    let before = (woken1.count(), woken2.count());
     let bytes = busy.filled(usize::MAX);
-    assert_eq!(one.trim(), 0);
     std::thread::spawn(move || drop(bytes)).join().unwrap();
-    assert_eq!(woken1.count(), before1 + 1);
-    assert!(one.wanted_elsewhere());
-    one.trim();
-    assert_eq!(woken2.count(), before2 + 1);
-    // Its own piece wakes one that waits, too.
-    let second = take(&mut two, budget, 1).unwrap();
+    assert_eq!((woken1.count(), woken2.count()), before, "the other keeps its share");
+    drop(first);
+    assert_eq!(woken2.count(), before.1 + 1);
+    let first = take(&mut two, budget, 1).unwrap();
     assert!(take(&mut two, 4096, 1).is_none());
     let before = woken2.count();
-    drop(second);
-    assert_eq!(woken2.count(), before + 1);
+    one.trim();
+    assert!(woken2.count() > before);
+    // A piece of a chunk that goes back tells the owner.
+    let second = take(&mut two, budget, 1).unwrap();
+    assert!(take(&mut one, 4096, 1).is_none());
+    assert_eq!(two.keep_share(), Excess::More);
+    assert_eq!(two.give_back(), 0, "all of it is granted");
+    let mut pieces = vec![first, second];
+    let goes = pieces.iter().position(LandingBuf::is_wanted_back).unwrap();
+    let before = (woken1.count(), woken2.count());
+    drop(pieces.swap_remove(goes));
+    assert_eq!((woken1.count(), woken2.count()), (before.0, before.1 + 1));
+    assert_eq!(two.give_back(), budget / 2);
+    assert_eq!(woken1.count(), before.0 + 1);
     // The end of a whole connection is as good.
-    drop(first);
+    let half = take(&mut one, budget, 1).unwrap();
     assert!(take(&mut one, budget, 1).is_none());
     let before = woken1.count();
-    drop(two);
+    drop((pieces, two));
     assert!(woken1.count() > before);
-    drop((take(&mut one, budget, budget).unwrap(), one, pool));
+    assert!(take(&mut one, budget / 2, budget / 2).is_some());
+    drop((half, one, pool));
     registrar.assert_settled();
 }
 
@@ -336,27 +348,6 @@ fn a_failed_registration_wakes_waiters_for_the_same_budget() {
     assert_eq!(woken.count(), before + 1);
 }
 
-#[test]
-fn is_spent_when_all_is_leased_and_no_chunk_is_idle() {
-    let (pool, _) = small();
-    let budget = pool.config().landing;
-    let (mut landing, other) = (pool.landing(), pool.landing());
-    assert!(!landing.is_spent());
-    let first = take(&mut landing, budget / 2, 1).unwrap();
-    assert!(!landing.is_spent(), "half can still be leased");
-    // A chunk of its own for the rest, of which a granule is in use.
-    let second = take(&mut landing, budget / 2, 1).unwrap();
-    drop(first);
-    assert!(!landing.is_spent(), "the first chunk could go back");
-    let _one = take(&mut landing, 1, 1).unwrap();
-    assert!(landing.is_spent() && !landing.under_pressure(), "a granule keeps it");
-    drop(second);
-    assert!(
-        !landing.is_spent() && other.is_spent(),
-        "the second could; another connection has none"
-    );
-}
-
 /// A peer gets a grant as long as it requests, and states in DONE how much of it was written.
 #[test]
 fn unwritten_granules_come_free_at_once() {
@@ -388,23 +379,6 @@ fn unwritten_granules_come_free_at_once() {
 }
 
 #[test]
-fn under_pressure_beyond_three_quarters_of_the_budget() {
-    let (pool, _) = small();
-    let budget = pool.config().landing;
-    let (mut landing, other) = (pool.landing(), pool.landing());
-    let granted = take(&mut landing, budget / 2, 1).unwrap();
-    let filled = take(&mut landing, budget / 4, 1).unwrap().filled(usize::MAX);
-    assert!(!landing.under_pressure());
-    let more = take(&mut landing, 1, 1).unwrap();
-    assert!(landing.under_pressure() && other.under_pressure());
-    drop(more);
-    assert!(!landing.under_pressure());
-    drop((granted, filled));
-    // Idle chunks are no pressure.
-    assert!(pool.stats().leased > budget / 2 && !landing.under_pressure());
-}
-
-#[test]
 fn idle_connections_pin_nothing() {
     let (pool, registrar) = small();
     let mut connections: Vec<Landing> = (0..1000).map(|_| pool.landing()).collect();
@@ -419,11 +393,12 @@ fn idle_connections_pin_nothing() {
     registrar.assert_settled();
 }
 
-/// Acts as a driver that has been woken: returns idle chunks, or tries again.
+/// Acts as a driver that has been woken: returns what exceeds the share, or tries again.
 fn settle(connections: &mut [Landing], wants: &mut [usize], got: &mut Vec<(usize, LandingBuf)>) {
     for (i, landing) in connections.iter_mut().enumerate() {
         if landing.wanted_elsewhere() {
-            landing.trim();
+            landing.keep_share();
+            landing.give_back();
         }
         if wants[i] > 0
             && let Some(piece) = take(landing, wants[i], 4096)
@@ -499,9 +474,8 @@ fn a_limited_connection_waits_for_its_own_pieces() {
     let total: usize = all.iter().map(LandingBuf::capacity).sum();
     assert!(total <= limit && total + (64 << 10) > limit, "{total}");
     assert!(pool.stats().leased <= limit);
-    assert!(limited.under_pressure() && limited.is_spent());
     // It is its own limit: nobody else is asked to make room, and others have all the rest.
-    assert!(!other.wanted_elsewhere() && !other.under_pressure());
+    assert!(!other.wanted_elsewhere());
     let others = everything(&mut other, 64 << 10);
     assert!(others.len() * (64 << 10) + limit + (128 << 10) > pool.config().landing);
     let before = woken.count();

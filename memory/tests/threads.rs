@@ -97,11 +97,12 @@ fn send_memory() {
     registrar.assert_settled();
 }
 
-/// Allocates as a driver does, which returns idle chunks while others wait.
+/// Allocates as a driver does, which keeps to its share while others claim memory.
 fn grant(landing: &mut Landing, want: usize) -> tonic_rdma_memory::LandingBuf {
     loop {
         if landing.wanted_elsewhere() {
-            landing.trim();
+            landing.keep_share();
+            landing.give_back();
         }
         if let Some(piece) = landing.alloc(want, 4096).unwrap() {
             return piece;

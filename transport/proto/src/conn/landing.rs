@@ -302,6 +302,29 @@ impl Connection {
         }
     }
 
+    /// Whether the peer is given standing grants, because it sends bulk.
+    pub fn gives_standing(&self) -> bool {
+        self.grants.active
+    }
+
+    /// Limits the standing grants to be given from now on to `bytes` together, beside the limits of
+    /// the [`Config`](crate::Config).
+    pub fn limit_standing(&mut self, bytes: u64) {
+        self.grants.standing_bytes = bytes;
+    }
+
+    /// Gives no further standing grants until the limit is set anew: there is no memory for them.
+    pub fn pause_standing(&mut self) {
+        self.grants.standing_bytes = 0;
+    }
+
+    /// Recalls the standing grants beyond the [limit](Self::limit_standing).
+    pub fn recall_excess_standing(&mut self) {
+        while let Some(id) = self.grants.excess_standing() {
+            self.recall(id);
+        }
+    }
+
     fn grant(&self, frame: &'static str, id: u32) -> Result<Grant, Breach> {
         let grant = self.grants.out.get(id as usize);
         grant.copied().ok_or(Breach::UnknownGrant { frame, grant: GrantId(id) })

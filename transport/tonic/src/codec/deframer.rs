@@ -55,6 +55,11 @@ impl Part {
             Part::Landed(landed) => landed.len(),
         }
     }
+
+    /// Whether it keeps landing memory.
+    pub(crate) fn is_in_pool(&self) -> bool {
+        matches!(self, Part::Landed(landed) if landed.is_in_pool())
+    }
 }
 
 /// Where in its messages a body is.
@@ -257,7 +262,7 @@ impl Deframer {
             }
             .min(most - out.bytes.len());
             out.reserve(len);
-            landed.split_to(len).append_to(&mut out.bytes);
+            landed.move_to(len, &mut out.bytes);
             self.count(len);
             self.at.pass(len);
         }

@@ -179,6 +179,7 @@ impl Seen {
 /// | Down | server streaming | the blob, as often as its number says |
 /// | Chat | bidirectional | each blob |
 /// | Keep | unary | an empty blob; the handler keeps what it got |
+/// | Put | unary | an empty blob; the handler drops what it got |
 /// | Forward | unary | what another server echoes |
 /// | Text | unary | decodes a [`Text`] |
 #[derive(Clone)]
@@ -250,6 +251,13 @@ impl Service<Request<Body>> for Blobs {
                         }
                     };
                     grpc.unary(tower::service_fn(keep), req).await
+                }
+                "/test.Blobs/Put" => {
+                    let put = |request: tonic::Request<Blob>| {
+                        look(&request);
+                        async { Reply::Ok(tonic::Response::new(Blob::default())) }
+                    };
+                    grpc.unary(tower::service_fn(put), req).await
                 }
                 "/test.Blobs/Forward" => {
                     let forward = |request: tonic::Request<Blob>| {

@@ -94,10 +94,7 @@ impl ConnectionState {
                 Event::Landed { stream, memory, begin, len, flow, end } => {
                     let Some(buf) = self.landing.granted.try_remove(memory) else { continue };
                     let landed = buf.filled_from(begin as usize, len as usize);
-                    let place = match self.landing.copies_on_delivery() {
-                        true => Place::Heap,
-                        false => Place::Landing { begin },
-                    };
+                    let place = Place::Landing { begin };
                     self.deliver(stream, Part::Landed(landed), flow, place, end);
                 }
                 Event::Returned { memory } => drop(self.landing.granted.try_remove(memory)),

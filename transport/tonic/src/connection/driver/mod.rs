@@ -107,12 +107,21 @@ impl Driver {
                 state.landing.account.register_waker(cx.waker());
             }
             let idle = state.poll_link(cx);
+            if round == 1 {
+                state.grace_turn();
+            }
             state.transmit();
             let refused = self.take_opened(&mut state);
             let ended = self.poll_end(cx, &mut state);
             let room = self.report(&mut state, idle);
             let (called, next) = (state.driver.is_called(), state.copies.next(round));
+            let graced = state.landing.grace.is_running();
             drop(state);
+
+            if graced {
+                // After all other tasks.
+                cx.waker().wake_by_ref();
+            }
 
             drop(refused);
             if room {

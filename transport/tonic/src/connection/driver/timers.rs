@@ -91,14 +91,16 @@ impl Timers {
         let wait = state.landing.wait.0.has_new_deadline();
         let clock = state.clock.has_new_deadline();
         let give_back = state.landing.give_back.0.has_new_deadline();
-        wait || clock || give_back || (self.awaits_ping && !state.conn.is_asking())
+        let stall = state.landing.stall.0.has_new_deadline();
+        wait || clock || give_back || stall || (self.awaits_ping && !state.conn.is_asking())
     }
 
     /// Sets the timer for the first deadline, if there is one.
     fn arm(&mut self, state: &ConnectionState) {
         let wait = state.landing.wait.0.deadline().map(Instant::into_std);
         let give_back = state.landing.give_back.0.deadline().map(Instant::into_std);
-        let others = [wait, give_back, state.clock.deadline()].into_iter().flatten();
+        let stall = state.landing.stall.0.deadline().map(Instant::into_std);
+        let others = [wait, give_back, stall, state.clock.deadline()].into_iter().flatten();
         if let Some(at) = state.conn.next_timeout().into_iter().chain(others).min() {
             self.timer.set(at);
             self.armed = true;
@@ -111,7 +113,7 @@ impl Timers {
 fn expire(state: &mut ConnectionState) {
     let now = Instant::now();
     let judged = state.conn.handle_timeout(now.into_std());
-    state.landing.wait.0.expire(now);
+    state.landing_timeout(now);
     state.landing.recall_excess(&mut state.conn, now);
     state.clock.expire();
     state.dispatch();
