@@ -1,8 +1,8 @@
-//! What a process holds after 1,000 connections is what it held after 10: descriptors, mappings,
-//! threads, pinned memory, bytes of the pools and of the heap. Half of the connections are closed,
-//! one in two of those with a call in flight, and half are cut off under load by SIGKILL of the
-//! other process, which is this program again. Over shared memory; in the guest over its device,
-//! where `CONNECTIONS` says how many.
+//! A process holds no more after 1,000 connections than after 10: descriptors, mappings, threads,
+//! pinned memory, bytes of the pools and of the heap. Half of the connections are closed, every
+//! other one of these with a call in flight. The other half are lost under load, when SIGKILL ends
+//! the other process, which is this program again. The test runs over shared memory, and in the
+//! guest over its device, where `CONNECTIONS` sets the number.
 
 // A failed unwrap is a failed test.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -32,10 +32,10 @@ use tonic_rdma_tests::server_process::{self, endpoint, fabric_of, fixed_port};
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
 
-/// Connections that one process has at a time. The first so many are the measure.
+/// Connections that one process has at a time. The resources after the first round are the
+/// baseline.
 const PARALLEL: usize = 10;
-/// Bytes by which the heap may differ between two looks, whatever went before: a queue that has
-/// grown, a table's spare room.
+/// Bytes by which the heap may exceed the baseline: queues and tables keep spare capacity.
 const HEAP_SLACK: usize = 64 << 10;
 
 fn heap() -> usize {
@@ -62,7 +62,7 @@ fn main() -> ExitCode {
     let connections = number("CONNECTIONS").map_or(1000, |count| count as usize);
     eprintln!("TONIC_RDMA_TEST_SEED={seed}");
     let mut arguments = libtest_mimic::Arguments::from_args();
-    // Each counts what this process holds.
+    // Each test measures the resources of this process.
     arguments.test_threads = Some(1);
     let trials = vec![
         Trial::test("of_a_client", move || {
@@ -77,7 +77,7 @@ fn main() -> ExitCode {
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-/// Where connections go, and over what.
+/// The server's address, and the fabric and path of the connections.
 struct Target {
     device: String,
     at: SocketAddr,
@@ -106,7 +106,7 @@ impl Target {
         server_process::start("", codec_name(n), self.at, &self.device).await
     }
 
-    /// As many as one process has, all on the fast path and each having carried a call.
+    /// `PARALLEL` channels on the fast path, each of which has carried a call.
     async fn connect(&self, rng: &mut SmallRng) -> Vec<(Channel, Client)> {
         let mut connecting = JoinSet::new();
         for _ in 0..PARALLEL {
@@ -130,14 +130,14 @@ impl Target {
     }
 }
 
-/// Closes half of them. One in two is dropped by a caller with a call in flight.
+/// Closes half of the channels. Every other one is dropped with a call in flight.
 async fn close_half(channels: &mut Vec<(Channel, Client)>, rng: &mut SmallRng) {
     for (n, (channel, mut client)) in channels.drain(..PARALLEL / 2).enumerate() {
         if n % 2 == 1 {
             let mut calls = SmallRng::seed_from_u64(rng.random());
             let cancel_after = Duration::from_micros(rng.random_range(0..2_000));
             let call = one_call(&mut client, &mut calls);
-            // Either is right: that it ended, and that it did not.
+            // The call may have ended before the time-out or not.
             if let Ok(end) = tokio::time::timeout(cancel_after, call).await {
                 end.unwrap();
             }
@@ -146,7 +146,7 @@ async fn close_half(channels: &mut Vec<(Channel, Client)>, rng: &mut SmallRng) {
     }
 }
 
-/// Calls, one at a time on each, until one fails because the peer has gone.
+/// Makes calls, one at a time on each channel, until one fails because the peer is gone.
 fn call_until_lost(channels: Vec<(Channel, Client)>, rng: &mut SmallRng) -> JoinSet<Channel> {
     let mut calling = JoinSet::new();
     for (channel, mut client) in channels {
@@ -163,7 +163,7 @@ fn call_until_lost(channels: Vec<(Channel, Client)>, rng: &mut SmallRng) -> Join
     calling
 }
 
-/// What was held after the first connections, and what is held now.
+/// The resources after the first connections, for comparison with later readings.
 #[derive(Default)]
 struct LeakRecord {
     leak_check: LeakCheck,
@@ -171,7 +171,7 @@ struct LeakRecord {
 }
 
 impl LeakRecord {
-    /// Notes what is held, or fails if it is more than what was noted.
+    /// The first call records the baseline; later ones fail if the resources exceed it.
     async fn check(
         &mut self,
         process: &str,
@@ -208,7 +208,7 @@ impl LeakRecord {
     }
 }
 
-/// The least of a while: what is on its way to be freed is not held.
+/// The minimum over 200 ms, because memory may be about to be freed.
 async fn settled_heap(heap: &impl AsyncFn() -> usize) -> usize {
     let mut min = usize::MAX;
     for _ in 0..40 {
@@ -218,7 +218,8 @@ async fn settled_heap(heap: &impl AsyncFn() -> usize) -> usize {
     min
 }
 
-/// Looks are taken after the first, and after every hundred or so.
+/// The resources are checked after the first round, after every hundred connections, and at the
+/// end.
 fn is_checkpoint(done: usize, connections: usize) -> bool {
     done == PARALLEL || done == connections || done.is_multiple_of(100)
 }
@@ -274,7 +275,7 @@ async fn of_a_server(connections: usize, seed: u64) {
     record.print("server", &target, connections, last.unwrap());
 }
 
-/// What a client's process does.
+/// The client process: connects, closes half, and makes calls until it is killed.
 async fn run_client(at: SocketAddr, device: &str, seed: u64) {
     let mut rng = SmallRng::seed_from_u64(seed);
     let target = Target::of(device, at);
@@ -282,7 +283,7 @@ async fn run_client(at: SocketAddr, device: &str, seed: u64) {
     close_half(&mut channels, &mut rng).await;
     let calling = call_until_lost(channels, &mut rng);
     println!("half are closed");
-    // Unless it is killed before, it ends with the test.
+    // Unless it is killed, it ends with the test, which closes its stdin.
     let mut lines = BufReader::new(stdin()).lines();
     while let Ok(Some(_)) = lines.next_line().await {}
     drop(calling);
