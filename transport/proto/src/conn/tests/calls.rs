@@ -1,4 +1,4 @@
-//! The shapes of calls, header blocks, limits, windows, credits.
+//! The kinds of calls, header blocks, limits, windows and credits.
 
 use super::super::*;
 use super::pair::*;
@@ -62,7 +62,7 @@ fn both_halves_stream() {
     p.client().finish(id).unwrap();
     p.settle();
     assert!(p.ends[SERVER].app(id).ended && !p.ends[CLIENT].app(id).ended);
-    // The client's half has ended; the server goes on.
+    // The client's half has ended, and the server continues.
     let more = pattern(99, 20_000);
     down.extend_from_slice(&more);
     p.server().send_data(id, more, false, false).unwrap();
@@ -89,8 +89,8 @@ fn trailers_only() {
     p.assert_clean();
 }
 
-/// The server answers and ends while the client still sends: the client is told that the rest is
-/// not wanted, behind the whole response.
+/// The server ends its response while the client still sends. The client receives the whole
+/// response, then a RESET for the rest of its request.
 #[test]
 fn an_early_end_stops_the_client() {
     for body in [0, 10, 500_000] {
@@ -125,14 +125,14 @@ fn a_released_response_still_goes_out() {
     p.settle();
     assert_eq!(p.ends[CLIENT].app(id).body, pattern(2, 3_000_000));
     assert!(p.ends[CLIENT].app(id).ended);
-    // A response that was not finished does not.
+    // An unfinished response is reset.
     let id = p.open("head", true);
     p.settle();
     p.server().send_headers(id, block("head"), false).unwrap();
     p.server().release(id, ResetCode::INTERNAL);
     p.settle();
     assert_eq!(p.ends[CLIENT].app(id).reset, Some(ResetCode::INTERNAL));
-    // A client that lets go of a call cancels it, whatever it has sent.
+    // A client that releases a call cancels it, even if its request is complete.
     let id = p.open("head", true);
     p.settle();
     p.client().release(id, ResetCode::CANCEL);
@@ -191,7 +191,7 @@ fn a_long_header_block_lets_others_through() {
 
 #[test]
 fn bodies_around_the_eager_limit() {
-    // Slots of both sides differ: what the peer takes counts.
+    // The slots of the two sides differ: the peer's slot size counts.
     for (mine, theirs) in [(1024, 1024), (512, 4096), (4096, 512)] {
         let (client, server) =
             (Config { slot_size: mine, ..small() }, Config { slot_size: theirs, ..small() });
@@ -235,7 +235,7 @@ fn no_more_streams_than_the_peer_allows() {
     assert!(!p.client().has_stream_room());
     assert_eq!(p.client().open(block("head"), true), Err(SendError::TooManyStreams(3)));
     p.settle();
-    // One is cancelled and one answered at the same time as new ones are opened.
+    // One stream is cancelled and another answered while new ones are opened.
     p.client().reset(ids[0], ResetCode::CANCEL);
     assert!(!p.client().has_stream_room(), "the server has not heard of it");
     p.answer(ids[1], pattern(1, 10));
@@ -250,7 +250,7 @@ fn no_more_streams_than_the_peer_allows() {
     p.assert_clean();
 }
 
-/// Room is taken again as soon as it is there, in every order of events.
+/// A stream is opened whenever there is room, in varying orders of events.
 #[test]
 fn stream_room_is_never_overdrawn() {
     let limits = Config { max_streams: 2, ..small() };
@@ -330,7 +330,7 @@ fn a_stalled_reader_stops_only_itself() {
     p.assert_clean();
 }
 
-/// A driver that counts wrongly harms nobody.
+/// A driver that miscounts does no harm.
 #[test]
 fn reading_more_than_came_grows_no_window() {
     let mut p = Pair::small();
@@ -373,7 +373,7 @@ fn a_full_queue_asks_for_patience_once() {
     p.assert_clean();
 }
 
-/// Both sides talk at once, with as few credits as there may be, until neither may send.
+/// Both sides send at once with the minimum of credits, until neither may send.
 #[test]
 fn credits_used_up_on_both_sides_come_back() {
     for (mine, theirs) in [(4, 4), (4, 5), (5, 4), (4, 16), (7, 4)] {
@@ -394,7 +394,7 @@ fn credits_used_up_on_both_sides_come_back() {
                     p.ends[end].conn.send_data(*id, pattern(round, 400), false, false).unwrap();
                 }
             }
-            // Each sends all that it may while nothing arrives.
+            // Each sends all it may while nothing is delivered.
             p.settle();
             for end in [CLIENT, SERVER] {
                 assert!(p.ends[end].conn.has_output());
@@ -423,7 +423,7 @@ fn idle_sides_say_nothing() {
         p.settle();
     }
     let sent = |p: &Pair| p.ends.iter().map(|end| end.conn.stats().messages_sent).sum::<u64>();
-    // A call is a message each way, and returned credits ride on those.
+    // A call is one message each way; returned credits travel in these.
     let before = sent(&p);
     assert!(before <= 202, "{before}");
     p.settle();
@@ -456,7 +456,7 @@ fn a_thousand_streams() {
     p.assert_clean();
 }
 
-/// Ids grow on the wire even when streams begin in the middle of full messages.
+/// Ids increase on the wire, even if streams begin in the middle of full messages.
 #[test]
 fn streams_begin_in_the_order_of_their_ids() {
     let mut p = Pair::small();

@@ -17,11 +17,11 @@ fn drain_lets_streams_finish_and_refuses_those_unheard_of() {
     assert_eq!(p.client().pending().peer_grants, 4);
     p.server().go_away(CloseCode::Ok, "restarting");
     p.server().go_away(CloseCode::Internal, "only the first counts");
-    // This one crosses GOAWAY, and is served.
+    // This stream crosses GOAWAY, and is served.
     let crossing = p.open("crossing", true);
     p.drive(SERVER);
     p.drive(CLIENT);
-    // These have not been transmitted when it arrives.
+    // These have not been transmitted when GOAWAY arrives.
     let unheard: Vec<StreamId> = (0..3).map(|_| p.open("unheard", false)).collect();
     p.send(CLIENT, unheard[0], pattern(1, 50_000));
     p.send(CLIENT, unheard[1], pattern(1, 10));
@@ -46,7 +46,7 @@ fn drain_lets_streams_finish_and_refuses_those_unheard_of() {
     p.assert_clean();
 }
 
-/// The acknowledgement is what tells the server that no stream is on its way.
+/// Only the acknowledgement tells the server that no new stream is in flight.
 #[test]
 fn a_server_is_not_drained_before_the_acknowledgement() {
     let mut p = Pair::small();
@@ -75,7 +75,7 @@ fn a_client_drains() {
     assert!(!p.client().takes_streams());
     p.settle();
     assert!(!p.client().is_drained());
-    // The server may go away too.
+    // The server may drain as well.
     p.server().go_away(CloseCode::Ok, "");
     p.settle();
     p.answer(id, pattern(1, 10));
@@ -95,7 +95,7 @@ fn close_is_the_last_that_is_sent() {
         let conn = &mut p.ends[side].conn;
         conn.close(CloseCode::Resources, "no memory");
         conn.close(CloseCode::Ok, "only the first counts");
-        // Nothing of this has an effect any more.
+        // These calls no longer have an effect.
         conn.reset(id, ResetCode::CANCEL);
         conn.consume(id, 1 << 20, Flow::Window);
         conn.recall_standing();
@@ -116,7 +116,7 @@ fn close_is_the_last_that_is_sent() {
     }
 }
 
-/// CLOSE takes the last credit, and waits for one when there is none.
+/// CLOSE takes the last credit, or waits until there is one.
 #[test]
 fn close_gets_a_credit() {
     for left in [1, 0] {
@@ -132,8 +132,8 @@ fn close_gets_a_credit() {
         p.settle();
         assert_eq!(p.client().credits.available(), 1);
         if left == 0 {
-            // A message to return a credit for takes the last one. The first brings a credit of its
-            // own.
+            // A message that returns a credit takes the last one. The server's first message brings
+            // a credit of its own.
             for end in [false, true] {
                 p.server().send_headers(id, block("head"), end).unwrap();
                 p.settle();
@@ -186,7 +186,7 @@ fn silence_is_asked_about_and_answered() {
         p.settle();
     }
     assert!(p.ends.iter().all(|end| end.events.is_empty()));
-    // 300 s, a PING at most every 1.25 s from each side; mostly one side asks for both.
+    // 300 s, with at most one PING every 1.25 s from each side; one side's PING usually serves both.
     let pings = p.count(CLIENT, "PING") + p.count(SERVER, "PING");
     assert!((240..=960).contains(&pings), "{pings}");
     p.assert_clean();
@@ -215,7 +215,7 @@ fn a_dead_peer_is_given_up() {
     assert!(!p.drive(CLIENT));
 }
 
-/// A process that was itself stopped asks before it judges.
+/// A process that was stopped sends a PING before it declares the peer dead.
 #[test]
 fn a_stopped_process_asks_first() {
     let mut p = Pair::small();
