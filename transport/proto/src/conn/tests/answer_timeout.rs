@@ -73,7 +73,7 @@ fn assert_judged(p: &mut Pair, victim: usize, expected: &Breach) {
 }
 
 #[test]
-fn a_reset_that_is_not_answered_ends_the_connection() {
+fn an_unanswered_reset_closes_the_connection() {
     let mut p = pair();
     hoards(&mut p, 4);
     // The deadlines of all calls have passed.
@@ -84,7 +84,7 @@ fn a_reset_that_is_not_answered_ends_the_connection() {
 }
 
 #[test]
-fn a_response_that_is_complete_asks_for_the_memory_back() {
+fn an_unanswered_reset_after_a_response_closes_the_connection() {
     let mut p = pair();
     hoards(&mut p, 4);
     for id in (1..=4).map(StreamId) {
@@ -95,7 +95,7 @@ fn a_response_that_is_complete_asks_for_the_memory_back() {
 
 /// The rule also protects a client: a server that ignores RESET would keep the cancelled stream.
 #[test]
-fn a_client_waits_no_longer_for_a_server() {
+fn an_unanswered_reset_by_a_client_closes_the_connection() {
     let mut p = pair();
     let id = p.open("head", false);
     p.settle();
@@ -105,7 +105,7 @@ fn a_client_waits_no_longer_for_a_server() {
 
 /// The streams end properly, but their grants are not returned.
 #[test]
-fn grants_that_outlive_their_stream_end_the_connection() {
+fn grants_kept_after_their_stream_close_the_connection() {
     for reset_by_peer in [false, true] {
         let mut p = pair();
         hoards(&mut p, 4);
@@ -127,7 +127,7 @@ fn grants_that_outlive_their_stream_end_the_connection() {
 }
 
 #[test]
-fn grants_that_are_recalled_and_kept_end_the_connection() {
+fn an_unanswered_recall_closes_the_connection() {
     let mut p = pair();
     hoards(&mut p, 4);
     let memory: Vec<usize> = p.server().grants.iter().map(|(_, grant)| grant.memory).collect();
@@ -138,7 +138,7 @@ fn grants_that_are_recalled_and_kept_end_the_connection() {
 }
 
 #[test]
-fn standing_grants_that_are_recalled_and_kept_end_the_connection() {
+fn an_unanswered_recall_of_standing_grants_closes_the_connection() {
     let config = Config { standing_grants: 4, ..config() };
     let mut p = Pair::new(config.clone(), config, 16 << 20);
     let id = p.open("head", false);
@@ -153,7 +153,7 @@ fn standing_grants_that_are_recalled_and_kept_end_the_connection() {
 /// A grant that is not recalled may be kept: the call has no deadline, and nobody else needs the
 /// memory.
 #[test]
-fn what_is_not_asked_back_may_be_kept() {
+fn grants_that_are_not_recalled_may_be_kept() {
     let mut p = pair();
     hoards(&mut p, 4);
     assert_eq!(judged(&mut p, SERVER), (20, None));
@@ -162,7 +162,7 @@ fn what_is_not_asked_back_may_be_kept() {
 
 /// The peer cannot answer a frame that has not been transmitted.
 #[test]
-fn the_time_begins_when_the_frame_is_out() {
+fn the_timeout_starts_when_the_frame_is_transmitted() {
     let mut p = pair();
     hoards(&mut p, 4);
     p.server().reset(StreamId(1), ResetCode::CANCEL);
@@ -181,7 +181,7 @@ fn the_time_begins_when_the_frame_is_out() {
 
 /// A late timer means that this process was stopped. It counts as one tick.
 #[test]
-fn time_in_which_this_side_stood_still_does_not_count() {
+fn time_while_this_process_was_stopped_does_not_count() {
     let mut p = pair();
     hoards(&mut p, 4);
     p.server().reset(StreamId(1), ResetCode::CANCEL);
@@ -198,7 +198,7 @@ fn time_in_which_this_side_stood_still_does_not_count() {
 /// quarters of the dead-peer time. The peer answers all RESETs at once, behind the data already in
 /// flight.
 #[test]
-fn an_honest_peer_behind_a_slow_link_is_not_ended() {
+fn an_honest_peer_on_a_slow_link_keeps_its_connection() {
     for side in [CLIENT, SERVER] {
         let config = Config { recv_slots: 32, max_recvs: 32, slot_size: 4096, ..small() };
         let mut p = Pair::new(config.clone(), config, 32 << 20);
@@ -239,7 +239,7 @@ fn an_honest_peer_behind_a_slow_link_is_not_ended() {
 
 /// The transition table of the module.
 #[test]
-fn the_clock_runs_while_something_is_owed() {
+fn the_answer_clock_runs_while_an_answer_is_pending() {
     let mut p = pair();
     let (first, second) = (p.open("head", false), p.open("head", false));
     p.settle();
@@ -278,7 +278,7 @@ fn the_clock_runs_while_something_is_owed() {
 
 /// The server has ended its response and would discard the request, so it grants no memory for it.
 #[test]
-fn a_call_that_is_answered_gets_no_memory() {
+fn an_answered_call_is_granted_no_memory() {
     let mut p = pair();
     p.inject(CLIENT, &[head(1)]);
     p.ends[SERVER].take_events();

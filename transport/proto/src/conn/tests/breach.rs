@@ -525,7 +525,7 @@ fn a_breach_closes_the_connection_and_does_nothing_else() {
 
 /// Frames after the breach in the same message have no effect.
 #[test]
-fn nothing_behind_a_breach_is_read() {
+fn frames_after_a_breach_are_ignored() {
     let mut p = pair();
     p.inject(CLIENT, &[head(1), Frame::Abort { id: 9 }, head(2), data(1, 10, true)]);
     p.drive(SERVER);
@@ -535,7 +535,7 @@ fn nothing_behind_a_breach_is_read() {
 }
 
 #[test]
-fn what_the_driver_finds_is_told_too() {
+fn breaches_found_by_the_driver_are_reported_to_the_peer() {
     let mut p = pair();
     opened(&mut p);
     let bad = crate::headers::Decoder::new(p.ends[SERVER].app(stream(1)).blocks[0].clone());
@@ -549,7 +549,7 @@ fn what_the_driver_finds_is_told_too() {
 
 /// PINGs that are answered are not a flood, however many there are.
 #[test]
-fn answers_that_are_collected_are_no_flood() {
+fn answered_pings_are_not_a_flood() {
     let mut p = pair();
     for _ in 0..100 {
         let token = |token| Frame::Ping { ack: false, token };
@@ -568,7 +568,7 @@ fn answers_that_are_collected_are_no_flood() {
 
 /// Frames that may have crossed the end of a stream are not a breach.
 #[test]
-fn frames_for_streams_that_have_ended() {
+fn frames_for_ended_streams_are_not_a_breach() {
     let mut p = pair();
     let id = p.open("head", true);
     p.settle();

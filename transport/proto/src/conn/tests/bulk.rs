@@ -27,7 +27,7 @@ fn with_standing(standing_grants: u8) -> Config {
 }
 
 #[test]
-fn the_first_transfer_asks_and_the_next_do_not() {
+fn only_the_first_transfer_requests_a_grant() {
     let mut p = Pair::small();
     let first = upload(&mut p, 100_000);
     assert_eq!(p.count(CLIENT, "REQUEST"), 1);
@@ -56,7 +56,7 @@ fn standing_grants_can_be_turned_off() {
 }
 
 #[test]
-fn standing_grants_that_are_too_short_are_exchanged() {
+fn short_standing_grants_are_replaced() {
     let mut p = Pair::small();
     upload(&mut p, 20_000);
     upload(&mut p, 20_000);
@@ -76,7 +76,7 @@ fn standing_grants_that_are_too_short_are_exchanged() {
 }
 
 #[test]
-fn what_standing_grants_are_not_for() {
+fn long_transfers_use_no_standing_grants() {
     let config = Config { stream_window: 100_000, standing_max: 150_000, ..small() };
     let mut p = Pair::new(config.clone(), config, 1 << 20);
     // Longer than the maximum of standing grants.
@@ -96,7 +96,7 @@ fn what_standing_grants_are_not_for() {
 }
 
 #[test]
-fn standing_grants_come_back_when_nothing_comes() {
+fn idle_standing_grants_are_recalled() {
     let mut p = Pair::small();
     upload(&mut p, 100_000);
     assert!(p.ends[SERVER].memory.used > 0);
@@ -124,7 +124,7 @@ fn standing_grants_come_back_when_nothing_comes() {
 }
 
 #[test]
-fn standing_grants_come_back_on_demand() {
+fn standing_grants_can_be_recalled() {
     let mut p = Pair::small();
     upload(&mut p, 100_000);
     p.server().recall_standing();
@@ -197,7 +197,7 @@ fn scarce_memory_is_granted_in_parts() {
 /// Standing grants hold all memory, and a long transfer waits for some. Shorter transfers behind it
 /// must not take standing grants into the queue with them.
 #[test]
-fn transfers_that_wait_hold_no_grants() {
+fn waiting_transfers_hold_no_standing_grants() {
     let mut p = Pair::new(with_standing(3), with_standing(3), 64 << 10);
     upload(&mut p, 20_000);
     upload(&mut p, 20_000);
@@ -217,7 +217,7 @@ fn transfers_that_wait_hold_no_grants() {
 /// Memory that is held by stalled readers is granted to nobody else. All transfers continue once
 /// they read.
 #[test]
-fn memory_held_by_readers_is_waited_for() {
+fn transfers_wait_for_memory_that_readers_hold() {
     let config = Config { bulk_window: 65_536, ..with_standing(0) };
     let mut p = Pair::new(config.clone(), config, 128 << 10);
     let ids: Vec<StreamId> = (0..4).map(|_| p.open("head", false)).collect();
@@ -247,7 +247,7 @@ fn with_total(bulk_total: u64) -> Pair {
 /// The total of unread data is bounded over all streams. Reading and the release of streams make
 /// room again.
 #[test]
-fn all_streams_together_hold_no_more_than_the_total() {
+fn unread_data_of_all_streams_is_bounded() {
     let mut p = with_total(150_000);
     let ids: Vec<StreamId> = (0..8).map(|_| p.open("head", false)).collect();
     let came = |p: &Pair| ids.iter().map(|id| p.ends[SERVER].app(*id).body.len()).sum::<usize>();
@@ -281,7 +281,7 @@ fn all_streams_together_hold_no_more_than_the_total() {
 
 /// A complete response counts until it is read or released.
 #[test]
-fn what_ended_streams_hold_counts_until_it_is_read() {
+fn unread_data_of_ended_streams_counts_towards_the_total() {
     let mut p = with_total(150_000);
     let ids: Vec<StreamId> = (0..8).map(|_| p.open("head", true)).collect();
     let came = |p: &Pair| ids.iter().map(|id| p.ends[CLIENT].app(*id).body.len()).sum::<usize>();
@@ -313,7 +313,7 @@ fn what_ended_streams_hold_counts_until_it_is_read() {
 
 /// If the total leaves too little for the first request, shorter ones behind it are still granted.
 #[test]
-fn a_long_want_beyond_the_total_holds_up_no_short_one() {
+fn a_request_beyond_the_total_does_not_block_shorter_ones() {
     let mut p = with_total(150_000);
     let stalled: Vec<StreamId> = (0..3).map(|_| p.open("head", false)).collect();
     for id in &stalled {
@@ -350,7 +350,7 @@ fn long_bodies_land_in_as_few_pieces_as_the_window_allows() {
 
 /// A single message may exceed the window, but only if no other message is unread.
 #[test]
-fn a_message_that_is_alone_may_fill_more_than_the_window() {
+fn a_single_unread_message_may_exceed_the_window() {
     let config = Config { bulk_window: 1 << 20, whole: 4 << 20, ..with_standing(0) };
     let mut p = Pair::new(config.clone(), config, 1 << 30);
     let id = p.open("head", false);
@@ -368,7 +368,7 @@ fn a_message_that_is_alone_may_fill_more_than_the_window() {
 }
 
 #[test]
-fn a_small_call_gets_past_a_large_transfer() {
+fn a_small_call_overtakes_a_large_transfer() {
     let mut p = Pair::new(Config::default(), Config::default(), 64 << 20);
     let large = p.open("large", false);
     let body = pattern(1, 64 << 20);

@@ -92,7 +92,7 @@ fn trailers_only() {
 /// The server ends its response while the client still sends. The client receives the whole
 /// response, then a RESET for the rest of its request.
 #[test]
-fn an_early_end_stops_the_client() {
+fn an_early_response_stops_the_client() {
     for body in [0, 10, 500_000] {
         let mut p = Pair::small();
         let id = p.open("head", false);
@@ -115,7 +115,7 @@ fn an_early_end_stops_the_client() {
 }
 
 #[test]
-fn a_released_response_still_goes_out() {
+fn a_released_response_is_still_sent() {
     let mut p = Pair::small();
     let id = p.open("head", false);
     p.client().send_data(id, pattern(1, 50_000), true, false).unwrap();
@@ -170,7 +170,7 @@ fn header_blocks_of_every_size() {
 }
 
 #[test]
-fn a_long_header_block_lets_others_through() {
+fn a_long_header_block_does_not_block_other_streams() {
     let mut p = Pair::small();
     let first = p.open("first", false);
     p.settle();
@@ -216,7 +216,7 @@ fn bodies_around_the_eager_limit() {
 }
 
 #[test]
-fn bodies_longer_than_allowed_are_refused_whole() {
+fn oversized_bodies_are_refused() {
     let mut p = Pair::new(small(), Config { max_message: 100_000, ..small() }, 1 << 20);
     let id = p.open("head", false);
     let refused = SendError::TooLong { len: 100_001, limit: 100_000 };
@@ -229,7 +229,7 @@ fn bodies_longer_than_allowed_are_refused_whole() {
 }
 
 #[test]
-fn no_more_streams_than_the_peer_allows() {
+fn the_stream_limit_of_the_peer_is_enforced() {
     let mut p = Pair::new(small(), Config { max_streams: 3, ..small() }, 1 << 20);
     let ids: Vec<StreamId> = (0..3).map(|_| p.open("head", true)).collect();
     assert!(!p.client().has_stream_room());
@@ -252,7 +252,7 @@ fn no_more_streams_than_the_peer_allows() {
 
 /// A stream is opened whenever there is room, in varying orders of events.
 #[test]
-fn stream_room_is_never_overdrawn() {
+fn the_stream_limit_is_never_exceeded() {
     let limits = Config { max_streams: 2, ..small() };
     let mut p = Pair::new(small(), limits, 1 << 20);
     let mut opened = 0;
@@ -291,7 +291,7 @@ fn stream_room_is_never_overdrawn() {
 }
 
 #[test]
-fn a_stalled_reader_stops_only_itself() {
+fn a_stalled_reader_blocks_only_its_own_stream() {
     let config = Config { stream_window: 8192, bulk_window: 65_536, ..small() };
     let mut p = Pair::new(config.clone(), config, 1 << 20);
     let stalled = p.open("stalled", false);
@@ -332,7 +332,7 @@ fn a_stalled_reader_stops_only_itself() {
 
 /// A driver that miscounts does no harm.
 #[test]
-fn reading_more_than_came_grows_no_window() {
+fn consuming_more_than_received_does_not_grow_the_window() {
     let mut p = Pair::small();
     let id = p.open("head", false);
     p.client().send_data(id, pattern(1, 500), false, false).unwrap();
@@ -350,7 +350,7 @@ fn reading_more_than_came_grows_no_window() {
 }
 
 #[test]
-fn a_full_queue_asks_for_patience_once() {
+fn a_full_queue_reports_writable_once() {
     let mut p = Pair::small();
     let id = p.open("head", false);
     p.ends[SERVER].stalled.insert(id.get());
@@ -375,7 +375,7 @@ fn a_full_queue_asks_for_patience_once() {
 
 /// Both sides send at once with the minimum of credits, until neither may send.
 #[test]
-fn credits_used_up_on_both_sides_come_back() {
+fn exhausted_credits_on_both_sides_are_returned() {
     for (mine, theirs) in [(4, 4), (4, 5), (5, 4), (4, 16), (7, 4)] {
         let config =
             |recv_slots| Config { recv_slots, max_recvs: recv_slots, slot_size: 512, ..small() };
@@ -414,7 +414,7 @@ fn credits_used_up_on_both_sides_come_back() {
 }
 
 #[test]
-fn idle_sides_say_nothing() {
+fn idle_connections_send_no_messages() {
     let mut p = Pair::small();
     for n in 0..100 {
         let id = p.open("head", true);

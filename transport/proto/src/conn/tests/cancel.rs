@@ -187,7 +187,7 @@ fn grant_crosses_reset() {
 
 /// A stream that is reset before its first frame returns its standing grants for others to use.
 #[test]
-fn streams_that_were_never_transmitted_keep_no_grants() {
+fn untransmitted_streams_return_their_grants_when_reset() {
     let mut p = Pair::small();
     let id = p.open("head", false);
     p.send(CLIENT, id, pattern(1, 50_000));
@@ -210,7 +210,7 @@ fn streams_that_were_never_transmitted_keep_no_grants() {
 
 /// The stream is reset in the middle of its header block, before the server's application sees it.
 #[test]
-fn a_head_is_cut_off() {
+fn a_reset_discards_a_partial_header_block() {
     let mut p = Pair::small();
     p.settle();
     let id = p.client().open(pattern(1, 10_000), false).unwrap();

@@ -115,7 +115,7 @@ fn each_end_has_an_alignment_of_its_own() {
 
 /// The memory that is asked for includes the padding in front; the grant does not.
 #[test]
-fn what_stays_free_in_front_is_wanted_and_not_granted() {
+fn alignment_padding_is_allocated_but_not_granted() {
     let mut p = Pair::new(asks_for(64, 0), asks_for(4096, 0), 0);
     let id = p.open("head", false);
     let mut payload = Payload::new();
@@ -171,7 +171,7 @@ fn done(id: u32, begin: u32, len: u32) -> Frame {
 }
 
 #[test]
-fn a_begin_is_within_the_modulus_and_the_bytes_within_the_grant() {
+fn begin_and_length_are_checked_against_modulus_and_grant() {
     for (align, modulus) in [(1, 64), (64, 64), (128, 128), (4096, 4096)] {
         for begin in [modulus, modulus + 1, 24_576, u32::MAX] {
             let mut p = standing(align);
@@ -217,7 +217,7 @@ fn only_standing_grants_have_a_begin() {
 /// A receiver may grant memory at any address. The sender begins at the first byte in phase, or
 /// sends a REQUEST if the rest is too short.
 #[test]
-fn standing_grants_at_odd_addresses_are_used_from_where_the_phase_is_right() {
+fn unaligned_standing_grants_are_used_from_the_first_byte_in_phase() {
     for (len, offset) in [(100_000 + 47, None), (100_000 + 48, Some(48)), (200_000, Some(48))] {
         let mut p = Pair::new(asks_for(64, 4), asks_for(64, 4), 1 << 20);
         p.settle();

@@ -36,7 +36,7 @@ fn finish(mut p: Pair, ids: &[StreamId]) {
 }
 
 #[test]
-fn what_nothing_was_written_to_comes_back_and_is_granted_again() {
+fn unwritten_grants_are_returned_and_granted_again() {
     let (mut p, ids) = granted(config(), 3, 0);
     let kept = p.server().grants.iter().map(|(_, grant)| grant.memory).next().unwrap();
     p.server().recall_grants(|memory| memory != kept);
@@ -55,7 +55,7 @@ fn what_nothing_was_written_to_comes_back_and_is_granted_again() {
 }
 
 #[test]
-fn what_is_being_written_is_cut_off() {
+fn a_partly_written_grant_ends_with_a_short_done() {
     let (mut p, ids) = granted(config(), 1, 32 << 10);
     p.hold[SERVER] = true;
     p.settle();
@@ -75,7 +75,7 @@ fn what_is_being_written_is_cut_off() {
 
 /// The grants of queued transfers are recalled with that of the first.
 #[test]
-fn all_grants_of_a_stream_come_back_together() {
+fn all_grants_of_a_stream_are_recalled_together() {
     let config = Config { bulk_window: 1 << 20, ..config() };
     let mut p = Pair::new(config.clone(), config, 1 << 30);
     p.ends[CLIENT].limit(16, 4, 64 << 10, 0);

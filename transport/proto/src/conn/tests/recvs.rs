@@ -8,7 +8,7 @@ use crate::config::Config;
 /// A burst adds credits. An idle connection removes the extra RECVs within its dead-peer time by
 /// PINGs, and sends nothing else.
 #[test]
-fn a_connection_at_rest_has_the_recvs_that_it_began_with() {
+fn an_idle_connection_returns_to_its_initial_recvs() {
     let config = Config { recv_slots: 4, max_recvs: 24, ..small() };
     let mut p = Pair::new(config.clone(), config.clone(), 1 << 20);
     let posted = |p: &Pair| p.ends.each_ref().map(|end| end.conn.credits.posted());
@@ -72,7 +72,7 @@ fn a_silent_peer_is_not_flooded_with_pings() {
 
 /// RECVs that were refused under load are not posted once the peer has nothing to send.
 #[test]
-fn what_was_refused_under_load_is_not_posted_at_rest() {
+fn recvs_refused_under_load_are_not_posted_when_idle() {
     let config = Config { recv_slots: 4, max_recvs: 24, ..small() };
     let mut p = Pair::new(config.clone(), config.clone(), 1 << 20);
     p.ends[SERVER].refuses = true;
@@ -98,7 +98,7 @@ fn what_was_refused_under_load_is_not_posted_at_rest() {
 /// A message that only returns credits takes a credit itself. With the minimum of credits it must
 /// not trigger another such message with every call.
 #[test]
-fn a_call_is_one_message_each_way_with_the_fewest_credits() {
+fn with_minimum_credits_a_call_is_one_message_each_way() {
     let config = Config { recv_slots: 4, max_recvs: 4, ..small() };
     let mut p = Pair::new(config.clone(), config, 1 << 20);
     let messages = |p: &Pair| p.ends.iter().map(|end| end.conn.stats().messages_sent).sum::<u64>();

@@ -71,7 +71,7 @@ fn rapid_resets_are_a_breach() {
 }
 
 #[test]
-fn time_restores_what_clients_in_good_faith_need() {
+fn time_restores_the_reset_budget() {
     let mut p = server(64);
     // All permitted streams, opened and reset at once ten times a second for a minute.
     let mut first = 1;
@@ -105,7 +105,7 @@ fn time_restores_what_clients_in_good_faith_need() {
 }
 
 #[test]
-fn answers_restore_what_hedging_needs() {
+fn answers_restore_the_reset_budget() {
     let mut p = Pair::small();
     // No time passes. Of each call's five attempts, one is answered.
     for _ in 0..2000 {

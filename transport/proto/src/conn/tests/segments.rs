@@ -20,7 +20,7 @@ fn cut(bytes: &bytes::Bytes, cuts: &[(usize, bool)]) -> Payload {
 }
 
 #[test]
-fn a_pinned_segment_is_written_from_where_it_lies() {
+fn a_pinned_segment_is_written_in_place() {
     let mut p = Pair::small();
     let id = p.open("call", false);
     p.ends[CLIENT].limit(16, 4, 64 << 10, 2 << 20);
@@ -64,7 +64,7 @@ fn small_segments_are_gathered_into_one_data_frame() {
 }
 
 #[test]
-fn the_limit_is_for_the_whole() {
+fn the_message_limit_applies_to_all_segments_together() {
     let mut p = Pair::new(Config { max_message: 100_000, ..small() }, small(), 1 << 20);
     let id = p.open("call", false);
     let payload = cut(&pattern(1, 100_001), &[(50_000, true)]);

@@ -9,7 +9,7 @@ use crate::error::CloseCode;
 use crate::ids::{ResetCode, StreamId};
 
 #[test]
-fn drain_lets_streams_finish_and_refuses_those_unheard_of() {
+fn drain_finishes_known_streams_and_refuses_others() {
     let mut p = Pair::small();
     let old = p.open("old", false);
     p.send(CLIENT, old, pattern(1, 50_000));
@@ -85,7 +85,7 @@ fn a_client_drains() {
 }
 
 #[test]
-fn close_is_the_last_that_is_sent() {
+fn nothing_is_sent_after_close() {
     for side in [CLIENT, SERVER] {
         let mut p = Pair::small();
         let id = p.open("head", false);
@@ -118,7 +118,7 @@ fn close_is_the_last_that_is_sent() {
 
 /// CLOSE takes the last credit, or waits until there is one.
 #[test]
-fn close_gets_a_credit() {
+fn close_takes_the_last_credit_or_waits_for_one() {
     for left in [1, 0] {
         let config = Config { recv_slots: 4, max_recvs: 4, ..small() };
         let mut p = Pair::new(config.clone(), config, 1 << 20);
@@ -152,14 +152,14 @@ fn close_gets_a_credit() {
 }
 
 #[test]
-fn a_server_that_was_never_spoken_to_says_nothing() {
+fn a_server_sends_nothing_before_the_client() {
     let mut p = Pair::small();
     p.server().close(CloseCode::Resources, "no memory");
     assert!(!p.drive(SERVER));
 }
 
 #[test]
-fn texts_are_cut_to_what_fits() {
+fn long_texts_are_truncated() {
     let mut p =
         Pair::new(Config { slot_size: 512, ..small() }, Config { slot_size: 512, ..small() }, 0);
     p.settle();
@@ -178,7 +178,7 @@ fn texts_are_cut_to_what_fits() {
 }
 
 #[test]
-fn silence_is_asked_about_and_answered() {
+fn idle_connections_exchange_pings() {
     let mut p = Pair::small();
     p.settle();
     for _ in 0..600 {
@@ -186,14 +186,14 @@ fn silence_is_asked_about_and_answered() {
         p.settle();
     }
     assert!(p.ends.iter().all(|end| end.events.is_empty()));
-    // 300 s, with at most one PING every 1.25 s from each side; one side's PING usually serves both.
+    // 300 s, with at most one PING every 1.25 s from each side; one PING usually serves both sides.
     let pings = p.count(CLIENT, "PING") + p.count(SERVER, "PING");
     assert!((240..=960).contains(&pings), "{pings}");
     p.assert_clean();
 }
 
 #[test]
-fn a_dead_peer_is_given_up() {
+fn a_dead_peer_is_detected() {
     let mut p = Pair::small();
     let id = p.open("head", false);
     p.settle();
@@ -217,7 +217,7 @@ fn a_dead_peer_is_given_up() {
 
 /// A process that was stopped sends a PING before it declares the peer dead.
 #[test]
-fn a_stopped_process_asks_first() {
+fn a_stopped_process_sends_a_ping_first() {
     let mut p = Pair::small();
     p.settle();
     p.advance(Duration::from_secs(3600));

@@ -414,7 +414,7 @@ fn every_phase_of_a_connection_with_every_event() {
 
 /// Closed connections ignore every kind of frame.
 #[test]
-fn what_is_closed_stays_closed() {
+fn closed_connections_ignore_all_frames() {
     let frames = [
         Frame::Headers { stream: 1, end: false, more: false, indexed: false, block: block("x") },
         Frame::Data { stream: 1, end: true, data: block("x") },
