@@ -21,7 +21,10 @@ pub enum AnyChannel {
 }
 
 impl AnyChannel {
-    /// The tonic-rdma channel. Panics if it is a stock channel.
+    /// The tonic-rdma channel.
+    ///
+    /// # Panics
+    /// The channel is tonic's.
     pub fn rdma(&self) -> &tonic_rdma::Channel {
         match self {
             AnyChannel::Rdma(channel) => channel,

@@ -23,13 +23,19 @@ pub const LIMIT: Duration = Duration::from_secs(60);
 /// Calls in flight on each channel.
 pub const WORKERS: u64 = 8;
 
-/// Waits for `future`. Panics after [`LIMIT`], because it then counts as hung.
+/// Waits for `future`.
+///
+/// # Panics
+/// `future` takes longer than [`LIMIT`], and so counts as hung.
 #[allow(clippy::panic)]
 pub async fn with_timeout<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(LIMIT, future).await.unwrap_or_else(|_| panic!("hangs: {what}"))
 }
 
-/// Polls `read` until `done`, for at most [`LIMIT`]. Use it for conditions without a notification.
+/// Polls `read` until `done`. Use it for conditions without a notification.
+///
+/// # Panics
+/// `done` is still false after [`LIMIT`].
 pub async fn poll_until<T: Debug, F: Future<Output = T>>(
     what: &str,
     mut read: impl FnMut() -> F,
@@ -151,8 +157,10 @@ impl Load {
         Self { running, workers }
     }
 
-    /// Stops the load and waits for the calls in flight. Panics if a call had an outcome that fails
-    /// the test.
+    /// Stops the load and waits for the calls in flight.
+    ///
+    /// # Panics
+    /// A call had wrong data, or ended with the status of another failure than a lost connection.
     pub async fn stop(mut self) {
         self.running.store(false, Ordering::Relaxed);
         while let Some(worker) = self.workers.join_next().await {
@@ -160,7 +168,10 @@ impl Load {
         }
     }
 
-    /// Panics if a call so far had an outcome that fails the test.
+    /// Checks the calls so far.
+    ///
+    /// # Panics
+    /// As [`stop`](Self::stop).
     pub fn check(&mut self) {
         while let Some(worker) = self.workers.try_join_next() {
             worker.unwrap();
@@ -168,11 +179,13 @@ impl Load {
     }
 }
 
-/// Makes one call of a random kind, with messages of 64 bytes to 1 MiB. Panics if data is wrong or
-/// missing.
+/// Makes one call of a random kind, with messages of 64 bytes to 1 MiB.
 ///
 /// # Errors
 /// The status of the call.
+///
+/// # Panics
+/// Data is wrong or missing.
 pub async fn one_call(client: &mut Client, rng: &mut SmallRng) -> Result<(), Status> {
     let seed = rng.random_range(0..1000);
     let bits = rng.random_range(6..=20);
@@ -210,8 +223,10 @@ pub async fn one_call(client: &mut Client, rng: &mut SmallRng) -> Result<(), Sta
     Ok(())
 }
 
-/// Checks that the status is UNAVAILABLE, or one of the others that hyper gives for a broken TCP
-/// connection.
+/// Checks that the status is that of a lost connection.
+///
+/// # Panics
+/// It is neither UNAVAILABLE nor another status that hyper gives for a broken TCP connection.
 pub fn assert_connection_lost(status: &Status) {
     let by_hyper = || {
         let text = format!("{status:?}");
@@ -228,6 +243,9 @@ pub fn assert_connection_lost(status: &Status) {
 }
 
 /// Waits until the channel uses this path.
+///
+/// # Panics
+/// The channel uses another path for longer than [`LIMIT`].
 #[allow(clippy::panic)]
 pub async fn wait_for_path(channel: &Channel, path: Path) {
     let mut channel = channel.clone();

@@ -99,6 +99,9 @@ impl Process {
     }
 
     /// The next line of the child's standard output.
+    ///
+    /// # Panics
+    /// The child has ended, or prints nothing for [`LIMIT`](crate::load::LIMIT).
     pub async fn read_line(&mut self) -> String {
         with_timeout("a line of another process", self.stdout.next_line())
             .await
@@ -133,6 +136,9 @@ impl Process {
     }
 
     /// Kills it with SIGKILL.
+    ///
+    /// # Panics
+    /// The child has ended before.
     pub async fn kill(mut self) {
         assert_eq!(self.child.try_wait().unwrap(), None, "it ended before it was killed");
         self.child.kill().await.unwrap();

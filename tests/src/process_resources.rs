@@ -18,8 +18,10 @@ pub struct ProcessResources {
 }
 
 impl ProcessResources {
-    /// The resources of a process, given by its id or as `self`. Panics if it uses a file in
-    /// /dev/shm.
+    /// The resources of a process, given by its id or as `self`.
+    ///
+    /// # Panics
+    /// The process uses a file in /dev/shm.
     pub fn of(process: &str) -> Self {
         let list = |what| std::fs::read_dir(format!("/proc/{process}/{what}")).unwrap();
         let read = |what| std::fs::read_to_string(format!("/proc/{process}/{what}")).unwrap();
@@ -71,8 +73,11 @@ impl ProcessResources {
 pub struct LeakCheck(Option<ProcessResources>);
 
 impl LeakCheck {
-    /// The first call records the resources at rest as the baseline. Later ones panic if the
-    /// process does not return to it. `after` is the number of faults so far.
+    /// The first call records the resources at rest as the baseline. Later ones wait until the
+    /// process has returned to it. `after` is the number of faults so far.
+    ///
+    /// # Panics
+    /// The process holds more than the baseline for longer than [`LIMIT`](crate::load::LIMIT).
     pub async fn check(&mut self, process: &str, after: usize) -> ProcessResources {
         let read = || async { ProcessResources::of(process) };
         let now = match self.0 {

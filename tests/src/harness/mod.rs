@@ -311,7 +311,10 @@ impl TestEnv {
         }
     }
 
-    /// Fails unless the channel takes the path under test.
+    /// Checks that the channel takes the path under test.
+    ///
+    /// # Panics
+    /// It takes another path.
     pub fn check_channel(&self, channel: &tonic_rdma::Channel) {
         let info = channel.path();
         assert_eq!(info.path, self.fabric.fast().unwrap_or(Path::Tcp), "{info}");
@@ -374,7 +377,10 @@ impl TestEnv {
         }
     }
 
-    /// Fails unless every call took the path under test.
+    /// Checks that every call took the path under test.
+    ///
+    /// # Panics
+    /// A call took another path.
     pub fn check_paths(&self) {
         self.remotes.lock().unwrap().iter().for_each(Remote::sync);
         let entries = self.log.entries();

@@ -130,7 +130,10 @@ impl Message {
         self
     }
 
-    /// Fails the test unless the message carries exactly `size` bytes of the pattern of `seed`.
+    /// Checks that the message carries exactly `size` bytes of the pattern of `seed`.
+    ///
+    /// # Panics
+    /// It carries anything else.
     #[track_caller]
     pub fn expect(&self, seed: u64, size: usize) {
         assert_eq!((self.seed, self.payload.len()), (seed, size));
