@@ -53,10 +53,10 @@
 //! # How a channel finds its path
 //!
 //! The TCP connection comes first and stays. Over it the channel asks the server for its fast path
-//! (`tonic_rdma.v1.Bootstrap/Offer`) and gets an address and a ticket that is good for one
-//! connection. The RDMA port admits the bearer of a ticket only, so a client that TLS, an
-//! interceptor or a layer keeps out of the TCP port does not get in there either. The client must
-//! be the other end of the TCP connection itself: calls
+//! (`tonic_rdma.v1.Bootstrap/Offer`) and receives an address and a ticket, which is valid for one
+//! connection. The RDMA port admits only clients that present a ticket, so a client that TLS, an
+//! interceptor or a layer refuses on the TCP port is not admitted there either. The client must be
+//! the other end of the TCP connection itself: calls
 //! [through a gateway](ReasonCode::ThroughGateway) stay on TCP. Calls on TCP are plain gRPC, so
 //! stock clients and servers work with either end.
 //!
