@@ -44,8 +44,8 @@ impl Channel {
         channel
     }
 
-    /// Balance calls over a set of endpoints that changes as told through the sender. `capacity` is
-    /// the number of changes that the sender can queue.
+    /// Balance calls over a set of endpoints that the returned sender changes. `capacity` is the
+    /// number of changes that it can queue.
     ///
     /// # Panics
     ///

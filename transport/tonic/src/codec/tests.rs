@@ -350,7 +350,7 @@ fn popped(deframer: &mut Deframer) -> Vec<u8> {
     std::iter::from_fn(|| deframer.pop()).collect::<Vec<_>>().concat()
 }
 
-/// tonic's buffer grows once, and what is copied for it lies in one place.
+/// tonic's buffer grows once, and the data copied for it is contiguous.
 #[test]
 fn the_header_of_a_long_message_is_handed_on_alone() {
     let lengths = |wire: Vec<u8>, used, messages| {

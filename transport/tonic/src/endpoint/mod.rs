@@ -161,6 +161,10 @@ impl Endpoint {
     ///
     /// As in tonic, a call counts until its response headers arrive, and all clones of a channel
     /// share the limit.
+    ///
+    /// # Panics
+    ///
+    /// Creating a channel panics if `limit` is above `usize::MAX >> 3`.
     pub fn concurrency_limit(mut self, limit: usize) -> Self {
         self.shared.concurrency_limit = Some(limit);
         self

@@ -68,6 +68,10 @@ impl<L> Server<L> {
 
     /// Limit the number of concurrent calls of each connection, TCP or fast path, separately (both
     /// paths).
+    ///
+    /// # Panics
+    ///
+    /// Serving a connection panics if `limit` is above `usize::MAX >> 3`.
     #[must_use]
     pub fn concurrency_limit_per_connection(mut self, limit: usize) -> Self {
         self.shared.concurrency_limit = Some(limit);
