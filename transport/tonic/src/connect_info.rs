@@ -40,7 +40,8 @@ pub struct RdmaConnectInfo {
 ///
 /// async fn handler(request: Request<()>) -> Result<Response<bytes::Bytes>, Status> {
 ///     let pool = tonic_rdma::pool(&request);
-///     let mut buf = pool.alloc(1 << 20).await.map_err(|e| Status::resource_exhausted(e.to_string()))?;
+///     let buf = pool.alloc(1 << 20).await;
+///     let mut buf = buf.map_err(|e| Status::resource_exhausted(e.to_string()))?;
 ///     buf.resize_zeroed(1 << 20); // read a file into it
 ///     Ok(Response::new(buf.freeze()))
 /// }

@@ -329,10 +329,10 @@ impl Endpoint {
     /// over TCP. Default is 5 s; the value is clamped to 10 ms to one day.
     ///
     /// Any message proves that the server lives. After a quarter of this time without a message,
-    /// the client sends a ping, so only a server that does not answer counts as dead; a server that
-    /// pauses for longer than three quarters of the time may. Most failures are noticed at once,
-    /// because the device or the kernel reports the loss of the connection. TCP has its own
-    /// keep-alive ([`http2_keep_alive_interval`](Self::http2_keep_alive_interval)).
+    /// the client sends a ping, so a server that answers does not count as dead unless it pauses
+    /// for longer than three quarters of the time. Most failures are noticed at once, because the
+    /// device or the kernel reports the loss of the connection. TCP has its own keep-alive
+    /// ([`http2_keep_alive_interval`](Self::http2_keep_alive_interval)).
     pub fn dead_peer_timeout(mut self, time: Duration) -> Self {
         self.shared.dead_peer_timeout = Some(time);
         self
@@ -345,8 +345,8 @@ impl Endpoint {
     /// have its own: 8 connections for a runtime with eight workers. A further connection is set up
     /// when a thread makes its first call; until it is up, or if there is no memory for it, that
     /// thread's calls take the first connection. Each connection pins as much memory as the first,
-    /// 60 KiB when idle, at both ends, and has its own task at the server, which so spreads the
-    /// calls over its threads, too.
+    /// 60 KiB when idle, at both ends. It also has its own task at the server, so that the server's
+    /// threads share the calls.
     ///
     /// [`Channel::path`](crate::Channel::path) is the path of the first connection. Over TCP there
     /// is one connection, as in tonic.
@@ -359,7 +359,7 @@ impl Endpoint {
     /// sees it. Off by default.
     ///
     /// A server that violates the protocol can still write to granted memory after it has reported
-    /// its write as complete. It can so change `Bytes` fields that
+    /// its write as complete. It can thus change `Bytes` fields that
     /// [`ProstCodec`](crate::codec::ProstCodec) decoded from its own messages, while the
     /// application checks or uses them, and nothing else. If the server is not trusted that far,
     /// this option gives up zero-copy on receipt: each message is copied once, from landing memory

@@ -2,7 +2,7 @@
 //!
 //! | variable | values | effect |
 //! |---|---|---|
-//! | `TONIC_RDMA` | `auto`, `off`, `require`, `shm`, `verbs`, or several with commas | replaces what is set in code |
+//! | `TONIC_RDMA` | `auto`, `off`, `require`, `shm`, `verbs`, comma-separated | overrides code |
 //! | `TONIC_RDMA_DEVICE` | a device's name, as in `rdma link` | only this device is used |
 //!
 //! A fabric named in `TONIC_RDMA` is allowed, and all that are not named are excluded; the order is

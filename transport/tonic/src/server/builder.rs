@@ -230,7 +230,7 @@ impl<L> Server<L> {
     /// Off by default.
     ///
     /// A client that violates the protocol can still write to granted memory after it has reported
-    /// its write as complete. It can so change `Bytes` fields that
+    /// its write as complete. It can thus change `Bytes` fields that
     /// [`ProstCodec`](crate::codec::ProstCodec) decoded from its own messages, while a handler
     /// checks or uses them, and nothing else. If clients are not trusted that far, this option
     /// gives up zero-copy on receipt: each message is copied once, from landing memory to the heap,

@@ -7,8 +7,8 @@
 //! | what | when |
 //! |---|---|
 //! | `hyper::Error::is_canceled` | the connection closed before the call was sent |
-//! | `h2::Error`, a GOAWAY of the peer | it came before the call had a stream, or its last stream is an earlier one |
-//! | `h2::Error`, a reset of the peer with REFUSED_STREAM | the server has not processed the stream |
+//! | `h2::Error`, a GOAWAY of the peer | the call had no stream, or one later than its last |
+//! | `h2::Error`, a reset of the peer with REFUSED_STREAM | the stream was not processed |
 //!
 //! After any other error, such as a broken connection, a handler may have seen the call, so the
 //! error goes to the caller. A connection that cannot be made is not retried either: calls fail
