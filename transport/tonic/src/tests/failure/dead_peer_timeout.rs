@@ -1,7 +1,6 @@
-//! How long a peer may be silent is each side's own setting.
+//! Each side has its own time-out for a silent peer.
 //!
-//! On a clock that moves only when nobody has anything to do, and over pipes in place of sockets,
-//! as in `herd`.
+//! The test uses a paused clock and pipes instead of sockets, as `reconnect_storm` does.
 
 use std::time::Duration;
 
@@ -14,8 +13,7 @@ use crate::{Context, Endpoint, Path, ReasonCode, Server};
 
 const LONG: Duration = Duration::from_secs(3600);
 
-/// When the loss shows on the channel, on the clock of the test, after everything has fallen
-/// silent: so long after the last call.
+/// Everything falls silent `rest` after the last call. Returns the time until the loss is noticed.
 async fn noticed(client: Option<Duration>, server: Option<Duration>, rest: Duration) -> Duration {
     let net = SimNet::new(SimConfig::default());
     let devices = [1, 2].map(|n| net.device(format!("sim{n}"), [10, 0, 0, n].into()));
@@ -44,7 +42,7 @@ async fn noticed(client: Option<Duration>, server: Option<Duration>, rest: Durat
             assert_eq!((info.path, info.reason.unwrap().code()), (Path::Tcp, ReasonCode::LinkLost));
             begin.elapsed()
         }
-        // The server gives up.
+        // The server detects the loss.
         false => {
             while stats.get().connections_lost == 0 {
                 tokio::time::sleep(Duration::from_millis(10)).await;
@@ -61,7 +59,7 @@ async fn noticed(client: Option<Duration>, server: Option<Duration>, rest: Durat
 #[tokio::test(start_paused = true)]
 async fn either_side_waits_as_long_as_it_is_told() {
     for time in [20, 400, 60_000].map(Duration::from_millis) {
-        // At once, and just behind the answer to the first question.
+        // At once, and just after the answer to the first ping.
         for rest in [Duration::ZERO, time * 11 / 40] {
             for (client, server) in [(time, LONG), (LONG, time)] {
                 let noticed = noticed(Some(client), Some(server), rest).await;

@@ -97,7 +97,7 @@ async fn the_server_sheds_load_of_each_connection() {
         let waiting =
             tokio::spawn(async move { waiting.unary("/test.Echo/Say", forever()).await.map(drop) });
         let mut client = Client::new(channel);
-        // Until the first has arrived there is room.
+        // Calls succeed until the first one has arrived.
         let status = loop {
             match client.say("hello").await {
                 Ok(_) => tokio::task::yield_now().await,
