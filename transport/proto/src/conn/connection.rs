@@ -22,8 +22,8 @@ use crate::ids::StreamId;
 
 /// Maximum number of empty queues that are kept for later streams, and maximum capacity of each.
 const MAX_FREE_QUEUES: usize = 16;
-/// PINGs, at most, that a quiet connection with extra RECVs sends in each `dead_peer`, to retire
-/// one RECV with each.
+/// Maximum number of PINGs that a quiet connection with extra RECVs sends per `dead_peer`. Each of
+/// them retires one RECV.
 const RETIRE_PINGS: u32 = 32;
 
 /// Life of a connection.
@@ -182,12 +182,12 @@ impl Connection {
         self.config.max_message.min(self.peer.max_message)
     }
 
-    /// How long the peer may be silent.
+    /// Maximum time that the peer may be silent.
     pub fn dead_peer(&self) -> Duration {
         self.config.dead_peer
     }
 
-    /// Pieces of at most this many bytes go eagerly, longer ones by WRITE.
+    /// Maximum length in bytes of a piece that is sent eagerly. Longer pieces are sent by WRITE.
     pub fn eager_limit(&self) -> usize {
         self.peer.slot_size as usize - MESSAGE_HEADER - FRAME_HEADER
     }

@@ -147,7 +147,7 @@ impl Connection {
         }
     }
 
-    /// The bytes that all streams hold. Asserts that this is the sum of its parts, and in its
+    /// The bytes that all streams hold. Asserts that this is the sum of its parts, and within its
     /// limit.
     #[cfg(test)]
     pub(super) fn held(&self) -> u64 {
