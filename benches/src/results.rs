@@ -51,8 +51,20 @@ impl Origin {
             commit: git(&["describe", "--always", "--dirty", "--exclude=*"])
                 .unwrap_or_else(unknown),
             date: git(&["log", "-1", "--format=%cs"]).unwrap_or_else(unknown),
-            command: [program.into_owned()].into_iter().chain(args).collect::<Vec<_>>().join(" "),
+            command: [program.into_owned()]
+                .into_iter()
+                .chain(args.map(|arg| quoted(&arg)))
+                .collect::<Vec<_>>()
+                .join(" "),
         }
+    }
+}
+
+/// An argument as a shell reads it.
+fn quoted(arg: &str) -> String {
+    match arg.contains(char::is_whitespace) {
+        true => format!("'{arg}'"),
+        false => arg.to_owned(),
     }
 }
 
