@@ -29,6 +29,8 @@ use crate::path::reason::ReasonCode;
 pub(crate) const TICKET_LEN: usize = 16;
 /// Default limit of live tickets, which bounds the connections that are being set up at once.
 pub(crate) const CAPACITY: usize = 1024;
+/// Maximum lifetime of a ticket: a year, which every clock can add to the current time.
+const MAX_LIFETIME: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// Default lifetime of a ticket.
 pub(crate) const LIFETIME: Duration = Duration::from_secs(10);
 /// Number of spent tickets that are remembered, so that a refusal can name its cause.
@@ -103,8 +105,9 @@ struct Live {
 }
 
 impl Tickets {
+    /// `lifetime` is cut to [`MAX_LIFETIME`].
     pub(crate) fn new(capacity: usize, lifetime: Duration) -> Self {
-        Self { table: Mutex::default(), capacity, lifetime }
+        Self { table: Mutex::default(), capacity, lifetime: lifetime.min(MAX_LIFETIME) }
     }
 
     pub(crate) fn lifetime(&self) -> Duration {

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderValue, Uri};
+use tokio::sync::Semaphore;
 use tonic::Status;
 use tonic::metadata::MetadataMap;
 use tonic::service::Interceptor;
@@ -162,11 +163,9 @@ impl Endpoint {
     /// As in tonic, a call counts until its response headers arrive, and all clones of a channel
     /// share the limit.
     ///
-    /// # Panics
-    ///
-    /// Creating a channel panics if `limit` is above `usize::MAX >> 3`.
+    /// A limit above `usize::MAX >> 3` counts as that.
     pub fn concurrency_limit(mut self, limit: usize) -> Self {
-        self.shared.concurrency_limit = Some(limit);
+        self.shared.concurrency_limit = Some(limit.min(Semaphore::MAX_PERMITS));
         self
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::Request;
+use tokio::sync::Semaphore;
 use tonic::transport::server::TcpIncoming;
 use tower::ServiceBuilder;
 use tower::layer::util::{Identity, Stack};
@@ -69,11 +70,10 @@ impl<L> Server<L> {
     /// Limit the number of concurrent calls of each connection, TCP or fast path, separately (both
     /// paths).
     ///
-    /// # Panics
-    ///
-    /// Serving a connection panics if `limit` is above `usize::MAX >> 3`.
+    /// A limit above `usize::MAX >> 3` counts as that.
     #[must_use]
     pub fn concurrency_limit_per_connection(mut self, limit: usize) -> Self {
+        let limit = limit.min(Semaphore::MAX_PERMITS);
         self.shared.concurrency_limit = Some(limit);
         self.with_tcp(|s| s.concurrency_limit_per_connection(limit))
     }

@@ -124,3 +124,16 @@ async fn the_servers_stream_limit_holds_calls_back() {
         assert_eq!(calls.join_all().await.len(), 20);
     }
 }
+
+#[tokio::test]
+async fn the_largest_settings_are_served() {
+    let world = World::new();
+    let builder = world.builder().concurrency_limit_per_connection(usize::MAX);
+    let mut builder = builder.tickets(usize::MAX, Duration::MAX);
+    let serving = Serving::start(builder.add_service(Echo)).await;
+    let endpoint = world.endpoint(&serving).fast_path_timeout(Duration::MAX);
+    for channel in both(endpoint.concurrency_limit(usize::MAX)).await {
+        let mut client = Client::new(channel);
+        assert_eq!(client.say("hello").await.unwrap(), "hello");
+    }
+}
