@@ -51,9 +51,12 @@ pub struct Config {
     /// The longest single WRITE in bytes; longer transfers are cut so that streams take turns.
     /// At least 4 KiB; default 256 KiB.
     pub write_chunk: u32,
-    /// A peer that sends nothing for this long, not even in answer to a PING, is dead. 10 ms to a
-    /// day; default 5 s.
+    /// A peer that sends nothing for this long while anything is open, not even in answer to a
+    /// PING, is dead. 10 ms to a day; default 5 s.
     pub dead_peer: Duration,
+    /// The link tells of the end of the peer by itself, so that a peer is not asked while nothing
+    /// is open. Otherwise one is asked once in 24 times `dead_peer` then. Default false.
+    pub link_tells_end: bool,
     /// Standing grants are recalled after this long without bulk. At most a day; default 10 s.
     pub idle_recall: Duration,
 }
@@ -76,6 +79,7 @@ impl Default for Config {
             standing_max: (1 << 20) + (64 << 10),
             write_chunk: 256 << 10,
             dead_peer: Duration::from_secs(5),
+            link_tells_end: false,
             idle_recall: Duration::from_secs(10),
         }
     }

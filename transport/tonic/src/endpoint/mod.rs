@@ -316,6 +316,10 @@ impl Endpoint {
     /// quarters may be. Most deaths are noticed at once, by what the device or the kernel says of
     /// the connection. TCP has keep-alives of its own
     /// ([`http2_keep_alive_interval`](Self::http2_keep_alive_interval)).
+    ///
+    /// While there is no call, the server is asked once in 24 times this time, and over shared
+    /// memory, where the kernel tells of its end, never. The first call then finds out within this
+    /// time.
     pub fn dead_peer_timeout(mut self, time: Duration) -> Self {
         self.shared.dead_peer_timeout = Some(time);
         self
