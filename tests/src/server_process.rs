@@ -14,6 +14,9 @@ use crate::probe::Probe;
 use crate::process::{Process, in_use};
 use crate::service::Scripted;
 
+/// The most that any test makes.
+const MAX_CONNECTIONS: usize = 20_000;
+
 /// The fabric and the context for the name of a device, or for `shm`.
 pub fn fabric_of(device: &str) -> (FabricKind, Context) {
     match device {
@@ -53,7 +56,10 @@ pub async fn serve(at: SocketAddr, device: &str, alone: bool, heap: fn() -> usiz
     let (fabric, context) = fabric_of(device);
     let listener = tokio::net::TcpListener::bind(at).await.unwrap();
     let incoming = tonic::transport::server::TcpIncoming::from(listener).with_nodelay(Some(true));
-    let mut server = tonic_rdma::Server::builder().fabrics([fabric]).context(context.clone());
+    let mut server = tonic_rdma::Server::builder()
+        .fabrics([fabric])
+        .context(context.clone())
+        .max_connections(MAX_CONNECTIONS);
     let router = server.add_service(Scripted::server(&Probe::default()));
     let mut serving = tokio::spawn(router.serve_with_incoming(incoming));
     println!("ready");

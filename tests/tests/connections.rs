@@ -3,6 +3,9 @@
 //! other one of these with a call in flight. The other half are lost under load, when SIGKILL ends
 //! the other process, which is this program again. The test runs over shared memory, and in the
 //! guest over its device, where `CONNECTIONS` sets the number.
+//!
+//! Over shared memory it also counts what as many connections cost while none has anything to do:
+//! descriptors, memory and wake-ups of threads. When they are gone, nothing is left.
 
 // A failed unwrap is a failed test.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -28,6 +31,7 @@ use tonic_rdma_tests::load::{
 use tonic_rdma_tests::process::{Process, codec_from_name, codec_name, in_use, role, runtime};
 use tonic_rdma_tests::process_resources::{LeakCheck, ProcessResources};
 use tonic_rdma_tests::server_process::{self, endpoint, fabric_of, fixed_port};
+use tonic_rdma_tests::service::script::{echo, steps};
 
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
@@ -38,8 +42,43 @@ const PARALLEL: usize = 10;
 /// Bytes by which the heap may exceed the baseline: queues and tables keep spare capacity.
 const HEAP_SLACK: usize = 64 << 10;
 
+/// Descriptors of a connection at rest, the TCP connection included, at either end.
+const FDS_AT_REST: usize = 3;
+/// KiB of memory (VmRSS) of a connection at rest, likewise.
+const KIB_AT_REST: usize = 128;
+/// How long nothing happens.
+const REST: Duration = Duration::from_secs(3);
+
 fn heap() -> usize {
     HEAP.current_usage()
+}
+
+/// A number in a process's status file.
+fn status_of(process: &str, name: &str) -> usize {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+    line.trim_start_matches(':').split_whitespace().next().unwrap().parse().unwrap()
+}
+
+/// How often threads of a process have waited for something, and so woken up again.
+fn wake_ups(process: &str) -> usize {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    let ids = tasks.map(|task| task.unwrap().file_name().into_string().unwrap());
+    // One may have ended meanwhile.
+    let of = |id: String| std::fs::read_to_string(format!("/proc/{process}/task/{id}/status")).ok();
+    let count = |status: String| {
+        let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        line.unwrap().trim().parse::<usize>().unwrap()
+    };
+    ids.filter_map(of).map(count).sum()
+}
+
+/// Connections that the descriptor limit of this process allows, and no more than `wanted`.
+fn allowed(wanted: usize) -> usize {
+    let limits = std::fs::read_to_string("/proc/self/limits").unwrap();
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
+    let soft = line.split_whitespace().next().unwrap().parse::<usize>().unwrap_or(usize::MAX);
+    wanted.min(soft.saturating_sub(200) / FDS_AT_REST)
 }
 
 fn main() -> ExitCode {
@@ -64,7 +103,7 @@ fn main() -> ExitCode {
     let mut arguments = libtest_mimic::Arguments::from_args();
     // Each test measures the resources of this process.
     arguments.test_threads = Some(1);
-    let trials = vec![
+    let mut trials = vec![
         Trial::test("of_a_client", move || {
             runtime(CodecKind::ZeroCopy).block_on(of_a_client(connections, seed));
             Ok(())
@@ -74,6 +113,12 @@ fn main() -> ExitCode {
             Ok(())
         }),
     ];
+    if std::env::var("GUEST_DEVICE").is_err() {
+        trials.push(Trial::test("at_rest", move || {
+            runtime(CodecKind::ZeroCopy).block_on(at_rest(allowed(connections), seed));
+            Ok(())
+        }));
+    }
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
@@ -110,12 +155,10 @@ impl Target {
     async fn connect(&self, rng: &mut SmallRng) -> Vec<(Channel, Client)> {
         let mut connecting = JoinSet::new();
         for _ in 0..PARALLEL {
-            let (endpoint, path) = (endpoint(self.at, (self.kind, &self.context)), self.path);
+            let connecting_one = self.connect_one();
             let mut rng = SmallRng::seed_from_u64(rng.random());
             connecting.spawn(async move {
-                let channel = with_timeout("connecting", endpoint.connect()).await.unwrap();
-                wait_for_path(&channel, path).await;
-                let mut client = client_of(AnyChannel::Rdma(channel.clone()));
+                let (channel, mut client) = connecting_one.await;
                 with_timeout("a call", one_call(&mut client, &mut rng)).await.unwrap();
                 assert_eq!(channel.stats().calls_fast, 1, "{}", channel.path());
                 (channel, client)
@@ -124,10 +167,40 @@ impl Target {
         connecting.join_all().await
     }
 
+    /// As many that have carried a few bytes each, so that none has used landing memory.
+    async fn connect_small(&self) -> Vec<(Channel, Client)> {
+        let mut connecting = JoinSet::new();
+        for _ in 0..PARALLEL {
+            let connecting_one = self.connect_one();
+            connecting.spawn(async move {
+                let (channel, mut client) = connecting_one.await;
+                small_call(&mut client).await;
+                (channel, client)
+            });
+        }
+        connecting.join_all().await
+    }
+
+    fn connect_one(&self) -> impl Future<Output = (Channel, Client)> + Send + 'static {
+        let (endpoint, path) = (endpoint(self.at, (self.kind, &self.context)), self.path);
+        async move {
+            let channel = with_timeout("connecting", endpoint.connect()).await.unwrap();
+            wait_for_path(&channel, path).await;
+            let client = client_of(AnyChannel::Rdma(channel.clone()));
+            (channel, client)
+        }
+    }
+
     async fn wait_for_idle_pools(&self) {
         poll_until("in use, with no channel left", || in_use(&self.context), |bytes| *bytes == 0)
             .await;
     }
+}
+
+async fn small_call(client: &mut Client) {
+    let request = steps("", [echo(1)]).with_payload(1, 64);
+    let reply = with_timeout("a small call", client.unary(request)).await.unwrap();
+    reply.into_inner().expect(1, 64);
 }
 
 /// Closes half of the channels. Every other one is dropped with a call in flight.
@@ -273,6 +346,63 @@ async fn of_a_server(connections: usize, seed: u64) {
         }
     }
     record.print("server", &target, connections, last.unwrap());
+}
+
+async fn at_rest(connections: usize, seed: u64) {
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let target = Target::new(&mut rng);
+    let mut server = target.server(0).await;
+    let processes = ["self".to_owned(), server.id()];
+    let of_all = |what: &dyn Fn(&str) -> usize| processes.each_ref().map(|process| what(process));
+    let fds = |process: &str| ProcessResources::of(process).fds;
+    let memory = |process: &str| status_of(process, "VmRSS");
+    // Threads, lists and tables are there before it is measured.
+    drop(target.connect_small().await);
+    target.wait_for_idle_pools().await;
+    server_process::wait_for_idle_pools(&mut server).await;
+    let (fds_before, memory_before) = (of_all(&fds), of_all(&memory));
+
+    let mut channels = Vec::new();
+    while channels.len() < connections {
+        channels.extend(target.connect_small().await);
+    }
+    let made = channels.len();
+    // A quarter of the dead-peer time after its last message a connection rests.
+    tokio::time::sleep(REST).await;
+    let woken_before = of_all(&wake_ups);
+    tokio::time::sleep(REST).await;
+    let woken = of_all(&wake_ups);
+    for (at, process) in processes.iter().enumerate() {
+        let fds = fds(process) - fds_before[at];
+        let memory = memory(process).saturating_sub(memory_before[at]);
+        let woken = woken[at] - woken_before[at];
+        println!(
+            "process {process}, {made} connections at rest: {:.2} descriptors and {:.1} KiB each, \
+             {woken} wake-ups in {REST:?}",
+            fds as f64 / made as f64,
+            memory as f64 / made as f64
+        );
+        assert!(fds <= FDS_AT_REST * made + PARALLEL, "{fds} descriptors");
+        assert!(memory <= KIB_AT_REST * made, "{memory} KiB");
+        // Were it one for each connection, it would be as many.
+        assert!(woken * 10 <= made, "{woken} wake-ups of {process}");
+    }
+
+    // They work as ever.
+    for (channel, client) in &mut channels {
+        small_call(client).await;
+        assert_eq!((channel.path().path, channel.stats().calls_fast), (target.path, 2));
+    }
+    drop(channels);
+    target.wait_for_idle_pools().await;
+    server_process::wait_for_idle_pools(&mut server).await;
+    for (at, process) in processes.iter().enumerate() {
+        let read = || async { fds(process) };
+        poll_until("descriptors of connections that are gone", read, |now| {
+            *now <= fds_before[at] + PARALLEL
+        })
+        .await;
+    }
 }
 
 /// The client process: connects, closes half, and makes calls until it is killed.

@@ -51,9 +51,12 @@ pub struct Config {
     /// Maximum length of a WRITE in bytes. Longer transfers are split, so that streams take turns.
     /// At least 4 KiB; default 256 KiB.
     pub write_chunk: u32,
-    /// A peer that sends nothing for this long, not even a PING reply, is dead. 10 ms to a day;
-    /// default 5 s.
+    /// A peer that sends nothing for this long while anything is open, not even a PING reply, is
+    /// dead. 10 ms to a day; default 5 s.
     pub dead_peer: Duration,
+    /// The link reports the end of the peer by itself, so that no PING is sent while nothing is
+    /// open. Without that, one is sent every 24 times `dead_peer` then. Default false.
+    pub link_tells_end: bool,
     /// Standing grants are recalled after this time without bulk. At most a day; default 10 s.
     pub idle_recall: Duration,
 }
@@ -76,6 +79,7 @@ impl Default for Config {
             standing_max: (1 << 20) + (64 << 10),
             write_chunk: 256 << 10,
             dead_peer: Duration::from_secs(5),
+            link_tells_end: false,
             idle_recall: Duration::from_secs(10),
         }
     }

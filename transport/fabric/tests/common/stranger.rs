@@ -38,7 +38,7 @@ pub const SLOT_SIZE: u32 = 1024;
 pub const RING_BYTES: u64 = 40 * 8 + (SLOTS * SLOT_SIZE) as u64;
 
 pub fn head(kind: u8) -> Vec<u8> {
-    [&[kind], b"trdshm\x02".as_slice()].concat()
+    [&[kind], b"trdshm\x03".as_slice()].concat()
 }
 
 pub fn hello(slots: u32, slot_size: u32) -> Vec<u8> {
@@ -134,7 +134,7 @@ impl Stranger {
     /// Receives ACCEPT, and returns the ring that comes with it.
     pub fn accepted(&self) -> File {
         let (accept, mut fds) = self.receive().unwrap();
-        assert_eq!((accept[0], fds.len()), (ACCEPT, 2));
+        assert_eq!((accept[0], fds.len()), (ACCEPT, 1));
         fds.swap_remove(0).into()
     }
 

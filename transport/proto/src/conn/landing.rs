@@ -205,6 +205,7 @@ impl Connection {
             self.events.push_back(Event::Returned { memory: memory.key });
             return;
         };
+        self.heartbeat.rouse();
         let asked = PendingAnswer::by(self.last_frame() + 1);
         let grant =
             Grant { stream, memory: memory.key, begin, len, request, recalled: false, asked };

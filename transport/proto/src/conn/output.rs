@@ -30,6 +30,7 @@ impl Connection {
         check_block(&block, &self.peer)?;
         let id = self.last_opened.checked_add(1).ok_or(SendError::IdsUsedUp)?;
         self.last_opened = id;
+        self.heartbeat.rouse();
         let key = self.insert(id, RecvHalf::Headers);
         self.push_headers(key, block, end);
         Ok(StreamId(id))

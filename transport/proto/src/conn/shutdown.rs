@@ -19,6 +19,7 @@ impl Connection {
         if self.phase != Phase::Open {
             return;
         }
+        self.heartbeat.rouse();
         match self.side {
             Side::Server => {
                 self.phase = Phase::Draining;

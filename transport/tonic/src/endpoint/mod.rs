@@ -332,6 +332,10 @@ impl Endpoint {
     /// for longer than three quarters of the time. Most failures are noticed at once, because the
     /// device or the kernel reports the loss of the connection. TCP has its own keep-alive
     /// ([`http2_keep_alive_interval`](Self::http2_keep_alive_interval)).
+    ///
+    /// While there is no call, the server is asked once in 24 times this time, and over shared
+    /// memory, where the kernel tells of its end, never. The first call then finds out within this
+    /// time.
     pub fn dead_peer_timeout(mut self, time: Duration) -> Self {
         self.shared.dead_peer_timeout = Some(time);
         self

@@ -177,19 +177,96 @@ fn long_texts_are_truncated() {
     );
 }
 
-#[test]
-fn idle_connections_exchange_pings() {
-    let mut p = Pair::small();
-    p.settle();
-    for _ in 0..600 {
+/// Advances by half seconds in which only PINGs and their replies are sent. Returns their number.
+fn silence(p: &mut Pair, half_seconds: usize) -> usize {
+    let pings = |p: &Pair| p.count(CLIENT, "PING") + p.count(SERVER, "PING");
+    let before = pings(p);
+    for _ in 0..half_seconds {
         p.advance(Duration::from_millis(500));
         p.settle();
     }
     assert!(p.ends.iter().all(|end| end.events.is_empty()));
-    // 300 s, with at most one PING every 1.25 s from each side; one PING usually serves both sides.
-    let pings = p.count(CLIENT, "PING") + p.count(SERVER, "PING");
+    pings(p) - before
+}
+
+#[test]
+fn silence_is_asked_about_and_answered() {
+    let mut p = Pair::small();
+    let id = p.open("head", false);
+    p.settle();
+    // 300 s, a PING at most every 1.25 s from each side; mostly one side asks for both.
+    let pings = silence(&mut p, 600);
     assert!((240..=960).contains(&pings), "{pings}");
+    p.client().reset(id, ResetCode::CANCEL);
+    p.settle();
     p.assert_clean();
+}
+
+/// Nothing is open: one side asks in two minutes, or none where the link tells of an end.
+#[test]
+fn a_connection_at_rest_asks_rarely() {
+    for link_tells_end in [false, true] {
+        let config = Config { link_tells_end, ..small() };
+        let mut p = Pair::new(config.clone(), config, 1 << 20);
+        for round in 0..3 {
+            let id = p.open("head", true);
+            p.settle();
+            p.answer(id, pattern(round, 10));
+            p.settle();
+            let pings = silence(&mut p, 7320);
+            match link_tells_end {
+                // An hour: 30 PINGs and their answers, from either side at most.
+                false => assert!((50..=120).contains(&pings), "{pings}"),
+                true => assert_eq!(pings, 0),
+            }
+            for end in &p.ends {
+                assert!(end.conn.is_resting());
+                assert_eq!(end.conn.next_timeout().is_none(), link_tells_end, "no timer is set");
+            }
+        }
+        p.assert_clean();
+    }
+}
+
+/// However long the connection was at rest.
+#[test]
+fn a_call_that_begins_at_rest_finds_a_dead_peer_in_time() {
+    for (link_tells_end, rest) in [(false, 3), (false, 100), (true, 3), (true, 10_000)] {
+        let config = Config { link_tells_end, ..small() };
+        let mut p = Pair::new(config.clone(), config, 1 << 20);
+        p.settle();
+        silence(&mut p, rest * 2);
+        assert!(p.client().is_resting());
+        p.hold = [true, true];
+        let start = p.now;
+        p.open("head", false);
+        assert!(p.client().is_roused());
+        while p.ends[CLIENT].events.is_empty() && p.now - start < Duration::from_secs(60) {
+            p.settle();
+            p.advance(Duration::from_millis(50));
+            p.settle();
+        }
+        assert_eq!(p.ends[CLIENT].events, [Event::Dead]);
+        // The timer was due at once; it came with the first step.
+        assert_eq!(p.now - start, Duration::from_millis(5050), "{link_tells_end} {rest}");
+    }
+}
+
+/// Where nobody tells, one that has disappeared while nothing was open is detected, later.
+#[test]
+fn a_peer_that_disappears_at_rest_is_given_up() {
+    let mut p = Pair::small();
+    p.settle();
+    let start = p.now;
+    silence(&mut p, 10);
+    p.hold = [true, true];
+    while p.ends.iter().any(|end| end.events.is_empty()) {
+        p.advance(Duration::from_millis(50));
+        p.settle();
+        assert!(p.now - start <= 25 * small().dead_peer);
+    }
+    assert!(p.now - start > 24 * small().dead_peer);
+    assert!(p.ends.iter().all(|end| end.events == [Event::Dead]));
 }
 
 #[test]
@@ -219,10 +296,13 @@ fn a_dead_peer_is_detected() {
 #[test]
 fn a_stopped_process_sends_a_ping_first() {
     let mut p = Pair::small();
+    let id = p.open("head", false);
     p.settle();
     p.advance(Duration::from_secs(3600));
     p.settle();
     assert!(p.ends.iter().all(|end| end.events.is_empty()));
     assert!(p.count(CLIENT, "PING") > 0);
+    p.client().reset(id, ResetCode::CANCEL);
+    p.settle();
     p.assert_clean();
 }

@@ -379,9 +379,10 @@ fn every_phase_of_a_connection_with_every_event() {
                     Turn::Closed => conn.receive(now, message(&Frame::Close { code: 0, text }, 0)),
                     Turn::Dead => {
                         let dead = small().dead_peer;
-                        // The first timeout sends a PING, the second declares the peer dead.
+                        // Sends a PING, or rests and sends it later, then declares the peer dead.
                         conn.handle_timeout(now + dead).unwrap();
-                        conn.handle_timeout(now + 2 * dead - Duration::from_millis(1)).unwrap();
+                        conn.handle_timeout(now + 30 * dead).unwrap();
+                        conn.handle_timeout(now + 31 * dead - Duration::from_millis(1)).unwrap();
                         Ok(())
                     }
                 };

@@ -13,8 +13,14 @@ use crate::{Context, Endpoint, Path, ReasonCode, Server};
 
 const LONG: Duration = Duration::from_secs(3600);
 
-/// Everything falls silent `rest` after the last call. Returns the time until the loss is noticed.
-async fn noticed(client: Option<Duration>, server: Option<Duration>, rest: Duration) -> Duration {
+/// When the loss shows on the channel, on the clock of the test, after everything has fallen
+/// silent: so long after the last call, with another in flight if it is `busy`.
+async fn noticed(
+    client: Option<Duration>,
+    server: Option<Duration>,
+    rest: Duration,
+    busy: bool,
+) -> Duration {
     let net = SimNet::new(SimConfig::default());
     let devices = [1, 2].map(|n| net.device(format!("sim{n}"), [10, 0, 0, n].into()));
     let [servers, clients] = devices.clone().map(|device| Context::builder().sim(device).build());
@@ -33,7 +39,11 @@ async fn noticed(client: Option<Duration>, server: Option<Duration>, rest: Durat
     let mut channel = endpoint.connect_with_connector(connector).await.unwrap();
     assert_eq!(channel.path().path, Path::Sim, "{}", channel.path());
     assert_eq!(Client::new(channel.clone()).say("hello").await.unwrap(), "hello");
-    tokio::time::sleep(rest).await;
+    let call = busy.then(|| {
+        let mut client = Client::new(channel.clone());
+        tokio::spawn(async move { client.say("zzz").await })
+    });
+    tokio::time::sleep(rest.max(Duration::from_millis(1))).await;
     devices[0].freeze(true);
     let begin = Instant::now();
     let noticed = match client < Some(LONG) {
@@ -51,6 +61,9 @@ async fn noticed(client: Option<Duration>, server: Option<Duration>, rest: Durat
         }
     };
     devices[0].freeze(false);
+    if let Some(call) = call {
+        call.abort();
+    }
     drop(channel);
     serving.end().await;
     noticed
@@ -62,16 +75,18 @@ async fn either_side_waits_as_long_as_it_is_told() {
         // At once, and just after the answer to the first ping.
         for rest in [Duration::ZERO, time * 11 / 40] {
             for (client, server) in [(time, LONG), (LONG, time)] {
-                let noticed = noticed(Some(client), Some(server), rest).await;
-                let most = time + Duration::from_millis(20);
-                assert!(
-                    noticed > time / 2 && noticed <= most,
-                    "{client:?}, {server:?}, {rest:?}: {noticed:?}"
-                );
+                // A peer that nobody waits for is asked once in 24 times as long.
+                for (busy, least, most) in [(true, time / 2, time), (false, time * 24, time * 25)] {
+                    let noticed = noticed(Some(client), Some(server), rest, busy).await;
+                    assert!(
+                        noticed > least && noticed <= most + Duration::from_millis(20),
+                        "{client:?}, {server:?}, {rest:?}, busy {busy}: {noticed:?}"
+                    );
+                }
             }
         }
     }
-    let usual = noticed(None, Some(LONG), Duration::ZERO).await;
+    let usual = noticed(None, Some(LONG), Duration::ZERO, true).await;
     assert!(
         usual > Duration::from_secs(2) && usual < Duration::from_secs(6),
         "by default after {usual:?}"
