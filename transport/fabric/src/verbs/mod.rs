@@ -9,7 +9,8 @@
 //! | `addr` | socket addresses in C's form |
 //! | `cm` | rdma_cm: event channels, ids, events |
 //! | `mr` | memory regions |
-//! | `queue_pair` | queue pairs, completion queues, and batches of work |
+//! | `completion` | completion queues, shared by queue pairs, and who polls them |
+//! | `queue_pair` | queue pairs, and batches of work |
 //! | `connect`, `listener` | the connecting and the accepting side |
 //! | `link` | a [`Link`](crate::Link) over a queue pair |
 //! | `siw` | a workaround without which Soft-iWARP has about 60 connections |
@@ -21,7 +22,7 @@
 //! Every object of the library has one owner whose drop frees it, and holds what it was made on:
 //!
 //! ```text
-//! VerbsLink -> Qp -> Cq -> CompChannel -> device (context, protection domain) -> bound id
+//! VerbsLink -> Qp -> CqMember -> SharedCq -> Shard (channel) -> device (context, protection domain) -> bound id
 //!                 -> CmId -> Channel
 //!           -> send queue and control block, freed when the queue pair is destroyed
 //! registration -> device        listener -> CmId -> Channel
@@ -39,6 +40,7 @@
 
 mod addr;
 mod cm;
+mod completion;
 mod connect;
 mod context;
 mod device;
