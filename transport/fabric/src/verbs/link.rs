@@ -18,13 +18,13 @@ use crate::error::{ConnectError, LinkError, Verb};
 use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work, WriteSource};
 use crate::processors;
 use crate::queue::{Held, SendQueue};
-use crate::ready_fd::ReadyFd;
-use crate::verbs::cm::{Channel, CmId, Events, name};
+use crate::verbs::cm::id::{CmId, name};
 use crate::verbs::completion::dispatch::{Armed, BATCH, Completed, RECV, Sleep};
 use crate::verbs::context::DeviceContext;
 use crate::verbs::queue_pair::post::{Batch, Request};
 use crate::verbs::queue_pair::qp::{Qp, QpCapacity};
 use crate::verbs::wake_cost;
+use crate::wake_gate::WakeGate;
 
 /// Completions that one poll reports, at most.
 const MAX_COMPLETIONS: usize = 256;
@@ -70,18 +70,15 @@ pub struct VerbsLink {
     ending: Option<Ending>,
     failure: Option<Failure>,
     dead: Option<LinkError>,
-    /// After the queue pair: it shares the id's channel.
-    events: ReadyFd<Arc<Channel>>,
+    events: WakeGate,
 }
 
 impl VerbsLink {
-    /// Makes a queue pair on an id that is bound to the device, and posts all RECVs (R1). The id's
-    /// events come through `events`. The addresses are read again by
+    /// Makes a queue pair on an id that is bound to the device, and posts all RECVs (R1). The addresses are read again by
     /// [`established`](VerbsLink::established).
     pub(super) fn new(
         device: &Arc<DeviceContext>,
         id: CmId,
-        events: Events,
         config: &LinkConfig,
         pool: &Pool,
         remote: SocketAddr,
@@ -127,7 +124,7 @@ impl VerbsLink {
             ending: None,
             failure: None,
             dead: None,
-            events: ReadyFd::new(events),
+            events: WakeGate::new(),
         };
         for slot in 0..config.recv_slots {
             link.post(slot).map_err(|source| device.verb_error("ibv_post_recv", source))?;
@@ -141,10 +138,6 @@ impl VerbsLink {
 
     pub(super) fn is_iwarp(&self) -> bool {
         self.qp.device.is_iwarp()
-    }
-
-    pub(super) fn events(&self) -> &Events {
-        self.events.fd()
     }
 
     /// The connection is established.
@@ -189,32 +182,37 @@ impl VerbsLink {
         self.dead.get_or_insert(error).clone()
     }
 
+    /// The completion queue failed. Some devices take it away when they are removed, and whoever
+    /// waits for its events may hear of that first.
+    fn queue_error(&mut self, call: &'static str, source: io::Error) -> LinkError {
+        if self.qp.device.is_removed() {
+            let removed = LinkError::DeviceRemoved { peer: self.boxed_peer() };
+            return self.dead.insert(removed).clone();
+        }
+        self.device_error(call, source)
+    }
+
     /// Takes all connection events, and leaves the waker.
     fn poll_events(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        loop {
-            let mut guard = match self.events.poll(cx) {
-                Poll::Pending => return Ok(()),
-                Poll::Ready(ready) => ready?,
+        let VerbsLink { events, qp, .. } = self;
+        while let Poll::Ready(event) = events.poll(cx, |cx| qp.id.poll_event(cx)) {
+            let ending = match event?.kind {
+                kind::RDMA_CM_EVENT_DISCONNECTED => Ending::Disconnected,
+                kind::RDMA_CM_EVENT_DEVICE_REMOVAL => {
+                    qp.device.mark_removed();
+                    Ending::Removed
+                }
+                kind::RDMA_CM_EVENT_TIMEWAIT_EXIT => continue,
+                other => {
+                    tracing::debug!(peer = %self.peer, event = name(other), "connection event");
+                    continue;
+                }
             };
-            while let Some(event) = guard.get_inner().next()? {
-                let ending = match event.kind {
-                    kind::RDMA_CM_EVENT_DISCONNECTED => Ending::Disconnected,
-                    kind::RDMA_CM_EVENT_DEVICE_REMOVAL => {
-                        self.qp.device.mark_removed();
-                        Ending::Removed
-                    }
-                    kind::RDMA_CM_EVENT_TIMEWAIT_EXIT => continue,
-                    other => {
-                        tracing::debug!(peer = %self.peer, event = name(other), "connection event");
-                        continue;
-                    }
-                };
-                // The first reason stays: the peer answers a disconnect of this end with
-                // DISCONNECTED.
-                self.ending.get_or_insert(ending);
-            }
-            guard.clear_ready();
+            // The first reason stays: the peer answers a disconnect of this end with
+            // DISCONNECTED.
+            self.ending.get_or_insert(ending);
         }
+        Ok(())
     }
 
     /// Takes completions until there are none, or enough for one poll. False: there may be more,
@@ -276,7 +274,7 @@ impl VerbsLink {
         loop {
             let drained = match self.take_completions(out) {
                 Ok(drained) => drained,
-                Err(error) => return Err(self.device_error("ibv_poll_cq", error)),
+                Err(error) => return Err(self.queue_error("ibv_poll_cq", error)),
             };
             if out.len() > before {
                 self.note_messages(&out[before..]);
@@ -305,7 +303,7 @@ impl VerbsLink {
                     return Ok(Poll::Ready(()));
                 }
                 Ok(Sleep::PollAgain) => {}
-                Err(error) => return Err(self.device_error("ibv_req_notify_cq", error)),
+                Err(error) => return Err(self.queue_error("ibv_req_notify_cq", error)),
             }
         }
     }

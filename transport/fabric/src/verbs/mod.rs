@@ -7,7 +7,7 @@
 //! | `discovery` | the libraries, devices, ports and addresses of this host |
 //! | `context` | an open device: context and protection domain, shared by all that is made on it |
 //! | `addr` | socket addresses in C's form |
-//! | `cm` | rdma_cm: event channels, ids, events |
+//! | `cm` | rdma_cm: ids, and the event channel that those of a runtime share |
 //! | `mr` | memory regions |
 //! | `completion` | completion queues, shared by queue pairs, and who polls them |
 //! | `queue_pair` | queue pairs, and batches of work |
@@ -23,9 +23,9 @@
 //!
 //! ```text
 //! VerbsLink -> Qp -> CqMember -> SharedCq -> Shard (channel) -> device (context, protection domain) -> bound id
-//!                 -> CmId -> Channel
+//!                 -> CmId -> its part of the hub -> Hub -> Channel
 //!           -> send queue and control block, freed when the queue pair is destroyed
-//! registration -> device        listener -> CmId -> Channel
+//! registration -> device        listener -> CmId -> Hub -> Channel
 //! ```
 //!
 //! Events are acknowledged as they are taken, because both libraries wait, in destroying, for those

@@ -7,7 +7,7 @@ use std::{fmt, io};
 use rdma_sys::{ibv_qp_attr_mask, ibv_qp_type};
 
 use crate::error::{FabricError, Verb};
-use crate::verbs::cm::CmId;
+use crate::verbs::cm::id::CmId;
 use crate::verbs::completion::member::{CqMember, Reservation};
 use crate::verbs::context::DeviceContext;
 
