@@ -125,6 +125,32 @@ pub(crate) enum Next {
     Wait,
 }
 
+/// Why a queue is of no use any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// A call failed, with this errno.
+    Call(i32),
+    /// The device had no place for a completion, or cannot use the queue any more.
+    Overrun,
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Failure {
+        Failure::Call(error.raw_os_error().unwrap_or_default())
+    }
+}
+
+impl From<Failure> for io::Error {
+    fn from(failure: Failure) -> io::Error {
+        match failure {
+            Failure::Call(errno) => io::Error::from_raw_os_error(errno),
+            Failure::Overrun => {
+                io::Error::other("the completion queue has overrun (IBV_EVENT_CQ_ERR)")
+            }
+        }
+    }
+}
+
 /// How many members sleep.
 #[derive(Debug, Default)]
 struct Sleepers {
@@ -178,8 +204,7 @@ pub(crate) struct Dispatch<Q> {
     busy_polls: u64,
     /// Those that the reactor knows of.
     busy_polls_seen: u64,
-    /// The queue is broken, by this errno.
-    failure: Option<i32>,
+    failure: Option<Failure>,
     /// Nobody waits for events any more.
     orphaned: bool,
 }
@@ -229,7 +254,7 @@ impl<Q: Queue> Dispatch<Q> {
                 Ok(polled) if polled.drained => break,
                 Ok(_) => {}
                 Err(error) => {
-                    self.fail(error.raw_os_error().unwrap_or_default(), wake);
+                    self.fail(error.into(), wake);
                     break;
                 }
             }
@@ -363,8 +388,8 @@ impl<Q: Queue> Dispatch<Q> {
     }
 
     /// Whoever sleeps is woken, and told of the failure.
-    pub(crate) fn fail(&mut self, errno: i32, wake: &mut Vec<Waker>) {
-        self.failure.get_or_insert(errno);
+    pub(crate) fn fail(&mut self, failure: Failure, wake: &mut Vec<Waker>) {
+        self.failure.get_or_insert(failure);
         self.wake_all(wake);
     }
 
@@ -384,7 +409,7 @@ impl<Q: Queue> Dispatch<Q> {
     }
 
     fn check(&self) -> io::Result<()> {
-        self.failure.map_or(Ok(()), |errno| Err(io::Error::from_raw_os_error(errno)))
+        self.failure.map_or(Ok(()), |failure| Err(failure.into()))
     }
 
     /// Arms the queue for what sleepers need.

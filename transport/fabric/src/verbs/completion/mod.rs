@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `dispatch` | the state of one queue under its lock: inboxes, sleepers, what is armed |
 //! | `channel` | the descriptor that announces completions |
+//! | `async_events` | the descriptor that announces a queue that has failed |
 //! | `cq` | a queue of the device |
 //! | `shard` | the queues of a device in one runtime, their channel, and the reactor |
 //! | `member` | what one queue pair has of a queue |
@@ -35,7 +36,7 @@
 //! | a queue pair is destroyed | its owner | any | drained: its own completions are dropped |
 //! | a completion whose number is unknown | any poller | any | dropped |
 //! | the runtime ends | reactor | any | orphaned: members wake, and poll without sleeping |
-//! | the queue fails | any poller | any | failed: members wake, and end with the error |
+//! | the queue fails, or the device says that it has | any poller, reactor | any | failed: members wake, and end with the error |
 //!
 //! With one member this is what a queue of its own would do: an event, one poll, and the queue is
 //! armed when the member goes to sleep.
@@ -46,7 +47,10 @@
 //! complete when it fails. A queue without that room is followed by another one, of twice its size,
 //! up to what the device and [`LinkConfig::max_cq_entries`](crate::LinkConfig::max_cq_entries)
 //! allow. A destroyed queue pair gives its entries back once its completions have left the queue.
+//! Should a queue overrun all the same, the device says so (IBV_EVENT_CQ_ERR), and the connections
+//! on it end with that error.
 
+mod async_events;
 mod channel;
 mod cq;
 pub(super) mod dispatch;

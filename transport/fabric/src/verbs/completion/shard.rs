@@ -14,14 +14,15 @@ use tokio::io::unix::AsyncFd;
 use tokio::runtime::{Handle, Id};
 use tokio::task::AbortHandle;
 
+use crate::verbs::completion::async_events::AsyncEvents;
 use crate::verbs::completion::channel::CompChannel;
 use crate::verbs::completion::cq::Cq;
-use crate::verbs::completion::dispatch::{Dispatch, Next};
+use crate::verbs::completion::dispatch::{Dispatch, Failure, Next};
 use crate::verbs::context::DeviceContext;
 
 /// A queue is made for so many queue pairs of the size of its first one, unless there are larger
 /// ones.
-const FIRST_MEMBERS: u32 = 16;
+const FIRST_MEMBERS: u32 = 8;
 
 /// Shards of this process. A device has one in each runtime that has links on it, so that no link
 /// depends on another runtime's being polled.
@@ -35,6 +36,8 @@ pub(super) struct Shard {
     /// The reactor has gone, and with it the runtime.
     orphaned: AtomicBool,
     channel: AsyncFd<CompChannel>,
+    /// None where they cannot be had: then failures of queues stay unknown.
+    events: Option<AsyncEvents>,
 }
 
 #[derive(Default)]
@@ -172,6 +175,9 @@ impl Shard {
             reactor: OnceLock::new(),
             orphaned: AtomicBool::new(false),
             channel,
+            events: AsyncEvents::new(device)
+                .inspect_err(|error| tracing::debug!(%error, "no asynchronous events"))
+                .ok(),
         });
         let reactor = Reactor { shard: Arc::downgrade(&shard), looking: Vec::new() };
         let _ = shard.reactor.set(tokio::spawn(reactor.run()).abort_handle());
@@ -192,7 +198,8 @@ impl Shard {
     }
 
     fn has_one_queue(&self) -> bool {
-        lock(&self.queues).live.len() == 1
+        let queues = lock(&self.queues);
+        queues.live.iter().filter(|(_, queue)| queue.strong_count() > 0).count() == 1
     }
 
     /// Takes events of the channel that is ready, and adds their queues to `fired`.
@@ -214,6 +221,25 @@ impl Shard {
             }
         }
         Ok(())
+    }
+
+    /// Fails queues that the device has failed.
+    fn poll_async_events(&self, cx: &mut Context<'_>, wake: &mut Vec<Waker>) {
+        let Some(events) = &self.events else { return };
+        // It may be a queue of another runtime.
+        let find = |cq| {
+            let shards: Vec<_> = lock(&SHARDS).iter().filter_map(Weak::upgrade).collect();
+            let of_device = shards.iter().filter(|shard| Arc::ptr_eq(&shard.device, &self.device));
+            of_device.flat_map(|shard| shard.all()).find(|queue| queue.cq == cq)
+        };
+        let mut failed = Vec::new();
+        if let Err(error) = events.poll(cx, find, &mut failed) {
+            tracing::debug!(device = self.device.name, %error, "no asynchronous events any more");
+        }
+        for queue in failed {
+            tracing::error!(device = self.device.name, "a completion queue has overrun");
+            queue.dispatch().fail(Failure::Overrun, wake);
+        }
     }
 }
 
@@ -253,13 +279,14 @@ impl Reactor {
             let Ok(mut guard) = ready else { return Poll::Ready(()) };
             if let Err(error) = shard.take_events(fired) {
                 tracing::error!(device = shard.device.name, %error, "ibv_get_cq_event failed");
-                let errno = error.raw_os_error().unwrap_or(libc::EIO);
-                shard.all().iter().for_each(|queue| queue.dispatch().fail(errno, wake));
+                let failure = Failure::from(error);
+                shard.all().iter().for_each(|queue| queue.dispatch().fail(failure, wake));
                 wake_all(wake);
                 return Poll::Ready(());
             }
             guard.clear_ready();
         }
+        shard.poll_async_events(cx, wake);
         for queue in fired.drain(..) {
             let next = queue.dispatch().look(wake);
             match next {
@@ -267,11 +294,11 @@ impl Reactor {
                 Ok(Next::LookAgain) => self.looking.push(Arc::downgrade(&queue)),
                 Err(error) => {
                     tracing::error!(device = shard.device.name, %error, "a completion queue failed");
-                    queue.dispatch().fail(error.raw_os_error().unwrap_or(libc::EIO), wake);
+                    queue.dispatch().fail(error.into(), wake);
                 }
             }
-            wake_all(wake);
         }
+        wake_all(wake);
         if !self.looking.is_empty() {
             // Every other task runs before this one looks again.
             let _ = future::Future::poll(pin!(tokio::task::yield_now()), cx);

@@ -11,7 +11,7 @@ use std::task::{Wake, Waker};
 use proptest::prelude::*;
 
 use crate::verbs::completion::dispatch::{
-    Armed, BATCH, Completed, Dispatch, MemberId, Next, Polled, Queue, Sleep,
+    Armed, BATCH, Completed, Dispatch, Failure, MemberId, Next, Polled, Queue, Sleep,
 };
 
 #[derive(Debug)]
@@ -328,13 +328,25 @@ fn a_broken_queue_ends_all_members_and_keeps_what_came_before() {
     let mut wake = Vec::new();
     assert!(dispatch.look(&mut wake).is_err());
     b.sleep(&mut dispatch, Armed::Solicited);
-    dispatch.fail(libc::EIO, &mut wake);
+    dispatch.fail(Failure::Call(libc::EIO), &mut wake);
     b.poll(&mut dispatch, false);
     assert_eq!(b.got, [1]);
     for pair in [&a, &b] {
         let error = dispatch.poll(pair.id, false, 256, &mut |_| {}, &mut wake).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EIO));
     }
+}
+
+#[test]
+fn an_overrun_is_told_by_name() {
+    let (_, mut dispatch) = made();
+    let mut pair = Pair::join(&mut dispatch, 1);
+    pair.run(&mut dispatch, Armed::Solicited);
+    let mut wake = Vec::new();
+    dispatch.fail(Failure::Overrun, &mut wake);
+    assert_eq!(wake.len(), 1);
+    let error = dispatch.poll(pair.id, false, 256, &mut |_| {}, &mut wake).unwrap_err();
+    assert!(error.to_string().contains("overrun"), "{error}");
 }
 
 #[test]
