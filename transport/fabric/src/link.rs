@@ -42,6 +42,11 @@ pub struct LinkConfig {
     /// this machine. No end polls over shared memory for a peer on its own processor, nor over
     /// verbs where the process may use one processor only. Default 2 ms; zero for never.
     pub busy_poll_limit: Duration,
+    /// Entries of a completion queue, at most: connections of a device share one that has room for
+    /// all that `send_queue` and the RECVs may complete, and another one is opened when it has not.
+    /// Devices may have a lower limit. At least `send_queue` and all RECVs together. Default
+    /// 32,768; verbs only.
+    pub max_cq_entries: u32,
 }
 
 /// Two wake-ups, the peer's and its own, on the slowest of virtual machines; on others an end stops
@@ -59,6 +64,7 @@ impl Default for LinkConfig {
             send_queue: 128,
             inline: 256,
             busy_poll_limit: BUSY_POLL_LIMIT,
+            max_cq_entries: 1 << 15,
         }
     }
 }

@@ -28,6 +28,7 @@ impl<T: AsRawFd> ReadyFd<T> {
         self.fd.get_ref()
     }
 
+    #[cfg(feature = "shm")]
     #[inline]
     pub(crate) fn fd(&self) -> &AsyncFd<T> {
         &self.fd

@@ -7,6 +7,7 @@
 mod common;
 
 use std::net::SocketAddr;
+use std::process::Command;
 use std::time::Duration;
 
 use common::*;
@@ -149,6 +150,127 @@ async fn a_hundred_links_stand_at_once() {
     for (server, client) in &mut links {
         client.send(0, b"one of many").await;
         assert_eq!(server.receive().await.unwrap(), b"one of many");
+    }
+}
+
+/// Completion queues of the device, as the kernel counts them.
+fn completion_queues() -> usize {
+    let shown = Command::new("rdma").args(["resource", "show", &guest_device()]).output().unwrap();
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    let mut words = shown.split_whitespace().skip_while(|word| *word != "cq");
+    words.nth(1).unwrap_or_else(|| panic!("no number of queues: {shown}")).parse().unwrap()
+}
+
+/// Links of which two fill a completion queue.
+fn small() -> LinkConfig {
+    LinkConfig {
+        recv_slots: 4,
+        recv_extra: 0,
+        send_slots: 4,
+        slot_size: 512,
+        staging: 0,
+        send_queue: 8,
+        max_cq_entries: 2 * (4 + 8),
+        ..config()
+    }
+}
+
+#[tokio::test]
+async fn a_full_completion_queue_is_followed_by_another() {
+    let _turn = TURN.lock().await;
+    let side = on_guest_device();
+    let mut listener = side.listen();
+    let before = completion_queues();
+    let mut links = Vec::new();
+    for n in 1..=6 {
+        links.push(pair_over(&mut listener, &side, &side, &small()).await);
+        assert_eq!(completion_queues(), before + n, "two links fill a queue");
+    }
+    for round in 0..20_u8 {
+        for (server, client) in &mut links {
+            for slot in 0..4 {
+                client.post(slot, &[round, slot as u8]);
+            }
+            for slot in 0..4 {
+                assert_eq!(server.receive().await.unwrap(), [round, slot]);
+            }
+        }
+    }
+    // The places of links that are gone are used again.
+    links.drain(2..4);
+    links.push(pair_over(&mut listener, &side, &side, &small()).await);
+    links.push(pair_over(&mut listener, &side, &side, &small()).await);
+    assert_eq!(completion_queues(), before + 6);
+    drop(links);
+    assert_eq!(completion_queues(), before);
+    let too_small = LinkConfig { max_cq_entries: 11, ..small() };
+    let addr = listener.local_addr();
+    let error = side.connect_with(&addr, &too_small, b"").await.map(drop).unwrap_err();
+    assert!(matches!(error, ConnectError::Config(_)), "{error}");
+}
+
+#[tokio::test]
+async fn links_have_no_descriptors_of_their_own() {
+    let _turn = TURN.lock().await;
+    let side = on_guest_device();
+    let mut listener = side.listen();
+    let shared = LinkConfig { max_cq_entries: 1 << 15, ..small() };
+    let mut links = vec![pair_over(&mut listener, &side, &side, &shared).await];
+    let (descriptors, queues) = (descriptors(), completion_queues());
+    for _ in 0..3 {
+        links.push(pair_over(&mut listener, &side, &side, &shared).await);
+    }
+    assert_eq!(completion_queues(), queues, "eight links fit into the first one");
+    assert_eq!(self::descriptors(), descriptors);
+}
+
+/// Pairs that exchange messages while others end in each way there is.
+#[tokio::test]
+async fn a_link_that_dies_takes_no_other_with_it() {
+    let _turn = TURN.lock().await;
+    let side = on_guest_device();
+    let mut listener = side.listen();
+    let shared = LinkConfig { max_cq_entries: 1 << 15, ..small() };
+    let mut stay = Vec::new();
+    for _ in 0..4 {
+        stay.push(pair_over(&mut listener, &side, &side, &shared).await);
+    }
+    for round in 0..24_u8 {
+        let (mut s, mut c) = pair_over(&mut listener, &side, &side, &shared).await;
+        c.send(0, b"first").await;
+        assert_eq!(s.receive().await.unwrap(), b"first");
+        // Work of both ends is in flight when it ends, and nobody takes its completions.
+        for slot in 0..4 {
+            c.post(slot, &[round; 300]);
+        }
+        match round % 6 {
+            0 => c.link.disconnect(),
+            1 => s.link.disconnect(),
+            2 => drop(c),
+            3 => drop(s),
+            // More than the peer has RECVs for.
+            4 => {
+                c.post(0, b"too many");
+                c.death().await;
+            }
+            // A WRITE that is refused.
+            _ => {
+                let src = WriteSource::Staged { offset: 0, len: 64 };
+                c.queue(Work::Write { src, remote_addr: 4096, rkey: 0xdead }, true).unwrap();
+                c.link.ring_doorbell().unwrap();
+                c.death().await;
+            }
+        }
+        for (server, client) in &mut stay {
+            for slot in 0..4 {
+                client.post(slot, &[round, slot as u8]);
+            }
+            for slot in 0..4 {
+                assert_eq!(server.receive().await.unwrap(), [round, slot]);
+            }
+            server.send(0, &[round]).await;
+            assert_eq!(client.receive().await.unwrap(), [round]);
+        }
     }
 }
 

@@ -33,6 +33,7 @@ pub fn config() -> LinkConfig {
         send_queue: 64,
         inline: 256,
         busy_poll_limit: BUSY_POLL_LIMIT.get(),
+        ..LinkConfig::default()
     }
 }
 
