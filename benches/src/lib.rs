@@ -20,6 +20,7 @@
 //! | [`instructions`] | the same in instructions, where the machine counts them |
 //! | [`machine`] | processor, kernel, C library and allocator, beside which figures are told |
 //! | [`footprint`] | memory, descriptors and threads of a process |
+//! | [`server_figures`] | what a server process says of its pools and copies |
 //! | [`copies`] | the same in bytes that are copied |
 //! | [`costs`] | what does not vary: instructions, allocations, doorbells, held against a record |
 //! | [`cpu`] | which processor a process runs on |
@@ -50,6 +51,7 @@ pub mod report;
 pub mod results;
 pub mod role;
 pub mod sample;
+pub mod server_figures;
 pub mod service;
 pub mod session;
 pub mod threads;

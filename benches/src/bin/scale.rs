@@ -184,7 +184,14 @@ async fn scale(args: &Args) -> anyhow::Result<()> {
     let cpus = args.places.cpus()?;
     let room = args.connections.iter().copied().max();
     let limit = Duration::from_secs(args.limit);
-    let setup = Setup { addr: args.places.addr, cpus, limit, room, neighbours: None };
+    let setup = Setup {
+        addr: args.places.addr,
+        cpus,
+        limit,
+        room,
+        server_figures: false,
+        neighbours: None,
+    };
     let mut failures = 0;
     for what in [What::Connections, What::Streams] {
         let (counts, mut report) = match what {
