@@ -24,6 +24,7 @@
 //! | [`copies`] | the same in bytes that are copied |
 //! | [`costs`] | what does not vary: instructions, allocations, doorbells, held against a record |
 //! | [`cpu`] | which processor a process runs on |
+//! | [`scale`] | many clients, connections and streams |
 //! | [`threads`] | calls on several threads at a time |
 //! | [`report`] | medians, ratios, table, JSON, assertions |
 //! | [`sample`] | what a round yields |
@@ -51,6 +52,7 @@ pub mod report;
 pub mod results;
 pub mod role;
 pub mod sample;
+pub mod scale;
 pub mod server_figures;
 pub mod service;
 pub mod session;
