@@ -14,7 +14,7 @@ fn take(landing: &mut Landing, want: usize, min: usize) -> Option<LandingBuf> {
     landing.alloc(want, min).unwrap()
 }
 
-/// Writes as the peer of a grant does.
+/// Writes as the peer that holds the grant does.
 fn write(buf: &LandingBuf, registrar: &RecordingRegistrar, data: &[u8]) {
     let key = of_rkey(buf.rkey());
     assert!(registrar.covers(key, buf.addr(), buf.capacity()));
@@ -43,7 +43,7 @@ fn a_peers_writes_become_landed_bytes() {
     assert_eq!((pool.stats().granted, pool.stats().filled), (0, 12 << 10));
     assert_eq!(bytes, vec![5; 10_000]);
     let part = pool.resolve(&bytes.slice(5000..)).unwrap();
-    // Sent on from where it landed: by the address that the device knows it by.
+    // Landed bytes are sent on in place, at the address that the device uses for them.
     assert_eq!((part.iova(), part.len()), (addr + 5000, 5000));
     assert_eq!(part.addr(), (place.addr() + 5000) as u64);
     assert!(registrar.covers(part.lkey(), part.iova(), part.len()));
@@ -53,7 +53,7 @@ fn a_peers_writes_become_landed_bytes() {
     assert_eq!(pool.stats().filled, 12 << 10, "a slice holds it");
     drop(part);
     assert_unused(&pool);
-    // More than there is, and nothing.
+    // Lengths beyond the capacity, and zero.
     assert_eq!(take(&mut landing, 1, 1).unwrap().filled(usize::MAX).len(), 4096);
     assert_eq!(take(&mut landing, 1, 1).unwrap().filled(0).lend(), Bytes::new());
     assert_unused(&pool);
@@ -89,14 +89,14 @@ fn the_whole_budget_can_be_leased_and_no_more() {
         let mut landing = pool.landing();
         let all = everything(&mut landing, 64 << 10);
         let total: usize = all.iter().map(LandingBuf::capacity).sum();
-        // The rest of the budget may be shorter than one piece.
+        // The rest of the budget may be shorter than a piece.
         assert!(total + (64 << 10) > pool.config().landing, "{total}");
         assert!(all.iter().all(|b| b.capacity() == 64 << 10));
         assert_budgets(&pool, &registrar);
         let mut places: Vec<_> = all.iter().map(|b| (b.addr(), b.capacity() as u64)).collect();
         places.sort_unstable();
         assert!(places.windows(2).all(|w| w[0].0 + w[0].1 <= w[1].0), "pieces overlap");
-        // The other parts have theirs (R11).
+        // The budgets of the other parts are untouched (R11).
         assert!(pool.try_alloc(pool.config().send).is_ok() && pool.control(80 << 10).is_ok());
         drop((all, landing, pool));
         registrar.assert_settled();
@@ -117,7 +117,7 @@ fn extreme_lengths() {
     }
     landing.trim();
     assert_eq!(pool.stats().leased, 0);
-    // All that there is for the one that wants everything, in a chunk of its own.
+    // A request for everything gets the whole budget, in a chunk of its own.
     let all = take(&mut landing, usize::MAX, 0).unwrap();
     assert_eq!(all.capacity(), budget);
     assert_eq!(registrar.registrations(), 2);
@@ -141,7 +141,7 @@ fn scarce_memory_gives_the_longest_free_piece() {
     assert_eq!(all.len() * 4096, pool.config().landing);
     all.sort_unstable_by_key(LandingBuf::addr);
     assert!(take(&mut landing, 4096, 0).is_none());
-    // Two neighbours and a single one come free.
+    // Free two neighbouring granules and a single one.
     all.remove(100);
     all.drain(10..12);
     assert!(take(&mut landing, chunk, 4096 * 3).is_none());
@@ -149,7 +149,7 @@ fn scarce_memory_gives_the_longest_free_piece() {
     let two = take(&mut landing, chunk, 8192).unwrap();
     assert_eq!(take(&mut landing, chunk, 4096).unwrap().capacity(), 4096);
     drop(two);
-    // A budget with more left than any chunk has gives that.
+    // If the budget has more left than any chunk, it is used.
     let mut other = pool.landing();
     drop(all);
     assert!(landing.trim() > 0);
@@ -175,7 +175,7 @@ fn keys_stop_working_at_the_end_of_the_lease() {
     drop(bytes);
     assert_eq!(one.trim(), pool.config().chunk);
     assert!(registrar.entry(old).is_none(), "the key is dead");
-    // Leased anew, perhaps at the same place: another key, and nothing of what was there.
+    // The next lease may use the same address, but has another key and shows no old contents.
     let again = take(&mut two, pool.config().chunk, pool.config().chunk).unwrap();
     assert_ne!(of_rkey(again.rkey()), old);
     let same = again.addr() == addr;
@@ -230,12 +230,17 @@ fn waiters_are_woken_and_others_learn_of_them() {
     let first = take(&mut two, budget, 1).unwrap();
     assert_eq!(first.capacity(), budget / 2);
     assert!(!one.wanted_elsewhere(), "it has something");
+<<<<<<< HEAD
     // With its share it is no claim on others: only its own pieces help it, and what others leave.
+=======
+    // A piece that is freed notifies the owner of its chunk, which returns the chunk.
+>>>>>>> main
     assert!(take(&mut two, 4096, 1).is_none());
     assert!(!one.wanted_elsewhere());
     let before = (woken1.count(), woken2.count());
     let bytes = busy.filled(usize::MAX);
     std::thread::spawn(move || drop(bytes)).join().unwrap();
+<<<<<<< HEAD
     assert_eq!((woken1.count(), woken2.count()), before, "the other keeps its share");
     drop(first);
     assert_eq!(woken2.count(), before.1 + 1);
@@ -258,6 +263,20 @@ fn waiters_are_woken_and_others_learn_of_them() {
     assert_eq!(woken1.count(), before.0 + 1);
     // The end of a whole connection is as good.
     let half = take(&mut one, budget, 1).unwrap();
+=======
+    assert_eq!(woken1.count(), before1 + 1);
+    assert!(one.wanted_elsewhere());
+    one.trim();
+    assert_eq!(woken2.count(), before2 + 1);
+    // A waiter is also woken by a piece of its own.
+    let second = take(&mut two, budget, 1).unwrap();
+    assert!(take(&mut two, 4096, 1).is_none());
+    let before = woken2.count();
+    drop(second);
+    assert_eq!(woken2.count(), before + 1);
+    // It is also woken by the end of another connection.
+    drop(first);
+>>>>>>> main
     assert!(take(&mut one, budget, 1).is_none());
     let before = woken1.count();
     drop((pieces, two));
@@ -277,17 +296,17 @@ fn a_connection_that_stops_waiting_claims_nothing() {
         assert!(take(two, 1, 1).is_none());
         assert!(one.wanted_elsewhere() && three.wanted_elsewhere());
     };
-    // Given up.
+    // The waiter gives up.
     waits(&mut two);
     two.stop_waiting();
     two.stop_waiting();
     assert!(!one.wanted_elsewhere() && !three.wanted_elsewhere());
-    // Dropped.
+    // The waiter is dropped.
     let mut four = pool.landing();
     waits(&mut four);
     drop(four);
     assert!(!one.wanted_elsewhere());
-    // Failed.
+    // The waiter's allocation fails.
     waits(&mut two);
     drop(held);
     one.trim();
@@ -295,7 +314,7 @@ fn a_connection_that_stops_waiting_claims_nothing() {
     assert!(two.alloc(1, 1).is_err());
     registrar.fail(false);
     assert!(!one.wanted_elsewhere());
-    // Satisfied.
+    // The waiter is served.
     let held = take(&mut one, budget, 1).unwrap();
     assert!(take(&mut two, 1, 1).is_none());
     assert!(one.wanted_elsewhere());
@@ -320,7 +339,7 @@ fn a_failed_registration_only_fails_the_request() {
     registrar.fail(false);
     let half = take(&mut landing, chunk / 2, 1).unwrap();
     registrar.fail(true);
-    // What the connection has serves, if it is enough.
+    // Memory that the connection already has is used if it suffices.
     assert_eq!(take(&mut landing, chunk, 4096).unwrap().capacity(), chunk / 2);
     assert!(landing.alloc(chunk, chunk).is_err());
     registrar.fail(false);
@@ -348,7 +367,32 @@ fn a_failed_registration_wakes_waiters_for_the_same_budget() {
     assert_eq!(woken.count(), before + 1);
 }
 
+<<<<<<< HEAD
 /// A peer gets a grant as long as it requests, and states in DONE how much of it was written.
+=======
+#[test]
+fn is_spent_when_all_is_leased_and_no_chunk_is_idle() {
+    let (pool, _) = small();
+    let budget = pool.config().landing;
+    let (mut landing, other) = (pool.landing(), pool.landing());
+    assert!(!landing.is_spent());
+    let first = take(&mut landing, budget / 2, 1).unwrap();
+    assert!(!landing.is_spent(), "half can still be leased");
+    // A chunk of its own for the rest; one granule of it stays in use.
+    let second = take(&mut landing, budget / 2, 1).unwrap();
+    drop(first);
+    assert!(!landing.is_spent(), "the first chunk could go back");
+    let _one = take(&mut landing, 1, 1).unwrap();
+    assert!(landing.is_spent() && !landing.under_pressure(), "a granule keeps it");
+    drop(second);
+    assert!(
+        !landing.is_spent() && other.is_spent(),
+        "the second could; another connection has none"
+    );
+}
+
+/// A peer gets a grant of the length it requested, and states in DONE how much it has written.
+>>>>>>> main
 #[test]
 fn unwritten_granules_come_free_at_once() {
     let (pool, registrar) = small();
@@ -379,6 +423,26 @@ fn unwritten_granules_come_free_at_once() {
 }
 
 #[test]
+<<<<<<< HEAD
+=======
+fn under_pressure_beyond_three_quarters_of_the_budget() {
+    let (pool, _) = small();
+    let budget = pool.config().landing;
+    let (mut landing, other) = (pool.landing(), pool.landing());
+    let granted = take(&mut landing, budget / 2, 1).unwrap();
+    let filled = take(&mut landing, budget / 4, 1).unwrap().filled(usize::MAX);
+    assert!(!landing.under_pressure());
+    let more = take(&mut landing, 1, 1).unwrap();
+    assert!(landing.under_pressure() && other.under_pressure());
+    drop(more);
+    assert!(!landing.under_pressure());
+    drop((granted, filled));
+    // Idle chunks do not count as pressure.
+    assert!(pool.stats().leased > budget / 2 && !landing.under_pressure());
+}
+
+#[test]
+>>>>>>> main
 fn idle_connections_pin_nothing() {
     let (pool, registrar) = small();
     let mut connections: Vec<Landing> = (0..1000).map(|_| pool.landing()).collect();
@@ -393,7 +457,11 @@ fn idle_connections_pin_nothing() {
     registrar.assert_settled();
 }
 
+<<<<<<< HEAD
 /// Acts as a driver that has been woken: returns what exceeds the share, or tries again.
+=======
+/// Acts as a driver that has been woken: returns idle chunks, then tries to allocate again.
+>>>>>>> main
 fn settle(connections: &mut [Landing], wants: &mut [usize], got: &mut Vec<(usize, LandingBuf)>) {
     for (i, landing) in connections.iter_mut().enumerate() {
         if landing.wanted_elsewhere() {
@@ -417,7 +485,8 @@ fn every_waiter_gets_memory() {
     let mut wants = vec![budget; 10];
     let mut got = Vec::new();
     let mut turns = vec![0; 10];
-    // Each holds what it got for one round; all of them fit in one at a time only.
+    // Each connection keeps its memory for one round, and only one at a time can have the whole
+    // budget.
     for _ in 0..100 {
         settle(&mut connections, &mut wants, &mut got);
         assert!(got.len() <= 10);
@@ -474,8 +543,15 @@ fn a_limited_connection_waits_for_its_own_pieces() {
     let total: usize = all.iter().map(LandingBuf::capacity).sum();
     assert!(total <= limit && total + (64 << 10) > limit, "{total}");
     assert!(pool.stats().leased <= limit);
+<<<<<<< HEAD
     // It is its own limit: nobody else is asked to make room, and others have all the rest.
     assert!(!other.wanted_elsewhere());
+=======
+    assert!(limited.under_pressure() && limited.is_spent());
+    // The connection has reached its own limit, so nobody else is asked for memory, and others may
+    // use all the rest.
+    assert!(!other.wanted_elsewhere() && !other.under_pressure());
+>>>>>>> main
     let others = everything(&mut other, 64 << 10);
     assert!(others.len() * (64 << 10) + limit + (128 << 10) > pool.config().landing);
     let before = woken.count();
@@ -484,11 +560,11 @@ fn a_limited_connection_waits_for_its_own_pieces() {
     drop(all.pop());
     assert!(woken.count() > before);
     let piece = take(&mut limited, 64 << 10, 64 << 10).unwrap();
-    // Readers that hold on to what they got count as well.
+    // Memory held by readers counts as well.
     let held = piece.filled(usize::MAX);
     assert!(take(&mut limited, 64 << 10, 64 << 10).is_none());
     drop(held);
-    // What lies idle in short chunks makes room for a long piece.
+    // Idle short chunks are freed to make room for a long piece.
     drop(all);
     assert_eq!(take(&mut limited, limit, limit).unwrap().capacity(), limit);
     assert!(take(&mut limited, 2 * limit, 1).unwrap().capacity() <= limit);

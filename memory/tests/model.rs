@@ -71,12 +71,12 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Removes an element of a list, if it has any.
+/// Removes an element of a list, if there is one.
 fn any<T>(list: &mut Vec<T>, at: usize) -> Option<T> {
     if list.is_empty() { None } else { Some(list.swap_remove(at % list.len())) }
 }
 
-/// Fills a buffer with a byte of its own, which another owner of the memory would overwrite.
+/// Fills a buffer with its mark, which another owner of the same memory would overwrite.
 fn marked(mut buf: PinnedBuf, len: usize, mark: u8) -> (PinnedBuf, u8) {
     assert_eq!((buf.capacity(), buf.len()), (len, 0));
     buf.put_bytes(mark, len);
@@ -84,7 +84,7 @@ fn marked(mut buf: PinnedBuf, len: usize, mark: u8) -> (PinnedBuf, u8) {
 }
 
 fn is_marked(bytes: &[u8], mark: u8) -> bool {
-    // As a comparison of memory, which is fast without optimisation, too.
+    // A comparison of memory is fast without optimisation, too.
     bytes.first().is_none_or(|first| *first == mark && bytes[1..] == bytes[..bytes.len() - 1])
 }
 
@@ -98,7 +98,7 @@ proptest! {
         let mut cx = Context::from_waker(Waker::noop());
         let mut bufs: Vec<(PinnedBuf, u8)> = Vec::new();
         let mut bytes: Vec<(Bytes, u8)> = Vec::new();
-        // In the order of their first polls.
+        // Ordered by first poll.
         let mut waits: Vec<(Alloc, usize)> = Vec::new();
         let mut controls: Vec<(PinnedBuf, u8)> = Vec::new();
         let mut connections: Vec<Landing> = (0..4).map(|_| pool.landing()).collect();
@@ -115,7 +115,7 @@ proptest! {
                     Err(PoolError::Register(_)) => prop_assert!(fails),
                     Err(error) => {
                         prop_assert_eq!(usage(&error), Some(Use::Send));
-                        // Something is held, or someone waits.
+                        // Some memory is in use, or someone waits.
                         prop_assert!(pool.stats().send > 0 || !waits.is_empty());
                     }
                 },
@@ -139,7 +139,7 @@ proptest! {
                     if let Poll::Ready(result) = Pin::new(alloc).poll(&mut cx) {
                         match result {
                             Ok(buf) => bufs.push(marked(buf, *len, mark)),
-                            // The device refused at some time since.
+                            // The registrar has failed in the meantime.
                             Err(error) => prop_assert!(matches!(error, PoolError::Register(_)), "{error}"),
                         }
                         drop(waits.remove(at));
@@ -180,7 +180,7 @@ proptest! {
                         let key = of_rkey(piece.rkey());
                         prop_assert!(registrar.covers(key, piece.addr(), piece.capacity()));
                         prop_assert!(pieces.iter().all(|(p, owner)| *owner == connection || p.rkey() != piece.rkey()));
-                        // SAFETY: granted to nobody else, and registered.
+                        // SAFETY: the piece is registered, and granted to nobody else.
                         unsafe { std::ptr::write_bytes(registrar.place(key, piece.addr()), mark, piece.capacity()) };
                         pieces.push((piece, connection));
                         waiting[connection] = false;
@@ -188,7 +188,11 @@ proptest! {
                     Ok(None) => {
                         let idle = sizes.landing - pool.stats().leased;
                         waiting[connection] = true;
+<<<<<<< HEAD
                         // The rest may be kept for those that have less than their share.
+=======
+                        // The rest may be reserved for connections with less than their share.
+>>>>>>> main
                         let leased = connections[connection].leased();
                         let share = connections[connection].share();
                         let held = connections[connection].wanted_elsewhere();
@@ -228,7 +232,7 @@ proptest! {
                 Op::Reopen(connection) => {
                     connections[connection] = pool.landing();
                     waiting[connection] = false;
-                    // What it still holds belongs to a connection that is gone.
+                    // Its remaining pieces belong to a connection that no longer exists.
                     pieces.iter_mut().filter(|p| p.1 == connection).for_each(|p| p.1 = usize::MAX);
                 }
                 Op::StopWaiting(connection) => {
@@ -243,12 +247,17 @@ proptest! {
                     let wanted = own().filter(|(piece, _)| piece.is_wanted_back()).count();
                     let held = connections[connection].wanted_elsewhere() && leased > share;
                     prop_assert!(held || (excess == Excess::None && wanted == 0), "{excess:?}");
-                    // What is not wanted back fits into the share.
+                    // Pieces that are not reclaimed fit into the share.
                     let kept: usize = own().filter(|(p, _)| !p.is_wanted_back()).map(|(p, _)| p.capacity()).sum();
                     prop_assert!(!held || kept <= share, "{kept} of {share}");
+<<<<<<< HEAD
                     // And nothing more when all that is wanted has come back.
                     prop_assert!(held == (excess != Excess::None) || pool.stats().held > 0);
                     connections[connection].give_back();
+=======
+                    // No excess remains once all reclaimed pieces have been returned.
+                    prop_assert!(held == (excess != Excess::None) || pool.stats().filled > 0);
+>>>>>>> main
                 }
                 Op::DropBuf(at) => {
                     if let Some((buf, mark)) = any(&mut bufs, at) {
@@ -287,7 +296,7 @@ proptest! {
         for (some, mark) in bufs.iter().chain(&controls) {
             prop_assert!(is_marked(some, *mark));
         }
-        // All that waits is served in its order, when all else is given back.
+        // All waiters are served in order once everything else has been returned.
         registrar.fail(false);
         drop((bufs, pieces, controls));
         for (some, mark) in bytes {

@@ -1,4 +1,4 @@
-//! The share of the landing budget that a connection has while others wait.
+//! A connection's share of the landing budget while others wait.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -7,7 +7,7 @@ mod common;
 use common::{Woken, assert_unused, small};
 use tonic_rdma_memory::{Excess, Landing, LandingBuf};
 
-/// Allocates all pieces of length `each` that the connection may have.
+/// Allocates as many pieces of length `each` as the connection may have.
 fn everything(landing: &mut Landing, each: usize) -> Vec<LandingBuf> {
     std::iter::from_fn(|| landing.alloc(each, each).unwrap()).collect()
 }
@@ -34,7 +34,7 @@ fn a_single_connection_may_have_all_and_yields_to_a_waiter() {
     assert_eq!(hog.keep_share(), Excess::Same);
     let kept: usize = held.iter().filter(|p| !p.is_wanted_back()).map(LandingBuf::capacity).sum();
     assert!(kept > 0 && kept <= hog.share(), "{kept}");
-    // Meanwhile it gets nothing of what has to go.
+    // Until then it gets no memory from the chunks that are being reclaimed.
     let at = held.iter().position(LandingBuf::is_wanted_back).unwrap();
     drop(held.swap_remove(at));
     assert!(hog.alloc(each, each).unwrap().is_none());
@@ -48,7 +48,7 @@ fn a_single_connection_may_have_all_and_yields_to_a_waiter() {
     assert_unused(&pool);
 }
 
-/// Eight connections that keep whatever they get leave room for one more.
+/// Eight connections that keep all their memory still leave room for another one.
 #[test]
 fn connections_that_keep_their_memory_leave_room() {
     let (pool, _ledger) = small();
@@ -68,7 +68,7 @@ fn connections_that_keep_their_memory_leave_room() {
         for (landing, held) in &mut hoarders {
             if landing.wanted_elsewhere() {
                 landing.keep_share();
-                // The peer is ended, or gives up what it was asked for.
+                // The peer returns the reclaimed pieces, or its connection is closed.
                 give_back(held);
                 landing.give_back();
             }
@@ -77,7 +77,11 @@ fn connections_that_keep_their_memory_leave_room() {
     assert!(got.is_some());
 }
 
+<<<<<<< HEAD
 /// A connection whose only chunk the application holds may go on using it.
+=======
+/// A connection whose only chunk is held by readers may continue to use it.
+>>>>>>> main
 #[test]
 fn the_only_chunk_stays_usable_while_the_application_holds_it() {
     let (pool, _ledger) = small();
@@ -101,7 +105,11 @@ fn the_only_chunk_stays_usable_while_the_application_holds_it() {
     assert!(other.alloc(need, need).unwrap().is_some());
 }
 
+<<<<<<< HEAD
 /// What a connection has of its share it keeps, however many others wait.
+=======
+/// After DONE, granules that were granted but not written no longer count as granted.
+>>>>>>> main
 #[test]
 fn nothing_within_a_share_is_given_back() {
     let (pool, _ledger) = small();
@@ -208,12 +216,18 @@ fn a_connection_limited_by_its_share_is_woken() {
     let (mut hog, mut other) = (pool.landing(), pool.landing());
     let (woken, waker) = Woken::new();
     hog.register_waker(&waker);
+<<<<<<< HEAD
     let first = other.alloc(chunk, chunk).unwrap().unwrap();
     let mut held = Vec::new();
     while pool.stats().leased < landing - chunk {
         held.push(hog.alloc(chunk, chunk).unwrap().unwrap());
     }
     // More than is left, so that it waits.
+=======
+    let held: Vec<LandingBuf> =
+        (0..landing / chunk - 1).map(|_| hog.alloc(chunk, chunk).unwrap().unwrap()).collect();
+    // More than is left, so that this connection waits.
+>>>>>>> main
     assert!(other.alloc(2 * chunk, 2 * chunk).unwrap().is_none());
     let before = woken.count();
     assert!(hog.alloc(chunk, chunk).unwrap().is_none(), "the last chunk is not for it");

@@ -42,6 +42,11 @@ pub struct LinkConfig {
     /// this machine. No end polls over shared memory for a peer on its own processor, nor over
     /// verbs where the process may use one processor only. Default 2 ms; zero for never.
     pub busy_poll_limit: Duration,
+    /// Entries of a completion queue, at most: connections of a device share one that has room for
+    /// all that `send_queue` and the RECVs may complete, and another one is opened when it has not.
+    /// Devices may have a lower limit. At least `send_queue` and all RECVs together. Default
+    /// 32,768; verbs only.
+    pub max_cq_entries: u32,
 }
 
 /// Two wake-ups, the peer's and its own, on the slowest of virtual machines; on others an end stops
@@ -59,6 +64,7 @@ impl Default for LinkConfig {
             send_queue: 128,
             inline: 256,
             busy_poll_limit: BUSY_POLL_LIMIT,
+            max_cq_entries: 1 << 15,
         }
     }
 }
@@ -80,6 +86,7 @@ impl LinkConfig {
     }
 
     /// Bytes of the whole control block: what one connection takes from the pool's control budget.
+    /// Over shared memory it takes [`block_bytes`](Self::block_bytes): RECVs lie in the ring.
     pub fn control_bytes(&self) -> usize {
         self.recv_bytes() + self.block_bytes()
     }
@@ -135,6 +142,9 @@ pub struct Caps {
     /// WRITEs may come from any memory ([`WriteSource::Any`]): nothing need be registered or
     /// staged, because the link copies while the work is queued.
     pub any_memory: bool,
+    /// [`Link::poll`] reports the end of the peer's process, however it ends, though nothing is
+    /// sent: nobody need ask whether it still lives.
+    pub tells_end: bool,
 }
 
 /// Where the bytes of a WRITE come from. The link keeps the source alive until the work is done or
@@ -348,9 +358,10 @@ pub trait Link: Send + 'static {
     /// The device refused work; the link is dead.
     fn grow(&mut self, pool: &Pool) -> Result<u32, LinkError>;
 
-    /// Lets the extra RECVs go, each when the next message in it has been read and
-    /// [reposted](Link::repost): posted RECVs cannot be taken back. Their memory returns to the
-    /// pool with the last of them.
+    /// Gives back what only a busy connection needs. The extra RECVs go, each when the next message
+    /// in it has been read and [reposted](Link::repost): posted RECVs cannot be taken back. Their
+    /// memory returns to the pool with the last of them. Shared memory gives back the pages of the
+    /// ring that it sends through, if nothing lies there.
     fn shrink(&mut self);
 
     /// Starts an orderly end: the peer sees a disconnect, work in flight is flushed, and

@@ -13,7 +13,8 @@ use tonic_rdma_memory::Pool;
 use crate::addr::Addr;
 use crate::error::{ConnectError, ConnectStep, FabricError, Verb};
 use crate::link::{LinkConfig, MAX_PRIVATE_DATA};
-use crate::verbs::cm::{Channel, CmId, Event, Events, events, name, next_event};
+use crate::verbs::cm::hub::Event;
+use crate::verbs::cm::id::{CmId, name};
 use crate::verbs::context::DeviceContext;
 use crate::verbs::discovery::attributes::context_name;
 use crate::verbs::discovery::device_list::no_channel;
@@ -84,14 +85,10 @@ impl ConnectAttempt {
     }
 
     /// Waits for an event, or for one that means that it will not come.
-    async fn expect_event(
-        &self,
-        events: &Events,
-        wanted: kind::Type,
-    ) -> Result<Event, ConnectError> {
+    async fn expect_event(&self, id: &CmId, wanted: kind::Type) -> Result<Event, ConnectError> {
         let addr = Addr::Ip(self.addr);
         loop {
-            let event = next_event(events).await.map_err(Self::channel_failed)?;
+            let event = id.next_event().await.map_err(Self::channel_failed)?;
             return match event.kind {
                 got if got == wanted => Ok(event),
                 kind::RDMA_CM_EVENT_REJECTED => Err(match event.status.saturating_abs() {
@@ -121,14 +118,12 @@ impl ConnectAttempt {
     }
 
     /// Resolves the address to a device.
-    async fn resolve(&mut self) -> Result<(CmId, Events), ConnectError> {
+    async fn resolve(&mut self) -> Result<CmId, ConnectError> {
         self.step = ConnectStep::ResolveAddress;
-        let channel = Channel::new().map_err(no_channel)?;
-        let id = CmId::new(&channel).map_err(|e| self.failed(e))?;
-        let events = events(channel).map_err(Self::channel_failed)?;
+        let id = CmId::new().map_err(no_channel)?;
         id.resolve_addr(self.addr, self.millis()).map_err(|e| self.failed(e))?;
-        self.expect_event(&events, kind::RDMA_CM_EVENT_ADDR_RESOLVED).await?;
-        Ok((id, events))
+        self.expect_event(&id, kind::RDMA_CM_EVENT_ADDR_RESOLVED).await?;
+        Ok(id)
     }
 
     async fn connect(
@@ -138,7 +133,7 @@ impl ConnectAttempt {
         pool: &Pool,
         private_data: &[u8],
     ) -> Result<(VerbsLink, Vec<u8>), ConnectError> {
-        let (id, events) = self.resolve().await?;
+        let id = self.resolve().await?;
         let addr = Addr::Ip(self.addr);
         match id.verbs() {
             None => return Err(ConnectError::NotOnRdma { addr }),
@@ -158,11 +153,10 @@ impl ConnectAttempt {
         }
         self.step = ConnectStep::ResolveRoute;
         id.resolve_route(self.millis()).map_err(|e| self.failed(e))?;
-        self.expect_event(&events, kind::RDMA_CM_EVENT_ROUTE_RESOLVED).await?;
+        self.expect_event(&id, kind::RDMA_CM_EVENT_ROUTE_RESOLVED).await?;
 
         self.step = ConnectStep::Connect;
-        let pending =
-            PendingLink::new(VerbsLink::new(device, id, events, config, pool, self.addr)?);
+        let pending = PendingLink::new(VerbsLink::new(device, id, config, pool, self.addr)?);
         let mut pending = match device.is_iwarp() {
             true => self.connect_on_thread(pending, private_data.to_vec()).await?,
             false => {
@@ -170,8 +164,7 @@ impl ConnectAttempt {
                 pending
             }
         };
-        let answer =
-            self.expect_event(pending.link().events(), kind::RDMA_CM_EVENT_ESTABLISHED).await;
+        let answer = self.expect_event(pending.link().id(), kind::RDMA_CM_EVENT_ESTABLISHED).await;
         pending.unanswered = false;
         let event = answer?;
         let mut link = pending.into_link();
@@ -255,7 +248,9 @@ impl Drop for PendingLink {
 pub(super) async fn resolve(addr: SocketAddr, timeout: Duration) -> Result<CmId, ConnectError> {
     let mut attempt = ConnectAttempt { addr, timeout, step: ConnectStep::ResolveAddress };
     let resolved = tokio::time::timeout(timeout, attempt.resolve()).await;
-    let (id, _events) = resolved.unwrap_or_else(|_| Err(attempt.timed_out()))?;
+    let mut id = resolved.unwrap_or_else(|_| Err(attempt.timed_out()))?;
+    // Whoever opens a device may do that in a runtime that ends before the device is closed.
+    id.set_apart().map_err(no_channel)?;
     match id.verbs() {
         Some(_) => Ok(id),
         None => Err(ConnectError::NotOnRdma { addr: addr.into() }),

@@ -17,7 +17,7 @@ use rdma_sys::rdma_cm_event_type as kind;
 
 use crate::device::{PortState, Transport};
 use crate::error::{FabricError, Verb};
-use crate::verbs::cm::CmId;
+use crate::verbs::cm::id::CmId;
 use crate::verbs::discovery::attributes::{context_name, ports};
 use crate::verbs::discovery::lib_probe;
 use crate::verbs::siw::Cover;
@@ -159,8 +159,8 @@ impl DeviceContext {
 
     /// True when the device was removed: seen by a link, a listener, or its own id.
     pub(super) fn is_removed(&self) -> bool {
-        while let Ok(Some(event)) = self.bound_id.channel().next() {
-            if event.kind == kind::RDMA_CM_EVENT_DEVICE_REMOVAL {
+        while let Ok(Some(event)) = self.bound_id.own_event() {
+            if event == kind::RDMA_CM_EVENT_DEVICE_REMOVAL {
                 self.mark_removed();
             }
         }

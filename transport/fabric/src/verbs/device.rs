@@ -10,7 +10,8 @@ use tonic_rdma_memory::{Pool, Registrar};
 use crate::device::{DeviceInfo, Transport};
 use crate::error::{ConnectError, FabricError};
 use crate::link::LinkConfig;
-use crate::verbs::cm::{Channel, CmId};
+use crate::verbs::cm::channel::Channel;
+use crate::verbs::cm::id::CmId;
 use crate::verbs::connect;
 use crate::verbs::context::DeviceContext;
 use crate::verbs::discovery::attributes::ports;
@@ -84,7 +85,7 @@ impl VerbsDevice {
     pub fn at(local: IpAddr) -> Result<VerbsDevice, FabricError> {
         lib_probe::probe()?;
         let channel = Channel::new().map_err(no_channel)?;
-        let id = CmId::new(&channel)
+        let id = CmId::apart(&channel)
             .map_err(|source| FabricError::NoConnectionManager { source: source.into() })?;
         if id.bind(SocketAddr::new(local, 0)).is_err() || id.verbs().is_none() {
             return Err(FabricError::NotOnRdma { addr: local });

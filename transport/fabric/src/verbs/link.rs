@@ -18,20 +18,16 @@ use crate::error::{ConnectError, LinkError, Verb};
 use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work, WriteSource};
 use crate::processors;
 use crate::queue::{Held, SendQueue};
-use crate::ready_fd::ReadyFd;
-use crate::verbs::cm::{Channel, CmId, Events, name};
+use crate::verbs::cm::id::{CmId, name};
+use crate::verbs::completion::dispatch::{Armed, BATCH, Completed, RECV, Sleep};
 use crate::verbs::context::DeviceContext;
-use crate::verbs::queue_pair::cq::{Armed, BATCH};
 use crate::verbs::queue_pair::post::{Batch, Request};
 use crate::verbs::queue_pair::qp::{Qp, QpCapacity};
 use crate::verbs::wake_cost;
+use crate::wake_gate::WakeGate;
 
 /// Completions that one poll reports, at most.
 const MAX_COMPLETIONS: usize = 256;
-
-/// Marks the work-request id of a RECV; the rest is its slot. SENDs and WRITEs carry their sequence
-/// number.
-const RECV: u64 = 1 << 63;
 
 /// Why the link is going down, as far as it is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,21 +65,20 @@ pub struct VerbsLink {
     batch: Batch,
     /// None: this end never polls for a message, and sleeps at once.
     busy_poll: Option<BusyPoll>,
+    /// The last poll found nothing, and another one follows at once.
+    polls_on: bool,
     ending: Option<Ending>,
     failure: Option<Failure>,
     dead: Option<LinkError>,
-    /// After the queue pair: it shares the id's channel.
-    events: ReadyFd<Arc<Channel>>,
+    events: WakeGate,
 }
 
 impl VerbsLink {
-    /// Makes a queue pair on an id that is bound to the device, and posts all RECVs (R1). The id's
-    /// events come through `events`. The addresses are read again by
+    /// Makes a queue pair on an id that is bound to the device, and posts all RECVs (R1). The addresses are read again by
     /// [`established`](VerbsLink::established).
     pub(super) fn new(
         device: &Arc<DeviceContext>,
         id: CmId,
-        events: Events,
         config: &LinkConfig,
         pool: &Pool,
         remote: SocketAddr,
@@ -92,13 +87,14 @@ impl VerbsLink {
         let limits = device.limits;
         let send = config.send_queue.min(limits.max_qp_wr);
         let recv = config.max_recvs();
-        if recv > limits.max_qp_wr || send.saturating_add(recv) > limits.max_cqe {
+        let max_cq_entries = limits.max_cqe.min(config.max_cq_entries);
+        let capacity = QpCapacity { send, recv, inline: config.inline, max_cq_entries };
+        if recv > limits.max_qp_wr || capacity.completions() > max_cq_entries {
             return Err(ConnectError::Config(format!(
-                "{recv} RECV slots and {send} send_queue: {} has queues of {} and completion queues of {}",
-                device.name, limits.max_qp_wr, limits.max_cqe
+                "{recv} RECV slots and {send} send_queue: {} has queues of {} and completion queues of {max_cq_entries}",
+                device.name, limits.max_qp_wr
             )));
         }
-        let capacity = QpCapacity { send, recv, inline: config.inline };
         let qp = Qp::new(device, id, capacity)?;
         let caps = Caps {
             max_inline: qp.max_inline as usize,
@@ -107,6 +103,7 @@ impl VerbsLink {
             max_msg: limits.max_msg as usize,
             max_landing: usize::MAX,
             any_memory: false,
+            tells_end: false,
         };
         let local = qp.id.local().unwrap_or(remote);
         let peer = PeerInfo {
@@ -124,10 +121,11 @@ impl VerbsLink {
             batch: Batch::default(),
             busy_poll: (!config.busy_poll_limit.is_zero() && !processors::process_has_one())
                 .then(|| BusyPoll::new(config.busy_poll_limit, wake_cost::get())),
+            polls_on: false,
             ending: None,
             failure: None,
             dead: None,
-            events: ReadyFd::new(events),
+            events: WakeGate::new(),
         };
         for slot in 0..config.recv_slots {
             link.post(slot).map_err(|source| device.verb_error("ibv_post_recv", source))?;
@@ -141,10 +139,6 @@ impl VerbsLink {
 
     pub(super) fn is_iwarp(&self) -> bool {
         self.qp.device.is_iwarp()
-    }
-
-    pub(super) fn events(&self) -> &Events {
-        self.events.fd()
     }
 
     /// The connection is established.
@@ -189,44 +183,57 @@ impl VerbsLink {
         self.dead.get_or_insert(error).clone()
     }
 
-    /// Takes all connection events, and leaves the waker.
-    fn poll_events(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        loop {
-            let mut guard = match self.events.poll(cx) {
-                Poll::Pending => return Ok(()),
-                Poll::Ready(ready) => ready?,
-            };
-            while let Some(event) = guard.get_inner().next()? {
-                let ending = match event.kind {
-                    kind::RDMA_CM_EVENT_DISCONNECTED => Ending::Disconnected,
-                    kind::RDMA_CM_EVENT_DEVICE_REMOVAL => {
-                        self.qp.device.mark_removed();
-                        Ending::Removed
-                    }
-                    kind::RDMA_CM_EVENT_TIMEWAIT_EXIT => continue,
-                    other => {
-                        tracing::debug!(peer = %self.peer, event = name(other), "connection event");
-                        continue;
-                    }
-                };
-                // The first reason stays: the peer answers a disconnect of this end with
-                // DISCONNECTED.
-                self.ending.get_or_insert(ending);
-            }
-            guard.clear_ready();
+    /// The completion queue failed. Some devices take it away when they are removed, and whoever
+    /// waits for its events may hear of that first.
+    fn queue_error(&mut self, call: &'static str, source: io::Error) -> LinkError {
+        if self.qp.device.is_removed() {
+            let removed = LinkError::DeviceRemoved { peer: self.boxed_peer() };
+            return self.dead.insert(removed).clone();
         }
+        self.device_error(call, source)
     }
 
-    /// Takes completions until there are none, or enough for one poll.
-    fn take_completions(&mut self, out: &mut Vec<Completion>, before: usize) -> io::Result<()> {
-        let memory = &mut *self.memory;
-        let failure = &mut self.failure;
-        loop {
-            let n = self.qp.cq.take(|wc| complete(memory, failure, wc, out))?;
-            if n < BATCH || out.len() - before > MAX_COMPLETIONS - BATCH {
-                return Ok(());
-            }
+    /// Takes all connection events, and leaves the waker.
+    fn poll_events(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        let VerbsLink { events, qp, .. } = self;
+        while let Poll::Ready(event) = events.poll(cx, |cx| qp.id.poll_event(cx)) {
+            let ending = match event?.kind {
+                kind::RDMA_CM_EVENT_DISCONNECTED => Ending::Disconnected,
+                kind::RDMA_CM_EVENT_DEVICE_REMOVAL => {
+                    qp.device.mark_removed();
+                    Ending::Removed
+                }
+                kind::RDMA_CM_EVENT_TIMEWAIT_EXIT => continue,
+                other => {
+                    tracing::debug!(peer = %self.peer, event = name(other), "connection event");
+                    continue;
+                }
+            };
+            // The first reason stays: the peer answers a disconnect of this end with
+            // DISCONNECTED.
+            self.ending.get_or_insert(ending);
         }
+        Ok(())
+    }
+
+    /// Takes completions until there are none, or enough for one poll. False: there may be more,
+    /// although none of them may be of this link.
+    fn take_completions(&mut self, out: &mut Vec<Completion>) -> io::Result<bool> {
+        let (memory, failure) = (&mut *self.memory, &mut self.failure);
+        let busy = std::mem::take(&mut self.polls_on);
+        let polled = self.qp.cq.poll(busy, MAX_COMPLETIONS - BATCH, |completed| {
+            complete(memory, failure, completed, out);
+        })?;
+        Ok(polled.drained)
+    }
+
+    /// Leaves the waker, unless there are completions.
+    fn sleep(&mut self, cx: &Context<'_>, out: &mut Vec<Completion>) -> io::Result<Sleep> {
+        // Soft-iWARP announces no solicited messages: it does not tell them from others.
+        let all = self.memory.sq.is_waited_for() || self.qp.device.is_siw;
+        let what = if all { Armed::All } else { Armed::Solicited };
+        let (memory, failure) = (&mut *self.memory, &mut self.failure);
+        self.qp.cq.sleep(cx, what, |completed| complete(memory, failure, completed, out))
     }
 
     /// Why the link is dead, if it is. The queue has been drained.
@@ -266,54 +273,68 @@ impl VerbsLink {
             return Err(self.device_error("rdma_get_cm_event", error));
         }
         loop {
-            if let Err(error) = self.take_completions(out, before) {
-                return Err(self.device_error("ibv_poll_cq", error));
-            }
+            let drained = match self.take_completions(out) {
+                Ok(drained) => drained,
+                Err(error) => return Err(self.queue_error("ibv_poll_cq", error)),
+            };
             if out.len() > before {
-                // Completions of own work are no messages.
-                let is_message =
-                    |completion: &Completion| matches!(completion, Completion::Received { .. });
-                if let Some(busy_poll) = &mut self.busy_poll
-                    && out[before..].iter().any(is_message)
-                {
-                    busy_poll.received();
-                }
+                self.note_messages(&out[before..]);
                 return Ok(Poll::Ready(()));
             }
             // The end is reported after all completions (R7).
             if let Some(error) = self.terminal_error() {
                 return Err(self.dead.insert(error).clone());
             }
+            if !drained {
+                return Ok(poll_on(cx));
+            }
             if let Some(busy_poll) = &mut self.busy_poll {
                 if busy_poll.on_empty(true, || false) == Next::PollAgain {
-                    // Every other task runs before this one polls again.
-                    let _ = pin!(tokio::task::yield_now()).poll(cx);
-                    return Ok(Poll::Pending);
+                    self.polls_on = true;
+                    return Ok(poll_on(cx));
                 }
                 busy_poll.set_cost(wake_cost::get());
                 wake_cost::measure_if_old(Instant::now());
             }
-            // Soft-iWARP announces no solicited messages: it does not tell them from others.
-            let all = self.memory.sq.is_waited_for() || self.qp.device.is_siw;
-            let what = if all { Armed::All } else { Armed::Solicited };
-            match self.qp.cq.poll_armed(cx, what) {
-                Poll::Pending => return Ok(Poll::Pending),
-                Poll::Ready(Ok(())) => {}
-                Poll::Ready(Err(error)) => {
-                    return Err(self.device_error("ibv_req_notify_cq", error));
+            match self.sleep(cx, out) {
+                Ok(Sleep::Asleep) => return Ok(Poll::Pending),
+                Ok(Sleep::Orphaned) => return Ok(poll_on(cx)),
+                Ok(Sleep::PollAgain) if out.len() > before => {
+                    self.note_messages(&out[before..]);
+                    return Ok(Poll::Ready(()));
                 }
+                Ok(Sleep::PollAgain) => {}
+                Err(error) => return Err(self.queue_error("ibv_req_notify_cq", error)),
             }
         }
     }
+
+    /// Messages end a wait. Completions of own work are no messages.
+    fn note_messages(&mut self, reported: &[Completion]) {
+        let is_message =
+            |completion: &Completion| matches!(completion, Completion::Received { .. });
+        if let Some(busy_poll) = &mut self.busy_poll
+            && reported.iter().any(is_message)
+        {
+            busy_poll.received();
+        }
+    }
+}
+
+/// Every other task runs before this one polls again.
+fn poll_on(cx: &mut Context<'_>) -> Poll<()> {
+    let _ = pin!(tokio::task::yield_now()).poll(cx);
+    Poll::Pending
 }
 
 /// Records one completion.
 fn complete(
     memory: &mut Memory,
     failure: &mut Option<Failure>,
-    wc: &rdma_sys::ibv_wc,
+    wc: &Completed,
     out: &mut Vec<Completion>,
 ) {
+    // The rest of a RECV's id is its slot. SENDs and WRITEs carry their sequence number.
     let slot = (wc.wr_id & RECV != 0).then_some((wc.wr_id & !RECV) as u32);
     if wc.status != ibv_wc_status::IBV_WC_SUCCESS {
         let flushed = wc.status == ibv_wc_status::IBV_WC_WR_FLUSH_ERR;

@@ -10,14 +10,12 @@ use tonic_rdma_memory::Pool;
 
 use crate::error::{ConnectError, ConnectStep, FabricError, Verb};
 use crate::link::LinkConfig;
-use crate::verbs::cm::{Channel, CmId, Events, events, name, next_event};
+use crate::verbs::cm::hub::BACKLOG;
+use crate::verbs::cm::id::{CmId, name};
 use crate::verbs::connect::{ACK_TIMEOUT, LOCAL_PORTS, check_private_data};
 use crate::verbs::context::DeviceContext;
 use crate::verbs::discovery::device_list::no_channel;
 use crate::verbs::link::VerbsLink;
-
-/// Connect requests that wait to be accepted; the kernel rejects more.
-const BACKLOG: i32 = 128;
 
 /// A listener over verbs.
 #[derive(Debug)]
@@ -25,8 +23,7 @@ pub struct VerbsListener {
     addr: SocketAddr,
     device: Arc<DeviceContext>,
     /// Listens until it is dropped.
-    _id: CmId,
-    events: Events,
+    id: CmId,
 }
 
 impl VerbsListener {
@@ -50,8 +47,7 @@ impl VerbsListener {
         if device.is_removed() {
             return Err(device.removed_error());
         }
-        let channel = Channel::new().map_err(no_channel)?;
-        let id = CmId::new(&channel).map_err(|e| device.verb_error("rdma_create_id", e))?;
+        let id = CmId::new().map_err(no_channel)?;
         let failed = |call, error: io::Error| match error.raw_os_error() {
             Some(libc::EADDRINUSE) => FabricError::AddressInUse { addr: addr.into() },
             Some(libc::ENODEV | libc::EADDRNOTAVAIL) => FabricError::NotOnRdma { addr: addr.ip() },
@@ -66,11 +62,9 @@ impl VerbsListener {
         if !addr.ip().is_unspecified() && id.verbs().is_none() {
             return Err(FabricError::NotOnRdma { addr: addr.ip() });
         }
-        id.listen(BACKLOG).map_err(|e| failed("rdma_listen", e))?;
-        let events =
-            events(channel).map_err(|e| device.verb_error("rdma_create_event_channel", e))?;
+        id.listen(BACKLOG as i32).map_err(|e| failed("rdma_listen", e))?;
         let addr = id.local().unwrap_or(addr);
-        Ok(VerbsListener { addr, device: device.clone(), _id: id, events })
+        Ok(VerbsListener { addr, device: device.clone(), id })
     }
 
     /// The address, with the port that was taken.
@@ -87,11 +81,11 @@ impl VerbsListener {
     /// Cancel safe.
     pub async fn accept(&mut self) -> Result<VerbsIncoming, FabricError> {
         loop {
-            let event = next_event(&self.events).await;
+            let event = self.id.next_event().await;
             let event = event.map_err(|e| self.device.verb_error("rdma_get_cm_event", e))?;
             match (event.kind, event.request) {
                 (kind::RDMA_CM_EVENT_CONNECT_REQUEST, Some(id)) => {
-                    if let Some(incoming) = self.take(id, event.private_data) {
+                    if let Some(incoming) = self.take(id.into(), event.private_data) {
                         return Ok(incoming);
                     }
                 }
@@ -106,33 +100,19 @@ impl VerbsListener {
         }
     }
 
-    /// Gives a request a channel of its own. If that fails, only this request is rejected.
-    fn take(&self, mut id: CmId, private_data: Vec<u8>) -> Option<VerbsIncoming> {
+    /// A request that came through another device is rejected.
+    fn take(&self, id: CmId, private_data: Vec<u8>) -> Option<VerbsIncoming> {
         let unknown = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
         let peer = id.remote().unwrap_or(unknown);
-        let turn_away = |id: CmId, why: &str, error: Option<io::Error>| {
-            tracing::warn!(%peer, addr = %self.addr, error = error.map(tracing::field::display), "RDMA connect request turned away: {why}");
+        if id.verbs() != Some(self.device.context()) {
+            tracing::warn!(%peer, addr = %self.addr, "RDMA connect request turned away: it came through another device");
             // The id is dropped next, which rejects the request as well.
             let _ = id.reject(&[]);
-            None
-        };
-        if id.verbs() != Some(self.device.context()) {
-            return turn_away(id, "it came through another device", None);
+            return None;
         }
-        let channel = match Channel::new() {
-            Ok(channel) => channel,
-            Err(error) => return turn_away(id, "no event channel for it", Some(error)),
-        };
-        if let Err(error) = id.migrate(channel.clone()) {
-            return turn_away(id, "its events cannot be moved", Some(error));
-        }
-        let events = match events(channel) {
-            Ok(events) => events,
-            Err(error) => return turn_away(id, "its events cannot be waited for", Some(error)),
-        };
         let local = id.local().unwrap_or(self.addr);
-        let pending = Some((id, events));
-        Some(VerbsIncoming { device: self.device.clone(), pending, private_data, peer, local })
+        let device = self.device.clone();
+        Some(VerbsIncoming { device, pending: Some(id), private_data, peer, local })
     }
 }
 
@@ -141,7 +121,7 @@ impl VerbsListener {
 pub struct VerbsIncoming {
     device: Arc<DeviceContext>,
     /// Taken by accept or reject; otherwise the drop rejects.
-    pending: Option<(CmId, Events)>,
+    pending: Option<CmId>,
     private_data: Vec<u8>,
     peer: SocketAddr,
     local: SocketAddr,
@@ -179,13 +159,13 @@ impl VerbsIncoming {
         let (peer, step) = (self.peer, ConnectStep::Accept);
         let gone = || ConnectError::PeerGone { addr: peer.into(), step };
         check_private_data(private_data)?;
-        let Some((id, events)) = self.pending.take() else {
+        let Some(id) = self.pending.take() else {
             return Err(gone());
         };
         if let Err(error) = id.set_ack_timeout(ACK_TIMEOUT) {
             tracing::trace!(%error, "the ACK timeout cannot be set: iWARP has none");
         }
-        let mut link = VerbsLink::new(&self.device, id, events, config, pool, self.peer)?;
+        let mut link = VerbsLink::new(&self.device, id, config, pool, self.peer)?;
         link.id().accept(private_data).map_err(|source| match source.raw_os_error() {
             Some(libc::ECONNRESET | libc::ENOTCONN | libc::ECONNABORTED) => gone(),
             _ => FabricError::Verb {
@@ -197,7 +177,7 @@ impl VerbsIncoming {
         })?;
         let established = async {
             loop {
-                let event = next_event(link.events()).await;
+                let event = link.id().next_event().await;
                 let event = event.map_err(|e| self.device.verb_error("rdma_get_cm_event", e))?;
                 match event.kind {
                     kind::RDMA_CM_EVENT_ESTABLISHED => return Ok(()),
@@ -229,7 +209,7 @@ impl VerbsIncoming {
     }
 
     fn turn_away(&mut self, private_data: &[u8]) {
-        if let Some((id, _events)) = self.pending.take()
+        if let Some(id) = self.pending.take()
             && let Err(error) = id.reject(private_data)
         {
             tracing::debug!(peer = %self.peer, %error, "rdma_reject");

@@ -7,9 +7,10 @@
 //! | `discovery` | the libraries, devices, ports and addresses of this host |
 //! | `context` | an open device: context and protection domain, shared by all that is made on it |
 //! | `addr` | socket addresses in C's form |
-//! | `cm` | rdma_cm: event channels, ids, events |
+//! | `cm` | rdma_cm: ids, and the event channel that those of a runtime share |
 //! | `mr` | memory regions |
-//! | `queue_pair` | queue pairs, completion queues, and batches of work |
+//! | `completion` | completion queues, shared by queue pairs, and who polls them |
+//! | `queue_pair` | queue pairs, and batches of work |
 //! | `connect`, `listener` | the connecting and the accepting side |
 //! | `link` | a [`Link`](crate::Link) over a queue pair |
 //! | `siw` | a workaround without which Soft-iWARP has about 60 connections |
@@ -21,10 +22,10 @@
 //! Every object of the library has one owner whose drop frees it, and holds what it was made on:
 //!
 //! ```text
-//! VerbsLink -> Qp -> Cq -> CompChannel -> device (context, protection domain) -> bound id
-//!                 -> CmId -> Channel
+//! VerbsLink -> Qp -> CqMember -> SharedCq -> Shard (channel) -> device (context, protection domain) -> bound id
+//!                 -> CmId -> its part of the hub -> Hub -> Channel
 //!           -> send queue and control block, freed when the queue pair is destroyed
-//! registration -> device        listener -> CmId -> Channel
+//! registration -> device        listener -> CmId -> Hub -> Channel
 //! ```
 //!
 //! Events are acknowledged as they are taken, because both libraries wait, in destroying, for those
@@ -39,6 +40,7 @@
 
 mod addr;
 mod cm;
+mod completion;
 mod connect;
 mod context;
 mod device;

@@ -147,7 +147,7 @@ impl Connection {
         }
     }
 
-    /// The bytes that all streams hold. Asserts that this is the sum of its parts, and in its
+    /// The bytes that all streams hold. Asserts that this is the sum of its parts, and within its
     /// limit.
     #[cfg(test)]
     pub(super) fn held(&self) -> u64 {
@@ -205,6 +205,7 @@ impl Connection {
             self.events.push_back(Event::Returned { memory: memory.key });
             return;
         };
+        self.heartbeat.rouse();
         let asked = PendingAnswer::by(self.last_frame() + 1);
         let grant =
             Grant { stream, memory: memory.key, begin, len, request, recalled: false, asked };

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use crate::device::{DeviceInfo, PortInfo, Transport};
 use crate::error::{FabricError, Verb};
 use crate::verbs::addr::local_ips;
-use crate::verbs::cm::{Channel, CmId};
+use crate::verbs::cm::channel::Channel;
+use crate::verbs::cm::id::CmId;
 use crate::verbs::discovery::attributes::{context_name, ports};
 use crate::verbs::discovery::device_list::{List, device_name, no_channel};
 use crate::verbs::discovery::lib_probe;
@@ -93,7 +94,7 @@ unsafe fn query(device: NonNull<rdma_sys::ibv_device>) -> io::Result<(Transport,
 
 /// Name of the device that an address of this host lies on.
 fn bound_device(channel: &Arc<Channel>, ip: IpAddr) -> Option<String> {
-    let id = CmId::new(channel).ok()?;
+    let id = CmId::apart(channel).ok()?;
     id.bind(SocketAddr::new(ip, 0)).ok()?;
     // SAFETY: the id keeps the context open.
     id.verbs().map(|context| unsafe { context_name(context) })

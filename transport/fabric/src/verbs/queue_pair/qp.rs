@@ -1,4 +1,4 @@
-//! Queue pairs: made on an id, with a completion queue of their own, and posted to.
+//! Queue pairs: made on an id, with a part of a completion queue, and posted to.
 
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -7,9 +7,9 @@ use std::{fmt, io};
 use rdma_sys::{ibv_qp_attr_mask, ibv_qp_type};
 
 use crate::error::{FabricError, Verb};
-use crate::verbs::cm::CmId;
+use crate::verbs::cm::id::CmId;
+use crate::verbs::completion::member::{CqMember, Reservation};
 use crate::verbs::context::DeviceContext;
-use crate::verbs::queue_pair::cq::Cq;
 
 /// 0.96 ms in the table of RNR timer codes; 12 is 0.64 ms, 14 is 1.28 ms, and 0 is 655 ms.
 const RNR_TIMER_1_MS: u8 = 13;
@@ -20,14 +20,22 @@ pub(crate) struct QpCapacity {
     pub(crate) send: u32,
     pub(crate) recv: u32,
     pub(crate) inline: u32,
+    /// Entries of a completion queue that is made for it, at most.
+    pub(crate) max_cq_entries: u32,
 }
 
 impl QpCapacity {
-    fn attr(&self, cq: &Cq, inline: u32) -> rdma_sys::ibv_qp_init_attr {
+    /// Completions that may be in the queue at a time: when the queue pair fails, all its work
+    /// makes some.
+    pub(crate) fn completions(&self) -> u32 {
+        self.send.saturating_add(self.recv)
+    }
+
+    fn attr(&self, cq: *mut rdma_sys::ibv_cq, inline: u32) -> rdma_sys::ibv_qp_init_attr {
         rdma_sys::ibv_qp_init_attr {
             qp_context: ptr::null_mut(),
-            send_cq: cq.as_ptr(),
-            recv_cq: cq.as_ptr(),
+            send_cq: cq,
+            recv_cq: cq,
             srq: ptr::null_mut(),
             cap: rdma_sys::ibv_qp_cap {
                 max_send_wr: self.send,
@@ -97,12 +105,12 @@ pub(crate) fn check_queue_pair(device: &Arc<DeviceContext>) -> Result<(), Fabric
     made
 }
 
-/// A queue pair with its id and its completion queue.
+/// A queue pair with its id and its part of a completion queue.
 pub(crate) struct Qp {
     qp: NonNull<rdma_sys::ibv_qp>,
     destroyed: bool,
     /// Dropped after the queue pair.
-    pub(crate) cq: Cq,
+    pub(crate) cq: CqMember,
     pub(crate) id: CmId,
     /// Longest payload that may be inline.
     pub(crate) max_inline: u32,
@@ -135,11 +143,11 @@ impl Qp {
             verb: Verb::Call(call),
             source: source.into(),
         };
-        let cq = Cq::new(device, capacity.send + capacity.recv)
+        let cq = Reservation::new(device, capacity.completions(), capacity.max_cq_entries)
             .map_err(|e| refused("ibv_create_cq", e))?;
         let mut error = None;
         for inline in capacity.inline_steps() {
-            let mut attr = capacity.attr(&cq, inline);
+            let mut attr = capacity.attr(cq.cq(), inline);
             // SAFETY: id, domain and queue are alive; the id is bound to the domain's device.
             if unsafe { rdma_sys::rdma_create_qp(id.as_ptr(), device.pd(), &mut attr) } == 0 {
                 // SAFETY: the call has set the id's queue pair.
@@ -148,6 +156,15 @@ impl Qp {
                 // Devices report what they granted. More than was asked for is not used: it may
                 // depend on the rest.
                 let max_inline = inline.min(attr.cap.max_inline_data);
+                // SAFETY: the queue pair was made just now.
+                let cq = match cq.join(unsafe { qp.as_ref().qp_num }) {
+                    Ok(member) => member,
+                    Err(error) => {
+                        // SAFETY: made above, destroyed once; the id must not know it any more.
+                        unsafe { rdma_sys::rdma_destroy_qp(id.as_ptr()) };
+                        return Err(refused("ibv_poll_cq", error));
+                    }
+                };
                 return Ok(Qp { qp, destroyed: false, cq, id, max_inline, device: device.clone() });
             }
             error = Some(io::Error::last_os_error());
@@ -208,7 +225,8 @@ impl Qp {
         posted(unsafe { rdma_sys::ibv_post_recv(self.qp.as_ptr(), &mut wr, &mut bad) })
     }
 
-    /// Destroys the queue pair. True: the device no longer accesses posted memory.
+    /// Destroys the queue pair, and takes its completions out of the queue. True: the device no
+    /// longer accesses posted memory.
     pub(crate) fn destroy(&mut self) -> bool {
         if self.destroyed {
             return true;
@@ -219,6 +237,7 @@ impl Qp {
                 // SAFETY: the id is alive; it must not know a queue pair that has gone.
                 unsafe { (*self.id.as_ptr()).qp = ptr::null_mut() };
                 self.destroyed = true;
+                self.cq.leave();
             }
             errno => tracing::error!(device = self.device.name, errno, "ibv_destroy_qp failed"),
         }
@@ -252,8 +271,11 @@ mod tests {
 
     #[test]
     fn inline_is_asked_for_in_falling_steps() {
-        let steps =
-            |inline| QpCapacity { send: 4, recv: 4, inline }.inline_steps().collect::<Vec<_>>();
+        let steps = |inline| {
+            QpCapacity { send: 4, recv: 4, inline, max_cq_entries: 8 }
+                .inline_steps()
+                .collect::<Vec<_>>()
+        };
         assert_eq!(steps(256), [256, 128, 64, 0]);
         assert_eq!(steps(64), [64, 0]);
         assert_eq!(steps(0), [0]);

@@ -1,6 +1,6 @@
 //! Received messages to the protocol, and its events to their streams.
 
-use bytes::BufMut;
+use bytes::{BufMut, BytesMut};
 use tonic::Status;
 use tonic_rdma_fabric::{Completion, Link, LinkError, LogThrottle};
 use tonic_rdma_proto::{Breach, CloseCode, Event, Flow, StreamId};
@@ -126,6 +126,8 @@ impl ConnectionState {
                     if let Some(link) = &mut self.link {
                         link.shrink();
                     }
+                    self.inbox.messages = BytesMut::new();
+                    self.became_quiet = true;
                 }
                 Event::Dead => {
                     let detail = format!(

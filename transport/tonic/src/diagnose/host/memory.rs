@@ -5,8 +5,8 @@ use tonic_rdma_memory::{MIN_MEMLOCK, Memlock, PoolConfig};
 use crate::diagnose::host::system_files::{SystemFiles, number};
 use crate::diagnose::report::{HugePagesReport, MemlockReport};
 
-/// How much may be pinned, and what a pool makes of it. `ignores_ipc_lock`: a device that counts
-/// for the process applies the limit whatever the process may do.
+/// How much memory may be pinned, and the pool size that follows. `ignores_ipc_lock` is true for a
+/// device that applies the limit even to a process with CAP_IPC_LOCK.
 pub(in crate::diagnose) fn memlock(
     limits: &Memlock,
     pool: &PoolConfig,

@@ -1,0 +1,229 @@
+//! The event channel that the ids of a runtime share, and the task that hands each event to its id.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
+use std::{fmt, future, io};
+
+use rdma_sys::rdma_cm_event_type as kind;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::runtime::{Handle, Id};
+use tokio::task::AbortHandle;
+
+use crate::verbs::cm::channel::{Channel, RawEvent, RawId};
+
+/// Connect requests that wait to be accepted; more are rejected.
+pub(in crate::verbs) const BACKLOG: usize = 128;
+
+/// Hubs of this process, one for each runtime with ids, so that no id depends on another runtime's
+/// being polled.
+static HUBS: Mutex<Vec<Weak<Hub>>> = Mutex::new(Vec::new());
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// An event channel of a runtime.
+pub(super) struct Hub {
+    runtime: Id,
+    /// By the address of the id.
+    queues: Mutex<HashMap<usize, Arc<Mutex<EventQueue>>>>,
+    reactor: OnceLock<AbortHandle>,
+    /// The reactor has gone, and with it the runtime.
+    orphaned: AtomicBool,
+    channel: AsyncFd<Arc<Channel>>,
+}
+
+/// Events of one id, and the task that waits for them.
+#[derive(Debug, Default)]
+struct EventQueue {
+    events: VecDeque<Event>,
+    waker: Option<Waker>,
+}
+
+/// An event of an id.
+#[derive(Debug)]
+pub(in crate::verbs) struct Event {
+    /// `RDMA_CM_EVENT_...`
+    pub(in crate::verbs) kind: kind::Type,
+    /// A negative errno, or a reject reason.
+    pub(in crate::verbs) status: i32,
+    /// On InfiniBand and RoCE padded with zeros.
+    pub(in crate::verbs) private_data: Vec<u8>,
+    /// Of a connect request.
+    pub(in crate::verbs) request: Option<Request>,
+}
+
+/// The new id of a connect request, and its events.
+#[derive(Debug)]
+pub(in crate::verbs) struct Request {
+    /// Dropped before the id is destroyed.
+    pub(super) events: Subscription,
+    pub(super) id: RawId,
+}
+
+/// The part that an id has in a hub: its events go there until this is dropped. Dropped before the
+/// id is destroyed.
+pub(super) struct Subscription {
+    hub: Arc<Hub>,
+    id: usize,
+    queue: Arc<Mutex<EventQueue>>,
+}
+
+impl fmt::Debug for Subscription {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Subscription").finish_non_exhaustive()
+    }
+}
+
+impl Hub {
+    /// The hub of the current runtime. The caller has to be in one.
+    ///
+    /// # Errors
+    /// The connection manager or the runtime refuses.
+    pub(super) fn current() -> io::Result<Arc<Hub>> {
+        let runtime = Handle::try_current().map_err(io::Error::other)?.id();
+        let mut hubs = lock(&HUBS);
+        hubs.retain(|hub| hub.strong_count() > 0);
+        let found = hubs
+            .iter()
+            .filter_map(Weak::upgrade)
+            .find(|hub| hub.runtime == runtime && !hub.orphaned.load(Ordering::SeqCst));
+        if let Some(hub) = found {
+            return Ok(hub);
+        }
+        // SAFETY: the descriptor belongs to the channel, which the AsyncFd keeps alive and which
+        // never replaces it.
+        let channel =
+            unsafe { AsyncFd::register_with_interest(Channel::new()?, Interest::READABLE) }?;
+        let hub = Arc::new(Hub {
+            runtime,
+            queues: Mutex::default(),
+            reactor: OnceLock::new(),
+            orphaned: AtomicBool::new(false),
+            channel,
+        });
+        let reactor = Reactor(Arc::downgrade(&hub));
+        let _ = hub.reactor.set(tokio::spawn(reactor.run()).abort_handle());
+        hubs.push(Arc::downgrade(&hub));
+        Ok(hub)
+    }
+
+    pub(super) fn channel(&self) -> &Arc<Channel> {
+        self.channel.get_ref()
+    }
+
+    /// From now on the events of an id go to the subscription.
+    pub(super) fn subscribe(self: &Arc<Hub>, id: &RawId) -> Subscription {
+        let id = id.as_ptr().addr();
+        let queue = Arc::<Mutex<EventQueue>>::default();
+        lock(&self.queues).insert(id, queue.clone());
+        Subscription { hub: self.clone(), id, queue }
+    }
+
+    /// Takes all events from the channel.
+    fn take_events(self: &Arc<Hub>) -> io::Result<()> {
+        while let Some(waker) = self.channel().next(|event| self.deliver(event))? {
+            waker.into_iter().for_each(Waker::wake);
+        }
+        Ok(())
+    }
+
+    /// Puts an event into the queue of its id, and gives the waker of the task that waits for it.
+    fn deliver(self: &Arc<Hub>, event: RawEvent) -> Option<Waker> {
+        let queue = lock(&self.queues).get(&event.id).cloned()?;
+        let RawEvent { kind, status, private_data, request, .. } = event;
+        let request = request.map(|id| Request { events: self.subscribe(&id), id });
+        let mut queue = lock(&queue);
+        if request.is_some() && queue.events.len() >= BACKLOG {
+            // Destroying its id rejects it.
+            return None;
+        }
+        queue.events.push_back(Event { kind, status, private_data, request });
+        queue.waker.take()
+    }
+}
+
+impl Drop for Hub {
+    fn drop(&mut self) {
+        if let Some(reactor) = self.reactor.get() {
+            reactor.abort();
+        }
+    }
+}
+
+impl Subscription {
+    /// The next event; otherwise the task is woken when there is one. Pending for an orphaned hub
+    /// means: poll again.
+    ///
+    /// # Errors
+    /// The channel fails.
+    pub(super) fn poll(&self, cx: &mut Context<'_>) -> Poll<io::Result<Event>> {
+        let orphaned = self.is_orphaned();
+        if orphaned {
+            self.hub.take_events()?;
+        }
+        let mut queue = lock(&self.queue);
+        if let Some(event) = queue.events.pop_front() {
+            return Poll::Ready(Ok(event));
+        }
+        if queue.waker.as_ref().is_none_or(|waker| !waker.will_wake(cx.waker())) {
+            queue.waker = Some(cx.waker().clone());
+        }
+        drop(queue);
+        // The hub may have been orphaned since, and its reactor found no waker.
+        if self.is_orphaned() {
+            cx.waker().wake_by_ref();
+        }
+        Poll::Pending
+    }
+
+    pub(super) fn is_orphaned(&self) -> bool {
+        self.hub.orphaned.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        lock(&self.hub.queues).remove(&self.id);
+        // Requests that nobody has taken are destroyed here, and with them their subscriptions.
+        let events = std::mem::take(&mut lock(&self.queue).events);
+        drop(events);
+    }
+}
+
+/// The task that waits for the events of a channel. The ids keep the hub.
+struct Reactor(Weak<Hub>);
+
+impl Reactor {
+    async fn run(self) {
+        future::poll_fn(|cx| self.poll(cx)).await;
+    }
+
+    fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(hub) = self.0.upgrade() else { return Poll::Ready(()) };
+        loop {
+            let Poll::Ready(ready) = hub.channel.poll_read_ready(cx) else { return Poll::Pending };
+            let Ok(mut guard) = ready else { return Poll::Ready(()) };
+            if let Err(error) = hub.take_events() {
+                // Whoever polls an id hears of it too.
+                tracing::error!(%error, "rdma_get_cm_event failed");
+                return Poll::Ready(());
+            }
+            guard.clear_ready();
+        }
+    }
+}
+
+impl Drop for Reactor {
+    fn drop(&mut self) {
+        let Some(hub) = self.0.upgrade() else { return };
+        // Before the queues are told, so that who waits later sees it.
+        hub.orphaned.store(true, Ordering::SeqCst);
+        let queues: Vec<_> = lock(&hub.queues).values().cloned().collect();
+        let wakers: Vec<_> = queues.iter().filter_map(|queue| lock(queue).waker.take()).collect();
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}

@@ -1,0 +1,222 @@
+//! Connection-manager ids.
+
+use std::net::SocketAddr;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::{fmt, future, io};
+
+use rdma_sys::rdma_cm_event_type as kind;
+
+use crate::link::MAX_PRIVATE_DATA;
+use crate::verbs::addr::{CAddr, read};
+use crate::verbs::cm::channel::{Channel, RawId, check};
+use crate::verbs::cm::hub::{Event, Hub, Request, Subscription};
+
+/// `RDMA_OPTION_ID` and `RDMA_OPTION_ID_ACK_TIMEOUT` of rdma_cma.h.
+const OPTION_ID: i32 = 0;
+const OPTION_ID_ACK_TIMEOUT: i32 = 3;
+
+impl Event {
+    /// The status as an error.
+    pub(in crate::verbs) fn error(&self) -> io::Error {
+        match self.status {
+            0 => io::Error::other(name(self.kind)),
+            status => io::Error::from_raw_os_error(status.saturating_abs()),
+        }
+    }
+}
+
+/// The event's name, for messages.
+pub(in crate::verbs) fn name(kind: kind::Type) -> String {
+    // SAFETY: rdma_event_str gives a static string for any number.
+    unsafe {
+        let text = rdma_sys::rdma_event_str(kind);
+        if text.is_null() {
+            return format!("CM event {kind}");
+        }
+        std::ffi::CStr::from_ptr(text).to_string_lossy().into_owned()
+    }
+}
+
+/// A connection-manager id. Its queue pair, if it had one, is gone before this drops: see
+/// [`Qp`](crate::verbs::queue_pair::qp::Qp).
+pub(in crate::verbs) struct CmId {
+    /// None: the id has a channel of its own. Dropped before the id is destroyed.
+    events: Option<Subscription>,
+    id: RawId,
+}
+
+impl fmt::Debug for CmId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CmId")
+            .field("local", &self.local())
+            .field("remote", &self.remote())
+            .finish()
+    }
+}
+
+impl From<Request> for CmId {
+    fn from(request: Request) -> CmId {
+        CmId { events: Some(request.events), id: request.id }
+    }
+}
+
+impl CmId {
+    /// An id of the current runtime.
+    pub(in crate::verbs) fn new() -> io::Result<CmId> {
+        let hub = Hub::current()?;
+        let id = RawId::new(hub.channel())?;
+        Ok(CmId { events: Some(hub.subscribe(&id)), id })
+    }
+
+    /// An id on a channel that is not the runtime's. Nobody waits for its events.
+    pub(in crate::verbs) fn apart(channel: &Arc<Channel>) -> io::Result<CmId> {
+        Ok(CmId { events: None, id: RawId::new(channel)? })
+    }
+
+    /// Gives the id a channel of its own.
+    pub(in crate::verbs) fn set_apart(&mut self) -> io::Result<()> {
+        let channel = Channel::new()?;
+        self.events = None;
+        self.id.migrate(channel)
+    }
+
+    /// The next event; otherwise the task is woken when there is one.
+    pub(in crate::verbs) fn poll_event(&self, cx: &mut Context<'_>) -> Poll<io::Result<Event>> {
+        match &self.events {
+            Some(events) => events.poll(cx),
+            None => Poll::Pending,
+        }
+    }
+
+    /// Waits for the next event. Cancel safe.
+    ///
+    /// # Errors
+    /// The channel fails, or the runtime that the id was made in has ended.
+    pub(in crate::verbs) async fn next_event(&self) -> io::Result<Event> {
+        future::poll_fn(|cx| match self.poll_event(cx) {
+            Poll::Pending if self.events.as_ref().is_none_or(Subscription::is_orphaned) => {
+                Poll::Ready(Err(io::Error::other("nobody waits for events of the id any more")))
+            }
+            polled => polled,
+        })
+        .await
+    }
+
+    /// The kind of the next event of an id with a channel of its own.
+    pub(in crate::verbs) fn own_event(&self) -> io::Result<Option<kind::Type>> {
+        match self.events {
+            Some(_) => Ok(None),
+            None => self.id.channel().next(|event| event.kind),
+        }
+    }
+
+    pub(in crate::verbs) fn as_ptr(&self) -> *mut rdma_sys::rdma_cm_id {
+        self.id.as_ptr()
+    }
+
+    /// The device that the id is bound to, if it is.
+    pub(in crate::verbs) fn verbs(&self) -> Option<NonNull<rdma_sys::ibv_context>> {
+        // SAFETY: the id is alive.
+        NonNull::new(unsafe { (*self.as_ptr()).verbs })
+    }
+
+    /// The port that the id is bound to, from 1; 0 when it is not bound.
+    pub(in crate::verbs) fn port(&self) -> u8 {
+        // SAFETY: the id is alive.
+        unsafe { (*self.as_ptr()).port_num }
+    }
+
+    pub(in crate::verbs) fn local(&self) -> Option<SocketAddr> {
+        // SAFETY: the id is alive; the union is large enough for any address, and zero when unset.
+        unsafe { read(&raw const (*self.as_ptr()).route.addr.src_addr_union.src_addr) }
+    }
+
+    pub(in crate::verbs) fn remote(&self) -> Option<SocketAddr> {
+        // SAFETY: as above.
+        unsafe { read(&raw const (*self.as_ptr()).route.addr.dst_addr_union.dst_addr) }
+    }
+
+    pub(in crate::verbs) fn bind(&self, addr: SocketAddr) -> io::Result<()> {
+        let mut addr = CAddr::new(addr);
+        // SAFETY: the id is alive, the address is only read.
+        check(unsafe { rdma_sys::rdma_bind_addr(self.as_ptr(), addr.as_mut_ptr()) })
+    }
+
+    pub(in crate::verbs) fn listen(&self, backlog: i32) -> io::Result<()> {
+        // SAFETY: the id is alive.
+        check(unsafe { rdma_sys::rdma_listen(self.as_ptr(), backlog) })
+    }
+
+    pub(in crate::verbs) fn resolve_addr(&self, to: SocketAddr, timeout_ms: i32) -> io::Result<()> {
+        let mut to = CAddr::new(to);
+        // SAFETY: the id is alive, the address is only read, and no source address is given.
+        check(unsafe {
+            rdma_sys::rdma_resolve_addr(self.as_ptr(), ptr::null_mut(), to.as_mut_ptr(), timeout_ms)
+        })
+    }
+
+    pub(in crate::verbs) fn resolve_route(&self, timeout_ms: i32) -> io::Result<()> {
+        // SAFETY: the id is alive.
+        check(unsafe { rdma_sys::rdma_resolve_route(self.as_ptr(), timeout_ms) })
+    }
+
+    /// Time until an unacknowledged packet is sent again: 4.096 us x 2^`exponent`.
+    pub(in crate::verbs) fn set_ack_timeout(&self, exponent: u8) -> io::Result<()> {
+        let mut value = exponent;
+        // SAFETY: the option is one byte, and only read.
+        check(unsafe {
+            rdma_sys::rdma_set_option(
+                self.as_ptr(),
+                OPTION_ID,
+                OPTION_ID_ACK_TIMEOUT,
+                (&raw mut value).cast(),
+                1,
+            )
+        })
+    }
+
+    /// Sends the connect request. On Soft-iWARP this blocks while TCP connects.
+    pub(in crate::verbs) fn connect(&self, private_data: &[u8]) -> io::Result<()> {
+        let mut param = conn_param(private_data);
+        // SAFETY: the id is alive; the parameters and the private data they point to outlive the
+        // call.
+        check(unsafe { rdma_sys::rdma_connect(self.as_ptr(), &mut param) })
+    }
+
+    pub(in crate::verbs) fn accept(&self, private_data: &[u8]) -> io::Result<()> {
+        let mut param = conn_param(private_data);
+        // SAFETY: as above.
+        check(unsafe { rdma_sys::rdma_accept(self.as_ptr(), &mut param) })
+    }
+
+    pub(in crate::verbs) fn reject(&self, private_data: &[u8]) -> io::Result<()> {
+        let len = private_data.len().min(MAX_PRIVATE_DATA);
+        // SAFETY: the id is alive and the data is only read.
+        check(unsafe {
+            rdma_sys::rdma_reject(self.as_ptr(), private_data.as_ptr().cast(), len as u8)
+        })
+    }
+
+    pub(in crate::verbs) fn disconnect(&self) -> io::Result<()> {
+        // SAFETY: the id is alive.
+        check(unsafe { rdma_sys::rdma_disconnect(self.as_ptr()) })
+    }
+}
+
+/// Finite retries (R2): with 7, rxe and others try for ever.
+fn conn_param(private_data: &[u8]) -> rdma_sys::rdma_conn_param {
+    rdma_sys::rdma_conn_param {
+        private_data: private_data.as_ptr().cast(),
+        private_data_len: private_data.len().min(MAX_PRIVATE_DATA) as u8,
+        // No READs and no atomics are used; some devices refuse 0.
+        responder_resources: 1,
+        initiator_depth: 1,
+        flow_control: 1,
+        retry_count: 6,
+        rnr_retry_count: 6,
+        srq: 0,
+        qp_num: 0,
+    }
+}

@@ -1,0 +1,86 @@
+//! Asynchronous events of a device: what is not the completion of any work.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use rdma_sys::ibv_event_type::IBV_EVENT_CQ_ERR;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use crate::verbs::context::DeviceContext;
+
+/// The asynchronous events of a device in one runtime. All runtimes together get each event once.
+pub(super) struct AsyncEvents {
+    /// A duplicate, as the descriptor of the context may be registered only once.
+    fd: AsyncFd<OwnedFd>,
+    device: Arc<DeviceContext>,
+}
+
+impl AsyncEvents {
+    pub(super) fn new(device: &Arc<DeviceContext>) -> io::Result<AsyncEvents> {
+        // SAFETY: the context is open, and its descriptor with it.
+        let fd = unsafe { BorrowedFd::borrow_raw(device.context().as_ref().async_fd) };
+        let fd = fd.try_clone_to_owned()?;
+        let flags = rustix::fs::fcntl_getfl(&fd)?;
+        rustix::fs::fcntl_setfl(&fd, flags | rustix::fs::OFlags::NONBLOCK)?;
+        // SAFETY: an OwnedFd owns its descriptor and always gives the same one.
+        let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?;
+        Ok(AsyncEvents { fd, device: device.clone() })
+    }
+
+    /// Takes all events, and leaves the waker. `find` is asked for completion queues that have
+    /// failed, by address. What it gives goes to `failed`; it must not be dropped before, as
+    /// destroying the queue waits for the event.
+    ///
+    /// # Errors
+    /// The device or the runtime fails.
+    pub(super) fn poll<T>(
+        &self,
+        cx: &mut Context<'_>,
+        mut find: impl FnMut(usize) -> Option<T>,
+        failed: &mut Vec<T>,
+    ) -> io::Result<()> {
+        loop {
+            let Poll::Ready(ready) = self.fd.poll_read_ready(cx) else { return Ok(()) };
+            let mut guard = ready?;
+            while self.next(&mut find, failed)? {}
+            guard.clear_ready();
+        }
+    }
+
+    /// Takes one event. False: there is none.
+    fn next<T>(
+        &self,
+        find: &mut impl FnMut(usize) -> Option<T>,
+        failed: &mut Vec<T>,
+    ) -> io::Result<bool> {
+        let mut event = MaybeUninit::<rdma_sys::ibv_async_event>::uninit();
+        let context = self.device.context().as_ptr();
+        // SAFETY: the context is open, and there is room for an event.
+        if unsafe { rdma_sys::ibv_get_async_event(context, event.as_mut_ptr()) } != 0 {
+            let error = io::Error::last_os_error();
+            return match error.kind() {
+                io::ErrorKind::WouldBlock => Ok(false),
+                io::ErrorKind::Interrupted => Ok(true),
+                _ => Err(error),
+            };
+        }
+        let at = event.as_mut_ptr();
+        // SAFETY: the call has written the event; its kind is read as a number, since the library
+        // may know more kinds than this program.
+        let kind = unsafe { (&raw const (*at).event_type).cast::<u32>().read() };
+        if kind == IBV_EVENT_CQ_ERR as u32 {
+            // SAFETY: an event of this kind names a completion queue, which is not destroyed before
+            // the event is acknowledged.
+            failed.extend(find(unsafe { (&raw const (*at).element.cq).read() }.addr()));
+        } else {
+            tracing::debug!(device = self.device.name, kind, "asynchronous event");
+        }
+        // SAFETY: taken above, acknowledged once, and at once: destroying what it names waits.
+        unsafe { rdma_sys::ibv_ack_async_event(at) };
+        Ok(true)
+    }
+}

@@ -1,0 +1,467 @@
+//! A completion queue that queue pairs share: whose a completion is, who polls the queue, and who
+//! is woken (R6). Everything here happens under the one lock of the queue, so there is one poller
+//! at a time. See the module above for the protocol.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::io;
+use std::task::Waker;
+
+/// Completions taken from the queue at once.
+pub(crate) const BATCH: usize = 32;
+
+/// Marks the work-request id of a RECV.
+pub(crate) const RECV: u64 = 1 << 63;
+
+/// Completions that one poll takes for others, at most, before it lets go of the lock.
+const MAX_OTHERS: usize = 1024;
+
+/// Room for so many completions stays with an inbox that is empty.
+const MAX_KEPT: usize = 64;
+
+/// Which completions make an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Armed {
+    /// None.
+    Not,
+    /// Those of received messages, and errors (IBV_SEND_SOLICITED, ibv_req_notify_cq(3)).
+    Solicited,
+    /// All.
+    All,
+}
+
+/// What is used of a work completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Completed {
+    pub(crate) qp_num: u32,
+    pub(crate) wr_id: u64,
+    pub(crate) status: u32,
+    pub(crate) vendor_err: u32,
+    pub(crate) byte_len: u32,
+    /// A received message, or a failure: what wakes a member that sleeps for [`Armed::Solicited`].
+    pub(crate) is_message: bool,
+}
+
+/// The queue of a device.
+pub(crate) trait Queue {
+    /// Takes up to [`BATCH`] completions and gives their number; fewer mean that it is empty.
+    ///
+    /// # Errors
+    /// The queue is broken.
+    fn take(&mut self, each: impl FnMut(&Completed)) -> io::Result<usize>;
+
+    /// The next completion of this kind makes an event.
+    ///
+    /// # Errors
+    /// The queue is broken.
+    fn arm(&mut self, what: Armed) -> io::Result<()>;
+}
+
+/// A queue pair on the queue. Its number may belong to another one once it is destroyed, its
+/// serial number never does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MemberId {
+    qp_num: u32,
+    serial: u64,
+}
+
+#[derive(Debug)]
+struct Member {
+    serial: u64,
+    /// Completions that others have taken for it, in order.
+    inbox: Vec<Completed>,
+    /// Its task, as it went to sleep last.
+    waker: Option<Waker>,
+    /// What it sleeps for; [`Armed::Not`] when it is awake.
+    sleeps_for: Armed,
+}
+
+/// Queue pair numbers are unique, and often consecutive: they are spread by a multiplication.
+#[derive(Default)]
+pub(crate) struct QpNumHasher(u64);
+
+impl Hasher for QpNumHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u32(u32::from(*byte));
+        }
+    }
+
+    fn write_u32(&mut self, n: u32) {
+        self.0 = (self.0 ^ u64::from(n)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
+    }
+}
+
+/// What a poll found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Polled {
+    /// Completions of the queue pair that polled.
+    pub(crate) own: usize,
+    /// The queue was empty in the end.
+    pub(crate) drained: bool,
+}
+
+/// What a queue pair that was to sleep does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sleep {
+    /// It sleeps: its waker is woken with its next completion of the kind.
+    Asleep,
+    /// It has got completions meanwhile, or the queue is not empty: it polls again.
+    PollAgain,
+    /// Nobody would wake it: it polls again after other tasks have run.
+    Orphaned,
+}
+
+/// What the reactor does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// It looks at the queue again, after other tasks have run.
+    LookAgain,
+    /// It waits for an event.
+    Wait,
+}
+
+/// Why a queue is of no use any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// A call failed, with this errno.
+    Call(i32),
+    /// The device had no place for a completion, or cannot use the queue any more.
+    Overrun,
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Failure {
+        Failure::Call(error.raw_os_error().unwrap_or_default())
+    }
+}
+
+impl From<Failure> for io::Error {
+    fn from(failure: Failure) -> io::Error {
+        match failure {
+            Failure::Call(errno) => io::Error::from_raw_os_error(errno),
+            Failure::Overrun => {
+                io::Error::other("the completion queue has overrun (IBV_EVENT_CQ_ERR)")
+            }
+        }
+    }
+}
+
+/// How many members sleep.
+#[derive(Debug, Default)]
+struct Sleepers {
+    solicited: usize,
+    all: usize,
+}
+
+impl Sleepers {
+    fn count(&mut self, what: Armed) -> Option<&mut usize> {
+        match what {
+            Armed::Not => None,
+            Armed::Solicited => Some(&mut self.solicited),
+            Armed::All => Some(&mut self.all),
+        }
+    }
+
+    /// A member that slept for one thing sleeps for another.
+    fn change(&mut self, from: Armed, to: Armed) {
+        if let Some(n) = self.count(from) {
+            *n -= 1;
+        }
+        if let Some(n) = self.count(to) {
+            *n += 1;
+        }
+    }
+
+    /// What the queue has to be armed for.
+    fn need(&self) -> Armed {
+        match (self.all, self.solicited) {
+            (1.., _) => Armed::All,
+            (0, 1..) => Armed::Solicited,
+            (0, 0) => Armed::Not,
+        }
+    }
+}
+
+/// A completion queue, its members and their inboxes.
+#[derive(Debug)]
+pub(crate) struct Dispatch<Q> {
+    queue: Q,
+    members: HashMap<u32, Member, BuildHasherDefault<QpNumHasher>>,
+    next_serial: u64,
+    sleepers: Sleepers,
+    /// What the next event announces, as far as events have been taken.
+    armed: Armed,
+    /// Armed for more since the last event was taken, so that there may be two events.
+    armed_twice: bool,
+    /// The reactor looks again by itself.
+    looking: bool,
+    /// Polls by members that do not sleep in between.
+    busy_polls: u64,
+    /// Those that the reactor knows of.
+    busy_polls_seen: u64,
+    failure: Option<Failure>,
+    /// Nobody waits for events any more.
+    orphaned: bool,
+}
+
+impl<Q: Queue> Dispatch<Q> {
+    pub(crate) fn new(queue: Q) -> Dispatch<Q> {
+        Dispatch {
+            queue,
+            members: HashMap::default(),
+            next_serial: 0,
+            sleepers: Sleepers::default(),
+            armed: Armed::Not,
+            armed_twice: false,
+            looking: false,
+            busy_polls: 0,
+            busy_polls_seen: 0,
+            failure: None,
+            orphaned: false,
+        }
+    }
+
+    pub(crate) fn queue_mut(&mut self) -> &mut Q {
+        &mut self.queue
+    }
+
+    /// Adds a queue pair on which nothing has been posted. What the queue has of its number is of
+    /// an earlier one.
+    ///
+    /// # Errors
+    /// The queue is broken.
+    pub(crate) fn join(&mut self, qp_num: u32, wake: &mut Vec<Waker>) -> io::Result<MemberId> {
+        while !self.drain(None, usize::MAX, &mut |_| {}, wake)?.drained {}
+        self.next_serial += 1;
+        let serial = self.next_serial;
+        let member = Member { serial, inbox: Vec::new(), waker: None, sleeps_for: Armed::Not };
+        if let Some(earlier) = self.members.insert(qp_num, member) {
+            self.sleepers.change(earlier.sleeps_for, Armed::Not);
+        }
+        Ok(MemberId { qp_num, serial })
+    }
+
+    /// Removes a queue pair that is destroyed, and drops its completions, so that their places are
+    /// free.
+    pub(crate) fn leave(&mut self, me: MemberId, wake: &mut Vec<Waker>) {
+        loop {
+            match self.drain(Some(me), usize::MAX, &mut |_| {}, wake) {
+                Ok(polled) if polled.drained => break,
+                Ok(_) => {}
+                Err(error) => {
+                    self.fail(error.into(), wake);
+                    break;
+                }
+            }
+        }
+        if self.members.get(&me.qp_num).is_some_and(|member| member.serial == me.serial)
+            && let Some(member) = self.members.remove(&me.qp_num)
+        {
+            self.sleepers.change(member.sleeps_for, Armed::Not);
+        }
+    }
+
+    /// Hands the completions of a member to `own`, up to `max` and a batch, and those of others to
+    /// their inboxes. `busy`: the member has polled before and does not sleep.
+    ///
+    /// # Errors
+    /// The queue is broken.
+    pub(crate) fn poll(
+        &mut self,
+        me: MemberId,
+        busy: bool,
+        max: usize,
+        own: &mut impl FnMut(&Completed),
+        wake: &mut Vec<Waker>,
+    ) -> io::Result<Polled> {
+        self.busy_polls += u64::from(busy);
+        let member = self.members.get_mut(&me.qp_num).filter(|member| member.serial == me.serial);
+        if let Some(member) = member {
+            self.sleepers.change(member.sleeps_for, Armed::Not);
+            member.sleeps_for = Armed::Not;
+            if !member.inbox.is_empty() {
+                let n = member.inbox.len().min(max);
+                member.inbox.drain(..n).for_each(|completed| own(&completed));
+                if member.inbox.is_empty() {
+                    member.inbox.shrink_to(MAX_KEPT);
+                }
+                return Ok(Polled { own: n, drained: false });
+            }
+        }
+        self.check()?;
+        self.drain(Some(me), max, own, wake)
+    }
+
+    /// A member that found the queue empty is to sleep until there is a completion of the kind.
+    /// Arms the queue, if nobody else has, and then looks into it once more.
+    ///
+    /// # Errors
+    /// The queue is broken.
+    pub(crate) fn sleep(
+        &mut self,
+        me: MemberId,
+        what: Armed,
+        waker: &Waker,
+        own: &mut impl FnMut(&Completed),
+        wake: &mut Vec<Waker>,
+    ) -> io::Result<Sleep> {
+        self.check()?;
+        let member = self.members.get_mut(&me.qp_num).filter(|member| member.serial == me.serial);
+        let Some(member) = member else { return Ok(Sleep::Asleep) };
+        if !member.inbox.is_empty() {
+            return Ok(Sleep::PollAgain);
+        }
+        if self.orphaned {
+            return Ok(Sleep::Orphaned);
+        }
+        if member.waker.as_ref().is_none_or(|known| !known.will_wake(waker)) {
+            member.waker = Some(waker.clone());
+        }
+        self.sleepers.change(member.sleeps_for, what);
+        member.sleeps_for = what;
+        if self.looking || self.armed >= self.sleepers.need() {
+            return Ok(Sleep::Asleep);
+        }
+        self.arm()?;
+        let polled = self.drain(Some(me), usize::MAX, own, wake)?;
+        if polled.own == 0 && polled.drained {
+            return Ok(Sleep::Asleep);
+        }
+        if let Some(member) = self.members.get_mut(&me.qp_num) {
+            self.sleepers.change(member.sleeps_for, Armed::Not);
+            member.sleeps_for = Armed::Not;
+        }
+        Ok(Sleep::PollAgain)
+    }
+
+    /// A member that sleeps is to be woken by all its completions. Called before work is posted
+    /// whose completion is awaited.
+    ///
+    /// # Errors
+    /// The queue is broken.
+    pub(crate) fn announce_all(&mut self, me: MemberId) -> io::Result<()> {
+        let member = self.members.get_mut(&me.qp_num).filter(|member| member.serial == me.serial);
+        let Some(member) = member.filter(|member| member.sleeps_for == Armed::Solicited) else {
+            return Ok(());
+        };
+        self.sleepers.change(member.sleeps_for, Armed::All);
+        member.sleeps_for = Armed::All;
+        if self.looking || self.armed == Armed::All {
+            return Ok(());
+        }
+        self.arm()
+    }
+
+    /// An event was taken. True: there may be another one.
+    ///
+    /// An armed queue makes one event and is not armed any more. So when one event has been taken,
+    /// there is no other until the queue is armed again; unless it was armed twice.
+    pub(crate) fn take_event(&mut self) -> bool {
+        self.armed = Armed::Not;
+        std::mem::take(&mut self.armed_twice)
+    }
+
+    /// The reactor drains the queue, and arms it if anybody sleeps: see the table of the module.
+    ///
+    /// # Errors
+    /// The queue is broken.
+    pub(crate) fn look(&mut self, wake: &mut Vec<Waker>) -> io::Result<Next> {
+        self.check()?;
+        loop {
+            let drained = self.drain(None, usize::MAX, &mut |_| {}, wake)?.drained;
+            let polled = self.busy_polls != self.busy_polls_seen;
+            self.busy_polls_seen = self.busy_polls;
+            self.looking = !drained || (polled && self.armed < self.sleepers.need());
+            if self.looking {
+                return Ok(Next::LookAgain);
+            }
+            if self.armed >= self.sleepers.need() {
+                return Ok(Next::Wait);
+            }
+            self.arm()?;
+        }
+    }
+
+    /// Whoever sleeps is woken, and told of the failure.
+    pub(crate) fn fail(&mut self, failure: Failure, wake: &mut Vec<Waker>) {
+        self.failure.get_or_insert(failure);
+        self.wake_all(wake);
+    }
+
+    /// The reactor has ended: from now on members poll without sleeping.
+    pub(crate) fn orphan(&mut self, wake: &mut Vec<Waker>) {
+        self.orphaned = true;
+        self.looking = false;
+        self.wake_all(wake);
+    }
+
+    fn wake_all(&mut self, wake: &mut Vec<Waker>) {
+        for member in self.members.values_mut() {
+            self.sleepers.change(member.sleeps_for, Armed::Not);
+            member.sleeps_for = Armed::Not;
+            wake.extend(member.waker.take());
+        }
+    }
+
+    fn check(&self) -> io::Result<()> {
+        self.failure.map_or(Ok(()), |failure| Err(failure.into()))
+    }
+
+    /// Arms the queue for what sleepers need.
+    fn arm(&mut self) -> io::Result<()> {
+        let need = self.sleepers.need();
+        self.queue.arm(need)?;
+        self.armed_twice |= self.armed != Armed::Not;
+        self.armed = need;
+        self.busy_polls_seen = self.busy_polls;
+        Ok(())
+    }
+
+    /// Takes completions until there are none, or enough.
+    fn drain(
+        &mut self,
+        me: Option<MemberId>,
+        max: usize,
+        own: &mut impl FnMut(&Completed),
+        wake: &mut Vec<Waker>,
+    ) -> io::Result<Polled> {
+        let Dispatch { queue, members, sleepers, .. } = self;
+        // Completions of a number that another queue pair has by now are of that one.
+        let me = me.filter(|me| members.get(&me.qp_num).is_some_and(|m| m.serial == me.serial));
+        let (mut polled, mut others) = (Polled::default(), 0);
+        loop {
+            let n = queue.take(|completed| {
+                if me.is_some_and(|me| me.qp_num == completed.qp_num) {
+                    own(completed);
+                    polled.own += 1;
+                    return;
+                }
+                others += 1;
+                // Those of a destroyed queue pair may come late: nobody waits for them.
+                let Some(member) = members.get_mut(&completed.qp_num) else { return };
+                member.inbox.push(*completed);
+                let wakes = match member.sleeps_for {
+                    Armed::Not => false,
+                    Armed::Solicited => completed.is_message,
+                    Armed::All => true,
+                };
+                if wakes {
+                    sleepers.change(member.sleeps_for, Armed::Not);
+                    member.sleeps_for = Armed::Not;
+                    wake.extend(member.waker.clone());
+                }
+            })?;
+            if n < BATCH {
+                return Ok(Polled { drained: true, ..polled });
+            }
+            if polled.own.saturating_add(BATCH) > max || others > MAX_OTHERS {
+                return Ok(polled);
+            }
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! The part that one queue pair has in a completion queue.
+
+use std::io;
+use std::sync::Arc;
+use std::task::{Context, Waker};
+
+use crate::verbs::completion::dispatch::{Armed, Completed, MemberId, Polled, Sleep};
+use crate::verbs::completion::shard::{SharedCq, wake_all};
+use crate::verbs::context::DeviceContext;
+
+/// Entries of a queue that are reserved for a queue pair that is not made yet.
+#[derive(Debug)]
+pub(crate) struct Reservation {
+    cq: Arc<SharedCq>,
+    entries: u32,
+}
+
+impl Reservation {
+    /// Finds a queue of the current runtime with room for `entries` completions, or makes one, with
+    /// at most `max_entries`.
+    ///
+    /// # Errors
+    /// The device or the runtime refuses.
+    pub(crate) fn new(
+        device: &Arc<DeviceContext>,
+        entries: u32,
+        max_entries: u32,
+    ) -> io::Result<Reservation> {
+        let cq = SharedCq::reserve(device, entries, max_entries)?;
+        Ok(Reservation { cq, entries })
+    }
+
+    pub(crate) fn cq(&self) -> *mut rdma_sys::ibv_cq {
+        self.cq.as_ptr()
+    }
+
+    /// The queue pair has been made on the queue, and nothing was posted on it.
+    ///
+    /// # Errors
+    /// The queue is broken.
+    pub(crate) fn join(self, qp_num: u32) -> io::Result<CqMember> {
+        let mut wake = Vec::new();
+        let joined = self.cq.dispatch().join(qp_num, &mut wake);
+        wake_all(&mut wake);
+        let id = joined?;
+        Ok(CqMember { id, reservation: self, asleep: None, taken: Vec::new(), wake })
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.cq.release(self.entries);
+    }
+}
+
+/// A queue pair on a completion queue. Its completions are dropped from
+/// [`leave`](CqMember::leave) on.
+#[derive(Debug)]
+pub(crate) struct CqMember {
+    id: MemberId,
+    reservation: Reservation,
+    /// What it sleeps for, as far as this end knows.
+    asleep: Option<Armed>,
+    /// Completions of this end and wakers of others, as they leave the lock. Both are kept, so that
+    /// a poll costs no allocation.
+    taken: Vec<Completed>,
+    wake: Vec<Waker>,
+}
+
+impl CqMember {
+    /// Hands up to `max` completions, and a batch, to `own`. `busy`: this end has polled before and
+    /// does not sleep.
+    ///
+    /// # Errors
+    /// The queue is broken.
+    pub(crate) fn poll(
+        &mut self,
+        busy: bool,
+        max: usize,
+        own: impl FnMut(&Completed),
+    ) -> io::Result<Polled> {
+        self.asleep = None;
+        let CqMember { id, reservation, taken, wake, .. } = self;
+        let dispatch = match busy {
+            true => reservation.cq.try_dispatch(),
+            false => Some(reservation.cq.dispatch()),
+        };
+        let polled = match dispatch {
+            Some(mut dispatch) => {
+                dispatch.poll(*id, busy, max, &mut |completed| taken.push(*completed), wake)
+            }
+            // Whoever polls it now finds what there is for this end.
+            None => return Ok(Polled { own: 0, drained: true }),
+        };
+        hand_over(wake, taken, own);
+        polled
+    }
+
+    /// See [`Dispatch::sleep`](crate::verbs::completion::dispatch::Dispatch::sleep).
+    ///
+    /// # Errors
+    /// The queue is broken.
+    pub(crate) fn sleep(
+        &mut self,
+        cx: &Context<'_>,
+        what: Armed,
+        own: impl FnMut(&Completed),
+    ) -> io::Result<Sleep> {
+        let CqMember { id, reservation, taken, wake, .. } = self;
+        let mut dispatch = reservation.cq.dispatch();
+        let own_too = &mut |completed: &Completed| taken.push(*completed);
+        let sleep = dispatch.sleep(*id, what, cx.waker(), own_too, wake);
+        drop(dispatch);
+        self.asleep = matches!(sleep, Ok(Sleep::Asleep)).then_some(what);
+        hand_over(wake, taken, own);
+        sleep
+    }
+
+    /// Called before work is posted whose completion is awaited.
+    ///
+    /// # Errors
+    /// The queue is broken.
+    pub(crate) fn announce_all(&mut self) -> io::Result<()> {
+        if self.asleep != Some(Armed::Solicited) {
+            return Ok(());
+        }
+        self.asleep = Some(Armed::All);
+        self.reservation.cq.dispatch().announce_all(self.id)
+    }
+
+    /// The queue pair is destroyed.
+    pub(crate) fn leave(&mut self) {
+        self.reservation.cq.dispatch().leave(self.id, &mut self.wake);
+        wake_all(&mut self.wake);
+    }
+}
+
+/// What is done with completions and wakers may take long, or run anything: the lock is free.
+fn hand_over(wake: &mut Vec<Waker>, taken: &mut Vec<Completed>, mut own: impl FnMut(&Completed)) {
+    wake_all(wake);
+    taken.drain(..).for_each(|completed| own(&completed));
+}

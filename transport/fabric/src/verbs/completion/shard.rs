@@ -1,0 +1,319 @@
+//! The completion queues of a device in one runtime: they share a channel, and a task that waits
+//! for its events.
+
+use std::io;
+use std::mem;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
+use std::task::{Context, Poll, Waker};
+use std::{fmt, future};
+
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::runtime::{Handle, Id};
+use tokio::task::AbortHandle;
+
+use crate::verbs::completion::async_events::AsyncEvents;
+use crate::verbs::completion::channel::CompChannel;
+use crate::verbs::completion::cq::Cq;
+use crate::verbs::completion::dispatch::{Dispatch, Failure, Next};
+use crate::verbs::context::DeviceContext;
+
+/// A queue is made for so many queue pairs of the size of its first one, unless there are larger
+/// ones.
+const FIRST_MEMBERS: u32 = 8;
+
+/// Shards of this process. A device has one in each runtime that has links on it, so that no link
+/// depends on another runtime's being polled.
+static SHARDS: Mutex<Vec<Weak<Shard>>> = Mutex::new(Vec::new());
+
+pub(super) struct Shard {
+    device: Arc<DeviceContext>,
+    runtime: Id,
+    queues: Mutex<Queues>,
+    reactor: OnceLock<AbortHandle>,
+    /// The reactor has gone, and with it the runtime.
+    orphaned: AtomicBool,
+    channel: AsyncFd<CompChannel>,
+    /// None where they cannot be had: then failures of queues stay unknown.
+    events: Option<AsyncEvents>,
+}
+
+#[derive(Default)]
+struct Queues {
+    live: Vec<(usize, Weak<SharedCq>)>,
+    next_key: usize,
+    /// Entries of the largest one so far.
+    largest: u32,
+}
+
+/// A completion queue that queue pairs share.
+pub(super) struct SharedCq {
+    /// Dropped before the shard with the channel.
+    dispatch: Mutex<Dispatch<Cq>>,
+    /// For queue pairs that are made on it; libibverbs is thread-safe.
+    cq: usize,
+    entries: u32,
+    /// Entries that queue pairs may fill.
+    reserved: Mutex<u32>,
+    _shard: Arc<Shard>,
+}
+
+impl fmt::Debug for SharedCq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedCq").field("entries", &self.entries).finish_non_exhaustive()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Wakes tasks, once no lock is held: a waker may run anything.
+pub(super) fn wake_all(wake: &mut Vec<Waker>) {
+    wake.drain(..).for_each(Waker::wake);
+}
+
+impl SharedCq {
+    /// A queue of the current runtime with room for `entries` completions, which are reserved. One
+    /// that is made for that has at most `max_entries`.
+    ///
+    /// # Errors
+    /// The device or the runtime refuses.
+    pub(super) fn reserve(
+        device: &Arc<DeviceContext>,
+        entries: u32,
+        max_entries: u32,
+    ) -> io::Result<Arc<SharedCq>> {
+        let shard = Shard::current(device)?;
+        for queue in shard.all() {
+            if queue.try_reserve(entries) {
+                return Ok(queue);
+            }
+        }
+        let (key, largest) = {
+            let mut queues = lock(&shard.queues);
+            queues.next_key += 1;
+            (queues.next_key, queues.largest)
+        };
+        let wanted = entries.saturating_mul(FIRST_MEMBERS).max(largest.saturating_mul(2));
+        let depth = wanted.clamp(entries, max_entries.max(entries));
+        let cq = Cq::new(device, shard.channel.get_ref(), key, depth)?;
+        let queue = Arc::new(SharedCq {
+            cq: cq.as_ptr().expose_provenance(),
+            dispatch: Mutex::new(Dispatch::new(cq)),
+            entries: depth,
+            reserved: Mutex::new(entries),
+            _shard: shard.clone(),
+        });
+        let mut queues = lock(&shard.queues);
+        queues.largest = queues.largest.max(depth);
+        queues.live.retain(|(_, queue)| queue.strong_count() > 0);
+        queues.live.push((key, Arc::downgrade(&queue)));
+        drop(queues);
+        if shard.orphaned.load(Ordering::SeqCst) {
+            queue.dispatch().orphan(&mut Vec::new());
+        }
+        Ok(queue)
+    }
+
+    fn try_reserve(&self, entries: u32) -> bool {
+        let mut reserved = lock(&self.reserved);
+        let fits = self.entries - *reserved >= entries;
+        *reserved += if fits { entries } else { 0 };
+        fits
+    }
+
+    /// Entries that were reserved are free again.
+    pub(super) fn release(&self, entries: u32) {
+        *lock(&self.reserved) -= entries;
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut rdma_sys::ibv_cq {
+        std::ptr::with_exposed_provenance_mut(self.cq)
+    }
+
+    /// The queue, for as long as the guard lives: nobody else polls it.
+    pub(super) fn dispatch(&self) -> MutexGuard<'_, Dispatch<Cq>> {
+        lock(&self.dispatch)
+    }
+
+    /// The queue, unless somebody polls it.
+    pub(super) fn try_dispatch(&self) -> Option<MutexGuard<'_, Dispatch<Cq>>> {
+        match self.dispatch.try_lock() {
+            Ok(dispatch) => Some(dispatch),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+}
+
+impl Shard {
+    /// The device's shard in the current runtime. The caller has to be in one.
+    fn current(device: &Arc<DeviceContext>) -> io::Result<Arc<Shard>> {
+        let runtime = Handle::try_current().map_err(io::Error::other)?.id();
+        let mut shards = lock(&SHARDS);
+        shards.retain(|shard| shard.strong_count() > 0);
+        let found = shards.iter().filter_map(Weak::upgrade).find(|shard| {
+            shard.runtime == runtime
+                && Arc::ptr_eq(&shard.device, device)
+                && !shard.orphaned.load(Ordering::SeqCst)
+        });
+        if let Some(shard) = found {
+            return Ok(shard);
+        }
+        // SAFETY: the descriptor belongs to the channel, which the AsyncFd owns and which never
+        // replaces it.
+        let channel = unsafe {
+            AsyncFd::register_with_interest(CompChannel::new(device)?, Interest::READABLE)
+        }?;
+        let shard = Arc::new(Shard {
+            device: device.clone(),
+            runtime,
+            queues: Mutex::default(),
+            reactor: OnceLock::new(),
+            orphaned: AtomicBool::new(false),
+            channel,
+            events: AsyncEvents::new(device)
+                .inspect_err(|error| tracing::debug!(%error, "no asynchronous events"))
+                .ok(),
+        });
+        let reactor = Reactor { shard: Arc::downgrade(&shard), looking: Vec::new() };
+        let _ = shard.reactor.set(tokio::spawn(reactor.run()).abort_handle());
+        shards.push(Arc::downgrade(&shard));
+        Ok(shard)
+    }
+
+    // A queue is never dropped under the lock: destroying it waits for its events, which the reactor
+    // may have, waiting for the lock.
+
+    fn find(&self, key: usize) -> Option<Arc<SharedCq>> {
+        let queues = lock(&self.queues);
+        queues.live.iter().find(|(known, _)| *known == key).and_then(|(_, queue)| queue.upgrade())
+    }
+
+    fn all(&self) -> Vec<Arc<SharedCq>> {
+        lock(&self.queues).live.iter().filter_map(|(_, queue)| queue.upgrade()).collect()
+    }
+
+    fn has_one_queue(&self) -> bool {
+        let queues = lock(&self.queues);
+        queues.live.iter().filter(|(_, queue)| queue.strong_count() > 0).count() == 1
+    }
+
+    /// Takes events of the channel that is ready, and adds their queues to `fired`.
+    fn take_events(&self, fired: &mut Vec<Arc<SharedCq>>) -> io::Result<()> {
+        while let Some(event) = self.channel.get_ref().next()? {
+            let Some(queue) = self.find(event.key) else {
+                event.ack();
+                continue;
+            };
+            let may_have_more = {
+                let mut dispatch = queue.dispatch();
+                dispatch.queue_mut().took_event();
+                dispatch.take_event()
+            };
+            fired.push(queue);
+            // Asking the kernel for an event that cannot be there costs a system call.
+            if !may_have_more && self.has_one_queue() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Fails queues that the device has failed.
+    fn poll_async_events(&self, cx: &mut Context<'_>, wake: &mut Vec<Waker>) {
+        let Some(events) = &self.events else { return };
+        // It may be a queue of another runtime.
+        let find = |cq| {
+            let shards: Vec<_> = lock(&SHARDS).iter().filter_map(Weak::upgrade).collect();
+            let of_device = shards.iter().filter(|shard| Arc::ptr_eq(&shard.device, &self.device));
+            of_device.flat_map(|shard| shard.all()).find(|queue| queue.cq == cq)
+        };
+        let mut failed = Vec::new();
+        if let Err(error) = events.poll(cx, find, &mut failed) {
+            tracing::debug!(device = self.device.name, %error, "no asynchronous events any more");
+        }
+        for queue in failed {
+            tracing::error!(device = self.device.name, "a completion queue has overrun");
+            queue.dispatch().fail(Failure::Overrun, wake);
+        }
+    }
+}
+
+impl Drop for Shard {
+    fn drop(&mut self) {
+        if let Some(reactor) = self.reactor.get() {
+            reactor.abort();
+        }
+    }
+}
+
+/// The task that waits for the events of a channel.
+struct Reactor {
+    /// The links keep it.
+    shard: Weak<Shard>,
+    /// Queues that are looked at again.
+    looking: Vec<Weak<SharedCq>>,
+}
+
+impl Reactor {
+    async fn run(mut self) {
+        let (mut fired, mut wake) = (Vec::new(), Vec::new());
+        future::poll_fn(|cx| self.poll(cx, &mut fired, &mut wake)).await;
+    }
+
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        fired: &mut Vec<Arc<SharedCq>>,
+        wake: &mut Vec<Waker>,
+    ) -> Poll<()> {
+        let Some(shard) = self.shard.upgrade() else { return Poll::Ready(()) };
+        fired.extend(mem::take(&mut self.looking).iter().filter_map(Weak::upgrade));
+        loop {
+            let Poll::Ready(ready) = shard.channel.poll_read_ready(cx) else { break };
+            // Without a channel to wait for, links poll by themselves: see the drop.
+            let Ok(mut guard) = ready else { return Poll::Ready(()) };
+            if let Err(error) = shard.take_events(fired) {
+                tracing::error!(device = shard.device.name, %error, "ibv_get_cq_event failed");
+                let failure = Failure::from(error);
+                shard.all().iter().for_each(|queue| queue.dispatch().fail(failure, wake));
+                wake_all(wake);
+                return Poll::Ready(());
+            }
+            guard.clear_ready();
+        }
+        shard.poll_async_events(cx, wake);
+        for queue in fired.drain(..) {
+            let next = queue.dispatch().look(wake);
+            match next {
+                Ok(Next::Wait) => {}
+                Ok(Next::LookAgain) => self.looking.push(Arc::downgrade(&queue)),
+                Err(error) => {
+                    tracing::error!(device = shard.device.name, %error, "a completion queue failed");
+                    queue.dispatch().fail(error.into(), wake);
+                }
+            }
+        }
+        wake_all(wake);
+        if !self.looking.is_empty() {
+            // Every other task runs before this one looks again.
+            let _ = future::Future::poll(pin!(tokio::task::yield_now()), cx);
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for Reactor {
+    fn drop(&mut self) {
+        let Some(shard) = self.shard.upgrade() else { return };
+        // Before the queues that are there are told, so that later ones see it.
+        shard.orphaned.store(true, Ordering::SeqCst);
+        let mut wake = Vec::new();
+        shard.all().iter().for_each(|queue| queue.dispatch().orphan(&mut wake));
+        wake_all(&mut wake);
+    }
+}
