@@ -230,17 +230,12 @@ fn waiters_are_woken_and_others_learn_of_them() {
     let first = take(&mut two, budget, 1).unwrap();
     assert_eq!(first.capacity(), budget / 2);
     assert!(!one.wanted_elsewhere(), "it has something");
-<<<<<<< HEAD
     // With its share it is no claim on others: only its own pieces help it, and what others leave.
-=======
-    // A piece that is freed notifies the owner of its chunk, which returns the chunk.
->>>>>>> main
     assert!(take(&mut two, 4096, 1).is_none());
     assert!(!one.wanted_elsewhere());
     let before = (woken1.count(), woken2.count());
     let bytes = busy.filled(usize::MAX);
     std::thread::spawn(move || drop(bytes)).join().unwrap();
-<<<<<<< HEAD
     assert_eq!((woken1.count(), woken2.count()), before, "the other keeps its share");
     drop(first);
     assert_eq!(woken2.count(), before.1 + 1);
@@ -263,20 +258,6 @@ fn waiters_are_woken_and_others_learn_of_them() {
     assert_eq!(woken1.count(), before.0 + 1);
     // The end of a whole connection is as good.
     let half = take(&mut one, budget, 1).unwrap();
-=======
-    assert_eq!(woken1.count(), before1 + 1);
-    assert!(one.wanted_elsewhere());
-    one.trim();
-    assert_eq!(woken2.count(), before2 + 1);
-    // A waiter is also woken by a piece of its own.
-    let second = take(&mut two, budget, 1).unwrap();
-    assert!(take(&mut two, 4096, 1).is_none());
-    let before = woken2.count();
-    drop(second);
-    assert_eq!(woken2.count(), before + 1);
-    // It is also woken by the end of another connection.
-    drop(first);
->>>>>>> main
     assert!(take(&mut one, budget, 1).is_none());
     let before = woken1.count();
     drop((pieces, two));
@@ -367,32 +348,7 @@ fn a_failed_registration_wakes_waiters_for_the_same_budget() {
     assert_eq!(woken.count(), before + 1);
 }
 
-<<<<<<< HEAD
 /// A peer gets a grant as long as it requests, and states in DONE how much of it was written.
-=======
-#[test]
-fn is_spent_when_all_is_leased_and_no_chunk_is_idle() {
-    let (pool, _) = small();
-    let budget = pool.config().landing;
-    let (mut landing, other) = (pool.landing(), pool.landing());
-    assert!(!landing.is_spent());
-    let first = take(&mut landing, budget / 2, 1).unwrap();
-    assert!(!landing.is_spent(), "half can still be leased");
-    // A chunk of its own for the rest; one granule of it stays in use.
-    let second = take(&mut landing, budget / 2, 1).unwrap();
-    drop(first);
-    assert!(!landing.is_spent(), "the first chunk could go back");
-    let _one = take(&mut landing, 1, 1).unwrap();
-    assert!(landing.is_spent() && !landing.under_pressure(), "a granule keeps it");
-    drop(second);
-    assert!(
-        !landing.is_spent() && other.is_spent(),
-        "the second could; another connection has none"
-    );
-}
-
-/// A peer gets a grant of the length it requested, and states in DONE how much it has written.
->>>>>>> main
 #[test]
 fn unwritten_granules_come_free_at_once() {
     let (pool, registrar) = small();
@@ -423,26 +379,6 @@ fn unwritten_granules_come_free_at_once() {
 }
 
 #[test]
-<<<<<<< HEAD
-=======
-fn under_pressure_beyond_three_quarters_of_the_budget() {
-    let (pool, _) = small();
-    let budget = pool.config().landing;
-    let (mut landing, other) = (pool.landing(), pool.landing());
-    let granted = take(&mut landing, budget / 2, 1).unwrap();
-    let filled = take(&mut landing, budget / 4, 1).unwrap().filled(usize::MAX);
-    assert!(!landing.under_pressure());
-    let more = take(&mut landing, 1, 1).unwrap();
-    assert!(landing.under_pressure() && other.under_pressure());
-    drop(more);
-    assert!(!landing.under_pressure());
-    drop((granted, filled));
-    // Idle chunks do not count as pressure.
-    assert!(pool.stats().leased > budget / 2 && !landing.under_pressure());
-}
-
-#[test]
->>>>>>> main
 fn idle_connections_pin_nothing() {
     let (pool, registrar) = small();
     let mut connections: Vec<Landing> = (0..1000).map(|_| pool.landing()).collect();
@@ -457,11 +393,7 @@ fn idle_connections_pin_nothing() {
     registrar.assert_settled();
 }
 
-<<<<<<< HEAD
 /// Acts as a driver that has been woken: returns what exceeds the share, or tries again.
-=======
-/// Acts as a driver that has been woken: returns idle chunks, then tries to allocate again.
->>>>>>> main
 fn settle(connections: &mut [Landing], wants: &mut [usize], got: &mut Vec<(usize, LandingBuf)>) {
     for (i, landing) in connections.iter_mut().enumerate() {
         if landing.wanted_elsewhere() {
@@ -543,15 +475,8 @@ fn a_limited_connection_waits_for_its_own_pieces() {
     let total: usize = all.iter().map(LandingBuf::capacity).sum();
     assert!(total <= limit && total + (64 << 10) > limit, "{total}");
     assert!(pool.stats().leased <= limit);
-<<<<<<< HEAD
     // It is its own limit: nobody else is asked to make room, and others have all the rest.
     assert!(!other.wanted_elsewhere());
-=======
-    assert!(limited.under_pressure() && limited.is_spent());
-    // The connection has reached its own limit, so nobody else is asked for memory, and others may
-    // use all the rest.
-    assert!(!other.wanted_elsewhere() && !other.under_pressure());
->>>>>>> main
     let others = everything(&mut other, 64 << 10);
     assert!(others.len() * (64 << 10) + limit + (128 << 10) > pool.config().landing);
     let before = woken.count();

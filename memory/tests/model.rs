@@ -188,11 +188,7 @@ proptest! {
                     Ok(None) => {
                         let idle = sizes.landing - pool.stats().leased;
                         waiting[connection] = true;
-<<<<<<< HEAD
                         // The rest may be kept for those that have less than their share.
-=======
-                        // The rest may be reserved for connections with less than their share.
->>>>>>> main
                         let leased = connections[connection].leased();
                         let share = connections[connection].share();
                         let held = connections[connection].wanted_elsewhere();
@@ -250,14 +246,9 @@ proptest! {
                     // Pieces that are not reclaimed fit into the share.
                     let kept: usize = own().filter(|(p, _)| !p.is_wanted_back()).map(|(p, _)| p.capacity()).sum();
                     prop_assert!(!held || kept <= share, "{kept} of {share}");
-<<<<<<< HEAD
                     // And nothing more when all that is wanted has come back.
                     prop_assert!(held == (excess != Excess::None) || pool.stats().held > 0);
                     connections[connection].give_back();
-=======
-                    // No excess remains once all reclaimed pieces have been returned.
-                    prop_assert!(held == (excess != Excess::None) || pool.stats().filled > 0);
->>>>>>> main
                 }
                 Op::DropBuf(at) => {
                     if let Some((buf, mark)) = any(&mut bufs, at) {

@@ -77,11 +77,7 @@ fn connections_that_keep_their_memory_leave_room() {
     assert!(got.is_some());
 }
 
-<<<<<<< HEAD
 /// A connection whose only chunk the application holds may go on using it.
-=======
-/// A connection whose only chunk is held by readers may continue to use it.
->>>>>>> main
 #[test]
 fn the_only_chunk_stays_usable_while_the_application_holds_it() {
     let (pool, _ledger) = small();
@@ -105,11 +101,7 @@ fn the_only_chunk_stays_usable_while_the_application_holds_it() {
     assert!(other.alloc(need, need).unwrap().is_some());
 }
 
-<<<<<<< HEAD
 /// What a connection has of its share it keeps, however many others wait.
-=======
-/// After DONE, granules that were granted but not written no longer count as granted.
->>>>>>> main
 #[test]
 fn nothing_within_a_share_is_given_back() {
     let (pool, _ledger) = small();
@@ -216,18 +208,12 @@ fn a_connection_limited_by_its_share_is_woken() {
     let (mut hog, mut other) = (pool.landing(), pool.landing());
     let (woken, waker) = Woken::new();
     hog.register_waker(&waker);
-<<<<<<< HEAD
     let first = other.alloc(chunk, chunk).unwrap().unwrap();
     let mut held = Vec::new();
     while pool.stats().leased < landing - chunk {
         held.push(hog.alloc(chunk, chunk).unwrap().unwrap());
     }
     // More than is left, so that it waits.
-=======
-    let held: Vec<LandingBuf> =
-        (0..landing / chunk - 1).map(|_| hog.alloc(chunk, chunk).unwrap().unwrap()).collect();
-    // More than is left, so that this connection waits.
->>>>>>> main
     assert!(other.alloc(2 * chunk, 2 * chunk).unwrap().is_none());
     let before = woken.count();
     assert!(hog.alloc(chunk, chunk).unwrap().is_none(), "the last chunk is not for it");

@@ -117,55 +117,34 @@ impl Timers {
         let wait = state.landing.wait.0.has_new_deadline();
         let clock = state.clock.has_new_deadline();
         let give_back = state.landing.give_back.0.has_new_deadline();
-<<<<<<< HEAD
         let stall = state.landing.stall.0.has_new_deadline();
-        wait || clock || give_back || stall || (self.awaits_ping && !state.conn.is_asking())
-=======
         let heartbeat = match self.heartbeat {
             Heartbeat::Waits => false,
             Heartbeat::Asks => !state.conn.is_asking(),
             Heartbeat::Rests => !state.conn.is_resting(),
         };
-        wait || clock || give_back || heartbeat
->>>>>>> main
+        wait || clock || give_back || stall || heartbeat
     }
 
     /// Sets the timer for the first deadline, if there is one.
     fn arm(&mut self, state: &ConnectionState) {
         let wait = state.landing.wait.0.deadline().map(Instant::into_std);
         let give_back = state.landing.give_back.0.deadline().map(Instant::into_std);
-<<<<<<< HEAD
         let stall = state.landing.stall.0.deadline().map(Instant::into_std);
-        let others = [wait, give_back, stall, state.clock.deadline()].into_iter().flatten();
-        if let Some(at) = state.conn.next_timeout().into_iter().chain(others).min() {
-=======
-        let others = [wait, give_back, state.clock.deadline(), self.tidy.deadline()];
+        let others = [wait, give_back, stall, state.clock.deadline(), self.tidy.deadline()];
         let deadlines = state.conn.next_timeout().into_iter().chain(others.into_iter().flatten());
         if let Some(at) = deadlines.min() {
->>>>>>> main
             self.timer.set(at);
             self.armed = true;
             self.heartbeat = Heartbeat::of(state);
         }
     }
 
-<<<<<<< HEAD
-/// The timer of an open connection has expired.
-fn expire(state: &mut ConnectionState) {
-    let now = Instant::now();
-    let judged = state.conn.handle_timeout(now.into_std());
-    state.landing_timeout(now);
-    state.landing.recall_excess(&mut state.conn, now);
-    state.clock.expire();
-    state.dispatch();
-    if let Err(breach) = judged {
-        state.breached(&breach);
-=======
     /// The timer of an open connection has expired.
     fn expire(&mut self, state: &mut ConnectionState) {
         let now = Instant::now();
         let judged = state.conn.handle_timeout(now.into_std());
-        state.landing.wait.0.expire(now);
+        state.landing_timeout(now);
         state.landing.recall_excess(&mut state.conn, now);
         state.clock.expire();
         state.dispatch();
@@ -177,6 +156,5 @@ fn expire(state: &mut ConnectionState) {
         state.tidy(now.into_std());
         self.tidy.expired(now.into_std(), state.conn.is_resting(), state.memory_used());
         self.armed = false;
->>>>>>> main
     }
 }
