@@ -180,7 +180,8 @@ impl<L> Server<L> {
     /// [`LimitReached`](crate::ReasonCode::LimitReached), and try again. A connection takes up to
     /// 60 KiB of pinned memory as long as it lives ([`Context`]'s pool may allow fewer: then the
     /// reason is [`PoolExhausted`](crate::ReasonCode::PoolExhausted)), and up to 428 while it is
-    /// busy.
+    /// busy. It takes up to three descriptors with its TCP connection, of which the process has as
+    /// many as RLIMIT_NOFILE says.
     #[must_use]
     pub fn max_connections(mut self, most: usize) -> Self {
         self.shared.max_connections = Some(most);
