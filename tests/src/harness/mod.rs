@@ -284,8 +284,8 @@ impl TestEnv {
             .unwrap_or_default()
     }
 
-    /// As [`rdma_endpoint`](Self::rdma_endpoint), with memory for few connections. Over shared memory
-    /// one takes a page of the pool: the process would run out of descriptors first.
+    /// As [`rdma_endpoint`](Self::rdma_endpoint), with memory for few connections. Over shared
+    /// memory one takes a page of the pool: the process would run out of descriptors first.
     pub fn endpoint_for_few(&self, uri: String) -> tonic_rdma::Endpoint {
         let endpoint = self.rdma_endpoint(uri);
         match self.fabric {
