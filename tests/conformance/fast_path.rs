@@ -43,7 +43,7 @@ async fn bulk_goes_by_write(env: &TestEnv) {
 async fn connections_beyond_the_pool_use_tcp(env: &TestEnv) {
     env.may_fall_back();
     let server = env.server().await;
-    let endpoint = env.rdma_endpoint(server.uri()).policy(Policy::Auto);
+    let endpoint = env.endpoint_for_few(server.uri()).policy(Policy::Auto);
     let mut channels = Vec::new();
     let reason = loop {
         let channel = endpoint.connect().await.unwrap();

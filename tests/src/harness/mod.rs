@@ -284,6 +284,20 @@ impl TestEnv {
             .unwrap_or_default()
     }
 
+    /// As [`rdma_endpoint`](Self::rdma_endpoint), with memory for few connections. Over shared
+    /// memory one takes a page of the pool: the process would run out of descriptors first.
+    pub fn endpoint_for_few(&self, uri: String) -> tonic_rdma::Endpoint {
+        let endpoint = self.rdma_endpoint(uri);
+        match self.fabric {
+            Fabric::Shm | Fabric::ShmSmall | Fabric::ShmTwo => {
+                let landing = (6 << 20) - (256 << 10);
+                let pool = PoolConfig::default().total(8 << 20).send(2 << 20).landing(landing);
+                endpoint.context(Context::builder().pool(pool).build())
+            }
+            _ => endpoint,
+        }
+    }
+
     /// A tonic-rdma endpoint on this fabric.
     pub fn rdma_endpoint(&self, uri: String) -> tonic_rdma::Endpoint {
         let endpoint = tonic_rdma::Endpoint::from_shared(uri)

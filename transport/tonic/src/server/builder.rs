@@ -183,7 +183,9 @@ impl<L> Server<L> {
     /// Clients beyond it stay on TCP with the reason
     /// [`LimitReached`](crate::ReasonCode::LimitReached), and try again. A connection pins up to 60
     /// KiB while it is idle and up to 428 KiB while it is busy. If the [`Context`]'s pool allows
-    /// fewer connections, the reason is [`PoolExhausted`](crate::ReasonCode::PoolExhausted).
+    /// fewer connections, the reason is [`PoolExhausted`](crate::ReasonCode::PoolExhausted). A
+    /// connection takes up to three descriptors with its TCP connection, and RLIMIT_NOFILE is the
+    /// number of descriptors that the process may have.
     #[must_use]
     pub fn max_connections(mut self, most: usize) -> Self {
         self.shared.max_connections = Some(most);

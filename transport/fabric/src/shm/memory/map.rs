@@ -116,9 +116,9 @@ impl Map {
         let Some(len) = self.len.checked_sub(keep).filter(|len| *len > 0) else { return };
         // SAFETY: the range lies in this mapping and begins at a page; nobody has a reference to
         // plain bytes of it, and whoever reads the atomics meets zeros (R15).
-        if let Err(error) =
-            unsafe { madvise(self.ptr.as_ptr().add(keep).cast(), len, Advice::LinuxRemove) }
-        {
+        let released =
+            unsafe { madvise(self.ptr.as_ptr().add(keep).cast(), len, Advice::LinuxRemove) };
+        if let Err(error) = released {
             tracing::debug!(%error, "MADV_REMOVE");
         }
     }
