@@ -48,8 +48,8 @@ pub struct Args {
     /// Seconds without calls in which processor time is counted
     #[arg(long, overrides_with = "rest", value_parser = seconds, default_value = "10")]
     pub rest: Duration,
-    /// Seconds without calls before that, after which a connection has given back what only a busy one
-    /// needs
+    /// Seconds without calls before that, after which a connection has given back what only a busy
+    /// one needs
     #[arg(long, value_parser = seconds, default_value = "20")]
     pub settle: Duration,
     /// Streams that are open on one connection
