@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use tonic_rdma::diagnose::{
-    Cure, Device, Finding, Measured, MemlockReport, ModuleState, Peer, RunsIn, Step,
+    Cure, Device, Finding, Measured, MemlockReport, ModuleState, Peer, PoolSizeBy, RunsIn, Step,
 };
 use tonic_rdma::{Diagnosis, Reason, Side};
 
@@ -246,6 +246,13 @@ fn pinned(memlock: &MemlockReport) -> Result<(), Failure> {
         "pool configured, and got",
         &format!("{}, {gets}", size_shown(memlock.pool_configured)),
     ]);
+    let by = match memlock.pool_size_by {
+        PoolSizeBy::Program => "the program",
+        PoolSizeBy::Limit => "the default under a limit, 64 MiB",
+        PoolSizeBy::Memory => "a sixteenth of memory, as no limit applies",
+        _ => "-",
+    };
+    table.add_row(["size chosen by", by]);
     section("Memory", &table)
 }
 

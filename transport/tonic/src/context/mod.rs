@@ -1,6 +1,7 @@
 //! Devices and their memory, which the channels and servers of a process share.
 
 mod device_monitor;
+mod pool_size;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -23,10 +24,6 @@ use crate::error::Error;
 use crate::path::policy::FabricKind;
 use crate::path::reason::{Reason, ReasonCode};
 use crate::path::{Path, from_error};
-
-/// Default size in bytes of the pool for shared memory. None of it is pinned, pages are allocated
-/// on first use, and several messages of 16 MiB can land in it in one piece.
-const SHM_POOL: usize = 512 << 20;
 
 /// RDMA devices, memory shared with processes on this host, and one pool for each. All channels and
 /// servers that use a clone of the context share them.
@@ -134,15 +131,26 @@ impl Context {
         options
     }
 
-    /// The configuration of the pool of an RDMA device.
-    pub(crate) fn pool_config(&self) -> PoolConfig {
-        self.0.pool.clone().unwrap_or_default()
+    /// The configuration of the pool of an RDMA device. `ignores_ipc_lock`: the device applies
+    /// RLIMIT_MEMLOCK to processes with CAP_IPC_LOCK, too.
+    pub(crate) fn pool_config(&self, ignores_ipc_lock: bool) -> PoolConfig {
+        self.0.pool.clone().unwrap_or_else(|| pool_size::pinned(ignores_ipc_lock))
+    }
+
+    /// Whether the size of pools is the default.
+    pub(crate) fn has_default_pools(&self) -> bool {
+        self.0.pool.is_none()
     }
 
     fn pool_config_of(&self, fabric: &Fabric) -> PoolConfig {
         match &self.0.pool {
-            None if fabric.provider() == "shm" => PoolConfig::default().total(SHM_POOL),
-            _ => self.pool_config(),
+            Some(config) => config.clone(),
+            None => match fabric.provider() {
+                "shm" => pool_size::shared(),
+                "verbs" => pool_size::pinned(fabric.registrar().ignores_ipc_lock()),
+                // A simulated run does not depend on the machine.
+                _ => PoolConfig::default(),
+            },
         }
     }
 
@@ -246,7 +254,7 @@ impl Context {
     pub(crate) fn ordinary_pool(&self) -> Pool {
         let make = |config: PoolConfig| Pool::new(config, Arc::new(HeapRegistrar::default()));
         let pool = self.0.ordinary.get_or_init(|| {
-            let own = make(self.pool_config());
+            let own = make(self.0.pool.clone().unwrap_or_default());
             match own.or_else(|_| make(PoolConfig::default())) {
                 Ok(pool) => pool,
                 Err(error) => unreachable!("ordinary memory has no limit to fit into: {error}"),

@@ -24,7 +24,7 @@ mod tests;
 
 pub use report::{
     Cure, Device, DeviceFile, Diagnosis, Finding, Gid, Host, HugePagesReport, Library, Limits,
-    Measured, MemlockReport, Module, ModuleState, Offered, Peer, Port, Refused, RunsIn, Settings,
-    Step,
+    Measured, MemlockReport, Module, ModuleState, Offered, Peer, PoolSizeBy, Port, Refused, RunsIn,
+    Settings, Step,
 };
 pub use run::{Diagnose, diagnose};

@@ -288,6 +288,20 @@ impl Step {
     }
 }
 
+/// What chose the configured size of the pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "kebab-case"))]
+#[non_exhaustive]
+pub enum PoolSizeBy {
+    /// The program, by [`ContextBuilder::pool`](crate::ContextBuilder::pool).
+    Program,
+    /// The default of 64 MiB, because RLIMIT_MEMLOCK limits this process.
+    Limit,
+    /// A sixteenth of the memory that this process may use, between 64 MiB and 1 GiB, because no
+    /// limit applies.
+    Memory,
+}
+
 /// How much memory this process may pin. All sizes are in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
@@ -307,6 +321,8 @@ pub struct MemlockReport {
     pub wanted: u64,
     /// The configured size of the pool.
     pub pool_configured: u64,
+    /// What chose that size.
+    pub pool_size_by: PoolSizeBy,
     /// The size of the pool under the limit. `None` if there can be no pool.
     pub pool_gets: Option<u64>,
 }

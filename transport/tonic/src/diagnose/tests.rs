@@ -12,7 +12,7 @@ use crate::diagnose::host::check::{self, read};
 use crate::diagnose::host::facts::Facts;
 use crate::diagnose::host::memory;
 use crate::diagnose::host::system_files::SystemFiles;
-use crate::diagnose::report::{Cure, Diagnosis, Finding, ModuleState, RunsIn};
+use crate::diagnose::report::{Cure, Diagnosis, Finding, ModuleState, PoolSizeBy, RunsIn};
 use crate::diagnose::request::Request;
 use crate::diagnose::{diagnose, findings};
 use crate::path::policy::{EnvSettings, Policy};
@@ -115,7 +115,7 @@ impl System {
         diagnosis.reason = Some(reason);
         let limits =
             Memlock { soft: Some(64 << 10), hard: Some(64 << 10), pinned: 0, cap_ipc_lock: false };
-        diagnosis.memlock = Some(memory::memlock(&limits, &PoolConfig::default(), false));
+        diagnosis.memlock = Some(memory::memlock(&limits, &PoolConfig::default(), true, false));
         change(&mut diagnosis, &mut context);
         let found = findings::findings(&diagnosis, &context);
         assert!(found[0].blocks, "{found:?}");
@@ -459,7 +459,7 @@ fn the_limit_is_told_once_for_all_devices_and_a_small_pool_without_alarm() {
     let (mut diagnosis, context) = system.read();
     let limits =
         Memlock { soft: Some(8 << 20), hard: Some(8 << 20), pinned: 4096, cap_ipc_lock: false };
-    diagnosis.memlock = Some(memory::memlock(&limits, &PoolConfig::default(), false));
+    diagnosis.memlock = Some(memory::memlock(&limits, &PoolConfig::default(), true, false));
     diagnosis.rdma = true;
     let found = findings::findings(&diagnosis, &context);
     assert_eq!((found.len(), found[0].code, found[0].blocks), (1, ReasonCode::Memlock, false));
@@ -641,4 +641,17 @@ fn this_very_system_can_be_looked_at() {
     let (diagnosis, _) = read(&SystemFiles::real(), &request(EnvSettings::default()));
     assert_eq!(diagnosis.host.os, std::env::consts::OS);
     assert!(Path::new("/proc/self/maps").exists() == diagnosis.host.kernel.is_some());
+}
+
+#[test]
+fn the_report_says_what_chose_the_size_of_the_pool() {
+    let by = |hard, cap_ipc_lock, is_default, ignores| {
+        let limits = Memlock { soft: Some(8 << 20), hard, pinned: 0, cap_ipc_lock };
+        memory::memlock(&limits, &PoolConfig::default(), is_default, ignores).pool_size_by
+    };
+    assert_eq!(by(Some(8 << 20), false, true, false), PoolSizeBy::Limit);
+    assert_eq!(by(None, false, true, false), PoolSizeBy::Memory, "the soft limit is raised");
+    assert_eq!(by(Some(8 << 20), true, true, false), PoolSizeBy::Memory);
+    assert_eq!(by(Some(8 << 20), true, true, true), PoolSizeBy::Limit, "as on Soft-iWARP");
+    assert_eq!(by(None, true, false, false), PoolSizeBy::Program);
 }

@@ -47,8 +47,10 @@ pub(in crate::diagnose) async fn run(request: &Request) -> (Diagnosis, Facts) {
     for device in &mut diagnosis.devices {
         ignores_ipc_lock |= try_out(device, &request.context).await;
     }
-    diagnosis.memlock = limits
-        .map(|limits| memory::memlock(&limits, &request.context.pool_config(), ignores_ipc_lock));
+    let (pool, is_default) =
+        (request.context.pool_config(ignores_ipc_lock), request.context.has_default_pools());
+    diagnosis.memlock =
+        limits.map(|limits| memory::memlock(&limits, &pool, is_default, ignores_ipc_lock));
     diagnosis.reason = verdict(request, &diagnosis.devices).await.err();
     diagnosis.rdma = diagnosis.reason.is_none();
     facts.policy_from_env = request.env.policy.is_some() || request.env.fabrics.is_some();
