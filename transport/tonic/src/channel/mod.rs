@@ -202,7 +202,7 @@ impl Channel {
         one.shared.begin();
         // The manager reports an expired limit. The extra second covers a host too busy to run it
         // in time.
-        let limit = one.shared.fast_path_timeout.saturating_add(Duration::from_secs(1));
+        let limit = one.shared.fast_path_timeout + Duration::from_secs(1);
         match one.shared.decided(limit).await {
             Err(reason) if one.shared.required => Err(Error::required(reason)),
             _ => Ok(Self(Kind::One(one.seen_now()))),

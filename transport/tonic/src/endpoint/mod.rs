@@ -24,6 +24,9 @@ use crate::executor::SharedExec;
 use crate::path::policy::{FabricKind, Policy, distinct};
 use crate::telemetry::stats::Counters;
 
+/// Maximum of [`Endpoint::fast_path_timeout`], which every clock can add to the current time.
+const MAX_FAST_PATH_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// Default time that [`Endpoint::connect`] waits for the fast path.
 pub(crate) const FAST_PATH_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -257,9 +260,9 @@ impl Endpoint {
     /// How long [`connect`](Endpoint::connect) waits for the fast path once TCP is connected. After
     /// that the channel starts on TCP, and moves to the fast path when it is up.
     ///
-    /// Default is one second.
+    /// Default is one second; a longer time than a day counts as a day.
     pub fn fast_path_timeout(mut self, timeout: Duration) -> Self {
-        self.shared.fast_path_timeout = Some(timeout);
+        self.shared.fast_path_timeout = Some(timeout.min(MAX_FAST_PATH_TIMEOUT));
         self
     }
 
