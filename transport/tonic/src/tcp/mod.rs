@@ -6,8 +6,10 @@
 //! | `connector` | the TCP connection, and this end's address on it |
 //! | `body` | bodies of calls over TCP, for the zero-copy codec and the counters |
 //! | `retry` | calls that the server never saw are sent again |
+//! | `reused_tasks` | the tasks of the HTTP/2 connection |
 
 pub(crate) mod body;
 pub(crate) mod client;
 pub(crate) mod connector;
 pub(crate) mod retry;
+pub(crate) mod reused_tasks;
