@@ -200,9 +200,9 @@ struct KeptBody {
     count: usize,
     /// `sent` is all that was read.
     is_whole: bool,
-    /// hyper has it.
+    /// hyper has it, and reads it.
     in_flight: bool,
-    /// A retry that waits until hyper has dropped it.
+    /// A retry that waits until hyper has read it to its end, or dropped it.
     retry: Option<Waker>,
 }
 
@@ -221,8 +221,10 @@ impl Kept {
     /// The body for hyper to send.
     fn body(self: &Arc<Self>) -> Body {
         let mut body = self.lock();
-        body.in_flight = true;
-        boxed(RecoverableBody { at_end: body.is_at_end(), kept: self.clone() })
+        let at_end = body.is_at_end();
+        body.in_flight = !at_end;
+        drop(body);
+        boxed(RecoverableBody { at_end, kept: self.clone() })
     }
 
     /// The body from its beginning, if all of it was kept.
@@ -291,6 +293,12 @@ impl KeptBody {
             Poll::Ready(None) => self.rest = None,
             Poll::Ready(frame) => rest.read_ahead = frame.map(Box::new),
         }
+    }
+
+    /// hyper reads no more of it. Returns the retry to wake.
+    fn leave(&mut self) -> Option<Waker> {
+        self.in_flight = false;
+        self.retry.take()
     }
 
     /// Keeps only what is still to be sent.
@@ -382,10 +390,11 @@ struct RecoverableBody {
 
 impl Drop for RecoverableBody {
     fn drop(&mut self) {
-        let mut body = self.kept.lock();
-        body.in_flight = false;
-        let retry = body.retry.take();
-        drop(body);
+        // Behind its end the body may be that of a retry.
+        if self.at_end {
+            return;
+        }
+        let retry = self.kept.lock().leave();
         if let Some(retry) = retry {
             retry.wake();
         }
@@ -417,6 +426,9 @@ impl HttpBody for RecoverableBody {
     type Error = Status;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Polled> {
+        if self.at_end {
+            return Poll::Ready(None);
+        }
         // The call has its response, or was dropped.
         let is_alone = Arc::strong_count(&self.kept) == 1;
         let mut body = self.kept.lock();
@@ -425,8 +437,12 @@ impl HttpBody for RecoverableBody {
         }
         let frame = ready!(body.poll(&self.kept.client, cx));
         let at_end = body.is_at_end();
+        let retry = if at_end { body.leave() } else { None };
         drop(body);
         self.at_end = at_end;
+        if let Some(retry) = retry {
+            retry.wake();
+        }
         Poll::Ready(frame)
     }
 
@@ -517,13 +533,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_retry_waits_until_hyper_has_dropped_the_body() {
-        let (body, kept) = partial(tokio_stream::iter([data("one")]));
+        let (body, kept) = partial(tokio_stream::iter([data("one"), data("two")]));
         let waiting = kept.clone();
         let retry = tokio::spawn(async move { waiting.retry().await });
         tokio::task::yield_now().await;
         assert!(!retry.is_finished());
         drop(body);
-        assert_eq!(all(retry.await.unwrap().unwrap()).await, "one");
+        assert_eq!(all(retry.await.unwrap().unwrap()).await, "onetwo");
     }
 
     #[tokio::test]
