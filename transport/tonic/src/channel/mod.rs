@@ -166,7 +166,7 @@ impl Channel {
         C::Response: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
     {
         let (connector, local_addr) = RecordLocalAddr::new(connector);
-        let channel = tonic::transport::Channel::new(connector, endpoint.tcp.clone());
+        let channel = tonic::transport::Channel::new(connector, endpoint.tcp());
         Self::lazy(TcpChannel { channel, local_addr }, &endpoint, EnvSettings::read())
     }
 
@@ -188,7 +188,7 @@ impl Channel {
     {
         let env = EnvSettings::read()?;
         let (connector, local_addr) = RecordLocalAddr::new(connector);
-        let channel = tonic::transport::Channel::connect(connector, endpoint.tcp.clone()).await?;
+        let channel = tonic::transport::Channel::connect(connector, endpoint.tcp()).await?;
         Self::establish(TcpChannel { channel, local_addr }, &endpoint, env).await
     }
 

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::HeaderMap;
-use http_body::Body as _;
+use http_body::{Body as _, Frame};
 use smallvec::SmallVec;
 use tonic::Status;
 use tonic::body::Body;
@@ -31,21 +30,14 @@ pub(crate) struct Chunk {
 }
 
 impl Chunk {
-    fn whole(bytes: Bytes) -> Self {
+    pub(crate) fn whole(bytes: Bytes) -> Self {
         let len = bytes.len();
         Chunk { segments: SmallVec::from_iter([bytes]), len, apart: false, longest: None }
     }
 }
 
-/// Result of polling a body.
-#[derive(Debug)]
-pub(crate) enum Polled {
-    /// Number of bytes added, in chunks.
-    Data(usize),
-    Trailers(HeaderMap),
-    End,
-    Failed(Status),
-}
+/// What a body gives.
+pub(crate) type Polled = Option<Result<Frame<Bytes>, Status>>;
 
 /// Polls one body, and combines its frames with the segments that the encoder stored.
 #[derive(Debug)]
@@ -79,7 +71,8 @@ impl BodyEncoder {
         self.sink.as_mut().map_or((0, 0), Sink::take_copied)
     }
 
-    /// Polls `body` for its next frame, and appends data to `chunks`.
+    /// The next frame of `body`. Where messages in it were taken apart, it is empty, and all of it
+    /// is appended to `chunks`.
     pub(crate) fn poll(
         &mut self,
         body: &mut Body,
@@ -87,60 +80,45 @@ impl BodyEncoder {
         chunks: &mut Fifo<Chunk>,
     ) -> Poll<Polled> {
         let Some(sink) = &mut self.sink else {
-            return without(|| Pin::new(body).poll_frame(cx)).map(|frame| match frame {
-                None => Polled::End,
-                Some(Err(status)) => Polled::Failed(status),
-                Some(Ok(frame)) => match frame.into_data() {
-                    Ok(data) => Polled::Data(push_whole(chunks, data)),
-                    Err(frame) => frame.into_trailers().map_or(Polled::Data(0), Polled::Trailers),
-                },
-            });
+            return without(|| Pin::new(body).poll_frame(cx));
         };
         let method = self.call.as_ref().map(Call::method);
         sink.proven = method.map_or(0, |method| method.encodes());
         let frame = sink.set(|| Pin::new(body).poll_frame(cx));
-        let polled = match frame {
-            Poll::Pending | Poll::Ready(None) if !sink.is_empty() => Polled::Failed(lost()),
-            Poll::Pending => return Poll::Pending,
-            Poll::Ready(None) => Polled::End,
-            // tonic, too, loses what was encoded before an error.
-            Poll::Ready(Some(Err(status))) => {
-                sink.clear();
-                Polled::Failed(status)
+        let data = match &frame {
+            Poll::Pending | Poll::Ready(None) if !sink.is_empty() => {
+                return Poll::Ready(Some(Err(lost())));
             }
-            Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
-                Ok(data) if sink.is_empty() => {
-                    if self.used == Used::Unknown && !data.is_empty() {
-                        self.used = if sink.ours { Used::Ours } else { Used::Plain };
-                        self.call.iter_mut().for_each(|call| call.learn(self.used));
-                    }
-                    Polled::Data(push_whole(chunks, data))
-                }
-                Ok(data) => {
-                    if self.used != Used::Ours {
-                        self.used = Used::Ours;
-                        self.call.iter_mut().for_each(|call| call.learn(Used::Ours));
-                    }
-                    let method = self.call.as_ref().map(Call::method);
-                    let apart = sink.apart.get_or_insert_default();
-                    expand(apart, data, method, chunks).map_or_else(Polled::Failed, Polled::Data)
-                }
-                Err(frame) => {
-                    sink.clear();
-                    frame.into_trailers().map_or(Polled::Data(0), Polled::Trailers)
-                }
-            },
+            Poll::Ready(Some(Ok(frame))) => frame.data_ref(),
+            Poll::Pending | Poll::Ready(None | Some(Err(_))) => None,
         };
-        Poll::Ready(polled)
+        let Some(data) = data else {
+            // What had been encoded before an error is lost in tonic, too.
+            sink.clear();
+            return frame;
+        };
+        if sink.is_empty() {
+            if self.used == Used::Unknown && !data.is_empty() {
+                self.used = if sink.ours { Used::Ours } else { Used::Plain };
+                self.call.iter_mut().for_each(|call| call.learn(self.used));
+            }
+            return frame;
+        }
+        if self.used != Used::Ours {
+            self.used = Used::Ours;
+            self.call.iter_mut().for_each(|call| call.learn(Used::Ours));
+        }
+        let method = self.call.as_ref().map(Call::method);
+        let apart = sink.apart.get_or_insert_default();
+        let expanded = expand(apart, data.clone(), method, chunks);
+        Poll::Ready(Some(expanded.map(|()| Frame::data(Bytes::new()))))
     }
 }
 
-fn push_whole(chunks: &mut Fifo<Chunk>, data: Bytes) -> usize {
-    let len = data.len();
-    if len > 0 {
+fn push_whole(chunks: &mut Fifo<Chunk>, data: Bytes) {
+    if !data.is_empty() {
         chunks.push_back(Chunk::whole(data));
     }
-    len
 }
 
 fn lost() -> Status {
@@ -154,8 +132,8 @@ fn expand(
     frame: Bytes,
     method: Option<&Arc<Method>>,
     chunks: &mut Fifo<Chunk>,
-) -> Result<usize, Status> {
-    let (mut at, mut run, mut total) = (0, 0, 0);
+) -> Result<(), Status> {
+    let (mut at, mut run) = (0, 0);
     while at < frame.len() {
         let message = frame.get(at + HEADER..).unwrap_or_default();
         let Some((_, len)) =
@@ -169,7 +147,7 @@ fn expand(
         if next.is_some()
             && let Some(taken) = apart.out.pop_front()
         {
-            total += push_whole(chunks, frame.slice(run..at));
+            push_whole(chunks, frame.slice(run..at));
             if taken.placeholder == taken.len
                 && let Some(method) = method
             {
@@ -181,7 +159,6 @@ fn expand(
                 &taken,
                 frame.slice(at + HEADER + placeholder::LEN..at + HEADER + len),
             );
-            total += chunk.len;
             chunks.push_back(chunk);
             run = at + HEADER + len;
         }
@@ -190,8 +167,8 @@ fn expand(
     if !apart.out.is_empty() {
         return Err(lost());
     }
-    total += push_whole(chunks, frame.slice(run..));
-    Ok(total)
+    push_whole(chunks, frame.slice(run..));
+    Ok(())
 }
 
 /// Builds a message with its header. `small` begins with the header, followed by the bytes that are

@@ -16,7 +16,7 @@ use tonic::codec::{Codec, EncodeBody, Streaming};
 use tonic::{Code, Status};
 use tonic_rdma_memory::test_util::{SharedArena, Watched};
 
-use crate::codec::body_encoder::{BodyEncoder, Chunk, Polled};
+use crate::codec::body_encoder::{BodyEncoder, Chunk};
 use crate::codec::deframer::{Deframer, Part};
 use crate::codec::methods::{Call, Methods, Used};
 use crate::codec::prost::ProstCodec;
@@ -100,8 +100,12 @@ pub(super) fn send(mut body: Body, tap: &mut BodyEncoder) -> Result<Vec<Vec<Byte
     let (mut chunks, mut cx) = (Fifo::<Chunk>::default(), Context::from_waker(Waker::noop()));
     loop {
         match tap.poll(&mut body, &mut cx, &mut chunks) {
-            Poll::Ready(Polled::Data(_)) => {}
-            Poll::Ready(Polled::Failed(status)) => return Err(status),
+            Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
+                Ok(data) if data.is_empty() => {}
+                Ok(data) => chunks.push_back(Chunk::whole(data)),
+                Err(_) => break,
+            },
+            Poll::Ready(Some(Err(status))) => return Err(status),
             _ => break,
         }
     }

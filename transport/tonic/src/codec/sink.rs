@@ -25,22 +25,73 @@ const SCRATCH: usize = 64 * 1024;
 /// Polls a body that is sent unchanged. Hides the sink of an outer body in whose poll this poll
 /// runs, so that the inner encoder does not use it.
 pub(super) fn without<R>(poll: impl FnOnce() -> R) -> R {
-    struct Reset(Option<Sink>);
-    impl Drop for Reset {
-        fn drop(&mut self) {
-            SINK.set(self.0.take());
-        }
-    }
-    let _reset = Reset(SINK.take());
+    let _placed = Placed::new(Place::NONE, None);
     poll()
 }
 
 thread_local! {
-    static SINK: Cell<Option<Sink>> = const { Cell::new(None) };
+    static PLACE: Cell<Place> = const { Cell::new(Place::NONE) };
+    /// Messages that have been taken apart, if the place says so.
+    static APART: Cell<Option<Box<Apart>>> = const { Cell::new(None) };
     static SMALL: Cell<BytesMut> = Cell::new(BytesMut::new());
 }
 
-/// The sink of one body.
+/// What an encoder is told of the body that is polled, and what it tells: without a destructor, as
+/// each poll of a body sets one.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    /// There is a sink.
+    is_set: bool,
+    /// See [`Sink`].
+    ours: bool,
+    whole: usize,
+    proven: usize,
+    /// Messages have been taken apart.
+    apart: bool,
+}
+
+impl Place {
+    const NONE: Place = Place { is_set: false, ours: false, whole: 0, proven: 0, apart: false };
+}
+
+/// A place that is set until this is dropped, in place of the one around it.
+struct Placed<'a> {
+    /// Gets what the encoder tells.
+    own: Option<&'a mut Sink>,
+    outer: Place,
+    outer_apart: Option<Box<Apart>>,
+}
+
+impl<'a> Placed<'a> {
+    #[inline]
+    fn new(place: Place, mut own: Option<&'a mut Sink>) -> Self {
+        let outer = PLACE.replace(place);
+        let outer_apart = if outer.apart { APART.take() } else { None };
+        if place.apart {
+            APART.set(own.as_mut().and_then(|own| own.apart.take()));
+        }
+        Placed { own, outer, outer_apart }
+    }
+}
+
+impl Drop for Placed<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        let place = PLACE.replace(self.outer);
+        let apart = if place.apart { APART.take() } else { None };
+        if self.outer.apart {
+            APART.set(self.outer_apart.take());
+        }
+        if let Some(own) = &mut self.own {
+            own.ours |= place.ours;
+            if apart.is_some() {
+                own.apart = apart;
+            }
+        }
+    }
+}
+
+/// For one body.
 #[derive(Debug)]
 pub(super) struct Sink {
     /// Messages of up to this many bytes are encoded whole: they are copied to a control slot
@@ -86,20 +137,9 @@ impl Sink {
 
     /// Runs `poll` with this sink set, and restores the outer one afterwards.
     pub(super) fn set<R>(&mut self, poll: impl FnOnce() -> R) -> R {
-        struct Reset<'a> {
-            own: &'a mut Sink,
-            outer: Option<Sink>,
-        }
-        impl Drop for Reset<'_> {
-            fn drop(&mut self) {
-                if let Some(sink) = SINK.replace(self.outer.take()) {
-                    *self.own = sink;
-                }
-            }
-        }
-        let own = std::mem::replace(self, Sink::new(self.whole));
-        let outer = SINK.replace(Some(own));
-        let _reset = Reset { own: self, outer };
+        let Sink { whole, proven, ours, .. } = *self;
+        let place = Place { is_set: true, ours, whole, proven, apart: self.apart.is_some() };
+        let _placed = Placed::new(place, Some(self));
         poll()
     }
 
@@ -158,21 +198,31 @@ pub(super) fn encode<T: Message>(
     dst: &mut EncodeBuf<'_>,
     last: Next,
 ) -> Result<Next, Status> {
-    let Some(mut sink) = SINK.take() else {
+    let mut place = PLACE.get();
+    if !place.is_set {
         dst.reserve(item.encoded_len());
         item.encode_raw(dst);
         return Ok(Next::Batch);
-    };
-    sink.ours = true;
+    }
+    place.ours = true;
     let len = item.encoded_len();
-    let result = if len <= sink.whole {
+    if len <= place.whole {
+        PLACE.set(place);
         dst.reserve(len);
         item.encode_raw(dst);
-        Ok(last.short())
-    } else {
-        sink.take_apart(item, dst, last)
-    };
-    SINK.set(Some(sink));
+        return Ok(last.short());
+    }
+    let Place { ours, whole, proven, apart, .. } = place;
+    let apart = if apart { APART.take() } else { None };
+    let mut sink = Sink { whole, proven, ours, apart };
+    // Of an encoder that panics nothing is left.
+    PLACE.set(Place { apart: false, ..place });
+    let result = sink.take_apart(item, dst, last);
+    place.apart = sink.apart.is_some();
+    if place.apart {
+        APART.set(sink.apart);
+    }
+    PLACE.set(place);
     result
 }
 
@@ -252,10 +302,7 @@ mod tests {
     use super::*;
 
     fn is_set() -> bool {
-        let sink = SINK.take();
-        let is_set = sink.is_some();
-        SINK.set(sink);
-        is_set
+        PLACE.get().is_set
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::endpoint::Endpoint;
 use crate::error::{BoxError, Error};
 use crate::path::policy::EnvSettings;
 use crate::tcp::connector::{LocalAddr, RecordLocalAddr, TcpChannel};
+use crate::tcp::reused_tasks::ReusedTasks;
 
 /// The URI that tonic assigns to an endpoint whose address is a Unix socket.
 const URI_OF_UNIX: &str = "http://tonic/";
@@ -75,7 +76,7 @@ impl Endpoint {
     {
         let env = EnvSettings::read()?;
         let (connector, local_addr) = RecordLocalAddr::new(connector);
-        let channel = self.tcp.connect_with_connector(connector).await?;
+        let channel = self.tcp().connect_with_connector(connector).await?;
         Channel::establish(TcpChannel { channel, local_addr }, self, env).await
     }
 
@@ -93,28 +94,37 @@ impl Endpoint {
         BoxError: From<C::Error> + Send,
     {
         let (connector, local_addr) = RecordLocalAddr::new(connector);
-        let channel = self.tcp.connect_with_connector_lazy(connector);
+        let channel = self.tcp().connect_with_connector_lazy(connector);
         Channel::lazy(TcpChannel { channel, local_addr }, self, EnvSettings::read())
     }
 
     /// Connects the TCP side.
     pub(crate) async fn connect_tcp(&self) -> Result<TcpChannel, tonic::transport::Error> {
         if self.is_unix() {
-            let channel = self.tcp.connect().await?;
+            let channel = self.tcp().connect().await?;
             return Ok(TcpChannel { channel, local_addr: LocalAddr::default() });
         }
         let (connector, local_addr) = RecordLocalAddr::new(self.http_connector());
-        Ok(TcpChannel { channel: self.tcp.connect_with_connector(connector).await?, local_addr })
+        Ok(TcpChannel { channel: self.tcp().connect_with_connector(connector).await?, local_addr })
     }
 
     /// As [`connect_tcp`](Self::connect_tcp), at the first call.
     pub(crate) fn connect_tcp_lazy(&self) -> TcpChannel {
         if self.is_unix() {
-            let channel = self.tcp.connect_lazy();
+            let channel = self.tcp().connect_lazy();
             return TcpChannel { channel, local_addr: LocalAddr::default() };
         }
         let (connector, local_addr) = RecordLocalAddr::new(self.http_connector());
-        TcpChannel { channel: self.tcp.connect_with_connector_lazy(connector), local_addr }
+        TcpChannel { channel: self.tcp().connect_with_connector_lazy(connector), local_addr }
+    }
+
+    /// tonic's endpoint, to connect. Unless the user has set an executor, the tasks of its calls
+    /// are reused.
+    pub(crate) fn tcp(&self) -> tonic::transport::Endpoint {
+        match self.shared.reuses_tasks {
+            true => self.tcp.clone().executor(ReusedTasks::default()),
+            false => self.tcp.clone(),
+        }
     }
 
     fn is_unix(&self) -> bool {

@@ -71,7 +71,9 @@ pub(crate) struct Settings {
     pub(crate) copy_on_delivery: bool,
     /// A copy of the value in tonic's endpoint, which has no getter.
     pub(crate) local_address: Option<IpAddr>,
-    /// Counters to use; a balanced channel shares one set among its endpoints.
+    /// The executor of the TCP side is tokio's: tasks of calls may be reused.
+    pub(crate) reuses_tasks: bool,
+    /// Where to count; a balanced channel counts over all its endpoints.
     pub(crate) counters: Option<Arc<Counters>>,
 }
 
@@ -98,7 +100,13 @@ impl Endpoint {
     /// Endpoint::from_static("https://example.com");
     /// ```
     pub fn from_static(s: &'static str) -> Self {
-        tonic::transport::Endpoint::from_static(s).into()
+        Self::reusing_tasks(tonic::transport::Endpoint::from_static(s))
+    }
+
+    /// `tcp` has the executor that tonic gives it.
+    fn reusing_tasks(tcp: tonic::transport::Endpoint) -> Self {
+        let shared = Settings { reuses_tasks: true, ..Settings::default() };
+        Self { tcp, shared }
     }
 
     /// Convert an `Endpoint` from shared bytes.
@@ -112,7 +120,7 @@ impl Endpoint {
     /// Endpoint::from_shared("https://example.com".to_string()).unwrap();
     /// ```
     pub fn from_shared(s: impl Into<Bytes>) -> Result<Self, Error> {
-        Ok(tonic::transport::Endpoint::from_shared(s)?.into())
+        Ok(Self::reusing_tasks(tonic::transport::Endpoint::from_shared(s)?))
     }
 
     /// Set a custom user-agent header (both paths).
@@ -215,6 +223,7 @@ impl Endpoint {
             + 'static,
     {
         self.shared.executor = SharedExec::new(executor);
+        self.shared.reuses_tasks = false;
         self.tcp = self.tcp.executor(self.shared.executor.clone());
         self
     }
@@ -393,7 +402,7 @@ impl From<tonic::transport::Endpoint> for Endpoint {
 
 impl From<Uri> for Endpoint {
     fn from(uri: Uri) -> Self {
-        tonic::transport::Endpoint::from(uri).into()
+        Self::reusing_tasks(tonic::transport::Endpoint::from(uri))
     }
 }
 

@@ -1,5 +1,6 @@
 //! Bodies over TCP: outgoing messages are split for hyper, and both directions are counted.
 
+use std::collections::VecDeque;
 use std::future::Future;
 use std::mem;
 use std::pin::Pin;
@@ -28,69 +29,67 @@ const WHOLE: usize = 16 * 1024;
 pub(crate) struct TcpSendBody {
     body: Body,
     encoder: BodyEncoder,
-    chunks: Fifo<Chunk>,
-    /// Number of segments of the first chunk that have been returned.
-    gone: usize,
+    /// Of messages that were taken apart.
+    segments: VecDeque<Bytes>,
 }
 
 impl TcpSendBody {
     /// `apart` allows splitting messages, see [`is_plain_grpc`].
     pub(crate) fn new(body: Body, call: Call, apart: bool) -> Self {
-        TcpSendBody {
-            body,
-            encoder: BodyEncoder::new(call, WHOLE, apart),
-            chunks: Fifo::default(),
-            gone: 0,
-        }
+        let encoder = BodyEncoder::new(call, WHOLE, apart);
+        TcpSendBody { body, encoder, segments: VecDeque::new() }
     }
 
-    /// As [`poll_frame`](HttpBody::poll_frame), and counts what it returns.
-    pub(crate) fn poll(
-        &mut self,
-        counters: &Counters,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+    /// As [`poll_frame`](HttpBody::poll_frame); what it gives is counted.
+    pub(crate) fn poll(&mut self, counters: &Counters, cx: &mut Context<'_>) -> Poll<Polled> {
         loop {
-            if let Some(segment) = self.segment(counters) {
+            if let Some(segment) = self.segments.pop_front() {
                 counters.bytes_sent_tcp.add(segment.len() as u64);
                 return Poll::Ready(Some(Ok(Frame::data(segment))));
             }
-            let polled = ready!(self.encoder.poll(&mut self.body, cx, &mut self.chunks));
-            let (moved, filled) = self.encoder.take_copied();
-            if moved + filled > 0 {
-                counters.tcp.plain_codec.add(moved);
-                counters.tcp.learning.add(filled);
+            let mut chunks = Fifo::default();
+            let polled = ready!(self.encoder.poll(&mut self.body, cx, &mut chunks));
+            if let Some(Ok(frame)) = &polled
+                && let Some(data) = frame.data_ref()
+            {
+                if data.is_empty() {
+                    self.take(chunks, counters);
+                    continue;
+                }
+                self.count_whole(data, counters);
+                counters.bytes_sent_tcp.add(data.len() as u64);
             }
-            return Poll::Ready(match polled {
-                Polled::Data(_) => continue,
-                Polled::Trailers(trailers) => Some(Ok(Frame::trailers(trailers))),
-                Polled::End => None,
-                Polled::Failed(status) => Some(Err(status)),
-            });
+            return Poll::Ready(polled);
         }
     }
 
-    fn segment(&mut self, counters: &Counters) -> Option<Bytes> {
-        let chunk = self.chunks.front_mut()?;
-        if self.gone == 0 && !chunk.apart {
-            let reason = if self.encoder.used() == Used::Ours {
-                &counters.tcp.eager
-            } else {
-                &counters.tcp.plain_codec
-            };
-            reason.add(chunk.len as u64);
+    /// Takes the segments of messages that were taken apart, and of what lies between them.
+    fn take(&mut self, mut chunks: Fifo<Chunk>, counters: &Counters) {
+        let (moved, filled) = self.encoder.take_copied();
+        if moved + filled > 0 {
+            counters.tcp.plain_codec.add(moved);
+            counters.tcp.learning.add(filled);
         }
-        let segment = chunk.segments.get_mut(self.gone).map(mem::take);
-        self.gone += 1;
-        if self.gone >= chunk.segments.len() {
-            self.chunks.pop_front();
-            self.gone = 0;
+        while let Some(chunk) = chunks.pop_front() {
+            if !chunk.apart {
+                chunk.segments.iter().for_each(|segment| self.count_whole(segment, counters));
+            }
+            self.segments.extend(chunk.segments);
         }
-        segment
+    }
+
+    /// Counts what was copied while it was encoded.
+    fn count_whole(&self, data: &Bytes, counters: &Counters) {
+        let reason = if self.encoder.used() == Used::Ours {
+            &counters.tcp.eager
+        } else {
+            &counters.tcp.plain_codec
+        };
+        reason.add(data.len() as u64);
     }
 
     pub(crate) fn is_end_stream(&self) -> bool {
-        self.chunks.is_empty() && self.body.is_end_stream()
+        self.segments.is_empty() && self.body.is_end_stream()
     }
 }
 

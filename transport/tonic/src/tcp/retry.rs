@@ -14,25 +14,24 @@
 //! error goes to the caller. A connection that cannot be made is not retried either: calls fail
 //! fast, as in tonic.
 //!
-//! The frames that a body has ready are read before the call is passed to tonic. For most calls
-//! these are the whole body: the call keeps them, and the last one carries END_STREAM, for which
-//! tonic would send another frame. The body of any other call is sent as a [`RecoverableBody`],
-//! which records the frames that were read from it and returns itself to the call when hyper drops
-//! it.
+//! A body is read when hyper's connection task sends it, as in tonic: the caller's task does not
+//! encode. What was read is recorded, and returns to the call when hyper drops the body. The first
+//! frames are read one ahead, so that the last frame of most calls carries END_STREAM, for which
+//! tonic sends another frame.
 
 use std::error::Error;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker, ready};
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Request, Response, Uri, Version};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use smallvec::SmallVec;
-use tokio::sync::oneshot;
+use tokio::task::coop;
 use tonic::Status;
 use tonic::body::Body;
 use tower::{Service, ServiceExt};
@@ -51,15 +50,21 @@ const MAX_RETRIES: usize = 4;
 /// window of its body, the rest of the frame that fills the window, and one more frame. hyper's
 /// servers have windows of 1 MiB.
 const MAX_KEPT: usize = 1 << 20;
-/// Maximum number of frames to read from a body before the call begins. A message that is sent in
+/// Number of frames of a body behind which the next is read at once. A message that is sent in
 /// segments has two or three.
-const MAX_READ_AHEAD: usize = 2;
-/// Maximum length of a body that is copied, so that a call which waits for its response does not
-/// keep its encoder's buffer alive: tonic's has 8 KiB.
-const MAX_COPIED: usize = 256;
+const MAX_READ_AHEAD: usize = 3;
+/// Maximum number of bytes of a body that are kept by a copy, so that a call which waits for its
+/// response does not keep its encoder's buffer alive: tonic's has 8 KiB.
+const MAX_COPIED: usize = 128;
 
-/// Data frames. An empty one means no frame, since a frame has at least a message header.
-type Frames = [Bytes; MAX_READ_AHEAD];
+/// What tokio lets a task do in a turn.
+const UNITS_PER_TURN: usize = 128;
+/// Calls in flight from which on they are sent in parts, the number of parts, and the least calls
+/// of one: see [`spend_budget`].
+const MIN_PARTED: usize = 48;
+const PARTS: usize = 4;
+const MIN_PART: usize = 16;
+
 type Polled = Option<Result<Frame<Bytes>, Status>>;
 
 /// Makes a call on a connection that has a place for it.
@@ -68,26 +73,21 @@ pub(crate) fn call(
     mut req: Request<Body>,
     client: Arc<TcpClient>,
 ) -> RetryCall {
-    let head = Head::of(&req);
     let body = mem::take(req.body_mut());
-    let kept = if body.is_end_stream() {
-        KeptBody::Whole(Frames::default())
-    } else {
+    let source = (!body.is_end_stream()).then(|| {
         let apart = is_plain_grpc(req.headers());
-        let source = TcpSendBody::new(body, client.methods.call(req.uri()), apart);
-        let (body, kept) = begin(source, &client.counters);
-        *req.body_mut() = body;
-        kept
-    };
-    let first = tcp.call(req);
-    RetryCall { call: Attempt::First(first), kept: Some((head, kept)), client }
+        TcpSendBody::new(body, client.methods.call(req.uri()), apart)
+    });
+    let kept = Arc::new(Kept::new(Head::of(&req), source, client));
+    *req.body_mut() = kept.body();
+    RetryCall { call: Attempt::First(tcp.call(req)), kept: Some(kept) }
 }
 
 /// A call in flight.
 pub(crate) struct RetryCall {
     call: Attempt,
-    kept: Option<(Head, KeptBody)>,
-    client: Arc<TcpClient>,
+    /// None: it has its response.
+    kept: Option<Arc<Kept>>,
 }
 
 enum Attempt {
@@ -103,36 +103,34 @@ impl Future for RetryCall {
         let response = loop {
             match &mut this.call {
                 Attempt::Retry(call) => break ready!(call.as_mut().poll(cx))?,
-                Attempt::First(call) => match (ready!(Pin::new(call).poll(cx)), this.kept.take()) {
+                Attempt::First(call) => match (ready!(Pin::new(call).poll(cx)), &this.kept) {
                     (Ok(response), _) => break response,
-                    (Err(error), Some((head, kept))) if was_not_processed(&error) => {
-                        let retry = retry(head, kept, error.into(), this.client.clone());
+                    (Err(error), Some(kept)) if was_not_processed(&error) => {
+                        let retry = retry(kept.clone(), error.into());
                         this.call = Attempt::Retry(Box::pin(retry));
                     }
                     (Err(error), _) => return Poll::Ready(Err(error.into())),
                 },
             }
         };
-        this.client.saw_answer();
-        Poll::Ready(Ok(response.map(|body| TcpRecvBody::body(body, &this.client.counters))))
+        // What is left of the body need not be kept.
+        let Some(kept) = this.kept.take() else { return Poll::Ready(Ok(response)) };
+        kept.client.saw_answer();
+        Poll::Ready(Ok(response.map(|body| TcpRecvBody::body(body, &kept.client.counters))))
     }
 }
 
 /// Retries a call that failed with `error` before the server processed it.
-async fn retry(
-    head: Head,
-    mut kept: KeptBody,
-    mut error: BoxError,
-    client: Arc<TcpClient>,
-) -> Result<Response<Body>, BoxError> {
+async fn retry(kept: Arc<Kept>, mut error: BoxError) -> Result<Response<Body>, BoxError> {
+    let client = &kept.client;
     for turn in 1..=MAX_RETRIES {
-        let Some(body) = kept.retry(&client.counters).await else {
+        let Some(body) = kept.retry().await else {
             tracing::debug!(%error, "a call that the server has not seen is lost: too much of it is gone");
             break;
         };
         tracing::debug!(%error, turn, "a call over TCP that the server has not seen is sent again");
         client.counters.calls_moved.add(1);
-        error = match client.channel.clone().oneshot(head.request(body)).await {
+        error = match client.channel.clone().oneshot(kept.head.request(body)).await {
             Ok(response) => return Ok(response),
             Err(error) => error.into(),
         };
@@ -186,131 +184,239 @@ impl Head {
     }
 }
 
-/// The body of a request that has no response yet.
-enum KeptBody {
-    /// The whole body.
-    Whole(Frames),
-    /// It is being sent, and is returned over this channel.
-    InFlight(oneshot::Receiver<Box<PartialBody>>),
+/// A request that has no response yet. The call and the body that hyper sends share it.
+struct Kept {
+    head: Head,
+    client: Arc<TcpClient>,
+    body: Mutex<KeptBody>,
+}
+
+/// A body, and what was read of it.
+struct KeptBody {
+    sent: Sent,
+    /// None: all of it was read.
+    rest: Option<Rest>,
+    /// Number of frames that were read.
+    count: usize,
+    /// `sent` is all that was read.
+    is_whole: bool,
+    /// hyper has it, and reads it.
+    in_flight: bool,
+    /// A retry that waits until hyper has read it to its end, or dropped it.
+    retry: Option<Waker>,
+}
+
+impl Kept {
+    fn new(head: Head, source: Option<TcpSendBody>, client: Arc<TcpClient>) -> Self {
+        let rest = source.map(|source| Rest { source, read_ahead: None });
+        let sent = Sent::default();
+        let body = KeptBody { sent, rest, count: 0, is_whole: true, in_flight: false, retry: None };
+        Kept { head, client, body: Mutex::new(body) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, KeptBody> {
+        self.body.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The body for hyper to send.
+    fn body(self: &Arc<Self>) -> Body {
+        let mut body = self.lock();
+        let at_end = body.is_at_end();
+        body.in_flight = !at_end;
+        drop(body);
+        boxed(RecoverableBody { at_end, kept: self.clone() })
+    }
+
+    /// The body from its beginning, if all of it was kept.
+    ///
+    /// Cancel safe.
+    async fn retry(self: &Arc<Self>) -> Option<Body> {
+        // hyper drops the body of a failed call.
+        poll_fn(|cx| {
+            let mut body = self.lock();
+            match body.in_flight {
+                true => {
+                    body.retry = Some(cx.waker().clone());
+                    Poll::Pending
+                }
+                false => Poll::Ready(()),
+            }
+        })
+        .await;
+        let mut body = self.lock();
+        if !body.is_whole {
+            return None;
+        }
+        body.sent.rewind();
+        drop(body);
+        Some(self.body())
+    }
 }
 
 impl KeptBody {
-    /// The body from its beginning, if all of it was kept.
-    ///
-    /// Cancel safe: a dropped future loses the body, and with it the retry.
-    async fn retry(&mut self, counters: &Arc<Counters>) -> Option<Body> {
-        let back = match self {
-            KeptBody::Whole(frames) => return Some(whole(frames.clone())),
-            // hyper drops the body of a failed call.
-            KeptBody::InFlight(back) => back.await.ok()?,
-        };
-        let (body, kept) = RecoverableBody::send(back, counters.clone());
-        *self = kept;
-        Some(body)
+    fn is_at_end(&self) -> bool {
+        self.rest.is_none() && self.sent.next >= self.sent.frames.len()
     }
-}
 
-/// Reads the frames that a body has ready. Returns the body to send, and what a retry needs.
-fn begin(mut source: TcpSendBody, counters: &Arc<Counters>) -> (Body, KeptBody) {
-    // The next poll registers the waker of the task that polls.
-    let mut cx = Context::from_waker(Waker::noop());
-    let (mut frames, mut taken) = (Frames::default(), 0);
-    let read_ahead = loop {
-        // A panic of the caller's stream must not end the task, which may serve other calls.
-        let polled = catch_unwind(AssertUnwindSafe(|| source.poll(counters, &mut cx)));
-        let panicked =
-            |_| Poll::Ready(Some(Err(Status::internal("the request's stream panicked"))));
-        match polled.unwrap_or_else(panicked) {
-            Poll::Pending => break None,
-            Poll::Ready(None) => {
-                if taken == 1 && frames[0].len() <= MAX_COPIED {
-                    frames[0] =
-                        Bytes::from_owner(SmallVec::<[u8; MAX_COPIED]>::from_slice(&frames[0]));
-                }
-                return (whole(frames.clone()), KeptBody::Whole(frames));
-            }
-            Poll::Ready(Some(Ok(frame))) if frame.is_data() && taken < MAX_READ_AHEAD => {
-                frames[taken] = frame.into_data().unwrap_or_default();
-                taken += 1;
-            }
-            Poll::Ready(frame) => break frame,
+    fn poll(&mut self, client: &Arc<TcpClient>, cx: &mut Context<'_>) -> Poll<Polled> {
+        if let Some(bytes) = self.sent.pop() {
+            return Poll::Ready(Some(Ok(Frame::data(bytes))));
         }
-    };
-    let sent = frames[..taken].to_vec();
-    let last = sent.last().map_or(0, Bytes::len);
-    let bytes = sent.iter().map(Bytes::len).sum();
-    RecoverableBody::send(
-        Box::new(PartialBody { source, sent, next: 0, bytes, last, read_ahead, ended: false }),
-        counters.clone(),
-    )
-}
-
-fn whole(frames: Frames) -> Body {
-    boxed(Whole(frames))
-}
-
-/// A body of which all frames are known.
-struct Whole(Frames);
-
-impl HttpBody for Whole {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Polled> {
-        let next = self.0.iter_mut().find(|frame| !frame.is_empty());
-        Poll::Ready(next.map(|frame| Ok(Frame::data(mem::take(frame)))))
+        let Some(rest) = &mut self.rest else { return Poll::Ready(None) };
+        let counters = &*client.counters;
+        let frame = ready!(rest.poll(counters, cx));
+        match &frame {
+            None => self.rest = None,
+            Some(Ok(frame)) if let Some(data) = frame.data_ref() => {
+                self.count += 1;
+                if self.count == 1 {
+                    // Each call in flight has one.
+                    spend_budget(Arc::strong_count(client), cx);
+                }
+                if self.is_whole && !self.sent.record(data, self.count == 1) {
+                    self.forget();
+                }
+                if self.count <= MAX_READ_AHEAD {
+                    self.read_ahead(counters, cx);
+                }
+            }
+            Some(_) => self.forget(),
+        }
+        Poll::Ready(frame)
     }
 
-    fn is_end_stream(&self) -> bool {
-        self.0.iter().all(Bytes::is_empty)
+    /// Reads the next frame, if the body has it.
+    fn read_ahead(&mut self, counters: &Counters, cx: &mut Context<'_>) {
+        let Some(rest) = &mut self.rest else { return };
+        match rest.poll(counters, cx) {
+            Poll::Pending => {}
+            Poll::Ready(None) => self.rest = None,
+            Poll::Ready(frame) => rest.read_ahead = frame.map(Box::new),
+        }
     }
 
-    fn size_hint(&self) -> SizeHint {
-        // An exact size would become a content-length header.
-        SizeHint::default()
+    /// hyper reads no more of it. Returns the retry to wake.
+    fn leave(&mut self) -> Option<Waker> {
+        self.in_flight = false;
+        self.retry.take()
+    }
+
+    /// Keeps only what is still to be sent.
+    fn forget(&mut self) {
+        self.is_whole = false;
+        self.sent.forget();
     }
 }
 
-/// A body of which some frames have been read.
-struct PartialBody {
-    source: TcpSendBody,
-    /// The frames read from it: all while it can be retried, else those still to be sent.
-    sent: Vec<Bytes>,
-    /// Index into `sent` of the next frame to send.
+/// What was read of a body.
+#[derive(Default)]
+struct Sent {
+    /// The first frame, if it is short.
+    short: SmallVec<[u8; MAX_COPIED]>,
+    /// The frames behind it: all while the body can be retried, else those still to be sent.
+    frames: Vec<Bytes>,
+    /// Index into `frames` of the next frame to send.
     next: usize,
     bytes: usize,
     /// Length of the last frame.
     last: usize,
-    /// The frame after `sent`, read ahead.
-    read_ahead: Option<Result<Frame<Bytes>, Status>>,
-    ended: bool,
 }
 
-/// A body that is being sent. It is returned over `return_tx` when hyper drops it.
-struct RecoverableBody {
-    /// `Some` until this is dropped.
-    body: Option<Box<PartialBody>>,
-    /// `None` when some of it was not kept, or the call has a response.
-    return_tx: Option<oneshot::Sender<Box<PartialBody>>>,
-    counters: Arc<Counters>,
-}
-
-impl RecoverableBody {
-    fn send(mut partial: Box<PartialBody>, counters: Arc<Counters>) -> (Body, KeptBody) {
-        partial.next = 0;
-        let (return_tx, back) = oneshot::channel();
-        (
-            boxed(RecoverableBody { body: Some(partial), return_tx: Some(return_tx), counters }),
-            KeptBody::InFlight(back),
-        )
+impl Sent {
+    /// Records a frame that is sent now. False when it would be too much.
+    fn record(&mut self, frame: &Bytes, is_first: bool) -> bool {
+        if self.bytes - self.last > MAX_KEPT {
+            return false;
+        }
+        self.last = frame.len();
+        self.bytes += self.last;
+        if is_first && self.last <= MAX_COPIED {
+            self.short.extend_from_slice(frame);
+        } else {
+            self.frames.push(frame.clone());
+            self.next += 1;
+        }
+        true
     }
+
+    /// All of it is to be sent again.
+    fn rewind(&mut self) {
+        if !self.short.is_empty() {
+            self.frames.insert(0, Bytes::copy_from_slice(&self.short));
+            self.short.clear();
+        }
+        self.next = 0;
+    }
+
+    fn pop(&mut self) -> Option<Bytes> {
+        let frame = self.frames.get(self.next)?.clone();
+        self.next += 1;
+        Some(frame)
+    }
+
+    /// Keeps what is still to be sent.
+    fn forget(&mut self) {
+        self.short.clear();
+        self.frames.drain(..mem::take(&mut self.next));
+    }
+}
+
+/// What was not read of a body.
+struct Rest {
+    source: TcpSendBody,
+    /// The frame after those sent, read ahead.
+    read_ahead: Option<Box<Result<Frame<Bytes>, Status>>>,
+}
+
+impl Rest {
+    fn poll(&mut self, counters: &Counters, cx: &mut Context<'_>) -> Poll<Polled> {
+        if let Some(frame) = self.read_ahead.take() {
+            return Poll::Ready(Some(*frame));
+        }
+        // A panic of the caller's stream must not end hyper's task, which serves other calls.
+        let polled = catch_unwind(AssertUnwindSafe(|| self.source.poll(counters, cx)));
+        let panicked =
+            |_| Poll::Ready(Some(Err(Status::internal("the request's stream panicked"))));
+        polled.unwrap_or_else(panicked)
+    }
+}
+
+/// A body that hyper sends.
+struct RecoverableBody {
+    kept: Arc<Kept>,
+    /// All of it was given to hyper.
+    at_end: bool,
 }
 
 impl Drop for RecoverableBody {
     fn drop(&mut self) {
-        if let (Some(partial), Some(return_tx)) = (self.body.take(), self.return_tx.take()) {
-            // The call may be gone.
-            let _ = return_tx.send(partial);
+        // Behind its end the body may be that of a retry.
+        if self.at_end {
+            return;
+        }
+        let retry = self.kept.lock().leave();
+        if let Some(retry) = retry {
+            retry.wake();
+        }
+    }
+}
+
+/// Lets hyper's task yield after a part of the calls in flight, by taking more of its budget for
+/// each: a task has 128 units a turn, and one call costs it one. Its connection then sends what it
+/// has, and the server works on that while the client makes the next requests. A connection that
+/// sends all calls in flight at once waits for the server, and the server for it. On one with few
+/// calls in flight more writes cost more than they gain.
+fn spend_budget(in_flight: usize, cx: &mut Context<'_>) {
+    if in_flight < MIN_PARTED {
+        return;
+    }
+    let units = (UNITS_PER_TURN * PARTS / in_flight).clamp(2, UNITS_PER_TURN / MIN_PART);
+    for _ in 1..units {
+        if !coop::has_budget_remaining() {
+            break;
+        }
+        if let Poll::Ready(spent) = coop::poll_proceed(cx) {
+            spent.made_progress();
         }
     }
 }
@@ -320,59 +426,42 @@ impl HttpBody for RecoverableBody {
     type Error = Status;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Polled> {
-        let RecoverableBody { body: partial, return_tx, counters } = &mut *self;
-        let Some(partial) = partial else { return Poll::Ready(None) };
-        if return_tx.as_ref().is_some_and(oneshot::Sender::is_closed) {
-            *return_tx = None;
-        }
-        if return_tx.is_none() && partial.next > 0 {
-            partial.sent.drain(..mem::take(&mut partial.next));
-        }
-        if let Some(bytes) = partial.sent.get(partial.next) {
-            partial.next += 1;
-            return Poll::Ready(Some(Ok(Frame::data(bytes.clone()))));
-        }
-        if partial.ended {
+        if self.at_end {
             return Poll::Ready(None);
         }
-        let frame = match partial.read_ahead.take() {
-            Some(frame) => Some(frame),
-            None => ready!(partial.source.poll(counters, cx)),
-        };
-        match frame.as_ref().map(|frame| frame.as_ref().map(Frame::data_ref)) {
-            None => partial.ended = true,
-            Some(Ok(Some(data)))
-                if return_tx.is_some() && partial.bytes - partial.last <= MAX_KEPT =>
-            {
-                partial.last = data.len();
-                partial.bytes += partial.last;
-                partial.sent.push(data.clone());
-                partial.next += 1;
-            }
-            Some(_) => {
-                *return_tx = None;
-                partial.next = 0;
-                partial.sent = Vec::new();
-            }
+        // The call has its response, or was dropped.
+        let is_alone = Arc::strong_count(&self.kept) == 1;
+        let mut body = self.kept.lock();
+        if is_alone && (body.is_whole || body.sent.next > 0) {
+            body.forget();
+        }
+        let frame = ready!(body.poll(&self.kept.client, cx));
+        let at_end = body.is_at_end();
+        let retry = if at_end { body.leave() } else { None };
+        drop(body);
+        self.at_end = at_end;
+        if let Some(retry) = retry {
+            retry.wake();
         }
         Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.as_ref().is_none_or(|partial| {
-            let all = partial.next >= partial.sent.len() && partial.read_ahead.is_none();
-            all && (partial.ended || partial.source.is_end_stream())
-        })
+        self.at_end
     }
 
     fn size_hint(&self) -> SizeHint {
-        // The size hint of a body without its segments is not its length.
-        if self.is_end_stream() { SizeHint::with_exact(0) } else { SizeHint::default() }
+        // The size hint of a body without its segments is not its length, and an exact one would
+        // become a content-length header.
+        SizeHint::default()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::Ordering::Relaxed;
+
     use http_body_util::{BodyExt, StreamBody};
     use tokio::sync::mpsc;
     use tokio_stream::wrappers::ReceiverStream;
@@ -387,10 +476,14 @@ mod tests {
         Ok(Frame::data(bytes.into()))
     }
 
-    fn partial(frames: impl Stream<Item = Item> + Send + 'static) -> (Body, KeptBody) {
+    fn partial(frames: impl Stream<Item = Item> + Send + 'static) -> (Body, Arc<Kept>) {
         let methods = Arc::new(Methods::default());
         let call = methods.call(&Uri::from_static("/a.B/C"));
-        begin(TcpSendBody::new(Body::new(StreamBody::new(frames)), call, false), &Arc::default())
+        let source = TcpSendBody::new(Body::new(StreamBody::new(frames)), call, false);
+        let channel = tonic::transport::Endpoint::from_static("http://nobody").connect_lazy();
+        let client = Arc::new(TcpClient::new(channel, Arc::default(), methods));
+        let kept = Arc::new(Kept::new(Head::of(&Request::default()), Some(source), client));
+        (kept.body(), kept)
     }
 
     async fn next(body: &mut Body) -> Bytes {
@@ -404,33 +497,95 @@ mod tests {
     #[tokio::test]
     async fn what_is_ready_at_once_is_kept_whole() {
         for frames in [vec![], vec!["one"], vec!["one", "two"]] {
-            let (mut body, mut kept) = partial(tokio_stream::iter(frames.clone()).map(data));
-            assert!(matches!(kept, KeptBody::Whole(_)));
+            let (mut body, kept) = partial(tokio_stream::iter(frames.clone()).map(data));
             for frame in &frames {
                 assert!(!body.is_end_stream());
                 assert_eq!(body.size_hint().exact(), None, "it would become a header");
                 assert_eq!(next(&mut body).await, frame);
             }
+            if frames.is_empty() {
+                assert!(body.frame().await.is_none());
+            }
             // HTTP/2 says so with the last frame.
             assert!(body.is_end_stream());
-            let again = kept.retry(&Arc::default()).await.unwrap();
+            let again = kept.retry().await.unwrap();
             assert_eq!(all(again).await, frames.concat());
         }
+    }
+
+    #[tokio::test]
+    async fn nothing_is_read_before_hyper_sends_it() {
+        let read = Arc::new(AtomicUsize::new(0));
+        let counts = read.clone();
+        let frames = tokio_stream::iter(["one", "two", "three", "four", "five"])
+            .map(data)
+            .map(move |frame| (counts.fetch_add(1, Relaxed), frame).1);
+        let (mut body, kept) = partial(frames);
+        assert_eq!(read.load(Relaxed), 0);
+        // One is read ahead, to know the end; of a long stream only at first.
+        for (sent, read_by_then) in [(1, 2), (2, 3), (3, 4), (4, 4), (5, 5)] {
+            next(&mut body).await;
+            assert_eq!(read.load(Relaxed), read_by_then, "after {sent}");
+        }
+        drop(body);
+        assert_eq!(all(kept.retry().await.unwrap()).await, "onetwothreefourfive");
+    }
+
+    #[tokio::test]
+    async fn a_retry_waits_until_hyper_has_dropped_the_body() {
+        let (body, kept) = partial(tokio_stream::iter([data("one"), data("two")]));
+        let waiting = kept.clone();
+        let retry = tokio::spawn(async move { waiting.retry().await });
+        tokio::task::yield_now().await;
+        assert!(!retry.is_finished());
+        drop(body);
+        assert_eq!(all(retry.await.unwrap().unwrap()).await, "onetwo");
+    }
+
+    #[tokio::test]
+    async fn a_stream_that_panics_is_an_error_of_its_call() {
+        let frames = tokio_stream::iter([1]).map(|_| -> Item { panic!("on purpose") });
+        let (mut body, _kept) = partial(frames);
+        assert_eq!(body.frame().await.unwrap().unwrap_err().code(), tonic::Code::Internal);
+    }
+
+    /// Calls that hyper's task sends in one turn.
+    async fn calls_in_a_turn(in_flight: usize) -> usize {
+        tokio::task::yield_now().await;
+        poll_fn(|cx| {
+            for calls in 0.. {
+                // hyper takes a call.
+                let Poll::Ready(taken) = coop::poll_proceed(cx) else { return Poll::Ready(calls) };
+                taken.made_progress();
+                spend_budget(in_flight, cx);
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    #[tokio::test]
+    async fn many_calls_are_sent_in_parts() {
+        for (in_flight, calls) in [(1, 128), (47, 128), (48, 16), (64, 16), (128, 32), (256, 64)] {
+            let counted = tokio::spawn(calls_in_a_turn(in_flight)).await.unwrap();
+            assert_eq!(counted, calls, "{in_flight} in flight");
+        }
+        assert_eq!(tokio::spawn(calls_in_a_turn(10_000)).await.unwrap(), 64);
     }
 
     #[tokio::test]
     async fn what_was_sent_is_sent_again_and_then_the_rest() {
         let (more, frames) = mpsc::channel(4);
         more.send(data("one")).await.unwrap();
-        let (mut first, mut kept) = partial(ReceiverStream::new(frames));
+        let (mut first, kept) = partial(ReceiverStream::new(frames));
         assert_eq!(next(&mut first).await, "one");
         more.send(data("two")).await.unwrap();
         assert_eq!(next(&mut first).await, "two");
         drop(first);
-        let mut second = kept.retry(&Arc::default()).await.unwrap();
+        let mut second = kept.retry().await.unwrap();
         assert_eq!(next(&mut second).await, "one");
         drop(second);
-        let third = kept.retry(&Arc::default()).await.unwrap();
+        let third = kept.retry().await.unwrap();
         assert!(!third.is_end_stream());
         more.send(data("three")).await.unwrap();
         drop(more);
@@ -441,10 +596,10 @@ mod tests {
     async fn what_is_too_long_is_not_kept() {
         let frame = || data(vec![0; MAX_KEPT]);
         for (frames, is_kept) in [(3, true), (4, false)] {
-            let (body, mut kept) =
+            let (body, kept) =
                 partial(tokio_stream::iter(std::iter::repeat_with(frame).take(frames)));
             assert_eq!(all(body).await.len(), frames * MAX_KEPT);
-            let again = kept.retry(&Arc::default()).await;
+            let again = kept.retry().await;
             assert_eq!(again.is_some(), is_kept);
             if let Some(again) = again {
                 assert_eq!(all(again).await.len(), frames * MAX_KEPT);
@@ -456,12 +611,12 @@ mod tests {
     async fn an_answer_that_comes_early_cuts_nothing_off() {
         let (more, frames) = mpsc::channel(4);
         more.send(data("one")).await.unwrap();
-        let (mut first, mut kept) = partial(ReceiverStream::new(frames));
+        let (mut first, kept) = partial(ReceiverStream::new(frames));
         more.send(data("two")).await.unwrap();
         next(&mut first).await;
         next(&mut first).await;
         drop(first);
-        let mut second = kept.retry(&Arc::default()).await.unwrap();
+        let mut second = kept.retry().await.unwrap();
         assert_eq!(next(&mut second).await, "one");
         // Answered.
         drop(kept);
@@ -473,11 +628,11 @@ mod tests {
     #[tokio::test]
     async fn what_fails_fails_in_its_place_and_is_not_kept() {
         let frames = [data("one"), Err(Status::aborted("no more"))];
-        let (mut body, mut kept) = partial(tokio_stream::iter(frames));
+        let (mut body, kept) = partial(tokio_stream::iter(frames));
         assert_eq!(next(&mut body).await, "one");
         assert_eq!(body.frame().await.unwrap().unwrap_err().code(), tonic::Code::Aborted);
         drop(body);
-        assert!(kept.retry(&Arc::default()).await.is_none());
+        assert!(kept.retry().await.is_none());
     }
 
     #[test]

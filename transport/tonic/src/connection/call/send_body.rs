@@ -10,7 +10,7 @@ use tonic::Status;
 use tonic::body::Body;
 use tonic_rdma_proto::{ResetCode, SendError, Side, StreamId, Unsent};
 
-use crate::codec::{BodyEncoder, Chunk, Polled, Used};
+use crate::codec::{BodyEncoder, Chunk, Used};
 use crate::connection::call::headers;
 use crate::connection::call::stream::StreamRef;
 use crate::connection::call::stream_io::wait_for;
@@ -70,23 +70,31 @@ impl SendBody {
             enough = gathered >= MIN_GATHER;
             match self.encoder.poll(&mut self.body, cx, &mut self.chunks) {
                 Poll::Pending => return false,
-                Poll::Ready(Polled::End) => self.state = State::Ended,
-                Poll::Ready(Polled::Failed(status)) => self.state = State::Failed(status),
-                Poll::Ready(Polled::Trailers(trailers)) => {
-                    match headers::encode_trailers(&trailers) {
-                        Ok(block) => {
-                            self.trailers = Some(block);
+                Poll::Ready(None) => self.state = State::Ended,
+                Poll::Ready(Some(Err(status))) => self.state = State::Failed(status),
+                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(data) => {
+                        if data.is_empty() {
+                            gathered = self.chunks.iter().map(|chunk| chunk.len).sum();
+                        } else {
+                            gathered += data.len();
+                            self.chunks.push_back(Chunk::whole(data));
+                        }
+                        if self.body.is_end_stream() {
                             self.state = State::Ended;
                         }
-                        Err(status) => self.state = State::Failed(status),
                     }
-                }
-                Poll::Ready(Polled::Data(len)) => {
-                    gathered += len;
-                    if self.body.is_end_stream() {
-                        self.state = State::Ended;
+                    Err(frame) => {
+                        let Ok(trailers) = frame.into_trailers() else { continue };
+                        match headers::encode_trailers(&trailers) {
+                            Ok(block) => {
+                                self.trailers = Some(block);
+                                self.state = State::Ended;
+                            }
+                            Err(status) => self.state = State::Failed(status),
+                        }
                     }
-                }
+                },
             }
         }
         false

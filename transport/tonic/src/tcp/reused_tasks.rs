@@ -1,0 +1,159 @@
+//! The tasks of a channel's HTTP/2 connection.
+//!
+//! hyper spawns a task for each call, which waits for the response. A task whose future has ended
+//! waits for the next one here: spawning a task costs more than waking one.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker, ready};
+
+use hyper::rt::Executor;
+
+type BoxFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Idle tasks of a channel, at most.
+const MAX_IDLE: usize = 256;
+
+/// Runs futures on tokio's current runtime. All must be given to it on the same one: tonic does so
+/// on that of the channel's own task. When this is dropped, idle tasks end at once, and the others
+/// with their futures.
+#[derive(Debug, Default)]
+pub(crate) struct ReusedTasks(Arc<Mutex<Idle>>);
+
+/// The idle tasks. Whoever takes one off the list owns it.
+#[derive(Debug, Default)]
+struct Idle {
+    tasks: Vec<(Arc<Slot>, Waker)>,
+    closed: bool,
+}
+
+/// Where an idle task gets its next future. Only this task takes it: a future that is put here runs.
+#[derive(Default)]
+struct Slot(Mutex<Option<BoxFuture>>);
+
+impl std::fmt::Debug for Slot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Slot")
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Executor<BoxFuture> for ReusedTasks {
+    fn execute(&self, future: BoxFuture) {
+        let idle = lock(&self.0).tasks.pop();
+        if let Some((slot, waker)) = idle {
+            *lock(&slot.0) = Some(future);
+            return waker.wake();
+        }
+        let (idle, slot) = (self.0.clone(), Arc::default());
+        tokio::spawn(ReusedTask { idle, slot, future: Some(future) });
+    }
+}
+
+impl Drop for ReusedTasks {
+    fn drop(&mut self) {
+        let tasks = {
+            let mut idle = lock(&self.0);
+            idle.closed = true;
+            std::mem::take(&mut idle.tasks)
+        };
+        for (_, waker) in tasks {
+            waker.wake();
+        }
+    }
+}
+
+/// One task.
+struct ReusedTask {
+    idle: Arc<Mutex<Idle>>,
+    slot: Arc<Slot>,
+    /// None: it is on the list, or just taken off it.
+    future: Option<BoxFuture>,
+}
+
+impl Future for ReusedTask {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = &mut *self;
+        if this.future.is_none() {
+            this.future = lock(&this.slot.0).take();
+        }
+        let Some(future) = &mut this.future else {
+            // Woken by something that a future before has left its waker with, or by the end.
+            return if lock(&this.idle).closed { Poll::Ready(()) } else { Poll::Pending };
+        };
+        ready!(future.as_mut().poll(cx));
+        this.future = None;
+        let mut idle = lock(&this.idle);
+        if idle.closed || idle.tasks.len() >= MAX_IDLE {
+            return Poll::Ready(());
+        }
+        idle.tasks.push((this.slot.clone(), cx.waker().clone()));
+        Poll::Pending
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::{mpsc, oneshot};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_task_runs_one_future_after_another() {
+        let tasks = ReusedTasks::default();
+        let (ran, mut ids) = mpsc::unbounded_channel();
+        let run = || {
+            let ran = ran.clone();
+            tasks.execute(Box::pin(async move { ran.send(tokio::task::id()).unwrap() }));
+        };
+        run();
+        let first = ids.recv().await.unwrap();
+        for _ in 0..3 {
+            // It is idle once it has run to its end.
+            tokio::task::yield_now().await;
+            run();
+            assert_eq!(ids.recv().await.unwrap(), first);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_future_that_waits_holds_up_no_other() {
+        let tasks = ReusedTasks::default();
+        let (go, waits) = oneshot::channel::<()>();
+        let (done, both) = mpsc::unbounded_channel();
+        let first = done.clone();
+        tasks.execute(Box::pin(async move {
+            waits.await.unwrap();
+            first.send(1).unwrap();
+        }));
+        tasks.execute(Box::pin(async move { done.send(2).unwrap() }));
+        let mut both = both;
+        assert_eq!(both.recv().await, Some(2));
+        go.send(()).unwrap();
+        assert_eq!(both.recv().await, Some(1));
+    }
+
+    #[tokio::test]
+    async fn tasks_end_with_what_runs_them() {
+        let alive = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+        let before = alive();
+        let tasks = ReusedTasks::default();
+        let (go, waits) = oneshot::channel::<()>();
+        tasks.execute(Box::pin(async {}));
+        tasks.execute(Box::pin(async move { waits.await.unwrap() }));
+        tokio::task::yield_now().await;
+        assert_eq!(alive(), before + 2);
+        drop(tasks);
+        tokio::task::yield_now().await;
+        assert_eq!(alive(), before + 1, "the idle one has ended");
+        go.send(()).unwrap();
+        tokio::task::yield_now().await;
+        assert_eq!(alive(), before);
+    }
+}
