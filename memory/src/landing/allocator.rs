@@ -4,7 +4,8 @@ use std::io;
 use std::sync::Arc;
 use std::task::Waker;
 
-use super::chunk::{Chunk, GRANULE, LandingBuf, Lease};
+use super::chunk::{Chunk, GRANULE, Lease};
+use super::piece::LandingBuf;
 use crate::error::RegisterError;
 use crate::ledger::{LandingWaiter, Ledger, Waiting};
 use crate::region::page::page;

@@ -4,7 +4,8 @@
 //! |---|---|
 //! | `allocator` | [`Landing`]: one connection's allocator of landing memory |
 //! | `share` | what a connection may lease while others claim memory |
-//! | `chunk` | chunks leased to connections, and the pieces granted to peers |
+//! | `chunk` | chunks leased to connections |
+//! | `piece` | the pieces of chunks that are granted to peers, and filled by them |
 //! | `chunk_bitmap` | which granules of a chunk are taken, or held by the application |
 //! | `held` | what the application holds, and how much of it that may be |
 //! | `landed` | [`Landed`] bytes, and how they are read while a peer may write to them |
@@ -14,9 +15,10 @@ mod chunk;
 mod chunk_bitmap;
 mod held;
 mod landed;
+mod piece;
 mod share;
 
 pub use self::allocator::Landing;
-pub use self::chunk::LandingBuf;
 pub use self::landed::{Landed, LandedReader, Window};
+pub use self::piece::LandingBuf;
 pub use self::share::Excess;

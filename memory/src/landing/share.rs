@@ -28,7 +28,7 @@
 use std::cmp::Reverse;
 
 use super::allocator::Landing;
-use super::chunk::LandingBuf;
+use super::piece::LandingBuf;
 use crate::ledger::MIN_SHARE;
 
 /// What a connection has leased beyond its share: see [`Landing::keep_share`].

@@ -10,8 +10,8 @@
 //! | for its share | as above, and has less than its share | return what exceeds their shares |
 //! | starving | as above, since nothing that it has can take even its shortest piece | return a chunk, even of their shares |
 //!
-//! The last two are claims. Each attempt to allocate sets the state anew, and the next that succeeds
-//! or fails for good ends it, as does the owner when it gives up or is dropped.
+//! The last two are claims. Each attempt to allocate sets the state anew, and the next that
+//! succeeds or fails for good ends it, as does the owner when it gives up or is dropped.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, fence};

@@ -140,8 +140,8 @@ async fn chunks_settle_for_64_clients() {
     settles(64).await;
 }
 
-/// With a small pool messages wait for each other, but land in the same chunks, as long as a message
-/// fits into a share.
+/// With a small pool messages wait for each other, but land in the same chunks, as long as a
+/// message fits into a share.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn chunks_settle_in_a_small_pool() {
     for (total, n) in [(8 * MIB, 1), (8 * MIB, 2), (64 * MIB, 8)] {

@@ -74,8 +74,8 @@ pub struct VerbsLink {
 }
 
 impl VerbsLink {
-    /// Makes a queue pair on an id that is bound to the device, and posts all RECVs (R1). The addresses are read again by
-    /// [`established`](VerbsLink::established).
+    /// Makes a queue pair on an id that is bound to the device, and posts all RECVs (R1). The
+    /// addresses are read again by [`established`](VerbsLink::established).
     pub(super) fn new(
         device: &Arc<DeviceContext>,
         id: CmId,

@@ -145,12 +145,7 @@ impl Context {
     fn pool_config_of(&self, fabric: &Fabric) -> PoolConfig {
         match &self.0.pool {
             Some(config) => config.clone(),
-            None => match fabric.provider() {
-                "shm" => pool_size::shared(),
-                "verbs" => pool_size::pinned(fabric.registrar().ignores_ipc_lock()),
-                // A simulated run does not depend on the machine.
-                _ => PoolConfig::default(),
-            },
+            None => pool_size::of(fabric),
         }
     }
 

@@ -15,6 +15,7 @@ use std::fs;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
+use tonic_rdma_fabric::Fabric;
 use tonic_rdma_memory::{DEFAULT_POOL, Memlock, PoolConfig};
 
 /// Bytes of a pool of pinned memory that no limit applies to.
@@ -36,8 +37,18 @@ pub(super) fn pinned(ignores_ipc_lock: bool) -> PoolConfig {
     })
 }
 
+/// The default configuration of the pool of this device.
+pub(super) fn of(fabric: &Fabric) -> PoolConfig {
+    match fabric.provider() {
+        "shm" => shared(),
+        "verbs" => pinned(fabric.registrar().ignores_ipc_lock()),
+        // A simulated run does not depend on the machine.
+        _ => PoolConfig::default(),
+    }
+}
+
 /// The default configuration of the pool for shared memory.
-pub(super) fn shared() -> PoolConfig {
+fn shared() -> PoolConfig {
     PoolConfig::default().total(part(available_memory(Path::new("/")), 8, SHARED))
 }
 

@@ -185,8 +185,8 @@ impl Shard {
         Ok(shard)
     }
 
-    // A queue is never dropped under the lock: destroying it waits for its events, which the reactor
-    // may have, waiting for the lock.
+    // A queue is never dropped under the lock: destroying it waits for its events, which the
+    // reactor may have, waiting for the lock.
 
     fn find(&self, key: usize) -> Option<Arc<SharedCq>> {
         let queues = lock(&self.queues);

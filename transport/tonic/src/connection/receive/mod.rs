@@ -7,6 +7,7 @@
 //! | `landing_wait` | how long a message waits for landing memory in one piece |
 //! | `give_back` | landing memory above the connection's share goes back while others claim some |
 //! | `stall` | what nobody reads makes room, when a stream has waited long for landing memory |
+//! | `relieve` | acts on these delays |
 //! | `deliver` | landed and received payload goes to its stream |
 //! | `unread` | the part of a received body that nobody has read |
 
@@ -15,5 +16,6 @@ mod give_back;
 mod grant;
 pub(in crate::connection) mod landing;
 mod landing_wait;
+mod relieve;
 pub(in crate::connection) mod stall;
 pub(in crate::connection) mod unread;
