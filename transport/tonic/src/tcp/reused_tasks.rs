@@ -28,7 +28,8 @@ struct Idle {
     closed: bool,
 }
 
-/// Where an idle task gets its next future. Only this task takes it: a future that is put here runs.
+/// Where an idle task gets its next future. Only this task takes it: a future that is put here
+/// runs.
 #[derive(Default)]
 struct Slot(Mutex<Option<BoxFuture>>);
 
