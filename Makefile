@@ -8,8 +8,8 @@ SEEDS ?= 3000
 # Time that soak takes.
 MINUTES ?= 60
 
-.PHONY: help build demo bench bench-rdma scale costs costs-record test test-source test-native \
-    test-sim test-costs test-large test-rdma test-rdma-core test-rdma-qemu soak sanitize kernel fmt \
+.PHONY: help build demo bench bench-rdma scale scale-rdma costs costs-record test test-source \
+    test-native test-sim test-costs test-large test-rdma test-rdma-core test-rdma-qemu soak sanitize kernel fmt \
     clippy docs features rust-version dependencies semver clean packages
 
 help: ## list these targets
@@ -33,9 +33,13 @@ bench-rdma: ## compare over real verbs, in the guest, on both devices
 	@scripts/install-packages bench
 	benches/in-guest
 
-scale: ## show what connections and streams cost in memory, descriptors and time of calls
+scale: ## measure many clients, connections and streams on this machine: tables, JSON and plots
 	@scripts/install-packages bench
-	$(CARGO) run --release -p benches --bin scale
+	$(CARGO) run --release -p benches --bin scale -- --json target/scale.json --plots target/scale
+
+scale-rdma: ## measure them over real verbs, in the guest, on both devices
+	@scripts/install-packages bench
+	benches/in-guest --scale
 
 costs: ## show what calls cost in instructions, allocations, messages and doorbells
 	@scripts/install-packages bench

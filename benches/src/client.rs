@@ -130,6 +130,15 @@ impl Calls for Client {
     fn path(&self) -> String {
         self.channel.path()
     }
+
+    fn pool(&self) -> Option<usize> {
+        match &self.channel {
+            Channel::Ours(channel) if channel.path().path.is_fast() => {
+                Some(channel.pool().config().total)
+            }
+            _ => None,
+        }
+    }
 }
 
 /// A channel of any kind.

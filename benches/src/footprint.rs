@@ -3,9 +3,10 @@
 use std::fs;
 
 use anyhow::Context as _;
+use serde::{Deserialize, Serialize};
 
 /// At one moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Footprint {
     /// KiB of memory that is there: its own, and what it shares (VmRSS).
     pub memory: u64,

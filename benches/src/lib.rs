@@ -20,9 +20,11 @@
 //! | [`instructions`] | the same in instructions, where the machine counts them |
 //! | [`machine`] | processor, kernel, C library and allocator, beside which figures are told |
 //! | [`footprint`] | memory, descriptors and threads of a process |
+//! | [`server_figures`] | what a server process says of its pools and copies |
 //! | [`copies`] | the same in bytes that are copied |
 //! | [`costs`] | what does not vary: instructions, allocations, doorbells, held against a record |
 //! | [`cpu`] | which processor a process runs on |
+//! | [`scale`] | many clients, connections and streams |
 //! | [`threads`] | calls on several threads at a time |
 //! | [`report`] | medians, ratios, table, JSON, assertions |
 //! | [`sample`] | what a round yields |
@@ -50,6 +52,8 @@ pub mod report;
 pub mod results;
 pub mod role;
 pub mod sample;
+pub mod scale;
+pub mod server_figures;
 pub mod service;
 pub mod session;
 pub mod threads;

@@ -24,6 +24,9 @@ pub struct Round {
     pub calls: usize,
     /// Payload bytes, both ways together, of the calls that are counted.
     pub bytes: usize,
+    /// Calls of each client, where several share the server for a time.
+    #[serde(default)]
+    pub shares: Vec<usize>,
 }
 
 /// A connection that carries calls.
@@ -48,6 +51,10 @@ pub trait Calls: Clone + Send + 'static {
     fn runs(&self, row: &Row) -> bool;
     /// The path in words, to see that it did not change.
     fn path(&self) -> String;
+    /// Bytes that its pool may have, if it has one.
+    fn pool(&self) -> Option<usize> {
+        None
+    }
 }
 
 async fn call<C: Calls>(client: &mut C, payload: Bytes, reply: usize) -> anyhow::Result<()> {
@@ -64,11 +71,10 @@ pub async fn round<C: Calls>(clients: &[C], row: &Row) -> anyhow::Result<Round> 
     let Some(client) = clients.first() else { bail!("there is no connection") };
     match row.kind {
         Kind::Latency | Kind::Held { .. } => Ok(latencies(one_by_one(client, row.calls).await?)),
-        Kind::Rate { in_flight, .. } => {
-            let time =
-                together(clients, client.payload(SMALL), SMALL, row.calls, in_flight).await?;
-            let figure = row.calls as f64 / time.as_secs_f64() / 1e3;
-            Ok(Round { figure, percentiles: None, calls: row.calls, bytes: row.calls * SMALL * 2 })
+        Kind::Rate { in_flight, .. } => rate(clients, in_flight, row.calls).await,
+        Kind::Resting { in_flight, .. } => rate(&clients[..1], in_flight, row.calls).await,
+        Kind::Clients { size, in_flight, time, .. } => {
+            puts(clients, client.payload(size), in_flight, Duration::from_millis(time)).await
         }
         Kind::Bulk { size, direction, in_flight } => {
             let (request, reply) = match direction {
@@ -91,7 +97,14 @@ pub async fn round<C: Calls>(clients: &[C], row: &Row) -> anyhow::Result<Round> 
 
 pub(crate) fn throughput(calls: usize, size: usize, time: Duration) -> Round {
     let bytes = calls * size;
-    Round { figure: bytes as f64 / time.as_secs_f64() / 1e6, percentiles: None, calls, bytes }
+    Round { figure: bytes as f64 / time.as_secs_f64() / 1e6, calls, bytes, ..Round::default() }
+}
+
+async fn rate<C: Calls>(clients: &[C], in_flight: usize, calls: usize) -> anyhow::Result<Round> {
+    let Some(client) = clients.first() else { bail!("there is no connection") };
+    let time = together(clients, client.payload(SMALL), SMALL, calls, in_flight).await?;
+    let figure = calls as f64 / time.as_secs_f64() / 1e3;
+    Ok(Round { figure, calls, bytes: calls * SMALL * 2, ..Round::default() })
 }
 
 /// The time of each of `calls` small calls, one after the other.
@@ -119,10 +132,12 @@ pub(crate) fn latencies(mut times: Vec<Duration>) -> Round {
         percentiles: Some(percentiles),
         calls: times.len(),
         bytes: times.len() * SMALL * 2,
+        shares: Vec::new(),
     }
 }
 
-/// The time of `calls` calls, `in_flight` at a time, spread evenly over the connections.
+/// The time of `calls` calls, `in_flight` at a time, spread evenly over the connections. Where
+/// there are more connections than calls in flight, each caller takes its share of them in turn.
 pub(crate) async fn together<C: Calls>(
     clients: &[C],
     payload: Bytes,
@@ -130,15 +145,18 @@ pub(crate) async fn together<C: Calls>(
     calls: usize,
     in_flight: usize,
 ) -> anyhow::Result<Duration> {
+    let callers: Vec<Vec<C>> = (0..in_flight)
+        .map(|n| clients.iter().skip(n % clients.len()).step_by(in_flight).cloned().collect())
+        .collect();
     let mut workers = tokio::task::JoinSet::new();
     let begin = Instant::now();
-    for (worker, client) in (0..in_flight).zip(clients.iter().cycle()) {
+    for (worker, mut own) in callers.into_iter().enumerate() {
         // The remainder goes to the first workers.
         let share = calls / in_flight + usize::from(worker < calls % in_flight);
-        let (payload, mut client) = (payload.clone(), client.clone());
+        let (payload, connections) = (payload.clone(), own.len());
         workers.spawn(async move {
-            for _ in 0..share {
-                call(&mut client, payload.clone(), reply).await?;
+            for n in 0..share {
+                call(&mut own[n % connections], payload.clone(), reply).await?;
             }
             anyhow::Ok(())
         });
@@ -147,6 +165,43 @@ pub(crate) async fn together<C: Calls>(
         done??;
     }
     Ok(begin.elapsed())
+}
+
+/// Large requests of all clients for `time`, `in_flight` of each. The figure and the shares are of
+/// calls that ended in time, so that no client is alone at the end; calls and bytes are of all that
+/// were made, as what they cost is.
+async fn puts<C: Calls>(
+    clients: &[C],
+    payload: Bytes,
+    in_flight: usize,
+    time: Duration,
+) -> anyhow::Result<Round> {
+    let size = payload.len();
+    let mut workers = tokio::task::JoinSet::new();
+    let end = Instant::now() + time;
+    for (index, client) in clients.iter().enumerate() {
+        for _ in 0..in_flight {
+            let (payload, mut client) = (payload.clone(), client.clone());
+            workers.spawn(async move {
+                let (mut calls, mut in_time) = (0, 0);
+                while Instant::now() < end {
+                    call(&mut client, payload.clone(), 0).await?;
+                    calls += 1;
+                    in_time += usize::from(Instant::now() <= end);
+                }
+                anyhow::Ok((index, calls, in_time))
+            });
+        }
+    }
+    let (mut calls, mut shares) = (0, vec![0; clients.len()]);
+    while let Some(done) = workers.join_next().await {
+        let (index, made, in_time) = done??;
+        calls += made;
+        shares[index] += in_time;
+    }
+    let in_time: usize = shares.iter().sum();
+    let Round { figure, .. } = throughput(in_time, size, time);
+    Ok(Round { figure, calls, bytes: calls * size, shares, ..Round::default() })
 }
 
 /// Large requests that end while small calls are measured beside them, at least: each has a

@@ -18,6 +18,7 @@ use crate::instructions::Instructions;
 use crate::measure::Round;
 use crate::role::Role;
 use crate::sample::{Counted, Sample};
+use crate::server_figures::ServerFigures;
 use crate::session::{Answer, Order};
 use crate::work::{Kind, Row};
 
@@ -32,6 +33,8 @@ pub struct Setup {
     pub limit: Duration,
     /// Connections to make room for, beyond what is there by default.
     pub room: Option<usize>,
+    /// Whether servers are to answer [`Pair::server_figures`].
+    pub server_figures: bool,
     /// The program in `benches/neighbours`, built, for contenders that run in it.
     pub neighbours: Option<PathBuf>,
 }
@@ -45,7 +48,10 @@ pub struct Pair {
     client_id: u32,
     server: Child,
     server_id: u32,
+    questions: Option<ChildStdin>,
+    server_answers: Lines<BufReader<ChildStdout>>,
     path: String,
+    pool: Option<usize>,
     limit: Duration,
     instructions: Option<[Instructions; 2]>,
     _dir: Option<tempfile::TempDir>,
@@ -83,9 +89,10 @@ impl Pair {
         let socket = dir.as_ref().map(|dir| dir.path().join("s"));
         let room = setup.room;
         let role = Role { serve: Some(contender), socket, room, ..Role::default() };
-        let mut server = spawn(role, Stdio::null())?;
-        let mut lines = lines(&mut server)?;
-        let said = timeout(setup.limit, lines.next_line())
+        let questions = if setup.server_figures { Stdio::piped() } else { Stdio::null() };
+        let mut server = spawn(role, questions)?;
+        let mut server_answers = lines(&mut server)?;
+        let said = timeout(setup.limit, server_answers.next_line())
             .await
             .context("the server did not start in time")?;
         let Some(said) = said? else {
@@ -95,29 +102,54 @@ impl Pair {
         let mut client = spawn(role, Stdio::piped())?;
         let mut pair = Self {
             orders: client.stdin.take().context("no pipe to the client process")?,
-            answers: self::lines(&mut client)?,
+            answers: lines(&mut client)?,
             client_id: client.id().context("the client process is gone")?,
             client,
             server_id: server.id().context("the server process is gone")?,
+            questions: server.stdin.take(),
+            server_answers,
             server,
             path: String::new(),
+            pool: None,
             limit: setup.limit,
             instructions: None,
             _dir: dir,
         };
         // Any row will do: it answers when it has connected.
-        let Answer::Ready { path, .. } =
+        let Answer::Ready { path, pool, .. } =
             pair.ask(Order::Prepare(Row { kind: Kind::Latency, calls: 1 })).await?
         else {
             bail!("the client does not say that it is ready");
         };
         pair.path = path;
+        pair.pool = pool;
         Ok(pair)
     }
 
     /// The path that calls take, in words.
     pub fn path(&self) -> &str {
         &self.path
+    }
+
+    /// Bytes that the pool of either end may have, where there is one.
+    pub fn pool(&self) -> Option<usize> {
+        self.pool
+    }
+
+    /// What the server says of its memory. None where its transport has no such figures.
+    ///
+    /// # Errors
+    /// It does not answer, or was not set up to.
+    pub async fn server_figures(&mut self) -> anyhow::Result<Option<ServerFigures>> {
+        let questions = self.questions.as_mut().context("the server was not to be asked")?;
+        // A server that has ended does not answer, below.
+        let _ = questions.write_all(b"\n").await;
+        let answer = timeout(self.limit, self.server_answers.next_line()).await;
+        let answer = answer.context("the server does not answer")??;
+        let Some(answer) = answer else {
+            bail!("the server process ended: {}", self.server.wait().await?);
+        };
+        serde_json::from_str(&answer).with_context(|| format!("the server said: {answer}"))
     }
 
     /// The process ids of client and server.
@@ -160,14 +192,18 @@ impl Pair {
     /// # Errors
     /// They cannot be made, or the path changes.
     pub async fn prepare(&mut self, row: &Row) -> anyhow::Result<bool> {
-        let Answer::Ready { runs, path } = self.ask(Order::Prepare(*row)).await? else {
+        let Answer::Ready { runs, path, .. } = self.ask(Order::Prepare(*row)).await? else {
             bail!("the client does not say that it is ready");
         };
         ensure!(path == self.path, "the path changed: {path}");
         Ok(runs)
     }
 
-    async fn round(&mut self, row: &Row) -> anyhow::Result<Round> {
+    /// Runs a row that is prepared once, without what [`sample`](Self::sample) does around it.
+    ///
+    /// # Errors
+    /// As of [`sample`](Self::sample).
+    pub async fn round(&mut self, row: &Row) -> anyhow::Result<Round> {
         let Answer::Done(round) = self.ask(Order::Round(*row)).await? else {
             bail!("the client does not say what it measured");
         };

@@ -14,7 +14,8 @@ use crate::work::{Direction, Kind, Row, bytes};
 
 const SIZE: (u32, u32) = (760, 380);
 const FONT: &str = "sans-serif";
-const PALETTE: [RGBColor; 10] = [
+/// Colours of curves and bars, in order.
+pub(crate) const PALETTE: [RGBColor; 10] = [
     RGBColor(0x4e, 0x79, 0xa7),
     RGBColor(0x76, 0xb7, 0xb2),
     RGBColor(0xb0, 0x7a, 0xa1),
@@ -28,7 +29,7 @@ const PALETTE: [RGBColor; 10] = [
 ];
 
 /// A curve: who, its colour, and its points.
-type Curve = (Entrant, RGBColor, Vec<(f64, f64)>);
+pub(crate) type Curve = (String, RGBColor, Vec<(f64, f64)>);
 
 /// Draws what there is to draw: `latency.svg`, `beside.svg`, `rate.svg`, `up.svg`, `down.svg`,
 /// `cpu.svg`. A figure of rows that did not run is left out, and so is a contender that failed.
@@ -92,7 +93,8 @@ fn curves(results: &[RowResult], x: impl Fn(&Row) -> Option<f64>) -> Vec<Curve> 
             let cell = result.cells.get(index).filter(|cell| cell.finished())?;
             Some((x(&result.row)?, cell.figure()))
         };
-        (cell.entrant, PALETTE[index % PALETTE.len()], results.iter().filter_map(point).collect())
+        let points = results.iter().filter_map(point).collect();
+        (cell.entrant.to_string(), PALETTE[index % PALETTE.len()], points)
     };
     let drawn = drawn(cells);
     cells
@@ -104,7 +106,11 @@ fn curves(results: &[RowResult], x: impl Fn(&Row) -> Option<f64>) -> Vec<Curve> 
         .collect()
 }
 
-fn lines(
+/// Draws curves over a logarithmic axis; nothing where there is none.
+///
+/// # Errors
+/// The file cannot be written.
+pub(crate) fn lines(
     path: &Path,
     title: &str,
     curves: &[Curve],
@@ -165,7 +171,7 @@ where
         let y = 50 + 18 * i32::try_from(index)?;
         let left = i32::try_from(SIZE.0)? - 125;
         root.draw(&Rectangle::new([(left, y), (left + 12, y + 10)], colour.filled()))?;
-        root.draw(&Text::new(contender.to_string(), (left + 18, y), (FONT, 14)))?;
+        root.draw(&Text::new(contender.clone(), (left + 18, y), (FONT, 14)))?;
     }
     root.present()?;
     Ok(())

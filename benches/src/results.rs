@@ -10,6 +10,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, ensure};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::machine::Machine;
@@ -51,8 +52,20 @@ impl Origin {
             commit: git(&["describe", "--always", "--dirty", "--exclude=*"])
                 .unwrap_or_else(unknown),
             date: git(&["log", "-1", "--format=%cs"]).unwrap_or_else(unknown),
-            command: [program.into_owned()].into_iter().chain(args).collect::<Vec<_>>().join(" "),
+            command: [program.into_owned()]
+                .into_iter()
+                .chain(args.map(|arg| quoted(&arg)))
+                .collect::<Vec<_>>()
+                .join(" "),
         }
+    }
+}
+
+/// An argument as a shell reads it.
+fn quoted(arg: &str) -> String {
+    match arg.contains(char::is_whitespace) {
+        true => format!("'{arg}'"),
+        false => arg.to_owned(),
     }
 }
 
@@ -176,21 +189,29 @@ const HEADLINES: [Headline; 10] = [
 /// # Errors
 /// A file that cannot be read, or holds no run.
 pub fn load(folder: &Path) -> anyhow::Result<Vec<Recorded>> {
-    let read = || format!("cannot read {}", folder.display());
+    let named = |(name, run): (String, Recorded)| Recorded { name, ..run };
+    Ok(read(folder)?.into_iter().map(named).collect())
+}
+
+/// What the JSON files in `folder` hold, with their names without `.json`, in the order of these.
+///
+/// # Errors
+/// A file that cannot be read, or holds no run.
+pub fn read<T: DeserializeOwned>(folder: &Path) -> anyhow::Result<Vec<(String, T)>> {
+    let cannot_read = || format!("cannot read {}", folder.display());
     let mut runs = Vec::new();
-    for entry in fs::read_dir(folder).with_context(read)? {
-        let path = entry.with_context(read)?.path();
+    for entry in fs::read_dir(folder).with_context(cannot_read)? {
+        let path = entry.with_context(cannot_read)?.path();
         if path.extension().is_none_or(|extension| extension != "json") {
             continue;
         }
         let text =
             fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let mut run: Recorded = serde_json::from_str(&text)
+        let run = serde_json::from_str(&text)
             .with_context(|| format!("{} holds no run", path.display()))?;
-        run.name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        runs.push(run);
+        runs.push((path.file_stem().unwrap_or_default().to_string_lossy().into_owned(), run));
     }
-    runs.sort_by(|a, b| a.name.cmp(&b.name));
+    runs.sort_by(|(a, _), (b, _)| a.cmp(b));
     Ok(runs)
 }
 
@@ -205,17 +226,27 @@ pub fn document(runs: &[Recorded]) -> String {
          [README.md](README.md) explains contenders, rows and units, and how to record a run.",
     );
     for run in runs {
-        out += &format!("\n## {}\n\n```sh\n{}\n```\n\n", run.origin.title, run.origin.command);
-        out += &wrapped("- ", &format!("Commit {} of {}.", run.origin.commit, run.origin.date));
-        out += &wrapped("- ", &format!("Machine: {}.", run.machine));
-        for note in run.notes.iter().filter(|note| **note != run.machine.to_string()) {
-            out += &wrapped("- ", &sentence(note));
-        }
+        out += &format!(
+            "\n## {}\n\n{}",
+            run.origin.title,
+            came_about(&run.origin, &run.machine, &run.notes)
+        );
         for table in [figures(run), costs(run)] {
             if !table.is_empty() {
                 out += &format!("\n{table}");
             }
         }
+    }
+    out
+}
+
+/// How a run came about: command, commit, machine, notes.
+pub(crate) fn came_about(origin: &Origin, machine: &Machine, notes: &[String]) -> String {
+    let mut out = format!("```sh\n{}\n```\n\n", origin.command);
+    out += &wrapped("- ", &format!("Commit {} of {}.", origin.commit, origin.date));
+    out += &wrapped("- ", &format!("Machine: {machine}."));
+    for note in notes.iter().filter(|note| **note != machine.to_string()) {
+        out += &wrapped("- ", &sentence(note));
     }
     out
 }
@@ -263,10 +294,18 @@ fn costs(run: &Recorded) -> String {
 /// # Errors
 /// There is no place for them, or a run has not what a headline shows.
 pub fn readme(text: &str, runs: &[Recorded]) -> anyhow::Result<String> {
-    let place = "README.md has no place for the headline numbers";
-    let (before, rest) = text.split_once(BEGIN).context(place)?;
-    let (_, after) = rest.split_once(END).context(place)?;
-    Ok(format!("{before}{BEGIN}\n\n{}\n{END}{after}", headlines(runs)?))
+    between(text, BEGIN, &headlines(runs)?).context("README.md and the headline numbers")
+}
+
+/// A document with `generated` between its marks, of which the first is `begin`.
+///
+/// # Errors
+/// It has no such marks.
+pub(crate) fn between(text: &str, begin: &str, generated: &str) -> anyhow::Result<String> {
+    let place = || format!("there is no place between {begin} and {END}");
+    let (before, rest) = text.split_once(begin).with_context(place)?;
+    let (_, after) = rest.split_once(END).with_context(place)?;
+    Ok(format!("{before}{begin}\n\n{generated}\n{END}{after}"))
 }
 
 fn headlines(runs: &[Recorded]) -> anyhow::Result<String> {
@@ -292,7 +331,7 @@ fn headlines(runs: &[Recorded]) -> anyhow::Result<String> {
 }
 
 /// Markdown; the columns from `left` on are aligned to the right.
-fn table(lines: &[Vec<String>], left: usize) -> String {
+pub(crate) fn table(lines: &[Vec<String>], left: usize) -> String {
     let mut out = String::new();
     for (index, line) in lines.iter().enumerate() {
         let _ = writeln!(out, "| {} |", line.join(" | "));
@@ -305,7 +344,7 @@ fn table(lines: &[Vec<String>], left: usize) -> String {
 }
 
 /// Three significant digits, and no fewer before the point.
-fn digits(value: f64) -> String {
+pub(crate) fn digits(value: f64) -> String {
     if value == 0.0 || !value.is_finite() {
         return format!("{value}");
     }
@@ -329,7 +368,7 @@ fn unique(names: impl Iterator<Item = String>) -> Vec<String> {
 }
 
 /// With a capital and a full stop.
-fn sentence(text: &str) -> String {
+pub(crate) fn sentence(text: &str) -> String {
     let mut letters = text.chars();
     let first = letters.next().map(|c| c.to_uppercase().to_string()).unwrap_or_default();
     let stop = if text.ends_with('.') { "" } else { "." };
@@ -344,7 +383,7 @@ fn anchor(heading: &str) -> String {
 
 /// A paragraph of lines of at most [`WIDTH`] columns. The first begins with `bullet`, the others
 /// with as many spaces.
-fn wrapped(bullet: &str, text: &str) -> String {
+pub(crate) fn wrapped(bullet: &str, text: &str) -> String {
     let mut out = bullet.to_owned();
     let mut column = bullet.len();
     for (index, word) in text.split_whitespace().enumerate() {
@@ -407,7 +446,11 @@ mod tests {
 
     #[test]
     fn headlines_need_their_runs_and_their_place() {
-        assert!(readme("", &[]).unwrap_err().to_string().contains("no place"));
+        assert!(between("", BEGIN, "").unwrap_err().to_string().contains("no place"));
+        assert_eq!(between("a<b>END", "<b>", "").map_err(|_| ()), Err(()));
+        let text = format!("a\n{BEGIN}\nold\n{END}\nb");
+        let new = between(&text, BEGIN, "new\n").unwrap();
+        assert_eq!(new, format!("a\n{BEGIN}\n\nnew\n\n{END}\nb"));
         let error = readme(&format!("{BEGIN}{END}"), &[]).unwrap_err();
         assert_eq!(error.to_string(), "no run 01-shared-memory");
     }

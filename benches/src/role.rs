@@ -15,6 +15,7 @@ use crate::contender::{Contender, Way};
 use crate::cpu;
 use crate::memcpy::Memcpy;
 use crate::raw::Raw;
+use crate::server_figures::{self, Served};
 use crate::service::{self, LARGEST, Place};
 use crate::session::{self, Calling};
 
@@ -109,7 +110,7 @@ impl Role {
         // Whoever ends `compare` with a signal ends its processes too.
         set_parent_process_death_signal(Some(Signal::KILL))
             .context("cannot follow the parent process")?;
-        // Each connection has a few.
+        // Each connection has a few. Whoever runs into the hard limit says so: see `scale`.
         let files = getrlimit(Resource::Nofile);
         setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files })
             .context("cannot have more descriptors")?;
@@ -124,8 +125,15 @@ impl Role {
         if let Some(contender) = self.serve {
             let ip = Place::Ip(SocketAddr::new(places.addr, 0));
             let place = self.socket.clone().map_or(ip, Place::Unix);
-            return service::serve(contender, place, LARGEST, self.room, |said| println!("{said}"))
-                .await;
+            let ready = |Served { at, meter }| {
+                println!("{at}");
+                tokio::spawn(async {
+                    if let Err(error) = server_figures::answer(meter).await {
+                        eprintln!("the server: {error:#}");
+                    }
+                });
+            };
+            return service::serve(contender, place, LARGEST, self.room, ready).await;
         }
         let Some(contender) = self.client else { return Ok(()) };
         match contender.way() {

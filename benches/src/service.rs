@@ -18,6 +18,7 @@ use tonic_rdma::{Context, FabricKind, PoolConfig};
 use crate::contender::{Contender, Source, Way};
 use crate::pb::{self, Blob};
 use crate::raw;
+use crate::server_figures::{Meter, Served};
 use crate::work::SMALL;
 
 /// The largest reply that a row asks for, in bytes.
@@ -143,6 +144,10 @@ pub fn tonic_server() -> tonic::transport::Server {
         .initial_connection_window_size(connection)
 }
 
+/// Connections that there is room for beyond those that are measured: some that are closed are not
+/// gone yet.
+const SPARE: usize = 8;
+
 /// Streams that a connection may have where there is to be room.
 const STREAMS: u32 = 16 << 10;
 
@@ -153,7 +158,7 @@ pub(crate) fn context(room: Option<usize>, fabric: Option<FabricKind>) -> Contex
     let Some(connections) = room else { return Context::global() };
     let total: usize = if fabric == Some(FabricKind::Shm) { 512 << 20 } else { 64 << 20 };
     let (send, landing) = (total / 4, total / 2);
-    let control = (total / 4).max((connections + 8) * (428 << 10));
+    let control = (total / 4).max((connections + SPARE) * (428 << 10));
     let pool = PoolConfig::default().total(send + landing + control).send(send).landing(landing);
     ROOMY.get_or_init(|| Context::builder().pool(pool).build()).clone()
 }
@@ -168,7 +173,7 @@ pub enum Place {
 }
 
 /// Serves until the process ends, with room for so many connections if that is said, calling
-/// `ready` with the address, or path, once clients can connect.
+/// `ready` once clients can connect.
 ///
 /// # Errors
 /// The address cannot be bound, or serving fails.
@@ -177,16 +182,17 @@ pub async fn serve(
     place: Place,
     largest_reply: usize,
     room: Option<usize>,
-    ready: impl FnOnce(String),
+    ready: impl FnOnce(Served),
 ) -> anyhow::Result<()> {
     let routes = routes(contender.zero_copy(), contender.source(), largest_reply);
     let (stream, connection) = WINDOWS;
     let streams = room.map(|_| STREAMS);
     let tonic_server = || tonic_server().max_concurrent_streams(streams);
+    let unmetered = |at: String| Served { at, meter: None };
     match (contender.way(), place) {
         (Way::Tonic { .. }, Place::Unix(path)) => {
             let listener = UnixListener::bind(&path).context("cannot bind the unix socket")?;
-            ready(path.display().to_string());
+            ready(unmetered(path.display().to_string()));
             tonic_server()
                 .add_routes(routes)
                 .serve_with_incoming(UnixListenerStream::new(listener))
@@ -194,15 +200,19 @@ pub async fn serve(
         }
         (Way::Tonic { .. }, Place::Ip(addr)) => {
             let incoming = TcpIncoming::bind(addr)?.with_nodelay(Some(true));
-            ready(incoming.local_addr()?.to_string());
+            ready(unmetered(incoming.local_addr()?.to_string()));
             tonic_server().add_routes(routes).serve_with_incoming(incoming).await?;
         }
         (Way::Ours(fabric), Place::Ip(addr)) => {
             let incoming = TcpIncoming::bind(addr)?.with_nodelay(Some(true));
-            ready(incoming.local_addr()?.to_string());
-            tonic_rdma::Server::builder()
-                .fabrics(fabric)
-                .context(context(room, fabric))
+            let at = incoming.local_addr()?.to_string();
+            let context = context(room, fabric);
+            let mut server = tonic_rdma::Server::builder().fabrics(fabric).context(context.clone());
+            if let Some(connections) = room {
+                server = server.max_connections(connections + SPARE);
+            }
+            ready(Served { at, meter: Some(Meter::new(context, server.stats())) });
+            server
                 .max_concurrent_streams(streams)
                 .initial_stream_window_size(stream)
                 .initial_connection_window_size(connection)
@@ -210,9 +220,11 @@ pub async fn serve(
                 .serve_with_incoming(incoming)
                 .await?;
         }
-        (Way::Raw(kind), Place::Ip(addr)) => raw::serve(kind, addr, ready).await?,
+        (Way::Raw(kind), Place::Ip(addr)) => {
+            raw::serve(kind, addr, |at| ready(unmetered(at))).await?
+        }
         (Way::Copy(_), _) => {
-            ready("nobody".to_owned());
+            ready(unmetered("nobody".to_owned()));
             std::future::pending().await
         }
         (Way::Neighbour(_), _) => {

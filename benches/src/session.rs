@@ -33,6 +33,8 @@ pub enum Answer {
         path: String,
         /// Whether there is such a row.
         runs: bool,
+        /// Bytes that the pool of its connections may have, if they have one.
+        pool: Option<usize>,
     },
     /// A round is over.
     Done(Round),
@@ -46,6 +48,10 @@ pub trait Contestant {
     fn runs(&self, row: &Row) -> bool;
     /// The path in words.
     fn path(&self) -> String;
+    /// Bytes that the pool of its connections may have, if they have one.
+    fn pool(&self) -> Option<usize> {
+        None
+    }
     /// Makes as many connections, and opens as many streams, as a row wants.
     fn prepare(&mut self, row: &Row) -> impl Future<Output = anyhow::Result<()>>;
     /// Runs a row once.
@@ -86,6 +92,10 @@ impl<C: Calls, F: AsyncFn() -> anyhow::Result<C>> Contestant for Calling<C, F> {
         self.clients.first().map(Calls::path).unwrap_or_default()
     }
 
+    fn pool(&self) -> Option<usize> {
+        self.clients.first()?.pool()
+    }
+
     async fn prepare(&mut self, row: &Row) -> anyhow::Result<()> {
         self.clients.truncate(row.connections());
         while self.clients.len() < row.connections() {
@@ -121,13 +131,14 @@ pub async fn run(mut contestant: impl Contestant) -> anyhow::Result<()> {
     let mut lines = BufReader::new(tokio::io::stdin()).lines();
     while let Some(line) = lines.next_line().await? {
         let done = match serde_json::from_str(&line)? {
-            Order::Prepare(row) => match contestant.runs(&row) {
-                true => contestant
-                    .prepare(&row)
-                    .await
-                    .map(|()| Answer::Ready { path: contestant.path(), runs: true }),
-                false => Ok(Answer::Ready { path: contestant.path(), runs: false }),
-            },
+            Order::Prepare(row) => {
+                let runs = contestant.runs(&row);
+                let prepared = if runs { contestant.prepare(&row).await } else { Ok(()) };
+                prepared.map(|()| {
+                    let (path, pool) = (contestant.path(), contestant.pool());
+                    Answer::Ready { path, runs, pool }
+                })
+            }
             Order::Round(row) => contestant.round(&row).await.map(Answer::Done),
         };
         answer(&done.unwrap_or_else(|error| Answer::Failed(format!("{error:#}"))))?;

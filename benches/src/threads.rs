@@ -43,7 +43,7 @@ impl Threads {
         let at = service::Place::Ip(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         server.spawn(async move {
             if let Err(error) =
-                service::serve(contender, at, SMALL, None, |said| _ = ready.send(said)).await
+                service::serve(contender, at, SMALL, None, |served| _ = ready.send(served.at)).await
             {
                 eprintln!("the server: {error:#}");
             }

@@ -26,8 +26,28 @@ pub enum Kind {
     Rate {
         /// Calls in flight, over all connections together.
         in_flight: usize,
-        /// Connections that they are spread over.
+        /// Connections that they are spread over, or go round where there are more.
         connections: usize,
+    },
+    /// Small unary calls, so many at a time, on one connection while others rest: thousands of
+    /// calls per second.
+    Resting {
+        /// Calls in flight.
+        in_flight: usize,
+        /// Connections, the one with the calls included.
+        connections: usize,
+    },
+    /// Large requests of many clients, each with a connection of its own, for a time: megabytes per
+    /// second, of all together.
+    Clients {
+        /// Connections.
+        clients: usize,
+        /// Bytes of a message.
+        size: usize,
+        /// Calls in flight of each.
+        in_flight: usize,
+        /// Milliseconds.
+        time: u64,
     },
     /// Large unary calls: megabytes per second.
     Bulk {
@@ -69,19 +89,26 @@ pub enum Kind {
 pub struct Row {
     /// What is done.
     pub kind: Kind,
-    /// Calls, or messages, in a round.
+    /// Calls, or messages, in a round; 0 where the kind has a time.
     pub calls: usize,
 }
 
 impl Row {
-    /// The name: `latency-64`, `rate-64-x64`, `rate-64-x64-c8`, `up-1MiB-x8`, `stream-64KiB`,
-    /// `beside-64MiB`, `held-10000`, `phase-64KiB-22`.
+    /// The name: `latency-64`, `rate-64-x64`, `rate-64-x64-c8`, `resting-64-x64-c1000`,
+    /// `clients-1MiB-x8-c16`, `up-1MiB-x8`, `stream-64KiB`, `beside-64MiB`, `held-10000`,
+    /// `phase-64KiB-22`.
     pub fn name(&self) -> String {
         match self.kind {
             Kind::Latency => format!("latency-{SMALL}"),
             Kind::Rate { in_flight, connections: 1 } => format!("rate-{SMALL}-x{in_flight}"),
             Kind::Rate { in_flight, connections } => {
                 format!("rate-{SMALL}-x{in_flight}-c{connections}")
+            }
+            Kind::Resting { in_flight, connections } => {
+                format!("resting-{SMALL}-x{in_flight}-c{connections}")
+            }
+            Kind::Clients { clients, size, in_flight, .. } => {
+                format!("clients-{}-x{in_flight}-c{clients}", bytes(size))
             }
             Kind::Bulk { size, direction, in_flight } => {
                 let way = if direction == Direction::Up { "up" } else { "down" };
@@ -98,15 +125,18 @@ impl Row {
     pub fn unit(&self) -> &'static str {
         match self.kind {
             Kind::Latency | Kind::Beside { .. } | Kind::Held { .. } => "us",
-            Kind::Rate { .. } => "kcall/s",
-            Kind::Bulk { .. } | Kind::Stream { .. } | Kind::Phase { .. } => "MB/s",
+            Kind::Rate { .. } | Kind::Resting { .. } => "kcall/s",
+            Kind::Bulk { .. } | Kind::Clients { .. } | Kind::Stream { .. } | Kind::Phase { .. } => {
+                "MB/s"
+            }
         }
     }
 
     /// How many connections it wants.
     pub fn connections(&self) -> usize {
         match self.kind {
-            Kind::Rate { connections, .. } => connections,
+            Kind::Rate { connections, .. } | Kind::Resting { connections, .. } => connections,
+            Kind::Clients { clients, .. } => clients,
             _ => 1,
         }
     }
@@ -115,7 +145,7 @@ impl Row {
     pub fn least(&self) -> usize {
         match self.kind {
             Kind::Bulk { in_flight, .. } => in_flight,
-            Kind::Rate { in_flight, .. } => in_flight.max(16),
+            Kind::Rate { in_flight, .. } | Kind::Resting { in_flight, .. } => in_flight.max(16),
             _ => 16,
         }
     }

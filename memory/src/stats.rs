@@ -48,8 +48,10 @@ pub struct PoolStats {
     pub control: usize,
     /// Landing memory that peers may write to.
     pub granted: usize,
-    /// Landing memory that has been written and is held as `Bytes`.
+    /// Landing memory that has been written and is not free again.
     pub filled: usize,
+    /// Of `filled`, what the application [holds](crate::Landed::hold).
+    pub held: usize,
     /// Landing memory leased to connections, granted or not.
     pub leased: usize,
     /// The maximum of `registered` so far.

@@ -1,4 +1,4 @@
-//! Filling buffers and resolving bytes to their keys.
+//! Filling buffers, and resolving bytes to their keys.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -84,8 +84,7 @@ fn readers_fill_buffers() {
     assert!(buf.is_empty() && buf.freeze().is_empty());
 }
 
-/// A reader gets the memory with its old contents: zeroing it first would cost a pass over every
-/// byte.
+/// A reader sees the old contents of the buffer: zeroing them would cost a pass over every byte.
 #[test]
 fn memory_is_not_zeroed_before_it_is_read_into() {
     let (pool, _) = small();

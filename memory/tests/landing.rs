@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use common::{RecordingRegistrar, Woken, assert_budgets, assert_unused, of_rkey, pool, small};
-use tonic_rdma_memory::{Access, Landing, LandingBuf, Pool, PoolConfig};
+use tonic_rdma_memory::{Access, Excess, Landing, LandingBuf, Pool, PoolConfig};
 
 fn take(landing: &mut Landing, want: usize, min: usize) -> Option<LandingBuf> {
     landing.alloc(want, min).unwrap()
 }
 
-/// Writes as the peer of a grant does.
+/// Writes as the peer that holds the grant does.
 fn write(buf: &LandingBuf, registrar: &RecordingRegistrar, data: &[u8]) {
     let key = of_rkey(buf.rkey());
     assert!(registrar.covers(key, buf.addr(), buf.capacity()));
@@ -43,7 +43,7 @@ fn a_peers_writes_become_landed_bytes() {
     assert_eq!((pool.stats().granted, pool.stats().filled), (0, 12 << 10));
     assert_eq!(bytes, vec![5; 10_000]);
     let part = pool.resolve(&bytes.slice(5000..)).unwrap();
-    // Sent on from where it landed: by the address that the device knows it by.
+    // Landed bytes are sent on in place, at the address that the device uses for them.
     assert_eq!((part.iova(), part.len()), (addr + 5000, 5000));
     assert_eq!(part.addr(), (place.addr() + 5000) as u64);
     assert!(registrar.covers(part.lkey(), part.iova(), part.len()));
@@ -53,7 +53,7 @@ fn a_peers_writes_become_landed_bytes() {
     assert_eq!(pool.stats().filled, 12 << 10, "a slice holds it");
     drop(part);
     assert_unused(&pool);
-    // More than there is, and nothing.
+    // Lengths beyond the capacity, and zero.
     assert_eq!(take(&mut landing, 1, 1).unwrap().filled(usize::MAX).len(), 4096);
     assert_eq!(take(&mut landing, 1, 1).unwrap().filled(0).lend(), Bytes::new());
     assert_unused(&pool);
@@ -89,14 +89,14 @@ fn the_whole_budget_can_be_leased_and_no_more() {
         let mut landing = pool.landing();
         let all = everything(&mut landing, 64 << 10);
         let total: usize = all.iter().map(LandingBuf::capacity).sum();
-        // The rest of the budget may be shorter than one piece.
+        // The rest of the budget may be shorter than a piece.
         assert!(total + (64 << 10) > pool.config().landing, "{total}");
         assert!(all.iter().all(|b| b.capacity() == 64 << 10));
         assert_budgets(&pool, &registrar);
         let mut places: Vec<_> = all.iter().map(|b| (b.addr(), b.capacity() as u64)).collect();
         places.sort_unstable();
         assert!(places.windows(2).all(|w| w[0].0 + w[0].1 <= w[1].0), "pieces overlap");
-        // The other parts have theirs (R11).
+        // The budgets of the other parts are untouched (R11).
         assert!(pool.try_alloc(pool.config().send).is_ok() && pool.control(80 << 10).is_ok());
         drop((all, landing, pool));
         registrar.assert_settled();
@@ -117,7 +117,7 @@ fn extreme_lengths() {
     }
     landing.trim();
     assert_eq!(pool.stats().leased, 0);
-    // All that there is for the one that wants everything, in a chunk of its own.
+    // A request for everything gets the whole budget, in a chunk of its own.
     let all = take(&mut landing, usize::MAX, 0).unwrap();
     assert_eq!(all.capacity(), budget);
     assert_eq!(registrar.registrations(), 2);
@@ -141,7 +141,7 @@ fn scarce_memory_gives_the_longest_free_piece() {
     assert_eq!(all.len() * 4096, pool.config().landing);
     all.sort_unstable_by_key(LandingBuf::addr);
     assert!(take(&mut landing, 4096, 0).is_none());
-    // Two neighbours and a single one come free.
+    // Free two neighbouring granules and a single one.
     all.remove(100);
     all.drain(10..12);
     assert!(take(&mut landing, chunk, 4096 * 3).is_none());
@@ -149,7 +149,7 @@ fn scarce_memory_gives_the_longest_free_piece() {
     let two = take(&mut landing, chunk, 8192).unwrap();
     assert_eq!(take(&mut landing, chunk, 4096).unwrap().capacity(), 4096);
     drop(two);
-    // A budget with more left than any chunk has gives that.
+    // If the budget has more left than any chunk, it is used.
     let mut other = pool.landing();
     drop(all);
     assert!(landing.trim() > 0);
@@ -175,7 +175,7 @@ fn keys_stop_working_at_the_end_of_the_lease() {
     drop(bytes);
     assert_eq!(one.trim(), pool.config().chunk);
     assert!(registrar.entry(old).is_none(), "the key is dead");
-    // Leased anew, perhaps at the same place: another key, and nothing of what was there.
+    // The next lease may use the same address, but has another key and shows no old contents.
     let again = take(&mut two, pool.config().chunk, pool.config().chunk).unwrap();
     assert_ne!(of_rkey(again.rkey()), old);
     let same = again.addr() == addr;
@@ -220,38 +220,50 @@ fn waiters_are_woken_and_others_learn_of_them() {
     drop(idle);
     assert!(!one.wanted_elsewhere());
     assert!(take(&mut two, 4096, 1).is_none());
-    assert_eq!((woken1.count(), woken2.count()), (1, 0), "the one with idle memory is asked, once");
+    assert_eq!((woken1.count(), woken2.count()), (1, 0), "the one above its share is asked, once");
     assert!(take(&mut two, 4096, 1).is_none());
     assert_eq!((woken1.count(), woken2.count()), (1, 0));
     assert!(one.wanted_elsewhere() && !two.wanted_elsewhere());
-    assert_eq!(one.trim(), budget / 2);
+    assert_eq!(one.keep_share(), Excess::More);
+    assert_eq!(one.give_back(), budget / 2);
     assert_eq!(woken2.count(), 1);
     let first = take(&mut two, budget, 1).unwrap();
     assert_eq!(first.capacity(), budget / 2);
     assert!(!one.wanted_elsewhere(), "it has something");
-    // A piece that comes free tells the owner of its chunk, which gives that back.
+    // With its share it is no claim on others: only its own pieces help it, and what others leave.
     assert!(take(&mut two, 4096, 1).is_none());
-    let (before1, before2) = (woken1.count(), woken2.count());
+    assert!(!one.wanted_elsewhere());
+    let before = (woken1.count(), woken2.count());
     let bytes = busy.filled(usize::MAX);
-    assert_eq!(one.trim(), 0);
     std::thread::spawn(move || drop(bytes)).join().unwrap();
-    assert_eq!(woken1.count(), before1 + 1);
-    assert!(one.wanted_elsewhere());
-    one.trim();
-    assert_eq!(woken2.count(), before2 + 1);
-    // Its own piece wakes one that waits, too.
-    let second = take(&mut two, budget, 1).unwrap();
+    assert_eq!((woken1.count(), woken2.count()), before, "the other keeps its share");
+    drop(first);
+    assert_eq!(woken2.count(), before.1 + 1);
+    let first = take(&mut two, budget, 1).unwrap();
     assert!(take(&mut two, 4096, 1).is_none());
     let before = woken2.count();
-    drop(second);
-    assert_eq!(woken2.count(), before + 1);
+    one.trim();
+    assert!(woken2.count() > before);
+    // A piece of a chunk that goes back tells the owner.
+    let second = take(&mut two, budget, 1).unwrap();
+    assert!(take(&mut one, 4096, 1).is_none());
+    assert_eq!(two.keep_share(), Excess::More);
+    assert_eq!(two.give_back(), 0, "all of it is granted");
+    let mut pieces = vec![first, second];
+    let goes = pieces.iter().position(LandingBuf::is_wanted_back).unwrap();
+    let before = (woken1.count(), woken2.count());
+    drop(pieces.swap_remove(goes));
+    assert_eq!((woken1.count(), woken2.count()), (before.0, before.1 + 1));
+    assert_eq!(two.give_back(), budget / 2);
+    assert_eq!(woken1.count(), before.0 + 1);
     // The end of a whole connection is as good.
-    drop(first);
+    let half = take(&mut one, budget, 1).unwrap();
     assert!(take(&mut one, budget, 1).is_none());
     let before = woken1.count();
-    drop(two);
+    drop((pieces, two));
     assert!(woken1.count() > before);
-    drop((take(&mut one, budget, budget).unwrap(), one, pool));
+    assert!(take(&mut one, budget / 2, budget / 2).is_some());
+    drop((half, one, pool));
     registrar.assert_settled();
 }
 
@@ -265,17 +277,17 @@ fn a_connection_that_stops_waiting_claims_nothing() {
         assert!(take(two, 1, 1).is_none());
         assert!(one.wanted_elsewhere() && three.wanted_elsewhere());
     };
-    // Given up.
+    // The waiter gives up.
     waits(&mut two);
     two.stop_waiting();
     two.stop_waiting();
     assert!(!one.wanted_elsewhere() && !three.wanted_elsewhere());
-    // Dropped.
+    // The waiter is dropped.
     let mut four = pool.landing();
     waits(&mut four);
     drop(four);
     assert!(!one.wanted_elsewhere());
-    // Failed.
+    // The waiter's allocation fails.
     waits(&mut two);
     drop(held);
     one.trim();
@@ -283,7 +295,7 @@ fn a_connection_that_stops_waiting_claims_nothing() {
     assert!(two.alloc(1, 1).is_err());
     registrar.fail(false);
     assert!(!one.wanted_elsewhere());
-    // Satisfied.
+    // The waiter is served.
     let held = take(&mut one, budget, 1).unwrap();
     assert!(take(&mut two, 1, 1).is_none());
     assert!(one.wanted_elsewhere());
@@ -308,7 +320,7 @@ fn a_failed_registration_only_fails_the_request() {
     registrar.fail(false);
     let half = take(&mut landing, chunk / 2, 1).unwrap();
     registrar.fail(true);
-    // What the connection has serves, if it is enough.
+    // Memory that the connection already has is used if it suffices.
     assert_eq!(take(&mut landing, chunk, 4096).unwrap().capacity(), chunk / 2);
     assert!(landing.alloc(chunk, chunk).is_err());
     registrar.fail(false);
@@ -334,27 +346,6 @@ fn a_failed_registration_wakes_waiters_for_the_same_budget() {
     registrar.fail(true);
     assert!(one.alloc(budget, 1).is_err());
     assert_eq!(woken.count(), before + 1);
-}
-
-#[test]
-fn is_spent_when_all_is_leased_and_no_chunk_is_idle() {
-    let (pool, _) = small();
-    let budget = pool.config().landing;
-    let (mut landing, other) = (pool.landing(), pool.landing());
-    assert!(!landing.is_spent());
-    let first = take(&mut landing, budget / 2, 1).unwrap();
-    assert!(!landing.is_spent(), "half can still be leased");
-    // A chunk of its own for the rest, of which a granule is in use.
-    let second = take(&mut landing, budget / 2, 1).unwrap();
-    drop(first);
-    assert!(!landing.is_spent(), "the first chunk could go back");
-    let _one = take(&mut landing, 1, 1).unwrap();
-    assert!(landing.is_spent() && !landing.under_pressure(), "a granule keeps it");
-    drop(second);
-    assert!(
-        !landing.is_spent() && other.is_spent(),
-        "the second could; another connection has none"
-    );
 }
 
 /// A peer gets a grant as long as it requests, and states in DONE how much of it was written.
@@ -388,23 +379,6 @@ fn unwritten_granules_come_free_at_once() {
 }
 
 #[test]
-fn under_pressure_beyond_three_quarters_of_the_budget() {
-    let (pool, _) = small();
-    let budget = pool.config().landing;
-    let (mut landing, other) = (pool.landing(), pool.landing());
-    let granted = take(&mut landing, budget / 2, 1).unwrap();
-    let filled = take(&mut landing, budget / 4, 1).unwrap().filled(usize::MAX);
-    assert!(!landing.under_pressure());
-    let more = take(&mut landing, 1, 1).unwrap();
-    assert!(landing.under_pressure() && other.under_pressure());
-    drop(more);
-    assert!(!landing.under_pressure());
-    drop((granted, filled));
-    // Idle chunks are no pressure.
-    assert!(pool.stats().leased > budget / 2 && !landing.under_pressure());
-}
-
-#[test]
 fn idle_connections_pin_nothing() {
     let (pool, registrar) = small();
     let mut connections: Vec<Landing> = (0..1000).map(|_| pool.landing()).collect();
@@ -419,11 +393,12 @@ fn idle_connections_pin_nothing() {
     registrar.assert_settled();
 }
 
-/// Acts as a driver that has been woken: returns idle chunks, or tries again.
+/// Acts as a driver that has been woken: returns what exceeds the share, or tries again.
 fn settle(connections: &mut [Landing], wants: &mut [usize], got: &mut Vec<(usize, LandingBuf)>) {
     for (i, landing) in connections.iter_mut().enumerate() {
         if landing.wanted_elsewhere() {
-            landing.trim();
+            landing.keep_share();
+            landing.give_back();
         }
         if wants[i] > 0
             && let Some(piece) = take(landing, wants[i], 4096)
@@ -442,7 +417,8 @@ fn every_waiter_gets_memory() {
     let mut wants = vec![budget; 10];
     let mut got = Vec::new();
     let mut turns = vec![0; 10];
-    // Each holds what it got for one round; all of them fit in one at a time only.
+    // Each connection keeps its memory for one round, and only one at a time can have the whole
+    // budget.
     for _ in 0..100 {
         settle(&mut connections, &mut wants, &mut got);
         assert!(got.len() <= 10);
@@ -499,9 +475,8 @@ fn a_limited_connection_waits_for_its_own_pieces() {
     let total: usize = all.iter().map(LandingBuf::capacity).sum();
     assert!(total <= limit && total + (64 << 10) > limit, "{total}");
     assert!(pool.stats().leased <= limit);
-    assert!(limited.under_pressure() && limited.is_spent());
     // It is its own limit: nobody else is asked to make room, and others have all the rest.
-    assert!(!other.wanted_elsewhere() && !other.under_pressure());
+    assert!(!other.wanted_elsewhere());
     let others = everything(&mut other, 64 << 10);
     assert!(others.len() * (64 << 10) + limit + (128 << 10) > pool.config().landing);
     let before = woken.count();
@@ -510,11 +485,11 @@ fn a_limited_connection_waits_for_its_own_pieces() {
     drop(all.pop());
     assert!(woken.count() > before);
     let piece = take(&mut limited, 64 << 10, 64 << 10).unwrap();
-    // Readers that hold on to what they got count as well.
+    // Memory held by readers counts as well.
     let held = piece.filled(usize::MAX);
     assert!(take(&mut limited, 64 << 10, 64 << 10).is_none());
     drop(held);
-    // What lies idle in short chunks makes room for a long piece.
+    // Idle short chunks are freed to make room for a long piece.
     drop(all);
     assert_eq!(take(&mut limited, limit, limit).unwrap().capacity(), limit);
     assert!(take(&mut limited, 2 * limit, 1).unwrap().capacity() <= limit);

@@ -17,7 +17,7 @@ use loom::sync::Arc;
 use loom::thread;
 use waiter_count::WaiterCount;
 
-/// A bitmap and the memory that it stands for. Loom reports unordered accesses to the memory.
+/// A bitmap and the memory that it manages. Loom reports unordered accesses to the memory.
 struct Chunk {
     granules: ChunkBitmap,
     memory: UnsafeCell<u32>,
@@ -38,7 +38,7 @@ fn freeing_happens_before_the_next_use() {
             let chunk = chunk.clone();
             thread::spawn(move || {
                 chunk.memory.with(|memory| {
-                    // SAFETY: loom checks that nobody writes meanwhile.
+                    // SAFETY: loom checks that nobody writes concurrently.
                     assert_eq!(unsafe { *memory }, 0);
                 });
                 assert!(chunk.granules.free(60, 8));
@@ -74,7 +74,7 @@ fn concurrent_frees_in_one_word_are_independent() {
     });
 }
 
-/// Either the waiter sees the freed memory, or the one that frees it sees the waiter.
+/// Either the waiter sees the freed memory, or the thread that frees it sees the waiter.
 #[test]
 fn no_wakeup_is_lost() {
     loom::model(|| {

@@ -1,5 +1,5 @@
-//! The randomness of the addresses that peers write to: with Soft-iWARP and similar devices the
-//! virtual address of landing memory, otherwise the iova.
+//! The randomness of the addresses that peers write to: the virtual address of landing memory with
+//! Soft-iWARP and similar devices, otherwise the iova.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -19,7 +19,7 @@ const HUGE: usize = 2 << 20;
 /// A registrar whose peers use virtual addresses, as with Soft-iWARP.
 struct ByPlace(HeapRegistrar);
 
-// SAFETY: as HeapRegistrar.
+// SAFETY: as `HeapRegistrar`.
 unsafe impl Registrar for ByPlace {
     fn pins(&self) -> bool {
         false
@@ -28,12 +28,12 @@ unsafe impl Registrar for ByPlace {
         true
     }
     unsafe fn register(&self, memory: Memory) -> Result<Box<dyn Registration>, RegisterError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's guarantee.
         unsafe { self.0.register(memory) }
     }
 }
 
-/// The proportion of pairs of samples that agree in these bits.
+/// The proportion of pairs of samples that agree in all of these bits.
 fn collisions(samples: &[u64], bits: Range<u32>) -> f64 {
     let mut times = HashMap::<u64, u64>::new();
     for sample in samples {
@@ -72,7 +72,7 @@ fn places(len: usize) -> Vec<u64> {
     let mut held = VecDeque::new();
     let mut places = Vec::new();
     for i in 0..SAMPLES {
-        // An connection that may lease less than a chunk leases that.
+        // A connection that is limited to less than a chunk leases only that much.
         let piece = pool.landing_up_to(len).alloc(len, len).unwrap().unwrap();
         assert_eq!(piece.capacity(), len);
         places.push(piece.addr());

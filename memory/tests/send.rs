@@ -82,7 +82,7 @@ fn a_larger_slot_is_better_than_none() {
     let (pool, _) = small();
     let mut all = fill(&pool, 256 << 10);
     all.pop();
-    // The idle arena of the large slot is taken down for small ones.
+    // The idle arena of the large slot is removed to make room for small slots.
     let small = pool.try_alloc(1).unwrap();
     all.push(small);
     let rest = fill(&pool, 4096);
@@ -91,7 +91,7 @@ fn a_larger_slot_is_better_than_none() {
     let (pool, _) = pool_with_two_slots_in_one_arena();
     let one = pool.try_alloc(16 << 10).unwrap();
     let others = fill(&pool, 64 << 10);
-    // The last 32 KiB, and then the free slot of 16 KiB beside the one in use.
+    // Small buffers take the last 32 KiB, then the free 16 KiB slot beside the one in use.
     let small = fill(&pool, 1);
     assert_eq!(small.len(), 9);
     assert_eq!(pool.stats().classes[1].in_use, 2);
@@ -143,7 +143,7 @@ fn spare_leaves_a_quarter_and_trim_deregisters_it() {
     let second = Duration::from_secs(1);
     for (after, left) in [(0, false), (1, true)] {
         pool.trim(start + second * after);
-        // Once a second, and not again.
+        // A second call within the same second has no effect.
         pool.trim(start + second * after + second / 2);
         let only_block = pool.stats().registered == block.capacity();
         assert_eq!(
@@ -169,7 +169,7 @@ fn control_blocks_of_many_connections_fit_the_smallest_pool() {
     assert_budgets(&pool, &registrar);
     let error = pool.control(80 << 10).unwrap_err();
     assert_eq!(usage(&error), Some(Use::Control));
-    // The other parts have theirs (R11).
+    // The budgets of the other parts are untouched (R11).
     assert!(pool.try_alloc(pool.config().send).is_ok());
     assert!(pool.landing().alloc(4096, 4096).unwrap().is_some());
     let old = blocks.pop().unwrap().lkey();
@@ -200,7 +200,7 @@ fn waiters_are_served_in_order() {
     assert!(exhausted(pool.try_alloc(1)));
     drop(held);
     assert_eq!(woken.count(), 1, "only the first has what it wants");
-    // It has been served, and has not fetched its buffer: the others go on waiting.
+    // The first waiter has been served but has not fetched its buffer, so the others still wait.
     assert!(ready(&mut second).is_none());
     assert!(exhausted(pool.try_alloc(1)));
     let buf = ready(&mut first).unwrap();
@@ -232,7 +232,7 @@ fn the_waker_of_the_last_poll_is_woken() {
 fn memory_freed_as_bytes_or_in_other_sizes_wakes_waiters() {
     let (pool, registrar) = small();
     let budget = pool.config().send;
-    // From small slots, by taking their arenas down, to one large buffer; and back.
+    // From small slots, whose arenas are removed, to one large buffer, and back.
     let mut slots = fill(&pool, 4096);
     let mut large = pool.alloc(budget);
     assert!(ready(&mut large).is_none());
@@ -246,7 +246,7 @@ fn memory_freed_as_bytes_or_in_other_sizes_wakes_waiters() {
     assert!(small.iter_mut().all(|alloc| ready(alloc).is_none()));
     drop(held);
     assert!(small.iter_mut().all(|alloc| ready(alloc).is_some()));
-    // Clones and slices of frozen bytes, the last of them on another thread.
+    // Clones and slices of frozen bytes, the last of which is dropped on another thread.
     let mut buf = pool.try_alloc(budget).unwrap();
     buf.put_slice(b"0123");
     let bytes = buf.freeze();
@@ -270,7 +270,7 @@ fn a_wait_can_be_cancelled_at_every_point() {
             for first in [false, true] {
                 let held = pool.try_alloc(budget).unwrap();
                 let (mut a, mut b) = (pool.alloc(budget), pool.alloc(1));
-                // The one that is cancelled stands first or last.
+                // The cancelled waiter is first or last in the queue.
                 let order: [&mut Alloc; 2] =
                     if first { [&mut a, &mut b] } else { [&mut b, &mut a] };
                 let (woken, waker) = Woken::new();
@@ -293,7 +293,7 @@ fn a_wait_can_be_cancelled_at_every_point() {
             }
         }
     }
-    // One that needs much stands in the way of one that needs little, and goes.
+    // A large request blocks a small one behind it until it is cancelled.
     let _held = pool.try_alloc(budget / 2 + 1).unwrap();
     let mut much = pool.alloc(budget);
     let mut little = pool.alloc(1);
@@ -315,7 +315,7 @@ impl Is for Alloc {
     }
 }
 
-/// A waker that is the last owner of another buffer, as the waker of a task may be.
+/// A waker that is the last owner of another buffer, as a task's waker may be.
 struct Owns(#[allow(dead_code)] PinnedBuf);
 impl std::task::Wake for Owns {
     fn wake(self: Arc<Self>) {}
@@ -332,7 +332,7 @@ fn wakers_may_own_buffers() {
     assert!(poll(&mut alloc, &waker).is_pending());
     drop(waker);
     drop(other);
-    // Replacing it frees the buffer that it owns, which serves this very wait.
+    // Replacing the waker frees the buffer that it owns, which serves this very wait.
     assert!(poll(&mut alloc, Waker::noop()).is_pending());
     assert!(ready(&mut alloc).is_some());
     drop((alloc, pool));
@@ -356,7 +356,7 @@ fn a_failed_registration_only_fails_the_request() {
     assert!(ready(&mut first).is_none() && ready(&mut second).is_none());
     registrar.fail(true);
     drop(held);
-    // They are told, rather than left waiting for what will not come.
+    // Waiters get the error, because no memory may ever become free for them.
     for alloc in [&mut first, &mut second] {
         let Poll::Ready(Err(PoolError::Register(error))) = poll(alloc, Waker::noop()) else {
             panic!()
@@ -401,7 +401,7 @@ fn a_registrar_outlives_its_registrations() {
             assert_eq!(self.0.0.bytes(), 0);
         }
     }
-    // SAFETY: as the keeper.
+    // SAFETY: as `Keeper`.
     unsafe impl Registrar for Last {
         fn pins(&self) -> bool {
             self.0.pins()
@@ -411,7 +411,7 @@ fn a_registrar_outlives_its_registrations() {
             memory: tonic_rdma_memory::Memory,
         ) -> Result<Box<dyn tonic_rdma_memory::Registration>, tonic_rdma_memory::RegisterError>
         {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller's guarantee.
             unsafe { self.0.register(memory) }
         }
     }
@@ -442,7 +442,7 @@ fn long_buffers_reuse_registrations() {
         drop(pool.try_alloc((3 << 20) - 5000).unwrap());
     }
     assert_eq!(pool.stats().registrations, 1);
-    // The budget is not lost to what is kept.
+    // Kept arenas do not reduce the budget.
     drop(pool.try_alloc(pool.config().send).unwrap());
     assert_budgets(&pool, &registrar);
     drop(pool);

@@ -1,4 +1,4 @@
-//! The share of the landing budget that a connection has while others wait.
+//! A connection's share of the landing budget while others wait.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -7,7 +7,7 @@ mod common;
 use common::{Woken, assert_unused, small};
 use tonic_rdma_memory::{Excess, Landing, LandingBuf};
 
-/// Allocates all pieces of length `each` that the connection may have.
+/// Allocates as many pieces of length `each` as the connection may have.
 fn everything(landing: &mut Landing, each: usize) -> Vec<LandingBuf> {
     std::iter::from_fn(|| landing.alloc(each, each).unwrap()).collect()
 }
@@ -34,12 +34,12 @@ fn a_single_connection_may_have_all_and_yields_to_a_waiter() {
     assert_eq!(hog.keep_share(), Excess::Same);
     let kept: usize = held.iter().filter(|p| !p.is_wanted_back()).map(LandingBuf::capacity).sum();
     assert!(kept > 0 && kept <= hog.share(), "{kept}");
-    // Meanwhile it gets nothing of what has to go.
+    // Until then it gets no memory from the chunks that are being reclaimed.
     let at = held.iter().position(LandingBuf::is_wanted_back).unwrap();
     drop(held.swap_remove(at));
     assert!(hog.alloc(each, each).unwrap().is_none());
     assert!(give_back(&mut held) > 0);
-    hog.trim();
+    hog.give_back();
     assert_eq!(hog.keep_share(), Excess::None);
     let share = everything(&mut other, each);
     let bytes: usize = share.iter().map(LandingBuf::capacity).sum();
@@ -48,7 +48,7 @@ fn a_single_connection_may_have_all_and_yields_to_a_waiter() {
     assert_unused(&pool);
 }
 
-/// Eight connections that keep whatever they get leave room for one more.
+/// Eight connections that keep all their memory still leave room for another one.
 #[test]
 fn connections_that_keep_their_memory_leave_room() {
     let (pool, _ledger) = small();
@@ -68,46 +68,136 @@ fn connections_that_keep_their_memory_leave_room() {
         for (landing, held) in &mut hoarders {
             if landing.wanted_elsewhere() {
                 landing.keep_share();
-                // The peer is ended, or gives up what it was asked for.
+                // The peer returns the reclaimed pieces, or its connection is closed.
                 give_back(held);
-                landing.trim();
+                landing.give_back();
             }
         }
     }
     assert!(got.is_some());
 }
 
-/// A connection whose only chunk is held by readers may go on using it.
+/// A connection whose only chunk the application holds may go on using it.
 #[test]
-fn the_only_chunk_stays_usable_while_readers_hold_it() {
+fn the_only_chunk_stays_usable_while_the_application_holds_it() {
     let (pool, _ledger) = small();
     let landing = pool.config().landing;
     let (mut one, mut other) = (pool.landing(), pool.landing());
-    let whole = one.alloc(landing, landing).unwrap().unwrap();
-    assert!(other.alloc(4096, 4096).unwrap().is_none());
+    let long = one.alloc(landing / 8 * 5, landing / 8 * 5).unwrap().unwrap();
+    let need = landing / 16 * 7;
+    assert!(other.alloc(need, need).unwrap().is_none());
     assert_eq!(one.keep_share(), Excess::More, "it is granted, and can be asked back");
-    assert!(whole.is_wanted_back());
-    let read = whole.filled(usize::MAX);
-    assert_eq!(one.keep_share(), Excess::None, "it is read");
+    assert!(long.is_wanted_back());
+    let read = long.filled(usize::MAX);
+    assert_eq!(one.keep_share(), Excess::Same, "the transport has it, and can copy it");
+    assert!(!read.hold(), "it exceeds the share");
+    other.stop_waiting();
+    assert!(read.hold());
+    assert!(other.alloc(need, need).unwrap().is_none());
+    assert_eq!(one.keep_share(), Excess::None, "nothing brings it back");
     drop(read);
-    one.trim();
-    assert!(other.alloc(4096, 4096).unwrap().is_some());
+    assert_eq!(one.keep_share(), Excess::More);
+    one.give_back();
+    assert!(other.alloc(need, need).unwrap().is_some());
 }
 
-/// Granules that were granted but not written are no longer granted after DONE.
+/// What a connection has of its share it keeps, however many others wait.
 #[test]
-fn a_partly_written_chunk_is_held_by_readers_only() {
+fn nothing_within_a_share_is_given_back() {
     let (pool, _ledger) = small();
-    let landing = pool.config().landing;
-    let (mut one, mut other) = (pool.landing(), pool.landing());
-    let whole = one.alloc(landing, landing).unwrap().unwrap();
-    let read = whole.filled(landing - 3 * 4096);
-    let rest: Vec<_> = std::iter::from_fn(|| one.alloc(4096, 4096).unwrap()).collect();
-    let read_too: Vec<_> = rest.into_iter().map(|piece| piece.filled(1)).collect();
-    assert_eq!(read_too.len(), 3);
-    assert!(other.alloc(4096, 4096).unwrap().is_none());
-    assert_eq!(one.keep_share(), Excess::None, "nothing of it is granted");
-    drop((read, read_too));
+    let (landing, each) = (pool.config().landing, 64 << 10);
+    let mut connections: Vec<Landing> = (0..4).map(|_| pool.landing()).collect();
+    let share = landing / 4;
+    let held: Vec<Vec<LandingBuf>> = connections
+        .iter_mut()
+        .map(|landing| {
+            (0..share / each).map(|_| landing.alloc(each, each).unwrap().unwrap()).collect()
+        })
+        .collect();
+    drop(held);
+    let registrations = pool.stats().registrations;
+    // All wait for more than their shares, and all of their memory is idle again and again.
+    for _ in 0..10 {
+        let held: Vec<Vec<LandingBuf>> =
+            connections.iter_mut().map(|landing| everything(landing, each)).collect();
+        for (landing, held) in connections.iter_mut().zip(&held) {
+            assert!(held.len() >= share / each, "{} pieces", held.len());
+            assert!(!landing.wanted_elsewhere(), "who has its share is no claim on others");
+            assert_eq!(landing.keep_share(), Excess::None);
+            assert_eq!(landing.give_back(), 0);
+        }
+    }
+    assert_eq!(pool.stats().registrations, registrations);
+}
+
+/// There are more connections than smallest shares, all with one in use: each has its turn.
+#[test]
+fn one_that_starves_gets_a_chunk_of_a_share() {
+    let (pool, _ledger) = small();
+    let each = 32 << 10;
+    let n = pool.config().landing / each + 1;
+    let mut connections: Vec<Landing> = (0..n).map(|_| pool.landing_up_to(each)).collect();
+    let mut held: Vec<Option<LandingBuf>> =
+        connections.iter_mut().map(|landing| landing.alloc(each, each).unwrap()).collect();
+    for _ in 0..3 {
+        let victim = held.iter().position(Option::is_none).unwrap();
+        assert!(connections[victim].alloc(each, each).unwrap().is_none());
+        for landing in &mut connections {
+            assert_eq!(landing.keep_share(), Excess::None, "all are within their shares");
+        }
+        connections[victim].starve();
+        assert!(connections[victim].alloc(each, each).unwrap().is_none());
+        // The next one that has something returns it.
+        let other = (1..n).map(|at| (victim + at) % n).find(|at| held[*at].is_some()).unwrap();
+        assert_eq!(connections[other].keep_share(), Excess::More);
+        held[other] = held[other].take().filter(|piece| !piece.is_wanted_back());
+        assert!(connections[other].give_back() >= each);
+        held[victim] = connections[victim].alloc(each, each).unwrap();
+        assert!(held[victim].is_some());
+        let waits = connections[other].alloc(each, each).unwrap();
+        assert!(waits.is_none(), "its turn will come");
+        connections[other].stop_waiting();
+    }
+}
+
+/// A chunk has room for several messages, without a rest; a connection that has more gets longer
+/// chunks.
+#[test]
+fn chunks_hold_several_pieces() {
+    let (pool, _) = common::pool(tonic_rdma_memory::PoolConfig::default());
+    let mut landing = pool.landing();
+    let each = (1 << 20) + 4096;
+    let mut lengths = Vec::new();
+    let mut held = Vec::new();
+    while held.len() < 16 {
+        let leased = landing.leased();
+        held.push(landing.alloc(each, each).unwrap().unwrap());
+        if landing.leased() > leased {
+            lengths.push((landing.leased() - leased) / each);
+            assert_eq!((landing.leased() - leased) % each, 0, "no rest");
+        }
+    }
+    assert!(lengths.len() <= 8 && lengths.iter().max() >= Some(&3), "{lengths:?}");
+    // Another that comes leaves its share to this one.
+    let mut other = pool.landing();
+    let all = everything(&mut other, each);
+    assert!(all.len() >= 14, "{}", all.len());
+}
+
+/// What can be done without is taken within the share only.
+#[test]
+fn spare_pieces_are_within_the_share() {
+    let (pool, _ledger) = small();
+    let (landing, each) = (pool.config().landing, 64 << 10);
+    let (mut one, mut two) = (pool.landing(), pool.landing());
+    let _two = two.alloc(each, each).unwrap().unwrap();
+    let mut spare = Vec::new();
+    while let Some(piece) = one.alloc_spare(each).unwrap() {
+        spare.push(piece);
+    }
+    assert!(one.leased() <= landing / 2 && one.leased() + each > landing / 2);
+    assert!(!two.wanted_elsewhere(), "it waits for nothing");
+    assert!(one.alloc(each, each).unwrap().is_some(), "what is needed goes beyond");
 }
 
 /// A connection limited by its share is woken when no other waits, even if no memory came free.
@@ -118,8 +208,11 @@ fn a_connection_limited_by_its_share_is_woken() {
     let (mut hog, mut other) = (pool.landing(), pool.landing());
     let (woken, waker) = Woken::new();
     hog.register_waker(&waker);
-    let held: Vec<LandingBuf> =
-        (0..landing / chunk - 1).map(|_| hog.alloc(chunk, chunk).unwrap().unwrap()).collect();
+    let first = other.alloc(chunk, chunk).unwrap().unwrap();
+    let mut held = Vec::new();
+    while pool.stats().leased < landing - chunk {
+        held.push(hog.alloc(chunk, chunk).unwrap().unwrap());
+    }
     // More than is left, so that it waits.
     assert!(other.alloc(2 * chunk, 2 * chunk).unwrap().is_none());
     let before = woken.count();
@@ -127,5 +220,5 @@ fn a_connection_limited_by_its_share_is_woken() {
     other.stop_waiting();
     assert!(woken.count() > before);
     assert!(hog.alloc(chunk, chunk).unwrap().is_some());
-    drop(held);
+    drop((first, held));
 }

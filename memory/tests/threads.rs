@@ -29,7 +29,7 @@ fn waker() -> Waker {
     Waker::from(Arc::new(Unpark(thread::current())))
 }
 
-/// Blocks on a future. A lost wake-up shows as a test that does not end.
+/// Blocks on a future. After a lost wake-up the test does not end.
 fn block_on<F: Future>(future: F) -> F::Output {
     let mut future = pin!(future);
     let waker = waker();
@@ -59,7 +59,7 @@ fn send_memory() {
                     let (len, mark) = (len(i * (t + 1)), (i + t) as u8);
                     let buf = match (i + t) % 4 {
                         0 => pool.try_alloc(len),
-                        // Given up after its first poll.
+                        // Dropped after its first poll.
                         1 => {
                             let mut alloc = pin!(pool.alloc(len));
                             match alloc.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
@@ -82,7 +82,7 @@ fn send_memory() {
             });
         }
         drop(frozen);
-        // Freed by another thread than the one that took it.
+        // Bytes are freed by another thread than the one that allocated them.
         scope.spawn(move || {
             for (bytes, mark) in others {
                 assert!(bytes.iter().all(|byte| *byte == mark));
@@ -97,11 +97,12 @@ fn send_memory() {
     registrar.assert_settled();
 }
 
-/// Allocates as a driver does, which returns idle chunks while others wait.
+/// Allocates as a driver does, which keeps to its share while others claim memory.
 fn grant(landing: &mut Landing, want: usize) -> tonic_rdma_memory::LandingBuf {
     loop {
         if landing.wanted_elsewhere() {
-            landing.trim();
+            landing.keep_share();
+            landing.give_back();
         }
         if let Some(piece) = landing.alloc(want, 4096).unwrap() {
             return piece;
@@ -126,7 +127,7 @@ fn landing_memory() {
                     let piece = grant(&mut landing, len);
                     let fill = piece.capacity().min(200);
                     let place = registrar.place(of_rkey(piece.rkey()), piece.addr());
-                    // SAFETY: granted to nobody else, and mapped.
+                    // SAFETY: the piece is mapped, and granted to nobody else.
                     unsafe { std::ptr::write_bytes(place, mark, fill) };
                     match i % 3 {
                         0 => drop(piece),
@@ -136,7 +137,7 @@ fn landing_memory() {
                         landing.trim();
                     }
                 }
-                // From here on this thread drives nothing: its connection goes, its pieces live on.
+                // The connection is dropped here, while its landed bytes live on.
             });
         }
         drop(landed);
@@ -155,7 +156,7 @@ fn landing_memory() {
     registrar.assert_settled();
 }
 
-/// All uses together stay below what the process may pin; the registrar refuses more.
+/// All uses together stay below the pinning limit, beyond which the registrar would fail.
 #[test]
 fn all_parts_at_once_stay_below_the_limit() {
     let (pool, registrar) = small();

@@ -1,4 +1,4 @@
-//! What a file or directory has beside its content: permission bits and time of change.
+//! Metadata of a file or directory: permission bits and modification time.
 
 use std::fs::{File, FileTimes, Metadata, Permissions};
 use std::io;
@@ -7,20 +7,20 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::pb;
 
-/// Permission bits that are kept: no set-id or sticky bits travel.
+/// Permission bits that are transferred, without set-id and sticky bits.
 const BITS: u32 = 0o777;
 
-/// Permission bits and time of change; what is absent stays as it is.
+/// Permission bits and modification time. An absent one is left unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Attributes {
     /// Unix permission bits, within 0777.
     pub(crate) mode: Option<u32>,
-    /// When the content was last changed.
+    /// Modification time.
     pub(crate) modified: Option<SystemTime>,
 }
 
 impl Attributes {
-    /// Those of a local file or directory.
+    /// Reads those of a local file or directory.
     pub(crate) fn of(metadata: &Metadata) -> Attributes {
         Attributes {
             mode: Some(metadata.permissions().mode() & BITS),
@@ -28,13 +28,13 @@ impl Attributes {
         }
     }
 
-    /// Sets them; whatever the mode, the bits `least` are kept.
+    /// Sets them. The bits `least` are kept, whatever the mode.
     pub(crate) fn apply(&self, file: &File, least: u32) -> io::Result<()> {
         self.apply_time(file)?;
         self.apply_mode(file, least)
     }
 
-    /// Sets the time of change alone.
+    /// Sets the modification time only.
     pub(crate) fn apply_time(&self, file: &File) -> io::Result<()> {
         match self.modified {
             Some(modified) => file.set_times(FileTimes::new().set_modified(modified)),
@@ -42,7 +42,7 @@ impl Attributes {
         }
     }
 
-    /// Sets the permission bits alone.
+    /// Sets the permission bits only.
     pub(crate) fn apply_mode(&self, file: &File, least: u32) -> io::Result<()> {
         match self.mode {
             Some(mode) => file.set_permissions(Permissions::from_mode(mode & BITS | least)),
@@ -50,7 +50,7 @@ impl Attributes {
         }
     }
 
-    /// Whether `self` asks for nothing that `there` does not have. `least` as in
+    /// Whether `there` already has everything that `self` sets. `least` as in
     /// [`apply`](Attributes::apply).
     pub(crate) fn are(&self, there: &Attributes, least: u32) -> bool {
         self.mode.is_none_or(|mode| there.mode == Some(mode & BITS | least))
@@ -64,7 +64,7 @@ impl From<Attributes> for pb::Attributes {
     }
 }
 
-/// Attributes from a peer. A time that this system cannot hold is left out.
+/// Attributes from a peer. A time that this system cannot represent is left out.
 impl From<pb::Attributes> for Attributes {
     fn from(attributes: pb::Attributes) -> Attributes {
         Attributes {

@@ -1,8 +1,7 @@
-//! What this process spends on transfers: processor time, and bytes copied between files and
-//! memory.
+//! What transfers cost this process: processor time, and bytes copied between files and memory.
 //!
-//! What the transport copies is counted by the transport ([`tonic_rdma::Copied`]). Computing a
-//! CRC32C reads bytes and copies none.
+//! The transport counts its own copies ([`tonic_rdma::Copied`]). Computing a CRC32C reads bytes and
+//! copies none.
 
 use std::ops::Sub;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,29 +12,29 @@ use serde::{Deserialize, Serialize};
 static READ: AtomicU64 = AtomicU64::new(0);
 static WRITTEN: AtomicU64 = AtomicU64::new(0);
 
-/// `bytes` were copied from a file, a pipe or a terminal into memory.
+/// Counts `bytes` copied from a file, a pipe or a terminal into memory.
 pub(crate) fn read(bytes: usize) {
     READ.fetch_add(bytes as u64, Ordering::Relaxed);
 }
 
-/// `bytes` were copied from memory, or by the kernel from another file, into a file.
+/// Counts `bytes` copied into a file, from memory or by the kernel from another file.
 pub(crate) fn written(bytes: u64) {
     WRITTEN.fetch_add(bytes, Ordering::Relaxed);
 }
 
-/// What this process has spent so far; the difference of two is what it spent between them.
+/// Totals since the process started. The difference of two values is the cost in between.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Costs {
-    /// Processor time of all threads, in the kernel and outside of it, in seconds.
+    /// Processor time of all threads in seconds, user and kernel.
     pub(crate) cpu_seconds: f64,
-    /// Bytes copied out of files.
+    /// Bytes copied from files.
     pub(crate) file_read_bytes: u64,
     /// Bytes copied into files.
     pub(crate) file_written_bytes: u64,
 }
 
 impl Costs {
-    /// Since the process began.
+    /// Returns the totals since the process started.
     pub(crate) fn now() -> Costs {
         let cpu = clock_gettime(ClockId::ProcessCPUTime);
         Costs {
@@ -68,7 +67,7 @@ mod tests {
         read(10);
         written(20);
         let spent = Costs::now() - before;
-        // Other tests of this process count, too.
+        // Other tests of this process are counted, too.
         assert!(spent.file_read_bytes >= 10 && spent.file_written_bytes >= 20);
         assert!(spent.cpu_seconds >= 0.0);
         assert_eq!(before - before, Costs::default());

@@ -1,20 +1,20 @@
-//! Where things go in a store, as it is given on the command line.
+//! The target argument of a command: the name or directory in a store.
 
 use std::collections::HashSet;
 
 use crate::failure::Failure;
 use crate::names::{Name, NameError, Shown};
 
-/// Where things go in a store.
+/// Where items are stored.
 pub(crate) enum Destination {
-    /// The one thing gets this name.
+    /// The only item gets this name.
     As(Name),
-    /// Each goes under its own last component into this directory; `None` is the root.
+    /// Each item keeps its own last component and is stored in this directory; `None` is the root.
     Into(Option<Name>),
 }
 
 impl Destination {
-    /// `count` things go to `target`.
+    /// Parses `target` for `count` items.
     pub(crate) fn parse(target: &str, count: usize) -> Result<Destination, Failure> {
         let parse = |text: &str| Name::parse(text).map_err(|error| Failure::name(target, error));
         match target.strip_suffix('/') {
@@ -25,7 +25,7 @@ impl Destination {
         }
     }
 
-    /// The name of a thing whose own last component is `last`, if it has any.
+    /// The name for an item whose own last component is `last`, if it has one.
     pub(crate) fn name(&self, last: Option<&str>, shown: &str) -> Result<Name, Failure> {
         let directory = match self {
             Destination::As(name) => return Ok(name.clone()),
@@ -50,7 +50,7 @@ impl Destination {
     }
 }
 
-/// No two things may get the same name.
+/// Fails if two items would get the same name.
 pub(crate) fn all_different<'a>(names: impl Iterator<Item = &'a str>) -> Result<(), Failure> {
     let mut seen = HashSet::new();
     for name in names {

@@ -1,31 +1,32 @@
-//! Length and CRC32C of a content, as it goes by.
+//! Length and CRC32C of a content, computed incrementally.
 
 use std::fmt;
 
 use crate::pb;
 
-/// What has gone by so far: bytes, and their CRC-32C (Castagnoli).
+/// Length and CRC-32C (Castagnoli) of the bytes so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Digest {
-    /// Bytes.
+    /// Length in bytes.
     pub(crate) size: u64,
-    /// CRC-32C of them.
+    /// CRC-32C of the bytes.
     pub(crate) crc32c: u32,
 }
 
 impl Digest {
-    /// Of these bytes.
+    /// The digest of `bytes`.
     pub(crate) fn of(bytes: &[u8]) -> Digest {
         Digest { size: bytes.len() as u64, crc32c: crc32c::crc32c(bytes) }
     }
 
-    /// Takes the next bytes into account.
+    /// Adds the next bytes.
     pub(crate) fn add(&mut self, bytes: &[u8]) {
         self.crc32c = crc32c::crc32c_append(self.crc32c, bytes);
         self.size += bytes.len() as u64;
     }
 
-    /// That of the content of `self` followed by that of `next`, without looking at either again.
+    /// The digest of the content of `self` followed by that of `next`, without reading either
+    /// again.
     pub(crate) fn then(self, next: Digest) -> Digest {
         let length = usize::try_from(next.size).unwrap_or(usize::MAX);
         Digest {

@@ -1,4 +1,4 @@
-//! How an entry of the store is shown.
+//! Formats entries of the store.
 
 use std::time::SystemTime;
 
@@ -10,7 +10,7 @@ use crate::attributes::Attributes;
 use crate::pb::Entry;
 use crate::pb::entry::Kind;
 
-/// The form of `--json`.
+/// An entry as `--json` prints it.
 #[derive(Serialize)]
 pub(crate) struct Json<'a> {
     name: &'a str,
@@ -28,13 +28,13 @@ pub(crate) struct Json<'a> {
     /// 8 hexadecimal digits.
     #[serde(skip_serializing_if = "Option::is_none")]
     crc32c: Option<String>,
-    /// Why it is not served, or could not be looked at.
+    /// Why it is not served, or cannot be read.
     #[serde(skip_serializing_if = "str::is_empty")]
     note: &'a str,
 }
 
 impl<'a> Json<'a> {
-    /// Of an entry.
+    /// The JSON form of an entry.
     pub(crate) fn of(entry: &'a Entry) -> Json<'a> {
         let kind = entry.kind();
         let Attributes { mode, modified } = attributes(entry);
@@ -50,12 +50,12 @@ impl<'a> Json<'a> {
     }
 }
 
-/// Mode and time as the server gave them.
+/// Mode and modification time as the server sent them.
 pub(crate) fn attributes(entry: &Entry) -> Attributes {
     entry.attributes.map(Attributes::from).unwrap_or_default()
 }
 
-/// What it is, in a word.
+/// The kind in one word.
 pub(crate) fn kind_name(kind: Kind) -> &'static str {
     match kind {
         Kind::File => "file",
@@ -74,7 +74,7 @@ pub(crate) fn mode(entry: &Entry) -> String {
     std::iter::once(kind).chain(bits).collect()
 }
 
-/// The time of change, to the second: `2026-11-21 04:38:00`, UTC.
+/// The modification time to the second, in UTC: `2026-11-21 04:38:00`.
 pub(crate) fn modified(entry: &Entry) -> String {
     let text = attributes(entry).modified.map(rfc3339);
     text.and_then(|text| Some(text.get(..19)?.replace('T', " "))).unwrap_or_else(|| "-".to_owned())
@@ -85,7 +85,8 @@ pub(crate) fn crc32c(entry: &Entry) -> String {
     entry.crc32c.map_or("-".to_owned(), |crc32c| format!("{crc32c:08x}"))
 }
 
-/// RFC 3339 to the nanosecond, UTC. Years that it has no form for are given in seconds since 1970.
+/// RFC 3339 in UTC, to the nanosecond. Years that RFC 3339 cannot represent are given in seconds
+/// since 1970.
 pub(crate) fn rfc3339(time: SystemTime) -> String {
     let seconds = |sign, duration: std::time::Duration| {
         (sign * duration.as_nanos() as i128, duration.as_secs())

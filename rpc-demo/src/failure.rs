@@ -6,7 +6,7 @@ use tonic::{Code, Status};
 
 use crate::names::Shown;
 
-/// A command failed.
+/// The failure of a command.
 #[derive(Debug)]
 pub(crate) struct Failure {
     exit: u8,
@@ -23,7 +23,7 @@ const FAILED: u8 = 1;
 const USAGE: u8 = 2;
 
 impl Failure {
-    /// `what` could not be done because of `why`; `cure` says what to do, or is empty.
+    /// `what` failed because of `why`. `cure` says what to do, or is empty.
     pub(crate) fn new(
         what: impl Into<String>,
         why: impl fmt::Display,
@@ -99,10 +99,10 @@ impl Failure {
                 "see whether the server still runs, then repeat the command; put, get and cp go on with --resume",
             );
         }
-        // The server's message already says what to do.
+        // The server's message already contains the cure.
         let message = Shown(status.message()).to_string();
         let why = match message.strip_prefix(&what).and_then(|rest| rest.strip_prefix(": ")) {
-            // The server repeats what could not be done.
+            // The server's message repeats `what`.
             Some(why) => why.to_owned(),
             None if message.is_empty() => format!("the server says {:?}", status.code()),
             None => message,
@@ -120,7 +120,7 @@ impl Failure {
     }
 }
 
-/// Whether the connection failed, not the call itself.
+/// Whether the connection failed, as opposed to the call.
 fn is_connection_loss(status: &Status) -> bool {
     // A status of the store has no source. A status that the transport creates has one, or is
     // UNAVAILABLE.

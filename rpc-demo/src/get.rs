@@ -35,7 +35,7 @@ pub(crate) async fn run(args: Get) -> Result<(), Failure> {
     let (began, before) = (Instant::now(), Costs::now());
     let checksum = if transfer.resume { Checksum::Computed } else { Checksum::Unspecified };
     let mut plan = Plan::default();
-    // Nothing is made here before all of them were found there.
+    // Nothing is created locally before all names were found on the server.
     let mut listed = Vec::new();
     for name in &names {
         let list = Listed::of(&connection, name, checksum, &format!("cannot get '{name}'")).await?;
@@ -73,7 +73,7 @@ fn add(
     let place = |below: &str| {
         Target::File(Place {
             root: root.clone(),
-            // For a file the last component is in `below`.
+            // For a file, `below` contains the last component.
             path: if tree {
                 path.clone()
             } else {
@@ -103,7 +103,7 @@ fn add(
     Ok(())
 }
 
-/// A directory that a tree goes into, made if need be.
+/// Creates the directory for a tree if it does not exist.
 fn make_root(path: &Path) -> Result<Arc<Dir>, Failure> {
     let open = || {
         std::fs::create_dir_all(path)?;
@@ -114,7 +114,7 @@ fn make_root(path: &Path) -> Result<Arc<Dir>, Failure> {
     open().map(Arc::new).map_err(failed)
 }
 
-/// The directory that a single file goes into, which must be there, and the file's path.
+/// The directory for a single file, which must exist, and the file's path.
 fn file_root(path: &Path) -> Result<(Arc<Dir>, PathBuf), Failure> {
     let what = || format!("cannot write {}", shown(path));
     if path.is_dir() {

@@ -1,5 +1,5 @@
-//! What a server has under a name. Its word is no better than a stranger's: no name of its making
-//! leads out of the one that was asked for.
+//! What a server has under a name. The server is not trusted: a name that it returns must lie below
+//! the requested one.
 
 use std::collections::HashMap;
 
@@ -11,25 +11,25 @@ use crate::net::Connection;
 use crate::pb::entry::Kind;
 use crate::pb::{Checksum, Entry, ListRequest};
 
-/// An object, or a directory and all below it.
+/// An object, or a directory with everything below it.
 pub(crate) struct Listed {
-    /// The name itself first.
+    /// The requested name comes first.
     pub(crate) found: Vec<Found>,
-    /// Links and special files, which are no part of it.
+    /// Number of links and special files, which are not transferred.
     pub(crate) skipped: u64,
 }
 
 /// A file or directory.
 pub(crate) struct Found {
     pub(crate) name: Name,
-    /// What follows the name that was asked for; empty for that itself.
+    /// The part of the name after the requested one; empty for the requested name itself.
     pub(crate) below: String,
     pub(crate) directory: bool,
     pub(crate) entry: Entry,
 }
 
 impl Listed {
-    /// Asks the server. `what` is what fails if it does not say.
+    /// Asks the server. `what` describes the operation in the error message.
     pub(crate) async fn of(
         connection: &Connection,
         name: &Name,
@@ -43,7 +43,7 @@ impl Listed {
     }
 
     fn check(name: &Name, entries: Vec<Entry>, what: &str) -> Result<Listed, Failure> {
-        // Nothing is fetched when something is sure to be missing.
+        // Nothing is fetched if an entry is known to be missing.
         if let Some(entry) = entries.iter().find(|entry| entry.kind() == Kind::Unreadable) {
             let what = format!("{what}: '{}' cannot be read", Shown(&entry.name));
             return Err(Failure::new(
@@ -101,15 +101,14 @@ impl Listed {
         Ok(listed)
     }
 
-    /// Whether the directory at `index` holds nothing that was listed.
+    /// Whether the directory at `index` contains no listed entry.
     pub(crate) fn is_empty_at(&self, index: usize) -> bool {
         let holds = |(found, next): (&Found, &Found)| found.name.below(&next.name).is_some();
         !self.found.get(index).zip(self.found.get(index + 1)).is_some_and(holds)
     }
 }
 
-/// What there is under a name to which something is going, by name; nothing, where there is no such
-/// name.
+/// The existing entries under a target name, by name. Empty if the target does not exist.
 pub(crate) async fn there(
     connection: &Connection,
     name: &Name,

@@ -7,8 +7,8 @@ use tracing_subscriber::EnvFilter;
 use crate::failure::Failure;
 use crate::progress::Aside;
 
-/// Begins to log: warnings, so that the reason for TCP is seen; more with `-v`; what RUST_LOG says
-/// above all.
+/// Starts logging. Warnings are always shown, because they explain a fallback to TCP; `-v` shows
+/// more, and RUST_LOG overrides both.
 pub(crate) fn start(verbose: u8) -> Result<(), Failure> {
     let filter = match std::env::var("RUST_LOG") {
         Ok(text) if !text.trim().is_empty() => EnvFilter::try_new(&text).map_err(|error| {

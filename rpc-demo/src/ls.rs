@@ -9,7 +9,7 @@ use crate::pb::entry::Kind;
 use crate::pb::{Checksum, Entry, ListRequest};
 use crate::{entry, net, output};
 
-/// How entries are written.
+/// Output format.
 #[derive(Clone, Copy)]
 enum Form {
     Short,
@@ -20,7 +20,7 @@ enum Form {
 /// Lists what the flags name.
 pub(crate) async fn run(args: Ls) -> Result<(), Failure> {
     let Ls { prefix, long, checksum, asked: Asked { json, remote } } = args;
-    // People write the '/' that the listing shows.
+    // Users type the '/' that the listing shows.
     let prefix = prefix.as_deref().map(|prefix| prefix.strip_suffix('/').unwrap_or(prefix));
     let name = match prefix {
         None | Some("") => None,
@@ -82,7 +82,7 @@ fn write(out: &mut impl Write, entry: &Entry, form: Form) -> io::Result<()> {
         Kind::File => (entry.size.to_string(), "", None),
         Kind::Directory => ("-".to_owned(), "/", None),
         Kind::Other => ("?".to_owned(), "", Some(Shown(&entry.note))),
-        // They are told of at the end.
+        // These are reported at the end.
         Kind::Unreadable | Kind::Unspecified if !matches!(form, Form::Json) => return Ok(()),
         Kind::Unreadable | Kind::Unspecified => (String::new(), "", None),
     };

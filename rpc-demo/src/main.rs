@@ -87,7 +87,7 @@ async fn command(command: Command) -> Result<ExitCode, Failure> {
     net::check_environment()?;
     signals::survive_file_size_limit()?;
     let done = match command {
-        // The doctor's exit code is its answer, so a failure to answer has a code of its own.
+        // The doctor's exit code is its result, so a failure to diagnose has a code of its own.
         Command::Doctor(args) => {
             return until_signal(doctor::run(args))
                 .await

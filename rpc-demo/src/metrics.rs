@@ -1,4 +1,4 @@
-//! What a server tells Prometheus: the transport's own metrics, over HTTP.
+//! The metrics endpoint of a server: the transport's metrics in Prometheus' format, over HTTP.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,16 +12,16 @@ use tokio::net::TcpListener;
 
 use crate::failure::Failure;
 
-/// Prometheus' text format.
+/// Content type of Prometheus' text format.
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
-/// Histograms are brought up to date this often when nobody fetches them: until then each value
-/// takes its place.
+/// Interval of histogram maintenance. The recorder keeps every sample of a histogram until the next
+/// maintenance, even if nobody scrapes.
 const UPKEEP: Duration = Duration::from_secs(5);
-/// Buckets of histograms.
+/// Bucket boundaries of histograms.
 const COMPLETIONS: [f64; 8] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
 const SECONDS: [f64; 8] = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 10.0];
 
-/// A recorder for the process, and the port that its figures are fetched from.
+/// The process's recorder, and the listener for scrapes.
 pub(crate) struct Metrics {
     pub(crate) addr: SocketAddr,
     listener: TcpListener,
@@ -29,7 +29,7 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    /// Takes the port and begins to record.
+    /// Binds the listener and installs the recorder.
     pub(crate) async fn start(addr: SocketAddr) -> Result<Metrics, Failure> {
         let cure = "name an address of this host and a free port with --metrics (port 0 takes any)";
         let cannot =
@@ -49,7 +49,7 @@ impl Metrics {
     }
 }
 
-/// Answers whoever fetches them; without any, never returns.
+/// Answers scrapes. Never returns if there are no metrics.
 pub(crate) async fn serve(metrics: Option<Metrics>) -> Failure {
     let Some(Metrics { listener, handle, .. }) = metrics else { return future::pending().await };
     let render = handle.clone();

@@ -1,26 +1,25 @@
-//! Names of objects, and text that is safe to show.
+//! Names of objects, and escaping of text for display.
 //!
-//! A name comes from a peer that need not be honest, in either direction: a client may try to leave
-//! the server's root, and a server may try to make `get` write outside the directory it was given.
-//! Both go through [`Name::parse`].
+//! Names come from untrusted peers in both directions: a client may try to leave the server's root,
+//! and a server may try to make `get` write outside its target directory. Both sides parse names
+//! with [`Name::parse`].
 
 use std::fmt;
 
-/// Longest component, in bytes: NAME_MAX of the usual file systems.
+/// Maximum length of a component in bytes: NAME_MAX of common file systems.
 const MAX_COMPONENT: usize = 255;
-/// Longest name, in bytes: below PATH_MAX, which counts a final NUL.
+/// Maximum length of a name in bytes: below PATH_MAX, which includes the final NUL.
 pub(crate) const MAX_NAME: usize = 4000;
-/// Where the server keeps files that are not whole yet; no name may begin with it.
+/// The server's directory for incomplete files. No name may begin with it.
 pub(crate) const PRIVATE_DIR: &str = ".rpc-demo-tmp";
 
-/// A checked name: relative, UTF-8, `/` between components, none of them empty, `.` or `..`.
+/// A validated name: relative, UTF-8, components separated by `/`, none of them empty, `.` or `..`.
 ///
-/// A backslash is a character like any other, as it is on Unix; where it separates paths it is
-/// refused.
+/// A backslash is an ordinary character on Unix. It is refused where it separates paths.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Name(String);
 
-/// Why a text is no name.
+/// Why a text is not a valid name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NameError {
     #[error("it is empty")]
@@ -44,7 +43,7 @@ pub(crate) enum NameError {
 }
 
 impl Name {
-    /// Checks `text`.
+    /// Validates `text`.
     pub(crate) fn parse(text: &str) -> Result<Name, NameError> {
         if text.is_empty() {
             return Err(NameError::Empty);
@@ -72,7 +71,7 @@ impl Name {
                 _ => {}
             }
         }
-        // Some file systems do not tell upper from lower case.
+        // Some file systems are case-insensitive.
         if text.split('/').next().is_some_and(|first| first.eq_ignore_ascii_case(PRIVATE_DIR)) {
             return Err(NameError::Private);
         }
@@ -89,12 +88,12 @@ impl Name {
         self.0.rsplit_once('/').unwrap_or(("", &self.0))
     }
 
-    /// `self/below`, checked again for its length.
+    /// `self/below`, with its length checked.
     pub(crate) fn join(&self, below: &str) -> Result<Name, NameError> {
         Name::parse(&format!("{}/{below}", self.0))
     }
 
-    /// What follows `self/` in `other`; `None` when `other` does not lie below `self`.
+    /// The part of `other` after `self/`; `None` if `other` is not below `self`.
     pub(crate) fn below<'a>(&self, other: &'a Name) -> Option<&'a str> {
         other.0.strip_prefix(&self.0)?.strip_prefix('/')
     }
@@ -106,19 +105,18 @@ impl fmt::Display for Name {
     }
 }
 
-/// A number for a name, the same in every version of the program (FNV-1a): file names are made of
-/// it.
+/// A hash (FNV-1a) for file names. It must not change between versions of the program.
 pub(crate) fn hash(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     })
 }
 
-/// Text from elsewhere, for one line of a terminal: control characters are escaped, and a long one
-/// is cut in its middle.
+/// Untrusted text for one line of a terminal: control characters are escaped, and long text is cut
+/// in the middle.
 pub(crate) struct Shown<'a>(pub(crate) &'a str);
 
-/// Characters that [`Shown`] leaves of a text at most, before escaping.
+/// Maximum number of characters that [`Shown`] keeps, before escaping.
 const SHOWN_CHARS: usize = 240;
 
 impl fmt::Display for Shown<'_> {
@@ -137,7 +135,7 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
-/// The whole text with control characters escaped: for a listing, where nothing may be cut.
+/// The whole text with control characters escaped, for listings, which must not cut names.
 pub(crate) struct Escaped<'a>(pub(crate) &'a str);
 
 impl fmt::Display for Escaped<'_> {

@@ -52,14 +52,14 @@ impl Connection {
     }
 }
 
-/// Checks the environment variables that choose the path, before anything else happens.
+/// Checks the environment variables that select the path, before any other work.
 pub(crate) fn check_environment() -> Result<(), Failure> {
     tonic_rdma::check_environment().map_err(|error| {
         Failure::usage("wrong environment", error, "correct the variable, or unset it")
     })
 }
 
-/// An endpoint for `server`, which `flag` named, with the options of `way`.
+/// An endpoint for `server`, which was given by `flag`, with the options of `way`.
 pub(crate) fn endpoint(server: &str, way: &Way, flag: &str) -> Result<Endpoint, Failure> {
     let url = if server.contains("://") { server.to_owned() } else { format!("http://{server}") };
     let shown = crate::names::Shown(&url).to_string();
@@ -105,7 +105,7 @@ pub(crate) async fn connect(server: &str, way: &Way) -> Result<Connection, Failu
     Ok(Connection(Arc::new(Connected { channel, store })))
 }
 
-/// Explains a failed TCP connection: the name is unknown, or nothing listens there.
+/// Explains a failed TCP connection: the host name is unknown, or no server listens there.
 async fn no_server(uri: &Uri, shown: &str, why: String) -> Failure {
     let host = uri.host().unwrap_or_default();
     let name = host.trim_start_matches('[').trim_end_matches(']');
@@ -136,7 +136,7 @@ fn bad_url(shown: &str, why: &str, flag: &str) -> Failure {
 pub(crate) struct Listener {
     incoming: TcpIncoming,
     server: Server,
-    /// Where it listens.
+    /// The bound address.
     pub(crate) addr: SocketAddr,
 }
 
@@ -153,7 +153,7 @@ impl Listener {
         Ok(Listener { incoming, server: Server::builder(), addr })
     }
 
-    /// The counters of what the server copies.
+    /// The counters of bytes that the server copies.
     pub(crate) fn copies(&self) -> Copies {
         Copies(self.server.stats())
     }
@@ -175,12 +175,12 @@ impl Listener {
     }
 }
 
-/// Counts what a server's transport copies.
+/// Counts bytes that a server's transport copies.
 pub(crate) struct Copies(ServerStats);
 
 impl Copies {
-    /// Payload bytes that a CPU has copied at this end so far. The kernel's copies on TCP, and
-    /// WRITEs to shared memory, are not among them.
+    /// Payload bytes that a CPU has copied at this end so far, without the kernel's copies on TCP
+    /// and without WRITEs to shared memory.
     pub(crate) fn bytes(&self) -> u64 {
         let stats = self.0.get();
         stats.copied_fast.total() + stats.copied_tcp.total()
@@ -190,9 +190,9 @@ impl Copies {
 /// The direction of payload, seen from this process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Direction {
-    /// From here to the server.
+    /// From this process to the server.
     Sent,
-    /// From the server to here.
+    /// From the server to this process.
     Received,
 }
 
@@ -204,14 +204,14 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    /// Starts to count.
+    /// Starts counting.
     pub(crate) fn start(connection: &Connection, direction: Direction) -> Meter {
         let channel = connection.0.channel.clone();
         let before = channel.stats();
         Meter { channel, direction, before }
     }
 
-    /// What the connection has carried since the start.
+    /// The payload since the start, by path.
     pub(crate) fn route(&self) -> Route {
         let after = self.channel.stats();
         let bytes = |stats: &TransportStats| match self.direction {
@@ -234,11 +234,11 @@ impl Meter {
     }
 }
 
-/// The way that a transfer's payload took. Payload is what gRPC messages hold, a few bytes more
-/// than the files'.
+/// How the payload of a transfer was carried. Payload is the content of gRPC messages, which is a
+/// few bytes longer than the files.
 #[derive(Clone, Debug)]
 pub(crate) struct Route {
-    /// The path in use at the end, with the device, or the reason for TCP.
+    /// The path at the end of the transfer, with the device, or the reason for TCP.
     path: PathInfo,
     /// Payload bytes by RDMA WRITE.
     write: u64,
@@ -246,19 +246,19 @@ pub(crate) struct Route {
     send: u64,
     /// Payload bytes over TCP.
     tcp: u64,
-    /// Payload bytes that a CPU has copied at this end, of both directions. The kernel's copies on
-    /// TCP are not counted.
+    /// Payload bytes that a CPU has copied at this end, in both directions, without the kernel's
+    /// copies on TCP.
     copied: Copied,
 }
 
-/// The pool to read what a request asks for into, if it came by a fast path.
+/// The pool for data that a request reads, if the request arrived over a fast path.
 pub(crate) fn pool<T>(request: &tonic::Request<T>) -> Option<Pool> {
     tonic_rdma::connect_info(request).path.is_fast().then(|| tonic_rdma::pool(request))
 }
 
-/// The bytes of a message, at most `asked`, that a connection with this pool can carry without a
-/// copy: they fit several times into the send memory, and land in one piece in an equal pool at the
-/// other end.
+/// The message size in bytes, at most `asked`, that a connection with this pool can send without a
+/// copy: several messages fit into the send memory, and each lands in one piece in a pool of equal
+/// size at the peer.
 pub(crate) fn fitting(asked: usize, pool: Option<&Pool>) -> usize {
     let Some(sizes) = pool.map(Pool::config) else { return asked };
     let most =
@@ -266,14 +266,14 @@ pub(crate) fn fitting(asked: usize, pool: Option<&Pool>) -> usize {
     asked.min((most - most % BESIDE).max(CHUNK_MIN))
 }
 
-/// A message takes at most this fraction of the send memory, and of the landing memory. Each of the
-/// default number of jobs can then have some messages in flight, and some that wait for the disk.
+/// A message takes at most 1/16 of the send memory, and of the landing memory. Each of the default
+/// number of jobs can then have some messages in flight and some that wait for the disk.
 const SENDING: usize = 16;
 const LANDED: usize = 64;
-/// An upper bound for the framing of a message, in bytes: a page.
+/// Maximum framing overhead of a message in bytes: a page.
 const BESIDE: usize = 4 << 10;
 
-/// For `--json`. `reason` and `cause` say why it is TCP.
+/// For `--json`. `reason` and `cause` explain why the path is TCP.
 impl Serialize for Route {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let reason = self.path.reason.as_ref();

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::failure::Failure;
 
-/// Prints a line, above the progress bars if there are any.
+/// Prints a line above the progress bars.
 pub(crate) fn line(text: fmt::Arguments<'_>) -> Result<(), Failure> {
     checked(crate::progress::aside(|| {
         let mut out = io::stdout().lock();
@@ -16,14 +16,14 @@ pub(crate) fn line(text: fmt::Arguments<'_>) -> Result<(), Failure> {
     }))
 }
 
-/// Prints a JSON object in a line.
+/// Prints a JSON object on one line.
 pub(crate) fn json(object: &impl Serialize) -> Result<(), Failure> {
     let text = serde_json::to_string(object)
         .map_err(|error| Failure::new("cannot write the result as JSON", error, ""))?;
     line(format_args!("{text}"))
 }
 
-/// A reader that has gone away (`rpc-demo ls | head`) is no failure; a full disk is one.
+/// A closed pipe (`rpc-demo ls | head`) is not an error; a full disk is.
 pub(crate) fn checked(done: io::Result<()>) -> Result<(), Failure> {
     match done {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {

@@ -1,5 +1,5 @@
-//! Bars on a terminal: one for all, and one for each large file that is in flight. Nothing is drawn
-//! elsewhere.
+//! Progress bars on a terminal: one for the whole command, and one for each large file in flight.
+//! Nothing is drawn if stderr is not a terminal.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::OnceLock;
@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// A file of at least so many bytes has a bar of its own.
+/// Minimum size in bytes of a file that gets its own bar.
 const OWN_BAR: u64 = 4 << 20;
 
 const TOTAL: &str = "{wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta} left {msg}";
 const ENDLESS: &str = "{spinner} {bytes} {bytes_per_sec} {elapsed} {msg}";
 const FILE: &str = "  {msg:26} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta} left";
 
-/// All bars, so that messages can be printed beside them.
+/// All bars. Messages are printed above them.
 fn bars() -> &'static MultiProgress {
     static BARS: OnceLock<MultiProgress> = OnceLock::new();
     BARS.get_or_init(|| {
@@ -26,23 +26,23 @@ fn bars() -> &'static MultiProgress {
     })
 }
 
-/// Prints something while the bars are out of the way.
+/// Runs `print` while the bars are hidden.
 pub(crate) fn aside<T>(print: impl FnOnce() -> T) -> T {
     bars().suspend(print)
 }
 
 fn style(template: &str) -> ProgressStyle {
-    // A template that cannot be parsed costs its looks only; the test below keeps it good.
+    // An invalid template only affects the appearance, and the test below checks the templates.
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
-/// A bar that draws nothing until it is one of [`bars`]: a bar that draws itself before leaves a
-/// line that nobody clears.
+/// A bar that draws nothing until it is added to [`bars`]. A bar that draws earlier leaves a line
+/// that is never cleared.
 fn hidden(length: Option<u64>) -> ProgressBar {
     ProgressBar::with_draw_target(length, ProgressDrawTarget::hidden())
 }
 
-/// Progress of one command. The bar goes away when this is dropped.
+/// Progress of one command. The bar is removed on drop.
 #[derive(Debug)]
 pub(crate) struct Progress {
     bar: ProgressBar,
@@ -50,7 +50,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// `total` in bytes, where known.
+    /// `total` in bytes, if known.
     pub(crate) fn start(total: Option<u64>) -> Progress {
         let bar = bars().add(hidden(total).with_style(style(if total.is_some() {
             TOTAL
@@ -61,7 +61,7 @@ impl Progress {
         Progress { bar, files: AtomicU64::new(0) }
     }
 
-    /// A file of `size` bytes is in flight; `u64::MAX` where that is not known.
+    /// Adds a bar for a file of `size` bytes; `u64::MAX` if the size is unknown.
     pub(crate) fn file(&self, name: &str, size: u64) -> Bar {
         let own = (OWN_BAR..u64::MAX).contains(&size).then(|| {
             bars().add(hidden(Some(size)).with_style(style(FILE)).with_message(short(name)))
@@ -69,12 +69,13 @@ impl Progress {
         Bar { all: Some(self.bar.clone()), own }
     }
 
-    /// So many bytes need not be moved. They count neither for the rate nor for the time left.
+    /// Records bytes that need not be transferred. They count neither for the rate nor for the
+    /// remaining time.
     pub(crate) fn kept(&self, bytes: u64) {
         self.bar.dec_length(bytes);
     }
 
-    /// One file more is complete.
+    /// Records that a file is complete.
     pub(crate) fn file_done(&self) {
         let files = self.files.fetch_add(1, Ordering::Relaxed) + 1;
         if !self.bar.is_hidden() {
@@ -89,7 +90,7 @@ impl Drop for Progress {
     }
 }
 
-/// Progress of one file. Its own bar goes away when this is dropped.
+/// Progress of one file. Its own bar is removed on drop.
 #[derive(Debug)]
 pub(crate) struct Bar {
     all: Option<ProgressBar>,
@@ -97,19 +98,19 @@ pub(crate) struct Bar {
 }
 
 impl Bar {
-    /// One that shows nothing.
+    /// A bar that is never shown.
     pub(crate) fn none() -> Bar {
         Bar { all: None, own: None }
     }
 
-    /// So many bytes more.
+    /// Records transferred bytes.
     pub(crate) fn add(&self, bytes: usize) {
         for bar in [&self.all, &self.own].into_iter().flatten() {
             bar.inc(bytes as u64);
         }
     }
 
-    /// So many bytes of the file need not be moved.
+    /// Records bytes of the file that need not be transferred.
     pub(crate) fn kept(&self, bytes: u64) {
         if let Some(own) = &self.own {
             own.dec_length(bytes);
@@ -126,14 +127,14 @@ impl Drop for Bar {
     }
 }
 
-/// The end of a name, for a bar.
+/// The end of a name, to fit into a bar.
 fn short(name: &str) -> String {
     let mut last: Vec<char> = name.chars().rev().take(24).collect();
     last.reverse();
     crate::names::Shown(&last.into_iter().collect::<String>()).to_string()
 }
 
-/// stderr for the log: each message is written beside the bars.
+/// Writer for the log: prints each message to stderr above the bars.
 pub(crate) struct Aside;
 
 impl Write for Aside {

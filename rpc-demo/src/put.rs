@@ -20,7 +20,7 @@ use crate::{listing, output};
 pub(crate) async fn run(args: Put) -> Result<(), Failure> {
     let Put { sources, target, transfer, remote } = args;
     let destination = Destination::parse(&target, sources.len())?;
-    // What is wrong with a tree is better said before anything is sent.
+    // Errors in a local tree are reported before anything is sent.
     let sources: Vec<_> = sources
         .into_iter()
         .map(|path| Source::look(path, &destination))
@@ -47,7 +47,7 @@ pub(crate) async fn run(args: Put) -> Result<(), Failure> {
     }
 }
 
-/// One of the things to be stored.
+/// One source of the command.
 struct Source {
     path: PathBuf,
     name: Name,
@@ -73,7 +73,7 @@ impl Source {
         let kind = if metadata.is_dir() {
             Kind::Directory { tree: Tree::walk(&path)?, attributes }
         } else {
-            // Files under /proc say 0 and have content all the same; a pipe has no size.
+            // Files under /proc report size 0 but have content; a pipe has no size.
             let size = (metadata.is_file() && metadata.len() > 0).then_some(metadata.len());
             Kind::File { size, attributes }
         };

@@ -1,28 +1,29 @@
-//! How a large file is cut into ranges that travel in parallel.
+//! Divides a large file into ranges that are transferred in parallel.
 
-/// A content cut into ranges of equal size, the last of which may be shorter.
+/// A content divided into ranges of equal size. The last one may be shorter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ranges {
-    /// Bytes in all.
+    /// Bytes of the content.
     size: u64,
     /// Bytes of a range; not 0.
     each: u64,
 }
 
-/// Bytes of a range, smallest and largest that is taken.
+/// Minimum and maximum size of a range in bytes.
 pub(crate) const RANGE_MIN: u64 = 64 << 10;
 pub(crate) const RANGE_MAX: u64 = 1 << 32;
-/// Ranges that one file may have; their checksums are held in memory.
+/// Maximum number of ranges of a file: their checksums are kept in memory.
 const COUNT_MAX: u64 = 1 << 20;
 
 impl Ranges {
-    /// `None` where a range would have no bytes, or there would be too many of them.
+    /// `None` if ranges would be empty, or more than `COUNT_MAX`.
     pub(crate) fn new(size: u64, each: u64) -> Option<Ranges> {
         let sound = (RANGE_MIN..=RANGE_MAX).contains(&each) && size.div_ceil(each) <= COUNT_MAX;
         sound.then_some(Ranges { size, each })
     }
 
-    /// As near to ranges of `wish` bytes as can be had for a content of `size` bytes, up to 4 PiB.
+    /// Ranges whose size is as close to `wish` bytes as possible for a content of `size` bytes, up
+    /// to 4 PiB.
     pub(crate) fn near(size: u64, wish: u64) -> Ranges {
         let least = size.div_ceil(COUNT_MAX).next_power_of_two();
         Ranges { size, each: wish.clamp(RANGE_MIN, RANGE_MAX).max(least) }
@@ -33,17 +34,17 @@ impl Ranges {
         self.each
     }
 
-    /// Bytes of the whole.
+    /// Bytes of the content.
     pub(crate) fn size(&self) -> u64 {
         self.size
     }
 
-    /// How many.
+    /// The number of ranges.
     pub(crate) fn count(&self) -> usize {
         usize::try_from(self.size.div_ceil(self.each)).unwrap_or(usize::MAX)
     }
 
-    /// Offset and length in bytes of range `index`; `None` where there is no such range.
+    /// Offset and length in bytes of range `index`; `None` if there is no such range.
     pub(crate) fn get(&self, index: usize) -> Option<(u64, u64)> {
         let offset = u64::try_from(index).ok()?.checked_mul(self.each)?;
         (offset < self.size).then(|| (offset, self.each.min(self.size - offset)))

@@ -8,7 +8,7 @@ use crate::names::Name;
 use crate::pb::RemoveRequest;
 use crate::{net, output};
 
-/// The form of `--json`.
+/// The result as `--json` prints it.
 #[derive(Default, Serialize)]
 struct Removed {
     command: &'static str,
@@ -17,7 +17,7 @@ struct Removed {
     bytes: u64,
 }
 
-/// Removes what the flags name, one after the other.
+/// Removes the named entries one after the other.
 pub(crate) async fn run(args: Rm) -> Result<(), Failure> {
     let Rm { names, recursive, asked: Asked { json, remote } } = args;
     let parse = |name: &String| {

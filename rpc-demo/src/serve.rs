@@ -17,19 +17,19 @@ use crate::output;
 use crate::service::Service;
 use crate::store::{Options, Store};
 
-/// What the line begins with that tells where the server listens; the address follows.
+/// Prefix of the line that reports the listening address.
 pub(crate) const LISTENING: &str = "rpc-demo: listening on ";
 
-/// What a server has spent so far: its answer to a line on stdin, with `--until-eof`.
+/// Costs of a server so far: with `--until-eof`, the reply to each line on stdin.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Spent {
     #[serde(flatten)]
     pub(crate) costs: Costs,
-    /// Payload bytes that its transport has copied.
+    /// Payload bytes that the transport has copied.
     pub(crate) copied_bytes: u64,
 }
 
-/// Serves until it is told to stop.
+/// Serves until stopped.
 pub(crate) async fn run(args: Serve) -> Result<(), Failure> {
     let mut stops = Stops::new().map_err(crate::signals::no_signals)?;
 
@@ -40,7 +40,7 @@ pub(crate) async fn run(args: Serve) -> Result<(), Failure> {
         .await
         .map_err(|error| Failure::new("cannot start", error, ""))?
         .map_err(|error| Failure::new("cannot serve", error, ""))?;
-    // Before the transport begins: what is counted earlier is lost.
+    // Installed before the transport starts: events before that are lost.
     let metrics = match args.metrics {
         Some(addr) => Some(Metrics::start(addr).await?),
         None => None,
@@ -86,11 +86,11 @@ pub(crate) async fn run(args: Serve) -> Result<(), Failure> {
     }
 }
 
-/// What tells a server to stop.
+/// The conditions that stop a server.
 struct Stops {
     terminate: Signal,
     interrupt: Signal,
-    /// Resolves when stdin ends, if that is to count.
+    /// Resolves at the end of stdin, if `--until-eof` is given.
     eof: Option<oneshot::Receiver<()>>,
 }
 
@@ -120,7 +120,7 @@ impl Stops {
     }
 }
 
-/// Waits on a thread that nobody joins: a read from stdin cannot be called off. Answers each line.
+/// Waits on a detached thread, because a read from stdin cannot be cancelled. Answers each line.
 fn stdin_ends(copies: Copies) -> std::io::Result<oneshot::Receiver<()>> {
     let (ended, wait) = oneshot::channel();
     std::thread::Builder::new().name("stdin".into()).spawn(move || {

@@ -1,21 +1,20 @@
-//! What ends a client's command early.
+//! Signals that end a client's command.
 
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::failure::Failure;
 
-/// The limit on file sizes was met. The number is that of every Linux but MIPS and PA-RISC, and of
-/// the BSDs.
+/// A write exceeded the limit on file sizes. Linux uses this number on all architectures but MIPS
+/// and PA-RISC, and so do the BSDs.
 const SIGXFSZ: i32 = 25;
 
-/// From here on a write past the limit on file sizes is an error of that write, and not the end of
-/// the process.
+/// Makes a write beyond the limit on file sizes return an error instead of ending the process.
 pub(crate) fn survive_file_size_limit() -> Result<(), Failure> {
-    // Once there is a handler it stays.
+    // The handler stays installed.
     signal(SignalKind::from_raw(SIGXFSZ)).map(drop).map_err(no_signals)
 }
 
-/// Drops the command on SIGINT and SIGTERM, so that it cleans up.
+/// Drops the command on SIGINT and SIGTERM, so that its destructors clean up.
 pub(crate) async fn until_signal<T>(
     command: impl Future<Output = Result<T, Failure>>,
 ) -> Result<T, Failure> {

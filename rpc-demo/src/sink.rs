@@ -1,6 +1,6 @@
-//! Files on their way in: written under a temporary name, shown under their own only when whole.
+//! Writes incoming files under a temporary name and renames them once they are complete.
 //!
-//! Both ends use it: the server for what is put, the client for what it gets.
+//! Used on both sides: by the server for puts, and by the client for gets.
 
 use std::fs::File;
 use std::io;
@@ -17,16 +17,16 @@ use crate::costs;
 use crate::digest::Digest;
 use crate::source::BLOCK;
 
-/// Chunks that may wait for the disk; one more is being written.
+/// Chunks queued for the disk, in addition to the one being written.
 const WRITE_BEHIND: usize = 2;
 
-/// Permission bits of a file that comes without any, before the umask.
+/// Permission bits of a file that is sent without any, before the umask.
 const DEFAULT_MODE: u32 = 0o666;
 
-/// A file that several transfers may write to, each to a part of its own.
+/// A file that several transfers write to, each its own part.
 ///
-/// The kernel lets one of them write at a time, and the others spin for their turn. Whoever writes
-/// much takes its turn here, where one sleeps that waits for it.
+/// The kernel lets one thread write to a file at a time, and the others spin. Large writes
+/// therefore take this lock, on which waiters sleep.
 #[derive(Debug)]
 pub(crate) struct Written {
     file: File,
@@ -51,7 +51,7 @@ impl Deref for Written {
     }
 }
 
-/// A file that has no name of its own yet. Dropping it removes it, unless it is to be kept.
+/// A file without its final name. It is removed on drop, unless it is to be kept.
 pub(crate) struct Pending {
     dir: Arc<Dir>,
     temp: String,
@@ -59,7 +59,7 @@ pub(crate) struct Pending {
     on_drop: OnDrop,
 }
 
-/// What becomes of a file that was not placed.
+/// What happens to a file that was not placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OnDrop {
     Remove,
@@ -67,8 +67,8 @@ enum OnDrop {
 }
 
 impl Pending {
-    /// Makes the empty file `temp` in `dir`; that name must be free. `private`: until it is whole
-    /// nobody else may read it; otherwise it has the permission bits that a new file usually has.
+    /// Creates the empty file `temp`, which must not exist, in `dir`. `private`: no other user may
+    /// read it until it is complete; otherwise it has the usual permission bits of a new file.
     pub(crate) fn create(dir: Arc<Dir>, temp: String, private: bool) -> io::Result<Pending> {
         let mode = if private { 0o600 } else { DEFAULT_MODE };
         let options = OpenOptions::new().read(true).write(true).create_new(true).mode(mode).clone();
@@ -76,19 +76,19 @@ impl Pending {
         Ok(Pending { dir, temp, file, on_drop: OnDrop::Remove })
     }
 
-    /// Takes up the file `temp` that an earlier transfer left in `dir`, or makes it.
+    /// Opens the file `temp` that an earlier transfer left in `dir`, or creates it.
     pub(crate) fn reopen(dir: Arc<Dir>, temp: String) -> io::Result<Pending> {
         let options = OpenOptions::new().read(true).write(true).create(true).mode(0o600).clone();
         let file = Written::new(dir.open_with(&temp, &options)?.into_std());
         Ok(Pending { dir, temp, file, on_drop: OnDrop::Keep })
     }
 
-    /// From now on it stays when it is dropped, to be taken up later.
+    /// Keeps the file on drop, so that a later transfer can resume.
     pub(crate) fn keep(&mut self) {
         self.on_drop = OnDrop::Keep;
     }
 
-    /// From now on it goes when it is dropped.
+    /// Removes the file on drop.
     pub(crate) fn discard(&mut self) {
         self.on_drop = OnDrop::Remove;
     }
@@ -98,7 +98,7 @@ impl Pending {
         &self.file
     }
 
-    /// Gives the file the name `name` in `dir`, which lies on the same file system, replacing a
+    /// Renames the file to `name` in `dir`, which must be on the same file system, and replaces a
     /// file of that name; durably with `sync`.
     pub(crate) fn place(mut self, dir: &Dir, name: &str, sync: bool) -> io::Result<()> {
         if sync {
@@ -120,7 +120,7 @@ impl Drop for Pending {
     }
 }
 
-/// Makes the entries of a directory durable, where the file system knows how to.
+/// Syncs the entries of a directory to disk, if the file system supports it.
 pub(crate) fn sync_dir(dir: &Dir) -> io::Result<()> {
     match dir.open(".")?.sync_all() {
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
@@ -128,20 +128,20 @@ pub(crate) fn sync_dir(dir: &Dir) -> io::Result<()> {
     }
 }
 
-/// Where chunks are written to.
+/// Destination of chunks.
 pub(crate) trait Room: Send + 'static {
-    /// The file that it is a part of.
+    /// The file to write to.
     fn file(&self) -> &Arc<Written>;
 
-    /// Writes `bytes`, `offset` bytes behind the beginning of this room.
+    /// Writes `bytes` at `offset` bytes from the start of this destination.
     fn write(&mut self, bytes: &[u8], offset: u64) -> io::Result<()>;
 }
 
-/// A part of a file that nobody else writes to.
+/// A part of a file with a single writer.
 pub(crate) struct Part {
     /// The file.
     pub(crate) file: Arc<Written>,
-    /// Where the part begins, in bytes.
+    /// Offset of the part in bytes.
     pub(crate) offset: u64,
 }
 
@@ -155,25 +155,25 @@ impl Room for Part {
     }
 }
 
-/// Writes all of `bytes` at `offset`, from where they lie.
+/// Writes all of `bytes` at `offset`, without copying them first.
 pub(crate) fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
     file.write_all_at(bytes, offset)?;
     costs::written(bytes.len() as u64);
     Ok(())
 }
 
-/// The disk refused a write; [`Writer::finish`] tells why.
+/// A write failed; [`Writer::finish`] returns the error.
 #[derive(Debug)]
 pub(crate) struct Stopped;
 
-/// Writes on a blocking thread, while the network goes on. Dropping it ends the thread.
+/// Writes on a blocking thread, concurrently with the network. Dropping it ends the thread.
 pub(crate) struct Writer {
     chunks: mpsc::Sender<Bytes>,
     thread: JoinHandle<io::Result<Digest>>,
 }
 
 impl Writer {
-    /// Begins. Needs a tokio runtime.
+    /// Starts the thread. Needs a tokio runtime.
     pub(crate) fn start(mut room: impl Room) -> Writer {
         let (chunks, mut queue) = mpsc::channel::<Bytes>(WRITE_BEHIND);
         let thread = tokio::task::spawn_blocking(move || {
@@ -181,7 +181,7 @@ impl Writer {
             let file = room.file().clone();
             while let Some(chunk) = queue.blocking_recv() {
                 let _turn = file.turn();
-                // Each block is copied while it is in the cache for its checksum.
+                // Each block is written while it is still in the cache from computing its checksum.
                 for block in chunk.chunks(BLOCK) {
                     let offset = digest.size;
                     digest.add(block);
@@ -193,12 +193,12 @@ impl Writer {
         Writer { chunks, thread }
     }
 
-    /// Hands a chunk over; waits while the disk is behind.
+    /// Queues a chunk. Waits while the queue is full.
     pub(crate) async fn push(&mut self, chunk: Bytes) -> Result<(), Stopped> {
         self.chunks.send(chunk).await.map_err(|_| Stopped)
     }
 
-    /// Waits until all is written; returns what that was.
+    /// Waits until everything is written, and returns its digest.
     pub(crate) async fn finish(self) -> io::Result<Digest> {
         drop(self.chunks);
         self.thread.await.map_err(io::Error::other)?

@@ -1,4 +1,4 @@
-//! Files on their way out: read in chunks on a thread of their own, a bounded distance ahead of the
+//! Reads outgoing files in chunks on a separate thread, a bounded number of chunks ahead of the
 //! network.
 
 use std::collections::VecDeque;
@@ -21,33 +21,32 @@ use crate::costs;
 use crate::digest::Digest;
 use crate::ranges::{RANGE_MAX, Ranges};
 
-/// Chunks read ahead of the network; one more is being read.
+/// Chunks read ahead of the network, in addition to the one being read.
 const READ_AHEAD: usize = 2;
 
-/// What a source yields: the next bytes, and with the last of them, of which there may be none,
-/// what all of them amount to.
+/// A piece of a source. The last piece has the digest of the whole content, and may be empty.
 #[derive(Debug)]
 pub(crate) struct Piece {
-    /// The next bytes. None only in the last piece.
+    /// The next bytes. Empty only in the last piece.
     pub(crate) data: Bytes,
-    /// What the whole was, if this is the last piece.
+    /// The digest of the whole content, in the last piece.
     pub(crate) end: Option<Digest>,
 }
 
-/// What to read of a file.
+/// Which part of a file to read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Extent {
-    /// All of it, from its beginning. Its bytes, where known: a small file gets a small buffer, and
-    /// one byte more is tried, so that a file that grew shows.
+    /// All of it, from the start. The size, if known: a small file gets a small buffer, and one
+    /// byte more is requested to detect that the file has grown.
     Whole(Option<u64>),
-    /// So many bytes from an offset, or as many of them as there are.
+    /// `length` bytes from `offset`, or up to the end of the file.
     Range { offset: u64, length: u64 },
-    /// What follows where the file stands. For a pipe or a terminal, whose reads may never return:
-    /// its thread is not waited for.
+    /// From the current position. For a pipe or a terminal, whose reads may block for ever: the
+    /// thread is detached.
     Stream,
 }
 
-/// Begins to read, `chunk` bytes at a time, into memory of the pool if there is one. Needs a tokio
+/// Starts reading `chunk` bytes at a time, into memory of the pool if there is one. Needs a tokio
 /// runtime. The thread ends when the receiver is dropped.
 pub(crate) fn start(
     file: Arc<File>,
@@ -60,7 +59,7 @@ pub(crate) fn start(
     let buffers = Buffers::new(pool);
     let work = move || {
         if let Err(error) = read(&file, extent, chunk, buffers, &pieces) {
-            // A receiver that is gone does not want to know.
+            // The receiver may have been dropped.
             let _ = pieces.blocking_send(Err(error));
         }
     };
@@ -86,7 +85,7 @@ fn read(
         Extent::Stream => (0, u64::MAX),
     };
     loop {
-        // At least one byte beyond what is known: the end is seen by reading past it.
+        // At least one byte more than the known size: only a read past the end detects the end.
         let left = limit.saturating_sub(digest.size);
         let left = if matches!(extent, Extent::Range { .. }) { left } else { left.max(1) };
         let want = usize::try_from(left).map_or(chunk, |left| left.min(chunk));
@@ -95,7 +94,7 @@ fn read(
             Extent::Stream => buffers.read(want, &mut &*file, &mut digest)?,
             _ => buffers.read(want, &mut At { file, at }, &mut digest)?,
         };
-        // The end of a range is known; that of a file is seen by reading past it.
+        // The end of a range is known; the end of a file is detected by reading past it.
         let end =
             data.is_empty() || (matches!(extent, Extent::Range { .. }) && digest.size == limit);
         let piece = Piece { data, end: end.then_some(digest) };
@@ -105,7 +104,7 @@ fn read(
     }
 }
 
-/// Reads at a place of its own in a file that others read, too.
+/// Reads at its own position in a file that is shared with other readers.
 struct At<'a> {
     file: &'a File,
     at: u64,
@@ -119,7 +118,7 @@ impl Read for At<'_> {
     }
 }
 
-/// Reads a small file in one go: `size` bytes and what may follow, a few at most. Blocks.
+/// Reads a small file at once: `size` bytes and a few more, to detect growth. Blocks.
 pub(crate) fn read_small(
     file: &File,
     size: u64,
@@ -131,8 +130,8 @@ pub(crate) fn read_small(
     Ok((bytes, digest))
 }
 
-/// The CRC32C of each range of a file, in order, handed to `emit` until it has enough. A range that
-/// the file does not reach counts as what is there. Blocks.
+/// Passes the CRC32C of each range of a file to `emit`, in order, until `emit` breaks. A range
+/// beyond the end of the file counts as far as there are bytes. Blocks.
 pub(crate) fn checksums(
     file: &File,
     ranges: &Ranges,
@@ -148,7 +147,7 @@ pub(crate) fn checksums(
     Ok(())
 }
 
-/// What one range of a file amounts to. Blocks.
+/// The digest of one range of a file. Blocks.
 pub(crate) fn range_digest(
     file: &File,
     ranges: &Ranges,
@@ -171,7 +170,7 @@ pub(crate) fn range_digest(
     Ok(digest)
 }
 
-/// What a whole file amounts to. Blocks.
+/// The digest of a whole file. Blocks.
 pub(crate) fn whole_digest(file: &File) -> io::Result<Digest> {
     let size = file.metadata()?.len();
     let mut digest = Digest::default();
@@ -182,18 +181,18 @@ pub(crate) fn whole_digest(file: &File) -> io::Result<Digest> {
     Ok(digest)
 }
 
-/// Bytes that are read, checked and written at a time: so few that what was touched last still lies
-/// in the processor's cache when it is touched next.
+/// Bytes that are read, checksummed and written at a time: few enough to stay in the processor's
+/// cache between these steps.
 pub(crate) const BLOCK: usize = 128 << 10;
 
-/// Memory to read into.
+/// Allocates buffers to read into.
 ///
-/// What lies in a connection's pool is sent from where it lies. There is only so much of that, and
-/// whoever holds some may have to wait for its turn at the server: so nobody waits for it long
-/// here, and what it has no room for is read into ordinary memory.
+/// Data in a connection's pool is sent without a copy. Pool memory is limited, and a transfer that
+/// holds some may have to queue at the server, so an allocation waits only briefly and then falls
+/// back to ordinary memory.
 ///
-/// Ordinary buffers come back when their bytes have gone out: fresh ones of this size would each be
-/// mapped, faulted in page by page, and unmapped again.
+/// Ordinary buffers are reused once their bytes have been sent: new buffers of this size would each
+/// be mapped, page-faulted and unmapped.
 #[derive(Default)]
 struct Buffers {
     pool: Option<Pool>,
@@ -201,10 +200,10 @@ struct Buffers {
     lent: VecDeque<Bytes>,
 }
 
-/// How long memory of the pool is waited for.
+/// Maximum time to wait for memory of the pool.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// Buffers remembered at most: those that wait, and some that the transport has.
+/// Maximum number of buffers to remember: those in the queue, and some that the transport holds.
 const LENT: usize = READ_AHEAD + 4;
 
 impl Buffers {
@@ -212,19 +211,19 @@ impl Buffers {
         Buffers { pool, lent: VecDeque::new() }
     }
 
-    /// Memory of the pool, if there is any soon.
+    /// Allocates memory of the pool, if it becomes available soon.
     fn pinned(&self, size: usize) -> Option<PinnedBuf> {
-        // Short ones travel beside their message.
+        // Shorter payloads are sent inside their message.
         let pool = self.pool.as_ref().filter(|_| size >= SEGMENT)?;
         match pool.try_alloc(size) {
             Ok(pinned) => Some(pinned),
-            // What cannot be had at all is refused at once.
+            // A request that can never succeed fails at once.
             Err(_) => wait(pool.alloc(size), PATIENCE)?.ok(),
         }
     }
 
-    /// Up to `want` bytes, as far as the reader has some. Takes them into account in `digest`,
-    /// block by block.
+    /// Reads up to `want` bytes, as many as the reader returns, and adds them to `digest` block by
+    /// block.
     fn read(
         &mut self,
         want: usize,
@@ -258,21 +257,21 @@ impl Buffers {
         Ok(self.lend(buffer).split_to(filled))
     }
 
-    /// A buffer of `size` bytes, whatever they are.
+    /// Takes a buffer of `size` bytes with unspecified contents.
     fn take(&mut self, size: usize) -> BytesMut {
         match self.lent.pop_front().map(Bytes::try_into_mut) {
             Some(Ok(mut back)) if back.len() >= size => {
                 back.truncate(size);
                 return back;
             }
-            // Still out: it is asked for again later.
+            // Still in use: it is tried again later.
             Some(Err(out)) if self.lent.len() < LENT => self.lent.push_front(out),
             _ => {}
         }
         BytesMut::zeroed(size)
     }
 
-    /// The bytes of a buffer, to be sent and dropped.
+    /// Freezes a buffer to be sent, and remembers it for reuse.
     fn lend(&mut self, buffer: BytesMut) -> Bytes {
         let bytes = buffer.freeze();
         self.lent.push_back(bytes.clone());
@@ -280,8 +279,8 @@ impl Buffers {
     }
 }
 
-/// Waits on this thread for what a future gives, but no longer than `limit`. No runtime takes
-/// part in it: one that shuts down waits for this thread.
+/// Blocks this thread on a future for at most `limit`. It does not use the runtime, because a
+/// runtime that shuts down waits for this thread.
 fn wait<T>(future: impl Future<Output = T>, limit: Duration) -> Option<T> {
     struct Unpark(Thread);
     impl Wake for Unpark {
@@ -304,7 +303,7 @@ fn wait<T>(future: impl Future<Output = T>, limit: Duration) -> Option<T> {
     }
 }
 
-/// Fills `buffer` as far as the reader has something; returns how far.
+/// Fills `buffer` until it is full or the reader is at its end, and returns the number of bytes.
 pub(crate) fn fill(reader: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
     while let Some(room) = buffer.get_mut(filled..).filter(|room| !room.is_empty()) {
@@ -403,7 +402,7 @@ mod tests {
         let expected: Vec<_> = content.chunks(64 << 10).map(Digest::of).collect();
         assert_eq!(found, expected);
         assert_eq!(whole_digest(&file).unwrap(), Digest::of(&content));
-        // A file that is shorter than the ranges say.
+        // A file that is shorter than its ranges.
         file.set_len(70_000).unwrap();
         let mut buffer = [0; 1000];
         assert_eq!(range_digest(&file, &ranges, 1, &mut buffer).unwrap().size, 70_000 - (64 << 10));
@@ -423,7 +422,7 @@ mod tests {
         drop(sent);
         let again = buffers.take(600);
         assert_eq!((again.as_ptr(), again.len()), (at, 600));
-        // What is never given back is forgotten in the end.
+        // Buffers that are never returned are forgotten eventually.
         let kept: Vec<_> = (0..100)
             .map(|_| {
                 let buffer = buffers.take(10);

@@ -7,7 +7,7 @@ use crate::pb::entry::Kind;
 use crate::pb::{Checksum, StatRequest};
 use crate::{entry, net, output};
 
-/// Tells all about what the flags name.
+/// Prints all properties of the named entry.
 pub(crate) async fn run(args: Stat) -> Result<(), Failure> {
     let Stat { name, asked: Asked { json, remote } } = args;
     let name = name.strip_suffix('/').unwrap_or(&name);

@@ -1,4 +1,4 @@
-//! The closing line of a transfer.
+//! The final line of a transfer.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::costs::Costs;
 use crate::names::Shown;
 use crate::net::Route;
 
-/// What went over.
+/// What was transferred.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Tally {
     /// Bytes of the files.
@@ -20,51 +20,51 @@ pub(crate) struct Tally {
     pub(crate) directories: u64,
     /// Links and special files that were left out.
     pub(crate) skipped: u64,
-    /// Of the bytes: were there already.
+    /// Bytes that the target already had, included in `bytes`.
     pub(crate) kept_bytes: u64,
-    /// Of the files: were there already, whole.
+    /// Files that the target already had completely, included in `files`.
     pub(crate) kept_files: u64,
 }
 
-/// A transfer that succeeded. Shown in one line, made for people and easy to search:
+/// A successful transfer, shown on one line that is readable and easy to search:
 ///
 /// ```text
 /// put 'tree': 1073741824 bytes in 61 files, 16 directories, 3.208 s, 0.335 GB/s, CRC32C ok, 0 bytes by RDMA WRITE (0.0 %), path tcp (no-device: ...)
 /// ```
 ///
-/// With `--json` the same is one object.
+/// With `--json` the same data is one object.
 pub(crate) struct Summary<'a> {
     /// `put`, `get` or `cp`.
     pub(crate) verb: &'static str,
     /// The name in the store.
     pub(crate) name: &'a str,
-    /// How much.
+    /// Amounts.
     pub(crate) tally: Tally,
-    /// From the first request to the last answer, syncing to disk included.
+    /// From the first request to the last reply, including the sync to disk.
     pub(crate) elapsed: Duration,
-    /// What this process spent meanwhile.
+    /// Costs of this process during the transfer.
     pub(crate) costs: Costs,
-    /// Which way; two of them from server to server.
+    /// The path taken; two of them from server to server.
     pub(crate) routes: Routes,
 }
 
-/// Which way the bytes went.
+/// Paths that the payload took.
 pub(crate) enum Routes {
-    /// To a server or from one.
+    /// To or from one server.
     One(Route),
     /// From one server to another.
     Two { from: Box<Route>, to: Box<Route> },
 }
 
 impl Summary<'_> {
-    /// Bytes a second of what was moved.
+    /// Transferred bytes per second.
     fn rate(&self) -> f64 {
         let seconds = self.elapsed.as_secs_f64();
         let moved = self.tally.bytes - self.tally.kept_bytes;
         if seconds > 0.0 { moved as f64 / seconds } else { 0.0 }
     }
 
-    /// The same as a JSON object.
+    /// The JSON form.
     pub(crate) fn json(&self) -> Json<'_> {
         let (route, from, to) = match &self.routes {
             Routes::One(route) => (Some(route), None, None),
@@ -85,7 +85,7 @@ impl Summary<'_> {
     }
 }
 
-/// The form of `--json`.
+/// The transfer as `--json` prints it.
 #[derive(Serialize)]
 pub(crate) struct Json<'a> {
     command: &'static str,

@@ -1,4 +1,4 @@
-//! A directory on this side: what is in it.
+//! A local directory tree.
 
 use std::fs::{self, FileType};
 use std::path::{Path, PathBuf};
@@ -7,29 +7,29 @@ use crate::attributes::Attributes;
 use crate::failure::Failure;
 use crate::names::Shown;
 
-/// What a directory holds, below it.
+/// Everything below a directory.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tree {
-    /// Parents before what they hold, each directory sorted by name.
+    /// Parents before their children, each directory sorted by name.
     pub(crate) nodes: Vec<Node>,
-    /// Links and special files, which are no part of it.
+    /// Number of links and special files, which are left out.
     pub(crate) skipped: u64,
 }
 
 /// A file or directory.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Node {
-    /// Relative to the tree, `/` between components.
+    /// Path relative to the tree, with `/` between components.
     pub(crate) path: String,
     /// Bytes; `None` for a directory.
     pub(crate) size: Option<u64>,
-    /// Mode and time.
+    /// Mode and modification time.
     pub(crate) attributes: Attributes,
 }
 
 impl Tree {
-    /// Walks `dir`. Links and special files are reported and left out; a name that is not UTF-8, or
-    /// anything that cannot be looked at, is an error.
+    /// Walks `dir`. Links and special files are counted and left out. A name that is not UTF-8, or
+    /// an entry that cannot be read, is an error.
     pub(crate) fn walk(dir: &Path) -> Result<Tree, Failure> {
         let mut tree = Tree::default();
         let mut levels = vec![children(dir, "")?];
@@ -56,7 +56,7 @@ impl Tree {
         Ok(tree)
     }
 
-    /// Whether the directory at `index` holds nothing of the tree.
+    /// Whether the directory at `index` contains no entry of the tree.
     pub(crate) fn is_empty_at(&self, index: usize) -> bool {
         let below = |(node, next): (&Node, &Node)| {
             next.path.strip_prefix(&node.path).is_some_and(|rest| rest.starts_with('/'))
@@ -95,7 +95,7 @@ fn unreadable(path: &Path, error: &std::io::Error) -> Failure {
     Failure::io(format!("cannot read {}", shown(path)), error)
 }
 
-/// A local path for a message.
+/// Formats a local path for a message.
 pub(crate) fn shown(path: &Path) -> String {
     Shown(&PathBuf::from(path).to_string_lossy()).to_string()
 }

@@ -1,4 +1,4 @@
-//! What lists, tells, removes, measures and completes.
+//! The commands ls, stat, rm, bench and completions.
 
 #![allow(clippy::unwrap_used)]
 
@@ -24,7 +24,7 @@ fn ls_and_stat_tell_sizes_times_and_checksums() {
     File::open(&file).unwrap().set_times(FileTimes::new().set_modified(time)).unwrap();
     ok(server.client(["put".as_ref(), file.as_os_str(), "dir/a \"name\"\n".as_ref()]));
     symlink("x", at("root/link")).unwrap();
-    // One that came without a put: its CRC32C is known only to who reads it.
+    // A file that was not put: its CRC32C is known only after reading it.
     fs::write(at("root/stranger"), "123456789").unwrap();
 
     let short = ok(server.client(["ls"]));
@@ -132,7 +132,7 @@ fn bench_measures_and_cleans_up() {
         &["operation", "sequential", "random", "8 KiB", "1 MiB", "MB/s", "jobs: 3", &path()],
     );
 
-    // Interrupted, it removes what it wrote, too.
+    // If interrupted, it also removes what it wrote.
     let mut command = server.client_command(["bench", "--sizes", "4KiB,8MiB", "--amount", "64GiB"]);
     let client = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     until("it writes", dir.path(), || names(dir.path()).len() == 2);
@@ -153,16 +153,16 @@ fn completions_for_the_usual_shells() {
         let script = ok(program().args(["completions", shell]).output().unwrap());
         says(stdout(&script), &[word, "bench", "range-size", "require-rdma"]);
     }
-    // The shell itself takes it.
+    // bash accepts the script.
     let script = ok(program().args(["completions", "bash"]).output().unwrap());
     let check =
         std::process::Command::new("bash").args(["-n", "-c", stdout(&script)]).output().unwrap();
     assert!(check.status.success() && check.stderr.is_empty());
 }
 
-/// What bash offers behind the words of `line`, the last of which is being typed.
+/// The completions that bash offers for the last word of `line`.
 fn bash_offers(script: &str, line: &[&str]) -> Vec<String> {
-    // As bash itself calls the function: command, word at the cursor, word before it.
+    // The arguments with which bash calls the function: command, current word, previous word.
     let ask = r#"
         eval "$1"
         shift
@@ -268,7 +268,7 @@ fn the_environment_configures_both_ends() {
         .env("RPC_DEMO_MAX_WRITES", "1")
         .env("RPC_DEMO_MAX_READS", "1");
     let mut server = Server::spawn(serve, dir.path());
-    // More at once than it takes: they wait for their turn.
+    // More transfers than the server's limit: they queue.
     let tree = scratch();
     for n in 0..20 {
         fs::write(tree.path().join(n.to_string()), content(100_000, n)).unwrap();

@@ -1,4 +1,4 @@
-//! The demonstration: what it compares, where it works, and that nothing of it stays.
+//! The demonstration: its comparison, its working directory, and its cleanup.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,7 +13,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use common::*;
 use rustix::process::Signal;
 
-/// A demonstration over the best path of every host, shared memory.
+/// A demonstration over the best path that every host has, shared memory.
 fn demo(args: &[&str]) -> Command {
     let mut demo = program();
     demo.env("TONIC_RDMA", "shm").arg("demo").args(args);
@@ -35,7 +35,7 @@ fn row(said: &str, name: &str) -> Vec<f64> {
     said.lines().find_map(of).unwrap_or_else(|| panic!("no row '{name}' in\n{said}"))
 }
 
-/// The directory that it works in.
+/// The working directory.
 #[track_caller]
 fn works_in(said: &str) -> PathBuf {
     let line = said.lines().find_map(|line| line.strip_prefix("demo: working in ")).unwrap();
@@ -45,7 +45,8 @@ fn works_in(said: &str) -> PathBuf {
 #[test]
 fn it_compares_tcp_the_best_path_and_a_copy() {
     let dir = scratch();
-    // What a connection has to learn is copied, and is the more the more is sent at once.
+    // Calls before a connection has learnt the codec are copied, and more parallel jobs make more
+    // of them.
     let args = ["--size", "32MiB", "--rounds", "1", "--jobs", "3", "--dir"];
     let output = ok(demo(&args).arg(dir.path()).output().unwrap());
     let said = stdout(&output);
@@ -53,8 +54,9 @@ fn it_compares_tcp_the_best_path_and_a_copy() {
     let [tcp, shm] = ["tcp", "shm"].map(|name| row(said, name));
     assert_eq!((tcp.len(), shm.len()), (6, 6), "{said}");
     assert!(tcp.iter().chain(&shm).all(|figure| *figure > 0.0), "{said}");
-    // A file is read, goes over, and is written: three copies, and what a connection has to learn.
-    // TCP goes into a socket and out of it, and is brought together.
+    // Reading a file, transferring it and writing it are one copy each, plus the calls before the
+    // connection has learnt the codec. TCP copies into one socket, out of the other, and to
+    // assemble messages.
     for copied in &shm[4..] {
         assert!((3.0..=3.3).contains(copied), "{said}");
     }
@@ -64,7 +66,7 @@ fn it_compares_tcp_the_best_path_and_a_copy() {
     let [factor, beside_cp] = ["shm : tcp", "shm : cp -r"].map(|name| row(said, name));
     assert!(factor.len() == 6 && factor[4..].iter().all(|factor| *factor < 0.7), "{said}");
     assert_eq!(beside_cp.len(), 6);
-    // Plain copies are made by the kernel, from file to file.
+    // The kernel makes plain copies between the files.
     assert!(said.lines().any(|line| line.contains("│ cp -r ") && line.contains("1.00")), "{said}");
     assert!(
         said.lines().filter(|line| line.starts_with('│')).all(|line| line.chars().count() < 80)
@@ -84,7 +86,7 @@ fn where_tcp_is_the_best_it_says_why() {
     );
     assert_eq!(row(said, "tcp").len(), 6);
     assert!(!said.contains(": tcp "), "a factor between a path and itself: {said}");
-    // What is kept are the trees of the last round.
+    // The trees of the last round are kept.
     let kept = works_in(said);
     assert_eq!(kept.parent(), Some(dir.path()));
     assert_eq!(names(&kept), ["copy", "root", "source"]);
@@ -98,7 +100,7 @@ fn it_works_in_memory_where_there_is_some() {
     let output = ok(demo.env("TMPDIR", dir.path()).output().unwrap());
     let said = stdout(&output);
     let place = works_in(said);
-    // Of the two one is taken, and no other; on a disk it says why.
+    // It uses exactly one of the two directories, and gives a reason for a disk.
     let in_memory = place.starts_with("/dev/shm/");
     assert!(in_memory || place.starts_with(dir.path()), "{said}");
     let on_disk = said.contains("files on a disk, so the disk counts: ");
@@ -106,7 +108,7 @@ fn it_works_in_memory_where_there_is_some() {
     assert!(!place.exists(), "{}", place.display());
 }
 
-/// A demonstration whose server runs: where it works, and the server's process.
+/// A demonstration whose server runs: its working directory, and the server's process.
 fn under_way(mut demo: Command) -> (Child, BufReader<ChildStdout>, PathBuf, u32) {
     let mut demo = demo.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stdout = BufReader::new(demo.stdout.take().unwrap());
@@ -127,7 +129,7 @@ fn one_that_is_interrupted_leaves_nothing() {
         demo
     };
     for signal in [Signal::INT, Signal::TERM] {
-        // In memory, if there is room: nothing else would ever give that back.
+        // In memory if there is space: leaked files would stay allocated there.
         for demo in [here(), demo(&["--size", "64MiB"])] {
             let (mut demo, _stdout, place, server) = under_way(demo);
             // A client has begun to put.
@@ -142,7 +144,7 @@ fn one_that_is_interrupted_leaves_nothing() {
         assert!(names(dir.path()).is_empty(), "{:?}", names(dir.path()));
     }
 
-    // Killed, it cannot remove its files; its server ends all the same.
+    // A killed demonstration cannot remove its files, but its server still ends.
     let (mut demo, _stdout, _, server) = under_way(here());
     demo.kill().unwrap();
     demo.wait().unwrap();
@@ -177,7 +179,7 @@ fn one_that_fails_cleans_up_too() {
     let dir = scratch();
     let failing = |more: &[&str]| {
         let mut demo = program();
-        // A device that no host has.
+        // A device that does not exist.
         demo.env("TONIC_RDMA", "verbs").env("TONIC_RDMA_DEVICE", "no-such-device");
         demo.args(["demo", "--size", "1MiB", "--dir"]).arg(dir.path()).args(more).output().unwrap()
     };
@@ -187,7 +189,8 @@ fn one_that_fails_cleans_up_too() {
     says(&log, &["no RDMA to http://", "no-", "rpc-demo: the demo's put failed: exit status: 1"]);
     assert!(names(dir.path()).is_empty());
 
-    // No address of this host: kept for documentation. Nothing is made before that is seen.
+    // An address reserved for documentation, which no host has. The failure comes before anything
+    // is created.
     let line = failed(failing(&["--addr", "192.0.2.1:0"]), 1);
     says(&line, &["cannot listen on 192.0.2.1:0", "--addr"]);
 

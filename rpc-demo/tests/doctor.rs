@@ -1,5 +1,4 @@
-//! `rpc-demo doctor`, on whatever this machine is: what it prints can be read, and its codes are
-//! kept.
+//! `rpc-demo doctor` on any machine: its output can be parsed, and its exit codes are correct.
 
 #![allow(clippy::unwrap_used)]
 
@@ -18,14 +17,14 @@ fn doctor() -> Command {
     command
 }
 
-/// Its JSON, which is one line and nothing else.
+/// Parses its JSON, which must be exactly one line.
 fn json(output: &Output) -> Value {
     let text = stdout(output);
     assert_eq!(text.lines().count(), 1, "{text}");
     serde_json::from_str(text).unwrap()
 }
 
-/// Its code and its JSON agree.
+/// Checks that exit code and JSON agree, and returns the JSON.
 fn verdict(output: &Output) -> Value {
     let found = json(output);
     let rdma = found["rdma"].as_bool().unwrap();
@@ -113,7 +112,7 @@ fn what_cannot_be_told_is_code_2_and_one_line() {
     let url = format!("http://{}", closed.local_addr().unwrap());
     drop(closed);
     let output = doctor().args(["--json", "--peer", &url]).output().unwrap();
-    // What is known of this host is told all the same.
+    // The report on this host is complete nevertheless.
     assert!(json(&output)["peer"]["error"].as_str().unwrap().contains("refused"));
     let output = Output { stdout: Vec::new(), ..output };
     says(&failed(output, 2), &["no server answers", &url, "--peer"]);
@@ -124,7 +123,7 @@ fn what_cannot_be_told_is_code_2_and_one_line() {
     }
     let output = doctor().env("TONIC_RDMA", "maybe").output().unwrap();
     says(&failed(output, 2), &["TONIC_RDMA=\"maybe\"", "auto"]);
-    // An answer that nobody has got is none.
+    // If the result cannot be written, the diagnosis has failed.
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
     let output = doctor().arg("--json").stdout(full).output().unwrap();
     says(&failed(output, 2), &["cannot write to stdout"]);
@@ -132,7 +131,7 @@ fn what_cannot_be_told_is_code_2_and_one_line() {
 
 #[test]
 fn an_interrupted_doctor_has_not_said_no() {
-    // Takes a connection, and says nothing.
+    // Accepts a connection, and sends nothing.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let mut command = doctor();

@@ -1,13 +1,13 @@
-//! The doctor in the guest, as root of it: each test breaks something, reads what the doctor says,
-//! does what it says to the letter, and wants the next run to say RDMA.
+//! The doctor in the guest, as root: each test breaks something, runs the doctor, executes the
+//! proposed commands verbatim, and expects the next run to report RDMA.
 //!
 //! ```text
 //! tests/guest/run --device none --memlock 64 --mem 4G --env TONIC_RDMA_DEBS=DIR -- \
 //!     target/.../doctor_guest-HASH --test-threads=1
 //! ```
 //!
-//! DIR has the Debian packages of rdma-core: what a mirror would send. The guest's limit is
-//! the low one because PAM takes that of process 1 for a login that has none of its own.
+//! DIR has the Debian packages of rdma-core, in place of a mirror. The guest's limit is low because
+//! for a login without a limit of its own PAM applies that of process 1.
 
 #![allow(clippy::unwrap_used)]
 
@@ -21,14 +21,14 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use serde_json::Value;
 
-/// The program, where an ordinary user can reach it.
+/// The program, in a place that an ordinary user can access.
 const PROGRAM: &str = "/tmp/rpc-demo";
 const USER: &str = "1000";
-/// The user's limit in the test that is about it, and in the others.
+/// The user's limit in the test of the limit, and in all other tests.
 const TOO_LITTLE: u64 = 64 << 10;
 const USUAL: u64 = 8 << 20;
 
-/// Runs a command of the test's own; it must work.
+/// Runs a command of the test itself, which must succeed.
 fn run(command: &str) -> String {
     let output = Command::new("bash").args(["-euc", command]).output().unwrap();
     let (out, err) =
@@ -37,8 +37,8 @@ fn run(command: &str) -> String {
     out.into_owned()
 }
 
-/// Begins a test: no RDMA device, two interfaces that could have one, device files as rdma-core
-/// leaves them.
+/// Sets up a test: no RDMA device, two interfaces that could have one, device files as rdma-core
+/// configures them.
 fn guest() {
     assert!(
         std::env::var_os("TONIC_RDMA_GUEST").is_some(),
@@ -58,7 +58,7 @@ fn add(kind: &str) {
     run(&format!("rdma link add {kind}0 type {kind} netdev d0"));
 }
 
-/// A shell that somebody works in, with the doctor's environment.
+/// An interactive shell with the doctor's environment.
 struct Shell {
     child: Child,
     stdin: ChildStdin,
@@ -92,13 +92,13 @@ impl Shell {
         Shell { child, stdin, stdout }
     }
 
-    /// Types a command, and waits for its end.
+    /// Runs a command, and waits for its end.
     fn types(&mut self, command: &str) {
         writeln!(self.stdin, "{command}\necho done 0").unwrap();
         self.finish();
     }
 
-    /// What comes until a command has ended, and its code.
+    /// The output until a command has ended, and its exit code.
     fn finish(&mut self) -> (i32, String) {
         let mut text = String::new();
         loop {
@@ -111,7 +111,7 @@ impl Shell {
         }
     }
 
-    /// Runs the doctor, whose code must agree with what it says.
+    /// Runs the doctor, and checks that exit code and output agree.
     fn doctor(&mut self, args: &str) -> Value {
         let command = format!("{PROGRAM} doctor --json {args}; code=$?; (exit $code)");
         writeln!(self.stdin, "{command}; echo \"done $?\"").unwrap();
@@ -124,7 +124,7 @@ impl Shell {
         found
     }
 
-    /// RDMA, and every step on every device worked.
+    /// The verdict is RDMA, and every step on every device succeeded.
     #[track_caller]
     fn is_well(&mut self) -> Value {
         let found = self.doctor("");
@@ -153,7 +153,8 @@ impl Shell {
         found
     }
 
-    /// TCP, for this reason. Gives the cures of the first finding, which is about it.
+    /// The verdict is TCP for this reason. Returns the cures of the first finding, which must have
+    /// that reason.
     #[track_caller]
     fn is_ill(&mut self, code: &str) -> Vec<Cure> {
         let found = self.doctor("");
@@ -192,7 +193,7 @@ struct Cure {
 }
 
 impl Cure {
-    /// What root has to do, root does.
+    /// Runs the commands that need root as root.
     #[track_caller]
     fn follow(&self) {
         assert!(self.root, "{self:?}");
@@ -255,7 +256,7 @@ fn rxe_down_and_siw_down() {
 
 #[test]
 fn no_device() {
-    // Each of the ways that are named.
+    // Each of the proposed alternatives.
     for way in 0..2 {
         guest();
         let mut shell = Shell::user(USUAL);
@@ -308,7 +309,7 @@ fn memlock_of_64_kib_raised_for_the_next_login() {
     guest();
     add("rxe");
     run("mount -t tmpfs none /etc/security/limits.d");
-    // A login as an ordinary user, by PAM, from a shell that has the low limit.
+    // A login as an ordinary user through PAM, from a shell with the low limit.
     let login = || Shell::start("exec su -s /bin/bash nobody -c 'exec bash'", TOO_LITTLE);
     let cures = login().is_ill("memlock");
     let lasting =
@@ -389,7 +390,7 @@ fn a_peer_is_reached_and_measured_over_rdma_and_tcp() {
     }
 }
 
-/// Makes a root of its own under /tmp/bare, from this one, in which packages can be removed and
+/// Creates a root directory under /tmp/bare from this system, in which packages can be removed and
 /// installed.
 const BARE: &str = r#"
 root=/tmp/bare libraries=/usr/lib/x86_64-linux-gnu
@@ -434,7 +435,7 @@ fn no_library() {
     let found = doctor();
     assert_eq!(found["reason"]["code"], "no-rdma-core", "{found}");
     assert_eq!(found["library"]["found"], false);
-    // The device is seen all the same.
+    // The device is found nevertheless.
     assert_eq!(found["devices"][0]["name"], "rxe0");
     let cure = &found["findings"][0]["cures"][0];
     assert_eq!(cure["root"], true);

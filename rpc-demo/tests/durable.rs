@@ -1,5 +1,5 @@
-//! What is acknowledged has been synced: where a sync fails, which strace makes happen, so does the
-//! command. Run by `tests/guest/suite`, on this machine; it needs strace.
+//! Acknowledged data has been synced: if a sync fails, which strace injects, the command fails as
+//! well. Run by `tests/guest/suite` on this machine; needs strace.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,7 +11,7 @@ use std::process::{Command, Output};
 use common::*;
 use tempfile::TempDir;
 
-/// A server to which each sync of `path`, which lies below its root, fails.
+/// A server in which each sync of `path`, relative to its root, fails.
 struct Broken {
     server: Server,
     dir: TempDir,
@@ -22,7 +22,7 @@ impl Broken {
         let dir = scratch();
         let root = dir.path().join("root");
         fs::create_dir(&root).unwrap();
-        // The tracer is not the parent: who kills its child kills the server.
+        // With -D, strace is not the parent: killing the child kills the server.
         let mut command = quiet(Command::new("strace"));
         command.args([
             "-D",
@@ -57,20 +57,20 @@ impl Broken {
     }
 }
 
-/// What a server may fail to sync, and what is put then: bytes (none: a directory), and under which
-/// name. Numbers are given to temporary files in turn, the first to one by which the server tries
-/// out the file system.
+/// The path whose sync fails, the content to put in bytes (`None`: a directory), and its name.
+/// Temporary files are numbered consecutively; the first number goes to the file with which the
+/// server probes the file system.
 const PUTS: [(&str, Option<usize>, &str); 7] = [
-    // The content, before it has its name; of a large one, which comes in ranges, too.
+    // The content, before it has its name; also of a large object, which arrives in ranges.
     (".rpc-demo-tmp/1.part", Some(1000), "name"),
     (".rpc-demo-tmp/c4bcadba8e631b86-200000-1.upload", Some(200_000), "name"),
-    // The entry with its name.
+    // The directory entry of the object.
     ("", Some(1000), "name"),
     ("", Some(200_000), "name"),
     ("a/b", Some(1000), "a/b/name"),
-    // That of a directory that was made for it.
+    // The entry of a directory that was created for it.
     ("a", Some(1000), "a/b/name"),
-    // Mode and time of a directory.
+    // Mode and modification time of a directory.
     ("name", None, "name"),
 ];
 

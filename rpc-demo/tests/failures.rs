@@ -1,4 +1,4 @@
-//! What goes wrong is said in one line, with a code that is not zero, and leaves no half file.
+//! Errors are reported in one line, with a nonzero exit code, and leave no partial file.
 
 #![allow(clippy::unwrap_used)]
 
@@ -18,7 +18,7 @@ use common::*;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-/// A root, and a directory beside it for the client.
+/// A root directory, and a directory for the client.
 struct Dirs {
     top: TempDir,
 }
@@ -54,12 +54,12 @@ fn get<'a>(name: &'a str, file: &'a Path) -> [&'a OsStr; 3] {
     ["get".as_ref(), name.as_ref(), file.as_os_str()]
 }
 
-/// A client, running, with its stdin in our hand.
+/// A running client whose stdin the test holds.
 fn spawn(command: &mut Command) -> Child {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// A put in flight: some of it is on the server's disk, more is to come on its stdin.
+/// A put in flight: a part is on the server's disk, and stdin is still open.
 fn put_under_way(server: &Server, name: &str) -> Child {
     let mut client = spawn(&mut server.client_command(["put", "-", name, "--chunk-size", "64KiB"]));
     client.stdin.as_mut().unwrap().write_all(&content(1 << 20, 5)).unwrap();
@@ -67,12 +67,12 @@ fn put_under_way(server: &Server, name: &str) -> Child {
     client
 }
 
-/// A file of zeros that takes no room, and longer to send than any test needs.
+/// A sparse file that takes longer to send than any test runs.
 fn endless(path: PathBuf) {
     File::create(path).unwrap().set_len(16 << 30).unwrap();
 }
 
-/// A get in flight: the client has written some of it, and by now whole ranges.
+/// A get in flight: the client has written more than one range.
 fn get_under_way(server: &Server, dirs: &Dirs) -> Child {
     endless(dirs.root().join("big"));
     let mut command = server.client_command(get("big", &dirs.here().join("target")));
@@ -84,7 +84,7 @@ fn get_under_way(server: &Server, dirs: &Dirs) -> Child {
     client
 }
 
-/// All that there is, is what a get of a large file has received: kept for --resume.
+/// The only file is the received part of a large file, kept for --resume.
 fn only_a_part(dirs: &Dirs) {
     let [part] = names(&dirs.here()).try_into().unwrap();
     assert!(part.starts_with(".rpc-demo-") && part.ends_with(".part"), "{part}");
@@ -112,7 +112,7 @@ fn where_no_server_is() {
 
 #[test]
 fn where_something_else_answers() {
-    // Takes connections and says nothing of HTTP/2.
+    // Accepts connections, but does not speak HTTP/2.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     std::thread::spawn(move || {
@@ -178,7 +178,7 @@ fn a_root_that_cannot_be_served() {
     let mut second = program();
     second.args(["serve", "--addr", taken, "--root"]).arg(dirs.here());
     says(&failed(second.output().unwrap(), 1), &["cannot listen on", taken, "--addr"]);
-    // One that was killed does not stand in the way.
+    // A killed server does not block the next one.
     first.signal(Signal::KILL);
     first.wait();
     Server::start(&dirs.root());
@@ -217,14 +217,14 @@ fn what_is_not_there_or_not_a_file() {
 fn a_file_that_cannot_be_read_half_way() {
     let dirs = Dirs::new();
     let server = Server::start(&dirs.root());
-    // It can be opened, by anyone, and nothing is mapped at its beginning.
+    // Any user can open it, but nothing is mapped at its beginning.
     let line = failed(server.client(["put", "/proc/self/mem", "x"]), 1);
     says(&line, &["cannot read /proc/self/mem"]);
     server.drops_all();
     assert_eq!(names(&dirs.root()), [".rpc-demo-tmp"]);
 }
 
-/// Who may not read everything: root becomes nobody, others stay who they are.
+/// Runs as a user without permission to read everything: root becomes nobody, others stay the same.
 fn ordinary(program: &Path) -> Command {
     let mut command = quiet(Command::new(program));
     if rustix::process::geteuid().is_root() {
@@ -235,7 +235,7 @@ fn ordinary(program: &Path) -> Command {
 
 #[test]
 fn a_file_without_permission() {
-    // Where any user may go, with a program that any user may run.
+    // A directory and a program that any user can access.
     let top =
         tempfile::Builder::new().permissions(Permissions::from_mode(0o755)).tempdir().unwrap();
     let at = |name: &str| top.path().join(name);
@@ -267,7 +267,7 @@ fn a_file_without_permission() {
     says(&line, &["'closed'", "ermission denied", "under the server's root"]);
     assert!(!at("here/back").exists());
 
-    // A directory that cannot be listed makes a tree incomplete: that is said before anything is
+    // A directory that cannot be listed makes a tree incomplete: reported before anything is
     // fetched.
     fs::set_permissions(at("root/dir"), Permissions::from_mode(0o000)).unwrap();
     says(&failed(client(&["ls".as_ref(), "dir".as_ref()]), 1), &["'dir'", "ermission denied"]);
@@ -280,7 +280,7 @@ fn a_file_without_permission() {
     assert_eq!(ls.status.code(), Some(1));
     says(stdout(&ls), &["  dir/file\n", "  closed\n"]);
 
-    // A directory that cannot be written to, on either side.
+    // A directory without write permission, on either side.
     fs::set_permissions(at("root/dir"), Permissions::from_mode(0o555)).unwrap();
     says(&failed(client(&put(&at("here/open"), "dir/new")), 1), &["'dir/new'", "ermission denied"]);
     fs::set_permissions(at("here"), Permissions::from_mode(0o555)).unwrap();
@@ -289,15 +289,14 @@ fn a_file_without_permission() {
         &["here/back", "ermission denied"],
     );
     assert_eq!(server.unfinished(), 0);
-    // So that the directory can be removed by an ordinary user.
+    // Allows an ordinary user to remove the directory.
     for path in ["here", "root/dir", "root/dir/sub"] {
         fs::set_permissions(at(path), Permissions::from_mode(0o777)).unwrap();
     }
 }
 
-/// The program, to which `dir` is a disk of 2 MiB, in a mount namespace of its own where the system
-/// allows one (true), or else with a limit on file sizes (in units of 512 bytes), which every user
-/// may set.
+/// The program with a disk of 2 MiB at `dir`: in its own mount namespace if the system allows that
+/// (true), or else with a limit on file sizes (in units of 512 bytes), which every user can set.
 fn on_a_small_disk(dir: &Path) -> (Command, bool) {
     let alone = ["--user", "--map-root-user", "--mount", "sh", "-c"];
     let mount = "mount -t tmpfs -o size=2m tiny \"$1\"";
@@ -349,7 +348,7 @@ fn a_server_whose_disk_is_full() {
 
     ok(server.client(put(&small, "small")));
     let before = stdout(&ok(server.client(["ls"]))).to_owned();
-    // Of unknown length, so that it is found out on the way.
+    // The length is unknown in advance, so the error occurs during the transfer.
     for _ in 0..3 {
         let mut client = server.client_command(["put", "-", "large"]);
         let output = client.stdin(File::open(&large).unwrap()).output().unwrap();
@@ -362,7 +361,7 @@ fn a_server_whose_disk_is_full() {
                 if possible { "free some space" } else { "limit on file sizes" },
             ],
         );
-        // What it had is free again, so that the next round fares no worse.
+        // Its space is free again, so the next round starts from the same state.
         let began = Instant::now();
         while !server.client(put(&small, "again")).status.success() {
             assert!(began.elapsed() < HANG, "the server keeps what it cannot use");
@@ -374,8 +373,8 @@ fn a_server_whose_disk_is_full() {
     assert_eq!(after, format!("{:>16}  again\n{before}", 100_000));
 }
 
-/// Runs the program with a limit on the size of files, in bytes: any user can have a disk that
-/// refuses to take more.
+/// Runs the program with a limit on the size of files in bytes, which makes writes fail without a
+/// full disk.
 fn limited(bytes: usize) -> Command {
     let mut command = quiet(Command::new("sh"));
     command.args(["-c", "ulimit -f \"$0\" && exec \"$@\""]).arg((bytes / 512).to_string());
@@ -387,7 +386,8 @@ fn limited(bytes: usize) -> Command {
 fn a_file_larger_than_the_limit() {
     let dirs = Dirs::new();
     let large = dirs.file("large", 8 << 20);
-    // Shared memory counts as a file: where the tests run over that, these go over TCP.
+    // Shared memory counts as a file, so these calls use TCP even if the tests run over shared
+    // memory.
     let tcp = |mut command: Command| {
         if by_shm() {
             command.env("TONIC_RDMA", "off");
@@ -399,7 +399,7 @@ fn a_file_larger_than_the_limit() {
     says(&line, &["cannot write 'large'", "limit on file sizes"]);
     server.drops_all();
     assert_eq!(names(&dirs.root()), [".rpc-demo-tmp"]);
-    // The signal that comes with it did not end the server.
+    // SIGXFSZ did not end the server.
     ok(tcp(server.client_command(["ls"])).output().unwrap());
     server.signal(Signal::TERM);
     assert!(server.wait().0.success());
@@ -453,13 +453,13 @@ fn an_object_that_rotted_on_the_disk() {
     let line = failed(one_by_one.args(["--jobs", "1"]).output().unwrap(), 1);
     says(&line, &["'dir/object'", "is damaged"]);
     assert_eq!(names(&tree), ["another"]);
-    // The same in ranges, no single one of which could tell.
+    // The same in ranges, of which no single one can reveal the damage.
     let mut ranges = server.client_command(get("dir/object", &target));
     let line = failed(ranges.args(["--range-size", "64KiB"]).output().unwrap(), 1);
     says(&line, &["'dir/object'", "is damaged on the server's disk"]);
     assert_eq!(names(&dirs.here()), ["file", "tree"]);
 
-    // One that was edited, and shows it, is served as it is.
+    // An edited file with a new modification time is served as it is.
     raw.set_times(
         FileTimes::new()
             .set_modified(times.modified().unwrap() + std::time::Duration::from_nanos(1)),
@@ -474,7 +474,7 @@ fn a_server_that_is_killed_during_a_put() {
     let dirs = Dirs::new();
     let mut server = Server::start(&dirs.root());
     let mut client = put_under_way(&server, "half");
-    // Its stdin stays open: it must not wait for that.
+    // Its stdin stays open: the client must not wait for it.
     let _stdin = client.stdin.take();
     server.signal(Signal::KILL);
     server.wait();
@@ -485,7 +485,7 @@ fn a_server_that_is_killed_during_a_put() {
         &["cannot put stdin as 'half'", "connection to the server was lost", "repeat the command"],
     );
 
-    // What it left is not to be seen, and the next server removes it.
+    // The leftover is not visible, and the next server removes it.
     assert_eq!(server.unfinished(), 1);
     assert_eq!(names(&dirs.root()), [".rpc-demo-tmp"]);
     let mut next = Server::start(&dirs.root());
@@ -582,7 +582,7 @@ fn a_file_that_changes_while_it_is_put() {
     let dirs = Dirs::new();
     let server = Server::start(&dirs.root());
     let (file, target) = (dirs.here().join("file"), dirs.root().join("file"));
-    // Grown or shrunk after it was announced and long before its end is read.
+    // The file grows or shrinks after its length was announced and long before its end is read.
     let before = 1 << 29;
     for (after, why) in [
         (before + 4, "it grew past the 536870912 bytes"),
@@ -606,7 +606,7 @@ fn rdma_that_is_required_and_cannot_be_had() {
     command.env("TONIC_RDMA", "verbs");
     let server = Server::spawn(command, &dirs.root());
     let file = dirs.file("file", 10);
-    // A device that no host has, so that it cannot be had on one with others.
+    // A device that does not exist, so that RDMA fails even on machines with devices.
     let mut client = server.client_command(put(&file, "x"));
     client
         .arg("--require-rdma")
@@ -614,7 +614,7 @@ fn rdma_that_is_required_and_cannot_be_had() {
         .env("TONIC_RDMA_DEVICE", "no-such-device");
     let line = failed(client.output().unwrap(), 1);
     says(&line, &["no RDMA to ", "no-", "leave out --require-rdma"]);
-    // Without the flag the same is a warning with its cure, and the transfer goes over TCP.
+    // Without the flag the same is a warning with its cure, and the transfer uses TCP.
     let mut client = server.client_command(put(&file, "y"));
     client.env("TONIC_RDMA", "verbs").env("TONIC_RDMA_DEVICE", "no-such-device");
     let output = ok(client.output().unwrap());
@@ -622,7 +622,7 @@ fn rdma_that_is_required_and_cannot_be_had() {
     says(stdout(&output), &["path tcp (no-"]);
     assert!(!dirs.root().join("x").exists());
 
-    // Nor is shared memory RDMA, which both ends have.
+    // Shared memory, which both ends have, does not count as RDMA either.
     drop(server);
     let mut server = serve(program(), &dirs.root());
     server.env_remove("TONIC_RDMA");

@@ -1,6 +1,6 @@
-//! 10,000 small files and some of 4 GiB, up, killed on the way, resumed, and back. Needs 20 GB of
-//! disk and some minutes: `make test-large` runs it, over TCP, over shared memory, and over RDMA in
-//! the guest.
+//! 10,000 small files and some of 4 GiB: put, killed on the way, resumed, and fetched. Needs 20 GB
+//! of disk and some minutes. `make test-large` runs it over TCP, over shared memory, and over RDMA
+//! in the guest.
 
 #![allow(clippy::unwrap_used)]
 
@@ -15,23 +15,23 @@ use std::process::Stdio;
 use common::*;
 use rustix::process::Signal;
 
-/// Large files.
+/// Number of large files.
 const LARGE: u64 = 2;
 
-/// There is some content in each piece of so many bytes, and so in each range.
+/// Distance in bytes between pieces of content, so that each range has some.
 const EACH: u64 = 4 << 20;
 
-/// Bytes of each: RPC_DEMO_LARGE_SIZE, or 4 GiB.
+/// Size of each: RPC_DEMO_LARGE_SIZE, or 4 GiB.
 fn size() -> u64 {
     std::env::var("RPC_DEMO_LARGE_SIZE").map_or(4 << 30, |text| text.parse().unwrap())
 }
 
-/// A file system with room: RPC_DEMO_LARGE_DIR, or that of the build.
+/// A file system with enough space: RPC_DEMO_LARGE_DIR, or that of the build.
 fn place() -> PathBuf {
     std::env::var_os("RPC_DEMO_LARGE_DIR").map_or(env!("CARGO_TARGET_TMPDIR").into(), PathBuf::from)
 }
 
-/// Compares two files piece by piece.
+/// Compares two files block by block.
 fn same_content(left: &Path, right: &Path) -> bool {
     let (mut a, mut b) = (vec![0; 1 << 20], vec![0; 1 << 20]);
     let (mut left, mut right) = (File::open(left).unwrap(), File::open(right).unwrap());
@@ -93,7 +93,8 @@ fn large_and_many_files_survive_a_kill_and_come_back() {
     let mut server = Server::start(&root);
     let client = put(&server, &[]);
     let temp = root.join(".rpc-demo-tmp");
-    // Ranges come in order. Blocks would not tell on file systems that count them later.
+    // Ranges are sent in order. The block count is no alternative: some file systems update it
+    // late.
     let quarter = size() / 4 / EACH * EACH;
     until("a quarter of a large one is there", &temp, || {
         names(&temp).iter().any(|name| {

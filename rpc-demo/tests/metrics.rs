@@ -1,5 +1,4 @@
-//! What `rpc-demo serve --metrics` tells Prometheus, after transfers over TCP and over shared
-//! memory.
+//! The metrics of `rpc-demo serve --metrics` after transfers over TCP and over shared memory.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,7 +11,7 @@ use std::net::TcpStream;
 
 use common::*;
 
-/// What Prometheus would take from this text: each series with its value.
+/// A scrape as Prometheus parses it: each series with its value.
 struct Scrape {
     text: String,
     series: HashMap<String, f64>,
@@ -40,7 +39,7 @@ impl Scrape {
         Scrape { text: text.to_owned(), series }
     }
 
-    /// The sum of the series of this name with all of these labels.
+    /// The sum of all series with this name and these labels.
     fn get(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let wanted = |series: &str| {
             let (known, told) = series.split_once('{').unwrap_or((series, "}"));
@@ -83,8 +82,8 @@ fn transfers(fabrics: &str) {
     let with = |more: &[(&'static str, &'static str)]| [there, more].concat();
     let payload = "tonic_rdma_payload_bytes_total";
 
-    // A connection tells at the end of its driver's turn, and when it has ended: the client has,
-    // before that.
+    // A connection publishes its counters when its driver yields and when it has ended. The client
+    // has ended before.
     let told = Scrape::until(&url, |now| {
         now.get(payload, &with(&[("direction", "sent")])) >= LENGTH as f64
             && now.get("tonic_rdma_connections", &[]) == 0.0
@@ -98,7 +97,7 @@ fn transfers(fabrics: &str) {
     );
     let by = if path == "tcp" { "http2" } else { "write" };
     assert!(told.get(payload, &with(&[("by", by)])) >= 2.0 * LENGTH as f64, "{}", told.text);
-    // The Offers.
+    // The Offer messages.
     let others = told.get(payload, &[]) - told.get(payload, there);
     assert!(others < 2000.0, "{}", told.text);
     if path == "tcp" {
@@ -151,8 +150,8 @@ fn transfers(fabrics: &str) {
 }
 
 impl Scrape {
-    /// Fetches until it is so. Each fetch is an exchange with the server, whose connections end
-    /// meanwhile.
+    /// Scrapes until `done`. Each scrape is an exchange with the server, whose connections end in
+    /// the meantime.
     fn until(url: &str, done: impl Fn(&Scrape) -> bool) -> Scrape {
         let began = std::time::Instant::now();
         loop {

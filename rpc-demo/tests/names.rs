@@ -1,4 +1,4 @@
-//! Nothing leads out: of the server's root, nor of the directory that `get` was given.
+//! No name leads out of the server's root, or out of the directory given to `get`.
 
 #![allow(clippy::unwrap_used)]
 
@@ -115,10 +115,10 @@ async fn a_client_that_checks_nothing_gets_nowhere() {
 fn the_command_line_says_what_is_wrong_with_a_name() {
     let dir = scratch();
     let server = Server::start(dir.path());
-    // A NUL cannot be given on a command line.
+    // A command line cannot contain a NUL.
     for bad in BAD.iter().filter(|bad| !bad.contains('\0')) {
         let says_so = format!("'{bad}' cannot be the name of an object: ");
-        // A '/' at the end means the directory to put it in.
+        // A '/' at the end means the directory to store it in.
         if !bad.ends_with('/') {
             says(&failed(server.client(["put", "/dev/null", bad]), 2), &[&says_so]);
             says(&failed(server.client(["cp", "x", bad]), 2), &[&says_so]);
@@ -156,7 +156,7 @@ async fn links_under_the_root_do_not_lead_out() {
         let stat = client
             .stat(StatRequest { name: name.into(), checksum: Checksum::Computed.into() })
             .await;
-        // What a link is may be told; where it leads is not looked at.
+        // The server may report that it is a link, but must not follow it.
         assert!(stat.is_err() || stat.unwrap().into_inner().entry.unwrap().kind() == Kind::Other);
         let attributes = Some(Attributes { mode: Some(0), modified: None });
         let set = SetAttributesRequest { name: name.into(), attributes };
@@ -171,14 +171,14 @@ async fn links_under_the_root_do_not_lead_out() {
     }
     let recursive = true;
     client.remove(RemoveRequest { name: "relative/secret".into(), recursive }).await.unwrap_err();
-    // Removing and putting mean the link itself.
+    // Removing and putting affect the link itself.
     client.remove(RemoveRequest { name: "absolute".into(), recursive }).await.unwrap();
     assert!(!at("root/absolute").is_symlink());
     client.put(parts([whole("file", "")])).await.unwrap();
     assert!(fs::symlink_metadata(at("root/file")).unwrap().is_file());
     assert_eq!(fs::read(at("outside/secret")).unwrap(), b"secret");
     assert_eq!(names(&at("outside")), ["secret"]);
-    // One that stays inside is followed.
+    // A link whose target is inside the root is followed.
     client.put(parts([head("inside/x", None), end(digest(b""))])).await.unwrap();
     assert_eq!(names(&at("root/real")), ["x"]);
     assert_eq!(server.unfinished(), 0);
@@ -240,7 +240,7 @@ async fn a_put_that_breaks_the_protocol_stores_nothing() {
     }
     assert_eq!(names(dir.path()), [".rpc-demo-tmp"]);
     server.drops_all();
-    // It lives on.
+    // The server still works.
     client.put(parts([header("x"), chunk(), trailer()])).await.unwrap();
     assert_eq!(fs::read(dir.path().join("x")).unwrap(), b"1234");
 }
@@ -326,11 +326,11 @@ fn a_local_name_that_is_not_utf8_is_named() {
     let tree = dir.path().join("tree");
     let line = failed(server.client(["put".as_ref(), tree.as_os_str(), "t".as_ref()]), 1);
     says(&line, &["tree/sub/bad\u{fffd}", "not UTF-8", "rename it"]);
-    // Said before anything was sent.
+    // Reported before anything was sent.
     assert_eq!(names(&dir.path().join("root")), [".rpc-demo-tmp"]);
 }
 
-/// A server that lies.
+/// A malicious server.
 struct Liar {
     listed: Vec<Entry>,
     answer: Vec<GetResponse>,
@@ -403,7 +403,7 @@ impl ObjectStore for Liar {
     }
 }
 
-/// An answer to a get, part by part.
+/// A response to a get, part by part.
 fn got(size: u64) -> GetResponse {
     GetResponse {
         header: Some(GetHeader { size, ..GetHeader::default() }),
@@ -531,7 +531,7 @@ async fn ranges_that_do_not_add_up_leave_no_file() {
         says(&failed(against(liar, &args).await, 1), &["cannot get 'x'", says_so]);
         assert!(names(dir.path()).is_empty(), "{says_so}: {:?}", names(dir.path()));
     }
-    // Checksums of something else.
+    // Checksums of another content.
     let file = dir.path().join("large");
     fs::write(&file, vec![1; 100 << 10]).unwrap();
     let liar = Liar { listed: vec![], answer: vec![] };

@@ -1,4 +1,4 @@
-//! What a person at a terminal sees of a transfer.
+//! The terminal output of a transfer.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,10 +14,10 @@ use rustix::process::Signal;
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
-/// Rows of a terminal.
+/// Rows of the terminal.
 const ROWS: u16 = 30;
 
-/// A terminal of `columns`: our end, and the one for a program.
+/// A terminal of `columns`: the test's end, and the program's.
 fn terminal(columns: u16) -> (File, OwnedFd) {
     let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
     grantpt(&ours).unwrap();
@@ -28,9 +28,8 @@ fn terminal(columns: u16) -> (File, OwnedFd) {
     (File::from(ours), theirs)
 }
 
-/// The bars in what was drawn: what is done, of how much, how fast, and how long it takes yet, as
-/// in `1.50 MiB/16.00 GiB 2.00 MiB/s 3m left`. A row that is full begins the next one, without a
-/// line break.
+/// The bars in the output: done, total, rate and remaining time, as in `1.50 MiB/16.00 GiB 2.00
+/// MiB/s 3m left`. A full row continues in the next one without a line break.
 fn moving_bars(drawn: &str) -> impl Iterator<Item = &str> {
     let (bars, _) = drawn.rsplit_once(" left").unwrap_or_default();
     bars.split(" left").filter(|bar| {
@@ -42,7 +41,7 @@ fn moving_bars(drawn: &str) -> impl Iterator<Item = &str> {
 fn a_terminal_shows_a_bar_for_all_and_one_for_each_large_file() {
     let dir = scratch();
     std::fs::create_dir(dir.path().join("root")).unwrap();
-    // Takes no room, and longer to send than the test needs.
+    // A sparse file that takes longer to send than the test runs.
     File::create(dir.path().join("root/large")).unwrap().set_len(16 << 30).unwrap();
     let server = Server::start(&dir.path().join("root"));
     let (mut screen, stderr) = terminal(100);
@@ -61,7 +60,7 @@ fn a_terminal_shows_a_bar_for_all_and_one_for_each_large_file() {
         text.push_str(&String::from_utf8_lossy(&piece[..length]));
     }
     signal(&client, Signal::INT);
-    // The bars go away; the one line that says why it ended stays.
+    // The bars are removed; the line with the error stays.
     while let Ok(length @ 1..) = screen.read(&mut piece) {
         text.push_str(&String::from_utf8_lossy(&piece[..length]));
     }
@@ -72,8 +71,7 @@ fn a_terminal_shows_a_bar_for_all_and_one_for_each_large_file() {
     says(last, &["rpc-demo: interrupted: SIGINT came; repeat the command"]);
 }
 
-/// What is left on a terminal of `columns` when `command` has written all it writes to it, without
-/// what is blank.
+/// The lines on a terminal of `columns` after `command` has ended, without blank ones.
 fn left_on_screen(columns: u16, mut command: std::process::Command) -> Vec<String> {
     let (mut screen, theirs) = terminal(columns);
     let stdout = theirs.try_clone().unwrap();
@@ -81,7 +79,7 @@ fn left_on_screen(columns: u16, mut command: std::process::Command) -> Vec<Strin
     drop(command);
     let mut shown = vt100::Parser::new(ROWS.try_into().unwrap(), columns.try_into().unwrap(), 0);
     let mut piece = [0; 4096];
-    // EIO when the program's end is closed.
+    // EIO once the program's end is closed.
     while let Ok(length @ 1..) = screen.read(&mut piece) {
         shown.process(&piece[..length]);
     }
@@ -90,15 +88,14 @@ fn left_on_screen(columns: u16, mut command: std::process::Command) -> Vec<Strin
     rows.filter(|row| !row.is_empty()).collect()
 }
 
-/// The bars are gone in the end, whatever the width: what stays is the closing line, which may be
-/// longer than a row.
+/// The bars are removed at any width. Only the summary stays, which may be longer than a row.
 #[test]
 fn what_stays_on_the_screen_is_the_closing_line() {
     for columns in [80, 120, 200] {
         let dir = scratch();
         std::fs::create_dir_all(dir.path().join("root")).unwrap();
         std::fs::create_dir_all(dir.path().join("tree")).unwrap();
-        // Of these two, one has a bar of its own.
+        // One of these two files has its own bar.
         std::fs::write(dir.path().join("tree/large"), content(9 << 20, 1)).unwrap();
         std::fs::write(dir.path().join("tree/small"), content(1 << 10, 2)).unwrap();
         let server = Server::start(&dir.path().join("root"));

@@ -1,4 +1,4 @@
-//! Interrupted transfers: only whole objects are ever seen, and what is missing is all that is sent
+//! Interrupted transfers: only complete objects are ever visible, and only the missing part is sent
 //! again.
 
 #![allow(clippy::unwrap_used)]
@@ -17,7 +17,7 @@ use tempfile::TempDir;
 /// Bytes of a range in these tests.
 const RANGE: u64 = 256 << 10;
 const FLAGS: [&str; 5] = ["--range-size", "256KiB", "--jobs", "2", "--json"];
-/// Bytes on the wire beside contents: heads, names, listings, checksums.
+/// Overhead in bytes besides contents: headers, names, listings, checksums.
 const BESIDE: u64 = 400_000;
 
 struct Dirs(TempDir);
@@ -36,7 +36,7 @@ impl Dirs {
     }
 }
 
-/// Small files, and a large one that comes last.
+/// Small files, and a large one that is sent last.
 fn tree(dir: &Path, small: usize, large: usize) -> u64 {
     fs::create_dir_all(dir.join("a")).unwrap();
     for n in 0..small {
@@ -46,7 +46,7 @@ fn tree(dir: &Path, small: usize, large: usize) -> u64 {
     (small * 1000 + small * (small - 1) / 2 + large) as u64
 }
 
-/// Bytes of the files of uploads that take room on the disk.
+/// Allocated bytes of the upload files.
 fn received(root: &Path) -> u64 {
     let temp = root.join(".rpc-demo-tmp");
     names(&temp)
@@ -56,7 +56,7 @@ fn received(root: &Path) -> u64 {
         .sum()
 }
 
-/// Every object in the store is one of the tree, and whole.
+/// Every object in the store belongs to the tree and is complete.
 #[track_caller]
 fn only_whole(store: &Path, tree: &Path) -> usize {
     let all = picture(tree);
@@ -73,7 +73,7 @@ fn wire(json: &serde_json::Value, route: &str) -> u64 {
     ["write_bytes", "send_bytes", "tcp_bytes"].iter().map(|field| number(&json[route], field)).sum()
 }
 
-/// All was done, and only what was missing went over.
+/// Everything was transferred, and only the missing part was sent.
 #[track_caller]
 fn only_the_rest(json: &serde_json::Value, route: &str, all: u64, at_least_kept: u64) {
     let (moved, kept) = (number(json, "moved_bytes"), number(json, "kept_bytes"));
@@ -94,7 +94,7 @@ fn a_server_that_is_killed_has_only_whole_objects_and_put_goes_on() {
     let all = tree(&tree_at, 300, 96 << 20);
     let put = ["put", tree_at.to_str().unwrap(), "t"];
 
-    // Once among the small files, once in the large one.
+    // Killed once during the small files, and once during the large one.
     let mut server = Server::start(&root);
     let client = spawn(&server, &put);
     until("some files are there", &root, || {
@@ -114,7 +114,7 @@ fn a_server_that_is_killed_has_only_whole_objects_and_put_goes_on() {
     server.signal(Signal::KILL);
     server.wait();
     failed(client.wait_with_output().unwrap(), 1);
-    // The other job may still have been at its last small one.
+    // The other job may still have been sending the last small file.
     let whole = only_whole(&root.join("t"), &tree_at);
     assert!((299..=300).contains(&whole), "{whole} of 300 small files");
 
@@ -146,14 +146,14 @@ fn a_client_that_is_killed_goes_on_where_it_was() {
         until("a part of it is there", &root, || received(&root) > 16 * RANGE);
         client.kill().unwrap();
         client.wait().unwrap();
-        // The same server, whose upload is still open: it is taken over.
+        // The same server still has the upload open: the client takes it over.
         let had = received(&root);
         let resumed =
             spawn(&server, &[put.as_slice(), &["--resume"]].concat()).wait_with_output().unwrap();
         let resumed = json(&ok(resumed));
         assert!(fs::read(&file).unwrap() == fs::read(root.join(&name)).unwrap());
         assert_eq!(server.unfinished(), 0);
-        // Where the machine looked late all of it was there already: another time.
+        // If the test looked too late, the upload was already complete: try again.
         if had < all as u64 || attempt == 9 {
             return only_the_rest(&resumed, "route", all as u64, had - 2 * RANGE);
         }
@@ -173,7 +173,8 @@ fn what_was_received_is_checked_before_it_is_kept() {
     server.signal(Signal::KILL);
     server.wait();
     failed(client.wait_with_output().unwrap(), 1);
-    // One range rots there, and the file is changed here in another that is there as well.
+    // Corrupts one stored range, and changes the local file in another range that is stored as
+    // well.
     let temp = root.join(".rpc-demo-tmp");
     let part = names(&temp).into_iter().find(|name| name.ends_with(".upload")).unwrap();
     let part = File::options().write(true).open(temp.join(part)).unwrap();
@@ -199,10 +200,10 @@ fn get_goes_on_after_both_ends_were_killed() {
         let found = fs::read_dir(dir).into_iter().flatten().map(|entry| entry.unwrap());
         let parts =
             found.filter(|entry| entry.file_name().to_str().unwrap().starts_with(".rpc-demo-"));
-        // It may get its name in this moment.
+        // It may be renamed at this moment.
         parts.map(|entry| entry.metadata().map_or(0, |file| file.blocks() * 512)).sum::<u64>()
     };
-    // Small ones travel beside it, and the last may come late.
+    // Small files are sent in parallel with it, and the last one may arrive late.
     let whole = |dir: &Path| {
         let found = fs::read_dir(dir).into_iter().flatten().map(|entry| entry.unwrap().file_name());
         found.filter(|name| !name.to_str().unwrap().starts_with('.')).count()
@@ -227,7 +228,7 @@ fn get_goes_on_after_both_ends_were_killed() {
     same(&root.join("t"), &copy);
     assert_eq!(names(&copy), ["a", "z"], "nothing is left beside it");
 
-    // Without the flag all of it comes again.
+    // Without the flag everything is sent again.
     let again = json(&ok(spawn(&server, &get).wait_with_output().unwrap()));
     assert_eq!((number(&again, "moved_bytes"), number(&again, "kept_bytes")), (all, 0));
 }
@@ -273,7 +274,7 @@ fn a_put_that_begins_anew_removes_what_another_left() {
     server.wait();
     failed(client.wait_with_output().unwrap(), 1);
 
-    // A server that keeps nothing removes it at once.
+    // A server that keeps no uploads removes it at once.
     let other = dirs.at("two/root");
     assert!(
         std::process::Command::new("cp")

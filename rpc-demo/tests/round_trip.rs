@@ -1,4 +1,4 @@
-//! What goes up comes back the same.
+//! Fetched data equals the data that was put.
 
 #![allow(clippy::unwrap_used)]
 
@@ -68,7 +68,7 @@ fn a_tree_comes_back_the_same() {
     assert!(picture(&tree) == picture(&copy), "the trees differ");
     assert_eq!(server.unfinished(), 0);
 
-    // What the store holds are plain files.
+    // The store holds plain files.
     assert!(picture(&tree) == picture(&at("root/a/tree")), "the store differs");
     let ls = ok(server.client(["ls", "a/tree/sub/"]));
     let expected = "               -  a/tree/sub/\n           65536  a/tree/sub/chunk\n           65537  \
@@ -119,12 +119,12 @@ fn what_has_no_size_beforehand_is_stored_too() {
     says(stdout(&output), &["put 'piped': 2500000 bytes in 1 file, "]);
     assert!(fs::read(at("root/piped")).unwrap() == content);
 
-    // It says that it is empty, and is not.
+    // Its reported size is 0, but it has content.
     ok(server.client(["put", "/proc/self/status", "proc"]));
     says(&fs::read_to_string(at("root/proc")).unwrap(), &["Name:", "State:"]);
 }
 
-/// The most memory that a process has had at a time, in bytes.
+/// The peak memory of a process in bytes.
 fn peak(process: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
@@ -148,7 +148,7 @@ fn a_file_is_never_held_whole() {
     for _ in 0..BLOCKS {
         pipe.write_all(&block).unwrap();
     }
-    // It has read all but what the pipe holds, and still runs.
+    // The client has read everything but the contents of the pipe, and still runs.
     let held = peak(client.id());
     drop(pipe);
     ok(client.wait_with_output().unwrap());
@@ -180,7 +180,7 @@ fn links_and_special_files_are_left_out_and_counted() {
         &["sub/link is a symbolic link", "pipe is a special file"],
     );
 
-    // The same the other way, for what someone put under the root by hand.
+    // The same in the other direction, for a link created directly under the root.
     symlink("file", at("root/t/sub/link")).unwrap();
     let ls = ok(server.client(["ls", "t"]));
     says(stdout(&ls), &["?  t/sub/link (a symbolic link)"]);

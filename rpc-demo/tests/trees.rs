@@ -14,7 +14,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use common::*;
 use tempfile::TempDir;
 
-/// Two roots, and a directory of the client's.
+/// Two roots, and a directory for the client.
 struct Dirs(TempDir);
 
 impl Dirs {
@@ -39,7 +39,7 @@ fn args<'a>(verb: &'a str, paths: &[&'a Path], flags: &'a [&'a str]) -> Vec<&'a 
         .collect()
 }
 
-/// A file with islands of content in a sea of zeros.
+/// A sparse file with some islands of content.
 fn sparse(path: &Path, length: u64, seed: u32) {
     let file = File::create(path).unwrap();
     file.set_len(length).unwrap();
@@ -129,7 +129,7 @@ fn modes_and_times_come_back() {
     let (one, two) = (Server::start(&dirs.at("one")), Server::start(&dirs.at("two")));
     let ranges = ["--range-size", "64KiB"];
     let copy = dirs.at("here/copy");
-    // Twice: directories without write permission are in the way neither here nor there.
+    // Twice: directories without write permission are handled on both sides.
     for _ in 0..2 {
         ok(one.client(args("put", &[&tree, "t".as_ref()], &ranges)));
         let mut cp =
@@ -140,7 +140,8 @@ fn modes_and_times_come_back() {
         same(&tree, &dirs.at("two/deep/t"));
         same(&tree, &copy);
     }
-    // Where the content is the same, mode and time are still seen to; and the CRC32C stays known.
+    // If the content is the same, mode and modification time are still updated, and the CRC32C
+    // stays known.
     let file = tree.join("closed/sub/small-777");
     fs::set_permissions(&file, Permissions::from_mode(0o700)).unwrap();
     File::open(&file).unwrap().set_times(FileTimes::new().set_modified(times[1])).unwrap();
@@ -217,7 +218,7 @@ fn from_server_to_server() {
             .iter()
             .map(|field| number(route, field))
             .sum();
-        // The bytes of the messages: contents, and some around them.
+        // Payload of the messages: contents and some overhead.
         assert!((bytes..bytes + 20_000).contains(&all), "{way}: {route}");
     }
     same(&dirs.at("one/tree"), &dirs.at("two/new/tree"));
@@ -230,7 +231,7 @@ fn from_server_to_server() {
     ok(cp(&["tree/small", "tree/none", "several"]));
     assert_eq!(names(&dirs.at("two/several")), ["none", "small"]);
     says(&failed(cp(&["missing", "x"]), 1), &["cannot copy 'missing' as 'x'", "rpc-demo ls"]);
-    // On one server, by another name.
+    // On the same server, under another name.
     ok(one.client(["cp", "--from", &one.url, "tree/small", "tree/twin"]));
     assert_eq!(fs::read(dirs.at("one/tree/twin")).unwrap(), fs::read(tree.join("small")).unwrap());
     for target in ["tree", "tree/below"] {
@@ -262,7 +263,7 @@ fn over_shared_memory_little_is_copied() {
     let little = |route: &serde_json::Value| {
         assert_eq!((&route["path"], number(route, "tcp_bytes")), (&"shm".into(), 0), "{route}");
         assert!(number(route, "write_bytes") >= bytes, "{route}");
-        // What is copied depends on who is how fast; most of it never is.
+        // How much is copied depends on timing; most of the data never is.
         assert!(number(route, "copied_bytes") < bytes / 4, "{route}");
     };
     little(&run(&args("put", &[&file, "x".as_ref()], &[]))["route"]);

@@ -1,4 +1,4 @@
-//! The four kinds of call, and calls that reach nothing.
+//! The four kinds of call, and calls to unknown methods or services.
 
 use prost::Message as _;
 use tokio::sync::mpsc;
@@ -28,7 +28,7 @@ cases![
     many_sequential_calls,
 ];
 
-/// A request whose script travels in the metadata, so that the stream may be empty.
+/// A request that carries its script in the metadata, so that the stream may be empty.
 fn scripted<T>(message: T, script: Message) -> Request<T> {
     let script = script.script.unwrap().encode_to_vec();
     let mut request = Request::new(message);
@@ -90,7 +90,8 @@ async fn chat_ping_pong(env: &TestEnv) {
     let mut replies = client.chat(ReceiverStream::new(receiver)).await.unwrap().into_inner();
     replies.message().await.unwrap().unwrap().expect(0, 5);
     for round in 1..200 {
-        // The next message goes only when the last came back: nothing may wait for more.
+        // Send the next message only after the reply to the last: no end may buffer while it waits
+        // for more.
         let size = (round * 37) as usize % 3000;
         sender.send(payload(round, size)).await.unwrap();
         replies.message().await.unwrap().unwrap().expect(round, size);
@@ -105,7 +106,7 @@ async fn chat_server_talks_first(env: &TestEnv) {
     let (sender, receiver) = mpsc::channel(1);
     let request =
         scripted(ReceiverStream::new(receiver), steps("c", [send_many(1, 64, 10), echo_all()]));
-    // Nothing has been sent, and still head and messages come.
+    // The server's head and messages arrive although the caller has sent no message yet.
     let mut replies = client.chat(request).await.unwrap().into_inner();
     for seed in 1..=10 {
         replies.message().await.unwrap().unwrap().expect(seed, 64);
@@ -122,16 +123,16 @@ async fn chat_halves_are_independent(env: &TestEnv) {
     let script = [gate("talk"), send_many(1, 100, 20), gate("listen"), receive_all(), summary()];
     let request = scripted(ReceiverStream::new(receiver), steps("c", script));
     let mut replies = client.chat(request).await.unwrap().into_inner();
-    // The caller talks while the handler does not listen ...
+    // The caller sends while the handler does not read.
     for seed in 0..10 {
         sender.send(payload(seed, 100)).await.unwrap();
     }
-    // ... the handler talks while the caller is silent, and has not listened yet ...
+    // The handler sends while the caller is idle; it has still read nothing.
     env.probe().open("talk");
     for seed in 1..=20 {
         replies.message().await.unwrap().unwrap().expect(seed, 100);
     }
-    // ... and what was said first is heard last.
+    // The handler then reads the messages that the caller sent first.
     env.probe().open("listen");
     for seed in 10..20 {
         sender.send(payload(seed, 100)).await.unwrap();

@@ -1,4 +1,4 @@
-//! What a case is, and the macro by which a module lists its cases.
+//! The type of a case, and the macro with which a module lists its cases.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -28,6 +28,6 @@ pub(crate) struct Case {
     pub(crate) name: String,
     /// Runs it.
     pub(crate) run: Run,
-    /// The fabrics it is for; `None`: every one.
+    /// The fabrics that the case runs over; `None` means all of them.
     pub(crate) only: Option<&'static [Fabric]>,
 }

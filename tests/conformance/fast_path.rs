@@ -1,4 +1,4 @@
-//! What only a fast path has: the way bytes take, and what a peer may not do.
+//! Properties of the fast path only: which operation carries the bytes, and what a peer is denied.
 
 use tonic::service::InterceptorLayer;
 use tonic::{Code, Request, Status};
@@ -43,7 +43,7 @@ async fn bulk_goes_by_write(env: &TestEnv) {
 async fn connections_beyond_the_pool_use_tcp(env: &TestEnv) {
     env.may_fall_back();
     let server = env.server().await;
-    let endpoint = env.rdma_endpoint(server.uri()).policy(Policy::Auto);
+    let endpoint = env.endpoint_for_few(server.uri()).policy(Policy::Auto);
     let mut channels = Vec::new();
     let reason = loop {
         let channel = endpoint.connect().await.unwrap();
@@ -55,13 +55,13 @@ async fn connections_beyond_the_pool_use_tcp(env: &TestEnv) {
     };
     assert_eq!(reason.code(), ReasonCode::PoolExhausted, "{reason}");
     assert!(channels.len() > 2, "{}: {reason}", channels.len());
-    // All of them work, each over its path.
+    // All of the connections work, each over its own path.
     for (seed, channel) in (0..).zip(&channels) {
         let mut client = client_of(AnyChannel::Rdma(channel.clone()));
         let request = steps("", [echo(1)]).with_payload(seed, 100_000);
         client.unary(request).await.unwrap().into_inner().expect(seed, 100_000);
     }
-    // What a closed connection leaves is there for the next.
+    // A closed connection frees its memory for the next one.
     let mut last = channels.pop().unwrap();
     drop(channels);
     while last.path().path == Path::Tcp {
@@ -95,7 +95,7 @@ async fn header_blocks_have_a_limit(env: &TestEnv) {
     client.unary(steps("", [send(2, 2)])).await.unwrap().into_inner().expect(2, 2);
 }
 
-/// Lets calls with the token in, and those only.
+/// Admits only calls that carry the token.
 fn guard(request: Request<()>) -> Result<Request<()>, Status> {
     match request.metadata().get("authorization") {
         Some(token) if token == "Bearer ann" => Ok(request),
@@ -119,7 +119,7 @@ async fn offer_passes_through_layers(env: &TestEnv) {
     let mut request = Request::new(steps("", [send_many(1, 10, 1)]));
     request = with_token(request.map(drop)).unwrap().map(|()| steps("", [send(1, 10)]));
     client.unary(request).await.unwrap().into_inner().expect(1, 10);
-    // The ticket is no password: each call is checked.
+    // The ticket does not authenticate calls: each call is checked.
     let status = client.unary(steps("never", [gate("never")])).await.unwrap_err();
     assert_eq!(status.code(), Code::Unauthenticated);
     assert_eq!(env.probe().count("began:never"), 0);
@@ -132,7 +132,7 @@ async fn who_is_kept_out_gets_no_fast_path(env: &TestEnv) {
     let error = env.rdma_endpoint(server.uri()).connect().await.unwrap_err();
     let text = format!("{error:?} {error}");
     assert!(text.contains("who are you?"), "{text}");
-    // With the token it is there for the asking.
+    // With the token, the client gets the fast path.
     let endpoint = env.rdma_endpoint(server.uri()).offer_interceptor(with_token);
     let channel = endpoint.connect().await.unwrap();
     env.check_channel(&channel);

@@ -1,4 +1,4 @@
-//! Limits that endpoints and servers set on how many calls run.
+//! Limits of endpoints and servers on concurrent calls.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ cases![
     server_max_concurrent_streams,
 ];
 
-/// Starts more calls than may run, all of which wait at one gate, and checks how many get there.
+/// Starts more calls than the limit, which all wait at one gate, and checks how many reach it.
 async fn check_runs_exactly(env: &TestEnv, server: &Server, client: &Client, limit: u64) {
     let mut calls = JoinSet::new();
     for n in 0..limit + 3 {
@@ -36,7 +36,7 @@ async fn check_runs_exactly(env: &TestEnv, server: &Server, client: &Client, lim
     assert_eq!(env.probe().count("gate:all"), limit + 3);
 }
 
-/// Calls on a second channel go all the way. Whatever could begin meanwhile has begun.
+/// Completes calls on a second channel, by which time every call that may start has started.
 async fn others_had_their_chance(env: &TestEnv, server: &Server) {
     let mut other = env.client(server).await;
     for seed in 0..10 {
@@ -61,8 +61,8 @@ async fn endpoint_rate_limit(env: &TestEnv) {
         let reply = client.unary(steps("", [send(seed, 10)])).await.unwrap();
         reply.into_inner().expect(seed, 10);
     }
-    // Seven calls at two a period cannot be done before three periods have passed. A lower bound
-    // holds on a busy machine too.
+    // Seven calls at two per period take at least three periods. A lower bound also holds on a busy
+    // machine.
     assert!(begin.elapsed() >= 3 * period);
 }
 
@@ -110,7 +110,7 @@ async fn server_max_concurrent_streams(env: &TestEnv) {
         .max_concurrent_streams(4)
         .add_service(Scripted::server(env.probe())));
     let mut client = env.client(&server).await;
-    // The limit is known to a caller once the server's settings have come: with the first answer.
+    // The caller learns the limit from the server's settings, which arrive with the first response.
     client.unary(steps("", [send(1, 1)])).await.unwrap();
     let mut calls = JoinSet::new();
     for seed in 0..40u64 {

@@ -1,8 +1,8 @@
-//! The conformance suite over every fabric this process can run. `TONIC_RDMA_TEST_FABRIC=verbs`
-//! with `GUEST_ADDR=IP` runs it over an RDMA device; natively it runs over stock tonic, TCP, sim
-//! and shared memory, the latter also with the server in a process of its own, which is this
-//! program again. `RUST_LOG` shows what the transport logs, `TONIC_RDMA_TEST_HANG` sets after how
-//! many seconds a case counts as hung.
+//! The conformance suite over every fabric that this process can run. By default these are stock
+//! tonic, TCP, sim, and shared memory, the last also with the server in a second process, which is
+//! this program again. `TONIC_RDMA_TEST_FABRIC=verbs` with `GUEST_ADDR=IP` selects an RDMA device.
+//! `RUST_LOG` prints the transport's log, and `TONIC_RDMA_TEST_HANG` sets the number of seconds
+//! after which a case counts as hung.
 
 // Test code: a failed unwrap is a failed test.
 #![allow(clippy::unwrap_used)]

@@ -1,4 +1,4 @@
-//! Runs the cases as tests, with a limit on how long one may hang.
+//! Runs the cases as tests, with a time limit for each.
 
 use std::any::Any;
 use std::sync::{Arc, PoisonError, RwLock, mpsc};
@@ -13,9 +13,9 @@ use tonic_rdma_tests::harness::TestEnv;
 use crate::case::Case;
 use crate::{calls, fast_path, http, limits, messages, termination};
 
-/// After this many seconds a case counts as hung, unless `TONIC_RDMA_TEST_HANG` says otherwise.
-/// Cases take milliseconds to a few seconds; the guest and a busy machine are slow, and only a case
-/// that would never end may meet this.
+/// A case counts as hung after this many seconds, unless `TONIC_RDMA_TEST_HANG` sets another limit.
+/// Cases take milliseconds to a few seconds; the limit leaves room for the guest and for a busy
+/// machine.
 const HANG: u64 = 120;
 
 fn hang_limit() -> Result<Duration, String> {
@@ -28,10 +28,10 @@ fn hang_limit() -> Result<Duration, String> {
     }
 }
 
-/// One trial for each case and fabric that this process runs, named `FABRIC::MODULE::CASE`.
+/// One trial for each case and each fabric that this process runs, named `FABRIC::MODULE::CASE`.
 ///
 /// # Errors
-/// The environment names a fabric that does not exist, or a limit that is not a number.
+/// The environment names an unknown fabric, or a limit that is not a number.
 pub(crate) fn trials() -> Result<Vec<Trial>, String> {
     let hang = hang_limit()?;
     let mut trials = Vec::new();
@@ -79,8 +79,8 @@ fn all_cases() -> Vec<Case> {
     .collect()
 }
 
-/// Over verbs all cases share the pool of the process. Cases that count copies run alone: others
-/// may use so much of the pool that messages have to be copied.
+/// Over verbs all cases share the pool of the process. Cases that count copies run alone, because
+/// others may use so much of the pool that messages have to be copied.
 static POOL: RwLock<()> = RwLock::new(());
 
 fn run(case: Case, fabric: Fabric, hang: Duration) -> Result<(), Failed> {

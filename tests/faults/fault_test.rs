@@ -1,5 +1,5 @@
-//! The frame of a fault test: a server in a process of its own, channels to it from this one, and
-//! the checks before, during and after each fault.
+//! The framework of a fault test: a server in a process of its own, channels to it from this one,
+//! and the checks before, during and after each fault.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::Command;
@@ -25,7 +25,7 @@ use crate::log::Log;
 /// long, because the machine may be busy, and prints the time.
 const DEAD_PEER: Duration = Duration::from_secs(5);
 
-/// The most channels that a test has open at a time, including those from before a fault.
+/// The maximum number of channels that a test has open, including those from before a fault.
 const CHANNELS: usize = 4;
 
 /// The kind of the devices under test, `rxe` or `siw`.
@@ -38,20 +38,19 @@ fn variable(name: &str) -> String {
         .unwrap_or_else(|_| panic!("{name} is not set: run this in the guest, see tests/README.md"))
 }
 
-/// Where the two ends are.
+/// The location of the two ends.
 #[derive(Clone, Debug)]
 pub struct Topology {
     pub server_device: String,
     pub client_device: String,
-    /// The server's TCP port is bound here: on loopback it lives through whatever happens to the
-    /// devices.
+    /// The server's TCP port is bound here. Loopback is not affected by faults of the devices.
     pub tcp: IpAddr,
     /// HTTP/2 keep-alive on the channel, to detect a network that drops everything.
     pub keep_alive: bool,
 }
 
 impl Topology {
-    /// Both on one device, TCP by loopback.
+    /// Both ends on one device, TCP over loopback.
     pub fn one_device() -> Self {
         let device = variable(&format!("{}_DEVICE", kind().to_uppercase()));
         Self {
@@ -62,7 +61,7 @@ impl Topology {
         }
     }
 
-    /// At the two ends of a veth pair, TCP by loopback.
+    /// The two ends of a veth pair, TCP over loopback.
     pub fn veth() -> Self {
         Self {
             server_device: variable("VETH_DEVICE_B"),
@@ -72,7 +71,7 @@ impl Topology {
         }
     }
 
-    /// Within this host, by memory that the two share; TCP by loopback.
+    /// One host whose processes share memory, TCP over loopback.
     pub fn shm() -> Self {
         Self {
             server_device: "shm".into(),
@@ -82,7 +81,7 @@ impl Topology {
         }
     }
 
-    /// In another guest, at the other end of a cable.
+    /// Another guest, at the other end of a cable.
     pub fn cable() -> Self {
         Self {
             server_device: String::new(),
@@ -92,7 +91,7 @@ impl Topology {
         }
     }
 
-    /// At the two ends of a veth pair, which TCP crosses as well.
+    /// The two ends of a veth pair, which TCP crosses as well.
     pub fn veth_alone() -> Self {
         Self { tcp: variable("VETH_B").parse().unwrap(), keep_alive: true, ..Self::veth() }
     }
@@ -131,14 +130,14 @@ pub async fn serve(at: SocketAddr, device: &str) -> Process {
     server_process::start("", "zero-copy", at, device).await
 }
 
-/// A fault test. Before the first fault and after the last one no call is in flight, and both
-/// processes hold the same resources.
+/// A fault test. Before the first fault and after the last, no call is in flight and both processes
+/// hold the same resources.
 pub struct FaultTest {
     pub topology: Topology,
     pub at: SocketAddr,
     pub context: Context,
     fabric: FabricKind,
-    /// None when it runs in another guest.
+    /// `None` if the server runs in another guest.
     server: Option<Process>,
     pub rng: SmallRng,
     log: Log,
@@ -196,7 +195,7 @@ impl FaultTest {
             totals,
             started: Instant::now(),
         };
-        // Warm up: allocate what is allocated once, for as many channels as a test has at a time.
+        // Warm up: make all one-time allocations, for the maximum number of channels.
         let mut others = Vec::new();
         for _ in 0..CHANNELS {
             others.push(test.connect().await);
@@ -239,7 +238,7 @@ impl FaultTest {
         }
     }
 
-    /// A new channel, whichever path it takes.
+    /// A new channel on whichever path it takes.
     pub async fn connect_any_path(&self) -> Channel {
         let endpoint = self.endpoint(self.at);
         with_timeout("connecting", endpoint.connect()).await.unwrap()
@@ -298,7 +297,7 @@ impl FaultTest {
     }
 }
 
-/// Every path that a channel has taken.
+/// All paths that a channel has taken.
 struct PathHistory {
     history: Arc<Mutex<Vec<(Instant, PathInfo)>>>,
     task: JoinHandle<()>,
@@ -341,14 +340,14 @@ pub struct UnderLoad<'a> {
     tally: Tally,
     paths: PathHistory,
     mark: usize,
-    /// Fallbacks to TCP before the fault, according to the metrics.
+    /// Fallbacks to TCP before the fault, from the metrics.
     fallbacks: Vec<(ReasonCode, u64)>,
     fault_began: Instant,
     notes: Vec<String>,
 }
 
 impl UnderLoad<'_> {
-    /// Call it just before the fault.
+    /// Records the state just before the fault.
     pub fn begin_fault(&mut self) {
         self.test.faults += 1;
         self.mark = self.paths.len();

@@ -1,4 +1,4 @@
-//! Peers that have a ticket and violate the protocol, with raw work requests on a queue pair. Each
+//! Peers that have a ticket and violate the protocol with raw work requests on a queue pair. Each
 //! harms only its own connection.
 
 use std::collections::VecDeque;
@@ -31,8 +31,8 @@ const ABANDONED_CONNECTS: usize = 20;
 /// The length for which a peer requests memory, in bytes.
 const ASKED: usize = 1 << 20;
 
-/// The number of guesses at an address, and the step between them: no chunk of landing memory for
-/// such a request is shorter.
+/// The number of guessed addresses, and the step between them, which no chunk of landing memory for
+/// such a request undercuts.
 const GUESSES: u64 = 24;
 const STEP: u64 = ASKED as u64 / 2;
 

@@ -35,7 +35,7 @@ impl Log {
         self.lines.lock().unwrap().lines().any(|line| words.iter().all(|word| line.contains(word)))
     }
 
-    /// The number of fallbacks to TCP by clients of this process with this reason, according to the
+    /// The number of fallbacks to TCP with this reason by clients of this process, from the
     /// metrics.
     pub fn fallbacks(&self, code: ReasonCode) -> u64 {
         let metrics = self.metrics.render();

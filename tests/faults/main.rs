@@ -13,7 +13,7 @@
 //! | `hostile` | peers that have a ticket and violate the protocol |
 //! | `soak` | random faults for a given time: `make soak` |
 //! | `cable` | the cable between two guests is cut |
-//! | `world`, `roles`, `log` | what they have in common |
+//! | `fault_test`, `roles`, `log` | shared code |
 
 // A failed unwrap is a failed test.
 #![allow(clippy::unwrap_used, clippy::panic, unreachable_pub)]
@@ -39,7 +39,7 @@ use tonic_rdma_tests::process::{role, runtime};
 
 type Test = fn(Log) -> Pin<Box<dyn Future<Output = ()>>>;
 
-/// Tests of a module, by their names.
+/// The tests of a module by name.
 macro_rules! tests {
     ($($module:ident: $($name:ident)+;)+) => {
         [$($((

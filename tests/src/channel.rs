@@ -1,4 +1,4 @@
-//! One type for the channels of every fabric.
+//! One type for the channels of all fabrics.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -11,17 +11,20 @@ use tower::Service;
 /// Any error.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// A channel over any fabric.
+/// A channel over any of the fabrics.
 #[derive(Clone, Debug)]
 pub enum AnyChannel {
-    /// tonic's own.
+    /// A stock tonic channel.
     Stock(tonic::transport::Channel),
-    /// tonic-rdma's.
+    /// A tonic-rdma channel.
     Rdma(tonic_rdma::Channel),
 }
 
 impl AnyChannel {
-    /// tonic-rdma's channel. Panics if it is tonic's.
+    /// The tonic-rdma channel.
+    ///
+    /// # Panics
+    /// The channel is tonic's.
     pub fn rdma(&self) -> &tonic_rdma::Channel {
         match self {
             AnyChannel::Rdma(channel) => channel,
@@ -65,7 +68,7 @@ impl Service<http::Request<Body>> for AnyChannel {
     }
 }
 
-/// The response to come.
+/// The future of a response.
 #[allow(missing_debug_implementations)]
 pub struct AnyCall(Pin<Box<dyn Future<Output = Result<http::Response<Body>, Status>> + Send>>);
 

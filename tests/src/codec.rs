@@ -1,5 +1,5 @@
 //! The codec of the generated stubs: tonic-rdma's zero-copy codec or tonic's plain one. The fabric
-//! under test decides, for each end.
+//! under test selects it for each end.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -20,13 +20,13 @@ thread_local! {
     static WHICH: Cell<CodecKind> = const { Cell::new(CodecKind::Plain) };
 }
 
-/// Sets the codec of stubs that are created on this thread. Handlers run on the threads of a case's
-/// runtime, the case itself on another.
+/// Sets the codec of stubs created on this thread. Handlers run on the threads of the case's
+/// runtime, and the case itself on another thread.
 pub fn set_thread_codec(which: CodecKind) {
     WHICH.set(which);
 }
 
-/// The codec that `codec_path` in build.rs names.
+/// The codec that `codec_path` in build.rs selects.
 #[derive(Clone, Debug)]
 pub struct TestCodec<T, U> {
     which: CodecKind,

@@ -1,4 +1,4 @@
-//! The fabrics a case can run over, and which of them this process runs.
+//! The fabrics that a case can run over, and the selection for this process.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -14,26 +14,26 @@ pub enum Fabric {
     Stock,
     /// tonic-rdma at both ends with the fast path off.
     Tcp,
-    /// A stock client of a tonic-rdma server that offers what it can.
+    /// A stock client of a tonic-rdma server, which offers its fast path.
     StockClient,
-    /// A tonic-rdma client, which asks for the fast path, of a stock server.
+    /// A tonic-rdma client, which requests the fast path, of a stock server.
     StockServer,
-    /// The fast path over the simulated network, each end with a device and a pool of its own.
+    /// The fast path over the simulated network, with a device and a pool for each end.
     Sim,
-    /// Likewise, with work and completions held back, so that they are reported late and in parts.
+    /// As `Sim`, with work and completions delayed, so that they are reported late and in parts.
     SimDelayed,
-    /// The simulated network with the plain codec at both ends; with the other fabrics that have a
-    /// fast path it is tonic-rdma's, at one end or both.
+    /// The simulated network with the plain codec at both ends. The other fabrics with a fast path
+    /// use tonic-rdma's codec at one end or both.
     SimPlain,
-    /// The simulated network with one device and one pool for both ends, as large as the usual
-    /// memlock limit of 8 MiB allows.
+    /// The simulated network with one device and one pool for both ends; the pool fits the usual
+    /// memlock limit of 8 MiB.
     SimSmall,
-    /// Memory shared between the two ends, each with a pool of its own.
+    /// Memory shared between the two ends, with a pool for each.
     Shm,
-    /// Likewise, with one pool for both ends, no larger than the usual memlock limit of 8 MiB.
+    /// As `Shm`, with one pool for both ends, which fits the usual memlock limit of 8 MiB.
     ShmSmall,
-    /// Memory shared between two processes: the server of the scripted service alone runs in one of
-    /// its own. Cases that build another server keep it in theirs.
+    /// Memory shared between two processes. Only a server of nothing but the scripted service runs
+    /// in the second one; cases that build another server keep it in this process.
     ShmTwo,
     /// The fast path over RDMA devices.
     Verbs,
@@ -67,7 +67,7 @@ impl Fabric {
         Fabric::Verbs,
     ];
 
-    /// The fast path that calls must take; `None`: TCP.
+    /// The fast path that calls must take, or `None` for TCP.
     pub fn fast(self) -> Option<Path> {
         match self {
             Fabric::Stock | Fabric::Tcp | Fabric::StockClient | Fabric::StockServer => None,
@@ -79,10 +79,10 @@ impl Fabric {
         }
     }
 
-    /// The codecs of client and server.
+    /// The codecs of the client and the server.
     pub fn codecs(self) -> (CodecKind, CodecKind) {
         match self {
-            // The reference, and the ordinary service.
+            // The reference, and programs that keep tonic's codec.
             Fabric::Stock | Fabric::SimPlain | Fabric::ShmSmall => {
                 (CodecKind::Plain, CodecKind::Plain)
             }
@@ -107,12 +107,12 @@ impl Fabric {
         }
     }
 
-    /// True when the server is tonic's own.
+    /// True if the server is stock tonic.
     pub fn stock_server(self) -> bool {
         matches!(self, Fabric::Stock | Fabric::StockServer)
     }
 
-    /// True when the client is tonic's own.
+    /// True if the client is stock tonic.
     pub fn stock_client(self) -> bool {
         matches!(self, Fabric::Stock | Fabric::StockClient)
     }
@@ -135,11 +135,11 @@ impl Fabric {
         }
     }
 
-    /// The fabrics named in `TONIC_RDMA_TEST_FABRIC` (separated by commas); without it,
-    /// [`Fabric::NATIVE`].
+    /// The fabrics named in `TONIC_RDMA_TEST_FABRIC`, separated by commas, or [`Fabric::NATIVE`] if
+    /// it is not set.
     ///
     /// # Errors
-    /// A name that is not a fabric's.
+    /// A name is not a fabric's.
     pub fn chosen() -> Result<Vec<Fabric>, String> {
         let Some(names) = std::env::var_os("TONIC_RDMA_TEST_FABRIC") else {
             return Ok(Self::NATIVE.to_vec());
@@ -175,7 +175,7 @@ impl fmt::Display for Fabric {
     }
 }
 
-/// The address that servers bind: `GUEST_ADDR`, an address on the RDMA device; else loopback.
+/// The address that servers bind: `GUEST_ADDR`, an address on the RDMA device, or else loopback.
 ///
 /// # Errors
 /// `GUEST_ADDR` is not an IP address.

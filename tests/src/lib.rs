@@ -1,20 +1,20 @@
 //! Conformance and fault tests: what a tonic service may rely on, checked over every fabric.
 //!
-//! The semantic reference is tonic over TCP: each case passes with the stock client and the
-//! stock server ([`Fabric::Stock`]) before it says anything about tonic-rdma.
+//! The semantic reference is tonic over TCP: a case counts only if it passes with the stock client
+//! and the stock server ([`Fabric::Stock`]).
 //!
-//! The cases are in `conformance/`, and the tests of faults in `faults/` and `tests/`. This library
-//! has what they share:
+//! The cases are in `conformance/`, and the fault tests in `faults/` and `tests/`. This library has
+//! what they share:
 //!
 //! - [`harness`]: a server and its clients over one fabric, with the same text for stock and
 //!   tonic-rdma, and servers in a process of their own
-//! - [`fabric`]: the fabrics a case can run over, and which of them this process runs
-//! - [`channel`]: one type for the channels of every fabric
+//! - [`fabric`]: the fabrics that a case can run over, and the selection for this process
+//! - [`channel`]: one type for the channels of all fabrics
 //! - [`codec`]: the codec of the stubs at either end
-//! - [`paths`]: which path each call took
+//! - [`paths`]: the path that each call took
 //! - [`probe`]: events and gates that synchronise a test with the handlers of its service
 //! - [`service`]: the scripted service that the cases call, its scripts, and payload patterns
-//! - [`load`]: calls of every kind at once, checked and counted, for tests of faults
+//! - [`load`]: concurrent calls of every kind, checked and counted, for fault tests
 //! - [`offer`]: tickets for peers that a test implements itself
 //! - [`process`], [`process_resources`], [`server_process`]: child processes of a test, their
 //!   system resources, and one that serves
@@ -43,7 +43,7 @@ pub mod pb {
     tonic::include_proto!("tonic_rdma.conformance.v1");
 }
 
-/// The Offer, for peers that a test makes up itself.
+/// The messages of Offer, for peers that a test implements itself.
 #[allow(missing_docs, unreachable_pub)]
 pub mod bootstrap {
     tonic::include_proto!("tonic_rdma.v1");

@@ -1,4 +1,4 @@
-//! Load on a channel: calls of every kind, with checked data, and counts of how they ended.
+//! Load on a channel: calls of every kind, with checked data, and counts of their outcomes.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Debug};
@@ -18,18 +18,24 @@ use crate::channel::AnyChannel;
 use crate::harness::{Client, client_of};
 use crate::service::script::{echo, echo_all, payload, receive_all, send_many, steps, summary};
 
-/// No wait takes this long when all is well.
+/// Longer than any wait takes when nothing is wrong.
 pub const LIMIT: Duration = Duration::from_secs(60);
-/// Calls that a channel keeps in flight.
+/// Calls in flight on each channel.
 pub const WORKERS: u64 = 8;
 
-/// Waits for `future`. Panics after [`LIMIT`], because it hangs.
+/// Waits for `future`.
+///
+/// # Panics
+/// `future` takes longer than [`LIMIT`], and so counts as hung.
 #[allow(clippy::panic)]
 pub async fn with_timeout<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(LIMIT, future).await.unwrap_or_else(|_| panic!("hangs: {what}"))
 }
 
-/// Polls `read` until `done`, for at most [`LIMIT`]. For conditions without a notification.
+/// Polls `read` until `done`. Use it for conditions without a notification.
+///
+/// # Panics
+/// `done` is still false after [`LIMIT`].
 pub async fn poll_until<T: Debug, F: Future<Output = T>>(
     what: &str,
     mut read: impl FnMut() -> F,
@@ -46,7 +52,7 @@ pub async fn poll_until<T: Debug, F: Future<Output = T>>(
     }
 }
 
-/// How calls ended: `OK`, the name of a status, or `given up`.
+/// Counts of calls by outcome: `OK`, the name of a status, or `given up`.
 #[derive(Clone, Default)]
 pub struct Tally(Arc<Mutex<BTreeMap<String, u64>>>);
 
@@ -55,22 +61,22 @@ impl Tally {
         *self.0.lock().unwrap().entry(end.to_owned()).or_default() += 1;
     }
 
-    /// The number of calls that ended this way.
+    /// The number of calls with this outcome.
     pub fn of(&self, end: &str) -> u64 {
         self.0.lock().unwrap().get(end).copied().unwrap_or(0)
     }
 
-    /// All calls that have ended.
+    /// The number of calls that have ended.
     pub fn calls(&self) -> u64 {
         self.0.lock().unwrap().values().sum()
     }
 
-    /// The number of calls by how they ended.
+    /// The number of calls by outcome.
     pub fn all(&self) -> BTreeMap<String, u64> {
         self.0.lock().unwrap().clone()
     }
 
-    /// Calls that failed.
+    /// The number of calls that failed.
     pub fn failed(&self) -> u64 {
         self.calls() - self.of("OK")
     }
@@ -97,14 +103,14 @@ pub struct Load {
 }
 
 impl Load {
-    /// Starts the load. Calls may end with OK or with the status of a lost connection; anything
+    /// Starts the load. A call may end with OK or with the status of a lost connection; anything
     /// else fails the test.
     pub fn start(channel: &Channel, seed: u64, tally: &Tally) -> Self {
         Self::start_workers(channel, seed, tally, None)
     }
 
-    /// Starts a load whose callers drop one call in eight within 10 ms. A call that has not ended
-    /// by then counts as `given up`.
+    /// Starts a load whose callers drop one call in eight within 10 ms. A dropped call that has not
+    /// ended counts as `given up`.
     pub fn start_with_cancels(channel: &Channel, seed: u64, tally: &Tally) -> Self {
         Self::start_workers(channel, seed, tally, Some(Duration::from_millis(10)))
     }
@@ -140,8 +146,8 @@ impl Load {
                                 eprintln!("the first call that failed: {status}");
                             }
                             tally.add(&format!("{:?}", status.code()));
-                            // Without a server, calls fail at once, and would take the CPU from the
-                            // one that starts.
+                            // Without a server, calls fail at once; without a pause they would take
+                            // the CPU from the server that starts.
                             tokio::time::sleep(Duration::from_millis(2)).await;
                         }
                     }
@@ -151,7 +157,10 @@ impl Load {
         Self { running, workers }
     }
 
-    /// Stops the load and waits for the calls in flight. Panics if a call failed the test.
+    /// Stops the load and waits for the calls in flight.
+    ///
+    /// # Panics
+    /// A call had wrong data, or ended with the status of another failure than a lost connection.
     pub async fn stop(mut self) {
         self.running.store(false, Ordering::Relaxed);
         while let Some(worker) = self.workers.join_next().await {
@@ -159,7 +168,10 @@ impl Load {
         }
     }
 
-    /// Panics if a call has failed the test so far.
+    /// Checks the calls so far.
+    ///
+    /// # Panics
+    /// As [`stop`](Self::stop).
     pub fn check(&mut self) {
         while let Some(worker) = self.workers.try_join_next() {
             worker.unwrap();
@@ -167,11 +179,13 @@ impl Load {
     }
 }
 
-/// Makes one call of a random kind, with messages of 64 bytes to 1 MiB. Panics if data is wrong or
-/// missing.
+/// Makes one call of a random kind, with messages of 64 bytes to 1 MiB.
 ///
 /// # Errors
-/// The call's.
+/// The status of the call.
+///
+/// # Panics
+/// Data is wrong or missing.
 pub async fn one_call(client: &mut Client, rng: &mut SmallRng) -> Result<(), Status> {
     let seed = rng.random_range(0..1000);
     let bits = rng.random_range(6..=20);
@@ -209,8 +223,10 @@ pub async fn one_call(client: &mut Client, rng: &mut SmallRng) -> Result<(), Sta
     Ok(())
 }
 
-/// Checks that the status is UNAVAILABLE, or one of the others that hyper gives for a broken TCP
-/// connection.
+/// Checks that the status is that of a lost connection.
+///
+/// # Panics
+/// It is neither UNAVAILABLE nor another status that hyper gives for a broken TCP connection.
 pub fn assert_connection_lost(status: &Status) {
     let by_hyper = || {
         let text = format!("{status:?}");
@@ -227,6 +243,9 @@ pub fn assert_connection_lost(status: &Status) {
 }
 
 /// Waits until the channel uses this path.
+///
+/// # Panics
+/// The channel uses another path for longer than [`LIMIT`].
 #[allow(clippy::panic)]
 pub async fn wait_for_path(channel: &Channel, path: Path) {
     let mut channel = channel.clone();
@@ -241,7 +260,7 @@ pub async fn wait_for_path(channel: &Channel, path: Path) {
         .unwrap_or_else(|_| panic!("not on {path}: {}", last.path()));
 }
 
-/// Makes calls until one succeeds. Returns whether the channel's path was TCP then.
+/// Makes calls until one succeeds. Returns whether the channel used TCP then.
 pub async fn wait_for_call(channel: &Channel, rng: &mut SmallRng) -> bool {
     let mut client = client_of(AnyChannel::Rdma(channel.clone()));
     loop {

@@ -1,4 +1,4 @@
-//! Which path each call took, recorded by a layer of every server.
+//! The path that each call took, recorded by a layer of every server.
 
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Poll};
@@ -8,16 +8,16 @@ use tower::{Layer, Service};
 
 use crate::probe::EventSink;
 
-/// A call as recorded at the server.
+/// A call as recorded by the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordedCall {
     /// `/package.Service/Method`
     pub method: String,
-    /// The fast path it came over, as the connect-info names it; `None` over TCP.
+    /// The fast path as the connect-info names it, or `None` for TCP.
     pub fast: Option<Path>,
 }
 
-/// Records every call that reaches a server, and the path it took.
+/// Records every call that reaches a server, with its path.
 #[derive(Clone, Debug, Default)]
 pub struct PathLog {
     entries: Arc<Mutex<Vec<RecordedCall>>>,
@@ -25,12 +25,12 @@ pub struct PathLog {
 }
 
 impl PathLog {
-    /// The layer that records.
+    /// The recording layer.
     pub fn layer(&self) -> PathLogLayer {
         PathLogLayer(self.clone())
     }
 
-    /// A log that also writes each call to `write`, as one line.
+    /// A log that also passes each call to `write`, as one line.
     pub(crate) fn with_sink(write: fn(String)) -> Self {
         let log = Self::default();
         let _ = log.sink.set(EventSink(write));

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use tokio::sync::{Notify, Semaphore};
 
-/// The probe of another process whose handlers take part in the same case.
+/// The probe of another process whose handlers take part in this case.
 pub trait RemoteProbe: fmt::Debug + Send + Sync {
     /// Opens a gate there.
     fn open(&self, gate: &str);
@@ -15,7 +15,7 @@ pub trait RemoteProbe: fmt::Debug + Send + Sync {
     fn sync(&self);
 }
 
-/// Counts named events and holds named gates. Clones share both.
+/// Counts named events and controls named gates. Clones share both.
 #[derive(Clone, Debug, Default)]
 pub struct Probe {
     inner: Arc<Inner>,
@@ -31,7 +31,7 @@ struct Inner {
     sink: OnceLock<EventSink>,
 }
 
-/// Receives each event as one line, as it happens.
+/// Receives each event as one line when it happens.
 pub(crate) struct EventSink(pub(crate) fn(String));
 
 impl fmt::Debug for EventSink {
@@ -41,7 +41,7 @@ impl fmt::Debug for EventSink {
 }
 
 impl Probe {
-    /// Records that `event` happened once more.
+    /// Counts one `event`.
     pub fn report(&self, event: impl Into<String>) {
         let event = event.into();
         if let Some(EventSink(write)) = self.inner.sink.get() {
@@ -51,23 +51,23 @@ impl Probe {
         self.inner.changed.notify_waiters();
     }
 
-    /// A probe that also writes each event to `write`, as one line.
+    /// A probe that also passes each event to `write`, as one line.
     pub(crate) fn with_sink(write: fn(String)) -> Self {
         let probe = Self::default();
         let _ = probe.inner.sink.set(EventSink(write));
         probe
     }
 
-    /// Opens the gates of `remote` with those of this probe, from now on and those already open.
+    /// Opens the gates of `remote` together with those of this probe, including those already open.
     pub fn attach(&self, remote: Arc<dyn RemoteProbe>) {
         self.inner.remotes.lock().unwrap().push(Arc::clone(&remote));
         let gates = self.inner.gates.lock().unwrap();
         gates.iter().filter(|(_, gate)| gate.is_closed()).for_each(|(name, _)| remote.open(name));
     }
 
-    /// How often `event` happened.
+    /// How many times `event` has happened.
     pub fn count(&self, event: &str) -> u64 {
-        // Events of other processes may still be in flight.
+        // Wait for events of other processes that are still in flight.
         let remotes = self.inner.remotes.lock().unwrap().clone();
         remotes.iter().for_each(|remote| remote.sync());
         self.known(event)
@@ -77,7 +77,7 @@ impl Probe {
         self.inner.events.lock().unwrap().get(event).copied().unwrap_or(0)
     }
 
-    /// Every event with its count, for the report of a case that hangs.
+    /// All events with their counts, for the report of a case that hangs.
     pub fn events(&self) -> Vec<String> {
         let events = self.inner.events.lock().unwrap();
         let mut lines: Vec<_> = events.iter().map(|(e, n)| format!("{e} x{n}")).collect();
@@ -109,7 +109,7 @@ impl Probe {
         Arc::clone(gate)
     }
 
-    /// Opens a gate for all who wait now or later.
+    /// Opens a gate for all current and future waiters.
     pub fn open(&self, name: &str) {
         self.gate(name).close();
         self.inner.remotes.lock().unwrap().iter().for_each(|remote| remote.open(name));
@@ -119,7 +119,7 @@ impl Probe {
     pub async fn pass(&self, name: &str) {
         let gate = self.gate(name);
         self.report(format!("gate:{name}"));
-        // An error is the closed semaphore: the open gate.
+        // The error means that the semaphore is closed, that is, the gate is open.
         let _ = gate.acquire().await;
     }
 

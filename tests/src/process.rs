@@ -1,4 +1,4 @@
-//! Child processes of a test: its own program again, with its role in an environment variable.
+//! Child processes of a test: the test's own program, with its role in an environment variable.
 
 use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader as StdReader};
@@ -17,14 +17,14 @@ use crate::process_resources::ProcessResources;
 /// The environment variable with the role and its arguments, separated by spaces.
 const ROLE: &str = "TONIC_RDMA_TEST_ROLE";
 
-/// The role of this process and its arguments; `None` in the test itself.
+/// The role of this process and its arguments; `None` in the test's own process.
 pub fn role() -> Option<Vec<String>> {
     let role = std::env::var(ROLE).ok()?;
     Some(role.split(' ').map(str::to_owned).collect())
 }
 
-/// A runtime whose stubs use this codec. A process uses one codec, because the library remembers
-/// the codec of each method.
+/// A runtime whose stubs use this codec. A process uses a single codec, because the library
+/// remembers the codec of each method.
 pub fn runtime(codec: CodecKind) -> Runtime {
     codec::set_thread_codec(codec);
     tokio::runtime::Builder::new_multi_thread()
@@ -41,7 +41,7 @@ pub fn codec_name(n: usize) -> &'static str {
     if n.is_multiple_of(2) { "zero-copy" } else { "plain" }
 }
 
-/// The codec of that name.
+/// The codec with this name.
 #[allow(clippy::panic)]
 pub fn codec_from_name(name: &str) -> CodecKind {
     match name {
@@ -67,9 +67,9 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts a process, directly or through a command that executes another one
-    /// (`prlimit --memlock=65536`). Its standard error is recorded, and copied to that of this
-    /// process.
+    /// Starts a process, directly or through a command that executes another one (`prlimit
+    /// --memlock=65536`). Its standard error is recorded, and also copied to this process's
+    /// standard error.
     pub fn start(wrapper: &str, role: &str) -> Self {
         let program = std::env::current_exe().unwrap();
         let mut words = wrapper.split_whitespace().map(OsStr::new).chain([program.as_os_str()]);
@@ -98,7 +98,10 @@ impl Process {
         Self { child, stdin, stdout: BufReader::new(stdout).lines(), stderr_text }
     }
 
-    /// The next line of its standard output.
+    /// The next line of the child's standard output.
+    ///
+    /// # Panics
+    /// The child has ended, or prints nothing for [`LIMIT`](crate::load::LIMIT).
     pub async fn read_line(&mut self) -> String {
         with_timeout("a line of another process", self.stdout.next_line())
             .await
@@ -106,13 +109,13 @@ impl Process {
             .expect("the process has ended")
     }
 
-    /// Its answer to a line.
+    /// Sends a line, and returns the child's answer.
     pub async fn ask(&mut self, question: &str) -> String {
         self.stdin.write_all(format!("{question}\n").as_bytes()).await.unwrap();
         self.read_line().await
     }
 
-    /// Its answer to `pools`: see [`in_use`].
+    /// The child's answer to `pools`: see [`in_use`].
     pub async fn in_use(&mut self) -> usize {
         self.ask("pools").await.parse().unwrap()
     }
@@ -122,17 +125,20 @@ impl Process {
         self.child.id().expect("the process has ended").to_string()
     }
 
-    /// The system resources that it holds.
+    /// The system resources of the child.
     pub fn resources(&self) -> ProcessResources {
         ProcessResources::of(&self.id())
     }
 
-    /// The number of lines with this text on its standard error.
+    /// The number of lines on its standard error that contain this text.
     pub fn stderr_lines_with(&self, text: &str) -> usize {
         self.stderr_text.lock().unwrap().lines().filter(|line| line.contains(text)).count()
     }
 
     /// Kills it with SIGKILL.
+    ///
+    /// # Panics
+    /// The child has ended before.
     pub async fn kill(mut self) {
         assert_eq!(self.child.try_wait().unwrap(), None, "it ended before it was killed");
         self.child.kill().await.unwrap();

@@ -9,16 +9,19 @@ use crate::load::poll_until;
 pub struct ProcessResources {
     /// Open descriptors.
     pub fds: usize,
-    /// Mappings of memfds, by which memory is shared.
+    /// Mappings of memfds, which hold shared memory.
     pub memfd_maps: usize,
     /// Threads.
     pub threads: usize,
-    /// KiB of memory pinned for devices.
+    /// KiB of memory that is pinned for devices.
     pub pinned: usize,
 }
 
 impl ProcessResources {
-    /// The resources of a process: `self` or a process id. Panics if it uses a file in /dev/shm.
+    /// The resources of a process, given by its id or as `self`.
+    ///
+    /// # Panics
+    /// The process uses a file in /dev/shm.
     pub fn of(process: &str) -> Self {
         let list = |what| std::fs::read_dir(format!("/proc/{process}/{what}")).unwrap();
         let read = |what| std::fs::read_to_string(format!("/proc/{process}/{what}")).unwrap();
@@ -38,7 +41,8 @@ impl ProcessResources {
         }
     }
 
-    /// The lower of each count, but the higher of threads: one for blocking work starts and stays.
+    /// The minimum of each count, but the maximum of threads: the runtime starts and keeps threads
+    /// for blocking work.
     fn or_steady(self, other: Self) -> Self {
         Self {
             fds: self.fds.min(other.fds),
@@ -48,7 +52,7 @@ impl ProcessResources {
         }
     }
 
-    /// By how much each count exceeds that of `before`, by name.
+    /// The amount by which each count exceeds that of `before`, by name.
     pub fn excess_over(self, before: Self) -> [(&'static str, usize); 4] {
         [
             ("descriptors", self.fds.saturating_sub(before.fds)),
@@ -64,13 +68,16 @@ impl ProcessResources {
     }
 }
 
-/// Checks one process for leaks, again and again.
+/// Checks one process for leaks, repeatedly.
 #[derive(Debug, Default)]
 pub struct LeakCheck(Option<ProcessResources>);
 
 impl LeakCheck {
-    /// The first call records the resources at rest as the baseline. Later ones panic if the
-    /// process does not return to it. `after` is the number of faults so far.
+    /// The first call records the resources at rest as the baseline. Later ones wait until the
+    /// process has returned to it. `after` is the number of faults so far.
+    ///
+    /// # Panics
+    /// The process holds more than the baseline for longer than [`LIMIT`](crate::load::LIMIT).
     pub async fn check(&mut self, process: &str, after: usize) -> ProcessResources {
         let read = || async { ProcessResources::of(process) };
         let now = match self.0 {

@@ -1,4 +1,5 @@
-//! A server of the scripted service in a process of its own, which tests kill, stop and measure.
+//! A server of the scripted service in a process of its own, for tests that kill, stop or measure
+//! it.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::time::Duration;
@@ -13,7 +14,10 @@ use crate::probe::Probe;
 use crate::process::{Process, in_use};
 use crate::service::Scripted;
 
-/// The fabric and the context for a device's name; `shm` stands for shared memory.
+/// The most that any test makes.
+const MAX_CONNECTIONS: usize = 20_000;
+
+/// The fabric and the context for the name of a device, or for `shm`.
 pub fn fabric_of(device: &str) -> (FabricKind, Context) {
     match device {
         "shm" => (FabricKind::Shm, Context::builder().build()),
@@ -21,7 +25,7 @@ pub fn fabric_of(device: &str) -> (FabricKind, Context) {
     }
 }
 
-/// An endpoint whose channels wait long for their fast path.
+/// An endpoint whose channels wait long for the fast path.
 pub fn endpoint(server: SocketAddr, (kind, context): (FabricKind, &Context)) -> Endpoint {
     Endpoint::from_shared(format!("http://{server}"))
         .unwrap()
@@ -31,7 +35,7 @@ pub fn endpoint(server: SocketAddr, (kind, context): (FabricKind, &Context)) -> 
 }
 
 /// A port outside the ephemeral range, so that no outgoing connection takes it while the server is
-/// down. Such a connection could even connect to itself.
+/// down. A connection to an ephemeral port could even connect to itself.
 #[allow(clippy::panic)]
 pub fn fixed_port(ip: IpAddr, rng: &mut SmallRng) -> u16 {
     let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
@@ -52,7 +56,10 @@ pub async fn serve(at: SocketAddr, device: &str, alone: bool, heap: fn() -> usiz
     let (fabric, context) = fabric_of(device);
     let listener = tokio::net::TcpListener::bind(at).await.unwrap();
     let incoming = tonic::transport::server::TcpIncoming::from(listener).with_nodelay(Some(true));
-    let mut server = tonic_rdma::Server::builder().fabrics([fabric]).context(context.clone());
+    let mut server = tonic_rdma::Server::builder()
+        .fabrics([fabric])
+        .context(context.clone())
+        .max_connections(MAX_CONNECTIONS);
     let router = server.add_service(Scripted::server(&Probe::default()));
     let mut serving = tokio::spawn(router.serve_with_incoming(incoming));
     println!("ready");
@@ -69,14 +76,14 @@ pub async fn serve(at: SocketAddr, device: &str, alone: bool, heap: fn() -> usiz
     }
 }
 
-/// Starts a server's process, as [`Process::start`] does, and waits until it serves.
+/// Starts a server's process as [`Process::start`] does, and waits until it serves.
 pub async fn start(wrapper: &str, codec: &str, at: SocketAddr, device: &str) -> Process {
     let mut server = Process::start(wrapper, &format!("server {codec} {at} {device}"));
     assert_eq!(server.read_line().await, "ready");
     server
 }
 
-/// Waits until no byte of a server's pools is in use.
+/// Waits until a server uses no byte of its pools.
 pub async fn wait_for_idle_pools(server: &mut Process) {
     let server = tokio::sync::Mutex::new(server);
     let read = || async { server.lock().await.in_use().await };

@@ -1,8 +1,11 @@
-//! What a process holds after 1,000 connections is what it held after 10: descriptors, mappings,
-//! threads, pinned memory, bytes of the pools and of the heap. Half of the connections are closed,
-//! one in two of those with a call in flight, and half are cut off under load by SIGKILL of the
-//! other process, which is this program again. Over shared memory; in the guest over its device,
-//! where `CONNECTIONS` says how many.
+//! A process holds no more after 1,000 connections than after 10: descriptors, mappings, threads,
+//! pinned memory, bytes of the pools and of the heap. Half of the connections are closed, every
+//! other one of these with a call in flight. The other half are lost under load, when SIGKILL ends
+//! the other process, which is this program again. The test runs over shared memory, and in the
+//! guest over its device, where `CONNECTIONS` sets the number.
+//!
+//! Over shared memory it also counts what as many connections cost while none has anything to do:
+//! descriptors, memory and wake-ups of threads. When they are gone, nothing is left.
 
 // A failed unwrap is a failed test.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -28,18 +31,54 @@ use tonic_rdma_tests::load::{
 use tonic_rdma_tests::process::{Process, codec_from_name, codec_name, in_use, role, runtime};
 use tonic_rdma_tests::process_resources::{LeakCheck, ProcessResources};
 use tonic_rdma_tests::server_process::{self, endpoint, fabric_of, fixed_port};
+use tonic_rdma_tests::service::script::{echo, steps};
 
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
 
-/// Connections that one process has at a time. The first so many are the measure.
+/// Connections that one process has at a time. The resources after the first round are the
+/// baseline.
 const PARALLEL: usize = 10;
-/// Bytes by which the heap may differ between two looks, whatever went before: a queue that has
-/// grown, a table's spare room.
+/// Bytes by which the heap may exceed the baseline: queues and tables keep spare capacity.
 const HEAP_SLACK: usize = 64 << 10;
+
+/// Descriptors of a connection at rest, the TCP connection included, at either end.
+const FDS_AT_REST: usize = 3;
+/// KiB of memory (VmRSS) of a connection at rest, likewise.
+const KIB_AT_REST: usize = 128;
+/// How long nothing happens.
+const REST: Duration = Duration::from_secs(3);
 
 fn heap() -> usize {
     HEAP.current_usage()
+}
+
+/// A number in a process's status file.
+fn status_of(process: &str, name: &str) -> usize {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+    line.trim_start_matches(':').split_whitespace().next().unwrap().parse().unwrap()
+}
+
+/// How often threads of a process have waited for something, and so woken up again.
+fn wake_ups(process: &str) -> usize {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    let ids = tasks.map(|task| task.unwrap().file_name().into_string().unwrap());
+    // One may have ended meanwhile.
+    let of = |id: String| std::fs::read_to_string(format!("/proc/{process}/task/{id}/status")).ok();
+    let count = |status: String| {
+        let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        line.unwrap().trim().parse::<usize>().unwrap()
+    };
+    ids.filter_map(of).map(count).sum()
+}
+
+/// Connections that the descriptor limit of this process allows, and no more than `wanted`.
+fn allowed(wanted: usize) -> usize {
+    let limits = std::fs::read_to_string("/proc/self/limits").unwrap();
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
+    let soft = line.split_whitespace().next().unwrap().parse::<usize>().unwrap_or(usize::MAX);
+    wanted.min(soft.saturating_sub(200) / FDS_AT_REST)
 }
 
 fn main() -> ExitCode {
@@ -62,9 +101,9 @@ fn main() -> ExitCode {
     let connections = number("CONNECTIONS").map_or(1000, |count| count as usize);
     eprintln!("TONIC_RDMA_TEST_SEED={seed}");
     let mut arguments = libtest_mimic::Arguments::from_args();
-    // Each counts what this process holds.
+    // Each test measures the resources of this process.
     arguments.test_threads = Some(1);
-    let trials = vec![
+    let mut trials = vec![
         Trial::test("of_a_client", move || {
             runtime(CodecKind::ZeroCopy).block_on(of_a_client(connections, seed));
             Ok(())
@@ -74,10 +113,16 @@ fn main() -> ExitCode {
             Ok(())
         }),
     ];
+    if std::env::var("GUEST_DEVICE").is_err() {
+        trials.push(Trial::test("at_rest", move || {
+            runtime(CodecKind::ZeroCopy).block_on(at_rest(allowed(connections), seed));
+            Ok(())
+        }));
+    }
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-/// Where connections go, and over what.
+/// The server's address, and the fabric and path of the connections.
 struct Target {
     device: String,
     at: SocketAddr,
@@ -106,16 +151,14 @@ impl Target {
         server_process::start("", codec_name(n), self.at, &self.device).await
     }
 
-    /// As many as one process has, all on the fast path and each having carried a call.
+    /// `PARALLEL` channels on the fast path, each of which has carried a call.
     async fn connect(&self, rng: &mut SmallRng) -> Vec<(Channel, Client)> {
         let mut connecting = JoinSet::new();
         for _ in 0..PARALLEL {
-            let (endpoint, path) = (endpoint(self.at, (self.kind, &self.context)), self.path);
+            let connecting_one = self.connect_one();
             let mut rng = SmallRng::seed_from_u64(rng.random());
             connecting.spawn(async move {
-                let channel = with_timeout("connecting", endpoint.connect()).await.unwrap();
-                wait_for_path(&channel, path).await;
-                let mut client = client_of(AnyChannel::Rdma(channel.clone()));
+                let (channel, mut client) = connecting_one.await;
                 with_timeout("a call", one_call(&mut client, &mut rng)).await.unwrap();
                 assert_eq!(channel.stats().calls_fast, 1, "{}", channel.path());
                 (channel, client)
@@ -124,20 +167,50 @@ impl Target {
         connecting.join_all().await
     }
 
+    /// As many that have carried a few bytes each, so that none has used landing memory.
+    async fn connect_small(&self) -> Vec<(Channel, Client)> {
+        let mut connecting = JoinSet::new();
+        for _ in 0..PARALLEL {
+            let connecting_one = self.connect_one();
+            connecting.spawn(async move {
+                let (channel, mut client) = connecting_one.await;
+                small_call(&mut client).await;
+                (channel, client)
+            });
+        }
+        connecting.join_all().await
+    }
+
+    fn connect_one(&self) -> impl Future<Output = (Channel, Client)> + Send + 'static {
+        let (endpoint, path) = (endpoint(self.at, (self.kind, &self.context)), self.path);
+        async move {
+            let channel = with_timeout("connecting", endpoint.connect()).await.unwrap();
+            wait_for_path(&channel, path).await;
+            let client = client_of(AnyChannel::Rdma(channel.clone()));
+            (channel, client)
+        }
+    }
+
     async fn wait_for_idle_pools(&self) {
         poll_until("in use, with no channel left", || in_use(&self.context), |bytes| *bytes == 0)
             .await;
     }
 }
 
-/// Closes half of them. One in two is dropped by a caller with a call in flight.
+async fn small_call(client: &mut Client) {
+    let request = steps("", [echo(1)]).with_payload(1, 64);
+    let reply = with_timeout("a small call", client.unary(request)).await.unwrap();
+    reply.into_inner().expect(1, 64);
+}
+
+/// Closes half of the channels. Every other one is dropped with a call in flight.
 async fn close_half(channels: &mut Vec<(Channel, Client)>, rng: &mut SmallRng) {
     for (n, (channel, mut client)) in channels.drain(..PARALLEL / 2).enumerate() {
         if n % 2 == 1 {
             let mut calls = SmallRng::seed_from_u64(rng.random());
             let cancel_after = Duration::from_micros(rng.random_range(0..2_000));
             let call = one_call(&mut client, &mut calls);
-            // Either is right: that it ended, and that it did not.
+            // The call may have ended before the time-out or not.
             if let Ok(end) = tokio::time::timeout(cancel_after, call).await {
                 end.unwrap();
             }
@@ -146,7 +219,7 @@ async fn close_half(channels: &mut Vec<(Channel, Client)>, rng: &mut SmallRng) {
     }
 }
 
-/// Calls, one at a time on each, until one fails because the peer has gone.
+/// Makes calls, one at a time on each channel, until one fails because the peer is gone.
 fn call_until_lost(channels: Vec<(Channel, Client)>, rng: &mut SmallRng) -> JoinSet<Channel> {
     let mut calling = JoinSet::new();
     for (channel, mut client) in channels {
@@ -163,7 +236,7 @@ fn call_until_lost(channels: Vec<(Channel, Client)>, rng: &mut SmallRng) -> Join
     calling
 }
 
-/// What was held after the first connections, and what is held now.
+/// The resources after the first connections, for comparison with later readings.
 #[derive(Default)]
 struct LeakRecord {
     leak_check: LeakCheck,
@@ -171,7 +244,7 @@ struct LeakRecord {
 }
 
 impl LeakRecord {
-    /// Notes what is held, or fails if it is more than what was noted.
+    /// The first call records the baseline; later ones fail if the resources exceed it.
     async fn check(
         &mut self,
         process: &str,
@@ -208,7 +281,7 @@ impl LeakRecord {
     }
 }
 
-/// The least of a while: what is on its way to be freed is not held.
+/// The minimum over 200 ms, because memory may be about to be freed.
 async fn settled_heap(heap: &impl AsyncFn() -> usize) -> usize {
     let mut min = usize::MAX;
     for _ in 0..40 {
@@ -218,7 +291,8 @@ async fn settled_heap(heap: &impl AsyncFn() -> usize) -> usize {
     min
 }
 
-/// Looks are taken after the first, and after every hundred or so.
+/// The resources are checked after the first round, after every hundred connections, and at the
+/// end.
 fn is_checkpoint(done: usize, connections: usize) -> bool {
     done == PARALLEL || done == connections || done.is_multiple_of(100)
 }
@@ -274,7 +348,64 @@ async fn of_a_server(connections: usize, seed: u64) {
     record.print("server", &target, connections, last.unwrap());
 }
 
-/// What a client's process does.
+async fn at_rest(connections: usize, seed: u64) {
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let target = Target::new(&mut rng);
+    let mut server = target.server(0).await;
+    let processes = ["self".to_owned(), server.id()];
+    let of_all = |what: &dyn Fn(&str) -> usize| processes.each_ref().map(|process| what(process));
+    let fds = |process: &str| ProcessResources::of(process).fds;
+    let memory = |process: &str| status_of(process, "VmRSS");
+    // Threads, lists and tables are there before it is measured.
+    drop(target.connect_small().await);
+    target.wait_for_idle_pools().await;
+    server_process::wait_for_idle_pools(&mut server).await;
+    let (fds_before, memory_before) = (of_all(&fds), of_all(&memory));
+
+    let mut channels = Vec::new();
+    while channels.len() < connections {
+        channels.extend(target.connect_small().await);
+    }
+    let made = channels.len();
+    // A quarter of the dead-peer time after its last message a connection rests.
+    tokio::time::sleep(REST).await;
+    let woken_before = of_all(&wake_ups);
+    tokio::time::sleep(REST).await;
+    let woken = of_all(&wake_ups);
+    for (at, process) in processes.iter().enumerate() {
+        let fds = fds(process) - fds_before[at];
+        let memory = memory(process).saturating_sub(memory_before[at]);
+        let woken = woken[at] - woken_before[at];
+        println!(
+            "process {process}, {made} connections at rest: {:.2} descriptors and {:.1} KiB each, \
+             {woken} wake-ups in {REST:?}",
+            fds as f64 / made as f64,
+            memory as f64 / made as f64
+        );
+        assert!(fds <= FDS_AT_REST * made + PARALLEL, "{fds} descriptors");
+        assert!(memory <= KIB_AT_REST * made, "{memory} KiB");
+        // Were it one for each connection, it would be as many.
+        assert!(woken * 10 <= made, "{woken} wake-ups of {process}");
+    }
+
+    // They work as ever.
+    for (channel, client) in &mut channels {
+        small_call(client).await;
+        assert_eq!((channel.path().path, channel.stats().calls_fast), (target.path, 2));
+    }
+    drop(channels);
+    target.wait_for_idle_pools().await;
+    server_process::wait_for_idle_pools(&mut server).await;
+    for (at, process) in processes.iter().enumerate() {
+        let read = || async { fds(process) };
+        poll_until("descriptors of connections that are gone", read, |now| {
+            *now <= fds_before[at] + PARALLEL
+        })
+        .await;
+    }
+}
+
+/// The client process: connects, closes half, and makes calls until it is killed.
 async fn run_client(at: SocketAddr, device: &str, seed: u64) {
     let mut rng = SmallRng::seed_from_u64(seed);
     let target = Target::of(device, at);
@@ -282,7 +413,7 @@ async fn run_client(at: SocketAddr, device: &str, seed: u64) {
     close_half(&mut channels, &mut rng).await;
     let calling = call_until_lost(channels, &mut rng);
     println!("half are closed");
-    // Unless it is killed before, it ends with the test.
+    // Unless it is killed, it ends with the test, which closes its stdin.
     let mut lines = BufReader::new(stdin()).lines();
     while let Ok(Some(_)) = lines.next_line().await {}
     drop(calling);

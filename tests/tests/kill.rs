@@ -1,7 +1,7 @@
-//! SIGKILL under load, over shared memory: a server a hundred times, then a hundred clients of
-//! another. The survivor goes on, and nothing of the dead stays with it. The processes are this
-//! program again. `TONIC_RDMA_TEST_SEED` repeats the draws of a run; moments still depend on the
-//! machine.
+//! SIGKILL under load over shared memory: one test kills a server a hundred times, the other kills
+//! a hundred clients of one server. The survivor continues, and holds no resources of the killed
+//! process. The other processes are this program again. `TONIC_RDMA_TEST_SEED` repeats the random
+//! choices of a run; timing still depends on the machine.
 
 // A failed unwrap is a failed test.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -27,9 +27,9 @@ use tonic_rdma_tests::process_resources::{LeakCheck, ProcessResources};
 use tonic_rdma_tests::server_process;
 
 const KILLS: usize = 100;
-/// What comes after so many kills is the measure.
+/// The resources after this number of kills are the baseline.
 const FIRST_CHECK: usize = 10;
-/// Then it is compared after every so many.
+/// Kills between two comparisons with the baseline.
 const CHECK_INTERVAL: usize = 15;
 
 fn main() -> ExitCode {
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
     };
     eprintln!("TONIC_RDMA_TEST_SEED={seed}");
     let mut arguments = libtest_mimic::Arguments::from_args();
-    // Each counts what this process holds.
+    // Each test measures the resources of this process.
     arguments.test_threads = Some(1);
     let trials = vec![
         Trial::test("killed_servers", move || {
@@ -68,7 +68,7 @@ fn main() -> ExitCode {
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-/// What a client's process does: calls until it is killed.
+/// The client process: makes calls until it is killed.
 async fn load(port: u16, seed: u64) {
     let channel = endpoint(port, &Context::builder().build()).connect().await.unwrap();
     let load = Load::start(&channel, seed, &Tally::default());
@@ -76,7 +76,7 @@ async fn load(port: u16, seed: u64) {
         tokio::task::yield_now().await;
     }
     println!("up");
-    // Unless it is killed before, it ends with the test.
+    // Unless it is killed, it ends with the test, which closes its stdin.
     let mut lines = BufReader::new(stdin()).lines();
     while let Ok(Some(_)) = lines.next_line().await {}
     drop(load);
@@ -90,7 +90,7 @@ fn endpoint(port: u16, context: &Context) -> Endpoint {
     server_process::endpoint(local(port), (FabricKind::Shm, context))
 }
 
-/// A server's process that serves.
+/// Starts a server's process.
 async fn start(port: u16, n: usize) -> Process {
     server_process::start("", codec_name(n), local(port), "shm").await
 }
@@ -106,8 +106,9 @@ async fn killed_servers(seed: u64) {
     let (tally, mut leak_check) = (Tally::default(), LeakCheck::default());
     let (mut fast, mut tcp, mut answered, mut returns) = (0, 0, 0, 0);
     let mut server = start(port, 0).await;
-    // One channel lives through all of it. With each loss it waits longer before it tries for the
-    // fast path again, so others take turns: each sees its path go twice at least, once it was up.
+    // One channel lives through all kills. Its wait before the next attempt at the fast path grows
+    // with each loss, so short-lived channels take turns as well: each normally loses an
+    // established path twice.
     let long_lived = endpoint(port, &context).connect().await.unwrap();
     let mut background = Load::start(&long_lived, seed, &tally);
     let mut turn = None;
@@ -120,7 +121,7 @@ async fn killed_servers(seed: u64) {
                 let load = Load::start(&channel, rng.random(), &tally);
                 turn = Some((channel, load, 0));
             }
-            // Mostly over TCP, or while the path is set up.
+            // Do not wait: the next kill finds the channel on TCP, or connecting.
             Some((_, _, losses)) if *losses == 1 => {}
             Some((channel, ..)) => {
                 answered += usize::from(
@@ -166,7 +167,7 @@ async fn killed_servers(seed: u64) {
 }
 
 async fn killed_clients(seed: u64) {
-    /// So many live at once.
+    /// Clients that live at the same time.
     const PARALLEL: usize = 5;
     let mut rng = SmallRng::seed_from_u64(seed);
     let port = server_process::fixed_port(Ipv4Addr::LOCALHOST.into(), &mut rng);

@@ -1,5 +1,5 @@
-//! A server is replaced under load, again and again, by one that takes over its listening socket:
-//! no call is lost, over any path, and channels return to their fast path.
+//! A server is replaced under load, repeatedly, by one that takes over its listening socket: no
+//! call is lost on any path, and channels return to their fast path.
 
 // A failed unwrap is a failed test.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -23,20 +23,20 @@ use tonic_rdma_tests::service::Scripted;
 
 const REPLACEMENTS: u64 = 6;
 const CHANNELS: u64 = 3;
-/// Calls that each server gets to see before it is told to end.
+/// Calls that end while two servers run, before the older one is stopped.
 const CALLS: u64 = 200;
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    // In the guest, over its device; here, over what needs none.
+    // In the guest, its device; otherwise the paths that need no device.
     let paths = match std::env::var_os("GUEST_DEVICE") {
         Some(_) => vec![Path::Verbs],
         None => vec![Path::Tcp, Path::Sim, Path::Shm],
     };
     let trials = paths.into_iter().flat_map(|path| {
         let required = [Policy::Auto, Policy::Require].into_iter().filter(move |policy| {
-            // There is nothing to require.
+            // Over TCP there is no fast path to require.
             path != Path::Tcp || *policy == Policy::Auto
         });
         required.map(move |policy| {
@@ -49,7 +49,7 @@ fn main() -> ExitCode {
     libtest_mimic::run(&arguments, trials.collect()).exit_code()
 }
 
-/// A server that serves from the socket that all of them share.
+/// A server on the listening socket that all servers share.
 struct Serving {
     stop: oneshot::Sender<()>,
     task: JoinHandle<Result<(), tonic_rdma::Error>>,
@@ -73,7 +73,7 @@ impl Serving {
     }
 }
 
-/// Contexts of the server's and of the clients' side.
+/// The contexts of the servers and of the clients.
 fn contexts(path: Path) -> [Context; 2] {
     let net = SimNet::new(SimConfig::default());
     [1, 2].map(|n| match path {

@@ -116,7 +116,11 @@ impl Calls for Connection {
     /// A message, with what surrounds the payload, has at most 64 MiB.
     fn runs(&self, row: &Row) -> bool {
         match row.kind {
-            Kind::Stream { .. } | Kind::Held { .. } | Kind::Phase { .. } => false,
+            Kind::Stream { .. }
+            | Kind::Held { .. }
+            | Kind::Phase { .. }
+            | Kind::Resting { .. }
+            | Kind::Clients { .. } => false,
             Kind::Bulk { size, .. } | Kind::Beside { size } => {
                 size < RdmaConnectionTuningConfig::MAX_LARGE_MSG_SIZE as usize
             }

@@ -179,7 +179,14 @@ async fn compare(args: &Args) -> anyhow::Result<()> {
     // The default pool of a device has room for some three dozen connections.
     let room = rows.iter().map(Row::connections).max().filter(|most| *most > 1);
     let limit = Duration::from_secs(args.limit);
-    let setup = Setup { addr: args.places.addr, cpus, limit, room, neighbours: args.neighbours()? };
+    let setup = Setup {
+        addr: args.places.addr,
+        cpus,
+        limit,
+        room,
+        server_figures: false,
+        neighbours: args.neighbours()?,
+    };
     let entrants = Entrant::all(&args.contenders, &args.allocators);
     let used = |allocator: &Allocator| {
         entrants.iter().any(|e| e.allocator == *allocator && e.contender.allocates())

@@ -1,16 +1,18 @@
-//! Writes RESULTS.md and the headline numbers in README.md from the runs in benches/results.
+//! Writes RESULTS.md and the headline numbers in README.md from the runs in benches/results, and
+//! the measured part of docs/scale.md from those in benches/results/scale.
 
 use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, ensure};
+use benches::scale;
 use clap::Parser;
 
 #[derive(Parser, Debug)]
 #[command(version, about, long_about = None)]
 struct Args {
-    /// Where README.md, RESULTS.md and results/ are
+    /// Where README.md, RESULTS.md and results/ are, with docs/ beside it
     #[arg(long, value_name = "DIRECTORY", default_value = env!("CARGO_MANIFEST_DIR"))]
     benches: PathBuf,
     /// Write nothing; fail when a document is not what the runs make it
@@ -24,11 +26,17 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> anyhow::Result<()> {
     let runs = benches::results::load(&args.benches.join("results"))?;
-    let (readme, results) = (args.benches.join("README.md"), args.benches.join("RESULTS.md"));
-    let cannot_read = || format!("cannot read {}", readme.display());
-    let text =
-        benches::results::readme(&fs::read_to_string(&readme).with_context(cannot_read)?, &runs)?;
-    for (path, wanted) in [(readme, text), (results, benches::results::document(&runs))] {
+    let of_scale = scale::document::load(&args.benches.join("results/scale"))?;
+    let (readme, scale) = (args.benches.join("README.md"), args.benches.join("../docs/scale.md"));
+    let read = |path: &PathBuf| {
+        fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+    };
+    let documents = [
+        (args.benches.join("RESULTS.md"), benches::results::document(&runs)),
+        (readme.clone(), benches::results::readme(&read(&readme)?, &runs)?),
+        (scale.clone(), scale::document::document(&read(&scale)?, &of_scale)?),
+    ];
+    for (path, wanted) in documents {
         if fs::read_to_string(&path).is_ok_and(|is| is == wanted) {
             continue;
         }

@@ -2,22 +2,23 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::task::Waker;
 
 use super::chunk::{Chunk, GRANULE, LandingBuf, Lease};
 use crate::error::RegisterError;
-use crate::ledger::{LandingWaiter, Ledger};
+use crate::ledger::{LandingWaiter, Ledger, Waiting};
 use crate::region::page::page;
-use crate::stats::Use;
 
 /// Attempts to register once more after another pool of the process has pinned what was left.
 const MAX_RETRIES: usize = 3;
+/// Maximum bytes of a chunk for pieces that are shorter.
+const MAX_CHUNK: usize = 4 << 20;
 
 /// One connection's allocator of landing memory.
 ///
-/// It leases chunks from the pool as it needs them, and keeps a chunk until [`trim`](Landing::trim)
-/// returns it, or until the allocator and the last piece of the chunk are dropped.
+/// It leases chunks from the pool as it needs them, and keeps a chunk until
+/// [`trim`](Landing::trim) or [`give_back`](Landing::give_back) returns it, or until the allocator
+/// and the last piece of the chunk are dropped.
 #[derive(Debug)]
 pub struct Landing {
     pub(super) waiter: Arc<LandingWaiter>,
@@ -26,6 +27,8 @@ pub struct Landing {
     pub(super) chunks: Vec<Arc<Chunk>>,
     /// Some of `chunks` are being reclaimed.
     pub(super) has_reclaimed: bool,
+    /// It claims memory beyond its share.
+    pub(super) starves: bool,
     pub(super) ledger: Arc<Ledger>,
 }
 
@@ -33,23 +36,25 @@ impl Landing {
     pub(crate) fn new(ledger: Arc<Ledger>, limit: usize) -> Self {
         let limit = limit.min(ledger.sizes.landing);
         Landing {
-            waiter: ledger.landing_waiters().add(),
+            waiter: ledger.landing_waiters().add(limit),
             limit,
             chunks: Vec::new(),
             has_reclaimed: false,
+            starves: false,
             ledger,
         }
     }
 
     /// Allocates one contiguous piece of `want` bytes, or a shorter one of at least `min` bytes if
     /// no longer one is free. Both are rounded up to 4 KiB. Leases another chunk if the landing
-    /// budget allows it and, while another connection waits, the [share](Landing::share) of this
-    /// one. If `want` is longer than a chunk, it gets a chunk of its own if the budget has it.
+    /// budget allows it and, while another connection claims memory, the [share](Landing::share) of
+    /// this one. A chunk has room for several pieces of `want` bytes, or is as long as the piece.
     ///
     /// Returns `None` if there is no such piece now. The connection then waits: the waker given to
-    /// [`Landing::register_waker`] is woken when memory comes free in the pool, and
-    /// [`Landing::wanted_elsewhere`] tells the other connections. It waits until the next call
-    /// returns a piece or an error, or until [`Landing::stop_waiting`].
+    /// [`Landing::register_waker`] is woken when memory comes free that may help. If the connection
+    /// has less than its share, it also claims memory, which [`Landing::wanted_elsewhere`] tells
+    /// the other connections. It waits until the next call returns a piece or an error, or until
+    /// [`Landing::stop_waiting`].
     ///
     /// # Errors
     /// The budget allowed another chunk, but the system did not map it or the device did not
@@ -58,7 +63,7 @@ impl Landing {
         let want = want.max(min).div_ceil(GRANULE).max(1);
         let min = min.div_ceil(GRANULE).max(1);
         if self.has_reclaimed {
-            // Perhaps no other connection waits any longer.
+            // Perhaps no other connection claims memory any longer.
             self.keep_share();
         }
         let whole = self.take_whole(want);
@@ -66,43 +71,90 @@ impl Landing {
             self.stop_waiting();
             return Ok(whole);
         }
-        if self.limit < self.ledger.sizes.landing {
-            if self.is_at_limit(want, min) {
-                // Returning idle chunks may make room for the one that is needed.
-                self.trim();
-            }
-            let at_limit = self.is_at_limit(want, min);
-            self.waiter.set_at_limit(at_limit);
-            if at_limit {
-                // Only its own pieces can help it, so other connections need not make room.
-                self.stop_waiting();
-                return self.take_best(want, min);
-            }
-        }
-        // Waiting begins before the last attempt: whoever frees from now on wakes this connection.
-        let first = self.ledger.landing_waiters().set_waiting(&self.waiter, true);
         let mut found = self.take_best_retrying(want, min);
-        if matches!(found, Ok(None)) && self.trim() > 0 {
-            // Idle chunks that were each too short may have kept a longer one out of the budget.
+        if matches!(found, Ok(None)) && self.make_room(self.needed(want, min)) {
             found = self.take_best_retrying(want, min);
         }
-        match found {
-            Ok(None) if first => self.ledger.landing_waiters().wake_others(&self.waiter),
-            Ok(None) => {}
-            _ => self.stop_waiting(),
+        if !matches!(found, Ok(None)) {
+            self.stop_waiting();
+            return found;
         }
-        found
+        // Waiting begins before the last attempt: whoever frees from now on wakes this connection.
+        let state = self.would_wait(self.needed(want, min));
+        let before = self.ledger.landing_waiters().set(&self.waiter, state);
+        if state != before {
+            found = self.take_best_retrying(want, min);
+            if !matches!(found, Ok(None)) {
+                self.stop_waiting();
+                return found;
+            }
+        }
+        if state.is_claim() && state != before {
+            let kept = if state == Waiting::Starving { 0 } else { self.share() };
+            self.ledger.landing_waiters().wake_above(&self.waiter, kept);
+        }
+        Ok(None)
+    }
+
+    /// As [`alloc`](Self::alloc), for a piece of `want` bytes that the connection can do without: a
+    /// chunk is leased within the share only, and the connection does not wait.
+    ///
+    /// # Errors
+    /// Those of [`alloc`](Self::alloc).
+    pub fn alloc_spare(&mut self, want: usize) -> Result<Option<LandingBuf>, RegisterError> {
+        let want = want.div_ceil(GRANULE).max(1);
+        let whole = self.take_whole(want);
+        let bytes = want.saturating_mul(GRANULE);
+        if whole.is_some() || self.leased().saturating_add(bytes) > self.share() {
+            return Ok(whole);
+        }
+        self.take_best(want, want)
     }
 
     /// Stops waiting for the piece that [`alloc`](Landing::alloc) did not have, because it is no
-    /// longer needed. Until then other connections return memory that they could keep.
+    /// longer needed. Until then other connections return memory that this one claims.
     pub fn stop_waiting(&mut self) {
-        self.ledger.landing_waiters().set_waiting(&self.waiter, false);
+        self.starves = false;
+        self.ledger.landing_waiters().set(&self.waiter, Waiting::No);
     }
 
-    /// Bytes that may still be leased under `limit`.
-    fn lease_room(&self) -> usize {
-        self.limit.saturating_sub(self.leased())
+    /// The shortest piece that would help has been missing for long, because readers keep what this
+    /// connection has, or the shares of others are all that there is. From the next call of
+    /// [`alloc`](Landing::alloc) on, until it has a piece or stops waiting, it claims memory beyond
+    /// its share, and other connections return a chunk even of theirs.
+    pub fn starve(&mut self) {
+        self.starves = true;
+    }
+
+    /// Whether a piece of `want` bytes can come free for this connection at all, without more than
+    /// its share.
+    pub fn may_have(&self, want: usize) -> bool {
+        let granules = want.div_ceil(GRANULE);
+        want <= self.ledger.may_lease(&self.waiter)
+            || self.usable_chunks().any(|chunk| chunk.bitmap.len() >= granules)
+    }
+
+    /// Bytes of the chunks of which nothing is granted or filled.
+    fn idle(&self) -> usize {
+        self.chunks.iter().filter(|chunk| chunk.bitmap.is_free()).map(|chunk| chunk.bytes()).sum()
+    }
+
+    /// What this connection waits for if it finds no memory, and a chunk of `needed` bytes would
+    /// help.
+    fn would_wait(&self, needed: usize) -> Waiting {
+        // Idle chunks make room for the one that is needed.
+        let busy = self.leased() - self.idle();
+        let then = busy.saturating_add(needed);
+        let share = self.share();
+        if then > self.limit && self.limit < self.ledger.sizes.landing {
+            Waiting::ForOwn
+        } else if self.starves {
+            Waiting::Starving
+        } else if then > share || busy > share / 4 * 3 {
+            Waiting::AtShare
+        } else {
+            Waiting::ForShare
+        }
     }
 
     /// The chunks that pieces may be taken from.
@@ -110,19 +162,17 @@ impl Landing {
         self.chunks.iter().filter(|chunk| !chunk.is_reclaiming())
     }
 
-    /// Whether the limit rules out another chunk that would help with `want` granules, or `min`.
-    fn is_at_limit(&self, want: usize, min: usize) -> bool {
-        let longest = self
-            .usable_chunks()
-            .filter_map(|chunk| chunk.bitmap.longest())
-            .map(|(_, run)| run)
-            .max();
-        self.lease_room() < min_chunk_bytes(want, min, longest.unwrap_or(0).min(want))
+    /// The longest free run: its chunk, its start and its granules.
+    fn longest(&self) -> Option<(&Arc<Chunk>, usize, usize)> {
+        self.usable_chunks()
+            .filter_map(|chunk| chunk.bitmap.longest().map(|(at, run)| (chunk, at, run)))
+            .max_by_key(|(_, _, run)| *run)
     }
 
-    /// Whether the share, and not the limit, rules out leasing `bytes` more.
-    fn is_at_share(&self, bytes: usize) -> bool {
-        self.lease_room() >= bytes && self.lease_cap().saturating_sub(self.leased()) < bytes
+    /// Bytes of the shortest new chunk that gives a longer piece than the longest free run.
+    fn needed(&self, want: usize, min: usize) -> usize {
+        let run = self.longest().map_or(0, |(_, _, run)| run.min(want));
+        want.min(run + 1).max(min).saturating_mul(GRANULE)
     }
 
     /// A piece of `want` granules from the chunks leased so far.
@@ -146,7 +196,8 @@ impl Landing {
             {
                 break;
             }
-            self.ledger.landing_waiters().set_waiting(&self.waiter, true);
+            let state = self.would_wait(self.needed(want, min));
+            self.ledger.landing_waiters().set(&self.waiter, state);
             found = self.take_best(want, min);
         }
         found
@@ -159,23 +210,12 @@ impl Landing {
         if whole.is_some() {
             return Ok(whole);
         }
-        let runs =
-            self.usable_chunks().filter_map(|c| c.bitmap.longest().map(|(at, run)| (c, at, run)));
-        let longest = runs.max_by_key(|(_, _, run)| *run);
+        let needed = self.needed(want, min);
+        let longest = self.longest();
         // A run may have become long enough since.
         let run = longest.map_or(0, |(_, _, run)| run.min(want));
-        let bytes = |granules: usize| granules.saturating_mul(GRANULE);
-        let max = bytes(want).max(self.ledger.sizes.chunk);
-        let max = max.checked_next_multiple_of(page()).unwrap_or(usize::MAX).min(self.lease_room());
-        let needed = min_chunk_bytes(want, min, run);
-        let mut at_share = self.is_at_share(needed);
-        if at_share {
-            self.ledger.landing_waiters().set_at_share(&self.waiter);
-            at_share = self.is_at_share(needed);
-        }
-        let max = max.min(self.lease_cap().saturating_sub(self.leased()));
-        let lease = match (run < want && !at_share).then(|| self.ledger.fit_landing(needed)) {
-            Some(Some(left)) => Lease::take(&self.ledger, &self.waiter, max.min(left), needed),
+        let lease = match self.may_lease_more(needed).then(|| self.ledger.fit_landing(needed)) {
+            Some(Some(left)) if run < want => self.lease(want, needed, left),
             Some(None) if run < min => {
                 return Err(RegisterError::new(needed, io::Error::from_raw_os_error(libc::ENOMEM)));
             }
@@ -187,7 +227,7 @@ impl Landing {
         };
         // The connection has its lease now. If registering fails, returning the lease must not wake
         // the connection itself.
-        self.ledger.landing_waiters().set_waiting(&self.waiter, false);
+        self.ledger.landing_waiters().set(&self.waiter, Waiting::No);
         match Chunk::new(lease) {
             Ok(chunk) => {
                 let chunk = Arc::new(chunk);
@@ -206,8 +246,38 @@ impl Landing {
         }
     }
 
+    /// Whether the limit and, while others claim memory, the share allow `bytes` more.
+    fn may_lease_more(&self, bytes: usize) -> bool {
+        self.leased().saturating_add(bytes) <= self.lease_cap()
+    }
+
+    /// Takes the lease of a chunk with room for several pieces of `want` granules, or for `needed`
+    /// bytes. RLIMIT_MEMLOCK leaves `left` bytes.
+    ///
+    /// A connection that has more gets longer chunks. None has a rest that is too short for a
+    /// piece, and beyond the share a chunk has one piece only.
+    fn lease(&self, want: usize, needed: usize, left: usize) -> Option<Lease> {
+        let piece = want.saturating_mul(GRANULE).checked_next_multiple_of(page());
+        let piece = piece.unwrap_or(usize::MAX);
+        let (leased, cap) = (self.leased(), self.lease_cap());
+        let room = cap.saturating_sub(leased).min(left);
+        // Readers that hold a piece of a chunk keep all of it from other connections.
+        let longest = MAX_CHUNK.min(self.ledger.sizes.landing / 8);
+        let usual = self.ledger.sizes.chunk.max(leased.min(longest));
+        let usual = usual.min(self.share().saturating_sub(leased)).min(room);
+        let several = (usual / piece).max(1).saturating_mul(piece);
+        let take = |max, min, unit| Lease::take(&self.ledger, &self.waiter, max, min, unit);
+        if several <= room
+            && let Some(lease) = take(several, piece, piece)
+        {
+            return Some(lease);
+        }
+        take(piece.min(room), needed, page())
+    }
+
     /// Sets the waker. It is woken when memory comes free after [`alloc`](Landing::alloc) had none,
-    /// and when another connection begins to wait. It stays set until it is replaced.
+    /// and when this connection has to [give memory back](Landing::give_back). It stays set until
+    /// it is replaced.
     pub fn register_waker(&mut self, waker: &Waker) {
         if !self.waiter.has_waker(waker) {
             self.waiter.set_waker(Some(waker.clone()));
@@ -217,11 +287,17 @@ impl Landing {
     /// Deregisters the chunks without granted or filled pieces and returns them to the pool.
     /// Returns their bytes.
     pub fn trim(&mut self) -> usize {
+        self.return_free(|_| true)
+    }
+
+    /// Returns the chunks to the pool that `which` selects, as far as nothing of them is granted or
+    /// filled.
+    pub(super) fn return_free(&mut self, mut which: impl FnMut(&Chunk) -> bool) -> usize {
         let mut bytes = 0;
         self.chunks.retain(|chunk| {
-            let idle = chunk.bitmap.is_free();
-            bytes += if idle { chunk.bytes() } else { 0 };
-            !idle
+            let goes = chunk.bitmap.is_free() && which(chunk);
+            bytes += if goes { chunk.bytes() } else { 0 };
+            !goes
         });
         if bytes > 0 {
             self.record_leased();
@@ -229,49 +305,31 @@ impl Landing {
         bytes
     }
 
+    /// Returns idle chunks, which are each too short, if that makes room for a chunk of `needed`
+    /// bytes. Returns whether it did.
+    fn make_room(&mut self, needed: usize) -> bool {
+        let room = self.lease_cap().saturating_sub(self.leased()).min(self.ledger.landing_free());
+        if room >= needed || room.saturating_add(self.idle()) < needed {
+            return false;
+        }
+        let mut missing = needed - room;
+        self.return_free(|chunk| {
+            let goes = missing > 0;
+            missing = missing.saturating_sub(chunk.bytes());
+            goes
+        }) > 0
+    }
+
     /// Publishes how much is leased, for the shares of the other connections.
     fn record_leased(&self) {
         self.ledger.landing_waiters().record_leased(&self.waiter, self.leased());
     }
 
-    /// Whether another connection waits for landing memory. If so, [`trim`](Landing::trim) should
-    /// return what is idle here.
+    /// Whether another connection claims memory. If so, [`keep_share`](Landing::keep_share) tells
+    /// whether this one has to give some back.
     pub fn wanted_elsewhere(&self) -> bool {
-        self.ledger.landing_waiters().others_wait(&self.waiter)
+        self.ledger.landing_waiters().others_claim(&self.waiter)
     }
-
-    /// Whether more than 7/8 of the pool's landing budget, or of what this connection may lease, is
-    /// leased, and no chunk of this connection is idle. If readers hold on to what lands now, this
-    /// or another connection may find no memory at all, however little of the chunks is in use.
-    pub fn is_spent(&self) -> bool {
-        let landing = self.ledger.landing_budget();
-        let leased = self.ledger.budgets.used(Use::Landing);
-        let own = self.limit < self.ledger.sizes.landing && self.leased() > self.limit / 8 * 7;
-        (own || leased > landing / 8 * 7) && !self.chunks.iter().any(|chunk| chunk.bitmap.is_free())
-    }
-
-    /// Whether less than a quarter of the pool's landing budget is free. What lands should then be
-    /// copied out, so that readers that hold on to it do not starve other connections.
-    pub fn under_pressure(&self) -> bool {
-        let counters = &self.ledger.counters;
-        let used = counters.granted.load(Relaxed).saturating_add(counters.filled.load(Relaxed));
-        used > self.ledger.landing_budget() / 4 * 3 || self.is_nearly_full()
-    }
-
-    /// Whether this connection has a limit below the pool's landing memory, of which less than a
-    /// quarter is free.
-    fn is_nearly_full(&self) -> bool {
-        let free =
-            |chunk: &Arc<Chunk>| chunk.bitmap.runs().map(|(_, run)| run * GRANULE).sum::<usize>();
-        self.limit < self.ledger.sizes.landing
-            && self.leased() - self.chunks.iter().map(free).sum::<usize>() > self.limit / 4 * 3
-    }
-}
-
-/// Bytes of the shortest new chunk that gives a longer piece than the longest free run, which has
-/// `run` granules.
-fn min_chunk_bytes(want: usize, min: usize, run: usize) -> usize {
-    want.min(run + 1).max(min).saturating_mul(GRANULE)
 }
 
 impl Drop for Landing {

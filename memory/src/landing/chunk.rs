@@ -13,7 +13,8 @@
 //! | granted | free | drop of the [`LandingBuf`], after ABORT or when the queue pair is destroyed (R9) |
 //! | filled | free | drop of the last [`Landed`] or `Bytes` over it, by anyone, on any thread |
 //!
-//! The bit of a granule in the chunk's bitmap is set while it is granted or filled.
+//! The bit of a granule in the chunk's bitmap is set while it is granted or filled. A second bitmap
+//! tells which of the filled ones the application [holds](super::held).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -22,12 +23,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use bytes::Bytes;
 
 use super::chunk_bitmap::ChunkBitmap;
+use super::held::Origin;
 use super::landed::Landed;
 use crate::error::{PoolError, RegisterError};
 use crate::ledger::{LandingWaiter, Ledger, deregistered};
 use crate::region::Region;
 use crate::region::mapping::{Mapping, Place};
-use crate::region::page::page;
 use crate::registrar::Access;
 use crate::stats::Use;
 
@@ -43,14 +44,16 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    /// Takes up to `max` bytes of the budget; `None` if it has fewer than `min`.
+    /// Takes up to `max` bytes of the budget in multiples of `unit`, which is whole pages; `None` if
+    /// it has fewer than `min`.
     pub(crate) fn take(
         ledger: &Arc<Ledger>,
         waiter: &Arc<LandingWaiter>,
         max: usize,
         min: usize,
+        unit: usize,
     ) -> Option<Self> {
-        let (unit, budget) = (page(), ledger.landing_budget());
+        let budget = ledger.landing_budget();
         let len = ledger.budgets.take_some(Use::Landing, max, min, unit, budget)?;
         Some(Lease { len, waiter: waiter.clone(), ledger: ledger.clone() })
     }
@@ -71,6 +74,10 @@ pub(crate) struct Chunk {
     region: Region,
     lease: Lease,
     pub(crate) bitmap: ChunkBitmap,
+    /// The granules that the application [holds](super::held).
+    pub(super) held: ChunkBitmap,
+    /// The number of pieces that it holds.
+    pub(super) n_held: AtomicUsize,
     /// The number of granules that a peer may write to.
     granted: AtomicUsize,
     /// The chunk is to be returned as soon as it is free: see [`share`](super::share).
@@ -96,10 +103,12 @@ impl Chunk {
         };
         let region = Region::new(mapping, file, &*ledger.registrar, Access::RemoteWrite)?;
         ledger.region_registered(&region);
-        let bitmap = ChunkBitmap::new(len / GRANULE);
+        let (len, bitmap) = (*len, ChunkBitmap::new(len / GRANULE));
         Ok(Chunk {
             region,
             bitmap,
+            held: ChunkBitmap::new(len / GRANULE),
+            n_held: AtomicUsize::new(0),
             lease,
             granted: AtomicUsize::new(0),
             reclaiming: AtomicBool::new(false),
@@ -109,6 +118,14 @@ impl Chunk {
     /// The length in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.lease.len
+    }
+
+    pub(super) fn waiter(&self) -> &LandingWaiter {
+        &self.lease.waiter
+    }
+
+    pub(super) fn ledger(&self) -> &Ledger {
+        &self.lease.ledger
     }
 
     /// The number of granules that a peer may write to.
@@ -166,13 +183,16 @@ impl Piece {
             tracing::error!(start = self.start, "a granule of landing memory was freed twice");
         }
         self.granules = n;
-        ledger.landing_waiters().piece_freed(waiter);
+        waiter.piece_freed();
     }
 }
 
 impl Drop for Piece {
     fn drop(&mut self) {
         let Lease { ledger, waiter, .. } = &self.chunk.lease;
+        if self.filled {
+            self.chunk.let_go(self.start, self.granules);
+        }
         let counter = if self.filled { &ledger.counters.filled } else { &ledger.counters.granted };
         counter.fetch_sub(self.bytes(), Relaxed);
         if !self.filled {
@@ -181,7 +201,7 @@ impl Drop for Piece {
         if !self.chunk.bitmap.free(self.start, self.granules) {
             tracing::error!(start = self.start, "a granule of landing memory was freed twice");
         }
-        ledger.landing_waiters().piece_freed(waiter);
+        waiter.piece_freed();
     }
 }
 
@@ -235,10 +255,11 @@ impl LandingBuf {
         counters.granted.fetch_sub(piece.bytes(), Relaxed);
         piece.chunk.granted.fetch_sub(piece.granules, Relaxed);
         piece.filled = true;
-        match len {
-            0 => Landed::default(),
-            _ => Landed::from(Bytes::from_owner(Filled { piece, begin, len })),
+        if len == 0 {
+            return Landed::default();
         }
+        let origin = Origin::new(piece.chunk.clone(), piece.start, piece.granules);
+        Landed::new(Bytes::from_owner(Filled { piece, begin, len }), origin)
     }
 }
 

@@ -1,6 +1,6 @@
 //! A bitmap of the granules of a chunk: the bits of those that are taken are set.
 //!
-//! Only the owner of the chunk sets bits, so a granule that it has seen free stays free until it
+//! Only the owner of the chunk takes granules, so one that it has seen free stays free until it
 //! takes it. Anyone may clear bits, by an atomic and-not, so that freeing takes no lock. Clearing a
 //! bit is a release operation and reading it an acquire operation: all accesses by the last holder
 //! of the memory happen before those of the next.
@@ -64,6 +64,17 @@ impl ChunkBitmap {
         self.runs().max_by_key(|(_, len)| *len)
     }
 
+    /// The length of the longest run that would be free if these granules were taken.
+    pub(crate) fn longest_without(&self, start: usize, len: usize) -> usize {
+        let end = start + len;
+        let runs = self.runs().map(|(at, run)| {
+            let before = (at + run).min(start).saturating_sub(at);
+            let behind = (at + run).saturating_sub(at.max(end));
+            before.max(behind)
+        });
+        runs.max().unwrap_or(0)
+    }
+
     /// Whether all granules are free.
     pub(crate) fn is_free(&self) -> bool {
         self.next(0, true) == self.len
@@ -80,6 +91,26 @@ impl ChunkBitmap {
             let before = self.words[word].fetch_or(mask, Ordering::AcqRel);
             debug_assert_eq!(before & mask, 0, "a granule was taken twice");
         }
+    }
+
+    /// Takes granules that nobody else takes, unless the first of them is taken. Returns whether it
+    /// has. For a bitmap whose granules anyone may take.
+    pub(crate) fn try_take(&self, start: usize, len: usize) -> bool {
+        let mut masks = masks(start, len);
+        let Some((word, mask)) = masks.next() else { return false };
+        let first = 1 << (start % WORD);
+        if self.words[word].fetch_or(mask, Ordering::AcqRel) & first != 0 {
+            return false;
+        }
+        masks.for_each(|(word, mask)| {
+            self.words[word].fetch_or(mask, Ordering::AcqRel);
+        });
+        true
+    }
+
+    /// Whether a granule is taken.
+    pub(crate) fn is_taken(&self, at: usize) -> bool {
+        self.words[at / WORD].load(Ordering::Acquire) >> (at % WORD) & 1 == 1
     }
 
     /// Frees granules that are taken. Returns false if one of them was free already.

@@ -16,6 +16,7 @@ use std::sync::atomic::{Ordering, compiler_fence};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
+use super::held::Origin;
 use crate::copy::copy;
 
 /// Bytes of the first window, and of the first one behind a field that was lent or skipped: enough
@@ -56,17 +57,50 @@ unsafe fn fetch(src: *const u8, dst: *mut u8, len: usize) {
 /// assert_eq!(reader.copy_to_bytes(16), "and a long field"); // the landing memory itself
 /// ```
 #[derive(Clone, Default)]
-pub struct Landed(Bytes);
+pub struct Landed {
+    bytes: Bytes,
+    /// The piece of landing memory; none if there are no bytes, or if they lie elsewhere.
+    origin: Option<Origin>,
+}
 
 impl Landed {
+    pub(super) fn new(bytes: Bytes, origin: Origin) -> Self {
+        Landed { bytes, origin: Some(origin) }
+    }
+
+    /// Whether the bytes lie in the landing memory of a pool.
+    pub fn is_in_pool(&self) -> bool {
+        self.origin.is_some()
+    }
+
+    /// To be called before the application gets the bytes, or a reader that the application may
+    /// stop: it holds their piece from now on, and keeps others from landing there, for as long as
+    /// it likes. Returns whether it may. If not, it should get a [copy](Self::to_private), and the
+    /// piece should be dropped.
+    ///
+    /// It may hold three quarters of what its connection may lease now, and of the pool's landing
+    /// budget; a single piece of a connection may be longer. It may not hold a piece without which
+    /// the connection would have no room for the next one, or the pool none for another connection.
+    /// Bytes elsewhere may always be held.
+    pub fn hold(&self) -> bool {
+        self.origin.as_ref().is_none_or(Origin::hold)
+    }
+
+    /// Lets go of the piece when nothing is left: its memory is free then.
+    fn forget_if_empty(&mut self) {
+        if self.bytes.is_empty() {
+            *self = Landed::default();
+        }
+    }
+
     /// The number of bytes.
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.bytes.len()
     }
 
     /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.bytes.is_empty()
     }
 
     /// Splits off and returns the first `len` bytes.
@@ -74,7 +108,10 @@ impl Landed {
     /// # Panics
     /// If there are fewer than `len` bytes.
     pub fn split_to(&mut self, len: usize) -> Landed {
-        Landed(self.0.split_to(len))
+        let bytes = self.bytes.split_to(len);
+        let origin = if bytes.is_empty() { None } else { self.origin.clone() };
+        self.forget_if_empty();
+        Landed { bytes, origin }
     }
 
     /// Drops the first `len` bytes.
@@ -82,7 +119,8 @@ impl Landed {
     /// # Panics
     /// If there are fewer than `len` bytes.
     pub fn advance(&mut self, len: usize) {
-        self.0.advance(len);
+        self.bytes.advance(len);
+        self.forget_if_empty();
     }
 
     /// Fills `dst` with a copy of the first bytes.
@@ -93,19 +131,34 @@ impl Landed {
         assert!(dst.len() <= self.len(), "{} bytes of {} landed ones", dst.len(), self.len());
         // SAFETY: the length has been checked; `dst` is borrowed exclusively, and no thread of this
         // process writes to landed bytes (R8).
-        unsafe { fetch(self.0.as_ptr(), dst.as_mut_ptr(), dst.len()) };
+        unsafe { fetch(self.bytes.as_ptr(), dst.as_mut_ptr(), dst.len()) };
     }
 
     /// Appends a copy of all bytes to `dst`.
     pub fn append_to(&self, dst: &mut BytesMut) {
-        let len = self.len();
+        self.append_first(self.len(), dst);
+    }
+
+    /// `len` is at most the number of bytes.
+    fn append_first(&self, len: usize, dst: &mut BytesMut) {
+        let len = len.min(self.len());
         dst.reserve(len);
-        // SAFETY: `len` bytes are reserved at the end of `dst`, which is borrowed exclusively, and
+        // SAFETY: there are `len` bytes, and as many are reserved at the end of `dst`, which is borrowed exclusively, and
         // filled before its length grows; no thread of this process writes to landed bytes (R8).
         unsafe {
-            fetch(self.0.as_ptr(), dst.chunk_mut().as_mut_ptr(), len);
+            fetch(self.bytes.as_ptr(), dst.chunk_mut().as_mut_ptr(), len);
             dst.advance_mut(len);
         }
+    }
+
+    /// Moves the first `len` bytes to `dst`, by a copy.
+    ///
+    /// # Panics
+    /// If there are fewer than `len` bytes.
+    pub fn move_to(&mut self, len: usize, dst: &mut BytesMut) {
+        assert!(len <= self.len(), "{len} bytes of {} landed ones", self.len());
+        self.append_first(len, dst);
+        self.advance(len);
     }
 
     /// Copies all bytes to the heap, where the peer cannot change them.
@@ -119,12 +172,12 @@ impl Landed {
     /// application, whose documentation says so; never for code that checks a value and then uses
     /// it.
     pub fn lend(self) -> Bytes {
-        self.0
+        self.bytes
     }
 
     /// Reads all bytes in order through `window`.
     pub fn reader(self, window: &mut Window) -> LandedReader<'_> {
-        let mut reader = LandedReader { memory: self.0, at: 0, filled: 0, window };
+        let mut reader = LandedReader { memory: self.bytes, at: 0, filled: 0, window };
         reader.fill(MIN_WINDOW);
         reader
     }
@@ -134,7 +187,7 @@ impl Landed {
 /// little.
 impl From<Bytes> for Landed {
     fn from(bytes: Bytes) -> Self {
-        Landed(bytes)
+        Landed { bytes, origin: None }
     }
 }
 

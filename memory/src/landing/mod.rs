@@ -3,14 +3,16 @@
 //! | file | what |
 //! |---|---|
 //! | `allocator` | [`Landing`]: one connection's allocator of landing memory |
-//! | `share` | what a connection may lease while others wait |
+//! | `share` | what a connection may lease while others claim memory |
 //! | `chunk` | chunks leased to connections, and the pieces granted to peers |
-//! | `chunk_bitmap` | which granules of a chunk are taken |
+//! | `chunk_bitmap` | which granules of a chunk are taken, or held by the application |
+//! | `held` | what the application holds, and how much of it that may be |
 //! | `landed` | [`Landed`] bytes, and how they are read while a peer may write to them |
 
 mod allocator;
 mod chunk;
 mod chunk_bitmap;
+mod held;
 mod landed;
 mod share;
 

@@ -1,29 +1,35 @@
-//! How much landing memory a connection may lease while others wait.
+//! How much landing memory a connection may lease while others claim some.
 //!
 //! A connection is active if it has leased landing memory or waits for some. The **share** of each
-//! is the landing budget divided by the number of active connections, and at least [`MIN_SHARE`].
-//! Nothing limits a connection to its share but another connection that waits and has less than its
-//! own share. As long as one does, a connection leases no more than its share, and selects chunks
-//! beyond it to be reclaimed.
+//! is the landing budget divided by the number of active connections, and at least 32 KiB. A
+//! connection that waits and has at most three quarters of its share claims memory, unless what it
+//! needs does not fit into the share. Nothing limits a connection to its share but such a claim. As
+//! long as there is one, a connection leases no more than its share, and selects chunks beyond it
+//! to be reclaimed. It never returns what is within its share: so chunks settle, and are registered
+//! no more, as long as the same connections are active. A connection stays active until it is idle
+//! for a while and returns its last chunk.
 //!
 //! | a chunk is | from | to, by |
 //! |---|---|---|
-//! | usable | the start | being reclaimed: the connection has more than its share, and this chunk exceeds it |
+//! | usable | the start | being reclaimed: another connection claims memory, this one has more than its share, and this chunk exceeds it |
+//! | usable | | being reclaimed: another connection starves, and this chunk is the emptiest |
 //! | being reclaimed | | usable: the connection is within its share, or no longer limited to it |
-//! | being reclaimed | | returned to the pool: nothing of it is granted or filled ([`Landing::trim`]) |
+//! | being reclaimed | | returned to the pool: nothing of it is granted or filled ([`Landing::give_back`]) |
 //!
 //! Pieces are allocated from usable chunks only. Granted pieces of a chunk that is being reclaimed
-//! have to be recalled from the peer ([`LandingBuf::is_wanted_back`]). Filled pieces come free when
-//! their readers drop them, which nobody can speed up. So a connection whose chunks are all filled
-//! keeps one of them usable, even if it exceeds the share.
+//! have to be recalled from the peer ([`LandingBuf::is_wanted_back`]). Pieces that the application
+//! [holds](crate::Landed::hold) come free when it drops them, which nobody can speed up. So a chunk
+//! with such a piece is not selected, and a connection that has nothing else keeps one usable.
+//!
+//! Shares may be more than there is: readers hold memory that a connection leased when it had a
+//! larger share, or there are too many connections for the smallest share. A connection that is
+//! left with nothing **starves** ([`Landing::starve`]), and gets a chunk of another.
 
 use std::cmp::Reverse;
 
 use super::allocator::Landing;
-use super::chunk::{GRANULE, LandingBuf};
-
-/// The smallest share in bytes: enough for a few pieces that are worth granting.
-const MIN_SHARE: usize = 64 * 1024;
+use super::chunk::LandingBuf;
+use crate::ledger::MIN_SHARE;
 
 /// What a connection has leased beyond its share: see [`Landing::keep_share`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,47 +48,53 @@ impl Landing {
         self.chunks.iter().map(|chunk| chunk.bytes()).sum()
     }
 
-    /// Bytes that this connection may lease while others wait for their share: the current landing
-    /// budget divided by the number of active connections, at least 64 KiB.
+    /// Bytes that this connection may lease while others claim memory: the current landing budget
+    /// divided by the number of active connections, at least 32 KiB.
     pub fn share(&self) -> usize {
-        let budget = self.ledger.landing_budget();
-        (budget / self.ledger.landing_waiters().n_active().max(1)).max(MIN_SHARE)
+        self.ledger.landing_waiters().share(self.ledger.landing_budget())
+    }
+
+    /// Whether another connection starves that this one does not compete with.
+    fn yields_to_starving(&self) -> bool {
+        !self.starves && self.ledger.landing_waiters().others_starve(&self.waiter)
     }
 
     /// Bytes that may be leased now, including those that are leased already.
     pub(super) fn lease_cap(&self) -> usize {
-        let waiters = self.ledger.landing_waiters();
-        if !waiters.others_wait(&self.waiter) {
-            return self.limit;
-        }
-        let share = self.share();
-        // A connection that has its share cannot claim more from others.
-        match waiters.others_wait_below(&self.waiter, share.saturating_sub(GRANULE)) {
-            true => share.min(self.limit),
-            false => self.limit,
+        if self.yields_to_starving() {
+            self.share().min(self.leased()).min(self.limit)
+        } else if self.starves || !self.wanted_elsewhere() {
+            self.limit
+        } else {
+            self.share().min(self.limit)
         }
     }
 
-    /// Selects the chunks to reclaim while another connection waits and this one has more than its
-    /// share. To be called while [`wanted_elsewhere`](Landing::wanted_elsewhere) is true, and once
-    /// more when it no longer is. [`LandingBuf::is_wanted_back`] tells whether the chunk of a
-    /// granted piece is selected.
+    /// Selects the chunks to reclaim while another connection claims memory and this one has more
+    /// than its share. To be called while [`wanted_elsewhere`](Landing::wanted_elsewhere) is true,
+    /// and once more when it no longer is. [`LandingBuf::is_wanted_back`] tells whether the chunk
+    /// of a granted piece is selected, and [`give_back`](Landing::give_back) returns what is free.
     pub fn keep_share(&mut self) -> Excess {
-        // Most connections have little, and need not check who waits.
-        if !self.has_reclaimed && self.leased() <= self.share() {
-            return Excess::None;
-        }
-        let cap = self.lease_cap();
-        if !self.has_reclaimed && self.leased() <= cap {
+        let leased = self.leased();
+        let scarce = self.ledger.landing_free() < MIN_SHARE;
+        let cap = match scarce && self.yields_to_starving() {
+            // One chunk is too many.
+            true => self.lease_cap().min(leased.saturating_sub(1)),
+            false => self.lease_cap(),
+        };
+        if !self.has_reclaimed && leased <= cap {
             return Excess::None;
         }
         let mut order: Vec<_> = self.chunks.iter().collect();
-        // Usable chunks first, and of these the fullest first, which would take longest to come
-        // free.
-        order.sort_by_key(|chunk| (chunk.is_reclaiming(), Reverse(chunk.bitmap.taken())));
+        // Usable chunks first. Of these first what the application holds, and then the fullest,
+        // which would take longest to come free.
+        order.sort_by_key(|chunk| {
+            (chunk.is_reclaiming(), !chunk.is_held(), Reverse(chunk.bitmap.taken()))
+        });
         let (mut usable, mut any_reclaimed, mut any_new) = (0, false, false);
         for chunk in &order {
-            let fits = usable + chunk.bytes() <= cap;
+            let stays = chunk.is_held() && !chunk.is_reclaiming();
+            let fits = stays || usable + chunk.bytes() <= cap;
             if fits {
                 usable += chunk.bytes();
             } else {
@@ -93,24 +105,39 @@ impl Landing {
         }
         if usable == 0
             && self.chunks.iter().all(|chunk| chunk.granted() == 0)
-            && let Some(fullest) = self.chunks.iter().max_by_key(|chunk| chunk.bitmap.taken())
-            && !fullest.bitmap.is_free()
+            && let Some(fullest) = self.chunks.iter().max_by_key(|chunk| chunk.held.taken())
+            && fullest.is_held()
         {
             fullest.set_reclaiming(false);
             any_reclaimed = self.chunks.len() > 1;
         }
         self.has_reclaimed = any_reclaimed;
+        self.waiter.set_gives_back(any_reclaimed);
         match (any_reclaimed, any_new) {
             (false, _) => Excess::None,
             (true, false) => Excess::Same,
             (true, true) => Excess::More,
         }
     }
+
+    /// Deregisters the chunks that [`keep_share`](Landing::keep_share) has selected and of which
+    /// nothing is granted or filled, and returns them to the pool. Returns their bytes.
+    pub fn give_back(&mut self) -> usize {
+        if !self.has_reclaimed {
+            return 0;
+        }
+        let bytes = self.return_free(super::chunk::Chunk::is_reclaiming);
+        if !self.chunks.iter().any(|chunk| chunk.is_reclaiming()) {
+            self.has_reclaimed = false;
+            self.waiter.set_gives_back(false);
+        }
+        bytes
+    }
 }
 
 impl LandingBuf {
-    /// Whether the chunk of this piece is being reclaimed, because another connection waits: the
-    /// piece should be recalled from the peer.
+    /// Whether the chunk of this piece is being reclaimed, because another connection claims
+    /// memory: the piece should be recalled from the peer.
     pub fn is_wanted_back(&self) -> bool {
         self.chunk().is_reclaiming()
     }

@@ -12,6 +12,10 @@ pub(crate) struct Counters {
     pub(crate) control: AtomicUsize,
     pub(crate) granted: AtomicUsize,
     pub(crate) filled: AtomicUsize,
+    /// Of `filled`, what the application holds.
+    pub(crate) held: AtomicUsize,
+    /// Bytes of the chunks that such pieces lie in.
+    pub(crate) pinned: AtomicUsize,
     pub(crate) registrations: AtomicU64,
     pub(crate) waits: AtomicU64,
 }
@@ -31,6 +35,7 @@ impl Counters {
             control: self.control.load(Relaxed),
             granted: self.granted.load(Relaxed),
             filled: self.filled.load(Relaxed),
+            held: self.held.load(Relaxed),
             registrations: self.registrations.load(Relaxed),
             waits: self.waits.load(Relaxed),
             ..PoolStats::default()

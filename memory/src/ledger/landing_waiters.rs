@@ -2,50 +2,102 @@
 //!
 //! Each connection's allocator ([`Landing`](crate::Landing)) has one [`LandingWaiter`]:
 //!
-//! | state | from | to, by |
+//! | it waits | for | the other connections |
 //! |---|---|---|
-//! | idle | the start | waiting: an allocation found no memory |
-//! | waiting | | idle: the next allocation succeeds or fails, or the owner gives up or is dropped |
+//! | not at all | | |
+//! | for its own pieces | pieces of its own that come free, since its limit rules out another chunk | cannot help it |
+//! | at its share | its own pieces, and what comes free in the budget | keep what they have |
+//! | for its share | as above, and has less than its share | return what exceeds their shares |
+//! | starving | as above, since nothing that it has can take even its shortest piece | return a chunk, even of their shares |
 //!
-//! An allocator that has leased as much as its own limit allows does not count as waiting, because
-//! other connections cannot help it. It is woken when one of its own pieces comes free.
+//! The last two are claims. Each attempt to allocate sets the state anew, and the next that succeeds
+//! or fails for good ends it, as does the owner when it gives up or is dropped.
 
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::atomic::{AtomicBool, AtomicUsize, fence};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 
 use super::waiter_count::WaiterCount;
 
+/// The smallest share in bytes: enough for two pieces that are worth granting.
+pub(crate) const MIN_SHARE: usize = 32 * 1024;
+
+/// What an allocator waits for: the table of the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
+pub(crate) enum Waiting {
+    No,
+    ForOwn,
+    AtShare,
+    ForShare,
+    Starving,
+}
+
+impl Waiting {
+    const ALL: [Waiting; 5] =
+        [Waiting::No, Waiting::ForOwn, Waiting::AtShare, Waiting::ForShare, Waiting::Starving];
+
+    /// Memory that comes free in the budget helps it.
+    fn takes_budget(self) -> bool {
+        self >= Waiting::AtShare
+    }
+
+    pub(crate) fn is_claim(self) -> bool {
+        self >= Waiting::ForShare
+    }
+}
+
 /// The part of a [`Landing`](crate::Landing) that outlives it: a piece that comes free wakes the
 /// owner through it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct LandingWaiter {
-    /// The last allocation found no memory.
-    waiting: AtomicBool,
-    /// The owner has leased as much as its limit allows, and waits for some of that to come free.
-    at_limit: AtomicBool,
-    /// Only its share keeps the owner from leasing more: the budget has what it wants.
-    at_share: AtomicBool,
+    /// A [`Waiting`].
+    state: AtomicU8,
+    /// Some chunks are to be returned as soon as they are free.
+    gives_back: AtomicBool,
     /// Bytes that the owner has leased.
     leased: AtomicUsize,
+    /// Bytes that the owner may lease at a time.
+    pub(crate) limit: usize,
+    /// Bytes of the pieces that the application holds.
+    pub(crate) held: AtomicUsize,
+    /// Bytes of the chunks that such pieces lie in.
+    pub(crate) pinned: AtomicUsize,
     /// The owner has leased memory, or waits for some.
     active: AtomicBool,
     waker: Mutex<Option<Waker>>,
 }
 
 impl LandingWaiter {
+    fn new(limit: usize) -> Self {
+        LandingWaiter {
+            state: AtomicU8::new(0),
+            gives_back: AtomicBool::new(false),
+            leased: AtomicUsize::new(0),
+            limit,
+            held: AtomicUsize::new(0),
+            pinned: AtomicUsize::new(0),
+            active: AtomicBool::new(false),
+            waker: Mutex::new(None),
+        }
+    }
+
     fn waker(&self) -> MutexGuard<'_, Option<Waker>> {
         self.waker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn is_waiting(&self) -> bool {
-        self.waiting.load(SeqCst)
+    pub(crate) fn state(&self) -> Waiting {
+        Waiting::ALL[usize::from(self.state.load(SeqCst)) % Waiting::ALL.len()]
     }
 
-    /// After setting `true`, the owner must look for memory once more before it waits.
-    pub(crate) fn set_at_limit(&self, at_limit: bool) {
-        self.at_limit.store(at_limit, SeqCst);
+    pub(crate) fn leased(&self) -> usize {
+        self.leased.load(SeqCst)
+    }
+
+    /// Sets whether chunks are to be returned as soon as they are free. After setting `true`, the
+    /// owner must look for free ones once more.
+    pub(crate) fn set_gives_back(&self, gives_back: bool) {
+        self.gives_back.store(gives_back, SeqCst);
         fence(SeqCst);
     }
 
@@ -66,16 +118,28 @@ impl LandingWaiter {
             waker.wake();
         }
     }
+
+    /// Wakes the owner, because a piece of it has come free, if it needs to know: it waits for
+    /// memory, or has a chunk to return that may now be free.
+    pub(crate) fn piece_freed(&self) {
+        // Between freeing the memory and reading both.
+        fence(SeqCst);
+        if self.state() != Waiting::No || self.gives_back.load(SeqCst) {
+            self.wake();
+        }
+    }
 }
 
 /// The waiters of all connections of a pool.
 #[derive(Debug, Default)]
 pub(crate) struct LandingWaiters {
-    /// Those that wait are in the order in which they began to.
+    /// Those that claim memory are in the order in which they began to.
     list: Mutex<Vec<Weak<LandingWaiter>>>,
+    /// Those that the budget helps.
     n_waiting: WaiterCount,
+    n_claims: AtomicUsize,
+    n_starving: AtomicUsize,
     n_active: AtomicUsize,
-    n_at_share: AtomicUsize,
 }
 
 impl LandingWaiters {
@@ -83,46 +147,55 @@ impl LandingWaiters {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a waiter that does not wait yet.
-    pub(crate) fn add(&self) -> Arc<LandingWaiter> {
-        let waiter = Arc::new(LandingWaiter::default());
+    /// Adds a waiter that does not wait yet, of an allocator that may lease `limit` bytes.
+    pub(crate) fn add(&self, limit: usize) -> Arc<LandingWaiter> {
+        let waiter = Arc::new(LandingWaiter::new(limit));
         self.list().push(Arc::downgrade(&waiter));
         waiter
     }
 
     /// Removes a waiter whose owner is dropped. Pieces may keep it alive.
     pub(crate) fn remove(&self, waiter: &Arc<LandingWaiter>) {
-        self.set_waiting(waiter, false);
+        self.set(waiter, Waiting::No);
         self.record_leased(waiter, 0);
         self.list().retain(|a| a.as_ptr() != Arc::as_ptr(waiter));
         waiter.set_waker(None);
     }
 
-    /// Sets whether the waiter waits; only its owner calls this. Returns whether that is a change.
-    /// After setting `true`, the owner must look for memory once more before it waits.
-    pub(crate) fn set_waiting(&self, waiter: &Arc<LandingWaiter>, waiting: bool) -> bool {
-        if waiter.waiting.swap(waiting, SeqCst) == waiting {
-            return false;
+    /// Sets what the waiter waits for; only its owner calls this. Returns the state before. If it
+    /// begins to wait for anything, the owner must look for memory once more before it waits.
+    pub(crate) fn set(&self, waiter: &Arc<LandingWaiter>, state: Waiting) -> Waiting {
+        let before = waiter.state();
+        if before == state {
+            return before;
         }
+        waiter.state.store(state as u8, SeqCst);
         self.count_active(waiter);
-        if !waiting {
-            if waiter.at_share.swap(false, SeqCst) {
-                self.n_at_share.fetch_sub(1, SeqCst);
-            }
-            self.n_waiting.leave();
-            self.wake_at_share();
-            return true;
+        let changes = |counts: fn(Waiting) -> bool| (counts(before), counts(state));
+        match changes(Waiting::takes_budget) {
+            (false, true) => self.n_waiting.enter(),
+            (true, false) => self.n_waiting.leave(),
+            (true, true) | (false, false) => {}
         }
-        {
-            // Moves to the end of the queue.
-            let mut list = self.list();
-            if let Some(at) = list.iter().position(|a| a.as_ptr() == Arc::as_ptr(waiter)) {
-                let me = list.remove(at);
-                list.push(me);
-            }
+        // Between the new state and the last look for memory.
+        fence(SeqCst);
+        count(&self.n_starving, changes(|state| state == Waiting::Starving));
+        count(&self.n_claims, changes(Waiting::is_claim));
+        match changes(Waiting::is_claim) {
+            (false, true) => self.move_to_end(waiter),
+            // The others are no longer limited to their shares.
+            (true, false) => self.wake_at_share(),
+            _ => {}
         }
-        self.n_waiting.enter();
-        true
+        before
+    }
+
+    fn move_to_end(&self, waiter: &Arc<LandingWaiter>) {
+        let mut list = self.list();
+        if let Some(at) = list.iter().position(|a| a.as_ptr() == Arc::as_ptr(waiter)) {
+            let me = list.remove(at);
+            list.push(me);
+        }
     }
 
     /// Records how many bytes the owner of the waiter has leased; only the owner calls this.
@@ -132,7 +205,7 @@ impl LandingWaiters {
     }
 
     fn count_active(&self, waiter: &LandingWaiter) {
-        let active = waiter.is_waiting() || waiter.leased.load(SeqCst) > 0;
+        let active = waiter.state() != Waiting::No || waiter.leased() > 0;
         match (waiter.active.swap(active, SeqCst), active) {
             (false, true) => {
                 self.n_active.fetch_add(1, SeqCst);
@@ -151,18 +224,19 @@ impl LandingWaiters {
         self.n_active.load(SeqCst)
     }
 
-    /// Whether another connection waits that has leased at most `leased` bytes.
-    pub(crate) fn others_wait_below(&self, waiter: &LandingWaiter, leased: usize) -> bool {
-        self.list().iter().filter_map(Weak::upgrade).any(|other| {
-            !std::ptr::eq(&*other, waiter)
-                && other.is_waiting()
-                && other.leased.load(SeqCst) <= leased
-        })
+    /// The share of a connection in a budget of `budget` bytes.
+    pub(crate) fn share(&self, budget: usize) -> usize {
+        (budget / self.n_active().max(1)).max(MIN_SHARE)
     }
 
-    /// Whether any other connection waits.
-    pub(crate) fn others_wait(&self, waiter: &LandingWaiter) -> bool {
-        self.n_waiting.count() > usize::from(waiter.is_waiting())
+    /// Whether any other connection claims memory.
+    pub(crate) fn others_claim(&self, waiter: &LandingWaiter) -> bool {
+        self.n_claims.load(SeqCst) > usize::from(waiter.state().is_claim())
+    }
+
+    /// Whether any other connection starves.
+    pub(crate) fn others_starve(&self, waiter: &LandingWaiter) -> bool {
+        self.n_starving.load(SeqCst) > usize::from(waiter.state() == Waiting::Starving)
     }
 
     /// Wakes the waiters that `which` selects.
@@ -172,42 +246,38 @@ impl LandingWaiters {
         waiters.iter().filter(|waiter| which(waiter)).for_each(|waiter| waiter.wake());
     }
 
-    /// Marks a waiter, if it waits, as limited by its share. After that the owner must look for
-    /// memory once more before it waits.
-    pub(crate) fn set_at_share(&self, waiter: &LandingWaiter) {
-        if waiter.is_waiting() && !waiter.at_share.swap(true, SeqCst) {
-            self.n_at_share.fetch_add(1, SeqCst);
-        }
-        fence(SeqCst);
-    }
-
-    /// Wakes those that are limited by their shares: fewer connections wait, or shares have grown.
+    /// Wakes those that wait at their shares: fewer connections claim memory, or shares have grown.
     fn wake_at_share(&self) {
-        fence(SeqCst);
-        if self.n_at_share.load(SeqCst) > 0 {
-            self.wake_each(|waiter| waiter.is_waiting() && waiter.at_share.load(SeqCst));
+        if self.n_waiting.any_after_free() {
+            self.wake_each(|waiter| waiter.state() == Waiting::AtShare);
         }
     }
 
-    /// Wakes all other connections, so that they return what they can spare: this one has begun to
-    /// wait.
-    pub(crate) fn wake_others(&self, waiter: &Arc<LandingWaiter>) {
-        self.wake_each(|other| !std::ptr::eq(other, Arc::as_ptr(waiter)));
+    /// Wakes the other connections that have more than `leased` bytes, so that they return what
+    /// they have to: this one has begun to claim memory.
+    pub(crate) fn wake_above(&self, waiter: &Arc<LandingWaiter>, leased: usize) {
+        self.wake_each(|other| {
+            !std::ptr::eq(other, Arc::as_ptr(waiter)) && other.leased() > leased
+        });
     }
 
     /// Wakes those that wait: part of the budget has come free.
     pub(crate) fn budget_freed(&self) {
         if self.n_waiting.any_after_free() {
-            self.wake_each(LandingWaiter::is_waiting);
+            self.wake_each(|waiter| waiter.state().takes_budget());
         }
     }
+}
 
-    /// Wakes the owner of a piece that has come free, if it needs to know: it may wait for that
-    /// piece itself, or others wait and the chunk may now be idle and can be returned.
-    pub(crate) fn piece_freed(&self, waiter: &LandingWaiter) {
-        // `any_after_free` has the fence between freeing the memory and reading both flags.
-        if self.n_waiting.any_after_free() || waiter.at_limit.load(SeqCst) {
-            waiter.wake();
+/// Adds one to `counter`, or subtracts it, when something begins or ends to count.
+fn count(counter: &AtomicUsize, change: (bool, bool)) {
+    match change {
+        (false, true) => {
+            counter.fetch_add(1, SeqCst);
         }
+        (true, false) => {
+            counter.fetch_sub(1, SeqCst);
+        }
+        (true, true) | (false, false) => {}
     }
 }

@@ -27,7 +27,7 @@ use self::counters::Counters;
 use self::index::Index;
 pub(crate) use self::landing_budget::deregistered;
 use self::landing_budget::{LandingBudget, NotifyOnDrop};
-pub(crate) use self::landing_waiters::{LandingWaiter, LandingWaiters};
+pub(crate) use self::landing_waiters::{LandingWaiter, LandingWaiters, MIN_SHARE, Waiting};
 pub(crate) use self::waiter_count::WaiterCount;
 use crate::config::Sizes;
 use crate::memlock::Memlock;
@@ -73,6 +73,23 @@ impl Ledger {
     /// The current landing budget in bytes, at most `sizes.landing`.
     pub(crate) fn landing_budget(&self) -> usize {
         self.landing.bytes()
+    }
+
+    /// The bytes of the landing budget that are not leased.
+    pub(crate) fn landing_free(&self) -> usize {
+        self.landing_budget().saturating_sub(self.budgets.used(Use::Landing))
+    }
+
+    /// The bytes that the owner of the waiter may have leased, including those that are leased
+    /// already: its share, or more while no other connection claims memory.
+    pub(crate) fn may_lease(&self, waiter: &LandingWaiter) -> usize {
+        let waiters = self.landing_waiters();
+        let share = waiters.share(self.landing_budget());
+        let bytes = match waiters.others_claim(waiter) {
+            true => share,
+            false => share.max(waiter.leased().saturating_add(self.landing_free())),
+        };
+        bytes.min(waiter.limit)
     }
 
     /// Records a region whose bytes have been taken from a budget.

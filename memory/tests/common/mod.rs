@@ -33,7 +33,7 @@ struct Records {
     next: u32,
 }
 
-/// Records what is registered. Panics if an invariant is broken; checks at the end of each
+/// Records registrations. Panics if an invariant is broken, and checks at the end of each
 /// registration that its memory is still mapped.
 #[derive(Debug, Default)]
 pub(crate) struct RecordingRegistrar {
@@ -48,7 +48,7 @@ impl RecordingRegistrar {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes registering fail from now on, or work again.
+    /// Makes registrations fail from now on, or succeed again.
     pub(crate) fn fail(&self, fails: bool) {
         self.fails.store(fails, SeqCst);
     }
@@ -82,7 +82,7 @@ impl RecordingRegistrar {
         })
     }
 
-    /// The memory to which the device translates an address with the key.
+    /// The local address to which the device translates an address with the key.
     pub(crate) fn place(&self, key: u32, iova: u64) -> *mut u8 {
         let entry = self.entry(key).expect("the key works");
         std::ptr::with_exposed_provenance_mut(
@@ -106,7 +106,7 @@ impl RecordingRegistrar {
     }
 }
 
-/// The registration that the pool gets.
+/// The registrar that the pool gets.
 pub(crate) struct Keeper(pub(crate) Arc<RecordingRegistrar>);
 
 struct Kept {
@@ -119,7 +119,7 @@ impl Registration for Kept {
     fn lkey(&self) -> u32 {
         self.key
     }
-    // Told apart from the lkey, so that a mix-up shows.
+    // Differs from the lkey, so that a mix-up is detected.
     fn rkey(&self) -> u32 {
         self.key | RKEY
     }
@@ -130,10 +130,10 @@ impl Registration for Kept {
 
 const RKEY: u32 = 1 << 31;
 
-/// Difference between the iova and the virtual address, so that mixing them up fails.
+/// The difference between iova and virtual address, so that a mix-up is detected.
 const IOVA: u64 = 1 << 60;
 
-/// The lkey of the registration that an rkey belongs to.
+/// The lkey of the registration with this rkey.
 pub(crate) fn of_rkey(rkey: u32) -> u32 {
     assert_eq!(rkey & RKEY, RKEY, "not an rkey");
     rkey & !RKEY
@@ -193,7 +193,7 @@ unsafe impl Registrar for Keeper {
 pub(crate) fn pool(config: PoolConfig) -> (Pool, Arc<RecordingRegistrar>) {
     let registrar = Arc::new(RecordingRegistrar::default());
     let pool = Pool::new(config, Arc::new(Keeper(registrar.clone()))).unwrap();
-    // The limit of the system is the whole: parts must fit into it at every moment.
+    // The system's limit is the total of the pool: all parts together must fit at every moment.
     registrar.limit(pool.config().total);
     (pool, registrar)
 }

@@ -1,4 +1,4 @@
-//! `rpc-demo bench`: objects written and read, in order and at random.
+//! `rpc-demo bench`: writes and reads objects, in sequential and in random order.
 
 mod pass;
 mod report;
@@ -30,14 +30,14 @@ use crate::signals::until_signal;
 use crate::source::Piece;
 use crate::transfer::{Pieces, send};
 
-/// Objects of one size at most.
+/// Maximum number of objects of one size.
 const OBJECTS_MAX: u64 = 2000;
-/// Contents of objects begin at one of so many places in the pattern: no two neighbours are equal.
+/// Number of offsets in the pattern at which contents begin: consecutive objects differ.
 const SHIFT: usize = 4096;
-/// Decides the contents and the random order: two runs do the same.
+/// Seed for contents and random order: every run does the same.
 const SEED: u64 = 7;
 
-/// Measures what the flags ask for.
+/// Runs the measurements that the flags select.
 pub(crate) async fn run(args: Bench) -> Result<(), Failure> {
     let connection = net::connect(&args.asked.remote.server, &args.asked.remote.path).await?;
     let text = format!("rpc-demo-bench-{:016x}", rand::random::<u64>());
@@ -51,11 +51,11 @@ pub(crate) async fn run(args: Bench) -> Result<(), Failure> {
     });
     let done = done.await;
     if report.is_none() {
-        // Interrupted: objects in flight would otherwise arrive after the others were removed.
+        // Interrupted: without this, objects in flight would arrive after the others were removed.
         stop.store(true, Ordering::Relaxed);
         let _ = until_signal(async { measured.await.map(drop) }).await;
     }
-    // Also after a failure or a signal: what was written is of use to nobody.
+    // Also after a failure or a signal: the objects are of no further use.
     let request = RemoveRequest { name: text.clone(), recursive: true };
     let removed = connection.store().remove(request).await;
     done?;
@@ -74,8 +74,7 @@ pub(crate) async fn run(args: Bench) -> Result<(), Failure> {
     if args.asked.json { output::json(&report) } else { output::line(format_args!("{report}")) }
 }
 
-/// The first failure sets `stop`, and whoever sets it ends the measurement after the objects that
-/// are in flight.
+/// The first failure sets `stop`. Setting `stop` ends the measurement after the objects in flight.
 async fn measure(
     args: &Bench,
     connection: &Connection,
@@ -94,8 +93,8 @@ async fn measure(
     Ok(Report { jobs: args.parallel.jobs, figures, sent: sent.route(), received: received.route() })
 }
 
-/// Random bytes, in memory of the pool if there is one: what is measured should be the way of the
-/// bytes, and not the reading of files.
+/// Random bytes, in memory of the pool if there is one, so that the transfer is measured and not
+/// the reading of files.
 fn pattern(pool: Option<Pool>, length: usize) -> Bytes {
     let mut random = SmallRng::seed_from_u64(SEED);
     if let Some(Ok(mut pinned)) = pool.map(|pool| pool.try_alloc(length)) {
@@ -108,14 +107,14 @@ fn pattern(pool: Option<Pool>, length: usize) -> Bytes {
     bytes.into()
 }
 
-/// Objects of one size.
+/// The objects of one size.
 struct Set {
     connection: Connection,
     jobs: u16,
     chunk: usize,
     size: u64,
     names: Vec<Name>,
-    /// A chunk and a little more: contents are made of it.
+    /// One chunk and a little more, from which contents are made.
     pattern: Bytes,
     stop: Arc<AtomicBool>,
 }

@@ -9,7 +9,7 @@ pub(super) enum Pass {
     WriteAtRandom,
 }
 
-/// All passes, in their order.
+/// All passes, in order.
 pub(super) const PASSES: [Pass; 4] =
     [Pass::WriteInOrder, Pass::ReadInOrder, Pass::ReadAtRandom, Pass::WriteAtRandom];
 

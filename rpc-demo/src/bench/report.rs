@@ -1,4 +1,4 @@
-//! What was measured, as a table and as JSON.
+//! The results, as a table and as JSON.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,14 +10,14 @@ use super::pass::Pass;
 use crate::cli::size_shown;
 use crate::net::Route;
 
-/// All figures of a run.
+/// The results of a run.
 #[derive(Serialize)]
 pub(super) struct Report {
     pub(super) jobs: u16,
     pub(super) figures: Vec<Figures>,
-    /// What all writes sent.
+    /// The route of all writes.
     pub(super) sent: Route,
-    /// What all reads received.
+    /// The route of all reads.
     pub(super) received: Route,
 }
 
@@ -33,13 +33,13 @@ pub(super) struct Figures {
     seconds: f64,
     bytes_per_second: f64,
     objects_per_second: f64,
-    /// Of whole objects, in milliseconds: the median, and what 99 of 100 stay below.
+    /// Median and 99th percentile of whole objects, in milliseconds.
     p50_ms: f64,
     p99_ms: f64,
 }
 
 impl Figures {
-    /// `times` are those of the objects, `all` that of the pass.
+    /// `times` are the durations of single objects, `all` is that of the pass.
     pub(super) fn new(pass: Pass, size: u64, mut times: Vec<Duration>, all: Duration) -> Figures {
         times.sort_unstable();
         let seconds = all.as_secs_f64().max(1e-9);
@@ -58,7 +58,7 @@ impl Figures {
     }
 }
 
-/// In milliseconds; `times` are sorted.
+/// In milliseconds; `times` must be sorted.
 fn percentile(times: &[Duration], percent: usize) -> f64 {
     let rank = (times.len() * percent).div_ceil(100).saturating_sub(1);
     times.get(rank).map_or(0.0, |time| time.as_secs_f64() * 1e3)

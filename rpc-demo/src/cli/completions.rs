@@ -1,20 +1,20 @@
-//! Scripts that complete commands and flags in a shell.
+//! Shell completion scripts.
 
 use clap::CommandFactory;
 use clap_complete::Shell;
 
 use super::Cli;
 
-/// The name by which the program is called.
+/// The name of the program.
 const NAME: &str = "rpc-demo";
-/// A name without a hyphen.
+/// The name without a hyphen.
 const PLAIN: &str = "rpc_demo";
 
-/// The script for `shell`.
+/// Generates the script for `shell`.
 ///
-/// clap_complete's script for bash takes the hyphen of a program's name apart in one place and not
-/// in another, and then completes nothing behind a subcommand. It is made for a name without a
-/// hyphen, and registered for the right one.
+/// clap_complete's bash script handles a hyphen in the program's name inconsistently, and then
+/// completes nothing after a subcommand. So the script is generated for a name without a hyphen and
+/// registered for the real one.
 pub(crate) fn completions(shell: Shell) -> Vec<u8> {
     let mut script = Vec::new();
     let name = if shell == Shell::Bash { PLAIN } else { NAME };

@@ -1,13 +1,13 @@
 //! Sizes on the command line.
 
-/// Smallest and largest chunk in bytes. With its framing the largest stays below tonic's default
-/// limit of 4 MiB for a message.
+/// Minimum and maximum size of a chunk in bytes. With its framing, the maximum stays below tonic's
+/// default limit of 4 MiB for a message.
 pub(crate) const CHUNK_MIN: usize = 4 << 10;
 pub(crate) const CHUNK_MAX: usize = 3 << 20;
-/// The default size of a chunk in bytes.
+/// Default size of a chunk in bytes.
 pub(crate) const CHUNK: usize = 1 << 20;
 
-/// Smallest and largest object that `bench` makes, in bytes.
+/// Minimum and maximum size of an object that `bench` creates, in bytes.
 const OBJECT_MIN: u64 = 4 << 10;
 const OBJECT_MAX: u64 = 64 << 20;
 
@@ -33,7 +33,7 @@ pub(super) fn object(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Bytes: a number, perhaps with a unit (KiB, MiB, GiB, TiB, or kB, MB, GB, TB).
+/// Parses a number of bytes with an optional unit (KiB, MiB, GiB, TiB, or kB, MB, GB, TB).
 pub(super) fn size(text: &str) -> Result<u64, String> {
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, unit) = text.split_at(end);

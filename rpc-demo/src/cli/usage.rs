@@ -1,4 +1,4 @@
-//! What is wrong with a command line, in one line.
+//! Command-line errors in one line.
 
 use clap::error::ErrorKind;
 

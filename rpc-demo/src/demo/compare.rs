@@ -1,4 +1,4 @@
-//! Whether two trees are the same, byte for byte.
+//! Compares two trees byte for byte.
 
 use std::fs::File;
 use std::io;
@@ -14,7 +14,7 @@ use crate::tree::{Tree, shown};
 /// Bytes compared at a time.
 const BLOCK: usize = 1 << 20;
 
-/// Compares names, kinds, sizes, modes, times and contents. Ends early when told to `stop`.
+/// Compares names, kinds, sizes, modes, times and contents. Returns early if `stop` is set.
 pub(super) fn trees(left: &Path, right: &Path, stop: &AtomicBool) -> Result<Tally, Failure> {
     let (ours, theirs) = (Tree::walk(left)?, Tree::walk(right)?);
     if let Some((a, b)) = ours.nodes.iter().zip(&theirs.nodes).find(|(a, b)| a != b) {
@@ -82,7 +82,7 @@ mod tests {
         trees(left, right, &AtomicBool::new(false))
     }
 
-    /// Gives what both trees have the times that it has in the left one.
+    /// Copies the modification times of the left tree to the entries of the right one.
     fn align(left: &Path, right: &Path) {
         for node in Tree::walk(left).unwrap().nodes.iter().rev() {
             if let Ok(file) = File::open(right.join(&node.path)) {

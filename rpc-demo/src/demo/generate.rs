@@ -1,4 +1,4 @@
-//! The generated tree: the same for the same size and seed.
+//! The generated tree: the same size and seed give the same tree.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -14,18 +14,19 @@ use crate::tree::shown;
 
 /// Bytes generated at a time.
 const BLOCK: usize = 1 << 20;
-/// Files that share what the others leave.
+/// Number of middle-sized files, which share the remaining bytes.
 const MIDDLE: u64 = 12;
 
-/// What the tree will hold.
+/// The contents of the tree.
 pub(super) struct Plan {
     seed: u64,
     files: Vec<(String, u64)>,
 }
 
 impl Plan {
-    /// `size` bytes in all: half of them in one file, then the odd ones (empty, tiny, deep, oddly
-    /// named, of sizes around those of chunks and pages), and the rest in files of middling size.
+    /// `size` bytes in total: half of them in one file, then special cases (empty, tiny, deeply
+    /// nested, unusual names, sizes around those of chunks and pages), and the rest in files of
+    /// middle size.
     pub(super) fn new(size: u64, seed: u64) -> Plan {
         let mut files = vec![("half.bin".to_owned(), size / 2), ("empty.bin".to_owned(), 0)];
         files.extend((0..32).map(|n| (format!("tiny/{n:02}.bin"), n * n + 1)));
@@ -35,7 +36,7 @@ impl Plan {
         let mut left = size - files.iter().map(|(_, size)| size).sum::<u64>().min(size);
         for edge in [4 << 10, 64 << 10, 1 << 20, 4 << 20] {
             for size in [edge - 1, edge, edge + 1] {
-                // A small tree does without the large ones.
+                // A small tree leaves out the large special cases.
                 if size < left / 8 {
                     files.push((format!("edges/{size}.bin"), size));
                     left -= size;
@@ -55,12 +56,12 @@ impl Plan {
         self.files.iter().map(|(_, size)| size).sum()
     }
 
-    /// How many files.
+    /// The number of files.
     pub(super) fn files(&self) -> usize {
         self.files.len()
     }
 
-    /// Writes the tree, and an empty directory with it. Ends early when told to `stop`.
+    /// Writes the tree, and an empty directory with it. Returns early if `stop` is set.
     pub(super) fn write(&self, dir: &Path, stop: &AtomicBool) -> Result<(), Failure> {
         let progress = Progress::start(Some(self.bytes()));
         let empty = dir.join("empty-directory");

@@ -1,13 +1,13 @@
-//! `rpc-demo demo`: a server and its clients, as processes of this very program, that send one tree
-//! over TCP and over the best path, beside a plain copy of it.
+//! `rpc-demo demo`: runs a server and clients as processes of this program. They send one tree over
+//! TCP and over the best path, and the result is compared with a plain copy.
 //!
 //! | module | what |
 //! |---|---|
-//! | `place` | where to work: in memory, if that holds three trees |
+//! | `place` | the working directory: in memory, if three trees fit there |
 //! | `generate` | the tree |
 //! | `processes` | server and clients, and what a transfer costs at both ends |
 //! | `plain` | the plain copy |
-//! | `compare` | whether what came back is the same |
+//! | `compare` | compares the fetched tree with the original |
 //! | `report` | the table |
 
 mod compare;
@@ -37,13 +37,13 @@ use crate::output;
 use crate::signals::until_signal;
 use crate::tree::shown;
 
-/// A tree below this is sent more often, so that what is measured amounts to something: bytes.
+/// Trees below this size in bytes are sent more often, so that each measurement covers enough data.
 const SMALL: u64 = 256 << 20;
-/// Rounds, and those of a small tree.
+/// Number of rounds, and that for a small tree.
 const ROUNDS: u16 = 3;
 const ROUNDS_SMALL: u16 = 9;
 
-/// Runs the demonstration. However it ends, its processes and its files are gone afterwards.
+/// Runs the demonstration. On every exit its processes have ended and its files are removed.
 pub(crate) async fn run(args: Demo) -> Result<(), Failure> {
     if let Some(size) = args.size.filter(|size| *size < SIZE_MIN) {
         return Err(Failure::usage(
@@ -54,11 +54,11 @@ pub(crate) async fn run(args: Demo) -> Result<(), Failure> {
     }
     let stop = Arc::<AtomicBool>::default();
     let mut processes = Processes::default();
-    // Outlives the steps: while a process writes to it, it cannot be removed.
+    // Outlives the steps: the directory cannot be removed while a process writes to it.
     let mut place = None;
     let done = until_signal(steps(&args, &stop, &mut processes, &mut place)).await;
-    // A thread that still works ends soon. It, or this, lets go of the place last, which removes
-    // it.
+    // A thread that still runs ends soon. The last handle to the directory, held by that thread or
+    // by this function, removes it.
     stop.store(true, Ordering::Relaxed);
     processes.kill().await;
     drop(place);
@@ -71,7 +71,7 @@ async fn steps(
     processes: &mut Processes,
     kept_place: &mut Option<Arc<Place>>,
 ) -> Result<(), Failure> {
-    // Rather now than when the tree is made.
+    // Fails here rather than after the tree has been generated.
     drop(Listener::bind(args.addr)?);
     let chosen = place::choose(args.dir.as_deref(), args.size)?;
     let rounds = args.rounds.unwrap_or(if chosen.size < SMALL { ROUNDS_SMALL } else { ROUNDS });
@@ -130,8 +130,8 @@ impl Demonstration<'_> {
         output::line(format_args!("demo: server at {url}, process {pid}"))
     }
 
-    /// A plain copy, and the tree there and back over the best path and over TCP. Returns what is
-    /// to be said of the best path.
+    /// Makes a plain copy, and sends and fetches the tree over the best path and over TCP. Returns
+    /// a description of the best path.
     async fn round(&mut self, round: u16, rounds: u16) -> Result<String, Failure> {
         let (source, copy) = (self.place.path().join("source"), self.place.path().join("copy"));
         let plain = self.place.blocking(move |stop| plain::copy(&source, &copy, stop)).await?;
@@ -157,14 +157,14 @@ impl Demonstration<'_> {
             let [put, get] = self.there_and_back(&count, Way::Tcp).await?;
             self.report.tcp.add(put.run, get.run);
         }
-        // The last trees are there to be kept.
+        // The trees of the last round may have to be kept.
         if round < rounds {
             self.remove(&["copy", "root/demo"]).await?;
         }
         Ok(said)
     }
 
-    /// Puts the tree, gets it, and compares what came back.
+    /// Puts the tree, gets it, and compares the result with the original.
     async fn there_and_back(&mut self, count: &str, way: Way) -> Result<[Done; 2], Failure> {
         let (source, copy) = (self.place.path().join("source"), self.place.path().join("copy"));
         let name = OsStr::new("demo");
@@ -185,7 +185,7 @@ impl Demonstration<'_> {
         Ok([put, get])
     }
 
-    /// Removes directories of the place, as far as they are there.
+    /// Removes directories of the working directory, if they exist.
     async fn remove(&self, names: &'static [&'static str]) -> Result<(), Failure> {
         let dir = self.place.path();
         self.place
@@ -208,8 +208,8 @@ impl Demonstration<'_> {
     }
 }
 
-/// The directory that the demonstration works in, and the word to stop. It is removed with the last
-/// clone of the handle, unless it is to be kept.
+/// The working directory, and the flag to stop. The last clone of the handle removes the directory,
+/// unless it is to be kept.
 struct Place {
     dir: Option<TempDir>,
     keep: bool,
@@ -230,7 +230,7 @@ impl Place {
         self.dir.as_ref().map(|dir| dir.path().to_owned()).unwrap_or_default()
     }
 
-    /// Runs `work` on a thread; the directory outlives it.
+    /// Runs `work` on a thread, which keeps the directory alive.
     async fn blocking<T: Send + 'static>(
         self: &Arc<Place>,
         work: impl FnOnce(&AtomicBool) -> Result<T, Failure> + Send + 'static,

@@ -1,15 +1,15 @@
-//! Where the demonstration works: in memory, where that holds three trees, so that it measures the
-//! transport and not a disk.
+//! Chooses the working directory: in memory if three trees fit there, so that the demonstration
+//! measures the transport and not a disk.
 //!
-//! | asked for | chosen, the first that is possible |
+//! | flags | chosen: the first that is possible |
 //! |---|---|
-//! | `--dir DIR` | DIR, whatever backs it |
+//! | `--dir DIR` | DIR, on any file system |
 //! | `--size SIZE` | memory; the directory for temporary files |
-//! | neither | memory; memory, with a tree of [`WORTHWHILE`] or more; the directory for temporary files |
+//! | neither | memory; memory, with a tree of at least [`WORTHWHILE`]; the directory for temporary files |
 //!
-//! "Memory" is a directory on tmpfs or ramfs: /dev/shm, or the directory for temporary files. Its
-//! room is bounded by what the file system has free, and by the memory that this process may still
-//! take (MemAvailable, and the limits of its control groups).
+//! "Memory" is a directory on tmpfs or ramfs: /dev/shm, or the directory for temporary files. It is
+//! limited by the free space of the file system, and by the memory that this process may still
+//! allocate (MemAvailable, and the limits of its control groups).
 
 use std::path::{Path, PathBuf};
 
@@ -19,57 +19,55 @@ use crate::cli::size_shown;
 use crate::failure::Failure;
 use crate::tree::shown;
 
-/// The smallest tree that has all its parts, in bytes.
+/// Size of the smallest tree that has all its parts, in bytes.
 pub(super) const SIZE_MIN: u64 = 1 << 20;
-/// The tree, where nobody asks for another and there is room for it: bytes.
+/// Default size of the tree in bytes, if it fits.
 pub(super) const SIZE: u64 = 1 << 30;
-/// The smallest tree that is worth having in memory when a larger one fits on a disk, in bytes.
+/// Minimum size in bytes of a tree in memory if a larger one fits on a disk.
 const WORTHWHILE: u64 = 16 << 20;
-/// Left to the processes themselves, buffers of the transport included, where memory backs the
-/// files: bytes.
+/// Bytes reserved for the processes, including buffers of the transport, if memory backs the files.
 const PROCESSES: u64 = 512 << 20;
-/// For directories and small files, in bytes.
+/// Bytes reserved for directories and small files.
 const BESIDE: u64 = 8 << 20;
 
 /// `f_type` of file systems that keep their files in memory, as linux/magic.h has them.
 const TMPFS: u64 = 0x0102_1994;
 const RAMFS: u64 = 0x8584_58f6;
 
-/// What backs the files of a directory.
+/// The storage behind a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Backing {
     Memory,
-    /// A disk, a network, or what cannot be told.
+    /// A disk, a network, or unknown.
     Disk,
 }
 
-/// A directory that may be chosen.
+/// A directory that can be chosen.
 #[derive(Clone, Debug)]
 pub(super) struct Candidate {
     pub(super) path: PathBuf,
     pub(super) backing: Backing,
-    /// Bytes that can be written there, or why none can.
+    /// Bytes that can be written there, or why none can be.
     pub(super) room: Result<u64, String>,
 }
 
-/// What was chosen.
+/// The choice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Chosen {
     pub(super) path: PathBuf,
     pub(super) backing: Backing,
-    /// Bytes of the tree.
+    /// Size of the tree in bytes.
     pub(super) size: u64,
-    /// Why it is not what one would wish for, if so.
+    /// Why the choice is not the preferred one, if so.
     pub(super) why: Option<String>,
 }
 
-/// Bytes that three trees of `size` take: the one that is sent, the server's, the one that comes
-/// back.
+/// Bytes that three trees of `size` take: the original, the server's and the fetched one.
 fn need(size: u64) -> u64 {
     size.saturating_mul(3).saturating_add(size / 32).saturating_add(BESIDE)
 }
 
-/// The largest tree, a power of two and no more than [`SIZE`], that `room` holds three times.
+/// The largest power of two, at most [`SIZE`], for which three trees fit into `room`.
 fn fitting(room: u64) -> u64 {
     std::iter::successors(Some(SIZE), |size| Some(size / 2))
         .take_while(|size| *size > 0)
@@ -77,7 +75,7 @@ fn fitting(room: u64) -> u64 {
         .unwrap_or(0)
 }
 
-/// Chooses for the command line: `dir` and `size` where they were given.
+/// Chooses for the command line; `dir` and `size` are its flags.
 pub(super) fn choose(dir: Option<&Path>, size: Option<u64>) -> Result<Chosen, Failure> {
     let available = memory_available(Path::new("/"));
     match dir {
@@ -90,7 +88,7 @@ pub(super) fn choose(dir: Option<&Path>, size: Option<u64>) -> Result<Chosen, Fa
     }
 }
 
-/// Chooses among `candidates`; `asked` is the size of the tree, where that was given.
+/// Chooses among `candidates`; `asked` is the requested size of the tree, if any.
 pub(super) fn among(candidates: &[Candidate], asked: Option<u64>) -> Result<Chosen, Failure> {
     let full = asked.unwrap_or(SIZE);
     let of = |backing| candidates.iter().filter(move |candidate| candidate.backing == backing);
@@ -107,7 +105,7 @@ pub(super) fn among(candidates: &[Candidate], asked: Option<u64>) -> Result<Chos
         lacking if lacking.is_empty() => "no directory in memory".to_owned(),
         lacking => lacking.join("; "),
     };
-    // The roomiest, with a smaller tree of so many bytes at the least.
+    // The candidate with the most space, with a smaller tree of at least `least` bytes.
     let smaller = |backing, least| {
         let sized = of(backing).filter_map(|candidate| {
             let size = candidate.room.as_ref().map_or(0, |room| fitting(*room));
@@ -134,7 +132,7 @@ pub(super) fn among(candidates: &[Candidate], asked: Option<u64>) -> Result<Chos
 }
 
 impl Candidate {
-    /// Looks at a directory. `available`: bytes of memory that may still be taken, where known.
+    /// Examines a directory. `available`: bytes of memory that may still be allocated, if known.
     pub(super) fn look(path: &Path, available: Option<u64>) -> Candidate {
         let backing = match statfs(path).map(|stat| stat.f_type as u64 & u64::from(u32::MAX)) {
             Ok(TMPFS | RAMFS) => Backing::Memory,
@@ -147,7 +145,7 @@ impl Candidate {
         Candidate { path: path.to_owned(), backing, room }
     }
 
-    /// What it lacks for a tree of `size` bytes.
+    /// What is missing for a tree of `size` bytes.
     fn lacks(&self, size: u64) -> String {
         let path = shown(&self.path);
         match &self.room {
@@ -163,7 +161,7 @@ impl Candidate {
     }
 }
 
-/// Bytes that can be written to a directory, or why none can.
+/// Bytes that can be written to a directory, or why none can be.
 fn room(path: &Path) -> Result<u64, String> {
     let said = |error: rustix::io::Errno| std::io::Error::from(error).to_string();
     let stat = statvfs(path).map_err(said)?;
@@ -175,8 +173,8 @@ fn room(path: &Path) -> Result<u64, String> {
     Ok(if stat.f_blocks == 0 { u64::MAX } else { stat.f_bavail.saturating_mul(stat.f_frsize) })
 }
 
-/// Bytes of memory that this process may still take, of those that the system has and that its
-/// control groups allow; `None` where neither is known. `root` is where /proc and /sys are.
+/// Bytes of memory that this process may still allocate: the minimum of the system's and those of
+/// its control groups; `None` if neither is known. `root` is the parent of /proc and /sys.
 pub(super) fn memory_available(root: &Path) -> Option<u64> {
     let read = |path: &Path| std::fs::read_to_string(root.join(path)).ok();
     let number = |path: &Path| read(path)?.trim().parse::<u64>().ok();
@@ -197,7 +195,7 @@ pub(super) fn memory_available(root: &Path) -> Option<u64> {
             _ => None,
         }
     });
-    // A limit of each group on the way to the root counts.
+    // The limit of each group up to the root applies.
     let limits = groups.flat_map(|(path, mount, [limit, usage])| {
         Path::new(path.trim_start_matches('/'))
             .ancestors()
@@ -205,7 +203,7 @@ pub(super) fn memory_available(root: &Path) -> Option<u64> {
                 let group = Path::new(mount).join(group);
                 let limit = number(&group.join(limit))?;
                 let usage = number(&group.join(usage))?;
-                // Pages of files that were read can be dropped.
+                // Pages of the page cache can be reclaimed.
                 let stat = read(&group.join("memory.stat")).unwrap_or_default();
                 let pages =
                     stat.lines().find_map(|line| line.strip_prefix("inactive_file ")?.parse().ok());
@@ -262,7 +260,7 @@ mod tests {
             why.contains("three trees of 1 GiB") && why.contains("/dev/shm has 67108864"),
             "{why}"
         );
-        // A tree whose size was asked for is not made smaller.
+        // A requested size is not reduced.
         let (path, size, why) = chosen(&[shm(Ok(64 * MIB)), tmp(Ok(100 * GIB))], Some(GIB));
         assert_eq!((path.as_str(), size), ("/tmp", GIB));
         assert!(why.unwrap().contains("/dev/shm has 67108864"));
@@ -279,8 +277,7 @@ mod tests {
         assert_eq!(chosen(&[missing, tmp(Ok(100 * GIB))], None).0, "/tmp");
         let (path, _, why) = chosen(&[shm(Err("mounted read-only")), tmp(Ok(100 * GIB))], None);
         assert_eq!((path.as_str(), why.as_deref()), ("/tmp", Some("/dev/shm: mounted read-only")));
-        // Of memory that holds next to nothing the disk is better; and a small disk is better than
-        // none.
+        // A disk is preferred to memory that holds almost nothing, and a small disk to none.
         let (path, size, _) = chosen(&[shm(Ok(20 * MIB)), tmp(Ok(GIB))], None);
         assert_eq!((path.as_str(), size), ("/tmp", 256 * MIB));
         let (path, size, why) = chosen(&[shm(Ok(20 * MIB)), tmp(Err("Permission denied"))], None);
@@ -340,7 +337,7 @@ mod tests {
             ("sys/fs/cgroup/a/b/memory.current", "1\n"),
         ];
         assert_eq!(made(&[system, group, unlimited[0], unlimited[1]]), Some(8 * MIB));
-        // That of the group above is the lower one.
+        // The parent group has the lower limit.
         let above = [
             ("sys/fs/cgroup/a/memory.max", "1000000\n"),
             ("sys/fs/cgroup/a/memory.current", "700000\n"),

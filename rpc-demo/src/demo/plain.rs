@@ -1,4 +1,4 @@
-//! A plain copy of a tree, to compare with: what `cp -r` does, one file after the other.
+//! A plain copy of a tree for comparison: like `cp -r`, one file after the other.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,8 +10,8 @@ use crate::costs::{self, Costs};
 use crate::failure::Failure;
 use crate::tree::{Tree, shown};
 
-/// Copies the tree `from` to `to`, which must not be there. Ends early, between two files, when
-/// told to `stop`.
+/// Copies the tree `from` to `to`, which must not exist. Returns early, between two files, if
+/// `stop` is set.
 pub(super) fn copy(from: &Path, to: &Path, stop: &AtomicBool) -> Result<Run, Failure> {
     let (began, before) = (Instant::now(), Costs::now());
     let tree = Tree::walk(from)?;
@@ -23,7 +23,7 @@ pub(super) fn copy(from: &Path, to: &Path, stop: &AtomicBool) -> Result<Run, Fai
         if !is_file {
             return fs::create_dir(to.join(path));
         }
-        // The kernel copies from file to file (copy_file_range), as for cp.
+        // The kernel copies between the files (copy_file_range), as with cp.
         let copied = fs::copy(from.join(path), to.join(path))?;
         costs::written(copied);
         bytes += copied;
@@ -56,7 +56,7 @@ mod tests {
         fs::write(from.join("sub/file"), vec![7; 100_000]).unwrap();
         let run = copy(&from, &to, &AtomicBool::new(false)).unwrap();
         assert_eq!(run.bytes, 100_000);
-        // Tests beside this one count, too.
+        // Other tests of this process are counted, too.
         assert!(run.copied_bytes >= 100_000);
         let paths =
             |dir| Tree::walk(dir).unwrap().nodes.into_iter().map(|node| (node.path, node.size));

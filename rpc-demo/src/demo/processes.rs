@@ -1,11 +1,10 @@
-//! The processes of the demonstration: one server, and one client at a time, all of this very
-//! program.
+//! The processes of the demonstration: one server, and one client at a time, all of this program.
 //!
 //! | state of a process | on | next |
 //! |---|---|---|
 //! | none | `start`, `transfer` | runs |
 //! | runs | it ends by itself, or `stop` (the server) | none |
-//! | runs | `kill`: a failure or a signal | none, and it is reaped: nothing writes files any more |
+//! | runs | `kill`: a failure or a signal | none, and it is reaped: nothing writes files any longer |
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -24,21 +23,21 @@ use crate::failure::Failure;
 use crate::names::Shown;
 use crate::serve::{LISTENING, Spent};
 
-/// How long the server has to begin, to answer, and to end.
+/// Time limit for the server to start, to answer and to stop.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long a process has to end that was killed.
+/// Time limit for a killed process to end.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Transfers at once, where nobody asks for more.
+/// Default maximum number of parallel transfers.
 const JOBS_MAX: u16 = 8;
 
-/// The name of the path that is not a fast one.
+/// The name of the TCP path.
 pub(super) const TCP: &str = "tcp";
 
-/// Which path a client takes.
+/// The path that a client uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// The best that there is, as the environment allows.
+    /// The best path that the environment allows.
     Best,
     Tcp,
 }
@@ -53,12 +52,12 @@ pub(super) struct Processes {
 struct Server {
     url: String,
     child: Child,
-    /// Closing it stops the server; each line is answered with what it has spent.
+    /// Closing it stops the server. The server answers each line with its costs so far.
     stdin: ChildStdin,
     stdout: BufReader<ChildStdout>,
 }
 
-/// What a client says of its transfer, as `--json` has it.
+/// A client's summary, as `--json` prints it.
 #[derive(Debug, Deserialize)]
 struct Said {
     bytes: u64,
@@ -77,7 +76,7 @@ struct SaidRoute {
     copied_bytes: u64,
 }
 
-/// A transfer that succeeded.
+/// A successful transfer.
 #[derive(Debug)]
 pub(super) struct Done {
     pub(super) run: Run,
@@ -85,7 +84,7 @@ pub(super) struct Done {
     pub(super) path: String,
     /// The path with its device, or with the reason for TCP.
     pub(super) shown: String,
-    /// The part of the payload that went by WRITE, 0.0 to 1.0.
+    /// The fraction of the payload that was carried by WRITEs, 0.0 to 1.0.
     pub(super) write_share: f64,
 }
 
@@ -131,7 +130,7 @@ impl Processes {
         Ok((server.url.clone(), pid))
     }
 
-    /// Runs a client, `verb from to`, to its end.
+    /// Runs a client, `verb from to`, until it ends.
     pub(super) async fn transfer(
         &mut self,
         program: &Path,
@@ -182,7 +181,7 @@ impl Processes {
         parse(&line).map_err(failed)
     }
 
-    /// Lets the server end in good order, and sees that it does.
+    /// Stops the server gracefully, and checks its exit.
     pub(super) async fn stop(&mut self) -> Result<(), Failure> {
         let Some(Server { mut child, stdin, .. }) = self.server.take() else { return Ok(()) };
         drop(stdin);
@@ -200,7 +199,7 @@ impl Processes {
         }
     }
 
-    /// Ends what still runs: when this returns nothing writes files any more.
+    /// Kills the processes that still run. After this nothing writes files any longer.
     pub(super) async fn kill(&mut self) {
         if let Some(client) = self.client.take() {
             end(client).await;
@@ -211,9 +210,9 @@ impl Processes {
     }
 }
 
-/// Transfers at once where both ends share the processors of a host. Each waits most of the time,
-/// for a thread of the other end or for its own reads: with one more than there are processors a
-/// sixth of the processors' time was idle (README.md, "The demonstration").
+/// Parallel transfers if both ends share the processors of a host. Each transfer waits most of the
+/// time, for a thread of the peer or for its own reads: with one transfer more than processors, a
+/// sixth of the processor time was idle (README.md, "The demonstration").
 fn jobs() -> u16 {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     u16::try_from(processors * 4).unwrap_or(u16::MAX).min(JOBS_MAX)
@@ -222,7 +221,7 @@ fn jobs() -> u16 {
 /// Kills a process and waits for its end.
 async fn end(mut child: Child) {
     let ended = async {
-        // It may have ended by itself.
+        // The process may have ended by itself.
         let _ = child.start_kill();
         child.wait().await
     };
@@ -252,7 +251,7 @@ fn parse<T: DeserializeOwned>(text: &str) -> Result<T, String> {
 }
 
 impl Said {
-    /// `before` and `after` it the server had spent so much.
+    /// `before` and `after` are the server's costs around the transfer.
     fn done(self, before: &Spent, after: &Spent) -> Done {
         let Said { bytes, seconds, costs, route } = self;
         let server = after.costs - before.costs;
@@ -277,9 +276,9 @@ impl SaidRoute {
         self.write_bytes + self.send_bytes + self.tcp_bytes
     }
 
-    /// Bytes that processors copied between the two ends: a WRITE to shared memory is one copy; the
-    /// kernel copies what goes over TCP into a socket, and out of the other; a device's WRITE is
-    /// none.
+    /// Bytes that processors copied between the two ends. A WRITE to shared memory is one copy.
+    /// Over TCP the kernel copies into one socket and out of the other. A device's WRITE is no
+    /// copy.
     fn between(&self) -> u64 {
         let written = if self.path == "shm" { self.write_bytes } else { 0 };
         written + 2 * self.tcp_bytes
@@ -309,7 +308,7 @@ mod tests {
     fn both_ends_and_the_way_between_count() {
         let (before, after) = (spent(1.0, 50, 5), spent(2.0, 1050, 25));
         let shm = said("shm", 990, 0).done(&before, &after);
-        // Read, written, by the transport at each end, and the WRITE.
+        // Read, written, copied by the transport at each end, and the WRITE.
         assert_eq!(shm.run.copied_bytes, 1000 + 1000 + 7 + 20 + 990);
         assert_eq!((shm.run.bytes, shm.run.seconds, shm.run.cpu_seconds), (1000, 2.0, 1.5));
         assert_eq!(

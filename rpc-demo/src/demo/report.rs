@@ -1,5 +1,5 @@
-//! What the demonstration measured, as a table: a row for each path, one for a plain copy, and how
-//! the best path compares with the others.
+//! The results as a table: a row for each path, one for a plain copy, and the ratios of the best
+//! path to the others.
 
 use std::fmt;
 
@@ -10,16 +10,16 @@ use comfy_table::{Cell, CellAlignment, Table, presets};
 pub(super) struct Run {
     /// Bytes of the files.
     pub(super) bytes: u64,
-    /// From the first request to the last answer.
+    /// From the first request to the last reply.
     pub(super) seconds: f64,
-    /// Processor time of both ends.
+    /// Processor time of both ends, in seconds.
     pub(super) cpu_seconds: f64,
     /// Bytes that processors copied, at both ends and between them.
     pub(super) copied_bytes: u64,
 }
 
 impl Run {
-    /// 10^9 bytes a second.
+    /// In 10^9 bytes per second.
     pub(super) fn rate(&self) -> f64 {
         self.figures().rate
     }
@@ -34,19 +34,19 @@ impl Run {
     }
 }
 
-/// What is compared.
+/// The compared figures.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Figures {
-    /// 10^9 bytes a second.
+    /// In 10^9 bytes per second.
     rate: f64,
-    /// Processor seconds for 10^9 bytes.
+    /// Processor seconds per 10^9 bytes.
     cpu: f64,
-    /// Bytes copied for each byte.
+    /// Bytes copied per byte.
     copied: f64,
 }
 
 impl Figures {
-    /// The median of each figure; `None` where there are no runs.
+    /// The median of each figure; `None` if there are no runs.
     fn median(runs: &[Run]) -> Option<Figures> {
         let middle = |figure: fn(&Figures) -> f64| {
             let mut all: Vec<f64> = runs.iter().map(|run| figure(&run.figures())).collect();
@@ -74,7 +74,7 @@ impl Figures {
 /// All runs of one path.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Path {
-    /// As `Channel::path` calls it.
+    /// The name as in `Channel::path`.
     pub(super) name: String,
     pub(super) put: Vec<Run>,
     pub(super) get: Vec<Run>,
@@ -85,21 +85,21 @@ impl Path {
         Path { name: name.to_owned(), ..Path::default() }
     }
 
-    /// The tree went there and back.
+    /// Adds a put and a get of the tree.
     pub(super) fn add(&mut self, put: Run, get: Run) {
         self.put.push(put);
         self.get.push(get);
     }
 }
 
-/// Everything.
+/// All results.
 #[derive(Debug, Default)]
 pub(super) struct Report {
-    /// Plain copies.
+    /// Runs of the plain copy.
     pub(super) plain: Vec<Run>,
-    /// Over TCP.
+    /// Runs over TCP.
     pub(super) tcp: Path,
-    /// The best path, where that is another.
+    /// Runs over the best path, if that is not TCP.
     pub(super) best: Option<Path>,
 }
 
@@ -117,7 +117,7 @@ fn over((put, get): &Both, (other_put, other_get): &Both) -> Both {
     (over(put, other_put), over(get, other_get))
 }
 
-/// In three digits, or as many as stand before the point.
+/// Three significant digits, and all digits before the decimal point.
 fn number(figure: f64) -> String {
     match figure {
         f if f < 9.995 => format!("{f:.2}"),
@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(cells(&table, "shm : tcp"), ["4.00", "2.50", "1.00", "1.00", "1.00", "1.00"]);
         assert_eq!(cells(&table, "shm : cp -r")[..2], ["1.00", "1.25"]);
         assert!(table.lines().all(|line| line.chars().count() <= 79), "{table}");
-        // The longest name of a path, and figures that are out of the ordinary.
+        // The longest name of a path, and extreme figures.
         let mut wide = Report { best: Some(path("verbs", 0.000_01, 4000.0)), ..report() };
         wide.plain.clear();
         let table = wide.to_string();

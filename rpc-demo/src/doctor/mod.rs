@@ -11,14 +11,14 @@ use crate::failure::{Failure, causes};
 use crate::names::Shown;
 use crate::{net, output};
 
-/// RDMA would be used.
+/// Exit code: RDMA would be used.
 const RDMA: u8 = 0;
-/// It would not.
+/// Exit code: TCP would be used.
 const TCP: u8 = 1;
-/// It cannot be told: the code of every failure.
+/// Exit code: the diagnosis failed.
 pub(crate) const ERROR: u8 = 2;
 
-/// Says whether RDMA would be used, and if not, why and what to do.
+/// Reports whether RDMA would be used, and if not, why and what to do.
 pub(crate) async fn run(args: Doctor) -> Result<ExitCode, Failure> {
     let mut asked = diagnose();
     if let Some(server) = &args.peer {
@@ -34,7 +34,7 @@ pub(crate) async fn run(args: Doctor) -> Result<ExitCode, Failure> {
     Ok(ExitCode::from(if found.rdma { RDMA } else { TCP }))
 }
 
-/// A peer that not even TCP leads to says nothing about RDMA.
+/// A peer that is not reachable over TCP gives no information about RDMA.
 fn unreachable_peer(found: &Diagnosis) -> Result<(), Failure> {
     match found.peer.as_ref().and_then(|peer| Some((peer, peer.error.as_ref()?))) {
         None => Ok(()),

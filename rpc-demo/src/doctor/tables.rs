@@ -1,10 +1,10 @@
-//! A diagnosis for people.
+//! Human-readable form of a diagnosis.
 
 use std::fmt::Display;
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use tonic_rdma::diagnose::{
-    Cure, Device, Finding, Measured, MemlockReport, ModuleState, Peer, RunsIn, Step,
+    Cure, Device, Finding, Measured, MemlockReport, ModuleState, Peer, PoolSizeBy, RunsIn, Step,
 };
 use tonic_rdma::{Diagnosis, Reason, Side};
 
@@ -13,17 +13,17 @@ use crate::failure::Failure;
 use crate::names::Escaped;
 use crate::output;
 
-/// GIDs of a port that are shown: tables of adapters are long, and their ends look like their
-/// beginnings.
+/// Maximum number of GIDs shown per port. Adapters have long tables, whose later entries resemble
+/// the first ones.
 const GIDS: usize = 16;
 
-/// Columns of a table, at the least and at the most.
+/// Minimum and maximum width of a table in columns.
 const NARROWEST: u16 = 60;
 const WIDEST: u16 = 120;
-/// Characters of a text that are shown.
+/// Maximum number of characters of a text that are shown.
 const LONGEST: usize = 4000;
 
-/// Prints what was looked at, what is in the way, and at the end whether RDMA would be used.
+/// Prints what was examined, what prevents RDMA, and the verdict.
 pub(super) fn print(found: &Diagnosis) -> Result<(), Failure> {
     system(found)?;
     kernel(found)?;
@@ -43,8 +43,8 @@ pub(super) fn print(found: &Diagnosis) -> Result<(), Failure> {
     verdict(found)
 }
 
-/// Columns of a table: those of the terminal, within reason, so that its lines are not broken by
-/// it.
+/// Width of a table in columns: that of the terminal, clamped, so that the terminal does not wrap
+/// its lines.
 fn width() -> u16 {
     let terminal = rustix::termios::tcgetwinsize(std::io::stdout()).map(|size| size.ws_col);
     terminal.ok().filter(|columns| *columns > 0).unwrap_or(WIDEST).clamp(NARROWEST, WIDEST)
@@ -61,8 +61,8 @@ fn section(title: &str, table: &Table) -> Result<(), Failure> {
     output::line(format_args!("\n{title}\n{table}"))
 }
 
-/// What may come from a file, a peer or the environment, without what would move the cursor. A
-/// command or a reason is shown whole; what is longer than any of them only a peer has made.
+/// Escapes control characters in text that may come from a file, a peer or the environment. Every
+/// command and reason fits into the limit; only a peer sends longer text.
 fn shown(text: impl AsRef<str>) -> String {
     let text = text.as_ref();
     let end = text.char_indices().nth(LONGEST).map_or(text.len(), |(at, _)| at);
@@ -246,6 +246,13 @@ fn pinned(memlock: &MemlockReport) -> Result<(), Failure> {
         "pool configured, and got",
         &format!("{}, {gets}", size_shown(memlock.pool_configured)),
     ]);
+    let by = match memlock.pool_size_by {
+        PoolSizeBy::Program => "the program",
+        PoolSizeBy::Limit => "the default under a limit, 64 MiB",
+        PoolSizeBy::Memory => "a sixteenth of memory, as no limit applies",
+        _ => "-",
+    };
+    table.add_row(["size chosen by", by]);
     section("Memory", &table)
 }
 
@@ -317,7 +324,7 @@ fn findings<'a>(title: &str, found: impl Iterator<Item = &'a Finding>) -> Result
 fn cure(cure: &Cure) -> Result<(), Failure> {
     let who = if cure.root { " (as root)" } else { "" };
     match &cure.command {
-        // As it is: it is to be copied.
+        // Unmodified, because the user copies it.
         Some(command) => output::line(format_args!(
             "    - {}{who}:\n        {}",
             shown(&cure.what),

@@ -1,5 +1,5 @@
-//! The gRPC form of what goes wrong here: a code, and one line that names the object and says what
-//! to do.
+//! Converts errors to gRPC statuses: a code, and one line that names the object and says what to
+//! do.
 
 use std::io;
 
@@ -46,7 +46,7 @@ pub(super) fn status(doing: &'static str, name: &Name, error: &io::Error) -> Sta
     failed(doing, &name.to_string(), error)
 }
 
-/// The gRPC form of what a disk says. `name` is fit to be shown.
+/// The status for an I/O error. `name` must already be escaped for display.
 fn failed(doing: &str, name: &str, error: &io::Error) -> Status {
     use io::ErrorKind as Kind;
     let (code, cure) = match error.kind() {

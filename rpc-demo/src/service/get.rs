@@ -1,4 +1,4 @@
-//! What is read: objects, ranges of them, and checksums.
+//! Reads objects, ranges and checksums.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -21,7 +21,7 @@ use crate::ranges::Ranges;
 use crate::source::{self, Extent, Piece};
 use crate::store::{Object, StoreError};
 
-/// Checksums in one message, so that something is heard every few gigabytes.
+/// Checksums per message: few enough that the client receives a message every few gigabytes.
 const CHECKSUMS_BATCH: usize = 64;
 
 impl Service {
@@ -127,7 +127,7 @@ impl Service {
     }
 }
 
-/// Checksums on their way to the client.
+/// Batches checksums for the client.
 struct Batches {
     batch: Vec<u32>,
     sender: mpsc::Sender<Result<ChecksumsResponse, Status>>,
@@ -147,12 +147,12 @@ impl Batches {
     }
 
     fn end(self, done: Result<(), Status>) {
-        // A receiver that is gone does not want to know.
+        // The receiver may have been dropped.
         let _ = self.sender.blocking_send(done.map(|()| ChecksumsResponse { crc32c: self.batch }));
     }
 }
 
-/// What should turn out to be read.
+/// The digest that reading should yield.
 struct Expected {
     name: Name,
     size: u64,
@@ -185,7 +185,7 @@ impl Expected {
     }
 }
 
-/// What is said of an object whose content is not what was stored.
+/// The message for an object whose content differs from what was stored.
 pub(crate) fn damaged(name: &Name, found: u32, recorded: u32) -> String {
     format!(
         "'{}' is damaged on the server's disk: its CRC32C is {found:08x}, and {recorded:08x} was stored; put it again \

@@ -2,10 +2,10 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `put` | what arrives |
-//! | `get` | what is read, and checksums |
-//! | `slots` | limits on transfers at once |
-//! | `errors` | the gRPC form of what goes wrong |
+//! | `put` | writes |
+//! | `get` | reads, and checksums |
+//! | `slots` | limits on parallel transfers |
+//! | `errors` | conversion of errors to gRPC statuses |
 
 mod errors;
 mod get;
@@ -39,9 +39,9 @@ use crate::pb::{
 use crate::ranges::Ranges;
 use crate::store::{Removed, Store, Wanted};
 
-/// Entries of a listing in one message. With names of 4000 bytes it stays below 4 MiB.
+/// Entries of a listing per message. With names of 4000 bytes a message stays below 4 MiB.
 const LIST_BATCH: usize = 256;
-/// How often uploads that nobody uses are looked for.
+/// Interval at which idle uploads are closed.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
 
 /// The service. Clones share the store and the limits on transfers.
@@ -55,7 +55,7 @@ pub(crate) struct Service {
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 impl Service {
-    /// Serves `store`, at most so many reads and writes at once.
+    /// Serves `store` with at most `reads` and `writes` in parallel.
     pub(crate) fn new(store: Store, reads: u32, writes: u32) -> Service {
         Service {
             store: Arc::new(store),
@@ -64,7 +64,7 @@ impl Service {
         }
     }
 
-    /// Closes uploads that nobody uses, now and then, as long as it is polled.
+    /// Closes idle uploads periodically while it is polled.
     pub(crate) fn sweep(&self) -> impl Future<Output = ()> + use<> {
         let store = self.store.clone();
         async move {
@@ -79,7 +79,7 @@ impl Service {
         }
     }
 
-    /// Runs `work`, which blocks on the disk.
+    /// Runs `work`, which blocks on the disk, on a blocking thread.
     async fn on_disk<T: Send + 'static, E: IntoStatus + Send + 'static>(
         &self,
         work: impl FnOnce(&Store) -> Result<T, E> + Send + 'static,
@@ -91,7 +91,7 @@ impl Service {
         }
     }
 
-    /// Refuses at once what cannot fit.
+    /// Refuses a content that cannot fit.
     fn room(&self, name: &Name, size: u64) -> Result<(), Status> {
         match self.store.free() {
             Some(free) if free < size => Err(Status::resource_exhausted(format!(
@@ -202,7 +202,7 @@ impl ObjectStore for Service {
         let request = request.into_inner();
         let checksum = request.checksum();
         let name = if request.name.is_empty() { None } else { Some(parse(&request.name)?) };
-        // Reading objects is work for the disk as any other.
+        // Reading objects is disk work like any other.
         let slot = match checksum {
             Checksum::Computed => Some(self.reads.take(&"the listing").await?),
             _ => None,
@@ -222,7 +222,7 @@ impl ObjectStore for Service {
                 }
                 ControlFlow::Continue(())
             });
-            // A receiver that is gone does not want to know.
+            // The receiver may have been dropped.
             let _ = batches.blocking_send(match done {
                 Ok(()) => Ok(ListResponse { entries }),
                 Err(error) => Err(store_status(&error)),

@@ -1,4 +1,4 @@
-//! What arrives: whole objects, and ranges of uploads.
+//! Receives whole objects, and ranges of uploads.
 
 use std::io;
 
@@ -15,7 +15,7 @@ use crate::pb::{ObjectHead, PutRequest, RangeHead};
 use crate::sink::{Part, Room, Writer, write_at};
 
 impl Service {
-    /// Takes the stream of one put; returns what was stored.
+    /// Receives the stream of one put, and returns the digest of what was stored.
     pub(super) async fn receive(
         &self,
         path: tonic_rdma::Path,
@@ -65,7 +65,7 @@ impl Service {
         let attributes = head.attributes.map(Attributes::from).unwrap_or_default();
         let private = attributes.mode.is_some();
         if let Some(promised) = begun.digest {
-            // All of it is here: one piece of work for the disk.
+            // The content is complete: one disk operation suffices.
             let Begun { data, .. } = begun.ends(name).await?;
             let arrived = Digest::of(&data);
             announced(name, size, arrived.size)?;
@@ -123,7 +123,7 @@ fn store_error(name: &Name, error: io::Error) -> crate::store::StoreError {
     crate::store::StoreError { doing: "write", name: name.to_string(), error }
 }
 
-/// A stream of which the first message has been looked at.
+/// A stream whose first message has been read.
 struct Begun {
     data: Bytes,
     digest: Option<Digest>,
@@ -131,7 +131,7 @@ struct Begun {
 }
 
 impl Begun {
-    /// There is no more.
+    /// Checks that the stream has ended.
     async fn ends(mut self, name: &Name) -> Result<Begun, Status> {
         match self.stream.message().await? {
             None => Ok(self),
@@ -139,9 +139,9 @@ impl Begun {
         }
     }
 
-    /// Writes all of it; returns what arrived and what was promised. Ends at once when it is more
-    /// than `size`. However it ends, `room` is free again by then: whoever is told of a failure may
-    /// try anew.
+    /// Writes everything. Returns the digest of what arrived and the one that the client announced.
+    /// Fails as soon as more than `size` bytes arrive. In every case `room` is free again on
+    /// return, so that the client can retry after a failure.
     async fn write(
         self,
         name: &Name,
@@ -152,15 +152,15 @@ impl Begun {
         let taken = self.take(name, &mut writer, size).await;
         let written = writer.finish().await;
         let Some(promised) = taken? else {
-            // The disk failed; this says how.
+            // The disk failed; this returns the error.
             written.map_err(|error| status("write", name, &error))?;
             return Err(Status::internal(format!("cannot write '{name}': the writer stopped")));
         };
         Ok((written.map_err(|error| status("write", name, &error))?, promised))
     }
 
-    /// Hands all of it to the writer; returns what was promised, or None when the writer has
-    /// stopped.
+    /// Passes everything to the writer. Returns the digest that the client announced, or `None` if
+    /// the writer has stopped.
     async fn take(
         mut self,
         name: &Name,
@@ -198,7 +198,7 @@ impl Begun {
     }
 }
 
-/// It is as long as was announced.
+/// Checks that the length is the announced one.
 fn announced(name: &Name, size: Option<u64>, arrived: u64) -> Result<(), Status> {
     match size {
         Some(size) if size != arrived => Err(Status::invalid_argument(format!(

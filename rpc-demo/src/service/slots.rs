@@ -1,4 +1,4 @@
-//! Limits on transfers at once.
+//! Limits on parallel transfers.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -7,11 +7,11 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::Status;
 
-/// How long a transfer waits for its turn.
+/// Maximum time that a transfer waits for a slot.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Places for transfers of one kind. Each transfer holds a thread for the disk, and there is not
-/// any number of those.
+/// Slots for transfers of one kind. Each transfer occupies a thread for the disk, and their number
+/// is limited.
 #[derive(Clone)]
 pub(super) struct Slots {
     free: Arc<Semaphore>,
@@ -19,12 +19,13 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// So many places; `flag` is what gives more.
+    /// `count` slots; the error message names `flag`, which increases their number.
     pub(super) fn new(count: u32, flag: &'static str) -> Slots {
         Slots { free: Arc::new(Semaphore::new(count as usize)), flag }
     }
 
-    /// A place for the transfer of `name`, which is shown as it is, given back when it is dropped.
+    /// Waits for a slot for the transfer of `name`, which is printed unescaped. Dropping the permit
+    /// frees the slot.
     pub(super) async fn take(&self, name: &impl Display) -> Result<OwnedSemaphorePermit, Status> {
         match tokio::time::timeout(QUEUE_TIMEOUT, self.free.clone().acquire_owned()).await {
             Ok(Ok(slot)) => Ok(slot),

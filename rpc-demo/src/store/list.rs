@@ -21,9 +21,9 @@ impl Store {
         Ok(self.summed(describe(name.as_str(), &metadata), checksum))
     }
 
-    /// Shows `emit` the object `name`, or the directory and all below it: parents first, each
-    /// directory sorted by name. `None` is the root, which is not itself shown. What cannot be
-    /// served is shown with a note.
+    /// Passes the object `name`, or the directory and everything below it, to `emit`: parents
+    /// first, each directory sorted by name. `None` is the root, which is not passed itself.
+    /// Entries that cannot be served have a note.
     pub(crate) fn list(
         &self,
         name: Option<&Name>,
@@ -64,7 +64,7 @@ impl Store {
         Ok(())
     }
 
-    /// The entry with its CRC32C, as far as that is asked for and can be had.
+    /// Adds the CRC32C to the entry, if it is requested and available.
     fn summed(&self, mut entry: Entry, checksum: Checksum) -> Entry {
         if entry.kind() != Kind::File || checksum == Checksum::Unspecified {
             return entry;
@@ -82,8 +82,8 @@ impl Store {
         entry
     }
 
-    /// One child, and for a directory its children in turn. `None` for what is no one's business,
-    /// or gone by now.
+    /// Reads one entry, and for a directory the names of its children. `None` if it is hidden or no
+    /// longer exists.
     fn look(&self, parent: &str, child: &OsString) -> Option<(Entry, Option<Vec<OsString>>)> {
         if parent.is_empty() && child == PRIVATE_DIR {
             return None;

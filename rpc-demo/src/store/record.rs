@@ -1,10 +1,10 @@
 //! The CRC32C of a stored object, kept with it in an extended attribute.
 //!
-//! It is written before the object gets its name, so the two appear at once, and it goes wherever
-//! the file goes. It says of which length and modification time it speaks: a file that someone
-//! edits in place is served as it is now, while bytes that changed by themselves, under the same
-//! length and time, are found when the object is read. On a file system without extended attributes
-//! nothing is recorded.
+//! The attribute is written before the object gets its name, so both appear together, and it moves
+//! with the file. The record includes length and modification time. A file edited in place no
+//! longer matches its record and is served as it is. Bytes that changed under the same length and
+//! time are damage, which reading the object detects. A file system without extended attributes
+//! keeps no records.
 
 use std::fs::File;
 use std::io;
@@ -17,7 +17,7 @@ use crate::digest::Digest;
 
 const ATTRIBUTE: &str = "user.rpc-demo.crc32c";
 
-/// Longest record: three numbers in text.
+/// Maximum length of a record in bytes: three numbers as text.
 const MAX: usize = 80;
 
 /// Whether records can be kept on the file system of this file.
@@ -29,7 +29,7 @@ pub(super) fn supported(file: &File) -> io::Result<bool> {
     }
 }
 
-/// Records `digest` with a file to which nothing more will be written.
+/// Records `digest` for a file to which nothing more will be written.
 pub(super) fn write(file: &File, digest: Digest) -> io::Result<()> {
     let record = encode(digest.crc32c, stamp(file)?);
     match rustix::fs::fsetxattr(file, ATTRIBUTE, record.as_bytes(), XattrFlags::empty()) {
@@ -38,12 +38,12 @@ pub(super) fn write(file: &File, digest: Digest) -> io::Result<()> {
     }
 }
 
-/// The CRC32C recorded with a file, if the record still speaks of the file as it is.
+/// The CRC32C recorded for a file, if the record still matches its length and modification time.
 pub(super) fn read(file: &File) -> io::Result<Option<u32>> {
     let mut buffer = [0; MAX];
     let length = match rustix::fs::fgetxattr(file, ATTRIBUTE, &mut buffer) {
         Ok(length) => length,
-        // None, or longer than any of ours.
+        // No record, or one that this program did not write.
         Err(Errno::NODATA | Errno::RANGE) => return Ok(None),
         Err(error) if unsupported(error) => return Ok(None),
         Err(error) => return Err(error.into()),

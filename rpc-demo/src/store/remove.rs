@@ -1,4 +1,4 @@
-//! Removing: objects, directories, and what an earlier server left unfinished.
+//! Removes objects, directories, and what an earlier server left unfinished.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -15,13 +15,14 @@ use crate::pb::entry::Kind;
 pub(crate) struct Removed {
     pub(crate) files: u64,
     pub(crate) directories: u64,
-    /// Of the files.
+    /// Bytes of the files.
     pub(crate) bytes: u64,
 }
 
 impl Store {
-    /// Removes an object, or anything else that is no directory; a directory with all below it only
-    /// when `recursive`. A directory disappears at once, before its content is removed.
+    /// Removes an object or another entry that is not a directory. Removes a directory with
+    /// everything below it only if `recursive`. A directory disappears at once, before its content
+    /// is removed.
     pub(crate) fn remove(&self, name: &Name, recursive: bool) -> Result<Removed, StoreError> {
         const DOING: &str = "remove";
         let mut removed = Removed::default();
@@ -57,8 +58,8 @@ impl Store {
         Ok(removed)
     }
 
-    /// Removes what an earlier server left unfinished, except uploads that can be taken up; returns
-    /// how much there was.
+    /// Removes what an earlier server left unfinished, except resumable uploads, and returns the
+    /// number of files.
     pub(super) fn remove_stale(&self) -> io::Result<usize> {
         let mut count = 0;
         for entry in self.temp.entries()? {
@@ -79,7 +80,8 @@ impl Store {
         Ok(count)
     }
 
-    /// Whether what an upload has received is too old to be kept. A time in the future is not.
+    /// Whether the received part of an upload is too old to be kept. A modification time in the
+    /// future is not.
     pub(super) fn expired(&self, metadata: &cap_std::fs::Metadata) -> bool {
         let modified =
             metadata.modified().map(|time| time.into_std()).unwrap_or(SystemTime::UNIX_EPOCH);

@@ -31,9 +31,9 @@ use crate::ranges::Ranges;
 use crate::sink::{Pending, Room, Written, write_at};
 use crate::source;
 
-/// An upload that is idle for this long is closed; its file stays.
+/// An upload that is idle for this long is closed; its file is kept.
 const IDLE: Duration = Duration::from_secs(600);
-/// Uploads open at once: each holds a file open.
+/// Maximum number of open uploads: each holds an open file.
 pub(super) const MAX_OPEN: usize = 256;
 
 pub(super) const SUFFIX: &str = ".upload";

@@ -1,4 +1,4 @@
-//! A file to be moved.
+//! A file to transfer.
 
 use super::origin::{Origin, blocking};
 use super::target::Target;
@@ -7,23 +7,23 @@ use crate::failure::Failure;
 use crate::pb::Entry;
 use crate::store::MIN_FILE;
 
-/// A file to be moved.
+/// A file to transfer.
 #[derive(Clone)]
 pub(crate) struct Item {
     pub(crate) origin: Origin,
     pub(crate) target: Target,
-    /// Bytes, where known.
+    /// Size in bytes, if known.
     pub(crate) size: Option<u64>,
-    /// Mode and time that it shall have.
+    /// Mode and modification time to set at the target.
     pub(crate) attributes: Attributes,
-    /// Its CRC32C, where that is known without reading it.
+    /// CRC32C, if it is known without reading the file.
     pub(crate) crc32c: Option<u32>,
-    /// What the server that it goes to has under this name, if that was asked for.
+    /// The target server's entry under this name, if the listing was requested.
     pub(crate) there: Option<Entry>,
 }
 
 impl Item {
-    /// For messages and bars: its name in the store.
+    /// Its name in the store, for messages and bars.
     pub(super) fn shown(&self) -> String {
         match (&self.target, &self.origin) {
             (Target::Object(_, name), _) | (_, Origin::Object(_, name)) => name.to_string(),
@@ -32,7 +32,7 @@ impl Item {
     }
 }
 
-/// Whether the target has the content already; if so its mode and time are seen to.
+/// Whether the target already has the content. If so, updates its mode and modification time.
 pub(super) async fn is_there(item: &Item, size: Option<u64>) -> Result<bool, Failure> {
     let Some(size) = size else { return Ok(false) };
     let (attributes, least) = match &item.target {

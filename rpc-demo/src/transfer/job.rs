@@ -1,4 +1,4 @@
-//! What all items of one command share.
+//! State that all items of one command share.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,7 +7,7 @@ use crate::cli;
 use crate::progress::Progress;
 use crate::summary::Tally;
 
-/// What is done to a content.
+/// The operation on a content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verb {
     Put,
@@ -15,16 +15,16 @@ pub(crate) enum Verb {
     Copy,
 }
 
-/// A command that moves contents: how, and how far it has come.
+/// A transfer command: its options, and its progress.
 pub(crate) struct Job {
     verb: Verb,
-    /// Units at once.
+    /// Units transferred in parallel.
     pub(super) jobs: u16,
-    /// Bytes a message carries.
+    /// Payload bytes of a message.
     pub(super) chunk: usize,
     /// Bytes of a range.
     pub(super) range_size: u64,
-    /// Look first what is there.
+    /// Compare with what the target already has.
     pub(super) resume: bool,
     pub(super) progress: Progress,
     counts: Counts,
@@ -41,7 +41,7 @@ struct Counts {
 }
 
 impl Job {
-    /// `total` in bytes, where known.
+    /// `total` in bytes, if known.
     pub(crate) fn new(verb: Verb, transfer: &cli::Transfer, total: Option<u64>) -> Job {
         Job {
             verb,
@@ -54,7 +54,7 @@ impl Job {
         }
     }
 
-    /// What moving this is called when it fails.
+    /// The description of the transfer of `item` in error messages.
     pub(super) fn what(&self, item: &Item) -> String {
         let verb = match self.verb {
             Verb::Put => "put",
@@ -64,25 +64,25 @@ impl Job {
         format!("cannot {verb} {} as {}", item.origin, item.target)
     }
 
-    /// So many bytes more have been moved.
+    /// Records transferred bytes.
     pub(super) fn moved(&self, bytes: u64) {
         self.counts.moved.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// A file is complete.
+    /// Records that a file is complete.
     pub(super) fn file_done(&self) {
         self.counts.files.fetch_add(1, Ordering::Relaxed);
         self.progress.file_done();
     }
 
-    /// A file was there already.
+    /// Records that the target already had a file.
     pub(super) fn kept(&self, bytes: u64) {
         self.kept_range(bytes);
         self.counts.kept_files.fetch_add(1, Ordering::Relaxed);
         self.file_done();
     }
 
-    /// A part of a file was there already.
+    /// Records that the target already had a part of a file.
     pub(super) fn kept_range(&self, bytes: u64) {
         self.counts.kept.fetch_add(bytes, Ordering::Relaxed);
         self.progress.kept(bytes);
@@ -96,7 +96,7 @@ impl Job {
         self.counts.skipped.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// What has been done so far.
+    /// Totals so far.
     pub(crate) fn tally(&self) -> Tally {
         let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let Counts { files, directories, skipped, moved, kept, kept_files } = &self.counts;

@@ -1,16 +1,17 @@
-//! Moving contents: from files to objects, from objects to files, from objects to objects.
+//! Transfers contents: files to objects, objects to files, objects to objects.
 //!
 //! | module | what |
 //! |---|---|
-//! | `item` | a file to be moved |
-//! | `origin`, `target` | where a content comes from, and where it goes |
-//! | `pieces` | a content on its way |
-//! | `whole` | a content in one go |
-//! | `ranged` | a large content, in ranges |
+//! | `item` | a file to transfer |
+//! | `origin`, `target` | source and target of a content |
+//! | `pieces` | a content in flight |
+//! | `whole` | transfers a content in one call |
+//! | `ranged` | transfers a large content in ranges |
 //! | `job` | what all items of one command share: limits, counts, progress |
 //!
-//! A [`Plan`] says what is to be moved. Its files are cut into units, each a file or a range of a
-//! large one, and a fixed number of tasks moves them, in order. The first failure ends all of them.
+//! A [`Plan`] lists what to transfer. Its files are divided into units, each a file or a range of a
+//! large one. A fixed number of tasks transfers the units in order. The first failure ends all
+//! tasks.
 
 mod item;
 mod job;
@@ -38,31 +39,31 @@ use crate::pb::ObjectHead;
 use crate::pb::put_request::Head;
 use crate::ranges::Ranges;
 
-/// A directory to be made.
+/// A directory to create.
 #[derive(Clone)]
 pub(crate) struct Directory {
     pub(crate) target: Target,
-    /// Mode and time that it shall have when all is in it.
+    /// Mode and modification time to set once its content is complete.
     pub(crate) attributes: Attributes,
-    /// Nothing that is moved lies in it: it is not made by the way.
+    /// No transferred file lies in it, so it must be created explicitly.
     pub(crate) empty: bool,
-    /// The first of a tree, which the command names and the closing line does not count.
+    /// The root of a tree, which the command names and the summary does not count.
     pub(crate) top: bool,
 }
 
-/// All that a command moves.
+/// Everything that a command transfers.
 #[derive(Default)]
 pub(crate) struct Plan {
-    /// In this order.
+    /// Transferred in this order.
     pub(crate) items: Vec<Item>,
-    /// Parents before what they hold.
+    /// Parents before their children.
     pub(crate) directories: Vec<Directory>,
-    /// Links and special files that are left out.
+    /// Number of links and special files that are left out.
     pub(crate) skipped: u64,
 }
 
 impl Plan {
-    /// Bytes of all files, where all are known.
+    /// Bytes of all files, if all sizes are known.
     pub(crate) fn bytes(&self) -> Option<u64> {
         self.items
             .iter()
@@ -70,12 +71,12 @@ impl Plan {
             .try_fold(0_u64, |sum, size| Some(sum.saturating_add(size?)))
     }
 
-    /// Moves everything.
+    /// Transfers everything.
     pub(crate) async fn run(self, job: Arc<Job>) -> Result<(), Failure> {
         let Plan { items, directories, skipped } = self;
         job.skipped(skipped);
-        // A directory that its owner may not write in is opened for the time of the transfer. The
-        // first of a tree also shows whether there can be one of its name.
+        // A directory that its owner cannot write to is made writable during the transfer. Creating
+        // the root of a tree first also shows whether its name is valid at the target.
         for directory in &directories {
             let closed = directory.attributes.mode.is_some_and(|mode| mode & 0o200 == 0);
             if closed || directory.empty || directory.top {
@@ -93,7 +94,7 @@ impl Plan {
             }
         })
         .await?;
-        // Children first: a mode may close a directory.
+        // Children first: a mode may make a directory inaccessible.
         for directory in directories.into_iter().rev() {
             directory.target.set_attributes(directory.attributes).await?;
             if !directory.top {
@@ -118,7 +119,7 @@ fn units(job: &Job, item: Item) -> Box<dyn Iterator<Item = Unit> + Send> {
     Box::new((0..ranges.count()).map(move |index| Unit::Range(large.clone(), index)))
 }
 
-/// Runs `work` for all `units`, as many at once as the job allows. The first failure ends all.
+/// Runs `work` for all `units`, with the job's parallelism. The first failure ends all.
 pub(crate) async fn each<T, I, F, W>(job: &Arc<Job>, units: I, work: F) -> Result<(), Failure>
 where
     T: Send,
@@ -147,7 +148,7 @@ where
     Ok(())
 }
 
-/// Moves one file in one go.
+/// Transfers one file in one call.
 async fn one(job: &Job, item: Item) -> Result<(), Failure> {
     if job.resume && is_there(&item, item.size).await? {
         job.kept(item.size.unwrap_or_default());
@@ -158,8 +159,8 @@ async fn one(job: &Job, item: Item) -> Result<(), Failure> {
     let (known, pieces) = item.origin.whole(what.clone(), job.chunk, item.target.pool()).await?;
     let digest = match &item.target {
         Target::Object(connection, name) => {
-            // A file of this side says what it is when it is opened; of an object that is what was
-            // listed.
+            // A local file's attributes are read when it is opened; those of an object come from
+            // the listing.
             let attributes = match item.origin {
                 Origin::Object(..) => item.attributes,
                 _ => known.attributes,

@@ -1,4 +1,4 @@
-//! Where a content comes from: a file of this side, stdin, or an object of a server.
+//! The source of a content: a local file, stdin, or an object of a server.
 
 use std::fs::File;
 use std::io;
@@ -20,12 +20,12 @@ use crate::ranges::Ranges;
 use crate::source::{self, BLOCK, Extent};
 use crate::tree::shown;
 
-/// Where a content comes from.
+/// The source of a content.
 #[derive(Clone)]
 pub(crate) enum Origin {
-    /// A file of this side.
+    /// A local file.
     File(PathBuf),
-    /// What comes on stdin.
+    /// Stdin.
     Stdin,
     /// An object of a server.
     Object(Connection, Name),
@@ -42,16 +42,16 @@ impl std::fmt::Display for Origin {
     }
 }
 
-/// What is learnt of a content when it is opened.
+/// What opening a content reveals.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Known {
     /// Bytes.
     pub(super) size: Option<u64>,
-    /// Mode and time of a file of this side.
+    /// Mode and modification time of a local file.
     pub(super) attributes: Attributes,
 }
 
-/// A file of this side whose ranges are read.
+/// A local file whose ranges are read.
 #[derive(Clone)]
 pub(super) struct Opened {
     file: Arc<File>,
@@ -64,7 +64,7 @@ impl Origin {
         move |error| Failure::io(what.clone(), &error).not_resumable()
     }
 
-    /// The whole content. `what` is what the transfer is called if it fails; a file is read into
+    /// The whole content. `what` describes the transfer in error messages. A file is read into
     /// memory of the pool.
     pub(super) async fn whole(
         &self,
@@ -93,7 +93,7 @@ impl Origin {
                 let open = move || -> io::Result<_> {
                     let file = File::open(path)?;
                     let metadata = file.metadata()?;
-                    // Files under /proc say 0 and have content all the same.
+                    // Files under /proc report size 0 but have content.
                     let size = (metadata.is_file() && metadata.len() > 0).then_some(metadata.len());
                     let small = match size {
                         Some(size) if size <= to_read as u64 => {
@@ -114,7 +114,7 @@ impl Origin {
                     Some((bytes, digest)) if Some(digest.size) == size => {
                         Ok((known, Pieces::memory(bytes, digest)))
                     }
-                    // What has changed already is found by reading it as any other.
+                    // If it has changed, reading it like any other file detects that.
                     _ => {
                         let extent =
                             if metadata.is_file() { Extent::Whole(size) } else { Extent::Stream };
@@ -154,7 +154,7 @@ impl Origin {
         Pieces::object(stream, what).await
     }
 
-    /// Opens a file whose ranges are to be read; nothing for an object.
+    /// Opens a file whose ranges are to be read; `None` for an object.
     pub(super) async fn open(&self) -> Result<Option<Opened>, Failure> {
         let Origin::File(path) = self else { return Ok(None) };
         let path = path.clone();
@@ -166,7 +166,7 @@ impl Origin {
         blocking(open).await.map(Some).map_err(self.cannot_read())
     }
 
-    /// One range of the content; for an object also the header of the answer.
+    /// One range of the content; for an object also the header of the response.
     pub(super) async fn range(
         &self,
         what: String,
@@ -203,7 +203,7 @@ impl Origin {
         checksums(connection, what, Of::Name(name.as_str().to_owned()), ranges).await
     }
 
-    /// The CRC32C of the whole of a file of this side, read now.
+    /// Reads the whole local file and returns its CRC32C.
     pub(super) async fn file_digest(&self) -> Result<Digest, Failure> {
         let Origin::File(path) = self else { return Ok(Digest::default()) };
         let path = path.clone();
@@ -212,13 +212,13 @@ impl Origin {
 }
 
 impl Opened {
-    /// What one range of the file amounts to, read now.
+    /// Reads one range of the file and returns its digest.
     pub(super) async fn range_digest(&self, ranges: Ranges, index: usize) -> io::Result<Digest> {
         let file = self.file.clone();
         blocking(move || source::range_digest(&file, &ranges, index, &mut vec![0; BLOCK])).await
     }
 
-    /// Whether the file is as it was when it was opened; `Err` says how it is not.
+    /// Checks that the file has not changed since it was opened; `Err` says what has changed.
     pub(super) fn unchanged(&self, had: u64) -> Result<(), String> {
         let metadata = self.file.metadata().map_err(|error| error.to_string())?;
         match metadata.len() {
@@ -232,7 +232,7 @@ impl Opened {
     }
 }
 
-/// The CRC32C of each range, as the server has it.
+/// The server's CRC32C of each range.
 pub(super) async fn checksums(
     connection: &Connection,
     what: &str,
@@ -256,7 +256,7 @@ pub(super) async fn checksums(
     Ok(found)
 }
 
-/// Runs `work`, which blocks on the disk.
+/// Runs `work`, which blocks on the disk, on a blocking thread.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {

@@ -1,4 +1,4 @@
-//! A content on its way: bytes, and at the end what they amount to, wherever they come from.
+//! A content in flight: its bytes, and its digest at the end, whatever its source.
 
 use std::io;
 
@@ -11,17 +11,17 @@ use crate::failure::Failure;
 use crate::pb::{GetHeader, GetResponse};
 use crate::source::Piece;
 
-/// A content on its way.
+/// A content in flight.
 pub(crate) struct Pieces {
     from: From,
-    /// Bytes that have come by.
+    /// Bytes returned so far.
     seen: u64,
 }
 
 enum From {
-    /// All of it in memory, and what it amounts to.
+    /// All bytes in memory, and their digest.
     Memory(Bytes, Digest),
-    /// The same bytes again and again, as long as some are left.
+    /// The same bytes repeatedly, until all have been returned.
     Pattern {
         pattern: Bytes,
         left: u64,
@@ -31,36 +31,36 @@ enum From {
     Object(Box<Fetching>),
 }
 
-/// A file that is read.
+/// A file being read.
 pub(super) struct Reading {
-    /// The file, for messages.
+    /// The file name for messages.
     pub(super) shown: String,
-    /// What reading it for this transfer is called.
+    /// The description of the transfer in error messages.
     pub(super) what: String,
     pub(super) pieces: mpsc::Receiver<io::Result<Piece>>,
-    /// Where it begins in the file, and how long the file was, if that is known.
+    /// Offset in the file at which it begins, and the length that the file had, if known.
     pub(super) offset: u64,
     pub(super) size: Option<u64>,
-    /// Where it must end, if that is known.
+    /// The offset at which it must end, if known.
     pub(super) end: Option<u64>,
 }
 
-/// An object that is fetched.
+/// An object being fetched.
 struct Fetching {
     what: String,
     stream: Streaming<GetResponse>,
-    /// Of the message that was looked at last.
+    /// Data of the last message.
     data: Bytes,
     digest: Option<Digest>,
 }
 
 impl Pieces {
-    /// These bytes again and again, `size` in all.
+    /// `size` bytes that repeat `pattern`.
     pub(crate) fn pattern(pattern: Bytes, size: u64) -> Pieces {
         Pieces { from: From::Pattern { pattern, left: size, digest: Digest::default() }, seen: 0 }
     }
 
-    /// These bytes at once, which amount to `digest`.
+    /// All bytes at once, with their digest.
     pub(super) fn memory(bytes: Bytes, digest: Digest) -> Pieces {
         Pieces { from: From::Memory(bytes, digest), seen: 0 }
     }
@@ -69,7 +69,7 @@ impl Pieces {
         Pieces { from: From::File(reading), seen: 0 }
     }
 
-    /// An answer to a get: its header, and what follows.
+    /// The response to a get: its header, and the content.
     pub(crate) async fn object(
         mut stream: Streaming<GetResponse>,
         what: String,
@@ -137,7 +137,7 @@ impl Reading {
 impl Fetching {
     async fn next(&mut self) -> Result<Piece, Failure> {
         loop {
-            // With its digest goes the end of the stream.
+            // The digest comes with the end of the stream.
             if self.digest.is_none() && !self.data.is_empty() {
                 return Ok(Piece { data: std::mem::take(&mut self.data), end: None });
             }

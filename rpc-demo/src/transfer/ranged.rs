@@ -1,4 +1,4 @@
-//! Large contents, in ranges that travel in parallel and can be taken up again.
+//! Transfers large contents in ranges, in parallel and resumably.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -28,8 +28,8 @@ use crate::ranges::Ranges;
 use crate::sink::{Part, Pending, Written};
 use crate::source;
 
-/// A large content on its way. Its ranges are moved by whoever has time; the first of them begins
-/// it, the last ends it.
+/// A large content in flight. Any task transfers the next range; the first one begins the transfer,
+/// and the last one completes it.
 pub(super) struct Large {
     item: Item,
     what: String,
@@ -38,15 +38,15 @@ pub(super) struct Large {
     /// CRC32C of each range that is done.
     done: Vec<OnceLock<u32>>,
     left: AtomicUsize,
-    /// Of the object that is read, as its first answer says.
+    /// The header of the object being read, from its first response.
     header: OnceLock<GetHeader>,
     bar: OnceLock<Bar>,
-    /// A range has failed for good, and what has been moved is being discarded.
+    /// A range has failed permanently, and the data transferred so far is being discarded.
     discarded: AtomicBool,
 }
 
 enum Begun {
-    /// It was there already.
+    /// The target already had the content.
     There,
     Moving(Box<Moving>),
 }
@@ -54,8 +54,8 @@ enum Begun {
 struct Moving {
     opened: Option<Opened>,
     into: Into,
-    /// After an interruption: the CRC32C of each range of what the target has, and of the object
-    /// that is read.
+    /// When resuming: the CRC32C of each range at the target, and of each range of the object being
+    /// read.
     had: Option<(Vec<u32>, Vec<u32>)>,
 }
 
@@ -79,7 +79,7 @@ impl Large {
         }
     }
 
-    /// Moves one range.
+    /// Transfers one range.
     pub(super) async fn range(&self, job: &Job, index: usize) -> Result<(), Failure> {
         let begun = self.begun.get_or_try_init(|| self.begin(job)).await?;
         let Begun::Moving(moving) = begun else { return Ok(()) };
@@ -102,8 +102,8 @@ impl Large {
             self.discarded.load(Ordering::Acquire)
         };
         if discarded {
-            // It fails because the upload is gone. The range that failed first says why, and ends
-            // this one.
+            // This fails because the upload has been aborted. The range that failed first reports
+            // the cause, and cancels this one.
             return std::future::pending().await;
         }
         if discard {
@@ -162,7 +162,7 @@ impl Large {
             })?;
             let resumed = resume && pending.file().metadata()?.len() > 0;
             if !resumed {
-                // It is not worth keeping before something has arrived.
+                // Before any data has arrived it is not worth keeping.
                 pending.discard();
                 pending.file().set_len(0)?;
             }
@@ -175,7 +175,7 @@ impl Large {
         Ok((Into::File { place: place.clone(), file, pending: Mutex::new(Some(pending)) }, resumed))
     }
 
-    /// The CRC32C of each range of what the target has.
+    /// The CRC32C of each range at the target.
     async fn had(&self, into: &Into) -> Result<Vec<u32>, Failure> {
         match into {
             Into::Upload { connection, id } => {
@@ -196,7 +196,7 @@ impl Large {
         }
     }
 
-    /// Sees to it that the target has one range; returns its CRC32C.
+    /// Ensures that the target has one range, and returns its CRC32C.
     async fn moved(&self, job: &Job, moving: &Moving, index: usize) -> Result<u32, Failure> {
         let (_, length) = self.ranges.get(index).unwrap_or_default();
         let Moving { opened, into, had } = moving;
@@ -258,7 +258,7 @@ impl Large {
         Ok(digest.crc32c)
     }
 
-    /// All ranges must be of the same object, and of the one that was listed.
+    /// All ranges must be of the same object, and of the listed one.
     fn same(&self, header: GetHeader) -> Result<(), Failure> {
         let first = self.header.get_or_init(|| header.clone());
         if header.version == first.version && header.size == self.ranges.size() {
@@ -319,10 +319,10 @@ impl Large {
         self.item.attributes
     }
 
-    /// The object that was read is what was stored once: no single range of it could tell.
+    /// Checks that the object read is the one once stored: no single range can show that.
     fn undamaged(&self, digest: Digest) -> Result<(), Failure> {
         let Origin::Object(_, name) = &self.item.origin else { return Ok(()) };
-        // When nothing had to be read, the listing tells.
+        // If nothing had to be read, the listing has the record.
         let recorded = match self.header.get() {
             Some(header) => header.crc32c,
             None => self.item.crc32c,
@@ -338,7 +338,7 @@ impl Large {
 }
 
 impl Into {
-    /// What has arrived is of no use.
+    /// Discards what has arrived.
     async fn discard(&self) {
         match self {
             Into::Upload { connection, id } => {

@@ -1,4 +1,4 @@
-//! Where a content goes: an object of a server, or a file of this side.
+//! The target of a content: an object of a server, or a local file.
 
 use std::fs::File;
 use std::io;
@@ -20,23 +20,23 @@ use crate::sink::Pending;
 use crate::source;
 use crate::tree::shown;
 
-/// Where a content goes.
+/// The target of a content.
 #[derive(Clone)]
 pub(crate) enum Target {
     /// An object of a server.
     Object(Connection, Name),
-    /// A file of this side.
+    /// A local file.
     File(Place),
 }
 
-/// A file of this side, beneath a directory that nothing leads out of.
+/// A local file below a directory that cannot be left.
 #[derive(Clone)]
 pub(crate) struct Place {
     /// That directory.
     pub(crate) root: Arc<Dir>,
     /// Its path, for messages.
     pub(crate) path: PathBuf,
-    /// Where the file is in it, `/` between components.
+    /// The file's path in it, with `/` between components.
     pub(crate) below: String,
 }
 
@@ -51,7 +51,7 @@ impl std::fmt::Display for Target {
 }
 
 impl Target {
-    /// The pool of the connection that contents go to.
+    /// The pool of the connection to the target.
     pub(super) fn pool(&self) -> Option<Pool> {
         match self {
             Target::Object(connection, _) => connection.pool(),
@@ -59,7 +59,7 @@ impl Target {
         }
     }
 
-    /// Makes a directory, in which files can then be made.
+    /// Creates a directory, in which files can then be created.
     pub(super) async fn make_directory(&self, writable: bool) -> Result<(), Failure> {
         match self {
             Target::Object(connection, name) => {
@@ -79,7 +79,7 @@ impl Target {
         }
     }
 
-    /// Sets mode and time of what is there.
+    /// Sets mode and modification time of the existing target.
     pub(super) async fn set_attributes(&self, attributes: Attributes) -> Result<(), Failure> {
         match self {
             Target::Object(connection, name) => {
@@ -110,7 +110,7 @@ impl Place {
         Failure::io(format!("cannot write {}", self.shown()), error)
     }
 
-    /// The directory that the file is in, made if need be, and the file's name in it.
+    /// The directory of the file, created if necessary, and the file's name in it.
     pub(super) fn parent(&self) -> io::Result<(Arc<Dir>, &str)> {
         let Some((parent, last)) = self.below.rsplit_once('/') else {
             return Ok((self.root.clone(), &self.below));
@@ -140,7 +140,7 @@ impl Place {
         Ok(())
     }
 
-    /// Opens what is there, to read it or to change its mode and time.
+    /// Opens the existing file, to read it or to change its mode and modification time.
     fn open(&self) -> io::Result<File> {
         let below = if self.below.is_empty() { "." } else { &self.below };
         let metadata = self.root.symlink_metadata(below)?;
@@ -153,7 +153,7 @@ impl Place {
         Ok(self.root.open(below)?.into_std())
     }
 
-    /// What is there, if it is a file of this size: its mode and time, and what it amounts to.
+    /// Attributes and digest of the existing target, if it is a file of this size.
     pub(super) fn look(&self, size: u64) -> io::Result<Option<(Attributes, Digest)>> {
         match self.root.symlink_metadata(&self.below) {
             Ok(metadata) if metadata.is_file() && metadata.len() == size => {}
@@ -163,7 +163,7 @@ impl Place {
         Ok(Some((Attributes::of(&file.metadata()?), source::whole_digest(&file)?)))
     }
 
-    /// A new file beside the target, under a name that is free.
+    /// Creates a temporary file next to the target, under a free name.
     pub(super) fn temporary(&self, private: bool) -> io::Result<Pending> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let (dir, _) = self.parent()?;
@@ -171,20 +171,21 @@ impl Place {
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
             let temp = format!(".rpc-demo-{}-{number}.part", std::process::id());
             match Pending::create(dir.clone(), temp, private) {
-                // An earlier process of this number was killed and left it.
+                // Left by an earlier process with this process id that was killed.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < 100_000 => {}
                 other => return other,
             }
         }
     }
 
-    /// The file beside the target in which its ranges arrive: the same one after an interruption.
+    /// The file next to the target that receives ranges. Its name is the same after an
+    /// interruption.
     pub(super) fn partial(&self) -> io::Result<Pending> {
         let (dir, last) = self.parent()?;
         Pending::reopen(dir, format!(".rpc-demo-{:016x}.part", crate::names::hash(last)))
     }
 
-    /// Shows a whole file under its name.
+    /// Renames a complete file to its final name.
     pub(super) fn place(&self, pending: Pending, attributes: &Attributes) -> io::Result<()> {
         let (dir, last) = self.parent()?;
         attributes.apply(pending.file(), 0)?;

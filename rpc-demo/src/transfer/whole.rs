@@ -1,4 +1,4 @@
-//! Contents in one go.
+//! Transfers contents in one call.
 
 use std::pin::pin;
 
@@ -17,7 +17,7 @@ use crate::progress::Bar;
 use crate::sink::{Part, Pending, Room, Writer, write_at};
 use crate::source::Piece;
 
-/// Sends a content in one put, as an object or as a range; returns what went over.
+/// Sends a content in one put, as an object or as a range, and returns its digest.
 pub(crate) async fn send(
     connection: &Connection,
     head: Head,
@@ -33,7 +33,7 @@ pub(crate) async fn send(
             let sent = data.len();
             let request = PutRequest { head: head.take(), data, digest: end.map(Into::into) };
             if feed.send(request).await.is_err() {
-                // The call has ended and takes no more.
+                // The call has ended and accepts no more data.
                 return Ok(None);
             }
             bar.add(sent);
@@ -49,7 +49,7 @@ pub(crate) async fn send(
     let answer = loop {
         tokio::select! {
             ended = &mut read, if reading.is_none() => match ended {
-                // Without its digest the server drops what it has.
+                // Without the digest the server discards the data.
                 Err(failure) => return Err(failure),
                 Ok(sent) => reading = Some(sent),
             },
@@ -78,8 +78,8 @@ pub(crate) async fn send(
     }
 }
 
-/// Writes a content to a new file and shows it under its name when it is whole; returns what it
-/// was. `size` is what was announced.
+/// Writes a content to a new file, renames it once it is complete, and returns its digest. `size`
+/// is the announced size.
 pub(super) async fn receive(
     place: &Place,
     mut pieces: Pieces,
@@ -93,7 +93,7 @@ pub(super) async fn receive(
     let here = place.clone();
     let private = attributes.mode.is_some();
     if let Piece { data, end: Some(promised) } = first {
-        // All of it is here: one piece of work for the disk.
+        // The content is complete: one disk operation suffices.
         let arrived = Digest::of(&data);
         checked(what, arrived, promised, size)?;
         bar.add(data.len());
@@ -115,8 +115,8 @@ pub(super) async fn receive(
     Ok(arrived)
 }
 
-/// Writes a content, of which the first piece has come, to its room; returns what arrived and what
-/// was promised.
+/// Writes a content whose first piece has arrived. Returns the digest of what arrived and the one
+/// that the sender announced.
 pub(super) async fn write(
     place: &Place,
     room: impl Room,
@@ -131,7 +131,7 @@ pub(super) async fn write(
     loop {
         let length = piece.data.len();
         if length > 0 && writer.push(piece.data).await.is_err() {
-            // The disk failed; this says how.
+            // The disk failed; `finish` returns the error.
             writer.finish().await.map_err(failed)?;
             return Err(Failure::new(what, "the writer stopped", ""));
         }
@@ -143,7 +143,7 @@ pub(super) async fn write(
     }
 }
 
-/// What arrived is what was sent, and of the size that was announced.
+/// Checks that the received content has the sender's digest and the announced size.
 pub(super) fn checked(
     what: &str,
     arrived: Digest,

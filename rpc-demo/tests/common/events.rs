@@ -1,4 +1,4 @@
-//! Waiting for what other processes bring about: for the event itself, not again and again.
+//! Waits for events of other processes without polling.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -15,7 +15,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::HANG;
 
-/// Waits until there is something to read from `event`, or until it is too late.
+/// Waits until `event` is readable, or fails after the time limit.
 fn wait_for(event: impl AsFd, began: Instant, what: &str) {
     let left = HANG.saturating_sub(began.elapsed());
     let left = Timespec::try_from(left).unwrap();
@@ -26,13 +26,13 @@ fn wait_for(event: impl AsFd, began: Instant, what: &str) {
     }
 }
 
-/// Waits for something that others do to files below a directory.
+/// Waits for a change by others to files below a directory.
 pub(crate) fn until(what: &str, below: &Path, mut done: impl FnMut() -> bool) {
     let began = Instant::now();
     let changes = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).unwrap();
     let mut events = [0; 64 << 10];
     loop {
-        // Watched before it is looked at: what comes behind the look is told.
+        // Watching before checking: a change after the check causes an event.
         watch(&changes, below);
         if done() {
             return;
@@ -42,11 +42,11 @@ pub(crate) fn until(what: &str, below: &Path, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Watches a directory and all below it. Those that are watched already stay so.
+/// Watches a directory and everything below it. Existing watches stay.
 fn watch(changes: impl AsFd + Copy, dir: &Path) {
     let kinds = WatchFlags::CREATE | WatchFlags::DELETE | WatchFlags::MOVE | WatchFlags::MODIFY;
     match inotify::add_watch(changes, dir, kinds | WatchFlags::ONLYDIR) {
-        // It may go while it is looked at.
+        // It may be removed in the meantime.
         Err(Errno::NOENT) => return,
         watched => watched.unwrap(),
     };
@@ -57,13 +57,13 @@ fn watch(changes: impl AsFd + Copy, dir: &Path) {
     }
 }
 
-/// Waits for the end of a process that must end.
+/// Waits for a child process that must end.
 pub(crate) fn wait(child: &mut Child) -> ExitStatus {
     ends(child.id());
     child.wait().unwrap()
 }
 
-/// Waits for the end of a process that must end, whosever child it is.
+/// Waits for any process that must end.
 pub(crate) fn ends(process: u32) {
     let pid = Pid::from_raw(process.try_into().unwrap()).unwrap();
     match pidfd_open(pid, PidfdFlags::empty()) {
@@ -73,11 +73,12 @@ pub(crate) fn ends(process: u32) {
     }
 }
 
-/// An HTTP/2 client's first words: the preface, and SETTINGS.
+/// The start of an HTTP/2 connection: the preface, and SETTINGS.
 const GREETING: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 const GOAWAY: u8 = 7;
 
-/// Waits until nobody listens at this address any more. Whoever is let in before is told to go.
+/// Waits until the address no longer accepts connections. A connection accepted before that
+/// receives GOAWAY.
 pub(crate) fn until_deaf(addr: &str) {
     let began = Instant::now();
     while let Ok(mut stream) = TcpStream::connect(addr) {
@@ -85,7 +86,7 @@ pub(crate) fn until_deaf(addr: &str) {
         stream.set_read_timeout(Some(HANG)).unwrap();
         let _ = stream.write_all(GREETING);
         let mut head = [0; 9];
-        // Ends with the connection, or with the word to go.
+        // Ends with the connection, or with GOAWAY.
         while stream.read_exact(&mut head).is_ok() && head[3] != GOAWAY {
             let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
             let mut frame = vec![0; length as usize];

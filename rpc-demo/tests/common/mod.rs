@@ -1,6 +1,6 @@
 //! Runs the real program: over TCP, or over RDMA where GUEST_ADDR and GUEST_DEVICE name an address
 //! and its device, as they do in the guest (tests/guest/run --device rxe).
-// Each test program uses its part of this.
+// Each test program uses only a part of this.
 #![allow(dead_code)]
 
 mod events;
@@ -18,10 +18,10 @@ use std::time::Duration;
 pub(crate) use events::*;
 use tempfile::TempDir;
 
-/// So long a test waits for what must come before it says that something hangs.
+/// Maximum time that a test waits for an event before it fails as hung.
 pub(crate) const HANG: Duration = Duration::from_secs(120);
 
-/// The program, with an environment that says nothing and keeps it to TCP on every machine.
+/// The program with an environment that is silent and restricts it to TCP on every machine.
 pub(crate) fn program() -> Command {
     quiet(Command::new(env!("CARGO_BIN_EXE_rpc-demo")))
 }
@@ -33,7 +33,7 @@ pub(crate) fn quiet(mut command: Command) -> Command {
     command
 }
 
-/// The address to serve on, and the RDMA device it lies on if that is to be used.
+/// The address to serve on, and its RDMA device if RDMA is to be used.
 fn place() -> (String, Option<String>) {
     match std::env::var("GUEST_ADDR") {
         Ok(addr) => (addr, Some(std::env::var("GUEST_DEVICE").unwrap())),
@@ -41,8 +41,8 @@ fn place() -> (String, Option<String>) {
     }
 }
 
-/// `command`, with RDMA and nothing else where the tests run over it; over shared memory where
-/// RPC_DEMO_TEST_SHM says so.
+/// `command`, restricted to RDMA if the tests run over it, or to shared memory if RPC_DEMO_TEST_SHM
+/// is set.
 pub(crate) fn by_path(mut command: Command) -> Command {
     if place().1.is_some() {
         command.env("TONIC_RDMA", "verbs,require");
@@ -56,7 +56,7 @@ pub(crate) fn by_shm() -> bool {
     std::env::var_os("RPC_DEMO_TEST_SHM").is_some()
 }
 
-/// What a closing line says about the path.
+/// The path in the summary line.
 pub(crate) fn path() -> String {
     match place().1 {
         Some(device) => format!("path verbs ({device}, "),
@@ -65,8 +65,8 @@ pub(crate) fn path() -> String {
     }
 }
 
-/// A directory on the file system of the build, which keeps extended attributes where the system's
-/// temporary one may not. The guest can only write to the latter.
+/// A directory on the file system of the build, which supports extended attributes, unlike some
+/// temporary file systems. In the guest only the latter is writable.
 pub(crate) fn scratch() -> TempDir {
     match place().1 {
         Some(_) => tempfile::tempdir().unwrap(),
@@ -74,7 +74,7 @@ pub(crate) fn scratch() -> TempDir {
     }
 }
 
-/// A running server. It is killed when dropped.
+/// A running server, killed on drop.
 pub(crate) struct Server {
     pub(crate) child: Child,
     pub(crate) url: String,
@@ -87,7 +87,7 @@ impl Server {
         Server::spawn(serve(program(), root), root)
     }
 
-    /// Starts `command`, which runs a server in the end.
+    /// Starts `command`, which must run a server eventually.
     pub(crate) fn spawn(mut command: Command, root: &Path) -> Server {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
@@ -110,12 +110,12 @@ impl Server {
         line
     }
 
-    /// Waits until it takes no more connections.
+    /// Waits until it accepts no more connections.
     pub(crate) fn is_deaf(&self) {
         until_deaf(self.url.strip_prefix("http://").unwrap());
     }
 
-    /// Runs a client to its end.
+    /// Runs a client until it ends.
     pub(crate) fn client<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Output {
         self.client_command(args).output().unwrap()
     }
@@ -133,27 +133,27 @@ impl Server {
         self::signal(&self.child, signal);
     }
 
-    /// Files of objects that are not whole.
+    /// Names of incomplete files.
     pub(crate) fn unfinished(&self) -> usize {
         fs::read_dir(self.temp()).unwrap().count() - 1
     }
 
-    /// Where they are.
+    /// The directory of incomplete files.
     fn temp(&self) -> PathBuf {
         self.root.join(".rpc-demo-tmp")
     }
 
-    /// Waits until it has begun to write one.
+    /// Waits until the server has begun to write a file.
     pub(crate) fn writes(&self) {
         until("the server writes", &self.temp(), || self.unfinished() == 1);
     }
 
-    /// Waits until it has none.
+    /// Waits until there are no incomplete files.
     pub(crate) fn drops_all(&self) {
         until("the server drops what is not whole", &self.temp(), || self.unfinished() == 0);
     }
 
-    /// Waits for its end; returns what it wrote to stderr.
+    /// Waits for its end, and returns its exit status and stderr.
     pub(crate) fn wait(&mut self) -> (ExitStatus, String) {
         let status = wait(&mut self.child);
         let mut log = String::new();
@@ -183,7 +183,7 @@ pub(crate) fn stdout(output: &Output) -> &str {
     std::str::from_utf8(&output.stdout).unwrap()
 }
 
-/// It did what it should.
+/// Checks that the command succeeded.
 #[track_caller]
 pub(crate) fn ok(output: Output) -> Output {
     let log = String::from_utf8_lossy(&output.stderr);
@@ -191,7 +191,8 @@ pub(crate) fn ok(output: Output) -> Output {
     output
 }
 
-/// It failed with `code` and said so in one line, which is returned. Warnings may come before.
+/// Checks that the command failed with `code` and one error line, and returns that line. Warnings
+/// may precede it.
 #[track_caller]
 pub(crate) fn failed(output: Output, code: i32) -> String {
     let log = String::from_utf8(output.stderr).unwrap();
@@ -208,7 +209,7 @@ pub(crate) fn failed(output: Output, code: i32) -> String {
     lines[0].to_owned()
 }
 
-/// All of `parts` are in `text`.
+/// Checks that `text` contains all `parts`.
 #[track_caller]
 pub(crate) fn says(text: &str, parts: &[&str]) {
     for part in parts {
@@ -216,7 +217,7 @@ pub(crate) fn says(text: &str, parts: &[&str]) {
     }
 }
 
-/// What a command printed, a JSON object.
+/// The JSON object that a command printed.
 #[track_caller]
 pub(crate) fn json(output: &Output) -> serde_json::Value {
     serde_json::from_str(stdout(output)).unwrap()
@@ -228,7 +229,7 @@ pub(crate) fn number(json: &serde_json::Value, field: &str) -> u64 {
     json[field].as_u64().unwrap_or_else(|| panic!("{field} in {json}"))
 }
 
-/// A path, its mode and time, and for a file its content.
+/// A path, its mode and modification time, and for a file its content.
 pub(crate) type Found = (String, u32, std::time::SystemTime, Option<Vec<u8>>);
 
 /// Everything below a directory.
@@ -252,7 +253,7 @@ pub(crate) fn picture(dir: &Path) -> Vec<Found> {
     found
 }
 
-/// Both directories hold the same, modes and times included.
+/// Checks that both directories are equal, including modes and modification times.
 #[track_caller]
 pub(crate) fn same(left: &Path, right: &Path) {
     let (left, right) = (picture(left), picture(right));
@@ -273,7 +274,7 @@ pub(crate) fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// Bytes that no mistake of order or length leaves the same.
+/// Bytes in which every error of order or length is visible.
 pub(crate) fn content(length: usize, seed: u32) -> Vec<u8> {
     let mut state = seed.wrapping_mul(2_654_435_761) | 1;
     (0..length)

@@ -1,4 +1,4 @@
-//! Blocks of fields near the limits.
+//! Header blocks with sizes near the limits.
 
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Request};
@@ -17,7 +17,7 @@ cases![
     over_the_limit_fails_one_call,
 ];
 
-/// Entries that make about `bytes` as HTTP/2 counts a block: 32 more for each entry.
+/// Entries that total about `bytes` by HTTP/2's count of a block: each entry adds 32.
 fn about(bytes: usize, each: usize) -> Vec<Entry> {
     let value = vec![b'v'; each];
     let one = "echo-00000".len() + each + 32;
@@ -53,7 +53,7 @@ async fn eight_kibibytes_by_default(env: &TestEnv) {
     }
 }
 
-/// A server and a client that take blocks of 64 KiB.
+/// A server and a client that accept blocks of 64 KiB.
 async fn roomy(
     env: &TestEnv,
 ) -> (tonic_rdma_tests::harness::Server, tonic_rdma_tests::harness::Client) {
@@ -71,7 +71,7 @@ async fn sixty_kibibytes_up(env: &TestEnv) {
         let mut request = Request::new(steps("", [send(1, 1)]));
         append(request.metadata_mut(), &sent);
         client.unary(request).await.unwrap().into_inner().expect(1, 1);
-        // And back: what arrived is what was sent.
+        // The entries that come back equal those that were sent.
         let mut request = Request::new(echoing());
         append(request.metadata_mut(), &sent);
         let response = client.unary(request).await.unwrap();

@@ -1,4 +1,4 @@
-//! Interceptors and tower layers at both ends, and what they see.
+//! Interceptors and tower layers at both ends, and the requests and responses that they see.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,7 +38,7 @@ fn describing() -> Message {
     Script { describe: true, ..Script::default() }.into()
 }
 
-/// Lets calls with a token in, tagged with its owner.
+/// Admits calls with a known token, and tags them with its owner.
 fn guard(mut request: Request<()>) -> Result<Request<()>, Status> {
     let token = request.metadata().get("authorization").cloned();
     match token.as_ref().map(|t| t.as_encoded_bytes()) {
@@ -71,7 +71,7 @@ async fn check_guarded(client: &mut tonic_rdma_tests::harness::Client) {
     assert_eq!(status.metadata().get("www-authenticate").unwrap(), "Bearer");
     let status = client.download(Request::new(describing())).await.unwrap_err();
     assert_eq!(status.code(), Code::Unauthenticated);
-    // Refused before the request stream is read.
+    // The call is refused before the request stream is read.
     let stream = tokio_stream::pending::<Message>();
     let status = client.chat(stream).await.unwrap_err();
     assert_eq!(status.code(), Code::Unauthenticated);
@@ -86,7 +86,7 @@ async fn server_interceptor_adds_and_refuses(env: &TestEnv) {
 }
 
 async fn server_interceptor_as_a_layer(env: &TestEnv) {
-    // The layer sees every call of the server; those of the transport itself it must let in.
+    // The layer sees every call to the server, and must admit the transport's own calls.
     let tagging = |mut request: Request<()>| {
         request.extensions_mut().insert(Tag("layered".into()));
         Ok(request)
@@ -250,7 +250,7 @@ async fn load_shed_layer(env: &TestEnv) {
     held.await.unwrap().unwrap();
 }
 
-/// Tries a refused call again, as long as it may.
+/// Retries a refused call while attempts remain.
 #[derive(Clone)]
 struct Again(u32);
 
@@ -307,7 +307,7 @@ async fn retry_layer(env: &TestEnv) {
 
 type Shared = BoxCloneSyncService<http::Request<Body>, http::Response<Body>, Status>;
 
-/// The service behind a buffer, so that it can be cloned.
+/// The service behind a buffer, which makes it cloneable.
 fn buffer<S>(service: S) -> Shared
 where
     S: Service<http::Request<Body>, Response = http::Response<Body>> + Send + 'static,
@@ -349,7 +349,7 @@ async fn buffered_and_shared(env: &TestEnv) {
         });
     }
     calls.join_all().await;
-    // A channel is a service like any other: ready before it is called.
+    // A channel is an ordinary tower service: it must be ready before a call.
     let mut channel = connect!(env, server);
     let ready = channel.ready().await.unwrap();
     let request = http::Request::post("/none/None").body(Body::empty()).unwrap();

@@ -20,7 +20,7 @@ cases![
     user_agent_and_reserved_keys,
 ];
 
-/// The entries whose keys begin with `prefix`, values decoded, in order.
+/// The entries whose keys begin with `prefix`, in order, with decoded values.
 fn with_prefix(metadata: &MetadataMap, prefix: &str) -> Vec<(String, Bytes)> {
     metadata
         .iter()
@@ -54,7 +54,7 @@ fn echoing(steps: Vec<Step>) -> Script {
     Script { echo_metadata: true, steps, ..Script::default() }
 }
 
-/// Sends `pairs` in a unary and a streaming call; both heads must bring them back.
+/// Sends `pairs` in a unary and a streaming call, and checks that both heads return them.
 async fn round_trip(env: &TestEnv, pairs: &[(&str, &[u8])]) {
     let (_server, mut client) = env.pair().await;
     let sent = entries(pairs);
@@ -139,7 +139,7 @@ async fn head_comes_before_messages(env: &TestEnv) {
         ..Script::default()
     };
     let response = client.download(Request::new(script.into())).await.unwrap();
-    // The head is here, and the handler has not sent a message.
+    // The head arrives before the handler has sent a message.
     env.probe().seen("gate:go").await;
     assert_eq!(values(response.metadata(), "early"), [&b"yes"[..]]);
     assert_eq!(values(response.metadata(), "early-bin"), [&b"\0\x01"[..]]);
@@ -199,7 +199,7 @@ async fn user_agent_and_reserved_keys(env: &TestEnv) {
     let agent = response.metadata().get("seen-user-agent").unwrap();
     let agent = agent.to_str().unwrap();
     assert!(agent.starts_with("conformance/1"), "{agent}");
-    // The caller sees metadata, not the protocol's own entries.
+    // The caller sees metadata without the protocol's own entries.
     assert_eq!(
         response.metadata().get("content-type").map(|v| v.as_encoded_bytes()),
         Some(&b"application/grpc"[..])

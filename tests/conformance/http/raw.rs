@@ -1,4 +1,4 @@
-//! What a channel and a server carry below the stubs: heads, bodies cut anywhere, trailers.
+//! Channels and servers without stubs: heads, bodies cut at any point, trailers.
 
 use std::convert::Infallible;
 use std::future::{Future, ready};
@@ -79,7 +79,7 @@ fn cut(bytes: &Bytes, size: usize) -> Frames {
         .collect()
 }
 
-/// A service without stubs: answers every request with what the function makes.
+/// A service without stubs that answers every request with the function's response.
 #[derive(Clone)]
 struct Bare<F>(F);
 
@@ -111,7 +111,7 @@ fn respond(head: &[(&str, &str)], frames: Frames) -> Response<Body> {
     response
 }
 
-/// A channel to a server that answers with what `f` makes.
+/// A channel to a server that answers with the responses of `f`.
 async fn bare<F>(env: &TestEnv, f: F) -> (tonic_rdma_tests::harness::Server, AnyChannel)
 where
     F: Fn(Request<Body>) -> Response<Body> + Clone + Send + Sync + 'static,
@@ -133,7 +133,7 @@ async fn call(channel: &AnyChannel, method: &str, frames: Frames) -> Response<Bo
     channel.clone().oneshot(request).await.unwrap()
 }
 
-/// The data of a body in one piece, and its trailers.
+/// The joined data of a body, and its trailers.
 async fn collect(response: Response<Body>) -> Result<(Bytes, Option<HeaderMap>), Status> {
     let collected = response.into_body().collect().await?;
     let trailers = collected.trailers().cloned();
@@ -201,7 +201,7 @@ async fn trailers_of_a_success(env: &TestEnv) {
     assert_eq!(all(&trailers, "grpc-status"), ["0"]);
     assert_eq!(all(&trailers, "x-raw-bin"), ["AAH/"]);
     assert!(!trailers.contains_key("x-head"));
-    // The same through a stub.
+    // The stub sees the same.
     let mut replies = client_of(channel).download(Message::default()).await.unwrap().into_inner();
     replies.message().await.unwrap().unwrap().expect(5, 700);
     let trailers = replies.trailers().await.unwrap().unwrap();
@@ -217,7 +217,7 @@ async fn trailers_only(env: &TestEnv) {
     })
     .await;
     let response = call(&channel, "Unary", vec![]).await;
-    // As in HTTP/2 there is one block of fields, and it is the head.
+    // As in HTTP/2, the only block of fields is the head.
     assert_eq!(all(response.headers(), "grpc-status"), ["9"]);
     let (data, trailers) = collect(response).await.unwrap();
     assert!(data.is_empty());
@@ -352,7 +352,7 @@ async fn unknown_status_number(env: &TestEnv) {
 async fn response_body_that_fails(env: &TestEnv) {
     let (_server, channel) = bare(env, |_| {
         let frames = vec![data(framed(&payload(1, 10))), Err("the body broke".into())];
-        // The first message is let through before the body breaks.
+        // Yield, so that the first message is sent before the body fails.
         let frames = tokio_stream::iter(frames).then(|frame| async {
             tokio::task::yield_now().await;
             frame
@@ -420,7 +420,7 @@ async fn held_frames_stay_whole(env: &TestEnv) {
     let channel = connect!(env, server);
     let request = framed(&steps("", [send_many(1, 1 << 20, 100)]));
     let response = call(&channel, "Download", vec![data(request)]).await;
-    // All that arrives is kept, more than landing memory is: nobody writes to what is held.
+    // Keep all frames, more than the landing memory holds: held frames must not be overwritten.
     let mut body = response.into_body();
     let mut held = Vec::new();
     while let Some(frame) = body.frame().await {

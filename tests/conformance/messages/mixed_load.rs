@@ -1,4 +1,4 @@
-//! A seeded mix of calls of every kind and size, many in flight.
+//! A seeded mix of calls of every kind and size, many of them in flight.
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -11,7 +11,7 @@ use tonic_rdma_tests::service::script::{
 
 cases![sixty_four_in_flight, sixty_four_in_flight_with_cancels];
 
-/// Sizes that are spread over their orders of magnitude.
+/// Sizes spread over all orders of magnitude.
 fn size(rng: &mut SmallRng) -> usize {
     let bits = rng.random_range(0..=20);
     rng.random_range(0..=1usize << bits)
@@ -77,7 +77,7 @@ async fn sixty_four_in_flight_with_cancels(env: &TestEnv) {
             for call in 0..12 {
                 let seed = 1000 * worker + call;
                 if rng.random_ratio(1, 3) {
-                    // Left after its first message, with more in flight.
+                    // Drop the stream after its first message, with more in flight.
                     let size = size(&mut rng);
                     let request = steps("left", [send_many(seed, size, 4), hang()]);
                     let mut replies = client.download(request).await.unwrap().into_inner();

@@ -1,4 +1,4 @@
-//! Messages: sizes, streams, compression, copies, and all of them mixed.
+//! Messages: sizes, streams, compression, copies, and a mix of all.
 
 pub(crate) mod compression;
 pub(crate) mod mixed_load;

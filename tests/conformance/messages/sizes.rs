@@ -1,4 +1,4 @@
-//! Messages of every size, in both directions, and the limits on them.
+//! Messages of every size in both directions, and the limits on them.
 
 use prost::Message as _;
 use tokio_stream::StreamExt;
@@ -30,9 +30,9 @@ cases![
 
 const MIB: usize = 1 << 20;
 
-/// Sizes from 64 bytes to 2 MiB around every power of two. What a transport counts against its own
-/// thresholds is more than the payload: framing, tags and headers take up to a few dozen bytes, so
-/// the sweep reaches further below than above.
+/// Sizes from 64 bytes to 2 MiB around every power of two. A transport compares its thresholds with
+/// more than the payload: framing, tags and headers add up to a few dozen bytes, so the sweep
+/// reaches further below a power of two than above.
 fn around_thresholds() -> Vec<usize> {
     let mut sizes = vec![0, 1];
     for k in 6..=21 {
@@ -101,7 +101,7 @@ async fn sixty_four_mebibytes_down(env: &TestEnv) {
 
 async fn sixty_four_mebibytes_in_a_chat(env: &TestEnv) {
     let (_server, mut client) = env.pair().await;
-    // Small, huge, small: what follows a huge message is not disturbed by it.
+    // Small, huge, small: a huge message does not disturb the next one.
     let stream = tokio_stream::once(steps("", [echo_all()]))
         .chain(tokio_stream::iter([payload(1, 64 * MIB), payload(2, 3)]));
     let mut replies = client.chat(stream).await.unwrap().into_inner();
@@ -140,7 +140,7 @@ async fn mixed_sizes_in_one_stream(env: &TestEnv) {
 
 async fn exactly_the_limit(env: &TestEnv) {
     let limit = 100_000;
-    // A reply whose encoding is exactly as long as the limit.
+    // The encoded reply is exactly as long as the limit.
     let mut size = limit;
     while payload(1, size).encoded_len() > limit {
         size -= 1;
@@ -198,7 +198,7 @@ async fn over_the_default_limit(env: &TestEnv) {
     assert_eq!(status.code(), Code::OutOfRange);
     let status = client.unary(steps("", [send(1, 4 * MIB)])).await.unwrap_err();
     assert_eq!(status.code(), Code::OutOfRange);
-    // Well below it is fine both ways.
+    // A message well below the limit passes both ways.
     let request = steps("", [echo(1)]).with_payload(1, 4 * MIB - 100);
     let reply = client.unary(request).await.unwrap().into_inner();
     reply.expect(1, 4 * MIB - 100);
@@ -217,7 +217,7 @@ async fn over_the_encoding_limit(env: &TestEnv) {
     env.probe().open("more");
     let status = replies.message().await.unwrap_err();
     assert_eq!(status.code(), Code::OutOfRange);
-    // The caller's own limit fails the call before the handler can have seen a message.
+    // The caller's own limit fails the call before the handler sees a message.
     let mut limited = client.clone().max_encoding_message_size(1000);
     let request = steps("never", [echo(1)]).with_payload(1, 2000);
     limited.unary(request).await.unwrap_err();

@@ -1,4 +1,4 @@
-//! Many streams at once, and streams of which one is not read.
+//! Many concurrent streams, and streams that nobody reads.
 
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -63,14 +63,14 @@ async fn thousand_chats_at_once(env: &TestEnv) {
         });
     }
     let mut chats = opening.join_all().await;
-    // All are open now, and every one has been heard.
+    // All chats are open, and each has had its first reply.
     assert_eq!(env.probe().count("began:c"), 1000);
     assert_eq!(env.probe().count("ended:c"), 0);
     for (n, chat) in &chats {
         let size = *n as usize * 3;
         chat.sender.send(payload(2 * n, size)).await.unwrap();
     }
-    // Heard in another order than spoken.
+    // Read the replies in another order than the messages were sent in.
     for (n, chat) in chats.iter_mut().rev() {
         let size = *n as usize * 3;
         let reply = chat.replies.message().await.unwrap().unwrap();
@@ -109,7 +109,7 @@ async fn thousand_waiting_unary_calls(env: &TestEnv) {
 
 async fn stalled_downloads_stop_only_themselves(env: &TestEnv) {
     let (_server, mut client) = env.pair().await;
-    // More than any window holds, so that the handlers stand still.
+    // More than any window holds, so that the handlers block.
     let mut stalled = Vec::new();
     for n in 0..2 {
         let request = steps("stalled", [send_many(1000 * n, MIB, 48)]);
@@ -134,7 +134,8 @@ async fn stalled_downloads_stop_only_themselves(env: &TestEnv) {
 }
 
 async fn stalled_uploads_stop_only_themselves(env: &TestEnv) {
-    // hyper's server gives a connection the window of one stream: there the reference needs more.
+    // By default hyper's server gives a connection the window of one stream; the reference needs a
+    // larger one.
     let server = serve!(env, |server| server
         .initial_connection_window_size(32 << 20)
         .add_service(Scripted::server(env.probe())));
@@ -189,14 +190,15 @@ async fn small_calls_beside_bulk(env: &TestEnv) {
         beside += 1;
     }
     bulk.await.unwrap();
-    // Were they queued behind the bulk, one would pass for each of its eight transfers.
+    // If small calls were queued behind the bulk, only one would pass for each of its eight
+    // transfers.
     assert!(beside > 16, "only {beside} small calls passed beside 128 MiB");
 }
 
 async fn many_channels_to_one_server(env: &TestEnv) {
     let server = env.server().await;
-    // Each end of a connection has control memory of its own. A pool that keeps both ends of all of
-    // them within the usual memlock limit holds fewer.
+    // Each end of a connection has control memory of its own. A pool that serves both ends within
+    // the usual memlock limit holds fewer connections.
     let channels = match env.fabric() {
         Fabric::SimSmall | Fabric::ShmSmall | Fabric::Verbs => 5,
         _ => 16,

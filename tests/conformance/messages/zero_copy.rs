@@ -1,4 +1,5 @@
-//! Payload of the pool is not copied, whatever the call: by counters and by where the fields lie.
+//! Payload in pool memory is not copied in any kind of call: checked by counters and by the
+//! addresses of the fields.
 
 use bytes::{BufMut, Bytes};
 use tokio_stream::{StreamExt, iter};
@@ -13,10 +14,10 @@ cases![for Some(tonic_rdma_tests::fabric::Fabric::FAST);
     every_kind_of_call,
 ];
 
-/// Small enough for the pool of a host with the usual memlock limit.
+/// Fits the pool of a host with the usual memlock limit.
 const LEN: usize = 200_000;
 
-/// The pattern in a buffer of the pool.
+/// The pattern in a buffer from the pool.
 async fn pooled(pool: &Pool, seed: u64) -> Bytes {
     let mut buf = pool.alloc(LEN).await.unwrap();
     buf.put_slice(&payload(seed, LEN).payload);
@@ -37,7 +38,7 @@ async fn every_kind_of_call(env: &TestEnv) {
     };
     let mut before = [Copied::default(); 2];
     let copied = || [channel.stats().copied_fast, env.server_copied()];
-    // The first rounds tell both ends what there is to know of the methods.
+    // In the first rounds both ends learn what they remember of each method.
     for round in 0..4 {
         if round == 3 {
             before = copied();
@@ -67,7 +68,7 @@ async fn every_kind_of_call(env: &TestEnv) {
     for (end, which) in [at_client, at_server].into_iter().enumerate() {
         let copied = after[end] - before[end];
         match which {
-            // Scripts are short.
+            // Scripts are short, so only they are copied.
             CodecKind::ZeroCopy => {
                 assert!(copied.total() == copied.eager && copied.eager < 200, "{copied:?}")
             }

@@ -1,4 +1,4 @@
-//! Cancellation from either side, and half-close of either side.
+//! Cancellation and half-close from either side.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -88,7 +88,7 @@ async fn caller_drops_a_download_midway(env: &TestEnv) {
 
 async fn caller_drops_a_download_unread(env: &TestEnv) {
     let (_server, mut client) = env.pair().await;
-    // More than fits in any window: the handler stands still until the drop frees it.
+    // More than fits in any window: the handler blocks until the drop ends it.
     let request = steps("d", [send_many(1, 1 << 20, 1000)]);
     let replies = client.download(request).await.unwrap();
     env.probe().seen("sent:d").await;
@@ -103,7 +103,7 @@ async fn caller_drops_a_chat(env: &TestEnv) {
     sender.send(steps("c", [echo_all()])).await.unwrap();
     let mut replies = client.chat(ReceiverStream::new(receiver)).await.unwrap().into_inner();
     replies.message().await.unwrap().unwrap().expect(0, 0);
-    // Stock tonic ends such a call only once both halves are let go, in whatever order.
+    // Stock tonic ends such a call only when both halves are dropped, in any order.
     drop(replies);
     drop(sender);
     env.probe().seen("ended:c").await;
@@ -130,8 +130,8 @@ async fn caller_drops_many_calls(env: &TestEnv) {
 
 async fn caller_drops_before_sending(env: &TestEnv) {
     let (_server, mut client) = env.pair().await;
-    // A call that is dropped while its first bytes are on their way may or may not reach the
-    // handler. It must not hurt the calls after it.
+    // A call dropped while its first bytes are in flight may or may not reach the handler. It must
+    // not affect later calls.
     for seed in 0..200 {
         let mut other = client.clone();
         let mut call = Box::pin(async move {

@@ -1,7 +1,7 @@
 //! Deadlines: the caller's, the endpoint's and the server's.
 //!
-//! What stock tonic does is the measure: each side lets the head of the response arrive in time or
-//! ends the call with CANCELLED; a stream whose head came in time goes on past its deadline.
+//! Stock tonic is the reference: each side ends the call with CANCELLED if the head of the response
+//! is late; a stream whose head arrived in time continues past its deadline.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ fn within<T>(timeout: Duration, message: T) -> Request<T> {
     request
 }
 
-/// The unit and value of a `grpc-timeout`, as a duration.
+/// Parses the value and unit of a `grpc-timeout`.
 fn parse(value: &str) -> Duration {
     let (number, unit) = value.split_at(value.len() - 1);
     let number: u64 = number.parse().unwrap();
@@ -93,7 +93,7 @@ async fn expiry_while_uploading(env: &TestEnv) {
     let status = client.upload(within(SHORT, ReceiverStream::new(receiver))).await.unwrap_err();
     assert_eq!(status.code(), Code::Cancelled);
     env.probe().seen("dropped:u").await;
-    // The caller's stream of requests has been let go too.
+    // The caller's request stream has been dropped too.
     sender.closed().await;
 }
 
@@ -123,7 +123,7 @@ async fn server_timeout(env: &TestEnv) {
     let server =
         serve!(env, |server| server.timeout(SHORT).add_service(Scripted::server(env.probe())));
     let mut client = env.client(&server).await;
-    // The caller sets no deadline, or one that is longer: the server's counts.
+    // Without a caller's deadline, or with a longer one, the server's applies.
     let unbounded = client.unary(before("a", [hang()])).await.unwrap_err();
     let with_timeout = client.unary(within(LONG, before("b", [hang()]))).await;
     for status in [unbounded, with_timeout.unwrap_err()] {
@@ -145,7 +145,7 @@ async fn stream_outlives_its_deadline(env: &TestEnv) {
     let mut replies =
         client.chat(within(deadline, ReceiverStream::new(receiver))).await.unwrap().into_inner();
     replies.message().await.unwrap().unwrap().expect(1, 10);
-    // A call that began later meets the same deadline: the stream is past its own.
+    // A later call with the same deadline has expired, so the stream is past its own.
     let status = client.unary(within(deadline, before("x", [hang()]))).await.unwrap_err();
     assert_eq!(status.code(), Code::Cancelled);
     env.probe().open("late");

@@ -1,4 +1,4 @@
-//! How calls end: cancelled, late, with a status, or with their server.
+//! How calls end: by cancellation, deadline, status, or the end of their server.
 
 pub(crate) mod cancel;
 pub(crate) mod deadlines;

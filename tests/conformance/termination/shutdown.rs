@@ -1,4 +1,4 @@
-//! Ends of servers and channels with calls in flight, and failures of handlers.
+//! The end of servers and channels with calls in flight, and handlers that fail.
 
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
@@ -46,7 +46,7 @@ async fn graceful_end_waits_for_calls(env: &TestEnv) {
     env.probe().seen_times("gate:go", 2).await;
 
     server.stop();
-    // The chat goes on while the server drains.
+    // The chat continues while the server drains.
     for seed in 1..20 {
         sender.send(payload(seed, 1000)).await.unwrap();
         chat.message().await.unwrap().unwrap().expect(seed, 1000);
@@ -64,9 +64,8 @@ async fn graceful_end_waits_for_calls(env: &TestEnv) {
 
 async fn graceful_end_waits_for_bulk(env: &TestEnv) {
     let (mut server, client) = env.pair().await;
-    // One small call is open until the bulk has arrived: hyper closes a connection on which nothing
-    // is left to say, and TCP then drops what the caller has not read yet if it says something
-    // more.
+    // Keep one small call open until the bulk has arrived: hyper closes an idle connection, and if
+    // the caller then sends more, TCP discards data that the caller has not read yet.
     let mut last = client.clone();
     let last = tokio::spawn(async move { last.unary(before("last", [gate("last")])).await });
     let mut calls = JoinSet::new();
@@ -91,14 +90,14 @@ async fn graceful_end_when_idle(env: &TestEnv) {
     let (mut server, mut client) = env.pair().await;
     client.unary(steps("", [send(1, 1)])).await.unwrap();
     server.stop();
-    // The client stays, and does not hold the server up.
+    // The idle client does not delay the server's end.
     server.ended().await;
     drop(client);
 }
 
-/// The server is gone, and calls say so: UNAVAILABLE, but for one that meets the very moment in
-/// which hyper gives the connection up, for which it has several words. Every call fails so in the
-/// end. They are made at once: each may wait for the path that it must take.
+/// Waits until calls to the ended server fail with UNAVAILABLE. Until then a call may fail with
+/// another code: hyper has several for a connection that is closing. The calls run at once, because
+/// each may wait for the path that it requires.
 async fn becomes_unavailable(client: &mut Client) {
     loop {
         let calls = [(); 3].map(|()| {
@@ -134,7 +133,7 @@ async fn channel_outlives_its_server(env: &TestEnv) {
     let listening = env.listen_at(addr).await;
     let _server =
         serve!(env, listening, |server| server.add_service(Scripted::server(env.probe())));
-    // A connection attempt begun before may still fail; soon calls go through again.
+    // An attempt to connect from before may still fail, but calls succeed again soon.
     loop {
         if let Ok(reply) = client.unary(steps("", [send(2, 2000)])).await {
             break reply.into_inner().expect(2, 2000);
@@ -203,11 +202,11 @@ async fn killed_server_fails_calls_in_flight(env: &TestEnv) {
     while let Some(status) = calls.join_next().await {
         let status = status.unwrap();
         match env.fabric().fast() {
-            // CANCELLED when the runtime dropped the handler first and the connection after it.
+            // CANCELLED, if the runtime dropped the handler before the connection.
             Some(_) => {
                 assert!([Code::Unavailable, Code::Cancelled].contains(&status.code()), "{status:?}")
             }
-            // hyper has several words for it.
+            // hyper reports this with several codes.
             None => assert_ne!(status.code(), Code::Ok, "{status:?}"),
         }
     }
@@ -221,7 +220,7 @@ async fn killed_client_ends_its_handlers(env: &TestEnv) {
     let doomed = runtime();
     let channel = {
         let channel = async { connect!(env, server) };
-        // What the channel runs, it runs on the runtime that is to be killed.
+        // The channel spawns its tasks on the runtime that is going to be killed.
         tokio::task::block_in_place(|| doomed.block_on(channel))
     };
     let mut streaming = client_of(channel.clone());
@@ -234,15 +233,15 @@ async fn killed_client_ends_its_handlers(env: &TestEnv) {
     env.probe().seen("began:d").await;
     doomed.shutdown_background();
     env.probe().seen("dropped:d").await;
-    // A channel without its runtime must say so rather than hang.
+    // A channel without its runtime must return an error rather than hang.
     let mut orphan = client_of(channel);
     orphan.unary(steps("", [send(1, 1)])).await.unwrap_err();
     let mut other = env.client(&server).await;
     other.unary(steps("", [send(1, 1)])).await.unwrap().into_inner().expect(1, 1);
 }
 
-/// Over HTTP/2 the stream of a handler that panicked is reset, which reads CANCELLED. That the
-/// call fails, and not as one that may be retried, is what counts.
+/// Over HTTP/2 the stream of a handler that panicked is reset, which the caller reads as CANCELLED.
+/// The call must fail, and with a code that does not invite a retry.
 fn check_panic(status: &Status) {
     let codes = [Code::Cancelled, Code::Internal, Code::Unknown];
     assert!(codes.contains(&status.code()), "{status:?}");

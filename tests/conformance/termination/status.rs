@@ -1,4 +1,5 @@
-//! Status codes, messages and details: refused, after messages, and from a reading handler.
+//! Status codes, messages and details: refused calls, after messages, and from a handler that
+//! reads.
 
 use tokio_stream::StreamExt;
 use tonic::{Code, Status};
@@ -17,7 +18,7 @@ cases![
     error_while_reading_requests,
 ];
 
-/// The status of `step` in each position it can have in a call.
+/// The status of `step` at each position in a call.
 async fn statuses(client: &mut Client, step: Step) -> Vec<(&'static str, Status)> {
     let refused = before("", [step.clone()]);
     let mut all = vec![
@@ -59,7 +60,7 @@ async fn ok_is_not_an_error(env: &TestEnv) {
     let mut replies = client.download(steps("", [send(1, 1)])).await.unwrap().into_inner();
     replies.message().await.unwrap().unwrap().expect(1, 1);
     assert_eq!(replies.message().await.unwrap(), None);
-    // And again, after the end.
+    // Polling again after the end returns no message.
     assert_eq!(replies.message().await.unwrap(), None);
 }
 

@@ -8,7 +8,7 @@ use tonic::Code;
 use tonic_rdma::codec::{fuzz, pending_messages};
 use tonic_rdma_memory::test_util::SharedArena;
 
-/// Everything that can hold bytes.
+/// A message with every kind of field that holds bytes.
 #[derive(Clone, PartialEq, Message)]
 struct Tree {
     #[prost(bytes = "bytes", tag = "1")]
@@ -21,7 +21,7 @@ struct Tree {
     nested: Vec<Tree>,
     #[prost(oneof = "Kind", tags = "5, 6, 7")]
     kind: Option<Kind>,
-    // In order, so that it encodes the same twice.
+    // Ordered, so that it always encodes to the same bytes.
     #[prost(btree_map = "uint32, message", tag = "8")]
     map: BTreeMap<u32, Tree>,
     #[prost(bytes = "vec", tag = "9")]
@@ -42,13 +42,13 @@ enum Kind {
     Text(String),
 }
 
-/// Bytes of a gRPC header.
+/// The length of a gRPC message header, in bytes.
 const HEADER: usize = 5;
-/// Messages of one input.
+/// The maximum number of messages in an input.
 const MESSAGES: usize = 8;
-/// Bytes that one input may be made to.
+/// The maximum number of bytes to which an input is expanded.
 const MAX: usize = 256 << 10;
-/// Bytes of a message on its way in.
+/// The decoder's limit on a message, in bytes.
 const LIMIT: usize = 1 << 20;
 
 fn framed(message: &[u8], wire: &mut Vec<u8>) {
@@ -57,16 +57,16 @@ fn framed(message: &[u8], wire: &mut Vec<u8>) {
     wire.extend(message);
 }
 
-/// What messages become on the wire is prost's bytes, and what they decode to is what they were.
+/// The encoder must produce prost's bytes, and decoding them must restore the messages.
 ///
-/// | bytes | what |
+/// | bytes | meaning |
 /// |---|---|
-/// | 1 | bits 0 and 1: up to which length messages stay whole. Bit 2: there is a limit. The rest: fields of bytes are so many times as long, by powers of two |
-/// | 2 | the limit, in 16 bytes |
-/// | the rest | messages, each behind its length as a varint |
+/// | 1 | bits 0 and 1: the length up to which messages stay in one segment. Bit 2: whether there is a limit. Bits 4 to 7: the power of two by which fields of bytes are lengthened |
+/// | 2 | the limit, in units of 16 bytes |
+/// | the rest | messages, each after its length as a varint |
 ///
 /// # Panics
-/// Something is wrong.
+/// The encoder or the decoder is wrong.
 pub fn encode(data: &[u8]) {
     let [flags, low, high, rest @ ..] = data else { return };
     let mut rest = rest;
@@ -98,12 +98,12 @@ pub fn encode(data: &[u8]) {
         }
     }
     let got = fuzz::decode::<Tree>(vec![(wire.into(), true)], usize::MAX);
-    // Equality of the bytes: what is not a number is not equal to itself, and there is none.
+    // Compare encoded bytes: NaN is not equal to itself.
     assert!(got.into_iter().map(Result::unwrap).eq(messages));
     assert_eq!(pending_messages(), 0);
 }
 
-/// The fuzzer's inputs are short; segments are not.
+/// Lengthens fields of bytes, because the fuzzer's inputs are too short to make several segments.
 fn lengthen(tree: &mut Tree, times: usize, room: &mut usize) {
     let longer = |bytes: &mut Bytes, room: &mut usize| {
         let len = bytes.len() * times;
@@ -126,24 +126,24 @@ fn lengthen(tree: &mut Tree, times: usize, room: &mut usize) {
         .for_each(|tree| lengthen(tree, times, room));
 }
 
-/// A body that arrives in pieces, some of them landed, decodes as prost decodes the joined
-/// messages.
+/// A body that arrives in pieces, some of which have landed, must decode to what prost decodes from
+/// the joined messages.
 ///
-/// | bytes | what |
+/// | bytes | meaning |
 /// |---|---|
-/// | 1 | bit 0: the rest is a body as it stands; otherwise it is messages, and bit 1: a field that makes it long enough to be kept apart stands in front of each, bit 2: behind. The rest: how many pieces |
-/// | 2 for each piece | bit 0: it landed. The rest: its length, times 1 to 8 |
-/// | the rest | the body; or messages, each behind its length in two bytes |
+/// | 1 | bit 0: the rest is a raw body; otherwise it is messages. Bits 1 and 2: each message gets a field in front (1) or behind (2) that makes it long enough to be kept as a pending message. Bits 3 to 7: the number of pieces |
+/// | 2 for each piece | bit 0: the piece has landed. The rest: its length, to be multiplied by 1 to 8 |
+/// | the rest | the body, or messages, each after its length in two bytes |
 ///
 /// # Panics
-/// Something is wrong.
+/// The decoder is wrong.
 pub fn decode(data: &[u8]) {
     let Some((wire, cuts)) = body(data) else { return };
     let got = fuzz::decode::<Tree>(pieces(Bytes::copy_from_slice(&wire), &cuts), LIMIT);
     assert_eq!(pending_messages(), 0);
     let mut expected = joined(&wire);
     if expected.last().is_some_and(Option::is_none) && got.len() + 1 == expected.len() {
-        // tonic leaves a message that is cut off by good trailers alone.
+        // tonic ignores a message that is cut off if the trailers report success.
         expected.pop();
     }
     assert_eq!(got.len(), expected.len());
@@ -162,10 +162,10 @@ pub fn decode(data: &[u8]) {
     }
 }
 
-/// Where a body is cut, and whether the piece that begins there has landed.
+/// The lengths of the pieces of a body, and whether each has landed.
 type Cuts = Vec<(usize, bool)>;
 
-/// A body, and where it is cut: what [`decode`] reads.
+/// Reads the body and its pieces from the input of [`decode`].
 fn body(data: &[u8]) -> Option<(Vec<u8>, Cuts)> {
     let (flags, mut rest) = data.split_first()?;
     let mut cuts = Vec::new();
@@ -209,18 +209,17 @@ fn pieces(mut rest: Bytes, cuts: &[(usize, bool)]) -> Vec<(Bytes, bool)> {
     pieces
 }
 
-/// A body of which some pieces have landed where its sender goes on writing: prost never sees a
-/// byte that can change, whatever it decodes to is text where it says so, and nothing is left
-/// behind.
+/// The sender continues to write to pieces that have landed. prost must never see a byte that can
+/// change, every decoded string must be valid UTF-8, and no pending message may remain.
 ///
-/// | bytes | what |
+/// | bytes | meaning |
 /// |---|---|
-/// | 1 | how many WRITEs come late, one whenever prost has looked |
-/// | 3 for each | where, in two bytes, and the byte |
+/// | 1 | the number of late WRITEs, one of which happens after each access by prost |
+/// | 3 for each | the offset, in two bytes, and the byte to write |
 /// | the rest | as for [`decode`] |
 ///
 /// # Panics
-/// Something is wrong.
+/// The decoder is wrong.
 pub fn landed(data: &[u8]) {
     let Some((count, mut rest)) = data.split_first() else { return };
     let mut writes = Vec::new();
@@ -237,7 +236,7 @@ pub fn landed(data: &[u8]) {
         pieces(arena.bytes().slice(..wire.len()), &cuts).into_iter().map(|(piece, landed)| {
             match landed {
                 true => (piece, true),
-                // Out of the sender's reach.
+                // A copy that the sender cannot reach.
                 false => (Bytes::copy_from_slice(&piece), false),
             }
         });
@@ -249,8 +248,8 @@ pub fn landed(data: &[u8]) {
     assert_eq!(pending_messages(), 0);
 }
 
-/// What prost makes of each message, until the first error; `None`: there is no whole message, or
-/// it is compressed.
+/// prost's result for each message, up to the first error. `None` stands for a message that is
+/// incomplete or compressed.
 fn joined(mut wire: &[u8]) -> Vec<Option<Result<Tree, String>>> {
     let mut all = Vec::new();
     while !wire.is_empty() {

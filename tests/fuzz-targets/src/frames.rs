@@ -3,11 +3,11 @@
 use bytes::Bytes;
 use tonic_rdma_proto::frame::{Composer, Frame, Reader};
 
-/// A message is refused, or its frames are those that it was made of: composed again they give the
-/// same frames.
+/// A message must be refused, or consist of exactly its frames: composing these again must give the
+/// same bytes.
 ///
 /// # Panics
-/// Something is wrong.
+/// The frame decoder is wrong.
 pub fn frames(data: &[u8]) {
     let Ok(mut reader) = Reader::new(Bytes::copy_from_slice(data)) else { return };
     let mut frames = Vec::new();

@@ -3,11 +3,11 @@
 use bytes::{Bytes, BytesMut};
 use tonic_rdma_proto::headers::{Decoder, Field, encode};
 
-/// A block is refused, or its fields are the same when they are encoded again, in at most as many
+/// A block must be refused, or its fields must be the same after encoding them again, in no more
 /// bytes.
 ///
 /// # Panics
-/// Something is wrong.
+/// The header decoder is wrong.
 pub fn headers(data: &[u8]) {
     let mut decoder = Decoder::new(Bytes::copy_from_slice(data));
     let mut fields = Vec::new();
@@ -20,7 +20,7 @@ pub fn headers(data: &[u8]) {
             }
         }
     }
-    // Names that are not text are refused above the protocol.
+    // Names that are not text are refused in a layer above.
     if fields.iter().any(|field| std::str::from_utf8(&field.name).is_err()) {
         return;
     }
@@ -30,7 +30,7 @@ pub fn headers(data: &[u8]) {
         encode(&mut block, name, value).expect("it came from a block");
     }
     assert!(block.len() <= data.len(), "the encoder knows the shortest form");
-    // A literal may have become a number.
+    // Compare strings only: a literal may be encoded as an index.
     let strings = |field: Field| (field.name, field.value);
     let again: Result<Vec<_>, _> =
         Decoder::new(block.freeze()).map(|field| field.map(strings)).collect();

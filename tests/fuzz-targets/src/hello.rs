@@ -2,10 +2,10 @@
 
 use tonic_rdma_proto::{Accept, Hello, Reject};
 
-/// Private data is refused, or says the same when it is encoded again, padded or not.
+/// Private data must be refused, or mean the same after encoding it again, with or without padding.
 ///
 /// # Panics
-/// Something is wrong.
+/// The decoder is wrong.
 pub fn hello(data: &[u8]) {
     if let Ok(hello) = Hello::decode(data) {
         let again = hello.encode();
@@ -19,7 +19,8 @@ pub fn hello(data: &[u8]) {
         assert_eq!(Accept::decode(&accept.encode()), Ok(accept));
     }
     if let Ok(reject) = Reject::decode(data) {
-        // The versions of a version mismatch are its sender's; encoded here they are this crate's.
+        // A version mismatch is skipped: it decodes to the sender's versions, and encodes to this
+        // crate's.
         if !matches!(reject, Reject::Version { .. }) {
             assert_eq!(Reject::decode(&reject.encode()), Ok(reject));
         }

@@ -1,15 +1,15 @@
-//! What the fuzzer calls: one function for each target, which panics when something is wrong.
+//! The fuzz targets: one function for each, which panics when a property does not hold.
 //!
 //! | target | input |
 //! |---|---|
 //! | `frames` | one control message, as received |
 //! | `hello` | the private data of connect, accept or reject |
 //! | `headers` | one header block |
-//! | `ring` | what the two ends of a shared-memory ring do, and what a stranger writes into it meanwhile |
-//! | `peer` | what a hostile peer sends to a connection, and what its own side does meanwhile: see [`peer()`] |
+//! | `ring` | what the two ends of a shared-memory ring do, and concurrent writes by a hostile process |
+//! | `peer` | messages of a hostile peer to a connection, and actions of its own side: see [`peer()`] |
 //! | `encode` | messages for the zero-copy codec: see [`encode`] |
 //! | `decode` | a body of messages for the zero-copy codec, in pieces: see [`decode`] |
-//! | `landed` | likewise, and what its sender writes to it while it is decoded: see [`landed`] |
+//! | `landed` | the same, with the sender's writes during decoding: see [`landed`] |
 //!
 //! A new target is a function here, a line in [`TARGETS`], a file in `../fuzz/fuzz_targets` and a
 //! folder in `../fuzz/corpus`.
@@ -28,7 +28,7 @@ pub use hello::hello;
 pub use peer::peer;
 pub use ring::ring;
 
-/// A target's name, and what it calls.
+/// The name of a target, and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.

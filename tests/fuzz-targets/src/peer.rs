@@ -1,4 +1,4 @@
-//! A connection that is fed by a hostile peer.
+//! A connection with a hostile peer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -10,27 +10,29 @@ use tonic_rdma_proto::{
     Transmit, WantKey,
 };
 
-/// Steps that one input may take.
+/// The maximum number of steps in an input.
 const STEPS: usize = 400;
 
-/// The first byte chooses side and sizes; then each step is a byte and what it takes:
+/// Runs a connection against a hostile peer.
 ///
-/// | byte modulo 16 | what happens |
+/// The first byte selects side and sizes. Each step is a byte, followed by its operands:
+///
+/// | byte modulo 16 | step |
 /// |---|---|
-/// | 0 to 4 | the peer sends a message: a length, so many bytes of frames; header and credits are made to fit |
-/// | 5 | the peer sends a message as it stands |
+/// | 0 to 4 | the peer sends a message: a length, then this many bytes of frames; header and credits are made valid |
+/// | 5 | the peer sends a message without any correction |
 /// | 6 | this side opens a stream |
 /// | 7, 8 | this side sends headers or data on a stream |
 /// | 9 | this side resets or releases a stream |
-/// | 10, 11 | this side posts what there is to post |
-/// | 12 | this side is asked for memory, and has some |
+/// | 10, 11 | this side posts its pending work |
+/// | 12 | this side is asked for memory, and provides some |
 /// | 13 | time passes |
 /// | 14 | this side reads |
 /// | 15 | this side drains, closes, or recalls grants |
 ///
 /// # Panics
-/// The connection has panicked, keeps more than its limits allow, names memory that it was not
-/// granted, loses or repeats memory of its own, or says something behind a breach other than CLOSE.
+/// The connection panics, exceeds its limits, uses memory that it was not granted, loses or repeats
+/// memory of its own, or sends anything but CLOSE after a breach.
 pub fn peer(data: &[u8]) {
     let mut input = Input(data);
     let Some(first) = input.byte() else { return };
@@ -45,7 +47,7 @@ pub fn peer(data: &[u8]) {
     side.finish();
 }
 
-/// Bytes that are taken off the front.
+/// The rest of the input; reads take bytes from the front.
 struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
@@ -66,14 +68,14 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Bytes so far behind a multiple of 4096: where they lie decides where they are to land.
+/// Bytes at this address modulo 4096, which decides where they land.
 fn lies_at(place: usize, len: usize) -> Bytes {
     let all = Bytes::from(vec![3; len + 4096]);
     let at = place.wrapping_sub(all.as_ptr() as usize) % 4096;
     all.slice(at..at + len)
 }
 
-/// Memory that the peer says it has granted.
+/// A grant that the peer has sent.
 #[derive(Debug, Clone, Copy)]
 struct Granted {
     addr: u64,
@@ -87,14 +89,14 @@ struct Side {
     now: Instant,
     client: bool,
     slot: Vec<u8>,
-    /// Credits that the peer may give back: messages sent to it, less those given back.
+    /// Credits that the peer may still return: messages sent to it, less the credits returned.
     owed: u64,
-    /// All grants that have come.
+    /// All grants received.
     granted: Vec<Granted>,
-    /// Landing memory that is out, with its length.
+    /// Landing memory held by the connection or its peer, by key, with its length.
     out: BTreeMap<usize, u32>,
     next_memory: usize,
-    /// What has been read and not been consumed.
+    /// Data that has been received and not consumed.
     unread: Vec<(StreamId, u32, Flow)>,
     breached: bool,
     closes: u32,
@@ -163,7 +165,7 @@ impl Side {
             }
             6 => {
                 let len = usize::from(input.byte()?) * 8;
-                // Refused by a server, and when there are too many.
+                // This fails on a server, and beyond the limit of streams.
                 let _ = self.conn.open(Bytes::from(vec![1; len]), len.is_multiple_of(16));
             }
             7 => {
@@ -216,12 +218,12 @@ impl Side {
         Some(())
     }
 
-    /// Messages begin less than this far behind the beginning of their memory.
+    /// The exclusive maximum of a message's offset in its landing memory.
     fn front(&self) -> u32 {
         self.config.align.into()
     }
 
-    /// One of the first streams.
+    /// A stream that the peer opened.
     fn id(&self, input: &mut Input<'_>) -> Option<StreamId> {
         let n = usize::from(input.byte()?);
         let known: Vec<StreamId> = self.opened.iter().copied().collect();
@@ -229,7 +231,7 @@ impl Side {
     }
 
     fn receive(&mut self, message: Bytes) {
-        // What the peer may be written to: also by a message that breaks off behind it.
+        // Record all grants, including those in front of a breach in the message.
         if let Ok(mut reader) = Reader::new(message.clone()) {
             while let Ok(Some(frame)) = reader.next_frame() {
                 if let Frame::Grant { rkey, len, addr, .. } = frame {
@@ -329,13 +331,13 @@ impl Side {
         let key = self.next_memory;
         self.next_memory += 1;
         self.out.insert(key, len);
-        // Sometimes for a stream that has not asked.
+        // Sometimes for a stream that has not asked for memory.
         let for_what = if kind >= 240 { WantKey::Standing } else { want.key };
         let addr = (key as u64 + 1) << 24;
         self.conn.provide_landing(for_what, GrantMemory { key, addr, rkey: key as u32, len });
     }
 
-    /// What holds at any time.
+    /// Checks the invariants.
     fn check(&self) {
         let pending = self.conn.pending();
         assert!(pending.streams <= 5, "{pending:?}");
@@ -348,7 +350,7 @@ impl Side {
         }
     }
 
-    /// However it went: told to close, it says so once and is silent.
+    /// In any state, a closed connection sends CLOSE at most once and then nothing.
     fn finish(mut self) {
         self.conn.close(CloseCode::Ok, "the end");
         self.events();

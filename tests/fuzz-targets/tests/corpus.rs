@@ -1,4 +1,4 @@
-//! The fuzzer's corpora, and inputs made from them, without the fuzzer.
+//! Runs the fuzz targets on their corpora and on variants of these, without the fuzzer.
 
 use std::path::{Path, PathBuf};
 
@@ -31,10 +31,10 @@ fn every_corpus_is_well() {
     }
 }
 
-/// Of each corpus.
+/// Variants of each corpus.
 const NEIGHBOURS: usize = 3000;
 
-/// A few thousand neighbours of the corpus: a byte changed, cut short, two inputs joined.
+/// Variants of the corpus: a byte changed, the input truncated, or two inputs joined.
 #[test]
 fn neighbours_of_every_corpus_are_well() {
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
@@ -68,15 +68,15 @@ fn neighbours_of_every_corpus_are_well() {
     tell(executions);
 }
 
-/// For `tests/figures`: with those of the test above.
+/// Records the number of executions of both tests for `tests/figures`.
 fn tell(executions: usize) {
-    // cargo's own directory for what tests write is in its target directory.
+    // The directory that cargo provides for tests is in the target directory.
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../figures");
     std::fs::create_dir_all(&folder).expect("a directory for figures");
     std::fs::write(folder.join("fuzz"), format!("{executions}\n")).expect("the file of figures");
 }
 
-/// Each target has its corpus, its file for the fuzzer, and its entry in the manifest.
+/// Each target has a corpus, a file for the fuzzer, and an entry in the manifest.
 #[test]
 fn every_target_is_complete() {
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz");

@@ -71,7 +71,7 @@ async fn call(addr: SocketAddr) -> Result<(), Box<dyn std::error::Error>> {
 
     let mut replies = client.download(steps("", [send_many(0, 3000, 20)])).await?.into_inner();
     for _ in 0..20 {
-        // The other language has no pattern: it sends zeros.
+        // The other language's server has no pattern: it sends zeros.
         let Message { payload, .. } = replies.message().await?.ok_or("too few messages")?;
         assert_eq!(payload, vec![0; 3000]);
     }

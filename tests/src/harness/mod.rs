@@ -1,11 +1,11 @@
 //! A server and its clients over one fabric.
 //!
-//! - [`TestEnv`]: what a case runs in
-//! - [`server`]: a server, in this process or in one of its own
-//! - [`remote`], [`remote_child`]: the two ends of a server in a process of its own
+//! - [`TestEnv`]: the environment of a case
+//! - [`server`]: a server, in this process or in a process of its own
+//! - [`remote`], [`remote_child`]: the two ends of the protocol with a server's process
 //! - [`serve!`](crate::serve), [`connect!`](crate::connect): compile their text twice, against
-//!   `tonic::transport` and against `tonic_rdma`. That it compiles both times is itself a test: the
-//!   builders carry the same names.
+//!   `tonic::transport` and against `tonic_rdma`. That both compile is itself a test: the builders
+//!   have the same names.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,8 +28,8 @@ use crate::pb::conformance_client::ConformanceClient;
 use crate::probe::{Probe, RemoteProbe as _};
 use crate::service::Scripted;
 
-/// Starts a server: `serve!(env, |server| server.add_service(...))`. The text is compiled for
-/// the server builder of `tonic::transport` and for that of `tonic_rdma`.
+/// Starts a server: `serve!(env, |server| server.add_service(...))`. The text is compiled for the
+/// server builders of `tonic::transport` and of `tonic_rdma`.
 #[macro_export]
 macro_rules! serve {
     ($env:expr, |$server:ident| $router:expr) => {{
@@ -68,9 +68,9 @@ macro_rules! serve {
     }};
 }
 
-/// Connects: `connect!(env, &server, |endpoint| endpoint.timeout(...))` is an
-/// [`AnyChannel`](crate::channel::AnyChannel). The text
-/// is compiled for the endpoint of `tonic::transport` and for that of `tonic_rdma`.
+/// Connects: `connect!(env, &server, |endpoint| endpoint.timeout(...))` returns an
+/// [`AnyChannel`](crate::channel::AnyChannel). The text is compiled for the endpoints of
+/// `tonic::transport` and of `tonic_rdma`.
 #[macro_export]
 macro_rules! connect {
     ($env:expr, $server:expr) => {
@@ -103,15 +103,15 @@ pub mod server;
 /// A client of the scripted service over any fabric.
 pub type Client = ConformanceClient<AnyChannel>;
 
-/// Within this time the memory of closed connections must be returned. It usually takes
-/// milliseconds.
+/// The limit on the time in which the memory of closed connections must be returned. It usually
+/// takes milliseconds.
 const POOL_LIMIT: Duration = Duration::from_secs(30);
 
-/// How long a client waits for a fast path that it requires. Long, so that a slow one is not
+/// How long a client waits for a fast path that it requires: long enough that a slow one is not
 /// mistaken for a missing one.
 const FAST_PATH_TIMEOUT: Duration = Duration::from_secs(30);
-/// The same for cases that end the fast path for good: some hundred times what a connection takes
-/// in the guest.
+/// The same for cases that end the fast path for good: some hundred times the time of a connection
+/// attempt in the guest.
 const SHORT_FAST_PATH_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// The environment of one case over one fabric.
@@ -139,10 +139,10 @@ impl Contexts {
     fn of(fabric: Fabric) -> Option<Self> {
         let config = match fabric {
             Fabric::Sim | Fabric::SimPlain | Fabric::SimSmall => SimConfig::default(),
-            // The tonic-rdma end could use a fast path; the stock end cannot.
+            // Only the tonic-rdma end has a fast path; the stock end has none.
             Fabric::StockClient | Fabric::StockServer => SimConfig::default(),
             Fabric::SimDelayed => SimConfig { delay: 4, ..SimConfig::default() },
-            // The default of every program: one pool for the process.
+            // The default of every program: one pool for each process.
             Fabric::Verbs => {
                 return Some(Self { server: Context::global(), client: Context::global() });
             }
@@ -169,12 +169,12 @@ impl Contexts {
 }
 
 impl TestEnv {
-    /// A env for a case over `fabric`.
+    /// An environment for a case over `fabric`.
     pub fn new(fabric: Fabric) -> Self {
         Self::with(fabric, Probe::default(), PathLog::default())
     }
 
-    /// A env in a server's process, that tells of events and calls in lines.
+    /// An environment in a server's process, which passes events and calls to `tell` as lines.
     pub(crate) fn with_sink(fabric: Fabric, tell: fn(String)) -> Self {
         Self::with(fabric, Probe::with_sink(tell), PathLog::with_sink(tell))
     }
@@ -193,32 +193,32 @@ impl TestEnv {
         }
     }
 
-    /// What carries the calls.
+    /// The fabric that carries the calls.
     pub fn fabric(&self) -> Fabric {
         self.fabric
     }
 
-    /// Where the handlers report.
+    /// The probe to which the handlers report.
     pub fn probe(&self) -> &Probe {
         &self.probe
     }
 
-    /// The paths that calls took.
+    /// The log of the paths that calls took.
     pub fn log(&self) -> &PathLog {
         &self.log
     }
 
-    /// A bound socket, not yet served.
+    /// Binds a socket, which is not served yet.
     pub async fn listen(&self) -> Listening {
         self.listen_at(any_port()).await
     }
 
-    /// Likewise, at an address.
+    /// As [`listen`](Self::listen), at this address.
     pub async fn listen_at(&self, addr: SocketAddr) -> Listening {
         self.listen_now(addr)
     }
 
-    /// Likewise, on the runtime that is entered.
+    /// As [`listen_at`](Self::listen_at), on the current runtime.
     pub fn listen_now(&self, addr: SocketAddr) -> Listening {
         let listener = std::net::TcpListener::bind(addr).unwrap();
         listener.set_nonblocking(true).unwrap();
@@ -229,7 +229,7 @@ impl TestEnv {
         }
     }
 
-    /// A server of the scripted service alone, in a process of its own where the fabric says so.
+    /// A server of the scripted service alone, in a process of its own if the fabric requires it.
     pub async fn server(&self) -> Server {
         match self.fabric {
             Fabric::ShmTwo => {
@@ -242,7 +242,7 @@ impl TestEnv {
         }
     }
 
-    /// Likewise, in this process.
+    /// As [`server`](Self::server), in this process.
     pub(crate) async fn server_here(&self) -> Server {
         serve!(self, |server| server.add_service(Scripted::server(&self.probe)))
     }
@@ -252,14 +252,14 @@ impl TestEnv {
         client_of(connect!(self, server))
     }
 
-    /// A server and a client of it.
+    /// A server and a client of it, with no limits on message sizes.
     pub async fn pair(&self) -> (Server, Client) {
         let server = self.server().await;
         let client = self.client(&server).await;
         (server, client)
     }
 
-    /// A builder of a tonic-rdma server for this fabric.
+    /// A builder for a tonic-rdma server on this fabric.
     pub fn rdma_server(&self) -> tonic_rdma::Server {
         let server = tonic_rdma::Server::builder()
             .policy(self.policy())
@@ -271,7 +271,7 @@ impl TestEnv {
         }
     }
 
-    /// What the last server of tonic-rdma has copied of the payload of calls over the fast path.
+    /// Payload bytes that the last tonic-rdma server has copied for calls over the fast path.
     pub fn server_copied(&self) -> Copied {
         if let Some(remote) = self.remotes.lock().unwrap().last() {
             return remote.copied();
@@ -284,7 +284,21 @@ impl TestEnv {
             .unwrap_or_default()
     }
 
-    /// A tonic-rdma endpoint for this fabric.
+    /// As [`rdma_endpoint`](Self::rdma_endpoint), with memory for few connections. Over shared
+    /// memory one takes a page of the pool: the process would run out of descriptors first.
+    pub fn endpoint_for_few(&self, uri: String) -> tonic_rdma::Endpoint {
+        let endpoint = self.rdma_endpoint(uri);
+        match self.fabric {
+            Fabric::Shm | Fabric::ShmSmall | Fabric::ShmTwo => {
+                let landing = (6 << 20) - (256 << 10);
+                let pool = PoolConfig::default().total(8 << 20).send(2 << 20).landing(landing);
+                endpoint.context(Context::builder().pool(pool).build())
+            }
+            _ => endpoint,
+        }
+    }
+
+    /// A tonic-rdma endpoint on this fabric.
     pub fn rdma_endpoint(&self, uri: String) -> tonic_rdma::Endpoint {
         let endpoint = tonic_rdma::Endpoint::from_shared(uri)
             .unwrap()
@@ -311,7 +325,10 @@ impl TestEnv {
         }
     }
 
-    /// Fails unless the channel takes the path that the case is about.
+    /// Checks that the channel takes the path under test.
+    ///
+    /// # Panics
+    /// It takes another path.
     pub fn check_channel(&self, channel: &tonic_rdma::Channel) {
         let info = channel.path();
         assert_eq!(info.path, self.fabric.fast().unwrap_or(Path::Tcp), "{info}");
@@ -324,18 +341,18 @@ impl TestEnv {
         self.pools.lock().unwrap().push(channel.pool());
     }
 
-    /// Allows calls over TCP from now on: the case ends the fast path.
+    /// Allows calls over TCP from now on, because the case ends the fast path.
     pub fn may_fall_back(&self) {
         self.may_fall_back.store(true, Ordering::Relaxed);
     }
 
-    /// Shortens the wait for the fast path: the case ends a server, or a client's runtime, for
-    /// good.
+    /// Shortens the wait for the fast path, because the case ends a server or a client's runtime
+    /// for good.
     pub fn loses_server(&self) {
         self.loses_server.store(true, Ordering::Relaxed);
     }
 
-    /// What is in use of the case's pools, as text.
+    /// The pools of the case that are in use, as text.
     pub fn pools(&self) -> Vec<String> {
         let pools = self.pools.lock().unwrap();
         let all = pools.iter().map(|pool| {
@@ -347,8 +364,8 @@ impl TestEnv {
         all.collect()
     }
 
-    /// Waits until every byte of the pools has been returned. Call it after servers and clients are
-    /// closed.
+    /// Waits until every byte of the pools has been returned. Call it after all servers and clients
+    /// are closed.
     pub async fn assert_pools_returned(&self) {
         for remote in self.remotes.lock().unwrap().iter() {
             remote.assert_pools_returned();
@@ -369,12 +386,15 @@ impl TestEnv {
                 begin.elapsed() < POOL_LIMIT,
                 "connections are gone, and still in use: {stats:?}"
             );
-            // A pool has no notification for this.
+            // Poll: a pool does not notify this.
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }
 
-    /// Fails unless every call took the path that the case is about.
+    /// Checks that every call took the path under test.
+    ///
+    /// # Panics
+    /// A call took another path.
     pub fn check_paths(&self) {
         self.remotes.lock().unwrap().iter().for_each(Remote::sync);
         let entries = self.log.entries();
@@ -395,7 +415,7 @@ impl Drop for TestEnv {
     }
 }
 
-/// The address that servers bind, with a port of the system's choice.
+/// The address that servers bind, with a port that the system chooses.
 pub fn any_port() -> SocketAddr {
     SocketAddr::new(bind_ip().unwrap(), 0)
 }

@@ -1,7 +1,7 @@
 //! A server of the scripted service in a process of its own: this program, executed again.
 //!
-//! Lines on the child's stdin and stdout replace the state that a test and its handlers otherwise
-//! share:
+//! Lines on the child's stdin and stdout replace the state that a test otherwise shares with its
+//! handlers:
 //!
 //! | to the child | meaning |
 //! |---|---|
@@ -11,12 +11,12 @@
 //!
 //! | from the child | meaning |
 //! |---|---|
-//! | `addr ADDR` | it serves there |
+//! | `addr ADDR` | the server listens there |
 //! | `event NAME`, `call PATH METHOD` | [`Probe::report`], a line of the [`PathLog`] |
 //! | `ended`, `ended ERROR` | the server has ended |
 //! | `answer N TEXT` | to question N |
 //!
-//! The child ends with its stdin.
+//! The child ends when its stdin closes.
 
 use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -34,9 +34,9 @@ use crate::fabric::Fabric;
 use crate::paths::{PathLog, RecordedCall};
 use crate::probe::{Probe, RemoteProbe};
 
-/// The environment variable that gives a child its fabric.
+/// The environment variable that tells a child its fabric.
 pub(super) const VARIABLE: &str = "TONIC_RDMA_TEST_SERVE";
-/// A child that does not answer within this time hangs: an answer takes milliseconds.
+/// A child that has not answered within this time hangs: an answer takes milliseconds.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A server's process. It is killed with its [`TestEnv`](super::TestEnv).
@@ -51,16 +51,16 @@ struct Inner {
     killed: AtomicBool,
 }
 
-/// What this process knows of the child, besides events.
+/// What this process knows of the child, besides its events.
 #[derive(Debug)]
 struct ChildState {
-    /// Where to send the answers; `None` once the child has closed its stdout.
+    /// The recipients of answers; `None` once the child has closed its stdout.
     pending_answers: Mutex<Option<HashMap<u64, std_mpsc::Sender<String>>>>,
     ended: watch::Sender<Option<Result<(), String>>>,
 }
 
 impl Remote {
-    /// Starts a server over `fabric`, whose events go to `probe` and whose calls go to `log`.
+    /// Starts a server over `fabric` that reports its events to `probe` and its calls to `log`.
     pub(crate) fn start(fabric: Fabric, probe: &Probe, log: &PathLog) -> (Self, SocketAddr) {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .env(VARIABLE, fabric.to_string())
@@ -89,16 +89,16 @@ impl Remote {
     }
 
     fn send_line(&self, line: &str) {
-        // If the child has ended, the reader of its stdout reports that.
+        // If this fails, the child has ended, and the reader of its stdout reports that.
         let _ = writeln!(self.0.stdin.lock().unwrap(), "{line}");
     }
 
-    /// Asks for a graceful end.
+    /// Starts a graceful shutdown.
     pub(crate) fn stop(&self) {
         self.send_line("stop");
     }
 
-    /// Drops the server at once. The process stays, to report on its pools.
+    /// Drops the server at once. The process stays, to report its pools.
     pub(crate) fn abort(&self) {
         self.send_line("abort");
     }
@@ -109,7 +109,7 @@ impl Remote {
         ended.wait_for(Option::is_some).await.unwrap().clone().unwrap().unwrap();
     }
 
-    /// Kills the process, by SIGKILL, if it has not ended, and waits for its end.
+    /// Kills the process with SIGKILL if it has not ended, and waits for its end.
     pub fn kill(&self) {
         self.0.killed.store(true, Ordering::Relaxed);
         let mut child = self.0.child.lock().unwrap();
@@ -118,13 +118,14 @@ impl Remote {
         let _ = child.wait();
     }
 
-    /// The answer to a question; `None` if the process has ended and all its output has been read.
+    /// Asks a question and returns the answer; `None` if the process has ended and all its output
+    /// has been read.
     fn ask(&self, question: &str) -> Option<String> {
         let (sender, answer) = std_mpsc::channel();
         let n = {
             let mut pending_answers = self.0.state.pending_answers.lock().unwrap();
             let pending_answers = pending_answers.as_mut()?;
-            // Answered ones are removed, so numbers are reused.
+            // Answered questions are removed, so numbers are reused.
             let n = (0..).find(|n| !pending_answers.contains_key(n)).unwrap();
             pending_answers.insert(n, sender);
             n
@@ -191,7 +192,7 @@ impl ChildState {
         for line in BufReader::new(stdout).lines().map_while(Result::ok) {
             let (word, rest) = line.split_once(' ').unwrap_or((&line, ""));
             match word {
-                // The receiver is gone if the test has failed meanwhile.
+                // The receiver is gone if the test has failed in the meantime.
                 "addr" => drop(addr_tx.send(rest.parse().unwrap())),
                 "event" => probe.report(rest),
                 "call" => {

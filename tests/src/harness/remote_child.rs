@@ -1,5 +1,5 @@
-//! The child's end of [`remote`](crate::harness::remote): serves, and does what the lines on stdin
-//! say.
+//! The child's end of [`remote`](crate::harness::remote): serves, and executes the commands on
+//! stdin.
 
 use std::io::{self, Write as _};
 use std::process::ExitCode;
@@ -17,7 +17,7 @@ use crate::harness::{Server, TestEnv};
 /// Writes a line to the parent.
 fn print_line(line: &str) {
     let mut out = io::stdout().lock();
-    // If the parent has ended, stdin ends this process.
+    // A failure means that the parent has ended; stdin then ends this process.
     let _ = out.write_all(format!("{line}\n").as_bytes());
     let _ = out.flush();
 }
@@ -30,7 +30,7 @@ enum Command {
     Pools(String),
 }
 
-/// Serves if this process is such a child; returns `None` otherwise.
+/// Serves if this process is such a child; otherwise returns `None`.
 ///
 /// # Errors
 /// `TONIC_RDMA_TEST_SERVE` is not the name of a fabric.

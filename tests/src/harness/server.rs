@@ -10,12 +10,12 @@ use tonic::transport::server::TcpIncoming;
 use crate::channel::BoxError;
 use crate::harness::remote::Remote;
 
-/// A bound socket, not yet served.
+/// A bound socket, which is not served yet.
 #[derive(Debug)]
 pub struct Listening {
-    /// Where clients connect.
+    /// The address to which clients connect.
     pub addr: SocketAddr,
-    /// What the server accepts from.
+    /// The socket from which the server accepts.
     pub incoming: TcpIncoming,
 }
 
@@ -38,7 +38,7 @@ impl Server {
         Self { addr, running: Running::Remote(remote) }
     }
 
-    /// Runs `serving`, which ends gracefully once the sender is used or dropped.
+    /// Runs `serving`, which ends gracefully when the sender is used or dropped.
     pub fn spawn<F, E>(addr: SocketAddr, stop: oneshot::Sender<()>, serving: F) -> Self
     where
         F: Future<Output = Result<(), E>> + Send + 'static,
@@ -48,12 +48,12 @@ impl Server {
         Self { addr, running: Running::InProcess { stop: Some(stop), task } }
     }
 
-    /// Where clients connect.
+    /// The address to which clients connect.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// The same as a URI.
+    /// This address as a URI.
     pub fn uri(&self) -> String {
         format!("http://{}", self.addr)
     }
@@ -66,7 +66,7 @@ impl Server {
         }
     }
 
-    /// The process of a server that has one of its own.
+    /// The server's process, if it has one of its own.
     pub fn process(&self) -> Option<Remote> {
         match &self.running {
             Running::InProcess { .. } => None,

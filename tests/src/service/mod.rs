@@ -1,4 +1,4 @@
-//! The scripted service: every handler does what the request's script says.
+//! The scripted service: every handler executes the script in its request.
 
 use std::future::pending;
 use std::pin::Pin;
@@ -20,10 +20,10 @@ pub mod script;
 
 type Messages = Pin<Box<dyn Stream<Item = Result<Message, Status>> + Send>>;
 
-/// Metadata key under which a script may travel instead of in the first message.
+/// The metadata key that carries a script in place of the first message.
 pub const SCRIPT_KEY: &str = "script-bin";
 
-/// An extension that layers and interceptors add, to be seen by the handler.
+/// An extension that layers and interceptors add for the handler to see.
 #[derive(Clone, Debug)]
 pub struct Tag(pub String);
 
@@ -41,12 +41,12 @@ impl Scripted {
             .max_encoding_message_size(usize::MAX)
     }
 
-    /// A service with the limits on message sizes that tonic sets.
+    /// A service with tonic's default limits on message sizes.
     pub fn server_with_default_limits(probe: &Probe) -> ConformanceServer<Scripted> {
         ConformanceServer::new(Scripted { probe: probe.clone() })
     }
 
-    /// Finds the script, runs what comes before the head, and makes the head.
+    /// Finds the script, runs the steps before the head, and makes the head.
     async fn begin(&self, request: Request<Messages>) -> Result<StartedScript, Status> {
         let head = Head::of(&request);
         let in_metadata = request.metadata().get_bin(SCRIPT_KEY).cloned();
@@ -124,7 +124,7 @@ fn decode_script(value: &BinaryMetadataValue) -> Result<Script, Status> {
     Script::decode(bytes).map_err(|e| Status::invalid_argument(format!("{SCRIPT_KEY}: {e}")))
 }
 
-/// What the handler could see of the call, besides messages.
+/// What the handler can see of the call, besides messages.
 struct Head {
     metadata: MetadataMap,
     seen: Vec<(&'static str, String)>,
@@ -172,7 +172,7 @@ impl Head {
     }
 }
 
-/// Appends entries, in order.
+/// Appends entries in order.
 pub fn append(metadata: &mut MetadataMap, entries: &[Entry]) {
     for Entry { key, value } in entries {
         if key.ends_with("-bin") {
@@ -194,13 +194,13 @@ struct RunningScript {
     total: u64,
 }
 
-/// What a step wants sent.
+/// The messages that a step sends.
 enum StepOutput {
     Nothing,
     One(Message),
-    /// Sizes and seeds of this many messages.
+    /// Messages of this number, size and first seed.
     Many(crate::pb::Send),
-    /// This many arriving messages, or all of them.
+    /// This number of arriving messages, or all of them if it is zero.
     Echo(u64),
 }
 
@@ -257,7 +257,7 @@ impl RunningScript {
         })
     }
 
-    /// Does a step, up to what it sends.
+    /// Executes a step, except for the messages that it sends.
     async fn step(&mut self, step: Step) -> Result<StepOutput, Status> {
         let kind = step.step.ok_or_else(|| Status::invalid_argument("an empty step"))?;
         match kind {
@@ -287,7 +287,7 @@ impl RunningScript {
         Ok(StepOutput::Nothing)
     }
 
-    /// The next message, checked; `None` after the caller's half-close.
+    /// Receives and checks the next message; `None` after the caller's half-close.
     async fn receive(&mut self) -> Result<Option<Message>, Status> {
         let inbound = self
             .inbound

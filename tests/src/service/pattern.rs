@@ -1,8 +1,8 @@
-//! Payload bytes that tell when something is lost, moved or repeated.
+//! Payload bytes with which loss, displacement and repetition are detected.
 //!
-//! The bytes of a seed are a window into an endlessly repeated block of random bytes whose
-//! length is a prime: no two offsets that a transport could confuse (multiples of pages, slots,
-//! chunks) see the same bytes. Filling and checking are block copies and compares, so that a
+//! The pattern of a seed is a window into an endlessly repeated block of random bytes. The length
+//! of the block is a prime, so that offsets that a transport could confuse (multiples of pages,
+//! slots or chunks) have different bytes. Filling and checking copy and compare blocks, so that a
 //! debug build checks 64 MiB in milliseconds.
 
 use std::sync::OnceLock;
@@ -23,7 +23,7 @@ fn block() -> &'static [u8] {
 }
 
 fn start(seed: u64) -> usize {
-    // A multiplicative hash: neighbouring seeds start far apart.
+    // A multiplicative hash, so that neighbouring seeds start far apart.
     (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) % PERIOD as u64) as usize
 }
 
@@ -39,10 +39,10 @@ pub fn make(seed: u64, len: usize) -> Bytes {
     out.freeze()
 }
 
-/// Checks that `bytes` are the pattern of `seed`.
+/// Checks that `bytes` equal the pattern of `seed`.
 ///
 /// # Errors
-/// The offset of the first byte that differs, in words.
+/// A text that gives the offset of the first byte that differs.
 pub fn check(seed: u64, bytes: &[u8]) -> Result<(), String> {
     let mut at = start(seed);
     let mut done = 0;

@@ -1,4 +1,4 @@
-//! Builders for the scripts that tell the handler what to do.
+//! Builders for the scripts that handlers execute.
 
 use tonic::Code;
 
@@ -15,7 +15,7 @@ pub fn send(seed: u64, size: usize) -> Step {
     send_many(seed, size, 1)
 }
 
-/// Send `count` messages of `size` bytes with seeds from `seed` on.
+/// Send `count` messages of `size` bytes with consecutive seeds, starting at `seed`.
 pub fn send_many(seed: u64, size: usize, count: u64) -> Step {
     let size = size as u64;
     step(Kind::Send(Send { size, seed, count }))
@@ -43,7 +43,7 @@ pub fn receive_all() -> Step {
     step(Kind::Receive(0))
 }
 
-/// Send what has been received so far.
+/// Send a summary of the messages received so far.
 pub fn summary() -> Step {
     step(Kind::Summary(true))
 }
@@ -78,7 +78,7 @@ pub fn fail_with(
     }))
 }
 
-/// Never go on.
+/// Wait forever.
 pub fn hang() -> Step {
     step(Kind::Hang(true))
 }
@@ -88,7 +88,7 @@ pub fn panic(text: impl Into<String>) -> Step {
     step(Kind::Panic(text.into()))
 }
 
-/// Let go of the stream of requests.
+/// Drop the request stream.
 pub fn drop_inbound() -> Step {
     step(Kind::DropInbound(true))
 }
@@ -101,12 +101,12 @@ pub fn entries(pairs: &[(&str, &[u8])]) -> Vec<Entry> {
         .collect()
 }
 
-/// A message that carries `size` bytes of the pattern of `seed`, and no script.
+/// A message with `size` bytes of the pattern of `seed`, and without a script.
 pub fn payload(seed: u64, size: usize) -> Message {
     Message { payload: pattern::make(seed, size), seed, ..Message::default() }
 }
 
-/// A message with a script of these steps.
+/// A message with these steps as its script.
 pub fn steps(id: &str, steps: impl Into<Vec<Step>>) -> Message {
     Script { id: id.to_owned(), steps: steps.into(), ..Script::default() }.into()
 }
@@ -130,7 +130,10 @@ impl Message {
         self
     }
 
-    /// Fails the test unless the message carries exactly `size` bytes of the pattern of `seed`.
+    /// Checks that the message carries exactly `size` bytes of the pattern of `seed`.
+    ///
+    /// # Panics
+    /// It carries anything else.
     #[track_caller]
     pub fn expect(&self, seed: u64, size: usize) {
         assert_eq!((self.seed, self.payload.len()), (seed, size));

@@ -1,5 +1,5 @@
-//! What a peer that has a ticket can make a server hold and begin, by streams alone. Over shared
-//! memory; the server has a process of its own, whose memory is measured.
+//! Limits on the memory and the handlers that a peer with a ticket can claim through streams alone.
+//! The tests run over shared memory; the server has a process of its own, whose memory is measured.
 
 // A failed unwrap is a failed test.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -31,11 +31,11 @@ use tonic_rdma_tests::codec::CodecKind;
 use tonic_rdma_tests::process::{Process, role, runtime};
 use tower::Service;
 
-/// What a window of 2 MiB that nobody reads may add to what the server has.
+/// Bytes by which an unread window of 2 MiB may increase the server's memory.
 const MAX_GROWTH: usize = 4 << 20;
-/// A stream whose body the server does not want.
+/// A stream whose body the server discards.
 const DISCARDED: u32 = 3;
-/// Bytes that have been sent on it when the server is measured first.
+/// Bytes sent on it before the first measurement.
 const WARM_UP: usize = 100 * 4000;
 
 fn main() -> ExitCode {
@@ -44,7 +44,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let mut arguments = Arguments::from_args();
-    // Each has a process that is measured.
+    // Each test measures the memory of a process.
     arguments.test_threads = Some(1);
     let eager: [(&str, &[usize]); 6] = [
         ("1", &[1]),
@@ -88,7 +88,7 @@ fn trial<F: Future<Output = ()>>(name: String, test: impl FnOnce() -> F + Send +
     })
 }
 
-/// Handlers that never answer: `Hold` keeps its request and does not read it, `Discard` drops it.
+/// Handlers that never answer: `Hold` keeps its request without reading it, `Discard` drops it.
 #[derive(Clone, Default)]
 struct Silent {
     begun: Arc<AtomicUsize>,
@@ -126,8 +126,8 @@ impl Service<Request<Body>> for Silent {
     }
 }
 
-/// Bytes that are resident, without those that are shared. Those are the pool's landing memory, of
-/// which any traffic leaves some mapped; what is held of it counts beside this.
+/// Resident bytes, without shared memory: shared pages are the pool's landing memory, some of which
+/// stays mapped after any traffic. Landing memory in use is counted separately.
 fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let kib = |name| {
@@ -137,8 +137,8 @@ fn resident() -> usize {
     (kib("VmRSS:") - kib("RssShmem:")) * 1024
 }
 
-/// The server's process: says where it listens, and answers `resident`, `landing` and `begun` with
-/// a number.
+/// The server's process: prints its address, and answers `resident`, `landing` and `begun` with a
+/// number.
 async fn serve(max_streams: u32) {
     let context = Context::builder().build();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -166,23 +166,23 @@ async fn landing(context: &Context) -> usize {
     context.pool_stats().await.iter().map(|(_, stats)| stats.filled).sum()
 }
 
-/// A hostile peer, and the server that it is let in by.
+/// A hostile peer, and the server that it is connected to.
 struct Fixture {
     server: Process,
     peer: Peer,
-    /// Bytes that the server had before.
+    /// The server's resident bytes before the test.
     before: usize,
 }
 
 impl Fixture {
-    /// The peer has a stream 1 that nobody reads.
+    /// Opens stream 1, which nobody reads, and the discarded stream.
     async fn new() -> Self {
         let mut server = Process::start("", "server 1024");
         let at: SocketAddr = server.read_line().await.parse().unwrap();
         let mut peer = Peer::connect(at).await;
         peer.send(&[head(1, "Hold"), head(DISCARDED, "Discard")]).await.unwrap();
         peer.sync().await.unwrap();
-        // What a connection has in any case: buffers, and the ring.
+        // Send enough that the server allocates what every connection needs: buffers and the ring.
         for _ in 0..WARM_UP / 4000 {
             peer.send(&[data(DISCARDED, 4000)]).await.unwrap();
         }
@@ -196,8 +196,8 @@ impl Fixture {
         self.server.ask(what).await.parse().unwrap()
     }
 
-    /// Nothing is read, and little is held: landing memory counts whether or not the server has
-    /// touched it.
+    /// Checks that the server holds little for unread data. Landing memory counts even if the
+    /// server has not touched it.
     async fn check(mut self, sent: usize) {
         self.peer.sync().await.unwrap();
         let now = self.ask("resident").await;
@@ -232,7 +232,8 @@ async fn a_full_window_of_data_frames(sizes: &[usize]) {
     fixture.check(sent).await;
 }
 
-/// The buffer that each message is received in is full, of what is for another stream.
+/// Each message has one byte for the unread stream, and is filled up with data for the discarded
+/// one.
 async fn one_byte_of_each_message() {
     let mut fixture = Fixture::new().await;
     let mut others = WARM_UP;
@@ -244,7 +245,7 @@ async fn one_byte_of_each_message() {
     fixture.check(10_000).await;
 }
 
-/// Pieces that come by WRITE, and none of which was asked for: `DONE` names a grant that any stream
+/// All pieces arrive by WRITE without a request: `DONE` names a standing grant, which any stream
 /// may use.
 async fn landed_by_standing_grant(sizes: &[usize], pieces: usize) {
     let mut fixture = Fixture::new().await;
@@ -258,8 +259,8 @@ async fn data_frames_between_landed_pieces() {
     fixture.check(sent).await;
 }
 
-/// Lands up to so many pieces, as far as the window goes, with a frame behind each. Returns the
-/// bytes.
+/// Lands up to `pieces` pieces, as far as the window permits, each followed by the frame that
+/// `between` returns. Returns the bytes sent on stream 1.
 async fn land(
     fixture: &mut Fixture,
     sizes: &[usize],
@@ -267,8 +268,8 @@ async fn land(
     between: impl Fn(usize) -> Option<Frame>,
 ) -> usize {
     let peer = &mut fixture.peer;
-    // A long one on the stream that is discarded: from then on the server grants memory of this
-    // length before it is asked.
+    // After a long REQUEST on the discarded stream the server makes standing grants of this
+    // length.
     peer.send(&[Frame::Request { stream: DISCARDED, len: 64 << 10, begin: 0 }]).await.unwrap();
     let window = peer.window as usize;
     let (mut sent, mut discarded, mut landed) = (0, WARM_UP, 0);
@@ -276,7 +277,7 @@ async fn land(
     while landed < pieces {
         let grant = peer.next_standing_grant().await;
         let (stream, len) = match landed % 5 {
-            // What is granted remains as long as the longest of the last eight.
+            // Standing grants stay as long as the longest of the last eight transfers.
             4 => (DISCARDED, grant.len as usize),
             _ => (1, sizes.next().unwrap().min(grant.len as usize)),
         };
@@ -287,7 +288,7 @@ async fn land(
         } else if sent + len + 3 > window {
             break;
         }
-        // All of the grant is touched.
+        // Touch every byte of the grant.
         peer.write(grant, Bytes::from(vec![0; grant.len as usize]));
         let mut frames =
             vec![Frame::Done { stream, end: false, id: grant.id, len: len as u32, begin: 0 }];
@@ -303,13 +304,13 @@ async fn land(
     sent
 }
 
-/// Of a standing grant no more is shown than was granted, and what was not written from its first
-/// byte on begins within the modulus, or the connection ends.
+/// A DONE on a standing grant must begin below the modulus and end within the grant; otherwise the
+/// connection ends.
 async fn begins_out_of_bounds_end_the_connection() {
     let mut server = Process::start("", "server 100");
     let at: SocketAddr = server.read_line().await.parse().unwrap();
     let long = 64 << 10;
-    /// The begin and the length of a DONE, from the length of the grant.
+    /// Returns begin and length of a DONE for a grant of this length.
     type Done = fn(u32) -> (u32, u32);
     let cases: [(Done, &str); 5] = [
         (|_| (64, 1), "begins at 64, the limit is 63"),
@@ -337,7 +338,7 @@ async fn begins_out_of_bounds_end_the_connection() {
         .unwrap();
     let Err(Ended(why)) = peer.sync().await else { panic!("it goes on") };
     assert!(why.contains("begins at 64 modulo 64"), "{why}");
-    // The last that there are are taken.
+    // The largest permitted begin and length are accepted.
     let mut peer = Peer::connect(at).await;
     peer.send(&[head(1, "Hold"), Frame::Request { stream: 1, len: long, begin: 63 }])
         .await
@@ -355,7 +356,8 @@ async fn begins_out_of_bounds_end_the_connection() {
     peer.sync().await.unwrap();
 }
 
-/// Streams are opened and reset, all in good order otherwise: never more than are allowed are open.
+/// Streams are opened and reset within all limits: no more are open at a time than the server
+/// allows.
 async fn rapid_resets_end_the_connection() {
     const STREAMS: u32 = 25;
     let mut server = Process::start("", &format!("server {STREAMS}"));
@@ -381,11 +383,11 @@ async fn rapid_resets_end_the_connection() {
     assert!(why.contains("enhance your calm"), "{why}");
     let begun: u32 = server.ask("begun").await.parse().unwrap();
     println!("{begun} handlers were begun, by {pairs} pairs");
-    // 1,600 at once, for so low a limit of streams, and what time allowed again. A call that is
-    // reset before its handler has had its turn is not begun.
+    // The budget is 1,600 resets for so low a stream limit, plus what time restores. A call that is
+    // reset before its handler first runs does not count as begun.
     assert!(pairs + STREAMS >= 1600, "{pairs}");
     assert!((1..=pairs + STREAMS).contains(&begun), "{begun} of {pairs}");
-    // Others, and the same host again, are served.
+    // The server still serves new connections, also from the same host.
     let mut peer = Peer::connect(at).await;
     peer.send(&[head(1, "Other")]).await.unwrap();
     peer.sync().await.unwrap();

@@ -1,4 +1,4 @@
-//! A peer over shared memory that has a ticket and composes its messages itself. It keeps to its
+//! A peer over shared memory that has a ticket and composes its own messages. It respects its
 //! credits.
 
 use std::collections::VecDeque;
@@ -19,7 +19,7 @@ use tonic_rdma_tests::offer::request_grant;
 
 const SLOT: usize = 4096;
 
-/// Landing memory that any stream may use.
+/// A standing grant: landing memory that any stream may use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Standing {
     pub(crate) id: u32,
@@ -31,22 +31,22 @@ pub(crate) struct Standing {
 pub(crate) struct Peer {
     link: AnyLink,
     _pool: Pool,
-    /// SENDs that the server has RECVs for.
+    /// SENDs for which the server has RECVs posted.
     credits: u32,
     /// Messages received since credits were last given back.
     credits_to_return: u16,
     work: u64,
     pings: u64,
     ponged: u64,
-    /// What the server has said, PONGs and WINDOWs apart.
+    /// Frames from the server, except PONGs and WINDOWs.
     pub(crate) frames: VecDeque<Frame>,
-    /// By how much windows have grown.
+    /// The sum of all window increments.
     pub(crate) window_growth: u32,
-    /// Of a stream, at first.
+    /// The initial window of a stream.
     pub(crate) window: u32,
 }
 
-/// The connection has ended, and why, in the server's words.
+/// The connection has ended, with the server's reason.
 #[derive(Debug)]
 pub(crate) struct Ended(pub(crate) String);
 
@@ -84,7 +84,7 @@ impl Peer {
         }
     }
 
-    /// Takes what has come.
+    /// Receives until the link has something to report.
     async fn receive(&mut self) -> Result<(), Ended> {
         let mut out = Vec::new();
         let what = "a word of the server's";
@@ -112,15 +112,15 @@ impl Peer {
 
     fn queue(&mut self, work: Work) -> Result<(), Ended> {
         self.work += 1;
-        // Over shared memory all of it is done when this returns.
+        // Over shared memory the work is done when this returns.
         self.link.queue(self.work, work, true).map(drop).map_err(gone)
     }
 
-    /// Sends frames, as many to a message as fit.
+    /// Sends frames, with as many in a message as fit.
     pub(crate) async fn send(&mut self, frames: &[Frame]) -> Result<(), Ended> {
         let mut rest = frames;
         while !rest.is_empty() {
-            // The last one is for what gives credits back.
+            // The last credit is reserved for a message that returns credits.
             while self.credits < 2 {
                 self.receive().await?;
             }
@@ -136,7 +136,7 @@ impl Peer {
         Ok(())
     }
 
-    /// Until the server has acted on all that was sent.
+    /// Waits until the server has processed everything sent so far.
     pub(crate) async fn sync(&mut self) -> Result<(), Ended> {
         self.pings += 1;
         self.send(&[Frame::Ping { ack: false, token: self.pings }]).await?;
@@ -146,7 +146,7 @@ impl Peer {
         Ok(())
     }
 
-    /// Until so many bytes in all may have been sent on the one stream whose window grows.
+    /// Waits until this many bytes in all may be sent on the one stream whose window grows.
     pub(crate) async fn wait_for_window(&mut self, bytes: usize) {
         let grows = async {
             while bytes > (self.window + self.window_growth) as usize {
@@ -156,7 +156,7 @@ impl Peer {
         with_timeout("a window", grows).await;
     }
 
-    /// The next landing memory that the server grants to any stream.
+    /// The next standing grant from the server.
     pub(crate) async fn next_standing_grant(&mut self) -> Standing {
         loop {
             match self.frames.pop_front() {
@@ -195,7 +195,7 @@ pub(crate) fn head(stream: u32, method: &str) -> Frame {
     Frame::Headers { stream, end: false, more: false, indexed: false, block: block.freeze() }
 }
 
-/// A piece of a body: empty gRPC messages, wherever it is cut.
+/// A piece of a body: all zeros, which are empty gRPC messages wherever the body is cut.
 pub(crate) fn data(stream: u32, len: usize) -> Frame {
     Frame::Data { stream, end: false, data: Bytes::from(vec![0; len]) }
 }

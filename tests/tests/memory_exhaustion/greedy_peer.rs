@@ -1,6 +1,5 @@
-//! A peer that has a ticket and hoards landing memory: it asks for as much as it gets, never writes
-//! to it, and does not hear RESET and RECALL. For the rest it keeps to the protocol, and answers
-//! every PING.
+//! A peer that has a ticket and hoards landing memory: it requests as much as it may, never writes
+//! to it, and ignores RESET and RECALL. Otherwise it follows the protocol, and answers every PING.
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
@@ -17,9 +16,9 @@ use tonic_rdma_tests::bootstrap::fabric_offer::Fabric as Offered;
 use tonic_rdma_tests::load::with_timeout;
 use tonic_rdma_tests::offer::request_grant;
 
-/// Calls that are open at a time.
+/// Concurrent calls.
 const CALLS: usize = 64;
-/// Bytes that each asks memory for.
+/// Bytes of landing memory that each call requests.
 const CALL_SIZE: usize = 4 << 20;
 const SLOT: usize = 4096;
 
@@ -31,8 +30,8 @@ pub(crate) struct GreedyPeer {
 }
 
 impl GreedyPeer {
-    /// With a ticket of the server at `at`, over `kind` ("shm" or "verbs"). Calls `path` as often
-    /// as it may, with a deadline as the header has it.
+    /// Connects with a ticket from the server at `at`, over `kind` ("shm" or "verbs"). Opens all
+    /// its calls to `path`, with `deadline` as their `grpc-timeout`.
     pub(crate) async fn connect(
         at: SocketAddr,
         kind: &str,
@@ -66,25 +65,25 @@ impl GreedyPeer {
         let mut conn = Connection::client(config, settings, std::time::Instant::now());
         for _ in 0..CALLS {
             let id = conn.open(head(path, deadline), false).unwrap();
-            // Zeros from the heap, of which not one is ever sent.
+            // Zeros from the heap, which are never sent.
             conn.send_data(id, Bytes::from(vec![0; CALL_SIZE]), true, false).unwrap();
         }
         GreedyPeer { link: connected.link, conn, next: 0, _pool: pool }
     }
 
-    /// Grants that it holds.
+    /// The number of grants that it holds.
     pub(crate) fn peer_grants(&self) -> usize {
         self.conn.pending().peer_grants
     }
 
-    /// Goes on until it holds so many grants.
+    /// Runs until it holds this many grants.
     pub(crate) async fn hold_grants(&mut self, grants: usize) {
         while self.peer_grants() < grants {
             self.step().await.unwrap();
         }
     }
 
-    /// Lives until the server ends its connection, and gives the reason that the server has named.
+    /// Runs until the server closes the connection, and returns the server's reason.
     pub(crate) async fn run_until_closed(mut self) -> String {
         let mut reason = None;
         loop {
@@ -103,7 +102,7 @@ impl GreedyPeer {
         }
     }
 
-    /// Says what there is to say, and listens once.
+    /// Sends all pending messages, then polls once.
     async fn step(&mut self) -> Result<(), LinkError> {
         let nothing = Room { write: 0, staging: 0, chunk: 0 };
         loop {
@@ -125,7 +124,7 @@ impl GreedyPeer {
         self.poll(0).await.map(drop)
     }
 
-    /// Takes what has come; true when the SEND of that number is done.
+    /// Handles new completions. Returns true if the SEND with this id has completed.
     async fn poll(&mut self, id: u64) -> Result<bool, LinkError> {
         let mut out = Vec::new();
         let result = poll_fn(|cx| self.link.poll(cx, &mut out)).await;
@@ -160,7 +159,7 @@ fn head(path: &str, deadline: Option<&str>) -> Bytes {
     block.freeze()
 }
 
-/// The message without what is asked of this peer.
+/// The message without the RESETs and RECALLs, which this peer ignores.
 fn without_resets_and_recalls(message: Bytes) -> Bytes {
     let mut reader = Reader::new(message).unwrap();
     let (credits, waited) = (reader.credits, reader.waited);

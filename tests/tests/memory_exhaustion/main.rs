@@ -1,5 +1,5 @@
-//! Landing memory that a peer keeps: it comes back when the call is over, and when others want
-//! their share. Over shared memory.
+//! Landing memory that a peer does not return: the server recovers it when the call is over, or
+//! when other clients need their share. Over shared memory.
 
 // A failed unwrap is a failed test.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -23,10 +23,10 @@ use tonic_rdma_tests::service::Scripted;
 use tonic_rdma_tests::service::script::{echo, steps};
 
 const UPLOAD: &str = "/tonic_rdma.conformance.v1.Conformance/Upload";
-/// A put of the attack's victim.
+/// The size of the victim's messages.
 const PUT: usize = 8 << 20;
 
-/// A server with 32 MiB for landing, in this process.
+/// A server with 32 MiB of landing memory, in this process.
 struct TestServer {
     at: SocketAddr,
     context: Context,
@@ -74,7 +74,7 @@ impl TestServer {
         GreedyPeer::connect(self.at, "shm", &fabric, path, deadline).await
     }
 
-    /// Nothing is granted, leased or held any more.
+    /// Waits until no landing memory is granted, filled or leased.
     async fn assert_pool_returned(&self) {
         let read = || async {
             let pool = self.pool().await;
@@ -84,14 +84,14 @@ impl TestServer {
     }
 }
 
-/// A put whose data comes back, and has to be right.
+/// A call that echoes its payload, which is checked.
 async fn put(client: &mut Client, seed: u64) {
     let request = steps("", [echo(1)]).with_payload(seed, PUT);
     let reply = with_timeout("a put", client.unary(request)).await.unwrap().into_inner();
     reply.expect(seed, PUT);
 }
 
-/// 64 calls that are over, and whose memory the peer keeps.
+/// 64 calls that have ended, while the peer keeps their memory.
 async fn calls_that_are_over(path: &str, deadline: Option<&str>) {
     let server = TestServer::new(Duration::from_secs(1)).await;
     let (channel, mut victim) = server.client().await;
@@ -118,7 +118,7 @@ async fn calls_to_unknown_methods_hold_no_memory() {
     calls_that_are_over("/nobody.knows.v1.This/Method", None).await;
 }
 
-/// Calls that last for ever: nothing asks for their memory but another client.
+/// Calls that never end: only another client's demand makes the server recall their memory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_client_gets_its_share() {
     let server = TestServer::new(Duration::from_secs(1)).await;
@@ -129,14 +129,14 @@ async fn another_client_gets_its_share() {
     assert_eq!(server.pool().await.granted, 32 << 20, "alone it has all there is");
     greedy_peers.spawn(first.run_until_closed());
     for _ in 0..2 {
-        // These want their shares, too, and keep them.
+        // These peers also claim their shares, and keep them.
         greedy_peers.spawn(server.greedy_peer(UPLOAD, None).await.run_until_closed());
     }
     for seed in 0..4 {
         put(&mut victim, seed).await;
     }
     assert_eq!((channel.stats().calls_fast, channel.stats().calls_tcp), (4, 0));
-    // Whoever was in the way has been ended, with the reason.
+    // A peer that kept more than its share has been disconnected, with the reason.
     let reason =
         with_timeout("the end of a hoarder", greedy_peers.join_next()).await.unwrap().unwrap();
     assert!(reason.contains("asked back and kept"), "{reason}");
@@ -144,8 +144,8 @@ async fn another_client_gets_its_share() {
     server.assert_pool_returned().await;
 }
 
-/// Two that behave, and want more than there is, get on with each other: all of their calls go
-/// well, over the connections that they began with.
+/// Two honest clients that want more memory than there is share it: all calls succeed over their
+/// first connections.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn honest_peers_share() {
     const WORKERS: u64 = 8;

@@ -74,18 +74,37 @@ impl ControlBlock {
     /// posted.
     #[inline]
     pub(crate) fn new(pool: &Pool, config: &LinkConfig) -> Result<ControlBlock, ConnectError> {
+        let mut slots = vec![Slot::Held(0); config.recv_slots as usize];
+        slots.resize(config.max_recvs() as usize, Slot::Absent);
+        ControlBlock::with(pool, config, config.recv_bytes(), slots)
+    }
+
+    /// As [`new`](Self::new), without RECV slots: SEND slots and staging alone.
+    #[cfg(all(target_os = "linux", feature = "shm"))]
+    pub(crate) fn without_recvs(
+        pool: &Pool,
+        config: &LinkConfig,
+    ) -> Result<ControlBlock, ConnectError> {
+        ControlBlock::with(pool, config, 0, Vec::new())
+    }
+
+    #[inline]
+    fn with(
+        pool: &Pool,
+        config: &LinkConfig,
+        recv_bytes: usize,
+        slots: Vec<Slot>,
+    ) -> Result<ControlBlock, ConnectError> {
         config.check().map_err(ConnectError::Config)?;
-        let need = config.control_bytes();
+        let need = recv_bytes + config.block_bytes();
         let mut buf = pool.control(need).map_err(|e| ConnectError::Memory(e.into()))?;
         // Fills the whole block: every byte that a slice below may show is initialized.
         buf.resize_zeroed(need);
         let base = NonNull::from(buf.as_mut_slice()).cast::<u8>();
-        let mut slots = vec![Slot::Held(0); config.recv_slots as usize];
-        slots.resize(config.max_recvs() as usize, Slot::Absent);
         Ok(ControlBlock {
             base,
             lkey: buf.lkey(),
-            recv_bytes: config.recv_bytes(),
+            recv_bytes,
             block_bytes: config.block_bytes(),
             slot_size: config.slot_size,
             ring: config.recv_slots,
@@ -217,21 +236,6 @@ impl ControlBlock {
             }
             _ => false,
         }
-    }
-
-    /// Fills a posted slot with a message of `len` bytes, in place of a device. False when it is
-    /// not posted or cannot hold `len`.
-    #[cfg(all(target_os = "linux", feature = "shm"))]
-    #[inline]
-    pub(crate) fn fill(&mut self, slot: u32, len: u32, f: impl FnOnce(&mut [u8])) -> bool {
-        let Some((ptr, _)) = self.slot_place(slot).filter(|_| self.mark_received(slot, len)) else {
-            return false;
-        };
-        // SAFETY: the slot was posted and now is held; no device has it, and &mut self makes the
-        // reference unique. It is initialized, and `len` bytes of it lie within the buffer, as
-        // `mark_received` has checked.
-        f(unsafe { std::slice::from_raw_parts_mut(ptr.as_ptr(), len as usize) });
-        true
     }
 
     /// The slot is about to be given to the device. False when it is there already or does not

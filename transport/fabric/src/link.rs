@@ -86,6 +86,7 @@ impl LinkConfig {
     }
 
     /// Bytes of the whole control block: what one connection takes from the pool's control budget.
+    /// Over shared memory it takes [`block_bytes`](Self::block_bytes): RECVs lie in the ring.
     pub fn control_bytes(&self) -> usize {
         self.recv_bytes() + self.block_bytes()
     }
@@ -141,6 +142,9 @@ pub struct Caps {
     /// WRITEs may come from any memory ([`WriteSource::Any`]): nothing need be registered or
     /// staged, because the link copies while the work is queued.
     pub any_memory: bool,
+    /// [`Link::poll`] reports the end of the peer's process, however it ends, though nothing is
+    /// sent: nobody need ask whether it still lives.
+    pub tells_end: bool,
 }
 
 /// Where the bytes of a WRITE come from. The link keeps the source alive until the work is done or
@@ -354,9 +358,10 @@ pub trait Link: Send + 'static {
     /// The device refused work; the link is dead.
     fn grow(&mut self, pool: &Pool) -> Result<u32, LinkError>;
 
-    /// Lets the extra RECVs go, each when the next message in it has been read and
-    /// [reposted](Link::repost): posted RECVs cannot be taken back. Their memory returns to the
-    /// pool with the last of them.
+    /// Gives back what only a busy connection needs. The extra RECVs go, each when the next message
+    /// in it has been read and [reposted](Link::repost): posted RECVs cannot be taken back. Their
+    /// memory returns to the pool with the last of them. Shared memory gives back the pages of the
+    /// ring that it sends through, if nothing lies there.
     fn shrink(&mut self);
 
     /// Starts an orderly end: the peer sees a disconnect, work in flight is flushed, and

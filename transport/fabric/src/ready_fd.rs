@@ -34,22 +34,25 @@ impl<T: AsRawFd> ReadyFd<T> {
         &self.fd
     }
 
-    /// From now on the task is woken when the descriptor becomes ready. Earlier readiness is
-    /// forgotten.
+    /// From now on the task is woken when the descriptor becomes ready for `interest`, which is one
+    /// of reading and writing, and always the same. Earlier readiness is forgotten.
     ///
     /// # Errors
     /// The runtime ends.
     #[cfg(feature = "shm")]
     #[inline]
-    pub(crate) fn listen(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+    pub(crate) fn listen(&mut self, interest: Interest, cx: &mut Context<'_>) -> io::Result<()> {
         let ReadyFd { fd, gate } = self;
         let ended = gate.poll(cx, |cx| {
             // This clears earlier readiness; the result means nothing.
-            let _ = fd.try_io(Interest::READABLE, |_| {
-                io::Result::<()>::Err(io::ErrorKind::WouldBlock.into())
-            });
+            let _ =
+                fd.try_io(interest, |_| io::Result::<()>::Err(io::ErrorKind::WouldBlock.into()));
             loop {
-                match fd.poll_read_ready(cx) {
+                let ready = match interest.is_writable() {
+                    true => fd.poll_write_ready(cx),
+                    false => fd.poll_read_ready(cx),
+                };
+                match ready {
                     Poll::Ready(Ok(mut guard)) => guard.clear_ready(),
                     Poll::Ready(Err(error)) => return Poll::Ready(error),
                     Poll::Pending => return Poll::Pending,

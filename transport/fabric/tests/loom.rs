@@ -1,4 +1,4 @@
-//! Sleeping and waking over shared memory under loom, which tries every interleaving and every
+//! Sleep and wake-up over shared memory under loom, which tries every interleaving and every
 //! outcome that the memory model allows.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -13,8 +13,8 @@ use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Notify};
 use loom::thread;
 
-/// A ring as far as waking goes: slots, the tail, the flag, the eventfd, and how often it was
-/// written to.
+/// The part of a ring that wake-ups need: slots, the tail, the flag, the eventfd, and the number of
+/// writes to it.
 struct Ring {
     slots: [UnsafeCell<u64>; 2],
     tail: AtomicU64,
@@ -36,7 +36,7 @@ impl Ring {
 
     fn send(&self, message: u64) {
         self.slots[message as usize].with_mut(|slot| {
-            // SAFETY: loom checks that nobody reads it meanwhile.
+            // SAFETY: loom checks that nobody reads it concurrently.
             unsafe { *slot = message + 40 }
         });
         self.tail.store(message + 1, Ordering::Release);
@@ -52,13 +52,13 @@ impl Ring {
 
     fn read(&self, message: u64) {
         self.slots[message as usize].with(|slot| {
-            // SAFETY: loom checks that nobody writes it meanwhile.
+            // SAFETY: loom checks that nobody writes it concurrently.
             assert_eq!(unsafe { *slot }, message + 40);
         });
     }
 }
 
-/// A receiver that goes to sleep while a message is sent has seen it, or is woken: one of the two.
+/// A receiver that goes to sleep while a message is sent either sees the message or is woken.
 #[test]
 fn no_wake_up_is_lost() {
     loom::model(|| {
@@ -82,12 +82,11 @@ fn no_wake_up_is_lost() {
     });
 }
 
-/// A receiver that sleeps and wakes as links do gets two messages, and is not woken more often than
-/// it slept.
+/// A receiver that sleeps and wakes as links do gets two messages, with no more wake-ups than
+/// sleeps.
 #[test]
 fn each_sleep_ends() {
-    // All of it takes a minute; four switches at the worst moments are all that has ever been
-    // needed.
+    // The full search takes a minute. No failure has ever needed more than four preemptions.
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(4);
     model.check(|| {
@@ -108,8 +107,8 @@ fn each_sleep_ends() {
                     wait_flag::lower(&ring.waiting);
                     break;
                 }
-                // The wake-up may be a late one, for a sleep that was given up at the last moment.
-                // A lost one would leave this thread here for ever, which loom reports.
+                // The wake-up may be a late one, from a sleep that was abandoned at the last
+                // moment. After a lost one this thread would wait forever, which loom reports.
                 ring.event_fd.wait();
             }
             ring.read(message);

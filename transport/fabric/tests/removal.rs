@@ -1,5 +1,5 @@
-//! A device is removed while it is in use. Run it in a guest of its own, as root, with two
-//! devices (`tests/guest/run --device both -- ...`): it deletes one of them. Built with the feature
+//! A device is removed while it is in use. Run it in a guest of its own, as root, with two devices
+//! (`tests/guest/run --device both -- ...`): it deletes one at a time. Built with the feature
 //! `guest-tests` only.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
@@ -18,8 +18,8 @@ const LINKS: usize = 12;
 async fn a_device_that_is_pulled_out_lets_go() {
     for variable in ["RXE_DEVICE", "SIW_DEVICE"] {
         let name = std::env::var(variable).expect(variable);
-        // librdmacm keeps the last device of the host open, so one of the two is put back each
-        // time.
+        // librdmacm keeps the last device of the host open, so each is put back before the other is
+        // removed.
         pull_out(&name).await;
         put_back(&name);
         let side = Side::new(Fabric::open(Some(&name)).expect("the new device"));
@@ -68,7 +68,7 @@ async fn pull_out(name: &str) {
     let error = side.fabric.listen(&addr).map(drop).unwrap_err();
     assert!(matches!(error, FabricError::DeviceRemoved { .. }), "{error}");
 
-    // The kernel waits for everything that was made on the device.
+    // The kernel waits until all objects on the device have been destroyed.
     drop((ends, listener, landing, side));
     let pulled = tokio::task::spawn_blocking(move || wait(pulling));
     tokio::time::timeout(TIMEOUT, pulled).await.expect("the device is still held").unwrap();

@@ -1,5 +1,5 @@
-//! Shared memory within one process: what every provider must do, what peers may try, and wake-ups.
-//! What takes a second process is in shm_processes.rs.
+//! Shared memory within one process: the contract of every provider, attacks by peers, and
+//! wake-ups. Tests that need a second process are in shm_processes.rs.
 #![cfg(all(target_os = "linux", feature = "shm"))]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -14,13 +14,13 @@ use tonic_rdma_fabric::{
     Work, WriteSource,
 };
 
-/// A side whose test makes links with this limit from now on.
+/// A side; links that the test makes from now on have this busy-poll limit.
 fn polling(limit: Duration) -> Side {
     BUSY_POLL_LIMIT.set(limit);
     sharing(ShmAccess::SameUser)
 }
 
-/// As by default.
+/// With the default limit.
 const LIMIT: Duration = Duration::from_millis(2);
 
 fn sharing(access: ShmAccess) -> Side {
@@ -38,7 +38,7 @@ fn stats(end: &End) -> ShmStats {
     }
 }
 
-/// Runs a shared test with polling and without, between two devices and on one.
+/// Runs a shared test with and without busy polling, between two devices and on one.
 macro_rules! everywhere {
     ($($name:ident)*) => { $(
         #[tokio::test]
@@ -101,7 +101,7 @@ async fn writes_outside_a_grant_end_the_link() {
     }
 }
 
-/// Keys of a connection are of no use to another, and end with their memory (R12).
+/// A connection's keys are useless to another connection, and expire with their memory (R12).
 #[tokio::test]
 async fn regions_are_for_one_peer_while_they_last() {
     let (server, client) = (polling(Duration::ZERO), polling(Duration::ZERO));
@@ -121,7 +121,7 @@ async fn regions_are_for_one_peer_while_they_last() {
     assert!(matches!(error, LinkError::Completion { code: 10, .. }), "{error}");
     drop(landing);
     assert!(account.trim() > 0);
-    // The peer is told when this end next looks; it takes note when it next waits.
+    // This end tells the peer at its next poll, and the peer reads it when it next waits.
     assert!(s.is_quiet().await);
     for _ in 0..200 {
         assert!(c.is_quiet().await);
@@ -170,7 +170,7 @@ async fn a_message_longer_than_the_peers_slot_is_misuse() {
 async fn policies_are_applied_at_both_ends() {
     let me =
         std::fs::metadata("/proc/self").map(|m| std::os::unix::fs::MetadataExt::uid(&m)).unwrap();
-    // Root is always let in, so a test that runs as root can only see that.
+    // Root is always admitted, so a test that runs as root checks only that.
     let open = sharing(ShmAccess::Users(vec![me]));
     common::sends_of_all_sizes(&open, &open).await;
     let closed = sharing(ShmAccess::Users(vec![me + 1]));
@@ -202,7 +202,7 @@ async fn a_ring_that_is_too_long_is_refused_here() {
     assert!(matches!(error, ConnectError::Config(_) | ConnectError::Memory(_)), "{error}");
 }
 
-/// Wake-ups: none is lost, and those that are sent are counted.
+/// No wake-up is lost, and those sent are counted.
 async fn a_hundred_thousand_round_trips(limit: Duration) {
     const ROUNDS: u32 = 100_000;
     let (server, client) = (polling(limit), polling(limit));
@@ -235,7 +235,7 @@ async fn a_hundred_thousand_round_trips(limit: Duration) {
             "one message to a batch: {stats:?}"
         );
     }
-    // On one processor there is nothing to poll for.
+    // With a single processor, links do not poll.
     let may_poll = !limit.is_zero() && std::thread::available_parallelism().unwrap().get() > 1;
     assert_eq!(polled > 0, may_poll, "{polled}");
 }
@@ -268,8 +268,7 @@ async fn only_those_that_wait_are_woken() {
     }
 }
 
-/// An end that waits gives the time of no processor to looking, and one that has sent something is
-/// up for the answer.
+/// A waiting end does not poll, and an end that has sent something polls for the answer.
 #[tokio::test]
 async fn idle_ends_wait() {
     let (server, client) = (side(), side());

@@ -1,5 +1,5 @@
-//! Shared memory between two processes, and that nothing of a killed one stays. The other process
-//! is this program again, which therefore has a main function of its own.
+//! Shared memory between two processes, and the clean-up after a killed peer. The other process is
+//! this program again, which therefore has a main function of its own.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
@@ -16,7 +16,7 @@ use common::*;
 use tonic_rdma_fabric::shm::ShmDevice;
 use tonic_rdma_fabric::{Addr, Fabric, Link, LinkError, ShmAccess, ShmAddr, Work, WriteSource};
 
-/// What the other process is to do, and the address to connect to.
+/// The role of the other process, and the address to which it connects.
 const ROLE: &str = "SHM_ROLE";
 const ADDR: &str = "SHM_ADDR";
 
@@ -30,7 +30,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     process::run([
-        // First, as what others leave is closed by other threads.
+        // This test runs first, because other threads close the descriptors of earlier tests.
         process::self_test(
             "a_killed_peer_leaves_nothing_behind",
             a_killed_peer_leaves_nothing_behind,
@@ -51,14 +51,14 @@ fn start(role: &str, addr: &str) -> Process {
     Process::start(&[(ROLE, role), (ADDR, addr)])
 }
 
-/// Descriptors, and mappings of memfds.
+/// The number of descriptors, and of mappings of memfds.
 fn held() -> (usize, usize) {
     let files = std::fs::read_dir("/proc/self/fd").unwrap().count();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     (files, maps.lines().filter(|line| line.contains("/memfd:tonic-rdma")).count())
 }
 
-/// Nothing shows in /dev/shm, ever.
+/// Names in /dev/shm. There must never be any.
 fn named() -> Vec<std::ffi::OsString> {
     let Ok(entries) = std::fs::read_dir("/dev/shm") else { return Vec::new() };
     let names = entries.filter_map(Result::ok).map(|e| e.file_name());
@@ -66,7 +66,7 @@ fn named() -> Vec<std::ffi::OsString> {
     names.filter(|n| ours.iter().any(|our| n.to_string_lossy().contains(our))).collect()
 }
 
-/// What the other process does.
+/// The other process.
 async fn another_process(role: String) {
     let side = side();
     let mut end = match role.as_str() {
@@ -86,7 +86,8 @@ async fn another_process(role: String) {
         }
     };
     println!("stands {}", std::process::id());
-    // A grant for whoever asks; everything else is sent back, and what has landed with it.
+    // Grants memory on request, answers "landed" with the sum of the landed bytes, and echoes
+    // everything else.
     let mut landing = Some(side.landing(256 << 10));
     let mut landed = bytes::Bytes::new();
     while let Ok(data) = end.receive().await {
@@ -109,7 +110,7 @@ async fn another_process(role: String) {
     drop(landed);
 }
 
-/// A grant of the peer's: address and key.
+/// Requests a grant from the peer, and returns its address and key.
 async fn grant(end: &mut End) -> (u64, u32) {
     end.send(0, b"grant").await;
     let grant = end.receive().await.unwrap();
@@ -117,7 +118,7 @@ async fn grant(end: &mut End) -> (u64, u32) {
     (u64::from_le_bytes(addr.try_into().unwrap()), u32::from_le_bytes(rkey.try_into().unwrap()))
 }
 
-/// All there is to a link, with the peer in another process, as client and as server.
+/// All functions of a link with the peer in another process, as client and as server.
 async fn two_processes_talk() {
     let me = side();
     for role in ["serve", "connect"] {
@@ -164,8 +165,8 @@ async fn with_process(me: &Side, role: &str) -> (Process, End) {
     }
 }
 
-/// After kill -9 of the peer, in the middle of traffic, nothing of it stays here: no descriptor, no
-/// mapping, no memory.
+/// After kill -9 of the peer in the middle of traffic, this process keeps none of its descriptors,
+/// mappings or memory.
 async fn a_killed_peer_leaves_nothing_behind() {
     let me = side();
     let before = held();
@@ -173,7 +174,7 @@ async fn a_killed_peer_leaves_nothing_behind() {
         let (mut process, mut end) = with_process(&me, role).await;
         process.says("stands");
         let (addr, rkey) = grant(&mut end).await;
-        // Memory of this side that the peer may write to.
+        // Memory of this side to which the peer may write.
         let mine = me.landing(1 << 20);
         end.link.share(mine.rkey()).unwrap();
         let src = || WriteSource::Any(vec![7; 4096].into());
@@ -189,7 +190,7 @@ async fn a_killed_peer_leaves_nothing_behind() {
         drop((process, end, mine));
         assert_eq!((me.pool.stats().in_use_bytes(), me.pool.stats().leased), (0, 0));
         assert_eq!(named(), Vec::<std::ffi::OsString>::new());
-        // Other threads close and unmap what was the peer's.
+        // Other threads close and unmap the peer's resources.
         let closed = async {
             while held() != before {
                 tokio::time::sleep(Duration::from_millis(1)).await;
@@ -200,8 +201,9 @@ async fn a_killed_peer_leaves_nothing_behind() {
     }
 }
 
-/// Made the first process of a PID namespace: it cannot stop its peer outside, and tries to have it
-/// wait for ever, in a write to an eventfd that is full and that blocks since it was looked at.
+/// Runs as the first process of a PID namespace, and so cannot stop its peer outside. It tries to
+/// make the peer wait forever in a write to an eventfd that is full, and that was made blocking
+/// after the peer had checked it.
 fn in_another_namespace() {
     assert_eq!(std::process::id(), 1, "this is no namespace of its own");
     let stranger = Stranger::connect(&std::env::var(ADDR).expect(ADDR));
@@ -221,11 +223,11 @@ fn in_another_namespace() {
     println!("heard {woken:?}");
 }
 
-/// A process of the same user that could not stop this one is woken by what cannot block.
+/// A process of the same user that could not stop this one is woken without a call that may block.
 async fn a_peer_of_another_namespace() {
     let me = side();
     let mut listener = me.listen();
-    // Root needs no user namespace, and may not be given one; others need one.
+    // Root needs no user namespace, and may not be allowed one; other users need one.
     let user: &[&str] = if is_root() { &[] } else { &["--user", "--map-root-user"] };
     let mut unshare = Command::new("unshare");
     unshare

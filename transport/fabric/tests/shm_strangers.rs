@@ -1,5 +1,5 @@
-//! What a process may try that has been let in: it speaks the socket's language, and writes what it
-//! likes into the ring.
+//! Attacks by an admitted process: it speaks the protocol of the socket, and writes arbitrary data
+//! into the ring.
 #![cfg(all(target_os = "linux", feature = "shm"))]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -29,7 +29,7 @@ fn stranger_at(listener: &Listener) -> Stranger {
     Stranger::connect(listener.local_addr().shm().expect("no socket").name())
 }
 
-/// A link to a stranger that has shaken hands, the stranger, and the ring that it may send through.
+/// A link to a stranger after the handshake, the stranger, and the ring that it sends through.
 async fn acquainted(side: &Side) -> (End, Arc<Stranger>, File) {
     let mut listener = side.listen();
     acquainted_at(&mut listener, side).await
@@ -96,17 +96,17 @@ async fn greetings_that_are_wrong_are_refused_by_name_and_hurt_nobody() {
         .filter_map(|(bytes, fds, why)| {
             let stranger = stranger_at(&listener);
             let said = stranger.try_send(bytes, fds);
-            // Kernels from 6.16 on keep descriptors from those that have not asked for any.
+            // Kernels from 6.16 on refuse descriptors for receivers that have not asked for any.
             assert!(said.is_ok() || !fds.is_empty());
             said.ok().map(|()| (stranger, why))
         })
         .collect();
-    // Some that say nothing at all, and keep nobody waiting.
+    // Strangers that send nothing, and delay nobody.
     let silent: Vec<_> = (0..10).map(|_| stranger_at(&listener)).collect();
     let (mut s, mut c) = pair_over(&mut listener, &side, &side, &config()).await;
     c.send(0, b"x").await;
     assert_eq!(s.receive().await.unwrap(), b"x");
-    // The listener has turned to each of them by the time that it has accepted one that came last.
+    // By the time that the listener has accepted the last one, it has handled all earlier ones.
     for (stranger, why) in &strangers {
         let refusal = stranger.refusal();
         assert!(refusal.contains(*why), "{refusal}, expected {why}");
@@ -115,7 +115,7 @@ async fn greetings_that_are_wrong_are_refused_by_name_and_hurt_nobody() {
     drop(silent);
 }
 
-/// An admitted peer sends other descriptors than a ring and an eventfd.
+/// An admitted peer sends other descriptors than a ring and perhaps an eventfd.
 #[tokio::test]
 async fn rings_that_cannot_be_used_are_refused_by_name() {
     let side = side();
@@ -129,7 +129,7 @@ async fn rings_that_cannot_be_used_are_refused_by_name() {
         (vec![sealed(1 << 20), event_fd()], "1048576 bytes"),
         (vec![event_fd(), sealed(RING_BYTES)], "not a file that can be sealed"),
         (vec![sealed(RING_BYTES), pipe()], "no eventfd"),
-        (vec![sealed(RING_BYTES)], "exactly a ring and an eventfd"),
+        (vec![event_fd()], "not a file that can be sealed"),
         (vec![], "did not give its ring"),
         (vec![sealed(RING_BYTES), event_fd(), event_fd()], "more descriptors"),
         ((0..40).map(|_| event_fd()).collect(), "more descriptors"),
@@ -169,7 +169,7 @@ async fn rings_that_lie_end_the_connection() {
     let text = breach(end).await;
     assert!(text.contains("a SEND of 1025 bytes into a RECV of 1024"), "{text}");
 
-    // The ring that the stranger receives through: it says that it has freed what was never sent.
+    // In the ring that the stranger receives through, it claims to have freed what was never sent.
     let (mut end, stranger, _ring) = acquainted(&side).await;
     put(&stranger.ring, HEAD, 1 << 40);
     for i in 0..SLOTS as usize {
@@ -223,7 +223,7 @@ async fn memory_that_is_not_what_it_should_be_ends_the_connection() {
     }
 }
 
-/// The stranger's first chunk, at address 0x10000, and a message behind it.
+/// Offers the stranger's first chunk, at address 0x10000, followed by a message.
 async fn offer(end: &mut End, stranger: &Stranger, ring: &File, rkey: u32, landing: &OwnedFd) {
     let len = fstat(landing).unwrap().st_size as u64;
     stranger.send(&chunk(rkey, 0x10000, len), &[landing.as_fd()]);
@@ -233,7 +233,7 @@ async fn offer(end: &mut End, stranger: &Stranger, ring: &File, rkey: u32, landi
     assert_eq!(end.receive().await.unwrap().len(), 4);
 }
 
-/// A WRITE goes where a key leads, or nowhere.
+/// A WRITE goes where a valid key leads, or nowhere.
 #[tokio::test]
 async fn grants_that_lie_end_the_connection() {
     let side = side();
@@ -258,14 +258,14 @@ async fn grants_that_lie_end_the_connection() {
     }
 }
 
-/// Shared memory is not something to wait for a peer with: one that reads nothing is given up.
+/// A peer that does not read its socket is disconnected rather than waited for.
 #[tokio::test]
 async fn a_peer_that_reads_nothing_is_given_up() {
     let side = side();
     let (mut end, _stranger, _ring) = acquainted(&side).await;
     let mut account = side.pool.landing();
     let mut held = Vec::new();
-    // Chunk after chunk, each a message, until its socket is full.
+    // Share chunk after chunk, each with a message, until its socket is full.
     let error = (0..100_000).find_map(|_| {
         held.clear();
         account.trim();
@@ -277,7 +277,7 @@ async fn a_peer_that_reads_nothing_is_given_up() {
     assert!(matches!(end.death().await, LinkError::Breach { .. }));
 }
 
-/// Kilobytes of this process's mappings of files that are called so, and that are there.
+/// Resident kilobytes of this process's mappings of memfds with this name.
 fn resident(name: &str) -> u64 {
     let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let (mut ours, mut sum) = (false, 0);
@@ -292,8 +292,8 @@ fn resident(name: &str) -> u64 {
     sum
 }
 
-/// Nothing of a peer's file is made, or counted to this process, before something is written there;
-/// also where the peer takes pages away that it had.
+/// Pages of a peer's file are neither allocated nor counted to this process before they are
+/// written, also after the peer has removed pages.
 #[tokio::test]
 async fn a_peers_memory_is_its_own_until_it_is_written() {
     const LEN: u64 = 64 << 20;
@@ -316,7 +316,7 @@ async fn a_peers_memory_is_its_own_until_it_is_written() {
     assert_eq!((blocks(), resident("hoard")), (8, 4), "one page for one byte");
     write(LEN / 2, 40_960);
     assert_eq!((blocks(), resident("hoard")), (88, 44));
-    // Again, and again no more than is sent.
+    // After another removal, again no more than is sent.
     fallocate(&landing, punch, 0, LEN).unwrap();
     write(0, 4096);
     assert_eq!((blocks(), resident("hoard")), (8, 4));
@@ -328,7 +328,7 @@ async fn a_file_is_taken_once() {
     let (mut first, stranger, ring) = acquainted(&side).await;
     let landing = sealed(1 << 20);
     offer(&mut first, &stranger, &ring, 1, &landing).await;
-    // By another key of the same peer, and by another peer.
+    // The file is refused under another key of the same peer, and from another peer.
     let (other, another, _ring) = acquainted(&side).await;
     another.send(&chunk(1, 0, 1 << 20), &[landing.as_fd()]);
     let text = breach(other).await;
@@ -355,7 +355,8 @@ async fn no_more_chunks_than_a_peer_needs() {
     }
 }
 
-/// Chunks given and taken back keep this end busy, and other connections are served meanwhile.
+/// Chunks that are given and taken back keep this end busy, while other connections are still
+/// served.
 #[tokio::test]
 async fn a_flood_of_chunks_ends_the_connection() {
     let side = side();
@@ -385,7 +386,7 @@ async fn a_flood_of_chunks_ends_the_connection() {
     assert!(flood.await.unwrap() >= 1024);
 }
 
-/// TCP sockets whose close waits for far longer than any test, and what lets go of them.
+/// TCP sockets whose close blocks for far longer than any test, and the means to release them.
 struct Lingering {
     release: mpsc::Sender<()>,
     late: Arc<AtomicBool>,
@@ -398,7 +399,7 @@ impl Lingering {
         let late = Arc::new(AtomicBool::new(false));
         let peers = Arc::new(std::sync::Mutex::new(Vec::<TcpStream>::new()));
         let (overdue, all) = (late.clone(), peers.clone());
-        // Where somebody waits for a close, this is what ends it; the test has failed then.
+        // Releases the sockets if something waits for a close; the test has then failed.
         std::thread::spawn(move || {
             let timed_out = released.recv_timeout(TIMEOUT) == Err(mpsc::RecvTimeoutError::Timeout);
             overdue.store(timed_out, Ordering::Relaxed);
@@ -407,9 +408,9 @@ impl Lingering {
         Lingering { release, late, peers }
     }
 
-    /// One with unsent data, to a peer that does not read.
+    /// A socket with unsent data, whose peer does not read.
     fn socket(&self) -> OwnedFd {
-        // Nothing would let go of it any more.
+        // After the release, nothing would end a wait for this socket.
         assert!(!self.late.load(Ordering::Relaxed), "somebody waited for a socket to close");
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -421,14 +422,14 @@ impl Lingering {
         stream.into()
     }
 
-    /// Nobody has waited.
+    /// Asserts that nothing has waited.
     fn end(self) {
         assert!(!self.late.load(Ordering::Relaxed), "somebody waited for a socket to close");
         self.release.send(()).unwrap();
     }
 }
 
-/// Another connection comes about, and messages go both ways.
+/// Another connection is established, and messages go both ways.
 async fn others_are_served(listener: &mut Listener, side: &Side) {
     let (mut s, mut c) = pair_over(listener, side, side, &config()).await;
     for _ in 0..20 {
@@ -439,8 +440,8 @@ async fn others_are_served(listener: &mut Listener, side: &Side) {
     }
 }
 
-/// Descriptors of strangers, before they have shown a ticket: with a greeting that is refused, with
-/// one that waits to be accepted and is not, and on sockets that are never accepted.
+/// Descriptors of strangers without a ticket: with a greeting that is refused, with one that waits
+/// to be accepted, and on sockets that are never accepted.
 #[tokio::test]
 async fn what_strangers_pass_holds_up_nobody() {
     let side = side();
@@ -449,7 +450,7 @@ async fn what_strangers_pass_holds_up_nobody() {
     let say = |stranger: &Stranger, bytes: &[u8]| {
         let socket = lingering.socket();
         if stranger.try_send(bytes, &[socket.as_fd()]).is_err() {
-            // The kernel keeps it out (Linux 6.16), and it is the stranger's own to close.
+            // The kernel refuses it (Linux 6.16), so it is left open: its close would block.
             std::mem::forget(socket);
             stranger.send(bytes, &[]);
         }
@@ -470,8 +471,7 @@ async fn what_strangers_pass_holds_up_nobody() {
     rejected.greet();
     say(&rejected, b"more");
     for _ in 0..2 {
-        // Which of the two greetings it is does not matter: one has hung up, and both are turned
-        // away.
+        // Either greeting may come first: one stranger has hung up, and both are rejected.
         let incoming = tokio::time::timeout(Duration::from_millis(500), listener.accept()).await;
         if let Ok(incoming) = incoming {
             drop(incoming.unwrap());
@@ -485,8 +485,8 @@ async fn what_strangers_pass_holds_up_nobody() {
     lingering.end();
 }
 
-/// Descriptors of admitted peers: in place of a ring, an eventfd or a chunk, too many
-/// of them, unasked for, and unread when the connection ends.
+/// Descriptors of admitted peers: in place of a ring, an eventfd or a chunk; too many; unrequested;
+/// and unread when the connection ends.
 #[tokio::test]
 async fn what_peers_pass_holds_up_nobody() {
     let side = side();
@@ -504,7 +504,7 @@ async fn what_peers_pass_holds_up_nobody() {
         stranger.greet();
         let (incoming, config) = (listener.accept().await.unwrap(), config());
         let accept = async {
-            // Fails at once, or has to wait until there is nothing left of what cannot be opened.
+            // Fails at once, or waits until no descriptors that cannot be opened are left.
             incoming.accept(&config, &side.pool, b"", TIMEOUT * 10).await.map(drop).unwrap_err();
             std::future::pending::<()>().await;
         };
@@ -525,7 +525,7 @@ async fn what_peers_pass_holds_up_nobody() {
         others_are_served(&mut listener, &side).await;
     }
     let (end, stranger, _ring) = acquainted_at(&mut listener, &side).await;
-    // Behind others, so that nobody has seen them.
+    // Behind other messages, so that they have not been read.
     stranger.send(&[7], &[]);
     stranger.send(&[], &[]);
     stranger.send(&[7], &[socket().as_fd(), socket().as_fd()]);
@@ -554,7 +554,7 @@ impl tracing::Subscriber for Lines {
     fn exit(&self, _: &tracing::span::Id) {}
 }
 
-/// Every process that reaches the socket can cause refusals.
+/// Any process that can reach the socket can cause refusals.
 #[tokio::test]
 async fn refusals_do_not_fill_the_log() {
     const REFUSALS: u64 = 500;
@@ -570,7 +570,7 @@ async fn refusals_do_not_fill_the_log() {
         others_are_served(&mut listener, &side).await;
         assert!(strangers.iter().all(|stranger| stranger.refusal().contains("makes no sense")));
     }
-    // Twenty, and then one for each second that it took.
+    // Twenty lines, then one for each second that the test took.
     let (lines, most) = (lines.load(Ordering::Relaxed), 21 + since.elapsed().as_secs());
     assert!((1..=most.min(REFUSALS / 2)).contains(&lines), "{lines} lines, at most {most}");
 }

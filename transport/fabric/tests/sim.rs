@@ -1,4 +1,4 @@
-//! The in-process fabric: what every provider must do, without and with delays, and its faults.
+//! The in-process fabric: the contract of every provider, with and without delays, and its faults.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -66,8 +66,8 @@ everywhere! {
     an_unanswered_request_times_out
 }
 
-/// The key of another connection's memory is worth nothing without its address, which does not lie
-/// beside the own one.
+/// The key of another connection's memory is useless without its address, which is not near the
+/// peer's own.
 #[tokio::test]
 async fn landing_memory_of_another_connection_is_not_found() {
     let w = world(1, 0);
@@ -112,7 +112,7 @@ async fn writes_are_checked() {
     }
 }
 
-/// Memory that was given back takes no more WRITEs, and a local key is no remote one (R9, R12).
+/// Returned memory accepts no more WRITEs, and a local key is not a remote one (R9, R12).
 #[tokio::test]
 async fn keys_end_with_their_registration() {
     let w = world(1, 0);
@@ -183,7 +183,8 @@ async fn the_accepting_side_must_not_speak_first() {
     assert!(error.to_string().contains("iWARP"), "{error}");
 }
 
-/// The completion of a bare SEND wakes nobody, and comes with the next message (see `Link::queue`).
+/// The completion of a bare SEND wakes nobody, and is reported with the next message (see
+/// `Link::queue`).
 #[tokio::test]
 async fn completions_that_nobody_waits_for_come_with_messages() {
     let w = world(1, 0);
@@ -203,7 +204,7 @@ async fn completions_that_nobody_waits_for_come_with_messages() {
     assert_eq!(c.link.send_room(), c.link.caps().send_queue);
 }
 
-/// A completion may be reported after the answer to what it completes.
+/// A completion may be reported after the answer to the completed SEND.
 #[tokio::test]
 async fn delays_let_answers_overtake_completions() {
     let mut overtaken = 0;
@@ -350,8 +351,8 @@ async fn two_threads_lose_no_wakeup() {
     drop(echo.await.unwrap());
 }
 
-/// What posted work reads must stay as it is until the work is reported as done (R10), and the
-/// audit sees that.
+/// Memory that posted work reads must not change until the work has completed (R10); the audit
+/// detects a change.
 #[tokio::test]
 async fn an_audit_sees_memory_that_changes_under_the_device() {
     for late in [false, true] {
@@ -359,7 +360,7 @@ async fn an_audit_sees_memory_that_changes_under_the_device() {
         let (mut s, mut c) = greeted_pair(&w.server, &w.client).await;
         let id = c.queue_send(3, b"as it was", true).unwrap();
         if late {
-            // It arrives, and is not reported yet.
+            // The message arrives before its completion is reported.
             c.link.ring_doorbell().unwrap();
             assert_eq!(s.receive().await.unwrap(), b"as it was");
         }
@@ -394,7 +395,7 @@ async fn an_audit_names_the_rule() {
     assert_eq!(rules, ["R2", "R3", "R9"]);
 }
 
-/// Latency goes by tokio's clock, which a test may stop.
+/// Latency uses tokio's clock, which a test may pause.
 #[tokio::test(start_paused = true)]
 async fn latency_takes_time_and_keeps_the_order() {
     let latency = Duration::from_millis(50);
@@ -416,7 +417,7 @@ async fn latency_takes_time_and_keeps_the_order() {
         }
     };
     tokio::join!(client, server);
-    // Ten of at most 50 ms each, that run at the same time, and their completions.
+    // Ten concurrent delays of at most 50 ms each, and those of their completions.
     let took = begun.elapsed();
     assert!(took >= Duration::from_millis(5) && took <= 2 * latency, "{took:?}");
 }
@@ -511,7 +512,7 @@ async fn a_tap_hears_everything() {
     assert!(count("Registered") > 1 && count("Registered") == count("Deregistered"));
 }
 
-/// What is reported as done when a link dies depends on the device.
+/// The completions reported when a link dies depend on the device.
 #[tokio::test]
 async fn completions_may_be_flushed_when_a_link_dies() {
     for (flushed, reported) in [(0, 1), (1, 0)] {

@@ -17,7 +17,7 @@ use tonic_rdma_fabric::{
 };
 use tonic_rdma_memory::{Access, Memory};
 
-/// One test at a time: some count what the process holds.
+/// Tests run one at a time, because some count the resources of the process.
 static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 fn transport(side: &Side) -> Transport {
@@ -26,8 +26,8 @@ fn transport(side: &Side) -> Transport {
     transport
 }
 
-/// Runs shared tests with both ends on the device, with links that sleep at once and with some that
-/// poll first.
+/// Runs shared tests with both ends on the device, with links that sleep at once and with links
+/// that poll first.
 macro_rules! on_the_device {
     ($($name:ident)*) => { $(
         #[tokio::test]
@@ -128,7 +128,8 @@ async fn a_wildcard_listener_takes_requests() {
     assert_eq!(s.receive().await.unwrap(), b"x");
 }
 
-/// Soft-iWARP's library fails at one page of queues, and those of some 60 links come before it.
+/// libsiw takes one offset for an error, which the queues of some 60 links reach (see
+/// `src/verbs/siw.rs`).
 #[tokio::test]
 async fn a_hundred_links_stand_at_once() {
     let _turn = TURN.lock().await;
@@ -272,8 +273,8 @@ async fn a_link_that_dies_takes_no_other_with_it() {
     }
 }
 
-/// The connection manager's ports are not those that it sees in use by TCP; on iWARP they must not
-/// be the same.
+/// The connection manager does not know which ports TCP uses, but on iWARP no port may be used by
+/// both.
 #[tokio::test]
 async fn ports_that_tcp_uses_are_passed_over() {
     const RANGE: &str = "/proc/sys/net/ipv4/ip_local_port_range";
@@ -305,7 +306,7 @@ async fn ports_that_tcp_uses_are_passed_over() {
 async fn a_dead_address_times_out() {
     let _turn = TURN.lock().await;
     let side = on_guest_device();
-    // On the device's network, but nobody has it.
+    // An address on the device's network that nobody has.
     let std::net::IpAddr::V4(ip) = side.ip() else { panic!("the guest's addresses are IPv4") };
     let [a, b, c, _] = ip.octets();
     let dead = Addr::Ip(SocketAddr::from(([a, b, c, 77], 18515)));
@@ -338,7 +339,7 @@ async fn an_address_off_the_device_is_refused() {
     assert!(expected, "{error}");
 }
 
-/// A wrong key, a wrong address, a key for local use only, and a key that is gone.
+/// A wrong key, a wrong address, a local key, and a key that has expired.
 #[tokio::test]
 async fn writes_outside_the_grant_hurt_the_link_only() {
     let _turn = TURN.lock().await;
@@ -372,7 +373,7 @@ async fn writes_outside_the_grant_hurt_the_link_only() {
     common::sends_of_all_sizes(&side, &side).await;
 }
 
-/// A WRITE over a connection of its own, and a SEND behind it. None: both arrived.
+/// Sends a WRITE and then a SEND over a connection of its own. `None`: both arrived.
 async fn end_of_a_write(side: &Side, remote_addr: u64, rkey: u32) -> Option<LinkError> {
     let (mut s, mut c) = greeted_pair(side, side).await;
     let src = WriteSource::Bytes(side.pool.resolve(&side.payload(4096, 0xa5)).unwrap());
@@ -390,26 +391,26 @@ async fn end_of_a_write(side: &Side, remote_addr: u64, rkey: u32) -> Option<Link
     }
 }
 
-/// All queue pairs share one protection domain, so the key of another connection's landing memory
-/// works for everybody: what keeps a peer out is the address. It looks beside its own first, with
-/// one connection for each guess.
+/// All queue pairs share a protection domain, so every peer may use the key of another connection's
+/// landing memory: only the address protects it. The peer guesses near its own memory, with one
+/// connection for each guess.
 #[tokio::test]
 async fn landing_memory_of_another_connection_is_not_found() {
     let _turn = TURN.lock().await;
     let side = on_guest_device();
     let len = side.pool.config().chunk;
     let (mut s, mut c) = greeted_pair(&side, &side).await;
-    // Leased one after the other, each by an account of its own, as two connections do.
+    // Lease the chunks one after the other, each for an account of its own, as two connections do.
     let victim = side.landing(len);
     let own = side.landing(len);
     assert_ne!(victim.rkey(), own.rkey());
-    // Other memory may have been mapped between the two.
+    // Other memory may be mapped between the two.
     let near = (0..24).map(|chunks| chunks * len as u64);
     let guesses = near.flat_map(|by| [own.addr().wrapping_sub(by), own.addr().wrapping_add(by)]);
     for guess in guesses {
         match (end_of_a_write(&side, guess, victim.rkey()).await, transport(&side)) {
             (Some(LinkError::Completion { verb: Verb::Write, code: 10, .. }), Transport::RoCE) => {}
-            // The sender is told nothing but that the connection has ended.
+            // The sender learns only that the connection has ended.
             (Some(LinkError::Disconnected { .. }), Transport::IWarp) => {}
             (None, _) => {
                 panic!("{guess:#x} is the victim's: its memory is at {:#x}", victim.addr())
@@ -417,14 +418,14 @@ async fn landing_memory_of_another_connection_is_not_found() {
             (Some(other), _) => panic!("{other}"),
         }
     }
-    // The victim's connection goes on, and nothing has changed but what its own peer wrote.
+    // The victim's connection continues, and only its own peer's data has been written.
     let src = WriteSource::Bytes(side.pool.resolve(&side.payload(4096, 1)).unwrap());
     c.queue(Work::Write { src, remote_addr: victim.addr() + 4096, rkey: victim.rkey() }, false)
         .unwrap();
     c.queue_send(1, b"landed", true).unwrap();
     c.link.ring_doorbell().unwrap();
     assert_eq!(s.receive().await.unwrap(), b"landed");
-    // The address alone is what a guess lacks.
+    // With the right address the WRITE succeeds.
     let hit = end_of_a_write(&side, victim.addr() + 8192, victim.rkey()).await;
     assert!(hit.is_none(), "{hit:?}");
     let landed = victim.filled(len).lend();
@@ -434,7 +435,7 @@ async fn landing_memory_of_another_connection_is_not_found() {
     assert!(landed[12288..].iter().all(|b| *b == 0), "changed behind what was written");
 }
 
-/// As SECURITY.md counts them: of the page number each bit is now set and now not.
+/// As SECURITY.md counts: each bit of the page number varies.
 #[tokio::test]
 async fn addresses_of_landing_memory_are_random() {
     let _turn = TURN.lock().await;
@@ -457,7 +458,7 @@ async fn addresses_of_landing_memory_are_random() {
 async fn a_send_without_a_recv_kills_the_link() {
     let _turn = TURN.lock().await;
     let side = on_guest_device();
-    // Also when nobody waits for the completions.
+    // Also if nobody waits for the completions.
     for signal in [true, false] {
         let (mut s, mut c) = greeted_pair(&side, &side).await;
         for i in 0..config().recv_slots as usize + 1 {
@@ -498,7 +499,7 @@ async fn a_message_longer_than_the_slot_kills_the_link() {
     c.death().await;
 }
 
-/// What the application does at the other end cannot hold this end up.
+/// The application at the other end cannot block this end.
 #[tokio::test]
 async fn a_peer_that_does_not_look_holds_nobody_up() {
     let _turn = TURN.lock().await;
@@ -512,7 +513,7 @@ async fn a_peer_that_does_not_look_holds_nobody_up() {
     }
 }
 
-/// On iWARP the listener's port is one of TCP's: anybody may connect and say anything.
+/// On iWARP the listener's port is a TCP port: anybody may connect and send anything.
 #[tokio::test]
 async fn strangers_on_the_port_are_harmless() {
     let _turn = TURN.lock().await;
@@ -531,9 +532,9 @@ async fn strangers_on_the_port_are_harmless() {
     assert_eq!(s.receive().await.unwrap(), b"x");
 }
 
-/// And a TCP server that is taken for an RDMA listener is an error within the time allowed. This
-/// one hangs up: an answer that is no MPA frame takes the siw driver of Linux 6.1 down, and the
-/// guest with it.
+/// Connecting to a TCP server that is not an RDMA listener fails within the timeout. This server
+/// hangs up: an answer that is not an MPA frame crashes the siw driver of Linux 6.1, and the guest
+/// with it.
 #[tokio::test]
 async fn a_tcp_server_is_no_rdma_listener() {
     let _turn = TURN.lock().await;
@@ -601,8 +602,7 @@ async fn connections_leave_nothing_behind() {
     assert!(descriptors() <= before, "{} descriptors after rejections", descriptors());
 }
 
-/// The pool's memory, the device and its protection domain outlive each other in any order of
-/// drops.
+/// The pool's memory, the device and its protection domain may be dropped in any order.
 #[tokio::test]
 async fn any_order_of_drops_is_fine() {
     let _turn = TURN.lock().await;
@@ -616,7 +616,7 @@ async fn any_order_of_drops_is_fine() {
         c.queue(Work::Write { src, remote_addr, rkey }, false).unwrap();
         c.link.ring_doorbell().unwrap();
         let (mut s, mut c) = (Some(s), Some(c));
-        // The work is still in flight. R9: landing memory goes after its queue pair.
+        // The work is still in flight. Landing memory is dropped after its queue pair (R9).
         for step in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]][order] {
             match step {
                 0 => drop(side.take()),
@@ -630,7 +630,7 @@ async fn any_order_of_drops_is_fine() {
     common::sends_of_all_sizes(&side, &side).await;
 }
 
-/// Registration fails with the device's error when the limit is reached, and the error says so.
+/// Registration beyond the limit fails with the device's error.
 #[tokio::test]
 async fn registration_beyond_the_limit_is_an_error() {
     let _turn = TURN.lock().await;
@@ -638,16 +638,16 @@ async fn registration_beyond_the_limit_is_an_error() {
     let registrar = fabric.registrar();
     assert!(registrar.pins());
     let layout = std::alloc::Layout::from_size_align(4096, 4096).unwrap();
-    // SAFETY: memory of the layout, freed below.
+    // SAFETY: the layout has a size above zero. The memory is freed below.
     let memory = std::ptr::NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).unwrap();
     let range = |len, access| Memory { addr: memory, len, access, file: None };
-    // SAFETY: the memory is alive; a length that wraps is refused before anything is looked at.
+    // SAFETY: the memory is allocated; a length that wraps is refused before any access.
     let refused = unsafe { registrar.register(range(usize::MAX - 4096, Access::Local)) };
     assert!(refused.is_err());
     // SAFETY: the memory is mapped until after the registration is dropped.
     let region = unsafe { registrar.register(range(4096, Access::RemoteWrite)) }.unwrap();
     assert_ne!(region.rkey(), 0);
     drop(region);
-    // SAFETY: allocated above with the same layout, not registered any more.
+    // SAFETY: allocated above with this layout, and no longer registered.
     unsafe { std::alloc::dealloc(memory.as_ptr(), layout) };
 }

@@ -1,4 +1,4 @@
-//! Real verbs between two processes, on the device that `GUEST_DEVICE` names, as verbs.rs. The
+//! Real verbs between two processes, on the device that `GUEST_DEVICE` names, as in verbs.rs. The
 //! other process is this program again, which therefore has a main function of its own.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -10,7 +10,7 @@ use common::process::{self, Process};
 use common::*;
 use tonic_rdma_fabric::{Addr, Link, LinkError};
 
-/// Where the other process connects to.
+/// The address to which the other process connects.
 const PEER: &str = "FABRIC_PEER";
 
 fn main() -> ExitCode {

@@ -5,56 +5,59 @@ use std::time::Duration;
 use crate::frame::MAX_HEADER_BLOCK;
 use crate::hello::{HEADERS, Settings, is_alignment};
 
-/// Limits and sizes of one side of a connection. What the peer has to know of them travels in the
-/// hello.
+/// Limits and sizes of one side of a connection. The hello carries those that the peer needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Bytes of one control slot: the longest SEND. 512 to 32,768; default 8,192.
+    /// Bytes of a control slot, and so of the longest SEND. 512 to 32,768; default 8,192.
     pub slot_size: u32,
-    /// RECV slots, which are the credits that the peer starts with. 4 to 4,096; default 32.
+    /// Number of RECV slots at the start, and so of the peer's first credits. 4 to 4,096; default
+    /// 32.
     pub recv_slots: u16,
-    /// RECV slots that there may be at once: those of the start, and others that come and go with
-    /// the load ([`Connection::wants_recvs`](crate::Connection::wants_recvs)). `recv_slots` to
-    /// 4,096; default 32.
+    /// Maximum number of RECV slots. Those beyond `recv_slots` are added and removed with the load
+    /// ([`Connection::wants_recvs`](crate::Connection::wants_recvs)). `recv_slots` to 4,096;
+    /// default 32.
     pub max_recvs: u16,
-    /// Streams that the peer may have open at once. At least 1; default 1,024.
+    /// Maximum number of streams that the peer may have open. At least 1; default 1,024.
     pub max_streams: u32,
-    /// Bytes that a stream may hold unread without having asked (eager data and standing grants).
-    /// 4 KiB to 2 GiB - 1; default 2 MiB.
+    /// Maximum bytes of a stream that are unread without having been requested (eager data and
+    /// standing grants). 4 KiB to 2 GiB - 1; default 2 MiB.
     pub stream_window: u32,
-    /// Bytes that are granted or unread at once for one stream that asked for memory. A message no
-    /// longer than this lands in one piece when memory allows. At least 64 KiB; default 8 MiB.
+    /// Maximum bytes of a stream that are granted on request or unread. A message of up to this
+    /// length lands in one piece if memory allows. At least 64 KiB; default 8 MiB.
     pub bulk_window: u32,
-    /// A message that is longer than `bulk_window`, but no longer than this, lands in one piece,
-    /// too, when it is all that its stream has granted or unread. Of no effect below `bulk_window`;
+    /// Maximum length of a message that lands in one piece although it exceeds `bulk_window`,
+    /// provided that its stream has nothing else granted or unread. No effect below `bulk_window`;
     /// default 0.
     pub whole: u32,
-    /// Bytes that are granted or unread at once for all streams together that asked for memory. At
-    /// least `bulk_window` and `whole`; default 1 GiB.
+    /// Maximum bytes of all streams together that are granted on request or unread. At least
+    /// `bulk_window` and `whole`; default 1 GiB.
     pub bulk_total: u64,
-    /// The longest header block that is received, in bytes: request headers, response headers, or
+    /// Maximum length of a received header block in bytes: request headers, response headers, or
     /// trailers. 4 KiB to 1 MiB; default 64 KiB.
     pub max_headers: u32,
-    /// The longest piece of a body, so the longest message, in bytes. 1 to 2^40; default 256 MiB.
+    /// Maximum length of a piece of a body, and so of a message, in bytes. 1 to 2^40; default 256
+    /// MiB.
     pub max_message: u64,
-    /// Bytes that landed payload is aligned to: the longest [aligned
-    /// segment](crate::Payload::push_aligned) of a message lands at an address that is a multiple
-    /// of this. 1 asks for nothing: it lands as its source lies modulo 64. A power of two, 1 to
-    /// 4,096; default 64.
+    /// Alignment of landed payload in bytes: the longest [aligned
+    /// segment](crate::Payload::push_aligned) of a message lands at a multiple of this. With 1,
+    /// source and destination are equal modulo 64 instead. A power of two, 1 to 4,096; default 64.
     pub align: u16,
-    /// Standing grants that are kept with a peer that sends bulk. 0 turns them off; default 4, at
+    /// Number of standing grants kept with a peer that sends bulk. 0 turns them off; default 4, at
     /// most 64.
     pub standing_grants: u8,
-    /// The longest message that standing grants are kept for, in bytes. At most 1 GiB; default 1
-    /// MiB + 64 KiB (a 1 MiB message and what surrounds it).
+    /// Maximum length of a message for which standing grants are kept, in bytes. At most 1 GiB;
+    /// default 1 MiB + 64 KiB (a message of 1 MiB with its framing).
     pub standing_max: u32,
-    /// The longest single WRITE in bytes; longer transfers are cut so that streams take turns.
+    /// Maximum length of a WRITE in bytes. Longer transfers are split, so that streams take turns.
     /// At least 4 KiB; default 256 KiB.
     pub write_chunk: u32,
-    /// A peer that sends nothing for this long, not even in answer to a PING, is dead. 10 ms to a
-    /// day; default 5 s.
+    /// A peer that sends nothing for this long while anything is open, not even a PING reply, is
+    /// dead. 10 ms to a day; default 5 s.
     pub dead_peer: Duration,
-    /// Standing grants are recalled after this long without bulk. At most a day; default 10 s.
+    /// The link reports the end of the peer by itself, so that no PING is sent while nothing is
+    /// open. Without that, one is sent every 24 times `dead_peer` then. Default false.
+    pub link_tells_end: bool,
+    /// Standing grants are recalled after this time without bulk. At most a day; default 10 s.
     pub idle_recall: Duration,
 }
 
@@ -76,6 +79,7 @@ impl Default for Config {
             standing_max: (1 << 20) + (64 << 10),
             write_chunk: 256 << 10,
             dead_peer: Duration::from_secs(5),
+            link_tells_end: false,
             idle_recall: Duration::from_secs(10),
         }
     }

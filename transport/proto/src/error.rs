@@ -2,13 +2,13 @@
 
 use crate::ids::{GrantId, StreamId};
 
-/// A breach of the protocol. It is the peer's fault, that is, an error in the peer's implementation
-/// or an attack. The connection closes, and nothing else happens (R15).
+/// A breach of the protocol: a bug in the peer's implementation, or an attack. It closes the
+/// connection and has no other effect (R15).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Breach {
-    /// A control message is too short, too long, or its length field differs from what was
-    /// received.
+    /// A control message is too short or too long, or its length field differs from the received
+    /// length.
     #[error("control message of {received} bytes says it has {stated}")]
     MessageLength {
         /// Bytes that arrived.
@@ -19,14 +19,14 @@ pub enum Breach {
     /// A reserved field is not zero.
     #[error("reserved field of the {0} is not zero")]
     Reserved(&'static str),
-    /// A frame reaches over the end of its message.
+    /// A frame extends beyond the end of its message.
     #[error("{frame} frame of {stated} bytes in a message with {left} bytes left")]
     FrameLength {
         /// Name of the frame.
         frame: &'static str,
         /// Its length field.
         stated: usize,
-        /// What is left of the message.
+        /// Bytes left in the message.
         left: usize,
     },
     /// The payload of a frame does not have the length that its type prescribes.
@@ -37,10 +37,10 @@ pub enum Breach {
         /// Payload bytes.
         got: usize,
     },
-    /// A frame type that this version does not know.
+    /// An unknown frame type.
     #[error("unknown frame type {0}")]
     UnknownFrame(u8),
-    /// A flag that this frame does not have, or flags that exclude each other.
+    /// Flags that this frame does not have, or that exclude each other.
     #[error("{frame} frame with unknown flags {flags:#04x}")]
     UnknownFlags {
         /// Name of the frame.
@@ -48,21 +48,21 @@ pub enum Breach {
         /// The flags.
         flags: u8,
     },
-    /// A frame that only the other side may send.
+    /// A frame that only the other side is allowed to send.
     #[error("{0} frame from the wrong side")]
     WrongSide(&'static str),
-    /// A SEND arrived though the peer had no credit left.
+    /// A SEND arrived although the peer had no credit left.
     #[error("SEND without credit")]
     NoCredit,
-    /// The peer gave more credits than it may have RECVs.
+    /// The peer returned more credits than it may have RECVs.
     #[error("{returned} credits returned, where {room} are left of the RECVs that were announced")]
     CreditOverflow {
         /// Credits in the message.
         returned: u32,
-        /// Credits that it might have given.
+        /// Maximum credits that it could have returned.
         room: u32,
     },
-    /// A frame names a stream that was never opened, or that the peer cannot know of yet.
+    /// A frame names a stream that was never opened, or that the peer cannot know yet.
     #[error("{frame} frame for {stream}, which was never opened")]
     UnknownStream {
         /// Name of the frame.
@@ -70,8 +70,8 @@ pub enum Breach {
         /// The stream.
         stream: StreamId,
     },
-    /// A frame names a stream whose sending side has ended, or a new one whose id is not above all
-    /// earlier ones.
+    /// A frame names a stream whose sending half has ended, or a new stream whose id is not above
+    /// all earlier ones.
     #[error("{frame} frame for {stream}, which the sender had closed")]
     ClosedStream {
         /// Name of the frame.
@@ -79,7 +79,7 @@ pub enum Breach {
         /// The stream.
         stream: StreamId,
     },
-    /// A frame for the connection names a stream, or a frame for a stream names none.
+    /// A connection frame names a stream, or a stream frame names none.
     #[error("{frame} frame with stream id {id}")]
     StreamField {
         /// Name of the frame.
@@ -87,13 +87,13 @@ pub enum Breach {
         /// The id.
         id: u32,
     },
-    /// More streams are open than the settings allow.
+    /// The peer has opened more streams than the settings allow.
     #[error("more than {0} streams open")]
     TooManyStreams(u32),
-    /// A stream was opened after the peer had acknowledged GOAWAY.
+    /// The peer has opened a stream after acknowledging GOAWAY.
     #[error("{0} opened after GOAWAY was acknowledged")]
     OpenedAfterGoAway(StreamId),
-    /// A header block is longer than allowed.
+    /// A header block exceeds the limit.
     #[error("header block of {stream} is longer than {limit} bytes")]
     HeaderBlock {
         /// The stream.
@@ -101,7 +101,7 @@ pub enum Breach {
         /// The limit in bytes.
         limit: u32,
     },
-    /// Header frames in an order that no call has.
+    /// HEADERS frames in an order that no call has.
     #[error("{frame} frame for {stream} out of order")]
     FrameOrder {
         /// Name of the frame.
@@ -109,33 +109,33 @@ pub enum Breach {
         /// The stream.
         stream: StreamId,
     },
-    /// A header block that cannot be decoded.
+    /// A header block cannot be decoded.
     #[error("malformed header block: {0}")]
     Headers(&'static str),
-    /// More data than the stream's window holds.
+    /// Data exceeds the stream's window.
     #[error("{len} bytes for {stream} with a window of {window}")]
     Window {
         /// The stream.
         stream: StreamId,
-        /// Bytes of the frame.
+        /// Length of the data in bytes.
         len: u32,
-        /// Window left.
+        /// Bytes left in the window.
         window: u32,
     },
-    /// A window grew past 2^31 - 1 bytes, or by nothing.
+    /// A window grew beyond 2^31 - 1 bytes, or by nothing.
     #[error("window of {0} grew by {1} bytes")]
     WindowUpdate(StreamId, u32),
-    /// A transfer longer than the longest message.
+    /// A transfer exceeds the maximum message length.
     #[error("request for {len} bytes on {stream}, the limit is {limit}")]
     RequestLength {
         /// The stream.
         stream: StreamId,
-        /// Bytes asked for.
+        /// Bytes requested.
         len: u64,
         /// The limit.
         limit: u64,
     },
-    /// More requests are open on a stream than allowed.
+    /// The peer has more requests open on a stream than allowed.
     #[error("more than {1} requests open on {0}")]
     TooManyRequests(StreamId, usize),
     /// DONE or ABORT names a grant that is not outstanding.
@@ -146,40 +146,39 @@ pub enum Breach {
         /// The grant.
         grant: GrantId,
     },
-    /// A request whose first byte is to lie further behind a multiple of the modulus than there is.
+    /// A REQUEST whose begin is not less than the modulus.
     #[error("request on {stream} begins at {begin} modulo {modulus}")]
     RequestBegin {
         /// The stream.
         stream: StreamId,
         /// The begin stated.
         begin: u32,
-        /// Begins are less than this.
+        /// The modulus.
         modulus: u32,
     },
-    /// DONE of a standing grant that was written from too far behind its first byte on, or of any
-    /// other that was not written from its first byte on.
+    /// DONE whose begin is too large for a standing grant, or not 0 for any other grant.
     #[error("DONE of {grant} begins at {begin}, the limit is {limit}")]
     DoneBegin {
         /// The grant.
         grant: GrantId,
         /// The begin stated.
         begin: u32,
-        /// The limit: 0 where the grant answered a request.
+        /// The maximum: 0 if the grant answered a request.
         limit: u32,
     },
-    /// DONE with more bytes than were granted behind its begin, or none.
+    /// DONE states no bytes, or more than were granted after its begin.
     #[error("DONE with {len} bytes from {begin} on for {grant} of {granted}")]
     DoneLength {
         /// The grant.
         grant: GrantId,
-        /// Where they begin.
+        /// Offset of the first byte.
         begin: u32,
         /// Bytes stated.
         len: u32,
         /// Bytes granted.
         granted: u32,
     },
-    /// DONE names another stream than the grant was given to.
+    /// DONE names another stream than its grant.
     #[error("DONE of {grant} for {stream}, which it was not granted to")]
     DoneStream {
         /// The grant.
@@ -187,10 +186,10 @@ pub enum Breach {
         /// The stream.
         stream: StreamId,
     },
-    /// A stream's half ended while the peer held grants for it, or still waited for some.
+    /// The peer ended its half of a stream while it held grants for it, or waited for some.
     #[error("{0} ended with grants held or asked for")]
     EndWithGrants(StreamId),
-    /// A grant of nothing, past the end of the address space, not asked for, too short, or with an
+    /// A GRANT that is empty, exceeds the address space, was not requested, is too short, or has an
     /// id in use.
     #[error("impossible {grant}: {why}")]
     BadGrant {
@@ -199,36 +198,36 @@ pub enum Breach {
         /// What is wrong with it.
         why: &'static str,
     },
-    /// The peer causes more answers than this side is willing to queue.
+    /// The peer causes more replies than this side queues.
     #[error("more than {0} answers asked for and not collected")]
     Flood(usize),
-    /// The client opens streams and resets them before they are answered, faster than any client in
-    /// good faith (ENHANCE_YOUR_CALM in HTTP/2).
+    /// The client opens streams and resets them before they are answered, faster than any
+    /// well-behaved client (ENHANCE_YOUR_CALM in HTTP/2).
     #[error(
         "streams reset before they were answered: more than {burst} at once and {per_second} a second (enhance your calm)"
     )]
     RapidReset {
-        /// Resets that are allowed at once.
+        /// Maximum number of resets at once.
         burst: u64,
-        /// Of these, the number that a second allows again.
+        /// Number of resets restored per second.
         per_second: u64,
     },
-    /// The peer has not ended its half of a stream that was reset, in time.
+    /// The peer has not ended its half of a reset stream in time.
     #[error("RESET of {0} was not answered in time")]
     ResetUnanswered(StreamId),
-    /// The peer has neither written to a grant that it was asked for, or whose stream is over, nor
-    /// given it back, in time.
+    /// The peer has neither written nor returned in time a grant that was recalled, or whose stream
+    /// has ended.
     #[error("{0} was asked back and kept, with neither DONE nor ABORT in time")]
     GrantKept(GrantId),
-    /// GOAWAY for the second time, or an acknowledgement of none.
+    /// A second GOAWAY, or an acknowledgement without a GOAWAY.
     #[error("GOAWAY frame that is a repetition or acknowledges none")]
     UnexpectedGoAway,
-    /// A PONG that answers no PING of ours.
+    /// A PONG without a PING.
     #[error("PONG that answers no PING")]
     UnexpectedPong,
 }
 
-/// Why a connection closes, as it travels in CLOSE and GOAWAY frames.
+/// Why a connection closes, as sent in CLOSE and GOAWAY frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CloseCode {
     /// No error.
@@ -239,7 +238,7 @@ pub enum CloseCode {
     Internal,
     /// The sender has no resources for the connection.
     Resources,
-    /// A code that this version does not know.
+    /// An unknown code.
     Other(u32),
 }
 

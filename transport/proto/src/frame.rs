@@ -22,7 +22,7 @@
 //!
 //! | type | name | stream | payload | flags |
 //! |---|---|---|---|---|
-//! | 1 | HEADERS | yes | a piece of a header block ([`crate::headers`]) | END 1: the sender's half ends here; MORE 2: the block goes on in the next HEADERS of the stream; INDEXED 4: a whole block, in which fields may stand for what the connection remembers. MORE goes with no other |
+//! | 1 | HEADERS | yes | a piece of a header block ([`crate::headers`]) | END 1: the sender's half ends here; MORE 2: the block continues in the next HEADERS of the stream; INDEXED 4: a complete block that may refer to fields that the connection remembers. MORE excludes all other flags |
 //! | 2 | DATA | yes | bytes of the body | END 1 |
 //! | 3 | WINDOW | yes | increment (4) | |
 //! | 4 | RESET | yes | reset code (4) | |
@@ -36,15 +36,15 @@
 //! | 12 | CLOSE | 0 | close code (4), text (0 to 240) | |
 //!
 //! A header block has at most 65,536 bytes. A GRANT that answers a REQUEST has at least 12,288
-//! bytes, unless fewer complete it.
+//! bytes, unless fewer complete the request.
 //!
-//! A receiver's **modulus** is the larger of 64 and the alignment that its hello asks for. The
-//! begin of a REQUEST says where the first byte is to lie, modulo the modulus; the address of a
-//! GRANT that answers it is in phase with that and with what has been granted of the request
-//! before. The begin of a DONE says how far into a standing grant the first byte lies; it is 0
-//! where the grant answered a REQUEST. Both are less than the modulus.
+//! A receiver's **modulus** is the larger of 64 and the alignment that its hello requires. The
+//! begin of a REQUEST is the required address of the first byte, modulo the modulus. The address of
+//! a GRANT that answers it is congruent to that, plus what has already been granted for the
+//! request. The begin of a DONE is the offset of the first byte in a standing grant, and 0 if the
+//! grant answered a REQUEST. Both begins are less than the modulus.
 //!
-//! Frame types, flags and reserved fields that are not in these tables are breaches.
+//! Frame types, flags and reserved values that are not in these tables are breaches.
 
 use bytes::{Buf, Bytes};
 
@@ -60,20 +60,20 @@ const WAITED: u8 = 1;
 pub const FRAME_HEADER: usize = 8;
 /// The sender's half of the stream ends with this frame.
 pub const END: u8 = 1;
-/// The header block goes on in the next HEADERS frame of the stream.
+/// The header block continues in the next HEADERS frame of the stream.
 pub const MORE: u8 = 2;
 /// The header block refers to fields that the connection remembers.
 pub const INDEXED: u8 = 4;
 /// Answers a PING or a GOAWAY.
 pub const ACK: u8 = 1;
-/// The longest text of a GOAWAY or CLOSE, in bytes.
+/// Maximum length of the text of a GOAWAY or CLOSE, in bytes.
 pub const MAX_TEXT: usize = 240;
-/// The longest header block in bytes, unless [`Config::max_headers`](crate::Config::max_headers)
-/// says otherwise.
+/// Maximum length of a header block in bytes, unless
+/// [`Config::max_headers`](crate::Config::max_headers) says otherwise.
 pub const MAX_HEADER_BLOCK: usize = 65_536;
-/// The shortest GRANT, in bytes, that answers a REQUEST without completing it: a request cannot be
-/// answered with more grants than its bytes are worth. Wherever such a piece begins, 16 KiB of
-/// memory hold it.
+/// Minimum length, in bytes, of a GRANT that answers a REQUEST without completing it. This bounds
+/// the number of grants per requested byte. With any begin, such a grant fits into 16 KiB of
+/// memory.
 pub const MIN_GRANT: u32 = 12 * 1024;
 
 /// A frame as received. Payloads are slices of the message.
@@ -84,30 +84,30 @@ pub enum Frame {
     Headers { stream: u32, end: bool, more: bool, indexed: bool, block: Bytes },
     /// Bytes of the body.
     Data { stream: u32, end: bool, data: Bytes },
-    /// The stream's window grows.
+    /// Increases the stream's window.
     Window { stream: u32, increment: u32 },
-    /// The stream is given up.
+    /// Aborts the stream.
     Reset { stream: u32, code: u32 },
-    /// Landing memory is asked for.
+    /// Requests landing memory.
     Request { stream: u32, len: u64, begin: u32 },
-    /// Landing memory is granted.
+    /// Grants landing memory.
     Grant { stream: u32, id: u32, rkey: u32, len: u32, addr: u64 },
     /// Granted memory has been written; the grant ends.
     Done { stream: u32, end: bool, id: u32, len: u32, begin: u32 },
     /// Granted memory will not be written; the grant ends.
     Abort { id: u32 },
-    /// A standing grant is asked back.
+    /// Asks for a grant to be returned.
     Recall { id: u32 },
-    /// Are you alive? With `ack`: yes.
+    /// Asks whether the peer is alive. With `ack`: the reply.
     Ping { ack: bool, token: u64 },
-    /// No new streams. With `ack`: none come any more.
+    /// No new streams may be opened. With `ack`: none will be opened any longer.
     GoAway { ack: bool, code: u32, text: Bytes },
-    /// The connection ends.
+    /// Ends the connection.
     Close { code: u32, text: Bytes },
 }
 
 impl Frame {
-    /// The frame's name in messages.
+    /// The name of the frame for error messages.
     pub fn name(&self) -> &'static str {
         kind_name(self.kind())
     }
@@ -155,7 +155,7 @@ fn kind_name(kind: u8) -> &'static str {
     NAMES.get(usize::from(kind)).copied().unwrap_or("unknown")
 }
 
-/// Composes one message in a SEND slot.
+/// Composes a message in a SEND slot.
 #[derive(Debug)]
 pub struct Composer<'a> {
     slot: &'a mut [u8],
@@ -164,13 +164,13 @@ pub struct Composer<'a> {
 }
 
 impl<'a> Composer<'a> {
-    /// Starts a message. The slot has at least 512 bytes ([`crate::Config::check`]).
+    /// Starts a message. The slot must have at least 512 bytes ([`crate::Config::check`]).
     pub fn new(slot: &'a mut [u8]) -> Self {
         debug_assert!(slot.len() >= MESSAGE_HEADER);
         Composer { slot, len: MESSAGE_HEADER, flags: 0 }
     }
 
-    /// Bytes left for frames, their headers included.
+    /// Bytes left for frames, including their headers.
     pub fn room(&self) -> usize {
         self.slot.len() - self.len
     }
@@ -180,7 +180,7 @@ impl<'a> Composer<'a> {
         self.len == MESSAGE_HEADER
     }
 
-    /// Says that output has waited for a credit.
+    /// Sets the flag WAITED: output has waited for a credit.
     pub fn waited(&mut self) {
         self.flags |= WAITED;
     }
@@ -197,7 +197,7 @@ impl<'a> Composer<'a> {
         self.put(&head);
     }
 
-    /// Adds a frame; false, and nothing added, if it does not fit.
+    /// Adds a frame. Returns false, and adds nothing, if it does not fit.
     pub fn add(&mut self, frame: &Frame) -> bool {
         let wire = frame.wire_len();
         if wire > self.room() {
@@ -260,8 +260,8 @@ impl<'a> Composer<'a> {
         true
     }
 
-    /// Adds a HEADERS frame with a whole block, shortened by what the peer remembers. It fits as it
-    /// is.
+    /// Adds a HEADERS frame with a complete block, compressed with the header table. The
+    /// uncompressed block must fit.
     pub(crate) fn add_block(&mut self, stream: u32, end: bool, block: &[u8], table: &mut Sent) {
         let at = self.len + FRAME_HEADER;
         let shortened = table.shorten(block, &mut self.slot[at..]);
@@ -273,8 +273,8 @@ impl<'a> Composer<'a> {
         }
     }
 
-    /// Adds a DATA frame with the next `len` bytes of `payload`, gathered from its segments. They
-    /// fit: `len` is no more than [`Composer::room`] less the frame's header, and than there are.
+    /// Adds a DATA frame with the next `len` bytes of `payload`, gathered from its segments. `len`
+    /// is at most [`Composer::room`] less the frame header, and at most the length of the payload.
     pub(crate) fn add_data(&mut self, stream: u32, end: bool, len: usize, payload: &mut Payload) {
         self.header(2, u8::from(end) * END, len, stream);
         let mut left = len;
@@ -286,7 +286,7 @@ impl<'a> Composer<'a> {
         }
     }
 
-    /// Writes the message header; returns the length of the message.
+    /// Writes the message header, and returns the length of the message.
     pub fn finish(self, credits: u16) -> usize {
         self.slot[..2].copy_from_slice(&credits.to_le_bytes());
         self.slot[2..4].copy_from_slice(&[self.flags, 0]);
@@ -303,7 +303,7 @@ pub struct Reader {
     /// Whether output of the sender has waited for a credit.
     pub waited: bool,
     message: Bytes,
-    /// What has been read of it.
+    /// Bytes read so far.
     at: usize,
 }
 
@@ -329,10 +329,10 @@ impl Reader {
         Ok(Reader { credits, waited, message, at: MESSAGE_HEADER })
     }
 
-    /// The next frame, checked as far as a frame can be by itself.
+    /// Returns the next frame, after the checks that need no state of the connection.
     ///
     /// # Errors
-    /// What is wrong with the frame; nothing after it is read.
+    /// The frame is invalid; nothing after it is read.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, Breach> {
         let rest = self.message.get(self.at..).unwrap_or_default();
         if rest.is_empty() {

@@ -8,10 +8,10 @@
 //! | 1 to 127 | value length (2), value | name number n of the static table |
 //! | 128 to 255 | nothing | name and value number n - 128 of the static pairs |
 //!
-//! On the wire, fields that a connection has seen before are shorter still: see `table`.
+//! Fields that a connection has sent before are shorter still: see `table`.
 //!
-//! Names are lower-case as in HTTP/2. Pseudo-fields (`:path`, `:status` ...) come as ordinary
-//! fields; what they mean is for the layer above.
+//! Names are lower-case as in HTTP/2. Pseudo-fields (`:path`, `:status` ...) are encoded as
+//! ordinary fields; the layer above interprets them.
 
 pub(crate) mod table;
 
@@ -57,7 +57,7 @@ pub const PAIRS: [(&str, &str); 8] = [
     ("grpc-accept-encoding", "identity"),
 ];
 
-/// The numbers of the pairs of each static name, less 128: from, to.
+/// For each static name, the range of its pairs, less 128.
 const PAIRS_OF: [(u8, u8); NAMES.len()] = {
     let mut pairs = [(0, 0); NAMES.len()];
     let mut place = 0;
@@ -75,10 +75,10 @@ const PAIRS_OF: [(u8, u8); NAMES.len()] = {
     pairs
 };
 
-/// The byte that stands for a static pair in a block.
+/// The byte that encodes a static pair in a block.
 ///
 /// # Panics
-/// If there is no such pair. To be evaluated in constants only.
+/// If there is no such pair, so use it in constants only.
 pub const fn pair(name: &str, value: &str) -> u8 {
     let mut n = 0;
     while !(same(PAIRS[n].0, name) && same(PAIRS[n].1, value)) {
@@ -96,10 +96,10 @@ const fn same(a: &str, b: &str) -> bool {
     at == a.len() && at == b.len()
 }
 
-/// The longest static name, in bytes.
+/// Maximum length of a static name in bytes.
 const LONGEST_NAME: usize = 23;
 
-/// Places in [`NAMES`] by the length of the name: there are no more than four of one length.
+/// Indices in [`NAMES`] by length of the name; at most four names have the same length.
 const BY_LENGTH: [[u8; 4]; LONGEST_NAME + 1] = {
     let mut places = [[u8::MAX; 4]; LONGEST_NAME + 1];
     let mut place = 0;
@@ -115,7 +115,7 @@ const BY_LENGTH: [[u8; 4]; LONGEST_NAME + 1] = {
     places
 };
 
-/// The place in [`NAMES`], if it is there.
+/// The index in [`NAMES`], if the name is static.
 fn place(name: &str) -> Option<u8> {
     let same = BY_LENGTH.get(name.len())?;
     same.iter()
@@ -127,16 +127,16 @@ fn place(name: &str) -> Option<u8> {
 /// A field of a decoded block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// The first byte of it in the block: 0 for a literal, else a number of the static names or
-    /// pairs.
+    /// The first byte of its encoding: 0 for a literal, otherwise the number of a static name or
+    /// pair.
     pub number: u8,
-    /// Name, not checked for the characters that HTTP allows.
+    /// The name; its characters are not validated.
     pub name: Bytes,
-    /// Value, not checked either.
+    /// The value; its characters are not validated.
     pub value: Bytes,
 }
 
-/// A name or value that does not fit a block.
+/// A name or value that is too long for a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("header of {0} bytes, the limit is 65535")]
 pub struct TooLong(pub usize);
@@ -175,12 +175,12 @@ pub fn encode(block: &mut impl BufMut, name: &str, value: &[u8]) -> Result<(), T
 #[derive(Clone, Debug)]
 pub struct Decoder {
     block: Bytes,
-    /// What has been read of it.
+    /// Bytes decoded so far.
     at: usize,
 }
 
 impl Decoder {
-    /// Starts at the beginning of a whole block.
+    /// Starts at the beginning of a complete block.
     pub fn new(block: Bytes) -> Self {
         Decoder { block, at: 0 }
     }

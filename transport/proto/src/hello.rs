@@ -1,7 +1,7 @@
 //! The private data of connect, accept and reject.
 //!
 //! rdma_cm carries at most 56 bytes with a connect request on InfiniBand and RoCE (rdma_connect(3))
-//! and pads what it delivers, so every message has its own length. All integers are little-endian.
+//! and pads what it delivers, so every message contains its length. All integers are little-endian.
 //!
 //! Hello (client to server), 56 bytes:
 //!
@@ -13,26 +13,26 @@
 //! | 6 | 1 | lowest version spoken |
 //! | 7 | 1 | highest version spoken |
 //! | 8 | 16 | ticket |
-//! | 24 | 2 | RECV slots: the credits that the other side starts with |
-//! | 26 | 2 | RECV slots that there may be at once, those of the start included |
+//! | 24 | 2 | RECV slots at the start: the peer's first credits |
+//! | 26 | 2 | maximum RECV slots, including those at the start |
 //! | 28 | 4 | bytes of a RECV slot |
-//! | 32 | 4 | streams that the other side may open at once |
+//! | 32 | 4 | streams that the peer may have open |
 //! | 36 | 4 | stream window in bytes |
 //! | 40 | 8 | longest message in bytes |
 //! | 48 | 4 | longest header block in bytes |
-//! | 52 | 2 | alignment of what lands, in bytes: a power of two, 1 to 4096 |
+//! | 52 | 2 | alignment of landed payload in bytes: a power of two, 1 to 4096 |
 //! | 54 | 2 | reserved, 0 |
 //!
-//! Accept (server to client) is the same with kind 2, both version bytes holding the version
-//! chosen, and a ticket of zeros. Reject, 16 bytes: magic, length 16, kind 3, the versions that the
-//! server speaks, the code (4), reserved (4).
+//! Accept (server to client) is the same with kind 2, the chosen version in both version bytes, and
+//! a ticket of zeros. Reject, 16 bytes: magic, length 16, kind 3, the versions that the server
+//! speaks, the code (4), reserved (4).
 //!
 //! # Version negotiation
 //!
-//! The client states the lowest and highest version it speaks; the server takes the highest that
-//! both speak, or rejects with [`Reject::Version`] and its own range. A version may only redefine
-//! what follows the version bytes, so that any two versions can at least disagree in an orderly
-//! way.
+//! The client states the lowest and highest version that it speaks. The server chooses the highest
+//! common version, or rejects with [`Reject::Version`] and its own range. A version may only
+//! redefine what follows the version bytes, so that any two versions can reject each other
+//! properly.
 
 /// The lowest protocol version that this crate speaks.
 pub const VERSION_MIN: u8 = 1;
@@ -43,40 +43,38 @@ pub const HELLO_LEN: usize = 56;
 /// Bytes of a reject.
 pub const REJECT_LEN: usize = 16;
 
-/// Bytes that a header block may be limited to.
+/// Allowed range of the limit on header blocks, in bytes.
 pub const HEADERS: std::ops::RangeInclusive<u32> = 4096..=1 << 20;
 
-/// Whether landed payload may be aligned to so many bytes: landing memory itself is aligned to no
-/// more than a page.
+/// Whether this is a valid alignment of landed payload. Landing memory itself is only page-aligned.
 pub(crate) fn is_alignment(align: u16) -> bool {
     align.is_power_of_two() && align <= 4096
 }
 
 const MAGIC: [u8; 4] = *b"tRDM";
 
-/// What one side tells the other about itself.
+/// The settings of one side that the other side needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// RECV slots posted: credits that the peer starts with.
+    /// RECV slots posted at the start, and so the peer's first credits.
     pub recv_slots: u16,
-    /// RECV slots that there may be at once: no message returns more credits than that leaves.
+    /// Maximum number of RECV slots, which bounds the credits that messages return.
     pub max_recvs: u16,
-    /// Bytes of a RECV slot: the longest SEND.
+    /// Bytes of a RECV slot, and so of the longest SEND.
     pub slot_size: u32,
-    /// Streams that the peer may have open at once.
+    /// Maximum number of streams that the peer may have open.
     pub max_streams: u32,
-    /// Bytes that a stream may hold unread without having asked.
+    /// Maximum bytes of a stream that are unread without having been requested.
     pub stream_window: u32,
-    /// Longest header block in bytes.
+    /// Maximum length of a header block in bytes.
     pub max_headers: u32,
-    /// Longest message in bytes.
+    /// Maximum length of a message in bytes.
     pub max_message: u64,
-    /// Where a message has an aligned segment, its address in landing memory is to be a multiple of
-    /// this.
+    /// Alignment of a message's aligned segment in landing memory, in bytes.
     pub align: u16,
 }
 
-/// The client's side of connection set-up.
+/// The client's connection request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// Lowest version that the client speaks.
@@ -89,19 +87,19 @@ pub struct Hello {
     pub settings: Settings,
 }
 
-/// The server's answer when it accepts.
+/// The server's reply when it accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Accept {
-    /// The version that both speak from now on.
+    /// The version to be used.
     pub version: u8,
     /// The server's settings.
     pub settings: Settings,
 }
 
-/// The server's answer when it refuses.
+/// The server's reply when it refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Reject {
-    /// No version is spoken by both.
+    /// The sides have no version in common.
     #[error("no common protocol version: the server speaks {min} to {max}")]
     Version {
         /// Lowest version of the server.
@@ -112,24 +110,24 @@ pub enum Reject {
     /// The ticket is unknown, used or expired.
     #[error("the ticket was not accepted (wrong, used or expired)")]
     Ticket,
-    /// The server has no memory or places left for the connection.
+    /// The server has no memory or slots left for the connection.
     #[error("the server has no resources for another connection")]
     Resources,
     /// The server is shutting down.
     #[error("the server is shutting down")]
     ShuttingDown,
-    /// The server has as many connections as it allows.
+    /// The server has reached its limit of connections.
     #[error("the server has as many connections as it allows (Server::max_connections)")]
     Connections,
-    /// The server has as many connections in the making as it allows.
+    /// The server has reached its limit of connections being set up.
     #[error(
         "the server has as many connections in the making as it allows (Server::max_handshakes)"
     )]
     Handshakes,
-    /// The hello was not understood.
+    /// The hello is invalid.
     #[error("the server did not understand the hello")]
     Malformed,
-    /// A code that this version does not know.
+    /// An unknown code.
     #[error("rejected with code {0}")]
     Other(u32),
 }
@@ -137,10 +135,10 @@ pub enum Reject {
 /// Private data that is not a valid hello, accept or reject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HelloError {
-    /// Not this protocol at all.
+    /// Another protocol.
     #[error("private data of another protocol (no tonic-rdma magic in {0} bytes)")]
     Magic(usize),
-    /// Cut short, or with a length that its kind does not have.
+    /// Truncated, or with a length that its kind does not have.
     #[error("private data of {received} bytes states a length of {stated}")]
     Length {
         /// Bytes received.
@@ -148,7 +146,7 @@ pub enum HelloError {
         /// Length stated.
         stated: usize,
     },
-    /// Not the kind that was expected.
+    /// Another kind than expected.
     #[error("private data of kind {0} where another was expected")]
     Kind(u8),
     /// No version in common.
@@ -195,7 +193,7 @@ fn prefix(data: &[u8], kind: u8, len: usize) -> Result<&[u8], HelloError> {
         return Err(HelloError::Kind(data[5]));
     }
     let (min, max) = (data[6], data[7]);
-    // A reject states the server's versions, which may well have none in common with ours.
+    // A reject states the server's versions, which may have none in common with ours.
     if kind != KIND_REJECT && (min > max || min > VERSION_MAX || max < VERSION_MIN) {
         return Err(HelloError::Version { min, max });
     }
@@ -242,7 +240,7 @@ fn settings(data: &[u8]) -> Result<Settings, HelloError> {
     rule((4..=4096).contains(&s.recv_slots), "recv_slots", s.recv_slots.into())?;
     rule((s.recv_slots..=4096).contains(&s.max_recvs), "max_recvs", s.max_recvs.into())?;
     rule((512..=32_768).contains(&s.slot_size), "slot_size", s.slot_size.into())?;
-    // With a peer that accepts no streams every call would wait forever.
+    // If the peer accepted no streams, every call would wait forever.
     rule(s.max_streams > 0, "max_streams", s.max_streams.into())?;
     rule(
         s.stream_window >= 4096 && s.stream_window <= i32::MAX as u32,
@@ -256,20 +254,20 @@ fn settings(data: &[u8]) -> Result<Settings, HelloError> {
 }
 
 impl Hello {
-    /// A hello of this crate's versions.
+    /// A hello with this crate's versions.
     pub fn new(ticket: [u8; 16], settings: Settings) -> Self {
         Hello { version_min: VERSION_MIN, version_max: VERSION_MAX, ticket, settings }
     }
 
-    /// The bytes for the private data of connect.
+    /// Encodes the private data of connect.
     pub fn encode(&self) -> [u8; HELLO_LEN] {
         put(KIND_HELLO, self.version_min, self.version_max, &self.ticket, &self.settings)
     }
 
-    /// Reads a hello from private data, which may be padded.
+    /// Decodes a hello from private data, which may be padded.
     ///
     /// # Errors
-    /// What is wrong with it, by name.
+    /// What is wrong with it.
     pub fn decode(data: &[u8]) -> Result<Self, HelloError> {
         let data = prefix(data, KIND_HELLO, HELLO_LEN)?;
         Ok(Hello {
@@ -280,22 +278,22 @@ impl Hello {
         })
     }
 
-    /// The highest version that both speak.
+    /// The highest common version.
     pub fn version(&self) -> u8 {
         self.version_max.min(VERSION_MAX)
     }
 }
 
 impl Accept {
-    /// The bytes for the private data of accept.
+    /// Encodes the private data of accept.
     pub fn encode(&self) -> [u8; HELLO_LEN] {
         put(KIND_ACCEPT, self.version, self.version, &[0; 16], &self.settings)
     }
 
-    /// Reads an accept from private data, which may be padded.
+    /// Decodes an accept from private data, which may be padded.
     ///
     /// # Errors
-    /// What is wrong with it, by name.
+    /// What is wrong with it.
     pub fn decode(data: &[u8]) -> Result<Self, HelloError> {
         let data = prefix(data, KIND_ACCEPT, HELLO_LEN)?;
         if data[6] != data[7] {
@@ -306,7 +304,7 @@ impl Accept {
 }
 
 impl Reject {
-    /// The bytes for the private data of reject.
+    /// Encodes the private data of reject.
     pub fn encode(&self) -> [u8; REJECT_LEN] {
         let code: u32 = match *self {
             Reject::Version { .. } => 1,
@@ -328,10 +326,10 @@ impl Reject {
         out
     }
 
-    /// Reads a reject from private data, which may be padded.
+    /// Decodes a reject from private data, which may be padded.
     ///
     /// # Errors
-    /// What is wrong with it, by name.
+    /// What is wrong with it.
     pub fn decode(data: &[u8]) -> Result<Self, HelloError> {
         let data = prefix(data, KIND_REJECT, REJECT_LEN)?;
         Ok(match u32::from_le_bytes(le(data, 8)) {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Identifies a stream. Streams are opened by the client, with ids that only grow, from 1.
+/// Identifies a stream. The client opens streams with increasing ids, from 1.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct StreamId(pub(crate) u32);
 
@@ -36,8 +36,8 @@ impl fmt::Display for GrantId {
     }
 }
 
-/// Why a stream was reset. The numbers are those of HTTP/2 (RFC 9113 section 7) where it has one,
-/// so that gRPC's mapping of reset codes to status codes applies unchanged.
+/// Why a stream was reset. Where HTTP/2 has a code (RFC 9113 section 7), the number is the same, so
+/// gRPC's mapping of reset codes to status codes applies unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ResetCode(pub u32);
 
@@ -48,7 +48,7 @@ impl ResetCode {
     pub const INTERNAL: ResetCode = ResetCode(0x2);
     /// The stream was refused before any processing, so that it is safe to retry.
     pub const REFUSED: ResetCode = ResetCode(0x7);
-    /// The call is no longer wanted.
+    /// The call has been cancelled.
     pub const CANCEL: ResetCode = ResetCode(0x8);
     /// The peer causes too much load.
     pub const ENHANCE_YOUR_CALM: ResetCode = ResetCode(0xb);

@@ -1,10 +1,9 @@
-//! The connection of tonic-rdma as a state machine apart from IO.
+//! The connection of tonic-rdma as a state machine without IO.
 //!
-//! Two peers hold one [`Connection`] each. It is fed received messages, time and landing memory,
-//! and hands out descriptors: which bytes to SEND, which to WRITE where. It owns no socket, no
-//! clock, no memory region and no source of randomness, so that the same inputs always give the
-//! same outputs, and it never copies payload except into the small control messages that it
-//! composes.
+//! Each peer has one [`Connection`]. Its inputs are received messages, time and landing memory; its
+//! outputs are descriptors: bytes to SEND, and WRITEs. It has no socket, clock, memory region or
+//! source of randomness, so the same inputs always give the same outputs. It copies payload only
+//! into the small control messages that it composes.
 //!
 //! # Map
 //!
@@ -13,7 +12,7 @@
 //! | [`hello`] | the private data of connect and accept: version, ticket, settings |
 //! | [`frame`] | the wire format of control messages, byte by byte |
 //! | [`headers`] | header blocks |
-//! | [`error`] | what a peer can do wrong, by name |
+//! | [`error`] | breaches of the protocol |
 //! | [`Config`] | limits and sizes |
 //! | [`Payload`] | a piece of a body, in segments |
 //! | [`Connection`] | credits, streams, windows, bulk transfers, drain, heartbeat |
@@ -21,18 +20,18 @@
 //! # How a driver uses it
 //!
 //! 1. [`Connection::client`] or [`Connection::server`] once hellos have been exchanged.
-//! 2. For every completed RECV: repost the slot, then [`Connection::receive`] (R1).
-//! 3. Take [`Connection::poll_event`] until it is empty; feed streams, answer
+//! 2. For every completed RECV: repost the slot, then call [`Connection::receive`] (R1).
+//! 3. Call [`Connection::poll_event`] until it returns nothing; deliver to streams, and answer
 //!    [`Connection::poll_landing`] with memory.
-//! 4. Take [`Connection::poll_transmit`] until it is empty or the send queue is full, and post what
-//!    it returns in that order (R4).
+//! 4. Call [`Connection::poll_transmit`] until it returns nothing or the send queue is full, and
+//!    post the returned work in that order (R4).
 //! 5. Call [`Connection::handle_timeout`] at [`Connection::next_timeout`].
 //!
 //! After an error from [`Connection::receive`] the driver sends what [`Connection::poll_transmit`]
-//! still returns (one CLOSE frame that names the breach) and disconnects.
+//! still returns (one CLOSE frame that names the breach), and disconnects.
 //!
-//! Landing memory that the peer still holds then does not come back as an event: the driver frees
-//! it when the queue pair is gone, and not before (R9).
+//! Landing memory that the peer then still holds is not returned by an event. The driver frees it
+//! once the queue pair is destroyed, and not before (R9).
 //!
 //! ```
 //! use std::time::Instant;
@@ -40,14 +39,14 @@
 //!
 //! let (config, now) = (Config::default(), Instant::now());
 //! config.check()?;
-//! // Settings travel in the hello and its answer.
+//! // Settings are exchanged in hello and accept.
 //! let mut client = Connection::client(config.clone(), config.settings(), now);
 //! let mut server = Connection::server(config.clone(), config.settings(), now);
 //!
 //! let id = client.open("header block".into(), false)?;
 //! client.send_data(id, "a small message".into(), false, true)?;
 //!
-//! // The driver posts what it is given; here it "arrives" at once.
+//! // A driver posts this work; here it "arrives" at once.
 //! let mut slot = vec![0; config.slot_size as usize];
 //! let room = Room { write: 1 << 20, staging: 64 << 10, chunk: 0 };
 //! while let Some(work) = client.poll_transmit(Some(&mut slot), room) {

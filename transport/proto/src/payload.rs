@@ -1,10 +1,10 @@
-//! A piece of a body to be sent, in segments.
+//! A piece of a body in segments.
 
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-/// One piece of a body, in segments. It lands contiguously when it is sent by WRITE, however many
-/// segments it has, and they are not copied to join them.
+/// A piece of a body in segments. If it is sent by WRITE, it lands contiguously, and the segments
+/// are not copied to join them.
 ///
 /// ```
 /// use tonic_rdma_proto::Payload;
@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Payload {
-    /// Not empty, except for those in front of `first`.
+    /// Only segments before `first` are empty.
     segments: SmallVec<[Segment; 1]>,
     /// The index of the first segment that has not been taken completely.
     first: usize,
@@ -31,7 +31,7 @@ struct Segment {
     aligned: bool,
 }
 
-/// The segment that determines where a payload lands.
+/// The segment that determines the address at which a payload lands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lead {
     /// Bytes of the payload in front of it.
@@ -83,7 +83,7 @@ impl Payload {
         self.segments.into_iter().skip(self.first).map(|segment| segment.bytes)
     }
 
-    /// The longest of the aligned segments, or of all if there is none; of several the first.
+    /// The longest aligned segment, or the longest of all if none is aligned; the first of several.
     pub(crate) fn lead(&self) -> Option<Lead> {
         let mut at = 0;
         let mut longest: Option<(Lead, usize)> = None;
@@ -98,12 +98,12 @@ impl Payload {
         longest.map(|(lead, _)| lead)
     }
 
-    /// Bytes of the segment in front, and whether it is pinned.
+    /// Length of the first segment, and whether it is pinned.
     pub(crate) fn front(&self) -> Option<(usize, bool)> {
         self.segments.get(self.first).map(|segment| (segment.bytes.len(), segment.pinned))
     }
 
-    /// Takes up to `len` bytes off the segment in front.
+    /// Takes up to `len` bytes from the first segment.
     pub(crate) fn take(&mut self, len: usize) -> Bytes {
         let Some(segment) = self.segments.get_mut(self.first) else { return Bytes::new() };
         let taken = segment.bytes.split_to(segment.bytes.len().min(len));

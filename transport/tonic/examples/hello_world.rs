@@ -1,8 +1,8 @@
 //! Hello world both ways: a client and a server of tonic-rdma, and each of them with stock tonic at
 //! the other end.
 //!
-//! `cargo run -p tonic-rdma --example hello_world` runs all of it in one process. As two, on hosts
-//! with an RDMA network between them, or on one:
+//! `cargo run -p tonic-rdma --example hello_world` runs all of it in one process. To run it as two,
+//! on one host or on hosts with an RDMA network between them:
 //!
 //! ```text
 //! hello_world server 10.0.0.1:50051
@@ -59,7 +59,7 @@ async fn both_ways() -> Result<(), Box<dyn Error>> {
 }
 
 async fn call(channel: Channel) -> Result<(), Box<dyn Error>> {
-    // The path, or TCP and the reason for it.
+    // Prints the path, or TCP and the reason for it.
     println!("  calls go by {}", channel.path());
     let request = HelloRequest { name: "world".into() };
     let reply = GreeterClient::new(channel).say_hello(request).await?.into_inner();

@@ -1,4 +1,4 @@
-//! What an exporter for Prometheus gets to see. docs/metrics.md tells about each of them.
+//! The output of an exporter for Prometheus. docs/metrics.md describes each metric.
 //!
 //! `cargo run -p tonic-rdma --example metrics`
 
@@ -14,8 +14,8 @@ use tonic_rdma_example_services::greeter::greeter_server::GreeterServer;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    // Before the first channel or server. With its feature `http-listener` the exporter answers
-    // scrapes by itself.
+    // Install it before the first channel or server. With its feature `http-listener` the exporter
+    // answers scrapes itself.
     let prometheus = PrometheusBuilder::new().install_recorder()?;
     tonic_rdma::metrics::describe();
 
@@ -29,7 +29,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         client.say_hello(HelloRequest { name: "world".into() }).await?;
     }
 
-    // For each scrape: the figures of the pools are read when they are asked for.
+    // Before each scrape: the metrics of pools are read on request.
     Context::global().record_metrics().await;
     for line in prometheus.render().lines().filter(|line| !line.is_empty()) {
         println!("{line}");

@@ -1,5 +1,5 @@
-//! Streams in all directions. A stream goes over one path from its beginning to its end, and a
-//! reader that is slow holds up its own stream only.
+//! Streams in all directions. A stream takes one path from its beginning to its end, and a slow
+//! reader holds up its own stream only.
 //!
 //! `cargo run -p tonic-rdma --example streaming`
 
@@ -14,7 +14,7 @@ use tonic_rdma_example_services::numbers::Number;
 use tonic_rdma_example_services::numbers::numbers_client::NumbersClient;
 use tonic_rdma_example_services::numbers::numbers_server::{Numbers, NumbersServer};
 
-/// As it would be over stock tonic.
+/// The handler is the same as with stock tonic.
 struct Counting;
 
 type NumberStream = Pin<Box<dyn Stream<Item = Result<Number, Status>> + Send>>;
@@ -70,7 +70,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let sum = client.sum(iter((1..=1000).map(|value| Number { value }))).await?.into_inner();
     println!("client streaming: the sum is {}", sum.value);
 
-    // Each is answered before the next is sent.
+    // Each number is answered before the next is sent.
     let (send, queue) = tokio::sync::mpsc::channel(1);
     let numbers = tokio_stream::wrappers::ReceiverStream::new(queue);
     let mut doubled = client.double(numbers).await?.into_inner();
@@ -81,7 +81,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     }
     println!("both at once: {}", number.value);
 
-    // A stream that is dropped is cancelled, and the server stops sending.
+    // Dropping a stream cancels it, and the server stops sending.
     let mut endless = client.count(Number { value: u64::MAX }).await?.into_inner();
     endless.message().await?;
     drop(endless);

@@ -1,9 +1,9 @@
-//! TLS guards the fast path: who does not get through it gets no ticket, and nobody connects
+//! TLS protects the fast path: a client that does not pass TLS gets no ticket, and none connects
 //! without one.
 //!
-//! The server wants its clients' certificates. The client that has one gets through the handshake,
-//! asks for the Offer over the TLS connection, and presents the ticket in it when it connects over
-//! the fast path. The one without gets nowhere. What goes over the fast path is not encrypted
+//! The server requires client certificates. The client that has one completes the handshake,
+//! requests the Offer over the TLS connection, and presents its ticket when it connects over the
+//! fast path. The client without one is refused. Data on the fast path is not encrypted
 //! (SECURITY.md).
 //!
 //! `cargo run -p tonic-rdma --example tls_tickets`
@@ -18,7 +18,7 @@ use tonic_rdma_example_services::greeter::HelloRequest;
 use tonic_rdma_example_services::greeter::greeter_client::GreeterClient;
 use tonic_rdma_example_services::greeter::greeter_server::GreeterServer;
 
-/// Signs certificates. In earnest they come from files.
+/// A certificate authority. Real programs load certificates from files.
 struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {

@@ -1,4 +1,4 @@
-//! An existing service, turned over to zero copy in three lines.
+//! An existing service, changed to zero copy in three lines.
 //!
 //! In `build.rs`:
 //!
@@ -9,7 +9,7 @@
 //!       .compile_protos(&["store.proto"], &["."])?;
 //! ```
 //!
-//! and in the code, for buffers that are sent from where they lie:
+//! and in the code, for buffers that are sent without a copy:
 //!
 //! ```text
 //! -     let mut data = Vec::with_capacity(len);
@@ -17,8 +17,8 @@
 //! ```
 //!
 //! `cargo run -p tonic-rdma --example zero_copy` puts an object and gets it back, over the best
-//! path that this host has to itself, and shows what was copied. On TCP the encoder's copy is
-//! saved, and what arrives is joined from the frames it came in.
+//! path of this host to itself, and prints what was copied. On TCP the encoder's copy is avoided,
+//! and received data is joined from its frames.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,7 +32,7 @@ use tonic_rdma_example_services::store::store_client::StoreClient;
 use tonic_rdma_example_services::store::store_server::{Store, StoreServer};
 use tonic_rdma_example_services::store::{Name, Object, Receipt};
 
-/// Keeps what it received where it landed.
+/// Keeps received data where it landed.
 #[derive(Default)]
 struct Memory(Arc<Mutex<HashMap<String, Bytes>>>);
 
@@ -59,7 +59,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     const LEN: usize = 1 << 20;
     const ROUNDS: usize = 4;
 
-    // An address of an RDMA device, to see it there.
+    // Pass the address of an RDMA device to use that device.
     let at = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1".into());
     let listener = TcpListener::bind((at.as_str(), 0)).await?;
     let addr = listener.local_addr()?;

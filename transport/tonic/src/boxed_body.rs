@@ -1,4 +1,4 @@
-//! Bodies as tonic takes them.
+//! Boxing of bodies for tonic.
 
 use bytes::Bytes;
 use http_body::Body as HttpBody;
@@ -6,8 +6,8 @@ use http_body_util::combinators::UnsyncBoxBody;
 use tonic::Status;
 use tonic::body::Body;
 
-/// A body of tonic's around `body`, in the one box that tonic takes as it is: others it puts behind
-/// a layer for errors.
+/// Boxes `body` as a body of tonic's. `UnsyncBoxBody` is the one type that tonic takes unchanged;
+/// it wraps others in a layer that converts errors.
 pub(crate) fn boxed(body: impl HttpBody<Data = Bytes, Error = Status> + Send + 'static) -> Body {
     Body::new(UnsyncBoxBody::new(body))
 }

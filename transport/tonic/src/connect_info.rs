@@ -1,4 +1,4 @@
-//! What a server's handler can learn about the path a request came by.
+//! The path of a request, for a server's handlers.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,12 +8,12 @@ use tonic_rdma_memory::Pool;
 use crate::context::Context;
 use crate::path::Path;
 
-/// The path a request came by. On the fast path it is in the request's extensions, beside the
-/// connect info of the TCP connection that the client got its ticket over.
+/// The path of a request. On the fast path it is in the request's extensions, together with the
+/// connect info of the TCP connection over which the client received its ticket.
 ///
-/// [`tonic::Request::remote_addr`], `local_addr` and `peer_certs` speak of that TCP connection on
-/// both paths, so that code which authorises by address or certificate needs no change. They are
-/// `None` on a fast path whose client is behind a gateway
+/// On both paths, [`tonic::Request::remote_addr`], `local_addr` and `peer_certs` refer to that TCP
+/// connection, so code that authorises by address or certificate needs no change. They are `None`
+/// on a fast path whose client is behind a gateway
 /// ([`Server::offer_through_gateways`](crate::Server::offer_through_gateways)).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -22,25 +22,26 @@ pub struct RdmaConnectInfo {
     pub path: Path,
     /// The RDMA device at this end. `None` on TCP and shared memory.
     pub device: Option<Arc<str>>,
-    /// This end's address on that path.
+    /// This end's address on that path. `None` without an IP address, as on shared memory.
     pub local_addr: Option<SocketAddr>,
-    /// The client's address on that path.
+    /// The client's address on that path. `None` without an IP address, as on shared memory.
     pub remote_addr: Option<SocketAddr>,
-    /// The client's process, as the kernel says, where memory is shared with it. `None` elsewhere.
+    /// The client's process ID on shared memory, as reported by the kernel. `None` on other paths.
     pub peer_pid: Option<u32>,
     pub(crate) pool: ConnectionPool,
 }
 
-/// The pool to answer `request` from without a copy: that of the device that the request came by.
-/// On TCP it is a pool of ordinary memory, so that a handler needs no branch; its size is the
-/// default one.
+/// The pool to answer `request` from without a copy: that of the device over which the request
+/// arrived. On TCP it is a pool of ordinary memory of the default size, so that a handler needs no
+/// branch.
 ///
 /// ```
 /// use tonic::{Request, Response, Status};
 ///
 /// async fn handler(request: Request<()>) -> Result<Response<bytes::Bytes>, Status> {
 ///     let pool = tonic_rdma::pool(&request);
-///     let mut buf = pool.alloc(1 << 20).await.map_err(|e| Status::resource_exhausted(e.to_string()))?;
+///     let buf = pool.alloc(1 << 20).await;
+///     let mut buf = buf.map_err(|e| Status::resource_exhausted(e.to_string()))?;
 ///     buf.resize_zeroed(1 << 20); // read a file into it
 ///     Ok(Response::new(buf.freeze()))
 /// }
@@ -52,8 +53,8 @@ pub fn pool<T>(request: &tonic::Request<T>) -> Pool {
     }
 }
 
-/// What answers can come from without a copy. Two requests by the same path came by the same path,
-/// whatever that is.
+/// The pool for answers without a copy. All values compare equal, so that comparing two
+/// [`RdmaConnectInfo`] ignores the pool.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ConnectionPool(pub(crate) Option<Pool>);
 
@@ -65,8 +66,7 @@ impl PartialEq for ConnectionPool {
 
 impl Eq for ConnectionPool {}
 
-/// The path that `request` came by. For a request that came over TCP the answer is made from its
-/// TCP connect info.
+/// The path of `request`. For a request over TCP it is derived from the TCP connect info.
 ///
 /// ```
 /// use tonic::{Request, Response, Status};
@@ -78,7 +78,7 @@ impl Eq for ConnectionPool {}
 /// ```
 pub fn connect_info<T>(request: &tonic::Request<T>) -> RdmaConnectInfo {
     if let Some(info) = request.extensions().get::<RdmaConnectInfo>() {
-        // Who keeps it does not keep the pool.
+        // A caller that keeps the info does not keep the pool alive.
         return RdmaConnectInfo { pool: ConnectionPool::default(), ..info.clone() };
     }
     RdmaConnectInfo {

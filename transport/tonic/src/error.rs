@@ -1,55 +1,55 @@
-//! The error of connecting, serving and calling.
+//! The errors of connecting, serving and calling.
 
 use crate::path::policy::EnvError;
 use crate::path::reason::Reason;
 
-/// Any error, as tower and hyper hand it on.
+/// Any error, as tower and hyper pass it on.
 pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// What can go wrong with an [`Endpoint`](crate::Endpoint), a [`Channel`](crate::Channel) or a
+/// An error of an [`Endpoint`](crate::Endpoint), a [`Channel`](crate::Channel) or a
 /// [`Server`](crate::Server).
 ///
-/// [`tonic::Status::from_error`] finds the gRPC status in it as it does in tonic's own transport
-/// error: a connection that cannot be made is UNAVAILABLE, an expired timeout CANCELLED, a fast
-/// path that is required and missing UNAVAILABLE with the [`Reason`].
+/// [`tonic::Status::from_error`] finds the gRPC status in it as in tonic's own transport error:
+/// UNAVAILABLE for a connection that cannot be made, CANCELLED for an expired timeout, UNAVAILABLE
+/// with the [`Reason`] for a required fast path that is not available.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// From the TCP side: building an endpoint, connecting, TLS, HTTP/2. The
-    /// [source](std::error::Error::source) says whether the endpoint's configuration, the server or
-    /// the network between is at fault.
+    /// An error of the TCP side: building an endpoint, connecting, TLS, HTTP/2. The
+    /// [source](std::error::Error::source) tells whether the endpoint's configuration, the server
+    /// or the network is the cause.
     #[error("transport error")]
     Transport(#[source] tonic::transport::Error),
-    /// The caller gave [`user_agent`](crate::Endpoint::user_agent) a value that is no header value.
+    /// The caller gave [`user_agent`](crate::Endpoint::user_agent) an invalid header value.
     #[error("the user agent that the caller has set is not a valid header value")]
     InvalidUserAgent,
     /// The caller gave [`landing_alignment`](crate::ContextBuilder::landing_alignment) a value that
-    /// is no power of two, or above 4096.
+    /// is not a power of two, or above 4096.
     #[error(
         "landed payload cannot be aligned to {0} bytes, as the caller asks: it must be a power of two, 1 to 4096"
     )]
     InvalidAlignment(usize),
-    /// The server's TCP address cannot be bound on this host: another process has it, it is no
-    /// address of the host, or the process lacks the permission.
+    /// The server's TCP address cannot be bound on this host: another process uses it, the host
+    /// does not have it, or the process lacks the permission.
     #[error("this host cannot listen on {addr}")]
     Bind {
-        /// The address.
+        /// The address that the caller gave.
         addr: std::net::SocketAddr,
-        /// The system's error.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// An environment variable of this process has a bad value; whoever starts the process has to
-    /// correct it. At a call it is UNAVAILABLE.
+    /// An environment variable of this process has a bad value, which whoever starts the process
+    /// has to correct. A call fails with UNAVAILABLE.
     #[error("bad environment")]
     Environment(#[source] EnvironmentError),
-    /// RDMA is required ([`require_rdma`](crate::Endpoint::require_rdma), `TONIC_RDMA=require`)
-    /// and cannot be had. The [`Reason`] says whose side it is, and its
-    /// [`cure`](Reason::cure) what to do.
+    /// RDMA is required ([`require_rdma`](crate::Endpoint::require_rdma), `TONIC_RDMA=require`) and
+    /// not available. The [`Reason`] tells which side is the cause, and its [`cure`](Reason::cure)
+    /// what to do.
     #[error("RDMA is required and cannot be had")]
     RdmaRequired(#[source] RdmaRequired),
-    /// A call failed before its response headers came: the peer or the network broke the fast path,
-    /// the time that the caller set with [`timeout`](crate::Endpoint::timeout) ran out, or the
-    /// runtime of the channel's tasks is gone. The [source](std::error::Error::source) says which.
+    /// A call failed before its response headers arrived: the peer or the network broke the fast
+    /// path, the [`timeout`](crate::Endpoint::timeout) expired, or the runtime of the channel's
+    /// tasks is gone. The [source](std::error::Error::source) tells which.
     #[error("call failed")]
     Call(#[source] BoxError),
 }
@@ -65,7 +65,7 @@ impl Error {
     }
 
     pub(crate) fn call(e: BoxError) -> Self {
-        // An error of this crate is not wrapped twice.
+        // Do not wrap an error of this crate again.
         match e.downcast::<Error>() {
             Ok(e) => *e,
             Err(e) => match e.downcast::<tonic::transport::Error>() {
@@ -75,7 +75,7 @@ impl Error {
         }
     }
 
-    /// The reason why RDMA cannot be had, if that is the cause.
+    /// The reason why RDMA is not available, if that is the cause.
     pub fn reason(&self) -> Option<&Reason> {
         match self {
             Self::RdmaRequired(e) => Some(&e.reason),
@@ -97,7 +97,7 @@ impl From<EnvError> for Error {
     }
 }
 
-/// The general cure, where the particulars do not hold a better one.
+/// The general cure, unless the reason's detail contains a better one.
 fn cure(reason: &Reason) -> String {
     match reason.code() {
         crate::path::reason::ReasonCode::Memlock => String::new(),
@@ -110,7 +110,7 @@ fn cure(reason: &Reason) -> String {
 #[error("{reason}{cure}", cure = cure(.reason))]
 pub struct RdmaRequired {
     reason: Reason,
-    // What Status::from_error finds.
+    // The source in which `Status::from_error` finds the status.
     #[source]
     status: tonic::Status,
 }
@@ -125,7 +125,7 @@ pub struct EnvironmentError {
 }
 
 impl EnvironmentError {
-    /// The variable, its value and what is allowed.
+    /// The variable, its value and the allowed values.
     pub fn env(&self) -> &EnvError {
         &self.env
     }

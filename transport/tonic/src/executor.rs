@@ -1,4 +1,4 @@
-//! Where background tasks run.
+//! The executor of background tasks.
 
 use std::fmt;
 use std::future::Future;
@@ -9,7 +9,7 @@ use hyper::rt::Executor;
 
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// A shared executor; tokio's current runtime unless the user sets another.
+/// A shared executor; tokio's current runtime unless the user sets one.
 #[derive(Clone, Default)]
 pub(crate) struct SharedExec(Option<Arc<dyn Executor<Task> + Send + Sync>>);
 
@@ -18,7 +18,7 @@ impl SharedExec {
         Self(Some(Arc::new(executor)))
     }
 
-    /// Starts `task`. Panics outside a tokio runtime when no executor was set, as tonic does.
+    /// Spawns `task`. Panics outside a tokio runtime if no executor was set, as tonic does.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         match &self.0 {
             Some(executor) => executor.execute(Box::pin(task)),

@@ -1,14 +1,14 @@
-//! A queue that most often holds one.
+//! A queue that usually holds one element.
 
 use std::collections::VecDeque;
 
-/// First in, first out. The first lies in place, so that a queue which never holds a second
+/// A FIFO queue. The first element is stored inline, so a queue that never holds a second one
 /// allocates nothing.
 #[derive(Clone, Debug)]
 pub(crate) struct Fifo<T> {
     /// None when the queue is empty.
     first: Option<T>,
-    /// Made for the first second one, and kept.
+    /// Allocated for the first second element, and kept.
     #[expect(
         clippy::box_collection,
         reason = "queues are moved about with what they are in, and most have no second"
@@ -42,6 +42,10 @@ impl<T> Fifo<T> {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.first.is_none()
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.first.iter_mut().chain(self.rest.iter_mut().flat_map(|rest| rest.iter_mut()))
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {

@@ -1,5 +1,5 @@
-//! The time a call may take until its response headers: the shorter of the `grpc-timeout` header
-//! and the configured one, with the error that tonic's transport gives.
+//! The time limit of a call until its response headers: the shorter of the `grpc-timeout` header
+//! and the configured limit, with the error of tonic's transport.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -14,7 +14,8 @@ use tower::Service;
 
 use crate::error::BoxError;
 
-/// Fails calls whose time is up. A header that does not parse counts as absent, as in tonic.
+/// Fails calls that exceed their time limit. A header that does not parse counts as absent, as in
+/// tonic.
 #[derive(Debug, Clone)]
 pub(crate) struct GrpcTimeout<S> {
     inner: S,
@@ -51,12 +52,12 @@ where
 }
 
 pin_project! {
-    /// The call, or [`TimeoutExpired`].
+    /// A call that fails with [`TimeoutExpired`] when its time is over.
     #[derive(Debug)]
     pub(crate) struct TimeoutFuture<F> {
         #[pin]
         inner: F,
-        // Boxed: most calls have none, and the future is moved about.
+        // Boxed: most calls have none, and the future is moved.
         sleep: Option<Pin<Box<Sleep>>>,
     }
 }
@@ -82,7 +83,7 @@ where
 
 /// `TimeoutValue TimeoutUnit` of the gRPC specification: at most eight digits and one letter.
 fn parse(headers: &HeaderMap) -> Option<Duration> {
-    // A call has a few: looking at each costs less than a hash.
+    // A call has few headers: a linear search costs less than a hash.
     let (_, value) = headers.iter().find(|(name, _)| name.as_str() == "grpc-timeout")?;
     let text = value.to_str().ok()?;
     let unit = text.chars().last()?;

@@ -53,18 +53,20 @@
 //! # How a channel finds its path
 //!
 //! The TCP connection comes first and stays. Over it the channel asks the server for its fast path
-//! (`tonic_rdma.v1.Bootstrap/Offer`) and gets an address and a ticket that is good for one
-//! connection. The RDMA port admits the bearer of a ticket only, so a client that TLS, an
-//! interceptor or a layer keeps out of the TCP port does not get in there either. The client must
-//! be the other end of the TCP connection itself: calls
+//! (`tonic_rdma.v1.Bootstrap/Offer`) and receives an address and a ticket, which is valid for one
+//! connection. The RDMA port admits only clients that present a ticket, so a client that TLS, an
+//! interceptor or a layer refuses on the TCP port is not admitted there either. The client must be
+//! the other end of the TCP connection itself: calls
 //! [through a gateway](ReasonCode::ThroughGateway) stay on TCP. Calls on TCP are plain gRPC, so
 //! stock clients and servers work with either end.
 //!
 //! | | until the fast path is up | where it is unavailable | when it is lost |
 //! |---|---|---|---|
-//! | [`Endpoint::connect`] | waits, [one second](Endpoint::fast_path_timeout) at most | TCP | TCP, and back when it is up again |
-//! | [`Endpoint::connect_lazy`] | TCP | TCP | TCP, and back when it is up again |
-//! | with [`Endpoint::require_rdma`] | waits | an error with the [`Reason`] | UNAVAILABLE until it is up again |
+//! | [`Endpoint::connect`] | waits [up to one second] | TCP | TCP until it is up again |
+//! | [`Endpoint::connect_lazy`] | TCP | TCP | TCP until it is up again |
+//! | with [`Endpoint::require_rdma`] | waits | error with [`Reason`] | UNAVAILABLE until it is up |
+//!
+//! [up to one second]: Endpoint::fast_path_timeout
 //!
 //! When a connection is lost, a call in flight ends with UNAVAILABLE. A call of which nothing was
 //! transmitted moves to TCP, unnoticed by the caller.
@@ -80,7 +82,7 @@
 //! | variable | values | effect |
 //! |---|---|---|
 //! | `TONIC_RDMA` | `auto`, `off`, `require` | replaces the [`Policy`] set in code |
-//! | | `shm`, `verbs` | allows these [fabrics](FabricKind) only, best first; may follow a policy after a comma |
+//! | | `shm`, `verbs` | only these [fabrics](FabricKind), best first; combined: `require,verbs` |
 //! | `TONIC_RDMA_DEVICE` | a device's name, as `rdma link` shows it | allows this device only |
 //!
 //! Both are read whenever an endpoint connects and when a server starts. A bad value is an error
@@ -99,11 +101,11 @@
 //!
 //! | feature | what |
 //! |---|---|
-//! | `verbs` (default) | RDMA through rdma-core, which is loaded at run time; building needs cmake and libclang |
+//! | `verbs` (default) | RDMA by rdma-core, loaded at run time; building needs cmake and libclang |
 //! | `shm` (default) | shared memory between processes of one host |
 //! | `serde` | the result of [`diagnose()`] can be serialized |
 //! | `tls-ring`, `tls-aws-lc` | TLS on the TCP side, as tonic's features of these names |
-//! | `tls-native-roots`, `tls-webpki-roots` | root certificates, as tonic's features of these names |
+//! | `tls-native-roots`, `tls-webpki-roots` | root certificates, as tonic's features |
 //! | `test-util` | a simulated fabric (`sim`) and hooks for tests; not for release builds |
 
 #![forbid(unsafe_code)]

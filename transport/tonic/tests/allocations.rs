@@ -1,6 +1,6 @@
-//! A steady stream of long messages allocates nothing that grows with the payload; with tonic's
-//! codec nothing does but tonic's own buffers, and each of these to its length at once. In a
-//! process of its own, for its allocator.
+//! A steady stream of long messages allocates nothing that grows with the payload. With tonic's
+//! codec only tonic's own buffers do, and each grows to its final length at once. The test is a
+//! process of its own because it replaces the allocator.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -16,10 +16,10 @@ use tokio_stream::{StreamExt, iter};
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// The allocator counts for all threads.
+/// Serialises the tests, because the allocator counts for all threads.
 static ALONE: Mutex<()> = Mutex::const_new(());
 
-/// Bytes allocated per message in a stream each way.
+/// Bytes allocated per message, in a stream each way.
 async fn per_message(world: &World, len: usize) -> usize {
     const COUNT: usize = 50;
     let mut client = world.client(Which::Ours);
@@ -77,7 +77,7 @@ async fn tonics_codec_allocates_a_buffer_to_encode_and_one_to_decode() {
         let change = region.change();
         let (bytes, grown) = (change.bytes_allocated / COUNT, change.reallocations / COUNT);
         println!("{fabric:?}: {bytes} bytes and {grown} reallocations per message and back");
-        // Four buffers, two at either end, each grown once from what tonic begins with.
+        // Four buffers, two at either end, each grown once from tonic's initial size.
         assert!((4 * len..4 * len + (64 << 10)).contains(&bytes), "{fabric:?}: {bytes} bytes");
         assert!(grown <= 4, "{fabric:?}: {grown} reallocations");
     }

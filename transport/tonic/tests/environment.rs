@@ -1,5 +1,5 @@
 //! TONIC_RDMA and TONIC_RDMA_DEVICE of a whole process. Each case runs in a child: this program
-//! again, with the variable set, which therefore has a main function of its own.
+//! again, with the variable set, which therefore has its own main function.
 
 #![allow(clippy::unwrap_used, reason = "all of it is test code")]
 
@@ -9,7 +9,7 @@ use libtest_mimic::{Arguments, Trial};
 use tonic::service::Routes;
 use tonic_rdma::{Endpoint, Server};
 
-/// Set where this program is to be the child.
+/// Set in the environment of the child.
 const CHILD: &str = "TONIC_RDMA_TEST_CHILD";
 
 fn main() -> ExitCode {
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 
-/// What [`child`] prints with these variables.
+/// The output of [`child`] with these variables.
 fn with(variables: &[(&str, &str)]) -> String {
     let output = Command::new(std::env::current_exe().unwrap())
         .env(CHILD, "1")

@@ -1,4 +1,4 @@
-//! Each example runs to its end, over shared memory and over TCP, and prints what it should.
+//! Each example runs to its end, over shared memory and over TCP, and prints the expected lines.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -6,9 +6,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// The program of an example. `cargo test` builds it beside the tests of the package,
-/// `cargo test --test examples` does not: then one may be left from before the last change, which
-/// does not count.
+/// The program of an example. `cargo test` builds it together with the tests of the package,
+/// `cargo test --test examples` does not: a program from before the last change is then ignored.
 fn program(name: &str) -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let program = tests.parent().unwrap().parent().unwrap().join("examples").join(name);
@@ -27,7 +26,7 @@ fn program(name: &str) -> PathBuf {
     program
 }
 
-/// What it prints with TONIC_RDMA=`fabrics`.
+/// The output with TONIC_RDMA=`fabrics`.
 fn output(name: &str, fabrics: &str) -> String {
     let mut command = Command::new(program(name));
     command.env("TONIC_RDMA", fabrics).env_remove("TONIC_RDMA_DEVICE").env_remove("RUST_LOG");
@@ -38,8 +37,8 @@ fn output(name: &str, fabrics: &str) -> String {
     text
 }
 
-/// Runs it both ways; all of `lines` are lines of its output in this order, where PATH stands for
-/// the path and what is known about it, and BY for the path alone.
+/// Runs it both ways. All of `lines` must be lines of its output in this order, where PATH is
+/// replaced by the path and its details, and BY by the path alone.
 #[track_caller]
 fn prints(name: &str, lines: &[&str]) {
     for (fabrics, by, path) in
@@ -136,7 +135,7 @@ fn metrics() {
 #[test]
 fn zero_copy() {
     prints("zero_copy", &["calls go by PATH"]);
-    // Once the method is known, the receipt and the name are all that is copied.
+    // Once the method is known, only the receipt and the name are copied.
     let text = output("zero_copy", "shm");
     let copied: Vec<&str> = text.lines().filter(|line| line.starts_with("round 4: ")).collect();
     let small = |line: &&str| line.contains(" bytes (eager ") && !line.contains(',');

@@ -1,6 +1,6 @@
-//! A peer with a ticket that goes on writing to its messages while they are decoded: over shared
-//! memory, with the keys that it was given, by work on its link. What is decoded is private, so no
-//! check is passed by one byte and used with another.
+//! A peer with a ticket that keeps writing to its messages while they are decoded: over shared
+//! memory, with the keys that it was granted, by work requests on its link. The decoder reads
+//! private copies, so no byte can differ between its check and its use.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed unwrap is a failed test")]
@@ -31,14 +31,14 @@ use tonic_rdma_proto::{
     Config, Connection, Event, Hello, Payload, ResetCode, Room, StreamId, Transmit, headers,
 };
 
-/// Calls of the peer's.
+/// Number of the peer's calls.
 const CALLS: usize = 1000;
-/// WRITEs to a message between two looks for its answer.
+/// WRITEs to a message between two checks for its answer.
 const FLIPS: usize = 64;
-/// No call takes so long.
+/// Time limit of a call.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// As in `tonic_rdma.v1`, what is needed of it.
+/// As in `tonic_rdma.v1`, reduced to the fields needed here.
 #[derive(Clone, PartialEq, Message)]
 struct OfferRequest {
     #[prost(uint32, tag = "1")]
@@ -91,15 +91,14 @@ fn config() -> Config {
     config
 }
 
-/// A connection in the wrong hands: it keeps to the protocol, and to no promise of what it does
-/// with memory.
+/// A malicious connection: it follows the protocol, but not its rules about memory.
 struct Peer {
     link: AnyLink,
     conn: Connection,
     works: u64,
-    /// The key and the address of the last byte that was written by the book.
+    /// The key and the address of the last byte that was written within the rules.
     last: Option<(u32, u64)>,
-    /// How calls have ended.
+    /// How calls have ended, with counts.
     ended: BTreeMap<String, usize>,
     open: Option<StreamId>,
 }
@@ -108,7 +107,7 @@ impl Peer {
     async fn enter(server: SocketAddr) -> Peer {
         let tcp = TcpStream::connect(server).await.unwrap();
         let own = tcp.local_addr().unwrap();
-        // The server gives a ticket to who states its end of this connection.
+        // The server gives a ticket to a client that states its address of this connection.
         let client = Some(TcpAddress { ip: own.ip().to_string(), port: own.port().into() });
         let mut tcp = Some(TokioIo::new(tcp));
         let once = || std::io::Error::other("it connects once");
@@ -150,7 +149,7 @@ impl Peer {
         self.link.queue(self.works, work, false).map(drop)
     }
 
-    /// Sends what the protocol has to send.
+    /// Posts everything that the protocol has to send.
     fn post(&mut self) {
         let room = Room { write: 1 << 20, staging: 0, chunk: 1 << 20 };
         loop {
@@ -169,7 +168,7 @@ impl Peer {
         self.link.ring_doorbell().unwrap();
     }
 
-    /// Acts on what has come, without waiting for more.
+    /// Processes what has arrived, without waiting.
     async fn look(&mut self) {
         let mut out = Vec::new();
         let polled = poll_fn(|cx| match self.link.poll(cx, &mut out) {
@@ -246,9 +245,8 @@ impl Peer {
     }
 }
 
-/// A message as gRPC frames it, for whoever decodes a `common::Text`: text, and behind it fields of
-/// two bytes each that are not known. The peer turns the last byte into one that has no end, and
-/// back.
+/// A message in gRPC framing that decodes as a `common::Text`: text, followed by unknown fields of
+/// two bytes each. The peer changes the last byte to an unterminated varint and back.
 fn message() -> Bytes {
     let mut message = common::Text { text: "x".repeat(6000) }.encode_to_vec();
     for _ in 0..3 {
@@ -276,8 +274,8 @@ async fn a_message_that_changes_while_it_is_decoded_hurts_nobody() {
         hook(info);
     }));
     let addr = world.addr;
-    // A process of its own, but for its address space: it has a thread, and what the server gave
-    // it.
+    // It acts as another process in all but the address space: it has its own thread and uses only
+    // what the server granted.
     let attack = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
@@ -294,11 +292,11 @@ async fn a_message_that_changes_while_it_is_decoded_hurts_nobody() {
     let ended = ended.unwrap();
     println!("{ended:?}");
     assert_eq!(PANICS.load(Relaxed), 0, "the server has panicked: {ended:?}");
-    // OK when the byte ended the field as it was read, INTERNAL when it did not.
+    // OK if the byte ended the field when it was read, INTERNAL if it did not.
     let known =
         ["grpc-status 0", "grpc-status 13"].iter().filter_map(|how| ended.get(*how)).sum::<usize>();
     assert_eq!(known, CALLS, "{ended:?}");
     assert!(ended.len() == 2, "nothing changed while it was decoded: {ended:?}");
-    // Nobody else has noticed.
+    // Other clients are not affected.
     honest.unary("/test.Blobs/Text", Blob::of(vec![b'x'; 8000].into())).await.unwrap();
 }

@@ -1,5 +1,5 @@
-//! What metrics and spans cost a call, and that what they tell is so. In a process of its own, for
-//! its allocator and its recorder.
+//! The cost of metrics and spans per call, and the correctness of their values. The test is a
+//! process of its own because it installs an allocator and a recorder.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -26,7 +26,7 @@ use tracing_subscriber::fmt::format::FmtSpan;
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// Keeps every value, and counts how often one was looked up.
+/// A recorder that keeps every value, and counts look-ups.
 #[derive(Clone, Default)]
 struct Tally {
     values: Arc<Mutex<HashMap<String, Arc<AtomicU64>>>>,
@@ -44,7 +44,7 @@ impl Tally {
         self.values.lock().unwrap().entry(name).or_default().clone()
     }
 
-    /// A counter's count, a gauge's value, or how many values a histogram has.
+    /// A counter's or gauge's value, or the number of values in a histogram.
     fn get(&self, name: &str) -> u64 {
         self.values.lock().unwrap().get(name).map_or(0, |value| value.load(Relaxed))
     }
@@ -87,7 +87,7 @@ impl Recorder for Tally {
     }
 }
 
-/// Waits until `done`, while the tasks of this thread go on.
+/// Waits until `done`, while the other tasks of this thread run.
 async fn until(what: &str, mut done: impl FnMut() -> bool) {
     let waiting = async {
         while !done() {
@@ -102,7 +102,7 @@ const CALLS: usize = 200;
 const ROUNDS: usize = 3;
 const FABRICS: [Fabric; 3] = [Fabric::Sim, Fabric::Shm, Fabric::Tcp];
 
-/// Allocations of `CALLS` small calls, both ends together, the fewest of some rounds.
+/// Allocations of `CALLS` small calls at both ends together: the minimum of several rounds.
 async fn allocations(world: &World) -> usize {
     let mut client = world.client(Which::Ours);
     let blob = Blob::of(Bytes::from_static(&[7; 64]));
@@ -117,7 +117,7 @@ async fn allocations(world: &World) -> usize {
     fewest
 }
 
-/// What is written to it.
+/// A writer that keeps what is written.
 #[derive(Clone, Default)]
 struct Lines(Arc<Mutex<Vec<u8>>>);
 
@@ -137,7 +137,7 @@ impl Lines {
     }
 }
 
-/// One test after the other: there is one recorder and one allocator.
+/// A single test, because there is one recorder and one allocator.
 #[tokio::test]
 async fn listening() {
     let mut unheard = Vec::new();
@@ -165,11 +165,11 @@ async fn listening() {
     reconnects(&tally).await;
     refused(&tally).await;
     every_metric_was_told(&tally);
-    // Last: a subscriber leaves its traces in every callsite.
+    // Last, because a subscriber changes the state of every callsite.
     for (fabric, unheard) in FABRICS.into_iter().zip(unheard) {
         let spans = spans(&World::new(fabric, Which::Ours).await).await;
         println!("{fabric:?}: {spans} allocations with spans");
-        // That what is allocated for calls is seen here at all.
+        // Proves that this test observes the allocations of calls.
         assert!(
             spans > unheard + CALLS,
             "{fabric:?}: {unheard} allocations and {spans} with spans"
@@ -177,7 +177,7 @@ async fn listening() {
     }
 }
 
-/// The allocations with spans on; and looks at what they say.
+/// The allocations with spans enabled; also checks their content.
 async fn spans(world: &World) -> usize {
     let lines = Lines::default();
     let writer = lines.clone();
@@ -195,7 +195,7 @@ async fn spans(world: &World) -> usize {
     for role in ["client", "server"] {
         let call = format!("call{{role=\"{role}\"");
         let ended = text.lines().filter(|line| {
-            // The server's span lies in the client's where both are one thread.
+            // The server's span is nested in the client's if both run on one thread.
             let own = line.rfind("call{role=").map(|at| &line[at..]).unwrap_or_default();
             own.starts_with(&call)
                 && own.contains(&format!("path={path}"))
@@ -213,7 +213,7 @@ async fn spans(world: &World) -> usize {
     count
 }
 
-/// Each metric of the list, with its labels, and nothing else.
+/// Each metric of the list was reported, with its labels, and no other.
 fn every_metric_was_told(tally: &Tally) {
     tonic_rdma::metrics::describe();
     let described = tally.described.lock().unwrap().clone();
@@ -265,7 +265,7 @@ async fn what_is_told_is_so(tally: &Tally, fabric: Fabric) {
                 let sent = (payload("sent", "http2"), payload("received", "http2"));
                 assert_eq!(sent, (stats.bytes_sent_tcp, stats.bytes_received_tcp));
                 assert_eq!(copied("joined"), stats.copied_tcp.joined);
-                // The Offer is not made where the policy is off.
+                // There is no Offer if the policy is off.
                 return calls() == stats.calls_tcp && calls() == 6;
             }
             let c = stats.copied_fast;
@@ -285,7 +285,7 @@ async fn what_is_told_is_so(tally: &Tally, fabric: Fabric) {
             .into_iter()
             .all(|(told, counted)| told == counted)
         };
-        // A driver tells at the end of its turn.
+        // A driver reports at the end of its turn.
         until(&format!("the {role} has told all of {path}"), told).await;
         if path != Path::Tcp {
             assert!(
@@ -338,7 +338,7 @@ async fn pools(tally: &Tally) {
     );
 }
 
-/// A second channel finds the server's one place taken.
+/// A second channel is refused, because the server's one slot is taken.
 async fn refused(tally: &Tally) {
     let hosts = Fabric::Sim.hosts(8 << 20);
     let blobs = Blobs { codec: Which::Ours, seen: Arc::default(), limit: LIMIT, forward: None };

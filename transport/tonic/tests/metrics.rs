@@ -1,4 +1,4 @@
-//! The guide to metrics lists what the code has, and nothing else.
+//! The guide to metrics lists exactly the metrics of the code.
 
 use tonic_rdma::metrics::{ALL, Kind};
 

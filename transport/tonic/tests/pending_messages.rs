@@ -1,5 +1,5 @@
-//! However calls end, nothing of them is kept aside afterwards. In a process of its own: the table
-//! is the process's.
+//! However calls end, none of their messages stays pending. The test is a process of its own
+//! because the table is the process's.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -18,7 +18,7 @@ use tonic_rdma::codec::pending_messages;
 
 const LEN: usize = 200_000;
 
-/// Waits until the tasks of calls that were dropped have gone.
+/// Waits until the tasks of dropped calls have ended.
 async fn nothing_is_kept(after: &str) {
     let begin = Instant::now();
     while pending_messages() > 0 {
@@ -27,12 +27,12 @@ async fn nothing_is_kept(after: &str) {
             "{} messages are kept after {after}",
             pending_messages()
         );
-        // The table tells nobody.
+        // The table has no notification.
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
 
-/// Any bytes as a message.
+/// A message of arbitrary bytes.
 struct Raw;
 
 impl Codec for Raw {
@@ -88,7 +88,7 @@ async fn nothing_is_kept_however_calls_end() {
         let (world, blob) = known(*fabric).await;
         let mut client = world.client(Which::Ours);
 
-        // Two streams, read in turns, each with its own bytes.
+        // Two streams, read alternately, each with its own bytes.
         let others: Vec<Blob> =
             [2, 3].iter().map(|seed| Blob::of(common::pattern(LEN, *seed).into())).collect();
         let mut streams = Vec::new();
@@ -103,7 +103,7 @@ async fn nothing_is_kept_however_calls_end() {
         drop(streams);
         nothing_is_kept("two streams").await;
 
-        // Cancelled: in the middle of the response, and in the middle of the request.
+        // Cancelled in the middle of the response, and in the middle of the request.
         for taken in [0, 1, 7] {
             let mut down = client.down(blob.clone()).await.unwrap();
             for _ in 0..taken {
@@ -116,7 +116,7 @@ async fn nothing_is_kept_however_calls_end() {
         }
         nothing_is_kept("calls that were cancelled").await;
 
-        // A body whose stand-in was read by nobody's decoder.
+        // A body whose placeholder no decoder reads.
         let mut response = raw_down(&world, &blob).await;
         let frame = std::future::poll_fn(|cx| {
             http_body::Body::poll_frame(std::pin::Pin::new(response.body_mut()), cx)
@@ -146,7 +146,7 @@ async fn nothing_is_kept_however_calls_end() {
         drop(down);
         nothing_is_kept("decoding on other threads").await;
 
-        // What cannot be decoded: no text.
+        // Data that cannot be decoded: not text.
         let mut client = world.client(Which::Ours);
         for _ in 0..3 {
             let data = Bytes::from(vec![0xff; LEN]);
@@ -163,7 +163,7 @@ async fn nothing_is_kept_however_calls_end() {
         assert!(status.message().contains("UTF-8"), "{status}");
         nothing_is_kept("messages that cannot be decoded").await;
 
-        // A peer that sends what looks like a stand-in gets ordinary decoding.
+        // A peer that sends what resembles a placeholder gets ordinary decoding.
         for mark in [*b"\0rdI", *b"\0rdO"] {
             let mut grpc = Grpc::new(world.channel.clone());
             grpc.ready().await.unwrap();
@@ -177,7 +177,7 @@ async fn nothing_is_kept_however_calls_end() {
         }
         nothing_is_kept("forged stand-ins").await;
 
-        // The server goes away under its calls.
+        // The server ends during its calls.
         let mut down = client.down(Blob { number: 1000, ..blob.clone() }).await.unwrap();
         down.message().await.unwrap().unwrap();
         drop(world);
@@ -187,7 +187,8 @@ async fn nothing_is_kept_however_calls_end() {
     }
 }
 
-/// The response to `Down` as the transport gives it, for a call that our codec has encoded.
+/// The response to `Down` as the transport returns it, for a call that this crate's codec has
+/// encoded.
 async fn raw_down(world: &World, blob: &Blob) -> http::Response<tonic::body::Body> {
     use tower::{Service, ServiceExt};
     let encoder = Either::<Blob, Blob>::new(Which::Ours).encoder();

@@ -1,4 +1,5 @@
-//! Where payload lands: aligned as the receiver asks, and in phase with its source.
+//! Where payload lands: with the alignment that the receiver requests, and in phase with its source
+//! (equal modulo 64).
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed unwrap is a failed test")]
 
@@ -13,10 +14,10 @@ use tonic_rdma::sim::{SimConfig, SimNet};
 use tonic_rdma::{Channel, Context, Error, PoolConfig};
 
 const MIB: usize = 1 << 20;
-/// Longer than any standing grant: memory is requested for each.
+/// Longer than any standing grant, so memory is requested for each.
 const REQUESTED: usize = 3 * MIB;
 
-/// A server and a client that ask for these alignments.
+/// A server and a client that request these alignments.
 async fn world(fabric: Fabric, [server, client]: [usize; 2]) -> World {
     let net = SimNet::new(SimConfig::default());
     let context = |align, name, ip: u8| {
@@ -36,14 +37,14 @@ fn place(bytes: &Bytes) -> usize {
     bytes.as_ptr() as usize
 }
 
-/// Bytes of the heap that begin so far behind a multiple of 4096.
+/// Heap bytes that begin this far behind a multiple of 4096.
 fn on_heap(behind: usize, len: usize) -> Bytes {
     let all = Bytes::from(pattern(len + 8192, 3));
     let at = behind.wrapping_sub(place(&all)) % 4096;
     all.slice(at..at + len)
 }
 
-/// Both ends know by now which codec the methods use, and how long messages may be.
+/// After this, both ends know the codec of the methods and the accepted message lengths.
 async fn warm_up(world: &World, len: usize) {
     let blob = Blob::of(on_heap(0, len));
     for path in ["/test.Blobs/Echo", "/test.Blobs/Keep"] {
@@ -54,13 +55,13 @@ async fn warm_up(world: &World, len: usize) {
     world.seen.held.lock().unwrap().clear();
 }
 
-/// Long WRITEs of both ends, and those of them that were in phase.
+/// Long WRITEs at both ends, and those of them in phase.
 fn long_writes(world: &World) -> [(u64, u64); 2] {
     [world.channel.stats(), world.server.get()]
         .map(|stats| (stats.long_writes, stats.long_writes_in_phase))
 }
 
-/// Calls with this whole pool buffer, one after the other, or as many at a time.
+/// Calls with this whole pool buffer, in sequence, or this many in flight.
 async fn calls(client: &Client, data: &Bytes, in_flight: usize) {
     let calls = (0..in_flight).map(|_| {
         let (mut client, blob) = (client.clone(), Blob::of(data.clone()));
@@ -89,7 +90,8 @@ async fn writes_of_whole_pool_buffers_are_in_phase_both_ways() {
             for len in [100_000, MIB, REQUESTED] {
                 let world = world(Fabric::Shm, [align, align]).await;
                 let data = pooled(&world.channel, len, 1).await;
-                // Before it knows the codec the server answers with what it has copied to the heap.
+                // Before it knows the codec, the server answers with data that it copied to the
+                // heap.
                 calls(&world.client(Which::Ours), &data, 1).await;
                 let before = long_writes(&world);
                 calls(&world.client(Which::Ours), &data, in_flight).await;
@@ -105,7 +107,7 @@ async fn writes_of_whole_pool_buffers_are_in_phase_both_ways() {
     }
 }
 
-/// A count of what is in phase that could not be too low would be worth nothing.
+/// The counter must be able to show a value that is too low.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn what_is_out_of_phase_is_not_counted_as_in_phase() {
@@ -119,7 +121,7 @@ async fn what_is_out_of_phase_is_not_counted_as_in_phase() {
     );
 }
 
-/// What the server got in landing memory, and the answer.
+/// What the server received in landing memory, and the answer.
 async fn sent(world: &World, blob: Blob) -> (Blob, Blob) {
     let mut client = world.client(Which::Ours);
     client.unary("/test.Blobs/Keep", blob.clone()).await.unwrap();
@@ -172,7 +174,8 @@ async fn fields_land_in_phase_where_no_alignment_is_asked_for() {
     }
 }
 
-/// Strings are no `bytes`, and of several `bytes` the longest counts, wherever it stands.
+/// Strings do not count as `bytes`; of several `bytes` fields the longest counts, whatever its
+/// position.
 #[tokio::test]
 async fn the_longest_field_of_bytes_is_the_one() {
     for fabric in Fabric::FAST {

@@ -1,10 +1,10 @@
-//! The guide to troubleshooting speaks of every reason code, and of no other.
+//! The guide to troubleshooting covers exactly the reason codes of the code.
 
 use tonic_rdma::ReasonCode;
 
 const GUIDE: &str = include_str!("../../../docs/troubleshooting.md");
 
-/// Each section on a code: the code, and what is said.
+/// The section of each code: the code, and the text.
 fn sections() -> Vec<(&'static str, &'static str)> {
     let (_, codes) = GUIDE.split_once("\n## Reason codes\n").expect("the section on reason codes");
     let codes = codes.split_once("\n## ").map_or(codes, |(codes, _)| codes);

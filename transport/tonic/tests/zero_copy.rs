@@ -1,4 +1,4 @@
-//! Payload is not copied: by pointers and counters, over every fabric with a fast path.
+//! Payload is not copied: checks of pointers and counters, over every fabric with a fast path.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -18,8 +18,8 @@ fn in_pool(channel: &Channel, bytes: &Bytes) -> bool {
     channel.pool().resolve(bytes).is_some()
 }
 
-/// Every kind of call, with blobs of a pool buffer. Checks the data, and that what the client got
-/// lies in its pool.
+/// Every kind of call, with blobs in a pool buffer. Checks the data, and that the client's received
+/// data lies in its pool.
 async fn every_kind(world: &World, codec: Which, len: usize, landed: bool) {
     let mut client = world.client(codec);
     let data = pooled(&world.channel, len, 1).await;
@@ -51,13 +51,13 @@ async fn pool_buffers_are_not_copied_by_any_kind_of_call() {
         for _ in 0..2 {
             every_kind(&world, Which::Ours, MIB, true).await;
         }
-        // By now the server knows its codec, and both ends how long messages may be.
+        // By now the server knows its codec, and both ends know the accepted message lengths.
         world.seen.take();
         let before = world.copied();
         every_kind(&world, Which::Ours, MIB, true).await;
         assert_eq!(world.copied() - before, Copied::default(), "{fabric:?}");
         assert_eq!(world.seen.take(), (8, 8), "{fabric:?}: fields in landing memory, of all");
-        // A handler that sends back what it got is a proxy: what landed was sent from where it
+        // A handler that returns what it received acts as a proxy: data was sent from where it
         // landed.
     }
 }
@@ -65,8 +65,8 @@ async fn pool_buffers_are_not_copied_by_any_kind_of_call() {
 #[tokio::test]
 async fn messages_that_do_not_fit_side_by_side_land_one_after_the_other() {
     for fabric in Fabric::FAST {
-        // 8 MiB to land in: two of 4 MiB and their heads do not fit, and messages of a MiB have cut
-        // it up before.
+        // 8 MiB of landing memory: two messages of 4 MiB do not fit with their headers, and earlier
+        // messages of 1 MiB have fragmented it.
         let world = World::with(*fabric, Which::Ours, 16 << 20, LIMIT).await;
         let small = Blob::of(pooled(&world.channel, MIB, 1).await);
         let large = Blob::of(pattern(4 * MIB, 2).into());
@@ -98,23 +98,23 @@ async fn what_a_method_costs_until_it_is_known() {
     let mut client = world.client(Which::Ours);
     let blob = Blob::of(pooled(&world.channel, MIB, 1).await);
     let reply = client.echo(blob.clone()).await.unwrap();
-    // The client knows its codec from the start: the field never moved. The server got this one
-    // inline.
+    // The client knows its codec from the start, so the field was not moved. The server received
+    // this one inline.
     assert!(in_pool(&world.channel, &reply.data));
     let first = world.copied();
     assert_eq!((first.plain_codec, first.joined, first.pressure), (0, 0, 0));
-    // Once filled up on each way out, once on the client's way in; once inline at the server. And
-    // as that lay on the heap, the reply was staged.
+    // Padded once on each way out and once on the client's way in; copied once inline at the
+    // server. Because that copy was on the heap, the reply was staged.
     assert!(first.learning.abs_diff(4 * MIB as u64) < 200, "{first:?}");
     assert!(first.staging >= MIB as u64, "{first:?}");
-    // The server's way in is filled up now.
+    // Now the server's way in is padded.
     client.echo(blob.clone()).await.unwrap();
     let second = world.copied() - first;
     assert!(
         second.learning.abs_diff(MIB as u64) < 100 && second.total() == second.learning,
         "{second:?}"
     );
-    // Nothing is left to learn, of shorter messages neither.
+    // Nothing is left to learn, not even for shorter messages.
     let before = world.copied();
     client.echo(blob).await.unwrap();
     client.echo(Blob::of(pooled(&world.channel, 100_000, 2).await)).await.unwrap();
@@ -204,9 +204,9 @@ async fn every_place_where_bytes_may_be() {
     }
 }
 
-/// Wants small calls to see something copied beside them, and no more than `most`, in one of a few
-/// tries: what lies close together is told by time, which a busy machine stretches. Without the
-/// mechanism it is 8 MiB in each.
+/// Checks that in one of a few tries small calls see at most `most` bytes copied during them.
+/// Events are related by time, which a busy machine stretches. Without the mechanism it is 8 MiB in
+/// each try.
 async fn little_is_copied_beside_small_calls(of_another: bool, most: u64) {
     let mut seen = Vec::new();
     for _ in 0..5 {
@@ -224,8 +224,8 @@ async fn little_is_copied_beside_small_calls(of_another: bool, most: u64) {
     panic!("{seen:?} bytes are copied beside a small call, {most} at most wanted");
 }
 
-/// What a small call of `client` sees copied for long messages of the world's channel, in the
-/// middle.
+/// The median number of bytes copied for long messages of the world's channel during a small call
+/// of `client`.
 async fn copied_beside_small_calls(world: &World, mut client: common::Client) -> u64 {
     let large = Blob::of(pattern(16 * MIB, 1).into());
     let mut bulk = world.client(Which::Ours);
@@ -249,14 +249,14 @@ async fn copied_beside_small_calls(world: &World, mut client: common::Client) ->
     beside[beside.len() / 2]
 }
 
-/// Where the link copies, a small call waits for little of what goes on beside it; and that does go
-/// on.
+/// If the link copies, a small call waits for little of a concurrent long copy, which still makes
+/// progress.
 #[tokio::test]
 async fn small_calls_do_not_wait_for_long_copies() {
     little_is_copied_beside_small_calls(false, 256 << 10).await;
 }
 
-/// Nor for those of another connection, which knows nothing of them.
+/// The same holds for small calls of another connection, which has no knowledge of the copies.
 #[tokio::test]
 async fn nor_do_those_of_another_connection() {
     little_is_copied_beside_small_calls(true, 2 * MIB as u64).await;
@@ -320,7 +320,7 @@ async fn a_plain_codec_at_one_end_copies_there_and_says_so() {
                     }
                 }
             }
-            // What a plain codec decodes lies on the heap.
+            // A plain codec decodes to the heap.
             let expected = if server_codec == Which::Ours { (8, 8) } else { (0, 8) };
             assert_eq!(world.seen.take(), expected);
         }
@@ -358,7 +358,7 @@ async fn heap_memory_is_copied_once() {
         let before = world.copied();
         client.unary("/test.Blobs/Keep", keep).await.unwrap();
         let copied = world.copied() - before;
-        // Shared memory is written to from anywhere.
+        // Shared memory can be written from any address.
         let staged = if *fabric == Fabric::Shm { 0 } else { MIB as u64 };
         // The reply is a few bytes.
         assert!(
@@ -382,16 +382,16 @@ async fn over_tcp_it_saves_the_copy_of_the_encoder() {
     assert_eq!((copied.plain_codec, copied.learning, copied.staging), (0, 0, 0), "{copied:?}");
     // tonic joins what hyper receives.
     assert!(copied.joined > 2 * MIB as u64);
-    // The buffers of a pool need no branch.
+    // Pool buffers work without a branch.
     let pooled = pooled(&world.channel, MIB, 5).await;
     assert_eq!(client.echo(Blob::of(pooled.clone())).await.unwrap().data, pooled);
-    // And the plain codec is told apart.
+    // The plain codec is counted separately.
     let before = world.copied();
     world.client(Which::Plain).echo(blob).await.unwrap();
     assert!((world.copied() - before).plain_codec >= MIB as u64);
 }
 
-/// Whoever holds on to what it received does not keep others from receiving.
+/// A receiver that keeps messages does not keep others from receiving.
 #[tokio::test]
 async fn messages_that_are_held_are_copied_out_when_memory_runs_short() {
     for fabric in Fabric::FAST {
@@ -411,7 +411,7 @@ async fn messages_that_are_held_are_copied_out_when_memory_runs_short() {
             all == 24 && landed > 2 && landed < 10,
             "{fabric:?}: {landed} of {all} in landing memory"
         );
-        // Once it lets go, nothing is copied any more.
+        // Once it releases them, nothing is copied any more.
         world.seen.held.lock().unwrap().clear();
         let before = world.copied();
         client.unary("/test.Blobs/Keep", Blob::of(data)).await.unwrap();
@@ -435,12 +435,12 @@ async fn bytes_outlive_channel_server_and_pool() {
         let held = std::mem::take(&mut *world.seen.held.lock().unwrap());
         drop(client);
         drop(world);
-        // The pools are unreachable but for this.
+        // The pools are otherwise unreachable.
         assert!(reply.data == data && held.iter().all(|blob| blob.data == data));
     }
 }
 
-/// tonic's limits, with what is kept apart.
+/// tonic's limits, with extracted fields.
 #[tokio::test]
 async fn limits_are_for_whole_messages() {
     for fabric in Fabric::FAST.iter().chain(&[Fabric::Tcp]) {
@@ -461,7 +461,7 @@ async fn limits_are_for_whole_messages() {
     }
 }
 
-/// Stubs of one method share what was learnt with their channel; one with a channel of its own
+/// Stubs of one method on the same channel share what was learnt; a stub with a channel of its own
 /// keeps its own limit.
 #[tokio::test]
 async fn a_limit_of_its_own_needs_a_channel_of_its_own() {
@@ -483,8 +483,8 @@ async fn a_limit_of_its_own_needs_a_channel_of_its_own() {
     }
 }
 
-/// Whoever does not trust the other end to leave alone what it has sent gets a copy, and only that
-/// end pays for it.
+/// An end that does not trust the peer to leave sent data unchanged gets a copy, and only that end
+/// pays for it.
 #[tokio::test]
 async fn copy_on_delivery_takes_messages_out_of_the_peers_reach() {
     for fabric in Fabric::FAST.iter().chain([&Fabric::Tcp]) {
@@ -500,7 +500,7 @@ async fn copy_on_delivery_takes_messages_out_of_the_peers_reach() {
             )
             .await;
             if *fabric == Fabric::Tcp {
-                // Nobody can write to what TCP has delivered.
+                // TCP delivers data that the peer cannot write to.
                 let mut client = world.client(Which::Ours);
                 client.echo(Blob::of(pattern(MIB, 1).into())).await.unwrap();
                 assert_eq!(world.copied().delivery, 0);
@@ -528,7 +528,8 @@ async fn copy_on_delivery_takes_messages_out_of_the_peers_reach() {
                     copied.delivery >= expected && copied.delivery <= expected / 1000 * 1001,
                     "{copied:?}"
                 );
-                // What a handler sends back lies on the heap now, and is staged where it has to be.
+                // What a handler sends back lies on the heap now, and is staged where the fabric
+                // requires it.
                 assert_eq!(
                     copied.total(),
                     copied.delivery + copied.staging,
@@ -539,8 +540,8 @@ async fn copy_on_delivery_takes_messages_out_of_the_peers_reach() {
     }
 }
 
-/// A peer whose messages are held gets no more of the pool than it may have; the rest is for the
-/// others.
+/// A peer whose messages are kept gets no more than its share of the pool; the rest is for other
+/// peers.
 #[tokio::test]
 async fn a_peer_keeps_to_its_share_of_the_pool() {
     const SHARE: usize = 4 * MIB;
@@ -573,10 +574,10 @@ async fn a_peer_keeps_to_its_share_of_the_pool() {
                 .unwrap();
             assert!(leased().await <= SHARE, "{fabric:?}: {} leased", leased().await);
         }
-        // What was held beyond its share was copied out.
+        // What was kept beyond its share was copied out.
         let copied = world.server.get().copied_fast;
         assert!(copied.pressure >= 18 * MIB as u64, "{fabric:?}: {copied:?}");
-        // Another has its own, and nothing is copied for it: the pool is far from empty.
+        // Another peer has its own share, and nothing is copied for it: the pool is far from empty.
         let other = world.connect().await;
         let mut client = common::Client::new(other.clone(), Which::Ours, LIMIT);
         for _ in 0..4 {

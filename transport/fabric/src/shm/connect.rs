@@ -1,6 +1,7 @@
 //! The connecting side.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use crate::shm::same_user::is_same_user;
 use crate::shm::setup::{OwnEnd, PeerEnd};
 use crate::shm::socket::seqpacket::{Socket, SocketMessage};
 use crate::shm::socket::wire::Message;
+use crate::shm::wakeup::event_fd::{EventFd, Wakeup};
 
 /// Pause before another try where the listener has more to do than it takes on.
 const RETRY_PAUSE: Duration = Duration::from_millis(1);
@@ -52,7 +54,7 @@ async fn attempt(
         step: ConnectStep::Connect,
         source: Arc::new(source),
     };
-    let block = ControlBlock::new(pool, config)?;
+    let block = ControlBlock::without_recvs(pool, config)?;
     let own_end = OwnEnd::new(config).map_err(failed)?;
     let socket = loop {
         match Socket::connect(addr) {
@@ -85,21 +87,28 @@ async fn attempt(
     };
     let Some(SocketMessage { bytes, has_fds }) = answer else { return Err(gone()) };
     match (Message::decode(&bytes), has_fds) {
-        (Some(Message::Accept { shape, private_data }), true) => {
-            let same_user = is_same_user(&socket);
-            let peer_end = socket
-                .take_fds(move |fds| PeerEnd::new(shape, fds, peer.uid, same_user))
+        (Some(Message::Accept { shape, events, private_data }), true) => {
+            // The server makes none.
+            let PeerEnd { writer, .. } = socket
+                .take_fds(move |fds| PeerEnd::new(shape, fds, peer.uid, false))
                 .await
                 .map_err(failed)?;
-            match own_end.with_fds(|fds| socket.send(&Message::Ring.encode(), fds)) {
+            let ring = Message::Ring.encode();
+            let (sent, wakeup) = match events && is_same_user(&socket) {
+                true => {
+                    let event_fd = EventFd::make().map_err(failed)?;
+                    let sent = socket.send(&ring, &[own_end.file.as_fd(), event_fd.fd().as_fd()]);
+                    (sent, Wakeup::Event(event_fd))
+                }
+                false => (socket.send(&ring, &[own_end.file.as_fd()]), Wakeup::Message),
+            };
+            match sent {
                 // The link says so, after what the peer sent before.
                 Err(error) if is_end(&error) => {}
                 sent => sent.map_err(failed)?,
             }
-            Ok((
-                ShmLink::new(&context.table, socket, own_end, peer_end, block, config),
-                private_data,
-            ))
+            let ends = (own_end.reader, writer, wakeup);
+            Ok((ShmLink::new(&context.table, socket, ends, block, config), private_data))
         }
         (Some(Message::Reject { private_data }), false) => {
             Err(ConnectError::Rejected { addr: addr.clone().into(), private_data })

@@ -36,11 +36,11 @@ use crate::shm::memory::chunks::{MAX_CHUNK_BYTES, MAX_CHUNKS, OfferedChunk, Peer
 use crate::shm::memory::map::Map;
 use crate::shm::memory::peer_map::{PeerMap, Usage};
 use crate::shm::memory::table::{RevokedKeys, Table};
+use crate::shm::recv_slots::RecvSlots;
 use crate::shm::ring::{Put, Reader, RingBreach, Writer};
-use crate::shm::setup::{OwnEnd, PeerEnd};
 use crate::shm::socket::seqpacket::{Socket, SocketMessage, TakeFds};
 use crate::shm::socket::wire::Message;
-use crate::shm::wakeup::event_fd::{EventFd, PeerWaker};
+use crate::shm::wakeup::event_fd::Wakeup;
 use crate::shm::wakeup::wake_cost::{UNKNOWN, WakeCost, monotonic, wake_up};
 
 /// Completions per poll, at most.
@@ -74,9 +74,8 @@ pub struct ShmLink {
     peer: Box<PeerInfo>,
     socket: Socket,
     reader: Reader<Map>,
-    event_fd: EventFd,
     writer: Writer<PeerMap>,
-    waker: PeerWaker,
+    wakeup: Wakeup,
     chunks: PeerChunks,
     /// A chunk whose descriptor is being taken.
     pending_chunk: Option<(OfferedChunk, TakeFds<PeerMap>)>,
@@ -90,6 +89,7 @@ pub struct ShmLink {
     waiting: Option<u64>,
     stats: ShmStats,
     dead: Option<LinkError>,
+    recv_slots: RecvSlots,
     block: ControlBlock,
 }
 
@@ -97,17 +97,10 @@ impl ShmLink {
     pub(super) fn new(
         table: &Arc<Table>,
         socket: Socket,
-        own_end: OwnEnd,
-        peer_end: PeerEnd,
-        mut block: ControlBlock,
+        (reader, writer, wakeup): (Reader<Map>, Writer<PeerMap>, Wakeup),
+        block: ControlBlock,
         config: &LinkConfig,
     ) -> ShmLink {
-        // Those of the ring: the slot that a message goes into is its place there.
-        for slot in 0..config.recv_slots {
-            block.mark_posted(slot);
-        }
-        let OwnEnd { reader, event_fd, .. } = own_end;
-        let PeerEnd { writer, waker } = peer_end;
         ShmLink {
             caps: Caps {
                 max_inline: 0,
@@ -116,6 +109,7 @@ impl ShmLink {
                 max_msg: 1 << 30,
                 max_landing: MAX_CHUNK_BYTES as usize,
                 any_memory: true,
+                tells_end: true,
             },
             peer: Box::new(PeerInfo {
                 provider: NAME,
@@ -125,9 +119,8 @@ impl ShmLink {
             }),
             socket,
             reader,
-            event_fd,
             writer,
-            waker,
+            wakeup,
             chunks: PeerChunks::default(),
             pending_chunk: None,
             table: table.clone(),
@@ -138,6 +131,8 @@ impl ShmLink {
             waiting: None,
             stats: ShmStats::default(),
             dead: None,
+            // The slot that a message goes into is its place in the ring.
+            recv_slots: RecvSlots::new(config),
             block,
         }
     }
@@ -247,12 +242,12 @@ impl ShmLink {
     /// Takes messages off the ring.
     fn receive(&mut self, out: &mut Vec<Completion>) -> Result<(), LinkError> {
         for _ in 0..MAX_COMPLETIONS {
-            let ShmLink { reader, block, chunks, .. } = self;
+            let ShmLink { reader, recv_slots, chunks, .. } = self;
             match reader.next(chunks.handled()) {
                 Ok(None) => break,
                 Ok(Some(message)) => {
                     let (slot, len) = (message.slot, message.len);
-                    if !block.fill(slot, len, |bytes| message.copy_to(bytes)) {
+                    if !recv_slots.fill(slot, len, |bytes| message.copy_to(bytes)) {
                         return Err(
                             self.breach(format!("a SEND into slot {slot}, which is not posted"))
                         );
@@ -371,7 +366,7 @@ impl ShmLink {
         if woken {
             self.stats.wakes += 1;
             self.writer.set_woken_at(monotonic());
-            self.waker.wake(&self.socket);
+            self.wakeup.wake(&self.socket);
         } else {
             self.stats.wakes_spared += 1;
         }
@@ -441,7 +436,7 @@ impl ShmLink {
                 }
                 Poll::Pending => {}
             }
-            if let Err(error) = self.event_fd.listen(cx) {
+            if let Err(error) = self.wakeup.listen(cx) {
                 return Poll::Ready(Err(self.device_error("eventfd", error)));
             }
             let since = monotonic();
@@ -571,18 +566,18 @@ impl Link for ShmLink {
     }
 
     fn recv_slot(&self, slot: u32, len: u32) -> &[u8] {
-        self.block.recv_slot(slot, len)
+        self.recv_slots.get(slot, len)
     }
 
     fn repost(&mut self, slot: u32) -> Result<bool, LinkError> {
         self.check_alive()?;
-        if !self.block.mark_posted(slot) {
+        if !self.recv_slots.post(slot) {
             return Err(
                 self.misuse(format!("RECV slot {slot} is posted already, or does not exist"))
             );
         }
-        let ShmLink { reader, block, .. } = self;
-        reader.free(|slot| !block.is_held(slot));
+        let ShmLink { reader, recv_slots, .. } = self;
+        reader.free(|slot| recv_slots.is_posted(slot));
         Ok(true)
     }
 
@@ -590,7 +585,14 @@ impl Link for ShmLink {
         self.check_alive().map(|()| 0)
     }
 
-    fn shrink(&mut self) {}
+    fn shrink(&mut self) {
+        self.recv_slots.shrink();
+        // Nobody but this end writes to the slots, so it knows that nothing is lost with them.
+        if self.dead.is_none() && self.writer.is_drained() {
+            let (ring, keep) = self.writer.memory();
+            ring.release(keep);
+        }
+    }
 
     fn disconnect(&mut self) {
         if self.dead.is_none() {

@@ -3,14 +3,15 @@
 //! | client | messages | with descriptors |
 //! |---|---|---|
 //! | before its ticket is checked | HELLO: private data with a ticket, and the shape of its ring | no: refused |
-//! | admitted | ACCEPT: ring and eventfd of this end | yes |
-//! | | RING: ring and eventfd of the client, taken by a thread that may block | yes |
+//! | admitted | ACCEPT: ring of this end, and whether it takes an eventfd | yes |
+//! | | RING: ring of the client, and its eventfd, taken by a thread that may block | yes |
 //!
 //! So no file of a client is opened here before its ticket is checked. Descriptors that it sends
 //! all the same are closed with its socket, on other threads than those of admitted clients. While
 //! [`MAX_STRANGER_JOBS`] sockets wait to be closed, no connection is accepted.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,6 +31,7 @@ use crate::shm::setup::{OwnEnd, PeerEnd};
 use crate::shm::socket::blocking::{PEERS, STRANGERS};
 use crate::shm::socket::seqpacket::{Credentials, ListenSocket, Socket, SocketMessage};
 use crate::shm::socket::wire::Message;
+use crate::shm::wakeup::event_fd::{EventFd, Wakeup};
 
 /// A connection that has not sent HELLO by then is closed.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
@@ -235,15 +237,17 @@ impl ShmIncoming {
                 source: Arc::new(source),
             },
         };
-        let block = ControlBlock::new(pool, config)?;
+        let block = ControlBlock::without_recvs(pool, config)?;
         let own_end = OwnEnd::new(config).map_err(failed)?;
-        let accept = Message::Accept { shape: own_end.shape, private_data: private_data.to_vec() };
+        let events = is_same_user(&socket);
+        let private_data = private_data.to_vec();
+        let accept = Message::Accept { shape: own_end.shape, events, private_data };
         while PEERS.closing(peer.uid) >= MAX_CLOSING {
             tokio::time::sleep(CLOSING_PAUSE).await;
         }
         socket.admit();
         // A fresh socket has room for it, so this does not wait.
-        own_end.with_fds(|fds| socket.send(&accept.encode(), fds)).map_err(failed)?;
+        socket.send(&accept.encode(), &[own_end.file.as_fd()]).map_err(failed)?;
         let SocketMessage { bytes, has_fds } =
             socket.next().await.map_err(failed)?.ok_or_else(gone)?;
         let refuse = |error: io::Error| {
@@ -255,12 +259,16 @@ impl ShmIncoming {
             let what = "it was let in, and did not give its ring";
             return Err(refuse(io::Error::new(io::ErrorKind::InvalidData, what)));
         }
-        let same_user = is_same_user(&socket);
-        let peer_end = socket
-            .take_fds(move |fds| PeerEnd::new(shape, fds, peer.uid, same_user))
+        let PeerEnd { writer, event_fd } = socket
+            .take_fds(move |fds| PeerEnd::new(shape, fds, peer.uid, events))
             .await
             .map_err(refuse)?;
-        Ok(ShmLink::new(&context.table, socket, own_end, peer_end, block, config))
+        let wakeup = match event_fd {
+            Some(event_fd) => Wakeup::Event(EventFd::take(event_fd).map_err(failed)?),
+            None => Wakeup::Message,
+        };
+        let ends = (own_end.reader, writer, wakeup);
+        Ok(ShmLink::new(&context.table, socket, ends, block, config))
     }
 
     /// Rejects the request.

@@ -7,7 +7,8 @@
 //! |---|---|---|---|
 //! | ring | the receiving end | the sending end | RECV slots: SEND copies a message into the next one |
 //! | landing chunk | the receiving end's pool | the sending end, when it is granted | WRITE copies into it |
-//! | control block, send arenas | each end | nobody else | what is sent, and received messages once they are checked |
+//! | control block, send arenas | each end | nobody else | what is sent |
+//! | RECV slots | the receiving end, on its heap | nobody else | received messages, once they are checked |
 //!
 //! ```text
 //!   sender                                          receiver
@@ -16,15 +17,19 @@
 //!   any memory --copy--> landing chunk              the same pages, handed up as Bytes after DONE
 //! ```
 //!
-//! A process that waits sets a flag in its ring, and is woken through an eventfd. A process that
-//! does not wait costs its peer no system call. Before it sleeps it polls for a while
-//! (`crate::busy_poll`).
+//! A process that waits sets a flag in its ring, and is woken through an eventfd, one for both
+//! ends. A process that does not wait costs its peer no system call. Before it sleeps it polls for
+//! a while (`crate::busy_poll`).
+//!
+//! At rest a connection has two descriptors at either end, the socket and the eventfd, and one page
+//! of each ring: the sending end gives the others back when nothing lies in them
+//! ([`Link::shrink`](crate::Link::shrink)), as nobody else writes there.
 //!
 //! A handshake is three messages: HELLO, which carries a ticket and no descriptor; ACCEPT, with the
-//! ring of the end that accepts; RING, with that of the other end. No descriptor of a peer's is
-//! opened before its ticket was checked, and calls that may block on one run on threads of their
-//! own (`blocking`). In particular no task opens, waits for or closes an unknown file: tasks wait
-//! only for sockets and eventfds that this end has made.
+//! ring of the end that accepts; RING, with that of the other end and an eventfd. No descriptor of
+//! a peer's is opened before its ticket was checked, and calls that may block on one run on threads
+//! of their own (`blocking`). In particular no task opens, waits for or closes an unknown file:
+//! tasks wait only for sockets, and for eventfds that were found to be some.
 //!
 //! Everything in shared memory is as untrusted as a packet: `ring` reads each word once, and checks
 //! the copy. A peer that breaks the rules reaches only the ring and the chunks that it was given,
@@ -39,6 +44,7 @@
 //! | `setup` | what a handshake yields |
 //! | `link` | the [`Link`](crate::Link) |
 //! | `ring` | the ring: its layout, its reading and its writing end |
+//! | `recv_slots` | where received messages lie until they are read |
 //! | `memory` | files that are mapped, and landing chunks |
 //! | `socket` | the unix socket, its messages, and threads for what may block |
 //! | `wakeup` | waking and being woken |
@@ -49,6 +55,7 @@ mod device;
 mod link;
 mod listener;
 mod memory;
+mod recv_slots;
 pub(crate) mod ring;
 mod same_user;
 mod setup;

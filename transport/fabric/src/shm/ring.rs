@@ -64,6 +64,12 @@ impl Shape {
         self.slot_size as usize / 8
     }
 
+    /// As HELLO and ACCEPT have it.
+    pub(crate) fn to_bytes(self) -> [u8; 8] {
+        let ([a, b, c, d], [e, f, g, h]) = (self.slots.to_le_bytes(), self.slot_size.to_le_bytes());
+        [a, b, c, d, e, f, g, h]
+    }
+
     /// Bytes that the ring takes.
     pub(crate) fn bytes(self) -> usize {
         (self.slots_at() + self.slots as usize * self.slot_words()) * 8
@@ -331,6 +337,17 @@ impl<W: Words> Writer<W> {
         wait_flag::must_wake(self.word(WAITING))
     }
 
+    /// Whether the receiver has posted all slots again, so that none holds anything. It cannot take
+    /// that back: only this end writes there.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.published == self.written && self.word(HEAD).load(Ordering::Acquire) == self.written
+    }
+
+    /// The memory, and how many bytes of it lie in front of the slots.
+    pub(crate) fn memory(&self) -> (&W, usize) {
+        (&self.memory, self.shape.slots_at() * 8)
+    }
+
     /// Tells the peer that this end is about to wake it, and when.
     pub(crate) fn set_woken_at(&self, nanos: u64) {
         self.word(WOKEN_AT).store(nanos, Ordering::Relaxed);
@@ -430,6 +447,25 @@ mod tests {
         assert_eq!(writer.put(&[4]), Ok(Put::Full), "slots are freed in order");
         reader.free(|_| true);
         assert_eq!(writer.put(&[4]), Ok(Put::Done));
+    }
+
+    /// Slots may be given back once nothing lies in them, neither published nor about to be.
+    #[test]
+    fn a_ring_is_drained_when_all_slots_are_posted_again() {
+        let (mut writer, mut reader, memory) = pair();
+        assert!(writer.is_drained());
+        for n in 0..9 {
+            writer.put(&[n]).unwrap();
+            assert!(!writer.is_drained(), "not published");
+            writer.publish();
+            assert!(!writer.is_drained(), "not read");
+            assert_eq!(take(&mut reader), Some((u32::from(n) % 4, vec![n])));
+            assert!(!writer.is_drained(), "not posted");
+            reader.free(|_| true);
+            assert!(writer.is_drained());
+        }
+        memory[HEAD].store(10, Ordering::Relaxed);
+        assert!(!writer.is_drained(), "a head that is none");
     }
 
     #[test]

@@ -1,21 +1,21 @@
-//! What a handshake yields: this end's ring and eventfd, and the peer's.
+//! What a handshake yields: this end's ring, the peer's, and how the ends wake each other.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use crate::link::LinkConfig;
 use crate::shm::memory::map::Map;
 use crate::shm::memory::peer_map::{PeerMap, Usage};
 use crate::shm::ring::{Reader, Shape, Writer};
-use crate::shm::wakeup::event_fd::{EventFd, PeerWaker};
+use crate::shm::wakeup::event_fd;
 
-/// This end's ring and eventfd.
+/// This end's ring.
 #[derive(Debug)]
 pub(super) struct OwnEnd {
     pub(super) reader: Reader<Map>,
-    pub(super) event_fd: EventFd,
     pub(super) shape: Shape,
-    file: OwnedFd,
+    /// The descriptor for the peer.
+    pub(super) file: OwnedFd,
 }
 
 impl OwnEnd {
@@ -23,42 +23,42 @@ impl OwnEnd {
         let shape = Shape { slots: config.recv_slots, slot_size: config.slot_size };
         let (map, file) = Map::create(shape.bytes())?;
         let reader = Reader::new(map, shape).ok_or(io::ErrorKind::InvalidInput)?;
-        Ok(OwnEnd { reader, event_fd: EventFd::new()?, shape, file })
-    }
-
-    /// The descriptors for the peer: the ring, then the eventfd.
-    pub(super) fn with_fds<T>(&self, f: impl FnOnce(&[std::os::fd::BorrowedFd<'_>]) -> T) -> T {
-        let event_fd = self.event_fd.fd();
-        f(&[self.file.as_fd(), event_fd.as_fd()])
+        Ok(OwnEnd { reader, shape, file })
     }
 }
 
-/// The peer's ring, and how to wake the peer.
+/// The peer's ring, and the eventfd that it made, if it is to be used.
 #[derive(Debug)]
 pub(super) struct PeerEnd {
     pub(super) writer: Writer<PeerMap>,
-    pub(super) waker: PeerWaker,
+    pub(super) event_fd: Option<OwnedFd>,
 }
 
 impl PeerEnd {
-    /// Checks what the peer sent: exactly a ring that keeps its size and holds the shape, and an
-    /// eventfd. May block: a descriptor can be of any file. Those that are not kept stay in `fds`,
-    /// for the caller to close where that may block.
+    /// Checks what the peer sent: a ring that keeps its size and holds the shape, and, from a
+    /// client, maybe an eventfd. May block: a descriptor can be of any file. Those that are not
+    /// kept stay in `fds`, for the caller to close where that may block. Dropping the result does
+    /// not block, as closing an eventfd never does.
     ///
-    /// `user`: the peer's. `same_user`: the peer could stop this process anyway.
+    /// `user`: the peer's. `takes_events`: the peer could stop this process anyway, and may send an
+    /// eventfd.
     pub(super) fn new(
         shape: Shape,
         fds: &mut Vec<OwnedFd>,
         user: u32,
-        same_user: bool,
+        takes_events: bool,
     ) -> io::Result<PeerEnd> {
         let wrong = |what| io::Error::new(io::ErrorKind::InvalidData, what);
-        let [ring, _event_fd] = fds.as_slice() else {
-            return Err(wrong("the peer's handshake comes without exactly a ring and an eventfd"));
+        let (ring, event_fd) = match fds.as_slice() {
+            [ring] => (ring, None),
+            [ring, event_fd] => (ring, Some(event_fd)),
+            _ => return Err(wrong("the peer's handshake comes without a ring")),
         };
         let map = PeerMap::new(ring, shape.bytes(), user, Usage::Ring)?;
         let writer =
             Writer::new(map, shape).ok_or_else(|| wrong("the peer's ring is too small"))?;
-        Ok(PeerEnd { writer, waker: PeerWaker::new(fds, same_user)? })
+        let events = event_fd.map(event_fd::check).transpose()?.unwrap_or(false);
+        let event_fd = if events && takes_events { fds.pop() } else { None };
+        Ok(PeerEnd { writer, event_fd })
     }
 }

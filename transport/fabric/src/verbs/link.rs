@@ -103,6 +103,7 @@ impl VerbsLink {
             max_msg: limits.max_msg as usize,
             max_landing: usize::MAX,
             any_memory: false,
+            tells_end: false,
         };
         let local = qp.id.local().unwrap_or(remote);
         let peer = PeerInfo {

@@ -1,4 +1,4 @@
-//! What every provider must do. The tests of one provider call these with its fabric.
+//! The contract of every provider. The tests of a provider call these functions with its fabric.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its own part")]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -20,7 +20,7 @@ use tonic_rdma_fabric::{
 };
 use tonic_rdma_memory::{LandingBuf, Pool, PoolConfig};
 
-/// Long enough for a busy machine; no test waits for it to pass.
+/// Long enough for a busy machine. No test waits for it to expire.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 pub fn config() -> LinkConfig {
@@ -38,16 +38,17 @@ pub fn config() -> LinkConfig {
 }
 
 thread_local! {
-    /// Of the links that this thread's test makes: as by default, unless it says otherwise.
+    /// The busy-poll limit of links that this thread's test makes; the default unless the test sets
+    /// it.
     pub static BUSY_POLL_LIMIT: Cell<Duration> = const { Cell::new(Duration::from_millis(2)) };
 }
 
-/// The device that the tests in the guest are told to use.
+/// The device under test in the guest.
 pub fn guest_device() -> String {
     std::env::var("GUEST_DEVICE").expect("GUEST_DEVICE must name the RDMA device to test on")
 }
 
-/// A side on it.
+/// A side on the device under test.
 pub fn on_guest_device() -> Side {
     Side::new(Fabric::open(Some(&guest_device())).expect("the device under test"))
 }
@@ -64,7 +65,7 @@ impl Side {
         Side { fabric, pool }
     }
 
-    /// Whether an end's address is one of this side's.
+    /// Whether the address is one of this side's.
     pub fn is_at(&self, addr: &Addr) -> bool {
         match addr {
             Addr::Ip(addr) => addr.ip() == self.ip(),
@@ -98,7 +99,7 @@ impl Side {
         self.fabric.connect(addr, config, &self.pool, private_data, TIMEOUT).await
     }
 
-    /// Pool memory with a pattern.
+    /// A pattern in pool memory.
     pub fn payload(&self, len: usize, seed: u8) -> Bytes {
         let mut buf = self.pool.try_alloc(len).expect("alloc");
         buf.resize_zeroed(len);
@@ -116,7 +117,7 @@ pub fn pattern(len: usize, seed: u8) -> BytesMut {
     (0..len).map(|i| (i as u8).wrapping_mul(31) ^ ((i >> 8) as u8) ^ seed).collect()
 }
 
-/// A link and what it has reported.
+/// A link and its reports.
 pub struct End {
     pub link: AnyLink,
     pub got: VecDeque<Completion>,
@@ -129,7 +130,7 @@ impl End {
         End { link, got: VecDeque::new(), sent: Vec::new(), next_id: 1 }
     }
 
-    /// Polls until something is reported.
+    /// Polls until the link reports something.
     pub async fn poll(&mut self) -> Result<(), LinkError> {
         let mut out = Vec::new();
         let result = poll_fn(|cx| self.link.poll(cx, &mut out)).await;
@@ -143,7 +144,7 @@ impl End {
         result
     }
 
-    /// The next message. Its slot is reposted.
+    /// Receives the next message and reposts its slot.
     pub async fn receive(&mut self) -> Result<Vec<u8>, LinkError> {
         let (slot, data) = self.receive_and_hold().await?;
         self.link.repost(slot)?;
@@ -162,7 +163,7 @@ impl End {
         }
     }
 
-    /// Queues a SEND from a SEND slot that is used by nothing else at the time. Gives its id.
+    /// Queues a SEND from a SEND slot that is not in use, and returns its id.
     pub fn queue_send(&mut self, slot: usize, data: &[u8], signal: bool) -> Result<u64, LinkError> {
         let offset = slot * config().slot_size as usize;
         self.link.block_mut()[offset..offset + data.len()].copy_from_slice(data);
@@ -184,14 +185,14 @@ impl End {
         id
     }
 
-    /// Sends, and waits until it has arrived.
+    /// Sends, and waits for the completion.
     pub async fn send(&mut self, slot: usize, data: &[u8]) -> u64 {
         let id = self.post(slot, data);
         self.done(id).await.expect("send");
         id
     }
 
-    /// Waits until work is reported as done.
+    /// Waits until the work with this id has completed.
     pub async fn done(&mut self, id: u64) -> Result<(), LinkError> {
         while self.sent.iter().all(|sent| *sent < id) {
             self.poll().await?;
@@ -219,7 +220,7 @@ impl End {
         }
     }
 
-    /// True when nothing is reported now.
+    /// Whether the link has nothing to report now.
     pub async fn is_quiet(&mut self) -> bool {
         let mut out = Vec::new();
         poll_fn(|cx| Poll::Ready(self.link.poll(cx, &mut out).is_pending())).await
@@ -248,7 +249,7 @@ pub async fn pair_over(
     (End::new(accepted), End::new(connected.link))
 }
 
-/// The connecting side speaks first (R3), so that the other may speak too.
+/// A pair whose connecting side has sent first (R3), so that the other side may send.
 pub async fn greeted_pair(server: &Side, client: &Side) -> (End, End) {
     let (mut s, mut c) = pair(server, client).await;
     c.send(0, b"first").await;
@@ -256,7 +257,7 @@ pub async fn greeted_pair(server: &Side, client: &Side) -> (End, End) {
     (s, c)
 }
 
-/// Gives the peer access to landing memory, and tells it: it may WRITE from then on.
+/// Gives the peer access to landing memory and tells it so. It may WRITE from then on.
 pub async fn grant(s: &mut End, c: &mut End, rkey: u32) {
     s.link.share(rkey).unwrap();
     s.send(31, b"granted").await;
@@ -310,7 +311,7 @@ pub async fn rejections_arrive(server: &Side, client: &Side) {
     let ((), refused) = tokio::join!(neglect, client.connect(&addr));
     let error = refused.map(drop).unwrap_err();
     assert!(matches!(error, ConnectError::Rejected { .. }), "{error}");
-    // The listener lives on.
+    // The listener continues.
     let (mut s, mut c) = pair_over(&mut listener, server, client, &config()).await;
     c.send(0, b"x").await;
     assert_eq!(s.receive().await.unwrap(), b"x");
@@ -326,7 +327,7 @@ pub async fn nobody_listens(server: &Side, client: &Side) {
     assert!(matches!(&error, ConnectError::Refused { addr: at } if *at == addr), "{error}");
 }
 
-/// As many SENDs as the peer has RECVs, again and again, in both directions.
+/// As many SENDs as the peer has RECVs, repeatedly and in both directions.
 pub async fn sends_fill_all_credits(server: &Side, client: &Side) {
     let (mut s, mut c) = greeted_pair(server, client).await;
     let credits = config().recv_slots as usize;
@@ -353,7 +354,7 @@ async fn exchange(sender: &mut End, receiver: &mut End, count: usize, round: u8)
     assert_eq!(sender.link.send_room(), sender.link.caps().send_queue);
 }
 
-/// RECVs on top of those of the start, posted and used, let go one by one, and posted anew.
+/// Extra RECVs are posted and used, removed one by one, and posted again.
 pub async fn extra_recvs_come_and_go(server: &Side, client: &Side) {
     let (mut s, mut c) = greeted_pair(server, client).await;
     let LinkConfig { recv_slots, recv_extra, slot_size, .. } = config();
@@ -374,7 +375,7 @@ pub async fn extra_recvs_come_and_go(server: &Side, client: &Side) {
         exchange(&mut c, &mut s, most, round).await;
 
         s.link.shrink();
-        // Of those that are posted a few are among the first, and the ring's come back.
+        // Some of the posted RECVs are initial ones, and those still on the ring are revived.
         exchange(&mut c, &mut s, least + 2, round).await;
         let revived = s.link.grow(&server.pool).unwrap();
         assert!((1..recv_extra).contains(&revived), "{revived}");
@@ -391,7 +392,7 @@ fn message(i: usize, round: u8) -> BytesMut {
     pattern(1 + i * 41, round)
 }
 
-/// Sizes around what fits inline, alone and mixed in one batch.
+/// Sizes around the inline limit, one by one and mixed in a batch.
 pub async fn sends_of_all_sizes(server: &Side, client: &Side) {
     let (mut s, mut c) = greeted_pair(server, client).await;
     let inline = c.link.caps().max_inline;
@@ -412,7 +413,7 @@ pub async fn sends_of_all_sizes(server: &Side, client: &Side) {
     }
 }
 
-/// The announcing SEND never overtakes the WRITEs before it (R4), whatever the source.
+/// The announcing SEND never overtakes the WRITEs before it (R4), for any kind of source.
 pub async fn writes_land_before_the_send(server: &Side, client: &Side) {
     let (mut s, mut c) = greeted_pair(server, client).await;
     let chunk = 64 << 10;
@@ -426,7 +427,7 @@ pub async fn writes_land_before_the_send(server: &Side, client: &Side) {
         bytes.resize_zeroed(total);
         bytes.as_mut_slice().copy_from_slice(&data);
         let bytes = bytes.freeze();
-        // From frozen pool memory, an owned buffer and staging in turn.
+        // Alternate between frozen pool memory, an owned buffer and staging.
         for (i, part) in data.chunks(chunk).enumerate() {
             let src = match i % 3 {
                 0 => WriteSource::Bytes(
@@ -448,12 +449,12 @@ pub async fn writes_land_before_the_send(server: &Side, client: &Side) {
             let remote_addr = addr + (i * chunk) as u64;
             let id = c.queue(Work::Write { src, remote_addr, rkey }, staged).unwrap();
             if staged {
-                // The staging is used again, so this must be done first.
+                // Staging is reused, so this WRITE must complete first.
                 c.link.ring_doorbell().unwrap();
                 c.done(id).await.unwrap();
             }
         }
-        // The source may be dropped: the link keeps what it needs (R10).
+        // The source may be dropped, because the link keeps the memory alive (R10).
         drop(bytes);
         let id = c.queue_send(1, b"landed", true).unwrap();
         c.link.ring_doorbell().unwrap();
@@ -465,8 +466,8 @@ pub async fn writes_land_before_the_send(server: &Side, client: &Side) {
     }
 }
 
-/// What has landed is sent on from where it lies, by a name that the device knows it by: short
-/// pieces, which go inline, and long ones.
+/// Landed data is sent on in place, under a local key of the device: in short pieces, which go
+/// inline, and in long ones.
 pub async fn what_landed_is_sent_on(server: &Side, client: &Side) {
     let (mut s, mut c) = greeted_pair(server, client).await;
     let len = 64 << 10;
@@ -494,7 +495,7 @@ pub async fn what_landed_is_sent_on(server: &Side, client: &Side) {
     }
 }
 
-/// A full queue is back-pressure (R5): no place, then places again, and nothing lost.
+/// A full queue applies back-pressure (R5): no room, then room again, and nothing is lost.
 pub async fn a_full_queue_recovers(server: &Side, client: &Side) {
     let (mut s, mut c) = greeted_pair(server, client).await;
     let depth = c.link.caps().send_queue;
@@ -584,17 +585,17 @@ pub async fn a_drop_is_seen(server: &Side, client: &Side) {
     assert!(matches!(error, LinkError::Disconnected { .. }), "{error}");
 }
 
-/// Where a WRITE is aimed: address and key, made from those of a grant.
+/// The target of a WRITE: address and key, derived from those of a grant.
 pub type Aim<'a> = &'a dyn Fn(&LandingBuf) -> (u64, u32);
 
-/// What a WRITE that is not allowed does to both ends. Gives both errors: (target's, writer's).
+/// Performs a forbidden WRITE, and returns the errors of both ends: (target's, writer's).
 pub async fn a_bad_write(server: &Side, client: &Side, aim: Aim<'_>) -> (LinkError, LinkError) {
     let (mut s, mut c) = greeted_pair(server, client).await;
     let landing = server.landing(8192);
     grant(&mut s, &mut c, landing.rkey()).await;
     let (remote_addr, rkey) = aim(&landing);
     let src = WriteSource::Bytes(client.pool.resolve(&client.payload(4096, 1)).unwrap());
-    // A link that copies at once tells at once.
+    // A link that copies at once reports the error at once.
     if c.queue(Work::Write { src, remote_addr, rkey }, true).is_ok() {
         c.link.ring_doorbell().unwrap();
     }
@@ -606,7 +607,7 @@ pub async fn a_bad_write(server: &Side, client: &Side, aim: Aim<'_>) -> (LinkErr
     (target, writer)
 }
 
-/// Cutting a connection attempt short frees everything and hurts nobody.
+/// A connection attempt that is dropped early frees everything and affects nobody else.
 pub async fn a_dropped_attempt_is_harmless(server: &Side, client: &Side) {
     let mut listener = server.listen();
     let addr = listener.local_addr();
@@ -626,7 +627,7 @@ pub async fn a_dropped_attempt_is_harmless(server: &Side, client: &Side) {
     assert_eq!(s.receive().await.unwrap(), b"x");
 }
 
-/// A request that waits longer than its timeout fails, naming the step.
+/// A request that waits longer than its timeout fails with an error that names the step.
 pub async fn an_unanswered_request_times_out(server: &Side, client: &Side) {
     let listener = server.listen();
     let addr = listener.local_addr();

@@ -1,4 +1,4 @@
-//! A test program that is its own second process.
+//! A test program that also runs as the second process.
 
 use std::future::Future;
 use std::io::{BufRead, BufReader, Lines};
@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
 
 use libtest_mimic::{Arguments, Trial};
 
-/// This program again, with these variables set.
+/// Starts this program again with these environment variables.
 pub struct Process {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
@@ -25,7 +25,7 @@ impl Process {
         Process { child, lines }
     }
 
-    /// Waits for a line that begins with this word, and gives the rest of it.
+    /// Waits for a line that begins with this word, and returns the rest of it.
     pub fn says(&mut self, word: &str) -> String {
         let mut lines = self.lines.by_ref().map_while(Result::ok);
         let found =
@@ -33,7 +33,7 @@ impl Process {
         found.expect("the other process has ended")
     }
 
-    /// Waits for its end.
+    /// Waits until the process ends.
     pub fn ends_well(&mut self) -> bool {
         self.child.wait().unwrap().success()
     }
@@ -51,7 +51,7 @@ impl Drop for Process {
     }
 }
 
-/// Runs one after the other: some count what the process holds.
+/// Runs the tests one after the other, because some count the resources of the process.
 pub fn run(trials: impl IntoIterator<Item = Trial>) -> ExitCode {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);

@@ -1,4 +1,4 @@
-//! A client that speaks the protocol of shared-memory sockets without the library, and may send
+//! A client that implements the protocol of shared-memory sockets without the library, and may send
 //! anything.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its own part")]
 #![allow(clippy::unwrap_used, reason = "tests")]
@@ -31,14 +31,14 @@ pub const CHUNKS: u64 = 8;
 pub const HEAD: u64 = 64;
 pub const WAITING: u64 = 128;
 pub const LENGTHS: u64 = 256;
-/// The number of slots of a stranger's ring, and the bytes of each.
+/// The number and size of the slots in a stranger's ring.
 pub const SLOTS: u32 = 8;
 pub const SLOT_SIZE: u32 = 1024;
-/// Bytes of that ring: 40 words, then the slots.
+/// The size of this ring: 40 words, then the slots.
 pub const RING_BYTES: u64 = 40 * 8 + (SLOTS * SLOT_SIZE) as u64;
 
 pub fn head(kind: u8) -> Vec<u8> {
-    [&[kind], b"trdshm\x02".as_slice()].concat()
+    [&[kind], b"trdshm\x03".as_slice()].concat()
 }
 
 pub fn hello(slots: u32, slot_size: u32) -> Vec<u8> {
@@ -74,7 +74,7 @@ pub fn event_fd() -> OwnedFd {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
 }
 
-/// A process that has connected, and may send anything. Its socket blocks.
+/// A connected process that may send anything. Its socket blocks.
 pub struct Stranger {
     pub socket: OwnedFd,
     pub ring: File,
@@ -87,7 +87,7 @@ impl Stranger {
             socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .unwrap();
         connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
-        // A test that would hang fails.
+        // Makes a test fail that would otherwise hang.
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(TIMEOUT)).unwrap();
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(TIMEOUT)).unwrap();
         Stranger { socket, ring: sealed(RING_BYTES).into(), event_fd: event_fd() }
@@ -105,7 +105,7 @@ impl Stranger {
         self.try_send(bytes, fds).unwrap();
     }
 
-    /// The next message, or None when the connection was closed.
+    /// The next message, or `None` if the connection has been closed.
     pub fn receive(&self) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
         let mut bytes = [0; 512];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
@@ -113,7 +113,7 @@ impl Stranger {
         let flags = RecvFlags::CMSG_CLOEXEC;
         let got = loop {
             match recvmsg(&self.socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
-                // Messages sent before the end are read next.
+                // Messages sent before the end are read first.
                 Err(rustix::io::Errno::CONNRESET) => {}
                 got => break got.unwrap(),
             }
@@ -131,14 +131,15 @@ impl Stranger {
         self.send(&hello(SLOTS, SLOT_SIZE), &[]);
     }
 
-    /// Receives ACCEPT, and gives the ring that came with it.
+    /// Receives ACCEPT, and returns the ring that comes with it.
     pub fn accepted(&self) -> File {
         let (accept, mut fds) = self.receive().unwrap();
-        assert_eq!((accept[0], fds.len()), (ACCEPT, 2));
+        assert_eq!((accept[0], fds.len()), (ACCEPT, 1));
         fds.swap_remove(0).into()
     }
 
-    /// As [`accepted`](Self::accepted), in a test; then it sends `fds` as its ring and its eventfd.
+    /// As [`accepted`](Self::accepted), without blocking the test's runtime; then sends `fds` as
+    /// its ring and its eventfd.
     pub async fn enters(self: &Arc<Self>, fds: Vec<OwnedFd>) -> File {
         let (this, (told, entered)) = (self.clone(), tokio::sync::oneshot::channel());
         std::thread::spawn(move || {
@@ -151,12 +152,12 @@ impl Stranger {
         entered.await.unwrap()
     }
 
-    /// The ring and the eventfd that it made.
+    /// The ring and the eventfd that it has made.
     pub fn own(&self) -> Vec<OwnedFd> {
         vec![self.ring.as_fd().try_clone_to_owned().unwrap(), self.event_fd.try_clone().unwrap()]
     }
 
-    /// Receives REFUSED, and gives its text.
+    /// Receives REFUSED, and returns its text.
     pub fn refusal(&self) -> String {
         let (bytes, fds) = self.receive().expect("the connection was closed without REFUSED");
         assert_eq!((bytes[0], fds.len()), (REFUSED, 0));

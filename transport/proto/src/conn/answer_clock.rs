@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-/// Ticks after which an answer is overdue: the first may follow the frame at once.
+/// Ticks after which an answer is overdue. The first tick may follow the frame immediately.
 pub(super) const MAX_TICKS: u8 = 7;
 
 /// See the [`answer_timeout`](super::answer_timeout).

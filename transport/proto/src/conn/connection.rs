@@ -22,8 +22,8 @@ use crate::ids::StreamId;
 
 /// Maximum number of empty queues that are kept for later streams, and maximum capacity of each.
 const MAX_FREE_QUEUES: usize = 16;
-/// PINGs, at most, that a quiet connection with extra RECVs sends in each `dead_peer`, to retire
-/// one RECV with each.
+/// Maximum number of PINGs that a quiet connection with extra RECVs sends per `dead_peer`. Each of
+/// them retires one RECV.
 const RETIRE_PINGS: u32 = 32;
 
 /// Life of a connection.
@@ -126,7 +126,7 @@ impl Connection {
             side,
             phase: Phase::Open,
             credits: Credits::new(&config, &peer),
-            heartbeat: Heartbeat::new(config.dead_peer, now),
+            heartbeat: Heartbeat::new(config.dead_peer, config.link_tells_end, now),
             ids: Ids::default(),
             streams: Slab::new(),
             free_queues: Vec::new(),
@@ -182,12 +182,12 @@ impl Connection {
         self.config.max_message.min(self.peer.max_message)
     }
 
-    /// How long the peer may be silent.
+    /// Maximum time that the peer may be silent.
     pub fn dead_peer(&self) -> Duration {
         self.config.dead_peer
     }
 
-    /// Pieces of at most this many bytes go eagerly, longer ones by WRITE.
+    /// Maximum length in bytes of a piece that is sent eagerly. Longer pieces are sent by WRITE.
     pub fn eager_limit(&self) -> usize {
         self.peer.slot_size as usize - MESSAGE_HEADER - FRAME_HEADER
     }
@@ -265,13 +265,27 @@ impl Connection {
         self.heartbeat.is_asking()
     }
 
+    /// Whether nothing is open and nothing has been received for a while but PINGs, so that
+    /// [`Connection::next_timeout`] is far away, or never. It changes with the next other message,
+    /// and when this side opens something: see [`Connection::is_roused`].
+    pub fn is_resting(&self) -> bool {
+        self.heartbeat.is_resting()
+    }
+
+    /// Whether this side has opened something while the connection was at rest, so that
+    /// [`Connection::handle_timeout`] is due at once. To be checked after [`Connection::open`].
+    pub fn is_roused(&self) -> bool {
+        self.heartbeat.is_roused()
+    }
+
     /// Returns when [`Connection::handle_timeout`] is due next.
     pub fn next_timeout(&self) -> Option<Instant> {
         if !self.is_live() {
             return None;
         }
+        let heartbeat = self.heartbeat.deadline();
         let others = [self.grants.recall_deadline(), self.retire_recv_at, self.answers_due()];
-        Some(others.into_iter().flatten().fold(self.heartbeat.deadline(), Instant::min))
+        others.into_iter().chain([heartbeat]).flatten().min()
     }
 
     /// Handles the timers. Received messages must be passed to [`receive`](Self::receive) first.
@@ -283,12 +297,12 @@ impl Connection {
         if !self.is_live() {
             return Ok(());
         }
-        match self.heartbeat.timeout(now) {
-            Beat::Nothing => {}
-            Beat::Ping => {
-                self.check_quiet(now);
-                self.ping();
-            }
+        if self.heartbeat.deadline().is_some_and(|at| now >= at) {
+            self.check_quiet(now);
+        }
+        match self.heartbeat.timeout(now, self.is_idle()) {
+            Beat::Nothing | Beat::Rest => {}
+            Beat::Ping => self.ping(),
             Beat::Dead => {
                 self.phase = Phase::Closed;
                 self.events.push_back(Event::Dead);
@@ -314,11 +328,27 @@ impl Connection {
         self.control.push_back(Frame::Ping { ack: false, token });
     }
 
-    /// Checks whether the connection has become quiet. Called when either side has sent a PING.
+    /// Whether neither side waits for the other, or keeps anything of the other's. A client that
+    /// has not sent its first message is waited for.
+    fn is_idle(&self) -> bool {
+        let is_open = self.phase == Phase::Open && !self.peer_going_away && self.greeting_done;
+        let owes = self.has_output() || self.heartbeat.awaits_pong() || self.has_extra_recvs();
+        is_open && !owes && self.last_activity.is_none() && self.pending() == Pending::default()
+    }
+
+    /// A message with more than PINGs has been received.
+    pub(super) fn is_active(&mut self, now: Instant) {
+        (self.last_activity, self.retire_recv_at) = (Some(now), None);
+        self.heartbeat.active(now);
+    }
+
+    /// Checks whether the connection has become quiet. Called when the timer finds nothing received
+    /// for a while, and when the peer has sent a PING.
     pub(super) fn check_quiet(&mut self, now: Instant) {
         let quarter = self.config.dead_peer / 4;
         if self.last_activity.is_some_and(|at| now.saturating_duration_since(at) >= quarter) {
             self.last_activity = None;
+            self.free_queues = Vec::new();
             self.credits.clear_short();
             self.retire_recv_at = self.has_extra_recvs().then_some(now);
             self.events.push_back(Event::Quiet);

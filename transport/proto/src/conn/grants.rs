@@ -48,6 +48,8 @@ pub(super) struct Grants {
     /// The number of requests so far.
     pub(super) requests: u64,
     pub(super) max_standing: usize,
+    /// Bytes of all standing grants together, at most.
+    pub(super) standing_bytes: u64,
     pub(super) standing_max: u32,
     pub(super) idle_recall: Duration,
 }
@@ -65,6 +67,7 @@ impl Grants {
             ended: Ids::default(),
             requests: 0,
             max_standing: config.standing_grants.into(),
+            standing_bytes: u64::MAX,
             standing_max: config.standing_max,
             idle_recall: config.idle_recall,
         }
@@ -116,6 +119,20 @@ impl Grants {
     }
 
     pub(super) fn wants_standing(&self) -> bool {
-        self.active && self.standing.len() < self.max_standing
+        self.active
+            && self.standing.len() < self.max_standing
+            && (self.standing.len() as u64 + 1) * u64::from(self.standing_len())
+                <= self.standing_bytes
+    }
+
+    /// A standing grant to recall, because all of them together are longer than they may be.
+    pub(super) fn excess_standing(&self) -> Option<u32> {
+        let standing = || {
+            let grants = self.standing.iter().map(|id| (*id, &self.out[*id as usize]));
+            grants.filter(|(_, grant)| !grant.recalled)
+        };
+        let bytes: u64 = standing().map(|(_, grant)| u64::from(grant.len)).sum();
+        // The newest, which is the least likely to be in use.
+        standing().last().filter(|_| bytes > self.standing_bytes).map(|(id, _)| id)
     }
 }

@@ -147,7 +147,7 @@ impl Connection {
         }
     }
 
-    /// The bytes that all streams hold. Asserts that this is the sum of its parts, and in its
+    /// The bytes that all streams hold. Asserts that this is the sum of its parts, and within its
     /// limit.
     #[cfg(test)]
     pub(super) fn held(&self) -> u64 {
@@ -205,6 +205,7 @@ impl Connection {
             self.events.push_back(Event::Returned { memory: memory.key });
             return;
         };
+        self.heartbeat.rouse();
         let asked = PendingAnswer::by(self.last_frame() + 1);
         let grant =
             Grant { stream, memory: memory.key, begin, len, request, recalled: false, asked };
@@ -299,6 +300,29 @@ impl Connection {
         self.grants.recent = [0; 8];
         for at in 0..self.grants.standing.len() {
             self.recall(self.grants.standing[at]);
+        }
+    }
+
+    /// Whether the peer is given standing grants, because it sends bulk.
+    pub fn gives_standing(&self) -> bool {
+        self.grants.active
+    }
+
+    /// Limits the standing grants to be given from now on to `bytes` together, beside the limits of
+    /// the [`Config`](crate::Config).
+    pub fn limit_standing(&mut self, bytes: u64) {
+        self.grants.standing_bytes = bytes;
+    }
+
+    /// Gives no further standing grants until the limit is set anew: there is no memory for them.
+    pub fn pause_standing(&mut self) {
+        self.grants.standing_bytes = 0;
+    }
+
+    /// Recalls the standing grants beyond the [limit](Self::limit_standing).
+    pub fn recall_excess_standing(&mut self) {
+        while let Some(id) = self.grants.excess_standing() {
+            self.recall(id);
         }
     }
 

@@ -11,7 +11,7 @@
 //! | `grants` | the grants that the peer holds |
 //! | `landing` | receiving by WRITE: grants to the peer |
 //! | `bulk` | sending by WRITE: grants of the peer |
-//! | `phase` | where in landing memory a message begins |
+//! | `phase` | the address in landing memory at which a message begins |
 //! | `recall` | recalling grants before they are used |
 //! | `answer_clock` | the clock of answers that the peer owes |
 //! | `answer_timeout` | the time that the peer has to answer RESET and RECALL |
@@ -23,29 +23,28 @@
 //!
 //! # Bulk transfers
 //!
-//! A piece of a body that does not fit a control slot goes by WRITE, into memory that the receiver
-//! has granted: a standing grant, advertised beforehand, or grants that answer a REQUEST. A
-//! receiver short of memory grants less than was asked, and goes on when memory comes free. Every
-//! grant ends with DONE (its bytes have been written) or ABORT (they will not be), both behind the
-//! last WRITE on the queue pair, so that the receiver knows that nothing touches the memory any
-//! more (R4, R9).
+//! A piece of a body that does not fit into a control slot is sent by WRITE, into memory that the
+//! receiver has granted: a standing grant, advertised beforehand, or grants that answer a REQUEST.
+//! A receiver that is short of memory grants less than requested, and the rest when memory comes
+//! free. Every grant ends with DONE (its bytes have been written) or ABORT (they will not be). Both
+//! follow the last WRITE on the queue pair, so the receiver knows that the memory is no longer
+//! accessed (R4, R9).
 //!
 //! # Flow control
 //!
 //! Eager data and standing grants are bounded by the stream's window, which grows again as the
-//! application reads. Requested grants are bounded by the receiver, which grants no more than
-//! `bulk_window` for a stream at once, or one message of up to `whole` bytes. So a stream that is
-//! not read stops only itself (R13), until the unread of all streams together amounts to
-//! `bulk_total`, beyond which a peer could fill any heap: bulk waits for a reader then, small
-//! messages do not.
+//! application reads. Requested grants are bounded by the receiver: at most `bulk_window` per
+//! stream, or one message of up to `whole` bytes. So a stream that is not read blocks only itself
+//! (R13), until the unread bytes of all streams reach `bulk_total`. Then bulk waits for a reader,
+//! and small messages do not. Without this limit a peer could exhaust the heap.
 //!
 //! # Why granted memory always comes back
 //!
-//! Grants answer the requests of a stream in their order, and a standing grant is bound to a
-//! transfer only when all transfers in front of it have their memory. So nothing that holds a grant
-//! waits for another grant: it waits for credits and for room in the send queue, and both come back
-//! by themselves. A peer that keeps a grant all the same is asked for it (`recall`), and has a time
-//! to answer (`answer_timeout`).
+//! Grants answer the requests of a stream in order, and a standing grant is bound to a transfer
+//! only when all earlier transfers have their memory. So a transfer that holds a grant never waits
+//! for another grant. It waits for credits and for room in the send queue, and both always come
+//! back. A grant that the peer keeps nevertheless is recalled (`recall`), and the peer must answer
+//! in time (`answer_timeout`).
 
 mod answer_clock;
 mod answer_timeout;

@@ -11,7 +11,7 @@ use crate::hello::Settings;
 use crate::ids::{GrantId, ResetCode, StreamId};
 use crate::payload::Payload;
 
-/// Queued bytes of a stream from which on the driver should wait before it queues more.
+/// Queued bytes of a stream from which on the driver should wait before queueing more.
 const HIGH_WATER_MARK: usize = 1 << 20;
 
 impl Connection {
@@ -30,6 +30,7 @@ impl Connection {
         check_block(&block, &self.peer)?;
         let id = self.last_opened.checked_add(1).ok_or(SendError::IdsUsedUp)?;
         self.last_opened = id;
+        self.heartbeat.rouse();
         let key = self.insert(id, RecvHalf::Headers);
         self.push_headers(key, block, end);
         Ok(StreamId(id))
@@ -118,7 +119,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Ends this side's half of the stream behind what is queued.
+    /// Ends this side's half of the stream after the queued output.
     ///
     /// # Errors
     /// [`SendError::Closed`].
@@ -157,13 +158,13 @@ impl Connection {
             return;
         }
         let grants = stream.drop_output();
-        // What the peer still sends is discarded.
+        // Data that the peer still sends is discarded.
         stream.peer_requests.clear();
         stream.send = stream.send.reset_by_us();
         stream.recv = stream.recv.reset_by_us();
         self.abort_all(grants);
         if id.0 > self.last_known {
-            // The peer does not know of it.
+            // The peer does not know the stream.
             self.remove(key);
             return;
         }
@@ -173,8 +174,8 @@ impl Connection {
         self.remove_if_done(key);
     }
 
-    /// Takes back what has been queued on a stream behind its head. Returns nothing if the peer may
-    /// know of the stream, or if there is no such stream.
+    /// Takes back what has been queued on a stream after its header block. Returns nothing if the
+    /// peer may know the stream, or if there is no such stream.
     pub fn withdraw(&mut self, id: StreamId) -> Vec<Unsent> {
         let Some(&key) = self.ids.get(&id.0).filter(|_| id.0 > self.last_known) else {
             return Vec::new();
@@ -197,9 +198,9 @@ impl Connection {
         unsent
     }
 
-    /// Releases a stream that the application has dropped. As [`Connection::reset`], except that a
-    /// response that has been queued completely is still sent (server). The application will read
-    /// no more of the stream, even if it has ended.
+    /// Releases a stream that the application has dropped. Like [`Connection::reset`], except that
+    /// a response that has been queued completely is still sent (server). The application reads no
+    /// more of the stream, even if it has ended.
     pub fn release(&mut self, id: StreamId, code: ResetCode) {
         self.released(id);
         let ending = |key: &usize| self.streams[*key].send == SendHalf::Ending;

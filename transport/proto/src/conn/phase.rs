@@ -1,40 +1,38 @@
-//! Where in landing memory a message begins.
+//! The address in landing memory at which a message begins.
 //!
-//! The receiver asks for an alignment in its hello. Its modulus is the larger of that and [`LINE`]:
+//! The receiver's hello requires an alignment. Its modulus is the larger of that and [`LINE`]:
 //!
-//! | the message has | and the receiver asks for | its longest aligned segment lands, modulo the modulus |
+//! | the message has | required alignment | its longest aligned segment lands, modulo the modulus |
 //! |---|---|---|
 //! | aligned segments | `LINE` or more | at 0 |
-//! | aligned segments | less | as its source lies modulo `LINE`, if that is a multiple of what is asked for; at 0 if not |
-//! | none | anything | as the longest segment lies modulo `LINE`, if it is written from there; if it is staged, the message at 0 |
+//! | aligned segments | less | at the address of its source modulo `LINE`, if that is a multiple of the alignment; otherwise at 0 |
+//! | none | any | its longest segment lands at the address of its source modulo `LINE`, if that is pinned; if it is staged, the message begins at 0 |
 //!
-//! So source and destination of the longest segment are equal modulo `LINE` wherever the receiver
-//! leaves the choice, or the source is aligned as the receiver asks. On some processors a copy is
-//! several times slower otherwise.
+//! So source and destination of the longest segment are equal modulo `LINE`, unless the receiver
+//! requires an alignment that the source does not have. On some processors a copy is several times
+//! slower otherwise.
 //!
-//! The sender computes where the message begins so that this holds, its **begin**, less than the
-//! modulus. A REQUEST says it, and the receiver grants memory that begins so far behind a multiple
-//! of the modulus; each further part goes on at the address modulo the modulus at which the part in
-//! front of it ended. Into a standing grant the sender writes from such an address on, and DONE
-//! says how far into the grant that is.
+//! The sender computes the **begin** of the message accordingly, which is less than the modulus. A
+//! REQUEST states it, and the receiver grants memory whose address is congruent to it. Each further
+//! part starts at an address congruent to the end of the previous part. Into a standing grant the
+//! sender writes from the first such address on, and DONE states its offset in the grant.
 
 use crate::payload::Payload;
 
-/// Bytes of a cache line, modulo which source and destination are equal where nothing more is asked
-/// for.
+/// Bytes of a cache line: the default modulus by which source and destination are equal.
 pub(crate) const LINE: u32 = 64;
 
-/// Addresses modulo a power of two.
+/// A power of two, modulo which addresses are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Modulus(u32);
 
 impl Modulus {
-    /// Of a receiver that asks for `align`, which has been checked.
+    /// The modulus of a receiver that requires the alignment `align`, which has been checked.
     pub(super) fn of(align: u16) -> Self {
         Modulus(LINE.max(align.into()))
     }
 
-    /// A message begins less than this far behind a multiple of it.
+    /// The value. The begin of a message is less.
     pub(super) fn get(self) -> u32 {
         self.0
     }
@@ -44,7 +42,7 @@ impl Modulus {
     }
 }
 
-/// Where the message begins, modulo the modulus, at a receiver that asks for `align`.
+/// The begin of the message at a receiver that requires the alignment `align`.
 pub(super) fn begin(payload: &Payload, align: u16) -> u32 {
     let modulus = Modulus::of(align);
     let Some(lead) = payload.lead() else { return 0 };
@@ -56,7 +54,7 @@ pub(super) fn begin(payload: &Payload, align: u16) -> u32 {
     modulus.rest(wanted.wrapping_sub(lead.at))
 }
 
-/// How far into a grant at `addr` a message has to be written that begins at `begin`.
+/// The offset in a grant at `addr` at which a message with this begin has to start.
 pub(super) fn offset(modulus: Modulus, addr: u64, begin: u32) -> u32 {
     modulus.rest(u64::from(begin).wrapping_sub(addr))
 }
@@ -67,14 +65,14 @@ mod tests {
 
     use super::*;
 
-    /// Bytes whose first lies at this address modulo 4096.
+    /// Bytes whose address is `place` modulo 4096.
     fn lies_at(place: usize, len: usize) -> Bytes {
         let all = Bytes::from(vec![1; len + 2 * 4096]);
         let at = (place + 4096 - all.as_ptr() as usize % 4096) % 4096;
         all.slice(at..at + len)
     }
 
-    /// Where the second of three segments lands, modulo what the receiver's modulus is.
+    /// The address at which the second of three segments lands, modulo the receiver's modulus.
     fn second(align: u16, place: usize, pinned: bool, aligned: bool) -> u32 {
         let mut payload = Payload::new();
         payload.push(lies_at(0, 22), true);

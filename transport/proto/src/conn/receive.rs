@@ -51,7 +51,7 @@ impl Connection {
         self.credits.received(reader.credits)?;
         if reader.waited {
             self.credits.peer_ran_short();
-            (self.last_activity, self.retire_recv_at) = (Some(now), None);
+            self.is_active(now);
         }
         while let Some(frame) = reader.next_frame()? {
             self.on_frame(frame, now)?;
@@ -66,7 +66,7 @@ impl Connection {
         let name = frame.name();
         match frame {
             Frame::Ping { .. } => self.check_quiet(now),
-            _ => (self.last_activity, self.retire_recv_at) = (Some(now), None),
+            _ => self.is_active(now),
         }
         match frame {
             Frame::Headers { stream, end, more, indexed: false, block } => {

@@ -1,52 +1,52 @@
-//! How many streams a client may reset before they were answered.
+//! Limits the streams that a client resets before they are answered.
 //!
-//! A stream that is reset makes room for the next one at once, so the limit of open streams does
-//! not bound how many calls a client begins and gives up (HTTP/2 rapid reset, CVE-2023-44487). Each
-//! of them costs the server the start of a handler. A budget bounds it:
+//! A reset stream makes room for the next one at once, so the limit of open streams does not bound
+//! the number of calls that a client starts and cancels (HTTP/2 rapid reset, CVE-2023-44487). Each
+//! of them costs the server the start of a handler. A budget bounds this:
 //!
 //! | what | budget |
 //! |---|---|
-//! | at the start, and at most | [`BURST`] times S |
-//! | RESET from the client before the server's END has gone out | less 1; a breach when nothing is left |
+//! | at the start, and maximum | [`BURST`] times S |
+//! | RESET from the client before the server's END was sent | less 1; a breach if nothing is left |
 //! | a stream that ended with the server's END | plus [`PER_ANSWER`] |
 //! | time | plus [`PER_SECOND`] times S a second |
 //!
-//! S is the limit of open streams, or [`MIN_STREAMS`] if that is more: 16,384 resets and 10,240 a
-//! second with the default of 1,024 streams. What clients do in good faith stays below that:
+//! S is the limit of open streams, or [`MIN_STREAMS`] if that is more. With the default of 1,024
+//! streams this allows 16,384 resets at once and 10,240 per second. Well-behaved clients stay
+//! below:
 //!
-//! | client | resets before the answer | why it is never cut off |
+//! | client | resets before the answer | why it stays within the budget |
 //! |---|---|---|
-//! | gives up all its calls at once, up to ten times a second | 10 S a second | time alone restores them |
-//! | all calls run into a deadline of 100 ms or more, at a server that answers nothing | 10 S a second at most: S streams, each for 100 ms | likewise |
-//! | hedges each call, with up to five attempts (the most that gRPC allows) | 4 for each answer | the answer restores them |
-//! | drops futures | any share, of calls of which one in five is answered | likewise |
+//! | cancels all its calls at once, up to ten times a second | 10 S a second | time alone restores them |
+//! | all calls exceed a deadline of 100 ms or more, at a server that answers nothing | at most 10 S a second: S streams, each for 100 ms | time alone restores them |
+//! | hedges each call, with up to five attempts (the maximum in gRPC) | 4 per answer | the answer restores them |
+//! | drops futures | any share, if one in five calls is answered | the answer restores them |
 //!
-//! The burst also covers the age that the time of a message may have (`Connection::receive`): in an
-//! eighth of the dead-peer time, 0.6 s by default, clients in good faith use less than half of it.
+//! The burst also covers the allowed age of a message's time (`Connection::receive`): in an eighth
+//! of the dead-peer time, 0.6 s by default, well-behaved clients use less than half of it.
 
 use std::time::Instant;
 
 use crate::error::Breach;
 
-/// Budget in multiples of the streams that may be open.
+/// Maximum budget in multiples of S.
 const BURST: u64 = 16;
-/// What a second restores, in the same multiples.
+/// Budget restored per second in multiples of S.
 const PER_SECOND: u64 = 10;
-/// What an answered stream restores.
+/// Budget restored per answered stream.
 const PER_ANSWER: u64 = 4;
-/// A low limit of open streams does not make each of them more dangerous: they are taken for as
-/// many at least.
+/// Minimum of S: a low limit of open streams does not make each reset more harmful.
 const MIN_STREAMS: u32 = 100;
 
 const SECOND: u64 = 1_000_000_000;
 
-/// The budget of one connection. See the module's docs.
+/// The budget of one connection.
 #[derive(Debug)]
 pub(super) struct ResetLimit {
     left: u64,
     burst: u64,
     per_second: u64,
-    /// Up to here time has been counted.
+    /// The time up to which the budget has been restored.
     counted: Instant,
 }
 
@@ -57,15 +57,15 @@ impl ResetLimit {
         ResetLimit { left: burst, burst, per_second: PER_SECOND * streams, counted: now }
     }
 
-    /// A stream has ended with this side's END.
+    /// Restores budget for a stream that ended with this side's END.
     pub(super) fn answered(&mut self) {
         self.left = (self.left + PER_ANSWER).min(self.burst);
     }
 
-    /// The peer has reset a stream that was not answered.
+    /// Charges the budget for a stream that the peer reset before it was answered.
     ///
     /// # Errors
-    /// [`Breach::RapidReset`]: the budget is used up.
+    /// [`Breach::RapidReset`] if the budget is exhausted.
     pub(super) fn charge(&mut self, now: Instant) -> Result<(), Breach> {
         self.restore(now);
         let (burst, per_second) = (self.burst, self.per_second);
@@ -73,7 +73,7 @@ impl ResetLimit {
         Ok(())
     }
 
-    /// Counts the time that has passed.
+    /// Restores budget for the time that has passed.
     fn restore(&mut self, now: Instant) {
         let passed = now.saturating_duration_since(self.counted);
         let each = SECOND / self.per_second.min(SECOND);
@@ -82,7 +82,7 @@ impl ResetLimit {
             (self.left, self.counted) = (self.burst, self.counted.max(now));
         } else if more > 0 {
             self.left += more;
-            // What is left of the time counts later.
+            // The remainder of the time counts later.
             self.counted += std::time::Duration::from_nanos(more * each);
         }
     }

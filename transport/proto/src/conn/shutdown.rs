@@ -1,8 +1,8 @@
 //! GOAWAY, drain, CLOSE.
 //!
-//! A server that drains sends GOAWAY and still accepts the streams in flight. The client answers
-//! with an acknowledgement behind its last new stream, so that the server knows that no more will
-//! come. A client that drains simply opens no more streams.
+//! A draining server sends GOAWAY and still accepts the streams in flight. The client acknowledges
+//! after its last new stream, so the server knows that no more will follow. A draining client
+//! simply opens no more streams.
 
 use bytes::Bytes;
 
@@ -19,6 +19,7 @@ impl Connection {
         if self.phase != Phase::Open {
             return;
         }
+        self.heartbeat.rouse();
         match self.side {
             Side::Server => {
                 self.phase = Phase::Draining;

@@ -19,13 +19,13 @@
 //! | Ended | breach | breach | Ended | Ended |
 //! | Reset | breach | breach | Reset | Reset |
 //!
-//! When a server's END is emitted while its receiving half is in Headers or Body, that half goes to
-//! Discarding, and the client is told by RESET with NO_ERROR: the response is complete without the
+//! When a server's END is emitted while its receiving half is in Headers or Body, that half changes
+//! to Discarding, and the client receives RESET with NO_ERROR: the response is complete without the
 //! rest of the request.
 //!
 //! A side that has reset a stream keeps it in Discarding until the peer has ended its half, too:
 //! every RESET is answered by END or RESET. So a closed stream has no frames in flight, and a frame
-//! for one is a breach and never a race.
+//! for one is always a breach, never a race.
 
 use std::collections::VecDeque;
 
@@ -84,8 +84,7 @@ pub(super) struct PeerGrant {
     pub(super) rkey: u32,
     pub(super) len: u32,
     pub(super) addr: u64,
-    /// Bytes of a bound standing grant in front of `addr`, which are left out and not part of
-    /// `len`.
+    /// Bytes of a bound standing grant before `addr`, which are skipped and not part of `len`.
     pub(super) begin: u32,
     /// Bytes for which a WRITE has been handed out.
     pub(super) used: u32,
@@ -95,7 +94,7 @@ pub(super) struct PeerGrant {
     pub(super) recalled: bool,
 }
 
-/// A piece of a body that goes by WRITE.
+/// A piece of a body that is sent by WRITE.
 #[derive(Debug)]
 pub(super) struct Bulk {
     pub(super) payload: Payload,
@@ -105,7 +104,7 @@ pub(super) struct Bulk {
     /// Bytes of grants received for it.
     pub(super) granted: u64,
     pub(super) len: u64,
-    /// Where it begins in the peer's memory: see [`phase`](super::phase).
+    /// Its begin in the peer's memory: see [`phase`](super::phase).
     pub(super) begin: u32,
     pub(super) grants: VecDeque<PeerGrant>,
 }
@@ -135,7 +134,7 @@ pub(super) enum Out {
     Bulk(Box<Bulk>),
 }
 
-/// A DONE to be sent behind its last WRITE.
+/// A DONE to be sent after its last WRITE.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PendingDone {
     pub(super) grant: GrantId,
@@ -157,8 +156,8 @@ pub(super) struct Request {
 pub(super) struct RequestKey {
     /// Its number among all requests of the connection.
     pub(super) number: u64,
-    /// Where the byte behind its last one has to lie, modulo the modulus. The rest of the request
-    /// begins that many bytes in front of this as are left.
+    /// The required address of the byte after its last one, modulo the modulus. The rest of the
+    /// request begins that many bytes earlier as are left.
     pub(super) end: u32,
 }
 
@@ -171,7 +170,7 @@ pub(super) struct PeerRequest {
 }
 
 impl PeerRequest {
-    /// Where its next byte has to lie, modulo the modulus.
+    /// The required address of its next byte, modulo the modulus.
     pub(super) fn begin(&self, modulus: Modulus) -> u32 {
         modulus.rest(u64::from(self.request.end).wrapping_sub(self.rest))
     }
@@ -197,14 +196,14 @@ pub(super) struct Stream {
     pub(super) urgent_grants: u32,
 
     pub(super) recv_window: u32,
-    /// Bytes that the application has read and no WINDOW frame has returned yet.
+    /// Bytes that the application has read and that no WINDOW frame has returned yet.
     pub(super) unreported: u32,
     pub(super) block: BytesMut,
-    /// Requests of the peer that are not granted completely, in their order.
+    /// Requests of the peer that are not granted completely, in order.
     pub(super) peer_requests: VecDeque<PeerRequest>,
     /// Bytes that are granted on request, or have landed and are unread.
     pub(super) held: u64,
-    /// The application will not read the stream any further.
+    /// The application will not read the stream any longer.
     pub(super) released: bool,
     /// The number of grants on request that the peer has not ended.
     pub(super) open_grants: u32,

@@ -1,15 +1,15 @@
-//! Tables of header fields that both ends of a connection keep: a repeated field takes one byte.
+//! Header tables that both ends of a connection keep: a repeated field takes one byte.
 //!
 //! Each direction of a connection has a table of 64 entries. In a HEADERS frame with the flag
 //! INDEXED, a field may also be
 //!
 //! | first byte | what follows | meaning |
 //! |---|---|---|
-//! | 136 | entry (1, up to 63), a literal field (first byte 0 to 127) of at most 256 bytes | the field; it is the entry from now on |
+//! | 136 | entry (1, up to 63), a literal field (first byte 0 to 127) of at most 256 bytes | the field, which is stored in the entry |
 //! | 192 to 255 | nothing | the field of entry n - 192 |
 //!
-//! Messages arrive in the order in which they were composed, so the tables are in step; a block
-//! that takes several frames does not use them. Which fields are remembered is the sender's choice.
+//! Messages arrive in the order in which they were composed, which keeps both tables in sync. A
+//! block that takes several frames does not use them. The sender chooses the fields to store.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -17,23 +17,22 @@ use super::PAIRS;
 use crate::error::Breach;
 
 const ENTRIES: usize = 64;
-/// The longest field that is remembered, in bytes.
+/// Maximum length of a stored field in bytes.
 const LONGEST: usize = 256;
 const DEFINE: u8 = 136;
 const ENTRY: u8 = 192;
-/// Fields of these static names are most often the same for all calls, or for all of a method:
-/// `:path`, `:authority`, `user-agent`. They are remembered when they first come, others when they
-/// come for the second time: an id that is made for each call does not drive out what is of use.
+/// Static names whose fields are usually the same for all calls, or for all calls of a method:
+/// `:path`, `:authority`, `user-agent`. They are stored on first use, other fields on second use,
+/// so that an id unique to each call does not evict useful fields.
 const AT_ONCE: [u8; 3] = [1, 2, 8];
-/// Bytes of the buffer in which blocks are expanded, so that many share one allocation.
+/// Bytes of the buffer in which blocks are expanded, so that several share an allocation.
 const ROOM: usize = 4096;
-/// So many blocks are remembered whole, each with what it is on the wire: those of which nothing is
-/// left to be said.
+/// Number of complete blocks that are cached with their compressed form.
 const BLOCKS: usize = 8;
-/// The longest of these, in bytes.
+/// Maximum length of a cached block in bytes.
 const LONGEST_BLOCK: usize = 1024;
 
-/// Bytes of the field at the beginning of `block`, if it is one that needs no table.
+/// Length of the field at the beginning of `block`, if it does not refer to the table.
 fn plain_len(block: &[u8]) -> Option<usize> {
     let string = |at: usize| {
         let len = block.get(at..at + 2)?;
@@ -48,8 +47,7 @@ fn plain_len(block: &[u8]) -> Option<usize> {
     (len <= block.len()).then_some(len)
 }
 
-/// Spreads fields over entries. Not against somebody who chooses them: a bad choice only costs
-/// bytes.
+/// Distributes fields over entries. It need not resist chosen fields: collisions only cost bytes.
 fn hash(field: &[u8]) -> u64 {
     let mut hash = field.len() as u64;
     for word in field.chunks(8) {
@@ -61,14 +59,14 @@ fn hash(field: &[u8]) -> u64 {
     hash
 }
 
-/// Blocks that were put together of references and static pairs alone, with these. Good until an
-/// entry changes.
+/// Cache of blocks that consist of references and static pairs only, with their other form. Cleared
+/// when an entry changes.
 #[derive(Debug, Default)]
 struct Blocks([Option<(Bytes, Bytes)>; BLOCKS]);
 
 impl Blocks {
-    /// Both sides look for what is before them: the sender for the block, the receiver for the
-    /// references.
+    /// The key is the form at hand: the sender looks up the uncompressed block, the receiver the
+    /// compressed one.
     fn place(key: &[u8]) -> usize {
         (key.len() + usize::from(key.last().copied().unwrap_or(0))) % BLOCKS
     }
@@ -85,10 +83,10 @@ impl Blocks {
     }
 }
 
-/// What this side has told the peer to remember.
+/// The table for sending, which the peer mirrors.
 #[derive(Debug, Default)]
 pub(crate) struct Sent {
-    /// None are there before the first block.
+    /// Empty before the first block.
     entries: Vec<Entry>,
     blocks: Blocks,
 }
@@ -96,16 +94,16 @@ pub(crate) struct Sent {
 #[derive(Clone, Debug, Default)]
 struct Entry {
     field: Vec<u8>,
-    /// The hash of a field that came last in the place of `field`.
+    /// Hash of the last field that maps to this entry.
     seen: u64,
 }
 
 impl Sent {
-    /// Writes `block` to the beginning of `to`, which is as long at least, and returns how long it
-    /// is there.
+    /// Compresses `block` into `to`, which is at least as long as `block`, and returns the
+    /// compressed length.
     ///
-    /// None, and nothing is written: the block has no field that can be remembered, or is not a
-    /// list of fields.
+    /// Returns `None`, and writes nothing, if the block has no field that can be stored, or is not
+    /// a list of fields.
     pub(crate) fn shorten(&mut self, block: &[u8], to: &mut [u8]) -> Option<usize> {
         if let Some(short) = self.blocks.get(block) {
             to[..short.len()].copy_from_slice(short);
@@ -124,7 +122,7 @@ impl Sent {
         while let Some(field_len) = plain_len(rest) {
             let (field, behind) = rest.split_at(field_len);
             rest = behind;
-            // What is to follow fits, shortened or not.
+            // Leaves space for the following fields, compressed or not.
             let room = to.len() - len - rest.len();
             len += self.field(field, &mut to[len..len + room]);
         }
@@ -159,17 +157,17 @@ impl Sent {
     }
 }
 
-/// What the peer has told this side to remember.
+/// The table for receiving, which mirrors the peer's.
 #[derive(Debug, Default)]
 pub(crate) struct Received {
-    /// None are there before the first is made.
+    /// Empty before the first entry is defined.
     entries: Vec<Vec<u8>>,
     blocks: Blocks,
     room: BytesMut,
 }
 
 impl Received {
-    /// The block without references; None where it would be longer than `limit` bytes.
+    /// Expands a block; `None` if the result would exceed `limit` bytes.
     ///
     /// # Errors
     /// [`Breach::Headers`].
@@ -271,7 +269,7 @@ mod tests {
         };
         let id = "x-id".len() + 5;
         let whole = call("1").len();
-        // There is no room to remember where the slot ends with the block.
+        // The slot ends with the block, so there is no space to define entries.
         assert_eq!(send(&mut sent, &mut received, &call("1")), whole);
         let mut wire = [0; 256];
         let mut lens = (2..6).map(|n| {
@@ -280,7 +278,7 @@ mod tests {
             assert_eq!(received.expand(&wire[..len], LIMIT).unwrap().unwrap(), block);
             len
         });
-        // Three are remembered at once, the token when it comes again.
+        // Three fields are stored on first use, the token on second use.
         assert_eq!(lens.next(), Some(whole + 4 * 2));
         assert_eq!(lens.next(), Some(8 + id + 1));
         assert_eq!(lens.next(), Some(8 + id + 1));
@@ -318,7 +316,7 @@ mod tests {
             let mut received = Received::default();
             assert!(matches!(received.expand(&bad, LIMIT), Err(Breach::Headers(_))), "{bad:?}");
         }
-        // A few bytes that expand to very many.
+        // A few bytes that expand to a large block.
         let mut received = Received::default();
         let long = block(&[("x", &"y".repeat(LONGEST - 10))]);
         let bomb = [define(0, &long), vec![ENTRY; 10_000]].concat();

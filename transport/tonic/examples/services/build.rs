@@ -3,10 +3,10 @@
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
-    // Existing services, as they are.
+    // Existing services, unchanged.
     let plain = protox::compile(["proto/greeter.proto", "proto/numbers.proto"], ["proto"])?;
     tonic_prost_build::configure().compile_fds(plain)?;
-    // One whose `bytes` fields travel without a copy.
+    // A service whose `bytes` fields are not copied.
     let store = protox::compile(["proto/store.proto"], ["proto"])?;
     tonic_prost_build::configure()
         .codec_path("tonic_rdma::codec::ProstCodec")

@@ -1,5 +1,5 @@
-//! Keeps what the Offer's TCP connection is known by, and what shows a gateway in between: as it
-//! was before any layer of the user's added, changed or removed what belongs to the one request.
+//! Records the identity of the Offer's TCP connection, and traces of a gateway, before any of the
+//! user's layers can add, change or remove them.
 
 use std::net::SocketAddr;
 use std::task::{Context, Poll};
@@ -12,7 +12,7 @@ use tower::Service;
 
 use crate::bootstrap::OFFER_PATH;
 
-/// Headers that gateways add.
+/// Headers that gateways add to requests.
 const FORWARDING: [&str; 13] = [
     "cdn-loop",
     "cf-connecting-ip",
@@ -28,25 +28,25 @@ const FORWARDING: [&str; 13] = [
     "x-proxyuser-ip",
     "x-real-ip",
 ];
-/// Beginnings of names of such headers.
+/// Prefixes of further such headers.
 const FORWARDING_PREFIXES: [&str; 4] = ["l5d-", "x-envoy-", "x-forwarded", "x-original-"];
 
-/// A trace that an HTTP gateway has left on a request.
+/// Evidence that a request passed an HTTP gateway.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Trace {
-    /// Clients of this crate speak HTTP/2.
+    /// Not HTTP/2, which all clients of this crate speak.
     #[error("it came by {0:?}")]
     Version(Version),
     #[error("it carries the header `{0}`")]
     Header(HeaderName),
 }
 
-/// In the extensions of an Offer: what is known of its connection.
+/// What is known of an Offer's connection; kept in the Offer's extensions.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Connection {
-    /// Its connect info.
+    /// The connect info of the connection.
     pub(crate) extensions: Extensions,
-    /// What a gateway has left on the Offer.
+    /// Evidence of a gateway, if the Offer carries any.
     pub(crate) trace: Option<Trace>,
 }
 
@@ -61,7 +61,7 @@ impl Connection {
         info?.remote_addr()
     }
 
-    /// As an accepted connection gives it to all of its requests.
+    /// The connection of an accepted socket with this connect info.
     pub(crate) fn of<I: Clone + Send + Sync + 'static>(info: I) -> Self {
         let mut extensions = Extensions::new();
         extensions.insert(info);
@@ -81,7 +81,7 @@ fn trace(version: Version, headers: &HeaderMap) -> Option<Trace> {
     headers.keys().find(forwards).cloned().map(Trace::Header)
 }
 
-/// Outermost on the TCP side. Other requests pass untouched.
+/// The outermost layer on the TCP side. Requests other than Offers pass unchanged.
 #[derive(Debug, Clone)]
 pub(crate) struct Capture<S>(pub(crate) S);
 
@@ -143,7 +143,7 @@ mod tests {
             offer.headers_mut().insert(name.clone(), "192.0.2.1".parse().unwrap());
             assert_eq!(captured(offer).await.unwrap().trace, Some(Trace::Header(name)));
         }
-        // What clients send themselves is none.
+        // Headers that clients send themselves are no evidence.
         let mut offer = request(OFFER_PATH);
         for name in
             ["authorization", "user-agent", "te", "traceparent", "x-request-id", "grpc-timeout"]

@@ -27,7 +27,7 @@ use crate::tcp::connector::TcpChannel;
 
 type HookFuture = Pin<Box<dyn Future<Output = Result<Request<()>, Status>> + Send>>;
 
-/// Adds to the Offer what the server's layers ask of every request.
+/// Adds to the Offer what the server's layers require of every request, credentials for example.
 #[derive(Clone)]
 pub(crate) struct OfferHook(Arc<dyn Fn() -> HookFuture + Send + Sync>);
 
@@ -55,7 +55,7 @@ impl OfferHook {
         }))
     }
 
-    /// A request with what it adds.
+    /// Returns a request that carries what the hook adds.
     pub(crate) async fn ask(&self) -> Result<Request<()>, Status> {
         (self.0)().await
     }
@@ -67,17 +67,17 @@ impl fmt::Debug for OfferHook {
     }
 }
 
-/// What a server has offered.
+/// The server's answer to an Offer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Offered {
     pub(crate) ticket: Ticket,
-    /// Best first.
+    /// Addresses to connect to, preferred path first.
     pub(crate) places: Vec<(Path, Addr)>,
-    /// Fabrics that were asked for and cannot be had.
+    /// Requested fabrics that are not available.
     pub(crate) refusals: Vec<(Path, Reason)>,
 }
 
-/// Asks the server on the other end of `tcp` for its way onto one of `paths`, best first.
+/// Asks the server on the other end of `tcp` for access to one of `paths`, preferred path first.
 pub(crate) async fn offer(
     tcp: &TcpChannel,
     origin: Uri,
@@ -118,14 +118,15 @@ async fn call(
         }),
     };
     let request = request.map(|()| Late(Some(message)));
-    // A unary call whose message is made late.
+    // Client streaming, because the message of a unary call is built before the connection is
+    // chosen.
     grpc.client_streaming(request, PathAndQuery::from_static(OFFER_PATH), ProstCodec::default())
         .await
 }
 
-/// A stream of one message, which is made when the connection that carries the call asks for it.
-/// tonic's channel has one connection at a time, and makes another where that one is lost: only
-/// then is it certain whose end to state.
+/// A stream of one message, built when the connection that carries the call polls for it. tonic's
+/// channel has one connection at a time and replaces a lost one, so the local address is certain
+/// only at that point.
 struct Late<F>(Option<F>);
 
 impl<F> Unpin for Late<F> {}
@@ -142,9 +143,9 @@ fn describe(status: &Status) -> String {
     format!("{:?}: {}", status.code(), status.message())
 }
 
-/// What it means that the call itself failed.
+/// Maps the failure of the call itself to a reason.
 fn refused(status: &Status) -> Reason {
-    // A status with a cause was made at this end: the call had no answer.
+    // A status with a source was created locally: the server did not answer.
     let unanswered = std::error::Error::source(status).is_some();
     match status.code() {
         Code::Unimplemented => Reason::new(
@@ -211,7 +212,7 @@ fn read(response: OfferResponse, paths: &[Path]) -> Result<Offered, Reason> {
             offered.refusals.push((*path, refusal_reason(refusal)));
         }
     }
-    // Only what was asked for counts, in the order of this side.
+    // Keep only requested paths, in the client's order.
     offered.places.retain(|(path, _)| paths.contains(path));
     offered.places.sort_by_key(|(path, _)| paths.iter().position(|p| p == path));
     if offered.places.is_empty() && offered.refusals.is_empty() {
@@ -264,7 +265,7 @@ fn malformed(what: &str) -> Reason {
 fn refusal_reason(refusal: &pb::Refusal) -> Reason {
     match ReasonCode::from_name(&refusal.code) {
         Some(code) => Reason::from_peer(code, refusal.detail.clone()),
-        // A code of a later version.
+        // A code of a later version of the protocol.
         None => Reason::from_peer(
             ReasonCode::HandshakeRejected,
             format!("{}: {}", refusal.code, refusal.detail),
@@ -361,7 +362,7 @@ mod tests {
         }
         let empty = OfferResponse { outcome: None, ..response(grant()) };
         assert!(read(empty, &[Path::Verbs]).unwrap_err().to_string().contains("neither"));
-        // Only what was asked for counts.
+        // A fabric that was not requested does not count.
         assert!(read(response(grant()), &[Path::Sim]).is_err());
     }
 

@@ -1,22 +1,22 @@
-//! Whether an Offer came directly from its client, or through an HTTP gateway.
+//! Decides whether an Offer came directly from its client or through an HTTP gateway.
 //!
-//! A ticket stands for the TCP connection of its Offer: calls on the fast path carry the address
-//! and the certificate of that connection. Where a gateway passes an Offer on, that connection is
-//! the gateway's, and the ticket its client's. So the client states its own end of the connection,
-//! and the server compares it with the peer that it sees.
+//! A ticket carries the identity of its Offer's TCP connection: calls on the fast path report the
+//! address and the certificate of that connection. If a gateway forwards an Offer, the connection
+//! belongs to the gateway but the ticket to its client. Therefore the client states its own address
+//! of the connection, and the server compares it with the peer address that it sees.
 //!
-//! Of an accepted TCP connection:
+//! States of an accepted TCP connection:
 //!
 //! | state | an Offer that states the peer | any other Offer | closed |
 //! |---|---|---|---|
 //! | direct | direct | gateway | (none) |
 //! | gateway | gateway | gateway | (none) |
 //!
-//! So a client that guesses the gateway's port has one guess for each connection of the gateway. A
-//! wrong statement is counted against the network that it came from; after [`MISMATCHES`] of them
-//! no Offer from there is taken for direct until [`WINDOW`] after the first. What is answered
-//! meanwhile does not depend on the statement, and no answer names the peer's address: a guess
-//! teaches nothing.
+//! A client that guesses the gateway's port therefore has one guess for each connection of the
+//! gateway. A wrong statement is counted against the network of the peer; after [`MISMATCHES`] of
+//! them no Offer from that network counts as direct until [`WINDOW`] after the first. In that time
+//! the answer does not depend on the statement, and no answer names the peer's address, so a guess
+//! reveals nothing.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -28,14 +28,14 @@ use tokio::time::Instant;
 use crate::bootstrap::capture::{Connection, Trace};
 use crate::bootstrap::network::Network;
 
-/// Wrong statements from one network until all its Offers are taken for a gateway's.
+/// Wrong statements from one network after which all its Offers count as a gateway's.
 pub(crate) const MISMATCHES: u32 = 8;
-/// Wrong statements are forgotten this long after the first.
+/// Time after the first wrong statement at which the count starts again.
 pub(crate) const WINDOW: Duration = Duration::from_secs(600);
-/// Networks whose wrong statements are remembered at a time.
+/// Number of networks whose wrong statements are remembered.
 const NETWORKS: usize = 1024;
 
-/// Why an Offer is not taken for its client's own. The texts go to the client.
+/// Why an Offer does not count as direct. The texts are sent to the client.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Indirect {
     #[error(
@@ -71,13 +71,13 @@ pub(crate) enum Indirect {
     Closed,
 }
 
-/// What a server knows of its TCP connections, and of wrong statements.
+/// The server's TCP connections, and the wrong statements about them.
 #[derive(Debug, Default)]
 pub(crate) struct Gateways(Mutex<Table>);
 
 #[derive(Debug, Default)]
 struct Table {
-    /// By the peer's end.
+    /// Keyed by the peer's address.
     live: HashMap<SocketAddr, Live>,
     accepted: u64,
     mismatches: HashMap<Network, Mismatches>,
@@ -85,7 +85,7 @@ struct Table {
 
 #[derive(Debug)]
 struct Live {
-    /// Tells it from a later connection of the same address.
+    /// Distinguishes it from a later connection with the same peer address.
     number: u64,
     gateway: bool,
 }
@@ -96,7 +96,7 @@ struct Mismatches {
     count: u32,
 }
 
-/// An accepted connection, until it is dropped.
+/// An accepted connection; dropping it removes the connection from the table.
 #[derive(Debug)]
 pub(crate) struct Known {
     gateways: Arc<Gateways>,
@@ -105,7 +105,7 @@ pub(crate) struct Known {
 }
 
 impl Gateways {
-    /// Notes a connection that was accepted; `None` where its peer has no TCP address.
+    /// Registers an accepted connection. Returns `None` if the peer has no TCP address.
     pub(crate) fn accepted(self: &Arc<Self>, connection: &Connection) -> Option<Known> {
         let peer = connection.peer()?;
         let mut table = self.lock();
@@ -115,8 +115,8 @@ impl Gateways {
         Some(Known { gateways: self.clone(), peer, number })
     }
 
-    /// Whether an Offer came directly: `connection` is what was captured of its connection,
-    /// `stated` what the client said is its end of it.
+    /// Decides whether an Offer came directly. `connection` is what was captured of its connection,
+    /// `stated` the address that the client states as its own.
     pub(crate) fn judge(
         &self,
         connection: Option<&Connection>,
@@ -137,12 +137,13 @@ impl Gateways {
         live.gateway |= evidence.is_err();
         let network = Network::from(peer.ip());
         let suspect = table.is_suspect(network, now);
-        // A guess on a connection that is a gateway's already is worth nothing, and costs nothing.
+        // A guess on a connection already marked as a gateway's gains nothing, so it is not
+        // counted.
         if matches!(evidence, Err(Indirect::Differs(_))) && !before {
             table.count(network, now);
         }
         match evidence {
-            // Whether the statement is right must not show.
+            // The answer must not reveal whether the statement is correct.
             Ok(()) | Err(Indirect::Differs(_)) if suspect => Err(Indirect::Suspect),
             Ok(()) | Err(Indirect::Differs(_)) if before => Err(Indirect::Gateway),
             evidence => evidence,
@@ -150,7 +151,7 @@ impl Gateways {
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        // Each change leaves the table whole.
+        // Each change leaves the table consistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -164,7 +165,8 @@ impl Table {
     fn count(&mut self, network: Network, now: Instant) {
         if !self.mismatches.contains_key(&network) && self.mismatches.len() >= NETWORKS {
             self.mismatches.retain(|_, m| now < m.since + WINDOW);
-            // Of those with the fewest the oldest: whom many networks flood forgets no suspect one.
+            // Evict the network with the fewest mismatches, the oldest on a tie, so that a flood
+            // from many networks does not evict suspect ones.
             if self.mismatches.len() >= NETWORKS
                 && let Some(least) =
                     self.mismatches.iter().min_by_key(|(_, m)| (m.count, m.since)).map(|(n, _)| *n)
@@ -189,8 +191,8 @@ impl Drop for Known {
     }
 }
 
-/// Each end has its own idea of the scope of an IPv6 address, and of whether an IPv4 address is
-/// mapped into one.
+/// The two ends can differ in the scope of an IPv6 address, and in whether an IPv4 address is
+/// mapped into IPv6.
 fn is_same(a: SocketAddr, b: SocketAddr) -> bool {
     (a.ip().to_canonical(), a.port()) == (b.ip().to_canonical(), b.port())
 }
@@ -207,7 +209,7 @@ mod tests {
         Connection::of(TcpConnectInfo { local_addr: None, remote_addr })
     }
 
-    /// What becomes of an Offer on a connection of its own.
+    /// Judges an Offer on a connection of its own.
     fn judged(
         gateways: &Arc<Gateways>,
         peer: &str,
@@ -273,7 +275,7 @@ mod tests {
             assert_eq!(gateways.judge(Some(&connection), stated, now), Err(Indirect::Gateway));
         }
         assert_eq!(gateways.judge(Some(&connection), None, now), Err(Indirect::Unstated));
-        // Another takes its address over before the end of the first is seen.
+        // Another connection takes over the address before the first one's end is noticed.
         let _second = gateways.accepted(&connection);
         drop(first);
         assert_eq!(gateways.judge(Some(&connection), right, now), Ok(()));
@@ -283,7 +285,7 @@ mod tests {
     async fn guesses_are_few_and_teach_nothing() {
         let (gateways, now): (Arc<Gateways>, _) = (Arc::default(), Instant::now());
         for port in 0..MISMATCHES {
-            // From anywhere in the gateway's network.
+            // Any address in the gateway's network counts.
             let peer = format!("[2001:db8::{port}]:7");
             let wrong = judged(&gateways, &peer, "[2001:db8::9:9]:7", now);
             assert!(matches!(wrong, Err(Indirect::Differs(_))), "{wrong:?}");

@@ -1,15 +1,15 @@
-//! `tonic_rdma.v1.Bootstrap`: by its Offer a client finds the fast path over the TCP connection;
-//! its Probe is for [diagnosis](crate::diagnose()).
+//! `tonic_rdma.v1.Bootstrap`: a client finds the fast path by calling Offer over TCP; Probe serves
+//! [diagnosis](crate::diagnose()).
 //!
 //! | file | what |
 //! |---|---|
-//! | `tickets` | the one-time tickets that a server has handed out |
-//! | `service` | the server's side of both |
+//! | `tickets` | the one-time tickets that a server has issued |
+//! | `service` | the server's side of both calls |
 //! | `client` | the client's side of the Offer |
-//! | `capture` | keeps what the Offer's TCP connection is known by |
-//! | `gateways` | whether an Offer came directly, or through an HTTP gateway |
+//! | `capture` | records the identity of the Offer's TCP connection |
+//! | `gateways` | whether an Offer came directly or through an HTTP gateway |
 //! | `network` | the unit in which clients are counted |
-//! | `generated` | made from `proto/tonic_rdma/v1/bootstrap.proto` |
+//! | `generated` | generated from `proto/tonic_rdma/v1/bootstrap.proto` |
 
 pub(crate) mod capture;
 pub(crate) mod client;
@@ -18,7 +18,7 @@ mod network;
 pub(crate) mod service;
 pub(crate) mod tickets;
 
-/// The path of the call.
+/// The path of the Offer call.
 pub(crate) const OFFER_PATH: &str = "/tonic_rdma.v1.Bootstrap/Offer";
 
 /// Generated messages, client and server.

@@ -2,12 +2,12 @@
 
 use std::net::IpAddr;
 
-/// Bits of an IPv6 address that name the network of one customer: a single host has a whole /64 to
-/// choose its addresses from.
+/// Length in bits of the IPv6 prefix that counts as one client network: a host can take any address
+/// of its /64.
 const IPV6_PREFIX: u32 = 64;
 
 /// An IPv4 address, or the /64 of an IPv6 address. An IPv4-mapped IPv6 address counts as the IPv4
-/// address that it stands for.
+/// address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Network(IpAddr);
 

@@ -23,39 +23,39 @@ use crate::connect_info::RdmaConnectInfo;
 use crate::path::Path;
 use crate::path::reason::{Reason, ReasonCode};
 
-/// The longest answer to a Probe in bytes.
+/// Maximum size of an answer to a Probe, in bytes.
 pub(crate) const MAX_PROBE: usize = 1 << 20;
 
-/// Lines about Offers that came through gateways: clients of one are not to fill the disk.
+/// Limits the log lines about Offers through gateways, so that such clients cannot fill the disk.
 static REFUSED: LogThrottle = LogThrottle::new();
 
-/// What a server has to offer on one fabric.
+/// What a server offers on one fabric.
 #[derive(Debug, Clone)]
 pub(crate) enum Offer {
-    /// Not known yet: devices are being opened.
+    /// Not known yet: the devices are being opened.
     Starting,
-    /// At these places.
+    /// Available at these addresses.
     On(Arc<[Listening]>),
-    /// No, and why.
+    /// Not available, with the reason.
     Off(Reason),
 }
 
-/// What a server has to offer.
+/// What a server offers.
 #[derive(Debug, Clone)]
 pub(crate) enum Offering {
-    /// Fabric by fabric.
+    /// Per fabric.
     ByFabric(Vec<(Path, Offer)>),
-    /// No fast path at all, and why.
+    /// No fast path at all, with the reason.
     Off(Reason),
 }
 
 impl Offering {
-    /// Nothing is known yet.
+    /// The initial state: nothing is known of any of `paths`.
     pub(crate) fn starting(paths: impl IntoIterator<Item = Path>) -> Self {
         Self::ByFabric(paths.into_iter().map(|path| (path, Offer::Starting)).collect())
     }
 
-    /// A fabric has news. Does nothing when all is off.
+    /// Updates one fabric. Does nothing if the whole fast path is off.
     pub(crate) fn set(&mut self, path: Path, offer: Offer) {
         if let Self::ByFabric(fabrics) = self
             && let Some((_, old)) = fabrics.iter_mut().find(|(known, _)| *known == path)
@@ -75,7 +75,7 @@ impl Offering {
     }
 }
 
-/// A place where a server listens.
+/// An address at which a server listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Listening {
     /// An address of a device.
@@ -84,13 +84,13 @@ pub(crate) enum Listening {
     Shm { boot_id: String, socket: String },
 }
 
-/// Answers Offers.
+/// The server's implementation of `Bootstrap`.
 #[derive(Debug, Clone)]
 pub(crate) struct OfferService {
     offering: watch::Receiver<Offering>,
     tickets: Arc<Tickets>,
     gateways: Arc<Gateways>,
-    /// Whether Offers that came through a gateway get a ticket.
+    /// Whether Offers that came through a gateway receive a ticket.
     through_gateways: bool,
 }
 
@@ -104,8 +104,8 @@ impl OfferService {
         Self { offering, tickets, gateways, through_gateways }
     }
 
-    /// What calls of the fast path will carry of the Offer's TCP connection. Nothing where it is a
-    /// gateway's: what a gateway is known by says nothing of its clients.
+    /// The identity that calls on the fast path inherit from the Offer's TCP connection. Empty if
+    /// that connection is a gateway's, because the gateway's identity says nothing of its clients.
     fn identity(
         &self,
         connection: Option<&Connection>,
@@ -128,8 +128,8 @@ impl OfferService {
         }
     }
 
-    /// What is offered of `wanted`, once that is known. Clients wait no longer than their own
-    /// limit.
+    /// Waits until the state of every `wanted` fabric is known, and returns it. The client's own
+    /// deadline bounds the wait.
     async fn decided(&self, wanted: &[String]) -> Result<Vec<(Path, Offer)>, Reason> {
         let mut offering = self.offering.clone();
         let starting =
@@ -192,7 +192,7 @@ impl OfferService {
     }
 }
 
-/// The client's end of the TCP connection, as it says.
+/// The address that the client states as its end of the TCP connection.
 fn stated(request: &OfferRequest) -> Option<SocketAddr> {
     let client = request.client.as_ref()?;
     Some(SocketAddr::new(client.ip.parse().ok()?, client.port.try_into().ok()?))
@@ -206,8 +206,8 @@ fn refusal(reason: &Reason, fabric: &str) -> pb::Refusal {
     }
 }
 
-/// What is said of one fabric. Of several addresses the one that the client has reached already, if
-/// it will do; otherwise all there are.
+/// Describes one fabric. If the client has already reached one of the addresses, only that one is
+/// offered; otherwise all are.
 fn fabric_offer(
     path: Path,
     listening: &[Listening],
@@ -260,7 +260,7 @@ impl Bootstrap for OfferService {
         }
         let local = request.local_addr();
         let peer = request.remote_addr();
-        // Absent when a layer made the request anew.
+        // Absent if a layer rebuilt the request.
         let connection = request.extensions().get::<Connection>();
         let outcome = match self.outcome(request.get_ref(), connection, local).await {
             Ok(grant) => {
@@ -395,7 +395,7 @@ mod tests {
             refused(ask(&service, wants(&["verbs"]), None).await),
             "memlock: needed 2, limit 1"
         );
-        // One that starts is waited for by those who asked for it only.
+        // Only clients that asked for a starting fabric wait for it.
         tx.send_modify(|o| o.set(Path::Verbs, Offer::Starting));
         let Outcome::Grant(_) = ask(&service, wants(&["shm"]), None).await else { panic!() };
     }
@@ -422,7 +422,7 @@ mod tests {
             let refusal = refused(ask(&service, OfferRequest { client, ..request() }, None).await);
             assert!(refusal.starts_with("through-gateway: the client did not state"), "{refusal}");
         }
-        // What the server lacks itself comes first.
+        // The server's own defect is reported first.
         let off = Offering::Off(Reason::new(ReasonCode::Memlock, "needed 2, limit 1"));
         let (service, _tx) = self::service(off);
         let silent = OfferRequest { client: None, ..request() };

@@ -1,16 +1,16 @@
-//! The one-time tickets that a server has handed out.
+//! The one-time tickets that a server has issued.
 //!
 //! | state | issue | redeem | time |
 //! |---|---|---|---|
 //! | (none) | live | refused: unknown | |
-//! | live | withdrawn, if the table is full of tickets of its network and another asks | used, and the caller gets in | expired |
-//! | used | | refused: used | forgotten when [`SPENT`] later ones are spent |
-//! | withdrawn | | refused: withdrawn | forgotten when [`SPENT`] later ones are spent |
-//! | expired | | refused: expired | forgotten when [`SPENT`] later ones are spent |
+//! | live | withdrawn, if the table is full and its network holds the most | used | expired |
+//! | used | | refused: used | forgotten after [`SPENT`] later tickets are spent |
+//! | withdrawn | | refused: withdrawn | forgotten after [`SPENT`] later tickets are spent |
+//! | expired | | refused: expired | forgotten after [`SPENT`] later tickets are spent |
 //!
-//! A ticket is 128 bits from the operating system's random source. It is looked up by its whole
-//! value in a table whose hash has a random key of its own, so that the time of a look-up tells
-//! nothing about tickets that are nearly right; and every guess costs a connect request.
+//! A ticket is 128 bits from the operating system's random source. The table is keyed by the whole
+//! value with a randomly keyed hash, so the time of a look-up reveals nothing about nearly correct
+//! tickets. Every guess costs the guesser a connect request.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -25,13 +25,15 @@ use tokio::time::Instant;
 use crate::bootstrap::network::Network;
 use crate::path::reason::ReasonCode;
 
-/// Bytes of a ticket.
+/// Length of a ticket in bytes.
 pub(crate) const TICKET_LEN: usize = 16;
-/// Live tickets at a time by default: connections being made at the same moment.
+/// Default limit of live tickets, which bounds the connections that are being set up at once.
 pub(crate) const CAPACITY: usize = 1024;
-/// How long a ticket is good for by default.
+/// Maximum lifetime of a ticket: a year, which every clock can add to the current time.
+const MAX_LIFETIME: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+/// Default lifetime of a ticket.
 pub(crate) const LIFETIME: Duration = Duration::from_secs(10);
-/// Spent tickets that are remembered, to say how they were spent.
+/// Number of spent tickets that are remembered, so that a refusal can name its cause.
 const SPENT: usize = 1024;
 
 /// A ticket. Its bytes are secret: `Debug` does not show them.
@@ -44,7 +46,7 @@ impl fmt::Debug for Ticket {
     }
 }
 
-/// Why a ticket does not let its bearer in.
+/// Why a ticket is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refused {
     #[error("wrong ticket")]
@@ -67,7 +69,7 @@ pub(crate) enum NoTicket {
 }
 
 impl NoTicket {
-    /// The kind of cause that the client is told.
+    /// The reason code that the client receives.
     pub(crate) fn code(self) -> ReasonCode {
         match self {
             Self::Full(_) => ReasonCode::LimitReached,
@@ -76,7 +78,7 @@ impl NoTicket {
     }
 }
 
-/// The table of a server.
+/// The tickets of one server.
 #[derive(Debug)]
 pub(crate) struct Tickets {
     table: Mutex<Table>,
@@ -94,28 +96,28 @@ struct Table {
 #[derive(Debug)]
 struct Live {
     expires: Instant,
-    /// The client's network, where its address is known.
+    /// The client's network, if its address is known.
     from: Option<Network>,
-    /// Counted from the first.
+    /// Serial number, which orders live tickets by age.
     number: u64,
-    /// What the TCP connection of the Offer is known by.
+    /// The identity of the Offer's TCP connection.
     connection: Extensions,
 }
 
 impl Tickets {
+    /// `lifetime` is cut to [`MAX_LIFETIME`].
     pub(crate) fn new(capacity: usize, lifetime: Duration) -> Self {
-        Self { table: Mutex::default(), capacity, lifetime }
+        Self { table: Mutex::default(), capacity, lifetime: lifetime.min(MAX_LIFETIME) }
     }
 
     pub(crate) fn lifetime(&self) -> Duration {
         self.lifetime
     }
 
-    /// Makes a ticket for the client on the other end of `connection`, which comes from this
-    /// network.
+    /// Issues a ticket for the client on the other end of `connection`, in the network `from`.
     ///
-    /// Where there are as many as may be, a network that holds fewer of them than another gets one
-    /// of the other's, so that one flood does not keep everybody out.
+    /// If the table is full, the network that holds the most tickets loses its oldest one to a
+    /// network that holds fewer. So a flood from one network does not exclude the others.
     pub(crate) fn issue(
         &self,
         connection: Extensions,
@@ -138,7 +140,7 @@ impl Tickets {
         Ok(ticket)
     }
 
-    /// Uses a ticket up. What it was issued with comes back, once.
+    /// Uses a ticket up and returns the extensions that it was issued with.
     pub(crate) fn redeem(&self, ticket: &Ticket, now: Instant) -> Result<Extensions, Refused> {
         let mut table = self.lock();
         match table.live.remove(ticket) {
@@ -159,7 +161,7 @@ impl Tickets {
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        // Each change leaves the table whole, also one that panicked half way.
+        // Each change leaves the table consistent, even if a panic interrupts it.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -178,8 +180,7 @@ impl Table {
         }
     }
 
-    /// Takes the oldest ticket from the network that holds the most, in favour of one that holds
-    /// fewer.
+    /// Withdraws the oldest ticket of the network that holds the most, if `in_favour` holds fewer.
     fn withdraw(&mut self, in_favour: Option<Network>) -> bool {
         let mut held: HashMap<Option<Network>, usize> = HashMap::new();
         for live in self.live.values() {
@@ -247,7 +248,7 @@ mod tests {
         let ticket = tickets.issue(Extensions::new(), None, now).unwrap();
         let later = now + tickets.lifetime();
         assert_eq!(tickets.redeem(&ticket, later).unwrap_err(), Refused::Expired);
-        // And stays so, even for a clock that seems to go back.
+        // It stays expired, even if the clock goes back.
         assert_eq!(tickets.redeem(&ticket, now).unwrap_err(), Refused::Expired);
     }
 
@@ -278,7 +279,7 @@ mod tests {
         assert_eq!(of(flood).unwrap_err(), NoTicket::Full(3));
         let good = of(quiet).unwrap();
         assert_eq!(tickets.redeem(&first, now).unwrap_err(), Refused::Withdrawn);
-        // One each is as fair as it gets.
+        // With one ticket each the distribution is fair.
         let other = of(late).unwrap();
         assert_eq!(of(flood).unwrap_err(), NoTicket::Full(3));
         assert_eq!(of(more).unwrap_err(), NoTicket::Full(3));
@@ -300,7 +301,7 @@ mod tests {
         let good = of("2001:db8:1:3::1").unwrap();
         assert_eq!(tickets.redeem(&flood[0], now).unwrap_err(), Refused::Withdrawn);
         tickets.redeem(&good, now).unwrap();
-        // An address of IPv4 is itself in either form.
+        // An IPv4 address counts the same in either form.
         of("::ffff:10.0.0.1").unwrap();
         assert_eq!(of("10.0.0.1").unwrap_err(), NoTicket::Full(3));
         of("::ffff:10.0.0.2").unwrap();

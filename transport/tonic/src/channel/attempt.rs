@@ -19,7 +19,7 @@ use crate::tcp::connector::TcpChannel;
 use crate::telemetry::metrics;
 use crate::telemetry::stats::Counters;
 
-/// What an attempt at the fast path needs.
+/// Everything that an attempt at the fast path needs.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) tcp: TcpChannel,
@@ -27,7 +27,7 @@ pub(crate) struct Plan {
     pub(crate) hook: Option<OfferHook>,
     pub(crate) context: Context,
     pub(crate) env_device: Option<String>,
-    /// Best first.
+    /// Preferred fabric first.
     pub(crate) fabrics: Vec<FabricKind>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) methods: Arc<Methods>,
@@ -36,7 +36,7 @@ pub(crate) struct Plan {
     pub(crate) copy_on_delivery: bool,
 }
 
-/// A fast path that is up.
+/// An established fast path.
 #[derive(Debug, Clone)]
 pub(crate) struct Fast {
     pub(crate) client: FastClient,
@@ -44,9 +44,9 @@ pub(crate) struct Fast {
 }
 
 impl Plan {
-    /// Tries once, for `limit` at most.
+    /// Makes one attempt, which takes at most `limit`.
     ///
-    /// Cancel safe: what it has begun is undone when it fails or is dropped.
+    /// Cancel safe: an attempt that fails or is dropped undoes what it has begun.
     pub(crate) async fn attempt(&self, limit: Duration) -> Result<Fast, Reason> {
         let began = Instant::now();
         let deadline = began + limit;
@@ -73,7 +73,7 @@ impl Plan {
                 Err(reason) => reasons.push((path, reason)),
             }
         }
-        // A ticket is good for one connection: after the server has refused it on a fabric, the
+        // A ticket is valid for one connection: after the server has refused it on a fabric, the
         // next fabric needs another.
         while !paths.is_empty() {
             let hook = self.hook.as_ref();
@@ -82,7 +82,8 @@ impl Plan {
             let mut left = offered.places.len() as u32;
             let mut spent = None;
             for (path, addr) in offered.places {
-                // An address that does not answer must leave time for those after it.
+                // Divide the time, so that an address that does not answer leaves time for those
+                // after it.
                 let share = deadline.saturating_duration_since(Instant::now()) / left.max(1);
                 left = left.saturating_sub(1);
                 match self.connect(path, &addr, offered.ticket.0, share).await {
@@ -90,7 +91,7 @@ impl Plan {
                     Err(reason) => {
                         tracing::debug!(%path, %addr, %reason, "no fast path by this address");
                         // The ticket is spent once the server has seen it. A client that is refused
-                        // as another user has not shown it.
+                        // as another user has not presented it.
                         let refused = reason.code() == ReasonCode::OtherUser;
                         let seen = reason.side() == Side::Peer && !refused;
                         // Shared memory answers on the server's own host only.

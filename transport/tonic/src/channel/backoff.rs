@@ -1,15 +1,15 @@
-//! When to try for the fast path again.
+//! Pauses between attempts at the fast path.
 //!
 //! | what has ended | first pause | longest |
 //! |---|---|---|
-//! | an attempt, for a cause that may pass by itself | 250 ms | 30 s |
-//! | an attempt, for a cause that somebody has to mend | 30 s | 10 min |
-//! | the first [`QUICK`] after a loss, for such a cause | 250 ms | 30 s |
-//! | a fast path that was up | 250 ms | 2 s |
+//! | an attempt, for a cause that may resolve itself | 250 ms | 30 s |
+//! | an attempt, for a cause that an operator has to fix | 30 s | 10 min |
+//! | one of the first [`QUICK`] attempts after a loss, for such a cause | 250 ms | 30 s |
+//! | an established fast path | 250 ms | 2 s |
 //!
-//! Pauses double. A fast path that comes up ends the first three rows, so that a server which dies
-//! often, and comes back each time, is not waited for as if it had been away; one that held for
-//! [`STABLE`] ends the last.
+//! Pauses double. An established fast path resets the first three rows, so that a server which
+//! fails often but returns each time does not get the long pauses of one that was absent. A fast
+//! path that held for [`STABLE`] resets the last row.
 
 use std::time::Duration;
 
@@ -21,32 +21,33 @@ const FAILED: (Duration, Duration) = (FIRST, Duration::from_secs(30));
 const BROKEN: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(600));
 const LOST: (Duration, Duration) = (FIRST, Duration::from_secs(2));
 const FIRST: Duration = Duration::from_millis(250);
-/// After a loss so many attempts, of about half a minute together, are made in quick succession
-/// whatever is in the way: what there was before may come back soon.
+/// Number of attempts after a loss that use short pauses whatever the cause, about half a minute
+/// together: a path that was available before may soon be again.
 const QUICK: u32 = 7;
 
-/// A fast path that held this long starts the pauses anew.
+/// A fast path that held for this long resets the pauses.
 const STABLE: Duration = Duration::from_secs(10);
 
-/// Doubling pauses. Each is drawn from the whole of its length but the first fifth, the first pause
-/// too: what all clients of a server lose at one moment they do not ask for again at one moment.
+/// Doubling pauses. Each pause, the first included, is drawn at random from all but the first fifth
+/// of its length, so that the clients of a server do not all retry at the same moment after a
+/// common loss.
 #[derive(Debug, Default)]
 pub(crate) struct Backoff {
-    /// Attempts that failed since the fast path was up.
+    /// Attempts that failed since the last established fast path.
     failed: u32,
-    /// Fast paths that were up and lost before they were [`STABLE`], in a row.
+    /// Consecutive fast paths that were lost before they were [`STABLE`].
     lost: u32,
-    /// Attempts of a lost path that are left of the quick ones.
+    /// Quick attempts left after the last loss.
     quick: u32,
 }
 
 impl Backoff {
-    /// An attempt has succeeded.
+    /// Records a successful attempt.
     pub(crate) fn up(&mut self) {
         self.failed = 0;
     }
 
-    /// The pause after a fast path that held for so long.
+    /// The pause after a fast path that was up for the time `held`.
     pub(crate) fn lost(&mut self, held: Duration, rng: &mut impl Rng) -> Duration {
         if held >= STABLE {
             self.lost = 0;
@@ -69,8 +70,8 @@ fn pause((first, longest): (Duration, Duration), times: &mut u32, rng: &mut impl
     pause.mul_f64(rng.random_range(0.2..=1.0))
 }
 
-/// A pause after which channels that have noticed at one moment that their server is back ask it
-/// for the fast path.
+/// A random pause for channels that learn at the same moment that their server is back, so that
+/// they do not all ask it for the fast path at once.
 pub(crate) fn spread(rng: &mut impl Rng) -> Duration {
     Duration::from_secs(1).mul_f64(rng.random_range(0.0..=1.0))
 }
@@ -114,7 +115,7 @@ mod tests {
         let mut rng = StdRng::seed_from_u64(2);
         let mut backoff = Backoff::default();
         for _ in 0..100 {
-            // It was away for a moment, and then for another.
+            // The server was away twice, for a moment each time.
             for _ in 0..3 {
                 assert!(backoff.failed(ReasonCode::PeerUnreachable, &mut rng) <= FIRST * 4);
             }

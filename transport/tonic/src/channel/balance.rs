@@ -22,14 +22,14 @@ use crate::endpoint::Endpoint;
 use crate::error::BoxError;
 use crate::telemetry::stats::Counters;
 
-/// Queue in front of the balancer, and of changes; tonic's default.
+/// Capacity of the balancer's queue of calls, and of its queue of changes; tonic's default.
 const BUFFER_SIZE: usize = 1024;
 
 impl Channel {
     /// Balance calls over a list of endpoints, each of which finds its own fast path.
     ///
-    /// They connect as with [`Endpoint::connect_lazy`]. Of two endpoints drawn at random a call
-    /// goes to the one with fewer calls in flight.
+    /// They connect as with [`Endpoint::connect_lazy`]. Each call goes to the one with fewer calls
+    /// in flight of two endpoints drawn at random.
     ///
     /// # Panics
     ///
@@ -38,18 +38,18 @@ impl Channel {
         let list: Vec<Endpoint> = list.collect();
         let (channel, tx) = Self::balance_channel(list.len().max(1));
         for (key, endpoint) in list.into_iter().enumerate() {
-            // There is a place for each, and the receiver is alive.
+            // The queue has capacity for each, and the receiver is alive.
             let _ = tx.try_send(Change::Insert(key, endpoint));
         }
         channel
     }
 
-    /// Balance calls over endpoints that come and go, as told through the sender. `capacity` is the
-    /// number of changes that may wait in it.
+    /// Balance calls over a set of endpoints that the returned sender changes. `capacity` is the
+    /// number of changes that it can queue.
     ///
     /// # Panics
     ///
-    /// Outside a tokio runtime.
+    /// Outside a tokio runtime, or if `capacity` is 0.
     pub fn balance_channel<K>(capacity: usize) -> (Self, mpsc::Sender<Change<K, Endpoint>>)
     where
         K: Hash + Eq + Send + Clone + 'static,
@@ -58,6 +58,10 @@ impl Channel {
     }
 
     /// As [`balance_channel`](Channel::balance_channel), with the balancer's task on `executor`.
+    ///
+    /// # Panics
+    ///
+    /// If `capacity` is 0.
     pub fn balance_channel_with_executor<K, E>(
         capacity: usize,
         executor: E,
@@ -75,7 +79,7 @@ impl Channel {
     }
 }
 
-/// The endpoints as a stream of channels.
+/// Turns changes of endpoints into changes of channels.
 struct Endpoints<K> {
     changes: mpsc::Receiver<Change<K, Endpoint>>,
     counters: Arc<Counters>,
@@ -89,7 +93,7 @@ impl<K: Hash + Eq + Clone> Stream for Endpoints<K> {
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let change = match self.changes.poll_recv(cx) {
             Poll::Ready(Some(change)) => change,
-            // Without a sender the set stays as it is.
+            // Without a sender the set does not change any more.
             Poll::Ready(None) | Poll::Pending => return Poll::Pending,
         };
         Poll::Ready(Some(Ok(match change {

@@ -24,7 +24,7 @@ pub enum Change<K, V> {
     Remove(K),
 }
 
-/// Hands each call to the less loaded of two endpoints drawn at random.
+/// Sends each call to the less loaded of two endpoints drawn at random.
 #[derive(Clone)]
 pub(super) struct Balanced {
     pub(super) queue: Buffer<Request<Body>, CallFuture>,
@@ -51,7 +51,7 @@ impl Service<Request<Body>> for Balanced {
     }
 }
 
-/// The path of a balanced channel, which has none of its own.
+/// The path of a balanced channel: its endpoints have paths, it has none.
 pub(super) fn path() -> PathInfo {
     PathInfo::tcp(Reason::new(
         ReasonCode::Pending,

@@ -2,15 +2,15 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `select` | the choice of the path, call by call |
-//! | `stack` | limits above that choice |
+//! | `select` | selects the path of each call |
+//! | `stack` | time, concurrency and rate limits above that selection |
 //! | `shared` | state that calls and manager share, with its transition table |
 //! | `manager` | the task that keeps the channel on its fast path |
 //! | `attempt` | one attempt at the fast path |
-//! | `shards` | more fast connections of one channel |
+//! | `shards` | further fast connections of one channel |
 //! | `backoff` | pauses between attempts |
 //! | `balanced` | the queue in front of a balancer over many endpoints |
-//! | `balance` | channels over many endpoints, and how they are made |
+//! | `balance` | constructors of channels over many endpoints |
 
 mod attempt;
 mod backoff;
@@ -57,16 +57,16 @@ use crate::tcp::connector::{RecordLocalAddr, TcpChannel};
 use crate::telemetry::metrics;
 use crate::telemetry::stats::{Counters, TransportStats};
 
-/// The user agent of calls on the fast path, behind the endpoint's own.
+/// The user agent that is appended to the endpoint's own on the fast path.
 const USER_AGENT: &str = concat!("tonic-rdma/", env!("CARGO_PKG_VERSION"));
 
-/// A connection to a server, over the fast path where it is open and over TCP otherwise.
+/// A connection to a server, over the fast path if it is up and over TCP otherwise.
 ///
-/// It is a [`tower::Service`] for the stubs that tonic generates: `GreeterClient::new(channel)`.
-/// (A stub's own `connect` makes a channel of tonic's, which is TCP only.)
+/// It is a [`tower::Service`] for the stubs that tonic generates: `GreeterClient::new(channel)`. (A
+/// stub's own `connect` makes a channel of tonic's, which is TCP only.)
 ///
-/// Cheap to clone; clones share the connection, the limits and the statistics. When the last clone
-/// is dropped the connection closes, after the calls in flight.
+/// Cloning is cheap; clones share the connection, the limits and the statistics. When the last
+/// clone is dropped, the connection closes after the calls in flight.
 ///
 /// # In tower stacks
 ///
@@ -90,8 +90,8 @@ const USER_AGENT: &str = concat!("tonic-rdma/", env!("CARGO_PKG_VERSION"));
 /// }
 /// ```
 ///
-/// Wrong: readiness, and with it the place in a limit's queue, is left behind in `channel`, and the
-/// clone panics if a [`concurrency_limit`](Endpoint::concurrency_limit) is set:
+/// Wrong: readiness, and with it the place in a limit's queue, stays with `channel`, and the clone
+/// panics if a [`concurrency_limit`](Endpoint::concurrency_limit) is set:
 ///
 /// ```no_run
 /// # use http::{Request, Response};
@@ -104,8 +104,8 @@ const USER_AGENT: &str = concat!("tonic-rdma/", env!("CARGO_PKG_VERSION"));
 /// }
 /// ```
 ///
-/// A retry layer sees calls that failed with UNAVAILABLE when the fast path was lost under them.
-/// Calls of which nothing was transmitted are not among them: they go over TCP by themselves.
+/// A retry layer sees calls that failed with UNAVAILABLE because the fast path was lost during the
+/// call. It does not see calls of which nothing was transmitted: the channel sends these over TCP.
 #[derive(Clone)]
 pub struct Channel(Kind);
 
@@ -132,20 +132,32 @@ impl Channel {
         Endpoint::from(uri)
     }
 
-    /// Create an [`Endpoint`] from a static string. Panics if it is an invalid URI.
+    /// Create an [`Endpoint`] from a static string.
+    ///
+    /// # Panics
+    ///
+    /// If the argument is an invalid URI.
     pub fn from_static(s: &'static str) -> Endpoint {
         Endpoint::from_static(s)
     }
 
     /// Create an [`Endpoint`] from shared bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Transport`]: the bytes are not a valid URI.
     pub fn from_shared(s: impl Into<Bytes>) -> Result<Endpoint, Error> {
         Endpoint::from_shared(s)
     }
 
-    /// A channel with a connector of your own for the TCP side, connected at its first call. As in
-    /// tonic the connector's bytes are used as they are, without the endpoint's TLS.
+    /// A channel with a custom connector for the TCP side, connected at its first call. As in
+    /// tonic, the connector's bytes are used unchanged, without the endpoint's TLS.
     ///
     /// Prefer [`Endpoint::connect_with_connector_lazy`].
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime, unless an [`executor`](Endpoint::executor) was set.
     pub fn new<C>(connector: C, endpoint: Endpoint) -> Self
     where
         C: Service<Uri> + Send + 'static,
@@ -158,9 +170,13 @@ impl Channel {
         Self::lazy(TcpChannel { channel, local_addr }, &endpoint, EnvSettings::read())
     }
 
-    /// As [`new`](Channel::new), connected at once.
+    /// As [`new`](Channel::new), but connects at once.
     ///
     /// # Errors
+    ///
+    /// As [`Endpoint::connect`].
+    ///
+    /// # Cancel safety
     ///
     /// As [`Endpoint::connect`].
     pub async fn connect<C>(connector: C, endpoint: Endpoint) -> Result<Self, Error>
@@ -176,7 +192,7 @@ impl Channel {
         Self::establish(TcpChannel { channel, local_addr }, &endpoint, env).await
     }
 
-    /// A channel whose TCP connection stands; returns when its path is decided.
+    /// A channel over a connected TCP channel; returns when its path is decided.
     pub(crate) async fn establish(
         tcp: TcpChannel,
         endpoint: &Endpoint,
@@ -184,8 +200,9 @@ impl Channel {
     ) -> Result<Self, Error> {
         let one = One::new(tcp, endpoint, Ok(env));
         one.shared.begin();
-        // The manager tells of a limit that ran out; a second is for a machine too busy to let it.
-        let limit = one.shared.fast_path_timeout + Duration::from_secs(1);
+        // The manager reports an expired limit. The extra second covers a host too busy to run it
+        // in time.
+        let limit = one.shared.fast_path_timeout.saturating_add(Duration::from_secs(1));
         match one.shared.decided(limit).await {
             Err(reason) if one.shared.required => Err(Error::required(reason)),
             _ => Ok(Self(Kind::One(one.seen_now()))),
@@ -201,7 +218,7 @@ impl Channel {
         Self(Kind::One(One::new(tcp, endpoint, env)))
     }
 
-    /// The path that a call started now takes, and why.
+    /// The path that a call started now would take, and the reason.
     ///
     /// A [balanced](Channel::balance_list) channel has no path of its own and answers TCP with the
     /// reason `pending`.
@@ -212,10 +229,13 @@ impl Channel {
         }
     }
 
-    /// Waits until the path differs from what this clone last returned here (at first: from what it
-    /// was when `connect` returned), and returns it.
+    /// Waits until the path differs from the one that this clone last returned here (at first, from
+    /// the path when `connect` returned), and returns it. Never resolves on a
+    /// [balanced](Channel::balance_list) channel.
     ///
-    /// Cancel safe. Never resolves on a [balanced](Channel::balance_list) channel.
+    /// # Cancel safety
+    ///
+    /// Cancel safe: a change is not lost when the future is dropped.
     pub async fn path_changed(&mut self) -> PathInfo {
         match &mut self.0 {
             Kind::One(one) => one.changed().await,
@@ -224,11 +244,11 @@ impl Channel {
     }
 
     /// The pool to send from without a copy: that of the fast path in use. While calls go over TCP,
-    /// and of a [balanced](Channel::balance_list) channel, a pool of ordinary memory of the same
-    /// size, so that code that fills buffers needs no branch; what comes from it is sent over any
-    /// path, with a copy on a fast one.
+    /// and for a [balanced](Channel::balance_list) channel, it is a pool of ordinary memory of the
+    /// same size, so that code that fills buffers needs no branch. Its buffers can be sent over any
+    /// path, with a copy on a fast path.
     ///
-    /// Cheap: ask for each buffer, since the path may change.
+    /// Call it for each buffer, since the path may change; the call is cheap.
     pub fn pool(&self) -> Pool {
         match &self.0 {
             Kind::One(one) => match &*one.state.borrow() {
@@ -239,8 +259,8 @@ impl Channel {
         }
     }
 
-    /// What all clones of this channel have carried so far; of a balanced channel, over all its
-    /// endpoints, also those that have been removed.
+    /// The counters of all clones of this channel. For a balanced channel they cover all its
+    /// endpoints, including removed ones.
     pub fn stats(&self) -> TransportStats {
         match &self.0 {
             Kind::One(one) => one.shared.counters.snapshot(),
@@ -356,7 +376,7 @@ impl One {
                 return info;
             }
             if self.state.changed().await.is_err() {
-                // Cannot be while `shared` is held.
+                // Does not happen while `shared` is held.
                 return std::future::pending().await;
             }
         }
@@ -394,7 +414,7 @@ impl Service<Request<Body>> for Channel {
 }
 
 pin_project! {
-    /// The response to come. Dropping it cancels the call.
+    /// The response of a call. Dropping it cancels the call.
     #[must_use = "futures do nothing unless awaited"]
     pub struct ResponseFuture {
         #[pin]

@@ -1,4 +1,4 @@
-//! The choice of the path, call by call.
+//! Selects the path of each call.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -23,10 +23,10 @@ use crate::telemetry::spans::{self, Spanned};
 
 pub(crate) type CallFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, BoxError>> + Send>>;
 
-/// Sends each call over the fast path where it is open, and over TCP otherwise.
+/// Sends each call over the fast path if it is up, and over TCP otherwise.
 ///
-/// `poll_ready` decides: where TCP is the way, it holds a place in the TCP connection's queue until
-/// `call`. A call that was to go over the fast path and could not be sent goes over TCP.
+/// `poll_ready` decides: for TCP it reserves a place in the TCP connection's queue and holds it
+/// until `call`. A call that was to go over the fast path and could not be sent goes over TCP.
 #[derive(Debug)]
 pub(crate) struct Select {
     shared: Arc<Shared>,
@@ -100,7 +100,7 @@ impl Select {
     }
 }
 
-/// Makes the call over TCP, in the place that `tcp` holds.
+/// Makes the call over TCP, in the place that `tcp` has reserved.
 fn over_tcp(
     tcp: &mut tonic::transport::Channel,
     client: Arc<TcpClient>,

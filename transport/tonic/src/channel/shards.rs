@@ -1,8 +1,8 @@
-//! More fast connections of one channel, so that threads which make calls do not share one.
+//! Further fast connections of one channel, so that calling threads do not share one.
 //!
-//! A connection has one lock, one completion queue and one task that drains it: several threads
-//! that make calls take turns at them. With [`Endpoint::connections`](crate::Endpoint::connections)
-//! each thread has a connection of its own, by the order in which threads first asked.
+//! A connection has one lock, one completion queue and one task that drains it, for which several
+//! calling threads contend. With [`Endpoint::connections`](crate::Endpoint::connections) each
+//! thread has its own connection, assigned in the order of the threads' first calls.
 //!
 //! The first connection is the channel's own: its path is the channel's path, and a call whose own
 //! connection is not up goes where a channel with one connection would send it. A further
@@ -18,7 +18,7 @@ use crate::channel::shared::{Shared, State};
 /// Maximum number of connections of a channel.
 pub(super) const MAX_CONNECTIONS: usize = 64;
 
-/// The number of this thread: the first that asks is 0.
+/// The number of this thread, in the order of first use.
 fn thread() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local! {
@@ -46,7 +46,8 @@ impl Shards {
 
     fn fast_of(&self, first: &Shared, thread: usize) -> Option<Fast> {
         let shard = self.0.get((thread % (self.0.len() + 1)).checked_sub(1)?)?;
-        // While the first is down, no other is begun: it would fail alike. Those that are up stay.
+        // While the first is down, start no other: it would fail alike. Connections that are up
+        // stay.
         if matches!(&*first.state.borrow(), State::Up(_)) {
             shard.begin();
             // The first connection is up, so the server is reachable.

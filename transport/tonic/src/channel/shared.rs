@@ -1,4 +1,4 @@
-//! What the clones of a channel, its calls and its manager share.
+//! State that the clones of a channel, its calls and its manager share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -56,22 +56,22 @@ pub(crate) struct Shared {
     pub(crate) tcp: Arc<TcpClient>,
     pub(crate) state: watch::Sender<State>,
     pub(crate) counters: Arc<Counters>,
-    /// Calls go over the fast path or fail.
+    /// Whether calls must take the fast path, and fail without it.
     pub(crate) required: bool,
     /// How long `connect`, and a call that requires the fast path, waits for it.
     pub(crate) fast_path_timeout: Duration,
-    /// A bad environment, which makes every call fail.
+    /// A bad environment variable, which makes every call fail.
     pub(crate) bad_env: Option<EnvError>,
     /// Scheme, authority and user agent of calls on the fast path; on TCP tonic sets them.
     pub(crate) origin: Arc<Origin>,
     begun: AtomicBool,
-    /// The first call has come.
+    /// Notified at the first call.
     pub(crate) begin: Notify,
-    /// A call found the fast path closed to new calls.
+    /// Notified when a call finds the fast path closed to new calls.
     pub(crate) stale: Notify,
 }
 
-/// Where the next call goes.
+/// Destination of the next call.
 pub(crate) enum Route {
     Fast(Fast),
     Tcp,
@@ -110,7 +110,7 @@ impl Shared {
         Self::new(tcp, State::Idle, false, self.fast_path_timeout, None, self.origin.clone())
     }
 
-    /// Lets the manager begin; a channel made lazily begins with its first call.
+    /// Starts the manager; a lazy channel starts it with its first call.
     pub(crate) fn begin(&self) {
         if !self.begun.load(Ordering::Relaxed) && !self.begun.swap(true, Ordering::Relaxed) {
             self.begin.notify_one();
@@ -140,8 +140,8 @@ impl Shared {
         open.then(|| fast.clone())
     }
 
-    /// Waits for a fast path that takes calls, up to the fast path's timeout. Does not wait where
-    /// somebody has to fix something first.
+    /// Waits for a fast path that takes calls, up to the fast path's timeout. Returns at once if
+    /// the cause needs an operator.
     ///
     /// Cancel safe.
     pub(crate) async fn usable(&self) -> Result<Fast, Reason> {
@@ -169,7 +169,7 @@ impl Shared {
         })
     }
 
-    /// Waits until it is decided whether there is a fast path, for `limit` at most.
+    /// Waits until the path is decided, for at most `limit`.
     ///
     /// Cancel safe.
     pub(crate) async fn decided(&self, limit: Duration) -> Result<Fast, Reason> {

@@ -1,5 +1,5 @@
-//! What stands above the choice of the path and so acts on every call exactly once: time limit,
-//! concurrency limit, rate limit; in tonic's order.
+//! The limits above the selection of the path, which act on every call exactly once: time,
+//! concurrency and rate, in tonic's order.
 
 use http::Request;
 use tonic::body::Body;
@@ -13,7 +13,7 @@ use crate::channel::select::{CallFuture, Select};
 use crate::endpoint::Settings;
 use crate::grpc_timeout::GrpcTimeout;
 
-/// tonic's default, in calls.
+/// Default capacity of the queue in calls, as in tonic.
 const BUFFER_SIZE: usize = 1024;
 
 type Rated = Either<Buffer<Request<Body>, CallFuture>, Select>;
@@ -21,7 +21,7 @@ pub(crate) type Stack = GrpcTimeout<Either<ConcurrencyLimit<Rated>, Rated>>;
 
 pub(crate) fn build(select: Select, settings: &Settings) -> Stack {
     let rated = match settings.rate_limit {
-        // RateLimit cannot be cloned, hence the queue.
+        // RateLimit cannot be cloned, so calls pass a queue.
         Some((calls, per)) => {
             let limited = RateLimit::new(select, Rate::new(calls, per));
             let size = settings.buffer_size.unwrap_or(BUFFER_SIZE);

@@ -1,4 +1,4 @@
-//! Polls a body that is being sent, and puts segments in the place of placeholders.
+//! Polls a body that is being sent, and replaces placeholders with the segments of their messages.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,17 +16,17 @@ use crate::codec::placeholder::{self, HEADER, Key, LOST};
 use crate::codec::sink::{Apart, Sink, Taken, without};
 use crate::fifo::Fifo;
 
-/// What goes to the wire as one piece.
+/// A part of a body that is sent as a unit.
 #[derive(Clone, Debug)]
 pub(crate) struct Chunk {
-    /// Where its bytes lie.
+    /// The bytes, in order.
     pub(crate) segments: SmallVec<[Bytes; 3]>,
-    /// Of all segments.
+    /// Total length of all segments in bytes.
     pub(crate) len: usize,
-    /// It is one message, of which segments have been kept apart. Otherwise it is as the body gave
-    /// it.
+    /// Whether this is one message whose segments were extracted. Otherwise it holds bytes as the
+    /// body returned them.
     pub(crate) apart: bool,
-    /// Which segment is the longest field of type `bytes`, where one is known.
+    /// Index of the segment that holds the longest `bytes` field, if known.
     pub(crate) longest: Option<usize>,
 }
 
@@ -37,28 +37,28 @@ impl Chunk {
     }
 }
 
-/// What a body had.
+/// Result of polling a body.
 #[derive(Debug)]
 pub(crate) enum Polled {
-    /// This many bytes, in chunks.
+    /// Number of bytes added, in chunks.
     Data(usize),
     Trailers(HeaderMap),
     End,
     Failed(Status),
 }
 
-/// The poll of one body, with what the encoder left.
+/// Polls one body, and combines its frames with the segments that the encoder stored.
 #[derive(Debug)]
 pub(crate) struct BodyEncoder {
-    /// None: the body is not to be taken apart.
+    /// None if messages of this body must not be split.
     sink: Option<Sink>,
     call: Option<Call>,
     used: Used,
 }
 
 impl BodyEncoder {
-    /// For the body of `call`. Messages up to `whole` bytes are not worth taking apart. `apart`:
-    /// messages may be, see [`is_plain_grpc`](crate::codec::is_plain_grpc).
+    /// An encoder for the body of `call`. Messages of up to `whole` bytes are not split. `apart`
+    /// allows splitting, see [`is_plain_grpc`](crate::codec::is_plain_grpc).
     pub(crate) fn new(call: Call, whole: usize, apart: bool) -> Self {
         match apart {
             true => {
@@ -68,18 +68,18 @@ impl BodyEncoder {
         }
     }
 
-    /// The codec that has encoded this body, as far as is known.
+    /// The codec that encoded this body, if known.
     pub(crate) fn used(&self) -> Used {
         self.used
     }
 
-    /// Bytes that our codec has copied since the last call: to make segments, and to show tonic how
-    /// long a message is.
+    /// Bytes that this crate's codec copied since the last call: to make segments, and as filling
+    /// that shows tonic the true length of a message.
     pub(crate) fn take_copied(&mut self) -> (u64, u64) {
         self.sink.as_mut().map_or((0, 0), Sink::take_copied)
     }
 
-    /// The next of `body`; data is appended to `chunks`.
+    /// Polls `body` for its next frame, and appends data to `chunks`.
     pub(crate) fn poll(
         &mut self,
         body: &mut Body,
@@ -103,7 +103,7 @@ impl BodyEncoder {
             Poll::Pending | Poll::Ready(None) if !sink.is_empty() => Polled::Failed(lost()),
             Poll::Pending => return Poll::Pending,
             Poll::Ready(None) => Polled::End,
-            // What had been encoded before an error is lost in tonic, too.
+            // tonic, too, loses what was encoded before an error.
             Poll::Ready(Some(Err(status))) => {
                 sink.clear();
                 Polled::Failed(status)
@@ -148,7 +148,7 @@ fn lost() -> Status {
     Status::internal(LOST)
 }
 
-/// Cuts a frame at the messages that have been taken apart, and puts those together.
+/// Cuts a frame at the placeholders, and replaces each with its message.
 fn expand(
     apart: &mut Apart,
     frame: Bytes,
@@ -173,7 +173,7 @@ fn expand(
             if taken.placeholder == taken.len
                 && let Some(method) = method
             {
-                // Filled up to its true length, and tonic let it pass.
+                // The placeholder had the message's true length, and tonic accepted it.
                 method.has_encoded(taken.len);
             }
             let chunk = together(
@@ -194,7 +194,8 @@ fn expand(
     Ok(total)
 }
 
-/// A message with its header. `small` begins with the header and what is not in segments.
+/// Builds a message with its header. `small` begins with the header, followed by the bytes that are
+/// not in segments.
 fn together(apart: &mut Apart, taken: &Taken, small: Bytes) -> Chunk {
     let mut segments = SmallVec::new();
     let mut from = 0;

@@ -1,5 +1,5 @@
-//! Finds the messages in a received body, and puts placeholders in the place of those that can stay
-//! where they landed.
+//! Finds the messages in a received body, and replaces those that can stay where they landed with
+//! placeholders.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -12,62 +12,67 @@ use crate::codec::pending_messages::{self, Kept};
 use crate::codec::placeholder::{self, HEADER, Key};
 use crate::fifo::Fifo;
 
-/// Messages of at least this many bytes stay where they landed. Shorter ones cost less to copy.
+/// Messages of at least this many bytes stay where they landed. Copying shorter ones costs less.
 const MIN: usize = 4096;
-/// Placeholders share allocations of this many bytes.
+/// Size in bytes of the allocations that placeholders share.
 const SHARE: usize = 1024;
 
-/// Bytes that are copied out of landing memory at a time. The decoder copies them again, out of the
-/// first-level cache.
+/// Maximum number of bytes copied out of landing memory at once, so that the decoder's own copy
+/// reads from the first-level cache.
 pub(super) const SLICE: usize = 16 * 1024;
-/// Bytes that are handed on at a time where nothing is copied.
+/// Maximum number of bytes passed to the decoder at once if nothing is copied.
 const HANDED: usize = 64 * 1024;
 
-/// The header of a message longer than this is handed on alone. tonic reads it and makes its buffer
-/// as long as the message, once; with bytes of the message behind it the buffer would grow to these
-/// first, and then by the whole length. What fits into the buffer that tonic begins with needs no
-/// second piece.
+/// If a message is longer than this, its header is passed to tonic alone. tonic then sizes its
+/// buffer for the message once; with message bytes behind the header, the buffer would first grow
+/// to hold these and then again by the whole length. A message that fits into tonic's initial
+/// buffer needs no separate header.
 const ALONE: usize = 8 * 1024 - HEADER;
 
 thread_local! {
-    /// The buffer of the last long piece, which its reader has copied, most often: what is reused
-    /// is in the cache, and not taken from the kernel page by page.
+    /// The buffer of the last long piece, which its reader has usually copied by now. A reused
+    /// buffer is in the cache and causes no page faults.
     static BUFFER: Cell<BytesMut> = Cell::new(BytesMut::new());
 }
 
-/// What fills a placeholder up to the length of its message.
+/// Pads a placeholder to the length of its message.
 static FILLING: [u8; HANDED] = [0; HANDED];
 
 /// A part of a received body.
 #[derive(Debug)]
 pub(crate) enum Part {
-    /// It came in control messages, and has been copied out of the peer's reach.
+    /// Arrived in control messages, and was copied to memory that the peer cannot write to.
     Eager(Bytes),
-    /// It came by WRITE.
+    /// Arrived by RDMA WRITE.
     Landed(Landed),
 }
 
 impl Part {
-    /// Bytes.
+    /// Length in bytes.
     pub(crate) fn len(&self) -> usize {
         match self {
             Part::Eager(bytes) => bytes.len(),
             Part::Landed(landed) => landed.len(),
         }
     }
+
+    /// Whether it keeps landing memory.
+    pub(crate) fn is_in_pool(&self) -> bool {
+        matches!(self, Part::Landed(landed) if landed.is_in_pool())
+    }
 }
 
-/// Where in its messages a body is.
+/// Parser position within the sequence of messages.
 #[derive(Debug)]
 enum At {
-    /// Within a header: this much of it has come.
+    /// Within a header: the bytes received so far, and their number.
     Header([u8; HEADER], usize),
-    /// Behind a header that nobody else has seen, of a message of this length that can stay where
-    /// it landed. All of it is here.
+    /// Behind a header, not yet passed on, of a message of this length that can stay where it
+    /// landed and is complete.
     Whole(usize),
-    /// Within a message that is handed on as it comes.
+    /// Within a message that is passed on as it arrives.
     Message { left: usize, long: bool },
-    /// Messages are not looked for.
+    /// The body is passed on unparsed.
     Through,
 }
 
@@ -75,7 +80,7 @@ impl At {
     /// Before the first byte of a header.
     const NEXT: At = At::Header([0; HEADER], 0);
 
-    /// Goes on by `len` bytes of this header, or of this message.
+    /// Advances by `len` bytes within this header or message.
     fn pass(&mut self, len: usize) {
         match self {
             At::Header(header, got) => {
@@ -97,47 +102,46 @@ impl At {
     }
 }
 
-/// Bytes handed on, by what becomes of them.
+/// Bytes copied for the decoder, by cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Delivered {
-    /// To a plain codec, which copies them.
+    /// For a plain codec, which copies them.
     pub(crate) plain: u64,
-    /// To a codec that is not known yet, or to learn tonic's limit.
+    /// For a codec that is not known yet, or to learn tonic's limit.
     pub(crate) learning: u64,
     /// Of messages in several parts, which tonic joins.
     pub(crate) joined: u64,
-    /// Of messages so short that copying costs less.
+    /// Of messages that are too short for a placeholder.
     pub(crate) short: u64,
 }
 
-/// One received body.
+/// Deframer of one received body.
 ///
-/// Nobody but the decoder of this crate gets landed bytes: what it is not known to read is copied
-/// out first, by at most [`SLICE`] at a time. Each header is read once, into `at`, and handed on as
-/// it was read: tonic finds the messages where this has found them, whatever the peer writes
-/// meanwhile.
+/// Only this crate's decoder receives landed bytes. For any other reader they are copied out first,
+/// in pieces of at most [`SLICE`] bytes. Each header is read once, into `at`, and passed on as it
+/// was read, so that tonic finds the same message boundaries whatever the peer writes meanwhile.
 #[derive(Debug)]
 pub(crate) struct Deframer {
     method: Arc<Method>,
     at: At,
-    /// What has been received and not handed on.
+    /// Bytes received and not yet passed on.
     part: Part,
-    /// The codec of the one who reads.
+    /// The reader's codec.
     used: Used,
-    /// Bytes behind a placeholder, up to the length of its message.
+    /// Padding left to emit behind a placeholder, in bytes.
     filling: usize,
-    /// Bytes that have been handed on in front of the next piece, which ends as if they were part
-    /// of it: so source and destination of a copy remain aligned.
+    /// Number of bytes passed on before the next piece. The piece ends as if they were part of it,
+    /// which keeps source and destination of the copy aligned.
     ahead: usize,
-    /// Of messages that have been handed on as placeholders, and may wait for their decoder.
+    /// Keys of placeholders that were passed on and may not be decoded yet.
     keys: Fifo<Key>,
     share: BytesMut,
     delivered: Delivered,
 }
 
 impl Deframer {
-    /// Of a call of `method`. `messages`: the body is a sequence of plain gRPC messages, see
-    /// [`is_plain_grpc`](crate::codec::is_plain_grpc).
+    /// A deframer for a call of `method`. `messages` tells whether the body is a sequence of plain
+    /// gRPC messages, see [`is_plain_grpc`](crate::codec::is_plain_grpc).
     pub(crate) fn new(method: Arc<Method>, messages: bool) -> Self {
         Deframer {
             method,
@@ -152,8 +156,8 @@ impl Deframer {
         }
     }
 
-    /// The next bytes for the decoder, which copies them: no more than [`HANDED`]. None: all has
-    /// been handed on.
+    /// The next bytes for the decoder, at most [`HANDED`]; the decoder copies them. None if nothing
+    /// is left.
     pub(crate) fn pop(&mut self) -> Option<Bytes> {
         if self.filling > 0 {
             let len = self.filling.min(HANDED);
@@ -181,18 +185,18 @@ impl Deframer {
         }
     }
 
-    /// Nothing is left to pop.
+    /// Whether nothing is left to pop.
     pub(crate) fn is_empty(&self) -> bool {
         self.filling == 0 && self.part.len() == 0
     }
 
-    /// What was handed on since the last call.
+    /// Returns the counts since the last call.
     pub(crate) fn take_delivered(&mut self) -> Delivered {
         std::mem::take(&mut self.delivered)
     }
 
-    /// Takes the next part of the body, when all of those before has been popped. `used`: the codec
-    /// of the one who reads.
+    /// Adds the next part of the body, once all earlier ones have been popped. `used` is the
+    /// reader's codec.
     pub(crate) fn push(&mut self, part: Part, used: Used) {
         debug_assert!(self.is_empty(), "a part in front of it would be lost");
         self.used = used;
@@ -202,7 +206,7 @@ impl Deframer {
         self.part = part;
     }
 
-    /// Finds the ends of messages that are handed on as they are.
+    /// Tracks message boundaries in bytes that are passed on unchanged.
     fn follow(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let len = match &mut self.at {
@@ -219,8 +223,8 @@ impl Deframer {
         }
     }
 
-    /// Copies landed bytes, so that they can be parsed, up to a message that can stay where it is
-    /// and up to the end of a long message's header.
+    /// Copies landed bytes, so that they can be parsed. Stops before a message that can stay where
+    /// it is, and after the header of a long message.
     fn copy_out(&mut self, landed: &mut Landed) -> Bytes {
         let most = SLICE - std::mem::take(&mut self.ahead);
         let mut out = CopyBuffer::default();
@@ -257,14 +261,14 @@ impl Deframer {
             }
             .min(most - out.bytes.len());
             out.reserve(len);
-            landed.split_to(len).append_to(&mut out.bytes);
+            landed.move_to(len, &mut out.bytes);
             self.count(len);
             self.at.pass(len);
         }
         out.finish()
     }
 
-    /// So many landed bytes are handed on as they are.
+    /// Counts `len` landed bytes that are copied for the decoder.
     fn count(&mut self, len: usize) {
         let counter = match (&self.at, self.used) {
             (At::Through, _) | (_, Used::Plain) => &mut self.delivered.plain,
@@ -275,7 +279,7 @@ impl Deframer {
         *counter += len as u64;
     }
 
-    /// What is handed on in the place of a message.
+    /// Builds the placeholder of `message`, and stores the message for the decoder.
     fn placeholder(&mut self, message: Landed) -> Bytes {
         let len = message.len();
         let fill = if len > self.method.decodes() { len - placeholder::LEN } else { 0 };
@@ -298,17 +302,17 @@ impl Deframer {
     }
 }
 
-/// A piece that is being copied.
+/// A piece under construction.
 #[derive(Debug, Default)]
 struct CopyBuffer {
     bytes: BytesMut,
-    /// Its memory is [`BUFFER`]'s.
+    /// Whether its memory comes from [`BUFFER`].
     reused: bool,
 }
 
 impl CopyBuffer {
-    /// Makes room for so many more bytes. A piece that begins short has memory of its own: whoever
-    /// keeps it keeps little more.
+    /// Reserves `len` more bytes. A piece that begins short gets its own allocation, so that a
+    /// reader that keeps it does not keep a whole [`SLICE`].
     fn reserve(&mut self, len: usize) {
         if self.bytes.capacity() > 0 {
             self.bytes.reserve(len);
@@ -317,7 +321,7 @@ impl CopyBuffer {
         } else {
             self.reused = true;
             self.bytes = BUFFER.take();
-            // New memory if somebody still has the last piece.
+            // Allocates if a reader still holds the last piece.
             self.bytes.reserve(SLICE);
         }
     }
@@ -334,7 +338,7 @@ impl CopyBuffer {
 
 impl Drop for Deframer {
     fn drop(&mut self) {
-        // What was never decoded.
+        // Messages that were never decoded.
         while let Some(key) = self.keys.pop_front() {
             drop(pending_messages::take(key));
         }

@@ -1,4 +1,4 @@
-//! Both directions of the codec without a connection, for fuzzing and for property tests.
+//! Both directions of the codec without a connection, for fuzzing and property tests.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -22,15 +22,15 @@ use crate::codec::methods::{Call, Methods, Used};
 use crate::codec::prost::ProstCodec;
 use crate::fifo::Fifo;
 
-/// One method, with what is learnt of it from call to call.
+/// One method, with its limits and codec as learnt over several calls.
 #[derive(Debug, Default)]
 pub struct OneMethod(Arc<Methods>);
 
 impl OneMethod {
-    /// As [`encode`], one call after another.
+    /// As [`encode`], for consecutive calls of one method.
     ///
     /// # Errors
-    /// The codec's.
+    /// The codec's status.
     pub fn encode<M>(
         &self,
         messages: Vec<M>,
@@ -46,7 +46,7 @@ impl OneMethod {
         send(body, &mut BodyEncoder::new(self.call(), whole, true))
     }
 
-    /// As [`decode`], one call after another.
+    /// As [`decode`], for consecutive calls of one method.
     pub fn decode<M>(
         &self,
         pieces: Vec<(Bytes, bool)>,
@@ -79,11 +79,11 @@ impl OneMethod {
     }
 }
 
-/// What `messages` become on the wire, in pieces as they are sent. `whole`: messages up to this
-/// many bytes are not taken apart.
+/// Encodes `messages` into the pieces in which they are sent. Messages of up to `whole` bytes are
+/// not split.
 ///
 /// # Errors
-/// The codec's.
+/// The codec's status.
 pub fn encode<M>(
     messages: Vec<M>,
     whole: usize,
@@ -108,8 +108,8 @@ pub(super) fn send(mut body: Body, tap: &mut BodyEncoder) -> Result<Vec<Vec<Byte
     Ok(std::iter::from_fn(|| chunks.pop_front()).map(|chunk| chunk.segments.into_vec()).collect())
 }
 
-/// Decodes a body that arrives in `pieces`, of which those that say so have landed; until the first
-/// error.
+/// Decodes a body that arrives in `pieces`, up to the first error. The flag of a piece tells
+/// whether it landed.
 pub fn decode<M>(pieces: Vec<(Bytes, bool)>, limit: usize) -> Vec<Result<M, (Code, String)>>
 where
     M: Message + Default + Send + 'static,
@@ -117,11 +117,11 @@ where
     OneMethod::default().decode(pieces, limit)
 }
 
-/// As [`decode`]; whenever prost has looked, the sender writes to `arena`, in which pieces landed,
-/// as is planned there.
+/// As [`decode`], with a sender that writes to `arena`, where the pieces landed, after each read by
+/// prost. The arena holds the plan of these writes.
 ///
 /// # Panics
-/// Prost is shown a byte of the arena.
+/// If prost is given a byte of the arena itself.
 pub fn decode_watched<M>(
     pieces: Vec<(Bytes, bool)>,
     limit: usize,
@@ -137,11 +137,11 @@ where
 }
 
 thread_local! {
-    /// What the message landed in that is being decoded.
+    /// The memory in which the message that is being decoded landed.
     static LANDED: RefCell<Option<SharedArena>> = const { RefCell::new(None) };
 }
 
-/// A message that is decoded from what is [`Watched`].
+/// A message that is decoded from a [`Watched`] buffer.
 #[derive(Debug, Default)]
 struct Seen<M>(M);
 
@@ -211,7 +211,7 @@ fn ok() -> http::HeaderMap {
     )])
 }
 
-/// A stream that is ready at once.
+/// A stream whose items are ready at once.
 pub(super) fn ready<M: Send + 'static>(
     messages: Vec<M>,
 ) -> impl futures_core::Stream<Item = Result<M, Status>> + Send + 'static {

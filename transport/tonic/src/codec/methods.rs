@@ -1,5 +1,5 @@
-//! What has been learnt of each method: which codec its stub uses, and how long messages tonic's
-//! limits let pass.
+//! What is learnt about each method: the codec of its stub, and the message lengths that tonic's
+//! limits accept.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -9,10 +9,10 @@ use std::sync::{Arc, PoisonError, RwLock};
 use foldhash::fast::RandomState;
 use http::Uri;
 
-/// More methods than this are not remembered. Only those that have answered are.
+/// Maximum number of methods remembered. Only methods that have been answered count.
 const MAX_METHODS: usize = 4096;
 
-/// The codec of a stub or a service, as far as it is known.
+/// The codec of a stub or a service, if known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) enum Used {
     /// No message has been encoded yet.
@@ -24,13 +24,13 @@ pub(crate) enum Used {
     Ours,
 }
 
-/// One method.
+/// State learnt about one method.
 #[derive(Debug, Default)]
 pub(crate) struct Method {
     used: AtomicU8,
-    /// The longest message that tonic has let pass on its way out.
+    /// Length in bytes of the longest outgoing message that tonic has accepted.
     encodes: AtomicUsize,
-    /// The same on its way in.
+    /// The same for incoming messages.
     decodes: AtomicUsize,
 }
 
@@ -74,11 +74,11 @@ impl Method {
 #[derive(Debug, Default)]
 pub(crate) struct Methods(RwLock<Table>);
 
-/// Bounded, and filled by paths that are served only: a hash that is quick does.
+/// The table is bounded and holds only paths that are served, so a fast hash suffices.
 type Table = HashMap<Box<str>, Arc<Method>, RandomState>;
 
 impl Methods {
-    /// A call of the method at `uri`.
+    /// Starts a call of the method at `uri`.
     pub(crate) fn call(self: &Arc<Self>, uri: &Uri) -> Call {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner).get(uri.path()).cloned();
         match known {
@@ -97,8 +97,8 @@ impl Methods {
     }
 }
 
-/// A call of a method, which is remembered once a message of it has been encoded: a peer cannot
-/// fill the table with paths that nobody serves.
+/// A call of a method. The method enters the table when one of its messages is encoded, so a peer
+/// cannot fill the table with paths that are not served.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
     method: Arc<Method>,
@@ -110,12 +110,12 @@ impl Call {
         &self.method
     }
 
-    /// The method is in the table.
+    /// Whether the method is in the table.
     pub(crate) fn is_known(&self) -> bool {
         self.new.is_none()
     }
 
-    /// A message of the method has been encoded.
+    /// Records that a message of the method has been encoded with codec `used`.
     pub(crate) fn learn(&mut self, used: Used) {
         self.method.set_used(used);
         if let Some(new) = self.new.take() {

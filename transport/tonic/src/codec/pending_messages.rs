@@ -12,15 +12,16 @@ use crate::codec::placeholder::Key;
 /// A power of two.
 const SHARDS: usize = 16;
 
-/// A message that waits, and whose it is.
+/// A message that waits for its decoder.
 #[derive(Debug)]
 pub(super) struct Kept {
     pub(super) message: Landed,
-    /// Told of the length once tonic has let it pass, where that is not known.
+    /// The method to update once tonic accepts the message's length; None if the length is known to
+    /// be acceptable.
     pub(super) method: Option<Arc<Method>>,
 }
 
-/// Keys are random.
+/// A hasher that returns the key unchanged: keys are random already.
 #[derive(Default)]
 struct AsItIs(u64);
 
@@ -42,7 +43,7 @@ static TABLE: LazyLock<[Shard; SHARDS]> = LazyLock::new(Default::default);
 
 fn shard(key: Key) -> (MutexGuard<'static, HashMap<u128, Kept, BuildHasherDefault<AsItIs>>>, u128) {
     let key = u128::from_le_bytes(key.0);
-    // Other bits than those that the map takes.
+    // Use other bits than the map does.
     let shard = &TABLE[(key >> 64) as usize % SHARDS];
     (shard.lock().unwrap_or_else(PoisonError::into_inner), key)
 }
@@ -52,7 +53,7 @@ pub(super) fn put(key: Key, kept: Kept) {
     shard.insert(key, kept);
 }
 
-/// Each key gives its message once.
+/// Removes and returns the message of `key`, so that a key is valid once.
 pub(super) fn take(key: Key) -> Option<Kept> {
     let (mut shard, key) = shard(key);
     shard.remove(&key)
@@ -63,8 +64,8 @@ pub(super) fn holds(key: Key) -> bool {
     shard.contains_key(&key)
 }
 
-/// Received messages of this process that wait for their decoder. Each goes when it is decoded, or
-/// with the body that it came by: with no call in flight there are none.
+/// Number of received messages in this process that wait for their decoder. A message is removed
+/// when it is decoded or when its body is dropped, so the number is 0 while no call is in flight.
 #[cfg(feature = "test-util")]
 pub fn pending_messages() -> usize {
     TABLE.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner).len()).sum()

@@ -1,24 +1,24 @@
-//! What stands in a message's place between codec and transport.
+//! The bytes that replace a message between codec and transport.
 //!
-//! | way | bytes |
+//! | direction | bytes |
 //! |---|---|
-//! | out | mark, key, the message's gRPC header, its bytes but for the segments, filling |
+//! | out | mark, key, the message's gRPC header, its bytes without the segments, filling |
 //! | in | mark, key, filling |
 //!
-//! Both begin with a protobuf tag that does not exist, so that no other decoder takes them for a
-//! message. Keys are random and good for one message: nothing that a peer or an application writes
-//! is taken for a placeholder.
+//! Both begin with an invalid protobuf tag, so that no other decoder accepts them as a message.
+//! Keys are random and valid for one message, so nothing that a peer or an application writes is
+//! mistaken for a placeholder.
 
-/// What a message begins with on its way out.
+/// The mark of an outgoing message.
 pub(super) const OUT: [u8; 4] = *b"\0rdO";
-/// What a message begins with on its way in.
+/// The mark of an incoming message.
 pub(super) const IN: [u8; 4] = *b"\0rdI";
-/// Mark and key.
+/// Length of mark and key in bytes.
 pub(super) const LEN: usize = 20;
-/// The header of a gRPC message: a flag for compression, the length.
+/// Length in bytes of a gRPC message header: a compression flag and the length.
 pub(crate) const HEADER: usize = 5;
 
-/// Names one message, for one use.
+/// Identifies one message, and is used once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key(pub(super) [u8; 16]);
 
@@ -27,31 +27,31 @@ impl Key {
         Key(rand::random())
     }
 
-    /// The key that stands behind `mark`.
+    /// Reads the key behind `mark`.
     pub(super) fn read(mark: &[u8; 4], message: &[u8]) -> Option<Self> {
         let key = message.strip_prefix(mark)?.first_chunk()?;
         Some(Key(*key))
     }
 }
 
-/// The header of a message of `len` bytes that is not compressed.
+/// The header of an uncompressed message of `len` bytes.
 pub(super) fn header(len: u32) -> [u8; HEADER] {
     let [a, b, c, d] = len.to_be_bytes();
     [0, a, b, c, d]
 }
 
-/// Flag and length of the message that begins here.
+/// Reads the flag and the length of the message at the start of `bytes`.
 pub(super) fn read_header(bytes: &[u8]) -> Option<(u8, usize)> {
     let [flag, a, b, c, d] = *bytes.first_chunk::<HEADER>()?;
     Some((flag, u32::from_be_bytes([a, b, c, d]) as usize))
 }
 
-/// Whether bytes that could not be decoded were meant to stand in for a message.
+/// Whether bytes that could not be decoded begin like a placeholder.
 pub(super) fn is_lost(message: &[u8]) -> bool {
     message.len() >= LEN && (message.starts_with(&OUT) || message.starts_with(&IN))
 }
 
-/// What has gone wrong when placeholders do not arrive as they were sent.
+/// The error text for placeholders that arrive changed.
 pub(super) const LOST: &str = "a layer between codec and transport has buffered, split or rewritten a body that \
      tonic_rdma::codec::ProstCodec had taken messages out of; put the layer elsewhere, or use \
      tonic_prost::ProstCodec for this service";

@@ -13,10 +13,11 @@ use crate::codec::pending_messages;
 use crate::codec::placeholder::{self, Key, LOST};
 use crate::codec::sink::{self, Next};
 
-/// Bytes that tonic's buffer for a body has at first: long fields do not go through it, and short
-/// messages need no more. tonic's own default is 8 KiB, of which a unary call would allocate four.
+/// Initial capacity in bytes of tonic's buffer for a body: long fields bypass it, and short
+/// messages need no more. tonic's own default is 8 KiB, and a unary call would allocate four of
+/// these.
 const BUFFER: usize = 1024;
-/// Bytes of messages after which tonic hands on a frame: its default.
+/// Number of message bytes after which tonic emits a frame: its default.
 const YIELD: usize = 32 * 1024;
 
 fn settings() -> BufferSettings {
@@ -30,7 +31,7 @@ pub struct ProstCodec<T, U> {
 }
 
 impl<T, U> ProstCodec<T, U> {
-    /// A codec. tonic makes one for each call.
+    /// Create a codec. tonic creates one for each call.
     pub fn new() -> Self {
         Self { _pd: PhantomData }
     }
@@ -41,12 +42,12 @@ where
     T: Message + Send + 'static,
     U: Message + Default + Send + 'static,
 {
-    /// An encoder with buffers of your own size, for a codec of your own.
+    /// An encoder with custom buffer sizes, for use in a custom codec.
     pub fn raw_encoder(buffer_settings: BufferSettings) -> <Self as Codec>::Encoder {
         ProstEncoder::new(buffer_settings)
     }
 
-    /// A decoder with buffers of your own size, for a codec of your own.
+    /// A decoder with custom buffer sizes, for use in a custom codec.
     pub fn raw_decoder(buffer_settings: BufferSettings) -> <Self as Codec>::Decoder {
         ProstDecoder::new(buffer_settings)
     }
@@ -72,7 +73,7 @@ where
     }
 }
 
-/// Encodes messages, and leaves long `bytes` fields to the transport where it is one of this crate.
+/// Encodes messages, and leaves long `bytes` fields to this crate's transport.
 pub struct ProstEncoder<T> {
     settings: BufferSettings,
     next: Next,
@@ -80,8 +81,8 @@ pub struct ProstEncoder<T> {
 }
 
 impl<T> ProstEncoder<T> {
-    /// An encoder with buffers of your own size. While messages are long, each gets a frame of its
-    /// own whatever is set.
+    /// An encoder with custom buffer sizes. While messages are long, each gets a frame of its own
+    /// whatever the sizes are.
     pub fn new(buffer_settings: BufferSettings) -> Self {
         Self { settings: buffer_settings, next: Next::Batch, _pd: PhantomData }
     }
@@ -104,15 +105,15 @@ impl<T: Message> Encoder for ProstEncoder<T> {
     }
 }
 
-/// Decodes messages; fields of type `Bytes` are slices of the memory that a message landed in, all
-/// else is read from private copies.
+/// Decodes messages. Fields of type `Bytes` are slices of the memory that the message landed in;
+/// all others are read from private copies.
 pub struct ProstDecoder<U> {
     settings: BufferSettings,
     _pd: PhantomData<fn() -> U>,
 }
 
 impl<U> ProstDecoder<U> {
-    /// A decoder with buffers of your own size.
+    /// A decoder with custom buffer sizes.
     pub fn new(buffer_settings: BufferSettings) -> Self {
         Self { settings: buffer_settings, _pd: PhantomData }
     }
@@ -136,11 +137,11 @@ impl<U: Message + Default> Decoder for ProstDecoder<U> {
         let len = buf.remaining();
         buf.advance(len);
         if let Some(method) = kept.method {
-            // It was filled up to its true length, and is here.
+            // The placeholder had the message's true length, and tonic accepted it.
             method.has_decoded(len);
         }
-        // The peer may still write to the message: prost sees private copies of it, and lends
-        // `bytes` fields.
+        // The peer may still write to the message, so prost reads private copies of it, and borrows
+        // only `bytes` fields.
         let mut window = Window::new();
         let message = kept.message.reader(&mut window);
         // As in tonic-prost: protobuf errors are INTERNAL.
@@ -152,7 +153,7 @@ impl<U: Message + Default> Decoder for ProstDecoder<U> {
     }
 }
 
-/// Neither asks anything of the message types.
+/// Implemented by hand, because a derive would add bounds on the message types.
 macro_rules! plain_impls {
     ($($name:ident<$($param:ident),*> = $new:expr, $clone:expr;)*) => {$(
         impl<$($param),*> Default for $name<$($param),*> {

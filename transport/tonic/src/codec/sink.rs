@@ -1,9 +1,9 @@
-//! Where the encoder leaves segments.
+//! Where the encoder stores segments.
 //!
 //! tonic runs the encoder inside `poll_frame` of the body that it makes. The transport polls that
-//! body itself, and sets a sink for just that poll: what an encoder of this crate leaves there
-//! belongs to the frame that the poll returns. Whoever else polls such a body has set no sink, and
-//! gets whole messages.
+//! body, and sets a sink for the duration of the poll: segments that this crate's encoder stores
+//! there belong to the frame that the poll returns. If anything else polls the body, no sink is set
+//! and the encoder emits whole messages.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -17,13 +17,13 @@ use tonic_rdma_memory::{Segment, SegmentBuf};
 use crate::codec::SEGMENT;
 use crate::codec::placeholder::{self, HEADER, Key};
 
-/// tonic takes further messages into a frame while it is shorter than this.
+/// Length in bytes of a frame at which tonic stops adding messages.
 const BATCH: usize = 32 * 1024;
-/// What is kept of the buffer for small fields between messages.
+/// Maximum capacity in bytes that the buffer for small fields keeps between messages.
 const SCRATCH: usize = 64 * 1024;
 
-/// Polls a body that is sent as it is: an encoder that runs meanwhile is not to find the sink of a
-/// body in whose poll this one is polled.
+/// Polls a body that is sent unchanged. Hides the sink of an outer body in whose poll this poll
+/// runs, so that the inner encoder does not use it.
 pub(super) fn without<R>(poll: impl FnOnce() -> R) -> R {
     struct Reset(Option<Sink>);
     impl Drop for Reset {
@@ -40,25 +40,25 @@ thread_local! {
     static SMALL: Cell<BytesMut> = Cell::new(BytesMut::new());
 }
 
-/// For one body.
+/// The sink of one body.
 #[derive(Debug)]
 pub(super) struct Sink {
-    /// Messages up to this long are encoded whole: they are copied to a control slot anyway.
+    /// Messages of up to this many bytes are encoded whole: they are copied to a control slot
+    /// anyway.
     whole: usize,
-    /// Messages up to this long are known to be within tonic's limit.
+    /// Longest message in bytes that tonic's limit is known to accept.
     pub(super) proven: usize,
-    /// An encoder of this crate has run.
+    /// Whether this crate's encoder has run.
     pub(super) ours: bool,
-    /// None until a message has been taken apart: most never are, and a sink is moved about with
-    /// each poll.
+    /// None until a message is split: most bodies need none, and a sink is moved at each poll.
     pub(super) apart: Option<Box<Apart>>,
 }
 
-/// Messages that have been taken apart.
+/// Messages that were split.
 #[derive(Debug, Default)]
 pub(super) struct Apart {
     pub(super) out: VecDeque<Taken>,
-    /// Of all messages in `out`.
+    /// The segments of all messages in `out`.
     pub(super) segments: VecDeque<Segment>,
     /// Bytes that were copied to become segments.
     pub(super) moved: usize,
@@ -66,15 +66,15 @@ pub(super) struct Apart {
     pub(super) filled: usize,
 }
 
-/// A message that has been taken apart.
+/// A message that was split.
 #[derive(Debug)]
 pub(super) struct Taken {
     pub(super) key: Key,
-    /// Bytes of the whole message.
+    /// Length of the whole message in bytes.
     pub(super) len: usize,
-    /// Bytes that stand in for it, filling included.
+    /// Length of its placeholder in bytes, filling included.
     pub(super) placeholder: usize,
-    /// Bytes of it that are not in segments.
+    /// Bytes of the message that are not in segments.
     pub(super) small: usize,
     pub(super) segments: usize,
 }
@@ -84,7 +84,7 @@ impl Sink {
         Sink { whole: whole.max(SEGMENT), proven: 0, ours: false, apart: None }
     }
 
-    /// Runs `poll` with this sink set, in place of any that is set around it.
+    /// Runs `poll` with this sink set, and restores the outer one afterwards.
     pub(super) fn set<R>(&mut self, poll: impl FnOnce() -> R) -> R {
         struct Reset<'a> {
             own: &'a mut Sink,
@@ -103,7 +103,7 @@ impl Sink {
         poll()
     }
 
-    /// Forgets messages whose frame never came.
+    /// Discards messages whose frame was never returned.
     pub(super) fn clear(&mut self) {
         if let Some(apart) = &mut self.apart {
             apart.out.clear();
@@ -111,20 +111,20 @@ impl Sink {
         }
     }
 
-    /// Bytes that were copied to become segments, and of filling, since the last call.
+    /// Bytes copied to become segments, and bytes of filling, since the last call.
     pub(super) fn take_copied(&mut self) -> (u64, u64) {
         self.apart.as_mut().map_or((0, 0), |apart| {
             (std::mem::take(&mut apart.moved) as u64, std::mem::take(&mut apart.filled) as u64)
         })
     }
 
-    /// No message waits for its frame.
+    /// Whether no message waits for its frame.
     pub(super) fn is_empty(&self) -> bool {
         self.apart.as_ref().is_none_or(|apart| apart.out.is_empty())
     }
 }
 
-/// Whether tonic should take another message into the frame behind one.
+/// Whether tonic should add another message to the frame.
 ///
 /// | | short message | long message | no sink |
 /// |---|---|---|---|
@@ -133,10 +133,10 @@ impl Sink {
 /// | Batch | Batch | Alone(16) | Batch |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// As tonic sees fit.
+    /// tonic decides.
     Batch,
-    /// No, until this many short ones have come: of those that are short of their segments it would
-    /// take many.
+    /// One message per frame until this many short ones have been encoded. tonic counts only the
+    /// placeholders' bytes, and would batch many long messages.
     Alone(u8),
 }
 
@@ -152,7 +152,7 @@ impl Next {
     }
 }
 
-/// Encodes a message as the place asks for it. `last`: what this returned for the message before.
+/// Encodes a message, split or whole. `last` is the result for the message before.
 pub(super) fn encode<T: Message>(
     item: &T,
     dst: &mut EncodeBuf<'_>,
@@ -218,14 +218,14 @@ impl Sink {
         last: Next,
     ) -> Result<Next, Status> {
         let Ok(stated) = u32::try_from(len) else {
-            // In tonic's words.
+            // tonic's wording.
             return Err(Status::resource_exhausted(format!(
                 "Cannot return body with more than 4GB of data but got {len} bytes"
             )));
         };
         let key = Key::random();
         let bare = placeholder::LEN + HEADER + small.len();
-        // A segment is longer than what is put in its place, so this is no longer than the message.
+        // A segment is longer than the bytes that replace it, so this does not exceed the message.
         debug_assert!(bare <= len);
         let fill = match last {
             _ if len > self.proven => len,

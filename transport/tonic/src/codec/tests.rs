@@ -1,5 +1,5 @@
-//! The codec without a connection. What is kept aside is checked in `tests/pending.rs`, in a
-//! process of its own.
+//! The codec without a connection. Pending messages are checked in `tests/pending_messages.rs`, in
+//! a process of its own.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -129,7 +129,7 @@ fn each_long_message_gets_a_frame_however_many_are_ready() {
     let sent = send(self::body(messages.clone(), None), &mut tap).unwrap();
     assert!(sent.len() < 30, "{} frames", sent.len());
     assert_eq!(sent.concat().concat(), framed(&messages));
-    // And a long one behind them brings no others with it.
+    // A long one behind them gets a frame without others.
     let mut messages = vec![tree(10); 40];
     messages.extend(vec![tree(50_000); 3]);
     let sent = send(self::body(messages.clone(), None), &mut tap).unwrap();
@@ -144,7 +144,7 @@ fn the_limit_on_encoding_is_for_the_whole_message() {
     let status = refused(len - 1).unwrap_err();
     assert_eq!(status.code(), Code::OutOfRange);
     assert!(status.message().contains(&format!("found {len} bytes")), "{status}");
-    // What was let pass is let pass again without filling; one that is longer is not.
+    // A length that was accepted is accepted again without filling; a longer one is not.
     let call = call();
     let mut tap = BodyEncoder::new(call, 4096, true);
     for (message, filled) in [(tree(100_000), true), (tree(100_000), false), (tree(90_000), false)]
@@ -170,7 +170,7 @@ async fn the_limit_on_decoding_is_for_the_whole_message() {
     assert_eq!(call.method().decodes(), 0);
     assert_eq!(streaming(wire(100_000), &call, len).message().await.unwrap(), Some(tree(100_000)));
     assert_eq!(call.method().decodes(), len);
-    // Longer than what was let pass.
+    // Longer than any accepted message.
     let status = streaming(wire(100_001), &call, len).message().await.unwrap_err();
     assert_eq!(status.code(), Code::OutOfRange);
     assert_eq!(streaming(wire(100_000), &call, len).message().await.unwrap(), Some(tree(100_000)));
@@ -189,7 +189,7 @@ async fn what_looks_like_a_stand_in_is_decoded_as_it_is() {
             assert_eq!(error.0, Code::Internal);
             assert!(error.1.contains("invalid tag"), "{error:?}");
         }
-        // Within a field it is nothing special.
+        // Within a field a mark has no special meaning.
         let message = Tree { data: [&mark[..], &[0; 9000]].concat().into(), ..Tree::default() };
         let got = fuzz::decode::<Tree>(
             vec![(framed(std::slice::from_ref(&message)).into(), true)],
@@ -201,7 +201,7 @@ async fn what_looks_like_a_stand_in_is_decoded_as_it_is() {
 
 mod peer;
 
-/// What layers that must not be there do to a body, and what comes of it.
+/// Layers that rewrite a body, and the errors that follow.
 mod layers {
     use super::*;
 
@@ -231,7 +231,7 @@ mod layers {
         failed(&send(late, &mut BodyEncoder::new(call(), 4096, true)).unwrap_err());
     }
 
-    /// Polls the future within the poll of the body, and gives what it had in two frames.
+    /// Polls the future within the poll of the body, and returns its output in two frames.
     fn async_stream(
         all: http_body_util::combinators::Collect<Body>,
     ) -> impl futures_core::Stream<Item = Result<http_body::Frame<Bytes>, Status>> + Send + 'static
@@ -293,13 +293,13 @@ mod layers {
 
 #[test]
 fn an_error_behind_a_message_leaves_nothing() {
-    // A message that was encoded is lost with the frame when the one behind it is too long, as in
+    // A message that was encoded is lost with the frame if the one behind it is too long, as in
     // tonic.
     let mut tap = BodyEncoder::new(call(), 4096, true);
     let limit = tree(20_000).encoded_len();
     let messages = vec![tree(10); 40].into_iter().chain([tree(20_000), tree(30_000)]).collect();
     assert_eq!(send(body(messages, Some(limit)), &mut tap).unwrap_err().code(), Code::OutOfRange);
-    // The tap goes on as if nothing had been.
+    // The encoder continues with a clean state.
     assert_eq!(
         send(body(vec![tree(5000)], None), &mut tap).unwrap().concat().concat(),
         framed(&[tree(5000)])
@@ -345,12 +345,12 @@ fn what_is_not_plain_grpc_is_left_alone() {
     }
 }
 
-/// All that an deframer has.
+/// Everything that a deframer returns.
 fn popped(deframer: &mut Deframer) -> Vec<u8> {
     std::iter::from_fn(|| deframer.pop()).collect::<Vec<_>>().concat()
 }
 
-/// tonic's buffer grows once, and what is copied for it lies in one place.
+/// tonic's buffer grows once, and the data copied for it is contiguous.
 #[test]
 fn the_header_of_a_long_message_is_handed_on_alone() {
     let lengths = |wire: Vec<u8>, used, messages| {
@@ -428,7 +428,7 @@ fn trees() -> impl Strategy<Value = Tree> {
             prop::collection::vec(bytes(), 0..3),
             prop::collection::vec(inner, 0..3),
             prop::option::of(kind),
-            // One entry: a map of more has no order to compare.
+            // One entry: the encoding order of a larger map is not defined.
             prop::option::of((any::<u32>(), bytes())),
             bytes(),
         )
@@ -443,7 +443,7 @@ fn trees() -> impl Strategy<Value = Tree> {
     })
 }
 
-/// The pieces of `wire`, cut anywhere.
+/// The pieces of `wire`, cut at arbitrary places.
 fn cut(wire: &[u8], cuts: &[(usize, bool)]) -> Vec<(Bytes, bool)> {
     let mut rest = BytesMut::from(wire).freeze();
     let mut pieces = Vec::new();
@@ -459,8 +459,8 @@ fn cut(wire: &[u8], cuts: &[(usize, bool)]) -> Vec<(Bytes, bool)> {
     pieces
 }
 
-/// What prost makes of the joined bytes, until the first error; `None`: tonic finds the framing
-/// wanting.
+/// What prost decodes from the joined bytes, up to the first error; `None` if tonic rejects the
+/// framing.
 fn joined(mut wire: &[u8]) -> Vec<Option<Result<Tree, String>>> {
     let mut all = Vec::new();
     while !wire.is_empty() {
@@ -486,7 +486,7 @@ fn agrees(wire: &[u8], cuts: &[(usize, bool)]) -> Result<(), TestCaseError> {
     let got = fuzz::decode::<Tree>(cut(wire, cuts), usize::MAX);
     let mut expected = joined(wire);
     if expected.last().is_some_and(Option::is_none) && got.len() + 1 == expected.len() {
-        // tonic leaves a message that is cut off by good trailers alone.
+        // tonic ignores a truncated message that is followed by good trailers.
         expected.pop();
     }
     prop_assert_eq!(got.len(), expected.len());
@@ -533,7 +533,7 @@ proptest! {
         tree in trees(),
         cuts in cuts(),
     ) {
-        // Messages of any bytes, and a right one of which a byte is another.
+        // Messages of arbitrary bytes, and a valid one with one byte changed.
         let mut wire = Vec::new();
         let mut right = tree.encode_to_vec();
         if let (Some((at, byte)), false) = (spoilt, right.is_empty()) {

@@ -68,7 +68,9 @@ impl ConnectionConfig {
     /// Picks the largest shape of which the pool's control memory holds four busy connections, or
     /// the smallest shape if it holds four of none.
     ///
-    /// `grows`: RECVs are added and removed with the load; otherwise all are posted from the start.
+    /// `grows`: RECVs are added and removed with the load. Otherwise all are posted from the start,
+    /// outside of the control memory, and one SEND slot is enough, as work is done while it is
+    /// queued: shared memory.
     ///
     /// `pinned`: bytes that the connection may pin, control memory included; at least
     /// [`MIN_LANDING`] of them are for landing.
@@ -124,7 +126,7 @@ impl ConnectionConfig {
                 recv_slots,
                 recv_extra: shape.max_recvs - recv_slots,
                 slot_size: shape.slot,
-                send_slots: shape.send,
+                send_slots: if grows { shape.send } else { 1 },
                 staging: 0,
                 ..LinkConfig::default()
             },
@@ -158,8 +160,10 @@ mod tests {
                 let extra = (link.recv_extra * link.slot_size) as usize;
                 if grows {
                     assert_eq!(link.control_bytes(), needs * 1024);
+                    assert_eq!(link.control_bytes() + extra + staging.0 * staging.1, busy * 1024);
+                } else {
+                    assert_eq!((link.block_bytes(), extra), (link.slot_size as usize, 0));
                 }
-                assert_eq!(link.control_bytes() + extra + staging.0 * staging.1, busy * 1024);
                 assert_eq!(u32::from(proto.recv_slots), link.recv_slots);
                 assert_eq!(u32::from(proto.max_recvs), link.max_recvs());
             }

@@ -66,6 +66,8 @@ pub(in crate::connection) struct ConnectionState {
     pub(in crate::connection) landing: LandingMemory,
     pub(in crate::connection) streams: Streams,
     pub(in crate::connection) usage: Usage,
+    /// The driver has not taken notice that the connection has become quiet.
+    pub(in crate::connection) became_quiet: bool,
     /// Tasks that were made ready: woken after the lock.
     pub(in crate::connection) wakes: SmallVec<[Waker; 4]>,
 }
@@ -105,7 +107,8 @@ impl Shared {
     ) -> Arc<Self> {
         // tokio's clock, which tests can stop.
         let now = tokio::time::Instant::now().into_std();
-        let config = options.proto.clone();
+        let link_tells_end = link.caps().tells_end;
+        let config = tonic_rdma_proto::Config { link_tells_end, ..options.proto.clone() };
         let conn = match side {
             Side::Client => Connection::client(config, peer, now),
             Side::Server => Connection::server(config, peer, now),
@@ -138,6 +141,7 @@ impl Shared {
                 inbox: Inbox { completions: Vec::with_capacity(64), messages: BytesMut::new() },
                 streams: Streams::default(),
                 usage: Usage::new(side, link.peer(), counters),
+                became_quiet: false,
                 wakes: SmallVec::new(),
                 link: Some(link),
             }),

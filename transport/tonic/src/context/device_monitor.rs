@@ -1,5 +1,5 @@
-//! Watches for RDMA devices, ports and addresses that come and go, so that a path is tried again
-//! as soon as it may be available, and not some time later.
+//! Watches for RDMA devices, ports and addresses that appear or disappear, so that a path is tried
+//! again as soon as it may be available.
 
 use std::fmt;
 use std::future::Future;
@@ -11,14 +11,14 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tonic_rdma_fabric::{HostSnapshot, Timer};
 
-/// Time between two snapshots of the host; each costs some system calls.
+/// Time between two snapshots of the host; a snapshot costs some system calls.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// The task that compares snapshots of the host, from the first request for an RDMA path until the
-/// context is gone.
+/// context is dropped.
 #[derive(Default)]
 pub(super) struct DeviceMonitor {
-    /// Counts changes.
+    /// Number of changes so far.
     changes: watch::Sender<u64>,
     task: Mutex<Option<JoinHandle<()>>>,
 }
@@ -32,15 +32,15 @@ impl Drop for DeviceMonitor {
 }
 
 impl DeviceMonitor {
-    /// Changes from now on.
+    /// Subscribes to future changes.
     pub(super) fn subscribe(&self) -> Changes {
         Changes(Some(self.changes.subscribe()))
     }
 
-    /// Starts the task, unless it runs. One that ended with its runtime is replaced.
+    /// Starts the task, unless it runs already. A task that ended with its runtime is replaced.
     ///
-    /// `forget_removed` lets go of devices that were removed. It returns whether there were any,
-    /// or `None` when the context is gone; then the task ends.
+    /// `forget_removed` releases devices that were removed. It returns whether there were any, or
+    /// `None` when the context is gone, which ends the task.
     pub(super) fn start<F, Fut>(&self, forget_removed: F)
     where
         F: Fn() -> Fut + Send + 'static,
@@ -72,7 +72,7 @@ where
     }
 }
 
-/// Changes on this host that may bring a path back, or end one. The default never has any.
+/// Changes on this host that may restore or end a path. The default value never reports any.
 #[derive(Debug, Default)]
 pub(crate) struct Changes(Option<watch::Receiver<u64>>);
 
@@ -84,8 +84,7 @@ impl Changes {
         }
     }
 
-    /// Resolves when something has changed that was not seen; never for paths that no change
-    /// concerns.
+    /// Resolves when an unseen change has occurred; never for paths that no change affects.
     ///
     /// Cancel safe.
     pub(crate) async fn next(&mut self) {

@@ -1,6 +1,7 @@
-//! What the channels and servers of a process share: devices and their memory.
+//! Devices and their memory, which the channels and servers of a process share.
 
 mod device_monitor;
+mod pool_size;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -24,16 +25,12 @@ use crate::path::policy::FabricKind;
 use crate::path::reason::{Reason, ReasonCode};
 use crate::path::{Path, from_error};
 
-/// Bytes that the pool for shared memory may have by default. Nothing of it is pinned, none is
-/// there before it is used, and several messages of 16 MiB land in it in one piece.
-const SHM_POOL: usize = 512 << 20;
-
-/// RDMA devices, the memory shared with processes of this host, and one pool for each, shared by
-/// all channels and servers that are given a clone of it.
+/// RDMA devices, memory shared with processes on this host, and one pool for each. All channels and
+/// servers that use a clone of the context share them.
 ///
-/// [`Context::global`] serves the whole process and is what endpoints and servers use unless they
-/// are told otherwise. Nothing is opened or pinned before the first connection needs it, so that a
-/// process which stays on TCP pins nothing.
+/// [`Context::global`] serves the whole process; endpoints and servers use it by default. Nothing
+/// is opened or pinned before the first connection needs it, so a process that stays on TCP pins
+/// nothing.
 ///
 /// ```
 /// use tonic_rdma::{Context, Endpoint, PoolConfig};
@@ -45,7 +42,7 @@ const SHM_POOL: usize = 512 << 20;
 pub struct Context(Arc<Inner>);
 
 struct Inner {
-    /// None: of default size.
+    /// None: the default size.
     pool: Option<PoolConfig>,
     device: Option<String>,
     #[cfg(feature = "test-util")]
@@ -55,20 +52,20 @@ struct Inner {
     pinned_per_peer: Option<usize>,
     busy_poll_limit: Option<Duration>,
     landing_alignment: Option<u16>,
-    /// By the device's name. Held while a pool is made, so that it is made once.
+    /// Keyed by device name. Locked while a pool is created, so that it is created once.
     pools: Mutex<HashMap<String, Held>>,
     device_monitor: DeviceMonitor,
-    /// Of memory that no device knows.
+    /// A pool of memory that is not registered with any device.
     ordinary: OnceLock<Pool>,
 }
 
-/// A device that has a pool.
+/// A device and its pool.
 struct Held {
     fabric: Fabric,
     pool: Pool,
 }
 
-/// Where a server may listen: a device, an address on it if it has addresses, and its pool.
+/// A place for a listener: a device, an address on it if it has addresses, and its pool.
 pub(crate) struct ListenTarget {
     pub(crate) fabric: Fabric,
     pub(crate) addr: Option<IpAddr>,
@@ -76,13 +73,13 @@ pub(crate) struct ListenTarget {
 }
 
 impl Context {
-    /// The context of the process: any device, a pool of the default size for each.
+    /// The context of the process: all devices, with a pool of the default size for each.
     pub fn global() -> Self {
         static GLOBAL: OnceLock<Context> = OnceLock::new();
         GLOBAL.get_or_init(|| Self::builder().build()).clone()
     }
 
-    /// A context of your own.
+    /// Create a builder for a separate context.
     pub fn builder() -> ContextBuilder {
         ContextBuilder {
             pool: None,
@@ -96,7 +93,7 @@ impl Context {
         }
     }
 
-    /// The paths that this context has where these fabrics are allowed, in their order.
+    /// The paths of this context for these fabrics, in their order.
     pub(crate) fn paths(&self, fabrics: &[FabricKind]) -> Vec<Path> {
         #[cfg(feature = "test-util")]
         if self.0.sim.is_some() {
@@ -109,7 +106,7 @@ impl Context {
         fabrics.iter().map(path).collect()
     }
 
-    /// The device to keep to: the environment's before the builder's.
+    /// The only device to use, if any; the environment takes precedence over the builder.
     pub(crate) fn only(&self, env: Option<&str>) -> Option<String> {
         env.map(str::to_owned).or_else(|| self.0.device.clone())
     }
@@ -122,7 +119,7 @@ impl Context {
         Ok(self.0.shm.get_or_init(|| fabric).clone())
     }
 
-    /// Sizes of a connection over this fabric.
+    /// The configuration of a connection over this fabric.
     pub(crate) fn connection_config(&self, pool: &Pool, grows: bool) -> ConnectionConfig {
         let mut options = ConnectionConfig::for_pool(pool, grows, self.0.pinned_per_peer);
         if let Some(limit) = self.0.busy_poll_limit {
@@ -134,19 +131,30 @@ impl Context {
         options
     }
 
-    /// The configuration of the pool of an RDMA device.
-    pub(crate) fn pool_config(&self) -> PoolConfig {
-        self.0.pool.clone().unwrap_or_default()
+    /// The configuration of the pool of an RDMA device. `ignores_ipc_lock`: the device applies
+    /// RLIMIT_MEMLOCK to processes with CAP_IPC_LOCK, too.
+    pub(crate) fn pool_config(&self, ignores_ipc_lock: bool) -> PoolConfig {
+        self.0.pool.clone().unwrap_or_else(|| pool_size::pinned(ignores_ipc_lock))
+    }
+
+    /// Whether the size of pools is the default.
+    pub(crate) fn has_default_pools(&self) -> bool {
+        self.0.pool.is_none()
     }
 
     fn pool_config_of(&self, fabric: &Fabric) -> PoolConfig {
         match &self.0.pool {
-            None if fabric.provider() == "shm" => PoolConfig::default().total(SHM_POOL),
-            _ => self.pool_config(),
+            Some(config) => config.clone(),
+            None => match fabric.provider() {
+                "shm" => pool_size::shared(),
+                "verbs" => pool_size::pinned(fabric.registrar().ignores_ipc_lock()),
+                // A simulated run does not depend on the machine.
+                _ => PoolConfig::default(),
+            },
         }
     }
 
-    /// The simulated device, where there is one.
+    /// The simulated device, if one is set.
     pub(crate) fn simulated(&self) -> Option<Fabric> {
         #[cfg(feature = "test-util")]
         return self.sim().ok();
@@ -159,9 +167,8 @@ impl Context {
         self.0.sim.clone().map(Fabric::Sim).ok_or(FabricError::NoDevice)
     }
 
-    /// Finds out whether this host has a device for the path that works at all. With a single RDMA
-    /// device, or one that was named, its pool is made too: there is no other that a connection
-    /// could use.
+    /// Checks whether this host has a usable device for the path. If there is a single RDMA device,
+    /// or one was named, also creates its pool, because no connection could use another device.
     pub(crate) async fn check(&self, path: Path, env_device: Option<&str>) -> Result<(), Reason> {
         let only = self.only(env_device);
         let named = only.is_some();
@@ -183,7 +190,7 @@ impl Context {
         Ok(())
     }
 
-    /// The device towards `peer`, and its pool.
+    /// The device that reaches `peer`, and its pool.
     pub(crate) async fn toward(
         &self,
         path: Path,
@@ -206,8 +213,8 @@ impl Context {
         Ok((fabric, pool))
     }
 
-    /// Where a server should listen for a path. On RDMA that is the address that the TCP port is
-    /// bound to if it lies on a device, otherwise every address that does.
+    /// The places where a server listens for a path. On RDMA that is the address of the TCP port if
+    /// it lies on a device, otherwise every address that does.
     pub(crate) async fn local(
         &self,
         path: Path,
@@ -243,11 +250,11 @@ impl Context {
         }
     }
 
-    /// A pool of ordinary memory, of this context's sizes, for where there is no device.
+    /// A pool of ordinary memory with this context's sizes, used where there is no device.
     pub(crate) fn ordinary_pool(&self) -> Pool {
         let make = |config: PoolConfig| Pool::new(config, Arc::new(HeapRegistrar::default()));
         let pool = self.0.ordinary.get_or_init(|| {
-            let own = make(self.pool_config());
+            let own = make(self.0.pool.clone().unwrap_or_default());
             match own.or_else(|_| make(PoolConfig::default())) {
                 Ok(pool) => pool,
                 Err(error) => unreachable!("ordinary memory has no limit to fit into: {error}"),
@@ -256,7 +263,7 @@ impl Context {
         pool.clone()
     }
 
-    /// A generator that is seeded by the operating system, or by a simulated network.
+    /// A random generator, seeded by the operating system or by a simulated network.
     pub(crate) fn rng(&self) -> StdRng {
         #[cfg(feature = "test-util")]
         if let Some(device) = &self.0.sim {
@@ -265,7 +272,11 @@ impl Context {
         StdRng::from_rng(&mut rand::rng())
     }
 
-    /// The figures of the pools that have been made so far, by the names of their devices.
+    /// Statistics of the pools created so far, with the names of their devices.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it changes nothing.
     pub async fn pool_stats(&self) -> Vec<(String, PoolStats)> {
         let pools = self.0.pools.lock().await;
         let mut stats: Vec<_> =
@@ -274,7 +285,7 @@ impl Context {
         stats
     }
 
-    /// The pool of a device; made when it is first asked for.
+    /// The pool of a device, created at its first use.
     pub(crate) async fn pool(&self, fabric: &Fabric) -> Result<Pool, Reason> {
         let mut pools = self.0.pools.lock().await;
         if let Some(held) = pools.get(fabric.name()).filter(|held| !held.fabric.is_removed()) {
@@ -282,7 +293,7 @@ impl Context {
         }
         let (config, registrar) = (self.pool_config_of(fabric), fabric.registrar());
         let made = if registrar.pins() {
-            // Pinning takes milliseconds for every few megabytes.
+            // Pinning a few megabytes takes milliseconds.
             tokio::task::spawn_blocking(move || Pool::new(config, registrar))
                 .await
                 .map_err(|_| stopping())?
@@ -297,7 +308,7 @@ impl Context {
         Ok(pool)
     }
 
-    /// Changes on this host from now on that concern the path.
+    /// Subscribes to changes on this host that affect the path.
     pub(crate) fn changes(&self, path: Path) -> Changes {
         if path != Path::Verbs {
             return Changes::default();
@@ -314,8 +325,8 @@ impl Context {
         });
     }
 
-    /// Lets go of devices that were removed, which the kernel waits for. Returns whether there were
-    /// any.
+    /// Releases devices that were removed, because the kernel waits for that. Returns whether there
+    /// were any.
     async fn forget_removed(&self) -> bool {
         let mut pools = self.0.pools.lock().await;
         let before = pools.len();
@@ -329,7 +340,7 @@ fn places(
     bound: Option<IpAddr>,
     only: Option<&str>,
 ) -> Result<Vec<(Fabric, Option<IpAddr>)>, FabricError> {
-    // Says what is wrong when nothing can be used.
+    // Reports the cause if no device is usable.
     let first = Fabric::open(only)?;
     let on_devices = Fabric::local_addresses(only)?;
     if let Some(bound) = bound
@@ -377,7 +388,7 @@ impl Default for Context {
     }
 }
 
-/// Makes a [`Context`].
+/// Builds a [`Context`].
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct ContextBuilder {
@@ -392,37 +403,37 @@ pub struct ContextBuilder {
 }
 
 impl ContextBuilder {
-    /// Size and kind of the pool of each device, and of shared memory. Default is 64 MiB for a
-    /// device, less where the memlock limit asks for it, and 512 MiB for shared memory, of which
-    /// nothing is pinned and only what is used is there.
+    /// Set the size and kind of the pool of each device, and of shared memory. Default is 64 MiB
+    /// for a device, or less if the memlock limit requires it, and 512 MiB for shared memory, which
+    /// is not pinned and allocated only as it is used.
     pub fn pool(mut self, config: PoolConfig) -> Self {
         self.pool = Some(config);
         self
     }
 
-    /// Use this RDMA device only, by its name in `rdma link`. `TONIC_RDMA_DEVICE`, where it is set,
-    /// wins over this.
+    /// Use only this RDMA device, named as in `rdma link`. `TONIC_RDMA_DEVICE`, if set, overrides
+    /// this.
     pub fn device(mut self, name: impl Into<String>) -> Self {
         self.device = Some(name.into());
         self
     }
 
-    /// Which processes of this host memory may be shared with, by the user they run as. Default is
-    /// the own user, and root. A client checks its server, and a server its clients; the others
-    /// stay on RDMA or TCP.
+    /// Set which processes on this host may share memory, by the user that they run as. Default is
+    /// the process's own user, and root. A client checks its server and a server its clients;
+    /// connections that fail the check stay on RDMA or TCP.
     pub fn shm_access(mut self, access: ShmAccess) -> Self {
         self.shm_access = access;
         self
     }
 
-    /// Limit the bytes that one connection may have pinned at a time: control memory, 80 to 428
-    /// KiB, and landing memory that its peer may write to, or has written to and somebody holds.
-    /// Default is what the pool has; no less than 256 KiB are left for landing.
+    /// Limit the number of bytes that one connection may have pinned: control memory, 80 to 428
+    /// KiB, and landing memory that its peer may write to, or that holds data not yet released.
+    /// Default is the size of the pool; at least 256 KiB remain for landing.
     ///
-    /// While others wait, a connection gives back what it has beyond its share of the pool,
-    /// whatever the limit; until then it may have as much as this. Messages that do not fit into
-    /// what is left of it land in parts, or wait until the reader has let go of others; half of it
-    /// is the longest message that lands in one piece.
+    /// While other connections wait for memory, a connection returns what exceeds its share of the
+    /// pool, whatever the limit; until then it may use up to the limit. Messages that do not fit
+    /// into the rest of the limit land in parts, or wait until the reader has released others. The
+    /// longest message that lands in one piece is half the limit.
     pub fn pinned_per_peer(mut self, bytes: usize) -> Self {
         self.pinned_per_peer = Some(bytes);
         self
@@ -430,29 +441,32 @@ impl ContextBuilder {
 
     /// Limit how long an end of a connection polls for a message before it sleeps. Default is 2 ms.
     ///
-    /// Within the limit an end polls for as long as a wake-up takes on this machine, which the
-    /// transport measures, for two where the peer has to be woken, and only while messages are
-    /// expected as soon. Polls in vain of all connections of the process together take an eighth of
-    /// one processor at most, in the long run, and a connection at rest polls never. Zero spares
-    /// that, and costs a wake-up for each message that comes alone.
+    /// Within the limit, an end polls for as long as a wake-up takes on this machine, which the
+    /// transport measures (twice as long if the peer has to be woken, too), and only while it
+    /// expects messages within that time. In the long run, the unsuccessful polls of all
+    /// connections of the process take at most one eighth of one processor, and an idle connection
+    /// does not poll. Zero disables polling, and costs a wake-up for each message that arrives
+    /// alone.
     pub fn busy_poll_limit(mut self, limit: Duration) -> Self {
         self.busy_poll_limit = Some(limit);
         self
     }
 
-    /// Align received payload to so many bytes: the longest field of type `bytes` of a message
-    /// begins at a multiple of this where it lies in landing memory. Default is 64, a cache line,
-    /// at which most buffers that are sent begin, too, so that on shared memory they are copied in
-    /// phase, which is the fastest on any processor. With 1 such a field lies as its source did,
-    /// modulo 64.
+    /// Align received payload to this many bytes: the longest field of type `bytes` of a message
+    /// begins at a multiple of the value in landing memory. Default is 64, a cache line. Most
+    /// buffers that are sent begin at such an address, too, so on shared memory source and
+    /// destination of the copy are equal modulo 64, which is the fastest case on any processor.
+    /// With 1 such a field keeps the alignment of its source, modulo 64.
     ///
-    /// Holds for messages that the peer sends with [`codec::ProstCodec`](crate::codec::ProstCodec),
-    /// and fields of [`codec::SEGMENT`](crate::codec::SEGMENT) bytes and more; not for what is
-    /// [copied before it is handed on](crate::Copied). Memory is given out by 4 KiB, so a message
-    /// takes up to 4 KiB more of it.
+    /// This applies to messages that the peer sends with
+    /// [`codec::ProstCodec`](crate::codec::ProstCodec) and to fields of at least
+    /// [`codec::SEGMENT`](crate::codec::SEGMENT) bytes; not to data that is
+    /// [copied before delivery](crate::Copied). Memory is allocated in units of 4 KiB, so a message
+    /// takes up to 4 KiB more.
     ///
     /// # Errors
-    /// [`Error::InvalidAlignment`]: `bytes` is no power of two, or above 4096.
+    ///
+    /// [`Error::InvalidAlignment`]: `bytes` is not a power of two, or above 4096.
     pub fn landing_alignment(mut self, bytes: usize) -> Result<Self, Error> {
         let align = u16::try_from(bytes).map_err(|_| Error::InvalidAlignment(bytes))?;
         let config = Config { align, ..Config::default() };
@@ -461,15 +475,15 @@ impl ContextBuilder {
         Ok(self)
     }
 
-    /// Use a device of a simulated network in place of RDMA devices, for tests. Client and server
-    /// each need a device of the same network, and live in the same process.
+    /// Use a device of a simulated network instead of RDMA devices, for tests. Client and server
+    /// each need a device of the same network, in the same process.
     #[cfg(feature = "test-util")]
     pub fn sim(mut self, device: SimDevice) -> Self {
         self.sim = Some(device);
         self
     }
 
-    /// The context. Opens nothing yet.
+    /// Build the context. It opens nothing yet.
     pub fn build(self) -> Context {
         Context(Arc::new(Inner {
             pool: self.pool,

@@ -1,26 +1,26 @@
-//! Commands that mend things. A command is meant to be used as it is; where a part of it only the
-//! reader knows, that part is in capitals and said so.
+//! Commands that fix problems. A command can be used unchanged, except for parts in capitals, which
+//! the description explains.
 
 use crate::diagnose::report::{Cure, Host, MemlockReport, RunsIn};
 
 const MIB: u64 = 1 << 20;
 
-/// For root, in a shell.
+/// A command for root, in a shell.
 pub(super) fn root(what: impl Into<String>, command: impl Into<String>) -> Cure {
     Cure { what: what.into(), command: Some(command.into()), root: true }
 }
 
-/// For the user, in the shell that starts the program.
+/// A command for the user, in the shell that starts the program.
 pub(super) fn user(what: impl Into<String>, command: impl Into<String>) -> Cure {
     Cure { what: what.into(), command: Some(command.into()), root: false }
 }
 
-/// Nothing that a shell can do.
+/// A cure that needs no shell command.
 pub(super) fn advice(what: impl Into<String>) -> Cure {
     Cure { what: what.into(), command: None, root: false }
 }
 
-/// `word`, so that a shell takes it for one word and nothing else.
+/// Quotes `word`, so that a shell reads it as one word.
 pub(super) fn quoted(word: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"@%+=:,./_-".contains(&b);
     match !word.is_empty() && word.bytes().all(plain) {
@@ -29,7 +29,7 @@ pub(super) fn quoted(word: &str) -> String {
     }
 }
 
-/// The packages of rdma-core for programs, by family of distributions.
+/// The packages of rdma-core's libraries and tools, by family of distributions.
 const PACKAGES: [(&[&str], &str, &str); 4] = [
     (
         &["debian", "ubuntu"],
@@ -41,7 +41,7 @@ const PACKAGES: [(&[&str], &str, &str); 4] = [
     (&["arch"], "Arch", "pacman -S --noconfirm rdma-core"),
 ];
 
-/// Installs rdma-core: the command of this distribution, or all where it is none of those known.
+/// Installs rdma-core: the command for this distribution, or all commands if it is unknown.
 pub(super) fn install_rdma_core(families: &[String]) -> Vec<Cure> {
     let all = || {
         PACKAGES
@@ -76,13 +76,13 @@ pub(super) fn opensm(families: &[String]) -> Vec<Cure> {
     vec![run, advice("or switch on the subnet manager of a managed switch")]
 }
 
-/// Raises the limit, so that the whole pool fits. `parent` is the process that started this one.
+/// Raises the limit, so that the whole pool fits.
 pub(super) fn memlock(
     host: &Host,
     memlock: Option<&MemlockReport>,
     parent: Option<u32>,
 ) -> Vec<Cure> {
-    // Room to round up, and never less than what works.
+    // Round up, and ask for no less than the transport needs.
     let wanted =
         memlock.map_or(128 * MIB, |m| m.wanted.max(m.needed)).div_ceil(MIB).saturating_mul(MIB);
     let kib = wanted / 1024;
@@ -122,7 +122,7 @@ pub(super) fn memlock(
     }
 }
 
-/// Makes the files of /dev/infiniband appear.
+/// Creates the files of /dev/infiniband.
 pub(super) fn device_files(host: &Host, module: Option<&str>) -> Vec<Cure> {
     if let Some(module) = module {
         return vec![root("load the kernel module", format!("modprobe {module}"))];

@@ -1,5 +1,5 @@
-//! From what was seen to what is in the way, and how to mend it. Nothing is looked at here: all
-//! facts are given.
+//! Derives findings and cures from facts. This module inspects nothing itself: all facts are passed
+//! in.
 
 use crate::diagnose::cures::{self, advice, quoted, root, user};
 use crate::diagnose::host::facts::Facts;
@@ -10,7 +10,7 @@ use crate::diagnose::report::{
 };
 use crate::path::reason::{Reason, ReasonCode, Side};
 
-/// The network driver of an RDMA-capable adapter, and the module that makes an RDMA device of it.
+/// Network drivers of RDMA-capable adapters, and the module that provides the RDMA device of each.
 const MODULE_OF: [(&str, &str); 10] = [
     ("mlx5_core", "mlx5_ib"),
     ("mlx4_core", "mlx4_ib"),
@@ -24,14 +24,14 @@ const MODULE_OF: [(&str, &str); 10] = [
     ("ionic", "ionic_rdma"),
 ];
 
-/// Devices made of software: the module, its word for `rdma link add`, a name, and what it is.
+/// Software devices: the module, its name in `rdma link add`, a device name, and a description.
 const SOFT: [(&str, &str, &str, &str); 2] = [
     ("rdma_rxe", "rxe", "rxe0", "without an adapter: Soft-RoCE"),
     ("siw", "siw", "siw0", "or Soft-iWARP"),
 ];
 
-/// All findings. `diagnosis.reason` is why RDMA would not be used, and each device's is why it
-/// cannot be.
+/// All findings. `diagnosis.reason` is why RDMA would not be used, and each device's reason is why
+/// the device cannot be.
 pub(super) fn findings(diagnosis: &Diagnosis, facts: &Facts) -> Vec<Finding> {
     let this = Explain { d: diagnosis, facts };
     let mut found: Vec<Finding> = Vec::new();
@@ -40,7 +40,7 @@ pub(super) fn findings(diagnosis: &Diagnosis, facts: &Facts) -> Vec<Finding> {
     let allowed = |name: &str| diagnosis.settings.device.as_deref().is_none_or(|only| only == name);
     for device in &diagnosis.devices {
         let Some(reason) = &device.reason else { continue };
-        // What is in the way of one device keeps calls on TCP when it is what the transport names.
+        // A device's problem keeps calls on TCP if it is the reason that the transport gives.
         let blocks = blocked == Some(reason.code()) && allowed(&device.name);
         found.push(this.device(device, reason, blocks));
     }
@@ -63,7 +63,7 @@ pub(super) fn findings(diagnosis: &Diagnosis, facts: &Facts) -> Vec<Finding> {
             cures: this.memlock(),
         });
     }
-    // The limit is the process's, not a device's.
+    // The limit belongs to the process, not to a device.
     let mut memlock = false;
     found.retain(|finding| {
         finding.code != ReasonCode::Memlock || !std::mem::replace(&mut memlock, true)
@@ -72,7 +72,7 @@ pub(super) fn findings(diagnosis: &Diagnosis, facts: &Facts) -> Vec<Finding> {
     found
 }
 
-/// Both run on this host, and one refuses the other's user.
+/// Both ends run on this host, and one refuses the other's user.
 fn other_user(reason: &Reason) -> (String, Vec<Cure>) {
     let end = match reason.side() {
         Side::Peer => "at the server",
@@ -94,7 +94,7 @@ struct Explain<'a> {
 }
 
 impl Explain<'_> {
-    /// What keeps this host from RDMA altogether.
+    /// The finding about what keeps this host from using RDMA.
     fn host(&self, reason: &Reason) -> Finding {
         if reason.code() == ReasonCode::OtherUser {
             let (what, cures) = other_user(reason);
@@ -102,7 +102,7 @@ impl Explain<'_> {
         }
         if reason.side() == Side::Peer {
             let cures = match reason.code() {
-                // The server says so, and the cause is neither of the two hosts.
+                // The server reports it, and the cause is on neither of the two hosts.
                 ReasonCode::ThroughGateway => vec![
                     advice(
                         "connect to the server's own address, past gateways and address translation",
@@ -130,7 +130,7 @@ impl Explain<'_> {
         Finding { code: reason.code(), blocks: true, device: None, what, cures }
     }
 
-    /// What keeps one device from being used.
+    /// The finding about what keeps one device from being used.
     fn device(&self, device: &Device, reason: &Reason, blocks: bool) -> Finding {
         let (what, cures) = match (self.file_of(device), reason.code()) {
             (Some(file), _) => file,
@@ -161,7 +161,7 @@ impl Explain<'_> {
         self.d.modules.iter().find(|module| module.name == name)
     }
 
-    /// A module that is needed and not there.
+    /// The first of these modules that is missing.
     fn missing<'a>(&self, names: &[&'a str]) -> Option<&'a str> {
         let is_missing =
             |name: &&&str| self.module(name).is_some_and(|m| m.state == ModuleState::Missing);
@@ -191,7 +191,7 @@ impl Explain<'_> {
         }
     }
 
-    /// A device file that this process may not open.
+    /// The problem of a device file that this process may not open.
     fn closed(&self, path: &str, error: Option<&str>) -> (String, Vec<Cure>) {
         let error = error.unwrap_or("it cannot be opened");
         let rule = r#"KERNEL=="uverbs*|rdma_cm", MODE="0666""#;
@@ -212,7 +212,7 @@ impl Explain<'_> {
         )
     }
 
-    /// What is wrong with the device's file, if anything is.
+    /// The problem of the device's file, if there is one.
     fn file_of(&self, device: &Device) -> Option<(String, Vec<Cure>)> {
         if !self.d.library.found {
             return None;
@@ -301,14 +301,14 @@ impl Explain<'_> {
         self.module(module).is_some_and(|m| m.state != ModuleState::Missing)
     }
 
-    /// Whether a driver of devices is there, or can be loaded. Where that is not to be seen, as in
-    /// a container, a kernel that has begun with RDMA is taken to have the rest.
+    /// Whether a device driver is loaded or can be. If the modules are not visible, as in a
+    /// container, a kernel that has RDMA's core is assumed to have the drivers.
     fn may_have(&self, driver: &str) -> bool {
         let Loadable { known, drivers } = &self.facts.loadable;
         self.is_loaded(driver) || drivers.contains(&driver) || (!known && self.is_loaded("ib_core"))
     }
 
-    /// Nothing that is typed here makes a device: the kernel has no driver for any.
+    /// The kernel has no driver for RDMA devices, so no command here can create one.
     fn no_rdma_in_the_kernel(&self) -> (String, Vec<Cure>) {
         let release = self.d.host.kernel.as_deref().unwrap_or("of this system");
         let what = match self.facts.loadable.known {
@@ -342,15 +342,15 @@ impl Explain<'_> {
         (what, cures)
     }
 
-    /// The interface to put a software device on: the one that most traffic takes.
+    /// The interface for a software device: the one that most traffic uses.
     fn soft_interface(&self) -> Option<&Interface> {
         let good = |i: &&Interface| i.ethernet;
         let worth = |i: &&Interface| (i.up, i.default, i.routed, i.carrier, i.driver.is_some());
-        // The first of the best.
+        // Selects the first of the best.
         self.facts.interfaces.iter().rev().filter(good).max_by_key(worth)
     }
 
-    /// The kernel has the device, rdma-core does not list it.
+    /// The kernel has the device, but rdma-core does not list it.
     fn not_listed(&self, device: &Device) -> (String, Vec<Cure>) {
         let what = format!(
             "the kernel has {}, rdma-core does not list it: its provider is not installed",

@@ -2,12 +2,12 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `run`, `request` | a diagnosis as a future, and what it is asked |
+//! | `run`, `request` | a diagnosis as a future, and its input |
 //! | `report` | the result |
-//! | `serialize` | the result's words, serialized |
-//! | `host` | this host: what there is, and what can be made on it |
+//! | `serialize` | serialization of the crate's own types in the result |
+//! | `host` | this host: its state, and tests on its devices |
 //! | `peer`, `probe` | a server: its offer, the steps to it, a short measurement |
-//! | `findings`, `cures` | what is in the way, and the commands that fix it |
+//! | `findings`, `cures` | what prevents RDMA, and the commands that fix it |
 
 mod cures;
 mod findings;
@@ -24,7 +24,7 @@ mod tests;
 
 pub use report::{
     Cure, Device, DeviceFile, Diagnosis, Finding, Gid, Host, HugePagesReport, Library, Limits,
-    Measured, MemlockReport, Module, ModuleState, Offered, Peer, Port, Refused, RunsIn, Settings,
-    Step,
+    Measured, MemlockReport, Module, ModuleState, Offered, Peer, PoolSizeBy, Port, Refused, RunsIn,
+    Settings, Step,
 };
 pub use run::{Diagnose, diagnose};

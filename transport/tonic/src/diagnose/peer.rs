@@ -1,4 +1,4 @@
-//! A server: what it offers, how long each step to it takes, and which path a channel takes.
+//! A server: what it offers, how long each step takes, and which path a channel takes.
 
 use std::time::{Duration, Instant};
 
@@ -17,12 +17,12 @@ use crate::path::reason::{Reason, ReasonCode};
 use crate::path::{Path, from_error};
 use crate::tcp::connector::TcpChannel;
 
-/// Each step is given up after this.
+/// Time limit of each step.
 const LIMIT: Duration = Duration::from_secs(10);
-/// Places that are tried: a server with many addresses has made its point.
+/// Maximum number of offered addresses to try.
 const PLACES: usize = 8;
 
-/// Goes the way that a channel goes, step by step, and then lets a channel go it.
+/// Performs the steps of a channel one by one, and then connects a channel.
 pub(super) async fn run(request: &Request, endpoint: &Endpoint) -> Peer {
     let mut peer = Peer {
         uri: endpoint.uri().to_string(),
@@ -57,7 +57,7 @@ pub(super) async fn run(request: &Request, endpoint: &Endpoint) -> Peer {
     if request.policy() != Policy::Off {
         walk(request, endpoint, &tcp, &origin, &mut peer).await;
     }
-    // Whatever the steps said: this is what counts.
+    // Whatever the steps showed, the channel's own path is the result.
     match endpoint.clone().policy(Policy::Auto).connect().await {
         Ok(channel) => {
             let path = channel.path();
@@ -69,7 +69,7 @@ pub(super) async fn run(request: &Request, endpoint: &Endpoint) -> Peer {
         Err(error) => {
             peer.reason = error.reason().cloned();
             match &peer.reason {
-                // Required by the environment.
+                // The environment requires it.
                 Some(reason) => peer.path_detail = format!("none: RDMA is required ({reason})"),
                 None => peer.error = Some(deepest(&error)),
             }
@@ -79,7 +79,7 @@ pub(super) async fn run(request: &Request, endpoint: &Endpoint) -> Peer {
     peer
 }
 
-/// From the Offer to a connection by each place that the server names.
+/// From the Offer to a connection over each address that the server names.
 async fn walk(
     request: &Request,
     endpoint: &Endpoint,
@@ -107,7 +107,7 @@ async fn walk(
     }
     let mut ticket = Some(offered.ticket.0);
     for (path, addr) in offered.places.into_iter().take(PLACES) {
-        // A ticket is good for one connection.
+        // A ticket is valid for one connection.
         let fresh = match ticket.take() {
             Some(ticket) => ticket,
             None => match limited(offer(tcp, origin.clone(), hook, &paths)).await {
@@ -119,7 +119,7 @@ async fn walk(
     }
 }
 
-/// One connection, as a channel makes it; it is closed again.
+/// Makes one connection as a channel does, and closes it.
 async fn connect(request: &Request, path: Path, addr: &Addr, ticket: [u8; 16], peer: &mut Peer) {
     let began = Instant::now();
     let way =
@@ -164,7 +164,7 @@ fn step(name: String, began: Instant, done: Result<(), Reason>, detail: String) 
     Step { name, micros, reason: done.err(), detail }
 }
 
-/// The cause at the bottom, which says it best.
+/// The innermost source, which is the most specific.
 fn deepest(error: &dyn std::error::Error) -> String {
     let mut deepest = error;
     while let Some(source) = deepest.source() {

@@ -1,5 +1,5 @@
-//! A short measurement of TCP and the fast path, side by side: in turns, so that what else the
-//! machines and the network do meets both alike.
+//! A short measurement of TCP and the fast path in alternating rounds, so that other load affects
+//! both alike.
 
 use std::time::{Duration, Instant};
 
@@ -17,21 +17,22 @@ use crate::channel::Channel;
 use crate::diagnose::report::{Measured, Peer};
 use crate::endpoint::Endpoint;
 
-/// No turn begins after this.
+/// No round begins after this time.
 const BUDGET: Duration = Duration::from_secs(2);
-/// The whole is given up after this: on a network as slow as that there is nothing to compare.
+/// Time limit of the whole measurement: on a network that needs longer, there is nothing to
+/// compare.
 const LIMIT: Duration = Duration::from_secs(30);
-/// Calls of a turn whose round trip is timed.
+/// Calls per round whose round trip is timed.
 const CALLS: usize = 25;
-/// Bytes of such a call, each way.
+/// Payload of such a call in bytes, each way.
 const SMALL: usize = 64;
-/// Messages of a turn, each way; so many are in flight at once.
+/// Messages per round, each way, of which [`AT_ONCE`] are in flight at once.
 const MESSAGES: usize = 8;
 const AT_ONCE: usize = 4;
-/// Bytes of such a message.
+/// Size of such a message in bytes.
 const BULK: usize = MAX_PROBE;
 
-/// Measures, and notes the result or why there is none.
+/// Measures, and records the result or the reason for its absence.
 pub(super) async fn run(
     endpoint: &Endpoint,
     tcp: tonic::transport::Channel,
@@ -65,7 +66,7 @@ async fn measure(
         .is_fast()
         .then(|| Way::new(BootstrapClient::with_origin(channel.clone(), origin), metadata));
     let began = Instant::now();
-    // The first turn warms up: connections open their windows, and the codec learns.
+    // The first round warms up: connections open their windows, and the codec learns the method.
     for turn in 0.. {
         by_tcp.turn(turn > 0).await.map_err(|status| failed(&status))?;
         if let Some(fast) = &mut by_fast {
@@ -88,7 +89,7 @@ fn failed(status: &Status) -> String {
     }
 }
 
-/// What the server's layers ask for, if anything.
+/// The metadata that the server's layers require, if any.
 async fn metadata(hook: Option<&OfferHook>) -> Result<MetadataMap, Status> {
     match hook {
         Some(hook) => Ok(hook.ask().await?.metadata().clone()),
@@ -96,7 +97,7 @@ async fn metadata(hook: Option<&OfferHook>) -> Result<MetadataMap, Status> {
     }
 }
 
-/// One path.
+/// One path under measurement.
 struct Way<T> {
     client: BootstrapClient<T>,
     metadata: MetadataMap,
@@ -106,7 +107,7 @@ struct Way<T> {
     down: Moved,
 }
 
-/// Bytes, and the time they took.
+/// Bytes moved, and the time that they took.
 #[derive(Debug, Clone, Copy, Default)]
 struct Moved {
     bytes: usize,

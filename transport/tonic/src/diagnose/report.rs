@@ -1,5 +1,5 @@
-//! What a diagnosis says. With the feature `serde` all of it can be serialized; the names of fields
-//! and the words for kinds and states are stable, new ones may be added.
+//! The result of a diagnosis. With the feature `serde` all of it can be serialized; the names of
+//! fields and the words for kinds and states are stable, and new ones may be added.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,86 +7,86 @@ use crate::path::Path;
 use crate::path::policy::{FabricKind, Policy};
 use crate::path::reason::{Reason, ReasonCode};
 
-/// What [`diagnose`](crate::diagnose()) found out.
+/// The result of [`diagnose`](crate::diagnose()).
 #[derive(Debug, Clone)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Diagnosis {
-    /// Whether calls would go by RDMA. Without a [peer](Diagnosis::peer): whether a client and a
+    /// Whether calls would use RDMA. Without a [peer](Diagnosis::peer): whether a client and a
     /// server on this host could both use it. With one: whether calls to it take a fast path, which
-    /// is shared memory where the peer runs on this host and RDMA elsewhere.
+    /// is shared memory if the peer runs on this host and RDMA otherwise.
     pub rdma: bool,
-    /// Why not, in the words of the transport. `None` if they would.
+    /// The transport's reason if they would not, otherwise `None`.
     pub reason: Option<Reason>,
-    /// What is in the way, and what could be better, with the commands that mend it. What keeps
-    /// calls on TCP comes first.
+    /// Problems and possible improvements, with the commands that fix them. Findings that keep
+    /// calls on TCP come first.
     pub findings: Vec<Finding>,
-    /// What environment and code ask for.
+    /// The settings of environment and code.
     pub settings: Settings,
-    /// The system.
+    /// The operating system.
     pub host: Host,
     /// rdma-core.
     pub library: Library,
-    /// The kernel's parts that RDMA needs.
+    /// The parts of the kernel that RDMA needs.
     pub modules: Vec<Module>,
     /// The device files that RDMA needs, and whether this process may use them.
     pub files: Vec<DeviceFile>,
-    /// RDMA devices: those of the kernel, whether rdma-core lists them or not.
+    /// All RDMA devices of the kernel, including those that rdma-core does not list.
     pub devices: Vec<Device>,
-    /// How much this process may pin. `None` where it cannot be read.
+    /// How much memory this process may pin. `None` if it cannot be read.
     pub memlock: Option<MemlockReport>,
     /// Huge pages.
     pub huge_pages: HugePagesReport,
-    /// The server that was asked, if one was.
+    /// The server that was queried, if any.
     pub peer: Option<Peer>,
 }
 
-/// Something in the way, or that could be better.
+/// A problem, or a possible improvement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Finding {
-    /// The code that the transport gives, or would give.
+    /// The reason code that the transport gives, or would give.
     pub code: ReasonCode,
-    /// True when it keeps calls on TCP; false when RDMA works all the same.
+    /// Whether it keeps calls on TCP. False if RDMA works in spite of it.
     pub blocks: bool,
-    /// The device it is about, if it is about one.
+    /// The device concerned, if any.
     pub device: Option<String>,
-    /// What is wrong, with the particulars.
+    /// A description of the problem, with details.
     pub what: String,
-    /// Ways to mend it. Any one of them will do; the first is the one for this system.
+    /// Alternative cures, of which one suffices; the first is the one for this system.
     pub cures: Vec<Cure>,
 }
 
-/// A way to mend something.
+/// A way to fix a problem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Cure {
     /// What it does, and where it applies.
     pub what: String,
-    /// The command for a shell, to be used as it is; `None` where no command helps.
+    /// A shell command, to be used unchanged; `None` if no command helps.
     pub command: Option<String>,
     /// Whether root must run it.
     pub root: bool,
 }
 
-/// What environment and code ask for.
+/// The settings of environment and code.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Settings {
-    /// `TONIC_RDMA`, or what the endpoint that was given says, or `auto`.
+    /// `TONIC_RDMA`, or else the setting of the given endpoint, or else `auto`.
     pub policy: Policy,
-    /// The fabrics that are allowed, best first.
+    /// The allowed fabrics, preferred first.
     pub fabrics: Vec<FabricKind>,
-    /// The only RDMA device that is allowed: `TONIC_RDMA_DEVICE`, or the context's.
+    /// The only allowed RDMA device: `TONIC_RDMA_DEVICE`, or the context's.
     pub device: Option<String>,
     /// Whether RDMA is built in: Linux, and the feature `verbs`.
     pub verbs: bool,
 }
 
-/// The system.
+/// The operating system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -101,11 +101,11 @@ pub struct Host {
     pub distribution: Option<String>,
     /// What the process runs in.
     pub runs_in: RunsIn,
-    /// The systemd unit, where it runs in one.
+    /// The systemd unit, if it runs in one.
     pub unit: Option<String>,
 }
 
-/// What a process runs in, as far as it decides where limits and devices are granted.
+/// The environment of a process, which determines where limits and devices are granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
@@ -131,7 +131,7 @@ pub struct Library {
     pub version: Option<String>,
     /// The files that were loaded.
     pub paths: Vec<String>,
-    /// What the dynamic linker, or the build, says when they could not.
+    /// The error of the dynamic linker, or of a build without them, if they could not be loaded.
     pub error: Option<String>,
 }
 
@@ -140,15 +140,15 @@ pub struct Library {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Module {
-    /// As `lsmod` shows it.
+    /// The name as in `lsmod`.
     pub name: String,
-    /// Whether it is there.
+    /// Whether it is present.
     pub state: ModuleState,
-    /// What it is for.
+    /// What it is needed for.
     pub purpose: &'static str,
 }
 
-/// Whether a part of the kernel is there.
+/// Whether a part of the kernel is present.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
@@ -157,7 +157,7 @@ pub enum ModuleState {
     Loaded,
     /// Part of the kernel's image.
     BuiltIn,
-    /// Not there.
+    /// Not present.
     Missing,
 }
 
@@ -168,13 +168,13 @@ pub enum ModuleState {
 pub struct DeviceFile {
     /// Its path.
     pub path: String,
-    /// The RDMA device behind it; none for that of the connection manager.
+    /// The RDMA device of the file; none for the connection manager's file.
     pub device: Option<String>,
-    /// Whether it is there and this process can open it to read and write.
+    /// Whether it exists and this process can open it for reading and writing.
     pub usable: bool,
-    /// Whether it is there.
+    /// Whether it exists.
     pub exists: bool,
-    /// Why it cannot be opened.
+    /// The error when it was opened.
     pub error: Option<String>,
 }
 
@@ -183,11 +183,11 @@ pub struct DeviceFile {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Device {
-    /// Its name, as `rdma link` shows it.
+    /// Its name, as in `rdma link`.
     pub name: String,
     /// `InfiniBand`, `RoCE`, `iWARP`, `sim` or `unknown transport`.
     pub transport: String,
-    /// The kernel driver of its PCI device; none for devices made of software.
+    /// The kernel driver of its PCI device; none for software devices.
     pub driver: Option<String>,
     /// Version of its firmware.
     pub firmware: Option<String>,
@@ -195,17 +195,17 @@ pub struct Device {
     pub guid: Option<String>,
     /// Its network interfaces.
     pub interfaces: Vec<String>,
-    /// IP addresses of this host that lie on it.
+    /// IP addresses of this host that belong to it.
     pub addresses: Vec<IpAddr>,
     /// Its ports.
     pub ports: Vec<Port>,
-    /// What it allows, where it could be asked.
+    /// Its limits, if it could be queried.
     pub limits: Option<Limits>,
-    /// What was tried on it, in that order. What depends on a step that failed is left out.
+    /// The steps that were tried on it, in order. Steps that depend on a failed one are left out.
     pub steps: Vec<Step>,
     /// Whether the transport can use it.
     pub usable: bool,
-    /// Why not, as the transport says it.
+    /// The transport's reason if it cannot.
     pub reason: Option<Reason>,
 }
 
@@ -214,7 +214,7 @@ pub struct Device {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Port {
-    /// From 1.
+    /// The port number, from 1.
     pub number: u32,
     /// `DOWN`, `INIT`, `ARMED`, `ACTIVE`, ...
     pub state: String,
@@ -222,14 +222,13 @@ pub struct Port {
     pub physical_state: Option<String>,
     /// `Ethernet` or `InfiniBand`.
     pub link_layer: String,
-    /// Active MTU in bytes. None where rdma-core does not tell.
+    /// Active MTU in bytes. `None` if rdma-core does not report it.
     pub mtu: Option<u32>,
-    /// As the kernel says it, such as `100 Gb/sec (4X EDR)`.
+    /// As the kernel reports it, for example `100 Gb/sec (4X EDR)`.
     pub rate: Option<String>,
-    /// Its entry in the subnet manager's tables, on InfiniBand; 0 before the subnet manager was
-    /// there.
+    /// Its local identifier on InfiniBand, assigned by the subnet manager; 0 before that.
     pub lid: Option<u32>,
-    /// Its GIDs, without those that are not in use.
+    /// Its GIDs, without unused entries.
     pub gids: Vec<Gid>,
 }
 
@@ -238,77 +237,93 @@ pub struct Port {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Gid {
-    /// Its place in the table.
+    /// Its index in the table.
     pub index: u32,
     /// In the form of an IPv6 address.
     pub gid: std::net::Ipv6Addr,
-    /// `RoCE v1`, `RoCE v2` or `InfiniBand`; none on iWARP, which has no use for it.
+    /// `RoCE v1`, `RoCE v2` or `InfiniBand`; none on iWARP, which does not use it.
     pub kind: Option<String>,
     /// The network interface it belongs to.
     pub interface: Option<String>,
 }
 
-/// What a device allows.
+/// The limits of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Limits {
-    /// Queue pairs.
+    /// Maximum number of queue pairs.
     pub max_qp: u64,
-    /// Work requests in one queue.
+    /// Maximum number of work requests in one queue.
     pub max_qp_wr: u64,
-    /// Completion queues.
+    /// Maximum number of completion queues.
     pub max_cq: u64,
-    /// Entries of one completion queue.
+    /// Maximum number of entries of one completion queue.
     pub max_cqe: u64,
-    /// Memory regions.
+    /// Maximum number of memory regions.
     pub max_mr: u64,
-    /// Bytes of one memory region.
+    /// Maximum size of one memory region in bytes.
     pub max_mr_size: u64,
 }
 
-/// Something that was tried.
+/// A step of the diagnosis.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Step {
     /// What was tried.
     pub name: String,
-    /// Microseconds that it took.
+    /// Duration in microseconds.
     pub micros: u64,
-    /// Why it failed, with the code that the transport would give. None: it did not.
+    /// Why it failed, with the code that the transport would give. `None` if it succeeded.
     pub reason: Option<Reason>,
-    /// What came of it, where there is more to say than that it worked.
+    /// The result, if there is more to report than success.
     pub detail: String,
 }
 
 impl Step {
-    /// Whether it worked.
+    /// Whether it succeeded.
     pub fn ok(&self) -> bool {
         self.reason.is_none()
     }
 }
 
-/// How much this process may pin, in bytes.
+/// What chose the configured size of the pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "kebab-case"))]
+#[non_exhaustive]
+pub enum PoolSizeBy {
+    /// The program, by [`ContextBuilder::pool`](crate::ContextBuilder::pool).
+    Program,
+    /// The default of 64 MiB, because RLIMIT_MEMLOCK limits this process.
+    Limit,
+    /// A sixteenth of the memory that this process may use, between 64 MiB and 1 GiB, because no
+    /// limit applies.
+    Memory,
+}
+
+/// How much memory this process may pin. All sizes are in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct MemlockReport {
-    /// The soft limit. None: no limit.
+    /// The soft limit. `None` means no limit.
     pub soft: Option<u64>,
-    /// The hard limit, up to which the transport raises the soft one. None: no limit.
+    /// The hard limit, up to which the transport raises the soft one. `None` means no limit.
     pub hard: Option<u64>,
-    /// Pinned or locked already.
+    /// Bytes already pinned or locked.
     pub pinned: u64,
-    /// Whether CAP_IPC_LOCK lifts the limit, as it does on all devices but Soft-iWARP.
+    /// Whether CAP_IPC_LOCK lifts the limit, as it does for all devices but Soft-iWARP.
     pub cap_ipc_lock: bool,
     /// The lowest limit under which the transport uses RDMA.
     pub needed: u64,
-    /// The limit under which the pool becomes as large as configured.
+    /// The limit that the configured size of the pool requires.
     pub wanted: u64,
-    /// The size of the pool that is configured.
+    /// The configured size of the pool.
     pub pool_configured: u64,
-    /// The size that it gets. None: none at all.
+    /// What chose that size.
+    pub pool_size_by: PoolSizeBy,
+    /// The size of the pool under the limit. `None` if there can be no pool.
     pub pool_gets: Option<u64>,
 }
 
@@ -317,82 +332,82 @@ pub struct MemlockReport {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct HugePagesReport {
-    /// `always`, `madvise` or `never`. None: the kernel has no transparent ones.
+    /// `always`, `madvise` or `never`. `None` if the kernel has no transparent huge pages.
     pub transparent: Option<String>,
-    /// Bytes of a reserved huge page.
+    /// Size of a reserved huge page in bytes.
     pub size: Option<u64>,
-    /// Reserved huge pages.
+    /// Number of reserved huge pages.
     pub reserved: u64,
-    /// Reserved ones that are free.
+    /// Number of reserved huge pages that are free.
     pub free: u64,
 }
 
-/// What a server says, and how it can be reached.
+/// What a server offers, and how it can be reached.
 #[derive(Debug, Clone)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Peer {
     /// Its address, as it was given.
     pub uri: String,
-    /// From the TCP connection to the RDMA connections, with what each took.
+    /// The steps from the TCP connection to the RDMA connections, with their durations.
     pub steps: Vec<Step>,
-    /// Where the server offers to be reached.
+    /// The addresses that the server offers.
     pub offered: Vec<Offered>,
-    /// Fabrics that the server does not offer, or this side cannot take, and why.
+    /// Fabrics that the server does not offer, or that this side cannot use, with the reasons.
     pub refused: Vec<Refused>,
-    /// The path that a channel takes. None when there is no TCP connection either.
+    /// The path that a channel takes. `None` if there is no TCP connection either.
     pub path: Option<Path>,
-    /// The same with the particulars, as [`PathInfo`](crate::PathInfo) displays it.
+    /// The path with its details, as [`PathInfo`](crate::PathInfo) displays it.
     pub path_detail: String,
-    /// Why it is TCP, if it is.
+    /// The reason for TCP, if the path is TCP.
     pub reason: Option<Reason>,
-    /// Why the server cannot be reached at all, even by TCP.
+    /// The error if the server cannot be reached even over TCP.
     pub error: Option<String>,
-    /// What was measured over TCP.
+    /// The measurement over TCP.
     pub tcp: Option<Measured>,
-    /// What was measured over the fast path.
+    /// The measurement over the fast path.
     pub fast: Option<Measured>,
-    /// Why nothing was measured, if nothing was.
+    /// Why there is no measurement, if there is none.
     pub not_measured: Option<String>,
 }
 
-/// A place where a server offers to be reached.
+/// An address that a server offers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Offered {
-    /// By which path.
+    /// The path that leads to it.
     pub path: Path,
-    /// Where, in words.
+    /// The address as text.
     pub place: String,
-    /// Address and port, where it has them.
+    /// Address and port, if it has them.
     pub addr: Option<SocketAddr>,
 }
 
-/// A fabric that cannot be taken.
+/// A fabric that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Refused {
-    /// Which.
+    /// The fabric's path.
     pub path: Path,
-    /// Why.
+    /// The reason.
     pub reason: Reason,
 }
 
-/// A short measurement of one path: unary calls of a service of the server's transport.
+/// A short measurement of one path with unary calls of the transport's own service.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Measured {
-    /// Calls of 64 bytes there and back that were timed.
+    /// Number of timed calls, of 64 bytes each way.
     pub calls: u32,
-    /// Their median in microseconds.
+    /// Their median round trip in microseconds.
     pub latency_median_us: f64,
-    /// Their 99th percentile in microseconds.
+    /// The 99th percentile of their round trips in microseconds.
     pub latency_p99_us: f64,
-    /// MiB/s to the server, in messages of 1 MiB, four at a time.
+    /// Throughput to the server in MiB/s, in messages of 1 MiB, four at a time.
     pub upload_mib_s: f64,
-    /// MiB/s from the server, likewise.
+    /// Throughput from the server in MiB/s, in messages of 1 MiB, four at a time.
     pub download_mib_s: f64,
 }

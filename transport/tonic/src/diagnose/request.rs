@@ -1,10 +1,10 @@
-//! What is to be diagnosed.
+//! The input of a diagnosis.
 
 use crate::context::Context;
 use crate::endpoint::Endpoint;
 use crate::path::policy::{EnvSettings, FabricKind, Policy};
 
-/// What is to be diagnosed, and what the environment and the code say.
+/// The subject of a diagnosis, and the settings of environment and code.
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) env: EnvSettings,
@@ -21,12 +21,12 @@ impl Request {
         self.env.fabrics(self.peer.as_ref().and_then(|peer| peer.shared.fabrics.as_deref()))
     }
 
-    /// The only device that is allowed, if one was named.
+    /// The only allowed device, if one was named.
     pub(super) fn only(&self) -> Option<String> {
         self.context.only(self.env.device.as_deref())
     }
 
-    /// What has switched the fast path off.
+    /// The setting that has switched the fast path off.
     pub(super) fn off(&self) -> String {
         match self.env.policy {
             Some(_) => "TONIC_RDMA=off".to_owned(),

@@ -12,25 +12,26 @@ use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::path::policy::EnvSettings;
 
-/// Finds out whether calls would use RDMA, and if not, why and what to do.
+/// Determines whether calls would use RDMA, and if not, why and how to fix it.
 ///
-/// It reads what the system says of itself, makes on each RDMA device all that a connection needs
-/// (protection domain, registration, queues, queue pair), connects the device with itself, and asks
-/// the transport's own code for its decision. With a [peer](Diagnose::peer) it also asks a server
-/// for its offer, connects, and measures both paths for two seconds.
+/// It reads the system's own information, creates on each RDMA device everything that a connection
+/// needs (protection domain, registration, queues, queue pair), connects the device to itself, and
+/// runs the transport's own decision. With a [peer](Diagnose::peer) it also requests a server's
+/// offer, connects, and measures both paths for two seconds.
 ///
-/// It works without rdma-core, without the feature `verbs` and on any operating system; what cannot
-/// be found out is left empty. What it makes is gone when it ends, except for the pools of the
-/// [context](Diagnose::context), which are those that channels and servers use, and RLIMIT_MEMLOCK,
-/// whose soft limit they raise to the hard one.
+/// It works without rdma-core, without the feature `verbs` and on any operating system; information
+/// that is not available is left empty. It releases what it creates, except for the pools of the
+/// [context](Diagnose::context), which channels and servers use as well, and the soft limit of
+/// RLIMIT_MEMLOCK, which they raise to the hard limit.
 ///
 /// # Errors
 ///
-/// An environment variable is bad ([`Error::Environment`]). That nothing works is no error.
+/// An environment variable has a bad value ([`Error::Environment`]). An unusable path is a result,
+/// not an error.
 ///
 /// # Cancel safety
 ///
-/// Dropping the future ends what it has begun; a call into rdma-core that blocks ends by itself.
+/// Dropping the future ends what it has begun; a blocking call into rdma-core ends by itself.
 ///
 /// ```no_run
 /// # async fn run() -> Result<(), tonic_rdma::Error> {
@@ -47,7 +48,7 @@ pub fn diagnose() -> Diagnose {
     Diagnose { context: None, peer: None }
 }
 
-/// A diagnosis to make: `.await` it.
+/// A diagnosis to run: `.await` it.
 #[derive(Debug, Clone)]
 #[must_use = "nothing is checked before it is awaited"]
 pub struct Diagnose {
@@ -56,19 +57,19 @@ pub struct Diagnose {
 }
 
 impl Diagnose {
-    /// The devices and the pool to try. Default is the peer's endpoint's, or else
+    /// Set the devices and the pool to test. Default is the context of the peer's endpoint, or else
     /// [`Context::global`].
     pub fn context(mut self, context: Context) -> Self {
         self.context = Some(context);
         self
     }
 
-    /// A server to ask, with all that an [`Endpoint`] may have: TLS, credentials for the Offer,
+    /// Set a server to query, with all settings of an [`Endpoint`]: TLS, credentials for the Offer,
     /// policy, fabrics.
     ///
-    /// The server is sent a few hundred calls and some tens of megabytes, over both paths. They
-    /// pass through its layers; the endpoint's [`offer_metadata`](Endpoint::offer_metadata) goes
-    /// with them.
+    /// The diagnosis sends the server a few hundred calls and some tens of megabytes, over both
+    /// paths. They pass through the server's layers and carry the metadata of the endpoint's
+    /// [`offer_metadata`](Endpoint::offer_metadata).
     ///
     /// ```no_run
     /// # async fn run() -> Result<(), tonic_rdma::Error> {
@@ -95,7 +96,7 @@ impl Diagnose {
         if let Some(endpoint) = &request.peer {
             let peer = peer::run(&request, endpoint).await;
             diagnosis.rdma = peer.path.is_some_and(|path| path.is_fast());
-            // What keeps this host from RDMA does so towards any peer, and can be fixed here.
+            // What keeps this host from RDMA applies to any peer, and can be fixed here.
             let local = diagnosis.reason.take();
             diagnosis.reason = if diagnosis.rdma { None } else { peer.reason.clone().or(local) };
             diagnosis.peer = Some(peer);

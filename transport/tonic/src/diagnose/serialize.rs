@@ -1,4 +1,4 @@
-//! How the crate's own words are serialized: by the names that logs show.
+//! Serialization of the crate's own types, by the names that logs show.
 
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};

@@ -1,4 +1,4 @@
-//! Diagnoses of made-up systems, and of simulated ones.
+//! Diagnoses of fake and of simulated systems.
 #![cfg(unix)]
 
 use std::fs;
@@ -12,14 +12,14 @@ use crate::diagnose::host::check::{self, read};
 use crate::diagnose::host::facts::Facts;
 use crate::diagnose::host::memory;
 use crate::diagnose::host::system_files::SystemFiles;
-use crate::diagnose::report::{Cure, Diagnosis, Finding, ModuleState, RunsIn};
+use crate::diagnose::report::{Cure, Diagnosis, Finding, ModuleState, PoolSizeBy, RunsIn};
 use crate::diagnose::request::Request;
 use crate::diagnose::{diagnose, findings};
 use crate::path::policy::{EnvSettings, Policy};
 use crate::tests::support::world::{World, endpoint};
 use crate::{Context, PoolConfig, Reason, ReasonCode};
 
-/// A system made of files.
+/// A fake system made of files.
 struct System(TempDir);
 
 impl System {
@@ -73,7 +73,7 @@ impl System {
         self.file("dev/infiniband/rdma_cm", "");
     }
 
-    /// The running kernel, and the files that it has as modules.
+    /// The running kernel, and the files of its modules.
     fn kernel(&self, modules: &[&str]) {
         self.file("proc/sys/kernel/osrelease", "6.1.0-28-amd64\n");
         self.file("lib/modules/6.1.0-28-amd64/modules.builtin", "kernel/fs/ext4/ext4.ko\n");
@@ -82,7 +82,7 @@ impl System {
         }
     }
 
-    /// As distributions have it.
+    /// A kernel with the modules that distributions ship.
     fn full_kernel(&self) {
         let dir = "kernel/drivers/infiniband";
         let of = |path: &str| format!("{dir}/{path}");
@@ -95,7 +95,7 @@ impl System {
         read(&SystemFiles::at(self.0.path()), &request(EnvSettings::default()))
     }
 
-    /// What is found when the transport gives this reason: for the host, and for its devices.
+    /// The findings if the transport gives this reason, for the host and for its devices.
     fn findings(&self, code: ReasonCode) -> Vec<Finding> {
         self.findings_with(code, |_, _| ())
     }
@@ -115,7 +115,7 @@ impl System {
         diagnosis.reason = Some(reason);
         let limits =
             Memlock { soft: Some(64 << 10), hard: Some(64 << 10), pinned: 0, cap_ipc_lock: false };
-        diagnosis.memlock = Some(memory::memlock(&limits, &PoolConfig::default(), false));
+        diagnosis.memlock = Some(memory::memlock(&limits, &PoolConfig::default(), true, false));
         change(&mut diagnosis, &mut context);
         let found = findings::findings(&diagnosis, &context);
         assert!(found[0].blocks, "{found:?}");
@@ -252,7 +252,7 @@ fn an_interface_that_is_down() {
         assert_eq!(commands(&found), ["ip link set 'eth 3' up"]);
         assert!(first(&found).root);
     }
-    // Up, and still not active: that is the cable.
+    // Up, but not active: the cable is the cause.
     system.interface("eth 3", true);
     system.file("sys/class/net/eth 3/carrier", "0\n");
     let found = system.findings(ReasonCode::NoActivePort);
@@ -310,7 +310,8 @@ fn no_device_and_no_interface_is_up() {
 
 #[test]
 fn a_kernel_without_rdma_is_given_no_device() {
-    // Neither built in nor as modules, as in small virtual machines; and the same in a container.
+    // RDMA is neither built in nor a module, as in small virtual machines; and the same in a
+    // container.
     let system = System::with(&[
         ("proc/sys/kernel/osrelease", "6.1.0-microvm\n"),
         ("etc/os-release", "ID=debian\n"),
@@ -325,7 +326,7 @@ fn a_kernel_without_rdma_is_given_no_device() {
     assert_eq!(commands(&found), [""; 0]);
     assert!(first(&found).what.contains("the host's"), "{}", first(&found).what);
 
-    // Modules, none of them for RDMA. What an adapter would need is not there either.
+    // Modules, but none for RDMA, not even for an adapter.
     let system = System::new();
     system.kernel(&["kernel/drivers/net/tun.ko"]);
     system.interface("eth0", true);
@@ -350,7 +351,7 @@ fn only_what_the_kernel_has_is_proposed() {
     system.file("lib/modules/6.1.0-28-amd64/modules.builtin", builtin);
     assert_eq!(commands(&system.findings(ReasonCode::NoDevice)), [rxe, siw]);
 
-    // No directory of modules, and RDMA there: all of it may be built in.
+    // No directory of modules, but RDMA is present: all of it may be built in.
     let system = System::with(&[
         ("sys/class/infiniband/.keep", ""),
         ("proc/sys/kernel/osrelease", "6.1.90\n"),
@@ -385,7 +386,7 @@ fn the_kernel_has_a_device_that_rdma_core_does_not_list() {
     let found = system.findings(ReasonCode::NoDevice);
     assert!(found[0].what.contains("provider"), "{}", found[0].what);
     assert_eq!(commands(&found), ["dnf install -y libibverbs librdmacm"]);
-    // Its file is not there: then that is it.
+    // If its file is missing, that is the cause.
     fs::remove_file(system.0.path().join("dev/infiniband/uverbs0")).unwrap();
     let found = system.findings(ReasonCode::NoDevice);
     assert!(found[0].what.contains("/dev/infiniband/uverbs0 is not there"), "{}", found[0].what);
@@ -409,7 +410,7 @@ fn no_connection_manager() {
     let system = System::with(&[("sys/class/infiniband_verbs/abi_version", "6\n")]);
     let found = system.findings(ReasonCode::NoRdmaCore);
     assert_eq!(commands(&found), ["modprobe rdma_ucm"]);
-    // The module is there, the file is not: a container, or udev.
+    // The module is loaded but the file is missing: a container, or udev.
     system.file("sys/class/misc/rdma_cm/dev", "10:126\n");
     assert!(commands(&system.findings(ReasonCode::NoRdmaCore))[0].starts_with("udevadm"));
     system.file("var/run/secrets/kubernetes.io/x", "");
@@ -458,7 +459,7 @@ fn the_limit_is_told_once_for_all_devices_and_a_small_pool_without_alarm() {
     let (mut diagnosis, context) = system.read();
     let limits =
         Memlock { soft: Some(8 << 20), hard: Some(8 << 20), pinned: 4096, cap_ipc_lock: false };
-    diagnosis.memlock = Some(memory::memlock(&limits, &PoolConfig::default(), false));
+    diagnosis.memlock = Some(memory::memlock(&limits, &PoolConfig::default(), true, false));
     diagnosis.rdma = true;
     let found = findings::findings(&diagnosis, &context);
     assert_eq!((found.len(), found[0].code, found[0].blocks), (1, ReasonCode::Memlock, false));
@@ -640,4 +641,17 @@ fn this_very_system_can_be_looked_at() {
     let (diagnosis, _) = read(&SystemFiles::real(), &request(EnvSettings::default()));
     assert_eq!(diagnosis.host.os, std::env::consts::OS);
     assert!(Path::new("/proc/self/maps").exists() == diagnosis.host.kernel.is_some());
+}
+
+#[test]
+fn the_report_says_what_chose_the_size_of_the_pool() {
+    let by = |hard, cap_ipc_lock, is_default, ignores| {
+        let limits = Memlock { soft: Some(8 << 20), hard, pinned: 0, cap_ipc_lock };
+        memory::memlock(&limits, &PoolConfig::default(), is_default, ignores).pool_size_by
+    };
+    assert_eq!(by(Some(8 << 20), false, true, false), PoolSizeBy::Limit);
+    assert_eq!(by(None, false, true, false), PoolSizeBy::Memory, "the soft limit is raised");
+    assert_eq!(by(Some(8 << 20), true, true, false), PoolSizeBy::Memory);
+    assert_eq!(by(Some(8 << 20), true, true, true), PoolSizeBy::Limit, "as on Soft-iWARP");
+    assert_eq!(by(None, true, false, false), PoolSizeBy::Program);
 }

@@ -9,7 +9,7 @@ use crate::error::{BoxError, Error};
 use crate::path::policy::EnvSettings;
 use crate::tcp::connector::{LocalAddr, RecordLocalAddr, TcpChannel};
 
-/// The URI that tonic gives an endpoint whose address is a unix socket.
+/// The URI that tonic assigns to an endpoint whose address is a Unix socket.
 const URI_OF_UNIX: &str = "http://tonic/";
 
 impl Endpoint {
@@ -17,12 +17,16 @@ impl Endpoint {
     ///
     /// Resolves when TCP is connected and the path is decided, at the latest
     /// [`fast_path_timeout`](Endpoint::fast_path_timeout) after the TCP connection is up.
-    /// Dropping the future ends what it has begun.
     ///
     /// # Errors
     ///
-    /// The TCP connection cannot be made ([`Error::Transport`]), an environment variable is bad
-    /// ([`Error::Environment`]), or RDMA is required and cannot be had ([`Error::RdmaRequired`]).
+    /// The TCP connection cannot be made ([`Error::Transport`]), an environment variable has a bad
+    /// value ([`Error::Environment`]), or RDMA is required and not available
+    /// ([`Error::RdmaRequired`]).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future closes what it has opened; it can be called again.
     pub async fn connect(&self) -> Result<Channel, Error> {
         let env = EnvSettings::read()?;
         let tcp = self.connect_tcp().await?;
@@ -32,7 +36,8 @@ impl Endpoint {
     /// Create a channel that connects at its first call. That call goes over TCP, and the channel
     /// moves to the fast path when it is up.
     ///
-    /// A bad environment variable fails every call with UNAVAILABLE and a message that names it.
+    /// A bad environment variable makes every call fail with UNAVAILABLE and a message that names
+    /// the variable.
     ///
     /// # Panics
     ///
@@ -41,18 +46,26 @@ impl Endpoint {
         Channel::lazy(self.connect_tcp_lazy(), self, EnvSettings::read())
     }
 
-    /// Connect with a connector of your own for the TCP side, such as a Unix socket or a proxy.
+    /// Connect with a custom connector for the TCP side, such as a Unix socket or a proxy.
     ///
-    /// The Offer travels over it like any call, so the fast path is used where the server offers
-    /// one that can be reached; add `.policy(Policy::Off)` to keep calls on the connector.
+    /// The Offer travels over it like any call, so the channel uses the fast path if the server
+    /// offers one that it can reach; add `.policy(Policy::Off)` to keep calls on the connector.
     ///
-    /// A server takes an Offer that states this end of its TCP connection only
-    /// ([`ThroughGateway`](crate::ReasonCode::ThroughGateway)). It is known of a connector that
-    /// makes `TokioIo<TcpStream>`, or that with rustls' stream of tokio-rustls around it. Over what
-    /// is made by others, over Unix sockets and through proxies calls stay on the connector, unless
-    /// the server was told to [offer through gateways](crate::Server::offer_through_gateways).
+    /// A server accepts an Offer only if it states the client's address of the TCP connection
+    /// ([`ThroughGateway`](crate::ReasonCode::ThroughGateway)). The address is known if the
+    /// connector returns `TokioIo<TcpStream>`, or that inside a stream of tokio-rustls. Over any
+    /// other type, over Unix sockets and through proxies, calls stay on the connector, unless the
+    /// server is configured to [offer through gateways](crate::Server::offer_through_gateways).
     ///
     /// [`connect_timeout`](Endpoint::connect_timeout) applies to the connector.
+    ///
+    /// # Errors
+    ///
+    /// As [`connect`](Endpoint::connect).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`connect`](Endpoint::connect).
     pub async fn connect_with_connector<C>(&self, connector: C) -> Result<Channel, Error>
     where
         C: tower::Service<Uri> + Send + 'static,
@@ -68,6 +81,10 @@ impl Endpoint {
 
     /// As [`connect_with_connector`](Endpoint::connect_with_connector), but connects at the first
     /// call, as [`connect_lazy`](Endpoint::connect_lazy).
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime, unless an [`executor`](Endpoint::executor) was set.
     pub fn connect_with_connector_lazy<C>(&self, connector: C) -> Channel
     where
         C: tower::Service<Uri> + Send + 'static,
@@ -104,10 +121,10 @@ impl Endpoint {
         self.tcp.uri() == URI_OF_UNIX
     }
 
-    /// A connector with the endpoint's settings, as tonic makes its own.
+    /// A connector with the endpoint's settings, built as tonic builds its own.
     fn http_connector(&self) -> HttpConnector {
         let mut http = HttpConnector::new();
-        // TLS is put around it by tonic.
+        // tonic adds TLS around it.
         http.enforce_http(false);
         http.set_nodelay(self.tcp.get_tcp_nodelay());
         http.set_keepalive(self.tcp.get_tcp_keepalive());

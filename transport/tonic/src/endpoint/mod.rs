@@ -1,4 +1,4 @@
-//! Where to connect to, and how.
+//! The address of a server, and the settings of a channel to it.
 
 mod connect;
 mod tcp;
@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderValue, Uri};
+use tokio::sync::Semaphore;
 use tonic::Status;
 use tonic::metadata::MetadataMap;
 use tonic::service::Interceptor;
@@ -23,13 +24,13 @@ use crate::executor::SharedExec;
 use crate::path::policy::{FabricKind, Policy, distinct};
 use crate::telemetry::stats::Counters;
 
-/// How long [`Endpoint::connect`] waits for the fast path by default.
+/// Default time that [`Endpoint::connect`] waits for the fast path.
 pub(crate) const FAST_PATH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Channel builder, with the names of [`tonic::transport::Endpoint`].
 ///
-/// The address is that of the server's TCP port. Each builder method says whether it concerns
-/// calls on both paths or the TCP side alone.
+/// The address is that of the server's TCP port. Each builder method says whether it applies to
+/// calls on both paths or to the TCP side alone.
 ///
 /// ```no_run
 /// use tonic_rdma::Endpoint;
@@ -41,12 +42,12 @@ pub(crate) const FAST_PATH_TIMEOUT: Duration = Duration::from_secs(1);
 /// ```
 #[derive(Clone)]
 pub struct Endpoint {
-    /// The TCP side. User agent and origin are set on it as well, the limits are not.
+    /// The TCP side. User agent and origin are set on it as well; the limits are not.
     pub(crate) tcp: tonic::transport::Endpoint,
     pub(crate) shared: Settings,
 }
 
-/// What concerns both paths.
+/// Settings of both paths.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Settings {
     pub(crate) origin: Option<Uri>,
@@ -65,9 +66,9 @@ pub(crate) struct Settings {
     pub(crate) dead_peer_timeout: Option<Duration>,
     pub(crate) connections: Option<usize>,
     pub(crate) copy_on_delivery: bool,
-    /// tonic's endpoint has it too, and does not tell.
+    /// A copy of the value in tonic's endpoint, which has no getter.
     pub(crate) local_address: Option<IpAddr>,
-    /// Where to count; a balanced channel counts over all its endpoints.
+    /// Counters to use; a balanced channel shares one set among its endpoints.
     pub(crate) counters: Option<Arc<Counters>>,
 }
 
@@ -99,6 +100,10 @@ impl Endpoint {
 
     /// Convert an `Endpoint` from shared bytes.
     ///
+    /// # Errors
+    ///
+    /// [`Error::Transport`]: the bytes are not a valid URI.
+    ///
     /// ```
     /// # use tonic_rdma::Endpoint;
     /// Endpoint::from_shared("https://example.com".to_string()).unwrap();
@@ -111,6 +116,10 @@ impl Endpoint {
     ///
     /// On TCP tonic appends its own, `tonic/x.y.z`; on the fast path `tonic-rdma/x.y.z` is
     /// appended.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidUserAgent`]: the value is not a valid header value.
     ///
     /// ```
     /// # use tonic_rdma::Endpoint;
@@ -126,17 +135,17 @@ impl Endpoint {
         Ok(self)
     }
 
-    /// Set a custom origin: scheme and authority that calls carry (both paths).
+    /// Set a custom origin: the scheme and authority that calls carry (both paths).
     pub fn origin(mut self, origin: Uri) -> Self {
         self.tcp = self.tcp.origin(origin.clone());
         self.shared.origin = Some(origin);
         self
     }
 
-    /// Limit the time of each call until its response headers come (both paths).
+    /// Limit the time from the start of each call to its response headers (both paths).
     ///
-    /// The shorter of this and the request's `grpc-timeout` counts. The server is not told of
-    /// this one; for that use [`tonic::Request::set_timeout`]. A call whose time is up ends with
+    /// The shorter of this and the request's `grpc-timeout` applies. This limit is not sent to the
+    /// server; for that use [`tonic::Request::set_timeout`]. A call that exceeds it fails with
     /// CANCELLED, "Timeout expired", as in tonic.
     ///
     /// ```
@@ -149,19 +158,26 @@ impl Endpoint {
         self
     }
 
-    /// Limit the calls that run at a time, over both paths together. Further calls wait.
+    /// Limit the number of concurrent calls, over both paths together. Further calls wait.
     ///
-    /// As in tonic a call counts until its response headers come, and all clones of a channel
+    /// As in tonic, a call counts until its response headers arrive, and all clones of a channel
     /// share the limit.
+    ///
+    /// A limit above `usize::MAX >> 3` counts as that.
     pub fn concurrency_limit(mut self, limit: usize) -> Self {
-        self.shared.concurrency_limit = Some(limit);
+        self.shared.concurrency_limit = Some(limit.min(Semaphore::MAX_PERMITS));
         self
     }
 
-    /// Limit the rate at which calls begin, over both paths together. Further calls wait.
+    /// Limit the number of calls begun per `duration`, over both paths together. Further calls
+    /// wait.
     ///
-    /// Only with this set do calls pass through a queue and a task of their own
+    /// With this limit, calls pass through a queue and a task
     /// ([`buffer_size`](Endpoint::buffer_size)), which costs each call a task switch.
+    ///
+    /// # Panics
+    ///
+    /// Creating a channel panics if `limit` or `duration` is zero.
     ///
     /// ```
     /// # use tonic_rdma::Endpoint;
@@ -173,9 +189,12 @@ impl Endpoint {
         self
     }
 
-    /// Length of the queues in front of the TCP connection and of the rate limit, in calls.
-    ///
+    /// Capacity in calls of the queues in front of the TCP connection and of the rate limit.
     /// Default is 1024.
+    ///
+    /// # Panics
+    ///
+    /// Creating a channel panics if the capacity is 0.
     pub fn buffer_size(mut self, sz: impl Into<Option<usize>>) -> Self {
         let sz = sz.into();
         self.tcp = self.tcp.buffer_size(sz);
@@ -183,9 +202,8 @@ impl Endpoint {
         self
     }
 
-    /// Set the executor of background tasks: HTTP/2, and the fast path's manager.
-    ///
-    /// Uses `tokio::spawn` by default.
+    /// Set the executor of background tasks: HTTP/2 and the fast path's manager. Default is
+    /// `tokio::spawn`.
     pub fn executor<E>(mut self, executor: E) -> Self
     where
         E: hyper::rt::Executor<std::pin::Pin<Box<dyn Future<Output = ()> + Send>>>
@@ -200,22 +218,22 @@ impl Endpoint {
 
     /// Whether to use the fast path. Default is [`Policy::Auto`].
     ///
-    /// The environment variable `TONIC_RDMA`, where it is set, wins over this.
+    /// The environment variable `TONIC_RDMA`, if set, overrides this.
     pub fn policy(mut self, policy: Policy) -> Self {
         self.shared.policy = policy;
         self
     }
 
-    /// The fabrics that the fast path may take, best first. Default is [`FabricKind::DEFAULT`]:
-    /// shared memory where the server runs on the same host, RDMA elsewhere. Without any the
+    /// The fabrics that the fast path may use, preferred first. Default is [`FabricKind::DEFAULT`]:
+    /// shared memory if the server runs on the same host, RDMA otherwise. With an empty list the
     /// channel stays on TCP.
     ///
-    /// Fabrics named in the environment variable `TONIC_RDMA` win over this.
+    /// Fabrics named in the environment variable `TONIC_RDMA` override this.
     ///
     /// ```
     /// use tonic_rdma::{Endpoint, FabricKind};
     ///
-    /// // RDMA even between two processes of one host.
+    /// RDMA even between two processes on one host.
     /// let endpoint = Endpoint::from_static("http://10.0.0.1:50051").fabrics([FabricKind::Verbs]);
     /// ```
     pub fn fabrics(mut self, fabrics: impl IntoIterator<Item = FabricKind>) -> Self {
@@ -223,21 +241,21 @@ impl Endpoint {
         self
     }
 
-    /// With `true`: fail rather than send calls over TCP; the same as
-    /// [`policy`](Endpoint::policy)`(Policy::Require)`. With `false`: `Policy::Auto`. Shared memory
-    /// will do, unless [`fabrics`](Endpoint::fabrics) leaves it out.
+    /// Whether calls fail instead of going over TCP. `true` is the same as
+    /// [`policy`](Endpoint::policy)`(Policy::Require)`, `false` as `Policy::Auto`. Shared memory
+    /// satisfies the requirement, unless [`fabrics`](Endpoint::fabrics) excludes it.
     ///
-    /// [`connect`](Endpoint::connect) then waits for the fast path and fails with
-    /// [`Error::RdmaRequired`] and the [`Reason`](crate::Reason). On a channel from
+    /// [`connect`](Endpoint::connect) then waits for the fast path, and fails with
+    /// [`Error::RdmaRequired`] and the [`Reason`](crate::Reason) without it. On a channel from
     /// [`connect_lazy`](Endpoint::connect_lazy) calls wait up to
     /// [`fast_path_timeout`](Endpoint::fast_path_timeout) and then fail with UNAVAILABLE and the
-    /// reason. The TCP connection is made all the same: the fast path is found over it.
+    /// reason. The TCP connection is made in any case, because the Offer of the fast path needs it.
     pub fn require_rdma(self, require: bool) -> Self {
         self.policy(if require { Policy::Require } else { Policy::Auto })
     }
 
-    /// How long [`connect`](Endpoint::connect) waits for the fast path once TCP is connected.
-    /// When it runs out, the channel starts on TCP and moves when the fast path comes up.
+    /// How long [`connect`](Endpoint::connect) waits for the fast path once TCP is connected. After
+    /// that the channel starts on TCP, and moves to the fast path when it is up.
     ///
     /// Default is one second.
     pub fn fast_path_timeout(mut self, timeout: Duration) -> Self {
@@ -248,9 +266,9 @@ impl Endpoint {
     /// Add metadata to the Offer, the call by which the channel asks for the fast path.
     ///
     /// The Offer passes through the server's layers and interceptors like every call, but not
-    /// through the client's, which stand above the channel. A service with authentication
-    /// needs its credentials here as well. The hook gets an empty map, may take its time (a token
-    /// may have to be fetched), and is asked anew for every attempt. An error counts as
+    /// through the client's, which are above the channel. A service with authentication therefore
+    /// needs its credentials here as well. The hook receives an empty map, may be slow (to fetch a
+    /// token, for example), and runs for every attempt. An error counts as
     /// [`HandshakeRejected`](crate::ReasonCode::HandshakeRejected): the channel stays on TCP.
     ///
     /// ```
@@ -279,8 +297,8 @@ impl Endpoint {
         self
     }
 
-    /// Run an interceptor on the Offer: the one that the client's stub has, say. In place of
-    /// [`offer_metadata`](Endpoint::offer_metadata); the later of the two counts.
+    /// Run an interceptor on the Offer, for example that of the client's stub. It replaces a hook
+    /// set with [`offer_metadata`](Endpoint::offer_metadata), and is replaced by a later one.
     pub fn offer_interceptor<I>(mut self, interceptor: I) -> Self
     where
         I: Interceptor + Clone + Send + Sync + 'static,
@@ -289,64 +307,67 @@ impl Endpoint {
         self
     }
 
-    /// The devices and pinned memory to use. Default is [`Context::global`].
+    /// Set the devices and pinned memory to use. Default is [`Context::global`].
     pub fn context(mut self, context: Context) -> Self {
         self.shared.context = Some(context);
         self
     }
 
-    /// Limit the headers of a response, and its trailers, in bytes: names and values with a few
-    /// bytes for each (both paths). Default is 64 KiB on the fast path, hyper's 16 KiB on TCP.
+    /// Limit the size in bytes of a response's headers, and of its trailers: names, values and a
+    /// few bytes for each (both paths). Default is 64 KiB on the fast path, hyper's 16 KiB on TCP.
     ///
-    /// On the fast path from 4 KiB to 1 MiB; what is below or above that is taken as the nearest,
-    /// and one name or value may have 65,535 bytes. A call whose response has more ends with
-    /// RESOURCE_EXHAUSTED.
+    /// On the fast path the value is clamped to 4 KiB to 1 MiB, and one name or value may have
+    /// 65,535 bytes. A call whose response exceeds the limit fails with RESOURCE_EXHAUSTED.
     pub fn max_header_size(mut self, bytes: u32) -> Self {
         self.shared.max_header_size = Some(bytes);
         self.tcp = self.tcp.http2_max_header_list_size(bytes);
         self
     }
 
-    /// How long the server may be silent on the fast path until it is taken for dead, and calls go
-    /// over TCP. Default is 5 s; from 10 ms to a day, what is below or above that is taken as the
-    /// nearest.
+    /// How long the server may be silent on the fast path before it counts as dead and calls go
+    /// over TCP. Default is 5 s; the value is clamped to 10 ms to one day.
     ///
-    /// Any message proves that it lives. After a quarter of this time without one it is asked, so
-    /// only one that does not answer is given up; a server that pauses for longer than three
-    /// quarters may be. Most deaths are noticed at once, by what the device or the kernel says of
-    /// the connection. TCP has keep-alives of its own
+    /// Any message proves that the server lives. After a quarter of this time without a message,
+    /// the client sends a ping, so a server that answers does not count as dead unless it pauses
+    /// for longer than three quarters of the time. Most failures are noticed at once, because the
+    /// device or the kernel reports the loss of the connection. TCP has its own keep-alive
     /// ([`http2_keep_alive_interval`](Self::http2_keep_alive_interval)).
+    ///
+    /// While there is no call, the server is asked once in 24 times this time, and over shared
+    /// memory, where the kernel tells of its end, never. The first call then finds out within this
+    /// time.
     pub fn dead_peer_timeout(mut self, time: Duration) -> Self {
         self.shared.dead_peer_timeout = Some(time);
         self
     }
 
-    /// Fast connections of a channel. Default is 1; from 1 to 64, what is below or above that is
-    /// taken as the nearest.
+    /// Number of fast connections of a channel. Default is 1; the value is clamped to 1 to 64.
     ///
-    /// A connection has one lock and one completion queue, which all threads that make calls share.
-    /// Where calls are made on several threads at a time, and one connection is what holds them up,
-    /// each thread can have one: for a runtime with eight workers 8. A connection beside the first
-    /// is set up when a thread makes its first call; calls take the first while there is none, or
-    /// no memory for one. Each pins as much as the first, 60 KiB at rest, at either end, and has a
-    /// task at the server, so that its threads share the calls, too.
+    /// A connection has one lock and one completion queue, which all calling threads share. If
+    /// several threads make calls at the same time and one connection limits them, each thread can
+    /// have its own: 8 connections for a runtime with eight workers. A further connection is set up
+    /// when a thread makes its first call; until it is up, or if there is no memory for it, that
+    /// thread's calls take the first connection. Each connection pins as much memory as the first,
+    /// 60 KiB when idle, at both ends. It also has its own task at the server, so that the server's
+    /// threads share the calls.
     ///
-    /// [`Channel::path`](crate::Channel::path) is that of the first connection. Over TCP there is
-    /// one connection, as in tonic.
+    /// [`Channel::path`](crate::Channel::path) is the path of the first connection. Over TCP there
+    /// is one connection, as in tonic.
     pub fn connections(mut self, connections: usize) -> Self {
         self.shared.connections = Some(connections);
         self
     }
 
-    /// Copy what the server sends out of the memory that it can write to, before the application
+    /// Copy received data out of the memory that the server can write to, before the application
     /// sees it. Off by default.
     ///
-    /// A server that breaks the protocol can still write to memory that it was granted, after it
-    /// has said that it is done: to `Bytes` fields that [`ProstCodec`](crate::codec::ProstCodec)
-    /// decoded from what it has sent itself, while the application checks or uses them, and to
-    /// nothing else. Where the server is not trusted that far, this takes the zero out of
-    /// zero-copy: each message is copied once, from landing memory to the heap, and counted in
-    /// [`Copied::delivery`](crate::Copied::delivery). Over TCP there is no such memory.
+    /// A server that violates the protocol can still write to granted memory after it has reported
+    /// its write as complete. It can thus change `Bytes` fields that
+    /// [`ProstCodec`](crate::codec::ProstCodec) decoded from its own messages, while the
+    /// application checks or uses them, and nothing else. If the server is not trusted that far,
+    /// this option gives up zero-copy on receipt: each message is copied once, from landing memory
+    /// to the heap, and counted in [`Copied::delivery`](crate::Copied::delivery). Over TCP there is
+    /// no such memory.
     pub fn copy_on_delivery(mut self, copy: bool) -> Self {
         self.shared.copy_on_delivery = copy;
         self
@@ -359,9 +380,9 @@ impl Endpoint {
 }
 
 impl From<tonic::transport::Endpoint> for Endpoint {
-    /// Takes over the TCP side's settings. Timeout, limits and user agent set on `tcp` apply on the
-    /// TCP path only; set them on the result instead. The local address is not taken over: set it
-    /// on the result, too.
+    /// Takes over the settings of the TCP side. A timeout, limit or user agent that is set on `tcp`
+    /// applies on the TCP path only; set it on the result instead. The local address is not taken
+    /// over: set it on the result, too.
     fn from(tcp: tonic::transport::Endpoint) -> Self {
         Self { tcp, shared: Settings::default() }
     }

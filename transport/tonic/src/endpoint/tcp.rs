@@ -1,5 +1,5 @@
-//! Builder methods of the TCP side, handed on to tonic's endpoint. None of them touches the fast
-//! path, which has flow control, keep-alive and limits of its own.
+//! Builder methods of the TCP side, forwarded to tonic's endpoint. They do not affect the fast
+//! path, which has its own flow control, keep-alive and limits.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -17,9 +17,9 @@ impl Endpoint {
         self
     }
 
-    /// Limit the time of making the TCP connection (TCP side). Default is no limit.
+    /// Limit the time to establish the TCP connection (TCP side). Default is no limit.
     ///
-    /// The fast path's own limit is [`fast_path_timeout`](Endpoint::fast_path_timeout).
+    /// The limit of the fast path is [`fast_path_timeout`](Endpoint::fast_path_timeout).
     pub fn connect_timeout(self, dur: Duration) -> Self {
         self.with_tcp(|e| e.connect_timeout(dur))
     }
@@ -30,13 +30,13 @@ impl Endpoint {
         self.with_tcp(|e| e.tcp_keepalive(tcp_keepalive))
     }
 
-    /// Time between TCP keep-alive probes; `None` is the system's (TCP side).
+    /// Time between TCP keep-alive probes; `None` is the system's default (TCP side).
     pub fn tcp_keepalive_interval(self, interval: Option<Duration>) -> Self {
         self.with_tcp(|e| e.tcp_keepalive_interval(interval))
     }
 
-    /// Number of TCP keep-alive probes before the connection is given up; `None` is the system's
-    /// (TCP side).
+    /// Number of unanswered TCP keep-alive probes after which the connection is closed; `None` is
+    /// the system's default (TCP side).
     pub fn tcp_keepalive_retries(self, retries: Option<u32>) -> Self {
         self.with_tcp(|e| e.tcp_keepalive_retries(retries))
     }
@@ -61,12 +61,12 @@ impl Endpoint {
         self.with_tcp(|e| e.http2_keep_alive_interval(interval))
     }
 
-    /// Time to wait for the answer to an HTTP/2 keep-alive ping (TCP side).
+    /// Time to wait for the acknowledgement of an HTTP/2 keep-alive ping (TCP side).
     pub fn keep_alive_timeout(self, duration: Duration) -> Self {
         self.with_tcp(|e| e.keep_alive_timeout(duration))
     }
 
-    /// Whether HTTP/2 keep-alive pings are sent while no call runs (TCP side).
+    /// Whether HTTP/2 keep-alive pings are sent while no call is in flight (TCP side).
     pub fn keep_alive_while_idle(self, enabled: bool) -> Self {
         self.with_tcp(|e| e.keep_alive_while_idle(enabled))
     }
@@ -81,8 +81,8 @@ impl Endpoint {
         self.with_tcp(|e| e.http2_header_table_size(size))
     }
 
-    /// Largest header block accepted over HTTP/2, in bytes. Default is hyper's, 16 KiB (TCP
-    /// side; on the fast path it is 64 KiB).
+    /// Maximum size of a header block accepted over HTTP/2, in bytes. Default is hyper's, 16 KiB
+    /// (TCP side; on the fast path it is 64 KiB).
     pub fn http2_max_header_list_size(self, size: u32) -> Self {
         self.with_tcp(|e| e.http2_max_header_list_size(size))
     }
@@ -99,20 +99,20 @@ impl Endpoint {
         self.with_tcp(|e| e.http2_reset_stream_duration(duration))
     }
 
-    /// Number of local error resets before HTTP/2 closes the connection; `None` is no limit (TCP
-    /// side).
+    /// Number of streams reset by this end for errors after which HTTP/2 closes the connection;
+    /// `None` is no limit (TCP side).
     #[must_use]
     pub fn http2_max_local_error_reset_streams(self, max: impl Into<Option<usize>>) -> Self {
         self.with_tcp(|e| e.http2_max_local_error_reset_streams(max))
     }
 
-    /// Largest HTTP/2 frame, in bytes; `None` leaves the default (TCP side).
+    /// Maximum size of an HTTP/2 frame, in bytes; `None` leaves the default (TCP side).
     #[must_use]
     pub fn max_frame_size(self, frame_size: impl Into<Option<u32>>) -> Self {
         self.with_tcp(|e| e.max_frame_size(frame_size))
     }
 
-    /// The local IP address to connect from (TCP side; on the fast path the route decides).
+    /// The local IP address to connect from (TCP side; on the fast path the route determines it).
     pub fn local_address(mut self, addr: Option<IpAddr>) -> Self {
         self.shared.local_address = addr;
         self.with_tcp(|e| e.local_address(addr))
@@ -120,8 +120,12 @@ impl Endpoint {
 
     /// Configures TLS (TCP side).
     ///
-    /// The fast path carries no TLS: it is open to those only who got a ticket over the TLS
-    /// connection, and its bytes are as private as the RDMA network is.
+    /// The fast path carries no TLS: only clients that received a ticket over the TLS connection
+    /// are admitted, and its bytes are as private as the RDMA network is.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Transport`]: the configuration is invalid, a certificate or key for example.
     #[cfg(feature = "_tls-any")]
     pub fn tls_config(
         mut self,
@@ -131,9 +135,13 @@ impl Endpoint {
         Ok(self)
     }
 
-    /// Configures TLS with a verifier of your own for the server's certificate (TCP side).
+    /// Configures TLS with a custom verifier for the server's certificate (TCP side).
     ///
-    /// **Warning:** a verifier that accepts too much disables the check of who the server is.
+    /// **Warning:** a verifier that accepts too much disables the authentication of the server.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Transport`]: the configuration is invalid, a certificate or key for example.
     #[cfg(feature = "_tls-any")]
     pub fn tls_config_with_verifier(
         mut self,

@@ -1,4 +1,4 @@
-//! Errors of fabric, memory and handshake as [`Reason`]s.
+//! Conversion of fabric, memory and handshake errors to [`Reason`]s.
 
 use tonic_rdma_fabric::{Addr, ConnectError, FabricError};
 use tonic_rdma_memory::PoolError;
@@ -20,7 +20,7 @@ pub(crate) fn fabric(error: FabricError) -> Reason {
         FabricError::NoAddress { .. } | FabricError::NotOnRdma { .. } => {
             ReasonCode::NotOnRdmaDevice
         }
-        // Any other call that a device refuses leaves it as useless as one without queue pairs.
+        // If a device refuses any other call, it is as unusable as one without queue pairs.
         _ => ReasonCode::QueuePairRefused,
     };
     Reason::new(code, error.to_string())
@@ -64,10 +64,10 @@ fn rejected(addr: &Addr, private_data: &[u8]) -> Reason {
     }
 }
 
-/// The reason to give when each of several fabrics has one, with the others behind it. `met` are
-/// the fabrics over which this very peer was met, so that they would carry the calls but for their
-/// reason; they come before those that could not be tried. Of either kind that of RDMA comes first,
-/// as the one which somebody can mend.
+/// Selects the reason to report if several fabrics have one, and appends the others. `met` are the
+/// fabrics over which this very peer was reached, which would carry the calls but for their reason;
+/// they come before fabrics that could not be tried. Within each group RDMA comes first, because
+/// its cause can be fixed.
 pub(crate) fn foremost(mut reasons: Vec<(Path, Reason)>, met: &[Path]) -> Option<Reason> {
     let of = |path: &Path| (!met.contains(path), *path != Path::Verbs);
     let (first, _) = reasons.iter().enumerate().min_by_key(|(_, (path, _))| of(path))?;
@@ -81,7 +81,7 @@ pub(crate) fn foremost(mut reasons: Vec<(Path, Reason)>, met: &[Path]) -> Option
 pub(crate) fn pool(error: &PoolError) -> Reason {
     let code = match error {
         PoolError::Memlock { .. } => ReasonCode::Memlock,
-        // What the kernel says when the limit is reached after all.
+        // The kernel's error if the limit is reached in spite of the check.
         PoolError::Register(error) if error.io().kind() == std::io::ErrorKind::OutOfMemory => {
             ReasonCode::Memlock
         }

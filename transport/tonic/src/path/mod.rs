@@ -1,4 +1,4 @@
-//! Which way calls travel.
+//! The path that calls take.
 
 pub(crate) mod from_error;
 pub(crate) mod policy;
@@ -11,13 +11,13 @@ use tonic_rdma_fabric::{Addr, PeerInfo};
 
 use crate::path::reason::Reason;
 
-/// The way calls travel.
+/// The path of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Path {
     /// gRPC over HTTP/2 over TCP, by tonic itself.
     Tcp,
-    /// Memory that the two processes share, on one host.
+    /// Memory shared by two processes on one host.
     Shm,
     /// RDMA through rdma-core.
     Verbs,
@@ -27,7 +27,7 @@ pub enum Path {
 }
 
 impl Path {
-    /// `tcp`, `shm` or `verbs`; `sim` on the simulated fabric of the feature `test-util`.
+    /// Returns `tcp`, `shm` or `verbs`; `sim` on the simulated fabric of the feature `test-util`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -48,7 +48,7 @@ impl Path {
         }
     }
 
-    /// The peer's process, where the link knows it.
+    /// The peer's process ID, if the link knows it.
     pub(crate) fn process(peer: &PeerInfo) -> Option<u32> {
         match peer.remote {
             Addr::Process(pid) => Some(pid),
@@ -56,7 +56,7 @@ impl Path {
         }
     }
 
-    /// True for every path but TCP.
+    /// Whether this is not TCP.
     pub fn is_fast(self) -> bool {
         self != Self::Tcp
     }
@@ -68,16 +68,16 @@ impl fmt::Display for Path {
     }
 }
 
-/// The path a [`Channel`](crate::Channel) sends new calls over, and why.
+/// The path that a [`Channel`](crate::Channel) uses for new calls, and the reason.
 ///
 /// Displays as `verbs (rxe0, 10.0.0.2:4791 -> 10.0.0.1:50051)`,
 /// `shm (process 4711)` or `tcp (no-device: no RDMA device on this host)`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PathInfo {
-    /// The path that a call started now takes.
+    /// The path that a call started now would take.
     pub path: Path,
-    /// Why it is TCP. `None` on a fast path.
+    /// The reason for TCP. `None` on a fast path.
     pub reason: Option<Reason>,
     /// The RDMA device in use. `None` on TCP and shared memory.
     pub device: Option<String>,
@@ -85,7 +85,7 @@ pub struct PathInfo {
     pub local_addr: Option<SocketAddr>,
     /// The peer's address on the fast path. `None` on TCP and shared memory.
     pub remote_addr: Option<SocketAddr>,
-    /// The server's process, as the kernel says, where memory is shared with it. `None` elsewhere.
+    /// The server's process ID on shared memory, as reported by the kernel. `None` on other paths.
     pub peer_pid: Option<u32>,
 }
 
@@ -101,7 +101,7 @@ impl PathInfo {
         }
     }
 
-    /// A fast path that is up.
+    /// The info of an established fast path.
     pub(crate) fn fast(peer: &PeerInfo) -> Self {
         let path = Path::of(peer);
         Self {

@@ -1,39 +1,40 @@
-//! Whether the fast path is wanted: builder setting and environment.
+//! Whether to use the fast path: builder settings and environment.
 //!
 //! | variable | values | effect |
 //! |---|---|---|
-//! | `TONIC_RDMA` | `auto`, `off`, `require`, `shm`, `verbs`, or several with commas | replaces what is set in code |
+//! | `TONIC_RDMA` | `auto`, `off`, `require`, `shm`, `verbs`, comma-separated | overrides code |
 //! | `TONIC_RDMA_DEVICE` | a device's name, as in `rdma link` | only this device is used |
 //!
-//! In `TONIC_RDMA` a fabric's name allows that fabric and no other that is not named too, in the
-//! order given: `verbs,shm` prefers RDMA on one host as well, `require,verbs` is RDMA or an error.
+//! A fabric named in `TONIC_RDMA` is allowed, and all that are not named are excluded; the order is
+//! that of preference: `verbs,shm` prefers RDMA even on one host, `require,verbs` is RDMA or an
+//! error.
 //!
-//! A variable that is set wins over the builder, so that an operator can force a path without a
-//! new build. Both are read once for every `Endpoint` that connects and every `Server` that
-//! starts. An empty value counts as not set.
+//! A variable that is set overrides the builder, so that an operator can select a path without a
+//! new build. Both are read each time that an `Endpoint` connects and a `Server` starts. An empty
+//! value counts as not set.
 
 use std::ffi::OsString;
 use std::str::FromStr;
 use std::{env, fmt};
 
-/// Whether to use the fast path. Which fabrics it may take is a [question of its own](FabricKind).
+/// Whether to use the fast path. [`FabricKind`] selects the fabrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Policy {
-    /// Use it where it can be had, TCP otherwise.
+    /// Use it if it is available, TCP otherwise.
     #[default]
     Auto,
-    /// Never use it: the channel or server is tonic over TCP, no RDMA library is loaded and no
-    /// memory shared.
+    /// Never use it: the channel or server is tonic over TCP, loads no RDMA library and shares no
+    /// memory.
     Off,
-    /// Fail rather than use TCP for calls.
+    /// Fail instead of using TCP for calls.
     Require,
 }
 
 impl Policy {
     const NAMES: &'static str = "`auto`, `off`, `require`";
 
-    /// `auto`, `off` or `require`.
+    /// Returns `auto`, `off` or `require`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -49,7 +50,7 @@ impl fmt::Display for Policy {
     }
 }
 
-/// The caller gave a name that is no [`Policy`]'s.
+/// The caller gave a name that is not the name of a [`Policy`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not one of {names}", names = Policy::NAMES)]
 pub struct UnknownPolicy(String);
@@ -67,25 +68,25 @@ impl FromStr for Policy {
     }
 }
 
-/// A fabric that the fast path may take.
+/// A fabric that the fast path may use.
 ///
-/// In which order they are tried, and which are left out, is set by
-/// [`Endpoint::fabrics`](crate::Endpoint::fabrics) and [`Server::fabrics`](crate::Server::fabrics).
+/// [`Endpoint::fabrics`](crate::Endpoint::fabrics) and [`Server::fabrics`](crate::Server::fabrics)
+/// select fabrics and their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FabricKind {
-    /// Memory that two processes of one host share.
+    /// Memory shared by two processes on one host.
     Shm,
     /// RDMA through rdma-core.
     Verbs,
 }
 
 impl FabricKind {
-    /// What is tried when nothing is said: shared memory first, it is only there where both ends
-    /// are on one host.
+    /// The default order: shared memory first, which is available only if both ends are on one
+    /// host.
     pub const DEFAULT: [FabricKind; 2] = [FabricKind::Shm, FabricKind::Verbs];
 
-    /// `shm` or `verbs`.
+    /// Returns `shm` or `verbs`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Shm => "shm",
@@ -100,7 +101,7 @@ impl fmt::Display for FabricKind {
     }
 }
 
-/// The list without repetitions, in its order.
+/// The list without duplicates, in its order.
 pub(crate) fn distinct(kinds: impl IntoIterator<Item = FabricKind>) -> Vec<FabricKind> {
     let mut list = Vec::new();
     for kind in kinds {
@@ -111,8 +112,8 @@ pub(crate) fn distinct(kinds: impl IntoIterator<Item = FabricKind>) -> Vec<Fabri
     list
 }
 
-/// An environment variable of this process has a bad value: whoever starts the process has to
-/// correct it. Nothing was changed or opened.
+/// An environment variable of this process has a bad value, which whoever starts the process has to
+/// correct. Nothing was changed or opened.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("environment variable {variable}={value:?}: {problem}; allowed: {allowed}")]
 pub struct EnvError {
@@ -128,18 +129,18 @@ impl EnvError {
         self.variable
     }
 
-    /// The value found, with invalid UTF-8 replaced.
+    /// The value, with invalid UTF-8 replaced.
     pub fn value(&self) -> &str {
         &self.value
     }
 }
 
-/// Whether `TONIC_RDMA` and `TONIC_RDMA_DEVICE` hold what they may, for a program that wants to say
-/// so before it does anything else. Channels and servers find out by themselves, when they begin.
+/// Checks that `TONIC_RDMA` and `TONIC_RDMA_DEVICE` hold valid values, for a program that wants to
+/// report an error before it does anything else. Channels and servers check them when they start.
 ///
 /// # Errors
 ///
-/// Variable, value, and what is allowed.
+/// [`EnvError`] names the variable, its value and the allowed values.
 ///
 /// ```
 /// if let Err(error) = tonic_rdma::check_environment() {
@@ -154,14 +155,14 @@ pub fn check_environment() -> Result<(), EnvError> {
 const POLICY: &str = "TONIC_RDMA";
 const POLICY_ALLOWED: &str = "`auto`, `off` or `require`, and `shm`, `verbs` in the order of preference, with commas between";
 const DEVICE: &str = "TONIC_RDMA_DEVICE";
-/// IB_DEVICE_NAME_MAX of the kernel, with its terminating NUL.
+/// Maximum length in bytes, including the terminating NUL: IB_DEVICE_NAME_MAX of the kernel.
 const DEVICE_NAME_MAX: usize = 64;
 
-/// What the environment says.
+/// The settings in the environment.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct EnvSettings {
     pub(crate) policy: Option<Policy>,
-    /// The fabrics that are allowed, best first.
+    /// The allowed fabrics, preferred first.
     pub(crate) fabrics: Option<Vec<FabricKind>>,
     pub(crate) device: Option<String>,
 }
@@ -201,7 +202,8 @@ impl EnvSettings {
         })
     }
 
-    /// The policy in force, given the one set in code. Naming a fabric undoes a policy of `off`.
+    /// The effective policy, given the one set in code. Naming a fabric overrides a policy of
+    /// `off`.
     pub(crate) fn policy(&self, builder: Policy) -> Policy {
         match (self.policy, &self.fabrics, builder) {
             (Some(policy), _, _) => policy,
@@ -210,7 +212,7 @@ impl EnvSettings {
         }
     }
 
-    /// The fabrics in force, best first, given those set in code.
+    /// The effective fabrics, preferred first, given those set in code.
     pub(crate) fn fabrics(&self, builder: Option<&[FabricKind]>) -> Vec<FabricKind> {
         match (&self.fabrics, builder) {
             (Some(fabrics), _) => fabrics.clone(),
@@ -222,7 +224,7 @@ impl EnvSettings {
 
 type Words = (Option<Policy>, Option<Vec<FabricKind>>);
 
-/// Reads the words of `TONIC_RDMA`, or says what is wrong with them.
+/// Parses the value of `TONIC_RDMA`. The error describes what is wrong with it.
 fn words(text: &str) -> Result<Words, &'static str> {
     let (mut policy, mut fabrics) = (None, Vec::new());
     for word in text.split(',').map(str::trim) {

@@ -2,63 +2,62 @@
 
 use std::fmt;
 
-/// The kind of cause, stable enough to match on and to alert on. [`cure`](ReasonCode::cure) says
-/// who has to do what.
+/// The kind of cause, stable enough to match on and to alert on. [`cure`](ReasonCode::cure) tells
+/// what has to be done.
 ///
-/// Every decision for TCP carries one of these, is logged once with its cure, and can be asked
-/// for with [`Channel::path`](crate::Channel::path). [`as_str`](ReasonCode::as_str) is the form
-/// that appears in logs and on the wire.
+/// Every decision for TCP carries a code, is logged once with its cure, and is available from
+/// [`Channel::path`](crate::Channel::path). [`as_str`](ReasonCode::as_str) is the form in logs and
+/// on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ReasonCode {
     /// Switched off: `TONIC_RDMA=off`, [`Policy::Off`](crate::Policy::Off), or a build without
     /// the feature `verbs`.
     Policy,
-    /// The server does not know `tonic_rdma.v1.Bootstrap/Offer`: a stock gRPC server, or a proxy
-    /// in between.
+    /// The server does not know `tonic_rdma.v1.Bootstrap/Offer`: it is a stock gRPC server, or a
+    /// proxy is in between.
     PeerNotCapable,
-    /// The server does not see the client's own end of the TCP connection: an HTTP gateway or a
-    /// translation of source addresses lies in between.
+    /// The server does not see the client's own address of the TCP connection: an HTTP gateway or a
+    /// translation of source addresses is in between.
     ThroughGateway,
     /// libibverbs or librdmacm cannot be loaded.
     NoRdmaCore,
     /// No RDMA device, or not the one that `TONIC_RDMA_DEVICE` names.
     NoDevice,
-    /// Devices are there, but no port of theirs is active.
+    /// There are devices, but none of their ports is active.
     NoActivePort,
     /// The address in question does not belong to an RDMA device.
     NotOnRdmaDevice,
     /// RLIMIT_MEMLOCK is too low to pin the smallest useful pool.
     Memlock,
-    /// The device is listed but refuses to make a queue pair.
+    /// The device is listed but refuses to create a queue pair.
     QueuePairRefused,
     /// No route to the peer's RDMA address.
     NoRoute,
-    /// The fast path was not up within its time.
+    /// The fast path was not established in time.
     HandshakeTimeout,
     /// The peer refused the Offer, the ticket or the connection.
     HandshakeRejected,
     /// The two sides have no version of the control protocol in common.
     VersionMismatch,
-    /// The fast path was up and broke.
+    /// The fast path was up and has failed.
     LinkLost,
-    /// The server runs on another host, or in another network namespace, so that no memory can be
-    /// shared with it.
+    /// The server runs on another host or in another network namespace, so it cannot share memory.
     OtherHost,
-    /// The server runs as another user, with whose processes no memory is shared: one end's
-    /// [`ShmAccess`](crate::ShmAccess) does not allow it.
+    /// The server runs as another user, and the [`ShmAccess`](crate::ShmAccess) of one end does not
+    /// allow sharing memory with it.
     OtherUser,
-    /// No pinned memory left for another connection.
+    /// No pinned memory is left for another connection.
     PoolExhausted,
-    /// RDMA is not to be had on this operating system.
+    /// RDMA is not available on this operating system.
     Platform,
     /// The fast path is being set up; calls go over TCP meanwhile.
     Pending,
-    /// The peer closed the fast path in good order, to shut down or to rebalance.
+    /// The peer closed the fast path gracefully, to shut down or to rebalance.
     GoAway,
     /// The Offer did not reach the server: TCP is down as well.
     PeerUnreachable,
-    /// One end has as many connections, handshakes or tickets as it allows.
+    /// One end has reached its limit of connections, handshakes or tickets.
     LimitReached,
 }
 
@@ -89,7 +88,7 @@ impl ReasonCode {
         Self::LimitReached,
     ];
 
-    /// The code as it is logged and sent, for example `no-device`.
+    /// Returns the code as it is logged and sent, for example `no-device`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Policy => "policy",
@@ -117,13 +116,12 @@ impl ReasonCode {
         }
     }
 
-    /// The code of that name, if there is one.
+    /// Returns the code with this name, if there is one.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|code| code.as_str() == name)
     }
 
-    /// Whether it may pass without anybody doing anything, so that it is soon worth another
-    /// attempt.
+    /// Whether the cause may resolve without intervention, so that an early retry is useful.
     pub(crate) fn mends_itself(self) -> bool {
         match self {
             Self::LinkLost
@@ -151,7 +149,7 @@ impl ReasonCode {
         }
     }
 
-    /// What to do about it, in one sentence.
+    /// Returns what to do about the cause, in one sentence.
     pub fn cure(self) -> &'static str {
         match self {
             Self::Policy => {
@@ -215,21 +213,21 @@ impl fmt::Display for ReasonCode {
     }
 }
 
-/// Which of the two ends a [`Reason`] speaks of.
+/// The end that a [`Reason`] refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Side {
     /// This process.
     Local,
-    /// The other end of the connection; it said so in its answer to the Offer, or in its
+    /// The other end of the connection, which gave the reason in its answer to the Offer, or in its
     /// rejection of the connection.
     Peer,
 }
 
-/// Why TCP and not the fast path: a code, and the particulars.
+/// Why calls use TCP and not the fast path: a code and the details.
 ///
-/// Displays as `memlock: needed 2359296 bytes, limit 65536`, with `peer: ` in front where the
-/// other end is the cause. It is an error type, so that
-/// [`require_rdma`](crate::Endpoint::require_rdma) can hand it out.
+/// Displays as `memlock: needed 2359296 bytes, limit 65536`, with `peer: ` in front if the other
+/// end is the cause. It is an error type, so that [`require_rdma`](crate::Endpoint::require_rdma)
+/// can return it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reason {
     code: ReasonCode,
@@ -243,12 +241,12 @@ impl Reason {
         Self { code, side: Side::Local, detail: detail.into() }
     }
 
-    /// A reason that the other end gave.
+    /// A reason that the peer gave.
     pub fn from_peer(code: ReasonCode, detail: impl Into<String>) -> Self {
         Self { code, side: Side::Peer, detail: detail.into() }
     }
 
-    /// The same, with something more to say.
+    /// Appends `more` to the details.
     pub(crate) fn and(mut self, more: &str) -> Self {
         if !self.detail.is_empty() {
             self.detail.push_str("; ");
@@ -262,17 +260,17 @@ impl Reason {
         self.code
     }
 
-    /// Whose cause it is.
+    /// The end that is the cause.
     pub fn side(&self) -> Side {
         self.side
     }
 
-    /// The particulars: numbers, addresses, names.
+    /// The details: numbers, addresses, names.
     pub fn detail(&self) -> &str {
         &self.detail
     }
 
-    /// What to do about it.
+    /// What to do about the cause, in one sentence.
     pub fn cure(&self) -> &'static str {
         self.code.cure()
     }

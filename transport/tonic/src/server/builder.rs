@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::Request;
+use tokio::sync::Semaphore;
 use tonic::transport::server::TcpIncoming;
 use tower::ServiceBuilder;
 use tower::layer::util::{Identity, Stack};
@@ -17,8 +18,8 @@ use crate::telemetry::stats::ServerStats;
 
 /// Server builder, with the names of [`tonic::transport::Server`].
 ///
-/// Serves gRPC over TCP, as tonic does, and beside it the fast path, to clients that ask for it
-/// over their TCP connection. Each builder method says whether it concerns calls on both paths or
+/// Serves gRPC over TCP, as tonic does, and over the fast path to clients that ask for it over
+/// their TCP connection. Each builder method says whether it applies to calls on both paths or to
 /// the TCP side alone.
 ///
 /// ```no_run
@@ -34,7 +35,7 @@ use crate::telemetry::stats::ServerStats;
 /// ```
 #[derive(Clone)]
 pub struct Server<L = Identity> {
-    /// The TCP side. Everything it needs is set on it.
+    /// The TCP side, with all settings that it needs.
     pub(super) tcp: tonic::transport::Server,
     pub(super) layers: ServiceBuilder<L>,
     pub(super) shared: Settings,
@@ -66,34 +67,37 @@ impl<L> Server<L> {
         self
     }
 
-    /// Set the concurrency limit of each connection, of each TCP and of each fast-path
-    /// connection by itself (both paths).
+    /// Limit the number of concurrent calls of each connection, TCP or fast path, separately (both
+    /// paths).
+    ///
+    /// A limit above `usize::MAX >> 3` counts as that.
     #[must_use]
     pub fn concurrency_limit_per_connection(mut self, limit: usize) -> Self {
+        let limit = limit.min(Semaphore::MAX_PERMITS);
         self.shared.concurrency_limit = Some(limit);
         self.with_tcp(|s| s.concurrency_limit_per_connection(limit))
     }
 
-    /// Answer RESOURCE_EXHAUSTED at once where the service is not ready, instead of queueing.
-    /// Off by default (both paths).
+    /// Answer RESOURCE_EXHAUSTED at once if the service is not ready, instead of queueing. Off by
+    /// default (both paths).
     #[must_use]
     pub fn load_shed(mut self, load_shed: bool) -> Self {
         self.shared.load_shed = load_shed;
         self.with_tcp(|s| s.load_shed(load_shed))
     }
 
-    /// Limit the time of all request handlers until their response headers; the shorter of this
-    /// and the request's `grpc-timeout` counts (both paths).
+    /// Limit the time of each request handler until its response headers; the shorter of this and
+    /// the request's `grpc-timeout` applies (both paths).
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.shared.timeout = Some(timeout);
         self.with_tcp(|s| s.timeout(timeout))
     }
 
-    /// Limit the calls that a connection carries at a time. The client holds further ones back
+    /// Limit the number of concurrent calls on one connection. The client holds further calls back
     /// (both paths).
     ///
-    /// Default on TCP is no limit; on the fast path 1024.
+    /// Default is no limit on TCP and 1024 on the fast path.
     #[must_use]
     pub fn max_concurrent_streams(mut self, max: impl Into<Option<u32>>) -> Self {
         let max = max.into();
@@ -101,17 +105,17 @@ impl<L> Server<L> {
         self.with_tcp(|s| s.max_concurrent_streams(max))
     }
 
-    /// Drain a connection that is older than this; calls that run go on, new ones are sent over a
-    /// new connection. Default is no limit (both paths).
+    /// Drain a connection that is older than this: calls in flight continue, new ones use a new
+    /// connection. Default is no limit (both paths).
     #[must_use]
     pub fn max_connection_age(mut self, age: Duration) -> Self {
         self.shared.max_connection_age = Some(age);
         self.with_tcp(|s| s.max_connection_age(age))
     }
 
-    /// Close a connection for good this long after
-    /// [`max_connection_age`](Server::max_connection_age), without which it has no effect.
-    /// Default is no limit (both paths).
+    /// Close a connection, with its calls, this long after
+    /// [`max_connection_age`](Server::max_connection_age), without which it has no effect. Default
+    /// is no limit (both paths).
     #[must_use]
     pub fn max_connection_age_grace(mut self, grace: Duration) -> Self {
         self.shared.max_connection_age_grace = Some(grace);
@@ -132,107 +136,108 @@ impl<L> Server<L> {
 
     /// Whether to offer the fast path. Default is [`Policy::Auto`].
     ///
-    /// With [`Policy::Require`] serving fails at its start where RDMA cannot be offered, or shared
+    /// With [`Policy::Require`], serving fails at its start if RDMA cannot be offered, or shared
     /// memory if that is the only [fabric](Server::fabrics) allowed. The environment variable
-    /// `TONIC_RDMA`, where it is set, wins over this.
+    /// `TONIC_RDMA`, if set, overrides this.
     #[must_use]
     pub fn policy(mut self, policy: Policy) -> Self {
         self.shared.policy = policy;
         self
     }
 
-    /// The fabrics that may be offered. Default is [`FabricKind::DEFAULT`]: shared memory to
-    /// clients on the same host, RDMA to all. The order is the client's to choose.
+    /// The fabrics to offer. Default is [`FabricKind::DEFAULT`]: shared memory to clients on the
+    /// same host, RDMA to all. The client chooses the order.
     ///
-    /// Fabrics named in the environment variable `TONIC_RDMA` win over this.
+    /// Fabrics named in the environment variable `TONIC_RDMA` override this.
     #[must_use]
     pub fn fabrics(mut self, fabrics: impl IntoIterator<Item = FabricKind>) -> Self {
         self.shared.fabrics = Some(distinct(fabrics));
         self
     }
 
-    /// The devices and pinned memory to use. Default is [`Context::global`].
+    /// Set the devices and pinned memory to use. Default is [`Context::global`].
     #[must_use]
     pub fn context(mut self, context: Context) -> Self {
         self.shared.context = Some(context);
         self
     }
 
-    /// What servers made from this builder, and from its clones, carry.
+    /// The counters of the servers made from this builder and from its clones.
     pub fn stats(&self) -> ServerStats {
         self.shared.stats.clone()
     }
 
-    /// How many tickets to the fast path may be outstanding, and how long each is good for.
-    /// Default is 1024 and 10 seconds.
+    /// Limit the number of outstanding tickets to the fast path, and set the lifetime of each.
+    /// Default is 1024 tickets and 10 seconds.
     ///
-    /// A ticket is outstanding from the Offer until the client's RDMA connection uses it, a few
-    /// milliseconds as a rule. Clients that get none stay on TCP and try again.
+    /// A ticket is outstanding from the Offer until the client's connection uses it, usually a few
+    /// milliseconds. Clients that receive none stay on TCP and try again.
     #[must_use]
     pub fn tickets(mut self, outstanding: usize, lifetime: Duration) -> Self {
         self.shared.tickets = Some((outstanding, lifetime));
         self
     }
 
-    /// Limit the fast-path connections that live at a time. Default is 4,096.
+    /// Limit the number of concurrent fast-path connections. Default is 4,096.
     ///
     /// Clients beyond it stay on TCP with the reason
-    /// [`LimitReached`](crate::ReasonCode::LimitReached), and try again. A connection takes up to
-    /// 60 KiB of pinned memory as long as it lives ([`Context`]'s pool may allow fewer: then the
-    /// reason is [`PoolExhausted`](crate::ReasonCode::PoolExhausted)), and up to 428 while it is
-    /// busy.
+    /// [`LimitReached`](crate::ReasonCode::LimitReached), and try again. A connection pins up to 60
+    /// KiB while it is idle and up to 428 KiB while it is busy. If the [`Context`]'s pool allows
+    /// fewer connections, the reason is [`PoolExhausted`](crate::ReasonCode::PoolExhausted). A
+    /// connection takes up to three descriptors with its TCP connection, and RLIMIT_NOFILE is the
+    /// number of descriptors that the process may have.
     #[must_use]
     pub fn max_connections(mut self, most: usize) -> Self {
         self.shared.max_connections = Some(most);
         self
     }
 
-    /// Limit the connect requests to the fast path that are looked at, or answered and not yet
-    /// established, at a time. Default is 64.
+    /// Limit the number of fast-path handshakes in progress, from the connect request until the
+    /// connection is established. Default is 64.
     ///
-    /// Those beyond it are refused before anything is looked up or made for them, with the reason
-    /// [`LimitReached`](crate::ReasonCode::LimitReached). One takes a few milliseconds, and never
-    /// more than 5 s.
+    /// Further requests are refused before they cause any look-up or allocation, with the reason
+    /// [`LimitReached`](crate::ReasonCode::LimitReached). A handshake takes a few milliseconds, and
+    /// at most 5 s.
     #[must_use]
     pub fn max_handshakes(mut self, most: usize) -> Self {
         self.shared.max_handshakes = Some(most);
         self
     }
 
-    /// Limit the headers of a request, in bytes: names and values with a few bytes for each (both
+    /// Limit the size in bytes of a request's headers: names, values and a few bytes for each (both
     /// paths). Default is 64 KiB on the fast path, hyper's 16 KiB on TCP.
     ///
-    /// On the fast path from 4 KiB to 1 MiB; what is below or above that is taken as the nearest,
-    /// and one name or value may have 65,535 bytes. A call with more fails at the client with
-    /// RESOURCE_EXHAUSTED.
+    /// On the fast path the value is clamped to 4 KiB to 1 MiB, and one name or value may have
+    /// 65,535 bytes. A call that exceeds the limit fails at the client with RESOURCE_EXHAUSTED.
     #[must_use]
     pub fn max_header_size(mut self, bytes: u32) -> Self {
         self.shared.max_header_size = Some(bytes);
         self.http2_max_header_list_size(bytes)
     }
 
-    /// How long a client may be silent on the fast path until it is taken for dead, and its calls
-    /// are dropped. Default is 5 s; from 10 ms to a day, what is below or above that is taken as
-    /// the nearest. See [`Endpoint::dead_peer_timeout`](crate::Endpoint::dead_peer_timeout); either
-    /// side has its own.
+    /// How long a client may be silent on the fast path before it counts as dead and its calls are
+    /// dropped. Default is 5 s; the value is clamped to 10 ms to one day. See
+    /// [`Endpoint::dead_peer_timeout`](crate::Endpoint::dead_peer_timeout); each side has its own
+    /// setting.
     ///
-    /// The last messages of a connection that ends have as long to get away: a server that is told
-    /// to end waits so long for a client that takes none.
+    /// The same time limits the delivery of a closing connection's last messages: a server that
+    /// shuts down waits this long for a client that accepts none.
     #[must_use]
     pub fn dead_peer_timeout(mut self, time: Duration) -> Self {
         self.shared.dead_peer_timeout = Some(time);
         self
     }
 
-    /// Copy what clients send out of the memory that they can write to, before a handler sees it.
+    /// Copy received data out of the memory that clients can write to, before a handler sees it.
     /// Off by default.
     ///
-    /// A client that breaks the protocol can still write to memory that it was granted, after it
-    /// has said that it is done: to `Bytes` fields that [`ProstCodec`](crate::codec::ProstCodec)
-    /// decoded from what it has sent itself, while a handler checks or uses them, and to nothing
-    /// else. Where clients are not trusted that far, this takes the zero out of zero-copy: each
-    /// message is copied once, from landing memory to the heap, and counted in
-    /// [`Copied::delivery`](crate::Copied::delivery). Over TCP there is no such memory.
+    /// A client that violates the protocol can still write to granted memory after it has reported
+    /// its write as complete. It can thus change `Bytes` fields that
+    /// [`ProstCodec`](crate::codec::ProstCodec) decoded from its own messages, while a handler
+    /// checks or uses them, and nothing else. If clients are not trusted that far, this option
+    /// gives up zero-copy on receipt: each message is copied once, from landing memory to the heap,
+    /// and counted in [`Copied::delivery`](crate::Copied::delivery). Over TCP there is no such
+    /// memory.
     #[must_use]
     pub fn copy_on_delivery(mut self, copy: bool) -> Self {
         self.shared.copy_on_delivery = copy;
@@ -241,30 +246,30 @@ impl<L> Server<L> {
 
     /// Offer the fast path also to clients whose address this server does not see: behind an HTTP
     /// gateway (L7 proxy, service mesh), a translation of source addresses, or a transport without
-    /// TCP addresses. Off by default: these stay on TCP, with the reason
+    /// TCP addresses. Off by default: such clients stay on TCP, with the reason
     /// [`ThroughGateway`](crate::ReasonCode::ThroughGateway).
     ///
-    /// With `true` such a client gets a ticket if the gateway lets the Offer pass, and its calls on
-    /// the fast path then go **past the gateway**: what that checks, limits, routes, adds to
-    /// headers or logs does not happen to them. They carry no address and no certificate, neither
-    /// the client's, which nobody knows, nor the gateway's: [`tonic::Request::remote_addr`] and
-    /// `peer_certs` are `None`. So handlers and layers of this server have to decide by what a call
-    /// itself carries (a token, say), and to refuse calls without it. Clients that connect directly
-    /// are known by address and certificate as before, unless eight Offers from their network have
-    /// stated a wrong address lately, as those of a gateway's clients do: then calls of the fast
-    /// path carry neither for up to ten minutes.
+    /// With `true` such a client receives a ticket if the gateway forwards the Offer, and its calls
+    /// on the fast path then **bypass the gateway**: its checks, limits, routes, headers and logs
+    /// do not apply to them. The calls carry no address and no certificate, because the client's
+    /// are unknown and the gateway's are not the client's: [`tonic::Request::remote_addr`] and
+    /// `peer_certs` are `None`. Handlers and layers of this server must therefore decide by what a
+    /// call itself carries, a token for example, and refuse calls without it. Clients that connect
+    /// directly keep their address and certificate, unless eight Offers from their network have
+    /// recently stated a wrong address, as the Offers of a gateway's clients do: then calls on the
+    /// fast path carry neither for up to ten minutes.
     #[must_use]
     pub fn offer_through_gateways(mut self, offer: bool) -> Self {
         self.shared.offer_through_gateways = offer;
         self
     }
 
-    /// Set the [`tower::Layer`] that all services will be wrapped in (both paths).
+    /// Set the [`tower::Layer`] that wraps all services (both paths).
     ///
-    /// The layered service is built once and cloned for every connection of either path, so that
-    /// a layer with shared state sees every call. The Offer, by which a client asks for the fast
-    /// path, passes through it too: a layer that wants credentials wants them there as well
-    /// ([`Endpoint::offer_metadata`](crate::Endpoint::offer_metadata)).
+    /// The layered service is built once and cloned for every connection of either path, so that a
+    /// layer with shared state sees every call. The Offer, by which a client asks for the fast
+    /// path, passes through it too, so a layer that requires credentials requires them of the Offer
+    /// as well ([`Endpoint::offer_metadata`](crate::Endpoint::offer_metadata)).
     ///
     /// ```
     /// use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The fast path of a server: where it listens, tickets, and the connections they let in.
+//! The fast path of a server: its listeners, tickets, and the connections that it admits.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -36,13 +36,13 @@ const ACCEPT_LIMIT: Duration = Duration::from_secs(5);
 const MAX_CONNECTIONS: usize = 4096;
 /// Default maximum number of handshakes in progress.
 const MAX_HANDSHAKES: usize = 64;
-/// Pause before listening is tried again while nothing changes on this host: somebody has to fix
-/// something first.
+/// Pause before the server tries to listen again while nothing changes on this host: an operator
+/// has to fix something first.
 const RETRY: Duration = Duration::from_secs(60);
-/// Pause after a listener has ended, so that one that ends each time does not keep the server busy.
+/// Pause after a listener has ended, so that one that keeps ending does not keep the server busy.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// What the fast path of one server shares.
+/// State of the fast path of one server.
 pub(super) struct FastPath {
     pub(super) context: Context,
     pub(super) env_device: Option<String>,
@@ -55,7 +55,7 @@ pub(super) struct FastPath {
     pub(super) methods: Arc<Methods>,
     /// Limits log lines about refused and failed connections: a flood must not fill the disk.
     pub(super) refusals: LogThrottle,
-    /// Every connection keeps it through the `Arc` of this; the server waits until it is dropped.
+    /// Every connection holds it through the `Arc` of this; shutdown waits until it is dropped.
     pub(super) _alive: mpsc::Sender<Infallible>,
 }
 
@@ -146,8 +146,8 @@ impl FastPath {
         self.offering.send_modify(|offering| offering.set(path, offer));
     }
 
-    /// Serves one path until dropped: accepts, and listens anew when a listener has ended, when
-    /// devices or addresses have changed, and from time to time while there is no listener.
+    /// Serves one path until dropped. Accepts connections, and listens again when a listener has
+    /// ended, when devices or addresses have changed, and periodically while there is no listener.
     pub(super) async fn run(
         self: Arc<Self>,
         path: Path,
@@ -253,7 +253,8 @@ impl FastPath {
         incoming.reject(&reject.encode());
     }
 
-    /// Admits a request with a valid hello and ticket; otherwise returns how to reject it, and why.
+    /// Admits a request with a valid hello and ticket. Otherwise returns the rejection and its
+    /// cause.
     fn admit(&self, incoming: &Incoming) -> Result<(Hello, Extensions), (Reject, String)> {
         let hello = Hello::decode(incoming.private_data()).map_err(|error| {
             let reject = match error {
@@ -322,7 +323,7 @@ impl FastPath {
     }
 }
 
-/// Limits on what clients can ask for, before they are known.
+/// Limits on connections and handshakes, which apply before a client is identified.
 pub(super) struct Limits {
     connections: Arc<Semaphore>,
     handshakes: Arc<Semaphore>,
@@ -356,7 +357,7 @@ fn listen_near(
     }
 }
 
-/// What an Offer says about a listener.
+/// The description of a listener in Offers.
 fn listening(
     listener: &Listener,
     fabric: &Fabric,
@@ -375,14 +376,14 @@ fn listening(
     })
 }
 
-/// Resolves when the server shuts down in good order; never when it is dropped.
+/// Resolves when the server shuts down gracefully; never when it is dropped.
 async fn draining(mut drain: watch::Receiver<bool>) {
     if drain.wait_for(|drain| *drain).await.is_err() {
         std::future::pending().await
     }
 }
 
-/// Sleeps on the link's clock; for ever if there is no time.
+/// Sleeps on the link's clock; forever if `time` is `None`.
 fn sleep_for(link: &AnyLink, time: Option<Duration>) -> impl Future<Output = ()> + use<> {
     let timer = time.map(|time| (link.timer(), time));
     async {

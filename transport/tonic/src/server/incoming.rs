@@ -1,16 +1,16 @@
-//! What stands between a listener and tonic's server: an end without losses, and limits.
+//! TCP connections on their way to tonic's server: limits, and a shutdown that loses no calls.
 //!
-//! - **The backlog is served.** When the server is told to end, connections that have been made
-//!   already, and wait to be accepted, are accepted first. tonic alone closes the listener over
-//!   them, which resets them, with calls on the way.
-//! - **Sockets linger.** A socket that is closed while something of the peer's lies in it unread is
-//!   reset by the system, and the peer then loses what it has not read itself: the last answers of
-//!   a connection that ends in good order. So what the peer still says, updates of windows mostly,
-//!   is read and dropped until it has closed as well.
-//! - **Accepting that fails is not tried again at once.** A process that has no descriptor left
-//!   would do nothing else.
-//! - **Connections have a limit.** What comes beyond it is closed before it costs anything.
-//! - **What an Offer has shown of a connection is known until the connection closes**
+//! - **The backlog is served.** On shutdown, connections that are established and wait to be
+//!   accepted are accepted first. tonic alone would close the listener, which resets them and their
+//!   calls.
+//! - **Sockets linger.** If a socket is closed with unread data of the peer, the system resets it,
+//!   and the peer loses what it has not read yet: the last responses of a connection that closes
+//!   gracefully. So the server reads and discards further data, mostly window updates, until the
+//!   peer has closed as well.
+//! - **A failed accept is not retried at once.** A process without free descriptors would otherwise
+//!   spin.
+//! - **The number of connections is limited.** A connection beyond the limit is closed at once.
+//! - **What an Offer reveals about a connection is kept until the connection closes**
 //!   (`bootstrap::gateways`).
 
 use std::future::{Future, poll_fn};
@@ -30,15 +30,15 @@ use tonic::transport::server::Connected;
 use crate::bootstrap::capture::Connection;
 use crate::bootstrap::gateways::{Gateways, Known};
 
-/// A peer that has been told of the end may take this long to close.
+/// Time that a peer has to close, once it has been told of the shutdown.
 const LINGER: Duration = Duration::from_secs(1);
-/// Pause after accepting has failed.
+/// Pause after a failed accept.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Connections refused in a row before other tasks get their turn.
+/// Connections refused in a row before the task yields.
 const ROUNDS: usize = 32;
 
 pin_project! {
-    /// Connections of `inner`, until `signal` completes and those that wait by then are accepted.
+    /// Connections of `inner`, until `signal` completes and the backlog at that time is accepted.
     pub(super) struct Accepting<I, F, G> {
         #[pin]
         inner: I,
@@ -48,7 +48,7 @@ pin_project! {
         places: Arc<Semaphore>,
         most: usize,
         gateways: Arc<Gateways>,
-        // Refused since the last that was not.
+        // Refused since the last accepted connection.
         refused: u64,
         pause: Option<Pin<Box<Sleep>>>,
         failing: bool,
@@ -56,8 +56,8 @@ pin_project! {
 }
 
 impl<I, F, G> Accepting<I, F, G> {
-    /// `on_signal` is called when `signal` completes, before the backlog is accepted; at most
-    /// `most` connections live at a time.
+    /// `on_signal` is called when `signal` completes, before the backlog is accepted. At most
+    /// `most` connections exist at once.
     pub(super) fn new(
         inner: I,
         signal: F,
@@ -111,7 +111,7 @@ where
                 ready!(pause.as_mut().poll(cx));
                 *this.pause = None;
             }
-            // That the task has done much already does not mean that nobody waits.
+            // A task whose budget is spent would see an empty backlog although connections wait.
             let next = tokio::task::unconstrained(poll_fn(|cx| this.inner.as_mut().poll_next(cx)));
             match pin!(next).poll(cx) {
                 Poll::Pending if ending => return Poll::Ready(None),
@@ -149,7 +149,7 @@ where
     }
 }
 
-/// A connection that is closed only when its peer has nothing more to say, or has had its time.
+/// A connection that is closed only after its peer has closed, or after [`LINGER`].
 #[derive(Debug)]
 pub(super) struct Lingering<IO> {
     io: IO,
@@ -158,11 +158,11 @@ pub(super) struct Lingering<IO> {
     _known: Option<Known>,
 }
 
-/// How far the end has come.
+/// State of the close.
 #[derive(Debug)]
 enum End {
     Open,
-    /// This side has said all; the peer is listened to.
+    /// This side has closed; data of the peer is read and discarded.
     Draining(Pin<Box<Sleep>>),
     Done,
 }
@@ -231,7 +231,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lingering<IO> {
                         Poll::Ready(()) => Ok(()),
                         Poll::Pending => ready!(Pin::new(&mut this.io).poll_read(cx, &mut buf)),
                     };
-                    // The time is over, the peer has closed, or it is gone.
+                    // The time is over, or the peer has closed or failed.
                     if read.is_err() || buf.filled().is_empty() {
                         this.end = End::Done;
                     }

@@ -32,11 +32,11 @@ struct Entry {
 enum State {
     /// Not accepting yet; requests wait in the listener's queue.
     Idle(Option<(Listener, Pool)>),
-    /// A task accepts.
+    /// A task accepts connections.
     Accepting(AbortHandle),
 }
 
-/// Listeners. They close when this is dropped.
+/// The listeners of one path, which close when this is dropped.
 #[derive(Default)]
 pub(super) struct Listeners {
     entries: Vec<Entry>,
@@ -48,7 +48,7 @@ impl Listeners {
         self.entries.is_empty()
     }
 
-    /// What an Offer says about them.
+    /// The description of the listeners in Offers.
     pub(super) fn listening(&self) -> Arc<[Listening]> {
         self.entries.iter().map(|entry| entry.listening.clone()).collect()
     }
@@ -78,10 +78,10 @@ impl Listeners {
         });
     }
 
-    /// Hands the connect requests of all listeners to `accept` until a listener ends, and returns
-    /// why it did. Never returns while there is no listener.
+    /// Passes the connect requests of all listeners to `accept` until a listener ends, and returns
+    /// its reason. Never returns while there is no listener.
     ///
-    /// Cancel safe: accepting goes on meanwhile.
+    /// Cancel safe: the tasks keep accepting.
     pub(super) async fn accept<F>(&mut self, accept: F) -> Reason
     where
         F: Fn(Incoming, Pool) + Clone + Send + 'static,
@@ -103,7 +103,8 @@ impl Listeners {
         loop {
             match tasks.join_next().await {
                 Some(Ok((key, reason))) => {
-                    // A listener that was closed meanwhile has been replaced, or is not wanted.
+                    // A listener that was closed meanwhile has been replaced, or is no longer
+                    // needed.
                     entries.retain(|entry| {
                         entry.key != key
                             || matches!(&entry.state, State::Accepting(task) if !task.is_finished())

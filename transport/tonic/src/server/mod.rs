@@ -2,15 +2,15 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `builder` | the builder, and its methods that concern both paths |
+//! | `builder` | the builder, and its methods that apply to both paths |
 //! | `tcp` | builder methods of the TCP side |
-//! | `settings` | what the builder has collected |
+//! | `settings` | the builder's settings |
 //! | `router` | services, and the ways to serve them |
-//! | `serve` | both paths side by side, from start to shutdown |
-//! | `fast_path` | where the server listens, tickets, and the connections they let in |
+//! | `serve` | serves both paths, from start to shutdown |
+//! | `fast_path` | listeners, tickets, and the connections that they admit |
 //! | `listeners` | the listeners of one path |
-//! | `incoming` | TCP connections: limits, and an end without losses |
-//! | `stack` | what stands around the layered service on the fast path |
+//! | `incoming` | TCP connections: limits, and a shutdown that loses no calls |
+//! | `stack` | the limits around the layered service on the fast path |
 
 mod builder;
 mod fast_path;

@@ -30,8 +30,7 @@ pub struct Router<L = Identity> {
 impl<L> Server<L> {
     /// Create a router with the `S` typed service as the first service.
     ///
-    /// This will clone the `Server` builder and create a router that will
-    /// route around different services.
+    /// This clones the `Server` builder and creates a router that routes between services.
     pub fn add_service<S>(&mut self, svc: S) -> Router<L>
     where
         S: Service<Request<Body>, Error = Infallible>
@@ -49,8 +48,7 @@ impl<L> Server<L> {
 
     /// Create a router with the optional `S` typed service as the first service.
     ///
-    /// This will clone the `Server` builder and create a router that will
-    /// route around different services.
+    /// This clones the `Server` builder and creates a router that routes between services.
     ///
     /// # Note
     /// Even when the argument given is `None` this will capture *all* requests to this service
@@ -73,8 +71,8 @@ impl<L> Server<L> {
 
     /// Create a router with given [`Routes`].
     ///
-    /// This will clone the `Server` builder and create a router that will
-    /// route around different services that were already added to the provided `routes`.
+    /// This clones the `Server` builder and creates a router that routes between the services that
+    /// were already added to `routes`.
     pub fn add_routes(&mut self, routes: Routes) -> Router<L>
     where
         L: Clone,
@@ -89,6 +87,10 @@ impl<L> Router<L> {
     }
 
     /// Add a new service to this router.
+    ///
+    /// # Panics
+    ///
+    /// If the router already has a service of the same name.
     #[must_use]
     pub fn add_service<S>(mut self, svc: S) -> Self
     where
@@ -111,6 +113,10 @@ impl<L> Router<L> {
     /// Even when the argument given is `None` this will capture *all* requests to this service
     /// name. As a result, one cannot use this to toggle between two identically named
     /// implementations.
+    ///
+    /// # Panics
+    ///
+    /// If the router already has a service of the same name.
     #[must_use]
     pub fn add_optional_service<S>(self, svc: Option<S>) -> Self
     where
@@ -132,18 +138,20 @@ impl<L> Router<L> {
     /// Serve on `addr`, until the process ends or the future is dropped.
     ///
     /// The fast path listens on the address of `addr` if it lies on an RDMA device, and otherwise
-    /// on every local address that does; on the port of `addr`, or on a free one where that is
-    /// taken (on iWARP, which shares TCP's ports, always). Only the bearer of a ticket from the
-    /// TCP side gets in. Where RDMA cannot be had, that is logged with its reason and cure, told to
-    /// the clients that ask, and tried again every minute.
-    ///
-    /// When the future is dropped, nothing new is accepted; connections that stand are served
-    /// until their clients leave, as in tonic.
+    /// on every local address that does. It uses the port of `addr`, or a free one if that is taken
+    /// (always on iWARP, which shares TCP's ports). Only a client that presents a ticket from the
+    /// TCP side is admitted. If RDMA is not available, the server logs the reason and its cure,
+    /// reports it to clients that ask, and tries again every minute.
     ///
     /// # Errors
     ///
-    /// The address cannot be bound, an environment variable is bad, or RDMA is required and
-    /// cannot be had.
+    /// The address cannot be bound ([`Error::Bind`]), an environment variable has a bad value
+    /// ([`Error::Environment`]), or RDMA is required and not available ([`Error::RdmaRequired`]).
+    ///
+    /// # Cancel safety
+    ///
+    /// When the future is dropped, the server accepts nothing new. Established connections are
+    /// served until their clients leave, as in tonic.
     pub async fn serve<ResBody>(self, addr: SocketAddr) -> Result<(), Error>
     where
         L: Layer<Routes> + Clone,
@@ -158,8 +166,16 @@ impl<L> Router<L> {
         serve(self.server, self.routes, incoming, bound, None::<Never>).await
     }
 
-    /// Serve on `addr` until `signal` completes, then end in good order: nothing new is accepted,
-    /// calls that run are finished, on both paths.
+    /// Serve on `addr` until `signal` completes, then shut down gracefully: the server accepts
+    /// nothing new, and calls in flight on both paths are finished.
+    ///
+    /// # Errors
+    ///
+    /// As [`serve`](Router::serve).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`serve`](Router::serve).
     pub async fn serve_with_shutdown<F: Future<Output = ()>, ResBody>(
         self,
         addr: SocketAddr,
@@ -183,6 +199,15 @@ impl<L> Router<L> {
     /// This method discards any provided TCP configuration, as in tonic. The fast path does not
     /// depend on `incoming`: it listens on every local address that lies on an RDMA device, on a
     /// free port, and the Offer names both.
+    ///
+    /// # Errors
+    ///
+    /// An environment variable has a bad value ([`Error::Environment`]), or RDMA is required and
+    /// not available ([`Error::RdmaRequired`]).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`serve`](Router::serve).
     pub async fn serve_with_incoming<I, IO, IE, ResBody>(self, incoming: I) -> Result<(), Error>
     where
         I: Stream<Item = Result<IO, IE>>,
@@ -198,8 +223,16 @@ impl<L> Router<L> {
         serve(self.server, self.routes, incoming, None, None::<Never>).await
     }
 
-    /// As [`serve_with_incoming`](Router::serve_with_incoming), and end in good order when
+    /// As [`serve_with_incoming`](Router::serve_with_incoming), but shuts down gracefully when
     /// `signal` completes.
+    ///
+    /// # Errors
+    ///
+    /// As [`serve_with_incoming`](Router::serve_with_incoming).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`serve`](Router::serve).
     pub async fn serve_with_incoming_shutdown<I, IO, IE, F, ResBody>(
         self,
         incoming: I,

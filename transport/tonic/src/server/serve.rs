@@ -1,4 +1,4 @@
-//! Both paths side by side, from start to shutdown.
+//! Serves both paths, from start to shutdown.
 
 use std::convert::Infallible;
 use std::future::{Future, Pending};
@@ -36,10 +36,10 @@ use crate::tcp::body::TcpCalls;
 use crate::telemetry::metrics;
 use crate::telemetry::spans::Calls;
 
-/// TCP connections at a time by default.
+/// Default maximum number of concurrent TCP connections.
 pub(super) const MAX_TCP_CONNECTIONS: usize = 16 * 1024;
 
-/// The type of a signal that is not there.
+/// The type of an absent shutdown signal.
 pub(super) type Never = Pending<()>;
 
 /// Serves `routes` on the TCP connections of `incoming` and on the fast path.
@@ -99,7 +99,7 @@ where
         Some(why) => {
             metrics::fallback(Side::Server, &Reason::new(ReasonCode::Policy, why));
             tracing::info!(path = "tcp", why, "clients stay on TCP");
-            // Held, it would keep the end of this function waiting.
+            // The end of this function waits for every clone of it.
             drop(alive);
         }
         None => {
@@ -133,16 +133,16 @@ where
         )));
         drain.send_replace(true);
     };
-    // tonic ends in good order, too, when there is nothing more to accept.
+    // tonic shuts down gracefully, too, when the stream of connections ends.
     let incoming = Accepting::new(incoming, signal, end, most_tcp, gateways);
     tcp.serve_with_incoming_shutdown(service, incoming, std::future::pending()).await?;
-    // The listeners close with their tasks; what is left are connections that drain.
+    // The listeners close with their tasks; only draining connections are left.
     tasks.0.shutdown().await;
     all_gone.recv().await;
     Ok(())
 }
 
-/// A task for each path. They end when this is dropped.
+/// One task per path. They are aborted when this is dropped.
 struct Tasks(JoinSet<()>);
 
 impl Tasks {
@@ -156,8 +156,8 @@ impl Tasks {
         let paths = fast.paths();
         let fast = Arc::new(fast);
         for path in &paths {
-            // A server that needs the fast path does not begin without it; others need not wait.
-            // Shared memory alone does not do where RDMA was to be offered.
+            // A server that requires the fast path waits for it; others start at once. If RDMA is
+            // among the fabrics, shared memory alone does not satisfy the requirement.
             let needed = policy == Policy::Require && (*path != Path::Shm || paths.len() == 1);
             let started = match needed {
                 true => Some(fast.start(*path, bound).await.map_err(Error::required)?),

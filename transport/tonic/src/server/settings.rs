@@ -1,4 +1,4 @@
-//! What the builder has collected for the fast path and for the TCP port.
+//! The builder's settings for the fast path and for the TCP port.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::telemetry::stats::ServerStats;
 /// Makes the span of a request from its headers.
 pub(super) type TraceFn = Arc<dyn Fn(&Request<()>) -> tracing::Span + Send + Sync>;
 
-/// Settings that the fast path needs, and those that binding the TCP port needs.
+/// Settings that the fast path needs, and those needed to bind the TCP port.
 #[derive(Clone, Default)]
 pub(super) struct Settings {
     pub(super) trace_fn: Option<TraceFn>,

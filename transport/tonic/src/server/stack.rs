@@ -1,4 +1,4 @@
-//! What stands around the layered service on the fast path; on TCP tonic's server builds the same.
+//! The limits around the layered service on the fast path; on TCP tonic's server builds the same.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -19,8 +19,8 @@ use crate::path::reason::Reason;
 use crate::server::settings::{Settings, TraceFn};
 use crate::telemetry::spans::Calls;
 
-/// The layered service, of one type whatever the layers. Connections are served by way of it, calls
-/// are not: what is made for each of them has its own type and needs no box.
+/// The layered service, type-erased per connection, not per call: the futures of calls keep their
+/// concrete types and need no box.
 pub(crate) struct Layered(Box<dyn Serve>);
 
 trait Serve: Send {
@@ -33,7 +33,7 @@ trait Serve: Send {
 }
 
 impl Layered {
-    /// Gives the layered service one type, and its calls their spans.
+    /// Erases the type of the layered service, and adds spans to its calls.
     pub(super) fn new<S, ResBody>(service: S) -> Self
     where
         S: Service<Request<Body>, Response = Response<ResBody>> + Clone + Send + 'static,
@@ -45,7 +45,7 @@ impl Layered {
         Self(Box::new(Erased(Calls(service))))
     }
 
-    /// Serves a connection until it ends, and says why it did.
+    /// Serves a connection until it ends, and returns the reason.
     pub(super) fn serve(
         &self,
         settings: &Settings,
@@ -81,8 +81,8 @@ where
     }
 }
 
-/// The stack of one connection. Its concurrency limit is its own. Errors become responses in the
-/// link.
+/// The stack of one connection, with its own concurrency limit. The link turns errors into
+/// responses.
 fn of_connection<S>(
     layered: S,
     settings: &Settings,
@@ -103,7 +103,7 @@ where
     Traced { inner, trace_fn: settings.trace_fn.clone() }
 }
 
-/// Runs calls in the span that the user's function makes.
+/// Runs each call in a span made by the user's function.
 #[derive(Clone)]
 struct Traced<S> {
     inner: S,

@@ -1,5 +1,5 @@
-//! Builder methods of the TCP side, handed on to tonic's server. None of them touches the fast
-//! path, which has flow control, keep-alive and limits of its own.
+//! Builder methods of the TCP side, forwarded to tonic's server. They do not affect the fast path,
+//! which has its own flow control, keep-alive and limits.
 
 use std::time::Duration;
 
@@ -10,9 +10,13 @@ use crate::server::builder::Server;
 impl<L> Server<L> {
     /// Configure TLS for this server (TCP side).
     ///
-    /// The fast path carries no TLS: it is open to those only who got a ticket over a TLS
-    /// connection that this configuration accepted, and its bytes are as private as the RDMA
+    /// The fast path carries no TLS: only clients that received a ticket over a TLS connection
+    /// which this configuration accepted are admitted, and its bytes are as private as the RDMA
     /// network is.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Transport`]: the configuration is invalid, a certificate or key for example.
     #[cfg(feature = "_tls-any")]
     pub fn tls_config(
         mut self,
@@ -22,11 +26,11 @@ impl<L> Server<L> {
         Ok(self)
     }
 
-    /// Limit the TCP connections that live at a time. Those beyond it are closed as they are
+    /// Limit the number of concurrent TCP connections. Further ones are closed as they are
     /// accepted. Default is 16,384 (TCP side).
     ///
-    /// Each takes a descriptor, of which the process has as many as RLIMIT_NOFILE says. Where none
-    /// is left, accepting pauses, and connections that stand go on.
+    /// Each takes a descriptor, which RLIMIT_NOFILE limits per process. While none is free, the
+    /// server pauses accepting, and established connections continue.
     #[must_use]
     pub fn max_tcp_connections(mut self, most: usize) -> Self {
         self.shared.max_tcp_connections = Some(most);
@@ -51,8 +55,8 @@ impl<L> Server<L> {
         self.with_tcp(|s| s.http2_keepalive_interval(interval))
     }
 
-    /// Time to wait for the answer to an HTTP/2 keep-alive ping. Default is 20 seconds (TCP
-    /// side).
+    /// Time to wait for the acknowledgement of an HTTP/2 keep-alive ping. Default is 20 seconds
+    /// (TCP side).
     #[must_use]
     pub fn http2_keepalive_timeout(self, timeout: Option<Duration>) -> Self {
         self.with_tcp(|s| s.http2_keepalive_timeout(timeout))
@@ -85,7 +89,7 @@ impl<L> Server<L> {
         self
     }
 
-    /// Time between TCP keep-alive probes; `None` is the system's (TCP side). Ignored when
+    /// Time between TCP keep-alive probes; `None` is the system's default (TCP side). Ignored when
     /// serving an incoming stream.
     #[must_use]
     pub fn tcp_keepalive_interval(mut self, interval: Option<Duration>) -> Self {
@@ -93,8 +97,8 @@ impl<L> Server<L> {
         self
     }
 
-    /// Number of TCP keep-alive probes before a connection is given up; `None` is the system's
-    /// (TCP side). Ignored when serving an incoming stream.
+    /// Number of unanswered TCP keep-alive probes after which a connection is closed; `None` is the
+    /// system's default (TCP side). Ignored when serving an incoming stream.
     #[must_use]
     pub fn tcp_keepalive_retries(mut self, retries: Option<u32>) -> Self {
         self.shared.tcp_keepalive_retries = retries;
@@ -109,14 +113,14 @@ impl<L> Server<L> {
         self
     }
 
-    /// Largest header block accepted over HTTP/2, in bytes. Default is hyper's, 16 KiB (TCP
-    /// side; on the fast path it is 64 KiB).
+    /// Maximum size of a header block accepted over HTTP/2, in bytes. Default is hyper's, 16 KiB
+    /// (TCP side; on the fast path it is 64 KiB).
     #[must_use]
     pub fn http2_max_header_list_size(self, max: impl Into<Option<u32>>) -> Self {
         self.with_tcp(|s| s.http2_max_header_list_size(max))
     }
 
-    /// Largest HTTP/2 frame, in bytes; `None` leaves the default (TCP side).
+    /// Maximum size of an HTTP/2 frame, in bytes; `None` leaves the default (TCP side).
     #[must_use]
     pub fn max_frame_size(self, frame_size: impl Into<Option<u32>>) -> Self {
         self.with_tcp(|s| s.max_frame_size(frame_size))

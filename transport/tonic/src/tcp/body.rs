@@ -1,4 +1,4 @@
-//! Bodies that travel over TCP: what goes out is taken apart for hyper, both ways are counted.
+//! Bodies over TCP: outgoing messages are split for hyper, and both directions are counted.
 
 use std::future::Future;
 use std::mem;
@@ -20,20 +20,21 @@ use crate::error::BoxError;
 use crate::fifo::Fifo;
 use crate::telemetry::stats::Counters;
 
-/// Messages up to this long are written whole. hyper cuts longer ones into frames of this size.
+/// Messages of up to this many bytes are written whole. hyper cuts longer ones into frames of this
+/// size.
 const WHOLE: usize = 16 * 1024;
 
-/// A body on its way out. hyper gets the segments of its messages as they lie.
+/// An outgoing body. hyper receives the segments of its messages without a copy.
 pub(crate) struct TcpSendBody {
     body: Body,
     encoder: BodyEncoder,
     chunks: Fifo<Chunk>,
-    /// Segments of the first chunk that have gone.
+    /// Number of segments of the first chunk that have been returned.
     gone: usize,
 }
 
 impl TcpSendBody {
-    /// `apart`: messages may be taken apart, see [`is_plain_grpc`].
+    /// `apart` allows splitting messages, see [`is_plain_grpc`].
     pub(crate) fn new(body: Body, call: Call, apart: bool) -> Self {
         TcpSendBody {
             body,
@@ -43,7 +44,7 @@ impl TcpSendBody {
         }
     }
 
-    /// As [`poll_frame`](HttpBody::poll_frame); what it gives is counted.
+    /// As [`poll_frame`](HttpBody::poll_frame), and counts what it returns.
     pub(crate) fn poll(
         &mut self,
         counters: &Counters,
@@ -93,14 +94,14 @@ impl TcpSendBody {
     }
 }
 
-/// The server's calls over TCP: counts them, and takes responses apart.
+/// Counts a server's calls over TCP, and splits the messages of their responses.
 #[derive(Debug, Clone)]
 pub(crate) struct TcpCalls<S> {
     inner: S,
     server: Arc<Tcp>,
 }
 
-/// What a server's calls over TCP have in common.
+/// State shared by a server's calls over TCP.
 #[derive(Debug)]
 struct Tcp {
     methods: Arc<Methods>,
@@ -190,22 +191,22 @@ impl HttpBody for Reply {
     }
 
     fn size_hint(&self) -> SizeHint {
-        // That of a body which is short of its segments says nothing.
+        // The size hint of a body without its segments is not its length.
         if self.is_end_stream() { SizeHint::with_exact(0) } else { SizeHint::default() }
     }
 }
 
-/// A received body. tonic brings its frames together.
+/// A received body. tonic joins its frames.
 pub(crate) struct TcpRecvBody {
     inner: Body,
-    /// Until it is polled it has not ended: it was asked that when it was made, and each time is a
-    /// lock of h2's.
+    /// A body that has not been polled has not ended: that was checked when it was created, and
+    /// each check takes a lock in h2.
     polled: bool,
     counters: Arc<Counters>,
 }
 
 impl TcpRecvBody {
-    /// Counts what `body` receives.
+    /// Wraps `body`, and counts the bytes that it receives.
     pub(crate) fn body(body: Body, counters: &Arc<Counters>) -> Body {
         if body.size_hint().exact() == Some(0) {
             return body;

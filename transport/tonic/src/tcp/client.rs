@@ -1,4 +1,4 @@
-//! What a channel's calls over TCP share.
+//! State shared by a channel's calls over TCP.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,13 +8,13 @@ use tokio::sync::Notify;
 use crate::codec::Methods;
 use crate::telemetry::stats::Counters;
 
-/// The TCP connection of a channel, and what its calls need.
+/// The TCP connection of a channel, and the state that its calls need.
 #[derive(Debug)]
 pub(crate) struct TcpClient {
     pub(crate) channel: tonic::transport::Channel,
     pub(crate) counters: Arc<Counters>,
     pub(crate) methods: Arc<Methods>,
-    /// Somebody waits for the server to answer a call.
+    /// Whether a task waits for the server to answer a call.
     awaiting_answer: AtomicBool,
     answered: Notify,
 }
@@ -34,7 +34,7 @@ impl TcpClient {
         }
     }
 
-    /// Tells that the server has answered a call.
+    /// Records that the server has answered a call.
     pub(crate) fn saw_answer(&self) {
         let awaiting = &self.awaiting_answer;
         if awaiting.load(Ordering::Relaxed) && awaiting.swap(false, Ordering::Relaxed) {

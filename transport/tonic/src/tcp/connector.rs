@@ -24,7 +24,7 @@ pub(crate) struct TcpChannel {
 }
 
 /// The local address of the newest connection of a channel. `None` before the first connection, and
-/// where the transport's TCP address is unknown.
+/// if the transport's TCP address is unknown.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LocalAddr(Arc<Mutex<Option<SocketAddr>>>);
 
@@ -38,7 +38,7 @@ impl LocalAddr {
     }
 }
 
-/// Records the local address of each connection that `connector` makes.
+/// Records the local address of each connection that `connector` creates.
 #[derive(Debug, Clone)]
 pub(crate) struct RecordLocalAddr<C> {
     pub(crate) connector: C,
@@ -76,7 +76,7 @@ where
     }
 }
 
-/// The local address of a stream, for the types that connectors usually make.
+/// The local address of a stream, for the types that connectors usually return.
 fn addr_of(io: &dyn Any) -> Option<SocketAddr> {
     #[cfg(feature = "_tls-any")]
     {

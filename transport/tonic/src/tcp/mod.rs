@@ -2,10 +2,10 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `client` | what a channel's calls over TCP share |
-//! | `connector` | the TCP connection, and this end's address on it |
+//! | `client` | state shared by a channel's calls over TCP |
+//! | `connector` | the TCP connection, and its local address |
 //! | `body` | bodies of calls over TCP, for the zero-copy codec and the counters |
-//! | `retry` | calls that the server never saw are sent again |
+//! | `retry` | transparent retry of calls that the server has not processed |
 
 pub(crate) mod body;
 pub(crate) mod client;

@@ -1,23 +1,24 @@
 //! Calls over TCP, with transparent retry (gRFC A6) of calls that the server has not processed.
 //!
-//! A server that shuts down in good order, or closes a connection for its age, sends a GOAWAY that
-//! says which calls it will answer. hyper reports the other calls in three ways. In each of them no
+//! A server that shuts down gracefully, or closes a connection for its age, sends a GOAWAY that
+//! tells which calls it will answer. hyper reports the other calls in three ways. In each case no
 //! handler has seen the call:
 //!
 //! | what | when |
 //! |---|---|
 //! | `hyper::Error::is_canceled` | the connection closed before the call was sent |
-//! | `h2::Error`, a GOAWAY of the peer | it came before the call had a stream, or its last stream is an earlier one |
-//! | `h2::Error`, a reset of the peer with REFUSED_STREAM | the server has not processed the stream |
+//! | `h2::Error`, a GOAWAY of the peer | the call had no stream, or one later than its last |
+//! | `h2::Error`, a reset of the peer with REFUSED_STREAM | the stream was not processed |
 //!
 //! After any other error, such as a broken connection, a handler may have seen the call, so the
 //! error goes to the caller. A connection that cannot be made is not retried either: calls fail
 //! fast, as in tonic.
 //!
-//! The frames that a body has ready are read before the call goes to tonic. For most calls these
-//! are all: the call keeps them, and the last one carries END_STREAM, for which tonic would send
-//! another frame. The body of any other call is sent as a [`RecoverableBody`], which records the
-//! frames that were read from it and returns itself to the call when hyper drops it.
+//! The frames that a body has ready are read before the call is passed to tonic. For most calls
+//! these are the whole body: the call keeps them, and the last one carries END_STREAM, for which
+//! tonic would send another frame. The body of any other call is sent as a [`RecoverableBody`],
+//! which records the frames that were read from it and returns itself to the call when hyper drops
+//! it.
 
 use std::error::Error;
 use std::future::Future;
@@ -45,9 +46,9 @@ use crate::telemetry::stats::Counters;
 
 /// Maximum number of retries of a call. Each needs another connection to end during the call.
 const MAX_RETRIES: usize = 4;
-/// Number of bytes of a body to keep for a retry, not counting the last two frames. A call of which
-/// more was sent is not retried. Before the server processes a call, hyper reads no more of its
-/// body than an HTTP/2 window, the rest of the frame that fills it, and one more frame. hyper's
+/// Number of bytes of a body to keep for a retry, not counting the last two frames. A call that has
+/// sent more is not retried. Before the server processes a call, hyper reads at most an HTTP/2
+/// window of its body, the rest of the frame that fills the window, and one more frame. hyper's
 /// servers have windows of 1 MiB.
 const MAX_KEPT: usize = 1 << 20;
 /// Maximum number of frames to read from a body before the call begins. A message that is sent in
@@ -57,7 +58,7 @@ const MAX_READ_AHEAD: usize = 2;
 /// keep its encoder's buffer alive: tonic's has 8 KiB.
 const MAX_COPIED: usize = 256;
 
-/// Data frames. An empty one stands for none, as a message has a header.
+/// Data frames. An empty one means no frame, since a frame has at least a message header.
 type Frames = [Bytes; MAX_READ_AHEAD];
 type Polled = Option<Result<Frame<Bytes>, Status>>;
 
@@ -187,7 +188,7 @@ impl Head {
 
 /// The body of a request that has no response yet.
 enum KeptBody {
-    /// All of it.
+    /// The whole body.
     Whole(Frames),
     /// It is being sent, and is returned over this channel.
     InFlight(oneshot::Receiver<Box<PartialBody>>),

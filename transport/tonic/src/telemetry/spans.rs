@@ -1,4 +1,4 @@
-//! Spans of connections and calls, at level DEBUG. Where nobody wants them each is one check of a
+//! Spans of connections and calls, at level DEBUG. If they are disabled, each costs one check of a
 //! static.
 
 use std::future::Future;
@@ -23,7 +23,7 @@ use crate::telemetry::metrics::role;
 
 const GRPC_STATUS: &str = "grpc-status";
 
-/// Of a connection on a fast path.
+/// The span of a connection on a fast path.
 pub(crate) fn connection(side: Side, peer: &PeerInfo) -> Span {
     debug_span!(
         target: "tonic_rdma::connection",
@@ -36,7 +36,7 @@ pub(crate) fn connection(side: Side, peer: &PeerInfo) -> Span {
     )
 }
 
-/// Of a call; [`took`] adds its path at a client.
+/// The span of a call. At a client, [`took`] adds its path.
 pub(crate) fn call(side: Side, uri: &Uri) -> Span {
     debug_span!(
         target: "tonic_rdma::call",
@@ -51,13 +51,13 @@ pub(crate) fn call(side: Side, uri: &Uri) -> Span {
     )
 }
 
-/// Service and method of `/service/method`.
+/// Splits `/service/method` into service and method.
 fn split(uri: &Uri) -> (&str, &str) {
     let path = uri.path().strip_prefix('/').unwrap_or(uri.path());
     path.rsplit_once('/').unwrap_or((path, ""))
 }
 
-/// The call in whose span this runs goes this way.
+/// Records the path of the call in whose span this runs.
 pub(crate) fn took(path: Path) {
     if span_enabled!(target: "tonic_rdma::call", Level::DEBUG) {
         Span::current().record("path", display(path));
@@ -65,7 +65,7 @@ pub(crate) fn took(path: Path) {
 }
 
 pin_project! {
-    /// A call in its span. The response's body takes the span on.
+    /// A call in its span, which the response's body keeps.
     pub(crate) struct Spanned<F> {
         #[pin]
         call: F,
@@ -119,7 +119,7 @@ fn record_status(span: &Span, headers: &HeaderMap) {
     }
 }
 
-/// A response's body, whose end is the end of the call.
+/// The body of a response. The call ends with it.
 struct SpannedBody {
     body: Body,
     span: Span,
@@ -160,7 +160,7 @@ impl HttpBody for SpannedBody {
     }
 }
 
-/// Runs a server's calls in their spans, and gives their bodies and errors one type.
+/// Runs a server's calls in their spans, and unifies the types of their bodies and errors.
 #[derive(Clone, Debug)]
 pub(crate) struct Calls<S>(pub(crate) S);
 

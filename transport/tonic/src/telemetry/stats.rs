@@ -1,4 +1,4 @@
-//! Counters of what went which way.
+//! Counters of calls and bytes, by path.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -9,12 +9,12 @@ use tonic_rdma_proto::Side;
 use crate::path::Path;
 use crate::telemetry::metrics::record;
 
-/// What a channel has carried since it was made, over all its clones and reconnects; or a server,
+/// Counters of a channel since it was created, over all its clones and reconnects; or of a server,
 /// over all its connections ([`ServerStats`]).
 ///
 /// Bytes are payload bytes: the data of gRPC messages with their 5-byte prefix, without headers,
-/// framing and control. The counters are read one by one, so that a snapshot taken while calls
-/// run may be off by what moved meanwhile.
+/// framing and control messages. The counters are read one after another, so a snapshot taken
+/// during calls can be inconsistent by the bytes that moved meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct TransportStats {
@@ -22,18 +22,18 @@ pub struct TransportStats {
     pub calls_fast: u64,
     /// Calls begun on TCP.
     pub calls_tcp: u64,
-    /// Calls that went to another path or connection, because theirs ended before the server saw
-    /// them. Each counts once for every time, and is among the calls of the path that it took in
-    /// the end.
+    /// Calls that moved to another path or connection, because theirs ended before the server saw
+    /// them. A call counts once per move, and among the calls of the path that it took in the end.
     pub calls_moved: u64,
-    /// Attempts at the fast path that a channel has begun. Why they failed,
-    /// [`Channel::path`](crate::Channel::path) tells.
+    /// Attempts at the fast path that a channel has begun. [`Channel::path`](crate::Channel::path)
+    /// tells why the last one failed.
     pub attempts: u64,
-    /// Fast-path connections that came about.
+    /// Fast-path connections established.
     pub connections: u64,
-    /// Of these, those that broke, or were given up as dead, in place of ending in good order.
+    /// Of these, connections that broke or whose peer counted as dead, instead of closing
+    /// gracefully.
     pub connections_lost: u64,
-    /// Connect requests that a server has refused, and TCP connections beyond its limit.
+    /// Connect requests that a server has refused, and TCP connections that exceeded its limit.
     pub connections_refused: u64,
     /// Payload bytes sent by RDMA WRITE.
     pub bytes_sent_write: u64,
@@ -47,19 +47,19 @@ pub struct TransportStats {
     pub bytes_received_send: u64,
     /// Payload bytes received over TCP.
     pub bytes_received_tcp: u64,
-    /// RDMA WRITEs of 4 KiB and more of memory as it lies, without a copy to staging.
+    /// RDMA WRITEs of at least 4 KiB directly from the payload's memory, without a copy to staging.
     pub long_writes: u64,
     /// Of these, those whose source and destination are equal modulo 64: on shared memory, where
     /// each is a copy, they are the fastest on any processor.
     pub long_writes_in_phase: u64,
-    /// What this process copied of the payload of calls on a fast path.
+    /// Payload bytes that this process copied for calls on a fast path.
     pub copied_fast: Copied,
-    /// What this process copied of the payload of calls on TCP, apart from what the kernel does.
+    /// Payload bytes that this process copied for calls on TCP, apart from copies in the kernel.
     pub copied_tcp: Copied,
 }
 
 impl TransportStats {
-    /// All payload bytes of both directions.
+    /// All payload bytes, in both directions.
     pub fn payload_bytes(&self) -> u64 {
         self.bytes_sent_write
             + self.bytes_sent_send
@@ -69,7 +69,7 @@ impl TransportStats {
             + self.bytes_received_tcp
     }
 
-    /// The part of the payload that went by RDMA WRITE, 0.0 to 1.0; 0.0 when nothing went at all.
+    /// The share of payload bytes that travelled by RDMA WRITE, 0.0 to 1.0; 0.0 without payload.
     pub fn write_share(&self) -> f64 {
         let all = self.payload_bytes();
         if all == 0 {
@@ -79,45 +79,45 @@ impl TransportStats {
     }
 }
 
-/// Payload bytes that a CPU has copied on behalf of calls, sent and received together, by reason.
-/// What the device carries, or on shared memory the copy that stands for it, is not in here.
+/// Payload bytes that a CPU has copied for calls, sent and received together, by reason. Transfers
+/// by the device are not included, nor the copies that replace them on shared memory.
 ///
-/// Where [a message is taken apart](crate::codec), up to 256 bytes in a row of what stands between
-/// its segments (tags, lengths, small fields) do not count as payload.
+/// In a [message that is split](crate::codec), up to 256 consecutive bytes between its segments
+/// (tags, lengths, small fields) do not count as payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Copied {
-    /// Short messages: to a control slot, or out of one, or out of a batch; on TCP while encoding.
-    /// Once more where they wait behind others that nobody has read.
+    /// Short messages: copied to a control slot, out of one, or out of a batch; on TCP while
+    /// encoding. They are copied once more if they wait behind unread messages.
     pub eager: u64,
-    /// To staging, because it did not lie in memory that the device knows.
+    /// Copied to staging, because the payload was not in memory registered with the device.
     pub staging: u64,
-    /// Messages that came in several parts, brought together, and what has landed in parts that are
-    /// short for the memory they keep. On TCP everything that is received.
+    /// Messages in several parts that were joined, and data that landed in parts too short for the
+    /// memory that they occupy. On TCP all received data.
     pub joined: u64,
-    /// From landing memory to the heap, because less than a quarter of the landing memory was free.
+    /// Copied from landing memory to the heap, because less than a quarter of the landing memory
+    /// was free.
     pub pressure: u64,
-    /// From landing memory to the heap, because the peer is not trusted to leave alone what it has
-    /// sent: [`Endpoint::copy_on_delivery`](crate::Endpoint::copy_on_delivery) and
+    /// Copied from landing memory to the heap, because the peer is not trusted to leave sent data
+    /// unchanged: [`Endpoint::copy_on_delivery`](crate::Endpoint::copy_on_delivery) and
     /// [`Server::copy_on_delivery`](crate::Server::copy_on_delivery).
     pub delivery: u64,
-    /// By a plain codec, or because a body was compressed, while encoding or decoding; by the codec
-    /// of this crate for long fields that are not `Bytes`.
+    /// Copied while encoding or decoding by a plain codec, or because a body was compressed; by
+    /// this crate's codec for long fields that are not `Bytes`.
     pub plain_codec: u64,
-    /// Until it was known which codec a method uses, and to let tonic see the true length of a
-    /// message that was longer than any of its method before: such a message is filled up to its
-    /// length, and the filling is counted.
+    /// Copied before the codec of a method was known; and the padding that shows tonic the true
+    /// length of a message which was longer than any before it of its method.
     pub learning: u64,
 }
 
 impl Copied {
-    /// All of it.
+    /// The sum over all reasons.
     pub fn total(&self) -> u64 {
         self.by_reason().map(|(_, bytes)| bytes).sum()
     }
 }
 
-/// `nothing`, or the total and the reasons: `1200 bytes (eager 200, staging 1000)`.
+/// Formats as `nothing`, or as the total and the reasons: `1200 bytes (eager 200, staging 1000)`.
 impl std::fmt::Display for Copied {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if self.total() == 0 {
@@ -135,7 +135,7 @@ impl std::fmt::Display for Copied {
 
 macro_rules! counters {
     ($($field:ident),* ; $($copied:ident: $of:ident),* ; $($reason:ident),* $(,)?) => {
-        /// The live counters behind [`TransportStats`]; one field for each of its.
+        /// The live counters behind [`TransportStats`], one for each of its fields.
         #[derive(Debug, Default)]
         pub(crate) struct Counters {
             $(pub(crate) $field: Counter,)*
@@ -143,8 +143,8 @@ macro_rules! counters {
         }
 
         impl Counters {
-            /// Of a channel or a server: what goes over TCP is told to the recorder, too. What goes
-            /// over a fast path is told by its connections.
+            /// Counters of a channel or a server, which report TCP to the metrics recorder as well.
+            /// The connections report the fast path.
             pub(crate) fn of(side: Side) -> Self {
                 let (role, path) = (record::role(side), Path::Tcp.as_str());
                 Counters {
@@ -178,7 +178,7 @@ macro_rules! counters {
         }
 
         impl CopyCounters {
-            /// Counters that tell the recorder, too.
+            /// Counters that also report to the metrics recorder.
             pub(crate) fn told(role: &'static str, path: &'static str) -> Self {
                 CopyCounters {
                     $($reason: Counter::told(record::copied(role, path, stringify!($reason))),)*
@@ -189,7 +189,7 @@ macro_rules! counters {
                 Copied { $($reason: self.$reason.get(),)* }
             }
 
-            /// Adds what has moved.
+            /// Adds `more` to the counters.
             pub(crate) fn add(&self, more: Copied) {
                 $(if more.$reason > 0 {
                     self.$reason.add(more.$reason);
@@ -198,8 +198,8 @@ macro_rules! counters {
         }
 
         impl Copied {
-            /// Each reason, by the name that it has as a field here and as a label in the
-            /// [metrics](crate::telemetry::metrics), with its bytes.
+            /// Each reason and its bytes. The name is that of the field here, and of the label in
+            /// the [metrics](crate::telemetry::metrics).
             pub fn by_reason(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
                 [$((stringify!($reason), self.$reason),)*].into_iter()
             }
@@ -208,7 +208,7 @@ macro_rules! counters {
         impl std::ops::Sub for Copied {
             type Output = Copied;
 
-            /// What was copied since `before` was taken.
+            /// The bytes copied since `before` was taken.
             fn sub(self, before: Copied) -> Copied {
                 Copied { $($reason: self.$reason.saturating_sub(before.$reason),)* }
             }
@@ -249,8 +249,8 @@ counters!(
     learning,
 );
 
-/// What a server has carried, over all its connections: a handle that stays good while the server
-/// runs, and after.
+/// A handle to the counters of a server, over all its connections. It remains valid after the
+/// server has ended.
 ///
 /// ```
 /// use tonic_rdma::Server;
@@ -265,16 +265,16 @@ pub struct ServerStats(Arc<Book>);
 
 #[derive(Debug, Default)]
 struct Book {
-    /// Of all TCP connections; made when serving begins.
+    /// Counters of all TCP connections, created when serving begins.
     tcp: OnceLock<Arc<Counters>>,
-    /// Of the fast-path connections: each has its own, so that they do not contend for them.
+    /// Counters of the open fast-path connections: one set each, which avoids contention.
     live: Mutex<Vec<Arc<Counters>>>,
-    /// Of those that are gone. Locked within `live` only.
+    /// Sum over closed connections. Locked within `live` only.
     gone: Mutex<TransportStats>,
 }
 
 impl ServerStats {
-    /// The counters now.
+    /// Reads the counters.
     pub fn get(&self) -> TransportStats {
         let live = self.0.live.lock().unwrap_or_else(PoisonError::into_inner);
         let mut all = *self.0.gone.lock().unwrap_or_else(PoisonError::into_inner);
@@ -291,7 +291,7 @@ impl ServerStats {
         self.0.tcp.get_or_init(|| Arc::new(Counters::of(Side::Server)))
     }
 
-    /// Counters for one more connection, until this is dropped.
+    /// Creates counters for a connection; dropping them adds them to the closed ones.
     pub(crate) fn connection(&self) -> ConnectionCounters {
         let counters = Arc::<Counters>::default();
         self.0.live.lock().unwrap_or_else(PoisonError::into_inner).push(counters.clone());
@@ -315,11 +315,11 @@ impl Drop for ConnectionCounters {
     }
 }
 
-/// A count.
+/// A counter.
 #[derive(Debug)]
 pub(crate) struct Counter {
     count: AtomicU64,
-    /// The recorder's, where this is told to it.
+    /// The metrics recorder's counter, if this one reports to it.
     told: ::metrics::Counter,
 }
 
@@ -330,7 +330,7 @@ impl Default for Counter {
 }
 
 impl Counter {
-    /// One that tells the recorder.
+    /// A counter that reports to the metrics recorder.
     fn told(told: ::metrics::Counter) -> Self {
         Counter { count: AtomicU64::new(0), told }
     }
@@ -340,7 +340,7 @@ impl Counter {
         self.told.increment(n);
     }
 
-    /// Undoes an `add` of the same amount, of a count that is not told.
+    /// Undoes an `add` of the same amount, on a counter that does not report.
     pub(crate) fn take_back(&self, n: u64) {
         self.count.fetch_sub(n, Relaxed);
     }

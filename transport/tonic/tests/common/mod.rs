@@ -38,7 +38,7 @@ use tonic_rdma::{
 };
 use tower::Service;
 
-/// A message with everything that can hold bytes.
+/// A message with every kind of field that can hold bytes.
 #[derive(Clone, PartialEq, Message)]
 pub struct Blob {
     #[prost(bytes = "bytes", tag = "1")]
@@ -82,7 +82,7 @@ pub struct Text {
     pub text: String,
 }
 
-/// The codec of one end. Chosen when a test runs.
+/// The codec of one end, selected at run time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
     Ours,
@@ -147,12 +147,12 @@ impl<T: Message + 'static, U: Message + Default + 'static> Codec for Either<T, U
     }
 }
 
-/// What the handlers saw.
+/// What the handlers received.
 #[derive(Debug, Default)]
 pub struct Seen {
-    /// `data` fields that lie in the pool of the connection that they came by.
+    /// Number of `data` fields in the pool of the connection that they arrived by.
     pub in_pool: AtomicUsize,
-    /// All `data` fields that are not empty.
+    /// Number of all `data` fields that are not empty.
     pub all: AtomicUsize,
     /// Blobs that a handler keeps.
     pub held: Mutex<Vec<Blob>>,
@@ -166,7 +166,7 @@ impl Seen {
         }
     }
 
-    /// Fields in landing memory, and all, since the last time.
+    /// The numbers of fields in landing memory, and of all fields, since the last call.
     pub fn take(&self) -> (usize, usize) {
         (self.in_pool.swap(0, Relaxed), self.all.swap(0, Relaxed))
     }
@@ -179,6 +179,7 @@ impl Seen {
 /// | Down | server streaming | the blob, as often as its number says |
 /// | Chat | bidirectional | each blob |
 /// | Keep | unary | an empty blob; the handler keeps what it got |
+/// | Put | unary | an empty blob; the handler drops what it got |
 /// | Forward | unary | what another server echoes |
 /// | Text | unary | decodes a [`Text`] |
 #[derive(Clone)]
@@ -186,7 +187,7 @@ pub struct Blobs {
     pub codec: Which,
     pub seen: Arc<Seen>,
     pub limit: usize,
-    /// Where `Forward` goes.
+    /// The client that `Forward` uses.
     pub forward: Option<Client>,
 }
 
@@ -250,6 +251,13 @@ impl Service<Request<Body>> for Blobs {
                         }
                     };
                     grpc.unary(tower::service_fn(keep), req).await
+                }
+                "/test.Blobs/Put" => {
+                    let put = |request: tonic::Request<Blob>| {
+                        look(&request);
+                        async { Reply::Ok(tonic::Response::new(Blob::default())) }
+                    };
+                    grpc.unary(tower::service_fn(put), req).await
                 }
                 "/test.Blobs/Forward" => {
                     let forward = |request: tonic::Request<Blob>| {
@@ -377,17 +385,17 @@ impl Client {
     }
 }
 
-/// What carries the calls. A fabric that is added here is tested by every test.
+/// The fabric that carries the calls. Every test covers a fabric that is added here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fabric {
     Sim,
-    /// Memory that the two ends share, though they are one process.
+    /// Memory shared by the two ends, although they are in one process.
     Shm,
     Tcp,
 }
 
 impl Fabric {
-    /// Those with a fast path.
+    /// The fabrics with a fast path.
     pub const FAST: &[Fabric] = &[Fabric::Sim, Fabric::Shm];
 
     /// Contexts of hosts on one network, with pools of `total` bytes.
@@ -434,12 +442,12 @@ impl World {
         World::between(fabric, fabric.hosts(pool), blobs).await
     }
 
-    /// Of server and client on two hosts.
+    /// A server and a client on two hosts.
     pub async fn between(fabric: Fabric, contexts: [Option<Context>; 2], blobs: Blobs) -> World {
         World::set(fabric, contexts, blobs, |server| server, |endpoint| endpoint).await
     }
 
-    /// With settings of the server and of the endpoint.
+    /// A world with custom settings of the server and of the endpoint.
     pub async fn set(
         fabric: Fabric,
         [server, client]: [Option<Context>; 2],
@@ -469,7 +477,7 @@ impl World {
         World { addr, server: stats, seen, channel, endpoint, fabric, task }
     }
 
-    /// Another channel.
+    /// Connects another channel.
     pub async fn connect(&self) -> Channel {
         self.endpoint.connect().await.unwrap()
     }
@@ -478,7 +486,7 @@ impl World {
         Client::new(self.channel.clone(), codec, LIMIT)
     }
 
-    /// What both ends have copied.
+    /// The bytes that both ends have copied.
     pub fn copied(&self) -> Copied {
         let (client, server) = (self.channel.stats(), self.server.get());
         let mut all = Copied::default();

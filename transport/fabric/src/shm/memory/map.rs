@@ -81,15 +81,14 @@ impl Map {
             return Err(invalid(format!("a file of {size} bytes, {len} are to be mapped")));
         }
         accept((stat.st_dev, stat.st_ino))?;
-        Map::of(file, len, false)
+        Map::of(file, len)
     }
 
-    fn of(file: impl AsFd, len: usize, populate: bool) -> io::Result<Map> {
-        let flags = if populate { MapFlags::SHARED | MapFlags::POPULATE } else { MapFlags::SHARED };
+    fn of(file: impl AsFd, len: usize) -> io::Result<Map> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping, at an address of the kernel's choice, of a file that keeps its
         // size.
-        let ptr = unsafe { mmap(std::ptr::null_mut(), len, prot, flags, &file, 0) }?;
+        let ptr = unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, &file, 0) }?;
         let ptr = NonNull::new(ptr.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
         let map = Map { ptr, len, touched: 0 };
         // A child of fork() has no use for it, and would keep the peer's memory.
@@ -101,10 +100,27 @@ impl Map {
         Ok(map)
     }
 
-    /// A file of this process's own, mapped.
+    /// A file of this process's own, mapped. It begins without pages.
     pub(crate) fn create(len: usize) -> io::Result<(Map, OwnedFd)> {
         let file = tonic_rdma_memory::memfd::sealed(c"tonic-rdma-ring", len)?;
-        Ok((Map::of(&file, len, true)?, file))
+        Ok((Map::of(&file, len)?, file))
+    }
+
+    /// Gives the pages behind the first `keep` bytes back to the system, in both processes. They
+    /// read as zeros afterwards.
+    pub(crate) fn release(&self, keep: usize) {
+        // SAFETY: takes a number and touches no memory of ours; this rests on no rule.
+        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        let Ok(page @ 1..) = usize::try_from(page) else { return };
+        let keep = keep.next_multiple_of(page);
+        let Some(len) = self.len.checked_sub(keep).filter(|len| *len > 0) else { return };
+        // SAFETY: the range lies in this mapping and begins at a page; nobody has a reference to
+        // plain bytes of it, and whoever reads the atomics meets zeros (R15).
+        let released =
+            unsafe { madvise(self.ptr.as_ptr().add(keep).cast(), len, Advice::LinuxRemove) };
+        if let Err(error) = released {
+            tracing::debug!(%error, "MADV_REMOVE");
+        }
     }
 
     /// Copies `src` to `offset`. False when it does not fit there.
@@ -208,14 +224,23 @@ mod tests {
         assert_eq!(blocks(&promised), 24);
         assert!(map.write(200 << 10, &[1]) && map.write(300 << 10, &[]));
         assert_eq!(blocks(&promised), 32);
-        let (_own, there) = Map::create(1 << 20).unwrap();
+        let (own, there) = Map::create(1 << 20).unwrap();
+        assert_eq!(blocks(&there), 0);
+        own.words().iter().for_each(|word| word.store(1, Ordering::Relaxed));
         assert_eq!(blocks(&there), 2048);
+        own.release(5000);
+        assert_eq!(blocks(&there), 16, "those that are kept");
+        assert_eq!(
+            [0, 5000, 8192].map(|at| own.words()[at / 8].load(Ordering::Relaxed)),
+            [1, 1, 0]
+        );
     }
 
     /// Pages that are there are mapped many at a time.
     #[test]
     fn a_first_write_does_not_fault_page_by_page() {
-        let (_own, file) = Map::create(1 << 20).unwrap();
+        let (own, file) = Map::create(1 << 20).unwrap();
+        own.words().iter().for_each(|word| word.store(1, Ordering::Relaxed));
         let mut map = Map::new(&file, 1 << 20, |_| Ok(())).unwrap();
         let data = vec![1; 1 << 20];
         // SAFETY: all zeros are a valid rusage, and the call writes to it only.

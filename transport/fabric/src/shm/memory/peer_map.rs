@@ -122,6 +122,13 @@ impl PeerMap {
         self.mapped.as_mut().is_some_and(|(map, _)| map.write(offset, src))
     }
 
+    /// Gives pages back: see [`Map::release`].
+    pub(crate) fn release(&self, keep: usize) {
+        if let Some((map, _)) = &self.mapped {
+            map.release(keep);
+        }
+    }
+
     /// Whether nothing has been written so far.
     pub(crate) fn is_unused(&self) -> bool {
         self.mapped.as_ref().is_none_or(|(map, _)| map.is_untouched())

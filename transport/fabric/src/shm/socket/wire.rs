@@ -3,8 +3,8 @@
 //! | message | bytes | descriptors |
 //! |---|---|---|
 //! | HELLO | kind, magic, slots u32, slot_size u32, private data | |
-//! | ACCEPT | kind, magic, slots u32, slot_size u32, private data | ring, eventfd |
-//! | RING | kind | ring of the shape that HELLO named, eventfd |
+//! | ACCEPT | kind, magic, slots u32, slot_size u32, events u8, private data | ring |
+//! | RING | kind | ring of the shape that HELLO named, and an eventfd, if both ends want one |
 //! | REJECT | kind, magic, private data | |
 //! | REFUSED | kind, magic, text | |
 //! | OTHER_USER | kind, magic, the user that is refused u32; REFUSED follows | |
@@ -13,12 +13,13 @@
 //! | WAKE | kind | |
 //!
 //! Numbers are little-endian. The magic holds the version; an end that speaks another is refused.
+//! `events` is 1 for an end that takes an eventfd, and else 0: then both wake each other by WAKE.
 
 use crate::link::MAX_PRIVATE_DATA;
 use crate::shm::ring::Shape;
 
 /// Protocol and version.
-const MAGIC: [u8; 7] = *b"trdshm\x02";
+const MAGIC: [u8; 7] = *b"trdshm\x03";
 
 const HELLO: u8 = 1;
 const ACCEPT: u8 = 2;
@@ -34,7 +35,7 @@ const OTHER_USER: u8 = 9;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Message {
     Hello { shape: Shape, private_data: Vec<u8> },
-    Accept { shape: Shape, private_data: Vec<u8> },
+    Accept { shape: Shape, events: bool, private_data: Vec<u8> },
     Reject { private_data: Vec<u8> },
     Refused { text: String },
     OtherUser { uid: u32 },
@@ -52,10 +53,15 @@ impl Message {
             out.extend(MAGIC);
         };
         match self {
-            Message::Hello { shape, private_data } | Message::Accept { shape, private_data } => {
-                head(if matches!(self, Message::Hello { .. }) { HELLO } else { ACCEPT });
-                out.extend(shape.slots.to_le_bytes());
-                out.extend(shape.slot_size.to_le_bytes());
+            Message::Hello { shape, private_data } => {
+                head(HELLO);
+                out.extend(shape.to_bytes());
+                out.extend(private_data);
+            }
+            Message::Accept { shape, events, private_data } => {
+                head(ACCEPT);
+                out.extend(shape.to_bytes());
+                out.push(u8::from(*events));
                 out.extend(private_data);
             }
             Message::Reject { private_data } => {
@@ -94,13 +100,18 @@ impl Message {
                 let (slots, rest) = u32_of(rest.strip_prefix(&MAGIC)?)?;
                 let (slot_size, rest) = u32_of(rest)?;
                 let shape = Shape { slots, slot_size };
+                let (events, rest) = match (*kind, rest) {
+                    (HELLO, rest) => (false, rest),
+                    (_, [events @ (0 | 1), rest @ ..]) => (*events == 1, rest),
+                    _ => return None,
+                };
                 let private_data = rest.to_vec();
                 if !shape.is_sound() || private_data.len() > MAX_PRIVATE_DATA {
                     return None;
                 }
                 Some(match *kind {
                     HELLO => Message::Hello { shape, private_data },
-                    _ => Message::Accept { shape, private_data },
+                    _ => Message::Accept { shape, events, private_data },
                 })
             }
             REJECT => {
@@ -156,7 +167,8 @@ mod tests {
         let private_data = vec![7; MAX_PRIVATE_DATA];
         for message in [
             Message::Hello { shape, private_data: private_data.clone() },
-            Message::Accept { shape, private_data: vec![] },
+            Message::Accept { shape, events: true, private_data: vec![] },
+            Message::Accept { shape, events: false, private_data: vec![9; 3] },
             Message::Reject { private_data: private_data.clone() },
             Message::Refused { text: "no".into() },
             Message::OtherUser { uid: 1000 },

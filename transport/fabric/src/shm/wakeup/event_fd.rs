@@ -1,12 +1,27 @@
-//! Eventfds: what an end waits for, and how it wakes its peer.
+//! The eventfd of a connection: both ends wait for it, and wake each other with it.
 //!
-//! The owner of an eventfd never reads it: every write to it is an edge, and tokio waits for edges.
+//! The client makes it and the server takes it. A write to an eventfd wakes those that wait to read
+//! it, and nobody else; a read wakes those that wait to write. The kernel tells the two apart, and
+//! tokio waits for edges, so neither end wakes itself:
+//!
+//! | end | waits until it is | wakes its peer by |
+//! |---|---|---|
+//! | Maker | readable | a read, which takes 1 from the counter |
+//! | Taker | writable | a write, which adds 1 |
+//!
+//! The counter begins at [`START`], far from either limit, so that both are always possible. A peer
+//! that moves it to a limit delays what it is woken for itself, and nothing else.
+//!
+//! A read or write of an eventfd that a stranger shares can block for ever: the stranger can move
+//! the counter and clear O_NONBLOCK at any time. So the eventfd is for peers that could stop this
+//! process anyway (`same_user`). Others are woken by a message on the socket.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::task::Context;
 
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -14,78 +29,91 @@ use crate::ready_fd::ReadyFd;
 use crate::shm::socket::seqpacket::Socket;
 use crate::shm::socket::wire::Message;
 
-/// The eventfd that the peer writes to in order to wake this end.
+/// Wake-ups that one end may have sent more than the other.
+const START: u32 = 1 << 31;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Maker,
+    Taker,
+}
+
+/// The eventfd, as one end has it.
 #[derive(Debug)]
-pub(crate) struct EventFd(ReadyFd);
+pub(crate) struct EventFd {
+    fd: ReadyFd,
+    end: End,
+}
 
 impl EventFd {
-    /// Creates one. Must be called within a tokio runtime.
+    /// Makes one. Must be called within a tokio runtime.
     #[inline]
-    pub(crate) fn new() -> io::Result<EventFd> {
-        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+    pub(crate) fn make() -> io::Result<EventFd> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
+        EventFd::new(eventfd(START, flags)?, End::Maker)
+    }
+
+    /// Takes what the peer has made and [`check`] has found usable. Must be called within a tokio
+    /// runtime.
+    #[inline]
+    pub(crate) fn take(fd: OwnedFd) -> io::Result<EventFd> {
+        EventFd::new(fd, End::Taker)
+    }
+
+    fn new(fd: OwnedFd, end: End) -> io::Result<EventFd> {
         // SAFETY: an OwnedFd owns its descriptor and always gives the same one (R17).
-        let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?;
-        Ok(EventFd(ReadyFd::new(fd)))
+        let fd = unsafe { AsyncFd::register_with_interest(fd, end.waits_for()) }?;
+        Ok(EventFd { fd: ReadyFd::new(fd), end })
     }
 
     /// The descriptor to send to the peer.
     #[inline]
     pub(crate) fn fd(&self) -> impl AsFd {
-        self.0.get_ref()
+        self.fd.get_ref()
     }
 
-    /// From now on the task is woken when the peer writes. Earlier writes are forgotten.
-    #[inline]
-    pub(crate) fn listen(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        self.0.listen(cx)
-    }
-}
-
-/// How the peer is woken.
-#[derive(Debug)]
-pub(crate) enum PeerWaker {
-    /// By its eventfd.
-    Event(OwnedFd),
-    /// By a message on the socket. A write to an eventfd that a stranger shares can block for ever:
-    /// the stranger can fill the counter and clear O_NONBLOCK at any time. So the eventfd is for
-    /// peers that could stop this process anyway (`same_user`).
-    Message,
-}
-
-impl PeerWaker {
-    /// Takes the eventfd that the peer sent, which is the last of `fds`. `same_user`: the peer
-    /// could stop this process anyway. May block: the descriptor can be of any file. Dropping the
-    /// result does not block, as closing an eventfd never does.
-    ///
-    /// # Errors
-    /// The descriptor is missing, is no eventfd, or would block.
-    #[inline]
-    pub(crate) fn new(fds: &mut Vec<OwnedFd>, same_user: bool) -> io::Result<PeerWaker> {
-        let missing = || io::Error::new(io::ErrorKind::InvalidData, "no eventfd");
-        let fd = fds.last().ok_or_else(missing)?;
-        let blocks = !rustix::fs::fcntl_getfl(fd)?.contains(rustix::fs::OFlags::NONBLOCK);
-        // The name of its link in /proc tells the kind of file. Without /proc it is not used.
-        let name = rustix::fs::readlinkat(rustix::fs::CWD, link_of(fd), Vec::new()).ok();
-        let other = name.as_ref().is_some_and(|name| name.as_bytes() != b"anon_inode:[eventfd]");
-        if blocks || other {
-            let what = "the peer's second descriptor is no eventfd, or would block";
-            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
-        }
-        let event = if same_user && name.is_some() { fds.pop() } else { None };
-        Ok(event.map_or(PeerWaker::Message, PeerWaker::Event))
-    }
-
-    /// Wakes the peer. Fails only when the peer has left the last 2^64 wake-ups, or a full socket,
-    /// unread. It is awake then, so the failure is ignored.
-    #[inline]
-    pub(crate) fn wake(&self, socket: &Socket) {
-        let _ = match self {
-            PeerWaker::Event(fd) => {
-                rustix::io::write(fd, &1_u64.to_ne_bytes()).map(drop).map_err(io::Error::from)
-            }
-            PeerWaker::Message => socket.send(&Message::Wake.encode(), &[]),
+    fn wake(&self) -> io::Result<()> {
+        let fd = self.fd.get_ref();
+        let add = |n: u64| rustix::io::write(fd, &n.to_ne_bytes());
+        let mut counter = [0; 8];
+        match self.end {
+            End::Taker => add(1)?,
+            End::Maker => match rustix::io::read(fd, &mut counter) {
+                Err(Errno::AGAIN) => {
+                    add(START.into())?;
+                    rustix::io::read(fd, &mut counter)?
+                }
+                read => read?,
+            },
         };
+        Ok(())
     }
+}
+
+impl End {
+    fn waits_for(self) -> Interest {
+        match self {
+            End::Maker => Interest::READABLE,
+            End::Taker => Interest::WRITABLE,
+        }
+    }
+}
+
+/// Checks an eventfd that the peer sent. May block: the descriptor can be of any file. Returns
+/// whether it is known to be an eventfd; without /proc it is not, and is not to be used.
+///
+/// # Errors
+/// It is none, or would block.
+pub(crate) fn check(fd: &OwnedFd) -> io::Result<bool> {
+    let blocks = !rustix::fs::fcntl_getfl(fd)?.contains(rustix::fs::OFlags::NONBLOCK);
+    // The name of its link in /proc tells the kind of file.
+    let name = rustix::fs::readlinkat(rustix::fs::CWD, link_of(fd), Vec::new()).ok();
+    let other = name.as_ref().is_some_and(|name| name.as_bytes() != b"anon_inode:[eventfd]");
+    if blocks || other {
+        let what = "the peer's second descriptor is no eventfd, or would block";
+        return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+    }
+    Ok(name.is_some())
 }
 
 fn link_of(fd: &OwnedFd) -> String {
@@ -93,8 +121,42 @@ fn link_of(fd: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
 
+/// How the ends of a connection wake each other.
+#[derive(Debug)]
+pub(crate) enum Wakeup {
+    Event(EventFd),
+    /// By a message on the socket.
+    Message,
+}
+
+impl Wakeup {
+    /// From now on the task is woken when the peer wakes this end. Earlier wake-ups are forgotten.
+    #[inline]
+    pub(crate) fn listen(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        match self {
+            Wakeup::Event(EventFd { fd, end }) => fd.listen(end.waits_for(), cx),
+            // Whoever waits polls the socket in any case.
+            Wakeup::Message => Ok(()),
+        }
+    }
+
+    /// Wakes the peer. Fails only when the peer has left the last 2^64 wake-ups, or a full socket,
+    /// unread, or has moved the counter itself. It is awake then, so the failure is ignored.
+    #[inline]
+    pub(crate) fn wake(&self, socket: &Socket) {
+        let _ = match self {
+            Wakeup::Event(event_fd) => event_fd.wake(),
+            Wakeup::Message => socket.send(&Message::Wake.encode(), &[]),
+        };
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::{Wake, Waker};
+
     use super::*;
 
     fn event(flags: EventfdFlags) -> OwnedFd {
@@ -102,18 +164,91 @@ mod tests {
     }
 
     #[test]
-    fn only_event_fds_of_the_same_user_are_written_to() {
-        let mut fds = vec![event(EventfdFlags::NONBLOCK)];
-        assert!(matches!(PeerWaker::new(&mut fds, false), Ok(PeerWaker::Message)));
-        assert_eq!(fds.len(), 1, "it is left to be closed");
-        assert!(matches!(PeerWaker::new(&mut fds, true), Ok(PeerWaker::Event(_))));
-        assert!(PeerWaker::new(&mut fds, true).is_err(), "there is none");
-        assert!(
-            PeerWaker::new(&mut vec![event(EventfdFlags::empty())], true).is_err(),
-            "it would block"
-        );
+    fn only_event_fds_that_do_not_block_are_taken() {
+        assert!(check(&event(EventfdFlags::NONBLOCK)).unwrap());
+        assert!(check(&event(EventfdFlags::empty())).is_err(), "it would block");
         let (pipe, _end) = std::io::pipe().unwrap();
         rustix::fs::fcntl_setfl(&pipe, rustix::fs::OFlags::NONBLOCK).unwrap();
-        assert!(PeerWaker::new(&mut vec![pipe.into()], true).is_err());
+        assert!(check(&pipe.into()).is_err());
+    }
+
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Two ends, and the number of times that each was woken.
+    struct Pair {
+        ends: [EventFd; 2],
+        woken: [Arc<Count>; 2],
+    }
+
+    impl Pair {
+        fn of(made: EventFd) -> Pair {
+            let taken = made.fd.get_ref().try_clone().unwrap();
+            Pair { ends: [made, EventFd::take(taken).unwrap()], woken: Default::default() }
+        }
+
+        fn listen(&mut self, end: usize) {
+            let waker = Waker::from(self.woken[end].clone());
+            let EventFd { fd, end } = &mut self.ends[end];
+            fd.listen(end.waits_for(), &mut Context::from_waker(&waker)).unwrap();
+        }
+
+        fn woken(&self) -> [usize; 2] {
+            self.woken.each_ref().map(|count| count.0.load(Ordering::SeqCst))
+        }
+    }
+
+    /// As long as the reactor needs to report what there is.
+    async fn turns() {
+        for _ in 0..8 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn each_end_wakes_the_other_and_never_itself() {
+        let mut pair = Pair::of(EventFd::make().unwrap());
+        let mut expected = [0; 2];
+        // Either end is ready when it is made.
+        turns().await;
+        for round in 0..50 {
+            pair.listen(0);
+            pair.listen(1);
+            turns().await;
+            assert_eq!(pair.woken(), expected, "{round}: nobody has woken anybody");
+            // One end, the other, both; some of them more often.
+            let ends = [&[0, 0, 0][..], &[1], &[0, 1], &[1, 1]][round % 4];
+            for end in ends {
+                pair.ends[*end].wake().unwrap();
+            }
+            turns().await;
+            for end in 0..2 {
+                expected[1 - end] += usize::from(ends.contains(&end));
+            }
+            assert_eq!(pair.woken(), expected, "{round}");
+        }
+    }
+
+    /// A peer may make an eventfd of another kind, and move its counter.
+    #[tokio::test]
+    async fn a_counter_at_its_limit_hurts_its_owner_only() {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let plain = EventFd::new(eventfd(0, flags).unwrap(), End::Maker).unwrap();
+        let mut pair = Pair::of(plain);
+        turns().await;
+        for round in 1..4 {
+            pair.listen(1);
+            pair.ends[0].wake().unwrap();
+            turns().await;
+            assert_eq!(pair.woken()[1], round, "an empty counter is filled first");
+        }
+        rustix::io::write(pair.ends[0].fd.get_ref(), &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        assert!(pair.ends[1].wake().is_err(), "it neither blocks nor wakes");
     }
 }

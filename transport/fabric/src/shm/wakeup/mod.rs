@@ -3,7 +3,7 @@
 //! | module | what |
 //! |---|---|
 //! | `wait_flag` | the flag that tells the sender whether the receiver waits; checked with loom |
-//! | `event_fd` | the eventfd that this end waits for, and the means to wake the peer |
+//! | `event_fd` | the eventfd that both ends wait for and wake each other with |
 //! | `wake_cost` | how long wake-ups take, learnt from those of a link |
 
 pub(super) mod event_fd;

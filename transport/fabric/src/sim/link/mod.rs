@@ -86,6 +86,7 @@ impl SimLink {
             max_msg: net.config.max_msg,
             max_landing: usize::MAX,
             any_memory: false,
+            tells_end: false,
         };
         let id = EndId(net.counters.links.fetch_add(1, Relaxed));
         let mut link = SimLink {

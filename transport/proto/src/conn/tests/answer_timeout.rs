@@ -1,4 +1,4 @@
-//! A peer that lives, and does not answer RESET or RECALL.
+//! A live peer that does not answer RESET or RECALL.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ fn head(stream: u32) -> Frame {
     Frame::Headers { stream, end: false, more: false, indexed: false, block: block("head") }
 }
 
-/// What the victim says gets out, and the peer takes no notice of it, but lives.
+/// Transmits the victim's output, which the peer ignores except for answering with a PING.
 fn ignored(p: &mut Pair, victim: usize) {
     p.ends[victim].slots = 64;
     p.drive_unchecked(victim);
@@ -38,7 +38,8 @@ fn ignored(p: &mut Pair, victim: usize) {
     }
 }
 
-/// Eighths of the dead-peer time, up to a bound, until the victim has judged its peer; and how.
+/// Runs until the victim closes the connection, for at most 20 eighths of the dead-peer time.
+/// Returns the number of eighths and the breach.
 fn judged(p: &mut Pair, victim: usize) -> (u32, Option<Breach>) {
     for eighths in 0..20 {
         ignored(p, victim);
@@ -50,7 +51,7 @@ fn judged(p: &mut Pair, victim: usize) -> (u32, Option<Breach>) {
     (20, None)
 }
 
-/// A hostile client has this many streams open, each with memory for 4 MiB granted and not written.
+/// A hostile client opens this many streams, each of which requests 4 MiB and never writes them.
 fn hoards(p: &mut Pair, streams: u32) {
     for stream in 1..=streams {
         p.inject(CLIENT, &[head(stream), Frame::Request { stream, len: 4 << 20, begin: 0 }]);
@@ -72,10 +73,10 @@ fn assert_judged(p: &mut Pair, victim: usize, expected: &Breach) {
 }
 
 #[test]
-fn a_reset_that_is_not_answered_ends_the_connection() {
+fn an_unanswered_reset_closes_the_connection() {
     let mut p = pair();
     hoards(&mut p, 4);
-    // The deadline of all calls has passed.
+    // The deadlines of all calls have passed.
     for id in (1..=4).map(StreamId) {
         p.server().reset(id, ResetCode::CANCEL);
     }
@@ -83,7 +84,7 @@ fn a_reset_that_is_not_answered_ends_the_connection() {
 }
 
 #[test]
-fn a_response_that_is_complete_asks_for_the_memory_back() {
+fn an_unanswered_reset_after_a_response_closes_the_connection() {
     let mut p = pair();
     hoards(&mut p, 4);
     for id in (1..=4).map(StreamId) {
@@ -92,9 +93,9 @@ fn a_response_that_is_complete_asks_for_the_memory_back() {
     assert_judged(&mut p, SERVER, &Breach::ResetUnanswered(StreamId(1)));
 }
 
-/// A client hears no answer either: the server keeps a stream that was cancelled.
+/// The rule also protects a client: a server that ignores RESET would keep the cancelled stream.
 #[test]
-fn a_client_waits_no_longer_for_a_server() {
+fn an_unanswered_reset_by_a_client_closes_the_connection() {
     let mut p = pair();
     let id = p.open("head", false);
     p.settle();
@@ -102,9 +103,9 @@ fn a_client_waits_no_longer_for_a_server() {
     assert_judged(&mut p, CLIENT, &Breach::ResetUnanswered(id));
 }
 
-/// The streams end as they should, and what they had been granted stays.
+/// The streams end properly, but their grants are not returned.
 #[test]
-fn grants_that_outlive_their_stream_end_the_connection() {
+fn grants_kept_after_their_stream_close_the_connection() {
     for reset_by_peer in [false, true] {
         let mut p = pair();
         hoards(&mut p, 4);
@@ -117,7 +118,7 @@ fn grants_that_outlive_their_stream_end_the_connection() {
         }
         p.inject(CLIENT, &frames);
         if reset_by_peer {
-            // Its own half, which the server answers.
+            // The client resets first, and the server answers.
             p.drive_unchecked(SERVER);
         }
         assert_eq!(p.server().pending(), Pending { streams: 0, grants: 4, peer_grants: 0 });
@@ -126,7 +127,7 @@ fn grants_that_outlive_their_stream_end_the_connection() {
 }
 
 #[test]
-fn grants_that_are_recalled_and_kept_end_the_connection() {
+fn an_unanswered_recall_closes_the_connection() {
     let mut p = pair();
     hoards(&mut p, 4);
     let memory: Vec<usize> = p.server().grants.iter().map(|(_, grant)| grant.memory).collect();
@@ -137,7 +138,7 @@ fn grants_that_are_recalled_and_kept_end_the_connection() {
 }
 
 #[test]
-fn standing_grants_that_are_recalled_and_kept_end_the_connection() {
+fn an_unanswered_recall_of_standing_grants_closes_the_connection() {
     let config = Config { standing_grants: 4, ..config() };
     let mut p = Pair::new(config.clone(), config, 16 << 20);
     let id = p.open("head", false);
@@ -149,24 +150,24 @@ fn standing_grants_that_are_recalled_and_kept_end_the_connection() {
     assert!(matches!(breach, Some(Breach::GrantKept(_))), "{breach:?}");
 }
 
-/// A grant that nobody asks back may be kept for ever: the call has no deadline, and nobody else
-/// wants the memory.
+/// A grant that is not recalled may be kept: the call has no deadline, and nobody else needs the
+/// memory.
 #[test]
-fn what_is_not_asked_back_may_be_kept() {
+fn grants_that_are_not_recalled_may_be_kept() {
     let mut p = pair();
     hoards(&mut p, 4);
     assert_eq!(judged(&mut p, SERVER), (20, None));
     assert_eq!(p.server().answer_clock, AnswerClock::Idle);
 }
 
-/// Until it has been handed out nobody can answer it.
+/// The peer cannot answer a frame that has not been transmitted.
 #[test]
-fn the_time_begins_when_the_frame_is_out() {
+fn the_timeout_starts_when_the_frame_is_transmitted() {
     let mut p = pair();
     hoards(&mut p, 4);
     p.server().reset(StreamId(1), ResetCode::CANCEL);
     for _ in 0..40 {
-        // No SEND slot comes free. The peer is heard of.
+        // No SEND slot is free. The peer is alive.
         p.ends[SERVER].slots = 0;
         p.drive_unchecked(SERVER);
         p.inject(CLIENT, &[Frame::Ping { ack: false, token: 0 }]);
@@ -178,9 +179,9 @@ fn the_time_begins_when_the_frame_is_out() {
     assert_eq!(p.count(SERVER, "RESET"), 1);
 }
 
-/// A timer that comes late says that this side was stopped. It counts once.
+/// A late timer means that this process was stopped. It counts as one tick.
 #[test]
-fn time_in_which_this_side_stood_still_does_not_count() {
+fn time_while_this_process_was_stopped_does_not_count() {
     let mut p = pair();
     hoards(&mut p, 4);
     p.server().reset(StreamId(1), ResetCode::CANCEL);
@@ -193,11 +194,11 @@ fn time_in_which_this_side_stood_still_does_not_count() {
     assert_eq!(judged(&mut p, SERVER), (20, None), "it was answered");
 }
 
-/// 64 streams full of bulk in both directions over a link that takes three quarters of the time
-/// there and back, and all of them are given up: everything is answered at once, behind what was on
-/// the way.
+/// 64 streams with bulk in both directions are reset over a link whose round trip takes three
+/// quarters of the dead-peer time. The peer answers all RESETs at once, behind the data already in
+/// flight.
 #[test]
-fn an_honest_peer_behind_a_slow_link_is_not_ended() {
+fn an_honest_peer_on_a_slow_link_keeps_its_connection() {
     for side in [CLIENT, SERVER] {
         let config = Config { recv_slots: 32, max_recvs: 32, slot_size: 4096, ..small() };
         let mut p = Pair::new(config.clone(), config, 32 << 20);
@@ -216,7 +217,7 @@ fn an_honest_peer_behind_a_slow_link_is_not_ended() {
         for &id in &ids {
             p.ends[side].conn.reset(id, ResetCode::CANCEL);
         }
-        // What is posted arrives three eighths later.
+        // Posted work arrives three eighths of the dead-peer time later.
         while p.ends.iter().any(|end| end.conn.pending() != Pending::default()) {
             p.drive(CLIENT);
             p.drive(SERVER);
@@ -236,9 +237,9 @@ fn an_honest_peer_behind_a_slow_link_is_not_ended() {
     }
 }
 
-/// The table of the module.
+/// The transition table of the module.
 #[test]
-fn the_clock_runs_while_something_is_owed() {
+fn the_answer_clock_runs_while_an_answer_is_pending() {
     let mut p = pair();
     let (first, second) = (p.open("head", false), p.open("head", false));
     p.settle();
@@ -265,7 +266,7 @@ fn the_clock_runs_while_something_is_owed() {
     assert_eq!(clock(&p), AnswerClock::Ticking { next }, "an answer is seen by the next tick");
     p.advance(eighth());
     assert_eq!(clock(&p), AnswerClock::Idle);
-    // And from Pending, when the answer was faster than the tick.
+    // Also from Pending, if the answer arrives before the first tick.
     let third = p.open("head", false);
     p.settle();
     p.client().reset(third, ResetCode::CANCEL);
@@ -275,13 +276,13 @@ fn the_clock_runs_while_something_is_owed() {
     p.assert_clean();
 }
 
-/// What a server that has said all would throw away is not granted memory.
+/// The server has ended its response and would discard the request, so it grants no memory for it.
 #[test]
-fn a_call_that_is_answered_gets_no_memory() {
+fn an_answered_call_is_granted_no_memory() {
     let mut p = pair();
     p.inject(CLIENT, &[head(1)]);
     p.ends[SERVER].take_events();
-    // The end of the response is queued, and cannot go out.
+    // The end of the response is queued and cannot be transmitted.
     p.server().send_headers(StreamId(1), block("unimplemented"), true).unwrap();
     p.ends[SERVER].slots = 0;
     p.inject(CLIENT, &[Frame::Request { stream: 1, len: 4 << 20, begin: 0 }]);

@@ -1,4 +1,4 @@
-//! Every breach by name: a hostile peer, what it is told, and that nothing else happens (R15).
+//! Every breach: a hostile peer commits it, receives its name, and causes nothing else (R15).
 
 use std::collections::BTreeSet;
 
@@ -29,7 +29,7 @@ fn pair() -> Pair {
     p
 }
 
-/// A message of one frame, byte by byte.
+/// Injects a message of one frame with these raw fields.
 fn raw(p: &mut Pair, from: usize, kind: u8, flags: u8, stream: u32, stated: u16, payload: &[u8]) {
     let credits = p.ends[from].conn.credits.sent() as u8;
     let mut message = vec![credits, 0, 0, 0, 16 + payload.len() as u8, 0, 0, 0, kind, flags];
@@ -51,13 +51,13 @@ fn grant(stream: u32, id: u32, len: u32) -> Frame {
     Frame::Grant { stream, id, rkey: 1, len, addr: 0x1000 }
 }
 
-/// Stream 1 is open both ways.
+/// Opens stream 1 in both directions.
 fn opened(p: &mut Pair) {
     p.inject(CLIENT, &[head(1)]);
     p.drive(SERVER);
 }
 
-/// Stream 1 of an honest client, which waits for memory for 50,000 bytes.
+/// An honest client opens stream 1 and waits for memory for 50,000 bytes.
 fn asking(p: &mut Pair) {
     p.ends[SERVER].memory.budget = 0;
     let id = p.open("head", false);
@@ -65,7 +65,7 @@ fn asking(p: &mut Pair) {
     p.settle();
 }
 
-/// Grant 0 (stream 1, 20,000 bytes) is with the hostile client.
+/// The hostile client holds grant 0 (stream 1, 20,000 bytes).
 fn granted(p: &mut Pair) {
     p.inject(CLIENT, &[head(1), Frame::Request { stream: 1, len: 20_000, begin: 0 }]);
     p.drive(SERVER);
@@ -87,7 +87,7 @@ fn stream(id: u32) -> StreamId {
     StreamId(id)
 }
 
-/// Messages and frames that are wrong by themselves.
+/// Messages and frames that are malformed.
 fn malformed() -> Vec<Case> {
     vec![
         case(CLIENT, Breach::MessageLength { received: 0, stated: 8 }, |p| {
@@ -140,7 +140,7 @@ fn malformed() -> Vec<Case> {
     ]
 }
 
-/// Credits, and frames of the connection.
+/// Credits, and frames that belong to the connection.
 fn connection() -> Vec<Case> {
     vec![
         case(CLIENT, Breach::NoCredit, |p| {
@@ -188,7 +188,7 @@ fn connection() -> Vec<Case> {
     ]
 }
 
-/// Streams, header blocks, windows.
+/// Streams, header blocks and windows.
 fn streams() -> Vec<Case> {
     vec![
         case(CLIENT, Breach::RapidReset { burst: 1600, per_second: 1000 }, |p| {
@@ -202,7 +202,7 @@ fn streams() -> Vec<Case> {
             p.inject(SERVER, &[head(1)]);
         }),
         case(SERVER, Breach::UnknownStream { frame: "RESET", stream: stream(1) }, |p| {
-            // It was opened, but the server cannot know.
+            // The stream is open, but the server cannot know of it yet.
             p.open("head", true);
             p.inject(SERVER, &[Frame::Reset { stream: 1, code: 0 }]);
         }),
@@ -220,7 +220,7 @@ fn streams() -> Vec<Case> {
             p.inject(CLIENT, &[data(1, 1, true), data(1, 1, true)]);
         }),
         case(CLIENT, Breach::ClosedStream { frame: "HEADERS", stream: stream(3) }, |p| {
-            // Ids may be left out, and then not be used any more.
+            // Ids may be skipped, but skipped ids may not be used later.
             p.inject(CLIENT, &[head(5), head(3)]);
         }),
         case(CLIENT, Breach::ClosedStream { frame: "REQUEST", stream: stream(1) }, |p| {
@@ -419,7 +419,7 @@ fn transfers() -> Vec<Case> {
     ]
 }
 
-/// Named here so that a new variant does not compile before it has a case.
+/// The match is exhaustive, so that a new variant does not compile without a case here.
 fn name(breach: &Breach) -> &'static str {
     match breach {
         Breach::MessageLength { .. } => "MessageLength",
@@ -439,7 +439,8 @@ fn name(breach: &Breach) -> &'static str {
         Breach::OpenedAfterGoAway(_) => "OpenedAfterGoAway",
         Breach::HeaderBlock { .. } => "HeaderBlock",
         Breach::FrameOrder { .. } => "FrameOrder",
-        // Found by the driver, which decodes the blocks: see `what_the_driver_finds_is_told_too`.
+        // Found by the driver, which decodes the blocks: see
+        // `breaches_found_by_the_driver_are_reported_to_the_peer`.
         Breach::Headers(_) => "",
         Breach::Window { .. } => "Window",
         Breach::WindowUpdate(..) => "WindowUpdate",
@@ -452,7 +453,7 @@ fn name(breach: &Breach) -> &'static str {
         Breach::BadGrant { .. } => "BadGrant",
         Breach::UnexpectedGoAway => "UnexpectedGoAway",
         Breach::Flood(_) => "Flood",
-        // Nothing is received then: see `answers`.
+        // These need no input: see `answer_timeout`.
         Breach::ResetUnanswered(_) | Breach::GrantKept(_) => "",
         Breach::RequestBegin { .. } => "RequestBegin",
         Breach::DoneBegin { .. } => "DoneBegin",
@@ -482,7 +483,7 @@ fn a_breach_closes_the_connection_and_does_nothing_else() {
         let sent = p.ends[victim].conn.stats().messages_sent;
         let used = p.ends[victim].memory.used;
         let pending = p.ends[victim].conn.pending();
-        // Whatever comes after it, even in good order, is not looked at.
+        // Later messages are ignored, even valid ones.
         if p.ends[from].conn.credits.available() > 0 {
             p.inject(from, &[head(77), Frame::Ping { ack: false, token: 1 }]);
         }
@@ -512,7 +513,7 @@ fn a_breach_closes_the_connection_and_does_nothing_else() {
             p.ends[victim].events.iter().all(|event| matches!(event, Event::GoAway { .. })),
             "{text}"
         );
-        // The other side is told by name.
+        // The peer receives the name of the breach.
         assert!(p.deliver(from));
         p.ends[from].events.clear();
         p.drive(from);
@@ -522,9 +523,9 @@ fn a_breach_closes_the_connection_and_does_nothing_else() {
     }
 }
 
-/// What stands behind the breach in its message has no effect.
+/// Frames after the breach in the same message have no effect.
 #[test]
-fn nothing_behind_a_breach_is_read() {
+fn frames_after_a_breach_are_ignored() {
     let mut p = pair();
     p.inject(CLIENT, &[head(1), Frame::Abort { id: 9 }, head(2), data(1, 10, true)]);
     p.drive(SERVER);
@@ -534,7 +535,7 @@ fn nothing_behind_a_breach_is_read() {
 }
 
 #[test]
-fn what_the_driver_finds_is_told_too() {
+fn breaches_found_by_the_driver_are_reported_to_the_peer() {
     let mut p = pair();
     opened(&mut p);
     let bad = crate::headers::Decoder::new(p.ends[SERVER].app(stream(1)).blocks[0].clone());
@@ -546,15 +547,15 @@ fn what_the_driver_finds_is_told_too() {
     assert_eq!(p.ends[CLIENT].events, [closed]);
 }
 
-/// However many they are.
+/// PINGs that are answered are not a flood, however many there are.
 #[test]
-fn answers_that_are_collected_are_no_flood() {
+fn answered_pings_are_not_a_flood() {
     let mut p = pair();
     for _ in 0..100 {
         let token = |token| Frame::Ping { ack: false, token };
         p.inject(CLIENT, &(0..100).map(token).collect::<Vec<_>>());
         p.drive(SERVER);
-        // The client did not ask, so far as it knows.
+        // The client's connection has not sent these PINGs, so it must not see the answers.
         for wire in std::mem::take(&mut p.to[CLIENT]) {
             let Wire::Send(message) = wire else { continue };
             let credits = Reader::new(message).unwrap().credits;
@@ -565,9 +566,9 @@ fn answers_that_are_collected_are_no_flood() {
     assert_eq!((p.count(SERVER, "PING"), p.ends[SERVER].error.clone()), (10_000, None));
 }
 
-/// What may cross on the way is no breach.
+/// Frames that may have crossed the end of a stream are not a breach.
 #[test]
-fn frames_for_streams_that_have_ended() {
+fn frames_for_ended_streams_are_not_a_breach() {
     let mut p = pair();
     let id = p.open("head", true);
     p.settle();
@@ -582,7 +583,7 @@ fn frames_for_streams_that_have_ended() {
         p.inject(SERVER, &[frame]);
         assert_eq!(p.ends[CLIENT].error, None);
     }
-    // The grant is given back.
+    // The grant is returned.
     p.drive(CLIENT);
     assert_eq!(p.count(CLIENT, "ABORT"), 1);
     assert_eq!(p.client().pending(), Pending::default());

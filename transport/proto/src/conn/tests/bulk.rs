@@ -1,4 +1,4 @@
-//! Grants: on request, standing, partial; taking turns.
+//! Grants on request, standing grants, partial grants, and fairness between transfers.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::frame::Frame;
 use crate::ids::{ResetCode, StreamId};
 
-/// A call with a body of `len` bytes, answered with nothing.
+/// A call with a request body of `len` bytes and an empty response body.
 fn upload(p: &mut Pair, len: usize) -> StreamId {
     let id = p.open("head", false);
     let body = pattern(len as u32, len);
@@ -27,7 +27,7 @@ fn with_standing(standing_grants: u8) -> Config {
 }
 
 #[test]
-fn the_first_transfer_asks_and_the_next_do_not() {
+fn only_the_first_transfer_requests_a_grant() {
     let mut p = Pair::small();
     let first = upload(&mut p, 100_000);
     assert_eq!(p.count(CLIENT, "REQUEST"), 1);
@@ -37,7 +37,7 @@ fn the_first_transfer_asks_and_the_next_do_not() {
         assert_eq!(p.ends[SERVER].app(id).landed, [(len as u32, Flow::Window)]);
     }
     assert_eq!(p.count(CLIENT, "REQUEST"), 1);
-    // Four are kept, one is replaced for each that is used.
+    // Four standing grants exist, and each one that is used is replaced.
     assert_eq!(p.server().pending().grants, 4);
     assert_eq!(p.client().pending().peer_grants, 4);
     assert_eq!(p.count(SERVER, "GRANT"), 1 + 4 + 5);
@@ -56,12 +56,12 @@ fn standing_grants_can_be_turned_off() {
 }
 
 #[test]
-fn standing_grants_that_are_too_short_are_exchanged() {
+fn short_standing_grants_are_replaced() {
     let mut p = Pair::small();
     upload(&mut p, 20_000);
     upload(&mut p, 20_000);
     assert_eq!(p.count(CLIENT, "REQUEST"), 1);
-    // One is exchanged for each transfer that had to ask.
+    // Each transfer that had to request memory replaces one.
     for n in 1..=4 {
         upload(&mut p, 150_000);
         assert!(p.count(SERVER, "RECALL") <= n);
@@ -76,10 +76,10 @@ fn standing_grants_that_are_too_short_are_exchanged() {
 }
 
 #[test]
-fn what_standing_grants_are_not_for() {
+fn long_transfers_use_no_standing_grants() {
     let config = Config { stream_window: 100_000, standing_max: 150_000, ..small() };
     let mut p = Pair::new(config.clone(), config, 1 << 20);
-    // Longer than standing grants are kept for.
+    // Longer than the maximum of standing grants.
     for n in 1..=3 {
         upload(&mut p, 200_000);
         assert_eq!(p.count(CLIENT, "REQUEST"), n);
@@ -96,7 +96,7 @@ fn what_standing_grants_are_not_for() {
 }
 
 #[test]
-fn standing_grants_come_back_when_nothing_comes() {
+fn idle_standing_grants_are_recalled() {
     let mut p = Pair::small();
     upload(&mut p, 100_000);
     assert!(p.ends[SERVER].memory.used > 0);
@@ -104,7 +104,7 @@ fn standing_grants_come_back_when_nothing_comes() {
         p.advance(Duration::from_secs(1));
         p.settle();
         assert_eq!(p.count(SERVER, "RECALL"), 0, "after {second} s");
-        // Small calls are no reason to keep them.
+        // Small calls do not count as bulk.
         let id = p.open("head", true);
         p.settle();
         p.answer(id, pattern(1, 100));
@@ -115,7 +115,7 @@ fn standing_grants_come_back_when_nothing_comes() {
     assert_eq!(p.count(SERVER, "RECALL"), 4);
     assert_eq!((p.ends[SERVER].memory.used, p.server().pending().grants), (0, 0));
     assert_eq!(p.client().pending().peer_grants, 0);
-    // They are kept again when bulk comes again.
+    // Bulk traffic establishes them again.
     upload(&mut p, 100_000);
     assert_eq!(p.count(CLIENT, "REQUEST"), 2);
     upload(&mut p, 100_000);
@@ -124,7 +124,7 @@ fn standing_grants_come_back_when_nothing_comes() {
 }
 
 #[test]
-fn standing_grants_come_back_on_demand() {
+fn standing_grants_can_be_recalled() {
     let mut p = Pair::small();
     upload(&mut p, 100_000);
     p.server().recall_standing();
@@ -135,8 +135,8 @@ fn standing_grants_come_back_on_demand() {
     p.assert_clean();
 }
 
-/// A grant that is used while RECALL is on its way ends with DONE, once, and its id may be used
-/// anew.
+/// A grant that is used while RECALL is in flight ends with a single DONE, after which its id may
+/// be reused.
 #[test]
 fn recall_crosses_done() {
     let mut p = Pair::small();
@@ -194,10 +194,10 @@ fn scarce_memory_is_granted_in_parts() {
     }
 }
 
-/// Standing grants hold all memory; a long transfer waits for some, and shorter ones behind it must
-/// not take the standing grants with them into the queue.
+/// Standing grants hold all memory, and a long transfer waits for some. Shorter transfers behind it
+/// must not take standing grants into the queue with them.
 #[test]
-fn transfers_that_wait_hold_no_grants() {
+fn waiting_transfers_hold_no_standing_grants() {
     let mut p = Pair::new(with_standing(3), with_standing(3), 64 << 10);
     upload(&mut p, 20_000);
     upload(&mut p, 20_000);
@@ -214,10 +214,10 @@ fn transfers_that_wait_hold_no_grants() {
     p.assert_clean();
 }
 
-/// Memory that is held by readers who do not read is given to nobody else; as soon as they read,
-/// all go on.
+/// Memory that is held by stalled readers is granted to nobody else. All transfers continue once
+/// they read.
 #[test]
-fn memory_held_by_readers_is_waited_for() {
+fn transfers_wait_for_memory_that_readers_hold() {
     let config = Config { bulk_window: 65_536, ..with_standing(0) };
     let mut p = Pair::new(config.clone(), config, 128 << 10);
     let ids: Vec<StreamId> = (0..4).map(|_| p.open("head", false)).collect();
@@ -238,16 +238,16 @@ fn memory_held_by_readers_is_waited_for() {
     p.assert_clean();
 }
 
-/// A pair whose streams have so much unread together, and 64 KiB each.
+/// A pair whose streams have a common limit of `bulk_total` unread bytes, and 64 KiB each.
 fn with_total(bulk_total: u64) -> Pair {
     let config = Config { bulk_window: 65_536, bulk_total, ..with_standing(0) };
     Pair::new(config.clone(), config, 64 << 20)
 }
 
-/// What nobody reads is bounded for all streams together; it comes back as it is read, and with
-/// streams that end.
+/// The total of unread data is bounded over all streams. Reading and the release of streams make
+/// room again.
 #[test]
-fn all_streams_together_hold_no_more_than_the_total() {
+fn unread_data_of_all_streams_is_bounded() {
     let mut p = with_total(150_000);
     let ids: Vec<StreamId> = (0..8).map(|_| p.open("head", false)).collect();
     let came = |p: &Pair| ids.iter().map(|id| p.ends[SERVER].app(*id).body.len()).sum::<usize>();
@@ -257,10 +257,10 @@ fn all_streams_together_hold_no_more_than_the_total() {
     }
     p.settle();
     assert_eq!(came(&p), 120_000, "two of them, and no small piece of a third");
-    // Small messages go on.
+    // Small messages still pass.
     let small = upload(&mut p, 100);
     assert_eq!(p.ends[SERVER].app(small).body.len(), 100);
-    // One ends without being read, the other is read: there is room for two more.
+    // One stream ends unread and another is read, which makes room for two more.
     p.client().reset(ids[0], ResetCode::CANCEL);
     p.settle();
     assert_eq!(came(&p), 120_000, "what came of it is still there");
@@ -279,9 +279,9 @@ fn all_streams_together_hold_no_more_than_the_total() {
     p.assert_clean();
 }
 
-/// A response that is complete counts until it has been read, or until nobody will.
+/// A complete response counts until it is read or released.
 #[test]
-fn what_ended_streams_hold_counts_until_it_is_read() {
+fn unread_data_of_ended_streams_counts_towards_the_total() {
     let mut p = with_total(150_000);
     let ids: Vec<StreamId> = (0..8).map(|_| p.open("head", true)).collect();
     let came = |p: &Pair| ids.iter().map(|id| p.ends[CLIENT].app(*id).body.len()).sum::<usize>();
@@ -292,7 +292,7 @@ fn what_ended_streams_hold_counts_until_it_is_read() {
     }
     p.settle();
     assert_eq!(came(&p), 120_000);
-    // One is read, of another nobody wants to know: there is room for two more.
+    // One is read and another is released, which makes room for two more.
     let ended: Vec<StreamId> =
         ids.iter().copied().filter(|id| p.ends[CLIENT].app(*id).ended).collect();
     assert_eq!(ended.len(), 2);
@@ -311,9 +311,9 @@ fn what_ended_streams_hold_counts_until_it_is_read() {
     p.assert_clean();
 }
 
-/// Where the total leaves too little for the first, those behind it that want less go on.
+/// If the total leaves too little for the first request, shorter ones behind it are still granted.
 #[test]
-fn a_long_want_beyond_the_total_holds_up_no_short_one() {
+fn a_request_beyond_the_total_does_not_block_shorter_ones() {
     let mut p = with_total(150_000);
     let stalled: Vec<StreamId> = (0..3).map(|_| p.open("head", false)).collect();
     for id in &stalled {
@@ -336,7 +336,7 @@ fn a_long_want_beyond_the_total_holds_up_no_short_one() {
     p.assert_clean();
 }
 
-/// The longest body that the defaults allow to land in one piece, and longer ones.
+/// The longest body that the defaults allow to land in one piece, and a longer one.
 #[test]
 fn long_bodies_land_in_as_few_pieces_as_the_window_allows() {
     let mut p = Pair::new(Config::default(), Config::default(), 1 << 30);
@@ -348,9 +348,9 @@ fn long_bodies_land_in_as_few_pieces_as_the_window_allows() {
     p.assert_clean();
 }
 
-/// One message may be longer than the window, but only the first of those that nobody has read.
+/// A single message may exceed the window, but only if no other message is unread.
 #[test]
-fn a_message_that_is_alone_may_fill_more_than_the_window() {
+fn a_single_unread_message_may_exceed_the_window() {
     let config = Config { bulk_window: 1 << 20, whole: 4 << 20, ..with_standing(0) };
     let mut p = Pair::new(config.clone(), config, 1 << 30);
     let id = p.open("head", false);
@@ -368,7 +368,7 @@ fn a_message_that_is_alone_may_fill_more_than_the_window() {
 }
 
 #[test]
-fn a_small_call_gets_past_a_large_transfer() {
+fn a_small_call_overtakes_a_large_transfer() {
     let mut p = Pair::new(Config::default(), Config::default(), 64 << 20);
     let large = p.open("large", false);
     let body = pattern(1, 64 << 20);
@@ -387,7 +387,8 @@ fn a_small_call_gets_past_a_large_transfer() {
         p.until("the small response", |p| {
             p.ends[CLIENT].streams.get(&small.get()).is_some_and(|app| app.ended)
         });
-        // What was in flight when it began, and about as much again while it went there and back.
+        // The data in flight when the small call began, and about as much again during its round
+        // trip.
         let beside = part(&p, CLIENT) - before;
         assert!(beside <= 4 << 20, "{beside}");
         assert!(p.client().stats().messages_sent - sends <= 64);
@@ -399,7 +400,7 @@ fn a_small_call_gets_past_a_large_transfer() {
     p.assert_clean();
 }
 
-/// The WRITEs on the way to the server, by rkey.
+/// The rkeys of the WRITEs in flight to the server.
 fn keys(p: &Pair) -> Vec<u32> {
     let write = |wire: &Wire| match wire {
         Wire::Write(write) => Some(write.rkey),
@@ -408,7 +409,7 @@ fn keys(p: &Pair) -> Vec<u32> {
     p.to[SERVER].iter().filter_map(write).collect()
 }
 
-/// Three transfers that have their memory, and nothing of them handed out yet.
+/// Three transfers that have their grants and have transmitted nothing.
 fn three_transfers(pinned: [bool; 3]) -> (Pair, Vec<StreamId>) {
     let config = Config { write_chunk: 16 << 10, ..with_standing(0) };
     let mut p = Pair::new(config.clone(), config, 1 << 20);
@@ -476,7 +477,7 @@ fn messages_and_writes_take_turns() {
     finish(p, ids);
 }
 
-/// Streams that want more memory than there is get it in turns.
+/// Streams that want more memory than there is take turns.
 #[test]
 fn memory_is_granted_in_turns() {
     let mut p = Pair::new(with_standing(0), with_standing(0), 64 << 10);
@@ -495,7 +496,7 @@ fn memory_is_granted_in_turns() {
     finish(p, ids);
 }
 
-/// A peer that leaves the end of a grant unused gets the rest of what it asked for all the same.
+/// After a DONE for less than the grant, the peer still gets the rest of what it requested.
 #[test]
 fn short_done_frees_the_window() {
     let config = Config { bulk_window: 65_536, ..with_standing(0) };
@@ -523,7 +524,7 @@ fn short_done_frees_the_window() {
     assert_eq!((p.count(SERVER, "GRANT"), p.server().pending().grants), (2, 1));
 }
 
-/// A source that is copied first waits for staging; one that is not goes on beside it.
+/// A source that must be copied waits for staging; a pinned source does not wait for it.
 #[test]
 fn pinned_sources_do_not_wait_for_staging() {
     let mut p = Pair::new(with_standing(0), with_standing(0), 8 << 20);
@@ -551,7 +552,7 @@ fn pinned_sources_do_not_wait_for_staging() {
     p.assert_clean();
 }
 
-/// The driver gives memory that is longer than wanted, too short, or not wanted any more.
+/// The driver provides memory that is too short, longer than wanted, or no longer wanted.
 #[test]
 fn provided_memory_is_checked() {
     let mut p = Pair::new(with_standing(0), with_standing(0), 0);
@@ -574,7 +575,7 @@ fn provided_memory_is_checked() {
     while p.deliver(CLIENT) {}
     p.drive(CLIENT);
     while p.deliver(SERVER) {}
-    // The grant was on its way when the stream was reset.
+    // The grant was in flight when the stream was reset.
     assert_eq!(p.server().poll_event(), Some(Event::Reset { stream: id, code: ResetCode::CANCEL }));
     assert_eq!(p.server().poll_event(), Some(Event::Returned { memory: 9 }));
 }

@@ -1,4 +1,4 @@
-//! The shapes of calls, header blocks, limits, windows, credits.
+//! The kinds of calls, header blocks, limits, windows and credits.
 
 use super::super::*;
 use super::pair::*;
@@ -62,7 +62,7 @@ fn both_halves_stream() {
     p.client().finish(id).unwrap();
     p.settle();
     assert!(p.ends[SERVER].app(id).ended && !p.ends[CLIENT].app(id).ended);
-    // The client's half has ended; the server goes on.
+    // The client's half has ended, and the server continues.
     let more = pattern(99, 20_000);
     down.extend_from_slice(&more);
     p.server().send_data(id, more, false, false).unwrap();
@@ -89,10 +89,10 @@ fn trailers_only() {
     p.assert_clean();
 }
 
-/// The server answers and ends while the client still sends: the client is told that the rest is
-/// not wanted, behind the whole response.
+/// The server ends its response while the client still sends. The client receives the whole
+/// response, then a RESET for the rest of its request.
 #[test]
-fn an_early_end_stops_the_client() {
+fn an_early_response_stops_the_client() {
     for body in [0, 10, 500_000] {
         let mut p = Pair::small();
         let id = p.open("head", false);
@@ -115,7 +115,7 @@ fn an_early_end_stops_the_client() {
 }
 
 #[test]
-fn a_released_response_still_goes_out() {
+fn a_released_response_is_still_sent() {
     let mut p = Pair::small();
     let id = p.open("head", false);
     p.client().send_data(id, pattern(1, 50_000), true, false).unwrap();
@@ -125,14 +125,14 @@ fn a_released_response_still_goes_out() {
     p.settle();
     assert_eq!(p.ends[CLIENT].app(id).body, pattern(2, 3_000_000));
     assert!(p.ends[CLIENT].app(id).ended);
-    // A response that was not finished does not.
+    // An unfinished response is reset.
     let id = p.open("head", true);
     p.settle();
     p.server().send_headers(id, block("head"), false).unwrap();
     p.server().release(id, ResetCode::INTERNAL);
     p.settle();
     assert_eq!(p.ends[CLIENT].app(id).reset, Some(ResetCode::INTERNAL));
-    // A client that lets go of a call cancels it, whatever it has sent.
+    // A client that releases a call cancels it, even if its request is complete.
     let id = p.open("head", true);
     p.settle();
     p.client().release(id, ResetCode::CANCEL);
@@ -170,7 +170,7 @@ fn header_blocks_of_every_size() {
 }
 
 #[test]
-fn a_long_header_block_lets_others_through() {
+fn a_long_header_block_does_not_block_other_streams() {
     let mut p = Pair::small();
     let first = p.open("first", false);
     p.settle();
@@ -191,7 +191,7 @@ fn a_long_header_block_lets_others_through() {
 
 #[test]
 fn bodies_around_the_eager_limit() {
-    // Slots of both sides differ: what the peer takes counts.
+    // The slots of the two sides differ: the peer's slot size counts.
     for (mine, theirs) in [(1024, 1024), (512, 4096), (4096, 512)] {
         let (client, server) =
             (Config { slot_size: mine, ..small() }, Config { slot_size: theirs, ..small() });
@@ -216,7 +216,7 @@ fn bodies_around_the_eager_limit() {
 }
 
 #[test]
-fn bodies_longer_than_allowed_are_refused_whole() {
+fn oversized_bodies_are_refused() {
     let mut p = Pair::new(small(), Config { max_message: 100_000, ..small() }, 1 << 20);
     let id = p.open("head", false);
     let refused = SendError::TooLong { len: 100_001, limit: 100_000 };
@@ -229,13 +229,13 @@ fn bodies_longer_than_allowed_are_refused_whole() {
 }
 
 #[test]
-fn no_more_streams_than_the_peer_allows() {
+fn the_stream_limit_of_the_peer_is_enforced() {
     let mut p = Pair::new(small(), Config { max_streams: 3, ..small() }, 1 << 20);
     let ids: Vec<StreamId> = (0..3).map(|_| p.open("head", true)).collect();
     assert!(!p.client().has_stream_room());
     assert_eq!(p.client().open(block("head"), true), Err(SendError::TooManyStreams(3)));
     p.settle();
-    // One is cancelled and one answered at the same time as new ones are opened.
+    // One stream is cancelled and another answered while new ones are opened.
     p.client().reset(ids[0], ResetCode::CANCEL);
     assert!(!p.client().has_stream_room(), "the server has not heard of it");
     p.answer(ids[1], pattern(1, 10));
@@ -250,9 +250,9 @@ fn no_more_streams_than_the_peer_allows() {
     p.assert_clean();
 }
 
-/// Room is taken again as soon as it is there, in every order of events.
+/// A stream is opened whenever there is room, in varying orders of events.
 #[test]
-fn stream_room_is_never_overdrawn() {
+fn the_stream_limit_is_never_exceeded() {
     let limits = Config { max_streams: 2, ..small() };
     let mut p = Pair::new(small(), limits, 1 << 20);
     let mut opened = 0;
@@ -291,7 +291,7 @@ fn stream_room_is_never_overdrawn() {
 }
 
 #[test]
-fn a_stalled_reader_stops_only_itself() {
+fn a_stalled_reader_blocks_only_its_own_stream() {
     let config = Config { stream_window: 8192, bulk_window: 65_536, ..small() };
     let mut p = Pair::new(config.clone(), config, 1 << 20);
     let stalled = p.open("stalled", false);
@@ -330,9 +330,9 @@ fn a_stalled_reader_stops_only_itself() {
     p.assert_clean();
 }
 
-/// A driver that counts wrongly harms nobody.
+/// A driver that miscounts does no harm.
 #[test]
-fn reading_more_than_came_grows_no_window() {
+fn consuming_more_than_received_does_not_grow_the_window() {
     let mut p = Pair::small();
     let id = p.open("head", false);
     p.client().send_data(id, pattern(1, 500), false, false).unwrap();
@@ -350,7 +350,7 @@ fn reading_more_than_came_grows_no_window() {
 }
 
 #[test]
-fn a_full_queue_asks_for_patience_once() {
+fn a_full_queue_reports_writable_once() {
     let mut p = Pair::small();
     let id = p.open("head", false);
     p.ends[SERVER].stalled.insert(id.get());
@@ -373,9 +373,9 @@ fn a_full_queue_asks_for_patience_once() {
     p.assert_clean();
 }
 
-/// Both sides talk at once, with as few credits as there may be, until neither may send.
+/// Both sides send at once with the minimum of credits, until neither may send.
 #[test]
-fn credits_used_up_on_both_sides_come_back() {
+fn exhausted_credits_on_both_sides_are_returned() {
     for (mine, theirs) in [(4, 4), (4, 5), (5, 4), (4, 16), (7, 4)] {
         let config =
             |recv_slots| Config { recv_slots, max_recvs: recv_slots, slot_size: 512, ..small() };
@@ -394,7 +394,7 @@ fn credits_used_up_on_both_sides_come_back() {
                     p.ends[end].conn.send_data(*id, pattern(round, 400), false, false).unwrap();
                 }
             }
-            // Each sends all that it may while nothing arrives.
+            // Each sends all it may while nothing is delivered.
             p.settle();
             for end in [CLIENT, SERVER] {
                 assert!(p.ends[end].conn.has_output());
@@ -414,7 +414,7 @@ fn credits_used_up_on_both_sides_come_back() {
 }
 
 #[test]
-fn idle_sides_say_nothing() {
+fn idle_connections_send_no_messages() {
     let mut p = Pair::small();
     for n in 0..100 {
         let id = p.open("head", true);
@@ -423,7 +423,7 @@ fn idle_sides_say_nothing() {
         p.settle();
     }
     let sent = |p: &Pair| p.ends.iter().map(|end| end.conn.stats().messages_sent).sum::<u64>();
-    // A call is a message each way, and returned credits ride on those.
+    // A call is one message each way; returned credits travel in these.
     let before = sent(&p);
     assert!(before <= 202, "{before}");
     p.settle();
@@ -456,7 +456,7 @@ fn a_thousand_streams() {
     p.assert_clean();
 }
 
-/// Ids grow on the wire even when streams begin in the middle of full messages.
+/// Ids increase on the wire, even if streams begin in the middle of full messages.
 #[test]
 fn streams_begin_in_the_order_of_their_ids() {
     let mut p = Pair::small();

@@ -1,4 +1,4 @@
-//! Resets, and what crosses them.
+//! Resets, and the frames that cross them.
 
 use bytes::Bytes;
 
@@ -7,12 +7,12 @@ use super::pair::*;
 use crate::config::Config;
 use crate::ids::{ResetCode, StreamId};
 
-/// Two streams that send bulk both ways out of little memory. The second is never touched.
+/// Two streams that send bulk both ways with little memory. The second one must not be affected.
 struct Scene {
     pair: Pair,
     victim: StreamId,
     other: StreamId,
-    /// Streams that the server has begun to answer.
+    /// Streams to which the server has begun to respond.
     answered: Vec<StreamId>,
 }
 
@@ -25,7 +25,7 @@ impl Scene {
         let mut pair = Pair::new(config.clone(), config, 96 << 10);
         pair.ends[SERVER].copy_out = true;
         if tight {
-            // One SEND at a time: WRITEs get far ahead of their DONE.
+            // One SEND at a time, so that WRITEs get far ahead of their DONE.
             for end in &mut pair.ends {
                 end.limit(1, 1, 16 << 10, 64 << 10);
             }
@@ -39,7 +39,7 @@ impl Scene {
         Scene { pair, victim, other, answered: Vec::new() }
     }
 
-    /// The server answers as soon as a stream is open, and ends its half when the client has ended.
+    /// The server responds as soon as a stream is open, and ends its half after the client's.
     fn step(&mut self) {
         self.pair.step();
         for id in [self.victim, self.other] {
@@ -120,7 +120,7 @@ fn the_other_side_learns_the_code() {
         let id = p.open("head", false);
         p.settle();
         p.ends[side].conn.reset(id, code);
-        // Twice is once.
+        // A second reset has no effect.
         p.ends[side].conn.reset(id, ResetCode::INTERNAL);
         p.settle();
         assert_eq!(p.ends[1 - side].app(id).reset, Some(code));
@@ -138,7 +138,7 @@ fn reset_crosses_end() {
         let id = p.open("head", false);
         p.settle();
         p.hold = [true, true];
-        // One ends its half, the other resets.
+        // One side ends its half, the other resets.
         p.ends[side].conn.send_data(id, pattern(1, 100), false, true).unwrap();
         p.ends[1 - side].conn.reset(id, ResetCode::CANCEL);
         p.settle();
@@ -159,7 +159,7 @@ fn resets_cross() {
     p.client().reset(id, ResetCode::CANCEL);
     p.server().reset(id, ResetCode::INTERNAL);
     p.settle();
-    // Both have given it up: neither hears of the other's.
+    // Both sides have reset the stream, so neither sees the other's RESET.
     for end in &p.ends {
         assert!(end.streams.get(&id.get()).is_none_or(|app| app.reset.is_none()));
     }
@@ -185,9 +185,9 @@ fn grant_crosses_reset() {
     p.assert_clean();
 }
 
-/// What a stream held when it was given up before its first frame comes back to where it was from.
+/// A stream that is reset before its first frame returns its standing grants for others to use.
 #[test]
-fn streams_that_were_never_transmitted_keep_no_grants() {
+fn untransmitted_streams_return_their_grants_when_reset() {
     let mut p = Pair::small();
     let id = p.open("head", false);
     p.send(CLIENT, id, pattern(1, 50_000));
@@ -208,10 +208,9 @@ fn streams_that_were_never_transmitted_keep_no_grants() {
     p.assert_clean();
 }
 
-/// A stream is cut off in the middle of its header block, before the server's application has seen
-/// it.
+/// The stream is reset in the middle of its header block, before the server's application sees it.
 #[test]
-fn a_head_is_cut_off() {
+fn a_reset_discards_a_partial_header_block() {
     let mut p = Pair::small();
     p.settle();
     let id = p.client().open(pattern(1, 10_000), false).unwrap();
@@ -225,7 +224,7 @@ fn a_head_is_cut_off() {
     p.assert_clean();
 }
 
-/// Output that was not handed out when the reset came is dropped with it.
+/// A reset drops queued output.
 #[test]
 fn reset_drops_queued_output() {
     let mut p = Pair::small();

@@ -1,4 +1,4 @@
-//! Random bytes and changed messages: they are taken or close the connection, and nothing panics.
+//! Random bytes and altered messages: each is accepted or closes the connection; nothing panics.
 
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::frame::{Composer, Frame, Reader};
 use crate::ids::{ResetCode, StreamId};
 
-/// Small numbers meet what exists; large ones test the limits.
+/// Small numbers match existing ids; large ones test the limits.
 fn number() -> impl Strategy<Value = u32> {
     prop_oneof![8 => 0..8u32, 2 => 12_280..12_300u32, 1 => 19_990..70_000u32, 1 => any::<u32>()]
 }
@@ -18,7 +18,7 @@ fn begin() -> impl Strategy<Value = u32> {
     prop_oneof![20 => Just(0), 4 => 0..64u32, 1 => 60..70u32, 1 => any::<u32>()]
 }
 
-/// Of fields that are remembered, fields that were, and what is no field.
+/// Fields that are added to the table, references to them, and invalid fields.
 fn indexed_block() -> impl Strategy<Value = Bytes> {
     let field = prop_oneof![
         6 => Just(vec![192]),
@@ -77,7 +77,7 @@ fn message(frames: &[Frame], credits: u16) -> Bytes {
     slot.into()
 }
 
-/// Some work of its own for the end under attack.
+/// Some work for the end under attack.
 fn work(p: &mut Pair, end: usize, step: usize) {
     match (end, step % 4) {
         (CLIENT, 0) => {
@@ -109,7 +109,7 @@ fn work(p: &mut Pair, end: usize, step: usize) {
     }
 }
 
-/// What must hold whatever the peer did: one CLOSE, with the breach's name, and silence.
+/// The invariant after a breach: one CLOSE with the name of the breach, then silence.
 fn check_end(p: &mut Pair, end: usize) {
     let Some(breach) = p.ends[end].error.clone() else { return };
     p.to[1 - end].clear();
@@ -125,7 +125,7 @@ fn check_end(p: &mut Pair, end: usize) {
             Wire::Write(_) => panic!("WRITE after a breach"),
         })
         .collect();
-    // Without a credit it cannot even say so.
+    // Without a credit it cannot send CLOSE.
     if !closes.is_empty() {
         assert_eq!(closes, [Frame::Close { code: 1, text: block(&breach.to_string()) }]);
     }
@@ -143,7 +143,7 @@ fn attacked(end: usize) -> Pair {
         ..small()
     };
     let mut p = Pair::new(config.clone(), config, 1 << 20);
-    // Streams 1 to 4 are there to be attacked.
+    // Streams 1 to 4 are the targets.
     for _ in 0..4 {
         p.open("head", false);
     }
@@ -169,7 +169,7 @@ proptest! {
         let mut p = attacked(end);
         for (step, (frames, credits)) in messages.iter().enumerate() {
             work(&mut p, end, step);
-            // Mostly not more credits than were spent: that breach hides all others.
+            // Rarely return more credits than were spent, because that breach hides all others.
             let spent = 64 - p.ends[end].conn.credits.available() as u16;
             let credits = if step == 30 { *credits } else { spent.min(*credits) };
             p.inject_raw(1 - end, message(frames, credits));
@@ -193,7 +193,7 @@ proptest! {
         let mut p = attacked(end);
         let mut bytes = body;
         if !raw {
-            // A good header, so that the frames are looked at.
+            // A valid header, so that the frames are decoded.
             let len = (bytes.len() + 8) as u8;
             bytes.splice(0..0, [0, 0, 0, 0, len, 0, 0, 0]);
         }
@@ -201,7 +201,8 @@ proptest! {
         check_end(&mut p, end);
     }
 
-    /// An honest conversation of which messages are changed, lost, doubled or replaced on the way.
+    /// An honest conversation in which messages are altered, truncated, duplicated or replaced in
+    /// flight.
     #[test]
     fn changed_messages(
         changes in prop::collection::vec((0..2usize, 1..60usize, 0..5u8, any::<Index>(), any::<u8>()), 1..4),
@@ -239,14 +240,14 @@ proptest! {
                 }
                 1 => bytes.truncate(at.index(bytes.len())),
                 2 => {
-                    // Doubled.
+                    // Duplicated.
                     let copy = Wire::Send(message.clone());
                     queue.push_front(copy);
                     continue;
                 }
                 3 => bytes = vec![value; bytes.len()],
                 _ => {
-                    // One frame less or more, with a length that fits.
+                    // Cut off anywhere, with a length field that fits.
                     let at = 8 + at.index(bytes.len() - 7);
                     bytes.truncate(at);
                     let len = bytes.len() as u32;

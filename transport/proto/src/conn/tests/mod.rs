@@ -1,21 +1,21 @@
 //! Pairs of connections under a virtual clock.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `pair` | both ends, the link between them, what a driver does |
-//! | `calls` | the shapes of calls, header blocks, limits, windows, credits |
-//! | `bulk` | grants: on request, standing, partial; taking turns |
-//! | `segments` | pieces in several segments |
-//! | `phase` | where messages begin in landing memory, and peers that say they begin elsewhere |
-//! | `recall` | grants that are asked back |
+//! | `pair` | both ends, the link between them, and the work of a driver |
+//! | `calls` | the kinds of calls, header blocks, limits, windows, credits |
+//! | `bulk` | grants on request, standing grants, partial grants, fairness |
+//! | `segments` | bodies in several segments |
+//! | `phase` | the offset of messages in landing memory, and peers that give a wrong one |
+//! | `recall` | grants that are recalled |
 //! | `answer_timeout` | a peer that does not answer RESET or RECALL |
-//! | `cancel` | resets, and what crosses them |
+//! | `cancel` | resets, and the frames that cross them |
 //! | `shutdown` | GOAWAY, drain, CLOSE, heartbeat |
 //! | `breach` | every breach by name |
 //! | `model` | random operations against a model of bytes per stream |
 //! | `tables` | the transition tables, every state with every event |
 //! | `resets` | streams that are opened and reset |
-//! | `hostile` | random bytes and changed messages |
+//! | `hostile` | random bytes and altered messages |
 
 mod answer_timeout;
 mod breach;

@@ -1,4 +1,4 @@
-//! Random operations against a model: of every body, what was accepted arrives in order and once.
+//! Random operations against a model: each accepted body arrives in order and exactly once.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,7 +19,7 @@ enum Op {
         block: usize,
         end: bool,
     },
-    /// Two segments, of which the second is to lie aligned, and lies at `place` modulo 4096.
+    /// Two segments. The second lies at `place` modulo 4096, and should land aligned.
     Send {
         end: usize,
         stream: Index,
@@ -65,7 +65,7 @@ enum Op {
     GoAway(usize),
 }
 
-/// What was accepted for one direction of a stream.
+/// Everything accepted for one direction of a stream.
 #[derive(Debug, Default)]
 struct Half {
     body: Vec<u8>,
@@ -164,7 +164,7 @@ fn configs() -> impl Strategy<Value = Config> {
         )
 }
 
-/// Budgets of both ends, copying out, SEND slots, staging blocks, bytes of WRITEs in flight.
+/// For each end: memory budget, copy-out, SEND slots, staging blocks, bytes of WRITEs in flight.
 fn machines() -> impl Strategy<Value = [(usize, bool, usize, usize, usize); 2]> {
     let machine = || {
         (
@@ -270,7 +270,7 @@ impl Model {
         }
     }
 
-    /// What has arrived is the beginning of what was accepted.
+    /// The received data is a prefix of the accepted data.
     fn check(&self, p: &Pair) {
         for ((id, from), half) in &self.halves {
             let Some(app) = p.ends[1 - from].streams.get(id) else { continue };
@@ -286,7 +286,7 @@ impl Model {
         }
     }
 
-    /// Every grant is in one place: on its way, with the peer, or on its way back (R8, R9).
+    /// Every grant is in exactly one place: in flight, with the peer, or on its way back (R8, R9).
     fn check_grants(p: &Pair) {
         for (granter, holder) in [(CLIENT, SERVER), (SERVER, CLIENT)] {
             p.ends[granter].conn.held();
@@ -319,7 +319,7 @@ impl Model {
         }
     }
 
-    /// All halves end, and all that was not given up has arrived.
+    /// Ends all halves. Everything that was not reset must have arrived.
     fn finish(mut self, p: &mut Pair) {
         for end in 0..2 {
             for id in std::mem::take(&mut p.ends[end].stalled) {
@@ -340,7 +340,7 @@ impl Model {
                     half.ended = true;
                 }
             }
-            // The server ends after the client, so that it cuts nobody off.
+            // The server ends after the client, so that it does not cut off the request.
             p.settle();
         }
         self.check(p);
@@ -364,7 +364,7 @@ impl Model {
             );
             let up = p.ends[SERVER].app(StreamId(id));
             assert_eq!(up.reset, None);
-            // A response that ended early may have cut the request off.
+            // An early response may have cut off the request.
             if early.contains(&id) {
                 assert!(down.reset.is_none_or(|code| code == ResetCode::NO_ERROR));
                 continue;

@@ -1,4 +1,4 @@
-//! A client and a server with an in-memory link between them, and what a driver does around each.
+//! A client and a server, an in-memory link between them, and the work of each driver.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -15,21 +15,21 @@ pub(super) const CLIENT: usize = 0;
 pub(super) const SERVER: usize = 1;
 const GRANULE: usize = 4096;
 
-/// What is on the queue pair, in order.
+/// Work requests on the queue pair, in order.
 #[derive(Debug)]
 pub(super) enum Wire {
     Send(Bytes),
     Write(Write),
 }
 
-/// Landing memory. Every piece has an rkey of its own, so that a WRITE to memory that is not
-/// granted any more is found out.
+/// Landing memory. Every region has an rkey of its own, so that a WRITE to memory that is no longer
+/// granted is detected.
 #[derive(Debug)]
 pub(super) struct Memory {
     pub(super) budget: usize,
     pub(super) used: usize,
     pub(super) peak: usize,
-    /// The peer is hostile: what it writes and announces need not fit together.
+    /// The peer is hostile: its WRITEs and DONEs need not agree.
     pub(super) lenient: bool,
     regions: BTreeMap<u32, Region>,
     next: u32,
@@ -39,7 +39,7 @@ pub(super) struct Memory {
 struct Region {
     addr: u64,
     data: Vec<u8>,
-    /// Where the first WRITE began.
+    /// The offset of the first WRITE.
     begin: Option<usize>,
     written: usize,
     filled: bool,
@@ -63,7 +63,7 @@ impl Memory {
         Some(GrantMemory { key: rkey as usize, addr, rkey, len: capacity as u32 })
     }
 
-    /// The NIC at work: within a live grant, or the test fails.
+    /// Executes a WRITE as the NIC does. Panics if it is not within a live grant.
     fn write(&mut self, write: &Write) {
         if self.lenient {
             return;
@@ -94,7 +94,7 @@ impl Memory {
     }
 }
 
-/// What the application of one side has seen of a stream.
+/// What the application on one side has received on a stream.
 #[derive(Debug, Default)]
 pub(super) struct App {
     pub(super) blocks: Vec<Bytes>,
@@ -111,56 +111,56 @@ pub(super) struct End {
     pub(super) conn: Connection,
     pub(super) memory: Memory,
     pub(super) streams: BTreeMap<u32, App>,
-    /// Events of the connection.
+    /// Events that concern the connection.
     pub(super) events: Vec<Event>,
     pub(super) refused: Vec<StreamId>,
-    /// Streams that are not read; with `usize::MAX` readers for the rest.
+    /// Streams that are not read.
     pub(super) stalled: BTreeSet<u32>,
-    /// Landed bytes are copied and their memory freed at once, as under memory pressure.
+    /// Landed bytes are copied out and their memory is freed at once, as under memory pressure.
     pub(super) copy_out: bool,
     pub(super) slots: usize,
     pub(super) staging: usize,
     pub(super) staging_block: usize,
     pub(super) room: usize,
     full: (usize, usize, usize),
-    /// RECVs on top of those of the start; whether they are to go.
+    /// RECVs in excess of the initial ones, and whether they are being removed.
     extra: u32,
     pub(super) leaving: bool,
-    /// There is no memory for more.
+    /// The end has no memory for more RECVs.
     pub(super) refuses: bool,
     pub(super) error: Option<crate::Breach>,
 }
 
-/// Both ends.
+/// The client and the server.
 #[derive(Debug)]
 pub(super) struct Pair {
     pub(super) now: Instant,
     pub(super) ends: [End; 2],
-    /// What is on the way to each end.
+    /// Work requests in flight to each end.
     pub(super) to: [VecDeque<Wire>; 2],
-    /// Directions that do not deliver.
+    /// Directions in which nothing is delivered.
     pub(super) hold: [bool; 2],
-    /// Of all that was transmitted.
+    /// A digest of everything transmitted.
     pub(super) digest: u64,
-    /// Aligned segments that are sent, and bytes of them for which a WRITE was transmitted.
+    /// Aligned segments that were sent, and the number of their bytes that WRITEs have carried.
     pub(super) aligned: Vec<Bytes>,
     pub(super) aligned_written: usize,
-    /// Frames transmitted by each end, by name.
+    /// The number of frames that each end has transmitted, by name.
     pub(super) sent: [BTreeMap<&'static str, usize>; 2],
     pub(super) steps: usize,
 }
 
-/// Small slots and few credits.
+/// A configuration with small slots and few credits.
 pub(super) fn small() -> Config {
     Config { slot_size: 1024, recv_slots: 8, max_recvs: 8, ..Config::default() }
 }
 
-/// Bytes that differ by position and by seed, at a multiple of 4096 in memory.
+/// Bytes that depend on position and seed, at an address that is a multiple of 4096.
 pub(super) fn pattern(seed: u32, len: usize) -> Bytes {
     pattern_at(0, seed, len)
 }
 
-/// The same at an address that is this modulo 4096.
+/// The same at an address that is `place` modulo 4096.
 pub(super) fn pattern_at(place: usize, seed: u32, len: usize) -> Bytes {
     let mut x = seed.wrapping_mul(0x9e37_79b9) | 1;
     let mut block = Vec::with_capacity(4093);
@@ -213,8 +213,8 @@ impl End {
         }
     }
 
-    /// The RECV of the message that has just been received: it is posted again, or goes, or others
-    /// come.
+    /// Handles the RECV of the message just received: it is posted again or removed, or more are
+    /// posted.
     fn post(&mut self) {
         if self.leaving && self.extra > 0 {
             self.extra -= 1;
@@ -230,7 +230,8 @@ impl End {
         }
     }
 
-    /// SEND slots, staging blocks and their bytes, bytes of WRITEs in flight.
+    /// Sets the number of SEND slots and staging blocks, the size of these, and the bytes of WRITEs
+    /// in flight.
     pub(super) fn limit(
         &mut self,
         slots: usize,
@@ -307,7 +308,7 @@ impl End {
         }
     }
 
-    /// Reads all that has come, unless the stream is stalled.
+    /// Reads everything received, unless the stream is stalled.
     pub(super) fn read(&mut self, id: StreamId) {
         if self.stalled.contains(&id.get()) {
             return;
@@ -321,7 +322,7 @@ impl End {
         }
     }
 
-    /// Lets a stalled stream be read again.
+    /// Resumes a stalled stream.
     pub(super) fn unstall(&mut self, id: StreamId) {
         self.stalled.remove(&id.get());
         self.read(id);
@@ -365,7 +366,7 @@ impl Pair {
         }
     }
 
-    /// Small slots, and more landing memory than anything wants.
+    /// Small slots, and ample landing memory.
     pub(super) fn small() -> Self {
         Pair::new(small(), small(), 1 << 30)
     }
@@ -378,14 +379,14 @@ impl Pair {
         &mut self.ends[SERVER].conn
     }
 
-    /// What a driver does when something has happened. True if anything went out.
+    /// Does a driver's work after an event. Returns whether anything was transmitted.
     pub(super) fn drive(&mut self, end: usize) -> bool {
         let posted = self.drive_unchecked(end);
         self.check();
         posted
     }
 
-    /// The same with a peer that may have lied about credits.
+    /// As [`drive`](Self::drive), without the check of credits, for a hostile peer.
     pub(super) fn drive_unchecked(&mut self, end: usize) -> bool {
         let mut posted = false;
         self.ends[end].take_events();
@@ -431,8 +432,8 @@ impl Pair {
         Some(wire)
     }
 
-    /// A segment that is to lie aligned does, or so do the parts in which it lands: all as if it
-    /// lay in one piece.
+    /// An aligned segment must land aligned, also if it lands in several parts: each at the address
+    /// that it would have in one piece.
     fn check_aligned(&mut self, from: usize, write: &Write) {
         let src = write.src.as_ptr() as u64;
         let within = |bytes: &&Bytes| {
@@ -449,7 +450,7 @@ impl Pair {
         self.aligned_written += write.src.len();
     }
 
-    /// Frames of one name that `end` has transmitted.
+    /// The number of frames with this name that `end` has transmitted.
     pub(super) fn count(&self, end: usize, frame: &str) -> usize {
         self.sent[end].get(frame).copied().unwrap_or(0)
     }
@@ -475,7 +476,7 @@ impl Pair {
         }
     }
 
-    /// The next work request on the way to `end` arrives, and completes at its sender.
+    /// Delivers the next work request to `end`, and completes it at the sender.
     pub(super) fn deliver(&mut self, end: usize) -> bool {
         let Some(wire) = self.to[end].pop_front() else { return false };
         let (sender, receiver) = match &mut self.ends {
@@ -499,7 +500,7 @@ impl Pair {
         true
     }
 
-    /// A message of the test's own making, sent by `from` within its credits and taken at once.
+    /// Delivers a message made by the test at once, within the credits of `from`.
     pub(super) fn inject(&mut self, from: usize, frames: &[Frame]) {
         let mut slot = vec![0; 32_768];
         let mut composer = Composer::new(&mut slot);
@@ -511,7 +512,7 @@ impl Pair {
         self.inject_raw(from, slot.into());
     }
 
-    /// The same, byte by byte and without a look at the credits.
+    /// Delivers raw bytes without regard to credits.
     pub(super) fn inject_raw(&mut self, from: usize, message: Bytes) {
         let victim = &mut self.ends[1 - from];
         if let Err(breach) = victim.conn.receive(self.now, message) {
@@ -520,7 +521,7 @@ impl Pair {
         }
     }
 
-    /// Credits are neither lost nor made, and no SEND ever meets an empty RECV queue (R2).
+    /// Credits are neither lost nor created, and no SEND finds an empty RECV queue (R2).
     fn check(&self) {
         for (from, to) in [(CLIENT, SERVER), (SERVER, CLIENT)] {
             let sends = |end: usize| {
@@ -546,7 +547,7 @@ impl Pair {
         }
     }
 
-    /// One action of a fixed round.
+    /// One action out of a fixed sequence.
     pub(super) fn step(&mut self) -> bool {
         let moved = self.step_unchecked();
         self.check();
@@ -564,7 +565,7 @@ impl Pair {
         }
     }
 
-    /// Goes on until nothing happens any more.
+    /// Runs until nothing more happens.
     pub(super) fn settle(&mut self) {
         let mut idle = 0;
         for _ in 0..2_000_000 {
@@ -576,7 +577,7 @@ impl Pair {
         panic!("never settles: {self:?}");
     }
 
-    /// Goes on until `done`, or fails when nothing happens any more.
+    /// Runs until `done`. Panics if nothing more happens before.
     pub(super) fn until(&mut self, what: &str, done: impl Fn(&Pair) -> bool) {
         let mut idle = 0;
         while !done(self) {
@@ -585,7 +586,7 @@ impl Pair {
         }
     }
 
-    /// Time passes; timers go off when they are due.
+    /// Advances the clock and handles timers that are due.
     pub(super) fn advance(&mut self, time: Duration) {
         self.now += time;
         for end in &mut self.ends {
@@ -597,17 +598,17 @@ impl Pair {
         }
     }
 
-    /// A call as a driver opens it.
+    /// Opens a call as a driver does.
     pub(super) fn open(&mut self, text: &str, end: bool) -> StreamId {
         self.client().open(block(text), end).unwrap()
     }
 
-    /// A body from one end, finished.
+    /// Sends a whole body from one end.
     pub(super) fn send(&mut self, end: usize, id: StreamId, body: Bytes) {
         self.ends[end].conn.send_data(id, body, true, true).unwrap();
     }
 
-    /// The server answers: head, body, trailers.
+    /// The server responds with a head, a body and trailers.
     pub(super) fn answer(&mut self, id: StreamId, body: Bytes) {
         let server = self.server();
         server.send_headers(id, block("head"), false).unwrap();
@@ -615,7 +616,7 @@ impl Pair {
         server.send_headers(id, block("trailers"), true).unwrap();
     }
 
-    /// Everything has come to its end and everything is back where it belongs.
+    /// All streams have ended, and all resources have been returned.
     pub(super) fn assert_clean(&mut self) {
         for end in &mut self.ends {
             for id in std::mem::take(&mut end.stalled) {

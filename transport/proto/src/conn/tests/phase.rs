@@ -1,4 +1,4 @@
-//! Where messages begin in landing memory, and peers that say they begin elsewhere.
+//! The offset of messages in landing memory, and peers that give a wrong one.
 
 use bytes::Bytes;
 
@@ -12,8 +12,8 @@ use crate::payload::Payload;
 
 const HEAD: usize = 22;
 
-/// A call with a message of a short head and an aligned segment that lies at `place`, answered with
-/// nothing.
+/// A call with a request of a short head and an aligned segment that lies at `place`, and an empty
+/// response body.
 fn call(p: &mut Pair, place: usize, len: usize) -> StreamId {
     let id = p.open("head", false);
     let (head, segment) = (pattern(1, HEAD), pattern_at(place, 2, len));
@@ -53,7 +53,7 @@ fn segments_land_aligned_on_request_and_in_standing_grants() {
     }
 }
 
-/// The phase goes on from part to part, and in what is granted again after a RECALL.
+/// The phase continues from part to part, and in memory granted again after a RECALL.
 #[test]
 fn parts_keep_the_phase() {
     for align in [1, 64, 4096] {
@@ -113,9 +113,9 @@ fn each_end_has_an_alignment_of_its_own() {
     p.assert_clean();
 }
 
-/// What is wanted includes what stays free in front, and what is granted does not.
+/// The memory that is asked for includes the padding in front; the grant does not.
 #[test]
-fn what_stays_free_in_front_is_wanted_and_not_granted() {
+fn alignment_padding_is_allocated_but_not_granted() {
     let mut p = Pair::new(asks_for(64, 0), asks_for(4096, 0), 0);
     let id = p.open("head", false);
     let mut payload = Payload::new();
@@ -150,7 +150,7 @@ fn head(stream: u32) -> Frame {
     Frame::Headers { stream, end: false, more: false, indexed: false, block: block("head") }
 }
 
-/// A server with a standing grant of 24 KiB out, which is grant 1, and an open stream 2.
+/// A server with an open stream 2, whose peer holds standing grant 1 of 24 KiB.
 fn standing(align: u16) -> Pair {
     let mut p = Pair::new(asks_for(64, 1), asks_for(align, 1), 1 << 20);
     p.settle();
@@ -171,7 +171,7 @@ fn done(id: u32, begin: u32, len: u32) -> Frame {
 }
 
 #[test]
-fn a_begin_is_within_the_modulus_and_the_bytes_within_the_grant() {
+fn begin_and_length_are_checked_against_modulus_and_grant() {
     for (align, modulus) in [(1, 64), (64, 64), (128, 128), (4096, 4096)] {
         for begin in [modulus, modulus + 1, 24_576, u32::MAX] {
             let mut p = standing(align);
@@ -200,8 +200,7 @@ fn a_begin_is_within_the_modulus_and_the_bytes_within_the_grant() {
     }
 }
 
-/// What answers a request is written from its first byte on: what is in front of it was not
-/// granted.
+/// A grant on request is written from its first byte on: the padding in front is not granted.
 #[test]
 fn only_standing_grants_have_a_begin() {
     let mut p = Pair::new(asks_for(64, 0), asks_for(64, 0), 1 << 20);
@@ -215,10 +214,10 @@ fn only_standing_grants_have_a_begin() {
     );
 }
 
-/// A receiver may grant memory at any address: the sender begins where the phase is right, or asks
-/// where that does not leave enough.
+/// A receiver may grant memory at any address. The sender begins at the first byte in phase, or
+/// sends a REQUEST if the rest is too short.
 #[test]
-fn standing_grants_at_odd_addresses_are_used_from_where_the_phase_is_right() {
+fn unaligned_standing_grants_are_used_from_the_first_byte_in_phase() {
     for (len, offset) in [(100_000 + 47, None), (100_000 + 48, Some(48)), (200_000, Some(48))] {
         let mut p = Pair::new(asks_for(64, 4), asks_for(64, 4), 1 << 20);
         p.settle();

@@ -1,4 +1,4 @@
-//! Grants that are asked back before they are used.
+//! Grants that are recalled before they are used up.
 
 use super::super::*;
 use super::pair::*;
@@ -9,8 +9,8 @@ fn config() -> Config {
     Config { recv_slots: 64, max_recvs: 64, standing_grants: 0, write_chunk: 16 << 10, ..small() }
 }
 
-/// Streams whose client has memory for a message of 200,000 bytes each, of which so many bytes may
-/// be in flight.
+/// Streams whose client has a grant for a message of 200,000 bytes each, and may have `room` bytes
+/// in flight.
 fn granted(config: Config, streams: usize, room: usize) -> (Pair, Vec<StreamId>) {
     let mut p = Pair::new(config.clone(), config, 1 << 30);
     p.ends[CLIENT].limit(16, 4, 64 << 10, 0);
@@ -36,11 +36,11 @@ fn finish(mut p: Pair, ids: &[StreamId]) {
 }
 
 #[test]
-fn what_nothing_was_written_to_comes_back_and_is_granted_again() {
+fn unwritten_grants_are_returned_and_granted_again() {
     let (mut p, ids) = granted(config(), 3, 0);
     let kept = p.server().grants.iter().map(|(_, grant)| grant.memory).next().unwrap();
     p.server().recall_grants(|memory| memory != kept);
-    // Twice is once.
+    // A second recall has no effect.
     p.server().recall_grants(|memory| memory != kept);
     let used = p.ends[SERVER].memory.used;
     p.settle();
@@ -55,7 +55,7 @@ fn what_nothing_was_written_to_comes_back_and_is_granted_again() {
 }
 
 #[test]
-fn what_is_being_written_is_cut_off() {
+fn a_partly_written_grant_ends_with_a_short_done() {
     let (mut p, ids) = granted(config(), 1, 32 << 10);
     p.hold[SERVER] = true;
     p.settle();
@@ -73,9 +73,9 @@ fn what_is_being_written_is_cut_off() {
     finish(p, &ids);
 }
 
-/// A transfer that is behind another gives its memory back with it.
+/// The grants of queued transfers are recalled with that of the first.
 #[test]
-fn all_grants_of_a_stream_come_back_together() {
+fn all_grants_of_a_stream_are_recalled_together() {
     let config = Config { bulk_window: 1 << 20, ..config() };
     let mut p = Pair::new(config.clone(), config, 1 << 30);
     p.ends[CLIENT].limit(16, 4, 64 << 10, 0);
@@ -100,7 +100,7 @@ fn all_grants_of_a_stream_come_back_together() {
     p.assert_clean();
 }
 
-/// A standing grant that is bound is not given back: it is written before all others.
+/// A standing grant that is bound to a transfer is not returned, but written before all others.
 #[test]
 fn a_bound_standing_grant_is_written_first() {
     let config = Config { standing_grants: 1, ..config() };
@@ -113,8 +113,8 @@ fn a_bound_standing_grant_is_written_first() {
     p.ends[CLIENT].limit(16, 4, 64 << 10, 0);
     let ids: Vec<StreamId> = (0..3).map(|_| p.open("head", false)).collect();
     for &id in &ids {
-        // The first asks, and has the short standing grant exchanged. The second finds one that is
-        // long enough.
+        // The first one requests memory, which replaces the short standing grant. The second one
+        // finds a standing grant that is long enough.
         p.send(CLIENT, id, pattern(id.get(), 200_000));
         p.settle();
     }
@@ -122,7 +122,7 @@ fn a_bound_standing_grant_is_written_first() {
     p.server().recall_standing();
     p.settle();
     assert_eq!(p.count(CLIENT, "ABORT"), 1, "the short one");
-    // As many WRITEs of 16 KiB as 200,000 bytes need.
+    // The number of WRITEs of 16 KiB that 200,000 bytes need.
     p.ends[CLIENT].limit(16, 4, 64 << 10, 208 << 10);
     p.hold[SERVER] = true;
     p.settle();

@@ -1,14 +1,14 @@
-//! RECVs that come and go with the load.
+//! RECVs that are added under load and removed when idle.
 
 use std::time::Duration;
 
 use super::pair::*;
 use crate::config::Config;
 
-/// A burst brings more credits; a connection at rest has given the RECVs back within its dead-peer
-/// time, by PINGs, and says nothing more than PINGs.
+/// A burst adds credits. An idle connection removes the extra RECVs within its dead-peer time by
+/// PINGs, and sends nothing else.
 #[test]
-fn a_connection_at_rest_has_the_recvs_that_it_began_with() {
+fn an_idle_connection_returns_to_its_initial_recvs() {
     let config = Config { recv_slots: 4, max_recvs: 24, ..small() };
     let mut p = Pair::new(config.clone(), config.clone(), 1 << 20);
     let posted = |p: &Pair| p.ends.each_ref().map(|end| end.conn.credits.posted());
@@ -48,7 +48,7 @@ fn a_connection_at_rest_has_the_recvs_that_it_began_with() {
     p.assert_clean();
 }
 
-/// A peer that does not answer is asked once, and not again and again.
+/// A peer that does not answer gets a single PING.
 #[test]
 fn a_silent_peer_is_not_flooded_with_pings() {
     let config = Config { recv_slots: 4, max_recvs: 24, ..small() };
@@ -70,9 +70,9 @@ fn a_silent_peer_is_not_flooded_with_pings() {
     assert_eq!(p.count(SERVER, "PING") - before, 1);
 }
 
-/// What the peer was short of while it was busy is not posted once it has nothing to send.
+/// RECVs that were refused under load are not posted once the peer has nothing to send.
 #[test]
-fn what_was_refused_under_load_is_not_posted_at_rest() {
+fn recvs_refused_under_load_are_not_posted_when_idle() {
     let config = Config { recv_slots: 4, max_recvs: 24, ..small() };
     let mut p = Pair::new(config.clone(), config.clone(), 1 << 20);
     p.ends[SERVER].refuses = true;
@@ -95,10 +95,10 @@ fn what_was_refused_under_load_is_not_posted_at_rest() {
     assert_eq!(p.server().credits.posted(), 4);
 }
 
-/// A message only to return credits takes a credit itself. With as few as there may be it is not to
-/// have others follow, call after call.
+/// A message that only returns credits takes a credit itself. With the minimum of credits it must
+/// not trigger another such message with every call.
 #[test]
-fn a_call_is_one_message_each_way_with_the_fewest_credits() {
+fn with_minimum_credits_a_call_is_one_message_each_way() {
     let config = Config { recv_slots: 4, max_recvs: 4, ..small() };
     let mut p = Pair::new(config.clone(), config, 1 << 20);
     let messages = |p: &Pair| p.ends.iter().map(|end| end.conn.stats().messages_sent).sum::<u64>();

@@ -1,5 +1,5 @@
-//! Streams that are opened and reset: as fast as a hostile client can, and as often as one in good
-//! faith does.
+//! Streams that are opened and reset: as fast as a hostile client can, and as often as an honest
+//! one does.
 
 use std::time::Duration;
 
@@ -15,9 +15,9 @@ fn server(max_streams: u32) -> Pair {
     Pair::new(config.clone(), config, 1 << 20)
 }
 
-/// Messages of a client that keeps to its credits and to the limit of streams: one opens `n`
-/// streams, the next resets them. Returns how many calls the server was to begin, and why it ended
-/// the connection, if it did.
+/// Messages of a client that respects its credits and the limit of streams: one opens `n` streams,
+/// the next resets them. Returns the number of calls that the server was to begin, and the breach
+/// if it closed the connection.
 fn open_and_reset(p: &mut Pair, first: u32, n: u32) -> (u32, Option<Breach>) {
     let head = |stream| Frame::Headers {
         stream,
@@ -71,9 +71,9 @@ fn rapid_resets_are_a_breach() {
 }
 
 #[test]
-fn time_restores_what_clients_in_good_faith_need() {
+fn time_restores_the_reset_budget() {
     let mut p = server(64);
-    // All that may be open, given up at once, ten times a second, for a minute.
+    // All permitted streams, opened and reset at once ten times a second for a minute.
     let mut first = 1;
     for _ in 0..600 {
         p.now += Duration::from_millis(100);
@@ -81,7 +81,7 @@ fn time_restores_what_clients_in_good_faith_need() {
         assert_eq!((begun, breach), (64, None));
         first += 64;
     }
-    // What an attacker gains by waiting is the burst, and no more.
+    // By waiting, an attacker gains the burst and no more.
     p.now += Duration::from_secs(3600);
     let mut begun = 0;
     let breach = loop {
@@ -93,7 +93,7 @@ fn time_restores_what_clients_in_good_faith_need() {
         assert!(begun <= 1600, "{begun}");
     };
     assert!(matches!(breach, Breach::RapidReset { burst: 1600, per_second: 1000 }), "{breach}");
-    // At a steady rate beyond what time restores it takes longer, and comes to the same.
+    // A steady rate above the restored one takes longer to reach the limit.
     let mut p = server(64);
     let (mut first, mut rounds) = (1, 0);
     while open_and_reset(&mut p, first, 64).1.is_none() {
@@ -105,9 +105,9 @@ fn time_restores_what_clients_in_good_faith_need() {
 }
 
 #[test]
-fn answers_restore_what_hedging_needs() {
+fn answers_restore_the_reset_budget() {
     let mut p = Pair::small();
-    // No time passes. Five attempts of each call, of which one is answered.
+    // No time passes. Of each call's five attempts, one is answered.
     for _ in 0..2000 {
         let attempts: Vec<StreamId> = (0..5).map(|_| p.open("head", true)).collect();
         p.settle();
@@ -119,7 +119,7 @@ fn answers_restore_what_hedging_needs() {
         p.settle();
         assert_eq!(p.ends[SERVER].error, None);
     }
-    // The server has ended its half: what the client does then is not counted.
+    // The server has ended its half, so the client's RESET does not count.
     for _ in 0..2000 {
         let id = p.open("head", false);
         p.settle();

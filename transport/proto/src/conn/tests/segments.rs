@@ -1,5 +1,4 @@
-//! Pieces of a body in several segments: one transfer, the same bytes, nothing copied to bring them
-//! together.
+//! Bodies in several segments: one transfer with the same bytes, and no copy to join them.
 
 use proptest::prelude::*;
 
@@ -8,7 +7,7 @@ use super::pair::*;
 use crate::config::Config;
 use crate::payload::Payload;
 
-/// The bytes cut into segments, some pinned.
+/// Cuts the bytes into segments, some of them pinned.
 fn cut(bytes: &bytes::Bytes, cuts: &[(usize, bool)]) -> Payload {
     let mut payload = Payload::new();
     let mut rest = bytes.clone();
@@ -21,7 +20,7 @@ fn cut(bytes: &bytes::Bytes, cuts: &[(usize, bool)]) -> Payload {
 }
 
 #[test]
-fn a_pinned_segment_is_written_from_where_it_lies() {
+fn a_pinned_segment_is_written_in_place() {
     let mut p = Pair::small();
     let id = p.open("call", false);
     p.ends[CLIENT].limit(16, 4, 64 << 10, 2 << 20);
@@ -49,7 +48,7 @@ fn a_pinned_segment_is_written_from_where_it_lies() {
     let app = p.ends[SERVER].app(id);
     assert_eq!(app.landed.len(), 1, "one transfer lands in one piece");
     assert_eq!(app.body, [&head[..], &body[..], &tail[..]].concat());
-    // A REQUEST is for the whole.
+    // One REQUEST covers all segments.
     assert_eq!(p.count(CLIENT, "REQUEST"), 1);
 }
 
@@ -65,7 +64,7 @@ fn small_segments_are_gathered_into_one_data_frame() {
 }
 
 #[test]
-fn the_limit_is_for_the_whole() {
+fn the_message_limit_applies_to_all_segments_together() {
     let mut p = Pair::new(Config { max_message: 100_000, ..small() }, small(), 1 << 20);
     let id = p.open("call", false);
     let payload = cut(&pattern(1, 100_001), &[(50_000, true)]);

@@ -9,7 +9,7 @@ use crate::error::CloseCode;
 use crate::ids::{ResetCode, StreamId};
 
 #[test]
-fn drain_lets_streams_finish_and_refuses_those_unheard_of() {
+fn drain_finishes_known_streams_and_refuses_others() {
     let mut p = Pair::small();
     let old = p.open("old", false);
     p.send(CLIENT, old, pattern(1, 50_000));
@@ -17,11 +17,11 @@ fn drain_lets_streams_finish_and_refuses_those_unheard_of() {
     assert_eq!(p.client().pending().peer_grants, 4);
     p.server().go_away(CloseCode::Ok, "restarting");
     p.server().go_away(CloseCode::Internal, "only the first counts");
-    // This one crosses GOAWAY, and is served.
+    // This stream crosses GOAWAY, and is served.
     let crossing = p.open("crossing", true);
     p.drive(SERVER);
     p.drive(CLIENT);
-    // These have not been transmitted when it arrives.
+    // These have not been transmitted when GOAWAY arrives.
     let unheard: Vec<StreamId> = (0..3).map(|_| p.open("unheard", false)).collect();
     p.send(CLIENT, unheard[0], pattern(1, 50_000));
     p.send(CLIENT, unheard[1], pattern(1, 10));
@@ -46,7 +46,7 @@ fn drain_lets_streams_finish_and_refuses_those_unheard_of() {
     p.assert_clean();
 }
 
-/// The acknowledgement is what tells the server that no stream is on its way.
+/// Only the acknowledgement tells the server that no new stream is in flight.
 #[test]
 fn a_server_is_not_drained_before_the_acknowledgement() {
     let mut p = Pair::small();
@@ -75,7 +75,7 @@ fn a_client_drains() {
     assert!(!p.client().takes_streams());
     p.settle();
     assert!(!p.client().is_drained());
-    // The server may go away too.
+    // The server may drain as well.
     p.server().go_away(CloseCode::Ok, "");
     p.settle();
     p.answer(id, pattern(1, 10));
@@ -85,7 +85,7 @@ fn a_client_drains() {
 }
 
 #[test]
-fn close_is_the_last_that_is_sent() {
+fn nothing_is_sent_after_close() {
     for side in [CLIENT, SERVER] {
         let mut p = Pair::small();
         let id = p.open("head", false);
@@ -95,7 +95,7 @@ fn close_is_the_last_that_is_sent() {
         let conn = &mut p.ends[side].conn;
         conn.close(CloseCode::Resources, "no memory");
         conn.close(CloseCode::Ok, "only the first counts");
-        // Nothing of this has an effect any more.
+        // These calls no longer have an effect.
         conn.reset(id, ResetCode::CANCEL);
         conn.consume(id, 1 << 20, Flow::Window);
         conn.recall_standing();
@@ -116,9 +116,9 @@ fn close_is_the_last_that_is_sent() {
     }
 }
 
-/// CLOSE takes the last credit, and waits for one when there is none.
+/// CLOSE takes the last credit, or waits until there is one.
 #[test]
-fn close_gets_a_credit() {
+fn close_takes_the_last_credit_or_waits_for_one() {
     for left in [1, 0] {
         let config = Config { recv_slots: 4, max_recvs: 4, ..small() };
         let mut p = Pair::new(config.clone(), config, 1 << 20);
@@ -132,8 +132,8 @@ fn close_gets_a_credit() {
         p.settle();
         assert_eq!(p.client().credits.available(), 1);
         if left == 0 {
-            // A message to return a credit for takes the last one. The first brings a credit of its
-            // own.
+            // A message that returns a credit takes the last one. The server's first message brings
+            // a credit of its own.
             for end in [false, true] {
                 p.server().send_headers(id, block("head"), end).unwrap();
                 p.settle();
@@ -152,14 +152,14 @@ fn close_gets_a_credit() {
 }
 
 #[test]
-fn a_server_that_was_never_spoken_to_says_nothing() {
+fn a_server_sends_nothing_before_the_client() {
     let mut p = Pair::small();
     p.server().close(CloseCode::Resources, "no memory");
     assert!(!p.drive(SERVER));
 }
 
 #[test]
-fn texts_are_cut_to_what_fits() {
+fn long_texts_are_truncated() {
     let mut p =
         Pair::new(Config { slot_size: 512, ..small() }, Config { slot_size: 512, ..small() }, 0);
     p.settle();
@@ -177,23 +177,100 @@ fn texts_are_cut_to_what_fits() {
     );
 }
 
-#[test]
-fn silence_is_asked_about_and_answered() {
-    let mut p = Pair::small();
-    p.settle();
-    for _ in 0..600 {
+/// Advances by half seconds in which only PINGs and their replies are sent. Returns their number.
+fn silence(p: &mut Pair, half_seconds: usize) -> usize {
+    let pings = |p: &Pair| p.count(CLIENT, "PING") + p.count(SERVER, "PING");
+    let before = pings(p);
+    for _ in 0..half_seconds {
         p.advance(Duration::from_millis(500));
         p.settle();
     }
     assert!(p.ends.iter().all(|end| end.events.is_empty()));
-    // 300 s, a PING at most every 1.25 s from each side; mostly one side asks for both.
-    let pings = p.count(CLIENT, "PING") + p.count(SERVER, "PING");
-    assert!((240..=960).contains(&pings), "{pings}");
-    p.assert_clean();
+    pings(p) - before
 }
 
 #[test]
-fn a_dead_peer_is_given_up() {
+fn silence_is_asked_about_and_answered() {
+    let mut p = Pair::small();
+    let id = p.open("head", false);
+    p.settle();
+    // 300 s, a PING at most every 1.25 s from each side; mostly one side asks for both.
+    let pings = silence(&mut p, 600);
+    assert!((240..=960).contains(&pings), "{pings}");
+    p.client().reset(id, ResetCode::CANCEL);
+    p.settle();
+    p.assert_clean();
+}
+
+/// Nothing is open: one side asks in two minutes, or none where the link tells of an end.
+#[test]
+fn a_connection_at_rest_asks_rarely() {
+    for link_tells_end in [false, true] {
+        let config = Config { link_tells_end, ..small() };
+        let mut p = Pair::new(config.clone(), config, 1 << 20);
+        for round in 0..3 {
+            let id = p.open("head", true);
+            p.settle();
+            p.answer(id, pattern(round, 10));
+            p.settle();
+            let pings = silence(&mut p, 7320);
+            match link_tells_end {
+                // An hour: 30 PINGs and their answers, from either side at most.
+                false => assert!((50..=120).contains(&pings), "{pings}"),
+                true => assert_eq!(pings, 0),
+            }
+            for end in &p.ends {
+                assert!(end.conn.is_resting());
+                assert_eq!(end.conn.next_timeout().is_none(), link_tells_end, "no timer is set");
+            }
+        }
+        p.assert_clean();
+    }
+}
+
+/// However long the connection was at rest.
+#[test]
+fn a_call_that_begins_at_rest_finds_a_dead_peer_in_time() {
+    for (link_tells_end, rest) in [(false, 3), (false, 100), (true, 3), (true, 10_000)] {
+        let config = Config { link_tells_end, ..small() };
+        let mut p = Pair::new(config.clone(), config, 1 << 20);
+        p.settle();
+        silence(&mut p, rest * 2);
+        assert!(p.client().is_resting());
+        p.hold = [true, true];
+        let start = p.now;
+        p.open("head", false);
+        assert!(p.client().is_roused());
+        while p.ends[CLIENT].events.is_empty() && p.now - start < Duration::from_secs(60) {
+            p.settle();
+            p.advance(Duration::from_millis(50));
+            p.settle();
+        }
+        assert_eq!(p.ends[CLIENT].events, [Event::Dead]);
+        // The timer was due at once; it came with the first step.
+        assert_eq!(p.now - start, Duration::from_millis(5050), "{link_tells_end} {rest}");
+    }
+}
+
+/// Where nobody tells, one that has disappeared while nothing was open is detected, later.
+#[test]
+fn a_peer_that_disappears_at_rest_is_given_up() {
+    let mut p = Pair::small();
+    p.settle();
+    let start = p.now;
+    silence(&mut p, 10);
+    p.hold = [true, true];
+    while p.ends.iter().any(|end| end.events.is_empty()) {
+        p.advance(Duration::from_millis(50));
+        p.settle();
+        assert!(p.now - start <= 25 * small().dead_peer);
+    }
+    assert!(p.now - start > 24 * small().dead_peer);
+    assert!(p.ends.iter().all(|end| end.events == [Event::Dead]));
+}
+
+#[test]
+fn a_dead_peer_is_detected() {
     let mut p = Pair::small();
     let id = p.open("head", false);
     p.settle();
@@ -215,14 +292,17 @@ fn a_dead_peer_is_given_up() {
     assert!(!p.drive(CLIENT));
 }
 
-/// A process that was itself stopped asks before it judges.
+/// A process that was stopped sends a PING before it declares the peer dead.
 #[test]
-fn a_stopped_process_asks_first() {
+fn a_stopped_process_sends_a_ping_first() {
     let mut p = Pair::small();
+    let id = p.open("head", false);
     p.settle();
     p.advance(Duration::from_secs(3600));
     p.settle();
     assert!(p.ends.iter().all(|end| end.events.is_empty()));
     assert!(p.count(CLIENT, "PING") > 0);
+    p.client().reset(id, ResetCode::CANCEL);
+    p.settle();
     p.assert_clean();
 }

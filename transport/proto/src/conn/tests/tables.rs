@@ -1,7 +1,7 @@
-//! The transition tables, every state with every event: of a stream's halves, and of a connection.
+//! The transition tables of a stream's halves and of a connection: every state with every event.
 //!
-//! What the tables in the docs say is written down here a second time, as functions. All states
-//! that these functions reach are put into a real connection, and it must go where they say.
+//! Functions repeat the tables of the documentation. Each state that these functions reach is set
+//! up in a real connection, which must make the same transitions.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ const ID: StreamId = StreamId(1);
 enum Event {
     /// This side queues its END.
     QueueEnd,
-    /// Output goes out.
+    /// Output is transmitted.
     Emit,
     ResetHere,
     Reset,
@@ -45,17 +45,17 @@ const EVENTS: [Event; 9] = [
     Event::Window,
 ];
 
-/// Both halves; None: the stream is forgotten.
+/// Both halves, or `None` for a stream that has been forgotten.
 type State = Option<(SendHalf, RecvHalf)>;
 
-/// What the peer does wrong.
+/// The kind of the peer's breach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wrong {
     Closed,
     Order,
 }
 
-/// The tables of `stream`, and what joins them.
+/// The tables of `stream` combined.
 fn next(side: Side, state: State, event: Event) -> Result<State, Wrong> {
     use RecvHalf as R;
     use SendHalf as S;
@@ -132,7 +132,7 @@ fn message(frame: &Frame, credits: u16) -> Bytes {
     Bytes::copy_from_slice(&slot[..len])
 }
 
-/// A connection with one stream in this state, that both sides know of.
+/// A connection with one stream in this state, which both sides know.
 fn stream_in(side: Side, state: State) -> Connection {
     let mut conn = connection(side);
     conn.greeting_done = true;
@@ -191,8 +191,7 @@ fn apply(conn: &mut Connection, event: Event) -> Result<(), Breach> {
             let before = state_of(conn);
             conn.reset(ID, ResetCode::CANCEL);
             let told = emit(conn).iter().filter(|f| matches!(f, Frame::Reset { .. })).count();
-            // The peer is told once: a half that is still open has to be ended, or what comes is
-            // not wanted.
+            // The peer gets one RESET, if this half was open or the peer's data was still wanted.
             let news = before.is_some_and(|(send, recv)| {
                 send != SendHalf::Reset && recv != RecvHalf::Discarding
             });
@@ -209,7 +208,7 @@ fn apply(conn: &mut Connection, event: Event) -> Result<(), Breach> {
     conn.receive(Instant::now(), message(&frame, 0))
 }
 
-/// All states that a stream comes to, by the tables.
+/// All states of a stream that the tables can reach.
 fn reachable(side: Side) -> Vec<State> {
     let mut known: Vec<State> = vec![Some((SendHalf::Open, RecvHalf::Headers))];
     let mut at = 0;
@@ -231,8 +230,8 @@ fn every_state_of_a_stream_with_every_event() {
     for side in [Side::Client, Side::Server] {
         let states = reachable(side);
         // Open and Ending with Headers, Body and Ended; Ended and Reset with Discarding; forgotten.
-        // A server's response that has ended discards the rest; a client's request that has ended
-        // waits for the response.
+        // On a server, the end of the response discards the rest of the request. On a client, the
+        // end of the request waits for the response.
         assert_eq!(states.len(), if side == Side::Client { 11 } else { 9 }, "{side:?}: {states:?}");
         for state in states {
             for event in EVENTS {
@@ -261,7 +260,7 @@ fn every_state_of_a_stream_with_every_event() {
     }
 }
 
-/// A RESET from the peer is answered while this half is open, and only then.
+/// A RESET from the peer is answered if and only if this half is open.
 #[test]
 fn every_reset_is_answered_once() {
     for side in [Side::Client, Side::Server] {
@@ -301,7 +300,7 @@ const TURNS: [Turn; 7] = [
 const PHASES: [Phase; 5] =
     [Phase::Open, Phase::Draining, Phase::Drained, Phase::Closing, Phase::Closed];
 
-/// The table of [`Phase`]; None: a breach.
+/// The table of [`Phase`]; `None` is a breach.
 fn turn(side: Side, phase: Phase, turn: Turn) -> Option<Phase> {
     let live = matches!(phase, Phase::Open | Phase::Draining | Phase::Drained);
     Some(match turn {
@@ -324,7 +323,7 @@ fn turn(side: Side, phase: Phase, turn: Turn) -> Option<Phase> {
     })
 }
 
-/// A connection brought into a phase by what leads there.
+/// A connection that has been brought into a phase by the usual operations.
 fn in_phase(side: Side, phase: Phase) -> Option<Connection> {
     let mut conn = connection(side);
     conn.greeting_done = true;
@@ -380,9 +379,10 @@ fn every_phase_of_a_connection_with_every_event() {
                     Turn::Closed => conn.receive(now, message(&Frame::Close { code: 0, text }, 0)),
                     Turn::Dead => {
                         let dead = small().dead_peer;
-                        // Asks, then judges.
+                        // Sends a PING, or rests and sends it later, then declares the peer dead.
                         conn.handle_timeout(now + dead).unwrap();
-                        conn.handle_timeout(now + 2 * dead - Duration::from_millis(1)).unwrap();
+                        conn.handle_timeout(now + 30 * dead).unwrap();
+                        conn.handle_timeout(now + 31 * dead - Duration::from_millis(1)).unwrap();
                         Ok(())
                     }
                 };
@@ -413,9 +413,9 @@ fn every_phase_of_a_connection_with_every_event() {
     assert_eq!(tried, 9 * TURNS.len());
 }
 
-/// Each frame that a peer may send, in each phase: those that are over take no notice.
+/// Closed connections ignore every kind of frame.
 #[test]
-fn what_is_closed_stays_closed() {
+fn closed_connections_ignore_all_frames() {
     let frames = [
         Frame::Headers { stream: 1, end: false, more: false, indexed: false, block: block("x") },
         Frame::Data { stream: 1, end: true, data: block("x") },

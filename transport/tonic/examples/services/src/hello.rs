@@ -1,11 +1,11 @@
-//! A handler as it may exist already, but for the path that it tells.
+//! A handler as in an existing program, except that it returns the path as well.
 
 use tonic::{Request, Response, Status};
 
 use crate::greeter::greeter_server::Greeter;
 use crate::greeter::{HelloReply, HelloRequest};
 
-/// Greets.
+/// Answers with a greeting.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Hello;
 

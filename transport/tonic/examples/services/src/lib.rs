@@ -1,4 +1,5 @@
-//! The services of the examples: what build.rs generates, and a handler of the simplest one.
+//! The services of the examples: the code that build.rs generates, and a handler of the simplest
+//! one.
 
 #![allow(missing_docs, unreachable_pub, reason = "most of it is generated")]
 

@@ -1,11 +1,10 @@
-//! A peer that goes on writing to what has landed. It writes whenever somebody has looked, so a
-//! second look shows.
+//! A peer that keeps writing to landed memory. It writes after every read, so a second read shows.
 
 use tonic_rdma_memory::test_util::SharedArena;
 
 use crate::codec::tests::*;
 
-/// Fields of every kind, each at a place where windows end, and behind what is lent.
+/// Fields of every kind, each at a window's end and behind a borrowed field.
 fn everything() -> Tree {
     let small = |number| Tree { number, text: "short".into(), ..Tree::default() };
     Tree {
@@ -21,7 +20,7 @@ fn everything() -> Tree {
     }
 }
 
-/// Memory that holds these bytes, as they landed.
+/// Landing memory that holds these bytes.
 fn land(wire: &[u8]) -> (SharedArena, Bytes) {
     let arena = SharedArena::new(wire.len()).unwrap();
     arena.write(0, wire);
@@ -43,7 +42,7 @@ fn prost_sees_each_byte_once_and_in_private_memory() {
     assert!(arena.looks() > 2000, "{} looks at a message of thousands of fields", arena.looks());
 }
 
-/// The bytes of a body that a reader other than our decoder gets.
+/// The bytes of a body that a reader other than this crate's decoder receives.
 #[test]
 fn no_other_reader_is_given_memory_that_the_peer_can_write_to() {
     let long = [tree(50_000), tree(10), tree(200_000)];
@@ -51,7 +50,7 @@ fn no_other_reader_is_given_memory_that_the_peer_can_write_to() {
     for (messages, used, grpc) in [
         (&long[..], Used::Plain, true),
         (&long, Used::Unknown, true),
-        // Compressed, or no gRPC at all.
+        // Compressed, or not gRPC.
         (&long, Used::Ours, false),
         (&short, Used::Ours, true),
     ] {
@@ -63,12 +62,12 @@ fn no_other_reader_is_given_memory_that_the_peer_can_write_to() {
         while let Some(bytes) = deframer.pop() {
             assert!(!arena.contains(&bytes), "{used:?}: lent to a reader that does not know");
             got.extend_from_slice(&bytes);
-            // What has gone out is of no use to the peer any more.
+            // The peer can no longer change bytes that have been passed on.
             arena.write(0, &vec![0xff; got.len()]);
         }
         assert!(got == wire, "{used:?}, gRPC {grpc}: other bytes than were sent");
     }
-    // Neither are the parts of a message that landed in two.
+    // The parts of a message that landed in two are copied as well.
     let wire = framed(&[tree(100_000)]);
     let (arena, landed) = land(&wire);
     let mut deframer = Deframer::new(call().method().clone(), true);
@@ -84,7 +83,7 @@ fn no_other_reader_is_given_memory_that_the_peer_can_write_to() {
     assert!(got == wire);
 }
 
-/// A body whose sender spoils each header as soon as anything of the body has been handed on.
+/// A body whose sender corrupts each header as soon as part of the body has been passed on.
 struct Spoilt {
     received: Received,
     arena: SharedArena,
@@ -102,7 +101,7 @@ impl http_body::Body for Spoilt {
         let this = &mut *self;
         let frame = std::pin::Pin::new(&mut this.received).poll_frame(cx);
         for at in &this.headers {
-            // A little longer: the end of the message would be found in the next.
+            // Slightly longer: the end of the message would fall into the next one.
             this.arena.write(at + 3, &[0xff, 0xff]);
         }
         frame
@@ -119,7 +118,8 @@ async fn tonic_finds_messages_where_they_were_found_before() {
         wire.extend(framed(std::slice::from_ref(message)));
     }
     let (arena, landed) = land(&wire);
-    // Read by the time anything is handed on. Those behind them are read once, too, but later.
+    // These are read before anything is passed on. Later headers are read once, too, but
+    // afterwards.
     headers.truncate(2);
     let received = Received {
         deframer: Deframer::new(call().method().clone(), true),

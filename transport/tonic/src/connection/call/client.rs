@@ -246,6 +246,10 @@ fn open(
             let queued =
                 if out.is_empty() { out.ended_with_head() } else { out.queue(&mut state, id) };
             state.flush_soon();
+            if state.conn.is_roused() {
+                // The time of the peer begins now, which only the driver's timer tells.
+                state.wake_driver();
+            }
             drop(state);
             // On an error the stream is reset as it is dropped.
             queued.map(|()| Stage::Open(stream)).map_err(Unanswered::Failed)

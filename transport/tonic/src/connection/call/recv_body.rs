@@ -9,11 +9,12 @@ use tonic::Status;
 use tonic_rdma_fabric::Link;
 use tonic_rdma_proto::{ResetCode, Side};
 
-use crate::codec::{Deframer, Delivered, Used};
+use crate::codec::{Deframer, Delivered, Part, Used};
 use crate::connection::call::headers;
 use crate::connection::call::stream::StreamRef;
 use crate::connection::call::stream_io::wait_for;
 use crate::connection::copy_scheduler::ReadPace;
+use crate::connection::receive::stall::Reading;
 use crate::telemetry::stats::Copied;
 
 /// The body of a request at the server, or of a response at the client.
@@ -75,6 +76,18 @@ impl RecvBody {
         Some(bytes)
     }
 
+    /// A part as the deframer gets it, which keeps it for as long as the reader likes: it is copied
+    /// where readers hold as much landing memory as they may.
+    fn take_out(&mut self, part: Part) -> Part {
+        match part {
+            Part::Landed(landed) if !landed.hold() => {
+                self.stream.shared.lock().usage.copied.pressure += landed.len() as u64;
+                Part::Landed(landed.to_private().into())
+            }
+            part => part,
+        }
+    }
+
     fn hand_on(&mut self, bytes: Bytes) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         self.pace.handed_on(bytes.len());
         Poll::Ready(Some(Ok(Frame::data(bytes))))
@@ -115,6 +128,7 @@ impl Body for RecvBody {
                 this.used = io.used;
             }
             let used = this.used;
+            io.reading = Reading::UpToDate;
             this.ended = io.is_at_end();
             state.consume(id, piece.flows());
             // The decoder copies joined pieces, long ones too.
@@ -123,7 +137,8 @@ impl Body for RecvBody {
                 state.count();
             }
             drop(state);
-            this.deframer.push(piece.part, used);
+            let part = this.take_out(piece.part);
+            this.deframer.push(part, used);
             // No piece is empty.
             let bytes = this.pop().unwrap_or_default();
             return this.hand_on(bytes);

@@ -19,7 +19,7 @@ use crate::connection::call::header_cache::{Head, HeaderCache};
 use crate::connection::call::recv_body::RecvBody;
 use crate::connection::call::stream::Opened;
 use crate::connection::call::task_pool::TaskPool;
-use crate::connection::driver::drive;
+use crate::connection::driver::{Turn, drive};
 use crate::connection::state::{Life, Shared};
 use crate::path::reason::{Reason, ReasonCode};
 use crate::telemetry::spans;
@@ -56,7 +56,11 @@ where
     let shared = Shared::new(Side::Server, link, pool, peer, &options, counters, methods);
     let mut header_cache = HeaderCache::new(shared.methods.clone(), extensions);
     let task_pool = TaskPool::new(service);
-    let serve = move |Opened { stream, reader, empty, block }| {
+    let serve = move |turn| {
+        let Opened { stream, reader, empty, block } = match turn {
+            Turn::Serve(opened) => opened,
+            Turn::Rest => return task_pool.end_idle(),
+        };
         let Head { parts, call, plain } = match header_cache.read(block) {
             Ok(head) => head,
             Err(breach) => {

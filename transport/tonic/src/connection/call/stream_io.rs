@@ -8,6 +8,7 @@ use tonic::{Code, Status};
 use tonic_rdma_proto::{ResetCode, StreamId, StreamMap, Unsent};
 
 use crate::codec::Used;
+use crate::connection::receive::stall::Reading;
 use crate::connection::receive::unread::Unread;
 
 /// The streams of a connection.
@@ -27,6 +28,7 @@ pub(in crate::connection) struct StreamIo {
     pub(in crate::connection) head: Option<(Bytes, bool)>,
     pub(in crate::connection) head_taken: bool,
     pub(in crate::connection) unread: Unread,
+    pub(in crate::connection) reading: Reading,
     pub(in crate::connection) trailers: Option<Bytes>,
     /// The peer's half has ended.
     pub(in crate::connection) ended: bool,

@@ -1,7 +1,8 @@
 //! The tasks that a server's calls run in.
 //!
 //! Every call has a task to itself while it runs. A task whose call has ended waits for the next
-//! call of the connection: spawning a task costs more than waking one.
+//! call of the connection: spawning a task costs more than waking one. When the connection comes to
+//! rest, waiting tasks end.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -35,7 +36,15 @@ struct Job<S> {
 
 /// Where an idle task gets its next call. Only this task takes it: a call that is put here runs.
 struct TaskSlot<S> {
-    job: Mutex<Option<Job<S>>>,
+    next: Mutex<Next<S>>,
+}
+
+/// What an idle task does when it is woken.
+enum Next<S> {
+    /// Waits on: somebody else has woken it.
+    Wait,
+    Run(Job<S>),
+    End,
 }
 
 /// The idle tasks. Whoever takes one off the list owns it.
@@ -76,17 +85,26 @@ where
         let job = Job { service: self.service.clone(), stream, method, request };
         let idle = lock(&self.waiting).idle.as_mut().and_then(Vec::pop);
         if let Some((slot, waker)) = idle {
-            *lock(&slot.job) = Some(job);
+            *lock(&slot.next) = Next::Run(job);
             return waker.wake();
         }
         let Job { service, stream, method, request } = job;
         tokio::spawn(PooledTask {
             waiting: self.waiting.clone(),
-            slot: Arc::new(TaskSlot { job: Mutex::new(None) }),
+            slot: Arc::new(TaskSlot { next: Mutex::new(Next::Wait) }),
             stream: Some(stream),
             method: Some(method),
             stage: Stage::New { service, request: Some(request) },
         });
+    }
+
+    /// Ends the tasks that have no call.
+    pub(in crate::connection) fn end_idle(&self) {
+        let idle = lock(&self.waiting).idle.as_mut().map(std::mem::take);
+        for (slot, waker) in idle.into_iter().flatten() {
+            *lock(&slot.next) = Next::End;
+            waker.wake();
+        }
     }
 }
 
@@ -137,12 +155,16 @@ where
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         if matches!(self.stage, Stage::Idle) {
             let this = self.as_mut().project();
-            let Some(job) = lock(&this.slot.job).take() else {
-                return match lock(this.waiting).idle {
-                    // Somebody else has woken it.
-                    Some(_) => Poll::Pending,
-                    None => Poll::Ready(()),
-                };
+            let next = std::mem::replace(&mut *lock(&this.slot.next), Next::Wait);
+            let job = match next {
+                Next::Run(job) => job,
+                Next::End => return Poll::Ready(()),
+                Next::Wait => {
+                    return match lock(this.waiting).idle {
+                        Some(_) => Poll::Pending,
+                        None => Poll::Ready(()),
+                    };
+                }
             };
             let mut this = self.as_mut().project();
             let Job { mut service, stream, method, request } = job;

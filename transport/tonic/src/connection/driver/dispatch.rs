@@ -1,6 +1,6 @@
 //! Received messages to the protocol, and its events to their streams.
 
-use bytes::BufMut;
+use bytes::{BufMut, BytesMut};
 use tonic::Status;
 use tonic_rdma_fabric::{Completion, Link, LinkError, LogThrottle};
 use tonic_rdma_proto::{Breach, CloseCode, Event, Flow, StreamId};
@@ -94,10 +94,7 @@ impl ConnectionState {
                 Event::Landed { stream, memory, begin, len, flow, end } => {
                     let Some(buf) = self.landing.granted.try_remove(memory) else { continue };
                     let landed = buf.filled_from(begin as usize, len as usize);
-                    let place = match self.landing.copies_on_delivery() {
-                        true => Place::Heap,
-                        false => Place::Landing { begin },
-                    };
+                    let place = Place::Landing { begin };
                     self.deliver(stream, Part::Landed(landed), flow, place, end);
                 }
                 Event::Returned { memory } => drop(self.landing.granted.try_remove(memory)),
@@ -129,6 +126,8 @@ impl ConnectionState {
                     if let Some(link) = &mut self.link {
                         link.shrink();
                     }
+                    self.inbox.messages = BytesMut::new();
+                    self.became_quiet = true;
                 }
                 Event::Dead => {
                     let detail = format!(

@@ -83,6 +83,14 @@ impl ConnectionState {
         }
     }
 
+    /// How often memory has been used that has to go back later: landing memory, staging, and,
+    /// where they come and go, RECVs.
+    pub(super) fn memory_used(&self) -> u64 {
+        let stats = self.conn.stats();
+        let calls = if self.send.any_memory { 0 } else { stats.streams };
+        stats.writes + stats.grants_given + calls
+    }
+
     /// Deregisters memory that has not been needed for a while (R12).
     pub(super) fn tidy(&mut self, now: std::time::Instant) {
         if self.conn.lands_nothing(now) {

@@ -7,6 +7,7 @@
 //! | `link_events` | completions, and the ends of a link |
 //! | `dispatch` | received messages to the protocol, its events to their streams |
 //! | `timers` | the connection's one timer, and its end |
+//! | `tidy` | how long a connection at rest still wakes to give memory back |
 //! | `coarse_clock` | the time of messages, without reading the clock for each |
 //! | `yield_policy` | how the driver yields while it has more to copy |
 
@@ -14,6 +15,7 @@ pub(in crate::connection) mod coarse_clock;
 mod dispatch;
 pub(in crate::connection) mod handle;
 mod link_events;
+mod tidy;
 mod timers;
 mod yield_policy;
 
@@ -37,12 +39,20 @@ const MAX_ROUNDS: usize = 16;
 /// While there are streams, metrics are recorded once in so many rounds, and by timers.
 const MAX_UNRECORDED: usize = 64;
 
+/// What the driver has for the side that it drives.
+pub(in crate::connection) enum Turn {
+    /// The peer has opened a stream.
+    Serve(Opened),
+    /// The connection has become quiet: what only a busy one needs may go.
+    Rest,
+}
+
 /// Runs a connection until it has ended; `serve` gets the streams that the peer opens, and `drain`
 /// asks for an orderly end. Returns why it ended; everything that the device could touch is free by
 /// then.
 pub(in crate::connection) async fn drive(
     shared: Arc<Shared>,
-    mut serve: impl FnMut(Opened),
+    mut serve: impl FnMut(Turn),
     drain: impl Future<Output = ()>,
 ) -> Reason {
     let (mut drain, mut asked) = (pin!(drain), WakeGate::new());
@@ -98,7 +108,7 @@ impl Drop for Teardown {
 }
 
 impl Driver {
-    fn poll(&mut self, cx: &mut Context<'_>, serve: &mut impl FnMut(Opened)) -> Poll<Reason> {
+    fn poll(&mut self, cx: &mut Context<'_>, serve: &mut impl FnMut(Turn)) -> Poll<Reason> {
         let shared = self.shared.clone();
         self.yields.runs();
         for round in 1..=MAX_ROUNDS {
@@ -107,18 +117,32 @@ impl Driver {
                 state.landing.account.register_waker(cx.waker());
             }
             let idle = state.poll_link(cx);
+            if round == 1 {
+                state.grace_turn();
+            }
             state.transmit();
             let refused = self.take_opened(&mut state);
             let ended = self.poll_end(cx, &mut state);
             let room = self.report(&mut state, idle);
+            let rests = std::mem::take(&mut state.became_quiet);
             let (called, next) = (state.driver.is_called(), state.copies.next(round));
+            let graced = state.landing.grace.is_running();
             drop(state);
+
+            if graced {
+                // After all other tasks.
+                cx.waker().wake_by_ref();
+            }
 
             drop(refused);
             if room {
                 shared.stream_room.notify_waiters();
             }
-            self.opened.drain(..).for_each(&mut *serve);
+            self.opened.drain(..).map(Turn::Serve).for_each(&mut *serve);
+            if rests {
+                self.opened = Vec::new();
+                serve(Turn::Rest);
+            }
             if let Poll::Ready(reason) = ended {
                 return Poll::Ready(reason);
             }

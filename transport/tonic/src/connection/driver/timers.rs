@@ -1,8 +1,9 @@
 //! The timer of a connection, and its end.
 //!
 //! A connection has one timer, set for the first of the protocol's time-outs, the waits for landing
-//! memory and the coarse clock. It is set again only when it has expired, or when an earlier
-//! deadline may have come up: most time-outs move on long before they expire.
+//! memory, the coarse clock, and what is left to tidy up at rest. It is set again only when it has
+//! expired, or when an earlier deadline may have come up: most time-outs move on long before they
+//! expire. A connection at rest over a link that tells of the peer's end has no timer set.
 //!
 //! | life | event | next |
 //! |---|---|---|
@@ -16,6 +17,7 @@ use std::task::{Context, Poll};
 use tokio::time::Instant;
 use tonic_rdma_fabric::{Link, Timer};
 
+use crate::connection::driver::tidy::Tidy;
 use crate::connection::state::{ConnectionState, Life};
 use crate::path::reason::Reason;
 
@@ -23,13 +25,33 @@ use crate::path::reason::Reason;
 pub(super) struct Timers {
     timer: Timer,
     armed: bool,
-    /// The armed deadline is a ping time-out.
-    awaits_ping: bool,
+    /// What the heartbeat does when the timer was set.
+    heartbeat: Heartbeat,
+    tidy: Tidy,
+}
+
+/// What decides whether an earlier deadline may come up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Heartbeat {
+    Waits,
+    /// The deadline is a ping time-out.
+    Asks,
+    Rests,
+}
+
+impl Heartbeat {
+    fn of(state: &ConnectionState) -> Self {
+        match (state.conn.is_asking(), state.conn.is_resting()) {
+            (true, _) => Heartbeat::Asks,
+            (_, true) => Heartbeat::Rests,
+            (false, false) => Heartbeat::Waits,
+        }
+    }
 }
 
 impl Timers {
     pub(super) fn new(timer: Timer) -> Self {
-        Timers { timer, armed: false, awaits_ping: false }
+        Timers { timer, armed: false, heartbeat: Heartbeat::Waits, tidy: Tidy::default() }
     }
 
     /// The timer is set anew at the next poll.
@@ -47,6 +69,10 @@ impl Timers {
     ) -> Poll<Reason> {
         if self.is_outdated(state) {
             self.armed = false;
+        }
+        // A call has begun at rest: its time counts from now on.
+        if state.conn.is_roused() && state.life == Life::Open {
+            self.expire(state);
         }
         loop {
             match &state.life {
@@ -80,7 +106,7 @@ impl Timers {
                     let reason = reason.clone();
                     state.end(Life::Dead(reason));
                 }
-                _ => expire(state),
+                _ => self.expire(state),
             }
         }
     }
@@ -91,34 +117,44 @@ impl Timers {
         let wait = state.landing.wait.0.has_new_deadline();
         let clock = state.clock.has_new_deadline();
         let give_back = state.landing.give_back.0.has_new_deadline();
-        wait || clock || give_back || (self.awaits_ping && !state.conn.is_asking())
+        let stall = state.landing.stall.0.has_new_deadline();
+        let heartbeat = match self.heartbeat {
+            Heartbeat::Waits => false,
+            Heartbeat::Asks => !state.conn.is_asking(),
+            Heartbeat::Rests => !state.conn.is_resting(),
+        };
+        wait || clock || give_back || stall || heartbeat
     }
 
     /// Sets the timer for the first deadline, if there is one.
     fn arm(&mut self, state: &ConnectionState) {
         let wait = state.landing.wait.0.deadline().map(Instant::into_std);
         let give_back = state.landing.give_back.0.deadline().map(Instant::into_std);
-        let others = [wait, give_back, state.clock.deadline()].into_iter().flatten();
-        if let Some(at) = state.conn.next_timeout().into_iter().chain(others).min() {
+        let stall = state.landing.stall.0.deadline().map(Instant::into_std);
+        let others = [wait, give_back, stall, state.clock.deadline(), self.tidy.deadline()];
+        let deadlines = state.conn.next_timeout().into_iter().chain(others.into_iter().flatten());
+        if let Some(at) = deadlines.min() {
             self.timer.set(at);
             self.armed = true;
-            self.awaits_ping = state.conn.is_asking();
+            self.heartbeat = Heartbeat::of(state);
         }
     }
-}
 
-/// The timer of an open connection has expired.
-fn expire(state: &mut ConnectionState) {
-    let now = Instant::now();
-    let judged = state.conn.handle_timeout(now.into_std());
-    state.landing.wait.0.expire(now);
-    state.landing.recall_excess(&mut state.conn, now);
-    state.clock.expire();
-    state.dispatch();
-    if let Err(breach) = judged {
-        state.breached(&breach);
+    /// The timer of an open connection has expired.
+    fn expire(&mut self, state: &mut ConnectionState) {
+        let now = Instant::now();
+        let judged = state.conn.handle_timeout(now.into_std());
+        state.landing_timeout(now);
+        state.landing.recall_excess(&mut state.conn, now);
+        state.clock.expire();
+        state.dispatch();
+        if let Err(breach) = judged {
+            state.breached(&breach);
+        }
+        state.flush();
+        state.record();
+        state.tidy(now.into_std());
+        self.tidy.expired(now.into_std(), state.conn.is_resting(), state.memory_used());
+        self.armed = false;
     }
-    state.flush();
-    state.record();
-    state.tidy(now.into_std());
 }

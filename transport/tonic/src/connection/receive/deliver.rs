@@ -3,6 +3,7 @@
 use tonic_rdma_proto::{Flow, StreamId};
 
 use crate::codec::Part;
+use crate::connection::receive::stall::Reading;
 use crate::connection::receive::unread::Place;
 use crate::connection::state::ConnectionState;
 
@@ -19,6 +20,14 @@ impl ConnectionState {
     ) {
         let Some(io) = self.streams.io.get_mut(&id) else { return };
         io.ended |= end;
+        let place = match place {
+            Place::Landing { .. }
+                if self.landing.copy_on_delivery || io.reading == Reading::Lagging =>
+            {
+                Place::Heap
+            }
+            place => place,
+        };
         let len = part.len() as u32;
         let discard = io.discard;
         if !discard && len > 0 {

@@ -2,7 +2,7 @@
 
 use tonic::Status;
 use tonic_rdma_fabric::{Link, LogThrottle};
-use tonic_rdma_memory::RegisterError;
+use tonic_rdma_memory::{LandingBuf, RegisterError};
 use tonic_rdma_proto::{CloseCode, GrantMemory, LandingWant, ResetCode, StreamId, WantKey};
 
 use crate::connection::state::{ConnectionState, Life};
@@ -18,17 +18,24 @@ impl ConnectionState {
     #[inline]
     pub(in crate::connection) fn grant(&mut self) {
         let waited = std::mem::take(&mut self.landing.is_short);
+        self.landing.limit_standing(&mut self.conn);
         self.landing.is_short = !self.grant_wanted();
         if waited && !self.landing.is_short {
             // Other connections need not make room any more.
             self.landing.account.stop_waiting();
+            self.landing.progresses();
         }
     }
 
-    /// False when there is no memory for a want.
+    /// False when there is no memory for a stream that wants some.
     fn grant_wanted(&mut self) -> bool {
         while let Some(want) = self.conn.poll_landing() {
-            let parts = self.landing.wait.takes_parts();
+            if want.key == WantKey::Standing {
+                self.grant_standing(want);
+                continue;
+            }
+            let parts = self.landing.wait.takes_parts()
+                || !self.landing.account.may_have(want.want as usize);
             let landed = match self.land(want, if parts { want.min } else { want.want }) {
                 // There may be memory for a part where there is none for the whole.
                 Err(_) if !parts && want.min < want.want => self.land(want, want.min),
@@ -36,6 +43,7 @@ impl ConnectionState {
             };
             match landed {
                 Ok(Some(len)) => {
+                    self.landing.progresses();
                     if len == want.want {
                         self.landing.wait.whole();
                     }
@@ -43,16 +51,14 @@ impl ConnectionState {
                 Ok(None) => {
                     // The driver is woken when memory is freed. A stream needs it more than a
                     // standing grant that is unused.
-                    if let WantKey::Stream(_) = want.key {
-                        self.conn.recall_standing();
-                        if !parts && self.landing.wait.short() {
-                            self.wake_driver();
-                        }
-                        if self.grant_behind() {
-                            // Asks for the first again, so that the account waits for what it
-                            // wants.
-                            continue;
-                        }
+                    self.conn.recall_standing();
+                    let begins = !parts && self.landing.wait.short();
+                    if self.landing.stall.begin() || begins {
+                        self.wake_driver();
+                    }
+                    if self.grant_behind() {
+                        // Asks for the first again, so that the account waits for what it wants.
+                        continue;
                     }
                     return false;
                 }
@@ -62,6 +68,16 @@ impl ConnectionState {
         true
     }
 
+    /// Gives a standing grant, if there is memory that nobody else has a claim to.
+    fn grant_standing(&mut self, want: LandingWant) {
+        let found = self.landing.account.alloc_spare(want.want as usize);
+        match found.map(|buf| buf.map(|buf| self.provide(want, buf))) {
+            Ok(Some(_)) => {}
+            Ok(None) => self.conn.pause_standing(),
+            Err(error) => self.cannot_land(want.key, &error),
+        }
+    }
+
     /// Grants shorter wants behind the first one, which waits. True when one was granted.
     fn grant_behind(&mut self) -> bool {
         let mut granted = false;
@@ -69,7 +85,12 @@ impl ConnectionState {
             let Some(want) = self.conn.landing_behind(place) else { break };
             let Some(want) = want else { continue };
             match self.land(want, want.want) {
-                Ok(len) => granted |= len.is_some(),
+                Ok(len) => {
+                    granted |= len.is_some();
+                    if len.is_some() {
+                        self.landing.progresses();
+                    }
+                }
                 Err(error) => self.cannot_land(want.key, &error),
             }
         }
@@ -79,21 +100,24 @@ impl ConnectionState {
     /// Grants a want, or at least `min` bytes of it, and returns the length. None: there is no
     /// memory.
     fn land(&mut self, want: LandingWant, min: u32) -> Result<Option<u32>, RegisterError> {
-        let Some(buf) = self.landing.account.alloc(want.want as usize, min as usize)? else {
-            return Ok(None);
-        };
+        let buf = self.landing.account.alloc(want.want as usize, min as usize)?;
+        Ok(buf.and_then(|buf| self.provide(want, buf)))
+    }
+
+    /// Grants this memory for a want, and returns the length. None: the link has failed.
+    fn provide(&mut self, want: LandingWant, buf: LandingBuf) -> Option<u32> {
         if let Some(link) = &mut self.link
             && let Err(error) = link.share(buf.rkey())
         {
             self.driver.fail(error);
             self.wake_driver();
-            return Ok(None);
+            return None;
         }
         let len = want.want.min(u32::try_from(buf.capacity()).unwrap_or(u32::MAX));
         let (addr, rkey) = (buf.addr(), buf.rkey());
         let key = self.landing.granted.insert(buf);
         self.conn.provide_landing(want.key, GrantMemory { key, addr, rkey, len });
-        Ok(Some(len))
+        Some(len)
     }
 
     fn cannot_land(&mut self, key: WantKey, error: &RegisterError) {

@@ -1,11 +1,12 @@
 //! The landing memory of a connection.
 
 use slab::Slab;
-use tonic_rdma_memory::{Landing, LandingBuf, Pool};
+use tonic_rdma_memory::{Excess, Landing, LandingBuf, Pool};
 use tonic_rdma_proto::Connection;
 
 use crate::connection::receive::give_back::GiveBack;
 use crate::connection::receive::landing_wait::LandingWait;
+use crate::connection::receive::stall::{Grace, Stall};
 
 /// What a connection has of the pool's landing memory, and waits for.
 #[derive(Debug)]
@@ -15,6 +16,10 @@ pub(in crate::connection) struct LandingMemory {
     pub(in crate::connection) granted: Slab<LandingBuf>,
     /// Whether messages land in parts where memory in one piece is short.
     pub(in crate::connection) wait: LandingWait,
+    /// How long no stream has got memory that wants some.
+    pub(in crate::connection) stall: Stall,
+    /// Before delays end.
+    pub(in crate::connection) grace: Grace,
     /// Whether memory is to go back to other connections.
     pub(in crate::connection) give_back: GiveBack,
     /// The account waits for memory.
@@ -30,31 +35,50 @@ impl LandingMemory {
             account: pool.landing_up_to(max),
             granted: Slab::new(),
             wait: LandingWait::default(),
+            stall: Stall::default(),
+            grace: Grace::default(),
             give_back: GiveBack::default(),
             is_short: false,
             copy_on_delivery,
         }
     }
 
-    /// Landed memory is copied when it is delivered: from then on nobody reads what the peer can
-    /// write to, or a reader that keeps it must not starve the others.
+    /// Sets how much the peer may be granted in advance: half of this connection's share. The rest
+    /// is for what it requests.
     #[inline]
-    pub(in crate::connection) fn copies_on_delivery(&self) -> bool {
-        self.copy_on_delivery || self.account.under_pressure() || self.account.is_spent()
+    pub(in crate::connection) fn limit_standing(&self, conn: &mut Connection) {
+        if conn.gives_standing() {
+            conn.limit_standing(self.account.share() as u64 / 2);
+        }
     }
 
-    /// Another connection waits for landing memory: what is idle here goes back, and what is more
-    /// than the share of this one.
+    /// A stream has landing memory, or none wants any.
+    #[inline]
+    pub(in crate::connection) fn progresses(&mut self) {
+        // A chunk that goes back may still be in the way.
+        if !self.give_back.0.is_over() {
+            self.stall.end();
+        }
+    }
+
+    /// Gives back what exceeds the share of this connection while another claims memory: standing
+    /// grants first, then chunks that are idle, then those with grants that have to be recalled.
     #[inline]
     pub(in crate::connection) fn make_room_elsewhere(&mut self, conn: &mut Connection) {
         let wanted = self.account.wanted_elsewhere();
-        if wanted {
-            conn.recall_standing();
-            self.account.trim();
+        if !wanted && self.give_back.0.is_idle() {
+            return;
         }
-        if wanted || !self.give_back.0.is_idle() {
-            let excess = self.account.keep_share();
-            self.give_back.chosen(excess, conn.dead_peer());
+        let excess = self.account.keep_share();
+        if excess != Excess::None {
+            self.limit_standing(conn);
+            conn.recall_excess_standing();
+            self.account.give_back();
+        }
+        self.give_back.chosen(excess, conn.dead_peer());
+        if self.give_back.0.is_over() {
+            // What nobody reads is in the way.
+            self.stall.begin();
         }
     }
 

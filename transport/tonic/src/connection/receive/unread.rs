@@ -162,6 +162,25 @@ impl Unread {
         joining.landed += landed;
     }
 
+    /// Whether landing memory is kept.
+    pub(in crate::connection) fn has_landed(&self) -> bool {
+        self.pieces.iter().any(|piece| piece.part.is_in_pool())
+    }
+
+    /// Copies what lies in landing memory to the heap, and returns its bytes.
+    pub(in crate::connection) fn copy_out(&mut self) -> usize {
+        let mut copied = 0;
+        for piece in self.pieces.iter_mut() {
+            if let Part::Landed(landed) = &mut piece.part
+                && landed.is_in_pool()
+            {
+                copied += landed.len();
+                *landed = landed.to_private().into();
+            }
+        }
+        copied
+    }
+
     /// Later pieces are not joined with those that are there.
     fn close(&mut self) {
         if let Some(joining) = self.joining.take() {

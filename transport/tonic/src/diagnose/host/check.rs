@@ -1,4 +1,4 @@
-//! This host: what there is, what can be made on it, and whether the transport would use it.
+//! This host: its state, tests on its devices, and the transport's decision.
 
 use std::net::IpAddr;
 use std::path::Path as FilePath;
@@ -20,13 +20,13 @@ use crate::path::policy::{FabricKind, Policy};
 use crate::path::reason::{Reason, ReasonCode};
 use crate::path::{Path, from_error};
 
-/// A device that does not answer within this is given up.
+/// Time limit for the answer of a device.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// Runs all checks.
 pub(in crate::diagnose) async fn run(request: &Request) -> (Diagnosis, Facts) {
     let files = SystemFiles::real();
-    // Before a pool raises it.
+    // Read before a pool raises the soft limit.
     let limits = Memlock::read().ok();
     let (mut diagnosis, mut facts) = read(&files, request);
     let listed = off_thread(Fabric::devices).await;
@@ -35,7 +35,7 @@ pub(in crate::diagnose) async fn run(request: &Request) -> (Diagnosis, Facts) {
 
     let mut ignores_ipc_lock = false;
     match request.context.simulated() {
-        // rdma-core, or its absence, says nothing about a simulated device.
+        // A simulated device does not depend on rdma-core.
         Some(fabric) => diagnosis.devices = simulated(&fabric),
         None => {
             for device in &mut diagnosis.devices {
@@ -47,8 +47,10 @@ pub(in crate::diagnose) async fn run(request: &Request) -> (Diagnosis, Facts) {
     for device in &mut diagnosis.devices {
         ignores_ipc_lock |= try_out(device, &request.context).await;
     }
-    diagnosis.memlock = limits
-        .map(|limits| memory::memlock(&limits, &request.context.pool_config(), ignores_ipc_lock));
+    let (pool, is_default) =
+        (request.context.pool_config(ignores_ipc_lock), request.context.has_default_pools());
+    diagnosis.memlock =
+        limits.map(|limits| memory::memlock(&limits, &pool, is_default, ignores_ipc_lock));
     diagnosis.reason = verdict(request, &diagnosis.devices).await.err();
     diagnosis.rdma = diagnosis.reason.is_none();
     facts.policy_from_env = request.env.policy.is_some() || request.env.fabrics.is_some();
@@ -56,7 +58,7 @@ pub(in crate::diagnose) async fn run(request: &Request) -> (Diagnosis, Facts) {
     (diagnosis, facts)
 }
 
-/// Reads the state of the system; tries nothing but to open device files.
+/// Reads the state of the system; its only test is to open device files.
 pub(in crate::diagnose) fn read(files: &SystemFiles, request: &Request) -> (Diagnosis, Facts) {
     let interfaces = sysfs::interfaces(files);
     let diagnosis = Diagnosis {
@@ -90,7 +92,7 @@ pub(in crate::diagnose) fn read(files: &SystemFiles, request: &Request) -> (Diag
 
 #[cfg(unix)]
 fn parent() -> Option<u32> {
-    // 1 is init, or what stands for it in a container: no shell of anybody's.
+    // Process 1 is init, or a container's main process, and not a user's shell.
     Some(std::os::unix::process::parent_id()).filter(|pid| *pid > 1)
 }
 
@@ -99,7 +101,7 @@ fn parent() -> Option<u32> {
     None
 }
 
-/// Runs what may block on a thread of its own, and gives up waiting after a while.
+/// Runs work that may block on a thread of its own, with a time limit.
 async fn off_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, FabricError> + Send + 'static,
 ) -> Result<T, FabricError> {
@@ -114,7 +116,7 @@ async fn off_thread<T: Send + 'static>(
     }
 }
 
-/// Whether the libraries are there, and which: rdma-core's version ends the name of the file, as in
+/// The libraries that were found, and their version: the file name ends with rdma-core's, as in
 /// `libibverbs.so.1.14.44.0`.
 fn library(files: &SystemFiles, listed: &Result<Vec<DeviceInfo>, FabricError>) -> Library {
     let missing = match listed {
@@ -142,7 +144,7 @@ fn library(files: &SystemFiles, listed: &Result<Vec<DeviceInfo>, FabricError>) -
 
 fn version_of(path: &str) -> Option<String> {
     let (_, after) = path.rsplit_once(".so.")?;
-    // The library's own two numbers, then rdma-core's.
+    // The library's own two numbers precede rdma-core's.
     let numbers: Vec<&str> = after.split('.').collect();
     match numbers.as_slice() {
         [_, _, major, minor, ..] => Some(format!("{major}.{minor}")),
@@ -150,7 +152,7 @@ fn version_of(path: &str) -> Option<String> {
     }
 }
 
-/// What rdma-core knows better than the kernel's files.
+/// Adds what rdma-core reports and the kernel's files do not.
 fn fill_in(device: &mut Device, info: Option<&DeviceInfo>, library: bool) {
     if let Some(info) = info {
         device.addresses = info.addresses.clone();
@@ -159,7 +161,7 @@ fn fill_in(device: &mut Device, info: Option<&DeviceInfo>, library: bool) {
             port.mtu = known.map(|known| known.mtu).filter(|mtu| *mtu > 0);
         }
     } else if !library {
-        // A RoCE GID holds the address.
+        // A RoCE GID contains the address.
         let gids = device.ports.iter().flat_map(|port| &port.gids);
         device.addresses =
             gids.filter_map(|gid| gid.gid.to_ipv4_mapped().map(IpAddr::V4)).collect();
@@ -195,8 +197,8 @@ fn simulated(fabric: &Fabric) -> Vec<Device> {
     }]
 }
 
-/// Makes on a device what connections need, up to a connection. Whether the device applies the
-/// memlock limit to processes with CAP_IPC_LOCK too.
+/// Creates on a device what connections need, up to a connection. Returns whether the device
+/// applies the memlock limit even to processes with CAP_IPC_LOCK.
 async fn try_out(device: &mut Device, context: &Context) -> bool {
     let name = device.name.clone();
     let simulated = context.simulated();
@@ -214,7 +216,7 @@ async fn try_out(device: &mut Device, context: &Context) -> bool {
                 });
                 device.steps = steps(&name, &trial);
             }
-            // In the kernel, and not in rdma-core's list.
+            // The kernel has it, but rdma-core does not list it.
             Err(error) => {
                 device.reason = Some(from_error::fabric(error));
                 return false;
@@ -228,7 +230,8 @@ async fn try_out(device: &mut Device, context: &Context) -> bool {
     let fabric = match opened {
         Ok(fabric) => fabric,
         Err(reason) => {
-            // A registration that the limit forbids says more than that the device is of no use.
+            // A registration that exceeds the limit is a better explanation than an unusable
+            // device.
             let tried = device.steps.iter().find_map(|step| step.reason.clone());
             device.reason =
                 Some(tried.filter(|r| r.code() == ReasonCode::Memlock).unwrap_or(reason));
@@ -288,8 +291,8 @@ fn steps(device: &str, trial: &SelfTest) -> Vec<Step> {
     trial.steps.iter().map(one).collect()
 }
 
-/// Whether the transport would use RDMA: by its own decisions as client and as server, and by the
-/// connections that were tried.
+/// Whether the transport would use RDMA: its own decisions as client and as server, and the
+/// connections that were tested.
 async fn verdict(request: &Request, devices: &[Device]) -> Result<(), Reason> {
     if request.policy() == Policy::Off {
         return Err(Reason::new(ReasonCode::Policy, request.off()));

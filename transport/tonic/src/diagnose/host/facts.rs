@@ -1,4 +1,4 @@
-//! What the findings need beyond the report.
+//! Facts that the findings need and the report does not contain.
 
 use crate::diagnose::host::kernel::Loadable;
 use crate::diagnose::host::sysfs::Interface;
@@ -7,14 +7,14 @@ use crate::diagnose::host::sysfs::Interface;
 #[derive(Debug, Clone, Default)]
 pub(in crate::diagnose) struct Facts {
     pub(in crate::diagnose) interfaces: Vec<Interface>,
-    /// The distribution, and those it is derived from.
+    /// The distribution, and those that it is derived from.
     pub(in crate::diagnose) families: Vec<String>,
-    /// Modules that the kernel has, loaded or not.
+    /// Drivers that the kernel has, loaded or not.
     pub(in crate::diagnose) loadable: Loadable,
     /// The process that started this one.
     pub(in crate::diagnose) parent: Option<u32>,
-    /// `TONIC_RDMA` is set.
+    /// Whether `TONIC_RDMA` is set.
     pub(in crate::diagnose) policy_from_env: bool,
-    /// `TONIC_RDMA_DEVICE` is set.
+    /// Whether `TONIC_RDMA_DEVICE` is set.
     pub(in crate::diagnose) device_from_env: bool,
 }

@@ -1,9 +1,9 @@
-//! The system: kernel, modules, device files, and what the process runs in.
+//! The system: kernel, modules, device files, and the environment of the process.
 
 use crate::diagnose::host::system_files::SystemFiles;
 use crate::diagnose::report::{DeviceFile, Host, Module, ModuleState, RunsIn};
 
-/// What every device needs, what it is for, and what is there when it is.
+/// Modules that every device needs: name, purpose, and a path that exists if it is present.
 const MODULES: [(&str, &str, &str); 4] = [
     ("ib_core", "RDMA at all", "/sys/class/infiniband"),
     ("ib_uverbs", "verbs for programs", "/sys/class/infiniband_verbs"),
@@ -11,7 +11,7 @@ const MODULES: [(&str, &str, &str); 4] = [
     ("rdma_ucm", "connections of programs", "/sys/class/misc/rdma_cm"),
 ];
 
-/// Drivers of devices; listed when they are there.
+/// Drivers of devices, which are listed if they are present.
 pub(in crate::diagnose) const DRIVERS: [&str; 14] = [
     "bnxt_re",
     "erdma",
@@ -41,7 +41,7 @@ pub(in crate::diagnose) fn host(files: &SystemFiles) -> Host {
     }
 }
 
-/// `ID` and `ID_LIKE` of os-release(5), the likest first.
+/// `ID` and `ID_LIKE` of os-release(5), the closest first.
 pub(in crate::diagnose) fn families(files: &SystemFiles) -> Vec<String> {
     let likes = os_release(files, "ID_LIKE").unwrap_or_default();
     os_release(files, "ID").into_iter().chain(likes.split_whitespace().map(str::to_owned)).collect()
@@ -73,13 +73,13 @@ fn runs_in(files: &SystemFiles) -> (RunsIn, Option<String>) {
     }
 }
 
-/// Container engines leave these.
+/// Whether there are files that container engines leave.
 fn marked(files: &SystemFiles) -> bool {
     files.exists("/.dockerenv") || files.exists("/run/.containerenv")
 }
 
-/// The root is a disk's file system: a virtual machine that was made of a container's image keeps
-/// its marks.
+/// Whether the root is a disk's file system: a virtual machine built from a container image keeps
+/// the engine's files.
 fn on_a_disk(files: &SystemFiles) -> bool {
     let mounts = files.read("/proc/self/mountinfo").unwrap_or_default();
     // 22 1 254:0 / / rw - ext4 /dev/vda rw
@@ -116,17 +116,17 @@ pub(in crate::diagnose) fn modules(files: &SystemFiles) -> Vec<Module> {
 /// Drivers that the running kernel has but may not have loaded.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in crate::diagnose) struct Loadable {
-    /// Whether the directory of its modules is to be seen: without it nothing is known, and nothing
-    /// can be loaded here.
+    /// Whether the kernel's module directory is visible. Without it nothing is known, and no module
+    /// can be loaded from here.
     pub(in crate::diagnose) known: bool,
-    /// Those of [`DRIVERS`] that are built in, or there as a file.
+    /// Those of [`DRIVERS`] that are built in or exist as a file.
     pub(in crate::diagnose) drivers: Vec<&'static str>,
 }
 
-/// Below the directory of a kernel's modules, where drivers of RDMA devices are: its own, and what
-/// was added to it.
+/// Directories of RDMA drivers below a kernel's module directory: its own, and those of added
+/// modules.
 const PLACES: [&str; 4] = ["kernel/drivers/infiniband", "updates", "extra", "weak-updates"];
-/// Directories deeper than this are not looked into.
+/// Maximum depth of the directory walk.
 const DEPTH: usize = 6;
 
 pub(in crate::diagnose) fn loadable(files: &SystemFiles) -> Loadable {
@@ -145,7 +145,7 @@ pub(in crate::diagnose) fn loadable(files: &SystemFiles) -> Loadable {
     Loadable { known: !files.list(&dir).is_empty(), drivers: drivers.collect() }
 }
 
-/// The module that a file holds, compressed or not; files write either of `-` and `_`.
+/// The module in a file, compressed or not; file names use either `-` or `_`.
 fn module_of(file: &str) -> Option<String> {
     Some(file.split_once(".ko")?.0.replace('-', "_"))
 }
@@ -160,7 +160,7 @@ fn modules_below(files: &SystemFiles, dir: &str, depth: usize, there: &mut Vec<S
     }
 }
 
-/// The connection manager's file, and that of each device.
+/// The file of the connection manager, and that of each device.
 pub(in crate::diagnose) fn files(files: &SystemFiles) -> Vec<DeviceFile> {
     let file = |path: String, device: Option<String>| {
         let opened = files.try_open(&path);

@@ -1,4 +1,4 @@
-//! A connection from a device to itself, with a SEND and a WRITE: the way that calls take, on one
+//! A connection from a device to itself, with a SEND and a WRITE: the operations of a call, on one
 //! host.
 
 use std::future::poll_fn;
@@ -15,11 +15,11 @@ use crate::diagnose::report::Step;
 use crate::path::from_error;
 use crate::path::reason::{Reason, ReasonCode};
 
-/// What is set up or carried within this is fine; it takes a millisecond as a rule.
+/// Time limit of each step, which usually takes a millisecond.
 const LIMIT: Duration = Duration::from_secs(5);
-/// Bytes of the WRITE.
+/// Size of the WRITE in bytes.
 const BULK: usize = 4096;
-/// Bytes of the SEND.
+/// Size of the SEND in bytes.
 const SMALL: usize = 64;
 
 fn config() -> LinkConfig {
@@ -33,7 +33,7 @@ fn config() -> LinkConfig {
     }
 }
 
-/// Connects to an address of the device from the device, and says what came of each step.
+/// Connects the device to one of its own addresses, and returns the result of each step.
 pub(in crate::diagnose) async fn run(fabric: &Fabric, pool: &Pool, ip: IpAddr) -> Vec<Step> {
     let mut steps = Vec::new();
     let ends = timed(&mut steps, format!("connection to {ip}"), connect(fabric, pool, ip)).await;
@@ -74,7 +74,7 @@ async fn timed<T>(
 
 async fn connect(fabric: &Fabric, pool: &Pool, ip: IpAddr) -> Result<(AnyLink, AnyLink), Reason> {
     let config = config();
-    // The port is open to all: who does not know this is turned away.
+    // The port is open to all, so a connect request without this secret is refused.
     let mut word = [0; 16];
     rand::rng().fill(&mut word);
     let mut listener =
@@ -126,7 +126,7 @@ async fn write(client: &mut AnyLink, server: &mut AnyLink, pool: &Pool) -> Resul
     client.queue(2, write, false).map(drop).map_err(lost)?;
     client.queue(3, Work::Send { offset: 0, len: SMALL }, true).map(drop).map_err(lost)?;
     client.ring_doorbell().map_err(lost)?;
-    // The bytes are there when the SEND behind them is (R4).
+    // The bytes are present when the SEND behind them arrives (R4).
     receive(client, server).await?;
     match landing.filled(BULK).to_private() == payload {
         true => Ok(()),
@@ -134,7 +134,7 @@ async fn write(client: &mut AnyLink, server: &mut AnyLink, pool: &Pool) -> Resul
     }
 }
 
-/// Fills a part of the block, and gives what it was filled with.
+/// Fills a part of the block with random bytes, and returns them.
 fn fill(link: &mut AnyLink, offset: usize, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     rand::rng().fill(&mut bytes[..]);
@@ -144,8 +144,8 @@ fn fill(link: &mut AnyLink, offset: usize, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// The next message of the server. Both ends are polled: either may be the one that notices that
-/// the link is dead.
+/// Returns the server's next message. Polls both ends, because either may notice that the link is
+/// dead.
 async fn receive(client: &mut AnyLink, server: &mut AnyLink) -> Result<Vec<u8>, Reason> {
     let (mut sent, mut got) = (Vec::new(), Vec::new());
     loop {

@@ -1,11 +1,11 @@
-//! This host: what the system says of itself, and what can be made on its RDMA devices.
+//! This host: the system's own information, and tests on its RDMA devices.
 //!
 //! | file | what |
 //! |---|---|
 //! | `check` | the checks in their order, and the transport's own decision |
-//! | `facts` | what the findings need beyond the report |
+//! | `facts` | facts that the findings need and the report does not contain |
 //! | `system_files` | reads /proc, /sys and /dev |
-//! | `kernel`, `sysfs`, `memory` | what these files say |
+//! | `kernel`, `sysfs`, `memory` | the content of these files |
 //! | `loopback` | a connection from a device to itself |
 
 pub(super) mod check;

@@ -1,4 +1,4 @@
-//! RDMA devices and network interfaces as the kernel shows them, with or without rdma-core.
+//! RDMA devices and network interfaces as listed by the kernel, with or without rdma-core.
 
 use std::net::Ipv6Addr;
 
@@ -6,10 +6,10 @@ use crate::diagnose::host::system_files::{SystemFiles, after_colon, number};
 use crate::diagnose::report::{Device, Gid, Port};
 
 const CLASS: &str = "/sys/class/infiniband";
-/// Entries of a GID table that are looked at: software devices have 1024, most of them empty.
+/// Maximum number of GID table entries to read: software devices have 1024, most of them empty.
 const GIDS: usize = 1024;
 
-/// All devices, by name. Addresses, MTUs and what was tried come from elsewhere.
+/// All devices, by name. Addresses, MTUs and test results are added later.
 pub(in crate::diagnose) fn devices(files: &SystemFiles, interfaces: &[Interface]) -> Vec<Device> {
     files.list(CLASS).into_iter().map(|name| device(files, name, interfaces)).collect()
 }
@@ -36,7 +36,7 @@ fn device(files: &SystemFiles, name: String, interfaces: &[Interface]) -> Device
     on.extend(files.read(&format!("{dir}/parent")));
     on.extend(ports.iter().flat_map(|port| &port.gids).filter_map(|gid| gid.interface.clone()));
     if on.is_empty() {
-        // Software devices take their GUID from the interface's hardware address.
+        // Software devices derive their GUID from the interface's hardware address.
         let same = |i: &&Interface| guid.is_some() && guid == i.mac.as_deref().and_then(eui64);
         on.extend(interfaces.iter().filter(same).map(|i| i.name.clone()));
     }
@@ -79,7 +79,7 @@ fn port(files: &SystemFiles, dir: &str, number_of_port: u32, is_iwarp: bool) -> 
         let kind = read(&format!("gid_attrs/types/{name}")).filter(|_| !is_iwarp).map(|kind| {
             match kind.as_str() {
                 "RoCE v2" => "RoCE v2",
-                // The kernel has one word for both.
+                // The kernel uses one word for both.
                 "IB/RoCE v1" if read("link_layer").as_deref() == Some("Ethernet") => "RoCE v1",
                 _ => "InfiniBand",
             }
@@ -104,14 +104,14 @@ fn port(files: &SystemFiles, dir: &str, number_of_port: u32, is_iwarp: bool) -> 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::diagnose) struct Interface {
     pub(in crate::diagnose) name: String,
-    /// `ip link set ... up` was done.
+    /// Whether the interface is up, as after `ip link set ... up`.
     pub(in crate::diagnose) up: bool,
-    /// A cable is in, or what stands for it.
+    /// Whether the link has a carrier, such as a connected cable.
     pub(in crate::diagnose) carrier: bool,
     pub(in crate::diagnose) ethernet: bool,
-    /// It has an IPv4 address: some route leads through it.
+    /// Whether a route leads through it, which shows that it has an IPv4 address.
     pub(in crate::diagnose) routed: bool,
-    /// The default route leads through it.
+    /// Whether the default route leads through it.
     pub(in crate::diagnose) default: bool,
     /// The driver of its PCI device.
     pub(in crate::diagnose) driver: Option<String>,
@@ -151,7 +151,7 @@ pub(in crate::diagnose) fn interfaces(files: &SystemFiles) -> Vec<Interface> {
     files.list("/sys/class/net").into_iter().filter(|name| name != "lo").map(one).collect()
 }
 
-/// The 64-bit identifier made of a hardware address, in sysfs's form.
+/// The EUI-64 of a hardware address, in sysfs's form.
 fn eui64(mac: &str) -> Option<String> {
     let bytes: Vec<u8> =
         mac.split(':').map(|byte| u8::from_str_radix(byte, 16)).collect::<Result<_, _>>().ok()?;

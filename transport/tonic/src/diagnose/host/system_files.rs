@@ -1,14 +1,14 @@
-//! Reading /proc, /sys and /dev without relying on any of it: what is missing, unreadable or
-//! strange is `None`.
+//! Reads /proc, /sys and /dev without relying on any of it: missing, unreadable or malformed
+//! content is `None`.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
 use std::path::PathBuf;
 
-/// Longer files are cut off: nothing that is read here is longer.
+/// Maximum number of bytes read: no file of interest is longer.
 const MAX: u64 = 256 * 1024;
 
-/// The file system, or in tests a directory that stands for it.
+/// The file system, or in tests a directory that replaces it.
 #[derive(Debug, Clone)]
 pub(in crate::diagnose) struct SystemFiles(PathBuf);
 
@@ -26,7 +26,7 @@ impl SystemFiles {
         self.0.join(path.trim_start_matches('/'))
     }
 
-    /// The file's text, trimmed; `None` when there is none.
+    /// The file's text, trimmed; `None` if it cannot be read.
     pub(in crate::diagnose) fn read(&self, path: &str) -> Option<String> {
         let mut text = Vec::new();
         File::open(self.path(path)).ok()?.take(MAX).read_to_end(&mut text).ok()?;
@@ -38,7 +38,7 @@ impl SystemFiles {
         self.path(path).exists()
     }
 
-    /// The names in a directory, sorted with numbers in their order.
+    /// The names in a directory, in natural order.
     pub(in crate::diagnose) fn list(&self, path: &str) -> Vec<String> {
         let entries = fs::read_dir(self.path(path)).into_iter().flatten().flatten();
         let mut names: Vec<String> =
@@ -47,24 +47,24 @@ impl SystemFiles {
         names
     }
 
-    /// The last part of what a symbolic link points to.
+    /// The last component of a symbolic link's target.
     pub(in crate::diagnose) fn target(&self, path: &str) -> Option<String> {
         let target = fs::read_link(self.path(path)).ok()?;
         Some(target.file_name()?.to_string_lossy().into_owned())
     }
 
-    /// Opens a device file to read and write, and closes it again.
+    /// Opens a device file for reading and writing, and closes it again.
     pub(in crate::diagnose) fn try_open(&self, path: &str) -> io::Result<()> {
         OpenOptions::new().read(true).write(true).open(self.path(path)).map(drop)
     }
 }
 
-/// `4: ACTIVE` is `ACTIVE`.
+/// The part behind the colon: `4: ACTIVE` is `ACTIVE`.
 pub(in crate::diagnose) fn after_colon(text: &str) -> &str {
     text.split_once(':').map_or(text, |(_, word)| word).trim()
 }
 
-/// A number, decimal or with 0x.
+/// Parses a number, decimal or with 0x.
 pub(in crate::diagnose) fn number(text: &str) -> Option<u64> {
     match text.strip_prefix("0x") {
         Some(hex) => u64::from_str_radix(hex, 16).ok(),

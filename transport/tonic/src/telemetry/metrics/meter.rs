@@ -1,5 +1,5 @@
-//! The metrics of one connection. The recorder's handles are looked up when the connection is made,
-//! never per call.
+//! The metrics of one connection. The recorder's handles are looked up once per connection, never
+//! per call.
 
 use ::metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use tonic_rdma_proto::{Side, Stats};
@@ -11,7 +11,7 @@ use crate::telemetry::metrics::names::{
 use crate::telemetry::metrics::record::{calls, payload, role};
 use crate::telemetry::stats::{Copied, CopyCounters};
 
-/// One connection on a fast path.
+/// The metrics of one connection on a fast path.
 #[derive(Debug)]
 pub(crate) struct ConnectionMeter {
     open: Option<Gauge>,
@@ -27,13 +27,13 @@ pub(crate) struct ConnectionMeter {
     credit_waits: Counter,
     grants: Counter,
     copied: CopyCounters,
-    /// What has been told so far.
+    /// The values reported so far.
     told: Stats,
     told_copied: Copied,
 }
 
 impl ConnectionMeter {
-    /// Of a connection that is open.
+    /// Metrics of an open connection.
     pub(crate) fn open(side: Side, path: Path) -> Self {
         let (role, path) = (role(side), path.as_str());
         let payload = |direction, by| payload(role, path, direction, by);
@@ -61,14 +61,14 @@ impl ConnectionMeter {
         }
     }
 
-    /// A poll of the link brought this many completions.
+    /// Records the number of completions that a poll of the link returned.
     pub(crate) fn polled(&self, completions: usize) {
         if completions > 0 {
             self.completions.record(completions as f64);
         }
     }
 
-    /// Tells what has moved since the last time; eager data is not in `copied`.
+    /// Reports the changes since the last call; `copied` does not include eager data.
     pub(crate) fn tell(&mut self, now: Stats, copied: Copied) {
         if now == self.told && copied == self.told_copied {
             return;
@@ -98,7 +98,7 @@ impl ConnectionMeter {
         }
     }
 
-    /// The connection is gone.
+    /// Records the end of the connection.
     pub(crate) fn close(&mut self) {
         if let Some(open) = self.open.take() {
             open.decrement(1);

@@ -1,8 +1,8 @@
-//! What the transport tells through the [`metrics`](::metrics) facade, and by [`tracing`] spans.
+//! Metrics of the transport through the [`metrics`](::metrics) facade, and [`tracing`] spans.
 //!
-//! [`ALL`] is the list of metrics for programs, [`describe`] hands it to a recorder, and
-//! [`Context::record_metrics`](crate::Context::record_metrics) records what belongs to pools. What
-//! follows is also docs/metrics.md of the repository.
+//! [`ALL`] lists the metrics for programs, [`describe`] registers their descriptions with a
+//! recorder, and [`Context::record_metrics`](crate::Context::record_metrics) records the metrics of
+//! pools. The following is docs/metrics.md of the repository.
 #![doc = include_str!("../../../../../docs/metrics.md")]
 
 mod meter;
@@ -14,7 +14,7 @@ pub(crate) use meter::ConnectionMeter;
 pub use names::{ALL, Kind, Metric};
 pub(crate) use record::{fallback, handshake, reconnect, refused, role};
 
-/// Hands the description and the unit of every metric to the recorder that is installed.
+/// Registers the description and the unit of every metric with the installed recorder.
 pub fn describe() {
     ::metrics::with_recorder(|recorder| {
         for Metric { name, kind, unit, help, .. } in ALL {

@@ -2,30 +2,30 @@
 
 use ::metrics::Unit;
 
-/// One metric.
+/// Description of one metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Metric {
-    /// As Prometheus has it: in its base unit, counters with `_total`.
+    /// The name, by Prometheus' conventions: in the base unit, counters end with `_total`.
     pub name: &'static str,
-    /// What it does.
+    /// The kind of metric.
     pub kind: Kind,
-    /// Of its value; `None` for a number of things.
+    /// The unit of its value; `None` for a plain number.
     pub unit: Option<Unit>,
-    /// The labels that each of its series has.
+    /// The labels of each of its series.
     pub labels: &'static [&'static str],
-    /// In one sentence.
+    /// A description in one sentence.
     pub help: &'static str,
 }
 
-/// What a metric does.
+/// The kind of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// It grows.
+    /// A value that only increases.
     Counter,
-    /// It is what it is now.
+    /// A value that goes up and down.
     Gauge,
-    /// It tells how values are distributed.
+    /// A distribution of values.
     Histogram,
 }
 

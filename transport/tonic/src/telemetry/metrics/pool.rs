@@ -1,5 +1,5 @@
-//! The figures of pools. They change with every buffer, and nobody is told: they are read when they
-//! are asked for.
+//! Metrics of pools. They change with every buffer, so they are read on request instead of being
+//! reported on each change.
 
 use ::metrics::{counter, gauge};
 use tonic_rdma_memory::PoolStats;
@@ -8,16 +8,16 @@ use crate::Context;
 use crate::telemetry::metrics::names::{POOL_BYTES, POOL_REGISTRATIONS, POOL_WAITS};
 
 impl Context {
-    /// Records the figures of this context's pools with the [`metrics`](::metrics) facade:
+    /// Records the metrics of this context's pools with the [`metrics`](::metrics) facade:
     /// `tonic_rdma_pool_bytes`, `tonic_rdma_pool_registrations_total` and
     /// `tonic_rdma_pool_waits_total` ([list of metrics](crate::metrics)). Call it before each
-    /// scrape, or at an interval.
+    /// scrape, or periodically.
     ///
-    /// Contexts that share a device also share its series: record one of them.
+    /// Contexts that share a device also share its series: record only one of them.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves some figures unrecorded, and does no other harm.
+    /// If the future is dropped, some metrics are not recorded; it can be called again.
     pub async fn record_metrics(&self) {
         for (device, stats) in self.pool_stats().await {
             for (state, bytes) in states(&stats) {
@@ -29,10 +29,10 @@ impl Context {
     }
 }
 
-/// All registered bytes, by what holds them.
+/// All registered bytes, by their current use.
 fn states(stats: &PoolStats) -> [(&'static str, usize); 6] {
     let landed = stats.granted + stats.filled;
-    // Read one by one while they change: no sum may fall below nothing.
+    // The values are read one by one while they change, so the difference must not underflow.
     let leased = stats.leased.saturating_sub(landed);
     let free = stats.registered.saturating_sub(stats.send + stats.control + landed + leased);
     [

@@ -1,4 +1,4 @@
-//! Single metrics: what is rare is recorded at once; what calls count gets a handle.
+//! Recording of single events. Rare events look their metric up; those of calls have a handle.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub(crate) fn role(side: Side) -> &'static str {
     }
 }
 
-/// A decision for TCP.
+/// Records a decision for TCP.
 pub(crate) fn fallback(side: Side, reason: &Reason) {
     let whose = match reason.side() {
         reason::Side::Local => "local",
@@ -29,7 +29,7 @@ pub(crate) fn fallback(side: Side, reason: &Reason) {
         .increment(1);
 }
 
-/// A server has refused a connection.
+/// Records a connection that a server refused.
 pub(crate) fn refused(reject: Reject) {
     let reason = match reject {
         Reject::Version { .. } => "version",
@@ -44,12 +44,12 @@ pub(crate) fn refused(reject: Reject) {
     counter!(REFUSED, "reason" => reason).increment(1);
 }
 
-/// A channel that had lost its fast path has one again.
+/// Records that a channel has recovered its fast path.
 pub(crate) fn reconnect(path: Path) {
     counter!(RECONNECTS, "path" => path.as_str()).increment(1);
 }
 
-/// A fast path came about within this time.
+/// Records the time until a fast path was established.
 pub(crate) fn handshake(path: Path, took: Duration) {
     histogram!(HANDSHAKE, "path" => path.as_str()).record(took.as_secs_f64());
 }

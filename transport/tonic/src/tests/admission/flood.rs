@@ -1,5 +1,5 @@
-//! Limits, and a server under a flood: it keeps serving those it has, and says to the others why
-//! not.
+//! Limits, and a server under a flood: it keeps serving its established clients, and tells the
+//! others why it refuses them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +20,7 @@ async fn limited(world: &World, limit: impl FnOnce(Server) -> Server) -> Serving
     Serving::start(limit(world.builder()).add_service(Echo)).await
 }
 
-/// On TCP, and the server says that it has enough.
+/// Checks that the channel is on TCP because the server has reached a limit.
 fn check_refused(channel: &Channel, what: &str) {
     let reason = channel.path().reason.unwrap();
     assert_eq!((reason.code(), reason.side()), (ReasonCode::LimitReached, Side::Peer), "{reason}");
@@ -33,8 +33,7 @@ async fn moves_to_the_fast_path(mut channel: Channel) {
     }
 }
 
-/// Calls on a channel, one after the other, all of which have to go well, and to go over the fast
-/// path.
+/// Makes calls on a channel in sequence, all of which must succeed and take the fast path.
 struct Served {
     on: Arc<AtomicBool>,
     calls: JoinHandle<u64>,
@@ -100,13 +99,13 @@ async fn no_more_handshakes_than_the_limit() {
     let mut hand = Hand::new(&world, &serving).await;
     let (ticket, addr) = hand.ticket().await;
     {
-        // One asks to come in, and does not go on: the server waits for it.
+        // One client sends a connect request and then stalls: the server waits for it.
         let mut half = std::pin::pin!(hand.enter(addr, ticket));
         assert!(futures_util::poll!(half.as_mut()).is_pending());
         let channel = world.endpoint(&serving).connect().await.unwrap();
         check_refused(&channel, "connections in the making");
         served.end().await;
-        // It takes what the server has answered, and goes on.
+        // It processes the server's answer and continues.
         half.await.unwrap();
         moves_to_the_fast_path(channel).await;
     }
@@ -131,7 +130,7 @@ async fn a_flood_of_offers_leaves_channels_alone() {
     }
     assert_eq!(granted, 8);
     served.end().await;
-    // A channel from the address of the flood is refused by name, and goes on over TCP.
+    // A channel from the flood's address is refused with that reason, and continues over TCP.
     let other = world.endpoint(&serving).connect().await.unwrap();
     check_refused(&other, "8 tickets are outstanding");
     Client::new(other).all_kinds().await;
@@ -149,7 +148,7 @@ async fn a_flood_at_the_listener_leaves_channels_alone() {
     let (good, addr) = hand.ticket().await;
     let mut refused = 0;
     for round in 0..50_u8 {
-        // Together, so that they wait for each other at the server.
+        // All at once, so that they queue at the server.
         let strangers = (0..5).map(|n| hand.enter(addr, [round * 5 + n; 16]));
         for rejected in futures_util::future::join_all(strangers).await {
             let rejected = rejected.unwrap_err();
@@ -182,20 +181,20 @@ async fn no_more_tcp_connections_than_the_limit() {
     }
     Client::new(channel).all_kinds().await;
     drop(second);
-    // The place is free when the server has seen the end.
+    // The slot becomes free when the server has seen the end.
     let mut third = Client::new(stock.connect_lazy());
     while third.say("hello").await.is_err() {
         tokio::task::yield_now().await;
     }
 }
 
-/// A call on the fast path and one on TCP, each with so much metadata; and the answers.
+/// A call on the fast path and one on TCP, each with this many bytes of metadata, and the answers.
 async fn with_headers(endpoint: &Endpoint, bytes: usize, say: &str) -> [Result<String, Code>; 2] {
     let mut answers = Vec::new();
     for policy in [Policy::Require, Policy::Off] {
         let channel = endpoint.clone().policy(policy).connect().await.unwrap();
         let mut request = Request::new(say.to_owned());
-        // One by itself may have 64 KiB.
+        // A single value may have 64 KiB.
         for at in (0..bytes).step_by(50_000) {
             let value = MetadataValue::try_from("x".repeat(50_000.min(bytes - at))).unwrap();
             request.metadata_mut().append("filler", value);
@@ -218,7 +217,7 @@ async fn the_servers_limit_on_headers() {
     let [fast, tcp] = with_headers(&endpoint, 7000, "hello").await;
     assert_eq!(fast, Err(Code::ResourceExhausted));
     tcp.unwrap_err();
-    // Without it as much as the protocol has by default.
+    // Without the setting the limit is the protocol's default.
     let serving = world.serve().await;
     let [fast, _] = with_headers(&world.endpoint(&serving), 50_000, "hello").await;
     assert_eq!(fast, Ok("hello".into()));
@@ -231,7 +230,7 @@ async fn the_servers_limit_on_headers() {
 async fn the_endpoints_limit_on_headers() {
     let world = World::new();
     let serving = world.serve().await;
-    // The text of a status is a header.
+    // The text of a status is sent as a header.
     let long = format!("!{}", "x".repeat(7000));
     let endpoint = world.endpoint(&serving);
     assert_eq!(with_headers(&endpoint, 0, &long).await, [Err(Code::Aborted), Err(Code::Aborted)]);

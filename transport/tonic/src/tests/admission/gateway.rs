@@ -1,9 +1,9 @@
 //! Offers that do not come directly from their client: through HTTP gateways, translations of
 //! addresses, and transports without addresses.
 //!
-//! The gateway of these tests speaks HTTP/2 on both sides, lets guests call everything but `Who`,
-//! and is an administrator to the server, by its address and its certificate. Only administrators
-//! may call `Who` there.
+//! The gateway of these tests speaks HTTP/2 on both sides and lets guests call everything but
+//! `Who`. To the server it is an administrator, by its address and its certificate, and only
+//! administrators may call `Who` there.
 
 use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -36,7 +36,7 @@ const ADMIN_METHOD: &str = "/test.Echo/Who";
 type Answer =
     Pin<Box<dyn Future<Output = Result<HttpResponse<Body>, tonic::transport::Error>> + Send>>;
 
-/// Passes calls on over its own connection to the server.
+/// Forwards calls over its own connection to the server.
 #[derive(Clone)]
 struct Gateway {
     server: tonic::transport::Channel,
@@ -62,16 +62,16 @@ impl Service<HttpRequest<Body>> for Gateway {
     }
 }
 
-/// A gateway that runs.
+/// A running gateway.
 struct Running {
     addr: SocketAddr,
-    /// Its end of its connection to the server.
+    /// Its local address on the connection to the server.
     end: SocketAddr,
     task: JoinHandle<()>,
 }
 
 impl Running {
-    /// One that connects to the server by `endpoint`, and adds a header.
+    /// Starts a gateway that connects to the server by `endpoint`, and adds a header.
     async fn start(endpoint: &Endpoint, adds: Option<(&'static str, &'static str)>) -> Self {
         let TcpChannel { channel, local_addr } =
             endpoint.clone().local_address(Some(GATEWAY)).connect_tcp().await.unwrap();
@@ -101,7 +101,7 @@ impl Drop for Running {
     }
 }
 
-/// The gateway is known by its address, or by its certificate.
+/// Recognises the gateway by its address or its certificate.
 fn check(request: Request<()>) -> Result<Request<()>, Status> {
     let by_address = request.remote_addr().is_some_and(|addr| addr.ip() == GATEWAY);
     #[cfg(feature = "_tls-any")]
@@ -114,7 +114,7 @@ fn check(request: Request<()>) -> Result<Request<()>, Status> {
     }
 }
 
-/// Tells the interceptor, which sees no path, of calls to `Who`.
+/// Marks calls to `Who` for the interceptor, which does not see the path.
 fn mark(mut req: HttpRequest<Body>) -> HttpRequest<Body> {
     req.headers_mut().remove("wants");
     if req.uri().path() == ADMIN_METHOD {
@@ -131,7 +131,7 @@ async fn serve(server: Server) -> Serving {
     Serving::start(server.layer(layers).add_service(Echo)).await
 }
 
-/// A guest, who connects to the gateway and has the server's fabric within reach.
+/// A guest that connects to the gateway and can reach the server's fabric.
 async fn guest(world: &World, gateway: &Running) -> Channel {
     endpoint(gateway.addr).context(world.client_context.clone()).connect().await.unwrap()
 }
@@ -147,7 +147,7 @@ fn through_gateway(channel: &Channel) -> Reason {
     reason
 }
 
-/// Calls `Who`, in vain, and `Say`.
+/// Calls `Who`, which must fail, and `Say`.
 async fn is_no_administrator(channel: Channel) {
     let mut client = Client::new(channel);
     assert_eq!(client.who().await.unwrap_err().code(), Code::PermissionDenied);
@@ -167,12 +167,12 @@ async fn a_guest_behind_a_gateway_does_not_get_its_address() {
     let gateway = Running::before(&serving).await;
     let channel = guest(&world, &gateway).await;
     let reason = through_gateway(&channel);
-    // It learns nothing of what it would have to state.
+    // The answer does not reveal the address to state.
     assert!(!reason.detail().contains(&GATEWAY.to_string()), "{reason}");
     assert!(!reason.detail().contains(&gateway.end.port().to_string()), "{reason}");
     is_no_administrator(channel.clone()).await;
     assert_eq!(channel.stats().calls_fast, 0);
-    // Who is an administrator, and connects directly, is one on the fast path, too.
+    // An administrator that connects directly is one on the fast path, too.
     let admin = world.endpoint(&serving).local_address(Some(GATEWAY)).connect().await.unwrap();
     assert_eq!(admin.path().path, Path::Sim, "{}", admin.path());
     let who = Client::new(admin).who().await.unwrap();
@@ -215,7 +215,7 @@ async fn a_server_that_opts_in_knows_nothing_of_a_gateways_clients() {
     assert_eq!(channel.path().path, Path::Sim, "{}", channel.path());
     is_no_administrator(channel.clone()).await;
     assert_eq!(channel.stats().calls_tcp, 0);
-    // Directly all is as it was.
+    // Direct connections are not affected.
     let admin = world.endpoint(&serving).local_address(Some(GATEWAY)).connect().await.unwrap();
     let who = Client::new(admin).who().await.unwrap();
     assert!(who.starts_with("path=sim ") && who.contains("remote=true local=true"), "{who}");
@@ -246,26 +246,26 @@ async fn a_guess_costs_a_connection_of_the_gateway_and_guesses_run_out() {
         hand.states = Some(SocketAddr::new(GATEWAY, gateway.end.port() ^ 1));
         let wrong = refused(&mut hand).await;
         assert!(wrong.contains("the server sees another"), "{wrong}");
-        // Now it is right, and late.
+        // The statement is correct now, but too late.
         hand.states = Some(gateway.end);
         let late = refused(&mut hand).await;
-        // So is whoever else comes by this gateway.
+        // The same holds for other clients of this gateway.
         let mut other = Hand::to(&world, gateway.addr).await;
         other.states = Some(gateway.end);
         assert_eq!(refused(&mut other).await, late);
     }
-    // A lucky guess, on a connection that nobody has guessed on.
+    // A correct guess, on a connection without earlier guesses.
     let gateway = Running::before(&serving).await;
     let mut lucky = Hand::to(&world, gateway.addr).await;
     lucky.states = Some(gateway.end);
     let answer = refused(&mut lucky).await;
     assert!(answer.contains("too many Offers"), "{answer}");
-    // It does not learn that it was one.
+    // The answer does not reveal that the guess was correct.
     let gateway = Running::before(&serving).await;
     let mut unlucky = Hand::to(&world, gateway.addr).await;
     unlucky.states = Some(SocketAddr::new(GATEWAY, gateway.end.port() ^ 1));
     assert_eq!(refused(&mut unlucky).await, answer);
-    // Other addresses are not concerned.
+    // Other addresses are not affected.
     world.connect(&serving).await;
 }
 
@@ -300,8 +300,8 @@ async fn the_doctor_says_what_is_in_between() {
     assert_eq!(offer.reason.as_ref().unwrap().code(), ReasonCode::ThroughGateway);
 }
 
-/// Takes connections, and makes one to `to` for each, from the gateway's address: what a
-/// translation of source addresses does. With `tell`, the client's address goes ahead.
+/// Accepts connections, and opens one to `to` for each from the gateway's address, as a translation
+/// of source addresses does. With `tell`, it sends the client's address first.
 async fn translate(to: SocketAddr, tell: bool) -> (SocketAddr, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
@@ -333,7 +333,7 @@ async fn a_translated_source_address_means_tcp() {
     task.abort();
 }
 
-/// A connection whose client's address came ahead, as with the PROXY protocol.
+/// A connection whose client's address was sent first, as with the PROXY protocol.
 struct Told(TcpStream, SocketAddr);
 
 impl Connected for Told {
@@ -422,7 +422,7 @@ async fn a_connector_of_the_users_own_states_its_end_if_it_makes_tcp_streams() {
             channel.path_changed().await;
         }
     }
-    // A stream of another kind is not looked into.
+    // A stream of another type does not expose its address.
     let wrapped = tower::service_fn(move |_: http::Uri| async move {
         let io = TcpStream::connect(addr).await?;
         Ok::<_, std::io::Error>(TokioIo::new(tokio::io::BufStream::new(io)))
@@ -432,7 +432,7 @@ async fn a_connector_of_the_users_own_states_its_end_if_it_makes_tcp_streams() {
     assert!(reason.detail().contains("did not state"), "{reason}");
 }
 
-/// Its futures are [`Unpin`].
+/// A connector whose futures are [`Unpin`].
 struct Unpinned<C>(C);
 
 impl<C: Service<http::Uri, Future: Send + 'static>> Service<http::Uri> for Unpinned<C> {

@@ -1,4 +1,4 @@
-//! Who gets in by the fast path, and how many.
+//! Admission to the fast path, and its limits.
 
 mod flood;
 mod gateway;

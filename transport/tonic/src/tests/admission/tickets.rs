@@ -1,4 +1,4 @@
-//! Who gets in by the RDMA port: the bearer of a good ticket, once.
+//! Admission to the RDMA port: once per valid ticket.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -16,11 +16,11 @@ use crate::tests::support::world::{Serving, World, endpoint};
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// A client that goes through the steps by hand.
+/// A client that performs the steps one by one.
 pub(crate) struct Hand<'a> {
     world: &'a World,
     bootstrap: BootstrapClient<tonic::transport::Channel>,
-    /// The end of its TCP connection that it states.
+    /// The local address that it states.
     pub(crate) states: Option<SocketAddr>,
 }
 
@@ -43,7 +43,7 @@ impl<'a> Hand<'a> {
         self.bootstrap.offer(request).await.unwrap().into_inner().outcome.unwrap()
     }
 
-    /// A ticket, and where to take it.
+    /// Returns a ticket, and the address to use it at.
     pub(crate) async fn ticket(&mut self) -> ([u8; 16], SocketAddr) {
         let Outcome::Grant(grant) = self.ask().await else { panic!("refused") };
         let Some(fabric_offer::Fabric::Sim(sim)) = &grant.fabrics[0].fabric else {
@@ -107,7 +107,7 @@ async fn a_wrong_ticket_is_refused_and_logged() {
     assert_eq!(hand.enter(addr, wrong).await.unwrap_err(), Reject::Ticket);
     assert_eq!(hand.enter(addr, [0; 16]).await.unwrap_err(), Reject::Ticket);
     assert_eq!(logs.lines_with("wrong ticket").len(), 2);
-    // The good one is none the worse for it.
+    // The valid ticket is not affected.
     hand.enter(addr, ticket).await.unwrap();
 }
 
@@ -153,6 +153,6 @@ async fn strangers_on_the_rdma_port_are_refused_by_name() {
     assert!(matches!(rejected, Reject::Version { min: 1, max: 1 }), "{rejected}");
     assert_eq!(logs.lines_with("another protocol").len(), 2);
     assert_eq!(logs.lines_with("protocol versions 9 to 12").len(), 1);
-    // None of them spent the ticket, and the server lives.
+    // None of them spent the ticket, and the server still runs.
     hand.enter(addr, ticket).await.unwrap();
 }

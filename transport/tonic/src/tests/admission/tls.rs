@@ -1,4 +1,4 @@
-//! TLS on the TCP side guards the fast path.
+//! TLS on the TCP side protects the fast path.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +12,7 @@ use crate::tests::support::echo::{Client, Echo};
 use crate::tests::support::world::{Serving, World};
 use crate::{Certificate, ClientTlsConfig, Endpoint, Identity, Path, Policy, ServerTlsConfig};
 
-/// Signs certificates.
+/// A certificate authority.
 pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
@@ -34,7 +34,7 @@ impl Authority {
     }
 }
 
-/// A server that wants its clients' certificates, and counts their Offers.
+/// A server that requires client certificates, and counts Offers.
 async fn serve(world: &World, authority: &Authority) -> (Serving, Arc<AtomicUsize>) {
     let offers = Arc::new(AtomicUsize::new(0));
     let layer = {
@@ -90,7 +90,7 @@ async fn a_refused_certificate_gets_no_ticket() {
     let (serving, offers) = serve(&world, &authority).await;
     let trusting = || ClientTlsConfig::new().ca_certificate(authority.root());
     for tls in [trusting(), trusting().identity(stranger.identity("mallory"))] {
-        // With TLS 1.3 a client learns of the refusal when it first reads.
+        // With TLS 1.3 a client learns of the refusal at its first read.
         match endpoint(&world, &serving, tls).connect().await {
             Err(_) => {}
             Ok(channel) => {

@@ -1,4 +1,4 @@
-//! A client gives up a call at the moment when its response is made.
+//! A client cancels a call at the moment when its response is produced.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,8 +18,8 @@ use crate::tests::support::echo::{Client, Echo};
 use crate::tests::support::logs::Logs;
 use crate::tests::support::world::{Serving, World};
 
-/// A response's body: tells when it is polled, waits, ends, and tells what was logged from then on
-/// until it is dropped.
+/// A response body that reports when it is polled, waits, ends, and reports what was logged from
+/// then until it is dropped.
 struct Late {
     polled: UnboundedSender<()>,
     go: Arc<Mutex<Receiver<()>>>,
@@ -77,7 +77,7 @@ async fn a_call_given_up_as_its_response_is_made_is_no_fault() {
     is_polled.recv().await.unwrap();
     call.abort();
     assert!(call.await.unwrap_err().is_cancelled());
-    // Its request is behind the RESET on the same connection.
+    // This request follows the RESET on the same connection.
     assert_eq!(Client::new(channel.clone()).say("again").await.unwrap(), "again");
     go.send(()).unwrap();
     assert_eq!(what_is_logged.recv().await.unwrap(), Vec::<String>::new());

@@ -1,4 +1,5 @@
-//! A peer that ends without hurting a call is no loss, whether its runtime ends or its process.
+//! A peer that ends without failing a call does not count as lost, whether its runtime or its
+//! process ends.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -16,7 +17,7 @@ use crate::tests::support::logs::Logs;
 use crate::tests::support::world::{Serving, endpoint};
 use crate::{Channel, Context, Endpoint, FabricKind, Path, ReasonCode, Server, Side};
 
-/// Nothing here takes long.
+/// Time limit of each step.
 const LIMIT: Duration = Duration::from_secs(30);
 
 fn server() -> Server {
@@ -32,7 +33,7 @@ async fn connect(addr: SocketAddr) -> Channel {
     channel
 }
 
-/// Does this on a thread with a runtime of its own, while the server goes on here.
+/// Runs `work` on a thread with a runtime of its own, while the server continues here.
 async fn elsewhere(work: impl FnOnce(Runtime) + Send + 'static) {
     let (tell, done) = oneshot::channel();
     thread::spawn(move || {
@@ -42,14 +43,14 @@ async fn elsewhere(work: impl FnOnce(Runtime) + Send + 'static) {
     timeout(LIMIT, done).await.unwrap().unwrap();
 }
 
-/// A client comes and goes; the server, once it has no connection any more, tells of no loss.
+/// Runs a client; once the server has no connection left, it must have reported no loss.
 async fn is_no_loss(client: fn(SocketAddr, Runtime)) {
     let logs = Logs::capture();
     let mut builder = server();
     let stats = builder.stats();
     let serving = Serving::start(builder.add_service(Echo)).await;
     let addr = serving.addr;
-    // What the first connection makes once for good is not counted.
+    // Exclude what the first connection creates once per process.
     elsewhere(move |runtime| drop(runtime.block_on(connect(addr)))).await;
     let tasks = || Handle::current().metrics().num_alive_tasks();
     let at_rest = || async move {
@@ -84,7 +85,7 @@ async fn a_clients_runtime_ends_with_a_call_of_its_own() {
         let channel = runtime.block_on(connect(addr));
         let mut client = Client::new(channel.clone());
         let call = runtime.spawn(async move { client.say("zzz").await });
-        // Until the server has it.
+        // Wait until the server has received it.
         let served = async {
             while channel.stats().calls_fast < 2 {
                 tokio::task::yield_now().await
@@ -97,7 +98,7 @@ async fn a_clients_runtime_ends_with_a_call_of_its_own() {
     .await;
 }
 
-/// As exit(2) and signals end a process: no destructor runs, and the kernel closes what it had.
+/// As after exit(2) or a signal: no destructor runs, and the kernel closes the process's resources.
 #[tokio::test]
 async fn a_clients_process_ends() {
     is_no_loss(|addr, runtime| {

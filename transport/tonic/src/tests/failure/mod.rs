@@ -1,4 +1,4 @@
-//! Peers and calls that end early, and what becomes of the others.
+//! Peers and calls that end early, and the effect on other calls.
 
 mod cancelled_call;
 mod dead_peer_timeout;

@@ -1,8 +1,8 @@
-//! Two hundred channels lose their server at one moment, and get it back: they do not all ask at
-//! once.
+//! Two hundred channels lose their server at the same moment, and it returns: they must not all
+//! reconnect at once.
 //!
-//! On a clock that moves only when nobody has anything to do, and over pipes in place of sockets,
-//! so that what is counted does not depend on the machine.
+//! The test uses a paused clock and pipes instead of sockets, so that the counts do not depend on
+//! the machine.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -20,14 +20,16 @@ use crate::tests::support::echo::{Client, Echo};
 use crate::{Channel, Context, Endpoint, Error, Path, PoolConfig, Server};
 
 const CHANNELS: usize = 200;
-/// What is called one moment: much longer than an attempt takes, much shorter than a pause.
+/// The interval in which attempts are counted: much longer than an attempt, much shorter than a
+/// pause.
 const MOMENT: Duration = Duration::from_millis(50);
-/// Of all channels, in one moment. Evenly spread over the first pause it would be a quarter.
+/// Maximum number of attempts by all channels in one interval. If spread evenly over the first
+/// pause, it would be a quarter.
 const MAX: u64 = CHANNELS as u64 * 2 / 5;
 
 type Sockets = mpsc::UnboundedSender<io::Result<DuplexStream>>;
 
-/// Where the server can be reached, while there is one.
+/// The server's address, while there is a server.
 #[derive(Clone, Default)]
 pub(crate) struct Port(Arc<Mutex<Option<Sockets>>>);
 
@@ -82,7 +84,8 @@ impl Herd {
         self.0.iter().filter(|channel| channel.path().path == path).count()
     }
 
-    /// Lets so much time pass; the most attempts that began in one moment.
+    /// Advances the clock by `time`. Returns the maximum number of attempts that began in one
+    /// interval.
     async fn busiest(&self, time: Duration) -> u64 {
         let (begin, mut last, mut most) = (Instant::now(), self.attempts(), 0);
         while begin.elapsed() < time {
@@ -93,7 +96,7 @@ impl Herd {
         most
     }
 
-    /// A call on every channel. How many were answered.
+    /// Makes a call on every channel. Returns the number of answers.
     async fn call(&self) -> usize {
         let mut calls = JoinSet::new();
         for channel in &self.0 {
@@ -107,7 +110,7 @@ impl Herd {
 #[tokio::test(start_paused = true)]
 async fn two_hundred_channels_are_no_thundering_herd() {
     let net = SimNet::new(SimConfig::default());
-    // Room for the control memory of all of them.
+    // Enough control memory for all of them.
     let pool = PoolConfig::default().total(160 << 20).send(1 << 20).landing(32 << 20);
     let [servers, clients] = [1, 2].map(|n| {
         let device = net.device(format!("sim{n}"), [10, 0, 0, n].into());
@@ -126,14 +129,14 @@ async fn two_hundred_channels_are_no_thundering_herd() {
     }
     assert_eq!((herd.on(Path::Sim), herd.attempts()), (CHANNELS, CHANNELS as u64));
 
-    // All lose it within one moment.
+    // All lose it within one interval.
     serving.end().await;
     assert_eq!(herd.on(Path::Tcp), CHANNELS);
     let first = herd.busiest(Duration::from_secs(1)).await;
     assert!((1..=MAX).contains(&first), "{first} attempts in one moment after the loss");
     let away = herd.busiest(Duration::from_secs(119)).await;
     assert!(away <= MAX, "{away} attempts in one moment while the server was away");
-    // 250 ms, doubling to 30 s: eight pauses are over after a minute, and four more after another,
+    // 250 ms, doubling to 30 s: eight pauses end within a minute, and four more within another,
     // with jitter some more.
     let attempts = (herd.attempts() - CHANNELS as u64) as usize;
     assert!(
@@ -142,15 +145,15 @@ async fn two_hundred_channels_are_no_thundering_herd() {
     );
     assert_eq!(herd.call().await, 0);
 
-    // It is back, and nobody calls: each channel asks when its pause is over.
+    // The server returns without any calls: each channel retries when its pause is over.
     let serving = Serving::start(&port, Server::builder().context(servers.clone()));
     let before = herd.attempts();
     let back = herd.busiest(Duration::from_secs(31)).await;
     assert!((1..=MAX / 4).contains(&back), "{back} attempts in one moment after the return");
     assert_eq!((herd.on(Path::Sim), herd.attempts() - before), (CHANNELS, CHANNELS as u64));
 
-    // Away once more, and back, and all call at once: that it is back shows, and they need not wait
-    // for their pauses.
+    // The server is lost and returns once more, and all channels call at once: an answered call
+    // shows that the server is back, so the channels need not wait for their pauses.
     serving.end().await;
     tokio::time::sleep(Duration::from_secs(120)).await;
     let serving = Serving::start(&port, Server::builder().context(servers.clone()));

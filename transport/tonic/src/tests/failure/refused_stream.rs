@@ -1,5 +1,5 @@
-//! A call over TCP that the server refuses has not been seen by it: it is sent again, whatever has
-//! been sent of its body.
+//! A call over TCP that the server refuses was not processed: it is retried, however much of its
+//! body has been sent.
 
 use std::sync::Mutex;
 
@@ -20,11 +20,11 @@ use tower::{ServiceExt, service_fn};
 
 use crate::{Channel, Endpoint, Policy};
 
-/// Calls that are refused before one is answered.
+/// Number of calls that are refused before one is answered.
 const REFUSED: usize = 3;
 
-/// Refuses calls, each when the first of its body is there, and then echoes. Tells of each whether
-/// it was refused.
+/// Refuses calls, each when the first part of its body has arrived, and then echoes. Reports for
+/// each call whether it was refused.
 async fn serve(io: DuplexStream, begun: UnboundedSender<bool>) {
     let mut connection = h2::server::handshake(io).await.unwrap();
     for call in 0.. {

@@ -1,4 +1,4 @@
-//! Layers and interceptors see the Offer and the calls of both paths, each once.
+//! Layers and interceptors see the Offer, and each call on either path exactly once.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -77,7 +77,7 @@ async fn a_service_with_authentication_keeps_it_on_the_fast_path() {
     for endpoint in [with_metadata, world.endpoint(&serving).offer_interceptor(with_token)] {
         let channel = endpoint.connect().await.unwrap();
         assert_eq!(channel.path().path, Path::Sim, "{}", channel.path());
-        // Being on the fast path is not enough.
+        // The fast path alone does not authenticate the call.
         let status = Client::new(channel.clone()).say("hello").await.unwrap_err();
         assert_eq!(status.code(), Code::Unauthenticated);
         Client::new(InterceptedService::new(channel.clone(), with_token)).all_kinds().await;
@@ -118,7 +118,7 @@ async fn trace_fn_sees_calls_of_both_paths() {
     assert_eq!(traced.load(Ordering::Relaxed), 2);
 }
 
-/// Is not ready for calls while it is told so.
+/// Is not ready for calls while the flag is set.
 #[derive(Clone)]
 struct Refusing<S>(S, Arc<AtomicBool>);
 
@@ -156,7 +156,7 @@ async fn a_service_that_is_not_ready_answers_with_its_error() {
     };
     let serving = Serving::start(world.builder().layer(layer).add_service(Echo)).await;
     let mut client = Client::new(world.connect(&serving).await);
-    // The first call begins a task, further ones find it.
+    // The first call spawns a task, which later calls reuse.
     for refused in [true, true, false, false, true] {
         refuses.store(refused, Ordering::Relaxed);
         let said = client

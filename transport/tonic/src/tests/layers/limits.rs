@@ -97,7 +97,7 @@ async fn the_server_sheds_load_of_each_connection() {
         let waiting =
             tokio::spawn(async move { waiting.unary("/test.Echo/Say", forever()).await.map(drop) });
         let mut client = Client::new(channel);
-        // Until the first has arrived there is room.
+        // Calls succeed until the first one has arrived.
         let status = loop {
             match client.say("hello").await {
                 Ok(_) => tokio::task::yield_now().await,
@@ -122,5 +122,18 @@ async fn the_servers_stream_limit_holds_calls_back() {
             calls.spawn(async move { client.say(&n.to_string()).await.unwrap() });
         }
         assert_eq!(calls.join_all().await.len(), 20);
+    }
+}
+
+#[tokio::test]
+async fn the_largest_settings_are_served() {
+    let world = World::new();
+    let builder = world.builder().concurrency_limit_per_connection(usize::MAX);
+    let mut builder = builder.tickets(usize::MAX, Duration::MAX);
+    let serving = Serving::start(builder.add_service(Echo)).await;
+    let endpoint = world.endpoint(&serving).fast_path_timeout(Duration::MAX);
+    for channel in both(endpoint.concurrency_limit(usize::MAX)).await {
+        let mut client = Client::new(channel);
+        assert_eq!(client.say("hello").await.unwrap(), "hello");
     }
 }

@@ -1,4 +1,4 @@
-//! TCP, why, and told once.
+//! Fallback to TCP, its reason, and one log line for it.
 
 use std::error::Error as _;
 use std::sync::Arc;
@@ -212,7 +212,7 @@ async fn each_decision_is_logged_once_with_reason_and_cure() {
 async fn nothing_is_left_running_when_the_last_clone_is_dropped() {
     let world = World::new();
     let serving = world.serve().await;
-    // What the first connection makes once for good is not counted.
+    // Exclude what the first connection creates once per process.
     drop(world.connect(&serving).await);
     let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
     let settled = |limit: usize| async move {

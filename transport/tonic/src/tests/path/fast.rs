@@ -1,4 +1,4 @@
-//! The fast path, found and used, over the simulated fabric.
+//! Discovery and use of the fast path, over the simulated fabric.
 
 use std::time::Duration;
 
@@ -77,7 +77,7 @@ async fn a_server_that_goes_in_good_order_finishes_its_calls() {
     });
     client.say("before").await.unwrap();
     serving.stop();
-    // A call runs: the server waits for it.
+    // A call is in flight, and the server waits for it.
     while channel.path().path == Path::Sim {
         let _ = client.say("after").await;
         tokio::time::sleep(Duration::from_millis(1)).await;

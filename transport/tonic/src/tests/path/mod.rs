@@ -1,4 +1,4 @@
-//! Which path calls take: fast path, TCP, stock tonic at either end.
+//! The path of calls: fast path, TCP, stock tonic at either end.
 
 mod fallback;
 mod fast;

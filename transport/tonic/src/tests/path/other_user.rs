@@ -1,5 +1,4 @@
-//! Memory is not shared with every user. Whoever is refused hears that this is the cause, and what
-//! to do.
+//! Memory is not shared with every user. A refused user is told the cause and its cure.
 
 use std::thread::{self, JoinHandle};
 
@@ -11,28 +10,27 @@ use crate::tests::support::logs::Logs;
 use crate::tests::support::world::{Serving, endpoint};
 use crate::{Context, Diagnosis, FabricKind, Path, Reason, ReasonCode, Server, ShmAccess, Side};
 
-/// Another user than whoever runs the tests.
+/// A user other than the one that runs the tests.
 const OTHER: u32 = 4711;
 
 fn own() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Who refuses the other.
+/// The end that refuses the other.
 #[derive(Clone, Copy, PartialEq)]
 enum Refuses {
     Server,
     Client,
 }
 
-/// Root is let in by everybody, so where the tests run as root, the end that is to be refused runs
-/// as somebody else.
+/// Every end admits root, so if the tests run as root, the end to be refused runs as another user.
 fn user(is_refused: bool) -> Option<u32> {
     (is_refused && own() == 0).then_some(OTHER)
 }
 
-/// Nobody else can be had without being root: there the end that refuses does not share with its
-/// own user.
+/// Without root there is no second user, so the refusing end does not share memory with its own
+/// user.
 fn access(refuses: bool) -> ShmAccess {
     match refuses && own() != 0 {
         true => ShmAccess::Users(vec![own() + 1]),
@@ -40,7 +38,7 @@ fn access(refuses: bool) -> ShmAccess {
     }
 }
 
-/// On a thread of its own, with a runtime of its own, as this user.
+/// Runs on a thread with a runtime of its own, as this user.
 fn on_thread<T: Send + 'static>(
     user: Option<u32>,
     work: impl AsyncFnOnce() -> T + Send + 'static,
@@ -54,7 +52,7 @@ fn on_thread<T: Send + 'static>(
     })
 }
 
-/// What is said of it.
+/// What was reported.
 struct Said {
     reason: Reason,
     client: Vec<String>,
@@ -79,7 +77,7 @@ fn said(refuses: Refuses) -> Said {
     let addr = told.recv().unwrap();
     let client = on_thread(user(refuses == Refuses::Server), async move || {
         let logs = Logs::capture();
-        // Where there is no device, as on most hosts, RDMA has a reason of its own.
+        // Without a device, as on most hosts, RDMA has a reason of its own.
         let endpoint =
             endpoint(addr).context(clients).fabrics([FabricKind::Shm, FabricKind::Verbs]);
         let channel = endpoint.connect().await.unwrap();

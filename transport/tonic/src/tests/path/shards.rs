@@ -1,4 +1,4 @@
-//! More fast connections of one channel.
+//! Several fast connections of one channel.
 
 use tokio::runtime::Handle;
 
@@ -6,7 +6,7 @@ use crate::tests::support::echo::Client;
 use crate::tests::support::world::World;
 use crate::{Channel, Context, Path, PoolConfig, ReasonCode};
 
-/// Calls from so many threads, one behind the other, each with a place of its own in the row.
+/// Calls from this many threads in sequence, so that each gets its own connection.
 async fn from_threads(channel: &Channel, threads: usize) {
     for _ in 0..threads {
         let (mut client, runtime) = (Client::new(channel.clone()), Handle::current());
@@ -32,12 +32,12 @@ async fn threads_have_connections_of_their_own_and_no_more() {
     let stats = channel.stats();
     assert_eq!((stats.connections, stats.attempts, stats.calls_tcp), (3, 3, 0));
     assert_eq!(stats.calls_fast, before.calls_fast + 12);
-    // One that is lost comes again; meanwhile its calls take the others, or TCP.
+    // A lost connection is restored; meanwhile its calls take the others, or TCP.
     all_lost(&world, &channel).await;
     drop(serving);
 }
 
-/// All connections break; the channel gets all of them back.
+/// Breaks all connections; the channel restores all of them.
 async fn all_lost(world: &World, channel: &Channel) {
     let before = channel.stats().connections;
     world.server.cut();
@@ -71,7 +71,7 @@ async fn one_connection_is_the_default() {
 async fn without_memory_for_another_the_first_carries_all_calls() {
     let world = World::new();
     let serving = world.serve().await;
-    // Its control part holds a few connections.
+    // The pool has control memory for a few connections.
     let pool = PoolConfig::default().total(2 << 20);
     let small = Context::builder().pool(pool).sim(world.client.clone()).build();
     let channel =

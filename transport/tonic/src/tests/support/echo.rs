@@ -20,11 +20,11 @@ type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + 
 
 /// | method | kind | answer |
 /// |---|---|---|
-/// | Say | unary | what was said; `!` first: a status of that text; `zzz`: none, ever |
+/// | Say | unary | the request's text; a leading `!`: a status with the text; `zzz`: no answer |
 /// | Split | server streaming | its words |
 /// | Join | client streaming | the words, joined |
-/// | Chat | bidirectional | each word, shouted |
-/// | Who | unary | what the handler knows of the caller |
+/// | Chat | bidirectional | each word in upper case |
+/// | Who | unary | what the handler knows about the caller |
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Echo;
 

@@ -1,8 +1,8 @@
-//! What is logged on this thread while a test runs.
+//! Captures what is logged on this thread during a test.
 //!
-//! One subscriber for the whole test program, which hands each line to the thread it comes from:
-//! with subscribers of their own, threads would turn each other's log lines off (the `tracing`
-//! crate remembers for all threads whether a line is wanted).
+//! One subscriber serves the whole test program and passes each line to the thread that logged it.
+//! With separate subscribers, threads would disable each other's log lines, because the `tracing`
+//! crate caches for all threads whether a line is enabled.
 
 use std::cell::RefCell;
 use std::io;
@@ -39,7 +39,7 @@ impl<'a> MakeWriter<'a> for ToThread {
     }
 }
 
-/// Captures until it is dropped.
+/// Captures log lines until it is dropped.
 pub(crate) struct Logs(());
 
 impl Logs {

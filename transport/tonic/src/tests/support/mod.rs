@@ -1,4 +1,4 @@
-//! What the tests share: hosts, a service, and what is logged.
+//! Shared by the tests: hosts, a service, and captured logs.
 
 pub(crate) mod echo;
 pub(crate) mod logs;

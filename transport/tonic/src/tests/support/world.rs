@@ -64,7 +64,7 @@ pub(crate) fn endpoint(addr: SocketAddr) -> Endpoint {
     Endpoint::from_shared(format!("http://{addr}")).unwrap()
 }
 
-/// A server that runs until it is told to stop or is dropped.
+/// A server that runs until it is stopped or dropped.
 pub(crate) struct Serving {
     pub(crate) addr: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
@@ -94,7 +94,7 @@ impl Serving {
         let addr = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let signal = Box::new(Box::pin(async move {
-            // Dropped without a word: go on.
+            // Dropped without a signal: continue.
             if stopped.await.is_err() {
                 std::future::pending().await
             }
@@ -103,7 +103,7 @@ impl Serving {
         Self { addr, stop: Some(stop), task }
     }
 
-    /// Asks it to end in good order.
+    /// Starts a graceful shutdown.
     pub(crate) fn stop(&mut self) {
         let _ = self.stop.take().unwrap().send(());
     }

@@ -1,15 +1,19 @@
 //! A timer for waits of many milliseconds, most of which end before it fires.
 //!
 //! While a timer of tokio's is set, the runtime reads the clock twice whenever it goes idle, also
-//! between two messages of a call. A [`Timer`] is a timer of the kernel, timerfd_create(2): it
-//! costs a descriptor, a system call each time that it is set, and nothing while it waits.
+//! between two messages of a call. A [`Timer`] rests on a timer of the kernel, timerfd_create(2),
+//! which all timers of a runtime share (`deadlines`): it costs nothing while it waits, and a system
+//! call when it is set to expire before all others.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
-use kernel::KernelTimer;
+mod deadlines;
+
+#[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
+use deadlines::KernelTimer;
 use tokio::time::Sleep;
 
 /// A timer. It belongs to one task of the runtime that it was made in.
@@ -34,8 +38,8 @@ impl Default for Timer {
 }
 
 impl Timer {
-    /// A timer that is not set. It is one of the kernel, or one of tokio where the kernel gives
-    /// none, because the process has no descriptor left for instance.
+    /// A timer that is not set. It rests on the kernel's timer of this runtime, or is one of tokio
+    /// where the kernel gives none, because the process has no descriptor left for instance.
     ///
     /// # Panics
     /// Outside of a tokio runtime with both drivers enabled.
@@ -107,72 +111,6 @@ impl Timer {
 /// it.
 fn now() -> Instant {
     tokio::time::Instant::now().into_std()
-}
-
-#[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
-mod kernel {
-    use std::io;
-    use std::os::fd::{AsRawFd as _, OwnedFd};
-    use std::task::{Context, Poll};
-    use std::time::Duration;
-
-    use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
-    use tokio::io::Interest;
-    use tokio::io::unix::AsyncFd;
-
-    use crate::ready_fd::ReadyFd;
-
-    #[derive(Debug)]
-    pub(super) struct KernelTimer(ReadyFd<OwnedFd>);
-
-    impl KernelTimer {
-        pub(super) fn new() -> io::Result<KernelTimer> {
-            let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
-            let fd = timerfd_create(TimerfdClockId::Monotonic, flags)?;
-            // SAFETY: an OwnedFd owns its descriptor and always gives the same one (R17).
-            let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?;
-            Ok(KernelTimer(ReadyFd::new(fd)))
-        }
-
-        pub(super) fn set(&self, time: Duration) -> io::Result<()> {
-            // Zero would take the timer back.
-            let time = time.max(Duration::from_nanos(1));
-            let value = libc::timespec {
-                tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
-                tv_nsec: time.subsec_nanos().into(),
-            };
-            let never = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-            let once = libc::itimerspec { it_interval: never, it_value: value };
-            // By the C library, as the clock is read: who puts a clock in that place can put timers
-            // there, too.
-            // SAFETY: the descriptor is open, the call reads `once`, and writes nowhere; this rests
-            // on no rule.
-            match unsafe {
-                libc::timerfd_settime(self.0.get_ref().as_raw_fd(), 0, &once, std::ptr::null_mut())
-            } {
-                0 => Ok(()),
-                _ => Err(io::Error::last_os_error()),
-            }
-        }
-
-        pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-            loop {
-                let mut guard = match self.0.poll(cx) {
-                    Poll::Pending => return Poll::Pending,
-                    Poll::Ready(Ok(guard)) => guard,
-                    // The runtime shuts down, and ends this task.
-                    Poll::Ready(Err(_)) => return Poll::Pending,
-                };
-                let mut times = [0; 8];
-                // What had gone off before it was set anew counts no more: then there is nothing to
-                // read.
-                match guard.try_io(|fd| Ok(rustix::io::read(fd.get_ref(), &mut times)?)) {
-                    Ok(_) => return Poll::Ready(()),
-                    Err(_would_block) => {}
-                }
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,101 @@
+//! The limits of a process, and how near it is to them: what stands in the way of more connections.
+
+use std::fs;
+
+use anyhow::Context as _;
+
+/// What a process has of something, and may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Use {
+    what: &'static str,
+    has: u64,
+    /// None: without limit.
+    may: Option<u64>,
+}
+
+impl Use {
+    /// Whether the next connection may be refused.
+    fn is_spent(&self) -> bool {
+        self.may.is_some_and(|may| self.has.saturating_mul(100) >= may.saturating_mul(99))
+    }
+}
+
+impl std::fmt::Display for Use {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { what, has, may } = self;
+        match may {
+            Some(may) => write!(f, "{has} of {may} {what}")?,
+            None => write!(f, "{has} {what}")?,
+        }
+        if self.is_spent() { f.write_str(" (limit reached)") } else { Ok(()) }
+    }
+}
+
+/// Descriptors, mappings and memory of a process beside their limits, with a mark on a limit that
+/// is reached.
+///
+/// # Errors
+/// There is no such process.
+pub fn told(pid: u32) -> anyhow::Result<String> {
+    let gone = || format!("process {pid} is gone");
+    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).with_context(gone)?;
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).with_context(gone)?;
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).with_context(gone)?;
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).with_context(gone)?.count() as u64;
+    let number = |path: &str| fs::read_to_string(path).ok()?.trim().parse().ok();
+    let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let resident = field(&status, "VmRSS:").unwrap_or(0) >> 10;
+    let free = field(&memory, "MemAvailable:").unwrap_or(0) >> 10;
+    let uses = [
+        Use { what: "descriptors", has: descriptors, may: soft(&limits, "Max open files") },
+        Use {
+            what: "mappings",
+            has: maps.lines().count() as u64,
+            may: number("/proc/sys/vm/max_map_count"),
+        },
+        Use {
+            what: "KiB pinned",
+            has: field(&status, "VmPin:").unwrap_or(0).max(field(&status, "VmLck:").unwrap_or(0)),
+            may: soft(&limits, "Max locked memory").map(|bytes| bytes >> 10),
+        },
+    ];
+    let uses: Vec<String> = uses.iter().map(Use::to_string).collect();
+    Ok(format!("{}, {resident} MiB resident, {free} MiB of the machine's free", uses.join(", ")))
+}
+
+/// The number behind a name at the start of a line.
+fn field(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+/// The soft limit in `/proc/PID/limits`; None where there is none.
+fn soft(limits: &str, name: &str) -> Option<u64> {
+    let line = limits.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_that_is_reached_is_marked() {
+        let limits = "Limit                     Soft Limit           Hard Limit           Units     \n\
+                      Max locked memory         unlimited            unlimited            bytes     \n\
+                      Max open files            20000                20000                files     \n";
+        assert_eq!(soft(limits, "Max open files"), Some(20_000));
+        assert_eq!(soft(limits, "Max locked memory"), None);
+        let descriptors = |has| Use { what: "descriptors", has, may: Some(20_000) }.to_string();
+        assert_eq!(descriptors(19_990), "19990 of 20000 descriptors (limit reached)");
+        assert_eq!(descriptors(400), "400 of 20000 descriptors");
+        assert_eq!(Use { what: "KiB pinned", has: 7, may: None }.to_string(), "7 KiB pinned");
+    }
+
+    #[test]
+    fn this_process_has_its_descriptors() {
+        let told = told(std::process::id()).unwrap();
+        assert!(told.contains(" descriptors") && told.contains(" mappings"), "{told}");
+        assert!(super::told(u32::MAX).is_err());
+    }
+}

@@ -1,0 +1,60 @@
+//! Many streams that are open on one connection, and small calls beside them.
+
+use anyhow::Context as _;
+
+use crate::allocator::Entrant;
+use crate::footprint::Footprint;
+use crate::pair::Pair;
+use crate::scale::args::Args;
+use crate::scale::record::{Beside, Ends, Streams};
+use crate::work::{Kind, Row};
+
+/// Measures all contenders, one after the other.
+///
+/// # Errors
+/// There is no processor to run on. What fails otherwise is in the record.
+pub async fn measure(args: &Args) -> anyhow::Result<Vec<Streams>> {
+    // A server with room for more than one connection has room for more streams, too.
+    let setup = args.setup(Some(1))?;
+    let mut rows = Vec::new();
+    for contender in &args.contenders {
+        let entrant = Entrant { contender: *contender, allocator: args.allocator };
+        let mut pair = None;
+        for streams in args.streams.iter().map(|count| *count as usize) {
+            eprintln!("{entrant}: {streams} streams");
+            let mut row = Streams { contender: contender.name(), streams, ..Streams::default() };
+            let measured = async {
+                if pair.is_none() {
+                    pair = Some(Pair::start(entrant, &setup, &[]).await.context("cannot start")?);
+                }
+                let Some(pair) = &mut pair else { return Ok(()) };
+                fill(args, pair, &mut row).await
+            };
+            if let Err(error) = measured.await {
+                row.failure = Some(format!("{error:#}"));
+                pair = None;
+            }
+            rows.push(row);
+        }
+    }
+    Ok(rows)
+}
+
+async fn fill(args: &Args, pair: &mut Pair, found: &mut Streams) -> anyhow::Result<()> {
+    // One at a time, a call takes several times as long as with 64 in flight.
+    let calls = (args.calls as usize / 4).max(16);
+    let row = Row { kind: Kind::Held { streams: found.streams }, calls };
+    anyhow::ensure!(pair.prepare(&row).await?, "it has no such row");
+    pair.round(&row).await?;
+    for _ in 0..args.rounds {
+        found.rounds.extend(pair.sample(&row).await?.map(|sample| Beside {
+            latency_us: sample.round.figure,
+            cpu_us_per_call: (sample.client.cpu_ns + sample.server.cpu_ns) as f64
+                / 1e3
+                / sample.round.calls.max(1) as f64,
+        }));
+    }
+    let (client, server) = pair.processes();
+    found.ends = Some(Ends { client: Footprint::of(client)?, server: Footprint::of(server)? });
+    Ok(())
+}

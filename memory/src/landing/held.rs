@@ -1,0 +1,109 @@
+//! Landed memory that the application holds.
+//!
+//! Landed bytes are the transport's until it hands them on. From then on only the application
+//! decides when their memory comes free, so what it holds is bounded. Where it may hold no more,
+//! the transport hands on a copy on the heap.
+//!
+//! | bound | so that |
+//! |---|---|
+//! | 3/4 of what the connection may lease now, or a single piece | the rest is there for what lands next |
+//! | 3/4 of the landing budget | as above, for all connections |
+//! | in the chunk, or in what else may be leased, [`MIN_ROOM`] bytes in a row are not held | the connection can receive anything, if in parts |
+//! | chunks with held pieces are 7/8 of the landing budget | another connection can receive anything |
+//!
+//! A piece is counted as a whole, once, from the first [`hold`](Origin::hold) of any of its bytes
+//! until it comes free.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{AcqRel, Acquire};
+
+use super::chunk::{Chunk, GRANULE};
+use crate::ledger::MIN_SHARE;
+
+/// Bytes in a row that take any message, in parts.
+const MIN_ROOM: usize = MIN_SHARE;
+
+/// The piece of landing memory that bytes lie in. They keep the piece; this finds it.
+#[derive(Clone)]
+pub(super) struct Origin {
+    chunk: Arc<Chunk>,
+    start: usize,
+    granules: usize,
+}
+
+impl Origin {
+    pub(super) fn new(chunk: Arc<Chunk>, start: usize, granules: usize) -> Self {
+        Origin { chunk, start, granules }
+    }
+
+    /// The application holds the piece from now on. Returns false if it may not.
+    pub(super) fn hold(&self) -> bool {
+        let Origin { chunk, start, granules } = self;
+        if chunk.held.is_taken(*start) {
+            return true;
+        }
+        let (bytes, waiter, ledger) = (granules * GRANULE, chunk.waiter(), chunk.ledger());
+        let (budget, may_lease) = (ledger.landing_budget(), ledger.may_lease(waiter));
+        // Added first, so that pieces that are handed on at the same time see each other.
+        let by_connection = add(&waiter.held, bytes);
+        let by_all = add(&ledger.counters.held, bytes);
+        let newly_pinned = match chunk.n_held.fetch_add(1, AcqRel) {
+            0 => chunk.bytes(),
+            _ => 0,
+        };
+        let pinned = add(&waiter.pinned, newly_pinned);
+        let pinned_by_all = add(&ledger.counters.pinned, newly_pinned);
+        let leaves_room = || {
+            pinned.saturating_add(MIN_ROOM) <= may_lease
+                || chunk.held.longest_without(*start, *granules) >= MIN_ROOM / GRANULE
+        };
+        let may = (by_connection == bytes || by_connection <= may_lease / 4 * 3)
+            && by_all <= budget / 4 * 3
+            && (newly_pinned == 0 || pinned_by_all <= budget / 8 * 7)
+            && leaves_room();
+        if may && chunk.held.try_take(*start, *granules) {
+            return true;
+        }
+        chunk.uncount(bytes);
+        // Another part of the piece may have been handed on at the same time.
+        may
+    }
+}
+
+impl Chunk {
+    /// Whether the application holds a piece of this chunk.
+    pub(super) fn is_held(&self) -> bool {
+        self.n_held.load(Acquire) > 0
+    }
+
+    /// The piece is coming free.
+    pub(super) fn let_go(&self, start: usize, granules: usize) {
+        if self.held.is_taken(start) {
+            self.held.free(start, granules);
+            self.uncount(granules * GRANULE);
+        }
+    }
+
+    /// The application no longer holds a piece of `bytes` bytes.
+    fn uncount(&self, bytes: usize) {
+        let (waiter, counters) = (self.waiter(), &self.ledger().counters);
+        let unpinned = match self.n_held.fetch_sub(1, AcqRel) {
+            1 => self.bytes(),
+            _ => 0,
+        };
+        for (counter, bytes) in [
+            (&waiter.held, bytes),
+            (&counters.held, bytes),
+            (&waiter.pinned, unpinned),
+            (&counters.pinned, unpinned),
+        ] {
+            counter.fetch_sub(bytes, AcqRel);
+        }
+    }
+}
+
+/// Adds to a counter, and returns the sum.
+fn add(counter: &AtomicUsize, bytes: usize) -> usize {
+    counter.fetch_add(bytes, AcqRel).saturating_add(bytes)
+}

@@ -1,0 +1,363 @@
+//! The timers of a runtime, on one timer of the kernel.
+//!
+//! A task of the runtime waits for the kernel's timer, which is set for the first deadline, and
+//! wakes the tasks whose deadlines have passed. A deadline that is not the first costs no system
+//! call; one that is taken back stays set, and the task then finds nothing to do.
+//!
+//! | the timers of a runtime | event | next |
+//! |---|---|---|
+//! | none | a timer is made | Live: a timerfd, and the task that waits for it |
+//! | Live | a timer is made, or dropped while there are others | Live |
+//! | Live | the last timer is dropped | Ended: the task ends, the descriptor is closed |
+//! | Live | the runtime ends, and the task with it | Ended: no timer expires any more |
+
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::runtime::{Handle, Id};
+
+use crate::wake_gate::WakeGate;
+
+/// The runtimes with timers. They are few: a list is enough.
+static RUNTIMES: Mutex<Vec<(Id, Weak<Deadlines>)>> = Mutex::new(Vec::new());
+
+/// A wait that is longer is as good as one for ever.
+const MAX_WAIT: Duration = Duration::from_secs(1 << 31);
+
+/// A deadline, and the timer that it belongs to.
+type Key = (Instant, u64);
+
+/// The deadlines of a runtime's timers.
+#[derive(Debug)]
+struct Deadlines {
+    fd: AsyncFd<OwnedFd>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Timers that are set, each with the task that waits for it.
+    waiting: BTreeMap<Key, Option<Waker>>,
+    /// What the kernel's timer is set for.
+    armed: Option<Instant>,
+    timers: usize,
+    /// The number of the last timer.
+    last: u64,
+    ended: bool,
+    /// The task that waits for the kernel's timer.
+    task: Option<Waker>,
+}
+
+/// A timer on the kernel's timer of the runtime that it was made in.
+#[derive(Debug)]
+pub(super) struct KernelTimer {
+    deadlines: Arc<Deadlines>,
+    id: u64,
+    /// What it was last set for. In the map until it expires.
+    at: Option<Instant>,
+    gate: WakeGate,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Deadlines {
+    /// Those of the current runtime, with one timer more, and its number.
+    fn join() -> io::Result<(Arc<Deadlines>, u64)> {
+        let runtime = Handle::current();
+        let mut runtimes = lock(&RUNTIMES);
+        let own = runtimes.iter().find(|(id, _)| *id == runtime.id());
+        if let Some(deadlines) = own.and_then(|(_, deadlines)| deadlines.upgrade())
+            && let Some(id) = deadlines.add_timer()
+        {
+            return Ok((deadlines, id));
+        }
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let fd = timerfd_create(TimerfdClockId::Monotonic, flags)?;
+        // SAFETY: an OwnedFd owns its descriptor and always gives the same one (R17).
+        let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?;
+        let state = Mutex::new(State { timers: 1, last: 1, ..State::default() });
+        let deadlines = Arc::new(Deadlines { fd, state });
+        runtimes.retain(|(id, deadlines)| *id != runtime.id() && deadlines.strong_count() > 0);
+        runtimes.push((runtime.id(), Arc::downgrade(&deadlines)));
+        runtime.spawn(Reactor(deadlines.clone()).run());
+        Ok((deadlines, 1))
+    }
+
+    /// The number of a new timer; `None` when they have ended.
+    fn add_timer(&self) -> Option<u64> {
+        let mut state = lock(&self.state);
+        if state.ended {
+            return None;
+        }
+        state.timers += 1;
+        state.last += 1;
+        Some(state.last)
+    }
+
+    /// Sets the kernel's timer to expire in `wait`.
+    fn arm(&self, wait: Duration) -> io::Result<()> {
+        // Zero would take the timer back.
+        let wait = wait.max(Duration::from_nanos(1));
+        let value = libc::timespec {
+            tv_sec: libc::time_t::try_from(wait.as_secs()).unwrap_or(libc::time_t::MAX),
+            tv_nsec: wait.subsec_nanos().into(),
+        };
+        let never = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        let once = libc::itimerspec { it_interval: never, it_value: value };
+        // By the C library, as the clock is read: who puts a clock in that place can put timers
+        // there, too.
+        // SAFETY: the descriptor is open, the call reads `once`, and writes nowhere; this rests on
+        // no rule.
+        match unsafe {
+            libc::timerfd_settime(self.fd.get_ref().as_raw_fd(), 0, &once, std::ptr::null_mut())
+        } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// The kernel's timer has expired: takes the deadlines that have passed, and sets it for the
+    /// next. Returns the tasks to wake.
+    fn expire(&self) -> Vec<Waker> {
+        let now = Instant::now();
+        let mut state = lock(&self.state);
+        // Not later than it was set for, whatever the resolution of either clock.
+        let passed = state.armed.take().map_or(now, |armed| armed.max(now));
+        let mut wakers = Vec::new();
+        while let Some(first) = state.waiting.first_entry() {
+            let at = first.key().0;
+            if at > passed {
+                match self.arm(at.saturating_duration_since(now)) {
+                    Ok(()) => {
+                        state.armed = Some(at);
+                        break;
+                    }
+                    // The call does not fail for these arguments. Timers that never expire would be
+                    // worse than those that expire early.
+                    Err(error) => tracing::warn!(%error, "timerfd_settime; all timers expire"),
+                }
+            }
+            wakers.extend(first.remove());
+        }
+        wakers
+    }
+}
+
+/// The task that waits for the kernel's timer.
+struct Reactor(Arc<Deadlines>);
+
+impl Reactor {
+    async fn run(self) {
+        let deadlines = &self.0;
+        poll_fn(|cx| {
+            loop {
+                {
+                    let mut state = lock(&deadlines.state);
+                    if state.ended {
+                        return Poll::Ready(());
+                    }
+                    if state.task.as_ref().is_none_or(|task| !task.will_wake(cx.waker())) {
+                        state.task = Some(cx.waker().clone());
+                    }
+                }
+                let mut guard = match deadlines.fd.poll_read_ready(cx) {
+                    Poll::Pending => return Poll::Pending,
+                    Poll::Ready(Ok(guard)) => guard,
+                    // The runtime shuts down, and ends this task.
+                    Poll::Ready(Err(_)) => return Poll::Ready(()),
+                };
+                let mut times = [0; 8];
+                // It may have been set anew since it expired: then there is nothing to read.
+                if guard.try_io(|fd| Ok(rustix::io::read(fd.get_ref(), &mut times)?)).is_ok() {
+                    deadlines.expire().into_iter().for_each(Waker::wake);
+                }
+            }
+        })
+        .await;
+    }
+}
+
+impl Drop for Reactor {
+    /// The runtime may end first.
+    fn drop(&mut self) {
+        lock(&self.0.state).ended = true;
+    }
+}
+
+impl KernelTimer {
+    /// # Panics
+    /// Outside of a tokio runtime with both drivers enabled.
+    pub(super) fn new() -> io::Result<KernelTimer> {
+        let (deadlines, id) = Deadlines::join()?;
+        Ok(KernelTimer { deadlines, id, at: None, gate: WakeGate::new() })
+    }
+
+    pub(super) fn set(&mut self, wait: Duration) -> io::Result<()> {
+        let now = Instant::now();
+        let wait = wait.min(MAX_WAIT);
+        let at = now + wait;
+        let mut state = lock(&self.deadlines.state);
+        let waker = self.at.and_then(|at| state.waiting.remove(&(at, self.id))).flatten();
+        state.waiting.insert((at, self.id), waker);
+        self.at = Some(at);
+        if state.armed.is_none_or(|armed| at < armed) {
+            state.armed = Some(at);
+            self.deadlines.arm(wait)?;
+        }
+        Ok(())
+    }
+
+    /// Ready when it has been set, and has expired since.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let KernelTimer { deadlines, id, at, gate } = self;
+        let Some(at) = *at else { return Poll::Pending };
+        gate.poll(cx, |cx| match lock(&deadlines.state).waiting.get_mut(&(at, *id)) {
+            Some(waker) => {
+                *waker = Some(cx.waker().clone());
+                Poll::Pending
+            }
+            None => Poll::Ready(()),
+        })
+    }
+}
+
+impl Drop for KernelTimer {
+    fn drop(&mut self) {
+        let mut state = lock(&self.deadlines.state);
+        if let Some(at) = self.at {
+            state.waiting.remove(&(at, self.id));
+        }
+        state.timers -= 1;
+        if state.timers > 0 {
+            return;
+        }
+        state.ended = true;
+        let task = state.task.take();
+        drop(state);
+        lock(&RUNTIMES)
+            .retain(|(_, deadlines)| !std::ptr::eq(deadlines.as_ptr(), &*self.deadlines));
+        if let Some(task) = task {
+            task.wake();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use tokio::runtime::{Builder, Runtime};
+
+    use super::*;
+
+    const SHORT: Duration = Duration::from_millis(1);
+    const LONG: Duration = Duration::from_secs(3600);
+
+    fn runtime() -> Runtime {
+        Builder::new_current_thread().enable_all().build().unwrap()
+    }
+
+    async fn expires(timer: &mut KernelTimer) {
+        poll_fn(|cx| timer.poll(cx)).await;
+    }
+
+    fn waiting(timer: &KernelTimer) -> usize {
+        lock(&timer.deadlines.state).waiting.len()
+    }
+
+    #[test]
+    fn all_timers_of_a_runtime_share_one() {
+        runtime().block_on(async {
+            let mut timers: Vec<_> = (0..100).map(|_| KernelTimer::new().unwrap()).collect();
+            let fd = |timer: &KernelTimer| timer.deadlines.fd.get_ref().as_raw_fd();
+            assert!(timers.iter().all(|timer| fd(timer) == fd(&timers[0])));
+            for (n, timer) in timers.iter_mut().enumerate() {
+                timer.set(SHORT * (n as u32 % 7)).unwrap();
+            }
+            for timer in &mut timers {
+                expires(timer).await;
+            }
+            assert_eq!(waiting(&timers[0]), 0);
+            assert_eq!(lock(&timers[0].deadlines.state).armed, None, "the kernel's is not set");
+        });
+    }
+
+    /// Setting a deadline that is not the first asks nothing of the kernel.
+    #[test]
+    fn the_kernel_knows_of_the_first_deadline_only() {
+        runtime().block_on(async {
+            let [mut first, mut later] = [(); 2].map(|()| KernelTimer::new().unwrap());
+            let armed = |timer: &KernelTimer| lock(&timer.deadlines.state).armed.unwrap();
+            first.set(LONG).unwrap();
+            let at = armed(&first);
+            later.set(LONG * 2).unwrap();
+            assert_eq!(armed(&first), at);
+            first.set(LONG * 3).unwrap();
+            assert_eq!(armed(&first), at, "it then finds nothing to do");
+            later.set(SHORT).unwrap();
+            assert!(armed(&first) < at);
+            expires(&mut later).await;
+            assert!(armed(&first) > at + LONG, "and is set for the next");
+            assert_eq!(waiting(&first), 1);
+            drop(first);
+            assert_eq!(waiting(&later), 0, "a timer that is gone waits for nothing");
+        });
+    }
+
+    #[test]
+    fn the_last_timer_takes_the_descriptor_along() {
+        let runtime = runtime();
+        let tasks = || runtime.metrics().num_alive_tasks();
+        runtime.block_on(async {
+            let timers = [(); 2].map(|()| KernelTimer::new().unwrap());
+            assert_eq!(tasks(), 1);
+            let deadlines = Arc::downgrade(&timers[0].deadlines);
+            drop(timers);
+            while deadlines.strong_count() > 0 {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(tasks(), 0);
+            let mut timer = KernelTimer::new().unwrap();
+            timer.set(SHORT).unwrap();
+            expires(&mut timer).await;
+        });
+    }
+
+    /// Timers of a runtime that has ended never expire, and those of others go on.
+    #[test]
+    fn runtimes_end_on_their_own() {
+        let (old, new) = (runtime(), runtime());
+        let mut kept = old.block_on(async { KernelTimer::new().unwrap() });
+        let mut timer = new.block_on(async { KernelTimer::new().unwrap() });
+        kept.set(SHORT).unwrap();
+        timer.set(SHORT * 20).unwrap();
+        drop(old);
+        new.block_on(async {
+            expires(&mut timer).await;
+            assert!(poll_fn(|cx| Poll::Ready(kept.poll(cx))).await.is_pending());
+            timer.set(SHORT).unwrap();
+            drop(kept);
+            expires(&mut timer).await;
+        });
+    }
+
+    #[test]
+    fn a_timer_wakes_the_task_that_polled_it_last() {
+        runtime().block_on(async {
+            let mut timer = KernelTimer::new().unwrap();
+            timer.set(SHORT * 5).unwrap();
+            assert!(poll_fn(|cx| Poll::Ready(timer.poll(cx))).await.is_pending());
+            tokio::spawn(async move { expires(&mut timer).await }).await.unwrap();
+        });
+    }
+}

@@ -1,0 +1,72 @@
+//! How long a connection that has come to rest still wakes to give memory back.
+//!
+//! Landing memory goes back once nothing has landed for ten seconds, and arenas of the pool once
+//! two checks have found them unused: long after the connection has come to rest. So it wakes
+//! [`TURNS`] times more for that, if it has used such memory since it rested last, and then no
+//! more.
+//!
+//! | turns left | the timer expires | to |
+//! |---|---|---|
+//! | any | not at rest | 0 |
+//! | any | at rest, memory has been used | [`TURNS`] |
+//! | n | at rest, none has been used | n - 1 |
+
+use std::time::{Duration, Instant};
+
+/// Between two turns.
+const PAUSE: Duration = Duration::from_millis(2500);
+/// Together 20 s: ten until landing memory goes back, and what is left for the pool's checks.
+const TURNS: u32 = 8;
+
+#[derive(Debug, Default)]
+pub(super) struct Tidy {
+    /// How often memory had been used when the connection came to rest.
+    used: u64,
+    left: u32,
+    next: Option<Instant>,
+}
+
+impl Tidy {
+    /// The timer has expired, and memory that may go back has gone. `used`: how often memory has
+    /// been used so far.
+    pub(super) fn expired(&mut self, now: Instant, at_rest: bool, used: u64) {
+        self.left = match (at_rest, used == self.used) {
+            (false, _) => 0,
+            (true, false) => TURNS,
+            (true, true) => self.left.saturating_sub(1),
+        };
+        if at_rest {
+            self.used = used;
+        }
+        self.next = (self.left > 0).then(|| now + PAUSE);
+    }
+
+    /// When the timer has to expire.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.next
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_that_has_used_memory_wakes_a_few_times_more() {
+        let (mut tidy, mut now, mut wakes) = (Tidy::default(), Instant::now(), 0);
+        for used in [0, 3, 3, 4] {
+            let before = tidy.used;
+            tidy.expired(now, false, used);
+            assert_eq!(tidy.deadline(), None, "not before it rests");
+            tidy.expired(now, true, used);
+            while let Some(at) = tidy.deadline() {
+                (now, wakes) = (at, wakes + 1);
+                tidy.expired(now, true, used);
+            }
+            assert_eq!(std::mem::take(&mut wakes), if used == before { 0 } else { TURNS });
+        }
+        tidy.expired(now, true, 5);
+        tidy.expired(now, false, 5);
+        assert_eq!(tidy.deadline(), None, "a call has begun");
+    }
+}

@@ -1,0 +1,152 @@
+//! Many clients that send bulk to one server, over shared memory: landing memory settles, so that
+//! nothing is registered any more, nothing is copied while nobody holds messages, and each client
+//! has its share.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+
+use bytes::Bytes;
+use common::{Blob, Blobs, Client, Fabric, LIMIT, Which, World, pooled};
+use tokio::task::JoinSet;
+use tonic_rdma::{Context, Copied, PoolConfig, PoolStats};
+
+const MIB: usize = 1 << 20;
+/// Puts of a client in flight.
+const IN_FLIGHT: usize = 8;
+const PUT: &str = "/test.Blobs/Put";
+
+/// A server with a pool, and clients with connections of their own.
+struct Bulk {
+    world: World,
+    server: Context,
+    clients: Vec<Client>,
+    data: Bytes,
+}
+
+impl Bulk {
+    async fn new(n: usize, pool: Option<usize>) -> Bulk {
+        let context = || {
+            let builder = Context::builder();
+            match pool {
+                Some(total) => builder.pool(PoolConfig::default().total(total)).build(),
+                None => builder.build(),
+            }
+        };
+        let (server, client) = (context(), Context::builder().build());
+        let blobs = Blobs { codec: Which::Ours, seen: Arc::default(), limit: LIMIT, forward: None };
+        let contexts = [Some(server.clone()), Some(client)];
+        let world = World::between(Fabric::Shm, contexts, blobs).await;
+        let data = pooled(&world.channel, MIB, 1).await;
+        let mut clients = Vec::new();
+        for _ in 0..n {
+            clients.push(Client::new(world.connect().await, Which::Ours, LIMIT));
+        }
+        Bulk { world, server, clients, data }
+    }
+
+    async fn pool(&self) -> PoolStats {
+        self.server.pool_stats().await.remove(0).1
+    }
+
+    /// What the server has copied.
+    fn copied(&self) -> Copied {
+        self.world.server.get().copied_fast
+    }
+
+    /// `total` puts by all clients together. Returns how many each has made.
+    async fn put(&self, total: usize) -> Vec<usize> {
+        let left = Arc::new(AtomicUsize::new(total));
+        let mut workers = JoinSet::new();
+        for (n, client) in self.clients.iter().enumerate() {
+            for _ in 0..IN_FLIGHT {
+                let (mut client, data, left) = (client.clone(), self.data.clone(), left.clone());
+                workers.spawn(async move {
+                    let mut done = 0;
+                    while left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok() {
+                        client.unary(PUT, Blob::of(data.clone())).await.unwrap();
+                        done += 1;
+                    }
+                    (n, done)
+                });
+            }
+        }
+        let mut counts = vec![0; self.clients.len()];
+        while let Some(done) = workers.join_next().await {
+            let (n, done) = done.unwrap();
+            counts[n] += done;
+        }
+        counts
+    }
+}
+
+/// What a run of puts took, after a warm-up.
+struct Settled {
+    puts: usize,
+    registrations: u64,
+    copied: Copied,
+    counts: Vec<usize>,
+}
+
+async fn settled(n: usize, pool: Option<usize>, warm_up: usize, puts: usize) -> Settled {
+    let bulk = Bulk::new(n, pool).await;
+    bulk.put(warm_up).await;
+    let before = (bulk.pool().await.registrations, bulk.copied());
+    let counts = bulk.put(puts).await;
+    let (registrations, copied) = (bulk.pool().await.registrations, bulk.copied());
+    let (registrations, copied) = (registrations - before.0, copied - before.1);
+    eprintln!("{n} clients, {pool:?}: {registrations} registrations, {copied}, {counts:?}");
+    Settled { puts, registrations, copied, counts }
+}
+
+impl Settled {
+    fn assert_registers_nothing(&self) {
+        let Settled { puts, registrations, .. } = self;
+        assert!(registrations * 100 <= *puts as u64, "{registrations} registrations, {puts} puts");
+    }
+
+    fn assert_fair(&self) {
+        let (mean, slowest) = (self.puts / self.counts.len(), *self.counts.iter().min().unwrap());
+        assert!(slowest * 2 >= mean, "{:?}", self.counts);
+    }
+}
+
+/// With the default pool each has room for several messages.
+async fn settles(n: usize) {
+    let settled = settled(n, None, 300 + 16 * n, 800 + 16 * n).await;
+    settled.assert_registers_nothing();
+    settled.assert_fair();
+    assert_eq!(settled.copied.pressure, 0, "{n} clients: {}", settled.copied);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn chunks_settle_for_few_clients() {
+    for n in [1, 2, 3, 8] {
+        settles(n).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn chunks_settle_for_16_clients() {
+    settles(16).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn chunks_settle_for_64_clients() {
+    settles(64).await;
+}
+
+/// With a small pool messages wait for each other, but land in the same chunks, as long as a message
+/// fits into a share.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn chunks_settle_in_a_small_pool() {
+    for (total, n) in [(8 * MIB, 1), (8 * MIB, 2), (64 * MIB, 8)] {
+        let settled = settled(n, Some(total), 300, 500).await;
+        settled.assert_registers_nothing();
+        settled.assert_fair();
+    }
+}
