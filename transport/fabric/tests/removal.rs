@@ -9,7 +9,7 @@ mod common;
 use std::process::Command;
 
 use common::*;
-use tonic_rdma_fabric::{ConnectError, Fabric, FabricError, LinkError};
+use tonic_rdma_fabric::{ConnectError, Fabric, FabricError, LinkConfig, LinkError};
 
 /// Pairs that stand when the device goes.
 const LINKS: usize = 12;
@@ -43,9 +43,10 @@ async fn pull_out(name: &str) {
     let side = Side::new(Fabric::open(Some(name)).expect("the device under test"));
     let mut listener = side.listen();
     let addr = listener.local_addr();
+    let small = LinkConfig { staging: 0, ..config() };
     let mut ends = Vec::new();
     for _ in 0..LINKS {
-        let (mut s, mut c) = pair_over(&mut listener, &side, &side, &config()).await;
+        let (mut s, mut c) = pair_over(&mut listener, &side, &side, &small).await;
         c.send(0, b"x").await;
         assert_eq!(s.receive().await.unwrap(), b"x");
         ends.extend([s, c]);

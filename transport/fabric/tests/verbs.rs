@@ -167,7 +167,6 @@ fn small() -> LinkConfig {
         recv_slots: 4,
         recv_extra: 0,
         send_slots: 4,
-        slot_size: 512,
         staging: 0,
         send_queue: 8,
         max_cq_entries: 2 * (4 + 8),
@@ -188,12 +187,12 @@ async fn a_full_completion_queue_is_followed_by_another() {
     }
     for round in 0..20_u8 {
         for (server, client) in &mut links {
-            for slot in 0..4 {
-                client.post(slot, &[round, slot as u8]);
-            }
+            let posted: Vec<u64> =
+                (0..4).map(|slot| client.post(slot, &[round, slot as u8])).collect();
             for slot in 0..4 {
                 assert_eq!(server.receive().await.unwrap(), [round, slot]);
             }
+            client.done(posted[3]).await.unwrap();
         }
     }
     // The places of links that are gone are used again.
