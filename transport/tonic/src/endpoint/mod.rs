@@ -245,7 +245,7 @@ impl Endpoint {
     /// ```
     /// use tonic_rdma::{Endpoint, FabricKind};
     ///
-    /// RDMA even between two processes on one host.
+    /// // RDMA even between two processes on one host.
     /// let endpoint = Endpoint::from_static("http://10.0.0.1:50051").fabrics([FabricKind::Verbs]);
     /// ```
     pub fn fabrics(mut self, fabrics: impl IntoIterator<Item = FabricKind>) -> Self {
