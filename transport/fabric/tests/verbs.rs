@@ -161,6 +161,11 @@ fn completion_queues() -> usize {
     words.nth(1).unwrap_or_else(|| panic!("no number of queues: {shown}")).parse().unwrap()
 }
 
+fn rand_bool() -> bool {
+    use std::hash::{BuildHasher as _, RandomState};
+    RandomState::new().hash_one(0) % 2 == 0
+}
+
 /// Links of which two fill a completion queue.
 fn small() -> LinkConfig {
     LinkConfig {
@@ -271,6 +276,38 @@ async fn a_link_that_dies_takes_no_other_with_it() {
             assert_eq!(client.receive().await.unwrap(), [round]);
         }
     }
+}
+
+/// Attempts are given up at any moment, while the answers to them arrive on another thread. Nothing
+/// of them is left.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn attempts_that_are_given_up_leave_nothing() {
+    let _turn = TURN.lock().await;
+    let side = on_guest_device();
+    let mut listener = side.listen();
+    let (addr, before) = (listener.local_addr(), completion_queues());
+    let server = tokio::spawn(async move {
+        let side = on_guest_device();
+        while let Ok(incoming) = listener.accept().await {
+            match rand_bool() {
+                true => incoming.reject(b""),
+                false => drop(incoming.accept(&small(), &side.pool, b"", TIMEOUT).await),
+            }
+        }
+    });
+    for n in 0..300 {
+        let limit = Duration::from_micros(n % 30 * 200);
+        let _ = tokio::time::timeout(limit, side.connect_with(&addr, &small(), b"")).await;
+    }
+    server.abort();
+    let _ = server.await;
+    // On iWARP a thread of its own ends an attempt that is unanswered.
+    let gone = async {
+        while side.pool.stats().control > 0 || completion_queues() > before {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(TIMEOUT, gone).await.expect("something is left of an attempt");
 }
 
 /// The connection manager does not know which ports TCP uses, but on iWARP no port may be used by

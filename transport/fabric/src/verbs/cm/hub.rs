@@ -28,6 +28,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// An event channel of a runtime.
 pub(super) struct Hub {
     runtime: Id,
+    /// Held while an event is read: the library may modify the id's queue pair then.
+    reading: Mutex<()>,
     /// By the address of the id.
     queues: Mutex<HashMap<usize, Arc<Mutex<EventQueue>>>>,
     reactor: OnceLock<AbortHandle>,
@@ -100,6 +102,7 @@ impl Hub {
             unsafe { AsyncFd::register_with_interest(Channel::new()?, Interest::READABLE) }?;
         let hub = Arc::new(Hub {
             runtime,
+            reading: Mutex::default(),
             queues: Mutex::default(),
             reactor: OnceLock::new(),
             orphaned: AtomicBool::new(false),
@@ -125,10 +128,14 @@ impl Hub {
 
     /// Takes all events from the channel.
     fn take_events(self: &Arc<Hub>) -> io::Result<()> {
-        while let Some(waker) = self.channel().next(|event| self.deliver(event))? {
+        loop {
+            let reading = lock(&self.reading);
+            let Some(waker) = self.channel().next(|event| self.deliver(event))? else {
+                return Ok(());
+            };
+            drop(reading);
             waker.into_iter().for_each(Waker::wake);
         }
-        Ok(())
     }
 
     /// Puts an event into the queue of its id, and gives the waker of the task that waits for it.
@@ -178,6 +185,11 @@ impl Subscription {
             cx.waker().wake_by_ref();
         }
         Poll::Pending
+    }
+
+    /// Nobody reads events of the hub while the guard lives.
+    pub(super) fn pause(&self) -> MutexGuard<'_, ()> {
+        lock(&self.hub.reading)
     }
 
     pub(super) fn is_orphaned(&self) -> bool {

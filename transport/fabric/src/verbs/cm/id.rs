@@ -112,6 +112,14 @@ impl CmId {
         }
     }
 
+    /// The library must not know the id's queue pair any more, because that is about to be
+    /// destroyed. Reading an event of the id modifies the queue pair that the library knows.
+    pub(in crate::verbs) fn forget_queue_pair(&self) {
+        let _paused = self.events.as_ref().map(Subscription::pause);
+        // SAFETY: the id is alive, and its only other reader and writer is whoever reads events.
+        unsafe { (*self.as_ptr()).qp = ptr::null_mut() };
+    }
+
     pub(in crate::verbs) fn as_ptr(&self) -> *mut rdma_sys::rdma_cm_id {
         self.id.as_ptr()
     }

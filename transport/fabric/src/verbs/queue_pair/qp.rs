@@ -160,8 +160,9 @@ impl Qp {
                 let cq = match cq.join(unsafe { qp.as_ref().qp_num }) {
                     Ok(member) => member,
                     Err(error) => {
-                        // SAFETY: made above, destroyed once; the id must not know it any more.
-                        unsafe { rdma_sys::rdma_destroy_qp(id.as_ptr()) };
+                        id.forget_queue_pair();
+                        // SAFETY: made above, destroyed once, and known to nobody.
+                        unsafe { rdma_sys::ibv_destroy_qp(qp.as_ptr()) };
                         return Err(refused("ibv_poll_cq", error));
                     }
                 };
@@ -231,11 +232,11 @@ impl Qp {
         if self.destroyed {
             return true;
         }
-        // SAFETY: the queue pair is alive and not used again once it is destroyed.
+        self.id.forget_queue_pair();
+        // SAFETY: the queue pair is alive and not used again once it is destroyed: the id, through
+        // which the library would, has forgotten it.
         match unsafe { rdma_sys::ibv_destroy_qp(self.qp.as_ptr()) } {
             0 => {
-                // SAFETY: the id is alive; it must not know a queue pair that has gone.
-                unsafe { (*self.id.as_ptr()).qp = ptr::null_mut() };
                 self.destroyed = true;
                 self.cq.leave();
             }
