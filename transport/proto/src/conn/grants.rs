@@ -133,6 +133,6 @@ impl Grants {
         };
         let bytes: u64 = standing().map(|(_, grant)| u64::from(grant.len)).sum();
         // The newest, which is the least likely to be in use.
-        standing().last().filter(|_| bytes > self.standing_bytes).map(|(id, _)| id)
+        standing().next_back().filter(|_| bytes > self.standing_bytes).map(|(id, _)| id)
     }
 }
