@@ -163,7 +163,7 @@ fn completion_queues() -> usize {
 
 fn rand_bool() -> bool {
     use std::hash::{BuildHasher as _, RandomState};
-    RandomState::new().hash_one(0) % 2 == 0
+    RandomState::new().hash_one(0).is_multiple_of(2)
 }
 
 /// Links of which two fill a completion queue.

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `channel` | an event channel of the library, and what it owns for each id |
 //! | `hub` | the channel that the ids of a runtime share, and the task that reads it |
-//! | `id` | [`CmId`]: an id, with its part of a hub or a channel of its own |
+//! | `id` | [`CmId`](id::CmId): an id, with its part of a hub or a channel of its own |
 //!
 //! # Whose an event is
 //!
@@ -21,10 +21,10 @@
 //! destroyed is in that id's queue, or in none. A connect request comes with an id of its own. It
 //! gets its queue before the next event is read, so its events are never missed.
 //!
-//! Reading an event does more than that in librdmacm: with some events it moves the id's queue pair
-//! to another state. So an id forgets its queue pair before that is destroyed, at a time when nobody
-//! reads events ([`CmId::forget_queue_pair`](id::CmId::forget_queue_pair)). Destroying the queue pair
-//! may take long on Soft-iWARP, and happens afterwards.
+//! Reading an event does more than that in librdmacm: with some events it moves the id's queue
+//! pair to another state. So an id forgets its queue pair before that is destroyed, at a time when
+//! nobody reads events ([`CmId::forget_queue_pair`](id::CmId::forget_queue_pair)). Destroying the
+//! queue pair may take long on Soft-iWARP, and happens afterwards.
 //!
 //! | state of a hub | events are read by | a wait for an event |
 //! |---|---|---|

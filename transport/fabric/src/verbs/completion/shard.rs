@@ -273,8 +273,7 @@ impl Reactor {
     ) -> Poll<()> {
         let Some(shard) = self.shard.upgrade() else { return Poll::Ready(()) };
         fired.extend(mem::take(&mut self.looking).iter().filter_map(Weak::upgrade));
-        loop {
-            let Poll::Ready(ready) = shard.channel.poll_read_ready(cx) else { break };
+        while let Poll::Ready(ready) = shard.channel.poll_read_ready(cx) {
             // Without a channel to wait for, links poll by themselves: see the drop.
             let Ok(mut guard) = ready else { return Poll::Ready(()) };
             if let Err(error) = shard.take_events(fired) {
