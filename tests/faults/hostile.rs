@@ -201,7 +201,7 @@ enum Breach {
     Flood,
     /// All its SENDs at once, many more than it has credits.
     PastItsCredits,
-    /// Nothing, after a first PING.
+    /// Nothing, after it has opened a stream and been granted memory.
     Silence,
     /// A WRITE with a key that the peer was not given.
     UnknownKey,
@@ -234,6 +234,9 @@ impl Breach {
                 assert!(left > 0, "nothing stops a flood of PINGs");
             }
             Self::PastItsCredits => {
+                // The device does not report the end to the other side: a stream is open, so that
+                // the silence is noticed.
+                peer.grant().await;
                 for slot in 0..config().send_slots as usize {
                     let len = peer.compose(slot, &ping);
                     peer.queue(Work::Send { offset: slot * config().slot_size as usize, len })
@@ -241,7 +244,9 @@ impl Breach {
                 }
                 peer.link.ring_doorbell().unwrap();
             }
-            Self::Silence => peer.frame(&ping).await,
+            Self::Silence => {
+                peer.grant().await;
+            }
             Self::UnknownKey => peer.write_at(|grant| (grant.addr, grant.rkey ^ 0x00ff_ff00)).await,
             Self::FarFromItsGrant => {
                 peer.write_at(|grant| (grant.addr + (1 << 40), grant.rkey)).await

@@ -112,6 +112,16 @@ impl Landing {
         self.take_best(want, want)
     }
 
+    /// As [`alloc`](Self::alloc), for a piece of exactly `want` bytes, while a longer one is waited
+    /// for: what the connection waits for does not change if there is none.
+    ///
+    /// # Errors
+    /// Those of [`alloc`](Self::alloc).
+    pub fn alloc_meanwhile(&mut self, want: usize) -> Result<Option<LandingBuf>, RegisterError> {
+        let want = want.div_ceil(GRANULE).max(1);
+        self.take_best(want, want)
+    }
+
     /// Stops waiting for the piece that [`alloc`](Landing::alloc) did not have, because it is no
     /// longer needed. Until then other connections return memory that this one claims.
     pub fn stop_waiting(&mut self) {

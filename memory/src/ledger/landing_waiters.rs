@@ -184,7 +184,7 @@ impl LandingWaiters {
         match changes(Waiting::is_claim) {
             (false, true) => self.move_to_end(waiter),
             // The others are no longer limited to their shares.
-            (true, false) => self.wake_at_share(),
+            (true, false) => self.wake_at_share(waiter),
             _ => {}
         }
         before
@@ -213,7 +213,7 @@ impl LandingWaiters {
             (true, false) => {
                 self.n_active.fetch_sub(1, SeqCst);
                 // The shares of the others have grown.
-                self.wake_at_share();
+                self.wake_at_share(waiter);
             }
             (true, true) | (false, false) => {}
         }
@@ -246,10 +246,13 @@ impl LandingWaiters {
         waiters.iter().filter(|waiter| which(waiter)).for_each(|waiter| waiter.wake());
     }
 
-    /// Wakes those that wait at their shares: fewer connections claim memory, or shares have grown.
-    fn wake_at_share(&self) {
+    /// Wakes the others that wait at their shares: fewer connections claim memory, or shares have
+    /// grown.
+    fn wake_at_share(&self, waiter: &LandingWaiter) {
         if self.n_waiting.any_after_free() {
-            self.wake_each(|waiter| waiter.state() == Waiting::AtShare);
+            self.wake_each(|other| {
+                !std::ptr::eq(other, waiter) && other.state() == Waiting::AtShare
+            });
         }
     }
 
