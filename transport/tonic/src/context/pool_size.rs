@@ -55,7 +55,7 @@ fn shared() -> PoolConfig {
 /// The `divisor`th part of `memory` in whole MiB, within `range`; its start if the memory is
 /// unknown.
 fn part(memory: Option<u64>, divisor: u64, range: RangeInclusive<usize>) -> usize {
-    let wanted = memory.map_or(0, |memory| memory / divisor >> 20 << 20);
+    let wanted = memory.map_or(0, |memory| ((memory / divisor) >> 20) << 20);
     usize::try_from(wanted).unwrap_or(usize::MAX).clamp(*range.start(), *range.end())
 }
 

@@ -40,6 +40,7 @@ struct TaskSlot<S> {
 }
 
 /// What an idle task does when it is woken.
+#[allow(clippy::large_enum_variant, reason = "a box would be an allocation for each call")]
 enum Next<S> {
     /// Waits on: somebody else has woken it.
     Wait,
