@@ -151,7 +151,8 @@ fn assert_random(granted_addrs: &[u64]) {
         // kernels.
         _ => assert!(top >= 39, "{top}"),
     }
-    // Below 2 MiB an address of Soft-RoCE follows the place of the mapping in its huge page.
+    // A chunk of 2 MiB and more keeps its offset within a huge page (SECURITY.md). Pools of a server
+    // that no memlock limit applies to have such chunks, on Soft-RoCE as root.
     let page = if kind() == "rxe" { 21 } else { 12 };
     for bit in page..top {
         let set = granted_addrs.iter().filter(|addr| (*addr >> bit) & 1 == 1).count();
