@@ -7,7 +7,7 @@ use std::time::Duration;
 use rand::Rng;
 use rand::rngs::SmallRng;
 use tokio::io::{AsyncBufReadExt as _, BufReader, stdin};
-use tonic_rdma::{Context, Endpoint, FabricKind};
+use tonic_rdma::{Context, ContextBuilder, Endpoint, FabricKind, PoolConfig};
 
 use crate::load::poll_until;
 use crate::probe::Probe;
@@ -17,11 +17,20 @@ use crate::service::Scripted;
 /// The most that any test makes.
 const MAX_CONNECTIONS: usize = 20_000;
 
+/// The environment variable with the size of a server's pool, in bytes. Without it, the size is the
+/// default of the machine.
+pub const POOL_SIZE: &str = "TONIC_RDMA_TEST_POOL";
+
 /// The fabric and the context for the name of a device, or for `shm`.
 pub fn fabric_of(device: &str) -> (FabricKind, Context) {
+    let (fabric, context) = builder_of(device);
+    (fabric, context.build())
+}
+
+fn builder_of(device: &str) -> (FabricKind, ContextBuilder) {
     match device {
-        "shm" => (FabricKind::Shm, Context::builder().build()),
-        _ => (FabricKind::Verbs, Context::builder().device(device).build()),
+        "shm" => (FabricKind::Shm, Context::builder()),
+        _ => (FabricKind::Verbs, Context::builder().device(device)),
     }
 }
 
@@ -53,7 +62,12 @@ pub fn fixed_port(ip: IpAddr, rng: &mut SmallRng) -> u16 {
 /// use, and `heap` with the result of `heap`. With `alone` it does not read standard input.
 #[allow(clippy::panic)]
 pub async fn serve(at: SocketAddr, device: &str, alone: bool, heap: fn() -> usize) {
-    let (fabric, context) = fabric_of(device);
+    let (fabric, builder) = builder_of(device);
+    let context = match std::env::var(POOL_SIZE) {
+        Ok(bytes) => builder.pool(PoolConfig::default().total(bytes.parse().unwrap())),
+        Err(_) => builder,
+    }
+    .build();
     let listener = tokio::net::TcpListener::bind(at).await.unwrap();
     let incoming = tonic::transport::server::TcpIncoming::from(listener).with_nodelay(Some(true));
     let mut server = tonic_rdma::Server::builder()
