@@ -1,5 +1,8 @@
-//! The control block of a connection: RECV ring, SEND slots, staging, and extra RECV slots that are
-//! added and removed with the load. See the crate docs for its layout.
+//! The control block of a connection: RECV ring, SEND slots, staging, and what is added and removed
+//! with the load. See the crate docs for its layout.
+//!
+//! The SEND slots of a busy connection lie in memory of their own, in place of those beside the
+//! RECV ring, so that all that are in use are one range.
 //!
 //! | a RECV slot that is | becomes | by |
 //! |---|---|---|
@@ -42,6 +45,15 @@ struct ExtraSlots {
     _buf: PinnedBuf,
 }
 
+/// The memory of the SEND slots of a busy connection.
+#[derive(Debug)]
+struct BusySends {
+    base: NonNull<u8>,
+    lkey: u32,
+    /// Keeps the memory.
+    _buf: PinnedBuf,
+}
+
 /// Owns the block and knows which RECV slots may be read.
 ///
 /// The whole block is reached through `base`, never through a reference to all of it: the device
@@ -52,6 +64,9 @@ pub(crate) struct ControlBlock {
     lkey: u32,
     recv_bytes: usize,
     block_bytes: usize,
+    busy_sends: Option<BusySends>,
+    /// SEND slots at rest, and of a busy connection.
+    sends: (u32, u32),
     slot_size: u32,
     /// Slots of the RECV ring; those behind them are extra.
     ring: u32,
@@ -106,6 +121,8 @@ impl ControlBlock {
             lkey: buf.lkey(),
             recv_bytes,
             block_bytes: config.block_bytes(),
+            busy_sends: None,
+            sends: (config.send_slots, config.max_sends()),
             slot_size: config.slot_size,
             ring: config.recv_slots,
             slots,
@@ -114,9 +131,42 @@ impl ControlBlock {
         })
     }
 
+    /// The key of SEND slots and staging.
     #[inline]
     pub(crate) fn lkey(&self) -> u32 {
-        self.lkey
+        self.busy_sends.as_ref().map_or(self.lkey, |sends| sends.lkey)
+    }
+
+    /// Leases the SEND slots of a busy connection, if the pool can spare the memory, and returns
+    /// their number if it has changed. The caller has no work in flight (R10).
+    pub(crate) fn lease_sends(&mut self, pool: &Pool) -> Option<u32> {
+        let (few, many) = self.sends;
+        if self.busy_sends.is_some() || few == many {
+            return None;
+        }
+        let need = many as usize * self.slot_size as usize;
+        let mut buf = pool.spare(need)?;
+        // Every byte that a slice below may show is initialized.
+        buf.resize_zeroed(need);
+        let base = NonNull::from(buf.as_mut_slice()).cast::<u8>();
+        self.busy_sends = Some(BusySends { base, lkey: buf.lkey(), _buf: buf });
+        Some(many)
+    }
+
+    /// Returns that memory to the pool, and the number of SEND slots that are left if it has
+    /// changed. The caller has no work in flight (R10).
+    pub(crate) fn return_sends(&mut self) -> Option<u32> {
+        self.busy_sends.take().map(|_| self.sends.0)
+    }
+
+    /// Where SEND slots and staging lie, and how many bytes they have.
+    #[inline]
+    fn block(&self) -> (NonNull<u8>, usize) {
+        match &self.busy_sends {
+            Some(sends) => (sends.base, self.sends.1 as usize * self.slot_size as usize),
+            // SAFETY: the RECV ring lies within the buffer.
+            None => (unsafe { self.base.add(self.recv_bytes) }, self.block_bytes),
+        }
     }
 
     #[inline]
@@ -190,25 +240,22 @@ impl ControlBlock {
     /// SEND slots and staging.
     #[inline]
     pub(crate) fn block_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the range lies in `_buf`, is initialized, and no device writes there (the RECV
-        // ring ends before it); &mut self makes it unique on this side. A device may read it
-        // meanwhile, which Rust does not see.
-        unsafe {
-            std::slice::from_raw_parts_mut(
-                self.base.as_ptr().add(self.recv_bytes),
-                self.block_bytes,
-            )
-        }
+        let (base, bytes) = self.block();
+        // SAFETY: the range lies in a buffer of this block, is initialized, and no device writes
+        // there (the RECV ring ends before it, or lies in another buffer); &mut self makes it
+        // unique on this side. A device may read it meanwhile, which Rust does not see.
+        unsafe { std::slice::from_raw_parts_mut(base.as_ptr(), bytes) }
     }
 
     /// Where a range of the block lies, if it is one.
     #[inline]
     pub(crate) fn range(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
-        if offset.checked_add(len)? > self.block_bytes {
+        let (base, bytes) = self.block();
+        if offset.checked_add(len)? > bytes {
             return None;
         }
-        // SAFETY: recv_bytes + offset + len lies within the buffer, as checked.
-        Some(unsafe { self.base.add(self.recv_bytes + offset) })
+        // SAFETY: offset + len lies within the block, as checked.
+        Some(unsafe { base.add(offset) })
     }
 
     /// Where a RECV slot lies that is not absent, and the key of its memory.

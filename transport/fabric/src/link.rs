@@ -29,6 +29,9 @@ pub struct LinkConfig {
     pub slot_size: u32,
     /// SEND slots in the block. At least 1. Default 64.
     pub send_slots: u32,
+    /// SEND slots of a busy connection, which [`Link::grow_sends`] leases in place of the others.
+    /// More than `send_slots`, and only without staging; 0 if their number is fixed. Default 0.
+    pub busy_send_slots: u32,
     /// Bytes of staging behind the SEND slots. Default 256 KiB.
     pub staging: usize,
     /// Work requests that may be in flight at once (SEND and WRITE together). At least 4. Devices
@@ -60,6 +63,7 @@ impl Default for LinkConfig {
             recv_extra: 0,
             slot_size: 1024,
             send_slots: 64,
+            busy_send_slots: 0,
             staging: 256 * 1024,
             send_queue: 128,
             inline: 256,
@@ -75,12 +79,17 @@ impl LinkConfig {
         self.recv_slots.saturating_add(self.recv_extra)
     }
 
+    /// SEND slots that the block may have.
+    pub fn max_sends(&self) -> u32 {
+        self.send_slots.max(self.busy_send_slots)
+    }
+
     /// Bytes of the RECV ring.
     pub fn recv_bytes(&self) -> usize {
         self.recv_slots as usize * self.slot_size as usize
     }
 
-    /// Bytes that [`Link::block_mut`] gives: SEND slots, then staging.
+    /// Bytes that [`Link::block_mut`] gives at first: SEND slots, then staging.
     pub fn block_bytes(&self) -> usize {
         self.send_slots as usize * self.slot_size as usize + self.staging
     }
@@ -107,6 +116,13 @@ impl LinkConfig {
         }
         if self.send_slots == 0 || self.send_slots > 1 << 16 {
             return Err(format!("send_slots is {}, must be 1 to 65536", self.send_slots));
+        }
+        let busy = self.busy_send_slots;
+        if busy > 0 && (busy <= self.send_slots || busy > 1 << 16 || self.staging > 0) {
+            return Err(format!(
+                "busy_send_slots is {busy}, must be 0, or more than send_slots, up to 65536, and \
+                 without staging"
+            ));
         }
         if self.slot_size == 0 || !self.slot_size.is_multiple_of(64) || self.slot_size > 1 << 20 {
             return Err(format!(
@@ -363,6 +379,20 @@ pub trait Link: Send + 'static {
     /// memory returns to the pool with the last of them. Shared memory gives back the pages of the
     /// ring that it sends through, if nothing lies there.
     fn shrink(&mut self);
+
+    /// Leases the [SEND slots of a busy connection](LinkConfig::busy_send_slots), if the pool can
+    /// [spare](Pool::spare) the memory, and uses them in place of the others. Returns the number of
+    /// SEND slots if it has changed: then the block is in other memory, and its content is lost.
+    /// Does nothing while work is in flight, or when the pool has no memory to spare.
+    fn grow_sends(&mut self, _pool: &Pool) -> Option<u32> {
+        None
+    }
+
+    /// Returns that memory to the pool. Returns the number of SEND slots if it has changed, as
+    /// [`grow_sends`](Link::grow_sends) does. Does nothing while work is in flight.
+    fn shrink_sends(&mut self) -> Option<u32> {
+        None
+    }
 
     /// Starts an orderly end: the peer sees a disconnect, work in flight is flushed, and
     /// [`poll`](Link::poll) ends with [`LinkError::Closed`]. Wait for the [`Completion::Sent`] of

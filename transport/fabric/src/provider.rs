@@ -545,6 +545,12 @@ impl Link for AnyLink {
     fn shrink(&mut self) {
         dispatch!(AnyLink, self, l => l.shrink())
     }
+    fn grow_sends(&mut self, pool: &Pool) -> Option<u32> {
+        dispatch!(AnyLink, self, l => l.grow_sends(pool))
+    }
+    fn shrink_sends(&mut self) -> Option<u32> {
+        dispatch!(AnyLink, self, l => l.shrink_sends())
+    }
     fn disconnect(&mut self) {
         dispatch!(AnyLink, self, l => l.disconnect())
     }

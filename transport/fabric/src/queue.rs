@@ -85,7 +85,6 @@ impl SendQueue {
         self.depth - self.entries.len()
     }
 
-    #[cfg(test)]
     #[inline]
     pub(crate) fn in_flight(&self) -> usize {
         self.entries.len()

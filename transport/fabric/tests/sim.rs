@@ -55,6 +55,7 @@ everywhere! {
     nobody_listens
     sends_fill_all_credits
     extra_recvs_come_and_go
+    busy_send_slots_come_and_go
     sends_of_all_sizes
     writes_land_before_the_send
     what_landed_is_sent_on

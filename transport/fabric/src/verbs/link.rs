@@ -112,7 +112,7 @@ impl VerbsLink {
             local: local.into(),
             remote: remote.into(),
         };
-        let sq = SendQueue::new(send as usize, config.send_slots);
+        let sq = SendQueue::new(send as usize, config.max_sends());
         let mut link = VerbsLink {
             caps,
             peer,
@@ -536,6 +536,16 @@ impl Link for VerbsLink {
 
     fn shrink(&mut self) {
         self.memory.block.retire_extra();
+    }
+
+    fn grow_sends(&mut self, pool: &Pool) -> Option<u32> {
+        let memory = &mut *self.memory;
+        (memory.sq.in_flight() == 0).then(|| memory.block.lease_sends(pool)).flatten()
+    }
+
+    fn shrink_sends(&mut self) -> Option<u32> {
+        let memory = &mut *self.memory;
+        (memory.sq.in_flight() == 0).then(|| memory.block.return_sends()).flatten()
     }
 
     fn disconnect(&mut self) {

@@ -388,6 +388,44 @@ pub async fn extra_recvs_come_and_go(server: &Side, client: &Side) {
     }
 }
 
+/// The SEND slots of a busy connection are leased, used and returned while nothing is in flight.
+pub async fn busy_send_slots_come_and_go(server: &Side, client: &Side) {
+    let config = LinkConfig { send_slots: 1, busy_send_slots: 8, staging: 0, ..config() };
+    let (mut s, mut c) = pair_over(&mut server.listen(), server, client, &config).await;
+    let used = client.pool.stats().control;
+    if !client.fabric.grows() {
+        assert_eq!((c.link.grow_sends(&client.pool), c.link.shrink_sends()), (None, None));
+        return;
+    }
+    assert_eq!(c.link.shrink_sends(), None, "there are none");
+    for round in 0..3 {
+        let only = message(0, round);
+        let id = c.post(0, &only);
+        assert_eq!(c.link.grow_sends(&client.pool), None, "work is in flight");
+        assert!(c.link.queue(0, Work::Send { offset: 1024, len: 1 }, false).is_err(), "one slot");
+        c.done(id).await.unwrap();
+        assert_eq!(s.receive().await.unwrap(), only);
+
+        assert_eq!(c.link.grow_sends(&client.pool), Some(8));
+        assert_eq!(c.link.grow_sends(&client.pool), None, "there are all");
+        assert_eq!(client.pool.stats().control, used + 8 * 1024);
+        for slot in 0..8 {
+            c.queue_send(slot, &message(slot, round), slot == 7).unwrap();
+        }
+        c.link.ring_doorbell().unwrap();
+        assert_eq!(c.link.shrink_sends(), None, "work is in flight");
+        let receive = async {
+            for slot in 0..8 {
+                assert_eq!(s.receive().await.unwrap(), message(slot, round));
+            }
+        };
+        tokio::join!(receive, async { c.done(id + 8).await.unwrap() });
+        assert_eq!(c.link.shrink_sends(), Some(1));
+        assert_eq!(c.link.shrink_sends(), None);
+        assert_eq!(client.pool.stats().control, used);
+    }
+}
+
 fn message(i: usize, round: u8) -> BytesMut {
     pattern(1 + i * 41, round)
 }

@@ -313,14 +313,20 @@ impl Connection {
             self.recall_standing();
         }
         if self.retire_recv_at.is_some_and(|at| now >= at) {
-            if !self.heartbeat.awaits_pong() {
-                self.heartbeat.count_ping();
-                self.ping();
-            }
+            self.send_ping();
             self.retire_recv_at =
                 self.has_extra_recvs().then(|| now + self.config.dead_peer / RETIRE_PINGS);
         }
         self.tick_answers(now)
+    }
+
+    /// Sends a PING, unless the answer to one is outstanding: for a caller that needs a message to
+    /// be sent. The dead-peer time counts from the last received message, as without it.
+    pub fn send_ping(&mut self) {
+        if self.is_live() && !self.heartbeat.awaits_pong() {
+            self.heartbeat.count_ping();
+            self.ping();
+        }
     }
 
     fn ping(&mut self) {

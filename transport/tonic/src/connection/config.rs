@@ -45,12 +45,13 @@ struct Shape {
     /// RECV slots from the start, and at most.
     recv: u32,
     max_recvs: u32,
+    /// SEND slots: one for a connection at rest, and the others in its place for a busy one.
     send: u32,
     /// Staging blocks at most, and bytes of one.
     staging: (usize, usize),
 }
 
-/// From the largest down: 60, 48 and 24 KiB of control memory, and 428, 160 and 80 KiB of a busy
+/// From the largest down: 20, 20 and 10 KiB of control memory, and 428, 160 and 80 KiB of a busy
 /// connection.
 const SHAPES: [Shape; 3] = [
     Shape { slot: 4096, recv: 4, max_recvs: 32, send: 11, staging: (4, STAGING_BLOCK) },
@@ -68,9 +69,9 @@ impl ConnectionConfig {
     /// Picks the largest shape of which the pool's control memory holds four busy connections, or
     /// the smallest shape if it holds four of none.
     ///
-    /// `grows`: RECVs are added and removed with the load. Otherwise all are posted from the start,
-    /// outside of the control memory, and one SEND slot is enough, as work is done while it is
-    /// queued: shared memory.
+    /// `grows`: slots are added and removed with the load. Otherwise all RECVs are posted from the
+    /// start, outside of the control memory, and one SEND slot is enough, as work is done while it
+    /// is queued: shared memory.
     ///
     /// `pinned`: bytes that the connection may pin, control memory included; at least
     /// [`MIN_LANDING`] of them are for landing.
@@ -126,7 +127,8 @@ impl ConnectionConfig {
                 recv_slots,
                 recv_extra: shape.max_recvs - recv_slots,
                 slot_size: shape.slot,
-                send_slots: if grows { shape.send } else { 1 },
+                send_slots: 1,
+                busy_send_slots: if grows { shape.send - 1 } else { 0 },
                 staging: 0,
                 ..LinkConfig::default()
             },
@@ -152,12 +154,12 @@ mod tests {
                 Pool::new(PoolConfig::default().total(total), Arc::new(HeapRegistrar::default()));
             ConnectionConfig::for_pool(&pool.unwrap(), grows, None)
         };
-        for (total, needs, busy) in [(8 << 20, 60, 428), (4 << 20, 48, 160), (2 << 20, 24, 80)] {
+        for (total, needs, busy) in [(8 << 20, 20, 428), (4 << 20, 20, 160), (2 << 20, 10, 80)] {
             for grows in [true, false] {
                 let ConnectionConfig { proto, link, staging, .. } = options(total, grows);
                 proto.check().unwrap();
                 link.check().unwrap();
-                let extra = (link.recv_extra * link.slot_size) as usize;
+                let extra = ((link.recv_extra + link.busy_send_slots) * link.slot_size) as usize;
                 if grows {
                     assert_eq!(link.control_bytes(), needs * 1024);
                     assert_eq!(link.control_bytes() + extra + staging.0 * staging.1, busy * 1024);

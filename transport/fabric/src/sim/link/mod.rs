@@ -93,7 +93,7 @@ impl SimLink {
             peer,
             end: End::new(id, device.clone(), block.slot_size()),
             peer_end: None,
-            sq: SendQueue::new(caps.send_queue, config.send_slots),
+            sq: SendQueue::new(caps.send_queue, config.max_sends()),
             caps,
             queued: Vec::new(),
             in_flight: VecDeque::new(),
@@ -565,6 +565,14 @@ impl Link for SimLink {
 
     fn shrink(&mut self) {
         self.block.retire_extra();
+    }
+
+    fn grow_sends(&mut self, pool: &Pool) -> Option<u32> {
+        (self.sq.in_flight() == 0).then(|| self.block.lease_sends(pool)).flatten()
+    }
+
+    fn shrink_sends(&mut self) -> Option<u32> {
+        (self.sq.in_flight() == 0).then(|| self.block.return_sends()).flatten()
     }
 
     fn disconnect(&mut self) {

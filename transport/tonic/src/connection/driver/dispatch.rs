@@ -30,10 +30,30 @@ impl ConnectionState {
             }
         }
         self.inbox.completions = completions;
+        self.return_sends();
         if self.send.in_flight.writing() < writing {
             self.send.window.completed(self.send.in_flight.writing(), self.conn.waits_to_write());
         }
         result
+    }
+
+    /// The connection has been at rest for a while: only a busy one needs most SEND slots. A PING
+    /// reports the completion of work before it, which may have reported none.
+    pub(in crate::connection) fn spare_sends(&mut self) {
+        if self.send.in_flight.rest() {
+            self.conn.send_ping();
+        }
+        self.return_sends();
+    }
+
+    /// Returns the memory of SEND slots that are not needed, if nothing is in flight.
+    #[inline]
+    pub(in crate::connection) fn return_sends(&mut self) {
+        if self.send.in_flight.spares_slots()
+            && let Some(slots) = self.link.as_mut().and_then(Link::shrink_sends)
+        {
+            self.send.in_flight.resized(slots);
+        }
     }
 
     fn receive(&mut self, slot: u32, len: u32) -> Result<(), LinkError> {

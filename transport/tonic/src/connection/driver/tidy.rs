@@ -41,6 +41,12 @@ impl Tidy {
         self.next = (self.left > 0).then(|| now + PAUSE);
     }
 
+    /// The timer has expired. Whether the connection was at rest at the last turn already, and has
+    /// used no memory since. `used`: how often memory has been used so far.
+    pub(super) fn is_unused(&self, at_rest: bool, used: u64) -> bool {
+        at_rest && self.left > 0 && used == self.used
+    }
+
     /// When the timer has to expire.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.next

@@ -144,6 +144,10 @@ impl Timers {
     fn expire(&mut self, state: &mut ConnectionState) {
         let now = Instant::now();
         let judged = state.conn.handle_timeout(now.into_std());
+        let rests = state.conn.is_resting();
+        if self.tidy.is_unused(rests, state.memory_used()) {
+            state.spare_sends();
+        }
         state.landing_timeout(now);
         state.landing.recall_excess(&mut state.conn, now);
         state.clock.expire();
@@ -154,7 +158,7 @@ impl Timers {
         state.flush();
         state.record();
         state.tidy(now.into_std());
-        self.tidy.expired(now.into_std(), state.conn.is_resting(), state.memory_used());
+        self.tidy.expired(now.into_std(), rests, state.memory_used());
         self.armed = false;
     }
 }

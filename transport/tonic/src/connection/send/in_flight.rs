@@ -3,6 +3,21 @@
 //! A slot is free, in flight, and free again when a completion covers its work. Memory that is not
 //! pinned is copied into staging before it is written: into blocks that the pool
 //! [can spare](Pool::spare), or into a SEND slot when it can spare none.
+//!
+//! A link may have few SEND slots at rest, and more while streams are open. Their memory is leased
+//! and returned only while nothing is in flight. In the states marked with a star every SEND
+//! reports its completion, since no later work would free its slot soon.
+//!
+//! | from | on | to |
+//! |---|---|---|
+//! | Few* | work with a stream open | Wanted |
+//! | Wanted* | the link has leased memory for all slots | All |
+//! | Few*, Wanted* | the connection has been at rest for a while | Few |
+//! | All | the connection has been at rest for a while | Draining |
+//! | Draining* | work with a stream open | All |
+//! | Draining* | the link has returned the memory | Few |
+//!
+//! A link whose number of slots is fixed stays in All.
 
 use std::collections::VecDeque;
 
@@ -22,10 +37,25 @@ enum Kind {
     },
 }
 
+/// Which SEND slots the link has, and which it should have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Slots {
+    /// Those at rest.
+    Few,
+    /// Those at rest, and the link should lease memory for all.
+    Wanted,
+    All,
+    /// All, and the link should return the memory of most.
+    Draining,
+}
+
 #[derive(Debug)]
 pub(in crate::connection) struct InFlight {
     slot_size: usize,
     slots: usize,
+    state: Slots,
+    /// The link neither adds nor returns slots.
+    is_fixed: bool,
     /// The next free slot.
     next: usize,
     /// Slots in flight.
@@ -64,6 +94,8 @@ impl InFlight {
         InFlight {
             slot_size: link.slot_size as usize,
             slots: link.send_slots as usize,
+            state: if link.busy_send_slots > 0 { Slots::Few } else { Slots::All },
+            is_fixed: link.busy_send_slots == 0,
             next: 0,
             used: 0,
             staging: Staging { size: block_size, max: blocks, used: 0, next: None },
@@ -71,6 +103,53 @@ impl InFlight {
             next_id: 0,
             writing: 0,
         }
+    }
+
+    /// Work is about to be queued; `streams`: some are open. If true, the link should lease memory
+    /// for all SEND slots first, and [`resized`](Self::resized) be called.
+    #[inline]
+    pub(in crate::connection) fn wants_slots(&mut self, streams: bool) -> bool {
+        match self.state {
+            Slots::All => return false,
+            Slots::Few if streams => self.state = Slots::Wanted,
+            Slots::Draining if streams => self.state = Slots::All,
+            Slots::Few | Slots::Wanted | Slots::Draining => {}
+        }
+        self.state == Slots::Wanted && self.is_idle()
+    }
+
+    /// Whether the next SEND has to report its completion.
+    #[inline]
+    pub(in crate::connection) fn must_report(&self) -> bool {
+        self.state != Slots::All
+    }
+
+    /// The connection has been at rest for a while. True: completions are outstanding that no work
+    /// so far reports, so something has to be sent before the link can return memory.
+    pub(in crate::connection) fn rest(&mut self) -> bool {
+        self.state = match self.state {
+            Slots::Few | Slots::Wanted => Slots::Few,
+            Slots::All if self.is_fixed => Slots::All,
+            Slots::All | Slots::Draining => Slots::Draining,
+        };
+        self.state == Slots::Draining && !self.is_idle()
+    }
+
+    /// If true, the link should return the memory of its extra SEND slots, and
+    /// [`resized`](Self::resized) be called.
+    #[inline]
+    pub(in crate::connection) fn spares_slots(&self) -> bool {
+        self.state == Slots::Draining && self.is_idle()
+    }
+
+    /// The link has this many SEND slots from now on. Nothing is in flight.
+    pub(in crate::connection) fn resized(&mut self, slots: u32) {
+        self.state = match self.state {
+            Slots::Wanted | Slots::All => Slots::All,
+            Slots::Draining | Slots::Few => Slots::Few,
+        };
+        self.slots = slots as usize;
+        self.next = 0;
     }
 
     /// Offset of the next free SEND slot.
@@ -194,6 +273,44 @@ mod tests {
             2,
             1024,
         )
+    }
+
+    #[test]
+    fn slots_are_added_for_streams_and_returned_at_rest() {
+        let link = LinkConfig { send_slots: 1, busy_send_slots: 3, ..LinkConfig::default() };
+        let mut s = InFlight::new(&LinkConfig { slot_size: 512, ..link }, 2, 1024);
+        assert!(s.must_report() && !s.wants_slots(false), "a PING needs one slot");
+        let ping = s.send();
+        assert_eq!(s.slot(), None);
+        assert!(!s.wants_slots(true), "work is in flight");
+        s.done(ping);
+        assert!(s.wants_slots(false), "the stream that wanted them has been noted");
+        assert!(s.must_report(), "the pool may have no memory");
+        s.resized(3);
+        assert!(!s.must_report() && !s.wants_slots(true) && !s.spares_slots());
+        let last = [(); 3].map(|()| s.send())[2];
+        assert_eq!(s.slot(), None);
+        s.done(last - 1);
+        assert!(s.rest() && s.must_report() && !s.spares_slots(), "one is in flight");
+        // A stream that is opened meanwhile keeps them.
+        assert!(!s.wants_slots(true) && !s.must_report());
+        s.done(last);
+        assert!(!s.spares_slots());
+        assert!(!s.rest() && s.spares_slots());
+        s.resized(1);
+        assert_eq!(s.slot(), Some(0));
+        assert!(!s.rest() && !s.spares_slots() && s.must_report());
+        // Rest ends a wish that the pool could not fulfil.
+        assert!(s.wants_slots(true) && !s.rest() && !s.wants_slots(false));
+    }
+
+    #[test]
+    fn a_fixed_number_of_slots_stays() {
+        let mut s = sends();
+        let first = s.send();
+        assert!(!s.wants_slots(true) && !s.rest() && !s.must_report());
+        s.done(first);
+        assert!(!s.rest() && !s.spares_slots());
     }
 
     fn pool() -> Pool {

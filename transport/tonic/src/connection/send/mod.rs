@@ -77,6 +77,12 @@ impl ConnectionState {
         let mut unreported = 0;
         let eager = self.conn.stats().eager_sent;
         let longest = link.caps().max_msg;
+        if self.send.in_flight.wants_slots(self.conn.pending().streams > 0)
+            && let Some(slots) = link.grow_sends(&self.pool)
+        {
+            self.send.in_flight.resized(slots);
+        }
+        let must_report = self.send.in_flight.must_report();
         while self.conn.is_due() && link.send_room() > 0 {
             let at = self.send.in_flight.slot();
             let staging = match self.conn.waits_to_stage() {
@@ -98,7 +104,8 @@ impl ConnectionState {
                     messages = true;
                     let id = self.send.in_flight.send();
                     // The end of a connection waits for its last message.
-                    if link.queue(id, Work::Send { offset, len }, closing)? == Posted::Done {
+                    let report = closing || must_report;
+                    if link.queue(id, Work::Send { offset, len }, report)? == Posted::Done {
                         self.send.in_flight.done(id);
                     }
                 }
