@@ -203,8 +203,9 @@ async fn a_ring_that_is_too_long_is_refused_here() {
     assert!(matches!(error, ConnectError::Config(_) | ConnectError::Memory(_)), "{error}");
 }
 
-/// No wake-up is lost, and those sent are counted.
-async fn a_hundred_thousand_round_trips(limit: Duration) {
+/// No wake-up is lost, and those sent are counted. Returns how many messages came while an end
+/// polled.
+async fn a_hundred_thousand_round_trips(limit: Duration) -> u64 {
     const ROUNDS: u32 = 100_000;
     let (server, client) = (polling(limit), polling(limit));
     let (mut s, mut c) = greeted_pair(&server, &client).await;
@@ -236,19 +237,28 @@ async fn a_hundred_thousand_round_trips(limit: Duration) {
             "one message to a batch: {stats:?}"
         );
     }
-    // With a single processor, links do not poll.
-    let may_poll = !limit.is_zero() && std::thread::available_parallelism().unwrap().get() > 1;
-    assert_eq!(polled > 0, may_poll, "{polled}");
+    polled
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn those_that_sleep_lose_no_wakeup() {
-    a_hundred_thousand_round_trips(Duration::ZERO).await;
+    assert_eq!(a_hundred_thousand_round_trips(Duration::ZERO).await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn those_that_poll_lose_no_wakeup() {
-    a_hundred_thousand_round_trips(LIMIT).await;
+    // With a single processor, links do not poll.
+    if std::thread::available_parallelism().unwrap().get() == 1 {
+        assert_eq!(a_hundred_thousand_round_trips(LIMIT).await, 0);
+        return;
+    }
+    // While other programs use all processors, both ends run on one, and do not poll either.
+    for _ in 0..5 {
+        if a_hundred_thousand_round_trips(LIMIT).await > 0 {
+            return;
+        }
+    }
+    panic!("in five runs no end polled");
 }
 
 /// A receiver that is awake is not woken.
