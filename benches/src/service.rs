@@ -158,7 +158,7 @@ pub(crate) fn context(room: Option<usize>, fabric: Option<FabricKind>) -> Contex
     let Some(connections) = room else { return Context::global() };
     let total: usize = if fabric == Some(FabricKind::Shm) { 512 << 20 } else { 64 << 20 };
     let (send, landing) = (total / 4, total / 2);
-    let control = (total / 4).max((connections + SPARE) * (428 << 10));
+    let control = (total / 4).max((connections + SPARE) * (432 << 10));
     let pool = PoolConfig::default().total(send + landing + control).send(send).landing(landing);
     ROOMY.get_or_init(|| Context::builder().pool(pool).build()).clone()
 }

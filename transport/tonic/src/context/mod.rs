@@ -421,7 +421,7 @@ impl ContextBuilder {
         self
     }
 
-    /// Limit the number of bytes that one connection may have pinned: control memory, 80 to 428
+    /// Limit the number of bytes that one connection may have pinned: control memory, 82 to 432
     /// KiB, and landing memory that its peer may write to, or that holds data not yet released.
     /// Default is the size of the pool; at least 256 KiB remain for landing.
     ///
