@@ -138,7 +138,7 @@ impl ControlBlock {
     }
 
     /// Leases the SEND slots of a busy connection, if the pool can spare the memory, and returns
-    /// their number if it has changed. The caller has no work in flight (R10).
+    /// their number if it has changed. Work in flight uses the slots at rest, whose memory stays.
     pub(crate) fn lease_sends(&mut self, pool: &Pool) -> Option<u32> {
         let (few, many) = self.sends;
         if self.busy_sends.is_some() || few == many {

@@ -219,8 +219,11 @@ impl VerbsLink {
     /// Takes completions until there are none, or enough for one poll. False: there may be more,
     /// although none of them may be of this link.
     fn take_completions(&mut self, out: &mut Vec<Completion>) -> io::Result<bool> {
+        // A poll that gives way to another one has seen nothing, which is not enough before the end is
+        // reported (R7).
+        let is_ending = self.ending.is_some() || self.failure.is_some();
+        let busy = std::mem::take(&mut self.polls_on) && !is_ending;
         let (memory, failure) = (&mut *self.memory, &mut self.failure);
-        let busy = std::mem::take(&mut self.polls_on);
         let polled = self.qp.cq.poll(busy, MAX_COMPLETIONS - BATCH, |completed| {
             complete(memory, failure, completed, out);
         })?;
@@ -281,12 +284,12 @@ impl VerbsLink {
                 self.note_messages(&out[before..]);
                 return Ok(Poll::Ready(()));
             }
+            if !drained {
+                return Ok(poll_on(cx));
+            }
             // The end is reported after all completions (R7).
             if let Some(error) = self.terminal_error() {
                 return Err(self.dead.insert(error).clone());
-            }
-            if !drained {
-                return Ok(poll_on(cx));
             }
             if let Some(busy_poll) = &mut self.busy_poll {
                 if busy_poll.on_empty(true, || false) == Next::PollAgain {
@@ -539,8 +542,7 @@ impl Link for VerbsLink {
     }
 
     fn grow_sends(&mut self, pool: &Pool) -> Option<u32> {
-        let memory = &mut *self.memory;
-        (memory.sq.in_flight() == 0).then(|| memory.block.lease_sends(pool)).flatten()
+        self.memory.block.lease_sends(pool)
     }
 
     fn shrink_sends(&mut self) -> Option<u32> {

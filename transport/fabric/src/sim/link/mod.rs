@@ -568,7 +568,7 @@ impl Link for SimLink {
     }
 
     fn grow_sends(&mut self, pool: &Pool) -> Option<u32> {
-        (self.sq.in_flight() == 0).then(|| self.block.lease_sends(pool)).flatten()
+        self.block.lease_sends(pool)
     }
 
     fn shrink_sends(&mut self) -> Option<u32> {

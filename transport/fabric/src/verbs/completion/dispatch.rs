@@ -236,6 +236,7 @@ impl<Q: Queue> Dispatch<Q> {
     /// # Errors
     /// The queue is broken.
     pub(crate) fn join(&mut self, qp_num: u32, wake: &mut Vec<Waker>) -> io::Result<MemberId> {
+        self.check()?;
         while !self.drain(None, usize::MAX, &mut |_| {}, wake)?.drained {}
         self.next_serial += 1;
         let serial = self.next_serial;
@@ -406,6 +407,11 @@ impl<Q: Queue> Dispatch<Q> {
             member.sleeps_for = Armed::Not;
             wake.extend(member.waker.take());
         }
+    }
+
+    /// The queue is of no use any more: its members end, and nobody joins.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failure.is_some()
     }
 
     fn check(&self) -> io::Result<()> {

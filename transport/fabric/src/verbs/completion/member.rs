@@ -37,13 +37,16 @@ impl Reservation {
     /// The queue pair has been made on the queue, and nothing was posted on it.
     ///
     /// # Errors
-    /// The queue is broken.
-    pub(crate) fn join(self, qp_num: u32) -> io::Result<CqMember> {
+    /// The queue is broken. The reservation is given back: the queue may not be destroyed before
+    /// the queue pair.
+    pub(crate) fn join(self, qp_num: u32) -> Result<CqMember, (Reservation, io::Error)> {
         let mut wake = Vec::new();
         let joined = self.cq.dispatch().join(qp_num, &mut wake);
         wake_all(&mut wake);
-        let id = joined?;
-        Ok(CqMember { id, reservation: self, asleep: None, taken: Vec::new(), wake })
+        match joined {
+            Ok(id) => Ok(CqMember { id, reservation: self, asleep: None, taken: Vec::new(), wake }),
+            Err(error) => Err((self, error)),
+        }
     }
 }
 

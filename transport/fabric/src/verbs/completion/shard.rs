@@ -88,7 +88,8 @@ impl SharedCq {
     ) -> io::Result<Arc<SharedCq>> {
         let shard = Shard::current(device)?;
         for queue in shard.all() {
-            if queue.try_reserve(entries) {
+            // A queue that has failed stays alive as long as others are on it.
+            if !queue.dispatch().has_failed() && queue.try_reserve(entries) {
                 return Ok(queue);
             }
         }
@@ -98,8 +99,17 @@ impl SharedCq {
             (queues.next_key, queues.largest)
         };
         let wanted = entries.saturating_mul(FIRST_MEMBERS).max(largest.saturating_mul(2));
-        let depth = wanted.clamp(entries, max_entries.max(entries));
-        let cq = Cq::new(device, shard.channel.get_ref(), key, depth)?;
+        let mut depth = wanted.clamp(entries, max_entries.max(entries));
+        // The memory of a queue may count against RLIMIT_MEMLOCK.
+        let cq = loop {
+            match Cq::new(device, shard.channel.get_ref(), key, depth) {
+                Err(error) if depth > entries => {
+                    tracing::debug!(%error, depth, "a smaller completion queue is tried");
+                    depth = (depth / 2).max(entries);
+                }
+                made => break made?,
+            }
+        };
         let queue = Arc::new(SharedCq {
             cq: cq.as_ptr().expose_provenance(),
             dispatch: Mutex::new(Dispatch::new(cq)),

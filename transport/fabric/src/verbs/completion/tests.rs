@@ -347,6 +347,10 @@ fn an_overrun_is_told_by_name() {
     assert_eq!(wake.len(), 1);
     let error = dispatch.poll(pair.id, false, 256, &mut |_| {}, &mut wake).unwrap_err();
     assert!(error.to_string().contains("overrun"), "{error}");
+    // No other queue pair joins those that are about to end.
+    assert!(dispatch.has_failed());
+    let error = dispatch.join(2, &mut wake).unwrap_err();
+    assert!(error.to_string().contains("overrun"), "{error}");
 }
 
 #[test]

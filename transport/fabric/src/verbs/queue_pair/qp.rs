@@ -1,5 +1,6 @@
 //! Queue pairs: made on an id, with a part of a completion queue, and posted to.
 
+use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::{fmt, io};
@@ -110,7 +111,8 @@ pub(crate) struct Qp {
     qp: NonNull<rdma_sys::ibv_qp>,
     destroyed: bool,
     /// Dropped after the queue pair.
-    pub(crate) cq: CqMember,
+    /// Kept for ever with a queue pair that cannot be destroyed: it may still complete work.
+    pub(crate) cq: ManuallyDrop<CqMember>,
     pub(crate) id: CmId,
     /// Longest payload that may be inline.
     pub(crate) max_inline: u32,
@@ -159,14 +161,22 @@ impl Qp {
                 // SAFETY: the queue pair was made just now.
                 let cq = match cq.join(unsafe { qp.as_ref().qp_num }) {
                     Ok(member) => member,
-                    Err(error) => {
+                    Err((reservation, error)) => {
                         id.forget_queue_pair();
                         // SAFETY: made above, destroyed once, and known to nobody.
                         unsafe { rdma_sys::ibv_destroy_qp(qp.as_ptr()) };
+                        drop(reservation);
                         return Err(refused("ibv_poll_cq", error));
                     }
                 };
-                return Ok(Qp { qp, destroyed: false, cq, id, max_inline, device: device.clone() });
+                return Ok(Qp {
+                    qp,
+                    destroyed: false,
+                    cq: ManuallyDrop::new(cq),
+                    id,
+                    max_inline,
+                    device: device.clone(),
+                });
             }
             error = Some(io::Error::last_os_error());
         }
@@ -248,7 +258,13 @@ impl Qp {
 
 impl Drop for Qp {
     fn drop(&mut self) {
-        self.destroy();
+        if self.destroy() {
+            // SAFETY: dropped once, here, and not used again. The queue goes after its queue pair
+            // (R9).
+            unsafe { ManuallyDrop::drop(&mut self.cq) }
+        } else {
+            self.cq.leave();
+        }
     }
 }
 

@@ -53,6 +53,10 @@ impl ConnectionState {
         // the end all the same.
         let mut cx = Context::from_waker(Waker::noop());
         for _ in 0..GOODBYE_POLLS {
+            // The message may have waited for a SEND slot.
+            if self.conn.is_due() {
+                self.flush();
+            }
             if self.send.in_flight.is_idle() || matches!(self.life, Life::Dead(_)) {
                 break;
             }

@@ -7,7 +7,8 @@
 //!
 //! | turns left | the timer expires | to |
 //! |---|---|---|
-//! | any | not at rest | 0 |
+//! | 0 | not at rest | 0 |
+//! | n | not at rest | 0, and memory counts as used at the next rest |
 //! | any | at rest, memory has been used | [`TURNS`] |
 //! | n | at rest, none has been used | n - 1 |
 
@@ -30,6 +31,10 @@ impl Tidy {
     /// The timer has expired, and memory that may go back has gone. `used`: how often memory has
     /// been used so far.
     pub(super) fn expired(&mut self, now: Instant, at_rest: bool, used: u64) {
+        if !at_rest && self.left > 0 {
+            // A message that used no memory has ended the rest: what was left to do still is.
+            self.used = u64::MAX;
+        }
         self.left = match (at_rest, used == self.used) {
             (false, _) => 0,
             (true, false) => TURNS,
@@ -74,5 +79,7 @@ mod tests {
         tidy.expired(now, true, 5);
         tidy.expired(now, false, 5);
         assert_eq!(tidy.deadline(), None, "a call has begun");
+        tidy.expired(now, true, 5);
+        assert!(tidy.deadline().is_some(), "the turns before it were not enough");
     }
 }

@@ -4,9 +4,9 @@
 //! pinned is copied into staging before it is written: into blocks that the pool
 //! [can spare](Pool::spare), or into a SEND slot when it can spare none.
 //!
-//! A link may have few SEND slots at rest, and more while streams are open. Their memory is leased
-//! and returned only while nothing is in flight. In the states marked with a star every SEND
-//! reports its completion, since no later work would free its slot soon.
+//! A link may have few SEND slots at rest, and others in their place while streams are open. The
+//! memory of those is returned only while nothing is in flight. In the states marked with a star
+//! every SEND reports its completion, since no later work would free its slot soon.
 //!
 //! | from | on | to |
 //! |---|---|---|
@@ -115,7 +115,7 @@ impl InFlight {
             Slots::Draining if streams => self.state = Slots::All,
             Slots::Few | Slots::Wanted | Slots::Draining => {}
         }
-        self.state == Slots::Wanted && self.is_idle()
+        self.state == Slots::Wanted
     }
 
     /// Whether the next SEND has to report its completion.
@@ -142,7 +142,8 @@ impl InFlight {
         self.state == Slots::Draining && self.is_idle()
     }
 
-    /// The link has this many SEND slots from now on. Nothing is in flight.
+    /// The link has this many SEND slots from now on, in other memory. Slots that are still in
+    /// flight, of those at rest, count until they are done: so the new ones are a ring as before.
     pub(in crate::connection) fn resized(&mut self, slots: u32) {
         self.state = match self.state {
             Slots::Wanted | Slots::All => Slots::All,
@@ -282,12 +283,19 @@ mod tests {
         assert!(s.must_report() && !s.wants_slots(false), "a PING needs one slot");
         let ping = s.send();
         assert_eq!(s.slot(), None);
-        assert!(!s.wants_slots(true), "work is in flight");
-        s.done(ping);
-        assert!(s.wants_slots(false), "the stream that wanted them has been noted");
+        assert!(s.wants_slots(true) && s.wants_slots(false), "until it has them");
         assert!(s.must_report(), "the pool may have no memory");
         s.resized(3);
         assert!(!s.must_report() && !s.wants_slots(true) && !s.spares_slots());
+        let second = [(); 2].map(|()| s.send())[1];
+        assert_eq!(s.slot(), None, "the PING is in flight");
+        s.done(ping);
+        assert_eq!(s.slot(), Some(1024));
+        let third = s.send();
+        assert_eq!(s.slot(), None);
+        s.done(second);
+        assert_eq!(s.slot(), Some(0));
+        s.done(third);
         let last = [(); 3].map(|()| s.send())[2];
         assert_eq!(s.slot(), None);
         s.done(last - 1);
