@@ -53,8 +53,8 @@ impl Landing {
     ///
     /// Returns `None` if there is no such piece now. The connection then waits: the waker given to
     /// [`Landing::register_waker`] is woken when memory comes free that may help. If the connection
-    /// has less than its share, it also claims memory, which [`Landing::wanted_elsewhere`] tells
-    /// the other connections. It waits until the next call returns a piece or an error, or until
+    /// has less than its share, it also claims memory, which [`Landing::others_wait`] tells the
+    /// other connections. It waits until the next call returns a piece or an error, or until
     /// [`Landing::stop_waiting`].
     ///
     /// # Errors
@@ -65,7 +65,7 @@ impl Landing {
         let min = min.div_ceil(GRANULE).max(1);
         if self.has_reclaimed {
             // Perhaps no other connection claims memory any longer.
-            self.keep_share();
+            self.enforce_share();
         }
         let whole = self.take_whole(want);
         if whole.is_some() {
@@ -336,9 +336,9 @@ impl Landing {
         self.ledger.landing_waiters().record_leased(&self.waiter, self.leased());
     }
 
-    /// Whether another connection claims memory. If so, [`keep_share`](Landing::keep_share) tells
-    /// whether this one has to give some back.
-    pub fn wanted_elsewhere(&self) -> bool {
+    /// Whether another connection claims memory. If so, [`enforce_share`](Landing::enforce_share)
+    /// tells whether this one has to give some back.
+    pub fn others_wait(&self) -> bool {
         self.ledger.landing_waiters().others_claim(&self.waiter)
     }
 }

@@ -31,15 +31,15 @@ use super::allocator::Landing;
 use super::piece::LandingBuf;
 use crate::ledger::MIN_SHARE;
 
-/// What a connection has leased beyond its share: see [`Landing::keep_share`].
+/// What a connection has leased beyond its share: see [`Landing::enforce_share`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Excess {
+pub enum Reclaim {
     /// Nothing.
     None,
     /// Only chunks that an earlier call has selected.
-    Same,
+    Pending,
     /// Chunks that no earlier call has selected, and perhaps others.
-    More,
+    New,
 }
 
 impl Landing {
@@ -63,7 +63,7 @@ impl Landing {
     pub(super) fn lease_cap(&self) -> usize {
         if self.yields_to_starving() {
             self.share().min(self.leased()).min(self.limit)
-        } else if self.starves || !self.wanted_elsewhere() {
+        } else if self.starves || !self.others_wait() {
             self.limit
         } else {
             self.share().min(self.limit)
@@ -71,10 +71,10 @@ impl Landing {
     }
 
     /// Selects the chunks to reclaim while another connection claims memory and this one has more
-    /// than its share. To be called while [`wanted_elsewhere`](Landing::wanted_elsewhere) is true,
-    /// and once more when it no longer is. [`LandingBuf::is_wanted_back`] tells whether the chunk
-    /// of a granted piece is selected, and [`give_back`](Landing::give_back) returns what is free.
-    pub fn keep_share(&mut self) -> Excess {
+    /// than its share. To be called while [`others_wait`](Landing::others_wait) is true, and once
+    /// more when it no longer is. [`LandingBuf::is_wanted_back`] tells whether the chunk of a
+    /// granted piece is selected, and [`give_back`](Landing::give_back) returns what is free.
+    pub fn enforce_share(&mut self) -> Reclaim {
         let leased = self.leased();
         let scarce = self.ledger.landing_free() < MIN_SHARE;
         let cap = match scarce && self.yields_to_starving() {
@@ -83,7 +83,7 @@ impl Landing {
             false => self.lease_cap(),
         };
         if !self.has_reclaimed && leased <= cap {
-            return Excess::None;
+            return Reclaim::None;
         }
         let mut order: Vec<_> = self.chunks.iter().collect();
         // Usable chunks first. Of these first what the application holds, and then the fullest,
@@ -114,14 +114,14 @@ impl Landing {
         self.has_reclaimed = any_reclaimed;
         self.waiter.set_gives_back(any_reclaimed);
         match (any_reclaimed, any_new) {
-            (false, _) => Excess::None,
-            (true, false) => Excess::Same,
-            (true, true) => Excess::More,
+            (false, _) => Reclaim::None,
+            (true, false) => Reclaim::Pending,
+            (true, true) => Reclaim::New,
         }
     }
 
-    /// Deregisters the chunks that [`keep_share`](Landing::keep_share) has selected and of which
-    /// nothing is granted or filled, and returns them to the pool. Returns their bytes.
+    /// Deregisters the chunks that [`enforce_share`](Landing::enforce_share) has selected and of
+    /// which nothing is granted or filled, and returns them to the pool. Returns their bytes.
     pub fn give_back(&mut self) -> usize {
         if !self.has_reclaimed {
             return 0;
