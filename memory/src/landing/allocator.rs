@@ -53,8 +53,8 @@ impl Landing {
     ///
     /// Returns `None` if there is no such piece now. The connection then waits: the waker given to
     /// [`Landing::register_waker`] is woken when memory comes free that may help. If the connection
-    /// has less than its share, it also claims memory, which [`Landing::others_wait`] tells the
-    /// other connections. It waits until the next call returns a piece or an error, or until
+    /// has less than its share, it also claims memory, and [`Landing::others_wait`] is true for
+    /// the other connections. It waits until the next call returns a piece or an error, or until
     /// [`Landing::stop_waiting`].
     ///
     /// # Errors
@@ -80,7 +80,8 @@ impl Landing {
             self.stop_waiting();
             return found;
         }
-        // Waiting begins before the last attempt: whoever frees from now on wakes this connection.
+        // Waiting begins before the last attempt, so memory freed from now on wakes this
+        // connection.
         let state = self.would_wait(self.needed(want, min));
         let before = self.ledger.landing_waiters().set(&self.waiter, state);
         if state != before {
@@ -122,8 +123,8 @@ impl Landing {
         self.take_best(want, want)
     }
 
-    /// Stops waiting for the piece that [`alloc`](Landing::alloc) did not have, because it is no
-    /// longer needed. Until then other connections return memory that this one claims.
+    /// Stops waiting for the piece that [`alloc`](Landing::alloc) could not return, because it is
+    /// no longer needed. Until then other connections return memory that this one claims.
     pub fn stop_waiting(&mut self) {
         self.starves = false;
         self.ledger.landing_waiters().set(&self.waiter, Waiting::No);

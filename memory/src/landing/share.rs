@@ -1,13 +1,13 @@
 //! How much landing memory a connection may lease while others claim some.
 //!
 //! A connection is active if it has leased landing memory or waits for some. The **share** of each
-//! is the landing budget divided by the number of active connections, and at least 32 KiB. A
+//! active connection is the landing budget divided by their number, and at least 32 KiB. A
 //! connection that waits and has at most three quarters of its share claims memory, unless what it
-//! needs does not fit into the share. Nothing limits a connection to its share but such a claim. As
-//! long as there is one, a connection leases no more than its share, and selects chunks beyond it
-//! to be reclaimed. It never returns what is within its share: so chunks settle, and are registered
-//! no more, as long as the same connections are active. A connection stays active until it is idle
-//! for a while and returns its last chunk.
+//! needs does not fit into the share. A connection may exceed its share unless another one claims
+//! memory. While one does, a connection leases no more than its share, and selects chunks beyond it
+//! to be reclaimed. It never returns what is within its share, so chunks settle, and no more are
+//! registered, as long as the same connections are active. A connection stays active until it is
+//! idle for a while and returns its last chunk.
 //!
 //! | a chunk is | from | to, by |
 //! |---|---|---|
@@ -18,8 +18,9 @@
 //!
 //! Pieces are allocated from usable chunks only. Granted pieces of a chunk that is being reclaimed
 //! have to be recalled from the peer ([`LandingBuf::is_wanted_back`]). Pieces that the application
-//! [holds](crate::Landed::hold) come free when it drops them, which nobody can speed up. So a chunk
-//! with such a piece is not selected, and a connection that has nothing else keeps one usable.
+//! [holds](crate::Landed::hold) come free when it drops them, which cannot be accelerated. So a
+//! chunk with such a piece is not selected, and a connection that has nothing else keeps one
+//! usable.
 //!
 //! Shares may be more than there is: readers hold memory that a connection leased when it had a
 //! larger share, or there are too many connections for the smallest share. A connection that is
@@ -31,14 +32,14 @@ use super::allocator::Landing;
 use super::piece::LandingBuf;
 use crate::ledger::MIN_SHARE;
 
-/// What a connection has leased beyond its share: see [`Landing::enforce_share`].
+/// The chunks that a connection has to return: see [`Landing::enforce_share`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reclaim {
     /// Nothing.
     None,
-    /// Only chunks that an earlier call has selected.
+    /// Only chunks that an earlier call selected.
     Pending,
-    /// Chunks that no earlier call has selected, and perhaps others.
+    /// Chunks that no earlier call selected, and perhaps others.
     New,
 }
 
@@ -71,9 +72,9 @@ impl Landing {
     }
 
     /// Selects the chunks to reclaim while another connection claims memory and this one has more
-    /// than its share. To be called while [`others_wait`](Landing::others_wait) is true, and once
-    /// more when it no longer is. [`LandingBuf::is_wanted_back`] tells whether the chunk of a
-    /// granted piece is selected, and [`give_back`](Landing::give_back) returns what is free.
+    /// than its share. Call it while [`others_wait`](Landing::others_wait) is true, and once more
+    /// when it no longer is. [`LandingBuf::is_wanted_back`] returns whether the chunk of a granted
+    /// piece is selected, and [`give_back`](Landing::give_back) returns what is free.
     pub fn enforce_share(&mut self) -> Reclaim {
         let leased = self.leased();
         let scarce = self.ledger.landing_free() < MIN_SHARE;
@@ -87,7 +88,7 @@ impl Landing {
         }
         let mut order: Vec<_> = self.chunks.iter().collect();
         // Usable chunks first. Of these first what the application holds, and then the fullest,
-        // which would take longest to come free.
+        // because they would take longest to come free.
         order.sort_by_key(|chunk| {
             (chunk.is_reclaiming(), !chunk.is_held(), Reverse(chunk.bitmap.taken()))
         });
