@@ -9,10 +9,10 @@ pub const MIN_POOL: usize = 2 << 20;
 /// The default size of a pool in bytes. Memory is mapped and pinned only when it is needed.
 pub const DEFAULT_POOL: usize = 64 << 20;
 
-/// Maximum bytes left to the rest of the process: a pool leaves half of what may be pinned, up to
-/// this many.
+/// Maximum bytes left to the rest of the process. A pool leaves half of what may be pinned, up to
+/// this.
 const MAX_MARGIN: u64 = 256 * 1024;
-/// The lowest RLIMIT_MEMLOCK, in bytes, under which a pool can be made if the process pins nothing
+/// The lowest RLIMIT_MEMLOCK in bytes with which a pool can be made in a process that pins nothing
 /// else.
 pub const MIN_MEMLOCK: u64 = MIN_POOL as u64 + MAX_MARGIN;
 /// Minimum bytes for landing, and for control blocks.
@@ -74,8 +74,8 @@ impl PoolConfig {
         self
     }
 
-    /// The lowest RLIMIT_MEMLOCK, in bytes, under which the pool has its configured size if the
-    /// process pins nothing else.
+    /// The lowest RLIMIT_MEMLOCK in bytes with which the pool has its configured size in a process
+    /// that pins nothing else.
     pub fn memlock(&self) -> u64 {
         (self.total as u64).saturating_add(MAX_MARGIN)
     }
@@ -122,23 +122,24 @@ impl PoolConfig {
             total = total.min(room);
         }
         total -= total % page();
-        // If the pool has to shrink, its parts keep their proportions as far as each stays large
-        // enough.
+        // If the pool has to shrink, its parts keep their proportions unless one would become too
+        // small.
         let scaled = |part: usize| {
             let part = (part as u128 * total as u128 / self.total as u128) as usize;
             part - part % page()
         };
         let (mut send, mut landing) = (scaled(send), scaled(landing).max(MIN_PART));
         let missing = send.saturating_add(landing).saturating_add(MIN_PART).saturating_sub(total);
-        // The larger part can spare that: if anything is missing, it has most of the total.
+        // The larger part can spare the missing bytes. If any are missing, it has most of the
+        // total.
         if landing > send {
             landing -= missing
         } else {
             send = send.saturating_sub(missing)
         }
         let control = total.saturating_sub(send).saturating_sub(landing);
-        // Small enough that many connections get a chunk, and large enough, in a pool of default
-        // size, for a message of 1 MiB. Explicit huge pages need chunks of whole pages.
+        // Small enough that many connections get a chunk. At the default pool size, large enough
+        // for a message of 1 MiB. Explicit huge pages need chunks of whole pages.
         let parts = if self.huge_pages == HugePages::Explicit { 4 } else { 24 };
         let chunk = (landing / parts).clamp(MIN_PART / 4, MAX_CHUNK);
         // A multiple of 64 KiB, the length of many pieces, and of whole huge pages.

@@ -1,9 +1,9 @@
 //! Copying payload at the speed of memory, for all alignments of source and destination.
 //!
 //! glibc's memcpy copies 2 KiB and more with `rep movsb` if the processor has ERMS. On AMD's Zen 3
-//! and later that is at least four times slower if the destination lies a few bytes behind the
-//! source modulo a page (glibc bugs 30994 and 30995), which is where a payload lands behind a
-//! header. glibc 2.40 avoids that; Debian 12 and most clouds have an older version.
+//! and later that is at least four times slower if the destination is a few bytes behind the source
+//! modulo a page (glibc bugs 30994 and 30995), as for a payload after a header. glibc 2.40 avoids
+//! that; Debian 12 and most clouds have an older version.
 //!
 //! | processor | copies of |
 //! |---|---|
@@ -11,9 +11,9 @@
 //! | the same, neither AMD's nor Intel's | 2 KiB and more: the loop |
 //! | any other | memcpy |
 //!
-//! Shorter and longer copies are left to memcpy, which does not use `rep movsb` for them: on AMD's
-//! processors beyond the size of the second-level cache, 512 KiB or 1 MiB (glibc,
-//! sysdeps/x86/dl-cacheinfo.h, from 2.33). If `GLIBC_TUNABLES` sets another threshold
+//! Shorter and longer copies use memcpy, which does not use `rep movsb` for them. On AMD's
+//! processors glibc's upper limit is the size of the second-level cache, 512 KiB or 1 MiB
+//! (sysdeps/x86/dl-cacheinfo.h, from 2.33). If `GLIBC_TUNABLES` sets another threshold
 //! (`glibc.cpu.x86_rep_movsb_threshold`), the loop is used from that length on.
 //!
 //! `compare --rows phase` measures, for each alignment, this copy and memcpy. On Intel's processors
@@ -31,8 +31,8 @@ pub unsafe fn copy(src: *const u8, dst: *mut u8, len: usize) {
         // SAFETY: the caller's contract; the processor has AVX, and `len` is at least MIN_LEN.
         return unsafe { x86::by_loop(src, dst, len) };
     }
-    // SAFETY: the caller's contract. The compiler does not see what another process or a device
-    // writes in the meantime; nothing is concluded from the bytes (R4).
+    // SAFETY: the caller's contract. The compiler cannot see concurrent writes by another process
+    // or a device, and no code relies on the bytes (R4).
     unsafe { std::ptr::copy_nonoverlapping(src, dst, len) };
 }
 
@@ -68,13 +68,12 @@ mod x86 {
 
     /// The shortest copy that the loop can make, in bytes.
     pub(super) const MIN_LEN: usize = 64;
-    /// The default length from which on glibc copies with `rep movsb`: at least this, for any width
-    /// of vectors.
+    /// The default minimum length at which glibc copies with `rep movsb`, for any vector width.
     const DEFAULT_MIN: usize = 2048;
-    /// The length up to which glibc does so on AMD's processors, at most.
+    /// The maximum length at which glibc does so on AMD's processors.
     const AMD_MAX: usize = 1 << 20;
 
-    /// The lengths that memcpy would copy with a slow `rep movsb`.
+    /// The lengths at which memcpy would use a slow `rep movsb`.
     pub(super) fn lengths() -> &'static RangeInclusive<usize> {
         static LENGTHS: LazyLock<RangeInclusive<usize>> = LazyLock::new(|| {
             let avx = std::arch::is_x86_feature_detected!("avx");
@@ -117,7 +116,7 @@ mod x86 {
         cpuid(0).eax >= 7 && cpuid(7).ebx & (1 << 9) != 0
     }
 
-    /// The shortest of these lengths: glibc's default, or what its tunables say.
+    /// The shortest of these lengths: glibc's default, or the value of its tunable.
     pub(super) fn begin(tunables: &str) -> usize {
         let mut thresholds = tunables.split(':').filter_map(|one| {
             let number = one.strip_prefix("glibc.cpu.x86_rep_movsb_threshold=")?;

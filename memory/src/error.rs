@@ -6,8 +6,8 @@ use crate::stats::Use;
 
 /// A device refused to register memory.
 ///
-/// The cause is in the environment: with ENOMEM the process may not pin so much (RLIMIT_MEMLOCK),
-/// and the text names the remedy; other causes are those of the device or its driver.
+/// The cause is in the environment. With ENOMEM the process may not pin that much (RLIMIT_MEMLOCK),
+/// and the text names the remedy; other errors are those of the device or its driver.
 #[derive(Debug, thiserror::Error)]
 #[error("registering {len} bytes failed: {source}{hint}", hint = hint(.source))]
 pub struct RegisterError {
@@ -41,7 +41,7 @@ impl RegisterError {
         self.len == 0
     }
 
-    /// Whether the process would have pinned more than it may.
+    /// Whether the registration would have exceeded the limit on pinned memory.
     pub(crate) fn is_limit(&self) -> bool {
         self.source.raw_os_error() == Some(libc::ENOMEM)
     }
@@ -54,12 +54,12 @@ impl RegisterError {
 
 /// Why a pool cannot be made, or cannot allocate memory.
 ///
-/// | variant | whose fault |
+/// | variant | cause |
 /// |---|---|
 /// | `Memlock`, `Map`, `Register` | the environment: a process limit, the kernel or the device |
 /// | `TooSmall`, `Parts` | the configuration of the pool |
 /// | `TooLarge` | the caller, or a pool that is configured too small for it |
-/// | `Exhausted` | nobody: all memory is in use for the moment, and waiting helps |
+/// | `Exhausted` | temporary: all memory is in use, and waiting helps |
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {

@@ -57,7 +57,7 @@ pub use buf::{Alloc, PinnedBuf, PinnedBytes, Segment, SegmentBuf};
 pub use config::{DEFAULT_POOL, MIN_MEMLOCK, MIN_POOL, PoolConfig, Sizes};
 pub use copy::{copy, copy_slice};
 pub use error::{PoolError, RegisterError};
-pub use landing::{Excess, Landed, LandedReader, Landing, LandingBuf, Window};
+pub use landing::{Landed, LandedReader, Landing, LandingBuf, Reclaim, Window};
 pub use memlock::Memlock;
 pub use pool::Pool;
 pub use region::memfd;

@@ -41,10 +41,10 @@ impl Pool {
     ///
     /// If registering pins memory, this raises the soft RLIMIT_MEMLOCK of the process to the hard
     /// one. The pool shrinks to what the limit leaves, less a margin of half of that, at most 256
-    /// KiB, for the rest of the process. Only memory that the process has pinned so far counts: a
+    /// KiB, for the rest of the process. Only memory that the process has already pinned counts: a
     /// second pool of the process does not know what the first one will pin later. If the limit
-    /// turns out to leave less, connections wait for landing memory as in a smaller pool, as long
-    /// as it has any, and other requests fail with [`PoolError::Register`].
+    /// turns out to leave less, connections wait for landing memory as in a smaller pool, provided
+    /// that it has any, and other requests fail with [`PoolError::Register`].
     ///
     /// # Errors
     /// [`PoolError::Memlock`] if the limit leaves less than [`MIN_POOL`](crate::MIN_POOL);

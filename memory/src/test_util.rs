@@ -1,5 +1,5 @@
-//! Memory that changes under its reader, for tests and fuzz targets. Only there with the feature
-//! `test-util`; not part of the stable interface.
+//! Memory that changes under its reader, for tests and fuzz targets. Available with the feature
+//! `test-util` only; not part of the stable interface.
 
 use std::io;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};

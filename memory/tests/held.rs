@@ -83,7 +83,7 @@ fn whoever_keeps_everything_goes_on_receiving() {
                             tries += 1;
                             assert!(tries < 4, "{total} {len} {limit}: connection {n} is stuck");
                             for other in &mut connections[..n] {
-                                other.keep_share();
+                                other.enforce_share();
                                 other.give_back();
                             }
                             if tries > 1 {

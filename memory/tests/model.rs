@@ -12,7 +12,7 @@ use bytes::{BufMut, Bytes};
 use common::{assert_budgets, assert_unused, of_rkey, small, usage};
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tonic_rdma_memory::{Alloc, Excess, Landing, LandingBuf, PinnedBuf, PoolError, Use};
+use tonic_rdma_memory::{Alloc, Landing, LandingBuf, PinnedBuf, PoolError, Reclaim, Use};
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -29,7 +29,7 @@ enum Op {
     Trim(usize),
     Reopen(usize),
     StopWaiting(usize),
-    KeepShare(usize),
+    EnforceShare(usize),
     DropBuf(usize),
     DropBytes(usize),
     DropControl(usize),
@@ -63,7 +63,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (0usize..4).prop_map(Op::Trim),
         1 => (0usize..4).prop_map(Op::Reopen),
         1 => (0usize..4).prop_map(Op::StopWaiting),
-        3 => (0usize..4).prop_map(Op::KeepShare),
+        3 => (0usize..4).prop_map(Op::EnforceShare),
         6 => at().prop_map(Op::DropBuf),
         6 => at().prop_map(Op::DropBytes),
         3 => at().prop_map(Op::DropControl),
@@ -191,7 +191,7 @@ proptest! {
                         // The rest may be kept for those that have less than their share.
                         let leased = connections[connection].leased();
                         let share = connections[connection].share();
-                        let held = connections[connection].wanted_elsewhere();
+                        let held = connections[connection].others_wait();
                         // No piece is shorter than a granule.
                         let least = min.max(1).checked_next_multiple_of(4096).unwrap_or(usize::MAX);
                         prop_assert!(
@@ -235,19 +235,19 @@ proptest! {
                     connections[connection].stop_waiting();
                     waiting[connection] = false;
                 }
-                Op::KeepShare(connection) => {
-                    let excess = connections[connection].keep_share();
+                Op::EnforceShare(connection) => {
+                    let reclaim = connections[connection].enforce_share();
                     let share = connections[connection].share();
                     let leased = connections[connection].leased();
                     let own = || pieces.iter().filter(|(_, owner)| *owner == connection);
                     let wanted = own().filter(|(piece, _)| piece.is_wanted_back()).count();
-                    let held = connections[connection].wanted_elsewhere() && leased > share;
-                    prop_assert!(held || (excess == Excess::None && wanted == 0), "{excess:?}");
+                    let held = connections[connection].others_wait() && leased > share;
+                    prop_assert!(held || (reclaim == Reclaim::None && wanted == 0), "{reclaim:?}");
                     // Pieces that are not reclaimed fit into the share.
                     let kept: usize = own().filter(|(p, _)| !p.is_wanted_back()).map(|(p, _)| p.capacity()).sum();
                     prop_assert!(!held || kept <= share, "{kept} of {share}");
                     // And nothing more when all that is wanted has come back.
-                    prop_assert!(held == (excess != Excess::None) || pool.stats().held > 0);
+                    prop_assert!(held == (reclaim != Reclaim::None) || pool.stats().held > 0);
                     connections[connection].give_back();
                 }
                 Op::DropBuf(at) => {
@@ -275,7 +275,7 @@ proptest! {
                 // Only a connection that waits claims memory. Its share may have changed since, and
                 // its idle chunks do not count.
                 let claims = (0..4).any(|j| j != i && waiting[j]);
-                prop_assert!(claims || !connection.wanted_elsewhere());
+                prop_assert!(claims || !connection.others_wait());
                 // Active connections have equal shares of the budget.
                 let active = (0..4).filter(|j| waiting[*j] || connections[*j].leased() > 0).count();
                 prop_assert_eq!(connection.share(), (sizes.landing / active.max(1)).max(32 << 10));

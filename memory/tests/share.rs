@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Woken, assert_unused, small};
-use tonic_rdma_memory::{Excess, Landing, LandingBuf};
+use tonic_rdma_memory::{Landing, LandingBuf, Reclaim};
 
 /// Allocates as many pieces of length `each` as the connection may have.
 fn everything(landing: &mut Landing, each: usize) -> Vec<LandingBuf> {
@@ -27,11 +27,11 @@ fn a_single_connection_may_have_all_and_yields_to_a_waiter() {
     let mut held = everything(&mut hog, each);
     hog.stop_waiting();
     assert!(hog.leased() > pool.config().landing - pool.config().chunk, "alone it has all");
-    assert_eq!(hog.keep_share(), Excess::None, "nobody waits");
+    assert_eq!(hog.enforce_share(), Reclaim::None, "nobody waits");
     assert!(other.alloc(each, each).unwrap().is_none());
     assert_eq!(hog.share(), pool.config().landing / 2);
-    assert_eq!(hog.keep_share(), Excess::More);
-    assert_eq!(hog.keep_share(), Excess::Same);
+    assert_eq!(hog.enforce_share(), Reclaim::New);
+    assert_eq!(hog.enforce_share(), Reclaim::Pending);
     let kept: usize = held.iter().filter(|p| !p.is_wanted_back()).map(LandingBuf::capacity).sum();
     assert!(kept > 0 && kept <= hog.share(), "{kept}");
     // Until then it gets no memory from the chunks that are being reclaimed.
@@ -40,7 +40,7 @@ fn a_single_connection_may_have_all_and_yields_to_a_waiter() {
     assert!(hog.alloc(each, each).unwrap().is_none());
     assert!(give_back(&mut held) > 0);
     hog.give_back();
-    assert_eq!(hog.keep_share(), Excess::None);
+    assert_eq!(hog.enforce_share(), Reclaim::None);
     let share = everything(&mut other, each);
     let bytes: usize = share.iter().map(LandingBuf::capacity).sum();
     assert!(bytes >= pool.config().landing / 2 - pool.config().chunk, "{bytes}");
@@ -66,8 +66,8 @@ fn connections_that_keep_their_memory_leave_room() {
             break;
         }
         for (landing, held) in &mut hoarders {
-            if landing.wanted_elsewhere() {
-                landing.keep_share();
+            if landing.others_wait() {
+                landing.enforce_share();
                 // The peer returns the reclaimed pieces, or its connection is closed.
                 give_back(held);
                 landing.give_back();
@@ -86,17 +86,17 @@ fn the_only_chunk_stays_usable_while_the_application_holds_it() {
     let long = one.alloc(landing / 8 * 5, landing / 8 * 5).unwrap().unwrap();
     let need = landing / 16 * 7;
     assert!(other.alloc(need, need).unwrap().is_none());
-    assert_eq!(one.keep_share(), Excess::More, "it is granted, and can be asked back");
+    assert_eq!(one.enforce_share(), Reclaim::New, "it is granted, and can be asked back");
     assert!(long.is_wanted_back());
     let read = long.filled(usize::MAX);
-    assert_eq!(one.keep_share(), Excess::Same, "the transport has it, and can copy it");
+    assert_eq!(one.enforce_share(), Reclaim::Pending, "the transport has it, and can copy it");
     assert!(!read.hold(), "it exceeds the share");
     other.stop_waiting();
     assert!(read.hold());
     assert!(other.alloc(need, need).unwrap().is_none());
-    assert_eq!(one.keep_share(), Excess::None, "nothing brings it back");
+    assert_eq!(one.enforce_share(), Reclaim::None, "nothing brings it back");
     drop(read);
-    assert_eq!(one.keep_share(), Excess::More);
+    assert_eq!(one.enforce_share(), Reclaim::New);
     one.give_back();
     assert!(other.alloc(need, need).unwrap().is_some());
 }
@@ -122,8 +122,8 @@ fn nothing_within_a_share_is_given_back() {
             connections.iter_mut().map(|landing| everything(landing, each)).collect();
         for (landing, held) in connections.iter_mut().zip(&held) {
             assert!(held.len() >= share / each, "{} pieces", held.len());
-            assert!(!landing.wanted_elsewhere(), "who has its share is no claim on others");
-            assert_eq!(landing.keep_share(), Excess::None);
+            assert!(!landing.others_wait(), "who has its share is no claim on others");
+            assert_eq!(landing.enforce_share(), Reclaim::None);
             assert_eq!(landing.give_back(), 0);
         }
     }
@@ -143,13 +143,13 @@ fn one_that_starves_gets_a_chunk_of_a_share() {
         let victim = held.iter().position(Option::is_none).unwrap();
         assert!(connections[victim].alloc(each, each).unwrap().is_none());
         for landing in &mut connections {
-            assert_eq!(landing.keep_share(), Excess::None, "all are within their shares");
+            assert_eq!(landing.enforce_share(), Reclaim::None, "all are within their shares");
         }
         connections[victim].starve();
         assert!(connections[victim].alloc(each, each).unwrap().is_none());
         // The next one that has something returns it.
         let other = (1..n).map(|at| (victim + at) % n).find(|at| held[*at].is_some()).unwrap();
-        assert_eq!(connections[other].keep_share(), Excess::More);
+        assert_eq!(connections[other].enforce_share(), Reclaim::New);
         held[other] = held[other].take().filter(|piece| !piece.is_wanted_back());
         assert!(connections[other].give_back() >= each);
         held[victim] = connections[victim].alloc(each, each).unwrap();
@@ -196,7 +196,7 @@ fn spare_pieces_are_within_the_share() {
         spare.push(piece);
     }
     assert!(one.leased() <= landing / 2 && one.leased() + each > landing / 2);
-    assert!(!two.wanted_elsewhere(), "it waits for nothing");
+    assert!(!two.others_wait(), "it waits for nothing");
     assert!(one.alloc(each, each).unwrap().is_some(), "what is needed goes beyond");
 }
 

@@ -100,8 +100,8 @@ fn send_memory() {
 /// Allocates as a driver does, which keeps to its share while others claim memory.
 fn grant(landing: &mut Landing, want: usize) -> tonic_rdma_memory::LandingBuf {
     loop {
-        if landing.wanted_elsewhere() {
-            landing.keep_share();
+        if landing.others_wait() {
+            landing.enforce_share();
             landing.give_back();
         }
         if let Some(piece) = landing.alloc(want, 4096).unwrap() {

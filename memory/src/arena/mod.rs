@@ -177,7 +177,7 @@ impl Arenas {
 
     /// Takes a slot of at least `len` bytes, or makes an arena for it if the budget allows.
     pub(crate) fn take(self: &Arc<Self>, len: usize) -> Result<SlotRef, PoolError> {
-        // A buffer of no bytes needs an address, too.
+        // An empty buffer needs an address, too.
         let (usage, budget, len) = (self.usage, self.budget, len.max(1));
         if len > budget {
             return Err(PoolError::TooLarge { len, budget, usage });
@@ -199,8 +199,8 @@ impl Arenas {
 
     fn pop_or_grow(self: &Arc<Self>, first: usize) -> Result<SlotRef, PoolError> {
         let mut arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
-        // Another thread may have grown the class in the meantime; and while an arena is removed,
-        // under this lock, its free list lacks slots that are put back.
+        // Another thread may have grown the class in the meantime. While an arena is removed, under
+        // this lock, the free list lacks slots that are put back afterwards.
         if let Some(slot) = self.pop(first) {
             return Ok(slot);
         }
@@ -292,7 +292,8 @@ impl Arenas {
     /// Removes the dedicated arenas that have been idle since the last trim, at most once in a
     /// [`TRIM_INTERVAL`]. If `now` is `None`, removes all idle ones.
     pub(crate) fn trim(&self, now: Option<Instant>) {
-        // Held so that no other thread finds the idle arenas gone and their bytes not yet returned.
+        // Held so that no other thread sees the idle arenas removed but their bytes not yet
+        // returned.
         let arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
         let old = {
             let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);

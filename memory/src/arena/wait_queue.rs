@@ -50,7 +50,7 @@ impl<T> WaitQueue<T> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether there are waiters, behind which a new request has to queue.
+    /// Whether there are waiters, after which a new request has to queue.
     pub(crate) fn any(&self) -> bool {
         self.unserved.count() > 0
     }

@@ -9,7 +9,7 @@ use super::pinned::PinnedBuf;
 use crate::arena::Arenas;
 use crate::error::PoolError;
 
-/// Allocates `len` bytes, if there is memory now and nobody waits for some.
+/// Allocates `len` bytes, if there is memory now and no request waits.
 pub(crate) fn try_alloc(arenas: &Arc<Arenas>, len: usize) -> Result<PinnedBuf, PoolError> {
     let (budget, usage) = (arenas.budget(), arenas.usage());
     if len > budget {
@@ -74,8 +74,8 @@ impl Future for Alloc {
 impl Drop for Alloc {
     fn drop(&mut self) {
         if let Some(id) = self.id.take() {
-            // A slot that was held for it is dropped outside the lock, which serves the next
-            // waiter. If none was, it may have blocked a waiter behind it that needs less.
+            // A slot held for it is dropped outside the lock, which serves the next waiter. If none
+            // was held, it may have blocked a later waiter that needs less.
             drop(self.arenas.waiters().leave(id));
             self.arenas.memory_freed();
         }

@@ -45,7 +45,7 @@ impl PinnedBuf {
         PinnedBuf { slot, capacity, len: 0 }
     }
 
-    /// The number of bytes that it can hold: as many as were requested.
+    /// The number of bytes that it can hold: the requested length.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
@@ -132,7 +132,7 @@ impl PinnedBuf {
         result.map(|()| filled - start)
     }
 
-    /// The part of the capacity behind the first `from` bytes, with its old contents.
+    /// The part of the capacity after the first `from` bytes, with its old contents.
     fn unfilled(&mut self, from: usize) -> &mut [u8] {
         let len = self.capacity.saturating_sub(from);
         // SAFETY: from .. from + len lies within the slot, which this value owns (R8). All of it is
@@ -272,7 +272,7 @@ impl PinnedBytes {
     /// If the range reaches past the end.
     pub fn slice(&self, range: impl std::ops::RangeBounds<usize>) -> Self {
         let bytes = self.bytes.slice(range);
-        // An empty slice may point anywhere; nobody reads from it.
+        // An empty slice may point anywhere; it is never read.
         let by = bytes.as_ptr().addr().wrapping_sub(self.bytes.as_ptr().addr()) as u64;
         PinnedBytes { bytes, lkey: self.lkey, iova: self.iova.wrapping_add(by) }
     }

@@ -8,7 +8,7 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 /// A part of an encoded message that was not copied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// The number of copied bytes in front of it.
+    /// The number of copied bytes before it.
     pub at: usize,
     /// The bytes.
     pub bytes: Bytes,

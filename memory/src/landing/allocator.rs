@@ -53,7 +53,7 @@ impl Landing {
     ///
     /// Returns `None` if there is no such piece now. The connection then waits: the waker given to
     /// [`Landing::register_waker`] is woken when memory comes free that may help. If the connection
-    /// has less than its share, it also claims memory, which [`Landing::wanted_elsewhere`] tells
+    /// has less than its share, it also claims memory, and [`Landing::others_wait`] is true for
     /// the other connections. It waits until the next call returns a piece or an error, or until
     /// [`Landing::stop_waiting`].
     ///
@@ -65,7 +65,7 @@ impl Landing {
         let min = min.div_ceil(GRANULE).max(1);
         if self.has_reclaimed {
             // Perhaps no other connection claims memory any longer.
-            self.keep_share();
+            self.enforce_share();
         }
         let whole = self.take_whole(want);
         if whole.is_some() {
@@ -80,7 +80,8 @@ impl Landing {
             self.stop_waiting();
             return found;
         }
-        // Waiting begins before the last attempt: whoever frees from now on wakes this connection.
+        // Waiting begins before the last attempt, so memory freed from now on wakes this
+        // connection.
         let state = self.would_wait(self.needed(want, min));
         let before = self.ledger.landing_waiters().set(&self.waiter, state);
         if state != before {
@@ -122,8 +123,8 @@ impl Landing {
         self.take_best(want, want)
     }
 
-    /// Stops waiting for the piece that [`alloc`](Landing::alloc) did not have, because it is no
-    /// longer needed. Until then other connections return memory that this one claims.
+    /// Stops waiting for the piece that [`alloc`](Landing::alloc) could not return, because it is
+    /// no longer needed. Until then other connections return memory that this one claims.
     pub fn stop_waiting(&mut self) {
         self.starves = false;
         self.ledger.landing_waiters().set(&self.waiter, Waiting::No);
@@ -336,9 +337,9 @@ impl Landing {
         self.ledger.landing_waiters().record_leased(&self.waiter, self.leased());
     }
 
-    /// Whether another connection claims memory. If so, [`keep_share`](Landing::keep_share) tells
-    /// whether this one has to give some back.
-    pub fn wanted_elsewhere(&self) -> bool {
+    /// Whether another connection claims memory. If so, [`enforce_share`](Landing::enforce_share)
+    /// tells whether this one has to give some back.
+    pub fn others_wait(&self) -> bool {
         self.ledger.landing_waiters().others_claim(&self.waiter)
     }
 }

@@ -1,9 +1,9 @@
 //! Chunks of landing memory.
 //!
-//! A chunk is a region of its own, which is mapped and registered for one lease to one connection.
-//! So a key that an earlier peer knew no longer works, and no data of an earlier peer can be read
-//! (R12). Its address is random, so that a peer of another connection that learns the key does not
-//! find it (`region::random_address`). [Pieces](super::piece) of it are runs of granules of 4 KiB.
+//! A chunk is a region of its own, mapped and registered for one lease to one connection. So a key
+//! that an earlier peer knew no longer works, and no data of an earlier peer can be read (R12). Its
+//! address is random, so a peer of another connection that learns the key cannot find it
+//! (`region::random_address`). [Pieces](super::piece) of it are runs of granules of 4 KiB.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};

@@ -19,7 +19,7 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use super::held::Origin;
 use crate::copy::copy;
 
-/// Bytes of the first window, and of the first one behind a field that was lent or skipped: enough
+/// Bytes of the first window, and of the first one after a field that was lent or skipped: enough
 /// for tags, lengths and short fields.
 const MIN_WINDOW: usize = 64;
 /// Bytes of the longest window. Windows double in length while a message is read without a gap.
@@ -225,8 +225,8 @@ impl fmt::Debug for Window {
 /// most once. [`copy_to_bytes`](Buf::copy_to_bytes) lends the memory in which the bytes landed, and
 /// [`advance`](Buf::advance) beyond the window skips bytes without copying them.
 ///
-/// A window is copied when the one before it is used up, so the bytes behind a field of type
-/// `bytes` are not copied before that field has been passed.
+/// A window is copied when the previous one is used up, so the bytes after a field of type `bytes`
+/// are not copied before that field has been passed.
 #[derive(Debug)]
 pub struct LandedReader<'a> {
     /// The landed bytes from the beginning of the window on.
@@ -248,7 +248,7 @@ impl LandedReader<'_> {
         (self.at, self.filled) = (0, len);
     }
 
-    /// Goes to the window that begins `count` bytes behind the first unread one. `left` is the
+    /// Moves to the window that begins `count` bytes after the first unread one. `left` is the
     /// number of unread bytes in the current window, at most `count`.
     #[inline(never)]
     fn next_window(&mut self, left: usize, count: usize) {

@@ -21,4 +21,4 @@ mod share;
 pub use self::allocator::Landing;
 pub use self::landed::{Landed, LandedReader, Window};
 pub use self::piece::LandingBuf;
-pub use self::share::Excess;
+pub use self::share::Reclaim;

@@ -3,10 +3,10 @@
 //! | a granule goes from | to | by |
 //! |---|---|---|
 //! | free | granted | [`Landing::alloc`](crate::Landing::alloc), which only the owner of the allocator calls |
-//! | granted | filled | [`LandingBuf::filled_from`], after DONE: the granules that were written, and those in front of them |
-//! | granted | free | [`LandingBuf::filled_from`], after DONE: the granules behind those |
+//! | granted | filled | [`LandingBuf::filled_from`], after DONE: the granules that were written, and those before them |
+//! | granted | free | [`LandingBuf::filled_from`], after DONE: the granules after those |
 //! | granted | free | drop of the [`LandingBuf`], after ABORT or when the queue pair is destroyed (R9) |
-//! | filled | free | drop of the last [`Landed`] or `Bytes` over it, by anyone, on any thread |
+//! | filled | free | drop of the last [`Landed`] or `Bytes` over it, on any thread |
 //!
 //! The bit of a granule in the chunk's bitmap is set while it is granted or filled. A second bitmap
 //! tells which of the filled ones the application [holds](super::held).
@@ -20,8 +20,8 @@ use super::chunk::{Chunk, GRANULE, Lease};
 use super::held::Origin;
 use super::landed::Landed;
 
-/// A piece of landing memory that has been granted, or is about to be: a peer may write to it, and
-/// nobody may read it.
+/// A piece of landing memory that is granted, or about to be: a peer may write to it, so it must
+/// not be read.
 ///
 /// Drop it only when nothing can write to it any longer: after ABORT, or when the queue pair has
 /// been destroyed (R9).
@@ -44,7 +44,7 @@ impl Piece {
         self.granules * GRANULE
     }
 
-    /// Frees the granules behind the first `n`, in which there is nothing to read.
+    /// Frees the granules after the first `n`, which have nothing to read.
     fn truncate(&mut self, n: usize) {
         let Some(rest @ 1..) = self.granules.checked_sub(n) else { return };
         let Lease { ledger, waiter, .. } = &self.chunk.lease;
@@ -112,8 +112,8 @@ impl LandingBuf {
     }
 
     /// Turns the piece into landed bytes: the peer has written `len` bytes from the offset `begin`
-    /// on, and has sent DONE. A range beyond the capacity is cut off there. Granules behind the
-    /// range return to the pool at once, the others when the last part of the result, and the last
+    /// on, and has sent DONE. A range beyond the capacity is truncated. Granules after the range
+    /// return to the pool at once, the others when the last part of the result, and the last
     /// `Bytes` lent of it, is dropped.
     pub fn filled_from(self, begin: usize, len: usize) -> Landed {
         let LandingBuf { mut piece } = self;

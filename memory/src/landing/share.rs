@@ -1,13 +1,13 @@
 //! How much landing memory a connection may lease while others claim some.
 //!
 //! A connection is active if it has leased landing memory or waits for some. The **share** of each
-//! is the landing budget divided by the number of active connections, and at least 32 KiB. A
+//! active connection is the landing budget divided by their number, and at least 32 KiB. A
 //! connection that waits and has at most three quarters of its share claims memory, unless what it
-//! needs does not fit into the share. Nothing limits a connection to its share but such a claim. As
-//! long as there is one, a connection leases no more than its share, and selects chunks beyond it
-//! to be reclaimed. It never returns what is within its share: so chunks settle, and are registered
-//! no more, as long as the same connections are active. A connection stays active until it is idle
-//! for a while and returns its last chunk.
+//! needs does not fit into the share. A connection may exceed its share unless another one claims
+//! memory. While one does, a connection leases no more than its share, and selects chunks beyond it
+//! to be reclaimed. It never returns what is within its share, so chunks settle, and no more are
+//! registered, as long as the same connections are active. A connection stays active until it is
+//! idle for a while and returns its last chunk.
 //!
 //! | a chunk is | from | to, by |
 //! |---|---|---|
@@ -18,8 +18,9 @@
 //!
 //! Pieces are allocated from usable chunks only. Granted pieces of a chunk that is being reclaimed
 //! have to be recalled from the peer ([`LandingBuf::is_wanted_back`]). Pieces that the application
-//! [holds](crate::Landed::hold) come free when it drops them, which nobody can speed up. So a chunk
-//! with such a piece is not selected, and a connection that has nothing else keeps one usable.
+//! [holds](crate::Landed::hold) come free when it drops them, which cannot be accelerated. So a
+//! chunk with such a piece is not selected, and a connection that has nothing else keeps one
+//! usable.
 //!
 //! Shares may be more than there is: readers hold memory that a connection leased when it had a
 //! larger share, or there are too many connections for the smallest share. A connection that is
@@ -31,15 +32,15 @@ use super::allocator::Landing;
 use super::piece::LandingBuf;
 use crate::ledger::MIN_SHARE;
 
-/// What a connection has leased beyond its share: see [`Landing::keep_share`].
+/// The chunks that a connection has to return: see [`Landing::enforce_share`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Excess {
+pub enum Reclaim {
     /// Nothing.
     None,
-    /// Only chunks that an earlier call has selected.
-    Same,
-    /// Chunks that no earlier call has selected, and perhaps others.
-    More,
+    /// Only chunks that an earlier call selected.
+    Pending,
+    /// Chunks that no earlier call selected, and perhaps others.
+    New,
 }
 
 impl Landing {
@@ -63,7 +64,7 @@ impl Landing {
     pub(super) fn lease_cap(&self) -> usize {
         if self.yields_to_starving() {
             self.share().min(self.leased()).min(self.limit)
-        } else if self.starves || !self.wanted_elsewhere() {
+        } else if self.starves || !self.others_wait() {
             self.limit
         } else {
             self.share().min(self.limit)
@@ -71,10 +72,10 @@ impl Landing {
     }
 
     /// Selects the chunks to reclaim while another connection claims memory and this one has more
-    /// than its share. To be called while [`wanted_elsewhere`](Landing::wanted_elsewhere) is true,
-    /// and once more when it no longer is. [`LandingBuf::is_wanted_back`] tells whether the chunk
-    /// of a granted piece is selected, and [`give_back`](Landing::give_back) returns what is free.
-    pub fn keep_share(&mut self) -> Excess {
+    /// than its share. Call it while [`others_wait`](Landing::others_wait) is true, and once more
+    /// when it no longer is. [`LandingBuf::is_wanted_back`] returns whether the chunk of a granted
+    /// piece is selected, and [`give_back`](Landing::give_back) returns what is free.
+    pub fn enforce_share(&mut self) -> Reclaim {
         let leased = self.leased();
         let scarce = self.ledger.landing_free() < MIN_SHARE;
         let cap = match scarce && self.yields_to_starving() {
@@ -83,11 +84,11 @@ impl Landing {
             false => self.lease_cap(),
         };
         if !self.has_reclaimed && leased <= cap {
-            return Excess::None;
+            return Reclaim::None;
         }
         let mut order: Vec<_> = self.chunks.iter().collect();
         // Usable chunks first. Of these first what the application holds, and then the fullest,
-        // which would take longest to come free.
+        // because they would take longest to come free.
         order.sort_by_key(|chunk| {
             (chunk.is_reclaiming(), !chunk.is_held(), Reverse(chunk.bitmap.taken()))
         });
@@ -114,14 +115,14 @@ impl Landing {
         self.has_reclaimed = any_reclaimed;
         self.waiter.set_gives_back(any_reclaimed);
         match (any_reclaimed, any_new) {
-            (false, _) => Excess::None,
-            (true, false) => Excess::Same,
-            (true, true) => Excess::More,
+            (false, _) => Reclaim::None,
+            (true, false) => Reclaim::Pending,
+            (true, true) => Reclaim::New,
         }
     }
 
-    /// Deregisters the chunks that [`keep_share`](Landing::keep_share) has selected and of which
-    /// nothing is granted or filled, and returns them to the pool. Returns their bytes.
+    /// Deregisters the chunks that [`enforce_share`](Landing::enforce_share) has selected and of
+    /// which nothing is granted or filled, and returns them to the pool. Returns their bytes.
     pub fn give_back(&mut self) -> usize {
         if !self.has_reclaimed {
             return 0;

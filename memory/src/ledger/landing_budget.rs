@@ -1,10 +1,10 @@
 //! The landing budget of a pool, which shrinks while RLIMIT_MEMLOCK leaves less than it.
 //!
 //! A pool is sized by the limit when it is made, but pins memory later. If several pools share a
-//! process, or the limit is lowered, a pool may find that it can pin no more. It then works with
-//! what it has leased, like a smaller pool: connections wait for memory, and what lands is copied
+//! process, or the limit is lowered, a pool may find that it cannot pin more. It then works with
+//! what it has leased, like a smaller pool: connections wait for memory, and landed data is copied
 //! out if readers hold on to it. The part of the control budget that is not pinned yet stays
-//! reserved, so that landing memory never keeps a new connection out.
+//! reserved, so landing memory never prevents a new connection.
 //!
 //! | a landing budget is | from | to, by |
 //! |---|---|---|

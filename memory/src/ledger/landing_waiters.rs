@@ -95,7 +95,7 @@ impl LandingWaiter {
     }
 
     /// Sets whether chunks are to be returned as soon as they are free. After setting `true`, the
-    /// owner must look for free ones once more.
+    /// owner must check for free ones once more.
     pub(crate) fn set_gives_back(&self, gives_back: bool) {
         self.gives_back.store(gives_back, SeqCst);
         fence(SeqCst);
@@ -163,7 +163,7 @@ impl LandingWaiters {
     }
 
     /// Sets what the waiter waits for; only its owner calls this. Returns the state before. If it
-    /// begins to wait for anything, the owner must look for memory once more before it waits.
+    /// begins to wait for anything, the owner must check for memory once more before it waits.
     pub(crate) fn set(&self, waiter: &Arc<LandingWaiter>, state: Waiting) -> Waiting {
         let before = waiter.state();
         if before == state {
@@ -177,7 +177,7 @@ impl LandingWaiters {
             (true, false) => self.n_waiting.leave(),
             (true, true) | (false, false) => {}
         }
-        // Between the new state and the last look for memory.
+        // Between the new state and the last check for memory.
         fence(SeqCst);
         count(&self.n_starving, changes(|state| state == Waiting::Starving));
         count(&self.n_claims, changes(Waiting::is_claim));

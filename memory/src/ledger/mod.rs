@@ -112,8 +112,8 @@ impl Ledger {
     }
 
     /// The bytes that RLIMIT_MEMLOCK leaves for another chunk. Lowers the landing budget if that is
-    /// less than `min`. `None` means that the pool has no landing memory at all, so that waiting
-    /// for some to come free would be in vain.
+    /// less than `min`. `None` means that the pool has no landing memory at all, so waiting for
+    /// some to come free would never end.
     pub(crate) fn fit_landing(&self, min: usize) -> Option<usize> {
         let used = self.budgets.used(Use::Landing);
         if used.saturating_add(min) > self.sizes.landing {
@@ -124,7 +124,7 @@ impl Ledger {
         let mut left = room();
         if left < min {
             self.landing.lower(used.saturating_add(left));
-            // Checked again after lowering: whoever deregisters from now on wakes this pool.
+            // Checked again after lowering: memory deregistered from now on wakes this pool.
             left = room();
         }
         if left >= min {

@@ -3,7 +3,7 @@
 //! | step | the one that waits | the one that frees |
 //! |---|---|---|
 //! | 1 | calls [`WaiterCount::enter`] | frees the memory |
-//! | 2 | looks for memory once more | calls [`WaiterCount::any_after_free`] |
+//! | 2 | checks for memory once more | calls [`WaiterCount::any_after_free`] |
 //! | 3 | waits if it found none | wakes or serves the waiters if there are any |
 //!
 //! A sequentially consistent fence separates steps 1 and 2 on both sides, so that at least one side
@@ -18,7 +18,7 @@ use crate::atomics::{AtomicUsize, Ordering, fence};
 pub(crate) struct WaiterCount(AtomicUsize);
 
 impl WaiterCount {
-    /// Adds a waiter. It must look for memory once more after this.
+    /// Adds a waiter. It must check for memory once more after this.
     pub(crate) fn enter(&self) {
         self.0.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);

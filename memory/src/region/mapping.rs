@@ -18,7 +18,7 @@ const ANONYMOUS: libc::c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
 pub(crate) enum Place {
     /// At an address that the kernel chooses, in general next to other mappings.
     Any,
-    /// At an address that nobody can guess.
+    /// At an address that peers cannot guess.
     Random,
 }
 

@@ -17,9 +17,9 @@
 //!
 //! A virtual address lies between 1/64 and 63/64 of the way from 0 to the main thread's stack.
 //! Programs and their heaps lie below that range or use little of it, and the stack can grow. The
-//! address of the stack tells how large the address space is (47 bits on x86-64, 48 on most of
+//! address of the stack reveals the size of the address space (47 bits on x86-64, 48 on most of
 //! arm64, 39 in User Mode Linux, 37 under valgrind). Sanitizers reserve parts of the range;
-//! addresses in those are tried in vain and skipped.
+//! attempts to map there fail, and another address is tried.
 
 use std::io;
 use std::ptr::NonNull;

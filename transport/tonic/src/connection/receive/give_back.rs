@@ -16,7 +16,7 @@
 
 use std::time::Duration;
 
-use tonic_rdma_memory::Excess;
+use tonic_rdma_memory::Reclaim;
 
 use crate::connection::delay::Delay;
 
@@ -30,12 +30,12 @@ pub(in crate::connection) struct GiveBack(pub(in crate::connection) Delay);
 impl GiveBack {
     /// Chunks were chosen to go back, or none.
     #[inline]
-    pub(in crate::connection) fn chosen(&mut self, excess: Excess, dead_peer: Duration) {
-        match excess {
-            Excess::None => self.0.reset(),
-            Excess::Same if self.0.is_over() => {}
-            Excess::Same | Excess::More if self.0.deadline().is_some() => {}
-            Excess::Same | Excess::More => self.0.begin(DRAIN.min(dead_peer / 8)),
+    pub(in crate::connection) fn chosen(&mut self, reclaim: Reclaim, dead_peer: Duration) {
+        match reclaim {
+            Reclaim::None => self.0.reset(),
+            Reclaim::Pending if self.0.is_over() => {}
+            Reclaim::Pending | Reclaim::New if self.0.deadline().is_some() => {}
+            Reclaim::Pending | Reclaim::New => self.0.begin(DRAIN.min(dead_peer / 8)),
         }
     }
 }
@@ -52,30 +52,30 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn it_drains_then_asks() {
         let mut state = GiveBack::default();
-        state.chosen(Excess::None, DEAD);
+        state.chosen(Reclaim::None, DEAD);
         assert!(state.0.is_idle() && state.0.deadline().is_none() && !state.0.has_new_deadline());
-        for excess in [Excess::More, Excess::Same] {
-            state.chosen(excess, DEAD);
+        for reclaim in [Reclaim::New, Reclaim::Pending] {
+            state.chosen(reclaim, DEAD);
             let until = state.0.deadline().unwrap();
             assert_eq!(until, Instant::now() + DRAIN);
             assert!(state.0.has_new_deadline() && !state.0.has_new_deadline());
             tokio::time::advance(DRAIN / 2).await;
-            for excess in [Excess::More, Excess::Same] {
-                state.chosen(excess, DEAD);
+            for reclaim in [Reclaim::New, Reclaim::Pending] {
+                state.chosen(reclaim, DEAD);
                 assert_eq!(state.0.deadline(), Some(until), "it is not put off");
             }
             assert!(!state.0.expire(Instant::now()));
             tokio::time::advance(DRAIN / 2).await;
             assert!(state.0.expire(Instant::now()) && !state.0.expire(Instant::now()), "once");
-            state.chosen(Excess::Same, DEAD);
+            state.chosen(Reclaim::Pending, DEAD);
             assert!(!state.0.is_idle() && state.0.deadline().is_none());
-            state.chosen(Excess::More, DEAD);
+            state.chosen(Reclaim::New, DEAD);
             assert!(state.0.deadline().is_some());
-            state.chosen(Excess::None, DEAD);
+            state.chosen(Reclaim::None, DEAD);
             assert!(state.0.is_idle());
         }
         // No more than an eighth of what the peer has in all.
-        state.chosen(Excess::More, DRAIN);
+        state.chosen(Reclaim::New, DRAIN);
         assert_eq!(state.0.deadline(), Some(Instant::now() + DRAIN / 8));
     }
 }

@@ -1,7 +1,7 @@
 //! The landing memory of a connection.
 
 use slab::Slab;
-use tonic_rdma_memory::{Excess, Landing, LandingBuf, Pool};
+use tonic_rdma_memory::{Landing, LandingBuf, Pool, Reclaim};
 use tonic_rdma_proto::Connection;
 
 use crate::connection::receive::give_back::GiveBack;
@@ -65,17 +65,17 @@ impl LandingMemory {
     /// grants first, then chunks that are idle, then those with grants that have to be recalled.
     #[inline]
     pub(in crate::connection) fn make_room_elsewhere(&mut self, conn: &mut Connection) {
-        let wanted = self.account.wanted_elsewhere();
+        let wanted = self.account.others_wait();
         if !wanted && self.give_back.0.is_idle() {
             return;
         }
-        let excess = self.account.keep_share();
-        if excess != Excess::None {
+        let reclaim = self.account.enforce_share();
+        if reclaim != Reclaim::None {
             self.limit_standing(conn);
             conn.recall_excess_standing();
             self.account.give_back();
         }
-        self.give_back.chosen(excess, conn.dead_peer());
+        self.give_back.chosen(reclaim, conn.dead_peer());
         if self.give_back.0.is_over() {
             // What nobody reads is in the way.
             self.stall.begin();
